@@ -1,0 +1,142 @@
+"""From a graph to a list of nodes: what runs when.
+
+Two candidates, as the ancestors had them: depth first with sources from left to right, or from right to left; the planner
+takes the one with the lower peak. Nodes that change memory in place wait for everyone who reads the old value, and then
+run at the first chance, so that a gradient is used up as soon as it is there.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from llamatrain.errors import GraphError
+from llamatrain.graph.ops import cont, contiguous
+from llamatrain.graph.tensor import Layout, Node, Tensor, dense, nodes_of, rebuild
+
+
+def layout_of(tensor: Tensor) -> tuple[Tensor, Layout]:
+    """The tensor that owns this one's memory, and where in it this one lies."""
+    views: list[Node] = []
+    while tensor.node and tensor.node.op.layout:
+        views.append(tensor.node)
+        (tensor,) = tensor.node.sources
+    at, shape = Layout(0, dense(tensor.shape)), tensor
+    for node in reversed(views):
+        (out,) = node.outputs
+        at = node.op.layout(at, shape.spec, out.spec, **node.attrs)  # type: ignore[misc]
+        if at is None:
+            raise GraphError(f"{node!r} is a view of memory that lies otherwise; make it contiguous first")
+        shape = out
+    return tensor, at
+
+
+def owner_of(tensor: Tensor) -> Tensor:
+    """The tensor in whose memory this one's elements lie: through views and through changes in place."""
+    while node := tensor.node:
+        if node.op.layout:
+            (tensor,) = node.sources
+        elif tensor.index in node.aliases:
+            tensor = node.sources[node.aliases[tensor.index]]
+        else:
+            break
+    return tensor
+
+
+STRIDED = {"cont"}  # kernels that take any layout
+
+
+def make_contiguous(outputs: Sequence[Tensor]) -> list[Tensor]:
+    """The outputs, with copies in C order wherever a kernel would be given a view that is not."""
+    copies: dict[Tensor, Tensor] = {}
+    layouts: dict[Tensor, Layout] = {}
+
+    def at(tensor: Tensor) -> Layout:
+        if tensor not in layouts:
+            node = tensor.node
+            view = node is not None and node.op.layout is not None
+            layouts[tensor] = _view_of(node, at(node.sources[0])) if view and node else Layout(0, dense(tensor.shape))
+        return layouts[tensor]
+
+    def plain(tensor: Tensor) -> Tensor:
+        if contiguous(at(tensor), tensor.shape):
+            return tensor
+        if tensor not in copies:
+            copies[tensor] = cont(tensor)
+        return copies[tensor]
+
+    def change(node: Node) -> Node | None:
+        if node.op.name in STRIDED or (node.op.layout and _view_of(node, at(node.sources[0]))):
+            return None
+        sources = tuple(plain(source) for source in node.sources)
+        return None if sources == node.sources else Node(node.op, sources, node.attrs, node.outputs[0].name)
+
+    return rebuild(outputs, {}, change)
+
+
+def _view_of(node: Node, at: Layout) -> Layout | None:
+    return node.op.layout(at, node.sources[0].spec, node.outputs[0].spec, **node.attrs)  # type: ignore[misc]
+
+
+def ordered(outputs: Sequence[Tensor], left_to_right: bool = True) -> list[Node]:
+    """The nodes in an order to run them."""
+    nodes = nodes_of(outputs)
+    before = _before_changes(nodes)
+    users: dict[Node, list[Node]] = defaultdict(list)  # of each node that a change waits for, the change
+    for change, readers in before.items():
+        for needed in [*readers, *(source.node for source in change.sources if source.node)]:
+            users[needed].append(change)
+    done: dict[Node, None] = {}
+
+    def needs(node: Node) -> list[Node]:
+        sources = [source.node for source in node.sources if source.node]
+        wanted = [*sources, *before.get(node, ())]
+        return [each for each in (reversed(wanted) if left_to_right else wanted) if each not in done]
+
+    def emit(node: Node) -> None:
+        done[node] = None
+        for change in users.get(node, ()):
+            if change not in done and not needs(change):
+                done[change] = None
+
+    for root in sorted((output.node for output in outputs if output.node), key=_readiness):
+        waiting, open_ = [root], set[Node]()
+        while waiting:
+            node = waiting[-1]
+            if node in done:
+                waiting.pop()
+            elif missing := needs(node):
+                if node in open_ and any(each in open_ for each in missing):
+                    raise GraphError(f"{node!r} waits for itself: it changes memory that is read after it")
+                open_.add(node)
+                waiting.extend(missing)
+            else:
+                waiting.pop()
+                emit(node)
+    return list(done)
+
+
+def _readiness(node: Node) -> int:
+    """Roots that change memory come as early as what they take is there, not as late as they were written down."""
+    if not node.aliases:
+        return node.serial
+    return max((source.node.serial for source in node.sources if source.node and source.node.sources), default=node.serial)
+
+
+def _before_changes(nodes: Sequence[Node]) -> dict[Node, list[Node]]:
+    """For each node that changes memory: those that read it as it was."""
+    changes = {node: [node.sources[source] for source in node.aliases.values()] for node in nodes if node.aliases}
+    readers: dict[Tensor, list[Node]] = defaultdict(list)
+    if changes:
+        for node in nodes:
+            for source in node.sources:
+                readers[source].append(node)
+    found: dict[Node, list[Node]] = {}
+    for change, tensors in changes.items():
+        found[change] = []
+        waiting = list(tensors)
+        while waiting:
+            for reader in readers[waiting.pop()]:
+                if reader.op.layout:
+                    waiting.extend(reader.outputs)
+                elif reader is not change:
+                    found[change].append(reader)
+    return found

@@ -1,0 +1,143 @@
+"""A plan bound to memory and kernels: a flat list of calls, to be run step after step.
+
+Consecutive compiled calls become one table that the thread team runs without coming back to Python; ops without a compiled
+kernel (or all of them, with kernels "reference") are plain calls between the tables.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from llamatrain.engine.order import layout_of, owner_of
+from llamatrain.engine.plan import ALIGNMENT, Plan, ScratchRule, plan
+from llamatrain.errors import GraphError
+from llamatrain.graph.tensor import Node, Tensor
+from llamatrain.kernels import reference
+
+
+def allocate(size: int) -> np.ndarray:
+    """Bytes, zeroed by the system when first touched, aligned for vectors and tiles."""
+    memory = np.zeros(size + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    return memory[start : start + size]
+
+
+def empty(tensor: Tensor) -> np.ndarray:
+    return allocate(tensor.nbytes).view(tensor.dtype.numpy).reshape(tensor.shape)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """An array as a scratch rule sees it, before there is one."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+
+def _binding(node: Node) -> Any:
+    """The compiled kernel that takes this node, if any."""
+    from llamatrain.kernels import cpu
+
+    found = cpu.BINDINGS.get(node.op.name)
+    return found if found and found.takes(*_seen(node), node.attrs) else None
+
+
+def _seen(node: Node) -> tuple[list[Shape], list[Shape]]:
+    outs, ins = ([Shape(t.shape, t.dtype.numpy) for t in tensors] for tensors in (node.outputs, node.sources))
+    return outs, ins
+
+
+def scratch_rule(kernels: str, threads: int) -> ScratchRule:
+    """What each node's kernel needs beside its outputs, in bytes."""
+
+    def compiled(node: Node) -> int:
+        found = _binding(node)
+        return found.scratch(*_seen(node), node.attrs, threads) if found else 0
+
+    return compiled if kernels == "cpu" else lambda node: 0
+
+
+class Program:
+    """Bound once; called for every step."""
+
+    def __init__(self, plan: Plan, memory: Mapping[Tensor, np.ndarray], *, kernels: str = "cpu", threads: int = 1) -> None:
+        """`memory` has an array for each leaf and pinned output that is not to be made here."""
+        self.plan, self.kernels, self.threads = plan, kernels, threads
+        self.arena = allocate(plan.arena)
+        self.owned: dict[Tensor, np.ndarray] = {}
+        for tensor, array in memory.items():
+            self._adopt(plan.outputs.get(tensor, tensor), array)
+        self.steps = [(node, self._bind(node)) for node in plan.nodes if not node.op.layout]
+        self.runs = _grouped(self.steps, threads)
+
+    @classmethod
+    def of(cls, outputs: Iterable[Tensor], memory: Mapping[Tensor, np.ndarray] | None = None, *, kernels: str = "cpu",
+           threads: int = 1, naive: bool = False, limit: int | None = None) -> "Program":  # fmt: skip
+        """Plan and bind in one go; outputs that `memory` has an array for are pinned to it."""
+        outputs, memory = list(outputs), memory or {}
+        pinned = [output for output in outputs if output in memory and output.node]
+        laid_out = plan(outputs, pinned=pinned, scratch=scratch_rule(kernels, threads), naive=naive, memory=limit)
+        return cls(laid_out, memory, kernels=kernels, threads=threads)
+
+    def __call__(self) -> None:
+        for run in self.runs:
+            run()
+
+    def __getitem__(self, tensor: Tensor) -> np.ndarray:
+        """The array of a leaf or an output; valid until the next run."""
+        return self._array(self.plan.outputs.get(tensor, tensor))
+
+    def profile(self, runs: int = 5) -> list[tuple[Node, float]]:
+        """Each node with its median time in seconds."""
+        times: dict[Node, list[float]] = defaultdict(list)
+        alone = [(node, _grouped([(node, calls)], self.threads)) for node, calls in self.steps]
+        for _ in range(runs):
+            for node, parts in alone:
+                start = time.perf_counter()
+                for part in parts:
+                    part()
+                times[node].append(time.perf_counter() - start)
+        return [(node, float(np.median(taken))) for node, taken in times.items()]
+
+    def _adopt(self, tensor: Tensor, array: np.ndarray) -> None:
+        if array.shape != tensor.shape or array.dtype != tensor.dtype.numpy or not array.flags.c_contiguous:
+            raise GraphError(f"{tensor!r} was given an array of {array.dtype}{list(array.shape)} with strides {array.strides}")
+        self.owned[tensor] = array
+
+    def _array(self, tensor: Tensor) -> np.ndarray:
+        tensor_owner, at = layout_of(tensor)
+        owner = owner_of(tensor_owner)
+        if owner not in self.owned:
+            offset = self.plan.offsets.get(owner)
+            place = self.arena[offset : offset + owner.nbytes] if offset is not None else None
+            self.owned[owner] = empty(owner) if place is None else place.view(owner.dtype.numpy).reshape(owner.shape)
+        flat, size = self.owned[owner].reshape(-1), owner.dtype.size
+        if tensor.size == 0:
+            return flat[:0].reshape(tensor.shape)
+        return np.lib.stride_tricks.as_strided(flat[at.offset :], tensor.shape, [s * size for s in at.strides])
+
+    def _bind(self, node: Node) -> list[Any]:
+        outs, ins = ([self._array(tensor) for tensor in tensors] for tensors in (node.outputs, node.sources))
+        found = _binding(node) if self.kernels == "cpu" else None
+        if not found:
+            return [lambda: reference.run(node.op.name, outs, ins, node.attrs)]
+        offset, size = self.plan.scratch.get(node, (0, 0))
+        return list(found.bind(outs, ins, node.attrs, self.arena[offset : offset + size], self.threads))
+
+
+def _grouped(steps: Iterable[tuple[Node, list[Any]]], threads: int) -> list[Callable[[], None]]:
+    calls = [call for _, each in steps for call in each]
+    runs: list[Callable[[], None]] = []
+    for plain, group in groupby(calls, callable):
+        if plain:
+            runs.extend(group)
+        else:
+            from llamatrain.machine import threads as team
+
+            runs.append(team.Program(list(group), threads))
+    return runs

@@ -1,0 +1,21 @@
+"""The errors that a user may meet; whatever else comes up is a fault of the program."""
+
+
+class LlamatrainError(Exception):
+    """Something that failed for a reason the user can act on: one line, exit code 1."""
+
+    exit_code = 1
+
+
+class UsageError(LlamatrainError):
+    """An option or argument that cannot be meant: exit code 2."""
+
+    exit_code = 2
+
+
+class GraphError(LlamatrainError):
+    """A graph that cannot be: shapes, dtypes, or a gradient that is not there."""
+
+
+class MemoryPlanError(LlamatrainError):
+    """A plan that does not fit the memory it was given."""

@@ -1,0 +1,70 @@
+"""Reverse-mode differentiation: a graph in, the graph of its gradients out."""
+
+from collections.abc import Sequence
+
+from llamatrain.errors import GraphError
+from llamatrain.graph.ops import add, fill, sum_to
+from llamatrain.graph.tensor import I32, Misfit, Node, Tensor, nodes_of, rebuild
+
+
+def value_and_gradients(loss: Tensor, wrt: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    """The loss, and its gradient with respect to each tensor of `wrt`.
+
+    The loss given back is the one to run: an op that makes its value and its gradient in one pass makes both.
+    """
+    if loss.shape != ():
+        raise GraphError(f"a loss is one number, but {loss!r} is not")
+    path = nodes_of([loss])
+    needed = _needing(path, wrt)
+    grads: dict[Tensor, Tensor] = {loss: fill(shape=(), value=1.0, dtype=loss.dtype)}
+    values: dict[Tensor, Tensor] = {}
+    for node in reversed(path):
+        dys = [grads.get(output) for output in node.outputs]
+        if not any(dys) or not any(source in needed for source in node.sources):
+            continue
+        for source, grad in zip(node.sources, _of_sources(node, dys, needed), strict=True):
+            if grad is not None and source in needed:
+                grad = sum_to(grad, source.shape)
+                grads[source] = add(grads[source], grad) if source in grads else grad
+                if grad.node and grad.node.op.value is not None:
+                    values[node.outputs[0]] = grad.node.outputs[grad.node.op.value]
+    if missing := [tensor for tensor in wrt if tensor not in grads]:
+        raise GraphError(f"the loss does not depend on {', '.join(repr(tensor) for tensor in missing)}")
+    return _with_values(loss, [grads[tensor] for tensor in wrt], values)
+
+
+def gradients(loss: Tensor, wrt: Sequence[Tensor]) -> list[Tensor]:
+    return value_and_gradients(loss, wrt)[1]
+
+
+def _needing(path: Sequence[Node], wrt: Sequence[Tensor]) -> set[Tensor]:
+    """The tensors that depend on one of `wrt`: only through these do gradients flow."""
+    needed = set(wrt)
+    for node in path:
+        if any(source in needed for source in node.sources):
+            needed.update(node.outputs)
+    return needed
+
+
+def _of_sources(node: Node, dys: Sequence[Tensor | None], needed: set[Tensor]) -> Sequence[Tensor | None]:
+    op = node.op
+    if op.gradient is None:
+        raise GraphError(f"no gradient goes through {node!r}: {op.no_gradient or f'{op.name} has no gradient rule'}")
+    wanted = tuple(source in needed for source in node.sources)
+    try:
+        found = op.gradient(node, *dys, wanted=wanted) if op.selective else op.gradient(node, *dys)
+    except Misfit as misfit:
+        raise GraphError(f"no gradient goes through {node!r}: {misfit}") from None
+    if len(found) != len(node.sources):
+        raise GraphError(f"the gradient rule of {op.name} gave {len(found)} gradients for {len(node.sources)} sources")
+    for source, grad, asked in zip(node.sources, found, wanted, strict=True):
+        if asked and grad is None and source.dtype is not I32:
+            raise GraphError(f"no gradient goes through {node!r} to {source!r}")
+    return found
+
+
+def _with_values(loss: Tensor, grads: list[Tensor], values: dict[Tensor, Tensor]) -> tuple[Tensor, list[Tensor]]:
+    """Take the values that gradient ops make on their way, unless such an op waits for that very value."""
+    taken = {old: new for old, new in values.items() if new.node and old.node not in nodes_of([new])}
+    loss, *grads = rebuild([loss, *grads], taken, lambda node: None) if taken else [loss, *grads]
+    return loss, grads

@@ -1,0 +1,44 @@
+"""Mixed precision as a rewrite: the matrix products of a graph get bfloat16 sources, everything else stays as it is.
+
+An activation is rounded once, for all the products that read it, so what is kept for the gradients is half as large. A
+weight is not: products round it on the way in, and its float32 master is the only copy.
+"""
+
+from collections.abc import Sequence
+
+from llamatrain.graph.ops import cast
+from llamatrain.graph.tensor import BF16, F32, Node, Tensor, rebuild
+
+# op: the sources that are rounded
+ROUNDED = {
+    "matmul": (0, 1),
+    "matmul_nn": (0, 1),
+    "out_prod": (0, 1),
+    "linear_cross_entropy": (0,),
+    "linear_cross_entropy_back": (1,),
+    "flash_attn": (0, 1, 2),
+    "flash_attn_back": (1, 2, 3),
+}
+
+
+def round_products(outputs: Sequence[Tensor]) -> list[Tensor]:
+    """The outputs with every product in bfloat16, its sums in float32."""
+    rounded: dict[Tensor, Tensor] = {}
+
+    def half(tensor: Tensor) -> Tensor:
+        if tensor.dtype is not F32:
+            return tensor
+        if tensor not in rounded:
+            rounded[tensor] = cast(tensor, dtype=BF16)
+        return rounded[tensor]
+
+    def change(node: Node) -> Node | None:
+        chosen = ROUNDED.get(node.op.name)
+        if not chosen or any(node.sources[index].dtype not in (F32, BF16) for index in chosen):
+            return None
+        weights = [index for index in chosen if node.sources[index].role in ("parameter", "state")]
+        keep = weights[:1] if len(chosen) == 2 else []
+        sources = [half(s) if index in chosen and index not in keep else s for index, s in enumerate(node.sources)]
+        return Node(node.op, tuple(sources), node.attrs, node.outputs[0].name)
+
+    return rebuild(outputs, {}, change)

@@ -1,0 +1,54 @@
+"""A graph for people to look at, as text or as a dot file; and the verifier that each rewrite is checked by."""
+
+from collections.abc import Iterable, Sequence
+
+from llamatrain.errors import GraphError
+from llamatrain.graph.tensor import Node, Tensor, leaves_of, nodes_of
+
+
+def _label(tensor: Tensor) -> str:
+    if tensor.node is None:
+        return tensor.name or "?"
+    part = f".{tensor.index}" if len(tensor.node.outputs) > 1 else ""
+    return f"%{tensor.node.serial}{part}"
+
+
+def as_text(outputs: Sequence[Tensor]) -> str:
+    """One line a leaf and one a node, in an order that could be run."""
+    lines = [f"{leaf.role:9} {_label(leaf)}: {leaf.dtype}{list(leaf.shape)}" for leaf in leaves_of(outputs)]
+    for node in nodes_of(outputs):
+        made = ", ".join(f"{_label(t)}: {t.dtype}{list(t.shape)}" for t in node.outputs)
+        attrs = "".join(f", {key}={value}" for key, value in node.attrs.items())
+        name = f"  # {node.outputs[0].name}" if node.outputs[0].name else ""
+        lines.append(f"{made} = {node.op.name}({', '.join(map(_label, node.sources))}{attrs}){name}")
+    return "\n".join([*lines, f"gives {', '.join(map(_label, outputs))}"])
+
+
+def as_dot(outputs: Sequence[Tensor]) -> str:
+    """The graph in Graphviz's language."""
+    lines = ["digraph {", "  node [shape=box fontname=monospace]"]
+    for leaf in leaves_of(outputs):
+        lines.append(f'  "{_label(leaf)}" [style=filled label="{leaf.name}\\n{leaf.dtype}{list(leaf.shape)}"]')
+    for node in nodes_of(outputs):
+        shapes = " ".join(f"{t.dtype}{list(t.shape)}" for t in node.outputs)
+        lines.append(f'  "%{node.serial}" [label="{node.name}\\n{node.op.name} {shapes}"]')
+        for source in node.sources:
+            lines.append(f'  "{f"%{source.node.serial}" if source.node else _label(source)}" -> "%{node.serial}"')
+    return "\n".join([*lines, "}"])
+
+
+def verify(outputs: Iterable[Tensor]) -> None:
+    """Each node's outputs are what its op's shape rule says, made after its sources; no tensor is changed twice."""
+    changed: dict[Tensor, Node] = {}
+    for node in nodes_of(outputs):
+        if tuple(output.spec for output in node.outputs) != node.op.specs(node.sources, node.attrs, node.name):
+            raise GraphError(f"{node!r} does not have the shapes that its op gives it")
+        for source in node.sources:
+            if source.node and source.node.serial >= node.serial:
+                raise GraphError(f"{node!r} stands before its source {source.node!r}")
+            if source.node and source.node.outputs[source.index] is not source:
+                raise GraphError(f"{node!r} takes a source that {source.node!r} does not make")
+        for source in (node.sources[index] for index in node.aliases.values()):
+            if source in changed:
+                raise GraphError(f"{source!r} is changed by {changed[source]!r} and by {node!r}")
+            changed[source] = node

@@ -1,0 +1,240 @@
+"""The symbolic graph: tensors, the nodes that make them, and the ops that say what a node is.
+
+A graph is nothing but its output tensors: each knows the node that makes it, each node its sources. Nodes carry a serial
+number and are made after their sources, so sorting by it is a topological order; nothing here recurses.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from llamatrain.errors import GraphError
+
+
+@dataclass(frozen=True)
+class DType:
+    """An element type, and how numpy holds it."""
+
+    name: str
+    numpy: np.dtype
+
+    @property
+    def size(self) -> int:
+        return self.numpy.itemsize
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+F32 = DType("f32", np.dtype(np.float32))
+F64 = DType("f64", np.dtype(np.float64))
+BF16 = DType("bf16", np.dtype(np.uint16))  # numpy has no bfloat16: its bits
+I32 = DType("i32", np.dtype(np.int32))
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What is known of an array before there is one."""
+
+    shape: Shape
+    dtype: DType
+
+
+class Tensor:
+    """A value of the graph. Leaves have no node and a role: input, parameter or state."""
+
+    __slots__ = ("dtype", "index", "name", "node", "role", "shape")
+
+    def __init__(self, spec: Spec, role: str, name: str = "", node: "Node | None" = None, index: int = 0) -> None:
+        self.shape, self.dtype, self.role, self.name, self.node, self.index = spec.shape, spec.dtype, role, name, node, index
+
+    @property
+    def spec(self) -> Spec:
+        return Spec(self.shape, self.dtype)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.size
+
+    def __repr__(self) -> str:
+        return f"{self.name or self.role} {self.dtype}{list(self.shape)}"
+
+
+def leaf(role: str, name: str, shape: Iterable[int], dtype: DType = F32) -> Tensor:
+    return Tensor(Spec(tuple(int(size) for size in shape), dtype), role, name)
+
+
+def placeholder(name: str, shape: Iterable[int], dtype: DType = F32) -> Tensor:
+    """An input: written before each run."""
+    return leaf("input", name, shape, dtype)
+
+
+def parameter(name: str, shape: Iterable[int], dtype: DType = F32) -> Tensor:
+    return leaf("parameter", name, shape, dtype)
+
+
+def state(name: str, shape: Iterable[int], dtype: DType = F32) -> Tensor:
+    """Memory that runs read and change: moments, caches, kept gradients."""
+    return leaf("state", name, shape, dtype)
+
+
+class Node:
+    """One application of an op."""
+
+    __slots__ = ("attrs", "op", "outputs", "serial", "sources")
+
+    counter = itertools.count()
+
+    def __init__(self, op: "Op", sources: tuple[Tensor, ...], attrs: dict[str, Any], name: str = "") -> None:
+        self.op, self.sources, self.attrs, self.serial = op, sources, attrs, next(Node.counter)
+        specs = op.specs(sources, attrs, name)
+        self.outputs = tuple(Tensor(spec, "value", name, self, index) for index, spec in enumerate(specs))
+
+    @property
+    def name(self) -> str:
+        return self.outputs[0].name or f"{self.op.name}#{self.serial}"
+
+    @property
+    def aliases(self) -> dict[int, int]:
+        """Which output is which source, changed in its place."""
+        return {0: 0} if self.attrs.get("into") else self.op.aliases
+
+    def __repr__(self) -> str:
+        sources = ", ".join(source.name or (f"%{source.node.serial}" if source.node else "?") for source in self.sources)
+        return f"{self.name} = {self.op.name}({sources})"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where a tensor's elements lie in the memory of another: offset and strides, in elements."""
+
+    offset: int
+    strides: tuple[int, ...]
+
+
+def dense(shape: Shape) -> tuple[int, ...]:
+    """The strides of elements in C order."""
+    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+
+ShapeRule = Callable[..., "Spec | tuple[Spec, ...]"]
+Gradients = Sequence["Tensor | None"]
+
+
+class Op:
+    """Three facts: a shape rule, a gradient rule (or why there is none), and, by its name, a kernel."""
+
+    def __init__(
+        self,
+        rule: ShapeRule,
+        *,
+        in_place: tuple[tuple[int, int], ...] = (),
+        aliases: dict[int, int] | None = None,
+        layout: Callable[..., Layout] | None = None,
+        value: int | None = None,
+    ) -> None:
+        self.name = rule.__name__
+        self.rule = rule
+        self.in_place = in_place  # (output, source): the output may take over the source's memory
+        self.aliases = aliases or {}  # output: source, changed where it lies
+        self.layout = layout  # a view's rule: it moves no bytes
+        self.value = value  # of a gradient op: the output that is its forward op's result as well
+        self.gradient: Callable[..., Gradients] | None = None
+        self.selective = False
+        self.no_gradient = ""
+        self.__doc__ = rule.__doc__
+
+    def __call__(self, *sources: Tensor, name: str = "", **attrs: Any) -> Any:
+        outputs = Node(self, sources, attrs, name).outputs
+        return outputs if len(outputs) > 1 else outputs[0]
+
+    def specs(self, sources: Sequence[Tensor], attrs: dict[str, Any], name: str = "") -> tuple[Spec, ...]:
+        try:
+            specs = self.rule(*(source.spec for source in sources), **attrs)
+        except (Misfit, TypeError) as misfit:
+            received = ", ".join(f"{s.name or f'source {i}'} {s.dtype}{list(s.shape)}" for i, s in enumerate(sources))
+            raise GraphError(f"{self.name}{f' ({name})' if name else ''}: {misfit}; received {received or 'no source'}") from None
+        return specs if isinstance(specs, tuple) else (specs,)
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+class Misfit(Exception):
+    """Raised by a shape rule: what does not fit. The op adds its name and what it received."""
+
+
+OPS: dict[str, Op] = {}
+
+
+def op(**facts: Any) -> Callable[[ShapeRule], Op]:
+    """Declare an op by its shape rule: specs and attributes in, spec or specs out."""
+
+    def declare(rule: ShapeRule) -> Op:
+        OPS[rule.__name__] = made = Op(rule, **facts)
+        return made
+
+    return declare
+
+
+def gradient(of: Op, selective: bool = False) -> Callable[[Callable[..., Gradients]], Callable[..., Gradients]]:
+    """Declare `of`'s gradient: node and the gradients of its outputs in, one gradient (or None) a source out.
+
+    A selective rule is told for which sources a gradient is `wanted`: its op computes several in one go.
+    """
+
+    def declare(rule: Callable[..., Gradients]) -> Callable[..., Gradients]:
+        of.gradient, of.selective = rule, selective
+        return rule
+
+    return declare
+
+
+# ---- walks -----------------------------------------------------------------
+
+
+def nodes_of(outputs: Iterable[Tensor]) -> list[Node]:
+    """Every node that the outputs need, each after its sources."""
+    found: dict[int, Node] = {}
+    waiting = [output.node for output in outputs if output.node]
+    while waiting:
+        node = waiting.pop()
+        if node.serial not in found:
+            found[node.serial] = node
+            waiting.extend(source.node for source in node.sources if source.node)
+    return [found[serial] for serial in sorted(found)]
+
+
+def leaves_of(outputs: Iterable[Tensor]) -> list[Tensor]:
+    """The leaves that the outputs need, in the order of their first use."""
+    outputs = list(outputs)
+    sources = itertools.chain(*(node.sources for node in nodes_of(outputs)), outputs)
+    return list(dict.fromkeys(source for source in sources if source.node is None))
+
+
+def rebuild(outputs: Sequence[Tensor], replace: dict[Tensor, Tensor], change: Callable[[Node], "Node | None"]) -> list[Tensor]:
+    """The outputs again, with tensors replaced and nodes changed; what nothing touches stays the same node.
+
+    `change` is given each node whose sources are already the new ones, and gives another node or None.
+    """
+    new = dict(replace)
+    for node in nodes_of(outputs):
+        if all(output in new for output in node.outputs):
+            continue
+        sources = tuple(new.get(source, source) for source in node.sources)
+        current = node if sources == node.sources else Node(node.op, sources, node.attrs, node.outputs[0].name)
+        current = change(current) or current
+        if current is not node:
+            for old, fresh in zip(node.outputs, current.outputs, strict=True):
+                new.setdefault(old, fresh)
+    return [new.get(output, output) for output in outputs]

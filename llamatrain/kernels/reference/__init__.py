@@ -1,0 +1,9 @@
+"""The definition of every op: what it does to arrays, in plain numpy, in the precision of its sources.
+
+A kernel takes the sources' arrays and the node's attributes, and gives the outputs. bfloat16 arrays are uint16.
+"""
+
+from llamatrain.kernels.reference import layers, ops
+from llamatrain.kernels.reference.registry import KERNELS, run
+
+__all__ = ["KERNELS", "layers", "ops", "run"]
