@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from llamatrain.graph import layers as L
-from llamatrain.graph import ops as O
+from llamatrain.graph import layers, ops
 from llamatrain.graph.tensor import F64, I32, DType, Tensor, placeholder
 
 
@@ -40,12 +39,12 @@ class Case:
 
     def turned(self, *shape: int, **how: bool) -> Tensor:
         """A transposed view of this shape."""
-        return O.transpose(self.x(*shape[:-2], shape[-1], shape[-2], **how))
+        return ops.transpose(self.x(*shape[:-2], shape[-1], shape[-2], **how))
 
     def sliced(self, *shape: int, **how: bool) -> Tensor:
         """A view of this shape of every second element of something larger."""
         whole = self.x(*(2 * size + 1 for size in shape), **how)
-        return O.view(whole, slices=tuple((1, 2 * size + 1, 2) for size in shape))
+        return ops.view(whole, slices=tuple((1, 2 * size + 1, 2) for size in shape))
 
     def rope_table(self, length: int, pairs: int) -> Tensor:
         angles = np.outer(np.arange(length), 1 / 100 ** (np.arange(pairs) / max(1, pairs)))
@@ -61,7 +60,7 @@ def case(op: str, *makes: Make) -> None:
 
 
 for name in ("add", "sub", "mul", "div"):
-    f = getattr(O, name)
+    f = getattr(ops, name)
     case(
         name,
         lambda c, f=f: f(c.x(2, 3), c.x(2, 3, positive=True)),
@@ -70,9 +69,14 @@ for name in ("add", "sub", "mul", "div"):
         lambda c, f=f: f(c.x(), c.x(1, 1, positive=True)),
         lambda c, f=f: f(c.x(2, 3, 5), c.x(5, positive=True)),
     )
-case("add1", lambda c: O.add1(c.x(2, 3), c.x()), lambda c: O.add1(c.turned(4, 2), c.x(1, 1)), lambda c: O.add1(c.x(1), c.x(1)))
+case(
+    "add1",
+    lambda c: ops.add1(c.x(2, 3), c.x()),
+    lambda c: ops.add1(c.turned(4, 2), c.x(1, 1)),
+    lambda c: ops.add1(c.x(1), c.x(1)),
+)
 for name in ("scale", "sqr", "sqrt", "log", "silu", "cont", "sum", "sum_rows", "mean", "sum_sqr", "soft_max"):
-    f = getattr(L if name in ("silu", "soft_max") else O, name)
+    f = getattr(layers if name in ("silu", "soft_max") else ops, name)
     g = (lambda x, f=f: f(x, by=-0.7)) if name == "scale" else f
     case(
         name,
@@ -83,76 +87,76 @@ for name in ("scale", "sqr", "sqrt", "log", "silu", "cont", "sum", "sum_rows", "
     )
 case(
     "cast",
-    lambda c: O.cast(c.x(2, 3), dtype=c.dtype),
-    lambda c: O.cast(c.turned(3, 4), dtype=F64),
-    lambda c: O.cast(c.sliced(1, 3), dtype=F64),
+    lambda c: ops.cast(c.x(2, 3), dtype=c.dtype),
+    lambda c: ops.cast(c.turned(3, 4), dtype=F64),
+    lambda c: ops.cast(c.sliced(1, 3), dtype=F64),
 )
 case(
     "add_cast",
-    lambda c: O.add_cast(c.x(2, 3), c.x(3), dtype=F64),
-    lambda c: O.add_cast(c.turned(3, 4), c.x(3, 4), dtype=F64),
-    lambda c: O.add_cast(c.x(1, 1), c.x(2, 3), dtype=F64),
+    lambda c: ops.add_cast(c.x(2, 3), c.x(3), dtype=F64),
+    lambda c: ops.add_cast(c.turned(3, 4), c.x(3, 4), dtype=F64),
+    lambda c: ops.add_cast(c.x(1, 1), c.x(2, 3), dtype=F64),
 )
-case("fill", *(lambda c, s=s: O.mul(c.x(*s), O.fill(shape=s, value=1.5, dtype=c.dtype)) for s in ((), (2, 3), (1, 4))))
+case("fill", *(lambda c, s=s: ops.mul(c.x(*s), ops.fill(shape=s, value=1.5, dtype=c.dtype)) for s in ((), (2, 3), (1, 4))))
 case(
     "repeat",
-    lambda c: O.repeat(c.x(2, 3), shape=(4, 9)),
-    lambda c: O.repeat(c.x(1, 1), shape=(3, 2)),
-    lambda c: O.repeat(c.turned(2, 3, 4), shape=(2, 6, 4)),
+    lambda c: ops.repeat(c.x(2, 3), shape=(4, 9)),
+    lambda c: ops.repeat(c.x(1, 1), shape=(3, 2)),
+    lambda c: ops.repeat(c.turned(2, 3, 4), shape=(2, 6, 4)),
 )
 case(
     "repeat_back",
-    lambda c: O.repeat_back(c.x(4, 9), shape=(2, 3)),
-    lambda c: O.repeat_back(c.turned(3, 2), shape=(1, 1)),
-    lambda c: O.repeat_back(c.sliced(2, 6, 4), shape=(2, 3, 4)),
+    lambda c: ops.repeat_back(c.x(4, 9), shape=(2, 3)),
+    lambda c: ops.repeat_back(c.turned(3, 2), shape=(1, 1)),
+    lambda c: ops.repeat_back(c.sliced(2, 6, 4), shape=(2, 3, 4)),
 )
 case(
     "matmul",
-    lambda c: O.matmul(c.x(3, 4), c.x(5, 4)),
-    lambda c: O.matmul(c.turned(2, 3, 4), c.sliced(1, 5, 4)),
-    lambda c: O.matmul(c.x(2, 2, 3, 3, 4), c.x(2, 2, 1, 5, 4)),  # three heads share a key head
-    lambda c: O.matmul(c.x(1, 1), c.x(1, 1)),
+    lambda c: ops.matmul(c.x(3, 4), c.x(5, 4)),
+    lambda c: ops.matmul(c.turned(2, 3, 4), c.sliced(1, 5, 4)),
+    lambda c: ops.matmul(c.x(2, 2, 3, 3, 4), c.x(2, 2, 1, 5, 4)),  # three heads share a key head
+    lambda c: ops.matmul(c.x(1, 1), c.x(1, 1)),
 )
 case(
     "matmul_nn",
-    lambda c: O.matmul_nn(c.x(3, 5), c.x(5, 4)),
-    lambda c: O.matmul_nn(c.x(2, 3, 5), c.turned(5, 4)),
-    lambda c: O.matmul_nn(c.sliced(2, 2, 1, 5), c.x(2, 1, 5, 4)),
+    lambda c: ops.matmul_nn(c.x(3, 5), c.x(5, 4)),
+    lambda c: ops.matmul_nn(c.x(2, 3, 5), c.turned(5, 4)),
+    lambda c: ops.matmul_nn(c.sliced(2, 2, 1, 5), c.x(2, 1, 5, 4)),
 )
 case(
     "out_prod",
-    lambda c: O.out_prod(c.x(6, 3), c.x(6, 4)),
-    lambda c: O.out_prod(c.turned(2, 6, 3), c.x(1, 6, 4)),
-    lambda c: O.out_prod(c.x(1, 3), c.sliced(2, 1, 4)),
+    lambda c: ops.out_prod(c.x(6, 3), c.x(6, 4)),
+    lambda c: ops.out_prod(c.turned(2, 6, 3), c.x(1, 6, 4)),
+    lambda c: ops.out_prod(c.x(1, 3), c.sliced(2, 1, 4)),
 )
 case(
     "reshape",
-    lambda c: O.reshape(c.x(2, 6), shape=(3, 4)),
-    lambda c: O.reshape(c.turned(2, 6), shape=(12,)),
-    lambda c: O.reshape(c.sliced(1, 4), shape=(2, 1, 2)),
+    lambda c: ops.reshape(c.x(2, 6), shape=(3, 4)),
+    lambda c: ops.reshape(c.turned(2, 6), shape=(12,)),
+    lambda c: ops.reshape(c.sliced(1, 4), shape=(2, 1, 2)),
 )
 case(
     "permute",
-    lambda c: O.permute(c.x(2, 3, 4), axes=(2, 0, 1)),
-    lambda c: O.permute(c.turned(2, 1, 4), axes=(1, 0, 2)),
-    lambda c: O.permute(c.x(5), axes=(0,)),
-    lambda c: O.transpose(c.sliced(3, 2)),
+    lambda c: ops.permute(c.x(2, 3, 4), axes=(2, 0, 1)),
+    lambda c: ops.permute(c.turned(2, 1, 4), axes=(1, 0, 2)),
+    lambda c: ops.permute(c.x(5), axes=(0,)),
+    lambda c: ops.transpose(c.sliced(3, 2)),
 )
 case(
     "view",
-    lambda c: O.view(c.x(4, 5), slices=((1, 3, 1), (0, 5, 2))),
-    lambda c: O.view(c.turned(4, 5), slices=((0, 4, 3), (4, 5, 1))),
-    lambda c: O.view(c.sliced(3, 2), slices=((0, 3, 1), (1, 2, 1))),
-    lambda c: O.view(c.x(3), slices=((1, 1, 1),)),
+    lambda c: ops.view(c.x(4, 5), slices=((1, 3, 1), (0, 5, 2))),
+    lambda c: ops.view(c.turned(4, 5), slices=((0, 4, 3), (4, 5, 1))),
+    lambda c: ops.view(c.sliced(3, 2), slices=((0, 3, 1), (1, 2, 1))),
+    lambda c: ops.view(c.x(3), slices=((1, 1, 1),)),
 )
 case(
     "cpy",
-    lambda c: O.cpy(c.x(2, 3, fixed=True), c.x(2, 3)),
-    lambda c: O.cpy(c.x(4, 1, fixed=True), c.turned(4, 1)),
-    lambda c: O.cpy(c.x(2, 2, fixed=True), c.sliced(2, 2)),
+    lambda c: ops.cpy(c.x(2, 3, fixed=True), c.x(2, 3)),
+    lambda c: ops.cpy(c.x(4, 1, fixed=True), c.turned(4, 1)),
+    lambda c: ops.cpy(c.x(2, 2, fixed=True), c.sliced(2, 2)),
 )
 for name in ("acc", "set"):
-    f = getattr(O, name)
+    f = getattr(ops, name)
     case(
         name,
         lambda c, f=f: f(c.x(4, 5), c.x(2, 3), slices=((1, 3, 1), (0, 5, 2))),
@@ -161,59 +165,59 @@ for name in ("acc", "set"):
     )
 case(
     "get_rows",
-    lambda c: O.get_rows(c.x(5, 3), c.ids([4, 0, 4])),
-    lambda c: O.get_rows(c.turned(5, 3), c.ids([[1, 1], [2, 0]])),
-    lambda c: O.get_rows(c.sliced(1, 4), c.ids([0])),
+    lambda c: ops.get_rows(c.x(5, 3), c.ids([4, 0, 4])),
+    lambda c: ops.get_rows(c.turned(5, 3), c.ids([[1, 1], [2, 0]])),
+    lambda c: ops.get_rows(c.sliced(1, 4), c.ids([0])),
 )
 case(
     "get_rows_back",
-    lambda c: O.get_rows_back(c.x(3, 4), c.ids([4, 0, 4]), rows=5),
-    lambda c: O.get_rows_back(c.turned(2, 2, 3), c.ids([[1, 1], [2, 0]]), rows=3),
-    lambda c: O.get_rows_back(c.sliced(1, 2), c.ids([0]), rows=1),
+    lambda c: ops.get_rows_back(c.x(3, 4), c.ids([4, 0, 4]), rows=5),
+    lambda c: ops.get_rows_back(c.turned(2, 2, 3), c.ids([[1, 1], [2, 0]]), rows=3),
+    lambda c: ops.get_rows_back(c.sliced(1, 2), c.ids([0]), rows=1),
 )
 case(
     "set_rows",
-    lambda c: O.set_rows(c.x(5, 3), c.x(2, 3), c.ids([4, 0])),
-    lambda c: O.set_rows(c.x(4, 2, 3), c.x(1, 2, 3), c.ids([3])),
-    lambda c: O.set_rows(c.turned(3, 2), c.sliced(3, 2), c.ids([2, 0, 1])),
+    lambda c: ops.set_rows(c.x(5, 3), c.x(2, 3), c.ids([4, 0])),
+    lambda c: ops.set_rows(c.x(4, 2, 3), c.x(1, 2, 3), c.ids([3])),
+    lambda c: ops.set_rows(c.turned(3, 2), c.sliced(3, 2), c.ids([2, 0, 1])),
 )
 case(
     "diag",
-    lambda c: O.diag(c.x(1, 4)),
-    lambda c: O.diag(c.x(2, 3, 1, 2)),
-    lambda c: O.diag(c.turned(2, 1, 3)),
+    lambda c: ops.diag(c.x(1, 4)),
+    lambda c: ops.diag(c.x(2, 3, 1, 2)),
+    lambda c: ops.diag(c.turned(2, 1, 3)),
 )
 case(
     "diag_mask_inf",
-    lambda c: L.soft_max(O.diag_mask_inf(c.x(4, 4))),
-    lambda c: L.soft_max(O.diag_mask_inf(c.x(2, 1, 3, 5), past=2)),
-    lambda c: L.soft_max(O.diag_mask_inf(c.turned(3, 3))),
+    lambda c: layers.soft_max(ops.diag_mask_inf(c.x(4, 4))),
+    lambda c: layers.soft_max(ops.diag_mask_inf(c.x(2, 1, 3, 5), past=2)),
+    lambda c: layers.soft_max(ops.diag_mask_inf(c.turned(3, 3))),
 )
 case(
     "diag_mask_zero",
-    lambda c: O.diag_mask_zero(c.x(4, 4)),
-    lambda c: O.diag_mask_zero(c.x(2, 1, 3, 5), past=1),
-    lambda c: O.diag_mask_zero(c.sliced(3, 3)),
+    lambda c: ops.diag_mask_zero(c.x(4, 4)),
+    lambda c: ops.diag_mask_zero(c.x(2, 1, 3, 5), past=1),
+    lambda c: ops.diag_mask_zero(c.sliced(3, 3)),
 )
 case(
     "rms_norm",
-    lambda c: L.rms_norm(c.x(3, 4), c.x(4), eps=1e-5),
-    lambda c: L.rms_norm(c.turned(2, 3, 5), c.x(5), eps=1e-2),
-    lambda c: L.rms_norm(c.sliced(2, 1), c.sliced(1), eps=1e-1),
+    lambda c: layers.rms_norm(c.x(3, 4), c.x(4), eps=1e-5),
+    lambda c: layers.rms_norm(c.turned(2, 3, 5), c.x(5), eps=1e-2),
+    lambda c: layers.rms_norm(c.sliced(2, 1), c.sliced(1), eps=1e-1),
 )
 case(
     "swiglu",
-    lambda c: L.swiglu(c.x(3, 4), c.x(3, 4)),
-    lambda c: L.swiglu(c.turned(2, 5), c.sliced(2, 5)),
-    lambda c: L.swiglu(c.x(1, 1, 3), c.x(1, 1, 3)),
+    lambda c: layers.swiglu(c.x(3, 4), c.x(3, 4)),
+    lambda c: layers.swiglu(c.turned(2, 5), c.sliced(2, 5)),
+    lambda c: layers.swiglu(c.x(1, 1, 3), c.x(1, 1, 3)),
 )
 for name in ("rope", "rope_back"):
-    f = getattr(L, name)
+    f = getattr(layers, name)
     case(
         name,
         lambda c, f=f: f(c.x(2, 3, 2, 4), c.ids([[0, 1, 2], [5, 0, 1]]), c.rope_table(6, 2)),
         lambda c, f=f: f(c.sliced(1, 2, 1, 6), c.ids([[3, 4]]), c.rope_table(5, 2)),  # two elements pass through
-        lambda c, f=f: f(O.permute(c.x(2, 3, 2, 2), axes=(0, 2, 1, 3)), c.ids([[0, 1], [1, 2]]), c.rope_table(3, 1)),
+        lambda c, f=f: f(ops.permute(c.x(2, 3, 2, 2), axes=(0, 2, 1, 3)), c.ids([[0, 1], [1, 2]]), c.rope_table(3, 1)),
     )
 
 
@@ -223,7 +227,7 @@ def attention(c: Case, batch: int, length: int, keys: int, heads: int, shared: i
         starts[:, length // 2 :] = length // 2
     ranges = [c.ids(starts)] + ([] if lasts is None else [c.ids(np.broadcast_to(lasts, (batch, length)))])
     q, k, v = c.x(batch, length, heads, size), c.x(batch, keys, shared, size), c.x(batch, keys, shared, size)
-    return L.flash_attn(q, k, v, *ranges, scale=size**-0.5)[0]
+    return layers.flash_attn(q, k, v, *ranges, scale=size**-0.5)[0]
 
 
 case(
@@ -246,13 +250,13 @@ def probabilities(c: Case, rows: int, words: int) -> Tensor:
 
 case(
     "cross_entropy_loss",
-    lambda c: L.cross_entropy_loss(c.x(4, 5), targets(c, 4, 5), c.x(4, fixed=True)),
-    lambda c: L.cross_entropy_loss(c.turned(3, 4), probabilities(c, 3, 4), c.x(3, positive=True, fixed=True)),
-    lambda c: L.cross_entropy_loss(c.sliced(1, 3), c.ids([2]), c.x(1, fixed=True)),
+    lambda c: layers.cross_entropy_loss(c.x(4, 5), targets(c, 4, 5), c.x(4, fixed=True)),
+    lambda c: layers.cross_entropy_loss(c.turned(3, 4), probabilities(c, 3, 4), c.x(3, positive=True, fixed=True)),
+    lambda c: layers.cross_entropy_loss(c.sliced(1, 3), c.ids([2]), c.x(1, fixed=True)),
 )
 case(
     "linear_cross_entropy",
-    lambda c: L.linear_cross_entropy(c.x(4, 3), c.x(5, 3), targets(c, 4, 5), c.x(4, positive=True, fixed=True)),
-    lambda c: L.linear_cross_entropy(c.turned(3, 4), c.sliced(6, 4), targets(c, 3, 6), c.x(3, fixed=True)),
-    lambda c: L.linear_cross_entropy(c.x(1, 1), c.x(2, 1), c.ids([1]), c.x(1, fixed=True)),
+    lambda c: layers.linear_cross_entropy(c.x(4, 3), c.x(5, 3), targets(c, 4, 5), c.x(4, positive=True, fixed=True)),
+    lambda c: layers.linear_cross_entropy(c.turned(3, 4), c.sliced(6, 4), targets(c, 3, 6), c.x(3, fixed=True)),
+    lambda c: layers.linear_cross_entropy(c.x(1, 1), c.x(2, 1), c.ids([1]), c.x(1, fixed=True)),
 )

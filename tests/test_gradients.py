@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from llamatrain.engine.program import Program
-from llamatrain.graph import ops as O
+from llamatrain.graph import ops
 from llamatrain.graph.autodiff import gradients
 from llamatrain.graph.tensor import OPS, Tensor, placeholder
 from tests.op_cases import CASES, Case
@@ -18,7 +18,7 @@ def scalar(case: Case, made: Tensor) -> Tensor:
         return made
     weights = placeholder("weights", made.shape, made.dtype)
     case.arrays[weights] = np.cos(np.arange(made.size)).reshape(made.shape).astype(made.dtype.numpy)
-    return O.sum(O.mul(made, weights))
+    return ops.sum(ops.mul(made, weights))
 
 
 def run(loss: Tensor, case: Case, outputs: list[Tensor]) -> list[np.ndarray]:

@@ -19,13 +19,12 @@ def layout_of(tensor: Tensor) -> tuple[Tensor, Layout]:
     while tensor.node and tensor.node.op.layout:
         views.append(tensor.node)
         (tensor,) = tensor.node.sources
-    at, shape = Layout(0, dense(tensor.shape)), tensor
+    at = Layout(0, dense(tensor.shape))
     for node in reversed(views):
-        (out,) = node.outputs
-        at = node.op.layout(at, shape.spec, out.spec, **node.attrs)  # type: ignore[misc]
-        if at is None:
+        seen = _view_of(node, at)
+        if seen is None:
             raise GraphError(f"{node!r} is a view of memory that lies otherwise; make it contiguous first")
-        shape = out
+        at = seen
     return tensor, at
 
 
@@ -52,8 +51,8 @@ def make_contiguous(outputs: Sequence[Tensor]) -> list[Tensor]:
     def at(tensor: Tensor) -> Layout:
         if tensor not in layouts:
             node = tensor.node
-            view = node is not None and node.op.layout is not None
-            layouts[tensor] = _view_of(node, at(node.sources[0])) if view and node else Layout(0, dense(tensor.shape))
+            seen = _view_of(node, at(node.sources[0])) if node and node.op.layout else None
+            layouts[tensor] = seen or Layout(0, dense(tensor.shape))  # what is no view lies densely
         return layouts[tensor]
 
     def plain(tensor: Tensor) -> Tensor:

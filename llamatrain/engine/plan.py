@@ -137,8 +137,8 @@ def does_not_fit(plan: Plan, memory: int) -> str:
         helps.append("training fewer weights (LoRA) saves gradients and moments")
     helps = helps or ["a smaller model"]
     return (
-        f"needs {plan.total:,} bytes ({plan.arena:,} of them for the arena), which is {missing:,} more than the {memory:,} given; "
-        f"{'; '.join(helps)}"
+        f"needs {plan.total:,} bytes ({plan.arena:,} of them for the arena), "
+        f"which is {missing:,} more than the {memory:,} given; {'; '.join(helps)}"
     )
 
 

@@ -5,7 +5,7 @@ gradients of those are not there where nobody needs them, and each says so.
 """
 
 from llamatrain.graph.ops import floats, product, require
-from llamatrain.graph.tensor import BF16, F32, I32, OPS, Node, Spec, Tensor, gradient, op
+from llamatrain.graph.tensor import BF16, F32, I32, OPS, Misfit, Node, Shape, Spec, Tensor, gradient, op
 
 # ---- normalisation: y = x / rms(x) · w over the last axis, rms(x) = sqrt(mean(x²) + eps) ----
 
@@ -141,7 +141,8 @@ def flash_attn(q: Spec, k: Spec, v: Spec, *ranges: Spec, scale: float) -> tuple[
 
 @gradient(flash_attn)
 def _(node: Node, dout: Tensor | None, dlse: Tensor | None):
-    require(dlse is None, "there is no gradient through lse")
+    if dout is None or dlse is not None:
+        raise Misfit("there is no gradient through lse")
     q, k, v, *ranges = node.sources
     grads = flash_attn_back(dout, q, k, v, *node.outputs, *ranges, scale=node.attrs["scale"])
     return (*grads, *(None for _ in ranges))
@@ -159,7 +160,8 @@ def flash_attn_back(dout: Spec, q: Spec, k: Spec, v: Spec, out: Spec, lse: Spec,
 # Targets are ids, one a row (negative: none), or rows of a distribution.
 
 
-def _targets(rows: int, words: int, targets: Spec, weights: Spec) -> None:
+def _targets(logits: Shape, targets: Spec, weights: Spec) -> None:
+    rows, words = logits
     ids = targets.dtype is I32 and targets.shape == (rows,)
     require(ids or targets.shape == (rows, words), "needs an i32 id or a distribution for each row as its target")
     require(weights.shape == (rows,), "needs a weight for each row")
@@ -168,7 +170,7 @@ def _targets(rows: int, words: int, targets: Spec, weights: Spec) -> None:
 @op()
 def cross_entropy_loss(logits: Spec, targets: Spec, weights: Spec) -> Spec:
     require(len(logits.shape) == 2, "needs rows of logits")
-    _targets(*logits.shape, targets, weights)
+    _targets(logits.shape, targets, weights)
     return Spec((), floats(logits, weights))
 
 
@@ -180,16 +182,17 @@ def _(node: Node, dloss: Tensor):
 @op(in_place=((0, 1),))
 def cross_entropy_loss_back(dloss: Spec, logits: Spec, targets: Spec, weights: Spec) -> Spec:
     require(dloss.shape == (), "needs one number as dloss")
-    _targets(*logits.shape, targets, weights)
+    _targets(logits.shape, targets, weights)
     return Spec(logits.shape, floats(dloss, logits, weights))
 
 
 @op()
 def linear_cross_entropy(x: Spec, w: Spec, targets: Spec, weights: Spec) -> Spec:
     """cross_entropy_loss(x wᵀ, targets, weights), chunk by chunk: all the logits are never there."""
-    (rows, words) = product(x, w, x.shape[0], w.shape[0], (x.shape[-1], w.shape[-1])).shape
+    require(len(x.shape) == len(w.shape) == 2, "needs rows and a matrix")
+    logits = product(x, w, x.shape[0], w.shape[0], (x.shape[1], w.shape[1]))
     require(targets.dtype is I32, "needs ids as targets")
-    _targets(rows, words, targets, weights)
+    _targets(logits.shape, targets, weights)
     return Spec((), weights.dtype)
 
 
@@ -205,7 +208,7 @@ def linear_cross_entropy_back(dloss: Spec, x: Spec, w: Spec, targets: Spec, weig
     """The loss and its gradients in one pass."""
     require(dx or dw, "no gradient is wanted")
     require(dloss.shape == (), "needs one number as dloss")
-    loss = linear_cross_entropy.rule(x, w, targets, weights)
+    (loss,) = linear_cross_entropy.specs_of(x, w, targets, weights)
     return (loss, *(Spec(source.shape, loss.dtype) for source, asked in ((x, dx), (w, dw)) if asked))
 
 

@@ -15,7 +15,7 @@ from llamatrain.graph.tensor import Node, Tensor, nodes_of
 
 def recompute(
     outputs: Sequence[Tensor], forward: Iterable[Tensor], keep: Iterable[Tensor], among: Iterable[Tensor] | None = None
-):
+) -> list[Tensor]:
     """The outputs with gradient nodes reading recomputed values.
 
     `forward` are results of the forward part (the loss, say): what they need is never cloned for each other. `keep` are the
@@ -57,25 +57,53 @@ def recompute(
 
 # ---- policies --------------------------------------------------------------
 
-POLICIES = ("none", "block", "optimal")
+# Ops whose result costs little more than reading their sources: made again before anything dear is.
+LIGHT = {"cast", "reshape", "rms_norm", "scale", "silu", "swiglu"}
+
+POLICIES = ("none", "light", "block", "optimal")  # or a number: that many blocks, from the first, and light in the others
 
 
-def borders_to_keep(blocks: Sequence[Tensor], policy: str, interior: int) -> list[Tensor]:
-    """Which of the borders between blocks to keep. `interior` is what a block's own values take, in bytes.
+def rematerialise(outputs: Sequence[Tensor], forward: Tensor, borders: Sequence[Tensor], policy: str | int) -> list[Tensor]:
+    """The outputs under a policy. `borders` are the values between blocks, beginning with what goes into the first.
 
-    Optimal: a segment of a blocks costs n/a borders of v bytes and once a·u bytes of interior; a = sqrt(n·v/u) is least.
+    The last block is best left alone (it would be made again at the very moment of the peak); what the gradients read right
+    after it was made is not made twice by any policy, since what only clones read is never run.
     """
-    if policy == "block" or not blocks:
-        return list(blocks)
-    if policy != "optimal":
-        raise GraphError(f"unknown recomputation policy {policy!r}; known are {', '.join(POLICIES)}")
-    spacing = max(1, round(math.sqrt(len(blocks) * blocks[0].nbytes / max(1, interior))))
-    return list(blocks[::spacing])
+    if policy == "none":
+        return list(outputs)
+    if policy == "light":
+        return recompute(outputs, [forward], borders, _light(nodes_of([forward]), borders))
+    if policy == "block":
+        return recompute(outputs, [forward], borders)
+    parts = segments(forward, borders)
+    if policy == "optimal":
+        interior = max((sum(t.nbytes for t in part if not _is_view(t)) for part in parts[:-1]), default=0)
+        return recompute(outputs, [forward], borders[:: spacing(len(borders), borders[0].nbytes, interior)] if borders else [])
+    if not isinstance(policy, int):
+        raise GraphError(f"unknown recomputation policy {policy!r}; known are {', '.join(POLICIES)}, or a number of blocks")
+    whole = [tensor for part in parts[:policy] for tensor in part]
+    return recompute(outputs, [forward], borders, [*whole, *_light(nodes_of([forward]), borders)])
 
 
-def segments(forward: Sequence[Tensor], borders: Sequence[Tensor]) -> list[list[Tensor]]:
-    """The values between one border and the next, and after the last, in order."""
-    order = {node.serial: place for place, node in enumerate(nodes_of(forward))}
-    ordered = list(nodes_of(forward))
-    places = [order[b.node.serial] if b.node else -1 for b in borders] + [len(ordered)]
-    return [[t for node in ordered[lo + 1 : hi] for t in node.outputs] for lo, hi in pairwise(places)]
+def spacing(blocks: int, border: int, interior: int) -> int:
+    """Every how many blocks to keep a border, from the bytes of a border v and of a block's own values u.
+
+    Segments of a blocks cost n/a borders, and once a interiors: n·v/a + a·u is least at a = sqrt(n·v/u).
+    """
+    return max(1, round(math.sqrt(blocks * border / max(1, interior))))
+
+
+def segments(forward: Tensor, borders: Sequence[Tensor]) -> list[list[Tensor]]:
+    """The values between one border and the next, and after the last."""
+    nodes = nodes_of([forward])
+    places = {output: place for place, node in enumerate(nodes) for output in node.outputs}
+    cuts = [*(places.get(border, -1) for border in borders), len(nodes)]
+    return [[output for node in nodes[lo + 1 : hi] for output in node.outputs] for lo, hi in pairwise(cuts)]
+
+
+def _is_view(tensor: Tensor) -> bool:
+    return tensor.node is not None and tensor.node.op.layout is not None
+
+
+def _light(nodes: Iterable[Node], borders: Sequence[Tensor]) -> list[Tensor]:
+    return [output for node in nodes if node.op.name in LIGHT for output in node.outputs if output not in borders]

@@ -27,13 +27,13 @@ def as_text(outputs: Sequence[Tensor]) -> str:
 def as_dot(outputs: Sequence[Tensor]) -> str:
     """The graph in Graphviz's language."""
     lines = ["digraph {", "  node [shape=box fontname=monospace]"]
-    for leaf in leaves_of(outputs):
-        lines.append(f'  "{_label(leaf)}" [style=filled label="{leaf.name}\\n{leaf.dtype}{list(leaf.shape)}"]')
+    shape = lambda tensor: f"{tensor.dtype}{list(tensor.shape)}"
+    lines += [f'  "{_label(leaf)}" [style=filled label="{leaf.name}\\n{shape(leaf)}"]' for leaf in leaves_of(outputs)]
     for node in nodes_of(outputs):
-        shapes = " ".join(f"{t.dtype}{list(t.shape)}" for t in node.outputs)
-        lines.append(f'  "%{node.serial}" [label="{node.name}\\n{node.op.name} {shapes}"]')
-        for source in node.sources:
-            lines.append(f'  "{f"%{source.node.serial}" if source.node else _label(source)}" -> "%{node.serial}"')
+        made = " ".join(map(shape, node.outputs))
+        lines.append(f'  "%{node.serial}" [label="{node.name}\\n{node.op.name} {made}"]')
+        origins = (f"%{source.node.serial}" if source.node else _label(source) for source in node.sources)
+        lines += [f'  "{origin}" -> "%{node.serial}"' for origin in origins]
     return "\n".join([*lines, "}"])
 
 

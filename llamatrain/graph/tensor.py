@@ -160,10 +160,13 @@ class Op:
 
     def specs(self, sources: Sequence[Tensor], attrs: dict[str, Any], name: str = "") -> tuple[Spec, ...]:
         try:
-            specs = self.rule(*(source.spec for source in sources), **attrs)
+            return self.specs_of(*(source.spec for source in sources), **attrs)
         except (Misfit, TypeError) as misfit:
             received = ", ".join(f"{s.name or f'source {i}'} {s.dtype}{list(s.shape)}" for i, s in enumerate(sources))
             raise GraphError(f"{self.name}{f' ({name})' if name else ''}: {misfit}; received {received or 'no source'}") from None
+
+    def specs_of(self, *sources: Spec, **attrs: Any) -> tuple[Spec, ...]:
+        specs = self.rule(*sources, **attrs)
         return specs if isinstance(specs, tuple) else (specs,)
 
     def __repr__(self) -> str:

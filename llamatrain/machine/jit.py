@@ -69,11 +69,18 @@ class Compiler:
         self.compiled = 0
         self.say: Callable[[str], None] = lambda line: print(line, file=sys.stderr)
 
-    def __call__(self, body: Callable[..., None]) -> Any:
-        start = time.perf_counter()
-        folder = cache_folder()
-        made = numba.cfunc(ENTRY, cache=folder is not None, error_model="numpy", fastmath=FAST)(body)
-        if not made.cache_hits:
+    def entry(self, body: Callable[..., None]) -> Any:
+        """The body as a function of the one shape that entries have."""
+        return self._timed(lambda keep: numba.cfunc(ENTRY, cache=keep, error_model="numpy", fastmath=FAST)(body))
+
+    def function(self, signature: Any, body: Callable[..., Any], **how: bool) -> Any:
+        """The body as a function that Python calls."""
+        return self._timed(lambda keep: numba.njit(signature, cache=keep, nogil=True, **how)(body))
+
+    def _timed(self, build: Callable[[bool], Any]) -> Any:
+        folder, start = cache_folder(), time.perf_counter()
+        made = build(folder is not None)
+        if not (made.cache_hits if hasattr(made, "cache_hits") else sum(made.stats.cache_hits.values())):
             if not self.compiled:
                 keep = f"kept in {folder}" if folder else "not kept: no cache folder can be written"
                 self.say(f"compiling kernels for this machine, once ({keep})")
@@ -100,7 +107,7 @@ class Entry:
 
     @cached_property
     def compiled(self) -> Any:
-        return compiler(self.body)
+        return compiler.entry(self.body)
 
     @property
     def address(self) -> int:

@@ -10,7 +10,8 @@ Which thread does a block is left to chance; what a block is, is not: a result m
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import numba
@@ -20,7 +21,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from llamatrain.machine.jit import Call
+from llamatrain.machine.jit import Call, compiler
 
 WORD, VOID = ir.IntType(64), ir.VoidType()
 ENTRY_TYPE = ir.FunctionType(VOID, [WORD] * 4)
@@ -124,13 +125,11 @@ def _follow(table, published, thread):  # type: ignore[no-untyped-def]
             _work(table, seen - 1, thread)
 
 
-@numba.njit(nogil=True, cache=True)
-def _run_alone(table, team):  # type: ignore[no-untyped-def]
+def _alone(table, team):  # type: ignore[no-untyped-def]
     _lead(table, team.ctypes.data + ROW * 8, 0, True)
 
 
-@numba.njit(nogil=True, parallel=True, cache=True)
-def _run_together(table, team, threads):  # type: ignore[no-untyped-def]
+def _together(table, team, threads):  # type: ignore[no-untyped-def]
     table[:, NEXT] = 0
     table[:, DONE] = 0
     team[:] = 0
@@ -139,6 +138,21 @@ def _run_together(table, team, threads):  # type: ignore[no-untyped-def]
             _lead(table, team.ctypes.data + ROW * 8, thread, False)
         else:
             _follow(table, team.ctypes.data + ROW * 8, thread)
+
+
+@cache
+def _runner(threads: int) -> Callable[..., None]:
+    """What runs a table, by one thread or by a team."""
+    words, rows = types.int64[::1], types.int64[:, ::1]
+    if threads == 1:
+        return compiler.function(types.void(rows, words), _alone)
+    run = compiler.function(types.void(rows, words, types.int64), _together, parallel=True)
+
+    def together(table: np.ndarray, team: np.ndarray) -> None:
+        numba.set_num_threads(threads)
+        run(table, team, threads)
+
+    return together
 
 
 class Program:
@@ -151,13 +165,10 @@ class Program:
         for row, call in zip(self.table, self.calls, strict=True):
             row[:4] = call.entry.address, call.args.ctypes.data, call.items, call.block
         self.team = np.zeros(2 * LINE, np.int64)
+        self.run = _runner(self.threads)
 
     def __call__(self) -> None:
-        if self.threads == 1:
-            _run_alone(self.table, self.team)
-        else:
-            numba.set_num_threads(self.threads)
-            _run_together(self.table, self.team, self.threads)
+        self.run(self.table, self.team)
 
 
 def available() -> int:

@@ -1,0 +1,165 @@
+"""L-BFGS on a flat vector (Nocedal and Wright, Numerical Optimization, 2nd edition, algorithms 7.4 and 7.5).
+
+The state is a plain object: a point with its loss and gradient, and a ring of the last m moves s and changes of the
+gradient y. `step` does one whole iteration, so that a checkpoint between two of them holds all there is.
+Sums run in float64, vectors stay in the dtype of the parameters.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from llamatrain.errors import UsageError
+from llamatrain.optim.line_search import SEARCHES, Line, search
+
+Evaluate = Callable[[np.ndarray], tuple[float, np.ndarray]]  # point -> loss, gradient
+
+FLAT = 1e-8  # s and y nearer than this to a right angle (cosine) say nothing of the curvature
+
+
+@dataclass(frozen=True)
+class LbfgsOptions:
+    history: int = 6
+    line_search: str = "wolfe"
+    tolerance: float = 1e-5  # of the gradient's norm against max(1, the point's norm)
+
+    def __post_init__(self) -> None:
+        if self.line_search not in SEARCHES:
+            raise UsageError(f"line search {self.line_search!r} is unknown; known are {', '.join(SEARCHES)}")
+        if self.history < 1:
+            raise UsageError(f"a history of {self.history} moves cannot be; it takes 1 or more")
+
+
+class Lbfgs:
+    """`x`, `loss` and `gradient` belong together; after a failed step they are still the best that was found."""
+
+    def __init__(self, x: np.ndarray, options: LbfgsOptions | None = None) -> None:
+        self.options = options or LbfgsOptions()
+        ring = (self.options.history, x.size)
+        self.x, self.gradient = x.copy(), np.zeros_like(x)  # (n,)
+        self.loss = math.nan  # not known before the first step
+        self.s, self.y = np.zeros(ring, x.dtype), np.zeros(ring, x.dtype)  # (m, n)
+        self.ys = np.zeros(self.options.history)  # (m,)
+        self.pairs, self.end = 0, 0  # how many are held, where the next one goes
+        self.iteration, self.evaluations = 0, 0
+        # working memory, empty between two steps
+        self._trial, self._next_gradient, self._direction, self._product = (np.empty_like(x) for _ in range(4))
+
+    # ---- one iteration -----------------------------------------------------
+
+    def step(self, evaluate: Evaluate) -> str | None:
+        """Go to a point of lower loss; where that cannot be done, stay and say why."""
+        if math.isnan(self.loss):
+            self.loss = self._evaluate_at(self.x, evaluate, into=self.gradient)
+        norm = math.sqrt(_dot(self.gradient, self.gradient))
+        if not math.isfinite(self.loss + norm):
+            return f"stuck: the loss is {self.loss} and the gradient's norm {norm}"
+        if norm <= self.options.tolerance * max(1.0, math.sqrt(_dot(self.x, self.x))):
+            return f"converged: the gradient's norm is {norm:.3g}"
+        found = self._descend(evaluate)
+        if not found and self.pairs:  # the history may mislead: once more without it
+            self.forget()
+            found = self._descend(evaluate)
+        if not found:
+            return f"stuck: no step along the gradient (norm {norm:.3g}) lowers the loss of {self.loss:.6g}"
+        self.iteration += 1
+        return None
+
+    def forget(self) -> None:
+        """Drop the history: the next direction is the steepest descent."""
+        self.pairs = 0
+
+    def _descend(self, evaluate: Evaluate) -> bool:
+        direction, slope = self.direction(), _dot(self._direction, self.gradient)
+        if not slope < 0:  # uphill or NaN
+            self.forget()
+            direction, slope = self.direction(), _dot(self._direction, self.gradient)
+
+        def at(length: float) -> tuple[float, float]:
+            np.multiply(direction, length, out=self._trial)
+            self._trial += self.x
+            loss = self._evaluate_at(self._trial, evaluate, into=self._next_gradient)
+            return loss, _dot(direction, self._next_gradient)
+
+        # without a history the direction has the gradient's length, which says little about how far to go
+        first = 1.0 if self.pairs else min(1.0, 1.0 / math.sqrt(-slope))
+        found = search(Line(at, self.loss, slope), SEARCHES[self.options.line_search], first)
+        if found is None:
+            return False
+        self._remember()
+        self.loss = found
+        self.x, self._trial = self._trial, self.x
+        self.gradient, self._next_gradient = self._next_gradient, self.gradient
+        return True
+
+    def _evaluate_at(self, x: np.ndarray, evaluate: Evaluate, into: np.ndarray) -> float:
+        loss, gradient = evaluate(x)
+        into[:] = gradient
+        self.evaluations += 1
+        return float(loss)
+
+    # ---- the curvature -----------------------------------------------------
+
+    def direction(self) -> np.ndarray:
+        """Minus the inverse Hessian that the history stands for, times the gradient: the two-loop recursion."""
+        d, product = self._direction, self._product
+        np.negative(self.gradient, out=d)
+        newest_first = [(self.end - 1 - age) % len(self.ys) for age in range(self.pairs)]
+        alpha = {}
+        for i in newest_first:
+            alpha[i] = _dot(self.s[i], d) / float(self.ys[i])
+            d -= np.multiply(self.y[i], alpha[i], out=product)
+        if newest_first:
+            newest = newest_first[0]
+            d *= float(self.ys[newest]) / _dot(self.y[newest], self.y[newest])
+        for i in reversed(newest_first):
+            beta = _dot(self.y[i], d) / float(self.ys[i])
+            d += np.multiply(self.s[i], alpha[i] - beta, out=product)
+        return d
+
+    def _remember(self) -> None:
+        """Take the move to the trial point into the ring, unless its curvature is too small to divide by."""
+        s = np.subtract(self._trial, self.x, out=self._direction)
+        y = np.subtract(self._next_gradient, self.gradient, out=self._product)
+        ys = _dot(y, s)
+        if ys > FLAT * math.sqrt(_dot(s, s) * _dot(y, y)):
+            self.s[self.end], self.y[self.end], self.ys[self.end] = s, y, ys
+            self.end = (self.end + 1) % len(self.ys)
+            self.pairs = min(self.pairs + 1, len(self.ys))
+
+    # ---- the checkpoint ----------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        """All that goes on to the next iteration; arrays are the state's own, not copies."""
+        return {
+            "current_parameters": self.x,
+            "current_gradients": self.gradient,
+            "memory_s": self.s,
+            "memory_y": self.y,
+            "memory_ys": self.ys,
+            "approx_hessian_count": self.pairs,
+            "line_search_end": self.end,
+            "loss": self.loss,
+            "iteration": self.iteration,
+            "evaluations": self.evaluations,
+        }
+
+    @classmethod
+    def from_dict(cls, kept: dict[str, Any], options: LbfgsOptions | None = None) -> "Lbfgs":
+        state = cls(kept["current_parameters"], options)
+        if kept["memory_s"].shape != state.s.shape:
+            held, wanted = len(kept["memory_s"]), state.options.history
+            raise UsageError(f"the checkpoint holds a history of {held} moves, not the {wanted} asked for")
+        state.gradient[:], state.s[:], state.y[:] = kept["current_gradients"], kept["memory_s"], kept["memory_y"]
+        state.ys[:], state.loss = kept["memory_ys"], float(kept["loss"])
+        state.pairs, state.end = int(kept["approx_hessian_count"]), int(kept["line_search_end"])
+        state.iteration, state.evaluations = int(kept["iteration"]), int(kept["evaluations"])
+        return state
+
+
+def _dot(a: np.ndarray, b: np.ndarray) -> float:
+    """In float64 whatever the vectors are, in one order whatever the number of threads, with no float64 copy."""
+    return float(np.einsum("i,i", a, b, dtype=np.float64))

@@ -1,0 +1,89 @@
+"""How far to go along a direction: bracketing, with cubic interpolation inside the bracket.
+
+Three conditions, each containing the one before (slopes are along the direction):
+
+    armijo         the loss falls by at least SUFFICIENT of what the slope at the start promises
+    wolfe          and the slope has come up to CURVATURE of the one at the start
+    strong-wolfe   and it has not turned steeper than that upwards
+
+All are one loop. `low` fell enough but still goes down steeply; `high` is too far: it did not fall enough, or goes up
+steeply, or is not finite. Such a bracket always holds a step that meets the condition, and each try makes it smaller.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+SUFFICIENT, CURVATURE = 1e-4, 0.9
+MAX_EVALUATIONS = 20
+EXPAND = 2.0  # while nothing is too far
+MARGIN = 0.1  # an interpolated step keeps this share of the bracket from its ends
+
+
+class Condition(NamedTuple):
+    curvature: bool  # the slope must have come up
+    strong: bool  # and not too far
+
+
+SEARCHES = {"armijo": Condition(False, False), "wolfe": Condition(True, False), "strong-wolfe": Condition(True, True)}
+
+
+@dataclass(frozen=True)
+class Line:
+    """The loss along a direction: `at(length)` gives loss and slope; those at length 0 are known."""
+
+    at: Callable[[float], tuple[float, float]]
+    loss: float
+    slope: float
+
+
+class Point(NamedTuple):
+    length: float
+    loss: float
+    slope: float
+
+
+def search(line: Line, condition: Condition, first: float) -> float | None:
+    """The loss at a step that meets the condition, or None. The last call of `line.at` was at that step."""
+    low, high, length = Point(0.0, line.loss, line.slope), None, first
+    for evaluation in range(1, MAX_EVALUATIONS + 1):
+        last = evaluation == MAX_EVALUATIONS
+        if last and low.length > 0:
+            length = low.length  # falls enough, which must do
+        here = Point(length, *line.at(length))
+        if not _fell_enough(line, here):
+            high = here
+        elif condition.curvature and not last and here.slope < CURVATURE * line.slope:
+            low = here
+        elif condition.strong and not last and here.slope > -CURVATURE * line.slope:
+            high = here
+        else:
+            return here.loss
+        length = _next_length(low, high)
+    return None
+
+
+def _fell_enough(line: Line, here: Point) -> bool:
+    """Not where the loss is NaN or infinite; a slope that is not finite makes a useless gradient."""
+    return math.isfinite(here.slope) and here.loss <= line.loss + SUFFICIENT * here.length * line.slope
+
+
+def _next_length(low: Point, high: Point | None) -> float:
+    if high is None:
+        return low.length * EXPAND
+    width = high.length - low.length
+    share = cubic_minimum(low, high) / width
+    if not math.isfinite(share):
+        share = 0.5
+    return low.length + width * min(max(share, MARGIN), 1.0 - MARGIN)
+
+
+def cubic_minimum(low: Point, high: Point) -> float:
+    """How far from `low` the cubic through both losses and slopes is least; NaN where it has no minimum."""
+    width = high.length - low.length
+    a = low.slope + high.slope - 3.0 * (high.loss - low.loss) / width
+    square = a * a - low.slope * high.slope
+    root = math.sqrt(square) if square >= 0 else math.nan
+    steepening = high.slope - low.slope + 2.0 * root
+    return width * (1.0 - (high.slope + root - a) / steepening) if steepening else math.nan

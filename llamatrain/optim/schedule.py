@@ -1,0 +1,59 @@
+"""The learning rate as a pure function of the step. Steps count from 1.
+
+    warm-up              step W of W reaches the peak; from the minimum on, in a line
+    decay                starts where the warm-up ends and reaches the minimum `decay_steps` later
+    after that           the minimum, or with `restart_growth` the cosine again, each period that much longer
+
+A period's last step has the minimum; the step after it is the first of the next period.
+"""
+
+import math
+from dataclasses import dataclass
+
+from llamatrain.errors import UsageError
+
+DECAYS = {
+    "constant": lambda part: 1.0,
+    "linear": lambda part: 1.0 - part,
+    "cosine": lambda part: 0.5 * (1.0 + math.cos(math.pi * part)),
+}
+
+
+@dataclass(frozen=True)
+class Schedule:
+    kind: str = "cosine"
+    peak: float = 1e-3
+    minimum: float = 0.0  # holds in the warm-up too
+    warmup: int = 0
+    decay_steps: int = 1  # the cosine's (first) period
+    restart_growth: float = 0.0  # each period is that many times the one before; 0: no restarts
+
+    def __post_init__(self) -> None:
+        if self.kind not in DECAYS:
+            raise UsageError(f"schedule {self.kind!r} is unknown; known are {', '.join(DECAYS)}")
+        if not 0 <= self.minimum <= self.peak < math.inf:
+            raise UsageError(f"the minimum rate {self.minimum:g} must lie between 0 and the rate {self.peak:g}")
+        if self.warmup < 0:
+            raise UsageError(f"a warm-up of {self.warmup} steps cannot be; 0 turns it off")
+        if self.kind != "constant" and self.decay_steps < 1:
+            raise UsageError(f"a decay over {self.decay_steps} steps cannot be; it takes 1 or more")
+        if self.restart_growth and not (self.kind == "cosine" and 1 <= self.restart_growth < math.inf):
+            raise UsageError(f"restarts take the cosine and a growth of 1 or more, not {self.kind} and {self.restart_growth:g}")
+
+    def rate(self, step: int) -> float:
+        if step < self.warmup:
+            return self._between(step / self.warmup)
+        done = step - max(self.warmup, 1)  # without a warm-up the first step has the peak
+        return self._between(DECAYS[self.kind](self._part(done)))
+
+    def _part(self, done: int) -> float:
+        """How much of its period a step has behind it, 0 to 1."""
+        rest, period = float(done), float(self.decay_steps)
+        if not self.restart_growth:
+            return min(rest / period, 1.0)
+        while rest > period:
+            rest, period = rest - period, period * self.restart_growth
+        return rest / period
+
+    def _between(self, share: float) -> float:
+        return self.minimum + share * (self.peak - self.minimum)

@@ -1,0 +1,66 @@
+"""When to stop before the last step, and in words why. Losses are those of one batch each, so these rules are noisy.
+
+    past, delta          the loss differs from the one `past` evaluations ago by less than `delta` of itself
+    max_no_improvement   so many evaluations in a row did not go below the best loss
+    epsf                 the loss differs from the one before by less than `epsf` of itself
+
+A limit of 0 turns its rule off.
+"""
+
+import math
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class StopRules:
+    past: int = 0
+    delta: float = 1e-5
+    max_no_improvement: int = 0
+    epsf: float = 0.0
+
+
+@dataclass
+class StopState:
+    """What the rules remember; a checkpoint keeps it."""
+
+    best_loss: float = math.inf
+    previous_loss: float = math.nan
+    no_improvement_count: int = 0
+    past_loss_values: list[float] = field(default_factory=list)  # the last `past`, oldest first
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def observe(self, rules: StopRules, loss: float) -> str | None:
+        """Take in the loss of one evaluation; the reason to stop, if there is one."""
+        improved = loss < self.best_loss
+        self.no_improvement_count = 0 if improved else self.no_improvement_count + 1
+        self.best_loss = min(self.best_loss, loss)
+        reasons = [self._without_improvement(rules), self._against_past(rules, loss), self._against_previous(rules, loss)]
+        self.previous_loss = loss
+        self.past_loss_values = [*self.past_loss_values, loss][-rules.past :] if rules.past > 0 else []
+        return next(filter(None, reasons), None)
+
+    def _without_improvement(self, rules: StopRules) -> str | None:
+        if not 0 < rules.max_no_improvement <= self.no_improvement_count:
+            return None
+        return f"no loss below {self.best_loss:.6g} in the last {self.no_improvement_count} evaluations"
+
+    def _against_past(self, rules: StopRules, loss: float) -> str | None:
+        if rules.past <= 0 or len(self.past_loss_values) < rules.past:
+            return None
+        before = self.past_loss_values[-rules.past]
+        if not _close(before, loss, rules.delta):
+            return None
+        return f"the loss went from {before:.6g} to {loss:.6g} in {rules.past} evaluations, less than {rules.delta:g} of itself"
+
+    def _against_previous(self, rules: StopRules, loss: float) -> str | None:
+        if not _close(self.previous_loss, loss, rules.epsf):
+            return None
+        return f"the loss went from {self.previous_loss:.6g} to {loss:.6g}, less than {rules.epsf:g} of itself"
+
+
+def _close(before: float, loss: float, limit: float) -> bool:
+    """Nothing is close to NaN, the previous loss of the first evaluation."""
+    return limit > 0 and abs(before - loss) <= limit * abs(loss)

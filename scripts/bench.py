@@ -1,0 +1,299 @@
+"""Times llamatrain on this machine.
+
+    python scripts/bench.py kernels [NAME...]        each kernel: checked against the reference, then timed
+    python scripts/bench.py step [tiny S M]          whole training steps, in alternation with torch's
+
+Times are medians with quartiles. Where torch is installed, both are timed in turns in one run. A ratio above 1 is in
+llamatrain's favour. `copy` is the share of the bandwidth of copying 256 MB with as many threads.
+"""
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
+from kernel_cases import Case, cases
+
+from llamatrain.engine.program import Program, empty
+from llamatrain.graph.autodiff import value_and_gradients
+from llamatrain.graph.layers import opt_step_adamw
+from llamatrain.graph.precision import round_products
+from llamatrain.graph.tensor import BF16, Tensor, nodes_of, placeholder, state
+from llamatrain.kernels import cpu
+from llamatrain.kernels.reference.registry import from_bf16
+from llamatrain.machine import jit, threads, units
+from llamatrain.optim.adamw import decay_of, schedule_input
+from tests.llama_graph import TINY, M, S, Size, llama
+
+ROUND = 2e-3  # seconds: shorter things are repeated within a round
+COPIED = 256 << 20
+SIZES = {"tiny": TINY, "S": S, "M": M}
+# torch allocates anew in each step: without these, what is timed is the system handing out pages
+MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_TOP_PAD_": str(256 << 20)}
+
+
+# ---- timing ----------------------------------------------------------------
+
+
+class Timed:
+    """Something to run, and how long it took each time."""
+
+    def __init__(self, run: Callable[[], Any]) -> None:
+        self.run, self.times = run, list[float]()
+        run()
+        start = time.perf_counter()
+        run()
+        self.repeats = max(1, round(ROUND / max(1e-7, time.perf_counter() - start)))
+
+    def round(self) -> None:
+        self.run()  # wakes its threads and fills its caches
+        start = time.perf_counter()
+        for _ in range(self.repeats):
+            self.run()
+        self.times.append((time.perf_counter() - start) / self.repeats)
+
+    def quartiles(self) -> tuple[float, float, float]:
+        """In milliseconds."""
+        low, middle, high = np.quantile(self.times, [0.25, 0.5, 0.75]) * 1e3
+        return float(low), float(middle), float(high)
+
+
+def in_turns(*runs: Callable[[], Any] | None, seconds: float, rounds: int = 50) -> list[Timed | None]:
+    """Each once a round, until the time is up; at least three rounds."""
+    timed = [Timed(run) if run else None for run in runs]
+    end = time.perf_counter() + seconds
+    for done in range(rounds):
+        if done >= 3 and time.perf_counter() > end:
+            break
+        for each in timed:
+            if each:
+                each.round()
+    return timed
+
+
+def copy_bandwidth(workers: int) -> float:
+    """GB/s, read and written, of copying 256 MB with so many threads."""
+    source, target = np.ones(COPIED, np.uint8), np.ones(COPIED, np.uint8)
+    parts = list(zip(np.array_split(source, workers), np.array_split(target, workers), strict=True))
+    with ThreadPoolExecutor(workers) as pool:
+        timed = in_turns(lambda: list(pool.map(lambda part: np.copyto(part[1], part[0]), parts)), seconds=1.0)[0]
+    assert timed
+    return 2 * COPIED / timed.quartiles()[1] / 1e6
+
+
+def torch_if_any(workers: int, wanted: bool) -> Any:
+    if not wanted or not find_spec("torch"):
+        return None
+    import torch
+
+    torch.set_num_threads(workers)
+    return torch
+
+
+# ---- kernels ---------------------------------------------------------------
+
+
+def bound(case: Case, kernels: str, workers: int) -> tuple[Program, list[Tensor]]:
+    """The case over arrays of its own."""
+    memory = {tensor: empty(tensor) for tensor in [*case.arrays, *case.outputs]}
+    for tensor, array in case.arrays.items():
+        memory[tensor][...] = array
+    for output in case.outputs:
+        if output.node and output.index in output.node.aliases:  # lies in its source's memory
+            del memory[output]
+    return Program.of(case.outputs, memory, kernels=kernels, threads=workers), list(case.outputs)
+
+
+def largest_error(fast: Program, plain: Program, outputs: list[Tensor]) -> float:
+    """Of all outputs, as a share of each one's largest element."""
+    worst = 0.0
+    for output in outputs:
+        found, expected = (from_bf16(p[output]) if output.dtype is BF16 else p[output] for p in (fast, plain))
+        worst = max(worst, float(np.max(np.abs(found - expected)) / max(1e-30, float(np.max(np.abs(expected))))))
+    return worst
+
+
+def torch_leaves(torch: Any, case: Case) -> list[Any]:
+    full = (from_bf16(array) if tensor.dtype is BF16 else array.copy() for tensor, array in case.arrays.items())
+    return [torch.from_numpy(array) for array in full]
+
+
+def met(floor: str, ratios: dict[str, float]) -> str:
+    if not floor:
+        return ""
+    against, least = floor.split()
+    if against not in ratios:
+        return f"{floor}: ?"
+    return f"{floor}: {'yes' if ratios[against] >= float(least) else 'NO'}"
+
+
+def kernel_row(name: str, case: Case, copied: float, torch: Any, args: argparse.Namespace) -> bool:
+    """Check, time and print one case; whether the check held."""
+    fast, outputs = bound(case, args.kernels, args.threads)
+    plain, _ = bound(case, "reference", 1)
+    jit.compiler.report()
+    fast()
+    plain()
+    error = largest_error(fast, plain, outputs)
+    right = error <= case.tolerance
+    numpy_time = time_once(plain) * 1e3
+    peer = case.peer(torch, torch_leaves(torch, case)) if torch and case.peer else None
+    ours, theirs = in_turns(fast, peer, seconds=args.seconds)
+    assert ours
+    low, middle, high = ours.quartiles()
+    rate = (case.flops or case.moved) / middle / 1e6
+    ratios = {"copy": rate / copied} if case.moved else {}
+    if theirs:
+        ratios["torch"] = theirs.quartiles()[1] / middle
+    shown = {kind: f"{ratios[kind]:.2f}" if kind in ratios else "-" for kind in ("copy", "torch")}
+    print(
+        f"{name:27.27} {case.shape:22.22} {middle:9.3f} {f'{low:.3g}..{high:.3g}':>15} {rate:8.1f} "
+        f"{'GFLOP/s' if case.flops else 'GB/s':8}{numpy_time / middle:8.1f} {shown['copy']:>6} {shown['torch']:>6} "
+        f"{fast.plan.arena / 1e6:9.1f} {error:8.1e}{' ' if right else '!'} {met(case.floor, ratios)}",
+        flush=True,
+    )
+    return right
+
+
+def time_once(run: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def bench_kernels(args: argparse.Namespace) -> int:
+    torch, copied = torch_if_any(args.threads, args.torch), copy_bandwidth(args.threads)
+    header(args, torch)
+    print(f"copy of {COPIED >> 20} MB: {copied:.1f} GB/s (read and written)\n")
+    print(
+        f"{'kernel':27} {'shape':22} {'ms':>9} {'quartiles':>15} {'rate':>8} {'':8}{'x numpy':>8} {'copy':>6} "
+        f"{'torch':>6} {'arena MB':>9} {'error':>8}  floor"
+    )
+    wrong, run = [], set[str]()
+    for name, case in cases(args.names):
+        run |= {node.op.name for node in nodes_of(case.outputs)}
+        if not kernel_row(name, case, copied, torch, args):
+            wrong.append(name)
+    if missing := sorted(cpu.BINDINGS.keys() - run) if not args.names else []:
+        print(f"\ncompiled, but not timed here: {', '.join(missing)}")
+    if wrong:
+        print(f"wrong results: {', '.join(wrong)}", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+# ---- steps -----------------------------------------------------------------
+
+
+def our_step(size: Size, precision: str, workers: int, kernels: str = "cpu") -> tuple[Callable[[], float], Program]:
+    """A whole step as a run would do it: inputs written, the loss before the update read."""
+    model = llama(size)
+    value, gradients = value_and_gradients(model.loss, model.trained)
+    schedule, factor = placeholder("schedule", (3,)), placeholder("factor", ())
+    outputs, memory = [value], model.random()
+    for weight, gradient in zip(model.trained, gradients, strict=True):
+        moments = [state(f"{weight.name}.{moment}", weight.shape) for moment in "mv"]
+        memory |= {moment: empty(moment) for moment in moments}
+        decay = decay_of(weight.shape, 0.1)
+        updated = opt_step_adamw(weight, *moments, gradient, schedule, factor, beta1=0.9, beta2=0.999, eps=1e-8, decay=decay)
+        outputs.append(updated[0])
+    outputs = round_products(outputs) if precision == "bf16" else outputs
+    program = Program.of(outputs, memory, kernels=kernels, threads=workers)
+    batch = {leaf: memory[leaf].copy() for leaf in (model.tokens, model.targets, model.weights)}
+    program[factor][...] = 1.0
+    steps = iter(range(1, 1 << 62))
+
+    def step() -> float:
+        for leaf, array in batch.items():
+            program[leaf][...] = array
+        program[schedule][...] = schedule_input(next(steps), 1e-3, 0.9, 0.999)
+        program()
+        return float(program[outputs[0]])
+
+    return step, program
+
+
+def torch_step(torch: Any, size: Size, precision: str, compiled: bool) -> Callable[[], float]:
+    from tests.torch_llama import TorchLlama, training_step
+
+    torch.manual_seed(0)
+    tokens = torch.randint(0, size.vocab, (size.batch, size.ctx))
+    targets = torch.randint(0, size.vocab, (size.batch * size.ctx,))
+    return training_step(TorchLlama(size), tokens, targets, bf16=precision == "bf16", compiled=compiled)
+
+
+def step_figures(size: Size, ours: Timed, theirs: Timed | None) -> str:
+    low, middle, high = ours.quartiles()
+    line = f"{middle:9.3f} {f'{low:.3g}..{high:.3g}':>15} {size.batch * size.ctx / middle * 1e3:9.0f}"
+    if not theirs:
+        return f"{line} {'-':>9} {'-':>8}"
+    other = theirs.quartiles()[1]
+    return f"{line} {other:9.3f} {other / middle:8.2f}"
+
+
+def bench_step(args: argparse.Namespace) -> int:
+    torch = torch_if_any(args.threads, args.torch)
+    header(args, torch)
+    print(
+        f"\n{'size':6} {'precision':9} {'ms':>9} {'quartiles':>15} {'tokens/s':>9} {'arena MB':>9} {'torch ms':>9} {'x torch':>8}"
+    )
+    for name in args.names or SIZES:
+        size = SIZES[name]
+        for precision in args.precision:
+            step, program = our_step(size, precision, args.threads, args.kernels)
+            jit.compiler.report()
+            peer = torch_step(torch, size, precision, args.compile) if torch else None
+            ours, theirs = in_turns(step, peer, seconds=args.seconds)
+            assert ours
+            print(f"{name:6} {precision:9} {step_figures(size, ours, theirs)} {program.plan.arena / 1e6:9.1f}", flush=True)
+    return 0
+
+
+# ---- the command -----------------------------------------------------------
+
+
+def header(args: argparse.Namespace, torch: Any) -> None:
+    processor, _ = units.target()
+    has = ", ".join(sorted(units.units())) or "none"
+    print(f"{processor}, units: {has}; {args.threads} threads; kernels: {args.kernels}; {versions(torch)}")
+
+
+def versions(torch: Any) -> str:
+    import numba
+
+    return f"numpy {np.__version__}, numba {numba.__version__}, torch {torch.__version__ if torch else '-'}"
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+    for name, run, seconds in (("kernels", bench_kernels, 1.5), ("step", bench_step, 10.0)):
+        command = commands.add_parser(name)
+        command.set_defaults(run=run)
+        command.add_argument("names", nargs="*", choices=SIZES if name == "step" else None, default=[], help="only these")
+        command.add_argument("--threads", type=int, default=threads.available())
+        command.add_argument("--seconds", type=float, default=seconds, help=f"for each line ({seconds:g})")
+        command.add_argument("--kernels", choices=["cpu", "reference"], default="cpu")
+        command.add_argument("--no-torch", dest="torch", action="store_false", help="leave torch out")
+        if name == "step":
+            command.add_argument("--precision", nargs="+", choices=["f32", "bf16"], default=["f32", "bf16"])
+            command.add_argument("--compile", action="store_true", help="torch.compile the peer")
+    return parser.parse_args()
+
+
+def main() -> int:
+    args = parsed()
+    if sys.platform == "linux" and not MALLOC.keys() <= os.environ.keys():
+        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | MALLOC)
+    return int(args.run(args))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,168 @@
+"""The second witness of every gradient: torch runs the same graph forward, and its autograd says what ours must be."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llamatrain.engine.program import Program
+from llamatrain.graph.autodiff import value_and_gradients
+from llamatrain.graph.tensor import BF16, F32, F64, Tensor, nodes_of
+from tests.llama_graph import Size, llama
+from tests.op_cases import CASES, Case
+from tests.test_gradients import EACH, scalar
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+functional = torch.nn.functional
+
+pytestmark = pytest.mark.reference
+
+TYPES = {F32: torch.float32, F64: torch.float64, BF16: torch.bfloat16}
+
+
+def region(slices):
+    return tuple(slice(*each) for each in slices)
+
+
+def written(x, y, at, add: bool = False):
+    out = x.clone()
+    out[at] = out[at] + y if add else y
+    return out
+
+
+def folded(y, shape):
+    """The sum of the copies of shape that y is tiled with."""
+    y = y.reshape([n for size, part in zip(y.shape, shape, strict=True) for n in (size // part, part)])
+    return y.sum(dim=tuple(range(0, y.dim(), 2)))
+
+
+def turned(x, positions, table, back: bool = False):
+    pairs = table.shape[1]
+    cos, sin = (table[positions.long()][:, :, None, :, part] for part in (0, 1))  # (B, T, 1, pairs)
+    z = torch.view_as_complex(x[..., : 2 * pairs].reshape(*x.shape[:3], pairs, 2).contiguous())
+    z = z * torch.complex(cos, -sin if back else sin)
+    return torch.cat([torch.view_as_real(z).flatten(3), x[..., 2 * pairs :]], dim=3)
+
+
+def attention(q, k, v, starts, lasts=None, *, scale: float):
+    length, keys, times = q.shape[1], k.shape[1], q.shape[2] // k.shape[2]
+    if lasts is None:
+        lasts = (torch.arange(length) + keys - length).expand(starts.shape)
+    place = torch.arange(keys)
+    seen = ((place >= starts[..., None]) & (place <= lasts[..., None]))[:, None]  # (B, 1, T, S)
+    k, v = (each.repeat_interleave(times, dim=2) for each in (k, v))
+    scores = torch.einsum("bthd,bshd->bhts", q, k) * scale
+    p = torch.where(seen, torch.where(seen, scores, -1e30).softmax(-1), 0.0)
+    return torch.einsum("bhts,bshd->bthd", p, v), torch.where(seen, scores, -torch.inf).logsumexp(-1)
+
+
+def cross_entropy(logits, targets, weights):
+    if targets.dtype == torch.int32:
+        each = functional.cross_entropy(logits, targets.long(), reduction="none", ignore_index=-1)
+    else:
+        each = functional.cross_entropy(logits, targets, reduction="none")
+    return (each * weights).sum()
+
+
+def masked(x, past: int, value: float):
+    return x.masked_fill(torch.ones(x.shape[-2:], dtype=torch.bool).triu(1 + past), value)
+
+
+TORCH: dict[str, Callable[..., Any]] = {
+    "add": torch.add,
+    "sub": torch.sub,
+    "mul": torch.mul,
+    "div": torch.div,
+    "add1": lambda a, b: a + b.reshape(()),
+    "scale": lambda x, by: x * by,
+    "sqr": torch.square,
+    "sqrt": torch.sqrt,
+    "log": torch.log,
+    "cast": lambda x, dtype: x.to(TYPES[dtype]),
+    "add_cast": lambda a, b, dtype: a.to(TYPES[dtype]) + b.to(TYPES[dtype]),
+    "fill": lambda shape, value, dtype: torch.full(shape, value, dtype=TYPES[dtype]),
+    "sum": torch.sum,
+    "sum_rows": lambda x: x.sum(-1, keepdim=True),
+    "mean": torch.mean,
+    "sum_sqr": lambda x: x.square().sum(),
+    "repeat": lambda x, shape: x.repeat([size // n for size, n in zip(shape, x.shape, strict=True)]),
+    "repeat_back": folded,
+    "matmul": lambda x, w: x @ w.mT,
+    "matmul_nn": lambda y, w: y @ w,
+    "out_prod": lambda a, b: a.mT @ b,
+    "reshape": torch.reshape,
+    "permute": lambda x, axes: x.permute(axes),
+    "view": lambda x, slices: x[region(slices)],
+    "cont": torch.clone,
+    "cpy": lambda x, y: y.to(x.dtype).clone(),
+    "acc": lambda x, y, slices: written(x, y, region(slices), add=True),
+    "set": lambda x, y, slices: written(x, y, region(slices)),
+    "get_rows": lambda w, ids: functional.embedding(ids, w),
+    "get_rows_back": lambda dy, ids, rows: torch.zeros(rows, dy.shape[-1]).index_add(0, ids.flatten(), dy.flatten(0, -2)),
+    "set_rows": lambda x, rows, ids: written(x, rows, ids.long()),
+    "diag": lambda x: torch.diag_embed(x.squeeze(-2)),
+    "diag_mask_inf": lambda x, past=0: masked(x, past, -torch.inf),
+    "diag_mask_zero": lambda x, past=0: masked(x, past, 0.0),
+    "rms_norm": lambda x, w, eps: functional.rms_norm(x, w.shape, w, eps),
+    "silu": functional.silu,
+    "swiglu": lambda gate, up: functional.silu(gate) * up,
+    "rope": turned,
+    "rope_back": lambda x, positions, table: turned(x, positions, table, back=True),
+    "soft_max": lambda x: x.softmax(-1),
+    "flash_attn": attention,
+    "cross_entropy_loss": cross_entropy,
+    "linear_cross_entropy": lambda x, w, targets, weights: cross_entropy(x @ w.mT, targets, weights),
+}
+
+
+def by_torch(loss: Tensor, wrt: list[Tensor], arrays: dict[Tensor, np.ndarray]) -> list[np.ndarray]:
+    """The loss and its gradients."""
+    values = {tensor: torch.from_numpy(array.copy()).requires_grad_(tensor in wrt) for tensor, array in arrays.items()}
+    for node in nodes_of([loss]):
+        made = TORCH[node.op.name](*(values[source] for source in node.sources), **node.attrs)
+        values.update(zip(node.outputs, made if isinstance(made, tuple) else (made,), strict=True))
+    found = torch.autograd.grad(values[loss], [values[tensor] for tensor in wrt])
+    return [values[loss].detach().numpy(), *(grad.numpy() for grad in found)]
+
+
+def by_us(loss: Tensor, wrt: list[Tensor], arrays: dict[Tensor, np.ndarray]) -> list[np.ndarray]:
+    value, grads = value_and_gradients(loss, wrt)
+    program = Program.of([value, *grads], arrays, kernels="reference")
+    program()
+    return [program[tensor] for tensor in (value, *grads)]
+
+
+def assert_near(ours: np.ndarray, theirs: np.ndarray, name: str, within: float = 1e-4) -> None:
+    assert ours.shape == theirs.shape, name
+    assert np.abs(ours - theirs).max(initial=0) <= within * max(1, np.abs(theirs).max(initial=0)), name
+
+
+@pytest.mark.parametrize(("name", "index"), EACH)
+def test_an_op_against_torch(name: str, index: int) -> None:
+    case = Case(dtype=F32, seed=index)
+    loss = scalar(case, CASES[name][index](case))
+    pairs = zip(by_us(loss, case.wrt, case.arrays), by_torch(loss, case.wrt, case.arrays), strict=True)
+    for ours, theirs in pairs:
+        assert_near(ours, theirs, name)
+
+
+@pytest.mark.parametrize("lora", [0, 2])
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_llama_against_torch(fused: bool, lora: int) -> None:
+    size = Size(vocab=29, width=24, layers=2, heads=6, kv_heads=2, ff=40, ctx=10, batch=3, lora=lora, fused=fused)
+    model = llama(size)
+    arrays = model.random()
+    if lora:
+        frozen = [leaf for node in nodes_of([model.loss]) for leaf in node.sources if leaf.role == "state"]
+        rng = np.random.default_rng(1)
+        arrays |= {w: rng.standard_normal(w.shape).astype(np.float32) * np.float32(0.2) for w in frozen if w not in arrays}
+    arrays[model.starts][:, 6:] = 6  # two samples in a row
+    arrays[model.positions][:, 6:] -= 6
+    arrays[model.targets][::7] = -1
+    found = zip(by_us(model.loss, model.trained, arrays), by_torch(model.loss, model.trained, arrays), strict=True)
+    for name, (ours, theirs) in zip(["loss", *(w.name for w in model.trained)], found, strict=True):
+        assert np.abs(theirs).max() > 0, name
+        assert_near(ours, theirs, name)
+        # the absolute bound says little of small gradients
+        assert np.abs(ours - theirs).max() <= 1e-4 * np.abs(theirs).max(), name

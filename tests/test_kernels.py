@@ -1,0 +1,66 @@
+"""The compiled kernels against the plain ones that define them: every op and its gradient, and whole llamas."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from llamatrain.engine.program import Program
+from llamatrain.graph.autodiff import gradients
+from llamatrain.graph.tensor import F32
+from llamatrain.optim.step import AdamW, differentiate, stream
+from tests.llama_graph import TINY, Size, llama
+from tests.op_cases import CASES, Case
+from tests.test_gradients import EACH, scalar
+
+SMALL = Size(vocab=300, width=96, layers=2, heads=6, kv_heads=2, ff=130, ctx=37, batch=3)
+
+
+@pytest.mark.parametrize(("name", "index"), EACH)
+def test_each_op_and_its_gradient(name: str, index: int) -> None:
+    case = Case(dtype=F32, seed=index)
+    loss = scalar(case, CASES[name][index](case))
+    outputs = [loss, *gradients(loss, case.wrt)] if loss.dtype is F32 else [loss]
+    plain, fast = (Program.of(outputs, case.arrays, kernels=kind) for kind in ("reference", "cpu"))
+    plain(), fast()
+    for output in outputs:
+        np.testing.assert_allclose(fast[output], plain[output], rtol=2e-5, atol=2e-5 * max(1, np.abs(plain[output]).max(initial=0)))
+
+
+@pytest.mark.parametrize("size", [TINY, SMALL, replace(SMALL, fused=False), replace(SMALL, lora=4)], ids=["tiny", "small", "plain", "lora"])
+@pytest.mark.parametrize("precision", ["f32", "bf16"])
+def test_a_llama(size: Size, precision: str) -> None:
+    model = llama(size)
+    made = differentiate(model.loss, model.trained, precision=precision)
+    outputs = [made.loss, *made.grads.values()]
+    arrays = model.random()
+    plain, *fast = (
+        Program.of(outputs, arrays, kernels=kind, threads=n) for kind, n in (("reference", 1), ("cpu", 1), ("cpu", 2))
+    )
+    for program in (plain, *fast):
+        program()
+    tolerance = {"f32": 2e-5, "bf16": 2e-2}[precision]
+    for output in outputs:
+        alone, together = (program[output] for program in fast)
+        assert np.array_equal(alone, together), "one thread and two differ"
+        distance = np.linalg.norm(alone - plain[output]) / (np.linalg.norm(plain[output]) + 1e-12)
+        assert distance <= tolerance, f"{output!r}: {distance}"
+
+
+@pytest.mark.parametrize("remat", ["none", "block", "light"])
+def test_ten_steps_the_same_bits_however_planned(remat: str) -> None:
+    results = []
+    for naive, threads, policy in ((True, 1, "none"), (False, 2, remat)):
+        model = llama(SMALL)
+        made = differentiate(model.loss, model.trained, borders=model.borders, remat=policy)
+        inputs, outputs = stream(made, AdamW())
+        arrays = model.random() | {inputs.schedule: np.array([1e-3, 0.1, 0.001], np.float32)}
+        program = Program.of(outputs, arrays, threads=threads, naive=naive)
+        losses = []
+        for _ in range(10):
+            program()
+            losses.append(float(program[outputs[0]]))
+        results.append((losses, [arrays[weight].copy() for weight in model.trained]))
+    assert results[0][0] == results[1][0]
+    assert results[0][0][-1] < results[0][0][0]
+    assert all(np.array_equal(a, b) for a, b in zip(results[0][1], results[1][1], strict=True))

@@ -1,0 +1,222 @@
+"""L-BFGS on functions whose minimum is known, and its parts against their definitions."""
+
+import copy
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from llamatrain.errors import UsageError
+from llamatrain.optim.lbfgs import Lbfgs, LbfgsOptions
+from llamatrain.optim.line_search import CURVATURE, MAX_EVALUATIONS, SEARCHES, SUFFICIENT, Line, Point, cubic_minimum, search
+
+KINDS = list(SEARCHES)
+
+
+def rosenbrock(x: np.ndarray) -> tuple[float, np.ndarray]:
+    a, b = (float(value) for value in x)
+    loss = (1 - a) ** 2 + 100 * (b - a * a) ** 2
+    return loss, np.array([-2 * (1 - a) - 400 * a * (b - a * a), 200 * (b - a * a)])
+
+
+def quadratic(n: int, condition: float) -> tuple[Callable, np.ndarray]:
+    rng = np.random.default_rng(5)
+    turn, _ = np.linalg.qr(rng.normal(size=(n, n)))
+    matrix, best = turn * np.geomspace(1, condition, n) @ turn.T, rng.normal(size=n)
+    return lambda x: (0.5 * (x - best) @ matrix @ (x - best), matrix @ (x - best)), best
+
+
+def product(n: int) -> tuple[Callable, np.ndarray]:
+    """Σ (c - a·b)² over a and b, all n by n, in float32."""
+    rng = np.random.default_rng(7)
+    c = rng.uniform(-1, 1, (n, n)).astype(np.float32)
+
+    def evaluate(x: np.ndarray) -> tuple[float, np.ndarray]:
+        a, b = x.reshape(2, n, n)
+        error = a @ b - c
+        return float(np.square(error, dtype=np.float64).sum()), 2 * np.concatenate([(error @ b.T).ravel(), (a.T @ error).ravel()])
+
+    return evaluate, rng.uniform(-1, 1, 2 * n * n).astype(np.float32)
+
+
+def minimise(evaluate: Callable, x: np.ndarray, steps: int, **options: object) -> tuple[Lbfgs, str | None]:
+    state = Lbfgs(x, LbfgsOptions(**options))
+    for _ in range(steps):
+        if why := state.step(evaluate):
+            return state, why
+    return state, None
+
+
+# ---- whole runs ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rosenbrock(kind: str) -> None:
+    state, why = minimise(rosenbrock, np.array([-1.2, 1.0]), 60, line_search=kind, tolerance=1e-8)
+    assert why and why.startswith("converged")
+    np.testing.assert_allclose(state.x, [1.0, 1.0], atol=1e-7)
+    assert state.evaluations < 80
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_quadratic_in_50_dimensions_takes_few_iterations(kind: str) -> None:
+    evaluate, best = quadratic(50, condition=30.0)
+    state, why = minimise(evaluate, np.zeros(50), 60, line_search=kind, tolerance=1e-7)
+    assert why and why.startswith("converged")
+    assert state.iteration <= 55  # steepest descent takes hundreds
+    np.testing.assert_allclose(state.x, best, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_product_of_matrices_in_float32(kind: str) -> None:
+    evaluate, x = product(8)
+    state, _ = minimise(evaluate, x, 100, line_search=kind)
+    assert state.x.dtype == np.float32
+    assert state.loss < 1e-6 < evaluate(x)[0]
+
+
+def test_each_step_lowers_the_loss() -> None:
+    evaluate, x = product(6)
+    state = Lbfgs(x)
+    losses = []
+    while state.step(evaluate) is None:
+        losses.append(state.loss)
+        assert evaluate(state.x)[0] == state.loss
+        np.testing.assert_array_equal(evaluate(state.x)[1], state.gradient)
+    assert losses == sorted(losses, reverse=True)
+
+
+# ---- the parts against their definitions -----------------------------------
+
+
+def dense_direction(state: Lbfgs) -> np.ndarray:
+    """The direction of BFGS with the whole matrix, updated by the pairs that the state holds."""
+    order = [(state.end - state.pairs + k) % len(state.ys) for k in range(state.pairs)]
+    s, y = state.s[order], state.y[order]
+    inverse = np.eye(state.x.size) * (s[-1] @ y[-1]) / (y[-1] @ y[-1])
+    for move, change in zip(s, y, strict=True):
+        left = np.eye(state.x.size) - np.outer(move, change) / (change @ move)
+        inverse = left @ inverse @ left.T + np.outer(move, move) / (change @ move)
+    return -inverse @ state.gradient
+
+
+@pytest.mark.parametrize("steps", [1, 3, 5, 11])  # fewer pairs than the ring holds, as many, and after it came round
+def test_the_two_loops_are_bfgs(steps: int) -> None:
+    evaluate, _ = quadratic(12, condition=100.0)
+    state, why = minimise(evaluate, np.zeros(12), steps, history=5)
+    assert why is None
+    assert state.pairs == min(steps, 5)
+    np.testing.assert_allclose(state.direction(), dense_direction(state), rtol=1e-9, atol=1e-12)
+
+
+LINES = {  # loss and slope at a length; each goes down at 0
+    "parabola": lambda t: ((t - 3.0) ** 2, 2 * (t - 3.0)),
+    "far": lambda t: ((t / 1000 - 1.0) ** 2, (t / 1000 - 1.0) / 500),
+    "near": lambda t: ((t * 1000 - 1.0) ** 2, 2000 * (t * 1000 - 1.0)),
+    "waves": lambda t: (-t / 4 + math.sin(3 * t) ** 2 + 0.02 * t * t, -0.25 + 3 * math.sin(6 * t) + 0.04 * t),
+    "kink": lambda t: (abs(t - 0.7) ** 1.5, 1.5 * math.copysign(abs(t - 0.7) ** 0.5, t - 0.7)),
+    "cliff": lambda t: (-t, -1.0) if t < 0.3 else (math.inf, math.nan),
+    "torn": lambda t: (-t, -1.0) if t < 0.3 else (-t, math.nan),
+    "wall": lambda t: (t * t - math.log(1 - t) - 2 * t, 2 * t + 1 / (1 - t) - 2) if t < 1 else (math.nan, math.nan),
+}
+
+
+@pytest.mark.parametrize("first", [1e-3, 1.0, 50.0])
+@pytest.mark.parametrize("name", LINES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_line_search_keeps_its_word(kind: str, name: str, first: float) -> None:
+    tried = []
+
+    def at(length: float) -> tuple[float, float]:
+        tried.append(length)
+        return LINES[name](length)
+
+    start, slope = LINES[name](0.0)
+    loss = search(Line(at, start, slope), SEARCHES[kind], first)
+    assert loss is not None
+    assert len(tried) <= MAX_EVALUATIONS
+    assert math.isfinite(LINES[name](tried[-1])[1])
+    assert loss == LINES[name](tried[-1])[0] <= start + SUFFICIENT * tried[-1] * slope
+    if kind != "armijo" and name not in ("cliff", "torn"):  # whose slope never comes up: falling enough must do
+        assert LINES[name](tried[-1])[1] >= CURVATURE * slope
+    if kind == "strong-wolfe" and name not in ("cliff", "torn"):
+        assert abs(LINES[name](tried[-1])[1]) <= -CURVATURE * slope
+
+
+def test_interpolation_is_exact_on_a_cubic() -> None:
+    low, high = (Point(t, t**3 - 3 * t + 5, 3 * t * t - 3) for t in (0.25, 2.0))
+    assert cubic_minimum(low, high) == pytest.approx(0.75)  # at t = 1
+
+
+def test_a_line_that_only_goes_up_is_given_up() -> None:
+    tried = []
+    line = Line(lambda length: (tried.append(length) or length, -1.0), 0.0, -1.0)
+    assert search(line, SEARCHES["wolfe"], 1.0) is None
+    assert len(tried) == MAX_EVALUATIONS
+
+
+# ---- what may go wrong -----------------------------------------------------
+
+
+def test_a_direction_uphill_is_dropped() -> None:
+    evaluate, _ = quadratic(10, condition=10.0)
+    state, _ = minimise(evaluate, np.zeros(10), 3)
+    state.ys *= -1  # no such curvature: every direction turns round
+    before = state.loss
+    assert state.step(evaluate) is None
+    assert state.loss < before
+    assert state.pairs == 1
+
+
+def test_a_step_without_curvature_is_not_remembered() -> None:
+    slope = np.array([1.0, -2.0])
+    state = Lbfgs(np.zeros(2), LbfgsOptions(line_search="armijo"))
+    for _ in range(3):
+        assert state.step(lambda x: (float(slope @ x), slope)) is None
+    assert (state.pairs, state.iteration) == (0, 3)
+
+
+def test_a_misleading_history_is_dropped_once_then_it_says_so() -> None:
+    evaluate, _ = quadratic(10, condition=10.0)
+    state, _ = minimise(evaluate, np.zeros(10), 3)
+    x, loss, evaluations = state.x.copy(), state.loss, state.evaluations
+    why = state.step(lambda x: (loss + 1.0, np.ones_like(x)))
+    assert why and why.startswith("stuck: no step along the gradient")
+    assert state.evaluations == evaluations + 2 * MAX_EVALUATIONS
+    np.testing.assert_array_equal(state.x, x)
+    assert (state.loss, state.pairs) == (loss, 0)
+
+
+def test_a_loss_that_is_not_finite_at_the_start() -> None:
+    why = Lbfgs(np.zeros(3)).step(lambda x: (math.nan, np.zeros(3)))
+    assert why and why.startswith("stuck: the loss is nan")
+
+
+def test_options_are_checked() -> None:
+    with pytest.raises(UsageError, match="armijo, wolfe, strong-wolfe"):
+        LbfgsOptions(line_search="golden")
+    with pytest.raises(UsageError, match="1 or more"):
+        LbfgsOptions(history=0)
+
+
+# ---- the checkpoint --------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("cut", [0, 1, 4, 9])
+def test_resume_gives_the_same_bits(kind: str, cut: int) -> None:
+    evaluate, x = product(6)
+    whole, _ = minimise(evaluate, x, 14, line_search=kind, history=4)
+    first, _ = minimise(evaluate, x, cut, line_search=kind, history=4)
+    second = Lbfgs.from_dict(copy.deepcopy(first.to_dict()), LbfgsOptions(history=4, line_search=kind))
+    for _ in range(14 - cut):
+        assert second.step(evaluate) is None
+    for name, kept in whole.to_dict().items():
+        np.testing.assert_array_equal(second.to_dict()[name], kept, err_msg=name)
+
+
+def test_another_history_length_is_refused() -> None:
+    state, _ = minimise(rosenbrock, np.array([-1.2, 1.0]), 3, history=4)
+    with pytest.raises(UsageError, match="4 moves, not the 6"):
+        Lbfgs.from_dict(state.to_dict(), LbfgsOptions(history=6))

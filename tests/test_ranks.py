@@ -1,0 +1,89 @@
+"""Imports point only down: each folder of the package stands on those of a lower rank, and on itself."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parent.parent / "llamatrain"
+RANKS = {
+    name: rank
+    for rank, names in enumerate(
+        (
+            ("__init__", "errors"),
+            ("machine", "files"),
+            ("graph",),
+            ("kernels",),
+            ("engine",),
+            ("model", "data", "adapters", "optim", "sample"),
+            ("config", "report"),
+            ("train",),
+            ("cli",),
+        ),
+        start=-1,  # errors stand under all, so that machine and files, of rank 0, may raise them
+    )
+    for name in names
+}
+
+
+def place(module: str) -> str:
+    """The folder or file under the package's root that a module is in: llamatrain.graph.ops -> graph."""
+    return module.split(".")[1] if "." in module else "__init__"
+
+
+def imported(source: str, module: str, is_package: bool) -> set[str]:
+    """Every module of the package that a source imports, at its head or late inside a function."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parents = module.split(".")[: None if is_package and node.level == 1 else -node.level + is_package]
+                base = ".".join([*parents, *filter(None, [base])])
+            # `from llamatrain import graph` names a folder; `from llamatrain import __version__` does not
+            under_root = base == "llamatrain"
+            found.update(f"{base}.{alias.name}" if under_root and alias.name in RANKS else base for alias in node.names)
+    return {name for name in found if name == "llamatrain" or name.startswith("llamatrain.")}
+
+
+def offences(source: str, module: str, is_package: bool = False) -> list[str]:
+    here = place(module)
+    targets = {place(name) for name in imported(source, module, is_package)} - {here}
+    return [f"{module} imports {there}" for there in sorted(targets) if RANKS[there] >= RANKS[here]]
+
+
+def test_imports_point_down() -> None:
+    found: list[str] = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = ["llamatrain", *path.relative_to(PACKAGE).with_suffix("").parts]
+        is_package = parts[-1] == "__init__"
+        module = ".".join(parts[:-1] if is_package else parts)
+        assert place(module) in RANKS, f"{module} has no rank"
+        found += offences(path.read_text(), module, is_package)
+    assert not found
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import llamatrain.engine.plan",
+        "from llamatrain.engine import plan",
+        "from llamatrain import engine",
+        "from ..engine import plan",
+        "from .. import engine",
+        "def late():\n    from llamatrain.engine.plan import layout",
+    ],
+)
+def test_an_import_that_points_up_is_found(source: str) -> None:
+    assert offences(source, "llamatrain.graph.ops") == ["llamatrain.graph.ops imports engine"]
+    assert not offences(source, "llamatrain.train.loop")
+    assert not offences(source, "llamatrain.engine.program")
+
+
+def test_folders_of_one_rank_stay_apart() -> None:
+    assert offences("from llamatrain.data import rows", "llamatrain.model.llama")
+    assert offences("from ..data import rows", "llamatrain.model", is_package=True)
+    assert not offences("from . import data", "llamatrain.model", is_package=True)
+    assert not offences("from llamatrain.errors import UsageError", "llamatrain.machine.units")
