@@ -23,17 +23,15 @@ import numpy as np
 from kernel_cases import Case, cases
 
 from llamatrain.engine.program import Program, empty
-from llamatrain.graph.autodiff import value_and_gradients
-from llamatrain.graph.layers import opt_step_adamw
-from llamatrain.graph.precision import round_products
-from llamatrain.graph.tensor import BF16, Tensor, nodes_of, placeholder, state
+from llamatrain.graph.tensor import BF16, Tensor, nodes_of
 from llamatrain.kernels import cpu
 from llamatrain.kernels.reference.registry import from_bf16
 from llamatrain.machine import jit, threads, units
-from llamatrain.optim.adamw import decay_of, schedule_input
-from tests.llama_graph import TINY, M, S, Size, llama
+from tests.llama_graph import TINY, M, S, Size
+from tests.llama_step import LlamaStep
 
-ROUND = 2e-3  # seconds: shorter things are repeated within a round
+ROUND = 10e-3  # seconds: shorter things are repeated within a round
+QUIET = 0.12  # seconds between two rounds: threads of OpenBLAS spin for 0.1 s after a product, and slow whatever follows
 COPIED = 256 << 20
 SIZES = {"tiny": TINY, "S": S, "M": M}
 # torch allocates anew in each step: without these, what is timed is the system handing out pages
@@ -54,6 +52,7 @@ class Timed:
         self.repeats = max(1, round(ROUND / max(1e-7, time.perf_counter() - start)))
 
     def round(self) -> None:
+        time.sleep(QUIET)
         self.run()  # wakes its threads and fills its caches
         start = time.perf_counter()
         for _ in range(self.repeats):
@@ -139,7 +138,6 @@ def kernel_row(name: str, case: Case, copied: float, torch: Any, args: argparse.
     """Check, time and print one case; whether the check held."""
     fast, outputs = bound(case, args.kernels, args.threads)
     plain, _ = bound(case, "reference", 1)
-    jit.compiler.report()
     fast()
     plain()
     error = largest_error(fast, plain, outputs)
@@ -192,34 +190,6 @@ def bench_kernels(args: argparse.Namespace) -> int:
 # ---- steps -----------------------------------------------------------------
 
 
-def our_step(size: Size, precision: str, workers: int, kernels: str = "cpu") -> tuple[Callable[[], float], Program]:
-    """A whole step as a run would do it: inputs written, the loss before the update read."""
-    model = llama(size)
-    value, gradients = value_and_gradients(model.loss, model.trained)
-    schedule, factor = placeholder("schedule", (3,)), placeholder("factor", ())
-    outputs, memory = [value], model.random()
-    for weight, gradient in zip(model.trained, gradients, strict=True):
-        moments = [state(f"{weight.name}.{moment}", weight.shape) for moment in "mv"]
-        memory |= {moment: empty(moment) for moment in moments}
-        decay = decay_of(weight.shape, 0.1)
-        updated = opt_step_adamw(weight, *moments, gradient, schedule, factor, beta1=0.9, beta2=0.999, eps=1e-8, decay=decay)
-        outputs.append(updated[0])
-    outputs = round_products(outputs) if precision == "bf16" else outputs
-    program = Program.of(outputs, memory, kernels=kernels, threads=workers)
-    batch = {leaf: memory[leaf].copy() for leaf in (model.tokens, model.targets, model.weights)}
-    program[factor][...] = 1.0
-    steps = iter(range(1, 1 << 62))
-
-    def step() -> float:
-        for leaf, array in batch.items():
-            program[leaf][...] = array
-        program[schedule][...] = schedule_input(next(steps), 1e-3, 0.9, 0.999)
-        program()
-        return float(program[outputs[0]])
-
-    return step, program
-
-
 def torch_step(torch: Any, size: Size, precision: str, compiled: bool) -> Callable[[], float]:
     from tests.torch_llama import TorchLlama, training_step
 
@@ -242,17 +212,16 @@ def bench_step(args: argparse.Namespace) -> int:
     torch = torch_if_any(args.threads, args.torch)
     header(args, torch)
     print(
-        f"\n{'size':6} {'precision':9} {'ms':>9} {'quartiles':>15} {'tokens/s':>9} {'arena MB':>9} {'torch ms':>9} {'x torch':>8}"
+        f"\n{'size':6} {'precision':9} {'ms':>9} {'quartiles':>15} {'tokens/s':>9} {'torch ms':>9} {'x torch':>8} {'arena MB':>9}"
     )
     for name in args.names or SIZES:
         size = SIZES[name]
         for precision in args.precision:
-            step, program = our_step(size, precision, args.threads, args.kernels)
-            jit.compiler.report()
+            step = LlamaStep(size, precision=precision, kernels=args.kernels, threads=args.threads)
             peer = torch_step(torch, size, precision, args.compile) if torch else None
             ours, theirs = in_turns(step, peer, seconds=args.seconds)
             assert ours
-            print(f"{name:6} {precision:9} {step_figures(size, ours, theirs)} {program.plan.arena / 1e6:9.1f}", flush=True)
+            print(f"{name:6} {precision:9} {step_figures(size, ours, theirs)} {step.program.plan.arena / 1e6:9.1f}", flush=True)
     return 0
 
 
@@ -292,7 +261,11 @@ def main() -> int:
     args = parsed()
     if sys.platform == "linux" and not MALLOC.keys() <= os.environ.keys():
         os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | MALLOC)
-    return int(args.run(args))
+    say, jit.compiler.say = jit.compiler.say, lambda line: None
+    code = int(args.run(args))
+    jit.compiler.say = say
+    jit.compiler.report()
+    return code
 
 
 if __name__ == "__main__":

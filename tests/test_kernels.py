@@ -24,10 +24,14 @@ def test_each_op_and_its_gradient(name: str, index: int) -> None:
     plain, fast = (Program.of(outputs, case.arrays, kernels=kind) for kind in ("reference", "cpu"))
     plain(), fast()
     for output in outputs:
-        np.testing.assert_allclose(fast[output], plain[output], rtol=2e-5, atol=2e-5 * max(1, np.abs(plain[output]).max(initial=0)))
+        np.testing.assert_allclose(
+            fast[output], plain[output], rtol=2e-5, atol=2e-5 * max(1, np.abs(plain[output]).max(initial=0))
+        )
 
 
-@pytest.mark.parametrize("size", [TINY, SMALL, replace(SMALL, fused=False), replace(SMALL, lora=4)], ids=["tiny", "small", "plain", "lora"])
+@pytest.mark.parametrize(
+    "size", [TINY, SMALL, replace(SMALL, fused=False), replace(SMALL, lora=4)], ids=["tiny", "small", "plain", "lora"]
+)
 @pytest.mark.parametrize("precision", ["f32", "bf16"])
 def test_a_llama(size: Size, precision: str) -> None:
     model = llama(size)
@@ -64,3 +68,11 @@ def test_ten_steps_the_same_bits_however_planned(remat: str) -> None:
     assert results[0][0] == results[1][0]
     assert results[0][0][-1] < results[0][0][0]
     assert all(np.array_equal(a, b) for a, b in zip(results[0][1], results[1][1], strict=True))
+
+
+def test_a_training_step_is_one_table() -> None:
+    """Nothing in it comes back to Python: every op has its compiled kernel."""
+    for precision in ("f32", "bf16"):
+        model = llama(replace(SMALL, lora=0))
+        _, outputs = stream(differentiate(model.loss, model.trained, precision=precision), AdamW())
+        assert len(Program.of(outputs, model.random(), threads=2).runs) == 1

@@ -90,6 +90,7 @@ def training_step(
     model: TorchLlama,
     tokens: Tensor,
     targets: Tensor,
+    weights: Tensor | None = None,
     *,
     bf16: bool,
     compiled: bool = False,
@@ -105,7 +106,7 @@ def training_step(
 
     def step() -> float:
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-            loss = loss_of(tokens, targets)
+            loss = loss_of(tokens, targets, weights)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()

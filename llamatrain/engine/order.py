@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from llamatrain.errors import GraphError
 from llamatrain.graph.ops import cont, contiguous
-from llamatrain.graph.tensor import Layout, Node, Tensor, dense, nodes_of, rebuild
+from llamatrain.graph.tensor import Layout, Node, Tensor, dense, nodes_of, rebuild, seen_of
 
 
 def layout_of(tensor: Tensor) -> tuple[Tensor, Layout]:
@@ -66,6 +66,9 @@ def make_contiguous(outputs: Sequence[Tensor]) -> list[Tensor]:
         if node.op.name in STRIDED or (node.op.layout and _view_of(node, at(node.sources[0]))):
             return None
         sources = tuple(plain(source) for source in node.sources)
+        for source in (node.sources[index] for index in node.aliases.values()):
+            if plain(source) is not source:
+                raise GraphError(f"{node!r} changes {source!r} in place, which is a view that does not lie in C order")
         return None if sources == node.sources else Node(node.op, sources, node.attrs, node.outputs[0].name)
 
     return rebuild(outputs, {}, change)
@@ -121,21 +124,17 @@ def _readiness(node: Node) -> int:
 
 
 def _before_changes(nodes: Sequence[Node]) -> dict[Node, list[Node]]:
-    """For each node that changes memory: those that read it as it was."""
-    changes = {node: [node.sources[source] for source in node.aliases.values()] for node in nodes if node.aliases}
+    """For each node that changes memory: those that read it as it was, by whatever view."""
+    changes = [node for node in nodes if node.aliases]
     readers: dict[Tensor, list[Node]] = defaultdict(list)
     if changes:
         for node in nodes:
-            for source in node.sources:
-                readers[source].append(node)
-    found: dict[Node, list[Node]] = {}
-    for change, tensors in changes.items():
-        found[change] = []
-        waiting = list(tensors)
-        while waiting:
-            for reader in readers[waiting.pop()]:
-                if reader.op.layout:
-                    waiting.extend(reader.outputs)
-                elif reader is not change:
-                    found[change].append(reader)
-    return found
+            if not node.op.layout:
+                for source in node.sources:
+                    readers[seen_of(source)].append(node)
+    return {
+        change: [
+            node for index in change.aliases.values() for node in readers[seen_of(change.sources[index])] if node is not change
+        ]
+        for change in changes
+    }

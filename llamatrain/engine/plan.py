@@ -198,7 +198,9 @@ def _take_over(node: Node, place: int, dies: dict[Tensor, int], alive: dict[Tens
         if index >= len(node.outputs) or index in over or index in node.aliases:
             continue
         output, source = node.outputs[index], owner_of(node.sources[number])
-        same = output.shape == node.sources[number].shape and output.nbytes == source.nbytes
+        # whoever else reads it here must read all of it: a part would be written over before it is read
+        readers = [each.nbytes for each in node.sources if owner_of(each) is source]
+        same = output.shape == node.sources[number].shape and all(size == output.nbytes == source.nbytes for size in readers)
         if same and source in alive and dies.get(source) == place and source not in over.values():
             over[index] = source
     return over

@@ -4,6 +4,7 @@ Consecutive compiled calls become one table that the thread team runs without co
 kernel (or all of them, with kernels "reference") are plain calls between the tables.
 """
 
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -37,6 +38,10 @@ class Shape:
 
     shape: tuple[int, ...]
     dtype: np.dtype
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
 
 
 def _binding(node: Node) -> Any:
@@ -90,6 +95,8 @@ class Program:
 
     def __getitem__(self, tensor: Tensor) -> np.ndarray:
         """The array of a leaf or an output; valid until the next run."""
+        if tensor.node and tensor not in self.plan.outputs:
+            raise GraphError(f"{tensor!r} is no output of this program, so nothing of it is kept")
         return self._array(self.plan.outputs.get(tensor, tensor))
 
     def profile(self, runs: int = 5) -> list[tuple[Node, float]]:

@@ -12,7 +12,7 @@ from llamatrain.graph.tensor import BF16, F32, I32, OPS, Misfit, Node, Shape, Sp
 
 @op(in_place=((0, 0),))
 def rms_norm(x: Spec, w: Spec, *, eps: float) -> Spec:
-    require(x.shape[-1:] == w.shape, "needs one weight for each element of a row")
+    require(len(w.shape) == 1 and x.shape[-1:] == w.shape, "needs one weight for each element of a row")
     return Spec(x.shape, floats(x, w))
 
 
@@ -153,6 +153,7 @@ def flash_attn_back(dout: Spec, q: Spec, k: Spec, v: Spec, out: Spec, lse: Spec,
     _attention(q, k, v, *ranges)
     dtype = floats(dout, out, lse)
     require(dout.shape == out.shape == q.shape, "needs dout and out like q")
+    require(lse.shape == (q.shape[0], q.shape[2], q.shape[1]), "needs lse as (B, H, T)")
     return tuple(Spec(source.shape, dtype) for source in (q, k, v))
 
 
@@ -161,6 +162,7 @@ def flash_attn_back(dout: Spec, q: Spec, k: Spec, v: Spec, out: Spec, lse: Spec,
 
 
 def _targets(logits: Shape, targets: Spec, weights: Spec) -> None:
+    require(len(logits) == 2, "needs rows of logits")
     rows, words = logits
     ids = targets.dtype is I32 and targets.shape == (rows,)
     require(ids or targets.shape == (rows, words), "needs an i32 id or a distribution for each row as its target")
@@ -169,7 +171,6 @@ def _targets(logits: Shape, targets: Spec, weights: Spec) -> None:
 
 @op()
 def cross_entropy_loss(logits: Spec, targets: Spec, weights: Spec) -> Spec:
-    require(len(logits.shape) == 2, "needs rows of logits")
     _targets(logits.shape, targets, weights)
     return Spec((), floats(logits, weights))
 

@@ -449,7 +449,7 @@ def _(node: Node, dy: Tensor):
 def get_rows_back(dy: Spec, ids: Spec, *, rows: int) -> Spec:
     """Each row of dy added to the row of that number."""
     _ids(ids)
-    require(dy.shape[:-1] == ids.shape, "needs a row number for each row")
+    require(len(dy.shape) > 0 and dy.shape[:-1] == ids.shape, "needs a row number for each row")
     return Spec((rows, dy.shape[-1]), floats(dy))
 
 

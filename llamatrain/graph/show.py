@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from llamatrain.errors import GraphError
-from llamatrain.graph.tensor import Node, Tensor, leaves_of, nodes_of
+from llamatrain.graph.tensor import Node, Tensor, leaves_of, nodes_of, seen_of
 
 
 def _label(tensor: Tensor) -> str:
@@ -49,6 +49,9 @@ def verify(outputs: Iterable[Tensor]) -> None:
             if source.node and source.node.outputs[source.index] is not source:
                 raise GraphError(f"{node!r} takes a source that {source.node!r} does not make")
         for source in (node.sources[index] for index in node.aliases.values()):
-            if source in changed:
-                raise GraphError(f"{source!r} is changed by {changed[source]!r} and by {node!r}")
-            changed[source] = node
+            seen = seen_of(source)
+            if seen.nbytes != source.nbytes:
+                raise GraphError(f"{node!r} changes {source!r} in place, which is only a part of {seen!r}")
+            if seen in changed:
+                raise GraphError(f"{seen!r} is changed by {changed[seen]!r} and by {node!r}")
+            changed[seen] = node

@@ -225,6 +225,13 @@ def leaves_of(outputs: Iterable[Tensor]) -> list[Tensor]:
     return list(dict.fromkeys(source for source in sources if source.node is None))
 
 
+def seen_of(tensor: Tensor) -> Tensor:
+    """What this is a view of: a leaf or a node's result, in the state that it had then."""
+    while tensor.node and tensor.node.op.layout:
+        (tensor,) = tensor.node.sources
+    return tensor
+
+
 def rebuild(outputs: Sequence[Tensor], replace: dict[Tensor, Tensor], change: Callable[[Node], "Node | None"]) -> list[Tensor]:
     """The outputs again, with tensors replaced and nodes changed; what nothing touches stays the same node.
 

@@ -67,6 +67,7 @@ class Compiler:
     def __init__(self) -> None:
         self.seconds = 0.0
         self.compiled = 0
+        self.said = False
         self.say: Callable[[str], None] = lambda line: print(line, file=sys.stderr)
 
     def entry(self, body: Callable[..., None]) -> Any:
@@ -81,7 +82,8 @@ class Compiler:
         folder, start = cache_folder(), time.perf_counter()
         made = build(folder is not None)
         if not (made.cache_hits if hasattr(made, "cache_hits") else sum(made.stats.cache_hits.values())):
-            if not self.compiled:
+            if not self.said:
+                self.said = True
                 keep = f"kept in {folder}" if folder else "not kept: no cache folder can be written"
                 self.say(f"compiling kernels for this machine, once ({keep})")
             self.compiled += 1
@@ -158,6 +160,7 @@ f32 = _pointer_to(types.float32)
 u16 = _pointer_to(types.uint16)
 u8 = _pointer_to(types.uint8)
 i32 = _pointer_to(types.int32)
+i64 = _pointer_to(types.int64)
 
 
 @intrinsic

@@ -1,0 +1,134 @@
+"""Arithmetic of two arrays with the common kinds of broadcasting, casts, and copies."""
+
+from collections.abc import Sequence
+from itertools import groupby
+
+import numpy as np
+
+from llamatrain.kernels.cpu.binding import Array, kernel
+from llamatrain.kernels.cpu.rows import copy_words
+from llamatrain.kernels.cpu.vector import LANES, load_to, portion, splat, store_to, streams
+from llamatrain.machine.jit import Entry, f32, inline, real, u16
+
+ADD, SUB, MUL, DIV = range(4)
+
+
+@inline
+def operand(x, row, column, end, down, along):  # type: ignore[no-untyped-def]
+    return load_to(x, row * down + column, row * down + end) if along else splat(x[row * down])
+
+
+@Entry
+def combine(lo, hi, thread, a):  # type: ignore[no-untyped-def]
+    """Elements lo to hi of rows of `width`; an operand moves on by `down` a row, and by 1 or 0 (along) a column."""
+    x, y, out, how, width, past = f32(a[0]), f32(a[1]), f32(a[2]), a[3], a[4], a[5]
+    x_down, x_along, y_down, y_along = a[6], a[7], a[8], a[9]
+    for row in range(lo // width, (hi + width - 1) // width):
+        first, end = max(0, lo - row * width), min(width, hi - row * width)
+        for i in range(first, end, LANES):
+            left = operand(x, row, i, end, x_down, x_along)
+            right = operand(y, row, i, end, y_down, y_along)
+            if how == ADD:
+                result = left + right
+            elif how == SUB:
+                result = left - right
+            elif how == MUL:
+                result = left * right
+            else:
+                result = left / right
+            store_to(out, row * width + i, row * width + end, result, past)
+
+
+def as_rows(shape: tuple[int, ...], *operands: tuple[int, ...]) -> tuple[int, list[tuple[int, int]]] | None:
+    """The result as rows of a width, with (down, along) of each operand; None where that cannot be said."""
+    padded = [(1,) * (len(shape) - len(each)) + tuple(each) for each in operands]
+    moving = [tuple(each[axis] != 1 for each in padded) for axis in range(len(shape)) if shape[axis] != 1]
+    sizes = iter(size for size in shape if size != 1)
+    groups = [(moves, int(np.prod([next(sizes) for _ in run], dtype=np.int64))) for moves, run in groupby(moving)]
+    if len(groups) > 2:
+        return None
+    every = (True,) * len(operands)
+    (rows_move, _), (moves, width) = [(every, 1), (every, 1), *groups][-2:]
+    return width, [((width if along else 1) if down else 0, int(along)) for down, along in zip(rows_move, moves, strict=True)]
+
+
+def _pairs(outs: Sequence[Array], ins: Sequence[Array], attrs: dict) -> bool:
+    floats = all(each.dtype == np.float32 for each in (*outs, *ins))
+    return floats and as_rows(outs[0].shape, *(each.shape for each in ins)) is not None
+
+
+def binary(how, out, x, y):  # type: ignore[no-untyped-def]
+    width, ((x_down, x_along), (y_down, y_along)) = as_rows(out.shape, x.shape, y.shape)
+    past = width % LANES == 0 and streams(out.reshape(-1), x, y)
+    words = (how, width, past, x_down, x_along, y_down, y_along)
+    return [combine.call(x, y, out, *words, items=out.size, block=portion(out.size, unit=LANES))]
+
+
+for _name, _how in (("add", ADD), ("sub", SUB), ("mul", MUL), ("div", DIV)):
+
+    @kernel(_name, takes=_pairs)
+    def arithmetic(outs, ins, attrs, scratch, threads, how=_how):  # type: ignore[no-untyped-def]
+        return binary(how, outs[0], *ins)
+
+
+@kernel("scale")
+def scale(outs, ins, attrs, scratch, threads):  # type: ignore[no-untyped-def]
+    return binary(MUL, outs[0], ins[0], np.full((), attrs["by"], np.float32))
+
+
+@kernel("sqr")
+def sqr(outs, ins, attrs, scratch, threads):  # type: ignore[no-untyped-def]
+    return binary(MUL, outs[0], ins[0], ins[0])
+
+
+def _covers(outs: Sequence[Array], ins: Sequence[Array], attrs: dict) -> bool:
+    whole = tuple((0, size, 1) for size in ins[0].shape)
+    return outs[0].dtype == np.float32 and tuple(attrs["slices"]) == whole
+
+
+@kernel("acc", takes=_covers)
+def acc(outs, ins, attrs, scratch, threads):  # type: ignore[no-untyped-def]
+    """Added to all of it, as gradients are over micro-batches."""
+    return binary(ADD, outs[0], *ins)
+
+
+@Entry
+def fill_flat(lo, hi, thread, a):  # type: ignore[no-untyped-def]
+    out, value = f32(a[0]), splat(np.float32(real(a[1])))
+    for i in range(lo, hi, LANES):
+        store_to(out, i, hi, value, 0)
+
+
+@kernel("fill")
+def fill(outs, ins, attrs, scratch, threads):  # type: ignore[no-untyped-def]
+    return [fill_flat.call(outs[0], float(attrs["value"]), items=outs[0].size, block=portion(outs[0].size, unit=LANES))]
+
+
+# ---- casts and copies ---------------------------------------------------------
+
+
+@Entry
+def narrow(lo, hi, thread, a):  # type: ignore[no-untyped-def]
+    x, y, past = f32(a[0]), u16(a[1]), a[2]
+    for i in range(lo, hi, LANES):
+        store_to(y, i, hi, load_to(x, i, hi), past)
+
+
+@Entry
+def widen(lo, hi, thread, a):  # type: ignore[no-untyped-def]
+    x, y, past = u16(a[0]), f32(a[1]), a[2]
+    for i in range(lo, hi, LANES):
+        store_to(y, i, hi, load_to(x, i, hi), past)
+
+
+def _half_or_whole(outs: Sequence[Array], ins: Sequence[Array], attrs: dict) -> bool:
+    return {outs[0].dtype, ins[0].dtype} <= {np.dtype(np.float32), np.dtype(np.uint16)} and outs[0].shape == ins[0].shape
+
+
+@kernel("cast", takes=_half_or_whole)
+def cast(outs, ins, attrs, scratch, threads):  # type: ignore[no-untyped-def]
+    (x,), (y,) = ins, outs
+    past = streams(y.reshape(-1), x)
+    if x.dtype == y.dtype:
+        return [copy_words.call(x, y, past, items=x.nbytes // 4, block=portion(x.nbytes // 4, unit=LANES))]
+    return [(narrow if x.dtype == np.float32 else widen).call(x, y, past, items=x.size, block=portion(x.size, unit=LANES))]

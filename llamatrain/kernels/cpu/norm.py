@@ -1,0 +1,106 @@
+"""Root mean square norm: y = x r w, r = 1 / sqrt(mean(x²) + eps), and its gradients."""
+
+import numpy as np
+
+from llamatrain.kernels.cpu.binding import kernel
+from llamatrain.kernels.cpu.vector import LANES, load_to, portion, splat, sqrt, store_to, streams, total
+from llamatrain.machine.jit import Entry, f32, inline, real
+
+ONE = np.float32(1)
+CHUNKS = 64  # at most so many partial sums of dw
+
+
+@inline
+def dot(x, y, start, end):  # type: ignore[no-untyped-def]
+    """The sum of x[i] y[i] over start .. end."""
+    a, b, c, d = splat(0.0), splat(0.0), splat(0.0), splat(0.0)
+    for i in range(start, end, 4 * LANES):  # four sums, so that no addition waits for the one before
+        a += load_to(x, i, end) * load_to(y, i, end)
+        b += load_to(x, i + LANES, end) * load_to(y, i + LANES, end)
+        c += load_to(x, i + 2 * LANES, end) * load_to(y, i + 2 * LANES, end)
+        d += load_to(x, i + 3 * LANES, end) * load_to(y, i + 3 * LANES, end)
+    return total((a + b) + (c + d))
+
+
+@inline
+def reciprocal_rms(x, start, end, eps):  # type: ignore[no-untyped-def]
+    return ONE / sqrt(dot(x, x, start, end) / np.float32(end - start) + np.float32(eps))
+
+
+@Entry
+def norm_rows(lo, hi, thread, a):  # type: ignore[no-untyped-def]
+    x, w, y, width, eps, past = f32(a[0]), f32(a[1]), f32(a[2]), a[3], real(a[4]), a[5]
+    for row in range(lo, hi):
+        start, end = row * width, (row + 1) * width
+        r = reciprocal_rms(x, start, end, eps)
+        for i in range(0, width, LANES):
+            store_to(y, start + i, end, load_to(x, start + i, end) * r * load_to(w, i, width), past)
+
+
+@kernel("rms_norm")
+def rms_norm(outs, ins, attrs, scratch, threads):  # type: ignore[no-untyped-def]
+    (y,), (x, w) = outs, ins
+    width, rows = w.size, x.size // w.size
+    block = portion(rows, 4 * width)
+    return [norm_rows.call(x, w, y, width, attrs["eps"], streams(y, x), items=rows, block=block)]
+
+
+# ---- gradients --------------------------------------------------------------
+# n = x r, dx = r (dy w - n mean(dy w n)), dw = sum of dy n over rows: by chunks of rows first
+
+
+@inline
+def weighted_dot(dy, w, x, start, width):  # type: ignore[no-untyped-def]
+    a, b, end = splat(0.0), splat(0.0), start + width
+    for i in range(0, width, 2 * LANES):
+        j, k = start + i, i + LANES
+        a += load_to(dy, j, end) * load_to(w, i, width) * load_to(x, j, end)
+        b += load_to(dy, j + LANES, end) * load_to(w, k, width) * load_to(x, j + LANES, end)
+    return total(a + b)
+
+
+@Entry
+def norm_rows_back(lo, hi, thread, a):  # type: ignore[no-untyped-def]
+    dy, x, w, dx, sums = f32(a[0]), f32(a[1]), f32(a[2]), f32(a[3]), f32(a[4])
+    width, eps, chunk, past = a[5], real(a[6]), a[7], a[8]
+    dw = lo // chunk * width
+    for i in range(0, width, LANES):
+        store_to(sums, dw + i, dw + width, splat(0.0), 0)
+    for row in range(lo, hi):
+        start, end = row * width, (row + 1) * width
+        r = reciprocal_rms(x, start, end, eps)
+        shared = r * r * weighted_dot(dy, w, x, start, width) / np.float32(width)
+        for i in range(0, width, LANES):
+            up, normal = load_to(dy, start + i, end), load_to(x, start + i, end) * r
+            store_to(sums, dw + i, dw + width, load_to(sums, dw + i, dw + width) + up * normal, 0)
+            store_to(dx, start + i, end, (up * load_to(w, i, width) - normal * (shared / r)) * r, past)
+
+
+@Entry
+def add_rows(lo, hi, thread, a):  # type: ignore[no-untyped-def]
+    """Columns lo to hi of the sum of `rows` rows."""
+    x, y, rows, width = f32(a[0]), f32(a[1]), a[2], a[3]
+    for i in range(lo, hi, LANES):
+        column = splat(0.0)
+        for row in range(rows):
+            column += load_to(x, row * width + i, row * width + hi)
+        store_to(y, i, hi, column, 0)
+
+
+def chunk_of(rows: int) -> int:
+    return max(16, -(-rows // CHUNKS))
+
+
+def chunk_sums(outs, ins, attrs, threads):  # type: ignore[no-untyped-def]
+    rows = ins[1].size // ins[2].size if ins[2].size else 0
+    return 4 * ins[2].size * -(-rows // chunk_of(rows))
+
+
+@kernel("rms_norm_back", scratch=chunk_sums)
+def rms_norm_back(outs, ins, attrs, scratch, threads):  # type: ignore[no-untyped-def]
+    (dx, dw), (dy, x, w) = outs, ins
+    width, rows = w.size, x.size // w.size
+    chunk, past = chunk_of(rows), streams(dx, dy, x)
+    back = norm_rows_back.call(dy, x, w, dx, scratch, width, attrs["eps"], chunk, past, items=rows, block=chunk)
+    chunks = -(-rows // chunk)
+    return [back, add_rows.call(scratch, dw, chunks, width, items=width, block=portion(width, chunks, LANES))]

@@ -1,0 +1,44 @@
+"""Rotation of neighbouring pairs (x[2i], x[2i+1]) by the angle of a token's position, and back."""
+
+import numpy as np
+
+from llamatrain.kernels.cpu.binding import kernel
+from llamatrain.kernels.cpu.vector import LANES, alternate, evens, load_to, odds, portion, store_to, streams, swapped
+from llamatrain.machine.jit import Entry, f32, i32, real
+
+
+@Entry
+def rotate(lo, hi, thread, a):  # type: ignore[no-untyped-def]
+    """Tokens lo to hi; `turned` elements of each head turn, the rest pass through."""
+    x, positions, table, y = f32(a[0]), i32(a[1]), f32(a[2]), f32(a[3])
+    heads, size, turned, way, past = a[4], a[5], a[6], np.float32(real(a[7])), a[8]
+    for token in range(lo, hi):
+        angles = positions[token] * turned
+        for head in range(heads):
+            start = (token * heads + head) * size
+            end = start + turned
+            for i in range(0, turned, LANES):
+                v, angle = load_to(x, start + i, end), load_to(table, angles + i, angles + turned)
+                store_to(y, start + i, end, v * evens(angle) + swapped(v) * alternate(odds(angle) * way), past)
+            for i in range(end, start + size, LANES):
+                store_to(y, i, start + size, load_to(x, i, start + size), 0)
+
+
+def rope(outs, ins, way):  # type: ignore[no-untyped-def]
+    (y,), (x, positions, table) = outs, ins
+    batch, length, heads, size = x.shape
+    turned = 2 * table.shape[1]
+    past = turned == size and streams(y, x)
+    words = (heads, size, turned, way, past)
+    block = portion(batch * length, 4 * heads * size)
+    return [rotate.call(x, positions, table, y, *words, items=batch * length, block=block)]
+
+
+@kernel("rope")
+def rope_forth(outs, ins, attrs, scratch, threads):  # type: ignore[no-untyped-def]
+    return rope(outs, ins, 1.0)
+
+
+@kernel("rope_back")
+def rope_back(outs, ins, attrs, scratch, threads):  # type: ignore[no-untyped-def]
+    return rope(outs, ins, -1.0)

@@ -1,0 +1,84 @@
+"""Rows taken by their numbers, added back, and replaced."""
+
+import math
+
+import numpy as np
+
+from llamatrain.kernels.cpu.binding import kernel
+from llamatrain.kernels.cpu.vector import LANES, load_to, portion, splat, store_to, streams
+from llamatrain.machine.jit import Entry, f32, i32, u16
+
+
+@Entry
+def take_rows(lo, hi, thread, a):  # type: ignore[no-untyped-def]
+    wide, half, ids, y, width, is_half = f32(a[0]), u16(a[0]), i32(a[1]), f32(a[2]), a[3], a[4]
+    for row in range(lo, hi):
+        source, start = ids[row] * width, row * width
+        for i in range(0, width, LANES):
+            v = load_to(half, source + i, source + width) if is_half else load_to(wide, source + i, source + width)
+            store_to(y, start + i, start + width, v, 0)
+
+
+def _floats(outs, ins, attrs) -> bool:  # type: ignore[no-untyped-def]
+    return outs[0].dtype == np.float32 and ins[0].dtype in (np.float32, np.uint16)
+
+
+@kernel("get_rows", takes=_floats)
+def get_rows(outs, ins, attrs, scratch, threads):  # type: ignore[no-untyped-def]
+    (w, ids), width = ins, ins[0].shape[1]
+    return [take_rows.call(w, ids, outs[0], width, w.dtype == np.uint16, items=ids.size, block=portion(ids.size, 2 * width))]
+
+
+@Entry
+def add_to_rows(lo, hi, thread, a):  # type: ignore[no-untyped-def]
+    """Rows lo to hi of the result: zeros, and each row of dy with such a number added, in order."""
+    dy, ids, out, count, width, past = f32(a[0]), i32(a[1]), f32(a[2]), a[3], a[4], a[5]
+    for i in range(lo * width, hi * width, LANES):
+        store_to(out, i, hi * width, splat(0.0), past)
+    for row in range(count):
+        if lo <= ids[row] < hi:
+            start, source = ids[row] * width, row * width
+            for i in range(0, width, LANES):
+                v = load_to(out, start + i, start + width) + load_to(dy, source + i, source + width)
+                store_to(out, start + i, start + width, v, 0)
+
+
+@kernel("get_rows_back")
+def get_rows_back(outs, ins, attrs, scratch, threads):  # type: ignore[no-untyped-def]
+    (dy, ids), (out,) = ins, outs
+    rows, width = out.shape
+    block = portion(rows, width)  # few and large: each looks at all numbers
+    return [add_to_rows.call(dy, ids, out, ids.size, width, streams(out), items=rows, block=block)]
+
+
+@Entry
+def copy_words(lo, hi, thread, a):  # type: ignore[no-untyped-def]
+    x, y, past = f32(a[0]), f32(a[1]), a[2]
+    for i in range(lo, hi, LANES):
+        store_to(y, i, hi, load_to(x, i, hi), past)
+
+
+@Entry
+def put_rows(lo, hi, thread, a):  # type: ignore[no-untyped-def]
+    """Columns lo to hi of all rows, in order: of two with one number the last stays."""
+    rows, ids, y, count, width = f32(a[0]), i32(a[1]), f32(a[2]), a[3], a[4]
+    for row in range(count):
+        start, source = ids[row] * width, row * width
+        for i in range(lo, hi, LANES):
+            store_to(y, start + i, start + hi, load_to(rows, source + i, source + hi), 0)
+
+
+def _words(outs, ins, attrs) -> bool:  # type: ignore[no-untyped-def]
+    width = math.prod(ins[1].shape[1:]) * ins[1].dtype.itemsize
+    return outs[0].dtype == ins[0].dtype == ins[1].dtype and width % 4 == 0 and width > 0
+
+
+@kernel("set_rows", takes=_words)
+def set_rows(outs, ins, attrs, scratch, threads):  # type: ignore[no-untyped-def]
+    (x, rows, ids), (y,) = ins, outs
+    width = math.prod(rows.shape[1:]) * rows.itemsize // 4  # in words of 4 bytes, whatever they hold
+    block = portion(width, ids.size, LANES)
+    put = put_rows.call(rows, ids, y, ids.size, width, items=width, block=block)
+    if x.ctypes.data == y.ctypes.data:
+        return [put]
+    return [copy_words.call(x, y, streams(y), items=x.nbytes // 4, block=portion(x.nbytes // 4, unit=LANES)), put]

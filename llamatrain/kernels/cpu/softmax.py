@@ -1,0 +1,156 @@
+"""Softmax over the last axis and its gradient, and the cross entropy of rows of logits."""
+
+import math
+
+import numpy as np
+
+from llamatrain.kernels.cpu.binding import kernel
+from llamatrain.kernels.cpu.norm import dot
+from llamatrain.kernels.cpu.sums import add_up
+from llamatrain.kernels.cpu.vector import LANES, exp, f64, larger, largest, load_to, portion, splat, store_to, total, within
+from llamatrain.machine.jit import Entry, f32, i32, inline
+
+NOTHING = np.float32(-np.inf)
+ONE = np.float32(1)
+
+
+@inline
+def top_of(x, start, end):  # type: ignore[no-untyped-def]
+    """The largest of a row; what is not a number is passed over, and shows in the sum."""
+    top = splat(NOTHING)
+    for i in range(start, end, LANES):
+        top = larger(within(load_to(x, i, end), i, start, end, NOTHING), top)
+    return largest(top)
+
+
+@inline
+def sum_of_exp(x, start, end, top):  # type: ignore[no-untyped-def]
+    so_far = splat(0.0)
+    for i in range(start, end, LANES):
+        so_far += within(exp(load_to(x, i, end) - top), i, start, end, np.float32(0))
+    return total(so_far)
+
+
+@inline
+def soft_max_row(x, y, start, end, factor):  # type: ignore[no-untyped-def]
+    """y = factor softmax(x)"""
+    top, so_far = top_of(x, start, end), splat(0.0)
+    for i in range(start, end, LANES):
+        e = within(exp(load_to(x, i, end) - top), i, start, end, np.float32(0))
+        so_far += e
+        store_to(y, i, end, e, 0)
+    scale = factor / total(so_far)
+    for i in range(start, end, LANES):
+        store_to(y, i, end, load_to(y, i, end) * scale, 0)
+
+
+@Entry
+def soft_max_rows(lo, hi, thread, a):  # type: ignore[no-untyped-def]
+    x, y, width = f32(a[0]), f32(a[1]), a[2]
+    for row in range(lo, hi):
+        soft_max_row(x, y, row * width, (row + 1) * width, ONE)
+
+
+@Entry
+def soft_max_rows_back(lo, hi, thread, a):  # type: ignore[no-untyped-def]
+    dy, y, dx, width = f32(a[0]), f32(a[1]), f32(a[2]), a[3]
+    for row in range(lo, hi):
+        start, end = row * width, (row + 1) * width
+        shared = dot(dy, y, start, end)
+        for i in range(start, end, LANES):
+            store_to(dx, i, end, load_to(y, i, end) * (load_to(dy, i, end) - shared), 0)
+
+
+@kernel("soft_max")
+def soft_max(outs, ins, attrs, scratch, threads):  # type: ignore[no-untyped-def]
+    (x,), width = ins, ins[0].shape[-1]
+    return [soft_max_rows.call(x, outs[0], width, items=x.size // width, block=portion(x.size // width, 8 * width))]
+
+
+@kernel("soft_max_back")
+def soft_max_back(outs, ins, attrs, scratch, threads):  # type: ignore[no-untyped-def]
+    (dy, y), width = ins, ins[0].shape[-1]
+    return [soft_max_rows_back.call(dy, y, outs[0], width, items=y.size // width, block=portion(y.size // width, 4 * width))]
+
+
+# ---- cross entropy: the sum over rows of weight (log(sum(exp(x))) - x[target]) ----
+
+
+@Entry
+def entropy_of_ids(lo, hi, thread, a):  # type: ignore[no-untyped-def]
+    x, targets, weights, sums, width, block = f32(a[0]), i32(a[1]), f32(a[2]), f64(a[3]), a[4], a[5]
+    so_far = 0.0
+    for row in range(lo, hi):
+        if targets[row] >= 0:
+            start = row * width
+            top = top_of(x, start, start + width)
+            log_sum = top + math.log(sum_of_exp(x, start, start + width, top))
+            so_far += weights[row] * (log_sum - x[start + targets[row]])
+    sums[lo // block] = so_far
+
+
+@Entry
+def entropy_of_rows(lo, hi, thread, a):  # type: ignore[no-untyped-def]
+    """Targets that are rows of a distribution."""
+    x, targets, weights, sums, width, block = f32(a[0]), f32(a[1]), f32(a[2]), f64(a[3]), a[4], a[5]
+    so_far = 0.0
+    for row in range(lo, hi):
+        start, end = row * width, (row + 1) * width
+        top = top_of(x, start, end)
+        log_sum = np.float32(top + math.log(sum_of_exp(x, start, end, top)))
+        each = splat(0.0)
+        for i in range(start, end, LANES):
+            each += load_to(targets, i, end) * (log_sum - load_to(x, i, end))
+        so_far += weights[row] * total(each)
+    sums[lo // block] = so_far
+
+
+@Entry
+def entropy_of_ids_back(lo, hi, thread, a):  # type: ignore[no-untyped-def]
+    dloss, x, targets, weights, dx, width = f32(a[0]), f32(a[1]), i32(a[2]), f32(a[3]), f32(a[4]), a[5]
+    for row in range(lo, hi):
+        start, end = row * width, (row + 1) * width
+        if targets[row] >= 0:
+            factor = dloss[0] * weights[row]
+            soft_max_row(x, dx, start, end, factor)
+            dx[start + targets[row]] -= factor
+        else:
+            for i in range(start, end, LANES):
+                store_to(dx, i, end, splat(0.0), 0)
+
+
+@Entry
+def entropy_of_rows_back(lo, hi, thread, a):  # type: ignore[no-untyped-def]
+    dloss, x, targets, weights, dx, width = f32(a[0]), f32(a[1]), f32(a[2]), f32(a[3]), f32(a[4]), a[5]
+    for row in range(lo, hi):
+        start, end = row * width, (row + 1) * width
+        factor, mass = dloss[0] * weights[row], splat(0.0)
+        for i in range(start, end, LANES):
+            mass += load_to(targets, i, end)
+        soft_max_row(x, dx, start, end, factor * total(mass))
+        for i in range(start, end, LANES):
+            store_to(dx, i, end, load_to(dx, i, end) - load_to(targets, i, end) * factor, 0)
+
+
+def rows_of(logits) -> int:  # type: ignore[no-untyped-def]
+    return portion(logits.shape[0], 8 * logits.shape[1])
+
+
+def row_sums(outs, ins, attrs, threads):  # type: ignore[no-untyped-def]
+    return 8 * -(-ins[0].shape[0] // rows_of(ins[0]))
+
+
+@kernel("cross_entropy_loss", scratch=row_sums)
+def cross_entropy_loss(outs, ins, attrs, scratch, threads):  # type: ignore[no-untyped-def]
+    logits, targets, weights = ins
+    (rows, width), block = logits.shape, rows_of(logits)
+    entry = entropy_of_ids if targets.dtype == np.int32 else entropy_of_rows
+    each = entry.call(logits, targets, weights, scratch, width, block, items=rows, block=block)
+    return [each, add_up.call(scratch, outs[0], -(-rows // block), 1.0, items=1, block=1)]
+
+
+@kernel("cross_entropy_loss_back")
+def cross_entropy_loss_back(outs, ins, attrs, scratch, threads):  # type: ignore[no-untyped-def]
+    _, logits, targets, _ = ins
+    entry = entropy_of_ids_back if targets.dtype == np.int32 else entropy_of_rows_back
+    return [entry.call(*ins, outs[0], logits.shape[1], items=logits.shape[0], block=rows_of(logits))]

@@ -1,0 +1,193 @@
+"""Matrix products of packed operands: C[m, n] (+)= sum over k of A[m, k] B[n, k], in the cache, by one thread.
+
+The bricks that products, the output head and attention are built of. All are functions for compiled code; addresses are
+integers and C's distance between rows, `ldc`, is in float32 elements.
+
+    panel_bytes(mode, count, k)                      what count rows of A, or columns of B, take when packed
+    pack_a(mode, to, source, half, across, stride, m, k)
+    pack_b(mode, to, source, half, across, stride, n, k)
+        `half`: the source is bf16, else float32. `across`: 0 if each row (column) lies contiguous along k, 1 if the rows
+        (columns) lie beside each other; `stride` is the distance in elements between what does not.
+        `to` must be aligned to 64 bytes. What is missing to whole tiles is filled with zeros.
+    begin(mode); multiply(mode, c, ldc, a, b, m, n, k, accumulate, by_rows); end(mode)
+        `by_rows`: walk down A's rows outside and B's columns inside, so that b (small) stays near; 0: the other way round.
+        C need not be aligned; only m x n of it are written. The order of each sum depends on k alone.
+
+`mode` says what is multiplied and how: FLOAT32, ROUNDED (bf16 as float32: any machine), PAIRS (AVX-512 BF16), TILES (AMX).
+All of them sum in float32. `mode_of("bf16")` is the best that this machine has.
+"""
+
+from llamatrain.kernels.cpu import microkernel as micro
+from llamatrain.kernels.cpu.microkernel import NARROW_ROWS, ROW, STEP, TILE, WIDE_ROWS
+from llamatrain.machine import units
+from llamatrain.machine.jit import f32, inline, u16
+
+FLOAT32, ROUNDED, PAIRS, TILES = range(4)
+SIDE = 32  # of the block of C that is finished at once
+
+
+def mode_of(precision: str) -> int:
+    """The mode for "f32" or "bf16"; "avx512bf16", "amx" and "float32" (bf16 without either) ask for that unit."""
+    if precision == "bf16":
+        precision = next((unit for unit in ("amx", "avx512bf16") if unit in units.units()), "float32")
+    return {"f32": FLOAT32, "float32": ROUNDED, "avx512bf16": PAIRS, "amx": TILES}[precision]
+
+
+@inline
+def tile_depth(mode):  # type: ignore[no-untyped-def]
+    """Elements along k in a tile."""
+    return 32 if mode >= PAIRS else 16
+
+
+@inline
+def panel_tiles(mode, k):  # type: ignore[no-untyped-def]
+    """At least one, so that a sum over nothing is zero."""
+    depth = tile_depth(mode)
+    return max(1, (k + depth - 1) // depth)
+
+
+@inline
+def panel_bytes(mode, count, k):  # type: ignore[no-untyped-def]
+    return (count + 15) // 16 * panel_tiles(mode, k) * TILE
+
+
+# ---- packing -----------------------------------------------------------------------------------
+
+
+@inline
+def fill_tile(mode, to, source, half, across, pitch):  # type: ignore[no-untyped-def]
+    """A whole tile, a row of words for each row of the source (or two of them); pitch: bytes between those."""
+    if mode == FLOAT32 and not half or mode >= PAIRS and half and not across:
+        for i in range(16):
+            micro.copy(to + i * ROW, source + i * pitch, 0)
+    elif mode < PAIRS and half:
+        for i in range(16):
+            micro.widen(to + i * ROW, source + i * pitch, 0)
+    elif mode < PAIRS:
+        for i in range(16):
+            micro.round_floats(to + i * ROW, source + i * pitch, 0)
+    elif not across:
+        for i in range(16):
+            micro.narrow(to + i * ROW, source + i * pitch, 0)
+    elif half:
+        for i in range(16):
+            micro.pair_up(to + i * ROW, source + 2 * i * pitch, source + (2 * i + 1) * pitch)
+    else:
+        for i in range(16):
+            micro.pair(to + i * ROW, source + 2 * i * pitch, source + (2 * i + 1) * pitch)
+
+
+@inline
+def fill_edge(mode, to, source, half, across, pitch, rows, columns):  # type: ignore[no-untyped-def]
+    """A tile at the source's edge: rows x columns of its elements are there, the rest is zero."""
+    whole = micro.room()
+    space, size = f32(whole), 2 if half else 4
+    for i in range(TILE):
+        space[i] = 0.0
+    for i in range(rows):
+        line, given = u16(whole + i * 32 * size), u16(source + i * pitch)
+        for j in range(columns * size // 2):
+            line[j] = given[j]
+    fill_tile(mode, to, whole, half, across, 32 * size)
+
+
+@inline
+def pack(mode, to, source, half, across, turned, stride, count, k):  # type: ignore[no-untyped-def]
+    size, depth = 2 if half else 4, tile_depth(mode)
+    panels, tiles = (count + 15) // 16, panel_tiles(mode, k)
+    pitch = stride * size
+    for step in range(panels * tiles):  # along what lies contiguous in the source
+        panel, tile = (step % panels, step // panels) if across else (step // tiles, step % tiles)
+        target = to + (panel * tiles + tile) * TILE
+        items, deep = min(16, count - panel * 16), min(depth, k - tile * depth)
+        if across:
+            start = source + tile * depth * pitch + panel * 16 * size
+        else:
+            start = source + panel * 16 * pitch + tile * depth * size
+        if items == 16 and deep == depth:
+            fill_tile(mode, target, start, half, across, pitch)
+        elif across:
+            fill_edge(mode, target, start, half, across, pitch, deep, items)
+        else:
+            fill_edge(mode, target, start, half, across, pitch, items, deep)
+        if turned:
+            micro.turn_tile(target)
+
+
+@inline
+def pack_a(mode, to, source, half, across, stride, m, k):  # type: ignore[no-untyped-def]
+    pack(mode, to, source, half, across, across, stride, m, k)
+
+
+@inline
+def pack_b(mode, to, source, half, across, stride, n, k):  # type: ignore[no-untyped-def]
+    pack(mode, to, source, half, across, 1 - across, stride, n, k)
+
+
+# ---- multiplying -------------------------------------------------------------------------------
+
+
+@inline
+def begin(mode):  # type: ignore[no-untyped-def]
+    if mode == TILES:
+        micro.tiles_on()
+
+
+@inline
+def end(mode):  # type: ignore[no-untyped-def]
+    if mode == TILES:
+        micro.tiles_off()
+
+
+@inline
+def settle(space, c, ldc, rows, columns, accumulate):  # type: ignore[no-untyped-def]
+    """Bring a part of a finished 32 x 32 block to C."""
+    block, out = f32(space), f32(c)
+    for i in range(rows):
+        for j in range(columns):
+            out[i * ldc + j] = out[i * ldc + j] + block[i * SIDE + j] if accumulate else block[i * SIDE + j]
+
+
+@inline
+def by_tiles(c, ldc, a, b, panel, m, n, words, accumulate):  # type: ignore[no-untyped-def]
+    a_panel, b_panel = panel if m > 16 else 0, panel if n > 16 else 0
+    if m >= SIDE and n >= SIDE:
+        micro.tiles(c, ldc * 4, a, a_panel, b, b_panel, words, accumulate)
+    else:
+        space = micro.room()
+        micro.tiles(space, SIDE * 4, a, a_panel, b, b_panel, words, 0)
+        settle(space, c, ldc, min(m, SIDE), min(n, SIDE), accumulate)
+
+
+@inline
+def by_vectors(mode, c, ldc, a, b, panel, m, n, words, accumulate):  # type: ignore[no-untyped-def]
+    wide, space = n > 16, micro.room()
+    columns, high = (SIDE, WIDE_ROWS) if wide else (16, NARROW_ROWS)
+    for i in range(0, min(m, SIDE), high):
+        whole = m - i >= high and n >= columns
+        target, pitch, more = (c + i * ldc * 4, ldc * 4, accumulate) if whole else (space, SIDE * 4, 0)
+        left = a + i // 16 * panel + i % 16 * ROW
+        if mode == PAIRS and wide:
+            micro.pair_wide(target, pitch, left, b, panel, words, more)
+        elif mode == PAIRS:
+            micro.pair_narrow(target, pitch, left, b, panel, words, more)
+        elif wide:
+            micro.float_wide(target, pitch, left, b, panel, words, more)
+        else:
+            micro.float_narrow(target, pitch, left, b, panel, words, more)
+        if not whole:
+            settle(space, c + i * ldc * 4, ldc, min(high, m - i), min(columns, n), accumulate)
+
+
+@inline
+def multiply(mode, c, ldc, a, b, m, n, k, accumulate, by_rows):  # type: ignore[no-untyped-def]
+    panel = panel_bytes(mode, 16, k)
+    words = (k + 1) // 2 if mode >= PAIRS else k
+    down, along = (m + SIDE - 1) // SIDE, (n + SIDE - 1) // SIDE
+    for step in range(down * along):
+        i, j = (step // along, step % along) if by_rows else (step % down, step // down)
+        corner, left, right = c + (i * SIDE * ldc + j * SIDE) * 4, a + 2 * i * panel, b + 2 * j * panel
+        if mode == TILES:
+            by_tiles(corner, ldc, left, right, panel, m - i * SIDE, n - j * SIDE, words, accumulate)
+        else:
+            by_vectors(mode, corner, ldc, left, right, panel, m - i * SIDE, n - j * SIDE, words, accumulate)

@@ -1,0 +1,153 @@
+"""Recomputation changes when values live, and nothing else: not one bit of a gradient."""
+
+import random
+from collections import Counter
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llamatrain.engine.plan import plan
+from llamatrain.engine.program import Program
+from llamatrain.errors import GraphError
+from llamatrain.graph.autodiff import value_and_gradients
+from llamatrain.graph.ops import matmul, sqr, sum
+from llamatrain.graph.remat import recompute, spacing
+from llamatrain.graph.tensor import Tensor, nodes_of, parameter, placeholder
+from llamatrain.optim.step import AdamW, differentiate, stream
+from tests.llama_graph import TINY, Size, llama
+
+SIZES = {
+    "plain": replace(TINY, layers=3, ctx=8, batch=2),
+    "grouped": Size(vocab=11, width=12, layers=4, heads=6, kv_heads=2, ff=20, ctx=5, batch=1, fused=False),
+    "lora": Size(vocab=8, width=16, layers=2, heads=4, kv_heads=4, ff=24, ctx=6, batch=2, lora=2),
+}
+POLICIES = ("light", "block", "optimal", 0, 1, 2)
+
+
+def bits(outputs: list[Tensor], arrays: dict[Tensor, np.ndarray]) -> list[bytes]:
+    program = Program.of(outputs, arrays, kernels="reference")
+    program()
+    return [program[output].tobytes() for output in outputs]
+
+
+@cache
+def made(name: str):
+    model = llama(SIZES[name])
+    arrays = model.random()
+    rng = np.random.default_rng(3)
+    for leaf in {source for node in nodes_of([model.loss]) for source in node.sources if source.role == "state"} - set(arrays):
+        arrays[leaf] = (rng.standard_normal(leaf.shape) * 0.2).astype(np.float32)
+    return model, arrays
+
+
+def trained(name: str, precision: str, remat: str | int) -> list[Tensor]:
+    model, _ = made(name)
+    found = differentiate(model.loss, model.trained, precision=precision, borders=model.borders, remat=remat)
+    return [found.loss, *found.grads.values()]
+
+
+@cache
+def without(name: str, precision: str) -> list[bytes]:
+    return bits(trained(name, precision, "none"), made(name)[1])
+
+
+@pytest.mark.parametrize("remat", POLICIES)
+@pytest.mark.parametrize("precision", ["f32", "bf16"])
+@pytest.mark.parametrize("name", SIZES)
+def test_loss_and_gradients_have_the_same_bits(name: str, precision: str, remat: str | int) -> None:
+    outputs = trained(name, precision, remat)
+    if remat != 0:
+        assert len(nodes_of(outputs)) > len(nodes_of(trained(name, precision, "none")))  # something is made again
+    assert bits(outputs, made(name)[1]) == without(name, precision)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.sampled_from(list(SIZES)), st.randoms(use_true_random=False), st.booleans())
+def test_whatever_is_kept_the_bits_are_the_same(name: str, rng: random.Random, limited: bool) -> None:
+    model, arrays = made(name)
+    value, grads = value_and_gradients(model.loss, model.trained)
+    forward = [output for node in nodes_of([model.loss]) for output in node.outputs]
+    keep = [tensor for tensor in forward if rng.random() < 0.3]
+    among = [tensor for tensor in forward if rng.random() < 0.5] if limited else None
+    assert bits(recompute([value, *grads], [model.loss], keep, among), arrays) == without(name, "f32")
+
+
+def read_by_products(outputs: list[Tensor]) -> Counter[str]:
+    """How often the forward product of each weight is run."""
+    return Counter(node.sources[1].name for node in nodes_of(outputs) if node.op.name == "matmul" and node.sources[1].name)
+
+
+def test_only_what_a_gradient_reads_is_made_again() -> None:
+    model = llama(replace(SIZES["plain"], fused=False))
+    found = differentiate(model.loss, model.trained, borders=model.borders, remat="block")
+    runs = read_by_products([found.loss, *found.grads.values()])
+    assert set(runs) == {weight.name for weight in model.trained if len(weight.shape) == 2} - {"token_embd"}
+    for name, count in runs.items():
+        assert count <= 2, name
+        if name in ("blk.0.ffn_down", "blk.1.ffn_down"):
+            assert count == 1, name  # a block's last product goes only into the next border
+
+
+def test_forward_results_are_not_made_again() -> None:
+    model = llama(SIZES["plain"])
+    _, grads = value_and_gradients(model.loss, model.trained[-1:])
+    plain = nodes_of([model.loss])
+    outputs = recompute([model.loss, model.borders[1], *grads], [model.loss], model.borders)
+    assert outputs[:2] == [model.loss, model.borders[1]]
+    assert nodes_of(outputs[:1]) == plain
+
+
+def test_what_the_gradients_do_not_need_is_not_made_again() -> None:
+    """Gradients of the last block's weights alone need the values of the last block alone."""
+    model = llama(replace(SIZES["plain"], fused=False))
+    last = [weight for weight in model.trained if weight.name.startswith("blk.2.")]
+    found = differentiate(model.loss, last, borders=model.borders, remat="block")
+    runs = read_by_products([found.loss, *found.grads.values()])
+    assert all(count == 1 for name, count in runs.items() if name.startswith(("blk.0.", "blk.1.")))
+    assert runs["blk.2.ffn_gate"] == 2
+
+
+def test_kept_values_and_views_of_leaves_stay() -> None:
+    x, w = placeholder("x", (3, 4)), parameter("w", (5, 4))
+    y = matmul(x, w)
+    value, grads = value_and_gradients(sum(sqr(y)), [w])
+    assert len(nodes_of(recompute([value, *grads], [value], [y]))) == len(nodes_of([value, *grads]))
+    assert len(nodes_of(recompute([value, *grads], [value], []))) == len(nodes_of([value, *grads])) + 1
+
+
+LONG = Size(vocab=32000, width=512, layers=32, heads=8, kv_heads=8, ff=1376, ctx=512, batch=4)
+
+
+@cache
+def arena(remat: str | int, precision: str = "f32") -> int:
+    model = llama(LONG)
+    found = differentiate(model.loss, model.trained, precision=precision, borders=model.borders, remat=remat)
+    return plan(stream(found, AdamW())[1]).arena
+
+
+@pytest.mark.parametrize("remat", ["block", "optimal"])
+def test_32_layers_need_a_quarter_of_the_arena(remat: str) -> None:
+    assert arena(remat) <= 0.25 * arena("none")
+
+
+def test_a_middle_way() -> None:
+    """More blocks made again, less memory."""
+    assert arena("none") > arena("light") >= arena(8) > arena(24) >= arena(32) * 0.99
+
+
+def test_borders_further_apart_where_they_are_large() -> None:
+    """The spacing asked for is the one of the least sum of borders and interiors."""
+    for blocks, border, interior in ((32, 100, 1000), (48, 100, 100), (64, 1, 1000), (10, 1000, 10)):
+        cost = {a: blocks / a * border + a * interior for a in range(1, 200)}
+        assert cost[spacing(blocks, border, interior)] <= min(cost.values()) * 1.05
+
+
+def test_an_unknown_policy_is_named() -> None:
+    with pytest.raises(GraphError, match=r"'some'.*none, light, block, optimal"):
+        trained("plain", "f32", "some")
+    with pytest.raises(GraphError, match=r"'f16'.*f32, bf16"):
+        trained("plain", "f16", "none")
