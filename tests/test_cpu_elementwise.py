@@ -7,8 +7,9 @@ import sys
 import numpy as np
 import pytest
 
-from llamatrain.kernels.cpu import elementwise, gates, norm, optimizer, rope, rows, softmax, sums  # noqa: F401 - they register
+from llamatrain.kernels.cpu import elementwise, gates, norm, optimizer, rope, rows, softmax, sums, vector  # noqa: F401 - they register
 from llamatrain.kernels.cpu.binding import BINDINGS
+from llamatrain.machine.jit import Entry, f32
 from llamatrain.machine.threads import Program
 
 RANDOM = np.random.default_rng(0)
@@ -48,6 +49,27 @@ def close(got, wanted, within=2e-6):
 
 def wide(*arrays):
     return [array.astype(np.float64) for array in arrays]
+
+
+@Entry
+def exponentials(lo, hi, thread, a):
+    x, alone, together = f32(a[0]), f32(a[1]), f32(a[2])
+    for i in range(lo, hi):
+        alone[i] = vector.exp(x[i])
+    for i in range(lo, hi, vector.LANES):
+        vector.store_to(together, i, hi, vector.exp(vector.load_to(x, i, hi)), 0)
+
+
+def test_the_exponential():
+    x = np.concatenate([RANDOM.uniform(-110, 95, 100_003), [-np.inf, np.inf, np.nan, 0, 88.7]]).astype(np.float32)
+    alone, together = np.empty_like(x), np.empty_like(x)
+    Program([exponentials.call(x, alone, together, items=x.size, block=x.size)], 1)()
+    np.testing.assert_array_equal(alone, together)
+    with np.errstate(over="ignore"):
+        wanted = np.exp(x.astype(np.float64)).astype(np.float32)
+    assert alone[-5:-1].tolist()[:2] == [0, np.inf] and np.isnan(alone[-3]) and alone[-2] == 1
+    np.testing.assert_array_max_ulp(alone[np.isfinite(wanted)], wanted[np.isfinite(wanted)], 2)
+    np.testing.assert_array_equal(np.isfinite(alone), np.isfinite(wanted))
 
 
 SHAPES = [(1, 1), (3, 5), (2, 3, 16), (70, 100), (9, 1031), (300, 64)]
@@ -188,9 +210,9 @@ def test_ten_steps_of_adamw():
     for step in range(1, 11):
         g = normal(5003)
         bias1, bias2 = 1 - beta1**step, 1 - beta2**step
-        schedule = np.array([rate, bias1, bias2], np.float32)
-        w, m, v = run("opt_step_adamw", [w.shape] * 3, [w, m, v, g, schedule, np.full((), factor, np.float32)], {0: 0, 1: 1, 2: 2},
-                      beta1=beta1, beta2=beta2, eps=eps, decay=decay)  # fmt: skip
+        ins = [w, m, v, g, np.array([rate, bias1, bias2], np.float32), np.full((), factor, np.float32)]
+        settings = {"beta1": beta1, "beta2": beta2, "eps": eps, "decay": decay}
+        w, m, v = run("opt_step_adamw", [w.shape] * 3, ins, {0: 0, 1: 1, 2: 2}, **settings)
         g64 = factor * g.astype(np.float64)
         m64, v64 = beta1 * m64 + (1 - beta1) * g64, beta2 * v64 + (1 - beta2) * g64**2
         w64 = w64 * (1 - rate * decay) - rate / bias1 * m64 / (np.sqrt(v64 / bias2) + eps)

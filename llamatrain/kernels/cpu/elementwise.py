@@ -58,7 +58,9 @@ def _pairs(outs: Sequence[Array], ins: Sequence[Array], attrs: dict) -> bool:
 
 
 def binary(how, out, x, y):  # type: ignore[no-untyped-def]
-    width, ((x_down, x_along), (y_down, y_along)) = as_rows(out.shape, x.shape, y.shape)
+    split = as_rows(out.shape, x.shape, y.shape)
+    assert split is not None  # or it would not have been taken
+    width, ((x_down, x_along), (y_down, y_along)) = split
     past = width % LANES == 0 and streams(out.reshape(-1), x, y)
     words = (how, width, past, x_down, x_along, y_down, y_along)
     return [combine.call(x, y, out, *words, items=out.size, block=portion(out.size, unit=LANES))]

@@ -11,20 +11,22 @@ CHUNKS = 64  # at most so many partial sums of dw
 
 
 @inline
-def dot(x, y, start, end):  # type: ignore[no-untyped-def]
-    """The sum of x[i] y[i] over start .. end."""
+def dot(x, i, y, j, size):  # type: ignore[no-untyped-def]
+    """The sum of `size` products, of x from i and y from j on."""
     a, b, c, d = splat(0.0), splat(0.0), splat(0.0), splat(0.0)
-    for i in range(start, end, 4 * LANES):  # four sums, so that no addition waits for the one before
-        a += load_to(x, i, end) * load_to(y, i, end)
-        b += load_to(x, i + LANES, end) * load_to(y, i + LANES, end)
-        c += load_to(x, i + 2 * LANES, end) * load_to(y, i + 2 * LANES, end)
-        d += load_to(x, i + 3 * LANES, end) * load_to(y, i + 3 * LANES, end)
+    x_end, y_end = i + size, j + size
+    for _ in range(0, size, 4 * LANES):  # four sums, so that no addition waits for the one before
+        a += load_to(x, i, x_end) * load_to(y, j, y_end)
+        b += load_to(x, i + LANES, x_end) * load_to(y, j + LANES, y_end)
+        c += load_to(x, i + 2 * LANES, x_end) * load_to(y, j + 2 * LANES, y_end)
+        d += load_to(x, i + 3 * LANES, x_end) * load_to(y, j + 3 * LANES, y_end)
+        i, j = i + 4 * LANES, j + 4 * LANES
     return total((a + b) + (c + d))
 
 
 @inline
-def reciprocal_rms(x, start, end, eps):  # type: ignore[no-untyped-def]
-    return ONE / sqrt(dot(x, x, start, end) / np.float32(end - start) + np.float32(eps))
+def reciprocal_rms(x, start, width, eps):  # type: ignore[no-untyped-def]
+    return ONE / sqrt(dot(x, start, x, start, width) / np.float32(width) + np.float32(eps))
 
 
 @Entry
@@ -32,7 +34,7 @@ def norm_rows(lo, hi, thread, a):  # type: ignore[no-untyped-def]
     x, w, y, width, eps, past = f32(a[0]), f32(a[1]), f32(a[2]), a[3], real(a[4]), a[5]
     for row in range(lo, hi):
         start, end = row * width, (row + 1) * width
-        r = reciprocal_rms(x, start, end, eps)
+        r = reciprocal_rms(x, start, width, eps)
         for i in range(0, width, LANES):
             store_to(y, start + i, end, load_to(x, start + i, end) * r * load_to(w, i, width), past)
 
@@ -68,7 +70,7 @@ def norm_rows_back(lo, hi, thread, a):  # type: ignore[no-untyped-def]
         store_to(sums, dw + i, dw + width, splat(0.0), 0)
     for row in range(lo, hi):
         start, end = row * width, (row + 1) * width
-        r = reciprocal_rms(x, start, end, eps)
+        r = reciprocal_rms(x, start, width, eps)
         shared = r * r * weighted_dot(dy, w, x, start, width) / np.float32(width)
         for i in range(0, width, LANES):
             up, normal = load_to(dy, start + i, end), load_to(x, start + i, end) * r

@@ -56,7 +56,7 @@ def soft_max_rows_back(lo, hi, thread, a):  # type: ignore[no-untyped-def]
     dy, y, dx, width = f32(a[0]), f32(a[1]), f32(a[2]), a[3]
     for row in range(lo, hi):
         start, end = row * width, (row + 1) * width
-        shared = dot(dy, y, start, end)
+        shared = dot(dy, start, y, start, width)
         for i in range(start, end, LANES):
             store_to(dx, i, end, load_to(y, i, end) * (load_to(dy, i, end) - shared), 0)
 

@@ -26,7 +26,7 @@ def sum_blocks(lo, hi, thread, a):  # type: ignore[no-untyped-def]
 def square_blocks(lo, hi, thread, a):  # type: ignore[no-untyped-def]
     x, sums, size = f32(a[0]), f64(a[1]), a[2]
     for block in range(lo, hi):
-        sums[block] = dot(x, x, block * BLOCK, min(size, (block + 1) * BLOCK))
+        sums[block] = dot(x, block * BLOCK, x, block * BLOCK, min(BLOCK, size - block * BLOCK))
 
 
 @Entry

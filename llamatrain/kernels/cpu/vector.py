@@ -167,10 +167,13 @@ def _exp(builder: Any, x: Any) -> Any:
     for coefficient in SERIES[-2::-1]:
         series = muladd(series, r, number(coefficient))
     series = muladd(muladd(series, r, number(1.0)), r, number(1.0))
+    if kind == FLOATS and LANES == 16:
+        words = (series, n, series, ir.Constant(ir.IntType(16), 0xFFFF), ir.Constant(ir.IntType(32), 4))
+        return _call(builder, "llvm.x86.avx512.mask.scalef.ps.512", kind, *words)
     # 2^n in two halves: n may be 128, or so low that the result loses bits
-    n = builder.sub(builder.bitcast(rounded, integers), _constant(integers, int(np.float32(ROUND).view(np.int32))))
-    half = builder.ashr(n, _constant(integers, 1))
-    for part in (half, builder.sub(n, half)):
+    whole = builder.sub(builder.bitcast(rounded, integers), _constant(integers, int(np.float32(ROUND).view(np.int32))))
+    half = builder.ashr(whole, _constant(integers, 1))
+    for part in (half, builder.sub(whole, half)):
         power = builder.shl(builder.add(part, _constant(integers, 127)), _constant(integers, 23))
         series = builder.fmul(series, builder.bitcast(power, kind), flags=EXACT)
     return series
@@ -218,7 +221,7 @@ def _kind(pointer: Any) -> tuple[Any, str, int]:
     return (HALVES, f"v{LANES}i16", 2) if pointer.dtype == types.uint16 else (FLOATS, f"v{LANES}f32", 4)
 
 
-def _address(builder: Any, pointer: Any, index: Any, lanes: Any) -> Any:
+def _address(builder: Any, lanes: Any, pointer: Any, index: Any) -> Any:
     return builder.bitcast(builder.gep(pointer, [index]), lanes.as_pointer())
 
 
@@ -235,7 +238,7 @@ def load(typing_context: Any, pointer: Any, index: Any) -> Any:
     lanes, _, size = _kind(pointer)
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        value = builder.load(_address(builder, *args, lanes), align=size)
+        value = builder.load(_address(builder, lanes, *args), align=size)
         return _from_bf16(builder, value) if lanes == HALVES else value
 
     return VECTOR(pointer, types.int64), generate
@@ -247,7 +250,7 @@ def store(typing_context: Any, pointer: Any, index: Any, value: Any) -> Any:
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         value = _to_bf16(builder, args[2]) if lanes == HALVES else args[2]
-        builder.store(value, _address(builder, *args[:2], lanes), align=size)
+        builder.store(value, _address(builder, lanes, *args[:2]), align=size)
         return context.get_dummy_value()
 
     return types.void(pointer, types.int64, VECTOR), generate
@@ -260,7 +263,7 @@ def load_to(typing_context: Any, pointer: Any, index: Any, end: Any) -> Any:
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         left = builder.sub(args[2], args[1])
-        address = _address(builder, *args[:2], lanes)
+        address = _address(builder, lanes, *args[:2])
         with builder.if_else(builder.icmp_signed(">=", left, left.type(LANES)), likely=True) as (whole, part):
             with whole:
                 full, from_whole = builder.load(address, align=size), builder.block
@@ -282,7 +285,7 @@ def store_to(typing_context: Any, pointer: Any, index: Any, end: Any, value: Any
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         left = builder.sub(args[2], args[1])
-        address = _address(builder, *args[:2], lanes)
+        address = _address(builder, lanes, *args[:2])
         value = _to_bf16(builder, args[3]) if lanes == HALVES else args[3]
         with builder.if_else(builder.icmp_signed(">=", left, left.type(LANES)), likely=True) as (whole, part):
             with whole, builder.if_else(builder.icmp_signed("!=", args[4], args[4].type(0))) as (streamed, kept):
