@@ -4,7 +4,9 @@ Consecutive compiled calls become one table that the thread team runs without co
 kernel (or all of them, with kernels "reference") are plain calls between the tables.
 """
 
+import contextlib
 import math
+import mmap
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -20,11 +22,21 @@ from llamatrain.errors import GraphError
 from llamatrain.graph.tensor import Node, Tensor
 from llamatrain.kernels import reference
 
+LARGE = 1 << 21  # a huge page; what is smaller comes from the heap
+
 
 def allocate(size: int) -> np.ndarray:
-    """Bytes, zeroed by the system when first touched, aligned for vectors and tiles."""
-    memory = np.zeros(size + ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % ALIGNMENT
+    """Bytes, zeroed by the system when first touched, aligned for vectors and tiles, in huge pages where there are such."""
+    if size < LARGE:
+        memory = np.zeros(size + ALIGNMENT, np.uint8)
+        start = -memory.ctypes.data % ALIGNMENT
+        return memory[start : start + size]
+    pages = mmap.mmap(-1, size + LARGE)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without them
+            pages.madvise(mmap.MADV_HUGEPAGE)
+    memory = np.frombuffer(pages, np.uint8)
+    start = -memory.ctypes.data % LARGE
     return memory[start : start + size]
 
 

@@ -15,13 +15,14 @@ from collections.abc import Callable
 from functools import cache, cached_property, partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import llvmlite.binding as llvm
 import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core import config
+from numba.core import cgutils, config
 from numba.extending import intrinsic
 
 from llamatrain.machine import units
@@ -52,6 +53,10 @@ config.CPU_NAME, config.CPU_FEATURES = units.target()
 config.THREADING_LAYER_PRIORITY = ["omp", "workqueue", "tbb"]
 config.CACHE_DIR = str(cache_folder() or "")
 
+# Addresses are integers here. Sinking one into a loop, LLVM may take the wrong summand for its pointer, find that it is 0 for
+# the caller (whose code it sees later), and drop the code as undefined: seen in a decoder. So it shall not sink them that way.
+llvm.set_option("", "-addr-sink-using-gep=false")
+
 # Sums may be regrouped and products contracted, so that loops vectorise; infinities and NaN keep their meaning.
 FAST = {"reassoc", "contract", "arcp", "nsz"}
 WORDS = types.CPointer(types.int64)
@@ -70,9 +75,9 @@ class Compiler:
         self.said = False
         self.say: Callable[[str], None] = lambda line: print(line, file=sys.stderr)
 
-    def entry(self, body: Callable[..., None]) -> Any:
-        """The body as a function of the one shape that entries have."""
-        return self._timed(lambda keep: numba.cfunc(ENTRY, cache=keep, error_model="numpy", fastmath=FAST)(body))
+    def entry(self, body: Callable[..., None], signature: Any = ENTRY) -> Any:
+        """The body as a function of the one shape that entries have, or of another."""
+        return self._timed(lambda keep: numba.cfunc(signature, cache=keep, error_model="numpy", fastmath=FAST)(body))
 
     def function(self, signature: Any, body: Callable[..., Any], **how: bool) -> Any:
         """The body as a function that Python calls."""
@@ -100,6 +105,44 @@ class Compiler:
 compiler = Compiler()
 
 
+class Brick:
+    """A function of integers, giving none, that entries call by name: compiled once, not into each of them.
+
+    `brick.call` is that call for compiled code; it takes all the integers as one tuple.
+    """
+
+    made: ClassVar[list["Brick"]] = []
+
+    def __init__(self, body: Callable[..., None]) -> None:
+        self.body, self.symbol = body, f"llamatrain_{body.__name__}"
+        self.signature = types.void(*[types.int64] * body.__code__.co_argcount)
+        self.call = self._by_name()
+        self.made.append(self)
+
+    @cached_property
+    def linked(self) -> Any:
+        """The compiled body, known to the linker from here on."""
+        made = compiler.entry(self.body, self.signature)
+        llvm.add_symbol(self.symbol, made.address)
+        return made
+
+    def _by_name(self) -> Any:
+        @intrinsic
+        def call(typing_context: Any, values: Any) -> Any:
+            def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+                words = [
+                    context.cast(builder, word, kind, types.int64)
+                    for word, kind in zip(cgutils.unpack_tuple(builder, args[0]), values.types, strict=True)
+                ]
+                kind = ir.FunctionType(ir.VoidType(), [word.type for word in words])
+                builder.call(cgutils.get_or_insert_function(builder.module, kind, self.symbol), words)
+                return context.get_dummy_value()
+
+            return types.void(values), generate
+
+        return call
+
+
 class Entry:
     """A kernel body `(lo, hi, thread, args)`, compiled when its address is first asked for."""
 
@@ -109,6 +152,8 @@ class Entry:
 
     @cached_property
     def compiled(self) -> Any:
+        for brick in Brick.made:
+            assert brick.linked
         return compiler.entry(self.body)
 
     @property

@@ -1,8 +1,8 @@
 """The output head and its loss in one: sum of weights * (logsumexp(x wᵀ) - (x wᵀ)[target]), and its gradients in the same pass.
 
 Tokens go in chunks, so that only a chunk's logits are ever held. For each chunk: the products, slice by slice of the vocabulary,
-each leaving the maximum and the sum of exponentials of its columns while they are in the cache (of the unrounded logits); then each row puts
-these together, and turns its logits into their gradient where they stand; then dx = dlogits w and dw += dlogitsᵀ x.
+each leaving the maximum and the sum of exponentials of its columns while they are in the cache; then each row puts these
+together, and turns its logits into their gradient where they stand; then dx = dlogits w and dw += dlogitsᵀ x.
 In bf16 the kept logits and their gradient are bf16; maxima, sums and the loss are not.
 """
 
@@ -98,7 +98,9 @@ class Head:
         """What lies in the scratch memory: elements and their type."""
         kept = np.empty(0, np.uint16 if self.half else np.float32)
         work = [self.chunk_bytes + self.threads * self.slice_bytes]
-        work += [self.dx_product(kept, self.rows).scratch] * self.dx + [self.dw_product(kept, self.x, self.rows).scratch] * self.dw
+        for rows in {self.rows, self.x.shape[0] % self.rows}:  # the last chunk may be cut in another way
+            work += [self.dx_product(kept, rows).scratch] if self.dx and rows else []
+            work += [self.dw_product(kept, self.x, rows).scratch] if self.dw else []
         return {
             "logits": (self.rows * self.pitch * self.keeps, kept.dtype),
             "partial": (self.slices * self.rows * 2, np.float32),
@@ -121,7 +123,9 @@ def divide(scratch: np.ndarray, parts: dict[str, tuple[int, Any]]) -> dict[str, 
     return arrays
 
 
-def head_calls(head: Head, outs: Sequence[np.ndarray], ins: Sequence[np.ndarray], dloss: np.ndarray, scratch: np.ndarray) -> list[Call]:
+def head_calls(
+    head: Head, outs: Sequence[np.ndarray], ins: Sequence[np.ndarray], dloss: np.ndarray, scratch: np.ndarray
+) -> list[Call]:
     x, w, targets, weights = ins
     loss, *gradients = outs
     dx, dw = gradients.pop(0) if head.dx else None, gradients.pop(0) if head.dw else None

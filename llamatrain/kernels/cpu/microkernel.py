@@ -235,6 +235,44 @@ def pair_halves(builder: Any, to: Any, source: Any, second: Any) -> None:
     store(builder, builder.or_(low, builder.shl(high, ir.Constant(INTS, [16] * 16))), to, 64)
 
 
+# ---- what does not fill a vector ---------------------------------------------------------------
+
+
+def first_of(builder: Any, count: Any) -> Any:
+    """A mask of the first `count` of 32."""
+    lanes = ir.VectorType(INT, 32)
+    one = builder.insert_element(ir.Constant(lanes, ir.Undefined), builder.trunc(count, INT), INT(0))
+    everywhere = builder.shuffle_vector(one, one, ir.Constant(lanes, [0] * 32))
+    return builder.icmp_signed("<", ir.Constant(lanes, list(range(32))), everywhere)
+
+
+def masked_load(builder: Any, address: Any, element: Any, mask: Any) -> Any:
+    kind, size = ir.VectorType(element, 32), 2 if element == SHORT else 4
+    name = f"llvm.masked.load.v32{'i16' if size == 2 else 'f32'}.p0"
+    zero = ir.Constant(kind, [0 if size == 2 else 0.0] * 32)
+    return intrinsic_call(builder, name, kind, builder.inttoptr(address, kind.as_pointer()), INT(size), mask, zero)
+
+
+def part(element: Any) -> Emit:
+    """A row of 32 elements of which only some are there to be read; zeros for the rest."""
+
+    def emit(builder: Any, to: Any, source: Any, count: Any) -> None:
+        store(builder, masked_load(builder, source, element, first_of(builder, count)), to, 64)
+
+    return emit
+
+
+def settle_row(builder: Any, c: Any, source: Any, count: Any, accumulate: Any) -> None:
+    """Up to 32 finished sums to a row of C."""
+    mask, kind = first_of(builder, count), ir.VectorType(FLOAT, 32)
+    wanted = first_of(builder, builder.select(builder.icmp_signed("!=", accumulate, LONG(0)), count, LONG(0)))
+    value = builder.fadd(masked_load(builder, c, FLOAT, wanted), load(builder, source, kind, 64))
+    place = builder.inttoptr(c, kind.as_pointer())
+    intrinsic_call(builder, "llvm.masked.store.v32f32.p0", VOID, value, place, INT(4), mask)
+
+
+# ---- a tile's transpose ------------------------------------------------------------------------
+
 # Which words of two vectors (0 to 15, 16 to 31) make a new one, in quarters of four words.
 INTERLEAVED = [[4 * lane + w for lane in range(4) for w in words] for words in ((0, 16, 1, 17), (2, 18, 3, 19))]
 BY_TWO = [[4 * lane + w for lane in range(4) for w in words] for words in ((0, 1, 16, 17), (2, 3, 18, 19))]
@@ -249,10 +287,10 @@ def turn(builder: Any, tile: Any) -> None:
 
     rows = [load(builder, plus(builder, tile, ROW * i), INTS, 64) for i in range(16)]
     for first in range(0, 16, 4):
-        upper, lower = ([mix(*rows[i : i + 2], picks) for picks in INTERLEAVED] for i in (first, first + 2))
+        upper, lower = ([mix(rows[i], rows[i + 1], picks) for picks in INTERLEAVED] for i in (first, first + 2))
         rows[first : first + 4] = [mix(upper[i], lower[i], picks) for i in range(2) for picks in BY_TWO]
     for first in range(4):
-        upper, lower = ([mix(*rows[i :: 4][:2], picks) for picks in QUARTER] for i in (first, first + 8))
+        upper, lower = ([mix(rows[i], rows[i + 4], picks) for picks in QUARTER] for i in (first, first + 8))
         rows[first::4] = [mix(upper[i], lower[i], picks) for picks in QUARTER for i in range(2)]
     for i, row in enumerate(rows):
         store(builder, row, plus(builder, tile, ROW * i), 64)
@@ -308,7 +346,7 @@ tiles_on, tiles_off = switch(configure), switch(release)
 
 
 def row(emit: Emit) -> Any:
-    """`(to, source, second)`"""
+    """`(to, source, second or count)`"""
 
     @intrinsic
     def call(context: Any, to: Any, source: Any, second: Any) -> Any:
@@ -323,6 +361,16 @@ def row(emit: Emit) -> Any:
 
 copy, round_floats, widen, narrow = row(copy_row), row(round_row), row(widen_row), row(narrow_row)
 pair, pair_up = row(pair_floats), row(pair_halves)
+some_floats, some_halves = row(part(FLOAT)), row(part(SHORT))
+
+
+@intrinsic
+def settle(context: Any, c: Any, source: Any, count: Any, accumulate: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        settle_row(builder, *values)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 4), generate
 
 
 @intrinsic

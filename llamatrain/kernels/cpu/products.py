@@ -136,12 +136,24 @@ class Product:
         words = self.whole.words(self.mode, start, self.range, self.block)
         return pack_call(self.whole, words, entries, scratch, self.entry_bytes, self.whole_is_a)
 
-    def multiply(self, c: np.ndarray, scratch: np.ndarray, first: int, entries: np.ndarray, slots: np.ndarray, start: int, more: bool) -> Call:
+    def multiply(
+        self, c: np.ndarray, scratch: np.ndarray, first: int, entries: np.ndarray, slots: np.ndarray, start: int, more: bool
+    ) -> Call:
         slices = ceil(self.sliced.count / self.width)
         work = self.width * self.whole.count * self.a.k
         words = self.sliced.words(self.mode, start, self.range, self.block)
         args = (*words, entries, scratch, self.entry_bytes, int(self.whole_is_a))
-        args += (slots, self.whole.count, self.group * self.entry_bytes, self.slice_bytes, self.width, slices, c, first, int(more))
+        args += (
+            slots,
+            self.whole.count,
+            self.group * self.entry_bytes,
+            self.slice_bytes,
+            self.width,
+            slices,
+            c,
+            first,
+            int(more),
+        )
         return multiply_slices.call(*args, items=len(entries) * slices, block=ceil(WORTH / max(1, work)))
 
 
@@ -185,10 +197,8 @@ def multiply_slices(lo, hi, thread, a):  # type: ignore[no-untyped-def]
             begin = entries[entry] * count * k + (first + (start + k0) * stride if across else first * stride + start + k0)
             tiles.pack(mode, mine, source + begin * size, half, across, turned, stride, rows, deep)
             more = accumulate or k0 > 0
-            if whole_is_a:
-                tiles.multiply(mode, corner, ldc, whole, mine, other, rows, deep, more, 1)
-            else:
-                tiles.multiply(mode, corner, ldc, mine, whole, rows, other, deep, more, 0)
+            left, right, m, n = (whole, mine, other, rows) if whole_is_a else (mine, whole, rows, other)
+            tiles.multiply(mode, corner, ldc, left, right, m, n, deep, more, whole_is_a)
             whole += tiles.panel_bytes(mode, other, deep)
     tiles.end(mode)
 
@@ -202,26 +212,27 @@ def product(x: Operand, y: Operand, threads: int) -> Product:
 
 
 def with_weight(x: Array, w: Array, across: int) -> tuple[Operand, Operand]:
-    """x (..., m, k) with w (..., n, k), or (..., k, n) where it lies across; all rows of x at once where w has no leading axes."""
-    (*x_lead, m, k), (*w_lead, n, _) = x.shape, w.shape
-    if across:
-        n = w.shape[-1]
+    """x (..., m, k) with w (..., n, k), across: (..., k, n). Where w has no leading axes, all rows of x at once."""
+    (*x_lead, m, k), (*w_lead, n, last) = x.shape, w.shape
+    n = last if across else n
     if prod(w_lead) == 1:
         m, x_lead, w_lead = m * prod(x_lead), [], []
     return Operand(x, 0, m, k, tuple(x_lead)), Operand(w, across, n, k, tuple(w_lead))
 
 
 def matmul_plan(ins: Sequence[Any], threads: int) -> Product:
-    return product(*with_weight(*ins, across=0), threads)
+    x, w = ins
+    return product(*with_weight(x, w, across=0), threads)
 
 
 def matmul_nn_plan(ins: Sequence[Any], threads: int) -> Product:
-    return product(*with_weight(*ins, across=1), threads)
+    y, w = ins
+    return product(*with_weight(y, w, across=1), threads)
 
 
 def out_prod_plan(ins: Sequence[Any], threads: int) -> Product:
-    a, b = ins
-    return product(*(Operand(x, 1, x.shape[-1], x.shape[-2], tuple(x.shape[:-2])) for x in (a, b)), threads)
+    a, b = (Operand(x, 1, x.shape[-1], x.shape[-2], tuple(x.shape[:-2])) for x in ins)
+    return product(a, b, threads)
 
 
 def takes(outs: Sequence[Array], ins: Sequence[Array], attrs: dict[str, Any]) -> bool:

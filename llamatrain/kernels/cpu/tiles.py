@@ -18,9 +18,9 @@ All of them sum in float32. `mode_of("bf16")` is the best that this machine has.
 """
 
 from llamatrain.kernels.cpu import microkernel as micro
-from llamatrain.kernels.cpu.microkernel import NARROW_ROWS, ROW, STEP, TILE, WIDE_ROWS
+from llamatrain.kernels.cpu.microkernel import NARROW_ROWS, ROW, TILE, WIDE_ROWS
 from llamatrain.machine import units
-from llamatrain.machine.jit import f32, inline, u16
+from llamatrain.machine.jit import Brick, inline
 
 FLOAT32, ROUNDED, PAIRS, TILES = range(4)
 SIDE = 32  # of the block of C that is finished at once
@@ -57,7 +57,7 @@ def panel_bytes(mode, count, k):  # type: ignore[no-untyped-def]
 @inline
 def fill_tile(mode, to, source, half, across, pitch):  # type: ignore[no-untyped-def]
     """A whole tile, a row of words for each row of the source (or two of them); pitch: bytes between those."""
-    if mode == FLOAT32 and not half or mode >= PAIRS and half and not across:
+    if (mode == FLOAT32 and not half) or (mode >= PAIRS and half and not across):
         for i in range(16):
             micro.copy(to + i * ROW, source + i * pitch, 0)
     elif mode < PAIRS and half:
@@ -80,19 +80,18 @@ def fill_tile(mode, to, source, half, across, pitch):  # type: ignore[no-untyped
 @inline
 def fill_edge(mode, to, source, half, across, pitch, rows, columns):  # type: ignore[no-untyped-def]
     """A tile at the source's edge: rows x columns of its elements are there, the rest is zero."""
-    whole = micro.room()
-    space, size = f32(whole), 2 if half else 4
-    for i in range(TILE):
-        space[i] = 0.0
-    for i in range(rows):
-        line, given = u16(whole + i * 32 * size), u16(source + i * pitch)
-        for j in range(columns * size // 2):
-            line[j] = given[j]
+    whole, size = micro.room(), 2 if half else 4
+    for i in range(32 if across else 16):
+        there = columns if i < rows else 0
+        if half:
+            micro.some_halves(whole + i * 64, source + i * pitch, there)
+        else:
+            micro.some_floats(whole + i * 128, source + i * pitch, there)
     fill_tile(mode, to, whole, half, across, 32 * size)
 
 
-@inline
-def pack(mode, to, source, half, across, turned, stride, count, k):  # type: ignore[no-untyped-def]
+@Brick
+def pack_tiles(mode, to, source, half, across, turned, stride, count, k):  # type: ignore[no-untyped-def]
     size, depth = 2 if half else 4, tile_depth(mode)
     panels, tiles = (count + 15) // 16, panel_tiles(mode, k)
     pitch = stride * size
@@ -112,6 +111,14 @@ def pack(mode, to, source, half, across, turned, stride, count, k):  # type: ign
             fill_edge(mode, target, start, half, across, pitch, items, deep)
         if turned:
             micro.turn_tile(target)
+
+
+pack_call = pack_tiles.call
+
+
+@inline
+def pack(mode, to, source, half, across, turned, stride, count, k):  # type: ignore[no-untyped-def]
+    pack_call((mode, to, source, half, across, turned, stride, count, k))
 
 
 @inline
@@ -142,10 +149,8 @@ def end(mode):  # type: ignore[no-untyped-def]
 @inline
 def settle(space, c, ldc, rows, columns, accumulate):  # type: ignore[no-untyped-def]
     """Bring a part of a finished 32 x 32 block to C."""
-    block, out = f32(space), f32(c)
     for i in range(rows):
-        for j in range(columns):
-            out[i * ldc + j] = out[i * ldc + j] + block[i * SIDE + j] if accumulate else block[i * SIDE + j]
+        micro.settle(c + i * ldc * 4, space + i * SIDE * 4, columns, accumulate)
 
 
 @inline
@@ -179,8 +184,8 @@ def by_vectors(mode, c, ldc, a, b, panel, m, n, words, accumulate):  # type: ign
             settle(space, c + i * ldc * 4, ldc, min(high, m - i), min(columns, n), accumulate)
 
 
-@inline
-def multiply(mode, c, ldc, a, b, m, n, k, accumulate, by_rows):  # type: ignore[no-untyped-def]
+@Brick
+def multiply_tiles(mode, c, ldc, a, b, m, n, k, accumulate, by_rows):  # type: ignore[no-untyped-def]
     panel = panel_bytes(mode, 16, k)
     words = (k + 1) // 2 if mode >= PAIRS else k
     down, along = (m + SIDE - 1) // SIDE, (n + SIDE - 1) // SIDE
@@ -191,3 +196,11 @@ def multiply(mode, c, ldc, a, b, m, n, k, accumulate, by_rows):  # type: ignore[
             by_tiles(corner, ldc, left, right, panel, m - i * SIDE, n - j * SIDE, words, accumulate)
         else:
             by_vectors(mode, corner, ldc, left, right, panel, m - i * SIDE, n - j * SIDE, words, accumulate)
+
+
+multiply_call = multiply_tiles.call
+
+
+@inline
+def multiply(mode, c, ldc, a, b, m, n, k, accumulate, by_rows):  # type: ignore[no-untyped-def]
+    multiply_call((mode, c, ldc, a, b, m, n, k, accumulate, by_rows))

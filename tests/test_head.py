@@ -1,0 +1,139 @@
+"""The output head and its loss in one pass, against the formula in float64."""
+
+import numpy as np
+import pytest
+
+from llamatrain.kernels.cpu import head
+from llamatrain.kernels.cpu.binding import BINDINGS
+from llamatrain.machine.threads import Program
+
+RANDOM = np.random.default_rng(0)
+BACK = "linear_cross_entropy_back"
+SHAPES = [(1, 1, 1), (7, 13, 5), (100, 33, 70), (70, 40, 4500)]  # tokens, width, words
+
+
+def halved(x):
+    bits = x.view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+
+def widened(x):
+    return (x.astype(np.uint32) << 16).view(np.float32) if x.dtype == np.uint16 else x
+
+
+def case(count, width, words):
+    x, w = RANDOM.standard_normal((count, width)), RANDOM.standard_normal((words, width)) * width**-0.5
+    targets, weights = RANDOM.integers(-1, words, count).astype(np.int32), RANDOM.random(count).astype(np.float32)
+    weights[::5] = 0
+    return [x.astype(np.float32), w.astype(np.float32), targets, weights]
+
+
+def run_once(op, outs, ins, attrs, threads):
+    binding = BINDINGS[op]
+    assert binding.takes(outs, ins, attrs)
+    room = np.full(binding.scratch(outs, ins, attrs, threads) + 64, 0xFF, np.uint8)  # full of NaN
+    Program(binding.bind(outs, ins, attrs, room[-room.ctypes.data % 64 :], threads), threads)()
+
+
+def both(ins, dloss=0.5, dx=True, dw=True):
+    """loss, dx, dw: the same bits from one thread and from two, and the same loss without gradients."""
+    results = []
+    for threads in (1, 2):
+        shapes = [(), *[ins[0].shape] * dx, *[ins[1].shape] * dw]
+        outs = [np.full(shape, 7, np.float32) for shape in shapes]
+        run_once(BACK, outs, [np.array(dloss, np.float32), *ins], {"dx": dx, "dw": dw}, threads)
+        results.append(outs)
+    assert [each.tobytes() for each in results[0]] == [each.tobytes() for each in results[1]]
+    alone = np.zeros((), np.float32)
+    run_once("linear_cross_entropy", [alone], ins, {}, 2)
+    assert alone.tobytes() == results[0][0].tobytes()
+    return results[0]
+
+
+def formula(ins, dloss=0.5):
+    x, w, targets, weights = ins
+    if np.uint16 in (x.dtype, w.dtype):
+        x, w = (widened(halved(widened(each))) for each in (x, w))
+    x, w = x.astype(np.float64), w.astype(np.float64)
+    weights = np.where(targets < 0, 0, weights).astype(np.float64)
+    logits, rows = x @ w.T, np.arange(len(x))
+    log_sums = np.log(np.exp(logits).sum(1))
+    slopes = np.exp(logits - log_sums[:, None])
+    slopes[rows, targets] -= 1
+    slopes *= dloss * weights[:, None]
+    return (weights * (log_sums - logits[rows, targets])).sum(), slopes @ w, slopes.T @ x
+
+
+def close(got, wanted, within):
+    for one, other in zip(got, wanted, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=within * max(1e-3, np.max(np.abs(other), initial=0)))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_float32(shape):
+    ins = case(*shape)
+    close(both(ins), formula(ins), 1e-5)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("halves", [(1, 0), (0, 1), (1, 1)])
+def test_bf16(shape, halves):
+    ins = case(*shape)
+    ins[:2] = [halved(each) if half else each for each, half in zip(ins[:2], halves, strict=True)]
+    got, wanted = both(ins), formula(ins)
+    close(got[:1], wanted[:1], 1e-6)  # the loss is of unrounded logits
+    close(got[1:], wanted[1:], 1e-2)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.uint16])
+def test_chunks_of_tokens(dtype, monkeypatch):
+    ins = case(100, 40, 130)
+    ins[1] = halved(ins[1]) if dtype == np.uint16 else ins[1]
+    whole = both(ins)
+    monkeypatch.setattr(head, "ROWS", 32)
+    parts = both(ins)
+    assert whole[0] == parts[0] and whole[1].tobytes() == parts[1].tobytes()
+    close(parts[2:], whole[2:], 1e-6)
+
+
+def test_only_what_is_asked_for():
+    ins = case(30, 20, 50)
+    loss, dx, dw = both(ins)
+    assert [each.tobytes() for each in both(ins, dw=False)] == [loss.tobytes(), dx.tobytes()]
+    assert [each.tobytes() for each in both(ins, dx=False)] == [loss.tobytes(), dw.tobytes()]
+
+
+def test_a_token_without_target_or_weight_brings_nothing_even_if_it_is_not_a_number():
+    ins = case(40, 20, 50)
+    ins[2][3], ins[3][4] = -1, 0
+    wanted = formula(ins)
+    ins[0][3:5] = 1e30
+    loss, dx, _ = both(ins)
+    close([loss], wanted[:1], 1e-5)
+    assert not dx[3:5].any()
+
+
+def test_not_a_number_shows_in_the_loss():
+    for bad in (np.nan, np.inf):
+        ins = case(40, 20, 50)
+        ins[2][:], ins[3][:] = 1, 1
+        ins[0][7, 3] = bad
+        loss, dx, dw = both(ins)
+        assert np.isnan(loss) and np.isnan(dx[7]).all() and np.isfinite(np.delete(dx, 7, 0)).all() and np.isnan(dw).all()
+
+
+def test_large_logits_do_not_overflow():
+    ins = case(40, 20, 50)
+    ins[1] *= 100
+    close(both(ins)[:1], formula(ins)[:1], 1e-5)
+
+
+def test_no_tokens():
+    loss, dx, dw = both(case(0, 20, 50))
+    assert loss == 0 and dx.size == 0 and not dw.any()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.uint16])
+def test_memory_stays_under_40_mb(dtype):
+    x, w = (np.broadcast_to(dtype(0), shape) for shape in ((2048, 512), (32000, 512)))
+    assert head.head_of([x, w], True, True, 2).scratch < 40e6

@@ -1,0 +1,189 @@
+"""Matrix products in every layout, precision and unit, against numpy in float64."""
+
+import dataclasses
+import itertools
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import llvmlite.binding as llvm
+import numpy as np
+import pytest
+from llvmlite import ir
+
+from llamatrain.kernels.cpu import microkernel, products, tiles
+from llamatrain.kernels.cpu.binding import BINDINGS
+from llamatrain.machine import units
+from llamatrain.machine.threads import Program
+
+RANDOM = np.random.default_rng(0)
+SWITCHED = "LLAMATRAIN_WITHOUT" in os.environ
+PLANS = {"matmul": products.matmul_plan, "matmul_nn": products.matmul_nn_plan, "out_prod": products.out_prod_plan}
+FORMULAS = {
+    "matmul": lambda x, w: x @ np.swapaxes(w, -1, -2),
+    "matmul_nn": lambda y, w: y @ w,
+    "out_prod": lambda a, b: np.swapaxes(a, -1, -2) @ b,
+}
+# how bf16 is multiplied: all ways that this machine has
+WAYS = ["float32", *(unit for unit in ("avx512bf16", "amx") if unit in units.units())]
+SHAPES = [(1, 1, 1), (7, 13, 5), (33, 65, 129), (300, 8, 70), (1, 40, 1100), (260, 140, 1060)]
+UNTOUCHED = np.float32(7)
+
+
+def normal(*shape):
+    return RANDOM.standard_normal(shape).astype(np.float32)
+
+
+def halved(x):
+    bits = x.view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+
+def widened(x):
+    return (x.astype(np.uint32) << 16).view(np.float32) if x.dtype == np.uint16 else x
+
+
+def multiply(plan, shape):
+    """The product by one thread, the same bits by two; nothing is written beside it."""
+    results = []
+    for threads in (1, 2):
+        plan = dataclasses.replace(plan, threads=threads)
+        room = np.full(plan.scratch + 64, 0xFF, np.uint8)  # full of NaN
+        around = np.full(int(np.prod(shape)) + 64, UNTOUCHED, np.float32)
+        out = around[32:-32].reshape(shape)
+        Program(plan.calls(out, room[-room.ctypes.data % 64 :]), threads)()
+        assert (around[:32] == UNTOUCHED).all() and (around[-32:] == UNTOUCHED).all()
+        results.append(out)
+    assert results[0].tobytes() == results[1].tobytes()
+    return results[0]
+
+
+def check(op, a, b, way=None):
+    half = np.uint16 in (a.dtype, b.dtype)
+    plan = PLANS[op]((a, b), 1)
+    if way is not None:
+        plan = dataclasses.replace(plan, mode=tiles.mode_of(way))
+    a, b = (widened(halved(widened(x)) if half else x).astype(np.float64) for x in (a, b))
+    wanted, size = FORMULAS[op](a, b), FORMULAS[op](abs(a), abs(b))
+    error = abs(multiply(plan, wanted.shape) - wanted)
+    assert (error <= 1e-6 * size + 1e-30).all(), (error / size).max()
+
+
+def sources(op, m, n, k):
+    shapes = {"matmul": ((m, k), (n, k)), "matmul_nn": ((m, k), (k, n)), "out_prod": ((k, m), (k, n))}
+    return [normal(*shape) for shape in shapes[op]]
+
+
+@pytest.mark.parametrize("op", PLANS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_float32(op, shape):
+    check(op, *sources(op, *shape))
+
+
+@pytest.mark.parametrize("op", PLANS)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("halves", [(1, 0), (0, 1), (1, 1)])
+def test_bf16(op, way, halves):
+    for shape in SHAPES:
+        check(op, *(halved(x) if half else x for x, half in zip(sources(op, *shape), halves, strict=True)), way)
+
+
+BROADCASTS = [
+    ("matmul", (3, 4, 33, 20), (3, 1, 40, 20)),
+    ("matmul", (3, 1, 33, 20), (1, 4, 40, 20)),
+    ("matmul", (4, 33, 20), (3, 1, 8, 20)),
+    ("matmul", (3, 4, 33, 20), (40, 20)),
+    ("matmul_nn", (3, 4, 33, 20), (3, 1, 20, 40)),
+    ("matmul_nn", (2, 5, 20), (20, 40)),
+    ("out_prod", (3, 4, 33, 20), (3, 4, 33, 40)),
+    ("out_prod", (4, 33, 20), (3, 1, 33, 40)),
+]
+
+
+@pytest.mark.parametrize(("op", "a", "b"), BROADCASTS)
+def test_leading_axes_broadcast(op, a, b):
+    check(op, normal(*a), normal(*b))
+    check(op, normal(*a), halved(normal(*b)))
+
+
+@pytest.mark.parametrize("op", PLANS)
+def test_what_does_not_fit_is_packed_in_parts(op, monkeypatch):
+    monkeypatch.setattr(products, "K_BLOCK", 64)
+    monkeypatch.setattr(products, "PACKED", 20_000)
+    check(op, *sources(op, 70, 50, 300))
+    monkeypatch.setattr(products, "PACKED", 40_000)
+    a, b = sources(op, 70, 50, 60)
+    check(op, np.stack([a, a + 1, a + 2, a + 3, a + 4]), np.stack([b, b - 1, b - 2, b - 3, b - 4]))
+
+
+def run(op, a, b):
+    out = np.full(FORMULAS[op](a.astype(bool), b.astype(bool)).shape, UNTOUCHED, np.float32)
+    binding = BINDINGS[op]
+    assert binding.takes([out], [a, b], {})
+    room = np.zeros(binding.scratch([out], [a, b], {}, 2) + 64, np.uint8)
+    Program(binding.bind([out], [a, b], {}, room[-room.ctypes.data % 64 :], 2), 2)()
+    return out
+
+
+def test_nothing_to_add_gives_zeros_and_nothing_to_write_gives_no_calls():
+    assert not run("matmul", normal(3, 0), normal(4, 0)).any()
+    assert not run("out_prod", normal(0, 3), normal(0, 4)).any()
+    out = np.zeros((0, 4), np.float32)
+    assert BINDINGS["matmul"].bind([out], [normal(0, 5), normal(4, 5)], {}, np.zeros(0, np.uint8), 2) == []
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_not_a_number_stays_where_it_belongs(half):
+    x, w = normal(40, 50), normal(30, 50)
+    x[3, 7], x[20, 49], w[5, 0] = np.nan, np.inf, np.nan
+    y = run("matmul", x, halved(w) if half else w)
+    odd = np.zeros(y.shape, bool)
+    odd[3], odd[20], odd[:, 5] = True, True, True
+    assert np.isnan(y[3]).all() and np.isnan(y[:, 5]).all() and np.isinf(np.delete(y[20], 5)).all() and np.isfinite(y[~odd]).all()
+
+
+def test_bf16_rounds_to_the_nearest_even():
+    bits = RANDOM.integers(0x3F800000, 0x40000000, (48, 48)).astype(np.uint32)
+    bits[:, ::3] = bits[:, ::3] & 0xFFFF0000 | 0x8000  # halfway
+    x, one = bits.view(np.float32), halved(np.eye(48, dtype=np.float32))
+    for way in WAYS:
+        plan = dataclasses.replace(products.matmul_plan((x, one), 1), mode=tiles.mode_of(way))
+        assert (multiply(plan, x.shape) == widened(halved(x))).all()
+
+
+def test_scratch_is_a_slice_for_each_thread_and_a_few_megabytes():
+    shapes = itertools.permutations((64, 2048, 32000))
+    for (m, n, k), half in itertools.product(shapes, (np.float32, np.uint16)):
+        x, w = (np.broadcast_to(half(0), shape) for shape in ((m, k), (n, k)))
+        one, two = (products.matmul_plan((x, w), threads).scratch for threads in (1, 2))
+        assert two <= 10 << 20 and two - one <= 1 << 20
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="the unit is x86's")
+def test_the_tile_units_code_is_made_where_the_unit_is_not():
+    word = ir.IntType(64)
+    module = ir.Module()
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [word] * 8), "kernel")
+    builder = ir.IRBuilder(function.append_basic_block())
+    microkernel.configure(builder)
+    microkernel.tile_kernel(builder, *function.args)
+    microkernel.release(builder)
+    builder.ret_void()
+    target = llvm.Target.from_triple("x86_64-unknown-linux-gnu")
+    text = target.create_target_machine(cpu="sapphirerapids").emit_assembly(llvm.parse_assembly(str(module)))
+    made = {
+        name: text.count(f"\t{name}") for name in ("ldtilecfg", "tilezero", "tileloadd", "tdpbf16ps", "tilestored", "tilerelease")
+    }
+    assert made == {"ldtilecfg": 1, "tilezero": 4, "tileloadd": 8, "tdpbf16ps": 4, "tilestored": 4, "tilerelease": 1}
+
+
+@pytest.mark.skipif(SWITCHED, reason="this is the process with units switched off")
+@pytest.mark.parametrize("without", ["avx512"])
+def test_without_a_unit_the_same_holds(without):
+    here = Path(__file__).parent
+    files = [str(here / name) for name in ("test_products.py", "test_head.py")]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *files]
+    done = subprocess.run(command, env={**os.environ, "LLAMATRAIN_WITHOUT": without}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
