@@ -26,7 +26,7 @@ from llamatrain.engine.program import Program, empty
 from llamatrain.graph.tensor import BF16, Tensor, nodes_of
 from llamatrain.kernels import cpu
 from llamatrain.kernels.reference.registry import from_bf16
-from llamatrain.machine import jit, threads, units
+from llamatrain.machine import jit, units
 from tests.llama_graph import TINY, M, S, Size
 from tests.llama_step import LlamaStep
 
@@ -247,7 +247,7 @@ def parsed() -> argparse.Namespace:
         command = commands.add_parser(name)
         command.set_defaults(run=run)
         command.add_argument("names", nargs="*", choices=SIZES if name == "step" else None, default=[], help="only these")
-        command.add_argument("--threads", type=int, default=threads.available())
+        command.add_argument("--threads", type=int, default=units.cores())
         command.add_argument("--seconds", type=float, default=seconds, help=f"for each line ({seconds:g})")
         command.add_argument("--kernels", choices=["cpu", "reference"], default="cpu")
         command.add_argument("--no-torch", dest="torch", action="store_false", help="leave torch out")

@@ -20,7 +20,7 @@ def cheapest(plan_with: Callable[[Policy], Plan], blocks: int, memory: int) -> t
             return policy, made
     best = plan_with(blocks)
     if best.total > memory:
-        raise MemoryPlanError(does_not_fit(best, memory))
+        raise MemoryPlanError(does_not_fit(best, memory, recomputed=True))
     too_few, enough = 0, blocks
     while enough - too_few > 1:
         middle = (too_few + enough) // 2

@@ -62,10 +62,15 @@ def make_contiguous(outputs: Sequence[Tensor]) -> list[Tensor]:
             copies[tensor] = cont(tensor)
         return copies[tensor]
 
+    def apart(source: Tensor, node: Node) -> Tensor:
+        """A copy of what a change in place would read while it writes there."""
+        changed = [node.sources[index] for index in node.aliases.values()]
+        return cont(source) if source not in changed and any(seen_of(source) is seen_of(each) for each in changed) else source
+
     def change(node: Node) -> Node | None:
         if node.op.name in STRIDED or (node.op.layout and _view_of(node, at(node.sources[0]))):
             return None
-        sources = tuple(plain(source) for source in node.sources)
+        sources = tuple(apart(plain(source), node) for source in node.sources)
         for source in (node.sources[index] for index in node.aliases.values()):
             if plain(source) is not source:
                 raise GraphError(f"{node!r} changes {source!r} in place, which is a view that does not lie in C order")

@@ -128,11 +128,12 @@ def plan(
     return best
 
 
-def does_not_fit(plan: Plan, memory: int) -> str:
+def does_not_fit(plan: Plan, memory: int, recomputed: bool = False) -> str:
+    """How much is missing, and what would help; `recomputed`: as lean as recomputation makes it already."""
     missing = plan.total - memory
     helps = []
     if plan.arena > missing:
-        helps.append("recomputation (remat), a smaller batch or a shorter context shrink the arena")
+        helps.append(f"{'' if recomputed else 'recomputation (remat), '}a smaller batch or a shorter context shrink the arena")
     if plan.bytes("state") + plan.pinned_bytes > missing:
         helps.append("training fewer weights (LoRA) saves gradients and moments")
     helps = helps or ["a smaller model"]
@@ -198,9 +199,9 @@ def _take_over(node: Node, place: int, dies: dict[Tensor, int], alive: dict[Tens
         if index >= len(node.outputs) or index in over or index in node.aliases:
             continue
         output, source = node.outputs[index], owner_of(node.sources[number])
-        # whoever else reads it here must read all of it: a part would be written over before it is read
-        readers = [each.nbytes for each in node.sources if owner_of(each) is source]
-        same = output.shape == node.sources[number].shape and all(size == output.nbytes == source.nbytes for size in readers)
+        # whoever else reads that memory here may read it after it was written over
+        alone = sum(owner_of(each) is source for each in node.sources) == 1
+        same = alone and output.shape == node.sources[number].shape and output.nbytes == source.nbytes
         if same and source in alive and dies.get(source) == place and source not in over.values():
             over[index] = source
     return over

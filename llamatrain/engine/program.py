@@ -44,6 +44,14 @@ def empty(tensor: Tensor) -> np.ndarray:
     return allocate(tensor.nbytes).view(tensor.dtype.numpy).reshape(tensor.shape)
 
 
+KERNELS = ("cpu", "reference")
+
+
+def _changed(plan: Plan) -> set[Tensor]:
+    """The tensors of the caller's whose memory the program writes to."""
+    return {owner_of(node.sources[index]) for node in plan.nodes for index in node.aliases.values()} | plan.pinned
+
+
 @dataclass(frozen=True)
 class Shape:
     """An array as a scratch rule sees it, before there is one."""
@@ -84,7 +92,10 @@ class Program:
 
     def __init__(self, plan: Plan, memory: Mapping[Tensor, np.ndarray], *, kernels: str = "cpu", threads: int = 1) -> None:
         """`memory` has an array for each leaf and pinned output that is not to be made here."""
+        if kernels not in KERNELS or threads < 1:
+            raise GraphError(f"kernels are {' or '.join(KERNELS)}, threads 1 or more; received {kernels!r} and {threads}")
         self.plan, self.kernels, self.threads = plan, kernels, threads
+        self.changed = _changed(plan)
         self.arena = allocate(plan.arena)
         self.owned: dict[Tensor, np.ndarray] = {}
         for tensor, array in memory.items():
@@ -112,7 +123,7 @@ class Program:
         return self._array(self.plan.outputs.get(tensor, tensor))
 
     def profile(self, runs: int = 5) -> list[tuple[Node, float]]:
-        """Each node with its median time in seconds."""
+        """Each node with its median time in seconds. It runs: what a step changes is changed."""
         times: dict[Node, list[float]] = defaultdict(list)
         alone = [(node, _grouped([(node, calls)], self.threads)) for node, calls in self.steps]
         for _ in range(runs):
@@ -126,6 +137,8 @@ class Program:
     def _adopt(self, tensor: Tensor, array: np.ndarray) -> None:
         if array.shape != tensor.shape or array.dtype != tensor.dtype.numpy or not array.flags.c_contiguous:
             raise GraphError(f"{tensor!r} was given an array of {array.dtype}{list(array.shape)} with strides {array.strides}")
+        if owner_of(tensor) in self.changed and not array.flags.writeable:
+            raise GraphError(f"{tensor!r} is changed by the program, but was given an array that cannot be written")
         self.owned[tensor] = array
 
     def _array(self, tensor: Tensor) -> np.ndarray:
@@ -143,9 +156,13 @@ class Program:
     def _bind(self, node: Node) -> list[Any]:
         outs, ins = ([self._array(tensor) for tensor in tensors] for tensors in (node.outputs, node.sources))
         found = _binding(node) if self.kernels == "cpu" else None
+        if not any(out.size for out in outs):
+            return []
         if not found:
             return [lambda: reference.run(node.op.name, outs, ins, node.attrs)]
         offset, size = self.plan.scratch.get(node, (0, 0))
+        if size < (needed := found.scratch(*_seen(node), node.attrs, self.threads)):
+            raise GraphError(f"{node!r} needs {needed} bytes of scratch memory, planned are {size}: plan with its scratch_rule")
         return list(found.bind(outs, ins, node.attrs, self.arena[offset : offset + size], self.threads))
 
 

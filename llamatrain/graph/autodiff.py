@@ -22,12 +22,13 @@ def value_and_gradients(loss: Tensor, wrt: Sequence[Tensor]) -> tuple[Tensor, li
         dys = [grads.get(output) for output in node.outputs]
         if not any(dys) or not any(source in needed for source in node.sources):
             continue
+        before = next(Node.counter)
         for source, grad in zip(node.sources, _of_sources(node, dys, needed), strict=True):
             if grad is not None and source in needed:
+                if grad.node and grad.node.op.value is not None and grad.node.serial > before:
+                    values[node.outputs[0]] = grad.node.outputs[grad.node.op.value]
                 grad = sum_to(grad, source.shape)
                 grads[source] = add(grads[source], grad) if source in grads else grad
-                if grad.node and grad.node.op.value is not None:
-                    values[node.outputs[0]] = grad.node.outputs[grad.node.op.value]
     if missing := [tensor for tensor in wrt if tensor not in grads]:
         raise GraphError(f"the loss does not depend on {', '.join(repr(tensor) for tensor in missing)}")
     return _with_values(loss, [grads[tensor] for tensor in wrt], values)

@@ -127,6 +127,7 @@ def _attention(q: Spec, k: Spec, v: Spec, *ranges: Spec) -> None:
     require(k.shape[2] > 0 and q.shape[2] % k.shape[2] == 0, f"{q.shape[2]} heads do not divide among {k.shape[2]}")
     require(len({q.dtype, k.dtype, v.dtype}) == 1 and q.dtype is not I32, "q, k and v must be of one float type")
     require(1 <= len(ranges) <= 2, "needs starts, and may have lasts")
+    require(0 not in k.shape[1:] or 0 in q.shape, "needs keys")
     for each in ranges:
         require(each.dtype is I32 and each.shape == q.shape[:2], "starts and lasts must be i32 (B, T)")
     require(len(ranges) == 2 or k.shape[1] >= q.shape[1], "fewer keys than queries: say with lasts what each may see")
@@ -190,7 +191,7 @@ def cross_entropy_loss_back(dloss: Spec, logits: Spec, targets: Spec, weights: S
 @op()
 def linear_cross_entropy(x: Spec, w: Spec, targets: Spec, weights: Spec) -> Spec:
     """cross_entropy_loss(x wᵀ, targets, weights), chunk by chunk: all the logits are never there."""
-    require(len(x.shape) == len(w.shape) == 2, "needs rows and a matrix")
+    require(len(x.shape) == len(w.shape) == 2 and 0 not in w.shape, "needs rows and a matrix")
     logits = product(x, w, x.shape[0], w.shape[0], (x.shape[1], w.shape[1]))
     require(targets.dtype is I32, "needs ids as targets")
     _targets(logits.shape, targets, weights)

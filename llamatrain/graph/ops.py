@@ -29,6 +29,12 @@ def broadcast(*shapes: Shape) -> Shape:
         raise Misfit(f"shapes {' and '.join(str(list(shape)) for shape in shapes)} do not broadcast") from None
 
 
+def alike(x: Spec, y: Spec) -> Spec:
+    """x, where y of any one type is to be put into it."""
+    require(x.dtype is y.dtype, f"needs sources of one type, not {x.dtype} and {y.dtype}")
+    return x
+
+
 def require(holds: bool, what: str) -> None:
     if not holds:
         raise Misfit(what)
@@ -94,6 +100,7 @@ def _(node: Node, dy: Tensor):
 
 @op(in_place=((0, 0),))
 def scale(x: Spec, *, by: float) -> Spec:
+    require(isinstance(by, int | float), f"needs a number, not {by!r}")
     return Spec(x.shape, floats(x))
 
 
@@ -415,7 +422,7 @@ def _(node: Node, dy: Tensor):
 def set(x: Spec, y: Spec, *, slices: Slices, into: bool = False) -> Spec:
     """x with a part of it replaced by y."""
     require(_region(x, slices) == y.shape, f"the part {slices} has the shape {list(_region(x, slices))}")
-    return Spec(x.shape, floats(x, y))
+    return alike(x, y)
 
 
 @gradient(set)
@@ -463,7 +470,7 @@ def set_rows(x: Spec, rows: Spec, ids: Spec, *, into: bool = False) -> Spec:
     """x with the rows of these numbers replaced; of rows with the same number the last stays."""
     _ids(ids)
     require(len(ids.shape) == 1 and rows.shape == (*ids.shape, *x.shape[1:]), "needs a row of x's shape for each number")
-    return Spec(x.shape, floats(x, rows))
+    return alike(x, rows)
 
 
 @gradient(set_rows)

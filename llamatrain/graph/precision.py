@@ -7,7 +7,7 @@ weight is not: products round it on the way in, and its float32 master is the on
 from collections.abc import Sequence
 
 from llamatrain.graph.ops import cast
-from llamatrain.graph.tensor import BF16, F32, Node, Tensor, rebuild
+from llamatrain.graph.tensor import BF16, F32, Node, Tensor, rebuild, seen_of
 
 # op: the sources that are rounded
 ROUNDED = {
@@ -36,7 +36,7 @@ def round_products(outputs: Sequence[Tensor]) -> list[Tensor]:
         chosen = ROUNDED.get(node.op.name)
         if not chosen or any(node.sources[index].dtype not in (F32, BF16) for index in chosen):
             return None
-        weights = [index for index in chosen if node.sources[index].role in ("parameter", "state")]
+        weights = [index for index in chosen if seen_of(node.sources[index]).role in ("parameter", "state")]
         keep = weights[:1] if len(chosen) == 2 else []
         sources = [half(s) if index in chosen and index not in keep else s for index, s in enumerate(node.sources)]
         return Node(node.op, tuple(sources), node.attrs, node.outputs[0].name)

@@ -66,23 +66,24 @@ POLICIES = ("none", "light", "block", "optimal")  # or a number: that many block
 def rematerialise(outputs: Sequence[Tensor], forward: Tensor, borders: Sequence[Tensor], policy: str | int) -> list[Tensor]:
     """The outputs under a policy. `borders` are the values between blocks, beginning with what goes into the first.
 
-    The last block is best left alone (it would be made again at the very moment of the peak); what the gradients read right
-    after it was made is not made twice by any policy, since what only clones read is never run.
+    The last block is left alone: it would be made again at the very moment of the peak.
     """
     if policy == "none":
         return list(outputs)
+    parts = segments(forward, borders)[:-1]
+    light = [tensor for part in parts for tensor in part if tensor.node and tensor.node.op.name in LIGHT]
     if policy == "light":
-        return recompute(outputs, [forward], borders, _light(nodes_of([forward]), borders))
+        return recompute(outputs, [forward], borders, light)
     if policy == "block":
-        return recompute(outputs, [forward], borders)
-    parts = segments(forward, borders)
+        policy = len(parts)
     if policy == "optimal":
-        interior = max((sum(t.nbytes for t in part if not _is_view(t)) for part in parts[:-1]), default=0)
-        return recompute(outputs, [forward], borders[:: spacing(len(borders), borders[0].nbytes, interior)] if borders else [])
+        interior = max((sum(t.nbytes for t in part if not _is_view(t)) for part in parts), default=0)
+        kept = borders[:: spacing(len(borders), borders[0].nbytes, interior)] if borders else []
+        return recompute(outputs, [forward], kept, [tensor for part in segments(forward, kept)[:-1] for tensor in part])
     if not isinstance(policy, int):
         raise GraphError(f"unknown recomputation policy {policy!r}; known are {', '.join(POLICIES)}, or a number of blocks")
     whole = [tensor for part in parts[:policy] for tensor in part]
-    return recompute(outputs, [forward], borders, [*whole, *_light(nodes_of([forward]), borders)])
+    return recompute(outputs, [forward], borders, [*whole, *light])
 
 
 def spacing(blocks: int, border: int, interior: int) -> int:
@@ -103,7 +104,3 @@ def segments(forward: Tensor, borders: Sequence[Tensor]) -> list[list[Tensor]]:
 
 def _is_view(tensor: Tensor) -> bool:
     return tensor.node is not None and tensor.node.op.layout is not None
-
-
-def _light(nodes: Iterable[Node], borders: Sequence[Tensor]) -> list[Tensor]:
-    return [output for node in nodes if node.op.name in LIGHT for output in node.outputs if output not in borders]

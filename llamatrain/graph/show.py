@@ -8,7 +8,7 @@ from llamatrain.graph.tensor import Node, Tensor, leaves_of, nodes_of, seen_of
 
 def _label(tensor: Tensor) -> str:
     if tensor.node is None:
-        return tensor.name or "?"
+        return tensor.name.replace('"', "'") or "?"
     part = f".{tensor.index}" if len(tensor.node.outputs) > 1 else ""
     return f"%{tensor.node.serial}{part}"
 

@@ -45,6 +45,14 @@ class Spec:
     shape: Shape
     dtype: DType
 
+    def __post_init__(self) -> None:
+        if not all(isinstance(size, int) and size >= 0 for size in self.shape) or not isinstance(self.dtype, DType):
+            raise Misfit(f"{self.dtype}{list(self.shape)} is no type and shape that an array can have")
+
+
+class Misfit(Exception):
+    """Raised by a shape rule: what does not fit. The op adds its name and what it received."""
+
 
 class Tensor:
     """A value of the graph. Leaves have no node and a role: input, parameter or state."""
@@ -71,7 +79,10 @@ class Tensor:
 
 
 def leaf(role: str, name: str, shape: Iterable[int], dtype: DType = F32) -> Tensor:
-    return Tensor(Spec(tuple(int(size) for size in shape), dtype), role, name)
+    try:
+        return Tensor(Spec(tuple(int(size) for size in shape), dtype), role, name)
+    except Misfit as misfit:
+        raise GraphError(f"{role} {name}: {misfit}") from None
 
 
 def placeholder(name: str, shape: Iterable[int], dtype: DType = F32) -> Tensor:
@@ -159,9 +170,11 @@ class Op:
         return outputs if len(outputs) > 1 else outputs[0]
 
     def specs(self, sources: Sequence[Tensor], attrs: dict[str, Any], name: str = "") -> tuple[Spec, ...]:
+        if foreign := [source for source in sources if not isinstance(source, Tensor)]:
+            raise GraphError(f"{self.name}{f' ({name})' if name else ''}: {foreign[0]!r} is no tensor of a graph")
         try:
             return self.specs_of(*(source.spec for source in sources), **attrs)
-        except (Misfit, TypeError) as misfit:
+        except (Misfit, TypeError, ValueError, IndexError) as misfit:
             received = ", ".join(f"{s.name or f'source {i}'} {s.dtype}{list(s.shape)}" for i, s in enumerate(sources))
             raise GraphError(f"{self.name}{f' ({name})' if name else ''}: {misfit}; received {received or 'no source'}") from None
 
@@ -171,10 +184,6 @@ class Op:
 
     def __repr__(self) -> str:
         return self.name
-
-
-class Misfit(Exception):
-    """Raised by a shape rule: what does not fit. The op adds its name and what it received."""
 
 
 OPS: dict[str, Op] = {}

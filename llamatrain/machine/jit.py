@@ -7,6 +7,7 @@ numbers stand in `args`, a block of 64-bit words. One shape for all of them mean
 
 import hashlib
 import os
+import pickle
 import platform
 import sys
 import tempfile
@@ -28,7 +29,7 @@ from numba.extending import intrinsic
 from llamatrain.machine import units
 
 PACKAGE = Path(__file__).resolve().parent.parent
-COMPILED_HERE = ("machine", "kernels")  # the folders whose sources end up in machine code
+COMPILED_HERE = ("machine", "kernels", "files/quants", "data/tokenizer")  # the folders whose sources end up in machine code
 
 
 @cache
@@ -39,13 +40,13 @@ def cache_folder() -> Path | None:
         key.update(source.relative_to(PACKAGE).as_posix().encode() + b"\0" + source.read_bytes() + b"\0")
     versions = [version(name) for name in ("numba", "llvmlite", "numpy")]
     key.update(repr((units.target(), sorted(units.units()), sys.version_info[:3], platform.machine(), versions)).encode())
-    home = os.environ.get("LLAMATRAIN_CACHE") or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(home) / "llamatrain" / key.hexdigest()[:16]
     try:
+        home = os.environ.get("LLAMATRAIN_CACHE") or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        folder = Path(home) / "llamatrain" / key.hexdigest()[:16]
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             return folder
-    except OSError:
+    except (OSError, RuntimeError):  # no such folder can be made, or there is no home
         return None
 
 
@@ -85,7 +86,11 @@ class Compiler:
 
     def _timed(self, build: Callable[[bool], Any]) -> Any:
         folder, start = cache_folder(), time.perf_counter()
-        made = build(folder is not None)
+        try:
+            made = build(folder is not None)
+        except (OSError, EOFError, pickle.UnpicklingError) as broken:  # the disk is full, or a file was cut short
+            self.say(f"the cache of kernels cannot be used ({broken}); without {folder} it will be made again")
+            folder, made = None, build(False)
         if not (made.cache_hits if hasattr(made, "cache_hits") else sum(made.stats.cache_hits.values())):
             if not self.said:
                 self.said = True
@@ -206,6 +211,7 @@ u16 = _pointer_to(types.uint16)
 u8 = _pointer_to(types.uint8)
 i32 = _pointer_to(types.int32)
 i64 = _pointer_to(types.int64)
+f64 = _pointer_to(types.float64)
 
 
 @intrinsic

@@ -65,6 +65,18 @@ def store(typing_context: Any, address: Any, value: Any) -> Any:
 
 
 @intrinsic
+def give_way(typing_context: Any) -> Any:
+    """Let another thread have the processor: there may be fewer of them than threads."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        if sys.platform != "win32":
+            builder.call(cgutils.get_or_insert_function(builder.module, ir.FunctionType(ir.IntType(32), []), "sched_yield"), [])
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+@intrinsic
 def pause(typing_context: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         if "x86" in builder.module.triple:
@@ -81,6 +93,7 @@ def pause(typing_context: Any) -> Any:
 ENTRY, ARGS, ITEMS, BLOCK, NEXT, DONE = range(6)
 LEADERS, ROW = 0, LINE  # of the team's own words: how many came, which row is published
 FINISHED = -1
+PATIENCE = 2000  # turns of waiting before others are let run
 
 
 @numba.njit(nogil=True)
@@ -97,14 +110,25 @@ def _work(table, row, thread):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(nogil=True)
+def _wait(turns):  # type: ignore[no-untyped-def]
+    """Spin for a few microseconds, then let others run between looks."""
+    if turns < PATIENCE:
+        pause()
+    else:
+        give_way()
+    return turns + 1
+
+
+@numba.njit(nogil=True)
 def _lead(table, published, thread, alone):  # type: ignore[no-untyped-def]
     for row in range(table.shape[0]):
         blocks = (table[row, ITEMS] + table[row, BLOCK] - 1) // table[row, BLOCK]
         if blocks > 1 and not alone:
             store(published, row + 1)
             _work(table, row, thread)
+            turns = 0
             while load(table.ctypes.data + (row * LINE + DONE) * 8) < blocks:
-                pause()
+                turns = _wait(turns)
         else:
             for block in range(blocks):
                 lo = block * table[row, BLOCK]
@@ -114,13 +138,13 @@ def _lead(table, published, thread, alone):  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True)
 def _follow(table, published, thread):  # type: ignore[no-untyped-def]
-    seen = 0
+    seen, turns = 0, 0
     while seen != FINISHED:
         row = load(published)
         if row == seen:
-            pause()
+            turns = _wait(turns)
             continue
-        seen = row
+        seen, turns = row, 0
         if seen > 0:
             _work(table, seen - 1, thread)
 
@@ -166,11 +190,20 @@ class Program:
             row[:4] = call.entry.address, call.args.ctypes.data, call.items, call.block
         self.team = np.zeros(2 * LINE, np.int64)
         self.run = _runner(self.threads)
+        compiler.report()
 
     def __call__(self) -> None:
-        self.run(self.table, self.team)
+        run = _runner(1) if forked else self.run
+        run(self.table, self.team)
 
 
-def available() -> int:
-    """How many processors this process may use."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+forked = False  # the thread layer does not outlive a fork: in the child one thread does it all
+
+
+def _note_fork() -> None:
+    global forked
+    forked = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_note_fork)

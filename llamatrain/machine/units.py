@@ -8,6 +8,7 @@ import ctypes
 import os
 import platform
 from functools import cache
+from pathlib import Path
 
 from llamatrain.errors import UsageError
 
@@ -60,6 +61,16 @@ def target() -> tuple[str, str]:
         for feature in features:
             features[feature] = features[feature] and not feature.startswith(("avx512", "amx", "avx10", "evex512"))
     return name, features.flatten()
+
+
+def cores() -> int:
+    """How many processors this process may use: by its affinity, and by the quota of its control group."""
+    count = len(os.sched_getaffinity(0)) if platform.system() == "Linux" else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return max(1, min(count, int(quota) // int(period)))
+    except (OSError, ValueError):  # no such group, or "max"
+        return count
 
 
 def floats() -> int:

@@ -1,9 +1,9 @@
 """The output head and its loss in one: sum of weights * (logsumexp(x wᵀ) - (x wᵀ)[target]), and its gradients in the same pass.
 
 Tokens go in chunks, so that only a chunk's logits are ever held. For each chunk: the products, slice by slice of the vocabulary,
-each leaving the maximum and the sum of exponentials of its columns while they are in the cache; then each row puts these
-together, and turns its logits into their gradient where they stand; then dx = dlogits w and dw += dlogitsᵀ x.
-In bf16 the kept logits and their gradient are bf16; maxima, sums and the loss are not.
+each turning its columns into exponentials relative to the largest of them while they are in the cache, and summing these; then
+each row puts its slices' sums together and scales them to the gradient; then dx = dlogits w and dw += dlogitsᵀ x.
+In bf16 the kept exponentials and the gradient are bf16; logits, maxima, sums and the loss are not.
 """
 
 import math
@@ -17,10 +17,10 @@ import numpy as np
 from llamatrain.kernels.cpu import tiles
 from llamatrain.kernels.cpu.binding import Array, kernel
 from llamatrain.kernels.cpu.products import K_BLOCK, Operand, Product, pack_call
-from llamatrain.kernels.cpu.softmax import ONE, sum_of_exp, top_of
+from llamatrain.kernels.cpu.softmax import top_of
 from llamatrain.kernels.cpu.sums import add_up
-from llamatrain.kernels.cpu.vector import LANES, exp, f64, load_to, splat, store_to, to_bf16
-from llamatrain.machine.jit import Call, Entry, f32, i32, inline, u16
+from llamatrain.kernels.cpu.vector import LANES, exp, load, load_to, splat, store, store_to, to_bf16, total, within
+from llamatrain.machine.jit import Call, Entry, f32, f64, i32, inline, u16
 
 ZERO = np.float32(0)
 
@@ -142,7 +142,7 @@ def head_calls(
         spaces = (head.chunk_bytes, head.slice_bytes, head.packed(head.columns, head.block))
         calls.append(logits_slices.call(*right, head.columns, *shape, work, *spaces, items=head.slices, block=1))
         ends = (weights[here], dloss, part["losses"][here])
-        calls.append(finish_rows.call(v, head.slices, *shape, *ends, items=rows, block=ceil(8192 / v)))
+        calls.append(finish_rows.call(v, head.slices, head.columns, *shape, *ends, items=rows, block=ceil(8192 / v)))
         if dx is not None and rows:
             calls += head.dx_product(logits, rows).calls(dx[here], work)
         if dw is not None:
@@ -154,9 +154,18 @@ def head_calls(
 
 
 @inline
-def keep(line, to, width):  # type: ignore[no-untyped-def]
-    for i in range(0, width, LANES):
-        store_to(to, i, width, load_to(line, i, width), 0)
+def exponentials(line, to, width, top):  # type: ignore[no-untyped-def]
+    """exp(logit - top), rounded where `to` is bf16, and the sum of them before that."""
+    so_far, whole = splat(ZERO), width // LANES * LANES
+    for i in range(0, whole, LANES):
+        value = exp(load(line, i) - top)
+        so_far += value
+        store(to, i, value)
+    if whole < width:
+        value = within(exp(load_to(line, whole, width) - top), whole, 0, width, ZERO)
+        so_far += value
+        store_to(to, whole, width, value, 0)
+    return total(so_far)
 
 
 @Entry
@@ -177,57 +186,59 @@ def logits_slices(lo, hi, thread, a):  # type: ignore[no-untyped-def]
             whole += tiles.panel_bytes(mode, rows, deep)
         for row in range(rows):
             line, place, at = f32(own + row * width * 4), row * pitch + first, (item * rows + row) * 2
-            partial[at] = top_of(line, 0, columns)
-            partial[at + 1] = sum_of_exp(line, 0, columns, partial[at])
+            top = top_of(line, 0, columns)
             if first <= targets[row] < first + columns:
                 chosen[row] = line[targets[row] - first]
             if keeps and half:
-                keep(line, u16(logits + place * 2), columns)
-            elif keeps:
-                keep(line, f32(logits + place * 4), columns)
+                rest = exponentials(line, u16(logits + place * 2), columns, top)
+            else:
+                rest = exponentials(line, f32(logits + place * 4) if keeps else line, columns, top)
+            partial[at], partial[at + 1] = top, rest
     tiles.end(mode)
 
 
 @inline
 def log_sum(partial, row, rows, slices):  # type: ignore[no-untyped-def]
     """The logarithm of a row's sum of exponentials, from those of its slices."""
-    top, total = partial[row * 2], 0.0
+    top, so_far = partial[row * 2], 0.0
     for item in range(slices):
         top = max(top, partial[(item * rows + row) * 2])
     for item in range(slices):
         at = (item * rows + row) * 2
-        total += partial[at + 1] * math.exp(partial[at] - top)
-    return top + math.log(total)
+        so_far += partial[at + 1] * math.exp(partial[at] - top)
+    return top + math.log(so_far)
 
 
 @inline
-def turn_row(line, v, factor, less, target):  # type: ignore[no-untyped-def]
-    """A row of logits becomes factor * softmax; 0 where nothing is learned."""
-    for i in range(0, v, LANES):
-        store_to(line, i, v, exp(load_to(line, i, v) - less) * factor if target >= 0 else splat(ZERO), 0)
+def turn_slice(line, first, end, factor):  # type: ignore[no-untyped-def]
+    for i in range(first, end, LANES):
+        store_to(line, i, end, load_to(line, i, end) * factor if factor != 0 else splat(ZERO), 0)
 
 
 @Entry
 def finish_rows(lo, hi, thread, a):  # type: ignore[no-untyped-def]
-    v, slices, rows, half, keeps, pitch, logits = a[0], a[1], a[2], a[3], a[4], a[5], a[6]
-    partial, chosen, targets = f32(a[7]), f32(a[8]), i32(a[9])
-    weights, dloss, losses = f32(a[10]), f32(a[11]), f64(a[12])
+    v, slices, width, rows, half, keeps, pitch, logits = a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7]
+    partial, chosen, targets = f32(a[8]), f32(a[9]), i32(a[10])
+    weights, dloss, losses = f32(a[11]), f32(a[12]), f64(a[13])
     for row in range(lo, hi):
         target = targets[row] if weights[row] != 0 else -1
         less = log_sum(partial, row, rows, slices)
         losses[row] = weights[row] * (less - chosen[row]) if target >= 0 else 0.0
-        factor = weights[row] * dloss[0]
-        at_target = factor * (exp(np.float32(chosen[row] - less)) - ONE)
-        if keeps and half:
-            halves = u16(logits + row * pitch * 2)
-            turn_row(halves, v, factor, np.float32(less), target)
-            if target >= 0:
-                halves[target] = to_bf16(at_target)
-        elif keeps:
-            floats = f32(logits + row * pitch * 4)
-            turn_row(floats, v, factor, np.float32(less), target)
-            if target >= 0:
-                floats[target] = at_target
+        if target >= v:  # shows in the loss, and writes to no foreign memory
+            losses[row], target = math.nan, -1
+        factor = weights[row] * dloss[0] if target >= 0 else ZERO
+        here, at_target = logits + row * pitch * (2 if half else 4), factor * np.float32(math.exp(chosen[row] - less) - 1)
+        for item in range(slices if keeps else 0):
+            first, relative = item * width, np.float32(partial[(item * rows + row) * 2] - less)
+            scale = factor * exp(relative) if target >= 0 else ZERO
+            if half:
+                turn_slice(u16(here), first, min(v, first + width), scale)
+            else:
+                turn_slice(f32(here), first, min(v, first + width), scale)
+        if keeps and target >= 0 and half:
+            u16(here)[target] = to_bf16(at_target)
+        elif keeps and target >= 0:
+            f32(here)[target] = at_target
 
 
 # ---- the ops -----------------------------------------------------------------------------------

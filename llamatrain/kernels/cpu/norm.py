@@ -44,7 +44,7 @@ def rms_norm(outs, ins, attrs, scratch, threads):  # type: ignore[no-untyped-def
     (y,), (x, w) = outs, ins
     width, rows = w.size, x.size // w.size
     block = portion(rows, 4 * width)
-    return [norm_rows.call(x, w, y, width, attrs["eps"], streams(y, x), items=rows, block=block)]
+    return [norm_rows.call(x, w, y, width, float(attrs["eps"]), streams(y, x), items=rows, block=block)]
 
 
 # ---- gradients --------------------------------------------------------------
@@ -103,6 +103,6 @@ def rms_norm_back(outs, ins, attrs, scratch, threads):  # type: ignore[no-untype
     (dx, dw), (dy, x, w) = outs, ins
     width, rows = w.size, x.size // w.size
     chunk, past = chunk_of(rows), streams(dx, dy, x)
-    back = norm_rows_back.call(dy, x, w, dx, scratch, width, attrs["eps"], chunk, past, items=rows, block=chunk)
+    back = norm_rows_back.call(dy, x, w, dx, scratch, width, float(attrs["eps"]), chunk, past, items=rows, block=chunk)
     chunks = -(-rows // chunk)
     return [back, add_rows.call(scratch, dw, chunks, width, items=width, block=portion(width, chunks, LANES))]

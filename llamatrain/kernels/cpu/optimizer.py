@@ -42,13 +42,17 @@ def sgd_flat(lo, hi, thread, a):  # type: ignore[no-untyped-def]
 
 @kernel("opt_step_adamw")
 def opt_step_adamw(outs, ins, attrs, scratch, threads):  # type: ignore[no-untyped-def]
-    numbers = (attrs[name] for name in ("beta1", "beta2", "eps", "decay"))
+    numbers = (float(attrs[name]) for name in ("beta1", "beta2", "eps", "decay"))
     return [adamw_flat.call(*ins, *numbers, items=ins[0].size, block=portion(ins[0].size, 8, LANES))]
 
 
 @kernel("opt_step_sgd")
 def opt_step_sgd(outs, ins, attrs, scratch, threads):  # type: ignore[no-untyped-def]
-    return [sgd_flat.call(*ins, attrs["momentum"], attrs["decay"], items=ins[0].size, block=portion(ins[0].size, 8, LANES))]
+    return [
+        sgd_flat.call(
+            *ins, float(attrs["momentum"]), float(attrs["decay"]), items=ins[0].size, block=portion(ins[0].size, 8, LANES)
+        )
+    ]
 
 
 @Entry

@@ -3,23 +3,29 @@
 import numpy as np
 
 from llamatrain.kernels.cpu.binding import kernel
-from llamatrain.kernels.cpu.vector import LANES, alternate, evens, load_to, odds, portion, store_to, streams, swapped
-from llamatrain.machine.jit import Entry, f32, i32, real
+from llamatrain.kernels.cpu.vector import LANES, alternate, evens, load_to, odds, portion, splat, store_to, streams, swapped
+from llamatrain.machine.jit import Entry, f32, i32, inline, real
+
+
+@inline
+def turn(v, angle, way):  # type: ignore[no-untyped-def]
+    return v * evens(angle) + swapped(v) * alternate(odds(angle) * way)
 
 
 @Entry
 def rotate(lo, hi, thread, a):  # type: ignore[no-untyped-def]
     """Tokens lo to hi; `turned` elements of each head turn, the rest pass through."""
     x, positions, table, y = f32(a[0]), i32(a[1]), f32(a[2]), f32(a[3])
-    heads, size, turned, way, past = a[4], a[5], a[6], np.float32(real(a[7])), a[8]
+    heads, size, turned, way, past, count = a[4], a[5], a[6], np.float32(real(a[7])), a[8], a[9]
     for token in range(lo, hi):
-        angles = positions[token] * turned
+        there = 0 <= positions[token] < count  # else it shows in the loss, and reads no foreign memory
+        angles = positions[token] * turned if there else 0
         for head in range(heads):
             start = (token * heads + head) * size
             end = start + turned
             for i in range(0, turned, LANES):
                 v, angle = load_to(x, start + i, end), load_to(table, angles + i, angles + turned)
-                store_to(y, start + i, end, v * evens(angle) + swapped(v) * alternate(odds(angle) * way), past)
+                store_to(y, start + i, end, turn(v, angle, way) if there else splat(np.float32(np.nan)), past)
             for i in range(end, start + size, LANES):
                 store_to(y, i, start + size, load_to(x, i, start + size), 0)
 
@@ -29,7 +35,7 @@ def rope(outs, ins, way):  # type: ignore[no-untyped-def]
     batch, length, heads, size = x.shape
     turned = 2 * table.shape[1]
     past = turned == size and streams(y, x)
-    words = (heads, size, turned, way, past)
+    words = (heads, size, turned, way, past, len(table))
     block = portion(batch * length, 4 * heads * size)
     return [rotate.call(x, positions, table, y, *words, items=batch * length, block=block)]
 

@@ -11,9 +11,13 @@ from llamatrain.machine.jit import Entry, f32, i32, u16
 
 @Entry
 def take_rows(lo, hi, thread, a):  # type: ignore[no-untyped-def]
-    wide, half, ids, y, width, is_half = f32(a[0]), u16(a[0]), i32(a[1]), f32(a[2]), a[3], a[4]
+    wide, half, ids, y, width, is_half, there = f32(a[0]), u16(a[0]), i32(a[1]), f32(a[2]), a[3], a[4], a[5]
     for row in range(lo, hi):
         source, start = ids[row] * width, row * width
+        if not 0 <= ids[row] < there:  # shows in the loss, and reads no foreign memory
+            for i in range(0, width, LANES):
+                store_to(y, start + i, start + width, splat(np.float32(np.nan)), 0)
+            continue
         for i in range(0, width, LANES):
             v = load_to(half, source + i, source + width) if is_half else load_to(wide, source + i, source + width)
             store_to(y, start + i, start + width, v, 0)
@@ -26,7 +30,9 @@ def _floats(outs, ins, attrs) -> bool:  # type: ignore[no-untyped-def]
 @kernel("get_rows", takes=_floats)
 def get_rows(outs, ins, attrs, scratch, threads):  # type: ignore[no-untyped-def]
     (w, ids), width = ins, ins[0].shape[1]
-    return [take_rows.call(w, ids, outs[0], width, w.dtype == np.uint16, items=ids.size, block=portion(ids.size, 2 * width))]
+    return [
+        take_rows.call(w, ids, outs[0], width, w.dtype == np.uint16, len(w), items=ids.size, block=portion(ids.size, 2 * width))
+    ]
 
 
 @Entry
@@ -61,8 +67,10 @@ def copy_words(lo, hi, thread, a):  # type: ignore[no-untyped-def]
 @Entry
 def put_rows(lo, hi, thread, a):  # type: ignore[no-untyped-def]
     """Columns lo to hi of all rows, in order: of two with one number the last stays."""
-    rows, ids, y, count, width = f32(a[0]), i32(a[1]), f32(a[2]), a[3], a[4]
+    rows, ids, y, count, width, there = f32(a[0]), i32(a[1]), f32(a[2]), a[3], a[4], a[5]
     for row in range(count):
+        if not 0 <= ids[row] < there:
+            continue
         start, source = ids[row] * width, row * width
         for i in range(lo, hi, LANES):
             store_to(y, start + i, start + hi, load_to(rows, source + i, source + hi), 0)
@@ -78,7 +86,7 @@ def set_rows(outs, ins, attrs, scratch, threads):  # type: ignore[no-untyped-def
     (x, rows, ids), (y,) = ins, outs
     width = math.prod(rows.shape[1:]) * rows.itemsize // 4  # in words of 4 bytes, whatever they hold
     block = portion(width, ids.size, LANES)
-    put = put_rows.call(rows, ids, y, ids.size, width, items=width, block=block)
+    put = put_rows.call(rows, ids, y, ids.size, width, len(y), items=width, block=block)
     if x.ctypes.data == y.ctypes.data:
         return [put]
     return [copy_words.call(x, y, streams(y), items=x.nbytes // 4, block=portion(x.nbytes // 4, unit=LANES)), put]

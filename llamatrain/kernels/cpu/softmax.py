@@ -7,8 +7,8 @@ import numpy as np
 from llamatrain.kernels.cpu.binding import kernel
 from llamatrain.kernels.cpu.norm import dot
 from llamatrain.kernels.cpu.sums import add_up
-from llamatrain.kernels.cpu.vector import LANES, exp, f64, larger, largest, load_to, portion, splat, store_to, total, within
-from llamatrain.machine.jit import Entry, f32, i32, inline
+from llamatrain.kernels.cpu.vector import LANES, exp, larger, largest, load_to, otherwise, portion, splat, store_to, total, within
+from llamatrain.machine.jit import Entry, f32, f64, i32, inline
 
 NOTHING = np.float32(-np.inf)
 ONE = np.float32(1)
@@ -85,7 +85,8 @@ def entropy_of_ids(lo, hi, thread, a):  # type: ignore[no-untyped-def]
             start = row * width
             top = top_of(x, start, start + width)
             log_sum = top + math.log(sum_of_exp(x, start, start + width, top))
-            so_far += weights[row] * (log_sum - x[start + targets[row]])
+            chosen = x[start + targets[row]] if targets[row] < width else np.float32(np.nan)
+            so_far += weights[row] * (log_sum - chosen)
     sums[lo // block] = so_far
 
 
@@ -100,7 +101,8 @@ def entropy_of_rows(lo, hi, thread, a):  # type: ignore[no-untyped-def]
         log_sum = np.float32(top + math.log(sum_of_exp(x, start, end, top)))
         each = splat(0.0)
         for i in range(start, end, LANES):
-            each += load_to(targets, i, end) * (log_sum - load_to(x, i, end))
+            share = load_to(targets, i, end)
+            each += otherwise(share, splat(0.0), share * (log_sum - load_to(x, i, end)))  # nothing of an infinity is nothing
         so_far += weights[row] * total(each)
     sums[lo // block] = so_far
 
@@ -113,7 +115,8 @@ def entropy_of_ids_back(lo, hi, thread, a):  # type: ignore[no-untyped-def]
         if targets[row] >= 0:
             factor = dloss[0] * weights[row]
             soft_max_row(x, dx, start, end, factor)
-            dx[start + targets[row]] -= factor
+            if targets[row] < width:
+                dx[start + targets[row]] -= factor
         else:
             for i in range(start, end, LANES):
                 store_to(dx, i, end, splat(0.0), 0)

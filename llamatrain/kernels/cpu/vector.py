@@ -19,7 +19,6 @@ from numba.extending import intrinsic, models, register_model
 
 from llamatrain.kernels.cpu.binding import share
 from llamatrain.machine import units
-from llamatrain.machine.jit import _pointer_to
 
 LANES = units.floats()
 FLOAT, FLOATS, DOUBLES = ir.FloatType(), ir.VectorType(ir.FloatType(), LANES), ir.VectorType(ir.DoubleType(), LANES)
@@ -27,8 +26,6 @@ WORDS, HALVES = ir.VectorType(ir.IntType(32), LANES), ir.VectorType(ir.IntType(1
 PORTIONS = 64  # blocks of a large array
 STREAM = 16 << 20  # bytes of a result from which on it is written past the caches
 EXACT = ("contract",)  # keeps the pass that relaxes arithmetic away from ours
-
-f64 = _pointer_to(types.float64)
 
 
 class Vector(types.Type):
@@ -109,6 +106,16 @@ sqrt = _function(lambda builder, x: _call(builder, f"llvm.sqrt.{_suffix(x.type)}
 @intrinsic
 def splat(typing_context: Any, x: Any) -> Any:
     return VECTOR(types.float32), lambda context, builder, sig, args: _splat(builder, args[0])
+
+
+@intrinsic
+def otherwise(typing_context: Any, x: Any, at_zero: Any, value: Any) -> Any:
+    """`value`, but `at_zero` in the lanes where x is 0."""
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.select(builder.fcmp_ordered("==", args[0], ir.Constant(FLOATS, [0.0] * LANES)), args[1], args[2])
+
+    return VECTOR(VECTOR, VECTOR, VECTOR), generate
 
 
 @intrinsic
