@@ -2,6 +2,7 @@
 
     python scripts/bench.py kernels [NAME...]        each kernel: checked against the reference, then timed
     python scripts/bench.py step [tiny S M]          whole training steps, in alternation with torch's
+    python scripts/bench.py remat [none block ...]   what recomputation costs and saves, 32 layers deep
 
 Times are medians with quartiles. Where torch is installed, both are timed in turns in one run. A ratio above 1 is in
 llamatrain's favour. `copy` is the share of the bandwidth of copying 256 MB with as many threads.
@@ -13,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ import numpy as np
 from kernel_cases import Case, cases
 
 from llamatrain.engine.program import Program, empty
+from llamatrain.graph.remat import POLICIES
 from llamatrain.graph.tensor import BF16, Tensor, nodes_of
 from llamatrain.kernels import cpu
 from llamatrain.kernels.reference.registry import from_bf16
@@ -34,6 +37,7 @@ ROUND = 10e-3  # seconds: shorter things are repeated within a round
 QUIET = 0.12  # seconds between two rounds: threads of OpenBLAS spin for 0.1 s after a product, and slow whatever follows
 COPIED = 256 << 20
 SIZES = {"tiny": TINY, "S": S, "M": M}
+DEEP = Size(vocab=32000, width=512, layers=32, heads=8, kv_heads=8, ff=1376, ctx=512, batch=4)
 # torch allocates anew in each step: without these, what is timed is the system handing out pages
 MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_TOP_PAD_": str(256 << 20)}
 
@@ -225,6 +229,27 @@ def bench_step(args: argparse.Namespace) -> int:
     return 0
 
 
+# ---- recomputation ---------------------------------------------------------
+
+
+def bench_remat(args: argparse.Namespace) -> int:
+    """Steps without and with recomputation, in turns."""
+    header(args, None)
+    size = DEEP if args.layers is None else replace(DEEP, layers=args.layers)
+    print(f"\n{size}\n\n{'precision':9} {'remat':9} {'ms':>9} {'quartiles':>15} {'x time':>7} {'arena MB':>9} {'x arena':>8}")
+    for precision in args.precision:
+        steps = [LlamaStep(size, precision=precision, threads=args.threads, remat=policy) for policy in args.policies]
+        timed = in_turns(*steps, seconds=args.seconds)
+        arenas = [step.program.plan.arena for step in steps]
+        for policy, each, arena in zip(args.policies, timed, arenas, strict=True):
+            assert each and timed[0]
+            low, middle, high = each.quartiles()
+            more, less = middle / timed[0].quartiles()[1], arena / arenas[0]
+            spread = f"{low:.3g}..{high:.3g}"
+            print(f"{precision:9} {policy:9} {middle:9.1f} {spread:>15} {more:7.2f} {arena / 1e6:9.1f} {less:8.3f}", flush=True)
+    return 0
+
+
 # ---- the command -----------------------------------------------------------
 
 
@@ -243,16 +268,22 @@ def versions(torch: Any) -> str:
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
-    for name, run, seconds in (("kernels", bench_kernels, 1.5), ("step", bench_step, 10.0)):
+    benches = (("kernels", bench_kernels, 1.5), ("step", bench_step, 10.0), ("remat", bench_remat, 30.0))
+    for name, run, seconds in benches:
         command = commands.add_parser(name)
         command.set_defaults(run=run)
-        command.add_argument("names", nargs="*", choices=SIZES if name == "step" else None, default=[], help="only these")
+        if name == "remat":
+            command.add_argument("policies", nargs="*", default=["none", "block"], help=f"of {', '.join(POLICIES)}")
+            command.add_argument("--layers", type=int)
+        else:
+            command.add_argument("names", nargs="*", choices=SIZES if name == "step" else None, default=[], help="only these")
         command.add_argument("--threads", type=int, default=units.cores())
         command.add_argument("--seconds", type=float, default=seconds, help=f"for each line ({seconds:g})")
         command.add_argument("--kernels", choices=["cpu", "reference"], default="cpu")
         command.add_argument("--no-torch", dest="torch", action="store_false", help="leave torch out")
-        if name == "step":
+        if name != "kernels":
             command.add_argument("--precision", nargs="+", choices=["f32", "bf16"], default=["f32", "bf16"])
+        if name == "step":
             command.add_argument("--compile", action="store_true", help="torch.compile the peer")
     return parser.parse_args()
 

@@ -11,9 +11,11 @@ OPTIMIZER = AdamW()
 class LlamaStep:
     """Forward, backward and AdamW as one program over random weights and one batch of random tokens."""
 
-    def __init__(self, size: Size, *, precision: str = "f32", kernels: str = "cpu", threads: int = 1, seed: int = 0) -> None:
-        self.model = llama(size)
-        self.inputs, outputs = stream(differentiate(self.model.loss, self.model.trained, precision=precision), OPTIMIZER)
+    def __init__(self, size: Size, *, precision: str = "f32", kernels: str = "cpu", threads: int = 1,
+                 remat: str = "none", seed: int = 0) -> None:  # fmt: skip
+        m = self.model = llama(size)
+        made = differentiate(m.loss, m.trained, precision=precision, borders=m.borders, remat=remat)
+        self.inputs, outputs = stream(made, OPTIMIZER)
         self.loss, self.memory, self.steps = outputs[0], self.model.random(seed), 0
         self.program = Program.of(outputs, self.memory, kernels=kernels, threads=threads)
         self.batch = {leaf: self.memory[leaf].copy() for leaf in (self.model.tokens, self.model.targets, self.model.weights)}

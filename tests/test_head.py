@@ -9,7 +9,7 @@ from llamatrain.machine.threads import Program
 
 RANDOM = np.random.default_rng(0)
 BACK = "linear_cross_entropy_back"
-SHAPES = [(1, 1, 1), (7, 13, 5), (100, 33, 70), (70, 40, 4500)]  # tokens, width, words
+SHAPES = [(1, 1, 1), (7, 13, 5), (50, 30, 33), (100, 33, 70), (70, 40, 4500)]  # tokens, width, words
 
 
 def halved(x):
