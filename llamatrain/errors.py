@@ -19,3 +19,11 @@ class GraphError(LlamatrainError):
 
 class MemoryPlanError(LlamatrainError):
     """A plan that does not fit the memory it was given."""
+
+
+class FileError(LlamatrainError):
+    """A file that cannot be read or written: its name, the place in it, and what was found there."""
+
+
+class DataError(LlamatrainError):
+    """Training data that cannot be used: names the file and, where there is one, the line."""

@@ -11,7 +11,8 @@ RANKS = {
     for rank, names in enumerate(
         (
             ("__init__", "errors"),
-            ("machine", "files"),
+            ("machine",),
+            ("files",),  # quantised weights are decoded by compiled code
             ("graph",),
             ("kernels",),
             ("engine",),
@@ -20,7 +21,7 @@ RANKS = {
             ("train",),
             ("cli",),
         ),
-        start=-1,  # errors stand under all, so that machine and files, of rank 0, may raise them
+        start=-2,  # errors stand under all, so that all may raise them; files are of rank 0
     )
     for name in names
 }

@@ -1,30 +1,37 @@
 """The command `llamatrain`: parses, calls, prints errors."""
 
 import sys
-from typing import Annotated
+from importlib import import_module
 
-import typer
+import click
 
 import llamatrain
 from llamatrain.errors import LlamatrainError
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+# Each is a module of this folder with a `command` and little to import at its head; the rest is loaded when it runs.
+COMMANDS = ("inspect", "preview")
 
 
-def show_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"llamatrain {llamatrain.__version__}")
-        raise typer.Exit
+class Commands(click.Group):
+    """Commands by the name of their module, imported when they are asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = import_module(f"llamatrain.cli.{cmd_name.replace('-', '_')}").command
+        return command
 
 
-@app.callback(invoke_without_command=True)
-def command(
-    context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show the version.")] = False,
-) -> None:
+@click.group(cls=Commands, invoke_without_command=True)
+@click.version_option(llamatrain.__version__, message="%(prog)s %(version)s", help="Show the version.")
+@click.pass_context
+def app(context: click.Context) -> None:
     """Train llama models where the llama.cpp world keeps them: in GGUF files."""
     if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
+        click.echo(context.get_help())
 
 
 def main() -> None:

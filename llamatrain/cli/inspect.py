@@ -1,0 +1,165 @@
+"""`llamatrain inspect`: what is in a model, an adapter, a checkpoint or a vocabulary."""
+
+import json
+import math
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from llamatrain.files.reader import Gguf, Tensor
+
+Rows = list[tuple[str, str]]
+WIDTH = 100  # where the output is no terminal
+LONGEST = 40  # characters of a text shown
+TRAINING = ("training.", "optimizer.")
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object: kind, architecture, metadata, tensors.")
+def command(file: Path, as_json: bool) -> None:
+    """Show what is in a GGUF file: a model, an adapter, a checkpoint or a vocabulary."""
+    from llamatrain.files.reader import open_gguf
+
+    gguf = open_gguf(file)
+    if as_json:
+        print(json.dumps(facts(gguf)))
+    else:
+        draw(gguf)
+
+
+# ---- for programs ----------------------------------------------------------
+
+
+def facts(gguf: "Gguf") -> dict[str, Any]:
+    return {
+        "kind": gguf.kind,
+        "architecture": gguf.metadata.get("general.architecture"),
+        "metadata": {key: plain(value) for key, value in gguf.metadata.items()},
+        "tensors": [
+            {"name": tensor.name, "type": tensor.type.name, "shape": list(tensor.shape), "bytes": tensor.nbytes}
+            for tensor in gguf.tensors.values()
+        ],
+    }
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON can have it, which knows no infinity and no NaN: null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, bool | int | str):
+        return value
+    return [plain(item) for item in (value if isinstance(value, list) else value.tolist())]
+
+
+# ---- for people ------------------------------------------------------------
+
+
+def draw(gguf: "Gguf") -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
+    model = f"{gguf.metadata.get('general.architecture')}."
+    own = (model, "tokenizer.", *TRAINING)
+    keys = {prefix: [key for key in gguf.metadata if key.startswith(prefix)] for prefix in own}
+    general = [key for key in gguf.metadata if not key.startswith(own)]
+    show(console, str(gguf.path), [("kind", gguf.kind), *described(gguf, general, "general."), *ranks(gguf)])
+    show(console, "hyperparameters", described(gguf, keys[model], model))
+    show(console, "vocabulary", vocabulary(gguf, keys["tokenizer."]))
+    show(console, "training state", [row for prefix in TRAINING for row in described(gguf, keys[prefix], "training.")])
+    show_tensors(console, gguf.tensors.values())
+
+
+def ranks(gguf: "Gguf") -> Rows:
+    """What an adapter's keys do not say: between its two factors lies the rank."""
+    found = {tensor.shape[-1] for name, tensor in gguf.tensors.items() if name.endswith(".lora_b")}
+    return [("rank", ", ".join(map(str, sorted(found))))] if gguf.kind == "adapter" and found else []
+
+
+def described(gguf: "Gguf", keys: Iterable[str], prefix: str) -> Rows:
+    return [(key.removeprefix(prefix), on_a_line(gguf, key)) for key in keys]
+
+
+def on_a_line(gguf: "Gguf", key: str) -> str:
+    """A long text by its beginning, an array by its length, a float32 by the fewest digits that mean it."""
+    import numpy as np
+
+    from llamatrain.files.values import Kind
+
+    value, kind = gguf.metadata[key], gguf.metadata.typed[key].kind
+    if kind is Kind.ARRAY:
+        return f"{len(value):,} values"
+    if kind is Kind.STRING and len(value) > LONGEST:
+        return f"{value[:LONGEST]}... ({len(value):,} characters)"
+    return str(np.float32(value)) if kind is Kind.FLOAT32 else str(value)
+
+
+def vocabulary(gguf: "Gguf", keys: list[str]) -> Rows:
+    """The tokenizer's values; behind the number of a token its text."""
+    rows = described(gguf, keys, "tokenizer.ggml.")
+    tokens = gguf.metadata.get("tokenizer.ggml.tokens")
+    if not isinstance(tokens, list):
+        return rows
+
+    def with_text(name: str, value: str) -> str:
+        if not name.endswith("_token_id") or not value.isdecimal():
+            return value
+        return f"{value}  {tokens[int(value)]}" if int(value) < len(tokens) else f"{value}  (no such token)"
+
+    return [(name, with_text(name, value)) for name, value in rows]
+
+
+def show(console: "Console", title: str, rows: Rows) -> None:
+    if rows:
+        from rich.table import Table
+
+        table = Table(box=None, show_header=False, padding=(0, 1, 0, 2))
+        table.add_column(max_width=44, overflow="fold")
+        table.add_column(overflow="fold")
+        for name, value in rows:
+            table.add_row(printable(console, name), printable(console, value))
+        heading(console, title)
+        console.print(table)
+
+
+def show_tensors(console: "Console", tensors: Iterable["Tensor"]) -> None:
+    """What the tensors of each type take; an optimizer's vectors are no parameters, and stand apart."""
+    from rich.table import Table
+
+    groups: dict[str, list[Tensor]] = {}
+    for tensor in tensors:
+        optimizer = tensor.name.startswith("optimizer.")
+        groups.setdefault("optimizer" if optimizer else tensor.type.name, []).append(tensor)
+    if not groups:
+        return
+    table = Table(box=None, padding=(0, 1, 0, 2), show_footer=True, header_style="dim", footer_style="bold")
+    parameters = {kind: 0 if kind == "optimizer" else sum(t.elements for t in group) for kind, group in groups.items()}
+    sizes = {kind: sum(tensor.nbytes for tensor in group) for kind, group in groups.items()}
+    columns = [("tensors", {kind: len(group) for kind, group in groups.items()}), ("parameters", parameters), ("bytes", sizes)]
+    table.add_column("type", "total")
+    for name, column in columns:
+        table.add_column(name, f"{sum(column.values()):,}", justify="right")
+    for kind in sorted(groups, key=lambda kind: -sizes[kind]):
+        table.add_row(kind, *(f"{column[kind]:,}" if column[kind] else "" for _, column in columns))
+    heading(console, "tensors")
+    console.print(table)
+
+
+def heading(console: "Console", title: str) -> None:
+    from rich.text import Text
+
+    console.print(Text.assemble("\n", (printable(console, title).plain, "bold")))
+
+
+def printable(console: "Console", text: str) -> Any:
+    """A text from a file, without what would move the cursor or colour the terminal, in signs that the output has."""
+    from rich.text import Text
+
+    visible = "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
+    return Text(visible.encode(console.encoding, "backslashreplace").decode(console.encoding))

@@ -1,0 +1,137 @@
+"""`llamatrain preview`: the rows as they will be trained."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import click
+
+from llamatrain.config.options import build, options_of
+from llamatrain.data.options import DataOptions
+from llamatrain.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import numpy as np
+    from rich.text import Text
+
+    from llamatrain.data.corpus import Corpus
+    from llamatrain.data.encode import Tokenizer
+    from llamatrain.data.rows import Batch, Rows
+
+CTX = 512  # at most, where it is not given
+SHOWN = 12  # token numbers of a row that are shown
+
+
+@dataclass(frozen=True)
+class PreviewOptions:
+    model: Annotated[Path, "The GGUF file whose tokenizer and chat template are used."]
+    n: Annotated[int, "How many rows to show."] = 5
+    json: Annotated[bool, "Print one JSON object a row: tokens, targets, weights, positions, starts."] = False
+    ctx: Annotated[int | None, "Tokens in a row; else what the model was made for, but no more than 512."] = None
+    batch: Annotated[int, "Rows in a batch: they share a length."] = 4
+    seed: Annotated[int, "What the order of the samples follows from."] = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("n", 1), ("ctx", 1), ("batch", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise UsageError(f"{'-' if name == 'n' else '--'}{name} {value} cannot be; it takes {least} or more")
+
+
+@click.command()
+@click.argument("data", nargs=-1, required=True)
+@options_of(PreviewOptions, DataOptions)
+def command(data: tuple[str, ...], **values: Any) -> None:
+    """Show the rows of DATA as they will be trained: tokens, text, and what is trained of it.
+
+    DATA are files (.txt, .md, .jsonl), folders, globs, or - for standard input.
+    """
+    from llamatrain.data.corpus import open_corpus
+    from llamatrain.data.rows import Rows
+    from llamatrain.data.tokenizer import load
+    from llamatrain.files.reader import open_gguf
+
+    options, data_options = build(PreviewOptions, values), build(DataOptions, values)
+    gguf = open_gguf(options.model)
+    tokenizer = load(gguf.metadata)
+    ctx = options.ctx or min(CTX, gguf.value(f"{gguf.value('general.architecture', str, 'llama')}.context_length", int, CTX))
+    corpus, validation = open_corpus(data, tokenizer, data_options, ctx, options.seed)
+    rows = Rows(corpus, data_options, options.seed, tokenizer.eos, tokenizer.bos)
+    if options.json:
+        print_json(rows, options)
+    else:
+        print_rows(rows, options, tokenizer)
+        summarise(corpus, validation)
+
+
+def taken(rows: "Rows", options: PreviewOptions) -> "list[tuple[Batch, int]]":
+    """The first rows, each as its batch and its number therein."""
+    batches = [rows.batch(options.batch) for _ in range(-(-options.n // options.batch))]
+    return [(batch, number) for batch in batches for number in range(options.batch)][: options.n]
+
+
+def print_json(rows: "Rows", options: PreviewOptions) -> None:
+    for batch, number in taken(rows, options):
+        names = ("tokens", "targets", "weights", "positions", "starts")
+        print(json.dumps({name: getattr(batch, name)[number].tolist() for name in names}))
+
+
+def print_rows(rows: "Rows", options: PreviewOptions, tokenizer: "Tokenizer") -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False, soft_wrap=True)
+    coloured = console.color_system is not None
+    console.print("trained text is " + ("green" if coloured else "in [[ ]]"), markup=False)
+    for shown, (batch, number) in enumerate(taken(rows, options), 1):
+        tokens = batch.tokens[number]
+        ids = " ".join(map(str, tokens[:SHOWN])) + (" ..." if len(tokens) > SHOWN else "")
+        found = list(samples(batch, number))
+        used, trained = (sum(counts) for counts in zip(*((len(s) - 1, (w > 0).sum()) for s, w in found), strict=True))
+        console.print(f"\nrow {shown}: {used} of {len(tokens)} tokens, {trained} trained: {ids}", style="bold")
+        for sample in found:
+            console.print(marked(sample, tokenizer, coloured))
+
+
+def samples(batch: "Batch", number: int) -> "Iterator[tuple[np.ndarray, np.ndarray]]":
+    """Tokens with weights of each sample in a row, its first token, which is given, included; padding has no weight at all."""
+    import numpy as np
+
+    starts = batch.starts[number]
+    for begin in np.unique(starts):
+        own = starts == begin
+        weights = batch.weights[number][own]
+        if weights.any():
+            yield (
+                np.concatenate([batch.tokens[number][begin : begin + 1], batch.targets[number][own]]),
+                np.concatenate([[0], weights]),
+            )
+
+
+def marked(sample: "tuple[np.ndarray, np.ndarray]", tokenizer: "Tokenizer", coloured: bool) -> "Text":
+    """The text of a sample, with what is trained of it set apart."""
+    import numpy as np
+    from rich.text import Text
+
+    tokens, weights = sample
+    text = Text()
+    changes = np.flatnonzero(np.diff(weights > 0)) + 1
+    for run, trained in zip(np.split(tokens, changes), np.split(weights > 0, changes), strict=True):
+        words = tokenizer.decode(run).decode("utf-8", "replace")
+        if coloured:
+            text.append(words, style="green" if trained[0] else "dim")
+        else:
+            text.append(f"[[{words}]]" if trained[0] else words)
+    return text
+
+
+def summarise(corpus: "Corpus", validation: "Corpus | None") -> None:
+    from llamatrain.data.corpus import named
+
+    print(f"\n{len(corpus)} samples, {corpus.tokens} tokens", end="")
+    print(f"; {len(validation)} samples to validate with" if validation else "")
+    for places, what in ((corpus.cut, "cut: longer than a row"), (corpus.skipped, "skipped: no token to train on in a row")):
+        if places:
+            print(f"{len(places)} {what} ({named(places)})")

@@ -1,0 +1,229 @@
+"""All samples of some files under one number each: where they begin, how long they are, what of them is trained."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from llamatrain.data.cache import Store
+from llamatrain.data.encode import Encoder, Tokenizer
+from llamatrain.data.options import DataOptions
+from llamatrain.data.shuffle import Permutation
+from llamatrain.data.sources import Source, find_sources, naming
+from llamatrain.errors import DataError
+
+NAMED = 3  # places that a summary names before it says how many more there are
+GROUP = 64 * 10**6  # bytes of small files that share an entry of the cache
+SPLIT = 0x5911  # keeps the shuffle of the split apart from those of the epochs
+
+
+@dataclass(frozen=True)
+class Part:
+    """Documents of some files. A row takes `ctx` targets of them; `lead` is 1 where a begin token stands before each row."""
+
+    sources: list[Source]
+    store: Store
+    documents: np.ndarray  # of cache.DOCUMENT
+    ctx: int
+    lead: int
+    overlapping: bool
+
+    @property
+    def only_text(self) -> bool:
+        """Whether all rows are full but the last of each document."""
+        return self.sources[0].kind == "text" and not self.documents["single"].any()
+
+    @cached_property
+    def counts(self) -> np.ndarray:
+        """How many samples each document makes; none where there is nothing to train in reach."""
+        size, first = self.documents["size"], self.documents["first"]
+        targets = size - 1 + self.lead
+        windows = np.maximum(size - self.ctx, 1) if self.overlapping else -(-targets // self.ctx)
+        reached = (first >= 0) & (first <= self.ctx - self.lead) & (targets > 0)
+        return np.where(reached, np.where(self.documents["single"], 1, windows), 0)
+
+    @cached_property
+    def ends(self) -> np.ndarray:
+        return np.cumsum(self.counts)
+
+    def __len__(self) -> int:
+        return int(self.ends[-1]) if len(self.ends) else 0
+
+    def span(self, number: int) -> tuple[int, int, bool]:
+        """Begin and end in the store's tokens of a sample, and whether it is text that may begin anywhere."""
+        place = int(np.searchsorted(self.ends, number, side="right"))
+        document = self.documents[place]
+        begin, size = int(document["begin"]), int(document["size"])
+        if document["single"]:
+            return begin, begin + size, self.store.marks is None
+        first = (number - int(self.ends[place] - self.counts[place])) * (1 if self.overlapping else self.ctx)
+        return begin + first, begin + min(size, first + self.ctx + 1 - self.lead), True
+
+    def take(self, chosen: np.ndarray) -> "Part":
+        return replace(self, documents=self.documents[chosen])
+
+    def dealt(self) -> "Part":
+        """What a split deals out: text as documents of one row each, or of many where rows overlap."""
+        if not self.only_text:
+            return self
+        span = self.ctx * (16 if self.overlapping else 1)
+        starts = [np.arange(0, max(size - 1 + self.lead, 0), span) for size in self.documents["size"]]
+        pieces = np.repeat(self.documents, [len(start) for start in starts])
+        first = np.concatenate(starts)
+        pieces["begin"] += first
+        pieces["size"] = np.minimum(pieces["size"] - first, span + 1 - self.lead)
+        pieces["line"] = np.arange(len(pieces))
+        return replace(self, documents=pieces)
+
+    def places(self, chosen: np.ndarray) -> list[str]:
+        files, lines = (self.documents[name][chosen].tolist() for name in ("file", "line"))
+        return [f"{self.sources[file].name}:{line}" for file, line in zip(files, lines, strict=True)]
+
+    @property
+    def long(self) -> np.ndarray:
+        """Documents that do not fit their one row and lose their end."""
+        return self.documents["single"] & (self.counts > 0) & (self.documents["size"] > self.ctx + 1 - self.lead)
+
+
+class Sample(NamedTuple):
+    tokens: np.ndarray
+    weights: np.ndarray  # float32; of each token as a target
+    text: bool  # may begin anywhere
+
+
+class Corpus:
+    """The samples of all parts, numbered through."""
+
+    def __init__(self, parts: Sequence[Part], ctx: int, lead: int | None) -> None:
+        self.parts, self.ctx, self.lead = list(parts), ctx, lead
+        self.ends = np.cumsum([len(part) for part in self.parts])
+
+    def __len__(self) -> int:
+        return int(self.ends[-1])
+
+    def __getitem__(self, number: int) -> Sample:
+        part, begin, end, text = self._find(number)
+        tokens = part.store.tokens.read(begin, end)
+        marks = part.store.marks
+        weights = np.ones(len(tokens), np.float32) if marks is None else marks.read(begin, end).astype(np.float32)
+        return Sample(tokens, weights, text)
+
+    def size(self, number: int) -> int:
+        _, begin, end, _ = self._find(number)
+        return end - begin
+
+    def _find(self, number: int) -> tuple[Part, int, int, bool]:
+        place = int(np.searchsorted(self.ends, number, side="right"))
+        part = self.parts[place]
+        return part, *part.span(number - (int(self.ends[place - 1]) if place else 0))
+
+    @property
+    def only_text(self) -> bool:
+        return all(part.only_text for part in self.parts)
+
+    @property
+    def tokens(self) -> int:
+        return sum(int(part.documents["size"][part.counts > 0].sum()) for part in self.parts)
+
+    @property
+    def cut(self) -> list[str]:
+        """Where a document is longer than a row and loses its end."""
+        return [place for part in self.parts for place in part.places(part.long)]
+
+    @property
+    def skipped(self) -> list[str]:
+        """Where a document has no token that is trained, or none within a row."""
+        return [place for part in self.parts for place in part.places(part.counts == 0)]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of the samples and their order: a shuffle goes on only in the data that it began in."""
+        made = hashlib.sha256(repr((self.ctx, self.lead, [part.store.key for part in self.parts])).encode())
+        for part in self.parts:
+            made.update(part.documents.tobytes())
+        return made.hexdigest()[:16]
+
+
+def named(places: list[str]) -> str:
+    """`data.jsonl:3, data.jsonl:8 and 5 more`."""
+    more = len(places) - NAMED
+    return ", ".join(places[:NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+# ---- opening ---------------------------------------------------------------
+
+
+def open_corpus(
+    data: Sequence[str], tokenizer: Tokenizer, options: DataOptions, ctx: int, seed: int
+) -> tuple[Corpus, Corpus | None]:
+    """The samples to train on, and those to validate with."""
+    sources = find_sources(data)
+    others = find_sources(options.val) if options.val else []
+    if both := {source.path.resolve() for source in sources} & {source.path.resolve() for source in others}:
+        raise DataError(f"{min(both)}: is both training and validation data; what validates is never trained on")
+    encoder = Encoder(tokenizer, options, ctx)
+    lead = encoder.lead
+    parts = open_parts(sources, encoder)
+    check_length(parts, ctx, lead)
+    if options.val_split:
+        train, validation = split(parts, options.val_split, seed)
+        return whole(train, ctx, lead), whole(validation, ctx, lead)
+    return whole(parts, ctx, lead), whole(open_parts(others, encoder), ctx, lead) if others else None
+
+
+def open_parts(sources: list[Source], encoder: Encoder) -> list[Part]:
+    """Files of a kind together, but no more than a large one at a time: a change makes only its own part anew."""
+    groups = list[list[Source]]()
+    room = 0
+    for source in sources:
+        size = source.path.stat().st_size
+        if not groups or groups[-1][0].kind != source.kind or size > room:
+            groups.append([])
+            room = GROUP
+        groups[-1].append(source)
+        room -= size
+    overlapping = encoder.options.overlapping_samples and not encoder.options.pattern
+    stores = [encoder.store(group) for group in groups]
+    return [
+        Part(group, store, store.documents, encoder.ctx, encoder.lead is not None, overlapping and group[0].kind == "text")
+        for group, store in zip(groups, stores, strict=True)
+    ]
+
+
+def split(parts: list[Part], share: float, seed: int) -> tuple[list[Part], list[Part]]:
+    """Documents dealt to training and validation by the seed; those of one line stay together."""
+    pieces = [part.dealt() for part in parts]
+    units = [np.unique(part.documents[["file", "line"]], return_inverse=True)[1] for part in pieces]
+    starts = np.cumsum([0, *(int(unit.max()) + 1 if len(unit) else 0 for unit in units)])
+    total = int(starts[-1])
+    if total < 2:
+        raise DataError(f"{name_of(parts)}: one sample cannot be split in two; give more data, or a file with --val")
+    dealt = Permutation(total, seed, SPLIT)
+    kept = np.zeros(total, bool)
+    kept[[dealt[place] for place in range(min(max(1, round(share * total)), total - 1))]] = True
+    chosen = [kept[start + unit] for start, unit in zip(starts, units, strict=False)]
+    train = [part.take(~held) for part, held in zip(pieces, chosen, strict=True)]
+    validation = [replace(part.take(held), overlapping=False) for part, held in zip(pieces, chosen, strict=True)]
+    return train, validation
+
+
+def whole(parts: list[Part], ctx: int, lead: int | None) -> Corpus:
+    """A corpus that has something to train on."""
+    corpus = Corpus(parts, ctx, lead)
+    if not len(corpus):
+        raise DataError(f"{name_of(parts)}: no row has a token to train on within {ctx} tokens: {named(corpus.skipped)}")
+    return corpus
+
+
+def check_length(parts: list[Part], ctx: int, lead: int | None) -> None:
+    """Text must fill a row."""
+    targets = sum(int(part.documents["size"].sum()) for part in parts) - (lead is None)
+    if Corpus(parts, ctx, lead).only_text and targets < ctx:
+        raise DataError(f"{name_of(parts)}: too short for a row of {ctx}; take --ctx {max(targets, 1)} or less, or more text")
+
+
+def name_of(parts: list[Part]) -> str:
+    return naming([source for part in parts for source in part.sources])

@@ -1,0 +1,205 @@
+"""Samples as rows of fixed length, in the order in which training takes them.
+
+A row holds one sample, or several: packed (each sees itself alone, its positions begin at 0) or filled up with the next
+ones (the ancestors' way: one text that goes on). What is left of a row is a sample of its own with weight 0.
+
+Where training stands is (seed, epoch, position, row): rows from `position` on in the epoch's order, `row` of them given
+out already where one reading of samples makes several rows.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from llamatrain.data.corpus import Corpus
+from llamatrain.data.options import DataOptions
+from llamatrain.data.shuffle import Order, mix
+
+WINDOW = 512  # samples that are packed together
+GRAIN = 32  # lengths of rows are multiples of it
+
+
+class Piece(NamedTuple):
+    """A run of tokens that sees only itself."""
+
+    tokens: np.ndarray
+    targets: np.ndarray
+    weights: np.ndarray
+
+
+Row = list[Piece]
+
+
+class State(NamedTuple):
+    """What a checkpoint keeps of the data."""
+
+    seed: int
+    epoch: int = 0
+    position: int = 0
+    row: int = 0
+    fingerprint: str = ""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Arrays of (rows, length)."""
+
+    tokens: np.ndarray  # int32
+    targets: np.ndarray  # int32: the next token
+    weights: np.ndarray  # float32: 0 where nothing is trained; to be divided by the step's total
+    positions: np.ndarray  # int32
+    starts: np.ndarray  # int32: the first token of the row that each may see
+    size: int  # tokens without padding
+
+
+class Rows:
+    def __init__(self, corpus: Corpus, options: DataOptions, seed: int, eos: int | None = None, bos: int | None = None) -> None:
+        self.corpus, self.options, self.ctx = corpus, options, corpus.ctx
+        self.padding = next((token for token in (eos, bos) if token is not None), 0)
+        between = ((eos, options.separate_with_eos), (bos, options.separate_with_bos))
+        self.separators = [token for token, wanted in between if wanted and token is not None]
+        self.eos = eos
+        self.seed = seed
+        self.restore(State(seed))
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The lengths that batches have: one program each. Text, packed and filled rows are all as long as can be."""
+        if self.corpus.only_text or self.options.pack or self.options.fill_with_next_samples:
+            return (self.ctx,)
+        quarters = (-(-self.ctx * part // (4 * GRAIN)) * GRAIN for part in (1, 2, 3))
+        return tuple(sorted({length for length in quarters if length < self.ctx} | {self.ctx}))
+
+    # ---- where training stands ---------------------------------------------
+
+    @property
+    def state(self) -> State:
+        epoch, position = divmod(self._place, len(self.corpus))
+        return State(self.seed, epoch, position, self._row, self.corpus.fingerprint)
+
+    def restore(self, state: State) -> bool:
+        """Go on where a state was; False where it belongs to other data, or a new shuffle is wanted: then from the start."""
+        same = state.fingerprint in ("", self.corpus.fingerprint) and not (state.fingerprint and self.options.force_reshuffle)
+        if not same:
+            state = State(self.seed)
+        self.seed = state.seed
+        self.order = Order(len(self.corpus), self.seed, self.options.shuffle)
+        self._place = state.epoch * len(self.corpus) + state.position
+        self._row = state.row
+        self._made: tuple[int, list[Row], int] | None = None
+        return same
+
+    def batch(self, count: int) -> Batch:
+        """The next rows."""
+        return self.lay([self._next() for _ in range(count)])
+
+    def _next(self) -> Row:
+        if self._made is None or self._made[0] != self._place:
+            self._made = (self._place, *self._make(self._place))
+        _, rows, after = self._made
+        row = rows[self._row]
+        self._row += 1
+        if self._row == len(rows):
+            self._place, self._row = after, 0
+        return row
+
+    def count(self, epochs: int) -> int:
+        """The rows of so many epochs, begun ones too. Those that hold several samples are made to be counted."""
+        end, place, rows = epochs * len(self.corpus), 0, 0
+        if not (self.options.pack or self.options.fill_with_next_samples):
+            return end
+        while place < end:
+            made, place = self._make(place)
+            rows += len(made)
+        return rows
+
+    def once(self, count: int) -> Iterator[Batch]:
+        """All rows once, in the order of the files; the last batch is filled up with padding."""
+        plain = DataOptions(shuffle=False, pack=self.options.pack)
+        rows = Rows(self.corpus, plain, self.seed, self.eos)
+        rows.padding = self.padding
+        waiting = list[Row]()
+        while rows.state.epoch == 0:
+            waiting.append(rows._next())
+            if len(waiting) == count:
+                yield self.lay(waiting)
+                waiting = []
+        if waiting:
+            yield self.lay(waiting + [[]] * (count - len(waiting)))
+
+    # ---- samples to rows ---------------------------------------------------
+
+    def _make(self, place: int) -> tuple[list[Row], int]:
+        """The rows that begin with the sample at a place, and the place after them."""
+        if self.options.pack:
+            end = min(place + WINDOW, (place // len(self.corpus) + 1) * len(self.corpus))
+            return self._packed(range(place, end)), end
+        if self.options.fill_with_next_samples:
+            return self._filled(place)
+        return [[self._piece(*self._sample(place))]], place + 1
+
+    def _sample(self, place: int) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens and their weights, the begin token before them."""
+        tokens, weights, text = self.corpus[self.order[place]]
+        if self.options.sample_random_offsets and text:
+            offset = mix(self.seed, place, 1) % max(1, len(tokens) - 1)
+            tokens, weights = tokens[offset:], weights[offset:]
+        if self.corpus.lead is None:
+            return tokens, weights
+        return np.concatenate([[self.corpus.lead], tokens]), np.concatenate([[0], weights])
+
+    def _piece(self, tokens: np.ndarray, weights: np.ndarray) -> Piece:
+        end = self.ctx + 1
+        return Piece(tokens[: end - 1][: len(tokens) - 1], tokens[1:end], weights[1:end])
+
+    def _filled(self, place: int) -> tuple[list[Row], int]:
+        """One row: a sample, and while there is room separators and the next one from its start."""
+        tokens, weights = self._sample(place)
+        while len(tokens) <= self.ctx:
+            place += 1
+            between = [token for token in self.separators if not (token == self.eos and token == tokens[-1])]
+            following, theirs, text = self.corpus[self.order[place]]
+            tokens = np.concatenate([tokens, between, following])
+            weights = np.concatenate([weights, np.full(len(between), float(text)), theirs])
+        return [[self._piece(tokens, weights)]], place + 1
+
+    def _packed(self, places: range) -> list[Row]:
+        """Best fit, longest first: each sample goes into the fullest row that has room."""
+        sizes = {place: self._length(place) for place in places}
+        free = list[tuple[int, int]]()  # (room, number of the row), least room first
+        rows = list[list[int]]()
+        for place in sorted(places, key=lambda place: -sizes[place]):
+            at = bisect_left(free, (sizes[place], -1))
+            room, number = free.pop(at) if at < len(free) else (self.ctx, len(rows))
+            if number == len(rows):
+                rows.append([])
+            rows[number].append(place)
+            insort(free, (room - sizes[place], number))
+        return [[self._piece(*self._sample(place)) for place in sorted(row)] for row in sorted(rows, key=min)]
+
+    def _length(self, place: int) -> int:
+        """How much of a row a sample takes at most."""
+        return min(self.corpus.size(self.order[place]) - 1 + (self.corpus.lead is not None), self.ctx)
+
+    # ---- rows to arrays ----------------------------------------------------
+
+    def lay(self, rows: list[Row]) -> Batch:
+        used = [sum(len(piece.tokens) for piece in row) for row in rows]
+        length = next(length for length in self.lengths if length >= max(used))
+        shape = (len(rows), length)
+        tokens, targets = np.full(shape, self.padding, np.int32), np.full(shape, self.padding, np.int32)
+        weights, positions, starts = np.zeros(shape, np.float32), np.zeros(shape, np.int32), np.zeros(shape, np.int32)
+        for number, row in enumerate(rows):
+            at = 0
+            for piece in row:
+                end = at + len(piece.tokens)
+                tokens[number, at:end], targets[number, at:end], weights[number, at:end] = piece
+                positions[number, at:end] = np.arange(end - at)
+                starts[number, at:end] = at
+                at = end
+            positions[number, at:] = np.arange(length - at)
+            starts[number, at:] = at
+        return Batch(tokens, targets, weights, positions, starts, sum(used))

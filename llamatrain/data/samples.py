@@ -1,0 +1,46 @@
+"""Text from files: whole, or in the ancestors' samples that begin after a pattern."""
+
+import mmap
+from collections.abc import Iterator
+
+from llamatrain.data.sources import Source, check_text
+from llamatrain.errors import DataError
+
+CHUNK = 1 << 20
+MARK = b"\xef\xbb\xbf"  # a byte order mark in front of UTF-8 is no text
+
+
+def chunks_of(source: Source) -> Iterator[bytes]:
+    """The whole text, cut anywhere."""
+    with source.path.open("rb") as file:
+        offset = file.tell() if file.read(len(MARK)) == MARK else file.seek(0)
+        while chunk := file.read(CHUNK):
+            check_text(chunk, source.name, offset)
+            offset += len(chunk)
+            yield chunk
+
+
+def boundary(text: bytes | mmap.mmap, at: int) -> int:
+    """The next beginning of a UTF-8 character."""
+    while at < len(text) and text[at] & 0xC0 == 0x80:
+        at += 1
+    return at
+
+
+def samples_after(source: Source, pattern: str, include: bool, longest: int | None) -> Iterator[bytes]:
+    """What follows each place of the pattern, up to the next one; or on into the next ones, up to a longest length in bytes."""
+    mark = pattern.encode()
+    with source.path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
+        at = text.find(mark)
+        if at < 0:
+            raise DataError(f"{source.name}: the sample start {pattern!r} is not in it (--escape reads \\n as the end of a line)")
+        while at >= 0:
+            following = text.find(mark, at + len(mark))
+            begin = at if include else at + len(mark)
+            end = following if following >= 0 else len(text)
+            if longest is not None:
+                end = boundary(text, min(begin + longest, len(text)))
+            sample = text[begin:end]
+            check_text(sample, source.name, begin)
+            yield sample
+            at = following

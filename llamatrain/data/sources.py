@@ -1,0 +1,121 @@
+"""What the user names as data, as a list of files: text, or JSON lines."""
+
+import atexit
+import glob
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from llamatrain.errors import DataError
+
+KINDS: dict[str, Literal["text", "lines"]] = {".txt": "text", ".md": "text", ".jsonl": "lines"}
+KNOWN = ", ".join(KINDS)
+HEAD = 1 << 16  # bytes that show whether a file is text at all
+
+
+@dataclass(frozen=True)
+class Source:
+    path: Path
+    name: str  # as the user knows it
+    kind: Literal["text", "lines"]
+
+
+def find_sources(data: Sequence[str]) -> list[Source]:
+    """Files for each name given: a file, a folder (everything known under it), a glob, or - for standard input."""
+    found = [source for name in data for source in _expand(name)]
+    if not found:
+        raise DataError(f"no data: name files ({KNOWN}), folders, globs, or - for standard input")
+    for source in found:
+        _check(source)
+    return found
+
+
+def _expand(name: str) -> list[Source]:
+    path = Path(name)
+    if name == "-":
+        return [_standard_input()]
+    if path.is_dir():
+        return _folder(path)
+    if path.exists():
+        return [_file(path)]
+    if not glob.has_magic(name):
+        raise DataError(f"{name}: no such file or folder")
+    matched = [Path(match) for match in sorted(glob.glob(name, recursive=True))]  # noqa: PTH207 - pathlib takes no absolute ones
+    if not any(match.is_file() for match in matched):
+        raise DataError(f"{name}: no file matches")
+    return [_file(match) for match in matched if match.is_file()]
+
+
+def _file(path: Path) -> Source:
+    suffix = path.suffix.lower()
+    if suffix == ".json":
+        raise DataError(f"{path}: JSON is taken as JSON lines only, one object a line, in a file named .jsonl")
+    return Source(path, str(path), KINDS.get(suffix, "text"))
+
+
+def _folder(folder: Path) -> list[Source]:
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and not _hidden(path.relative_to(folder))]
+    sources = [_file(path) for path in files if path.suffix.lower() in KINDS]
+    if not sources:
+        endings = Counter(path.suffix or path.name for path in files)
+        holds = ", ".join(f"{count} {ending}" for ending, count in endings.most_common(4)) or "nothing"
+        raise DataError(f"{folder}: no usable file in this folder; it holds {holds}, and known are {KNOWN}")
+    first = {source.kind: source.name for source in reversed(sources)}
+    if len(first) > 1:
+        raise DataError(f"{folder}: mixes text ({first['text']}) and JSON lines ({first['lines']}); name the ones meant")
+    return sources
+
+
+def _hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
+
+
+@cache  # standard input can be read once only, and a split asks twice
+def _standard_input() -> Source:
+    """Standard input in a file of its own, for as long as the program runs."""
+    with tempfile.NamedTemporaryFile(prefix="llamatrain-stdin-", delete=False) as spool:
+        atexit.register(os.unlink, spool.name)
+        shutil.copyfileobj(sys.stdin.buffer, spool)
+    path = Path(spool.name)
+    with path.open("rb") as file:
+        return Source(path, "standard input", "lines" if _is_object(file.readline(1 << 24)) else "text")
+
+
+def _is_object(line: bytes) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def naming(sources: Sequence[Source]) -> str:
+    """`a.txt and 3 more`."""
+    return sources[0].name + (f" and {len(sources) - 1} more" if len(sources) > 1 else "")
+
+
+def _check(source: Source) -> None:
+    try:
+        with source.path.open("rb") as file:
+            head = file.read(HEAD)
+    except OSError as error:
+        raise DataError(f"{source.name}: {error.strerror}") from None
+    if not head.strip():
+        raise DataError(f"{source.name}: the file is empty")
+    check_text(head, source.name)
+
+
+def check_text(block: bytes, name: str, offset: int = 0) -> None:
+    """Text holds no zero bytes: with them it is UTF-16, a model, a picture."""
+    if (zero := block.find(b"\0")) < 0:
+        return
+    if offset == 0 and block[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        raise DataError(f"{name}: looks like UTF-16; save it as UTF-8")
+    raise DataError(f"{name}: binary data, a zero byte at offset {offset + zero}; text is UTF-8 without any")

@@ -1,0 +1,93 @@
+"""The pre-tokenizers by their names in `tokenizer.ggml.pre`: how byte-level BPE cuts text into words before it merges.
+
+Each expression in turn cuts the pieces that the one before left, into its matches and what stands between them. The
+expressions are llama.cpp's, written out where they have groups.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+
+from llamatrain.data.tokenizer.patterns import Expression, expression
+from llamatrain.errors import FileError
+from llamatrain.files.cursor import quoted
+
+ENGLISH = "'s|'t|'re|'ve|'m|'ll|'d"
+ANY_CASE = "'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD]"
+WORD, SIGNS = r"[^\r\n\p{L}\p{N}]?\p{L}+", r" ?[^\s\p{L}\p{N}]+[\r\n]*"
+SPACES = r"\s+(?!\S)|\s+"
+LINES = rf"\s*[\r\n]+|{SPACES}"
+UPPER, LOWER = r"[\p{L}--a-z]", r"[\p{L}--A-Z]"
+CASED = rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+", rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*"
+PATHS = rf" ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{LINES}"
+
+GPT2 = rf"{ENGLISH}| ?\p{{L}}+| ?\p{{N}}+| ?[^\s\p{{L}}\p{{N}}]+|\s+(?!\S)"
+LLAMA3 = rf"{ANY_CASE}|{WORD}|\p{{N}}{{1,3}}|{SIGNS}|{LINES}"
+QWEN2 = rf"{ANY_CASE}|{WORD}|\p{{N}}|{SIGNS}|{LINES}"
+QWEN35 = rf"{ANY_CASE}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{LINES}"
+BAILING = rf"'[sSdDmMtT]|'[lL][lL]|'[vV][eE]|'[rR][eE]|{WORD}|\p{{N}}|{SIGNS}|\s*[\r\n]|{SPACES}"
+SEED = rf"{ANY_CASE}|{WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{LINES}"
+MINICPM5 = rf"{ANY_CASE}|{WORD}|\p{{N}}+|{SIGNS}|{LINES}"
+HALVED = "|".join(rf"\s{{{1 << i}}}(?!\S)" for i in range(9, 1, -1)) + r"|\s{1,2}(?!\S)|\s"
+JAIS2 = rf"{ANY_CASE}|{WORD}|\p{{N}}{{1,3}}|{SIGNS}|\s*[\r\n]+|{HALVED}"
+GPT4O = "|".join(f"{word}{end}" for word in CASED for end in (*ANY_CASE.split("|"), "")) + rf"|\p{{N}}{{1,3}}|{PATHS}"
+PRINTED = r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+# Letters that composition would turn into others stand as escapes.
+SCRIPTS = (
+    "[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-"
+    "Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-\u1f7dᾀ-ᾴᾶ-ᾼ\u1fbeῂ-ῄῆ-ῌῐ-\u1fd3ῖ-\u1fdbῠ-Ῥῲ-ῴῶ-ῼ"
+    "ℂℇℊ-ℓℕℙ-ℝℤ\u2126ℨ\u212a-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃]"
+)
+HAN = "[一-龥ࠀ-一가-퟿]+"
+HAN_KANA = "[一-龥぀-ゟ゠-ヿ]+"
+DEEPSEEK3 = (r"\p{N}{1,3}", HAN_KANA, rf"{PRINTED}| ?[\p{{P}}\p{{S}}]+[\r\n]*|{LINES}")
+DIGIT = (r"\p{N}", GPT2)
+
+
+@dataclass(frozen=True)
+class PreTokenizer:
+    """How text is cut, and what else llama.cpp takes from the name."""
+
+    patterns: tuple[str, ...]
+    whole_words: bool = False  # a word that is a token is taken as it is, without merging
+    add_bos: bool = False
+
+    def expressions(self) -> tuple[Expression, ...]:
+        return tuple(map(_expression, self.patterns))
+
+
+_expression = cache(expression)
+_KNOWN = {
+    "default": PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
+    "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano": PreTokenizer((LLAMA3,), True, True),
+    "gpt-2 phi-2 gigachat a.x-4.0 mellum exaone4 mpt olmo jais trillion granite-docling": PreTokenizer((GPT2,)),
+    "starcoder refact command-r smollm codeshell exaone minerva-7b mellum2": PreTokenizer(DIGIT),
+    "smaug-bpe dbrx chatglm-bpe": PreTokenizer((LLAMA3,)),
+    "glm4 glm5": PreTokenizer((LLAMA3,), True),
+    "qwen2 deepseek-r1-qwen kormo f2llmv2 megrez stablelm2 hunyuan solar-open grok-2": PreTokenizer((QWEN2,)),
+    "qwen35": PreTokenizer((QWEN35,)),
+    "ufakzeka": PreTokenizer((rf"{WORD}|\p{{N}}|{SIGNS}|{LINES}",)),
+    "laguna": PreTokenizer((r"[^\n]+|[\n]+", QWEN2)),
+    "minicpm5": PreTokenizer((r"\p{N}{1,3}", MINICPM5), True),
+    "bailingmoe bailingmoe2 llada-moe": PreTokenizer((BAILING,)),
+    "seed-coder": PreTokenizer((SEED,)),
+    "jais-2": PreTokenizer((JAIS2,)),
+    "tekken": PreTokenizer((rf"{CASED[0]}|{CASED[1]}|\p{{N}}|{PATHS}",), True, True),
+    "gpt-4o llama4 kanana2 talkie minimax-m2": PreTokenizer((GPT4O,)),
+    "deepseek-llm": PreTokenizer((r"[\r\n]", rf"\s?{SCRIPTS}+", "\\s?[!-/:-~！-／：-～‘-‟\u3000-。]+", r"\s+$", HAN, r"\p{N}+")),
+    "deepseek-coder": PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", HAN, r"\p{N}")),
+    "deepseek-v3 hunyuan-dense joyai-llm hy_v4": PreTokenizer(DEEPSEEK3),
+    "falcon": PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]")),
+    "poro-chat bloom gpt3-finnish": PreTokenizer((r" ?[^(\s|.,!?…。，、।۔،)]+",)),
+    "viking": PreTokenizer((r" ?[^(\s|.,!?…。，、।۔،)]+", r"\p{N}")),
+}
+PRE_TOKENIZERS = {name: pre for names, pre in _KNOWN.items() for name in names.split()}
+
+
+def pre_tokenizer(name: str) -> PreTokenizer:
+    try:
+        return PRE_TOKENIZERS[name]
+    except KeyError:
+        known = "llama-bpe, gpt-2, default, smaug-bpe, qwen2, deepseek-llm, tekken, smollm and their kin"
+        raise FileError(
+            f"tokenizer.ggml.pre is {quoted(name)}, a pre-tokenizer that is not known here; known are {known}"
+        ) from None

@@ -1,0 +1,49 @@
+"""Tokens that are found in a text before anything else: user-defined ones, and control tokens where they are to be read."""
+
+import re
+from functools import cached_property
+
+import numpy as np
+
+from llamatrain.data.tokenizer.vocabulary import Kind, Vocabulary
+
+BLANK = b" \t\n\v\f\r"
+
+
+class Specials:
+    def __init__(self, vocabulary: Vocabulary, *, control: bool) -> None:
+        kinds = [Kind.USER_DEFINED, Kind.CONTROL, Kind.UNKNOWN] if control else [Kind.USER_DEFINED]
+        ids = np.flatnonzero(np.isin(vocabulary.kinds, kinds)).tolist()
+        texts = {vocabulary.tokens[token].encode("utf-8", "surrogateescape"): token for token in ids}
+        self.tokens = dict(sorted(texts.items(), key=lambda item: -len(item[0])))
+        self.longest = max(map(len, texts), default=0)
+        unstripped = {vocabulary.index.get(text) for text in ("<unk>", "<s>", "<|endoftext|>")}
+        self.stripping = set(ids) - unstripped if vocabulary.strips else set[int]()
+
+    @cached_property
+    def _anywhere(self) -> re.Pattern[bytes]:
+        """Finds at each place the longest token."""
+        return re.compile(b"(?=(" + b"|".join(map(re.escape, self.tokens)) + b"))")
+
+    def inside(self, raw: bytes) -> list[bytes]:
+        """Those that stand anywhere in a text, be it across others, the longest first."""
+        if not self.tokens:
+            return []
+        found = {match[1] for match in self._anywhere.finditer(raw)}
+        return [text for text in self.tokens if text in found or any(longer.startswith(text) for longer in found)]
+
+    def partition(self, raw: bytes) -> list[bytes | int]:
+        """Cut at each token, the longest first, of one length the first: a shorter one finds only what is left."""
+        parts: list[bytes | int] = [raw]
+        for text in self.inside(raw):
+            token, cut = self.tokens[text], list[bytes | int]()
+            for part in parts:
+                if isinstance(part, int):
+                    cut.append(part)
+                    continue
+                first, *rest = part.split(text)
+                cut.append(first)
+                for piece in rest:
+                    cut += [token, piece.lstrip(BLANK) if token in self.stripping else piece]
+            parts = cut
+        return [part for part in parts if part != b""]

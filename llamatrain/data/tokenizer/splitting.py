@@ -1,0 +1,144 @@
+"""Text to code points, and code points to words by the programs of `patterns.py`, compiled."""
+
+from typing import Any
+
+import numpy as np
+from numba import types
+
+from llamatrain.data.tokenizer.tables import I64, function
+from llamatrain.machine.jit import inline
+
+REPLACEMENT = np.int64(0xFFFD)  # for bytes that are not UTF-8, as llama.cpp has it
+U8, U32, I32 = types.uint8[::1], types.uint32[::1], types.int32[::1]
+TEXT = types.Array(types.uint8, 1, "C", readonly=True)
+
+
+@inline
+def _continues(text, at, count):  # type: ignore[no-untyped-def]
+    if at + count >= len(text):
+        return False
+    read = at + 1
+    while read <= at + count and text[read] & 0xC0 == 0x80:
+        read += 1
+    return read > at + count
+
+
+def _code_points(text, codes, clean, ends, raw_ends):  # type: ignore[no-untyped-def]
+    """Text to code points, to their UTF-8 again, where each ends in that and in the text; how many there are.
+
+    As llama.cpp reads: each byte that cannot be read is one replacement, overlong forms and surrogates are read.
+    """
+    at, count, out = np.int64(0), np.int64(0), np.int64(0)
+    while at < len(text):
+        lead = np.int64(text[at])
+        more = 0 if lead < 0x80 else 1 if lead >> 5 == 6 else 2 if lead >> 4 == 14 else 3 if lead >> 3 == 30 else -1
+        code = lead & (0x7F >> (more + 1 if more > 0 else 0))
+        if more >= 0 and _continues(text, at, more):
+            for i in range(at + 1, at + more + 1):
+                code = code << 6 | np.int64(text[i]) & 0x3F
+            at += more + 1
+        else:
+            code = REPLACEMENT
+            at += 1
+        if code > 0x10FFFF:
+            code = REPLACEMENT
+        if code < 0x80:
+            clean[out] = code
+        else:
+            size = 1 if code < 0x800 else 2 if code < 0x10000 else 3
+            clean[out] = (0xFF00 >> (size + 1) & 0xFF) | code >> 6 * size
+            for i in range(1, size + 1):
+                clean[out + i] = 0x80 | code >> 6 * (size - i) & 0x3F
+            out += size
+        out += 1
+        codes[count] = code
+        ends[count] = out
+        raw_ends[count] = at
+        count += 1
+    return count
+
+
+@inline
+def _match(marks, at, end, program, start, taken, starts):  # type: ignore[no-untyped-def]
+    """Where the alternative that begins at `start` of the program ends its match, or -1; and whether it met the end."""
+    items, forbidden = program[start], np.uint32(program[start + 1])
+    item, met = np.int64(0), False
+    while True:
+        if item < items:
+            row = start + 2 + 3 * item
+            bit, most = np.uint32(program[row]), program[row + 2]
+            to = at
+            while to < end and to - at < most and marks[to] & bit:
+                to += 1
+            met |= to == end and to - at < most
+            starts[item], taken[item] = at, to - at
+            if to - at >= program[row + 1]:
+                at = to
+                item += 1
+                continue
+        elif at == end or not marks[at] & forbidden:
+            return at, met or (at == end and forbidden != 0)
+        item -= 1
+        while item >= 0 and taken[item] <= program[start + 3 + 3 * item]:
+            item -= 1
+        if item < 0:
+            return np.int64(-1), met
+        taken[item] -= 1
+        at = starts[item] + taken[item]
+        item += 1
+
+
+@inline
+def _first_match(marks, at, end, program, taken, starts):  # type: ignore[no-untyped-def]
+    start, met = np.int64(0), False
+    while start < len(program):
+        row = start
+        start += 2 + 3 * program[row]
+        # most alternatives fail at their first character
+        if program[row] and program[row + 3] and not marks[at] & np.uint32(program[row + 2]):
+            continue
+        to, looked = _match(marks, at, end, program, row, taken, starts)
+        met |= looked
+        if to > at:
+            return to, met
+    return np.int64(-1), met
+
+
+def _split(codes, table, program, pieces, words, marks):  # type: ignore[no-untyped-def]
+    """Cut pieces, given by their ends, into an expression's matches and what stands between them.
+
+    Returns how many words there are, and how many code points more text behind the last piece could not cut otherwise.
+    """
+    taken, starts = np.empty(16, np.int64), np.empty(16, np.int64)
+    last = pieces[-1]
+    for i in range(last):
+        marks[i] = table[codes[i]]
+    count, at, settled, open_end = np.int64(0), np.int64(0), np.int64(0), False
+    for end in pieces:
+        begin = at
+        while at < end:
+            to, met = _first_match(marks, at, end, program, taken, starts)
+            open_end |= met and end == last
+            if to < 0:
+                at += 1
+                continue
+            if at > begin:
+                words[count] = at
+                count += 1
+            words[count] = to
+            count += 1
+            at = begin = to
+            if not open_end:
+                settled = to
+        if at > begin:
+            words[count] = at
+            count += 1
+    return count, settled
+
+
+def code_points() -> Any:
+    return function(_code_points, types.int64(TEXT, I32, U8, I32, I32))
+
+
+def split() -> Any:
+    return function(_split, types.UniTuple(types.int64, 2)(I32, U32, I64, I64, I64, U32))

@@ -1,0 +1,158 @@
+"""Vocabularies as numbers for the compiled merging: symbols, the pairs that merge, and how symbols are spelt in tokens.
+
+A symbol is a text that can come up while merging. Those that are tokens have the token's number; behind them come texts
+that are no tokens: bytes, characters, or parts that a merge names.
+"""
+
+from array import array
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from llamatrain.data.tokenizer.merging import NEVER
+from llamatrain.data.tokenizer.tables import table
+from llamatrain.data.tokenizer.vocabulary import Vocabulary
+
+LARGEST_RANK = int(NEVER)
+
+
+class Symbols(NamedTuple):
+    """In the order in which the compiled functions take them."""
+
+    bytes: np.ndarray  # the symbol, or in `llama` vocabularies the token, of each byte
+    keys: np.ndarray  # pairs: left above, right below
+    values: np.ndarray  # rank above, what the pair becomes below
+    spelt: np.ndarray  # where in `spelling` the tokens of each symbol begin, and end
+    spelling: np.ndarray
+
+
+def byte_alphabet() -> str:
+    """The character that stands for each byte: itself where it can be seen, others from 256 on."""
+    seen = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    hidden = [byte for byte in range(256) if byte not in seen]
+    return "".join(chr(byte) if byte in seen else chr(256 + hidden.index(byte)) for byte in range(256))
+
+
+ALPHABET = byte_alphabet()
+TO_BYTES = {code: chr(0xFFFF) for code in range(256)} | {ord(character): chr(byte) for byte, character in enumerate(ALPHABET)}
+
+
+def token_bytes(text: str) -> bytes | None:
+    """What a byte-level token stands for; None if it has characters that stand for no byte."""
+    try:
+        return text.translate(TO_BYTES).encode("latin-1")
+    except UnicodeEncodeError:
+        return None
+
+
+def spellings(count: int, others: Iterable[list[int]]) -> tuple[np.ndarray, np.ndarray]:
+    """Where each symbol's tokens begin in one row, and the row: a token spells itself, the others as given."""
+    lists = list(others)
+    lengths = [1] * count + [len(tokens) for tokens in lists]
+    row = [*range(count), *(token for tokens in lists for token in tokens)]
+    return np.cumsum([0, *lengths], dtype=np.int64), np.array(row, np.int64)
+
+
+def packed(
+    lefts: Sequence[int], rights: Sequence[int], ranks: np.ndarray, results: Sequence[int]
+) -> tuple[np.ndarray, np.ndarray]:
+    keys = np.array(lefts, np.int64) << 32 | np.array(rights, np.int64)
+    return table(keys, ranks.astype(np.int64) << 32 | np.array(results, np.int64))
+
+
+# ---- byte-level ------------------------------------------------------------
+
+
+def byte_symbols(vocabulary: Vocabulary) -> Symbols:
+    """Pairs as the merges name them, in their order; what is no token is spelt in tokens of single bytes, if there are any."""
+    index = dict(vocabulary.index)
+
+    def symbol(text: str) -> int:
+        return index.setdefault(text, len(index))
+
+    bytes_ = np.array([symbol(character) for character in ALPHABET], np.int64)
+    lefts, rights, results = array("q"), array("q"), array("q")
+    for merge in vocabulary.merges:
+        at = merge.find(" ", 1)  # a space in front belongs to the left part; without any it is no merge
+        if at > 0:
+            left, right = merge[:at], merge[at + 1 :]
+            lefts.append(symbol(left))
+            rights.append(symbol(right))
+            results.append(symbol(left + right))
+    keys, values = packed(lefts, rights, np.arange(len(results)), results)
+    others = list(index)[len(vocabulary.tokens) :]
+    return Symbols(bytes_, keys, values, *spellings(len(vocabulary.tokens), (single_bytes(text, vocabulary) for text in others)))
+
+
+def single_bytes(text: str, vocabulary: Vocabulary) -> list[int]:
+    raw = text.encode("utf-8", "surrogateescape")
+    singles = (bytes([byte]).decode("utf-8", "surrogateescape") for byte in raw)
+    return [vocabulary.index[single] for single in singles if single in vocabulary.index]
+
+
+# ---- by score --------------------------------------------------------------
+
+
+def score_symbols(vocabulary: Vocabulary) -> tuple[tuple[np.ndarray, np.ndarray], Symbols]:
+    """The table of characters, and the pairs: each way to cut a token into two symbols, the highest score first.
+
+    Characters that stand side by side in a token without being one themselves are pairs, too, of the rank NEVER.
+    """
+    index = {token.encode("utf-8", "surrogateescape"): i for token, i in vocabulary.index.items()}
+    cuts = {text: character_ends(text) for text in index}
+    for text, ends in cuts.items():
+        for start, end in pairwise([0, *ends]):
+            index.setdefault(text[start:end], len(index))
+    ranks = np.unique(-vocabulary.scores, return_inverse=True)[1]
+    lefts, rights, results = array("q"), array("q"), array("q")
+    neighbours = set[tuple[int, int]]()
+    for token, (text, ends) in enumerate(cuts.items()):
+        characters = [index[text[start:end]] for start, end in pairwise([0, *ends])]
+        neighbours.update(pairwise(characters))
+        for end in ends[:-1]:
+            left, right = index.get(text[:end]), index.get(text[end:])
+            if left is not None and right is not None:
+                lefts.append(left)
+                rights.append(right)
+                results.append(token)
+    merging = len(results)
+    lefts.extend(left for left, _ in neighbours)
+    rights.extend(right for _, right in neighbours)
+    results.extend([0] * len(neighbours))
+    order = np.concatenate([ranks[results[:merging]], np.full(len(neighbours), LARGEST_RANK)])
+    keys, values = packed(lefts, rights, order, results)
+    return characters_of(index), Symbols(
+        byte_tokens(vocabulary), keys, values, *spellings(len(vocabulary.tokens), other_spellings(index, vocabulary))
+    )
+
+
+SIZES = [1] * 12 + [2, 2, 3, 4]  # of a character, by the high half of its first byte
+
+
+def character_ends(text: bytes) -> list[int]:
+    ends, at = [], 0
+    while at < len(text):
+        at = min(at + SIZES[text[at] >> 4], len(text))
+        ends.append(at)
+    return ends
+
+
+def characters_of(index: dict[bytes, int]) -> tuple[np.ndarray, np.ndarray]:
+    """The symbols that are one character, by their bytes as a number with the count of bytes above."""
+    single = {text: symbol for text, symbol in index.items() if len(character_ends(text)) == 1}
+    keys = [int.from_bytes(text, "big") | len(text) << 8 * len(text) for text in single]
+    return table(np.array(keys, np.int64), np.array(list(single.values()), np.int64))
+
+
+def byte_tokens(vocabulary: Vocabulary) -> np.ndarray:
+    """`<0x0A>`, or the byte itself where that is a token; with neither a negative number that tells the byte: -1 - byte."""
+    index = vocabulary.index
+    itself = [index.get(bytes([byte]).decode("utf-8", "surrogateescape"), -1 - byte) for byte in range(256)]
+    return np.array([index.get(f"<0x{byte:02X}>", itself[byte]) for byte in range(256)], np.int64)
+
+
+def other_spellings(index: dict[bytes, int], vocabulary: Vocabulary) -> list[list[int]]:
+    bytes_ = byte_tokens(vocabulary).tolist()
+    return [[bytes_[byte] for byte in text] for text in list(index)[len(vocabulary.tokens) :]]

@@ -1,0 +1,191 @@
+"""Text to tokens and back, with the vocabulary that a GGUF file brings along."""
+
+import codecs
+import hashlib
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from llamatrain.data.tokenizer import vocabulary as vocabularies
+from llamatrain.data.tokenizer.special import Specials
+from llamatrain.data.tokenizer.vocabulary import SPACE, WITHOUT_TEXT, Kind, Vocabulary
+from llamatrain.errors import FileError, UsageError
+from llamatrain.machine.units import cores
+
+VERSION = 1  # of what text becomes: a change makes older fingerprints strangers
+BLOCK = 1 << 20
+
+
+class Tokenizer:
+    """Makes of a text what llama.cpp makes of it, token for token.
+
+    Text may be bytes, which need not be UTF-8. `special` says whether the texts of control tokens in it are read as such;
+    user-defined ones always are. Nothing is put before or behind unless `ends` asks for what `add_bos` and `add_eos` say;
+    a begin or end token that is there already is not put a second time.
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        from llamatrain.data.tokenizer.engines import engine  # compiles, or loads what was
+
+        self.vocabulary = vocabulary
+        self.bos, self.eos, self.unk, self.eot = vocabulary.bos, vocabulary.eos, vocabulary.unk, vocabulary.eot
+        self.add_bos, self.add_eos = vocabulary.add_bos, vocabulary.add_eos
+        self.chat_template = vocabulary.chat_template
+        self._engine = engine(vocabulary)
+        self._specials = {control: Specials(vocabulary, control=control) for control in (False, True)}
+
+    def __len__(self) -> int:
+        return len(self.vocabulary.tokens)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of all that decides what text becomes: two tokenizers with the same one agree."""
+        known = self.vocabulary
+        told = (VERSION, known.model, known.pre, known.add_space_prefix, known.strips, len(known.tokens), len(known.merges))
+        digest = hashlib.sha256(repr(told).encode())
+        for texts in (known.tokens, known.merges):
+            digest.update("\0".join(texts).encode("utf-8", "surrogateescape"))
+        digest.update(known.kinds.tobytes() + known.scores.tobytes())
+        return digest.hexdigest()
+
+    # ---- to tokens ---------------------------------------------------------
+
+    def encode(self, text: str | bytes, *, special: bool = False, ends: bool = False) -> np.ndarray:
+        made = [self._piece(raw, special, start) for start, raw in self._pieces([to_bytes(text)], special)]
+        tokens = np.concatenate(made) if made else np.zeros(0, np.int32)
+        return self._with_ends(tokens) if ends else tokens
+
+    def encode_large(
+        self, chunks: Iterable[str | bytes], *, special: bool = False, threads: int | None = None
+    ) -> Iterator[tuple[int, np.ndarray]]:
+        """The tokens of one text that comes in chunks, cut anywhere: as if it were encoded whole, by several threads.
+
+        Gives, in order, how many bytes went in and the tokens they became. It is cut anew where that makes no difference:
+        in `gpt2` vocabularies where a word ends that was found without a look at the end of what is there (then more text
+        cannot change it); in `llama` vocabularies between two characters that never stand side by side in any token
+        (nothing can be merged across); in both so far from the end of what is there that no special token can reach over.
+        Text without such a place is held until one comes.
+        """
+        threads = threads or cores()
+        waiting: deque[tuple[int, Future[np.ndarray]]] = deque()
+        with ThreadPoolExecutor(threads) as pool:
+            for start, raw in self._pieces(map(to_bytes, chunks), special):
+                waiting.append((len(raw), pool.submit(self._piece, raw, special, start)))
+                if len(waiting) > 2 * threads:
+                    size, future = waiting.popleft()
+                    yield size, future.result()
+            for size, future in waiting:
+                yield size, future.result()
+
+    def _pieces(self, chunks: Iterable[bytes], special: bool) -> Iterator[tuple[bool, bytes]]:
+        """Pieces that can be encoded apart, each with whether it is the text's start."""
+        rest, start, enough = b"", True, 2 * BLOCK
+        for chunk in chunks:
+            for at in range(0, len(chunk), BLOCK):
+                rest += chunk[at : at + BLOCK]
+                if len(rest) < enough:
+                    continue
+                if cut := self._cut(rest, special):
+                    yield start, rest[:cut]
+                    rest, start, enough = rest[cut:], False, 2 * BLOCK
+                else:
+                    enough = 2 * len(rest)
+        if rest:
+            yield start, rest
+
+    def _cut(self, raw: bytes, special: bool) -> int:
+        """A place, far back, where a text can be cut whatever follows; 0 if none is found."""
+        specials = self._specials[special]
+        last = specials.partition(raw)[-1]
+        if isinstance(last, int):
+            return 0
+        # A special token that only more text completes begins behind all that is looked at here.
+        seam = self._engine.seam(last[: max(0, len(last) - specials.longest)])
+        return len(raw) - len(last) + seam if seam else 0
+
+    def _piece(self, raw: bytes, special: bool, start: bool) -> np.ndarray:
+        made = []
+        for part in self._specials[special].partition(raw):
+            if isinstance(part, int):
+                made.append(np.array([part], np.int32))
+            else:
+                made.append(self._engine.tokens(part, start))
+            start = isinstance(part, int)
+        return np.concatenate(made) if made else np.zeros(0, np.int32)
+
+    def _with_ends(self, tokens: np.ndarray) -> np.ndarray:
+        first = [self.bos] if self.add_bos and (not len(tokens) or tokens[0] != self.bos) else []
+        last = [self.eos] if self.add_eos and (not len(tokens) or tokens[-1] != self.eos) else []
+        return np.concatenate([np.array(first, np.int32), tokens, np.array(last, np.int32)])
+
+    # ---- to text -----------------------------------------------------------
+
+    @cached_property
+    def _texts(self) -> list[bytes]:
+        """The bytes that each token stands for."""
+        return [self._text(text, kind) for text, kind in zip(self.vocabulary.tokens, self.vocabulary.kinds.tolist(), strict=True)]
+
+    def _text(self, token: str, kind: int) -> bytes:
+        from llamatrain.data.tokenizer.symbols import token_bytes
+
+        if kind == Kind.BYTE and len(token) == 6 and token.startswith("<0x"):
+            return bytes.fromhex(token[3:5])
+        if kind in (Kind.UNUSED, Kind.UNDEFINED, Kind.BYTE):
+            return b""
+        if kind == Kind.NORMAL:
+            if self.vocabulary.model == "llama":
+                token = token.replace(SPACE, " ")
+            elif (spelt := token_bytes(token)) is not None:
+                return spelt
+        return token.encode("utf-8", "surrogateescape")
+
+    def decode(self, ids: Iterable[int] | np.ndarray, *, special: bool = True, start: bool = False) -> bytes:
+        """The text of tokens; `special` shows control tokens, `start` leaves the space out that a `llama` text begins with."""
+        numbers = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids), np.int64)
+        if len(numbers) and not (numbers.min() >= 0 and numbers.max() < len(self)):
+            raise UsageError(
+                f"token {numbers[(numbers < 0) | (numbers >= len(self))][0]} is not among the {len(self)} of the vocabulary"
+            )
+        if not special:
+            numbers = numbers[~np.isin(self.vocabulary.kinds[numbers], (Kind.CONTROL, Kind.UNKNOWN))]
+        text = b"".join(map(self._texts.__getitem__, numbers.tolist()))
+        return text.removeprefix(b" ") if start and self.vocabulary.add_space_prefix else text
+
+
+class StreamDecoder:
+    """Tokens to text, one after the other: a character is given when all of its bytes are there."""
+
+    def __init__(self, tokenizer: Tokenizer, *, special: bool = False) -> None:
+        self.tokenizer, self.special = tokenizer, special
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def feed(self, token: int) -> str:
+        return self._utf8.decode(self.tokenizer.decode([token], special=self.special))
+
+    def end(self) -> str:
+        """What is left: a character that was never finished."""
+        return self._utf8.decode(b"", final=True)
+
+
+def to_bytes(text: str | bytes) -> bytes:
+    """UTF-8; lone surrogates are bytes that were none (`surrogateescape`), or else they are written as they are."""
+    if isinstance(text, bytes):
+        return text
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "surrogatepass")
+
+
+def load(metadata: Mapping[str, Any], source: object = "the vocabulary") -> Tokenizer:
+    """The tokenizer that a file's metadata describes; `source` is what errors begin with, such as the file's path."""
+    if metadata.get(f"{vocabularies.KEY}model") in WITHOUT_TEXT:
+        raise UsageError(f"{source}: it has no text (tokenizer.ggml.model is none): this model cannot read any")
+    try:
+        return Tokenizer(vocabularies.read(metadata))
+    except FileError as error:
+        raise FileError(f"{source}: {error}") from None

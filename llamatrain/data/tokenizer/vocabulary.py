@@ -1,0 +1,165 @@
+"""What a file says of its vocabulary, checked; defaults and repairs are those that llama.cpp makes when it opens the file."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+
+from llamatrain.data.tokenizer.pretokenizers import PreTokenizer, pre_tokenizer
+from llamatrain.errors import FileError
+from llamatrain.files.cursor import quoted
+
+KEY = "tokenizer.ggml."
+MODELS = ("llama", "gpt2")
+WITHOUT_TEXT = ("none", "no_vocab")
+SPACE = "▁"  # stands for a space in the tokens of a `llama` vocabulary
+
+
+class Kind(IntEnum):
+    """What a token is, by the numbers in `tokenizer.ggml.token_type`."""
+
+    UNDEFINED = 0
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+# Tokens that llama.cpp takes for control tokens by their texts, whatever the file says of them.
+ENDS_OF_TURN = {"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<EOT>", "_<EOT>"}
+ENDS_OF_TURN |= {"[EOT]", "<｜end▁of▁sentence｜>", "<end_of_utterance>"}
+ENDS = ENDS_OF_TURN | {"<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "</s>", "<|eom_id|>", "[EOS]", "<eos>", "<turn|>"}
+ENDS |= {"<|tool_response>", "[e~["}
+# The same where none of the keys names one: what marks the parts of code that is to be filled in.
+FILLING = {
+    ("fim_pre", "prefix"): "<|fim_prefix|> <fim-prefix> <fim_prefix> <｜fim▁begin｜> <PRE> ▁<PRE> <|code_prefix|> <|prefix|>",
+    ("fim_suf", "suffix"): "<|fim_suffix|> <fim-suffix> <fim_suffix> <｜fim▁hole｜> <SUF> ▁<SUF> <|code_suffix|> <|suffix|>",
+    ("fim_mid", "middle"): "<|fim_middle|> <fim-middle> <fim_middle> <｜fim▁end｜> <MID> ▁<MID> <|code_middle|> <|middle|>",
+    ("fim_pad",): "<|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD]",
+    ("fim_rep",): "<|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame>",
+    ("fim_sep",): "<|file_sep|>",
+}
+SHOWN = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")  # always user-defined
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    model: str
+    tokens: list[str]  # bytes that are not UTF-8 stand in them as lone surrogates
+    index: dict[str, int]
+    scores: np.ndarray
+    kinds: np.ndarray
+    merges: Sequence[str]
+    pre: str
+    cutting: PreTokenizer
+    bos: int | None
+    eos: int | None
+    unk: int | None
+    eot: int | None
+    add_bos: bool
+    add_eos: bool
+    add_space_prefix: bool
+    strips: bool  # special tokens take the white space behind them along, as in Phi-3
+    chat_template: str | None
+
+
+def read(metadata: Mapping[str, Any]) -> Vocabulary:
+    model = _value(metadata, "model", str)
+    if model not in MODELS:
+        raise FileError(f"{KEY}model is {quoted(model)}; known here are {', '.join(MODELS)}, and {WITHOUT_TEXT[0]}")
+    if model == "gpt2" and f"{KEY}merges" not in metadata:
+        raise FileError(f"{KEY}merges is missing; a gpt2 vocabulary cannot do without")
+    tokens = [token or f"[EMPTY_{i}]" for i, token in enumerate(_texts(metadata, "tokens"))]
+    index = {token: i for i, token in enumerate(tokens)}
+    if len(index) < len(tokens):
+        twice = next(i for i, token in enumerate(tokens) if index[token] != i)
+        raise FileError(f"{KEY}tokens has {quoted(tokens[twice])} as token {twice} and as token {index[tokens[twice]]}")
+    spm = model == "llama"
+    pre = _value(metadata, "pre", str, "") or "default"
+    cutting = PreTokenizer(()) if spm else pre_tokenizer(pre)
+    defaults = {"bos": 1, "eos": 2, "unknown": 0} if spm else {"bos": None if pre in BOSLESS else 11, "eos": 11}
+    special = {name: _id(metadata, name, len(tokens), defaults.get(name)) for name in ("bos", "eos", "unknown", "eot")}
+    adds = {
+        "bos": _value(metadata, "add_bos_token", bool, spm or cutting.add_bos),
+        "eos": _value(metadata, "add_eos_token", bool, False),
+    }
+    for name, wanted in adds.items():
+        if wanted and special[name] is None:
+            raise FileError(f"{KEY}add_{name}_token is set, and there is no {KEY}{name}_token_id among {len(tokens)} tokens")
+    kinds = _numbers(metadata, "token_type", len(tokens), np.int32, Kind.NORMAL)
+    _repair(kinds, index, metadata, len(tokens))
+    return Vocabulary(
+        model, tokens, index, _numbers(metadata, "scores", len(tokens), np.float32, 0), kinds,
+        [] if spm else _texts(metadata, "merges"), "" if spm else pre, cutting,
+        special["bos"], special["eos"], special["unknown"], _end_of_turn(special["eot"], index), adds["bos"], adds["eos"],
+        _value(metadata, "add_space_prefix", bool, spm), "phi-3" in (name := _name(metadata)) or "phi3" in name,
+        template if isinstance(template := metadata.get("tokenizer.chat_template"), str) else None,
+    )  # fmt: skip
+
+
+BOSLESS = ("chatglm-bpe", "glm4", "glm5")
+
+
+def _value(metadata: Mapping[str, Any], name: str, kind: type, default: Any = None) -> Any:
+    value = metadata.get(KEY + name, default)
+    if value is None:
+        raise FileError(f"{KEY}{name} is missing: the file has no vocabulary to read text with")
+    if not isinstance(value, kind):
+        raise FileError(f"{KEY}{name} is of the kind {type(value).__name__}, where {kind.__name__} is needed")
+    return value
+
+
+def _texts(metadata: Mapping[str, Any], name: str) -> list[str]:
+    """An array of texts, which may be given as bytes."""
+    value = metadata.get(KEY + name)
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+        raise FileError(f"{KEY}{name} is {'missing' if value is None else 'no array of texts'}")
+    texts = [text.decode("utf-8", "surrogateescape") if isinstance(text, bytes) else text for text in value]
+    if not all(isinstance(text, str) for text in texts):
+        raise FileError(f"{KEY}{name} is no array of texts")
+    return texts
+
+
+def _numbers(metadata: Mapping[str, Any], name: str, count: int, dtype: Any, default: float) -> np.ndarray:
+    """A number for each token; more than tokens may be there, as in llama.cpp."""
+    value = metadata.get(KEY + name)
+    if value is None:
+        return np.full(count, default, dtype)
+    array = np.asarray(value)
+    if array.ndim != 1 or array.dtype.kind not in "iuf"[: 3 if dtype is np.float32 else 2]:
+        raise FileError(f"{KEY}{name} is no array of {'' if dtype is np.float32 else 'whole '}numbers")
+    if len(array) < count:
+        raise FileError(f"{KEY}{name} has {len(array)} numbers for {count} tokens")
+    with np.errstate(all="ignore"):
+        return array[:count].astype(dtype)
+
+
+def _id(metadata: Mapping[str, Any], name: str, count: int, default: int | None) -> int | None:
+    """A token's number; one that is not there is as if nothing were said."""
+    value = metadata.get(f"{KEY}{name}_token_id")
+    if isinstance(value, int) and 0 <= value < count:
+        return value
+    return default if default is not None and default < count else None
+
+
+def _name(metadata: Mapping[str, Any]) -> str:
+    name = metadata.get("general.name", "")
+    return name.lower() if isinstance(name, str) else ""
+
+
+def _repair(kinds: np.ndarray, index: dict[str, int], metadata: Mapping[str, Any], count: int) -> None:
+    control = [*ENDS]
+    for keys, texts in FILLING.items():
+        if all(_id(metadata, key, count, None) is None for key in keys):
+            control += texts.split()
+    kinds[(kinds < 0) | (kinds > max(Kind))] = Kind.UNDEFINED
+    kinds[[index[text] for text in control if text in index]] = Kind.CONTROL
+    kinds[[index[text] for text in SHOWN if text in index]] = Kind.USER_DEFINED
+
+
+def _end_of_turn(given: int | None, index: dict[str, int]) -> int | None:
+    return min((index[text] for text in ENDS_OF_TURN & index.keys()), default=None) if given is None else given

@@ -1,0 +1,235 @@
+"""Opens GGUF files, mapped into memory: values and tensors are decoded when they are asked for.
+
+A file is untrusted: all that it says of lengths, counts, offsets and nesting is checked against its size before anything
+is made of it. A file is let go when its `Gguf` and all views of it are gone.
+"""
+
+import mmap
+import re
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from llamatrain.errors import FileError
+from llamatrain.files.cursor import Cursor, quoted
+from llamatrain.files.types import TYPES, TensorInfo
+from llamatrain.files.values import Kind, Value
+
+MAGIC = b"GGUF"
+ALIGNMENT = 32  # where the file does not say
+PART_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
+T = TypeVar("T", int, float, bool, str, list, np.ndarray)
+
+
+class Metadata(Mapping[str, Any]):
+    """The values by their keys, decoded each time they are asked for; `typed` has them as they lie in the file."""
+
+    def __init__(self, typed: dict[str, Value]) -> None:
+        self.typed = typed
+
+    def __getitem__(self, key: str) -> Any:
+        return self.typed[key].decode()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.typed)
+
+    def __len__(self) -> int:
+        return len(self.typed)
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor(TensorInfo):
+    offset: int  # in the file
+    file: np.ndarray = field(repr=False, compare=False)
+
+    @property
+    def raw(self) -> np.ndarray:
+        """The bytes in the file, without a copy: the tensor's shape, with a row's bytes as the last axis."""
+        whole = self.file[self.offset : self.offset + self.nbytes]
+        return whole.reshape(*self.shape[:-1], self.type.row_bytes(self.shape[-1]))
+
+
+@dataclass(frozen=True, slots=True)
+class Gguf:
+    """What is in a model's file, or in all the files of a split model."""
+
+    path: Path
+    metadata: Metadata
+    tensors: dict[str, Tensor]
+
+    def value(self, key: str, kind: type[T], default: T | None = None) -> T:
+        """The value of a key, which must be of a kind; without a default it must be there."""
+        if key not in self.metadata:
+            if default is None:
+                raise FileError(f"{self.path}: the key {key} is missing")
+            return default
+        value = self.metadata[key]
+        if type(value) is not kind:
+            raise FileError(f"{self.path}: {key} is {self.metadata.typed[key].kind.name}, where {kind.__name__} is needed")
+        return value
+
+    @property
+    def kind(self) -> str:
+        if self.metadata.get("general.type") == "adapter":
+            return "adapter"
+        if "training.type" in self.metadata or "training.iteration_count" in self.metadata:
+            return "checkpoint"
+        if "general.architecture" not in self.metadata or self.metadata.get("general.type", "model") != "model":
+            return "other"
+        return "model" if self.tensors else "vocabulary" if "tokenizer.ggml.model" in self.metadata else "other"
+
+
+def open_gguf(path: str | Path) -> Gguf:
+    """Open a file, or a split model by any of its parts."""
+    path = Path(path)
+    first = read_part(path)
+    count = first.value("split.count", int, 1)
+    return first if count <= 1 else join_parts(path, first, count)
+
+
+# ---- one file --------------------------------------------------------------
+
+
+def map_file(path: Path) -> mmap.mmap:
+    try:
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode):  # asked before it is opened: a pipe would wait for a writer
+            raise FileError(f"{path}: this is a {'folder' if stat.S_ISDIR(mode) else 'device or pipe'}; a GGUF file is needed")
+        with path.open("rb") as file:
+            if not file.seek(0, 2):
+                raise FileError(f"{path}: the file is empty; a GGUF file is needed")
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except OSError as error:
+        raise FileError(f"{path}: {error.strerror}") from error
+
+
+def read_part(path: Path) -> Gguf:
+    cursor = Cursor(path, map_file(path))
+    tensors, values = read_header(cursor)
+    metadata = read_metadata(cursor, values)
+    alignment = read_alignment(cursor, metadata)
+    infos = read_tensor_infos(cursor, tensors, alignment)
+    return Gguf(path, Metadata(metadata), place_tensors(cursor, infos, alignment))
+
+
+def read_header(cursor: Cursor) -> tuple[int, int]:
+    """How many tensors and values there are."""
+    magic = cursor.data[: len(MAGIC)]
+    if magic != MAGIC:
+        raise cursor.fail(f"it begins with {magic!r}, a GGUF file with {MAGIC!r}")
+    cursor.take(len(MAGIC))
+    version = cursor.u32()
+    if version and version & 0xFFFF == 0:
+        raise cursor.fail("the file is big-endian (for s390x and the like); only little-endian files can be read")
+    if version not in (2, 3):
+        raise cursor.fail(f"GGUF version {version}; versions 2 and 3 can be read: convert the model again")
+    tensors = cursor.u64()
+    values = cursor.count(13)  # the length of a key, a kind, a byte
+    if tensors * 32 > len(cursor.data):  # the length of a name, the axes, one of them, type and offset
+        raise cursor.fail(f"{tensors} tensors cannot be in {len(cursor.data)} bytes")
+    return tensors, values
+
+
+def read_metadata(cursor: Cursor, count: int) -> dict[str, Value]:
+    found: dict[str, Value] = {}
+    view = memoryview(cursor.data)
+    for i in range(count):
+        cursor.reading = f"value {i + 1} of {count}"
+        key = cursor.name()
+        cursor.reading += f", {quoted(key)}"
+        if key in found:
+            raise cursor.fail("the key is there twice")
+        kind, start = cursor.kind(), cursor.at
+        cursor.skip(kind)
+        found[key] = Value(kind, view[start : cursor.at])
+    return found
+
+
+def read_alignment(cursor: Cursor, metadata: dict[str, Value]) -> int:
+    value = metadata.get("general.alignment")
+    if value is None:
+        return ALIGNMENT
+    alignment = value.decode() if value.kind is Kind.UINT32 else 0
+    if alignment.bit_count() != 1:
+        raise cursor.fail(f"general.alignment is {value.kind.name} {alignment or ''}; a power of two in UINT32 is needed")
+    return alignment
+
+
+def read_tensor_infos(cursor: Cursor, count: int, alignment: int) -> dict[str, tuple[TensorInfo, int]]:
+    """The tensors by their names, with their offsets from the place where the data begins."""
+    found: dict[str, tuple[TensorInfo, int]] = {}
+    for i in range(count):
+        cursor.reading = f"tensor {i + 1} of {count}"
+        name = cursor.name()
+        cursor.reading += f", {quoted(name)}"
+        if name in found:
+            raise cursor.fail("the name is there twice")
+        info = read_tensor_info(cursor, name)
+        offset = cursor.u64()
+        if offset % alignment:
+            raise cursor.fail(f"the data's offset {offset} is no multiple of the alignment {alignment}")
+        found[name] = info, offset
+    return found
+
+
+def read_tensor_info(cursor: Cursor, name: str) -> TensorInfo:
+    axes = cursor.u32()
+    if not 1 <= axes <= 4:
+        raise cursor.fail(f"{axes} dimensions; 1 to 4 can be")
+    shape = tuple(cursor.u64() for _ in range(axes))[::-1]
+    if 0 in shape:
+        raise cursor.fail(f"a dimension of 0 in {list(shape)}")
+    number = cursor.u32()
+    if number not in TYPES:
+        raise cursor.fail(f"unknown tensor type {number}; known are {', '.join(kind.name for kind in TYPES.values())}")
+    kind = TYPES[number]
+    if shape[-1] % kind.block:
+        raise cursor.fail(f"rows of {shape[-1]} are not made of whole {kind.name} blocks of {kind.block}")
+    return TensorInfo(name, kind, shape)
+
+
+def place_tensors(cursor: Cursor, infos: dict[str, tuple[TensorInfo, int]], alignment: int) -> dict[str, Tensor]:
+    start = -(-cursor.at // alignment) * alignment
+    file = cursor.bytes
+    tensors = {name: Tensor(name, info.type, info.shape, start + at, file) for name, (info, at) in infos.items()}
+    end, last = start, ""
+    for tensor in sorted(tensors.values(), key=lambda tensor: tensor.offset):
+        cursor.reading, cursor.at = f"tensor {quoted(tensor.name)}", tensor.offset
+        if tensor.offset < end:
+            raise cursor.fail(f"its data begins inside that of {quoted(last)}")
+        end, last = tensor.offset + tensor.nbytes, tensor.name
+        if end > len(file):
+            raise cursor.fail(f"its data ends at byte {end}, the file at {len(file)}")
+    return tensors
+
+
+# ---- split models ----------------------------------------------------------
+
+
+def join_parts(path: Path, opened: Gguf, count: int) -> Gguf:
+    """All parts as one, with the first one's metadata, less what tells of the split."""
+    match = PART_NAME.fullmatch(path.name)
+    if not match or int(match[3]) != count:
+        raise FileError(f"{path}: a part of a split model must be called ...-0000N-of-{count:05}.gguf to find the others")
+    tensors: dict[str, Tensor] = {}
+    metadata: dict[str, Value] = {}
+    for i in range(count):
+        place = path.with_name(f"{match[1]}-{i + 1:05}-of-{count:05}.gguf")
+        if not place.exists():
+            raise FileError(f"{path}: the split model's part {i + 1} of {count} is missing: {place}")
+        part = opened if place == path else read_part(place)
+        if (part.value("split.no", int), part.value("split.count", int)) != (i, count):
+            raise FileError(f"{place}: split.no and split.count do not say that this is part {i + 1} of {count}")
+        if twice := tensors.keys() & part.tensors.keys():
+            raise FileError(f"{place}: the tensor {quoted(min(twice))} is in another part, too")
+        tensors |= part.tensors
+        metadata = metadata or part.metadata.typed
+    first = Gguf(path, Metadata(metadata), tensors)
+    if (expected := first.value("split.tensors.count", int, len(tensors))) != len(tensors):
+        raise FileError(f"{path}: the parts have {len(tensors)} tensors together, where {expected} are expected")
+    whole = {key: value for key, value in metadata.items() if not key.startswith("split.")}
+    return Gguf(path, Metadata(whole), tensors)

@@ -1,0 +1,375 @@
+"""Text to tokens: llama.cpp's own vectors, the definition in plain Python, seams, special tokens, broken vocabularies."""
+
+import subprocess
+import sys
+import unicodedata
+from collections.abc import Callable, Iterator
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llamatrain.data.tokenizer import StreamDecoder, Tokenizer, load, new_vocabulary, to_bytes, tokenizer
+from llamatrain.data.tokenizer.patterns import expression
+from llamatrain.data.tokenizer.pretokenizers import _KNOWN, PRE_TOKENIZERS
+from llamatrain.data.tokenizer.unicode_classes import KINDS, kinds
+from llamatrain.errors import DataError, FileError, LlamatrainError, UsageError
+from llamatrain.files.reader import Metadata, open_gguf
+from tests.material import material
+from tests.mixed_text import CODE, Mixer
+
+VOCABULARIES = ("llama-spm", "llama-bpe", "gpt-2")
+Plain = dict[str, Any]
+
+
+@cache
+def shared(name: str) -> Tokenizer:
+    return load(open_gguf(material(f"vocab/ggml-vocab-{name}.gguf")).metadata)
+
+
+@cache
+def learned(pre: str = "llama-bpe") -> Tokenizer:
+    metadata = dict(Metadata(new_vocabulary.learned([CODE, Mixer(3).text(20_000)], 1000)))
+    return load({**metadata, "tokenizer.ggml.pre": pre})
+
+
+def scored(**changes: object) -> Plain:
+    """A `llama` vocabulary with ties, characters that are no tokens themselves, bytes, and special tokens."""
+    words = ["▁", "a", "b", "c", "ab", "bc", "abc", "aa", "aaa", "aaaa", "▁a", "▁ab", "▁▁", "▁▁▁▁", "xy", "ü", "üb", "=", "=="]
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *words, "<user>", "<user>!"]
+    scores = [0.0] * 259 + [-1e9 if len(word) == 1 else -float(len(word) % 3) for word in words] + [0.0, 0.0]
+    told = {
+        "model": "llama",
+        "tokens": tokens,
+        "scores": np.array(scores, np.float32),
+        "token_type": np.array([2, 3, 3] + [6] * 256 + [1] * len(words) + [4, 4], np.int32),
+    }
+    return {f"tokenizer.ggml.{key}": value for key, value in (told | changes).items() if value is not None}
+
+
+def by_definition(metadata: Plain, text: str) -> list[int]:
+    """llama.cpp's way: of all neighbours that make a token the best scored, the leftmost, until there are none."""
+    tokens, scores = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.scores"]
+    index = {token: i for i, token in enumerate(tokens)}
+    row = list((" " + text).replace(" ", "▁"))
+    while True:
+        found = [(-scores[index[a + b]], at) for at, (a, b) in enumerate(pairwise(row)) if a + b in index]
+        if not found:
+            break
+        at = min(found)[1]
+        row[at : at + 2] = [row[at] + row[at + 1]]
+    return [i for part in row for i in ([index[part]] if part in index else [index[f"<0x{byte:02X}>"] for byte in part.encode()])]
+
+
+# ---- equal to llama.cpp ----------------------------------------------------
+
+
+@pytest.mark.parametrize("name", VOCABULARIES)
+def test_vectors(name: str) -> None:
+    texts = material(f"vocab/ggml-vocab-{name}.gguf.inp").read_bytes().decode().split("\n__ggml_vocab_test__\n")[:-1]
+    lines = material(f"vocab/ggml-vocab-{name}.gguf.out").read_text().splitlines()
+    assert len(texts) == len(lines) == 46
+    for text, line in zip(texts, lines, strict=True):
+        tokens = shared(name).encode(text)
+        assert tokens.tolist() == [int(token) for token in line.split()], text
+        assert shared(name).decode(tokens, start=True).decode() == text
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(alphabet="aabbc xyü= ▁é😀", min_size=1, max_size=30) | st.text(alphabet="ab =", min_size=41, max_size=120))
+def test_merging_by_score_is_as_defined(text: str) -> None:
+    assert small().encode(text).tolist() == by_definition(scored(), text)
+
+
+@cache
+def small() -> Tokenizer:
+    return load(scored())
+
+
+@pytest.mark.parametrize("names", _KNOWN)
+def test_each_pre_tokenizer_loses_nothing(names: str) -> None:
+    text = Mixer(5).text(20_000)
+    encoder = learned(names.split()[0])
+    assert encoder.decode(encoder.encode(text)).decode() == text
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text", "words"),
+    [
+        (r" ?\p{L}+|\s+(?!\S)", "  ab cd  ", [" ", " ab", " cd", "  "]),
+        (r"\p{N}{1,3}", "12345 6", ["123", "45", " ", "6"]),
+        (r"[\p{L}--a-z]*[\p{L}--A-Z]+", "ABcDeF", ["ABc", "De", "F"]),
+        (r"a*ab|\s+$", "aaab b  ", ["aaab", " b", "  "]),
+        (r"[^\s\-a-c]+", "a-x.y b", ["a-", "x.y", " b"]),
+        ("[\u3000-\u3002]+", "\u3000\u3001", ["\u3000", "\u3001"]),  # this white space is seen as a vertical tab
+    ],
+)
+def test_expressions(pattern: str, text: str, words: list[str]) -> None:
+    from llamatrain.data.tokenizer.splitting import split
+
+    made, codes = expression(pattern), np.array(list(map(ord, text)), np.int32)
+    ends, marks = np.empty(len(text), np.int64), np.empty(len(text), np.uint32)
+    count, _ = split()(codes, made.marks, made.program, np.array([len(text)], np.int64), ends, marks)
+    assert [text[a:b] for a, b in pairwise([0, *ends[:count]])] == words
+
+
+def test_kinds_of_characters_agree_with_this_python() -> None:
+    letters = {code: unicodedata.category(chr(code)) for code in range(0x110000)}
+    wrong = [
+        hex(code)
+        for code, category in letters.items()
+        if category not in ("Cn", "Cc") and KINDS[kinds()[code]] != (category[0] if category[0] in KINDS else "X")
+    ]
+    newer = tuple(map(int, unicodedata.unidata_version.split("."))) > (15, 1, 0)
+    assert len(wrong) == 0 or newer
+    assert [code for code in range(128) if KINDS[kinds()[code]] == "Z"] == [9, 10, 11, 12, 13, 32]
+
+
+# ---- pieces ----------------------------------------------------------------
+
+
+def chunks(raw: bytes, size: int) -> Iterator[bytes]:
+    return (raw[at : at + size] for at in range(0, len(raw), size))
+
+
+@pytest.mark.parametrize("names", ["small", *_KNOWN])
+@pytest.mark.parametrize("special", [False, True])
+def test_a_text_in_chunks_is_as_if_whole(names: str, special: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = small() if names == "small" else learned(names.split()[0])
+    raw = Mixer(8, ["<user>", "<user>!", "<s>", new_vocabulary.END]).broken(30_000)
+    whole = encoder.encode(raw, special=special)
+    for block, chunk in ((64, 50), (700, 10_000)):
+        monkeypatch.setattr(tokenizer, "BLOCK", block)
+        pieces = list(encoder.encode_large(chunks(raw, chunk), special=special, threads=2))
+        assert sum(size for size, _ in pieces) == len(raw)
+        assert np.array_equal(np.concatenate([tokens for _, tokens in pieces]), whole)
+        assert len(pieces) > len(raw) / block / 20  # it is cut, indeed
+        assert np.array_equal(encoder.encode(raw, special=special), whole)
+
+
+def test_a_text_without_a_seam_is_held_until_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizer, "BLOCK", 64)
+    for encoder, text in ((small(), b"=" * 5000), (learned(), b"a" * 5000)):
+        assert [size for size, _ in encoder.encode_large(chunks(text, 100))] == [5000]
+    assert list(small().encode_large([])) == []
+
+
+# ---- special tokens --------------------------------------------------------
+
+
+def texts(encoder: Tokenizer, text: str, **how: bool) -> list[str]:
+    return [encoder.vocabulary.tokens[token] for token in encoder.encode(text, **how)]
+
+
+def test_user_defined_tokens_are_always_found_the_longest_first() -> None:
+    assert texts(small(), "a<user>!b<user>c") == ["▁a", "<user>!", "▁", "b", "<user>", "▁", "c"]
+    assert texts(small(), "<user><user>!") == ["<user>", "<user>!"]
+
+
+def test_control_tokens_are_read_only_where_asked_for() -> None:
+    assert texts(small(), "a<s>b", special=True) == ["▁a", "<s>", "▁", "b"]
+    assert "<s>" not in texts(small(), "a<s>b")
+    assert small().decode(small().encode("a<s>b"), start=True) == b"a<s>b"
+
+
+def test_a_longer_token_wins_over_one_that_begins_before_it() -> None:
+    tokens = [*scored()["tokenizer.ggml.tokens"], "<ab", "b====>"]
+    more = scored(tokens=tokens, scores=None, token_type=np.array([1] * (len(tokens) - 2) + [4, 4], np.int32))
+    assert texts(load(more), "<ab====>")[-1] == "b====>"
+
+
+def test_a_token_whose_longer_form_is_broken_by_a_still_longer_one() -> None:
+    tokens = [*scored()["tokenizer.ggml.tokens"], "!abcabcabc"]
+    more = scored(tokens=tokens, scores=None, token_type=np.array([1] * 278 + [4, 4, 4], np.int32))
+    assert texts(load(more), "<user>!abcabcabc") == ["<user>", "!abcabcabc"]
+
+
+def test_white_space_behind_special_tokens_goes_in_phi_3() -> None:
+    encoder = load(scored() | {"general.name": "Phi-3 mini"})
+    assert texts(encoder, "<user> \n a") == ["<user>", "▁a"]
+
+
+def test_control_tokens_are_known_by_their_texts() -> None:
+    tokens = [*scored()["tokenizer.ggml.tokens"], "<|im_end|>", "<|message|>"]
+    plain = scored(tokens=tokens, scores=None, token_type=None)
+    encoder = load(plain)
+    assert encoder.eot == len(tokens) - 2
+    assert "<|im_end|>" not in texts(encoder, "<|im_end|>")
+    assert texts(encoder, "<|im_end|>", special=True) == ["<|im_end|>"]
+    assert texts(encoder, "<|message|>") == ["<|message|>"]
+
+
+def test_begin_and_end_are_put_once() -> None:
+    encoder = load(scored(add_eos_token=True))
+    assert texts(encoder, "a", ends=True) == ["<s>", "▁a", "</s>"]
+    assert texts(encoder, "<s>a</s>", ends=True, special=True) == ["<s>", "▁a", "</s>"]
+    assert texts(encoder, "", ends=True) == ["<s>", "</s>"]
+    assert texts(load(scored(add_bos_token=False)), "a", ends=True) == ["▁a"]
+
+
+def test_defaults_by_model() -> None:
+    assert (small().bos, small().eos, small().unk, small().add_bos, small().add_eos) == (1, 2, 0, True, False)
+    plain = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": list("abcdefghijklm"), "tokenizer.ggml.merges": ["a b"]}
+    encoder = load(plain)
+    assert (encoder.bos, encoder.eos, encoder.unk, encoder.add_bos, encoder.vocabulary.pre) == (11, 11, None, False, "default")
+    assert load(plain | {"tokenizer.ggml.pre": "llama-bpe"}).add_bos
+    assert load(plain | {"tokenizer.ggml.bos_token_id": 99}).bos == 11  # not among the tokens: as if it were not said
+    assert texts(load(scored(add_space_prefix=False)), "a") == ["a"]
+
+
+# ---- bytes -----------------------------------------------------------------
+
+
+def test_text_may_be_bytes_that_are_no_text() -> None:
+    raw = b"a \xff\xe2\x96!\xf0\x9f\x98"
+    assert small().decode(small().encode(raw), start=True) == raw
+    # byte-level vocabularies get each byte that cannot be read replaced, as in llama.cpp
+    assert learned().decode(learned().encode(raw)).decode() == "a \ufffd\ufffd\ufffd!\ufffd\ufffd\ufffd"
+
+
+@pytest.mark.parametrize(
+    ("text", "raw"), [("ä", b"\xc3\xa4"), ("a\udcff", b"a\xff"), ("\ud83d", b"\xed\xa0\xbd"), (b"\xff", b"\xff")]
+)
+def test_surrogates(text: str | bytes, raw: bytes) -> None:
+    assert to_bytes(text) == raw
+
+
+def test_a_byte_without_a_token_is_an_error_that_names_it() -> None:
+    tokens = ["<unk>", "<s>", "</s>", "a", "▁"]
+    encoder = load(scored(tokens=tokens, scores=None, token_type=None))
+    assert texts(encoder, "a a") == ["▁", "a", "▁", "a"]
+    with pytest.raises(DataError, match="no token for the byte 0xC3"):
+        encoder.encode("aä")
+
+
+def test_a_stream_gives_whole_characters() -> None:
+    decoder = StreamDecoder(small())
+    pieces = [decoder.feed(token) for token in small().encode("a😀<s>", special=True)]
+    assert pieces == [" a", "", "", "", "😀", ""]
+    assert decoder.feed(3 + 0xF0) == "" and decoder.end() == "\ufffd"
+    assert StreamDecoder(small(), special=True).feed(1) == "<s>"
+
+
+def test_decoding() -> None:
+    ids = small().encode("ab<s>", special=True)
+    assert small().decode(ids) == b" ab<s>"
+    assert small().decode(ids, special=False, start=True) == b"ab"
+    with pytest.raises(UsageError, match="token 9999 is not among the 280"):
+        small().decode([1, 9999])
+
+
+# ---- broken vocabularies ---------------------------------------------------
+
+
+def gpt2(**changes: object) -> Plain:
+    told = {"model": "gpt2", "tokens": list("abcdefghijklm"), "merges": ["a b"]} | changes
+    return {f"tokenizer.ggml.{key}": value for key, value in told.items() if value is not None}
+
+
+@pytest.mark.parametrize(
+    ("metadata", "says"),
+    [
+        ({}, "tokenizer.ggml.model is missing"),
+        (scored(model=3), "model is of the kind int, where str is needed"),
+        (scored(model="bert"), "'bert'; known here are llama, gpt2"),
+        (scored(tokens=None), "tokens is missing"),
+        (scored(tokens=np.zeros(3)), "tokens is no array of texts"),
+        (scored(tokens=["a", 3]), "tokens is no array of texts"),
+        (scored(tokens=["a", "b", "a"]), "'a' as token 0 and as token 2"),
+        (scored(scores=np.zeros(5)), "scores has 5 numbers for 280 tokens"),
+        (scored(token_type=np.zeros(5, np.int32)), "token_type has 5 numbers"),
+        (scored(token_type=np.zeros(280, np.float32)), "no array of whole numbers"),
+        (scored(token_type="abc"), "no array of whole numbers"),
+        (scored(add_bos_token="yes"), "add_bos_token is of the kind str, where bool"),
+        (scored(tokens=["a"], scores=None, token_type=None), "add_bos_token is set, and there is no"),
+        (gpt2(merges=None), "merges is missing"),
+        (gpt2(pre="superbpe"), "'superbpe', a pre-tokenizer that is not known"),
+    ],
+)
+def test_broken_vocabularies_are_refused_in_a_line(metadata: Plain, says: str) -> None:
+    with pytest.raises(FileError) as caught:
+        load(metadata, "a.gguf")
+    assert says in str(caught.value) and str(caught.value).startswith("a.gguf: ") and "\n" not in str(caught.value)
+
+
+def test_what_llama_cpp_takes_is_taken() -> None:
+    odd = gpt2(merges=["a b", "ab z", "q r", "nospace", " x y", "a b"], tokens=["", *"abcdefghijklm", "abc", "qrs"])
+    encoder = load(odd)
+    assert encoder.vocabulary.tokens[0] == "[EMPTY_0]"
+    assert texts(encoder, "abc") == ["a", "b", "c"]  # ab is merged, and is no token: its bytes
+    assert texts(encoder, "az") == ["a"]  # what has no token is left out
+    assert len(load(scored(scores=np.zeros(500, np.float32)))) == 280
+    assert texts(load(scored(tokens=[text.encode() for text in scored()["tokenizer.ggml.tokens"]])), "abc") == texts(
+        small(), "abc"
+    )
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_any_vocabulary_opens_or_is_refused(data: st.DataObject) -> None:
+    values = st.none() | st.integers(-3, 300) | st.text(max_size=3) | st.lists(st.text(max_size=2) | st.integers(), max_size=5)
+    values |= st.booleans() | st.lists(st.integers(-9, 9), min_size=280, max_size=281).map(np.array)
+    base: Callable[..., Plain] = data.draw(st.sampled_from([scored, gpt2]))
+    names = [
+        "tokens",
+        "scores",
+        "token_type",
+        "merges",
+        "pre",
+        "bos_token_id",
+        "eos_token_id",
+        "add_bos_token",
+        "add_space_prefix",
+    ]
+    changed = base(**data.draw(st.dictionaries(st.sampled_from(names), values, max_size=3)))
+    try:
+        load(changed).encode("ab c<s>ü", special=True, ends=True)
+    except LlamatrainError as error:
+        assert "\n" not in str(error)
+
+
+# ---- new ones --------------------------------------------------------------
+
+
+def test_a_learned_vocabulary() -> None:
+    encoder = learned()
+    assert len(encoder) == 1000 and encoder.bos == 0 and encoder.eos == 1 and encoder.add_bos
+    assert len(encoder.encode(CODE)) < len(CODE) / 2
+    assert encoder.decode(encoder.encode(CODE)).decode() == CODE
+
+
+def test_a_text_with_fewer_words_gives_fewer() -> None:
+    metadata = Metadata(new_vocabulary.learned(["hello hello", b" hello\xff"], 4096))
+    assert metadata["tokenizer.ggml.tokens"][258:] == ["el", "hel", "lo", "hello", "Ġhello"]
+    assert len(load(Metadata(new_vocabulary.bytes_only())).encode("é!")) == 3
+
+
+def test_two_merges_of_one_token_give_it_once() -> None:
+    metadata = Metadata(new_vocabulary.byte_level([("a", "b"), ("b", "c"), ("ab", "c"), ("a", "bc")]))
+    assert metadata["tokenizer.ggml.tokens"][258:] == ["ab", "bc", "abc"]
+    assert len(load(metadata).encode("abc")) == 1
+
+
+def test_learning_gives_the_same_in_another_process() -> None:
+    told = "from tests.test_tokenizer import learned; print(learned().fingerprint)"
+    run = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == learned().fingerprint
+    assert learned("gpt-2").fingerprint != learned().fingerprint
+
+
+def test_vocabularies_that_cannot_be() -> None:
+    with pytest.raises(UsageError, match="a vocabulary of 257 tokens"):
+        new_vocabulary.learned(["a"], 257)
+    with pytest.raises(DataError, match="no text"):
+        new_vocabulary.learned([], 500)
+    with pytest.raises(UsageError, match="it has no text"):
+        load(Metadata(new_vocabulary.without_text(8)))
+
+
+def test_every_name_has_an_expression() -> None:
+    assert all(pre.expressions() for pre in PRE_TOKENIZERS.values())
+    assert len(PRE_TOKENIZERS) == sum(len(names.split()) for names in _KNOWN)
