@@ -16,10 +16,10 @@ from llamatrain.data.forms import Chat, Document, Prompt, parse_line
 from llamatrain.data.options import DataOptions
 from llamatrain.data.samples import MARK, chunks_of, samples_after
 from llamatrain.data.sources import Source, naming
-from llamatrain.data.templates import CHATML, ChatTemplate, TemplateError
+from llamatrain.data.templates import CHATML, CHATML_WITH_EOS, ChatTemplate, TemplateError
 from llamatrain.errors import DataError
 
-VERSION = 1  # of what this file makes of a text: with a new one, old entries of the cache are not found any more
+VERSION = 2  # of what this file makes of a text: with a new one, old entries of the cache are not found any more
 LINES = 256  # lines, or samples, that one task tokenizes
 NOTHING = (np.zeros(0, np.int32), np.zeros(0, np.uint8))  # a document that is counted, and skipped
 PIECE = 64  # bytes that one token stands for at most, in the bound of an overlapping sample
@@ -60,7 +60,7 @@ class Encoder:
         self.tokenizer, self.options, self.ctx = tokenizer, options, ctx
         self.lead = tokenizer.bos if tokenizer.add_bos else None  # what each row begins with
         bos, eos = (token_text(tokenizer, token) for token in (tokenizer.bos, tokenizer.eos))
-        self.template = ChatTemplate(tokenizer.chat_template, bos, eos)
+        self.template = ChatTemplate(tokenizer.chat_template or self._fallback(), bos, eos)
 
     def store(self, sources: list[Source]) -> Store:
         """The tokens of some files of one kind."""
@@ -163,22 +163,20 @@ class Encoder:
             tokens = self._encode(self.template.render((document.messages, False))[0])
             pairs = [(tokens, np.ones(len(tokens), np.uint8))]
         else:
-            pairs = encode_chat(document.messages, self.template, self._encode, self._ended) or [
-                (np.zeros(0, np.int32), np.zeros(0, np.uint8))
-            ]
-        end = self._end(self._without_end)
-        return [Sample(np.concatenate([a, end]), np.concatenate([b, np.ones(len(end), np.uint8)]), single=True) for a, b in pairs]
+            pairs = encode_chat(document.messages, self.template, self._encode, self._ended) or [NOTHING]
+        return [Sample(tokens, marks, single=True) for tokens, marks in pairs]
 
     def _ended(self, turn: np.ndarray) -> int:
         """The length of a turn, less the space that a template puts after the end token, which no model is asked for."""
         ends = np.flatnonzero(np.isin(turn, [token for token in (self.tokenizer.eos, self.tokenizer.eot) if token is not None]))
         after = turn[ends[-1] + 1 :] if len(ends) else turn
-        return len(turn) - len(after) if len(ends) and not self.tokenizer.decode(after).strip() else len(turn)
+        blank = not self.tokenizer.decode(after).replace("\u2581".encode(), b" ").strip()  # a space spelt in bytes is one, too
+        return len(turn) - len(after) if len(ends) and blank else len(turn)
 
-    @property
-    def _without_end(self) -> bool:
-        """Whether a chat's own end mark is mere text to this vocabulary: a model could not stop at it."""
-        return self.template.source == CHATML and len(self._encode("<|im_end|>")) > 1
+    def _fallback(self) -> str:
+        """A template for a model without one."""
+        mark_is_token = len(self._encode("<|im_end|>")) == 1
+        return CHATML if mark_is_token or self.tokenizer.eos is None else CHATML_WITH_EOS
 
     def _encode(self, text: str) -> np.ndarray:
         """With control tokens read, as a prompt is; less the begin token, which is put before each row anyway."""

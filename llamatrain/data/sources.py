@@ -2,21 +2,21 @@
 
 import atexit
 import glob
-import json
 import os
 import shutil
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import BinaryIO, Literal
 
 from llamatrain.errors import DataError
 
-KINDS: dict[str, Literal["text", "lines"]] = {".txt": "text", ".md": "text", ".jsonl": "lines"}
+KINDS: dict[str, Literal["text", "lines"]] = {".txt": "text", ".md": "text", ".jsonl": "lines", ".ndjson": "lines"}
 KNOWN = ", ".join(KINDS)
 HEAD = 1 << 16  # bytes that show whether a file is text at all
 
@@ -58,7 +58,9 @@ def _file(path: Path) -> Source:
     suffix = path.suffix.lower()
     if suffix == ".json":
         raise DataError(f"{path}: JSON is taken as JSON lines only, one object a line, in a file named .jsonl")
-    return Source(path, str(path), KINDS.get(suffix, "text"))
+    if not path.is_file():  # a pipe can be read once only
+        return _spooled(path, str(path))
+    return Source(path, str(path), KINDS.get(suffix) or _look(path))
 
 
 def _folder(folder: Path) -> list[Source]:
@@ -80,20 +82,31 @@ def _hidden(path: Path) -> bool:
 
 @cache  # standard input can be read once only, and a split asks twice
 def _standard_input() -> Source:
-    """Standard input in a file of its own, for as long as the program runs."""
-    with tempfile.NamedTemporaryFile(prefix="llamatrain-stdin-", delete=False) as spool:
+    return _spooled(sys.stdin.buffer, "standard input")
+
+
+@cache
+def _spooled(origin: Path | BinaryIO, name: str) -> Source:
+    """What a stream holds, in a file of its own for as long as the program runs."""
+    with (
+        tempfile.NamedTemporaryFile(prefix="llamatrain-", delete=False) as spool,
+        origin.open("rb") if isinstance(origin, Path) else nullcontext(origin) as stream,
+    ):
         atexit.register(os.unlink, spool.name)
-        shutil.copyfileobj(sys.stdin.buffer, spool)
+        shutil.copyfileobj(stream, spool)
     path = Path(spool.name)
-    with path.open("rb") as file:
-        return Source(path, "standard input", "lines" if _is_object(file.readline(1 << 24)) else "text")
+    return Source(path, name, _look(path))
 
 
-def _is_object(line: bytes) -> bool:
+def _look(path: Path) -> Literal["text", "lines"]:
+    """What a file is whose name does not say: one whose first line looks like a JSON object is meant to hold such lines."""
     try:
-        return isinstance(json.loads(line), dict)
-    except (ValueError, RecursionError):
-        return False
+        with path.open("rb") as file:
+            lines = iter(lambda: file.readline(HEAD), b"")
+            first = next((text for line in lines if (text := line.removeprefix(b"\xef\xbb\xbf").strip())), b"")
+    except OSError:
+        return "text"  # which is checked, and refused, like any other
+    return "lines" if first.startswith(b"{") and first[1:].lstrip()[:1] == b'"' else "text"
 
 
 def naming(sources: Sequence[Source]) -> str:

@@ -26,6 +26,8 @@ CHATML = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+# For a vocabulary to which ChatML's end mark is mere text: an answer ends with a token that a model can stop at.
+CHATML_WITH_EOS = CHATML.replace("'<|im_end|>\n'", "(eos_token if message['role'] == 'assistant' else '<|im_end|>') + '\n'")
 
 
 class TemplateError(DataError):
@@ -35,8 +37,8 @@ class TemplateError(DataError):
 class ChatTemplate:
     """A template with the texts of its vocabulary's begin and end tokens."""
 
-    def __init__(self, source: str | None, bos: str = "", eos: str = "") -> None:
-        self.source = source or CHATML
+    def __init__(self, source: str, bos: str = "", eos: str = "") -> None:
+        self.source = source
         self.constants = {"bos_token": bos, "eos_token": eos, "tools": None, "documents": None}
         self._child: Child | None = None
         self._lock = threading.Lock()
