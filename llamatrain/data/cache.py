@@ -1,6 +1,7 @@
 """Tokens on disk: made once for the content of files and a tokenizer, found again by their key.
 
 An entry is a folder of plain arrays, written under another name and renamed, so that it is whole or not there:
+    sizes.json   the size and the CRC-32 of each of the arrays' files
     tokens       int32      of all documents, one after the other
     marks        uint8      1 where a token is trained; absent where all are
     documents    DOCUMENT
@@ -9,10 +10,14 @@ An entry is a folder of plain arrays, written under another name and renamed, so
 import atexit
 import json
 import os
+import resource
 import shutil
 import tempfile
-from collections.abc import Callable
-from contextlib import closing
+import time
+import weakref
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -32,6 +37,10 @@ DOCUMENT = np.dtype(
         ("single", np.bool_),  # makes one row at most; others are cut into as many as they fill
     ]
 )
+NEW = ".new-"  # begins the name of what is not an entry yet, or not any more
+DAY = 24 * 60 * 60  # seconds without a write, after which the run that was making an entry is taken for dead
+PIECE = 1 << 20  # bytes read at once to check them
+ATTEMPTS = 10  # to put an entry in its place, where other runs do the same
 
 
 @cache
@@ -51,25 +60,60 @@ def cache_folder() -> Path:
 
 class OnDisk:
     """An array in a file, read in pieces. A memory map would do it too, but its pages count as the program's memory:
-    rows come from everywhere, and each may bring a megabyte with it."""
+    rows come from everywhere, and each may bring a megabyte with it. The file stays open: it may be removed meanwhile."""
 
     def __init__(self, path: Path, dtype: np.dtype[Any]) -> None:
-        self.path, self.dtype = path, dtype
+        self.dtype = dtype
+        self.file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self.file)
+        _allow_files(2 * self.file)
 
     def read(self, begin: int, end: int) -> np.ndarray:
-        with self.path.open("rb", buffering=0) as file:
-            file.seek(begin * self.dtype.itemsize)
-            return np.frombuffer(file.read((end - begin) * self.dtype.itemsize), self.dtype)
+        size = self.dtype.itemsize
+        return np.frombuffer(os.pread(self.file, (end - begin) * size, begin * size), self.dtype)
+
+    def sum(self) -> list[int]:
+        """Size and CRC-32, as `Writer` counts them."""
+        size = crc = 0
+        while piece := os.pread(self.file, PIECE, size):
+            size, crc = size + len(piece), zlib.crc32(piece, crc)
+        return [size, crc]
+
+
+def _allow_files(count: int) -> None:
+    """Data of a thousand files keeps more of them open than a program may by default, which is often 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and count > soft:
+        allowed = 2 * count if hard == resource.RLIM_INFINITY else min(2 * count, hard)
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
 
 
 class Store:
     """The documents of some files."""
 
-    def __init__(self, folder: Path) -> None:
-        self.key = folder.name
+    def __init__(self, folder: Path, key: str) -> None:
+        self.key = key
         self.tokens = OnDisk(folder / "tokens", TOKEN)
         self.marks = OnDisk(folder / "marks", MARK) if (folder / "marks").exists() else None
         self.documents = np.fromfile(folder / "documents", DOCUMENT)
+
+    def sums(self) -> dict[str, list[int]]:
+        """What sizes.json says of these files."""
+        documents = [self.documents.nbytes, zlib.crc32(self.documents.view(np.uint8).data)]
+        marks = {} if self.marks is None else {"marks": self.marks.sum()}
+        return {"tokens": self.tokens.sum(), "documents": documents, **marks}
+
+
+@contextmanager
+def _keeping(folder: Path) -> Iterator[None]:
+    """Around what is done to the cache itself, and nothing else: its errors are told from those of the sources."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(
+            f"{folder}: tokens cannot be kept there: {error.strerror or error}; LLAMATRAIN_CACHE names another folder"
+        ) from None
 
 
 class Writer:
@@ -77,67 +121,101 @@ class Writer:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.files: dict[str, BinaryIO] = {name: (folder / name).open("wb") for name in ("tokens", "documents")}
+        self.files: dict[str, BinaryIO] = {}
+        self.sums: dict[str, list[int]] = {}
         self.begin = self.size = 0
+        for name in ("tokens", "documents"):  # they are there even where they stay empty
+            self._put(name, b"")
 
     def write(self, tokens: np.ndarray, marks: np.ndarray | None = None) -> None:
         """Add to the document that is open. An entry has marks for all of its tokens or for none."""
-        self.files["tokens"].write(tokens.astype(TOKEN, copy=False).tobytes())
+        self._put("tokens", tokens.astype(TOKEN, copy=False).tobytes())
         if marks is not None:
-            if "marks" not in self.files:
-                self.files["marks"] = (self.folder / "marks").open("wb")
-            self.files["marks"].write(marks.tobytes())
+            self._put("marks", marks.tobytes())
         self.size += len(tokens)
 
     def end(self, file: int, line: int, first: int = 0, single: bool = False) -> None:
         document = (self.begin, self.size, file, line, first, single)
-        self.files["documents"].write(np.array(document, DOCUMENT).tobytes())
+        self._put("documents", np.array(document, DOCUMENT).tobytes())
         self.begin, self.size = self.begin + self.size, 0
 
+    def _put(self, name: str, data: bytes) -> None:
+        with _keeping(self.folder.parent):
+            if name not in self.files:
+                self.files[name] = (self.folder / name).open("wb")
+            self.files[name].write(data)
+        size, crc = self.sums.get(name, (0, 0))
+        self.sums[name] = [size + len(data), zlib.crc32(data, crc)]
+
     def finish(self) -> None:
-        for file in self.files.values():
-            file.flush()
-            os.fsync(file.fileno())
-        sizes = {name: file.tell() for name, file in self.files.items()}
-        (self.folder / "sizes.json").write_text(json.dumps(sizes))
+        with _keeping(self.folder.parent):
+            for file in self.files.values():
+                file.flush()
+                os.fsync(file.fileno())
+            (self.folder / "sizes.json").write_text(json.dumps(self.sums))
 
     def close(self) -> None:
         for file in self.files.values():
-            file.close()
+            with suppress(OSError):  # what is finished is written; else another error is on its way
+                file.close()
 
 
 def stored(key: str, fill: Callable[[Writer], None]) -> Store:
     """The entry of a key; made by `fill` where it is not there or not whole."""
     place = cache_folder() / key
+    return _whole(place) or _made(place, fill)
+
+
+def _whole(place: Path) -> Store | None:
+    """The entry there, if its files are what was written."""
     try:
-        if not _whole(place):
-            _make(place, fill)
-        return Store(place)
-    except OSError as error:
-        raise DataError(
-            f"{place.parent}: tokens cannot be kept there: {error.strerror}; LLAMATRAIN_CACHE names another folder"
-        ) from None
+        sums = json.loads((place / "sizes.json").read_text())
+        store = Store(place, place.name)
+        return store if store.sums() == sums else None
+    except (OSError, ValueError, RecursionError):  # the last: JSON that is nested too deep
+        return None
 
 
-def _make(place: Path, fill: Callable[[Writer], None]) -> None:
-    made = Path(tempfile.mkdtemp(prefix=".new-", dir=place.parent))
+def _made(place: Path, fill: Callable[[Writer], None]) -> Store:
+    with _keeping(place.parent):
+        _sweep(place.parent)
+        made = Path(tempfile.mkdtemp(prefix=NEW, dir=place.parent))
     try:
         with closing(Writer(made)) as writer:
             fill(writer)
             writer.finish()
-        shutil.rmtree(place, ignore_errors=True)
-        try:
-            made.rename(place)
-        except OSError:  # another run was faster, and it made the same
-            if not _whole(place):
-                raise
+        with _keeping(place.parent):
+            return _placed(made, place)
     finally:
-        shutil.rmtree(made, ignore_errors=True)
+        _remove(made)
 
 
-def _whole(place: Path) -> bool:
-    try:
-        sizes = json.loads((place / "sizes.json").read_text())
-        return bool(sizes) and all((place / name).stat().st_size == size for name, size in sizes.items())
-    except (OSError, ValueError):
-        return False
+def _placed(made: Path, place: Path) -> Store:
+    """The entry that has the place in the end: the one made, or that of a run that was faster."""
+    store = Store(made, place.name)  # opened before others can see it, and move it
+    for attempt in range(ATTEMPTS):
+        with suppress(OSError):
+            made.rename(place)
+            return store
+        if faster := _whole(place):
+            return faster
+        aside = made.with_name(f"{made.name}-{attempt}")
+        with suppress(FileNotFoundError):  # another run has moved it
+            place.rename(aside)
+        _remove(aside)
+    made.rename(place)
+    return store
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what runs that were killed have left."""
+    for left in folder.glob(f"{NEW}*"):
+        with suppress(OSError):  # its own run, or another that sweeps, removes it now
+            if time.time() - max(path.lstat().st_mtime for path in (left, *left.glob("*"))) > DAY:
+                _remove(left)
+
+
+def _remove(path: Path) -> None:
+    shutil.rmtree(path, ignore_errors=True)
+    with suppress(OSError):  # a file where a folder was expected
+        path.unlink()

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -59,15 +60,19 @@ class Encoder:
     def __init__(self, tokenizer: Tokenizer, options: DataOptions, ctx: int) -> None:
         self.tokenizer, self.options, self.ctx = tokenizer, options, ctx
         self.lead = tokenizer.bos if tokenizer.add_bos else None  # what each row begins with
-        bos, eos = (token_text(tokenizer, token) for token in (tokenizer.bos, tokenizer.eos))
-        self.template = ChatTemplate(tokenizer.chat_template or self._fallback(), bos, eos)
+
+    @cached_property
+    def template(self) -> ChatTemplate:
+        bos, eos = (token_text(self.tokenizer, token) for token in (self.tokenizer.bos, self.tokenizer.eos))
+        return ChatTemplate(self.tokenizer.chat_template or self._fallback(), bos, eos)
 
     def store(self, sources: list[Source]) -> Store:
         """The tokens of some files of one kind."""
-        lines = sources[0].kind == "lines"
-        fill = self._fill_lines if lines else self._fill_samples if self.options.pattern else self._fill_text
-        with closing(self.template):
-            return stored(self._key(sources), lambda writer: fill(sources, writer))
+        if sources[0].kind == "lines":
+            with closing(self.template):
+                return stored(self._key(sources), lambda writer: self._fill_lines(sources, writer))
+        fill = self._fill_samples if self.options.pattern else self._fill_text
+        return stored(self._key(sources), lambda writer: fill(sources, writer))
 
     def _key(self, sources: list[Source]) -> str:
         options, tokenizer = self.options, self.tokenizer

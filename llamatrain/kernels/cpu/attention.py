@@ -10,9 +10,11 @@ from math import ceil
 
 import numpy as np
 
+from llamatrain.kernels.cpu import small_attention as small
 from llamatrain.kernels.cpu import tiles
 from llamatrain.kernels.cpu.binding import kernel
 from llamatrain.kernels.cpu.norm import dot
+from llamatrain.kernels.cpu.small_attention import is_small, seen
 from llamatrain.kernels.cpu.tiles import PAIRS, multiply, pack_a, pack_b, panel_bytes, panel_tiles, tile_depth
 from llamatrain.kernels.cpu.vector import LANES, exp, larger, largest, load, load_to, splat, store, store_to, total, within
 from llamatrain.machine.jit import Entry, f32, i32, inline, real, u16
@@ -31,14 +33,6 @@ def query_block(u, kv, length, group):  # type: ignore[no-untyped-def]
     blocks = (length + SIDE - 1) // SIDE
     query = u % blocks * SIDE
     return kv * group + u // blocks, query, min(SIDE, length - query)
-
-
-@inline
-def seen(starts, lasts, given, batch, query, length, keys):  # type: ignore[no-untyped-def]
-    """The keys first .. end that a query sees."""
-    place = batch * length + query
-    last = lasts[place] if given else query + keys - length
-    return max(0, starts[place]), min(keys, last + 1)
 
 
 @inline
@@ -351,12 +345,16 @@ def panels(q) -> tuple[int, ...]:  # type: ignore[no-untyped-def]
     return tuple(int(panel_bytes.py_func(mode, *shape)) for shape in ((side, size), (size, side), (side, side)))
 
 
-def thread_bytes(q) -> int:  # type: ignore[no-untyped-def]
+def thread_bytes(q, k) -> int:  # type: ignore[no-untyped-def]
+    if is_small(q, k):
+        return small.thread_bytes(q, k)
     along, across, square = panels(q)
     return (TOGETHER + 1) * along + across + square + 4 * int(SIDE) ** 2 + TOGETHER * STATE
 
 
-def thread_bytes_back(q) -> int:  # type: ignore[no-untyped-def]
+def thread_bytes_back(q, k) -> int:  # type: ignore[no-untyped-def]
+    if is_small(q, k):
+        return small.thread_bytes(q, k)
     along, across, square = panels(q)
     return 2 * (along + across) + TOGETHER * (2 * along + across) + STATE + 8 * int(SIDE) ** 2 + 2 * square
 
@@ -370,17 +368,22 @@ def numbers(q, k, attrs):  # type: ignore[no-untyped-def]
     return length, keys, heads, groups, size, mode_for(q), q.dtype == np.uint16, float(attrs["scale"])
 
 
-@kernel("flash_attn", scratch=lambda outs, ins, attrs, threads: threads * thread_bytes(ins[0]), takes=float32_or_half)
+@kernel("flash_attn", scratch=lambda outs, ins, attrs, threads: threads * thread_bytes(*ins[:2]), takes=float32_or_half)
 def flash_attn(outs, ins, attrs, scratch, threads):  # type: ignore[no-untyped-def]
     (q, k, v, starts, *lasts), (out, lse) = ins, outs
     (batch, length, heads, _), groups = q.shape, k.shape[2]
-    words = (q, k, v, starts, lasts[0] if lasts else 0, out, lse, scratch, thread_bytes(q), *numbers(q, k, attrs))
+    words = (q, k, v, starts, lasts[0] if lasts else 0, out, lse, scratch, thread_bytes(q, k), *numbers(q, k, attrs))
+    if is_small(q, k):
+        return [small.attend_small.call(*words, items=batch * groups, block=small.jobs_together(q, k))]
     jobs = batch * groups * ceil(heads // groups * ceil(length / SIDE) / TOGETHER)
     return [attend.call(*words, items=jobs, block=1)]
 
 
-@kernel("flash_attn_back", scratch=lambda outs, ins, attrs, threads: threads * thread_bytes_back(ins[1]), takes=float32_or_half)
+@kernel(
+    "flash_attn_back", scratch=lambda outs, ins, attrs, threads: threads * thread_bytes_back(*ins[1:3]), takes=float32_or_half
+)
 def flash_attn_back(outs, ins, attrs, scratch, threads):  # type: ignore[no-untyped-def]
     (dout, q, k, v, out, lse, starts, *lasts) = ins
-    arrays = (dout, q, k, v, out, lse, starts, lasts[0] if lasts else 0, *outs, scratch, thread_bytes_back(q))
-    return [attend_back.call(*arrays, *numbers(q, k, attrs), items=q.shape[0] * k.shape[2], block=1)]
+    arrays = (dout, q, k, v, out, lse, starts, lasts[0] if lasts else 0, *outs, scratch, thread_bytes_back(q, k))
+    entry, block = (small.attend_small_back, small.jobs_together(q, k)) if is_small(q, k) else (attend_back, 1)
+    return [entry.call(*arrays, *numbers(q, k, attrs), items=q.shape[0] * k.shape[2], block=block)]
