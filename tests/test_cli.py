@@ -1,8 +1,10 @@
 """The command itself: how fast it answers, and how it fails."""
 
+import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -59,13 +61,47 @@ def test_an_unknown_option_is_a_usage_error(monkeypatch: pytest.MonkeyPatch, cap
     assert "--verzion" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("error", "code"), [(LlamatrainError("no room"), 1), (UsageError("no sense"), 2)])
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (LlamatrainError("no room"), 1, "error: no room"),
+        (UsageError("no sense"), 2, "error: no sense"),
+        (LlamatrainError("\x1b[2J\nx"), 1, r"error: \x1b[2J\nx"),
+        (OSError(28, "No space left on device", "a.bin"), 1, "error: a.bin: No space left on device"),
+        (OSError(5, "Input/output error"), 1, "error: Input/output error"),
+        (OSError("told nothing"), 1, "error: told nothing"),
+        (MemoryError(), 1, "error: not enough memory; a smaller model, --ctx or --batch takes less"),
+        (MemoryError("9 GiB"), 1, "error: not enough memory (9 GiB); a smaller model, --ctx or --batch takes less"),
+    ],
+)
 def test_an_error_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: LlamatrainError, code: int
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception, code: int, line: str
 ) -> None:
-    def fail(prog_name: str) -> None:
+    def fail(context: object) -> None:
         raise error
 
-    monkeypatch.setattr(cli, "app", fail)
+    monkeypatch.setattr(cli.app, "invoke", fail)
     assert run(monkeypatch) == code
-    assert capsys.readouterr().err == f"error: {error}\n"
+    assert capsys.readouterr().err == line + "\n"
+
+
+def test_an_interrupt_is_no_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def stop(context: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli.app, "invoke", stop)
+    assert run(monkeypatch) == 130
+    assert not capsys.readouterr().err.strip()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="pipes break otherwise there")
+@pytest.mark.parametrize("lines", [1, 100_000])
+def test_a_reader_that_leaves_is_no_error(tmp_path: Path, lines: int) -> None:
+    """Few lines meet the closed pipe when they are flushed, many when they are printed."""
+    printing = f"cli.app.invoke = lambda context: print('line\\n' * {lines})"
+    code = f"import sys\nfrom llamatrain.cli import main as cli\nsys.argv = ['llamatrain']\n{printing}\ncli.main()"
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run([sys.executable, "-c", code], stdout=writing, stderr=subprocess.PIPE, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (1, b"")

@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -236,6 +236,32 @@ def test_validation_from_files_of_its_own() -> None:
         open_corpus(["a.txt"], ByteTokenizer(), DataOptions(val=("*.txt",)), 8, 0)
 
 
+@pytest.mark.parametrize("link", [os.link, os.symlink])
+def test_validation_is_not_the_training_data_under_another_name(link: Callable[[str, str], None]) -> None:
+    link(write("a.txt", "abcdefgh"), "b.txt")
+    with pytest.raises(DataError, match=r"^b\.txt \(the same as a\.txt\): is both training and validation"):
+        open_corpus(["a.txt"], ByteTokenizer(), DataOptions(val=("b.txt",)), 8, 0)
+
+
+def test_standard_input_is_named_as_such_where_it_is_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"abcdefgh")))
+    sources._standard_input.cache_clear()
+    with pytest.raises(DataError, match=r"^standard input: is both"):
+        open_corpus(["-"], ByteTokenizer(), DataOptions(val=("-",)), 8, 0)
+    sources._standard_input.cache_clear()
+
+
+def test_validation_does_not_overlap() -> None:
+    write("a.txt", "abcdefghij")
+    write("b.txt", "#123456#78")
+    options = DataOptions(val=("b.txt",), overlapping_samples=True)
+    train, validation = open_corpus(["a.txt"], ByteTokenizer(), options, 4, 0)
+    assert validation is not None and (len(train), texts(validation)) == (6, ["#123", "456#", "78"])
+    options = DataOptions(val=("b.txt",), overlapping_samples=True, sample_start="#")
+    _, validation = open_corpus([write("c.txt", "#ab#cd")], ByteTokenizer(), options, 9, 0)
+    assert validation is not None and texts(validation) == ["123456</s>", "78</s>"]
+
+
 # ---- what is refused -------------------------------------------------------
 
 REFUSED = {
@@ -320,7 +346,9 @@ def test_options_that_cannot_be(options: dict[str, object]) -> None:
 
 def test_tokens_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     made = texts(corpus(write("a.txt", "abcdefgh"), ctx=4))
-    monkeypatch.setattr(ByteTokenizer, "encode", lambda *_, **__: 1 / 0)
+    encode = ByteTokenizer.encode  # which may still be asked for a template's marks
+    refuse = lambda *given, special=False: encode(*given, special=True) if special else 1 / 0
+    monkeypatch.setattr(ByteTokenizer, "encode", refuse)
     assert texts(corpus("a.txt", ctx=4)) == made
     assert texts(corpus("a.txt", ctx=2)) == ["ab", "cd", "ef", "gh"]
     write("b.txt", "abcdefgh")  # the same content under another name

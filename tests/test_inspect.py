@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from llamatrain.cli.inspect import command
 from llamatrain.cli.main import main
+from llamatrain.cli.printable import printable
 from llamatrain.files.types import TensorInfo, by_name
 from llamatrain.files.values import Kind, f32, numbers, string, strings, u32
 from llamatrain.files.writer import new_gguf
@@ -96,6 +97,11 @@ def test_a_file_cannot_steer_the_terminal(tmp_path: Path) -> None:
     metadata = {"general.name": string("\x1b[2J[bold]x[/nothing]"), "tokenizer.\x1b]0;": u32(1), "general.architecture": u32(3)}
     text = inspect(write_arrays(tmp_path / "t.gguf", metadata, {"\x1b": np.zeros(1, np.float32)}))
     assert "\x1b" not in text and r"\x1b[2J[bold]x[/nothing]" in text
+
+
+@pytest.mark.parametrize(("encoding", "shown"), [("utf-8", "é\\x1b\n"), ("ascii", r"\xe9\x1b" + "\n"), ("cp1252", "é\\x1b\n")])
+def test_a_text_is_made_printable(encoding: str, shown: str) -> None:
+    assert printable("é\x1b\n", encoding, keep="\n") == shown
 
 
 def test_a_broken_file_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,9 @@
 """`llamatrain preview`, and the options that are made from dataclass fields."""
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,16 +14,18 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
+import llamatrain
 from llamatrain.cli.main import app
+from llamatrain.cli.preview import PreviewOptions, taken
 from llamatrain.config.options import build, options_of
 from llamatrain.data import cache
 from llamatrain.data.corpus import open_corpus
 from llamatrain.data.options import DataOptions
 from llamatrain.data.rows import Rows
 from llamatrain.data.tokenizer import load
-from llamatrain.errors import DataError, LlamatrainError
+from llamatrain.errors import DataError, FileError, LlamatrainError, UsageError
 from llamatrain.files.reader import open_gguf
-from llamatrain.files.values import boolean
+from llamatrain.files.values import Kind, Value, boolean, numbers, string, strings, u32
 from tests.tiny_gguf import llama_metadata, llama_tensors, write_arrays
 
 Run = Callable[..., Result]
@@ -93,6 +98,90 @@ def test_errors_name_what_is_wrong(run: Run) -> None:
         error = run(*wrong).exception
         assert isinstance(error, LlamatrainError) and error.exit_code == 2
     assert run("--ctx", "8").exit_code == 2
+
+
+def test_numbers_out_of_bounds_are_usage_errors(run: Run) -> None:
+    for option, value, takes in (
+        ("ctx", 0, "1 to 1048576"),
+        ("ctx", 2**20 + 1, "1 to 1048576"),
+        ("batch", 2**16 + 1, "1 to 65536"),
+    ):
+        error = run("a.txt", f"--{option}", str(value)).exception
+        assert isinstance(error, UsageError) and str(error) == f"--{option} {value} cannot be; it takes {takes}"
+
+
+def model(**changed: Value) -> None:
+    """The model anew, with other values."""
+    names = {"context_length": "llama.context_length"}
+    values = {names.get(name, f"tokenizer.ggml.{name}"): value for name, value in changed.items()}
+    write_arrays(Path("m.gguf"), llama_metadata() | values, llama_tensors())
+
+
+@pytest.mark.parametrize("length", [u32(0), Value(Kind.INT32, (-5).to_bytes(4, "little", signed=True))])
+def test_a_context_that_cannot_be_names_the_model(run: Run, length: Value) -> None:
+    model(context_length=length)
+    error = run("a.txt").exception
+    assert isinstance(error, FileError) and str(error).startswith(f"m.gguf: llama.context_length is {length.decode()}, where")
+    assert run("a.txt", "--ctx", "8").exit_code == 0
+
+
+def test_a_vocabulary_that_cannot_be_names_the_model(run: Run) -> None:
+    model(model=string("unknown"))
+    assert str(run("a.txt").exception).startswith("m.gguf: tokenizer.ggml.model is ")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("general.type", string("adapter"), "an adapter: give its base model"),
+        ("training.type", string("train_model"), "a checkpoint: give the model that it trains"),
+    ],
+)
+def test_a_file_without_a_vocabulary_says_what_it_is(run: Run, key: str, value: Value, said: str) -> None:
+    write_arrays(Path("m.gguf"), {"general.architecture": string("llama"), key: value}, {})
+    error = run("a.txt").exception
+    assert isinstance(error, FileError) and str(error) == f"m.gguf: has no vocabulary; this is {said}"
+
+
+def test_rows_are_made_as_they_are_shown(run: Run) -> None:
+    class Counted:
+        made = 0
+
+        def batch(self, count: int) -> int:
+            self.made += 1
+            return self.made
+
+    rows = Counted()
+    shown = taken(rows, PreviewOptions(Path(), n=10**9, batch=2))  # type: ignore[arg-type]
+    assert [next(shown)[1] for _ in range(3)] == [0, 1, 0] and rows.made == 2
+    assert len(list(taken(rows, PreviewOptions(Path(), n=5, batch=2)))) == 5  # type: ignore[arg-type]
+
+
+def test_an_end_that_is_no_token_is_warned_of(run: Run) -> None:
+    tokens = ["<unk>", "<s>", "x", *(f"<0x{i:02X}>" for i in range(256))]
+    kinds = numbers(Kind.INT32, [2, 3, 1] + [6] * 256)
+    model(eos_token_id=u32(999), tokens=strings(tokens), token_type=kinds)  # token 2 stands in, which is a letter
+    for options in ((), ("--json",)):
+        told = run("a.jsonl", "--ctx", "48", *options).stderr
+        assert told.startswith("warning: m.gguf: tokenizer.ggml.eos_token_id is no token") and told.count("\n") == 1
+    assert not run("a.txt").stderr
+    model(eos_token_id=u32(999))  # token 2 stands in, which is </s>
+    assert not run("a.jsonl", "--ctx", "48").stderr
+    model(eos_token_id=u32(2), tokens=strings(tokens), token_type=kinds)  # the file's own word is taken
+    assert not run("a.jsonl", "--ctx", "48").stderr
+
+
+@pytest.mark.parametrize(("encoding", "letter"), [("ascii", r"\xe9"), ("utf-8", "é")])
+def test_data_cannot_steer_the_terminal(run: Run, encoding: str, letter: str) -> None:
+    Path("é.jsonl").write_text(json.dumps({"text": "é\x1b[2J\u202e\nline"}) + '\n{"text": ""}')
+    code = "import sys; from llamatrain.cli.main import main; main()"
+    arguments = ["preview", "--model", "m.gguf", "--ctx", "48", "-n", "1", "--no-shuffle", "é.jsonl"]
+    root = str(Path(llamatrain.__file__).parent.parent)
+    environment = {**os.environ, "PYTHONIOENCODING": encoding, "PYTHONPATH": root}
+    done = subprocess.run([sys.executable, "-c", code, *arguments], env=environment, capture_output=True, check=True)
+    shown = done.stdout.decode(encoding)
+    assert letter + r"\x1b[2J\u202e" + "\nline" in shown and "\x1b" not in shown
+    assert f"({letter}.jsonl:2)" in shown
 
 
 # ---- options from fields ---------------------------------------------------

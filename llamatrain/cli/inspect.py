@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from llamatrain.cli.printable import printable
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -118,12 +120,13 @@ def vocabulary(gguf: "Gguf", keys: list[str]) -> Rows:
 def show(console: "Console", title: str, rows: Rows) -> None:
     if rows:
         from rich.table import Table
+        from rich.text import Text
 
         table = Table(box=None, show_header=False, padding=(0, 1, 0, 2))
         table.add_column(max_width=44, overflow="fold")
         table.add_column(overflow="fold")
         for name, value in rows:
-            table.add_row(printable(console, name), printable(console, value))
+            table.add_row(*(Text(printable(text, console.encoding)) for text in (name, value)))
         heading(console, title)
         console.print(table)
 
@@ -154,12 +157,4 @@ def show_tensors(console: "Console", tensors: Iterable["Tensor"]) -> None:
 def heading(console: "Console", title: str) -> None:
     from rich.text import Text
 
-    console.print(Text.assemble("\n", (printable(console, title).plain, "bold")))
-
-
-def printable(console: "Console", text: str) -> Any:
-    """A text from a file, without what would move the cursor or colour the terminal, in signs that the output has."""
-    from rich.text import Text
-
-    visible = "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
-    return Text(visible.encode(console.encoding, "backslashreplace").decode(console.encoding))
+    console.print(Text.assemble("\n", (printable(title, console.encoding), "bold")))

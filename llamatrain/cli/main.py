@@ -1,11 +1,13 @@
 """The command `llamatrain`: parses, calls, prints errors."""
 
+import os
 import sys
 from importlib import import_module
 
 import click
 
 import llamatrain
+from llamatrain.cli.printable import printable
 from llamatrain.errors import LlamatrainError
 
 # Each is a module of this folder with a `command` and little to import at its head; the rest is loaded when it runs.
@@ -36,7 +38,25 @@ def app(context: click.Context) -> None:
 
 def main() -> None:
     try:
-        app(prog_name="llamatrain")
-    except LlamatrainError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        code = app(prog_name="llamatrain", standalone_mode=False)  # click would end an interrupt with 1, as if it were an error
+        sys.stdout.flush()  # a reader that has left is met here, not while Python shuts down
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        code = 130  # as shells have it: 128 and the signal's number
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still to be flushed
+        code = 1
+    except (LlamatrainError, OSError, MemoryError) as error:
+        print(f"error: {printable(said(error), sys.stderr.encoding)}", file=sys.stderr)
+        code = error.exit_code if isinstance(error, LlamatrainError) else 1
+    sys.exit(code or 0)  # commands return nothing
+
+
+def said(error: Exception) -> str:
+    if isinstance(error, MemoryError):
+        return f"not enough memory{f' ({error})' if str(error) else ''}; a smaller model, --ctx or --batch takes less"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror if error.filename is None else f"{os.fsdecode(error.filename)}: {error.strerror}"
+    return str(error)

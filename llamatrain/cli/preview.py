@@ -1,15 +1,17 @@
 """`llamatrain preview`: the rows as they will be trained."""
 
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
+from llamatrain.cli.printable import printable
 from llamatrain.config.options import build, options_of
 from llamatrain.data.options import DataOptions
-from llamatrain.errors import UsageError
+from llamatrain.errors import FileError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,11 +20,15 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from llamatrain.data.corpus import Corpus
-    from llamatrain.data.encode import Tokenizer
     from llamatrain.data.rows import Batch, Rows
+    from llamatrain.data.tokenizer import Tokenizer
+    from llamatrain.files.reader import Gguf
 
 CTX = 512  # at most, where it is not given
 SHOWN = 12  # token numbers of a row that are shown
+ASKED = 64  # answers that are looked at for an end token
+LINES = "\n\t"  # what a text keeps of its control characters
+BOUNDS: dict[str, tuple[int, int | None]] = {"n": (1, None), "ctx": (1, 1 << 20), "batch": (1, 1 << 16)}
 
 
 @dataclass(frozen=True)
@@ -35,10 +41,11 @@ class PreviewOptions:
     seed: Annotated[int, "What the order of the samples follows from."] = 0
 
     def __post_init__(self) -> None:
-        for name, least in (("n", 1), ("ctx", 1), ("batch", 1)):
+        for name, (least, most) in BOUNDS.items():
             value = getattr(self, name)
-            if value is not None and value < least:
-                raise UsageError(f"{'-' if name == 'n' else '--'}{name} {value} cannot be; it takes {least} or more")
+            if value is not None and not least <= value <= (value if most is None else most):
+                takes = f"{least} or more" if most is None else f"{least} to {most}"
+                raise UsageError(f"{'-' if name == 'n' else '--'}{name} {value} cannot be; it takes {takes}")
 
 
 @click.command()
@@ -51,15 +58,17 @@ def command(data: tuple[str, ...], **values: Any) -> None:
     """
     from llamatrain.data.corpus import open_corpus
     from llamatrain.data.rows import Rows
-    from llamatrain.data.tokenizer import load
     from llamatrain.files.reader import open_gguf
 
     options, data_options = build(PreviewOptions, values), build(DataOptions, values)
     gguf = open_gguf(options.model)
-    tokenizer = load(gguf.metadata)
-    ctx = options.ctx or min(CTX, gguf.value(f"{gguf.value('general.architecture', str, 'llama')}.context_length", int, CTX))
+    tokenizer = tokenizer_of(gguf)
+    ctx = options.ctx or min(CTX, context_of(gguf))
     corpus, validation = open_corpus(data, tokenizer, data_options, ctx, options.seed)
     rows = Rows(corpus, data_options, options.seed, tokenizer.eos, tokenizer.bos)
+    if endless(corpus, tokenizer, gguf):
+        told = f"{gguf.path}: tokenizer.ggml.eos_token_id is no token, so answers are trained without an end where models stop"
+        print(f"warning: {printable(told, sys.stderr.encoding)}", file=sys.stderr)
     if options.json:
         print_json(rows, options)
     else:
@@ -67,10 +76,41 @@ def command(data: tuple[str, ...], **values: Any) -> None:
         summarise(corpus, validation)
 
 
-def taken(rows: "Rows", options: PreviewOptions) -> "list[tuple[Batch, int]]":
+def tokenizer_of(gguf: "Gguf") -> "Tokenizer":
+    from llamatrain.data.tokenizer import load
+
+    owners = {"adapter": "an adapter: give its base model", "checkpoint": "a checkpoint: give the model that it trains"}
+    if gguf.kind in owners and "tokenizer.ggml.model" not in gguf.metadata:
+        raise FileError(f"{gguf.path}: has no vocabulary; this is {owners[gguf.kind]}")
+    return load(gguf.metadata, gguf.path)
+
+
+def context_of(gguf: "Gguf") -> int:
+    key = f"{gguf.value('general.architecture', str, 'llama')}.context_length"
+    if (length := gguf.value(key, int, CTX)) < 1:
+        raise FileError(f"{gguf.path}: {key} is {length}, where 1 or more is needed; --ctx says how long rows are")
+    return length
+
+
+def endless(corpus: "Corpus", tokenizer: "Tokenizer", gguf: "Gguf") -> bool:
+    """Whether answers are trained to go on: what the file names as end is no token, and what stands in for it no end."""
+    import numpy as np
+
+    from llamatrain.data.tokenizer.vocabulary import Kind
+
+    eos, kinds = tokenizer.eos, tokenizer.vocabulary.kinds
+    if eos is not None and (eos == gguf.metadata.get("tokenizer.ggml.eos_token_id") or kinds[eos] == Kind.CONTROL):
+        return False
+    answers = list(corpus.answers(ASKED))
+    return bool(answers) and not any(np.any((tokens == tokenizer.eot) & (weights > 0)) for tokens, weights, _ in answers)
+
+
+def taken(rows: "Rows", options: PreviewOptions) -> "Iterator[tuple[Batch, int]]":
     """The first rows, each as its batch and its number therein."""
-    batches = [rows.batch(options.batch) for _ in range(-(-options.n // options.batch))]
-    return [(batch, number) for batch in batches for number in range(options.batch)][: options.n]
+    for first in range(0, options.n, options.batch):
+        batch = rows.batch(options.batch)
+        for number in range(min(options.batch, options.n - first)):
+            yield batch, number
 
 
 def print_json(rows: "Rows", options: PreviewOptions) -> None:
@@ -92,7 +132,7 @@ def print_rows(rows: "Rows", options: PreviewOptions, tokenizer: "Tokenizer") ->
         used, trained = (sum(counts) for counts in zip(*((len(s) - 1, (w > 0).sum()) for s, w in found), strict=True))
         console.print(f"\nrow {shown}: {used} of {len(tokens)} tokens, {trained} trained: {ids}", style="bold")
         for sample in found:
-            console.print(marked(sample, tokenizer, coloured))
+            console.print(marked(sample, tokenizer, console.encoding, coloured))
 
 
 def samples(batch: "Batch", number: int) -> "Iterator[tuple[np.ndarray, np.ndarray]]":
@@ -110,7 +150,7 @@ def samples(batch: "Batch", number: int) -> "Iterator[tuple[np.ndarray, np.ndarr
             )
 
 
-def marked(sample: "tuple[np.ndarray, np.ndarray]", tokenizer: "Tokenizer", coloured: bool) -> "Text":
+def marked(sample: "tuple[np.ndarray, np.ndarray]", tokenizer: "Tokenizer", encoding: str, coloured: bool) -> "Text":
     """The text of a sample, with what is trained of it set apart."""
     import numpy as np
     from rich.text import Text
@@ -119,7 +159,7 @@ def marked(sample: "tuple[np.ndarray, np.ndarray]", tokenizer: "Tokenizer", colo
     text = Text()
     changes = np.flatnonzero(np.diff(weights > 0)) + 1
     for run, trained in zip(np.split(tokens, changes), np.split(weights > 0, changes), strict=True):
-        words = tokenizer.decode(run).decode("utf-8", "replace")
+        words = printable(tokenizer.decode(run).decode("utf-8", "replace"), encoding, keep=LINES)
         if coloured:
             text.append(words, style="green" if trained[0] else "dim")
         else:
@@ -134,4 +174,4 @@ def summarise(corpus: "Corpus", validation: "Corpus | None") -> None:
     print(f"; {len(validation)} samples to validate with" if validation else "")
     for places, what in ((corpus.cut, "cut: longer than a row"), (corpus.skipped, "skipped: no token to train on in a row")):
         if places:
-            print(f"{len(places)} {what} ({named(places)})")
+            print(f"{len(places)} {what} ({printable(named(places), sys.stdout.encoding)})")

@@ -1,7 +1,7 @@
 """All samples of some files under one number each: where they begin, how long they are, what of them is trained."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -115,6 +115,13 @@ class Corpus:
         _, begin, end, _ = self._find(number)
         return end - begin
 
+    def answers(self, most: int) -> Iterator[Sample]:
+        """Some prompts and chats: the first of each part."""
+        for part, end in zip(self.parts, self.ends.tolist(), strict=True):
+            if part.sources[0].kind == "lines":
+                for place in np.flatnonzero(part.documents["single"] & (part.counts > 0))[:most]:
+                    yield self[end - len(part) + int(part.ends[place]) - 1]
+
     def _find(self, number: int) -> tuple[Part, int, int, bool]:
         place = int(np.searchsorted(self.ends, number, side="right"))
         part = self.parts[place]
@@ -162,8 +169,7 @@ def open_corpus(
     """The samples to train on, and those to validate with."""
     sources = find_sources(data)
     others = find_sources(options.val) if options.val else []
-    if both := {source.path.resolve() for source in sources} & {source.path.resolve() for source in others}:
-        raise DataError(f"{min(both)}: is both training and validation data; what validates is never trained on")
+    check_apart(sources, others)
     encoder = Encoder(tokenizer, options, ctx)
     lead = encoder.lead
     parts = open_parts(sources, encoder)
@@ -171,7 +177,23 @@ def open_corpus(
     if options.val_split:
         train, validation = split(parts, options.val_split, seed)
         return whole(train, ctx, lead), whole(validation, ctx, lead)
-    return whole(parts, ctx, lead), whole(open_parts(others, encoder), ctx, lead) if others else None
+    plain = Encoder(tokenizer, replace(options, overlapping_samples=False), ctx)  # each token is judged once
+    return whole(parts, ctx, lead), whole(open_parts(others, plain), ctx, lead) if others else None
+
+
+def check_apart(sources: list[Source], others: list[Source]) -> None:
+    """No file is named as both, by whatever link."""
+    known = {identity(source): source.name for source in sources}
+    for other in others:
+        if name := known.get(identity(other)):
+            also = "" if name == other.name else f" (the same as {name})"
+            raise DataError(f"{other.name}{also}: is both training and validation data; what validates is never trained on")
+
+
+def identity(source: Source) -> tuple[int, int]:
+    """What os.path.samefile compares, for many files."""
+    status = source.path.stat()
+    return status.st_dev, status.st_ino
 
 
 def open_parts(sources: list[Source], encoder: Encoder) -> list[Part]:
