@@ -19,7 +19,7 @@ from llamatrain.kernels.cpu.binding import Array, kernel
 from llamatrain.machine.jit import Call, Entry, i64
 
 K_BLOCK = 1024  # a slice takes 256 KB of bf16, in the second-level cache; C is read and written once more for each block
-PACKED = 4 << 20  # bytes of the whole operand that are packed at a time
+PACKED = 3 << 20  # bytes of the whole operand that are packed at a time
 SLICE = 128  # rows of the other operand, at most
 STRIP = 64  # rows of the whole operand that one job packs
 WORTH = 200_000  # multiply-adds that pay for going parallel, and for a job
