@@ -51,6 +51,8 @@ def main() -> None:
     except (LlamatrainError, OSError, MemoryError) as error:
         print(f"error: {printable(said(error), sys.stderr.encoding)}", file=sys.stderr)
         code = error.exit_code if isinstance(error, LlamatrainError) else 1
+    if compiled := sys.modules.get("llamatrain.machine.jit"):
+        compiled.compiler.report()  # how long it took, if this was a first run
     sys.exit(code or 0)  # commands return nothing
 
 
