@@ -40,6 +40,8 @@ def main() -> None:
     try:
         code = app(prog_name="llamatrain", standalone_mode=False)  # click would end an interrupt with 1, as if it were an error
         sys.stdout.flush()  # a reader that has left is met here, not while Python shuts down
+        if compiled := sys.modules.get("llamatrain.machine.jit"):
+            compiled.compiler.report()  # how long it took, if this was a first run
     except click.ClickException as error:
         error.show()
         code = error.exit_code
@@ -51,8 +53,6 @@ def main() -> None:
     except (LlamatrainError, OSError, MemoryError) as error:
         print(f"error: {printable(said(error), sys.stderr.encoding)}", file=sys.stderr)
         code = error.exit_code if isinstance(error, LlamatrainError) else 1
-    if compiled := sys.modules.get("llamatrain.machine.jit"):
-        compiled.compiler.report()  # how long it took, if this was a first run
     sys.exit(code or 0)  # commands return nothing
 
 
