@@ -30,6 +30,8 @@ class Specials:
         if not self.tokens:
             return []
         found = {match[1] for match in self._anywhere.finditer(raw)}
+        if not found:
+            return []
         return [text for text in self.tokens if text in found or any(longer.startswith(text) for longer in found)]
 
     def partition(self, raw: bytes) -> list[bytes | int]:

@@ -17,7 +17,7 @@ from llamatrain.errors import FileError, UsageError
 from llamatrain.machine.units import cores
 
 VERSION = 1  # of what text becomes: a change makes older fingerprints strangers
-BLOCK = 1 << 20
+BLOCK = 1 << 18
 
 
 class Tokenizer:
