@@ -153,7 +153,6 @@ def test_whoever_reads_a_state_before_its_change_reads_it_as_it_was() -> None:
             assert (program[before], program[after], program[doubled]) == (run, run + 1, 2 * run + 2)
 
 
-# Known to fail: readers of the whole are not seen when a view of it is what changes.
 def test_whoever_reads_the_whole_before_a_part_is_changed_reads_it_as_it_was() -> None:
     memory, y = state("memory", (4,)), placeholder("y", (2,))
     changed = O.set(memory, y, slices=((0, 2, 1),), into=True)
