@@ -1,0 +1,37 @@
+"""Weights of a new model, from a seed.
+
+    norms                     1
+    matrices                  normal, of deviation 1/sqrt(in): a product keeps the size of what goes in
+    attn_output, ffn_down     1/sqrt(2 · layers) of that, so that the sum of all blocks keeps it, too (Radford et al. 2019)
+    token_embd, output        normal, of deviation 0.02 and 1/sqrt(embd) · 0.25: the first loss is close to ln(vocabulary)
+
+Each tensor draws from a generator of its own, made from the seed and the tensor's name: one tensor more or less changes no other.
+"""
+
+import math
+import zlib
+
+import numpy as np
+
+from llamatrain.model.hyperparameters import Hyperparameters
+
+RESIDUAL = ("attn_output.weight", "ffn_down.weight")
+
+
+def deviation(name: str, shape: tuple[int, ...], layers: int) -> float:
+    if name == "token_embd.weight":
+        return 0.02
+    if name == "output.weight":
+        return 0.25 / math.sqrt(shape[-1])
+    return (1.0 / math.sqrt(2 * layers) if name.endswith(RESIDUAL) else 1.0) / math.sqrt(shape[-1])
+
+
+def fill(h: Hyperparameters, seed: int, weights: dict[str, np.ndarray]) -> None:
+    """The first values of each weight, written where it lies."""
+    for name, array in weights.items():
+        if array.ndim == 1:
+            array[...] = 1.0
+            continue
+        generator = np.random.default_rng([seed, zlib.crc32(name.encode())])
+        generator.standard_normal(array.shape, np.float32, out=array)
+        array *= np.float32(deviation(name, array.shape, h.layers))

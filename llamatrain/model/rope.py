@@ -1,0 +1,106 @@
+"""Rotary positions as a table of cosines and sines: frequency base, factors, linear and YaRN scaling (Peng et al. 2023).
+
+Pair i of r/2 turns by position · base^(-2i/r), divided by its factor where the file has such (Llama 3). Scaling as llama.cpp does
+it: linear slows every pair; YaRN leaves the fast ones, slows the slow ones, and makes queries and keys a little longer.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from llamatrain.errors import FileError, UsageError
+from llamatrain.files.reader import Gguf
+from llamatrain.files.values import Value, f32, string, u32
+
+KINDS = ("none", "linear", "yarn")
+
+
+@dataclass(frozen=True)
+class Rope:
+    size: int  # elements of a head that are rotated
+    base: float = 10000.0
+    kind: str = "none"
+    factor: float = 1.0  # positions count 1/factor
+    original_ctx: int = 0  # YaRN: what the model was first trained for
+    beta_fast: float = 32.0  # YaRN: pairs that turn this often in the original context are left alone
+    beta_slow: float = 1.0  # and those that turn less often than this are slowed in full
+    length: float = 1.0  # what a rotated vector is multiplied by, beside YaRN's own share
+    factors: np.ndarray | None = field(default=None, repr=False, compare=False)  # (r/2,)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.base < math.inf:
+            raise UsageError(f"--rope-freq-base {self.base:g} must be more than 0, such as 10000")
+        if self.kind not in KINDS:
+            raise UsageError(f"rope scaling {self.kind!r} is not supported; {', '.join(KINDS)} are")
+        if not 0 < self.factor < math.inf or not 0 < self.length < math.inf:
+            raise UsageError(f"a rope scaling by {self.factor:g} (and {self.length:g} in length) cannot be")
+        if self.kind == "yarn" and not (self.original_ctx > 0 and 0 < self.beta_slow < self.beta_fast and self.base > 1):
+            raise UsageError("YaRN needs an original context, a base above 1, and a slow beta below the fast one")
+        if self.factors is not None and not (self.factors.shape == (self.size // 2,) and np.all(self.factors > 0)):
+            raise UsageError(f"rope_freqs.weight must have {self.size // 2} numbers above 0")
+
+    def table(self, positions: int) -> np.ndarray:
+        """Cosine and sine for each position and pair: (positions, r/2, 2)."""
+        pair = np.arange(self.size // 2)
+        frequency = self.base ** (-2.0 * pair / self.size) / (1.0 if self.factors is None else self.factors.astype(np.float64))
+        length = self.length
+        if self.kind == "yarn":
+            slowed = self._slowed(pair)
+            frequency = frequency * (slowed / self.factor + (1.0 - slowed))
+            length *= 1.0 + 0.1 * math.log(self.factor) if self.factor > 1 else 1.0
+        elif self.kind == "linear":
+            frequency = frequency / self.factor
+        angles = np.outer(np.arange(positions), frequency)
+        return (length * np.stack([np.cos(angles), np.sin(angles)], -1)).astype(np.float32)
+
+    def _slowed(self, pair: np.ndarray) -> np.ndarray:
+        """How much of the scaling each pair takes: 0 for the fast ones, 1 for the slow, a ramp between."""
+
+        def turning(times: float) -> float:
+            """The pair that turns so often in the original context."""
+            return self.size * math.log(self.original_ctx / (times * 2 * math.pi)) / (2 * math.log(self.base))
+
+        first = max(0, math.floor(turning(self.beta_fast)))
+        last = min(self.size - 1, math.ceil(turning(self.beta_slow)))
+        return np.clip((pair - first) / max(0.001, last - first), 0.0, 1.0)
+
+    # ---- in files ----------------------------------------------------------
+
+    def metadata(self) -> dict[str, Value]:
+        keys = {"rope.dimension_count": u32(self.size), "rope.freq_base": f32(self.base)}
+        if self.kind != "none":
+            keys |= {"rope.scaling.type": string(self.kind), "rope.scaling.factor": f32(self.factor)}
+        if self.length != 1:
+            keys["rope.scaling.attn_factor"] = f32(self.length)
+        if self.kind == "yarn":
+            betas = {"fast": self.beta_fast, "slow": self.beta_slow}
+            keys["rope.scaling.original_context_length"] = u32(self.original_ctx)
+            keys |= {f"rope.scaling.yarn_beta_{name}": f32(beta) for name, beta in betas.items()}
+        return keys
+
+    @classmethod
+    def read(cls, gguf: Gguf, architecture: str, head_size: int, ctx: int) -> "Rope":
+        def number(key: str, default: float) -> float:
+            return gguf.value(f"{architecture}.rope.{key}", float, default)
+
+        factor = number("scaling.factor", 0.0) or number("scale_linear", 0.0) or 1.0
+        kind = gguf.value(f"{architecture}.rope.scaling.type", str, "linear" if factor != 1 else "none")
+        size = gguf.value(f"{architecture}.rope.dimension_count", int, head_size)
+        return cls(
+            size, number("freq_base", 10000.0), kind, factor if kind != "none" else 1.0,
+            gguf.value(f"{architecture}.rope.scaling.original_context_length", int, ctx),
+            number("scaling.yarn_beta_fast", 32.0), number("scaling.yarn_beta_slow", 1.0),
+            number("scaling.attn_factor", 1.0), _factors(gguf),
+        )  # fmt: skip
+
+
+def _factors(gguf: Gguf) -> np.ndarray | None:
+    tensor = gguf.tensors.get("rope_freqs.weight")
+    if tensor is None:
+        return None
+    if tensor.type.name != "F32" or len(tensor.shape) != 1:
+        raise FileError(
+            f"{gguf.path}: rope_freqs.weight is {tensor.type.name} {list(tensor.shape)}, where a row of F32 is needed"
+        )
+    return tensor.raw.view(np.float32)
