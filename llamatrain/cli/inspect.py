@@ -137,7 +137,7 @@ def show_tensors(console: "Console", tensors: Iterable["Tensor"]) -> None:
 
     groups: dict[str, list[Tensor]] = {}
     for tensor in tensors:
-        optimizer = tensor.name.startswith("optimizer.")
+        optimizer = tensor.name.startswith(TRAINING)
         groups.setdefault("optimizer" if optimizer else tensor.type.name, []).append(tensor)
     if not groups:
         return

@@ -11,6 +11,7 @@ from llamatrain.model.rope import Rope
 
 ARCHITECTURE = "llama"
 LARGEST = 1 << 24  # of any size: what lies beyond is a damaged file or a slip of the hand
+DEEPEST = 1 << 12  # layers
 ALL_F32 = 0  # general.file_type
 
 
@@ -30,8 +31,9 @@ class Hyperparameters:
 
     def __post_init__(self) -> None:
         for name in ("vocab", "embd", "layers", "heads", "kv_heads", "ff", "ctx", "head_size"):
-            if not 1 <= getattr(self, name) <= LARGEST:
-                raise UsageError(f"{name} is {getattr(self, name)}; a llama takes 1 to {LARGEST}")
+            value, most = getattr(self, name), DEEPEST if name == "layers" else LARGEST
+            if not 1 <= value <= most:
+                raise UsageError(f"{name} is {value}; a llama takes 1 to {most}")
         if self.heads % self.kv_heads:
             raise UsageError(f"{self.heads} heads do not divide among {self.kv_heads} key/value heads (--head, --head-kv)")
         if self.rope.size % 2 or not 0 < self.rope.size <= self.head_size:

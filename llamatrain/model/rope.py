@@ -14,6 +14,9 @@ from llamatrain.files.reader import Gguf
 from llamatrain.files.values import Value, f32, string, u32
 
 KINDS = ("none", "linear", "yarn")
+# YaRN: pairs that turn more often than the first in the original context are left alone, less often than the second slowed in
+# full. llama.cpp takes these for a llama whatever rope.scaling.yarn_beta_fast and _slow say in its file.
+OFTEN, SELDOM = 32.0, 1.0
 
 
 @dataclass(frozen=True)
@@ -23,20 +26,18 @@ class Rope:
     kind: str = "none"
     factor: float = 1.0  # positions count 1/factor
     original_ctx: int = 0  # YaRN: what the model was first trained for
-    beta_fast: float = 32.0  # YaRN: pairs that turn this often in the original context are left alone
-    beta_slow: float = 1.0  # and those that turn less often than this are slowed in full
     length: float = 1.0  # what a rotated vector is multiplied by, beside YaRN's own share
     factors: np.ndarray | None = field(default=None, repr=False, compare=False)  # (r/2,)
 
     def __post_init__(self) -> None:
-        if not 0 < self.base < math.inf:
-            raise UsageError(f"--rope-freq-base {self.base:g} must be more than 0, such as 10000")
+        if not 1 <= self.base < math.inf:
+            raise UsageError(f"--rope-freq-base {self.base:g} must be 1 or more, such as 10000")
         if self.kind not in KINDS:
             raise UsageError(f"rope scaling {self.kind!r} is not supported; {', '.join(KINDS)} are")
         if not 0 < self.factor < math.inf or not 0 < self.length < math.inf:
             raise UsageError(f"a rope scaling by {self.factor:g} (and {self.length:g} in length) cannot be")
-        if self.kind == "yarn" and not (self.original_ctx > 0 and 0 < self.beta_slow < self.beta_fast and self.base > 1):
-            raise UsageError("YaRN needs an original context, a base above 1, and a slow beta below the fast one")
+        if self.kind == "yarn" and not (self.original_ctx > 0 and self.base > 1):
+            raise UsageError("YaRN needs an original context and a base above 1")
         if self.factors is not None and not (self.factors.shape == (self.size // 2,) and np.all(self.factors > 0)):
             raise UsageError(f"rope_freqs.weight must have {self.size // 2} numbers above 0")
 
@@ -61,8 +62,8 @@ class Rope:
             """The pair that turns so often in the original context."""
             return self.size * math.log(self.original_ctx / (times * 2 * math.pi)) / (2 * math.log(self.base))
 
-        first = max(0, math.floor(turning(self.beta_fast)))
-        last = min(self.size - 1, math.ceil(turning(self.beta_slow)))
+        first = max(0, math.floor(turning(OFTEN)))
+        last = min(self.size - 1, math.ceil(turning(SELDOM)))
         return np.clip((pair - first) / max(0.001, last - first), 0.0, 1.0)
 
     # ---- in files ----------------------------------------------------------
@@ -74,9 +75,7 @@ class Rope:
         if self.length != 1:
             keys["rope.scaling.attn_factor"] = f32(self.length)
         if self.kind == "yarn":
-            betas = {"fast": self.beta_fast, "slow": self.beta_slow}
             keys["rope.scaling.original_context_length"] = u32(self.original_ctx)
-            keys |= {f"rope.scaling.yarn_beta_{name}": f32(beta) for name, beta in betas.items()}
         return keys
 
     @classmethod
@@ -90,7 +89,6 @@ class Rope:
         return cls(
             size, number("freq_base", 10000.0), kind, factor if kind != "none" else 1.0,
             gguf.value(f"{architecture}.rope.scaling.original_context_length", int, ctx),
-            number("scaling.yarn_beta_fast", 32.0), number("scaling.yarn_beta_slow", 1.0),
             number("scaling.attn_factor", 1.0), _factors(gguf),
         )  # fmt: skip
 

@@ -45,15 +45,28 @@ class Lbfgs:
         self.ys = np.zeros(self.options.history)  # (m,)
         self.pairs, self.end = 0, 0  # how many are held, where the next one goes
         self.iteration, self.evaluations = 0, 0
+        self.length = 0.0  # of the last step, in directions
         # working memory, empty between two steps
         self._trial, self._next_gradient, self._direction, self._product = (np.empty_like(x) for _ in range(4))
 
     # ---- one iteration -----------------------------------------------------
 
     def step(self, evaluate: Evaluate) -> str | None:
-        """Go to a point of lower loss; where that cannot be done, stay and say why."""
+        """Go to a point of lower loss; where that cannot be done, stay and say why. Left half way, nothing has changed."""
         if math.isnan(self.loss):
-            self.loss = self._evaluate_at(self.x, evaluate, into=self.gradient)
+            self.begin(evaluate)
+        before = self.pairs, self.evaluations
+        try:
+            return self._step(evaluate)
+        except BaseException:
+            self.pairs, self.evaluations = before
+            raise
+
+    def begin(self, evaluate: Evaluate) -> None:
+        """Loss and gradient of the first point."""
+        self.loss = self._evaluate_at(self.x, evaluate, into=self.gradient)
+
+    def _step(self, evaluate: Evaluate) -> str | None:
         norm = math.sqrt(_dot(self.gradient, self.gradient))
         if not math.isfinite(self.loss + norm):
             return f"stuck: the loss is {self.loss} and the gradient's norm {norm}"
@@ -79,6 +92,7 @@ class Lbfgs:
             direction, slope = self.direction(), _dot(self._direction, self.gradient)
 
         def at(length: float) -> tuple[float, float]:
+            self.length = length
             np.multiply(direction, length, out=self._trial)
             self._trial += self.x
             loss = self._evaluate_at(self._trial, evaluate, into=self._next_gradient)

@@ -66,6 +66,12 @@ class Vocabulary:
     strips: bool  # special tokens take the white space behind them along, as in Phi-3
     chat_template: str | None
 
+    @property
+    def ends(self) -> set[int]:
+        """The tokens that end a text or a turn: those that the file names, and those that llama.cpp knows by their texts."""
+        named = {token for token in (self.eos, self.eot) if token is not None}
+        return named | {self.index[text] for text in ENDS & self.index.keys()}
+
 
 def read(metadata: Mapping[str, Any]) -> Vocabulary:
     model = _value(metadata, "model", str)

@@ -1,0 +1,45 @@
+"""`llamatrain from-scratch`: a new model from text, or from the built-in sine wave."""
+
+import sys
+from typing import Any
+
+import click
+
+from llamatrain.cli.given import given_options
+from llamatrain.cli.printable import printable
+from llamatrain.config.options import build, options_of
+from llamatrain.data.options import DataOptions
+from llamatrain.model.options import ModelOptions
+from llamatrain.train.options import PlaceOptions, RunOptions, TrainOptions, refuse_idle
+
+CLASSES = (ModelOptions, DataOptions, TrainOptions, RunOptions)
+
+
+@click.command()
+@click.argument("data", nargs=-1)
+@options_of(PlaceOptions, *CLASSES)
+@click.pass_context
+def command(context: click.Context, /, data: tuple[str, ...], **values: Any) -> None:
+    """Train a new llama on DATA; without any, on the built-in sine wave.
+
+    DATA are files (.txt, .md, .jsonl), folders, globs, or - for standard input. The model is written as a GGUF file that
+    llama.cpp runs, into the folder of the run, beside checkpoints, options and figures.
+    """
+    from llamatrain.train.recipe import Options, from_scratch
+
+    place = build(PlaceOptions, values)
+    data, values, given = given_options(context, data, values, place, *CLASSES)
+    options = Options(
+        data, build(ModelOptions, values), build(DataOptions, values), build(TrainOptions, values), build(RunOptions, values)
+    )
+    refuse_idle(options.train, options.run, given)
+    finished = from_scratch(options, place, given)
+    outcome = finished.outcome
+    if outcome.finished:
+        ended = "" if outcome.reason == "done" else f"stopped: {outcome.reason}\n"
+        told = f"{ended}the model: {finished.folder / 'model.gguf'}"
+    else:
+        told = f"{outcome.reason}; to go on: {finished.command}"
+    print(printable(told, sys.stderr.encoding, keep="\n"), file=sys.stderr)
+    if outcome.signal:
+        context.exit(128 + outcome.signal)

@@ -1,0 +1,42 @@
+"""Sizes and times as people write them: 6GB, 512MiB; 90s, 90m, 2h."""
+
+import math
+import re
+from typing import Self
+
+from llamatrain.errors import UsageError
+
+PREFIXES = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+class Size(int):
+    """Bytes: kB, MB, GB and TB in thousands, KiB, MiB, GiB and TiB in 1024s; a bare number is bytes."""
+
+    @classmethod
+    def parse(cls, text: str | int) -> Self:
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", str(text).strip().lower())
+        if not found or (found[3] and not found[2]):
+            raise UsageError(f"{text!r} is no size; write it as 6GB, 800MB or 6GiB")
+        size = cls(float(found[1]) * (1024 if found[3] else 1000) ** PREFIXES[found[2]])
+        if size < 1:
+            raise UsageError(f"a size of {text!r} cannot be; it takes more than 0 bytes")
+        return size
+
+    @property
+    def words(self) -> str:
+        """With three digits, in thousands."""
+        power = min(4, max(0, (len(str(int(self))) - 1) // 3))
+        return f"{self / 1000**power:.3g} {('bytes', 'kB', 'MB', 'GB', 'TB')[power]}" if self < 10**15 else f"{int(self):,} bytes"
+
+
+class Duration(float):
+    """Seconds; s, m, h and d behind the number say of what."""
+
+    @classmethod
+    def parse(cls, text: str | float) -> Self:
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhd]?)", str(text).strip().lower())
+        seconds = float(found[1]) * SECONDS[found[2]] if found else math.nan
+        if not seconds > 0:
+            raise UsageError(f"{text!r} is no length of time; write it as 90s, 90m or 2h")
+        return cls(seconds)

@@ -1,0 +1,43 @@
+"""How much memory there is, and how much this process has."""
+
+import os
+import sys
+from pathlib import Path
+
+
+def available() -> int | None:
+    """Bytes that could be taken now: of the machine, and of this process's control group; None where it is not told."""
+    found = [left for left in (_of_machine(), _of_group()) if left is not None]
+    return min(found, default=None)
+
+
+def resident() -> int:
+    """Bytes that this process holds in memory now."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        pass
+    try:
+        import resource
+    except ImportError:  # no such thing on Windows
+        return 0
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _of_machine() -> int | None:
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        pass
+    return None
+
+
+def _of_group() -> int | None:
+    folder = Path("/sys/fs/cgroup")
+    try:
+        return int((folder / "memory.max").read_text()) - int((folder / "memory.current").read_text())
+    except (OSError, ValueError):  # no such group, or "max"
+        return None

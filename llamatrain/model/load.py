@@ -1,0 +1,53 @@
+"""A model file's weights as float32 arrays by their names."""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from llamatrain.errors import LlamatrainError
+from llamatrain.files import quants
+from llamatrain.files.reader import Gguf, Tensor
+from llamatrain.machine.memory import available
+from llamatrain.model.hyperparameters import Hyperparameters, read
+
+
+def load(
+    gguf: Gguf, threads: int = 1, beside: Callable[[Hyperparameters], int] = lambda h: 0
+) -> tuple[Hyperparameters, dict[str, np.ndarray]]:
+    """The model and its weights: float32 ones read-only, as they lie in the file; others decoded, which takes memory.
+
+    `beside` says what the caller will need besides, in bytes: both must be there.
+    """
+    h = read(gguf)
+    tensors = {name: gguf.tensors[name] for name in h.shapes}
+    decoded = sum(4 * tensor.elements for tensor in tensors.values() if not in_place(tensor))
+    check_memory(gguf, decoded + beside(h))
+    return h, {
+        name: tensor.raw.view(np.float32) if in_place(tensor) else decode(gguf, tensor, threads)
+        for name, tensor in tensors.items()
+    }
+
+
+def fill_from(gguf: Gguf, arrays: Mapping[str, np.ndarray], threads: int = 1) -> None:
+    """The weights of a file whose model was read, written to where they are wanted: float32 arrays of the same shapes."""
+    for name, array in arrays.items():
+        decode(gguf, gguf.tensors[name], threads, array)
+
+
+def in_place(tensor: Tensor) -> bool:
+    return tensor.type.name == "F32" and tensor.raw.ctypes.data % 4 == 0
+
+
+def decode(gguf: Gguf, tensor: Tensor, threads: int = 1, out: np.ndarray | None = None) -> np.ndarray:
+    try:
+        return quants.decode(tensor.raw, tensor.type, out=out, threads=threads)
+    except quants.QuantError as error:
+        raise LlamatrainError(f"{gguf.path}: {tensor.name}: {error}") from None
+
+
+def check_memory(gguf: Gguf, needed: int) -> None:
+    there = available()
+    if there is not None and needed > there:
+        raise LlamatrainError(
+            f"{gguf.path}: the model takes {needed:,} bytes of memory, and {there:,} are free; --ctx takes some"
+        )

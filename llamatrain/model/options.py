@@ -1,0 +1,74 @@
+"""The options that say what a new model is made of."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal, NamedTuple
+
+from llamatrain.errors import UsageError
+from llamatrain.model.hyperparameters import Hyperparameters
+from llamatrain.model.rope import Rope
+
+
+class Dial(NamedTuple):
+    embd: int
+    head: int
+    layer: int
+
+
+SIZES = {
+    "tiny": Dial(64, 4, 2),
+    "small": Dial(256, 8, 4),
+    "medium": Dial(512, 8, 8),
+    "large": Dial(768, 12, 12),
+}
+CTX = 128
+BYTES = "bytes"
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    size: Annotated[
+        Literal["tiny", "small", "medium", "large"],
+        "Sets --embd, --head and --layer: 64/4/2, 256/8/4, 512/8/8, 768/12/12.",
+    ] = "small"
+    embd: Annotated[int | None, "Width of the model; else by --size."] = None
+    head: Annotated[int | None, "Attention heads; they divide --embd. Else by --size."] = None
+    head_kv: Annotated[int | None, "Key/value heads; they divide --head. Else as many as heads."] = None
+    layer: Annotated[int | None, "Blocks; else by --size."] = None
+    ff: Annotated[int | None, "Width of the feed-forward part; else 8/3 of --embd, rounded up to 32."] = None
+    ctx: Annotated[int | None, "Tokens in a row, and the context of a new model; else 128."] = None
+    vocab_size: Annotated[str, "Tokens of a vocabulary learned from the text, fewer if it has fewer; or the word bytes."] = "4096"
+    vocab_from: Annotated[Path | None, "Take the vocabulary of this GGUF file instead of learning one."] = None
+    rope_freq_base: Annotated[float, "Frequency base of the rotary positions."] = 10000.0
+    rope_freq_scale: Annotated[float, "Positions count this much: 0.5 stretches the context to twice its length."] = 1.0
+    norm_rms_eps: Annotated[float, "Epsilon of the RMS norms."] = 1e-5
+    tie_embeddings: Annotated[bool, "One matrix serves as embeddings and as output."] = False
+
+    def __post_init__(self) -> None:
+        for name in ("embd", "head", "head_kv", "layer", "ff", "ctx"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"--{name.replace('_', '-')} {value} cannot be; it takes 1 or more")
+        if self.vocab_size != BYTES and not self.vocab_size.isdecimal():
+            raise UsageError(f"--vocab-size {self.vocab_size!r} is no number of tokens, such as 4096, nor the word {BYTES}")
+        if not 0 < self.rope_freq_scale < float("inf"):
+            raise UsageError(f"--rope-freq-scale {self.rope_freq_scale:g} must be more than 0, such as 0.5")
+        embd, head = self.embd or SIZES[self.size].embd, self.head or SIZES[self.size].head
+        if embd % head:
+            raise UsageError(f"{head} heads do not divide a width of {embd} (--head, --embd)")
+        if embd // head % 2:
+            raise UsageError(f"a head of {embd} / {head} = {embd // head} elements is odd; they turn in pairs (--head, --embd)")
+
+    @property
+    def row(self) -> int:
+        return self.ctx or CTX
+
+    def hyperparameters(self, vocab: int) -> Hyperparameters:
+        dial = SIZES[self.size]
+        embd, heads = self.embd or dial.embd, self.head or dial.head
+        factor = 1 / self.rope_freq_scale
+        rope = Rope(embd // heads, self.rope_freq_base, "linear" if factor != 1 else "none", factor)
+        return Hyperparameters(
+            vocab, embd, self.layer or dial.layer, heads, self.head_kv or heads, self.ff or -(-8 * embd // 3 // 32) * 32,
+            self.row, embd // heads, rope, self.norm_rms_eps, self.tie_embeddings,
+        )  # fmt: skip

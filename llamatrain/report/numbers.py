@@ -1,0 +1,60 @@
+"""Numbers of a training run as people read them, and how long the rest will take."""
+
+import math
+from collections import deque
+
+RECENT = 300.0  # seconds, at most, that tell how fast it goes
+
+
+def amount(loss: float) -> str:
+    size = abs(loss)
+    return f"{loss:.4f}" if 0.01 <= size < 10_000 or not size else f"{loss:.2e}"
+
+
+def perplexity(loss: float) -> str:
+    value = math.exp(loss) if loss < 700 else math.inf if loss >= 700 else math.nan
+    return f"{value:,.2f}" if value < 1000 else f"{value:,.0f}" if value < 1e9 else f"{value:.2e}"
+
+
+def duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    clock = f"{hours}:{minutes:02}:{rest:02}" if days or hours else f"{minutes}:{rest:02}"
+    return f"{days}d {clock}" if days else clock
+
+
+class Pace:
+    """How long a step takes of late: over the later half of the steps done here, or the last five minutes of them.
+
+    What lies between two steps, such as saving and validation, counts with them; what lies before the first, such as
+    compiling, does not.
+    """
+
+    def __init__(self) -> None:
+        self._marks = deque[tuple[float, int]]()
+        self._begun = math.nan
+        self._last = (0.0, 0)
+        self._due = -math.inf
+
+    def mark(self, now: float, step: int) -> None:
+        """A step was done."""
+        self._last = (now, step)
+        if now < self._due:
+            return
+        if not self._marks:
+            self._begun = now
+        self._marks.append(self._last)
+        elapsed = now - self._begun
+        self._due = now + min(0.02 * elapsed, 5.0)
+        while len(self._marks) > 2 and now - self._marks[1][0] >= min(elapsed / 2, RECENT):
+            self._marks.popleft()
+
+    def left(self, now: float, steps: int) -> float | None:
+        """Seconds until a step is reached, if that can be said."""
+        if not self._marks:
+            return None
+        (begun, first), (ended, last) = self._marks[0], self._last
+        if last == first:
+            return None
+        return max(0.0, (steps - last) * (ended - begun) / (last - first) - (now - ended))

@@ -1,0 +1,284 @@
+"""What a person sees of a training run: lines, a progress display below them on a terminal, drawings at the end."""
+
+import math
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from llamatrain.errors import FileError
+from llamatrain.files.newfile import NewFile
+from llamatrain.report import curve, svg
+from llamatrain.report.lines import GAP, Piece, assembled, fitted, width_of
+from llamatrain.report.losses import Losses
+from llamatrain.report.metrics import Metrics
+from llamatrain.report.numbers import Pace, amount, duration, perplexity
+from llamatrain.report.printable import printable
+
+WIDTH = 100  # where the output is no terminal
+LINES = 150  # that a run prints, at most, unless told how many
+PAUSE, PATIENCE = 1.0, 300.0  # seconds between lines: at least, at most
+RECENT = 32  # steps whose tokens a second are looked at
+SAMPLE_SIGNS, SAMPLE_LINES = 1200, 12
+BAR = 32  # signs
+REFRESH = 4  # times a second
+
+
+@dataclass(frozen=True, slots=True)
+class StepLine:
+    step: int
+    loss: float
+    lr: float
+    grad_norm: float | None
+    tokens: int  # of the whole run so far
+    seconds: float  # of this step
+    tokens_per_second: float
+    evaluations: int | None = None  # of L-BFGS so far, where a step takes several
+
+
+class Report:
+    """A line for each `every` steps, the first and the last among them.
+
+    Without `every`: each step of a short run, each 2nd, 5th, 10th ... of a longer one, so that there are 150 lines at most,
+    and no more than one a second; but after five minutes without a line there is one.
+    """
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        *,
+        iters: int,
+        every: int | None = None,
+        console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.metrics = metrics
+        self.iters = iters
+        self.console = console or stderr()
+        self._every = every or stride(iters)
+        self._pause, self._patience = (0.0, math.inf) if every else (PAUSE, PATIENCE)
+        self._clock = clock
+        self._begun = clock()
+        self._pace = Pace()
+        self._speeds = deque[float](maxlen=RECENT)
+        self._done = 0
+        self._last: StepLine | None = None
+        self._printed, self._printed_at = -1, -math.inf  # the first step's line is due
+        self._doing = self._saved = ""
+        self._waves: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+        fine = self.console.encoding.startswith("utf") and os.environ.get("TERM") != "linux"  # whose font has no braille
+        self._signs = curve.FINE if fine else curve.PLAIN
+        self._live: Live | None = None
+        if self.console.is_interactive:
+            self._live = Live(
+                console=self.console,
+                get_renderable=self._display,
+                refresh_per_second=REFRESH,
+                transient=True,
+                redirect_stdout=False,  # data is no part of the display
+            )
+
+    # ---- what is said ------------------------------------------------------
+
+    def header(self, facts: Sequence[tuple[str, str]]) -> None:
+        """Names and values; with them the progress display begins."""
+        margin = max((len(name) for name, _ in facts), default=0) + len(GAP)
+        for name, value in facts:
+            lines = Text(self._safe(value)).wrap(self.console, max(16, self.console.width - margin))
+            for n, line in enumerate(lines):
+                line.rstrip()
+                self._print(Text.assemble((f"{self._safe(name) if n == 0 else '':{margin}}", "bright_black"), line))
+        self.say("")
+        self._show()
+
+    def say(self, line: str) -> None:
+        self._print(Text(self._safe(line)))
+
+    def warn(self, line: str) -> None:
+        self._print(Text(f"warning: {self._safe(line)}", "yellow"))
+
+    def sample(self, step: int, text: str) -> None:
+        """A text that the model wrote, set off from the lines around."""
+        self._doing = ""
+        cut = text[:SAMPLE_SIGNS]
+        shown = printable(cut + "..." * (cut != text), self.console.encoding, keep="\n\t").expandtabs(4)
+        bar = f"{self._signs.left[0]} "
+        wrapped = Text(shown).wrap(self.console, max(16, self.console.width - len(bar)))
+        drawn = Text.assemble((f"sample at step {step}", "bright_black"))
+        for line in [*wrapped[:SAMPLE_LINES], *([Text("...")] if len(wrapped) > SAMPLE_LINES else [])]:
+            line.rstrip()
+            drawn.append("\n").append(bar, "green").append_text(line)
+        self._print(drawn)
+
+    def wave(self, target: Sequence[float], model: Sequence[float]) -> None:
+        """Two waves between -1 and 1: on a terminal above the progress, drawn anew each time."""
+        self._waves = tuple(target), tuple(model)
+        if not self._live:
+            self._print(self._drawn_waves())
+
+    def saved(self, step: int, path: str) -> None:
+        self._doing, self._saved = "", f"saved at {step}"
+        if not self._live:
+            self.say(f"saved at step {step}: {path}")
+
+    def evaluating(self, what: str = "validating") -> None:
+        """What goes on between two steps, for the progress display."""
+        self._doing = self._safe(what)
+
+    # ---- steps -------------------------------------------------------------
+
+    def resumed(self, step: int) -> None:
+        """So many steps were done before."""
+        self._done = step
+
+    def step(self, line: StepLine) -> None:
+        facts = {"step": line.step, "loss": line.loss, "lr": line.lr, "grad_norm": line.grad_norm, "tokens": line.tokens}
+        facts["seconds"], facts["tokens_per_second"] = round(line.seconds, 6), round(line.tokens_per_second, 1)
+        facts["evaluations"] = line.evaluations
+        self.metrics.write({name: value for name, value in facts.items() if value is not None or name == "loss"})
+        now = self._clock()
+        self._speeds.append(line.tokens_per_second)
+        self._pace.mark(now, line.step)
+        self._done, self._last, self._doing = line.step, line, ""
+        waited = now - self._printed_at
+        if (line.step % self._every == 0 and waited >= self._pause) or waited >= self._patience or line.step == self.iters:
+            self._print_step(line)
+
+    def validation(self, step: int, loss: float, tokens: int) -> None:
+        self._doing = ""
+        self.metrics.write({"step": step, "val_loss": loss, "val_tokens": tokens})
+        pieces = [
+            Piece(" val", self._place(step), 9),
+            Piece("loss", f"{amount(loss):>7}", 10, "bold yellow"),
+            Piece("perplexity", perplexity(loss), 2),
+            Piece("", f"{tokens:,} tokens", 1),
+        ]
+        self._print(assembled(fitted(pieces, self._width)))
+
+    def end(self, folder: Path) -> None:
+        """Take the display down, and draw the losses: here, and in loss.svg in the folder."""
+        self._take_down()
+        if self._live and self._waves:
+            self._print(self._drawn_waves())
+        losses = Losses.of(self.metrics.lines())
+        if len(losses.training) + len(losses.validation) > 1:
+            self._print(Text("\n").append_text(curve.draw_losses(losses, self.console.width, self._signs)))
+        try:
+            with NewFile(folder / "loss.svg") as file:
+                file.write(svg.picture(losses, str(folder)).encode())
+        except FileError as error:  # the run itself is well, and nothing that it made is lost
+            self.warn(str(error))
+
+    def close(self) -> None:
+        try:
+            self._take_down()
+        finally:
+            self.metrics.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    # ---- how it is shown ---------------------------------------------------
+
+    @property
+    def _width(self) -> int | None:
+        """What a line must fit in, if anything."""
+        return self.console.width if self.console.is_terminal else None
+
+    def _safe(self, text: str) -> str:
+        return printable(text, self.console.encoding)
+
+    def _print(self, text: Text) -> None:
+        self.console.print(text, soft_wrap=True)
+
+    def _place(self, step: int) -> str:
+        return f"{step:>{len(str(self.iters))}}/{self.iters}"
+
+    def _print_step(self, line: StepLine) -> None:
+        now = self._clock()
+        self._printed, self._printed_at = line.step, now
+        left = self._pace.left(now, self.iters)
+        norm = "" if line.grad_norm is None else f"{line.grad_norm:.3f}" if line.grad_norm < 100 else f"{line.grad_norm:.2g}"
+        pieces = [
+            Piece("step", self._place(line.step), 9),
+            Piece("loss", f"{amount(line.loss):>7}", 10, "bold cyan"),
+            Piece("lr", f"{line.lr:.2e}", 3),
+            *([Piece("norm", f"{norm:>6}", 2)] if norm else []),
+            Piece("", f"{self._speed():>7,.0f} tok/s", 5),
+            Piece("", f"{duration(now - self._begun):>5}", 4),
+            *([] if left is None else [Piece("", f"{duration(left):>5} left", 6)]),
+        ]
+        self._print(assembled(fitted(pieces, self._width)))
+        self._show()
+
+    def _speed(self) -> float:
+        return median(self._speeds)
+
+    def _drawn_waves(self) -> Text:
+        return curve.draw_waves(*(self._waves or ((), ())), self.console.width, self._signs)
+
+    def _show(self) -> None:
+        if self._live:
+            self._live.start()
+
+    def _take_down(self) -> None:
+        """The display goes; the line of the last step stays."""
+        try:
+            if self._last and self._last.step != self._printed:
+                self._print_step(self._last)
+        finally:
+            if self._live:
+                self._live.stop()
+
+    def _display(self) -> Group:
+        """What stands below the lines; drawn by a thread of its own, so it only reads."""
+        now, last = self._clock(), self._last
+        left = self._pace.left(now, self.iters)
+        pieces = [
+            Piece("", f"{self._done}/{self.iters}", 10),
+            *([Piece("loss", amount(last.loss), 8), Piece("", f"{self._speed():,.0f} tok/s", 5)] if last else []),
+            Piece("", duration(now - self._begun), 7),
+            *([] if left is None else [Piece("", f"{duration(left)} left", 9)]),
+            *([Piece("", self._doing or self._saved, 3, "green")] if self._doing or self._saved else []),
+        ]
+        width = self.console.width - 1
+        kept = fitted(pieces, width)
+        text = self._bar(min(BAR, width - width_of(kept) - 2)).append_text(assembled(kept))
+        waves = [self._drawn_waves()] if self._waves and self.console.height > curve.WAVE_ROWS + 4 else []
+        return Group(*waves, text)
+
+    def _bar(self, width: int) -> Text:
+        if width < 6:
+            return Text(no_wrap=True)
+        done, to_do = "━─" if self._signs is curve.FINE else "#-"
+        full = min(width, width * self._done // max(self.iters, 1))
+        return Text(done * full, "cyan", no_wrap=True).append(to_do * (width - full) + GAP, "bright_black")
+
+
+def stderr() -> Console:
+    """The terminal as it is, or a stream for plain lines: no colours and no movements in it, whatever the environment says."""
+    terminal = sys.stderr.isatty()
+    return Console(stderr=True, force_terminal=terminal, force_jupyter=False, width=None if terminal else WIDTH, highlight=False)
+
+
+def stride(iters: int) -> int:
+    """The smallest of 1, 2, 5, 10, 20 ... that gives few enough lines."""
+    size = 1
+    while True:
+        for factor in (1, 2, 5):
+            if iters // (factor * size) <= LINES:
+                return factor * size
+        size *= 10

@@ -1,0 +1,152 @@
+"""Decoding with a cache: tokens in, the next one's logits out, and text made of that.
+
+The weights are used where they lie, be it in a file's map or in the memory of a training run. There is a program for each of a
+few numbers of tokens; what fits none is filled up with its last token, which then writes its row of the cache more than once.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from llamatrain.engine.plan import Plan, plan
+from llamatrain.engine.program import Program, allocate, empty, scratch_rule
+from llamatrain.errors import LlamatrainError, UsageError
+from llamatrain.model.hyperparameters import Hyperparameters
+from llamatrain.model.llama import Decoding, caches_of, decoding, parameters, rope_state
+from llamatrain.sample.chain import draw
+from llamatrain.sample.options import SamplingOptions
+
+CHUNKS = (1, 8, 64)  # tokens that are fed at once
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What decoding takes beside the weights, in bytes."""
+
+    caches: int
+    arena: int
+
+    @property
+    def total(self) -> int:
+        return self.caches + self.arena
+
+
+class Decoder:
+    """A text that grows: `feed` it tokens, `reset` it for another one. It never runs out of step with weights that change."""
+
+    def __init__(
+        self, h: Hyperparameters, arrays: Mapping[str, np.ndarray], *, ctx: int, threads: int = 1, kernels: str = "cpu",
+        arena: np.ndarray | None = None,
+    ) -> None:  # fmt: skip
+        """`arrays` are the weights by their GGUF names, float32; an `arena` that is large enough (see `plan`) is used."""
+        self.h, self.ctx, self.threads, self.kernels = h, ctx, threads, kernels
+        self.position = 0
+        self._graphs = Graphs(h, ctx)
+        weights = {tensor: arrays[name] for name, tensor in self._graphs.weights.items()}
+        self._memory = weights | {cache: empty(cache) for cache in self._graphs.caches}
+        self._memory[self._graphs.table] = h.rope.table(ctx)
+        self._arena = arena
+        self._programs: dict[int, tuple[Decoding, Program]] = {}
+
+    @staticmethod
+    def plan(h: Hyperparameters, ctx: int, threads: int = 1, kernels: str = "cpu") -> Cost:
+        """What a decoder will take; nothing is allocated."""
+        graphs = Graphs(h, ctx)
+        kept = sum(tensor.nbytes for tensor in (*graphs.caches, graphs.table))
+        return Cost(kept, graphs.arena(threads, kernels))
+
+    def reset(self) -> None:
+        """Begin anew: what the cache holds is out of sight."""
+        self.position = 0
+
+    @property
+    def room(self) -> int:
+        """How many more tokens can be fed."""
+        return self.ctx - self.position
+
+    def feed(self, tokens: Sequence[int]) -> np.ndarray:
+        """The logits of the token after these: a view, valid until more is fed."""
+        ids = np.asarray(tokens, np.int64)
+        if not 1 <= len(ids) <= self.room:
+            raise LlamatrainError(
+                f"{len(ids)} tokens do not fit a context of {self.ctx} that holds {self.position}; a larger --ctx takes more"
+            )
+        if ids.min() < 0 or ids.max() >= self.h.vocab:
+            raise UsageError(f"token {ids[(ids < 0) | (ids >= self.h.vocab)][0]} is not among the {self.h.vocab} of the model")
+        while len(ids):
+            logits, ids = self._run(ids)
+        return logits
+
+    def _run(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The logits after the tokens that were taken, and those that are left."""
+        size = next((chunk for chunk in self._graphs.chunks if chunk >= len(ids)), self._graphs.chunks[-1])
+        made, program = self._program(size)
+        count = min(size, len(ids))
+        steps = np.minimum(np.arange(size), count - 1)
+        program[made.tokens][0] = ids[steps]
+        program[made.positions][0] = self.position + steps
+        program[made.starts][...] = 0
+        program[made.place][...] = count - 1
+        program()
+        self.position += count
+        return program[made.logits][0], ids[count:]
+
+    def _program(self, size: int) -> tuple[Decoding, Program]:
+        if size not in self._programs:
+            if self._arena is None:
+                self._arena = allocate(self._graphs.arena(self.threads, self.kernels))
+            made, laid_out = self._graphs.planned(size, self.threads, self.kernels)
+            program = Program(laid_out, self._memory, kernels=self.kernels, threads=self.threads, arena=self._arena)
+            self._programs[size] = made, program
+        return self._programs[size]
+
+
+class Graphs:
+    """The graphs for each number of tokens, over the same weights and caches."""
+
+    def __init__(self, h: Hyperparameters, ctx: int) -> None:
+        self.h = h
+        self.chunks = sorted({min(chunk, ctx) for chunk in CHUNKS})
+        self.weights, self.caches, self.table = parameters(h), caches_of(h, ctx), rope_state(h, ctx)
+        self._planned: dict[int, tuple[Decoding, Plan]] = {}
+
+    def planned(self, size: int, threads: int, kernels: str) -> tuple[Decoding, Plan]:
+        if size not in self._planned:
+            made = decoding(self.h, self.weights, size, self.table, self.caches)
+            self._planned[size] = made, plan([made.logits], scratch=scratch_rule(kernels, threads))
+        return self._planned[size]
+
+    def arena(self, threads: int, kernels: str) -> int:
+        """Bytes that are enough for each of them."""
+        return max(self.planned(size, threads, kernels)[1].arena for size in self.chunks)
+
+
+# ---- text ------------------------------------------------------------------
+
+
+class Generation:
+    """The tokens that follow a prompt. `ended` says why there are no more: "end", "n" or "ctx"."""
+
+    def __init__(self, decoder: Decoder, prompt: Sequence[int], options: SamplingOptions, ends: Collection[int] = ()) -> None:
+        """`ends` are the tokens that end a text; they are not given."""
+        self.decoder, self.options, self.ends = decoder, options, ends
+        self.tokens = [int(token) for token in prompt]
+        self.ended = ""
+
+    def __iter__(self) -> Iterator[int]:
+        self.decoder.reset()
+        fed = 0
+        for number in range(self.decoder.ctx - len(self.tokens)):
+            if number == self.options.n:
+                self.ended = "n"
+                return
+            logits = self.decoder.feed(self.tokens[fed:])
+            fed = len(self.tokens)
+            token = draw(logits, self.options, number, self.tokens)
+            if token in self.ends:
+                self.ended = "end"
+                return
+            self.tokens.append(token)
+            yield token
+        self.ended = "ctx"

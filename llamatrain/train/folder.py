@@ -1,0 +1,210 @@
+"""The folder of a run, and what may be done in it by one run at a time.
+
+    config.toml  metrics.jsonl  loss.svg     options, figures, curve
+    checkpoint-<step>.gguf                   the last ones
+    checkpoint-LATEST.gguf                   another name of the newest
+    model.gguf | adapter.gguf                the result
+
+All is written beside its place and renamed: a run that is killed leaves a folder that can be gone on with, and perhaps a
+temporary file that the next one removes.
+"""
+
+import fcntl
+import os
+import re
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from itertools import count
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+
+from llamatrain.errors import FileError
+from llamatrain.files.newfile import NewFile
+from llamatrain.files.reader import open_gguf
+from llamatrain.files.values import Value, u32
+from llamatrain.files.writer import new_gguf
+from llamatrain.train.checkpoint import Checkpoint, read, tensor_infos, write
+
+LATEST = "checkpoint-LATEST.gguf"
+NUMBERED = re.compile(r"checkpoint-(0|[1-9][0-9]{0,18})\.gguf")
+RESULTS = ("config.toml", "metrics.jsonl", "loss.svg", "model.gguf", "adapter.gguf")
+TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{8}\.tmp")
+PIECE = 1 << 20
+
+
+class RunFolder:
+    """An existing folder, taken for writing until `close`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.close = weakref.finalize(self, os.close, _lock(path))
+        with telling(path, "what is in it cannot be seen or changed"):
+            for file in list(path.iterdir()):
+                if (match := TEMPORARY.fullmatch(file.name)) and is_of_a_run(match[1]):
+                    file.unlink()
+
+    @classmethod
+    def new(cls, out: Path | None, command: str, overwrite: bool = False) -> Self:
+        """A folder for a run that begins; without `out` the next `runs/<command>-<n>`."""
+        folder = cls(_next_folder(Path("runs"), command) if out is None else _made(out))
+        there = sorted(file for file in folder.path.iterdir() if is_of_a_run(file.name))
+        if there and not overwrite:
+            folder.close()
+            raise FileError(
+                f"{folder.path}: there is a run already ({there[0].name}): --resume {folder.path} goes on with it, "
+                "--overwrite removes it, another --out leaves it alone"
+            )
+        with telling(folder.path, "the run there cannot be removed"):
+            for file in there:
+                file.unlink()
+        return folder
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def result(self, name: str) -> Path:
+        """The place of one of the files that a run writes beside its checkpoints."""
+        if name not in RESULTS:
+            raise ValueError(f"{name} is none of {', '.join(RESULTS)}")
+        return self.path / name
+
+    # ---- checkpoints -------------------------------------------------------
+
+    def save(self, checkpoint: Checkpoint, keep: int) -> Path:
+        """Write a checkpoint, and then remove those older than the last `keep`."""
+        step = checkpoint.counters.step
+        path = self.path / f"checkpoint-{step}.gguf"
+        write(path, checkpoint)
+        self._call_latest(path)
+        with suppress(OSError):  # they take room, and do no harm
+            older = [file for number, file in sorted(numbered(self.path).items()) if number < step]
+            for file in older[: max(0, len(older) - max(keep, 1) + 1)]:
+                file.unlink()
+        return path
+
+    def rewind(self, step: int) -> None:
+        """Go on from an older checkpoint of this folder: those after it are of a run that is given up."""
+        self._call_latest(self.path / f"checkpoint-{step}.gguf")
+        with telling(self.path, "its later checkpoints cannot be removed"):
+            for number, file in numbered(self.path).items():
+                if number > step:
+                    file.unlink()
+
+    def _call_latest(self, path: Path) -> None:
+        hidden = self.path / f".{LATEST}.{os.urandom(4).hex()}.tmp"
+        try:
+            hidden.hardlink_to(path)
+            hidden.replace(self.path / LATEST)
+        except OSError:  # a file system without hard links
+            _copy(path, self.path / LATEST)
+        finally:  # where both were names of one file already, it stays
+            hidden.unlink(missing_ok=True)
+
+    @staticmethod
+    def newest(place: Path) -> tuple[Checkpoint, Path, list[str]]:
+        """A checkpoint to go on from, its file, and what should be said: of a folder the newest that is sound."""
+        with telling(place, "cannot be looked into"):
+            paths = newest_first(place) if place.is_dir() else [place]
+        faults = list[str]()
+        for path in paths:
+            try:
+                checkpoint = read(path)
+            except FileError as error:
+                faults.append(str(error))
+                continue
+            passed = [f"a checkpoint that cannot be read is passed over: {fault}" for fault in faults]
+            return checkpoint, path, [*passed, *checkpoint.notes]
+        if paths == [place]:
+            raise FileError(faults[0])
+        raise FileError(f"{place}: no checkpoint to go on from" + (f": {faults[0]}" if faults else " is in this folder"))
+
+
+def numbered(folder: Path) -> dict[int, Path]:
+    """The checkpoints by their steps."""
+    matches = ((NUMBERED.fullmatch(file.name), file) for file in folder.iterdir())
+    return {int(match[1]): file for match, file in matches if match}
+
+
+def newest_first(folder: Path) -> list[Path]:
+    """By steps. LATEST is for itself only where it is no second name: links were copied as files, or the others removed."""
+    found = sorted(numbered(folder).items(), reverse=True)
+    latest = folder / LATEST
+    if not latest.exists() or any(latest.samefile(file) for _, file in found):
+        return [file for _, file in found]
+    try:
+        step = open_gguf(latest).value("training.iteration_count", int)
+    except FileError:
+        step = -1
+    return [file for _, file in sorted([*found, (step, latest)], key=lambda each: -each[0])]
+
+
+def is_of_a_run(name: str) -> bool:
+    return name in (*RESULTS, LATEST) or NUMBERED.fullmatch(name) is not None
+
+
+# ---- taking and making -----------------------------------------------------
+
+
+def _lock(path: Path) -> int:
+    """Held by the open folder itself, so that it ends with the process however that ends, and leaves nothing."""
+    with telling(path, "cannot be used for a run"):
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(folder)
+        raise FileError(f"{path}: another run is using this folder") from error
+    except OSError:
+        pass  # a file system without locks
+    return folder
+
+
+def _made(path: Path) -> Path:
+    with telling(path, "no folder can be made there"):
+        path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def _next_folder(runs: Path, command: str) -> Path:
+    """The number after the highest; where another run takes it first, the one after that."""
+    name = re.compile(re.escape(command) + r"-([0-9]{1,18})")
+    with telling(runs, "no folder can be made in it"):
+        runs.mkdir(parents=True, exist_ok=True)
+        taken = [int(match[1]) for each in runs.iterdir() if (match := name.fullmatch(each.name))]
+        for number in count(max(taken, default=0) + 1):
+            with suppress(FileExistsError):
+                path = runs / f"{command}-{number}"
+                path.mkdir()
+                return path
+    raise AssertionError
+
+
+def _copy(source: Path, target: Path) -> None:
+    with telling(source, "cannot be copied"), NewFile(target) as copy, source.open("rb") as file:
+        while piece := file.read(PIECE):
+            copy.write(piece)
+
+
+@contextmanager
+def telling(path: Path, problem: str) -> Iterator[None]:
+    """Around what is done with folders: what the system answers becomes one line."""
+    try:
+        yield
+    except OSError as error:
+        raise FileError(f"{path}: {problem}: {error.strerror}") from error
+
+
+# ---- the result ------------------------------------------------------------
+
+
+def write_model(path: Path, metadata: Mapping[str, Value], weights: Mapping[str, np.ndarray]) -> None:
+    """A model's file in float32, for llama.cpp."""
+    with new_gguf(path, {**metadata, "general.file_type": u32(0)}, tensor_infos(weights)) as out:
+        for name, array in weights.items():
+            out.write(name, array)

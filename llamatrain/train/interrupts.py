@@ -1,0 +1,59 @@
+"""Ctrl-C and SIGTERM in a run: the first asks it to save and end, the second ends it at once.
+
+A thread listens, since Python's own handlers wait for the end of whatever compiled code the main thread is in.
+"""
+
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from types import TracebackType
+from typing import Self
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+ONE = 0.3  # seconds: signals that come so close were meant as one, such as those of `timeout` to a process and to its group
+SHOW_CURSOR = "\x1b[?25h"  # a display that is left at once may have hidden it
+
+
+class Interrupts:
+    """While this is open, `asked` is the number of the signal that came, or 0."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def __enter__(self) -> Self:
+        self._main = threading.current_thread() is threading.main_thread()
+        if self._main:  # elsewhere there are no signals to be had
+            self._before = [signal.signal(each, lambda number, frame: None) for each in SIGNALS]
+            self._reader, self._writer = socket.socketpair()
+            self._writer.setblocking(False)
+            self._wakeup = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+            threading.Thread(target=self._listen, args=(self._reader,), daemon=True).start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._main:
+            signal.set_wakeup_fd(self._wakeup)
+            for each, before in zip(SIGNALS, self._before, strict=True):
+                signal.signal(each, before)
+            self._writer.close()  # ends the thread, which closes its own end
+
+    def _listen(self, reader: socket.socket) -> None:
+        with reader:
+            while numbers := reader.recv(16):
+                for number in numbers:
+                    self._note(number)
+
+    def _note(self, number: int) -> None:
+        if number not in SIGNALS:
+            return
+        if not self.asked:
+            self.asked, self._first = number, time.monotonic()
+            return
+        if time.monotonic() - self._first < ONE:
+            return
+        if sys.stderr.isatty():
+            os.write(sys.stderr.fileno(), SHOW_CURSOR.encode())
+        os._exit(128 + number)

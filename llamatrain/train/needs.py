@@ -1,0 +1,114 @@
+"""What a run will take, before it takes it; and what is computed again, or split, so that it fits."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+
+from llamatrain.config.units import Size
+from llamatrain.engine.budget import cheapest
+from llamatrain.errors import MemoryPlanError
+from llamatrain.optim.step import SGD, AdamW
+from llamatrain.sample.decoder import Decoder
+from llamatrain.train.options import AUTO
+from llamatrain.train.programs import Graphs, Policy, Setting
+
+SHARE = 0.9  # of what is free, where no limit is given
+SMALL = 256  # tokens: a batch of fewer is split no further, its products would run below their speed
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Bytes, by what they are for."""
+
+    weights: int
+    gradients: int
+    moments: int
+    inputs: int
+    arena: int
+    decoding: int
+    interpreter: int
+
+    @property
+    def total(self) -> int:
+        return sum(asdict(self).values())
+
+    def describe(self) -> str:
+        kinds = [f"{name} {Size(size).words}" for name, size in asdict(self).items() if size]
+        return f"{Size(self.total).words}: {', '.join(kinds)}"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What of a run decides its memory, beside the setting."""
+
+    lengths: tuple[int, ...]
+    accumulating: bool
+    validating: bool
+    decoding: int  # positions of the cache for samples; 0: none
+    history: int  # of L-BFGS
+    interpreter: int  # what the process holds already
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A way to run: with its graphs, so that they are built once."""
+
+    setting: Setting
+    policy: Policy
+    splits: int  # a batch is run in so many parts
+    graphs: Graphs
+    needs: Needs
+
+    @property
+    def total(self) -> int:
+        return self.needs.total
+
+
+def needs_of(setting: Setting, policy: Policy, shape: Shape, splits: int = 1) -> Choice:
+    setting = replace(setting, batch=setting.batch // splits)
+    graphs = Graphs(setting, policy)
+    plans = [graphs.plan(graph) for graph in graphs.all(shape.lengths, shape.accumulating or splits > 1, shape.validating)]
+    size = 4 * setting.h.parameters
+    inputs = sum(plan.bytes("input") for plan in plans) + graphs.table.nbytes + sum(a.nbytes for a in graphs.states.values())
+    decoding = Decoder.plan(setting.h, shape.decoding, setting.threads, setting.kernels).total if shape.decoding else 0
+    moments = {AdamW: 2, SGD: 1}.get(type(setting.optimizer), 2 * shape.history + 6)
+    needs = Needs(
+        size, size if setting.kept else 0, moments * size, inputs, max(plan.arena for plan in plans), decoding, shape.interpreter
+    )
+    return Choice(setting, policy, splits, graphs, needs)
+
+
+def choose(setting: Setting, remat: str, shape: Shape, limit: int | None, free: int | None) -> Choice:
+    """The first way that fits: recomputation where that is open, and batches in parts. `limit` was asked for, `free` is there."""
+    most = limit if limit is not None else int(free * SHARE) if free is not None else None
+    best: Choice | None = None
+    for splits in _splits(setting, shape.lengths):
+        if remat != AUTO:
+            found = needs_of(setting, int(remat) if remat.isdecimal() else remat, shape, splits)
+        elif most is None:
+            found = needs_of(setting, "none", shape, splits)
+        else:
+            found = _cheapest(setting, shape, splits, most)
+        best = found if best is None or found.total < best.total else best
+        if most is None or found.total <= most:
+            return found
+    assert best and most is not None
+    told = "--memory allows" if limit is not None else "are free"
+    raise MemoryPlanError(
+        f"the run takes {Size(best.total).words} ({best.needs.describe().partition(': ')[2]}), and {Size(most).words} {told}; "
+        f"a smaller --batch, --ctx or model takes less"
+    )
+
+
+def _splits(setting: Setting, lengths: Iterable[int]) -> Iterator[int]:
+    """Into how many parts a batch may be run: 1, and more where gradients are kept to be added up."""
+    yield 1
+    longest, splits = max(lengths), 2
+    while setting.kept and setting.batch % splits == 0 and setting.batch // splits * longest >= SMALL:
+        yield splits
+        splits *= 2
+
+
+def _cheapest(setting: Setting, shape: Shape, splits: int, most: int) -> Choice:
+    """Of the recomputations the one that costs least time, or least memory where none fits."""
+    _, found = cheapest(lambda policy: needs_of(setting, policy, shape, splits), setting.h.layers, most)
+    return found
