@@ -1,7 +1,7 @@
 """`llamatrain from-scratch`: a new model from text, or from the built-in sine wave."""
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,7 +12,21 @@ from llamatrain.data.options import DataOptions
 from llamatrain.model.options import ModelOptions
 from llamatrain.train.options import PlaceOptions, RunOptions, TrainOptions, refuse_idle
 
+if TYPE_CHECKING:
+    from llamatrain.train.recipe import Options
+
 CLASSES = (ModelOptions, DataOptions, TrainOptions, RunOptions)
+
+
+def checked(data: tuple[str, ...], values: dict[str, Any], given: set[str]) -> "Options":
+    """The options of a run, none of which is without effect."""
+    from llamatrain.train.recipe import Options
+
+    options = Options(
+        data, build(ModelOptions, values), build(DataOptions, values), build(TrainOptions, values), build(RunOptions, values)
+    )
+    refuse_idle(options.train, options.run, given)
+    return options
 
 
 @click.command()
@@ -25,15 +39,11 @@ def command(context: click.Context, /, data: tuple[str, ...], **values: Any) -> 
     DATA are files (.txt, .md, .jsonl), folders, globs, or - for standard input. The model is written as a GGUF file that
     llama.cpp runs, into the folder of the run, beside checkpoints, options and figures.
     """
-    from llamatrain.train.recipe import Options, from_scratch
+    from llamatrain.train.recipe import from_scratch
 
     place = build(PlaceOptions, values)
     data, values, given = given_options(context, data, values, place, *CLASSES)
-    options = Options(
-        data, build(ModelOptions, values), build(DataOptions, values), build(TrainOptions, values), build(RunOptions, values)
-    )
-    refuse_idle(options.train, options.run, given)
-    finished = from_scratch(options, place, given)
+    finished = from_scratch(checked(data, values, given), place, given)
     outcome = finished.outcome
     if outcome.finished:
         ended = "" if outcome.reason == "done" else f"stopped: {outcome.reason}\n"

@@ -11,7 +11,7 @@ from llamatrain.cli.printable import printable
 from llamatrain.errors import LlamatrainError
 
 # Each is a module of this folder with a `command` and little to import at its head; the rest is loaded when it runs.
-COMMANDS = ("from-scratch", "generate", "inspect", "preview")
+COMMANDS = ("evaluate", "from-scratch", "generate", "inspect", "plan", "preview")
 
 
 class Commands(click.Group):

@@ -1,17 +1,24 @@
-"""The cheapest recomputation whose plan fits a given memory."""
+"""The cheapest recomputation that fits a given memory."""
 
 from collections.abc import Callable
-
-from llamatrain.engine.plan import Plan, does_not_fit
-from llamatrain.errors import MemoryPlanError
+from typing import Protocol, TypeVar
 
 Policy = str | int
 
 
-def cheapest(plan_with: Callable[[Policy], Plan], blocks: int, memory: int) -> tuple[Policy, Plan]:
-    """Of the policies none, light, and the first 1 to all `blocks` made again, the first whose plan takes no more than `memory`.
+class Planned(Protocol):
+    @property
+    def total(self) -> int: ...
 
-    Each costs more time than the one before and less memory, so the number of blocks is found by halving.
+
+P = TypeVar("P", bound=Planned)
+
+
+def cheapest(plan_with: Callable[[Policy], P], blocks: int, memory: int) -> tuple[Policy, P]:
+    """Of the policies none, light, and the first 1 to all `blocks` made again, the first that takes no more than `memory`.
+
+    Each costs more time than the one before and less memory, so the number of blocks is found by halving. Where even the last
+    takes more, it is given all the same.
     """
     policies: tuple[Policy, ...] = ("none", "light")
     for policy in policies:
@@ -20,7 +27,7 @@ def cheapest(plan_with: Callable[[Policy], Plan], blocks: int, memory: int) -> t
             return policy, made
     best = plan_with(blocks)
     if best.total > memory:
-        raise MemoryPlanError(does_not_fit(best, memory, recomputed=True))
+        return blocks, best
     too_few, enough = 0, blocks
     while enough - too_few > 1:
         middle = (too_few + enough) // 2

@@ -128,12 +128,12 @@ def plan(
     return best
 
 
-def does_not_fit(plan: Plan, memory: int, recomputed: bool = False) -> str:
-    """How much is missing, and what would help; `recomputed`: as lean as recomputation makes it already."""
+def does_not_fit(plan: Plan, memory: int) -> str:
+    """How much is missing, and what would help."""
     missing = plan.total - memory
     helps = []
     if plan.arena > missing:
-        helps.append(f"{'' if recomputed else 'recomputation (remat), '}a smaller batch or a shorter context shrink the arena")
+        helps.append("recomputation (remat), a smaller batch or a shorter context shrink the arena")
     if plan.bytes("state") + plan.pinned_bytes > missing:
         helps.append("training fewer weights (LoRA) saves gradients and moments")
     helps = helps or ["a smaller model"]

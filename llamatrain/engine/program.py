@@ -90,13 +90,18 @@ def scratch_rule(kernels: str, threads: int) -> ScratchRule:
 class Program:
     """Bound once; called for every step."""
 
-    def __init__(self, plan: Plan, memory: Mapping[Tensor, np.ndarray], *, kernels: str = "cpu", threads: int = 1) -> None:
-        """`memory` has an array for each leaf and pinned output that is not to be made here."""
+    def __init__(self, plan: Plan, memory: Mapping[Tensor, np.ndarray], *, kernels: str = "cpu", threads: int = 1,
+                 arena: np.ndarray | None = None) -> None:  # fmt: skip
+        """`memory` has an array for each leaf and pinned output that is not to be made here.
+
+        Programs that never run at once may share an `arena`, made by `allocate` for the largest of them: outputs that lie in
+        it are valid until the next run of any.
+        """
         if kernels not in KERNELS or threads < 1:
             raise GraphError(f"kernels are {' or '.join(KERNELS)}, threads 1 or more; received {kernels!r} and {threads}")
         self.plan, self.kernels, self.threads = plan, kernels, threads
         self.changed = _changed(plan)
-        self.arena = allocate(plan.arena)
+        self.arena = allocate(plan.arena) if arena is None else _shared(arena, plan.arena)
         self.owned: dict[Tensor, np.ndarray] = {}
         for tensor, array in memory.items():
             self._adopt(plan.outputs.get(tensor, tensor), array)
@@ -105,12 +110,13 @@ class Program:
 
     @classmethod
     def of(cls, outputs: Iterable[Tensor], memory: Mapping[Tensor, np.ndarray] | None = None, *, kernels: str = "cpu",
-           threads: int = 1, naive: bool = False, limit: int | None = None) -> "Program":  # fmt: skip
+           threads: int = 1, naive: bool = False, limit: int | None = None,
+           arena: np.ndarray | None = None) -> "Program":  # fmt: skip
         """Plan and bind in one go; outputs that `memory` has an array for are pinned to it."""
         outputs, memory = list(outputs), memory or {}
         pinned = [output for output in outputs if output in memory and output.node]
         laid_out = plan(outputs, pinned=pinned, scratch=scratch_rule(kernels, threads), naive=naive, memory=limit)
-        return cls(laid_out, memory, kernels=kernels, threads=threads)
+        return cls(laid_out, memory, kernels=kernels, threads=threads, arena=arena)
 
     def __call__(self) -> None:
         for run in self.runs:
@@ -133,6 +139,22 @@ class Program:
                     part()
                 times[node].append(time.perf_counter() - start)
         return [(node, float(np.median(taken))) for node, taken in times.items()]
+
+    def first_not_finite(self) -> Tensor | None:
+        """The first tensor that holds NaN or an infinity: of the leaves, then of the values in the order they are made.
+
+        It runs: what a step changes is changed. `graph.show.described` has words for an unnamed value.
+        """
+        for leaf in (leaf for role in ("parameter", "state", "input") for leaf in self.plan.leaves(role)):
+            if not _finite(self._array(leaf)):
+                return leaf
+        for node, calls in self.steps:
+            for part in _grouped([(node, calls)], self.threads):
+                part()
+            for output in node.outputs:
+                if not _finite(self._array(output), masks=(node.op.name, output.index) in MASKS):
+                    return output
+        return None
 
     def _adopt(self, tensor: Tensor, array: np.ndarray) -> None:
         if array.shape != tensor.shape or array.dtype != tensor.dtype.numpy or not array.flags.c_contiguous:
@@ -164,6 +186,27 @@ class Program:
         if size < (needed := found.scratch(*_seen(node), node.attrs, self.threads)):
             raise GraphError(f"{node!r} needs {needed} bytes of scratch memory, planned are {size}: plan with its scratch_rule")
         return list(found.bind(outs, ins, node.attrs, self.arena[offset : offset + size], self.threads))
+
+
+def _shared(arena: np.ndarray, size: int) -> np.ndarray:
+    """The part of the caller's arena that a plan of this size needs."""
+    if arena.dtype != np.uint8 or arena.ndim != 1 or not arena.flags.c_contiguous or not arena.flags.writeable:
+        raise GraphError(f"an arena is a row of bytes that can be written; received {arena.dtype}{list(arena.shape)}")
+    if arena.size < size or arena.ctypes.data % ALIGNMENT:
+        raise GraphError(f"the plan needs an arena of {size:,} bytes, aligned to {ALIGNMENT}; received {arena.size:,} bytes")
+    return arena[:size]
+
+
+MASKS = {("diag_mask_inf", 0), ("flash_attn", 1)}  # (op, output): minus infinity means nothing seen there
+
+
+def _finite(array: np.ndarray, masks: bool = False) -> bool:
+    """Whether no element is NaN or an infinity; with `masks`, minus infinity may stand there."""
+    if array.dtype == np.int32:
+        return True
+    if array.dtype == np.uint16:  # bfloat16: all bits of the exponent
+        return not np.any((array & np.uint16(0x7F80)) == 0x7F80)
+    return bool(np.all(array < np.inf if masks else np.isfinite(array)))
 
 
 def _grouped(steps: Iterable[tuple[Node, list[Any]]], threads: int) -> list[Callable[[], None]]:

@@ -37,6 +37,17 @@ def as_dot(outputs: Sequence[Tensor]) -> str:
     return "\n".join([*lines, "}"])
 
 
+def described(tensor: Tensor) -> str:
+    """A tensor's name; of an unnamed value its op, and the nearest names before it."""
+    if tensor.name or not tensor.node:
+        return tensor.name or tensor.role
+    level, names = list(tensor.node.sources), list[str]()
+    while level and not names:
+        names = [each.name for each in level if each.name and each.role != "input"]
+        level = list(dict.fromkeys(source for each in level if each.node for source in each.node.sources))
+    return f"{tensor.node.op.name} of {', '.join(dict.fromkeys(names))}" if names else tensor.node.op.name
+
+
 def verify(outputs: Iterable[Tensor]) -> None:
     """Each node's outputs are what its op's shape rule says, made after its sources; no tensor is changed twice."""
     changed: dict[Tensor, Node] = {}

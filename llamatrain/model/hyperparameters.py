@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from llamatrain.errors import FileError, UsageError
 from llamatrain.files.reader import Gguf
 from llamatrain.files.values import Value, f32, string, u32
-from llamatrain.model.rope import Rope
+from llamatrain.model.rope import Rope, as_kept
 
 ARCHITECTURE = "llama"
 LARGEST = 1 << 24  # of any size: what lies beyond is a damaged file or a slip of the hand
@@ -30,6 +30,7 @@ class Hyperparameters:
     tied: bool = False  # the embeddings serve as output, too
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "rms_eps", as_kept(self.rms_eps))
         for name in ("vocab", "embd", "layers", "heads", "kv_heads", "ff", "ctx", "head_size"):
             value, most = getattr(self, name), DEEPEST if name == "layers" else LARGEST
             if not 1 <= value <= most:

@@ -19,6 +19,12 @@ KINDS = ("none", "linear", "yarn")
 OFTEN, SELDOM = 32.0, 1.0
 
 
+def as_kept(number: float) -> float:
+    """A number as files have it, in float32: a model made of options is to the bit the one that its file gives."""
+    with np.errstate(over="ignore"):
+        return float(np.float32(number))
+
+
 @dataclass(frozen=True)
 class Rope:
     size: int  # elements of a head that are rotated
@@ -30,6 +36,8 @@ class Rope:
     factors: np.ndarray | None = field(default=None, repr=False, compare=False)  # (r/2,)
 
     def __post_init__(self) -> None:
+        for name in ("base", "factor", "length"):
+            object.__setattr__(self, name, as_kept(getattr(self, name)))
         if not 1 <= self.base < math.inf:
             raise UsageError(f"--rope-freq-base {self.base:g} must be 1 or more, such as 10000")
         if self.kind not in KINDS:
@@ -88,7 +96,7 @@ class Rope:
         size = gguf.value(f"{architecture}.rope.dimension_count", int, head_size)
         return cls(
             size, number("freq_base", 10000.0), kind, factor if kind != "none" else 1.0,
-            gguf.value(f"{architecture}.rope.scaling.original_context_length", int, ctx),
+            gguf.value(f"{architecture}.rope.scaling.original_context_length", int, ctx) if kind == "yarn" else 0,
             number("scaling.attn_factor", 1.0), _factors(gguf),
         )  # fmt: skip
 

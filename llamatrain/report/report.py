@@ -29,7 +29,7 @@ WIDTH = 100  # where the output is no terminal
 LINES = 150  # that a run prints, at most, unless told how many
 PAUSE, PATIENCE = 1.0, 300.0  # seconds between lines: at least, at most
 RECENT = 32  # steps whose tokens a second are looked at
-SAMPLE_SIGNS, SAMPLE_LINES = 1200, 12
+SAMPLE_SIGNS, SAMPLE_LINES = 1000, 12
 BAR = 32  # signs
 REFRESH = 4  # times a second
 

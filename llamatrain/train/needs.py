@@ -8,8 +8,8 @@ from llamatrain.engine.budget import cheapest
 from llamatrain.errors import MemoryPlanError
 from llamatrain.optim.step import SGD, AdamW
 from llamatrain.sample.decoder import Decoder
+from llamatrain.train.graphs import Graphs, Policy, Setting
 from llamatrain.train.options import AUTO
-from llamatrain.train.programs import Graphs, Policy, Setting
 
 SHARE = 0.9  # of what is free, where no limit is given
 SMALL = 256  # tokens: a batch of fewer is split no further, its products would run below their speed
@@ -22,6 +22,8 @@ class Needs:
     weights: int
     gradients: int
     moments: int
+    packed_copies: int
+    base_pages: int
     inputs: int
     arena: int
     decoding: int
@@ -72,7 +74,15 @@ def needs_of(setting: Setting, policy: Policy, shape: Shape, splits: int = 1) ->
     decoding = Decoder.plan(setting.h, shape.decoding, setting.threads, setting.kernels).total if shape.decoding else 0
     moments = {AdamW: 2, SGD: 1}.get(type(setting.optimizer), 2 * shape.history + 6)
     needs = Needs(
-        size, size if setting.kept else 0, moments * size, inputs, max(plan.arena for plan in plans), decoding, shape.interpreter
+        size,
+        size if setting.kept else 0,
+        moments * size,
+        0,
+        0,
+        inputs,
+        max(plan.arena for plan in plans),
+        decoding,
+        shape.interpreter,
     )
     return Choice(setting, policy, splits, graphs, needs)
 

@@ -27,11 +27,12 @@ from llamatrain.report.metrics import Metrics
 from llamatrain.report.report import Report
 from llamatrain.train.checkpoint import GRADIENTS, Checkpoint
 from llamatrain.train.folder import RunFolder, write_model
+from llamatrain.train.graphs import Setting
 from llamatrain.train.loop import Loop, Outcome
-from llamatrain.train.material import Material, Model, material_of, model_of, new_model
+from llamatrain.train.material import Material, Model, material_of, model_of, new_model, sine_of
 from llamatrain.train.needs import Choice, Shape, choose
 from llamatrain.train.options import AUTO, ITERS, LR_MIN, WARMUP, PlaceOptions, RunOptions, TrainOptions
-from llamatrain.train.programs import Programs, Setting
+from llamatrain.train.programs import Programs
 from llamatrain.train.watch import Nothing, Texts, Watch, Waves
 
 COMMAND = "from-scratch"
@@ -182,8 +183,8 @@ def chosen(options: Options, model: Model, lengths: tuple[int, ...], validating:
     lbfgs = train.optimizer == "lbfgs"
     kept = lbfgs or train.clip > 0 or train.grad_acc > 1
     setting = Setting(
-        model.h, train.batch, optimizer_of(train), kept, train.clip, train.precision, train.flash,
-        train.loss == "squared-error", max(lengths), train.kernels, threads,
+        model.h, train.batch, max(lengths), train.precision, threads, train.kernels, train.flash, train.loss == "squared-error",
+        optimizer_of(train), kept, train.clip,
     )  # fmt: skip
     history = train.lbfgs_history if lbfgs else 0
     shape = Shape(lengths, train.grad_acc > 1, validating, watch.positions, history, resident())
@@ -232,6 +233,18 @@ def model_for(options: Options, start: Start, given: Collection[str], read: bool
         return new_model(options.files, options.model, read)
     model = model_of(start.model, options.model, () if start.checkpoint and start.checkpoint.options else given)
     return replace(model, metadata=start.checkpoint.metadata) if start.checkpoint else model
+
+
+def planned(options: Options, place: PlaceOptions, given: Collection[str]) -> Choice:
+    """How a run would be run; its text is not read, and nothing is written."""
+    start = start_of(place)
+    if start.checkpoint:
+        options, _ = gone_on_with(options, start, given)
+    model = model_for(options, start, given, read=False)
+    sine = None if options.files else sine_of(model, 0)
+    options = replace(options, train=resolved(options.train, lambda epochs: epochs))
+    validating = bool(options.data.val or options.data.val_split)
+    return chosen(options, model, (model.row,), validating, watch_of(options, model, sine))
 
 
 def folder_of(place: PlaceOptions, start: Start) -> RunFolder:

@@ -129,6 +129,12 @@ class Tokenizer:
         """The bytes that each token stands for."""
         return [self._text(text, kind) for text, kind in zip(self.vocabulary.tokens, self.vocabulary.kinds.tolist(), strict=True)]
 
+    @property
+    def lengths(self) -> np.ndarray:
+        """How many bytes of text each token stands for; none where it is a control token."""
+        sizes = np.array([len(text) for text in self._texts])
+        return np.where(np.isin(self.vocabulary.kinds, (Kind.CONTROL, Kind.UNKNOWN)), 0, sizes)
+
     def _text(self, token: str, kind: int) -> bytes:
         from llamatrain.data.tokenizer.symbols import token_bytes
 

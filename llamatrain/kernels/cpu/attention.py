@@ -15,7 +15,7 @@ from llamatrain.kernels.cpu import tiles
 from llamatrain.kernels.cpu.binding import kernel
 from llamatrain.kernels.cpu.norm import dot
 from llamatrain.kernels.cpu.small_attention import is_small, seen
-from llamatrain.kernels.cpu.tiles import PAIRS, multiply, pack_a, pack_b, panel_bytes, panel_tiles, tile_depth
+from llamatrain.kernels.cpu.tiles import PAIRS, multiply, pack_a, pack_b, packed_bytes, panel_bytes, panel_tiles, tile_depth
 from llamatrain.kernels.cpu.vector import LANES, exp, larger, largest, load, load_to, splat, store, store_to, total, within
 from llamatrain.machine.jit import Entry, f32, i32, inline, real, u16
 
@@ -342,7 +342,7 @@ def mode_for(q) -> int:  # type: ignore[no-untyped-def]
 def panels(q) -> tuple[int, ...]:  # type: ignore[no-untyped-def]
     """Bytes of a packed block: of rows of a head, of a head across, of scores."""
     mode, size, side = mode_for(q), q.shape[3], int(SIDE)
-    return tuple(int(panel_bytes.py_func(mode, *shape)) for shape in ((side, size), (size, side), (side, side)))
+    return tuple(packed_bytes(mode, *shape) for shape in ((side, size), (size, side), (side, side)))
 
 
 def thread_bytes(q, k) -> int:  # type: ignore[no-untyped-def]

@@ -71,7 +71,7 @@ class Head:
         return ceil(self.vocabulary / self.columns)
 
     def packed(self, count: int, k: int) -> int:
-        return int(tiles.panel_bytes.py_func(self.mode, count, k))
+        return tiles.packed_bytes(self.mode, count, k)
 
     @property
     def block(self) -> int:

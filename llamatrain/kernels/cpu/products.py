@@ -84,7 +84,7 @@ class Product:
         return self.b if self.whole_is_a else self.a
 
     def packed(self, count: int, k: int) -> int:
-        return int(tiles.panel_bytes.py_func(self.mode, count, k))
+        return tiles.packed_bytes(self.mode, count, k)
 
     @property
     def block(self) -> int:

@@ -288,7 +288,7 @@ def is_small(q, k) -> bool:  # type: ignore[no-untyped-def]
 
 
 def thread_bytes(q, k) -> int:  # type: ignore[no-untyped-def]
-    return PARTS * int(part_bytes.py_func(q.shape[1], k.shape[1]))
+    return PARTS * 4 * LANES * (-(-max(q.shape[1], k.shape[1]) // LANES) * LANES + 1)  # PARTS * part_bytes, uncompiled
 
 
 def jobs_together(q, k) -> int:  # type: ignore[no-untyped-def]

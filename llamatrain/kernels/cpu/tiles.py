@@ -51,6 +51,12 @@ def panel_bytes(mode, count, k):  # type: ignore[no-untyped-def]
     return (count + 15) // 16 * panel_tiles(mode, k) * TILE
 
 
+def packed_bytes(mode: int, count: int, k: int) -> int:
+    """`panel_bytes` for plans: plain, since calling what is inlined would start the compiler."""
+    depth = 32 if mode >= PAIRS else 16
+    return -(-count // 16) * max(1, -(-k // depth)) * TILE
+
+
 # ---- packing -----------------------------------------------------------------------------------
 
 

@@ -1,0 +1,112 @@
+"""`llamatrain evaluate`: how well a model foretells some data."""
+
+import json
+import math
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import click
+
+from llamatrain.config.options import build, options_of
+from llamatrain.data.options import DataOptions
+from llamatrain.errors import UsageError
+
+if TYPE_CHECKING:
+    from llamatrain.data.rows import Rows
+    from llamatrain.data.tokenizer import Tokenizer
+    from llamatrain.train.programs import Runner
+
+CTX = 512  # at most, where it is not given
+
+
+@dataclass(frozen=True)
+class EvaluateOptions:
+    ctx: Annotated[int | None, "Tokens in a row; else what the model was made for, but no more than 512."] = None
+    batch: Annotated[int, "Rows that are run together."] = 4
+    threads: Annotated[int | None, "Threads; else one for each processor."] = None
+    precision: Annotated[Literal["f32", "bf16"], "Of matrix products."] = "f32"
+    json: Annotated[bool, "Print one JSON object: loss, perplexity, bits_per_byte, tokens."] = False
+
+    def __post_init__(self) -> None:
+        for name, most in (("ctx", 1 << 20), ("batch", 1 << 16), ("threads", 1024)):
+            value = getattr(self, name)
+            if value is not None and not 1 <= value <= most:
+                raise UsageError(f"--{name} {value} cannot be; it takes 1 to {most}")
+
+
+@click.command()
+@click.argument("model", type=click.Path(path_type=Path))
+@click.argument("data", nargs=-1, required=True)
+@options_of(EvaluateOptions, DataOptions)
+def command(model: Path, data: tuple[str, ...], **values: Any) -> None:
+    """Loss, perplexity and bits per byte of MODEL, a GGUF file, on DATA.
+
+    DATA are files (.txt, .md, .jsonl), folders, globs, or - for standard input. What counts is what would be trained: the
+    answers of prompts and chats (--train-on all: their prompts, too), and all of a text, a row of --ctx tokens at a time.
+    """
+    from llamatrain.data.corpus import open_corpus
+    from llamatrain.data.rows import Rows
+    from llamatrain.data.tokenizer import load as load_tokenizer
+    from llamatrain.files.reader import open_gguf
+    from llamatrain.machine.units import cores
+    from llamatrain.model.hyperparameters import read
+    from llamatrain.model.load import load
+    from llamatrain.train.graphs import Graphs, Setting
+    from llamatrain.train.programs import Runner
+
+    options, data_options = build(EvaluateOptions, values), build(DataOptions, values)
+    if data_options.val or data_options.val_split:
+        raise UsageError("--val and --val-split mean nothing here: all DATA is evaluated; leave them out")
+    gguf, threads = open_gguf(model), options.threads or cores()
+    h = read(gguf)
+    tokenizer = load_tokenizer(gguf.metadata, model)
+    ctx = options.ctx or min(CTX, h.ctx)
+    # each token is judged once
+    corpus, _ = open_corpus(data, tokenizer, replace(data_options, shuffle=False, overlapping_samples=False), ctx, 0)
+    rows = Rows(corpus, data_options, 0, tokenizer.eos, tokenizer.bos)
+    graphs = Graphs(Setting(h, options.batch, max(rows.lengths), options.precision, threads))
+    plans = [graphs.plan(graphs.loss(length)) for length in rows.lengths]
+    h, weights = load(gguf, threads, lambda h: max(plan.total - plan.bytes("parameter") for plan in plans))
+    found = score(Runner(graphs, weights, max(plan.arena for plan in plans)), rows, tokenizer, options.batch)
+    if options.json:
+        print(json.dumps(found))
+    else:
+        print(
+            "\n".join(
+                f"{name.replace('_', ' '):14} {f'{value:,}' if name == 'tokens' else f'{value:.6g}'}"
+                for name, value in found.items()
+                if value is not None
+            )
+        )
+
+
+def score(runner: "Runner", rows: "Rows", tokenizer: "Tokenizer", batch: int) -> dict[str, float | None]:
+    """A mean over the tokens that count."""
+    import numpy as np
+    from tqdm import tqdm
+
+    texts = tokenizer.lengths
+    losses, tokens, text = list[float](), 0, 0
+    with tqdm(total=len(rows.corpus), desc="evaluating", unit=" rows", leave=False, disable=None, delay=0.5) as bar:
+        for each in rows.once(batch):
+            losses.append(runner.loss(each))
+            counted = each.targets[each.weights > 0]
+            tokens += counted.size
+            text += int(np.sum(texts[counted]))
+            bar.update(batch)
+    loss = math.fsum(losses) / tokens
+    if not math.isfinite(loss):
+        print(f"warning: the loss is {loss}: the model's weights are damaged, or too large", file=sys.stderr)
+    return {
+        "loss": finite(loss),
+        "perplexity": finite(math.exp(min(loss, 700))),
+        "bits_per_byte": finite(math.fsum(losses) / math.log(2) / text) if text else None,
+        "tokens": tokens,
+    }
+
+
+def finite(value: float) -> float | None:
+    """As JSON can have it."""
+    return value if math.isfinite(value) else None

@@ -1,0 +1,45 @@
+"""`llamatrain plan`: what a run will take, before anything is loaded."""
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from llamatrain.cli import from_scratch
+from llamatrain.cli.given import given_options
+from llamatrain.config.options import build, options_of
+from llamatrain.config.units import Size
+from llamatrain.train.options import PlaceOptions
+
+
+@click.group()
+def command() -> None:
+    """What a run would take of memory: the same options as the run itself, and nothing is read, written or trained."""
+
+
+@command.command("from-scratch")
+@click.argument("data", nargs=-1)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object: bytes by what they are for, and how it would run.")
+@options_of(PlaceOptions, *from_scratch.CLASSES)
+@click.pass_context
+def plan_from_scratch(context: click.Context, /, data: tuple[str, ...], as_json: bool, **values: Any) -> None:
+    """Of `llamatrain from-scratch` with these options. Text is not read: a vocabulary to be learned counts in full."""
+    from llamatrain.train.recipe import planned
+
+    place = build(PlaceOptions, values)
+    data, values, given = given_options(context, data, values, place, *from_scratch.CLASSES)
+    choice = planned(from_scratch.checked(data, values, given), place, given)
+    setting = choice.setting
+    bytes_ = {**asdict(choice.needs), "total": choice.total}
+    how = {"remat": str(choice.policy), "batch": setting.batch, "splits": choice.splits, "precision": setting.precision}
+    if as_json:
+        print(json.dumps({**bytes_, **how, "threads": setting.threads, "parameters": setting.h.parameters}))
+        return
+    print(f"{setting.h.describe()}: {setting.h.parameters:,} parameters")
+    parts = f" in {choice.splits} parts each" if choice.splits > 1 else ""
+    rows = f"batches of {setting.batch * choice.splits} rows{parts}"
+    print(f"{setting.precision}, {setting.threads} threads, {rows}, recomputing: {choice.policy}\n")
+    for name, size in bytes_.items():
+        if size:
+            print(f"{name.replace('_', ' '):14} {size:>18,}  {Size(size).words:>8}")
