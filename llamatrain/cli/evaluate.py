@@ -72,14 +72,10 @@ def command(model: Path, data: tuple[str, ...], **values: Any) -> None:
     found = score(Runner(graphs, weights, max(plan.arena for plan in plans)), rows, tokenizer, options.batch)
     if options.json:
         print(json.dumps(found))
-    else:
-        print(
-            "\n".join(
-                f"{name.replace('_', ' '):14} {f'{value:,}' if name == 'tokens' else f'{value:.6g}'}"
-                for name, value in found.items()
-                if value is not None
-            )
-        )
+        return
+    for name, value in found.items():
+        if value is not None:
+            print(f"{name.replace('_', ' '):14} {value:,}" if name == "tokens" else f"{name.replace('_', ' '):14} {value:.6g}")
 
 
 def score(runner: "Runner", rows: "Rows", tokenizer: "Tokenizer", batch: int) -> dict[str, float | None]:

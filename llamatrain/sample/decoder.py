@@ -6,6 +6,7 @@ few numbers of tokens; what fits none is filled up with its last token, which th
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 import numpy as np
 
@@ -33,7 +34,7 @@ class Cost:
 
 
 class Decoder:
-    """A text that grows: `feed` it tokens, `reset` it for another one. It never runs out of step with weights that change."""
+    """A text that grows: `feed` it tokens, `reset` it for another one. Between texts the weights may change."""
 
     def __init__(
         self, h: Hyperparameters, arrays: Mapping[str, np.ndarray], *, ctx: int, threads: int = 1, kernels: str = "cpu",
@@ -82,15 +83,15 @@ class Decoder:
         """The logits after the tokens that were taken, and those that are left."""
         size = next((chunk for chunk in self._graphs.chunks if chunk >= len(ids)), self._graphs.chunks[-1])
         made, program = self._program(size)
-        count = min(size, len(ids))
-        steps = np.minimum(np.arange(size), count - 1)
+        taken = min(size, len(ids))
+        steps = np.minimum(np.arange(size), taken - 1)
         program[made.tokens][0] = ids[steps]
         program[made.positions][0] = self.position + steps
         program[made.starts][...] = 0
-        program[made.place][...] = count - 1
+        program[made.place][...] = taken - 1
         program()
-        self.position += count
-        return program[made.logits][0], ids[count:]
+        self.position += taken
+        return program[made.logits][0], ids[taken:]
 
     def _program(self, size: int) -> tuple[Decoding, Program]:
         if size not in self._programs:
@@ -126,7 +127,7 @@ class Graphs:
 
 
 class Generation:
-    """The tokens that follow a prompt. `ended` says why there are no more: "end", "n" or "ctx"."""
+    """The tokens that follow a prompt; the decoder begins anew. `ended` says why there are no more: "end", "n" or "ctx"."""
 
     def __init__(self, decoder: Decoder, prompt: Sequence[int], options: SamplingOptions, ends: Collection[int] = ()) -> None:
         """`ends` are the tokens that end a text; they are not given."""
@@ -137,9 +138,9 @@ class Generation:
     def __iter__(self) -> Iterator[int]:
         self.decoder.reset()
         fed = 0
-        for number in range(self.decoder.ctx - len(self.tokens)):
-            if number == self.options.n:
-                self.ended = "n"
+        for number in count():
+            if number == self.options.n or len(self.tokens) >= self.decoder.ctx:
+                self.ended = "n" if number == self.options.n else "ctx"
                 return
             logits = self.decoder.feed(self.tokens[fed:])
             fed = len(self.tokens)
@@ -149,4 +150,3 @@ class Generation:
                 return
             self.tokens.append(token)
             yield token
-        self.ended = "ctx"

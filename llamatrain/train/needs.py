@@ -73,17 +73,8 @@ def needs_of(setting: Setting, policy: Policy, shape: Shape, splits: int = 1) ->
     inputs = sum(plan.bytes("input") for plan in plans) + graphs.table.nbytes + sum(a.nbytes for a in graphs.states.values())
     decoding = Decoder.plan(setting.h, shape.decoding, setting.threads, setting.kernels).total if shape.decoding else 0
     moments = {AdamW: 2, SGD: 1}.get(type(setting.optimizer), 2 * shape.history + 6)
-    needs = Needs(
-        size,
-        size if setting.kept else 0,
-        moments * size,
-        0,
-        0,
-        inputs,
-        max(plan.arena for plan in plans),
-        decoding,
-        shape.interpreter,
-    )
+    gradients, arena = size if setting.kept else 0, max(plan.arena for plan in plans)
+    needs = Needs(size, gradients, moments * size, 0, 0, inputs, arena, decoding, shape.interpreter)
     return Choice(setting, policy, splits, graphs, needs)
 
 
