@@ -39,7 +39,7 @@ class RunFolder:
     """An existing folder, taken for writing until `close`."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path, self.made = path, False
         self.close = weakref.finalize(self, os.close, _lock(path))
         with telling(path, "what is in it cannot be seen or changed"):
             for file in list(path.iterdir()):
@@ -48,19 +48,32 @@ class RunFolder:
 
     @classmethod
     def new(cls, out: Path | None, command: str, overwrite: bool = False) -> Self:
-        """A folder for a run that begins; without `out` the next `runs/<command>-<n>`."""
-        folder = cls(_next_folder(Path("runs"), command) if out is None else _made(out))
-        there = sorted(file for file in folder.path.iterdir() if is_of_a_run(file.name))
+        """A folder for a run that begins; without `out` the next `runs/<command>-<n>`. What is in it stays until `clear`."""
+        made = out is None or _made(out)
+        folder = cls(out or _next_folder(Path("runs"), command))
+        folder.made = made
+        with telling(folder.path, "cannot be looked into"):
+            there = sorted(file for file in folder.path.iterdir() if is_of_a_run(file.name))
         if there and not overwrite:
             folder.close()
             raise FileError(
                 f"{folder.path}: there is a run already ({there[0].name}): --resume {folder.path} goes on with it, "
                 "--overwrite removes it, another --out leaves it alone"
             )
-        with telling(folder.path, "the run there cannot be removed"):
-            for file in there:
-                file.unlink()
         return folder
+
+    def clear(self) -> None:
+        """Remove the run that is in it, and nothing else."""
+        with telling(self.path, "the run there cannot be removed"):
+            for file in list(self.path.iterdir()):
+                if is_of_a_run(file.name):
+                    file.unlink()
+
+    def discard(self) -> None:
+        """Where a run ends before it began: take the folder away again if it was made for it and nothing is in it."""
+        if self.made:
+            with suppress(OSError):
+                self.path.rmdir()
 
     def __enter__(self) -> Self:
         return self
@@ -165,10 +178,16 @@ def _lock(path: Path) -> int:
     return folder
 
 
-def _made(path: Path) -> Path:
+def _made(path: Path) -> bool:
+    """See to it that a folder is there; whether it had to be made."""
     with telling(path, "no folder can be made there"):
-        path.mkdir(parents=True, exist_ok=True)
-    return path
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            if not path.is_dir():
+                raise
+            return False
+    return True
 
 
 def _next_folder(runs: Path, command: str) -> Path:

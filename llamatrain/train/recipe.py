@@ -2,6 +2,7 @@
 
 import math
 import os
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -26,7 +27,7 @@ from llamatrain.optim.stop import StopRules
 from llamatrain.report.metrics import Metrics
 from llamatrain.report.report import Report
 from llamatrain.train.checkpoint import GRADIENTS, Checkpoint
-from llamatrain.train.folder import RunFolder, write_model
+from llamatrain.train.folder import RunFolder, numbered, write_model
 from llamatrain.train.graphs import Setting
 from llamatrain.train.loop import Loop, Outcome
 from llamatrain.train.material import Material, Model, material_of, model_of, new_model, sine_of
@@ -124,6 +125,8 @@ def gone_on_with(options: Options, start: Start, given: Collection[str]) -> tupl
     if options.files and absolute(options.files) != kept.files:
         before = " ".join(kept.files) or "the sine wave"
         raise UsageError(f"the data may not change when a run goes on: it has {before}; leave it out")
+    if "-" in kept.files and sys.stdin.isatty():
+        raise UsageError("the run's data came from standard input: give it there again")
     parts = {part: replace(getattr(kept, part), **values) for part, values in changed.items()}
     if "threads" in changed["run"]:
         said.append("another number of threads gives the same bits")
@@ -209,23 +212,33 @@ def from_scratch(options: Options, place: PlaceOptions, given: Collection[str]) 
         options, more = gone_on_with(options, start, given)
         said += more
     options = replace(options, files=absolute(options.files))
-    folder = folder_of(place, start)
-    with folder:
-        model = model_for(options, start, given)
-        material = material_of(options.files, model, options.data, options.train.seed)
-        options = replace(options, train=resolved(options.train, material.rows.count))
-        watch = watch_of(options, model, material)
-        choice = chosen(options, model, material.rows.lengths, material.validation is not None, watch)
-        if choice.splits > 1:
-            said.append(f"a batch is run in {choice.splits} parts, to fit the memory")
-        train = replace(
-            options.train, remat=str(choice.policy), batch=choice.setting.batch, grad_acc=options.train.grad_acc * choice.splits
-        )
-        options = replace(options, train=train)
-        parts = (options.model, options.data, options.train, options.run)
-        with NewFile(folder.result("config.toml")) as file:
-            file.write(config_text(f"llamatrain {COMMAND} --config FILE", options.files, *parts).encode("utf-8", "replace"))
-        return run(options, start, material, choice, watch, folder, said)
+    with folder_of(place, start) as folder:
+        try:
+            return in_folder(options, start, folder, said, given)
+        finally:
+            folder.discard()
+
+
+def in_folder(options: Options, start: Start, folder: RunFolder, said: list[str], given: Collection[str]) -> Finished:
+    model = model_for(options, start, given)
+    material = material_of(options.files, model, options.data, options.train.seed)
+    options = replace(options, train=resolved(options.train, material.rows.count))
+    watch = watch_of(options, model, material)
+    choice = chosen(options, model, material.rows.lengths, material.validation is not None, watch)
+    if start.checkpoint and start.checkpoint.counters.step >= (options.train.iters or 0):
+        said.append(f"all {options.train.iters} steps are done already; --iters with a larger number goes on")
+    if choice.splits > 1:
+        said.append(f"a batch is run in {choice.splits} parts, to fit the memory")
+    train = replace(
+        options.train, remat=str(choice.policy), batch=choice.setting.batch, grad_acc=options.train.grad_acc * choice.splits
+    )
+    options = replace(options, train=train)
+    if folder.path != (start.path.parent if start.path else None):
+        folder.clear()
+    parts = (options.model, options.data, options.train, options.run)
+    with NewFile(folder.result("config.toml")) as file:
+        file.write(config_text(f"llamatrain {COMMAND} --config FILE", options.files, *parts).encode("utf-8", "replace"))
+    return run(options, start, material, choice, watch, folder, said)
 
 
 def model_for(options: Options, start: Start, given: Collection[str], read: bool = True) -> Model:
@@ -249,11 +262,17 @@ def planned(options: Options, place: PlaceOptions, given: Collection[str]) -> Ch
 
 def folder_of(place: PlaceOptions, start: Start) -> RunFolder:
     """A new folder, or the one that the run has."""
-    if not place.resume or place.out:
+    home = start.path.parent if place.resume and start.path else None
+    if home is None or (place.out and not (place.out.exists() and place.out.samefile(home))):
         return RunFolder.new(place.out, COMMAND, place.overwrite)
-    assert start.path and start.checkpoint
-    folder = RunFolder(start.path.parent)
-    folder.rewind(start.checkpoint.counters.step)
+    assert place.resume and start.checkpoint
+    step = start.checkpoint.counters.step
+    if place.resume.is_file() and any(later > step for later in numbered(home)):
+        raise UsageError(
+            f"{place.resume}: its folder has later checkpoints; --resume {home} takes the newest, --out begins another run"
+        )
+    folder = RunFolder(home)
+    folder.rewind(step)  # past those that are damaged
     return folder
 
 
@@ -263,6 +282,9 @@ def run(
     train, checkpoint = options.train, start.checkpoint
     metrics_file = folder.result("metrics.jsonl")
     step = checkpoint.counters.step if checkpoint else 0
+    if start.path and (before := start.path.with_name(metrics_file.name)).exists() and not metrics_file.exists():
+        with NewFile(metrics_file) as file:
+            file.write(before.read_bytes())  # the run's first part, told in its new folder, too
     metrics = Metrics.resumed(metrics_file, step) if metrics_file.exists() else Metrics.fresh(metrics_file)
     assert train.iters is not None
     with Report(metrics, iters=train.iters, every=options.run.report_every or None) as report:
@@ -281,9 +303,10 @@ def run(
             loop.lbfgs = Lbfgs(programs.weights.vector, LbfgsOptions(train.lbfgs_history, train.line_search))
         if checkpoint:
             restore(loop, checkpoint, report)
+            loop.saved = str(start.path)
             report.resumed(step)
         else:
-            keeper.save(loop)
+            loop.saved = keeper.save(loop)
         outcome = loop.train()
         watch.end(programs.weights.parts, report)
         report.end(folder.path)
