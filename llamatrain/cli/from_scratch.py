@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llamatrain.cli.given import given_options
-from llamatrain.cli.printable import printable
 from llamatrain.config.options import build, options_of
 from llamatrain.data.options import DataOptions
 from llamatrain.model.options import ModelOptions
+from llamatrain.report.printable import printable
 from llamatrain.train.options import PlaceOptions, RunOptions, TrainOptions, refuse_idle
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
-from llamatrain.cli.printable import printable
 from llamatrain.config.options import build, options_of
 from llamatrain.errors import FileError, UsageError
+from llamatrain.report.printable import printable
 from llamatrain.sample.options import SamplingOptions
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from llamatrain.cli.printable import printable
+from llamatrain.report.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import Console

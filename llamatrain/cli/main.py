@@ -7,8 +7,8 @@ from importlib import import_module
 import click
 
 import llamatrain
-from llamatrain.cli.printable import printable
 from llamatrain.errors import LlamatrainError
+from llamatrain.report.printable import printable
 
 # Each is a module of this folder with a `command` and little to import at its head; the rest is loaded when it runs.
 COMMANDS = ("evaluate", "from-scratch", "generate", "inspect", "plan", "preview")

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
-from llamatrain.cli.printable import printable
 from llamatrain.config.options import build, options_of
 from llamatrain.data.options import DataOptions
 from llamatrain.errors import FileError, UsageError
+from llamatrain.report.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,13 +1,14 @@
 """The graph allocator: from an order of nodes to places in one arena, before there is any memory.
 
-Best fit over the free gaps of an arena that grows as it must; a value is freed after its last reader; an op may take over the
-memory of a source that dies with it; views and changes in place follow their owner; leaves, and values that are pinned to
-memory of the caller's, are left alone. Scratch memory of a kernel lives as long as its call.
+First it is settled when each value lives: from its making to its last reader; an op may take over the memory of a source that
+dies with it; views and changes in place follow their owner; leaves, and values that are pinned to memory of the caller's, are
+left alone; scratch memory of a kernel lives as long as its call. Then, with all lives known, places are given.
 """
 
-from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from llamatrain.engine.order import make_contiguous, ordered, owner_of
 from llamatrain.errors import MemoryPlanError
@@ -24,41 +25,36 @@ def aligned(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-class Arena:
-    """Free gaps below a top that only grows. Offsets and sizes in bytes; 64-bit and beyond, being Python's."""
+@dataclass
+class Block:
+    """Memory that is one from the making of a value to the last reading of the last value that takes it over; or scratch."""
 
-    def __init__(self) -> None:
-        self.top = 0
-        self.gaps: list[tuple[int, int]] = []  # (offset, size), sorted, never adjacent
+    size: int
+    first: int
+    last: int
 
-    def take(self, size: int) -> int:
-        """The offset of the smallest gap that holds this many bytes, or of new ground."""
-        size = aligned(size)
-        fitting = [(length, offset) for offset, length in self.gaps if length >= size]
-        if fitting:
-            length, offset = min(fitting)
-            self.gaps.remove((offset, length))
-            if length > size:
-                insort(self.gaps, (offset + size, length - size))
-            return offset
-        offset = self.top
-        if self.gaps and sum(self.gaps[-1]) == self.top:  # grow the last gap
-            offset = self.gaps.pop()[0]
-        self.top = offset + size
-        return offset
 
-    def give(self, offset: int, size: int) -> None:
-        """Free what `take` gave; joins its neighbours."""
-        end = offset + aligned(size)
-        if end == offset:
-            return
-        place = bisect_left(self.gaps, (offset, 0))
-        if place < len(self.gaps) and self.gaps[place][0] == end:
-            end = sum(self.gaps.pop(place))
-        if place and sum(self.gaps[place - 1]) == offset:
-            place -= 1
-            offset = self.gaps.pop(place)[0]
-        self.gaps.insert(place, (offset, end - offset))
+def placed(blocks: Sequence[Block]) -> tuple[list[int], int]:
+    """An offset for each block, none over another that lives at the same time, and the size of it all.
+
+    The largest go first, each into the smallest gap that holds it between those that are there in its life.
+    """
+    offsets = [0] * len(blocks)
+    first, last, start, end = np.zeros((4, len(blocks)), np.int64)
+    by_size = sorted(range(len(blocks)), key=lambda number: (-blocks[number].size, blocks[number].first))
+    for count, number in enumerate(by_size):
+        block, size = blocks[number], aligned(blocks[number].size)
+        beside = np.flatnonzero((first[:count] <= block.last) & (last[:count] >= block.first))
+        beside = beside[np.argsort(start[beside], kind="stable")]
+        tops = np.concatenate(([0], np.maximum.accumulate(end[beside])))
+        gaps = start[beside] - tops[:-1]
+        if fitting := np.flatnonzero(gaps >= size).tolist():
+            offset = int(tops[min(fitting, key=lambda gap: gaps[gap])])
+        else:
+            offset = int(tops[-1])
+        offsets[number] = offset
+        first[count], last[count], start[count], end[count] = block.first, block.last, offset, offset + size
+    return offsets, int(end.max(initial=0))
 
 
 @dataclass
@@ -147,43 +143,56 @@ def _lay_out(
     nodes: Sequence[Node], outputs: dict[Tensor, Tensor], pinned: frozenset[Tensor], scratch: ScratchRule, naive: bool
 ) -> Plan:
     dies = _last_uses(nodes, outputs.values())
-    mine = Plan(outputs, list(nodes), {}, {}, 0, 0, pinned)
-    arena = Arena()
-    alive: dict[Tensor, int] = {}  # owners in the arena, and their bytes
-    at_peak: dict[Tensor, int] = {}
-    ends: dict[int, list[Tensor]] = {}
+    blocks: list[Block] = []
+    lies_in: dict[Tensor, Block] = {}  # tensors that own memory in the arena
+    needs: dict[Node, Block] = {}
+    taken_over = 0
     for place, node in enumerate(nodes):
         if node.op.layout:
             continue
         if size := scratch(node):
-            mine.scratch[node] = (arena.take(size), size)
-        over = {} if naive else _take_over(node, place, dies, alive)
+            blocks.append(needs.setdefault(node, Block(size, place, place)))
+        over = {} if naive else _take_over(node, place, dies, lies_in)
         for output in node.outputs:
             if output in pinned or output.index in node.aliases:
                 continue
+            ends = len(nodes) if naive else max(dies.get(output, place), place)
             if output.index in over:
-                source = over[output.index]
-                mine.offsets[output] = mine.offsets[source]
-                del alive[source]
-                mine.taken_over += 1
+                lies_in[output] = lies_in[over[output.index]]
+                lies_in[output].last = ends
+                taken_over += 1
             else:
-                mine.offsets[output] = arena.take(output.nbytes)
-            alive[output] = output.nbytes
-            mine.without_reuse += aligned(output.nbytes)
-            ends.setdefault(max(dies.get(output, place), place), []).append(output)
-        mine.without_reuse += aligned(size)
-        if arena.top > mine.arena:
-            mine.arena, mine.peak_at = arena.top, node
-            at_peak = dict(alive)
-        if naive:
-            continue
-        if size:
-            arena.give(*mine.scratch[node])
-        for tensor in ends.pop(place, ()):
-            if tensor in alive:
-                arena.give(mine.offsets[tensor], alive.pop(tensor))
-    mine.alive_at_peak = sorted(((repr(tensor), size) for tensor, size in at_peak.items()), key=lambda entry: -entry[1])
+                blocks.append(lies_in.setdefault(output, Block(output.nbytes, 0 if naive else place, ends)))
+    if naive:
+        for block in blocks:
+            block.first, block.last = 0, len(nodes)
+    offsets, arena = placed(blocks)
+    at = {id(block): offset for block, offset in zip(blocks, offsets, strict=True)}
+    without_reuse = sum(aligned(tensor.nbytes) for tensor in lies_in) + sum(aligned(block.size) for block in needs.values())
+    mine = Plan(
+        outputs, list(nodes), {tensor: at[id(block)] for tensor, block in lies_in.items()},
+        {node: (at[id(block)], block.size) for node, block in needs.items()}, arena, without_reuse, pinned, taken_over=taken_over,
+    )  # fmt: skip
+    _note_peak(mine, blocks, offsets, dies)
     return mine
+
+
+def _note_peak(mine: Plan, blocks: Sequence[Block], offsets: Sequence[int], dies: dict[Tensor, int]) -> None:
+    """When the arena is used to its top, and most of it; and by what."""
+    tops = [each for each, offset in zip(blocks, offsets, strict=True) if offset + aligned(each.size) == mine.arena > 0]
+    if not tops:
+        return
+    alive = np.zeros(len(mine.nodes) + 2, np.int64)
+    for block in blocks:
+        alive[block.first] += block.size
+        alive[block.last + 1] -= block.size
+    alive = np.cumsum(alive)
+    end = len(mine.nodes) - 1
+    place = max((each for top in tops for each in range(top.first, min(top.last, end) + 1)), key=lambda each: alive[each])
+    mine.peak_at = mine.nodes[place]
+    places = {node: number for number, node in enumerate(mine.nodes)}
+    there = [t for t in mine.offsets if t.node and places[t.node] <= place <= max(dies.get(t, 0), places[t.node])]
+    mine.alive_at_peak = sorted(((repr(tensor), tensor.nbytes) for tensor in there), key=lambda entry: -entry[1])
 
 
 def _last_uses(nodes: Sequence[Node], outputs: Iterable[Tensor]) -> dict[Tensor, int]:
@@ -192,7 +201,7 @@ def _last_uses(nodes: Sequence[Node], outputs: Iterable[Tensor]) -> dict[Tensor,
     return dies | {owner_of(output): len(nodes) for output in outputs}
 
 
-def _take_over(node: Node, place: int, dies: dict[Tensor, int], alive: dict[Tensor, int]) -> dict[int, Tensor]:
+def _take_over(node: Node, place: int, dies: dict[Tensor, int], lies_in: dict[Tensor, Block]) -> dict[int, Tensor]:
     """Which outputs may lie where a source lies: the source ends here, fills its memory, and is not taken already."""
     over: dict[int, Tensor] = {}
     for index, number in node.op.in_place:
@@ -202,6 +211,6 @@ def _take_over(node: Node, place: int, dies: dict[Tensor, int], alive: dict[Tens
         # whoever else reads that memory here may read it after it was written over
         alone = sum(owner_of(each) is source for each in node.sources) == 1
         same = alone and output.shape == node.sources[number].shape and output.nbytes == source.nbytes
-        if same and source in alive and dies.get(source) == place and source not in over.values():
+        if same and source in lies_in and dies.get(source) == place and source not in over.values():
             over[index] = source
     return over

@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 from llamatrain.errors import UsageError
-from llamatrain.model.hyperparameters import Hyperparameters
-from llamatrain.model.rope import Rope
+
+if TYPE_CHECKING:
+    from llamatrain.model.hyperparameters import Hyperparameters
 
 
 class Dial(NamedTuple):
@@ -63,7 +64,10 @@ class ModelOptions:
     def row(self) -> int:
         return self.ctx or CTX
 
-    def hyperparameters(self, vocab: int) -> Hyperparameters:
+    def hyperparameters(self, vocab: int) -> "Hyperparameters":
+        from llamatrain.model.hyperparameters import Hyperparameters
+        from llamatrain.model.rope import Rope
+
         dial = SIZES[self.size]
         embd, heads = self.embd or dial.embd, self.head or dial.head
         factor = 1 / self.rope_freq_scale

@@ -33,7 +33,7 @@ class Pace:
 
     def __init__(self) -> None:
         self._marks = deque[tuple[float, int]]()
-        self._begun = math.nan
+        self._first = (math.nan, 0)
         self._last = (0.0, 0)
         self._due = -math.inf
 
@@ -43,11 +43,11 @@ class Pace:
         if now < self._due:
             return
         if not self._marks:
-            self._begun = now
+            self._first = self._last
         self._marks.append(self._last)
-        elapsed = now - self._begun
-        self._due = now + min(0.02 * elapsed, 5.0)
-        while len(self._marks) > 2 and now - self._marks[1][0] >= min(elapsed / 2, RECENT):
+        begun, first = self._first
+        self._due = now + min(0.02 * (now - begun), 5.0)
+        while len(self._marks) > 2 and (now - self._marks[1][0] >= RECENT or 2 * (step - self._marks[1][1]) >= step - first):
             self._marks.popleft()
 
     def left(self, now: float, steps: int) -> float | None:

@@ -9,7 +9,6 @@ from typing import Annotated, Literal
 from llamatrain.config.options import flag_of
 from llamatrain.config.units import Duration, Size
 from llamatrain.errors import UsageError
-from llamatrain.graph.remat import POLICIES
 
 AUTO = "auto"
 ITERS = 256
@@ -58,6 +57,8 @@ class TrainOptions:
     kernels: Annotated[Literal["cpu", "reference"], "Compiled kernels, or the plain numpy ones that define them."] = "cpu"
 
     def __post_init__(self) -> None:
+        from llamatrain.graph.remat import POLICIES
+
         least: dict[str, float] = {"batch": 1, "grad_acc": 1, "iters": 0, "epochs": 1, "warmup": 0, "decay_steps": 1,
                  "lbfgs_history": 1, "weight_decay": 0, "decay_min_ndim": 0, "clip": 0, "past": 0, "delta": 0,
                  "max_no_improvement": 0, "epsf": 0, "seed": 0, "lr": 0, "lr_min": 0}  # fmt: skip

@@ -1,3 +1,0 @@
-"""Texts of others on the terminal: where commands look for it."""
-
-from llamatrain.report.printable import printable as printable
