@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from llamatrain.cli.inspect import command
 from llamatrain.cli.main import main
-from llamatrain.cli.printable import printable
+from llamatrain.report.printable import printable
 from llamatrain.files.types import TensorInfo, by_name
 from llamatrain.files.values import Kind, f32, numbers, string, strings, u32
 from llamatrain.files.writer import new_gguf

@@ -4,6 +4,8 @@ import os
 import sys
 from pathlib import Path
 
+GROUP = Path("/sys/fs/cgroup")
+
 
 def available() -> int | None:
     """Bytes that could be taken now: of the machine, and of this process's control group; None where it is not told."""
@@ -36,8 +38,10 @@ def _of_machine() -> int | None:
 
 
 def _of_group() -> int | None:
-    folder = Path("/sys/fs/cgroup")
+    """Pages of files count as used, but are given up when they are needed."""
     try:
-        return int((folder / "memory.max").read_text()) - int((folder / "memory.current").read_text())
+        limit, used = (int((GROUP / f"memory.{name}").read_text()) for name in ("max", "current"))
+        told = dict(line.split() for line in (GROUP / "memory.stat").read_text().splitlines())
+        return max(0, limit - used + sum(int(told.get(f"{kind}_file", 0)) for kind in ("active", "inactive")))
     except (OSError, ValueError):  # no such group, or "max"
         return None

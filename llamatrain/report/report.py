@@ -121,9 +121,9 @@ class Report:
         self._print(drawn)
 
     def wave(self, target: Sequence[float], model: Sequence[float]) -> None:
-        """Two waves between -1 and 1: on a terminal above the progress, drawn anew each time."""
-        self._waves = tuple(target), tuple(model)
-        if not self._live:
+        """Two waves between -1 and 1: on a terminal above the progress, drawn anew each time; elsewhere where they changed."""
+        before, self._waves = self._waves, (tuple(target), tuple(model))
+        if not self._live and self._waves != before:
             self._print(self._drawn_waves())
 
     def saved(self, step: int, path: str) -> None:

@@ -103,7 +103,9 @@ class RunFolder:
 
     def rewind(self, step: int) -> None:
         """Go on from an older checkpoint of this folder: those after it are of a run that is given up."""
-        self._call_latest(self.path / f"checkpoint-{step}.gguf")
+        file = self.path / f"checkpoint-{step}.gguf"
+        if file.exists():  # else it is LATEST itself, or has a name of its own
+            self._call_latest(file)
         with telling(self.path, "its later checkpoints cannot be removed"):
             for number, file in numbered(self.path).items():
                 if number > step:
