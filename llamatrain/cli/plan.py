@@ -1,6 +1,7 @@
 """`llamatrain plan`: what a run will take, before anything is loaded."""
 
 import json
+import sys
 from dataclasses import asdict
 from typing import Any
 
@@ -10,6 +11,7 @@ from llamatrain.cli import from_scratch
 from llamatrain.cli.given import given_options
 from llamatrain.config.options import build, options_of
 from llamatrain.config.units import Size
+from llamatrain.errors import MemoryPlanError
 from llamatrain.train.options import PlaceOptions
 
 
@@ -29,7 +31,10 @@ def plan_from_scratch(context: click.Context, /, data: tuple[str, ...], as_json:
 
     place = build(PlaceOptions, values)
     data, values, given = given_options(context, data, values, place, *from_scratch.CLASSES)
-    choice = planned(from_scratch.checked(data, values, given), place, given)
+    options = from_scratch.checked(data, values, given)
+    choice, excess = planned(options, place, given)
+    if excess and options.train.memory is not None:
+        raise MemoryPlanError(excess)
     setting = choice.setting
     bytes_ = {**asdict(choice.needs), "total": choice.total}
     how = {"remat": str(choice.policy), "batch": setting.batch, "splits": choice.splits, "precision": setting.precision}
@@ -43,3 +48,5 @@ def plan_from_scratch(context: click.Context, /, data: tuple[str, ...], as_json:
     for name, size in bytes_.items():
         if size:
             print(f"{name.replace('_', ' '):14} {size:>18,}  {Size(size).words:>8}")
+    if excess:
+        print(f"warning: {excess}", file=sys.stderr)

@@ -23,6 +23,7 @@ SIZES = {
     "large": Dial(768, 12, 12),
 }
 CTX = 128
+VOCAB = "4096"
 BYTES = "bytes"
 
 
@@ -38,7 +39,7 @@ class ModelOptions:
     layer: Annotated[int | None, "Blocks; else by --size."] = None
     ff: Annotated[int | None, "Width of the feed-forward part; else 8/3 of --embd, rounded up to 32."] = None
     ctx: Annotated[int | None, "Tokens in a row, and the context of a new model; else 128."] = None
-    vocab_size: Annotated[str, "Tokens of a vocabulary learned from the text, fewer if it has fewer; or the word bytes."] = "4096"
+    vocab_size: Annotated[str, "Tokens of a vocabulary learned from the text, fewer if it has fewer; or the word bytes."] = VOCAB
     vocab_from: Annotated[Path | None, "Take the vocabulary of this GGUF file instead of learning one."] = None
     rope_freq_base: Annotated[float, "Frequency base of the rotary positions."] = 10000.0
     rope_freq_scale: Annotated[float, "Positions count this much: 0.5 stretches the context to twice its length."] = 1.0
@@ -52,6 +53,8 @@ class ModelOptions:
                 raise UsageError(f"--{name.replace('_', '-')} {value} cannot be; it takes 1 or more")
         if self.vocab_size != BYTES and not self.vocab_size.isdecimal():
             raise UsageError(f"--vocab-size {self.vocab_size!r} is no number of tokens, such as 4096, nor the word {BYTES}")
+        if self.vocab_from and self.vocab_size != VOCAB:
+            raise UsageError("--vocab-size and --vocab-from exclude each other: learn a vocabulary, or take one")
         if not 0 < self.rope_freq_scale < float("inf"):
             raise UsageError(f"--rope-freq-scale {self.rope_freq_scale:g} must be more than 0, such as 0.5")
         embd, head = self.embd or SIZES[self.size].embd, self.head or SIZES[self.size].head

@@ -121,7 +121,8 @@ class Loop:
     def _step(self) -> str | None:
         """Take a step and report it; the reason to stop, if there is one."""
         start = time.perf_counter() - (self.partial.extra["seconds"] if self.partial else 0.0)
-        self.data = self.rows.state
+        if not self._fixed:  # those rows are read again after a resume
+            self.data = self.rows.state
         norm: float | None
         if self.lbfgs:
             batches = self._fixed = self._fixed or self._batches()

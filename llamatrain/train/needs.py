@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass, replace
 
 from llamatrain.config.units import Size
 from llamatrain.engine.budget import cheapest
-from llamatrain.errors import MemoryPlanError
 from llamatrain.optim.step import SGD, AdamW
 from llamatrain.sample.decoder import Decoder
 from llamatrain.train.graphs import Graphs, Policy, Setting
@@ -78,9 +77,8 @@ def needs_of(setting: Setting, policy: Policy, shape: Shape, splits: int = 1) ->
     return Choice(setting, policy, splits, graphs, needs)
 
 
-def choose(setting: Setting, remat: str, shape: Shape, limit: int | None, free: int | None) -> Choice:
-    """The first way that fits: recomputation where that is open, and batches in parts. `limit` was asked for, `free` is there."""
-    most = limit if limit is not None else int(free * SHARE) if free is not None else None
+def choose(setting: Setting, remat: str, shape: Shape, most: int | None) -> Choice:
+    """The first way that takes no more than `most`: recomputation where that is open, and batches in parts. Else the leanest."""
     best: Choice | None = None
     for splits in _splits(setting, shape.lengths):
         if remat != AUTO:
@@ -92,12 +90,17 @@ def choose(setting: Setting, remat: str, shape: Shape, limit: int | None, free: 
         best = found if best is None or found.total < best.total else best
         if most is None or found.total <= most:
             return found
-    assert best and most is not None
-    told = "--memory allows" if limit is not None else "are free"
-    raise MemoryPlanError(
-        f"the run takes {Size(best.total).words} ({best.needs.describe().partition(': ')[2]}), and {Size(most).words} {told}; "
-        f"a smaller --batch, --ctx or model takes less"
-    )
+    assert best
+    return best
+
+
+def excess(choice: Choice, limit: int | None, most: int | None) -> str | None:
+    """What to say of a run that takes more than was allowed, or is free."""
+    if most is None or choice.total <= most:
+        return None
+    told = f"--memory allows {Size(most).words}" if limit is not None else f"{Size(most).words} are free for it"
+    takes = f"{Size(choice.total).words} ({choice.needs.describe().partition(': ')[2]})"
+    return f"the run takes {takes}, and {told}; a smaller --batch, --ctx or model takes less"
 
 
 def _splits(setting: Setting, lengths: Iterable[int]) -> Iterator[int]:

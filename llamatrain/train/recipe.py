@@ -13,7 +13,8 @@ import numpy as np
 from llamatrain.config.file import config_text
 from llamatrain.config.options import flag_of, from_plain, plain
 from llamatrain.data.options import DataOptions
-from llamatrain.errors import FileError, UsageError
+from llamatrain.data.sources import find_sources
+from llamatrain.errors import FileError, MemoryPlanError, UsageError
 from llamatrain.files.newfile import NewFile
 from llamatrain.files.reader import Gguf, open_gguf
 from llamatrain.machine.memory import available, resident
@@ -31,7 +32,7 @@ from llamatrain.train.folder import RunFolder, numbered, write_model
 from llamatrain.train.graphs import Setting
 from llamatrain.train.loop import Loop, Outcome
 from llamatrain.train.material import Material, Model, material_of, model_of, new_model, sine_of
-from llamatrain.train.needs import Choice, Shape, choose
+from llamatrain.train.needs import SHARE, Choice, Shape, choose, excess
 from llamatrain.train.options import AUTO, ITERS, LR_MIN, WARMUP, PlaceOptions, RunOptions, TrainOptions
 from llamatrain.train.programs import Programs
 from llamatrain.train.watch import Nothing, Texts, Watch, Waves
@@ -191,8 +192,15 @@ def chosen(options: Options, model: Model, lengths: tuple[int, ...], validating:
     )  # fmt: skip
     history = train.lbfgs_history if lbfgs else 0
     shape = Shape(lengths, train.grad_acc > 1, validating, watch.positions, history, resident())
+    return choose(setting, train.remat, shape, allowed(train))
+
+
+def allowed(train: TrainOptions) -> int | None:
+    """Bytes that a run may take: as it was told, or nearly all that is free, its own share included."""
+    if train.memory is not None:
+        return train.memory
     free = available()
-    return choose(setting, train.remat, shape, train.memory, free + shape.interpreter if free is not None else None)
+    return None if free is None else int((free + resident()) * SHARE)
 
 
 # ---- the run ---------------------------------------------------------------
@@ -225,6 +233,8 @@ def in_folder(options: Options, start: Start, folder: RunFolder, said: list[str]
     options = replace(options, train=resolved(options.train, material.rows.count))
     watch = watch_of(options, model, material)
     choice = chosen(options, model, material.rows.lengths, material.validation is not None, watch)
+    if (told := excess(choice, options.train.memory, allowed(options.train))) is not None:
+        raise MemoryPlanError(told)
     if start.checkpoint and start.checkpoint.counters.step >= (options.train.iters or 0):
         said.append(f"all {options.train.iters} steps are done already; --iters with a larger number goes on")
     if choice.splits > 1:
@@ -248,16 +258,19 @@ def model_for(options: Options, start: Start, given: Collection[str], read: bool
     return replace(model, metadata=start.checkpoint.metadata) if start.checkpoint else model
 
 
-def planned(options: Options, place: PlaceOptions, given: Collection[str]) -> Choice:
-    """How a run would be run; its text is not read, and nothing is written."""
+def planned(options: Options, place: PlaceOptions, given: Collection[str]) -> tuple[Choice, str | None]:
+    """How a run would be run, and why it would not, if so; its text is not read, and nothing is written."""
     start = start_of(place)
     if start.checkpoint:
         options, _ = gone_on_with(options, start, given)
+    if named := [file for file in options.files if file != "-"]:
+        find_sources(named)
     model = model_for(options, start, given, read=False)
     sine = None if options.files else sine_of(model, 0)
     options = replace(options, train=resolved(options.train, lambda epochs: epochs))
     validating = bool(options.data.val or options.data.val_split)
-    return chosen(options, model, (model.row,), validating, watch_of(options, model, sine))
+    choice = chosen(options, model, (model.row,), validating, watch_of(options, model, sine))
+    return choice, excess(choice, options.train.memory, allowed(options.train))
 
 
 def folder_of(place: PlaceOptions, start: Start) -> RunFolder:
