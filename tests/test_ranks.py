@@ -16,7 +16,8 @@ RANKS = {
             ("graph",),
             ("kernels",),
             ("engine",),
-            ("model", "data", "adapters", "optim", "sample"),
+            ("model", "data", "adapters", "optim"),
+            ("sample",),  # runs models
             ("config", "report"),
             ("train",),
             ("cli",),

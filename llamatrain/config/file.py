@@ -2,6 +2,7 @@
 
 import json
 import tomllib
+from collections.abc import Collection, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -40,14 +41,16 @@ def like(name: str, known: list[str]) -> str:
     return f"; did you mean {close[0].replace('_', '-')}?" if close else ""
 
 
-def config_text(head: str, data: tuple[str, ...], *options: Any) -> str:
-    """A file of all options that are set, under a comment."""
+def config_text(head: str, data: tuple[str, ...], options: Sequence[Any], idle: Collection[str]) -> str:
+    """A file of all options that are set and have an effect, under a comment."""
     lines = [f"# {line}" for line in head.splitlines()]
     if data:
         lines.append(f"{DATA} = {_toml(list(data))}")
     for each in options:
         lines.append("")
-        lines += [f"{f.name.replace('_', '-')} = {_toml(v)}" for f in fields(each) if (v := getattr(each, f.name)) is not None]
+        values = {field.name: getattr(each, field.name) for field in fields(each)}
+        told = {name: value for name, value in values.items() if value is not None and name not in idle}
+        lines += [f"{name.replace('_', '-')} = {_toml(value)}" for name, value in told.items()]
     return "\n".join(lines) + "\n"
 
 

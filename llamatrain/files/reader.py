@@ -91,17 +91,27 @@ def open_gguf(path: str | Path) -> Gguf:
     return first if count <= 1 else join_parts(path, first, count)
 
 
+def release(array: np.ndarray) -> None:
+    """Let the system have the memory back that holds a mapped file's bytes; they come again when they are needed."""
+    owner: Any = array
+    while isinstance(owner, np.ndarray):
+        owner = owner.base
+    mapped = getattr(owner, "obj", owner)
+    if isinstance(mapped, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+        mapped.madvise(mmap.MADV_DONTNEED)
+
+
 # ---- one file --------------------------------------------------------------
 
 
-def map_file(path: Path) -> mmap.mmap:
+def map_file(path: Path, needed: str = "a GGUF file") -> mmap.mmap:
     try:
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode):  # asked before it is opened: a pipe would wait for a writer
-            raise FileError(f"{path}: this is a {'folder' if stat.S_ISDIR(mode) else 'device or pipe'}; a GGUF file is needed")
+            raise FileError(f"{path}: this is a {'folder' if stat.S_ISDIR(mode) else 'device or pipe'}; {needed} is needed")
         with path.open("rb") as file:
             if not file.seek(0, 2):
-                raise FileError(f"{path}: the file is empty; a GGUF file is needed")
+                raise FileError(f"{path}: the file is empty; {needed} is needed")
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:
         raise FileError(f"{path}: {error.strerror}") from error

@@ -6,7 +6,7 @@ import numpy as np
 
 from llamatrain.errors import LlamatrainError
 from llamatrain.files import quants
-from llamatrain.files.reader import Gguf, Tensor
+from llamatrain.files.reader import Gguf, Tensor, release
 from llamatrain.machine.memory import available
 from llamatrain.model.hyperparameters import Hyperparameters, read
 
@@ -32,6 +32,7 @@ def fill_from(gguf: Gguf, arrays: Mapping[str, np.ndarray], threads: int = 1) ->
     """The weights of a file whose model was read, written to where they are wanted: float32 arrays of the same shapes."""
     for name, array in arrays.items():
         decode(gguf, gguf.tensors[name], threads, array)
+        release(gguf.tensors[name].file)
 
 
 def in_place(tensor: Tensor) -> bool:

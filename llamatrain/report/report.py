@@ -268,10 +268,18 @@ class Report:
         return Text(done * full, "cyan", no_wrap=True).append(to_do * (width - full) + GAP, "bright_black")
 
 
+class Said(Console):
+    """A console that goes silent when nobody reads it any more: a training is not to end for that."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        self.file = Path(os.devnull).open("w")  # noqa: SIM115 - for the rest of the process
+
+
 def stderr() -> Console:
     """The terminal as it is, or a stream for plain lines: no colours and no movements in it, whatever the environment says."""
     terminal = sys.stderr.isatty()
-    return Console(stderr=True, force_terminal=terminal, force_jupyter=False, width=None if terminal else WIDTH, highlight=False)
+    return Said(stderr=True, force_terminal=terminal, force_jupyter=False, width=None if terminal else WIDTH, highlight=False)
 
 
 def stride(iters: int) -> int:

@@ -26,7 +26,7 @@ import numpy as np
 from llamatrain.data.rows import State
 from llamatrain.errors import FileError
 from llamatrain.files.cursor import quoted
-from llamatrain.files.reader import ALIGNMENT, Gguf, Tensor, open_gguf
+from llamatrain.files.reader import ALIGNMENT, Gguf, Tensor, open_gguf, release
 from llamatrain.files.types import TensorInfo, by_name
 from llamatrain.files.values import Kind, Value, boolean, f32, number, numbers, string, strings, u32, u64
 from llamatrain.files.writer import head, new_gguf
@@ -234,7 +234,9 @@ def _verify(gguf: Gguf, needed: bool) -> None:
         return
     if not gguf.tensors:
         raise FileError(f"{gguf.path}: there are no tensors in it")
-    said, found = gguf.value(CHECKSUM, int), sum_of_file(next(iter(gguf.tensors.values())).file)
+    file = next(iter(gguf.tensors.values())).file
+    said, found = gguf.value(CHECKSUM, int), sum_of_file(file)
+    release(file)
     if said != found:
         raise FileError(f"{gguf.path}: the file is damaged: its checksum is {found:08x}, where {said:08x} was written")
 

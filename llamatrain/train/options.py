@@ -137,18 +137,22 @@ IDLE = {
 }
 
 
+def idle(options: TrainOptions, run: RunOptions) -> dict[str, str]:
+    """The options that have no effect beside the others, and beside which."""
+    found = dict.fromkeys(IDLE[options.optimizer], f"to --optimizer {options.optimizer}")
+    if options.schedule == "constant":
+        found |= dict.fromkeys(("decay_steps", "restart_growth"), "to --schedule constant")
+    if not options.past:
+        found["delta"] = "without --past"
+    if not run.sample_every:
+        found["sample_prompt"] = "without --sample-every"
+    return found
+
+
 def refuse_idle(options: TrainOptions, run: RunOptions, given: Collection[str]) -> None:
-    """No option is taken that has no effect beside the others."""
-    for name in IDLE[options.optimizer]:
+    """No option is taken that does nothing."""
+    for name, why in idle(options, run).items():
         if name in given:
-            raise UsageError(f"{flag_of(name)} means nothing to --optimizer {options.optimizer}; leave it out")
-    if options.schedule == "constant" and options.optimizer != "lbfgs":
-        for name in ("decay_steps", "restart_growth"):
-            if name in given:
-                raise UsageError(f"{flag_of(name)} means nothing to --schedule constant; leave it out")
-    if "delta" in given and not options.past:
-        raise UsageError("--delta means nothing without --past")
-    if "sample_prompt" in given and not run.sample_every:
-        raise UsageError("--sample-prompt means nothing without --sample-every")
+            raise UsageError(f"{flag_of(name)} means nothing {why}; leave it out")
     if "iters" in given and "epochs" in given:
         raise UsageError("--iters and --epochs exclude each other: both say when to end")

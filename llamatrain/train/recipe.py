@@ -2,6 +2,7 @@
 
 import math
 import os
+import shlex
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -16,7 +17,7 @@ from llamatrain.data.options import DataOptions
 from llamatrain.data.sources import find_sources
 from llamatrain.errors import FileError, MemoryPlanError, UsageError
 from llamatrain.files.newfile import NewFile
-from llamatrain.files.reader import Gguf, open_gguf
+from llamatrain.files.reader import Gguf, open_gguf, release
 from llamatrain.machine.memory import available, resident
 from llamatrain.machine.units import cores, units
 from llamatrain.model import initial, load
@@ -33,7 +34,7 @@ from llamatrain.train.graphs import Setting
 from llamatrain.train.loop import Loop, Outcome
 from llamatrain.train.material import Material, Model, material_of, model_of, new_model, sine_of
 from llamatrain.train.needs import SHARE, Choice, Shape, choose, excess
-from llamatrain.train.options import AUTO, ITERS, LR_MIN, WARMUP, PlaceOptions, RunOptions, TrainOptions
+from llamatrain.train.options import AUTO, ITERS, LR_MIN, WARMUP, PlaceOptions, RunOptions, TrainOptions, idle
 from llamatrain.train.programs import Programs
 from llamatrain.train.watch import Nothing, Texts, Watch, Waves
 
@@ -111,7 +112,12 @@ def gone_on_with(options: Options, start: Start, given: Collection[str]) -> tupl
     kept = Options.from_plain(start.checkpoint.options, start.path)
     changed: dict[str, dict[str, Any]] = {"train": {}, "run": {}, "data": {}}
     said = list[str]()
-    free = {f.name: "run" for f in fields(RunOptions)} | {"iters": "train", "memory": "train", "val": "data"}
+    free = {f.name: "run" for f in fields(RunOptions)} | {
+        "iters": "train",
+        "memory": "train",
+        "precision": "train",
+        "val": "data",
+    }
     for part in ("model", "data", "train", "run"):
         for field in fields(getattr(options, part)):
             name = field.name
@@ -121,7 +127,7 @@ def gone_on_with(options: Options, start: Start, given: Collection[str]) -> tupl
             if name not in free:
                 raise UsageError(f"{flag_of(name)} {asked} may not change when a run goes on: it has {before}; leave it out")
             changed[free[name]][name] = asked
-            if name in ("iters", "threads"):
+            if name in ("iters", "threads", "precision"):
                 said.append(f"{flag_of(name)} is {asked} from now on, and was {before}")
     if options.files and absolute(options.files) != kept.files:
         before = " ".join(kept.files) or "the sine wave"
@@ -129,8 +135,8 @@ def gone_on_with(options: Options, start: Start, given: Collection[str]) -> tupl
     if "-" in kept.files and sys.stdin.isatty():
         raise UsageError("the run's data came from standard input: give it there again")
     parts = {part: replace(getattr(kept, part), **values) for part, values in changed.items()}
-    if "threads" in changed["run"]:
-        said.append("another number of threads gives the same bits")
+    if "precision" in changed["train"]:
+        said.append("with another precision the run is not, to the bit, what it would have been")
     return replace(kept, **parts), said
 
 
@@ -243,11 +249,14 @@ def in_folder(options: Options, start: Start, folder: RunFolder, said: list[str]
         options.train, remat=str(choice.policy), batch=choice.setting.batch, grad_acc=options.train.grad_acc * choice.splits
     )
     options = replace(options, train=train)
-    if folder.path != (start.path.parent if start.path else None):
+    if start.checkpoint and start.path and folder.path == start.path.parent:
+        folder.rewind(start.checkpoint.counters.step)  # past those that are damaged
+    else:
         folder.clear()
     parts = (options.model, options.data, options.train, options.run)
+    text = config_text(f"llamatrain {COMMAND} --config FILE", options.files, parts, idle(options.train, options.run))
     with NewFile(folder.result("config.toml")) as file:
-        file.write(config_text(f"llamatrain {COMMAND} --config FILE", options.files, *parts).encode("utf-8", "replace"))
+        file.write(text.encode("utf-8", "replace"))
     return run(options, start, material, choice, watch, folder, said)
 
 
@@ -276,7 +285,7 @@ def planned(options: Options, place: PlaceOptions, given: Collection[str]) -> tu
 def folder_of(place: PlaceOptions, start: Start) -> RunFolder:
     """A new folder, or the one that the run has."""
     home = start.path.parent if place.resume and start.path else None
-    if home is None or (place.out and not (place.out.exists() and place.out.samefile(home))):
+    if home is None or (place.out and os.path.realpath(place.out) != os.path.realpath(home)):
         return RunFolder.new(place.out, COMMAND, place.overwrite)
     assert place.resume and start.checkpoint
     step = start.checkpoint.counters.step
@@ -284,9 +293,7 @@ def folder_of(place: PlaceOptions, start: Start) -> RunFolder:
         raise UsageError(
             f"{place.resume}: its folder has later checkpoints; --resume {home} takes the newest, --out begins another run"
         )
-    folder = RunFolder(home)
-    folder.rewind(step)  # past those that are damaged
-    return folder
+    return RunFolder(home)
 
 
 def run(
@@ -323,7 +330,7 @@ def run(
         outcome = loop.train()
         watch.end(programs.weights.parts, report)
         report.end(folder.path)
-    return Finished(outcome, folder.path, f"llamatrain {COMMAND} --resume {folder.path}")
+    return Finished(outcome, folder.path, f"llamatrain {COMMAND} --resume {shlex.quote(str(folder.path))}")
 
 
 def facts(options: Options, material: Material, choice: Choice, folder: Path) -> list[tuple[str, str]]:
@@ -347,6 +354,7 @@ def fill(programs: Programs, start: Start, seed: int, threads: int) -> None:
     if start.checkpoint:
         for name, part in parts.items():
             part[...] = start.checkpoint.weights[name]
+            release(start.checkpoint.weights[name])
     elif start.model:
         load.fill_from(start.model, parts, threads)
     else:
@@ -402,6 +410,7 @@ def restore(loop: Loop, checkpoint: Checkpoint, report: Report) -> None:
         for short, name in VECTORS[kind_of(programs, loop)].items():
             for weight, piece in checkpoint.pieces(name).items():
                 programs.vectors[short].parts[weight][...] = piece
+                release(piece)
     if checkpoint.data and not loop.rows.restore(checkpoint.data):
         report.warn("the data is not what it was: the shuffle begins anew")
     elif checkpoint.partial and programs.grads:

@@ -1,0 +1,52 @@
+"""Small llamas with random weights, in memory and as files."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llamatrain.data.tokenizer import new_vocabulary
+from llamatrain.files import quants
+from llamatrain.files.types import TensorInfo, by_name
+from llamatrain.files.values import Value
+from llamatrain.files.writer import new_gguf
+from llamatrain.model.hyperparameters import Hyperparameters
+from llamatrain.model.initial import fill
+from llamatrain.model.rope import Rope
+
+VOCABULARY = 258  # two control tokens, and the bytes
+Arrays = dict[str, np.ndarray]
+
+
+def small(*, vocab: int = VOCABULARY, embd: int = 64, layers: int = 2, heads: int = 4, kv_heads: int = 2, ff: int = 96,
+          ctx: int = 64, head_size: int = 16, rope: Rope | None = None, **more: Any) -> Hyperparameters:  # fmt: skip
+    return Hyperparameters(vocab, embd, layers, heads, kv_heads, ff, ctx, head_size, rope or Rope(head_size), **more)
+
+
+def weights(h: Hyperparameters, seed: int = 1) -> Arrays:
+    """Larger than those of a new model, so that one token is not as likely as the other; norms are not all 1."""
+    made = {name: np.empty(shape, np.float32) for name, shape in h.shapes.items()}
+    fill(h, seed, made)
+    random = np.random.default_rng(seed)
+    for name, array in made.items():
+        if array.ndim == 1:
+            array += 0.2 * random.standard_normal(array.shape, np.float32)
+        else:
+            array *= 3 if name != "token_embd.weight" else 8 if h.tied else 30
+    return made
+
+
+def tokens(count: int, seed: int = 0, vocab: int = VOCABULARY) -> list[int]:
+    return [0, *np.random.default_rng(seed).integers(2, vocab, count - 1).tolist()]
+
+
+def written(path: Path, h: Hyperparameters, arrays: Arrays, kind: str = "F32", more: dict[str, Value] | None = None) -> Path:
+    """A model file; its matrices are of a kind."""
+    vocabulary = new_vocabulary.bytes_only() if h.vocab == VOCABULARY else new_vocabulary.without_text(h.vocab)
+    metadata = h.metadata("small") | vocabulary | (more or {})
+    tensors = arrays if h.rope.factors is None else arrays | {"rope_freqs.weight": h.rope.factors}
+    kinds = {name: by_name(kind if array.ndim == 2 else "F32") for name, array in tensors.items()}
+    with new_gguf(path, metadata, [TensorInfo(name, kinds[name], array.shape) for name, array in tensors.items()]) as out:
+        for name, array in tensors.items():
+            out.write(name, quants.encode(array, kinds[name]))
+    return path

@@ -1,0 +1,179 @@
+"""Models in files: what is read is what was written, weights of every type are loaded, and what cannot be is a line."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llamatrain.errors import FileError, LlamatrainError, UsageError
+from llamatrain.files import quants
+from llamatrain.files.reader import open_gguf
+from llamatrain.files.types import by_name
+from llamatrain.files.values import Kind, Value, f32, numbers, string, u32
+from llamatrain.model import load as loading
+from llamatrain.model.hyperparameters import Hyperparameters, read
+from llamatrain.model.load import fill_from, load
+from llamatrain.model.rope import Rope
+from tests.small_models import Arrays, small, weights, written
+
+FACTORS = np.linspace(1, 8, 8).astype(np.float32)
+MODELS = [
+    small(),
+    small(tied=True, rms_eps=0.25),
+    small(heads=2, kv_heads=1, head_size=48, rope=Rope(32, 500000.0)),
+    small(rope=Rope(16, factors=FACTORS)),
+    small(rope=Rope(16, 12345.678, "linear", 1 / 0.3, length=1.1), rms_eps=1e-6),
+    small(rope=Rope(16, 1e6, "yarn", 4.0, 16)),
+]
+
+
+@pytest.mark.parametrize("h", MODELS)
+def test_hyperparameters_come_back(h: Hyperparameters, tmp_path: Path) -> None:
+    found = read(open_gguf(written(tmp_path / "m.gguf", h, weights(h))))
+    assert found == h
+    np.testing.assert_array_equal(found.rope.table(50), h.rope.table(50))
+
+
+def test_defaults_of_old_files(tmp_path: Path) -> None:
+    h = small(kv_heads=4, ctx=2048)
+    path = written(tmp_path / "m.gguf", h, weights(h))
+    gguf = open_gguf(path)
+    for name in ("context_length", "attention.head_count_kv", "attention.key_length", "attention.value_length",
+                 "rope.dimension_count", "rope.freq_base", "attention.layer_norm_rms_epsilon", "vocab_size"):  # fmt: skip
+        del gguf.metadata.typed[f"llama.{name}"]
+    assert replace(read(gguf), rope=h.rope) == h
+    gguf.metadata.typed["llama.rope.scale_linear"] = f32(2.0)
+    assert (read(gguf).rope.kind, read(gguf).rope.factor) == ("linear", 2.0)
+    gguf.metadata.typed["llama.rope.scaling.type"] = string("none")
+    assert read(gguf).rope.factor == 1.0
+
+
+L = "llama."
+BROKEN: list[tuple[dict[str, Value], str]] = [
+    ({"general.architecture": string("gpt2")}, "architecture 'gpt2' is not supported; llama is"),
+    ({"general.type": string("adapter")}, "no model but an adapter; a model is needed"),
+    ({L + "block_count": u32(3)}, "blk.2.attn_norm.weight is missing"),
+    ({L + "block_count": u32(1)}, "has blk.1.attn_norm.weight, which is no weight"),
+    ({L + "block_count": u32((1 << 32) - 1)}, "layers is 4294967295; a llama takes 1 to"),
+    ({L + "block_count": u32(0)}, "layers is 0"),
+    ({L + "block_count": f32(2)}, "llama.block_count is FLOAT32, where int is needed"),
+    ({L + "attention.head_count": u32(0)}, "0 attention heads cannot be"),
+    ({L + "attention.head_count": numbers(Kind.INT32, [4, 4])}, "head_count is ARRAY"),
+    ({L + "attention.head_count_kv": u32(3)}, "4 heads do not divide among 3"),
+    ({L + "attention.head_count_kv": u32(0)}, "kv_heads is 0"),
+    ({L + "attention.key_length": u32(18)}, "keys of 18 and values of another length"),
+    ({L + "embedding_length": u32(65)}, r"token_embd.weight is \[258, 64\], where \[258, 65\] is needed"),
+    ({L + "feed_forward_length": u32(1 << 31)}, "ff is 2147483648"),
+    ({L + "context_length": u32(0)}, "ctx is 0"),
+    ({L + "expert_count": u32(8)}, "mixture of experts"),
+    ({L + "attention.layer_norm_rms_epsilon": f32(float("nan"))}, "nan must lie between"),
+    ({L + "rope.dimension_count": u32(15)}, "15 of 16 elements of a head cannot be rotated"),
+    ({L + "rope.dimension_count": u32(18)}, "18 of 16 elements of a head cannot be rotated"),
+    ({L + "rope.freq_base": f32(float("inf"))}, "freq-base inf must be 1 or more"),
+    ({L + "rope.freq_base": f32(1e-30)}, "must be 1 or more"),
+    ({L + "rope.scaling.type": string("longrope")}, "rope scaling 'longrope' is not supported; none, linear, yarn are"),
+    ({L + "rope.scaling.factor": f32(-2)}, "rope scaling by -2"),
+    ({L + "rope.scaling.attn_factor": f32(float("nan"))}, r"rope scaling by 1 \(and nan in length\)"),
+    ({L + "rope.scaling.type": string("yarn"), L + "rope.scaling.original_context_length": u32(0)}, "needs an original context"),
+]
+
+
+@pytest.mark.parametrize(("change", "told"), BROKEN)
+def test_a_model_that_cannot_be(change: dict[str, Value], told: str, tmp_path: Path) -> None:
+    h = small()
+    path = written(tmp_path / "m.gguf", h, weights(h), more=change)
+    with pytest.raises(FileError, match=told) as failure:
+        read(open_gguf(path))
+    assert str(failure.value).startswith(f"{path}: ") and "\n" not in str(failure.value)
+
+
+@pytest.mark.parametrize(
+    ("factors", "told"),
+    [
+        (FACTORS[:7], "must have 8 numbers above 0"),
+        (-FACTORS, "must have 8 numbers above 0"),
+        (FACTORS - 1, "must have 8 numbers above 0"),
+        (np.ones((2, 8), np.float32), r"is F32 \[2, 8\], where a row of F32 is needed"),
+    ],
+)
+def test_factors_that_cannot_be(factors: np.ndarray, told: str, tmp_path: Path) -> None:
+    h = small()
+    path = written(tmp_path / "m.gguf", h, weights(h) | {"rope_freqs.weight": factors})
+    with pytest.raises(FileError, match=told):
+        read(open_gguf(path))
+
+
+def without_matrix(arrays: Arrays) -> Arrays:
+    return arrays | {"token_embd.weight": np.zeros(64, np.float32)}
+
+
+def test_tensors_that_cannot_be(tmp_path: Path) -> None:
+    h = small()
+    arrays = weights(h)
+    for tensors, told in (
+        ({name: array for name, array in arrays.items() if name != "token_embd.weight"}, "token_embd.weight, a matrix"),
+        (without_matrix(arrays), "token_embd.weight, a matrix"),
+        (arrays | {"blk.0.attn_q.bias": np.zeros(64, np.float32)}, "has blk.0.attn_q.bias"),
+        (arrays | {"blk.1.attn_k.weight": np.zeros((64, 64), np.float32)}, r"attn_k.weight is \[64, 64\], where \[32, 64\]"),
+    ):
+        with pytest.raises(FileError, match=told):
+            read(open_gguf(written(tmp_path / "m.gguf", h, tensors)))
+
+
+def test_sizes_from_options() -> None:
+    with pytest.raises(UsageError, match=r"do not divide among 3 key/value heads \(--head, --head-kv\)"):
+        small(kv_heads=3)
+    with pytest.raises(UsageError, match="cannot be rotated; they turn in pairs"):
+        small(head_size=5, rope=Rope(5))
+
+
+# ---- weights ---------------------------------------------------------------
+
+
+def test_float32_is_used_as_it_lies(tmp_path: Path) -> None:
+    h = small()
+    gguf = open_gguf(written(tmp_path / "m.gguf", h, weights(h)))
+    found, arrays = load(gguf)
+    assert found == h and arrays.keys() == h.shapes.keys()
+    for name, array in weights(h).items():
+        np.testing.assert_array_equal(arrays[name], array)
+        assert np.shares_memory(arrays[name], gguf.tensors[name].raw) and not arrays[name].flags.writeable
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q6_K"])
+def test_other_types_are_decoded(kind: str, tmp_path: Path) -> None:
+    h = small(embd=256, heads=4, kv_heads=4, head_size=64, ff=256, layers=1)
+    gguf = open_gguf(written(tmp_path / "m.gguf", h, weights(h), kind))
+    _, arrays = load(gguf, threads=2)
+    filled = {name: np.zeros(shape, np.float32) for name, shape in h.shapes.items()}
+    fill_from(gguf, filled)
+    for name, array in weights(h).items():
+        type_ = by_name(kind if array.ndim == 2 else "F32")
+        expected = quants.decode(quants.encode(array, type_), type_)
+        np.testing.assert_array_equal(arrays[name], expected)
+        np.testing.assert_array_equal(filled[name], expected)
+
+
+def test_float32_off_its_place_is_copied(tmp_path: Path) -> None:
+    h = small(layers=1)
+    one = {"general.alignment": u32(1), "general.name": string("of odd length")}
+    for name in ("x", "xx", "xxx", "xxxx"):
+        gguf = open_gguf(written(tmp_path / "m.gguf", h, weights(h), more=one | {f"general.{name}": string(name)}))
+        for key, array in load(gguf)[1].items():
+            assert array.ctypes.data % 4 == 0
+            np.testing.assert_array_equal(array, weights(h)[key])
+
+
+def test_what_does_not_fit_is_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    h = small(layers=1)
+    half, whole = (open_gguf(written(tmp_path / f"{kind}.gguf", h, weights(h), kind)) for kind in ("F16", "F32"))
+    decoded = sum(4 * np.prod(shape) for shape in h.shapes.values() if len(shape) == 2)
+    monkeypatch.setattr(loading, "available", lambda: decoded + 99)
+    load(half, beside=lambda found: 99)
+    load(whole, beside=lambda found: decoded)  # float32 weights take none
+    for gguf, beside in ((half, 100), (whole, decoded + 100)):
+        with pytest.raises(LlamatrainError, match=f"takes {decoded + 100:,} bytes of memory, and {decoded + 99:,} are free"):
+            load(gguf, beside=lambda found, beside=beside: beside)
+    monkeypatch.setattr(loading, "available", lambda: None)
+    load(half, beside=lambda found: 1 << 60)

@@ -1,0 +1,138 @@
+"""`plan`: what a run will take, before it is begun."""
+
+import json
+import os
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.runs import PROGRAM, TINY, Argument, environment, finished, ran, run, started, text_file
+from tests.test_from_scratch_errors import refused
+
+SHAPE = ("--embd", 256, "--head", 8, "--layer", 4, "--ff", 768, "--ctx", 64, "--batch", 8, "--vocab-size", "bytes")
+
+
+def planned(*arguments: Argument) -> dict[str, Any]:
+    done = ran("plan", "from-scratch", *arguments, "--json")
+    assert done.out.count("\n") == 1
+    return json.loads(done.out)
+
+
+def total(plan: dict[str, Any]) -> int:
+    return plan["total"]
+
+
+def parts(plan: dict[str, Any]) -> dict[str, int]:
+    """The kinds of memory."""
+    others = ("total", "parameters", "batch", "splits", "threads")
+    return {name: value for name, value in plan.items() if isinstance(value, int) and name not in others}
+
+
+def test_the_parts_make_the_total(tmp_path: Path) -> None:
+    plan = planned(text_file(tmp_path), *SHAPE, "--precision", "f32")
+    named = parts(plan)
+    assert {"weights", "gradients", "moments", "arena", "interpreter"} <= named.keys(), plan
+    assert all(value >= 0 for value in named.values())
+    assert sum(named.values()) == total(plan)
+    weights = 4 * (2 * 259 * 256 + 4 * (4 * 256 * 256 + 3 * 256 * 768 + 2 * 256) + 256)
+    assert abs(named["weights"] - weights) < 0.05 * weights and abs(named["moments"] - 2 * weights) < 0.1 * weights
+
+
+def test_nothing_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text_file(tmp_path)
+    ran("plan", "from-scratch", "text.txt", *SHAPE)
+    assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]
+
+
+def test_a_plan_larger_than_the_machine(tmp_path: Path) -> None:
+    """It is a plan: nothing is taken."""
+    begun = time.monotonic()
+    large = ("--vocab-size", "bytes", "--embd", 65536, "--head", 512, "--layer", 6, "--ctx", 4096)
+    plan = planned(text_file(tmp_path, 10_000), *large)
+    assert total(plan) > 1e12 and time.monotonic() - begun < 20
+
+
+def test_what_recomputation_and_optimizers_take(tmp_path: Path) -> None:
+    data, deep = text_file(tmp_path), ("--layer", 8)
+    none, block = (planned(data, *SHAPE, *deep, "--remat", how) for how in ("none", "block"))
+    assert parts(block)["arena"] < 0.7 * parts(none)["arena"]
+    adamw, sgd, lbfgs = (planned(data, *SHAPE, "--optimizer", kind) for kind in ("adamw", "sgd", "lbfgs"))
+    assert total(sgd) < total(adamw) < total(lbfgs)
+    assert total(planned(data, *SHAPE, "--batch", 16)) > total(planned(data, *SHAPE))
+
+
+def test_for_people(tmp_path: Path) -> None:
+    done = ran("plan", "from-scratch", text_file(tmp_path), *SHAPE)
+    said = done.out + done.err
+    assert all(word in said for word in ("weights", "gradients", "moments", "total", "MB")), said
+
+
+def test_a_limit_that_holds_and_one_that_cannot(tmp_path: Path) -> None:
+    data = text_file(tmp_path)
+    needed = total(planned(data, *SHAPE, "--remat", "none"))
+    ran("plan", "from-scratch", data, *SHAPE, "--memory", f"{needed // 10**6 + 20}MB")
+    done = run("plan", "from-scratch", data, *SHAPE, "--memory", "20MB")
+    refused(done, 1, "20 ?MB", "--")
+    begun = run("from-scratch", data, *SHAPE, "--memory", "20MB", "--out", tmp_path / "run")
+    refused(begun, 1, "20 ?MB")
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_memory_chooses_what_fits(tmp_path: Path) -> None:
+    """Less than a run without recomputation takes, more than one with it."""
+    data, deep = text_file(tmp_path, 40_000), (*SHAPE, "--layer", 8, "--batch", 32, "--ctx", 256)
+    most, least = (total(planned(data, *deep, "--remat", how)) for how in ("none", "block"))
+    assert least < 0.8 * most
+    limit = (most + least) // 2 // 10**6
+    plan = planned(data, *deep, "--memory", f"{limit}MB")
+    assert total(plan) <= limit * 10**6
+
+
+def test_slips_are_one_line(tmp_path: Path) -> None:
+    refused(run("plan", "from-scratch", tmp_path / "none.txt"), 1, "none.txt")
+    refused(run("plan", "from-scratch", text_file(tmp_path), "--embd", 32, "--head", 5), (1, 2), "32", "5")
+    assert run("plan", "something").code == 2
+
+
+# ---- against what is measured ----------------------------------------------
+
+
+def peak(*arguments: Argument) -> int:
+    """The most memory that a run had, in bytes."""
+    with subprocess.Popen(
+        [*PROGRAM, *map(str, arguments)], env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as process:
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0
+    return usage.ru_maxrss * 1024
+
+
+WIDE = (*TINY, "--embd", 512, "--head", 8, "--head-kv", 4, "--layer", 8, "--ff", 1376, "--ctx", 256, "--batch", 8)
+MEASURED: dict[str, tuple[Argument, ...]] = {
+    "tiny": (*TINY, "--ctx", 64),
+    "small": (*SHAPE, "--precision", "f32"),
+    "small in bf16": (*SHAPE, "--precision", "bf16"),
+    "wide": (*WIDE, "--remat", "none"),
+    "wide in bf16": (*WIDE, "--remat", "none", "--precision", "bf16"),
+    "wide, recomputed": (*WIDE, "--remat", "block"),
+    "wide, accumulated": (*WIDE, "--grad-acc", 2, "--batch", 4),
+    "plain attention": (*SHAPE, "--no-flash", "--precision", "f32"),
+    "lbfgs": (*SHAPE, "--optimizer", "lbfgs", "--precision", "f32"),
+    "validated and sampled": (*SHAPE, "--val-split", 0.1, "--eval-every", 1, "--sample-every", 1, "--precision", "f32"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MEASURED)
+def test_the_plan_is_what_is_measured(name: str, tmp_path: Path) -> None:
+    """Each in a process of its own: the interpreter is a part of the plan. L-BFGS takes its memory when there is a history."""
+    arguments = (text_file(tmp_path, 100_000), *MEASURED[name], "--iters", 9 if name == "lbfgs" else 3)
+    with started("plan", "from-scratch", *arguments, "--json") as process:
+        plan = total(json.loads(finished(process).out))
+    measured = peak("from-scratch", *arguments, "--out", tmp_path / "run")
+    assert plan == pytest.approx(measured, rel=0.05), f"{plan / 1e6:.1f} MB planned, {measured / 1e6:.1f} MB measured"
