@@ -3,13 +3,17 @@
     python scripts/bench.py kernels [NAME...]        each kernel: checked against the reference, then timed
     python scripts/bench.py step [tiny S M]          whole training steps, in alternation with torch's
     python scripts/bench.py remat [none block ...]   what recomputation costs and saves, 32 layers deep
+    python scripts/bench.py memory [tiny S M]        peak resident memory of some steps, a process for each of ours and torch's
+    python scripts/bench.py context [CTX ...]        FLOP/s of steps of as many tokens each, by length of the context
 
 Times are medians with quartiles. Where torch is installed, both are timed in turns in one run. A ratio above 1 is in
 llamatrain's favour. `copy` is the share of the bandwidth of copying 256 MB with as many threads.
 """
 
 import argparse
+import json
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -31,7 +35,7 @@ from llamatrain.kernels import cpu
 from llamatrain.kernels.reference.registry import from_bf16
 from llamatrain.machine import jit, units
 from tests.llama_graph import TINY, M, S, Size
-from tests.llama_step import LlamaStep
+from tests.llama_step import CLIP, LlamaStep
 
 ROUND = 10e-3  # seconds: shorter things are repeated within a round
 QUIET = 0.12  # seconds between two rounds: threads of OpenBLAS spin for 0.1 s after a product, and slow whatever follows
@@ -200,7 +204,7 @@ def torch_step(torch: Any, size: Size, precision: str, compiled: bool) -> Callab
     torch.manual_seed(0)
     tokens = torch.randint(0, size.vocab, (size.batch, size.ctx))
     targets = torch.randint(0, size.vocab, (size.batch * size.ctx,))
-    return training_step(TorchLlama(size), tokens, targets, bf16=precision == "bf16", compiled=compiled)
+    return training_step(TorchLlama(size), tokens, targets, bf16=precision == "bf16", compiled=compiled, clip=CLIP)
 
 
 def step_figures(size: Size, ours: Timed, theirs: Timed | None) -> str:
@@ -221,11 +225,11 @@ def bench_step(args: argparse.Namespace) -> int:
     for name in args.names or SIZES:
         size = SIZES[name]
         for precision in args.precision:
-            step = LlamaStep(size, precision=precision, kernels=args.kernels, threads=args.threads)
+            step = LlamaStep(size, precision=precision, kernels=args.kernels, threads=args.threads, kept=True)
             peer = torch_step(torch, size, precision, args.compile) if torch else None
             ours, theirs = in_turns(step, peer, seconds=args.seconds)
             assert ours
-            print(f"{name:6} {precision:9} {step_figures(size, ours, theirs)} {step.program.plan.arena / 1e6:9.1f}", flush=True)
+            print(f"{name:6} {precision:9} {step_figures(size, ours, theirs)} {step.arena / 1e6:9.1f}", flush=True)
     return 0
 
 
@@ -240,13 +244,76 @@ def bench_remat(args: argparse.Namespace) -> int:
     for precision in args.precision:
         steps = [LlamaStep(size, precision=precision, threads=args.threads, remat=policy) for policy in args.policies]
         timed = in_turns(*steps, seconds=args.seconds)
-        arenas = [step.program.plan.arena for step in steps]
+        arenas = [step.arena for step in steps]
         for policy, each, arena in zip(args.policies, timed, arenas, strict=True):
             assert each and timed[0]
             low, middle, high = each.quartiles()
             more, less = middle / timed[0].quartiles()[1], arena / arenas[0]
             spread = f"{low:.3g}..{high:.3g}"
             print(f"{precision:9} {policy:9} {middle:9.1f} {spread:>15} {more:7.2f} {arena / 1e6:9.1f} {less:8.3f}", flush=True)
+    return 0
+
+
+# ---- memory ----------------------------------------------------------------
+
+
+def peak_of(who: str, size: str, precision: str, remat: str, args: argparse.Namespace) -> dict[str, int]:
+    """What a process of its own says, in bytes; nothing if it fails."""
+    words = [sys.executable, str(Path(__file__).with_name("peak.py")), who, size, precision, remat, str(args.threads)]
+    plain = {name: value for name, value in os.environ.items() if name not in MALLOC}
+    done = subprocess.run(words, env=plain, capture_output=True, text=True, check=False)
+    if done.returncode:
+        print(f"{' '.join(words[2:])} failed: {done.stderr.strip().splitlines()[-1:]}", file=sys.stderr)
+    return json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {}
+
+
+def bench_memory(args: argparse.Namespace) -> int:
+    """Kept gradients, clipping and AdamW. Of torch's modes, the one that takes least; `base`: resident once imported."""
+    header(args, None)
+    columns = ("size", "precision", "remat", "peak MB", "static MB", "arena MB", "base MB", "torch MB", "mode", "x torch")
+    print("\n" + "".join(f"{column:>10}" for column in columns))
+    modes = ["eager", "compiled"] if args.compile else ["eager"]
+    for name in args.names or ["S", "M"]:
+        for precision in args.precision:
+            found = {mode: peak_of(mode, name, precision, "none", args) for mode in modes if args.torch}
+            peaks = {mode: each["peak"] for mode, each in found.items() if each}
+            least = min(peaks, key=lambda mode: peaks[mode]) if peaks else ""
+            for remat in ("none", "block"):
+                if not (mine := peak_of("ours", name, precision, remat, args)):
+                    return 1
+                shown = "".join(f"{mine[key] / 1e6:10.1f}" for key in ("peak", "static", "arena", "imported"))
+                theirs = f"{peaks[least] / 1e6:10.1f}{least:>10}{mine['peak'] / peaks[least]:10.3f}" if least else ""
+                print(f"{name:>10}{precision:>10}{remat:>10}{shown}{theirs}", flush=True)
+    return 0
+
+
+# ---- length of the context -------------------------------------------------
+
+LONG = Size(vocab=32000, width=256, layers=4, heads=8, kv_heads=8, ff=768, ctx=64, batch=1)
+TOKENS = 4096
+
+
+def model_flops(size: Size) -> float:
+    """Multiplications and additions of a step: each weight six times a token, and scores of half the context, twelve times."""
+    head = size.width // size.heads
+    block = size.width * (2 * size.width + 2 * size.kv_heads * head + 3 * size.ff)
+    weights = size.layers * block + size.vocab * size.width
+    return size.batch * size.ctx * (6.0 * weights + 6.0 * size.layers * size.width * size.ctx)
+
+
+def bench_context(args: argparse.Namespace) -> int:
+    header(args, None)
+    print(f"\n{TOKENS} tokens a step\n\n{'precision':9} {'ctx':>6} {'ms':>9} {'quartiles':>15} {'GFLOP/s':>9} {'x first':>8}")
+    for precision in args.precision:
+        sizes = [replace(LONG, ctx=ctx, batch=max(1, TOKENS // ctx)) for ctx in args.contexts]
+        steps = [LlamaStep(size, precision=precision, kernels=args.kernels, threads=args.threads, kept=True) for size in sizes]
+        rates = []
+        for size, timed in zip(sizes, in_turns(*steps, seconds=args.seconds), strict=True):
+            assert timed
+            low, middle, high = timed.quartiles()
+            rates.append(model_flops(size) / middle / 1e6)
+            spread, ratio = f"{low:.3g}..{high:.3g}", rates[-1] / rates[0]
+            print(f"{precision:9} {size.ctx:6} {middle:9.3f} {spread:>15} {rates[-1]:9.1f} {ratio:8.2f}", flush=True)
     return 0
 
 
@@ -268,23 +335,27 @@ def versions(torch: Any) -> str:
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
-    benches = (("kernels", bench_kernels, 1.5), ("step", bench_step, 10.0), ("remat", bench_remat, 30.0))
+    benches = (("kernels", bench_kernels, 1.5), ("step", bench_step, 10.0), ("remat", bench_remat, 30.0),
+               ("memory", bench_memory, 0.0), ("context", bench_context, 20.0))  # fmt: skip
     for name, run, seconds in benches:
         command = commands.add_parser(name)
         command.set_defaults(run=run)
         if name == "remat":
             command.add_argument("policies", nargs="*", default=["none", "block"], help=f"of {', '.join(POLICIES)}")
             command.add_argument("--layers", type=int)
+        elif name == "context":
+            command.add_argument("contexts", nargs="*", type=int, default=[64, 256, 1024, 2048])
         else:
-            command.add_argument("names", nargs="*", choices=SIZES if name == "step" else None, default=[], help="only these")
+            choices = None if name == "kernels" else SIZES
+            command.add_argument("names", nargs="*", choices=choices, default=[], help="only these")
         command.add_argument("--threads", type=int, default=units.cores())
         command.add_argument("--seconds", type=float, default=seconds, help=f"for each line ({seconds:g})")
         command.add_argument("--kernels", choices=["cpu", "reference"], default="cpu")
         command.add_argument("--no-torch", dest="torch", action="store_false", help="leave torch out")
         if name != "kernels":
             command.add_argument("--precision", nargs="+", choices=["f32", "bf16"], default=["f32", "bf16"])
-        if name == "step":
-            command.add_argument("--compile", action="store_true", help="torch.compile the peer")
+        if name in ("step", "memory"):
+            command.add_argument("--compile", action="store_true", help="torch.compile the peer, too")
     return parser.parse_args()
 
 

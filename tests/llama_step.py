@@ -2,22 +2,36 @@
 
 from llamatrain.engine.program import Program
 from llamatrain.optim.adamw import schedule_input
-from llamatrain.optim.step import AdamW, differentiate, stream
+from llamatrain.optim.step import AdamW, apply, differentiate, hold, stream
 from tests.llama_graph import Size, llama
 
 OPTIMIZER = AdamW()
+CLIP = 1.0
 
 
 class LlamaStep:
-    """Forward, backward and AdamW as one program over random weights and one batch of random tokens."""
+    """Forward, backward and AdamW over random weights and one batch of random tokens.
+
+    As one program that streams its gradients; or `kept`, as two: gradients, which stay in the arena, and the clipped step.
+    """
 
     def __init__(self, size: Size, *, precision: str = "f32", kernels: str = "cpu", threads: int = 1,
-                 remat: str = "none", seed: int = 0) -> None:  # fmt: skip
+                 remat: str = "none", seed: int = 0, kept: bool = False) -> None:  # fmt: skip
         m = self.model = llama(size)
+        self.memory, self.steps = self.model.random(seed), 0
         made = differentiate(m.loss, m.trained, precision=precision, borders=m.borders, remat=remat)
-        self.inputs, outputs = stream(made, OPTIMIZER)
-        self.loss, self.memory, self.steps = outputs[0], self.model.random(seed), 0
-        self.program = Program.of(outputs, self.memory, kernels=kernels, threads=threads)
+        how = {"kernels": kernels, "threads": threads}
+        if kept:
+            held = hold(made)
+            self.inputs, _, outputs = apply(held, OPTIMIZER, CLIP)
+            self.program = Program.of([made.loss, *held.first], self.memory, **how)
+            grads = {block: self.program[grad] for block, grad in zip(held.blocks.values(), held.first, strict=True)}
+            self.programs = [self.program, Program.of(outputs, self.memory | grads, **how)]
+        else:
+            self.inputs, outputs = stream(made, OPTIMIZER)
+            self.program = Program.of(outputs, self.memory, **how)
+            self.programs = [self.program]
+        self.loss, self.arena = made.loss, self.program.plan.arena
         self.batch = {leaf: self.memory[leaf].copy() for leaf in (self.model.tokens, self.model.targets, self.model.weights)}
 
     def __call__(self, rate: float = 1e-3) -> float:
@@ -25,6 +39,9 @@ class LlamaStep:
         self.steps += 1
         for leaf, array in self.batch.items():
             self.program[leaf][...] = array
-        self.program[self.inputs.schedule][...] = schedule_input(self.steps, rate, OPTIMIZER.beta1, OPTIMIZER.beta2)
+        self.programs[-1][self.inputs.schedule][...] = schedule_input(self.steps, rate, OPTIMIZER.beta1, OPTIMIZER.beta2)
         self.program()
-        return float(self.program[self.loss])
+        loss = float(self.program[self.loss])
+        for further in self.programs[1:]:
+            further()
+        return loss

@@ -64,8 +64,8 @@ def environment(**more: str) -> dict[str, str]:
 @contextmanager
 def started(*arguments: Argument, **settings: Any) -> Iterator[subprocess.Popen[str]]:
     """The command in a process of its own, which does not outlive the test."""
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | settings
-    with subprocess.Popen([*PROGRAM, *map(str, arguments)], env=environment(), text=True, **pipes) as process:
+    settings = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": environment()} | settings
+    with subprocess.Popen([*PROGRAM, *map(str, arguments)], text=True, **settings) as process:
         try:
             yield process
         finally:

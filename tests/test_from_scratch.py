@@ -73,6 +73,13 @@ def test_metrics_are_as_documented(whole: tuple[Path, Done]) -> None:
         assert line["tokens_per_second"] == pytest.approx(BATCH * ACC * CTX / line["seconds"], rel=0.05)
 
 
+def test_metrics_have_the_same_keys_where_nothing_is_clipped(tmp_path: Path) -> None:
+    for number, more in enumerate((("--clip", 0), ("--clip", 0, "--optimizer", "sgd"), ("--clip", 0, "--grad-acc", 2))):
+        folder = tmp_path / str(number)
+        ran("from-scratch", text_file(tmp_path), *TINY, "--ctx", 32, "--iters", 2, *more, "--out", folder)
+        assert all(line.get("grad_norm", 0) > 0 for line in steps(folder)), more
+
+
 def test_validation_comes_when_it_is_due(whole: tuple[Path, Done]) -> None:
     validated = [line for line in metrics(whole[0]) if "val_loss" in line]
     assert [line["step"] for line in validated if line["step"] % 5 == 0] == [5, 10]

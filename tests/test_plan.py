@@ -1,12 +1,11 @@
 """The planner without data: lives that never overlap in memory, sizes right to the byte, and words for what does not fit."""
 
 import math
-import random
 import time
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from llamatrain.engine.order import layout_of, ordered
-from llamatrain.engine.plan import ALIGNMENT, Arena, Plan, ScratchRule, plan
+from llamatrain.engine.plan import ALIGNMENT, Block, Plan, ScratchRule, placed, plan
 from llamatrain.engine.program import Program, scratch_rule
 from llamatrain.errors import MemoryPlanError
 from llamatrain.graph.layers import silu
@@ -180,22 +179,24 @@ def test_both_orders_can_be_run(graph: RandomGraph, left_to_right: bool) -> None
 
 
 @often
-@given(st.lists(st.integers(0, 700), min_size=1, max_size=40), st.randoms(use_true_random=False))
-def test_an_arena_under_random_take_and_give(sizes: list[int], rng: random.Random) -> None:
-    arena, held = Arena(), []
-    for size in sizes:
-        gaps, top = list(arena.gaps), arena.top
-        offset = arena.take(size)
-        assert offset % ALIGNMENT == 0 and offset + rounded(size) <= arena.top
-        assert all(size == 0 or other == 0 or at + rounded(other) <= offset or offset + rounded(size) <= at for at, other in held)
-        if fitting := [length for _, length in gaps if length >= rounded(size) > 0]:
-            assert (offset, min(fitting)) in gaps and arena.top == top  # the smallest that will do
-        held.append((offset, size))
-        while held and rng.random() < 0.4:
-            arena.give(*held.pop(rng.randrange(len(held))))
-    for each in held:
-        arena.give(*each)
-    assert arena.gaps == ([(0, arena.top)] if arena.top else [])
+@given(st.lists(st.tuples(st.integers(0, 700), st.integers(0, 20), st.integers(0, 20)), max_size=40))
+def test_places_for_random_lives(lives: list[tuple[int, int, int]]) -> None:
+    blocks = [Block(size, min(a, b), max(a, b)) for size, a, b in lives]
+    offsets, arena = placed(blocks)
+    spans = [(at, at + rounded(block.size)) for at, block in zip(offsets, blocks, strict=True)]
+    for (block, (start, end)), (other, (begin, close)) in combinations(zip(blocks, spans, strict=True), 2):
+        if block.size and other.size and block.first <= other.last and other.first <= block.last:
+            assert end <= begin or close <= start
+    assert all(start % ALIGNMENT == 0 for start, _ in spans)
+    assert arena == max((end for _, end in spans), default=0)
+
+
+def test_the_smallest_gap_that_will_do_is_taken() -> None:
+    early, late, always = (0, 1), (2, 3), (0, 3)
+    blocks = [Block(960, *early), Block(896, *always), Block(832, *early), Block(768, *always), Block(640, *late)]
+    offsets, arena = placed(blocks)
+    assert arena == 960 + 896 + 832 + 768
+    assert offsets == [0, 960, 960 + 896, 960 + 896 + 832, 960 + 896]
 
 
 # ---- a llama ---------------------------------------------------------------

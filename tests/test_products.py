@@ -187,3 +187,9 @@ def test_without_a_unit_the_same_holds(without):
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *files]
     done = subprocess.run(command, env={**os.environ, "LLAMATRAIN_WITHOUT": without}, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_plans_and_kernels_agree_on_sizes() -> None:
+    for mode in range(4):
+        for count, k in ((1, 0), (16, 16), (17, 33), (100, 1024)):
+            assert tiles.packed_bytes(mode, count, k) == tiles.panel_bytes(mode, count, k)

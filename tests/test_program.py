@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 
-from llamatrain.engine.program import Program
+from llamatrain.engine.program import Program, allocate
 from llamatrain.errors import GraphError
 from llamatrain.graph import ops as O
 from llamatrain.graph.autodiff import value_and_gradients
-from llamatrain.graph.layers import flash_attn, silu
-from llamatrain.graph.tensor import F64, I32, Tensor, parameter, placeholder, state
+from llamatrain.graph.layers import flash_attn, silu, soft_max
+from llamatrain.graph.show import described
+from llamatrain.graph.tensor import BF16, F32, F64, I32, Tensor, parameter, placeholder, state
 
 Arrays = dict[Tensor, np.ndarray]
 
@@ -173,3 +174,70 @@ def test_a_change_of_a_part_through_a_view_is_refused(step: int) -> None:
     changed = O.cpy(O.view(memory, slices=((0, 2 * step, step),)), y, into=True)
     with pytest.raises(GraphError, match="in place"):
         reference([changed], {memory: np.zeros(4, np.float32), y: np.ones(2, np.float32)})
+
+
+# ---- memory shared by programs ---------------------------------------------
+
+
+def test_programs_share_an_arena() -> None:
+    x = placeholder("x", (4, 64))
+    small, large = O.sum(silu(O.scale(x, by=2.0))), O.sum(O.matmul(silu(x), O.scale(x, by=3.0)))
+    arrays = {x: random(4, 64)}
+    apart = [reference([each], arrays) for each in (small, large)]
+    arena = allocate(max(program.plan.arena for program in apart))
+    shared = [Program.of([each], arrays, kernels="reference", arena=arena) for each in (small, large)]
+    for _ in range(2):
+        for mine, own, output in zip(shared, apart, (small, large), strict=True):
+            own()
+            mine()
+            assert np.shares_memory(mine[output], arena)
+            np.testing.assert_array_equal(mine[output], own[output])
+
+
+def test_an_arena_that_will_not_do_is_refused() -> None:
+    outputs = [O.sqr(placeholder("x", (100,)))]
+    needed = reference(outputs).plan.arena
+    read_only = allocate(needed)
+    read_only.flags.writeable = False
+    for arena in (allocate(needed - 1), allocate(needed).view(np.float32), read_only, allocate(needed + 1)[1:]):
+        with pytest.raises(GraphError, match="arena"):
+            Program.of(outputs, kernels="reference", arena=arena)
+
+
+# ---- what is not finite ----------------------------------------------------
+
+
+@pytest.mark.parametrize("kernels", ["reference", "cpu"])
+def test_the_first_value_that_is_not_finite_is_found(kernels: str) -> None:
+    x, w = placeholder("x", (2, 3)), parameter("blk.0.ffn_up", (3, 3))
+    made = O.cast(O.matmul(x, w), dtype=BF16)
+    loss = O.sum(O.log(O.cast(made, dtype=F32)))
+    program = Program.of([loss], {x: np.ones((2, 3), np.float32), w: np.ones((3, 3), np.float32)}, kernels=kernels)
+    assert program.first_not_finite() is None
+    program[w][:] = -1.0
+    found = program.first_not_finite()
+    assert described(found) == "log of blk.0.ffn_up"
+    program[w][1, 1] = 3e38
+    program[x][0, 1] = 10
+    assert described(program.first_not_finite()) == "matmul of blk.0.ffn_up"
+    program[w][1, 1], program[x][0, 1] = 1, 1
+    program[x][0, 0] = 3.4e38  # finite, but not when rounded to bfloat16
+    program[w][:, 1:] = 0
+    program[w][:, 0] = 1
+    found = program.first_not_finite()
+    assert found.dtype is BF16 and described(found) == "cast of blk.0.ffn_up"
+    program[w][2, 0] = np.nan
+    assert program.first_not_finite() is w
+
+
+def test_masks_are_no_fault() -> None:
+    x = placeholder("x", (3, 3))
+    program = reference([O.sum(soft_max(O.diag_mask_inf(x, past=0)))], {x: random(3, 3)})
+    assert program.first_not_finite() is None
+    program[x][0, 0] = np.inf
+    assert program.first_not_finite() is x
+    q, starts = placeholder("q", (1, 2, 1, 2)), placeholder("starts", (1, 2), I32)
+    out, lse = flash_attn(q, q, q, starts, scale=1.0)
+    program = reference([out, lse], {q: random(1, 2, 1, 2), starts: np.full((1, 2), 1, np.int32)})
+    assert program.first_not_finite() is None
+    assert program[lse][0, 0, 0] == -np.inf

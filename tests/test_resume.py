@@ -274,6 +274,18 @@ def test_a_second_signal_leaves_at_once(tmp_path: Path) -> None:
     assert (folder / "checkpoint-LATEST.gguf").exists() and not saving(folder)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [2.0, 4.8, 5.6, 6.4, 7.2, 8.0, 8.8])
+def test_a_signal_while_kernels_are_compiled(seconds: float, tmp_path: Path) -> None:
+    """The compiler must not swallow it, nor end in a fault of its own."""
+    command = arguments(text_file(tmp_path), "--ctx", 32, "--iters", 1_000_000, "--out", tmp_path / "run")
+    with started(*command, env=environment(LLAMATRAIN_CACHE=str(tmp_path / "cache"))) as process:
+        time.sleep(seconds)
+        process.send_signal(signal.SIGINT)
+        done = finished(process, 10)
+    assert done.code == 130 and "Traceback" not in done.err, done.err[-2000:]
+
+
 def test_handlers_are_given_back(tmp_path: Path) -> None:
     before = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
     ran(*arguments(text_file(tmp_path), "--ctx", 32, "--iters", 1, "--out", tmp_path / "run"))

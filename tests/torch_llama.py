@@ -96,6 +96,7 @@ def training_step(
     compiled: bool = False,
     rate: float = 1e-3,
     decay: float = 0.1,
+    clip: float = 0.0,
 ) -> Callable[[], float]:
     """One whole step of AdamW, in the fastest arrangement that torch has for it; gives the loss before the update."""
     matrices = [p for p in model.parameters() if p.ndim > 1]
@@ -105,10 +106,12 @@ def training_step(
     loss_of = torch.compile(model.loss) if compiled else model.loss
 
     def step() -> float:
+        optimizer.zero_grad(set_to_none=True)
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
             loss = loss_of(tokens, targets, weights)
-        optimizer.zero_grad(set_to_none=True)
         loss.backward()
+        if clip:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
         return loss.item()
 

@@ -50,7 +50,7 @@ def silu_back(dy: Spec, x: Spec) -> Spec:
 @op(in_place=((0, 0), (0, 1)))
 def swiglu(gate: Spec, up: Spec) -> Spec:
     require(gate.shape == up.shape, "needs two sources of one shape")
-    return Spec(gate.shape, floats(gate, up))
+    return gate if gate.dtype is up.dtype is BF16 else Spec(gate.shape, floats(gate, up))
 
 
 @gradient(swiglu)
@@ -60,7 +60,11 @@ def _(node: Node, dy: Tensor):
 
 @op(in_place=((0, 1), (1, 2), (0, 0), (1, 0)))
 def swiglu_back(dy: Spec, gate: Spec, up: Spec) -> tuple[Spec, Spec]:
+    """Both gradients; bf16 where gate and up are, of a dy in full precision."""
     require(dy.shape == gate.shape == up.shape, "needs three sources of one shape")
+    if gate.dtype is up.dtype is BF16:
+        require(dy.dtype is F32, "needs dy in f32")
+        return gate, up
     return Spec(gate.shape, floats(dy, gate, up)), Spec(up.shape, up.dtype)
 
 
@@ -152,7 +156,7 @@ def _(node: Node, dout: Tensor | None, dlse: Tensor | None):
 @op()
 def flash_attn_back(dout: Spec, q: Spec, k: Spec, v: Spec, out: Spec, lse: Spec, *ranges: Spec, scale: float):
     _attention(q, k, v, *ranges)
-    dtype = floats(dout, out, lse)
+    dtype = floats(dout, lse) if out.dtype is BF16 is q.dtype else floats(dout, out, lse)
     require(dout.shape == out.shape == q.shape, "needs dout and out like q")
     require(lse.shape == (q.shape[0], q.shape[2], q.shape[1]), "needs lse as (B, H, T)")
     return tuple(Spec(source.shape, dtype) for source in (q, k, v))

@@ -1,12 +1,13 @@
 """Mixed precision as a rewrite: the matrix products of a graph get bfloat16 sources, everything else stays as it is.
 
-An activation is rounded once, for all the products that read it, so what is kept for the gradients is half as large. A
-weight is not: products round it on the way in, and its float32 master is the only copy.
+An activation is rounded once, for all the products that read it, so what is kept for the gradients is half as large; so are
+a gate's sources, and what a gate gives to products. A weight is not rounded: products do that on the way in, and its float32
+master is the only copy.
 """
 
 from collections.abc import Sequence
 
-from llamatrain.graph.ops import cast
+from llamatrain.graph.ops import cast, reshape
 from llamatrain.graph.tensor import BF16, F32, Node, Tensor, rebuild, seen_of
 
 # op: the sources that are rounded
@@ -17,8 +18,11 @@ ROUNDED = {
     "linear_cross_entropy": (0,),
     "linear_cross_entropy_back": (1,),
     "flash_attn": (0, 1, 2),
-    "flash_attn_back": (1, 2, 3),
+    "flash_attn_back": (1, 2, 3, 4),
+    "swiglu": (0, 1),
+    "swiglu_back": (1, 2),
 }
+GIVE_HALF = ("swiglu", "swiglu_back")  # of sources in bfloat16, results in it
 
 
 def round_products(outputs: Sequence[Tensor]) -> list[Tensor]:
@@ -29,16 +33,25 @@ def round_products(outputs: Sequence[Tensor]) -> list[Tensor]:
         if tensor.dtype is not F32:
             return tensor
         if tensor not in rounded:
-            rounded[tensor] = cast(tensor, dtype=BF16)
+            made = tensor.node
+            if made and made.op is cast and made.sources[0].dtype is BF16:  # it was widened from that
+                rounded[tensor] = made.sources[0]
+            elif made and made.op is reshape:  # whoever reads it in another shape shall read the same bytes
+                rounded[tensor] = reshape(half(made.sources[0]), **made.attrs)
+            else:
+                rounded[tensor] = cast(tensor, dtype=BF16)
         return rounded[tensor]
 
-    def change(node: Node) -> Node | None:
+    def change(node: Node) -> Node | Sequence[Tensor] | None:
         chosen = ROUNDED.get(node.op.name)
         if not chosen or any(node.sources[index].dtype not in (F32, BF16) for index in chosen):
             return None
         weights = [index for index in chosen if seen_of(node.sources[index]).role in ("parameter", "state")]
-        keep = weights[:1] if len(chosen) == 2 else []
+        keep = weights[:1] if len(chosen) == 2 and node.op.name not in GIVE_HALF else []
         sources = [half(s) if index in chosen and index not in keep else s for index, s in enumerate(node.sources)]
-        return Node(node.op, tuple(sources), node.attrs, node.outputs[0].name)
+        made = Node(node.op, tuple(sources), node.attrs, node.outputs[0].name)
+        if node.op.name in GIVE_HALF:
+            return [cast(output, dtype=F32) for output in made.outputs]  # for whoever is no product
+        return made
 
     return rebuild(outputs, {}, change)

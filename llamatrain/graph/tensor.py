@@ -241,10 +241,13 @@ def seen_of(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def rebuild(outputs: Sequence[Tensor], replace: dict[Tensor, Tensor], change: Callable[[Node], "Node | None"]) -> list[Tensor]:
+def rebuild(
+    outputs: Sequence[Tensor], replace: dict[Tensor, Tensor], change: Callable[[Node], "Node | Sequence[Tensor] | None"]
+) -> list[Tensor]:
     """The outputs again, with tensors replaced and nodes changed; what nothing touches stays the same node.
 
-    `change` is given each node whose sources are already the new ones, and gives another node or None.
+    `change` is given each node whose sources are already the new ones, and gives another node, or a tensor for each of its
+    outputs, or None.
     """
     new = dict(replace)
     for node in nodes_of(outputs):
@@ -252,8 +255,9 @@ def rebuild(outputs: Sequence[Tensor], replace: dict[Tensor, Tensor], change: Ca
             continue
         sources = tuple(new.get(source, source) for source in node.sources)
         current = node if sources == node.sources else Node(node.op, sources, node.attrs, node.outputs[0].name)
-        current = change(current) or current
-        if current is not node:
-            for old, fresh in zip(node.outputs, current.outputs, strict=True):
+        changed = change(current)
+        made = changed.outputs if isinstance(changed, Node) else changed or current.outputs
+        if made is not node.outputs:
+            for old, fresh in zip(node.outputs, made, strict=True):
                 new.setdefault(old, fresh)
     return [new.get(output, output) for output in outputs]

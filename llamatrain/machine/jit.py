@@ -103,13 +103,16 @@ class Compiler:
             self.say(f"the cache of kernels cannot be used ({broken}); without {folder} it will be made again")
             folder, made = None, build(False)
         if not (made.cache_hits if hasattr(made, "cache_hits") else sum(made.stats.cache_hits.values())):
-            if not self.said:
-                self.said = True
-                keep = f"kept in {folder}" if folder else "not kept: no cache folder can be written"
-                self.say(f"compiling kernels for this machine, once ({keep})")
+            self.announce(folder)
             self.compiled += 1
             self.seconds += time.perf_counter() - start
         return made
+
+    def announce(self, folder: Path | None) -> None:
+        if not self.said:
+            self.said = True
+            keep = f"kept in {folder}" if folder else "not kept: no cache folder can be written"
+            self.say(f"compiling kernels for this machine, once ({keep})")
 
     def report(self) -> None:
         """Say how long it took, if anything was compiled since the last report."""

@@ -21,6 +21,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from llamatrain.machine.ahead import compile_ahead
 from llamatrain.machine.jit import Call, compiler
 
 WORD, VOID = ir.IntType(64), ir.VoidType()
@@ -185,6 +186,7 @@ class Program:
     def __init__(self, calls: Sequence[Call], threads: int) -> None:
         self.calls = list(calls)  # keeps arguments alive
         self.threads = min(threads, numba.config.NUMBA_NUM_THREADS) if any(c.items > c.block for c in calls) else 1
+        compile_ahead((call.entry for call in self.calls), self.threads)
         self.table = np.zeros((len(self.calls), LINE), np.int64)
         for row, call in zip(self.table, self.calls, strict=True):
             row[:4] = call.entry.address, call.args.ctypes.data, call.items, call.block

@@ -259,7 +259,7 @@ def clear_gradients(dq, dk, dv, batch, kv, length, keys, heads, groups, size):  
 @inline
 def pack_queries(a, mode, to, place, rows, state):  # type: ignore[no-untyped-def]
     """q and dout, each as a left operand and across as a right one; for each query the sum of dout out."""
-    dout, out, heads, size, half, deltas = f32(a[0]), f32(a[4]), a[15], a[17], a[19], f32(state + RANGES)
+    dout, heads, size, half, deltas = f32(a[0]), a[15], a[17], a[19], f32(state + RANGES)
     panel, panel_across, pitch = panel_bytes(mode, SIDE, size), panel_bytes(mode, size, SIDE), heads * size
     q = a[1] + place * (2 if half else 4)
     pack_a(mode, to, q, half, ALONG, pitch, rows, size)
@@ -267,7 +267,8 @@ def pack_queries(a, mode, to, place, rows, state):  # type: ignore[no-untyped-de
     pack_a(mode, to + panel + panel_across, a[0] + 4 * place, ANEW, ALONG, pitch, rows, size)
     pack_b(mode, to + 2 * panel + panel_across, a[0] + 4 * place, ANEW, ACROSS, pitch, size, rows)
     for row in range(rows):
-        deltas[row] = dot(dout, place + row * pitch, out, place + row * pitch, size)
+        line = place + row * pitch
+        deltas[row] = dot(dout, line, u16(a[4]), line, size) if a[21] else dot(dout, line, f32(a[4]), line, size)
 
 
 @inline
@@ -386,4 +387,5 @@ def flash_attn_back(outs, ins, attrs, scratch, threads):  # type: ignore[no-unty
     (dout, q, k, v, out, lse, starts, *lasts) = ins
     arrays = (dout, q, k, v, out, lse, starts, lasts[0] if lasts else 0, *outs, scratch, thread_bytes_back(q, k))
     entry, block = (small.attend_small_back, small.jobs_together(q, k)) if is_small(q, k) else (attend_back, 1)
-    return [entry.call(*arrays, *numbers(q, k, attrs), items=q.shape[0] * k.shape[2], block=block)]
+    words = (*numbers(q, k, attrs), out.dtype == np.uint16)
+    return [entry.call(*arrays, *words, items=q.shape[0] * k.shape[2], block=block)]

@@ -1,10 +1,15 @@
-"""Gates: silu(x) = x sigmoid(x), swiglu(gate, up) = silu(gate) up, and their gradients."""
+"""Gates: silu(x) = x sigmoid(x), swiglu(gate, up) = silu(gate) up, and their gradients.
+
+Where gate and up are bfloat16, so is what goes on into products: swiglu's result, dgate and dup. dy is float32 everywhere.
+"""
+
+from collections.abc import Sequence
 
 import numpy as np
 
-from llamatrain.kernels.cpu.binding import kernel
+from llamatrain.kernels.cpu.binding import Array, all_float32, kernel
 from llamatrain.kernels.cpu.vector import LANES, exp, load_to, portion, store_to, streams
-from llamatrain.machine.jit import Entry, f32, inline
+from llamatrain.machine.jit import Entry, f32, inline, u16
 
 ONE = np.float32(1)
 
@@ -36,17 +41,23 @@ def silu_back_flat(lo, hi, thread, a):  # type: ignore[no-untyped-def]
         store_to(dx, i, hi, load_to(dy, i, hi) * slope(v, sigmoid(v)), past)
 
 
-@Entry
-def swiglu_flat(lo, hi, thread, a):  # type: ignore[no-untyped-def]
-    gate, up, y, past = f32(a[0]), f32(a[1]), f32(a[2]), a[3]
+@inline
+def swiglu_of(gate, up, y, lo, hi, past):  # type: ignore[no-untyped-def]
     for i in range(lo, hi, LANES):
         g = load_to(gate, i, hi)
         store_to(y, i, hi, g * sigmoid(g) * load_to(up, i, hi), past)
 
 
 @Entry
-def swiglu_back_flat(lo, hi, thread, a):  # type: ignore[no-untyped-def]
-    dy, gate, up, dgate, dup, past = f32(a[0]), f32(a[1]), f32(a[2]), f32(a[3]), f32(a[4]), a[5]
+def swiglu_flat(lo, hi, thread, a):  # type: ignore[no-untyped-def]
+    if a[4]:
+        swiglu_of(u16(a[0]), u16(a[1]), u16(a[2]), lo, hi, a[3])
+    else:
+        swiglu_of(f32(a[0]), f32(a[1]), f32(a[2]), lo, hi, a[3])
+
+
+@inline
+def swiglu_back_of(dy, gate, up, dgate, dup, lo, hi, past):  # type: ignore[no-untyped-def]
     for i in range(lo, hi, LANES):
         d, g, u = load_to(dy, i, hi), load_to(gate, i, hi), load_to(up, i, hi)
         s = sigmoid(g)
@@ -54,11 +65,28 @@ def swiglu_back_flat(lo, hi, thread, a):  # type: ignore[no-untyped-def]
         store_to(dup, i, hi, d * g * s, past)
 
 
+@Entry
+def swiglu_back_flat(lo, hi, thread, a):  # type: ignore[no-untyped-def]
+    if a[6]:
+        swiglu_back_of(f32(a[0]), u16(a[1]), u16(a[2]), u16(a[3]), u16(a[4]), lo, hi, a[5])
+    else:
+        swiglu_back_of(f32(a[0]), f32(a[1]), f32(a[2]), f32(a[3]), f32(a[4]), lo, hi, a[5])
+
+
 ENTRIES = {"silu": silu_flat, "silu_back": silu_back_flat, "swiglu": swiglu_flat, "swiglu_back": swiglu_back_flat}
+
+
+def _takes(outs: Sequence[Array], ins: Sequence[Array], attrs: dict) -> bool:
+    *dy, gate, up = ins
+    kind = gate.dtype
+    return (
+        kind in (np.float32, np.uint16) and all(x.dtype == kind for x in (up, *outs)) and all(d.dtype == np.float32 for d in dy)
+    )
+
 
 for _name, _entry in ENTRIES.items():
 
-    @kernel(_name)
+    @kernel(_name, takes=_takes if _name.startswith("swiglu") else all_float32)
     def flat(outs, ins, attrs, scratch, threads, entry=_entry):  # type: ignore[no-untyped-def]
-        past = all(streams(out.reshape(-1), *ins) for out in outs)
-        return [entry.call(*ins, *outs, past, items=outs[0].size, block=portion(outs[0].size, 8, LANES))]
+        past, half = all(streams(out.reshape(-1), *ins) for out in outs), outs[0].dtype == np.uint16
+        return [entry.call(*ins, *outs, past, half, items=outs[0].size, block=portion(outs[0].size, 8, LANES))]

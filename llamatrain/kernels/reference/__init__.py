@@ -3,7 +3,7 @@
 A kernel takes the sources' arrays and the node's attributes, and gives the outputs. bfloat16 arrays are uint16.
 """
 
-from llamatrain.kernels.reference import layers, ops
+from llamatrain.kernels.reference import arithmetic, layers, movement
 from llamatrain.kernels.reference.registry import KERNELS, run
 
-__all__ = ["KERNELS", "layers", "ops", "run"]
+__all__ = ["KERNELS", "arithmetic", "layers", "movement", "run"]

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from llamatrain.kernels.reference.registry import kernel, operands
+from llamatrain.kernels.reference.registry import from_bf16, kernel, operands, to_bf16
 
 # ---- normalisation ---------------------------------------------------------
 
@@ -44,11 +44,15 @@ def silu_back(dy, x):
 
 @kernel
 def swiglu(gate, up):
+    if gate.dtype == np.uint16:
+        return to_bf16(swiglu(from_bf16(gate), from_bf16(up)))
     return silu(gate) * up
 
 
 @kernel
 def swiglu_back(dy, gate, up):
+    if gate.dtype == np.uint16:
+        return tuple(to_bf16(each) for each in swiglu_back(dy, from_bf16(gate), from_bf16(up)))
     return silu_back(dy * up, gate), dy * silu(gate)
 
 
@@ -129,7 +133,7 @@ def flash_attn_back(dout, q, k, v, out, lse, *ranges, scale):
     heads, group = q.shape[2], q.shape[2] // k.shape[2]
     seen = visible(q, k, *ranges)
     p = np.where(seen, np.exp(attention_scores(q, k, scale, seen) - np.where(np.isinf(lse), 0, lse)[..., None]), 0)
-    dout, out = by_head(dout, heads), by_head(out, heads)
+    dout, out = by_head(dout, heads), by_head(from_bf16(out) if out.dtype == np.uint16 else out, heads)
     dp = dout @ np.swapaxes(by_head(v, heads), -1, -2)
     ds = p * (dp - np.sum(dout * out, axis=-1, keepdims=True)) * q.dtype.type(scale)
     dq = ds @ by_head(k, heads)

@@ -1,11 +1,12 @@
-"""What the ops of `graph/ops.py` do to arrays, in the same order."""
+"""What the ops of `graph/ops/arithmetic.py` do to arrays, in the same order."""
 
 import math
 
 import numpy as np
 
-from llamatrain.graph.tensor import BF16, F32, DType
-from llamatrain.kernels.reference.registry import from_bf16, kernel, operands, to_bf16
+from llamatrain.graph.tensor import DType
+from llamatrain.kernels.reference.movement import cast
+from llamatrain.kernels.reference.registry import from_bf16, kernel, operands
 
 # ---- arithmetic, element by element ----------------------------------------
 
@@ -56,23 +57,12 @@ def log(x):
 
 
 @kernel
-def cast(x, *, dtype: DType):
-    full = from_bf16(x) if x.dtype == np.uint16 else x
-    return to_bf16(full) if dtype is BF16 else full.astype(dtype.numpy)
-
-
-@kernel
 def add_cast(a, b, *, dtype: DType):
     return cast(sum_of(a, b), dtype=dtype)
 
 
 def sum_of(a, b):
     return (from_bf16(a) if a.dtype == np.uint16 else a) + (from_bf16(b) if b.dtype == np.uint16 else b)
-
-
-@kernel
-def fill(*, shape, value, dtype: DType = F32):
-    return np.full(shape, value, dtype.numpy)
 
 
 # ---- sums ------------------------------------------------------------------
@@ -128,63 +118,6 @@ def matmul_nn(y, w):
 def out_prod(a, b):
     a, b = operands(a, b)
     return np.swapaxes(a, -1, -2) @ b
-
-
-# ---- copies, and parts written into a whole --------------------------------
-
-
-@kernel
-def cont(x):
-    return x
-
-
-@kernel
-def cpy(x, y, *, into=False):
-    if x.dtype == y.dtype:
-        return y
-    return to_bf16(y) if x.dtype == np.uint16 else (from_bf16(y) if y.dtype == np.uint16 else y)
-
-
-def part(slices):
-    return tuple(slice(*each) for each in slices)
-
-
-@kernel
-def acc(x, y, *, slices, into=False):
-    out = x.copy()
-    out[part(slices)] += y
-    return out
-
-
-@kernel
-def set(x, y, *, slices, into=False):
-    out = x.copy()
-    out[part(slices)] = y
-    return out
-
-
-# ---- rows by number --------------------------------------------------------
-
-
-@kernel
-def get_rows(w, ids):
-    rows = w[ids]
-    return from_bf16(rows) if rows.dtype == np.uint16 else rows
-
-
-@kernel
-def get_rows_back(dy, ids, *, rows):
-    out = np.zeros((rows, dy.shape[-1]), dy.dtype)
-    np.add.at(out, ids.ravel(), dy.reshape(-1, dy.shape[-1]))
-    return out
-
-
-@kernel
-def set_rows(x, rows, ids, *, into=False):
-    out = x.copy()
-    for row, place in zip(rows, ids, strict=True):
-        out[place] = row
-    return out
 
 
 # ---- diagonals -------------------------------------------------------------

@@ -1,0 +1,33 @@
+"""What shape rules ask of their sources."""
+
+import numpy as np
+
+from llamatrain.graph.tensor import BF16, I32, DType, Misfit, Shape, Spec
+
+Slices = tuple[tuple[int, int, int], ...]  # (start, stop, step) for each axis, step > 0
+
+
+def floats(*specs: Spec) -> DType:
+    """The float type that all these share."""
+    kinds = {spec.dtype for spec in specs}
+    if len(kinds) > 1 or kinds & {BF16, I32}:
+        raise Misfit(f"needs sources of one float type, not {' and '.join(sorted(kind.name for kind in kinds))}")
+    return kinds.pop()
+
+
+def broadcast(*shapes: Shape) -> Shape:
+    try:
+        return np.broadcast_shapes(*shapes)
+    except ValueError:
+        raise Misfit(f"shapes {' and '.join(str(list(shape)) for shape in shapes)} do not broadcast") from None
+
+
+def alike(x: Spec, y: Spec) -> Spec:
+    """x, where y of any one type is to be put into it."""
+    require(x.dtype is y.dtype, f"needs sources of one type, not {x.dtype} and {y.dtype}")
+    return x
+
+
+def require(holds: bool, what: str) -> None:
+    if not holds:
+        raise Misfit(what)
