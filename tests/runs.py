@@ -64,7 +64,7 @@ def environment(**more: str) -> dict[str, str]:
 @contextmanager
 def started(*arguments: Argument, **settings: Any) -> Iterator[subprocess.Popen[str]]:
     """The command in a process of its own, which does not outlive the test."""
-    settings = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": environment()} | settings
+    settings = dict[str, Any](stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()) | settings
     with subprocess.Popen([*PROGRAM, *map(str, arguments)], text=True, **settings) as process:
         try:
             yield process

@@ -56,7 +56,7 @@ def turns(rope: Rope) -> tuple[np.ndarray, float]:
 
 @pytest.fixture
 def theirs(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Logits in torch, a row after the other: (batch * length, vocabulary)."""
+    """Logits in torch: (batch * length, vocabulary)."""
     import torch
 
     from tests import plain_llama
@@ -65,7 +65,7 @@ def theirs(monkeypatch: pytest.MonkeyPatch) -> Any:
         frequencies, length = turns(h.rope)
 
         def rotated(x: torch.Tensor, positions: torch.Tensor, base: float) -> torch.Tensor:
-            angles = torch.outer(positions.double(), torch.tensor(frequencies))
+            angles = positions.double()[..., None] * torch.tensor(frequencies)
             pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous())
             turned = pairs * torch.polar(torch.full_like(angles, length), angles).to(pairs.dtype)
             return torch.view_as_real(turned).flatten(-2)
@@ -73,7 +73,7 @@ def theirs(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(plain_llama, "rotated", rotated)
         numbers = plain_llama.Numbers(h.heads, h.kv_heads, h.rms_eps)
         rows = [{name: values[row] for name, values in batch.items()} for row in range(len(batch["tokens"]))]
-        return torch.cat([plain_llama.logits(made, numbers, row) for row in rows])
+        return plain_llama.logits(made, numbers, rows).flatten(0, 1)
 
     return logits
 

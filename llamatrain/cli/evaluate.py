@@ -52,6 +52,7 @@ def command(model: Path, data: tuple[str, ...], **values: Any) -> None:
     from llamatrain.files.reader import open_gguf
     from llamatrain.machine.units import cores
     from llamatrain.model.hyperparameters import read
+    from llamatrain.model.llama import parameters
     from llamatrain.model.load import load
     from llamatrain.train.graphs import Graphs, Setting
     from llamatrain.train.programs import Runner
@@ -66,7 +67,8 @@ def command(model: Path, data: tuple[str, ...], **values: Any) -> None:
     # each token is judged once
     corpus, _ = open_corpus(data, tokenizer, replace(data_options, shuffle=False, overlapping_samples=False), ctx, 0)
     rows = Rows(corpus, data_options, 0, tokenizer.eos, tokenizer.bos)
-    graphs = Graphs(Setting(h, options.batch, max(rows.lengths), options.precision, threads))
+    known = parameters(h)
+    graphs = Graphs(Setting(h, known, {}, options.batch, max(rows.lengths), options.precision, threads))
     plans = [graphs.plan(graphs.loss(length)) for length in rows.lengths]
     h, weights = load(gguf, threads, lambda h: max(plan.total - plan.bytes("parameter") for plan in plans))
     found = score(Runner(graphs, weights, max(plan.arena for plan in plans)), rows, tokenizer, options.batch)

@@ -91,16 +91,6 @@ def open_gguf(path: str | Path) -> Gguf:
     return first if count <= 1 else join_parts(path, first, count)
 
 
-def release(array: np.ndarray) -> None:
-    """Let the system have the memory back that holds a mapped file's bytes; they come again when they are needed."""
-    owner: Any = array
-    while isinstance(owner, np.ndarray):
-        owner = owner.base
-    mapped = getattr(owner, "obj", owner)
-    if isinstance(mapped, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
-        mapped.madvise(mmap.MADV_DONTNEED)
-
-
 # ---- one file --------------------------------------------------------------
 
 

@@ -4,7 +4,7 @@ Activations are matrices of one row a token. What a query sees is the caller's: 
 training and decoding.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,20 +13,20 @@ from llamatrain.graph import ops as O
 from llamatrain.graph.layers import cross_entropy_loss, flash_attn, linear_cross_entropy, rms_norm, rope, soft_max, swiglu
 from llamatrain.graph.tensor import F32, I32, DType, Tensor, parameter, placeholder, state
 from llamatrain.model.hyperparameters import Hyperparameters
+from llamatrain.model.lora import Weights
 
-Weights = Mapping[str, Tensor]  # by GGUF name
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]  # layer, q, k, v (batch, length, heads, size) -> like q
 
 HIDDEN = np.float32(-1e30)  # what is added to a score that must not count: finite, so that only faults are infinite
 
 
-def parameters(h: Hyperparameters, dtype: DType = F32) -> dict[str, Tensor]:
+def parameters(h: Hyperparameters, dtype: DType = F32) -> Weights:
     """Every weight, to be trained."""
-    return {name: parameter(name, shape, dtype) for name, shape in h.shapes.items()}
+    return Weights({name: parameter(name, shape, dtype) for name, shape in h.shapes.items()})
 
 
 def linear(x: Tensor, weights: Weights, name: str) -> Tensor:
-    return O.matmul(x, weights[f"{name}.weight"], name=name)
+    return weights.added(O.matmul(x, weights[f"{name}.weight"], name=name), x, f"{name}.weight")
 
 
 def norm(h: Hyperparameters, x: Tensor, weights: Weights, name: str) -> Tensor:
@@ -43,6 +43,7 @@ def hidden(
         return O.reshape(x, shape=(*rows, number, h.head_size))
 
     x = O.reshape(O.get_rows(weights["token_embd.weight"], tokens, name="token_embd"), shape=(count, h.embd))
+    x = weights.embedded(x, tokens)
     borders = []
     for layer in range(h.layers):
         borders.append(x)
@@ -61,6 +62,11 @@ def hidden(
 
 def output_weight(h: Hyperparameters, weights: Weights) -> Tensor:
     return weights["token_embd.weight" if h.tied else "output.weight"]
+
+
+def logits_of(h: Hyperparameters, x: Tensor, weights: Weights) -> Tensor:
+    y = O.matmul(x, output_weight(h, weights), name="output")
+    return y if h.tied else weights.added(y, x, "output.weight")
 
 
 # ---- training --------------------------------------------------------------
@@ -96,15 +102,15 @@ def training(
         del inputs["starts"]
         inputs["mask"] = placeholder("mask", (batch, length, length), table.dtype)
     x, borders = hidden(h, weights, inputs["tokens"], inputs["positions"], table, flashing if flash else plain)
-    output, targets, shares = output_weight(h, weights), inputs["targets"], inputs["weights"]
+    targets, shares = inputs["targets"], inputs["weights"]
     if squared:
         wanted = state("wanted", (h.vocab, h.vocab), table.dtype)
         states[wanted] = 2 * np.eye(h.vocab, dtype=table.dtype.numpy) - 1
-        loss = squared_error(O.matmul(x, output, name="output"), O.get_rows(wanted, targets), shares)
-    elif flash:
-        loss = linear_cross_entropy(x, output, targets, shares, name="loss")
+        loss = squared_error(logits_of(h, x, weights), O.get_rows(wanted, targets), shares)
+    elif flash and "output.weight" not in weights.deltas:
+        loss = linear_cross_entropy(x, output_weight(h, weights), targets, shares, name="loss")
     else:
-        loss = cross_entropy_loss(O.matmul(x, output, name="output"), targets, shares, name="loss")
+        loss = cross_entropy_loss(logits_of(h, x, weights), targets, shares, name="loss")
     return Training(inputs, table, borders, loss, states)
 
 
@@ -164,7 +170,7 @@ def decoding(h: Hyperparameters, weights: Weights, count: int, table: Tensor, ca
         return flash_attn(q, keys, values, starts, positions, scale=h.head_size**-0.5)[0]
 
     x, _ = hidden(h, weights, tokens, positions, table, attend)
-    logits = O.matmul(O.get_rows(x, place), output_weight(h, weights), name="output")
+    logits = logits_of(h, O.get_rows(x, place), weights)
     return Decoding(tokens, positions, starts, place, logits, caches)
 
 

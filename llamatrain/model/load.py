@@ -6,7 +6,8 @@ import numpy as np
 
 from llamatrain.errors import LlamatrainError
 from llamatrain.files import quants
-from llamatrain.files.reader import Gguf, Tensor, release
+from llamatrain.files.pages import release
+from llamatrain.files.reader import Gguf, Tensor
 from llamatrain.machine.memory import available
 from llamatrain.model.hyperparameters import Hyperparameters, read
 

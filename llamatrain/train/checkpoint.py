@@ -26,7 +26,8 @@ import numpy as np
 from llamatrain.data.rows import State
 from llamatrain.errors import FileError
 from llamatrain.files.cursor import quoted
-from llamatrain.files.reader import ALIGNMENT, Gguf, Tensor, open_gguf, release
+from llamatrain.files.pages import release
+from llamatrain.files.reader import ALIGNMENT, Gguf, Tensor, open_gguf
 from llamatrain.files.types import TensorInfo, by_name
 from llamatrain.files.values import Kind, Value, boolean, f32, number, numbers, string, strings, u32, u64
 from llamatrain.files.writer import head, new_gguf

@@ -4,20 +4,27 @@ Leaves are known by their names: weights under their GGUF names, with `.grad`, `
 each.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
 from llamatrain.engine.plan import Plan, plan
 from llamatrain.engine.program import scratch_rule
+from llamatrain.graph.layers import clip_factor
+from llamatrain.graph.ops import sum_sqr
 from llamatrain.graph.precision import round_products
 from llamatrain.graph.tensor import Tensor
 from llamatrain.model import llama
 from llamatrain.model.hyperparameters import Hyperparameters
+from llamatrain.model.lora import Weights
 from llamatrain.optim.step import Differentiated, Kept, Optimizer, apply, differentiate, hold, stream
 
 Policy = str | int
+# Where gradients are: in a vector of their own, to be added up or for L-BFGS; in the arena, until the step has clipped and
+# used them; or streamed, each used up at once.
+Gradients = Literal["flat", "arena", "streamed"]
 
 
 @dataclass(frozen=True)
@@ -25,6 +32,8 @@ class Setting:
     """What the graphs are made of."""
 
     h: Hyperparameters
+    weights: Weights
+    trained: Mapping[str, Tensor]  # parameters by their names, in the order of flat vectors
     batch: int
     positions: int  # of the table of rotations
     precision: str
@@ -33,18 +42,24 @@ class Setting:
     flash: bool = True
     squared: bool = False
     optimizer: Optimizer | None = None  # None: L-BFGS, which works on vectors, or no training at all
-    kept: bool = True  # gradients stay in memory of their own, or are used up at once
+    gradients: Gradients = "flat"
     clip: float = 0.0
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of what is trained."""
+        return {name: tensor.shape for name, tensor in self.trained.items()}
 
 
 @dataclass(frozen=True)
 class Graph:
     """Outputs to run, with what is written before and where the results are to lie."""
 
-    first: Tensor  # of the outputs: the loss, or the norm
+    first: Tensor  # of the outputs: the loss, or that of a step's own graph: the norm
     outputs: list[Tensor]
     inputs: dict[str, Tensor]
-    pinned: dict[Tensor, str] = field(default_factory=dict)  # output: the name of its memory
+    named: dict[Tensor, str] = field(default_factory=dict)  # outputs that others read: the names of their memory
+    norm: Tensor | None = None  # beside a loss
 
 
 class Graphs:
@@ -52,7 +67,6 @@ class Graphs:
 
     def __init__(self, setting: Setting, policy: Policy = "none") -> None:
         self.setting, self.policy = setting, policy
-        self.weights = llama.parameters(setting.h)
         self.table = llama.rope_state(setting.h, setting.positions)
         self.states: dict[str, np.ndarray] = {}
         self._kept: dict[int, Kept] = {}
@@ -61,14 +75,14 @@ class Graphs:
     def _training(self, length: int) -> llama.Training:
         if length not in self._trainings:
             s = self.setting
-            made = llama.training(s.h, self.weights, s.batch, length, self.table, flash=s.flash, squared=s.squared)
+            made = llama.training(s.h, s.weights, s.batch, length, self.table, flash=s.flash, squared=s.squared)
             self.states |= {tensor.name: array for tensor, array in made.more_states.items()}
             self._trainings[length] = made
         return self._trainings[length]
 
     def _differentiated(self, length: int) -> Differentiated:
-        m, weights = self._training(length), list(self.weights.values())
-        return differentiate(m.loss, weights, precision=self.setting.precision, borders=m.borders, remat=self.policy)
+        m, trained = self._training(length), list(self.setting.trained.values())
+        return differentiate(m.loss, trained, precision=self.setting.precision, borders=m.borders, remat=self.policy)
 
     def _held(self, length: int) -> Kept:
         if length not in self._kept:
@@ -80,7 +94,7 @@ class Graphs:
         kept, inputs = self._held(length), self._training(length).inputs
         if not first:
             return Graph(kept.loss, [kept.loss, *kept.more], inputs)
-        names = [f"{name}.grad" for name in self.weights]
+        names = [f"{name}.grad" for name in self.setting.trained]
         return Graph(kept.loss, [kept.loss, *kept.first], inputs, dict(zip(kept.first, names, strict=True)))
 
     def update(self, length: int) -> Graph:
@@ -94,7 +108,8 @@ class Graphs:
         assert self.setting.optimizer
         made = self._differentiated(length)
         told, outputs = stream(made, self.setting.optimizer)
-        return Graph(made.loss, outputs, self._training(length).inputs | {"schedule": told.schedule})
+        _, norm = clip_factor(*map(sum_sqr, made.grads.values()), limit=0.0)
+        return Graph(made.loss, [*outputs, norm], self._training(length).inputs | {"schedule": told.schedule}, norm=norm)
 
     def loss(self, length: int) -> Graph:
         m = self._training(length)
@@ -102,14 +117,15 @@ class Graphs:
         return Graph(loss, [loss], m.inputs)
 
     def plan(self, graph: Graph) -> Plan:
-        return plan(graph.outputs, pinned=graph.pinned, scratch=scratch_rule(self.setting.kernels, self.setting.threads))
+        pinned = graph.named if self.setting.gradients == "flat" else ()
+        return plan(graph.outputs, pinned=pinned, scratch=scratch_rule(self.setting.kernels, self.setting.threads))
 
-    def all(self, lengths: Iterable[int], accumulating: bool, validating: bool) -> list[Graph]:
-        """Every graph that a run will need."""
+    def all(self, lengths: Iterable[int], accumulating: bool, validating: bool) -> tuple[list[Graph], list[Graph]]:
+        """Every graph that a run will need: those that share an arena, and those of the step with one of their own."""
         lengths = list(lengths)
-        made = []
+        made, updates = list[Graph](), list[Graph]()
         for length in lengths:
-            if self.setting.kept:
+            if self.setting.gradients != "streamed":
                 made.append(self.gradients(length, True))
                 if accumulating:
                     made.append(self.gradients(length, False))
@@ -117,6 +133,7 @@ class Graphs:
                 made.append(self.streamed(length))
             if validating:
                 made.append(self.loss(length))
-        if self.setting.kept and self.setting.optimizer:
-            made.append(self.update(lengths[-1]))
-        return made
+            once = self.setting.gradients == "flat" and not updates
+            if self.setting.optimizer and (once or self.setting.gradients == "arena"):
+                updates.append(self.update(length))
+        return made, updates

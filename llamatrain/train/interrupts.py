@@ -9,6 +9,8 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -18,10 +20,13 @@ SHOW_CURSOR = "\x1b[?25h"  # a display that is left at once may have hidden it
 
 
 class Interrupts:
-    """While this is open, `asked` is the number of the signal that came, or 0."""
+    """While this is open, `asked` is the number of the signal that came, or 0.
 
-    def __init__(self) -> None:
-        self.asked = 0
+    Before there is anything to save, the first signal ends the process; `leaving` is called then.
+    """
+
+    def __init__(self, leaving: Callable[[], None] = lambda: None) -> None:
+        self.asked, self.saving, self.leaving = 0, False, leaving
 
     def __enter__(self) -> Self:
         self._main = threading.current_thread() is threading.main_thread()
@@ -49,11 +54,13 @@ class Interrupts:
     def _note(self, number: int) -> None:
         if number not in SIGNALS:
             return
-        if not self.asked:
+        if self.saving and not self.asked:
             self.asked, self._first = number, time.monotonic()
             return
-        if time.monotonic() - self._first < ONE:
+        if self.asked and time.monotonic() - self._first < ONE:
             return
+        with suppress(Exception):
+            self.leaving()
         if sys.stderr.isatty():
             os.write(sys.stderr.fileno(), SHOW_CURSOR.encode())
         os._exit(128 + number)

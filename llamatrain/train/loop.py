@@ -71,25 +71,25 @@ class Loop:
     counters: Counters = field(default_factory=Counters)
     stop: StopState = field(default_factory=StopState)
     partial: Partial | None = None
+    interrupts: Interrupts = field(default_factory=Interrupts)
     owed: bool = False  # the validation of the step that was done last
     saved: str = "none"  # the newest checkpoint
     data: State | None = None  # where the data stands: before a step that is under way, after one that is done
 
     def __post_init__(self) -> None:
-        self._interrupts = Interrupts()
         self._started = time.monotonic()
         self._fixed: list[Batch] | None = None  # L-BFGS's rows, the same in every step
 
     # ---- the story ---------------------------------------------------------
 
     def train(self) -> Outcome:
-        with self._interrupts:
-            try:
-                outcome = self._until_the_end()
-            except Interrupted:
-                outcome = Outcome("interrupted", self._interrupts.asked, finished=False)
-            self._save()
-            return outcome
+        self.interrupts.saving = True
+        try:
+            outcome = self._until_the_end()
+        except Interrupted:
+            outcome = Outcome("interrupted", self.interrupts.asked, finished=False)
+        self._save()
+        return outcome
 
     def _until_the_end(self) -> Outcome:
         if self.owed:
@@ -102,7 +102,7 @@ class Loop:
                 self._validate()
             if self._due(self.run.sample_every, False):
                 self.show(self.counters.step)
-            if self._interrupts.asked:
+            if self.interrupts.asked:
                 raise Interrupted
             if not last and self._out_of_time():
                 return Outcome("the time is up", finished=False)
@@ -123,13 +123,14 @@ class Loop:
         start = time.perf_counter() - (self.partial.extra["seconds"] if self.partial else 0.0)
         if not self._fixed:  # those rows are read again after a resume
             self.data = self.rows.state
-        norm: float | None
         if self.lbfgs:
             batches = self._fixed = self._fixed or self._batches()
+            start += self.programs.prepare(batches)
             reason, loss, norm, evaluations = self._descend(batches)
             rate = self.lbfgs.length
         else:
             batches, rate, evaluations = self._batches(), self.schedule.rate(self.counters.step + 1), None
+            start += self.programs.prepare(batches)
             loss, norm = self._descend_by_rate(batches, rate, start)
             reason = self.stop.observe(self.rules, loss)
             self.data = self.rows.state
@@ -150,15 +151,15 @@ class Loop:
         self.counters.epoch = self.data.epoch if self.data else 0
         self.counters.seconds += seconds
 
-    def _descend_by_rate(self, batches: list[Batch], rate: float, start: float) -> tuple[float, float | None]:
-        """AdamW or SGD: the loss before the update, and the gradients' norm where it is known."""
+    def _descend_by_rate(self, batches: list[Batch], rate: float, start: float) -> tuple[float, float]:
+        """AdamW or SGD: the loss before the update, and the gradients' norm."""
         step, total = self.counters.step + 1, total_weight(batches)
-        if not self.programs.setting.kept:
-            loss = self._sound(self.programs.streamed(batches[0], total, step, rate), "loss")
-            return loss, None
+        if self.programs.setting.gradients == "streamed":
+            loss, norm = self.programs.streamed(batches[0], total, step, rate)
+            return self._sound(loss, "loss"), self._sound(norm, "norm of the gradients")
         losses = self.partial.losses if self.partial else []
         for number in range(len(losses), len(batches)):
-            if losses and self._interrupts.asked:
+            if losses and self.interrupts.asked:
                 self.partial = Partial(len(losses), losses, {"seconds": time.perf_counter() - start})
                 raise Interrupted
             losses.append(self._sound(self.programs.gradients(batches[number], total, first=number == 0), "loss"))
@@ -177,7 +178,7 @@ class Loop:
             losses = []
             for number, batch in enumerate(batches):
                 losses.append(self.programs.gradients(batch, total, first=number == 0))
-                if self._interrupts.asked:
+                if self.interrupts.asked:
                     raise Interrupted
             return math.fsum(losses), grads.vector
 
@@ -212,7 +213,7 @@ class Loop:
             losses.append(self.programs.loss(batch))
             weight += total_weight([batch])
             tokens += int(np.count_nonzero(batch.weights))
-            if self._interrupts.asked:
+            if self.interrupts.asked:
                 raise Interrupted
         self.owed = False
         self.report.validation(self.counters.step, math.fsum(losses) / weight, tokens)

@@ -42,7 +42,6 @@ class Shape:
     """What of a run decides its memory, beside the setting."""
 
     lengths: tuple[int, ...]
-    accumulating: bool
     validating: bool
     decoding: int  # positions of the cache for samples; 0: none
     history: int  # of L-BFGS
@@ -57,6 +56,7 @@ class Choice:
     policy: Policy
     splits: int  # a batch is run in so many parts
     graphs: Graphs
+    arena: int  # that programs share
     needs: Needs
 
     @property
@@ -64,17 +64,34 @@ class Choice:
         return self.needs.total
 
 
+MOMENTS: dict[type, int] = {AdamW: 2, SGD: 1}  # vectors as long as all that is trained
+
+
+def fixed(setting: Setting, shape: Shape) -> int:
+    """What no way to run it can change: weights, gradients that stay, moments."""
+    vectors = 1 + (setting.gradients != "streamed") + moments_of(setting, shape)
+    return vectors * 4 * sum(tensor.size for tensor in setting.trained.values())
+
+
+def moments_of(setting: Setting, shape: Shape) -> int:
+    return MOMENTS.get(type(setting.optimizer), 2 * shape.history + 6)
+
+
 def needs_of(setting: Setting, policy: Policy, shape: Shape, splits: int = 1) -> Choice:
-    setting = replace(setting, batch=setting.batch // splits)
+    gradients = "flat" if splits > 1 else setting.gradients
+    setting = replace(setting, batch=setting.batch // splits, gradients=gradients)
     graphs = Graphs(setting, policy)
-    plans = [graphs.plan(graph) for graph in graphs.all(shape.lengths, shape.accumulating or splits > 1, shape.validating)]
-    size = 4 * setting.h.parameters
+    shared, own = graphs.all(shape.lengths, gradients == "flat", shape.validating)
+    plans, updates = ([graphs.plan(graph) for graph in each] for each in (shared, own))
+    size = 4 * sum(tensor.size for tensor in setting.trained.values())
     inputs = sum(plan.bytes("input") for plan in plans) + graphs.table.nbytes + sum(a.nbytes for a in graphs.states.values())
     decoding = Decoder.plan(setting.h, shape.decoding, setting.threads, setting.kernels).total if shape.decoding else 0
-    moments = {AdamW: 2, SGD: 1}.get(type(setting.optimizer), 2 * shape.history + 6)
-    gradients, arena = size if setting.kept else 0, max(plan.arena for plan in plans)
-    needs = Needs(size, gradients, moments * size, 0, 0, inputs, arena, decoding, shape.interpreter)
-    return Choice(setting, policy, splits, graphs, needs)
+    moments = moments_of(setting, shape)
+    arena = max(plan.arena for plan in plans)
+    kept = 0 if gradients == "streamed" else size
+    beside = arena + sum(plan.arena for plan in updates) - (kept if gradients == "arena" else 0)
+    needs = Needs(size, kept, moments * size, 0, 0, inputs, beside, decoding, shape.interpreter)
+    return Choice(setting, policy, splits, graphs, arena, needs)
 
 
 def choose(setting: Setting, remat: str, shape: Shape, most: int | None) -> Choice:
@@ -104,10 +121,10 @@ def excess(choice: Choice, limit: int | None, most: int | None) -> str | None:
 
 
 def _splits(setting: Setting, lengths: Iterable[int]) -> Iterator[int]:
-    """Into how many parts a batch may be run: 1, and more where gradients are kept to be added up."""
+    """Into how many parts a batch may be run: 1, and more where gradients can be added up."""
     yield 1
     longest, splits = max(lengths), 2
-    while setting.kept and setting.batch % splits == 0 and setting.batch // splits * longest >= SMALL:
+    while setting.gradients != "streamed" and setting.batch % splits == 0 and setting.batch // splits * longest >= SMALL:
         yield splits
         splits *= 2
 

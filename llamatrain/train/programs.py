@@ -3,7 +3,8 @@
 Parameters, gradients and moments are flat vectors of one layout, in the order of the weights.
 """
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -62,47 +63,81 @@ class Runner:
 
 
 class Programs(Runner):
-    """Those of a training: weights, gradients and moments lie here; `vectors` has the optimizer's, by kind."""
+    """Those of a training: what is trained lies here, with gradients and moments; `vectors` has the optimizer's, by kind."""
 
-    def __init__(self, graphs: Graphs, arena: int) -> None:
-        setting, shapes = graphs.setting, graphs.setting.h.shapes
+    def __init__(self, graphs: Graphs, arena: int, frozen: Mapping[str, np.ndarray] | None = None) -> None:
+        setting, shapes = graphs.setting, graphs.setting.shapes
         self.weights = Flat(shapes)
-        self.grads = Flat(shapes) if setting.kept else None
+        self.grads = Flat(shapes) if setting.gradients == "flat" else None
         kinds = {AdamW: ("m", "v"), SGD: ("m",)}.get(type(setting.optimizer), ())
         self.vectors = {kind: Flat(shapes) for kind in kinds}
-        arrays = self.weights.named("")
+        arrays = {**(frozen or {}), **self.weights.named("")}
         for kind, flat in self.vectors.items():
             arrays |= flat.named(f".{kind}")
         if self.grads:
             arrays |= self.grads.named(".grad")
         super().__init__(graphs, arrays, arena)
 
+    def prepare(self, batches: Sequence[Batch]) -> float:
+        """Make the programs that these will need, where that was not done; the seconds that it took."""
+        start = time.perf_counter()
+        for number, batch in enumerate(batches):
+            length = batch.tokens.shape[1]
+            if self.setting.gradients == "streamed":
+                self._streaming(length)
+            else:
+                self._adding(length, number == 0)
+        if self.setting.gradients != "streamed" and self.setting.optimizer:
+            self._updating(self._adding(batches[-1].tokens.shape[1], len(batches) == 1))
+        return time.perf_counter() - start
+
     def gradients(self, batch: Batch, total: float, first: bool) -> float:
         """The batch's share of the step's loss, whose weights are `total` together; its gradients are kept."""
-        length = batch.tokens.shape[1]
-        kind = "first" if first else "more"
-        return self.run(self.bound(kind, length, lambda: self.graphs.gradients(length, first)).feed(batch, total))
+        self._newest = self._adding(batch.tokens.shape[1], first)
+        return self.run(self._newest.feed(batch, total))
 
     def update(self, step: int, rate: float) -> float:
         """Change the weights by the kept gradients; the gradients' norm before clipping."""
-        length = max(length for _, length in self._bound)
-        return self.run(self.bound("update", 0, lambda: self.graphs.update(length)).schedule(step, rate))
+        return self.run(self._updating(self._newest).schedule(step, rate))
 
-    def streamed(self, batch: Batch, total: float, step: int, rate: float) -> float:
-        """A whole step, without memory for gradients: its loss."""
-        length = batch.tokens.shape[1]
-        program = self.bound("streamed", length, lambda: self.graphs.streamed(length))
-        return self.run(program.feed(batch, total).schedule(step, rate))
+    def streamed(self, batch: Batch, total: float, step: int, rate: float) -> tuple[float, float]:
+        """A whole step, without memory for gradients: loss and norm."""
+        bound = self._streaming(batch.tokens.shape[1])
+        loss = self.run(bound.feed(batch, total).schedule(step, rate))
+        assert bound.graph.norm
+        return loss, float(bound.program[bound.graph.norm])
+
+    # ---- programs, made once -----------------------------------------------
+
+    def _adding(self, length: int, first: bool) -> "Bound":
+        return self.bound("first" if first else "more", length, lambda: self.graphs.gradients(length, first))
+
+    def _streaming(self, length: int) -> "Bound":
+        return self.bound("streamed", length, lambda: self.graphs.streamed(length))
+
+    def _updating(self, newest: "Bound") -> "Bound":
+        # gradients that lie in the arena are read where each length's program left them; the step's own arena is another one
+        arena = self.setting.gradients == "arena"
+        key = "update", newest.length if arena else 0
+        if key not in self._bound:
+            there = {name: newest.program[grad] for grad, name in newest.graph.named.items()} if arena else {}
+            self._bound[key] = Bound(self.graphs.update(newest.length), there | self._arrays, None, self.setting)
+        return self._bound[key]
 
 
 class Bound:
     """A graph as a program."""
 
-    def __init__(self, graph: Graph, arrays: Mapping[str, np.ndarray], arena: np.ndarray, setting: Setting) -> None:
+    def __init__(self, graph: Graph, arrays: Mapping[str, np.ndarray], arena: np.ndarray | None, setting: Setting) -> None:
         self.graph, self.optimizer = graph, setting.optimizer
         memory = {leaf: arrays[leaf.name] for leaf in leaves_of(graph.outputs) if leaf.name in arrays}
-        memory |= {output: arrays[name] for output, name in graph.pinned.items()}
+        if setting.gradients == "flat":  # otherwise they stay where the plan has them
+            memory |= {output: arrays[name] for output, name in graph.named.items()}
         self.program = Program.of(graph.outputs, memory, kernels=setting.kernels, threads=setting.threads, arena=arena)
+
+    @property
+    def length(self) -> int:
+        return self.graph.inputs["tokens"].shape[1]
 
     def feed(self, batch: Batch, total: float) -> "Bound":
         for name, tensor in self.graph.inputs.items():

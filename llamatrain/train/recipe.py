@@ -13,14 +13,17 @@ import numpy as np
 
 from llamatrain.config.file import config_text
 from llamatrain.config.options import flag_of, from_plain, plain
+from llamatrain.config.units import Size
 from llamatrain.data.options import DataOptions
 from llamatrain.data.sources import find_sources
 from llamatrain.errors import FileError, MemoryPlanError, UsageError
 from llamatrain.files.newfile import NewFile
-from llamatrain.files.reader import Gguf, open_gguf, release
+from llamatrain.files.pages import release
+from llamatrain.files.reader import Gguf, open_gguf
 from llamatrain.machine.memory import available, resident
 from llamatrain.machine.units import cores, units
 from llamatrain.model import initial, load
+from llamatrain.model.llama import parameters
 from llamatrain.model.options import ModelOptions
 from llamatrain.optim.lbfgs import Lbfgs, LbfgsOptions
 from llamatrain.optim.schedule import Schedule
@@ -30,16 +33,18 @@ from llamatrain.report.metrics import Metrics
 from llamatrain.report.report import Report
 from llamatrain.train.checkpoint import GRADIENTS, Checkpoint
 from llamatrain.train.folder import RunFolder, numbered, write_model
-from llamatrain.train.graphs import Setting
+from llamatrain.train.graphs import Gradients, Setting
+from llamatrain.train.interrupts import Interrupts
 from llamatrain.train.loop import Loop, Outcome
 from llamatrain.train.material import Material, Model, material_of, model_of, new_model, sine_of
-from llamatrain.train.needs import SHARE, Choice, Shape, choose, excess
+from llamatrain.train.needs import SHARE, Choice, Shape, choose, excess, fixed
 from llamatrain.train.options import AUTO, ITERS, LR_MIN, WARMUP, PlaceOptions, RunOptions, TrainOptions, idle
 from llamatrain.train.programs import Programs
 from llamatrain.train.watch import Nothing, Texts, Watch, Waves
 
 COMMAND = "from-scratch"
 KIND = "train_model"  # training.type
+LOADED = 14 * 10**6  # bytes that a process grows by beside what is planned: compiled kernels, and calls bound to them
 VECTORS = {
     "adamw": {"m": "optimizer.adam.first_moments", "v": "optimizer.adam.second_moments"},
     "sgd": {"m": "optimizer.sgd.momentum"},
@@ -128,13 +133,15 @@ def gone_on_with(options: Options, start: Start, given: Collection[str]) -> tupl
                 raise UsageError(f"{flag_of(name)} {asked} may not change when a run goes on: it has {before}; leave it out")
             changed[free[name]][name] = asked
             if name in ("iters", "threads", "precision"):
-                said.append(f"{flag_of(name)} is {asked} from now on, and was {before}")
+                said.append(f"{flag_of(name)} is {asked} from now on" + (f", and was {before}" if before is not None else ""))
     if options.files and absolute(options.files) != kept.files:
         before = " ".join(kept.files) or "the sine wave"
         raise UsageError(f"the data may not change when a run goes on: it has {before}; leave it out")
     if "-" in kept.files and sys.stdin.isatty():
         raise UsageError("the run's data came from standard input: give it there again")
     parts = {part: replace(getattr(kept, part), **values) for part, values in changed.items()}
+    if "iters" in changed["train"] and kept.train.schedule != "constant" and kept.train.optimizer != "lbfgs":
+        said.append(f"the schedule stays: after step {kept.train.iters} the rate is --lr-min {kept.train.lr_min:g}")
     if "precision" in changed["train"]:
         said.append("with another precision the run is not, to the bit, what it would have been")
     return replace(kept, **parts), said
@@ -187,18 +194,30 @@ def watch_of(options: Options, model: Model, material: Material | None) -> Watch
     return Texts(model.h, model.vocabulary.tokenizer, run.sample_prompt, train.seed, threads, train.kernels)
 
 
-def chosen(options: Options, model: Model, lengths: tuple[int, ...], validating: bool, watch: Watch) -> Choice:
+def gradients_of(train: TrainOptions) -> Gradients:
+    if train.optimizer == "lbfgs" or train.grad_acc > 1:
+        return "flat"
+    return "arena" if train.clip > 0 else "streamed"
+
+
+def chosen(
+    options: Options, model: Model, lengths: tuple[int, ...], validating: bool, watch: Watch, refuse: bool = True
+) -> Choice:
     """How the run will be run, in the memory that there is."""
     train, threads = options.train, options.run.threads or cores()
-    lbfgs = train.optimizer == "lbfgs"
-    kept = lbfgs or train.clip > 0 or train.grad_acc > 1
+    weights = parameters(model.h)
     setting = Setting(
-        model.h, train.batch, max(lengths), train.precision, threads, train.kernels, train.flash, train.loss == "squared-error",
-        optimizer_of(train), kept, train.clip,
+        model.h, weights, weights.tensors, train.batch, max(lengths), train.precision, threads, train.kernels, train.flash,
+        train.loss == "squared-error", optimizer_of(train), gradients_of(train), train.clip,
     )  # fmt: skip
-    history = train.lbfgs_history if lbfgs else 0
-    shape = Shape(lengths, train.grad_acc > 1, validating, watch.positions, history, resident())
-    return choose(setting, train.remat, shape, allowed(train))
+    history = train.lbfgs_history if train.optimizer == "lbfgs" else 0
+    shape = Shape(lengths, validating, watch.positions, history, resident() + LOADED)
+    most = allowed(train)
+    least = fixed(setting, shape)
+    if refuse and most is not None and least > most:  # at once: planning a model so large takes a while
+        takes = f"weights, gradients and moments alone take {Size(least).words}"
+        raise MemoryPlanError(f"{takes}, and {Size(most).words} are there; a smaller model takes less")
+    return choose(setting, train.remat, shape, most)
 
 
 def allowed(train: TrainOptions) -> int | None:
@@ -226,14 +245,16 @@ def from_scratch(options: Options, place: PlaceOptions, given: Collection[str]) 
         options, more = gone_on_with(options, start, given)
         said += more
     options = replace(options, files=absolute(options.files))
-    with folder_of(place, start) as folder:
+    with folder_of(place, start) as folder, Interrupts(folder.discard) as interrupts:
         try:
-            return in_folder(options, start, folder, said, given)
+            return in_folder(options, start, folder, said, given, interrupts)
         finally:
             folder.discard()
 
 
-def in_folder(options: Options, start: Start, folder: RunFolder, said: list[str], given: Collection[str]) -> Finished:
+def in_folder(
+    options: Options, start: Start, folder: RunFolder, said: list[str], given: Collection[str], interrupts: Interrupts
+) -> Finished:
     model = model_for(options, start, given)
     material = material_of(options.files, model, options.data, options.train.seed)
     options = replace(options, train=resolved(options.train, material.rows.count))
@@ -257,7 +278,7 @@ def in_folder(options: Options, start: Start, folder: RunFolder, said: list[str]
     text = config_text(f"llamatrain {COMMAND} --config FILE", options.files, parts, idle(options.train, options.run))
     with NewFile(folder.result("config.toml")) as file:
         file.write(text.encode("utf-8", "replace"))
-    return run(options, start, material, choice, watch, folder, said)
+    return run(options, start, material, choice, watch, folder, said, interrupts)
 
 
 def model_for(options: Options, start: Start, given: Collection[str], read: bool = True) -> Model:
@@ -278,7 +299,7 @@ def planned(options: Options, place: PlaceOptions, given: Collection[str]) -> tu
     sine = None if options.files else sine_of(model, 0)
     options = replace(options, train=resolved(options.train, lambda epochs: epochs))
     validating = bool(options.data.val or options.data.val_split)
-    choice = chosen(options, model, (model.row,), validating, watch_of(options, model, sine))
+    choice = chosen(options, model, (model.row,), validating, watch_of(options, model, sine), refuse=False)
     return choice, excess(choice, options.train.memory, allowed(options.train))
 
 
@@ -297,8 +318,9 @@ def folder_of(place: PlaceOptions, start: Start) -> RunFolder:
 
 
 def run(
-    options: Options, start: Start, material: Material, choice: Choice, watch: Watch, folder: RunFolder, said: list[str]
-) -> Finished:
+    options: Options, start: Start, material: Material, choice: Choice, watch: Watch, folder: RunFolder, said: list[str],
+    interrupts: Interrupts,
+) -> Finished:  # fmt: skip
     train, checkpoint = options.train, start.checkpoint
     metrics_file = folder.result("metrics.jsonl")
     step = checkpoint.counters.step if checkpoint else 0
@@ -310,14 +332,14 @@ def run(
     with Report(metrics, iters=train.iters, every=options.run.report_every or None) as report:
         report.header(facts(options, material, choice, folder.path))
         for line in said:
-            report.warn(line)
-        programs = Programs(choice.graphs, choice.needs.arena)
+            report.say(f"note: {line}")
+        programs = Programs(choice.graphs, choice.arena)
         fill(programs, start, train.seed, choice.setting.threads)
         keeper = Keeper(options, material, programs, folder, report)
         loop = Loop(
             programs, material.rows, material.validation, schedule_of(train),
             StopRules(train.past, train.delta, train.max_no_improvement, train.epsf), options.run, train.iters, train.grad_acc,
-            report, keeper.save, lambda step: watch.show(step, programs.weights.parts, report),
+            report, keeper.save, lambda step: watch.show(step, programs.weights.parts, report), interrupts=interrupts,
         )  # fmt: skip
         if train.optimizer == "lbfgs":
             loop.lbfgs = Lbfgs(programs.weights.vector, LbfgsOptions(train.lbfgs_history, train.line_search))

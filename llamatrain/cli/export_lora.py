@@ -1,0 +1,208 @@
+"""`llamatrain export-lora`: a model and its adapters made one."""
+
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import click
+
+from llamatrain.adapters.options import LoraOptions
+from llamatrain.config.options import build, options_of
+from llamatrain.config.units import Size
+from llamatrain.errors import FileError, UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from llamatrain.adapters.adapter import Adapter
+    from llamatrain.adapters.merge import Piece
+    from llamatrain.files.reader import Gguf
+    from llamatrain.files.types import GgmlType
+    from llamatrain.model.hyperparameters import Hyperparameters
+
+CHECKED = 128  # tokens, at most, whose logits are compared
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    out: Annotated[Path, "The file to write."]
+    type: Annotated[
+        Literal["keep", "f32", "f16", "bf16", "q8_0", "q6_k", "q5_k", "q4_k", "q3_k", "q2_k", "q5_1", "q5_0", "q4_1", "q4_0"],
+        "The type of the new model's matrices; keep: that which each has in BASE.",
+    ] = "keep"
+    overwrite: Annotated[bool, "Replace the file --out."] = False
+    check: Annotated[str, "Compare the logits of BASE with its adapters to those of the new file, on this text."] = ""
+    threads: Annotated[int | None, "Threads; else one for each processor."] = None
+
+    def __post_init__(self) -> None:
+        if self.threads is not None and not 1 <= self.threads <= 1024:
+            raise UsageError(f"--threads {self.threads} cannot be; it takes 1 to 1024")
+
+
+@click.command()
+@click.argument("base", type=click.Path(path_type=Path))
+@options_of(ExportOptions, LoraOptions)
+def command(base: Path, **values: Any) -> None:
+    """Merge adapters into BASE, a GGUF model, quantised or not: the new file is a model like any other.
+
+    Adapters need not cover the same weights. What none of them touches is copied as it is.
+    """
+    from llamatrain.adapters import merge
+    from llamatrain.files.reader import open_gguf
+    from llamatrain.files.types import by_name
+    from llamatrain.machine.units import cores
+    from llamatrain.model.hyperparameters import read
+
+    options, lora = build(ExportOptions, values), build(LoraOptions, values)
+    if not lora.scaled:
+        raise UsageError("there is nothing to merge: name an adapter with --lora or --lora-scaled")
+    threads, gguf = options.threads or cores(), open_gguf(base)
+    h = read(gguf)
+    if gguf.kind != "model":
+        raise FileError(f"{base}: no model but a {gguf.kind}; a model is needed")
+    check_place(options, [base, *(path for path, _ in lora.scaled)])
+    adapters = read_adapters(lora, h, base)
+    kind = None if options.type == "keep" else by_name(options.type.upper())
+    made = merge.pieces(gguf, adapters, kind)
+    check_room(options.out, sum(piece.info.nbytes for piece in made))
+    tell_types(made, kind)
+    expected = with_adapters(gguf, adapters, options.check, threads) if options.check else None
+    export(options.out, gguf, made, kind, threads)
+    if expected:
+        compare(options.out, *expected, threads)
+
+
+def read_adapters(lora: LoraOptions, h: "Hyperparameters", base: Path) -> "list[Adapter]":
+    """Each checked to be one for this base."""
+    from llamatrain.adapters.adapter import check
+    from llamatrain.adapters.reading import read
+
+    adapters = []
+    for path, scale in lora.scaled:
+        adapter = read(path, (h.heads, h.kv_heads))
+        check(adapter, h.shapes, h.tied, base)
+        adapters.append(adapter.scaled(scale))
+    return adapters
+
+
+# ---- before anything is written --------------------------------------------
+
+
+def check_place(options: ExportOptions, inputs: Sequence[Path]) -> None:
+    out = options.out
+    if not out.exists():
+        return
+    if not out.is_file():
+        raise FileError(f"{out}: this is a folder or a device, no place for a file")
+    for path in inputs:
+        if any(out.samefile(file) for file in files_of(path)):
+            raise UsageError(f"--out {out} would replace {path}, which is being read: another name will do")
+    if not options.overwrite:
+        raise FileError(f"{out}: is there already; --overwrite replaces it")
+
+
+def files_of(path: Path) -> Iterator[Path]:
+    """All parts of a split model, all files of a folder; else the file itself."""
+    from llamatrain.files.reader import PART_NAME
+
+    part = PART_NAME.fullmatch(path.name)
+    if part:
+        names = (PART_NAME.fullmatch(file.name) for file in path.parent.iterdir())
+        yield from (path.with_name(name[0]) for name in names if name and name.group(1, 3) == part.group(1, 3))
+    elif path.exists():
+        yield from path.iterdir() if path.is_dir() else (path,)
+
+
+def check_room(out: Path, needed: int) -> None:
+    free = shutil.disk_usage(out.absolute().parent).free
+    if needed > free:
+        raise FileError(f"{out}: takes {Size(needed).words}, and {Size(free).words} are free there")
+
+
+def tell_types(made: "Sequence[Piece]", kind: "GgmlType | None") -> None:
+    others = [piece.base for piece in made if kind and piece.type is not kind and len(piece.base.shape) == 2]
+    if others and kind:
+        more = f" and {len(others) - 1} more keep their" if len(others) > 1 else " keeps its"
+        print(
+            f"note: {others[0].name}{more} type: rows of {others[0].shape[1]} are no whole blocks of {kind.block}",
+            file=sys.stderr,
+        )
+
+
+# ---- writing ---------------------------------------------------------------
+
+
+def export(out: Path, base: "Gguf", made: "Sequence[Piece]", kind: "GgmlType | None", threads: int) -> None:
+    from tqdm import tqdm
+
+    from llamatrain.adapters import merge
+
+    size = sum(piece.info.nbytes for piece in made)
+    settings: dict[str, Any] = {"unit": "B", "unit_scale": True, "leave": False, "disable": None, "delay": 0.5}
+    with ended_in_order(), tqdm(total=size, desc="merging", **settings) as bar:
+        merge.write(out, base, made, kind, threads=threads, progress=bar.update)
+    touched, copied = sum(bool(piece.adapters) for piece in made), sum(piece.copied for piece in made)
+    print(f"{out}: {Size(size).words}, {touched} of {len(made)} tensors merged, {copied} copied as they were", file=sys.stderr)
+
+
+@contextmanager
+def ended_in_order() -> Iterator[None]:
+    """SIGTERM ends the program as an error would, so that no half file stays behind."""
+    if threading.current_thread() is not threading.main_thread():  # elsewhere there are no signals to be had
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+# ---- --check ---------------------------------------------------------------
+
+
+def with_adapters(gguf: "Gguf", adapters: "Sequence[Adapter]", text: str, threads: int) -> "tuple[list[int], np.ndarray]":
+    """The tokens of a text, and the logits behind each, of the base with its adapters in float32."""
+    from llamatrain.adapters.merge import merged
+    from llamatrain.cli.generate import understood
+    from llamatrain.data.tokenizer import to_bytes
+    from llamatrain.model.hyperparameters import read
+    from llamatrain.model.load import load
+    from llamatrain.sample.decoder import Decoder
+
+    tokens, _, _ = understood(gguf, read(gguf), to_bytes(text))
+    if len(tokens) > CHECKED:
+        print(f"note: --check compares the first {CHECKED} of {len(tokens)} tokens", file=sys.stderr)
+    tokens = tokens[:CHECKED]
+    touched = {name for adapter in adapters for name in adapter.pairs}
+    copies = sum(4 * gguf.tensors[name].elements for name in touched)
+    h, weights = load(gguf, threads, lambda h: copies + Decoder.plan(h, len(tokens), threads).total)
+    return tokens, logits(h, merged(weights, adapters), tokens, threads)
+
+
+def compare(out: Path, tokens: list[int], expected: "np.ndarray", threads: int) -> None:
+    import numpy as np
+
+    from llamatrain.files.reader import open_gguf
+    from llamatrain.model.load import load
+    from llamatrain.sample.decoder import Decoder
+
+    h, weights = load(open_gguf(out), threads, lambda h: Decoder.plan(h, len(tokens), threads).total)
+    difference = np.abs(logits(h, weights, tokens, threads) - expected)
+    print(f"largest difference {difference.max():.3g}\nmean difference    {difference.mean():.3g}")
+    print(f"logits within      {expected.min():.3g} to {expected.max():.3g}\ntokens             {len(tokens)}")
+
+
+def logits(h: "Hyperparameters", weights: "dict[str, np.ndarray]", tokens: list[int], threads: int) -> "np.ndarray":
+    import numpy as np
+
+    from llamatrain.sample.decoder import Decoder
+
+    decoder = Decoder(h, weights, ctx=len(tokens), threads=threads)
+    return np.array([decoder.feed([token]).copy() for token in tokens])

@@ -1,0 +1,52 @@
+"""Low-rank adapters (Hu et al. 2021) as a function from weights to weights: y = W x + s · B (A x), and W is left alone."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from llamatrain.graph import ops as O
+from llamatrain.graph.tensor import Tensor
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What an adapter adds to a weight (out, in): a is (r, in), b (out, r); of token_embd, a is (vocabulary, r), b (embd, r)."""
+
+    a: Tensor
+    b: Tensor
+    scale: float
+
+
+@dataclass(frozen=True)
+class Weights(Mapping[str, Tensor]):
+    """Every weight by its GGUF name, with what adapters add to it."""
+
+    tensors: Mapping[str, Tensor]
+    deltas: Mapping[str, Sequence[Delta]] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tensors)
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+    def added(self, y: Tensor, x: Tensor, name: str) -> Tensor:
+        """y, the product of x with a weight, and what adapters of that weight add to it."""
+        for delta in self.deltas.get(name, ()):
+            y = O.add(y, O.matmul(O.scale(O.matmul(x, delta.a), by=delta.scale), delta.b))
+        return y
+
+    def embedded(self, x: Tensor, tokens: Tensor) -> Tensor:
+        """x, the embeddings of tokens, and what adapters of those add to them."""
+        for delta in self.deltas.get("token_embd.weight", ()):
+            rows = O.reshape(O.get_rows(delta.a, tokens), shape=(tokens.size, delta.a.shape[1]))
+            x = O.add(x, O.matmul(O.scale(rows, by=delta.scale), delta.b))
+        return x
+
+    def with_deltas(self, more: Mapping[str, Sequence[Delta]]) -> "Weights":
+        """With further adapters beside those that are there."""
+        names = [*self.deltas, *(name for name in more if name not in self.deltas)]
+        both = {name: (*self.deltas.get(name, ()), *more.get(name, ())) for name in names}
+        return Weights(self.tensors, both)
