@@ -66,7 +66,7 @@ def main(names: Sequence[str]) -> None:
     for name in names:
         module, _, function = name.rpartition(":")
         if name in TEAMS:
-            threads._runner(TEAMS[name])
+            threads.runner(TEAMS[name])
         else:
             assert getattr(import_module(module), function).compiled
 

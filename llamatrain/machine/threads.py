@@ -166,7 +166,7 @@ def _together(table, team, threads):  # type: ignore[no-untyped-def]
 
 
 @cache
-def _runner(threads: int) -> Callable[..., None]:
+def runner(threads: int) -> Callable[..., None]:
     """What runs a table, by one thread or by a team."""
     words, rows = types.int64[::1], types.int64[:, ::1]
     if threads == 1:
@@ -191,11 +191,11 @@ class Program:
         for row, call in zip(self.table, self.calls, strict=True):
             row[:4] = call.entry.address, call.args.ctypes.data, call.items, call.block
         self.team = np.zeros(2 * LINE, np.int64)
-        self.run = _runner(self.threads)
+        self.run = runner(self.threads)
         compiler.report()
 
     def __call__(self) -> None:
-        run = _runner(1) if forked else self.run
+        run = runner(1) if forked else self.run
         run(self.table, self.team)
 
 

@@ -21,6 +21,7 @@ from llamatrain.files.newfile import NewFile
 from llamatrain.files.pages import release
 from llamatrain.files.reader import Gguf, open_gguf
 from llamatrain.machine.memory import available, resident
+from llamatrain.machine.threads import runner
 from llamatrain.machine.units import cores, units
 from llamatrain.model import initial, load
 from llamatrain.model.llama import parameters
@@ -210,6 +211,7 @@ def chosen(
         model.h, weights, weights.tensors, train.batch, max(lengths), train.precision, threads, train.kernels, train.flash,
         train.loss == "squared-error", optimizer_of(train), gradients_of(train), train.clip,
     )  # fmt: skip
+    runner(threads)  # every run needs it, and what it loads is to be counted as what the process holds
     history = train.lbfgs_history if train.optimizer == "lbfgs" else 0
     shape = Shape(lengths, validating, watch.positions, history, resident() + LOADED)
     most = allowed(train)

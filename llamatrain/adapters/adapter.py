@@ -1,0 +1,138 @@
+"""LoRA adapters: for some weights of a model two thin factors, whose product is added to the weight.
+
+A weight W (out, in) becomes W + scale B A, where A is a pair's `a` (r, in) and B its `b` (out, r). The embeddings' pair has
+its parts turned, as in llama.cpp's files: `a` (vocab, r), of which a token's row is taken, and `b` (embd, r), so that the
+matrix becomes W + scale a bᵀ. A norm's gains (n) are a matrix of one row: `a` (r, n), `b` (1, r); only llama.cpp's old
+finetune made such pairs.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, Self
+
+import numpy as np
+
+from llamatrain.errors import FileError
+from llamatrain.files import quants
+from llamatrain.files.cursor import quoted
+from llamatrain.files.types import GgmlType
+
+ARCHITECTURE = "llama"
+EMBEDDINGS, OUTPUT = "token_embd.weight", "output.weight"
+LARGEST = 1e9  # of scales: what lies beyond is a damaged file or a slip of the hand
+Half = Literal["a", "b"]
+Halves = dict[str, dict[Half, np.ndarray]]  # by the weight's name
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pair:
+    a: np.ndarray
+    b: np.ndarray
+    scale: float
+
+    @property
+    def rank(self) -> int:
+        return self.b.shape[1]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Adapter:
+    source: Path  # that errors name
+    alpha: float  # a pair of rank r that says nothing else has the scale alpha / r; 0: the scale 1
+    pairs: dict[str, Pair]  # by the weight's name, in float32
+    name: str = ""
+    architecture: str = ARCHITECTURE
+
+    def scaled(self, by: float) -> Self:
+        """The same, so many times as strong."""
+        return replace(self, pairs={name: replace(pair, scale=by * pair.scale) for name, pair in self.pairs.items()})
+
+    def delta(self, name: str, lo: int = 0, hi: int | None = None) -> np.ndarray:
+        """Rows of what is added to a weight, new and in float32."""
+        pair = self.pairs[name]
+        left, right = factors(name, pair)
+        with np.errstate(over="ignore", invalid="ignore"):  # whoever uses it sees whether it is finite
+            return (np.float32(pair.scale) * left[lo:hi]) @ right
+
+
+def factors(name: str, pair: Pair) -> tuple[np.ndarray, np.ndarray]:
+    """The matrices (out, r) and (r, in) whose product is added."""
+    return (pair.a, pair.b.T) if name == EMBEDDINGS else (pair.b, pair.a)
+
+
+def usual_scale(alpha: float, rank: int) -> float:
+    return alpha / rank if alpha else 1.0
+
+
+# ---- for those that read files ---------------------------------------------
+
+
+def floats(source: Path, name: str, raw: np.ndarray, kind: GgmlType) -> np.ndarray:
+    """A factor as a float32 matrix: where it lies in the file, if it lies well; `raw` has a row's bytes as its last axis."""
+    if raw.ndim > 2:
+        raise FileError(f"{source}: {quoted(name)} has {raw.ndim} dimensions; a factor has two")
+    rows = np.atleast_2d(raw)
+    return np.require(rows.view("<f4"), np.float32, ("A", "C")) if kind.name == "F32" else quants.decode(rows, kind)
+
+
+def half_of(found: Halves, source: Path, name: str, suffixes: Mapping[str, Half]) -> tuple[str, Half]:
+    """The weight and the part of it that a tensor's name tells of, which must not have been there before."""
+    for suffix, half in suffixes.items():
+        if name.endswith(suffix) and (weight := name.removesuffix(suffix)):
+            if half in found.setdefault(weight, {}):
+                raise FileError(f"{source}: {quoted(name)} is there twice")
+            return weight, half
+    raise FileError(f"{source}: {quoted(name)} is no part of an adapter; their names end with {' or '.join(suffixes)}")
+
+
+def check_halves(source: Path, found: Halves) -> None:
+    """No pair lacks a part, and parts agree on a rank."""
+    if not found:
+        raise FileError(f"{source}: there is no pair of factors in it")
+    for name, halves in found.items():
+        if len(halves) < 2:
+            there, missing = ("a", "b") if "a" in halves else ("b", "a")
+            raise FileError(f"{source}: {quoted(name)} has a factor {there}, and {missing} is missing")
+        a, b = halves["a"], halves["b"]
+        if a.shape[name == EMBEDDINGS] != b.shape[1]:
+            raise FileError(f"{source}: {quoted(name)}: factors a {list(a.shape)} and b {list(b.shape)} share no rank")
+
+
+# ---- for those that use adapters -------------------------------------------
+
+
+def check(adapter: Adapter, shapes: Mapping[str, tuple[int, ...]], tied: bool, base: object) -> None:
+    """The adapter must be one for the base: its architecture, the names and shapes of its weights; and have sound numbers."""
+    if adapter.architecture != ARCHITECTURE:
+        raise FileError(f"{adapter.source}: an adapter for the architecture {quoted(adapter.architecture)}; {base} is a llama")
+    for name, pair in adapter.pairs.items():
+        if tied and name in (EMBEDDINGS, OUTPUT):
+            raise FileError(
+                f"{adapter.source}: has a pair for {name}, but the embeddings of {base} are tied: "
+                "one matrix is input and output, and an adapter can change neither alone"
+            )
+        if name not in shapes:
+            raise FileError(
+                f"{adapter.source}: has a pair for {quoted(name)}, and {base} has no such weight: it is for another base"
+            )
+        left, right = factors(name, pair)
+        made, needed = (left.shape[0], right.shape[1]), shapes[name]
+        if made != ((1, *needed) if len(needed) == 1 else needed):
+            raise FileError(
+                f"{adapter.source}: its pair for {name} is for a weight of {list(made)}, "
+                f"and that of {base} is {list(needed)}: it is for another base"
+            )
+        check_numbers(adapter, name)
+
+
+def check_numbers(adapter: Adapter, name: str) -> None:
+    pair = adapter.pairs[name]
+    if not (math.isfinite(pair.scale) and abs(pair.scale) <= LARGEST):
+        raise FileError(
+            f"{adapter.source}: {name} would be scaled by {pair.scale:g} (alpha {adapter.alpha:g}): the file is damaged"
+        )
+    for half, factor in (("a", pair.a), ("b", pair.b)):
+        if not (math.isfinite(factor.max()) and math.isfinite(factor.min())):
+            raise FileError(f"{adapter.source}: {name}: its factor {half} has numbers that are not finite")

@@ -1,0 +1,68 @@
+"""Adapters of llama.cpp's old finetune, called 'ggla' by their first bytes.
+
+u32 magic, version 1, r and alpha; then for each tensor u32 dimensions, length of the name, type, the axes (ggml's order), the
+name, zeros up to a multiple of 32, and the data. A is (in, r) here and B (out, r), also those of the embeddings; norms have
+pairs, too. The scale is alpha / r for all, whatever a tensor's own rank.
+"""
+
+from math import prod
+from pathlib import Path
+
+import numpy as np
+
+from llamatrain.adapters.adapter import EMBEDDINGS, Adapter, Half, Halves, Pair, check_halves, floats, half_of
+from llamatrain.files.cursor import NAME_LIMIT, Cursor, quoted
+from llamatrain.files.reader import map_file
+from llamatrain.files.types import TYPES
+
+MAGIC = b"algg"
+ALIGNMENT = 32
+SUFFIXES: dict[str, Half] = {".loraA": "a", ".loraB": "b"}
+READABLE = ("F32", "F16")
+
+
+def read(path: Path) -> Adapter:
+    cursor = Cursor(path, map_file(path, "an adapter"))
+    cursor.take(len(MAGIC))
+    version, rank, alpha = cursor.u32(), cursor.u32(), cursor.u32()
+    if version != 1 or not rank:
+        raise cursor.fail(f"version {version}, rank {rank}; version 1 and a rank of 1 or more can be")
+    found = Halves()
+    while cursor.at < len(cursor.data):
+        cursor.reading = "the head of a tensor"
+        name, factor = read_tensor(cursor)
+        weight, half = half_of(found, path, name, SUFFIXES)
+        found[weight][half] = factor
+    for name, halves in found.items():
+        turn(name, halves)
+    check_halves(path, found)
+    return Adapter(path, alpha, {name: Pair(each["a"], each["b"], alpha / rank) for name, each in found.items()})
+
+
+def read_tensor(cursor: Cursor) -> tuple[str, np.ndarray]:
+    axes, length, number = cursor.u32(), cursor.u32(), cursor.u32()
+    if not 1 <= axes <= 2 or not 0 < length <= NAME_LIMIT:
+        raise cursor.fail(f"{axes} dimensions and a name of {length} bytes; 1 or 2, and 1 to {NAME_LIMIT} can be")
+    shape = tuple(cursor.u32() for _ in range(axes))[::-1]
+    start = cursor.take(length)
+    name = str(cursor.data[start : cursor.at], "utf-8", "surrogateescape")
+    cursor.reading = f"tensor {quoted(name)}"
+    kind = TYPES.get(number)
+    if kind is None or kind.name not in READABLE:
+        raise cursor.fail(f"its type is {kind.name if kind else number}; {' and '.join(READABLE)} can be")
+    if 0 in shape:
+        raise cursor.fail(f"a dimension of 0 in {list(shape)}")
+    cursor.take(-cursor.at % ALIGNMENT)
+    start = cursor.take(prod(shape) * kind.size)
+    return name, floats(cursor.path, name, cursor.bytes[start : cursor.at].reshape(*shape[:-1], -1), kind)
+
+
+def turn(name: str, halves: dict[Half, np.ndarray]) -> None:
+    """To the present form: A is turned, but of the embeddings the parts change places."""
+    if name == EMBEDDINGS:
+        renamed: dict[Half, Half] = {"a": "b", "b": "a"}
+        turned = {renamed[half]: factor for half, factor in halves.items()}
+        halves.clear()
+        halves.update(turned)
+    elif "a" in halves:
+        halves["a"] = np.ascontiguousarray(halves["a"].T)

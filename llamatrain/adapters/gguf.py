@@ -1,0 +1,88 @@
+"""Adapters in GGUF, as llama.cpp loads them: tensors `<weight>.lora_a` and `<weight>.lora_b`."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from llamatrain.adapters.adapter import (
+    ARCHITECTURE,
+    Adapter,
+    Half,
+    Halves,
+    Pair,
+    check_halves,
+    floats,
+    half_of,
+    usual_scale,
+)
+from llamatrain.errors import FileError
+from llamatrain.files import quants
+from llamatrain.files.cursor import quoted
+from llamatrain.files.reader import open_gguf
+from llamatrain.files.types import TensorInfo, by_name
+from llamatrain.files.values import Value, f32, string, u32
+from llamatrain.files.writer import new_gguf
+
+SUFFIXES: dict[str, Half] = {".lora_a": "a", ".lora_b": "b"}
+READABLE = ("F32", "F16", "BF16", "Q8_0")  # as converters write; of smaller types a small file would take much memory
+FILE_TYPES = {"f32": 0, "f16": 1}
+NORM = "_norm.weight"
+
+
+def read(path: Path) -> Adapter:
+    gguf = open_gguf(path)
+    if gguf.kind != "adapter":
+        raise FileError(f"{path}: no adapter but {'an' if gguf.kind[0] in 'aeiou' else 'a'} {gguf.kind}; an adapter is needed")
+    if (kind := gguf.value("adapter.type", str)) != "lora":
+        raise FileError(f"{path}: an adapter of the type {quoted(kind)}; lora is supported")
+    if "adapter.alora.invocation_tokens" in gguf.metadata:
+        raise FileError(f"{path}: an adapter that works only behind certain tokens (aLoRA), which is not supported")
+    alpha, found = gguf.value("adapter.lora.alpha", float, 0.0), Halves()
+    for tensor in gguf.tensors.values():
+        name, half = half_of(found, path, tensor.name, SUFFIXES)
+        if name.endswith(NORM):
+            raise FileError(f"{path}: has a pair for the norm {quoted(name)}, which llama.cpp would leave out unsaid")
+        if tensor.type.name not in READABLE:
+            raise FileError(f"{path}: {quoted(tensor.name)} is {tensor.type.name}; adapters are {', '.join(READABLE)}")
+        found[name][half] = floats(path, tensor.name, tensor.raw, tensor.type)
+    check_halves(path, found)
+    pairs = {name: Pair(each["a"], each["b"], usual_scale(alpha, each["b"].shape[1])) for name, each in found.items()}
+    name = gguf.value("general.name", str, "")
+    return Adapter(path, alpha, pairs, name, gguf.value("general.architecture", str, ARCHITECTURE))
+
+
+def write(
+    path: str | Path, adapter: Adapter, kind: Literal["f32", "f16"] = "f32", metadata: Mapping[str, Value] | None = None
+) -> None:
+    """A file that takes its name when it is whole; `metadata` goes beside the keys that an adapter must have.
+
+    A scale that is not the usual one goes into b: the file has one alpha for all.
+    """
+    if norms := [name for name in adapter.pairs if name.endswith(NORM)]:
+        raise FileError(f"{path}: cannot be written: llama.cpp has no adapters of norms, and there is a pair for {norms[0]}")
+    own = {
+        "general.type": string("adapter"),
+        "general.architecture": string(adapter.architecture),
+        "general.name": string(adapter.name),
+        "general.file_type": u32(FILE_TYPES[kind]),
+        "adapter.type": string("lora"),
+        "adapter.lora.alpha": f32(adapter.alpha),
+    }
+    tensors = {
+        f"{name}{suffix}": factor
+        for name, pair in adapter.pairs.items()
+        for suffix, factor in ((".lora_a", pair.a), (".lora_b", folded(adapter.alpha, pair)))
+    }
+    written = by_name(kind.upper())
+    infos = [TensorInfo(name, written, factor.shape) for name, factor in tensors.items()]
+    with new_gguf(path, own | dict(metadata or {}) | own, infos) as out:
+        for name, factor in tensors.items():
+            out.write(name, quants.encoded(factor, written, name=name))
+
+
+def folded(alpha: float, pair: Pair) -> np.ndarray:
+    """b such that the usual scale gives what the pair's own does."""
+    usual = usual_scale(alpha, pair.rank)
+    return pair.b if pair.scale == usual else pair.b * np.float32(pair.scale / usual)

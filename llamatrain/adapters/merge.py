@@ -1,0 +1,142 @@
+"""A base and its adapters made one model file, some rows at a time: what no adapter touches is copied, byte for byte.
+
+A weight that is touched, or gets another type, is decoded to float32, what its adapters add is added, and the sum is
+encoded. So the memory that it takes is that of some rows, whatever the size of the model.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from llamatrain.adapters.adapter import Adapter
+from llamatrain.errors import FileError, UsageError
+from llamatrain.files import quants
+from llamatrain.files.pages import release
+from llamatrain.files.reader import Gguf, Tensor
+from llamatrain.files.types import GgmlType, TensorInfo
+from llamatrain.files.values import Value, u32
+from llamatrain.files.writer import new_gguf
+
+PANEL = 1 << 21  # weights that are in memory at once; of fewer, the threads' meetings cost more than their work
+# What llama.cpp calls files whose matrices are of a type, general.file_type; of K-quants those without a mixture.
+FILE_TYPES = {
+    "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10, "Q3_K": 11, "Q4_K": 14, "Q5_K": 16,
+    "Q6_K": 18, "BF16": 32,
+}  # fmt: skip
+UNQUANTISED = ("F32", "F16", "BF16", "F64", "I8", "I16", "I32", "I64")
+QUANTISATION = u32(2)  # general.quantization_version
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A tensor of the new file."""
+
+    base: Tensor
+    type: GgmlType
+    adapters: tuple[Adapter, ...]  # that touch it
+
+    @property
+    def info(self) -> TensorInfo:
+        return TensorInfo(self.base.name, self.type, self.base.shape)
+
+    @property
+    def copied(self) -> bool:
+        return not self.adapters and self.type is self.base.type
+
+    @property
+    def rows(self) -> np.ndarray:
+        """Of bytes, in the base's file."""
+        return self.base.raw.reshape(-1, self.base.raw.shape[-1])
+
+
+def pieces(base: Gguf, adapters: Sequence[Adapter], kind: GgmlType | None = None) -> list[Piece]:
+    """What the new file is made of, in the base's order; an adapter with a scale of 0 touches nothing.
+
+    With a type, matrices get it if their rows are whole blocks of it; all else keeps its own.
+    """
+    made = []
+    for name, tensor in base.tensors.items():
+        touching = tuple(each for each in adapters if name in each.pairs and each.pairs[name].scale)
+        wanted = kind if kind and len(tensor.shape) == 2 and tensor.shape[1] % kind.block == 0 else tensor.type
+        made.append(Piece(tensor, wanted, touching))
+    if kind and not any(piece.type is kind for piece in made):
+        raise UsageError(f"--type {kind.name.lower()}: no matrix of {base.path} has rows of whole blocks of {kind.block}")
+    for piece in made:
+        check(piece, base.path)
+    return made
+
+
+def check(piece: Piece, path: Path) -> None:
+    """What will have to be decoded and encoded can be."""
+    if piece.copied:
+        return
+    if piece.type.name not in quants.ENCODED:
+        raise FileError(
+            f"{path}: {piece.base.name} is {piece.type.name}, which can be read but not written: "
+            "--type names another one, such as q8_0, or f16 if its rows fit no other"
+        )
+    try:
+        quants.decode(np.zeros((1, piece.base.type.size), np.uint8), piece.base.type)
+    except quants.QuantError as error:
+        raise FileError(f"{path}: {piece.base.name}: {error}") from None
+
+
+def write(
+    path: Path, base: Gguf, made: Sequence[Piece], kind: GgmlType | None = None, *,
+    threads: int = 1, progress: Callable[[int], object] = lambda done: None,
+) -> None:  # fmt: skip
+    """The new file, which takes its name when it is whole; `progress` is told of bytes that were written."""
+    with new_gguf(path, metadata(base, made, kind), [piece.info for piece in made]) as out:
+        for piece in made:
+            out.write(piece.base.name, told(chunks(piece, threads), progress))
+
+
+def metadata(base: Gguf, made: Iterable[Piece], kind: GgmlType | None) -> dict[str, Value]:
+    """The base's, but for what tells of types, and of a split that is no more."""
+    kept = {key: value for key, value in base.metadata.typed.items() if not key.startswith("split.")}
+    if kind:
+        kept["general.file_type"] = u32(FILE_TYPES[kind.name])
+    if any(piece.type.name not in UNQUANTISED for piece in made):
+        kept.setdefault("general.quantization_version", QUANTISATION)
+    return kept
+
+
+def chunks(piece: Piece, threads: int) -> Iterator[np.ndarray]:
+    name, rows = piece.base.name, piece.rows
+    step = max(1, PANEL // piece.base.shape[-1])
+    for lo in range(0, len(rows), step):
+        some = rows[lo : lo + step]
+        if piece.copied:
+            yield some
+        else:
+            values = quants.decode(some, piece.base.type, threads=threads)
+            add(values, piece.adapters, name, lo)
+            yield quants.encode(values, piece.type, threads=threads, name=f"{name}, merged")
+        release(rows[: lo + step])  # from the beginning: reading on maps some pages before those that are read
+
+
+def told(parts: Iterable[np.ndarray], progress: Callable[[int], object]) -> Iterator[np.ndarray]:
+    for part in parts:
+        yield part
+        progress(part.nbytes)
+
+
+def add(values: np.ndarray, adapters: Iterable[Adapter], name: str, lo: int = 0) -> None:
+    """To some rows of a weight, from one on, what adapters add."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        for adapter in adapters:
+            values += adapter.delta(name, lo, lo + len(values))
+
+
+def merged(weights: Mapping[str, np.ndarray], adapters: Sequence[Adapter]) -> dict[str, np.ndarray]:
+    """The same in memory: float32 weights with what the adapters add; those that none touches are not copied."""
+    made = dict(weights)
+    for name in {name for adapter in adapters for name in adapter.pairs}:
+        made[name] = weights[name].copy()
+        rows = np.atleast_2d(made[name])
+        step = max(1, PANEL // rows.shape[1])
+        for lo in range(0, len(rows), step):
+            add(rows[lo : lo + step], [each for each in adapters if name in each.pairs], name, lo)
+    return made

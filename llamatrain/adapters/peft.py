@@ -1,0 +1,228 @@
+"""Adapters of Hugging Face's PEFT: a folder with adapter_config.json and adapter_model.safetensors.
+
+Their heads' rows of q and k come in halves, as Hugging Face rotates them; in llama-architecture GGUF the halves are
+interleaved. So the rows of b are put in the other order on the way in, and back on the way out.
+"""
+
+import json
+import math
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llamatrain.adapters.adapter import EMBEDDINGS, OUTPUT, Adapter, Half, Halves, Pair, check_halves, floats, half_of
+from llamatrain.adapters.gguf import folded
+from llamatrain.adapters.safetensors import KINDS, Entry, open_safetensors, read_json, write_safetensors
+from llamatrain.errors import FileError
+from llamatrain.files.cursor import quoted
+from llamatrain.files.newfile import NewFile
+from llamatrain.files.reader import map_file
+
+CONFIG, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
+PREFIX = "base_model.model."
+MODULES = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+EMBED, HEAD = "model.embed_tokens", "lm_head"
+WHOLE = {EMBED: EMBEDDINGS, HEAD: OUTPUT}
+SUFFIXES: dict[str, Half] = {
+    ".lora_A.weight": "a",
+    ".lora_B.weight": "b",
+    ".lora_embedding_A": "a",
+    ".lora_embedding_B": "b",
+}
+LARGEST_CONFIG = 1 << 20
+# What else an adapter may be, and would then need more than its factors.
+UNSUPPORTED = (
+    "use_dora", "fan_in_fan_out", "modules_to_save", "lora_bias", "use_qalora", "layer_replication", "alora_invocation_tokens",
+    "trainable_token_indices", "arrow_config", "use_bdlora", "kasa_config", "monteclora_config", "megatron_config",
+)  # fmt: skip
+STARTS = (True, False, None, "gaussian", "eva", "orthogonal")  # other first weights are taken out of the base's own
+Heads = tuple[int, int]  # of queries; of keys and values
+
+
+# ---- reading ---------------------------------------------------------------
+
+
+def read(folder: Path, heads: Heads) -> Adapter:
+    config, source = read_config(folder / CONFIG), folder / WEIGHTS
+    if not source.exists() and (folder / PICKLE).exists():
+        raise FileError(f"{folder / PICKLE}: a pickle, which could run anything; save the adapter as safetensors")
+    modules = Halves()
+    for name, entry in open_safetensors(source).items():
+        if not name.endswith(".base_layer.weight"):  # the embeddings as they were: PEFT puts them beside their pair
+            module, half = half_of(modules, source, name.removeprefix(PREFIX), SUFFIXES)
+            modules[module][half] = factor(source, name, entry)
+    found = {weight_of(source, module): put_right(source, module, halves, heads) for module, halves in modules.items()}
+    check_halves(source, found)
+    scales = [scale(folder / CONFIG, config, module, halves["b"].shape[1]) for module, halves in modules.items()]
+    pairs = {name: Pair(each["a"], each["b"], by) for (name, each), by in zip(found.items(), scales, strict=True)}
+    return Adapter(folder, config["lora_alpha"], pairs)
+
+
+def factor(source: Path, name: str, entry: Entry) -> np.ndarray:
+    if entry.kind is None or len(entry.shape) != 2 or 0 in entry.shape:
+        raise FileError(
+            f"{source}: {quoted(name)} is {quoted(entry.dtype)} {list(entry.shape)}; a factor is a matrix in {', '.join(KINDS)}"
+        )
+    return floats(source, name, entry.raw.reshape(entry.shape[0], -1), entry.kind)
+
+
+def weight_of(source: Path, module: str) -> str:
+    """The weight's name in GGUF."""
+    if module in WHOLE:
+        return WHOLE[module]
+    match = re.fullmatch(r"model\.layers\.(0|[1-9][0-9]{0,5})\.([a-z_.]+)", module)
+    if not match or match[2] not in MODULES:
+        raise FileError(f"{source}: {quoted(module)} is no module of the llamas that are supported")
+    return f"blk.{match[1]}.{MODULES[match[2]]}.weight"
+
+
+def put_right(source: Path, module: str, halves: dict[Half, np.ndarray], heads: Heads) -> dict[Half, np.ndarray]:
+    """A pair's factors as GGUF has them."""
+    made = dict(halves)
+    if module == EMBED and "a" in made:
+        made["a"] = np.ascontiguousarray(made["a"].T)
+    if (count := heads_of(module, heads)) and "b" in made:
+        if len(made["b"]) % (2 * count):
+            raise FileError(f"{source}: {quoted(module)} gives {len(made['b'])}, which {count} heads do not share in pairs")
+        made["b"] = interleaved(made["b"], count)
+    return made
+
+
+def heads_of(module: str, heads: Heads) -> int | None:
+    """How many heads' rows have an order that matters."""
+    return next((count for name, count in zip(("q_proj", "k_proj"), heads, strict=True) if module.endswith(name)), None)
+
+
+def interleaved(rows: np.ndarray, heads: int) -> np.ndarray:
+    """From Hugging Face's order of each head's rows to that of GGUF."""
+    return rows.reshape(heads, 2, -1, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
+
+
+def halved(rows: np.ndarray, heads: int) -> np.ndarray:
+    return rows.reshape(heads, -1, 2, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
+
+
+# ---- its configuration -----------------------------------------------------
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    data = map_file(path, "PEFT's configuration")
+    if len(data) > LARGEST_CONFIG:
+        raise FileError(f"{path}: {len(data)} bytes of configuration; up to {LARGEST_CONFIG} can be")
+    config = read_json(path, data[:])
+    if config.get("peft_type") != "LORA":
+        raise FileError(f"{path}: peft_type is {said(config.get('peft_type'))}; LORA is supported")
+    for key in UNSUPPORTED:
+        if config.get(key):
+            raise FileError(f"{path}: {key} is {said(config[key])}: adapters that are more than plain LoRA are not supported")
+    if (bias := config.get("bias", "none")) != "none":
+        raise FileError(f"{path}: bias is {said(bias)}: trained biases are not supported")
+    if (start := config.get("init_lora_weights")) not in STARTS:
+        raise FileError(f"{path}: init_lora_weights is {said(start)}: such adapters go with another base, made when they began")
+    for key, smallest in (("r", 1), ("lora_alpha", 0)):
+        config[key] = number(path, key, config.get(key, 8), smallest)
+    for key in ("rank_pattern", "alpha_pattern"):
+        patterns = config.get(key) or {}
+        if not isinstance(patterns, dict):
+            raise FileError(f"{path}: {key} is {said(patterns)}; it takes names with numbers")
+        config[key] = {plain_name(path, key, name): number(path, key, value, 0) for name, value in patterns.items()}
+    return config
+
+
+def said(value: Any) -> str:
+    return quoted(json.dumps(value))
+
+
+def number(path: Path, key: str, value: Any, smallest: int) -> float:
+    if type(value) not in (int, float) or not smallest <= value < 1 << 31:
+        raise FileError(f"{path}: {key} is {said(value)}; it takes a number from {smallest} on")
+    return value
+
+
+def plain_name(path: Path, key: str, pattern: str) -> str:
+    """A name that ends a module's; PEFT would take any regular expression, and some of those take forever."""
+    name = pattern.removeprefix("^").removesuffix("$").replace("\\.", ".")
+    if not re.fullmatch(r"[\w.]+", name):
+        raise FileError(f"{path}: {key} has the pattern {quoted(pattern)}; only plain names of modules are supported")
+    return name
+
+
+def of_module(patterns: dict[str, float], module: str, default: float) -> float:
+    return next((value for name, value in patterns.items() if f".{module}".endswith(f".{name}")), default)
+
+
+def scale(path: Path, config: dict[str, Any], module: str, rank: int) -> float:
+    if (expected := of_module(config["rank_pattern"], module, config["r"])) != rank:
+        raise FileError(f"{path}: says that the rank of {quoted(module)} is {expected}, and it is {rank}")
+    alpha = of_module(config["alpha_pattern"], module, config["lora_alpha"])
+    return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+
+
+# ---- writing ---------------------------------------------------------------
+
+
+def write(folder: Path, adapter: Adapter, base: str, heads: Heads, layers: int) -> None:
+    """The folder as PEFT loads it; `base` is what it calls the base model. Other scales than alpha / r go into b."""
+    ranks = Counter(pair.rank for pair in adapter.pairs.values())
+    rank = ranks.most_common(1)[0][0]
+    alpha = adapter.alpha or rank
+    tensors, pattern = dict[str, np.ndarray](), dict[str, int]()
+    for name, pair in adapter.pairs.items():
+        module, b = module_of(folder, name), folded(alpha, pair)
+        if count := heads_of(module, heads):
+            b = halved(b, count)
+        if module == EMBED:
+            parts = {".lora_embedding_A": pair.a.T, ".lora_embedding_B": b}
+        else:
+            parts = {".lora_A.weight": pair.a, ".lora_B.weight": b}
+        tensors |= {f"{PREFIX}{module}{suffix}": part for suffix, part in parts.items()}
+        if pair.rank != rank:
+            pattern[module] = pair.rank
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": rank,
+        "lora_alpha": int(alpha) if alpha == int(alpha) else alpha,
+        "rank_pattern": pattern,
+        "target_modules": targets(adapter, folder, layers),
+        "bias": "none",
+        "lora_dropout": 0.0,
+        "inference_mode": True,
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FileError(f"{folder}: cannot be made: {error.strerror}") from error
+    write_safetensors(folder / WEIGHTS, tensors)
+    with NewFile(folder / CONFIG) as file:
+        file.write(json.dumps(config, indent=2).encode() + b"\n")
+
+
+def module_of(folder: Path, name: str) -> str:
+    """Hugging Face's name of the module whose weight it is."""
+    whole = {weight: module for module, weight in WHOLE.items()}
+    match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.weight", name)
+    inner = {weight: module for module, weight in MODULES.items()}.get(match[2]) if match else None
+    if name not in whole and inner is None:
+        raise FileError(f"{folder}: cannot be written: PEFT has no adapters of {quoted(name)}")
+    return whole[name] if match is None else f"model.layers.{match[1]}.{inner}"
+
+
+def targets(adapter: Adapter, folder: Path, layers: int) -> list[str]:
+    """Kinds of modules where an adapter has them in each layer; else each module by its name."""
+    modules = [module_of(folder, name) for name in adapter.pairs]
+    kinds = Counter(module.rpartition(".")[2] for module in modules)
+    even = all(kinds[kind] == layers for kind in kinds if kind not in ("embed_tokens", HEAD))
+    return sorted(kinds) if even else modules

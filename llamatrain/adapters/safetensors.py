@@ -1,0 +1,114 @@
+"""Files of Hugging Face's safetensors: a length (u64), that many bytes of JSON, and the data.
+
+The JSON has for each tensor its dtype, its shape and where it lies behind the JSON. Files are read with distrust: what they
+say is checked against their size before anything is made of it.
+"""
+
+import json
+import mmap
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llamatrain.errors import FileError
+from llamatrain.files.cursor import quoted
+from llamatrain.files.newfile import NewFile
+from llamatrain.files.reader import map_file
+from llamatrain.files.types import GgmlType, by_name
+from llamatrain.files.values import LENGTH
+
+LONGEST = 1 << 22  # bytes of JSON: an adapter of the largest models has a tenth of it
+KINDS = {"F32": by_name("F32"), "F16": by_name("F16"), "BF16": by_name("BF16")}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    dtype: str
+    shape: tuple[int, ...]
+    raw: np.ndarray  # bytes
+
+    @property
+    def kind(self) -> GgmlType | None:
+        """Where it is one that adapters have."""
+        return KINDS.get(self.dtype)
+
+
+def open_safetensors(path: Path) -> dict[str, Entry]:
+    data = map_file(path, "a file of safetensors")
+    header, start = read_header(path, data)
+    held = np.frombuffer(data, np.uint8)[start:]
+    header.pop("__metadata__", None)
+    entries, places = {}, []
+    for name, said in header.items():
+        entries[name], lo, hi = read_entry(path, name, said, held)
+        places.append((lo, hi, name))
+    end = 0
+    for lo, hi, name in sorted(places):
+        if lo < end:
+            raise FileError(f"{path}: {quoted(name)} begins at byte {lo} of the data, inside another tensor")
+        end = hi
+    return entries
+
+
+def read_header(path: Path, data: mmap.mmap) -> tuple[dict[str, Any], int]:
+    """What the JSON says, and where the data begins."""
+    length = LENGTH.unpack_from(data)[0] if len(data) >= LENGTH.size else 0
+    if not 0 < length <= min(LONGEST, len(data) - LENGTH.size):
+        raise FileError(f"{path}: a head of {length} bytes in a file of {len(data)}; up to {LONGEST} can be: no safetensors")
+    header = read_json(path, data[LENGTH.size : LENGTH.size + length])
+    return header, LENGTH.size + length
+
+
+def read_json(path: Path, raw: bytes) -> dict[str, Any]:
+    """An object of which no key is there twice."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        made = dict(pairs)
+        if len(made) != len(pairs):
+            raise ValueError("a key is there twice")
+        return made
+
+    try:
+        found = json.loads(raw.decode(), object_pairs_hook=unique)
+    except (ValueError, RecursionError) as error:
+        raise FileError(f"{path}: its JSON cannot be read: {quoted(str(error))}") from None
+    if not isinstance(found, dict):
+        raise FileError(f"{path}: its JSON is no object")
+    return found
+
+
+def read_entry(path: Path, name: str, said: Any, held: np.ndarray) -> tuple[Entry, int, int]:
+    said = said if isinstance(said, dict) else {}
+    dtype, shape, place = said.get("dtype"), said.get("shape"), said.get("data_offsets")
+    if not (isinstance(dtype, str) and counts(shape) and counts(place) and len(place) == 2):
+        raise FileError(f"{path}: {quoted(name)} lacks a dtype, a shape of whole numbers, or two data_offsets")
+    lo, hi = place
+    if not lo <= hi <= len(held):
+        raise FileError(f"{path}: {quoted(name)} lies from byte {lo} to {hi} of {len(held)} bytes of data")
+    kind = KINDS.get(dtype)
+    if kind and hi - lo != prod(shape) * kind.size:
+        raise FileError(f"{path}: {quoted(name)}, {dtype} {shape}, cannot be {hi - lo} bytes")
+    return Entry(dtype, tuple(shape), held[lo:hi]), lo, hi
+
+
+def counts(value: Any) -> bool:
+    return isinstance(value, list) and len(value) <= 8 and all(type(each) is int and 0 <= each < 1 << 62 for each in value)
+
+
+def write_safetensors(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
+    """Float32 tensors; the file takes its name when it is whole."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    at = 0
+    for name, array in tensors.items():
+        header[name] = {"dtype": "F32", "shape": list(array.shape), "data_offsets": [at, at + array.nbytes]}
+        at += array.nbytes
+    raw = json.dumps(header).encode()
+    raw += b" " * (-len(raw) % 8)
+    with NewFile(path) as file:
+        file.write(LENGTH.pack(len(raw)) + raw)
+        for array in tensors.values():
+            file.write(array.astype("<f4", copy=False))
