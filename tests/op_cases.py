@@ -206,6 +206,12 @@ case(
     lambda c: layers.rms_norm(c.sliced(2, 1), c.sliced(1), eps=1e-1),
 )
 case(
+    "dropout",
+    lambda c: layers.dropout(c.x(5, 7), c.ids([3, 9]), rate=0.5, salt=1),
+    lambda c: layers.dropout(c.x(2, 3, 33), c.ids([-3, 1 << 30]), rate=0.1, salt=0),
+    lambda c: layers.dropout(c.turned(9, 4), c.ids([0, 0]), rate=0.0, salt=7),
+)
+case(
     "swiglu",
     lambda c: layers.swiglu(c.x(3, 4), c.x(3, 4)),
     lambda c: layers.swiglu(c.turned(2, 5), c.sliced(2, 5)),

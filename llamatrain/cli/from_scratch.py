@@ -13,14 +13,15 @@ from llamatrain.report.printable import printable
 from llamatrain.train.options import PlaceOptions, RunOptions, TrainOptions, refuse_idle
 
 if TYPE_CHECKING:
-    from llamatrain.train.recipe import Options
+    from llamatrain.train.begin import Options
+    from llamatrain.train.recipe import Finished
 
 CLASSES = (ModelOptions, DataOptions, TrainOptions, RunOptions)
 
 
 def checked(data: tuple[str, ...], values: dict[str, Any], given: set[str]) -> "Options":
     """The options of a run, none of which is without effect."""
-    from llamatrain.train.recipe import Options
+    from llamatrain.train.begin import Options
 
     options = Options(
         data, build(ModelOptions, values), build(DataOptions, values), build(TrainOptions, values), build(RunOptions, values)
@@ -39,17 +40,21 @@ def command(context: click.Context, /, data: tuple[str, ...], **values: Any) -> 
     DATA are files (.txt, .md, .jsonl), folders, globs, or - for standard input. The model is written as a GGUF file that
     llama.cpp runs, into the folder of the run, beside checkpoints, options and figures.
     """
-    from llamatrain.train.recipe import from_scratch
+    from llamatrain.train.recipe import train
 
     place = build(PlaceOptions, values)
     data, values, given = given_options(context, data, values, place, *CLASSES)
-    finished = from_scratch(checked(data, values, given), place, given)
+    told(context, train(checked(data, values, given), place, given))
+
+
+def told(context: click.Context, finished: "Finished") -> None:
+    """How a run ended, and what is left to do; a signal's exit code is its own."""
     outcome = finished.outcome
     if outcome.finished:
         ended = "" if outcome.reason == "done" else f"stopped: {outcome.reason}\n"
-        told = f"{ended}the model: {finished.folder / 'model.gguf'}"
+        line = f"{ended}the {finished.result.stem}: {finished.result}"
     else:
-        told = f"{outcome.reason}; to go on: {finished.command}"
-    print(printable(told, sys.stderr.encoding, keep="\n"), file=sys.stderr)
+        line = f"{outcome.reason}; to go on: {finished.command}"
+    print(printable(line, sys.stderr.encoding, keep="\n"), file=sys.stderr)
     if outcome.signal:
         context.exit(128 + outcome.signal)

@@ -21,6 +21,6 @@ def given_options(
     data = data or config.pop(DATA, ())
     values = {**values, **{name: value for name, value in config.items() if name not in given}}
     given |= config.keys()
-    if not (data or place.resume or place.checkpoint_in):
+    if context.info_name == "from-scratch" and not (data or place.resume or place.checkpoint_in):
         values = {**values, **{name: value for name, value in SINE.items() if name not in given}}
     return data, values, given

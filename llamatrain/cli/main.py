@@ -11,7 +11,7 @@ from llamatrain.errors import LlamatrainError
 from llamatrain.report.printable import printable
 
 # Each is a module of this folder with a `command` and little to import at its head; the rest is loaded when it runs.
-COMMANDS = ("evaluate", "export-lora", "from-scratch", "generate", "inspect", "plan", "preview")
+COMMANDS = ("evaluate", "export-lora", "finetune", "from-scratch", "generate", "inspect", "plan", "preview")
 
 
 class Commands(click.Group):

@@ -36,14 +36,15 @@ class Written(click.ParamType):
             self.fail(str(error), param, ctx)
 
 
-def options_of(*classes: type) -> Callable[[F], F]:
-    """A decorator that gives a click command one option for each field of these dataclasses."""
+def options_of(*classes: type, defaults: Mapping[str, Any] | None = None) -> Callable[[F], F]:
+    """A decorator that gives a click command one option for each field of these dataclasses; some with another default."""
+    others = defaults or {}
 
     def add(command: F) -> F:
         for cls in reversed(classes):
             hints = get_type_hints(cls, include_extras=True)
             for field in reversed(fields(cls)):
-                command = make_option(field.name, hints[field.name], field.default)(command)
+                command = make_option(field.name, hints[field.name], others.get(field.name, field.default))(command)
         return command
 
     return add

@@ -4,8 +4,10 @@ Kernels of the same names stand in the same order in `kernels/reference/layers.p
 gradients of those are not there where nobody needs them, and each says so.
 """
 
+import math
+
 from llamatrain.graph.ops import floats, product, require
-from llamatrain.graph.tensor import BF16, F32, I32, OPS, Misfit, Node, Shape, Spec, Tensor, gradient, op
+from llamatrain.graph.tensor import BF16, F32, I32, OPS, Misfit, Node, Quantised, Shape, Spec, Tensor, gradient, op
 
 # ---- normalisation: y = x / rms(x) · w over the last axis, rms(x) = sqrt(mean(x²) + eps) ----
 
@@ -66,6 +68,22 @@ def swiglu_back(dy: Spec, gate: Spec, up: Spec) -> tuple[Spec, Spec]:
         require(dy.dtype is F32, "needs dy in f32")
         return gate, up
     return Spec(gate.shape, floats(dy, gate, up)), Spec(up.shape, up.dtype)
+
+
+# ---- dropout: which elements are left out follows from a key, a salt and their places, so that it can be made again ----
+
+
+@op(in_place=((0, 0),))
+def dropout(x: Spec, key: Spec, *, rate: float, salt: int) -> Spec:
+    """x with a share of its elements zero, and the others as much larger."""
+    require(key.dtype is I32 and key.shape == (2,), "needs a key of two i32")
+    require(0 <= rate < 1 and x.shape != () and math.prod(x.shape) < 1 << 32, f"cannot leave out {rate} of x")
+    return Spec(x.shape, floats(x))
+
+
+@gradient(dropout)
+def _(node: Node, dy: Tensor):
+    return dropout(dy, node.sources[1], **node.attrs), None
 
 
 # ---- rotation: pairs (x[2i], x[2i+1]) by the angle that the table has for the position ----
@@ -192,7 +210,7 @@ def cross_entropy_loss_back(dloss: Spec, logits: Spec, targets: Spec, weights: S
     return Spec(logits.shape, floats(dloss, logits, weights))
 
 
-@op()
+@op(blocks=1)
 def linear_cross_entropy(x: Spec, w: Spec, targets: Spec, weights: Spec) -> Spec:
     """cross_entropy_loss(x wᵀ, targets, weights), chunk by chunk: all the logits are never there."""
     require(len(x.shape) == len(w.shape) == 2 and 0 not in w.shape, "needs rows and a matrix")
@@ -209,10 +227,11 @@ def _(node: Node, dloss: Tensor, *, wanted: tuple[bool, ...]):
     return dx, grads.pop(0) if wanted[1] else None, None, None
 
 
-@op(value=0)
+@op(value=0, blocks=2)
 def linear_cross_entropy_back(dloss: Spec, x: Spec, w: Spec, targets: Spec, weights: Spec, *, dx: bool, dw: bool):
     """The loss and its gradients in one pass."""
     require(dx or dw, "no gradient is wanted")
+    require(not dw or not isinstance(w.dtype, Quantised), "there is no gradient of a quantised weight")
     require(dloss.shape == (), "needs one number as dloss")
     (loss,) = linear_cross_entropy.specs_of(x, w, targets, weights)
     return (loss, *(Spec(source.shape, loss.dtype) for source, asked in ((x, dx), (w, dw)) if asked))

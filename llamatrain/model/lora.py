@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from llamatrain.graph import ops as O
+from llamatrain.graph.layers import dropout
 from llamatrain.graph.tensor import Tensor
 
 
@@ -14,6 +15,8 @@ class Delta:
     a: Tensor
     b: Tensor
     scale: float
+    dropout: float = 0.0  # the share of its input that it does not see in a step
+    salt: int = 0  # sets what it does not see apart from what others do not
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,7 @@ class Weights(Mapping[str, Tensor]):
 
     tensors: Mapping[str, Tensor]
     deltas: Mapping[str, Sequence[Delta]] = field(default_factory=dict)
+    key: Tensor | None = None  # (2,) i32: what dropouts follow from; without, there are none
 
     def __getitem__(self, name: str) -> Tensor:
         return self.tensors[name]
@@ -35,7 +39,8 @@ class Weights(Mapping[str, Tensor]):
     def added(self, y: Tensor, x: Tensor, name: str) -> Tensor:
         """y, the product of x with a weight, and what adapters of that weight add to it."""
         for delta in self.deltas.get(name, ()):
-            y = O.add(y, O.matmul(O.scale(O.matmul(x, delta.a), by=delta.scale), delta.b))
+            seen = dropout(x, self.key, rate=delta.dropout, salt=delta.salt) if self.key and delta.dropout else x
+            y = O.add(y, O.matmul(O.scale(O.matmul(seen, delta.a), by=delta.scale), delta.b))
         return y
 
     def embedded(self, x: Tensor, tokens: Tensor) -> Tensor:
@@ -49,4 +54,4 @@ class Weights(Mapping[str, Tensor]):
         """With further adapters beside those that are there."""
         names = [*self.deltas, *(name for name in more if name not in self.deltas)]
         both = {name: (*self.deltas.get(name, ()), *more.get(name, ())) for name in names}
-        return Weights(self.tensors, both)
+        return Weights(self.tensors, both, self.key)

@@ -4,13 +4,13 @@ Gradients are streamed (each is used up by its weight's step as soon as it is th
 (each lies in memory of its own, for clipping by norm, accumulation and L-BFGS).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from llamatrain.errors import GraphError
 from llamatrain.graph.autodiff import value_and_gradients
 from llamatrain.graph.layers import clip_factor, opt_step_adamw, opt_step_sgd
-from llamatrain.graph.ops import acc, cont, fill, sum_sqr
+from llamatrain.graph.ops import acc, cont, fill, mul, sum_sqr
 from llamatrain.graph.precision import round_products
 from llamatrain.graph.remat import rematerialise
 from llamatrain.graph.tensor import Tensor, placeholder, state
@@ -94,11 +94,19 @@ class StepInputs:
     schedule: Tensor
 
 
-def stream(made: Differentiated, optimizer: Optimizer) -> tuple[StepInputs, list[Tensor]]:
+Rates = Mapping[Tensor, Tensor]  # weight: (3,), what its own schedule is multiplied by
+
+
+def scheduled(schedule: Tensor, weight: Tensor, rates: Rates | None) -> Tensor:
+    return mul(schedule, rates[weight]) if rates and weight in rates else schedule
+
+
+def stream(made: Differentiated, optimizer: Optimizer, rates: Rates | None = None) -> tuple[StepInputs, list[Tensor]]:
     """One program: loss, and each weight changed as soon as its gradient is there. No clipping, no accumulation."""
     schedule = placeholder("schedule", (3,))
     one = fill(shape=(), value=1.0)
-    return StepInputs(schedule), [made.loss, *(optimizer.step(w, g, schedule, one) for w, g in made.grads.items())]
+    steps = [optimizer.step(w, g, scheduled(schedule, w, rates), one) for w, g in made.grads.items()]
+    return StepInputs(schedule), [made.loss, *steps]
 
 
 @dataclass
@@ -124,9 +132,9 @@ def hold(made: Differentiated) -> Kept:
     return Kept(made.loss, blocks, first, more)
 
 
-def apply(kept: Kept, optimizer: Optimizer, clip: float) -> tuple[StepInputs, Tensor, list[Tensor]]:
+def apply(kept: Kept, optimizer: Optimizer, clip: float, rates: Rates | None = None) -> tuple[StepInputs, Tensor, list[Tensor]]:
     """The program that ends a step: the gradients' norm, and every weight changed by its kept gradient, clipped to that norm."""
     schedule = placeholder("schedule", (3,))
     factor, norm = clip_factor(*(sum_sqr(block) for block in kept.blocks.values()), limit=clip)
-    steps = [optimizer.step(w, block, schedule, factor) for w, block in kept.blocks.items()]
+    steps = [optimizer.step(w, block, scheduled(schedule, w, rates), factor) for w, block in kept.blocks.items()]
     return StepInputs(schedule), norm, [norm, *steps]

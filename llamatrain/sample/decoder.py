@@ -13,8 +13,10 @@ import numpy as np
 from llamatrain.engine.plan import Plan, plan
 from llamatrain.engine.program import Program, allocate, empty, scratch_rule
 from llamatrain.errors import LlamatrainError, UsageError
+from llamatrain.graph.tensor import Tensor
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.llama import Decoding, caches_of, decoding, parameters, rope_state
+from llamatrain.model.lora import Weights
 from llamatrain.sample.chain import draw
 from llamatrain.sample.options import SamplingOptions
 
@@ -38,22 +40,22 @@ class Decoder:
 
     def __init__(
         self, h: Hyperparameters, arrays: Mapping[str, np.ndarray], *, ctx: int, threads: int = 1, kernels: str = "cpu",
-        arena: np.ndarray | None = None,
+        arena: np.ndarray | None = None, weights: Weights | None = None,
     ) -> None:  # fmt: skip
         """`arrays` are the weights by their GGUF names, float32; an `arena` that is large enough (see `plan`) is used."""
         self.h, self.ctx, self.threads, self.kernels = h, ctx, threads, kernels
         self.position = 0
-        self._graphs = Graphs(h, ctx)
-        weights = {tensor: arrays[name] for name, tensor in self._graphs.weights.items()}
-        self._memory = weights | {cache: empty(cache) for cache in self._graphs.caches}
+        self._graphs = Graphs(h, ctx, weights)
+        leaves = {tensor: arrays[tensor.name] for tensor in self._graphs.leaves}
+        self._memory = leaves | {cache: empty(cache) for cache in self._graphs.caches}
         self._memory[self._graphs.table] = h.rope.table(ctx)
         self._arena = arena
         self._programs: dict[int, tuple[Decoding, Program]] = {}
 
     @staticmethod
-    def plan(h: Hyperparameters, ctx: int, threads: int = 1, kernels: str = "cpu") -> Cost:
+    def plan(h: Hyperparameters, ctx: int, threads: int = 1, kernels: str = "cpu", weights: Weights | None = None) -> Cost:
         """What a decoder will take; nothing is allocated."""
-        graphs = Graphs(h, ctx)
+        graphs = Graphs(h, ctx, weights)
         kept = sum(tensor.nbytes for tensor in (*graphs.caches, graphs.table))
         return Cost(kept, graphs.arena(threads, kernels))
 
@@ -106,11 +108,17 @@ class Decoder:
 class Graphs:
     """The graphs for each number of tokens, over the same weights and caches."""
 
-    def __init__(self, h: Hyperparameters, ctx: int) -> None:
+    def __init__(self, h: Hyperparameters, ctx: int, weights: Weights | None = None) -> None:
         self.h = h
         self.chunks = sorted({min(chunk, ctx) for chunk in CHUNKS})
-        self.weights, self.caches, self.table = parameters(h), caches_of(h, ctx), rope_state(h, ctx)
+        self.weights, self.caches, self.table = weights or parameters(h), caches_of(h, ctx), rope_state(h, ctx)
         self._planned: dict[int, tuple[Decoding, Plan]] = {}
+
+    @property
+    def leaves(self) -> list[Tensor]:
+        """The weights, and the factors of their adapters."""
+        factors = [factor for deltas in self.weights.deltas.values() for delta in deltas for factor in (delta.a, delta.b)]
+        return [*self.weights.values(), *factors]
 
     def planned(self, size: int, threads: int, kernels: str) -> tuple[Decoding, Plan]:
         if size not in self._planned:

@@ -5,7 +5,7 @@ each.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -15,7 +15,7 @@ from llamatrain.engine.program import scratch_rule
 from llamatrain.graph.layers import clip_factor
 from llamatrain.graph.ops import sum_sqr
 from llamatrain.graph.precision import round_products
-from llamatrain.graph.tensor import Tensor
+from llamatrain.graph.tensor import I32, Tensor, placeholder, state
 from llamatrain.model import llama
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.lora import Weights
@@ -44,6 +44,7 @@ class Setting:
     optimizer: Optimizer | None = None  # None: L-BFGS, which works on vectors, or no training at all
     gradients: Gradients = "flat"
     clip: float = 0.0
+    plus: float = 1.0  # the rate of adapters' second factors, in rates of all else (LoRA+, Hayou et al. 2024)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -62,6 +63,10 @@ class Graph:
     norm: Tensor | None = None  # beside a loss
 
 
+def dropping(weights: Weights) -> bool:
+    return any(delta.dropout for deltas in weights.deltas.values() for delta in deltas)
+
+
 class Graphs:
     """Builds each once."""
 
@@ -70,15 +75,24 @@ class Graphs:
         self.table = llama.rope_state(setting.h, setting.positions)
         self.states: dict[str, np.ndarray] = {}
         self._kept: dict[int, Kept] = {}
-        self._trainings: dict[int, llama.Training] = {}
+        self._trainings: dict[tuple[int, bool], llama.Training] = {}
+        self.key = placeholder("dropout", (2,), I32) if dropping(setting.weights) else None
+        self._rates: dict[Tensor, Tensor] = {}
+        if setting.plus != 1:
+            faster = state("lora_plus", (3,))
+            self.states[faster.name] = np.array([setting.plus, 1, 1], np.float32)
+            self._rates = {tensor: faster for name, tensor in setting.trained.items() if name.endswith(".lora_b")}
 
-    def _training(self, length: int) -> llama.Training:
-        if length not in self._trainings:
-            s = self.setting
-            made = llama.training(s.h, s.weights, s.batch, length, self.table, flash=s.flash, squared=s.squared)
+    def _training(self, length: int, dropping: bool = True) -> llama.Training:
+        if (length, dropping) not in self._trainings:
+            s, weights = self.setting, self.setting.weights
+            weights = replace(weights, key=self.key) if dropping else weights
+            made = llama.training(s.h, weights, s.batch, length, self.table, flash=s.flash, squared=s.squared)
+            if dropping and self.key:
+                made.inputs["dropout"] = self.key
             self.states |= {tensor.name: array for tensor, array in made.more_states.items()}
-            self._trainings[length] = made
-        return self._trainings[length]
+            self._trainings[length, dropping] = made
+        return self._trainings[length, dropping]
 
     def _differentiated(self, length: int) -> Differentiated:
         m, trained = self._training(length), list(self.setting.trained.values())
@@ -100,19 +114,19 @@ class Graphs:
     def update(self, length: int) -> Graph:
         """The step that the kept gradients ask for."""
         assert self.setting.optimizer
-        told, norm, outputs = apply(self._held(length), self.setting.optimizer, self.setting.clip)
+        told, norm, outputs = apply(self._held(length), self.setting.optimizer, self.setting.clip, self._rates)
         return Graph(norm, outputs, {"schedule": told.schedule})
 
     def streamed(self, length: int) -> Graph:
         """A batch's gradients, each used up at once."""
         assert self.setting.optimizer
         made = self._differentiated(length)
-        told, outputs = stream(made, self.setting.optimizer)
+        told, outputs = stream(made, self.setting.optimizer, self._rates)
         _, norm = clip_factor(*map(sum_sqr, made.grads.values()), limit=0.0)
         return Graph(made.loss, [*outputs, norm], self._training(length).inputs | {"schedule": told.schedule}, norm=norm)
 
     def loss(self, length: int) -> Graph:
-        m = self._training(length)
+        m = self._training(length, dropping=self.key is None)
         (loss,) = round_products([m.loss]) if self.setting.precision == "bf16" else [m.loss]
         return Graph(loss, [loss], m.inputs)
 

@@ -72,6 +72,7 @@ class Loop:
     stop: StopState = field(default_factory=StopState)
     partial: Partial | None = None
     interrupts: Interrupts = field(default_factory=Interrupts)
+    seed: int = 0
     owed: bool = False  # the validation of the step that was done last
     saved: str = "none"  # the newest checkpoint
     data: State | None = None  # where the data stands: before a step that is under way, after one that is done
@@ -144,6 +145,10 @@ class Loop:
     def _batches(self) -> list[Batch]:
         return [self.rows.batch(self.programs.setting.batch) for _ in range(self.grad_acc)]
 
+    def _key(self, number: int) -> tuple[int, int]:
+        """What the dropouts of a step's micro-batch follow from."""
+        return self.seed, (self.counters.step * self.grad_acc + number) % (1 << 31)
+
     def _count(self, batches: list[Batch], seconds: float) -> None:
         self.counters.step += 1
         self.counters.samples += sum(len(batch.tokens) for batch in batches)
@@ -155,14 +160,14 @@ class Loop:
         """AdamW or SGD: the loss before the update, and the gradients' norm."""
         step, total = self.counters.step + 1, total_weight(batches)
         if self.programs.setting.gradients == "streamed":
-            loss, norm = self.programs.streamed(batches[0], total, step, rate)
+            loss, norm = self.programs.streamed(batches[0], total, step, rate, self._key(0))
             return self._sound(loss, "loss"), self._sound(norm, "norm of the gradients")
         losses = self.partial.losses if self.partial else []
         for number in range(len(losses), len(batches)):
             if losses and self.interrupts.asked:
                 self.partial = Partial(len(losses), losses, {"seconds": time.perf_counter() - start})
                 raise Interrupted
-            losses.append(self._sound(self.programs.gradients(batches[number], total, first=number == 0), "loss"))
+            losses.append(self._sound(self.programs.gradients(batches[number], total, number == 0, self._key(number)), "loss"))
         self.partial = None
         norm = self._sound(self.programs.update(step, rate), "norm of the gradients")
         return math.fsum(losses), norm
@@ -177,7 +182,7 @@ class Loop:
             weights[:] = x
             losses = []
             for number, batch in enumerate(batches):
-                losses.append(self.programs.gradients(batch, total, first=number == 0))
+                losses.append(self.programs.gradients(batch, total, number == 0, (self.seed, number)))
                 if self.interrupts.asked:
                     raise Interrupted
             return math.fsum(losses), grads.vector

@@ -18,7 +18,7 @@ from llamatrain.files.reader import Gguf, Metadata, open_gguf
 from llamatrain.files.values import Value, u32
 from llamatrain.model import hyperparameters
 from llamatrain.model.hyperparameters import ALL_F32, Hyperparameters, vocabulary_of
-from llamatrain.model.options import BYTES, CTX, ModelOptions
+from llamatrain.model.options import BYTES, ModelOptions
 from llamatrain.train.loop import Rows
 
 OF_A_FILE = ("split.", "training.", "optimizer.", "general.quantization_version")  # keys that a new model file has not
@@ -74,8 +74,8 @@ def new_model(files: Sequence[str], options: ModelOptions, read: bool) -> Model:
     return Model(h, h.metadata("llamatrain") | vocabulary.metadata, vocabulary, h.ctx, {})
 
 
-def model_of(gguf: Gguf, options: ModelOptions, given: Collection[str]) -> Model:
-    """The one in a file."""
+def model_of(gguf: Gguf, options: ModelOptions, given: Collection[str], usual: int) -> Model:
+    """The one in a file; without --ctx rows have the `usual` length, or the model's."""
     for name in OWN_SIZE:
         if name in given:
             raise UsageError(f"{flag_of(name)} has no effect on the model in {gguf.path}, which is as it is; leave it out")
@@ -87,7 +87,7 @@ def model_of(gguf: Gguf, options: ModelOptions, given: Collection[str]) -> Model
     if tokenizer and len(tokenizer) > h.vocab:
         raise UsageError(f"{gguf.path}: its vocabulary has {len(tokenizer)} tokens, its embeddings {h.vocab}")
     factors = {} if h.rope.factors is None else {"rope_freqs.weight": h.rope.factors}
-    row = options.ctx or min(CTX, h.ctx)
+    row = options.ctx or min(usual, h.ctx)
     return Model(h, metadata, Vocabulary(vocabulary_of(metadata), h.vocab, tokenizer), row, factors)
 
 

@@ -46,6 +46,8 @@ class Shape:
     decoding: int  # positions of the cache for samples; 0: none
     history: int  # of L-BFGS
     interpreter: int  # what the process holds already
+    pages: int = 0  # of a base's file
+    copies: int = 0  # of it
 
 
 @dataclass(frozen=True)
@@ -70,11 +72,15 @@ MOMENTS: dict[type, int] = {AdamW: 2, SGD: 1}  # vectors as long as all that is 
 def fixed(setting: Setting, shape: Shape) -> int:
     """What no way to run it can change: weights, gradients that stay, moments."""
     vectors = 1 + (setting.gradients != "streamed") + moments_of(setting, shape)
-    return vectors * 4 * sum(tensor.size for tensor in setting.trained.values())
+    return vectors * 4 * sum(tensor.size for tensor in setting.trained.values()) + shape.copies
 
 
 def moments_of(setting: Setting, shape: Shape) -> int:
     return MOMENTS.get(type(setting.optimizer), 2 * shape.history + 6)
+
+
+def decoding_of(setting: Setting, positions: int) -> int:
+    return Decoder.plan(setting.h, positions, setting.threads, setting.kernels, setting.weights).total
 
 
 def needs_of(setting: Setting, policy: Policy, shape: Shape, splits: int = 1) -> Choice:
@@ -85,12 +91,14 @@ def needs_of(setting: Setting, policy: Policy, shape: Shape, splits: int = 1) ->
     plans, updates = ([graphs.plan(graph) for graph in each] for each in (shared, own))
     size = 4 * sum(tensor.size for tensor in setting.trained.values())
     inputs = sum(plan.bytes("input") for plan in plans) + graphs.table.nbytes + sum(a.nbytes for a in graphs.states.values())
-    decoding = Decoder.plan(setting.h, shape.decoding, setting.threads, setting.kernels).total if shape.decoding else 0
+    decoding = (
+        Decoder.plan(setting.h, shape.decoding, setting.threads, setting.kernels, setting.weights).total if shape.decoding else 0
+    )
     moments = moments_of(setting, shape)
     arena = max(plan.arena for plan in plans)
     kept = 0 if gradients == "streamed" else size
     beside = arena + sum(plan.arena for plan in updates) - (kept if gradients == "arena" else 0)
-    needs = Needs(size, kept, moments * size, 0, 0, inputs, beside, decoding, shape.interpreter)
+    needs = Needs(size, kept, moments * size, shape.copies, shape.pages, inputs, beside, decoding, shape.interpreter)
     return Choice(setting, policy, splits, graphs, arena, needs)
 
 

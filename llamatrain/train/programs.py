@@ -17,6 +17,8 @@ from llamatrain.optim.adamw import schedule_input
 from llamatrain.optim.step import SGD, AdamW
 from llamatrain.train.graphs import Graph, Graphs, Setting
 
+Key = tuple[int, int]  # what dropouts of a batch follow from
+
 
 class Flat:
     """One vector for all weights, or for something that each has one of."""
@@ -91,19 +93,19 @@ class Programs(Runner):
             self._updating(self._adding(batches[-1].tokens.shape[1], len(batches) == 1))
         return time.perf_counter() - start
 
-    def gradients(self, batch: Batch, total: float, first: bool) -> float:
+    def gradients(self, batch: Batch, total: float, first: bool, key: Key = (0, 0)) -> float:
         """The batch's share of the step's loss, whose weights are `total` together; its gradients are kept."""
         self._newest = self._adding(batch.tokens.shape[1], first)
-        return self.run(self._newest.feed(batch, total))
+        return self.run(self._newest.feed(batch, total, key))
 
     def update(self, step: int, rate: float) -> float:
         """Change the weights by the kept gradients; the gradients' norm before clipping."""
         return self.run(self._updating(self._newest).schedule(step, rate))
 
-    def streamed(self, batch: Batch, total: float, step: int, rate: float) -> tuple[float, float]:
+    def streamed(self, batch: Batch, total: float, step: int, rate: float, key: Key = (0, 0)) -> tuple[float, float]:
         """A whole step, without memory for gradients: loss and norm."""
         bound = self._streaming(batch.tokens.shape[1])
-        loss = self.run(bound.feed(batch, total).schedule(step, rate))
+        loss = self.run(bound.feed(batch, total, key).schedule(step, rate))
         assert bound.graph.norm
         return loss, float(bound.program[bound.graph.norm])
 
@@ -139,12 +141,14 @@ class Bound:
     def length(self) -> int:
         return self.graph.inputs["tokens"].shape[1]
 
-    def feed(self, batch: Batch, total: float) -> "Bound":
+    def feed(self, batch: Batch, total: float, key: Key = (0, 0)) -> "Bound":
         for name, tensor in self.graph.inputs.items():
             if name == "mask":
                 self.program[tensor][...] = llama.mask_of(batch.starts)
             elif name == "weights":
                 self.program[tensor][...] = batch.weights.reshape(-1) / np.float32(total)
+            elif name == "dropout":
+                self.program[tensor][...] = key
             elif name != "schedule":
                 self.program[tensor][...] = getattr(batch, name).reshape(tensor.shape)
         return self

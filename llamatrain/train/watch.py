@@ -14,6 +14,7 @@ from llamatrain.report.report import Report
 from llamatrain.sample.decoder import Decoder, Generation
 from llamatrain.sample.options import SamplingOptions
 from llamatrain.sample.text import stream
+from llamatrain.train.task import Task
 
 TOKENS = 64  # that a model writes
 PHASE = 1.0  # where the wave begins that it goes on with
@@ -40,11 +41,12 @@ class Nothing:
 class Texts:
     """A text that goes on from a prompt, drawn anew each time by seed and step."""
 
-    def __init__(self, h: Hyperparameters, tokenizer: Tokenizer, prompt: str, seed: int, threads: int, kernels: str) -> None:
+    def __init__(self, task: Task, tokenizer: Tokenizer, prompt: str, seed: int, threads: int, kernels: str) -> None:
         first = [tokenizer.bos] if tokenizer.add_bos and tokenizer.bos is not None else []
         self.prompt = [*first, *map(int, tokenizer.encode(prompt, special=True))]
         if not self.prompt:
             raise UsageError("the vocabulary has no token that begins a text: give samples something with --sample-prompt")
+        self.task, h = task, task.h
         if len(self.prompt) >= h.ctx:
             raise UsageError(f"--sample-prompt has {len(self.prompt)} tokens, the context {h.ctx}; a shorter one will do")
         self.h, self.tokenizer, self.seed, self.threads, self.kernels = h, tokenizer, seed, threads, kernels
@@ -52,7 +54,11 @@ class Texts:
         self.decoder: Decoder | None = None
 
     def show(self, step: int, weights: Weights, report: Report) -> None:
-        self.decoder = self.decoder or Decoder(self.h, weights, ctx=self.positions, threads=self.threads, kernels=self.kernels)
+        if not self.decoder:
+            self.decoder = Decoder(
+                self.h, {**self.task.frozen, **weights}, ctx=self.positions, threads=self.threads, kernels=self.kernels,
+                weights=self.task.weights,
+            )  # fmt: skip
         options = SamplingOptions(n=TOKENS, seed=mix(self.seed, step) >> 33)
         ends = [token for token in (self.tokenizer.eos, self.tokenizer.eot) if token is not None]
         made = Generation(self.decoder, self.prompt, options, ends)

@@ -2,6 +2,7 @@
 
 from llamatrain.kernels.cpu import (  # noqa: F401  imported for what they register
     attention,
+    dropout,
     elementwise,
     gates,
     head,

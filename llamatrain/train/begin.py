@@ -1,0 +1,131 @@
+"""Where a run begins: with options alone, with a model's file, or with the checkpoint of a run that goes on."""
+
+import os
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from llamatrain.adapters.options import LoraOptions
+from llamatrain.config.options import flag_of, from_plain, plain
+from llamatrain.data.options import DataOptions
+from llamatrain.errors import FileError, UsageError
+from llamatrain.files.reader import Gguf, open_gguf
+from llamatrain.model.options import ModelOptions
+from llamatrain.train.checkpoint import Checkpoint
+from llamatrain.train.folder import RunFolder
+from llamatrain.train.options import PlaceOptions, RunOptions, TrainOptions
+from llamatrain.train.tuning import TuneOptions
+
+PARTS = {
+    "model": ModelOptions,
+    "data": DataOptions,
+    "train": TrainOptions,
+    "run": RunOptions,
+    "tune": TuneOptions,
+    "lora": LoraOptions,
+}
+# beside all of RunOptions: what may change when a run goes on
+FREE = {"iters": "train", "memory": "train", "precision": "train", "val": "data", "adapter_type": "tune", "peft": "tune",
+        "only_write_lora": "tune", "cache_base": "tune"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Options:
+    """All that a run is told and keeps."""
+
+    files: tuple[str, ...]
+    model: ModelOptions
+    data: DataOptions
+    train: TrainOptions
+    run: RunOptions
+    tune: TuneOptions = field(default_factory=TuneOptions)
+    lora: LoraOptions = field(default_factory=LoraOptions)
+    command: str = "from-scratch"
+    base: str = ""  # the model's file that is tuned
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        """Those that the command has."""
+        own = ("model", "data", "train", "run") if self.command == "from-scratch" else ("data", "train", "run", "tune", "lora")
+        return {name: getattr(self, name) for name in own}
+
+    def plain(self) -> dict[str, Any]:
+        parts = {name: plain(part) for name, part in self.parts.items()}
+        return {"command": self.command, "base": self.base, "files": list(self.files), **parts}
+
+    @classmethod
+    def from_plain(cls, kept: Mapping[str, Any], source: object) -> "Options":
+        files, command, base = kept.get("files", []), kept.get("command", ""), kept.get("base", "")
+        parts = {name: kept.get(name, {}) for name in PARTS}
+        sound = isinstance(files, list) and all(isinstance(text, str) for text in (*files, command, base))
+        if not sound or not all(isinstance(part, dict) for part in parts.values()):
+            raise FileError(f"{source}: its options are damaged")
+        try:
+            made: dict[str, Any] = {name: from_plain(kind, parts[name], source) for name, kind in PARTS.items()}
+        except UsageError as error:
+            raise FileError(str(error)) from None
+        return cls(tuple(files), **made, command=command, base=base)
+
+
+@dataclass(frozen=True)
+class Start:
+    """Nothing, a model's file (the one that is tuned, or the first weights), or a checkpoint."""
+
+    model: Gguf | None = None
+    checkpoint: Checkpoint | None = None
+    path: Path | None = None  # of the checkpoint
+    notes: tuple[str, ...] = ()
+
+
+def start_of(place: PlaceOptions, command: str, base: str) -> Start:
+    """What there is to begin with, which must be of this command."""
+    path = place.resume or place.checkpoint_in
+    if path is None or (not place.resume and open_gguf(path).kind != "checkpoint"):
+        return Start(open_gguf(base) if base else open_gguf(path) if path else None)
+    checkpoint, found, notes = RunFolder.newest(path)
+    kept = checkpoint.options.get("command", "from-scratch")
+    if kept != command:
+        raise UsageError(f"{found}: a checkpoint of {kept}; go on with `llamatrain {kept} --resume {path}`")
+    base = base or str(checkpoint.options.get("base", ""))
+    return Start(open_gguf(base or found), checkpoint, found, tuple(notes))
+
+
+def gone_on_with(options: Options, start: Start, given: Collection[str]) -> tuple[Options, list[str]]:
+    """A checkpoint's options, with those changed that may be; and what is to be said of it."""
+    assert start.checkpoint
+    if not start.checkpoint.options:  # an ancestor's: it kept none
+        return options, []
+    kept = Options.from_plain(start.checkpoint.options, start.path)
+    changed: dict[str, dict[str, Any]] = {name: {} for name in PARTS}
+    said = list[str]()
+    free = {each.name: "run" for each in fields(RunOptions)} | FREE
+    for part in options.parts:
+        for name in (each.name for each in fields(getattr(options, part))):
+            asked, before = getattr(getattr(options, part), name), getattr(getattr(kept, part), name)
+            if name not in given or asked == before:
+                continue
+            if name not in free:
+                raise UsageError(f"{flag_of(name)} {asked} may not change when a run goes on: it has {before}; leave it out")
+            changed[free[name]][name] = asked
+            if name in ("iters", "threads", "precision"):
+                said.append(f"{flag_of(name)} is {asked} from now on" + (f", and was {before}" if before is not None else ""))
+    if options.files and absolute(options.files) != kept.files:
+        before = " ".join(kept.files) or "the sine wave"
+        raise UsageError(f"the data may not change when a run goes on: it has {before}; leave it out")
+    if options.base and absolute([options.base])[0] != kept.base:
+        raise UsageError(f"the base may not change when a run goes on: it is {kept.base}; leave it out")
+    if "-" in kept.files and sys.stdin.isatty():
+        raise UsageError("the run's data came from standard input: give it there again")
+    parts = {part: replace(getattr(kept, part), **values) for part, values in changed.items()}
+    if "iters" in changed["train"] and kept.train.schedule != "constant" and kept.train.optimizer != "lbfgs":
+        said.append(f"the schedule stays: after step {kept.train.iters} the rate is --lr-min {kept.train.lr_min:g}")
+    if "precision" in changed["train"]:
+        said.append("with another precision the run is not, to the bit, what it would have been")
+    return replace(kept, **parts), said
+
+
+def absolute(files: Sequence[str]) -> tuple[str, ...]:
+    """So that a run goes on from any folder."""
+    return tuple(file if file == "-" else str(Path(os.path.abspath(file))) for file in files)  # noqa: PTH100 - keeps links

@@ -1,0 +1,106 @@
+"""The options of `finetune`, and which weights an adapter is for."""
+
+import math
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Literal
+
+from llamatrain.errors import UsageError
+
+LINEAR = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+KINDS = (*LINEAR, "token_embd", "output")
+RANK = 8
+PATTERN = re.compile(r"(?:blk\.(\d{1,6})(?:-(\d{1,6}))?\.)?([a-z_]+)(?:\.weight)?")
+
+
+@dataclass(frozen=True)
+class TuneOptions:
+    ctx: Annotated[int | None, "Tokens in a row; else what the model was made for, but no more than 512."] = None
+    full: Annotated[bool, "Train every weight of an F32, F16 or BF16 model, instead of an adapter."] = False
+    lora_r: Annotated[int, "Rank of the adapter."] = RANK
+    lora_alpha: Annotated[float | None, "What is added is scaled by alpha / rank; else alpha is --lora-r."] = None
+    target: Annotated[
+        tuple[str, ...], "Weights that get an adapter: attn_q, blk.0-3.ffn_down, output, token_embd; else all linear ones."
+    ] = ()
+    rank: Annotated[tuple[str, ...], "A rank of its own for a weight, such as attn_q=16 or blk.0.ffn_up=4; may be repeated."] = ()
+    lora_dropout: Annotated[float, "The share of its input that an adapter does not see in a step."] = 0.0
+    rslora: Annotated[bool, "Scale by alpha / sqrt(rank) instead of alpha / rank."] = False
+    lora_plus_ratio: Annotated[float, "The learning rate of an adapter's second factor is this many times --lr."] = 1.0
+    lora_init: Annotated[Path | None, "Go on from this adapter, with its ranks: a GGUF file, a .bin, a PEFT folder."] = None
+    only_write_lora: Annotated[bool, "Write the adapter of a checkpoint (--resume) and train nothing."] = False
+    adapter_type: Annotated[Literal["f32", "f16"], "Number type in adapter.gguf."] = "f32"
+    peft: Annotated[Path | None, "Write the adapter for Hugging Face's PEFT, too, into this folder."] = None
+    cache_base: Annotated[
+        Literal["auto", "off", "bf16"], "A copy of the base's weights in bf16, for speed; auto: where the memory is there."
+    ] = "auto"
+    rope_freq_base: Annotated[float | None, "Frequency base of the rotary positions, other than the model's."] = None
+    rope_freq_scale: Annotated[float | None, "Positions count this much, other than in the model."] = None
+    norm_rms_eps: Annotated[float | None, "Epsilon of the RMS norms, other than the model's."] = None
+
+    def __post_init__(self) -> None:
+        if self.ctx is not None and not 1 <= self.ctx <= 1 << 20:
+            raise UsageError(f"--ctx {self.ctx} cannot be; it takes 1 to {1 << 20}")
+        if not 1 <= self.lora_r <= 1 << 16:
+            raise UsageError(f"--lora-r {self.lora_r} cannot be; it takes 1 to {1 << 16}")
+        if self.lora_alpha is not None and not 0 < self.lora_alpha < math.inf:
+            raise UsageError(f"--lora-alpha {self.lora_alpha:g} cannot be; it takes more than 0")
+        if not 0 <= self.lora_dropout < 1:
+            raise UsageError(f"--lora-dropout {self.lora_dropout:g} must be at least 0 and less than 1, such as 0.05")
+        if not 0 < self.lora_plus_ratio < math.inf:
+            raise UsageError(f"--lora-plus-ratio {self.lora_plus_ratio:g} cannot be; it takes more than 0, such as 16")
+        for text in self.rank:
+            rank_of(text)
+
+    @property
+    def alpha(self) -> float:
+        return self.lora_alpha if self.lora_alpha is not None else float(self.lora_r)
+
+    def scale(self, rank: int) -> float:
+        return self.alpha / (math.sqrt(rank) if self.rslora else rank)
+
+
+def rank_of(text: str) -> tuple[str, int]:
+    name, _, number = text.partition("=")
+    if not name or not number.isdecimal() or not 1 <= int(number) <= 1 << 16:
+        raise UsageError(f"--rank {text!r}: it takes a weight and a rank, such as attn_q=16")
+    return name, int(number)
+
+
+def ranks_of(options: TuneOptions, names: Collection[str], tied: bool) -> dict[str, int]:
+    """The weights that get an adapter, in the file's order, and their ranks."""
+    targets = [target for text in options.target for target in text.split(",")] or list(LINEAR)
+    chosen = set[str]()
+    for target in targets:
+        chosen |= matching(target, names, tied, "--target")
+    ranks = {name: options.lora_r for name in names if name in chosen}
+    for text in options.rank:
+        target, rank = rank_of(text)
+        for name in matching(target, names, tied, "--rank"):
+            if name not in ranks:
+                raise UsageError(f"--rank {text}: {name} gets no adapter; --target {target} gives it one")
+            ranks[name] = rank
+    return ranks
+
+
+def matching(target: str, names: Collection[str], tied: bool, option: str) -> set[str]:
+    """The weights that a name means: of all blocks, or of some."""
+    match = PATTERN.fullmatch(target)
+    if not match or match[3] not in KINDS:
+        raise UsageError(f"{option} {target}: no such weight{nearest(target)}")
+    first, last, kind = match[1], match[2] or match[1], match[3]
+    if tied and kind in ("token_embd", "output"):
+        raise UsageError(f"{option} {target}: the model's embeddings are tied, one matrix is input and output; leave it out")
+    found = {name for name in names if PATTERN.fullmatch(name) and name.removesuffix(".weight").rpartition(".")[2] == kind}
+    if first is not None:
+        found = {name for name in found if name.startswith("blk.") and int(first) <= int(name.split(".")[1]) <= int(last)}
+    if not found:
+        raise UsageError(f"{option} {target}: the model has no such weight")
+    return found
+
+
+def nearest(target: str) -> str:
+    close: Sequence[str] = get_close_matches(target.rpartition(".")[2], KINDS, 2, 0.5)
+    return f"; there are {', '.join(close or KINDS)}"

@@ -1,0 +1,98 @@
+"""How a run is run: options that were left open, and the way that fits the memory."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Literal
+
+from llamatrain.config.units import Size
+from llamatrain.data.sine import Sine
+from llamatrain.errors import MemoryPlanError
+from llamatrain.machine.memory import available, resident
+from llamatrain.machine.threads import runner
+from llamatrain.machine.units import cores, units
+from llamatrain.optim.schedule import Schedule
+from llamatrain.optim.step import SGD, AdamW, Optimizer
+from llamatrain.train.begin import Options
+from llamatrain.train.graphs import Gradients, Setting
+from llamatrain.train.material import Model
+from llamatrain.train.needs import SHARE, Choice, Shape, choose, fixed
+from llamatrain.train.options import ITERS, LR_MIN, WARMUP, TrainOptions
+from llamatrain.train.task import Task
+from llamatrain.train.watch import Nothing, Texts, Watch, Waves
+
+LOADED = 14 * 10**6  # bytes that a process grows by beside what is planned: compiled kernels, and calls bound to them
+
+
+def precision_of(options: TrainOptions) -> Literal["f32", "bf16"]:
+    if options.precision != "auto":
+        return options.precision
+    return "bf16" if units() & {"amx", "avx512bf16"} and options.kernels == "cpu" else "f32"
+
+
+def resolved(options: TrainOptions, rows_of: Callable[[int], int]) -> TrainOptions:
+    iters = options.iters if options.iters is not None else ITERS
+    if options.epochs is not None:
+        iters = -(-rows_of(options.epochs) // (options.batch * options.grad_acc))
+    warmup = options.warmup if options.warmup is not None else round(WARMUP * iters)
+    return replace(
+        options, iters=iters, epochs=None, warmup=warmup, precision=precision_of(options),
+        lr_min=options.lr_min if options.lr_min is not None else LR_MIN * options.lr,
+        decay_steps=options.decay_steps or max(1, iters - warmup),
+    )  # fmt: skip
+
+
+def optimizer_of(options: TrainOptions) -> Optimizer | None:
+    if options.optimizer == "lbfgs":
+        return None
+    decay, least = options.weight_decay, options.decay_min_ndim
+    if options.optimizer == "sgd":
+        return SGD(weight_decay=decay, decay_min_ndim=least, momentum=options.beta1)
+    return AdamW(weight_decay=decay, decay_min_ndim=least, beta1=options.beta1, beta2=options.beta2, eps=options.eps)
+
+
+def schedule_of(options: TrainOptions) -> Schedule:
+    return Schedule(
+        options.schedule, options.lr, options.lr_min or 0.0, options.warmup or 0, options.decay_steps or 1, options.restart_growth
+    )
+
+
+def watch_of(options: Options, model: Model, task: Task, sine: Sine | None) -> Watch:
+    run, train, threads = options.run, options.train, options.run.threads or cores()
+    if sine:
+        return Waves(model.h, sine, threads, train.kernels)
+    if not run.sample_every or not model.vocabulary.tokenizer:
+        return Nothing()
+    return Texts(task, model.vocabulary.tokenizer, run.sample_prompt, train.seed, threads, train.kernels)
+
+
+def gradients_of(train: TrainOptions) -> Gradients:
+    if train.optimizer == "lbfgs" or train.grad_acc > 1:
+        return "flat"
+    return "arena" if train.clip > 0 else "streamed"
+
+
+def chosen(options: Options, task: Task, lengths: tuple[int, ...], validating: bool, watch: Watch, refuse: bool = True) -> Choice:
+    """How the run will be run, in the memory that there is."""
+    train, threads = options.train, options.run.threads or cores()
+    setting = Setting(
+        task.h, task.weights, task.trained, train.batch, max(lengths), train.precision, threads, train.kernels, train.flash,
+        train.loss == "squared-error", optimizer_of(train), gradients_of(train), train.clip, options.tune.lora_plus_ratio,
+    )  # fmt: skip
+    runner(threads)  # every run needs it, and what it loads is to be counted as what the process holds
+    history = train.lbfgs_history if train.optimizer == "lbfgs" else 0
+    held = resident() + LOADED
+    shape = Shape(lengths, validating, watch.positions, history, held, task.pages, task.copies)
+    most = allowed(train)
+    least = fixed(setting, shape)
+    if refuse and most is not None and least > most:  # at once: planning a model so large takes a while
+        takes = f"weights, gradients and moments alone take {Size(least).words}"
+        raise MemoryPlanError(f"{takes}, and {Size(most).words} are there; a smaller model takes less")
+    return choose(setting, train.remat, shape, most)
+
+
+def allowed(train: TrainOptions) -> int | None:
+    """Bytes that a run may take: as it was told, or nearly all that is free, its own share included."""
+    if train.memory is not None:
+        return train.memory
+    free = available()
+    return None if free is None else int((free + resident()) * SHARE)
