@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import click
 
+from llamatrain.adapters.options import LoraOptions
+from llamatrain.cli.opened import opened
 from llamatrain.config.options import build, options_of
 from llamatrain.data.options import DataOptions
 from llamatrain.errors import UsageError
@@ -39,7 +41,7 @@ class EvaluateOptions:
 @click.command()
 @click.argument("model", type=click.Path(path_type=Path))
 @click.argument("data", nargs=-1, required=True)
-@options_of(EvaluateOptions, DataOptions)
+@options_of(EvaluateOptions, LoraOptions, DataOptions)
 def command(model: Path, data: tuple[str, ...], **values: Any) -> None:
     """Loss, perplexity and bits per byte of MODEL, a GGUF file, on DATA.
 
@@ -51,9 +53,7 @@ def command(model: Path, data: tuple[str, ...], **values: Any) -> None:
     from llamatrain.data.tokenizer import load as load_tokenizer
     from llamatrain.files.reader import open_gguf
     from llamatrain.machine.units import cores
-    from llamatrain.model.hyperparameters import read
-    from llamatrain.model.llama import parameters
-    from llamatrain.model.load import load
+    from llamatrain.model.load import check_memory
     from llamatrain.train.graphs import Graphs, Setting
     from llamatrain.train.programs import Runner
 
@@ -61,17 +61,16 @@ def command(model: Path, data: tuple[str, ...], **values: Any) -> None:
     if data_options.val or data_options.val_split:
         raise UsageError("--val and --val-split mean nothing here: all DATA is evaluated; leave them out")
     gguf, threads = open_gguf(model), options.threads or cores()
-    h = read(gguf)
     tokenizer = load_tokenizer(gguf.metadata, model)
+    h, weights, arrays = opened(gguf, build(LoraOptions, values), threads)
     ctx = options.ctx or min(CTX, h.ctx)
     # each token is judged once
     corpus, _ = open_corpus(data, tokenizer, replace(data_options, shuffle=False, overlapping_samples=False), ctx, 0)
     rows = Rows(corpus, data_options, 0, tokenizer.eos, tokenizer.bos)
-    known = parameters(h)
-    graphs = Graphs(Setting(h, known, {}, options.batch, max(rows.lengths), options.precision, threads))
+    graphs = Graphs(Setting(h, weights, {}, options.batch, max(rows.lengths), options.precision, threads))
     plans = [graphs.plan(graphs.loss(length)) for length in rows.lengths]
-    h, weights = load(gguf, threads, lambda h: max(plan.total - plan.bytes("parameter") for plan in plans))
-    found = score(Runner(graphs, weights, max(plan.arena for plan in plans)), rows, tokenizer, options.batch)
+    check_memory(gguf, max(plan.total - plan.bytes("state") for plan in plans))
+    found = score(Runner(graphs, arrays, max(plan.arena for plan in plans)), rows, tokenizer, options.batch)
     if options.json:
         print(json.dumps(found))
         return

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
+from llamatrain.adapters.options import LoraOptions
+from llamatrain.cli.opened import opened
 from llamatrain.config.options import build, options_of
 from llamatrain.errors import FileError, UsageError
 from llamatrain.report.printable import printable
@@ -42,7 +44,7 @@ class GenerateOptions:
 
 @click.command()
 @click.argument("model", type=click.Path(path_type=Path))
-@options_of(GenerateOptions, SamplingOptions)
+@options_of(GenerateOptions, LoraOptions, SamplingOptions)
 def command(model: Path, **values: Any) -> None:
     """Go on from a prompt with MODEL, a GGUF file: the generated text alone goes to standard output.
 
@@ -50,7 +52,7 @@ def command(model: Path, **values: Any) -> None:
     """
     from llamatrain.files.reader import open_gguf
     from llamatrain.machine.units import cores
-    from llamatrain.model.load import load
+    from llamatrain.model.load import check_memory
     from llamatrain.sample.decoder import Decoder, Generation
     from llamatrain.sample.text import stream
 
@@ -58,14 +60,15 @@ def command(model: Path, **values: Any) -> None:
     if sampling.seed < 0:
         sampling = replace(sampling, seed=secrets.randbits(32))
     prompt, gguf, threads = read_prompt(options), open_gguf(model), options.threads or cores()
-    h, weights = load(gguf, threads, lambda h: Decoder.plan(h, context(options, h), threads).total)
+    h, weights, arrays = opened(gguf, build(LoraOptions, values), threads)
+    check_memory(gguf, Decoder.plan(h, context(options, h), threads, weights=weights).total)
     tokens, ends, words = understood(gguf, h, prompt)
     ctx = context(options, h)
     if len(tokens) > ctx:
         raise UsageError(f"the prompt has {len(tokens)} tokens, the context {ctx}: a larger --ctx or a shorter prompt will do")
     if ctx > h.ctx:
         print(f"note: the model was made for {h.ctx} tokens; with --ctx {ctx} its text may lose the thread", file=sys.stderr)
-    made = Generation(Decoder(h, weights, ctx=ctx, threads=threads), tokens, sampling, ends)
+    made = Generation(Decoder(h, arrays, ctx=ctx, threads=threads, weights=weights), tokens, sampling, ends)
     for text in stream(made, words, sampling.stop):
         say(text)
     if sys.stdout.isatty():

@@ -123,7 +123,8 @@ class Programs(Runner):
         key = "update", newest.length if arena else 0
         if key not in self._bound:
             there = {name: newest.program[grad] for grad, name in newest.graph.named.items()} if arena else {}
-            self._bound[key] = Bound(self.graphs.update(newest.length), there | self._arrays, None, self.setting)
+            arrays = there | self._arrays | self.graphs.states
+            self._bound[key] = Bound(self.graphs.update(newest.length), arrays, None, self.setting)
         return self._bound[key]
 
 

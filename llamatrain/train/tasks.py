@@ -63,9 +63,7 @@ def task_for(options: Options, model: Model, start: Start, read: bool = True) ->
 def check_trainable(base: Gguf, h: Hyperparameters) -> None:
     for name in h.shapes:
         if (kind := base.tensors[name].type.name) not in TRAINABLE:
-            raise UsageError(
-                f"--full: {base.path}: {name} is {kind}; a quantised model takes an adapter only (no --full)"
-            )
+            raise UsageError(f"--full: {base.path}: {name} is {kind}; a quantised model takes an adapter only (no --full)")
 
 
 def low_rank(options: Options, h: Hyperparameters, base: Gguf, start: Start, threads: int, read: bool) -> LowRank:
