@@ -7,13 +7,17 @@ from typing import get_args, get_type_hints
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from llamatrain.adapters.options import LoraOptions
 from llamatrain.config.options import flag_of
 from llamatrain.data.options import DataOptions
 from llamatrain.model.options import ModelOptions
 from llamatrain.train.options import PlaceOptions, RunOptions, TrainOptions
+from llamatrain.train.tuning import TuneOptions
 
 PARTS = {
-    "A new model": ModelOptions,
+    "A new model (`from-scratch`)": ModelOptions,
+    "An adapter (`finetune`)": TuneOptions,
+    "Adapters beside the model (`finetune`, `generate`, `evaluate`)": LoraOptions,
     "Data": DataOptions,
     "Training": TrainOptions,
     "The run": RunOptions,
