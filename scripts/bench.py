@@ -5,6 +5,7 @@
     python scripts/bench.py remat [none block ...]   what recomputation costs and saves, 32 layers deep
     python scripts/bench.py memory [tiny S M]        peak resident memory of some steps, a process for each of ours and torch's
     python scripts/bench.py context [CTX ...]        FLOP/s of steps of as many tokens each, by length of the context
+    python scripts/bench.py finetune [TYPE ...]      adapters on a 1.1B base of such a type, left in its file or kept in bf16
 
 Times are medians with quartiles. Where torch is installed, both are timed in turns in one run. A ratio above 1 is in
 llamatrain's favour. `copy` is the share of the bandwidth of copying 256 MB with as many threads.
@@ -317,6 +318,26 @@ def bench_context(args: argparse.Namespace) -> int:
     return 0
 
 
+# ---- adapters --------------------------------------------------------------
+
+
+def bench_finetune(args: argparse.Namespace) -> int:
+    """A process each."""
+    header(args, None)
+    print(f"\n{'type':6} {'cache':6} {'precision':9} {'ms':>9} {'tokens/s':>9} {'GFLOP/s':>9} {'peak MB':>9} {'planned MB':>10}")
+    for kind in args.types:
+        for precision in args.precision:
+            for cache in ("off", "bf16") if precision == "bf16" else ("off",):
+                words = [args.size, kind, cache, precision, args.remat, str(args.threads)]
+                script = [sys.executable, str(Path(__file__).with_name("lora_step.py")), *words]
+                done = subprocess.run(script, stdout=subprocess.PIPE, text=True, check=True)
+                found = json.loads(done.stdout.splitlines()[-1])
+                seconds, planned = found["seconds"], found["planned"] / 1e6
+                rates = f"{found['tokens'] / seconds:9.1f} {found['flops'] / seconds / 1e9:9.1f}"
+                print(f"{kind:6} {cache:6} {precision:9} {seconds * 1e3:9.0f} {rates} {found['peak'] / 1e6:9.1f} {planned:10.1f}")
+    return 0
+
+
 # ---- the command -----------------------------------------------------------
 
 
@@ -336,13 +357,17 @@ def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
     benches = (("kernels", bench_kernels, 1.5), ("step", bench_step, 10.0), ("remat", bench_remat, 30.0),
-               ("memory", bench_memory, 0.0), ("context", bench_context, 20.0))  # fmt: skip
+               ("memory", bench_memory, 0.0), ("context", bench_context, 20.0), ("finetune", bench_finetune, 0.0))  # fmt: skip
     for name, run, seconds in benches:
         command = commands.add_parser(name)
         command.set_defaults(run=run)
         if name == "remat":
             command.add_argument("policies", nargs="*", default=["none", "block"], help=f"of {', '.join(POLICIES)}")
             command.add_argument("--layers", type=int)
+        elif name == "finetune":
+            command.add_argument("types", nargs="*", default=["Q4_0"])
+            command.add_argument("--size", choices=["1.1B", "7B"], default="1.1B")
+            command.add_argument("--remat", default="none")
         elif name == "context":
             command.add_argument("contexts", nargs="*", type=int, default=[64, 256, 1024, 2048])
         else:

@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from llamatrain.files.quants import encode
+from llamatrain.files.types import by_name
 from llamatrain.graph import layers as L
 from llamatrain.graph import ops as O
 from llamatrain.graph.precision import round_products
-from llamatrain.graph.tensor import BF16, F32, I32, DType, Tensor, parameter, placeholder
+from llamatrain.graph.tensor import BF16, F32, I32, DType, Tensor, parameter, placeholder, quantised, state
 from llamatrain.kernels.reference.registry import to_bf16
 
 Peer = Callable[[Any, list[Any]], Callable[[], Any]]  # torch, the leaves as its tensors -> what is to be timed
@@ -35,6 +37,12 @@ class Case:
     def x(self, *shape: int, dtype: DType = F32, make: Callable[..., Tensor] = placeholder) -> Tensor:
         values = self.random.standard_normal(shape, np.float32)
         return self.leaf(to_bf16(values) if dtype is BF16 else values, dtype, make)
+
+    def weight(self, rows: int, columns: int, kind: str) -> Tensor:
+        """A frozen one."""
+        tensor = state(f"x{len(self.arrays)}", (rows, columns), quantised(kind))
+        self.arrays[tensor] = encode(self.random.standard_normal((rows, columns), np.float32) * columns**-0.5, by_name(kind))
+        return tensor
 
     def ids(self, limit: int, *shape: int) -> Tensor:
         return self.leaf(self.random.integers(0, limit, shape).astype(np.int32), I32)
@@ -103,6 +111,24 @@ for bf16 in (True, False):
         CASES[f"linear-{'bf16' if bf16 else 'f32'}-{rows}x{out}x{inside}"] = partial(
             linear, rows=rows, out=out, inside=inside, bf16=bf16
         )
+
+
+# ---- frozen weights --------------------------------------------------------
+
+
+def frozen(c: Case, kind: str, rows: int, bf16: bool) -> Case:
+    """y and dx by a weight as its file holds it; of few rows only y."""
+    w = c.weight(5632, 2048, kind)
+    x, dy = (c.x(rows, columns, dtype=BF16 if bf16 else F32) for columns in (2048, 5632))
+    c.outputs = [O.matmul(x, w), *([O.matmul_nn(dy, w)] if rows > 1 else [])]
+    c.shape, c.flops = f"{rows} x 5632 x 2048", 2.0 * len(c.outputs) * rows * w.size
+    c.tolerance = 2e-4
+    return c
+
+
+for kind in ("Q4_0", "Q8_0", "Q4_K", "Q6_K", "F16"):
+    for rows, bf16 in ((512, True), (512, False), (1, False)):
+        CASES[f"{kind.lower()}-{'bf16' if bf16 else 'f32'}-{rows}"] = partial(frozen, kind=kind, rows=rows, bf16=bf16)
 
 
 # ---- the head --------------------------------------------------------------

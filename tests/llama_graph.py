@@ -4,9 +4,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from llamatrain.files.quants import encode
 from llamatrain.graph.layers import cross_entropy_loss, flash_attn, linear_cross_entropy, rms_norm, rope, swiglu
 from llamatrain.graph.ops import add, get_rows, matmul, reshape, scale
-from llamatrain.graph.tensor import F32, I32, DType, Tensor, parameter, placeholder, state
+from llamatrain.graph.tensor import BF16, F32, I32, DType, Quantised, Tensor, parameter, placeholder, state
+from llamatrain.kernels.reference.registry import to_bf16
 
 
 @dataclass(frozen=True)
@@ -20,6 +22,7 @@ class Size:
     ctx: int
     batch: int
     lora: int = 0  # rank of an adapter on every linear weight; the weights themselves are frozen then
+    base: DType = F32  # of the frozen weights
     fused: bool = True  # head and loss in one
 
 
@@ -38,11 +41,12 @@ class Llama:
     weights: Tensor
     table: Tensor
     trained: list[Tensor] = field(default_factory=list)
+    frozen: list[Tensor] = field(default_factory=list)
     borders: list[Tensor] = field(default_factory=list)  # each block's input
     loss: Tensor = None  # type: ignore[assignment]
 
-    def random(self, seed: int = 0) -> dict[Tensor, np.ndarray]:
-        """Arrays for every leaf that matters: small weights, whole-number inputs."""
+    def random(self, seed: int = 0, base: bool = True) -> dict[Tensor, np.ndarray]:
+        """Arrays for every leaf that matters: small weights, whole-number inputs; `base`: for the frozen weights, too."""
         size, rng = self.size, np.random.default_rng(seed)
         head = size.width // size.heads
         angles = np.outer(np.arange(size.ctx), 10000.0 ** (-np.arange(0, head // 2 * 2, 2) / head))
@@ -58,7 +62,18 @@ class Llama:
         for weight in self.trained:
             values = rng.standard_normal(weight.shape) * (0.5 / weight.shape[-1] ** 0.5) if len(weight.shape) > 1 else 1.0
             arrays[weight] = np.broadcast_to(np.asarray(values, weight.dtype.numpy), weight.shape).copy()
-        return arrays
+        return arrays | ({weight: frozen_array(weight, rng) for weight in self.frozen} if base else {})
+
+
+def frozen_array(weight: Tensor, rng: np.random.Generator) -> np.ndarray:
+    """Small numbers in the weight's type; of large ones, the same rows again and again."""
+    rows, columns = weight.shape
+    values = (rng.standard_normal((min(rows, 256), columns)) * (0.5 / columns**0.5)).astype(np.float32)
+    if isinstance(weight.dtype, Quantised):
+        values = encode(values, weight.dtype.kind)
+    elif weight.dtype is BF16:
+        values = to_bf16(values)
+    return np.resize(values, weight.dtype.held(weight.shape)).astype(weight.dtype.numpy)
 
 
 def llama(size: Size, dtype: DType = F32) -> Llama:
@@ -74,7 +89,8 @@ def llama(size: Size, dtype: DType = F32) -> Llama:
 
     def weight(name: str, *shape: int) -> Tensor:
         if size.lora and len(shape) > 1:
-            return state(name, shape, dtype)
+            m.frozen.append(state(name, shape, size.base if dtype is F32 else dtype))
+            return m.frozen[-1]
         m.trained.append(parameter(name, shape, dtype))
         return m.trained[-1]
 

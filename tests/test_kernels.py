@@ -7,13 +7,13 @@ import pytest
 
 from llamatrain.engine.program import Program
 from llamatrain.graph.autodiff import gradients
-from llamatrain.graph.tensor import F32
+from llamatrain.graph.tensor import F32, quantised
 from llamatrain.optim.step import AdamW, differentiate, stream
 from tests.llama_graph import TINY, Size, llama
 from tests.op_cases import CASES, Case
 from tests.test_gradients import EACH, scalar
 
-SMALL = Size(vocab=300, width=96, layers=2, heads=6, kv_heads=2, ff=130, ctx=37, batch=3)
+SMALL = Size(vocab=300, width=96, layers=2, heads=6, kv_heads=2, ff=160, ctx=37, batch=3)
 
 
 @pytest.mark.parametrize(("name", "index"), EACH)
@@ -30,7 +30,9 @@ def test_each_op_and_its_gradient(name: str, index: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "size", [TINY, SMALL, replace(SMALL, fused=False), replace(SMALL, lora=4)], ids=["tiny", "small", "plain", "lora"]
+    "size",
+    [TINY, SMALL, replace(SMALL, fused=False), replace(SMALL, lora=4), replace(SMALL, lora=4, base=quantised("Q4_0"))],
+    ids=["tiny", "small", "plain", "lora", "q4_0"],
 )
 @pytest.mark.parametrize("precision", ["f32", "bf16"])
 def test_a_llama(size: Size, precision: str) -> None:

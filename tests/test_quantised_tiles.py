@@ -42,7 +42,7 @@ def panel_bytes(mode: int, count: int, k: int) -> int:
 @Entry
 def pack_decoded(lo, hi, thread, a):  # type: ignore[no-untyped-def]
     """a: mode, to, source, across, stride, count, k"""
-    tiles.pack_b(a[0], a[1], a[2], quantised.BF16, a[3], a[4], a[5], a[6])
+    tiles.pack_b(a[0], a[1], a[2], 1, a[3], a[4], a[5], a[6])
 
 
 @Entry

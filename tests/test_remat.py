@@ -151,3 +151,13 @@ def test_an_unknown_policy_is_named() -> None:
         trained("plain", "f32", "some")
     with pytest.raises(GraphError, match=r"'f16'.*f32, bf16"):
         trained("plain", "f16", "none")
+
+
+@pytest.mark.parametrize("precision", ["f32", "bf16"])
+def test_light_recomputation_saves_memory_in_either_precision(precision: str) -> None:
+    arenas = []
+    for remat in ("none", "light", "block"):
+        model = llama(Size(vocab=64, width=64, layers=6, heads=4, kv_heads=2, ff=160, ctx=64, batch=4, lora=4))
+        made = differentiate(model.loss, model.trained, precision=precision, borders=model.borders, remat=remat)
+        arenas.append(plan([made.loss, *made.grads.values()]).arena)
+    assert arenas == sorted(arenas, reverse=True)

@@ -14,7 +14,7 @@ from llamatrain.engine.order import make_contiguous, ordered, owner_of
 from llamatrain.errors import MemoryPlanError
 from llamatrain.graph.ops import cont
 from llamatrain.graph.show import verify
-from llamatrain.graph.tensor import Node, Tensor, leaves_of
+from llamatrain.graph.tensor import Node, Quantised, Tensor, leaves_of
 
 ALIGNMENT = 64
 
@@ -71,12 +71,20 @@ class Plan:
     peak_at: Node | None = None
     alive_at_peak: list[tuple[str, int]] = field(default_factory=list)
     taken_over: int = 0  # values that lie where one of their sources lay
+    drops_base: bool = False  # pages of a quantised weight leave memory as soon as it was read
 
     def leaves(self, role: str) -> list[Tensor]:
         return [leaf for leaf in leaves_of(self.outputs.values()) if leaf.role == role]
 
     def bytes(self, role: str) -> int:
-        return sum(leaf.nbytes for leaf in self.leaves(role))
+        """Of the leaves of a role; without weights that stay in their file."""
+        return sum(leaf.nbytes for leaf in self.leaves(role) if not isinstance(leaf.dtype, Quantised))
+
+    @property
+    def base_bytes(self) -> int:
+        """Of quantised weights: pages of a mapped file, which are no one's memory but count as resident while they are there."""
+        sizes = [leaf.nbytes for leaf in self.leaves("state") if isinstance(leaf.dtype, Quantised)]
+        return max(sizes, default=0) if self.drops_base else sum(sizes)
 
     @property
     def pinned_bytes(self) -> int:
@@ -84,12 +92,15 @@ class Plan:
 
     @property
     def total(self) -> int:
-        return self.arena + self.pinned_bytes + sum(self.bytes(role) for role in ("input", "parameter", "state"))
+        """All that will be resident, pages of the base's file too."""
+        own = self.arena + self.pinned_bytes + self.base_bytes
+        return own + sum(self.bytes(role) for role in ("input", "parameter", "state"))
 
     def report(self, most: int = 8) -> str:
         """What a run will take, in words."""
         kinds = [(role, self.bytes(role)) for role in ("parameter", "state", "input")]
-        lines = [f"{name:12} {size:>18,} bytes" for name, size in [*kinds, ("pinned", self.pinned_bytes), ("arena", self.arena)]]
+        kinds += [("base", self.base_bytes), ("pinned", self.pinned_bytes), ("arena", self.arena)]
+        lines = [f"{name:12} {size:>18,} bytes" for name, size in kinds]
         lines.append(f"{'total':12} {self.total:>18,} bytes")
         saved = 1 - self.arena / self.without_reuse if self.without_reuse else 0.0
         lines.append(f"without reuse the arena would take {self.without_reuse:,} bytes: {saved:.0%} saved")
@@ -106,11 +117,13 @@ def plan(
     scratch: ScratchRule = lambda node: 0,
     memory: int | None = None,
     naive: bool = False,
+    drop_base: bool = False,
 ) -> Plan:
     """Lay the graph out. Of the two evaluation orders the one with the lower peak is taken.
 
     `pinned` are outputs that the caller holds memory for. `memory` is a limit for everything together, in bytes. A naive plan
     gives each value memory of its own: where it gives other results than the usual one, the planner is wrong, not a kernel.
+    With `drop_base`, a quantised weight's pages are handed back after each reading: they wait in the system's cache for the next.
     """
     asked, pinned = list(dict.fromkeys(outputs)), set(pinned)
     own = [cont(output) if output in pinned and owner_of(output) is not output else output for output in asked]
@@ -119,6 +132,7 @@ def plan(
     verify(laid.values())
     candidates = (ordered(list(laid.values()), left_to_right) for left_to_right in (True, False))
     best = min((_lay_out(nodes, laid, pins, scratch, naive) for nodes in candidates), key=lambda each: each.arena)
+    best.drops_base = drop_base
     if memory is not None and best.total > memory:
         raise MemoryPlanError(does_not_fit(best, memory))
     return best

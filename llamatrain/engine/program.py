@@ -9,8 +9,9 @@ import math
 import mmap
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -19,8 +20,12 @@ import numpy as np
 from llamatrain.engine.order import layout_of, owner_of
 from llamatrain.engine.plan import ALIGNMENT, Plan, ScratchRule, plan
 from llamatrain.errors import GraphError
-from llamatrain.graph.tensor import Node, Tensor
+from llamatrain.files import quants
+from llamatrain.files.pages import release
+from llamatrain.files.types import GgmlType
+from llamatrain.graph.tensor import Node, Quantised, Tensor
 from llamatrain.kernels import reference
+from llamatrain.kernels.blocks import Blocks
 
 LARGE = 1 << 21  # a huge page; what is smaller comes from the heap
 
@@ -41,7 +46,15 @@ def allocate(size: int) -> np.ndarray:
 
 
 def empty(tensor: Tensor) -> np.ndarray:
-    return allocate(tensor.nbytes).view(tensor.dtype.numpy).reshape(tensor.shape)
+    return allocate(tensor.nbytes).view(tensor.dtype.numpy).reshape(tensor.dtype.held(tensor.shape))
+
+
+def packed_copy(raw: np.ndarray, kind: GgmlType, shape: tuple[int, ...], threads: int = 1) -> np.ndarray:
+    """A weight of a file rounded to bf16, for a state of that type: it serves every product. The file's pages are dropped."""
+    copy = allocate(2 * math.prod(shape)).view(np.uint16).reshape(shape)
+    quants.decode(raw, kind, bf16=True, out=copy, threads=threads)
+    release(raw)
+    return copy
 
 
 KERNELS = ("cpu", "reference")
@@ -72,9 +85,15 @@ def _binding(node: Node) -> Any:
     return found if found and found.takes(*_seen(node), node.attrs) else None
 
 
-def _seen(node: Node) -> tuple[list[Shape], list[Shape]]:
-    outs, ins = ([Shape(t.shape, t.dtype.numpy) for t in tensors] for tensors in (node.outputs, node.sources))
+def _seen(node: Node) -> tuple[list[Shape | Blocks], list[Shape | Blocks]]:
+    outs, ins = ([_shape(tensor) for tensor in tensors] for tensors in (node.outputs, node.sources))
     return outs, ins
+
+
+def _shape(tensor: Tensor) -> Shape | Blocks:
+    if isinstance(tensor.dtype, Quantised):
+        return Blocks(tensor.dtype.kind, tensor.shape)
+    return Shape(tensor.shape, tensor.dtype.numpy)
 
 
 def scratch_rule(kernels: str, threads: int) -> ScratchRule:
@@ -110,12 +129,13 @@ class Program:
 
     @classmethod
     def of(cls, outputs: Iterable[Tensor], memory: Mapping[Tensor, np.ndarray] | None = None, *, kernels: str = "cpu",
-           threads: int = 1, naive: bool = False, limit: int | None = None,
+           threads: int = 1, naive: bool = False, limit: int | None = None, drop_base: bool = False,
            arena: np.ndarray | None = None) -> "Program":  # fmt: skip
         """Plan and bind in one go; outputs that `memory` has an array for are pinned to it."""
         outputs, memory = list(outputs), memory or {}
         pinned = [output for output in outputs if output in memory and output.node]
-        laid_out = plan(outputs, pinned=pinned, scratch=scratch_rule(kernels, threads), naive=naive, memory=limit)
+        rule = scratch_rule(kernels, threads)
+        laid_out = plan(outputs, pinned=pinned, scratch=rule, naive=naive, memory=limit, drop_base=drop_base)
         return cls(laid_out, memory, kernels=kernels, threads=threads, arena=arena)
 
     def __call__(self) -> None:
@@ -146,7 +166,7 @@ class Program:
         It runs: what a step changes is changed. `graph.show.described` has words for an unnamed value.
         """
         for leaf in (leaf for role in ("parameter", "state", "input") for leaf in self.plan.leaves(role)):
-            if not _finite(self._array(leaf)):
+            if not all(map(_finite, _pieces(self._source(leaf)))):
                 return leaf
         for node, calls in self.steps:
             for part in _grouped([(node, calls)], self.threads):
@@ -157,7 +177,7 @@ class Program:
         return None
 
     def _adopt(self, tensor: Tensor, array: np.ndarray) -> None:
-        if array.shape != tensor.shape or array.dtype != tensor.dtype.numpy or not array.flags.c_contiguous:
+        if array.shape != tensor.dtype.held(tensor.shape) or array.dtype != tensor.dtype.numpy or not array.flags.c_contiguous:
             raise GraphError(f"{tensor!r} was given an array of {array.dtype}{list(array.shape)} with strides {array.strides}")
         if owner_of(tensor) in self.changed and not array.flags.writeable:
             raise GraphError(f"{tensor!r} is changed by the program, but was given an array that cannot be written")
@@ -170,22 +190,29 @@ class Program:
             offset = self.plan.offsets.get(owner)
             place = self.arena[offset : offset + owner.nbytes] if offset is not None else None
             self.owned[owner] = empty(owner) if place is None else place.view(owner.dtype.numpy).reshape(owner.shape)
+        if isinstance(owner.dtype, Quantised):
+            return self.owned[owner]
         flat, size = self.owned[owner].reshape(-1), owner.dtype.size
         if tensor.size == 0:
             return flat[:0].reshape(tensor.shape)
         return np.lib.stride_tricks.as_strided(flat[at.offset :], tensor.shape, [s * size for s in at.strides])
 
+    def _source(self, tensor: Tensor) -> np.ndarray | Blocks:
+        array = self._array(tensor)
+        return Blocks(tensor.dtype.kind, tensor.shape, array) if isinstance(tensor.dtype, Quantised) else array
+
     def _bind(self, node: Node) -> list[Any]:
-        outs, ins = ([self._array(tensor) for tensor in tensors] for tensors in (node.outputs, node.sources))
+        outs, ins = [self._array(output) for output in node.outputs], [self._source(source) for source in node.sources]
         found = _binding(node) if self.kernels == "cpu" else None
         if not any(out.size for out in outs):
             return []
+        drops = [partial(release, each.raw) for each in ins if isinstance(each, Blocks) and self.plan.drops_base]
         if not found:
-            return [lambda: reference.run(node.op.name, outs, ins, node.attrs)]
+            return [lambda: reference.run(node.op.name, outs, ins, node.attrs), *drops]
         offset, size = self.plan.scratch.get(node, (0, 0))
         if size < (needed := found.scratch(*_seen(node), node.attrs, self.threads)):
             raise GraphError(f"{node!r} needs {needed} bytes of scratch memory, planned are {size}: plan with its scratch_rule")
-        return list(found.bind(outs, ins, node.attrs, self.arena[offset : offset + size], self.threads))
+        return [*found.bind(outs, ins, node.attrs, self.arena[offset : offset + size], self.threads), *drops]
 
 
 def _shared(arena: np.ndarray, size: int) -> np.ndarray:
@@ -207,6 +234,16 @@ def _finite(array: np.ndarray, masks: bool = False) -> bool:
     if array.dtype == np.uint16:  # bfloat16: all bits of the exponent
         return not np.any((array & np.uint16(0x7F80)) == 0x7F80)
     return bool(np.all(array < np.inf if masks else np.isfinite(array)))
+
+
+def _pieces(source: np.ndarray | Blocks) -> Iterator[np.ndarray]:
+    """The array; of a quantised weight some rows at a time, decoded."""
+    if not isinstance(source, Blocks):
+        yield source
+        return
+    step = max(1, LARGE // source.shape[1])
+    for first in range(0, source.shape[0], step):
+        yield source.rows(np.s_[first : first + step])
 
 
 def _grouped(steps: Iterable[tuple[Node, list[Any]]], threads: int) -> list[Callable[[], None]]:

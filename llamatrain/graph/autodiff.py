@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from llamatrain.errors import GraphError
 from llamatrain.graph.ops import add, fill, sum_to
-from llamatrain.graph.tensor import I32, Misfit, Node, Tensor, nodes_of, rebuild
+from llamatrain.graph.tensor import I32, Misfit, Node, Quantised, Tensor, nodes_of, rebuild
 
 
 def value_and_gradients(loss: Tensor, wrt: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
@@ -14,6 +14,8 @@ def value_and_gradients(loss: Tensor, wrt: Sequence[Tensor]) -> tuple[Tensor, li
     """
     if loss.shape != ():
         raise GraphError(f"a loss is one number, but {loss!r} is not")
+    if frozen := [tensor for tensor in wrt if isinstance(tensor.dtype, Quantised)]:
+        raise GraphError(f"{frozen[0]!r} is quantised and cannot be trained: there is no gradient of it")
     path = nodes_of([loss])
     needed = _needing(path, wrt)
     grads: dict[Tensor, Tensor] = {loss: fill(shape=(), value=1.0, dtype=loss.dtype)}

@@ -8,7 +8,7 @@ master is the only copy.
 from collections.abc import Sequence
 
 from llamatrain.graph.ops import cast, reshape
-from llamatrain.graph.tensor import BF16, F32, Node, Tensor, rebuild, seen_of
+from llamatrain.graph.tensor import BF16, F32, Node, Quantised, Tensor, rebuild, seen_of
 
 # op: the sources that are rounded
 ROUNDED = {
@@ -44,9 +44,10 @@ def round_products(outputs: Sequence[Tensor]) -> list[Tensor]:
 
     def change(node: Node) -> Node | Sequence[Tensor] | None:
         chosen = ROUNDED.get(node.op.name)
-        if not chosen or any(node.sources[index].dtype not in (F32, BF16) for index in chosen):
+        if not chosen or any(not _rounds(node.sources[index]) for index in chosen):
             return None
         weights = [index for index in chosen if seen_of(node.sources[index]).role in ("parameter", "state")]
+        weights.sort(key=lambda index: not isinstance(node.sources[index].dtype, Quantised))  # which cannot be rounded before
         keep = weights[:1] if len(chosen) == 2 and node.op.name not in GIVE_HALF else []
         sources = [half(s) if index in chosen and index not in keep else s for index, s in enumerate(node.sources)]
         made = Node(node.op, tuple(sources), node.attrs, node.outputs[0].name)
@@ -55,3 +56,7 @@ def round_products(outputs: Sequence[Tensor]) -> list[Tensor]:
         return made
 
     return rebuild(outputs, {}, change)
+
+
+def _rounds(source: Tensor) -> bool:
+    return source.dtype in (F32, BF16) or isinstance(source.dtype, Quantised)

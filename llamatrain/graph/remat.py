@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from llamatrain.errors import GraphError
-from llamatrain.graph.tensor import Node, Tensor, nodes_of
+from llamatrain.graph.tensor import Node, Tensor, nodes_of, seen_of
 
 
 def recompute(
@@ -71,7 +71,7 @@ def rematerialise(outputs: Sequence[Tensor], forward: Tensor, borders: Sequence[
     if policy == "none":
         return list(outputs)
     parts = segments(forward, borders)[:-1]
-    light = [tensor for part in parts for tensor in part if tensor.node and tensor.node.op.name in LIGHT]
+    light = [tensor for part in parts for tensor in part if _is_light(tensor)]
     if policy == "light":
         return recompute(outputs, [forward], borders, light)
     if policy == "block":
@@ -100,6 +100,14 @@ def segments(forward: Tensor, borders: Sequence[Tensor]) -> list[list[Tensor]]:
     places = {output: place for place, node in enumerate(nodes) for output in node.outputs}
     cuts = [*(places.get(border, -1) for border in borders), len(nodes)]
     return [[output for node in nodes[lo + 1 : hi] for output in node.outputs] for lo, hi in pairwise(cuts)]
+
+
+def _is_light(tensor: Tensor) -> bool:
+    """Rounding something dear again would keep what is larger in place of what is smaller."""
+    node = tensor.node
+    if node is None or node.op.name not in LIGHT:
+        return False
+    return tensor.nbytes >= node.sources[0].nbytes or _is_light(seen_of(node.sources[0]))
 
 
 def _is_view(tensor: Tensor) -> bool:

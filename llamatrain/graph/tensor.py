@@ -8,11 +8,13 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from llamatrain.errors import GraphError
+from llamatrain.files.types import GgmlType, by_name
 
 
 @dataclass(frozen=True)
@@ -26,8 +28,22 @@ class DType:
     def size(self) -> int:
         return self.numpy.itemsize
 
+    def held(self, shape: "Shape") -> "Shape":
+        """The shape of the array that holds such a tensor."""
+        return shape
+
     def __repr__(self) -> str:
         return self.name
+
+
+@dataclass(frozen=True, repr=False)
+class Quantised(DType):
+    """A weight as a GGUF file holds it, of any of ggml's types: bytes, a row of blocks for each of its rows. It is only read."""
+
+    kind: GgmlType
+
+    def held(self, shape: "Shape") -> "Shape":
+        return (*shape[:-1], self.kind.row_bytes(shape[-1]))
 
 
 F32 = DType("f32", np.dtype(np.float32))
@@ -36,6 +52,15 @@ BF16 = DType("bf16", np.dtype(np.uint16))  # numpy has no bfloat16: its bits
 I32 = DType("i32", np.dtype(np.int32))
 
 Shape = tuple[int, ...]
+
+
+@cache
+def quantised(name: str) -> Quantised:
+    """The type that ggml calls so, as in `quantised("Q4_0")`."""
+    try:
+        return Quantised(name.lower(), np.dtype(np.uint8), by_name(name))
+    except KeyError:
+        raise GraphError(f"ggml has no type called {name!r}") from None
 
 
 @dataclass(frozen=True)
@@ -48,6 +73,8 @@ class Spec:
     def __post_init__(self) -> None:
         if not all(isinstance(size, int) and size >= 0 for size in self.shape) or not isinstance(self.dtype, DType):
             raise Misfit(f"{self.dtype}{list(self.shape)} is no type and shape that an array can have")
+        if isinstance(self.dtype, Quantised) and (len(self.shape) != 2 or self.shape[1] % self.dtype.kind.block):
+            raise Misfit(f"{list(self.shape)} is no matrix with rows of whole {self.dtype} blocks of {self.dtype.kind.block}")
 
 
 class Misfit(Exception):
@@ -72,13 +99,15 @@ class Tensor:
 
     @property
     def nbytes(self) -> int:
-        return self.size * self.dtype.size
+        return math.prod(self.dtype.held(self.shape)) * self.dtype.size
 
     def __repr__(self) -> str:
         return f"{self.name or self.role} {self.dtype}{list(self.shape)}"
 
 
 def leaf(role: str, name: str, shape: Iterable[int], dtype: DType = F32) -> Tensor:
+    if isinstance(dtype, Quantised) and role != "state":
+        raise GraphError(f"{role} {name}: a {dtype} weight is only read; make it a state")
     try:
         return Tensor(Spec(tuple(int(size) for size in shape), dtype), role, name)
     except Misfit as misfit:
@@ -153,6 +182,7 @@ class Op:
         aliases: dict[int, int] | None = None,
         layout: Callable[..., Layout] | None = None,
         value: int | None = None,
+        blocks: int | None = None,
     ) -> None:
         self.name = rule.__name__
         self.rule = rule
@@ -160,6 +190,7 @@ class Op:
         self.aliases = aliases or {}  # output: source, changed where it lies
         self.layout = layout  # a view's rule: it moves no bytes
         self.value = value  # of a gradient op: the output that is its forward op's result as well
+        self.blocks = blocks  # the source that may be a quantised weight
         self.gradient: Callable[..., Gradients] | None = None
         self.selective = False
         self.no_gradient = ""
@@ -179,6 +210,9 @@ class Op:
             raise GraphError(f"{self.name}{f' ({name})' if name else ''}: {misfit}; received {received or 'no source'}") from None
 
     def specs_of(self, *sources: Spec, **attrs: Any) -> tuple[Spec, ...]:
+        for index, source in enumerate(sources):
+            if isinstance(source.dtype, Quantised) and index != self.blocks:
+                raise Misfit(f"a {source.dtype} weight is not taken as source {index}; {', '.join(reading_blocks())} read such")
         specs = self.rule(*sources, **attrs)
         return specs if isinstance(specs, tuple) else (specs,)
 
@@ -187,6 +221,10 @@ class Op:
 
 
 OPS: dict[str, Op] = {}
+
+
+def reading_blocks() -> list[str]:
+    return [name for name, each in OPS.items() if each.blocks is not None]
 
 
 def op(**facts: Any) -> Callable[[ShapeRule], Op]:

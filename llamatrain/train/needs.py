@@ -11,6 +11,7 @@ from llamatrain.train.graphs import Graphs, Policy, Setting
 from llamatrain.train.options import AUTO
 
 SHARE = 0.9  # of what is free, where no limit is given
+ROW = 20  # bytes of a token in a batch: five arrays
 SMALL = 256  # tokens: a batch of fewer is split no further, its products would run below their speed
 
 
@@ -46,6 +47,7 @@ class Shape:
     decoding: int  # positions of the cache for samples; 0: none
     history: int  # of L-BFGS
     interpreter: int  # what the process holds already
+    batches: int = 1  # of a step, which are read before it
     pages: int = 0  # of a base's file
     copies: int = 0  # of it
 
@@ -90,7 +92,12 @@ def needs_of(setting: Setting, policy: Policy, shape: Shape, splits: int = 1) ->
     shared, own = graphs.all(shape.lengths, gradients == "flat", shape.validating)
     plans, updates = ([graphs.plan(graph) for graph in each] for each in (shared, own))
     size = 4 * sum(tensor.size for tensor in setting.trained.values())
-    inputs = sum(plan.bytes("input") for plan in plans) + graphs.table.nbytes + sum(a.nbytes for a in graphs.states.values())
+    inputs = (
+        ROW * setting.batch * splits * max(shape.lengths) * shape.batches
+        + sum(plan.bytes("input") for plan in plans)
+        + graphs.table.nbytes
+        + sum(a.nbytes for a in graphs.states.values())
+    )
     decoding = (
         Decoder.plan(setting.h, shape.decoding, setting.threads, setting.kernels, setting.weights).total if shape.decoding else 0
     )
@@ -102,10 +109,10 @@ def needs_of(setting: Setting, policy: Policy, shape: Shape, splits: int = 1) ->
     return Choice(setting, policy, splits, graphs, arena, needs)
 
 
-def choose(setting: Setting, remat: str, shape: Shape, most: int | None) -> Choice:
-    """The first way that takes no more than `most`: recomputation where that is open, and batches in parts. Else the leanest."""
+def choose(setting: Setting, remat: str, shape: Shape, most: int | None, parts: bool) -> Choice:
+    """The first way that takes no more than `most`: recomputation where that is open, and batches in `parts`. Else the leanest."""
     best: Choice | None = None
-    for splits in _splits(setting, shape.lengths):
+    for splits in _splits(setting, shape.lengths) if parts else (1,):
         if remat != AUTO:
             found = needs_of(setting, int(remat) if remat.isdecimal() else remat, shape, splits)
         elif most is None:

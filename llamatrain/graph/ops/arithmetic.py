@@ -8,7 +8,7 @@ import math
 
 from llamatrain.graph.ops.movement import cast, fill, reshape
 from llamatrain.graph.ops.rules import broadcast, floats, require
-from llamatrain.graph.tensor import BF16, F32, I32, DType, Node, Shape, Spec, Tensor, gradient, op
+from llamatrain.graph.tensor import BF16, F32, I32, DType, Node, Quantised, Shape, Spec, Tensor, gradient, op
 
 # ---- arithmetic, element by element ----------------------------------------
 
@@ -214,16 +214,20 @@ def sum_to(y: Tensor, shape: Shape) -> Tensor:
 # ---- products of matrices --------------------------------------------------
 # y = x wᵀ, dx = dy w and dw = dyᵀ x: the three products of a linear layer, each the gradient of the others.
 # Axes before the last two broadcast. Where a source is bf16 the other is rounded to it; the result is in full precision.
+# w may be quantised: then it counts as the numbers that it stands for, in float32, and is frozen.
 
 
 def product(a: Spec, b: Spec, rows: int, columns: int, shared: tuple[int, int]) -> Spec:
     require(len(a.shape) >= 2 and len(b.shape) >= 2, "needs matrices")
     require(shared[0] == shared[1], f"{shared[0]} does not match {shared[1]}")
-    dtype = F32 if BF16 in (a.dtype, b.dtype) and {a.dtype, b.dtype} <= {BF16, F32} else floats(a, b)
+    if isinstance(b.dtype, Quantised):
+        dtype = F32 if a.dtype is BF16 else floats(a)
+    else:
+        dtype = F32 if BF16 in (a.dtype, b.dtype) and {a.dtype, b.dtype} <= {BF16, F32} else floats(a, b)
     return Spec((*broadcast(a.shape[:-2], b.shape[:-2]), rows, columns), dtype)
 
 
-@op()
+@op(blocks=1)
 def matmul(x: Spec, w: Spec) -> Spec:
     """x wᵀ: (m, k), (n, k) -> (m, n)"""
     require(min(len(x.shape), len(w.shape)) >= 2, "needs matrices")
@@ -236,7 +240,7 @@ def _(node: Node, dy: Tensor):
     return matmul_nn(dy, w), out_prod(dy, x)
 
 
-@op()
+@op(blocks=1)
 def matmul_nn(y: Spec, w: Spec) -> Spec:
     """y w: (m, n), (n, k) -> (m, k)"""
     require(min(len(y.shape), len(w.shape)) >= 2, "needs matrices")

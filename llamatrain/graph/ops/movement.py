@@ -7,7 +7,7 @@ import builtins
 import math
 
 from llamatrain.graph.ops.rules import Slices, alike, floats, require
-from llamatrain.graph.tensor import BF16, F32, I32, DType, Layout, Node, Shape, Spec, Tensor, dense, gradient, op
+from llamatrain.graph.tensor import BF16, F32, I32, DType, Layout, Node, Quantised, Shape, Spec, Tensor, dense, gradient, op
 
 # ---- views: the same bytes, seen otherwise ---------------------------------
 
@@ -155,12 +155,12 @@ def _ids(spec: Spec) -> None:
     require(spec.dtype is I32, "row numbers must be i32")
 
 
-@op()
+@op(blocks=0)
 def get_rows(w: Spec, ids: Spec) -> Spec:
     """w's rows of these numbers: (V, D), any shape -> that shape + (D,)"""
     _ids(ids)
     require(len(w.shape) == 2 and w.dtype is not I32, "needs a matrix of floats")
-    return Spec((*ids.shape, w.shape[1]), F32 if w.dtype is BF16 else w.dtype)
+    return Spec((*ids.shape, w.shape[1]), F32 if w.dtype is BF16 or isinstance(w.dtype, Quantised) else w.dtype)
 
 
 @gradient(get_rows)

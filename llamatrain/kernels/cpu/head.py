@@ -16,7 +16,8 @@ import numpy as np
 
 from llamatrain.kernels.cpu import tiles
 from llamatrain.kernels.cpu.binding import Array, kernel
-from llamatrain.kernels.cpu.products import K_BLOCK, Operand, Product, pack_call
+from llamatrain.kernels.cpu.products import K_BLOCK, Operand, Product, pack_call, pack_part, packs
+from llamatrain.kernels.cpu.quantised import ROOM
 from llamatrain.kernels.cpu.softmax import top_of
 from llamatrain.kernels.cpu.sums import add_up
 from llamatrain.kernels.cpu.vector import LANES, exp, load, load_to, splat, store, store_to, to_bf16, total, within
@@ -79,8 +80,13 @@ class Head:
 
     @property
     def slice_bytes(self) -> int:
-        """What a thread needs: its slice of w, packed, and the logits of that."""
-        return self.packed(self.columns, self.block) + self.rows * self.columns * 4
+        """What a thread needs: its slice of w, packed, the logits of that, and room to decode."""
+        return self.packed(self.columns, self.block) + self.rows * self.columns * 4 + self.side.room
+
+    @property
+    def side(self) -> Operand:
+        v, d = self.w.shape
+        return Operand(self.w, 0, v, d)
 
     @property
     def chunk_bytes(self) -> int:
@@ -135,9 +141,9 @@ def head_calls(
     for first in range(0, max(1, count), head.rows):
         here = slice(first, min(count, first + head.rows))
         chunk, rows = x[here], len(x[here])
-        sides = Operand(chunk, 0, rows, d), Operand(w, 0, v, d)
+        sides = Operand(chunk, 0, rows, d), head.side
         left, right = (side.words(head.mode, 0, d, head.block) for side in sides)
-        calls.append(pack_call(sides[0], left, np.zeros(1, np.int64), work, 0, True))
+        calls.append(pack_call(sides[0], left, np.zeros(1, np.int64), work, 0, True, 0, 0))
         shape = (rows, head.half, int(head.keeps), head.pitch, logits, part["partial"], part["chosen"], targets[here])
         spaces = (head.chunk_bytes, head.slice_bytes, head.packed(head.columns, head.block))
         calls.append(logits_slices.call(*right, head.columns, *shape, work, *spaces, items=head.slices, block=1))
@@ -170,18 +176,18 @@ def exponentials(line, to, width, top):  # type: ignore[no-untyped-def]
 
 @Entry
 def logits_slices(lo, hi, thread, a):  # type: ignore[no-untyped-def]
-    mode, w, w_half, stride, v, d, block = a[0], a[1], a[2], a[4], a[5], a[6], a[9]
+    mode, w, form, stride, v, d, block = a[0], a[1], a[2], a[4], a[5], a[6], a[9]
     width, rows, half, keeps, pitch, logits = a[10], a[11], a[12], a[13], a[14], a[15]
     partial, chosen, targets, packed = f32(a[16]), f32(a[17]), i32(a[18]), a[19]
     mine = packed + a[20] + thread * a[21]
-    own = mine + a[22]
+    own, decoding = mine + a[22], mine + a[21] - ROOM  # only quantised weights have that
     tiles.begin(mode)
     for item in range(lo, hi):
         first, whole = item * width, packed
         columns = min(width, v - first)
         for k0 in range(0, d, block):
             deep = min(block, d - k0)
-            tiles.pack_b(mode, mine, w + (first * stride + k0) * (2 if w_half else 4), w_half, 0, stride, columns, deep)
+            pack_part(mode, mine, w, form, 0, 1, stride, first, columns, k0, deep, decoding)
             tiles.multiply(mode, own, width, whole, mine, rows, columns, deep, k0 > 0, 1)
             whole += tiles.panel_bytes(mode, rows, deep)
         for row in range(rows):
@@ -257,7 +263,7 @@ def back_of(ins: Sequence[Any], attrs: dict[str, Any], threads: int) -> Head:
 def takes(outs: Sequence[Array], ins: Sequence[Array], attrs: dict[str, Any]) -> bool:
     *_, x, w, targets, weights = ins
     gives = all(out.dtype == np.float32 for out in (*outs, weights))
-    return gives and targets.dtype == np.int32 and all(side.dtype in (np.float32, np.uint16) for side in (x, w))
+    return gives and targets.dtype == np.int32 and packs(x) and packs(w)
 
 
 @kernel("linear_cross_entropy", lambda outs, ins, attrs, threads: head_of(ins, False, False, threads).scratch, takes)

@@ -4,7 +4,10 @@ import math
 
 import numpy as np
 
+from llamatrain.kernels.blocks import Blocks
 from llamatrain.kernels.cpu.binding import kernel
+from llamatrain.kernels.cpu.products import packs
+from llamatrain.kernels.cpu.quantised import decode
 from llamatrain.kernels.cpu.vector import LANES, load_to, portion, splat, store_to, streams
 from llamatrain.machine.jit import Entry, f32, i32, u16
 
@@ -23,13 +26,28 @@ def take_rows(lo, hi, thread, a):  # type: ignore[no-untyped-def]
             store_to(y, start + i, start + width, v, 0)
 
 
+@Entry
+def decode_taken(lo, hi, thread, a):  # type: ignore[no-untyped-def]
+    """a: kind, weight, bytes from row to row, ids, y, width, rows that are there"""
+    ids, y, width = i32(a[3]), f32(a[4]), a[5]
+    for row in range(lo, hi):
+        if 0 <= ids[row] < a[6]:
+            decode(a[0], a[4] + row * width * 4, 0, a[1] + ids[row] * a[2], width)
+        else:
+            for i in range(row * width, row * width + width, LANES):
+                store_to(y, i, row * width + width, splat(np.float32(np.nan)), 0)
+
+
 def _floats(outs, ins, attrs) -> bool:  # type: ignore[no-untyped-def]
-    return outs[0].dtype == np.float32 and ins[0].dtype in (np.float32, np.uint16)
+    return outs[0].dtype == np.float32 and packs(ins[0])
 
 
 @kernel("get_rows", takes=_floats)
 def get_rows(outs, ins, attrs, scratch, threads):  # type: ignore[no-untyped-def]
     (w, ids), width = ins, ins[0].shape[1]
+    if isinstance(w, Blocks):
+        words = (w.kind.number, w.raw, w.row_bytes, ids, outs[0], width, w.shape[0])
+        return [decode_taken.call(*words, items=ids.size, block=portion(ids.size, 2 * width))]
     return [
         take_rows.call(w, ids, outs[0], width, w.dtype == np.uint16, len(w), items=ids.size, block=portion(ids.size, 2 * width))
     ]

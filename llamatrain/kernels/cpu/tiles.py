@@ -88,11 +88,12 @@ def fill_edge(mode, to, source, half, across, pitch, rows, columns):  # type: ig
     """A tile at the source's edge: rows x columns of its elements are there, the rest is zero."""
     whole, size = micro.room(), 2 if half else 4
     for i in range(32 if across else 16):
-        there = columns if i < rows else 0
+        # loads of nothing have an address, too: one without a page costs microseconds
+        line, there = (source + i * pitch, columns) if i < rows else (source, 0)
         if half:
-            micro.some_halves(whole + i * 64, source + i * pitch, there)
+            micro.some_halves(whole + i * 64, line, there)
         else:
-            micro.some_floats(whole + i * 128, source + i * pitch, there)
+            micro.some_floats(whole + i * 128, line, there)
     fill_tile(mode, to, whole, half, across, 32 * size)
 
 

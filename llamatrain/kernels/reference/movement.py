@@ -3,6 +3,7 @@
 import numpy as np
 
 from llamatrain.graph.tensor import BF16, F32, DType
+from llamatrain.kernels.blocks import Blocks
 from llamatrain.kernels.reference.registry import from_bf16, kernel, to_bf16
 
 # ---- copies, and parts written into a whole --------------------------------
@@ -54,7 +55,7 @@ def set(x, y, *, slices, into=False):
 
 @kernel
 def get_rows(w, ids):
-    rows = w[ids]
+    rows = w.rows(ids) if isinstance(w, Blocks) else w[ids]
     return from_bf16(rows) if rows.dtype == np.uint16 else rows
 
 

@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from llamatrain.kernels.blocks import Blocks
+
 KERNELS: dict[str, Callable[..., Any]] = {}
 
 
@@ -13,7 +15,7 @@ def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def run(name: str, outs: Sequence[np.ndarray], ins: Sequence[np.ndarray], attrs: dict[str, Any]) -> None:
+def run(name: str, outs: Sequence[np.ndarray], ins: Sequence[np.ndarray | Blocks], attrs: dict[str, Any]) -> None:
     """Compute into `outs`, which may share memory with `ins`."""
     with np.errstate(all="ignore"):  # what is not finite is found where it matters, and named
         results = KERNELS[name](*ins, **attrs)
@@ -32,8 +34,9 @@ def from_bf16(bits: np.ndarray) -> np.ndarray:
     return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
-def operands(*arrays: np.ndarray) -> list[np.ndarray]:
-    """The sources of a matrix product: if one is bfloat16, all are rounded to it."""
+def operands(*sources: np.ndarray | Blocks) -> list[np.ndarray]:
+    """The sources of a matrix product, decoded; if one is bfloat16, all are rounded to it."""
+    arrays = [source.rows() if isinstance(source, Blocks) else source for source in sources]
     if not any(array.dtype == np.uint16 for array in arrays):
-        return list(arrays)
+        return arrays
     return [from_bf16(array if array.dtype == np.uint16 else to_bf16(array)) for array in arrays]

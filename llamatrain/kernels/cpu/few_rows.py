@@ -1,0 +1,101 @@
+"""Products of a few rows, as in decoding: y = x wᵀ reads the weight once, where it lies, and packs nothing.
+
+A job has some rows of w, and takes the dot product of each with every row of x. No sum is split, so that the number of threads
+changes no bits. What is not of the product's precision (a quantised weight, float32 for bf16) is decoded row by row.
+"""
+
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+import numpy as np
+
+from llamatrain.files.quants import kinds as K
+from llamatrain.files.quants.decoding import decode_rows
+from llamatrain.kernels.blocks import Blocks
+from llamatrain.kernels.cpu.quantised import decode
+from llamatrain.kernels.cpu.vector import LANES, load, load_to, portion, splat, total
+from llamatrain.machine.jit import Call, Entry, f32, inline, u16
+
+MOST = 3  # rows of x: with more, packing is faster
+LINE = 64
+STEP = 4 * LANES
+ZERO = np.float32(0)
+
+
+@dataclass(frozen=True)
+class FewRows:
+    x: Any  # (rows, k) after whatever leading axes
+    w: Any  # (n, k)
+    half: bool  # whether the product is one of bf16
+    threads: int
+
+    @property
+    def rows(self) -> int:
+        return int(self.x.size // self.x.shape[-1])
+
+    @property
+    def rounds(self) -> bool:
+        """Whether x is not of the product's precision."""
+        return self.half and self.x.dtype != np.uint16
+
+    @property
+    def copy_bytes(self) -> int:
+        return ceil(self.x.size * 2 / LINE) * LINE if self.rounds else 0
+
+    @property
+    def kind(self) -> int:
+        """Of the weight's elements, as ggml numbers them."""
+        return self.w.kind.number if isinstance(self.w, Blocks) else K.BF16 if self.w.dtype == np.uint16 else K.F32
+
+    @property
+    def room(self) -> int:
+        """What a thread needs to decode a row."""
+        k = self.w.shape[-1]
+        return 0 if self.kind == (K.BF16 if self.half else K.F32) else ceil(k * (2 if self.half else 4) / LINE) * LINE
+
+    @property
+    def scratch(self) -> int:
+        return self.copy_bytes + self.threads * self.room
+
+    def calls(self, y: np.ndarray, scratch: np.ndarray) -> list[Call]:
+        made, x, (*_, n, k) = [], self.x, self.w.shape
+        if self.rounds:
+            made.append(decode_rows.call(K.F32, 1, x, k * 4, scratch, k * 2, k, items=self.rows, block=self.rows))
+            x = scratch
+        w, row_bytes = (self.w.raw, self.w.row_bytes) if isinstance(self.w, Blocks) else (self.w, k * self.w.itemsize)
+        words = (int(self.half), x, self.rows, k, self.kind, w, row_bytes, y, n, scratch[self.copy_bytes :], self.room)
+        return [*made, multiply_few.call(*words, items=n, block=portion(n, self.rows * k // LANES))]
+
+
+# ---- compiled ----------------------------------------------------------------------------------
+
+
+@inline
+def dot(x, w, count):  # type: ignore[no-untyped-def]
+    a, b, c, d = splat(ZERO), splat(ZERO), splat(ZERO), splat(ZERO)
+    whole = count // STEP * STEP
+    for i in range(0, whole, STEP):
+        a += load(x, i) * load(w, i)
+        b += load(x, i + LANES) * load(w, i + LANES)
+        c += load(x, i + 2 * LANES) * load(w, i + 2 * LANES)
+        d += load(x, i + 3 * LANES) * load(w, i + 3 * LANES)
+    for i in range(whole, count, LANES):
+        a += load_to(x, i, count) * load_to(w, i, count)
+    return total((a + b) + (c + d))
+
+
+@Entry
+def multiply_few(lo, hi, thread, a):  # type: ignore[no-untyped-def]
+    half, x, rows, k, kind, w, row_bytes, y, n = a[0], a[1], a[2], a[3], a[4], a[5], a[6], f32(a[7]), a[8]
+    mine = a[9] + thread * a[10]
+    for column in range(lo, hi):
+        here = w + column * row_bytes
+        if a[10]:
+            decode(kind, mine, half, here, k)
+            here = mine
+        for row in range(rows):
+            if half:
+                y[row * n + column] = dot(u16(x + row * k * 2), u16(here), k)
+            else:
+                y[row * n + column] = dot(f32(x + row * k * 4), f32(here), k)

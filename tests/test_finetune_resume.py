@@ -1,0 +1,111 @@
+"""A finetuning that is killed and gone on with: the same bits as one that nothing happened to."""
+
+import random
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.lora_runs import base, random_adapter
+from tests.runs import Argument, lines, losses, metrics, ran, run, same_bits, steps, text_file, timeless
+from tests.small_models import small
+from tests.test_from_scratch_errors import refused
+from tests.test_resume import kill_at
+
+H = small()
+ALL_ON = ("--batch", 2, "--grad-acc", 3, "--ctx", 32, "--val-split", 0.05, "--eval-every", 7, "--seed", 5, "--save-every", 3)
+WAYS: dict[str, tuple[str, tuple[Argument, ...]]] = {
+    "quantised, with dropout": ("Q4_0", ("--lora-dropout", 0.3, "--remat", "block")),
+    "mixed": ("Q8_0", ("--lora-scaled", "mixed.gguf", 0.5, "--rank", "attn_q=3", "--lora-plus-ratio", 4, "--rslora")),
+    "gone on from an adapter": ("F32", ("--lora-init", "mixed.gguf")),
+    "bf16": ("Q4_0", ("--precision", "bf16", "--cache-base", "bf16", "--lora-dropout", 0.1)),
+    "full": ("F16", ("--full",)),
+    "lbfgs": ("Q5_1", ("--optimizer", "lbfgs")),
+}
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    text_file(tmp_path)
+    random_adapter(tmp_path / "mixed.gguf", H, ["blk.0.attn_v.weight", "blk.1.attn_v.weight"])
+    return tmp_path
+
+
+def arguments(out: str, way: str, iters: int) -> list[Argument]:
+    kind, more = WAYS[way]
+    precision = () if "--precision" in more else ("--precision", "f32")
+    if not Path(f"{kind}.gguf").exists():
+        base(Path(f"{kind}.gguf"), H, kind)
+    return ["finetune", f"{kind}.gguf", "text.txt", *ALL_ON, "--lr", 1e-2, *precision, *more, "--iters", iters, "--out", out]
+
+
+def alike(one: str, other: str) -> None:
+    assert timeless(Path(one)) == timeless(Path(other))
+    for name in ("adapter.gguf", "model.gguf"):
+        assert (Path(one) / name).exists() == (Path(other) / name).exists()
+        if (Path(one) / name).exists():
+            same_bits(Path(one) / name, Path(other) / name)
+
+
+@pytest.mark.parametrize("way", [way if i == 0 else pytest.param(way, marks=pytest.mark.slow) for i, way in enumerate(WAYS)])
+def test_killed_at_any_moment(way: str, place: Path) -> None:
+    ran(*arguments("whole", way, 40))
+    command, alive, chance, folder = arguments("killed", way, 40), 0, random.Random(2), place / "killed"
+    for _ in range(2):
+        least, pause = lines(folder) + chance.randint(1, 8), chance.random() * 0.03
+
+        def moment(least: int = least, pause: float = pause) -> bool:
+            there = lines(folder) >= least
+            time.sleep(pause if there else 0)
+            return there
+
+        alive += kill_at(moment, *command)
+        if (folder / "checkpoint-LATEST.gguf").exists():
+            command = ["finetune", "--resume", folder]
+        elif folder.exists():
+            shutil.rmtree(folder)
+    ran("finetune", "--resume", folder)
+    assert alive and [line["step"] for line in steps(folder)] == list(range(1, 41))
+    alike("whole", "killed")
+
+
+@pytest.mark.parametrize("way", [way if i < 3 else pytest.param(way, marks=pytest.mark.slow) for i, way in enumerate(WAYS)])
+def test_some_steps_and_then_the_rest(way: str, place: Path) -> None:
+    schedule = ("--warmup", 2, "--decay-steps", 18)
+    ran(*arguments("whole", way, 20), *schedule)
+    ran(*arguments("parts", way, 11), *schedule)
+    assert len(steps(place / "parts")) == 11
+    ran("finetune", "--resume", "parts", "--iters", 20)
+    assert losses(place / "whole") == losses(place / "parts")
+    for name in ("adapter.gguf", "model.gguf"):
+        if (place / "whole" / name).exists():
+            same_bits(place / "whole" / name, place / "parts" / name)
+
+
+def test_line_0_is_there_once(place: Path) -> None:
+    ran(*arguments("run", "mixed", 4))
+    ran("finetune", "--resume", "run", "--iters", 6)
+    found = [line["step"] for line in metrics(place / "run") if "val_loss" in line]
+    assert found.count(0) == 1 and found == sorted(found)
+
+
+def test_what_has_changed_meanwhile(place: Path) -> None:
+    """A base or an adapter that is not the one of the run's begin."""
+    ran(*arguments("run", "mixed", 3))
+    Path("Q8_0.gguf").rename("kept.gguf")
+    refused(run("finetune", "--resume", "run", "--iters", 5), 1, "Q8_0.gguf")
+    base(Path("Q8_0.gguf"), small(ff=128), "Q8_0")
+    refused(run("finetune", "--resume", "run", "--iters", 5), 1, "Q8_0.gguf|ffn")
+    Path("kept.gguf").rename("Q8_0.gguf")
+    Path("mixed.gguf").unlink()
+    refused(run("finetune", "--resume", "run", "--iters", 5), 1, "mixed.gguf")
+    assert len(steps(place / "run")) == 3
+
+
+def test_runs_of_the_other_command(place: Path) -> None:
+    ran(*arguments("run", "mixed", 3))
+    refused(run("from-scratch", "--resume", "run", "--iters", 5), (1, 2), "finetune")
+    ran("from-scratch", "text.txt", "--size", "tiny", "--vocab-size", "bytes", "--iters", 2, "--ctx", 32, "--out", "new")
+    refused(run("finetune", "--resume", "new", "--iters", 5), (1, 2), "from-scratch")
