@@ -21,7 +21,7 @@ WAYS: dict[str, tuple[str, tuple[Argument, ...]]] = {
     "gone on from an adapter": ("F32", ("--lora-init", "mixed.gguf")),
     "bf16": ("Q4_0", ("--precision", "bf16", "--cache-base", "bf16", "--lora-dropout", 0.1)),
     "full": ("F16", ("--full",)),
-    "lbfgs": ("Q5_1", ("--optimizer", "lbfgs")),
+    "momentum": ("Q5_1", ("--optimizer", "sgd", "--beta1", 0.5)),
 }
 
 

@@ -10,7 +10,7 @@ import pytest
 from llamatrain.engine.budget import cheapest
 from llamatrain.engine.plan import plan
 from llamatrain.engine.program import Program
-from llamatrain.errors import GraphError, MemoryPlanError
+from llamatrain.errors import GraphError
 from llamatrain.graph import layers, ops
 from llamatrain.graph.tensor import BF16, I32, Tensor, parameter, placeholder, state
 from llamatrain.machine import jit

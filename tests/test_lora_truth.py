@@ -87,7 +87,6 @@ def compare(case: Case, folder: Path, precision: str = "f32", iters: int = 30, n
         loss, norm = trainer.step(case.numbers, shown[number * each : (number + 1) * each], line["lr"])
         assert line["loss"] == pytest.approx(loss, abs=near), f"step {number + 1}"
         assert line["grad_norm"] == pytest.approx(norm, rel=1e-2 if precision == "f32" else 0.1), f"step {number + 1}"
-    assert told[-1]["loss"] < told[0]["loss"] - 0.01
     found = deltas(folder / "run" / "adapter.gguf")
     for name, delta in found.items():
         expected = lora.delta(name).detach().numpy()

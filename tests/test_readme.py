@@ -24,7 +24,7 @@ def test_every_command_is_told_of() -> None:
 
 
 def test_no_command_is_told_of_that_is_not_there() -> None:
-    told = set(re.findall(r"^    llamatrain ([a-z-]+)", README, re.M))
+    told = set(re.findall(r"^    llamatrain ([a-z-]+)", README, re.MULTILINE))
     assert told - {*COMMANDS} == set()
 
 

@@ -85,6 +85,11 @@ def test_a_run_that_is_there_is_refused_or_removed(tmp_path: Path, name: str) ->
     with RunFolder.new(out, "finetune", overwrite=True) as run:
         assert names(out) == sorted([*foreign, name])  # until the new one is sure to begin
         run.clear()
+        assert [each for each in names(out) if not each.startswith(".")] == sorted(foreign)
+        run.discard()  # it did not begin after all
+        assert names(out) == sorted([*foreign, name])
+        run.clear()
+        run.settled()
         assert names(out) == sorted(foreign)
 
 
@@ -221,7 +226,8 @@ def test_going_on_from_an_older_one_gives_up_what_came_after(tmp_path: Path) -> 
         run.rewind(3)
         assert names(tmp_path) == [*(f"checkpoint-{step}.gguf" for step in (1, 2, 3)), LATEST]
         run.rewind(2)
-        assert names(tmp_path) == [*(f"checkpoint-{step}.gguf" for step in (1, 2)), LATEST]
+        kept = [*(f"checkpoint-{step}.gguf" for step in (1, 2)), "checkpoint-3.gguf.passed-over", LATEST]
+        assert names(tmp_path) == kept
         assert (tmp_path / LATEST).samefile(tmp_path / "checkpoint-2.gguf")
         (tmp_path / "checkpoint-2.gguf").unlink()
         run.rewind(2)

@@ -11,15 +11,17 @@ import click
 
 from llamatrain.adapters.options import LoraOptions
 from llamatrain.cli.opened import opened
-from llamatrain.config.options import build, options_of
+from llamatrain.config.options import build, flag_of, options_of
 from llamatrain.data.options import DataOptions
-from llamatrain.errors import UsageError
+from llamatrain.errors import FileError, UsageError
 
 if TYPE_CHECKING:
     from llamatrain.data.rows import Rows
     from llamatrain.data.tokenizer import Tokenizer
     from llamatrain.train.programs import Runner
 
+MEANINGLESS = ("val", "val_split", "shuffle", "overlapping_samples", "fill_with_next_samples", "separate_with_eos",
+               "separate_with_bos", "sample_random_offsets", "force_reshuffle")  # fmt: skip
 CTX = 512  # at most, where it is not given
 
 
@@ -42,7 +44,8 @@ class EvaluateOptions:
 @click.argument("model", type=click.Path(path_type=Path))
 @click.argument("data", nargs=-1, required=True)
 @options_of(EvaluateOptions, LoraOptions, DataOptions)
-def command(model: Path, data: tuple[str, ...], **values: Any) -> None:
+@click.pass_context
+def command(context: click.Context, /, model: Path, data: tuple[str, ...], **values: Any) -> None:
     """Loss, perplexity and bits per byte of MODEL, a GGUF file, on DATA.
 
     DATA are files (.txt, .md, .jsonl), folders, globs, or - for standard input. What counts is what would be trained: the
@@ -58,11 +61,14 @@ def command(model: Path, data: tuple[str, ...], **values: Any) -> None:
     from llamatrain.train.programs import Runner
 
     options, data_options = build(EvaluateOptions, values), build(DataOptions, values)
-    if data_options.val or data_options.val_split:
-        raise UsageError("--val and --val-split mean nothing here: all DATA is evaluated; leave them out")
+    for name in MEANINGLESS:
+        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            raise UsageError(f"{flag_of(name)} means nothing here: all DATA is evaluated, each token once; leave it out")
     gguf, threads = open_gguf(model), options.threads or cores()
     tokenizer = load_tokenizer(gguf.metadata, model)
     h, weights, arrays = opened(gguf, build(LoraOptions, values), threads)
+    if len(tokenizer) > h.vocab:
+        raise FileError(f"{model}: its vocabulary has {len(tokenizer)} tokens, its embeddings {h.vocab}")
     ctx = options.ctx or min(CTX, h.ctx)
     # each token is judged once
     corpus, _ = open_corpus(data, tokenizer, replace(data_options, shuffle=False, overlapping_samples=False), ctx, 0)

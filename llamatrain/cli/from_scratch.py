@@ -8,6 +8,7 @@ import click
 from llamatrain.cli.given import given_options
 from llamatrain.config.options import build, options_of
 from llamatrain.data.options import DataOptions
+from llamatrain.errors import UsageError
 from llamatrain.model.options import ModelOptions
 from llamatrain.report.printable import printable
 from llamatrain.train.options import PlaceOptions, RunOptions, TrainOptions, refuse_idle
@@ -27,6 +28,8 @@ def checked(data: tuple[str, ...], values: dict[str, Any], given: set[str]) -> "
         data, build(ModelOptions, values), build(DataOptions, values), build(TrainOptions, values), build(RunOptions, values)
     )
     refuse_idle(options.train, options.run, given)
+    if data and options.train.loss == "squared-error":
+        raise UsageError("--loss squared-error is for the sine wave only; leave the data out, or the option")
     return options
 
 

@@ -1,11 +1,15 @@
 """What the user said, as apart from defaults: on the command line, or in the file of `--config`."""
 
+from dataclasses import fields
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
 from llamatrain.config.file import DATA, read_config
+from llamatrain.config.options import flag_of
+from llamatrain.data.options import DataOptions
+from llamatrain.errors import UsageError
 from llamatrain.train.demo import SINE
 from llamatrain.train.options import PlaceOptions
 
@@ -22,5 +26,9 @@ def given_options(
     values = {**values, **{name: value for name, value in config.items() if name not in given}}
     given |= config.keys()
     if context.info_name == "from-scratch" and not (data or place.resume or place.checkpoint_in):
-        values = {**values, **{name: value for name, value in SINE.items() if name not in given}}
+        for name in (field.name for field in fields(DataOptions)):
+            if name in given:
+                raise UsageError(f"{flag_of(name)} means nothing to the built-in sine wave; name the data, or leave it out")
+        sized = ("embd", "head", "layer") if "size" in given else ()
+        values = {**values, **{name: value for name, value in SINE.items() if name not in given and name not in sized}}
     return data, values, given

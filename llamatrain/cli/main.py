@@ -13,6 +13,8 @@ from llamatrain.report.printable import printable
 # Each is a module of this folder with a `command` and little to import at its head; the rest is loaded when it runs.
 COMMANDS = ("evaluate", "export-lora", "finetune", "from-scratch", "generate", "inspect", "plan", "preview")
 
+ALIASES = {"train-from-scratch": "from-scratch", "finetune-lora": "finetune"}
+
 
 class Commands(click.Group):
     """Commands by the name of their module, imported when they are asked for."""
@@ -21,6 +23,7 @@ class Commands(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        cmd_name = ALIASES.get(cmd_name, cmd_name)
         if cmd_name not in COMMANDS:
             return None
         command: click.Command = import_module(f"llamatrain.cli.{cmd_name.replace('-', '_')}").command

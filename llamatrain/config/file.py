@@ -21,7 +21,7 @@ def read_config(path: Path, *classes: type) -> dict[str, Any]:
         raise FileError(f"{path}: {error.strerror}") from None
     try:
         found = tomllib.loads(raw.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # of TOML, of UTF-8, or a number of thousands of digits
         raise UsageError(f"{path}: no TOML: {error or type(error).__name__}") from None
     kinds = {name: get_args(hint)[0] for cls in classes for name, hint in get_type_hints(cls, include_extras=True).items()}
     kinds[DATA] = tuple[str, ...]

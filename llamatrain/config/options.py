@@ -133,6 +133,10 @@ def checked(value: Any, kind: Any, what: str) -> Any:
         if len(kinds) != len(value):
             raise UsageError(f"{what} has {len(value)} values; it takes {len(kinds)}")
         return tuple(checked(item, each, what) for item, each in zip(value, kinds, strict=True))
+    if isinstance(value, int | float) and not abs(value) < 2**63:  # nor infinite, nor NaN
+        raise UsageError(f"{what} is too large, or no number")
+    if isinstance(value, str) and "\0" in value:
+        raise UsageError(f"{what} has a zero character in it")
     if kind in (Size, Duration) and isinstance(value, int | float | str) and not isinstance(value, bool):
         return kind.parse(int(value) if kind is Size and isinstance(value, int | float) else value)
     accepted = {float: (int, float), str: (str, int), Path: (str,)}.get(kind, (kind,))

@@ -18,7 +18,8 @@ class Size(int):
         found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", str(text).strip().lower())
         if not found or (found[3] and not found[2]):
             raise UsageError(f"{text!r} is no size; write it as 6GB, 800MB or 6GiB")
-        size = cls(float(found[1]) * (1024 if found[3] else 1000) ** PREFIXES[found[2]])
+        bytes_ = float(found[1][:30]) * (1024 if found[3] else 1000) ** PREFIXES[found[2]]
+        size = cls(min(bytes_, 2.0**62))
         if size < 1:
             raise UsageError(f"a size of {text!r} cannot be; it takes more than 0 bytes")
         return size
@@ -35,8 +36,8 @@ class Duration(float):
 
     @classmethod
     def parse(cls, text: str | float) -> Self:
-        found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhd]?)", str(text).strip().lower())
-        seconds = float(found[1]) * SECONDS[found[2]] if found else math.nan
-        if not seconds > 0:
+        found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)\s*([smhd]?)", str(text).strip().lower())
+        seconds = float(text) if isinstance(text, int | float) else float(found[1]) * SECONDS[found[2]] if found else math.nan
+        if not 0 < seconds < math.inf:
             raise UsageError(f"{text!r} is no length of time; write it as 90s, 90m or 2h")
         return cls(seconds)

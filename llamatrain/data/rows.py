@@ -84,12 +84,18 @@ class Rows:
         """Go on where a state was; False where it belongs to other data, or a new shuffle is wanted: then from the start."""
         same = state.fingerprint in ("", self.corpus.fingerprint) and not (state.fingerprint and self.options.force_reshuffle)
         if not same:
-            state = State(self.seed)
+            forced = state.fingerprint == self.corpus.fingerprint  # then the new shuffle is another one
+            state = State(mix(state.seed, state.epoch, state.position) >> 33 if forced else self.seed)
         self.seed = state.seed
         self.order = Order(len(self.corpus), self.seed, self.options.shuffle)
         self._place = state.epoch * len(self.corpus) + state.position
         self._row = state.row
         self._made: tuple[int, list[Row], int] | None = None
+        if self._row:
+            rows, after = self._make(self._place)
+            self._made = (self._place, rows, after)
+            if self._row >= len(rows):  # a state that was never given out
+                return self.restore(State(self.seed)) and False
         return same
 
     def batch(self, count: int) -> Batch:

@@ -37,11 +37,6 @@ def copies_of(h: Hyperparameters) -> int:
     return sum(2 * int(np.prod(shape)) for shape in h.shapes.values() if len(shape) > 1)
 
 
-def pages_of(gguf: Gguf, h: Hyperparameters) -> int:
-    """Bytes of the file that are read again and again."""
-    return sum(gguf.tensors[name].nbytes for name in h.shapes)
-
-
 def with_pairs(
     weights: Weights, adapters: Iterable[Mapping[str, tuple[np.ndarray, np.ndarray, float]]]
 ) -> tuple[Weights, Arrays]:

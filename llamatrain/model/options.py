@@ -51,8 +51,8 @@ class ModelOptions:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"--{name.replace('_', '-')} {value} cannot be; it takes 1 or more")
-        if self.vocab_size != BYTES and not self.vocab_size.isdecimal():
-            raise UsageError(f"--vocab-size {self.vocab_size!r} is no number of tokens, such as 4096, nor the word {BYTES}")
+        if self.vocab_size != BYTES and not (self.vocab_size.isdecimal() and len(self.vocab_size) < 10):
+            raise UsageError(f"--vocab-size {self.vocab_size[:40]!r} is no number of tokens, such as 4096, nor the word {BYTES}")
         if self.vocab_from and self.vocab_size != VOCAB:
             raise UsageError("--vocab-size and --vocab-from exclude each other: learn a vocabulary, or take one")
         if not 0 < self.rope_freq_scale < float("inf"):

@@ -1,5 +1,6 @@
 """Where a run begins: with options alone, with a model's file, or with the checkpoint of a run that goes on."""
 
+import glob
 import os
 import sys
 from collections.abc import Collection, Mapping, Sequence
@@ -27,8 +28,8 @@ PARTS = {
     "lora": LoraOptions,
 }
 # beside all of RunOptions: what may change when a run goes on
-FREE = {"iters": "train", "memory": "train", "precision": "train", "val": "data", "adapter_type": "tune", "peft": "tune",
-        "only_write_lora": "tune", "cache_base": "tune"}  # fmt: skip
+FREE = {"iters": "train", "memory": "train", "precision": "train", "val": "data", "force_reshuffle": "data",
+        "adapter_type": "tune", "peft": "tune", "only_write_lora": "tune", "cache_base": "tune"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,20 @@ class Options:
 
     def plain(self) -> dict[str, Any]:
         parts = {name: plain(part) for name, part in self.parts.items()}
+        parts["data"]["force_reshuffle"] = False  # once is enough
         return {"command": self.command, "base": self.base, "files": list(self.files), **parts}
+
+    def settled(self) -> "Options":
+        """With paths that mean the same from any folder."""
+        vocab, first, peft = (
+            path and Path(absolute([str(path)])[0]) for path in (self.model.vocab_from, self.tune.lora_init, self.tune.peft)
+        )
+        scaled = tuple((Path(absolute([str(path)])[0]), scale) for path, scale in self.lora.scaled)
+        return replace(
+            self, files=absolute(self.files), base=absolute([self.base])[0] if self.base else "",
+            model=replace(self.model, vocab_from=vocab), data=replace(self.data, val=absolute(self.data.val)),
+            tune=replace(self.tune, lora_init=first, peft=peft), lora=LoraOptions((), scaled),
+        )  # fmt: skip
 
     @classmethod
     def from_plain(cls, kept: Mapping[str, Any], source: object) -> "Options":
@@ -128,4 +142,6 @@ def gone_on_with(options: Options, start: Start, given: Collection[str]) -> tupl
 
 def absolute(files: Sequence[str]) -> tuple[str, ...]:
     """So that a run goes on from any folder."""
-    return tuple(file if file == "-" else str(Path(os.path.abspath(file))) for file in files)  # noqa: PTH100 - keeps links
+    here = os.getcwd()  # noqa: PTH109 - as it is spelt
+    homes = {True: glob.escape(here), False: here}  # a pattern stays one, and a folder's name becomes none
+    return tuple(file if file == "-" else os.path.normpath(Path(homes[glob.has_magic(file)]) / file) for file in files)

@@ -13,10 +13,12 @@ import fcntl
 import os
 import re
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
 from typing import Self
 
 import numpy as np
@@ -39,7 +41,8 @@ class RunFolder:
     """An existing folder, taken for writing until `close`."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.made = path, False
+        self.path, self.made, self.fresh = path, False, False
+        self.aside: Path | None = None
         self.close = weakref.finalize(self, os.close, _lock(path))
         with telling(path, "what is in it cannot be seen or changed"):
             for file in list(path.iterdir()):
@@ -62,17 +65,37 @@ class RunFolder:
             )
         return folder
 
-    def clear(self) -> None:
-        """Remove the run that is in it, and nothing else."""
-        with telling(self.path, "the run there cannot be removed"):
-            for file in list(self.path.iterdir()):
-                if is_of_a_run(file.name):
-                    file.unlink()
+    def clear(self, sources: Iterable[Path] = ()) -> None:
+        """Put the run that is in it aside, until the new one has saved something; none of its files may be a source of that."""
+        there = [file for file in self.path.iterdir() if is_of_a_run(file.name)]
+        for source in sources:
+            if source.exists() and any(file.samefile(source) for file in there):
+                raise FileError(f"{source}: the run would replace what it reads; give another --out")
+        self.fresh = True
+        if there:
+            with telling(self.path, "the run there cannot be replaced"):
+                self.aside = Path(mkdtemp(prefix=".replaced-", dir=self.path))
+                for file in there:
+                    file.rename(self.aside / file.name)
+
+    def settled(self) -> None:
+        """There is something to go on from: what was put aside can go."""
+        self.fresh = self.made = False
+        if self.aside:
+            rmtree(self.aside, ignore_errors=True)
+            self.aside = None
 
     def discard(self) -> None:
-        """Where a run ends before it began: take the folder away again if it was made for it and nothing is in it."""
-        if self.made:
-            with suppress(OSError):
+        """Where a run ends before it began: everything is as it was."""
+        with suppress(OSError):
+            if self.fresh:
+                for file in [file for file in self.path.iterdir() if is_of_a_run(file.name)]:
+                    file.unlink()
+            if self.aside:
+                for file in list(self.aside.iterdir()):
+                    file.rename(self.path / file.name)
+                self.aside.rmdir()
+            if self.made:
                 self.path.rmdir()
 
     def __enter__(self) -> Self:
@@ -106,10 +129,10 @@ class RunFolder:
         file = self.path / f"checkpoint-{step}.gguf"
         if file.exists():  # else it is LATEST itself, or has a name of its own
             self._call_latest(file)
-        with telling(self.path, "its later checkpoints cannot be removed"):
+        with telling(self.path, "its later checkpoints cannot be put aside"):
             for number, file in numbered(self.path).items():
                 if number > step:
-                    file.unlink()
+                    file.rename(file.with_name(f"{file.name}.passed-over"))
 
     def _call_latest(self, path: Path) -> None:
         hidden = self.path / f".{LATEST}.{os.urandom(4).hex()}.tmp"

@@ -44,6 +44,7 @@ class Setting:
     optimizer: Optimizer | None = None  # None: L-BFGS, which works on vectors, or no training at all
     gradients: Gradients = "flat"
     clip: float = 0.0
+    drop_base: bool = False  # a base's pages are let go after each reading
     plus: float = 1.0  # the rate of adapters' second factors, in rates of all else (LoRA+, Hayou et al. 2024)
 
     @property
@@ -132,7 +133,8 @@ class Graphs:
 
     def plan(self, graph: Graph) -> Plan:
         pinned = graph.named if self.setting.gradients == "flat" else ()
-        return plan(graph.outputs, pinned=pinned, scratch=scratch_rule(self.setting.kernels, self.setting.threads))
+        rule = scratch_rule(self.setting.kernels, self.setting.threads)
+        return plan(graph.outputs, pinned=pinned, scratch=rule, drop_base=self.setting.drop_base)
 
     def all(self, lengths: Iterable[int], accumulating: bool, validating: bool) -> tuple[list[Graph], list[Graph]]:
         """Every graph that a run will need: those that share an arena, and those of the step with one of their own."""

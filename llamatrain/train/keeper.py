@@ -54,7 +54,7 @@ class Keeper:
         return Checkpoint(
             self.task.kind, dict(self.metadata), self.task.saved(self.programs.weights.parts), self.options.plain(),
             replace(loop.counters), loop.data or loop.rows.state, TYPES[kind], list(self.programs.weights.parts), vectors,
-            numbers, loop.stop, loop.partial, {"owed_validation": loop.owed, **self.task.extra()},
+            numbers, loop.stop, loop.partial, {"owed_validation": loop.owed, "ended": loop.ended, **self.task.extra()},
         )  # fmt: skip
 
 
@@ -74,11 +74,20 @@ def restore(loop: Loop, checkpoint: Checkpoint, report: Report) -> None:
                 release(piece)
     if checkpoint.data and not loop.rows.restore(checkpoint.data):
         report.warn("the data is not what it was: the shuffle begins anew")
-    elif checkpoint.partial and programs.grads:
+    elif checkpoint.partial and programs.grads and checkpoint.partial.count < loop.grad_acc:
         programs.grads.vector[:] = checkpoint.vectors[GRADIENTS]
         loop.partial = checkpoint.partial
     loop.counters, loop.stop = replace(checkpoint.counters), checkpoint.stop
     loop.owed = bool(checkpoint.extra.get("owed_validation"))
+    if isinstance(ended := checkpoint.extra.get("ended"), str) and loop.iters <= iters_of(checkpoint):
+        loop.ended = ended
+    loop.data = loop.rows.state
+
+
+def iters_of(checkpoint: Checkpoint) -> int:
+    train = checkpoint.options.get("train")
+    iters = train.get("iters") if isinstance(train, dict) else None
+    return iters if isinstance(iters, int) else 0
 
 
 def kind_of(programs: Programs, loop: Loop) -> str:

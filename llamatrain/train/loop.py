@@ -74,6 +74,7 @@ class Loop:
     interrupts: Interrupts = field(default_factory=Interrupts)
     seed: int = 0
     owed: bool = False  # the validation of the step that was done last
+    ended: str | None = None  # by a stop rule, and why
     saved: str = "none"  # the newest checkpoint
     data: State | None = None  # where the data stands: before a step that is under way, after one that is done
 
@@ -95,21 +96,20 @@ class Loop:
     def _until_the_end(self) -> Outcome:
         if self.owed:
             self._validate()
-        reason = None
-        while self.counters.step < self.iters and not reason:
-            reason = self._step()
+        while self.counters.step < self.iters and not self.ended:
+            reason = self.ended = self._step()
             last = self.counters.step == self.iters or reason is not None
             if self._due(self.run.eval_every, last):
                 self._validate()
             if self._due(self.run.sample_every, False):
                 self.show(self.counters.step)
-            if self.interrupts.asked:
+            if self.interrupts.asked and not last:
                 raise Interrupted
             if not last and self._out_of_time():
                 return Outcome("the time is up", finished=False)
             if self._due(self.run.save_every, False) and not last:
                 self._save()
-        return Outcome(reason or "done")
+        return Outcome(self.ended or "done")
 
     def _due(self, every: int, last: bool) -> bool:
         return every > 0 and (last or self.counters.step % every == 0)
@@ -143,7 +143,12 @@ class Loop:
         return reason
 
     def _batches(self) -> list[Batch]:
-        return [self.rows.batch(self.programs.setting.batch) for _ in range(self.grad_acc)]
+        batches = []
+        for _ in range(self.grad_acc):
+            if self.interrupts.asked:
+                raise Interrupted
+            batches.append(self.rows.batch(self.programs.setting.batch))
+        return batches
 
     def _key(self, number: int) -> tuple[int, int]:
         """What the dropouts of a step's micro-batch follow from."""

@@ -48,7 +48,6 @@ class Shape:
     history: int  # of L-BFGS
     interpreter: int  # what the process holds already
     batches: int = 1  # of a step, which are read before it
-    pages: int = 0  # of a base's file
     copies: int = 0  # of it
 
 
@@ -102,15 +101,15 @@ def needs_of(setting: Setting, policy: Policy, shape: Shape, splits: int = 1) ->
         Decoder.plan(setting.h, shape.decoding, setting.threads, setting.kernels, setting.weights).total if shape.decoding else 0
     )
     moments = moments_of(setting, shape)
-    arena = max(plan.arena for plan in plans)
+    arena, pages = max(plan.arena for plan in plans), max(plan.base_bytes for plan in plans)
     kept = 0 if gradients == "streamed" else size
     beside = arena + sum(plan.arena for plan in updates) - (kept if gradients == "arena" else 0)
-    needs = Needs(size, kept, moments * size, shape.copies, shape.pages, inputs, beside, decoding, shape.interpreter)
+    needs = Needs(size, kept, moments * size, shape.copies, pages, inputs, beside, decoding, shape.interpreter)
     return Choice(setting, policy, splits, graphs, arena, needs)
 
 
 def choose(setting: Setting, remat: str, shape: Shape, most: int | None, parts: bool) -> Choice:
-    """The first way that takes no more than `most`: recomputation where that is open, and batches in `parts`. Else the leanest."""
+    """The first way that takes no more than `most`: recomputation where that is open, batches in `parts`. Else the leanest."""
     best: Choice | None = None
     for splits in _splits(setting, shape.lengths) if parts else (1,):
         if remat != AUTO:

@@ -65,7 +65,7 @@ class TrainOptions:
         for name, bound in least.items():
             value = getattr(self, name)
             if value is not None and not bound <= value < (1 << 31 if isinstance(value, int) else math.inf):
-                raise UsageError(f"{flag_of(name)} {value:g} cannot be; it takes {bound} or more, and less than 2^31")
+                raise UsageError(f"{flag_of(name)} {str(value)[:40]} cannot be; it takes {bound} or more, and less than 2^31")
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise UsageError(f"{flag_of(name)} {getattr(self, name):g} must be at least 0 and less than 1, such as 0.9")
@@ -75,8 +75,10 @@ class TrainOptions:
             raise UsageError(f"--lr-min {self.lr_min:g} must not be more than --lr {self.lr:g}")
         if self.restart_growth and not (1 <= self.restart_growth < math.inf and self.schedule == "cosine"):
             raise UsageError(f"--restart-growth {self.restart_growth:g} takes 1 or more, and the cosine schedule")
-        if self.remat not in (AUTO, *POLICIES) and not self.remat.isdecimal():
-            raise UsageError(f"--remat {self.remat!r} is unknown; it takes {', '.join(POLICIES)}, {AUTO} or a number of blocks")
+        if self.remat not in (AUTO, *POLICIES) and not (self.remat.isdecimal() and len(self.remat) < 7):
+            raise UsageError(
+                f"--remat {self.remat[:40]!r} is unknown; it takes {', '.join(POLICIES)}, {AUTO} or a number of blocks"
+            )
         if self.loss == "squared-error" and not self.flash:
             raise UsageError("--no-flash and --loss squared-error exclude each other")
 
@@ -123,6 +125,8 @@ class PlaceOptions:
     def __post_init__(self) -> None:
         if self.resume and self.checkpoint_in:
             raise UsageError("--resume and --checkpoint-in exclude each other: both say what to go on from")
+        if self.resume and self.config:
+            raise UsageError("--resume and --config exclude each other: a run that goes on keeps its options")
         if self.resume and self.overwrite:
             raise UsageError("--resume and --overwrite exclude each other: go on with a run, or replace it")
 

@@ -136,7 +136,9 @@ class Bound:
         memory = {leaf: arrays[leaf.name] for leaf in leaves_of(graph.outputs) if leaf.name in arrays}
         if setting.gradients == "flat":  # otherwise they stay where the plan has them
             memory |= {output: arrays[name] for output, name in graph.named.items()}
-        self.program = Program.of(graph.outputs, memory, kernels=setting.kernels, threads=setting.threads, arena=arena)
+        self.program = Program.of(
+            graph.outputs, memory, kernels=setting.kernels, threads=setting.threads, arena=arena, drop_base=setting.drop_base
+        )
 
     @property
     def length(self) -> int:

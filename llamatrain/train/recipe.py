@@ -2,24 +2,25 @@
 
 import os
 import shlex
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llamatrain.config.file import config_text
 from llamatrain.data.sources import find_sources
-from llamatrain.errors import MemoryPlanError, UsageError
+from llamatrain.errors import FileError, MemoryPlanError, UsageError
 from llamatrain.files.newfile import NewFile
 from llamatrain.optim.lbfgs import Lbfgs, LbfgsOptions
 from llamatrain.optim.stop import StopRules
 from llamatrain.report.metrics import Metrics
 from llamatrain.report.report import Report
-from llamatrain.train.begin import Options, Start, absolute, gone_on_with, start_of
+from llamatrain.train.begin import Options, Start, gone_on_with, start_of
 from llamatrain.train.folder import RunFolder, numbered
 from llamatrain.train.interrupts import Interrupts
 from llamatrain.train.keeper import Keeper, restore
 from llamatrain.train.loop import Loop, Outcome
-from llamatrain.train.material import Material, Model, material_of, sine_of
+from llamatrain.train.material import OWN_SIZE, Material, Model, material_of, sine_of
 from llamatrain.train.needs import Choice, excess
 from llamatrain.train.options import PlaceOptions, idle
 from llamatrain.train.programs import Programs
@@ -56,8 +57,7 @@ def train(options: Options, place: PlaceOptions, given: Collection[str]) -> Fini
     if start.checkpoint:
         options, more = gone_on_with(options, start, given)
         notes += more
-    base = absolute([options.base])[0] if options.base else ""
-    options = replace(options, files=absolute(options.files), base=base)
+    options = options.settled()
     with folder_of(options.command, place, start) as folder, Interrupts(folder.discard) as interrupts:
         try:
             prepared = prepare(options, start, notes, given)
@@ -74,7 +74,9 @@ def prepare(options: Options, start: Start, notes: list[str], given: Collection[
     material = material_of(options.files, model, options.data, options.train.seed)
     options = replace(options, train=resolved(options.train, material.rows.count))
     watch = watch_of(options, model, task, material.sine)
-    choice = chosen(options, task, material.rows.lengths, material.validation is not None, watch)
+    kept = bool(start.checkpoint and start.checkpoint.options)
+    validating = material.validation is not None
+    choice = chosen(options, task, material.rows.lengths, validating, watch, goes_on=kept)
     if (told := excess(choice, options.train.memory, allowed(options.train))) is not None:
         raise MemoryPlanError(told)
     if start.checkpoint and start.checkpoint.counters.step >= (options.train.iters or 0):
@@ -125,11 +127,27 @@ def settle(prepared: Prepared, folder: RunFolder) -> None:
     if start.checkpoint and start.path and folder.path == start.path.parent:
         folder.rewind(start.checkpoint.counters.step)  # past those that are damaged
     else:
-        folder.clear()
+        folder.clear(read_from(options, start))
+    unsaid = {*idle(options.train, options.run), *(OWN_SIZE if start.model else ())}
     head = f"llamatrain {options.command}{' BASE.gguf' if options.base else ''} --config FILE"
-    text = config_text(head, options.files, list(options.parts.values()), idle(options.train, options.run))
+    text = config_text(head, options.files, list(options.parts.values()), unsaid)
     with NewFile(folder.result("config.toml")) as file:
         file.write(text.encode("utf-8", "replace"))
+
+
+def read_from(options: Options, start: Start) -> list[Path]:
+    """Files that the run reads."""
+    named = [options.model.vocab_from, options.tune.lora_init, *(path for path, _ in options.lora.scaled)]
+    return [path for path in (*named, start.model and start.model.path, start.path) if path]
+
+
+@contextmanager
+def telling(start: Start) -> Iterator[None]:
+    """What a checkpoint says of itself may be nonsense, though its checksum holds."""
+    try:
+        yield
+    except (KeyError, ValueError, TypeError, IndexError, OverflowError) as error:
+        raise FileError(f"{start.path}: its state cannot be gone on with: {error!r}") from error
 
 
 def metrics_of(start: Start, folder: RunFolder) -> Metrics:
@@ -168,16 +186,18 @@ def run(prepared: Prepared, folder: RunFolder, interrupts: Interrupts) -> Finish
         if train.optimizer == "lbfgs":
             loop.lbfgs = Lbfgs(programs.weights.vector, LbfgsOptions(train.lbfgs_history, train.line_search))
         if checkpoint:
-            restore(loop, checkpoint, report)
-            loop.saved = str(start.path)
+            with telling(start):
+                restore(loop, checkpoint, report)
             report.resumed(checkpoint.counters.step)
         else:
-            loop.owed = task.kind == "finetune_lora" and options.run.eval_every > 0  # the base's own loss, as line 0
-            loop.saved = keeper.save(loop)
+            loop.owed = options.command == "finetune" and options.run.eval_every > 0  # the base's own loss, as line 0
         if options.tune.only_write_lora:
             task.write(folder.result(task.result), parts)
+            folder.settled()
             outcome = Outcome("done")
         else:
+            loop.saved = keeper.save(loop)  # so that a full disk shows now, and not after an hour
+            folder.settled()
             outcome = loop.train()
             prepared.watch.end(parts, report)
             report.end(folder.path)

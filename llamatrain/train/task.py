@@ -31,7 +31,7 @@ class Task(Protocol):
     h: Hyperparameters
     weights: Weights
     frozen: dict[str, np.ndarray]  # arrays of the leaves that are not trained, by name
-    pages: int  # bytes of a mapped file that a step reads
+    drops: bool  # whether the pages of the base's file are let go after each reading
     copies: int  # bytes of what was copied from it
 
     @property
@@ -70,7 +70,7 @@ class Full:
     kind: str = "train_model"
     result: str = "model.gguf"
     frozen: dict[str, np.ndarray] = field(default_factory=dict)
-    pages: int = 0
+    drops: bool = False
     copies: int = 0
 
     @property
@@ -107,7 +107,7 @@ class LowRank:
     weights: Weights
     trained: Mapping[str, Tensor]
     frozen: dict[str, np.ndarray]
-    pages: int
+    drops: bool
     copies: int
     first: Adapter | None = None  # which is gone on from
     kind: str = "finetune_lora"

@@ -10,7 +10,7 @@ from llamatrain.adapters.adapter import Adapter
 from llamatrain.errors import FileError, UsageError
 from llamatrain.files.reader import Gguf
 from llamatrain.machine.units import cores
-from llamatrain.model.frozen import copies_of, frozen, pages_of, with_pairs
+from llamatrain.model.frozen import copies_of, frozen, with_pairs
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.llama import parameters
 from llamatrain.model.options import CTX, ModelOptions
@@ -85,8 +85,8 @@ def low_rank(options: Options, h: Hyperparameters, base: Gguf, start: Start, thr
         )
         arrays |= more
     weights, trained = adapted(weights, h, ranks, scales, tune.lora_dropout)
-    pages, copies = (0, copies_of(h)) if copied else (pages_of(base, h), 0)
-    return LowRank(h, base, tune, ranks, scales, alpha, options.train.seed, weights, trained, arrays, pages, copies, first)
+    copies = copies_of(h) if copied else 0
+    return LowRank(h, base, tune, ranks, scales, alpha, options.train.seed, weights, trained, arrays, not copied, copies, first)
 
 
 def numbers_of(

@@ -71,23 +71,27 @@ def gradients_of(train: TrainOptions) -> Gradients:
     return "arena" if train.clip > 0 else "streamed"
 
 
-def chosen(options: Options, task: Task, lengths: tuple[int, ...], validating: bool, watch: Watch, refuse: bool = True) -> Choice:
-    """How the run will be run, in the memory that there is."""
+def chosen(
+    options: Options, task: Task, lengths: tuple[int, ...], validating: bool, watch: Watch, *, refuse: bool = True,
+    goes_on: bool = False,
+) -> Choice:  # fmt: skip
+    """How the run will be run, in the memory that there is. One that goes on keeps its batches as they are."""
     train, threads = options.train, options.run.threads or cores()
     setting = Setting(
         task.h, task.weights, task.trained, train.batch, max(lengths), train.precision, threads, train.kernels, train.flash,
-        train.loss == "squared-error", optimizer_of(train), gradients_of(train), train.clip, options.tune.lora_plus_ratio,
+        train.loss == "squared-error", optimizer_of(train), gradients_of(train), train.clip, task.drops,
+        options.tune.lora_plus_ratio,
     )  # fmt: skip
     runner(threads)  # every run needs it, and what it loads is to be counted as what the process holds
     history = train.lbfgs_history if train.optimizer == "lbfgs" else 0
     held = resident() + LOADED
-    shape = Shape(lengths, validating, watch.positions, history, held, task.pages, task.copies)
+    shape = Shape(lengths, validating, watch.positions, history, held, train.grad_acc, task.copies)
     most = allowed(train)
     least = fixed(setting, shape)
     if refuse and most is not None and least > most:  # at once: planning a model so large takes a while
         takes = f"weights, gradients and moments alone take {Size(least).words}"
         raise MemoryPlanError(f"{takes}, and {Size(most).words} are there; a smaller model takes less")
-    return choose(setting, train.remat, shape, most)
+    return choose(setting, train.remat, shape, most, parts=not goes_on)
 
 
 def allowed(train: TrainOptions) -> int | None:
