@@ -227,7 +227,8 @@ def test_a_state_of_other_data_is_not_gone_on_with() -> None:
     assert not open_rows(text("ABCDEFGH" * 9), ctx=4).restore(state)
     assert not open_rows(text("abcdefgh" * 9), ctx=5).restore(state)
     again = open_rows("a.txt", ctx=4, force_reshuffle=True, seed=7)
-    assert not again.restore(state) and (again.state.seed, again.state.position) == (7, 0)
+    assert not again.restore(state) and again.state.position == 0
+    assert again.state.seed not in (7, state.seed)  # another shuffle than any that was
 
 
 @given(st.integers(1, 3000), st.integers())
