@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lora_runs import base, random_adapter
+from tests.lora_runs import base, new_weights, random_adapter
 from tests.runs import Argument, lines, losses, metrics, ran, run, same_bits, steps, text_file, timeless
 from tests.small_models import small
 from tests.test_from_scratch_errors import refused
@@ -96,9 +96,12 @@ def test_what_has_changed_meanwhile(place: Path) -> None:
     ran(*arguments("run", "mixed", 3))
     Path("Q8_0.gguf").rename("kept.gguf")
     refused(run("finetune", "--resume", "run", "--iters", 5), 1, "Q8_0.gguf")
-    base(Path("Q8_0.gguf"), small(ff=128), "Q8_0")
-    refused(run("finetune", "--resume", "run", "--iters", 5), 1, "Q8_0.gguf|ffn")
+    for arrays in (new_weights(small(ff=128)), new_weights(H, seed=2)):
+        base(Path("Q8_0.gguf"), small(ff=len(arrays["blk.0.ffn_up.weight"])), "Q8_0", arrays)
+        refused(run("finetune", "--resume", "run", "--iters", 5), 1, "Q8_0.gguf")
     Path("kept.gguf").rename("Q8_0.gguf")
+    random_adapter(Path("mixed.gguf"), H, ["blk.0.attn_v.weight", "blk.1.attn_v.weight"], size=0.2)
+    refused(run("finetune", "--resume", "run", "--iters", 5), 1, "mixed.gguf")
     Path("mixed.gguf").unlink()
     refused(run("finetune", "--resume", "run", "--iters", 5), 1, "mixed.gguf")
     assert len(steps(place / "run")) == 3

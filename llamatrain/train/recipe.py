@@ -189,6 +189,8 @@ def run(prepared: Prepared, folder: RunFolder, interrupts: Interrupts) -> Finish
             with telling(start):
                 restore(loop, checkpoint, report)
             report.resumed(checkpoint.counters.step)
+            done = any("val_loss" in line and line.get("step") == loop.counters.step for line in metrics.lines())
+            loop.owed = loop.owed and not done  # a run may be killed between the validation and the next save
         else:
             loop.owed = options.command == "finetune" and options.run.eval_every > 0  # the base's own loss, as line 0
         if options.tune.only_write_lora:

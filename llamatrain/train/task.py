@@ -1,7 +1,7 @@
 """What a run trains and what becomes of it: every weight of a model, or an adapter for a frozen one."""
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -110,6 +110,7 @@ class LowRank:
     drops: bool
     copies: int
     first: Adapter | None = None  # which is gone on from
+    mixed: Sequence[Adapter] = ()  # which are there, and stay as they are
     kind: str = "finetune_lora"
     result: str = "adapter.gguf"
 
@@ -142,7 +143,13 @@ class LowRank:
             peft.write(self.options.peft, adapter, str(self.base.path), (self.h.heads, self.h.kv_heads), self.h.layers)
 
     def extra(self) -> dict[str, Any]:
-        return {"ranks": dict(self.ranks), "scales": dict(self.scales), "alpha": self.alpha, "base": fingerprint(self.base)}
+        return {
+            "ranks": dict(self.ranks),
+            "scales": dict(self.scales),
+            "alpha": self.alpha,
+            "base": fingerprint(self.base),
+            "mixed": [adapter_print(adapter) for adapter in self.mixed],
+        }
 
 
 def adapted(
@@ -159,6 +166,16 @@ def adapted(
         trained |= {a.name: a, b.name: b}
         deltas[name] = [Delta(a, b, scales[name], 0.0 if turned else dropout, number)]
     return weights.with_deltas(deltas), trained
+
+
+def adapter_print(adapter: Adapter) -> str:
+    """Of all that an adapter changes."""
+    found = 0
+    for name, pair in adapter.pairs.items():
+        found = zlib.crc32(f"{name} {pair.scale!r}".encode(), found)
+        for factor in (pair.a, pair.b):
+            found = zlib.crc32(np.ascontiguousarray(factor).tobytes(), found)
+    return f"{found:08x}"
 
 
 def fingerprint(base: Gguf) -> str:

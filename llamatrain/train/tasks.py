@@ -16,7 +16,7 @@ from llamatrain.model.llama import parameters
 from llamatrain.model.options import CTX, ModelOptions
 from llamatrain.train.begin import Options, Start
 from llamatrain.train.material import Model, model_of, new_model
-from llamatrain.train.task import Full, LowRank, Task, adapted, fingerprint
+from llamatrain.train.task import Full, LowRank, Task, adapted, adapter_print, fingerprint
 from llamatrain.train.tuning import TuneOptions, ranks_of
 from llamatrain.train.ways import allowed, precision_of
 
@@ -77,6 +77,10 @@ def low_rank(options: Options, h: Hyperparameters, base: Gguf, start: Start, thr
     ranks, scales, alpha = numbers_of(tune, h, first, start.checkpoint.extra if start.checkpoint else None, start.path)
     if start.checkpoint and start.checkpoint.extra.get("base") != fingerprint(base):
         raise FileError(f"{base.path}: not the model that the run in {start.path} was for")
+    if start.checkpoint:
+        for adapter, before in zip(mixed, start.checkpoint.extra.get("mixed", []), strict=False):
+            if adapter_print(adapter) != before:
+                raise FileError(f"{adapter.source}: not the adapter that the run in {start.path} began with")
     copied = copies_base(options, h, base)
     weights, arrays = frozen(base, h, threads, copied and read)
     if mixed:
@@ -86,7 +90,9 @@ def low_rank(options: Options, h: Hyperparameters, base: Gguf, start: Start, thr
         arrays |= more
     weights, trained = adapted(weights, h, ranks, scales, tune.lora_dropout)
     copies = copies_of(h) if copied else 0
-    return LowRank(h, base, tune, ranks, scales, alpha, options.train.seed, weights, trained, arrays, not copied, copies, first)
+    return LowRank(
+        h, base, tune, ranks, scales, alpha, options.train.seed, weights, trained, arrays, not copied, copies, first, mixed
+    )
 
 
 def numbers_of(
