@@ -87,6 +87,7 @@ def random_adapter(path: Path, h: Hyperparameters, names: Iterable[str], rank: i
     for name in names:
         out, into = h.shapes[name]
         shapes = ((out, rank), (into, rank)) if name == EMBEDDINGS else ((rank, into), (out, rank))
-        made[name] = Pair(*(np.float32(size) * random.standard_normal(shape, np.float32) for shape in shapes), 1.0)
+        a, b = (np.float32(size) * random.standard_normal(shape, np.float32) for shape in shapes)
+        made[name] = Pair(a, b, 1.0)
     gguf.write(path, Adapter(Path("made"), float(rank), made, "random"))
     return path

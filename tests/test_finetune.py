@@ -17,6 +17,7 @@ from tests.small_models import small
 H = small()
 MATRICES = [name for name, shape in H.shapes.items() if len(shape) == 2 and name.startswith("blk.")]
 ROWS = ("--ctx", 32, "--batch", 4, "--seed", 3)
+QUICK = ("F32", "F16", "BF16", "Q4_0", "Q8_0", "Q4_K", "Q6_K", "IQ4_XS")
 
 
 @pytest.fixture
@@ -41,7 +42,7 @@ def evaluated(*arguments: Argument) -> float:
 # ---- bases -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("kind", [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.slow) for kind in TYPES])
 def test_each_type_is_trained_on(kind: str, place: Path) -> None:
     """The loss falls, and is the one on the decoded weights."""
     base(place / "wide.gguf", WIDE, kind)

@@ -108,7 +108,7 @@ CASES = {
     "one matrix": Case(targets=("ffn_down",)),
     "keys": Case(targets=("attn_k",), ctx=37),
     "the gate": Case(targets=("ffn_gate",), batch=3),
-    "with both ends": Case(targets=(EMBEDDINGS[:-7], *LINEAR, OUTPUT[:-7])),
+    "with both ends": Case(targets=(EMBEDDINGS[:-7], *LINEAR, OUTPUT[:-7]), alpha=20, more=("--lora-alpha", 20)),
     "both ends alone": Case(targets=(EMBEDDINGS[:-7], OUTPUT[:-7]), grad_acc=3, batch=1),
     "embeddings": Case(targets=(EMBEDDINGS[:-7],)),
     "the output": Case(targets=(OUTPUT[:-7],)),
@@ -151,7 +151,7 @@ def gradients(model: Path, data: Path, start: Path, *more: Argument) -> dict[str
     ran("finetune", model, data, "--lora-init", start, *plain, "--lr", rate, "--iters", 1, *more, "--out", out)
     before, after = pairs(start), pairs(out / "adapter.gguf")
     assert before.keys() == after.keys()
-    return {name: tuple((x - y) / rate for x, y in zip(before[name], after[name], strict=True)) for name in before}  # type: ignore[misc]
+    return {name: tuple((x - y) / rate for x, y in zip(before[name], after[name], strict=True)) for name in before}
 
 
 def torch_gradients(
@@ -162,7 +162,7 @@ def torch_gradients(
     first = pairs(start)
     lora = Lora(decoded(model), first, {name: alpha(start) / pair[1].shape[1] for name, pair in first.items()})
     lora.loss(n, shown).backward()
-    return {name: (lora.a[name].grad.numpy(), lora.b[name].grad.numpy()) for name in first}  # type: ignore[union-attr]
+    return {name: (lora.a[name].grad.numpy(), lora.b[name].grad.numpy()) for name in first}
 
 
 GRADIENTS = {

@@ -20,7 +20,7 @@ from llamatrain.data.sources import Source, naming
 from llamatrain.data.templates import CHATML, CHATML_WITH_EOS, ChatTemplate, TemplateError
 from llamatrain.errors import DataError
 
-VERSION = 2  # of what this file makes of a text: with a new one, old entries of the cache are not found any more
+VERSION = 3  # of what this file makes of a text: with a new one, old entries of the cache are not found any more
 LINES = 256  # lines, or samples, that one task tokenizes
 NOTHING = (np.zeros(0, np.int32), np.zeros(0, np.uint8))  # a document that is counted, and skipped
 PIECE = 64  # bytes that one token stands for at most, in the bound of an overlapping sample

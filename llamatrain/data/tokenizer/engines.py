@@ -37,7 +37,7 @@ def whole_characters(raw: bytes) -> bytes:
 
 
 class ByteLevel:
-    """A seam is the end of a word that was found without a look at the text's end: what follows cannot change it."""
+    """A seam is the end of a word, not of white space, that was found without a look at the text's end: nothing can change it."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.expressions = vocabulary.cutting.expressions()
@@ -66,8 +66,11 @@ class ByteLevel:
             return 0
         first, whole = self.expressions[0], np.array([len(codes)], np.int64)
         words, marks = np.empty(len(codes), np.int64), np.empty(len(codes), np.uint32)
-        settled = self._split(codes, first.marks, first.program, whole, words, marks)[1]
-        return int(raw_ends[settled - 1]) if settled else 0
+        count, settled = self._split(codes, first.marks, first.program, whole, words, marks)
+        # White space ends where it does for what follows it, which a piece that ends there does not show.
+        ends = (end for end in words[:count][::-1].tolist() if end <= settled and not chr(codes[end - 1]).isspace())
+        last = next(ends, 0)
+        return int(raw_ends[last - 1]) if last else 0
 
     def _read(self, raw: bytes) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         codes, ends, raw_ends = (np.empty(len(raw), np.int32) for _ in range(3))
