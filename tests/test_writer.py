@@ -4,6 +4,7 @@ import os
 import resource
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -90,22 +91,24 @@ def test_names_that_llama_cpp_would_refuse_are_refused(tmp_path: Path, infos: li
     assert not list(tmp_path.iterdir())
 
 
-@pytest.fixture
+@contextmanager
 def little_room():
-    """No file may grow beyond 10 kB."""
+    """No file may grow beyond 10 kB: not for longer than needed, for the tests' own output may go to one."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-@pytest.mark.usefixtures("little_room")
 @pytest.mark.parametrize("size", [9_999, 30_000])
 def test_a_full_disk_is_said(tmp_path: Path, size: int) -> None:
     """The small file fails at the end, when what is left in the buffer is written."""
     path = tmp_path / "m.gguf"
     info = TensorInfo("a", by_name("I8"), (size,))
-    with pytest.raises(FileError, match=rf"^{path}: cannot be written: File too large$"), new_gguf(path, {}, [info]) as out:
+    told = pytest.raises(FileError, match=rf"^{path}: cannot be written: File too large$")
+    with told, little_room(), new_gguf(path, {}, [info]) as out:
         out.write("a", [bytes(5000), bytes(size - 5000)])
     assert not list(tmp_path.iterdir())
 
