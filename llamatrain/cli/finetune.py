@@ -35,6 +35,8 @@ def checked(base: str, data: tuple[str, ...], values: dict[str, Any], given: set
         for name in names:
             if others and name in given:
                 raise UsageError(f"{flag_of(name)} means nothing to {why}; leave it out")
+    if train.optimizer == "lbfgs" and "lora_plus_ratio" in given:
+        raise UsageError("--lora-plus-ratio means nothing to --optimizer lbfgs; leave it out")
     if train.loss != "cross-entropy":
         raise UsageError("--loss squared-error is for the sine wave only")
     lora = build(LoraOptions, values)

@@ -97,6 +97,8 @@ def start_of(place: PlaceOptions, command: str, base: str) -> Start:
     """What there is to begin with, which must be of this command."""
     path = place.resume or place.checkpoint_in
     if path is None or (not place.resume and open_gguf(path).kind != "checkpoint"):
+        if base and path:
+            raise UsageError(f"--checkpoint-in {path}: no checkpoint, and the model to tune is {base}; leave one of them out")
         return Start(open_gguf(base) if base else open_gguf(path) if path else None)
     checkpoint, found, notes = RunFolder.newest(path)
     kept = checkpoint.options.get("command", "from-scratch")

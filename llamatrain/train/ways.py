@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
+import numpy as np
+
 from llamatrain.config.units import Size
 from llamatrain.data.sine import Sine
 from llamatrain.errors import MemoryPlanError
@@ -84,7 +86,8 @@ def chosen(
     )  # fmt: skip
     runner(threads)  # every run needs it, and what it loads is to be counted as what the process holds
     history = train.lbfgs_history if train.optimizer == "lbfgs" else 0
-    held = resident() + LOADED
+    there = sum(array.nbytes for array in task.frozen.values() if array.dtype == np.uint16)  # copies, which are told apart
+    held = resident() - there + LOADED
     shape = Shape(lengths, validating, watch.positions, history, held, train.grad_acc, task.copies)
     most = allowed(train)
     least = fixed(setting, shape)
