@@ -85,7 +85,6 @@ class Loop:
     # ---- the story ---------------------------------------------------------
 
     def train(self) -> Outcome:
-        self.interrupts.saving = True
         try:
             outcome = self._until_the_end()
         except Interrupted:
@@ -126,12 +125,12 @@ class Loop:
             self.data = self.rows.state
         if self.lbfgs:
             batches = self._fixed = self._fixed or self._batches()
-            start += self.programs.prepare(batches)
+            start += self._prepare(batches)
             reason, loss, norm, evaluations = self._descend(batches)
             rate = self.lbfgs.length
         else:
             batches, rate, evaluations = self._batches(), self.schedule.rate(self.counters.step + 1), None
-            start += self.programs.prepare(batches)
+            start += self._prepare(batches)
             loss, norm = self._descend_by_rate(batches, rate, start)
             reason = self.stop.observe(self.rules, loss)
             self.data = self.rows.state
@@ -141,6 +140,12 @@ class Loop:
         counters = self.counters
         self.report.step(StepLine(counters.step, loss, rate, norm, counters.tokens, seconds, speed, evaluations))
         return reason
+
+    def _prepare(self, batches: list[Batch]) -> float:
+        """The seconds it took. Until then a run that begins has nothing that is not saved, and a signal ends it at once."""
+        seconds = self.programs.prepare(batches)
+        self.interrupts.saving = True
+        return seconds
 
     def _batches(self) -> list[Batch]:
         batches = []

@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -166,6 +167,7 @@ def metrics_of(start: Start, folder: RunFolder) -> Metrics:
 def run(prepared: Prepared, folder: RunFolder, interrupts: Interrupts) -> Finished:
     options, start, task, choice = prepared.options, prepared.start, prepared.task, prepared.choice
     train, checkpoint = options.train, start.checkpoint
+    command = f"llamatrain {options.command} --resume {shlex.quote(str(folder.path))}"
     metrics, iters = metrics_of(start, folder), train.iters or 0
     with Report(metrics, iters=iters, every=options.run.report_every or None) as report:
         report.header(facts(prepared, folder.path))
@@ -200,10 +202,10 @@ def run(prepared: Prepared, folder: RunFolder, interrupts: Interrupts) -> Finish
         else:
             loop.saved = keeper.save(loop)  # so that a full disk shows now, and not after an hour
             folder.settled()
+            interrupts.leaving = lambda: print(f"interrupted; to go on: {command}", file=sys.stderr, flush=True)
             outcome = loop.train()
             prepared.watch.end(parts, report)
             report.end(folder.path)
-    command = f"llamatrain {options.command} --resume {shlex.quote(str(folder.path))}"
     return Finished(outcome, folder.path / task.result, command)
 
 
