@@ -223,7 +223,7 @@ def test_sigterm_does_the_same(tmp_path: Path) -> None:
 def test_a_signal_is_heard_in_the_middle_of_an_accumulation(tmp_path: Path) -> None:
     """A step of many micro-batches: it is not waited for, and what it has gathered is not lost."""
     data, folder = text_file(tmp_path, 40_000), tmp_path / "run"
-    command = arguments(data, "--batch", 2, "--ctx", 64, "--grad-acc", 400, "--iters", 2, "--eval-every", 0)
+    command = arguments(data, "--batch", 2, "--ctx", 64, "--grad-acc", 1600, "--iters", 2, "--eval-every", 0)
     begun = time.monotonic()
     ran(*command, "--out", tmp_path / "whole")
     step = steps(tmp_path / "whole")[-1]["seconds"]
