@@ -5,7 +5,7 @@
     python scripts/bench.py remat [none block ...]   what recomputation costs and saves, 32 layers deep
     python scripts/bench.py memory [tiny S M]        peak resident memory of some steps, a process for each of ours and torch's
     python scripts/bench.py context [CTX ...]        FLOP/s of steps of as many tokens each, by length of the context
-    python scripts/bench.py finetune [TYPE ...]      adapters on a 1.1B base of such a type, left in its file or kept in bf16
+    python scripts/bench.py finetune [TYPE ...]      the command on a base of such a type, in turns with PEFT: speed and memory
 
 Times are medians with quartiles. Where torch is installed, both are timed in turns in one run. A ratio above 1 is in
 llamatrain's favour. `copy` is the share of the bandwidth of copying 256 MB with as many threads.
@@ -27,6 +27,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
+import tuning
 from kernel_cases import Case, cases
 
 from llamatrain.engine.program import Program, empty
@@ -322,20 +323,9 @@ def bench_context(args: argparse.Namespace) -> int:
 
 
 def bench_finetune(args: argparse.Namespace) -> int:
-    """A process each."""
+    """The command itself, in turns with PEFT's."""
     header(args, None)
-    print(f"\n{'type':6} {'cache':6} {'precision':9} {'ms':>9} {'tokens/s':>9} {'GFLOP/s':>9} {'peak MB':>9} {'planned MB':>10}")
-    for kind in args.types:
-        for precision in args.precision:
-            for cache in ("off", "bf16") if precision == "bf16" else ("off",):
-                words = [args.size, kind, cache, precision, args.remat, str(args.threads)]
-                script = [sys.executable, str(Path(__file__).with_name("lora_step.py")), *words]
-                done = subprocess.run(script, stdout=subprocess.PIPE, text=True, check=True)
-                found = json.loads(done.stdout.splitlines()[-1])
-                seconds, planned = found["seconds"], found["planned"] / 1e6
-                rates = f"{found['tokens'] / seconds:9.1f} {found['flops'] / seconds / 1e9:9.1f}"
-                print(f"{kind:6} {cache:6} {precision:9} {seconds * 1e3:9.0f} {rates} {found['peak'] / 1e6:9.1f} {planned:10.1f}")
-    return 0
+    return tuning.bench(args.types, args.shape, args.precision, args.threads, args.rounds, args.peer if args.torch else None)
 
 
 # ---- the command -----------------------------------------------------------
@@ -365,9 +355,10 @@ def parsed() -> argparse.Namespace:
             command.add_argument("policies", nargs="*", default=["none", "block"], help=f"of {', '.join(POLICIES)}")
             command.add_argument("--layers", type=int)
         elif name == "finetune":
-            command.add_argument("types", nargs="*", default=["Q4_0"])
-            command.add_argument("--size", choices=["1.1B", "7B"], default="1.1B")
-            command.add_argument("--remat", default="none")
+            command.add_argument("types", nargs="*", default=["q4_0"])
+            command.add_argument("--shape", choices=tuning.ROWS, default="1.1b")
+            command.add_argument("--rounds", type=int, default=2)
+            command.add_argument("--peer", default=sys.executable, help="a Python that has transformers and peft")
         elif name == "context":
             command.add_argument("contexts", nargs="*", type=int, default=[64, 256, 1024, 2048])
         else:

@@ -1,22 +1,26 @@
 """`plan`: what a run will take, before it is begun."""
 
 import json
-import os
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from tests.runs import PROGRAM, TINY, Argument, environment, finished, ran, run, started, text_file
+from llamatrain.files.reader import open_gguf
+from tests.lora_runs import base
+from tests.runs import TINY, Argument, environment, finished, ran, run, started, text_file
+from tests.small_models import small
 from tests.test_from_scratch_errors import refused
 
 SHAPE = ("--embd", 256, "--head", 8, "--layer", 4, "--ff", 768, "--ctx", 64, "--batch", 8, "--vocab-size", "bytes")
 
 
-def planned(*arguments: Argument) -> dict[str, Any]:
-    done = ran("plan", "from-scratch", *arguments, "--json")
+def planned(*arguments: Argument, command: str = "from-scratch") -> dict[str, Any]:
+    done = ran("plan", command, *arguments, "--json")
     assert done.out.count("\n") == 1
     return json.loads(done.out)
 
@@ -65,6 +69,15 @@ def test_what_recomputation_and_optimizers_take(tmp_path: Path) -> None:
     assert total(planned(data, *SHAPE, "--batch", 16)) > total(planned(data, *SHAPE))
 
 
+def test_of_a_base_its_pages_count_or_its_copies(tmp_path: Path) -> None:
+    model = base(tmp_path / "base.gguf", small(embd=256, heads=4, head_size=64, ff=512, vocab=259), "Q4_0")
+    arguments = (model, text_file(tmp_path), "--precision", "bf16", "--ctx", 32)
+    off, copied = (planned(*arguments, "--cache-base", how, command="finetune") for how in ("off", "bf16"))
+    matrices = [tensor for tensor in open_gguf(model).tensors.values() if len(tensor.shape) == 2]
+    assert off["packed_copies"] == 0 and off["base_pages"] == max(tensor.raw.nbytes for tensor in matrices)
+    assert copied["packed_copies"] == sum(2 * int(np.prod(tensor.shape)) for tensor in matrices) and copied["base_pages"] == 0
+
+
 def test_for_people(tmp_path: Path) -> None:
     done = ran("plan", "from-scratch", text_file(tmp_path), *SHAPE)
     said = done.out + done.err
@@ -101,15 +114,21 @@ def test_slips_are_one_line(tmp_path: Path) -> None:
 # ---- against what is measured ----------------------------------------------
 
 
+MEASURING = """
+import re
+from llamatrain.cli.main import main
+try:
+    main()
+finally:
+    print(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1])
+"""
+
+
 def peak(*arguments: Argument) -> int:
-    """The most memory that a run had, in bytes."""
-    with subprocess.Popen(
-        [*PROGRAM, *map(str, arguments)], env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    ) as process:
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-    assert process.returncode == 0
-    return usage.ru_maxrss * 1024
+    """The most memory that a run had, in bytes. What `wait4` tells may be this process's, which it was split off from."""
+    program = [sys.executable, "-c", MEASURING, *map(str, arguments)]
+    done = subprocess.run(program, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True)
+    return int(done.stdout) * 1024
 
 
 WIDE = (*TINY, "--embd", 512, "--head", 8, "--head-kv", 4, "--layer", 8, "--ff", 1376, "--ctx", 256, "--batch", 8)
@@ -128,6 +147,7 @@ MEASURED: dict[str, tuple[Argument, ...]] = {
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak of a process is read as Linux tells it")
 @pytest.mark.parametrize("name", MEASURED)
 def test_the_plan_is_what_is_measured(name: str, tmp_path: Path) -> None:
     """Each in a process of its own: the interpreter is a part of the plan. L-BFGS takes its memory when there is a history."""
@@ -135,4 +155,19 @@ def test_the_plan_is_what_is_measured(name: str, tmp_path: Path) -> None:
     with started("plan", "from-scratch", *arguments, "--json") as process:
         plan = total(json.loads(finished(process).out))
     measured = peak("from-scratch", *arguments, "--out", tmp_path / "run")
+    assert plan == pytest.approx(measured, rel=0.05), f"{plan / 1e6:.1f} MB planned, {measured / 1e6:.1f} MB measured"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak of a process is read as Linux tells it")
+@pytest.mark.parametrize(
+    "options", [("--cache-base", "off"), ("--cache-base", "bf16"), ("--precision", "f32"), ("--remat", "block")]
+)
+def test_the_plan_of_an_adapter_is_what_is_measured(options: tuple[str, ...], tmp_path: Path) -> None:
+    model = base(tmp_path / "base.gguf", small(embd=512, heads=8, head_size=64, ff=1536, layers=8, vocab=8192), "Q4_0")
+    given = () if "f32" in options else ("--precision", "bf16")
+    arguments = (model, text_file(tmp_path, 100_000), "--ctx", 256, "--batch", 2, "--iters", 3, *options, *given)
+    with started("plan", "finetune", *arguments, "--json") as process:
+        plan = total(json.loads(finished(process).out))
+    measured = peak("finetune", *arguments, "--out", tmp_path / "run")
     assert plan == pytest.approx(measured, rel=0.05), f"{plan / 1e6:.1f} MB planned, {measured / 1e6:.1f} MB measured"

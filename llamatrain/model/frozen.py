@@ -14,8 +14,9 @@ from llamatrain.model.lora import Delta, Weights
 Arrays = dict[str, np.ndarray]
 
 
-def frozen(gguf: Gguf, h: Hyperparameters, threads: int = 1, copied: bool = False) -> tuple[Weights, Arrays]:
-    """Leaves and their arrays by name. With `copied`, matrices are decoded to bf16 once, and their pages are let go."""
+def frozen(gguf: Gguf, h: Hyperparameters, threads: int = 1, copied: bool = False, read: bool = True) -> tuple[Weights, Arrays]:
+    """Leaves and their arrays by name. With `copied`, matrices are decoded to bf16 once, and their pages are let go; where
+    nothing is to be `read`, a plan needs the leaves alone."""
     tensors: dict[str, Tensor] = {}
     arrays: Arrays = {}
     for name, shape in h.shapes.items():
@@ -25,7 +26,8 @@ def frozen(gguf: Gguf, h: Hyperparameters, threads: int = 1, copied: bool = Fals
             arrays[name] = tensor.raw.view(np.float32) if load.in_place(tensor) else load.decode(gguf, tensor, threads)
         elif copied:
             tensors[name] = state(name, shape, BF16)
-            arrays[name] = packed_copy(tensor.raw, tensor.type, shape, threads)
+            if read:
+                arrays[name] = packed_copy(tensor.raw, tensor.type, shape, threads)
         else:
             tensors[name] = state(name, shape, quantised(tensor.type.name))
             arrays[name] = tensor.raw

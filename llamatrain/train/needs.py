@@ -1,5 +1,6 @@
 """What a run will take, before it takes it; and what is computed again, or split, so that it fits."""
 
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 
@@ -12,6 +13,7 @@ from llamatrain.train.options import AUTO
 
 SHARE = 0.9  # of what is free, where no limit is given
 ROW = 20  # bytes of a token in a batch: five arrays
+BOUND = 5000  # bytes of a node that is bound to memory and a kernel: arrays, and the words of its calls
 SMALL = 256  # tokens: a batch of fewer is split no further, its products would run below their speed
 
 
@@ -104,7 +106,8 @@ def needs_of(setting: Setting, policy: Policy, shape: Shape, splits: int = 1) ->
     arena, pages = max(plan.arena for plan in plans), max(plan.base_bytes for plan in plans)
     kept = 0 if gradients == "streamed" else size
     beside = arena + sum(plan.arena for plan in updates) - (kept if gradients == "arena" else 0)
-    needs = Needs(size, kept, moments * size, shape.copies, pages, inputs, beside, decoding, shape.interpreter)
+    held = shape.interpreter + BOUND * sum(len(plan.nodes) for plan in (*plans, *updates))
+    needs = Needs(size, kept, moments * size, shape.copies, pages, inputs, beside, decoding, held)
     return Choice(setting, policy, splits, graphs, arena, needs)
 
 
@@ -114,8 +117,6 @@ def choose(setting: Setting, remat: str, shape: Shape, most: int | None, parts: 
     for splits in _splits(setting, shape.lengths) if parts else (1,):
         if remat != AUTO:
             found = needs_of(setting, int(remat) if remat.isdecimal() else remat, shape, splits)
-        elif most is None:
-            found = needs_of(setting, "none", shape, splits)
         else:
             found = _cheapest(setting, shape, splits, most)
         best = found if best is None or found.total < best.total else best
@@ -143,7 +144,8 @@ def _splits(setting: Setting, lengths: Iterable[int]) -> Iterator[int]:
         splits *= 2
 
 
-def _cheapest(setting: Setting, shape: Shape, splits: int, most: int) -> Choice:
+def _cheapest(setting: Setting, shape: Shape, splits: int, most: int | None) -> Choice:
     """Of the recomputations the one that costs least time, or least memory where none fits."""
-    _, found = cheapest(lambda policy: needs_of(setting, policy, shape, splits), setting.h.layers, most)
+    limit = sys.maxsize if most is None else most
+    _, found = cheapest(lambda policy: needs_of(setting, policy, shape, splits), setting.h.layers, limit)
     return found

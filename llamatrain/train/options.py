@@ -51,7 +51,7 @@ class TrainOptions:
     precision: Annotated[Literal["auto", "f32", "bf16"], "Of matrix products; auto: bf16 where the processor has it."] = "auto"
     flash: Annotated[bool, "Attention that never holds all its scores."] = True
     remat: Annotated[
-        str, "What is computed again instead of kept: none, light, block, optimal, a number of blocks; auto: what memory needs."
+        str, "Computed again instead of kept: none, light, block, optimal, a number of blocks; auto: light, or what memory needs."
     ] = "auto"
     memory: Annotated[Size | None, "The most that the run may take, such as 6GB; else what is free."] = None
     kernels: Annotated[Literal["cpu", "reference"], "Compiled kernels, or the plain numpy ones that define them."] = "cpu"

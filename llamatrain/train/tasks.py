@@ -82,7 +82,7 @@ def low_rank(options: Options, h: Hyperparameters, base: Gguf, start: Start, thr
             if adapter_print(adapter) != before:
                 raise FileError(f"{adapter.source}: not the adapter that the run in {start.path} began with")
     copied = copies_base(options, h, base)
-    weights, arrays = frozen(base, h, threads, copied and read)
+    weights, arrays = frozen(base, h, threads, copied, read)
     if mixed:
         weights, more = with_pairs(
             weights, [{name: (pair.a, pair.b, pair.scale) for name, pair in adapter.pairs.items()} for adapter in mixed]

@@ -22,7 +22,7 @@ from llamatrain.train.options import ITERS, LR_MIN, WARMUP, TrainOptions
 from llamatrain.train.task import Task
 from llamatrain.train.watch import Nothing, Texts, Watch, Waves
 
-LOADED = 14 * 10**6  # bytes that a process grows by beside what is planned: compiled kernels, and calls bound to them
+LOADED = 12 * 10**6  # bytes that a process grows by beside what is planned: compiled kernels
 
 
 def precision_of(options: TrainOptions) -> Literal["f32", "bf16"]:

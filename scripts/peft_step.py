@@ -1,0 +1,57 @@
+"""Steps of an adapter by transformers and PEFT, on a base with random weights in bf16: the peer that `bench.py finetune` starts.
+
+    python scripts/peft_step.py SHAPE CTX BATCH THREADS eager|compiled [STEPS]
+
+A step is forward, backward and AdamW. Prints one JSON object: the seconds of each step, and peak resident memory in bytes.
+"""
+
+import json
+import resource
+import sys
+import time
+
+import torch
+from peft import LoraConfig, get_peft_model
+from random_model import SHAPES
+from transformers import LlamaConfig, LlamaForCausalLM
+
+LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+def model_of(shape: str, ctx: int) -> torch.nn.Module:
+    embd, layers, heads, kv_heads, ff, vocab, _ = SHAPES[shape]
+    config = LlamaConfig(
+        vocab_size=vocab, hidden_size=embd, num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv_heads,
+        intermediate_size=ff, max_position_embeddings=ctx, tie_word_embeddings=False, use_cache=False, attn_implementation="sdpa",
+    )  # fmt: skip
+    torch.set_default_dtype(torch.bfloat16)  # so that the base is never there in float32
+    base = LlamaForCausalLM(config)
+    torch.set_default_dtype(torch.float32)
+    # adapters in bf16, too: in float32, PEFT's default, each of their products would first convert its input
+    return get_peft_model(base, LoraConfig(r=8, lora_alpha=8, target_modules=LINEAR), autocast_adapter_dtype=False).train()
+
+
+def main(shape: str, ctx: str, batch: str, threads: str, mode: str, steps: str = "4") -> None:
+    torch.set_num_threads(int(threads))
+    torch.manual_seed(0)
+    model = model_of(shape, int(ctx))
+    trained = [each for each in model.parameters() if each.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=1e-4)
+    run = torch.compile(model, dynamic=False) if mode == "compiled" else model
+    tokens = torch.randint(0, SHAPES[shape][5], (int(batch), int(ctx)))
+    times = []
+    for _ in range(2 + int(steps)):  # the first compiles, the second makes the moments
+        start = time.perf_counter()
+        loss = run(input_ids=tokens, labels=tokens).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(trained, 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        times.append(time.perf_counter() - start)
+        print(f"{mode}: loss {loss.item():.4f}, {times[-1]:.2f} s", file=sys.stderr)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    print(json.dumps({"seconds": times[2:], "peak": peak}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
