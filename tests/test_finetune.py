@@ -261,6 +261,18 @@ def test_a_scale_of_nothing(place: Path) -> None:
     assert said[0] == said[1]
 
 
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_K"])
+def test_merged_in_eight_bits_it_is_as_good(kind: str, place: Path) -> None:
+    """Perplexity within a hundredth of base and adapter, though each weight is rounded."""
+    base(place / "wide.gguf", WIDE, kind)
+    adapter = finetuned("run", "--lr", 1e-2, model="wide.gguf", iters=40) / "adapter.gguf"
+    ran("export-lora", "wide.gguf", "--lora", adapter, "--type", "q8_0", "--out", "merged.gguf")
+    plain, expected, found = (
+        evaluated(*each, "val.txt") for each in (("wide.gguf",), ("wide.gguf", "--lora", adapter), ("merged.gguf",))
+    )
+    assert expected < plain - 0.3 and math.exp(abs(found - expected)) < 1.01
+
+
 @pytest.mark.parametrize("kind", ["F32", "Q4_0"])
 def test_the_adapter_is_the_merged_model(kind: str, place: Path) -> None:
     base(place / "base.gguf", H, kind)

@@ -71,6 +71,21 @@ def test_logits_of_other_bases(tmp_path: Path, kind: str) -> None:
     assert np.abs(mine - exact).max() <= 2e-3
 
 
+@pytest.mark.parametrize("kind", ["Q4_K", "Q4_0"])
+def test_what_export_keeps_in_the_types_of_the_base(tmp_path: Path, kind: str) -> None:
+    """llama.cpp loads it, and has its logits: as far from ours as its own are on the same weights as floats."""
+    model, adapter = trained(tmp_path, kind)
+    ran("export-lora", model, "--lora", adapter, "--out", tmp_path / "kept.gguf")
+    kept = open_gguf(tmp_path / "kept.gguf")
+    assert {t.type.name for t in kept.tensors.values()} == {kind, "F32"}
+    floats = base(tmp_path / "floats.gguf", H, arrays=decoded(kept.path))
+    theirs, exact, plain = (of_llama_cpp(each) for each in (kept.path, floats, model))
+    h, arrays = load(kept)
+    decoder = Decoder(h, arrays, ctx=64)
+    mine = np.array([decoder.feed([token]).copy() for token in IDS])
+    assert np.abs(mine - theirs).mean() <= 1.2 * np.abs(exact - theirs).mean() < 0.2 * np.abs(plain - theirs).mean()
+
+
 @pytest.mark.parametrize("kind", ["F32", "Q4_0"])
 def test_the_loss_is_the_one_of_llama_cpp(tmp_path: Path, kind: str) -> None:
     """Of `evaluate` on base and adapter, over some rows."""

@@ -6,6 +6,7 @@ interleaved. So the rows of b are put in the other order on the way in, and back
 
 import json
 import math
+import os
 import re
 from collections import Counter
 from pathlib import Path
@@ -208,6 +209,15 @@ def write(folder: Path, adapter: Adapter, base: str, heads: Heads, layers: int) 
     write_safetensors(folder / WEIGHTS, tensors)
     with NewFile(folder / CONFIG) as file:
         file.write(json.dumps(config, indent=2).encode() + b"\n")
+
+
+def check_place(folder: Path) -> None:
+    """That it can be written to, as far as that shows before."""
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(path))
+    if not there.is_dir():
+        raise FileError(f"{folder}: cannot be made: {there} is no folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise FileError(f"{folder}: cannot be written: {there} may not be written to")
 
 
 def module_of(folder: Path, name: str) -> str:

@@ -64,6 +64,8 @@ def command(context: click.Context, /, base: str | None, data: tuple[str, ...], 
 def named(base: str | None, data: tuple[str, ...], values: dict[str, Any], given: set[str], place: PlaceOptions) -> "Options":
     """With a base and data, unless a run goes on that has them."""
     if not place.resume and not place.checkpoint_in:
+        if values["only_write_lora"]:
+            raise UsageError("--only-write-lora writes the adapter of a checkpoint: name it with --resume")
         if base is None:
             raise UsageError("no model: name a GGUF file, and the data to train on")
         if not data:

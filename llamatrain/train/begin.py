@@ -99,7 +99,7 @@ def start_of(place: PlaceOptions, command: str, base: str) -> Start:
     if path is None or (not place.resume and open_gguf(path).kind != "checkpoint"):
         if base and path:
             raise UsageError(f"--checkpoint-in {path}: no checkpoint, and the model to tune is {base}; leave one of them out")
-        return Start(open_gguf(base) if base else open_gguf(path) if path else None)
+        return Start(base_of(base) if base else open_gguf(path) if path else None)
     checkpoint, found, notes = RunFolder.newest(path)
     kept = checkpoint.options.get("command", "from-scratch")
     if kept != command:
@@ -108,12 +108,20 @@ def start_of(place: PlaceOptions, command: str, base: str) -> Start:
     return Start(open_gguf(base or found), checkpoint, found, tuple(notes))
 
 
+def base_of(path: str) -> Gguf:
+    gguf = open_gguf(path)
+    if gguf.kind == "checkpoint" and gguf.metadata.get("training.type") == "finetune_lora":
+        raise UsageError(f"{path}: a checkpoint of an adapter, no model; go on with `llamatrain finetune --resume {path}`")
+    return gguf
+
+
 def gone_on_with(options: Options, start: Start, given: Collection[str]) -> tuple[Options, list[str]]:
     """A checkpoint's options, with those changed that may be; and what is to be said of it."""
     assert start.checkpoint
     if not start.checkpoint.options:  # an ancestor's: it kept none
         return options, []
-    kept = Options.from_plain(start.checkpoint.options, start.path)
+    kept, options = Options.from_plain(start.checkpoint.options, start.path), options.settled()
+    given = {"lora_scaled" if name == "lora" else name for name in given}  # as they are settled
     changed: dict[str, dict[str, Any]] = {name: {} for name in PARTS}
     said = list[str]()
     free = {each.name: "run" for each in fields(RunOptions)} | FREE
@@ -123,14 +131,14 @@ def gone_on_with(options: Options, start: Start, given: Collection[str]) -> tupl
             if name not in given or asked == before:
                 continue
             if name not in free:
-                raise UsageError(f"{flag_of(name)} {asked} may not change when a run goes on: it has {before}; leave it out")
+                raise UsageError(f"{flag_of(name)} may not change when a run goes on: it has {worded(before)}; leave it out")
             changed[free[name]][name] = asked
             if name in ("iters", "threads", "precision"):
                 said.append(f"{flag_of(name)} is {asked} from now on" + (f", and was {before}" if before is not None else ""))
-    if options.files and absolute(options.files) != kept.files:
+    if options.files and options.files != kept.files:
         before = " ".join(kept.files) or "the sine wave"
         raise UsageError(f"the data may not change when a run goes on: it has {before}; leave it out")
-    if options.base and absolute([options.base])[0] != kept.base:
+    if options.base and options.base != kept.base:
         raise UsageError(f"the base may not change when a run goes on: it is {kept.base}; leave it out")
     if "-" in kept.files and sys.stdin.isatty():
         raise UsageError("the run's data came from standard input: give it there again")
@@ -140,6 +148,13 @@ def gone_on_with(options: Options, start: Start, given: Collection[str]) -> tupl
     if "precision" in changed["train"]:
         said.append("with another precision the run is not, to the bit, what it would have been")
     return replace(kept, **parts), said
+
+
+def worded(value: Any) -> str:
+    """An option's value, as it is given."""
+    if isinstance(value, tuple):
+        return " ".join(map(worded, value)) or "none"
+    return {None: "none", True: "it on", False: "it off"}[value] if value is None or isinstance(value, bool) else str(value)
 
 
 def absolute(files: Sequence[str]) -> tuple[str, ...]:

@@ -74,6 +74,7 @@ def prepare(options: Options, start: Start, notes: list[str], given: Collection[
     task = task_for(options, model, start)
     material = material_of(options.files, model, options.data, options.train.seed)
     options = replace(options, train=resolved(options.train, material.rows.count))
+    options = replace(options, model=replace(options.model, ctx=model.row), tune=replace(options.tune, ctx=model.row))
     watch = watch_of(options, model, task, material.sine)
     kept = bool(start.checkpoint and start.checkpoint.options)
     validating = material.validation is not None

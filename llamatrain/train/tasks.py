@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from llamatrain.adapters import adapter as adapters
-from llamatrain.adapters import reading
+from llamatrain.adapters import peft, reading
 from llamatrain.adapters.adapter import Adapter
 from llamatrain.errors import FileError, UsageError
 from llamatrain.files.reader import Gguf
@@ -68,6 +68,8 @@ def check_trainable(base: Gguf, h: Hyperparameters) -> None:
 
 def low_rank(options: Options, h: Hyperparameters, base: Gguf, start: Start, threads: int, read: bool) -> LowRank:
     tune, heads = options.tune, (h.heads, h.kv_heads)
+    if tune.peft:
+        peft.check_place(tune.peft)
     mixed = [reading.read(path, heads).scaled(scale) for path, scale in options.lora.scaled]
     first = reading.read(tune.lora_init, heads) if tune.lora_init and not start.checkpoint else None
     for adapter in [*mixed, *([first] if first else [])]:

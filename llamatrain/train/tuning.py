@@ -90,12 +90,16 @@ def matching(target: str, names: Collection[str], tied: bool, option: str) -> se
     match = PATTERN.fullmatch(target)
     if not match or match[3] not in KINDS:
         raise UsageError(f"{option} {target}: no such weight{nearest(target)}")
-    first, last, kind = match[1], match[2] or match[1], match[3]
+    kind = match[3]
     if tied and kind in ("token_embd", "output"):
         raise UsageError(f"{option} {target}: the model's embeddings are tied, one matrix is input and output; leave it out")
     found = {name for name in names if PATTERN.fullmatch(name) and name.removesuffix(".weight").rpartition(".")[2] == kind}
-    if first is not None:
-        found = {name for name in found if name.startswith("blk.") and int(first) <= int(name.split(".")[1]) <= int(last)}
+    if match[1] is not None:
+        first, last = int(match[1]), int(match[2] or match[1])
+        blocks = {int(name.split(".")[1]): name for name in found if name.startswith("blk.")}
+        if blocks and not first <= last <= max(blocks):
+            raise UsageError(f"{option} {target}: the model has the blocks 0 to {max(blocks)}")
+        found = {name for block, name in blocks.items() if first <= block <= last}
     if not found:
         raise UsageError(f"{option} {target}: the model has no such weight")
     return found
