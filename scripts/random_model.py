@@ -21,6 +21,7 @@ import numpy as np
 from llamatrain.adapters.merge import FILE_TYPES
 from llamatrain.data.tokenizer import new_vocabulary
 from llamatrain.data.tokenizer.vocabulary import KEY, Kind
+from llamatrain.errors import LlamatrainError, UsageError
 from llamatrain.files import quants
 from llamatrain.files.reader import open_gguf
 from llamatrain.files.types import GgmlType, TensorInfo, by_name
@@ -28,7 +29,7 @@ from llamatrain.files.values import Kind as Type
 from llamatrain.files.values import Value, numbers, strings, u32
 from llamatrain.files.writer import new_gguf
 from llamatrain.machine.units import cores
-from llamatrain.model.hyperparameters import Hyperparameters, vocabulary_of
+from llamatrain.model.hyperparameters import LARGEST, Hyperparameters, vocabulary_of
 from llamatrain.model.initial import deviation
 from llamatrain.model.rope import Rope
 
@@ -46,7 +47,7 @@ def vocabulary(size: int) -> dict[str, Value]:
     keys = new_vocabulary.bytes_only()
     tokens, kinds = (list(keys[f"{KEY}{name}"].decode()) for name in ("tokens", "token_type"))
     if size < len(tokens):
-        sys.exit(f"--vocab {size} has no room for the {len(tokens)} tokens of bytes")
+        raise UsageError(f"--vocab {size} has no room for the {len(tokens)} tokens of bytes")
     unused = range(size - len(tokens))
     return keys | {
         f"{KEY}tokens": strings([*tokens, *(f"<unused{i}>" for i in unused)]),
@@ -87,13 +88,29 @@ def main() -> None:
     parser.add_argument("--vocab-from", type=Path, help="a GGUF file with a vocabulary; it decides the size")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
+    try:
+        make(given)
+    except (LlamatrainError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def make(given: argparse.Namespace) -> None:
     sizes = dict(zip(NAMES, SHAPES[given.shape], strict=True))
     sizes |= {name: value for name in NAMES if (value := getattr(given, name)) is not None}
+    for name, value in (*sizes.items(), ("seed", given.seed)):
+        if not (name != "seed") <= value <= LARGEST:
+            raise UsageError(f"--{name.replace('_', '-')} {value} cannot be")
     words = vocabulary_of(open_gguf(given.vocab_from).metadata.typed) if given.vocab_from else vocabulary(sizes["vocab"])
     embd, layers, heads, kv_heads, ff, _, ctx = sizes.values()
+    if embd % heads:
+        raise UsageError(f"--embd {embd} does not divide among {heads} heads (--head)")
+    kind = by_name(given.type.upper())
+    if embd % kind.block or ff % kind.block:
+        raise UsageError(f"rows of --embd {embd} and --ff {ff} are no whole {kind.name} blocks of {kind.block}")
     size, vocab = embd // heads, len(words[f"{KEY}tokens"].decode())
     h = Hyperparameters(vocab, embd, layers, heads, kv_heads, ff, ctx, size, Rope(size), tied=given.tied)
-    write(given.out, h, words, by_name(given.type.upper()), given.seed)
+    write(given.out, h, words, kind, given.seed)
     nbytes = given.out.stat().st_size
     print(f"{given.out}: {h.describe()}; {h.parameters:,} weights in {math.ceil(nbytes / 1e6):,} MB")
 

@@ -1,7 +1,7 @@
 """Adapters with random factors, in memory and as files of each kind."""
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +42,14 @@ def ggla(made: Adapter, rank: int, alpha: int) -> bytes:
             raw += struct.pack(f"<III{len(axes)}I", len(axes), len(named), 0, *axes) + named
             raw += bytes(-len(raw) % 32) + np.ascontiguousarray(factor).tobytes()
     return raw
+
+
+def merged(weights: Mapping[str, np.ndarray], adapters: Iterable[Adapter]) -> dict[str, np.ndarray]:
+    """Weights in memory with what adapters add."""
+    made = dict(weights)
+    for each in adapters:
+        made |= {name: made[name] + each.delta(name).reshape(made[name].shape) for name in each.pairs}
+    return made
 
 
 def same(one: Adapter, other: Adapter) -> bool:

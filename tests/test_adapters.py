@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llamatrain.adapters import gguf, merge
-from llamatrain.adapters.adapter import EMBEDDINGS, OUTPUT, Adapter, Pair, check
+from llamatrain.adapters import gguf
+from llamatrain.adapters.adapter import EMBEDDINGS, OUTPUT, Adapter, Pair, check, factors_of
 from llamatrain.adapters.reading import read
 from llamatrain.errors import FileError
 from llamatrain.files import quants
@@ -42,19 +42,6 @@ def test_what_a_pair_adds() -> None:
     assert np.allclose(made.delta(EMBEDDINGS, 3, 7), 1.5 * e.a[3:7] @ e.b.T, atol=1e-6)
     assert np.allclose(made.delta("output_norm.weight")[0], 1.5 * n.b[0] @ n.a, atol=1e-6)
     assert np.allclose(made.scaled(0.5).delta(Q), 0.75 * q.b @ q.a, atol=1e-6)
-
-
-@pytest.mark.parametrize("panel", [merge.PANEL, 700])
-def test_merged_in_memory(monkeypatch: pytest.MonkeyPatch, panel: int) -> None:
-    monkeypatch.setattr(merge, "PANEL", panel)
-    base, name = weights(H), "blk.1.ffn_down.weight"
-    some, other = adapter(H, [Q, EMBEDDINGS, "blk.0.attn_norm.weight"]), adapter(H, [Q, name], seed=2)
-    made = merge.merged(base, [some, other.scaled(-2)])
-    assert np.allclose(made[Q], base[Q] + some.delta(Q) - 2 * other.delta(Q), atol=1e-5)
-    assert np.allclose(made[name], base[name] - 2 * other.delta(name), atol=1e-5)
-    assert np.allclose(made["blk.0.attn_norm.weight"], base["blk.0.attn_norm.weight"] + some.delta("blk.0.attn_norm.weight")[0])
-    assert made["output.weight"] is base["output.weight"]
-    assert not np.array_equal(made[EMBEDDINGS], base[EMBEDDINGS])
 
 
 # ---- GGUF ------------------------------------------------------------------
@@ -125,7 +112,7 @@ GOOD = {f"{Q}.lora_a": A, f"{Q}.lora_b": B}
         ({"adapter.lora.alpha": string("4")}, GOOD, "adapter.lora.alpha is STRING"),
         ({"adapter.alora.invocation_tokens": numbers(Kind.UINT32, [1, 2])}, GOOD, "aLoRA"),
         ({"general.type": string("model")}, GOOD, "no adapter but a model"),
-        ({"general.type": string("other")}, GOOD, "no adapter but an other"),
+        ({"general.type": string("other")}, GOOD, "neither an adapter nor a model; an adapter is needed"),
         ({}, {}, "no pair of factors"),
         ({}, {f"{Q}.lora_a": A}, "has a factor a, and b is missing"),
         ({}, {f"{Q}.lora_b": B}, "has a factor b, and a is missing"),
@@ -162,9 +149,12 @@ def test_ggla(tmp_path: Path) -> None:
     made = Adapter(Path(), 6, {name: replace(pair, scale=1.5) for name, pair in pairs.items()})
     (tmp_path / "l.bin").write_bytes(ggla(made, 4, 6))
     found = read(tmp_path / "l.bin", HEADS)
-    assert same(found, made)
+    assert same(found, made) and type(found.alpha) is float
     check(found, H.shapes, H.tied, "base")
+    with pytest.raises(FileError, match=r"l\.bin: has a pair for the norm output_norm\.weight: merge it into the model"):
+        factors_of(found, H.shapes, H.tied, "base")
     matrices = replace(found, pairs={name: found.pairs[name] for name in (EMBEDDINGS, Q)})
+    assert factors_of(matrices, H.shapes, H.tied, "base").keys() == matrices.pairs.keys()
     gguf.write(tmp_path / "a.gguf", matrices)
     assert same(read(tmp_path / "a.gguf", HEADS), matrices)
 

@@ -6,14 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llamatrain.adapters import gguf, merge
+from llamatrain.adapters import gguf
 from llamatrain.adapters.adapter import EMBEDDINGS, OUTPUT
 from llamatrain.adapters.reading import read
 from llamatrain.data.tokenizer import load as load_tokenizer
 from llamatrain.files.reader import open_gguf
 from llamatrain.model.load import load
 from llamatrain.sample.decoder import Decoder
-from tests.adapter_files import adapter, linear
+from tests.adapter_files import adapter, linear, merged
 from tests.llama_cpp import Served
 from tests.runs import ran
 from tests.small_models import small, tokens, weights, written
@@ -52,8 +52,8 @@ def test_logits_of_base_and_adapter(tmp_path: Path, kind: str, alpha: float, sca
     base, path = made(tmp_path, kind, alpha=alpha)
     ran("export-lora", base, "--lora-scaled", path, scale, "--out", tmp_path / "m.gguf")
     expected = of_llama_cpp(base, lora_path=os.fspath(path), lora_scale=scale)
-    merged, limit = ours(tmp_path / "m.gguf"), 2e-3 if kind == "f32" else 1e-2  # it rounds what meets half floats to such
-    assert np.abs(merged - expected).max() <= limit < 0.5 < np.abs(merged - ours(base)).max()
+    found, limit = ours(tmp_path / "m.gguf"), 2e-3 if kind == "f32" else 1e-2  # it rounds what meets half floats to such
+    assert np.abs(found - expected).max() <= limit < 0.5 < np.abs(found - ours(base)).max()
     assert np.abs(of_llama_cpp(tmp_path / "m.gguf") - expected).max() <= limit
 
 
@@ -67,7 +67,7 @@ def test_a_server_with_the_adapter(tmp_path: Path) -> None:
     params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
     params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
     h, arrays = load(open_gguf(base))
-    decoder = Decoder(h, merge.merged(arrays, [read(path, (4, 2)).scaled(0.5)]), ctx=64)
+    decoder = Decoder(h, merged(arrays, [read(path, (4, 2)).scaled(0.5)]), ctx=64)
     logits = np.array([decoder.feed([token]).copy() for token in IDS])
     tokenizer = load_tokenizer(open_gguf(base).metadata)
     # The server gives no probabilities of a token that ends the text or is a part of a character.

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llamatrain.adapters import gguf, merge, peft
+from llamatrain.adapters import gguf, peft
 from llamatrain.adapters.adapter import EMBEDDINGS, OUTPUT, Adapter, check
 from llamatrain.adapters.reading import read
 from llamatrain.adapters.safetensors import open_safetensors, write_safetensors
 from llamatrain.errors import FileError
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.sample.decoder import Decoder
-from tests.adapter_files import adapter, linear, same
+from tests.adapter_files import adapter, linear, merged, same
 from tests.small_models import Arrays, small, tokens, weights
 
 H = small()
@@ -99,6 +99,8 @@ def test_ranks_and_scales(tmp_path: Path) -> None:
         ({"alpha_pattern": {"q_proj": 2}}, 0.5),
         ({"alpha_pattern": {"proj": 2}}, 2.0),
         ({"alpha_pattern": {r"^model\.layers.0.self_attn.q_proj$": 2}, "use_rslora": True}, 1.0),
+        ({"alpha_pattern": {"k_proj": 5, "q_proj": 2, "self_attn.q_proj": 3}}, 0.5),  # the first that fits
+        ({"alpha_pattern": {"^q_proj": 5, "self_attn.q_proj": 3, "q_proj": 2}}, 0.75),
         ({"r": 8, "rank_pattern": {"layers.0.self_attn.q_proj": 4}}, 2.0),
         ({"lora_alpha": 3.5}, 0.875),
         ({"lora_alpha": 0}, 0.0),
@@ -107,9 +109,48 @@ def test_ranks_and_scales(tmp_path: Path) -> None:
 )
 def test_configurations(tmp_path: Path, config: dict[str, Any], scale: float) -> None:
     found = read(folder(tmp_path / "p", config), HEADS)
-    assert found.pairs[Q].scale == scale
+    assert found.pairs[Q].scale == scale and type(found.alpha) is float
     gguf.write(tmp_path / "a.gguf", found)
     assert np.allclose(read(tmp_path / "a.gguf", HEADS).delta(Q), found.delta(Q), atol=1e-6)
+
+
+FITS = {  # what PEFT 0.21 says of model.layers.0.self_attn.q_proj
+    "q_proj": True,
+    "q_proj$": True,
+    "proj": False,
+    "_proj": False,
+    "^q_proj": False,
+    "self_attn.q_proj": True,
+    "^self_attn.q_proj$": False,
+    r"^model\.layers\.0\.self_attn\.q_proj": True,
+    "^model.layers.0.self_attn.q_proj$": True,
+    "model.layers.0.self_attn.q_proj": True,
+    "base_model.model.model.layers.0.self_attn.q_proj": False,
+    r"0\.self_attn\.q_proj": True,
+    "1.self_attn.q_proj": False,
+    "attn.q_proj": False,
+    "self_attn": False,
+    "q.proj": True,  # a bare dot is any sign
+    r"q\.proj": False,
+    "......": True,
+    ".q_proj": False,
+    "q_proj.": False,
+    "layers.0..elf_attn.q_proj": True,
+    "^......................q_proj": False,
+}
+
+
+@pytest.mark.parametrize(("pattern", "fits"), FITS.items())
+def test_patterns(tmp_path: Path, pattern: str, fits: bool) -> None:
+    place = folder(tmp_path / "p", {"alpha_pattern": {pattern: 2}})
+    assert read(place, HEADS).pairs[Q].scale == (0.5 if fits else 2.0)
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize(("pattern", "fits"), FITS.items())
+def test_patterns_are_those_of_peft(pattern: str, fits: bool) -> None:
+    other = pytest.importorskip("peft.utils.other")
+    assert (other.get_pattern_key([pattern], PLACE.removeprefix(peft.PREFIX)) == pattern) == fits
 
 
 @pytest.mark.parametrize(
@@ -129,6 +170,9 @@ def test_configurations(tmp_path: Path, config: dict[str, Any], scale: float) ->
         ({"lora_alpha": -1}, "lora_alpha is"),
         ({"alpha_pattern": ["q_proj"]}, "alpha_pattern is"),
         ({"alpha_pattern": {"(q+)+_proj": 2}}, "only plain names"),
+        ({"alpha_pattern": {"q_proj|k_proj": 2}}, "only plain names"),
+        ({"alpha_pattern": {"^": 2}}, "only plain names"),
+        ({"alpha_pattern": {f"q{i}": 2 for i in range(5000)}}, "4096 at most"),
         ({"alpha_pattern": {"q_proj": None}}, "alpha_pattern is 'null'"),
         ({"alpha_pattern": {"q_proj": float("nan")}}, "alpha_pattern is 'NaN'"),
         ({"alpha_pattern": {"q_proj": 10**400}}, "alpha_pattern is '1000"),
@@ -231,7 +275,7 @@ def test_peft_loads_what_is_written(tmp_path: Path, names: list[str]) -> None:
     assert sum("lora" in name for name in there) == 2 * len(pairs)
     ids = tokens(40)
     expected, base = their_logits(model, ids), our_logits(weights(H), ids)
-    found = our_logits(merge.merged(weights(H), [made]), ids)
+    found = our_logits(merged(weights(H), [made]), ids)
     assert np.abs(found - expected).max() < 1e-3 < 0.5 < np.abs(found - base).max()
 
 
@@ -255,4 +299,4 @@ def test_what_peft_writes_is_read(tmp_path: Path, more: dict[str, Any]) -> None:
     ids = tokens(40)
     expected = their_logits(model, ids)
     for each in (found, read(tmp_path / "a.gguf", HEADS)):
-        assert np.abs(our_logits(merge.merged(weights(H), [each]), ids) - expected).max() < 1e-3
+        assert np.abs(our_logits(merged(weights(H), [each]), ids) - expected).max() < 1e-3

@@ -94,6 +94,24 @@ def test_an_interrupt_is_no_error(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert not capsys.readouterr().err.strip()
 
 
+@pytest.mark.skipif(os.name == "nt", reason="streams are others there")
+@pytest.mark.parametrize("closed", ["0<&-", "1>&-", "2>&-", "0<&- 1>&- 2>&-"])
+def test_streams_that_are_closed(closed: str) -> None:
+    """Nothing is put into the place of another, nothing fails, and nothing has to be closed at the end."""
+    code = (
+        "import sys; from llamatrain.cli import main as cli; from llamatrain.errors import LlamatrainError\n"
+        "def all(context):\n"
+        "    print(sys.stdin.isatty(), sys.stdin.buffer.read(1), file=sys.stderr); sys.stdout.buffer.write(b'out')\n"
+        "    raise LlamatrainError('failed')\n"
+        "cli.app.invoke = all; sys.argv = ['llamatrain']; cli.main()"
+    )
+    words = ["sh", "-c", f'exec "$0" "$@" {closed}', sys.executable, "-W", "error", "-X", "dev", "-c", code]
+    done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stdout == ("" if "1>" in closed else "out")
+    assert done.stderr == ("" if "2>" in closed else "False b''\nerror: failed\n")
+
+
 @pytest.mark.skipif(os.name == "nt", reason="pipes break otherwise there")
 @pytest.mark.parametrize("lines", [1, 100_000])
 def test_a_reader_that_leaves_is_no_error(tmp_path: Path, lines: int) -> None:

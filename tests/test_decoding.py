@@ -1,19 +1,27 @@
 """Decoding with a cache: the same logits as the training graph, however the tokens come; gradients go through the cache."""
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 
+from llamatrain.engine.plan import Plan
 from llamatrain.engine.program import Program, allocate
 from llamatrain.errors import LlamatrainError, UsageError
+from llamatrain.files.reader import open_gguf
 from llamatrain.graph import ops as O
 from llamatrain.graph.autodiff import value_and_gradients
 from llamatrain.graph.layers import cross_entropy_loss, flash_attn
 from llamatrain.graph.tensor import F32, F64, I32, DType, Tensor, parameter, placeholder
-from llamatrain.model.hyperparameters import Hyperparameters
+from llamatrain.model.frozen import frozen
+from llamatrain.model.hyperparameters import Hyperparameters, read
 from llamatrain.model.llama import caches_of, hidden, output_weight, parameters, rope_state, training
 from llamatrain.model.rope import Rope
 from llamatrain.sample.decoder import Decoder, Generation
 from llamatrain.sample.options import SamplingOptions
+from tests.lora_runs import WIDE, base
+from tests.runs import ran, text_file
 from tests.small_models import Arrays, small, tokens, weights
 
 GREEDY = SamplingOptions(temp=0)
@@ -115,6 +123,27 @@ def test_what_it_takes_is_known_before() -> None:
     assert cost.caches == 2 * h.layers * 50 * h.kv_heads * h.head_size * 4 + 50 * h.head_size * 4
     shared = Decoder(h, weights(h), ctx=50, threads=2, arena=allocate(cost.arena))
     np.testing.assert_array_equal(shared.feed(tokens(50)), Decoder(h, weights(h), ctx=50, threads=2).feed(tokens(50)))
+
+
+def test_pages_of_a_base_may_be_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a decoder that is told to, as that of a run's samples is where the run does it itself."""
+    bound = list[Plan]()
+
+    def program(plan: Plan, *arguments: Any, **more: Any) -> Program:
+        bound.append(plan)
+        return Program(plan, *arguments, **more)
+
+    monkeypatch.setattr("llamatrain.sample.decoder.Program", program)
+    model = base(tmp_path / "base.gguf", WIDE, "Q8_0")
+    gguf = open_gguf(model)
+    leaves, arrays = frozen(gguf, h := read(gguf))
+    found = [Decoder(h, arrays, ctx=8, weights=leaves, drop_base=drops).feed(tokens(3)).copy() for drops in (False, True)]
+    assert [plan.drops_base for plan in bound] == [False, True] and np.array_equal(*found)
+    assert Decoder.plan(h, 8, weights=leaves, drop_base=True) == Decoder.plan(h, 8, weights=leaves)
+    bound.clear()
+    run = ("--ctx", 32, "--batch", 1, "--iters", 1, "--sample-every", 1, "--cache-base", "off", "--out", tmp_path / "run")
+    ran("finetune", model, text_file(tmp_path, 300), *run)
+    assert bound and all(plan.drops_base for plan in bound)
 
 
 # ---- generating ------------------------------------------------------------

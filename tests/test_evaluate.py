@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.lora_runs import random_adapter
 from tests.runs import TINY, Argument, ran, rows, run, steps, tensors, text_file
+from tests.small_models import small
 from tests.test_from_scratch_errors import refused
 
 CTX = 32
@@ -113,5 +115,8 @@ def test_what_cannot_be_evaluated(place: Path) -> None:
     refused(run("evaluate", data, data), 1, "text.txt")
     refused(run("evaluate", model, data, "--ctx", 0), 2, "--ctx")
     refused(run("evaluate", model, data, "--batch", 0), 2, "--batch")
+    adapter = random_adapter(place / "a.gguf", small(), ["blk.0.attn_q.weight"])
+    refused(run("evaluate", adapter, data), 1, "no model but an adapter")
+    refused(run("generate", adapter), 1, "no model but an adapter")
     (place / "empty.txt").write_text("")
     refused(run("evaluate", model, place / "empty.txt"), 1)

@@ -1,6 +1,7 @@
 """`llamatrain export-lora`: what is in the merged file, and what is refused before one is begun."""
 
 import re
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from llamatrain.adapters.reading import read
 from llamatrain.files import quants
 from llamatrain.files.reader import Gguf, open_gguf
 from llamatrain.files.types import TensorInfo, by_name
-from llamatrain.files.values import string, u32
+from llamatrain.files.values import f32, string, u32
 from llamatrain.files.writer import new_gguf
 from tests.adapter_files import adapter, ggla, linear
 from tests.material import material
@@ -186,6 +187,72 @@ def test_check(tmp_path: Path) -> None:
     assert "first 128 of 201 tokens" in ran(*arguments[:-1], "x" * 200, "--overwrite").err
 
 
+def test_check_of_an_adapter_with_norms(tmp_path: Path) -> None:
+    base, lora = files(tmp_path, WIDE, "Q8_0", tuple(linear(WIDE)))
+    (tmp_path / "b.bin").write_bytes(ggla(adapter(WIDE, (NORM, "output_norm.weight", Q), seed=2).scaled(30), 4, 240))
+    arguments = ("export-lora", base, "--lora-scaled", tmp_path / "b.bin", 0.5, "--lora", lora, "--check", "Once", "--out")
+    found = ran(*arguments, tmp_path / "m.gguf", "--type", "f32").out
+    assert float(found.split()[2]) < 1e-4, found
+
+
+def test_check_takes_no_copies_of_the_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decoded, the matrices at both ends alone are 20 MB each."""
+    monkeypatch.setattr(merge, "PANEL", 1 << 17)
+    h = small(vocab=20_000, embd=256, heads=4, head_size=64, ff=64, layers=1)
+    arguments = ("--lora", files(tmp_path, h, "F16")[1], "--check", "0 3 5", "--overwrite", "--out", tmp_path / "m.gguf")
+    ran("export-lora", tmp_path / "base.gguf", *arguments)  # compiles
+    tracemalloc.start()
+    try:
+        ran("export-lora", tmp_path / "base.gguf", *arguments)
+        assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_check_of_what_cannot_be_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, lora = files(tmp_path)
+    nan = written(tmp_path / "nan.gguf", H, weights(H), more={"llama.rope.scaling.attn_factor": f32(1e38)})
+    arguments = ("--lora", lora, "--out", tmp_path / "m.gguf", "--check", "Once")
+    failed(run("export-lora", nan, *arguments), "nothing can be compared: on that text its logits are not finite")
+    monkeypatch.setattr("llamatrain.model.load.available", lambda: 1000)
+    done = run("export-lora", tmp_path / "base.gguf", *arguments)
+    failed(done, "and 1,000 are free; a shorter text for --check takes less")
+    assert not (tmp_path / "m.gguf").exists()
+
+
+# ---- rounding --------------------------------------------------------------
+
+
+NOTE = r"note: rounded to its type, (\S+) is off by (\d+)% of what was added to it, all weights together by (\d+)%; --type (\w+) "
+
+
+@pytest.mark.parametrize("kind", ["q4_0", "q4_k", "q8_0"])
+@pytest.mark.parametrize("panel", [merge.PANEL, 1000])
+def test_what_is_rounded_away_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, panel: int) -> None:
+    monkeypatch.setattr(merge, "PANEL", panel)
+    names = (Q, "blk.0.ffn_down.weight")
+    base, lora = files(tmp_path, WIDE, kind.upper(), names)
+    made = read(lora, (4, 2)).scaled(0.01)
+    done = ran("export-lora", base, "--lora-scaled", lora, 0.01, "--out", tmp_path / "m.gguf")
+    note = re.search(NOTE, done.err)
+    assert note, done.err
+    plain, found = open_gguf(base), open_gguf(tmp_path / "m.gguf")
+    off = {name: values(found, name) - values(plain, name) - made.delta(name) for name in names}
+    shares = {name: 100 * rms(off[name]) / rms(made.delta(name)) for name in names}
+    assert note[1] == max(names, key=shares.__getitem__) and abs(int(note[2]) - shares[note[1]]) < 1
+    assert min(shares.values()) - 1 < int(note[3]) < max(shares.values()) + 1
+    assert note[4] == ("f16" if kind == "q8_0" else "q8_0")
+    done = ran("export-lora", base, "--lora-scaled", lora, 0.01, "--out", tmp_path / "n.gguf", "--type", note[4])
+    assert "note:" not in done.err
+
+
+def test_what_is_kept_is_not_told(tmp_path: Path) -> None:
+    base, lora = files(tmp_path, WIDE, "Q8_0")
+    assert "note:" not in ran("export-lora", base, "--lora", lora, "--out", tmp_path / "m.gguf").err
+    nothing = ran("export-lora", base, "--lora-scaled", lora, 0, "--out", tmp_path / "n.gguf")
+    assert "note:" not in nothing.err
+
+
 # ---- what is refused -------------------------------------------------------
 
 
@@ -248,6 +315,17 @@ def test_bases_that_are_none(tmp_path: Path) -> None:
 
 def test_a_disk_without_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base, lora = files(tmp_path)
-    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000})())
+    asked = []
+    monkeypatch.setattr("shutil.disk_usage", lambda path: asked.append(path) or type("Usage", (), {"free": 1000})())
     done = run("export-lora", base, "--lora", lora, "--out", tmp_path / "m.gguf")
     assert done.code == 1 and re.search(r"m\.gguf: takes [\d.]+ kB, and 1 kB are free there", done.err)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "link.gguf").symlink_to(tmp_path / "other" / "m.gguf")
+    failed(run("export-lora", base, "--lora", lora, "--out", tmp_path / "link.gguf"), "link.gguf: takes ")
+    assert asked == [tmp_path, tmp_path / "other"]
+
+
+def test_names_move_no_cursor(tmp_path: Path) -> None:
+    base, lora = files(tmp_path)
+    done = ran("export-lora", base, "--lora", lora, "--out", tmp_path / "m\n\x1b[2J.gguf")
+    assert "\x1b" not in done.err and r"m\n\x1b[2J.gguf: " in done.err

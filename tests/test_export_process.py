@@ -63,7 +63,7 @@ def test_the_memory_it_takes(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals are others there")
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_an_interrupt_leaves_no_half_file(tmp_path: Path, number: int, code: int) -> None:
     base, lora = large(tmp_path)
     (tmp_path / "m.gguf").write_text("what was there")

@@ -317,3 +317,50 @@ def test_base_numbers_are_kept(place: Path) -> None:
 def test_it_has_another_name(place: Path) -> None:
     ran("finetune-lora", "base.gguf", "text.txt", *ROWS, "--iters", 1, "--out", "run")
     assert (place / "run" / "adapter.gguf").exists()
+
+
+def test_the_whole_model_with_another_rope(place: Path) -> None:
+    """What it was trained with stands in its file."""
+    given = ("--full", "--rope-freq-base", 500, "--rope-freq-scale", 0.5, "--norm-rms-eps", 0.03, "--lr", 1e-2)
+    folder = finetuned("run", *given, "--val", "val.txt")
+    model = open_gguf(folder / "model.gguf")
+    assert model.value("llama.rope.freq_base", float) == 500 and model.value("llama.rope.scaling.factor", float) == 2
+    last = [line["val_loss"] for line in metrics(folder) if "val_loss" in line][-1]
+    assert evaluated(folder / "model.gguf", "val.txt") == pytest.approx(last, abs=1e-6)
+    assert "same" in ran("finetune", "base.gguf", "text.txt", *ROWS, "--norm-rms-eps", 0.03, "--iters", 0, "--out", "lora").err
+
+
+def test_a_model_to_start_from_is_a_base_that_is_trained_whole(place: Path) -> None:
+    common = ("text.txt", *ROWS, "--precision", "f32", "--iters", 2)
+    ran("finetune", "--checkpoint-in", "base.gguf", *common, "--out", "one")
+    ran("finetune", "base.gguf", *common, "--full", "--out", "other")
+    same_bits(Path("one") / "model.gguf", Path("other") / "model.gguf")
+
+
+@pytest.mark.parametrize("given", [("--lora-init", "first/adapter.gguf"), ("--full",), ("--optimizer", "lbfgs"), ("--rslora",)])
+def test_the_options_that_a_run_writes_are_those_of_such_a_run(given: tuple[Argument, ...], place: Path) -> None:
+    finetuned("first", "--target", "attn_v")
+    folder = finetuned("run", *given, "--rope-freq-base", 5000)
+    ran("finetune", "base.gguf", "--config", folder / "config.toml", "--out", "again")
+    assert losses(folder) == losses(Path("again"))
+    for one, other in zip(*((Path(out) / "config.toml").read_text().splitlines()[1:] for out in ("run", "again")), strict=True):
+        assert one == other
+
+
+def test_copies_of_the_base_only_where_they_fit(place: Path) -> None:
+    base(place / "wide.gguf", small(embd=256, heads=4, head_size=64, ff=1024, layers=8), "Q4_0")
+    common = ("wide.gguf", "text.txt", *ROWS, "--precision", "bf16")
+    off, copied = (
+        json.loads(ran("plan", "finetune", *common, "--cache-base", how, "--json").out)["total"] for how in ("off", "bf16")
+    )
+    assert off < copied - 10_000_000
+    limit = f"{(off + copied) // 2 // 1000}KB"
+    ran("finetune", *common, "--iters", 1, "--memory", limit, "--out", "run")
+    assert 'cache-base = "off"' in Path("run/config.toml").read_text()
+    ran("finetune", *common, "--iters", 1, "--out", "free")
+    assert 'cache-base = "bf16"' in Path("free/config.toml").read_text()
+
+
+def test_longer_rows_than_the_model_was_made_for_are_told_of(place: Path) -> None:
+    said = ran("finetune", "base.gguf", "text.txt", "--ctx", 80, "--batch", 1, "--iters", 1, "--out", "run").err
+    assert "80 tokens" in said and "made for 64" in said

@@ -23,7 +23,7 @@ ROWS = ("--ctx", 32, "--batch", 2)
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Path:
     monkeypatch.chdir(tmp_path)
     text_file(tmp_path)
     base(tmp_path / "base.gguf", H)
@@ -34,6 +34,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     gguf.write("ends.gguf", adapter(H, [EMBEDDINGS, OUTPUT]))
     gguf.write("deep.gguf", adapter(small(layers=3), ["blk.2.attn_q.weight"]))
     gguf.write("plain.gguf", adapter(H, linear(H)))
+    if "checkpoint" in request.node.name:
+        ran("finetune", "base.gguf", "text.txt", *ROWS, "--iters", 1, "--out", "run0")
     return tmp_path
 
 
@@ -69,6 +71,17 @@ SLIPS: dict[str, tuple[str, int | tuple[int, ...], tuple[Argument, ...], tuple[s
     "a huge rank": ("base.gguf", (1, 2), ("--lora-r", 1 << 40), ("rank|--lora-r",)),
     "an alpha that is no number": ("base.gguf", 2, ("--lora-alpha", "nan"), ("--lora-alpha", "nan")),
     "an alpha below 0": ("base.gguf", 2, ("--lora-alpha", -1), ("--lora-alpha", "-1")),
+    "an alpha beyond what a file can tell": ("base.gguf", 2, ("--lora-alpha", 1e39), ("--lora-alpha", "1e[+]39")),
+    "an alpha that a file would call 0": ("base.gguf", 2, ("--lora-alpha", 1e-46), ("--lora-alpha", "1e-46")),
+    "a huge ratio": ("base.gguf", 2, ("--lora-plus-ratio", 1e300), ("--lora-plus-ratio",)),
+    "a rank of thousands of digits": ("base.gguf", 2, ("--rank", "attn_q=" + 5000 * "9"), ("--rank", "attn_q")),
+    "a scale of positions beyond what is sane": ("base.gguf", 2, ("--rope-freq-scale", 1e-45), ("--rope-freq-scale",)),
+    "a norm": ("base.gguf", 2, ("--target", "attn_norm"), ("attn_norm", "norms take no adapter")),
+    "no base": ("", 2, (), ("no model",)),
+    "no folder": ("base.gguf", 2, ("--peft", ""), ("--peft", "empty")),
+    "blocks beyond the last": ("base.gguf", 2, ("--target", "blk.0-9.attn_q"), ("blk.0-9.attn_q", "0 to 1")),
+    "blocks from the last to the first": ("base.gguf", 2, ("--target", "blk.1-0.attn_q"), ("blk.1-0.attn_q", "0 to 1")),
+    "a checkpoint of an adapter": ("run0/checkpoint-1.gguf", 2, (), ("checkpoint of an adapter", "--resume")),
     "all is dropped": ("base.gguf", 2, ("--lora-dropout", 1), ("--lora-dropout", "1")),
     "less than nothing is dropped": ("base.gguf", 2, ("--lora-dropout", -0.1), ("--lora-dropout", "-0.1")),
     "a ratio of 0": ("base.gguf", 2, ("--lora-plus-ratio", 0), ("--lora-plus-ratio", "0")),

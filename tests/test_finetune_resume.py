@@ -4,9 +4,14 @@ import random
 import shutil
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from llamatrain.adapters import peft
+from llamatrain.model.rope import Rope
+from llamatrain.train import checkpoint
+from tests.adapter_files import adapter, ggla
 from tests.lora_runs import base, new_weights, random_adapter
 from tests.runs import Argument, lines, losses, metrics, ran, run, same_bits, steps, text_file, timeless
 from tests.small_models import small
@@ -112,3 +117,97 @@ def test_runs_of_the_other_command(place: Path) -> None:
     refused(run("from-scratch", "--resume", "run", "--iters", 5), (1, 2), "finetune")
     ran("from-scratch", "text.txt", "--size", "tiny", "--vocab-size", "bytes", "--iters", 2, "--ctx", 32, "--out", "new")
     refused(run("finetune", "--resume", "new", "--iters", 5), (1, 2), "from-scratch")
+
+
+# ---- what else may have changed, and what may not --------------------------
+
+
+def went_on(iters: int, *more: Argument) -> str:
+    return ran("finetune", "--resume", "run", "--iters", iters, *more).err
+
+
+@pytest.mark.parametrize("source", ["theirs", "theirs.bin"])
+def test_begun_from_adapters_of_others(source: str, place: Path) -> None:
+    """PEFT's alpha is a whole number there, as is the ancestor's."""
+    if source == "theirs":
+        ran(*arguments("first", "mixed", 2), "--peft", "theirs")
+    else:
+        (place / source).write_bytes(ggla(adapter(H, ["blk.0.attn_v.weight", "blk.1.attn_v.weight"]), 4, 8))
+    begun = [*arguments("", "gone on from an adapter", 4)[:-4], "--lora-init", source, "--schedule", "constant"]
+    ran(*begun, "--iters", 4, "--out", "whole")
+    ran(*begun, "--iters", 2, "--out", "run")
+    went_on(4)
+    same_bits(place / "whole" / "adapter.gguf", place / "run" / "adapter.gguf")
+
+
+def test_a_base_and_adapters_that_were_moved(place: Path) -> None:
+    ran(*arguments("run", "mixed", 2))
+    Path("Q8_0.gguf").rename("moved.gguf")
+    Path("mixed.gguf").rename("there.gguf")
+    ran("finetune", "moved.gguf", "--resume", "run", "--iters", 3, "--lora-scaled", "there.gguf", 0.5)
+    went_on(4)  # it is known from then on
+    assert len(steps(place / "run")) == 4
+    refused(run("finetune", "--resume", "run", "--iters", 5, "--lora-scaled", "there.gguf", 0.25), 1, "there.gguf", "began with")
+    base(Path("moved.gguf"), small(rope=Rope(16, base=1e6)), "Q8_0")
+    refused(run("finetune", "--resume", "run", "--iters", 5), 1, "moved.gguf", "not the model")
+
+
+def test_the_same_options_again(place: Path) -> None:
+    ran(*arguments("run", "mixed", 2))
+    given = ("--lora-scaled", "mixed.gguf", 0.5, "--rank", "attn_q=3", "--lora-alpha", 8, "--ctx", 32)
+    went_on(3, *given)
+    for option, value, had in (("--rank", "attn_q=4", "attn_q=3"), ("--target", "attn_q", "none"), ("--lora-alpha", 9, "8")):
+        refused(run("finetune", "--resume", "run", option, value), 2, option, f"it has {had}")
+
+
+def test_a_whole_model_needs_its_base_no_more(place: Path) -> None:
+    for out, iters in (("whole", 4), ("run", 2)):
+        ran(*arguments(out, "full", iters), "--schedule", "constant")
+    Path("F16.gguf").unlink()
+    went_on(4)
+    same_bits(place / "whole" / "model.gguf", place / "run" / "model.gguf")
+    refused(run("finetune", "mixed.gguf", "--resume", "run", "--iters", 5), 2, "--full", "mixed.gguf")
+    refused(run("finetune", "--resume", "run", "--peft", "theirs"), 2, "--peft", "--full")
+
+
+def test_copies_of_the_base_are_decided_once(place: Path) -> None:
+    bf16 = ("--precision", "bf16")
+    ran(*arguments("run", "momentum", 2), *bf16)
+    assert kept_options(place / "run")["tune"]["cache_base"] == "bf16"
+    assert "--cache-base" not in went_on(3) and kept_options(place / "run")["tune"]["cache_base"] == "bf16"
+    said = went_on(4, "--cache-base", "off")
+    assert "--cache-base is off from now on, and was bf16" in said and "to the bit" in said
+    ran(*arguments("f32", "momentum", 2))
+    assert kept_options(place / "f32")["tune"]["cache_base"] == "off"
+
+
+def kept_options(folder: Path) -> dict[str, Any]:
+    return checkpoint.read(folder / "checkpoint-LATEST.gguf").options
+
+
+def test_only_the_adapter(place: Path) -> None:
+    """Neither data nor anything else of a run is needed for it, or made."""
+    ran(*arguments("run", "mixed", 2), "--peft", "own")
+    Path("text.txt").unlink()
+    ran("finetune", "--resume", "run", "--only-write-lora", "--out", "first")
+    refused(run("finetune", "--resume", "run", "--only-write-lora", "--out", "second", "--peft", "own"), 1, "own", "already")
+    assert not Path("second").exists()
+    ran("finetune", "--resume", "run", "--only-write-lora", "--out", "other", "--peft", "theirs")
+    assert [path.name for path in Path("other").iterdir()] == ["adapter.gguf"] and (place / "theirs" / peft.WEIGHTS).exists()
+    same_bits(place / "run" / "adapter.gguf", place / "other" / "adapter.gguf")
+    refused(run("finetune", "Q8_0.gguf", "--only-write-lora", "--out", "new"), 2, "--only-write-lora", "--resume")
+    assert not Path("new").exists()
+
+
+def test_a_folder_for_peft_is_nobody_elses(place: Path) -> None:
+    ran(*arguments("run", "mixed", 2), "--peft", "theirs")
+    before = (place / "theirs" / peft.WEIGHTS).read_bytes()
+    refused(run(*arguments("two", "mixed", 2), "--lora", "theirs", "--peft", "./theirs"), 2, "--peft", "being read")
+    refused(run(*arguments("two", "mixed", 2), "--peft", "theirs"), 1, "theirs", "--overwrite")
+    Path("file").touch()
+    refused(run(*arguments("two", "mixed", 2), "--peft", "file/under"), 1, "file", "no folder")
+    assert not Path("two").exists()
+    ran("finetune", "--checkpoint-in", "run/checkpoint-2.gguf", "--iters", 3, "--out", "two")
+    assert (place / "theirs" / peft.WEIGHTS).read_bytes() == before  # of the other run
+    went_on(3)
+    assert (place / "theirs" / peft.WEIGHTS).read_bytes() != before

@@ -9,6 +9,7 @@ import pytest
 from llamatrain.engine.program import Program
 from llamatrain.graph.autodiff import value_and_gradients
 from llamatrain.graph.tensor import BF16, F32, F64, Tensor, nodes_of
+from llamatrain.kernels.reference import KERNELS
 from tests.llama_graph import Size, llama
 from tests.op_cases import CASES, Case
 from tests.test_gradients import EACH, scalar
@@ -43,6 +44,12 @@ def turned(x, positions, table, back: bool = False):
     z = torch.view_as_complex(x[..., : 2 * pairs].reshape(*x.shape[:3], pairs, 2).contiguous())
     z = z * torch.complex(cos, -sin if back else sin)
     return torch.cat([torch.view_as_real(z).flatten(3), x[..., 2 * pairs :]], dim=3)
+
+
+def dropped(x, key, rate: float, salt: int):
+    """Which elements are left out is data: the plain kernel tells it."""
+    kept = KERNELS["dropout"](np.ones(x.shape, np.float32), key.numpy(), rate=rate, salt=salt) != 0
+    return x * torch.from_numpy(kept) / (1 - rate)
 
 
 def attention(q, k, v, starts, lasts=None, *, scale: float):
@@ -106,6 +113,7 @@ TORCH: dict[str, Callable[..., Any]] = {
     "diag_mask_zero": lambda x, past=0: masked(x, past, 0.0),
     "rms_norm": lambda x, w, eps: functional.rms_norm(x, w.shape, w, eps),
     "silu": functional.silu,
+    "dropout": dropped,
     "swiglu": lambda gate, up: functional.silu(gate) * up,
     "rope": turned,
     "rope_back": lambda x, positions, table: turned(x, positions, table, back=True),

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llamatrain.adapters import merge
 from llamatrain.adapters.reading import read
 from llamatrain.files.reader import open_gguf
 from llamatrain.model.load import load
 from llamatrain.sample.decoder import Decoder
+from tests.adapter_files import merged
 from tests.lora_runs import base, decoded
 from tests.runs import Argument, ran, rows, text_file
 from tests.small_models import small, tokens
@@ -34,7 +34,7 @@ def trained(folder: Path, kind: str, *more: Argument) -> tuple[Path, Path]:
 
 def ours(model: Path, adapter: Path, scale: float = 1.0) -> np.ndarray:
     h, arrays = load(open_gguf(model))
-    decoder = Decoder(h, merge.merged(arrays, [read(adapter, (h.heads, h.kv_heads)).scaled(scale)]), ctx=64)
+    decoder = Decoder(h, merged(arrays, [read(adapter, (h.heads, h.kv_heads)).scaled(scale)]), ctx=64)
     return np.array([decoder.feed([token]).copy() for token in IDS])
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llamatrain.adapters import merge
 from llamatrain.adapters.gguf import read
+from tests.adapter_files import merged
 from tests.runs import Argument, ran, text_file
 from tests.small_models import tokens, weights, written
 from tests.test_adapters_peft import H, our_logits, their_logits, theirs
@@ -24,5 +24,5 @@ def test_logits(tmp_path: Path, more: tuple[Argument, ...]) -> None:
     found = library.PeftModel.from_pretrained(theirs(H), os.fspath(tmp_path / "theirs"))
     ids = tokens(40)
     expected, plain = their_logits(found, ids), our_logits(weights(H), ids)
-    ours = our_logits(merge.merged(weights(H), [read(tmp_path / "run" / "adapter.gguf")]), ids)
+    ours = our_logits(merged(weights(H), [read(tmp_path / "run" / "adapter.gguf")]), ids)
     assert np.abs(ours - expected).max() < 1e-3 < 0.5 < np.abs(plain - expected).max()

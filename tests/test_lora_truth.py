@@ -30,6 +30,7 @@ class Case:
     ctx: int = 32
     kind: str = "F32"
     ratio: float = 1.0
+    clip: float = 1.0
     alpha: float = 8.0
     rslora: bool = False
     ranks: dict[str, int] = field(default_factory=dict)
@@ -82,7 +83,7 @@ def compare(case: Case, folder: Path, precision: str = "f32", iters: int = 30, n
     assert first.keys() == case.names
     shown = rows(iters * each, data, "--model", model, *case.rows)
     lora = Lora(decoded(model), first, {name: case.scale(name) for name in first})
-    trainer = Trainer(lora, ratio=case.ratio)
+    trainer = Trainer(lora, clip=case.clip, ratio=case.ratio)
     for number, line in enumerate(told):
         loss, norm = trainer.step(case.numbers, shown[number * each : (number + 1) * each], line["lr"])
         assert line["loss"] == pytest.approx(loss, abs=near), f"step {number + 1}"
@@ -120,9 +121,10 @@ CASES = {
     "ranks": Case(ranks={"attn_q": 16, "ffn_down": 1, "attn_v": 3}),
     "rslora": Case(rslora=True, more=("--rslora",), ranks={"attn_q": 16}),
     "faster b": Case(ratio=4, more=("--lora-plus-ratio", 4)),
+    "faster b, each gradient used at once": Case(ratio=4, clip=0, more=("--lora-plus-ratio", 4, "--clip", 0)),
     "another rope": Case(more=("--rope-freq-base", 500, "--norm-rms-eps", 1e-2), eps=1e-2, freq_base=500),
 }
-QUICK = ("all", "with both ends", "rslora", "tied")
+QUICK = ("all", "with both ends", "rslora", "tied", "faster b, each gradient used at once")
 
 
 @pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CASES])

@@ -53,6 +53,7 @@ L = "llama."
 BROKEN: list[tuple[dict[str, Value], str]] = [
     ({"general.architecture": string("gpt2")}, "architecture 'gpt2' is not supported; llama is"),
     ({"general.type": string("adapter")}, "no model but an adapter; a model is needed"),
+    ({"general.type": string("mmproj")}, "neither a model nor an adapter; a model is needed"),
     ({L + "block_count": u32(3)}, "blk.2.attn_norm.weight is missing"),
     ({L + "block_count": u32(1)}, "has blk.1.attn_norm.weight, which is no weight"),
     ({L + "block_count": u32((1 << 32) - 1)}, "layers is 4294967295; a llama takes 1 to"),

@@ -76,6 +76,9 @@ def test_of_a_base_its_pages_count_or_its_copies(tmp_path: Path) -> None:
     matrices = [tensor for tensor in open_gguf(model).tensors.values() if len(tensor.shape) == 2]
     assert off["packed_copies"] == 0 and off["base_pages"] == max(tensor.raw.nbytes for tensor in matrices)
     assert copied["packed_copies"] == sum(2 * int(np.prod(tensor.shape)) for tensor in matrices) and copied["base_pages"] == 0
+    floats = base(tmp_path / "floats.gguf", small(embd=256, heads=4, head_size=64, ff=512, vocab=259))
+    plan = planned(floats, *arguments[1:], "--cache-base", "off", command="finetune")
+    assert plan["base_pages"] == 4 * 512 * 256
 
 
 def test_for_people(tmp_path: Path) -> None:
@@ -161,10 +164,12 @@ def test_the_plan_is_what_is_measured(name: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak of a process is read as Linux tells it")
 @pytest.mark.parametrize(
-    "options", [("--cache-base", "off"), ("--cache-base", "bf16"), ("--precision", "f32"), ("--remat", "block")]
-)
-def test_the_plan_of_an_adapter_is_what_is_measured(options: tuple[str, ...], tmp_path: Path) -> None:
-    model = base(tmp_path / "base.gguf", small(embd=512, heads=8, head_size=64, ff=1536, layers=8, vocab=8192), "Q4_0")
+    "options", [("--cache-base", "off"), ("--cache-base", "bf16"), ("--precision", "f32"), ("--remat", "block"),
+                ("--cache-base", "off", "--sample-every", "1", "--sample-prompt", "some")],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", ["Q4_0", "F32", "F16"])
+def test_the_plan_of_an_adapter_is_what_is_measured(options: tuple[str, ...], kind: str, tmp_path: Path) -> None:
+    model = base(tmp_path / "base.gguf", small(embd=512, heads=8, head_size=64, ff=1536, layers=8, vocab=8192), kind)
     given = () if "f32" in options else ("--precision", "bf16")
     arguments = (model, text_file(tmp_path, 100_000), "--ctx", 256, "--batch", 2, "--iters", 3, *options, *given)
     with started("plan", "finetune", *arguments, "--json") as process:

@@ -9,8 +9,10 @@ from numpy.testing import assert_array_equal
 from llamatrain.files.quants import decode
 from llamatrain.files.quants.kinds import COMPILED, F32
 from llamatrain.files.types import TYPES, GgmlType
-from llamatrain.kernels.cpu import quantised, tiles
-from llamatrain.kernels.cpu.quantised import ROOM, pack_quantised, packing
+from llamatrain.kernels.blocks import Blocks
+from llamatrain.kernels.cpu import tiles
+from llamatrain.kernels.cpu.products import Product, pack_whole, with_weight
+from llamatrain.kernels.cpu.quantised import ROOM, pack_quantised
 from llamatrain.machine.jit import Entry
 from llamatrain.machine.threads import Program
 
@@ -59,46 +61,41 @@ def expected(mode: int, weight: np.ndarray, across: int) -> np.ndarray:
     return to[:-64]
 
 
-def packed_weight(mode: int, kind: GgmlType, raw: np.ndarray, across: int, k_block: int, size: int, threads: int) -> np.ndarray:
-    to, room = aligned(size), aligned(threads * ROOM)
-    Program([packing(mode, kind.number, raw, across, k_block, to, room)], threads)()
-    assert (to[-64:] == UNTOUCHED).all() and (room[-64:] == UNTOUCHED).all()
-    return to[:-64]
+def check(kind: GgmlType, raw: np.ndarray, across: int, first: int, rows: int, start: int, columns: int) -> None:
+    """A part of a weight packs as if it had been decoded before."""
+    part = decode(raw, kind, bf16=True)[first : first + rows, start : start + columns]
+    for mode in MODES:
+        wanted = expected(mode, part, across)
+        to, room = aligned(wanted.size), aligned(ROOM)
+        args = (mode, to, kind.number, raw, raw.shape[1], across, first, rows, start, columns, room)
+        Program([pack_part.call(*args, items=1, block=1)], 1)()
+        assert_array_equal(to[:-64], wanted)
+        assert (to[-64:] == UNTOUCHED).all() and (room[-64:] == UNTOUCHED).all()
 
 
 @pytest.mark.parametrize("across", [0, 1])
 @pytest.mark.parametrize("kind", TRAINED, ids=name)
-def test_a_weight_packs_as_if_decoded_before(kind: GgmlType, across: int) -> None:
+def test_a_whole_weight(kind: GgmlType, across: int) -> None:
     for rows, columns in ((1, 256), (77, 768), (140, 1024)):
         columns += 0 if kind.block == 256 else kind.block * 7  # ragged, as far as blocks allow
-        raw = random_weight(kind, rows, columns)
-        weight = decode(raw, kind, bf16=True)
-        for mode in MODES:
-            blocks = [weight[i : i + 256] if across else weight[:, i : i + 256] for i in range(0, (columns, rows)[across], 256)]
-            wanted = np.concatenate([expected(mode, block, across) for block in blocks])
-            for threads in (1, 2):
-                assert_array_equal(packed_weight(mode, kind, raw, across, 256, wanted.size, threads), wanted)
+        check(kind, random_weight(kind, rows, columns), across, 0, rows, 0, columns)
 
 
 @pytest.mark.parametrize("across", [0, 1])
 @pytest.mark.parametrize("kind", TRAINED, ids=name)
-def test_a_panel_packs_alone(kind: GgmlType, across: int) -> None:
+def test_a_panel_alone(kind: GgmlType, across: int) -> None:
     raw = random_weight(kind, 90, 2048)
-    weight = decode(raw, kind, bf16=True)
-    for first, rows, start, columns in ((0, 90, 0, 2048), (5, 33, 256, 768), (89, 1, 1792, 256), (16, 64, 512, 1280)):
-        for mode in MODES:
-            wanted = expected(mode, weight[first : first + rows, start : start + columns], across)
-            to, room = aligned(wanted.size), aligned(ROOM)
-            args = (mode, to, kind.number, raw, raw.shape[1], across, first, rows, start, columns, room)
-            Program([pack_part.call(*args, items=1, block=1)], 1)()
-            assert_array_equal(to[:-64], wanted)
-            assert (to[-64:] == UNTOUCHED).all() and (room[-64:] == UNTOUCHED).all()
+    for part in ((5, 33, 256, 768), (89, 1, 1792, 256), (16, 64, 512, 1280)):
+        check(kind, raw, across, *part)
 
 
 def test_each_thread_decodes_into_its_own_room() -> None:
-    kind = TRAINED[0]
-    to, room = aligned(panel_bytes(tiles.PAIRS, 64, 256)), aligned(3 * ROOM)
-    call = packing(tiles.PAIRS, kind.number, random_weight(kind, 64, 256), 0, 256, to, room)
-    quantised.pack_quantised_weight.compiled.ctypes(0, 1, 1, call.args.ctypes.data_as(ctypes.POINTER(ctypes.c_int64)))
-    used = (room[: 3 * ROOM].reshape(3, ROOM) != UNTOUCHED).any(axis=1)
-    assert used.tolist() == [False, True, False]
+    """Of a product, whose scratch memory has room for each behind the packed weight."""
+    kind, threads = TRAINED[0], 3
+    weight = Blocks(kind, (64, 256), random_weight(kind, 64, 256))
+    product = Product(*with_weight(np.zeros((100, 256), np.float32), weight, across=0), tiles.PAIRS, threads)
+    memory = aligned(product.scratch)
+    call = product.pack(memory, np.zeros(1, np.int64), 0)
+    pack_whole.compiled.ctypes(0, 1, 1, call.args.ctypes.data_as(ctypes.POINTER(ctypes.c_int64)))
+    rooms = memory[product.entry_bytes : product.scratch].reshape(threads, -1)
+    assert (rooms != UNTOUCHED).any(axis=1).tolist() == [False, True, False]

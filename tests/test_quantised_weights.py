@@ -22,6 +22,7 @@ from llamatrain.graph.tensor import BF16, F32, F64, I32, Quantised, Tensor, para
 TRAINED = [TYPES[number] for number in sorted(COMPILED)]
 SHAPES = [(33, 256, 2), (130, 1280, 1), (33, 256, 7), (300, 512, 5), (70, 1536, 300), (520, 768, 64)]  # out, in, rows of x
 TOLERANCE = {"f32": 2e-6, "bf16": 2e-5}
+linux = pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="what is resident is asked of Linux")
 
 
 def name(kind: GgmlType) -> str:
@@ -203,14 +204,12 @@ def test_a_scale_that_is_not_finite_is_found() -> None:
     assert program.first_not_finite() is None
 
 
-@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="what is resident is asked of Linux")
+@linux
 @pytest.mark.parametrize("kernels", ["cpu", "reference"])
 def test_pages_of_the_base_are_handed_back(tmp_path: Path, kernels: str) -> None:
     raws = [np.resize(sane_weight(by_name("Q4_0"), 64, 2048), (2000, 1152)) for _ in range(3)]
     path = tmp_path / "base"
-    path.write_bytes(b"".join(raw.tobytes() for raw in raws))
-    with path.open("rb") as file:
-        mapped = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+    mapped = file_of(raws, path)
     weights = [state(f"w{i}", (2000, 2048), quantised("Q4_0")) for i in range(3)]
     x = placeholder("x", (5, 2048))
     products = [ops.matmul(x, w) for w in weights]
@@ -225,6 +224,13 @@ def test_pages_of_the_base_are_handed_back(tmp_path: Path, kernels: str) -> None
         found.append([program[y].copy() for y in products])
     kept, dropped = found
     np.testing.assert_array_equal(kept, dropped)
+
+
+def file_of(arrays: list[np.ndarray], path: Path) -> np.ndarray:
+    """Arrays behind each other in a file, as its bytes, mapped."""
+    path.write_bytes(b"".join(array.tobytes() for array in arrays))
+    with path.open("rb") as file:
+        return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
 
 
 def resident(path: Path) -> int:
@@ -246,3 +252,15 @@ def test_a_packed_copy_serves_every_product(kind: GgmlType) -> None:
         found.append(results([ops.matmul(x, w), ops.matmul_nn(dy, w)], arrays, "cpu"))
     for one, other in zip(*found, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@linux
+def test_a_packed_copy_leaves_no_pages_of_its_weight(tmp_path: Path) -> None:
+    kind, shape = by_name("Q4_0"), (8000, 2048)
+    raw = np.resize(sane_weight(kind, 64, 2048), (8000, 1152))
+    mapped = file_of([raw] * 3, tmp_path / "base")
+    assert mapped.max() and resident(tmp_path / "base") >= mapped.nbytes  # all of it was read
+    for number, left in ((1, 2), (0, 1), (2, 0)):
+        copy = packed_copy(mapped.reshape(3, 8000, 1152)[number], kind, shape)
+        assert resident(tmp_path / "base") <= left * raw.nbytes + (4 << 20)  # a huge page at each border
+    np.testing.assert_array_equal(copy, decode(raw, kind, bf16=True))

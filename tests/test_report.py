@@ -1,5 +1,6 @@
 """What a person sees of a run: on plain streams, on terminals, and when it goes wrong."""
 
+import errno
 import io
 import json
 import os
@@ -15,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from llamatrain.report.metrics import Metrics
-from llamatrain.report.report import Report, StepLine, stride
+from llamatrain.report.report import Report, Said, StepLine, stride
 
 
 class Run:
@@ -354,3 +355,18 @@ def test_a_pipe_gets_plain_lines_even_where_colours_are_asked_for(tmp_path: Path
     assert "\x1b" not in shown
     assert "a note\n" in shown
     assert shown.endswith("after\n")
+
+
+class Closed(io.TextIOBase):
+    """As a terminal is that is no more."""
+
+    def write(self, text: str) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+
+def test_what_nobody_can_read_any_more_ends_no_run(tmp_path: Path) -> None:
+    console = Said(file=Closed())  # type: ignore[arg-type]
+    with Report(Metrics.fresh(tmp_path / "metrics.jsonl"), iters=2, every=1, console=console) as report:
+        for step in (1, 2):
+            report.step(StepLine(step, 2.0, 1e-3, 0.5, step, 1.0, 1.0))
+    assert console.quiet and len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2

@@ -1,17 +1,23 @@
 """Killed, stopped or damaged, and gone on with: the same bits as a run that nothing happened to."""
 
+import os
+import pty
 import random
 import re
+import select
 import shlex
 import shutil
 import signal
 import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from llamatrain.files.reader import open_gguf
 from tests.runs import (
     PROGRAM,
     TINY,
@@ -215,9 +221,45 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
     alike(tmp_path / "whole", folder)
 
 
-def test_sigterm_does_the_same(tmp_path: Path) -> None:
-    done = interrupted(signal.SIGTERM, tmp_path / "run", *arguments(text_file(tmp_path), *ALL_ON, "--iters", 60))
-    assert done.code == 143 and printed_command(done)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_others_do_the_same(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    done = interrupted(number, tmp_path / "run", *arguments(text_file(tmp_path), *ALL_ON, "--iters", 60))
+    assert done.code == code and printed_command(done)
+
+
+ON_ITS_TERMINAL = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); from llamatrain.cli.main import main; main()"
+
+
+def test_the_terminal_is_closed(tmp_path: Path) -> None:
+    """What was done is saved, though there is nothing left to say it to."""
+    folder, (master, slave) = tmp_path / "run", pty.openpty()
+    command = arguments(text_file(tmp_path), "--ctx", 32, "--iters", 100_000, "--save-every", 100_000, "--out", folder)
+    words, streams = (
+        [sys.executable, "-c", ON_ITS_TERMINAL, *map(str, command)],
+        dict.fromkeys(("stdin", "stdout", "stderr"), slave),
+    )
+    with subprocess.Popen(words, env=environment(TERM="xterm"), start_new_session=True, **streams) as process:
+        os.close(slave)
+        threading.Thread(target=drained, args=(master, lambda: lines(folder) >= 5), daemon=True).start()
+        assert process.wait(60) == 129
+    assert 5 <= open_gguf(folder / "checkpoint-LATEST.gguf").value("training.iteration_count", int) == len(steps(folder))
+
+
+def drained(terminal: int, until: Callable[[], bool]) -> None:
+    """What is shown is read for a while; then the terminal is closed."""
+    while not until():
+        if select.select([terminal], [], [], 0.05)[0]:
+            os.read(terminal, 1 << 16)
+    os.close(terminal)
+
+
+def test_under_nohup_the_end_of_the_terminal_is_none(tmp_path: Path) -> None:
+    command = arguments(text_file(tmp_path), "--ctx", 32, "--iters", 30, "--out", tmp_path / "run")
+    with started(*command, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)) as process:
+        until(lambda: lines(tmp_path / "run") >= 3, process)
+        process.send_signal(signal.SIGHUP)
+        assert finished(process).code == 0
+    assert len(steps(tmp_path / "run")) == 30
 
 
 def test_a_signal_is_heard_in_the_middle_of_an_accumulation(tmp_path: Path) -> None:
@@ -287,9 +329,10 @@ def test_a_signal_while_kernels_are_compiled(seconds: float, tmp_path: Path) -> 
 
 
 def test_handlers_are_given_back(tmp_path: Path) -> None:
-    before = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
+    each_one = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.getsignal(each) for each in each_one]
     ran(*arguments(text_file(tmp_path), "--ctx", 32, "--iters", 1, "--out", tmp_path / "run"))
-    assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == before
+    assert [signal.getsignal(each) for each in each_one] == before
 
 
 # ---- what may change -------------------------------------------------------

@@ -14,6 +14,7 @@ from typing import Literal, Self
 
 import numpy as np
 
+from llamatrain.adapters.options import LARGEST
 from llamatrain.errors import FileError
 from llamatrain.files import quants
 from llamatrain.files.cursor import quoted
@@ -21,7 +22,7 @@ from llamatrain.files.types import GgmlType
 
 ARCHITECTURE = "llama"
 EMBEDDINGS, OUTPUT = "token_embd.weight", "output.weight"
-LARGEST = 1e9  # of scales: what lies beyond is a damaged file or a slip of the hand
+NORM = "_norm.weight"  # names of norms end so
 Half = Literal["a", "b"]
 Halves = dict[str, dict[Half, np.ndarray]]  # by the weight's name
 
@@ -127,11 +128,22 @@ def check(adapter: Adapter, shapes: Mapping[str, tuple[int, ...]], tied: bool, b
         check_numbers(adapter, name)
 
 
+def factors_of(
+    adapter: Adapter, shapes: Mapping[str, tuple[int, ...]], tied: bool, base: object
+) -> dict[str, tuple[np.ndarray, np.ndarray, float]]:
+    """Checked, and as graphs take them, which know no adapters of norms: a, b and the scale by the weight's name."""
+    check(adapter, shapes, tied, base)
+    if norms := [name for name in adapter.pairs if name.endswith(NORM)]:
+        raise FileError(f"{adapter.source}: has a pair for the norm {norms[0]}: merge it into the model with export-lora")
+    return {name: (pair.a, pair.b, pair.scale) for name, pair in adapter.pairs.items()}
+
+
 def check_numbers(adapter: Adapter, name: str) -> None:
     pair = adapter.pairs[name]
     if not (math.isfinite(pair.scale) and abs(pair.scale) <= LARGEST):
         raise FileError(
-            f"{adapter.source}: {name} would be scaled by {pair.scale:g} (alpha {adapter.alpha:g}): the file is damaged"
+            f"{adapter.source}: {name} would be scaled by {pair.scale:g} (alpha {adapter.alpha:g}), and {LARGEST:g} is the most: "
+            "the file is damaged, or --lora-scaled too large"
         )
     for half, factor in (("a", pair.a), ("b", pair.b)):
         if not (math.isfinite(factor.max()) and math.isfinite(factor.min())):

@@ -36,7 +36,7 @@ def read(path: Path) -> Adapter:
     for name, halves in found.items():
         turn(name, halves)
     check_halves(path, found)
-    return Adapter(path, alpha, {name: Pair(each["a"], each["b"], alpha / rank) for name, each in found.items()})
+    return Adapter(path, float(alpha), {name: Pair(each["a"], each["b"], alpha / rank) for name, each in found.items()})
 
 
 def read_tensor(cursor: Cursor) -> tuple[str, np.ndarray]:

@@ -8,6 +8,7 @@ import numpy as np
 
 from llamatrain.adapters.adapter import (
     ARCHITECTURE,
+    NORM,
     Adapter,
     Half,
     Halves,
@@ -28,13 +29,13 @@ from llamatrain.files.writer import new_gguf
 SUFFIXES: dict[str, Half] = {".lora_a": "a", ".lora_b": "b"}
 READABLE = ("F32", "F16", "BF16", "Q8_0")  # as converters write; of smaller types a small file would take much memory
 FILE_TYPES = {"f32": 0, "f16": 1}
-NORM = "_norm.weight"
 
 
 def read(path: Path) -> Adapter:
     gguf = open_gguf(path)
     if gguf.kind != "adapter":
-        raise FileError(f"{path}: no adapter but {'an' if gguf.kind[0] in 'aeiou' else 'a'} {gguf.kind}; an adapter is needed")
+        what = "neither an adapter nor a model" if gguf.kind == "other" else f"no adapter but a {gguf.kind}"
+        raise FileError(f"{path}: {what}; an adapter is needed")
     if (kind := gguf.value("adapter.type", str)) != "lora":
         raise FileError(f"{path}: an adapter of the type {quoted(kind)}; lora is supported")
     if "adapter.alora.invocation_tokens" in gguf.metadata:

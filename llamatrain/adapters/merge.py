@@ -4,7 +4,8 @@ A weight that is touched, or gets another type, is decoded to float32, what its 
 encoded. So the memory that it takes is that of some rows, whatever the size of the model.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,9 +47,26 @@ class Piece:
         return not self.adapters and self.type is self.base.type
 
     @property
+    def rounds(self) -> bool:
+        """What is added may be less than the steps of the type, which the base has already."""
+        return bool(self.adapters) and self.type is self.base.type and self.type.name not in UNQUANTISED
+
+    @property
     def rows(self) -> np.ndarray:
         """Of bytes, in the base's file."""
         return self.base.raw.reshape(-1, self.base.raw.shape[-1])
+
+
+@dataclass(slots=True)
+class Rounding:
+    """How far a weight that was written is from what was wanted, and how far that is from the base: sums of squares."""
+
+    off: float = 0.0
+    added: float = 0.0
+
+    @property
+    def share(self) -> float:
+        return math.sqrt(self.off / self.added) if self.added else 0.0
 
 
 def pieces(base: Gguf, adapters: Sequence[Adapter], kind: GgmlType | None = None) -> list[Piece]:
@@ -86,11 +104,16 @@ def check(piece: Piece, path: Path) -> None:
 def write(
     path: Path, base: Gguf, made: Sequence[Piece], kind: GgmlType | None = None, *,
     threads: int = 1, progress: Callable[[int], object] = lambda done: None,
-) -> None:  # fmt: skip
-    """The new file, which takes its name when it is whole; `progress` is told of bytes that were written."""
+) -> dict[str, Rounding]:  # fmt: skip
+    """The new file, which takes its name when it is whole; `progress` is told of bytes that were written.
+
+    What rounding does to the weights that keep a quantised type is told, by their names.
+    """
+    roundings = {piece.base.name: Rounding() for piece in made if piece.rounds}
     with new_gguf(path, metadata(base, made, kind), [piece.info for piece in made]) as out:
         for piece in made:
-            out.write(piece.base.name, told(chunks(piece, threads), progress))
+            out.write(piece.base.name, told(chunks(piece, threads, roundings.get(piece.base.name)), progress))
+    return roundings
 
 
 def metadata(base: Gguf, made: Iterable[Piece], kind: GgmlType | None) -> dict[str, Value]:
@@ -103,7 +126,7 @@ def metadata(base: Gguf, made: Iterable[Piece], kind: GgmlType | None) -> dict[s
     return kept
 
 
-def chunks(piece: Piece, threads: int) -> Iterator[np.ndarray]:
+def chunks(piece: Piece, threads: int, rounding: Rounding | None = None) -> Iterator[np.ndarray]:
     name, rows = piece.base.name, piece.rows
     step = max(1, PANEL // piece.base.shape[-1])
     for lo in range(0, len(rows), step):
@@ -112,8 +135,13 @@ def chunks(piece: Piece, threads: int) -> Iterator[np.ndarray]:
             yield some
         else:
             values = quants.decode(some, piece.base.type, threads=threads)
-            add(values, piece.adapters, name, lo)
-            yield quants.encode(values, piece.type, threads=threads, name=f"{name}, merged")
+            added = add(values, piece.adapters, name, lo)
+            written = quants.encode(values, piece.type, threads=threads, name=f"{name}, merged")
+            if rounding and added is not None:
+                rounding.added += float(np.vdot(added, added))
+                off = np.subtract(quants.decode(written, piece.type, out=added, threads=threads), values, out=values)
+                rounding.off += float(np.vdot(off, off))
+            yield written
         release(rows[: lo + step])  # from the beginning: reading on maps some pages before those that are read
 
 
@@ -123,20 +151,13 @@ def told(parts: Iterable[np.ndarray], progress: Callable[[int], object]) -> Iter
         progress(part.nbytes)
 
 
-def add(values: np.ndarray, adapters: Iterable[Adapter], name: str, lo: int = 0) -> None:
-    """To some rows of a weight, from one on, what adapters add."""
+def add(values: np.ndarray, adapters: Iterable[Adapter], name: str, lo: int = 0) -> np.ndarray | None:
+    """To some rows of a weight, from one on, what adapters add; that is given back."""
+    added = None
     with np.errstate(over="ignore", invalid="ignore"):
         for adapter in adapters:
-            values += adapter.delta(name, lo, lo + len(values))
-
-
-def merged(weights: Mapping[str, np.ndarray], adapters: Sequence[Adapter]) -> dict[str, np.ndarray]:
-    """The same in memory: float32 weights with what the adapters add; those that none touches are not copied."""
-    made = dict(weights)
-    for name in {name for adapter in adapters for name in adapter.pairs}:
-        made[name] = weights[name].copy()
-        rows = np.atleast_2d(made[name])
-        step = max(1, PANEL // rows.shape[1])
-        for lo in range(0, len(rows), step):
-            add(rows[lo : lo + step], [each for each in adapters if name in each.pairs], name, lo)
-    return made
+            delta = adapter.delta(name, lo, lo + len(values))
+            added = delta if added is None else np.add(added, delta, out=added)
+        if added is not None:
+            values += added
+    return added

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from llamatrain.errors import UsageError
 
-LARGEST = 1e6
+LARGEST = 1e6  # of scales: what lies beyond is a damaged file or a slip of the hand
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,7 @@ SUFFIXES: dict[str, Half] = {
     ".lora_embedding_B": "b",
 }
 LARGEST_CONFIG = 1 << 20
+PATTERNS = 1 << 12  # at most; some write one for each module
 # What else an adapter may be, and would then need more than its factors.
 UNSUPPORTED = (
     "use_dora", "fan_in_fan_out", "modules_to_save", "lora_bias", "use_qalora", "layer_replication", "alora_invocation_tokens",
@@ -67,7 +68,7 @@ def read(folder: Path, heads: Heads) -> Adapter:
     check_halves(source, found)
     scales = [scale(folder / CONFIG, config, module, halves["b"].shape[1]) for module, halves in modules.items()]
     pairs = {name: Pair(each["a"], each["b"], by) for (name, each), by in zip(found.items(), scales, strict=True)}
-    return Adapter(folder, config["lora_alpha"], pairs)
+    return Adapter(folder, float(config["lora_alpha"]), pairs)
 
 
 def factor(source: Path, name: str, entry: Entry) -> np.ndarray:
@@ -135,9 +136,9 @@ def read_config(path: Path) -> dict[str, Any]:
         config[key] = number(path, key, config.get(key, 8), smallest)
     for key in ("rank_pattern", "alpha_pattern"):
         patterns = config.get(key) or {}
-        if not isinstance(patterns, dict):
-            raise FileError(f"{path}: {key} is {said(patterns)}; it takes names with numbers")
-        config[key] = {plain_name(path, key, name): number(path, key, value, 0) for name, value in patterns.items()}
+        if not isinstance(patterns, dict) or len(patterns) > PATTERNS:
+            raise FileError(f"{path}: {key} is {said(patterns)}; it takes names with numbers, {PATTERNS} at most")
+        config[key] = {matcher(path, key, pattern): number(path, key, value, 0) for pattern, value in patterns.items()}
     return config
 
 
@@ -151,16 +152,15 @@ def number(path: Path, key: str, value: Any, smallest: int) -> float:
     return value
 
 
-def plain_name(path: Path, key: str, pattern: str) -> str:
-    """A name that ends a module's; PEFT would take any regular expression, and some of those take forever."""
-    name = pattern.removeprefix("^").removesuffix("$").replace("\\.", ".")
-    if not re.fullmatch(r"[\w.]+", name):
+def matcher(path: Path, key: str, pattern: str) -> re.Pattern[str]:
+    """What PEFT makes of a pattern: any regular expression, some of which take forever. Here only plain names can be."""
+    if not re.fullmatch(r"\^?(\w|\\?\.)+\$?", pattern):
         raise FileError(f"{path}: {key} has the pattern {quoted(pattern)}; only plain names of modules are supported")
-    return name
+    return re.compile(rf"(.*\.)?({pattern})$")
 
 
-def of_module(patterns: dict[str, float], module: str, default: float) -> float:
-    return next((value for name, value in patterns.items() if f".{module}".endswith(f".{name}")), default)
+def of_module(patterns: dict[re.Pattern[str], float], module: str, default: float) -> float:
+    return next((value for pattern, value in patterns.items() if pattern.match(module)), default)
 
 
 def scale(path: Path, config: dict[str, Any], module: str, rank: int) -> float:

@@ -65,8 +65,8 @@ def command(context: click.Context, /, model: Path, data: tuple[str, ...], **val
         if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
             raise UsageError(f"{flag_of(name)} means nothing here: all DATA is evaluated, each token once; leave it out")
     gguf, threads = open_gguf(model), options.threads or cores()
-    tokenizer = load_tokenizer(gguf.metadata, model)
     h, weights, arrays = opened(gguf, build(LoraOptions, values), threads)
+    tokenizer = load_tokenizer(gguf.metadata, model)
     if len(tokenizer) > h.vocab:
         raise FileError(f"{model}: its vocabulary has {len(tokenizer)} tokens, its embeddings {h.vocab}")
     ctx = options.ctx or min(CTX, h.ctx)
@@ -75,7 +75,7 @@ def command(context: click.Context, /, model: Path, data: tuple[str, ...], **val
     rows = Rows(corpus, data_options, 0, tokenizer.eos, tokenizer.bos)
     graphs = Graphs(Setting(h, weights, {}, options.batch, max(rows.lengths), options.precision, threads))
     plans = [graphs.plan(graphs.loss(length)) for length in rows.lengths]
-    check_memory(gguf, max(plan.total - plan.bytes("state") for plan in plans))
+    check_memory(gguf, max(plan.total - plan.bytes("state") for plan in plans), "a smaller --ctx or --batch")
     found = score(Runner(graphs, arrays, max(plan.arena for plan in plans)), rows, tokenizer, options.batch)
     if options.json:
         print(json.dumps(found))

@@ -1,32 +1,38 @@
 """`llamatrain export-lora`: a model and its adapters made one."""
 
+import math
 import shutil
 import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import click
 
 from llamatrain.adapters.options import LoraOptions
+from llamatrain.cli.opened import adapted, opened
 from llamatrain.config.options import build, options_of
 from llamatrain.config.units import Size
-from llamatrain.errors import FileError, UsageError
+from llamatrain.errors import FileError, LlamatrainError, UsageError
+from llamatrain.report.printable import printable
+from llamatrain.train.interrupts import ending, without_terminal
 
 if TYPE_CHECKING:
     import numpy as np
 
     from llamatrain.adapters.adapter import Adapter
-    from llamatrain.adapters.merge import Piece
+    from llamatrain.adapters.merge import Piece, Rounding
     from llamatrain.files.reader import Gguf
     from llamatrain.files.types import GgmlType
     from llamatrain.model.hyperparameters import Hyperparameters
+    from llamatrain.model.lora import Weights
 
 CHECKED = 128  # tokens, at most, whose logits are compared
+ROUNDED = 0.25  # of what is added to a weight: how far off it may be, unsaid
 
 
 @dataclass(frozen=True)
@@ -72,10 +78,14 @@ def command(base: Path, **values: Any) -> None:
     made = merge.pieces(gguf, adapters, kind)
     check_room(options.out, sum(piece.info.nbytes for piece in made))
     tell_types(made, kind)
-    expected = with_adapters(gguf, adapters, options.check, threads) if options.check else None
+    expected = with_adapters(gguf, h, adapters, options.check, threads) if options.check else None
     export(options.out, gguf, made, kind, threads)
     if expected:
         compare(options.out, *expected, threads)
+
+
+def tell(line: str) -> None:
+    print(printable(line, sys.stderr.encoding), file=sys.stderr)
 
 
 def read_adapters(lora: LoraOptions, h: "Hyperparameters", base: Path) -> "list[Adapter]":
@@ -120,7 +130,7 @@ def files_of(path: Path) -> Iterator[Path]:
 
 
 def check_room(out: Path, needed: int) -> None:
-    free = shutil.disk_usage(out.absolute().parent).free
+    free = shutil.disk_usage(out.resolve().parent).free  # of a link's target
     if needed > free:
         raise FileError(f"{out}: takes {Size(needed).words}, and {Size(free).words} are free there")
 
@@ -129,10 +139,7 @@ def tell_types(made: "Sequence[Piece]", kind: "GgmlType | None") -> None:
     others = [piece.base for piece in made if kind and piece.type is not kind and len(piece.base.shape) == 2]
     if others and kind:
         more = f" and {len(others) - 1} more keep their" if len(others) > 1 else " keeps its"
-        print(
-            f"note: {others[0].name}{more} type: rows of {others[0].shape[1]} are no whole blocks of {kind.block}",
-            file=sys.stderr,
-        )
+        tell(f"note: {others[0].name}{more} type: rows of {others[0].shape[1]} are no whole blocks of {kind.block}")
 
 
 # ---- writing ---------------------------------------------------------------
@@ -146,63 +153,90 @@ def export(out: Path, base: "Gguf", made: "Sequence[Piece]", kind: "GgmlType | N
     size = sum(piece.info.nbytes for piece in made)
     settings: dict[str, Any] = {"unit": "B", "unit_scale": True, "leave": False, "disable": None, "delay": 0.5}
     with ended_in_order(), tqdm(total=size, desc="merging", **settings) as bar:
-        merge.write(out, base, made, kind, threads=threads, progress=bar.update)
+        roundings = merge.write(out, base, made, kind, threads=threads, progress=bar.update)
     touched, copied = sum(bool(piece.adapters) for piece in made), sum(piece.copied for piece in made)
-    print(f"{out}: {Size(size).words}, {touched} of {len(made)} tensors merged, {copied} copied as they were", file=sys.stderr)
+    tell(f"{out}: {Size(size).words}, {touched} of {len(made)} tensors merged, {copied} copied as they were")
+    tell_rounding(roundings, made)
+
+
+def tell_rounding(roundings: "dict[str, Rounding]", made: "Sequence[Piece]") -> None:
+    worst = max(roundings, key=lambda name: roundings[name].share, default="")
+    if worst and roundings[worst].share > ROUNDED:
+        finer = "f16" if any(piece.rounds and piece.type.name == "Q8_0" for piece in made) else "q8_0"
+        off, added = (math.fsum(getattr(each, name) for each in roundings.values()) for name in ("off", "added"))
+        tell(
+            f"note: rounded to its type, {worst} is off by {roundings[worst].share:.0%} of what was added to it, "
+            f"all weights together by {math.sqrt(off / added):.0%}; --type {finer} rounds less"
+        )
 
 
 @contextmanager
 def ended_in_order() -> Iterator[None]:
-    """SIGTERM ends the program as an error would, so that no half file stays behind."""
+    """SIGTERM, or the end of the terminal, ends the program as an error would, so that no half file stays behind."""
     if threading.current_thread() is not threading.main_thread():  # elsewhere there are no signals to be had
         yield
         return
-    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    before = {each: signal.signal(each, leave) for each in ending() if each != signal.SIGINT}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+def leave(number: int, frame: object) -> NoReturn:
+    without_terminal()
+    sys.exit(128 + number)
 
 
 # ---- --check ---------------------------------------------------------------
 
 
-def with_adapters(gguf: "Gguf", adapters: "Sequence[Adapter]", text: str, threads: int) -> "tuple[list[int], np.ndarray]":
-    """The tokens of a text, and the logits behind each, of the base with its adapters in float32."""
-    from llamatrain.adapters.merge import merged
+def with_adapters(
+    gguf: "Gguf", h: "Hyperparameters", adapters: "Sequence[Adapter]", text: str, threads: int
+) -> "tuple[list[int], np.ndarray]":
+    """The tokens of a text, and the logits behind each, of the base with its adapters beside it."""
+    from llamatrain.adapters.adapter import NORM
     from llamatrain.cli.generate import understood
     from llamatrain.data.tokenizer import to_bytes
-    from llamatrain.model.hyperparameters import read
-    from llamatrain.model.load import load
-    from llamatrain.sample.decoder import Decoder
 
-    tokens, _, _ = understood(gguf, read(gguf), to_bytes(text))
+    tokens, _, _ = understood(gguf, h, to_bytes(text))
     if len(tokens) > CHECKED:
-        print(f"note: --check compares the first {CHECKED} of {len(tokens)} tokens", file=sys.stderr)
-    tokens = tokens[:CHECKED]
-    touched = {name for adapter in adapters for name in adapter.pairs}
-    copies = sum(4 * gguf.tensors[name].elements for name in touched)
-    h, weights = load(gguf, threads, lambda h: copies + Decoder.plan(h, len(tokens), threads).total)
-    return tokens, logits(h, merged(weights, adapters), tokens, threads)
+        tell(f"note: --check compares the first {CHECKED} of {len(tokens)} tokens")
+    matrices = [
+        replace(each, pairs={name: pair for name, pair in each.pairs.items() if not name.endswith(NORM)}) for each in adapters
+    ]
+    weights, arrays = adapted(gguf, h, matrices, threads)
+    for adapter in adapters:
+        arrays |= {name: arrays[name] + adapter.delta(name)[0] for name in adapter.pairs if name.endswith(NORM)}
+    return tokens[:CHECKED], logits(gguf, h, weights, arrays, tokens[:CHECKED], threads)
 
 
 def compare(out: Path, tokens: list[int], expected: "np.ndarray", threads: int) -> None:
     import numpy as np
 
     from llamatrain.files.reader import open_gguf
-    from llamatrain.model.load import load
-    from llamatrain.sample.decoder import Decoder
 
-    h, weights = load(open_gguf(out), threads, lambda h: Decoder.plan(h, len(tokens), threads).total)
-    difference = np.abs(logits(h, weights, tokens, threads) - expected)
+    gguf = open_gguf(out)
+    difference = np.abs(logits(gguf, *opened(gguf, LoraOptions(), threads), tokens, threads) - expected)
     print(f"largest difference {difference.max():.3g}\nmean difference    {difference.mean():.3g}")
     print(f"logits within      {expected.min():.3g} to {expected.max():.3g}\ntokens             {len(tokens)}")
 
 
-def logits(h: "Hyperparameters", weights: "dict[str, np.ndarray]", tokens: list[int], threads: int) -> "np.ndarray":
+def logits(
+    gguf: "Gguf", h: "Hyperparameters", weights: "Weights", arrays: "dict[str, np.ndarray]", tokens: list[int], threads: int
+) -> "np.ndarray":
     import numpy as np
 
+    from llamatrain.model.load import check_memory
     from llamatrain.sample.decoder import Decoder
 
-    decoder = Decoder(h, weights, ctx=len(tokens), threads=threads)
-    return np.array([decoder.feed([token]).copy() for token in tokens])
+    check_memory(gguf, Decoder.plan(h, len(tokens), threads, weights=weights).total, "a shorter text for --check")
+    decoder = Decoder(h, arrays, ctx=len(tokens), threads=threads, weights=weights)
+    found = np.array([decoder.feed([token]).copy() for token in tokens])
+    if not np.isfinite(found).all():
+        raise LlamatrainError(
+            f"{gguf.path}: nothing can be compared: on that text its logits are not finite; its weights, or those of an adapter, "
+            "are damaged or too large"
+        )
+    return found

@@ -1,5 +1,7 @@
 """`llamatrain finetune`: an adapter for a GGUF model, quantised or not; or, with --full, the model itself."""
 
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -8,7 +10,7 @@ import click
 from llamatrain.adapters.options import LoraOptions
 from llamatrain.cli.from_scratch import told
 from llamatrain.cli.given import given_options
-from llamatrain.config.options import build, flag_of, options_of
+from llamatrain.config.options import build, options_of
 from llamatrain.data.options import DataOptions
 from llamatrain.errors import UsageError
 from llamatrain.model.options import ModelOptions
@@ -20,27 +22,19 @@ if TYPE_CHECKING:
 
 CLASSES = (TuneOptions, LoraOptions, DataOptions, TrainOptions, RunOptions)
 DEFAULTS = {"batch": 4, "lr": 1e-4}
-OF_ADAPTERS = ("lora_r", "lora_alpha", "target", "rank", "lora_dropout", "rslora", "lora_plus_ratio", "lora_init",
-               "only_write_lora", "adapter_type", "peft", "cache_base", "lora", "lora_scaled")  # fmt: skip
-OF_INIT = ("lora_r", "lora_alpha", "target", "rank", "rslora")
 
 
 def checked(base: str, data: tuple[str, ...], values: dict[str, Any], given: set[str]) -> "Options":
     """The options of a run, none of which is without effect."""
     from llamatrain.train.begin import Options
 
-    tune, train, run = build(TuneOptions, values), build(TrainOptions, values), build(RunOptions, values)
-    refuse_idle(train, run, given)
-    for others, names, why in ((tune.full, OF_ADAPTERS, "--full"), (tune.lora_init, OF_INIT, "--lora-init")):
-        for name in names:
-            if others and name in given:
-                raise UsageError(f"{flag_of(name)} means nothing to {why}; leave it out")
-    if train.optimizer == "lbfgs" and "lora_plus_ratio" in given:
-        raise UsageError("--lora-plus-ratio means nothing to --optimizer lbfgs; leave it out")
+    train, run = build(TrainOptions, values), build(RunOptions, values)
+    tune, lora = build(TuneOptions, values), build(LoraOptions, values)
+    options = Options(data, ModelOptions(), build(DataOptions, values), train, run, tune, lora, "finetune", base)
+    refuse_idle(options.idle, given)
     if train.loss != "cross-entropy":
         raise UsageError("--loss squared-error is for the sine wave only")
-    lora = build(LoraOptions, values)
-    return Options(data, ModelOptions(), build(DataOptions, values), train, run, tune, lora, "finetune", base)
+    return options
 
 
 @click.command()
@@ -58,18 +52,36 @@ def command(context: click.Context, /, base: str | None, data: tuple[str, ...], 
 
     place = build(PlaceOptions, values)
     data, values, given = given_options(context, data, values, place, *CLASSES)
-    told(context, train(named(base, data, values, given, place), place, given))
+    options, place = named(base, data, values, given, place)
+    told(context, train(options, place, given))
 
 
-def named(base: str | None, data: tuple[str, ...], values: dict[str, Any], given: set[str], place: PlaceOptions) -> "Options":
-    """With a base and data, unless a run goes on that has them."""
+def named(
+    base: str | None, data: tuple[str, ...], values: dict[str, Any], given: set[str], place: PlaceOptions
+) -> "tuple[Options, PlaceOptions]":
+    """With a base and data, unless a run goes on that has them. A model as --checkpoint-in is a base that is trained whole."""
+    from llamatrain.files.reader import open_gguf
+
+    if place.checkpoint_in and open_gguf(place.checkpoint_in).kind != "checkpoint":
+        if base and is_gguf(base):
+            raise UsageError(f"--checkpoint-in {place.checkpoint_in} is a model, as {base} is; leave one of them out")
+        base, data = str(place.checkpoint_in), (base, *data) if base else data
+        place, values = replace(place, checkpoint_in=None), {**values, "full": True}
     if not place.resume and not place.checkpoint_in:
         if values["only_write_lora"]:
             raise UsageError("--only-write-lora writes the adapter of a checkpoint: name it with --resume")
-        if base is None:
+        if not base:
             raise UsageError("no model: name a GGUF file, and the data to train on")
         if not data:
             raise UsageError(f"no data to train {base} on: name files (.txt, .md, .jsonl), folders, globs, or -")
-    if base is not None and not Path(base).exists():
+    if base is not None and not Path(base).is_file():
         raise UsageError(f"{base}: no such file; a GGUF model is needed first, and then the data")
-    return checked(base or "", data, values, given)
+    return checked(base or "", data, values, given), place
+
+
+def is_gguf(path: str) -> bool:
+    from llamatrain.files.reader import MAGIC
+
+    with suppress(OSError), Path(path).open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
+    return False

@@ -27,7 +27,7 @@ def checked(data: tuple[str, ...], values: dict[str, Any], given: set[str]) -> "
     options = Options(
         data, build(ModelOptions, values), build(DataOptions, values), build(TrainOptions, values), build(RunOptions, values)
     )
-    refuse_idle(options.train, options.run, given)
+    refuse_idle(options.idle, given)
     if data and options.train.loss == "squared-error":
         raise UsageError("--loss squared-error is for the sine wave only; leave the data out, or the option")
     return options

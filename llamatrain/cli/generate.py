@@ -61,7 +61,7 @@ def command(model: Path, **values: Any) -> None:
         sampling = replace(sampling, seed=secrets.randbits(32))
     prompt, gguf, threads = read_prompt(options), open_gguf(model), options.threads or cores()
     h, weights, arrays = opened(gguf, build(LoraOptions, values), threads)
-    check_memory(gguf, Decoder.plan(h, context(options, h), threads, weights=weights).total)
+    check_memory(gguf, Decoder.plan(h, context(options, h), threads, weights=weights).total, "a smaller --ctx")
     tokens, ends, words = understood(gguf, h, prompt)
     ctx = context(options, h)
     if len(tokens) > ctx:

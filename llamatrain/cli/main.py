@@ -2,12 +2,14 @@
 
 import os
 import sys
+from contextlib import suppress
 from importlib import import_module
 
 import click
 
 import llamatrain
 from llamatrain.errors import LlamatrainError
+from llamatrain.report.nowhere import nowhere
 from llamatrain.report.printable import printable
 
 # Each is a module of this folder with a `command` and little to import at its head; the rest is loaded when it runs.
@@ -40,6 +42,7 @@ def app(context: click.Context) -> None:
 
 
 def main() -> None:
+    open_what_is_closed()
     try:
         code = app(prog_name="llamatrain", standalone_mode=False)  # click would end an interrupt with 1, as if it were an error
         sys.stdout.flush()  # a reader that has left is met here, not while Python shuts down
@@ -54,9 +57,17 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still to be flushed
         code = 1
     except (LlamatrainError, OSError, MemoryError) as error:
-        print(f"error: {printable(said(error), sys.stderr.encoding)}", file=sys.stderr)
+        with suppress(OSError):  # nobody reads it
+            print(f"error: {printable(said(error), sys.stderr.encoding)}", file=sys.stderr)
         code = error.exit_code if isinstance(error, LlamatrainError) else 1
     sys.exit(code or 0)  # commands return nothing
+
+
+def open_what_is_closed() -> None:
+    """A process may be begun without one of its streams; Python then has nothing where everyone expects something."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, nowhere("r" if name == "stdin" else "w"))
 
 
 def said(error: Exception) -> str:

@@ -50,7 +50,7 @@ def command() -> None:
 @click.pass_context
 def plan_from_scratch(context: click.Context, /, data: tuple[str, ...], as_json: bool, **values: Any) -> None:
     """Of `llamatrain from-scratch` with these options. Text is not read: a vocabulary to be learned counts in full."""
-    from llamatrain.train.recipe import planned
+    from llamatrain.train.prepare import planned
 
     place = build(PlaceOptions, values)
     data, values, given = given_options(context, data, values, place, *from_scratch.CLASSES)
@@ -66,9 +66,9 @@ def plan_from_scratch(context: click.Context, /, data: tuple[str, ...], as_json:
 @click.pass_context
 def plan_finetune(context: click.Context, /, base: str | None, data: tuple[str, ...], as_json: bool, **values: Any) -> None:
     """Of `llamatrain finetune` with these options. Of the base only its head is read."""
-    from llamatrain.train.recipe import planned
+    from llamatrain.train.prepare import planned
 
     place = build(PlaceOptions, values)
     data, values, given = given_options(context, data, values, place, *finetune.CLASSES)
-    options = finetune.named(base, data, values, given, place)
+    options, place = finetune.named(base, data, values, given, place)
     show(*planned(options, place, given), options.train.memory is not None, as_json)

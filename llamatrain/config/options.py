@@ -36,6 +36,15 @@ class Written(click.ParamType):
             self.fail(str(error), param, ctx)
 
 
+class PathText(click.Path):
+    """A path; an empty one, as of a variable that is not set, would be the current folder."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("an empty path", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 def options_of(*classes: type, defaults: Mapping[str, Any] | None = None) -> Callable[[F], F]:
     """A decorator that gives a click command one option for each field of these dataclasses; some with another default."""
     others = defaults or {}
@@ -83,7 +92,7 @@ def click_type(kind: Any) -> dict[str, Any]:
         return {"type": tuple(click_type(arg)["type"] for arg in args)}
     if kind in (Size, Duration):
         return {"type": Written(kind)}
-    return {"type": click.Path(path_type=Path) if kind is Path else kind}
+    return {"type": PathText(path_type=Path) if kind is Path else kind}
 
 
 def build(cls: type[T], values: Mapping[str, Any]) -> T:

@@ -21,7 +21,7 @@ from llamatrain.engine.order import layout_of, owner_of
 from llamatrain.engine.plan import ALIGNMENT, Plan, ScratchRule, plan
 from llamatrain.errors import GraphError
 from llamatrain.files import quants
-from llamatrain.files.pages import release
+from llamatrain.files.pages import map_of, release
 from llamatrain.files.types import GgmlType
 from llamatrain.graph.tensor import Node, Quantised, Tensor
 from llamatrain.kernels import reference
@@ -201,12 +201,17 @@ class Program:
         array = self._array(tensor)
         return Blocks(tensor.dtype.kind, tensor.shape, array) if isinstance(tensor.dtype, Quantised) else array
 
+    def _mapped(self, node: Node) -> list[np.ndarray]:
+        """What it reads of a mapped file, but for what is small."""
+        arrays = (self.owned.get(owner_of(source)) for source in node.sources)
+        return [array for array in arrays if array is not None and array.ndim > 1 and map_of(array) is not None]
+
     def _bind(self, node: Node) -> list[Any]:
         outs, ins = [self._array(output) for output in node.outputs], [self._source(source) for source in node.sources]
         found = _binding(node) if self.kernels == "cpu" else None
         if not any(out.size for out in outs):
             return []
-        drops = [partial(release, each.raw) for each in ins if isinstance(each, Blocks) and self.plan.drops_base]
+        drops = [partial(release, array) for array in self._mapped(node)] if self.plan.drops_base else []
         if not found:
             return [lambda: reference.run(node.op.name, outs, ins, node.attrs), *drops]
         offset, size = self.plan.scratch.get(node, (0, 0))

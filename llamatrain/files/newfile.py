@@ -24,6 +24,9 @@ class NewFile:
             self._file = self._temporary.open("xb")
         except OSError as error:
             raise self._failure(error) from error
+        except BaseException:  # an interrupt, when it is there already
+            self._temporary.unlink(missing_ok=True)
+            raise
 
     def write(self, data: np.ndarray | bytes) -> int:
         """How many bytes were written: all of them."""

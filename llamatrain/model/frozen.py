@@ -14,9 +14,8 @@ from llamatrain.model.lora import Delta, Weights
 Arrays = dict[str, np.ndarray]
 
 
-def frozen(gguf: Gguf, h: Hyperparameters, threads: int = 1, copied: bool = False, read: bool = True) -> tuple[Weights, Arrays]:
-    """Leaves and their arrays by name. With `copied`, matrices are decoded to bf16 once, and their pages are let go; where
-    nothing is to be `read`, a plan needs the leaves alone."""
+def frozen(gguf: Gguf, h: Hyperparameters, threads: int = 1, copied: bool = False) -> tuple[Weights, Arrays]:
+    """Leaves and their arrays by name; matrices that are `copied` have a leaf for their copy only."""
     tensors: dict[str, Tensor] = {}
     arrays: Arrays = {}
     for name, shape in h.shapes.items():
@@ -26,12 +25,16 @@ def frozen(gguf: Gguf, h: Hyperparameters, threads: int = 1, copied: bool = Fals
             arrays[name] = tensor.raw.view(np.float32) if load.in_place(tensor) else load.decode(gguf, tensor, threads)
         elif copied:
             tensors[name] = state(name, shape, BF16)
-            if read:
-                arrays[name] = packed_copy(tensor.raw, tensor.type, shape, threads)
         else:
             tensors[name] = state(name, shape, quantised(tensor.type.name))
             arrays[name] = tensor.raw
     return Weights(tensors), arrays
+
+
+def copies(gguf: Gguf, h: Hyperparameters, threads: int = 1) -> Arrays:
+    """The matrices decoded to bf16, and their pages let go."""
+    tensors = {name: gguf.tensors[name] for name, shape in h.shapes.items() if len(shape) > 1}
+    return {name: packed_copy(each.raw, each.type, h.shapes[name], threads) for name, each in tensors.items()}
 
 
 def copies_of(h: Hyperparameters) -> int:

@@ -101,7 +101,8 @@ class Hyperparameters:
 def read(gguf: Gguf) -> Hyperparameters:
     """The model in a file, whose tensors must be those that it says."""
     if gguf.kind not in ("model", "checkpoint"):
-        raise FileError(f"{gguf.path}: no model but {'an' if gguf.kind[0] in 'aeiou' else 'a'} {gguf.kind}; a model is needed")
+        kinds = {"other": "neither a model nor an adapter", "adapter": "no model but an adapter"}
+        raise FileError(f"{gguf.path}: {kinds.get(gguf.kind, f'no model but a {gguf.kind}')}; a model is needed")
     architecture = gguf.value("general.architecture", str)
     if architecture != ARCHITECTURE:
         raise FileError(f"{gguf.path}: the architecture {architecture!r} is not supported; {ARCHITECTURE} is")

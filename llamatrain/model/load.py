@@ -47,9 +47,8 @@ def decode(gguf: Gguf, tensor: Tensor, threads: int = 1, out: np.ndarray | None 
         raise LlamatrainError(f"{gguf.path}: {tensor.name}: {error}") from None
 
 
-def check_memory(gguf: Gguf, needed: int) -> None:
+def check_memory(gguf: Gguf, needed: int, less: str = "a smaller model") -> None:
+    """`less` is what would take less."""
     there = available()
     if there is not None and needed > there:
-        raise LlamatrainError(
-            f"{gguf.path}: the model takes {needed:,} bytes of memory, and {there:,} are free; --ctx takes some"
-        )
+        raise LlamatrainError(f"{gguf.path}: takes {needed:,} bytes of memory, and {there:,} are free; {less} takes less")

@@ -22,6 +22,7 @@ from llamatrain.report import curve, svg
 from llamatrain.report.lines import GAP, Piece, assembled, fitted, width_of
 from llamatrain.report.losses import Losses
 from llamatrain.report.metrics import Metrics
+from llamatrain.report.nowhere import nowhere
 from llamatrain.report.numbers import Pace, amount, duration, perplexity
 from llamatrain.report.printable import printable
 
@@ -273,7 +274,13 @@ class Said(Console):
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
-        self.file = Path(os.devnull).open("w")  # noqa: SIM115 - for the rest of the process
+        self.file = nowhere()
+
+    def _check_buffer(self) -> None:
+        try:
+            super()._check_buffer()
+        except OSError:  # a terminal that was closed
+            self.on_broken_pipe()
 
 
 def stderr() -> Console:

@@ -40,12 +40,15 @@ class Decoder:
 
     def __init__(
         self, h: Hyperparameters, arrays: Mapping[str, np.ndarray], *, ctx: int, threads: int = 1, kernels: str = "cpu",
-        arena: np.ndarray | None = None, weights: Weights | None = None,
+        arena: np.ndarray | None = None, weights: Weights | None = None, drop_base: bool = False,
     ) -> None:  # fmt: skip
-        """`arrays` are the weights by their GGUF names, float32; an `arena` that is large enough (see `plan`) is used."""
+        """`arrays` are the weights by their GGUF names; an `arena` that is large enough (see `plan`) is used.
+
+        With `drop_base`, the pages of a quantised weight's file are handed back after each reading.
+        """
         self.h, self.ctx, self.threads, self.kernels = h, ctx, threads, kernels
         self.position = 0
-        self._graphs = Graphs(h, ctx, weights)
+        self._graphs = Graphs(h, ctx, weights, drop_base)
         leaves = {tensor: arrays[tensor.name] for tensor in self._graphs.leaves}
         self._memory = leaves | {cache: empty(cache) for cache in self._graphs.caches}
         self._memory[self._graphs.table] = h.rope.table(ctx)
@@ -53,9 +56,16 @@ class Decoder:
         self._programs: dict[int, tuple[Decoding, Program]] = {}
 
     @staticmethod
-    def plan(h: Hyperparameters, ctx: int, threads: int = 1, kernels: str = "cpu", weights: Weights | None = None) -> Cost:
+    def plan(
+        h: Hyperparameters,
+        ctx: int,
+        threads: int = 1,
+        kernels: str = "cpu",
+        weights: Weights | None = None,
+        drop_base: bool = False,
+    ) -> Cost:
         """What a decoder will take; nothing is allocated."""
-        graphs = Graphs(h, ctx, weights)
+        graphs = Graphs(h, ctx, weights, drop_base)
         kept = sum(tensor.nbytes for tensor in (*graphs.caches, graphs.table))
         return Cost(kept, graphs.arena(threads, kernels))
 
@@ -108,8 +118,8 @@ class Decoder:
 class Graphs:
     """The graphs for each number of tokens, over the same weights and caches."""
 
-    def __init__(self, h: Hyperparameters, ctx: int, weights: Weights | None = None) -> None:
-        self.h = h
+    def __init__(self, h: Hyperparameters, ctx: int, weights: Weights | None = None, drop_base: bool = False) -> None:
+        self.h, self.drop_base = h, drop_base
         self.chunks = sorted({min(chunk, ctx) for chunk in CHUNKS})
         self.weights, self.caches, self.table = weights or parameters(h), caches_of(h, ctx), rope_state(h, ctx)
         self._planned: dict[int, tuple[Decoding, Plan]] = {}
@@ -123,7 +133,7 @@ class Graphs:
     def planned(self, size: int, threads: int, kernels: str) -> tuple[Decoding, Plan]:
         if size not in self._planned:
             made = decoding(self.h, self.weights, size, self.table, self.caches)
-            self._planned[size] = made, plan([made.logits], scratch=scratch_rule(kernels, threads))
+            self._planned[size] = made, plan([made.logits], scratch=scratch_rule(kernels, threads), drop_base=self.drop_base)
         return self._planned[size]
 
     def arena(self, threads: int, kernels: str) -> int:

@@ -14,9 +14,11 @@ from llamatrain.data.options import DataOptions
 from llamatrain.errors import FileError, UsageError
 from llamatrain.files.reader import Gguf, open_gguf
 from llamatrain.model.options import ModelOptions
+from llamatrain.train import options as training
+from llamatrain.train import tuning
 from llamatrain.train.checkpoint import Checkpoint
 from llamatrain.train.folder import RunFolder
-from llamatrain.train.options import PlaceOptions, RunOptions, TrainOptions
+from llamatrain.train.options import PlaceOptions, RunOptions, TrainOptions, refuse_idle
 from llamatrain.train.tuning import TuneOptions
 
 PARTS = {
@@ -29,7 +31,9 @@ PARTS = {
 }
 # beside all of RunOptions: what may change when a run goes on
 FREE = {"iters": "train", "memory": "train", "precision": "train", "val": "data", "force_reshuffle": "data",
-        "adapter_type": "tune", "peft": "tune", "only_write_lora": "tune", "cache_base": "tune"}  # fmt: skip
+        "adapter_type": "tune", "peft": "tune", "only_write_lora": "tune", "cache_base": "tune",
+        "lora_scaled": "lora"}  # fmt: skip
+SAID = ("iters", "threads", "precision", "cache_base")  # of those, what is said of it
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,12 @@ class Options:
         """Those that the command has."""
         own = ("model", "data", "train", "run") if self.command == "from-scratch" else ("data", "train", "run", "tune", "lora")
         return {name: getattr(self, name) for name in own}
+
+    @property
+    def idle(self) -> dict[str, str]:
+        """The options that have no effect beside the others, and beside which."""
+        found = training.idle(self.train, self.run)
+        return found if self.command == "from-scratch" else found | tuning.idle(self.tune, self.train.optimizer)
 
     def plain(self) -> dict[str, Any]:
         parts = {name: plain(part) for name, part in self.parts.items()}
@@ -97,15 +107,15 @@ def start_of(place: PlaceOptions, command: str, base: str) -> Start:
     """What there is to begin with, which must be of this command."""
     path = place.resume or place.checkpoint_in
     if path is None or (not place.resume and open_gguf(path).kind != "checkpoint"):
-        if base and path:
-            raise UsageError(f"--checkpoint-in {path}: no checkpoint, and the model to tune is {base}; leave one of them out")
         return Start(base_of(base) if base else open_gguf(path) if path else None)
     checkpoint, found, notes = RunFolder.newest(path)
     kept = checkpoint.options.get("command", "from-scratch")
     if kept != command:
         raise UsageError(f"{found}: a checkpoint of {kept}; go on with `llamatrain {kept} --resume {path}`")
-    base = base or str(checkpoint.options.get("base", ""))
-    return Start(open_gguf(base or found), checkpoint, found, tuple(notes))
+    tuned = checkpoint.options.get("tune")
+    whole = isinstance(tuned, dict) and tuned.get("full") is True  # every weight is in the checkpoint itself
+    base = "" if whole else base or str(checkpoint.options.get("base", ""))
+    return Start(base_of(base) if base else open_gguf(found), checkpoint, found, tuple(notes))
 
 
 def base_of(path: str) -> Gguf:
@@ -133,21 +143,24 @@ def gone_on_with(options: Options, start: Start, given: Collection[str]) -> tupl
             if name not in free:
                 raise UsageError(f"{flag_of(name)} may not change when a run goes on: it has {worded(before)}; leave it out")
             changed[free[name]][name] = asked
-            if name in ("iters", "threads", "precision"):
+            if name in SAID:
                 said.append(f"{flag_of(name)} is {asked} from now on" + (f", and was {before}" if before is not None else ""))
     if options.files and options.files != kept.files:
         before = " ".join(kept.files) or "the sine wave"
         raise UsageError(f"the data may not change when a run goes on: it has {before}; leave it out")
     if options.base and options.base != kept.base:
-        raise UsageError(f"the base may not change when a run goes on: it is {kept.base}; leave it out")
+        if kept.tune.full:
+            raise UsageError(f"a run of --full goes on from its checkpoint, not from {options.base}; leave it out")
+        kept = replace(kept, base=options.base)  # it may have been moved; whether it is the same one is seen when it is read
     if "-" in kept.files and sys.stdin.isatty():
         raise UsageError("the run's data came from standard input: give it there again")
-    parts = {part: replace(getattr(kept, part), **values) for part, values in changed.items()}
+    made = replace(kept, **{part: replace(getattr(kept, part), **values) for part, values in changed.items()})
+    refuse_idle(made.idle, given)
     if "iters" in changed["train"] and kept.train.schedule != "constant" and kept.train.optimizer != "lbfgs":
         said.append(f"the schedule stays: after step {kept.train.iters} the rate is --lr-min {kept.train.lr_min:g}")
-    if "precision" in changed["train"]:
-        said.append("with another precision the run is not, to the bit, what it would have been")
-    return replace(kept, **parts), said
+    if "precision" in changed["train"] or "cache_base" in changed["tune"]:
+        said.append("so the run is not, to the bit, what it would have been")
+    return made, said
 
 
 def worded(value: Any) -> str:

@@ -4,9 +4,10 @@
     checkpoint-<step>.gguf                   the last ones
     checkpoint-LATEST.gguf                   another name of the newest
     model.gguf | adapter.gguf                the result
+    .replaced-<any>                          the run that was there, until this one has saved something
 
 All is written beside its place and renamed: a run that is killed leaves a folder that can be gone on with, and perhaps a
-temporary file that the next one removes.
+temporary file that the next one removes. Of one that had saved nothing nothing stays, and what was there before comes back.
 """
 
 import fcntl
@@ -17,7 +18,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
-from shutil import rmtree
 from tempfile import mkdtemp
 from typing import Self
 
@@ -34,6 +34,8 @@ LATEST = "checkpoint-LATEST.gguf"
 NUMBERED = re.compile(r"checkpoint-(0|[1-9][0-9]{0,18})\.gguf")
 RESULTS = ("config.toml", "metrics.jsonl", "loss.svg", "model.gguf", "adapter.gguf")
 TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{8}\.tmp")
+# A run that was replaced, as a whole; or one that is on its way to there or back, whose other files lie where they were.
+ASIDE, ON_ITS_WAY = ".replaced-", ".replacing-"
 PIECE = 1 << 20
 
 
@@ -48,6 +50,11 @@ class RunFolder:
             for file in list(path.iterdir()):
                 if (match := TEMPORARY.fullmatch(file.name)) and is_of_a_run(match[1]):
                     file.unlink()
+            for aside in asides(path):
+                if aside.name.startswith(ASIDE) and has_checkpoint(path):
+                    remove(aside)
+                else:
+                    put_back(aside)
 
     @classmethod
     def new(cls, out: Path | None, command: str, overwrite: bool = False) -> Self:
@@ -67,35 +74,37 @@ class RunFolder:
 
     def clear(self, sources: Iterable[Path] = ()) -> None:
         """Put the run that is in it aside, until the new one has saved something; none of its files may be a source of that."""
-        there = [file for file in self.path.iterdir() if is_of_a_run(file.name)]
+        there = files_of(self.path)
         for source in sources:
             if source.exists() and any(file.samefile(source) for file in there):
                 raise FileError(f"{source}: the run would replace what it reads; give another --out")
         self.fresh = True
         if there:
             with telling(self.path, "the run there cannot be replaced"):
-                self.aside = Path(mkdtemp(prefix=".replaced-", dir=self.path))
+                self.aside = Path(mkdtemp(prefix=ON_ITS_WAY, dir=self.path))
                 for file in there:
                     file.rename(self.aside / file.name)
+                self.aside = self.aside.rename(renamed(self.aside, ASIDE))
 
     def settled(self) -> None:
         """There is something to go on from: what was put aside can go."""
         self.fresh = self.made = False
         if self.aside:
-            rmtree(self.aside, ignore_errors=True)
+            with suppress(OSError):
+                remove(self.aside)
             self.aside = None
 
     def discard(self) -> None:
         """Where a run ends before it began: everything is as it was."""
+        aside, fresh, made = self.aside, self.fresh, self.made
+        self.aside, self.fresh, self.made = None, False, False
         with suppress(OSError):
-            if self.fresh:
-                for file in [file for file in self.path.iterdir() if is_of_a_run(file.name)]:
+            if aside:
+                put_back(aside)
+            elif fresh:
+                for file in files_of(self.path):
                     file.unlink()
-            if self.aside:
-                for file in list(self.aside.iterdir()):
-                    file.rename(self.path / file.name)
-                self.aside.rmdir()
-            if self.made:
+            if made:
                 self.path.rmdir()
 
     def __enter__(self) -> Self:
@@ -148,6 +157,9 @@ class RunFolder:
     def newest(place: Path) -> tuple[Checkpoint, Path, list[str]]:
         """A checkpoint to go on from, its file, and what should be said: of a folder the newest that is sound."""
         with telling(place, "cannot be looked into"):
+            if place.is_dir() and asides(place):
+                with suppress(FileError):  # of a run that goes on
+                    RunFolder(place).close()  # of one that was killed: what it had put aside is back
             paths = newest_first(place) if place.is_dir() else [place]
         faults = list[str]()
         for path in paths:
@@ -184,6 +196,47 @@ def newest_first(folder: Path) -> list[Path]:
 
 def is_of_a_run(name: str) -> bool:
     return name in (*RESULTS, LATEST) or NUMBERED.fullmatch(name) is not None
+
+
+def files_of(folder: Path) -> list[Path]:
+    return [file for file in folder.iterdir() if is_of_a_run(file.name)]
+
+
+def has_checkpoint(folder: Path) -> bool:
+    return bool(numbered(folder)) or (folder / LATEST).exists()
+
+
+# ---- what was put aside ----------------------------------------------------
+
+
+def asides(folder: Path) -> list[Path]:
+    return [
+        each for each in folder.iterdir() if each.name.startswith((ASIDE, ON_ITS_WAY)) and not each.is_symlink() and each.is_dir()
+    ]
+
+
+def renamed(aside: Path, start: str) -> Path:
+    return aside.with_name(start + aside.name.partition("-")[2])
+
+
+def put_back(aside: Path) -> None:
+    """In the place of what a later run has left; a kill in between leaves it on its way."""
+    folder = aside.parent
+    if aside.name.startswith(ASIDE) and files_of(aside):
+        for file in files_of(folder):
+            file.unlink()
+        aside = aside.rename(renamed(aside, ON_ITS_WAY))
+    for file in files_of(aside):
+        file.rename(folder / file.name)
+    with suppress(OSError):  # what else is in it is not a run's
+        aside.rmdir()
+
+
+def remove(aside: Path) -> None:
+    for file in files_of(aside):
+        file.unlink()
+    with suppress(OSError):
+        aside.rmdir()
 
 
 # ---- taking and making -----------------------------------------------------

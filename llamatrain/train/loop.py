@@ -211,9 +211,10 @@ class Loop:
         if math.isfinite(value):
             return value
         step = self.counters.step + 1
+        helps = "a lower --lr may do" if self.counters.step else "nothing was learned yet: the model itself has such numbers"
         raise TrainingError(
             f"step {step}: the {what} is {value}; the first tensor with NaN or infinity: {self.programs.first_bad()}; "
-            f"the last good checkpoint: {self.saved}; a lower --lr may do"
+            f"the last good checkpoint: {self.saved}; {helps}"
         )
 
     # ---- beside the steps --------------------------------------------------

@@ -133,7 +133,7 @@ def material_of(files: Sequence[str], model: Model, data: DataOptions, seed: int
 
     tokenizer = model.vocabulary.tokenizer
     if tokenizer is None:
-        raise UsageError("the model's tokens stand for no text, so it cannot be trained on any; leave the data out")
+        raise UsageError("the model's tokens stand for no text, so it cannot be trained on any")
     corpus, kept = open_corpus(files, tokenizer, data, model.row, seed)
     rows = TextRows(corpus, data, seed, tokenizer.eos, tokenizer.bos)
     validation = TextRows(kept, data, seed, tokenizer.eos, tokenizer.bos) if kept else None

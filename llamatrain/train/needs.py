@@ -50,7 +50,8 @@ class Shape:
     history: int  # of L-BFGS
     interpreter: int  # what the process holds already
     batches: int = 1  # of a step, which are read before it
-    copies: int = 0  # of it
+    copies: int = 0  # of the base
+    pages: int = 0  # of its float32 weights, read where they lie, that are in memory at once
 
 
 @dataclass(frozen=True)
@@ -99,11 +100,9 @@ def needs_of(setting: Setting, policy: Policy, shape: Shape, splits: int = 1) ->
         + graphs.table.nbytes
         + sum(a.nbytes for a in graphs.states.values())
     )
-    decoding = (
-        Decoder.plan(setting.h, shape.decoding, setting.threads, setting.kernels, setting.weights).total if shape.decoding else 0
-    )
+    decoding = decoding_of(setting, shape.decoding) if shape.decoding else 0
     moments = moments_of(setting, shape)
-    arena, pages = max(plan.arena for plan in plans), max(plan.base_bytes for plan in plans)
+    arena, pages = max(plan.arena for plan in plans), max(shape.pages, *(plan.base_bytes for plan in plans))
     kept = 0 if gradients == "streamed" else size
     beside = arena + sum(plan.arena for plan in updates) - (kept if gradients == "arena" else 0)
     held = shape.interpreter + BOUND * sum(len(plan.nodes) for plan in (*plans, *updates))
@@ -132,7 +131,8 @@ def excess(choice: Choice, limit: int | None, most: int | None) -> str | None:
         return None
     told = f"--memory allows {Size(most).words}" if limit is not None else f"{Size(most).words} are free for it"
     takes = f"{Size(choice.total).words} ({choice.needs.describe().partition(': ')[2]})"
-    return f"the run takes {takes}, and {told}; a smaller --batch, --ctx or model takes less"
+    less = "--cache-base off, a smaller --batch or --ctx" if choice.needs.packed_copies else "a smaller --batch, --ctx or model"
+    return f"the run takes {takes}, and {told}; {less} takes less"
 
 
 def _splits(setting: Setting, lengths: Iterable[int]) -> Iterator[int]:

@@ -1,7 +1,7 @@
 """The options of a training run. What is left open (None, auto) is resolved once, and kept with the run."""
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -153,9 +153,9 @@ def idle(options: TrainOptions, run: RunOptions) -> dict[str, str]:
     return found
 
 
-def refuse_idle(options: TrainOptions, run: RunOptions, given: Collection[str]) -> None:
+def refuse_idle(idle: Mapping[str, str], given: Collection[str]) -> None:
     """No option is taken that does nothing."""
-    for name, why in idle(options, run).items():
+    for name, why in idle.items():
         if name in given:
             raise UsageError(f"{flag_of(name)} means nothing {why}; leave it out")
     if "iters" in given and "epochs" in given:

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from llamatrain.adapters import peft
 from llamatrain.config.file import config_text
-from llamatrain.data.sources import find_sources
-from llamatrain.errors import FileError, MemoryPlanError, UsageError
+from llamatrain.errors import FileError, UsageError
 from llamatrain.files.newfile import NewFile
 from llamatrain.optim.lbfgs import Lbfgs, LbfgsOptions
 from llamatrain.optim.stop import StopRules
@@ -21,14 +21,13 @@ from llamatrain.train.folder import RunFolder, numbered
 from llamatrain.train.interrupts import Interrupts
 from llamatrain.train.keeper import Keeper, restore
 from llamatrain.train.loop import Loop, Outcome
-from llamatrain.train.material import OWN_SIZE, Material, Model, material_of, sine_of
-from llamatrain.train.needs import Choice, excess
-from llamatrain.train.options import PlaceOptions, idle
+from llamatrain.train.material import OWN_SIZE
+from llamatrain.train.options import PlaceOptions
+from llamatrain.train.prepare import Prepared, prepare
 from llamatrain.train.programs import Programs
-from llamatrain.train.task import Task, filled
+from llamatrain.train.task import filled
 from llamatrain.train.tasks import model_for, task_for
-from llamatrain.train.watch import Watch
-from llamatrain.train.ways import allowed, chosen, resolved, schedule_of, watch_of
+from llamatrain.train.ways import schedule_of
 
 
 @dataclass(frozen=True)
@@ -38,20 +37,6 @@ class Finished:
     command: str  # that goes on with it
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """A run that could begin."""
-
-    options: Options
-    start: Start
-    model: Model
-    material: Material
-    task: Task
-    watch: Watch
-    choice: Choice
-    notes: tuple[str, ...]
-
-
 def train(options: Options, place: PlaceOptions, given: Collection[str]) -> Finished:
     start = start_of(place, options.command, options.base)
     notes = list(start.notes)
@@ -59,8 +44,11 @@ def train(options: Options, place: PlaceOptions, given: Collection[str]) -> Fini
         options, more = gone_on_with(options, start, given)
         notes += more
     options = options.settled()
+    if options.tune.only_write_lora:
+        return written(options, start, place, given)
     with folder_of(options.command, place, start) as folder, Interrupts(folder.discard) as interrupts:
         try:
+            options = with_peft_folder(options, start, folder, place, given)
             prepared = prepare(options, start, notes, given)
             settle(prepared, folder)
             return run(prepared, folder, interrupts)
@@ -68,42 +56,19 @@ def train(options: Options, place: PlaceOptions, given: Collection[str]) -> Fini
             folder.discard()
 
 
-def prepare(options: Options, start: Start, notes: list[str], given: Collection[str]) -> Prepared:
-    """Everything that can fail, before anything is written."""
-    model = model_for(options, start, given)
-    task = task_for(options, model, start)
-    material = material_of(options.files, model, options.data, options.train.seed)
-    options = replace(options, train=resolved(options.train, material.rows.count))
-    options = replace(options, model=replace(options.model, ctx=model.row), tune=replace(options.tune, ctx=model.row))
-    watch = watch_of(options, model, task, material.sine)
-    kept = bool(start.checkpoint and start.checkpoint.options)
-    validating = material.validation is not None
-    choice = chosen(options, task, material.rows.lengths, validating, watch, goes_on=kept)
-    if (told := excess(choice, options.train.memory, allowed(options.train))) is not None:
-        raise MemoryPlanError(told)
-    if start.checkpoint and start.checkpoint.counters.step >= (options.train.iters or 0):
-        notes = [*notes, f"all {options.train.iters} steps are done already; --iters with a larger number goes on"]
-    if choice.splits > 1:
-        notes = [*notes, f"a batch is run in {choice.splits} parts, to fit the memory"]
-    remat, acc = str(choice.policy), options.train.grad_acc * choice.splits
-    options = replace(options, train=replace(options.train, remat=remat, batch=choice.setting.batch, grad_acc=acc))
-    return Prepared(options, start, model, material, task, watch, choice, tuple(notes))
-
-
-def planned(options: Options, place: PlaceOptions, given: Collection[str]) -> tuple[Choice, str | None]:
-    """How a run would be run, and why it would not, if so; its text is not read, and nothing is written."""
-    start = start_of(place, options.command, options.base)
-    if start.checkpoint:
-        options, _ = gone_on_with(options, start, given)
-    if named := [file for file in options.files if file != "-"]:
-        find_sources(named)
-    model = model_for(options, start, given, read=False)
-    task = task_for(options, model, start, read=False)
-    sine = None if options.files else sine_of(model, 0).sine
-    options = replace(options, train=resolved(options.train, lambda epochs: epochs))
-    validating = bool(options.data.val or options.data.val_split)
-    choice = chosen(options, task, (model.row,), validating, watch_of(options, model, task, sine), refuse=False)
-    return choice, excess(choice, options.train.memory, allowed(options.train))
+def written(options: Options, start: Start, place: PlaceOptions, given: Collection[str]) -> Finished:
+    """The adapter of a checkpoint, and nothing else."""
+    assert start.checkpoint
+    model = model_for(options, start, ())
+    with folder_of(options.command, replace(place, overwrite=False), start) as folder, telling(start):
+        try:
+            options = with_peft_folder(options, start, folder, place, given)
+            task = task_for(replace(options, tune=replace(options.tune, cache_base="off")), model, start)
+            task.write(folder.result(task.result), {name: start.checkpoint.weights[name] for name in task.trained})
+        finally:
+            folder.discard()
+    command = f"llamatrain {options.command} --resume {shlex.quote(str(start.path))}"
+    return Finished(Outcome("done"), folder.path / task.result, command)
 
 
 # ---- the folder ------------------------------------------------------------
@@ -123,6 +88,25 @@ def folder_of(command: str, place: PlaceOptions, start: Start) -> RunFolder:
     return RunFolder(home)
 
 
+def with_peft_folder(options: Options, start: Start, folder: RunFolder, place: PlaceOptions, given: Collection[str]) -> Options:
+    """The folder for PEFT replaces nothing that is read or was not asked for; that of another run is left to it."""
+    path = options.tune.peft
+    if path is None:
+        return options
+    elsewhere = start.path is not None and folder.path != start.path.parent
+    if elsewhere and "peft" not in given:
+        return replace(options, tune=replace(options.tune, peft=None))
+    for read in adapters_of(options):
+        if os.path.realpath(read) == os.path.realpath(path):
+            raise UsageError(f"--peft {path} would replace {read}, which is being read: another name will do")
+    peft.check_place(path)
+    before = start.checkpoint.options.get("tune") if start.checkpoint else None
+    own = not elsewhere and isinstance(before, dict) and before.get("peft") == str(path)
+    if not own and not place.overwrite and (path / peft.CONFIG).exists():
+        raise FileError(f"{path}: there is an adapter already; another --peft leaves it alone, --overwrite replaces it")
+    return options
+
+
 def settle(prepared: Prepared, folder: RunFolder) -> None:
     """Make the folder the run's own."""
     start, options = prepared.start, prepared.options
@@ -130,7 +114,7 @@ def settle(prepared: Prepared, folder: RunFolder) -> None:
         folder.rewind(start.checkpoint.counters.step)  # past those that are damaged
     else:
         folder.clear(read_from(options, start))
-    unsaid = {*idle(options.train, options.run), *(OWN_SIZE if start.model else ())}
+    unsaid = {*options.idle, *(OWN_SIZE if start.model and options.command == "from-scratch" else ())}
     head = f"llamatrain {options.command}{' BASE.gguf' if options.base else ''} --config FILE"
     text = config_text(head, options.files, list(options.parts.values()), unsaid)
     with NewFile(folder.result("config.toml")) as file:
@@ -139,8 +123,12 @@ def settle(prepared: Prepared, folder: RunFolder) -> None:
 
 def read_from(options: Options, start: Start) -> list[Path]:
     """Files that the run reads."""
-    named = [options.model.vocab_from, options.tune.lora_init, *(path for path, _ in options.lora.scaled)]
-    return [path for path in (*named, start.model and start.model.path, start.path) if path]
+    named = [options.model.vocab_from, *adapters_of(options), start.model and start.model.path, start.path]
+    return [path for path in named if path]
+
+
+def adapters_of(options: Options) -> list[Path]:
+    return [*([options.tune.lora_init] if options.tune.lora_init else []), *(path for path, _ in options.lora.scaled)]
 
 
 @contextmanager
@@ -174,10 +162,12 @@ def run(prepared: Prepared, folder: RunFolder, interrupts: Interrupts) -> Finish
         report.header(facts(prepared, folder.path))
         for line in prepared.notes:
             report.say(f"note: {line}")
+        task.load()
         programs = Programs(choice.graphs, choice.arena, task.frozen)
         parts = programs.weights.parts
         if checkpoint:
-            filled(checkpoint, parts)
+            with telling(start):
+                filled(checkpoint, parts)
         else:
             task.begin(parts)
         keeper = Keeper(options, task, prepared.model.metadata, programs, folder, report)
@@ -196,17 +186,12 @@ def run(prepared: Prepared, folder: RunFolder, interrupts: Interrupts) -> Finish
             loop.owed = loop.owed and not done  # a run may be killed between the validation and the next save
         else:
             loop.owed = options.command == "finetune" and options.run.eval_every > 0  # the base's own loss, as line 0
-        if options.tune.only_write_lora:
-            task.write(folder.result(task.result), parts)
-            folder.settled()
-            outcome = Outcome("done")
-        else:
-            loop.saved = keeper.save(loop)  # so that a full disk shows now, and not after an hour
-            folder.settled()
-            interrupts.leaving = lambda: print(f"interrupted; to go on: {command}", file=sys.stderr, flush=True)
-            outcome = loop.train()
-            prepared.watch.end(parts, report)
-            report.end(folder.path)
+        loop.saved = keeper.save(loop)  # so that a full disk shows now, and not after an hour
+        folder.settled()
+        interrupts.leaving = lambda: print(f"interrupted; to go on: {command}", file=sys.stderr, flush=True)
+        outcome = loop.train()
+        prepared.watch.end(parts, report)
+        report.end(folder.path)
     return Finished(outcome, folder.path / task.result, command)
 
 

@@ -15,7 +15,8 @@ from llamatrain.files.pages import release
 from llamatrain.files.reader import Gguf
 from llamatrain.files.values import Value
 from llamatrain.graph.tensor import Tensor, parameter
-from llamatrain.model import initial, load
+from llamatrain.model import hyperparameters, initial, load
+from llamatrain.model.frozen import copies
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.lora import Delta, Weights
 from llamatrain.train.checkpoint import Checkpoint
@@ -36,6 +37,9 @@ class Task(Protocol):
 
     @property
     def trained(self) -> Mapping[str, Tensor]: ...
+
+    def load(self) -> None:
+        """Make the copies that the plan counts."""
 
     def begin(self, parts: Arrays) -> None:
         """The first values of what is trained."""
@@ -77,6 +81,8 @@ class Full:
     def trained(self) -> Mapping[str, Tensor]:
         return self.weights.tensors
 
+    def load(self) -> None: ...
+
     def begin(self, parts: Arrays) -> None:
         if self.base:
             load.fill_from(self.base, parts, self.threads)
@@ -109,10 +115,15 @@ class LowRank:
     frozen: dict[str, np.ndarray]
     drops: bool
     copies: int
+    threads: int
     first: Adapter | None = None  # which is gone on from
     mixed: Sequence[Adapter] = ()  # which are there, and stay as they are
     kind: str = "finetune_lora"
     result: str = "adapter.gguf"
+
+    def load(self) -> None:
+        if self.copies:
+            self.frozen |= copies(self.base, self.h, self.threads)
 
     def begin(self, parts: Arrays) -> None:
         """What is added begins at nothing: one factor is random, the other zero."""
@@ -178,11 +189,16 @@ def adapter_print(adapter: Adapter) -> str:
     return f"{found:08x}"
 
 
+PIECES = 16  # of a tensor, that a fingerprint is taken of
+
+
 def fingerprint(base: Gguf) -> str:
-    """Of the base's tensors by name, type and place, and of a little of each: another model is told apart."""
-    found = 0
+    """Of the base's numbers, its tensors' names and types, and some pieces of each: another model is told apart."""
+    found = zlib.crc32(repr(hyperparameters.read(base)).encode())
     for tensor in base.tensors.values():
         raw = tensor.raw.reshape(-1)
         found = zlib.crc32(f"{tensor.name} {tensor.type.name} {tensor.shape}".encode(), found)
-        found = zlib.crc32(raw[:64].tobytes(), found)
+        for start in range(0, raw.size, max(1, raw.size // PIECES)):
+            found = zlib.crc32(raw[start : start + 256].tobytes(), found)
+        release(raw)
     return f"{found:08x}"

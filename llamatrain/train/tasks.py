@@ -2,16 +2,16 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
-from llamatrain.adapters import adapter as adapters
-from llamatrain.adapters import peft, reading
-from llamatrain.adapters.adapter import Adapter
+from llamatrain.adapters import reading
+from llamatrain.adapters.adapter import Adapter, factors_of
 from llamatrain.errors import FileError, UsageError
 from llamatrain.files.reader import Gguf
+from llamatrain.files.values import Value
 from llamatrain.machine.units import cores
 from llamatrain.model.frozen import copies_of, frozen, with_pairs
-from llamatrain.model.hyperparameters import Hyperparameters
+from llamatrain.model.hyperparameters import ARCHITECTURE, Hyperparameters
 from llamatrain.model.llama import parameters
 from llamatrain.model.options import CTX, ModelOptions
 from llamatrain.train.begin import Options, Start
@@ -29,7 +29,8 @@ def model_for(options: Options, start: Start, given: Collection[str], read: bool
         return new_model(options.files, options.model, read)
     if options.command == "finetune":
         model = model_of(start.model, ModelOptions(ctx=options.tune.ctx), (), TUNED_CTX)
-        return replace(model, h=overridden(model.h, options.tune))
+        h = overridden(model.h, options.tune)
+        return replace(model, h=h, metadata=model.metadata if h == model.h else rekeyed(model.metadata, h))
     resumed = start.checkpoint is not None and bool(start.checkpoint.options)
     model = model_of(start.model, options.model, () if resumed else given, CTX)
     return replace(model, metadata=start.checkpoint.metadata) if start.checkpoint else model
@@ -41,15 +42,18 @@ def overridden(h: Hyperparameters, options: TuneOptions) -> Hyperparameters:
     if options.rope_freq_base is not None:
         rope = replace(rope, base=options.rope_freq_base)
     if options.rope_freq_scale is not None:
-        if not 0 < options.rope_freq_scale < float("inf"):
-            raise UsageError(f"--rope-freq-scale {options.rope_freq_scale:g} must be more than 0, such as 0.5")
         factor = 1 / options.rope_freq_scale
         rope = replace(rope, kind="linear" if factor != 1 else "none", factor=factor)
     return replace(h, rope=rope, rms_eps=h.rms_eps if options.norm_rms_eps is None else options.norm_rms_eps)
 
 
-def task_for(options: Options, model: Model, start: Start, read: bool = True) -> Task:
-    """`read`: adapters and copies are loaded, and not only counted."""
+def rekeyed(metadata: Mapping[str, Value], h: Hyperparameters) -> dict[str, Value]:
+    """A file's keys with the rope and the epsilon of another model."""
+    others = {key: value for key, value in metadata.items() if not key.startswith(f"{ARCHITECTURE}.rope.")}
+    return others | {key: value for key, value in h.metadata("").items() if not key.startswith("general.")}
+
+
+def task_for(options: Options, model: Model, start: Start) -> Task:
     threads = options.run.threads or cores()
     if options.command == "from-scratch" or options.tune.full:
         if options.tune.full and start.model and not start.checkpoint:
@@ -57,7 +61,7 @@ def task_for(options: Options, model: Model, start: Start, read: bool = True) ->
         base = None if start.checkpoint else start.model
         return Full(model.h, model.metadata, model.untrained, options.train.seed, threads, base, parameters(model.h))
     assert start.model
-    return low_rank(options, model.h, start.model, start, threads, read)
+    return low_rank(options, model.h, start.model, start, threads)
 
 
 def check_trainable(base: Gguf, h: Hyperparameters) -> None:
@@ -66,35 +70,30 @@ def check_trainable(base: Gguf, h: Hyperparameters) -> None:
             raise UsageError(f"--full: {base.path}: {name} is {kind}; a quantised model takes an adapter only (no --full)")
 
 
-def low_rank(options: Options, h: Hyperparameters, base: Gguf, start: Start, threads: int, read: bool) -> LowRank:
+def low_rank(options: Options, h: Hyperparameters, base: Gguf, start: Start, threads: int) -> LowRank:
     tune, heads = options.tune, (h.heads, h.kv_heads)
-    if tune.peft:
-        peft.check_place(tune.peft)
     mixed = [reading.read(path, heads).scaled(scale) for path, scale in options.lora.scaled]
     first = reading.read(tune.lora_init, heads) if tune.lora_init and not start.checkpoint else None
-    for adapter in [*mixed, *([first] if first else [])]:
-        adapters.check(adapter, h.shapes, h.tied, base.path)
-        if norms := [name for name in adapter.pairs if len(h.shapes[name]) == 1]:
-            raise FileError(f"{adapter.source}: has a pair for the norm {norms[0]}, which training cannot take along")
+    factors = [factors_of(adapter, h.shapes, h.tied, base.path) for adapter in mixed]
+    if first:
+        factors_of(first, h.shapes, h.tied, base.path)
     ranks, scales, alpha = numbers_of(tune, h, first, start.checkpoint.extra if start.checkpoint else None, start.path)
     if start.checkpoint and start.checkpoint.extra.get("base") != fingerprint(base):
         raise FileError(f"{base.path}: not the model that the run in {start.path} was for")
-    if start.checkpoint:
-        for adapter, before in zip(mixed, start.checkpoint.extra.get("mixed", []), strict=False):
-            if adapter_print(adapter) != before:
-                raise FileError(f"{adapter.source}: not the adapter that the run in {start.path} began with")
-    copied = copies_base(options, h, base)
-    weights, arrays = frozen(base, h, threads, copied, read)
-    if mixed:
-        weights, more = with_pairs(
-            weights, [{name: (pair.a, pair.b, pair.scale) for name, pair in adapter.pairs.items()} for adapter in mixed]
-        )
-        arrays |= more
+    if start.checkpoint and [adapter_print(adapter) for adapter in mixed] != (kept := start.checkpoint.extra.get("mixed")):
+        strange = [adapter for adapter in mixed if not isinstance(kept, list) or adapter_print(adapter) not in kept]
+        named = f"{strange[0].source}: not an adapter" if strange else f"{start.path}: not all of the adapters, in their order,"
+        raise FileError(f"{named} that the run began with")
+    copied = tune.cache_base == "bf16"
+    weights, arrays = frozen(base, h, threads, copied)
+    weights, more = with_pairs(weights, factors)
+    arrays |= more
     weights, trained = adapted(weights, h, ranks, scales, tune.lora_dropout)
     copies = copies_of(h) if copied else 0
     return LowRank(
-        h, base, tune, ranks, scales, alpha, options.train.seed, weights, trained, arrays, not copied, copies, first, mixed
-    )
+        h, base, tune, ranks, scales, alpha, options.train.seed, weights, trained, arrays, not copied, copies, threads, first,
+        mixed,
+    )  # fmt: skip
 
 
 def numbers_of(
@@ -102,30 +101,33 @@ def numbers_of(
 ) -> tuple[dict[str, int], dict[str, float], float]:
     """Ranks, scales and alpha: of the checkpoint, of the adapter that is gone on from, or by the options."""
     if kept is not None:
-        scales, alpha, ranks = kept.get("scales"), kept.get("alpha"), kept.get("ranks")
-        if not (
-            isinstance(scales, dict) and isinstance(ranks, dict) and isinstance(alpha, float) and scales.keys() == ranks.keys()
-        ):
-            raise FileError(f"{path}: what it says of its adapter is damaged")
-        if not all(name in h.shapes and isinstance(rank, int) for name, rank in ranks.items()):
-            raise FileError(f"{path}: its adapter is for another base")
-        return {name: int(rank) for name, rank in ranks.items()}, {name: float(scale) for name, scale in scales.items()}, alpha
+        return kept_numbers(kept, h, path)
     if first:
         names = [name for name in h.shapes if name in first.pairs]
         ranks = {name: first.pairs[name].rank for name in names}
-        return ranks, {name: first.pairs[name].scale for name in names}, first.alpha or float(tune.lora_r)
+        return ranks, {name: first.pairs[name].scale for name in names}, float(first.alpha or tune.lora_r)
     ranks = ranks_of(tune, list(h.shapes), h.tied)
     return ranks, {name: tune.scale(rank) for name, rank in ranks.items()}, tune.alpha
 
 
-def copies_base(options: Options, h: Hyperparameters, base: Gguf) -> bool:
-    """Whether the base's matrices are copied to bf16: for speed, where products are in bf16 and the memory is there."""
+def kept_numbers(kept: Mapping[str, Any], h: Hyperparameters, path: object) -> tuple[dict[str, int], dict[str, float], float]:
+    match kept.get("ranks"), kept.get("scales"), kept.get("alpha"):
+        case dict() as ranks, dict() as scales, (int() | float()) as alpha if ranks.keys() == scales.keys():
+            pass
+        case _:
+            raise FileError(f"{path}: what it says of its adapter is damaged")
+    if not all(name in h.shapes and isinstance(rank, int) for name, rank in ranks.items()):
+        raise FileError(f"{path}: its adapter is for another base")
+    return ranks, {name: float(scale) for name, scale in scales.items()}, float(alpha)
+
+
+def caches(options: Options, h: Hyperparameters) -> tuple[Literal["auto", "bf16", "off"], ...]:
+    """Whether the base's matrices are copied to bf16, for speed; where that is open: what to try, the first that fits."""
     tune = options.tune
-    if precision_of(options.train) != "bf16":
-        if tune.cache_base == "bf16":
-            raise UsageError("--cache-base bf16 takes --precision bf16")
-        return False
-    if tune.cache_base != "auto":
-        return tune.cache_base == "bf16"
+    if precision_of(options.train) != "bf16" and tune.cache_base == "bf16":
+        raise UsageError("--cache-base bf16 takes --precision bf16")
+    if tune.cache_base != "auto" or tune.full or options.command != "finetune":
+        return (tune.cache_base,)
     most = allowed(options.train)
-    return most is None or 2 * copies_of(h) <= most  # half of the memory is left to the run itself
+    large = most is not None and 2 * copies_of(h) > most  # half of the memory is left to the run itself
+    return ("off",) if large or precision_of(options.train) != "bf16" else ("bf16", "off")

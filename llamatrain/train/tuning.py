@@ -8,11 +8,14 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Literal
 
+from llamatrain.config.options import flag_of
 from llamatrain.errors import UsageError
 
 LINEAR = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 KINDS = (*LINEAR, "token_embd", "output")
 RANK = 8
+NORMS = ("attn_norm", "ffn_norm", "output_norm")
+FACTORS = 1e-9, 1e9  # what alpha and rates may be: beyond it, files of adapters cannot tell them
 PATTERN = re.compile(r"(?:blk\.(\d{1,6})(?:-(\d{1,6}))?\.)?([a-z_]+)(?:\.weight)?")
 
 
@@ -45,12 +48,14 @@ class TuneOptions:
             raise UsageError(f"--ctx {self.ctx} cannot be; it takes 1 to {1 << 20}")
         if not 1 <= self.lora_r <= 1 << 16:
             raise UsageError(f"--lora-r {self.lora_r} cannot be; it takes 1 to {1 << 16}")
-        if self.lora_alpha is not None and not 0 < self.lora_alpha < math.inf:
-            raise UsageError(f"--lora-alpha {self.lora_alpha:g} cannot be; it takes more than 0")
+        for name in ("lora_alpha", "lora_plus_ratio"):
+            value, (least, most) = getattr(self, name), FACTORS
+            if value is not None and not least <= value <= most:
+                raise UsageError(f"{flag_of(name)} {value:g} cannot be; it takes {least:g} to {most:g}, such as 16")
         if not 0 <= self.lora_dropout < 1:
             raise UsageError(f"--lora-dropout {self.lora_dropout:g} must be at least 0 and less than 1, such as 0.05")
-        if not 0 < self.lora_plus_ratio < math.inf:
-            raise UsageError(f"--lora-plus-ratio {self.lora_plus_ratio:g} cannot be; it takes more than 0, such as 16")
+        if self.rope_freq_scale is not None and not 1e-6 <= self.rope_freq_scale <= 1e6:
+            raise UsageError(f"--rope-freq-scale {self.rope_freq_scale:g} cannot be; it takes 1e-06 to 1e+06, such as 0.5")
         for text in self.rank:
             rank_of(text)
 
@@ -62,10 +67,26 @@ class TuneOptions:
         return self.alpha / (math.sqrt(rank) if self.rslora else rank)
 
 
+# What has no effect beside --full, and beside --lora-init.
+OF_ADAPTERS = ("lora_r", "lora_alpha", "target", "rank", "lora_dropout", "rslora", "lora_plus_ratio", "lora_init",
+               "only_write_lora", "adapter_type", "peft", "cache_base", "lora", "lora_scaled")  # fmt: skip
+OF_INIT = ("lora_r", "lora_alpha", "target", "rank", "rslora")
+
+
+def idle(options: TuneOptions, optimizer: str) -> dict[str, str]:
+    """The options that have no effect beside the others, and beside which."""
+    found = dict.fromkeys(OF_ADAPTERS, "to --full") if options.full else {}
+    if options.lora_init:
+        found |= dict.fromkeys(OF_INIT, "to --lora-init")
+    if optimizer == "lbfgs":
+        found["lora_plus_ratio"] = "to --optimizer lbfgs"
+    return found
+
+
 def rank_of(text: str) -> tuple[str, int]:
     name, _, number = text.partition("=")
-    if not name or not number.isdecimal() or not 1 <= int(number) <= 1 << 16:
-        raise UsageError(f"--rank {text!r}: it takes a weight and a rank, such as attn_q=16")
+    if not name or not number.isdecimal() or len(number) > 5 or not 1 <= int(number) <= 1 << 16:
+        raise UsageError(f"--rank {text[:40]!r}: it takes a weight and a rank, such as attn_q=16")
     return name, int(number)
 
 
@@ -88,6 +109,8 @@ def ranks_of(options: TuneOptions, names: Collection[str], tied: bool) -> dict[s
 def matching(target: str, names: Collection[str], tied: bool, option: str) -> set[str]:
     """The weights that a name means: of all blocks, or of some."""
     match = PATTERN.fullmatch(target)
+    if match and match[3] in NORMS:
+        raise UsageError(f"{option} {target}: norms take no adapter; {', '.join(KINDS)} do")
     if not match or match[3] not in KINDS:
         raise UsageError(f"{option} {target}: no such weight{nearest(target)}")
     kind = match[3]

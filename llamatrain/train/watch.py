@@ -57,10 +57,10 @@ class Texts:
         if not self.decoder:
             self.decoder = Decoder(
                 self.h, {**self.task.frozen, **weights}, ctx=self.positions, threads=self.threads, kernels=self.kernels,
-                weights=self.task.weights,
+                weights=self.task.weights, drop_base=self.task.drops,
             )  # fmt: skip
         options = SamplingOptions(n=TOKENS, seed=mix(self.seed, step) >> 33)
-        ends = [token for token in (self.tokenizer.eos, self.tokenizer.eot) if token is not None]
+        ends = {self.tokenizer.eos, self.tokenizer.eot, *range(len(self.tokenizer), self.h.vocab)}  # the last stand for no text
         made = Generation(self.decoder, self.prompt, options, ends)
         words = StreamDecoder(self.tokenizer)
         start = self.tokenizer.decode(self.prompt, special=False).decode("utf-8", "replace")

@@ -9,6 +9,7 @@ import numpy as np
 from llamatrain.config.units import Size
 from llamatrain.data.sine import Sine
 from llamatrain.errors import MemoryPlanError
+from llamatrain.files.pages import map_of
 from llamatrain.machine.memory import available, resident
 from llamatrain.machine.threads import runner
 from llamatrain.machine.units import cores, units
@@ -86,9 +87,9 @@ def chosen(
     )  # fmt: skip
     runner(threads)  # every run needs it, and what it loads is to be counted as what the process holds
     history = train.lbfgs_history if train.optimizer == "lbfgs" else 0
-    there = sum(array.nbytes for array in task.frozen.values() if array.dtype == np.uint16)  # copies, which are told apart
-    held = resident() - there + LOADED
-    shape = Shape(lengths, validating, watch.positions, history, held, train.grad_acc, task.copies)
+    matrices = [array for array in task.frozen.values() if array.dtype == np.float32 and array.ndim > 1]
+    pages = max((array.nbytes for array in matrices if map_of(array) is not None), default=0)
+    shape = Shape(lengths, validating, watch.positions, history, resident() + LOADED, train.grad_acc, task.copies, pages)
     most = allowed(train)
     least = fixed(setting, shape)
     if refuse and most is not None and least > most:  # at once: planning a model so large takes a while

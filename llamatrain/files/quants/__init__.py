@@ -1,8 +1,8 @@
 """Weights as GGUF files hold them: to float32 or bf16, and back.
 
-Every type decodes. Those that people train on do so by compiled code, over rows, or over panels of some rows and columns;
-compiled kernels call `decoding.segment` themselves. What the `gguf` package decodes, and it decodes all the rest but four
-types, has the same bits here. F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1 and Q2_K to Q6_K can be written.
+Every type decodes. Those that people train on do so by compiled code; compiled kernels call `decoding.segment` themselves.
+What the `gguf` package decodes, and it decodes all the rest but four types, has the same bits here. F32, F16, BF16, Q8_0,
+Q4_0, Q4_1, Q5_0, Q5_1 and Q2_K to Q6_K can be written.
 """
 
 from collections.abc import Callable, Iterator
@@ -30,32 +30,26 @@ def decode(
     raw: np.ndarray,
     kind: GgmlType,
     *,
-    columns: tuple[int, int] | None = None,
     bf16: bool = False,
     out: np.ndarray | None = None,
     threads: int = 1,
 ) -> np.ndarray:
     """The weights whose bytes are `raw`, an array of bytes with a row of blocks as its last axis.
 
-    `columns` takes some of each row, whole blocks; rows are taken by slicing `raw`. The result, new or `out`, is float32, or
-    with `bf16` bfloat16 (held as uint16), rounded to nearest, even when halfway.
+    The result, new or `out`, is float32, or with `bf16` bfloat16 (held as uint16), rounded to nearest, even when halfway.
     """
-    elements = raw.shape[-1] // kind.size * kind.block
-    start, stop = columns or (0, elements)
-    if raw.shape[-1] % kind.size or start % kind.block or stop % kind.block or not 0 <= start <= stop <= elements:
-        raise QuantError(f"columns {start} to {stop} of {raw.shape[-1]} bytes are not whole {kind.name} blocks: {_blocks(kind)}")
-    out = _target(out, (*raw.shape[:-1], stop - start), np.uint16 if bf16 else np.float32)
+    columns, rest = divmod(raw.shape[-1], kind.size)
+    columns *= kind.block
+    if rest:
+        raise QuantError(f"rows of {raw.shape[-1]} bytes cannot be {kind.name}, whose blocks are {kind.size} bytes")
+    out = _target(out, (*raw.shape[:-1], columns), np.uint16 if bf16 else np.float32)
     if out.size:
-        rows = raw.reshape(-1, raw.shape[-1])[:, start // kind.block * kind.size : stop // kind.block * kind.size]
+        rows = raw.reshape(-1, raw.shape[-1])
         if kind.number in COMPILED:
-            _decode_compiled(rows, kind, out.reshape(-1, stop - start), threads)
+            _decode_compiled(rows, kind, out.reshape(-1, columns), threads)
         else:
-            _decode_plain(rows, kind, out.reshape(-1, stop - start))
+            _decode_plain(rows, kind, out.reshape(-1, columns))
     return out
-
-
-def _blocks(kind: GgmlType) -> str:
-    return f"{kind.block} weights in {kind.size} bytes"
 
 
 def _target(out: np.ndarray | None, shape: tuple[int, ...], dtype: type) -> np.ndarray:

@@ -14,12 +14,11 @@ from llamatrain.files.quants import kinds as K
 from llamatrain.files.quants.decoding import segment
 from llamatrain.kernels.cpu import tiles
 from llamatrain.kernels.cpu.microkernel import TILE
-from llamatrain.machine.jit import Brick, Call, Entry, inline, u8
+from llamatrain.machine.jit import Brick, inline, u8
 
 LOW, LONG = 16, 512  # rows and columns of a slab where rows become panels
 HIGH, SHORT = 32, 256  # where columns do: both sides whole tiles and whole blocks
 ROOM = 4 * HIGH * SHORT
-STRIP = 64  # rows that a job packs at least
 ALONG, ACROSS = np.int64(0), np.int64(1)  # typed, as a helper is compiled again for each plain constant
 
 
@@ -64,30 +63,3 @@ slabs_call = pack_slabs.call
 @inline
 def pack_quantised(mode, to, kind, raw, row_bytes, across, first, rows, start, columns, room):  # type: ignore[no-untyped-def]
     slabs_call((mode, to, kind, raw, row_bytes, across, first, rows, start, columns, room))
-
-
-@Entry
-def pack_quantised_weight(lo, hi, thread, a):  # type: ignore[no-untyped-def]
-    """a: mode, to, kind, raw, row_bytes, across, rows, columns, k_block, room. Blocks of k lie behind each other in `to`."""
-    mode, to, kind, raw, row_bytes, across, rows, columns, k_block = a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8]
-    room = a[9] + thread * ROOM
-    count, k, strip = (columns, rows, SHORT) if across else (rows, columns, STRIP)
-    strips = (count + strip - 1) // strip
-    for item in range(lo, hi):
-        first, start = item % strips * strip, item // strips * k_block
-        some, deep = min(strip, count - first), min(k_block, k - start)
-        place = to + item // strips * tiles.panel_bytes(mode, count, k_block) + tiles.panel_bytes(mode, first, deep)
-        if across:
-            pack_quantised(mode, place, kind, raw, row_bytes, across, start, deep, first, some, room)
-        else:
-            pack_quantised(mode, place, kind, raw, row_bytes, across, first, some, start, deep, room)
-
-
-def packing(mode: int, kind: int, raw: np.ndarray, across: int, k_block: int, to: np.ndarray, room: np.ndarray) -> Call:
-    """All of a weight, whose rows of bytes are `raw`, in blocks of k; `k_block` is a multiple of 256, `room` ROOM a thread."""
-    rows, columns = len(raw), raw.shape[1] // K.SIZE[kind] * K.BLOCK[kind]
-    count, k, strip = (columns, rows, SHORT) if across else (rows, columns, STRIP)
-    items = -(-count // strip) * -(-k // k_block)
-    return pack_quantised_weight.call(
-        mode, to, kind, raw, raw.shape[1], across, rows, columns, k_block, room, items=items, block=1
-    )
