@@ -7,11 +7,13 @@ import numpy as np
 
 from llamatrain.data.tokenizer import new_vocabulary
 from llamatrain.files import quants
+from llamatrain.files.reader import Gguf
 from llamatrain.files.types import TensorInfo, by_name
 from llamatrain.files.values import Value
 from llamatrain.files.writer import new_gguf
-from llamatrain.model.hyperparameters import Hyperparameters
+from llamatrain.model.hyperparameters import Hyperparameters, read
 from llamatrain.model.initial import fill
+from llamatrain.model.load import fill_from
 from llamatrain.model.rope import Rope
 
 VOCABULARY = 258  # two control tokens, and the bytes
@@ -50,3 +52,11 @@ def written(path: Path, h: Hyperparameters, arrays: Arrays, kind: str = "F32", m
         for name, array in tensors.items():
             out.write(name, quants.encode(array, kinds[name]))
     return path
+
+
+def loaded(gguf: Gguf) -> tuple[Hyperparameters, Arrays]:
+    """The model in a file, and its weights in float32."""
+    h = read(gguf)
+    arrays = {name: np.empty(shape, np.float32) for name, shape in h.shapes.items()}
+    fill_from(gguf, arrays)
+    return h, arrays

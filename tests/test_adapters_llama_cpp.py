@@ -11,12 +11,11 @@ from llamatrain.adapters.adapter import EMBEDDINGS, OUTPUT
 from llamatrain.adapters.reading import read
 from llamatrain.data.tokenizer import load as load_tokenizer
 from llamatrain.files.reader import open_gguf
-from llamatrain.model.load import load
 from llamatrain.sample.decoder import Decoder
 from tests.adapter_files import adapter, linear, merged
 from tests.llama_cpp import Served
 from tests.runs import ran
-from tests.small_models import small, tokens, weights, written
+from tests.small_models import loaded, small, tokens, weights, written
 
 pytestmark = pytest.mark.llama_cpp
 
@@ -42,7 +41,7 @@ def of_llama_cpp(model: Path, **settings: object) -> np.ndarray:
 
 
 def ours(model: Path) -> np.ndarray:
-    h, arrays = load(open_gguf(model))
+    h, arrays = loaded(open_gguf(model))
     decoder = Decoder(h, arrays, ctx=64)
     return np.array([decoder.feed([token]).copy() for token in IDS])
 
@@ -66,7 +65,7 @@ def test_a_server_with_the_adapter(tmp_path: Path) -> None:
     params.n_ctx, params.warmup, params.verbosity, params.cpuparams.n_threads = 256, False, 0, 1
     params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
     params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
-    h, arrays = load(open_gguf(base))
+    h, arrays = loaded(open_gguf(base))
     decoder = Decoder(h, merged(arrays, [read(path, (4, 2)).scaled(0.5)]), ctx=64)
     logits = np.array([decoder.feed([token]).copy() for token in IDS])
     tokenizer = load_tokenizer(open_gguf(base).metadata)

@@ -18,10 +18,9 @@ from llamatrain.data.tokenizer import load as load_tokenizer
 from llamatrain.errors import LlamatrainError
 from llamatrain.files.reader import open_gguf
 from llamatrain.files.values import boolean, f32, string, strings, u32
-from llamatrain.model.load import load
 from llamatrain.sample.decoder import Decoder, Generation
 from llamatrain.sample.options import SamplingOptions
-from tests.small_models import small, weights, written
+from tests.small_models import loaded, small, weights, written
 
 Run = Callable[..., Result]
 
@@ -63,7 +62,7 @@ def failed(result: Result) -> str:
 
 def expected(path: str, prompt: list[int], **sampling: float) -> str:
     gguf = open_gguf(path)
-    h, arrays = load(gguf)
+    h, arrays = loaded(gguf)
     tokenizer = load_tokenizer(gguf.metadata)
     made = Generation(Decoder(h, arrays, ctx=h.ctx, threads=2), prompt, SamplingOptions(**sampling), {1})  # type: ignore[arg-type]
     return tokenizer.decode(list(made), special=False).decode("utf-8", "replace")

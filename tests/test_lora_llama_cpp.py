@@ -9,12 +9,11 @@ import pytest
 
 from llamatrain.adapters.reading import read
 from llamatrain.files.reader import open_gguf
-from llamatrain.model.load import load
 from llamatrain.sample.decoder import Decoder
 from tests.adapter_files import merged
 from tests.lora_runs import base, decoded
 from tests.runs import Argument, ran, rows, text_file
-from tests.small_models import small, tokens
+from tests.small_models import loaded, small, tokens
 from tests.test_adapters_llama_cpp import of_llama_cpp
 
 pytestmark = pytest.mark.llama_cpp
@@ -33,7 +32,7 @@ def trained(folder: Path, kind: str, *more: Argument) -> tuple[Path, Path]:
 
 
 def ours(model: Path, adapter: Path, scale: float = 1.0) -> np.ndarray:
-    h, arrays = load(open_gguf(model))
+    h, arrays = loaded(open_gguf(model))
     decoder = Decoder(h, merged(arrays, [read(adapter, (h.heads, h.kv_heads)).scaled(scale)]), ctx=64)
     return np.array([decoder.feed([token]).copy() for token in IDS])
 
@@ -80,7 +79,7 @@ def test_what_export_keeps_in_the_types_of_the_base(tmp_path: Path, kind: str) -
     assert {t.type.name for t in kept.tensors.values()} == {kind, "F32"}
     floats = base(tmp_path / "floats.gguf", H, arrays=decoded(kept.path))
     theirs, exact, plain = (of_llama_cpp(each) for each in (kept.path, floats, model))
-    h, arrays = load(kept)
+    h, arrays = loaded(kept)
     decoder = Decoder(h, arrays, ctx=64)
     mine = np.array([decoder.feed([token]).copy() for token in IDS])
     assert np.abs(mine - theirs).mean() <= 1.2 * np.abs(exact - theirs).mean() < 0.2 * np.abs(plain - theirs).mean()

@@ -11,9 +11,11 @@ from llamatrain.files import quants
 from llamatrain.files.reader import open_gguf
 from llamatrain.files.types import by_name
 from llamatrain.files.values import Kind, Value, f32, numbers, string, u32
+from llamatrain.graph.tensor import F32
 from llamatrain.model import load as loading
+from llamatrain.model.frozen import frozen
 from llamatrain.model.hyperparameters import Hyperparameters, read
-from llamatrain.model.load import fill_from, load
+from llamatrain.model.load import check_memory, fill_from
 from llamatrain.model.rope import Rope
 from tests.small_models import Arrays, small, weights, written
 
@@ -135,8 +137,8 @@ def test_sizes_from_options() -> None:
 def test_float32_is_used_as_it_lies(tmp_path: Path) -> None:
     h = small()
     gguf = open_gguf(written(tmp_path / "m.gguf", h, weights(h)))
-    found, arrays = load(gguf)
-    assert found == h and arrays.keys() == h.shapes.keys()
+    _, arrays = frozen(gguf, read(gguf))
+    assert arrays.keys() == h.shapes.keys()
     for name, array in weights(h).items():
         np.testing.assert_array_equal(arrays[name], array)
         assert np.shares_memory(arrays[name], gguf.tensors[name].raw) and not arrays[name].flags.writeable
@@ -146,13 +148,11 @@ def test_float32_is_used_as_it_lies(tmp_path: Path) -> None:
 def test_other_types_are_decoded(kind: str, tmp_path: Path) -> None:
     h = small(embd=256, heads=4, kv_heads=4, head_size=64, ff=256, layers=1)
     gguf = open_gguf(written(tmp_path / "m.gguf", h, weights(h), kind))
-    _, arrays = load(gguf, threads=2)
     filled = {name: np.zeros(shape, np.float32) for name, shape in h.shapes.items()}
-    fill_from(gguf, filled)
+    fill_from(gguf, filled, threads=2)
     for name, array in weights(h).items():
         type_ = by_name(kind if array.ndim == 2 else "F32")
         expected = quants.decode(quants.encode(array, type_), type_)
-        np.testing.assert_array_equal(arrays[name], expected)
         np.testing.assert_array_equal(filled[name], expected)
 
 
@@ -161,20 +161,19 @@ def test_float32_off_its_place_is_copied(tmp_path: Path) -> None:
     one = {"general.alignment": u32(1), "general.name": string("of odd length")}
     for name in ("x", "xx", "xxx", "xxxx"):
         gguf = open_gguf(written(tmp_path / "m.gguf", h, weights(h), more=one | {f"general.{name}": string(name)}))
-        for key, array in load(gguf)[1].items():
-            assert array.ctypes.data % 4 == 0
-            np.testing.assert_array_equal(array, weights(h)[key])
+        leaves, arrays = frozen(gguf, h)
+        for key, array in arrays.items():
+            assert leaves[key].dtype is not F32 or array.ctypes.data % 4 == 0
+            found = array if leaves[key].dtype is F32 else quants.decode(array, by_name("F32"))
+            np.testing.assert_array_equal(found, weights(h)[key])
 
 
 def test_what_does_not_fit_is_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     h = small(layers=1)
-    half, whole = (open_gguf(written(tmp_path / f"{kind}.gguf", h, weights(h), kind)) for kind in ("F16", "F32"))
-    decoded = sum(4 * np.prod(shape) for shape in h.shapes.values() if len(shape) == 2)
-    monkeypatch.setattr(loading, "available", lambda: decoded + 99)
-    load(half, beside=lambda found: 99)
-    load(whole, beside=lambda found: decoded)  # float32 weights take none
-    for gguf, beside in ((half, 100), (whole, decoded + 100)):
-        with pytest.raises(LlamatrainError, match=f"takes {decoded + 100:,} bytes of memory, and {decoded + 99:,} are free"):
-            load(gguf, beside=lambda found, beside=beside: beside)
+    gguf = open_gguf(written(tmp_path / "m.gguf", h, weights(h)))
+    monkeypatch.setattr(loading, "available", lambda: 9999)
+    check_memory(gguf, 9999)
+    with pytest.raises(LlamatrainError, match="takes 10,000 bytes of memory, and 9,999 are free; a smaller model takes less"):
+        check_memory(gguf, 10000)
     monkeypatch.setattr(loading, "available", lambda: None)
-    load(half, beside=lambda found: 1 << 60)
+    check_memory(gguf, 1 << 60)

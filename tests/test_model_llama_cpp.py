@@ -12,12 +12,11 @@ from llamatrain.data.tokenizer import load as load_tokenizer
 from llamatrain.files.reader import open_gguf
 from llamatrain.files.values import Value, f32, u32
 from llamatrain.model.hyperparameters import Hyperparameters
-from llamatrain.model.load import load
 from llamatrain.model.rope import Rope
 from llamatrain.sample.decoder import Decoder, Generation
 from llamatrain.sample.options import SamplingOptions
 from tests.llama_cpp import served
-from tests.small_models import small, tokens, weights, written
+from tests.small_models import loaded, small, tokens, weights, written
 
 pytestmark = pytest.mark.llama_cpp
 
@@ -57,7 +56,7 @@ PROMPT = tokens(40)
 def model(name: str, folder: Path) -> tuple[Path, Decoder]:
     h, more = CASES[name]
     path = written(folder / "model.gguf", h, weights(h), more=more)
-    h, arrays = load(open_gguf(path))
+    h, arrays = loaded(open_gguf(path))
     return path, Decoder(h, arrays, ctx=64, threads=2)
 
 

@@ -1,6 +1,6 @@
-"""A model file's weights as float32 arrays by their names."""
+"""A model file's weights in float32, and whether there is memory for what is done with them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -9,24 +9,6 @@ from llamatrain.files import quants
 from llamatrain.files.pages import release
 from llamatrain.files.reader import Gguf, Tensor
 from llamatrain.machine.memory import available
-from llamatrain.model.hyperparameters import Hyperparameters, read
-
-
-def load(
-    gguf: Gguf, threads: int = 1, beside: Callable[[Hyperparameters], int] = lambda h: 0
-) -> tuple[Hyperparameters, dict[str, np.ndarray]]:
-    """The model and its weights: float32 ones read-only, as they lie in the file; others decoded, which takes memory.
-
-    `beside` says what the caller will need besides, in bytes: both must be there.
-    """
-    h = read(gguf)
-    tensors = {name: gguf.tensors[name] for name in h.shapes}
-    decoded = sum(4 * tensor.elements for tensor in tensors.values() if not in_place(tensor))
-    check_memory(gguf, decoded + beside(h))
-    return h, {
-        name: tensor.raw.view(np.float32) if in_place(tensor) else decode(gguf, tensor, threads)
-        for name, tensor in tensors.items()
-    }
 
 
 def fill_from(gguf: Gguf, arrays: Mapping[str, np.ndarray], threads: int = 1) -> None:
