@@ -1,5 +1,7 @@
 """Stop rules: each fires when it should, says why, and goes on from what it kept."""
 
+from dataclasses import asdict
+
 from llamatrain.optim.stop import StopRules, StopState
 
 
@@ -46,6 +48,6 @@ def test_what_a_checkpoint_keeps_is_enough() -> None:
         expected = [whole.observe(rules, loss) for loss in losses]
         first = StopState()
         found = [first.observe(rules, loss) for loss in losses[:cut]]
-        second = StopState(**first.to_dict())
+        second = StopState(**asdict(first))
         assert found + [second.observe(rules, loss) for loss in losses[cut:]] == expected
         assert second == whole

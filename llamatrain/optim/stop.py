@@ -8,8 +8,7 @@ A limit of 0 turns its rule off.
 """
 
 import math
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -28,9 +27,6 @@ class StopState:
     previous_loss: float = math.nan
     no_improvement_count: int = 0
     past_loss_values: list[float] = field(default_factory=list)  # the last `past`, oldest first
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
     def observe(self, rules: StopRules, loss: float) -> str | None:
         """Take in the loss of one evaluation; the reason to stop, if there is one."""
