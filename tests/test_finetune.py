@@ -63,6 +63,22 @@ def test_each_type_is_trained_on_in_bf16(kind: str, place: Path) -> None:
     assert all(map(math.isfinite, found)) and np.mean(found[-3:]) < found[0] - 0.3
 
 
+def test_a_type_that_no_product_unpacks(place: Path) -> None:
+    """Its weights are unpacked once: exactly, where products are in float32."""
+    base(place / "wide.gguf", WIDE, "IQ3_S")
+    base(place / "floats.gguf", WIDE, arrays=decoded(place / "wide.gguf"))
+    found, expected = (losses(finetuned(f"run-{name}", "--lr", 1e-2, model=f"{name}.gguf")) for name in ("wide", "floats"))
+    assert found == pytest.approx(expected, abs=1e-5)
+    half = ("--precision", "bf16", "--cache-base", "off", "--lr", 1e-2, "--iters", 3)
+    off = ran("finetune", "wide.gguf", "text.txt", *ROWS, *half, "--out", "off")
+    assert "unpacked once" in off.err and losses(Path("off")) == pytest.approx(expected, abs=2e-2)
+    matrices = sum(array.size for array in decoded(place / "wide.gguf").values() if array.ndim == 2)
+    plan = json.loads(ran("plan", "finetune", "wide.gguf", "text.txt", "--precision", "f32", "--json").out)
+    assert plan["packed_copies"] == 4 * matrices
+    said = [ran("generate", f"{name}.gguf", "--prompt", "Once", "--temp", 0, "-n", 20).out for name in ("wide", "floats")]
+    assert said[0] == said[1]
+
+
 def test_copies_for_speed_change_nothing_but_rounding(place: Path) -> None:
     base(place / "wide.gguf", WIDE, "Q4_K")
     given = ("--lr", 1e-3, "--precision", "bf16")

@@ -28,9 +28,13 @@ def adapted(
     gguf: "Gguf", h: "Hyperparameters", adapters: "Iterable[Adapter]", threads: int
 ) -> "tuple[Weights, dict[str, np.ndarray]]":
     from llamatrain.adapters.adapter import factors_of
-    from llamatrain.model.frozen import frozen, with_pairs
+    from llamatrain.model.frozen import copies, frozen, with_pairs
+    from llamatrain.model.load import check_memory
 
     factors = [factors_of(adapter, h.shapes, h.tied, gguf.path) for adapter in adapters]
     weights, arrays = frozen(gguf, h, threads)
+    copied = [leaf for name, leaf in weights.tensors.items() if name not in arrays]
+    check_memory(gguf, sum(leaf.nbytes for leaf in copied))
+    arrays |= copies(gguf, copied, threads)
     weights, more = with_pairs(weights, factors)
     return weights, arrays | more

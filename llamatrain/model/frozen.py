@@ -1,10 +1,12 @@
-"""A model's weights as they lie in its file: leaves of a graph that nothing trains, over the bytes of the mapped file."""
+"""A model's weights as they lie in its file, or copied: leaves of a graph that nothing trains, and their arrays."""
 
 from collections.abc import Iterable, Mapping
 
 import numpy as np
 
 from llamatrain.engine.program import packed_copy
+from llamatrain.files.pages import release
+from llamatrain.files.quants.kinds import COMPILED
 from llamatrain.files.reader import Gguf
 from llamatrain.graph.tensor import BF16, F32, Tensor, quantised, state
 from llamatrain.model import load
@@ -14,8 +16,9 @@ from llamatrain.model.lora import Delta, Weights
 Arrays = dict[str, np.ndarray]
 
 
-def frozen(gguf: Gguf, h: Hyperparameters, threads: int = 1, copied: bool = False) -> tuple[Weights, Arrays]:
-    """Leaves and their arrays by name; matrices that are `copied` have a leaf for their copy only."""
+def frozen(gguf: Gguf, h: Hyperparameters, threads: int = 1, copied: bool = False, half: bool = False) -> tuple[Weights, Arrays]:
+    """Leaves and their arrays by name. Matrices that are `copied` to bf16 have a leaf only, until `copies` makes its array; so
+    have those of types that products cannot unpack on their way, in float32, or with `half` in bf16, too."""
     tensors: dict[str, Tensor] = {}
     arrays: Arrays = {}
     for name, shape in h.shapes.items():
@@ -23,18 +26,25 @@ def frozen(gguf: Gguf, h: Hyperparameters, threads: int = 1, copied: bool = Fals
         if len(shape) == 1 or (load.in_place(tensor) and not copied):
             tensors[name] = state(name, shape, F32)
             arrays[name] = tensor.raw.view(np.float32) if load.in_place(tensor) else load.decode(gguf, tensor, threads)
-        elif copied:
-            tensors[name] = state(name, shape, BF16)
+        elif copied or tensor.type.number not in COMPILED:
+            tensors[name] = state(name, shape, BF16 if copied or half else F32)
         else:
             tensors[name] = state(name, shape, quantised(tensor.type.name))
             arrays[name] = tensor.raw
     return Weights(tensors), arrays
 
 
-def copies(gguf: Gguf, h: Hyperparameters, threads: int = 1) -> Arrays:
-    """The matrices decoded to bf16, and their pages let go."""
-    tensors = {name: gguf.tensors[name] for name, shape in h.shapes.items() if len(shape) > 1}
-    return {name: packed_copy(each.raw, each.type, h.shapes[name], threads) for name, each in tensors.items()}
+def copies(gguf: Gguf, leaves: Iterable[Tensor], threads: int = 1) -> Arrays:
+    """Matrices as leaves have them, and the pages of the file let go."""
+    made: Arrays = {}
+    for leaf in leaves:
+        tensor = gguf.tensors[leaf.name]
+        if leaf.dtype is BF16:
+            made[leaf.name] = packed_copy(tensor.raw, tensor.type, leaf.shape, threads)
+        else:
+            made[leaf.name] = load.decode(gguf, tensor, threads)
+            release(tensor.raw)
+    return made
 
 
 def copies_of(h: Hyperparameters) -> int:

@@ -131,7 +131,8 @@ def excess(choice: Choice, limit: int | None, most: int | None) -> str | None:
         return None
     told = f"--memory allows {Size(most).words}" if limit is not None else f"{Size(most).words} are free for it"
     takes = f"{Size(choice.total).words} ({choice.needs.describe().partition(': ')[2]})"
-    less = "--cache-base off, a smaller --batch or --ctx" if choice.needs.packed_copies else "a smaller --batch, --ctx or model"
+    copied = choice.needs.packed_copies and not choice.setting.drop_base
+    less = "--cache-base off, a smaller --batch or --ctx" if copied else "a smaller --batch, --ctx or model"
     return f"the run takes {takes}, and {told}; {less} takes less"
 
 

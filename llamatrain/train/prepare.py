@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
+from llamatrain.config.units import Size
 from llamatrain.data.sine import Sine
 from llamatrain.data.sources import find_sources
 from llamatrain.errors import MemoryPlanError
@@ -76,6 +77,9 @@ def remarks(options: Options, model: Model, start: Start, choice: Choice) -> Ite
         yield f"a batch is run in {choice.splits} parts, to fit the memory"
     if model.row > model.h.ctx:
         yield f"rows have {model.row} tokens, and the model was made for {model.h.ctx}"
+    if tune.cache_base == "off" and choice.needs.packed_copies:
+        copied = Size(choice.needs.packed_copies).words
+        yield f"weights of types that no product unpacks on its way are unpacked once, which takes {copied}"
     changed = (tune.rope_freq_base, tune.rope_freq_scale, tune.norm_rms_eps) != (None, None, None)
     if changed and options.command == "finetune" and not tune.full:
         yield "the adapter is for the base with this rope and epsilon: it is to be run with the same"

@@ -33,7 +33,10 @@ class Task(Protocol):
     weights: Weights
     frozen: dict[str, np.ndarray]  # arrays of the leaves that are not trained, by name
     drops: bool  # whether the pages of the base's file are let go after each reading
-    copies: int  # bytes of what was copied from it
+
+    @property
+    def copies(self) -> int:
+        """Bytes of what is copied from it."""
 
     @property
     def trained(self) -> Mapping[str, Tensor]: ...
@@ -114,16 +117,19 @@ class LowRank:
     trained: Mapping[str, Tensor]
     frozen: dict[str, np.ndarray]
     drops: bool
-    copies: int
+    copied: Sequence[Tensor]  # leaves over copies of the base's matrices, which `load` makes
     threads: int
     first: Adapter | None = None  # which is gone on from
     mixed: Sequence[Adapter] = ()  # which are there, and stay as they are
     kind: str = "finetune_lora"
     result: str = "adapter.gguf"
 
+    @property
+    def copies(self) -> int:
+        return sum(leaf.nbytes for leaf in self.copied)
+
     def load(self) -> None:
-        if self.copies:
-            self.frozen |= copies(self.base, self.h, self.threads)
+        self.frozen |= copies(self.base, self.copied, self.threads)
 
     def begin(self, parts: Arrays) -> None:
         """What is added begins at nothing: one factor is random, the other zero."""

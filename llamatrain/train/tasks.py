@@ -84,14 +84,14 @@ def low_rank(options: Options, h: Hyperparameters, base: Gguf, start: Start, thr
         strange = [adapter for adapter in mixed if not isinstance(kept, list) or adapter_print(adapter) not in kept]
         named = f"{strange[0].source}: not an adapter" if strange else f"{start.path}: not all of the adapters, in their order,"
         raise FileError(f"{named} that the run began with")
-    copied = tune.cache_base == "bf16"
-    weights, arrays = frozen(base, h, threads, copied)
+    all_copied, half = tune.cache_base == "bf16", precision_of(options.train) == "bf16"
+    weights, arrays = frozen(base, h, threads, all_copied, half)
+    copied = [leaf for name, leaf in weights.tensors.items() if name not in arrays]
     weights, more = with_pairs(weights, factors)
     arrays |= more
     weights, trained = adapted(weights, h, ranks, scales, tune.lora_dropout)
-    copies = copies_of(h) if copied else 0
     return LowRank(
-        h, base, tune, ranks, scales, alpha, options.train.seed, weights, trained, arrays, not copied, copies, threads, first,
+        h, base, tune, ranks, scales, alpha, options.train.seed, weights, trained, arrays, not all_copied, copied, threads, first,
         mixed,
     )  # fmt: skip
 
