@@ -226,14 +226,15 @@ def test_check_of_what_cannot_be_compared(tmp_path: Path, monkeypatch: pytest.Mo
 NOTE = r"note: rounded to its type, (\S+) is off by (\d+)% of what was added to it, all weights together by (\d+)%; --type (\w+) "
 
 
-@pytest.mark.parametrize("kind", ["q4_0", "q4_k", "q8_0"])
+@pytest.mark.parametrize("kind", ["q4_0", "q4_k", "q8_0", "bf16"])
 @pytest.mark.parametrize("panel", [merge.PANEL, 1000])
 def test_what_is_rounded_away_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, panel: int) -> None:
     monkeypatch.setattr(merge, "PANEL", panel)
     names = (Q, "blk.0.ffn_down.weight")
     base, lora = files(tmp_path, WIDE, kind.upper(), names)
-    made = read(lora, (4, 2)).scaled(0.01)
-    done = ran("export-lora", base, "--lora-scaled", lora, 0.01, "--out", tmp_path / "m.gguf")
+    scale = 0.001 if kind == "bf16" else 0.01
+    made = read(lora, (4, 2)).scaled(scale)
+    done = ran("export-lora", base, "--lora-scaled", lora, scale, "--out", tmp_path / "m.gguf")
     note = re.search(NOTE, done.err)
     assert note, done.err
     plain, found = open_gguf(base), open_gguf(tmp_path / "m.gguf")
@@ -241,8 +242,8 @@ def test_what_is_rounded_away_is_told(tmp_path: Path, monkeypatch: pytest.Monkey
     shares = {name: 100 * rms(off[name]) / rms(made.delta(name)) for name in names}
     assert note[1] == max(names, key=shares.__getitem__) and abs(int(note[2]) - shares[note[1]]) < 1
     assert min(shares.values()) - 1 < int(note[3]) < max(shares.values()) + 1
-    assert note[4] == ("f16" if kind == "q8_0" else "q8_0")
-    done = ran("export-lora", base, "--lora-scaled", lora, 0.01, "--out", tmp_path / "n.gguf", "--type", note[4])
+    assert note[4] == {"q8_0": "f16", "bf16": "f32"}.get(kind, "q8_0")
+    done = ran("export-lora", base, "--lora-scaled", lora, scale, "--out", tmp_path / "n.gguf", "--type", note[4])
     assert "note:" not in done.err
 
 

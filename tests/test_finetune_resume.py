@@ -204,6 +204,9 @@ def test_a_folder_for_peft_is_nobody_elses(place: Path) -> None:
     before = (place / "theirs" / peft.WEIGHTS).read_bytes()
     refused(run(*arguments("two", "mixed", 2), "--lora", "theirs", "--peft", "./theirs"), 2, "--peft", "being read")
     refused(run(*arguments("two", "mixed", 2), "--peft", "theirs"), 1, "theirs", "--overwrite")
+    Path("pickled").mkdir()
+    (Path("pickled") / peft.PICKLE).touch()
+    refused(run("finetune", "--resume", "run", "--iters", 3, "--peft", "pickled"), 1, "pickled", "another --peft leaves it alone")
     Path("file").touch()
     refused(run(*arguments("two", "mixed", 2), "--peft", "file/under"), 1, "file", "no folder")
     assert not Path("two").exists()
@@ -211,3 +214,21 @@ def test_a_folder_for_peft_is_nobody_elses(place: Path) -> None:
     assert (place / "theirs" / peft.WEIGHTS).read_bytes() == before  # of the other run
     went_on(3)
     assert (place / "theirs" / peft.WEIGHTS).read_bytes() != before
+
+
+def test_another_precision_needs_no_copies(place: Path) -> None:
+    ran(*arguments("run", "momentum", 2), "--precision", "bf16")
+    said = went_on(3, "--precision", "f32")
+    assert "--precision is f32 from now on" in said and "--cache-base is off from now on" in said and "to the bit" in said
+    assert kept_options(place / "run")["tune"]["cache_base"] == "off"
+
+
+def test_what_is_in_the_way_is_named(place: Path) -> None:
+    ran(*arguments("run", "mixed", 2))
+    ran("finetune", "text.txt", "--resume", "run", "--iters", 3)  # no base, but the data again
+    Path("Q8_0.gguf").rename("moved.gguf")
+    refused(run("finetune", "--resume", "run", "--iters", 4), 1, "Q8_0.gguf", "moved", "finetune BASE.gguf --resume run")
+    refused(
+        run("finetune", "--checkpoint-in", "moved.gguf", "text.txt", "--lora-r", 4), 2, "--checkpoint-in", "--lora-r", "first"
+    )
+    refused(run("finetune", "moved.gguf", "--resume", "run", "--only-write-lora", "--overwrite"), 2, "--overwrite")

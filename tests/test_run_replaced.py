@@ -109,3 +109,12 @@ def test_a_folder_that_has_such_a_name(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     RunFolder(tmp_path).close()
     assert (tmp_path / "adapter.gguf").exists() and (tmp_path / ".replaced-mine" / "text").exists()
+
+
+def test_what_came_of_a_run_is_not_replaced_by_what_was_there_before(tmp_path: Path) -> None:
+    """Its checkpoints may have been removed, to save room."""
+    (tmp_path / ".replaced-before").mkdir()
+    for name in ("adapter.gguf", ".replaced-before/adapter.gguf", ".replaced-before/config.toml"):
+        (tmp_path / name).write_text(name)
+    RunFolder(tmp_path).close()
+    assert (tmp_path / "adapter.gguf").read_text() == "adapter.gguf" and not (tmp_path / ".replaced-before").exists()

@@ -49,7 +49,7 @@ class Piece:
     @property
     def rounds(self) -> bool:
         """What is added may be less than the steps of the type, which the base has already."""
-        return bool(self.adapters) and self.type is self.base.type and self.type.name not in UNQUANTISED
+        return bool(self.adapters) and self.type is self.base.type and self.type.name != "F32"
 
     @property
     def rows(self) -> np.ndarray:

@@ -6,7 +6,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
@@ -85,7 +85,8 @@ def command(base: Path, **values: Any) -> None:
 
 
 def tell(line: str) -> None:
-    print(printable(line, sys.stderr.encoding), file=sys.stderr)
+    with suppress(OSError):  # the file is what matters
+        print(printable(line, sys.stderr.encoding), file=sys.stderr, flush=True)
 
 
 def read_adapters(lora: LoraOptions, h: "Hyperparameters", base: Path) -> "list[Adapter]":
@@ -162,7 +163,8 @@ def export(out: Path, base: "Gguf", made: "Sequence[Piece]", kind: "GgmlType | N
 def tell_rounding(roundings: "dict[str, Rounding]", made: "Sequence[Piece]") -> None:
     worst = max(roundings, key=lambda name: roundings[name].share, default="")
     if worst and roundings[worst].share > ROUNDED:
-        finer = "f16" if any(piece.rounds and piece.type.name == "Q8_0" for piece in made) else "q8_0"
+        kinds = {piece.type.name for piece in made if piece.rounds}
+        finer = "f32" if kinds & {"F16", "BF16"} else "f16" if "Q8_0" in kinds else "q8_0"
         off, added = (math.fsum(getattr(each, name) for each in roundings.values()) for name in ("off", "added"))
         tell(
             f"note: rounded to its type, {worst} is off by {roundings[worst].share:.0%} of what was added to it, "

@@ -10,12 +10,12 @@ import click
 from llamatrain.adapters.options import LoraOptions
 from llamatrain.cli.from_scratch import told
 from llamatrain.cli.given import given_options
-from llamatrain.config.options import build, options_of
+from llamatrain.config.options import build, flag_of, options_of
 from llamatrain.data.options import DataOptions
 from llamatrain.errors import UsageError
 from llamatrain.model.options import ModelOptions
 from llamatrain.train.options import PlaceOptions, RunOptions, TrainOptions, refuse_idle
-from llamatrain.train.tuning import TuneOptions
+from llamatrain.train.tuning import OF_ADAPTERS, TuneOptions
 
 if TYPE_CHECKING:
     from llamatrain.train.begin import Options
@@ -65,8 +65,14 @@ def named(
     if place.checkpoint_in and open_gguf(place.checkpoint_in).kind != "checkpoint":
         if base and is_gguf(base):
             raise UsageError(f"--checkpoint-in {place.checkpoint_in} is a model, as {base} is; leave one of them out")
+        if lora := sorted(given & {*OF_ADAPTERS}):
+            raise UsageError(
+                f"--checkpoint-in trains all of a model, and {flag_of(lora[0])} is for an adapter: name the model first"
+            )
         base, data = str(place.checkpoint_in), (base, *data) if base else data
         place, values = replace(place, checkpoint_in=None), {**values, "full": True}
+    elif base and (place.resume or place.checkpoint_in) and Path(base).exists() and not is_gguf(base):
+        data, base = (base, *data), None  # the base need not be named again
     if not place.resume and not place.checkpoint_in:
         if values["only_write_lora"]:
             raise UsageError("--only-write-lora writes the adapter of a checkpoint: name it with --resume")

@@ -28,6 +28,7 @@ from llamatrain.kernels import reference
 from llamatrain.kernels.blocks import Blocks
 
 LARGE = 1 << 21  # a huge page; what is smaller comes from the heap
+COPIED = 8 << 20  # bytes of a file that are copied at a time
 
 
 def allocate(size: int) -> np.ndarray:
@@ -52,8 +53,10 @@ def empty(tensor: Tensor) -> np.ndarray:
 def packed_copy(raw: np.ndarray, kind: GgmlType, shape: tuple[int, ...], threads: int = 1) -> np.ndarray:
     """A weight of a file rounded to bf16, for a state of that type: it serves every product. The file's pages are dropped."""
     copy = allocate(2 * math.prod(shape)).view(np.uint16).reshape(shape)
-    quants.decode(raw, kind, bf16=True, out=copy, threads=threads)
-    release(raw)
+    step = max(1, COPIED // raw.shape[1])
+    for lo in range(0, len(raw), step):
+        quants.decode(raw[lo : lo + step], kind, bf16=True, out=copy[lo : lo + step], threads=threads)
+        release(raw[: lo + step])  # from the beginning: reading on maps some pages before those that are read
     return copy
 
 

@@ -18,7 +18,7 @@ from llamatrain.train import options as training
 from llamatrain.train import tuning
 from llamatrain.train.checkpoint import Checkpoint
 from llamatrain.train.folder import RunFolder
-from llamatrain.train.options import PlaceOptions, RunOptions, TrainOptions, refuse_idle
+from llamatrain.train.options import AUTO, PlaceOptions, RunOptions, TrainOptions, refuse_idle
 from llamatrain.train.tuning import TuneOptions
 
 PARTS = {
@@ -115,6 +115,9 @@ def start_of(place: PlaceOptions, command: str, base: str) -> Start:
     tuned = checkpoint.options.get("tune")
     whole = isinstance(tuned, dict) and tuned.get("full") is True  # every weight is in the checkpoint itself
     base = "" if whole else base or str(checkpoint.options.get("base", ""))
+    if base and not Path(base).exists():
+        moved = f"if it was moved, name it: llamatrain finetune BASE.gguf --resume {path}"
+        raise FileError(f"{base}: no such file, and the run in {found} is for it; {moved}")
     return Start(base_of(base) if base else open_gguf(found), checkpoint, found, tuple(notes))
 
 
@@ -138,7 +141,7 @@ def gone_on_with(options: Options, start: Start, given: Collection[str]) -> tupl
     for part in options.parts:
         for name in (each.name for each in fields(getattr(options, part))):
             asked, before = getattr(getattr(options, part), name), getattr(getattr(kept, part), name)
-            if name not in given or asked == before:
+            if name not in given or asked in (before, AUTO):  # what was open is decided already
                 continue
             if name not in free:
                 raise UsageError(f"{flag_of(name)} may not change when a run goes on: it has {worded(before)}; leave it out")
@@ -154,6 +157,9 @@ def gone_on_with(options: Options, start: Start, given: Collection[str]) -> tupl
         kept = replace(kept, base=options.base)  # it may have been moved; whether it is the same one is seen when it is read
     if "-" in kept.files and sys.stdin.isatty():
         raise UsageError("the run's data came from standard input: give it there again")
+    if changed["train"].get("precision") == "f32" and kept.tune.cache_base == "bf16" and "cache_base" not in given:
+        changed["tune"]["cache_base"] = "off"
+        said.append("--cache-base is off from now on: copies in bf16 are for products in bf16")
     made = replace(kept, **{part: replace(getattr(kept, part), **values) for part, values in changed.items()})
     refuse_idle(made.idle, given)
     if "iters" in changed["train"] and kept.train.schedule != "constant" and kept.train.optimizer != "lbfgs":

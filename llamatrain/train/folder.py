@@ -51,7 +51,7 @@ class RunFolder:
                 if (match := TEMPORARY.fullmatch(file.name)) and is_of_a_run(match[1]):
                     file.unlink()
             for aside in asides(path):
-                if aside.name.startswith(ASIDE) and has_checkpoint(path):
+                if aside.name.startswith(ASIDE) and has_saved(path):
                     remove(aside)
                 else:
                     put_back(aside)
@@ -202,8 +202,9 @@ def files_of(folder: Path) -> list[Path]:
     return [file for file in folder.iterdir() if is_of_a_run(file.name)]
 
 
-def has_checkpoint(folder: Path) -> bool:
-    return bool(numbered(folder)) or (folder / LATEST).exists()
+def has_saved(folder: Path) -> bool:
+    """A run, something that it could go on from, or what came of it."""
+    return bool(numbered(folder)) or any((folder / name).exists() for name in (LATEST, "model.gguf", "adapter.gguf"))
 
 
 # ---- what was put aside ----------------------------------------------------

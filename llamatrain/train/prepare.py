@@ -7,6 +7,9 @@ from llamatrain.config.units import Size
 from llamatrain.data.sine import Sine
 from llamatrain.data.sources import find_sources
 from llamatrain.errors import MemoryPlanError
+from llamatrain.machine.memory import resident
+from llamatrain.machine.threads import runner
+from llamatrain.machine.units import cores
 from llamatrain.train.begin import Options, Start, gone_on_with, start_of
 from llamatrain.train.material import Material, Model, material_of, sine_of
 from llamatrain.train.needs import Choice, excess
@@ -58,11 +61,13 @@ def fitting(
 ) -> tuple[Options, Task, Watch, Choice]:  # fmt: skip
     """The way to run that fits the memory; where it is open, without copies of the base if not with them."""
     ways = [replace(options, tune=replace(options.tune, cache_base=cache)) for cache in caches(options, model.h)]
+    runner(options.run.threads or cores())  # every run needs it, and what it loads is to be counted as what the process holds
+    held = resident()
     for way in ways:
         task = task_for(way, model, start)
         watch = watch_of(way, model, task, sine)
         last = way is ways[-1]
-        choice = chosen(way, task, lengths, validating, watch, refuse=refuse and last, goes_on=goes_on)
+        choice = chosen(way, task, lengths, validating, watch, held, refuse=refuse and last, goes_on=goes_on)
         if last or excess(choice, way.train.memory, allowed(way.train)) is None:
             break
     return way, task, watch, choice

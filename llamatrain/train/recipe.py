@@ -60,7 +60,9 @@ def written(options: Options, start: Start, place: PlaceOptions, given: Collecti
     """The adapter of a checkpoint, and nothing else."""
     assert start.checkpoint
     model = model_for(options, start, ())
-    with folder_of(options.command, replace(place, overwrite=False), start) as folder, telling(start):
+    if place.overwrite:
+        raise UsageError("--only-write-lora replaces no run: leave --overwrite out, and name a new folder with --out")
+    with folder_of(options.command, place, start) as folder, telling(start):
         try:
             options = with_peft_folder(options, start, folder, place, given)
             task = task_for(replace(options, tune=replace(options.tune, cache_base="off")), model, start)
@@ -101,9 +103,11 @@ def with_peft_folder(options: Options, start: Start, folder: RunFolder, place: P
             raise UsageError(f"--peft {path} would replace {read}, which is being read: another name will do")
     peft.check_place(path)
     before = start.checkpoint.options.get("tune") if start.checkpoint else None
-    own = not elsewhere and isinstance(before, dict) and before.get("peft") == str(path)
-    if not own and not place.overwrite and (path / peft.CONFIG).exists():
-        raise FileError(f"{path}: there is an adapter already; another --peft leaves it alone, --overwrite replaces it")
+    kept = before.get("peft") if isinstance(before, dict) else None
+    own = not elsewhere and isinstance(kept, str) and os.path.realpath(kept) == os.path.realpath(path)
+    if not own and not place.overwrite and any((path / name).exists() for name in (peft.CONFIG, peft.WEIGHTS, peft.PICKLE)):
+        or_replaced = "" if place.resume else ", --overwrite replaces it"
+        raise FileError(f"{path}: there is an adapter already; another --peft leaves it alone{or_replaced}")
     return options
 
 

@@ -83,7 +83,8 @@ def low_rank(options: Options, h: Hyperparameters, base: Gguf, start: Start, thr
     if start.checkpoint and [adapter_print(adapter) for adapter in mixed] != (kept := start.checkpoint.extra.get("mixed")):
         strange = [adapter for adapter in mixed if not isinstance(kept, list) or adapter_print(adapter) not in kept]
         named = f"{strange[0].source}: not an adapter" if strange else f"{start.path}: not all of the adapters, in their order,"
-        raise FileError(f"{named} that the run began with")
+        told = " ".join(f"--lora-scaled {path} {scale:g}" for path, scale in options.lora.scaled)
+        raise FileError(f"{named} that the run began with; received {told or 'none'}")
     all_copied, half = tune.cache_base == "bf16", precision_of(options.train) == "bf16"
     weights, arrays = frozen(base, h, threads, all_copied, half)
     copied = [leaf for name, leaf in weights.tensors.items() if name not in arrays]

@@ -11,7 +11,6 @@ from llamatrain.data.sine import Sine
 from llamatrain.errors import MemoryPlanError
 from llamatrain.files.pages import map_of
 from llamatrain.machine.memory import available, resident
-from llamatrain.machine.threads import runner
 from llamatrain.machine.units import cores, units
 from llamatrain.optim.schedule import Schedule
 from llamatrain.optim.step import SGD, AdamW, Optimizer
@@ -75,26 +74,28 @@ def gradients_of(train: TrainOptions) -> Gradients:
 
 
 def chosen(
-    options: Options, task: Task, lengths: tuple[int, ...], validating: bool, watch: Watch, *, refuse: bool = True,
+    options: Options, task: Task, lengths: tuple[int, ...], validating: bool, watch: Watch, held: int, *, refuse: bool = True,
     goes_on: bool = False,
 ) -> Choice:  # fmt: skip
-    """How the run will be run, in the memory that there is. One that goes on keeps its batches as they are."""
+    """How the run will be run, in the memory that there is, of which the process has `held` already. One that goes on keeps its
+    batches as they are."""
     train, threads = options.train, options.run.threads or cores()
     setting = Setting(
         task.h, task.weights, task.trained, train.batch, max(lengths), train.precision, threads, train.kernels, train.flash,
         train.loss == "squared-error", optimizer_of(train), gradients_of(train), train.clip, task.drops,
         options.tune.lora_plus_ratio,
     )  # fmt: skip
-    runner(threads)  # every run needs it, and what it loads is to be counted as what the process holds
     history = train.lbfgs_history if train.optimizer == "lbfgs" else 0
     matrices = [array for array in task.frozen.values() if array.dtype == np.float32 and array.ndim > 1]
     pages = max((array.nbytes for array in matrices if map_of(array) is not None), default=0)
-    shape = Shape(lengths, validating, watch.positions, history, resident() + LOADED, train.grad_acc, task.copies, pages)
+    shape = Shape(lengths, validating, watch.positions, history, held + LOADED, train.grad_acc, task.copies, pages)
     most = allowed(train)
     least = fixed(setting, shape)
     if refuse and most is not None and least > most:  # at once: planning a model so large takes a while
-        takes = f"weights, gradients and moments alone take {Size(least).words}"
-        raise MemoryPlanError(f"{takes}, and {Size(most).words} are there; a smaller model takes less")
+        parts, less = "weights, gradients and moments", "a smaller model"
+        if task.copies:
+            parts, less = f"copies of the base, {parts}", "--cache-base off"
+        raise MemoryPlanError(f"{parts} alone take {Size(least).words}, and {Size(most).words} are there; {less} takes less")
     return choose(setting, train.remat, shape, most, parts=not goes_on)
 
 
