@@ -23,9 +23,13 @@ def frozen(gguf: Gguf, h: Hyperparameters, threads: int = 1, copied: bool = Fals
     arrays: Arrays = {}
     for name, shape in h.shapes.items():
         tensor = gguf.tensors[name]
-        if len(shape) == 1 or (load.in_place(tensor) and not copied):
+        if len(shape) == 1:  # copied: a little read of a mapped file may map two megabytes around it
             tensors[name] = state(name, shape, F32)
-            arrays[name] = tensor.raw.view(np.float32) if load.in_place(tensor) else load.decode(gguf, tensor, threads)
+            arrays[name] = np.array(load.decode(gguf, tensor, threads))
+            release(tensor.raw)
+        elif load.in_place(tensor) and not copied:
+            tensors[name] = state(name, shape, F32)
+            arrays[name] = tensor.raw.view(np.float32)
         elif copied or tensor.type.number not in COMPILED:
             tensors[name] = state(name, shape, BF16 if copied or half else F32)
         else:

@@ -3,6 +3,7 @@
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -159,12 +160,16 @@ class LowRank:
         if self.options.peft:
             peft.write(self.options.peft, adapter, str(self.base.path), (self.h.heads, self.h.kv_heads), self.h.layers)
 
+    @cached_property
+    def print_of_base(self) -> str:
+        return fingerprint(self.base)
+
     def extra(self) -> dict[str, Any]:
         return {
             "ranks": dict(self.ranks),
             "scales": dict(self.scales),
             "alpha": self.alpha,
-            "base": fingerprint(self.base),
+            "base": self.print_of_base,
             "mixed": [adapter_print(adapter) for adapter in self.mixed],
         }
 
@@ -206,5 +211,5 @@ def fingerprint(base: Gguf) -> str:
         found = zlib.crc32(f"{tensor.name} {tensor.type.name} {tensor.shape}".encode(), found)
         for start in range(0, raw.size, max(1, raw.size // PIECES)):
             found = zlib.crc32(raw[start : start + 256].tobytes(), found)
-        release(raw)
+            release(raw)  # a little read may map two megabytes around it
     return f"{found:08x}"
