@@ -380,3 +380,8 @@ def test_copies_of_the_base_only_where_they_fit(place: Path) -> None:
 def test_longer_rows_than_the_model_was_made_for_are_told_of(place: Path) -> None:
     said = ran("finetune", "base.gguf", "text.txt", "--ctx", 80, "--batch", 1, "--iters", 1, "--out", "run").err
     assert "80 tokens" in said and "made for 64" in said
+
+
+def test_an_adapter_of_the_largest_scale_is_read_again(place: Path) -> None:
+    adapter = finetuned("run", "--lora-r", 1, "--lora-alpha", 1e6, "--lr", 1e-12, iters=1) / "adapter.gguf"
+    assert math.isfinite(evaluated("base.gguf", "text.txt", "--lora", adapter))

@@ -72,6 +72,12 @@ SLIPS: dict[str, tuple[str, int | tuple[int, ...], tuple[Argument, ...], tuple[s
     "an alpha that is no number": ("base.gguf", 2, ("--lora-alpha", "nan"), ("--lora-alpha", "nan")),
     "an alpha below 0": ("base.gguf", 2, ("--lora-alpha", -1), ("--lora-alpha", "-1")),
     "an alpha beyond what a file can tell": ("base.gguf", 2, ("--lora-alpha", 1e39), ("--lora-alpha", "1e[+]39")),
+    "an alpha that makes a scale that no reader takes": (
+        "base.gguf",
+        2,
+        ("--lora-r", 1, "--lora-alpha", 2e6),
+        ("--lora-alpha", "2e[+]06"),
+    ),
     "an alpha that a file would call 0": ("base.gguf", 2, ("--lora-alpha", 1e-46), ("--lora-alpha", "1e-46")),
     "a huge ratio": ("base.gguf", 2, ("--lora-plus-ratio", 1e300), ("--lora-plus-ratio",)),
     "a rank of thousands of digits": ("base.gguf", 2, ("--rank", "attn_q=" + 5000 * "9"), ("--rank", "attn_q")),

@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Literal
 
+from llamatrain.adapters.options import LARGEST
 from llamatrain.config.options import flag_of
 from llamatrain.errors import UsageError
 
@@ -15,7 +16,7 @@ LINEAR = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ff
 KINDS = (*LINEAR, "token_embd", "output")
 RANK = 8
 NORMS = ("attn_norm", "ffn_norm", "output_norm")
-FACTORS = 1e-9, 1e9  # what alpha and rates may be: beyond it, files of adapters cannot tell them
+FACTORS = 1e-9, LARGEST  # what alpha and rates may be: the scales of an adapter that is written must be such as are read
 PATTERN = re.compile(r"(?:blk\.(\d{1,6})(?:-(\d{1,6}))?\.)?([a-z_]+)(?:\.weight)?")
 
 
