@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import click
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from typer.testing import CliRunner, Result
 
 import llamatrain
 from llamatrain.cli.main import app

@@ -11,6 +11,7 @@ RANKS = {
     for rank, names in enumerate(
         (
             ("__init__", "errors"),
+            ("config",),
             ("machine",),
             ("files",),  # quantised weights are decoded by compiled code
             ("graph",),
@@ -18,11 +19,12 @@ RANKS = {
             ("engine",),
             ("model", "data", "adapters", "optim"),
             ("sample",),  # runs models
-            ("config", "report"),
+            ("report",),
             ("train",),
             ("cli",),
+            ("__main__",),
         ),
-        start=-2,  # errors stand under all, so that all may raise them; files are of rank 0
+        start=-3,  # errors stand under all, so that all may raise them; files are of rank 0
     )
     for name in names
 }

@@ -1,0 +1,69 @@
+"""The values that an option can have, by its type: made of a text, or checked where they have types already."""
+
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+from llamatrain.config.units import Duration, Size
+
+# What a value is called where its option has no name of its own for it, and what it takes.
+UNITS = {bool: "", int: "NUMBER", float: "NUMBER", str: "TEXT", Path: "FILE", Size: "SIZE", Duration: "TIME"}
+NAMES = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    Path: "a path",
+    Size: "a size, such as 6GB",
+    Duration: "a time, such as 90m",
+}
+LONGEST = 40  # characters of a value that are said again
+LARGEST = 1 << 64  # of whole numbers
+
+
+def read(text: Any, kind: Any) -> Any:
+    """A value as it is written on a command line; each of several, where they come as a tuple."""
+    if get_origin(kind) is tuple:
+        return tuple(read(each, part) for each, part in zip(text, get_args(kind), strict=True))
+    if kind in (int, float):
+        return kind(text)  # ValueError
+    return text
+
+
+def typed(value: Any, kind: Any) -> Any:
+    """A value as its type has it: a whole number will do for a float or a text, a text for a path, and little else."""
+    if get_origin(kind) is Literal:
+        return refused_unless(isinstance(value, str) and value in get_args(kind), value)
+    if get_origin(kind) is tuple:
+        refused_unless(isinstance(value, list | tuple) and len(value) == len(get_args(kind)), value)
+        return tuple(typed(each, part) for each, part in zip(value, get_args(kind), strict=True))
+    if kind in (Size, Duration):
+        refused_unless(isinstance(value, int | float | str) and not isinstance(value, bool), value)
+        refused_unless(isinstance(value, str) or abs(value) < LARGEST, value)  # nor is NaN
+        return (
+            value if isinstance(value, kind) else kind.parse(int(value) if kind is Size and not isinstance(value, str) else value)
+        )
+    accepted = {float: (int, float), str: (str, int), Path: (str, Path)}.get(kind, kind)
+    refused_unless(isinstance(value, accepted) and (kind is bool or not isinstance(value, bool)), value)
+    refused_unless(not isinstance(value, int) or abs(value) < LARGEST, value)
+    refused_unless(not isinstance(value, float) or abs(value) < float("inf"), value)
+    refused_unless(not isinstance(value, str | Path) or "\0" not in str(value), value)
+    refused_unless(kind is not Path or value != "", value)  # as of a variable that is not set: it would be the current folder
+    return value if isinstance(value, kind) else kind(value)
+
+
+def refused_unless(fits: bool, value: Any) -> Any:
+    if not fits:
+        raise ValueError(worded(value))
+    return value
+
+
+def worded(value: Any) -> str:
+    """A value in a message, however long it is."""
+    if isinstance(value, list | tuple):
+        return " ".join(map(worded, value[:3])) + (" ..." if len(value) > 3 else "")
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, int):
+        return str(value) if abs(value) < LARGEST else "so large a number"
+    text = str(value) if isinstance(value, Path) else repr(value[:LONGEST] if isinstance(value, str) else value)
+    return text if len(text) <= LONGEST + 2 else f"{text[: LONGEST - 3]}..."
