@@ -77,19 +77,19 @@ def test_an_unknown_option_is_a_usage_error(monkeypatch: pytest.MonkeyPatch, cap
 def test_an_error_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception, code: int, line: str
 ) -> None:
-    def fail(context: object) -> None:
+    def fail(program: object, context: object) -> None:
         raise error
 
-    monkeypatch.setattr(cli.app, "invoke", fail)
+    monkeypatch.setattr(cli.Program, "invoke", fail)
     assert run(monkeypatch) == code
     assert capsys.readouterr().err == line + "\n"
 
 
 def test_an_interrupt_is_no_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def stop(context: object) -> None:
+    def stop(program: object, context: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli.app, "invoke", stop)
+    monkeypatch.setattr(cli.Program, "invoke", stop)
     assert run(monkeypatch) == 130
     assert not capsys.readouterr().err.strip()
 
@@ -100,10 +100,10 @@ def test_streams_that_are_closed(closed: str) -> None:
     """Nothing is put into the place of another, nothing fails, and nothing has to be closed at the end."""
     code = (
         "import sys; from llamatrain.cli import main as cli; from llamatrain.errors import LlamatrainError\n"
-        "def all(context):\n"
+        "def all(program, context):\n"
         "    print(sys.stdin.isatty(), sys.stdin.buffer.read(1), file=sys.stderr); sys.stdout.buffer.write(b'out')\n"
         "    raise LlamatrainError('failed')\n"
-        "cli.app.invoke = all; sys.argv = ['llamatrain']; cli.main()"
+        "cli.Program.invoke = all; sys.argv = ['llamatrain']; cli.main()"
     )
     words = ["sh", "-c", f'exec "$0" "$@" {closed}', sys.executable, "-W", "error", "-X", "dev", "-c", code]
     done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
@@ -116,7 +116,7 @@ def test_streams_that_are_closed(closed: str) -> None:
 @pytest.mark.parametrize("lines", [1, 100_000])
 def test_a_reader_that_leaves_is_no_error(tmp_path: Path, lines: int) -> None:
     """Few lines meet the closed pipe when they are flushed, many when they are printed."""
-    printing = f"cli.app.invoke = lambda context: print('line\\n' * {lines})"
+    printing = f"cli.Program.invoke = lambda program, context: print('line\\n' * {lines})"
     code = f"import sys\nfrom llamatrain.cli import main as cli\nsys.argv = ['llamatrain']\n{printing}\ncli.main()"
     reading, writing = os.pipe()
     os.close(reading)

@@ -16,6 +16,7 @@ from llamatrain.model import load as loading
 from llamatrain.model.frozen import frozen
 from llamatrain.model.hyperparameters import Hyperparameters, read
 from llamatrain.model.load import check_memory, fill_from
+from llamatrain.model.options import ModelOptions
 from llamatrain.model.rope import Rope
 from tests.small_models import Arrays, small, weights, written
 
@@ -70,10 +71,10 @@ BROKEN: list[tuple[dict[str, Value], str]] = [
     ({L + "feed_forward_length": u32(1 << 31)}, "ff is 2147483648"),
     ({L + "context_length": u32(0)}, "ctx is 0"),
     ({L + "expert_count": u32(8)}, "mixture of experts"),
-    ({L + "attention.layer_norm_rms_epsilon": f32(float("nan"))}, "nan must lie between"),
+    ({L + "attention.layer_norm_rms_epsilon": f32(float("nan"))}, ": an epsilon of nan in its norms must lie between"),
     ({L + "rope.dimension_count": u32(15)}, "15 of 16 elements of a head cannot be rotated"),
     ({L + "rope.dimension_count": u32(18)}, "18 of 16 elements of a head cannot be rotated"),
-    ({L + "rope.freq_base": f32(float("inf"))}, "freq-base inf must be 1 or more"),
+    ({L + "rope.freq_base": f32(float("inf"))}, ": a frequency base of inf must be 1 or more"),
     ({L + "rope.freq_base": f32(1e-30)}, "must be 1 or more"),
     ({L + "rope.scaling.type": string("longrope")}, "rope scaling 'longrope' is not supported; none, linear, yarn are"),
     ({L + "rope.scaling.factor": f32(-2)}, "rope scaling by -2"),
@@ -125,8 +126,10 @@ def test_tensors_that_cannot_be(tmp_path: Path) -> None:
 
 
 def test_sizes_from_options() -> None:
-    with pytest.raises(UsageError, match=r"do not divide among 3 key/value heads \(--head, --head-kv\)"):
+    with pytest.raises(UsageError, match="4 heads do not divide among 3 key/value heads$"):
         small(kv_heads=3)
+    with pytest.raises(UsageError, match=r"8 heads do not divide among 3 key/value heads \(--head, --head-kv\)"):
+        ModelOptions(head_kv=3)
     with pytest.raises(UsageError, match="cannot be rotated; they turn in pairs"):
         small(head_size=5, rope=Rope(5))
 

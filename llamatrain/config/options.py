@@ -121,7 +121,7 @@ class Declared:
     def one(self, value: Any) -> Any:
         try:
             value = typed(value, self.kind)
-        except UsageError as error:  # of a size or a time
+        except UsageError as error:  # in words of its own
             raise self.error(f": {error}") from None
         except ValueError:
             raise self.refusal(value, self.named) from None

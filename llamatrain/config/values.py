@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from llamatrain.config.units import Duration, Size
+from llamatrain.errors import UsageError
 
 # What a value is called where its option has no name of its own for it, and what it takes.
 UNITS = {bool: "", int: "NUMBER", float: "NUMBER", str: "TEXT", Path: "FILE", Size: "SIZE", Duration: "TIME"}
@@ -26,7 +27,7 @@ def read(text: Any, kind: Any) -> Any:
         return tuple(read(each, part) for each, part in zip(text, get_args(kind), strict=True))
     if kind in (int, float):
         return kind(text)  # ValueError
-    return text
+    return Path(text) if kind is Path and text else text
 
 
 def typed(value: Any, kind: Any) -> Any:
@@ -47,7 +48,8 @@ def typed(value: Any, kind: Any) -> Any:
     refused_unless(not isinstance(value, int) or abs(value) < LARGEST, value)
     refused_unless(not isinstance(value, float) or abs(value) < float("inf"), value)
     refused_unless(not isinstance(value, str | Path) or "\0" not in str(value), value)
-    refused_unless(kind is not Path or value != "", value)  # as of a variable that is not set: it would be the current folder
+    if kind is Path and value == "":  # as of a variable that is not set: it would be the current folder
+        raise UsageError("an empty path")
     return value if isinstance(value, kind) else kind(value)
 
 

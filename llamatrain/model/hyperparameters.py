@@ -36,11 +36,11 @@ class Hyperparameters:
             if not 1 <= value <= most:
                 raise UsageError(f"{name} is {value}; a llama takes 1 to {most}")
         if self.heads % self.kv_heads:
-            raise UsageError(f"{self.heads} heads do not divide among {self.kv_heads} key/value heads (--head, --head-kv)")
+            raise UsageError(f"{self.heads} heads do not divide among {self.kv_heads} key/value heads")
         if self.rope.size % 2 or not 0 < self.rope.size <= self.head_size:
             raise UsageError(f"{self.rope.size} of {self.head_size} elements of a head cannot be rotated; they turn in pairs")
         if not 0 < self.rms_eps < 1:
-            raise UsageError(f"--norm-rms-eps {self.rms_eps:g} must lie between 0 and 1, such as 1e-5")
+            raise UsageError(f"an epsilon of {self.rms_eps:g} in its norms must lie between 0 and 1, such as 1e-5")
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:

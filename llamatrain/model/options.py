@@ -67,18 +67,16 @@ class ModelOptions(Checked, panel="A new model"):
 
     def agree(self) -> None:
         embd, head = self.embd or SIZES[self.size].embd, self.head or SIZES[self.size].head
-        kv = self.head_kv or head
+        kv, other = self.head_kv or head, "embd"
         if embd % head:
             told = f"{head} heads do not divide a width of {embd}"
         elif embd // head % 2:
             told = f"a head of {embd} / {head} = {embd // head} elements is odd; they turn in pairs"
         elif head % kv:
-            raise OptionError(
-                lambda spelt: f"{head} heads do not divide among {kv} key/value heads ({spelt('head')}, {spelt('head_kv')})"
-            )
+            told, other = f"{head} heads do not divide among {kv} key/value heads", "head_kv"
         else:
             return
-        raise OptionError(lambda spelt: f"{told} ({spelt('head')}, {spelt('embd')})")
+        raise OptionError(lambda spelt: f"{told} ({spelt('head')}, {spelt(other)})")
 
     @property
     def row(self) -> int:

@@ -39,7 +39,7 @@ class Rope:
         for name in ("base", "factor", "length"):
             object.__setattr__(self, name, as_kept(getattr(self, name)))
         if not 1 <= self.base < math.inf:
-            raise UsageError(f"--rope-freq-base {self.base:g} must be 1 or more, such as 10000")
+            raise UsageError(f"a frequency base of {self.base:g} must be 1 or more, such as 10000")
         if self.kind not in KINDS:
             raise UsageError(f"rope scaling {self.kind!r} is not supported; {', '.join(KINDS)} are")
         if not 0 < self.factor < math.inf or not 0 < self.length < math.inf:
