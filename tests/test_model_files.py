@@ -126,7 +126,7 @@ def test_tensors_that_cannot_be(tmp_path: Path) -> None:
 
 
 def test_sizes_from_options() -> None:
-    with pytest.raises(UsageError, match="4 heads do not divide among 3 key/value heads$"):
+    with pytest.raises(UsageError, match=r"4 heads do not divide among 3 key/value heads$"):
         small(kv_heads=3)
     with pytest.raises(UsageError, match=r"8 heads do not divide among 3 key/value heads \(--head, --head-kv\)"):
         ModelOptions(head_kv=3)

@@ -9,9 +9,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
-from llamatrain.config.file import nearest
 from llamatrain.config.options import Checked, Declared, declared, flag_of
-from llamatrain.config.values import worded
+from llamatrain.config.words import nearest, worded
 
 ALIASES = {"train-from-scratch": "from-scratch", "finetune-lora": "finetune"}
 

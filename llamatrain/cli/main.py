@@ -11,7 +11,7 @@ import typer
 
 import llamatrain
 from llamatrain.cli.application import ALIASES, Commands
-from llamatrain.config.file import nearest
+from llamatrain.config.words import nearest
 from llamatrain.errors import LlamatrainError
 from llamatrain.report.nowhere import nowhere
 from llamatrain.report.printable import printable
@@ -101,8 +101,7 @@ def said(error: Exception) -> str:
 
 def misread(error: typer.TyperException) -> str:
     """What typer says of a command line, as one sentence."""
-    option = getattr(error, "option_name", None)
-    if option and (others := getattr(error, "possibilities", None)):
-        return f"no such option {option}{nearest(option, others)}"
+    if hasattr(error, "possibilities"):  # of an option that there is not
+        return f"no such option {error.option_name}{nearest(error.option_name, error.possibilities or ())}"
     words = " ".join(error.format_message().split()).removesuffix(".")
     return words[:1].lower() + words[1:]

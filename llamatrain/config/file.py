@@ -1,14 +1,13 @@
 """Options in a TOML file: what a run was told, and what `--config` reads. Names are those of the command line."""
 
 import tomllib
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
 from llamatrain.config.options import Checked, Option, OptionError, declared, plain
-from llamatrain.config.values import LONGEST
+from llamatrain.config.words import nearest, worded
 from llamatrain.errors import FileError, UsageError
 
 
@@ -37,7 +36,7 @@ def read_config(path: Path, *classes: type[Checked]) -> dict[str, Any]:
     for key, value in found.items():
         name = key.replace("-", "_")
         if name not in options:
-            raise UsageError(f"{path}: the option {key!r} is unknown{nearest(key, map(key_of, options))}")
+            raise UsageError(f"{path}: the option {worded(key)} is unknown{nearest(key, map(key_of, options))}")
         try:
             values[name] = options[name].checked(value)
         except OptionError as error:
@@ -47,12 +46,6 @@ def read_config(path: Path, *classes: type[Checked]) -> dict[str, Any]:
 
 def key_of(name: str) -> str:
     return name.replace("_", "-")
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """The name that may have been meant, in words."""
-    close = get_close_matches(name[:LONGEST], list(known), 1)
-    return f"; did you mean {close[0]}?" if close else ""
 
 
 def config_text(head: str, data: tuple[str, ...], options: Sequence[Any], idle: Collection[str]) -> str:

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from llamatrain.config.units import Duration, Size
+from llamatrain.config.words import LARGEST, worded
 from llamatrain.errors import UsageError
 
 # What a value is called where its option has no name of its own for it, and what it takes.
@@ -17,8 +18,6 @@ NAMES = {
     Size: "a size, such as 6GB",
     Duration: "a time, such as 90m",
 }
-LONGEST = 40  # characters of a value that are said again
-LARGEST = 1 << 64  # of whole numbers
 
 
 def read(text: Any, kind: Any) -> Any:
@@ -57,15 +56,3 @@ def refused_unless(fits: bool, value: Any) -> Any:
     if not fits:
         raise ValueError(worded(value))
     return value
-
-
-def worded(value: Any) -> str:
-    """A value in a message, however long it is."""
-    if isinstance(value, list | tuple):
-        return " ".join(map(worded, value[:3])) + (" ..." if len(value) > 3 else "")
-    if isinstance(value, float):
-        return f"{value:g}"
-    if isinstance(value, int):
-        return str(value) if abs(value) < LARGEST else "so large a number"
-    text = str(value) if isinstance(value, Path) else repr(value[:LONGEST] if isinstance(value, str) else value)
-    return text if len(text) <= LONGEST + 2 else f"{text[: LONGEST - 3]}..."
