@@ -101,7 +101,7 @@ def said(error: Exception) -> str:
 
 def misread(error: typer.TyperException) -> str:
     """What typer says of a command line, as one sentence."""
-    if hasattr(error, "possibilities"):  # of an option that there is not
+    if hasattr(error, "possibilities") and hasattr(error, "option_name"):  # there is no such option
         return f"no such option {error.option_name}{nearest(error.option_name, error.possibilities or ())}"
     words = " ".join(error.format_message().split()).removesuffix(".")
     return words[:1].lower() + words[1:]
