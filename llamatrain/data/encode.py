@@ -15,8 +15,9 @@ from llamatrain.data.cache import Store, StoreWriter, stored
 from llamatrain.data.chat import agreeing, encode_chat
 from llamatrain.data.forms import Chat, Document, Prompt, parse_line
 from llamatrain.data.options import DataOptions
-from llamatrain.data.samples import MARK, chunks_of, samples_after
+from llamatrain.data.samples import chunks_of, samples_after
 from llamatrain.data.sources import Source, naming
+from llamatrain.data.suitable import MARK
 from llamatrain.data.templates import CHATML, CHATML_WITH_EOS, ChatTemplate, TemplateError
 from llamatrain.errors import DataError
 
