@@ -1,7 +1,7 @@
 """Whole training steps of the hand-built llama, as a run does them: for tests and for the benchmark."""
 
 from llamatrain.engine.program import Program
-from llamatrain.optim.adamw import schedule_input
+from llamatrain.optim.methods.adamw import schedule_input
 from llamatrain.optim.step import AdamW, apply, differentiate, hold, stream
 from tests.llama_graph import Size, llama
 

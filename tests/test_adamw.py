@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from llamatrain.optim.adamw import decay_of, schedule_input
+from llamatrain.optim.methods.adamw import decay_of, schedule_input
 
 
 def test_schedule_input() -> None:

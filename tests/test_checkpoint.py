@@ -13,7 +13,7 @@ import pytest
 from llamatrain.errors import FileError
 from llamatrain.files.reader import open_gguf
 from llamatrain.files.values import Kind, Value, boolean, f32, number, numbers, string, strings, u32, u64
-from llamatrain.optim.lbfgs import Lbfgs
+from llamatrain.optim.methods.lbfgs import Lbfgs
 from llamatrain.optim.stop import StopState
 from llamatrain.train.checkpoint import GRADIENTS, Checkpoint, Counters, Partial, read, write
 from tests.tiny_checkpoint import forge, sign, tiny_checkpoint

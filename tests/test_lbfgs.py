@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from llamatrain.errors import UsageError
-from llamatrain.optim.lbfgs import Lbfgs, LbfgsOptions
+from llamatrain.optim.methods.lbfgs import Lbfgs, LbfgsOptions
 from llamatrain.optim.line_search import CURVATURE, MAX_EVALUATIONS, SEARCHES, SUFFICIENT, Line, Point, cubic_minimum, search
 
 KINDS = list(SEARCHES)

@@ -9,8 +9,8 @@ import pytest
 from llamatrain.engine.program import Program
 from llamatrain.graph import ops as O
 from llamatrain.graph.tensor import Tensor, parameter, placeholder
-from llamatrain.optim.adamw import schedule_input
-from llamatrain.optim.lbfgs import Lbfgs
+from llamatrain.optim.methods.adamw import schedule_input
+from llamatrain.optim.methods.lbfgs import Lbfgs
 from llamatrain.optim.step import SGD, AdamW, Kept, apply, differentiate, hold, stream
 from tests.llama_graph import TINY, Llama, llama
 

@@ -14,7 +14,7 @@ from llamatrain.graph.ops import acc, cont, fill, mul, sum_sqr
 from llamatrain.graph.precision import round_products
 from llamatrain.graph.remat import rematerialise
 from llamatrain.graph.tensor import Tensor, placeholder, state
-from llamatrain.optim.adamw import decay_of
+from llamatrain.optim.methods.adamw import decay_of
 
 
 @dataclass(frozen=True, kw_only=True)

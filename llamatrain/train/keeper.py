@@ -7,7 +7,7 @@ import numpy as np
 
 from llamatrain.files.pages import release
 from llamatrain.files.values import Value
-from llamatrain.optim.lbfgs import Lbfgs
+from llamatrain.optim.methods.lbfgs import Lbfgs
 from llamatrain.report.report import Report
 from llamatrain.train.begin import Options
 from llamatrain.train.checkpoint import GRADIENTS, Checkpoint

@@ -14,7 +14,7 @@ import numpy as np
 
 from llamatrain.data.rows import Batch, State
 from llamatrain.errors import LlamatrainError
-from llamatrain.optim.lbfgs import Lbfgs
+from llamatrain.optim.methods.lbfgs import Lbfgs
 from llamatrain.optim.schedule import Schedule
 from llamatrain.optim.stop import StopRules, StopState
 from llamatrain.report.report import Report, StepLine

@@ -13,7 +13,7 @@ from llamatrain.engine.program import Program, allocate
 from llamatrain.graph.show import described
 from llamatrain.graph.tensor import leaves_of
 from llamatrain.model import llama
-from llamatrain.optim.adamw import schedule_input
+from llamatrain.optim.methods.adamw import schedule_input
 from llamatrain.optim.step import SGD, AdamW
 from llamatrain.train.graphs import Graph, Graphs, Setting
 

@@ -12,7 +12,7 @@ from llamatrain.adapters import peft
 from llamatrain.config.file import config_text
 from llamatrain.errors import FileError, UsageError
 from llamatrain.files.newfile import NewFile
-from llamatrain.optim.lbfgs import Lbfgs, LbfgsOptions
+from llamatrain.optim.methods.lbfgs import Lbfgs, LbfgsOptions
 from llamatrain.optim.stop import StopRules
 from llamatrain.report.metrics import Metrics
 from llamatrain.report.report import Report
