@@ -1,15 +1,32 @@
-"""The host's part of AdamW (Loshchilov and Hutter 2017); the update itself is the graph's op `opt_step_adamw`."""
+"""AdamW (Loshchilov and Hutter 2017); the update itself is the graph's op `opt_step_adamw`."""
 
-from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
+from llamatrain.graph.layers import opt_step_adamw
+from llamatrain.graph.tensor import Tensor
+from llamatrain.optim.optimizer import StepRule
 
-def schedule_input(step: int, rate: float, beta1: float, beta2: float) -> np.ndarray:
-    """What the graph's `schedule` input holds in a step, counted from 1: the rate and both bias corrections."""
-    return np.array([rate, 1.0 - beta1**step, 1.0 - beta2**step], np.float32)  # (3,)
+
+@dataclass(frozen=True, kw_only=True)
+class AdamW(StepRule):
+    kept_as = "adam"
+    states: ClassVar = {"m": "first_moments", "v": "second_moments"}
+    squares = ("second_moments",)
+
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+
+    def schedule(self, step: int, rate: float) -> np.ndarray:
+        """The rate and both bias corrections."""
+        return np.array([rate, 1.0 - self.beta1**step, 1.0 - self.beta2**step], np.float32)  # (3,)
+
+    def step(self, weight: Tensor, grad: Tensor, schedule: Tensor, factor: Tensor) -> Tensor:
+        given, decay = (weight, *self.beside(weight), grad, schedule, factor), self.decay(weight)
+        return opt_step_adamw(*given, beta1=self.beta1, beta2=self.beta2, eps=self.eps, decay=decay)[0]
 
 
-def decay_of(shape: Sequence[int], decay: float, decay_min_ndim: int = 2) -> float:
-    """A tensor's weight decay: none for those of few dimensions, such as the gains of norms."""
-    return decay if len(shape) >= decay_min_ndim else 0.0
+OPTIMIZER = AdamW
