@@ -221,3 +221,13 @@ def test_another_history_length_is_refused() -> None:
     state, _ = minimise(rosenbrock, np.array([-1.2, 1.0]), 3, history=4)
     with pytest.raises(UsageError, match="4 moves, not the 6"):
         LBFGS(history=6).descent(state.x).restore(state.kept())
+
+
+def test_what_was_kept_is_whole() -> None:
+    state, _ = minimise(rosenbrock, np.array([-1.2, 1.0]), 3)
+    kept = {name: value if isinstance(value, np.ndarray | float) else int(value) for name, value in state.kept().items()}
+    assert LBFGS.fault(kept) is None and LBFGS.shapes(kept, 2).keys() < kept.keys()
+    for name in ("loss", "iteration", "evaluations"):
+        assert f"optimizer.lbfgs.{name}" in str(LBFGS.fault({**kept, name: True}))
+    assert "memory_s" in LBFGS.shapes({"current_parameters": state.x}, 2)
+    assert LBFGS.shapes({}, 2) == {} and LBFGS().descent(state.x).kept() == {}

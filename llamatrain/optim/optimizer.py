@@ -46,19 +46,24 @@ class Optimizer:
     kept_as: ClassVar[str]  # optimizer.type in a checkpoint, where its tensors and numbers are called optimizer.<kept_as>.*
     states: ClassVar[Mapping[str, str]] = {}  # vectors beside the weights: what their leaves' names end in, and theirs there
     squares: ClassVar[Collection[str]] = ()  # of what is kept: tensors without values below 0
-    options: ClassVar[Mapping[str, str]] = {}  # of fields with an option of another name: that name
+    options: ClassVar[Mapping[str, str | None]] = {}  # of fields with an option of another name, or with none: that name
     heeds: ClassVar[Collection[str]] = ()  # options that are for some optimizers only, and say no field
+
+    @classmethod
+    def said(cls) -> dict[str, str]:
+        """Its fields, and the options that say them."""
+        named = {field.name: cls.options.get(field.name, field.name) for field in fields(cls)}
+        return {field: option for field, option in named.items() if option}
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
         """By the values of options."""
-        named = {field.name: cls.options.get(field.name, field.name) for field in fields(cls)}
-        return cls(**{field: values[option] for field, option in named.items() if option in values})
+        return cls(**{field: values[option] for field, option in cls.said().items() if option in values})
 
     @classmethod
     def takes(cls) -> tuple[str, ...]:
         """The options that have an effect, of those that do not with every optimizer."""
-        return (*cls.heeds, *(cls.options.get(field.name, field.name) for field in fields(cls)))
+        return (*cls.heeds, *cls.said().values())
 
     @classmethod
     def key(cls, name: str) -> str:

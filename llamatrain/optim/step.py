@@ -1,7 +1,7 @@
 """From a loss to training programs' graphs: gradients, precision, recomputation, and the optimizer's step.
 
 Gradients are streamed (each is used up by its weight's step as soon as it is there, and its memory is free again) or kept
-(each lies in memory of its own, for clipping by norm, accumulation and L-BFGS).
+(each lies in memory of its own, for clipping by norm, accumulation and minimizers).
 """
 
 from collections.abc import Mapping, Sequence

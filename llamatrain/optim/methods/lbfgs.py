@@ -21,7 +21,7 @@ FLAT = 1e-8  # s and y nearer than this to a right angle (cosine) say nothing of
 @dataclass(frozen=True, kw_only=True)
 class LBFGS(Minimizer):
     kept_as = "lbfgs"
-    options: ClassVar = {"history": "lbfgs_history"}
+    options: ClassVar = {"history": "lbfgs_history", "tolerance": None}
 
     history: int = 6
     line_search: str = "wolfe"
@@ -45,12 +45,15 @@ class LBFGS(Minimizer):
     def shapes(cls, kept: Kept, size: int) -> dict[str, tuple[int, ...]]:
         moves = kept["memory_ys"].size if "memory_ys" in kept else 0
         found = {"current_gradients": (size,), "memory_s": (moves, size), "memory_y": (moves, size), "memory_ys": (moves,)}
-        return found if found.keys() & kept.keys() else {}  # it may begin anew
+        return found if kept.keys() & {"current_parameters", *found} else {}  # it may begin anew
 
     @classmethod
     def fault(cls, kept: Kept) -> str | None:
         if "memory_ys" not in kept:
             return None
+        numbers = {"loss": float, "iteration": int, "evaluations": int} if "current_parameters" in kept else {}
+        if wrong := [name for name, kind in numbers.items() if type(kept.get(name)) is not kind]:
+            return f"the number {cls.key(wrong[0])} is missing, or of another kind"
         moves, held, at = kept["memory_ys"].size, kept.get("approx_hessian_count"), kept.get("line_search_end")
         if type(held) is int and type(at) is int and 0 <= held <= moves and 0 <= at < moves:
             return None
