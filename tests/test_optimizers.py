@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ import pytest
 from llamatrain.engine.program import Program
 from llamatrain.errors import FileError
 from llamatrain.graph import ops as O
-from llamatrain.graph.tensor import parameter
+from llamatrain.graph.tensor import leaves_of, parameter
 from llamatrain.optim import methods, registry
 from llamatrain.optim.optimizer import StepRule
 from llamatrain.optim.step import differentiate, stream
@@ -26,14 +25,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from llamatrain.graph.ops import acc, add, div, fill, mul, sqr, sqrt
+from llamatrain.graph.ops import acc, add, cpy, div, fill, mul, sqr, sqrt
 from llamatrain.optim.optimizer import StepRule
 
 
 @dataclass(frozen=True, kw_only=True)
 class Adagrad(StepRule):
     kept_as = "sums"
-    states: ClassVar = {"s": "sums_of_squares"}
+    states: ClassVar = {"s": "sums_of_squares", "g": "last_gradient"}
     squares = ("sums_of_squares",)
     eps: float = 1e-8
 
@@ -41,10 +40,10 @@ class Adagrad(StepRule):
         return np.array([-rate], np.float32)
 
     def step(self, weight, grad, schedule, factor):
-        (sums,), whole, grad = self.beside(weight), tuple((0, size, 1) for size in weight.shape), mul(grad, factor)
+        (sums, last), whole, grad = self.beside(weight), tuple((0, size, 1) for size in weight.shape), mul(grad, factor)
         sums = acc(sums, sqr(grad), slices=whole, into=True)
         move = div(grad, add(sqrt(sums), fill(shape=(), value=self.eps)))
-        return acc(weight, mul(move, schedule), slices=whole, into=True)
+        return acc(weight, mul(move, schedule), slices=whole, into=True), cpy(last, grad, into=True)
 
 
 OPTIMIZER = Adagrad
@@ -142,7 +141,7 @@ def done(folder: Path, *commands: tuple[object, ...]) -> list[Done]:
 
 @pytest.mark.parametrize(
     ("name", "given", "idle", "moments"),
-    [("toy_adagrad", ("--schedule", "constant", "--warmup", 0, "--clip", 0), "--beta1", 1), ("toy_halving", (), "--lr", 2)],
+    [("toy_adagrad", ("--schedule", "constant", "--warmup", 0, "--clip", 0), "--beta1", 2), ("toy_halving", (), "--lr", 2)],
 )
 def test_a_run_of_one_more(more: Path, name: str, given: tuple[object, ...], idle: str, moments: int) -> None:
     place = more.parent
@@ -173,35 +172,45 @@ def test_a_step_of_one_more(more: Path) -> None:
     assert isinstance(rule, StepRule)
     inputs, outputs = stream(differentiate(O.sum(O.sqr(weight)), [weight]), rule)
     start = np.arange(6, dtype=np.float32).reshape(2, 3)
+    last = next(leaf for leaf in leaves_of(outputs) if leaf.name == "w.g")
     program = Program.of(outputs, {weight: start.copy()}, kernels="reference")
     expected, sums = start.copy(), np.zeros_like(start)
     for rate in (0.5, 0.25):
         program[inputs.schedule][:] = -rate
         program()
-        sums += np.square(2 * expected)
-        expected -= rate * 2 * expected / (np.sqrt(sums) + 0.5)
+        gradient = 2 * expected
+        sums += np.square(gradient)
+        expected -= rate * gradient / (np.sqrt(sums) + 0.5)
+        np.testing.assert_allclose(program[last], gradient, rtol=1e-6)
         np.testing.assert_allclose(program[weight], expected, rtol=1e-6)
 
 
+KEPT = {"sums": ("sums_of_squares", "last_gradient"), "halving": ("point", "gradient"), "nothing": ()}
+
+
 @pytest.mark.parametrize(
-    ("kind", "spoil", "reason"),
+    ("kind", "name", "change", "reason"),
     [
-        ("sums", lambda kept: kept.vectors["optimizer.sums.sums_of_squares"].__imul__(-1), "sums_of_squares has values below 0"),
-        ("sums", lambda kept: kept.vectors.clear(), "the tensor optimizer.sums.sums_of_squares is missing"),
-        ("halving", lambda kept: kept.vectors.pop("optimizer.halving.point"), "the tensor optimizer.halving.point is missing"),
-        ("halving", lambda kept: kept.numbers.update({"optimizer.halving.length": 0.0}), "its length is no length"),
-        ("nothing", lambda kept: None, "the optimizer 'nothing' is unknown; known are adam, .*sums, halving"),
+        ("sums", "sums_of_squares", -1, "optimizer.sums.sums_of_squares has values below 0"),
+        ("sums", "last_gradient", None, "the tensor optimizer.sums.last_gradient is missing"),
+        ("halving", "point", None, "the tensor optimizer.halving.point is missing"),
+        ("halving", "length", 0, "its length is no length"),
+        ("nothing", "", 0, "the optimizer 'nothing' is unknown; known are adam, .*sums, halving"),
     ],
 )
-def test_a_checkpoint_of_one_more(more: Path, tmp_path: Path, kind: str, spoil: Callable, reason: str) -> None:
-    checkpoint, vectors = tiny_checkpoint(), {"sums": ["sums_of_squares"], "halving": ["point", "gradient"]}.get(kind, [])
+def test_a_checkpoint_of_one_more(more: Path, tmp_path: Path, kind: str, name: str, change: int | None, reason: str) -> None:
+    checkpoint, key = tiny_checkpoint(), f"optimizer.{kind}.{name}"
     ones = np.ones_like(next(iter(checkpoint.vectors.values())))
-    checkpoint.optimizer, checkpoint.vectors = kind, {f"optimizer.{kind}.{name}": ones.copy() for name in vectors}
+    checkpoint.optimizer, checkpoint.vectors = kind, {f"optimizer.{kind}.{each}": ones for each in KEPT[kind]}
     checkpoint.numbers = {"optimizer.halving.length": 0.5} if kind == "halving" else {}
-    if vectors:
+    if kind != "nothing":
         write(tmp_path / "sound.gguf", checkpoint)
         assert read(tmp_path / "sound.gguf").kept.keys() == checkpoint.kept.keys()
-    spoil(checkpoint)
+    spoilt: dict = checkpoint.vectors if name in KEPT[kind] else checkpoint.numbers
+    if change is None:
+        del spoilt[key]
+    elif name:
+        spoilt[key] = spoilt[key] * change
     write(tmp_path / "c.gguf", checkpoint)
     with pytest.raises(FileError, match=reason):
         read(tmp_path / "c.gguf")

@@ -4,7 +4,7 @@ A StepRule changes each weight by its gradient in the graph, at a rate. A Minimi
 together, by whole evaluations of loss and gradient.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Protocol, Self
 
@@ -13,7 +13,7 @@ import numpy as np
 from llamatrain.graph.tensor import Tensor, state
 
 Evaluate = Callable[[np.ndarray], tuple[float, np.ndarray]]  # point -> loss, gradient
-Kept = Mapping[str, Any]  # arrays and numbers by their names in a checkpoint, without what stands before all of them
+Values = Mapping[str, Any]  # arrays and numbers by their names in a checkpoint, without what stands before all of them
 RATE = ("lr", "lr_min", "warmup", "schedule", "decay_steps", "restart_growth", "lora_plus_ratio")
 
 
@@ -35,7 +35,7 @@ class Descent(Protocol):
     def kept(self) -> dict[str, Any]:
         """All that goes on to the next iteration; arrays are its own, not copies."""
 
-    def restore(self, kept: Kept) -> None:
+    def restore(self, kept: Values) -> None:
         """Go on from there; from the start where nothing was kept."""
 
 
@@ -70,12 +70,12 @@ class Optimizer:
         return f"optimizer.{cls.kept_as}.{name}"
 
     @classmethod
-    def shapes(cls, kept: Kept, size: int) -> dict[str, tuple[int, ...]]:
+    def shapes(cls, kept: Values, size: int) -> dict[str, tuple[int, ...]]:
         """The tensors that it cannot go on without, where so many elements are trained."""
         return dict.fromkeys(cls.states.values(), (size,))
 
     @classmethod
-    def fault(cls, kept: Kept) -> str | None:
+    def fault(cls, kept: Values) -> str | None:
         """Why it cannot go on from there, though the tensors have these shapes."""
 
     @property
@@ -108,8 +108,8 @@ class StepRule(Optimizer):
         """What the graph's `schedule` input holds in a step, counted from 1: the rate, and numbers of its own."""
         return np.array([rate, 1.0, 1.0], np.float32)
 
-    def step(self, weight: Tensor, grad: Tensor, schedule: Tensor, factor: Tensor) -> Tensor:
-        """The weight, changed in place by its gradient times the factor."""
+    def step(self, weight: Tensor, grad: Tensor, schedule: Tensor, factor: Tensor) -> Sequence[Tensor]:
+        """The weight, and what else is not on its way, changed in place by the gradient times the factor."""
         raise NotImplementedError
 
 

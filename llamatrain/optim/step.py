@@ -55,7 +55,7 @@ class StepInputs:
 Rates = Mapping[Tensor, Tensor]  # weight: a row, what its own schedule is multiplied by
 
 
-def schedule_of(rule: StepRule) -> Tensor:
+def row_of(rule: StepRule) -> Tensor:
     return placeholder("schedule", rule.schedule(1, 0.0).shape)
 
 
@@ -65,9 +65,9 @@ def scheduled(schedule: Tensor, weight: Tensor, rates: Rates | None) -> Tensor:
 
 def stream(made: Differentiated, rule: StepRule, rates: Rates | None = None) -> tuple[StepInputs, list[Tensor]]:
     """One program: loss, and each weight changed as soon as its gradient is there. No clipping, no accumulation."""
-    schedule = schedule_of(rule)
+    schedule = row_of(rule)
     one = fill(shape=(), value=1.0)
-    steps = [rule.step(w, g, scheduled(schedule, w, rates), one) for w, g in made.grads.items()]
+    steps = [step for w, g in made.grads.items() for step in rule.step(w, g, scheduled(schedule, w, rates), one)]
     return StepInputs(schedule), [made.loss, *steps]
 
 
@@ -96,7 +96,7 @@ def hold(made: Differentiated) -> Kept:
 
 def apply(kept: Kept, rule: StepRule, clip: float, rates: Rates | None = None) -> tuple[StepInputs, Tensor, list[Tensor]]:
     """The program that ends a step: the gradients' norm, and every weight changed by its kept gradient, clipped to that norm."""
-    schedule = schedule_of(rule)
+    schedule = row_of(rule)
     factor, norm = clip_factor(*(sum_sqr(block) for block in kept.blocks.values()), limit=clip)
-    steps = [rule.step(w, block, scheduled(schedule, w, rates), factor) for w, block in kept.blocks.items()]
+    steps = [step for w, g in kept.blocks.items() for step in rule.step(w, g, scheduled(schedule, w, rates), factor)]
     return StepInputs(schedule), norm, [norm, *steps]

@@ -1,5 +1,6 @@
 """AdamW (Loshchilov and Hutter 2017); the update itself is the graph's op `opt_step_adamw`."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -24,9 +25,9 @@ class AdamW(StepRule):
         """The rate and both bias corrections."""
         return np.array([rate, 1.0 - self.beta1**step, 1.0 - self.beta2**step], np.float32)  # (3,)
 
-    def step(self, weight: Tensor, grad: Tensor, schedule: Tensor, factor: Tensor) -> Tensor:
+    def step(self, weight: Tensor, grad: Tensor, schedule: Tensor, factor: Tensor) -> Sequence[Tensor]:
         given, decay = (weight, *self.beside(weight), grad, schedule, factor), self.decay(weight)
-        return opt_step_adamw(*given, beta1=self.beta1, beta2=self.beta2, eps=self.eps, decay=decay)[0]
+        return opt_step_adamw(*given, beta1=self.beta1, beta2=self.beta2, eps=self.eps, decay=decay)[:1]
 
 
 OPTIMIZER = AdamW

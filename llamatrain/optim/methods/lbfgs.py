@@ -13,7 +13,7 @@ import numpy as np
 
 from llamatrain.errors import UsageError
 from llamatrain.optim.line_search import SEARCHES, Line, search
-from llamatrain.optim.optimizer import Evaluate, Kept, Minimizer
+from llamatrain.optim.optimizer import Evaluate, Minimizer, Values
 
 FLAT = 1e-8  # s and y nearer than this to a right angle (cosine) say nothing of the curvature
 
@@ -42,13 +42,13 @@ class LBFGS(Minimizer):
         return LbfgsState(x, self)
 
     @classmethod
-    def shapes(cls, kept: Kept, size: int) -> dict[str, tuple[int, ...]]:
+    def shapes(cls, kept: Values, size: int) -> dict[str, tuple[int, ...]]:
         moves = kept["memory_ys"].size if "memory_ys" in kept else 0
         found = {"current_gradients": (size,), "memory_s": (moves, size), "memory_y": (moves, size), "memory_ys": (moves,)}
         return found if kept.keys() & {"current_parameters", *found} else {}  # it may begin anew
 
     @classmethod
-    def fault(cls, kept: Kept) -> str | None:
+    def fault(cls, kept: Values) -> str | None:
         if "memory_ys" not in kept:
             return None
         numbers = {"loss": float, "iteration": int, "evaluations": int} if "current_parameters" in kept else {}
@@ -189,7 +189,7 @@ class LbfgsState:
             "evaluations": self.evaluations,
         }
 
-    def restore(self, kept: Kept) -> None:
+    def restore(self, kept: Values) -> None:
         if "current_parameters" not in kept:
             return
         if kept["memory_s"].shape != self.s.shape:

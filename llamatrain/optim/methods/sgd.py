@@ -1,5 +1,6 @@
 """Gradient descent with momentum; the update itself is the graph's op `opt_step_sgd`."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -16,9 +17,9 @@ class SGD(StepRule):
 
     momentum: float = 0.9
 
-    def step(self, weight: Tensor, grad: Tensor, schedule: Tensor, factor: Tensor) -> Tensor:
+    def step(self, weight: Tensor, grad: Tensor, schedule: Tensor, factor: Tensor) -> Sequence[Tensor]:
         given, decay = (weight, *self.beside(weight), grad, schedule, factor), self.decay(weight)
-        return opt_step_sgd(*given, momentum=self.momentum, decay=decay)[0]
+        return opt_step_sgd(*given, momentum=self.momentum, decay=decay)[:1]
 
 
 OPTIMIZER = SGD
