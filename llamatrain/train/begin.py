@@ -60,7 +60,7 @@ class Options:
     def idle(self) -> dict[str, str]:
         """The options that have no effect beside the others, and beside which."""
         found = training.idle(self.train, self.run)
-        return found if self.command == "from-scratch" else found | tuning.idle(self.tune, self.train.optimizer)
+        return found if self.command == "from-scratch" else found | tuning.idle(self.tune)
 
     def plain(self) -> dict[str, Any]:
         parts = {name: plain(part) for name, part in self.parts.items()}
@@ -162,7 +162,7 @@ def gone_on_with(options: Options, start: Start, given: Collection[str]) -> tupl
         said.append("--cache-base is off from now on: copies in bf16 are for products in bf16")
     made = replace(kept, **{part: replace(getattr(kept, part), **values) for part, values in changed.items()})
     refuse_idle(made.idle, given)
-    if "iters" in changed["train"] and kept.train.schedule != "constant" and kept.train.optimizer != "lbfgs":
+    if "iters" in changed["train"] and kept.train.schedule != "constant" and "schedule" not in made.idle:
         said.append(f"the schedule stays: after step {kept.train.iters} the rate is --lr-min {kept.train.lr_min:g}")
     if "precision" in changed["train"] or "cache_base" in changed["tune"]:
         said.append("so the run is not, to the bit, what it would have been")

@@ -32,6 +32,8 @@ from llamatrain.files.reader import FileTensor, Gguf, open_gguf
 from llamatrain.files.types import TensorInfo, by_name
 from llamatrain.files.values import Kind, Value, boolean, f32, number, numbers, string, strings, u32, u64
 from llamatrain.files.writer import head, new_gguf
+from llamatrain.optim import registry
+from llamatrain.optim.optimizer import Optimizer
 from llamatrain.optim.stop import StopState
 from llamatrain.train.ancestors import OWN, upgraded
 
@@ -43,7 +45,7 @@ LONGEST_COUNT = 2**32 - 1  # the ancestors counted iterations in 32 bits here, a
 
 DERIVED = ("best_loss", "previous_loss", "no_improvement_count")  # from those of training.*
 TYPES = {np.dtype(np.float32): by_name("F32"), np.dtype(np.float64): by_name("F64")}
-KINDS = {"approx_hessian_count": Kind.UINT32, "line_search_end": Kind.INT32}  # the ancestors'
+KINDS = {bool: Kind.BOOL, int: Kind.INT64, np.uint32: Kind.UINT32, np.int32: Kind.INT32}  # else a float64
 
 
 @dataclass
@@ -74,7 +76,7 @@ class Checkpoint:
     options: dict[str, Any]  # every one as resolved; JSON
     counters: Counters
     data: State | None  # None: the data begins anew, with the run's own seed
-    optimizer: str  # "adam", "sgd" or "lbfgs"
+    optimizer: str  # what it is kept as
     order: list[str]  # the parameters as they follow each other in flat vectors; other weights are not trained
     vectors: dict[str, np.ndarray]  # by full name: (n,), (m, n), or (m,) in float64
     numbers: dict[str, float | int | bool] = field(default_factory=dict)  # by full key: optimizer.<kind>.*
@@ -82,6 +84,13 @@ class Checkpoint:
     partial: Partial | None = None  # there if and only if `vectors` has accumulated gradients
     extra: dict[str, Any] = field(default_factory=dict)  # JSON
     notes: list[str] = field(default_factory=list)  # what a reader should be told; not written
+
+    @property
+    def kept(self) -> dict[str, Any]:
+        """What the optimizer kept, by its own names."""
+        prefix = f"optimizer.{self.optimizer}."
+        both = {**self.vectors, **self.numbers}
+        return {name.removeprefix(prefix): value for name, value in both.items() if name.startswith(prefix)}
 
     def pieces(self, name: str) -> dict[str, np.ndarray]:
         """A flat vector cut into the parameters that it holds: views, each in its weight's shape."""
@@ -174,18 +183,11 @@ def _optimizer(checkpoint: Checkpoint) -> Iterator[tuple[str, Value]]:
     yield f"{kind}.previous_loss", f32(stop.previous_loss)
     yield f"{kind}.no_improvement_count", u32(min(stop.no_improvement_count, LONGEST_COUNT))
     for key, value in checkpoint.numbers.items():
-        yield key, _scalar(key, value)
+        yield key, number(KINDS.get(type(value), Kind.FLOAT64), value)
 
 
 def _exactly(value: float) -> Value:
     return number(Kind.FLOAT64, value)
-
-
-def _scalar(key: str, value: float | int | bool) -> Value:
-    if isinstance(value, bool):
-        return boolean(value)
-    default = Kind.INT64 if isinstance(value, int) else Kind.FLOAT64
-    return number(KINDS.get(key.rpartition(".")[2], default), value)
 
 
 # ---- reading ---------------------------------------------------------------
@@ -318,61 +320,44 @@ def _numbers(gguf: Gguf, prefix: str) -> dict[str, float | int | bool]:
 # ---- what must agree -------------------------------------------------------
 
 
-# By optimizer: the vectors that it cannot go on without, by the names of their axes.
-NEEDED: dict[str, dict[str, tuple[str, ...]]] = {
-    "adam": {"first_moments": ("n",), "second_moments": ("n",)},
-    "sgd": {"momentum": ("n",)},
-    "lbfgs": {"current_gradients": ("n",), "memory_s": ("m", "n"), "memory_y": ("m", "n"), "memory_ys": ("m",)},
-}
-
-
 def fault(checkpoint: Checkpoint, parameters: int) -> str | None:
     """Why a run cannot go on from this, if it cannot."""
-    order, weights = checkpoint.order, checkpoint.weights
+    order, weights, known = checkpoint.order, checkpoint.weights, registry.by_kind()
     if checkpoint.kind not in KINDS_OF_RUNS:
         return f"a run of type {quoted(checkpoint.kind)}; known are {', '.join(KINDS_OF_RUNS)}"
-    if checkpoint.optimizer not in NEEDED:
-        return f"the optimizer {quoted(checkpoint.optimizer)} is unknown; known are {', '.join(NEEDED)}"
+    if checkpoint.optimizer not in known:
+        return f"the optimizer {quoted(checkpoint.optimizer)} is unknown; known are {', '.join(known)}"
+    optimizer = known[checkpoint.optimizer]
     if strange := [name for name in order if name not in weights]:
         return f"the parameter {quoted(strange[0])} has no weights"
     if len(set(order)) != len(order) or sum(weights[name].size for name in order) != parameters:
         return f"its {len(order)} parameters do not have the {parameters} elements together that are said"
     if bool(checkpoint.partial) != (GRADIENTS in checkpoint.vectors):
         return f"{GRADIENTS} and training.partial go together, and one is missing"
-    return _unfit_vector(checkpoint, parameters) or _unfit_ring(checkpoint) or _unfit_value(checkpoint)
+    return (
+        _unfit_vector(checkpoint, optimizer, parameters)
+        or optimizer.fault(checkpoint.kept)
+        or _unfit_value(checkpoint, [optimizer.key(name) for name in optimizer.squares])
+    )
 
 
-def _unfit_vector(checkpoint: Checkpoint, parameters: int) -> str | None:
-    prefix = f"optimizer.{checkpoint.optimizer}."
-    needed = {prefix + name: axes for name, axes in NEEDED[checkpoint.optimizer].items()}
-    if checkpoint.optimizer == "lbfgs" and not any(name in checkpoint.vectors for name in needed):
-        needed = {}  # it may begin anew
+def _unfit_vector(checkpoint: Checkpoint, optimizer: type[Optimizer], parameters: int) -> str | None:
+    needed = {optimizer.key(name): shape for name, shape in optimizer.shapes(checkpoint.kept, parameters).items()}
     if missing := needed.keys() - checkpoint.vectors.keys():
         return f"the tensor {min(missing)} is missing"
-    sizes = {"n": parameters, "m": checkpoint.vectors[f"{prefix}memory_ys"].size if "lbfgs" in prefix and needed else 0}
     for name, vector in checkpoint.vectors.items():
-        wanted = tuple(sizes[axis] for axis in needed.get(name, ("n",)))
+        wanted = needed.get(name, (parameters,))
         if vector.shape != wanted:
             return f"the tensor {quoted(name)} has the shape {list(vector.shape)}, where {list(wanted)} is needed"
     return None
 
 
-def _unfit_ring(checkpoint: Checkpoint) -> str | None:
-    ys = checkpoint.vectors.get("optimizer.lbfgs.memory_ys")
-    if ys is None:
-        return None
-    held, at = (checkpoint.numbers.get(f"optimizer.lbfgs.{key}") for key in ("approx_hessian_count", "line_search_end"))
-    if not (type(held) is int and type(at) is int and 0 <= held <= ys.size and 0 <= at < ys.size):
-        return f"{held} moves held and the next one to go to place {at} cannot be in a history of {ys.size}"
-    return None
-
-
-def _unfit_value(checkpoint: Checkpoint) -> str | None:
+def _unfit_value(checkpoint: Checkpoint, squares: list[str]) -> str | None:
     """Least and greatest tell of NaN and infinity without a copy."""
     for name, array in {**checkpoint.weights, **checkpoint.vectors}.items():
         least, greatest = float(array.min()), float(array.max())
         if not (math.isfinite(least) and math.isfinite(greatest)):
             return f"the tensor {quoted(name)} has values that are not finite"
-        if least < 0 and name == "optimizer.adam.second_moments":
+        if least < 0 and name in squares:
             return f"the tensor {name} has values below 0, and is one of squares"
     return None

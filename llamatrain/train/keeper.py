@@ -1,13 +1,12 @@
 """A run's checkpoints and its result: written as it stands, and put back as it was."""
 
-import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from llamatrain.files.pages import release
 from llamatrain.files.values import Value
-from llamatrain.optim.lbfgs import Lbfgs
 from llamatrain.report.report import Report
 from llamatrain.train.begin import Options
 from llamatrain.train.checkpoint import GRADIENTS, Checkpoint
@@ -15,13 +14,6 @@ from llamatrain.train.folder import RunFolder
 from llamatrain.train.loop import Loop
 from llamatrain.train.programs import Programs
 from llamatrain.train.task import Task
-
-VECTORS = {
-    "adamw": {"m": "optimizer.adam.first_moments", "v": "optimizer.adam.second_moments"},
-    "sgd": {"m": "optimizer.sgd.momentum"},
-    "lbfgs": {},
-}
-TYPES = {"adamw": "adam", "sgd": "sgd", "lbfgs": "lbfgs"}  # optimizer.type
 
 
 @dataclass
@@ -43,35 +35,36 @@ class Keeper:
         return str(path)
 
     def checkpoint(self, loop: Loop) -> Checkpoint:
-        kind = self.options.train.optimizer
-        vectors = {name: self.programs.vectors[short].vector for short, name in VECTORS[kind].items()}
-        numbers: dict[str, float | int | bool] = {}
-        if loop.lbfgs and not math.isnan(loop.lbfgs.loss):
-            for name, value in loop.lbfgs.to_dict().items():
-                (vectors if isinstance(value, np.ndarray) else numbers)[f"optimizer.lbfgs.{name}"] = value
+        optimizer = self.programs.setting.optimizer
+        assert optimizer
+        kept: dict[str, Any] = {name: self.programs.vectors[kind].vector for kind, name in optimizer.states.items()}
+        kept |= loop.descent.kept() if loop.descent else {}
+        vectors = {optimizer.key(name): value for name, value in kept.items() if isinstance(value, np.ndarray)}
+        numbers: dict[str, float | int | bool] = {
+            optimizer.key(name): value for name, value in kept.items() if not isinstance(value, np.ndarray)
+        }
         if loop.partial and self.programs.grads:
             vectors[GRADIENTS] = self.programs.grads.vector
         return Checkpoint(
             self.task.kind, dict(self.metadata), self.task.saved(self.programs.weights.parts), self.options.plain(),
-            replace(loop.counters), loop.data or loop.rows.state, TYPES[kind], list(self.programs.weights.parts), vectors,
+            replace(loop.counters), loop.data or loop.rows.state, optimizer.kept_as, list(self.programs.weights.parts), vectors,
             numbers, loop.stop, loop.partial, {"owed_validation": loop.owed, "ended": loop.ended, **self.task.extra()},
         )  # fmt: skip
 
 
 def restore(loop: Loop, checkpoint: Checkpoint, report: Report) -> None:
     """Put a run back where its checkpoint was; the weights are there already."""
-    programs = loop.programs
-    if checkpoint.optimizer != TYPES.get(kind_of(programs, loop)):
+    programs, optimizer = loop.programs, loop.programs.setting.optimizer
+    assert optimizer
+    if checkpoint.optimizer != optimizer.kept_as:
         report.warn(f"the checkpoint's optimizer is {checkpoint.optimizer}: this one begins anew")
-    elif loop.lbfgs and "optimizer.lbfgs.current_parameters" in checkpoint.vectors:
-        kept = {**checkpoint.vectors, **checkpoint.numbers}
-        values = {name.removeprefix("optimizer.lbfgs."): value for name, value in kept.items()}
-        loop.lbfgs = Lbfgs.from_dict(values, loop.lbfgs.options)
     else:
-        for short, name in VECTORS[kind_of(programs, loop)].items():
-            for weight, piece in checkpoint.pieces(name).items():
-                programs.vectors[short].parts[weight][...] = piece
+        for kind, name in optimizer.states.items():
+            for weight, piece in checkpoint.pieces(optimizer.key(name)).items():
+                programs.vectors[kind].parts[weight][...] = piece
                 release(piece)
+        if loop.descent:
+            loop.descent.restore(checkpoint.kept)
     if checkpoint.data and not loop.rows.restore(checkpoint.data):
         report.warn("the data is not what it was: the shuffle begins anew")
     elif checkpoint.partial and programs.grads and checkpoint.partial.count < loop.grad_acc:
@@ -88,9 +81,3 @@ def iters_of(checkpoint: Checkpoint) -> int:
     train = checkpoint.options.get("train")
     iters = train.get("iters") if isinstance(train, dict) else None
     return iters if isinstance(iters, int) else 0
-
-
-def kind_of(programs: Programs, loop: Loop) -> str:
-    if loop.lbfgs:
-        return "lbfgs"
-    return "adamw" if "v" in programs.vectors else "sgd"

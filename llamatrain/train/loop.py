@@ -14,7 +14,7 @@ import numpy as np
 
 from llamatrain.data.rows import Batch, State
 from llamatrain.errors import LlamatrainError
-from llamatrain.optim.lbfgs import Lbfgs
+from llamatrain.optim.optimizer import Descent
 from llamatrain.optim.schedule import Schedule
 from llamatrain.optim.stop import StopRules, StopState
 from llamatrain.report.report import Report, StepLine
@@ -67,7 +67,7 @@ class Loop:
     report: Report
     save: Callable[["Loop"], str]  # writes checkpoint and result, and gives the checkpoint's name
     show: Callable[[int], None]  # what the model makes by now
-    lbfgs: Lbfgs | None = None
+    descent: Descent | None = None  # of an optimizer that goes by whole evaluations
     counters: Counters = field(default_factory=Counters)
     stop: StopState = field(default_factory=StopState)
     partial: Partial | None = None
@@ -80,7 +80,7 @@ class Loop:
 
     def __post_init__(self) -> None:
         self._started = time.monotonic()
-        self._fixed: list[Batch] | None = None  # L-BFGS's rows, the same in every step
+        self._fixed: list[Batch] | None = None  # the rows of a descent, the same in every step
 
     # ---- the story ---------------------------------------------------------
 
@@ -123,11 +123,11 @@ class Loop:
         start = time.perf_counter() - (self.partial.extra["seconds"] if self.partial else 0.0)
         if not self._fixed:  # those rows are read again after a resume
             self.data = self.rows.state
-        if self.lbfgs:
+        if self.descent:
             batches = self._fixed = self._fixed or self._batches()
             start += self._prepare(batches)
             reason, loss, norm, evaluations = self._descend(batches)
-            rate = self.lbfgs.length
+            rate = self.descent.length
         else:
             batches, rate, evaluations = self._batches(), self.schedule.rate(self.counters.step + 1), None
             start += self._prepare(batches)
@@ -167,7 +167,7 @@ class Loop:
         self.counters.seconds += seconds
 
     def _descend_by_rate(self, batches: list[Batch], rate: float, start: float) -> tuple[float, float]:
-        """AdamW or SGD: the loss before the update, and the gradients' norm."""
+        """The loss before the update, and the gradients' norm."""
         step, total = self.counters.step + 1, total_weight(batches)
         if self.programs.setting.gradients == "streamed":
             loss, norm = self.programs.streamed(batches[0], total, step, rate, self._key(0))
@@ -183,8 +183,8 @@ class Loop:
         return math.fsum(losses), norm
 
     def _descend(self, batches: list[Batch]) -> tuple[str | None, float, float, int]:
-        """L-BFGS: one iteration on rows that stay the same. Loss and norm before it, and the evaluations that gave them."""
-        assert self.lbfgs
+        """One iteration on rows that stay the same. Loss and norm before it, and the evaluations that gave them."""
+        assert self.descent
         total, weights, grads = total_weight(batches), self.programs.weights.vector, self.programs.grads
         assert grads
 
@@ -198,13 +198,13 @@ class Loop:
             return math.fsum(losses), grads.vector
 
         try:
-            if math.isnan(self.lbfgs.loss):
-                self.lbfgs.begin(evaluate)
-            loss, norm = self._sound(self.lbfgs.loss, "loss"), float(np.linalg.norm(self.lbfgs.gradient))
-            evaluations = self.lbfgs.evaluations
-            reason = self.lbfgs.step(evaluate)
+            if math.isnan(self.descent.loss):
+                self.descent.begin(evaluate)
+            loss, norm = self._sound(self.descent.loss, "loss"), float(np.linalg.norm(self.descent.gradient))
+            evaluations = self.descent.evaluations
+            reason = self.descent.step(evaluate)
         finally:
-            weights[:] = self.lbfgs.x  # the best point, not the last that was tried
+            weights[:] = self.descent.x  # the best point, not the last that was tried
         return reason or self.stop.observe(self.rules, loss), loss, norm, evaluations
 
     def _sound(self, value: float, what: str) -> float:

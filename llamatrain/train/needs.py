@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass, replace
 
 from llamatrain.config.units import Size
 from llamatrain.engine.budget import cheapest
-from llamatrain.optim.step import SGD, AdamW
 from llamatrain.sample.decoder import Decoder
 from llamatrain.train.graphs import Graphs, Policy, Setting
 from llamatrain.train.options import AUTO
@@ -47,7 +46,6 @@ class Shape:
     lengths: tuple[int, ...]
     validating: bool
     decoding: int  # positions of the cache for samples; 0: none
-    history: int  # of L-BFGS
     interpreter: int  # what the process holds already
     batches: int = 1  # of a step, which are read before it
     copies: int = 0  # of the base
@@ -70,17 +68,14 @@ class Choice:
         return self.needs.total
 
 
-MOMENTS: dict[type, int] = {AdamW: 2, SGD: 1}  # vectors as long as all that is trained
-
-
 def fixed(setting: Setting, shape: Shape) -> int:
     """What no way to run it can change: weights, gradients that stay, moments."""
-    vectors = 1 + (setting.gradients != "streamed") + moments_of(setting, shape)
+    vectors = 1 + (setting.gradients != "streamed") + moments_of(setting)
     return vectors * 4 * sum(tensor.size for tensor in setting.trained.values()) + shape.copies
 
 
-def moments_of(setting: Setting, shape: Shape) -> int:
-    return MOMENTS.get(type(setting.optimizer), 2 * shape.history + 6)
+def moments_of(setting: Setting) -> int:
+    return setting.optimizer.vectors if setting.optimizer else 0
 
 
 def decoding_of(setting: Setting, positions: int) -> int:
@@ -101,12 +96,11 @@ def needs_of(setting: Setting, policy: Policy, shape: Shape, splits: int = 1) ->
         + sum(a.nbytes for a in graphs.states.values())
     )
     decoding = decoding_of(setting, shape.decoding) if shape.decoding else 0
-    moments = moments_of(setting, shape)
     arena, pages = max(plan.arena for plan in plans), max(shape.pages, *(plan.base_bytes for plan in plans))
     kept = 0 if gradients == "streamed" else size
     beside = arena + sum(plan.arena for plan in updates) - (kept if gradients == "arena" else 0)
     held = shape.interpreter + BOUND * sum(len(plan.nodes) for plan in (*plans, *updates))
-    needs = Needs(size, kept, moments * size, shape.copies, pages, inputs, beside, decoding, held)
+    needs = Needs(size, kept, moments_of(setting) * size, shape.copies, pages, inputs, beside, decoding, held)
     return Choice(setting, policy, splits, graphs, arena, needs)
 
 

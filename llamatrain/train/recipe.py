@@ -12,7 +12,6 @@ from llamatrain.adapters import peft
 from llamatrain.config.file import config_text
 from llamatrain.errors import FileError, UsageError
 from llamatrain.files.newfile import NewFile
-from llamatrain.optim.lbfgs import Lbfgs, LbfgsOptions
 from llamatrain.optim.stop import StopRules
 from llamatrain.report.metrics import Metrics
 from llamatrain.report.report import Report
@@ -27,7 +26,7 @@ from llamatrain.train.prepare import Prepared, prepare
 from llamatrain.train.programs import Programs
 from llamatrain.train.task import filled
 from llamatrain.train.tasks import model_for, task_for
-from llamatrain.train.ways import schedule_of
+from llamatrain.train.ways import optimizer_of, schedule_of
 
 
 @dataclass(frozen=True)
@@ -180,8 +179,7 @@ def run(prepared: Prepared, folder: RunFolder, interrupts: Interrupts) -> Finish
             StopRules(train.past, train.delta, train.max_no_improvement, train.epsf), options.run, iters, train.grad_acc, report,
             keeper.save, lambda step: prepared.watch.show(step, parts, report), interrupts=interrupts, seed=train.seed,
         )  # fmt: skip
-        if train.optimizer == "lbfgs":
-            loop.lbfgs = Lbfgs(programs.weights.vector, LbfgsOptions(train.lbfgs_history, train.line_search))
+        loop.descent = optimizer_of(train).descent(programs.weights.vector)
         if checkpoint:
             with telling(start):
                 restore(loop, checkpoint, report)

@@ -1,7 +1,7 @@
 """How a run is run: options that were left open, and the way that fits the memory."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Literal
 
 import numpy as np
@@ -12,8 +12,9 @@ from llamatrain.errors import MemoryPlanError
 from llamatrain.files.pages import map_of
 from llamatrain.machine.memory import available, resident
 from llamatrain.machine.units import cores, units
+from llamatrain.optim.optimizer import Optimizer, StepRule
+from llamatrain.optim.registry import named
 from llamatrain.optim.schedule import Schedule
-from llamatrain.optim.step import SGD, AdamW, Optimizer
 from llamatrain.train.begin import Options
 from llamatrain.train.graphs import Gradients, Setting
 from llamatrain.train.material import Model
@@ -43,13 +44,8 @@ def resolved(options: TrainOptions, rows_of: Callable[[int], int]) -> TrainOptio
     )  # fmt: skip
 
 
-def optimizer_of(options: TrainOptions) -> Optimizer | None:
-    if options.optimizer == "lbfgs":
-        return None
-    decay, least = options.weight_decay, options.decay_min_ndim
-    if options.optimizer == "sgd":
-        return SGD(weight_decay=decay, decay_min_ndim=least, momentum=options.beta1)
-    return AdamW(weight_decay=decay, decay_min_ndim=least, beta1=options.beta1, beta2=options.beta2, eps=options.eps)
+def optimizer_of(options: TrainOptions) -> Optimizer:
+    return named(options.optimizer).of(asdict(options))
 
 
 def schedule_of(options: TrainOptions) -> Schedule:
@@ -67,8 +63,8 @@ def watch_of(options: Options, model: Model, task: Task, sine: Sine | None) -> W
     return Texts(task, model.vocabulary.tokenizer, run.sample_prompt, train.seed, threads, train.kernels)
 
 
-def gradients_of(train: TrainOptions) -> Gradients:
-    if train.optimizer == "lbfgs" or train.grad_acc > 1:
+def gradients_of(train: TrainOptions, optimizer: Optimizer) -> Gradients:
+    if not isinstance(optimizer, StepRule) or train.grad_acc > 1:
         return "flat"
     return "arena" if train.clip > 0 else "streamed"
 
@@ -79,16 +75,15 @@ def chosen(
 ) -> Choice:  # fmt: skip
     """How the run will be run, in the memory that there is, of which the process has `held` already. One that goes on keeps its
     batches as they are."""
-    train, threads = options.train, options.run.threads or cores()
+    train, threads, optimizer = options.train, options.run.threads or cores(), optimizer_of(options.train)
     setting = Setting(
         task.h, task.weights, task.trained, train.batch, max(lengths), train.precision, threads, train.kernels, train.flash,
-        train.loss == "squared-error", optimizer_of(train), gradients_of(train), train.clip, task.drops,
+        train.loss == "squared-error", optimizer, gradients_of(train, optimizer), train.clip, task.drops,
         options.tune.lora_plus_ratio,
     )  # fmt: skip
-    history = train.lbfgs_history if train.optimizer == "lbfgs" else 0
     matrices = [array for array in task.frozen.values() if array.dtype == np.float32 and array.ndim > 1]
     pages = max((array.nbytes for array in matrices if map_of(array) is not None), default=0)
-    shape = Shape(lengths, validating, watch.positions, history, held + LOADED, train.grad_acc, task.copies, pages)
+    shape = Shape(lengths, validating, watch.positions, held + LOADED, train.grad_acc, task.copies, pages)
     most = allowed(train)
     least = fixed(setting, shape)
     if refuse and most is not None and least > most:  # at once: planning a model so large takes a while
