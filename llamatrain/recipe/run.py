@@ -5,29 +5,30 @@ import shlex
 import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from llamatrain.adapters import peft
 from llamatrain.config.file import config_text
 from llamatrain.errors import FileError, UsageError
 from llamatrain.files.newfile import NewFile
-from llamatrain.optim.lbfgs import Lbfgs, LbfgsOptions
-from llamatrain.optim.stop import StopRules
-from llamatrain.recipe.asked import Options, Start, gone_on_with, start_of
+from llamatrain.recipe.asked import Asked
+from llamatrain.recipe.header import facts
 from llamatrain.recipe.interrupts import Interrupts
-from llamatrain.recipe.material import OWN_SIZE
+from llamatrain.recipe.model import OWN_SIZE, model_for
 from llamatrain.recipe.options import PlaceOptions
-from llamatrain.recipe.prepare import Prepared, prepare
-from llamatrain.recipe.saving import Keeper, restore
-from llamatrain.recipe.target import filled
-from llamatrain.recipe.tasks import model_for, task_for
-from llamatrain.recipe.ways import schedule_of
+from llamatrain.recipe.prepare import Prepared, begun, prepare
+from llamatrain.recipe.resume import Resumed
+from llamatrain.recipe.saving import Saver, check_trained, filled, restored
+from llamatrain.recipe.sources import Sources
+from llamatrain.recipe.targets import target_of
 from llamatrain.report.metrics import Metrics
 from llamatrain.report.report import Report
-from llamatrain.store.folder import RunFolder, numbered
+from llamatrain.store.folder import RunFolder
+from llamatrain.store.names import numbered
 from llamatrain.train.loop import Loop, Outcome
 from llamatrain.train.programs import Programs
+from llamatrain.train.state import RunState
 
 
 @dataclass(frozen=True)
@@ -37,180 +38,196 @@ class Finished:
     command: str  # that goes on with it
 
 
-def train(options: Options, place: PlaceOptions, given: Collection[str]) -> Finished:
-    start = start_of(place, options.command, options.base)
-    notes = list(start.notes)
-    if start.checkpoint:
-        options, more = gone_on_with(options, start, given)
-        notes += more
-    options = options.settled()
-    if options.tune.only_write_lora:
-        return written(options, start, place, given)
-    with folder_of(options.command, place, start) as folder, Interrupts(folder.discard) as interrupts:
+def train(asked: Asked, place: PlaceOptions, given: Collection[str]) -> Finished:
+    """The run that is asked for; `given` are the names of the options that were not left to their defaults."""
+    asked, sources, notes = begun(asked, place, given)
+    if asked.tune.only_write_lora:
+        return written(asked, sources, place, given)
+    with folder_of(asked.command, place, sources) as folder, Interrupts(folder.discard) as interrupts:
         try:
-            options = with_peft_folder(options, start, folder, place, given)
-            prepared = prepare(options, start, notes, given)
+            prepared = prepare(asked, sources, peft_folder(asked, sources, folder, place, given), notes, given)
             settle(prepared, folder)
             return run(prepared, folder, interrupts)
         finally:
             folder.discard()
 
 
-def written(options: Options, start: Start, place: PlaceOptions, given: Collection[str]) -> Finished:
+def written(asked: Asked, sources: Sources, place: PlaceOptions, given: Collection[str]) -> Finished:
     """The adapter of a checkpoint, and nothing else."""
-    assert start.checkpoint
-    model = model_for(options, start, ())
+    resumed = sources.resumed
+    assert resumed
+    model = model_for(asked, sources, ())
     if place.overwrite:
         raise UsageError("--only-write-lora replaces no run: leave --overwrite out, and name a new folder with --out")
-    with folder_of(options.command, place, start) as folder, telling(start):
+    with folder_of(asked.command, place, sources) as folder:
         try:
-            options = with_peft_folder(options, start, folder, place, given)
-            task = task_for(replace(options, tune=replace(options.tune, cache_base="off")), model, start)
-            task.write(folder.result(task.result), {name: start.checkpoint.weights[name] for name in task.trained})
+            target = target_of(asked, model, sources, peft_folder(asked, sources, folder, place, given))
+            trained = target.leaves("off").trained
+            check_trained(resumed, trained)
+            target.write(folder.result(target.result), {name: resumed.checkpoint.weights[name] for name in trained})
         finally:
             folder.discard()
-    command = f"llamatrain {options.command} --resume {shlex.quote(str(start.path))}"
-    return Finished(Outcome("done"), folder.path / task.result, command)
+    command = f"llamatrain {asked.command} --resume {shlex.quote(str(resumed.path))}"
+    return Finished(Outcome("done"), folder.path / target.result, command)
 
 
 # ---- the folder ------------------------------------------------------------
 
 
-def folder_of(command: str, place: PlaceOptions, start: Start) -> RunFolder:
+def folder_of(command: str, place: PlaceOptions, sources: Sources) -> RunFolder:
     """A new folder, or the one that the run has."""
-    home = start.path.parent if place.resume and start.path else None
+    home = sources.home if place.resume else None
     if home is None or (place.out and os.path.realpath(place.out) != os.path.realpath(home)):
         return RunFolder.new(place.out, command, place.overwrite)
-    assert place.resume and start.checkpoint
-    step = start.checkpoint.counters.step
-    if place.resume.is_file() and any(later > step for later in numbered(home)):
+    assert place.resume
+    if place.resume.is_file() and any(later > sources.step for later in numbered(home)):
         raise UsageError(
             f"{place.resume}: its folder has later checkpoints; --resume {home} takes the newest, --out begins another run"
         )
     return RunFolder(home)
 
 
-def with_peft_folder(options: Options, start: Start, folder: RunFolder, place: PlaceOptions, given: Collection[str]) -> Options:
+def peft_folder(asked: Asked, sources: Sources, folder: RunFolder, place: PlaceOptions, given: Collection[str]) -> Path | None:
     """The folder for PEFT replaces nothing that is read or was not asked for; that of another run is left to it."""
-    path = options.tune.peft
-    if path is None:
-        return options
-    elsewhere = start.path is not None and folder.path != start.path.parent
-    if elsewhere and "peft" not in given:
-        return replace(options, tune=replace(options.tune, peft=None))
-    for read in adapters_of(options):
+    path = asked.tune.peft
+    elsewhere = sources.home is not None and folder.path != sources.home
+    if path is None or (elsewhere and "peft" not in given):
+        return None
+    for read in asked.adapters:
         if os.path.realpath(read) == os.path.realpath(path):
             raise UsageError(f"--peft {path} would replace {read}, which is being read: another name will do")
     peft.check_place(path)
-    before = start.checkpoint.options.get("tune") if start.checkpoint else None
-    kept = before.get("peft") if isinstance(before, dict) else None
-    own = not elsewhere and isinstance(kept, str) and os.path.realpath(kept) == os.path.realpath(path)
+    kept = peft_before(sources.resumed)
+    own = not elsewhere and kept is not None and os.path.realpath(kept) == os.path.realpath(path)
     if not own and not place.overwrite and any((path / name).exists() for name in (peft.CONFIG, peft.WEIGHTS, peft.PICKLE)):
         or_replaced = "" if place.resume else ", --overwrite replaces it"
         raise FileError(f"{path}: there is an adapter already; another --peft leaves it alone{or_replaced}")
-    return options
+    return path
+
+
+def peft_before(resumed: Resumed | None) -> str | None:
+    before = resumed.checkpoint.options.get("tune") if resumed else None
+    kept = before.get("peft") if isinstance(before, dict) else None
+    return kept if isinstance(kept, str) else None
 
 
 def settle(prepared: Prepared, folder: RunFolder) -> None:
     """Make the folder the run's own."""
-    start, options = prepared.start, prepared.options
-    if start.checkpoint and start.path and folder.path == start.path.parent:
-        folder.rewind(start.checkpoint.counters.step)  # past those that are damaged
+    sources, kept = prepared.sources, prepared.kept
+    if folder.path == sources.home:
+        folder.rewind(sources.step)  # past those that are damaged
     else:
-        folder.clear(read_from(options, start))
-    unsaid = {*options.idle, *(OWN_SIZE if start.model and options.command == "from-scratch" else ())}
-    head = f"llamatrain {options.command}{' BASE.gguf' if options.base else ''} --config FILE"
-    text = config_text(head, options.files, list(options.parts.values()), unsaid)
+        named = [kept.model.vocab_from, *kept.adapters, sources.base and sources.base.path]
+        named.append(sources.resumed and sources.resumed.path)
+        folder.clear([path for path in named if path])
     with NewFile(folder.result("config.toml")) as file:
-        file.write(text.encode("utf-8", "replace"))
+        file.write(config_of(kept).encode("utf-8", "replace"))
 
 
-def read_from(options: Options, start: Start) -> list[Path]:
-    """Files that the run reads."""
-    named = [options.model.vocab_from, *adapters_of(options), start.model and start.model.path, start.path]
-    return [path for path in named if path]
-
-
-def adapters_of(options: Options) -> list[Path]:
-    return [*([options.tune.lora_init] if options.tune.lora_init else []), *(path for path, _ in options.lora.scaled)]
+def config_of(kept: Asked) -> str:
+    """A file that says the same run again."""
+    new = kept.command == "from-scratch"
+    unsaid = {*kept.idle, *(OWN_SIZE if new and kept.base else ())}
+    first = f" --checkpoint-in {shlex.quote(kept.base)}" if new and kept.base else ""
+    head = f"llamatrain {kept.command}{first} --config FILE"
+    return config_text(head, kept.files, list(kept.parts.values()), unsaid, base="" if new else kept.base)
 
 
 @contextmanager
-def telling(start: Start) -> Iterator[None]:
+def telling(resumed: Resumed) -> Iterator[None]:
     """What a checkpoint says of itself may be nonsense, though its checksum holds."""
     try:
         yield
     except (KeyError, ValueError, TypeError, IndexError, OverflowError) as error:
-        raise FileError(f"{start.path}: its state cannot be gone on with: {error!r}") from error
+        raise FileError(f"{resumed.path}: its state cannot be gone on with: {error!r}"[:200]) from error
 
 
-def metrics_of(start: Start, folder: RunFolder) -> Metrics:
+def metrics_of(sources: Sources, folder: RunFolder) -> Metrics:
     """New, or those of the run so far; in a new folder its first part is told, too."""
     path = folder.result("metrics.jsonl")
-    if start.path and (before := start.path.with_name(path.name)).exists() and not path.exists():
+    if sources.home and (before := sources.home / path.name).exists() and not path.exists():
         with NewFile(path) as file:
             file.write(before.read_bytes())
-    step = start.checkpoint.counters.step if start.checkpoint else 0
-    return Metrics.resumed(path, step) if path.exists() else Metrics.fresh(path)
+    return Metrics.resumed(path, sources.step) if path.exists() else Metrics.fresh(path)
 
 
 # ---- the run ---------------------------------------------------------------
 
 
 def run(prepared: Prepared, folder: RunFolder, interrupts: Interrupts) -> Finished:
-    options, start, task, choice = prepared.options, prepared.start, prepared.task, prepared.choice
-    train, checkpoint = options.train, start.checkpoint
-    command = f"llamatrain {options.command} --resume {shlex.quote(str(folder.path))}"
-    metrics, iters = metrics_of(start, folder), train.iters or 0
-    with Report(metrics, iters=iters, every=options.run.report_every or None) as report:
+    resolved, target, metrics = prepared.resolved, prepared.target, metrics_of(prepared.sources, folder)
+    command = f"llamatrain {prepared.kept.command} --resume {shlex.quote(str(folder.path))}"
+    with Report(metrics, iters=resolved.iters, every=prepared.kept.run.report_every or None) as report:
         report.header(facts(prepared, folder.path))
         for line in prepared.notes:
             report.say(f"note: {line}")
-        task.load()
-        programs = Programs(choice.graphs, choice.arena, task.frozen)
-        parts = programs.weights.parts
-        if checkpoint:
-            with telling(start):
-                filled(checkpoint, parts)
-        else:
-            task.begin(parts)
-        keeper = Keeper(options, task, prepared.model.metadata, programs, folder, report)
-        loop = Loop(
-            programs, prepared.material.rows, prepared.material.validation, schedule_of(train),
-            StopRules(train.past, train.delta, train.max_no_improvement, train.epsf), options.run, iters, train.grad_acc, report,
-            keeper.save, lambda step: prepared.watch.show(step, parts, report), interrupts=interrupts, seed=train.seed,
-        )  # fmt: skip
-        if train.optimizer == "lbfgs":
-            loop.lbfgs = Lbfgs(programs.weights.vector, LbfgsOptions(train.lbfgs_history, train.line_search))
-        if checkpoint:
-            with telling(start):
-                restore(loop, checkpoint, report)
-            report.resumed(checkpoint.counters.step)
-            done = any("val_loss" in line and line.get("step") == loop.counters.step for line in metrics.lines())
-            loop.owed = loop.owed and not done  # a run may be killed between the validation and the next save
-        else:
-            loop.owed = options.command == "finetune" and options.run.eval_every > 0  # the base's own loss, as line 0
-        loop.saved = keeper.save(loop)  # so that a full disk shows now, and not after an hour
+        loop = loop_of(prepared, folder, report, interrupts)
+        loop.saved = loop.save(loop.state)  # so that a full disk shows now, and not after an hour
         folder.settled()
         interrupts.leaving = lambda: print(f"interrupted; to go on: {command}", file=sys.stderr, flush=True)
         outcome = loop.train()
-        prepared.watch.end(parts, report)
+        prepared.samples.end(loop.programs.weights.parts, report)
         report.end(folder.path)
-    return Finished(outcome, folder.path / task.result, command)
+    return Finished(outcome, folder.path / target.result, command)
 
 
-def facts(prepared: Prepared, folder: Path) -> list[tuple[str, str]]:
-    train, choice, material, h = prepared.options.train, prepared.choice, prepared.material, prepared.model.h
-    batches = f", {train.grad_acc} batches a step" if train.grad_acc > 1 else ""
-    rows = f"{train.batch} rows of {max(material.rows.lengths)}{batches}"
-    recomputed = "" if str(choice.policy) == "none" else f", recomputing {choice.policy}"
-    trained = sum(tensor.size for tensor in prepared.task.trained.values())
-    some = f"; an adapter of {trained:,} is trained" if prepared.task.kind == "finetune_lora" else ""
-    return [
-        ("model", h.describe()),
-        ("parameters", f"{h.parameters:,}{some}"),
-        ("data", material.described),
-        ("training", f"{train.optimizer}, {train.iters} steps of {rows}, {train.precision}, {choice.setting.threads} threads"),
-        ("memory", choice.needs.describe() + recomputed),
-        ("folder", str(folder)),
-    ]
+def loop_of(prepared: Prepared, folder: RunFolder, report: Report, interrupts: Interrupts) -> Loop:
+    """Its memory taken and filled, where the run begins or goes on."""
+    way, leaves, target, data = prepared.fitted.way, prepared.fitted.leaves, prepared.target, prepared.data
+    resumed, kept, course = prepared.sources.resumed, prepared.kept, prepared.resolved.course(way.splits)
+    if resumed:
+        check_trained(resumed, leaves.trained)
+    target.load(leaves)
+    programs = Programs(way.graphs, way.arena, leaves.frozen)
+    parts = programs.weights.parts
+    if resumed:
+        filled(resumed.checkpoint, parts)
+    else:
+        target.begin(parts)
+    assert prepared.resolved.optimizer
+    descent = prepared.resolved.optimizer.descent(programs.weights.vector)
+    if resumed:
+        with telling(resumed):
+            state, warnings = restored(resumed.checkpoint, programs, descent, data.rows, course.grad_acc)
+        for line in warnings:
+            report.warn(line)
+        report.resumed(resumed.step)
+        gone_on(state, resumed, course.iters, report.metrics)
+    else:  # the base's own loss is line 0
+        state = RunState(data=data.rows.state, owed=kept.command == "finetune" and course.eval_every > 0)
+    saver = Saver(
+        options=kept.plain(),
+        keep=kept.run.keep,
+        target=target,
+        metadata=prepared.model.metadata,
+        programs=programs,
+        descent=descent,
+        folder=folder,
+        flush=report.metrics.flush,
+    )
+    return Loop(
+        programs=programs,
+        rows=data.rows,
+        validation=data.validation,
+        course=course,
+        listener=report,
+        save=saver.save,
+        show=lambda step: prepared.samples.show(step, leaves, parts, report),
+        state=state,
+        signals=interrupts,
+        descent=descent,
+    )
+
+
+def gone_on(state: RunState, resumed: Resumed, iters: int, metrics: Metrics) -> None:
+    """More steps are taken after a stop rule has ended a run; a validation is not told twice."""
+    if iters > iters_of(resumed):
+        state.ended = None
+    done = any("val_loss" in line and line.get("step") == resumed.step for line in metrics.lines())
+    state.owed = state.owed and not done  # a run may be killed between the validation and the next save
+
+
+def iters_of(resumed: Resumed) -> int:
+    train = resumed.checkpoint.options.get("train")
+    iters = train.get("iters") if isinstance(train, dict) else None
+    return iters if isinstance(iters, int) else 0

@@ -1,96 +1,111 @@
 """A run's checkpoints and its result: written as it stands, and put back as it was."""
 
-import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
+from llamatrain.errors import FileError
 from llamatrain.files.pages import release
 from llamatrain.files.values import Value
-from llamatrain.optim.lbfgs import Lbfgs
-from llamatrain.recipe.asked import Options
-from llamatrain.recipe.target import Task
-from llamatrain.report.report import Report
+from llamatrain.graph.tensor import Tensor
+from llamatrain.optim.optimizer import Descent
+from llamatrain.recipe.data import Source
+from llamatrain.recipe.resume import Resumed
+from llamatrain.recipe.target import Target
 from llamatrain.store.checkpoint import GRADIENTS, Checkpoint
 from llamatrain.store.folder import RunFolder
-from llamatrain.train.loop import Loop
 from llamatrain.train.programs import Programs
-
-VECTORS = {
-    "adamw": {"m": "optimizer.adam.first_moments", "v": "optimizer.adam.second_moments"},
-    "sgd": {"m": "optimizer.sgd.momentum"},
-    "lbfgs": {},
-}
-TYPES = {"adamw": "adam", "sgd": "sgd", "lbfgs": "lbfgs"}  # optimizer.type
+from llamatrain.train.state import RunState
 
 
-@dataclass
-class Keeper:
+@dataclass(frozen=True, kw_only=True)
+class Saver:
     """Writes a run as it stands."""
 
-    options: Options
-    task: Task
-    metadata: dict[str, Value]
+    options: dict[str, Any]  # JSON
+    keep: int  # checkpoints
+    target: Target
+    metadata: Mapping[str, Value]
     programs: Programs
+    descent: Descent | None
     folder: RunFolder
-    report: Report
+    flush: Callable[[], None]  # of the figures, which must not know less than a checkpoint
 
-    def save(self, loop: Loop) -> str:
-        self.report.metrics.flush()
-        parts = self.programs.weights.parts
-        path = self.folder.save(self.checkpoint(loop), self.options.run.keep)
-        self.task.write(self.folder.result(self.task.result), parts)
+    def save(self, state: RunState) -> str:
+        self.flush()
+        path = self.folder.save(self.checkpoint(state), self.keep)
+        self.target.write(self.folder.result(self.target.result), self.programs.weights.parts)
         return str(path)
 
-    def checkpoint(self, loop: Loop) -> Checkpoint:
-        kind = self.options.train.optimizer
-        vectors = {name: self.programs.vectors[short].vector for short, name in VECTORS[kind].items()}
-        numbers: dict[str, float | int | bool] = {}
-        if loop.lbfgs and not math.isnan(loop.lbfgs.loss):
-            for name, value in loop.lbfgs.to_dict().items():
-                (vectors if isinstance(value, np.ndarray) else numbers)[f"optimizer.lbfgs.{name}"] = value
-        if loop.partial and self.programs.grads:
+    def checkpoint(self, state: RunState) -> Checkpoint:
+        optimizer, parts = self.programs.setting.optimizer, self.programs.weights.parts
+        assert optimizer
+        kept: dict[str, Any] = {name: self.programs.vectors[kind].vector for kind, name in optimizer.states.items()}
+        kept |= self.descent.kept() if self.descent else {}
+        vectors = {optimizer.key(name): value for name, value in kept.items() if isinstance(value, np.ndarray)}
+        numbers: dict[str, float | int | bool] = {
+            optimizer.key(name): value for name, value in kept.items() if not isinstance(value, np.ndarray)
+        }
+        if state.partial and self.programs.grads:
             vectors[GRADIENTS] = self.programs.grads.vector
         return Checkpoint(
-            self.task.kind, dict(self.metadata), self.task.saved(self.programs.weights.parts), self.options.plain(),
-            replace(loop.counters), loop.data or loop.rows.state, TYPES[kind], list(self.programs.weights.parts), vectors,
-            numbers, loop.stop, loop.partial, {"owed_validation": loop.owed, "ended": loop.ended, **self.task.extra()},
-        )  # fmt: skip
+            kind=self.target.kind,
+            metadata=dict(self.metadata),
+            weights=self.target.saved(parts),
+            options=self.options,
+            state=state,
+            optimizer=optimizer.kept_as,
+            order=list(parts),
+            vectors=vectors,
+            numbers=numbers,
+            extra=self.target.extra(),
+        )
 
 
-def restore(loop: Loop, checkpoint: Checkpoint, report: Report) -> None:
-    """Put a run back where its checkpoint was; the weights are there already."""
-    programs = loop.programs
-    if checkpoint.optimizer != TYPES.get(kind_of(programs, loop)):
-        report.warn(f"the checkpoint's optimizer is {checkpoint.optimizer}: this one begins anew")
-    elif loop.lbfgs and "optimizer.lbfgs.current_parameters" in checkpoint.vectors:
-        kept = {**checkpoint.vectors, **checkpoint.numbers}
-        values = {name.removeprefix("optimizer.lbfgs."): value for name, value in kept.items()}
-        loop.lbfgs = Lbfgs.from_dict(values, loop.lbfgs.options)
+def check_trained(resumed: Resumed, trained: Mapping[str, Tensor]) -> None:
+    """A checkpoint has all that is trained, and nothing else in its vectors."""
+    weights, order = resumed.checkpoint.weights, resumed.checkpoint.order
+    for name, tensor in trained.items():
+        if name not in weights or weights[name].shape != tensor.shape:
+            found = f"is {list(weights[name].shape)}" if name in weights else "is missing"
+            raise FileError(f"{resumed.path}: {name} {found}, where {list(tensor.shape)} is needed")
+    if strange := set(order) ^ set(trained):
+        raise FileError(f"{resumed.path}: {min(strange)[:80]} is trained, or in its flat vectors, and not both")
+
+
+def filled(checkpoint: Checkpoint, parts: Mapping[str, np.ndarray]) -> None:
+    for name, part in parts.items():
+        part[...] = checkpoint.weights[name]
+        release(checkpoint.weights[name])
+
+
+def restored(
+    checkpoint: Checkpoint, programs: Programs, descent: Descent | None, rows: Source, grad_acc: int
+) -> tuple[RunState, list[str]]:
+    """Vectors and rows put back where a checkpoint was, and its state; and what could not be."""
+    optimizer, state, warnings = programs.setting.optimizer, checkpoint.state, list[str]()
+    assert optimizer
+    if checkpoint.optimizer != optimizer.kept_as:
+        warnings.append(f"the checkpoint's optimizer is {checkpoint.optimizer}: this one begins anew")
     else:
-        for short, name in VECTORS[kind_of(programs, loop)].items():
-            for weight, piece in checkpoint.pieces(name).items():
-                programs.vectors[short].parts[weight][...] = piece
-                release(piece)
-    if checkpoint.data and not loop.rows.restore(checkpoint.data):
-        report.warn("the data is not what it was: the shuffle begins anew")
-    elif checkpoint.partial and programs.grads and checkpoint.partial.count < loop.grad_acc:
-        programs.grads.vector[:] = checkpoint.vectors[GRADIENTS]
-        loop.partial = checkpoint.partial
-    loop.counters, loop.stop = replace(checkpoint.counters), checkpoint.stop
-    loop.owed = bool(checkpoint.extra.get("owed_validation"))
-    if isinstance(ended := checkpoint.extra.get("ended"), str) and loop.iters <= iters_of(checkpoint):
-        loop.ended = ended
-    loop.data = loop.rows.state
+        for kind, name in optimizer.states.items():
+            put(checkpoint.pieces(optimizer.key(name)), programs.vectors[kind].parts)
+        if descent:
+            descent.restore(checkpoint.kept)
+    partial = None
+    if state.data and not rows.restore(state.data):
+        warnings.append("the data is not what it was: the shuffle begins anew")
+    elif state.partial and programs.grads and len(state.partial.losses) < grad_acc:
+        put(checkpoint.pieces(GRADIENTS), programs.grads.parts)
+        partial = replace(state.partial, losses=[*state.partial.losses])
+    return replace(
+        state, counters=replace(state.counters), data=rows.state, stop=replace(state.stop), partial=partial
+    ), warnings
 
 
-def iters_of(checkpoint: Checkpoint) -> int:
-    train = checkpoint.options.get("train")
-    iters = train.get("iters") if isinstance(train, dict) else None
-    return iters if isinstance(iters, int) else 0
-
-
-def kind_of(programs: Programs, loop: Loop) -> str:
-    if loop.lbfgs:
-        return "lbfgs"
-    return "adamw" if "v" in programs.vectors else "sgd"
+def put(pieces: Mapping[str, np.ndarray], parts: Mapping[str, np.ndarray]) -> None:
+    for name, piece in pieces.items():
+        parts[name][...] = piece
+        release(piece)
