@@ -14,18 +14,22 @@ from llamatrain.recipe.options import PlaceOptions, RunOptions, TrainOptions, re
 from llamatrain.report.printable import printable
 
 if TYPE_CHECKING:
-    from llamatrain.recipe.asked import Options
+    from llamatrain.recipe.asked import Asked
     from llamatrain.recipe.run import Finished
 
 CLASSES = (ModelOptions, DataOptions, TrainOptions, RunOptions)
 
 
-def checked(data: tuple[str, ...], values: dict[str, Any], given: set[str]) -> "Options":
+def checked(data: tuple[str, ...], values: dict[str, Any], given: set[str]) -> "Asked":
     """The options of a run, none of which is without effect."""
-    from llamatrain.recipe.asked import Options
+    from llamatrain.recipe.asked import Asked
 
-    options = Options(
-        data, build(ModelOptions, values), build(DataOptions, values), build(TrainOptions, values), build(RunOptions, values)
+    options = Asked(
+        files=data,
+        model=build(ModelOptions, values),
+        data=build(DataOptions, values),
+        train=build(TrainOptions, values),
+        run=build(RunOptions, values),
     )
     refuse_idle(options.idle, given)
     if data and options.train.loss == "squared-error":

@@ -15,10 +15,10 @@ from llamatrain.errors import MemoryPlanError
 from llamatrain.recipe.options import PlaceOptions
 
 if TYPE_CHECKING:
-    from llamatrain.recipe.memory import Choice
+    from llamatrain.recipe.memory import Way
 
 
-def show(choice: "Choice", excess: str | None, limited: bool, as_json: bool) -> None:
+def show(choice: "Way", excess: str | None, limited: bool, as_json: bool) -> None:
     if excess and limited:
         raise MemoryPlanError(excess)
     setting = choice.setting

@@ -53,7 +53,7 @@ class Asked:
     def idle(self) -> dict[str, str]:
         """The options that have no effect beside the others, and beside which."""
         found = training.idle(self.train, self.run)
-        return found if self.command == "from-scratch" else found | tuning.idle(self.tune, self.train.optimizer)
+        return found if self.command == "from-scratch" else found | tuning.idle(self.tune)
 
     @property
     def adapters(self) -> list[Path]:

@@ -91,7 +91,6 @@ def way_of(resolved: Resolved, h: Hyperparameters, leaves: Leaves, extent: Exten
         lengths=extent.lengths,
         validating=extent.validating,
         decoding=extent.decoding,
-        history=train.lbfgs_history if train.optimizer == "lbfgs" else 0,
         interpreter=held + LOADED,
         batches=train.grad_acc,
         copies=leaves.copies,

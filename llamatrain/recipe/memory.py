@@ -6,10 +6,9 @@ from dataclasses import asdict, dataclass, replace
 
 from llamatrain.config.units import Size
 from llamatrain.engine.budget import cheapest
-from llamatrain.optim.step import SGD, AdamW
 from llamatrain.recipe.options import AUTO
 from llamatrain.sample.decoder import Decoder
-from llamatrain.train.graphs import RunGraphs, Policy, Setting
+from llamatrain.train.graphs import Policy, RunGraphs, Setting
 
 SHARE = 0.9  # of what is free, where no limit is given
 ROW = 20  # bytes of a token in a batch: five arrays
@@ -47,7 +46,6 @@ class Demand:
     lengths: Sequence[int]
     validating: bool
     decoding: int  # positions of the cache for samples; 0: none
-    history: int  # of L-BFGS
     interpreter: int  # what the process holds already
     batches: int = 1  # of a step, which are read before it
     copies: int = 0  # of the base
@@ -70,17 +68,14 @@ class Way:
         return self.needs.total
 
 
-MOMENTS: dict[type, int] = {AdamW: 2, SGD: 1}  # vectors as long as all that is trained
-
-
 def fixed(setting: Setting, demand: Demand) -> int:
     """What no way to run it can change: weights, gradients that stay, moments."""
-    vectors = 1 + (setting.gradients != "streamed") + moments_of(setting, demand)
+    vectors = 1 + (setting.gradients != "streamed") + moments_of(setting)
     return vectors * 4 * sum(tensor.size for tensor in setting.trained.values()) + demand.copies
 
 
-def moments_of(setting: Setting, demand: Demand) -> int:
-    return MOMENTS.get(type(setting.optimizer), 2 * demand.history + 6)
+def moments_of(setting: Setting) -> int:
+    return setting.optimizer.vectors if setting.optimizer else 0
 
 
 def decoding_of(setting: Setting, positions: int) -> int:
@@ -101,7 +96,6 @@ def needs_of(setting: Setting, policy: Policy, demand: Demand, splits: int = 1) 
         + sum(a.nbytes for a in graphs.states.values())
     )
     decoding = decoding_of(setting, demand.decoding) if demand.decoding else 0
-    moments = moments_of(setting, demand)
     arena, pages = max(plan.arena for plan in plans), max(demand.pages, *(plan.base_bytes for plan in plans))
     kept = 0 if gradients == "streamed" else size
     beside = arena + sum(plan.arena for plan in updates) - (kept if gradients == "arena" else 0)
@@ -109,7 +103,7 @@ def needs_of(setting: Setting, policy: Policy, demand: Demand, splits: int = 1) 
     needs = Needs(
         weights=size,
         gradients=kept,
-        moments=moments * size,
+        moments=moments_of(setting) * size,
         packed_copies=demand.copies,
         base_pages=pages,
         inputs=inputs,

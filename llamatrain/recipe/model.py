@@ -21,8 +21,18 @@ from llamatrain.recipe.tuning import TuneOptions
 
 OF_A_FILE = ("split.", "training.", "optimizer.", "general.quantization_version")  # keys that a new model file has not
 OWN_SIZE = (
-    "size", "embd", "head", "head_kv", "layer", "ff", "vocab_size", "vocab_from",
-    "rope_freq_base", "rope_freq_scale", "norm_rms_eps", "tie_embeddings",
+    "size",
+    "embd",
+    "head",
+    "head_kv",
+    "layer",
+    "ff",
+    "vocab_size",
+    "vocab_from",
+    "rope_freq_base",
+    "rope_freq_scale",
+    "norm_rms_eps",
+    "tie_embeddings",
 )
 TUNED_CTX = 512  # at most, where it is not given
 
@@ -93,9 +103,7 @@ def model_of(gguf: Gguf, ctx: int | None, usual: int) -> Model:
     return Model(h=h, metadata=metadata, tokenizer=tokenizer, row=ctx or min(usual, h.ctx), untrained=factors)
 
 
-def new_vocabulary_of(
-    files: Sequence[str], options: ModelOptions, read: bool
-) -> tuple[dict[str, Value], Tokenizer | None, int]:
+def new_vocabulary_of(files: Sequence[str], options: ModelOptions, read: bool) -> tuple[dict[str, Value], Tokenizer | None, int]:
     """Its keys, its tokenizer, and how many tokens it has."""
     if options.vocab_from:
         gguf = open_gguf(options.vocab_from)

@@ -1,13 +1,14 @@
 """What a run does, the second of three stages: nothing of it is open any more."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from llamatrain.machine.units import cores, units
+from llamatrain.optim.optimizer import Optimizer, StepRule
+from llamatrain.optim.registry import named
 from llamatrain.optim.schedule import Schedule
-from llamatrain.optim.step import SGD, AdamW, Optimizer
 from llamatrain.optim.stop import StopRules
 from llamatrain.recipe.asked import Asked
 from llamatrain.recipe.options import ITERS, LR_MIN, WARMUP, TrainOptions
@@ -29,7 +30,7 @@ class Resolved:
     row: int  # tokens
     threads: int
     precision: Precision
-    optimizer: Optimizer | None  # None: L-BFGS
+    optimizer: Optimizer
     gradients: Gradients
     alpha: float | None  # of a new adapter
     peft: Path | None  # a folder that the adapter is written to, too
@@ -90,6 +91,7 @@ def resolve(asked: Asked, row: int, rows_of: Callable[[int], int], peft: Path | 
     if train.epochs is not None:
         iters = -(-rows_of(train.epochs) // (train.batch * train.grad_acc))
     warmup = train.warmup if train.warmup is not None else round(WARMUP * iters)
+    optimizer = named(train.optimizer).of(asdict(train))
     return Resolved(
         asked=asked,
         iters=iters,
@@ -99,8 +101,8 @@ def resolve(asked: Asked, row: int, rows_of: Callable[[int], int], peft: Path | 
         row=row,
         threads=asked.run.threads or cores(),
         precision=precision_of(train),
-        optimizer=optimizer_of(train),
-        gradients=gradients_of(train),
+        optimizer=optimizer,
+        gradients=gradients_of(train, optimizer),
         alpha=tune.lora_alpha if tune.full or tune.lora_init else tune.alpha,
         peft=peft,
     )
@@ -112,16 +114,7 @@ def precision_of(options: TrainOptions) -> Precision:
     return "bf16" if units() & {"amx", "avx512bf16"} and options.kernels == "cpu" else "f32"
 
 
-def optimizer_of(options: TrainOptions) -> Optimizer | None:
-    if options.optimizer == "lbfgs":
-        return None
-    decay, least = options.weight_decay, options.decay_min_ndim
-    if options.optimizer == "sgd":
-        return SGD(weight_decay=decay, decay_min_ndim=least, momentum=options.beta1)
-    return AdamW(weight_decay=decay, decay_min_ndim=least, beta1=options.beta1, beta2=options.beta2, eps=options.eps)
-
-
-def gradients_of(train: TrainOptions) -> Gradients:
-    if train.optimizer == "lbfgs" or train.grad_acc > 1:
+def gradients_of(train: TrainOptions, optimizer: Optimizer) -> Gradients:
+    if not isinstance(optimizer, StepRule) or train.grad_acc > 1:
         return "flat"
     return "arena" if train.clip > 0 else "streamed"

@@ -73,7 +73,7 @@ def gone_on_with(asked: Asked, resumed: Resumed, given: Collection[str]) -> tupl
     parts = {part: replace(getattr(kept, part), **values) for part, values in changed.items()}
     made = replace(kept, base=asked.base or kept.base, **parts)  # the base may have been moved
     refuse_idle(made.idle, given)
-    if "iters" in changed["train"] and kept.train.schedule != "constant" and kept.train.optimizer != "lbfgs":
+    if "iters" in changed["train"] and kept.train.schedule != "constant" and "schedule" not in made.idle:
         said.append(f"the schedule stays: after step {kept.train.iters} the rate is --lr-min {kept.train.lr_min:g}")
     if "precision" in changed["train"] or "cache_base" in changed["tune"]:
         said.append("so the run is not, to the bit, what it would have been")

@@ -117,8 +117,8 @@ def settle(prepared: Prepared, folder: RunFolder) -> None:
     if folder.path == sources.home:
         folder.rewind(sources.step)  # past those that are damaged
     else:
-        named = [kept.model.vocab_from, *kept.adapters, sources.base and sources.base.path]
-        named.append(sources.resumed and sources.resumed.path)
+        base, resumed = sources.base, sources.resumed
+        named = [kept.model.vocab_from, *kept.adapters, base and base.path, resumed.path if resumed else None]
         folder.clear([path for path in named if path])
     with NewFile(folder.result("config.toml")) as file:
         file.write(config_of(kept).encode("utf-8", "replace"))
@@ -184,7 +184,6 @@ def loop_of(prepared: Prepared, folder: RunFolder, report: Report, interrupts: I
         filled(resumed.checkpoint, parts)
     else:
         target.begin(parts)
-    assert prepared.resolved.optimizer
     descent = prepared.resolved.optimizer.descent(programs.weights.vector)
     if resumed:
         with telling(resumed):

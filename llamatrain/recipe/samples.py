@@ -22,7 +22,6 @@ TOKENS = 64  # that a model writes
 PHASE = 1.0  # where the wave begins that it goes on with
 
 
-
 class Samples(Protocol):
     positions: int  # of the decoder's cache; 0: none
 

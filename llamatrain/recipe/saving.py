@@ -100,9 +100,7 @@ def restored(
     elif state.partial and programs.grads and len(state.partial.losses) < grad_acc:
         put(checkpoint.pieces(GRADIENTS), programs.grads.parts)
         partial = replace(state.partial, losses=[*state.partial.losses])
-    return replace(
-        state, counters=replace(state.counters), data=rows.state, stop=replace(state.stop), partial=partial
-    ), warnings
+    return replace(state, counters=replace(state.counters), data=rows.state, stop=replace(state.stop), partial=partial), warnings
 
 
 def put(pieces: Mapping[str, np.ndarray], parts: Mapping[str, np.ndarray]) -> None:

@@ -86,7 +86,9 @@ def base_of(asked: Asked, resumed: Resumed | None) -> Gguf | None:
         raise FileError(f"{asked.base}: no such file, and the run in {resumed.path} is for it; {moved}")
     gguf = open_gguf(asked.base)
     if gguf.kind == "checkpoint" and gguf.metadata.get("training.type") == "finetune_lora":
-        raise UsageError(f"{asked.base}: a checkpoint of an adapter, no model; go on with `llamatrain finetune --resume {asked.base}`")
+        raise UsageError(
+            f"{asked.base}: a checkpoint of an adapter, no model; go on with `llamatrain finetune --resume {asked.base}`"
+        )
     return gguf
 
 

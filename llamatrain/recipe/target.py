@@ -43,9 +43,16 @@ class Leaves:
 
 
 class Target(Protocol):
-    kind: str  # training.type
-    result: str  # the file that comes of it
-    h: Hyperparameters
+    @property
+    def kind(self) -> str:
+        """training.type"""
+
+    @property
+    def result(self) -> str:
+        """The file that comes of it."""
+
+    @property
+    def h(self) -> Hyperparameters: ...
 
     def leaves(self, cache: Cache) -> Leaves:
         """With a base's matrices copied, or not."""

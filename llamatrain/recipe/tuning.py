@@ -74,13 +74,11 @@ OF_ADAPTERS = ("lora_r", "lora_alpha", "target", "rank", "lora_dropout", "rslora
 OF_INIT = ("lora_r", "lora_alpha", "target", "rank", "rslora")
 
 
-def idle(options: TuneOptions, optimizer: str) -> dict[str, str]:
+def idle(options: TuneOptions) -> dict[str, str]:
     """The options that have no effect beside the others, and beside which."""
     found = dict.fromkeys(OF_ADAPTERS, "to --full") if options.full else {}
     if options.lora_init:
         found |= dict.fromkeys(OF_INIT, "to --lora-init")
-    if optimizer == "lbfgs":
-        found["lora_plus_ratio"] = "to --optimizer lbfgs"
     return found
 
 

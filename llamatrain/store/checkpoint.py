@@ -36,7 +36,7 @@ OWED, ENDED = "owed_validation", "ended"  # of the state, in training.extra
 LONGEST_COUNT = 2**32 - 1  # the ancestors counted iterations in 32 bits here, and in 64 above
 
 TYPES = {np.dtype(np.float32): by_name("F32"), np.dtype(np.float64): by_name("F64")}
-KINDS = {"approx_hessian_count": Kind.UINT32, "line_search_end": Kind.INT32}  # the ancestors'
+KINDS = {bool: Kind.BOOL, int: Kind.INT64, np.uint32: Kind.UINT32, np.int32: Kind.INT32}  # else a float64
 
 
 @dataclass(kw_only=True)
@@ -46,12 +46,19 @@ class Checkpoint:
     weights: dict[str, np.ndarray]  # float32, by their GGUF names
     options: dict[str, Any]  # every one as resolved; JSON
     state: RunState  # without data: that begins anew, with the run's own seed
-    optimizer: str  # "adam", "sgd" or "lbfgs"
+    optimizer: str  # what it is kept as
     order: list[str]  # the parameters as they follow each other in flat vectors; other weights are not trained
     vectors: dict[str, np.ndarray]  # by full name: (n,), (m, n), or (m,) in float64; GRADIENTS beside a partial step only
     numbers: dict[str, float | int | bool] = field(default_factory=dict)  # by full key: optimizer.<kind>.*
     extra: dict[str, Any] = field(default_factory=dict)  # JSON: what else is to be known of what is trained
     notes: list[str] = field(default_factory=list)  # what a reader should be told; not written
+
+    @property
+    def kept(self) -> dict[str, Any]:
+        """What the optimizer kept, by its own names."""
+        prefix = f"optimizer.{self.optimizer}."
+        both = {**self.vectors, **self.numbers}
+        return {name.removeprefix(prefix): value for name, value in both.items() if name.startswith(prefix)}
 
     def pieces(self, name: str) -> dict[str, np.ndarray]:
         """A flat vector cut into the parameters that it holds: views, each in its weight's shape."""
@@ -146,15 +153,8 @@ def _optimizer(checkpoint: Checkpoint) -> Iterator[tuple[str, Value]]:
     yield f"{kind}.previous_loss", f32(stop.previous_loss)
     yield f"{kind}.no_improvement_count", u32(min(stop.no_improvement_count, LONGEST_COUNT))
     for key, value in checkpoint.numbers.items():
-        yield key, _scalar(key, value)
+        yield key, number(KINDS.get(type(value), Kind.FLOAT64), value)
 
 
 def _exactly(value: float) -> Value:
     return number(Kind.FLOAT64, value)
-
-
-def _scalar(key: str, value: float | int | bool) -> Value:
-    if isinstance(value, bool):
-        return boolean(value)
-    default = Kind.INT64 if isinstance(value, int) else Kind.FLOAT64
-    return number(KINDS.get(key.rpartition(".")[2], default), value)

@@ -25,8 +25,17 @@ from llamatrain.files.newfile import NewFile
 from llamatrain.store.aside import ASIDE, ON_ITS_WAY, asides, put_back, remove, renamed
 from llamatrain.store.checkpoint import Checkpoint, write
 from llamatrain.store.lock import locked
-from llamatrain.store.names import LATEST, RESULTS, files_of, has_saved, is_of_a_run, is_temporary, newest_first, numbered
-from llamatrain.store.names import telling
+from llamatrain.store.names import (
+    LATEST,
+    RESULTS,
+    files_of,
+    has_saved,
+    is_of_a_run,
+    is_temporary,
+    newest_first,
+    numbered,
+    telling,
+)
 from llamatrain.store.reading import read
 
 PIECE = 1 << 20

@@ -13,6 +13,8 @@ from llamatrain.files.cursor import quoted
 from llamatrain.files.pages import release
 from llamatrain.files.reader import Gguf, Tensor, open_gguf
 from llamatrain.files.values import Value
+from llamatrain.optim import registry
+from llamatrain.optim.optimizer import Optimizer
 from llamatrain.optim.stop import StopState
 from llamatrain.store.ancestors import OWN, upgraded
 from llamatrain.store.checkpoint import CHECKSUM, ENDED, GRADIENTS, OWED, VERSION, Checkpoint, sum_of_file
@@ -155,61 +157,44 @@ def _numbers(gguf: Gguf, prefix: str) -> dict[str, float | int | bool]:
 # ---- what must agree -------------------------------------------------------
 
 
-# By optimizer: the vectors that it cannot go on without, by the names of their axes.
-NEEDED: dict[str, dict[str, tuple[str, ...]]] = {
-    "adam": {"first_moments": ("n",), "second_moments": ("n",)},
-    "sgd": {"momentum": ("n",)},
-    "lbfgs": {"current_gradients": ("n",), "memory_s": ("m", "n"), "memory_y": ("m", "n"), "memory_ys": ("m",)},
-}
-
-
 def fault(checkpoint: Checkpoint, parameters: int) -> str | None:
     """Why a run cannot go on from this, if it cannot."""
-    order, weights = checkpoint.order, checkpoint.weights
+    order, weights, known = checkpoint.order, checkpoint.weights, registry.by_kind()
     if checkpoint.kind not in KINDS_OF_RUNS:
         return f"a run of type {quoted(checkpoint.kind)}; known are {', '.join(KINDS_OF_RUNS)}"
-    if checkpoint.optimizer not in NEEDED:
-        return f"the optimizer {quoted(checkpoint.optimizer)} is unknown; known are {', '.join(NEEDED)}"
+    if checkpoint.optimizer not in known:
+        return f"the optimizer {quoted(checkpoint.optimizer)} is unknown; known are {', '.join(known)}"
+    optimizer = known[checkpoint.optimizer]
     if strange := [name for name in order if name not in weights]:
         return f"the parameter {quoted(strange[0])} has no weights"
     if len(set(order)) != len(order) or sum(weights[name].size for name in order) != parameters:
         return f"its {len(order)} parameters do not have the {parameters} elements together that are said"
     if bool(checkpoint.state.partial) != (GRADIENTS in checkpoint.vectors):
         return f"{GRADIENTS} and training.partial go together, and one is missing"
-    return _unfit_vector(checkpoint, parameters) or _unfit_ring(checkpoint) or _unfit_value(checkpoint)
+    return (
+        _unfit_vector(checkpoint, optimizer, parameters)
+        or optimizer.fault(checkpoint.kept)
+        or _unfit_value(checkpoint, [optimizer.key(name) for name in optimizer.squares])
+    )
 
 
-def _unfit_vector(checkpoint: Checkpoint, parameters: int) -> str | None:
-    prefix = f"optimizer.{checkpoint.optimizer}."
-    needed = {prefix + name: axes for name, axes in NEEDED[checkpoint.optimizer].items()}
-    if checkpoint.optimizer == "lbfgs" and not any(name in checkpoint.vectors for name in needed):
-        needed = {}  # it may begin anew
+def _unfit_vector(checkpoint: Checkpoint, optimizer: type[Optimizer], parameters: int) -> str | None:
+    needed = {optimizer.key(name): shape for name, shape in optimizer.shapes(checkpoint.kept, parameters).items()}
     if missing := needed.keys() - checkpoint.vectors.keys():
         return f"the tensor {min(missing)} is missing"
-    sizes = {"n": parameters, "m": checkpoint.vectors[f"{prefix}memory_ys"].size if "lbfgs" in prefix and needed else 0}
     for name, vector in checkpoint.vectors.items():
-        wanted = tuple(sizes[axis] for axis in needed.get(name, ("n",)))
+        wanted = needed.get(name, (parameters,))
         if vector.shape != wanted:
             return f"the tensor {quoted(name)} has the shape {list(vector.shape)}, where {list(wanted)} is needed"
     return None
 
 
-def _unfit_ring(checkpoint: Checkpoint) -> str | None:
-    ys = checkpoint.vectors.get("optimizer.lbfgs.memory_ys")
-    if ys is None:
-        return None
-    held, at = (checkpoint.numbers.get(f"optimizer.lbfgs.{key}") for key in ("approx_hessian_count", "line_search_end"))
-    if not (type(held) is int and type(at) is int and 0 <= held <= ys.size and 0 <= at < ys.size):
-        return f"{held} moves held and the next one to go to place {at} cannot be in a history of {ys.size}"
-    return None
-
-
-def _unfit_value(checkpoint: Checkpoint) -> str | None:
+def _unfit_value(checkpoint: Checkpoint, squares: list[str]) -> str | None:
     """Least and greatest tell of NaN and infinity without a copy."""
     for name, array in {**checkpoint.weights, **checkpoint.vectors}.items():
         least, greatest = float(array.min()), float(array.max())
         if not (math.isfinite(least) and math.isfinite(greatest)):
             return f"the tensor {quoted(name)} has values that are not finite"
-        if least < 0 and name == "optimizer.adam.second_moments":
+        if least < 0 and name in squares:
             return f"the tensor {name} has values below 0, and is one of squares"
     return None

@@ -14,7 +14,7 @@ import numpy as np
 
 from llamatrain.data.rows import Batch, State
 from llamatrain.errors import LlamatrainError
-from llamatrain.optim.lbfgs import Lbfgs
+from llamatrain.optim.optimizer import Descent
 from llamatrain.optim.schedule import Schedule
 from llamatrain.optim.stop import StopRules
 from llamatrain.report.events import StepLine
@@ -103,12 +103,12 @@ class Loop:
     show: Callable[[int], None]  # what the model makes by now
     state: RunState = field(default_factory=RunState)
     signals: Signals = field(default_factory=Quiet)
-    lbfgs: Lbfgs | None = None
+    descent: Descent | None = None  # of an optimizer that goes by whole evaluations
     saved: str = "none"  # the newest checkpoint
 
     def __post_init__(self) -> None:
         self._started = time.monotonic()
-        self._fixed: list[Batch] | None = None  # L-BFGS's rows, the same in every step
+        self._fixed: list[Batch] | None = None  # the rows of a descent, the same in every step
 
     # ---- the story ---------------------------------------------------------
 
@@ -153,11 +153,11 @@ class Loop:
         start = time.perf_counter() - (state.partial.seconds if state.partial else 0.0)
         if not self._fixed:  # those rows are read again after a resume
             state.data = self.rows.state
-        if self.lbfgs:
+        if self.descent:
             batches = self._fixed = self._fixed or self._batches()
             start += self._prepare(batches)
             reason, loss, norm, evaluations = self._descend(batches)
-            rate = self.lbfgs.length
+            rate = self.descent.length
         else:
             batches, rate, evaluations = self._batches(), course.schedule.rate(state.counters.step + 1), None
             start += self._prepare(batches)
@@ -202,7 +202,7 @@ class Loop:
         counters.seconds += seconds
 
     def _descend_by_rate(self, batches: list[Batch], rate: float, start: float) -> tuple[float, float]:
-        """AdamW or SGD: the loss before the update, and the gradients' norm."""
+        """The loss before the update, and the gradients' norm."""
         state, step, total = self.state, self.state.counters.step + 1, total_weight(batches)
         if self.programs.setting.gradients == "streamed":
             loss, norm = self.programs.streamed(batches[0], total, step, rate, self._key(0))
@@ -218,8 +218,8 @@ class Loop:
         return math.fsum(losses), norm
 
     def _descend(self, batches: list[Batch]) -> tuple[str | None, float, float, int]:
-        """L-BFGS: one iteration on rows that stay the same. Loss and norm before it, and the evaluations that gave them."""
-        assert self.lbfgs
+        """One iteration on rows that stay the same. Loss and norm before it, and the evaluations that gave them."""
+        assert self.descent
         total, weights, grads = total_weight(batches), self.programs.weights.vector, self.programs.grads
         assert grads
 
@@ -233,13 +233,13 @@ class Loop:
             return math.fsum(losses), grads.vector
 
         try:
-            if math.isnan(self.lbfgs.loss):
-                self.lbfgs.begin(evaluate)
-            loss, norm = self._sound(self.lbfgs.loss, "loss"), float(np.linalg.norm(self.lbfgs.gradient))
-            evaluations = self.lbfgs.evaluations
-            reason = self.lbfgs.step(evaluate)
+            if math.isnan(self.descent.loss):
+                self.descent.begin(evaluate)
+            loss, norm = self._sound(self.descent.loss, "loss"), float(np.linalg.norm(self.descent.gradient))
+            evaluations = self.descent.evaluations
+            reason = self.descent.step(evaluate)
         finally:
-            weights[:] = self.lbfgs.x  # the best point, not the last that was tried
+            weights[:] = self.descent.x  # the best point, not the last that was tried
         return reason or self.state.stop.observe(self.course.rules, loss), loss, norm, evaluations
 
     def _sound(self, value: float, what: str) -> float:
