@@ -28,7 +28,7 @@ Policy = str | int
 Gradients = Literal["flat", "arena", "streamed"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Setting:
     """What the graphs are made of."""
 
@@ -74,7 +74,7 @@ def dropping(weights: Weights) -> bool:
     return any(delta.dropout for deltas in weights.deltas.values() for delta in deltas)
 
 
-class Graphs:
+class RunGraphs:
     """Builds each once."""
 
     def __init__(self, setting: Setting, policy: Policy = "none") -> None:

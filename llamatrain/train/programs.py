@@ -13,7 +13,7 @@ from llamatrain.engine.program import Program, allocate
 from llamatrain.graph.show import described
 from llamatrain.graph.tensor import leaves_of
 from llamatrain.model import llama
-from llamatrain.train.graphs import Graph, Graphs, Setting
+from llamatrain.train.graphs import Graph, RunGraphs, Setting
 
 Key = tuple[int, int]  # what dropouts of a batch follow from
 
@@ -34,7 +34,7 @@ class Flat:
 class Runner:
     """Runs graphs over some arrays; programs are made when they are first needed."""
 
-    def __init__(self, graphs: Graphs, arrays: Mapping[str, np.ndarray], arena: int) -> None:
+    def __init__(self, graphs: RunGraphs, arrays: Mapping[str, np.ndarray], arena: int) -> None:
         self.graphs, self.setting, self.arena = graphs, graphs.setting, allocate(arena)
         table = self.setting.h.rope.table(self.setting.positions)
         self._arrays = {**arrays, graphs.table.name: table}
@@ -65,7 +65,7 @@ class Runner:
 class Programs(Runner):
     """Those of a training: what is trained lies here, with gradients and moments; `vectors` has the optimizer's, by kind."""
 
-    def __init__(self, graphs: Graphs, arena: int, frozen: Mapping[str, np.ndarray] | None = None) -> None:
+    def __init__(self, graphs: RunGraphs, arena: int, frozen: Mapping[str, np.ndarray] | None = None) -> None:
         setting, shapes = graphs.setting, graphs.setting.shapes
         self.weights = Flat(shapes)
         self.grads = Flat(shapes) if setting.gradients == "flat" else None

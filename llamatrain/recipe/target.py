@@ -3,47 +3,62 @@
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
 from llamatrain.adapters import gguf as adapter_files
 from llamatrain.adapters import peft
 from llamatrain.adapters.adapter import EMBEDDINGS, Adapter, Pair
-from llamatrain.files.pages import release
 from llamatrain.files.reader import Gguf
 from llamatrain.files.values import Value
 from llamatrain.graph.tensor import Tensor, parameter
-from llamatrain.model import hyperparameters, initial, load
-from llamatrain.model.frozen import copies
+from llamatrain.model import initial, load
+from llamatrain.model.frozen import copies, frozen, with_pairs
 from llamatrain.model.hyperparameters import Hyperparameters
+from llamatrain.model.llama import parameters
 from llamatrain.model.lora import Delta, Weights
-from llamatrain.train.checkpoint import Checkpoint
-from llamatrain.train.folder import write_model
-from llamatrain.train.tuning import TuneOptions
+from llamatrain.recipe.sources import Sources
+from llamatrain.store.results import write_model
 
 Arrays = Mapping[str, np.ndarray]
+Cache = Literal["auto", "bf16", "off"]
 
 
-class Task(Protocol):
-    kind: str  # training.type
-    result: str  # the file that comes of it
-    h: Hyperparameters
+@dataclass(frozen=True, kw_only=True)
+class Leaves:
+    """What the graphs of a run are built over, and the arrays of what is not trained."""
+
     weights: Weights
-    frozen: dict[str, np.ndarray]  # arrays of the leaves that are not trained, by name
-    drops: bool  # whether the pages of the base's file are let go after each reading
+    trained: Mapping[str, Tensor]  # in the order of the file
+    frozen: dict[str, np.ndarray] = field(default_factory=dict)  # by name
+    drops: bool = False  # whether the pages of the base's file are let go after each reading
+    copied: Sequence[Tensor] = ()  # over copies of the base's matrices, whose arrays are there once they are loaded
 
     @property
     def copies(self) -> int:
-        """Bytes of what is copied from it."""
+        """Bytes of what is copied."""
+        return sum(leaf.nbytes for leaf in self.copied)
+
+
+class Target(Protocol):
+    @property
+    def kind(self) -> str:
+        """training.type"""
 
     @property
-    def trained(self) -> Mapping[str, Tensor]: ...
+    def result(self) -> str:
+        """The file that comes of it."""
 
-    def load(self) -> None:
-        """Make the copies that the plan counts."""
+    @property
+    def h(self) -> Hyperparameters: ...
+
+    def leaves(self, cache: Cache) -> Leaves:
+        """With a base's matrices copied, or not."""
+
+    def load(self, leaves: Leaves) -> None:
+        """Make the copies that a plan counts."""
 
     def begin(self, parts: Arrays) -> None:
         """The first values of what is trained."""
@@ -58,34 +73,24 @@ class Task(Protocol):
         """What a checkpoint keeps beside."""
 
 
-def filled(checkpoint: Checkpoint, parts: Arrays) -> None:
-    for name, part in parts.items():
-        part[...] = checkpoint.weights[name]
-        release(checkpoint.weights[name])
-
-
-@dataclass
-class Full:
-    """Every weight, from a file or from a seed."""
+@dataclass(frozen=True, kw_only=True)
+class EveryWeight:
+    """From a file or from a seed."""
 
     h: Hyperparameters
     metadata: Mapping[str, Value]
-    untrained: dict[str, np.ndarray]
+    untrained: Mapping[str, np.ndarray]
     seed: int
     threads: int
     base: Gguf | None
-    weights: Weights
     kind: str = "train_model"
     result: str = "model.gguf"
-    frozen: dict[str, np.ndarray] = field(default_factory=dict)
-    drops: bool = False
-    copies: int = 0
 
-    @property
-    def trained(self) -> Mapping[str, Tensor]:
-        return self.weights.tensors
+    def leaves(self, cache: Cache) -> Leaves:
+        weights = parameters(self.h)
+        return Leaves(weights=weights, trained=weights.tensors)
 
-    def load(self) -> None: ...
+    def load(self, leaves: Leaves) -> None: ...
 
     def begin(self, parts: Arrays) -> None:
         if self.base:
@@ -103,41 +108,42 @@ class Full:
         return {}
 
 
-@dataclass
-class LowRank:
-    """An adapter. What it is added to stays as it is."""
+@dataclass(frozen=True, kw_only=True)
+class NewAdapter:
+    """Of low rank. What it is added to stays as it is."""
 
     h: Hyperparameters
     base: Gguf
-    options: TuneOptions
+    sources: Sources
     ranks: Mapping[str, int]
     scales: Mapping[str, float]
     alpha: float
+    dropout: float
     seed: int
-    weights: Weights
-    trained: Mapping[str, Tensor]
-    frozen: dict[str, np.ndarray]
-    drops: bool
-    copied: Sequence[Tensor]  # leaves over copies of the base's matrices, which `load` makes
     threads: int
-    first: Adapter | None = None  # which is gone on from
-    mixed: Sequence[Adapter] = ()  # which are there, and stay as they are
+    half: bool  # the run's products are in bf16
+    number_type: Literal["f32", "f16"]  # of what is written
+    peft: Path | None  # a folder that it is written to for Hugging Face's PEFT, too
     kind: str = "finetune_lora"
     result: str = "adapter.gguf"
 
-    @property
-    def copies(self) -> int:
-        return sum(leaf.nbytes for leaf in self.copied)
+    def leaves(self, cache: Cache) -> Leaves:
+        all_copied = cache == "bf16"
+        weights, arrays = frozen(self.base, self.h, self.threads, all_copied, self.half)
+        copied = [leaf for name, leaf in weights.tensors.items() if name not in arrays]
+        weights, more = with_pairs(weights, self.sources.factors)
+        weights, trained = adapted(weights, self.h, self.ranks, self.scales, self.dropout)
+        return Leaves(weights=weights, trained=trained, frozen=arrays | more, drops=not all_copied, copied=copied)
 
-    def load(self) -> None:
-        self.frozen |= copies(self.base, self.copied, self.threads)
+    def load(self, leaves: Leaves) -> None:
+        leaves.frozen.update(copies(self.base, leaves.copied, self.threads))
 
     def begin(self, parts: Arrays) -> None:
         """What is added begins at nothing: one factor is random, the other zero."""
         for name, rank in self.ranks.items():
             a, b = parts[f"{name}.lora_a"], parts[f"{name}.lora_b"]
-            if self.first:
-                pair = self.first.pairs[name]
+            if self.sources.first:
+                pair = self.sources.first.pairs[name]
                 a[...], b[...] = pair.a, pair.b
                 continue
             random, zero = (b, a) if name == EMBEDDINGS else (a, b)
@@ -156,21 +162,17 @@ class LowRank:
 
     def write(self, path: Path, parts: Arrays) -> None:
         adapter = self.adapter(parts)
-        adapter_files.write(path, adapter, self.options.adapter_type)
-        if self.options.peft:
-            peft.write(self.options.peft, adapter, str(self.base.path), (self.h.heads, self.h.kv_heads), self.h.layers)
-
-    @cached_property
-    def print_of_base(self) -> str:
-        return fingerprint(self.base)
+        adapter_files.write(path, adapter, self.number_type)
+        if self.peft:
+            peft.write(self.peft, adapter, str(self.base.path), (self.h.heads, self.h.kv_heads), self.h.layers)
 
     def extra(self) -> dict[str, Any]:
         return {
             "ranks": dict(self.ranks),
             "scales": dict(self.scales),
             "alpha": self.alpha,
-            "base": self.print_of_base,
-            "mixed": [adapter_print(adapter) for adapter in self.mixed],
+            "base": self.sources.print_of_base,
+            "mixed": self.sources.prints_of_mixed,
         }
 
 
@@ -188,28 +190,3 @@ def adapted(
         trained |= {a.name: a, b.name: b}
         deltas[name] = [Delta(a, b, scales[name], 0.0 if turned else dropout, number)]
     return weights.with_deltas(deltas), trained
-
-
-def adapter_print(adapter: Adapter) -> str:
-    """Of all that an adapter changes."""
-    found = 0
-    for name, pair in adapter.pairs.items():
-        found = zlib.crc32(f"{name} {pair.scale!r}".encode(), found)
-        for factor in (pair.a, pair.b):
-            found = zlib.crc32(np.ascontiguousarray(factor).tobytes(), found)
-    return f"{found:08x}"
-
-
-PIECES = 16  # of a tensor, that a fingerprint is taken of
-
-
-def fingerprint(base: Gguf) -> str:
-    """Of the base's numbers, its tensors' names and types, and some pieces of each: another model is told apart."""
-    found = zlib.crc32(repr(hyperparameters.read(base)).encode())
-    for tensor in base.tensors.values():
-        raw = tensor.raw.reshape(-1)
-        found = zlib.crc32(f"{tensor.name} {tensor.type.name} {tensor.shape}".encode(), found)
-        for start in range(0, raw.size, max(1, raw.size // PIECES)):
-            found = zlib.crc32(raw[start : start + 256].tobytes(), found)
-            release(raw)  # a little read may map two megabytes around it
-    return f"{found:08x}"
