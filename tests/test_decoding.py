@@ -16,7 +16,7 @@ from llamatrain.graph.layers import cross_entropy_loss, flash_attn
 from llamatrain.graph.tensor import F32, F64, I32, DType, Tensor, parameter, placeholder
 from llamatrain.model.frozen import frozen
 from llamatrain.model.hyperparameters import Hyperparameters, read
-from llamatrain.model.llama import caches_of, hidden, output_weight, parameters, rope_state, training
+from llamatrain.model.transformer import caches_of, hidden, output_weight, parameters, rope_state, training
 from llamatrain.model.rope import Rope
 from llamatrain.sample.decoder import Decoder, Generation
 from llamatrain.sample.options import SamplingOptions

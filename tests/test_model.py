@@ -11,7 +11,7 @@ from llamatrain.engine.program import Program
 from llamatrain.graph.autodiff import value_and_gradients
 from llamatrain.graph.tensor import Tensor
 from llamatrain.model.hyperparameters import Hyperparameters
-from llamatrain.model.llama import mask_of, parameters, rope_state, training
+from llamatrain.model.transformer import mask_of, parameters, rope_state, training
 from llamatrain.model.rope import Rope
 from tests.small_models import Arrays, small, weights
 

@@ -15,7 +15,7 @@ from llamatrain.engine.program import Program, allocate, empty, scratch_rule
 from llamatrain.errors import LlamatrainError, UsageError
 from llamatrain.graph.tensor import Tensor
 from llamatrain.model.hyperparameters import Hyperparameters
-from llamatrain.model.llama import Decoding, caches_of, decoding, parameters, rope_state
+from llamatrain.model.transformer import Decoding, caches_of, decoding, parameters, rope_state
 from llamatrain.model.lora import Weights
 from llamatrain.sample.chain import draw
 from llamatrain.sample.options import SamplingOptions

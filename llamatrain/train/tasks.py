@@ -12,7 +12,7 @@ from llamatrain.files.values import Value
 from llamatrain.machine.units import cores
 from llamatrain.model.frozen import copies_of, frozen, with_pairs
 from llamatrain.model.hyperparameters import ARCHITECTURE, Hyperparameters
-from llamatrain.model.llama import parameters
+from llamatrain.model.transformer import parameters
 from llamatrain.model.options import CTX, ModelOptions
 from llamatrain.train.begin import Options, Start
 from llamatrain.train.material import Model, model_of, new_model
