@@ -20,13 +20,13 @@ import numpy as np
 
 from llamatrain.adapters.merge import FILE_TYPES
 from llamatrain.data.tokenizer import new_vocabulary
-from llamatrain.data.tokenizer.vocabulary import KEY, Kind
+from llamatrain.data.tokenizer.vocabulary import KEY
 from llamatrain.errors import LlamatrainError, UsageError
 from llamatrain.files import quants
+from llamatrain.files.constants import TokenType
 from llamatrain.files.reader import open_gguf
 from llamatrain.files.types import GgmlType, TensorInfo, by_name
-from llamatrain.files.values import Kind as Type
-from llamatrain.files.values import Value, numbers, strings, u32
+from llamatrain.files.values import Kind, Value, numbers, strings, u32
 from llamatrain.files.writer import new_gguf
 from llamatrain.machine.units import cores
 from llamatrain.model.hyperparameters import LARGEST, Hyperparameters, vocabulary_of
@@ -51,7 +51,7 @@ def vocabulary(size: int) -> dict[str, Value]:
     unused = range(size - len(tokens))
     return keys | {
         f"{KEY}tokens": strings([*tokens, *(f"<unused{i}>" for i in unused)]),
-        f"{KEY}token_type": numbers(Type.INT32, [*kinds, *(Kind.UNUSED for _ in unused)]),
+        f"{KEY}token_type": numbers(Kind.INT32, [*kinds, *(TokenType.UNUSED for _ in unused)]),
     }
 
 

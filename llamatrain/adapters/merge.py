@@ -15,7 +15,7 @@ from llamatrain.adapters.adapter import Adapter
 from llamatrain.errors import FileError, UsageError
 from llamatrain.files import quants
 from llamatrain.files.pages import release
-from llamatrain.files.reader import Gguf, Tensor
+from llamatrain.files.reader import FileTensor, Gguf
 from llamatrain.files.types import GgmlType, TensorInfo
 from llamatrain.files.values import Value, u32
 from llamatrain.files.writer import new_gguf
@@ -34,7 +34,7 @@ QUANTISATION = u32(2)  # general.quantization_version
 class Piece:
     """A tensor of the new file."""
 
-    base: Tensor
+    base: FileTensor
     type: GgmlType
     adapters: tuple[Adapter, ...]  # that touch it
 

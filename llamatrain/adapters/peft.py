@@ -16,7 +16,7 @@ import numpy as np
 
 from llamatrain.adapters.adapter import EMBEDDINGS, OUTPUT, Adapter, Half, Halves, Pair, check_halves, floats, half_of
 from llamatrain.adapters.gguf import folded
-from llamatrain.adapters.safetensors import KINDS, Entry, open_safetensors, read_json, write_safetensors
+from llamatrain.adapters.safetensors import KINDS, StoredTensor, open_safetensors, read_json, write_safetensors
 from llamatrain.errors import FileError
 from llamatrain.files.cursor import quoted
 from llamatrain.files.newfile import NewFile
@@ -71,7 +71,7 @@ def read(folder: Path, heads: Heads) -> Adapter:
     return Adapter(folder, float(config["lora_alpha"]), pairs)
 
 
-def factor(source: Path, name: str, entry: Entry) -> np.ndarray:
+def factor(source: Path, name: str, entry: StoredTensor) -> np.ndarray:
     if entry.kind is None or len(entry.shape) != 2 or 0 in entry.shape:
         raise FileError(
             f"{source}: {quoted(name)} is {quoted(entry.dtype)} {list(entry.shape)}; a factor is a matrix in {', '.join(KINDS)}"

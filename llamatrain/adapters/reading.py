@@ -5,7 +5,8 @@ from pathlib import Path
 from llamatrain.adapters import ggla, gguf, peft
 from llamatrain.adapters.adapter import Adapter
 from llamatrain.errors import FileError
-from llamatrain.files.reader import MAGIC, map_file
+from llamatrain.files.constants import MAGIC
+from llamatrain.files.reader import map_file
 
 NEEDED = "an adapter (a GGUF file, a .bin of llama.cpp's old finetune, or a folder of PEFT's)"
 

@@ -86,7 +86,7 @@ def named(
 
 
 def is_gguf(path: str) -> bool:
-    from llamatrain.files.reader import MAGIC
+    from llamatrain.files.constants import MAGIC
 
     with suppress(OSError), Path(path).open("rb") as file:
         return file.read(len(MAGIC)) == MAGIC

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from llamatrain.errors import FileError
 from llamatrain.files.cursor import quoted
-from llamatrain.files.reader import Gguf, Metadata, Tensor
+from llamatrain.files.reader import FileTensor, Gguf, Metadata
 from llamatrain.files.values import Kind, Value, number, numbers, string, strings, u64
 
 OWN = ("training.", "optimizer.")  # all other keys and tensors are the model's
@@ -88,7 +88,7 @@ def _past_losses(gguf: Gguf, name: str) -> list[float]:
 # ---- the order of the moments ----------------------------------------------
 
 
-def parameter_order(gguf: Gguf, weights: Mapping[str, Tensor]) -> list[str]:
+def parameter_order(gguf: Gguf, weights: Mapping[str, FileTensor]) -> list[str]:
     layers = gguf.value("llama.block_count", int)
     if len(weights) != layers * len(GOING_UP + GOING_DOWN) + 3:
         raise FileError(f"{gguf.path}: {len(weights)} weights are not those of a llama of {layers} layers")

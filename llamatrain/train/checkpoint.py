@@ -25,9 +25,10 @@ import numpy as np
 
 from llamatrain.data.rows import State
 from llamatrain.errors import FileError
+from llamatrain.files.constants import ALIGNMENT
 from llamatrain.files.cursor import quoted
 from llamatrain.files.pages import release
-from llamatrain.files.reader import ALIGNMENT, Gguf, Tensor, open_gguf
+from llamatrain.files.reader import FileTensor, Gguf, open_gguf
 from llamatrain.files.types import TensorInfo, by_name
 from llamatrain.files.values import Kind, Value, boolean, f32, number, numbers, string, strings, u32, u64
 from llamatrain.files.writer import head, new_gguf
@@ -242,7 +243,7 @@ def _verify(gguf: Gguf, needed: bool) -> None:
         raise FileError(f"{gguf.path}: the file is damaged: its checksum is {found:08x}, where {said:08x} was written")
 
 
-def _array(gguf: Gguf, tensor: Tensor) -> np.ndarray:
+def _array(gguf: Gguf, tensor: FileTensor) -> np.ndarray:
     wanted = {"F32": "<f4"} if not tensor.name.startswith("optimizer.") else {"F32": "<f4", "F64": "<f8"}
     if tensor.type.name not in wanted:
         raise FileError(f"{gguf.path}: {quoted(tensor.name)} is {tensor.type.name}, where {' or '.join(wanted)} is needed")

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from llamatrain.data.tokenizer.pretokenizers import LLAMA3
 from llamatrain.data.tokenizer.symbols import ALPHABET
 from llamatrain.data.tokenizer.tokenizer import to_bytes
-from llamatrain.data.tokenizer.vocabulary import KEY, WITHOUT_TEXT, Kind
+from llamatrain.data.tokenizer.vocabulary import KEY, WITHOUT_TEXT
 from llamatrain.errors import DataError, UsageError
-from llamatrain.files.values import Kind as Type
-from llamatrain.files.values import Value, boolean, numbers, string, strings, u32
+from llamatrain.files.constants import TokenType
+from llamatrain.files.values import Kind, Value, boolean, numbers, string, strings, u32
 
 BEGIN, END = "<|begin_of_text|>", "<|end_of_text|>"
 SMALLEST = 2 + len(ALPHABET)
@@ -65,12 +65,12 @@ def without_text(size: int) -> dict[str, Value]:
 def byte_level(merges: Sequence[tuple[str, str]]) -> dict[str, Value]:
     # Two merges may make the same token; llama.cpp takes no token twice.
     tokens = list(dict.fromkeys([BEGIN, END, *ALPHABET, *(left + right for left, right in merges)]))
-    kinds = [Kind.CONTROL] * 2 + [Kind.NORMAL] * (len(tokens) - 2)
+    kinds = [TokenType.CONTROL] * 2 + [TokenType.NORMAL] * (len(tokens) - 2)
     return {
         f"{KEY}model": string("gpt2"),
         f"{KEY}pre": string(PRE),
         f"{KEY}tokens": strings(tokens),
-        f"{KEY}token_type": numbers(Type.INT32, kinds),
+        f"{KEY}token_type": numbers(Kind.INT32, kinds),
         f"{KEY}merges": strings(f"{left} {right}" for left, right in merges),
         f"{KEY}bos_token_id": u32(0),
         f"{KEY}eos_token_id": u32(1),
