@@ -15,7 +15,7 @@ from llamatrain.files.reader import open_gguf
 from llamatrain.files.values import Kind, Value, boolean, f32, number, numbers, string, strings, u32, u64
 from llamatrain.optim.lbfgs import Lbfgs
 from llamatrain.optim.stop import StopState
-from llamatrain.train.checkpoint import GRADIENTS, Checkpoint, Counters, Partial, read, write
+from llamatrain.store.checkpoint import GRADIENTS, Checkpoint, Counters, Partial, read, write
 from tests.tiny_checkpoint import forge, sign, tiny_checkpoint
 from tests.tiny_gguf import write_arrays
 

@@ -10,8 +10,8 @@ from llamatrain.errors import FileError
 from llamatrain.files.reader import open_gguf
 from llamatrain.files.values import Kind, Value, boolean, number, string, u32, u64
 from llamatrain.optim.stop import StopState
-from llamatrain.train.ancestors import GOING_DOWN, GOING_UP
-from llamatrain.train.checkpoint import Counters, read, write
+from llamatrain.store.ancestors import GOING_DOWN, GOING_UP
+from llamatrain.store.checkpoint import Counters, read, write
 from tests.material import material
 from tests.tiny_checkpoint import forge
 

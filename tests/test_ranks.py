@@ -20,6 +20,8 @@ RANKS = {
             ("sample",),  # runs models
             ("config", "report"),
             ("train",),
+            ("store",),
+            ("recipe",),
             ("cli",),
         ),
         start=-2,  # errors stand under all, so that all may raise them; files are of rank 0

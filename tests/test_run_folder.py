@@ -15,8 +15,8 @@ import pytest
 
 from llamatrain.errors import FileError
 from llamatrain.files.reader import open_gguf
-from llamatrain.train.checkpoint import Checkpoint, read, write
-from llamatrain.train.folder import LATEST, RunFolder, newest_first, numbered, write_model
+from llamatrain.store.checkpoint import Checkpoint, read, write
+from llamatrain.store.folder import LATEST, RunFolder, newest_first, numbered, write_model
 from tests.tiny_checkpoint import tiny_checkpoint
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -137,7 +137,7 @@ def test_one_run_at_a_time(tmp_path: Path) -> None:
 HOLD = """
 import sys, time
 from pathlib import Path
-from llamatrain.train.folder import RunFolder
+from llamatrain.store.folder import RunFolder
 with RunFolder(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)
@@ -301,7 +301,7 @@ def test_latest_counts_where_it_is_no_second_name(tmp_path: Path) -> None:
 SAVE_ON = """
 import sys
 from pathlib import Path
-from llamatrain.train.folder import RunFolder
+from llamatrain.store.folder import RunFolder
 from tests.tiny_checkpoint import tiny_checkpoint
 place = Path(sys.argv[1])
 with RunFolder(place) as run:

@@ -10,7 +10,7 @@ from llamatrain.files.reader import open_gguf
 from llamatrain.files.values import Value
 from llamatrain.files.writer import new_gguf
 from llamatrain.optim.stop import StopState
-from llamatrain.train.checkpoint import (
+from llamatrain.store.checkpoint import (
     CHECKSUM,
     GRADIENTS,
     SUM_END,

@@ -18,8 +18,8 @@ from llamatrain.cli.opened import adapted, opened
 from llamatrain.config.options import build, options_of
 from llamatrain.config.units import Size
 from llamatrain.errors import FileError, LlamatrainError, UsageError
+from llamatrain.recipe.interrupts import ending, without_terminal
 from llamatrain.report.printable import printable
-from llamatrain.train.interrupts import ending, without_terminal
 
 if TYPE_CHECKING:
     import numpy as np

@@ -14,11 +14,11 @@ from llamatrain.config.options import build, flag_of, options_of
 from llamatrain.data.options import DataOptions
 from llamatrain.errors import UsageError
 from llamatrain.model.options import ModelOptions
-from llamatrain.train.options import PlaceOptions, RunOptions, TrainOptions, refuse_idle
-from llamatrain.train.tuning import OF_ADAPTERS, TuneOptions
+from llamatrain.recipe.options import PlaceOptions, RunOptions, TrainOptions, refuse_idle
+from llamatrain.recipe.tuning import OF_ADAPTERS, TuneOptions
 
 if TYPE_CHECKING:
-    from llamatrain.train.begin import Options
+    from llamatrain.recipe.asked import Options
 
 CLASSES = (TuneOptions, LoraOptions, DataOptions, TrainOptions, RunOptions)
 DEFAULTS = {"batch": 4, "lr": 1e-4}
@@ -26,7 +26,7 @@ DEFAULTS = {"batch": 4, "lr": 1e-4}
 
 def checked(base: str, data: tuple[str, ...], values: dict[str, Any], given: set[str]) -> "Options":
     """The options of a run, none of which is without effect."""
-    from llamatrain.train.begin import Options
+    from llamatrain.recipe.asked import Options
 
     train, run = build(TrainOptions, values), build(RunOptions, values)
     tune, lora = build(TuneOptions, values), build(LoraOptions, values)
@@ -48,7 +48,7 @@ def command(context: click.Context, /, base: str | None, data: tuple[str, ...], 
     DATA are files (.txt, .md, .jsonl), folders, globs, or - for standard input. The base stays as it lies in its file. The
     adapter is written as a GGUF file that llama.cpp loads beside the base (--lora).
     """
-    from llamatrain.train.recipe import train
+    from llamatrain.recipe.run import train
 
     place = build(PlaceOptions, values)
     data, values, given = given_options(context, data, values, place, *CLASSES)

@@ -17,10 +17,10 @@ from llamatrain.errors import LlamatrainError
 from llamatrain.optim.lbfgs import Lbfgs
 from llamatrain.optim.schedule import Schedule
 from llamatrain.optim.stop import StopRules, StopState
+from llamatrain.recipe.interrupts import Interrupts
+from llamatrain.recipe.options import RunOptions
 from llamatrain.report.report import Report, StepLine
-from llamatrain.train.checkpoint import Counters, Partial
-from llamatrain.train.interrupts import Interrupts
-from llamatrain.train.options import RunOptions
+from llamatrain.store.checkpoint import Counters, Partial
 from llamatrain.train.programs import Programs
 
 

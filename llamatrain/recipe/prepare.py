@@ -10,14 +10,14 @@ from llamatrain.errors import MemoryPlanError
 from llamatrain.machine.memory import resident
 from llamatrain.machine.threads import runner
 from llamatrain.machine.units import cores
-from llamatrain.train.begin import Options, Start, gone_on_with, start_of
-from llamatrain.train.material import Material, Model, material_of, sine_of
-from llamatrain.train.needs import Choice, excess
-from llamatrain.train.options import PlaceOptions
-from llamatrain.train.task import Task
-from llamatrain.train.tasks import caches, model_for, task_for
-from llamatrain.train.watch import Watch
-from llamatrain.train.ways import allowed, chosen, resolved, watch_of
+from llamatrain.recipe.asked import Options, Start, gone_on_with, start_of
+from llamatrain.recipe.material import Material, Model, material_of, sine_of
+from llamatrain.recipe.memory import Choice, excess
+from llamatrain.recipe.options import PlaceOptions
+from llamatrain.recipe.samples import Watch
+from llamatrain.recipe.target import Task
+from llamatrain.recipe.tasks import caches, model_for, task_for
+from llamatrain.recipe.ways import allowed, chosen, resolved, watch_of
 
 
 @dataclass(frozen=True)

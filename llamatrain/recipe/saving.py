@@ -8,13 +8,13 @@ import numpy as np
 from llamatrain.files.pages import release
 from llamatrain.files.values import Value
 from llamatrain.optim.lbfgs import Lbfgs
+from llamatrain.recipe.asked import Options
+from llamatrain.recipe.target import Task
 from llamatrain.report.report import Report
-from llamatrain.train.begin import Options
-from llamatrain.train.checkpoint import GRADIENTS, Checkpoint
-from llamatrain.train.folder import RunFolder
+from llamatrain.store.checkpoint import GRADIENTS, Checkpoint
+from llamatrain.store.folder import RunFolder
 from llamatrain.train.loop import Loop
 from llamatrain.train.programs import Programs
-from llamatrain.train.task import Task
 
 VECTORS = {
     "adamw": {"m": "optimizer.adam.first_moments", "v": "optimizer.adam.second_moments"},

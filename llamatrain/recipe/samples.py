@@ -10,11 +10,11 @@ from llamatrain.data.sine import BEGIN, PERIOD, Sine
 from llamatrain.data.tokenizer import StreamDecoder, Tokenizer
 from llamatrain.errors import UsageError
 from llamatrain.model.hyperparameters import Hyperparameters
+from llamatrain.recipe.target import Task
 from llamatrain.report.report import Report
 from llamatrain.sample.decoder import Decoder, Generation
 from llamatrain.sample.options import SamplingOptions
 from llamatrain.sample.text import stream
-from llamatrain.train.task import Task
 
 TOKENS = 64  # that a model writes
 PHASE = 1.0  # where the wave begins that it goes on with

@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass, replace
 from llamatrain.config.units import Size
 from llamatrain.engine.budget import cheapest
 from llamatrain.optim.step import SGD, AdamW
+from llamatrain.recipe.options import AUTO
 from llamatrain.sample.decoder import Decoder
 from llamatrain.train.graphs import Graphs, Policy, Setting
-from llamatrain.train.options import AUTO
 
 SHARE = 0.9  # of what is free, where no limit is given
 ROW = 20  # bytes of a token in a batch: five arrays

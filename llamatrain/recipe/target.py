@@ -20,9 +20,9 @@ from llamatrain.model import hyperparameters, initial, load
 from llamatrain.model.frozen import copies
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.lora import Delta, Weights
-from llamatrain.train.checkpoint import Checkpoint
-from llamatrain.train.folder import write_model
-from llamatrain.train.tuning import TuneOptions
+from llamatrain.recipe.tuning import TuneOptions
+from llamatrain.store.checkpoint import Checkpoint
+from llamatrain.store.folder import write_model
 
 Arrays = Mapping[str, np.ndarray]
 

@@ -33,7 +33,7 @@ from llamatrain.files.types import TensorInfo, by_name
 from llamatrain.files.values import Kind, Value, boolean, f32, number, numbers, string, strings, u32, u64
 from llamatrain.files.writer import head, new_gguf
 from llamatrain.optim.stop import StopState
-from llamatrain.train.ancestors import OWN, upgraded
+from llamatrain.store.ancestors import OWN, upgraded
 
 KINDS_OF_RUNS = ("train_model", "finetune_lora")
 VERSION = 2  # training.file_version; 0 and 1 are the ancestors'

@@ -14,13 +14,13 @@ from llamatrain.machine.memory import available, resident
 from llamatrain.machine.units import cores, units
 from llamatrain.optim.schedule import Schedule
 from llamatrain.optim.step import SGD, AdamW, Optimizer
-from llamatrain.train.begin import Options
+from llamatrain.recipe.asked import Options
+from llamatrain.recipe.material import Model
+from llamatrain.recipe.memory import SHARE, Choice, Shape, choose, fixed
+from llamatrain.recipe.options import ITERS, LR_MIN, WARMUP, TrainOptions
+from llamatrain.recipe.samples import Nothing, Texts, Watch, Waves
+from llamatrain.recipe.target import Task
 from llamatrain.train.graphs import Gradients, Setting
-from llamatrain.train.material import Model
-from llamatrain.train.needs import SHARE, Choice, Shape, choose, fixed
-from llamatrain.train.options import ITERS, LR_MIN, WARMUP, TrainOptions
-from llamatrain.train.task import Task
-from llamatrain.train.watch import Nothing, Texts, Watch, Waves
 
 LOADED = 12 * 10**6  # bytes that a process grows by beside what is planned: compiled kernels
 

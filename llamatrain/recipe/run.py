@@ -14,20 +14,20 @@ from llamatrain.errors import FileError, UsageError
 from llamatrain.files.newfile import NewFile
 from llamatrain.optim.lbfgs import Lbfgs, LbfgsOptions
 from llamatrain.optim.stop import StopRules
+from llamatrain.recipe.asked import Options, Start, gone_on_with, start_of
+from llamatrain.recipe.interrupts import Interrupts
+from llamatrain.recipe.material import OWN_SIZE
+from llamatrain.recipe.options import PlaceOptions
+from llamatrain.recipe.prepare import Prepared, prepare
+from llamatrain.recipe.saving import Keeper, restore
+from llamatrain.recipe.target import filled
+from llamatrain.recipe.tasks import model_for, task_for
+from llamatrain.recipe.ways import schedule_of
 from llamatrain.report.metrics import Metrics
 from llamatrain.report.report import Report
-from llamatrain.train.begin import Options, Start, gone_on_with, start_of
-from llamatrain.train.folder import RunFolder, numbered
-from llamatrain.train.interrupts import Interrupts
-from llamatrain.train.keeper import Keeper, restore
+from llamatrain.store.folder import RunFolder, numbered
 from llamatrain.train.loop import Loop, Outcome
-from llamatrain.train.material import OWN_SIZE
-from llamatrain.train.options import PlaceOptions
-from llamatrain.train.prepare import Prepared, prepare
 from llamatrain.train.programs import Programs
-from llamatrain.train.task import filled
-from llamatrain.train.tasks import model_for, task_for
-from llamatrain.train.ways import schedule_of
 
 
 @dataclass(frozen=True)

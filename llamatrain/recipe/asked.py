@@ -14,12 +14,12 @@ from llamatrain.data.options import DataOptions
 from llamatrain.errors import FileError, UsageError
 from llamatrain.files.reader import Gguf, open_gguf
 from llamatrain.model.options import ModelOptions
-from llamatrain.train import options as training
-from llamatrain.train import tuning
-from llamatrain.train.checkpoint import Checkpoint
-from llamatrain.train.folder import RunFolder
-from llamatrain.train.options import AUTO, PlaceOptions, RunOptions, TrainOptions, refuse_idle
-from llamatrain.train.tuning import TuneOptions
+from llamatrain.recipe import options as training
+from llamatrain.recipe import tuning
+from llamatrain.recipe.options import AUTO, PlaceOptions, RunOptions, TrainOptions, refuse_idle
+from llamatrain.recipe.tuning import TuneOptions
+from llamatrain.store.checkpoint import Checkpoint
+from llamatrain.store.folder import RunFolder
 
 PARTS = {
     "model": ModelOptions,

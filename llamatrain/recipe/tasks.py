@@ -14,11 +14,11 @@ from llamatrain.model.frozen import copies_of, frozen, with_pairs
 from llamatrain.model.hyperparameters import ARCHITECTURE, Hyperparameters
 from llamatrain.model.transformer import parameters
 from llamatrain.model.options import CTX, ModelOptions
-from llamatrain.train.begin import Options, Start
-from llamatrain.train.material import Model, model_of, new_model
-from llamatrain.train.task import Full, LowRank, Task, adapted, adapter_print, fingerprint
-from llamatrain.train.tuning import TuneOptions, ranks_of
-from llamatrain.train.ways import allowed, precision_of
+from llamatrain.recipe.asked import Options, Start
+from llamatrain.recipe.material import Model, model_of, new_model
+from llamatrain.recipe.target import Full, LowRank, Task, adapted, adapter_print, fingerprint
+from llamatrain.recipe.tuning import TuneOptions, ranks_of
+from llamatrain.recipe.ways import allowed, precision_of
 
 TUNED_CTX = 512  # at most, where it is not given
 TRAINABLE = ("F32", "F16", "BF16")

@@ -28,7 +28,7 @@ from llamatrain.files.newfile import NewFile
 from llamatrain.files.reader import open_gguf
 from llamatrain.files.values import Value, u32
 from llamatrain.files.writer import new_gguf
-from llamatrain.train.checkpoint import Checkpoint, read, tensor_infos, write
+from llamatrain.store.checkpoint import Checkpoint, read, tensor_infos, write
 
 LATEST = "checkpoint-LATEST.gguf"
 NUMBERED = re.compile(r"checkpoint-(0|[1-9][0-9]{0,18})\.gguf")
