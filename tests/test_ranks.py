@@ -16,7 +16,8 @@ RANKS = {
             ("graph",),
             ("kernels",),
             ("engine",),
-            ("model", "data", "adapters", "optim"),
+            ("model", "data", "optim"),
+            ("adapters",),  # for a model: they read its table of weights
             ("sample",),  # runs models
             ("config", "report"),
             ("train",),

@@ -11,9 +11,9 @@ from llamatrain.files.reader import Gguf
 from llamatrain.files.values import Value
 from llamatrain.machine.units import cores
 from llamatrain.model.frozen import copies_of, frozen, with_pairs
-from llamatrain.model.hyperparameters import ARCHITECTURE, Hyperparameters
+from llamatrain.model.hyperparameters import Hyperparameters
+from llamatrain.model.options import CTX, ModelOptions, as_options
 from llamatrain.model.transformer import parameters
-from llamatrain.model.options import CTX, ModelOptions
 from llamatrain.recipe.asked import Options, Start
 from llamatrain.recipe.material import Model, model_of, new_model
 from llamatrain.recipe.target import Full, LowRank, Task, adapted, adapter_print, fingerprint
@@ -39,17 +39,18 @@ def model_for(options: Options, start: Start, given: Collection[str], read: bool
 def overridden(h: Hyperparameters, options: TuneOptions) -> Hyperparameters:
     """Rope and epsilon, other than in the file."""
     rope = h.rope
-    if options.rope_freq_base is not None:
-        rope = replace(rope, base=options.rope_freq_base)
-    if options.rope_freq_scale is not None:
-        factor = 1 / options.rope_freq_scale
-        rope = replace(rope, kind="linear" if factor != 1 else "none", factor=factor)
-    return replace(h, rope=rope, rms_eps=h.rms_eps if options.norm_rms_eps is None else options.norm_rms_eps)
+    with as_options():
+        if options.rope_freq_base is not None:
+            rope = replace(rope, base=options.rope_freq_base)
+        if options.rope_freq_scale is not None:
+            factor = 1 / options.rope_freq_scale
+            rope = replace(rope, kind="linear" if factor != 1 else "none", factor=factor)
+        return replace(h, rope=rope, rms_eps=h.rms_eps if options.norm_rms_eps is None else options.norm_rms_eps)
 
 
 def rekeyed(metadata: Mapping[str, Value], h: Hyperparameters) -> dict[str, Value]:
     """A file's keys with the rope and the epsilon of another model."""
-    others = {key: value for key, value in metadata.items() if not key.startswith(f"{ARCHITECTURE}.rope.")}
+    others = {key: value for key, value in metadata.items() if not key.startswith(f"{h.architecture.name}.rope.")}
     return others | {key: value for key, value in h.metadata("").items() if not key.startswith("general.")}
 
 
@@ -71,12 +72,12 @@ def check_trainable(base: Gguf, h: Hyperparameters) -> None:
 
 
 def low_rank(options: Options, h: Hyperparameters, base: Gguf, start: Start, threads: int) -> LowRank:
-    tune, heads = options.tune, (h.heads, h.kv_heads)
-    mixed = [reading.read(path, heads).scaled(scale) for path, scale in options.lora.scaled]
-    first = reading.read(tune.lora_init, heads) if tune.lora_init and not start.checkpoint else None
-    factors = [factors_of(adapter, h.shapes, h.tied, base.path) for adapter in mixed]
+    tune = options.tune
+    mixed = [reading.read(path, h).scaled(scale) for path, scale in options.lora.scaled]
+    first = reading.read(tune.lora_init, h) if tune.lora_init and not start.checkpoint else None
+    factors = [factors_of(adapter, h, base.path) for adapter in mixed]
     if first:
-        factors_of(first, h.shapes, h.tied, base.path)
+        factors_of(first, h, base.path)
     ranks, scales, alpha = numbers_of(tune, h, first, start.checkpoint.extra if start.checkpoint else None, start.path)
     if start.checkpoint and start.checkpoint.extra.get("base") != fingerprint(base):
         raise FileError(f"{base.path}: not the model that the run in {start.path} was for")
@@ -107,7 +108,7 @@ def numbers_of(
         names = [name for name in h.shapes if name in first.pairs]
         ranks = {name: first.pairs[name].rank for name in names}
         return ranks, {name: first.pairs[name].scale for name in names}, float(first.alpha or tune.lora_r)
-    ranks = ranks_of(tune, list(h.shapes), h.tied)
+    ranks = ranks_of(tune, h)
     return ranks, {name: tune.scale(rank) for name, rank in ranks.items()}, tune.alpha
 
 
