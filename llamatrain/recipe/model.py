@@ -13,8 +13,8 @@ from llamatrain.errors import UsageError
 from llamatrain.files.reader import Gguf, Metadata, open_gguf
 from llamatrain.files.values import Value, u32
 from llamatrain.model import hyperparameters
-from llamatrain.model.hyperparameters import ALL_F32, ARCHITECTURE, Hyperparameters, vocabulary_of
-from llamatrain.model.options import BYTES, CTX, ModelOptions
+from llamatrain.model.hyperparameters import ALL_F32, Hyperparameters, vocabulary_of
+from llamatrain.model.options import BYTES, CTX, ModelOptions, as_options
 from llamatrain.recipe.asked import Asked
 from llamatrain.recipe.sources import Sources
 from llamatrain.recipe.tuning import TuneOptions
@@ -69,17 +69,18 @@ def check_own(base: Gguf, given: Collection[str]) -> None:
 def overridden(h: Hyperparameters, options: TuneOptions) -> Hyperparameters:
     """Rope and epsilon, other than in the file."""
     rope = h.rope
-    if options.rope_freq_base is not None:
-        rope = replace(rope, base=options.rope_freq_base)
-    if options.rope_freq_scale is not None:
-        factor = 1 / options.rope_freq_scale
-        rope = replace(rope, kind="linear" if factor != 1 else "none", factor=factor)
-    return replace(h, rope=rope, rms_eps=h.rms_eps if options.norm_rms_eps is None else options.norm_rms_eps)
+    with as_options():
+        if options.rope_freq_base is not None:
+            rope = replace(rope, base=options.rope_freq_base)
+        if options.rope_freq_scale is not None:
+            factor = 1 / options.rope_freq_scale
+            rope = replace(rope, kind="linear" if factor != 1 else "none", factor=factor)
+        return replace(h, rope=rope, rms_eps=h.rms_eps if options.norm_rms_eps is None else options.norm_rms_eps)
 
 
 def rekeyed(metadata: Mapping[str, Value], h: Hyperparameters) -> dict[str, Value]:
     """A file's keys with the rope and the epsilon of another model."""
-    others = {key: value for key, value in metadata.items() if not key.startswith(f"{ARCHITECTURE}.rope.")}
+    others = {key: value for key, value in metadata.items() if not key.startswith(f"{h.architecture.name}.rope.")}
     return others | {key: value for key, value in h.metadata("").items() if not key.startswith("general.")}
 
 

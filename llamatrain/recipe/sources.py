@@ -63,12 +63,11 @@ def opened(asked: Asked, resumed: Resumed | None) -> Sources:
     if asked.command != "finetune" or asked.tune.full or base is None:
         return Sources(base=base, resumed=resumed)
     h = hyperparameters.read(base)
-    heads = (h.heads, h.kv_heads)
-    mixed = tuple(reading.read(path, heads).scaled(scale) for path, scale in asked.lora.scaled)
-    first = reading.read(asked.tune.lora_init, heads) if asked.tune.lora_init and not resumed else None
-    factors = tuple(factors_of(adapter, h.shapes, h.tied, base.path) for adapter in mixed)
+    mixed = tuple(reading.read(path, h).scaled(scale) for path, scale in asked.lora.scaled)
+    first = reading.read(asked.tune.lora_init, h) if asked.tune.lora_init and not resumed else None
+    factors = tuple(factors_of(adapter, h, base.path) for adapter in mixed)
     if first:
-        factors_of(first, h.shapes, h.tied, base.path)
+        factors_of(first, h, base.path)
     sources = Sources(base=base, resumed=resumed, mixed=mixed, factors=factors, first=first)
     if resumed:
         check_same(sources, resumed, asked)

@@ -10,15 +10,15 @@ import numpy as np
 
 from llamatrain.adapters import gguf as adapter_files
 from llamatrain.adapters import peft
-from llamatrain.adapters.adapter import EMBEDDINGS, Adapter, Pair
+from llamatrain.adapters.adapter import Adapter, Pair
 from llamatrain.files.reader import Gguf
 from llamatrain.files.values import Value
 from llamatrain.graph.tensor import Tensor, parameter
 from llamatrain.model import initial, load
 from llamatrain.model.frozen import copies, frozen, with_pairs
 from llamatrain.model.hyperparameters import Hyperparameters
-from llamatrain.model.llama import parameters
 from llamatrain.model.lora import Delta, Weights
+from llamatrain.model.transformer import parameters
 from llamatrain.recipe.sources import Sources
 from llamatrain.store.results import write_model
 
@@ -146,8 +146,9 @@ class NewAdapter:
                 pair = self.sources.first.pairs[name]
                 a[...], b[...] = pair.a, pair.b
                 continue
-            random, zero = (b, a) if name == EMBEDDINGS else (a, b)
-            bound = np.float32(1.0 / np.sqrt(rank if name == EMBEDDINGS else a.shape[1]))
+            turned = self.h.kind(name).turned
+            random, zero = (b, a) if turned else (a, b)
+            bound = np.float32(1.0 / np.sqrt(rank if turned else a.shape[1]))
             generator = np.random.default_rng([self.seed, zlib.crc32(name.encode())])
             random[...] = (2 * generator.random(random.shape, np.float32) - 1) * bound
             zero[...] = 0.0
@@ -158,13 +159,19 @@ class NewAdapter:
     def adapter(self, parts: Arrays) -> Adapter:
         pairs = {name: Pair(parts[f"{name}.lora_a"], parts[f"{name}.lora_b"], self.scales[name]) for name in self.ranks}
         name = self.base.metadata.get("general.name", self.base.path.stem)
-        return Adapter(self.base.path, self.alpha, pairs, f"adapter of {name}" if isinstance(name, str) else "adapter")
+        return Adapter(
+            source=self.base.path,
+            alpha=self.alpha,
+            pairs=pairs,
+            name=f"adapter of {name}" if isinstance(name, str) else "adapter",
+            architecture=self.h.architecture,
+        )
 
     def write(self, path: Path, parts: Arrays) -> None:
         adapter = self.adapter(parts)
         adapter_files.write(path, adapter, self.number_type)
         if self.peft:
-            peft.write(self.peft, adapter, str(self.base.path), (self.h.heads, self.h.kv_heads), self.h.layers)
+            peft.write(self.peft, adapter, str(self.base.path), self.h)
 
     def extra(self) -> dict[str, Any]:
         return {
@@ -183,8 +190,7 @@ def adapted(
     trained: dict[str, Tensor] = {}
     deltas = {}
     for number, (name, rank) in enumerate(ranks.items()):
-        out, into = h.shapes[name]
-        turned = name == EMBEDDINGS  # a is (vocabulary, r) there, b (embd, r)
+        (out, into), turned = h.kind(name).shape(h), h.kind(name).turned
         a = parameter(f"{name}.lora_a", (out, rank) if turned else (rank, into))
         b = parameter(f"{name}.lora_b", (into if turned else out, rank))
         trained |= {a.name: a, b.name: b}

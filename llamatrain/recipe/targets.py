@@ -67,7 +67,7 @@ def numbers_of(tune: TuneOptions, h: Hyperparameters, sources: Sources) -> Numbe
         names = [name for name in h.shapes if name in first.pairs]
         ranks = {name: first.pairs[name].rank for name in names}
         return ranks, {name: first.pairs[name].scale for name in names}, float(first.alpha or tune.lora_r)
-    ranks = ranks_of(tune, list(h.shapes), h.tied)
+    ranks = ranks_of(tune, h)
     return ranks, {name: tune.scale(rank) for name, rank in ranks.items()}, tune.alpha
 
 

@@ -16,7 +16,7 @@ from llamatrain.graph.layers import clip_factor
 from llamatrain.graph.ops import sum_sqr
 from llamatrain.graph.precision import round_products
 from llamatrain.graph.tensor import I32, Tensor, placeholder, state
-from llamatrain.model import llama
+from llamatrain.model import transformer
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.lora import Weights
 from llamatrain.optim.optimizer import Optimizer, StepRule
@@ -79,10 +79,10 @@ class RunGraphs:
 
     def __init__(self, setting: Setting, policy: Policy = "none") -> None:
         self.setting, self.policy = setting, policy
-        self.table = llama.rope_state(setting.h, setting.positions)
+        self.table = transformer.rope_state(setting.h, setting.positions)
         self.states: dict[str, np.ndarray] = {}
         self._kept: dict[int, Kept] = {}
-        self._trainings: dict[tuple[int, bool], llama.Training] = {}
+        self._trainings: dict[tuple[int, bool], transformer.Training] = {}
         self.key = placeholder("dropout", (2,), I32) if dropping(setting.weights) else None
         self._rates: dict[Tensor, Tensor] = {}
         if setting.plus != 1 and setting.rule:
@@ -92,11 +92,11 @@ class RunGraphs:
             self.states[faster.name] = row
             self._rates = {tensor: faster for name, tensor in setting.trained.items() if name.endswith(".lora_b")}
 
-    def _training(self, length: int, dropping: bool = True) -> llama.Training:
+    def _training(self, length: int, dropping: bool = True) -> transformer.Training:
         if (length, dropping) not in self._trainings:
             s, weights = self.setting, self.setting.weights
             weights = replace(weights, key=self.key) if dropping else weights
-            made = llama.training(s.h, weights, s.batch, length, self.table, flash=s.flash, squared=s.squared)
+            made = transformer.training(s.h, weights, s.batch, length, self.table, flash=s.flash, squared=s.squared)
             if dropping and self.key:
                 made.inputs["dropout"] = self.key
             self.states |= {tensor.name: array for tensor, array in made.more_states.items()}

@@ -12,7 +12,7 @@ from llamatrain.data.rows import Batch
 from llamatrain.engine.program import Program, allocate
 from llamatrain.graph.show import described
 from llamatrain.graph.tensor import leaves_of
-from llamatrain.model import llama
+from llamatrain.model import transformer
 from llamatrain.train.graphs import Graph, RunGraphs, Setting
 
 Key = tuple[int, int]  # what dropouts of a batch follow from
@@ -144,7 +144,7 @@ class Bound:
     def feed(self, batch: Batch, total: float, key: Key = (0, 0)) -> "Bound":
         for name, tensor in self.graph.inputs.items():
             if name == "mask":
-                self.program[tensor][...] = llama.mask_of(batch.starts)
+                self.program[tensor][...] = transformer.mask_of(batch.starts)
             elif name == "weights":
                 self.program[tensor][...] = batch.weights.reshape(-1) / np.float32(total)
             elif name == "dropout":
