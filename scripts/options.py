@@ -10,8 +10,8 @@ from llamatrain.adapters.options import LoraOptions
 from llamatrain.config.options import Checked, Declared, declared, flag_of
 from llamatrain.data.options import DataOptions
 from llamatrain.model.options import ModelOptions
-from llamatrain.train.options import PlaceOptions, RunOptions, TrainOptions
-from llamatrain.train.tuning import TuneOptions
+from llamatrain.recipe.options import PlaceOptions, RunOptions, TrainOptions
+from llamatrain.recipe.tuning import TuneOptions
 
 CLASSES: tuple[type[Checked], ...] = (
     ModelOptions,

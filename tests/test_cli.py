@@ -20,7 +20,7 @@ from llamatrain.cli.application import Command, application, options_of
 from llamatrain.config.options import declared, flag_of
 from llamatrain.data.options import DataOptions
 from llamatrain.errors import LlamatrainError, UsageError
-from llamatrain.train.options import TrainOptions
+from llamatrain.recipe.options import TrainOptions
 from tests.runs import ran
 from tests.runs import run as tried
 

@@ -13,7 +13,7 @@ import pytest
 
 from llamatrain.config.options import declared, flag_of
 from llamatrain.files.reader import open_gguf
-from llamatrain.train.options import TrainOptions
+from llamatrain.recipe.options import TrainOptions
 from tests.runs import PROGRAM, ROOT, Done, environment, losses, ran, same_bits, steps, tensors, text_file, timeless
 
 CONFIGS = sorted((ROOT / "configs").glob("*.toml"))

@@ -17,9 +17,9 @@ from llamatrain.data.options import DataOptions
 from llamatrain.errors import FileError, UsageError
 from llamatrain.graph.remat import POLICIES
 from llamatrain.model.options import ModelOptions
+from llamatrain.recipe.options import PlaceOptions, RunOptions, TrainOptions
+from llamatrain.recipe.tuning import TuneOptions
 from llamatrain.sample.options import SamplingOptions
-from llamatrain.train.options import PlaceOptions, RunOptions, TrainOptions
-from llamatrain.train.tuning import TuneOptions
 
 CLASSES = (ModelOptions, TuneOptions, LoraOptions, DataOptions, TrainOptions, RunOptions, PlaceOptions, SamplingOptions)
 HUGE = 10**5000
@@ -82,7 +82,6 @@ TOGETHER: list[tuple[type[Checked], dict[str, Any], str]] = [
     (ModelOptions, {"vocab_size": "9", "vocab_from": "a"}, "--vocab-size and --vocab-from exclude each other: learn"),
     (ModelOptions, {"embd": 100}, "8 heads do not divide a width of 100 (--head, --embd)"),
     (ModelOptions, {"embd": 8}, "a head of 8 / 8 = 1 elements is odd; they turn in pairs (--head, --embd)"),
-    (ModelOptions, {"head_kv": 3}, "8 heads do not divide among 3 key/value heads (--head, --head-kv)"),
     (PlaceOptions, {"resume": "a", "overwrite": True}, "--resume and --overwrite exclude each other: go on"),
     (PlaceOptions, {"resume": "a", "config": "b"}, "--resume and --config exclude each other: a run that goes on"),
     (PlaceOptions, {"resume": "a", "checkpoint_in": "b"}, "--resume and --checkpoint-in exclude each other: both"),

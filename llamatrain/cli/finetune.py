@@ -11,15 +11,15 @@ from llamatrain.adapters.options import LoraOptions
 from llamatrain.cli.application import Command, application, options_of
 from llamatrain.cli.from_scratch import Data, told
 from llamatrain.cli.given import given_options
+from llamatrain.config.file import BaseArgument
 from llamatrain.config.options import build, flag_of
 from llamatrain.data.options import DataOptions
 from llamatrain.errors import FileError, UsageError
-from llamatrain.model.options import ModelOptions
-from llamatrain.train.options import PlaceOptions, RunOptions, TrainOptions, refuse_idle
-from llamatrain.train.tuning import OF_ADAPTERS, TuneOptions
+from llamatrain.recipe.options import PlaceOptions, RunOptions, TrainOptions, refuse_idle
+from llamatrain.recipe.tuning import OF_ADAPTERS, TuneOptions
 
 if TYPE_CHECKING:
-    from llamatrain.train.begin import Options
+    from llamatrain.recipe.asked import Asked
 
 CLASSES = (TuneOptions, LoraOptions, DataOptions, TrainOptions, RunOptions)
 DEFAULTS = {"batch": 4, "lr": 1e-4}
@@ -37,23 +37,27 @@ def finetune(base: Base = None, data: Data = None, **said: Any) -> None:
     DATA are files (.txt, .md, .jsonl), folders, globs, or - for standard input. The base stays as it lies in its file. The
     adapter is written as a GGUF file that llama.cpp loads beside the base (--lora).
     """
-    from llamatrain.train.recipe import train
+    from llamatrain.recipe.run import train
 
     options, place, given = asked(base, data, said)
     told(train(options, place, given))
 
 
-def asked(base: str | None, data: list[str] | None, said: dict[str, Any]) -> "tuple[Options, PlaceOptions, set[str]]":
+def asked(base: str | None, data: list[str] | None, said: dict[str, Any]) -> "tuple[Asked, PlaceOptions, set[str]]":
     """What a run is told, where it lives, and the names of the options that were said."""
     place = build(PlaceOptions, said)
-    files, values = given_options(tuple(data or ()), said, place, *CLASSES)
-    options, place = named(base, files, {**DEFAULTS, **values}, {*values}, place)
+    values = given_options(said, place, *CLASSES, BaseArgument)
+    named_there = None if place.checkpoint_in else values.get("base")
+    if base and named_there and Path(base).exists() and not is_gguf(base):
+        data, base = [base, *(data or ())], None
+    files = tuple(data or values.get("data", ()))
+    options, place = named(base or named_there, files, {**DEFAULTS, **values}, {*values}, place)
     return options, place, {*values}
 
 
 def named(
     base: str | None, data: tuple[str, ...], values: dict[str, Any], given: set[str], place: PlaceOptions
-) -> "tuple[Options, PlaceOptions]":
+) -> "tuple[Asked, PlaceOptions]":
     """With a base and data, unless a run goes on that has them. A model as --checkpoint-in is a base that is trained whole."""
     from llamatrain.files.reader import open_gguf
 
@@ -80,21 +84,28 @@ def named(
     return checked(base or "", data, values, given), place
 
 
-def checked(base: str, data: tuple[str, ...], values: dict[str, Any], given: set[str]) -> "Options":
+def checked(base: str, data: tuple[str, ...], values: dict[str, Any], given: set[str]) -> "Asked":
     """The options of a run, none of which is without effect."""
-    from llamatrain.train.begin import Options
+    from llamatrain.recipe.asked import Asked
 
-    train, run = build(TrainOptions, values), build(RunOptions, values)
-    tune, lora = build(TuneOptions, values), build(LoraOptions, values)
-    options = Options(data, ModelOptions(), build(DataOptions, values), train, run, tune, lora, "finetune", base)
+    options = Asked(
+        files=data,
+        data=build(DataOptions, values),
+        train=build(TrainOptions, values),
+        run=build(RunOptions, values),
+        tune=build(TuneOptions, values),
+        lora=build(LoraOptions, values),
+        command="finetune",
+        base=base,
+    )
     refuse_idle(options.idle, given)
-    if train.loss != "cross-entropy":
+    if options.train.loss != "cross-entropy":
         raise UsageError("--loss squared-error is for the sine wave only")
     return options
 
 
 def is_gguf(path: str) -> bool:
-    from llamatrain.files.reader import MAGIC
+    from llamatrain.files.constants import MAGIC
 
     with suppress(OSError), Path(path).open("rb") as file:
         return file.read(len(MAGIC)) == MAGIC

@@ -7,17 +7,18 @@ import typer
 
 from llamatrain.cli.application import Command, application, options_of
 from llamatrain.cli.given import given_options
+from llamatrain.config.file import DataArgument
 from llamatrain.config.options import build, declared, flag_of
 from llamatrain.data.options import DataOptions
 from llamatrain.errors import UsageError
 from llamatrain.model.options import ModelOptions
+from llamatrain.recipe.demo import SINE
+from llamatrain.recipe.options import PlaceOptions, RunOptions, TrainOptions, refuse_idle
 from llamatrain.report.printable import printable
-from llamatrain.train.demo import SINE
-from llamatrain.train.options import PlaceOptions, RunOptions, TrainOptions, refuse_idle
 
 if TYPE_CHECKING:
-    from llamatrain.train.begin import Options
-    from llamatrain.train.recipe import Finished
+    from llamatrain.recipe.asked import Asked
+    from llamatrain.recipe.run import Finished
 
 CLASSES = (ModelOptions, DataOptions, TrainOptions, RunOptions)
 Data = Annotated[list[str] | None, typer.Argument(metavar="DATA")]
@@ -32,23 +33,23 @@ def from_scratch(data: Data = None, **said: Any) -> None:
     DATA are files (.txt, .md, .jsonl), folders, globs, or - for standard input. The model is written as a GGUF file that
     llama.cpp runs, into the folder of the run, beside checkpoints, options and figures.
     """
-    from llamatrain.train.recipe import train
+    from llamatrain.recipe.run import train
 
     place = build(PlaceOptions, said)
     options, given = asked(data, said, place)
     told(train(options, place, given))
 
 
-def asked(data: list[str] | None, said: dict[str, Any], place: PlaceOptions) -> "tuple[Options, set[str]]":
+def asked(data: list[str] | None, said: dict[str, Any], place: PlaceOptions) -> "tuple[Asked, set[str]]":
     """The options of a run, none of which is without effect, and the names of those that were said."""
-    from llamatrain.train.begin import Options
+    from llamatrain.recipe.asked import Asked
 
-    files, values = given_options(tuple(data or ()), said, place, *CLASSES)
-    given = {*values}
+    values = given_options(said, place, *CLASSES, DataArgument)
+    given, files = {*values}, tuple(data or values.get("data", ()))
     if not (files or place.resume or place.checkpoint_in):
         values = of_the_sine_wave(values)
     parts = {"model": ModelOptions, "data": DataOptions, "train": TrainOptions, "run": RunOptions}
-    options = Options(files, **{name: build(cls, values) for name, cls in parts.items()})
+    options = Asked(files=files, **{name: build(cls, values) for name, cls in parts.items()})
     refuse_idle(options.idle, given)
     if files and options.train.loss == "squared-error":
         raise UsageError("--loss squared-error is for the sine wave only; leave the data out, or the option")

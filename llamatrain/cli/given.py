@@ -2,15 +2,11 @@
 
 from typing import Any
 
-from llamatrain.config.file import DATA, read_config
+from llamatrain.config.file import read_config
 from llamatrain.config.options import Checked
-from llamatrain.train.options import PlaceOptions
+from llamatrain.recipe.options import PlaceOptions
 
 
-def given_options(
-    data: tuple[str, ...], said: dict[str, Any], place: PlaceOptions, *classes: type[Checked]
-) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """Data and options, the config file's under the command line's."""
-    config = read_config(place.config, *classes) if place.config else {}
-    files = config.pop(DATA, ())
-    return data or files, {**config, **said}
+def given_options(said: dict[str, Any], place: PlaceOptions, *classes: type[Checked]) -> dict[str, Any]:
+    """What the config file says under what the command line does."""
+    return {**(read_config(place.config, *classes) if place.config else {}), **said}

@@ -13,10 +13,10 @@ from llamatrain.config.options import Checked, build
 from llamatrain.config.shared import JSON
 from llamatrain.config.units import Size
 from llamatrain.errors import MemoryPlanError
-from llamatrain.train.options import PlaceOptions
+from llamatrain.recipe.options import PlaceOptions
 
 if TYPE_CHECKING:
-    from llamatrain.train.needs import Choice
+    from llamatrain.recipe.memory import Way
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ command = application(
 @options_of(PlanOptions, PlaceOptions, *from_scratch.CLASSES)
 def plan_from_scratch(data: Data = None, **said: Any) -> None:
     """Of `llamatrain from-scratch` with these options. Text is not read: a vocabulary to be learned counts in full."""
-    from llamatrain.train.prepare import planned
+    from llamatrain.recipe.prepare import planned
 
     place, as_json = build(PlaceOptions, said), build(PlanOptions, said).json
     options, given = from_scratch.asked(data, said, place)
@@ -47,13 +47,13 @@ def plan_from_scratch(data: Data = None, **said: Any) -> None:
 @options_of(PlanOptions, PlaceOptions, *finetune.CLASSES, defaults=finetune.DEFAULTS)
 def plan_finetune(base: Base = None, data: Data = None, **said: Any) -> None:
     """Of `llamatrain finetune` with these options. Of the base only its head is read."""
-    from llamatrain.train.prepare import planned
+    from llamatrain.recipe.prepare import planned
 
     options, place, given = finetune.asked(base, data, said)
     show(*planned(options, place, given), options.train.memory is not None, build(PlanOptions, said).json)
 
 
-def show(choice: "Choice", excess: str | None, limited: bool, as_json: bool) -> None:
+def show(choice: "Way", excess: str | None, limited: bool, as_json: bool) -> None:
     if excess and limited:
         raise MemoryPlanError(excess)
     setting = choice.setting

@@ -12,13 +12,15 @@ from llamatrain.errors import FileError, UsageError
 
 
 @dataclass(frozen=True)
-class FilesOptions(Checked):
-    """What a file names beside options."""
+class DataArgument(Checked):
+    """What has a place on the command line, and a name in a file only."""
 
     data: Annotated[tuple[str, ...], Option("The files to train on.")] = ()
 
 
-(DATA,) = declared(FilesOptions)
+@dataclass(frozen=True)
+class BaseArgument(DataArgument):
+    base: Annotated[str, Option("The model that is tuned.")] = ""
 
 
 def read_config(path: Path, *classes: type[Checked]) -> dict[str, Any]:
@@ -31,7 +33,7 @@ def read_config(path: Path, *classes: type[Checked]) -> dict[str, Any]:
         found = tomllib.loads(raw.decode())
     except (ValueError, RecursionError) as error:  # of TOML, of UTF-8, or a number of thousands of digits
         raise UsageError(f"{path}: no TOML: {error or type(error).__name__}") from None
-    options = {name: each for cls in (*classes, FilesOptions) for name, each in declared(cls).items()}
+    options = {name: each for cls in classes for name, each in declared(cls).items()}
     values = {}
     for key, value in found.items():
         name = key.replace("-", "_")
@@ -48,11 +50,13 @@ def key_of(name: str) -> str:
     return name.replace("_", "-")
 
 
-def config_text(head: str, data: tuple[str, ...], options: Sequence[Any], idle: Collection[str]) -> str:
+def config_text(head: str, data: tuple[str, ...], options: Sequence[Any], idle: Collection[str], base: str = "") -> str:
     """A file of all options that are set and have an effect, under a comment."""
     import tomli_w
 
-    parts = ["".join(f"# {line}\n" for line in head.splitlines()) + (tomli_w.dumps({DATA: list(data)}) if data else "")]
+    arguments = {"base": base, "data": list(data)}
+    parts = [f"# {line}\n" for line in head.splitlines()]
+    parts = ["".join(parts) + tomli_w.dumps({name: value for name, value in arguments.items() if value})]
     for each in options:
         told = {key_of(name): value for name, value in plain(each).items() if value is not None and name not in idle}
         parts.append(tomli_w.dumps(told))

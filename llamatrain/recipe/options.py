@@ -1,0 +1,218 @@
+"""The options of a training run. What is left open (None, auto) is resolved once, and kept with the run."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from llamatrain.config.options import COUNT, Checked, Option, OptionError, flag_of
+from llamatrain.config.shared import BATCH, EVERY, SEED, THREADS
+from llamatrain.config.units import Duration, Size
+from llamatrain.errors import UsageError
+from llamatrain.optim import registry
+
+AUTO = "auto"
+ITERS = 256
+WARMUP = 0.05  # of the steps
+LR_MIN = 0.1  # of the rate
+
+
+if TYPE_CHECKING:
+    OptimizerName = str
+else:
+    OptimizerName = Literal[registry.names()]
+
+RATE, OPTIMIZER, END, MEANS = "Learning rate", "Optimizer", "When to stop", "Speed and memory"  # panels of the help
+
+
+def is_policy(text: str) -> bool:
+    """Of what is computed again."""
+    from llamatrain.graph.remat import POLICIES
+
+    return text in (AUTO, *POLICIES) or (text.isdecimal() and len(text) < 7)
+
+
+@dataclass(frozen=True)
+class TrainOptions(Checked, panel="Training"):
+    batch: Annotated[int, replace(BATCH, most=COUNT)] = 8
+    grad_acc: Annotated[int, Option("Batches whose gradients make one step.", unit="BATCHES", least=1, most=COUNT)] = 1
+    iters: Annotated[
+        int | None,
+        Option("Steps in all, those before a resume included; else 256, or by --epochs.", unit="STEPS", least=0, most=COUNT),
+    ] = None
+    epochs: Annotated[
+        int | None,
+        Option("End after so many times through the data, instead of --iters.", unit="TIMES", least=1, most=COUNT),
+    ] = None
+    optimizer: Annotated[
+        OptimizerName,
+        Option("How weights are changed; SGD has a momentum of --beta1, L-BFGS the same rows in every step.", panel=OPTIMIZER),
+    ] = "adamw"
+    lr: Annotated[float, Option("Learning rate, the highest of the schedule.", panel=RATE, unit="RATE", least=0)] = 1e-3
+    lr_min: Annotated[
+        float | None,
+        Option("The lowest rate of the schedule, warm-up included; else a tenth of --lr.", panel=RATE, unit="RATE", least=0),
+    ] = None
+    warmup: Annotated[
+        int | None,
+        Option("Steps in which the rate rises; else 5 % of all.", panel=RATE, unit="STEPS", least=0, most=COUNT),
+    ] = None
+    schedule: Annotated[Literal["constant", "linear", "cosine"], Option("How the rate falls after the warm-up.", panel=RATE)] = (
+        "cosine"
+    )
+    decay_steps: Annotated[
+        int | None,
+        Option("Steps in which it falls; else all that follow the warm-up.", panel=RATE, unit="STEPS", least=1, most=COUNT),
+    ] = None
+    restart_growth: Annotated[
+        float,
+        Option(
+            "Restart the cosine, each period this many times as long as the one before; 0: never.",
+            panel=RATE,
+            accepts=lambda growth: not growth or growth >= 1,
+            takes="1 or more, or 0",
+        ),
+    ] = 0.0
+    line_search: Annotated[Literal["armijo", "wolfe", "strong-wolfe"], Option("Line search of L-BFGS.", panel=OPTIMIZER)] = (
+        "wolfe"
+    )
+    lbfgs_history: Annotated[int, Option("Moves that L-BFGS remembers.", panel=OPTIMIZER, unit="MOVES", least=1, most=COUNT)] = 6
+    weight_decay: Annotated[float, Option("Decoupled weight decay.", panel=OPTIMIZER, least=0)] = 0.1
+    decay_min_ndim: Annotated[int, Option("Only tensors of so many dimensions decay.", panel=OPTIMIZER, least=0, most=COUNT)] = 2
+    clip: Annotated[
+        float,
+        Option("The most that the norm of all gradients together may be; 0: no limit.", panel=OPTIMIZER, unit="NORM", least=0),
+    ] = 1.0
+    beta1: Annotated[float, Option("AdamW's first beta, SGD's momentum.", panel=OPTIMIZER, least=0, below=1, example="0.9")] = 0.9
+    beta2: Annotated[float, Option("AdamW's second beta.", panel=OPTIMIZER, least=0, below=1, example="0.999")] = 0.999
+    eps: Annotated[float, Option("AdamW's epsilon.", panel=OPTIMIZER, above=0, example="1e-8")] = 1e-8
+    past: Annotated[
+        int,
+        Option(
+            "Stop when the loss differs by less than --delta from the one so many steps ago; 0: never.",
+            panel=END,
+            unit="STEPS",
+            least=0,
+            most=COUNT,
+        ),
+    ] = 0
+    delta: Annotated[float, Option("What --past compares with: a share of the loss.", panel=END, unit="SHARE", least=0)] = 1e-5
+    max_no_improvement: Annotated[
+        int,
+        Option(
+            "Stop after so many steps in a row without a new lowest loss; 0: never.",
+            panel=END,
+            unit="STEPS",
+            least=0,
+            most=COUNT,
+        ),
+    ] = 0
+    epsf: Annotated[
+        float,
+        Option(
+            "Stop when the loss differs by less than this share from the one before; 0: never.",
+            panel=END,
+            unit="SHARE",
+            least=0,
+        ),
+    ] = 0.0
+    loss: Annotated[
+        Literal["cross-entropy", "squared-error"],
+        Option("What is minimised; the squared error is for the sine wave only."),
+    ] = "cross-entropy"
+    seed: Annotated[int, SEED] = 0
+    precision: Annotated[
+        Literal["auto", "f32", "bf16"],
+        Option("Of matrix products; auto: bf16 where the processor has it.", panel=MEANS),
+    ] = "auto"
+    flash: Annotated[bool, Option("Attention that never holds all its scores.", panel=MEANS)] = True
+    remat: Annotated[
+        str,
+        Option(
+            "Computed again instead of kept: none, light, block, optimal, a number of blocks; auto: light, or what memory needs.",
+            panel=MEANS,
+            unit="WHAT",
+            accepts=is_policy,
+            takes=f"none, light, block, optimal, {AUTO} or a number of blocks",
+        ),
+    ] = "auto"
+    memory: Annotated[Size | None, Option("The most that the run may take, such as 6GB; else what is free.", panel=MEANS)] = None
+    kernels: Annotated[
+        Literal["cpu", "reference"],
+        Option("Compiled kernels, or the plain numpy ones that define them.", panel=MEANS),
+    ] = "cpu"
+
+    def agree(self) -> None:
+        low, high = self.lr_min, self.lr
+        if low is not None and low > high:
+            raise OptionError(lambda spelt: f"{spelt('lr_min')} {low:g} must not be more than {spelt('lr')} {high:g}")
+        if self.restart_growth and self.schedule != "cosine":
+            told = f"{self.restart_growth:g} takes the cosine schedule, not {self.schedule}"
+            raise OptionError(lambda spelt: f"{spelt('restart_growth')} {told}")
+        if self.loss == "squared-error" and not self.flash:
+            raise OptionError(lambda spelt: f"{spelt('no_flash')} and {spelt('loss')} squared-error exclude each other")
+
+
+@dataclass(frozen=True)
+class RunOptions(Checked, panel="The run"):
+    """What may change when a run is resumed: it decides nothing that is learned."""
+
+    threads: Annotated[int | None, THREADS] = None
+    save_every: Annotated[
+        int, replace(EVERY, sentence="Save a checkpoint and the model every so many steps; 0: at the end only.")
+    ] = 100
+    keep: Annotated[int, Option("Checkpoints that stay; older ones are removed.", unit="CHECKPOINTS", least=1, most=COUNT)] = 2
+    eval_every: Annotated[int, replace(EVERY, sentence="Validate every so many steps and at the end; 0: never.")] = 100
+    sample_every: Annotated[int, replace(EVERY, sentence="Show what the model writes every so many steps; 0: never.")] = 0
+    sample_prompt: Annotated[str, Option("What those samples begin with.")] = ""
+    report_every: Annotated[int, replace(EVERY, sentence="Print a line every so many steps; 0: as often as reads well.")] = 0
+    max_time: Annotated[Duration | None, Option("Save and stop after this time, such as 90m or 2h.")] = None
+
+
+@dataclass(frozen=True)
+class PlaceOptions(Checked, panel="Where it lives"):
+    """Where a run lives, and what it goes on from. These are not kept with it."""
+
+    out: Annotated[Path | None, Option("The folder of the run; else a new one, runs/<command>-<n>.", unit="FOLDER")] = None
+    overwrite: Annotated[bool, Option("Replace the run that is in the folder --out.")] = False
+    resume: Annotated[
+        Path | None,
+        Option(
+            "Go on with the run in this folder, or from this checkpoint of one.",
+            unit="RUN",
+            excludes=(
+                ("checkpoint_in", "both say what to go on from"),
+                ("config", "a run that goes on keeps its options"),
+                ("overwrite", "go on with a run, or replace it"),
+            ),
+        ),
+    ] = None
+    checkpoint_in: Annotated[
+        Path | None,
+        Option("Start from this GGUF file: a model's weights, or a checkpoint with all that goes with them."),
+    ] = None
+    config: Annotated[Path | None, Option("Read options from this TOML file; those given here win.")] = None
+
+
+# ---- options that would do nothing -----------------------------------------
+
+
+def idle(options: TrainOptions, run: RunOptions) -> dict[str, str]:
+    """The options that have no effect beside the others, and beside which."""
+    found = dict.fromkeys(registry.idle(options.optimizer), f"to --optimizer {options.optimizer}")
+    if options.schedule == "constant":
+        found |= dict.fromkeys(("decay_steps", "restart_growth"), "to --schedule constant")
+    if not options.past:
+        found["delta"] = "without --past"
+    if not run.sample_every:
+        found["sample_prompt"] = "without --sample-every"
+    return found
+
+
+def refuse_idle(idle: Mapping[str, str], given: Collection[str]) -> None:
+    """No option is taken that does nothing."""
+    for name, why in idle.items():
+        if name in given:
+            raise UsageError(f"{flag_of(name)} means nothing {why}; leave it out")
+    if "iters" in given and "epochs" in given:
+        raise UsageError("--iters and --epochs exclude each other: both say when to end")
