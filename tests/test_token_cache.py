@@ -289,9 +289,11 @@ def test_what_a_killed_run_left_is_removed_by_the_next(folder: Path, monkeypatch
         past = time.time() - cache.DAY / 2
         for path in (*(folder / left).iterdir(), folder / left):
             os.utime(path, (past, past))
-        stored("key", fill)
-        assert names(folder) == [left, "key"]
-        other.kill()
+        try:
+            stored("key", fill)
+            assert names(folder) == [left, "key"]
+        finally:
+            other.kill()
     assert names(folder) == [left, "key"]
     stored("another", fill)
     assert names(folder) == ["another", "key"]
