@@ -1,21 +1,18 @@
-"""The llama as a graph: from tokens to a loss, and from a token and a cache to the next one's logits.
+"""A model as a graph: from tokens to a loss, and from a token and a cache to the next one's logits.
 
-Activations are matrices of one row a token. What a query sees is the caller's: `attend` is the one difference between
-training and decoding.
+Its blocks are the architecture's own (architectures/).
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from llamatrain.graph import ops as O
-from llamatrain.graph.layers import cross_entropy_loss, flash_attn, linear_cross_entropy, rms_norm, rope, soft_max, swiglu
+from llamatrain.graph.layers import cross_entropy_loss, flash_attn, linear_cross_entropy, soft_max
 from llamatrain.graph.tensor import F32, I32, DType, Tensor, parameter, placeholder, state
+from llamatrain.model.forward import Forward
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.lora import Weights
-
-Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]  # layer, q, k, v (batch, length, heads, size) -> like q
 
 HIDDEN = np.float32(-1e30)  # what is added to a score that must not count: finite, so that only faults are infinite
 
@@ -25,48 +22,19 @@ def parameters(h: Hyperparameters, dtype: DType = F32) -> Weights:
     return Weights({name: parameter(name, shape, dtype) for name, shape in h.shapes.items()})
 
 
-def linear(x: Tensor, weights: Weights, name: str) -> Tensor:
-    return weights.added(O.matmul(x, weights[f"{name}.weight"], name=name), x, f"{name}.weight")
-
-
-def norm(h: Hyperparameters, x: Tensor, weights: Weights, name: str) -> Tensor:
-    return rms_norm(x, weights[f"{name}.weight"], eps=h.rms_eps, name=name)
-
-
-def hidden(
-    h: Hyperparameters, weights: Weights, tokens: Tensor, positions: Tensor, table: Tensor, attend: Attend
-) -> tuple[Tensor, list[Tensor]]:
+def hidden(model: Forward) -> tuple[Tensor, list[Tensor]]:
     """What the output weight reads, a row for each of the (batch, length) tokens; and each block's input."""
-    rows, count = tokens.shape, tokens.size
-
-    def heads(x: Tensor, number: int) -> Tensor:
-        return O.reshape(x, shape=(*rows, number, h.head_size))
-
-    x = O.reshape(O.get_rows(weights["token_embd.weight"], tokens, name="token_embd"), shape=(count, h.embd))
-    x = weights.embedded(x, tokens)
-    borders = []
-    for layer in range(h.layers):
+    architecture, borders = model.h.architecture, []
+    x = architecture.embed(model)
+    for layer in range(model.h.layers):
         borders.append(x)
-        at = f"blk.{layer}"
-        y = norm(h, x, weights, f"{at}.attn_norm")
-        q = rope(heads(linear(y, weights, f"{at}.attn_q"), h.heads), positions, table)
-        k = rope(heads(linear(y, weights, f"{at}.attn_k"), h.kv_heads), positions, table)
-        v = heads(linear(y, weights, f"{at}.attn_v"), h.kv_heads)
-        seen = O.reshape(attend(layer, q, k, v), shape=(count, h.heads * h.head_size))
-        x = O.add(x, linear(seen, weights, f"{at}.attn_output"))
-        y = norm(h, x, weights, f"{at}.ffn_norm")
-        gated = swiglu(linear(y, weights, f"{at}.ffn_gate"), linear(y, weights, f"{at}.ffn_up"))
-        x = O.add(x, linear(gated, weights, f"{at}.ffn_down"))
-    return norm(h, x, weights, "output_norm"), borders
-
-
-def output_weight(h: Hyperparameters, weights: Weights) -> Tensor:
-    return weights["token_embd.weight" if h.tied else "output.weight"]
+        x = architecture.block(model, layer, x)
+    return architecture.last(model, x), borders
 
 
 def logits_of(h: Hyperparameters, x: Tensor, weights: Weights) -> Tensor:
-    y = O.matmul(x, output_weight(h, weights), name="output")
-    return y if h.tied else weights.added(y, x, "output.weight")
+    y = O.matmul(x, weights[h.output], name="output")
+    return y if h.tied else weights.added(y, x, h.output)
 
 
 # ---- training --------------------------------------------------------------
@@ -101,14 +69,17 @@ def training(
     if not flash:
         del inputs["starts"]
         inputs["mask"] = placeholder("mask", (batch, length, length), table.dtype)
-    x, borders = hidden(h, weights, inputs["tokens"], inputs["positions"], table, flashing if flash else plain)
+    attend = flashing if flash else plain
+    x, borders = hidden(
+        Forward(h=h, weights=weights, tokens=inputs["tokens"], positions=inputs["positions"], table=table, attend=attend)
+    )
     targets, shares = inputs["targets"], inputs["weights"]
     if squared:
         wanted = state("wanted", (h.vocab, h.vocab), table.dtype)
         states[wanted] = 2 * np.eye(h.vocab, dtype=table.dtype.numpy) - 1
         loss = squared_error(logits_of(h, x, weights), O.get_rows(wanted, targets), shares)
-    elif flash and "output.weight" not in weights.deltas:
-        loss = linear_cross_entropy(x, output_weight(h, weights), targets, shares, name="loss")
+    elif flash and h.output not in weights.deltas:
+        loss = linear_cross_entropy(x, weights[h.output], targets, shares, name="loss")
     else:
         loss = cross_entropy_loss(logits_of(h, x, weights), targets, shares, name="loss")
     return Training(inputs, table, borders, loss, states)
@@ -169,15 +140,14 @@ def decoding(h: Hyperparameters, weights: Weights, count: int, table: Tensor, ca
         keys, values = cached(caches[2 * layer], k), cached(caches[2 * layer + 1], v)
         return flash_attn(q, keys, values, starts, positions, scale=h.head_size**-0.5)[0]
 
-    x, _ = hidden(h, weights, tokens, positions, table, attend)
+    x, _ = hidden(Forward(h=h, weights=weights, tokens=tokens, positions=positions, table=table, attend=attend))
     logits = logits_of(h, O.get_rows(x, place), weights)
     return Decoding(tokens, positions, starts, place, logits, caches)
 
 
 def caches_of(h: Hyperparameters, ctx: int, dtype: DType = F32) -> list[Tensor]:
     """Memory for the keys and values of so many positions, two states a layer."""
-    width = h.kv_heads * h.head_size
-    return [state(f"cache.{layer}.{kind}", (ctx, width), dtype) for layer in range(h.layers) for kind in ("k", "v")]
+    return [state(f"cache.{layer}.{kind}", (ctx, h.kv_width), dtype) for layer in range(h.layers) for kind in ("k", "v")]
 
 
 def rope_state(h: Hyperparameters, ctx: int, dtype: DType = F32) -> Tensor:

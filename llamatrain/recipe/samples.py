@@ -1,6 +1,5 @@
 """What a run shows of its model while it learns: text that it writes, or the sine wave that it draws."""
 
-from collections.abc import Mapping
 from typing import Protocol
 
 import numpy as np
@@ -9,56 +8,61 @@ from llamatrain.data.shuffle import mix
 from llamatrain.data.sine import BEGIN, PERIOD, Sine
 from llamatrain.data.tokenizer import StreamDecoder, Tokenizer
 from llamatrain.errors import UsageError
+from llamatrain.machine.units import cores
 from llamatrain.model.hyperparameters import Hyperparameters
+from llamatrain.recipe.asked import Asked
+from llamatrain.recipe.model import Model
+from llamatrain.recipe.target import Arrays, Leaves
 from llamatrain.report.report import Report
 from llamatrain.sample.decoder import Decoder, Generation
 from llamatrain.sample.options import SamplingOptions
 from llamatrain.sample.text import stream
-from llamatrain.train.task import Task
 
 TOKENS = 64  # that a model writes
 PHASE = 1.0  # where the wave begins that it goes on with
 
-Weights = Mapping[str, np.ndarray]
 
-
-class Watch(Protocol):
+class Samples(Protocol):
     positions: int  # of the decoder's cache; 0: none
 
-    def show(self, step: int, weights: Weights, report: Report) -> None: ...
+    def show(self, step: int, leaves: Leaves, parts: Arrays, report: Report) -> None: ...
 
-    def end(self, weights: Weights, report: Report) -> None: ...
+    def end(self, parts: Arrays, report: Report) -> None: ...
 
 
-class Nothing:
+class NoSamples:
     positions = 0
 
-    def show(self, step: int, weights: Weights, report: Report) -> None: ...
+    def show(self, step: int, leaves: Leaves, parts: Arrays, report: Report) -> None: ...
 
-    def end(self, weights: Weights, report: Report) -> None: ...
+    def end(self, parts: Arrays, report: Report) -> None: ...
 
 
 class Texts:
     """A text that goes on from a prompt, drawn anew each time by seed and step."""
 
-    def __init__(self, task: Task, tokenizer: Tokenizer, prompt: str, seed: int, threads: int, kernels: str) -> None:
+    def __init__(self, h: Hyperparameters, tokenizer: Tokenizer, prompt: str, seed: int, threads: int, kernels: str) -> None:
         first = [tokenizer.bos] if tokenizer.add_bos and tokenizer.bos is not None else []
         self.prompt = [*first, *map(int, tokenizer.encode(prompt, special=True))]
         if not self.prompt:
             raise UsageError("the vocabulary has no token that begins a text: give samples something with --sample-prompt")
-        self.task, h = task, task.h
         if len(self.prompt) >= h.ctx:
             raise UsageError(f"--sample-prompt has {len(self.prompt)} tokens, the context {h.ctx}; a shorter one will do")
         self.h, self.tokenizer, self.seed, self.threads, self.kernels = h, tokenizer, seed, threads, kernels
         self.positions = min(h.ctx, len(self.prompt) + TOKENS)
         self.decoder: Decoder | None = None
 
-    def show(self, step: int, weights: Weights, report: Report) -> None:
+    def show(self, step: int, leaves: Leaves, parts: Arrays, report: Report) -> None:
         if not self.decoder:
             self.decoder = Decoder(
-                self.h, {**self.task.frozen, **weights}, ctx=self.positions, threads=self.threads, kernels=self.kernels,
-                weights=self.task.weights, drop_base=self.task.drops,
-            )  # fmt: skip
+                self.h,
+                {**leaves.frozen, **parts},
+                ctx=self.positions,
+                threads=self.threads,
+                kernels=self.kernels,
+                weights=leaves.weights,
+                drop_base=leaves.drops,
+            )
         options = SamplingOptions(n=TOKENS, seed=mix(self.seed, step) >> 33)
         ends = {self.tokenizer.eos, self.tokenizer.eot, *range(len(self.tokenizer), self.h.vocab)}  # the last stand for no text
         made = Generation(self.decoder, self.prompt, options, ends)
@@ -66,7 +70,7 @@ class Texts:
         start = self.tokenizer.decode(self.prompt, special=False).decode("utf-8", "replace")
         report.sample(step, start + "".join(stream(made, words)))
 
-    def end(self, weights: Weights, report: Report) -> None: ...
+    def end(self, parts: Arrays, report: Report) -> None: ...
 
 
 class Waves:
@@ -78,20 +82,29 @@ class Waves:
         self.positions = len(self.prompt) + TOKENS
         self.decoder: Decoder | None = None
 
-    def made(self, weights: Weights) -> tuple[np.ndarray, np.ndarray]:
+    def made(self, parts: Arrays) -> tuple[np.ndarray, np.ndarray]:
         """The true heights of the steps after the prompt, and the model's."""
-        self.decoder = self.decoder or Decoder(self.h, weights, ctx=self.positions, threads=self.threads, kernels=self.kernels)
+        self.decoder = self.decoder or Decoder(self.h, parts, ctx=self.positions, threads=self.threads, kernels=self.kernels)
         tokens = list(Generation(self.decoder, self.prompt, SamplingOptions(n=TOKENS, temp=0.0)))
         places = PERIOD + np.arange(1, TOKENS + 1)
         return np.sin(PHASE + 2 * np.pi / PERIOD * places), self.sine.heights(np.array(tokens))
 
-    def show(self, step: int, weights: Weights, report: Report) -> None:
-        target, model = self.made(weights)
+    def show(self, step: int, leaves: Leaves, parts: Arrays, report: Report) -> None:
+        target, model = self.made(parts)
         report.wave(target.tolist(), model.tolist())
 
-    def end(self, weights: Weights, report: Report) -> None:
-        target, model = self.made(weights)
+    def end(self, parts: Arrays, report: Report) -> None:
+        target, model = self.made(parts)
         report.wave(target.tolist(), model.tolist())
         with np.errstate(invalid="ignore"):  # a model that stays on one level has no correlation
             correlation = float(np.nan_to_num(np.corrcoef(target, model)[0, 1]))
         report.say(f"{TOKENS} steps generated greedily: their correlation with the sine is {correlation:.3f}")
+
+
+def samples_of(asked: Asked, model: Model, sine: Sine | None) -> Samples:
+    run, train, threads = asked.run, asked.train, asked.run.threads or cores()
+    if sine:
+        return Waves(model.h, sine, threads, train.kernels)
+    if not run.sample_every or not model.tokenizer:
+        return NoSamples()
+    return Texts(model.h, model.tokenizer, run.sample_prompt, train.seed, threads, train.kernels)

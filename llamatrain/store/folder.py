@@ -10,32 +10,34 @@ All is written beside its place and renamed: a run that is killed leaves a folde
 temporary file that the next one removes. Of one that had saved nothing nothing stays, and what was there before comes back.
 """
 
-import fcntl
 import os
 import re
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Self
 
-import numpy as np
-
 from llamatrain.errors import FileError
 from llamatrain.files.newfile import NewFile
-from llamatrain.files.reader import open_gguf
-from llamatrain.files.values import Value, u32
-from llamatrain.files.writer import new_gguf
-from llamatrain.train.checkpoint import Checkpoint, read, tensor_infos, write
+from llamatrain.store.aside import ASIDE, ON_ITS_WAY, asides, put_back, remove, renamed
+from llamatrain.store.checkpoint import Checkpoint, write
+from llamatrain.store.lock import locked
+from llamatrain.store.names import (
+    LATEST,
+    RESULTS,
+    files_of,
+    has_saved,
+    is_of_a_run,
+    is_temporary,
+    newest_first,
+    numbered,
+    telling,
+)
+from llamatrain.store.reading import read
 
-LATEST = "checkpoint-LATEST.gguf"
-NUMBERED = re.compile(r"checkpoint-(0|[1-9][0-9]{0,18})\.gguf")
-RESULTS = ("config.toml", "metrics.jsonl", "loss.svg", "model.gguf", "adapter.gguf")
-TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{8}\.tmp")
-# A run that was replaced, as a whole; or one that is on its way to there or back, whose other files lie where they were.
-ASIDE, ON_ITS_WAY = ".replaced-", ".replacing-"
 PIECE = 1 << 20
 
 
@@ -45,10 +47,10 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path, self.made, self.fresh = path, False, False
         self.aside: Path | None = None
-        self.close = weakref.finalize(self, os.close, _lock(path))
+        self.close = weakref.finalize(self, locked(path))
         with telling(path, "what is in it cannot be seen or changed"):
             for file in list(path.iterdir()):
-                if (match := TEMPORARY.fullmatch(file.name)) and is_of_a_run(match[1]):
+                if is_temporary(file.name):
                     file.unlink()
             for aside in asides(path):
                 if aside.name.startswith(ASIDE) and has_saved(path):
@@ -105,6 +107,7 @@ class RunFolder:
                 for file in files_of(self.path):
                     file.unlink()
             if made:
+                self.close()  # what holds it may lie in it
                 self.path.rmdir()
 
     def __enter__(self) -> Self:
@@ -123,7 +126,7 @@ class RunFolder:
 
     def save(self, checkpoint: Checkpoint, keep: int) -> Path:
         """Write a checkpoint, and then remove those older than the last `keep`."""
-        step = checkpoint.counters.step
+        step = checkpoint.state.counters.step
         path = self.path / f"checkpoint-{step}.gguf"
         write(path, checkpoint)
         self._call_latest(path)
@@ -175,86 +178,7 @@ class RunFolder:
         raise FileError(f"{place}: no checkpoint to go on from" + (f": {faults[0]}" if faults else " is in this folder"))
 
 
-def numbered(folder: Path) -> dict[int, Path]:
-    """The checkpoints by their steps."""
-    matches = ((NUMBERED.fullmatch(file.name), file) for file in folder.iterdir())
-    return {int(match[1]): file for match, file in matches if match}
-
-
-def newest_first(folder: Path) -> list[Path]:
-    """By steps. LATEST is for itself only where it is no second name: links were copied as files, or the others removed."""
-    found = sorted(numbered(folder).items(), reverse=True)
-    latest = folder / LATEST
-    if not latest.exists() or any(latest.samefile(file) for _, file in found):
-        return [file for _, file in found]
-    try:
-        step = open_gguf(latest).value("training.iteration_count", int)
-    except FileError:
-        step = -1
-    return [file for _, file in sorted([*found, (step, latest)], key=lambda each: -each[0])]
-
-
-def is_of_a_run(name: str) -> bool:
-    return name in (*RESULTS, LATEST) or NUMBERED.fullmatch(name) is not None
-
-
-def files_of(folder: Path) -> list[Path]:
-    return [file for file in folder.iterdir() if is_of_a_run(file.name)]
-
-
-def has_saved(folder: Path) -> bool:
-    """A run, something that it could go on from, or what came of it."""
-    return bool(numbered(folder)) or any((folder / name).exists() for name in (LATEST, "model.gguf", "adapter.gguf"))
-
-
-# ---- what was put aside ----------------------------------------------------
-
-
-def asides(folder: Path) -> list[Path]:
-    return [
-        each for each in folder.iterdir() if each.name.startswith((ASIDE, ON_ITS_WAY)) and not each.is_symlink() and each.is_dir()
-    ]
-
-
-def renamed(aside: Path, start: str) -> Path:
-    return aside.with_name(start + aside.name.partition("-")[2])
-
-
-def put_back(aside: Path) -> None:
-    """In the place of what a later run has left; a kill in between leaves it on its way."""
-    folder = aside.parent
-    if aside.name.startswith(ASIDE) and files_of(aside):
-        for file in files_of(folder):
-            file.unlink()
-        aside = aside.rename(renamed(aside, ON_ITS_WAY))
-    for file in files_of(aside):
-        file.rename(folder / file.name)
-    with suppress(OSError):  # what else is in it is not a run's
-        aside.rmdir()
-
-
-def remove(aside: Path) -> None:
-    for file in files_of(aside):
-        file.unlink()
-    with suppress(OSError):
-        aside.rmdir()
-
-
 # ---- taking and making -----------------------------------------------------
-
-
-def _lock(path: Path) -> int:
-    """Held by the open folder itself, so that it ends with the process however that ends, and leaves nothing."""
-    with telling(path, "cannot be used for a run"):
-        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(folder)
-        raise FileError(f"{path}: another run is using this folder") from error
-    except OSError:
-        pass  # a file system without locks
-    return folder
 
 
 def _made(path: Path) -> bool:
@@ -287,22 +211,3 @@ def _copy(source: Path, target: Path) -> None:
     with telling(source, "cannot be copied"), NewFile(target) as copy, source.open("rb") as file:
         while piece := file.read(PIECE):
             copy.write(piece)
-
-
-@contextmanager
-def telling(path: Path, problem: str) -> Iterator[None]:
-    """Around what is done with folders: what the system answers becomes one line."""
-    try:
-        yield
-    except OSError as error:
-        raise FileError(f"{path}: {problem}: {error.strerror}") from error
-
-
-# ---- the result ------------------------------------------------------------
-
-
-def write_model(path: Path, metadata: Mapping[str, Value], weights: Mapping[str, np.ndarray]) -> None:
-    """A model's file in float32, for llama.cpp."""
-    with new_gguf(path, {**metadata, "general.file_type": u32(0)}, tensor_infos(weights)) as out:
-        for name, array in weights.items():
-            out.write(name, array)

@@ -1,23 +1,19 @@
 """The options of `finetune`, and which weights an adapter is for."""
 
 import math
-import re
-from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from llamatrain.adapters.options import LARGEST
 from llamatrain.config.options import flag_of
 from llamatrain.errors import UsageError
 
-LINEAR = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
-KINDS = (*LINEAR, "token_embd", "output")
+if TYPE_CHECKING:
+    from llamatrain.model.hyperparameters import Hyperparameters
+
 RANK = 8
-NORMS = ("attn_norm", "ffn_norm", "output_norm")
 FACTORS = 1e-9, LARGEST  # what alpha and rates may be: the scales of an adapter that is written must be such as are read
-PATTERN = re.compile(r"(?:blk\.(\d{1,6})(?:-(\d{1,6}))?\.)?([a-z_]+)(?:\.weight)?")
 
 
 @dataclass(frozen=True)
@@ -74,13 +70,11 @@ OF_ADAPTERS = ("lora_r", "lora_alpha", "target", "rank", "lora_dropout", "rslora
 OF_INIT = ("lora_r", "lora_alpha", "target", "rank", "rslora")
 
 
-def idle(options: TuneOptions, optimizer: str) -> dict[str, str]:
+def idle(options: TuneOptions) -> dict[str, str]:
     """The options that have no effect beside the others, and beside which."""
     found = dict.fromkeys(OF_ADAPTERS, "to --full") if options.full else {}
     if options.lora_init:
         found |= dict.fromkeys(OF_INIT, "to --lora-init")
-    if optimizer == "lbfgs":
-        found["lora_plus_ratio"] = "to --optimizer lbfgs"
     return found
 
 
@@ -91,44 +85,27 @@ def rank_of(text: str) -> tuple[str, int]:
     return name, int(number)
 
 
-def ranks_of(options: TuneOptions, names: Collection[str], tied: bool) -> dict[str, int]:
+def ranks_of(options: TuneOptions, h: "Hyperparameters") -> dict[str, int]:
     """The weights that get an adapter, in the file's order, and their ranks."""
-    targets = [target for text in options.target for target in text.split(",")] or list(LINEAR)
-    chosen = set[str]()
-    for target in targets:
-        chosen |= matching(target, names, tied, "--target")
-    ranks = {name: options.lora_r for name in names if name in chosen}
+    from llamatrain.model.targets import linear
+
+    targets = [target for text in options.target for target in text.split(",")]
+    chosen = {name for target in targets for name in named("--target", target, h)} if targets else linear(h)
+    ranks = {name: options.lora_r for name in h.shapes if name in chosen}
     for text in options.rank:
         target, rank = rank_of(text)
-        for name in matching(target, names, tied, "--rank"):
+        for name in named("--rank", target, h):
             if name not in ranks:
                 raise UsageError(f"--rank {text}: {name} gets no adapter; --target {target} gives it one")
             ranks[name] = rank
     return ranks
 
 
-def matching(target: str, names: Collection[str], tied: bool, option: str) -> set[str]:
-    """The weights that a name means: of all blocks, or of some."""
-    match = PATTERN.fullmatch(target)
-    if match and match[3] in NORMS:
-        raise UsageError(f"{option} {target}: norms take no adapter; {', '.join(KINDS)} do")
-    if not match or match[3] not in KINDS:
-        raise UsageError(f"{option} {target}: no such weight{nearest(target)}")
-    kind = match[3]
-    if tied and kind in ("token_embd", "output"):
-        raise UsageError(f"{option} {target}: the model's embeddings are tied, one matrix is input and output; leave it out")
-    found = {name for name in names if PATTERN.fullmatch(name) and name.removesuffix(".weight").rpartition(".")[2] == kind}
-    if match[1] is not None:
-        first, last = int(match[1]), int(match[2] or match[1])
-        blocks = {int(name.split(".")[1]): name for name in found if name.startswith("blk.")}
-        if blocks and not first <= last <= max(blocks):
-            raise UsageError(f"{option} {target}: the model has the blocks 0 to {max(blocks)}")
-        found = {name for block, name in blocks.items() if first <= block <= last}
-    if not found:
-        raise UsageError(f"{option} {target}: the model has no such weight")
-    return found
+def named(option: str, target: str, h: "Hyperparameters") -> set[str]:
+    """The weights that an option means."""
+    from llamatrain.model.targets import matching
 
-
-def nearest(target: str) -> str:
-    close: Sequence[str] = get_close_matches(target.rpartition(".")[2], KINDS, 2, 0.5)
-    return f"; there are {', '.join(close or KINDS)}"
+    try:
+        return matching(target, h)
+    except UsageError as error:
+        raise UsageError(f"{option} {error}") from None

@@ -4,16 +4,22 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from llamatrain.config.options import flag_of
 from llamatrain.config.units import Duration, Size
 from llamatrain.errors import UsageError
+from llamatrain.optim import registry
 
 AUTO = "auto"
 ITERS = 256
 WARMUP = 0.05  # of the steps
 LR_MIN = 0.1  # of the rate
+
+if TYPE_CHECKING:
+    OptimizerName = str
+else:
+    OptimizerName = Literal[registry.names()]
 
 
 @dataclass(frozen=True)
@@ -23,7 +29,7 @@ class TrainOptions:
     iters: Annotated[int | None, "Steps in all, those before a resume included; else 256, or by --epochs."] = None
     epochs: Annotated[int | None, "End after so many times through the data, instead of --iters."] = None
     optimizer: Annotated[
-        Literal["adamw", "lbfgs", "sgd"], "AdamW; SGD with a momentum of --beta1; or L-BFGS, on the same rows in every step."
+        OptimizerName, "How weights are changed; SGD has a momentum of --beta1, L-BFGS the same rows in every step."
     ] = "adamw"
     lr: Annotated[float, "Learning rate, the highest of the schedule."] = 1e-3
     lr_min: Annotated[float | None, "The lowest rate of the schedule, warm-up included; else a tenth of --lr."] = None
@@ -133,17 +139,10 @@ class PlaceOptions:
 
 # ---- options that would do nothing -----------------------------------------
 
-RATES = ("lr", "lr_min", "warmup", "schedule", "decay_steps", "restart_growth")
-IDLE = {
-    "adamw": ("line_search", "lbfgs_history"),
-    "sgd": ("line_search", "lbfgs_history", "beta2", "eps"),
-    "lbfgs": (*RATES, "weight_decay", "decay_min_ndim", "clip", "beta1", "beta2", "eps", "epochs"),
-}
-
 
 def idle(options: TrainOptions, run: RunOptions) -> dict[str, str]:
     """The options that have no effect beside the others, and beside which."""
-    found = dict.fromkeys(IDLE[options.optimizer], f"to --optimizer {options.optimizer}")
+    found = dict.fromkeys(registry.idle(options.optimizer), f"to --optimizer {options.optimizer}")
     if options.schedule == "constant":
         found |= dict.fromkeys(("decay_steps", "restart_growth"), "to --schedule constant")
     if not options.past:

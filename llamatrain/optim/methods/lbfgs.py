@@ -6,22 +6,23 @@ Sums run in float64, vectors stay in the dtype of the parameters.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from llamatrain.errors import UsageError
 from llamatrain.optim.line_search import SEARCHES, Line, search
-
-Evaluate = Callable[[np.ndarray], tuple[float, np.ndarray]]  # point -> loss, gradient
+from llamatrain.optim.optimizer import Evaluate, Minimizer, Values
 
 FLAT = 1e-8  # s and y nearer than this to a right angle (cosine) say nothing of the curvature
 
 
-@dataclass(frozen=True)
-class LbfgsOptions:
+@dataclass(frozen=True, kw_only=True)
+class LBFGS(Minimizer):
+    kept_as = "lbfgs"
+    options: ClassVar = {"history": "lbfgs_history", "tolerance": None}
+
     history: int = 6
     line_search: str = "wolfe"
     tolerance: float = 1e-5  # of the gradient's norm against max(1, the point's norm)
@@ -32,12 +33,38 @@ class LbfgsOptions:
         if self.history < 1:
             raise UsageError(f"a history of {self.history} moves cannot be; it takes 1 or more")
 
+    @property
+    def vectors(self) -> int:
+        """Both rings, point and gradient, and four of working memory."""
+        return 2 * self.history + 6
 
-class Lbfgs:
+    def descent(self, x: np.ndarray) -> "LbfgsState":
+        return LbfgsState(x, self)
+
+    @classmethod
+    def shapes(cls, kept: Values, size: int) -> dict[str, tuple[int, ...]]:
+        moves = kept["memory_ys"].size if "memory_ys" in kept else 0
+        found = {"current_gradients": (size,), "memory_s": (moves, size), "memory_y": (moves, size), "memory_ys": (moves,)}
+        return found if kept.keys() & {"current_parameters", *found} else {}  # it may begin anew
+
+    @classmethod
+    def fault(cls, kept: Values) -> str | None:
+        if "memory_ys" not in kept:
+            return None
+        numbers = {"loss": float, "iteration": int, "evaluations": int} if "current_parameters" in kept else {}
+        if wrong := [name for name, kind in numbers.items() if type(kept.get(name)) is not kind]:
+            return f"the number {cls.key(wrong[0])} is missing, or of another kind"
+        moves, held, at = kept["memory_ys"].size, kept.get("approx_hessian_count"), kept.get("line_search_end")
+        if type(held) is int and type(at) is int and 0 <= held <= moves and 0 <= at < moves:
+            return None
+        return f"{held} moves held and the next one to go to place {at} cannot be in a history of {moves}"
+
+
+class LbfgsState:
     """`x`, `loss` and `gradient` belong together; after a failed step they are still the best that was found."""
 
-    def __init__(self, x: np.ndarray, options: LbfgsOptions | None = None) -> None:
-        self.options = options or LbfgsOptions()
+    def __init__(self, x: np.ndarray, options: LBFGS | None = None) -> None:
+        self.options = options or LBFGS()
         ring = (self.options.history, x.size)
         self.x, self.gradient = x.copy(), np.zeros_like(x)  # (n,)
         self.loss = math.nan  # not known before the first step
@@ -146,34 +173,37 @@ class Lbfgs:
 
     # ---- the checkpoint ----------------------------------------------------
 
-    def to_dict(self) -> dict[str, Any]:
-        """All that goes on to the next iteration; arrays are the state's own, not copies."""
+    def kept(self) -> dict[str, Any]:
+        if math.isnan(self.loss):
+            return {}
         return {
             "current_parameters": self.x,
             "current_gradients": self.gradient,
             "memory_s": self.s,
             "memory_y": self.y,
             "memory_ys": self.ys,
-            "approx_hessian_count": self.pairs,
-            "line_search_end": self.end,
+            "approx_hessian_count": np.uint32(self.pairs),  # in so many bits by the ancestors, the next one too
+            "line_search_end": np.int32(self.end),
             "loss": self.loss,
             "iteration": self.iteration,
             "evaluations": self.evaluations,
         }
 
-    @classmethod
-    def from_dict(cls, kept: dict[str, Any], options: LbfgsOptions | None = None) -> "Lbfgs":
-        state = cls(kept["current_parameters"], options)
-        if kept["memory_s"].shape != state.s.shape:
-            held, wanted = len(kept["memory_s"]), state.options.history
+    def restore(self, kept: Values) -> None:
+        if "current_parameters" not in kept:
+            return
+        if kept["memory_s"].shape != self.s.shape:
+            held, wanted = len(kept["memory_s"]), self.options.history
             raise UsageError(f"the checkpoint holds a history of {held} moves, not the {wanted} asked for")
-        state.gradient[:], state.s[:], state.y[:] = kept["current_gradients"], kept["memory_s"], kept["memory_y"]
-        state.ys[:], state.loss = kept["memory_ys"], float(kept["loss"])
-        state.pairs, state.end = int(kept["approx_hessian_count"]), int(kept["line_search_end"])
-        state.iteration, state.evaluations = int(kept["iteration"]), int(kept["evaluations"])
-        return state
+        self.x[:], self.gradient[:] = kept["current_parameters"], kept["current_gradients"]
+        self.s[:], self.y[:], self.ys[:] = kept["memory_s"], kept["memory_y"], kept["memory_ys"]
+        self.pairs, self.end, self.loss = int(kept["approx_hessian_count"]), int(kept["line_search_end"]), float(kept["loss"])
+        self.iteration, self.evaluations = int(kept["iteration"]), int(kept["evaluations"])
 
 
 def _dot(a: np.ndarray, b: np.ndarray) -> float:
     """In float64 whatever the vectors are, in one order whatever the number of threads, with no float64 copy."""
     return float(np.einsum("i,i", a, b, dtype=np.float64))
+
+
+OPTIMIZER = LBFGS
