@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from llamatrain.config.options import build
 from llamatrain.errors import FileError, LlamatrainError, UsageError
 from llamatrain.files import quants
 from llamatrain.files.reader import open_gguf
@@ -134,19 +135,20 @@ def test_tensors_that_cannot_be(tmp_path: Path) -> None:
             read(open_gguf(written(tmp_path / "m.gguf", h, tensors)))
 
 
-OPTIONS: list[tuple[ModelOptions, str]] = [
-    (ModelOptions(head_kv=3), "--head-kv 3 cannot be; it takes what divides the 8 heads"),
-    (ModelOptions(layer=5000), "--layer 5000 cannot be; it takes 1 to 4096"),
-    (ModelOptions(norm_rms_eps=2), "--norm-rms-eps 2 cannot be; it lies between 0 and 1"),
-    (ModelOptions(rope_freq_base=0), "--rope-freq-base 0 cannot be; it takes 1 or more"),
+OPTIONS: list[tuple[dict[str, float], str]] = [
+    ({"head_kv": 3}, "--head-kv 3 cannot be; it takes what divides the 8 heads"),
+    ({"layer": 5000}, "--layer 5000 cannot be; it takes 1 to 4096"),
+    ({"norm_rms_eps": 1e-60}, "--norm-rms-eps 0 cannot be; it lies between 0 and 1"),
+    ({"norm_rms_eps": 2}, "--norm-rms-eps 2 cannot be; it takes more than 0 and less than 1"),
+    ({"rope_freq_base": 0}, "--rope-freq-base 0 cannot be; it takes 1 or more"),
 ]
 
 
 @pytest.mark.parametrize(("options", "told"), OPTIONS)
-def test_what_cannot_be_is_told_by_whoever_said_it(options: ModelOptions, told: str) -> None:
+def test_what_cannot_be_is_told_by_whoever_said_it(options: dict[str, float], told: str) -> None:
     """A file by its keys (above), an option by its flag."""
     with pytest.raises(UsageError, match=f"^{told}"):
-        options.hyperparameters(100)
+        build(ModelOptions, options).hyperparameters(100)
     with pytest.raises(UsageError, match=r"^size 5 cannot be; the 5 elements of a head turn in pairs"):
         small(head_size=5, rope=Rope(5))
 
