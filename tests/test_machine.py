@@ -14,7 +14,7 @@ from llamatrain.machine.jit import Entry, i32
 from llamatrain.machine.threads import Program
 
 
-def count(lo, hi, thread, a):  # type: ignore[no-untyped-def]
+def count(lo, hi, thread, a):
     """Adds 1 to each item, and notes that it saw all of what the row before did."""
     items, before, faults = i32(a[0]), i32(a[1]), i32(a[2])
     for i in range(lo, hi):

@@ -42,13 +42,13 @@ def panel_bytes(mode: int, count: int, k: int) -> int:
 
 
 @Entry
-def pack_decoded(lo, hi, thread, a):  # type: ignore[no-untyped-def]
+def pack_decoded(lo, hi, thread, a):
     """a: mode, to, source, across, stride, count, k"""
     tiles.pack_b(a[0], a[1], a[2], 1, a[3], a[4], a[5], a[6])
 
 
 @Entry
-def pack_part(lo, hi, thread, a):  # type: ignore[no-untyped-def]
+def pack_part(lo, hi, thread, a):
     pack_quantised(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10])
 
 

@@ -98,7 +98,7 @@ PATIENCE = 2000  # turns of waiting before others are let run
 
 
 @numba.njit(nogil=True)
-def _work(table, row, thread):  # type: ignore[no-untyped-def]
+def _work(table, row, thread):
     counters = table.ctypes.data + (row * LINE + NEXT) * 8
     items, block = table[row, ITEMS], table[row, BLOCK]
     blocks = (items + block - 1) // block
@@ -111,7 +111,7 @@ def _work(table, row, thread):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(nogil=True)
-def _wait(turns):  # type: ignore[no-untyped-def]
+def _wait(turns):
     """Spin for a few microseconds, then let others run between looks."""
     if turns < PATIENCE:
         pause()
@@ -121,7 +121,7 @@ def _wait(turns):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(nogil=True)
-def _lead(table, published, thread, alone):  # type: ignore[no-untyped-def]
+def _lead(table, published, thread, alone):
     for row in range(table.shape[0]):
         blocks = (table[row, ITEMS] + table[row, BLOCK] - 1) // table[row, BLOCK]
         if blocks > 1 and not alone:
@@ -138,7 +138,7 @@ def _lead(table, published, thread, alone):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(nogil=True)
-def _follow(table, published, thread):  # type: ignore[no-untyped-def]
+def _follow(table, published, thread):
     seen, turns = 0, 0
     while seen != FINISHED:
         row = load(published)
@@ -150,11 +150,11 @@ def _follow(table, published, thread):  # type: ignore[no-untyped-def]
             _work(table, seen - 1, thread)
 
 
-def _alone(table, team):  # type: ignore[no-untyped-def]
+def _alone(table, team):
     _lead(table, team.ctypes.data + ROW * 8, 0, True)
 
 
-def _together(table, team, threads):  # type: ignore[no-untyped-def]
+def _together(table, team, threads):
     table[:, NEXT] = 0
     table[:, DONE] = 0
     team[:] = 0

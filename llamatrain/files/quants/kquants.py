@@ -30,14 +30,14 @@ SHAPES = {
 
 
 @exact
-def codes(x, scale, offset, low, top):  # type: ignore[no-untyped-def]
+def codes(x, scale, offset, low, top):
     """16 codes, as floats."""
     per_scale = float32(1.0) / scale if scale != 0 else float32(0.0)
     return L.larger(L.smaller(L.nearest((L.get_floats(x) + offset) * per_scale), top), low)
 
 
 @exact
-def misfit(x, vectors, scale, offset, low, top):  # type: ignore[no-untyped-def]
+def misfit(x, vectors, scale, offset, low, top):
     """Sum of squared errors of a group."""
     squares = L.splat(float32(0.0))
     for v in range(vectors):
@@ -47,7 +47,7 @@ def misfit(x, vectors, scale, offset, low, top):  # type: ignore[no-untyped-def]
 
 
 @exact
-def sums(x, vectors, scale, offset, low, top):  # type: ignore[no-untyped-def]
+def sums(x, vectors, scale, offset, low, top):
     """Of a group's codes q and weights x: sum q, sum q q, sum q x, sum x."""
     q1 = q2 = qx = x1 = L.splat(float32(0.0))
     for v in range(vectors):
@@ -57,7 +57,7 @@ def sums(x, vectors, scale, offset, low, top):  # type: ignore[no-untyped-def]
 
 
 @exact
-def refit(x, vectors, scale, offset, low, top):  # type: ignore[no-untyped-def]
+def refit(x, vectors, scale, offset, low, top):
     """Scale and offset that suit the codes of this scale and offset best; an offset is never negative, or always 0."""
     q1, q2, qx, x1 = sums(x, vectors, scale, offset, low, top)
     if low == 0:
@@ -72,7 +72,7 @@ def refit(x, vectors, scale, offset, low, top):  # type: ignore[no-untyped-def]
 
 
 @exact
-def extremes(x, vectors):  # type: ignore[no-untyped-def]
+def extremes(x, vectors):
     least = largest = L.get_floats(x)
     for v in range(1, vectors):
         least, largest = L.smaller(L.get_floats(x + 64 * v), least), L.larger(L.get_floats(x + 64 * v), largest)
@@ -80,7 +80,7 @@ def extremes(x, vectors):  # type: ignore[no-untyped-def]
 
 
 @exact
-def fit(x, vectors, low, top):  # type: ignore[no-untyped-def]
+def fit(x, vectors, low, top):
     """A group's best real scale and offset."""
     least, largest = extremes(x, vectors)
     if low == 0:
@@ -101,7 +101,7 @@ def fit(x, vectors, low, top):  # type: ignore[no-untyped-def]
 
 
 @exact
-def take(x, vectors, d, dmin, scale, offset, low, top, most):  # type: ignore[no-untyped-def]
+def take(x, vectors, d, dmin, scale, offset, low, top, most):
     """The whole numbers of steps d and dmin that serve a group best: squared error, scale, offset."""
     best, best_count, best_shift = float32(np.inf), 0, 0
     near = int(min(np.rint(abs(scale / d)), float32(most))) if d != 0 else 0
@@ -123,7 +123,7 @@ def take(x, vectors, d, dmin, scale, offset, low, top, most):  # type: ignore[no
 
 
 @exact
-def half_step(value, signed):  # type: ignore[no-untyped-def]
+def half_step(value, signed):
     """A step as it can be written; 0 where there is none."""
     if value != value or (value < 0 and not signed):
         return float32(0.0)
@@ -131,7 +131,7 @@ def half_step(value, signed):  # type: ignore[no-untyped-def]
 
 
 @exact
-def take_all(x, vectors, d, dmin, real, low, top, most, taken):  # type: ignore[no-untyped-def]
+def take_all(x, vectors, d, dmin, real, low, top, most, taken):
     """Whole numbers for every group: the squared error, and the steps that would suit them best."""
     error = aa = ab = bb = ax = bx = float32(0.0)
     for group in range(16 // vectors):
@@ -150,7 +150,7 @@ def take_all(x, vectors, d, dmin, real, low, top, most, taken):  # type: ignore[
 
 
 @exact
-def search(x, vectors, low, top, most, real, taken, best_taken):  # type: ignore[no-untyped-def]
+def search(x, vectors, low, top, most, real, taken, best_taken):
     """The best d and dmin for 256 weights, and into `best_taken` each group's scale and offset."""
     widest = deepest = float32(0.0)
     for group in range(16 // vectors):
@@ -175,14 +175,14 @@ def search(x, vectors, low, top, most, real, taken, best_taken):  # type: ignore
 
 
 @exact
-def sixteen(x, i, vectors, d, dmin, taken, low, top):  # type: ignore[no-untyped-def]
+def sixteen(x, i, vectors, d, dmin, taken, low, top):
     """The codes of the i-th 16 weights, from 0 up."""
     scale, offset = d * L.real(taken[0, i // vectors]), dmin * L.real(taken[1, i // vectors])
     return L.whole(codes(x + 64 * i, scale, offset, low, top) - low)
 
 
 @exact
-def put_pairs(x, to, high, d, dmin, taken, top):  # type: ignore[no-untyped-def]
+def put_pairs(x, to, high, d, dmin, taken, top):
     """Four bits of the codes of neighbouring groups of 32 in a byte; a fifth, if there is one, in 32 bytes at `high`."""
     for part in range(2):
         fifth = L.get_bytes(to) & 0
@@ -196,7 +196,7 @@ def put_pairs(x, to, high, d, dmin, taken, top):  # type: ignore[no-untyped-def]
 
 
 @exact
-def put_quarters(x, to, d, dmin, taken, low, top):  # type: ignore[no-untyped-def]
+def put_quarters(x, to, d, dmin, taken, low, top):
     """The lowest two bits of the codes of four groups in a byte."""
     for i in range(4):
         half, part = i // 2, i % 2
@@ -207,7 +207,7 @@ def put_quarters(x, to, d, dmin, taken, low, top):  # type: ignore[no-untyped-de
 
 
 @exact
-def q4_k_scales(to, taken):  # type: ignore[no-untyped-def]
+def q4_k_scales(to, taken):
     """Eight scales and eight offsets of 6 bits in 12 bytes."""
     for i in range(4):
         scale, offset = taken[0, i + 4], taken[1, i + 4]
@@ -217,7 +217,7 @@ def q4_k_scales(to, taken):  # type: ignore[no-untyped-def]
 
 
 @exact
-def q4_k(x, to, d, dmin, best):  # type: ignore[no-untyped-def]
+def q4_k(x, to, d, dmin, best):
     L.put_half(to, d)
     L.put_half(to + 2, dmin)
     q4_k_scales(to + 4, best)
@@ -225,7 +225,7 @@ def q4_k(x, to, d, dmin, best):  # type: ignore[no-untyped-def]
 
 
 @exact
-def q5_k(x, to, d, dmin, best):  # type: ignore[no-untyped-def]
+def q5_k(x, to, d, dmin, best):
     L.put_half(to, d)
     L.put_half(to + 2, dmin)
     q4_k_scales(to + 4, best)
@@ -233,7 +233,7 @@ def q5_k(x, to, d, dmin, best):  # type: ignore[no-untyped-def]
 
 
 @exact
-def q2_k(x, to, d, dmin, best):  # type: ignore[no-untyped-def]
+def q2_k(x, to, d, dmin, best):
     for i in range(16):
         L.put_byte(to + i, best[0, i] | best[1, i] << 4)
     put_quarters(x, to + 16, d, dmin, best, 0, 3)
@@ -242,7 +242,7 @@ def q2_k(x, to, d, dmin, best):  # type: ignore[no-untyped-def]
 
 
 @exact
-def q3_k(x, to, d, dmin, best):  # type: ignore[no-untyped-def]
+def q3_k(x, to, d, dmin, best):
     for part in range(2):
         third = L.get_bytes(to) & 0
         for i in range(8):
@@ -260,7 +260,7 @@ def q3_k(x, to, d, dmin, best):  # type: ignore[no-untyped-def]
 
 
 @exact
-def q6_k(x, to, d, dmin, best):  # type: ignore[no-untyped-def]
+def q6_k(x, to, d, dmin, best):
     for i in range(4):
         half, part = i // 2, i % 2
         high = L.get_bytes(to) & 0
@@ -276,7 +276,7 @@ def q6_k(x, to, d, dmin, best):  # type: ignore[no-untyped-def]
 
 
 @exact
-def write(kind, x, to, d, dmin, best):  # type: ignore[no-untyped-def]
+def write(kind, x, to, d, dmin, best):
     if kind == K.Q2_K:
         q2_k(x, to, d, dmin, best)
     elif kind == K.Q3_K:
@@ -290,7 +290,7 @@ def write(kind, x, to, d, dmin, best):  # type: ignore[no-untyped-def]
 
 
 @Entry
-def encode_k_rows(lo, hi, thread, a):  # type: ignore[no-untyped-def]
+def encode_k_rows(lo, hi, thread, a):
     """a: kind, source, bytes from row to row, to, bytes from row to row, elements, vectors in a group, low, top, most"""
     real, taken, best = np.zeros((2, 16), np.float32), np.zeros((2, 16), np.int64), np.zeros((2, 16), np.int64)
     for row in range(lo, hi):

@@ -28,7 +28,7 @@ NOTHING, ZERO, ONE = np.float32(-np.inf), np.float32(0), np.float32(1)
 
 
 @inline
-def query_block(u, kv, length, group):  # type: ignore[no-untyped-def]
+def query_block(u, kv, length, group):
     """Head, first query and number of queries of block u of those that read a head of keys."""
     blocks = (length + SIDE - 1) // SIDE
     query = u % blocks * SIDE
@@ -36,7 +36,7 @@ def query_block(u, kv, length, group):  # type: ignore[no-untyped-def]
 
 
 @inline
-def fill_range(to, starts, lasts, given, batch, query, rows, length, keys):  # type: ignore[no-untyped-def]
+def fill_range(to, starts, lasts, given, batch, query, rows, length, keys):
     """What each query of a block sees, and after that what any of them sees."""
     low, high = keys, 0
     for row in range(rows):
@@ -52,13 +52,13 @@ ROW_OF_ROWS = 4 * int(SIDE)  # bytes of a number for each query
 
 
 @inline
-def scale_row(x, start, size, factor):  # type: ignore[no-untyped-def]
+def scale_row(x, start, size, factor):
     for i in range(start, start + size, LANES):
         store_to(x, i, start + size, load_to(x, i, start + size) * factor, 0)
 
 
 @inline
-def clear_rows(x, start, rows, pitch, size):  # type: ignore[no-untyped-def]
+def clear_rows(x, start, rows, pitch, size):
     for row in range(rows):
         first = start + row * pitch
         for i in range(first, first + size, LANES):
@@ -66,7 +66,7 @@ def clear_rows(x, start, rows, pitch, size):  # type: ignore[no-untyped-def]
 
 
 @inline
-def put(mode, to, row, column, across, values):  # type: ignore[no-untyped-def]
+def put(mode, to, row, column, across, values):
     """A part of a row of a packed left operand, `across` tiles wide."""
     if mode >= PAIRS:
         store(u16(to), (((row >> 4) * across + (column >> 5)) << 9) + ((row & 15) << 5) + (column & 31), values)
@@ -75,7 +75,7 @@ def put(mode, to, row, column, across, values):  # type: ignore[no-untyped-def]
 
 
 @inline
-def visible(values, j, first, end, whole, other):  # type: ignore[no-untyped-def]
+def visible(values, j, first, end, whole, other):
     return values if whole else within(values, j, first, end, other)
 
 
@@ -83,7 +83,7 @@ def visible(values, j, first, end, whole, other):  # type: ignore[no-untyped-def
 
 
 @inline
-def top_of(scores, line, count, first, end, whole, scale):  # type: ignore[no-untyped-def]
+def top_of(scores, line, count, first, end, whole, scale):
     """The largest visible score; what is not a number is passed over, and shows in the sum."""
     top = splat(NOTHING)
     for j in range(0, count, LANES):
@@ -92,7 +92,7 @@ def top_of(scores, line, count, first, end, whole, scale):  # type: ignore[no-un
 
 
 @inline
-def soften(mode, scores, to, rows, count, key, state, out, place, pitch, size, scale):  # type: ignore[no-untyped-def]
+def soften(mode, scores, to, rows, count, key, state, out, place, pitch, size, scale):
     """Scores to their exponentials, packed; sums, and what is already in out, are corrected where a larger score came."""
     ranges, tops, sums = i32(state), f32(state + RANGES), f32(state + RANGES + ROW_OF_ROWS)
     across = panel_tiles(mode, count)
@@ -119,7 +119,7 @@ STATE = RANGES + 2 * ROW_OF_ROWS
 
 
 @inline
-def open_block(a, state, u, batch, kv):  # type: ignore[no-untyped-def]
+def open_block(a, state, u, batch, kv):
     """Nothing seen yet. Gives the range of keys."""
     length, keys, heads, size = a[9], a[10], a[11], a[13]
     head, query, rows = query_block(u, kv, length, heads // a[12])
@@ -131,7 +131,7 @@ def open_block(a, state, u, batch, kv):  # type: ignore[no-untyped-def]
 
 
 @inline
-def close_block(a, state, u, batch, kv):  # type: ignore[no-untyped-def]
+def close_block(a, state, u, batch, kv):
     """The sums' logs, and out divided by the sums."""
     out, lse, length, heads, size = f32(a[5]), f32(a[6]), a[9], a[11], a[13]
     head, query, rows = query_block(u, kv, length, heads // a[12])
@@ -146,7 +146,7 @@ def close_block(a, state, u, batch, kv):  # type: ignore[no-untyped-def]
 
 
 @inline
-def direct_scores(scores, q, place, pitch, rows, k, source, apart, across, size):  # type: ignore[no-untyped-def]
+def direct_scores(scores, q, place, pitch, rows, k, source, apart, across, size):
     """As a product would make them, but of keys as they lie."""
     for row in range(rows):
         for j in range(across):
@@ -154,7 +154,7 @@ def direct_scores(scores, q, place, pitch, rows, k, source, apart, across, size)
 
 
 @inline
-def add_values(out, place, pitch, rows, v, source, apart, across, size, weights):  # type: ignore[no-untyped-def]
+def add_values(out, place, pitch, rows, v, source, apart, across, size, weights):
     """out += p v, with p as it was packed: fewer than 16 rows of float32."""
     for row in range(rows):
         start, line = place + row * pitch, row * 16
@@ -169,7 +169,7 @@ def add_values(out, place, pitch, rows, v, source, apart, across, size, weights)
 
 
 @inline
-def attend_directly(a, scores, packed_p, state, place, pitch, rows, key, source, across):  # type: ignore[no-untyped-def]
+def attend_directly(a, scores, packed_p, state, place, pitch, rows, key, source, across):
     out, size, apart, half, scale = f32(a[5]), a[13], a[12] * a[13], a[15], np.float32(real(a[16]))
     if half:
         direct_scores(f32(scores), u16(a[0]), place, pitch, rows, u16(a[1]), source, apart, across, size)
@@ -183,7 +183,7 @@ def attend_directly(a, scores, packed_p, state, place, pitch, rows, key, source,
 
 
 @Entry
-def attend(lo, hi, thread, a):  # type: ignore[no-untyped-def]
+def attend(lo, hi, thread, a):
     """A job: up to TOGETHER blocks of queries that read one head of keys."""
     length, keys, heads, groups, size, mode, half, scale = a[9], a[10], a[11], a[12], a[13], a[14], a[15], np.float32(real(a[16]))
     group, wide, pitch, apart, few = heads // groups, 2 if half else 4, heads * size, groups * size, length <= FEW
@@ -233,7 +233,7 @@ def attend(lo, hi, thread, a):  # type: ignore[no-untyped-def]
 
 
 @inline
-def soften_back(mode, scores, slopes, to, rows, count, key, state, lse, line, scale):  # type: ignore[no-untyped-def]
+def soften_back(mode, scores, slopes, to, rows, count, key, state, lse, line, scale):
     """Scores to p, dp to ds, in place; ds packed, too."""
     ranges, deltas, across = i32(state), f32(state + RANGES), panel_tiles(mode, count)
     filled = across * tile_depth(mode)
@@ -249,7 +249,7 @@ def soften_back(mode, scores, slopes, to, rows, count, key, state, lse, line, sc
 
 
 @inline
-def clear_gradients(dq, dk, dv, batch, kv, length, keys, heads, groups, size):  # type: ignore[no-untyped-def]
+def clear_gradients(dq, dk, dv, batch, kv, length, keys, heads, groups, size):
     group = heads // groups
     for x in (dk, dv):
         clear_rows(x, (batch * keys * groups + kv) * size, keys, groups * size, size)
@@ -257,7 +257,7 @@ def clear_gradients(dq, dk, dv, batch, kv, length, keys, heads, groups, size):  
 
 
 @inline
-def pack_queries(a, mode, to, place, rows, state):  # type: ignore[no-untyped-def]
+def pack_queries(a, mode, to, place, rows, state):
     """q and dout, each as a left operand and across as a right one; for each query the sum of dout out."""
     dout, heads, size, half, deltas = f32(a[0]), a[15], a[17], a[19], f32(state + RANGES)
     panel, panel_across, pitch = panel_bytes(mode, SIDE, size), panel_bytes(mode, size, SIDE), heads * size
@@ -272,7 +272,7 @@ def pack_queries(a, mode, to, place, rows, state):  # type: ignore[no-untyped-de
 
 
 @inline
-def pack_keys(a, mode, to, source, across):  # type: ignore[no-untyped-def]
+def pack_keys(a, mode, to, source, across):
     """k and v as right operands, and k across."""
     groups, size, half = a[16], a[17], a[19]
     panel, wide, pitch = panel_bytes(mode, SIDE, size), 2 if half else 4, groups * size
@@ -282,7 +282,7 @@ def pack_keys(a, mode, to, source, across):  # type: ignore[no-untyped-def]
 
 
 @inline
-def block_back(a, mode, work, packed_q, packed_k, place, source, line, rows, across, key, state, scale):  # type: ignore[no-untyped-def]
+def block_back(a, mode, work, packed_q, packed_k, place, source, line, rows, across, key, state, scale):
     """What one block of queries and one of keys give to the gradients."""
     lse, heads, groups, size = f32(a[5]), a[15], a[16], a[17]
     panel, panel_across, square = panel_bytes(mode, SIDE, size), panel_bytes(mode, size, SIDE), panel_bytes(mode, SIDE, SIDE)
@@ -299,7 +299,7 @@ def block_back(a, mode, work, packed_q, packed_k, place, source, line, rows, acr
 
 
 @Entry
-def attend_back(lo, hi, thread, a):  # type: ignore[no-untyped-def]
+def attend_back(lo, hi, thread, a):
     """A job: one head of keys, with all heads of queries that read it."""
     starts, lasts, given = i32(a[6]), i32(a[7]), a[7] != 0
     length, keys, heads, groups, size, mode, scale = a[13], a[14], a[15], a[16], a[17], a[18], np.float32(real(a[20]))
@@ -336,41 +336,41 @@ def attend_back(lo, hi, thread, a):  # type: ignore[no-untyped-def]
 # ---- binding --------------------------------------------------------------------------------------
 
 
-def mode_for(q) -> int:  # type: ignore[no-untyped-def]
+def mode_for(q) -> int:
     return tiles.mode_of("bf16" if q.dtype == np.uint16 else "f32")
 
 
-def panels(q) -> tuple[int, ...]:  # type: ignore[no-untyped-def]
+def panels(q) -> tuple[int, ...]:
     """Bytes of a packed block: of rows of a head, of a head across, of scores."""
     mode, size, side = mode_for(q), q.shape[3], int(SIDE)
     return tuple(packed_bytes(mode, *shape) for shape in ((side, size), (size, side), (side, side)))
 
 
-def thread_bytes(q, k) -> int:  # type: ignore[no-untyped-def]
+def thread_bytes(q, k) -> int:
     if is_small(q, k):
         return small.thread_bytes(q, k)
     along, across, square = panels(q)
     return (TOGETHER + 1) * along + across + square + 4 * int(SIDE) ** 2 + TOGETHER * STATE
 
 
-def thread_bytes_back(q, k) -> int:  # type: ignore[no-untyped-def]
+def thread_bytes_back(q, k) -> int:
     if is_small(q, k):
         return small.thread_bytes(q, k)
     along, across, square = panels(q)
     return 2 * (along + across) + TOGETHER * (2 * along + across) + STATE + 8 * int(SIDE) ** 2 + 2 * square
 
 
-def float32_or_half(outs, ins, attrs) -> bool:  # type: ignore[no-untyped-def]
+def float32_or_half(outs, ins, attrs) -> bool:
     return all(each.dtype in (np.float32, np.uint16, np.int32) for each in (*outs, *ins))
 
 
-def numbers(q, k, attrs):  # type: ignore[no-untyped-def]
+def numbers(q, k, attrs):
     (_, length, heads, size), (_, keys, groups, _) = q.shape, k.shape
     return length, keys, heads, groups, size, mode_for(q), q.dtype == np.uint16, float(attrs["scale"])
 
 
 @kernel("flash_attn", scratch=lambda outs, ins, attrs, threads: threads * thread_bytes(*ins[:2]), takes=float32_or_half)
-def flash_attn(outs, ins, attrs, scratch, threads):  # type: ignore[no-untyped-def]
+def flash_attn(outs, ins, attrs, scratch, threads):
     (q, k, v, starts, *lasts), (out, lse) = ins, outs
     (batch, length, heads, _), groups = q.shape, k.shape[2]
     words = (q, k, v, starts, lasts[0] if lasts else 0, out, lse, scratch, thread_bytes(q, k), *numbers(q, k, attrs))
@@ -383,7 +383,7 @@ def flash_attn(outs, ins, attrs, scratch, threads):  # type: ignore[no-untyped-d
 @kernel(
     "flash_attn_back", scratch=lambda outs, ins, attrs, threads: threads * thread_bytes_back(*ins[1:3]), takes=float32_or_half
 )
-def flash_attn_back(outs, ins, attrs, scratch, threads):  # type: ignore[no-untyped-def]
+def flash_attn_back(outs, ins, attrs, scratch, threads):
     (dout, q, k, v, out, lse, starts, *lasts) = ins
     arrays = (dout, q, k, v, out, lse, starts, lasts[0] if lasts else 0, *outs, scratch, thread_bytes_back(q, k))
     entry, block = (small.attend_small_back, small.jobs_together(q, k)) if is_small(q, k) else (attend_back, 1)

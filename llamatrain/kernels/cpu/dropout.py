@@ -12,7 +12,7 @@ HALF, ODD = np.uint32(16), np.uint32(13)
 
 
 @inline
-def spread(z):  # type: ignore[no-untyped-def]
+def spread(z):
     z = (z ^ (z >> HALF)) * FIRST
     z = np.uint32(z)
     z = (z ^ (z >> ODD)) * SECOND
@@ -21,7 +21,7 @@ def spread(z):  # type: ignore[no-untyped-def]
 
 
 @Entry
-def leave_out(lo, hi, thread, a):  # type: ignore[no-untyped-def]
+def leave_out(lo, hi, thread, a):
     x, key, out, first, limit, larger = f32(a[0]), i32(a[1]), f32(a[2]), np.uint32(a[3]), np.uint32(a[4]), np.float32(real(a[5]))
     start = spread(np.uint32(spread(np.uint32(first + np.uint32(key[0]))) + np.uint32(key[1])))
     for i in range(lo, hi):
@@ -30,7 +30,7 @@ def leave_out(lo, hi, thread, a):  # type: ignore[no-untyped-def]
 
 
 @kernel("dropout")
-def dropout(outs, ins, attrs, scratch, threads):  # type: ignore[no-untyped-def]
+def dropout(outs, ins, attrs, scratch, threads):
     rate, size = attrs["rate"], outs[0].size
     first = int(mixed(np.array([attrs["salt"]], np.uint32))[0])
     words = (first, int(rate * 2**32), 1 / (1 - rate))

@@ -72,7 +72,7 @@ class FewRows:
 
 
 @inline
-def dot(x, w, count):  # type: ignore[no-untyped-def]
+def dot(x, w, count):
     a, b, c, d = splat(ZERO), splat(ZERO), splat(ZERO), splat(ZERO)
     whole = count // STEP * STEP
     for i in range(0, whole, STEP):
@@ -86,7 +86,7 @@ def dot(x, w, count):  # type: ignore[no-untyped-def]
 
 
 @Entry
-def multiply_few(lo, hi, thread, a):  # type: ignore[no-untyped-def]
+def multiply_few(lo, hi, thread, a):
     half, x, rows, k, kind, w, row_bytes, y, n = a[0], a[1], a[2], a[3], a[4], a[5], a[6], f32(a[7]), a[8]
     mine = a[9] + thread * a[10]
     for column in range(lo, hi):

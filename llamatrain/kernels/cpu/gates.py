@@ -15,18 +15,18 @@ ONE = np.float32(1)
 
 
 @inline
-def sigmoid(x):  # type: ignore[no-untyped-def]
+def sigmoid(x):
     return ONE / (ONE + exp(x * np.float32(-1)))
 
 
 @inline
-def slope(x, s):  # type: ignore[no-untyped-def]
+def slope(x, s):
     """The derivative of silu, s = sigmoid(x)."""
     return s * (ONE + x * (ONE - s))
 
 
 @Entry
-def silu_flat(lo, hi, thread, a):  # type: ignore[no-untyped-def]
+def silu_flat(lo, hi, thread, a):
     x, y, past = f32(a[0]), f32(a[1]), a[2]
     for i in range(lo, hi, LANES):
         v = load_to(x, i, hi)
@@ -34,7 +34,7 @@ def silu_flat(lo, hi, thread, a):  # type: ignore[no-untyped-def]
 
 
 @Entry
-def silu_back_flat(lo, hi, thread, a):  # type: ignore[no-untyped-def]
+def silu_back_flat(lo, hi, thread, a):
     dy, x, dx, past = f32(a[0]), f32(a[1]), f32(a[2]), a[3]
     for i in range(lo, hi, LANES):
         v = load_to(x, i, hi)
@@ -42,14 +42,14 @@ def silu_back_flat(lo, hi, thread, a):  # type: ignore[no-untyped-def]
 
 
 @inline
-def swiglu_of(gate, up, y, lo, hi, past):  # type: ignore[no-untyped-def]
+def swiglu_of(gate, up, y, lo, hi, past):
     for i in range(lo, hi, LANES):
         g = load_to(gate, i, hi)
         store_to(y, i, hi, g * sigmoid(g) * load_to(up, i, hi), past)
 
 
 @Entry
-def swiglu_flat(lo, hi, thread, a):  # type: ignore[no-untyped-def]
+def swiglu_flat(lo, hi, thread, a):
     if a[4]:
         swiglu_of(u16(a[0]), u16(a[1]), u16(a[2]), lo, hi, a[3])
     else:
@@ -57,7 +57,7 @@ def swiglu_flat(lo, hi, thread, a):  # type: ignore[no-untyped-def]
 
 
 @inline
-def swiglu_back_of(dy, gate, up, dgate, dup, lo, hi, past):  # type: ignore[no-untyped-def]
+def swiglu_back_of(dy, gate, up, dgate, dup, lo, hi, past):
     for i in range(lo, hi, LANES):
         d, g, u = load_to(dy, i, hi), load_to(gate, i, hi), load_to(up, i, hi)
         s = sigmoid(g)
@@ -66,7 +66,7 @@ def swiglu_back_of(dy, gate, up, dgate, dup, lo, hi, past):  # type: ignore[no-u
 
 
 @Entry
-def swiglu_back_flat(lo, hi, thread, a):  # type: ignore[no-untyped-def]
+def swiglu_back_flat(lo, hi, thread, a):
     if a[6]:
         swiglu_back_of(f32(a[0]), u16(a[1]), u16(a[2]), u16(a[3]), u16(a[4]), lo, hi, a[5])
     else:
@@ -87,6 +87,6 @@ def _takes(outs: Sequence[Array], ins: Sequence[Array], attrs: dict) -> bool:
 for _name, _entry in ENTRIES.items():
 
     @kernel(_name, takes=_takes if _name.startswith("swiglu") else all_float32)
-    def flat(outs, ins, attrs, scratch, threads, entry=_entry):  # type: ignore[no-untyped-def]
+    def flat(outs, ins, attrs, scratch, threads, entry=_entry):
         past, half = all(streams(out.reshape(-1), *ins) for out in outs), outs[0].dtype == np.uint16
         return [entry.call(*ins, *outs, past, half, items=outs[0].size, block=portion(outs[0].size, 8, LANES))]

@@ -160,7 +160,7 @@ def head_calls(
 
 
 @inline
-def exponentials(line, to, width, top):  # type: ignore[no-untyped-def]
+def exponentials(line, to, width, top):
     """exp(logit - top), rounded where `to` is bf16, and the sum of them before that."""
     so_far, whole = splat(ZERO), width // LANES * LANES
     for i in range(0, whole, LANES):
@@ -175,7 +175,7 @@ def exponentials(line, to, width, top):  # type: ignore[no-untyped-def]
 
 
 @Entry
-def logits_slices(lo, hi, thread, a):  # type: ignore[no-untyped-def]
+def logits_slices(lo, hi, thread, a):
     mode, w, form, stride, v, d, block = a[0], a[1], a[2], a[4], a[5], a[6], a[9]
     width, rows, half, keeps, pitch, logits = a[10], a[11], a[12], a[13], a[14], a[15]
     partial, chosen, targets, packed = f32(a[16]), f32(a[17]), i32(a[18]), a[19]
@@ -204,7 +204,7 @@ def logits_slices(lo, hi, thread, a):  # type: ignore[no-untyped-def]
 
 
 @inline
-def log_sum(partial, row, rows, slices):  # type: ignore[no-untyped-def]
+def log_sum(partial, row, rows, slices):
     """The logarithm of a row's sum of exponentials, from those of its slices."""
     top, so_far = partial[row * 2], 0.0
     for item in range(slices):
@@ -216,13 +216,13 @@ def log_sum(partial, row, rows, slices):  # type: ignore[no-untyped-def]
 
 
 @inline
-def turn_slice(line, first, end, factor):  # type: ignore[no-untyped-def]
+def turn_slice(line, first, end, factor):
     for i in range(first, end, LANES):
         store_to(line, i, end, load_to(line, i, end) * factor if factor != 0 else splat(ZERO), 0)
 
 
 @Entry
-def finish_rows(lo, hi, thread, a):  # type: ignore[no-untyped-def]
+def finish_rows(lo, hi, thread, a):
     v, slices, width, rows, half, keeps, pitch, logits = a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7]
     partial, chosen, targets = f32(a[8]), f32(a[9]), i32(a[10])
     weights, dloss, losses = f32(a[11]), f32(a[12]), f64(a[13])
@@ -267,11 +267,11 @@ def takes(outs: Sequence[Array], ins: Sequence[Array], attrs: dict[str, Any]) ->
 
 
 @kernel("linear_cross_entropy", lambda outs, ins, attrs, threads: head_of(ins, False, False, threads).scratch, takes)
-def linear_cross_entropy(outs, ins, attrs, scratch, threads):  # type: ignore[no-untyped-def]
+def linear_cross_entropy(outs, ins, attrs, scratch, threads):
     return head_calls(head_of(ins, False, False, threads), outs, ins, np.ones((), np.float32), scratch)
 
 
 @kernel("linear_cross_entropy_back", lambda outs, ins, attrs, threads: back_of(ins, attrs, threads).scratch, takes)
-def linear_cross_entropy_back(outs, ins, attrs, scratch, threads):  # type: ignore[no-untyped-def]
+def linear_cross_entropy_back(outs, ins, attrs, scratch, threads):
     dloss, *sources = ins
     return head_calls(back_of(ins, attrs, threads), outs, sources, dloss, scratch)

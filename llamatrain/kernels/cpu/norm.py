@@ -11,7 +11,7 @@ CHUNKS = 64  # at most so many partial sums of dw
 
 
 @inline
-def dot(x, i, y, j, size):  # type: ignore[no-untyped-def]
+def dot(x, i, y, j, size):
     """The sum of `size` products, of x from i and y from j on."""
     a, b, c, d = splat(0.0), splat(0.0), splat(0.0), splat(0.0)
     x_end, y_end = i + size, j + size
@@ -25,12 +25,12 @@ def dot(x, i, y, j, size):  # type: ignore[no-untyped-def]
 
 
 @inline
-def reciprocal_rms(x, start, width, eps):  # type: ignore[no-untyped-def]
+def reciprocal_rms(x, start, width, eps):
     return ONE / sqrt(dot(x, start, x, start, width) / np.float32(width) + np.float32(eps))
 
 
 @Entry
-def norm_rows(lo, hi, thread, a):  # type: ignore[no-untyped-def]
+def norm_rows(lo, hi, thread, a):
     x, w, y, width, eps, past = f32(a[0]), f32(a[1]), f32(a[2]), a[3], real(a[4]), a[5]
     for row in range(lo, hi):
         start, end = row * width, (row + 1) * width
@@ -40,7 +40,7 @@ def norm_rows(lo, hi, thread, a):  # type: ignore[no-untyped-def]
 
 
 @kernel("rms_norm")
-def rms_norm(outs, ins, attrs, scratch, threads):  # type: ignore[no-untyped-def]
+def rms_norm(outs, ins, attrs, scratch, threads):
     (y,), (x, w) = outs, ins
     width, rows = w.size, x.size // w.size
     block = portion(rows, 4 * width)
@@ -52,7 +52,7 @@ def rms_norm(outs, ins, attrs, scratch, threads):  # type: ignore[no-untyped-def
 
 
 @inline
-def weighted_dot(dy, w, x, start, width):  # type: ignore[no-untyped-def]
+def weighted_dot(dy, w, x, start, width):
     a, b, end = splat(0.0), splat(0.0), start + width
     for i in range(0, width, 2 * LANES):
         j, k = start + i, i + LANES
@@ -62,7 +62,7 @@ def weighted_dot(dy, w, x, start, width):  # type: ignore[no-untyped-def]
 
 
 @Entry
-def norm_rows_back(lo, hi, thread, a):  # type: ignore[no-untyped-def]
+def norm_rows_back(lo, hi, thread, a):
     dy, x, w, dx, sums = f32(a[0]), f32(a[1]), f32(a[2]), f32(a[3]), f32(a[4])
     width, eps, chunk, past = a[5], real(a[6]), a[7], a[8]
     dw = lo // chunk * width
@@ -79,7 +79,7 @@ def norm_rows_back(lo, hi, thread, a):  # type: ignore[no-untyped-def]
 
 
 @Entry
-def add_rows(lo, hi, thread, a):  # type: ignore[no-untyped-def]
+def add_rows(lo, hi, thread, a):
     """Columns lo to hi of the sum of `rows` rows."""
     x, y, rows, width = f32(a[0]), f32(a[1]), a[2], a[3]
     for i in range(lo, hi, LANES):
@@ -93,13 +93,13 @@ def chunk_of(rows: int) -> int:
     return max(16, -(-rows // CHUNKS))
 
 
-def chunk_sums(outs, ins, attrs, threads):  # type: ignore[no-untyped-def]
+def chunk_sums(outs, ins, attrs, threads):
     rows = ins[1].size // ins[2].size if ins[2].size else 0
     return 4 * ins[2].size * -(-rows // chunk_of(rows))
 
 
 @kernel("rms_norm_back", scratch=chunk_sums)
-def rms_norm_back(outs, ins, attrs, scratch, threads):  # type: ignore[no-untyped-def]
+def rms_norm_back(outs, ins, attrs, scratch, threads):
     (dx, dw), (dy, x, w) = outs, ins
     width, rows = w.size, x.size // w.size
     chunk, past = chunk_of(rows), streams(dx, dy, x)

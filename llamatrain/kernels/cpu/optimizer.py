@@ -13,7 +13,7 @@ from llamatrain.machine.jit import Entry, f32, real
 
 
 @Entry
-def adamw_flat(lo, hi, thread, a):  # type: ignore[no-untyped-def]
+def adamw_flat(lo, hi, thread, a):
     w, m, v, g, schedule, factor = f32(a[0]), f32(a[1]), f32(a[2]), f32(a[3]), f32(a[4]), f32(a[5])[0]
     beta1, beta2, eps, decay = real(a[6]), real(a[7]), real(a[8]), real(a[9])
     keep = np.float32(1 - schedule[0] * decay)
@@ -31,7 +31,7 @@ def adamw_flat(lo, hi, thread, a):  # type: ignore[no-untyped-def]
 
 
 @Entry
-def sgd_flat(lo, hi, thread, a):  # type: ignore[no-untyped-def]
+def sgd_flat(lo, hi, thread, a):
     w, m, g, rate, factor = f32(a[0]), f32(a[1]), f32(a[2]), f32(a[3])[0], f32(a[4])[0]
     momentum, keep = np.float32(real(a[5])), np.float32(1 - rate * real(a[6]))
     for i in range(lo, hi, LANES):
@@ -41,13 +41,13 @@ def sgd_flat(lo, hi, thread, a):  # type: ignore[no-untyped-def]
 
 
 @kernel("opt_step_adamw")
-def opt_step_adamw(outs, ins, attrs, scratch, threads):  # type: ignore[no-untyped-def]
+def opt_step_adamw(outs, ins, attrs, scratch, threads):
     numbers = (float(attrs[name]) for name in ("beta1", "beta2", "eps", "decay"))
     return [adamw_flat.call(*ins, *numbers, items=ins[0].size, block=portion(ins[0].size, 8, LANES))]
 
 
 @kernel("opt_step_sgd")
-def opt_step_sgd(outs, ins, attrs, scratch, threads):  # type: ignore[no-untyped-def]
+def opt_step_sgd(outs, ins, attrs, scratch, threads):
     return [
         sgd_flat.call(
             *ins, float(attrs["momentum"]), float(attrs["decay"]), items=ins[0].size, block=portion(ins[0].size, 8, LANES)
@@ -56,7 +56,7 @@ def opt_step_sgd(outs, ins, attrs, scratch, threads):  # type: ignore[no-untyped
 
 
 @Entry
-def clip(lo, hi, thread, a):  # type: ignore[no-untyped-def]
+def clip(lo, hi, thread, a):
     """The norm of what `count` sums of squares belong to, and what it leaves of a gradient."""
     factor, norm, limit, count = f32(a[0]), f32(a[1]), real(a[2]), a[3]
     squares = 0.0
@@ -68,5 +68,5 @@ def clip(lo, hi, thread, a):  # type: ignore[no-untyped-def]
 
 
 @kernel("clip_factor")
-def clip_factor(outs, ins, attrs, scratch, threads):  # type: ignore[no-untyped-def]
+def clip_factor(outs, ins, attrs, scratch, threads):
     return [clip.call(*outs, float(attrs["limit"]), len(ins), *ins, items=1, block=1)]

@@ -197,7 +197,7 @@ class Product:
 
 
 @inline
-def pack_part(mode, to, source, form, across, turned, stride, first, rows, start, deep, room):  # type: ignore[no-untyped-def]
+def pack_part(mode, to, source, form, across, turned, stride, first, rows, start, deep, room):
     """`rows` rows from `first` on, of k `deep` from `start` on. `room`: ROOM bytes of the thread's own, for quantised ones."""
     if form >= BLOCKS and across:
         pack_quantised(mode, to, form - BLOCKS, source, stride, across, start, deep, first, rows, room)
@@ -209,7 +209,7 @@ def pack_part(mode, to, source, form, across, turned, stride, first, rows, start
 
 
 @Entry
-def pack_whole(lo, hi, thread, a):  # type: ignore[no-untyped-def]
+def pack_whole(lo, hi, thread, a):
     mode, source, form, across, stride, count, k, start, depth, block = a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9]
     entries, packed, entry_bytes, is_a, strip = i64(a[10]), a[11], a[12], a[13], a[14]
     room = packed + a[15] + thread * a[16]
@@ -225,7 +225,7 @@ def pack_whole(lo, hi, thread, a):  # type: ignore[no-untyped-def]
 
 
 @Entry
-def multiply_slices(lo, hi, thread, a):  # type: ignore[no-untyped-def]
+def multiply_slices(lo, hi, thread, a):
     mode, source, form, across, stride, count, k, start, depth, block = a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9]
     entries, packed, entry_bytes, whole_is_a = i64(a[10]), a[11], a[12], a[13]
     slots, other, room, room_bytes, width, slices = i64(a[14]), a[15], a[16], a[17], a[18], a[19]

@@ -23,7 +23,7 @@ ALONG, ACROSS = np.int64(0), np.int64(1)  # typed, as a helper is compiled again
 
 
 @Brick
-def decode_run(kind, to, half, source, elements):  # type: ignore[no-untyped-def]
+def decode_run(kind, to, half, source, elements):
     segment(kind, u8(to), half, u8(source), elements)
 
 
@@ -31,13 +31,13 @@ decode_call = decode_run.call
 
 
 @inline
-def decode(kind, to, half, source, elements):  # type: ignore[no-untyped-def]
+def decode(kind, to, half, source, elements):
     """Whole blocks that lie behind each other, to bf16 (half = 1) or float32."""
     decode_call((kind, to, half, source, elements))
 
 
 @Brick
-def pack_slabs(mode, to, kind, raw, row_bytes, across, first, rows, start, columns, room):  # type: ignore[no-untyped-def]
+def pack_slabs(mode, to, kind, raw, row_bytes, across, first, rows, start, columns, room):
     block, size, depth = K.BLOCK[kind], K.SIZE[kind], tiles.tile_depth(mode)
     half, element = (0, 4) if mode == tiles.FLOAT32 else (1, 2)
     high, wide = (HIGH, SHORT) if across else (LOW, LONG)
@@ -61,5 +61,5 @@ slabs_call = pack_slabs.call
 
 
 @inline
-def pack_quantised(mode, to, kind, raw, row_bytes, across, first, rows, start, columns, room):  # type: ignore[no-untyped-def]
+def pack_quantised(mode, to, kind, raw, row_bytes, across, first, rows, start, columns, room):
     slabs_call((mode, to, kind, raw, row_bytes, across, first, rows, start, columns, room))

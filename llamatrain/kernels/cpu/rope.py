@@ -8,12 +8,12 @@ from llamatrain.machine.jit import Entry, f32, i32, inline, real
 
 
 @inline
-def turn(v, angle, way):  # type: ignore[no-untyped-def]
+def turn(v, angle, way):
     return v * evens(angle) + swapped(v) * alternate(odds(angle) * way)
 
 
 @Entry
-def rotate(lo, hi, thread, a):  # type: ignore[no-untyped-def]
+def rotate(lo, hi, thread, a):
     """Tokens lo to hi; `turned` elements of each head turn, the rest pass through."""
     x, positions, table, y = f32(a[0]), i32(a[1]), f32(a[2]), f32(a[3])
     heads, size, turned, way, past, count = a[4], a[5], a[6], np.float32(real(a[7])), a[8], a[9]
@@ -30,7 +30,7 @@ def rotate(lo, hi, thread, a):  # type: ignore[no-untyped-def]
                 store_to(y, i, start + size, load_to(x, i, start + size), 0)
 
 
-def rope(outs, ins, way):  # type: ignore[no-untyped-def]
+def rope(outs, ins, way):
     (y,), (x, positions, table) = outs, ins
     batch, length, heads, size = x.shape
     turned = 2 * table.shape[1]
@@ -41,10 +41,10 @@ def rope(outs, ins, way):  # type: ignore[no-untyped-def]
 
 
 @kernel("rope")
-def rope_forth(outs, ins, attrs, scratch, threads):  # type: ignore[no-untyped-def]
+def rope_forth(outs, ins, attrs, scratch, threads):
     return rope(outs, ins, 1.0)
 
 
 @kernel("rope_back")
-def rope_back(outs, ins, attrs, scratch, threads):  # type: ignore[no-untyped-def]
+def rope_back(outs, ins, attrs, scratch, threads):
     return rope(outs, ins, -1.0)

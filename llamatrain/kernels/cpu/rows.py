@@ -13,7 +13,7 @@ from llamatrain.machine.jit import Entry, f32, i32, u16
 
 
 @Entry
-def take_rows(lo, hi, thread, a):  # type: ignore[no-untyped-def]
+def take_rows(lo, hi, thread, a):
     wide, half, ids, y, width, is_half, there = f32(a[0]), u16(a[0]), i32(a[1]), f32(a[2]), a[3], a[4], a[5]
     for row in range(lo, hi):
         source, start = ids[row] * width, row * width
@@ -27,7 +27,7 @@ def take_rows(lo, hi, thread, a):  # type: ignore[no-untyped-def]
 
 
 @Entry
-def decode_taken(lo, hi, thread, a):  # type: ignore[no-untyped-def]
+def decode_taken(lo, hi, thread, a):
     """a: kind, weight, bytes from row to row, ids, y, width, rows that are there"""
     ids, y, width = i32(a[3]), f32(a[4]), a[5]
     for row in range(lo, hi):
@@ -38,12 +38,12 @@ def decode_taken(lo, hi, thread, a):  # type: ignore[no-untyped-def]
                 store_to(y, i, row * width + width, splat(np.float32(np.nan)), 0)
 
 
-def _floats(outs, ins, attrs) -> bool:  # type: ignore[no-untyped-def]
+def _floats(outs, ins, attrs) -> bool:
     return outs[0].dtype == np.float32 and packs(ins[0])
 
 
 @kernel("get_rows", takes=_floats)
-def get_rows(outs, ins, attrs, scratch, threads):  # type: ignore[no-untyped-def]
+def get_rows(outs, ins, attrs, scratch, threads):
     (w, ids), width = ins, ins[0].shape[1]
     if isinstance(w, Blocks):
         words = (w.kind.number, w.raw, w.row_bytes, ids, outs[0], width, w.shape[0])
@@ -54,7 +54,7 @@ def get_rows(outs, ins, attrs, scratch, threads):  # type: ignore[no-untyped-def
 
 
 @Entry
-def add_to_rows(lo, hi, thread, a):  # type: ignore[no-untyped-def]
+def add_to_rows(lo, hi, thread, a):
     """Rows lo to hi of the result: zeros, and each row of dy with such a number added, in order."""
     dy, ids, out, count, width, past = f32(a[0]), i32(a[1]), f32(a[2]), a[3], a[4], a[5]
     for i in range(lo * width, hi * width, LANES):
@@ -68,7 +68,7 @@ def add_to_rows(lo, hi, thread, a):  # type: ignore[no-untyped-def]
 
 
 @kernel("get_rows_back")
-def get_rows_back(outs, ins, attrs, scratch, threads):  # type: ignore[no-untyped-def]
+def get_rows_back(outs, ins, attrs, scratch, threads):
     (dy, ids), (out,) = ins, outs
     rows, width = out.shape
     block = portion(rows, width)  # few and large: each looks at all numbers
@@ -76,14 +76,14 @@ def get_rows_back(outs, ins, attrs, scratch, threads):  # type: ignore[no-untype
 
 
 @Entry
-def copy_words(lo, hi, thread, a):  # type: ignore[no-untyped-def]
+def copy_words(lo, hi, thread, a):
     x, y, past = f32(a[0]), f32(a[1]), a[2]
     for i in range(lo, hi, LANES):
         store_to(y, i, hi, load_to(x, i, hi), past)
 
 
 @Entry
-def put_rows(lo, hi, thread, a):  # type: ignore[no-untyped-def]
+def put_rows(lo, hi, thread, a):
     """Columns lo to hi of all rows, in order: of two with one number the last stays."""
     rows, ids, y, count, width, there = f32(a[0]), i32(a[1]), f32(a[2]), a[3], a[4], a[5]
     for row in range(count):
@@ -94,13 +94,13 @@ def put_rows(lo, hi, thread, a):  # type: ignore[no-untyped-def]
             store_to(y, start + i, start + hi, load_to(rows, source + i, source + hi), 0)
 
 
-def _words(outs, ins, attrs) -> bool:  # type: ignore[no-untyped-def]
+def _words(outs, ins, attrs) -> bool:
     width = math.prod(ins[1].shape[1:]) * ins[1].dtype.itemsize
     return outs[0].dtype == ins[0].dtype == ins[1].dtype and width % 4 == 0 and width > 0
 
 
 @kernel("set_rows", takes=_words)
-def set_rows(outs, ins, attrs, scratch, threads):  # type: ignore[no-untyped-def]
+def set_rows(outs, ins, attrs, scratch, threads):
     (x, rows, ids), (y,) = ins, outs
     width = math.prod(rows.shape[1:]) * rows.itemsize // 4  # in words of 4 bytes, whatever they hold
     block = portion(width, ids.size, LANES)

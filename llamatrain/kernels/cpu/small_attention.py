@@ -19,7 +19,7 @@ NOTHING, LOWEST, ZERO, ONE = (np.float32(x) for x in (-np.inf, np.finfo(np.float
 
 
 @inline
-def seen(starts, lasts, given, batch, query, length, keys):  # type: ignore[no-untyped-def]
+def seen(starts, lasts, given, batch, query, length, keys):
     """The keys first .. end that a query sees."""
     place = batch * length + query
     last = lasts[place] if given else query + keys - length
@@ -42,17 +42,17 @@ def between(typing_context: Any, value: Any, at: Any, first: Any, end: Any, othe
 
 
 @inline
-def whole(count):  # type: ignore[no-untyped-def]
+def whole(count):
     return (count + LANES - 1) // LANES * LANES
 
 
 @inline
-def padded(size):  # type: ignore[no-untyped-def]
+def padded(size):
     return (size + 3) // 4 * 4
 
 
 @inline
-def copy_rows(to, x, start, pitch, rows, size, factor):  # type: ignore[no-untyped-def]
+def copy_rows(to, x, start, pitch, rows, size, factor):
     """Rows one after the other, zeros to the next multiple of four columns; the store of a row reaches into the next."""
     for row in range(rows):
         first = start + row * pitch
@@ -60,7 +60,7 @@ def copy_rows(to, x, start, pitch, rows, size, factor):  # type: ignore[no-untyp
 
 
 @inline
-def to_lanes(to, rows, first, pad):  # type: ignore[no-untyped-def]
+def to_lanes(to, rows, first, pad):
     """Columns of LANES rows; what lies in lanes beyond the last row is never written out."""
     for lane in range(LANES):
         for d in range(pad):
@@ -68,14 +68,14 @@ def to_lanes(to, rows, first, pad):  # type: ignore[no-untyped-def]
 
 
 @inline
-def from_lanes(x, start, pitch, rows, size, columns, i, factor):  # type: ignore[no-untyped-def]
+def from_lanes(x, start, pitch, rows, size, columns, i, factor):
     for lane in range(rows):
         for d in range(size):
             x[start + lane * pitch + d] = columns[i + d * LANES + lane] * factor
 
 
 @inline
-def products(to, columns, rows, pad, low, high):  # type: ignore[no-untyped-def]
+def products(to, columns, rows, pad, low, high):
     """Of what is in the lanes with each row."""
     for d in range(0, pad, 4):
         i = d * LANES
@@ -87,7 +87,7 @@ def products(to, columns, rows, pad, low, high):  # type: ignore[no-untyped-def]
 
 
 @inline
-def add_weighted(to, start, weights, rows, pad, low, high):  # type: ignore[no-untyped-def]
+def add_weighted(to, start, weights, rows, pad, low, high):
     for d in range(0, pad, 4):
         i = start + d * LANES
         x0, x1, x2, x3 = load(to, i), load(to, i + LANES), load(to, i + 2 * LANES), load(to, i + 3 * LANES)
@@ -104,19 +104,19 @@ def add_weighted(to, start, weights, rows, pad, low, high):  # type: ignore[no-u
 
 
 @inline
-def clear(x, size):  # type: ignore[no-untyped-def]
+def clear(x, size):
     for i in range(0, size, LANES):
         store(x, i, splat(ZERO))
 
 
 @inline
-def fill_ranges(firsts, ends, starts, lasts, batch, length, keys):  # type: ignore[no-untyped-def]
+def fill_ranges(firsts, ends, starts, lasts, batch, length, keys):
     for query in range(length):
         firsts[query], ends[query] = seen(i32(starts), i32(lasts), lasts != 0, batch, query, length, keys)
 
 
 @inline
-def any_sees(firsts, ends, query, rows, keys):  # type: ignore[no-untyped-def]
+def any_sees(firsts, ends, query, rows, keys):
     """What any of these queries sees."""
     low, high = keys, 0
     for i in range(query, query + rows):
@@ -127,7 +127,7 @@ def any_sees(firsts, ends, query, rows, keys):  # type: ignore[no-untyped-def]
 
 
 @inline
-def who_sees(firsts, ends, key, length):  # type: ignore[no-untyped-def]
+def who_sees(firsts, ends, key, length):
     """The queries from the first to the last that sees any of LANES keys."""
     low, high = length, 0
     for i in range(length):
@@ -142,13 +142,13 @@ PARTS = 14  # of a thread's memory
 
 
 @inline
-def part_bytes(length, keys):  # type: ignore[no-untyped-def]
+def part_bytes(length, keys):
     """A vector for each query or key, and one more, since a row's store may reach beyond."""
     return 4 * LANES * (whole(max(length, keys)) + 1)
 
 
 @inline
-def parts(space, length, keys):  # type: ignore[no-untyped-def]
+def parts(space, length, keys):
     size = part_bytes(length, keys)
     few = f32(space), f32(space + size), f32(space + 2 * size), f32(space + 3 * size), f32(space + 4 * size)
     more = f32(space + 5 * size), f32(space + 6 * size), f32(space + 7 * size), f32(space + 8 * size), f32(space + 9 * size)
@@ -156,7 +156,7 @@ def parts(space, length, keys):  # type: ignore[no-untyped-def]
 
 
 @inline
-def soften(scores, firsts, ends, low, high):  # type: ignore[no-untyped-def]
+def soften(scores, firsts, ends, low, high):
     """Scores to their exponentials. Gives the largest score of each lane (what is not a number shows in the sum), and the sum."""
     top, sums = splat(NOTHING), splat(ZERO)
     for j in range(low, high):
@@ -172,7 +172,7 @@ def soften(scores, firsts, ends, low, high):  # type: ignore[no-untyped-def]
 
 
 @Entry
-def attend_small(lo, hi, thread, a):  # type: ignore[no-untyped-def]
+def attend_small(lo, hi, thread, a):
     """A job: one head of keys, with all heads of queries that read it."""
     out, lse, scale = f32(a[5]), f32(a[6]), np.float32(real(a[16]))
     length, keys, heads, groups, size = a[9], a[10], a[11], a[12], a[13]
@@ -206,7 +206,7 @@ def attend_small(lo, hi, thread, a):  # type: ignore[no-untyped-def]
 
 
 @inline
-def slopes(scores, steps, low, high, firsts, ends, lse, delta):  # type: ignore[no-untyped-def]
+def slopes(scores, steps, low, high, firsts, ends, lse, delta):
     """Scores to p, dp to ds but for the scale, in place: queries in the lanes."""
     for j in range(low, high):
         at = splat(np.float32(j))
@@ -215,7 +215,7 @@ def slopes(scores, steps, low, high, firsts, ends, lse, delta):  # type: ignore[
 
 
 @inline
-def slopes_of_keys(scores, steps, low, high, key, firsts, ends, lse, line, deltas):  # type: ignore[no-untyped-def]
+def slopes_of_keys(scores, steps, low, high, key, firsts, ends, lse, line, deltas):
     """The same with keys in the lanes, and p too."""
     for i in range(low, high):
         first, end, at = np.int64(firsts[i]), np.int64(ends[i]), i * LANES
@@ -225,7 +225,7 @@ def slopes_of_keys(scores, steps, low, high, key, firsts, ends, lse, line, delta
 
 
 @inline
-def sum_products(to, i, x, y, pad):  # type: ignore[no-untyped-def]
+def sum_products(to, i, x, y, pad):
     so_far = splat(ZERO)
     for d in range(0, pad * LANES, LANES):
         so_far += load(x, d) * load(y, d)
@@ -233,7 +233,7 @@ def sum_products(to, i, x, y, pad):  # type: ignore[no-untyped-def]
 
 
 @Entry
-def attend_small_back(lo, hi, thread, a):  # type: ignore[no-untyped-def]
+def attend_small_back(lo, hi, thread, a):
     """A job: as forward."""
     lse, length, keys, heads, groups, size, scale = f32(a[5]), a[13], a[14], a[15], a[16], a[17], np.float32(real(a[20]))
     group, pad, pitch, apart = heads // groups, padded(size), heads * size, groups * size
@@ -283,13 +283,13 @@ def attend_small_back(lo, hi, thread, a):  # type: ignore[no-untyped-def]
 # ---- binding ------------------------------------------------------------------------------------
 
 
-def is_small(q, k) -> bool:  # type: ignore[no-untyped-def]
+def is_small(q, k) -> bool:
     return q.dtype == k.dtype == np.float32 and q.shape[3] <= WIDEST and max(q.shape[1], k.shape[1]) <= LONGEST
 
 
-def thread_bytes(q, k) -> int:  # type: ignore[no-untyped-def]
+def thread_bytes(q, k) -> int:
     return PARTS * 4 * LANES * (-(-max(q.shape[1], k.shape[1]) // LANES) * LANES + 1)  # PARTS * part_bytes, uncompiled
 
 
-def jobs_together(q, k) -> int:  # type: ignore[no-untyped-def]
+def jobs_together(q, k) -> int:
     return share(q.shape[1] * q.shape[2] // k.shape[2] * k.shape[1] * 4)

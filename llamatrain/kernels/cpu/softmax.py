@@ -15,7 +15,7 @@ ONE = np.float32(1)
 
 
 @inline
-def top_of(x, start, end):  # type: ignore[no-untyped-def]
+def top_of(x, start, end):
     """The largest of a row; what is not a number is passed over, and shows in the sum."""
     top = splat(NOTHING)
     for i in range(start, end, LANES):
@@ -24,7 +24,7 @@ def top_of(x, start, end):  # type: ignore[no-untyped-def]
 
 
 @inline
-def sum_of_exp(x, start, end, top):  # type: ignore[no-untyped-def]
+def sum_of_exp(x, start, end, top):
     so_far = splat(0.0)
     for i in range(start, end, LANES):
         so_far += within(exp(load_to(x, i, end) - top), i, start, end, np.float32(0))
@@ -32,7 +32,7 @@ def sum_of_exp(x, start, end, top):  # type: ignore[no-untyped-def]
 
 
 @inline
-def soft_max_row(x, y, start, end, factor):  # type: ignore[no-untyped-def]
+def soft_max_row(x, y, start, end, factor):
     """y = factor softmax(x)"""
     top, so_far = top_of(x, start, end), splat(0.0)
     for i in range(start, end, LANES):
@@ -45,14 +45,14 @@ def soft_max_row(x, y, start, end, factor):  # type: ignore[no-untyped-def]
 
 
 @Entry
-def soft_max_rows(lo, hi, thread, a):  # type: ignore[no-untyped-def]
+def soft_max_rows(lo, hi, thread, a):
     x, y, width = f32(a[0]), f32(a[1]), a[2]
     for row in range(lo, hi):
         soft_max_row(x, y, row * width, (row + 1) * width, ONE)
 
 
 @Entry
-def soft_max_rows_back(lo, hi, thread, a):  # type: ignore[no-untyped-def]
+def soft_max_rows_back(lo, hi, thread, a):
     dy, y, dx, width = f32(a[0]), f32(a[1]), f32(a[2]), a[3]
     for row in range(lo, hi):
         start, end = row * width, (row + 1) * width
@@ -62,13 +62,13 @@ def soft_max_rows_back(lo, hi, thread, a):  # type: ignore[no-untyped-def]
 
 
 @kernel("soft_max")
-def soft_max(outs, ins, attrs, scratch, threads):  # type: ignore[no-untyped-def]
+def soft_max(outs, ins, attrs, scratch, threads):
     (x,), width = ins, ins[0].shape[-1]
     return [soft_max_rows.call(x, outs[0], width, items=x.size // width, block=portion(x.size // width, 8 * width))]
 
 
 @kernel("soft_max_back")
-def soft_max_back(outs, ins, attrs, scratch, threads):  # type: ignore[no-untyped-def]
+def soft_max_back(outs, ins, attrs, scratch, threads):
     (dy, y), width = ins, ins[0].shape[-1]
     return [soft_max_rows_back.call(dy, y, outs[0], width, items=y.size // width, block=portion(y.size // width, 4 * width))]
 
@@ -77,7 +77,7 @@ def soft_max_back(outs, ins, attrs, scratch, threads):  # type: ignore[no-untype
 
 
 @Entry
-def entropy_of_ids(lo, hi, thread, a):  # type: ignore[no-untyped-def]
+def entropy_of_ids(lo, hi, thread, a):
     x, targets, weights, sums, width, block = f32(a[0]), i32(a[1]), f32(a[2]), f64(a[3]), a[4], a[5]
     so_far = 0.0
     for row in range(lo, hi):
@@ -91,7 +91,7 @@ def entropy_of_ids(lo, hi, thread, a):  # type: ignore[no-untyped-def]
 
 
 @Entry
-def entropy_of_rows(lo, hi, thread, a):  # type: ignore[no-untyped-def]
+def entropy_of_rows(lo, hi, thread, a):
     """Targets that are rows of a distribution."""
     x, targets, weights, sums, width, block = f32(a[0]), f32(a[1]), f32(a[2]), f64(a[3]), a[4], a[5]
     so_far = 0.0
@@ -108,7 +108,7 @@ def entropy_of_rows(lo, hi, thread, a):  # type: ignore[no-untyped-def]
 
 
 @Entry
-def entropy_of_ids_back(lo, hi, thread, a):  # type: ignore[no-untyped-def]
+def entropy_of_ids_back(lo, hi, thread, a):
     dloss, x, targets, weights, dx, width = f32(a[0]), f32(a[1]), i32(a[2]), f32(a[3]), f32(a[4]), a[5]
     for row in range(lo, hi):
         start, end = row * width, (row + 1) * width
@@ -123,7 +123,7 @@ def entropy_of_ids_back(lo, hi, thread, a):  # type: ignore[no-untyped-def]
 
 
 @Entry
-def entropy_of_rows_back(lo, hi, thread, a):  # type: ignore[no-untyped-def]
+def entropy_of_rows_back(lo, hi, thread, a):
     dloss, x, targets, weights, dx, width = f32(a[0]), f32(a[1]), f32(a[2]), f32(a[3]), f32(a[4]), a[5]
     for row in range(lo, hi):
         start, end = row * width, (row + 1) * width
@@ -135,16 +135,16 @@ def entropy_of_rows_back(lo, hi, thread, a):  # type: ignore[no-untyped-def]
             store_to(dx, i, end, load_to(dx, i, end) - load_to(targets, i, end) * factor, 0)
 
 
-def rows_of(logits) -> int:  # type: ignore[no-untyped-def]
+def rows_of(logits) -> int:
     return portion(logits.shape[0], 8 * logits.shape[1])
 
 
-def row_sums(outs, ins, attrs, threads):  # type: ignore[no-untyped-def]
+def row_sums(outs, ins, attrs, threads):
     return 8 * -(-ins[0].shape[0] // rows_of(ins[0]))
 
 
 @kernel("cross_entropy_loss", scratch=row_sums)
-def cross_entropy_loss(outs, ins, attrs, scratch, threads):  # type: ignore[no-untyped-def]
+def cross_entropy_loss(outs, ins, attrs, scratch, threads):
     logits, targets, weights = ins
     (rows, width), block = logits.shape, rows_of(logits)
     entry = entropy_of_ids if targets.dtype == np.int32 else entropy_of_rows
@@ -153,7 +153,7 @@ def cross_entropy_loss(outs, ins, attrs, scratch, threads):  # type: ignore[no-u
 
 
 @kernel("cross_entropy_loss_back")
-def cross_entropy_loss_back(outs, ins, attrs, scratch, threads):  # type: ignore[no-untyped-def]
+def cross_entropy_loss_back(outs, ins, attrs, scratch, threads):
     _, logits, targets, _ = ins
     entry = entropy_of_ids_back if targets.dtype == np.int32 else entropy_of_rows_back
     return [entry.call(*ins, outs[0], logits.shape[1], items=logits.shape[0], block=rows_of(logits))]

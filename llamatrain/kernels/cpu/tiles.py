@@ -34,20 +34,20 @@ def mode_of(precision: str) -> int:
 
 
 @inline
-def tile_depth(mode):  # type: ignore[no-untyped-def]
+def tile_depth(mode):
     """Elements along k in a tile."""
     return 32 if mode >= PAIRS else 16
 
 
 @inline
-def panel_tiles(mode, k):  # type: ignore[no-untyped-def]
+def panel_tiles(mode, k):
     """At least one, so that a sum over nothing is zero."""
     depth = tile_depth(mode)
     return max(1, (k + depth - 1) // depth)
 
 
 @inline
-def panel_bytes(mode, count, k):  # type: ignore[no-untyped-def]
+def panel_bytes(mode, count, k):
     return (count + 15) // 16 * panel_tiles(mode, k) * TILE
 
 
@@ -61,7 +61,7 @@ def packed_bytes(mode: int, count: int, k: int) -> int:
 
 
 @inline
-def fill_tile(mode, to, source, half, across, pitch):  # type: ignore[no-untyped-def]
+def fill_tile(mode, to, source, half, across, pitch):
     """A whole tile, a row of words for each row of the source (or two of them); pitch: bytes between those."""
     if (mode == FLOAT32 and not half) or (mode >= PAIRS and half and not across):
         for i in range(16):
@@ -84,7 +84,7 @@ def fill_tile(mode, to, source, half, across, pitch):  # type: ignore[no-untyped
 
 
 @inline
-def fill_edge(mode, to, source, half, across, pitch, rows, columns):  # type: ignore[no-untyped-def]
+def fill_edge(mode, to, source, half, across, pitch, rows, columns):
     """A tile at the source's edge: rows x columns of its elements are there, the rest is zero."""
     whole, size = micro.room(), 2 if half else 4
     for i in range(32 if across else 16):
@@ -98,7 +98,7 @@ def fill_edge(mode, to, source, half, across, pitch, rows, columns):  # type: ig
 
 
 @Brick
-def pack_tiles(mode, to, source, half, across, turned, stride, count, k):  # type: ignore[no-untyped-def]
+def pack_tiles(mode, to, source, half, across, turned, stride, count, k):
     size, depth = 2 if half else 4, tile_depth(mode)
     panels, tiles = (count + 15) // 16, panel_tiles(mode, k)
     pitch = stride * size
@@ -124,17 +124,17 @@ pack_call = pack_tiles.call
 
 
 @inline
-def pack(mode, to, source, half, across, turned, stride, count, k):  # type: ignore[no-untyped-def]
+def pack(mode, to, source, half, across, turned, stride, count, k):
     pack_call((mode, to, source, half, across, turned, stride, count, k))
 
 
 @inline
-def pack_a(mode, to, source, half, across, stride, m, k):  # type: ignore[no-untyped-def]
+def pack_a(mode, to, source, half, across, stride, m, k):
     pack(mode, to, source, half, across, across, stride, m, k)
 
 
 @inline
-def pack_b(mode, to, source, half, across, stride, n, k):  # type: ignore[no-untyped-def]
+def pack_b(mode, to, source, half, across, stride, n, k):
     pack(mode, to, source, half, across, 1 - across, stride, n, k)
 
 
@@ -142,26 +142,26 @@ def pack_b(mode, to, source, half, across, stride, n, k):  # type: ignore[no-unt
 
 
 @inline
-def begin(mode):  # type: ignore[no-untyped-def]
+def begin(mode):
     if mode == TILES:
         micro.tiles_on()
 
 
 @inline
-def end(mode):  # type: ignore[no-untyped-def]
+def end(mode):
     if mode == TILES:
         micro.tiles_off()
 
 
 @inline
-def settle(space, c, ldc, rows, columns, accumulate):  # type: ignore[no-untyped-def]
+def settle(space, c, ldc, rows, columns, accumulate):
     """Bring a part of a finished 32 x 32 block to C."""
     for i in range(rows):
         micro.settle(c + i * ldc * 4, space + i * SIDE * 4, columns, accumulate)
 
 
 @inline
-def by_tiles(c, ldc, a, b, panel, m, n, words, accumulate):  # type: ignore[no-untyped-def]
+def by_tiles(c, ldc, a, b, panel, m, n, words, accumulate):
     a_panel, b_panel = panel if m > 16 else 0, panel if n > 16 else 0
     if m >= SIDE and n >= SIDE:
         micro.tiles(c, ldc * 4, a, a_panel, b, b_panel, words, accumulate)
@@ -172,7 +172,7 @@ def by_tiles(c, ldc, a, b, panel, m, n, words, accumulate):  # type: ignore[no-u
 
 
 @inline
-def by_vectors(mode, c, ldc, a, b, panel, m, n, words, accumulate):  # type: ignore[no-untyped-def]
+def by_vectors(mode, c, ldc, a, b, panel, m, n, words, accumulate):
     wide, space = n > 16, micro.room()
     columns, high = (SIDE, WIDE_ROWS) if wide else (16, NARROW_ROWS)
     for i in range(0, min(m, SIDE), high):
@@ -192,7 +192,7 @@ def by_vectors(mode, c, ldc, a, b, panel, m, n, words, accumulate):  # type: ign
 
 
 @Brick
-def multiply_tiles(mode, c, ldc, a, b, m, n, k, accumulate, by_rows):  # type: ignore[no-untyped-def]
+def multiply_tiles(mode, c, ldc, a, b, m, n, k, accumulate, by_rows):
     panel = panel_bytes(mode, 16, k)
     words = (k + 1) // 2 if mode >= PAIRS else k
     down, along = (m + SIDE - 1) // SIDE, (n + SIDE - 1) // SIDE
@@ -209,5 +209,5 @@ multiply_call = multiply_tiles.call
 
 
 @inline
-def multiply(mode, c, ldc, a, b, m, n, k, accumulate, by_rows):  # type: ignore[no-untyped-def]
+def multiply(mode, c, ldc, a, b, m, n, k, accumulate, by_rows):
     multiply_call((mode, c, ldc, a, b, m, n, k, accumulate, by_rows))
