@@ -13,8 +13,8 @@ from llamatrain.kernels.blocks import Blocks
 from llamatrain.kernels.cpu import tiles
 from llamatrain.kernels.cpu.products import Product, pack_whole, with_weight
 from llamatrain.kernels.cpu.quantised import ROOM, pack_quantised
-from llamatrain.machine.jit import Entry
-from llamatrain.machine.threads import Program
+from llamatrain.machine.entry import Entry
+from llamatrain.machine.threads import Table
 
 TRAINED = [TYPES[number] for number in sorted(COMPILED - {F32})]
 MODES = [tiles.ROUNDED, tiles.PAIRS, tiles.TILES]  # only packed, not multiplied: any machine can
@@ -57,7 +57,7 @@ def expected(mode: int, weight: np.ndarray, across: int) -> np.ndarray:
     weight = np.ascontiguousarray(weight)
     count, k = weight.shape[::-1] if across else weight.shape
     to = aligned(panel_bytes(mode, count, k))
-    Program([pack_decoded.call(mode, to, weight, across, weight.shape[1], count, k, items=1, block=1)], 1)()
+    Table([pack_decoded.call(mode, to, weight, across, weight.shape[1], count, k, items=1, block=1)], 1)()
     return to[:-64]
 
 
@@ -68,7 +68,7 @@ def check(kind: GgmlType, raw: np.ndarray, across: int, first: int, rows: int, s
         wanted = expected(mode, part, across)
         to, room = aligned(wanted.size), aligned(ROOM)
         args = (mode, to, kind.number, raw, raw.shape[1], across, first, rows, start, columns, room)
-        Program([pack_part.call(*args, items=1, block=1)], 1)()
+        Table([pack_part.call(*args, items=1, block=1)], 1)()
         assert_array_equal(to[:-64], wanted)
         assert (to[-64:] == UNTOUCHED).all() and (room[-64:] == UNTOUCHED).all()
 

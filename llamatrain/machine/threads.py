@@ -22,7 +22,8 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from llamatrain.machine.ahead import compile_ahead
-from llamatrain.machine.jit import Call, compiler
+from llamatrain.machine.entry import Call, function
+from llamatrain.machine.jit import compiler
 
 WORD, VOID = ir.IntType(64), ir.VoidType()
 ENTRY_TYPE = ir.FunctionType(VOID, [WORD] * 4)
@@ -150,10 +151,15 @@ def _follow(table, published, thread):
             _work(table, seen - 1, thread)
 
 
+TABLE, TEAM = types.int64[:, ::1], types.int64[::1]
+
+
+@function(types.void(TABLE, TEAM))
 def _alone(table, team):
     _lead(table, team.ctypes.data + ROW * 8, 0, True)
 
 
+@function(types.void(TABLE, TEAM, types.int64), parallel=True)
 def _together(table, team, threads):
     table[:, NEXT] = 0
     table[:, DONE] = 0
@@ -168,10 +174,9 @@ def _together(table, team, threads):
 @cache
 def runner(threads: int) -> Callable[..., None]:
     """What runs a table, by one thread or by a team."""
-    words, rows = types.int64[::1], types.int64[:, ::1]
     if threads == 1:
-        return compiler.function(types.void(rows, words), _alone)
-    run = compiler.function(types.void(rows, words, types.int64), _together, parallel=True)
+        return _alone.compiled
+    run = _together.compiled
 
     def together(table: np.ndarray, team: np.ndarray) -> None:
         numba.set_num_threads(threads)
@@ -180,15 +185,15 @@ def runner(threads: int) -> Callable[..., None]:
     return together
 
 
-class Program:
+class Table:
     """A list of calls, ready to run again and again."""
 
     def __init__(self, calls: Sequence[Call], threads: int) -> None:
         self.calls = list(calls)  # keeps arguments alive
         self.threads = min(threads, numba.config.NUMBA_NUM_THREADS) if any(c.items > c.block for c in calls) else 1
-        compile_ahead((call.entry for call in self.calls), self.threads)
-        self.table = np.zeros((len(self.calls), LINE), np.int64)
-        for row, call in zip(self.table, self.calls, strict=True):
+        compile_ahead([*(call.entry for call in self.calls), _alone if self.threads == 1 else _together])
+        self.rows = np.zeros((len(self.calls), LINE), np.int64)
+        for row, call in zip(self.rows, self.calls, strict=True):
             row[:4] = call.entry.address, call.args.ctypes.data, call.items, call.block
         self.team = np.zeros(2 * LINE, np.int64)
         self.run = runner(self.threads)
@@ -196,7 +201,7 @@ class Program:
 
     def __call__(self) -> None:
         run = runner(1) if forked else self.run
-        run(self.table, self.team)
+        run(self.rows, self.team)
 
 
 forked = False  # the thread layer does not outlive a fork: in the child one thread does it all

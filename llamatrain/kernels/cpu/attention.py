@@ -17,7 +17,8 @@ from llamatrain.kernels.cpu.norm import dot
 from llamatrain.kernels.cpu.small_attention import is_small, seen
 from llamatrain.kernels.cpu.tiles import PAIRS, multiply, pack_a, pack_b, packed_bytes, panel_bytes, panel_tiles, tile_depth
 from llamatrain.kernels.cpu.vector import LANES, exp, larger, largest, load, load_to, splat, store, store_to, total, within
-from llamatrain.machine.jit import Entry, f32, i32, inline, real, u16
+from llamatrain.machine.entry import Entry, f32, i32, real, u16
+from llamatrain.machine.jit import inline
 
 SIDE = np.int64(64)  # queries and keys of a block of scores
 TOGETHER = 4  # blocks of queries (backward: of keys) that share one packing of the other side

@@ -7,7 +7,8 @@ import numpy as np
 
 from llamatrain.kernels.cpu.binding import Array, kernel
 from llamatrain.kernels.cpu.vector import LANES, load_to, portion, splat, store_to, streams
-from llamatrain.machine.jit import Entry, f32, inline, real, u16
+from llamatrain.machine.entry import Entry, f32, real, u16
+from llamatrain.machine.jit import inline
 
 ADD, SUB, MUL, DIV = range(4)
 

@@ -15,7 +15,8 @@ from llamatrain.files.quants.decoding import decode_rows
 from llamatrain.kernels.blocks import Blocks
 from llamatrain.kernels.cpu.quantised import decode
 from llamatrain.kernels.cpu.vector import LANES, load, load_to, portion, splat, total
-from llamatrain.machine.jit import Call, Entry, f32, inline, u16
+from llamatrain.machine.entry import Call, Entry, f32, u16
+from llamatrain.machine.jit import inline
 
 MOST = 3  # rows of x: with more, packing is faster
 LINE = 64

@@ -9,7 +9,8 @@ import numpy as np
 
 from llamatrain.kernels.cpu.binding import Array, all_float32, kernel
 from llamatrain.kernels.cpu.vector import LANES, exp, load_to, portion, store_to, streams
-from llamatrain.machine.jit import Entry, f32, inline, u16
+from llamatrain.machine.entry import Entry, f32, u16
+from llamatrain.machine.jit import inline
 
 ONE = np.float32(1)
 

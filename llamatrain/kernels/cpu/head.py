@@ -21,7 +21,8 @@ from llamatrain.kernels.cpu.quantised import ROOM
 from llamatrain.kernels.cpu.softmax import top_of
 from llamatrain.kernels.cpu.sums import add_up
 from llamatrain.kernels.cpu.vector import LANES, exp, load, load_to, splat, store, store_to, to_bf16, total, within
-from llamatrain.machine.jit import Call, Entry, f32, f64, i32, inline, u16
+from llamatrain.machine.entry import Call, Entry, f32, f64, i32, u16
+from llamatrain.machine.jit import inline
 
 ZERO = np.float32(0)
 

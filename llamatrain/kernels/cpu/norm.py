@@ -4,7 +4,8 @@ import numpy as np
 
 from llamatrain.kernels.cpu.binding import kernel
 from llamatrain.kernels.cpu.vector import LANES, load_to, portion, splat, sqrt, store_to, streams, total
-from llamatrain.machine.jit import Entry, f32, inline, real
+from llamatrain.machine.entry import Entry, f32, real
+from llamatrain.machine.jit import inline
 
 ONE = np.float32(1)
 CHUNKS = 64  # at most so many partial sums of dw

@@ -9,7 +9,7 @@ import numpy as np
 
 from llamatrain.kernels.cpu.binding import kernel
 from llamatrain.kernels.cpu.vector import LANES, load_to, portion, sqrt, store_to
-from llamatrain.machine.jit import Entry, f32, real
+from llamatrain.machine.entry import Entry, f32, real
 
 
 @Entry

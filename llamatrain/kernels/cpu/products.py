@@ -20,7 +20,8 @@ from llamatrain.kernels.cpu import tiles
 from llamatrain.kernels.cpu.binding import Array, kernel
 from llamatrain.kernels.cpu.few_rows import MOST, FewRows
 from llamatrain.kernels.cpu.quantised import ROOM, pack_quantised
-from llamatrain.machine.jit import Call, Entry, i64, inline
+from llamatrain.machine.entry import Call, Entry, i64
+from llamatrain.machine.jit import inline
 
 K_BLOCK = 1024  # a slice takes 256 KB of bf16, in the second-level cache; C is read and written once more for each block
 PACKED = 3 << 20  # bytes of the whole operand that are packed at a time

@@ -4,7 +4,8 @@ import numpy as np
 
 from llamatrain.kernels.cpu.binding import kernel
 from llamatrain.kernels.cpu.vector import LANES, alternate, evens, load_to, odds, portion, splat, store_to, streams, swapped
-from llamatrain.machine.jit import Entry, f32, i32, inline, real
+from llamatrain.machine.entry import Entry, f32, i32, real
+from llamatrain.machine.jit import inline
 
 
 @inline

@@ -9,7 +9,7 @@ from llamatrain.kernels.cpu.binding import kernel
 from llamatrain.kernels.cpu.products import packs
 from llamatrain.kernels.cpu.quantised import decode
 from llamatrain.kernels.cpu.vector import LANES, load_to, portion, splat, store_to, streams
-from llamatrain.machine.jit import Entry, f32, i32, u16
+from llamatrain.machine.entry import Entry, f32, i32, u16
 
 
 @Entry

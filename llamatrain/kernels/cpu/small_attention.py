@@ -12,7 +12,8 @@ from numba.extending import intrinsic
 
 from llamatrain.kernels.cpu.binding import share
 from llamatrain.kernels.cpu.vector import LANES, VECTOR, exp, larger, load, load_to, otherwise, splat, store, within
-from llamatrain.machine.jit import Entry, f32, i32, inline, real
+from llamatrain.machine.entry import Entry, f32, i32, real
+from llamatrain.machine.jit import inline
 
 WIDEST, LONGEST = 8, 128  # a head, and the queries or keys, from which on matrix products are faster
 NOTHING, LOWEST, ZERO, ONE = (np.float32(x) for x in (-np.inf, np.finfo(np.float32).min, 0, 1))

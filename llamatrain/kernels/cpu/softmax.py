@@ -8,7 +8,8 @@ from llamatrain.kernels.cpu.binding import kernel
 from llamatrain.kernels.cpu.norm import dot
 from llamatrain.kernels.cpu.sums import add_up
 from llamatrain.kernels.cpu.vector import LANES, exp, larger, largest, load_to, otherwise, portion, splat, store_to, total, within
-from llamatrain.machine.jit import Entry, f32, f64, i32, inline
+from llamatrain.machine.entry import Entry, f32, f64, i32
+from llamatrain.machine.jit import inline
 
 NOTHING = np.float32(-np.inf)
 ONE = np.float32(1)

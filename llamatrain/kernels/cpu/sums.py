@@ -5,7 +5,7 @@ import numpy as np
 from llamatrain.kernels.cpu.binding import kernel
 from llamatrain.kernels.cpu.norm import dot
 from llamatrain.kernels.cpu.vector import LANES, load_to, portion, splat, total
-from llamatrain.machine.jit import Entry, f32, f64, real
+from llamatrain.machine.entry import Entry, f32, f64, real
 
 BLOCK = 8192
 

@@ -20,7 +20,8 @@ All of them sum in float32. `mode_of("bf16")` is the best that this machine has.
 from llamatrain.kernels.cpu import microkernel as micro
 from llamatrain.kernels.cpu.microkernel import NARROW_ROWS, ROW, TILE, WIDE_ROWS
 from llamatrain.machine import units
-from llamatrain.machine.jit import Brick, inline
+from llamatrain.machine.entry import Brick
+from llamatrain.machine.jit import inline
 
 FLOAT32, ROUNDED, PAIRS, TILES = range(4)
 SIDE = 32  # of the block of C that is finished at once
