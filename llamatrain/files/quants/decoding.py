@@ -6,9 +6,9 @@ subtracted, q the codes.
 """
 
 from llamatrain.files.quants import kinds as K
-from llamatrain.files.quants import lanes as L
-from llamatrain.files.quants.lanes import exact
 from llamatrain.machine.entry import Entry, u8
+from llamatrain.machine.simd import sixteen as L
+from llamatrain.machine.simd.sixteen import exact
 
 NON_LINEAR = L.lookup((-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113))
 

@@ -7,9 +7,9 @@ import numpy as np
 from numpy import float32
 
 from llamatrain.files.quants import kinds as K
-from llamatrain.files.quants import lanes as L
-from llamatrain.files.quants.lanes import exact
 from llamatrain.machine.entry import Entry, u8
+from llamatrain.machine.simd import sixteen as L
+from llamatrain.machine.simd.sixteen import exact
 
 
 @exact

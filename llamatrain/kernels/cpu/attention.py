@@ -16,9 +16,10 @@ from llamatrain.kernels.cpu.binding import kernel
 from llamatrain.kernels.cpu.norm import dot
 from llamatrain.kernels.cpu.small_attention import is_small, seen
 from llamatrain.kernels.cpu.tiles import PAIRS, multiply, pack_a, pack_b, packed_bytes, panel_bytes, panel_tiles, tile_depth
-from llamatrain.kernels.cpu.vector import LANES, exp, larger, largest, load, load_to, splat, store, store_to, total, within
 from llamatrain.machine.entry import Entry, f32, i32, real, u16
 from llamatrain.machine.jit import inline
+from llamatrain.machine.simd.memory import load, load_to, store, store_to
+from llamatrain.machine.simd.vector import LANES, exp, larger, largest, splat, total, within
 
 SIDE = np.int64(64)  # queries and keys of a block of scores
 TOGETHER = 4  # blocks of queries (backward: of keys) that share one packing of the other side

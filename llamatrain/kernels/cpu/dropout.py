@@ -3,7 +3,7 @@
 import numpy as np
 
 from llamatrain.kernels.cpu.binding import kernel
-from llamatrain.kernels.cpu.vector import portion
+from llamatrain.kernels.cpu.portions import portion
 from llamatrain.kernels.reference.layers import mixed
 from llamatrain.machine.entry import Entry, f32, i32, real
 from llamatrain.machine.jit import inline

@@ -6,9 +6,11 @@ from itertools import groupby
 import numpy as np
 
 from llamatrain.kernels.cpu.binding import Array, kernel
-from llamatrain.kernels.cpu.vector import LANES, load_to, portion, splat, store_to, streams
+from llamatrain.kernels.cpu.portions import portion, streams
 from llamatrain.machine.entry import Entry, f32, real, u16
 from llamatrain.machine.jit import inline
+from llamatrain.machine.simd.memory import load_to, store_to
+from llamatrain.machine.simd.vector import LANES, splat
 
 ADD, SUB, MUL, DIV = range(4)
 

@@ -13,10 +13,12 @@ import numpy as np
 from llamatrain.files.quants import kinds as K
 from llamatrain.files.quants.decoding import decode_rows
 from llamatrain.kernels.blocks import Blocks
+from llamatrain.kernels.cpu.portions import portion
 from llamatrain.kernels.cpu.quantised import decode
-from llamatrain.kernels.cpu.vector import LANES, load, load_to, portion, splat, total
 from llamatrain.machine.entry import Call, Entry, f32, u16
 from llamatrain.machine.jit import inline
+from llamatrain.machine.simd.memory import load, load_to
+from llamatrain.machine.simd.vector import LANES, splat, total
 
 MOST = 3  # rows of x: with more, packing is faster
 LINE = 64

@@ -8,9 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from llamatrain.kernels.cpu.binding import Array, all_float32, kernel
-from llamatrain.kernels.cpu.vector import LANES, exp, load_to, portion, store_to, streams
+from llamatrain.kernels.cpu.portions import portion, streams
 from llamatrain.machine.entry import Entry, f32, u16
 from llamatrain.machine.jit import inline
+from llamatrain.machine.simd.memory import load_to, store_to
+from llamatrain.machine.simd.vector import LANES, exp
 
 ONE = np.float32(1)
 

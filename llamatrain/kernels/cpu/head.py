@@ -20,9 +20,10 @@ from llamatrain.kernels.cpu.products import K_BLOCK, Operand, Product, pack_call
 from llamatrain.kernels.cpu.quantised import ROOM
 from llamatrain.kernels.cpu.softmax import top_of
 from llamatrain.kernels.cpu.sums import add_up
-from llamatrain.kernels.cpu.vector import LANES, exp, load, load_to, splat, store, store_to, to_bf16, total, within
 from llamatrain.machine.entry import Call, Entry, f32, f64, i32, u16
 from llamatrain.machine.jit import inline
+from llamatrain.machine.simd.memory import load, load_to, store, store_to
+from llamatrain.machine.simd.vector import LANES, exp, splat, to_bf16, total, within
 
 ZERO = np.float32(0)
 

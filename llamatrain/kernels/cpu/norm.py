@@ -3,9 +3,11 @@
 import numpy as np
 
 from llamatrain.kernels.cpu.binding import kernel
-from llamatrain.kernels.cpu.vector import LANES, load_to, portion, splat, sqrt, store_to, streams, total
+from llamatrain.kernels.cpu.portions import portion, streams
 from llamatrain.machine.entry import Entry, f32, real
 from llamatrain.machine.jit import inline
+from llamatrain.machine.simd.memory import load_to, store_to
+from llamatrain.machine.simd.vector import LANES, splat, sqrt, total
 
 ONE = np.float32(1)
 CHUNKS = 64  # at most so many partial sums of dw

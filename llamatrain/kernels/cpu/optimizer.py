@@ -8,8 +8,10 @@ import math
 import numpy as np
 
 from llamatrain.kernels.cpu.binding import kernel
-from llamatrain.kernels.cpu.vector import LANES, load_to, portion, sqrt, store_to
+from llamatrain.kernels.cpu.portions import portion
 from llamatrain.machine.entry import Entry, f32, real
+from llamatrain.machine.simd.memory import load_to, store_to
+from llamatrain.machine.simd.vector import LANES, sqrt
 
 
 @Entry

@@ -3,9 +3,11 @@
 import numpy as np
 
 from llamatrain.kernels.cpu.binding import kernel
-from llamatrain.kernels.cpu.vector import LANES, alternate, evens, load_to, odds, portion, splat, store_to, streams, swapped
+from llamatrain.kernels.cpu.portions import portion, streams
 from llamatrain.machine.entry import Entry, f32, i32, real
 from llamatrain.machine.jit import inline
+from llamatrain.machine.simd.memory import load_to, store_to
+from llamatrain.machine.simd.vector import LANES, alternate, evens, odds, splat, swapped
 
 
 @inline

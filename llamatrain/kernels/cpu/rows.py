@@ -6,10 +6,12 @@ import numpy as np
 
 from llamatrain.kernels.blocks import Blocks
 from llamatrain.kernels.cpu.binding import kernel
+from llamatrain.kernels.cpu.portions import portion, streams
 from llamatrain.kernels.cpu.products import packs
 from llamatrain.kernels.cpu.quantised import decode
-from llamatrain.kernels.cpu.vector import LANES, load_to, portion, splat, store_to, streams
 from llamatrain.machine.entry import Entry, f32, i32, u16
+from llamatrain.machine.simd.memory import load_to, store_to
+from llamatrain.machine.simd.vector import LANES, splat
 
 
 @Entry

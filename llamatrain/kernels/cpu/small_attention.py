@@ -5,15 +5,14 @@ a head of a few columns. Back, the scores are made twice: with queries in the la
 """
 
 import math
-from typing import Any
 
 import numpy as np
-from numba.extending import intrinsic
 
 from llamatrain.kernels.cpu.binding import share
-from llamatrain.kernels.cpu.vector import LANES, VECTOR, exp, larger, load, load_to, otherwise, splat, store, within
 from llamatrain.machine.entry import Entry, f32, i32, real
 from llamatrain.machine.jit import inline
+from llamatrain.machine.simd.memory import load, load_to, store
+from llamatrain.machine.simd.vector import LANES, between, exp, larger, otherwise, splat, within
 
 WIDEST, LONGEST = 8, 128  # a head, and the queries or keys, from which on matrix products are faster
 NOTHING, LOWEST, ZERO, ONE = (np.float32(x) for x in (-np.inf, np.finfo(np.float32).min, 0, 1))
@@ -25,18 +24,6 @@ def seen(starts, lasts, given, batch, query, length, keys):
     place = batch * length + query
     last = lasts[place] if given else query + keys - length
     return max(0, starts[place]), min(keys, last + 1)
-
-
-@intrinsic
-def between(typing_context: Any, value: Any, at: Any, first: Any, end: Any, other: Any) -> Any:
-    """`value` in the lanes where first <= at < end, `other` in the rest."""
-
-    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        value, at, first, end, other = args
-        inside = builder.and_(builder.fcmp_ordered("<=", first, at), builder.fcmp_ordered("<", at, end))
-        return builder.select(inside, value, other)
-
-    return VECTOR(VECTOR, VECTOR, VECTOR, VECTOR, VECTOR), generate
 
 
 # ---- a head's rows, and its columns in lanes ----------------------------------------------------

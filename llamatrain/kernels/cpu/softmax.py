@@ -6,10 +6,12 @@ import numpy as np
 
 from llamatrain.kernels.cpu.binding import kernel
 from llamatrain.kernels.cpu.norm import dot
+from llamatrain.kernels.cpu.portions import portion
 from llamatrain.kernels.cpu.sums import add_up
-from llamatrain.kernels.cpu.vector import LANES, exp, larger, largest, load_to, otherwise, portion, splat, store_to, total, within
 from llamatrain.machine.entry import Entry, f32, f64, i32
 from llamatrain.machine.jit import inline
+from llamatrain.machine.simd.memory import load_to, store_to
+from llamatrain.machine.simd.vector import LANES, exp, larger, largest, otherwise, splat, total, within
 
 NOTHING = np.float32(-np.inf)
 ONE = np.float32(1)

@@ -4,8 +4,10 @@ import numpy as np
 
 from llamatrain.kernels.cpu.binding import kernel
 from llamatrain.kernels.cpu.norm import dot
-from llamatrain.kernels.cpu.vector import LANES, load_to, portion, splat, total
+from llamatrain.kernels.cpu.portions import portion
 from llamatrain.machine.entry import Entry, f32, f64, real
+from llamatrain.machine.simd.memory import load_to
+from llamatrain.machine.simd.vector import LANES, splat, total
 
 BLOCK = 8192
 

@@ -18,6 +18,7 @@ All of them sum in float32. `mode_of("bf16")` is the best that this machine has.
 """
 
 from llamatrain.kernels.cpu import microkernel as micro
+from llamatrain.kernels.cpu import tile_rows
 from llamatrain.kernels.cpu.microkernel import NARROW_ROWS, ROW, TILE, WIDE_ROWS
 from llamatrain.machine import units
 from llamatrain.machine.entry import Brick
@@ -66,22 +67,22 @@ def fill_tile(mode, to, source, half, across, pitch):
     """A whole tile, a row of words for each row of the source (or two of them); pitch: bytes between those."""
     if (mode == FLOAT32 and not half) or (mode >= PAIRS and half and not across):
         for i in range(16):
-            micro.copy(to + i * ROW, source + i * pitch, 0)
+            tile_rows.copy(to + i * ROW, source + i * pitch, 0)
     elif mode < PAIRS and half:
         for i in range(16):
-            micro.widen(to + i * ROW, source + i * pitch, 0)
+            tile_rows.widen(to + i * ROW, source + i * pitch, 0)
     elif mode < PAIRS:
         for i in range(16):
-            micro.round_floats(to + i * ROW, source + i * pitch, 0)
+            tile_rows.round_floats(to + i * ROW, source + i * pitch, 0)
     elif not across:
         for i in range(16):
-            micro.narrow(to + i * ROW, source + i * pitch, 0)
+            tile_rows.narrow(to + i * ROW, source + i * pitch, 0)
     elif half:
         for i in range(16):
-            micro.pair_up(to + i * ROW, source + 2 * i * pitch, source + (2 * i + 1) * pitch)
+            tile_rows.pair_up(to + i * ROW, source + 2 * i * pitch, source + (2 * i + 1) * pitch)
     else:
         for i in range(16):
-            micro.pair(to + i * ROW, source + 2 * i * pitch, source + (2 * i + 1) * pitch)
+            tile_rows.pair(to + i * ROW, source + 2 * i * pitch, source + (2 * i + 1) * pitch)
 
 
 @inline
@@ -92,9 +93,9 @@ def fill_edge(mode, to, source, half, across, pitch, rows, columns):
         # loads of nothing have an address, too: one without a page costs microseconds
         line, there = (source + i * pitch, columns) if i < rows else (source, 0)
         if half:
-            micro.some_halves(whole + i * 64, line, there)
+            tile_rows.some_halves(whole + i * 64, line, there)
         else:
-            micro.some_floats(whole + i * 128, line, there)
+            tile_rows.some_floats(whole + i * 128, line, there)
     fill_tile(mode, to, whole, half, across, 32 * size)
 
 
@@ -118,7 +119,7 @@ def pack_tiles(mode, to, source, half, across, turned, stride, count, k):
         else:
             fill_edge(mode, target, start, half, across, pitch, items, deep)
         if turned:
-            micro.turn_tile(target)
+            tile_rows.turn_tile(target)
 
 
 pack_call = pack_tiles.call
