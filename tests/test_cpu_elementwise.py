@@ -7,9 +7,10 @@ import sys
 import numpy as np
 import pytest
 
-from llamatrain.kernels.cpu import elementwise, gates, norm, optimizer, rope, rows, softmax, sums, vector  # noqa: F401 - they register
+from llamatrain.kernels.cpu import elementwise, gates, norm, optimizer, rope, rows, softmax, sums  # noqa: F401 - they register
 from llamatrain.kernels.cpu.binding import BINDINGS
 from llamatrain.machine.entry import Entry, f32
+from llamatrain.machine.simd import memory, vector
 from llamatrain.machine.threads import Table
 
 RANDOM = np.random.default_rng(0)
@@ -57,7 +58,7 @@ def exponentials(lo, hi, thread, a):
     for i in range(lo, hi):
         alone[i] = vector.exp(x[i])
     for i in range(lo, hi, vector.LANES):
-        vector.store_to(together, i, hi, vector.exp(vector.load_to(x, i, hi)), 0)
+        memory.store_to(together, i, hi, vector.exp(memory.load_to(x, i, hi)), 0)
 
 
 def test_the_exponential():
