@@ -9,7 +9,7 @@ import pytest
 
 from llamatrain.kernels.cpu import elementwise, gates, norm, optimizer, rope, rows, softmax, sums  # noqa: F401 - they register
 from llamatrain.kernels.cpu.binding import BINDINGS
-from llamatrain.machine.entry import Entry, f32
+from llamatrain.machine.entry import F32, Entry
 from llamatrain.machine.simd import memory, vector
 from llamatrain.machine.threads import Table
 
@@ -53,8 +53,7 @@ def wide(*arrays):
 
 
 @Entry
-def exponentials(lo, hi, thread, a):
-    x, alone, together = f32(a[0]), f32(a[1]), f32(a[2])
+def exponentials(lo, hi, thread, x: F32, alone: F32, together: F32):
     for i in range(lo, hi):
         alone[i] = vector.exp(x[i])
     for i in range(lo, hi, vector.LANES):

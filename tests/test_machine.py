@@ -10,16 +10,15 @@ import pytest
 
 from llamatrain.errors import UsageError
 from llamatrain.machine import units
-from llamatrain.machine.entry import Entry, i32
+from llamatrain.machine.entry import I32, Entry
 from llamatrain.machine.threads import Table
 
 
-def count(lo, hi, thread, a):
+def count(lo, hi, thread, items: I32, before: I32, faults: I32, run, size):
     """Adds 1 to each item, and notes that it saw all of what the row before did."""
-    items, before, faults = i32(a[0]), i32(a[1]), i32(a[2])
     for i in range(lo, hi):
         items[i] += 1
-        if a[3] and before[a[4] - 1 - i] != a[3]:
+        if run and before[size - 1 - i] != run:
             faults[0] += 1
 
 

@@ -11,7 +11,8 @@ from llamatrain.files.quants.kinds import COMPILED, F32
 from llamatrain.files.types import TYPES, GgmlType
 from llamatrain.kernels.blocks import Blocks
 from llamatrain.kernels.cpu import tiles
-from llamatrain.kernels.cpu.products import Product, pack_whole, with_weight
+from llamatrain.kernels.cpu.operands import pack_whole
+from llamatrain.kernels.cpu.products import Product, with_weight
 from llamatrain.kernels.cpu.quantised import ROOM, pack_quantised
 from llamatrain.machine.entry import Entry
 from llamatrain.machine.threads import Table
@@ -42,14 +43,13 @@ def panel_bytes(mode: int, count: int, k: int) -> int:
 
 
 @Entry
-def pack_decoded(lo, hi, thread, a):
-    """a: mode, to, source, across, stride, count, k"""
-    tiles.pack_b(a[0], a[1], a[2], 1, a[3], a[4], a[5], a[6])
+def pack_decoded(lo, hi, thread, mode, to, source, across, stride, count, k):
+    tiles.pack_b(mode, to, source, 1, across, stride, count, k)
 
 
 @Entry
-def pack_part(lo, hi, thread, a):
-    pack_quantised(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10])
+def pack_part(lo, hi, thread, mode, to, kind, raw, row_bytes, across, first, rows, start, columns, room):
+    pack_quantised(mode, to, kind, raw, row_bytes, across, first, rows, start, columns, room)
 
 
 def expected(mode: int, weight: np.ndarray, across: int) -> np.ndarray:
@@ -96,6 +96,6 @@ def test_each_thread_decodes_into_its_own_room() -> None:
     product = Product(*with_weight(np.zeros((100, 256), np.float32), weight, across=0), tiles.PAIRS, threads)
     memory = aligned(product.scratch)
     call = product.pack(memory, np.zeros(1, np.int64), 0)
-    pack_whole.compiled.ctypes(0, 1, 1, call.args.ctypes.data_as(ctypes.POINTER(ctypes.c_int64)))
+    pack_whole.compiled.ctypes(0, 1, 1, call.words.ctypes.data_as(ctypes.POINTER(ctypes.c_int64)))
     rooms = memory[product.entry_bytes : product.scratch].reshape(threads, -1)
     assert (rooms != UNTOUCHED).any(axis=1).tolist() == [False, True, False]

@@ -194,7 +194,7 @@ class Table:
         compile_ahead([*(call.entry for call in self.calls), _alone if self.threads == 1 else _together])
         self.rows = np.zeros((len(self.calls), LINE), np.int64)
         for row, call in zip(self.rows, self.calls, strict=True):
-            row[:4] = call.entry.address, call.args.ctypes.data, call.items, call.block
+            row[:4] = call.entry.address, call.words.ctypes.data, call.items, call.block
         self.team = np.zeros(2 * LINE, np.int64)
         self.run = runner(self.threads)
         compiler.report()

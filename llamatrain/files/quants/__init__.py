@@ -65,8 +65,8 @@ def _decode_compiled(rows: np.ndarray, kind: GgmlType, out: np.ndarray, threads:
     from llamatrain.machine.threads import Table
 
     bf16 = int(out.dtype == np.uint16)
-    words = (kind.number, bf16, rows.ctypes.data, rows.strides[0], out.ctypes.data, out.strides[0], out.shape[1])
-    Table([decode_rows.call(*words, items=len(rows), block=SHARE // out.shape[1])], threads)()
+    source, to, elements = (rows.ctypes.data, rows.strides[0]), (out.ctypes.data, out.strides[0]), out.shape[1]
+    Table([decode_rows.call(kind.number, bf16, *source, *to, elements, items=len(rows), block=SHARE // elements)], threads)()
 
 
 def _decode_plain(rows: np.ndarray, kind: GgmlType, out: np.ndarray) -> None:

@@ -6,7 +6,7 @@ subtracted, q the codes.
 """
 
 from llamatrain.files.quants import kinds as K
-from llamatrain.machine.entry import Entry, u8
+from llamatrain.machine.entry import U8, Entry
 from llamatrain.machine.simd import sixteen as L
 from llamatrain.machine.simd.sixteen import exact
 
@@ -231,7 +231,7 @@ def segment(kind, to, bf16, source, elements):
 
 
 @Entry
-def decode_rows(lo, hi, thread, a):
-    """a: kind, bf16, source, bytes from row to row, to, bytes from row to row, elements"""
+def decode_rows(lo, hi, thread, kind, bf16, source: U8, source_pitch, to: U8, to_pitch, elements):
+    """A pitch is what lies from row to row, in bytes."""
     for row in range(lo, hi):
-        segment(a[0], u8(a[4]) + row * a[5], a[1], u8(a[2]) + row * a[3], a[6])
+        segment(kind, to + row * to_pitch, bf16, source + row * source_pitch, elements)

@@ -7,7 +7,7 @@ import numpy as np
 from numpy import float32
 
 from llamatrain.files.quants import kinds as K
-from llamatrain.machine.entry import Entry, u8
+from llamatrain.machine.entry import U8, Entry
 from llamatrain.machine.simd import sixteen as L
 from llamatrain.machine.simd.sixteen import exact
 
@@ -125,16 +125,15 @@ def halves(x, to, elements, brain):
 
 
 @Entry
-def encode_rows(lo, hi, thread, a):
-    """a: kind, source, bytes from row to row, to, bytes from row to row, elements"""
-    kind, elements = a[0], a[5]
+def encode_rows(lo, hi, thread, kind, source: U8, source_pitch, target: U8, target_pitch, elements):
+    """A pitch is what lies from row to row, in bytes."""
     for row in range(lo, hi):
-        source, target = u8(a[1]) + row * a[2], u8(a[3]) + row * a[4]
+        first, made = source + row * source_pitch, target + row * target_pitch
         if kind in (K.F16, K.BF16):
-            halves(source, target, elements, kind == K.BF16)
+            halves(first, made, elements, kind == K.BF16)
         else:
             for i in range(elements // 32):
-                x, to = source + 128 * i, target + K.SIZE[kind] * i
+                x, to = first + 128 * i, made + K.SIZE[kind] * i
                 if kind == K.Q4_0:
                     q4_0(x, to)
                 elif kind == K.Q4_1:

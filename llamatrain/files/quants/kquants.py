@@ -12,7 +12,7 @@ import numpy as np
 from numpy import float32
 
 from llamatrain.files.quants import kinds as K
-from llamatrain.machine.entry import Entry, u8
+from llamatrain.machine.entry import U8, Entry
 from llamatrain.machine.simd import sixteen as L
 from llamatrain.machine.simd.sixteen import exact
 
@@ -290,11 +290,10 @@ def write(kind, x, to, d, dmin, best):
 
 
 @Entry
-def encode_k_rows(lo, hi, thread, a):
-    """a: kind, source, bytes from row to row, to, bytes from row to row, elements, vectors in a group, low, top, most"""
+def encode_k_rows(lo, hi, thread, kind, source: U8, source_pitch, target: U8, target_pitch, elements, vectors, low, top, most):
     real, taken, best = np.zeros((2, 16), np.float32), np.zeros((2, 16), np.int64), np.zeros((2, 16), np.int64)
     for row in range(lo, hi):
-        for i in range(a[5] // 256):
-            x, to = u8(a[1]) + (row * a[2] + 1024 * i), u8(a[3]) + (row * a[4] + K.SIZE[a[0]] * i)
-            d, dmin = search(x, a[6], a[7], a[8], a[9], real, taken, best)
-            write(a[0], x, to, d, dmin, best)
+        for i in range(elements // 256):
+            x, to = source + (row * source_pitch + 1024 * i), target + (row * target_pitch + K.SIZE[kind] * i)
+            d, dmin = search(x, vectors, low, top, most, real, taken, best)
+            write(kind, x, to, d, dmin, best)

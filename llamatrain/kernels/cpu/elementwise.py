@@ -7,7 +7,7 @@ import numpy as np
 
 from llamatrain.kernels.cpu.binding import Array, kernel
 from llamatrain.kernels.cpu.portions import portion, streams
-from llamatrain.machine.entry import Entry, f32, real, u16
+from llamatrain.machine.entry import F32, U16, Entry, Real
 from llamatrain.machine.jit import inline
 from llamatrain.machine.simd.memory import load_to, store_to
 from llamatrain.machine.simd.vector import LANES, splat
@@ -21,10 +21,8 @@ def operand(x, row, column, end, down, along):
 
 
 @Entry
-def combine(lo, hi, thread, a):
+def combine(lo, hi, thread, x: F32, y: F32, out: F32, how, width, past, x_down, x_along, y_down, y_along):
     """Elements lo to hi of rows of `width`; an operand moves on by `down` a row, and by 1 or 0 (along) a column."""
-    x, y, out, how, width, past = f32(a[0]), f32(a[1]), f32(a[2]), a[3], a[4], a[5]
-    x_down, x_along, y_down, y_along = a[6], a[7], a[8], a[9]
     for row in range(lo // width, (hi + width - 1) // width):
         first, end = max(0, lo - row * width), min(width, hi - row * width)
         for i in range(first, end, LANES):
@@ -64,8 +62,9 @@ def binary(how, out, x, y):
     assert split is not None  # or it would not have been taken
     width, ((x_down, x_along), (y_down, y_along)) = split
     past = width % LANES == 0 and streams(out.reshape(-1), x, y)
-    words = (how, width, past, x_down, x_along, y_down, y_along)
-    return [combine.call(x, y, out, *words, items=out.size, block=portion(out.size, unit=LANES))]
+    moves = {"x_down": x_down, "x_along": x_along, "y_down": y_down, "y_along": y_along}
+    block = portion(out.size, unit=LANES)
+    return [combine.call(x, y, out, how=how, width=width, past=past, **moves, items=out.size, block=block)]
 
 
 for _name, _how in (("add", ADD), ("sub", SUB), ("mul", MUL), ("div", DIV)):
@@ -97,10 +96,10 @@ def acc(outs, ins, attrs, scratch, threads):
 
 
 @Entry
-def fill_flat(lo, hi, thread, a):
-    out, value = f32(a[0]), splat(np.float32(real(a[1])))
+def fill_flat(lo, hi, thread, out: F32, value: Real):
+    everywhere = splat(np.float32(value))
     for i in range(lo, hi, LANES):
-        store_to(out, i, hi, value, 0)
+        store_to(out, i, hi, everywhere, 0)
 
 
 @kernel("fill")
@@ -112,15 +111,13 @@ def fill(outs, ins, attrs, scratch, threads):
 
 
 @Entry
-def narrow(lo, hi, thread, a):
-    x, y, past = f32(a[0]), u16(a[1]), a[2]
+def narrow(lo, hi, thread, x: F32, y: U16, past):
     for i in range(lo, hi, LANES):
         store_to(y, i, hi, load_to(x, i, hi), past)
 
 
 @Entry
-def widen(lo, hi, thread, a):
-    x, y, past = u16(a[0]), f32(a[1]), a[2]
+def widen(lo, hi, thread, x: U16, y: F32, past):
     for i in range(lo, hi, LANES):
         store_to(y, i, hi, load_to(x, i, hi), past)
 

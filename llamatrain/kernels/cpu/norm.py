@@ -4,7 +4,7 @@ import numpy as np
 
 from llamatrain.kernels.cpu.binding import kernel
 from llamatrain.kernels.cpu.portions import portion, streams
-from llamatrain.machine.entry import Entry, f32, real
+from llamatrain.machine.entry import F32, Entry, Real
 from llamatrain.machine.jit import inline
 from llamatrain.machine.simd.memory import load_to, store_to
 from llamatrain.machine.simd.vector import LANES, splat, sqrt, total
@@ -33,8 +33,7 @@ def reciprocal_rms(x, start, width, eps):
 
 
 @Entry
-def norm_rows(lo, hi, thread, a):
-    x, w, y, width, eps, past = f32(a[0]), f32(a[1]), f32(a[2]), a[3], real(a[4]), a[5]
+def norm_rows(lo, hi, thread, x: F32, w: F32, y: F32, width, eps: Real, past):
     for row in range(lo, hi):
         start, end = row * width, (row + 1) * width
         r = reciprocal_rms(x, start, width, eps)
@@ -46,8 +45,8 @@ def norm_rows(lo, hi, thread, a):
 def rms_norm(outs, ins, attrs, scratch, threads):
     (y,), (x, w) = outs, ins
     width, rows = w.size, x.size // w.size
-    block = portion(rows, 4 * width)
-    return [norm_rows.call(x, w, y, width, float(attrs["eps"]), streams(y, x), items=rows, block=block)]
+    block, past = portion(rows, 4 * width), streams(y, x)
+    return [norm_rows.call(x, w, y, width=width, eps=attrs["eps"], past=past, items=rows, block=block)]
 
 
 # ---- gradients --------------------------------------------------------------
@@ -65,9 +64,7 @@ def weighted_dot(dy, w, x, start, width):
 
 
 @Entry
-def norm_rows_back(lo, hi, thread, a):
-    dy, x, w, dx, sums = f32(a[0]), f32(a[1]), f32(a[2]), f32(a[3]), f32(a[4])
-    width, eps, chunk, past = a[5], real(a[6]), a[7], a[8]
+def norm_rows_back(lo, hi, thread, dy: F32, x: F32, w: F32, dx: F32, sums: F32, width, eps: Real, chunk, past):
     dw = lo // chunk * width
     for i in range(0, width, LANES):
         store_to(sums, dw + i, dw + width, splat(0.0), 0)
@@ -82,9 +79,8 @@ def norm_rows_back(lo, hi, thread, a):
 
 
 @Entry
-def add_rows(lo, hi, thread, a):
+def add_rows(lo, hi, thread, x: F32, y: F32, rows, width):
     """Columns lo to hi of the sum of `rows` rows."""
-    x, y, rows, width = f32(a[0]), f32(a[1]), a[2], a[3]
     for i in range(lo, hi, LANES):
         column = splat(0.0)
         for row in range(rows):
@@ -106,6 +102,7 @@ def rms_norm_back(outs, ins, attrs, scratch, threads):
     (dx, dw), (dy, x, w) = outs, ins
     width, rows = w.size, x.size // w.size
     chunk, past = chunk_of(rows), streams(dx, dy, x)
-    back = norm_rows_back.call(dy, x, w, dx, scratch, width, float(attrs["eps"]), chunk, past, items=rows, block=chunk)
+    how = {"width": width, "eps": attrs["eps"], "chunk": chunk, "past": past}
+    back = norm_rows_back.call(dy, x, w, dx, scratch, **how, items=rows, block=chunk)
     chunks = -(-rows // chunk)
-    return [back, add_rows.call(scratch, dw, chunks, width, items=width, block=portion(width, chunks, LANES))]
+    return [back, add_rows.call(scratch, dw, rows=chunks, width=width, items=width, block=portion(width, chunks, LANES))]

@@ -4,7 +4,7 @@ import numpy as np
 
 from llamatrain.kernels.cpu.binding import kernel
 from llamatrain.kernels.cpu.portions import portion, streams
-from llamatrain.machine.entry import Entry, f32, i32, real
+from llamatrain.machine.entry import F32, I32, Entry, Real
 from llamatrain.machine.jit import inline
 from llamatrain.machine.simd.memory import load_to, store_to
 from llamatrain.machine.simd.vector import LANES, alternate, evens, odds, splat, swapped
@@ -16,10 +16,9 @@ def turn(v, angle, way):
 
 
 @Entry
-def rotate(lo, hi, thread, a):
+def rotate(lo, hi, thread, x: F32, positions: I32, table: F32, y: F32, heads, size, turned, sign: Real, past, count):
     """Tokens lo to hi; `turned` elements of each head turn, the rest pass through."""
-    x, positions, table, y = f32(a[0]), i32(a[1]), f32(a[2]), f32(a[3])
-    heads, size, turned, way, past, count = a[4], a[5], a[6], np.float32(real(a[7])), a[8], a[9]
+    way = np.float32(sign)
     for token in range(lo, hi):
         there = 0 <= positions[token] < count  # else it shows in the loss, and reads no foreign memory
         angles = positions[token] * turned if there else 0
@@ -33,14 +32,14 @@ def rotate(lo, hi, thread, a):
                 store_to(y, i, start + size, load_to(x, i, start + size), 0)
 
 
-def rope(outs, ins, way):
+def rope(outs, ins, sign):
     (y,), (x, positions, table) = outs, ins
     batch, length, heads, size = x.shape
     turned = 2 * table.shape[1]
     past = turned == size and streams(y, x)
-    words = (heads, size, turned, way, past, len(table))
+    shape = {"heads": heads, "size": size, "turned": turned, "count": len(table)}
     block = portion(batch * length, 4 * heads * size)
-    return [rotate.call(x, positions, table, y, *words, items=batch * length, block=block)]
+    return [rotate.call(x, positions, table, y, **shape, sign=sign, past=past, items=batch * length, block=block)]
 
 
 @kernel("rope")

@@ -8,7 +8,7 @@ from llamatrain.kernels.cpu.binding import kernel
 from llamatrain.kernels.cpu.norm import dot
 from llamatrain.kernels.cpu.portions import portion
 from llamatrain.kernels.cpu.sums import add_up
-from llamatrain.machine.entry import Entry, f32, f64, i32
+from llamatrain.machine.entry import F32, F64, I32, Entry
 from llamatrain.machine.jit import inline
 from llamatrain.machine.simd.memory import load_to, store_to
 from llamatrain.machine.simd.vector import LANES, exp, larger, largest, otherwise, splat, total, within
@@ -48,15 +48,13 @@ def soft_max_row(x, y, start, end, factor):
 
 
 @Entry
-def soft_max_rows(lo, hi, thread, a):
-    x, y, width = f32(a[0]), f32(a[1]), a[2]
+def soft_max_rows(lo, hi, thread, x: F32, y: F32, width):
     for row in range(lo, hi):
         soft_max_row(x, y, row * width, (row + 1) * width, ONE)
 
 
 @Entry
-def soft_max_rows_back(lo, hi, thread, a):
-    dy, y, dx, width = f32(a[0]), f32(a[1]), f32(a[2]), a[3]
+def soft_max_rows_back(lo, hi, thread, dy: F32, y: F32, dx: F32, width):
     for row in range(lo, hi):
         start, end = row * width, (row + 1) * width
         shared = dot(dy, start, y, start, width)
@@ -80,8 +78,7 @@ def soft_max_back(outs, ins, attrs, scratch, threads):
 
 
 @Entry
-def entropy_of_ids(lo, hi, thread, a):
-    x, targets, weights, sums, width, block = f32(a[0]), i32(a[1]), f32(a[2]), f64(a[3]), a[4], a[5]
+def entropy_of_ids(lo, hi, thread, x: F32, targets: I32, weights: F32, sums: F64, width, rows):
     so_far = 0.0
     for row in range(lo, hi):
         if targets[row] >= 0:
@@ -90,13 +87,12 @@ def entropy_of_ids(lo, hi, thread, a):
             log_sum = top + math.log(sum_of_exp(x, start, start + width, top))
             chosen = x[start + targets[row]] if targets[row] < width else np.float32(np.nan)
             so_far += weights[row] * (log_sum - chosen)
-    sums[lo // block] = so_far
+    sums[lo // rows] = so_far
 
 
 @Entry
-def entropy_of_rows(lo, hi, thread, a):
+def entropy_of_rows(lo, hi, thread, x: F32, targets: F32, weights: F32, sums: F64, width, rows):
     """Targets that are rows of a distribution."""
-    x, targets, weights, sums, width, block = f32(a[0]), f32(a[1]), f32(a[2]), f64(a[3]), a[4], a[5]
     so_far = 0.0
     for row in range(lo, hi):
         start, end = row * width, (row + 1) * width
@@ -107,12 +103,11 @@ def entropy_of_rows(lo, hi, thread, a):
             share = load_to(targets, i, end)
             each += otherwise(share, splat(0.0), share * (log_sum - load_to(x, i, end)))  # nothing of an infinity is nothing
         so_far += weights[row] * total(each)
-    sums[lo // block] = so_far
+    sums[lo // rows] = so_far
 
 
 @Entry
-def entropy_of_ids_back(lo, hi, thread, a):
-    dloss, x, targets, weights, dx, width = f32(a[0]), f32(a[1]), i32(a[2]), f32(a[3]), f32(a[4]), a[5]
+def entropy_of_ids_back(lo, hi, thread, dloss: F32, x: F32, targets: I32, weights: F32, dx: F32, width):
     for row in range(lo, hi):
         start, end = row * width, (row + 1) * width
         if targets[row] >= 0:
@@ -126,8 +121,7 @@ def entropy_of_ids_back(lo, hi, thread, a):
 
 
 @Entry
-def entropy_of_rows_back(lo, hi, thread, a):
-    dloss, x, targets, weights, dx, width = f32(a[0]), f32(a[1]), f32(a[2]), f32(a[3]), f32(a[4]), a[5]
+def entropy_of_rows_back(lo, hi, thread, dloss: F32, x: F32, targets: F32, weights: F32, dx: F32, width):
     for row in range(lo, hi):
         start, end = row * width, (row + 1) * width
         factor, mass = dloss[0] * weights[row], splat(0.0)
@@ -151,7 +145,7 @@ def cross_entropy_loss(outs, ins, attrs, scratch, threads):
     logits, targets, weights = ins
     (rows, width), block = logits.shape, rows_of(logits)
     entry = entropy_of_ids if targets.dtype == np.int32 else entropy_of_rows
-    each = entry.call(logits, targets, weights, scratch, width, block, items=rows, block=block)
+    each = entry.call(logits, targets, weights, scratch, width=width, rows=block, items=rows, block=block)
     return [each, add_up.call(scratch, outs[0], -(-rows // block), 1.0, items=1, block=1)]
 
 

@@ -5,7 +5,7 @@ import numpy as np
 from llamatrain.kernels.cpu.binding import kernel
 from llamatrain.kernels.cpu.norm import dot
 from llamatrain.kernels.cpu.portions import portion
-from llamatrain.machine.entry import Entry, f32, f64, real
+from llamatrain.machine.entry import F32, F64, Entry, Real
 from llamatrain.machine.simd.memory import load_to
 from llamatrain.machine.simd.vector import LANES, splat, total
 
@@ -13,8 +13,7 @@ BLOCK = 8192
 
 
 @Entry
-def sum_blocks(lo, hi, thread, a):
-    x, sums, size = f32(a[0]), f64(a[1]), a[2]
+def sum_blocks(lo, hi, thread, x: F32, sums: F64, size):
     for block in range(lo, hi):
         start, end = block * BLOCK, min(size, (block + 1) * BLOCK)
         even, odd = splat(0.0), splat(0.0)
@@ -25,16 +24,14 @@ def sum_blocks(lo, hi, thread, a):
 
 
 @Entry
-def square_blocks(lo, hi, thread, a):
-    x, sums, size = f32(a[0]), f64(a[1]), a[2]
+def square_blocks(lo, hi, thread, x: F32, sums: F64, size):
     for block in range(lo, hi):
         sums[block] = dot(x, block * BLOCK, x, block * BLOCK, min(BLOCK, size - block * BLOCK))
 
 
 @Entry
-def add_up(lo, hi, thread, a):
+def add_up(lo, hi, thread, sums: F64, out: F32, count, factor: Real):
     """One number: the sum of the blocks' sums, times a factor."""
-    sums, out, count, factor = f64(a[0]), f32(a[1]), a[2], real(a[3])
     so_far = 0.0
     for i in range(count):
         so_far += sums[i]
