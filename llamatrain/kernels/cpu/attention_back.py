@@ -70,10 +70,8 @@ def pack_queries(shape, given, out_half, to, place, rows, state):
     pack_b(mode, to + 2 * panel + panel_across, dout, ANEW, ACROSS, pitch, size, rows)
     for row in range(rows):
         line = place + row * pitch
-        if out_half:
-            deltas[row] = dot(wide, line, u16(given.out), line, size)
-        else:
-            deltas[row] = dot(wide, line, f32(given.out), line, size)
+        out_row = dot(wide, line, u16(given.out), line, size) if out_half else dot(wide, line, f32(given.out), line, size)
+        deltas[row] = out_row
 
 
 @inline
