@@ -1,8 +1,8 @@
 """Whole training steps of the hand-built llama, as a run does them: for tests and for the benchmark."""
 
 from llamatrain.engine.program import Program
-from llamatrain.optim.adamw import schedule_input
-from llamatrain.optim.step import AdamW, apply, differentiate, hold, stream
+from llamatrain.optim.methods.adamw import AdamW
+from llamatrain.optim.step import apply, differentiate, hold, stream
 from tests.llama_graph import Size, llama
 
 OPTIMIZER = AdamW()
@@ -39,7 +39,7 @@ class LlamaStep:
         self.steps += 1
         for leaf, array in self.batch.items():
             self.program[leaf][...] = array
-        self.programs[-1][self.inputs.schedule][...] = schedule_input(self.steps, rate, OPTIMIZER.beta1, OPTIMIZER.beta2)
+        self.programs[-1][self.inputs.schedule][...] = OPTIMIZER.schedule(self.steps, rate)
         self.program()
         loss = float(self.program[self.loss])
         for further in self.programs[1:]:

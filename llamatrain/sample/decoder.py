@@ -15,8 +15,8 @@ from llamatrain.engine.program import Program, allocate, empty, scratch_rule
 from llamatrain.errors import LlamatrainError, UsageError
 from llamatrain.graph.tensor import Tensor
 from llamatrain.model.hyperparameters import Hyperparameters
-from llamatrain.model.llama import Decoding, caches_of, decoding, parameters, rope_state
 from llamatrain.model.lora import Weights
+from llamatrain.model.transformer import Decoding, caches_of, decoding, parameters, rope_state
 from llamatrain.sample.chain import draw
 from llamatrain.sample.options import SamplingOptions
 
@@ -39,16 +39,24 @@ class Decoder:
     """A text that grows: `feed` it tokens, `reset` it for another one. Between texts the weights may change."""
 
     def __init__(
-        self, h: Hyperparameters, arrays: Mapping[str, np.ndarray], *, ctx: int, threads: int = 1, kernels: str = "cpu",
-        arena: np.ndarray | None = None, weights: Weights | None = None, drop_base: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        h: Hyperparameters,
+        arrays: Mapping[str, np.ndarray],
+        *,
+        ctx: int,
+        threads: int = 1,
+        kernels: str = "cpu",
+        arena: np.ndarray | None = None,
+        weights: Weights | None = None,
+        drop_base: bool = False,
+    ) -> None:
         """`arrays` are the weights by their GGUF names; an `arena` that is large enough (see `plan`) is used.
 
         With `drop_base`, the pages of a quantised weight's file are handed back after each reading.
         """
         self.h, self.ctx, self.threads, self.kernels = h, ctx, threads, kernels
         self.position = 0
-        self._graphs = Graphs(h, ctx, weights, drop_base)
+        self._graphs = DecodingGraphs(h, ctx, weights, drop_base)
         leaves = {tensor: arrays[tensor.name] for tensor in self._graphs.leaves}
         self._memory = leaves | {cache: empty(cache) for cache in self._graphs.caches}
         self._memory[self._graphs.table] = h.rope.table(ctx)
@@ -65,7 +73,7 @@ class Decoder:
         drop_base: bool = False,
     ) -> Cost:
         """What a decoder will take; nothing is allocated."""
-        graphs = Graphs(h, ctx, weights, drop_base)
+        graphs = DecodingGraphs(h, ctx, weights, drop_base)
         kept = sum(tensor.nbytes for tensor in (*graphs.caches, graphs.table))
         return Cost(kept, graphs.arena(threads, kernels))
 
@@ -115,7 +123,7 @@ class Decoder:
         return self._programs[size]
 
 
-class Graphs:
+class DecodingGraphs:
     """The graphs for each number of tokens, over the same weights and caches."""
 
     def __init__(self, h: Hyperparameters, ctx: int, weights: Weights | None = None, drop_base: bool = False) -> None:
