@@ -9,7 +9,6 @@ import numpy as np
 
 from llamatrain.files.quants import encode
 from llamatrain.files.types import by_name
-from llamatrain.graph import layers as L
 from llamatrain.graph import ops as O
 from llamatrain.graph.precision import round_products
 from llamatrain.graph.tensor import BF16, F32, I32, DType, Tensor, parameter, placeholder, quantised, state
@@ -159,9 +158,9 @@ def head(c: Case, name: str) -> Case:
     targets, weights = c.ids(words, rows), c.leaf(np.full(rows, 1 / rows, np.float32))
     if back:
         dloss = c.leaf(np.ones((), np.float32))
-        outputs = list(L.linear_cross_entropy_back(dloss, x, w, targets, weights, dx=True, dw=True))
+        outputs = list(O.linear_cross_entropy_back(dloss, x, w, targets, weights, dx=True, dw=True))
     else:
-        outputs = [L.linear_cross_entropy(x, w, targets, weights)]
+        outputs = [O.linear_cross_entropy(x, w, targets, weights)]
     c.outputs, c.peer = round_products(outputs) if bf16 else outputs, head_peer(bf16, back)
     c.shape, c.flops = f"{rows} x {width} x {words}", (6.0 if back else 2.0) * rows * width * words
     c.floor, c.tolerance = ("torch 1.8" if bf16 else "torch 0.95") if back else "", 2e-2 if bf16 else 1e-4
@@ -194,8 +193,8 @@ def attention(c: Case, name: str) -> Case:
     shape, dtype = (batch, ctx, heads, size), BF16 if bf16 else F32
     leaves = [c.x(*shape, dtype=dtype) for _ in range(3)]
     dout, starts = c.x(*shape), c.leaf(np.zeros((batch, ctx), np.int32), I32)
-    out, lse = L.flash_attn(*leaves, starts, scale=size**-0.5)
-    c.outputs = [out, *L.flash_attn_back(dout, *leaves, out, lse, starts, scale=size**-0.5)]
+    out, lse = O.flash_attn(*leaves, starts, scale=size**-0.5)
+    c.outputs = [out, *O.flash_attn_back(dout, *leaves, out, lse, starts, scale=size**-0.5)]
     c.shape, c.flops = f"{batch} x {ctx} x {heads} x {size}", 7.0 * batch * heads * ctx * ctx * size
     c.peer, c.floor, c.tolerance = attention_peer(bf16), "torch 1.2", 2e-2 if bf16 else 1e-4
     return c
@@ -217,7 +216,7 @@ def norm(c: Case, name: str) -> Case:
             return lambda: torch.nn.functional.rms_norm(x, (WIDTH,), w, 1e-5)
         return grads(torch, torch.nn.functional.rms_norm(*asking(x), (WIDTH,), *asking(w), 1e-5), (x, w), leaves[2])
 
-    c.outputs = list(L.rms_norm_back(c.x(ROWS, WIDTH), x, w, eps=1e-5)) if back else [L.rms_norm(x, w, eps=1e-5)]
+    c.outputs = list(O.rms_norm_back(c.x(ROWS, WIDTH), x, w, eps=1e-5)) if back else [O.rms_norm(x, w, eps=1e-5)]
     c.moved, c.peer, c.floor = (3 if back else 2) * c.arrays[x].nbytes, peer, "copy 0.7"
     c.tolerance = 1e-4 if back else 2e-5  # a sum over many rows
     return c
@@ -235,7 +234,7 @@ def gate(c: Case, name: str) -> Case:
         asking(a, b)
         return grads(torch, torch.nn.functional.silu(a) * b, (a, b), leaves[2])
 
-    c.outputs = list(L.swiglu_back(c.x(ROWS, WIDTH), a, b)) if back else [L.swiglu(a, b)]
+    c.outputs = list(O.swiglu_back(c.x(ROWS, WIDTH), a, b)) if back else [O.swiglu(a, b)]
     c.moved, c.peer, c.floor = (5 if back else 3) * c.arrays[a].nbytes, peer, "copy 0.7"
     return c
 
@@ -254,7 +253,7 @@ def rotation(c: Case, name: str) -> Case:
         turns = torch.complex(table[..., 0], sign * table[..., 1])[:, None]
         return lambda: torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (-1, 2))) * turns).flatten(-2)
 
-    c.outputs = [(L.rope if sign > 0 else L.rope_back)(x, positions, table)]
+    c.outputs = [(O.rope if sign > 0 else O.rope_back)(x, positions, table)]
     c.shape, c.moved, c.peer, c.floor = f"{batch} x {ctx} x {heads} x {size}", 2 * c.arrays[x].nbytes, peer, "copy 0.7"
     return c
 
@@ -274,9 +273,9 @@ def optimizer(c: Case, name: str) -> Case:
         return torch.optim.SGD([w], lr=1e-3, momentum=0.9, fused=True).step
 
     if adamw:
-        c.outputs = L.opt_step_adamw(w, m, v, g, schedule, factor, beta1=0.9, beta2=0.999, eps=1e-8, decay=0.1)
+        c.outputs = O.opt_step_adamw(w, m, v, g, schedule, factor, beta1=0.9, beta2=0.999, eps=1e-8, decay=0.1)
     else:
-        c.outputs = L.opt_step_sgd(w, m, g, schedule, factor, momentum=0.9, decay=0.1)
+        c.outputs = O.opt_step_sgd(w, m, g, schedule, factor, momentum=0.9, decay=0.1)
     c.moved, c.peer, c.floor = (7 if adamw else 5) * 4 * n, peer, "copy 0.7" if adamw else ""
     return c
 
@@ -291,7 +290,7 @@ def softmax(c: Case, name: str) -> Case:
             return lambda: torch.softmax(leaves[0], -1)
         return grads(torch, torch.softmax(*asking(leaves[0]), -1), leaves[:1], leaves[1])
 
-    c.outputs = [L.soft_max_back(c.x(ROWS, WIDTH), x) if back else L.soft_max(x)]
+    c.outputs = [O.soft_max_back(c.x(ROWS, WIDTH), x) if back else O.soft_max(x)]
     c.moved, c.peer = (3 if back else 2) * c.arrays[x].nbytes, peer
     return c
 
@@ -309,7 +308,7 @@ def loss(c: Case, name: str) -> Case:
         return grads(torch, torch.nn.functional.cross_entropy(*asking(x), targets), [x], None)
 
     dloss = c.leaf(np.ones((), np.float32))
-    c.outputs = [L.cross_entropy_loss_back(dloss, x, targets, weights) if back else L.cross_entropy_loss(x, targets, weights)]
+    c.outputs = [O.cross_entropy_loss_back(dloss, x, targets, weights) if back else O.cross_entropy_loss(x, targets, weights)]
     c.shape, c.moved, c.peer, c.tolerance = f"{rows} x {words}", (2 if back else 1) * c.arrays[x].nbytes, peer, 1e-4
     return c
 
@@ -339,8 +338,8 @@ ELEMENTS: dict[str, tuple[Callable[..., Tensor], int, int, Callable[..., Any]]] 
     "mul": (O.mul, 2, 12, lambda torch, a, b: a * b),
     "scale": (lambda x: O.scale(x, by=0.5), 1, 8, lambda torch, a: a * 0.5),
     "cast": (lambda x: O.cast(x, dtype=BF16), 1, 6, lambda torch, a: a.bfloat16()),
-    "silu": (L.silu, 1, 8, lambda torch, a: torch.nn.functional.silu(a)),
-    "silu_back": (L.silu_back, 2, 12, lambda torch, a, b: torch.ops.aten.silu_backward(a, b)),
+    "silu": (O.silu, 1, 8, lambda torch, a: torch.nn.functional.silu(a)),
+    "silu_back": (O.silu_back, 2, 12, lambda torch, a, b: torch.ops.aten.silu_backward(a, b)),
     "sum": (O.sum, 1, 4, lambda torch, a: a.sum()),
     "sum_sqr": (O.sum_sqr, 1, 4, lambda torch, a: torch.dot(a.view(-1), a.view(-1))),
 }

@@ -5,8 +5,19 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from llamatrain.files.quants import encode
-from llamatrain.graph.layers import cross_entropy_loss, flash_attn, linear_cross_entropy, rms_norm, rope, swiglu
-from llamatrain.graph.ops import add, get_rows, matmul, reshape, scale
+from llamatrain.graph.ops import (
+    add,
+    cross_entropy_loss,
+    flash_attn,
+    get_rows,
+    linear_cross_entropy,
+    matmul,
+    reshape,
+    rms_norm,
+    rope,
+    scale,
+    swiglu,
+)
 from llamatrain.graph.tensor import BF16, F32, I32, DType, Quantised, Tensor, parameter, placeholder, state
 from llamatrain.kernels.reference.registry import to_bf16
 

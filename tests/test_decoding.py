@@ -12,7 +12,7 @@ from llamatrain.errors import LlamatrainError, UsageError
 from llamatrain.files.reader import open_gguf
 from llamatrain.graph import ops as O
 from llamatrain.graph.autodiff import value_and_gradients
-from llamatrain.graph.layers import cross_entropy_loss, flash_attn
+from llamatrain.graph.ops import cross_entropy_loss, flash_attn
 from llamatrain.graph.tensor import F32, F64, I32, DType, Tensor, parameter, placeholder
 from llamatrain.model.frozen import frozen
 from llamatrain.model.hyperparameters import Hyperparameters, read

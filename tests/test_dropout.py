@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from llamatrain.engine.program import Program
-from llamatrain.graph import layers, ops
+from llamatrain.graph import ops
 from llamatrain.graph.autodiff import gradients
 from llamatrain.graph.tensor import I32, nodes_of, parameter, placeholder
 from llamatrain.train import programs
@@ -26,7 +26,7 @@ def dropped(
 ) -> tuple[np.ndarray, np.ndarray]:
     """What it makes of x, and of x as a gradient."""
     at, told, dy = parameter("x", x.shape), placeholder("key", (2,), I32), placeholder("dy", x.shape)
-    y = layers.dropout(at, told, rate=rate, salt=salt)
+    y = ops.dropout(at, told, rate=rate, salt=salt)
     (dx,) = gradients(ops.sum(ops.mul(y, dy)), [at])
     arrays = {at: x, told: np.array(key, np.int32), dy: x}
     program = Program.of([y, dx], arrays, kernels=kernels, threads=threads)

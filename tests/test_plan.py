@@ -16,8 +16,7 @@ from llamatrain.engine.order import layout_of, ordered
 from llamatrain.engine.plan import ALIGNMENT, Block, Plan, ScratchRule, placed, plan
 from llamatrain.engine.program import Program, scratch_rule
 from llamatrain.errors import MemoryPlanError
-from llamatrain.graph.layers import silu
-from llamatrain.graph.ops import acc, add, matmul, scale, set_rows, sqr, sub, sum_sqr, view
+from llamatrain.graph.ops import acc, add, matmul, scale, set_rows, silu, sqr, sub, sum_sqr, view
 from llamatrain.graph.tensor import I32, Node, Tensor, nodes_of, parameter, placeholder
 from llamatrain.optim.step import AdamW, apply, differentiate, hold, stream
 from tests.llama_graph import TINY, Llama, Size, llama

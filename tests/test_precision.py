@@ -5,7 +5,7 @@ import pytest
 
 from llamatrain.engine.program import Program
 from llamatrain.graph import ops as O
-from llamatrain.graph.layers import flash_attn, swiglu, swiglu_back
+from llamatrain.graph.ops import flash_attn, swiglu, swiglu_back
 from llamatrain.graph.precision import round_products
 from llamatrain.graph.tensor import BF16, F32, I32, Tensor, nodes_of, parameter, placeholder
 from llamatrain.kernels.reference.registry import from_bf16, to_bf16

@@ -7,7 +7,7 @@ from llamatrain.engine.program import Program, allocate
 from llamatrain.errors import GraphError
 from llamatrain.graph import ops as O
 from llamatrain.graph.autodiff import value_and_gradients
-from llamatrain.graph.layers import flash_attn, silu, soft_max
+from llamatrain.graph.ops import flash_attn, silu, soft_max
 from llamatrain.graph.show import described
 from llamatrain.graph.tensor import BF16, F32, F64, I32, Tensor, parameter, placeholder, state
 

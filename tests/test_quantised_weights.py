@@ -14,7 +14,7 @@ from llamatrain.files.pages import release
 from llamatrain.files.quants import decode, encode
 from llamatrain.files.quants.kinds import COMPILED
 from llamatrain.files.types import TYPES, GgmlType, by_name
-from llamatrain.graph import layers, ops
+from llamatrain.graph import ops
 from llamatrain.graph.autodiff import value_and_gradients
 from llamatrain.graph.precision import round_products
 from llamatrain.graph.tensor import BF16, F32, F64, I32, Quantised, Tensor, parameter, placeholder, quantised, state
@@ -102,7 +102,7 @@ def head(rows: int) -> Build:
         arrays[x] = rng.standard_normal(x.shape).astype(np.float32)
         arrays[targets] = rng.integers(0, w.shape[0], rows).astype(np.int32)
         arrays[weights] = rng.random(rows).astype(np.float32)
-        loss = layers.linear_cross_entropy(x, w, targets, weights)
+        loss = ops.linear_cross_entropy(x, w, targets, weights)
         return loss, loss, [x]
 
     return build

@@ -175,7 +175,7 @@ class Program:
             for part in _grouped([(node, calls)], self.threads):
                 part()
             for output in node.outputs:
-                if not _finite(self._array(output), masks=(node.op.name, output.index) in MASKS):
+                if not _finite(self._array(output), masks=output.index in node.op.masks):
                     return output
         return None
 
@@ -230,9 +230,6 @@ def _shared(arena: np.ndarray, size: int) -> np.ndarray:
     if arena.size < size or arena.ctypes.data % ALIGNMENT:
         raise GraphError(f"the plan needs an arena of {size:,} bytes, aligned to {ALIGNMENT}; received {arena.size:,} bytes")
     return arena[:size]
-
-
-MASKS = {("diag_mask_inf", 0), ("flash_attn", 1)}  # (op, output): minus infinity means nothing seen there
 
 
 def _finite(array: np.ndarray, masks: bool = False) -> bool:

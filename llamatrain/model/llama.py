@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from llamatrain.graph import ops as O
-from llamatrain.graph.layers import cross_entropy_loss, flash_attn, linear_cross_entropy, rms_norm, rope, soft_max, swiglu
+from llamatrain.graph.ops import cross_entropy_loss, flash_attn, linear_cross_entropy, rms_norm, rope, soft_max, swiglu
 from llamatrain.graph.tensor import F32, I32, DType, Tensor, parameter, placeholder, state
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.lora import Weights

@@ -12,8 +12,7 @@ import numpy as np
 
 from llamatrain.engine.plan import Plan, plan
 from llamatrain.engine.program import scratch_rule
-from llamatrain.graph.layers import clip_factor
-from llamatrain.graph.ops import sum_sqr
+from llamatrain.graph.ops import clip_factor, sum_sqr
 from llamatrain.graph.precision import round_products
 from llamatrain.graph.tensor import I32, Tensor, placeholder, state
 from llamatrain.model import llama

@@ -4,7 +4,7 @@ import numpy as np
 
 from llamatrain.kernels.cpu.binding import kernel
 from llamatrain.kernels.cpu.vector import portion
-from llamatrain.kernels.reference.layers import mixed
+from llamatrain.kernels.reference.dropout import mixed
 from llamatrain.machine.jit import Entry, f32, i32, inline, real
 
 FIRST, SECOND, STEP = np.uint32(0x85EBCA6B), np.uint32(0xC2B2AE35), np.uint32(0x9E3779B9)
