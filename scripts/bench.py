@@ -30,12 +30,13 @@ import numpy as np
 import tuning
 from kernel_cases import Case, cases
 
-from llamatrain.engine.program import Program, empty
+from llamatrain.engine.program import Program
 from llamatrain.graph.remat import POLICIES
 from llamatrain.graph.tensor import BF16, Tensor, nodes_of
 from llamatrain.kernels import cpu
 from llamatrain.kernels.reference.registry import from_bf16
 from llamatrain.machine import jit, units
+from llamatrain.machine.memory import allocate
 from tests.llama_graph import TINY, M, S, Size
 from tests.llama_step import CLIP, LlamaStep
 
@@ -112,20 +113,18 @@ def torch_if_any(workers: int, wanted: bool) -> Any:
 
 def bound(case: Case, kernels: str, workers: int) -> tuple[Program, list[Tensor]]:
     """The case over arrays of its own."""
-    memory = {tensor: empty(tensor) for tensor in [*case.arrays, *case.outputs]}
+    own = [output for output in case.outputs if output.node and output.index not in output.node.aliases]
+    program = Program.of(case.outputs, {each: allocate(each.nbytes) for each in own}, kernels=kernels, threads=workers)
     for tensor, array in case.arrays.items():
-        memory[tensor][...] = array
-    for output in case.outputs:
-        if output.node and output.index in output.node.aliases:  # lies in its source's memory
-            del memory[output]
-    return Program.of(case.outputs, memory, kernels=kernels, threads=workers), list(case.outputs)
+        program.write(tensor, array)
+    return program, list(case.outputs)
 
 
 def largest_error(fast: Program, plain: Program, outputs: list[Tensor]) -> float:
     """Of all outputs, as a share of each one's largest element."""
     worst = 0.0
     for output in outputs:
-        found, expected = (from_bf16(p[output]) if output.dtype is BF16 else p[output] for p in (fast, plain))
+        found, expected = (from_bf16(p.read(output)) if output.dtype is BF16 else p.read(output) for p in (fast, plain))
         worst = max(worst, float(np.max(np.abs(found - expected)) / max(1e-30, float(np.max(np.abs(expected))))))
     return worst
 

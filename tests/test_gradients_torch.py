@@ -138,7 +138,7 @@ def by_us(loss: Tensor, wrt: list[Tensor], arrays: dict[Tensor, np.ndarray]) -> 
     value, grads = value_and_gradients(loss, wrt)
     program = Program.of([value, *grads], arrays, kernels="reference")
     program()
-    return [program[tensor] for tensor in (value, *grads)]
+    return [program.read(tensor) for tensor in (value, *grads)]
 
 
 def assert_near(ours: np.ndarray, theirs: np.ndarray, name: str, within: float = 1e-4) -> None:

@@ -201,7 +201,7 @@ def test_a_tensor_that_is_a_source_twice(f, derivative) -> None:
     loss = O.sum(f(w))
     program = Program.of([loss, *gradients(loss, [w])], {w: values}, kernels="reference")
     program()
-    np.testing.assert_allclose(program[gradients_of(program)], derivative(values), atol=1e-12)
+    np.testing.assert_allclose(program.read(gradients_of(program)), derivative(values), atol=1e-12)
 
 
 def gradients_of(program: Program) -> Tensor:
@@ -215,7 +215,7 @@ def test_the_gradient_of_a_value_that_is_read_in_three_places() -> None:
     (dw,) = gradients(loss, [w])
     program = Program.of([dw], {w: np.arange(4.0)}, kernels="reference")
     program()
-    np.testing.assert_array_equal(program[dw], 8.0 * np.arange(4.0))
+    np.testing.assert_array_equal(program.read(dw), 8.0 * np.arange(4.0))
 
 
 def test_a_gradient_with_respect_to_a_value_inside() -> None:
@@ -224,8 +224,8 @@ def test_a_gradient_with_respect_to_a_value_inside() -> None:
     dh, dw = gradients(O.sum_sqr(h), [h, w])
     program = Program.of([dh, dw], {w: np.arange(4.0)}, kernels="reference")
     program()
-    np.testing.assert_array_equal(program[dh], 2 * np.arange(4.0) ** 2)
-    np.testing.assert_array_equal(program[dw], 4 * np.arange(4.0) ** 3)
+    np.testing.assert_array_equal(program.read(dh), 2 * np.arange(4.0) ** 2)
+    np.testing.assert_array_equal(program.read(dw), 4 * np.arange(4.0) ** 3)
 
 
 def test_a_loss_that_is_a_parameter() -> None:
@@ -233,7 +233,7 @@ def test_a_loss_that_is_a_parameter() -> None:
     (dw,) = gradients(w, [w])
     program = Program.of([dw], {}, kernels="reference")
     program()
-    assert program[dw] == 1
+    assert program.read(dw) == 1
 
 
 # ---- the verifier ----------------------------------------------------------
@@ -354,7 +354,7 @@ def test_a_program_10000_nodes_deep() -> None:
     _, loss = chain(DEEP // 5)
     program = Program.of([loss], {}, kernels="reference")
     program()
-    assert program[loss] == 0
+    assert program.read(loss) == 0
     assert as_dot([loss]).count("\n") > DEEP // 5 < as_text([loss]).count("\n")
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from llamatrain.engine.backend import backend_of
 from llamatrain.engine.budget import cheapest
 from llamatrain.engine.plan import plan
 from llamatrain.engine.program import Program
@@ -21,7 +22,7 @@ from tests.llama_graph import Size, llama
 def run(outputs: list[Tensor], memory: dict[Tensor, np.ndarray], **how) -> list[np.ndarray]:
     program = Program.of(outputs, {tensor: array.copy() for tensor, array in memory.items()}, **how)
     program()
-    return [program[output].copy() for output in outputs]
+    return [program.read(output).copy() for output in outputs]
 
 
 def same_however_planned(outputs: list[Tensor], memory: dict[Tensor, np.ndarray]) -> None:
@@ -108,7 +109,7 @@ def test_memory_that_cannot_be_written_is_refused() -> None:
 def test_a_plan_without_the_kernels_scratch_is_refused() -> None:
     x, w = placeholder("x", (256, 512)), parameter("w", (512, 512))
     with pytest.raises(GraphError, match="scratch"):
-        Program(plan([ops.matmul(x, w)]), {})
+        Program(plan([ops.matmul(x, w)]), {}, backend_of())
 
 
 @pytest.mark.parametrize("how", [{"kernels": "refrence"}, {"threads": 0}, {"threads": -1}])

@@ -12,12 +12,14 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from llamatrain.engine.backend import backend_of
 from llamatrain.engine.order import layout_of, ordered
-from llamatrain.engine.plan import ALIGNMENT, Block, Plan, ScratchRule, placed, plan
-from llamatrain.engine.program import Program, scratch_rule
+from llamatrain.engine.plan import Block, Plan, Scratch, placed, plan
+from llamatrain.engine.program import Program
 from llamatrain.errors import MemoryPlanError
 from llamatrain.graph.ops import acc, add, matmul, scale, set_rows, silu, sqr, sub, sum_sqr, view
 from llamatrain.graph.tensor import I32, Node, Tensor, nodes_of, parameter, placeholder
+from llamatrain.machine.memory import ALIGNMENT
 from llamatrain.optim.step import AdamW, apply, differentiate, hold, stream
 from tests.llama_graph import TINY, Llama, Size, llama
 from tests.random_graphs import RandomGraph, evaluated, random_graphs
@@ -129,7 +131,7 @@ def awkward_scratch(node: Node) -> int:
 
 @often
 @given(random_graphs(), st.sampled_from((lambda node: 0, awkward_scratch)))
-def test_random_lives_never_overlap(graph: RandomGraph, scratch: ScratchRule) -> None:
+def test_random_lives_never_overlap(graph: RandomGraph, scratch: Scratch) -> None:
     assume(graph.outputs)
     laid = plan(graph.outputs, pinned=graph.pinned, scratch=scratch)
     assert_order(laid, graph.outputs)
@@ -141,7 +143,7 @@ def test_random_lives_never_overlap(graph: RandomGraph, scratch: ScratchRule) ->
 
 @often
 @given(random_graphs(), st.sampled_from((lambda node: 0, awkward_scratch)))
-def test_a_naive_plan_gives_each_value_memory_of_its_own(graph: RandomGraph, scratch: ScratchRule) -> None:
+def test_a_naive_plan_gives_each_value_memory_of_its_own(graph: RandomGraph, scratch: Scratch) -> None:
     assume(graph.outputs)
     laid = plan(graph.outputs, pinned=graph.pinned, scratch=scratch, naive=True)
     spans = sorted([(at, t.nbytes) for t, at in laid.offsets.items()] + list(laid.scratch.values()))
@@ -163,7 +165,7 @@ def test_planner_on_and_naive_give_what_separate_arrays_give(graph: RandomGraph)
         program.arena[:] = 0xFF  # what is read before it is written shows
         program()
         for output in graph.outputs:
-            np.testing.assert_array_equal(program[output], expected[output])
+            np.testing.assert_array_equal(program.read(output), expected[output])
         for leaf, array in graph.arrays.items():
             if leaf.role == "input":
                 np.testing.assert_array_equal(arrays[leaf], array)
@@ -229,7 +231,7 @@ def test_a_llama_planned_and_naive_gives_the_same_bits(precision: str) -> None:
     for naive in (False, True):
         program = Program.of(outputs, model.random(), kernels="reference", naive=naive)
         program()
-        results.append([program[output].tobytes() for output in outputs])
+        results.append([program.read(output).tobytes() for output in outputs])
     assert results[0] == results[1]
     assert plan(outputs).arena < plan(outputs, naive=True).arena / 2
 
@@ -239,7 +241,7 @@ BIG = Size(vocab=32000, width=8192, layers=48, heads=64, kv_heads=8, ff=22016, c
 
 @cache
 def big_plan(kernels: str) -> tuple[float, Llama, Plan]:
-    rule = scratch_rule(kernels, 2)
+    rule = backend_of(kernels, 2).scratch
     start = time.perf_counter()
     model = llama(BIG)
     laid = plan(training(model, remat="block", precision="bf16"), scratch=rule)

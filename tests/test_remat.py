@@ -31,7 +31,7 @@ POLICIES = ("light", "block", "optimal", 0, 1, 2)
 def bits(outputs: list[Tensor], arrays: dict[Tensor, np.ndarray]) -> list[bytes]:
     program = Program.of(outputs, arrays, kernels="reference")
     program()
-    return [program[output].tobytes() for output in outputs]
+    return [program.read(output).tobytes() for output in outputs]
 
 
 @cache

@@ -56,7 +56,7 @@ def accumulated(micro: int) -> tuple[float, dict[str, np.ndarray]]:
             memory[leaf][...] = array
         program = more if start else first
         program()
-        loss += float(program[kept.loss])
+        loss += float(program.read(kept.loss))
     return loss, {weight.name: blocks[block] for weight, block in kept.blocks.items()}
 
 
@@ -103,10 +103,10 @@ def kept_steps(optimizer: AdamW | SGD, schedules: list[np.ndarray], clip: float 
     last = reference(outputs, {**{weight: arrays[weight] for weight in weights}, **blocks})
     norms = []
     for schedule in schedules:
-        last[inputs.schedule][:] = schedule
+        last.write(inputs.schedule, schedule)
         first()
         last()
-        norms.append(float(last[norm]))
+        norms.append(float(last.read(norm)))
     return [arrays[weight] for weight in weights], norms
 
 
@@ -115,7 +115,7 @@ def streamed_steps(optimizer: AdamW | SGD, schedules: list[np.ndarray]) -> list[
     inputs, outputs = stream(differentiate(kept.loss, weights), optimizer)
     program = reference(outputs, arrays)
     for schedule in schedules:
-        program[inputs.schedule][:] = schedule
+        program.write(inputs.schedule, schedule)
         program()
     return [arrays[weight] for weight in weights]
 
@@ -157,7 +157,7 @@ def test_decay_is_for_two_or_more_dimensions() -> None:
         inputs, outputs = stream(differentiate(loss, made), optimizer)
         arrays = {weight: np.ones(weight.shape, np.float32) for weight in made}
         program = reference(outputs, arrays)
-        program[inputs.schedule][:] = 0.5, 1, 1
+        program.write(inputs.schedule, [0.5, 1, 1])
         program()
         assert [float(arrays[weight].max()) for weight in made] == pytest.approx([0.5, 0.5, 1, 1])
 
@@ -229,9 +229,9 @@ def test_a_product_is_found_step_by_step(optimizer: AdamW | SGD, rate: float, st
     inputs, outputs = stream(made, optimizer)
     program, losses = reference(outputs, arrays), []
     for step in range(1, steps + 1):
-        program[inputs.schedule][:] = schedule_input(step, rate * (1 - step / (steps + 1)), 0.9, 0.999)
+        program.write(inputs.schedule, schedule_input(step, rate * (1 - step / (steps + 1)), 0.9, 0.999))
         program()
-        losses.append(float(program[made.loss]))
+        losses.append(float(program.read(made.loss)))
     assert losses[0] > 10
     assert losses[-1] < 1e-5
 
@@ -248,7 +248,7 @@ def test_a_product_is_found_by_lbfgs() -> None:
     def evaluate(point: np.ndarray) -> tuple[float, np.ndarray]:
         flat[:] = point
         program()
-        return float(program[made.loss]), gradient
+        return float(program.read(made.loss)), gradient
 
     found = Lbfgs(flat)
     for _ in range(80):

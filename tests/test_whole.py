@@ -47,11 +47,11 @@ def test_every_gradient_by_name(kernels: str) -> None:
     twin = peer(model, memory)
     expected = twin.loss(*batch(model, memory))
     expected.backward()
-    assert float(program[loss]) == pytest.approx(expected.item(), rel=1e-5)
+    assert float(program.read(loss)) == pytest.approx(expected.item(), rel=1e-5)
     parameters = dict(twin.named_parameters())
     for weight, gradient in zip(model.trained, gradients, strict=True):
         wanted = parameters[f"{weight.name}.weight"].grad.numpy()
-        np.testing.assert_allclose(program[gradient], wanted, atol=1e-4 * np.abs(wanted).max(), err_msg=weight.name)
+        np.testing.assert_allclose(program.read(gradient), wanted, atol=1e-4 * np.abs(wanted).max(), err_msg=weight.name)
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
