@@ -37,7 +37,7 @@ from llamatrain.kernels import cpu
 from llamatrain.kernels.reference.registry import from_bf16
 from llamatrain.machine import jit, units
 from llamatrain.machine.memory import allocate
-from tests.llama_graph import TINY, M, S, Size
+from tests.llamas import TINY, M, S, Size
 from tests.llama_step import CLIP, LlamaStep
 
 ROUND = 10e-3  # seconds: shorter things are repeated within a round

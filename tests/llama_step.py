@@ -1,9 +1,9 @@
-"""Whole training steps of the hand-built llama, as a run does them: for tests and for the benchmark."""
+"""Whole training steps of the model, as a run does them: for tests and for the benchmark."""
 
 from llamatrain.engine.program import Program
 from llamatrain.optim.adamw import schedule_input
 from llamatrain.optim.step import AdamW, apply, differentiate, hold, stream
-from tests.llama_graph import Size, llama
+from tests.llamas import Size, llama
 
 OPTIMIZER = AdamW()
 CLIP = 1.0

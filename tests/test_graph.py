@@ -17,7 +17,7 @@ from llamatrain.graph.remat import recompute
 from llamatrain.graph.show import as_dot, as_text, verify
 from llamatrain.graph.tensor import BF16, F32, F64, I32, OPS, Node, Op, Spec, Tensor, gradient, nodes_of, parameter, placeholder
 from llamatrain.kernels.reference import KERNELS
-from tests.llama_graph import TINY, llama
+from tests.llamas import TINY, llama
 from tests.op_cases import CASES, Case
 from tests.test_gradients import scalar
 

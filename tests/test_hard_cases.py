@@ -16,7 +16,7 @@ from llamatrain.graph import ops
 from llamatrain.graph.tensor import BF16, I32, Tensor, parameter, placeholder, state
 from llamatrain.machine import jit
 from llamatrain.optim.step import SGD, AdamW, differentiate, stream
-from tests.llama_graph import Size, llama
+from tests.llamas import Size, llama
 
 
 def run(outputs: list[Tensor], memory: dict[Tensor, np.ndarray], **how) -> list[np.ndarray]:

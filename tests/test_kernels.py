@@ -9,7 +9,7 @@ from llamatrain.engine.program import Program
 from llamatrain.graph.autodiff import gradients
 from llamatrain.graph.tensor import F32, quantised
 from llamatrain.optim.step import AdamW, differentiate, stream
-from tests.llama_graph import TINY, Size, llama
+from tests.llamas import TINY, Size, llama
 from tests.op_cases import CASES, Case
 from tests.test_gradients import EACH, scalar
 

@@ -21,7 +21,7 @@ from llamatrain.graph.ops import acc, add, matmul, scale, set_rows, silu, sqr, s
 from llamatrain.graph.tensor import I32, Node, Tensor, nodes_of, parameter, placeholder
 from llamatrain.machine.memory import ALIGNMENT
 from llamatrain.optim.step import AdamW, apply, differentiate, hold, stream
-from tests.llama_graph import TINY, Llama, Size, llama
+from tests.llamas import TINY, Llama, Size, llama
 from tests.random_graphs import RandomGraph, evaluated, random_graphs
 
 SMALL = replace(TINY, layers=2, kv_heads=2, ctx=8, batch=2)

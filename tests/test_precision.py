@@ -10,8 +10,8 @@ from llamatrain.graph.precision import round_products
 from llamatrain.graph.tensor import BF16, F32, I32, Tensor, nodes_of, parameter, placeholder
 from llamatrain.kernels.reference.registry import from_bf16, to_bf16
 from llamatrain.optim.step import differentiate
-from tests.llama_graph import Size, llama
 from tests.llama_step import LlamaStep
+from tests.llamas import Size, llama
 
 SIZE = Size(vocab=64, width=64, layers=2, heads=4, kv_heads=2, ff=176, ctx=24, batch=2)
 

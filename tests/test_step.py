@@ -12,7 +12,7 @@ from llamatrain.graph.tensor import Tensor, parameter, placeholder
 from llamatrain.optim.adamw import schedule_input
 from llamatrain.optim.lbfgs import Lbfgs
 from llamatrain.optim.step import SGD, AdamW, Kept, apply, differentiate, hold, stream
-from tests.llama_graph import TINY, Llama, llama
+from tests.llamas import TINY, Llama, llama
 
 Arrays = dict[Tensor, np.ndarray]
 SIZE = replace(TINY, layers=2, kv_heads=2, ctx=8)
@@ -32,7 +32,7 @@ def random(*shape: int, seed: int = 0) -> np.ndarray:
 def fitted(model: Llama, arrays: dict[str, np.ndarray], rows: slice) -> Arrays:
     """A model's arrays: weights and inputs by name, of the batch these rows."""
     own = {leaf: array for leaf, array in model.random().items() if leaf not in model.trained}
-    inputs = {model.tokens: "tokens", model.positions: "positions", model.starts: "starts"}
+    inputs = {model.inputs[name]: name for name in ("tokens", "positions", "starts")}
     flat = {model.targets: "targets", model.weights: "weights"}
     own |= {leaf: arrays[name][rows] for leaf, name in inputs.items()}
     own |= {leaf: arrays[name].reshape(-1, SIZE.ctx)[rows].reshape(-1) for leaf, name in flat.items()}
