@@ -11,8 +11,8 @@ from llamatrain.adapters.options import LoraOptions
 from llamatrain.config.options import flag_of
 from llamatrain.data.options import DataOptions
 from llamatrain.model.options import ModelOptions
-from llamatrain.train.options import PlaceOptions, RunOptions, TrainOptions
-from llamatrain.train.tuning import TuneOptions
+from llamatrain.recipe.options import PlaceOptions, RunOptions, TrainOptions
+from llamatrain.recipe.tuning import TuneOptions
 
 PARTS = {
     "A new model (`from-scratch`)": ModelOptions,

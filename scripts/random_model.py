@@ -19,17 +19,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 from shapes import SHAPES
 
-from llamatrain.adapters.merge import FILE_TYPES
+from llamatrain.adapters.merge import file_type
 from llamatrain.data.tokenizer import new_vocabulary
-from llamatrain.data.tokenizer.vocabulary import KEY, Kind
+from llamatrain.data.tokenizer.vocabulary import KEY
 from llamatrain.errors import LlamatrainError, UsageError
 from llamatrain.files import quants
+from llamatrain.files.constants import TokenType
 from llamatrain.files.reader import open_gguf
 from llamatrain.files.types import GgmlType, TensorInfo, by_name
-from llamatrain.files.values import Kind as Type
-from llamatrain.files.values import Value, numbers, strings, u32
+from llamatrain.files.values import Kind, Value, numbers, strings, u32
 from llamatrain.files.writer import new_gguf
 from llamatrain.machine.units import cores
+from llamatrain.model.architectures import USUAL, find
 from llamatrain.model.hyperparameters import LARGEST, Hyperparameters, vocabulary_of
 from llamatrain.model.initial import deviation
 from llamatrain.model.rope import Rope
@@ -47,7 +48,7 @@ def vocabulary(size: int) -> dict[str, Value]:
     unused = range(size - len(tokens))
     return keys | {
         f"{KEY}tokens": strings([*tokens, *(f"<unused{i}>" for i in unused)]),
-        f"{KEY}token_type": numbers(Type.INT32, [*kinds, *(Kind.UNUSED for _ in unused)]),
+        f"{KEY}token_type": numbers(Kind.INT32, [*kinds, *(TokenType.UNUSED for _ in unused)]),
     }
 
 
@@ -64,13 +65,13 @@ def pieces(info: TensorInfo, kind: GgmlType, scale: float, random: np.random.Gen
 def write(path: Path, h: Hyperparameters, words: dict[str, Value], kind: GgmlType, seed: int) -> None:
     infos = [TensorInfo(name, kind if len(shape) == 2 else by_name("F32"), shape) for name, shape in h.shapes.items()]
     random = np.random.default_rng(seed)
-    keys = h.metadata(f"random {kind.name}") | words | {"general.file_type": u32(FILE_TYPES[kind.name])}
+    keys = h.metadata(f"random {kind.name}") | words | {"general.file_type": u32(file_type(kind))}
     with new_gguf(path, keys, infos) as out:
         for info in infos:
             if len(info.shape) == 1:
                 out.write(info.name, np.ones(info.shape, np.float32))
             else:
-                out.write(info.name, pieces(info, kind, deviation(info.name, info.shape, h.layers), random))
+                out.write(info.name, pieces(info, kind, deviation(h, info.name), random))
 
 
 def main() -> None:
@@ -105,7 +106,19 @@ def make(given: argparse.Namespace) -> None:
     if embd % kind.block or ff % kind.block:
         raise UsageError(f"rows of --embd {embd} and --ff {ff} are no whole {kind.name} blocks of {kind.block}")
     size, vocab = embd // heads, len(words[f"{KEY}tokens"].decode())
-    h = Hyperparameters(vocab, embd, layers, heads, kv_heads, ff, ctx, size, Rope(size), tied=given.tied)
+    h = Hyperparameters(
+        architecture=find(USUAL),
+        vocab=vocab,
+        embd=embd,
+        layers=layers,
+        heads=heads,
+        kv_heads=kv_heads,
+        ff=ff,
+        ctx=ctx,
+        head_size=size,
+        rope=Rope(size),
+        tied=given.tied,
+    )
     write(given.out, h, words, kind, given.seed)
     nbytes = given.out.stat().st_size
     print(f"{given.out}: {h.describe()}; {h.parameters:,} weights in {math.ceil(nbytes / 1e6):,} MB")

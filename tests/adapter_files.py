@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from llamatrain.adapters.adapter import EMBEDDINGS, Adapter, Pair
+from llamatrain.adapters.adapter import Adapter, Pair
 from llamatrain.model.hyperparameters import Hyperparameters
+from tests.small_models import EMBEDDINGS
 
 
 def linear(h: Hyperparameters) -> list[str]:
@@ -26,7 +27,7 @@ def adapter(
         shapes = ((out, rank), (into, rank)) if name == EMBEDDINGS else ((rank, into), (out, rank))
         a, b = (0.1 * random.standard_normal(shape, np.float32) for shape in shapes)
         pairs[name] = Pair(a, b, (alpha / rank if alpha else 1.0) if scale is None else scale)
-    return Adapter(Path("made"), alpha, pairs, "mine")
+    return Adapter(source=Path("made"), alpha=alpha, pairs=pairs, name="mine")
 
 
 def ggla(made: Adapter, rank: int, alpha: int) -> bytes:

@@ -1,8 +1,8 @@
 """Whole training steps of the model, as a run does them: for tests and for the benchmark."""
 
 from llamatrain.engine.program import Program
-from llamatrain.optim.adamw import schedule_input
-from llamatrain.optim.step import AdamW, apply, differentiate, hold, stream
+from llamatrain.optim.methods.adamw import AdamW
+from llamatrain.optim.step import apply, differentiate, hold, stream
 from tests.llamas import Size, llama
 
 OPTIMIZER = AdamW()
@@ -39,7 +39,7 @@ class LlamaStep:
         self.steps += 1
         for leaf, array in self.batch.items():
             self.program.write(leaf, array)
-        self.programs[-1].write(self.inputs.schedule, schedule_input(self.steps, rate, OPTIMIZER.beta1, OPTIMIZER.beta2))
+        self.programs[-1].write(self.inputs.schedule, OPTIMIZER.schedule(self.steps, rate))
         self.program()
         loss = float(self.program.read(self.loss))
         for further in self.programs[1:]:

@@ -8,9 +8,9 @@ from llamatrain.files.quants import encode
 from llamatrain.graph.tensor import BF16, F32, DType, Quantised, Tensor, parameter, state
 from llamatrain.kernels.reference.registry import to_bf16
 from llamatrain.model.hyperparameters import Hyperparameters
-from llamatrain.model.llama import mask_of, rope_state, training
 from llamatrain.model.lora import Delta, Weights
 from llamatrain.model.rope import Rope
+from llamatrain.model.transformer import mask_of, rope_state, training
 
 
 @dataclass(frozen=True)

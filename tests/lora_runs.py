@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from llamatrain.adapters import gguf
-from llamatrain.adapters.adapter import EMBEDDINGS, Adapter, Pair
+from llamatrain.adapters.adapter import Adapter, Pair
 from llamatrain.data.tokenizer import new_vocabulary
 from llamatrain.files import quants
 from llamatrain.files.reader import open_gguf
@@ -14,7 +14,7 @@ from llamatrain.files.types import GgmlType, TensorInfo, by_name
 from llamatrain.files.writer import new_gguf
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.initial import fill
-from tests.small_models import Arrays, small
+from tests.small_models import EMBEDDINGS, Arrays, small
 
 LINEAR = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 TYPES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL",
@@ -89,5 +89,5 @@ def random_adapter(path: Path, h: Hyperparameters, names: Iterable[str], rank: i
         shapes = ((out, rank), (into, rank)) if name == EMBEDDINGS else ((rank, into), (out, rank))
         a, b = (np.float32(size) * random.standard_normal(shape, np.float32) for shape in shapes)
         made[name] = Pair(a, b, 1.0)
-    gguf.write(path, Adapter(Path("made"), float(rank), made, "random"))
+    gguf.write(path, Adapter(source=Path("made"), alpha=float(rank), pairs=made, name="random"))
     return path

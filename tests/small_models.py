@@ -11,18 +11,46 @@ from llamatrain.files.reader import Gguf
 from llamatrain.files.types import TensorInfo, by_name
 from llamatrain.files.values import Value
 from llamatrain.files.writer import new_gguf
+from llamatrain.model.architecture import Architecture
+from llamatrain.model.architectures import find
 from llamatrain.model.hyperparameters import Hyperparameters, read
 from llamatrain.model.initial import fill
 from llamatrain.model.load import fill_from
 from llamatrain.model.rope import Rope
 
+LLAMA = find("llama")
+EMBEDDINGS, OUTPUT = "token_embd.weight", "output.weight"
 VOCABULARY = 258  # two control tokens, and the bytes
 Arrays = dict[str, np.ndarray]
 
 
-def small(*, vocab: int = VOCABULARY, embd: int = 64, layers: int = 2, heads: int = 4, kv_heads: int = 2, ff: int = 96,
-          ctx: int = 64, head_size: int = 16, rope: Rope | None = None, **more: Any) -> Hyperparameters:  # fmt: skip
-    return Hyperparameters(vocab, embd, layers, heads, kv_heads, ff, ctx, head_size, rope or Rope(head_size), **more)
+def small(
+    *,
+    vocab: int = VOCABULARY,
+    embd: int = 64,
+    layers: int = 2,
+    heads: int = 4,
+    kv_heads: int = 2,
+    ff: int = 96,
+    ctx: int = 64,
+    head_size: int = 16,
+    rope: Rope | None = None,
+    architecture: Architecture[Any, Any] = LLAMA,
+    **more: Any,
+) -> Hyperparameters:
+    return Hyperparameters(
+        architecture=architecture,
+        vocab=vocab,
+        embd=embd,
+        layers=layers,
+        heads=heads,
+        kv_heads=kv_heads,
+        ff=ff,
+        ctx=ctx,
+        head_size=head_size,
+        rope=rope or Rope(head_size),
+        **more,
+    )
 
 
 def weights(h: Hyperparameters, seed: int = 1) -> Arrays:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from llamatrain.adapters import gguf
-from llamatrain.adapters.adapter import EMBEDDINGS, OUTPUT, Adapter, Pair, check, factors_of
+from llamatrain.adapters.adapter import Adapter, Pair, check, factors_of
 from llamatrain.adapters.reading import read
 from llamatrain.errors import FileError
 from llamatrain.files import quants
@@ -16,19 +16,19 @@ from llamatrain.files.reader import open_gguf
 from llamatrain.files.types import TensorInfo, by_name
 from llamatrain.files.values import Kind, Value, f32, numbers, string
 from llamatrain.files.writer import new_gguf
+from llamatrain.model import hyperparameters
 from tests.adapter_files import adapter, ggla, linear, same
 from tests.material import material
-from tests.small_models import small, weights, written
+from tests.small_models import EMBEDDINGS, LLAMA, OUTPUT, small, weights, written
 
 H = small()
-HEADS = (H.heads, H.kv_heads)
 MATRICES = [EMBEDDINGS, *linear(H), OUTPUT]
 Q = "blk.0.attn_q.weight"
 
 
 def refused(match: str, path: Path) -> None:
     with pytest.raises(FileError, match=match) as error:
-        read(path, HEADS)
+        read(path, H)
     assert str(error.value).isprintable()
 
 
@@ -50,8 +50,8 @@ def test_what_a_pair_adds() -> None:
 def test_gguf_there_and_back(tmp_path: Path) -> None:
     made = adapter(H, MATRICES)
     gguf.write(tmp_path / "a.gguf", made, metadata={"general.author": string("me"), "general.type": string("model")})
-    found = read(tmp_path / "a.gguf", HEADS)
-    assert same(found, made) and (found.alpha, found.name, found.architecture) == (8.0, "mine", "llama")
+    found = read(tmp_path / "a.gguf", H)
+    assert same(found, made) and (found.alpha, found.name, found.architecture) == (8.0, "mine", LLAMA)
     keys = open_gguf(tmp_path / "a.gguf").metadata
     assert (keys["general.type"], keys["adapter.type"], keys["general.author"], keys["general.file_type"]) == (
         "adapter",
@@ -60,7 +60,7 @@ def test_gguf_there_and_back(tmp_path: Path) -> None:
         0,
     )
     gguf.write(tmp_path / "h.gguf", made, "f16")
-    half = read(tmp_path / "h.gguf", HEADS)
+    half = read(tmp_path / "h.gguf", H)
     assert open_gguf(tmp_path / "h.gguf").metadata["general.file_type"] == 1
     assert all(np.array_equal(half.pairs[name].a, pair.a.astype(np.float16)) for name, pair in made.pairs.items())
 
@@ -69,7 +69,7 @@ def test_gguf_there_and_back(tmp_path: Path) -> None:
 def test_another_scale_goes_into_b(tmp_path: Path, alpha: float) -> None:
     made = adapter(H, [Q, EMBEDDINGS], rank=2, alpha=alpha, scale=0.3)
     gguf.write(tmp_path / "a.gguf", made)
-    found = read(tmp_path / "a.gguf", HEADS)
+    found = read(tmp_path / "a.gguf", H)
     assert found.pairs[Q].scale == (alpha / 2 or 1)
     assert all(np.allclose(found.delta(name), made.delta(name), rtol=1e-6) for name in made.pairs)
 
@@ -82,11 +82,11 @@ def test_gguf_of_other_types(tmp_path: Path, kind: str) -> None:
     keys = {"general.type": string("adapter"), "general.architecture": string("llama"), "adapter.type": string("lora")}
     raw_a, raw_b = quants.encode(a, by_name(kind)), quants.encode(b, by_name(kind))
     write(tmp_path / "a.gguf", keys, {f"{Q}.lora_a": (raw_a, a.shape, kind), f"{Q}.lora_b": (raw_b, b.shape, kind)})
-    pair = read(tmp_path / "a.gguf", HEADS).pairs[Q]
+    pair = read(tmp_path / "a.gguf", H).pairs[Q]
     assert pair.scale == 1 and np.array_equal(pair.a, quants.decode(raw_a, by_name(kind)))
     one = {f"{Q}.lora_a": (a[0].tobytes(), (64,), "F32"), f"{Q}.lora_b": (b[:, :1].tobytes(), (64, 1), "F32")}
     write(tmp_path / "b.gguf", keys, one)
-    assert np.array_equal(read(tmp_path / "b.gguf", HEADS).pairs[Q].a, a[:1])
+    assert np.array_equal(read(tmp_path / "b.gguf", H).pairs[Q].a, a[:1])
 
 
 def write(path: Path, keys: dict[str, Value], tensors: dict[str, tuple[np.ndarray | bytes, tuple[int, ...], str]]) -> None:
@@ -128,7 +128,7 @@ def test_gguf_that_is_no_adapter(tmp_path: Path, keys: dict[str, Value], tensors
     write(tmp_path / "a.gguf", KEYS | keys, tensors)  # type: ignore[arg-type]
     refused(told, tmp_path / "a.gguf")
     write(tmp_path / "good.gguf", KEYS, GOOD)
-    assert read(tmp_path / "good.gguf", HEADS).pairs[Q].scale == 1
+    assert read(tmp_path / "good.gguf", H).pairs[Q].scale == 1
 
 
 def test_norms_are_not_written(tmp_path: Path) -> None:
@@ -146,23 +146,24 @@ def test_ggla(tmp_path: Path) -> None:
     pairs = adapter(H, names, rank=4).pairs | {
         "blk.0.attn_norm.weight": adapter(H, ["blk.0.attn_norm.weight"], rank=1).pairs["blk.0.attn_norm.weight"]
     }
-    made = Adapter(Path(), 6, {name: replace(pair, scale=1.5) for name, pair in pairs.items()})
+    made = Adapter(source=Path(), alpha=6, pairs={name: replace(pair, scale=1.5) for name, pair in pairs.items()})
     (tmp_path / "l.bin").write_bytes(ggla(made, 4, 6))
-    found = read(tmp_path / "l.bin", HEADS)
+    found = read(tmp_path / "l.bin", H)
     assert same(found, made) and type(found.alpha) is float
-    check(found, H.shapes, H.tied, "base")
+    check(found, H, "base")
     with pytest.raises(FileError, match=r"l\.bin: has a pair for the norm output_norm\.weight: merge it into the model"):
-        factors_of(found, H.shapes, H.tied, "base")
+        factors_of(found, H, "base")
     matrices = replace(found, pairs={name: found.pairs[name] for name in (EMBEDDINGS, Q)})
-    assert factors_of(matrices, H.shapes, H.tied, "base").keys() == matrices.pairs.keys()
+    assert factors_of(matrices, H, "base").keys() == matrices.pairs.keys()
     gguf.write(tmp_path / "a.gguf", matrices)
-    assert same(read(tmp_path / "a.gguf", HEADS), matrices)
+    assert same(read(tmp_path / "a.gguf", H), matrices)
 
 
 def test_a_file_of_the_ancestors_finetune() -> None:
-    found = read(material("ancestors/lora.bin"), (4, 4))
     base = open_gguf(material("ancestors/model.gguf"))
-    check(found, {name: tensor.shape for name, tensor in base.tensors.items()}, False, base.path)
+    h = hyperparameters.read(base)
+    found = read(material("ancestors/lora.bin"), h)
+    check(found, h, base.path)
     merged = open_gguf(material("ancestors/merged-by-ancestor.gguf"))
     assert found.pairs.keys() == base.tensors.keys() and found.alpha == 4
 
@@ -195,15 +196,14 @@ def test_what_is_no_adapter(tmp_path: Path) -> None:
 
 
 def unfit(made: Adapter, told: str, tied: bool = False) -> None:
-    shapes = {name: shape for name, shape in H.shapes.items() if not (tied and name == OUTPUT)}
     with pytest.raises(FileError, match=re.escape(told)) as error:
-        check(made, shapes, tied, "base.gguf")
+        check(made, replace(H, tied=tied), "base.gguf")
     assert str(error.value).startswith("made: ") and "\n" not in str(error.value)
 
 
 def test_an_adapter_of_another_base() -> None:
-    check(adapter(H, H.shapes), H.shapes, False, "base.gguf")
-    check(adapter(H, linear(H)), H.shapes, True, "base.gguf")
+    check(adapter(H, H.shapes), H, "base.gguf")
+    check(adapter(H, linear(H)), replace(H, tied=True), "base.gguf")
     wide = small(embd=128, vocab=300)
     unfit(adapter(wide, [Q]), "its pair for blk.0.attn_q.weight is for a weight of [64, 128], and that of base.gguf is [64, 64]")
     unfit(adapter(wide, [EMBEDDINGS]), "is for a weight of [300, 128], and that of base.gguf is [258, 64]")
@@ -211,7 +211,10 @@ def test_an_adapter_of_another_base() -> None:
     unfit(adapter(small(layers=3), ["blk.2.attn_q.weight"]), "has a pair for 'blk.2.attn_q.weight', and base.gguf has no such")
     unfit(adapter(H, [OUTPUT]), "pair for output.weight, but the embeddings of base.gguf are tied", tied=True)
     unfit(adapter(H, [EMBEDDINGS]), "pair for token_embd.weight, but the embeddings of base.gguf are tied", tied=True)
-    unfit(replace(adapter(H, [Q]), architecture="qwen2"), "an adapter for the architecture 'qwen2'; base.gguf is a llama")
+    unfit(
+        replace(adapter(H, [Q]), architecture=replace(LLAMA, name="qwen2")),
+        "an adapter for the architecture 'qwen2'; base.gguf is a llama",
+    )
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])

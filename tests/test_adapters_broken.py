@@ -12,18 +12,17 @@ import numpy as np
 import pytest
 
 from llamatrain.adapters import gguf, peft
-from llamatrain.adapters.adapter import EMBEDDINGS, Adapter, check
+from llamatrain.adapters.adapter import Adapter, check
 from llamatrain.adapters.reading import read
 from llamatrain.adapters.safetensors import LONGEST, open_safetensors
 from llamatrain.errors import FileError
 from tests.adapter_files import adapter, ggla
-from tests.small_models import small
+from tests.small_models import EMBEDDINGS, small
 from tests.test_broken_files import HUGE, little_memory
 
 __all__ = ["little_memory"]  # a fixture
 
 H = small(embd=32, heads=2, kv_heads=1, head_size=16, layers=1, vocab=20)
-HEADS = (2, 1)
 NAMES = (EMBEDDINGS, "blk.0.attn_q.weight")
 
 
@@ -88,7 +87,7 @@ def attempt(path: Path, changed: Path) -> bool:
     """Whether it could be read; if not, in words."""
     start = time.perf_counter()
     try:
-        check(read(path, HEADS), H.shapes, False, "base")
+        check(read(path, H), H, "base")
         fine = True
     except FileError as error:
         message = str(error)
@@ -128,7 +127,7 @@ def test_mutated_ggla(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("little_memory")
 def test_mutated_peft(tmp_path: Path) -> None:
     folder = tmp_path / "p"
-    peft.write(folder, Adapter(folder, 8.0, adapter(H, NAMES).pairs), "", HEADS, H.layers)
+    peft.write(folder, Adapter(source=folder, alpha=8.0, pairs=adapter(H, NAMES).pairs), "", H)
     tensors, config = folder / peft.WEIGHTS, folder / peft.CONFIG
     good, plain = tensors.read_bytes(), config.read_bytes()
     assert attempt(folder, tensors)
@@ -177,7 +176,7 @@ def test_crafted_ggla(tmp_path: Path, head: tuple[int, ...], tensor: bytes, told
     path = tmp_path / "a.bin"
     path.write_bytes(b"algg" + struct.pack("<III", *head) + tensor)
     with pytest.raises(FileError, match=told) as error:
-        read(path, HEADS)
+        read(path, H)
     assert str(error.value).isprintable()
 
 

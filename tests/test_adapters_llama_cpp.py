@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from llamatrain.adapters import gguf
-from llamatrain.adapters.adapter import EMBEDDINGS, OUTPUT
 from llamatrain.adapters.reading import read
 from llamatrain.data.tokenizer import load as load_tokenizer
 from llamatrain.files.reader import open_gguf
@@ -15,7 +14,7 @@ from llamatrain.sample.decoder import Decoder
 from tests.adapter_files import adapter, linear, merged
 from tests.llama_cpp import Served
 from tests.runs import ran
-from tests.small_models import loaded, small, tokens, weights, written
+from tests.small_models import EMBEDDINGS, OUTPUT, loaded, small, tokens, weights, written
 
 pytestmark = pytest.mark.llama_cpp
 
@@ -66,7 +65,7 @@ def test_a_server_with_the_adapter(tmp_path: Path) -> None:
     params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
     params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
     h, arrays = loaded(open_gguf(base))
-    decoder = Decoder(h, merged(arrays, [read(path, (4, 2)).scaled(0.5)]), ctx=64)
+    decoder = Decoder(h, merged(arrays, [read(path, h).scaled(0.5)]), ctx=64)
     logits = np.array([decoder.feed([token]).copy() for token in IDS])
     tokenizer = load_tokenizer(open_gguf(base).metadata)
     # The server gives no probabilities of a token that ends the text or is a part of a character.

@@ -10,17 +10,26 @@ import numpy as np
 import pytest
 
 from llamatrain.adapters import gguf, peft
-from llamatrain.adapters.adapter import EMBEDDINGS, OUTPUT, Adapter, check
+from llamatrain.adapters.adapter import Adapter, check
 from llamatrain.adapters.reading import read
 from llamatrain.adapters.safetensors import open_safetensors, write_safetensors
 from llamatrain.errors import FileError
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.sample.decoder import Decoder
 from tests.adapter_files import adapter, linear, merged, same
-from tests.small_models import Arrays, small, tokens, weights
+from tests.small_models import EMBEDDINGS, OUTPUT, Arrays, small, tokens, weights
 
 H = small()
-HEADS = (H.heads, H.kv_heads)
+MODULES = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+KINDS = [*(name.rpartition(".")[2] for name in MODULES), "embed_tokens", "lm_head"]
 Q, K = "blk.0.attn_q.weight", "blk.1.attn_k.weight"
 PLACE = "base_model.model.model.layers.0.self_attn.q_proj"
 
@@ -38,7 +47,7 @@ def folder(place: Path, config: dict[str, Any] | None = None, tensors: Arrays | 
 
 def refused(place: Path, told: str) -> None:
     with pytest.raises(FileError, match=told) as error:
-        read(place, HEADS)
+        read(place, H)
     assert str(error.value).startswith(str(place)) and str(error.value).isprintable()
 
 
@@ -47,9 +56,9 @@ def refused(place: Path, told: str) -> None:
 
 def test_there_and_back(tmp_path: Path) -> None:
     made = adapter(H, [EMBEDDINGS, *linear(H), OUTPUT])
-    peft.write(tmp_path / "new" / "p", made, "mine/base", HEADS, H.layers)
-    found = read(tmp_path / "new" / "p", HEADS)
-    assert same(found, Adapter(Path(), 8, {name: made.pairs[name] for name in found.pairs}))
+    peft.write(tmp_path / "new" / "p", made, "mine/base", H)
+    found = read(tmp_path / "new" / "p", H)
+    assert same(found, Adapter(source=Path(), alpha=8, pairs={name: made.pairs[name] for name in found.pairs}))
     assert found.pairs.keys() == made.pairs.keys()
     config = json.loads((tmp_path / "new" / "p" / peft.CONFIG).read_text())
     assert (config["r"], config["lora_alpha"], config["rank_pattern"], config["base_model_name_or_path"]) == (
@@ -58,20 +67,20 @@ def test_there_and_back(tmp_path: Path) -> None:
         {},
         "mine/base",
     )
-    assert config["target_modules"] == sorted(name.rpartition(".")[2] for name in (*peft.MODULES, peft.EMBED, peft.HEAD))
+    assert config["target_modules"] == sorted(KINDS)
 
 
 def test_through_gguf(tmp_path: Path) -> None:
-    given = read(folder(tmp_path / "p"), HEADS)
+    given = read(folder(tmp_path / "p"), H)
     gguf.write(tmp_path / "a.gguf", given)
-    peft.write(tmp_path / "q", read(tmp_path / "a.gguf", HEADS), "", HEADS, H.layers)
+    peft.write(tmp_path / "q", read(tmp_path / "a.gguf", H), "", H)
     assert (tmp_path / "p" / peft.WEIGHTS).read_bytes() == (tmp_path / "q" / peft.WEIGHTS).read_bytes()
 
 
 def test_rows_of_heads(tmp_path: Path) -> None:
     """Hugging Face turns element i of a head with i + 8, GGUF 2 i with 2 i + 1."""
     theirs = open_safetensors(folder(tmp_path / "p") / peft.WEIGHTS)[f"{PLACE}.lora_B.weight"].raw.view("<f4").reshape(64, 4)
-    ours = read(tmp_path / "p", HEADS).pairs[Q].b
+    ours = read(tmp_path / "p", H).pairs[Q].b
     for head in range(4):
         for i in range(8):
             assert np.array_equal(ours[16 * head + 2 * i], theirs[16 * head + i])
@@ -81,14 +90,14 @@ def test_rows_of_heads(tmp_path: Path) -> None:
 def test_ranks_and_scales(tmp_path: Path) -> None:
     """A rank of its own in the file; another scale than alpha / r in b."""
     pairs = adapter(H, [Q]).pairs | adapter(H, [K], rank=6, scale=0.5).pairs
-    peft.write(tmp_path / "p", Adapter(Path(), 8, pairs), "", HEADS, H.layers)
+    peft.write(tmp_path / "p", Adapter(source=Path(), alpha=8, pairs=pairs), "", H)
     config = json.loads((tmp_path / "p" / peft.CONFIG).read_text())
     assert config["rank_pattern"] == {"model.layers.1.self_attn.k_proj": 6}
     assert config["target_modules"] == ["model.layers.0.self_attn.q_proj", "model.layers.1.self_attn.k_proj"]
-    found = read(tmp_path / "p", HEADS)
+    found = read(tmp_path / "p", H)
     assert found.pairs[K].scale == 8 / 6 and np.allclose(found.delta(K), 0.5 * pairs[K].b @ pairs[K].a, atol=1e-6)
     with pytest.raises(FileError, match="no adapters of 'output_norm"):
-        peft.write(tmp_path / "n", adapter(H, ["output_norm.weight"]), "", HEADS, H.layers)
+        peft.write(tmp_path / "n", adapter(H, ["output_norm.weight"]), "", H)
 
 
 @pytest.mark.parametrize(
@@ -108,10 +117,10 @@ def test_ranks_and_scales(tmp_path: Path) -> None:
     ],
 )
 def test_configurations(tmp_path: Path, config: dict[str, Any], scale: float) -> None:
-    found = read(folder(tmp_path / "p", config), HEADS)
+    found = read(folder(tmp_path / "p", config), H)
     assert found.pairs[Q].scale == scale and type(found.alpha) is float
     gguf.write(tmp_path / "a.gguf", found)
-    assert np.allclose(read(tmp_path / "a.gguf", HEADS).delta(Q), found.delta(Q), atol=1e-6)
+    assert np.allclose(read(tmp_path / "a.gguf", H).delta(Q), found.delta(Q), atol=1e-6)
 
 
 FITS = {  # what PEFT 0.21 says of model.layers.0.self_attn.q_proj
@@ -143,7 +152,7 @@ FITS = {  # what PEFT 0.21 says of model.layers.0.self_attn.q_proj
 @pytest.mark.parametrize(("pattern", "fits"), FITS.items())
 def test_patterns(tmp_path: Path, pattern: str, fits: bool) -> None:
     place = folder(tmp_path / "p", {"alpha_pattern": {pattern: 2}})
-    assert read(place, HEADS).pairs[Q].scale == (0.5 if fits else 2.0)
+    assert read(place, H).pairs[Q].scale == (0.5 if fits else 2.0)
 
 
 @pytest.mark.reference
@@ -187,8 +196,8 @@ def test_configurations_that_are_refused(tmp_path: Path, config: dict[str, Any],
     [
         (f"{PLACE}.lora_magnitude_vector", "no part of an adapter"),
         ("base_model.model.model.norm.weight", "no part of an adapter"),
-        ("base_model.model.model.layers.0.mlp.experts.lora_A.weight", "no module of the llamas"),
-        ("base_model.model.model.layers.00.mlp.up_proj.lora_A.weight", "no module of the llamas"),
+        ("base_model.model.model.layers.0.mlp.experts.lora_A.weight", "no module of a llama"),
+        ("base_model.model.model.layers.00.mlp.up_proj.lora_A.weight", "no module of a llama"),
         ("base_model.model.model.layers.0.mlp.up_proj.lora_A.weight", "has a factor a, and b is missing"),
     ],
 )
@@ -197,7 +206,7 @@ def test_tensors_that_are_refused(tmp_path: Path, named: str, told: str) -> None
     pair = {f"{PLACE}.lora_A.weight": one, f"{PLACE}.lora_B.weight": one.T.copy()}
     refused(folder(tmp_path / "p", tensors=pair | {named: one}), told)
     copy = {"base_model.model.model.embed_tokens.base_layer.weight": one}
-    assert read(folder(tmp_path / "p", tensors=pair | copy), HEADS).pairs.keys() == {Q}
+    assert read(folder(tmp_path / "p", tensors=pair | copy), H).pairs.keys() == {Q}
 
 
 def test_other_things_in_the_folder(tmp_path: Path) -> None:
@@ -220,7 +229,7 @@ def test_half_floats(tmp_path: Path, dtype: str) -> None:
         at += 512
     head = json.dumps(header).encode()
     (place / peft.WEIGHTS).write_bytes(struct.pack("<Q", len(head)) + head + raw * 512)
-    assert np.allclose(read(place, HEADS).pairs[Q].b, value, rtol=4e-3)
+    assert np.allclose(read(place, H).pairs[Q].b, value, rtol=4e-3)
 
 
 # ---- PEFT itself -----------------------------------------------------------
@@ -237,12 +246,12 @@ def theirs(h: Hyperparameters) -> Any:
     model = transformers.LlamaForCausalLM(config).eval()
     state = {"model.norm.weight": "output_norm.weight", "lm_head.weight": OUTPUT, "model.embed_tokens.weight": EMBEDDINGS}
     for i in range(h.layers):
-        state |= {f"model.layers.{i}.{theirs}.weight": f"blk.{i}.{ours}.weight" for theirs, ours in peft.MODULES.items()}
+        state |= {f"model.layers.{i}.{theirs}.weight": f"blk.{i}.{ours}.weight" for theirs, ours in MODULES.items()}
         state[f"model.layers.{i}.input_layernorm.weight"] = f"blk.{i}.attn_norm.weight"
         state[f"model.layers.{i}.post_attention_layernorm.weight"] = f"blk.{i}.ffn_norm.weight"
     arrays = weights(h)
     for theirs_name, name in state.items():
-        heads = peft.heads_of(theirs_name.removesuffix(".weight"), (h.heads, h.kv_heads))
+        heads = peft.heads_of(h.kind(name), h)
         state[theirs_name] = torch.from_numpy(peft.halved(arrays[name], heads) if heads else arrays[name])
     model.load_state_dict(state)
     return model
@@ -265,8 +274,8 @@ def our_logits(arrays: Arrays, ids: list[int]) -> np.ndarray:
 def test_peft_loads_what_is_written(tmp_path: Path, names: list[str]) -> None:
     library = pytest.importorskip("peft")
     pairs = adapter(H, names).pairs | adapter(H, [K], rank=6, scale=0.5).pairs
-    made = Adapter(Path(), 8, pairs)
-    peft.write(tmp_path / "p", made, "", HEADS, H.layers)
+    made = Adapter(source=Path(), alpha=8, pairs=pairs)
+    peft.write(tmp_path / "p", made, "", H)
     model = library.PeftModel.from_pretrained(theirs(H), os.fspath(tmp_path / "p"))
     there = library.get_peft_model_state_dict(model)
     assert {name.replace(".base_layer", "") for name in there if "lora" not in name} <= {
@@ -284,19 +293,18 @@ def test_peft_loads_what_is_written(tmp_path: Path, names: list[str]) -> None:
 @pytest.mark.parametrize("more", [{}, {"use_rslora": True, "rank_pattern": {"k_proj": 3}, "alpha_pattern": {"1.mlp.up_proj": 5}}])
 def test_what_peft_writes_is_read(tmp_path: Path, more: dict[str, Any]) -> None:
     library, torch = pytest.importorskip("peft"), pytest.importorskip("torch")
-    names = [name.rpartition(".")[2] for name in (*peft.MODULES, peft.EMBED, peft.HEAD)]
-    config = library.LoraConfig(r=4, lora_alpha=6, target_modules=names, task_type="CAUSAL_LM", **more)
+    config = library.LoraConfig(r=4, lora_alpha=6, target_modules=KINDS, task_type="CAUSAL_LM", **more)
     model = library.get_peft_model(theirs(H), config).eval()
     torch.manual_seed(1)
     for name, parameter in model.named_parameters():
         if "lora_" in name:
             torch.nn.init.normal_(parameter, std=0.1)
     model.save_pretrained(os.fspath(tmp_path / "p"))
-    found = read(tmp_path / "p", HEADS)
-    check(found, H.shapes, False, "base")
+    found = read(tmp_path / "p", H)
+    check(found, H, "base")
     assert found.pairs.keys() == {EMBEDDINGS, OUTPUT, *linear(H)}
     gguf.write(tmp_path / "a.gguf", found)
     ids = tokens(40)
     expected = their_logits(model, ids)
-    for each in (found, read(tmp_path / "a.gguf", HEADS)):
+    for each in (found, read(tmp_path / "a.gguf", H)):
         assert np.abs(our_logits(merged(weights(H), [each]), ids) - expected).max() < 1e-3

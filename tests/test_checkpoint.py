@@ -13,9 +13,11 @@ import pytest
 from llamatrain.errors import FileError
 from llamatrain.files.reader import open_gguf
 from llamatrain.files.values import Kind, Value, boolean, f32, number, numbers, string, strings, u32, u64
-from llamatrain.optim.lbfgs import Lbfgs
+from llamatrain.optim.methods.lbfgs import LbfgsState
 from llamatrain.optim.stop import StopState
-from llamatrain.train.checkpoint import GRADIENTS, Checkpoint, Counters, Partial, read, write
+from llamatrain.store.checkpoint import GRADIENTS, Checkpoint, write
+from llamatrain.store.reading import read
+from llamatrain.train.state import Counters, Partial, RunState
 from tests.tiny_checkpoint import forge, sign, tiny_checkpoint
 from tests.tiny_gguf import write_arrays
 
@@ -38,11 +40,11 @@ def adam(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def plain(checkpoint: Checkpoint) -> dict[str, Any]:
     """All of it as things that `==` compares, which NaN is not."""
-    facts = {name: value for name, value in vars(checkpoint).items() if name not in ("metadata", "stop")}
+    facts = {name: value for name, value in vars(checkpoint).items() if name not in ("metadata", "state")}
     arrays = {"weights", "vectors"}
     facts |= {name: {key: (a.dtype.str, a.shape, a.tobytes()) for key, a in facts[name].items()} for name in arrays}
     metadata = {key: (value.kind, bytes(value.raw)) for key, value in checkpoint.metadata.items()}
-    return {**facts, "metadata": list(metadata.items()), "stop": repr(checkpoint.stop), "names": list(checkpoint.weights)}
+    return {**facts, "metadata": list(metadata.items()), "state": repr(checkpoint.state), "names": list(checkpoint.weights)}
 
 
 def refused(path: Path) -> str:
@@ -70,10 +72,10 @@ def test_all_comes_back_to_the_bit(tmp_path: Path, optimizer: str, partial: bool
 @pytest.mark.parametrize("seed", [-1, 0, 2**64 - 1, -(2**63)])
 def test_ends_of_the_ranges(tmp_path: Path, seed: int) -> None:
     checkpoint = tiny_checkpoint()
-    assert checkpoint.data
-    checkpoint.data = checkpoint.data._replace(seed=seed, position=2**63, fingerprint="")
-    checkpoint.counters = Counters(2**40, 2**63, 2**64 - 1, 2**33, 5e-324)
-    checkpoint.stop = StopState(past_loss_values=[1e300, -0.0])  # infinity and NaN; beyond float32
+    assert checkpoint.state.data
+    checkpoint.state.data = checkpoint.state.data._replace(seed=seed, position=2**63, fingerprint="")
+    checkpoint.state.counters = Counters(2**40, 2**63, 2**64 - 1, 2**33, 5e-324)
+    checkpoint.state.stop = StopState(past_loss_values=[1e300, -0.0])  # infinity and NaN; beyond float32
     checkpoint.metadata |= {"general.alignment": u32(256), "training.of_a_stranger": u32(1), "general.name": string("\udcff")}
     write(tmp_path / "a.gguf", checkpoint)
     for name in ("general.alignment", "training.of_a_stranger"):
@@ -83,9 +85,9 @@ def test_ends_of_the_ranges(tmp_path: Path, seed: int) -> None:
 
 def test_data_may_begin_anew(tmp_path: Path) -> None:
     checkpoint = tiny_checkpoint()
-    checkpoint.data = None
+    checkpoint.state.data = None
     write(tmp_path / "a.gguf", checkpoint)
-    assert read(tmp_path / "a.gguf").data is None
+    assert read(tmp_path / "a.gguf").state.data is None
 
 
 def test_pieces_are_the_parameters_of_a_vector(adam: Path) -> None:
@@ -105,15 +107,16 @@ def test_lbfgs_goes_on_as_if_never_stopped(tmp_path: Path) -> None:
     def evaluate(x: np.ndarray) -> tuple[float, np.ndarray]:
         return float(np.sum(scale * np.cos(x, dtype=np.float64))), -scale * np.sin(x)
 
-    state = Lbfgs(np.linspace(0.1, 2, n).astype(np.float32))
+    state = LbfgsState(np.linspace(0.1, 2, n).astype(np.float32))
     for _ in range(8):
         assert state.step(evaluate) is None
-    prefix, kept = "optimizer.lbfgs.", state.to_dict()
+    prefix, kept = "optimizer.lbfgs.", state.kept()
     checkpoint.vectors = {prefix + key: value for key, value in kept.items() if isinstance(value, np.ndarray)}
     checkpoint.numbers = {prefix + key: value for key, value in kept.items() if not isinstance(value, np.ndarray)}
     write(tmp_path / "a.gguf", checkpoint)
     found = read(tmp_path / "a.gguf")
-    resumed = Lbfgs.from_dict({key.removeprefix(prefix): value for key, value in (found.vectors | found.numbers).items()})
+    resumed = LbfgsState(np.zeros(n, np.float32))
+    resumed.restore(found.kept)
     for _ in range(3):
         state.step(evaluate), resumed.step(evaluate)
     assert state.x.tobytes() == resumed.x.tobytes() and state.loss == resumed.loss
@@ -139,7 +142,7 @@ def test_other_readers_find_the_keys_of_the_ancestors(adam: Path) -> None:
     assert {key: gguf.metadata.typed[key].kind for key in kinds} == kinds
     assert gguf.kind == "checkpoint" and list(gguf.tensors)[-1] == "optimizer.adam.past_loss_values"
     ring = gguf.tensors["optimizer.adam.past_loss_values"].raw.view("<f4")
-    losses = tiny_checkpoint().stop.past_loss_values  # of iterations 2 to 6, of 7
+    losses = tiny_checkpoint().state.stop.past_loss_values  # of iterations 2 to 6, of 7
     np.testing.assert_array_equal([ring[i % 5] for i in range(2, 7)], np.array(losses, np.float32))
 
 
@@ -228,7 +231,7 @@ VALUES: list[tuple[dict[str, Value | None], str]] = [
     ({"training.partial": string('{"count": 1, "losses": [NaN], "extra": {}}')}, "does not hold the losses"),
     ({"training.partial": string('{"count": 1, "losses": ["1"], "extra": {}}')}, "does not hold the losses"),
     ({"training.partial": string("{}")}, "does not hold the losses"),
-    ({"optimizer.type": string("lion")}, "the optimizer 'lion' is unknown; known are adam, sgd, lbfgs"),
+    ({"optimizer.type": string("nothing")}, "the optimizer 'nothing' is unknown; known are adam, lbfgs, "),
     ({"optimizer.type": string("sgd")}, "the tensor optimizer.sgd.momentum is missing"),
     ({"optimizer.parameter_count": u64(2**60)}, "11 parameters do not have the 1152921504606846976 elements"),
     ({"optimizer.parameter_order": strings([])}, "is no list of names"),
@@ -276,7 +279,7 @@ ARRAYS: list[tuple[str, Callable[[Checkpoint], object], str]] = [
     ("adam", turned("optimizer.adam.first_moments"), "first_moments' has the shape [2, 9312], where [18624] is needed"),
     ("adam", lambda c: c.vectors.pop("optimizer.adam.second_moments"), "the tensor optimizer.adam.second_moments is missing"),
     ("adam", lambda c: c.vectors.update({GRADIENTS: np.ones(5, np.float32)}), "go together, and one is missing"),
-    ("adam", lambda c: setattr(c, "partial", Partial(1, [0.5])), "go together, and one is missing"),
+    ("adam", lambda c: setattr(c.state, "partial", Partial([0.5])), "go together, and one is missing"),
     ("adam", lambda c: c.weights.update(extra=np.ones(3)), "'extra' is F64, where F32 is needed"),
     ("lbfgs", cut("optimizer.lbfgs.memory_y"), "memory_y' has the shape [3, 18623]"),
     ("lbfgs", cut("optimizer.lbfgs.memory_ys"), "memory_s' has the shape [3, 18624], where [2, 18624] is needed"),
@@ -315,7 +318,9 @@ def test_files_of_other_kinds(tmp_path: Path) -> None:
 def test_nothing_of_a_checkpoint_is_forgotten_by_these_tests() -> None:
     """Each field of the tiny checkpoint differs from what a fresh one has, so that one that is lost is seen."""
     checkpoint = tiny_checkpoint(partial=True)
-    assert checkpoint.partial and checkpoint.data
-    assert all(asdict(checkpoint.counters).values()) and all(asdict(checkpoint.partial).values()) and all(checkpoint.data)
-    assert all(repr(a) != repr(b) for a, b in zip(vars(checkpoint.stop).values(), vars(StopState()).values(), strict=True))
+    state = checkpoint.state
+    assert state.partial and state.data and all(asdict(state.partial).values())
+    for told, fresh in ((state, RunState()), (state.counters, Counters()), (state.stop, StopState())):
+        assert all(repr(a) != repr(b) for a, b in zip(vars(told).values(), vars(fresh).values(), strict=True))
+    assert all(state.data)
     assert checkpoint.extra and checkpoint.options and tiny_checkpoint("lbfgs").numbers

@@ -10,8 +10,10 @@ from llamatrain.errors import FileError
 from llamatrain.files.reader import open_gguf
 from llamatrain.files.values import Kind, Value, boolean, number, string, u32, u64
 from llamatrain.optim.stop import StopState
-from llamatrain.train.ancestors import GOING_DOWN, GOING_UP
-from llamatrain.train.checkpoint import Counters, read, write
+from llamatrain.store.ancestors import GOING_DOWN, GOING_UP
+from llamatrain.store.checkpoint import write
+from llamatrain.store.reading import read
+from llamatrain.train.state import Counters
 from tests.material import material
 from tests.tiny_checkpoint import forge
 
@@ -34,9 +36,15 @@ def refused(path: Path) -> str:
 
 def test_what_is_taken_over(theirs: Path) -> None:
     found, gguf = read(theirs), open_gguf(theirs)
-    assert found.counters == Counters(step=20, samples=84, tokens=2560, epoch=0, seconds=0.0)
-    assert found.stop == StopState(*(gguf.metadata[f"optimizer.adam.{key}_loss"] for key in ("best", "previous")))
-    assert (found.kind, found.optimizer, found.options, found.data, found.partial) == ("train_model", "adam", {}, None, None)
+    assert found.state.counters == Counters(step=20, samples=84, tokens=2560, epoch=0, seconds=0.0)
+    assert found.state.stop == StopState(*(gguf.metadata[f"optimizer.adam.{key}_loss"] for key in ("best", "previous")))
+    assert (found.kind, found.optimizer, found.options, found.state.data, found.state.partial) == (
+        "train_model",
+        "adam",
+        {},
+        None,
+        None,
+    )
     assert list(found.weights) == list(gguf.tensors)[:21] and sorted(found.order) == sorted(found.weights)
     assert list(found.vectors) == [FIRST, SECOND]
     assert "shuffle cannot be continued" in " ".join(found.notes)
@@ -53,7 +61,12 @@ def test_it_comes_back_from_the_present_form(theirs: Path, tmp_path: Path) -> No
     first = read(theirs)
     write(tmp_path / "c.gguf", first)
     second = read(tmp_path / "c.gguf")
-    assert (second.counters, second.stop, second.order, second.notes) == (first.counters, first.stop, first.order, [])
+    assert (second.state.counters, second.state.stop, second.order, second.notes) == (
+        first.state.counters,
+        first.state.stop,
+        first.order,
+        [],
+    )
     for name, array in (first.weights | first.vectors).items():
         np.testing.assert_array_equal((second.weights | second.vectors)[name], array)
 
@@ -112,7 +125,7 @@ def test_version_0_counts_in_32_bits_and_knows_no_epochs(theirs: Path, tmp_path:
     values: dict[str, Value | None] = dict.fromkeys(optional)
     values |= {f"training.{key}_count": u32(number) for key, number in (("iteration", 20), ("sample", 84), ("token", 2560))}
     found = read(forge(theirs, tmp_path / "c.gguf", values | {"training.file_version": u32(0)}))
-    assert found.counters == read(theirs).counters and found.kind == "train_model"
+    assert found.state.counters == read(theirs).state.counters and found.kind == "train_model"
 
 
 @pytest.mark.parametrize(("step", "oldest_first"), [(20, [0, 1, 2, 3]), (21, [1, 2, 3, 0]), (23, [3, 0, 1, 2]), (2, [0, 1])])
@@ -120,20 +133,20 @@ def test_past_losses_come_out_of_the_ring(theirs: Path, tmp_path: Path, step: in
     """Of 4 losses that of iteration i is at i modulo 4: the next to be written over is the oldest."""
     losses = np.array([6.5, 6.25, 6.0, 6.75], np.float32)
     found = read(forge(theirs, tmp_path / "c.gguf", {"training.iteration_count": u64(step)}, {RING: losses}))
-    assert found.stop.past_loss_values == losses[oldest_first].tolist() and RING not in found.vectors
+    assert found.state.stop.past_loss_values == losses[oldest_first].tolist() and RING not in found.vectors
 
 
 def test_one_that_never_stepped_has_no_losses(theirs: Path, tmp_path: Path) -> None:
     found = read(forge(theirs, tmp_path / "c.gguf", {"optimizer.just_initialized": boolean(True)}))
-    assert found.stop.best_loss == math.inf and math.isnan(found.stop.previous_loss)
+    assert found.state.stop.best_loss == math.inf and math.isnan(found.state.stop.previous_loss)
 
 
 def test_lbfgs_begins_anew(theirs: Path, tmp_path: Path) -> None:
     values = {"optimizer.type": string("lbfgs"), "optimizer.lbfgs.best_loss": number(Kind.FLOAT32, 3)}
     state = {"optimizer.lbfgs.memory_s": np.ones((6, 8), np.float32)}
     found = read(forge(theirs, tmp_path / "c.gguf", values, state))
-    assert (found.optimizer, found.vectors, found.stop.best_loss) == ("lbfgs", {}, 3.0)
-    assert found.counters.step == 20 and "history is not used" in found.notes[-1]
+    assert (found.optimizer, found.vectors, found.state.stop.best_loss) == ("lbfgs", {}, 3.0)
+    assert found.state.counters.step == 20 and "history is not used" in found.notes[-1]
 
 
 def test_the_adapter_runs_of_finetune_are_refused() -> None:

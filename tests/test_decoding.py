@@ -16,10 +16,11 @@ from llamatrain.graph.ops import cross_entropy_loss, flash_attn
 from llamatrain.graph.tensor import F32, F64, I32, DType, Tensor, parameter, placeholder
 from llamatrain.kernels.host import Host
 from llamatrain.machine.memory import allocate
+from llamatrain.model.forward import Forward
 from llamatrain.model.frozen import frozen
 from llamatrain.model.hyperparameters import Hyperparameters, read
-from llamatrain.model.llama import caches_of, hidden, output_weight, parameters, rope_state, training
 from llamatrain.model.rope import Rope
+from llamatrain.model.transformer import caches_of, hidden, parameters, rope_state, training
 from llamatrain.sample.decoder import Decoder, Generation
 from llamatrain.sample.options import SamplingOptions
 from tests.lora_runs import WIDE, base
@@ -30,7 +31,7 @@ GREEDY = SamplingOptions(temp=0)
 SHAPES = [
     small(),
     small(tied=True, layers=1),
-    small(embd=40, heads=2, kv_heads=1, head_size=48, rope=Rope(48, 5e5, "linear", 2.0)),
+    small(embd=40, heads=2, kv_heads=1, head_size=48, rope=Rope(48, base=5e5, kind="linear", factor=2.0)),
     small(heads=8, kv_heads=8, head_size=6, ff=50),  # a head so small that kernels do it otherwise
     small(ctx=200, rope=Rope(8, kind="yarn", factor=4.0, original_ctx=32)),  # not all of a head turns
 ]
@@ -203,9 +204,11 @@ def cached_loss(h: Hyperparameters, weights_: dict[str, Tensor], parts: list[int
             seen = [O.reshape(caches[2 * layer + i], shape=(1, h.ctx, h.kv_heads, h.head_size)) for i in (0, 1)]
             return flash_attn(q, *seen, given["starts"], given["positions"], scale=h.head_size**-0.5)[0]
 
-        x, _ = hidden(h, weights_, given["tokens"], given["positions"], table, attend)
+        x, _ = hidden(
+            Forward(h=h, weights=weights_, tokens=given["tokens"], positions=given["positions"], table=table, attend=attend)
+        )
     read = {"targets": placeholder("targets", (parts[-1],), I32), "weights": placeholder("weights", (parts[-1],), dtype)}
-    return cross_entropy_loss(O.matmul(x, output_weight(h, weights_)), *read.values()), inputs, read
+    return cross_entropy_loss(O.matmul(x, weights_[h.output]), *read.values()), inputs, read
 
 
 @pytest.mark.parametrize("parts", [[7], [1, 1, 5], [4, 3]])

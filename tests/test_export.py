@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from llamatrain.adapters import gguf, merge
-from llamatrain.adapters.adapter import EMBEDDINGS, OUTPUT
 from llamatrain.adapters.reading import read
 from llamatrain.files import quants
 from llamatrain.files.reader import Gguf, open_gguf
@@ -18,7 +17,7 @@ from llamatrain.files.writer import new_gguf
 from tests.adapter_files import adapter, ggla, linear
 from tests.material import material
 from tests.runs import Done, ran, run
-from tests.small_models import small, weights, written
+from tests.small_models import EMBEDDINGS, OUTPUT, small, weights, written
 
 H = small()
 WIDE = small(embd=256, heads=4, head_size=64, ff=512, layers=1)  # rows that K-quants can hold
@@ -90,7 +89,7 @@ def test_keep(tmp_path: Path, kind: str) -> None:
     names = tuple(name for name in linear(WIDE) if "ffn_up" not in name)
     base, lora = files(tmp_path, WIDE, kind.upper(), names)
     ran("export-lora", base, "--lora", lora, "--out", tmp_path / "m.gguf")
-    found, plain, made = open_gguf(tmp_path / "m.gguf"), open_gguf(base), read(lora, (4, 2))
+    found, plain, made = open_gguf(tmp_path / "m.gguf"), open_gguf(base), read(lora, H)
     for name, tensor in plain.tensors.items():
         assert found.tensors[name].type is tensor.type
         if name not in names:
@@ -110,7 +109,7 @@ def test_keep(tmp_path: Path, kind: str) -> None:
 def test_another_type(tmp_path: Path, kind: str, number: int) -> None:
     base, lora = files(tmp_path, WIDE, "Q8_0", (Q,))
     ran("export-lora", base, "--lora", lora, "--type", kind, "--out", tmp_path / "m.gguf")
-    found, plain, made = open_gguf(tmp_path / "m.gguf"), open_gguf(base), read(lora, (4, 2))
+    found, plain, made = open_gguf(tmp_path / "m.gguf"), open_gguf(base), read(lora, H)
     assert found.metadata["general.file_type"] == number
     for name, tensor in found.tensors.items():
         assert tensor.type.name == (kind.upper() if len(tensor.shape) == 2 else "F32")
@@ -233,7 +232,7 @@ def test_what_is_rounded_away_is_told(tmp_path: Path, monkeypatch: pytest.Monkey
     names = (Q, "blk.0.ffn_down.weight")
     base, lora = files(tmp_path, WIDE, kind.upper(), names)
     scale = 0.001 if kind == "bf16" else 0.01
-    made = read(lora, (4, 2)).scaled(scale)
+    made = read(lora, WIDE).scaled(scale)
     done = ran("export-lora", base, "--lora-scaled", lora, scale, "--out", tmp_path / "m.gguf")
     note = re.search(NOTE, done.err)
     assert note, done.err

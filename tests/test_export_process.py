@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 
 from llamatrain.adapters import gguf
-from llamatrain.adapters.adapter import EMBEDDINGS
 from llamatrain.files.types import TensorInfo, by_name
 from llamatrain.files.writer import new_gguf
 from llamatrain.model.hyperparameters import Hyperparameters
 from tests.adapter_files import adapter
 from tests.runs import environment, finished, started, until
-from tests.small_models import small
+from tests.small_models import EMBEDDINGS, small
 
 LARGE = small(vocab=50_000, embd=1024, heads=8, kv_heads=8, head_size=128, layers=1, ff=256)  # 100 MB of embeddings in F16
 

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from llamatrain.adapters import gguf, peft
-from llamatrain.adapters.adapter import EMBEDDINGS
 from llamatrain.files.reader import open_gguf
 from tests.lora_runs import TYPES, WIDE, alpha, base, decoded, deltas, new_weights, pairs, random_adapter
 from tests.runs import Argument, losses, metrics, ran, same_bits, steps, tensors, text, text_file
-from tests.small_models import small
+from tests.small_models import EMBEDDINGS, small
 
 H = small()
 MATRICES = [name for name, shape in H.shapes.items() if len(shape) == 2 and name.startswith("blk.")]

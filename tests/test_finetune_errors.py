@@ -7,14 +7,13 @@ from pathlib import Path
 import pytest
 
 from llamatrain.adapters import gguf
-from llamatrain.adapters.adapter import EMBEDDINGS, OUTPUT
 from llamatrain.files.types import TensorInfo, by_name
 from llamatrain.files.values import string
 from llamatrain.files.writer import new_gguf
 from tests.adapter_files import adapter, linear
 from tests.lora_runs import WIDE, base, new_weights
 from tests.runs import Argument, Done, finished, lines, ran, run, started, text_file
-from tests.small_models import small, written
+from tests.small_models import EMBEDDINGS, OUTPUT, small, written
 from tests.test_from_scratch_errors import refused
 
 H, TIED = small(), small(tied=True)

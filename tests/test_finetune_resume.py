@@ -10,7 +10,7 @@ import pytest
 
 from llamatrain.adapters import peft
 from llamatrain.model.rope import Rope
-from llamatrain.train import checkpoint
+from llamatrain.store import checkpoint
 from tests.adapter_files import adapter, ggla
 from tests.lora_runs import base, new_weights, random_adapter
 from tests.runs import Argument, lines, losses, metrics, ran, run, same_bits, steps, text_file, timeless

@@ -15,7 +15,9 @@ from llamatrain.errors import GraphError
 from llamatrain.graph import ops
 from llamatrain.graph.tensor import BF16, I32, Tensor, parameter, placeholder, state
 from llamatrain.machine import jit
-from llamatrain.optim.step import SGD, AdamW, differentiate, stream
+from llamatrain.optim.methods.adamw import AdamW
+from llamatrain.optim.methods.sgd import SGD
+from llamatrain.optim.step import differentiate, stream
 from tests.llamas import Size, llama
 
 

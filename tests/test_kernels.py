@@ -8,7 +8,8 @@ import pytest
 from llamatrain.engine.program import Program
 from llamatrain.graph.autodiff import gradients
 from llamatrain.graph.tensor import F32, quantised
-from llamatrain.optim.step import AdamW, differentiate, stream
+from llamatrain.optim.methods.adamw import AdamW
+from llamatrain.optim.step import differentiate, stream
 from tests.llamas import TINY, Size, llama
 from tests.op_cases import CASES, Case
 from tests.test_gradients import EACH, scalar

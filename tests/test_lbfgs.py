@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from llamatrain.errors import UsageError
-from llamatrain.optim.lbfgs import Lbfgs, LbfgsOptions
 from llamatrain.optim.line_search import CURVATURE, MAX_EVALUATIONS, SEARCHES, SUFFICIENT, Line, Point, cubic_minimum, search
+from llamatrain.optim.methods.lbfgs import LBFGS, LbfgsState
 
 KINDS = list(SEARCHES)
 
@@ -40,8 +40,8 @@ def product(n: int) -> tuple[Callable, np.ndarray]:
     return evaluate, rng.uniform(-1, 1, 2 * n * n).astype(np.float32)
 
 
-def minimise(evaluate: Callable, x: np.ndarray, steps: int, **options: object) -> tuple[Lbfgs, str | None]:
-    state = Lbfgs(x, LbfgsOptions(**options))
+def minimise(evaluate: Callable, x: np.ndarray, steps: int, **options: object) -> tuple[LbfgsState, str | None]:
+    state = LbfgsState(x, LBFGS(**options))
     for _ in range(steps):
         if why := state.step(evaluate):
             return state, why
@@ -78,7 +78,7 @@ def test_a_product_of_matrices_in_float32(kind: str) -> None:
 
 def test_each_step_lowers_the_loss() -> None:
     evaluate, x = product(6)
-    state = Lbfgs(x)
+    state = LbfgsState(x)
     losses = []
     while state.step(evaluate) is None:
         losses.append(state.loss)
@@ -90,7 +90,7 @@ def test_each_step_lowers_the_loss() -> None:
 # ---- the parts against their definitions -----------------------------------
 
 
-def dense_direction(state: Lbfgs) -> np.ndarray:
+def dense_direction(state: LbfgsState) -> np.ndarray:
     """The direction of BFGS with the whole matrix, updated by the pairs that the state holds."""
     order = [(state.end - state.pairs + k) % len(state.ys) for k in range(state.pairs)]
     s, y = state.s[order], state.y[order]
@@ -171,7 +171,7 @@ def test_a_direction_uphill_is_dropped() -> None:
 
 def test_a_step_without_curvature_is_not_remembered() -> None:
     slope = np.array([1.0, -2.0])
-    state = Lbfgs(np.zeros(2), LbfgsOptions(line_search="armijo"))
+    state = LbfgsState(np.zeros(2), LBFGS(line_search="armijo"))
     for _ in range(3):
         assert state.step(lambda x: (float(slope @ x), slope)) is None
     assert (state.pairs, state.iteration) == (0, 3)
@@ -189,15 +189,15 @@ def test_a_misleading_history_is_dropped_once_then_it_says_so() -> None:
 
 
 def test_a_loss_that_is_not_finite_at_the_start() -> None:
-    why = Lbfgs(np.zeros(3)).step(lambda x: (math.nan, np.zeros(3)))
+    why = LbfgsState(np.zeros(3)).step(lambda x: (math.nan, np.zeros(3)))
     assert why and why.startswith("stuck: the loss is nan")
 
 
 def test_options_are_checked() -> None:
     with pytest.raises(UsageError, match="armijo, wolfe, strong-wolfe"):
-        LbfgsOptions(line_search="golden")
+        LBFGS(line_search="golden")
     with pytest.raises(UsageError, match="1 or more"):
-        LbfgsOptions(history=0)
+        LBFGS(history=0)
 
 
 # ---- the checkpoint --------------------------------------------------------
@@ -209,14 +209,25 @@ def test_resume_gives_the_same_bits(kind: str, cut: int) -> None:
     evaluate, x = product(6)
     whole, _ = minimise(evaluate, x, 14, line_search=kind, history=4)
     first, _ = minimise(evaluate, x, cut, line_search=kind, history=4)
-    second = Lbfgs.from_dict(copy.deepcopy(first.to_dict()), LbfgsOptions(history=4, line_search=kind))
+    second = LBFGS(history=4, line_search=kind).descent(x)
+    second.restore(copy.deepcopy(first.kept()))
     for _ in range(14 - cut):
         assert second.step(evaluate) is None
-    for name, kept in whole.to_dict().items():
-        np.testing.assert_array_equal(second.to_dict()[name], kept, err_msg=name)
+    for name, kept in whole.kept().items():
+        np.testing.assert_array_equal(second.kept()[name], kept, err_msg=name)
 
 
 def test_another_history_length_is_refused() -> None:
     state, _ = minimise(rosenbrock, np.array([-1.2, 1.0]), 3, history=4)
     with pytest.raises(UsageError, match="4 moves, not the 6"):
-        Lbfgs.from_dict(state.to_dict(), LbfgsOptions(history=6))
+        LBFGS(history=6).descent(state.x).restore(state.kept())
+
+
+def test_what_was_kept_is_whole() -> None:
+    state, _ = minimise(rosenbrock, np.array([-1.2, 1.0]), 3)
+    kept = {name: value if isinstance(value, np.ndarray | float) else int(value) for name, value in state.kept().items()}
+    assert LBFGS.fault(kept) is None and LBFGS.shapes(kept, 2).keys() < kept.keys()
+    for name in ("loss", "iteration", "evaluations"):
+        assert f"optimizer.lbfgs.{name}" in str(LBFGS.fault({**kept, name: True}))
+    assert "memory_s" in LBFGS.shapes({"current_parameters": state.x}, 2)
+    assert LBFGS.shapes({}, 2) == {} and LBFGS().descent(state.x).kept() == {}

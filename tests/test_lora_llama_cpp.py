@@ -33,7 +33,7 @@ def trained(folder: Path, kind: str, *more: Argument) -> tuple[Path, Path]:
 
 def ours(model: Path, adapter: Path, scale: float = 1.0) -> np.ndarray:
     h, arrays = loaded(open_gguf(model))
-    decoder = Decoder(h, merged(arrays, [read(adapter, (h.heads, h.kv_heads)).scaled(scale)]), ctx=64)
+    decoder = Decoder(h, merged(arrays, [read(adapter, h).scaled(scale)]), ctx=64)
     return np.array([decoder.feed([token]).copy() for token in IDS])
 
 

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llamatrain.adapters.adapter import EMBEDDINGS, OUTPUT
 from llamatrain.model.hyperparameters import Hyperparameters
 from tests.lora_runs import LINEAR, TYPES, WIDE, alpha, base, decoded, deltas, pairs, random_adapter
 from tests.runs import Argument, ran, rows, steps, text_file
-from tests.small_models import small
+from tests.small_models import EMBEDDINGS, OUTPUT, small
 
 pytestmark = pytest.mark.reference
 

@@ -11,8 +11,8 @@ from llamatrain.engine.program import Program
 from llamatrain.graph.autodiff import value_and_gradients
 from llamatrain.graph.tensor import Tensor
 from llamatrain.model.hyperparameters import Hyperparameters
-from llamatrain.model.llama import mask_of, parameters, rope_state, training
 from llamatrain.model.rope import Rope
+from llamatrain.model.transformer import mask_of, parameters, rope_state, training
 from tests.small_models import Arrays, small, weights
 
 pytestmark = pytest.mark.reference
@@ -25,11 +25,11 @@ SHAPES = {
     "heads of 48": small(vocab=50, embd=96, heads=2, kv_heads=1, head_size=48, rms_eps=1e-2),
     "heads of 80": small(vocab=50, embd=160, heads=2, kv_heads=2, head_size=80, tied=True, layers=1),
     "heads apart from the width": small(vocab=33, embd=20, heads=3, kv_heads=3, head_size=6, ff=7),
-    "base": small(vocab=50, rope=Rope(16, 500000.0)),
+    "base": small(vocab=50, rope=Rope(16, base=500000.0)),
     "linear": small(vocab=50, rope=Rope(16, kind="linear", factor=4.0)),
-    "factors": small(vocab=50, rope=Rope(16, 500000.0, factors=FACTORS)),
+    "factors": small(vocab=50, rope=Rope(16, base=500000.0, factors=FACTORS)),
     "yarn": small(vocab=50, rope=Rope(16, kind="yarn", factor=4.0, original_ctx=64)),
-    "yarn, and longer": small(vocab=50, rope=Rope(16, 100.0, "yarn", 3.0, 20, 1.2)),
+    "yarn, and longer": small(vocab=50, rope=Rope(16, base=100.0, kind="yarn", factor=3.0, original_ctx=20, length=1.2)),
 }
 
 

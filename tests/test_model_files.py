@@ -16,6 +16,7 @@ from llamatrain.model import load as loading
 from llamatrain.model.frozen import frozen
 from llamatrain.model.hyperparameters import Hyperparameters, read
 from llamatrain.model.load import check_memory, fill_from
+from llamatrain.model.options import ModelOptions
 from llamatrain.model.rope import Rope
 from tests.small_models import Arrays, small, weights, written
 
@@ -23,10 +24,10 @@ FACTORS = np.linspace(1, 8, 8).astype(np.float32)
 MODELS = [
     small(),
     small(tied=True, rms_eps=0.25),
-    small(heads=2, kv_heads=1, head_size=48, rope=Rope(32, 500000.0)),
+    small(heads=2, kv_heads=1, head_size=48, rope=Rope(32, base=500000.0)),
     small(rope=Rope(16, factors=FACTORS)),
-    small(rope=Rope(16, 12345.678, "linear", 1 / 0.3, length=1.1), rms_eps=1e-6),
-    small(rope=Rope(16, 1e6, "yarn", 4.0, 16)),
+    small(rope=Rope(16, base=12345.678, kind="linear", factor=1 / 0.3, length=1.1), rms_eps=1e-6),
+    small(rope=Rope(16, base=1e6, kind="yarn", factor=4.0, original_ctx=16)),
 ]
 
 
@@ -57,28 +58,37 @@ BROKEN: list[tuple[dict[str, Value], str]] = [
     ({"general.type": string("adapter")}, "no model but an adapter; a model is needed"),
     ({"general.type": string("mmproj")}, "neither a model nor an adapter; a model is needed"),
     ({L + "block_count": u32(3)}, "blk.2.attn_norm.weight is missing"),
-    ({L + "block_count": u32(1)}, "has blk.1.attn_norm.weight, which is no weight"),
-    ({L + "block_count": u32((1 << 32) - 1)}, "layers is 4294967295; a llama takes 1 to"),
-    ({L + "block_count": u32(0)}, "layers is 0"),
+    ({L + "block_count": u32(1)}, "has 'blk.1.attn_norm.weight', which is no weight of a llama"),
+    ({L + "block_count": u32((1 << 32) - 1)}, "llama.block_count 4294967295 cannot be; it takes 1 to 4096$"),
+    ({L + "block_count": u32(0)}, "llama.block_count 0 cannot be"),
     ({L + "block_count": f32(2)}, "llama.block_count is FLOAT32, where int is needed"),
-    ({L + "attention.head_count": u32(0)}, "0 attention heads cannot be"),
+    ({L + "attention.head_count": u32(0)}, "llama.attention.head_count 0 cannot be; it takes 1 to"),
     ({L + "attention.head_count": numbers(Kind.INT32, [4, 4])}, "head_count is ARRAY"),
-    ({L + "attention.head_count_kv": u32(3)}, "4 heads do not divide among 3"),
-    ({L + "attention.head_count_kv": u32(0)}, "kv_heads is 0"),
-    ({L + "attention.key_length": u32(18)}, "keys of 18 and values of another length"),
+    ({L + "attention.head_count_kv": u32(3)}, "llama.attention.head_count_kv 3 cannot be; it takes what divides the 4 heads"),
+    ({L + "attention.head_count_kv": u32(0)}, "llama.attention.head_count_kv 0 cannot be"),
+    ({L + "attention.key_length": u32(18)}, "llama.attention.value_length is 16 and llama.attention.key_length 18: only alike"),
     ({L + "embedding_length": u32(65)}, r"token_embd.weight is \[258, 64\], where \[258, 65\] is needed"),
-    ({L + "feed_forward_length": u32(1 << 31)}, "ff is 2147483648"),
-    ({L + "context_length": u32(0)}, "ctx is 0"),
-    ({L + "expert_count": u32(8)}, "mixture of experts"),
-    ({L + "attention.layer_norm_rms_epsilon": f32(float("nan"))}, "nan must lie between"),
-    ({L + "rope.dimension_count": u32(15)}, "15 of 16 elements of a head cannot be rotated"),
-    ({L + "rope.dimension_count": u32(18)}, "18 of 16 elements of a head cannot be rotated"),
-    ({L + "rope.freq_base": f32(float("inf"))}, "freq-base inf must be 1 or more"),
-    ({L + "rope.freq_base": f32(1e-30)}, "must be 1 or more"),
-    ({L + "rope.scaling.type": string("longrope")}, "rope scaling 'longrope' is not supported; none, linear, yarn are"),
-    ({L + "rope.scaling.factor": f32(-2)}, "rope scaling by -2"),
-    ({L + "rope.scaling.attn_factor": f32(float("nan"))}, r"rope scaling by 1 \(and nan in length\)"),
-    ({L + "rope.scaling.type": string("yarn"), L + "rope.scaling.original_context_length": u32(0)}, "needs an original context"),
+    ({L + "feed_forward_length": u32(1 << 31)}, "llama.feed_forward_length 2147483648 cannot be"),
+    ({L + "context_length": u32(0)}, "llama.context_length 0 cannot be"),
+    ({L + "expert_count": u32(8)}, "llama.expert_count: a mixture of experts is not supported"),
+    (
+        {L + "attention.layer_norm_rms_epsilon": f32(float("nan"))},
+        "norm_rms_epsilon nan cannot be; it lies between 0 and 1",
+    ),
+    ({L + "rope.dimension_count": u32(15)}, "llama.rope.dimension_count 15 cannot be; the 16 elements of a head turn in pairs"),
+    ({L + "rope.dimension_count": u32(18)}, "llama.rope.dimension_count 18 cannot be; the 16 elements of a head turn in pairs"),
+    ({L + "rope.freq_base": f32(float("inf"))}, "llama.rope.freq_base inf cannot be; it takes 1 or more"),
+    ({L + "rope.freq_base": f32(1e-30)}, "llama.rope.freq_base 1e-30 cannot be"),
+    (
+        {L + "rope.scaling.type": string("longrope")},
+        "rope.scaling.type 'longrope' cannot be; none, linear, yarn are supported",
+    ),
+    ({L + "rope.scaling.factor": f32(-2)}, "llama.rope.scaling.factor -2 cannot be; it takes more than 0"),
+    ({L + "rope.scaling.attn_factor": f32(float("nan"))}, "llama.rope.scaling.attn_factor nan cannot be"),
+    (
+        {L + "rope.scaling.type": string("yarn"), L + "rope.scaling.original_context_length": u32(0)},
+        "YaRN takes the context",
+    ),
 ]
 
 
@@ -88,15 +98,15 @@ def test_a_model_that_cannot_be(change: dict[str, Value], told: str, tmp_path: P
     path = written(tmp_path / "m.gguf", h, weights(h), more=change)
     with pytest.raises(FileError, match=told) as failure:
         read(open_gguf(path))
-    assert str(failure.value).startswith(f"{path}: ") and "\n" not in str(failure.value)
+    assert str(failure.value).startswith(f"{path}: ") and "\n" not in str(failure.value) and "--" not in str(failure.value)
 
 
 @pytest.mark.parametrize(
     ("factors", "told"),
     [
-        (FACTORS[:7], "must have 8 numbers above 0"),
-        (-FACTORS, "must have 8 numbers above 0"),
-        (FACTORS - 1, "must have 8 numbers above 0"),
+        (FACTORS[:7], r"rope_freqs.weight \[7\] cannot be; it takes 8 numbers above 0"),
+        (-FACTORS, "it takes 8 numbers above 0"),
+        (FACTORS - 1, "it takes 8 numbers above 0"),
         (np.ones((2, 8), np.float32), r"is F32 \[2, 8\], where a row of F32 is needed"),
     ],
 )
@@ -117,17 +127,27 @@ def test_tensors_that_cannot_be(tmp_path: Path) -> None:
     for tensors, told in (
         ({name: array for name, array in arrays.items() if name != "token_embd.weight"}, "token_embd.weight, a matrix"),
         (without_matrix(arrays), "token_embd.weight, a matrix"),
-        (arrays | {"blk.0.attn_q.bias": np.zeros(64, np.float32)}, "has blk.0.attn_q.bias"),
+        (arrays | {"blk.0.attn_q.bias": np.zeros(64, np.float32)}, "has 'blk.0.attn_q.bias', which is no weight of a llama"),
         (arrays | {"blk.1.attn_k.weight": np.zeros((64, 64), np.float32)}, r"attn_k.weight is \[64, 64\], where \[32, 64\]"),
     ):
         with pytest.raises(FileError, match=told):
             read(open_gguf(written(tmp_path / "m.gguf", h, tensors)))
 
 
-def test_sizes_from_options() -> None:
-    with pytest.raises(UsageError, match=r"do not divide among 3 key/value heads \(--head, --head-kv\)"):
-        small(kv_heads=3)
-    with pytest.raises(UsageError, match="cannot be rotated; they turn in pairs"):
+OPTIONS: list[tuple[ModelOptions, str]] = [
+    (ModelOptions(head_kv=3), "--head-kv 3 cannot be; it takes what divides the 8 heads"),
+    (ModelOptions(layer=5000), "--layer 5000 cannot be; it takes 1 to 4096"),
+    (ModelOptions(norm_rms_eps=2), "--norm-rms-eps 2 cannot be; it lies between 0 and 1"),
+    (ModelOptions(rope_freq_base=0), "--rope-freq-base 0 cannot be; it takes 1 or more"),
+]
+
+
+@pytest.mark.parametrize(("options", "told"), OPTIONS)
+def test_what_cannot_be_is_told_by_whoever_said_it(options: ModelOptions, told: str) -> None:
+    """A file by its keys (above), an option by its flag."""
+    with pytest.raises(UsageError, match=f"^{told}"):
+        options.hyperparameters(100)
+    with pytest.raises(UsageError, match=r"^size 5 cannot be; the 5 elements of a head turn in pairs"):
         small(head_size=5, rope=Rope(5))
 
 

@@ -21,21 +21,21 @@ from tests.small_models import loaded, small, tokens, weights, written
 pytestmark = pytest.mark.llama_cpp
 
 FACTORS = np.linspace(1, 8, 8).astype(np.float32)
-YARN = Rope(16, 1e4, "yarn", 4.0, 16)
+YARN = Rope(16, kind="yarn", factor=4.0, original_ctx=16)
 Case = tuple[Hyperparameters, dict[str, Value]]
 CASES: dict[str, Case] = {
     "grouped": (small(), {}),
     "all heads, tied": (small(kv_heads=4, tied=True), {}),
     "heads of 48": (small(heads=2, kv_heads=1, head_size=48), {}),
     "heads of 80": (small(embd=160, heads=2, kv_heads=2, head_size=80), {}),
-    "base, longer, another epsilon": (small(rope=Rope(16, 500000.0, length=1.3), rms_eps=1e-2), {}),
-    "linear": (small(rope=Rope(16, 1e4, "linear", 4.0, length=1.2)), {}),
+    "base, longer, another epsilon": (small(rope=Rope(16, base=500000.0, length=1.3), rms_eps=1e-2), {}),
+    "linear": (small(rope=Rope(16, kind="linear", factor=4.0, length=1.2)), {}),
     "linear, as old files have it": (small(), {"llama.rope.scale_linear": f32(2.0)}),
-    "factors": (small(rope=Rope(16, 500000.0, factors=FACTORS)), {}),
+    "factors": (small(rope=Rope(16, base=500000.0, factors=FACTORS)), {}),
     "yarn": (small(rope=YARN), {}),
-    "yarn, longer": (small(rope=Rope(16, 1e4, "yarn", 4.0, 16, 1.3)), {}),
-    "yarn that shortens": (small(rope=Rope(16, 1e4, "yarn", 0.5, 32)), {}),
-    "yarn with factors": (small(rope=Rope(16, 1e4, "yarn", 3.0, 16, factors=FACTORS)), {}),
+    "yarn, longer": (small(rope=Rope(16, kind="yarn", factor=4.0, original_ctx=16, length=1.3)), {}),
+    "yarn that shortens": (small(rope=Rope(16, kind="yarn", factor=0.5, original_ctx=32)), {}),
+    "yarn with factors": (small(rope=Rope(16, kind="yarn", factor=3.0, original_ctx=16, factors=FACTORS)), {}),
     # llama.cpp reads these of other models only
     "yarn, other ramp": (
         small(rope=YARN),
@@ -48,7 +48,10 @@ CASES: dict[str, Case] = {
         small(rope=YARN),
         {f"llama.rope.scaling.yarn_{key}": f32(value) for key, value in (("attn_factor", 1.4), ("log_multiplier", 0.1))},
     ),
-    "yarn, no original context": (small(ctx=32, rope=Rope(16, 1e4, "yarn", 2.0, 32)), {"llama.context_length": u32(32)}),
+    "yarn, no original context": (
+        small(ctx=32, rope=Rope(16, kind="yarn", factor=2.0, original_ctx=32)),
+        {"llama.context_length": u32(32)},
+    ),
 }
 PROMPT = tokens(40)
 

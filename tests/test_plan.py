@@ -20,7 +20,8 @@ from llamatrain.errors import MemoryPlanError
 from llamatrain.graph.ops import acc, add, matmul, scale, set_rows, silu, sqr, sub, sum_sqr, view
 from llamatrain.graph.tensor import I32, Node, Tensor, nodes_of, parameter, placeholder
 from llamatrain.machine.memory import ALIGNMENT
-from llamatrain.optim.step import AdamW, apply, differentiate, hold, stream
+from llamatrain.optim.methods.adamw import AdamW
+from llamatrain.optim.step import apply, differentiate, hold, stream
 from tests.llamas import TINY, Llama, Size, llama
 from tests.random_graphs import RandomGraph, evaluated, random_graphs
 

@@ -17,7 +17,8 @@ from llamatrain.graph.autodiff import value_and_gradients
 from llamatrain.graph.ops import matmul, sqr, sum
 from llamatrain.graph.remat import recompute, spacing
 from llamatrain.graph.tensor import Tensor, nodes_of, parameter, placeholder
-from llamatrain.optim.step import AdamW, differentiate, stream
+from llamatrain.optim.methods.adamw import AdamW
+from llamatrain.optim.step import differentiate, stream
 from tests.llamas import TINY, Size, llama
 
 SIZES = {

@@ -16,7 +16,8 @@ import pytest
 from rich.console import Console
 
 from llamatrain.report.metrics import Metrics
-from llamatrain.report.report import Report, Said, StepLine, stride
+from llamatrain.report.report import Report, Said, stride
+from tests.step_lines import line_of
 
 
 class Run:
@@ -34,7 +35,7 @@ class Run:
 
     def step(self, step: int, loss: float = 2.5, takes: float = 2.0, grad_norm: float | None = 0.8) -> None:
         self.now += takes
-        self.report.step(StepLine(step, loss, 1e-3, grad_norm, step * 512, takes, 512 / takes))
+        self.report.step(line_of(step, loss, 1e-3, grad_norm, step * 512, takes, 512 / takes))
 
     def text(self) -> str:
         self.stream.flush()
@@ -219,7 +220,7 @@ def test_the_end_draws_all_of_a_resumed_run(tmp_path: Path) -> None:
     stream = io.StringIO()
     with Report(metrics, iters=100, console=Console(file=stream, width=80)) as report:
         report.resumed(50)
-        report.step(StepLine(51, 3.0, 1e-3, None, 51, 0.1, 10.0))
+        report.step(line_of(51, 3.0, 1e-3, None, 51, 0.1, 10.0))
         report.end(tmp_path)
     noise = re.search(r'class="training noise" points="([^"]*)"', (tmp_path / "loss.svg").read_text())
     assert noise
@@ -254,7 +255,7 @@ def test_on_a_terminal_no_line_is_too_wide(tmp_path: Path, width: int) -> None:
 
 
 def test_a_step_that_is_not_printed_costs_little(tmp_path: Path) -> None:
-    lines = [StepLine(n, 2.3 / n, 1e-3 / 3, 0.8 / n, n * 512, 0.0004 / n, 1e6 / n) for n in range(1, 10_001)]
+    lines = [line_of(n, 2.3 / n, 1e-3 / 3, 0.8 / n, n * 512, 0.0004 / n, 1e6 / n) for n in range(1, 10_001)]
     costs = []
     with Report(
         Metrics.fresh(tmp_path / "metrics.jsonl"), iters=10**6, every=10**6, console=Console(file=io.StringIO())
@@ -273,13 +274,14 @@ SCENE = """
 import sys, time
 from pathlib import Path
 from llamatrain.report.metrics import Metrics
-from llamatrain.report.report import Report, StepLine
+from llamatrain.report.report import Report
+from tests.step_lines import line_of
 folder, ending = Path(sys.argv[1]), sys.argv[2]
 with Report(Metrics.fresh(folder / "metrics.jsonl"), iters=200) as report:
     report.header([("model", "llama")])
     report.wave([0.0, 0.5], [0.5, 0.0])
     for step in range(1, 101):
-        report.step(StepLine(step, 2.0, 1e-3, 0.5, step, 0.01, 100.0))
+        report.step(line_of(step, 2.0, 1e-3, 0.5, step, 0.01, 100.0))
         time.sleep(0.006)
     report.say("a note")
     print("a warning of another", file=sys.stderr)
@@ -368,5 +370,5 @@ def test_what_nobody_can_read_any_more_ends_no_run(tmp_path: Path) -> None:
     console = Said(file=Closed())  # type: ignore[arg-type]
     with Report(Metrics.fresh(tmp_path / "metrics.jsonl"), iters=2, every=1, console=console) as report:
         for step in (1, 2):
-            report.step(StepLine(step, 2.0, 1e-3, 0.5, step, 1.0, 1.0))
+            report.step(line_of(step, 2.0, 1e-3, 0.5, step, 1.0, 1.0))
     assert console.quiet and len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2

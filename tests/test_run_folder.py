@@ -15,8 +15,11 @@ import pytest
 
 from llamatrain.errors import FileError
 from llamatrain.files.reader import open_gguf
-from llamatrain.train.checkpoint import Checkpoint, read, write
-from llamatrain.train.folder import LATEST, RunFolder, newest_first, numbered, write_model
+from llamatrain.store.checkpoint import Checkpoint, write
+from llamatrain.store.folder import RunFolder
+from llamatrain.store.names import LATEST, newest_first, numbered
+from llamatrain.store.reading import read
+from llamatrain.store.results import write_model
 from tests.tiny_checkpoint import tiny_checkpoint
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -37,7 +40,7 @@ def damage(path: Path) -> None:
 
 
 def newest_step(place: Path) -> int:
-    return RunFolder.newest(place)[0].counters.step
+    return RunFolder.newest(place)[0].state.counters.step
 
 
 def refused(action: object, *arguments: object) -> str:
@@ -137,7 +140,7 @@ def test_one_run_at_a_time(tmp_path: Path) -> None:
 HOLD = """
 import sys, time
 from pathlib import Path
-from llamatrain.train.folder import RunFolder
+from llamatrain.store.folder import RunFolder
 with RunFolder(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)
@@ -199,10 +202,10 @@ def test_a_folder_in_the_place_of_latest(tmp_path: Path) -> None:
 def test_the_same_step_again_replaces_it(tmp_path: Path) -> None:
     with RunFolder(tmp_path) as run:
         run.save(tiny_checkpoint(step=3, partial=True), 2)
-        assert RunFolder.newest(tmp_path)[0].partial
+        assert RunFolder.newest(tmp_path)[0].state.partial
         run.save(at(3), 2)
     for place in (tmp_path, tmp_path / LATEST, tmp_path / "checkpoint-3.gguf"):
-        assert RunFolder.newest(place)[0].partial is None
+        assert RunFolder.newest(place)[0].state.partial is None
     assert names(tmp_path) == ["checkpoint-3.gguf", LATEST]
 
 
@@ -259,7 +262,7 @@ def test_a_damaged_one_is_passed_over_and_it_is_said(tmp_path: Path) -> None:
             run.save(at(step), 3)
     damage(tmp_path / LATEST)  # and with it the file that it is a name of
     checkpoint, path, notes = RunFolder.newest(tmp_path)
-    assert (checkpoint.counters.step, path) == (9, tmp_path / "checkpoint-9.gguf")
+    assert (checkpoint.state.counters.step, path) == (9, tmp_path / "checkpoint-9.gguf")
     assert len(notes) == 1 and f"{tmp_path}/checkpoint-10.gguf" in notes[0] and "damaged" in notes[0]
     (tmp_path / "checkpoint-9.gguf").write_bytes(b"")
     assert newest_step(tmp_path) == 8
@@ -301,17 +304,17 @@ def test_latest_counts_where_it_is_no_second_name(tmp_path: Path) -> None:
 SAVE_ON = """
 import sys
 from pathlib import Path
-from llamatrain.train.folder import RunFolder
+from llamatrain.store.folder import RunFolder
 from tests.tiny_checkpoint import tiny_checkpoint
 place = Path(sys.argv[1])
 with RunFolder(place) as run:
-    step = RunFolder.newest(place)[0].counters.step if any(place.glob("checkpoint-*")) else 0
+    step = RunFolder.newest(place)[0].state.counters.step if any(place.glob("checkpoint-*")) else 0
     made = [tiny_checkpoint(step=0, partial=partial) for partial in (True, False)]
     print(step, flush=True)
     while True:
         step += 1
         for checkpoint in made:
-            checkpoint.counters.step = step
+            checkpoint.state.counters.step = step
             run.save(checkpoint, 2)
 """
 
@@ -326,7 +329,7 @@ def test_killed_at_any_moment_there_is_one_to_go_on_from(tmp_path: Path) -> None
             process.send_signal(signal.SIGKILL)
         checkpoint, _, notes = RunFolder.newest(tmp_path)
         assert not notes
-        before = checkpoint.counters.step
+        before = checkpoint.state.counters.step
         steps.append(before)
     assert steps == sorted(steps) and steps[-1] > 8
     RunFolder(tmp_path).close()

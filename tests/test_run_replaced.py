@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from llamatrain.train.folder import LATEST, RunFolder
+from llamatrain.store.folder import RunFolder
+from llamatrain.store.names import LATEST
 from tests.test_run_folder import at, names, newest_step, refused
 
 

@@ -9,9 +9,10 @@ import pytest
 from llamatrain.engine.program import Program
 from llamatrain.graph import ops as O
 from llamatrain.graph.tensor import Tensor, parameter, placeholder
-from llamatrain.optim.adamw import schedule_input
-from llamatrain.optim.lbfgs import Lbfgs
-from llamatrain.optim.step import SGD, AdamW, Kept, apply, differentiate, hold, stream
+from llamatrain.optim.methods.adamw import AdamW
+from llamatrain.optim.methods.lbfgs import LbfgsState
+from llamatrain.optim.methods.sgd import SGD
+from llamatrain.optim.step import Kept, apply, differentiate, hold, stream
 from tests.llamas import TINY, Llama, llama
 
 Arrays = dict[Tensor, np.ndarray]
@@ -121,8 +122,8 @@ def streamed_steps(optimizer: AdamW | SGD, schedules: list[np.ndarray]) -> list[
 
 
 RATES = [0.01 * (step % 4 + 1) for step in range(10)]
-SCHEDULES = [schedule_input(step, rate, 0.9, 0.98) for step, rate in enumerate(RATES, 1)]
 ADAMW, MOMENTUM = AdamW(beta2=0.98, weight_decay=0.3), SGD(momentum=0.8, weight_decay=0.2)
+SCHEDULES = [ADAMW.schedule(step, rate) for step, rate in enumerate(RATES, 1)]
 PLAIN = SGD(momentum=0.0, weight_decay=0.0)
 
 
@@ -229,7 +230,7 @@ def test_a_product_is_found_step_by_step(optimizer: AdamW | SGD, rate: float, st
     inputs, outputs = stream(made, optimizer)
     program, losses = reference(outputs, arrays), []
     for step in range(1, steps + 1):
-        program.write(inputs.schedule, schedule_input(step, rate * (1 - step / (steps + 1)), 0.9, 0.999))
+        program.write(inputs.schedule, optimizer.schedule(step, rate * (1 - step / (steps + 1))))
         program()
         losses.append(float(program.read(made.loss)))
     assert losses[0] > 10
@@ -250,7 +251,7 @@ def test_a_product_is_found_by_lbfgs() -> None:
         program()
         return float(program.read(made.loss)), gradient
 
-    found = Lbfgs(flat)
+    found = LbfgsState(flat)
     for _ in range(80):
         if found.step(evaluate):
             break

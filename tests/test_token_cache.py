@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from llamatrain.data import cache
-from llamatrain.data.cache import Store, Writer, stored
+from llamatrain.data.cache import Store, StoreWriter, stored
 from llamatrain.errors import DataError
 
 TOKENS = np.arange(100_000, dtype=np.int32)
@@ -30,12 +30,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     cache.cache_folder.cache_clear()
 
 
-def fill(writer: Writer) -> None:
+def fill(writer: StoreWriter) -> None:
     writer.write(TOKENS, (TOKENS % 2).astype(np.uint8))
     writer.end(0, 1)
 
 
-def never(writer: Writer) -> None:
+def never(writer: StoreWriter) -> None:
     raise AssertionError("the entry is there")
 
 
@@ -144,7 +144,7 @@ def test_what_is_no_entry_gives_way(folder: Path, kind: str) -> None:
 def test_a_faster_run_s_entry_stays_in_its_place(folder: Path) -> None:
     places = list[int]()
 
-    def slow(writer: Writer) -> None:
+    def slow(writer: StoreWriter) -> None:
         stored("key", fill)
         places.append((folder / "key").stat().st_ino)
         fill(writer)
@@ -218,7 +218,7 @@ def test_runs_at_once_do_not_disturb_each_other(tmp_path: Path, folder: Path) ->
 
 
 def test_errors_of_the_sources_are_not_the_cache_s(folder: Path) -> None:
-    def broken(writer: Writer) -> None:
+    def broken(writer: StoreWriter) -> None:
         fill(writer)
         raise io.UnsupportedOperation("underlying stream is not seekable")
 
@@ -240,7 +240,7 @@ def test_errors_of_the_cache_name_its_folder(folder: Path, monkeypatch: pytest.M
 def test_a_disk_that_is_full_is_said_once(folder: Path) -> None:
     """What stays in the buffer fails a second time as the file is closed."""
 
-    def full(writer: Writer) -> None:
+    def full(writer: StoreWriter) -> None:
         writer.files["tokens"].close()
         writer.files["tokens"] = Path("/dev/full").open("wb")  # noqa: SIM115
         writer.write(TOKENS[:10])

@@ -10,17 +10,16 @@ from llamatrain.files.reader import open_gguf
 from llamatrain.files.values import Value
 from llamatrain.files.writer import new_gguf
 from llamatrain.optim.stop import StopState
-from llamatrain.train.checkpoint import (
+from llamatrain.store.checkpoint import (
     CHECKSUM,
     GRADIENTS,
     SUM_END,
     SUM_START,
     Checkpoint,
-    Counters,
-    Partial,
     sum_of_file,
     tensor_infos,
 )
+from llamatrain.train.state import Counters, Partial, RunState
 from tests.tiny_gguf import llama_metadata, llama_tensors
 
 MEMORY = 3  # moves in the history of L-BFGS
@@ -50,14 +49,18 @@ def tiny_checkpoint(optimizer: str = "adam", step: int = 7, partial: bool = Fals
         metadata=llama_metadata(),
         weights=weights,
         options={"lr": 1e-3, "data": ["a.txt", "\udcff ü"], "val": None, "flash": True},
-        counters=Counters(step, 8 * step, 999, 1, 0.1 + 0.2),
-        data=State(3, 1, 40, 2, "00ff"),
+        state=RunState(
+            counters=Counters(step, 8 * step, 999, 1, 0.1 + 0.2),
+            data=State(3, 1, 40, 2, "00ff"),
+            stop=StopState(1.1, 1.3 / 3, 2, [0.1 * i for i in range(5)]),
+            partial=Partial([1 / 3, 2 / 7], 0.1 + 0.7) if partial else None,
+            owed=True,
+            ended="the loss rose",
+        ),
         optimizer=optimizer,
         order=order,
         vectors=vectors,
         numbers={f"optimizer.lbfgs.{name}": value for name, value in numbers.items()},
-        stop=StopState(1.1, 1.3 / 3, 2, [0.1 * i for i in range(5)]),
-        partial=Partial(2, [1 / 3, 2 / 7], {"tokens": [3, 4]}) if partial else None,
         extra={"best_val": 1 / 7},
     )
 

@@ -8,9 +8,9 @@ finetune made such pairs.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 
@@ -19,10 +19,10 @@ from llamatrain.errors import FileError
 from llamatrain.files import quants
 from llamatrain.files.cursor import quoted
 from llamatrain.files.types import GgmlType
+from llamatrain.model.architecture import Architecture
+from llamatrain.model.architectures import USUAL, find
+from llamatrain.model.hyperparameters import Hyperparameters
 
-ARCHITECTURE = "llama"
-EMBEDDINGS, OUTPUT = "token_embd.weight", "output.weight"
-NORM = "_norm.weight"  # names of norms end so
 Half = Literal["a", "b"]
 Halves = dict[str, dict[Half, np.ndarray]]  # by the weight's name
 
@@ -38,13 +38,13 @@ class Pair:
         return self.b.shape[1]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Adapter:
     source: Path  # that errors name
     alpha: float  # a pair of rank r that says nothing else has the scale alpha / r; 0: the scale 1
     pairs: dict[str, Pair]  # by the weight's name, in float32
     name: str = ""
-    architecture: str = ARCHITECTURE
+    architecture: Architecture[Any, Any] = field(default_factory=lambda: find(USUAL))
 
     def scaled(self, by: float) -> Self:
         """The same, so many times as strong."""
@@ -52,15 +52,28 @@ class Adapter:
 
     def delta(self, name: str, lo: int = 0, hi: int | None = None) -> np.ndarray:
         """Rows of what is added to a weight, new and in float32."""
-        pair = self.pairs[name]
-        left, right = factors(name, pair)
+        left, right = self.factors(name)
         with np.errstate(over="ignore", invalid="ignore"):  # whoever uses it sees whether it is finite
-            return (np.float32(pair.scale) * left[lo:hi]) @ right
+            return (np.float32(self.pairs[name].scale) * left[lo:hi]) @ right
+
+    def factors(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """The matrices (out, r) and (r, in) whose product is added."""
+        pair = self.pairs[name]
+        return (pair.a, pair.b.T) if turned(self.architecture, name) else (pair.b, pair.a)
+
+    @property
+    def norms(self) -> list[str]:
+        return [name for name in self.pairs if is_norm(self.architecture, name)]
 
 
-def factors(name: str, pair: Pair) -> tuple[np.ndarray, np.ndarray]:
-    """The matrices (out, r) and (r, in) whose product is added."""
-    return (pair.a, pair.b.T) if name == EMBEDDINGS else (pair.b, pair.a)
+def turned(architecture: Architecture[Any, Any], name: str) -> bool:
+    kind = architecture.kind(name)
+    return kind is not None and kind.turned
+
+
+def is_norm(architecture: Architecture[Any, Any], name: str) -> bool:
+    kind = architecture.kind(name)
+    return kind is not None and kind.role == "norm"
 
 
 def usual_scale(alpha: float, rank: int) -> float:
@@ -88,7 +101,7 @@ def half_of(found: Halves, source: Path, name: str, suffixes: Mapping[str, Half]
     raise FileError(f"{source}: {quoted(name)} is no part of an adapter; their names end with {' or '.join(suffixes)}")
 
 
-def check_halves(source: Path, found: Halves) -> None:
+def check_halves(source: Path, found: Halves, architecture: Architecture[Any, Any]) -> None:
     """No pair lacks a part, and parts agree on a rank."""
     if not found:
         raise FileError(f"{source}: there is no pair of factors in it")
@@ -97,19 +110,22 @@ def check_halves(source: Path, found: Halves) -> None:
             there, missing = ("a", "b") if "a" in halves else ("b", "a")
             raise FileError(f"{source}: {quoted(name)} has a factor {there}, and {missing} is missing")
         a, b = halves["a"], halves["b"]
-        if a.shape[name == EMBEDDINGS] != b.shape[1]:
+        if a.shape[turned(architecture, name)] != b.shape[1]:
             raise FileError(f"{source}: {quoted(name)}: factors a {list(a.shape)} and b {list(b.shape)} share no rank")
 
 
 # ---- for those that use adapters -------------------------------------------
 
 
-def check(adapter: Adapter, shapes: Mapping[str, tuple[int, ...]], tied: bool, base: object) -> None:
+def check(adapter: Adapter, h: Hyperparameters, base: object) -> None:
     """The adapter must be one for the base: its architecture, the names and shapes of its weights; and have sound numbers."""
-    if adapter.architecture != ARCHITECTURE:
-        raise FileError(f"{adapter.source}: an adapter for the architecture {quoted(adapter.architecture)}; {base} is a llama")
-    for name, pair in adapter.pairs.items():
-        if tied and name in (EMBEDDINGS, OUTPUT):
+    theirs, ours = adapter.architecture, h.architecture
+    if theirs is not ours:
+        raise FileError(f"{adapter.source}: an adapter for the architecture {theirs.name!r}; {base} is a {ours.name}")
+    shapes = h.shapes
+    for name in adapter.pairs:
+        kind = ours.kind(name)
+        if h.tied and kind and kind.role in ("embedding", "output"):
             raise FileError(
                 f"{adapter.source}: has a pair for {name}, but the embeddings of {base} are tied: "
                 "one matrix is input and output, and an adapter can change neither alone"
@@ -118,7 +134,9 @@ def check(adapter: Adapter, shapes: Mapping[str, tuple[int, ...]], tied: bool, b
             raise FileError(
                 f"{adapter.source}: has a pair for {quoted(name)}, and {base} has no such weight: it is for another base"
             )
-        left, right = factors(name, pair)
+        if kind and kind.role == "bias":
+            raise FileError(f"{adapter.source}: has a pair for the bias {name}: biases take no adapter")
+        left, right = adapter.factors(name)
         made, needed = (left.shape[0], right.shape[1]), shapes[name]
         if made != ((1, *needed) if len(needed) == 1 else needed):
             raise FileError(
@@ -128,13 +146,11 @@ def check(adapter: Adapter, shapes: Mapping[str, tuple[int, ...]], tied: bool, b
         check_numbers(adapter, name)
 
 
-def factors_of(
-    adapter: Adapter, shapes: Mapping[str, tuple[int, ...]], tied: bool, base: object
-) -> dict[str, tuple[np.ndarray, np.ndarray, float]]:
+def factors_of(adapter: Adapter, h: Hyperparameters, base: object) -> dict[str, tuple[np.ndarray, np.ndarray, float]]:
     """Checked, and as graphs take them, which know no adapters of norms: a, b and the scale by the weight's name."""
-    check(adapter, shapes, tied, base)
-    if norms := [name for name in adapter.pairs if name.endswith(NORM)]:
-        raise FileError(f"{adapter.source}: has a pair for the norm {norms[0]}: merge it into the model with export-lora")
+    check(adapter, h, base)
+    if adapter.norms:
+        raise FileError(f"{adapter.source}: has a pair for the norm {adapter.norms[0]}: merge it into the model with export-lora")
     return {name: (pair.a, pair.b, pair.scale) for name, pair in adapter.pairs.items()}
 
 

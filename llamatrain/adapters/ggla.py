@@ -10,15 +10,17 @@ from pathlib import Path
 
 import numpy as np
 
-from llamatrain.adapters.adapter import EMBEDDINGS, Adapter, Half, Halves, Pair, check_halves, floats, half_of
+from llamatrain.adapters.adapter import Adapter, Half, Halves, Pair, check_halves, floats, half_of, turned
 from llamatrain.files.cursor import NAME_LIMIT, Cursor, quoted
 from llamatrain.files.reader import map_file
 from llamatrain.files.types import TYPES
+from llamatrain.model.architectures import find
 
 MAGIC = b"algg"
 ALIGNMENT = 32
 SUFFIXES: dict[str, Half] = {".loraA": "a", ".loraB": "b"}
 READABLE = ("F32", "F16")
+ARCHITECTURE = "llama"  # that finetune knew no other
 
 
 def read(path: Path) -> Adapter:
@@ -27,16 +29,17 @@ def read(path: Path) -> Adapter:
     version, rank, alpha = cursor.u32(), cursor.u32(), cursor.u32()
     if version != 1 or not rank:
         raise cursor.fail(f"version {version}, rank {rank}; version 1 and a rank of 1 or more can be")
-    found = Halves()
+    found, architecture = Halves(), find(ARCHITECTURE)
     while cursor.at < len(cursor.data):
         cursor.reading = "the head of a tensor"
         name, factor = read_tensor(cursor)
         weight, half = half_of(found, path, name, SUFFIXES)
         found[weight][half] = factor
     for name, halves in found.items():
-        turn(name, halves)
-    check_halves(path, found)
-    return Adapter(path, float(alpha), {name: Pair(each["a"], each["b"], alpha / rank) for name, each in found.items()})
+        turn(halves, turned(architecture, name))
+    check_halves(path, found, architecture)
+    pairs = {name: Pair(each["a"], each["b"], alpha / rank) for name, each in found.items()}
+    return Adapter(source=path, alpha=float(alpha), pairs=pairs, architecture=architecture)
 
 
 def read_tensor(cursor: Cursor) -> tuple[str, np.ndarray]:
@@ -57,9 +60,9 @@ def read_tensor(cursor: Cursor) -> tuple[str, np.ndarray]:
     return name, floats(cursor.path, name, cursor.bytes[start : cursor.at].reshape(*shape[:-1], -1), kind)
 
 
-def turn(name: str, halves: dict[Half, np.ndarray]) -> None:
+def turn(halves: dict[Half, np.ndarray], embeddings: bool) -> None:
     """To the present form: A is turned, but of the embeddings the parts change places."""
-    if name == EMBEDDINGS:
+    if embeddings:
         renamed: dict[Half, Half] = {"a": "b", "b": "a"}
         turned = {renamed[half]: factor for half, factor in halves.items()}
         halves.clear()

@@ -6,29 +6,20 @@ from typing import Literal
 
 import numpy as np
 
-from llamatrain.adapters.adapter import (
-    ARCHITECTURE,
-    NORM,
-    Adapter,
-    Half,
-    Halves,
-    Pair,
-    check_halves,
-    floats,
-    half_of,
-    usual_scale,
-)
-from llamatrain.errors import FileError
+from llamatrain.adapters.adapter import Adapter, Half, Halves, Pair, check_halves, floats, half_of, is_norm, usual_scale
+from llamatrain.errors import FileError, UsageError
 from llamatrain.files import quants
+from llamatrain.files.constants import LlamaFileType
 from llamatrain.files.cursor import quoted
 from llamatrain.files.reader import open_gguf
 from llamatrain.files.types import TensorInfo, by_name
 from llamatrain.files.values import Value, f32, string, u32
 from llamatrain.files.writer import new_gguf
+from llamatrain.model.architectures import USUAL, find
 
 SUFFIXES: dict[str, Half] = {".lora_a": "a", ".lora_b": "b"}
 READABLE = ("F32", "F16", "BF16", "Q8_0")  # as converters write; of smaller types a small file would take much memory
-FILE_TYPES = {"f32": 0, "f16": 1}
+FILE_TYPES = {"f32": LlamaFileType.ALL_F32, "f16": LlamaFileType.MOSTLY_F16}
 
 
 def read(path: Path) -> Adapter:
@@ -40,18 +31,22 @@ def read(path: Path) -> Adapter:
         raise FileError(f"{path}: an adapter of the type {quoted(kind)}; lora is supported")
     if "adapter.alora.invocation_tokens" in gguf.metadata:
         raise FileError(f"{path}: an adapter that works only behind certain tokens (aLoRA), which is not supported")
+    try:
+        architecture = find(gguf.value("general.architecture", str, USUAL))
+    except UsageError as error:
+        raise FileError(f"{path}: {error}") from None
     alpha, found = gguf.value("adapter.lora.alpha", float, 0.0), Halves()
     for tensor in gguf.tensors.values():
         name, half = half_of(found, path, tensor.name, SUFFIXES)
-        if name.endswith(NORM):
+        if is_norm(architecture, name):
             raise FileError(f"{path}: has a pair for the norm {quoted(name)}, which llama.cpp would leave out unsaid")
         if tensor.type.name not in READABLE:
             raise FileError(f"{path}: {quoted(tensor.name)} is {tensor.type.name}; adapters are {', '.join(READABLE)}")
         found[name][half] = floats(path, tensor.name, tensor.raw, tensor.type)
-    check_halves(path, found)
+    check_halves(path, found, architecture)
     pairs = {name: Pair(each["a"], each["b"], usual_scale(alpha, each["b"].shape[1])) for name, each in found.items()}
     name = gguf.value("general.name", str, "")
-    return Adapter(path, alpha, pairs, name, gguf.value("general.architecture", str, ARCHITECTURE))
+    return Adapter(source=path, alpha=alpha, pairs=pairs, name=name, architecture=architecture)
 
 
 def write(
@@ -61,11 +56,11 @@ def write(
 
     A scale that is not the usual one goes into b: the file has one alpha for all.
     """
-    if norms := [name for name in adapter.pairs if name.endswith(NORM)]:
+    if norms := adapter.norms:
         raise FileError(f"{path}: cannot be written: llama.cpp has no adapters of norms, and there is a pair for {norms[0]}")
     own = {
         "general.type": string("adapter"),
-        "general.architecture": string(adapter.architecture),
+        "general.architecture": string(adapter.architecture.name),
         "general.name": string(adapter.name),
         "general.file_type": u32(FILE_TYPES[kind]),
         "adapter.type": string("lora"),

@@ -14,27 +14,21 @@ import numpy as np
 from llamatrain.adapters.adapter import Adapter
 from llamatrain.errors import FileError, UsageError
 from llamatrain.files import quants
+from llamatrain.files.constants import QUANTISATION, LlamaFileType
 from llamatrain.files.pages import release
-from llamatrain.files.reader import Gguf, Tensor
+from llamatrain.files.reader import FileTensor, Gguf
 from llamatrain.files.types import GgmlType, TensorInfo
 from llamatrain.files.values import Value, u32
 from llamatrain.files.writer import new_gguf
 
 PANEL = 1 << 21  # weights that are in memory at once; of fewer, the threads' meetings cost more than their work
-# What llama.cpp calls files whose matrices are of a type, general.file_type; of K-quants those without a mixture.
-FILE_TYPES = {
-    "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10, "Q3_K": 11, "Q4_K": 14, "Q5_K": 16,
-    "Q6_K": 18, "BF16": 32,
-}  # fmt: skip
-UNQUANTISED = ("F32", "F16", "BF16", "F64", "I8", "I16", "I32", "I64")
-QUANTISATION = u32(2)  # general.quantization_version
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class MergedTensor:
     """A tensor of the new file."""
 
-    base: Tensor
+    base: FileTensor
     type: GgmlType
     adapters: tuple[Adapter, ...]  # that touch it
 
@@ -69,7 +63,7 @@ class Rounding:
         return math.sqrt(self.off / self.added) if self.added else 0.0
 
 
-def pieces(base: Gguf, adapters: Sequence[Adapter], kind: GgmlType | None = None) -> list[Piece]:
+def pieces(base: Gguf, adapters: Sequence[Adapter], kind: GgmlType | None = None) -> list[MergedTensor]:
     """What the new file is made of, in the base's order; an adapter with a scale of 0 touches nothing.
 
     With a type, matrices get it if their rows are whole blocks of it; all else keeps its own.
@@ -78,7 +72,7 @@ def pieces(base: Gguf, adapters: Sequence[Adapter], kind: GgmlType | None = None
     for name, tensor in base.tensors.items():
         touching = tuple(each for each in adapters if name in each.pairs and each.pairs[name].scale)
         wanted = kind if kind and len(tensor.shape) == 2 and tensor.shape[1] % kind.block == 0 else tensor.type
-        made.append(Piece(tensor, wanted, touching))
+        made.append(MergedTensor(tensor, wanted, touching))
     if kind and not any(piece.type is kind for piece in made):
         raise UsageError(f"--type {kind.name.lower()}: no matrix of {base.path} has rows of whole blocks of {kind.block}")
     for piece in made:
@@ -86,7 +80,7 @@ def pieces(base: Gguf, adapters: Sequence[Adapter], kind: GgmlType | None = None
     return made
 
 
-def check(piece: Piece, path: Path) -> None:
+def check(piece: MergedTensor, path: Path) -> None:
     """What will have to be decoded and encoded can be."""
     if piece.copied:
         return
@@ -102,9 +96,14 @@ def check(piece: Piece, path: Path) -> None:
 
 
 def write(
-    path: Path, base: Gguf, made: Sequence[Piece], kind: GgmlType | None = None, *,
-    threads: int = 1, progress: Callable[[int], object] = lambda done: None,
-) -> dict[str, Rounding]:  # fmt: skip
+    path: Path,
+    base: Gguf,
+    made: Sequence[MergedTensor],
+    kind: GgmlType | None = None,
+    *,
+    threads: int = 1,
+    progress: Callable[[int], object] = lambda done: None,
+) -> dict[str, Rounding]:
     """The new file, which takes its name when it is whole; `progress` is told of bytes that were written.
 
     What rounding does to the weights that keep a quantised type is told, by their names.
@@ -116,17 +115,23 @@ def write(
     return roundings
 
 
-def metadata(base: Gguf, made: Iterable[Piece], kind: GgmlType | None) -> dict[str, Value]:
+def metadata(base: Gguf, made: Iterable[MergedTensor], kind: GgmlType | None) -> dict[str, Value]:
     """The base's, but for what tells of types, and of a split that is no more."""
     kept = {key: value for key, value in base.metadata.typed.items() if not key.startswith("split.")}
     if kind:
-        kept["general.file_type"] = u32(FILE_TYPES[kind.name])
-    if any(piece.type.name not in UNQUANTISED for piece in made):
-        kept.setdefault("general.quantization_version", QUANTISATION)
+        kept["general.file_type"] = u32(file_type(kind))
+    if any(piece.type.block > 1 for piece in made):
+        kept.setdefault("general.quantization_version", u32(QUANTISATION))
     return kept
 
 
-def chunks(piece: Piece, threads: int, rounding: Rounding | None = None) -> Iterator[np.ndarray]:
+def file_type(kind: GgmlType) -> LlamaFileType:
+    """What llama.cpp calls files whose matrices are of a type, general.file_type; of K-quants those without a mixture."""
+    names = LlamaFileType.__members__
+    return next(names[name] for name in (f"ALL_{kind.name}", f"MOSTLY_{kind.name}", f"MOSTLY_{kind.name}_S") if name in names)
+
+
+def chunks(piece: MergedTensor, threads: int, rounding: Rounding | None = None) -> Iterator[np.ndarray]:
     name, rows = piece.base.name, piece.rows
     step = max(1, PANEL // piece.base.shape[-1])
     for lo in range(0, len(rows), step):

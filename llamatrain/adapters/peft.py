@@ -1,7 +1,7 @@
 """Adapters of Hugging Face's PEFT: a folder with adapter_config.json and adapter_model.safetensors.
 
-Their heads' rows of q and k come in halves, as Hugging Face rotates them; in llama-architecture GGUF the halves are
-interleaved. So the rows of b are put in the other order on the way in, and back on the way out.
+Their heads' rows of q and k come in halves, as Hugging Face rotates them; where an architecture rotates pairs, the halves are
+interleaved in its GGUF files. So the rows of b are put in the other order on the way in, and back on the way out.
 """
 
 import json
@@ -14,27 +14,18 @@ from typing import Any
 
 import numpy as np
 
-from llamatrain.adapters.adapter import EMBEDDINGS, OUTPUT, Adapter, Half, Halves, Pair, check_halves, floats, half_of
+from llamatrain.adapters.adapter import Adapter, Half, Halves, Pair, check_halves, floats, half_of
 from llamatrain.adapters.gguf import folded
-from llamatrain.adapters.safetensors import KINDS, Entry, open_safetensors, read_json, write_safetensors
+from llamatrain.adapters.safetensors import KINDS, StoredTensor, open_safetensors, read_json, write_safetensors
 from llamatrain.errors import FileError
 from llamatrain.files.cursor import quoted
 from llamatrain.files.newfile import NewFile
 from llamatrain.files.reader import map_file
+from llamatrain.model.architecture import WeightKind
+from llamatrain.model.hyperparameters import Hyperparameters
 
 CONFIG, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 PREFIX = "base_model.model."
-MODULES = {
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-EMBED, HEAD = "model.embed_tokens", "lm_head"
-WHOLE = {EMBED: EMBEDDINGS, HEAD: OUTPUT}
 SUFFIXES: dict[str, Half] = {
     ".lora_A.weight": "a",
     ".lora_B.weight": "b",
@@ -45,17 +36,27 @@ LARGEST_CONFIG = 1 << 20
 PATTERNS = 1 << 12  # at most; some write one for each module
 # What else an adapter may be, and would then need more than its factors.
 UNSUPPORTED = (
-    "use_dora", "fan_in_fan_out", "modules_to_save", "lora_bias", "use_qalora", "layer_replication", "alora_invocation_tokens",
-    "trainable_token_indices", "arrow_config", "use_bdlora", "kasa_config", "monteclora_config", "megatron_config",
-)  # fmt: skip
+    "use_dora",
+    "fan_in_fan_out",
+    "modules_to_save",
+    "lora_bias",
+    "use_qalora",
+    "layer_replication",
+    "alora_invocation_tokens",
+    "trainable_token_indices",
+    "arrow_config",
+    "use_bdlora",
+    "kasa_config",
+    "monteclora_config",
+    "megatron_config",
+)
 STARTS = (True, False, None, "gaussian", "eva", "orthogonal")  # other first weights are taken out of the base's own
-Heads = tuple[int, int]  # of queries; of keys and values
 
 
 # ---- reading ---------------------------------------------------------------
 
 
-def read(folder: Path, heads: Heads) -> Adapter:
+def read(folder: Path, h: Hyperparameters) -> Adapter:
     config, source = read_config(folder / CONFIG), folder / WEIGHTS
     if not source.exists() and (folder / PICKLE).exists():
         raise FileError(f"{folder / PICKLE}: a pickle, which could run anything; save the adapter as safetensors")
@@ -64,14 +65,15 @@ def read(folder: Path, heads: Heads) -> Adapter:
         if not name.endswith(".base_layer.weight"):  # the embeddings as they were: PEFT puts them beside their pair
             module, half = half_of(modules, source, name.removeprefix(PREFIX), SUFFIXES)
             modules[module][half] = factor(source, name, entry)
-    found = {weight_of(source, module): put_right(source, module, halves, heads) for module, halves in modules.items()}
-    check_halves(source, found)
+    names = {module: weight_of(source, module, h) for module in modules}
+    found = {names[module]: put_right(source, module, halves, h) for module, halves in modules.items()}
+    check_halves(source, found, h.architecture)
     scales = [scale(folder / CONFIG, config, module, halves["b"].shape[1]) for module, halves in modules.items()]
     pairs = {name: Pair(each["a"], each["b"], by) for (name, each), by in zip(found.items(), scales, strict=True)}
-    return Adapter(folder, float(config["lora_alpha"]), pairs)
+    return Adapter(source=folder, alpha=float(config["lora_alpha"]), pairs=pairs, architecture=h.architecture)
 
 
-def factor(source: Path, name: str, entry: Entry) -> np.ndarray:
+def factor(source: Path, name: str, entry: StoredTensor) -> np.ndarray:
     if entry.kind is None or len(entry.shape) != 2 or 0 in entry.shape:
         raise FileError(
             f"{source}: {quoted(name)} is {quoted(entry.dtype)} {list(entry.shape)}; a factor is a matrix in {', '.join(KINDS)}"
@@ -79,31 +81,29 @@ def factor(source: Path, name: str, entry: Entry) -> np.ndarray:
     return floats(source, name, entry.raw.reshape(entry.shape[0], -1), entry.kind)
 
 
-def weight_of(source: Path, module: str) -> str:
+def weight_of(source: Path, module: str, h: Hyperparameters) -> str:
     """The weight's name in GGUF."""
-    if module in WHOLE:
-        return WHOLE[module]
-    match = re.fullmatch(r"model\.layers\.(0|[1-9][0-9]{0,5})\.([a-z_.]+)", module)
-    if not match or match[2] not in MODULES:
-        raise FileError(f"{source}: {quoted(module)} is no module of the llamas that are supported")
-    return f"blk.{match[1]}.{MODULES[match[2]]}.weight"
+    name = h.architecture.weight_of(module)
+    if name is None:
+        raise FileError(f"{source}: {quoted(module)} is no module of a {h.architecture.name} that may have an adapter")
+    return name
 
 
-def put_right(source: Path, module: str, halves: dict[Half, np.ndarray], heads: Heads) -> dict[Half, np.ndarray]:
+def put_right(source: Path, module: str, halves: dict[Half, np.ndarray], h: Hyperparameters) -> dict[Half, np.ndarray]:
     """A pair's factors as GGUF has them."""
-    made = dict(halves)
-    if module == EMBED and "a" in made:
+    made, kind = dict(halves), h.kind(weight_of(source, module, h))
+    if kind.turned and "a" in made:
         made["a"] = np.ascontiguousarray(made["a"].T)
-    if (count := heads_of(module, heads)) and "b" in made:
+    if (count := heads_of(kind, h)) and "b" in made:
         if len(made["b"]) % (2 * count):
             raise FileError(f"{source}: {quoted(module)} gives {len(made['b'])}, which {count} heads do not share in pairs")
         made["b"] = interleaved(made["b"], count)
     return made
 
 
-def heads_of(module: str, heads: Heads) -> int | None:
-    """How many heads' rows have an order that matters."""
-    return next((count for name, count in zip(("q_proj", "k_proj"), heads, strict=True) if module.endswith(name)), None)
+def heads_of(kind: WeightKind[Hyperparameters], h: Hyperparameters) -> int | None:
+    """How many heads' rows Hugging Face has in another order."""
+    return kind.rotated(h) if kind.rotated and h.architecture.rotation == "pairs" else None
 
 
 def interleaved(rows: np.ndarray, heads: int) -> np.ndarray:
@@ -173,17 +173,17 @@ def scale(path: Path, config: dict[str, Any], module: str, rank: int) -> float:
 # ---- writing ---------------------------------------------------------------
 
 
-def write(folder: Path, adapter: Adapter, base: str, heads: Heads, layers: int) -> None:
+def write(folder: Path, adapter: Adapter, base: str, h: Hyperparameters) -> None:
     """The folder as PEFT loads it; `base` is what it calls the base model. Other scales than alpha / r go into b."""
     ranks = Counter(pair.rank for pair in adapter.pairs.values())
     rank = ranks.most_common(1)[0][0]
     alpha = adapter.alpha or rank
     tensors, pattern = dict[str, np.ndarray](), dict[str, int]()
     for name, pair in adapter.pairs.items():
-        module, b = module_of(folder, name), folded(alpha, pair)
-        if count := heads_of(module, heads):
+        module, b, kind = module_of(folder, name, h), folded(alpha, pair), h.kind(name)
+        if count := heads_of(kind, h):
             b = halved(b, count)
-        if module == EMBED:
+        if kind.turned:
             parts = {".lora_embedding_A": pair.a.T, ".lora_embedding_B": b}
         else:
             parts = {".lora_A.weight": pair.a, ".lora_B.weight": b}
@@ -197,7 +197,7 @@ def write(folder: Path, adapter: Adapter, base: str, heads: Heads, layers: int) 
         "r": rank,
         "lora_alpha": int(alpha) if alpha == int(alpha) else alpha,
         "rank_pattern": pattern,
-        "target_modules": targets(adapter, folder, layers),
+        "target_modules": targets(adapter, folder, h),
         "bias": "none",
         "lora_dropout": 0.0,
         "inference_mode": True,
@@ -220,19 +220,17 @@ def check_place(folder: Path) -> None:
         raise FileError(f"{folder}: cannot be written: {there} may not be written to")
 
 
-def module_of(folder: Path, name: str) -> str:
+def module_of(folder: Path, name: str, h: Hyperparameters) -> str:
     """Hugging Face's name of the module whose weight it is."""
-    whole = {weight: module for module, weight in WHOLE.items()}
-    match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.weight", name)
-    inner = {weight: module for module, weight in MODULES.items()}.get(match[2]) if match else None
-    if name not in whole and inner is None:
+    module = h.architecture.module_of(name)
+    if module is None:
         raise FileError(f"{folder}: cannot be written: PEFT has no adapters of {quoted(name)}")
-    return whole[name] if match is None else f"model.layers.{match[1]}.{inner}"
+    return module
 
 
-def targets(adapter: Adapter, folder: Path, layers: int) -> list[str]:
+def targets(adapter: Adapter, folder: Path, h: Hyperparameters) -> list[str]:
     """Kinds of modules where an adapter has them in each layer; else each module by its name."""
-    modules = [module_of(folder, name) for name in adapter.pairs]
-    kinds = Counter(module.rpartition(".")[2] for module in modules)
-    even = all(kinds[kind] == layers for kind in kinds if kind not in ("embed_tokens", HEAD))
-    return sorted(kinds) if even else modules
+    modules = {name: module_of(folder, name, h) for name in adapter.pairs}
+    kinds = Counter(module.rpartition(".")[2] for module in modules.values())
+    inner = {module.rpartition(".")[2] for name, module in modules.items() if h.kind(name).role == "matrix"}
+    return sorted(kinds) if all(kinds[kind] == h.layers for kind in inner) else list(modules.values())

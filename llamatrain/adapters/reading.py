@@ -5,17 +5,19 @@ from pathlib import Path
 from llamatrain.adapters import ggla, gguf, peft
 from llamatrain.adapters.adapter import Adapter
 from llamatrain.errors import FileError
-from llamatrain.files.reader import MAGIC, map_file
+from llamatrain.files.constants import MAGIC
+from llamatrain.files.reader import map_file
+from llamatrain.model.hyperparameters import Hyperparameters
 
 NEEDED = "an adapter (a GGUF file, a .bin of llama.cpp's old finetune, or a folder of PEFT's)"
 
 
-def read(path: Path, heads: peft.Heads) -> Adapter:
-    """An adapter, which has yet to be checked against its base; `heads` are those of that base: of queries, of keys."""
+def read(path: Path, h: Hyperparameters) -> Adapter:
+    """An adapter, which has yet to be checked against its base; `h` are that base's numbers."""
     if path.is_dir():
         if not (path / peft.CONFIG).exists():
             raise FileError(f"{path}: a folder without {peft.CONFIG}; {NEEDED} is needed")
-        return peft.read(path, heads)
+        return peft.read(path, h)
     if path.name in (peft.CONFIG, peft.WEIGHTS):
         raise FileError(f"{path}: a part of an adapter: give the folder that it is in")
     begin = map_file(path, NEEDED)[: len(MAGIC)]

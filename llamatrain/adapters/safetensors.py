@@ -26,7 +26,7 @@ KINDS = {"F32": by_name("F32"), "F16": by_name("F16"), "BF16": by_name("BF16")}
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class StoredTensor:
     dtype: str
     shape: tuple[int, ...]
     raw: np.ndarray  # bytes
@@ -37,7 +37,7 @@ class Entry:
         return KINDS.get(self.dtype)
 
 
-def open_safetensors(path: Path) -> dict[str, Entry]:
+def open_safetensors(path: Path) -> dict[str, StoredTensor]:
     data = map_file(path, "a file of safetensors")
     header, start = read_header(path, data)
     held = np.frombuffer(data, np.uint8)[start:]
@@ -81,7 +81,7 @@ def read_json(path: Path, raw: bytes) -> dict[str, Any]:
     return found
 
 
-def read_entry(path: Path, name: str, said: Any, held: np.ndarray) -> tuple[Entry, int, int]:
+def read_entry(path: Path, name: str, said: Any, held: np.ndarray) -> tuple[StoredTensor, int, int]:
     said = said if isinstance(said, dict) else {}
     dtype, shape, place = said.get("dtype"), said.get("shape"), said.get("data_offsets")
     if not (isinstance(dtype, str) and counts(shape) and counts(place) and len(place) == 2):
@@ -92,7 +92,7 @@ def read_entry(path: Path, name: str, said: Any, held: np.ndarray) -> tuple[Entr
     kind = KINDS.get(dtype)
     if kind and hi - lo != prod(shape) * kind.size:
         raise FileError(f"{path}: {quoted(name)}, {dtype} {shape}, cannot be {hi - lo} bytes")
-    return Entry(dtype, tuple(shape), held[lo:hi]), lo, hi
+    return StoredTensor(dtype, tuple(shape), held[lo:hi]), lo, hi
 
 
 def counts(value: Any) -> bool:

@@ -57,7 +57,7 @@ def command(context: click.Context, /, model: Path, data: tuple[str, ...], **val
     from llamatrain.files.reader import open_gguf
     from llamatrain.machine.units import cores
     from llamatrain.model.load import check_memory
-    from llamatrain.train.graphs import Graphs, Setting
+    from llamatrain.train.graphs import RunGraphs, Setting
     from llamatrain.train.programs import Runner
 
     options, data_options = build(EvaluateOptions, values), build(DataOptions, values)
@@ -73,7 +73,17 @@ def command(context: click.Context, /, model: Path, data: tuple[str, ...], **val
     # each token is judged once
     corpus, _ = open_corpus(data, tokenizer, replace(data_options, shuffle=False, overlapping_samples=False), ctx, 0)
     rows = Rows(corpus, data_options, 0, tokenizer.eos, tokenizer.bos)
-    graphs = Graphs(Setting(h, weights, {}, options.batch, max(rows.lengths), options.precision, threads))
+    graphs = RunGraphs(
+        Setting(
+            h=h,
+            weights=weights,
+            trained={},
+            batch=options.batch,
+            positions=max(rows.lengths),
+            precision=options.precision,
+            threads=threads,
+        )
+    )
     plans = [graphs.plan(graphs.loss(length)) for length in rows.lengths]
     check_memory(gguf, max(plan.total - plan.bytes("state") for plan in plans), "a smaller --ctx or --batch")
     found = score(Runner(graphs, arrays, max(plan.arena for plan in plans)), rows, tokenizer, options.batch)

@@ -18,14 +18,14 @@ from llamatrain.cli.opened import adapted, opened
 from llamatrain.config.options import build, options_of
 from llamatrain.config.units import Size
 from llamatrain.errors import FileError, LlamatrainError, UsageError
+from llamatrain.recipe.interrupts import ending, without_terminal
 from llamatrain.report.printable import printable
-from llamatrain.train.interrupts import ending, without_terminal
 
 if TYPE_CHECKING:
     import numpy as np
 
     from llamatrain.adapters.adapter import Adapter
-    from llamatrain.adapters.merge import Piece, Rounding
+    from llamatrain.adapters.merge import MergedTensor, Rounding
     from llamatrain.files.reader import Gguf
     from llamatrain.files.types import GgmlType
     from llamatrain.model.hyperparameters import Hyperparameters
@@ -96,8 +96,8 @@ def read_adapters(lora: LoraOptions, h: "Hyperparameters", base: Path) -> "list[
 
     adapters = []
     for path, scale in lora.scaled:
-        adapter = read(path, (h.heads, h.kv_heads))
-        check(adapter, h.shapes, h.tied, base)
+        adapter = read(path, h)
+        check(adapter, h, base)
         adapters.append(adapter.scaled(scale))
     return adapters
 
@@ -136,7 +136,7 @@ def check_room(out: Path, needed: int) -> None:
         raise FileError(f"{out}: takes {Size(needed).words}, and {Size(free).words} are free there")
 
 
-def tell_types(made: "Sequence[Piece]", kind: "GgmlType | None") -> None:
+def tell_types(made: "Sequence[MergedTensor]", kind: "GgmlType | None") -> None:
     others = [piece.base for piece in made if kind and piece.type is not kind and len(piece.base.shape) == 2]
     if others and kind:
         more = f" and {len(others) - 1} more keep their" if len(others) > 1 else " keeps its"
@@ -146,7 +146,7 @@ def tell_types(made: "Sequence[Piece]", kind: "GgmlType | None") -> None:
 # ---- writing ---------------------------------------------------------------
 
 
-def export(out: Path, base: "Gguf", made: "Sequence[Piece]", kind: "GgmlType | None", threads: int) -> None:
+def export(out: Path, base: "Gguf", made: "Sequence[MergedTensor]", kind: "GgmlType | None", threads: int) -> None:
     from tqdm import tqdm
 
     from llamatrain.adapters import merge
@@ -160,7 +160,7 @@ def export(out: Path, base: "Gguf", made: "Sequence[Piece]", kind: "GgmlType | N
     tell_rounding(roundings, made)
 
 
-def tell_rounding(roundings: "dict[str, Rounding]", made: "Sequence[Piece]") -> None:
+def tell_rounding(roundings: "dict[str, Rounding]", made: "Sequence[MergedTensor]") -> None:
     worst = max(roundings, key=lambda name: roundings[name].share, default="")
     if worst and roundings[worst].share > ROUNDED:
         kinds = {piece.type.name for piece in made if piece.rounds}
@@ -198,7 +198,6 @@ def with_adapters(
     gguf: "Gguf", h: "Hyperparameters", adapters: "Sequence[Adapter]", text: str, threads: int
 ) -> "tuple[list[int], np.ndarray]":
     """The tokens of a text, and the logits behind each, of the base with its adapters beside it."""
-    from llamatrain.adapters.adapter import NORM
     from llamatrain.cli.generate import understood
     from llamatrain.data.tokenizer import to_bytes
 
@@ -206,11 +205,11 @@ def with_adapters(
     if len(tokens) > CHECKED:
         tell(f"note: --check compares the first {CHECKED} of {len(tokens)} tokens")
     matrices = [
-        replace(each, pairs={name: pair for name, pair in each.pairs.items() if not name.endswith(NORM)}) for each in adapters
+        replace(each, pairs={name: pair for name, pair in each.pairs.items() if name not in each.norms}) for each in adapters
     ]
     weights, arrays = adapted(gguf, h, matrices, threads)
     for adapter in adapters:
-        arrays |= {name: arrays[name] + adapter.delta(name)[0] for name in adapter.pairs if name.endswith(NORM)}
+        arrays |= {name: arrays[name] + adapter.delta(name)[0] for name in adapter.norms}
     return tokens[:CHECKED], logits(gguf, h, weights, arrays, tokens[:CHECKED], threads)
 
 

@@ -13,26 +13,32 @@ from llamatrain.cli.given import given_options
 from llamatrain.config.options import build, flag_of, options_of
 from llamatrain.data.options import DataOptions
 from llamatrain.errors import UsageError
-from llamatrain.model.options import ModelOptions
-from llamatrain.train.options import PlaceOptions, RunOptions, TrainOptions, refuse_idle
-from llamatrain.train.tuning import OF_ADAPTERS, TuneOptions
+from llamatrain.recipe.options import PlaceOptions, RunOptions, TrainOptions, refuse_idle
+from llamatrain.recipe.tuning import OF_ADAPTERS, TuneOptions
 
 if TYPE_CHECKING:
-    from llamatrain.train.begin import Options
+    from llamatrain.recipe.asked import Asked
 
 CLASSES = (TuneOptions, LoraOptions, DataOptions, TrainOptions, RunOptions)
 DEFAULTS = {"batch": 4, "lr": 1e-4}
 
 
-def checked(base: str, data: tuple[str, ...], values: dict[str, Any], given: set[str]) -> "Options":
+def checked(base: str, data: tuple[str, ...], values: dict[str, Any], given: set[str]) -> "Asked":
     """The options of a run, none of which is without effect."""
-    from llamatrain.train.begin import Options
+    from llamatrain.recipe.asked import Asked
 
-    train, run = build(TrainOptions, values), build(RunOptions, values)
-    tune, lora = build(TuneOptions, values), build(LoraOptions, values)
-    options = Options(data, ModelOptions(), build(DataOptions, values), train, run, tune, lora, "finetune", base)
+    options = Asked(
+        files=data,
+        data=build(DataOptions, values),
+        train=build(TrainOptions, values),
+        run=build(RunOptions, values),
+        tune=build(TuneOptions, values),
+        lora=build(LoraOptions, values),
+        command="finetune",
+        base=base,
+    )
     refuse_idle(options.idle, given)
-    if train.loss != "cross-entropy":
+    if options.train.loss != "cross-entropy":
         raise UsageError("--loss squared-error is for the sine wave only")
     return options
 
@@ -48,7 +54,7 @@ def command(context: click.Context, /, base: str | None, data: tuple[str, ...], 
     DATA are files (.txt, .md, .jsonl), folders, globs, or - for standard input. The base stays as it lies in its file. The
     adapter is written as a GGUF file that llama.cpp loads beside the base (--lora).
     """
-    from llamatrain.train.recipe import train
+    from llamatrain.recipe.run import train
 
     place = build(PlaceOptions, values)
     data, values, given = given_options(context, data, values, place, *CLASSES)
@@ -58,7 +64,7 @@ def command(context: click.Context, /, base: str | None, data: tuple[str, ...], 
 
 def named(
     base: str | None, data: tuple[str, ...], values: dict[str, Any], given: set[str], place: PlaceOptions
-) -> "tuple[Options, PlaceOptions]":
+) -> "tuple[Asked, PlaceOptions]":
     """With a base and data, unless a run goes on that has them. A model as --checkpoint-in is a base that is trained whole."""
     from llamatrain.files.reader import open_gguf
 
@@ -86,7 +92,7 @@ def named(
 
 
 def is_gguf(path: str) -> bool:
-    from llamatrain.files.reader import MAGIC
+    from llamatrain.files.constants import MAGIC
 
     with suppress(OSError), Path(path).open("rb") as file:
         return file.read(len(MAGIC)) == MAGIC

@@ -10,22 +10,26 @@ from llamatrain.config.options import build, options_of
 from llamatrain.data.options import DataOptions
 from llamatrain.errors import UsageError
 from llamatrain.model.options import ModelOptions
+from llamatrain.recipe.options import PlaceOptions, RunOptions, TrainOptions, refuse_idle
 from llamatrain.report.printable import printable
-from llamatrain.train.options import PlaceOptions, RunOptions, TrainOptions, refuse_idle
 
 if TYPE_CHECKING:
-    from llamatrain.train.begin import Options
-    from llamatrain.train.recipe import Finished
+    from llamatrain.recipe.asked import Asked
+    from llamatrain.recipe.run import Finished
 
 CLASSES = (ModelOptions, DataOptions, TrainOptions, RunOptions)
 
 
-def checked(data: tuple[str, ...], values: dict[str, Any], given: set[str]) -> "Options":
+def checked(data: tuple[str, ...], values: dict[str, Any], given: set[str]) -> "Asked":
     """The options of a run, none of which is without effect."""
-    from llamatrain.train.begin import Options
+    from llamatrain.recipe.asked import Asked
 
-    options = Options(
-        data, build(ModelOptions, values), build(DataOptions, values), build(TrainOptions, values), build(RunOptions, values)
+    options = Asked(
+        files=data,
+        model=build(ModelOptions, values),
+        data=build(DataOptions, values),
+        train=build(TrainOptions, values),
+        run=build(RunOptions, values),
     )
     refuse_idle(options.idle, given)
     if data and options.train.loss == "squared-error":
@@ -43,7 +47,7 @@ def command(context: click.Context, /, data: tuple[str, ...], **values: Any) -> 
     DATA are files (.txt, .md, .jsonl), folders, globs, or - for standard input. The model is written as a GGUF file that
     llama.cpp runs, into the folder of the run, beside checkpoints, options and figures.
     """
-    from llamatrain.train.recipe import train
+    from llamatrain.recipe.run import train
 
     place = build(PlaceOptions, values)
     data, values, given = given_options(context, data, values, place, *CLASSES)

@@ -10,8 +10,8 @@ from llamatrain.config.file import DATA, read_config
 from llamatrain.config.options import flag_of
 from llamatrain.data.options import DataOptions
 from llamatrain.errors import UsageError
-from llamatrain.train.demo import SINE
-from llamatrain.train.options import PlaceOptions
+from llamatrain.recipe.demo import SINE
+from llamatrain.recipe.options import PlaceOptions
 
 SAID = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
 

@@ -14,7 +14,7 @@ from llamatrain.report.printable import printable
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from llamatrain.files.reader import Gguf, Tensor
+    from llamatrain.files.reader import FileTensor, Gguf
 
 Rows = list[tuple[str, str]]
 WIDTH = 100  # where the output is no terminal
@@ -131,11 +131,11 @@ def show(console: "Console", title: str, rows: Rows) -> None:
         console.print(table)
 
 
-def show_tensors(console: "Console", tensors: Iterable["Tensor"]) -> None:
+def show_tensors(console: "Console", tensors: Iterable["FileTensor"]) -> None:
     """What the tensors of each type take; an optimizer's vectors are no parameters, and stand apart."""
     from rich.table import Table
 
-    groups: dict[str, list[Tensor]] = {}
+    groups: dict[str, list[FileTensor]] = {}
     for tensor in tensors:
         optimizer = tensor.name.startswith(TRAINING)
         groups.setdefault("optimizer" if optimizer else tensor.type.name, []).append(tensor)

@@ -20,7 +20,7 @@ def opened(gguf: "Gguf", options: LoraOptions, threads: int) -> "tuple[Hyperpara
     from llamatrain.model.hyperparameters import read
 
     h = read(gguf)
-    adapters = [reading.read(path, (h.heads, h.kv_heads)).scaled(scale) for path, scale in options.scaled]
+    adapters = [reading.read(path, h).scaled(scale) for path, scale in options.scaled]
     return h, *adapted(gguf, h, adapters, threads)
 
 
@@ -31,7 +31,7 @@ def adapted(
     from llamatrain.model.frozen import copies, frozen, with_pairs
     from llamatrain.model.load import check_memory
 
-    factors = [factors_of(adapter, h.shapes, h.tied, gguf.path) for adapter in adapters]
+    factors = [factors_of(adapter, h, gguf.path) for adapter in adapters]
     weights, arrays = frozen(gguf, h, threads)
     copied = [leaf for name, leaf in weights.tensors.items() if name not in arrays]
     check_memory(gguf, sum(leaf.nbytes for leaf in copied))

@@ -12,13 +12,13 @@ from llamatrain.cli.given import given_options
 from llamatrain.config.options import build, options_of
 from llamatrain.config.units import Size
 from llamatrain.errors import MemoryPlanError
-from llamatrain.train.options import PlaceOptions
+from llamatrain.recipe.options import PlaceOptions
 
 if TYPE_CHECKING:
-    from llamatrain.train.needs import Choice
+    from llamatrain.recipe.memory import Way
 
 
-def show(choice: "Choice", excess: str | None, limited: bool, as_json: bool) -> None:
+def show(choice: "Way", excess: str | None, limited: bool, as_json: bool) -> None:
     if excess and limited:
         raise MemoryPlanError(excess)
     setting = choice.setting
@@ -50,7 +50,7 @@ def command() -> None:
 @click.pass_context
 def plan_from_scratch(context: click.Context, /, data: tuple[str, ...], as_json: bool, **values: Any) -> None:
     """Of `llamatrain from-scratch` with these options. Text is not read: a vocabulary to be learned counts in full."""
-    from llamatrain.train.prepare import planned
+    from llamatrain.recipe.prepare import planned
 
     place = build(PlaceOptions, values)
     data, values, given = given_options(context, data, values, place, *from_scratch.CLASSES)
@@ -66,7 +66,7 @@ def plan_from_scratch(context: click.Context, /, data: tuple[str, ...], as_json:
 @click.pass_context
 def plan_finetune(context: click.Context, /, base: str | None, data: tuple[str, ...], as_json: bool, **values: Any) -> None:
     """Of `llamatrain finetune` with these options. Of the base only its head is read."""
-    from llamatrain.train.prepare import planned
+    from llamatrain.recipe.prepare import planned
 
     place = build(PlaceOptions, values)
     data, values, given = given_options(context, data, values, place, *finetune.CLASSES)

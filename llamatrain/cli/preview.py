@@ -96,10 +96,10 @@ def endless(corpus: "Corpus", tokenizer: "Tokenizer", gguf: "Gguf") -> bool:
     """Whether answers are trained to go on: what the file names as end is no token, and what stands in for it no end."""
     import numpy as np
 
-    from llamatrain.data.tokenizer.vocabulary import Kind
+    from llamatrain.files.constants import TokenType
 
     eos, kinds = tokenizer.eos, tokenizer.vocabulary.kinds
-    if eos is not None and (eos == gguf.metadata.get("tokenizer.ggml.eos_token_id") or kinds[eos] == Kind.CONTROL):
+    if eos is not None and (eos == gguf.metadata.get("tokenizer.ggml.eos_token_id") or kinds[eos] == TokenType.CONTROL):
         return False
     answers = list(corpus.answers(ASKED))
     return bool(answers) and not any(np.any((tokens == tokenizer.eot) & (weights > 0)) for tokens, weights, _ in answers)

@@ -10,6 +10,7 @@ from typing import Any, get_args, get_type_hints
 from llamatrain.config.options import checked
 from llamatrain.errors import FileError, UsageError
 
+BASE = "base"  # the model that is tuned, which has no option either
 DATA = "data"  # the files to train on, which have no option on the command line
 
 
@@ -41,9 +42,11 @@ def like(name: str, known: list[str]) -> str:
     return f"; did you mean {close[0].replace('_', '-')}?" if close else ""
 
 
-def config_text(head: str, data: tuple[str, ...], options: Sequence[Any], idle: Collection[str]) -> str:
+def config_text(head: str, data: tuple[str, ...], options: Sequence[Any], idle: Collection[str], base: str = "") -> str:
     """A file of all options that are set and have an effect, under a comment."""
     lines = [f"# {line}" for line in head.splitlines()]
+    if base:
+        lines.append(f"{BASE} = {_toml(base)}")
     if data:
         lines.append(f"{DATA} = {_toml(list(data))}")
     for each in options:

@@ -73,7 +73,7 @@ class OnDisk:
         return np.frombuffer(os.pread(self.file, (end - begin) * size, begin * size), self.dtype)
 
     def sum(self) -> list[int]:
-        """Size and CRC-32, as `Writer` counts them."""
+        """Size and CRC-32, as `StoreWriter` counts them."""
         size = crc = 0
         while piece := os.pread(self.file, PIECE, size):
             size, crc = size + len(piece), zlib.crc32(piece, crc)
@@ -116,7 +116,7 @@ def _keeping(folder: Path) -> Iterator[None]:
         ) from None
 
 
-class Writer:
+class StoreWriter:
     """Takes documents one after the other."""
 
     def __init__(self, folder: Path) -> None:
@@ -160,7 +160,7 @@ class Writer:
                 file.close()
 
 
-def stored(key: str, fill: Callable[[Writer], None]) -> Store:
+def stored(key: str, fill: Callable[[StoreWriter], None]) -> Store:
     """The entry of a key; made by `fill` where it is not there or not whole."""
     place = cache_folder() / key
     return _whole(place) or _made(place, fill)
@@ -176,12 +176,12 @@ def _whole(place: Path) -> Store | None:
         return None
 
 
-def _made(place: Path, fill: Callable[[Writer], None]) -> Store:
+def _made(place: Path, fill: Callable[[StoreWriter], None]) -> Store:
     with _keeping(place.parent):
         _sweep(place.parent)
         made = Path(tempfile.mkdtemp(prefix=NEW, dir=place.parent))
     try:
-        with closing(Writer(made)) as writer:
+        with closing(StoreWriter(made)) as writer:
             fill(writer)
             writer.finish()
         with _keeping(place.parent):

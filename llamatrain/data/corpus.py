@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from llamatrain.data.cache import Store
-from llamatrain.data.encode import Encoder, Tokenizer
+from llamatrain.data.encode import Encoder, TokenizerLike
 from llamatrain.data.options import DataOptions
 from llamatrain.data.shuffle import Permutation
 from llamatrain.data.sources import Source, find_sources, naming
@@ -164,7 +164,7 @@ def named(places: list[str]) -> str:
 
 
 def open_corpus(
-    data: Sequence[str], tokenizer: Tokenizer, options: DataOptions, ctx: int, seed: int
+    data: Sequence[str], tokenizer: TokenizerLike, options: DataOptions, ctx: int, seed: int
 ) -> tuple[Corpus, Corpus | None]:
     """The samples to train on, and those to validate with."""
     sources = find_sources(data)

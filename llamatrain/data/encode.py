@@ -11,12 +11,13 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from llamatrain.data.cache import Store, Writer, stored
+from llamatrain.data.cache import Store, StoreWriter, stored
 from llamatrain.data.chat import agreeing, encode_chat
 from llamatrain.data.forms import Chat, Document, Prompt, parse_line
 from llamatrain.data.options import DataOptions
-from llamatrain.data.samples import MARK, chunks_of, samples_after
+from llamatrain.data.samples import chunks_of, samples_after
 from llamatrain.data.sources import Source, naming
+from llamatrain.data.suitable import MARK
 from llamatrain.data.templates import CHATML, CHATML_WITH_EOS, ChatTemplate, TemplateError
 from llamatrain.errors import DataError
 
@@ -28,7 +29,7 @@ A = TypeVar("A")
 B = TypeVar("B")
 
 
-class Tokenizer(Protocol):
+class TokenizerLike(Protocol):
     """What is asked of a tokenizer here."""
 
     bos: int | None
@@ -48,7 +49,7 @@ class Tokenizer(Protocol):
     def decode(self, ids: np.ndarray) -> bytes: ...
 
 
-class Sample(NamedTuple):
+class MarkedTokens(NamedTuple):
     tokens: np.ndarray
     marks: np.ndarray  # 1 where trained
     single: bool  # one row at most
@@ -57,7 +58,7 @@ class Sample(NamedTuple):
 class Encoder:
     """A tokenizer with the options that decide what becomes of a document."""
 
-    def __init__(self, tokenizer: Tokenizer, options: DataOptions, ctx: int) -> None:
+    def __init__(self, tokenizer: TokenizerLike, options: DataOptions, ctx: int) -> None:
         self.tokenizer, self.options, self.ctx = tokenizer, options, ctx
         self.lead = tokenizer.bos if tokenizer.add_bos else None  # what each row begins with
 
@@ -89,7 +90,7 @@ class Encoder:
 
     # ---- text --------------------------------------------------------------
 
-    def _fill_text(self, sources: list[Source], writer: Writer) -> None:
+    def _fill_text(self, sources: list[Source], writer: StoreWriter) -> None:
         """Each file is one document."""
         with progress(sources) as bar:
             for number, source in enumerate(sources):
@@ -99,7 +100,7 @@ class Encoder:
                 writer.write(self._end(self.tokenizer.add_eos))
                 writer.end(number, 1)
 
-    def _fill_samples(self, sources: list[Source], writer: Writer) -> None:
+    def _fill_samples(self, sources: list[Source], writer: StoreWriter) -> None:
         options = self.options
         longest = self.ctx * PIECE if options.overlapping_samples else None
         kept = self.ctx + 1 if options.overlapping_samples and not options.sample_random_offsets else None
@@ -122,7 +123,7 @@ class Encoder:
 
     # ---- lines -------------------------------------------------------------
 
-    def _fill_lines(self, sources: list[Source], writer: Writer) -> None:
+    def _fill_lines(self, sources: list[Source], writer: StoreWriter) -> None:
         numbered = (
             (len(line), (number, sources[number].name, count, text))
             for number, source in enumerate(sources)
@@ -135,7 +136,7 @@ class Encoder:
                 writer.write(sample.tokens, sample.marks)
                 writer.end(number, count, first, sample.single)
 
-    def _lines(self, group: list[tuple[int, str, int, bytes]]) -> list[tuple[int, int, Sample]]:
+    def _lines(self, group: list[tuple[int, str, int, bytes]]) -> list[tuple[int, int, MarkedTokens]]:
         made = []
         for number, name, count, text in group:
             place = f"{name}, line {count}"
@@ -145,7 +146,7 @@ class Encoder:
                 raise DataError(f"{place}: {error}") from None
         return made
 
-    def _document(self, document: Document) -> list[Sample]:
+    def _document(self, document: Document) -> list[MarkedTokens]:
         if isinstance(document, Prompt) and self.options.as_chat:
             document = document.as_chat()
         if isinstance(document, Chat):
@@ -153,23 +154,23 @@ class Encoder:
         if isinstance(document, Prompt):
             return [self._prompt(document)]
         tokens = np.concatenate([self.tokenizer.encode(document.text), self._end(bool(document.text))])
-        return [Sample(tokens, np.ones(len(tokens), np.uint8), single=False)]
+        return [MarkedTokens(tokens, np.ones(len(tokens), np.uint8), single=False)]
 
-    def _prompt(self, document: Prompt) -> Sample:
+    def _prompt(self, document: Prompt) -> MarkedTokens:
         prompt = document.prompt + document.joint
         tokens, before = self._encode(prompt + document.answer), self._encode(prompt)
         marks = np.ones(len(tokens) + len(self._end(True)), np.uint8)
         if self.options.train_on == "completion":
             marks[: agreeing(before, tokens)] = 0
-        return Sample(np.concatenate([tokens, self._end(True)]), marks, single=True)
+        return MarkedTokens(np.concatenate([tokens, self._end(True)]), marks, single=True)
 
-    def _chat(self, document: Chat) -> list[Sample]:
+    def _chat(self, document: Chat) -> list[MarkedTokens]:
         if self.options.train_on == "all":
             tokens = self._encode(self.template.render((document.messages, False))[0])
             pairs = [(tokens, np.ones(len(tokens), np.uint8))]
         else:
             pairs = encode_chat(document.messages, self.template, self._encode, self._ended) or [NOTHING]
-        return [Sample(tokens, marks, single=True) for tokens, marks in pairs]
+        return [MarkedTokens(tokens, marks, single=True) for tokens, marks in pairs]
 
     def _ended(self, turn: np.ndarray) -> int:
         """The length of a turn, less the space that a template puts after the end token, which no model is asked for."""
@@ -189,7 +190,7 @@ class Encoder:
         return tokens[1:] if self.lead is not None and len(tokens) and tokens[0] == self.lead else tokens
 
 
-def token_text(tokenizer: Tokenizer, token: int | None) -> str:
+def token_text(tokenizer: TokenizerLike, token: int | None) -> str:
     return "" if token is None else tokenizer.decode(np.array([token], np.int32)).decode("utf-8", "replace")
 
 

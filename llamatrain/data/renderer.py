@@ -16,7 +16,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 
-class Generation(Extension):
+class GenerationTag(Extension):
     """Hugging Face's mark around what the assistant says: only its body counts here."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
@@ -42,7 +42,7 @@ def to_json(
 
 
 def environment() -> jinja2.Environment:
-    extensions: list[Any] = [Generation, loopcontrols]
+    extensions: list[Any] = [GenerationTag, loopcontrols]
     made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
     made.filters["tojson"] = to_json
     made.globals |= {"raise_exception": raise_exception, "strftime_now": strftime_now}

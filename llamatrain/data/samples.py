@@ -3,19 +3,21 @@
 import mmap
 from collections.abc import Iterator
 
-from llamatrain.data.sources import Source, check_text
+from llamatrain.data.sources import Source
+from llamatrain.data.suitable import MARK, Utf8, check_text
 from llamatrain.errors import DataError
 
 CHUNK = 1 << 20
-MARK = b"\xef\xbb\xbf"  # a byte order mark in front of UTF-8 is no text
 
 
 def chunks_of(source: Source) -> Iterator[bytes]:
     """The whole text, cut anywhere."""
     with source.path.open("rb") as file:
         offset = file.tell() if file.read(len(MARK)) == MARK else file.seek(0)
+        encoding = Utf8(source.name)
         while chunk := file.read(CHUNK):
             check_text(chunk, source.name, offset)
+            encoding.feed(chunk)
             offset += len(chunk)
             yield chunk
 
@@ -31,7 +33,7 @@ def samples_after(source: Source, pattern: str, include: bool, longest: int | No
     """What follows each place of the pattern, up to the next one; or on into the next ones, up to a longest length in bytes."""
     mark = pattern.encode()
     with source.path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
-        at = text.find(mark)
+        encoding, read, at = Utf8(source.name), 0, text.find(mark)
         if at < 0:
             raise DataError(f"{source.name}: the sample start {pattern!r} is not in it (--escape reads \\n as the end of a line)")
         while at >= 0:
@@ -42,5 +44,7 @@ def samples_after(source: Source, pattern: str, include: bool, longest: int | No
                 end = boundary(text, min(begin + longest, len(text)))
             sample = text[begin:end]
             check_text(sample, source.name, begin)
+            encoding.feed(text[read:end])
+            read = max(read, end)
             yield sample
             at = following

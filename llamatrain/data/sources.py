@@ -14,10 +14,9 @@ from functools import cache
 from pathlib import Path
 from typing import BinaryIO, Literal
 
+from llamatrain.data.suitable import KINDS, KNOWN, MARK, check_head, check_name
 from llamatrain.errors import DataError
 
-KINDS: dict[str, Literal["text", "lines"]] = {".txt": "text", ".md": "text", ".jsonl": "lines", ".ndjson": "lines"}
-KNOWN = ", ".join(KINDS)
 HEAD = 1 << 16  # bytes that show whether a file is text at all
 
 
@@ -55,12 +54,10 @@ def _expand(name: str) -> list[Source]:
 
 
 def _file(path: Path) -> Source:
-    suffix = path.suffix.lower()
-    if suffix == ".json":
-        raise DataError(f"{path}: JSON is taken as JSON lines only, one object a line, in a file named .jsonl")
+    check_name(path)
     if not path.is_file():  # a pipe can be read once only
         return _spooled(path, str(path))
-    return Source(path, str(path), KINDS.get(suffix) or _look(path))
+    return Source(path, str(path), KINDS.get(path.suffix.lower()) or _look(path))
 
 
 def _folder(folder: Path) -> list[Source]:
@@ -103,7 +100,7 @@ def _look(path: Path) -> Literal["text", "lines"]:
     try:
         with path.open("rb") as file:
             lines = iter(lambda: file.readline(HEAD), b"")
-            first = next((text for line in lines if (text := line.removeprefix(b"\xef\xbb\xbf").strip())), b"")
+            first = next((text for line in lines if (text := line.removeprefix(MARK).strip())), b"")
     except OSError:
         return "text"  # which is checked, and refused, like any other
     return "lines" if first.startswith(b"{") and first[1:].lstrip()[:1] == b'"' else "text"
@@ -122,13 +119,4 @@ def _check(source: Source) -> None:
         raise DataError(f"{source.name}: {error.strerror}") from None
     if not head.strip():
         raise DataError(f"{source.name}: the file is empty")
-    check_text(head, source.name)
-
-
-def check_text(block: bytes, name: str, offset: int = 0) -> None:
-    """Text holds no zero bytes: with them it is UTF-16, a model, a picture."""
-    if (zero := block.find(b"\0")) < 0:
-        return
-    if offset == 0 and block[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        raise DataError(f"{name}: looks like UTF-16; save it as UTF-8")
-    raise DataError(f"{name}: binary data, a zero byte at offset {offset + zero}; text is UTF-8 without any")
+    check_head(source.name, Path(source.name).suffix, head)

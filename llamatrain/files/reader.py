@@ -15,12 +15,11 @@ from typing import Any, TypeVar
 import numpy as np
 
 from llamatrain.errors import FileError
+from llamatrain.files.constants import ALIGNMENT, MAGIC
 from llamatrain.files.cursor import Cursor, quoted
 from llamatrain.files.types import TYPES, TensorInfo
 from llamatrain.files.values import Kind, Value
 
-MAGIC = b"GGUF"
-ALIGNMENT = 32  # where the file does not say
 PART_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
 T = TypeVar("T", int, float, bool, str, list, np.ndarray)
 
@@ -42,7 +41,7 @@ class Metadata(Mapping[str, Any]):
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor(TensorInfo):
+class FileTensor(TensorInfo):
     offset: int  # in the file
     file: np.ndarray = field(repr=False, compare=False)
 
@@ -59,7 +58,7 @@ class Gguf:
 
     path: Path
     metadata: Metadata
-    tensors: dict[str, Tensor]
+    tensors: dict[str, FileTensor]
 
     def value(self, key: str, kind: type[T], default: T | None = None) -> T:
         """The value of a key, which must be of a kind; without a default it must be there."""
@@ -192,10 +191,10 @@ def read_tensor_info(cursor: Cursor, name: str) -> TensorInfo:
     return TensorInfo(name, kind, shape)
 
 
-def place_tensors(cursor: Cursor, infos: dict[str, tuple[TensorInfo, int]], alignment: int) -> dict[str, Tensor]:
+def place_tensors(cursor: Cursor, infos: dict[str, tuple[TensorInfo, int]], alignment: int) -> dict[str, FileTensor]:
     start = -(-cursor.at // alignment) * alignment
     file = cursor.bytes
-    tensors = {name: Tensor(name, info.type, info.shape, start + at, file) for name, (info, at) in infos.items()}
+    tensors = {name: FileTensor(name, info.type, info.shape, start + at, file) for name, (info, at) in infos.items()}
     end, last = start, ""
     for tensor in sorted(tensors.values(), key=lambda tensor: tensor.offset):
         cursor.reading, cursor.at = f"tensor {quoted(tensor.name)}", tensor.offset
@@ -215,7 +214,7 @@ def join_parts(path: Path, opened: Gguf, count: int) -> Gguf:
     match = PART_NAME.fullmatch(path.name)
     if not match or int(match[3]) != count:
         raise FileError(f"{path}: a part of a split model must be called ...-0000N-of-{count:05}.gguf to find the others")
-    tensors: dict[str, Tensor] = {}
+    tensors: dict[str, FileTensor] = {}
     metadata: dict[str, Value] = {}
     for i in range(count):
         place = path.with_name(f"{match[1]}-{i + 1:05}-of-{count:05}.gguf")

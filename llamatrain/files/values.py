@@ -3,29 +3,14 @@
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
+from llamatrain.files.constants import GGUFValueType
 
-class Kind(IntEnum):
-    UINT8 = 0
-    INT8 = 1
-    UINT16 = 2
-    INT16 = 3
-    UINT32 = 4
-    INT32 = 5
-    FLOAT32 = 6
-    BOOL = 7
-    STRING = 8
-    ARRAY = 9
-    UINT64 = 10
-    INT64 = 11
-    FLOAT64 = 12
-
-
+Kind: TypeAlias = GGUFValueType
 # What lies in the file; a bool is a byte that is zero or not.
 DTYPES: dict[Kind, np.dtype] = {
     Kind.UINT8: np.dtype("<u1"),

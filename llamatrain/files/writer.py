@@ -7,12 +7,11 @@ from pathlib import Path
 import numpy as np
 
 from llamatrain.errors import FileError
+from llamatrain.files.constants import ALIGNMENT, MAGIC, VERSION
 from llamatrain.files.newfile import NewFile
-from llamatrain.files.reader import ALIGNMENT, MAGIC
 from llamatrain.files.types import TensorInfo
 from llamatrain.files.values import LENGTH, U32, Value, packed
 
-VERSION = 3
 LONGEST_NAME = 63  # bytes of a tensor's name: llama.cpp refuses longer ones
 
 

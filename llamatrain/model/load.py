@@ -7,7 +7,7 @@ import numpy as np
 from llamatrain.errors import LlamatrainError
 from llamatrain.files import quants
 from llamatrain.files.pages import release
-from llamatrain.files.reader import Gguf, Tensor
+from llamatrain.files.reader import FileTensor, Gguf
 from llamatrain.machine.memory import available
 
 
@@ -18,11 +18,11 @@ def fill_from(gguf: Gguf, arrays: Mapping[str, np.ndarray], threads: int = 1) ->
         release(gguf.tensors[name].file)
 
 
-def in_place(tensor: Tensor) -> bool:
+def in_place(tensor: FileTensor) -> bool:
     return tensor.type.name == "F32" and tensor.raw.ctypes.data % 4 == 0
 
 
-def decode(gguf: Gguf, tensor: Tensor, threads: int = 1, out: np.ndarray | None = None) -> np.ndarray:
+def decode(gguf: Gguf, tensor: FileTensor, threads: int = 1, out: np.ndarray | None = None) -> np.ndarray:
     try:
         return quants.decode(tensor.raw, tensor.type, out=out, threads=threads)
     except quants.QuantError as error:

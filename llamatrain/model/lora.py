@@ -10,7 +10,7 @@ from llamatrain.graph.tensor import Tensor
 
 @dataclass(frozen=True)
 class Delta:
-    """What an adapter adds to a weight (out, in): a is (r, in), b (out, r); of token_embd, a is (vocabulary, r), b (embd, r)."""
+    """What an adapter adds to a weight (out, in): a is (r, in), b (out, r); of embeddings, a is (vocabulary, r), b (embd, r)."""
 
     a: Tensor
     b: Tensor
@@ -43,9 +43,9 @@ class Weights(Mapping[str, Tensor]):
             y = O.add(y, O.matmul(O.scale(O.matmul(seen, delta.a), by=delta.scale), delta.b))
         return y
 
-    def embedded(self, x: Tensor, tokens: Tensor) -> Tensor:
+    def embedded(self, x: Tensor, tokens: Tensor, name: str) -> Tensor:
         """x, the embeddings of tokens, and what adapters of those add to them."""
-        for delta in self.deltas.get("token_embd.weight", ()):
+        for delta in self.deltas.get(name, ()):
             rows = O.reshape(O.get_rows(delta.a, tokens), shape=(tokens.size, delta.a.shape[1]))
             x = O.add(x, O.matmul(O.scale(rows, by=delta.scale), delta.b))
         return x

@@ -1,5 +1,7 @@
 """The options that say what a new model is made of."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
@@ -68,14 +70,46 @@ class ModelOptions:
         return self.ctx or CTX
 
     def hyperparameters(self, vocab: int) -> "Hyperparameters":
+        from llamatrain.model.architectures import USUAL, find
         from llamatrain.model.hyperparameters import Hyperparameters
         from llamatrain.model.rope import Rope
 
         dial = SIZES[self.size]
         embd, heads = self.embd or dial.embd, self.head or dial.head
         factor = 1 / self.rope_freq_scale
-        rope = Rope(embd // heads, self.rope_freq_base, "linear" if factor != 1 else "none", factor)
-        return Hyperparameters(
-            vocab, embd, self.layer or dial.layer, heads, self.head_kv or heads, self.ff or -(-8 * embd // 3 // 32) * 32,
-            self.row, embd // heads, rope, self.norm_rms_eps, self.tie_embeddings,
-        )  # fmt: skip
+        with as_options():
+            return Hyperparameters(
+                architecture=find(USUAL),
+                vocab=vocab,
+                embd=embd,
+                layers=self.layer or dial.layer,
+                heads=heads,
+                kv_heads=self.head_kv or heads,
+                ff=self.ff or -(-8 * embd // 3 // 32) * 32,
+                ctx=self.row,
+                head_size=embd // heads,
+                rope=Rope(embd // heads, base=self.rope_freq_base, kind="linear" if factor != 1 else "none", factor=factor),
+                rms_eps=self.norm_rms_eps,
+                tied=self.tie_embeddings,
+            )
+
+
+FLAGS = {
+    "vocab": "--vocab-size",
+    "layers": "--layer",
+    "heads": "--head",
+    "kv_heads": "--head-kv",
+    "rms_eps": "--norm-rms-eps",
+    "base": "--rope-freq-base",
+}
+
+
+@contextmanager
+def as_options() -> Iterator[None]:
+    """What a model cannot have is told by the option that says it."""
+    from llamatrain.model.unfit import Unfit
+
+    try:
+        yield
+    except Unfit as error:
+        raise UsageError(error.named(FLAGS.get(error.field, f"--{error.field}"))) from None

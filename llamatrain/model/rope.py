@@ -5,14 +5,25 @@ it: linear slows every pair; YaRN leaves the fast ones, slows the slow ones, and
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 import numpy as np
 
-from llamatrain.errors import FileError, UsageError
+from llamatrain.errors import FileError
+from llamatrain.files.cursor import quoted
 from llamatrain.files.reader import Gguf
 from llamatrain.files.values import Value, f32, string, u32
+from llamatrain.model.unfit import Unfit
 
+FACTORS = "rope_freqs.weight"  # where a file has them
+KEYS = {  # where it has the other numbers, behind the architecture's name
+    "size": "rope.dimension_count",
+    "base": "rope.freq_base",
+    "kind": "rope.scaling.type",
+    "factor": "rope.scaling.factor",
+    "length": "rope.scaling.attn_factor",
+    "original_ctx": "rope.scaling.original_context_length",
+}
 KINDS = ("none", "linear", "yarn")
 # YaRN: pairs that turn more often than the first in the original context are left alone, less often than the second slowed in
 # full. llama.cpp takes these for a llama whatever rope.scaling.yarn_beta_fast and _slow say in its file.
@@ -28,6 +39,7 @@ def as_kept(number: float) -> float:
 @dataclass(frozen=True)
 class Rope:
     size: int  # elements of a head that are rotated
+    _: KW_ONLY
     base: float = 10000.0
     kind: str = "none"
     factor: float = 1.0  # positions count 1/factor
@@ -39,15 +51,18 @@ class Rope:
         for name in ("base", "factor", "length"):
             object.__setattr__(self, name, as_kept(getattr(self, name)))
         if not 1 <= self.base < math.inf:
-            raise UsageError(f"--rope-freq-base {self.base:g} must be 1 or more, such as 10000")
+            raise Unfit("base", f"{self.base:g}", "it takes 1 or more, such as 10000")
         if self.kind not in KINDS:
-            raise UsageError(f"rope scaling {self.kind!r} is not supported; {', '.join(KINDS)} are")
-        if not 0 < self.factor < math.inf or not 0 < self.length < math.inf:
-            raise UsageError(f"a rope scaling by {self.factor:g} (and {self.length:g} in length) cannot be")
-        if self.kind == "yarn" and not (self.original_ctx > 0 and self.base > 1):
-            raise UsageError("YaRN needs an original context and a base above 1")
+            raise Unfit("kind", quoted(self.kind), f"{', '.join(KINDS)} are supported")
+        for name in ("factor", "length"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise Unfit(name, f"{getattr(self, name):g}", "it takes more than 0, such as 4")
+        if self.kind == "yarn" and not self.original_ctx > 0:
+            raise Unfit("original_ctx", f"{self.original_ctx}", "YaRN takes the context that a model was first trained for")
+        if self.kind == "yarn" and not self.base > 1:
+            raise Unfit("base", f"{self.base:g}", "YaRN takes more than 1")
         if self.factors is not None and not (self.factors.shape == (self.size // 2,) and np.all(self.factors > 0)):
-            raise UsageError(f"rope_freqs.weight must have {self.size // 2} numbers above 0")
+            raise Unfit("factors", f"{list(self.factors.shape)}", f"it takes {self.size // 2} numbers above 0")
 
     def table(self, positions: int) -> np.ndarray:
         """Cosine and sine for each position and pair: (positions, r/2, 2)."""
@@ -77,36 +92,37 @@ class Rope:
     # ---- in files ----------------------------------------------------------
 
     def metadata(self) -> dict[str, Value]:
-        keys = {"rope.dimension_count": u32(self.size), "rope.freq_base": f32(self.base)}
+        found = {"size": u32(self.size), "base": f32(self.base)}
         if self.kind != "none":
-            keys |= {"rope.scaling.type": string(self.kind), "rope.scaling.factor": f32(self.factor)}
+            found |= {"kind": string(self.kind), "factor": f32(self.factor)}
         if self.length != 1:
-            keys["rope.scaling.attn_factor"] = f32(self.length)
+            found["length"] = f32(self.length)
         if self.kind == "yarn":
-            keys["rope.scaling.original_context_length"] = u32(self.original_ctx)
-        return keys
+            found["original_ctx"] = u32(self.original_ctx)
+        return {KEYS[name]: value for name, value in found.items()}
 
     @classmethod
     def read(cls, gguf: Gguf, architecture: str, head_size: int, ctx: int) -> "Rope":
         def number(key: str, default: float) -> float:
-            return gguf.value(f"{architecture}.rope.{key}", float, default)
+            return gguf.value(f"{architecture}.{key}", float, default)
 
-        factor = number("scaling.factor", 0.0) or number("scale_linear", 0.0) or 1.0
-        kind = gguf.value(f"{architecture}.rope.scaling.type", str, "linear" if factor != 1 else "none")
-        size = gguf.value(f"{architecture}.rope.dimension_count", int, head_size)
+        factor = number(KEYS["factor"], 0.0) or number("rope.scale_linear", 0.0) or 1.0
+        kind = gguf.value(f"{architecture}.{KEYS['kind']}", str, "linear" if factor != 1 else "none")
         return cls(
-            size, number("freq_base", 10000.0), kind, factor if kind != "none" else 1.0,
-            gguf.value(f"{architecture}.rope.scaling.original_context_length", int, ctx) if kind == "yarn" else 0,
-            number("scaling.attn_factor", 1.0), _factors(gguf),
-        )  # fmt: skip
+            gguf.value(f"{architecture}.{KEYS['size']}", int, head_size),
+            base=number(KEYS["base"], 10000.0),
+            kind=kind,
+            factor=factor if kind != "none" else 1.0,
+            original_ctx=gguf.value(f"{architecture}.{KEYS['original_ctx']}", int, ctx) if kind == "yarn" else 0,
+            length=number(KEYS["length"], 1.0),
+            factors=_factors(gguf),
+        )
 
 
 def _factors(gguf: Gguf) -> np.ndarray | None:
-    tensor = gguf.tensors.get("rope_freqs.weight")
+    tensor = gguf.tensors.get(FACTORS)
     if tensor is None:
         return None
     if tensor.type.name != "F32" or len(tensor.shape) != 1:
-        raise FileError(
-            f"{gguf.path}: rope_freqs.weight is {tensor.type.name} {list(tensor.shape)}, where a row of F32 is needed"
-        )
+        raise FileError(f"{gguf.path}: {FACTORS} is {tensor.type.name} {list(tensor.shape)}, where a row of F32 is needed")
     return tensor.raw.view(np.float32)

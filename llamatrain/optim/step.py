@@ -1,7 +1,7 @@
 """From a loss to training programs' graphs: gradients, precision, recomputation, and the optimizer's step.
 
 Gradients are streamed (each is used up by its weight's step as soon as it is there, and its memory is free again) or kept
-(each lies in memory of its own, for clipping by norm, accumulation and L-BFGS).
+(each lies in memory of its own, for clipping by norm, accumulation and minimizers).
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,53 +9,11 @@ from dataclasses import dataclass
 
 from llamatrain.errors import GraphError
 from llamatrain.graph.autodiff import value_and_gradients
-from llamatrain.graph.ops import acc, clip_factor, cont, fill, mul, opt_step_adamw, opt_step_sgd, sum_sqr
+from llamatrain.graph.ops import acc, clip_factor, cont, fill, mul, sum_sqr
 from llamatrain.graph.precision import round_products
 from llamatrain.graph.remat import rematerialise
 from llamatrain.graph.tensor import Tensor, placeholder, state
-from llamatrain.optim.adamw import decay_of
-
-
-@dataclass(frozen=True, kw_only=True)
-class Optimizer:
-    """Decoupled decay, only for tensors of enough dimensions."""
-
-    weight_decay: float = 0.1
-    decay_min_ndim: int = 2
-
-    def decay(self, weight: Tensor) -> float:
-        return decay_of(weight.shape, self.weight_decay, self.decay_min_ndim)
-
-    def step(self, weight: Tensor, grad: Tensor, schedule: Tensor, factor: Tensor) -> Tensor:
-        """The weight, changed in place."""
-        raise NotImplementedError
-
-
-@dataclass(frozen=True, kw_only=True)
-class AdamW(Optimizer):
-    """Loshchilov and Hutter's."""
-
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
-
-    def step(self, weight: Tensor, grad: Tensor, schedule: Tensor, factor: Tensor) -> Tensor:
-        moments = [state(f"{weight.name}.{kind}", weight.shape, weight.dtype) for kind in ("m", "v")]
-        return opt_step_adamw(
-            weight, *moments, grad, schedule, factor,
-            beta1=self.beta1, beta2=self.beta2, eps=self.eps, decay=self.decay(weight),
-        )[0]  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True)
-class SGD(Optimizer):
-    """Gradient descent with momentum."""
-
-    momentum: float = 0.9
-
-    def step(self, weight: Tensor, grad: Tensor, schedule: Tensor, factor: Tensor) -> Tensor:
-        velocity = state(f"{weight.name}.m", weight.shape, weight.dtype)
-        return opt_step_sgd(weight, velocity, grad, schedule, factor, momentum=self.momentum, decay=self.decay(weight))[0]
+from llamatrain.optim.optimizer import StepRule
 
 
 @dataclass
@@ -88,23 +46,27 @@ def differentiate(
 
 @dataclass
 class StepInputs:
-    """What a step is told: rate and bias corrections (see optim.adamw)."""
+    """What a step is told: the optimizer's own row of numbers."""
 
     schedule: Tensor
 
 
-Rates = Mapping[Tensor, Tensor]  # weight: (3,), what its own schedule is multiplied by
+Rates = Mapping[Tensor, Tensor]  # weight: a row, what its own schedule is multiplied by
+
+
+def row_of(rule: StepRule) -> Tensor:
+    return placeholder("schedule", rule.schedule(1, 0.0).shape)
 
 
 def scheduled(schedule: Tensor, weight: Tensor, rates: Rates | None) -> Tensor:
     return mul(schedule, rates[weight]) if rates and weight in rates else schedule
 
 
-def stream(made: Differentiated, optimizer: Optimizer, rates: Rates | None = None) -> tuple[StepInputs, list[Tensor]]:
+def stream(made: Differentiated, rule: StepRule, rates: Rates | None = None) -> tuple[StepInputs, list[Tensor]]:
     """One program: loss, and each weight changed as soon as its gradient is there. No clipping, no accumulation."""
-    schedule = placeholder("schedule", (3,))
+    schedule = row_of(rule)
     one = fill(shape=(), value=1.0)
-    steps = [optimizer.step(w, g, scheduled(schedule, w, rates), one) for w, g in made.grads.items()]
+    steps = [step for w, g in made.grads.items() for step in rule.step(w, g, scheduled(schedule, w, rates), one)]
     return StepInputs(schedule), [made.loss, *steps]
 
 
@@ -131,9 +93,9 @@ def hold(made: Differentiated) -> Kept:
     return Kept(made.loss, blocks, first, more)
 
 
-def apply(kept: Kept, optimizer: Optimizer, clip: float, rates: Rates | None = None) -> tuple[StepInputs, Tensor, list[Tensor]]:
+def apply(kept: Kept, rule: StepRule, clip: float, rates: Rates | None = None) -> tuple[StepInputs, Tensor, list[Tensor]]:
     """The program that ends a step: the gradients' norm, and every weight changed by its kept gradient, clipped to that norm."""
-    schedule = placeholder("schedule", (3,))
+    schedule = row_of(rule)
     factor, norm = clip_factor(*(sum_sqr(block) for block in kept.blocks.values()), limit=clip)
-    steps = [optimizer.step(w, block, scheduled(schedule, w, rates), factor) for w, block in kept.blocks.items()]
+    steps = [step for w, g in kept.blocks.items() for step in rule.step(w, g, scheduled(schedule, w, rates), factor)]
     return StepInputs(schedule), norm, [norm, *steps]

@@ -8,7 +8,7 @@ from rich.text import Text
 GAP = "  "
 
 
-class Piece(NamedTuple):
+class Segment(NamedTuple):
     label: str
     value: str
     rank: int  # those of low rank are left out first
@@ -19,7 +19,7 @@ class Piece(NamedTuple):
         return len(self.label) + bool(self.label) + len(self.value)
 
 
-def fitted(pieces: Sequence[Piece], width: int | None) -> list[Piece]:
+def fitted(pieces: Sequence[Segment], width: int | None) -> list[Segment]:
     """As many of the pieces as fit, in their order; one at least."""
     kept = list(pieces)
     while width is not None and len(kept) > 1 and width_of(kept) > width:
@@ -27,11 +27,11 @@ def fitted(pieces: Sequence[Piece], width: int | None) -> list[Piece]:
     return kept
 
 
-def width_of(pieces: Sequence[Piece]) -> int:
+def width_of(pieces: Sequence[Segment]) -> int:
     return sum(piece.width for piece in pieces) + len(GAP) * (len(pieces) - 1)
 
 
-def assembled(pieces: Sequence[Piece]) -> Text:
+def assembled(pieces: Sequence[Segment]) -> Text:
     text = Text(no_wrap=True)
     for n, piece in enumerate(pieces):
         text.append(GAP if n else "")

@@ -6,7 +6,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from types import TracebackType
@@ -19,7 +18,8 @@ from rich.text import Text
 from llamatrain.errors import FileError
 from llamatrain.files.newfile import NewFile
 from llamatrain.report import curve, svg
-from llamatrain.report.lines import GAP, Piece, assembled, fitted, width_of
+from llamatrain.report.events import StepLine
+from llamatrain.report.lines import GAP, Segment, assembled, fitted, width_of
 from llamatrain.report.losses import Losses
 from llamatrain.report.metrics import Metrics
 from llamatrain.report.nowhere import nowhere
@@ -33,18 +33,6 @@ RECENT = 32  # steps whose tokens a second are looked at
 SAMPLE_SIGNS, SAMPLE_LINES = 1000, 12
 BAR = 32  # signs
 REFRESH = 4  # times a second
-
-
-@dataclass(frozen=True, slots=True)
-class StepLine:
-    step: int
-    loss: float
-    lr: float
-    grad_norm: float | None
-    tokens: int  # of the whole run so far
-    seconds: float  # of this step
-    tokens_per_second: float
-    evaluations: int | None = None  # of L-BFGS so far, where a step takes several
 
 
 class Report:
@@ -159,10 +147,10 @@ class Report:
         self._doing = ""
         self.metrics.write({"step": step, "val_loss": loss, "val_tokens": tokens})
         pieces = [
-            Piece(" val", self._place(step), 9),
-            Piece("loss", f"{amount(loss):>7}", 10, "bold yellow"),
-            Piece("perplexity", perplexity(loss), 2),
-            Piece("", f"{tokens:,} tokens", 1),
+            Segment(" val", self._place(step), 9),
+            Segment("loss", f"{amount(loss):>7}", 10, "bold yellow"),
+            Segment("perplexity", perplexity(loss), 2),
+            Segment("", f"{tokens:,} tokens", 1),
         ]
         self._print(assembled(fitted(pieces, self._width)))
 
@@ -214,13 +202,13 @@ class Report:
         left = self._pace.left(now, self.iters)
         norm = "" if line.grad_norm is None else f"{line.grad_norm:.3f}" if line.grad_norm < 100 else f"{line.grad_norm:.2g}"
         pieces = [
-            Piece("step", self._place(line.step), 9),
-            Piece("loss", f"{amount(line.loss):>7}", 10, "bold cyan"),
-            Piece("lr", f"{line.lr:.2e}", 3),
-            *([Piece("norm", f"{norm:>6}", 2)] if norm else []),
-            Piece("", f"{self._speed():>7,.0f} tok/s", 5),
-            Piece("", f"{duration(now - self._begun):>5}", 4),
-            *([] if left is None else [Piece("", f"{duration(left):>5} left", 6)]),
+            Segment("step", self._place(line.step), 9),
+            Segment("loss", f"{amount(line.loss):>7}", 10, "bold cyan"),
+            Segment("lr", f"{line.lr:.2e}", 3),
+            *([Segment("norm", f"{norm:>6}", 2)] if norm else []),
+            Segment("", f"{self._speed():>7,.0f} tok/s", 5),
+            Segment("", f"{duration(now - self._begun):>5}", 4),
+            *([] if left is None else [Segment("", f"{duration(left):>5} left", 6)]),
         ]
         self._print(assembled(fitted(pieces, self._width)))
         self._show()
@@ -249,11 +237,11 @@ class Report:
         now, last = self._clock(), self._last
         left = self._pace.left(now, self.iters)
         pieces = [
-            Piece("", f"{self._done}/{self.iters}", 10),
-            *([Piece("loss", amount(last.loss), 8), Piece("", f"{self._speed():,.0f} tok/s", 5)] if last else []),
-            Piece("", duration(now - self._begun), 7),
-            *([] if left is None else [Piece("", f"{duration(left)} left", 9)]),
-            *([Piece("", self._doing or self._saved, 3, "green")] if self._doing or self._saved else []),
+            Segment("", f"{self._done}/{self.iters}", 10),
+            *([Segment("loss", amount(last.loss), 8), Segment("", f"{self._speed():,.0f} tok/s", 5)] if last else []),
+            Segment("", duration(now - self._begun), 7),
+            *([] if left is None else [Segment("", f"{duration(left)} left", 9)]),
+            *([Segment("", self._doing or self._saved, 3, "green")] if self._doing or self._saved else []),
         ]
         width = self.console.width - 1
         kept = fitted(pieces, width)

@@ -16,8 +16,8 @@ from llamatrain.engine.program import Program
 from llamatrain.errors import LlamatrainError, UsageError
 from llamatrain.graph.tensor import Tensor
 from llamatrain.model.hyperparameters import Hyperparameters
-from llamatrain.model.llama import Decoding, caches_of, decoding, parameters, rope_state
 from llamatrain.model.lora import Weights
+from llamatrain.model.transformer import Decoding, caches_of, decoding, parameters, rope_state
 from llamatrain.sample.chain import draw
 from llamatrain.sample.options import SamplingOptions
 
@@ -58,7 +58,7 @@ class Decoder:
         self.h, self.ctx = h, ctx
         self.position = 0
         self._backend = backend_of(kernels, threads, drop_base)
-        self._graphs = Graphs(h, ctx, self._backend, weights)
+        self._graphs = DecodingGraphs(h, ctx, self._backend, weights)
         leaves = {tensor: arrays[tensor.name] for tensor in self._graphs.leaves}
         self._memory = leaves | {cache: self._backend.take(cache.nbytes) for cache in self._graphs.caches}
         self._memory[self._graphs.table] = h.rope.table(ctx)
@@ -75,7 +75,7 @@ class Decoder:
         drop_base: bool = False,
     ) -> Cost:
         """What a decoder will take; nothing is allocated."""
-        graphs = Graphs(h, ctx, backend_of(kernels, threads, drop_base), weights)
+        graphs = DecodingGraphs(h, ctx, backend_of(kernels, threads, drop_base), weights)
         kept = sum(tensor.nbytes for tensor in (*graphs.caches, graphs.table))
         return Cost(kept, graphs.arena())
 
@@ -125,7 +125,7 @@ class Decoder:
         return self._programs[size]
 
 
-class Graphs:
+class DecodingGraphs:
     """The graphs for each number of tokens, over the same weights and caches."""
 
     def __init__(self, h: Hyperparameters, ctx: int, backend: Backend, weights: Weights | None = None) -> None:

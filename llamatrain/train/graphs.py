@@ -15,18 +15,19 @@ from llamatrain.engine.plan import Plan, plan
 from llamatrain.graph.ops import clip_factor, sum_sqr
 from llamatrain.graph.precision import round_products
 from llamatrain.graph.tensor import I32, Tensor, placeholder, state
-from llamatrain.model import llama
+from llamatrain.model import transformer
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.lora import Weights
-from llamatrain.optim.step import Differentiated, Kept, Optimizer, apply, differentiate, hold, stream
+from llamatrain.optim.optimizer import Optimizer, StepRule
+from llamatrain.optim.step import Differentiated, Kept, apply, differentiate, hold, stream
 
 Policy = str | int
-# Where gradients are: in a vector of their own, to be added up or for L-BFGS; in the arena, until the step has clipped and
+# Where gradients are: in a vector of their own, to be added up or for a minimizer; in the arena, until the step has clipped and
 # used them; or streamed, each used up at once.
 Gradients = Literal["flat", "arena", "streamed"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Setting:
     """What the graphs are made of."""
 
@@ -40,11 +41,16 @@ class Setting:
     kernels: str = "cpu"
     flash: bool = True
     squared: bool = False
-    optimizer: Optimizer | None = None  # None: L-BFGS, which works on vectors, or no training at all
+    optimizer: Optimizer | None = None  # None: no training
     gradients: Gradients = "flat"
     clip: float = 0.0
     drop_base: bool = False  # a base's pages are let go after each reading
     plus: float = 1.0  # the rate of adapters' second factors, in rates of all else (LoRA+, Hayou et al. 2024)
+
+    @property
+    def rule(self) -> StepRule | None:
+        """The optimizer, where its step is a graph too."""
+        return self.optimizer if isinstance(self.optimizer, StepRule) else None
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -67,27 +73,29 @@ def dropping(weights: Weights) -> bool:
     return any(delta.dropout for deltas in weights.deltas.values() for delta in deltas)
 
 
-class Graphs:
+class RunGraphs:
     """Builds each once."""
 
     def __init__(self, setting: Setting, policy: Policy = "none") -> None:
         self.setting, self.policy = setting, policy
-        self.table = llama.rope_state(setting.h, setting.positions)
+        self.table = transformer.rope_state(setting.h, setting.positions)
         self.states: dict[str, np.ndarray] = {}
         self._kept: dict[int, Kept] = {}
-        self._trainings: dict[tuple[int, bool], llama.Training] = {}
+        self._trainings: dict[tuple[int, bool], transformer.Training] = {}
         self.key = placeholder("dropout", (2,), I32) if dropping(setting.weights) else None
         self._rates: dict[Tensor, Tensor] = {}
-        if setting.plus != 1:
-            faster = state("lora_plus", (3,))
-            self.states[faster.name] = np.array([setting.plus, 1, 1], np.float32)
+        if setting.plus != 1 and setting.rule:
+            row = np.ones_like(setting.rule.schedule(1, 0.0))
+            row[0] = setting.plus
+            faster = state("lora_plus", row.shape)
+            self.states[faster.name] = row
             self._rates = {tensor: faster for name, tensor in setting.trained.items() if name.endswith(".lora_b")}
 
-    def _training(self, length: int, dropping: bool = True) -> llama.Training:
+    def _training(self, length: int, dropping: bool = True) -> transformer.Training:
         if (length, dropping) not in self._trainings:
             s, weights = self.setting, self.setting.weights
             weights = replace(weights, key=self.key) if dropping else weights
-            made = llama.training(s.h, weights, s.batch, length, self.table, flash=s.flash, squared=s.squared)
+            made = transformer.training(s.h, weights, s.batch, length, self.table, flash=s.flash, squared=s.squared)
             if dropping and self.key:
                 made.inputs["dropout"] = self.key
             self.states |= {tensor.name: array for tensor, array in made.more_states.items()}
@@ -113,15 +121,15 @@ class Graphs:
 
     def update(self, length: int) -> Graph:
         """The step that the kept gradients ask for."""
-        assert self.setting.optimizer
-        told, norm, outputs = apply(self._held(length), self.setting.optimizer, self.setting.clip, self._rates)
+        assert self.setting.rule
+        told, norm, outputs = apply(self._held(length), self.setting.rule, self.setting.clip, self._rates)
         return Graph(norm, outputs, {"schedule": told.schedule})
 
     def streamed(self, length: int) -> Graph:
         """A batch's gradients, each used up at once."""
-        assert self.setting.optimizer
+        assert self.setting.rule
         made = self._differentiated(length)
-        told, outputs = stream(made, self.setting.optimizer, self._rates)
+        told, outputs = stream(made, self.setting.rule, self._rates)
         _, norm = clip_factor(*map(sum_sqr, made.grads.values()), limit=0.0)
         return Graph(made.loss, [*outputs, norm], self._training(length).inputs | {"schedule": told.schedule}, norm=norm)
 
@@ -149,6 +157,6 @@ class Graphs:
             if validating:
                 made.append(self.loss(length))
             once = self.setting.gradients == "flat" and not updates
-            if self.setting.optimizer and (once or self.setting.gradients == "arena"):
+            if self.setting.rule and (once or self.setting.gradients == "arena"):
                 updates.append(self.update(length))
         return made, updates

@@ -13,10 +13,8 @@ from llamatrain.engine.program import Program
 from llamatrain.graph.show import described
 from llamatrain.graph.tensor import leaves_of
 from llamatrain.machine.memory import allocate
-from llamatrain.model import llama
-from llamatrain.optim.adamw import schedule_input
-from llamatrain.optim.step import SGD, AdamW
-from llamatrain.train.graphs import Graph, Graphs, Setting
+from llamatrain.model import transformer
+from llamatrain.train.graphs import Graph, RunGraphs, Setting
 
 Key = tuple[int, int]  # what dropouts of a batch follow from
 
@@ -37,7 +35,7 @@ class Flat:
 class Runner:
     """Runs graphs over some arrays; programs are made when they are first needed."""
 
-    def __init__(self, graphs: Graphs, arrays: Mapping[str, np.ndarray], arena: int) -> None:
+    def __init__(self, graphs: RunGraphs, arrays: Mapping[str, np.ndarray], arena: int) -> None:
         self.graphs, self.setting, self.arena = graphs, graphs.setting, allocate(arena)
         table = self.setting.h.rope.table(self.setting.positions)
         self._arrays = {**arrays, graphs.table.name: table}
@@ -68,12 +66,11 @@ class Runner:
 class Programs(Runner):
     """Those of a training: what is trained lies here, with gradients and moments; `vectors` has the optimizer's, by kind."""
 
-    def __init__(self, graphs: Graphs, arena: int, frozen: Mapping[str, np.ndarray] | None = None) -> None:
+    def __init__(self, graphs: RunGraphs, arena: int, frozen: Mapping[str, np.ndarray] | None = None) -> None:
         setting, shapes = graphs.setting, graphs.setting.shapes
         self.weights = Flat(shapes)
         self.grads = Flat(shapes) if setting.gradients == "flat" else None
-        kinds = {AdamW: ("m", "v"), SGD: ("m",)}.get(type(setting.optimizer), ())
-        self.vectors = {kind: Flat(shapes) for kind in kinds}
+        self.vectors = {kind: Flat(shapes) for kind in (setting.optimizer.states if setting.optimizer else ())}
         arrays = {**(frozen or {}), **self.weights.named("")}
         for kind, flat in self.vectors.items():
             arrays |= flat.named(f".{kind}")
@@ -90,7 +87,7 @@ class Programs(Runner):
                 self._streaming(length)
             else:
                 self._adding(length, number == 0)
-        if self.setting.gradients != "streamed" and self.setting.optimizer:
+        if self.setting.gradients != "streamed" and self.setting.rule:
             self._updating(self._adding(batches[-1].tokens.shape[1], len(batches) == 1))
         return time.perf_counter() - start
 
@@ -133,7 +130,7 @@ class Bound:
     """A graph as a program."""
 
     def __init__(self, graph: Graph, arrays: Mapping[str, np.ndarray], arena: np.ndarray | None, setting: Setting) -> None:
-        self.graph, self.optimizer = graph, setting.optimizer
+        self.graph, self.rule = graph, setting.rule
         memory = {leaf: arrays[leaf.name] for leaf in leaves_of(graph.outputs) if leaf.name in arrays}
         if setting.gradients == "flat":  # otherwise they stay where the plan has them
             memory |= {output: arrays[name] for output, name in graph.named.items()}
@@ -148,7 +145,7 @@ class Bound:
     def feed(self, batch: Batch, total: float, key: Key = (0, 0)) -> "Bound":
         for name, tensor in self.graph.inputs.items():
             if name == "mask":
-                self.program.write(tensor, llama.mask_of(batch.starts))
+                self.program.write(tensor, transformer.mask_of(batch.starts))
             elif name == "weights":
                 self.program.write(tensor, batch.weights.reshape(-1) / np.float32(total))
             elif name == "dropout":
@@ -158,8 +155,8 @@ class Bound:
         return self
 
     def schedule(self, step: int, rate: float) -> "Bound":
-        betas = (self.optimizer.beta1, self.optimizer.beta2) if isinstance(self.optimizer, AdamW) else (0.0, 0.0)
-        self.program.write(self.graph.inputs["schedule"], schedule_input(step, rate, *betas))
+        assert self.rule
+        self.program.write(self.graph.inputs["schedule"], self.rule.schedule(step, rate))
         return self
 
     def run(self) -> float:

@@ -5,16 +5,16 @@ and one that ends a text, then the 256 bytes, then what was merged, the most fre
 any text can be written in bytes.
 """
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 
+from llamatrain.data.tokenizer.learning import merges
 from llamatrain.data.tokenizer.pretokenizers import LLAMA3
 from llamatrain.data.tokenizer.symbols import ALPHABET
 from llamatrain.data.tokenizer.tokenizer import to_bytes
-from llamatrain.data.tokenizer.vocabulary import KEY, WITHOUT_TEXT, Kind
+from llamatrain.data.tokenizer.vocabulary import KEY, WITHOUT_TEXT
 from llamatrain.errors import DataError, UsageError
-from llamatrain.files.values import Kind as Type
-from llamatrain.files.values import Value, boolean, numbers, string, strings, u32
+from llamatrain.files.constants import TokenType
+from llamatrain.files.values import Kind, Value, boolean, numbers, string, strings, u32
 
 BEGIN, END = "<|begin_of_text|>", "<|end_of_text|>"
 SMALLEST = 2 + len(ALPHABET)
@@ -28,8 +28,6 @@ def learned(texts: Iterable[str | bytes], size: int) -> dict[str, Value]:
         raise UsageError(
             f"a vocabulary of {size} tokens: it must have {SMALLEST} (two for begin and end, 256 bytes) to {LARGEST}"
         )
-    from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
-
     seen = 0
 
     def counted() -> Iterator[str]:
@@ -37,20 +35,10 @@ def learned(texts: Iterable[str | bytes], size: int) -> dict[str, Value]:
         for text in texts:
             seen += len(text)
             yield to_bytes(text).decode("utf-8", "replace")
+        if not seen:
+            raise DataError("there is no text to learn a vocabulary from")
 
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(LLAMA3), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    )
-    trainer = trainers.BpeTrainer(vocab_size=size - 2, min_frequency=2, show_progress=False, initial_alphabet=list(ALPHABET))
-    tokenizer.train_from_iterator(counted(), trainer)
-    if not seen:
-        raise DataError("there is no text to learn a vocabulary from")
-    return byte_level(merges_of(tokenizer.to_str()))
-
-
-def merges_of(described: str) -> list[tuple[str, str]]:
-    return [tuple(pair) for pair in json.loads(described)["model"]["merges"]]
+    return byte_level([(left, right) for left, right in merges(counted(), size - 2, LLAMA3, list(ALPHABET))])
 
 
 def bytes_only() -> dict[str, Value]:
@@ -62,16 +50,16 @@ def without_text(size: int) -> dict[str, Value]:
     return {f"{KEY}model": string(WITHOUT_TEXT[0]), "llama.vocab_size": u32(size)}
 
 
-def byte_level(merges: Sequence[tuple[str, str]]) -> dict[str, Value]:
+def byte_level(pairs: Sequence[tuple[str, str]]) -> dict[str, Value]:
     # Two merges may make the same token; llama.cpp takes no token twice.
-    tokens = list(dict.fromkeys([BEGIN, END, *ALPHABET, *(left + right for left, right in merges)]))
-    kinds = [Kind.CONTROL] * 2 + [Kind.NORMAL] * (len(tokens) - 2)
+    tokens = list(dict.fromkeys([BEGIN, END, *ALPHABET, *(left + right for left, right in pairs)]))
+    kinds = [TokenType.CONTROL] * 2 + [TokenType.NORMAL] * (len(tokens) - 2)
     return {
         f"{KEY}model": string("gpt2"),
         f"{KEY}pre": string(PRE),
         f"{KEY}tokens": strings(tokens),
-        f"{KEY}token_type": numbers(Type.INT32, kinds),
-        f"{KEY}merges": strings(f"{left} {right}" for left, right in merges),
+        f"{KEY}token_type": numbers(Kind.INT32, kinds),
+        f"{KEY}merges": strings(f"{left} {right}" for left, right in pairs),
         f"{KEY}bos_token_id": u32(0),
         f"{KEY}eos_token_id": u32(1),
         f"{KEY}add_bos_token": boolean(True),

@@ -5,14 +5,15 @@ from functools import cached_property
 
 import numpy as np
 
-from llamatrain.data.tokenizer.vocabulary import Kind, Vocabulary
+from llamatrain.data.tokenizer.vocabulary import Vocabulary
+from llamatrain.files.constants import TokenType
 
 BLANK = b" \t\n\v\f\r"
 
 
 class Specials:
     def __init__(self, vocabulary: Vocabulary, *, control: bool) -> None:
-        kinds = [Kind.USER_DEFINED, Kind.CONTROL, Kind.UNKNOWN] if control else [Kind.USER_DEFINED]
+        kinds = [TokenType.USER_DEFINED, TokenType.CONTROL, TokenType.UNKNOWN] if control else [TokenType.USER_DEFINED]
         ids = np.flatnonzero(np.isin(vocabulary.kinds, kinds)).tolist()
         texts = {vocabulary.tokens[token].encode("utf-8", "surrogateescape"): token for token in ids}
         self.tokens = dict(sorted(texts.items(), key=lambda item: -len(item[0])))

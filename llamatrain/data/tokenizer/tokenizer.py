@@ -12,8 +12,9 @@ import numpy as np
 
 from llamatrain.data.tokenizer import vocabulary as vocabularies
 from llamatrain.data.tokenizer.special import Specials
-from llamatrain.data.tokenizer.vocabulary import SPACE, WITHOUT_TEXT, Kind, Vocabulary
+from llamatrain.data.tokenizer.vocabulary import SPACE, UNDEFINED, WITHOUT_TEXT, Vocabulary
 from llamatrain.errors import FileError, UsageError
+from llamatrain.files.constants import TokenType
 from llamatrain.machine.units import cores
 
 VERSION = 1  # of what text becomes: a change makes older fingerprints strangers
@@ -133,16 +134,16 @@ class Tokenizer:
     def lengths(self) -> np.ndarray:
         """How many bytes of text each token stands for; none where it is a control token."""
         sizes = np.array([len(text) for text in self._texts])
-        return np.where(np.isin(self.vocabulary.kinds, (Kind.CONTROL, Kind.UNKNOWN)), 0, sizes)
+        return np.where(np.isin(self.vocabulary.kinds, (TokenType.CONTROL, TokenType.UNKNOWN)), 0, sizes)
 
     def _text(self, token: str, kind: int) -> bytes:
         from llamatrain.data.tokenizer.symbols import token_bytes
 
-        if kind == Kind.BYTE and len(token) == 6 and token.startswith("<0x"):
+        if kind == TokenType.BYTE and len(token) == 6 and token.startswith("<0x"):
             return bytes.fromhex(token[3:5])
-        if kind in (Kind.UNUSED, Kind.UNDEFINED, Kind.BYTE):
+        if kind in (TokenType.UNUSED, UNDEFINED, TokenType.BYTE):
             return b""
-        if kind == Kind.NORMAL:
+        if kind == TokenType.NORMAL:
             if self.vocabulary.model == "llama":
                 token = token.replace(SPACE, " ")
             elif (spelt := token_bytes(token)) is not None:
@@ -157,7 +158,7 @@ class Tokenizer:
                 f"token {numbers[(numbers < 0) | (numbers >= len(self))][0]} is not among the {len(self)} of the vocabulary"
             )
         if not special:
-            numbers = numbers[~np.isin(self.vocabulary.kinds[numbers], (Kind.CONTROL, Kind.UNKNOWN))]
+            numbers = numbers[~np.isin(self.vocabulary.kinds[numbers], (TokenType.CONTROL, TokenType.UNKNOWN))]
         text = b"".join(map(self._texts.__getitem__, numbers.tolist()))
         return text.removeprefix(b" ") if start and self.vocabulary.add_space_prefix else text
 

@@ -2,32 +2,21 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Any
 
 import numpy as np
 
 from llamatrain.data.tokenizer.pretokenizers import PreTokenizer, pre_tokenizer
 from llamatrain.errors import FileError
+from llamatrain.files.constants import TokenType
 from llamatrain.files.cursor import quoted
 
 KEY = "tokenizer.ggml."
 MODELS = ("llama", "gpt2")
 WITHOUT_TEXT = ("none", "no_vocab")
+BOSLESS = ("chatglm-bpe", "glm4", "glm5")
 SPACE = "▁"  # stands for a space in the tokens of a `llama` vocabulary
-
-
-class Kind(IntEnum):
-    """What a token is, by the numbers in `tokenizer.ggml.token_type`."""
-
-    UNDEFINED = 0
-    NORMAL = 1
-    UNKNOWN = 2
-    CONTROL = 3
-    USER_DEFINED = 4
-    UNUSED = 5
-    BYTE = 6
-
+UNDEFINED = 0  # a token's type that `gguf` has no name for
 
 # Tokens that llama.cpp takes for control tokens by their texts, whatever the file says of them.
 ENDS_OF_TURN = {"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<EOT>", "_<EOT>"}
@@ -79,35 +68,41 @@ def read(metadata: Mapping[str, Any]) -> Vocabulary:
         raise FileError(f"{KEY}model is {quoted(model)}; known here are {', '.join(MODELS)}, and {WITHOUT_TEXT[0]}")
     if model == "gpt2" and f"{KEY}merges" not in metadata:
         raise FileError(f"{KEY}merges is missing; a gpt2 vocabulary cannot do without")
-    tokens = [token or f"[EMPTY_{i}]" for i, token in enumerate(_texts(metadata, "tokens"))]
-    index = {token: i for i, token in enumerate(tokens)}
-    if len(index) < len(tokens):
-        twice = next(i for i, token in enumerate(tokens) if index[token] != i)
-        raise FileError(f"{KEY}tokens has {quoted(tokens[twice])} as token {twice} and as token {index[tokens[twice]]}")
+    tokens, index = _tokens(metadata)
     spm = model == "llama"
     pre = _value(metadata, "pre", str, "") or "default"
     cutting = PreTokenizer(()) if spm else pre_tokenizer(pre)
     defaults = {"bos": 1, "eos": 2, "unknown": 0} if spm else {"bos": None if pre in BOSLESS else 11, "eos": 11}
     special = {name: _id(metadata, name, len(tokens), defaults.get(name)) for name in ("bos", "eos", "unknown", "eot")}
-    adds = {
+    added = {
         "bos": _value(metadata, "add_bos_token", bool, spm or cutting.add_bos),
         "eos": _value(metadata, "add_eos_token", bool, False),
     }
-    for name, wanted in adds.items():
+    for name, wanted in added.items():
         if wanted and special[name] is None:
             raise FileError(f"{KEY}add_{name}_token is set, and there is no {KEY}{name}_token_id among {len(tokens)} tokens")
-    kinds = _numbers(metadata, "token_type", len(tokens), np.int32, Kind.NORMAL)
-    _repair(kinds, index, metadata, len(tokens))
+    kinds = _kinds(metadata, index)
+    name = _name(metadata)
+    template = metadata.get("tokenizer.chat_template")
     return Vocabulary(
-        model, tokens, index, _numbers(metadata, "scores", len(tokens), np.float32, 0), kinds,
-        [] if spm else _texts(metadata, "merges"), "" if spm else pre, cutting,
-        special["bos"], special["eos"], special["unknown"], _end_of_turn(special["eot"], index), adds["bos"], adds["eos"],
-        _value(metadata, "add_space_prefix", bool, spm), "phi-3" in (name := _name(metadata)) or "phi3" in name,
-        template if isinstance(template := metadata.get("tokenizer.chat_template"), str) else None,
-    )  # fmt: skip
-
-
-BOSLESS = ("chatglm-bpe", "glm4", "glm5")
+        model=model,
+        tokens=tokens,
+        index=index,
+        scores=_numbers(metadata, "scores", len(tokens), np.float32, 0),
+        kinds=kinds,
+        merges=[] if spm else _texts(metadata, "merges"),
+        pre="" if spm else pre,
+        cutting=cutting,
+        bos=special["bos"],
+        eos=special["eos"],
+        unk=special["unknown"],
+        eot=_end_of_turn(special["eot"], index),
+        add_bos=added["bos"],
+        add_eos=added["eos"],
+        add_space_prefix=_value(metadata, "add_space_prefix", bool, spm),
+        strips="phi-3" in name or "phi3" in name,
+        chat_template=template if isinstance(template, str) else None,
+    )
 
 
 def _value(metadata: Mapping[str, Any], name: str, kind: type, default: Any = None) -> Any:
@@ -117,6 +112,16 @@ def _value(metadata: Mapping[str, Any], name: str, kind: type, default: Any = No
     if not isinstance(value, kind):
         raise FileError(f"{KEY}{name} is of the kind {type(value).__name__}, where {kind.__name__} is needed")
     return value
+
+
+def _tokens(metadata: Mapping[str, Any]) -> tuple[list[str], dict[str, int]]:
+    """The tokens, no two alike, and their numbers."""
+    tokens = [token or f"[EMPTY_{i}]" for i, token in enumerate(_texts(metadata, "tokens"))]
+    index = {token: i for i, token in enumerate(tokens)}
+    if len(index) < len(tokens):
+        twice = next(i for i, token in enumerate(tokens) if index[token] != i)
+        raise FileError(f"{KEY}tokens has {quoted(tokens[twice])} as token {twice} and as token {index[tokens[twice]]}")
+    return tokens, index
 
 
 def _texts(metadata: Mapping[str, Any], name: str) -> list[str]:
@@ -157,14 +162,17 @@ def _name(metadata: Mapping[str, Any]) -> str:
     return name.lower() if isinstance(name, str) else ""
 
 
-def _repair(kinds: np.ndarray, index: dict[str, int], metadata: Mapping[str, Any], count: int) -> None:
+def _kinds(metadata: Mapping[str, Any], index: dict[str, int]) -> np.ndarray:
+    """What each token is, with llama.cpp's repairs."""
+    kinds = _numbers(metadata, "token_type", len(index), np.int32, TokenType.NORMAL)
     control = [*ENDS]
     for keys, texts in FILLING.items():
-        if all(_id(metadata, key, count, None) is None for key in keys):
+        if all(_id(metadata, key, len(index), None) is None for key in keys):
             control += texts.split()
-    kinds[(kinds < 0) | (kinds > max(Kind))] = Kind.UNDEFINED
-    kinds[[index[text] for text in control if text in index]] = Kind.CONTROL
-    kinds[[index[text] for text in SHOWN if text in index]] = Kind.USER_DEFINED
+    kinds[(kinds < 0) | (kinds > max(TokenType))] = UNDEFINED
+    kinds[[index[text] for text in control if text in index]] = TokenType.CONTROL
+    kinds[[index[text] for text in SHOWN if text in index]] = TokenType.USER_DEFINED
+    return kinds
 
 
 def _end_of_turn(given: int | None, index: dict[str, int]) -> int | None:

@@ -1,0 +1,106 @@
+"""What can be training data: text in UTF-8 and JSON lines. Other things are told by name, by how they begin, by their bytes."""
+
+import codecs
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from llamatrain.errors import DataError
+
+KINDS: dict[str, Literal["text", "lines"]] = {".txt": "text", ".md": "text", ".jsonl": "lines", ".ndjson": "lines"}
+KNOWN = ", ".join(KINDS)
+TAKEN = f"what is taken is text and JSON lines ({KNOWN}, or text by any other name)"
+AS_IT_IS = "or call it .txt to train on it as it stands"
+REFUSED = {
+    ".csv .tsv": ("a table", f"make JSON lines of its rows, {AS_IT_IS}"),
+    ".html .htm .xhtml .xml": ("markup, not the text in it", f"save its text, {AS_IT_IS}"),
+    ".rtf .pdf .doc .docx .odt .epub .ppt .pptx .xls .xlsx .ods": ("a document, not the text in it", "save it as text"),
+    ".gz .bz2 .xz .zst .zip .tar .tgz .7z .rar": ("packed", "unpack it first"),
+    ".parquet .arrow .feather .pickle .pkl .npy .npz": ("a table of binary data", "make JSON lines of its rows"),
+}
+BY_NAME = {suffix: how for suffixes, how in REFUSED.items() for suffix in suffixes.split()}
+# How a file begins whose name does not say what it is; in small letters.
+BEGINNINGS = {
+    b"<!doctype html": ".html",
+    b"<html": ".html",
+    b"<?xml": ".xml",
+    b"{\\rtf": ".rtf",
+    b"%pdf-": ".pdf",
+    b"pk\x03\x04": ".zip",
+    b"\x1f\x8b": ".gz",
+    b"bzh": ".bz2",
+    b"\xfd7zxz": ".xz",
+    b"\x28\xb5\x2f\xfd": ".zst",
+}
+MARK = b"\xef\xbb\xbf"  # a byte order mark in front of UTF-8 is no text
+# A text may have some bytes that are no UTF-8, which become tokens as they do in llama.cpp; it is in another encoding
+# where they are more than STRAY and, up to any place, more than a SHARE of all bytes beyond ASCII.
+STRAY = 8
+SHARE = 0.01
+
+
+def check_name(path: Path) -> None:
+    suffix = path.suffix.lower()
+    if suffix == ".json":
+        raise DataError(f"{path}: JSON is taken as JSON lines only, one object a line, in a file named .jsonl")
+    if suffix in BY_NAME:
+        raise DataError(refusal(str(path), suffix))
+
+
+def check_head(name: str, suffix: str, head: bytes) -> None:
+    """The beginning of a file; a suffix that is known is believed."""
+    check_text(head, name)
+    if suffix.lower() not in KINDS:
+        begin = head.removeprefix(MARK).lstrip()[:16].lower()
+        if found := next((like for mark, like in BEGINNINGS.items() if begin.startswith(mark)), None):
+            raise DataError(refusal(name, found))
+    Utf8(name).feed(head)
+
+
+def refusal(name: str, suffix: str) -> str:
+    what, instead = BY_NAME[suffix]
+    return f"{name}: {what} ({suffix}); {TAKEN}: {instead}"
+
+
+def check_text(block: bytes, name: str, offset: int = 0) -> None:
+    """Text holds no zero bytes: with them it is UTF-16, a model, a picture."""
+    if (zero := block.find(b"\0")) < 0:
+        return
+    if offset == 0 and block[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        raise DataError(f"{name}: looks like UTF-16; save it as UTF-8")
+    raise DataError(f"{name}: binary data, a zero byte at offset {offset + zero}; text is UTF-8 without any")
+
+
+class Utf8:
+    """Reads along in a text that comes in chunks, cut anywhere, and refuses it once it is clearly in another encoding."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.bad = self.beyond = 0  # what is no UTF-8, and all bytes beyond ASCII
+        self.first = ""  # the first bad one, and where
+        self._at, self._line, self._rest = 0, 1, b""
+
+    def feed(self, chunk: bytes) -> None:
+        data = self._rest + chunk
+        used = len(data) if data.isascii() else self._read(data)
+        if self.bad > STRAY and self.bad > SHARE * self.beyond:
+            raise DataError(
+                f"{self.name}: no UTF-8 text, nor nearly: {self.bad} of the first {self.beyond} bytes beyond ASCII are none, "
+                f"the first {self.first}; convert it, as with `iconv -f LATIN1 -t UTF-8` if that is what it is"
+            )
+        self._at += used
+        self._line += data.count(b"\n", 0, used)
+        self._rest = data[used:]
+
+    def _read(self, data: bytes) -> int:
+        """How many bytes could be read: a character at the end that lacks some has to wait."""
+        try:
+            _, used = codecs.utf_8_decode(data, "strict", False)
+        except UnicodeDecodeError as error:
+            text, used = codecs.utf_8_decode(data, "replace", False)
+            self.bad += text.count("\ufffd") - data.count("\ufffd".encode(), 0, used)
+            line = self._line + data.count(b"\n", 0, error.start)
+            self.first = self.first or f"0x{data[error.start]:02X} at byte {self._at + error.start}, in line {line}"
+        self.beyond += int(np.count_nonzero(np.frombuffer(data, np.uint8, used) & 0x80))
+        return used

@@ -1,0 +1,38 @@
+"""The numbers and names of GGUF and of ggml's types, as the `gguf` package has them.
+
+Its file of constants is loaded alone: `import gguf` also brings its reader, its writer and YAML, five times the time and memory.
+"""
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+
+def _alone() -> ModuleType:
+    package = importlib.util.find_spec("gguf")
+    assert package and package.origin
+    spec = importlib.util.spec_from_file_location("gguf.constants", Path(package.origin).with_name("constants.py"))
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+if TYPE_CHECKING:
+    from gguf import constants
+    from gguf.constants import GGUFValueType, LlamaFileType, TokenType
+else:
+    constants = _alone()
+    GGUFValueType, LlamaFileType, TokenType = constants.GGUFValueType, constants.LlamaFileType, constants.TokenType
+
+__all__ = ["ALIGNMENT", "BLOCKS", "MAGIC", "QUANTISATION", "VERSION", "GGUFValueType", "LlamaFileType", "TokenType"]
+
+MAGIC: bytes = constants.GGUF_MAGIC.to_bytes(4, "little")
+VERSION: int = constants.GGUF_VERSION
+ALIGNMENT: int = constants.GGUF_DEFAULT_ALIGNMENT  # where a file does not say
+QUANTISATION: int = constants.GGML_QUANT_VERSION
+# Of each type of tensors: name, number, elements in a block, bytes of a block.
+BLOCKS: list[tuple[str, int, int, int]] = [
+    (kind.name, int(kind), block, size) for kind, (block, size) in constants.GGML_QUANT_SIZES.items()
+]

@@ -1,0 +1,63 @@
+"""What blocks are made of: a model's weights with its adapters, where its tokens stand, and what a query sees.
+
+Activations are matrices of one row a token; of heads (batch, length, heads, size).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from llamatrain.graph import ops as O
+from llamatrain.graph.ops import rms_norm, rope
+from llamatrain.graph.tensor import Tensor
+from llamatrain.model.hyperparameters import Hyperparameters
+from llamatrain.model.lora import Weights
+
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]  # layer, q, k, v (batch, length, heads, size) -> like q
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forward:
+    """One way through a model. `attend` is the one difference between training and decoding."""
+
+    h: Hyperparameters
+    weights: Weights
+    tokens: Tensor  # (batch, length)
+    positions: Tensor  # like tokens
+    table: Tensor  # of rotations
+    attend: Attend
+
+    def embedding(self, name: str) -> Tensor:
+        rows = O.get_rows(self.weights[f"{name}.weight"], self.tokens, name=name)
+        return self.weights.embedded(O.reshape(rows, shape=(self.tokens.size, self.h.embd)), self.tokens, f"{name}.weight")
+
+    def linear(self, x: Tensor, name: str) -> Tensor:
+        """With its bias, if there is one."""
+        y = self.weights.added(O.matmul(x, self.weights[f"{name}.weight"], name=name), x, f"{name}.weight")
+        bias = self.weights.get(f"{name}.bias")
+        return y if bias is None else O.add(y, bias)
+
+    def norm(self, x: Tensor, name: str) -> Tensor:
+        return rms_norm(x, self.weights[f"{name}.weight"], eps=self.h.rms_eps, name=name)
+
+    def heads(self, x: Tensor, number: int) -> Tensor:
+        return O.reshape(x, shape=(*self.tokens.shape, number, self.h.head_size))
+
+    def rotated(self, x: Tensor) -> Tensor:
+        """Heads of queries or keys, each by its position."""
+        if self.h.architecture.rotation == "halves":
+            x = paired(x, self.h.rope.size)
+        return rope(x, self.positions, self.table)
+
+    def attended(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """What queries see of the values, a row a token."""
+        return O.reshape(self.attend(layer, q, k, v), shape=(self.tokens.size, self.h.heads * self.h.head_size))
+
+
+def paired(x: Tensor, turned: int) -> Tensor:
+    """Heads whose first `turned` elements turn in halves, as `rope` takes them; of queries and keys alike, so scores stay."""
+    *rows, size = x.shape
+    if turned != size:
+        part = tuple((0, length, 1) for length in (*rows, turned))
+        return O.set(x, paired(O.cont(O.view(x, slices=part)), turned), slices=part)
+    halves = O.reshape(x, shape=(*rows, 2, size // 2))
+    return O.reshape(O.cont(O.permute(halves, axes=(0, 1, 2, 4, 3))), shape=x.shape)

@@ -1,0 +1,45 @@
+"""The weights that a text names, such as attn_q, blk.0-3.ffn_down or output: those that are to get an adapter."""
+
+import re
+from collections.abc import Sequence
+from difflib import get_close_matches
+
+from llamatrain.errors import UsageError
+from llamatrain.model.hyperparameters import Hyperparameters
+
+TARGET = re.compile(r"(?:blk\.(\d{1,6})(?:-(\d{1,6}))?\.)?([a-z_]+)(?:\.weight)?")
+
+
+def linear(h: Hyperparameters) -> list[str]:
+    """The matrices of all blocks, in the file's order."""
+    return [name for name, kind in h.architecture.kinds(h.layers, h.tied) if kind.role == "matrix"]
+
+
+def matching(target: str, h: Hyperparameters) -> set[str]:
+    """The weights that a text names: of all blocks, or of some."""
+    match = TARGET.fullmatch(target)
+    patterns = {short(pattern): pattern for pattern in h.architecture.weights if pattern.endswith(".weight")}
+    kinds = {name: h.architecture.weights[pattern] for name, pattern in patterns.items()}
+    adaptable = [name for role in ("matrix", "embedding", "output") for name, kind in kinds.items() if kind.role == role]
+    kind = kinds.get(match[3]) if match else None
+    if kind and kind.role == "norm":
+        raise UsageError(f"{target}: norms take no adapter; {', '.join(adaptable)} do")
+    if not match or not kind:
+        close: Sequence[str] = get_close_matches(target.rpartition(".")[2], adaptable, 2, 0.5)
+        raise UsageError(f"{target}: no such weight; there are {', '.join(close or adaptable)}")
+    if h.tied and kind.role in ("embedding", "output"):
+        raise UsageError(f"{target}: the model's embeddings are tied, one matrix is input and output; leave it out")
+    found = [name for name, each in h.architecture.kinds(h.layers, h.tied) if each is kind]
+    if match[1] is None:
+        return set(found)
+    if "{}" not in patterns[match[3]]:
+        raise UsageError(f"{target}: the model has no such weight")
+    first, last = int(match[1]), int(match[2] or match[1])
+    if not first <= last < h.layers:
+        raise UsageError(f"{target}: the model has the blocks 0 to {h.layers - 1}")
+    return set(found[first : last + 1])
+
+
+def short(name: str) -> str:
+    """attn_q of blk.{}.attn_q.weight."""
+    return name.removesuffix(".weight").rpartition(".")[2]

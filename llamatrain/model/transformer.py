@@ -1,0 +1,155 @@
+"""A model as a graph: from tokens to a loss, and from a token and a cache to the next one's logits.
+
+Its blocks are the architecture's own (architectures/).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from llamatrain.graph import ops as O
+from llamatrain.graph.ops import cross_entropy_loss, flash_attn, linear_cross_entropy, soft_max
+from llamatrain.graph.tensor import F32, I32, DType, Tensor, parameter, placeholder, state
+from llamatrain.model.forward import Forward
+from llamatrain.model.hyperparameters import Hyperparameters
+from llamatrain.model.lora import Weights
+
+HIDDEN = np.float32(-1e30)  # what is added to a score that must not count: finite, so that only faults are infinite
+
+
+def parameters(h: Hyperparameters, dtype: DType = F32) -> Weights:
+    """Every weight, to be trained."""
+    return Weights({name: parameter(name, shape, dtype) for name, shape in h.shapes.items()})
+
+
+def hidden(model: Forward) -> tuple[Tensor, list[Tensor]]:
+    """What the output weight reads, a row for each of the (batch, length) tokens; and each block's input."""
+    architecture, borders = model.h.architecture, []
+    x = architecture.embed(model)
+    for layer in range(model.h.layers):
+        borders.append(x)
+        x = architecture.block(model, layer, x)
+    return architecture.last(model, x), borders
+
+
+def logits_of(h: Hyperparameters, x: Tensor, weights: Weights) -> Tensor:
+    y = O.matmul(x, weights[h.output], name="output")
+    return y if h.tied else weights.added(y, x, h.output)
+
+
+# ---- training --------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Training:
+    """Inputs by the names that batches have (data.rows.Batch), and the loss: a sum over tokens, each by its weight."""
+
+    inputs: dict[str, Tensor]
+    table: Tensor
+    borders: list[Tensor]
+    loss: Tensor
+    more_states: dict[Tensor, np.ndarray]  # beside the table
+
+
+def training(
+    h: Hyperparameters, weights: Weights, batch: int, length: int, table: Tensor, *, flash: bool = True, squared: bool = False
+) -> Training:
+    rows, count = (batch, length), batch * length
+    inputs = {name: placeholder(name, rows, I32) for name in ("tokens", "positions", "starts")}
+    inputs["targets"] = placeholder("targets", (count,), I32)
+    inputs["weights"] = placeholder("weights", (count,), table.dtype)
+    states: dict[Tensor, np.ndarray] = {}
+
+    def flashing(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return flash_attn(q, k, v, inputs["starts"], scale=h.head_size**-0.5, name=f"blk.{layer}.attn")[0]
+
+    def plain(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return plain_attention(h, q, k, v, inputs["mask"])
+
+    if not flash:
+        del inputs["starts"]
+        inputs["mask"] = placeholder("mask", (batch, length, length), table.dtype)
+    attend = flashing if flash else plain
+    x, borders = hidden(
+        Forward(h=h, weights=weights, tokens=inputs["tokens"], positions=inputs["positions"], table=table, attend=attend)
+    )
+    targets, shares = inputs["targets"], inputs["weights"]
+    if squared:
+        wanted = state("wanted", (h.vocab, h.vocab), table.dtype)
+        states[wanted] = 2 * np.eye(h.vocab, dtype=table.dtype.numpy) - 1
+        loss = squared_error(logits_of(h, x, weights), O.get_rows(wanted, targets), shares)
+    elif flash and h.output not in weights.deltas:
+        loss = linear_cross_entropy(x, weights[h.output], targets, shares, name="loss")
+    else:
+        loss = cross_entropy_loss(logits_of(h, x, weights), targets, shares, name="loss")
+    return Training(inputs, table, borders, loss, states)
+
+
+def plain_attention(h: Hyperparameters, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """Attention as a product, a softmax and a product; `mask` (batch, length, length) is added to the scores."""
+    batch, length, group = q.shape[0], q.shape[1], h.heads // h.kv_heads
+
+    def by_head(x: Tensor, heads: tuple[int, int]) -> Tensor:
+        return O.reshape(O.cont(O.permute(x, axes=(0, 2, 1, 3))), shape=(batch, *heads, length, h.head_size))
+
+    q = by_head(q, (h.kv_heads, group))
+    k, v = (by_head(each, (h.kv_heads, 1)) for each in (k, v))
+    scores = O.scale(O.matmul(q, k), by=h.head_size**-0.5)  # (batch, kv_heads, group, length, length)
+    scores = O.add(scores, O.reshape(mask, shape=(batch, 1, 1, length, length)))
+    seen = O.reshape(O.matmul_nn(soft_max(scores), v), shape=(batch, h.heads, length, h.head_size))
+    return O.cont(O.permute(seen, axes=(0, 2, 1, 3)))
+
+
+def mask_of(starts: np.ndarray) -> np.ndarray:
+    """What plain attention adds to scores where flash attention is told of `starts` (batch, length)."""
+    places = np.arange(starts.shape[1])
+    seen = (places <= places[:, None]) & (places >= starts[..., None])  # (batch, query, key)
+    return np.where(seen, np.float32(0), HIDDEN)
+
+
+def squared_error(logits: Tensor, wanted: Tensor, shares: Tensor) -> Tensor:
+    """Of each logit against +1 for the target and -1 for every other token, as the ancestor's sine demo had it."""
+    errors = O.reshape(O.sum_rows(O.sqr(O.sub(logits, wanted))), shape=shares.shape)
+    return O.sum(O.mul(errors, shares), name="loss")
+
+
+# ---- decoding --------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """Some tokens in, at their positions; the logits of one of them out. The cache holds the keys and values of all before."""
+
+    tokens: Tensor  # (1, count)
+    positions: Tensor  # (1, count); each also the row of the cache that a token takes
+    starts: Tensor  # (1, count): zeros
+    place: Tensor  # (1,): which of the tokens to give the logits of
+    logits: Tensor  # (1, vocabulary)
+    caches: list[Tensor]  # (positions, kv_heads · size), keys and values of each layer
+
+
+def decoding(h: Hyperparameters, weights: Weights, count: int, table: Tensor, caches: list[Tensor]) -> Decoding:
+    tokens, positions, starts = (placeholder(name, (1, count), I32) for name in ("tokens", "positions", "starts"))
+    place = placeholder("place", (1,), I32)
+
+    def cached(cache: Tensor, x: Tensor) -> Tensor:
+        rows = O.set_rows(cache, O.reshape(x, shape=(count, cache.shape[1])), O.reshape(positions, shape=(count,)), into=True)
+        return O.reshape(rows, shape=(1, cache.shape[0], h.kv_heads, h.head_size))
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        keys, values = cached(caches[2 * layer], k), cached(caches[2 * layer + 1], v)
+        return flash_attn(q, keys, values, starts, positions, scale=h.head_size**-0.5)[0]
+
+    x, _ = hidden(Forward(h=h, weights=weights, tokens=tokens, positions=positions, table=table, attend=attend))
+    logits = logits_of(h, O.get_rows(x, place), weights)
+    return Decoding(tokens, positions, starts, place, logits, caches)
+
+
+def caches_of(h: Hyperparameters, ctx: int, dtype: DType = F32) -> list[Tensor]:
+    """Memory for the keys and values of so many positions, two states a layer."""
+    return [state(f"cache.{layer}.{kind}", (ctx, h.kv_width), dtype) for layer in range(h.layers) for kind in ("k", "v")]
+
+
+def rope_state(h: Hyperparameters, ctx: int, dtype: DType = F32) -> Tensor:
+    """Where the table of rotations goes (rope.Rope.table)."""
+    return state("rope", (ctx, h.rope.size // 2, 2), dtype)

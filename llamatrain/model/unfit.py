@@ -1,0 +1,17 @@
+"""Numbers that no model can have."""
+
+from llamatrain.errors import UsageError
+
+
+class Unfit(UsageError):
+    """`field` is the number's name here; whoever knows what it is called where it came from says so (`named`)."""
+
+    def __init__(self, field: str, value: str, why: str) -> None:
+        super().__init__(field, value, why)
+        self.field, self.value, self.why = field, value, why
+
+    def named(self, name: str) -> str:
+        return f"{name} {self.value} cannot be; {self.why}"
+
+    def __str__(self) -> str:
+        return self.named(self.field)

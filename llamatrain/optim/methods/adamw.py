@@ -1,0 +1,33 @@
+"""AdamW (Loshchilov and Hutter 2017); the update itself is the graph's op `opt_step_adamw`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from llamatrain.graph.ops import opt_step_adamw
+from llamatrain.graph.tensor import Tensor
+from llamatrain.optim.optimizer import StepRule
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamW(StepRule):
+    kept_as = "adam"
+    states: ClassVar = {"m": "first_moments", "v": "second_moments"}
+    squares = ("second_moments",)
+
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+
+    def schedule(self, step: int, rate: float) -> np.ndarray:
+        """The rate and both bias corrections."""
+        return np.array([rate, 1.0 - self.beta1**step, 1.0 - self.beta2**step], np.float32)  # (3,)
+
+    def step(self, weight: Tensor, grad: Tensor, schedule: Tensor, factor: Tensor) -> Sequence[Tensor]:
+        given, decay = (weight, *self.beside(weight), grad, schedule, factor), self.decay(weight)
+        return opt_step_adamw(*given, beta1=self.beta1, beta2=self.beta2, eps=self.eps, decay=decay)[:1]
+
+
+OPTIMIZER = AdamW

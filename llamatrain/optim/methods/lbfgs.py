@@ -1,0 +1,209 @@
+"""L-BFGS on a flat vector (Nocedal and Wright, Numerical Optimization, 2nd edition, algorithms 7.4 and 7.5).
+
+The state is a plain object: a point with its loss and gradient, and a ring of the last m moves s and changes of the
+gradient y. `step` does one whole iteration, so that a checkpoint between two of them holds all there is.
+Sums run in float64, vectors stay in the dtype of the parameters.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from llamatrain.errors import UsageError
+from llamatrain.optim.line_search import SEARCHES, Line, search
+from llamatrain.optim.optimizer import Evaluate, Minimizer, Values
+
+FLAT = 1e-8  # s and y nearer than this to a right angle (cosine) say nothing of the curvature
+
+
+@dataclass(frozen=True, kw_only=True)
+class LBFGS(Minimizer):
+    kept_as = "lbfgs"
+    options: ClassVar = {"history": "lbfgs_history", "tolerance": None}
+
+    history: int = 6
+    line_search: str = "wolfe"
+    tolerance: float = 1e-5  # of the gradient's norm against max(1, the point's norm)
+
+    def __post_init__(self) -> None:
+        if self.line_search not in SEARCHES:
+            raise UsageError(f"line search {self.line_search!r} is unknown; known are {', '.join(SEARCHES)}")
+        if self.history < 1:
+            raise UsageError(f"a history of {self.history} moves cannot be; it takes 1 or more")
+
+    @property
+    def vectors(self) -> int:
+        """Both rings, point and gradient, and four of working memory."""
+        return 2 * self.history + 6
+
+    def descent(self, x: np.ndarray) -> "LbfgsState":
+        return LbfgsState(x, self)
+
+    @classmethod
+    def shapes(cls, kept: Values, size: int) -> dict[str, tuple[int, ...]]:
+        moves = kept["memory_ys"].size if "memory_ys" in kept else 0
+        found = {"current_gradients": (size,), "memory_s": (moves, size), "memory_y": (moves, size), "memory_ys": (moves,)}
+        return found if kept.keys() & {"current_parameters", *found} else {}  # it may begin anew
+
+    @classmethod
+    def fault(cls, kept: Values) -> str | None:
+        if "memory_ys" not in kept:
+            return None
+        numbers = {"loss": float, "iteration": int, "evaluations": int} if "current_parameters" in kept else {}
+        if wrong := [name for name, kind in numbers.items() if type(kept.get(name)) is not kind]:
+            return f"the number {cls.key(wrong[0])} is missing, or of another kind"
+        moves, held, at = kept["memory_ys"].size, kept.get("approx_hessian_count"), kept.get("line_search_end")
+        if type(held) is int and type(at) is int and 0 <= held <= moves and 0 <= at < moves:
+            return None
+        return f"{held} moves held and the next one to go to place {at} cannot be in a history of {moves}"
+
+
+class LbfgsState:
+    """`x`, `loss` and `gradient` belong together; after a failed step they are still the best that was found."""
+
+    def __init__(self, x: np.ndarray, options: LBFGS | None = None) -> None:
+        self.options = options or LBFGS()
+        ring = (self.options.history, x.size)
+        self.x, self.gradient = x.copy(), np.zeros_like(x)  # (n,)
+        self.loss = math.nan  # not known before the first step
+        self.s, self.y = np.zeros(ring, x.dtype), np.zeros(ring, x.dtype)  # (m, n)
+        self.ys = np.zeros(self.options.history)  # (m,)
+        self.pairs, self.end = 0, 0  # how many are held, where the next one goes
+        self.iteration, self.evaluations = 0, 0
+        self.length = 0.0  # of the last step, in directions
+        # working memory, empty between two steps
+        self._trial, self._next_gradient, self._direction, self._product = (np.empty_like(x) for _ in range(4))
+
+    # ---- one iteration -----------------------------------------------------
+
+    def step(self, evaluate: Evaluate) -> str | None:
+        """Go to a point of lower loss; where that cannot be done, stay and say why. Left half way, nothing has changed."""
+        if math.isnan(self.loss):
+            self.begin(evaluate)
+        before = self.pairs, self.evaluations
+        try:
+            return self._step(evaluate)
+        except BaseException:
+            self.pairs, self.evaluations = before
+            raise
+
+    def begin(self, evaluate: Evaluate) -> None:
+        """Loss and gradient of the first point."""
+        self.loss = self._evaluate_at(self.x, evaluate, into=self.gradient)
+
+    def _step(self, evaluate: Evaluate) -> str | None:
+        norm = math.sqrt(_dot(self.gradient, self.gradient))
+        if not math.isfinite(self.loss + norm):
+            return f"stuck: the loss is {self.loss} and the gradient's norm {norm}"
+        if norm <= self.options.tolerance * max(1.0, math.sqrt(_dot(self.x, self.x))):
+            return f"converged: the gradient's norm is {norm:.3g}"
+        found = self._descend(evaluate)
+        if not found and self.pairs:  # the history may mislead: once more without it
+            self.forget()
+            found = self._descend(evaluate)
+        if not found:
+            return f"stuck: no step along the gradient (norm {norm:.3g}) lowers the loss of {self.loss:.6g}"
+        self.iteration += 1
+        return None
+
+    def forget(self) -> None:
+        """Drop the history: the next direction is the steepest descent."""
+        self.pairs = 0
+
+    def _descend(self, evaluate: Evaluate) -> bool:
+        direction, slope = self.direction(), _dot(self._direction, self.gradient)
+        if not slope < 0:  # uphill or NaN
+            self.forget()
+            direction, slope = self.direction(), _dot(self._direction, self.gradient)
+
+        def at(length: float) -> tuple[float, float]:
+            self.length = length
+            np.multiply(direction, length, out=self._trial)
+            self._trial += self.x
+            loss = self._evaluate_at(self._trial, evaluate, into=self._next_gradient)
+            return loss, _dot(direction, self._next_gradient)
+
+        # without a history the direction has the gradient's length, which says little about how far to go
+        first = 1.0 if self.pairs else min(1.0, 1.0 / math.sqrt(-slope))
+        found = search(Line(at, self.loss, slope), SEARCHES[self.options.line_search], first)
+        if found is None:
+            return False
+        self._remember()
+        self.loss = found
+        self.x, self._trial = self._trial, self.x
+        self.gradient, self._next_gradient = self._next_gradient, self.gradient
+        return True
+
+    def _evaluate_at(self, x: np.ndarray, evaluate: Evaluate, into: np.ndarray) -> float:
+        loss, gradient = evaluate(x)
+        into[:] = gradient
+        self.evaluations += 1
+        return float(loss)
+
+    # ---- the curvature -----------------------------------------------------
+
+    def direction(self) -> np.ndarray:
+        """Minus the inverse Hessian that the history stands for, times the gradient: the two-loop recursion."""
+        d, product = self._direction, self._product
+        np.negative(self.gradient, out=d)
+        newest_first = [(self.end - 1 - age) % len(self.ys) for age in range(self.pairs)]
+        alpha = {}
+        for i in newest_first:
+            alpha[i] = _dot(self.s[i], d) / float(self.ys[i])
+            d -= np.multiply(self.y[i], alpha[i], out=product)
+        if newest_first:
+            newest = newest_first[0]
+            d *= float(self.ys[newest]) / _dot(self.y[newest], self.y[newest])
+        for i in reversed(newest_first):
+            beta = _dot(self.y[i], d) / float(self.ys[i])
+            d += np.multiply(self.s[i], alpha[i] - beta, out=product)
+        return d
+
+    def _remember(self) -> None:
+        """Take the move to the trial point into the ring, unless its curvature is too small to divide by."""
+        s = np.subtract(self._trial, self.x, out=self._direction)
+        y = np.subtract(self._next_gradient, self.gradient, out=self._product)
+        ys = _dot(y, s)
+        if ys > FLAT * math.sqrt(_dot(s, s) * _dot(y, y)):
+            self.s[self.end], self.y[self.end], self.ys[self.end] = s, y, ys
+            self.end = (self.end + 1) % len(self.ys)
+            self.pairs = min(self.pairs + 1, len(self.ys))
+
+    # ---- the checkpoint ----------------------------------------------------
+
+    def kept(self) -> dict[str, Any]:
+        if math.isnan(self.loss):
+            return {}
+        return {
+            "current_parameters": self.x,
+            "current_gradients": self.gradient,
+            "memory_s": self.s,
+            "memory_y": self.y,
+            "memory_ys": self.ys,
+            "approx_hessian_count": np.uint32(self.pairs),  # in so many bits by the ancestors, the next one too
+            "line_search_end": np.int32(self.end),
+            "loss": self.loss,
+            "iteration": self.iteration,
+            "evaluations": self.evaluations,
+        }
+
+    def restore(self, kept: Values) -> None:
+        if "current_parameters" not in kept:
+            return
+        if kept["memory_s"].shape != self.s.shape:
+            held, wanted = len(kept["memory_s"]), self.options.history
+            raise UsageError(f"the checkpoint holds a history of {held} moves, not the {wanted} asked for")
+        self.x[:], self.gradient[:] = kept["current_parameters"], kept["current_gradients"]
+        self.s[:], self.y[:], self.ys[:] = kept["memory_s"], kept["memory_y"], kept["memory_ys"]
+        self.pairs, self.end, self.loss = int(kept["approx_hessian_count"]), int(kept["line_search_end"]), float(kept["loss"])
+        self.iteration, self.evaluations = int(kept["iteration"]), int(kept["evaluations"])
+
+
+def _dot(a: np.ndarray, b: np.ndarray) -> float:
+    """In float64 whatever the vectors are, in one order whatever the number of threads, with no float64 copy."""
+    return float(np.einsum("i,i", a, b, dtype=np.float64))
+
+
+OPTIMIZER = LBFGS

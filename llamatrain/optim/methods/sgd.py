@@ -1,0 +1,25 @@
+"""Gradient descent with momentum; the update itself is the graph's op `opt_step_sgd`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from llamatrain.graph.ops import opt_step_sgd
+from llamatrain.graph.tensor import Tensor
+from llamatrain.optim.optimizer import StepRule
+
+
+@dataclass(frozen=True, kw_only=True)
+class SGD(StepRule):
+    kept_as = "sgd"
+    states: ClassVar = {"m": "momentum"}
+    options: ClassVar = {"momentum": "beta1"}
+
+    momentum: float = 0.9
+
+    def step(self, weight: Tensor, grad: Tensor, schedule: Tensor, factor: Tensor) -> Sequence[Tensor]:
+        given, decay = (weight, *self.beside(weight), grad, schedule, factor), self.decay(weight)
+        return opt_step_sgd(*given, momentum=self.momentum, decay=decay)[:1]
+
+
+OPTIMIZER = SGD

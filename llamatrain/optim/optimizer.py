@@ -1,0 +1,121 @@
+"""What an optimizer says of itself, so that nobody else names one. Each is a file of methods/.
+
+A StepRule changes each weight by its gradient in the graph, at a rate. A Minimizer goes from point to point of all weights
+together, by whole evaluations of loss and gradient.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Protocol, Self
+
+import numpy as np
+
+from llamatrain.graph.tensor import Tensor, state
+
+Evaluate = Callable[[np.ndarray], tuple[float, np.ndarray]]  # point -> loss, gradient
+Values = Mapping[str, Any]  # arrays and numbers by their names in a checkpoint, without what stands before all of them
+RATE = ("lr", "lr_min", "warmup", "schedule", "decay_steps", "restart_growth", "lora_plus_ratio")
+
+
+class Descent(Protocol):
+    """Where a minimizer stands: point, loss and gradient belong together, after a failed step too."""
+
+    x: np.ndarray
+    loss: float  # NaN before `begin`
+    gradient: np.ndarray
+    evaluations: int
+    length: float  # of the last step, in directions
+
+    def begin(self, evaluate: Evaluate) -> None:
+        """Loss and gradient of the first point."""
+
+    def step(self, evaluate: Evaluate) -> str | None:
+        """One whole iteration, or why there can be none. Left half way, nothing has changed."""
+
+    def kept(self) -> dict[str, Any]:
+        """All that goes on to the next iteration; arrays are its own, not copies."""
+
+    def restore(self, kept: Values) -> None:
+        """Go on from there; from the start where nothing was kept."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer:
+    """Its fields are said by the options of their names."""
+
+    kept_as: ClassVar[str]  # optimizer.type in a checkpoint, where its tensors and numbers are called optimizer.<kept_as>.*
+    states: ClassVar[Mapping[str, str]] = {}  # vectors beside the weights: what their leaves' names end in, and theirs there
+    squares: ClassVar[Collection[str]] = ()  # of what is kept: tensors without values below 0
+    options: ClassVar[Mapping[str, str | None]] = {}  # of fields with an option of another name, or with none: that name
+    heeds: ClassVar[Collection[str]] = ()  # options that are for some optimizers only, and say no field
+
+    @classmethod
+    def said(cls) -> dict[str, str]:
+        """Its fields, and the options that say them."""
+        named = {field.name: cls.options.get(field.name, field.name) for field in fields(cls)}
+        return {field: option for field, option in named.items() if option}
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Self:
+        """By the values of options."""
+        return cls(**{field: values[option] for field, option in cls.said().items() if option in values})
+
+    @classmethod
+    def takes(cls) -> tuple[str, ...]:
+        """The options that have an effect, of those that do not with every optimizer."""
+        return (*cls.heeds, *cls.said().values())
+
+    @classmethod
+    def key(cls, name: str) -> str:
+        return f"optimizer.{cls.kept_as}.{name}"
+
+    @classmethod
+    def shapes(cls, kept: Values, size: int) -> dict[str, tuple[int, ...]]:
+        """The tensors that it cannot go on without, where so many elements are trained."""
+        return dict.fromkeys(cls.states.values(), (size,))
+
+    @classmethod
+    def fault(cls, kept: Values) -> str | None:
+        """Why it cannot go on from there, though the tensors have these shapes."""
+
+    @property
+    def vectors(self) -> int:
+        """How many floats it holds for each that is trained."""
+        return len(self.states)
+
+    def descent(self, x: np.ndarray) -> Descent | None:
+        """From this point, if it is a minimizer."""
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepRule(Optimizer):
+    """Decoupled decay, only for tensors of enough dimensions."""
+
+    heeds = (*RATE, "clip", "epochs")
+
+    weight_decay: float = 0.1
+    decay_min_ndim: int = 2
+
+    def decay(self, weight: Tensor) -> float:
+        return self.weight_decay if len(weight.shape) >= self.decay_min_ndim else 0.0
+
+    def beside(self, weight: Tensor) -> list[Tensor]:
+        """Its states, in their order."""
+        return [state(f"{weight.name}.{kind}", weight.shape, weight.dtype) for kind in self.states]
+
+    def schedule(self, step: int, rate: float) -> np.ndarray:
+        """What the graph's `schedule` input holds in a step, counted from 1: the rate, and numbers of its own."""
+        return np.array([rate, 1.0, 1.0], np.float32)
+
+    def step(self, weight: Tensor, grad: Tensor, schedule: Tensor, factor: Tensor) -> Sequence[Tensor]:
+        """The weight, and what else is not on its way, changed in place by the gradient times the factor."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Minimizer(Optimizer):
+    """Its rows are the same in every step; what it needs is a descent."""
+
+    def descent(self, x: np.ndarray) -> Descent:
+        raise NotImplementedError

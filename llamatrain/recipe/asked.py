@@ -1,0 +1,113 @@
+"""What was asked of a run, the first of three stages: asked, resolved, fitted."""
+
+import glob
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from llamatrain.adapters.options import LoraOptions
+from llamatrain.config.options import from_plain, plain
+from llamatrain.data.options import DataOptions
+from llamatrain.errors import FileError, UsageError
+from llamatrain.model.options import ModelOptions
+from llamatrain.recipe import options as training
+from llamatrain.recipe import tuning
+from llamatrain.recipe.options import RunOptions, TrainOptions
+from llamatrain.recipe.tuning import TuneOptions
+
+PARTS = {
+    "model": ModelOptions,
+    "data": DataOptions,
+    "train": TrainOptions,
+    "run": RunOptions,
+    "tune": TuneOptions,
+    "lora": LoraOptions,
+}
+# by the command, those that it has
+OF = {"from-scratch": ("model", "data", "train", "run"), "finetune": ("data", "train", "run", "tune", "lora")}
+DECIDED = ("iters", "warmup", "decay_steps", "lr_min")  # of a run that has begun none of these is open
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """Options as they were given, or as a run has kept them. None and auto are open."""
+
+    files: tuple[str, ...]
+    data: DataOptions
+    train: TrainOptions
+    run: RunOptions
+    model: ModelOptions = field(default_factory=ModelOptions)
+    tune: TuneOptions = field(default_factory=TuneOptions)
+    lora: LoraOptions = field(default_factory=LoraOptions)
+    command: str = "from-scratch"
+    base: str = ""  # the model's file that is tuned, or that a new run takes its first weights from
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        """Those that the command has."""
+        return {name: getattr(self, name) for name in OF[self.command]}
+
+    @property
+    def idle(self) -> dict[str, str]:
+        """The options that have no effect beside the others, and beside which."""
+        found = training.idle(self.train, self.run)
+        return found if self.command == "from-scratch" else found | tuning.idle(self.tune)
+
+    @property
+    def adapters(self) -> list[Path]:
+        """The files that are read for it."""
+        first = [self.tune.lora_init] if self.tune.lora_init else []
+        return [*first, *(path for path, _ in self.lora.scaled)]
+
+    def settled(self, base: str = "") -> "Asked":
+        """With paths that mean the same from any folder."""
+        vocab, first, peft = (path and _whole(path) for path in (self.model.vocab_from, self.tune.lora_init, self.tune.peft))
+        base = self.base or base
+        return replace(
+            self,
+            files=absolute(self.files),
+            base=absolute([base])[0] if base else "",
+            model=replace(self.model, vocab_from=vocab),
+            data=replace(self.data, val=absolute(self.data.val)),
+            tune=replace(self.tune, lora_init=first, peft=peft),
+            lora=LoraOptions((), tuple((_whole(path), scale) for path, scale in self.lora.scaled)),
+        )
+
+    # ---- as JSON -----------------------------------------------------------
+
+    def plain(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        parts = {name: plain(part) for name, part in self.parts.items()}
+        parts["data"]["force_reshuffle"] = False  # once is enough
+        parts["run"]["max_time"] = None  # it was for the process that it was given to
+        return {"command": self.command, "base": self.base, "files": list(self.files), **parts}
+
+    @classmethod
+    def from_plain(cls, kept: Mapping[str, Any], source: object) -> "Asked":
+        """Of a run that has begun."""
+        files, command, base = kept.get("files", []), kept.get("command"), kept.get("base", "")
+        parts = {name: kept.get(name, {}) for name in PARTS}
+        sound = isinstance(files, list) and all(isinstance(text, str) for text in (*files, command, base))
+        if not sound or command not in OF or not all(isinstance(part, dict) for part in parts.values()):
+            raise FileError(f"{source}: its options are damaged")
+        if unset := [name for name in DECIDED if parts["train"].get(name) is None]:
+            raise FileError(f"{source}: its options are damaged: {unset[0]} is not decided")
+        try:
+            made: dict[str, Any] = {name: from_plain(kind, parts[name], source) for name, kind in PARTS.items()}
+        except UsageError as error:
+            raise FileError(str(error)) from None
+        made["run"] = replace(made["run"], max_time=None)
+        return cls(files=tuple(files), **made, command=str(command), base=base)
+
+
+def absolute(files: Sequence[str]) -> tuple[str, ...]:
+    """So that a run goes on from any folder."""
+    here = os.getcwd()  # noqa: PTH109 - as it is spelt
+    homes = {True: glob.escape(here), False: here}  # a pattern stays one, and a folder's name becomes none
+    return tuple(file if file == "-" else os.path.normpath(Path(homes[glob.has_magic(file)]) / file) for file in files)
+
+
+def _whole(path: Path) -> Path:
+    return Path(absolute([str(path)])[0])

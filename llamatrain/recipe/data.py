@@ -1,0 +1,57 @@
+"""The rows that a run is given: of text, opened and tokenized, or of the built-in sine wave."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from llamatrain.data.options import DataOptions
+from llamatrain.data.rows import State
+from llamatrain.data.sine import Sine
+from llamatrain.errors import UsageError
+from llamatrain.recipe.model import Model
+from llamatrain.train.loop import Batches
+
+
+class Source(Batches, Protocol):
+    """Whose batches can be counted, and begun anywhere."""
+
+    @property
+    def lengths(self) -> tuple[int, ...]: ...
+
+    def restore(self, state: State) -> bool: ...
+
+    def count(self, epochs: int) -> int: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingData:
+    rows: Source
+    validation: Source | None
+    described: str
+
+
+def data_of(files: Sequence[str], model: Model, data: DataOptions, seed: int) -> TrainingData:
+    """With the data opened: tokenized, counted, split."""
+    if not files:
+        sine = sine_of(model, seed)
+        return TrainingData(rows=sine, validation=None, described=f"the built-in sine wave in {sine.levels - 1} levels")
+    from llamatrain.data.corpus import named, open_corpus
+    from llamatrain.data.rows import Rows as TextRows
+
+    tokenizer = model.tokenizer
+    if tokenizer is None:
+        raise UsageError("the model's tokens stand for no text, so it cannot be trained on any")
+    corpus, kept = open_corpus(files, tokenizer, data, model.row, seed)
+    rows = TextRows(corpus, data, seed, tokenizer.eos, tokenizer.bos)
+    validation = TextRows(kept, data, seed, tokenizer.eos, tokenizer.bos) if kept else None
+    told = [f"{len(corpus):,} samples, {corpus.tokens:,} tokens"]
+    told += [f"{len(kept):,} samples to validate with"] if kept else []
+    for places, what in ((corpus.cut, "cut"), (corpus.skipped, "skipped")):
+        told += [f"{len(places)} {what} ({named(places)})"] if places else []
+    return TrainingData(rows=rows, validation=validation, described="; ".join(told))
+
+
+def sine_of(model: Model, seed: int) -> Sine:
+    if model.tokenizer is not None:
+        raise UsageError("no data: name files (.txt, .md, .jsonl), folders, globs, or - for standard input")
+    return Sine(model.h.vocab, model.row, seed)

@@ -1,0 +1,120 @@
+"""How a run is done, the last of three stages: the way of running it that fits the memory that there is."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from llamatrain.config.units import Size
+from llamatrain.errors import MemoryPlanError, UsageError
+from llamatrain.files.pages import map_of
+from llamatrain.machine.memory import available, resident
+from llamatrain.machine.threads import runner
+from llamatrain.model.frozen import copies_of
+from llamatrain.model.hyperparameters import Hyperparameters
+from llamatrain.recipe.memory import SHARE, Demand, Way, choose, excess, fixed
+from llamatrain.recipe.resolved import Resolved
+from llamatrain.recipe.target import Cache, Leaves, Target
+from llamatrain.train.graphs import Setting
+
+LOADED = 12 * 10**6  # bytes that a process grows by beside what is planned: compiled kernels
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fitted:
+    way: Way
+    leaves: Leaves
+    cache: Cache  # whether the base's matrices are copied
+    excess: str | None  # why it does not fit, if so
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extent:
+    """Of a run's rows, samples and past, what decides its memory."""
+
+    lengths: Sequence[int]
+    validating: bool
+    decoding: int  # positions of the cache for samples; 0: none
+    goes_on: bool  # then its batches stay as they are
+
+
+def fitted(resolved: Resolved, target: Target, extent: Extent, refuse: bool = True) -> Fitted:
+    """The first way that fits the memory; where it is open, without copies of the base if not with them. At last one that does
+    not fit: where that is to be refused, without planning it if so much is clear."""
+    caches = caches_of(resolved, target.h)
+    runner(resolved.threads)  # every run needs it, and what it loads is to be counted as what the process holds
+    held = resident()
+    for cache in caches:
+        leaves, last = target.leaves(cache), cache == caches[-1]
+        way = way_of(resolved, target.h, leaves, extent, held, refuse and last)
+        told = excess(way, resolved.asked.train.memory, allowed(resolved.asked.train.memory))
+        if last or told is None:
+            break
+    return Fitted(way=way, leaves=leaves, cache=cache, excess=told)
+
+
+def caches_of(resolved: Resolved, h: Hyperparameters) -> tuple[Cache, ...]:
+    """Whether the base's matrices are copied to bf16, for speed; where that is open: what to try, the first that fits."""
+    asked, half = resolved.asked, resolved.precision == "bf16"
+    tune = asked.tune
+    if not half and tune.cache_base == "bf16":
+        raise UsageError("--cache-base bf16 takes --precision bf16")
+    if tune.cache_base != "auto" or tune.full or asked.command != "finetune":
+        return (tune.cache_base,)
+    most = allowed(asked.train.memory)
+    large = most is not None and 2 * copies_of(h) > most  # half of the memory is left to the run itself
+    return ("off",) if large or not half else ("bf16", "off")
+
+
+def way_of(resolved: Resolved, h: Hyperparameters, leaves: Leaves, extent: Extent, held: int, refuse: bool) -> Way:
+    """In the memory that there is, of which the process has `held` already."""
+    train = resolved.asked.train
+    setting = Setting(
+        h=h,
+        weights=leaves.weights,
+        trained=leaves.trained,
+        batch=train.batch,
+        positions=max(extent.lengths),
+        precision=resolved.precision,
+        threads=resolved.threads,
+        kernels=train.kernels,
+        flash=train.flash,
+        squared=train.loss == "squared-error",
+        optimizer=resolved.optimizer,
+        gradients=resolved.gradients,
+        clip=train.clip,
+        drop_base=leaves.drops,
+        plus=resolved.asked.tune.lora_plus_ratio,
+    )
+    matrices = [array for array in leaves.frozen.values() if array.dtype == np.float32 and array.ndim > 1]
+    demand = Demand(
+        lengths=extent.lengths,
+        validating=extent.validating,
+        decoding=extent.decoding,
+        interpreter=held + LOADED,
+        batches=train.grad_acc,
+        copies=leaves.copies,
+        pages=max((array.nbytes for array in matrices if map_of(array) is not None), default=0),
+    )
+    most = allowed(train.memory)
+    if refuse and most is not None:  # at once: planning a model so large takes a while
+        check_fixed(fixed(setting, demand), most, leaves.copies > 0)
+    return choose(setting, train.remat, demand, most, parts=not extent.goes_on)
+
+
+def check_fixed(least: int, most: int, copied: bool) -> None:
+    """What no way of running it can change must fit."""
+    if least <= most:
+        return
+    parts, less = "weights, gradients and moments", "a smaller model"
+    if copied:
+        parts, less = f"copies of the base, {parts}", "--cache-base off"
+    raise MemoryPlanError(f"{parts} alone take {Size(least).words}, and {Size(most).words} are there; {less} takes less")
+
+
+def allowed(told: int | None) -> int | None:
+    """Bytes that a run may take: as it was told, or nearly all that is free, its own share included."""
+    if told is not None:
+        return told
+    free = available()
+    return None if free is None else int((free + resident()) * SHARE)

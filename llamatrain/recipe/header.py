@@ -1,0 +1,22 @@
+"""What a run is, in a few lines, before it begins."""
+
+from pathlib import Path
+
+from llamatrain.recipe.prepare import Prepared
+
+
+def facts(prepared: Prepared, folder: Path) -> list[tuple[str, str]]:
+    train, way, h = prepared.kept.train, prepared.fitted.way, prepared.model.h
+    batches = f", {train.grad_acc} batches a step" if train.grad_acc > 1 else ""
+    rows = f"{train.batch} rows of {max(prepared.data.rows.lengths)}{batches}"
+    recomputed = "" if str(way.policy) == "none" else f", recomputing {way.policy}"
+    trained = sum(tensor.size for tensor in prepared.fitted.leaves.trained.values())
+    some = f"; an adapter of {trained:,} is trained" if prepared.target.kind == "finetune_lora" else ""
+    return [
+        ("model", h.describe()),
+        ("parameters", f"{h.parameters:,}{some}"),
+        ("data", prepared.data.described),
+        ("training", f"{train.optimizer}, {train.iters} steps of {rows}, {train.precision}, {way.setting.threads} threads"),
+        ("memory", way.needs.describe() + recomputed),
+        ("folder", str(folder)),
+    ]

@@ -1,0 +1,156 @@
+"""What a run will take, before it takes it; and what is computed again, or split, so that it fits."""
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+
+from llamatrain.config.units import Size
+from llamatrain.engine.budget import cheapest
+from llamatrain.recipe.options import AUTO
+from llamatrain.sample.decoder import Decoder
+from llamatrain.train.graphs import Policy, RunGraphs, Setting
+
+SHARE = 0.9  # of what is free, where no limit is given
+ROW = 20  # bytes of a token in a batch: five arrays
+BOUND = 5000  # bytes of a node that is bound to memory and a kernel: arrays, and the words of its calls
+SMALL = 256  # tokens: a batch of fewer is split no further, its products would run below their speed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """Bytes, by what they are for."""
+
+    weights: int
+    gradients: int
+    moments: int
+    packed_copies: int
+    base_pages: int
+    inputs: int
+    arena: int
+    decoding: int
+    interpreter: int
+
+    @property
+    def total(self) -> int:
+        return sum(asdict(self).values())
+
+    def describe(self) -> str:
+        kinds = [f"{name} {Size(size).words}" for name, size in asdict(self).items() if size]
+        return f"{Size(self.total).words}: {', '.join(kinds)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demand:
+    """What of a run decides its memory, beside the setting."""
+
+    lengths: Sequence[int]
+    validating: bool
+    decoding: int  # positions of the cache for samples; 0: none
+    interpreter: int  # what the process holds already
+    batches: int = 1  # of a step, which are read before it
+    copies: int = 0  # of the base
+    pages: int = 0  # of its float32 weights, read where they lie, that are in memory at once
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """A way to run: with its graphs, so that they are built once."""
+
+    setting: Setting
+    policy: Policy
+    splits: int  # a batch is run in so many parts
+    graphs: RunGraphs
+    arena: int  # that programs share
+    needs: Needs
+
+    @property
+    def total(self) -> int:
+        return self.needs.total
+
+
+def fixed(setting: Setting, demand: Demand) -> int:
+    """What no way to run it can change: weights, gradients that stay, moments."""
+    vectors = 1 + (setting.gradients != "streamed") + moments_of(setting)
+    return vectors * 4 * sum(tensor.size for tensor in setting.trained.values()) + demand.copies
+
+
+def moments_of(setting: Setting) -> int:
+    return setting.optimizer.vectors if setting.optimizer else 0
+
+
+def decoding_of(setting: Setting, positions: int) -> int:
+    return Decoder.plan(setting.h, positions, setting.threads, setting.kernels, setting.weights).total
+
+
+def needs_of(setting: Setting, policy: Policy, demand: Demand, splits: int = 1) -> Way:
+    gradients = "flat" if splits > 1 else setting.gradients
+    setting = replace(setting, batch=setting.batch // splits, gradients=gradients)
+    graphs = RunGraphs(setting, policy)
+    shared, own = graphs.all(demand.lengths, gradients == "flat", demand.validating)
+    plans, updates = ([graphs.plan(graph) for graph in each] for each in (shared, own))
+    size = 4 * sum(tensor.size for tensor in setting.trained.values())
+    inputs = (
+        ROW * setting.batch * splits * max(demand.lengths) * demand.batches
+        + sum(plan.bytes("input") for plan in plans)
+        + graphs.table.nbytes
+        + sum(a.nbytes for a in graphs.states.values())
+    )
+    decoding = decoding_of(setting, demand.decoding) if demand.decoding else 0
+    arena, pages = max(plan.arena for plan in plans), max(demand.pages, *(plan.base_bytes for plan in plans))
+    kept = 0 if gradients == "streamed" else size
+    beside = arena + sum(plan.arena for plan in updates) - (kept if gradients == "arena" else 0)
+    held = demand.interpreter + BOUND * sum(len(plan.nodes) for plan in (*plans, *updates))
+    needs = Needs(
+        weights=size,
+        gradients=kept,
+        moments=moments_of(setting) * size,
+        packed_copies=demand.copies,
+        base_pages=pages,
+        inputs=inputs,
+        arena=beside,
+        decoding=decoding,
+        interpreter=held,
+    )
+    return Way(setting=setting, policy=policy, splits=splits, graphs=graphs, arena=arena, needs=needs)
+
+
+def choose(setting: Setting, remat: str, demand: Demand, most: int | None, parts: bool) -> Way:
+    """The first way that takes no more than `most`: recomputation where that is open, batches in `parts`. Else the leanest."""
+    best: Way | None = None
+    for splits in _splits(setting, demand.lengths) if parts else (1,):
+        if remat != AUTO:
+            found = needs_of(setting, int(remat) if remat.isdecimal() else remat, demand, splits)
+        else:
+            found = _cheapest(setting, demand, splits, most)
+        best = found if best is None or found.total < best.total else best
+        if most is None or found.total <= most:
+            return found
+    assert best
+    return best
+
+
+def excess(way: Way, limit: int | None, most: int | None) -> str | None:
+    """What to say of a run that takes more than was allowed, or is free."""
+    if most is None or way.total <= most:
+        return None
+    told = f"--memory allows {Size(most).words}" if limit is not None else f"{Size(most).words} are free for it"
+    takes = f"{Size(way.total).words} ({way.needs.describe().partition(': ')[2]})"
+    copied = way.needs.packed_copies and not way.setting.drop_base
+    less = "--cache-base off, a smaller --batch or --ctx" if copied else "a smaller --batch, --ctx or model"
+    return f"the run takes {takes}, and {told}; {less} takes less"
+
+
+def _splits(setting: Setting, lengths: Iterable[int]) -> Iterator[int]:
+    """Into how many parts a batch may be run: 1, and more where gradients can be added up."""
+    yield 1
+    longest, splits = max(lengths), 2
+    while setting.gradients != "streamed" and setting.batch % splits == 0 and setting.batch // splits * longest >= SMALL:
+        yield splits
+        splits *= 2
+
+
+def _cheapest(setting: Setting, demand: Demand, splits: int, most: int | None) -> Way:
+    """Of the recomputations the one that costs least time, or least memory where none fits."""
+    limit = sys.maxsize if most is None else most
+    _, found = cheapest(lambda policy: needs_of(setting, policy, demand, splits), setting.h.layers, limit)
+    return found

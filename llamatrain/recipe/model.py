@@ -1,0 +1,128 @@
+"""The model that a run works on: its numbers, and its vocabulary."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from llamatrain.config.options import flag_of
+from llamatrain.data.tokenizer import Tokenizer, new_vocabulary
+from llamatrain.data.tokenizer import load as load_tokenizer
+from llamatrain.data.tokenizer.vocabulary import KEY, WITHOUT_TEXT
+from llamatrain.errors import UsageError
+from llamatrain.files.reader import Gguf, Metadata, open_gguf
+from llamatrain.files.values import Value, u32
+from llamatrain.model import hyperparameters
+from llamatrain.model.hyperparameters import ALL_F32, Hyperparameters, vocabulary_of
+from llamatrain.model.options import BYTES, CTX, ModelOptions, as_options
+from llamatrain.recipe.asked import Asked
+from llamatrain.recipe.sources import Sources
+from llamatrain.recipe.tuning import TuneOptions
+
+OF_A_FILE = ("split.", "training.", "optimizer.", "general.quantization_version")  # keys that a new model file has not
+OWN_SIZE = (
+    "size",
+    "embd",
+    "head",
+    "head_kv",
+    "layer",
+    "ff",
+    "vocab_size",
+    "vocab_from",
+    "rope_freq_base",
+    "rope_freq_scale",
+    "norm_rms_eps",
+    "tie_embeddings",
+)
+TUNED_CTX = 512  # at most, where it is not given
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    h: Hyperparameters
+    metadata: dict[str, Value]  # of the model file
+    tokenizer: Tokenizer | None  # None: its tokens stand for no text
+    row: int  # tokens in a row
+    untrained: dict[str, np.ndarray] = field(default_factory=dict)  # tensors that are no weights
+
+
+def model_for(asked: Asked, sources: Sources, given: Collection[str], read: bool = True) -> Model:
+    """The one in a file, or a new one; `read`: whether text may be, to learn a vocabulary from."""
+    if not sources.base:
+        return new_model(asked.files, asked.model, read)
+    if asked.command == "finetune":
+        model = model_of(sources.base, asked.tune.ctx, TUNED_CTX)
+        h = overridden(model.h, asked.tune)
+        return replace(model, h=h, metadata=model.metadata if h == model.h else rekeyed(model.metadata, h))
+    if not sources.goes_on:
+        check_own(sources.base, given)
+    model = model_of(sources.base, asked.model.ctx, CTX)
+    return replace(model, metadata=sources.checkpoint.metadata) if sources.checkpoint else model
+
+
+def check_own(base: Gguf, given: Collection[str]) -> None:
+    for name in OWN_SIZE:
+        if name in given:
+            raise UsageError(f"{flag_of(name)} has no effect on the model in {base.path}, which is as it is; leave it out")
+
+
+def overridden(h: Hyperparameters, options: TuneOptions) -> Hyperparameters:
+    """Rope and epsilon, other than in the file."""
+    rope = h.rope
+    with as_options():
+        if options.rope_freq_base is not None:
+            rope = replace(rope, base=options.rope_freq_base)
+        if options.rope_freq_scale is not None:
+            factor = 1 / options.rope_freq_scale
+            rope = replace(rope, kind="linear" if factor != 1 else "none", factor=factor)
+        return replace(h, rope=rope, rms_eps=h.rms_eps if options.norm_rms_eps is None else options.norm_rms_eps)
+
+
+def rekeyed(metadata: Mapping[str, Value], h: Hyperparameters) -> dict[str, Value]:
+    """A file's keys with the rope and the epsilon of another model."""
+    others = {key: value for key, value in metadata.items() if not key.startswith(f"{h.architecture.name}.rope.")}
+    return others | {key: value for key, value in h.metadata("").items() if not key.startswith("general.")}
+
+
+def new_model(files: Sequence[str], options: ModelOptions, read: bool) -> Model:
+    """By the options. Unread, the text gives as many tokens as may be."""
+    vocabulary, tokenizer, size = new_vocabulary_of(files, options, read)
+    h = options.hyperparameters(size)
+    return Model(h=h, metadata=h.metadata("llamatrain") | vocabulary, tokenizer=tokenizer, row=h.ctx)
+
+
+def model_of(gguf: Gguf, ctx: int | None, usual: int) -> Model:
+    """The one in a file; without `ctx` rows have the `usual` length, or the model's."""
+    h = hyperparameters.read(gguf)
+    metadata = {key: value for key, value in gguf.metadata.typed.items() if not key.startswith(OF_A_FILE)}
+    metadata["general.file_type"] = u32(ALL_F32)
+    without = gguf.metadata.get(f"{KEY}model") in WITHOUT_TEXT
+    tokenizer = None if without else load_tokenizer(gguf.metadata, gguf.path)
+    if tokenizer and len(tokenizer) > h.vocab:
+        raise UsageError(f"{gguf.path}: its vocabulary has {len(tokenizer)} tokens, its embeddings {h.vocab}")
+    factors = {} if h.rope.factors is None else {"rope_freqs.weight": h.rope.factors}
+    return Model(h=h, metadata=metadata, tokenizer=tokenizer, row=ctx or min(usual, h.ctx), untrained=factors)
+
+
+def new_vocabulary_of(files: Sequence[str], options: ModelOptions, read: bool) -> tuple[dict[str, Value], Tokenizer | None, int]:
+    """Its keys, its tokenizer, and how many tokens it has."""
+    if options.vocab_from:
+        gguf = open_gguf(options.vocab_from)
+        tokenizer = load_tokenizer(gguf.metadata, options.vocab_from)
+        return vocabulary_of(gguf.metadata.typed), tokenizer, len(tokenizer)
+    of_bytes = options.vocab_size == BYTES
+    size = 0 if of_bytes else int(options.vocab_size)
+    if not files:
+        if not 3 <= size <= 1024:
+            raise UsageError(f"--vocab-size {options.vocab_size}: the sine wave takes 3 to 1024 (a begin token, and levels)")
+        return new_vocabulary.without_text(size), None, size
+    made = new_vocabulary.bytes_only() if of_bytes or not read else learned(files, size)
+    tokenizer = load_tokenizer(Metadata(made))
+    return made, tokenizer, len(tokenizer) if of_bytes or read else size
+
+
+def learned(files: Sequence[str], size: int) -> dict[str, Value]:
+    from llamatrain.data.sources import find_sources
+    from llamatrain.data.texts import texts_of
+
+    return new_vocabulary.learned(texts_of(find_sources(files)), size)

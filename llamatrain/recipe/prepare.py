@@ -1,0 +1,110 @@
+"""Prepares a run: everything that can fail, before anything is written."""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from llamatrain.config.units import Size
+from llamatrain.data.sine import Sine
+from llamatrain.data.sources import find_sources
+from llamatrain.errors import MemoryPlanError
+from llamatrain.recipe.asked import Asked
+from llamatrain.recipe.data import TrainingData, data_of, sine_of
+from llamatrain.recipe.fitting import Extent, Fitted, fitted
+from llamatrain.recipe.memory import Way
+from llamatrain.recipe.model import Model, model_for
+from llamatrain.recipe.options import PlaceOptions
+from llamatrain.recipe.resolved import Resolved, resolve
+from llamatrain.recipe.resume import gone_on_with, resumed_of
+from llamatrain.recipe.samples import Samples, samples_of
+from llamatrain.recipe.sources import Sources, opened
+from llamatrain.recipe.target import Target
+from llamatrain.recipe.targets import target_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A run that could begin."""
+
+    resolved: Resolved
+    fitted: Fitted
+    kept: Asked  # what is written down of both
+    sources: Sources
+    model: Model
+    data: TrainingData
+    target: Target
+    samples: Samples
+    notes: tuple[str, ...]
+
+
+def begun(asked: Asked, place: PlaceOptions, given: Collection[str]) -> tuple[Asked, Sources, list[str]]:
+    """What is asked in the end, what it is made from, and what is to be said of the run that goes on."""
+    resumed = resumed_of(place, asked.command)
+    notes = list(resumed.notes) if resumed else []
+    if resumed:
+        asked, more = gone_on_with(asked, resumed, given)
+        notes += more
+    asked = asked.settled("" if resumed or not place.checkpoint_in else str(place.checkpoint_in))
+    return asked, opened(asked, resumed), notes
+
+
+def prepare(asked: Asked, sources: Sources, peft: Path | None, notes: list[str], given: Collection[str]) -> Prepared:
+    model = model_for(asked, sources, given)
+    target = target_of(asked, model, sources, peft)  # what adapters are not as they should be is told before the data is read
+    data = data_of(asked.files, model, asked.data, asked.train.seed)
+    resolved = resolve(asked, model.row, data.rows.count, peft)
+    samples = samples_of(asked, model, data.rows if isinstance(data.rows, Sine) else None)
+    extent = Extent(
+        lengths=data.rows.lengths,
+        validating=data.validation is not None,
+        decoding=samples.positions,
+        goes_on=sources.goes_on,
+    )
+    found = fitted(resolved, target, extent)
+    if found.excess:
+        raise MemoryPlanError(found.excess)
+    return Prepared(
+        resolved=resolved,
+        fitted=found,
+        kept=resolved.kept(str(found.way.policy), found.way.splits, found.cache),
+        sources=sources,
+        model=model,
+        data=data,
+        target=target,
+        samples=samples,
+        notes=(*notes, *remarks(resolved, found, sources, model)),
+    )
+
+
+def remarks(resolved: Resolved, found: Fitted, sources: Sources, model: Model) -> Iterator[str]:
+    """What a run's user should know of it."""
+    asked, tune = resolved.asked, resolved.asked.tune
+    if sources.resumed and sources.step >= resolved.iters:
+        yield f"all {resolved.iters} steps are done already; --iters with a larger number goes on"
+    if found.way.splits > 1:
+        yield f"a batch is run in {found.way.splits} parts, to fit the memory"
+    if model.row > model.h.ctx:
+        yield f"rows have {model.row} tokens, and the model was made for {model.h.ctx}"
+    if found.cache == "off" and found.way.needs.packed_copies:
+        copied = Size(found.way.needs.packed_copies).words
+        yield f"weights of types that no product unpacks on its way are unpacked once, which takes {copied}"
+    changed = (tune.rope_freq_base, tune.rope_freq_scale, tune.norm_rms_eps) != (None, None, None)
+    if changed and asked.command == "finetune" and not tune.full:
+        yield "the adapter is for the base with this rope and epsilon: it is to be run with the same"
+
+
+def planned(asked: Asked, place: PlaceOptions, given: Collection[str]) -> tuple[Way, str | None]:
+    """How a run would be run, and why it would not, if so; its text is not read, and nothing is written."""
+    asked, sources, _ = begun(asked, place, given)
+    if named := [file for file in asked.files if file != "-"]:
+        find_sources(named)
+    model = model_for(asked, sources, given, read=False)
+    sine = None if asked.files else sine_of(model, 0)
+    extent = Extent(
+        lengths=(model.row,),
+        validating=bool(asked.data.val or asked.data.val_split),
+        decoding=samples_of(asked, model, sine).positions,
+        goes_on=sources.goes_on,
+    )
+    found = fitted(resolve(asked, model.row, lambda epochs: epochs), target_of(asked, model, sources, None), extent, refuse=False)
+    return found.way, found.excess

@@ -1,0 +1,120 @@
+"""What a run does, the second of three stages: nothing of it is open any more."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from llamatrain.machine.units import cores, units
+from llamatrain.optim.optimizer import Optimizer, StepRule
+from llamatrain.optim.registry import named
+from llamatrain.optim.schedule import Schedule
+from llamatrain.optim.stop import StopRules
+from llamatrain.recipe.asked import Asked
+from llamatrain.recipe.options import ITERS, LR_MIN, WARMUP, TrainOptions
+from llamatrain.train.graphs import Gradients
+from llamatrain.train.loop import Course
+
+Precision = Literal["f32", "bf16"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resolved:
+    """Made once of what was asked; what is still to be decided is how it is done in the memory that there is."""
+
+    asked: Asked
+    iters: int
+    warmup: int
+    decay_steps: int
+    lr_min: float
+    row: int  # tokens
+    threads: int
+    precision: Precision
+    optimizer: Optimizer
+    gradients: Gradients
+    alpha: float | None  # of a new adapter
+    peft: Path | None  # a folder that the adapter is written to, too
+
+    @property
+    def schedule(self) -> Schedule:
+        train = self.asked.train
+        return Schedule(
+            kind=train.schedule,
+            peak=train.lr,
+            minimum=self.lr_min,
+            warmup=self.warmup,
+            decay_steps=self.decay_steps,
+            restart_growth=train.restart_growth,
+        )
+
+    def course(self, splits: int) -> Course:
+        """With batches in so many parts."""
+        train, run = self.asked.train, self.asked.run
+        return Course(
+            iters=self.iters,
+            grad_acc=train.grad_acc * splits,
+            seed=train.seed,
+            schedule=self.schedule,
+            rules=StopRules(train.past, train.delta, train.max_no_improvement, train.epsf),
+            eval_every=run.eval_every,
+            sample_every=run.sample_every,
+            save_every=run.save_every,
+            max_time=run.max_time,
+        )
+
+    def kept(self, policy: str, splits: int, cache: Literal["auto", "bf16", "off"]) -> Asked:
+        """As options in which nothing is open, for checkpoints and config.toml; with how it is done."""
+        asked, train = self.asked, self.asked.train
+        return replace(
+            asked,
+            model=replace(asked.model, ctx=self.row),
+            train=replace(
+                train,
+                iters=self.iters,
+                epochs=None,
+                warmup=self.warmup,
+                decay_steps=self.decay_steps,
+                lr_min=self.lr_min,
+                precision=self.precision,
+                remat=policy,
+                batch=train.batch // splits,
+                grad_acc=train.grad_acc * splits,
+            ),
+            tune=replace(asked.tune, ctx=self.row, lora_alpha=self.alpha, peft=self.peft, cache_base=cache),
+        )
+
+
+def resolve(asked: Asked, row: int, rows_of: Callable[[int], int], peft: Path | None = None) -> Resolved:
+    """`rows_of` counts those of so many epochs."""
+    train, tune = asked.train, asked.tune
+    iters = train.iters if train.iters is not None else ITERS
+    if train.epochs is not None:
+        iters = -(-rows_of(train.epochs) // (train.batch * train.grad_acc))
+    warmup = train.warmup if train.warmup is not None else round(WARMUP * iters)
+    optimizer = named(train.optimizer).of(asdict(train))
+    return Resolved(
+        asked=asked,
+        iters=iters,
+        warmup=warmup,
+        decay_steps=train.decay_steps or max(1, iters - warmup),
+        lr_min=train.lr_min if train.lr_min is not None else LR_MIN * train.lr,
+        row=row,
+        threads=asked.run.threads or cores(),
+        precision=precision_of(train),
+        optimizer=optimizer,
+        gradients=gradients_of(train, optimizer),
+        alpha=tune.lora_alpha if tune.full or tune.lora_init else tune.alpha,
+        peft=peft,
+    )
+
+
+def precision_of(options: TrainOptions) -> Precision:
+    if options.precision != "auto":
+        return options.precision
+    return "bf16" if units() & {"amx", "avx512bf16"} and options.kernels == "cpu" else "f32"
+
+
+def gradients_of(train: TrainOptions, optimizer: Optimizer) -> Gradients:
+    if not isinstance(optimizer, StepRule) or train.grad_acc > 1:
+        return "flat"
+    return "arena" if train.clip > 0 else "streamed"

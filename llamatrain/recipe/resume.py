@@ -1,0 +1,116 @@
+"""The run that is gone on with: its checkpoint, and its options with those changed that may be."""
+
+import sys
+from collections.abc import Collection
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from llamatrain.config.options import flag_of
+from llamatrain.errors import UsageError
+from llamatrain.files.reader import open_gguf
+from llamatrain.recipe.asked import PARTS, Asked
+from llamatrain.recipe.options import AUTO, PlaceOptions, RunOptions, refuse_idle
+from llamatrain.store.checkpoint import Checkpoint
+from llamatrain.store.folder import RunFolder
+
+# beside all of RunOptions: what may change when a run goes on, and the part that it is of
+FREE = {
+    "iters": "train",
+    "memory": "train",
+    "precision": "train",
+    "val": "data",
+    "force_reshuffle": "data",
+    "adapter_type": "tune",
+    "peft": "tune",
+    "only_write_lora": "tune",
+    "cache_base": "tune",
+    "lora_scaled": "lora",
+}
+SAID = ("iters", "threads", "precision", "cache_base")  # of those, what is said of it
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """Where a run goes on."""
+
+    checkpoint: Checkpoint
+    path: Path
+    notes: tuple[str, ...] = ()
+
+    @property
+    def step(self) -> int:
+        return self.checkpoint.state.counters.step
+
+    @property
+    def kept(self) -> bool:
+        """Whether it knows its options; an ancestor's does not."""
+        return bool(self.checkpoint.options)
+
+
+def resumed_of(place: PlaceOptions, command: str) -> Resumed | None:
+    """The checkpoint that there is to go on from, which must be of this command."""
+    path = place.resume or place.checkpoint_in
+    if path is None or (not place.resume and open_gguf(path).kind != "checkpoint"):
+        return None
+    checkpoint, found, notes = RunFolder.newest(path)
+    kept = checkpoint.options.get("command", "from-scratch")
+    if kept != command:
+        raise UsageError(f"{found}: a checkpoint of {kept}; go on with `llamatrain {kept} --resume {path}`")
+    return Resumed(checkpoint, found, tuple(notes))
+
+
+def gone_on_with(asked: Asked, resumed: Resumed, given: Collection[str]) -> tuple[Asked, list[str]]:
+    """A run's own options, with those changed that may be; and what is to be said of it."""
+    if not resumed.kept:
+        return asked, []
+    kept, asked = Asked.from_plain(resumed.checkpoint.options, resumed.path), asked.settled()
+    check_files(kept, asked)
+    changed, said = changes(kept, asked, given)
+    if changed["train"].get("precision") == "f32" and kept.tune.cache_base == "bf16" and "cache_base" not in given:
+        changed["tune"]["cache_base"] = "off"
+        said.append("--cache-base is off from now on: copies in bf16 are for products in bf16")
+    parts = {part: replace(getattr(kept, part), **values) for part, values in changed.items()}
+    made = replace(kept, base=asked.base or kept.base, **parts)  # the base may have been moved
+    refuse_idle(made.idle, given)
+    if "iters" in changed["train"] and kept.train.schedule != "constant" and "schedule" not in made.idle:
+        said.append(f"the schedule stays: after step {kept.train.iters} the rate is --lr-min {kept.train.lr_min:g}")
+    if "precision" in changed["train"] or "cache_base" in changed["tune"]:
+        said.append("so the run is not, to the bit, what it would have been")
+    return made, said
+
+
+def check_files(kept: Asked, asked: Asked) -> None:
+    if asked.files and asked.files != kept.files:
+        before = " ".join(kept.files) or "the sine wave"
+        raise UsageError(f"the data may not change when a run goes on: it has {before}; leave it out")
+    if asked.base and asked.base != kept.base and kept.tune.full:
+        raise UsageError(f"a run of --full goes on from its checkpoint, not from {asked.base}; leave it out")
+    if "-" in kept.files and sys.stdin.isatty():
+        raise UsageError("the run's data came from standard input: give it there again")
+
+
+def changes(kept: Asked, asked: Asked, given: Collection[str]) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """By part, what is given anew; and what is to be said of it."""
+    given = {"lora_scaled" if name == "lora" else name for name in given}  # as they are settled
+    changed: dict[str, dict[str, Any]] = {name: {} for name in PARTS}
+    said = list[str]()
+    free = {each.name: "run" for each in fields(RunOptions)} | FREE
+    for part in asked.parts:
+        for name in (each.name for each in fields(getattr(asked, part))):
+            wanted, before = getattr(getattr(asked, part), name), getattr(getattr(kept, part), name)
+            if name not in given or wanted in (before, AUTO):  # what was open is decided already
+                continue
+            if name not in free:
+                raise UsageError(f"{flag_of(name)} may not change when a run goes on: it has {worded(before)}; leave it out")
+            changed[free[name]][name] = wanted
+            if name in SAID:
+                said.append(f"{flag_of(name)} is {wanted} from now on" + (f", and was {before}" if before is not None else ""))
+    return changed, said
+
+
+def worded(value: Any) -> str:
+    """An option's value, as it is given."""
+    if isinstance(value, tuple):
+        return " ".join(map(worded, value)) or "none"
+    return {None: "none", True: "it on", False: "it off"}[value] if value is None or isinstance(value, bool) else str(value)

@@ -1,0 +1,109 @@
+"""A run's checkpoints and its result: written as it stands, and put back as it was."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from llamatrain.errors import FileError
+from llamatrain.files.pages import release
+from llamatrain.files.values import Value
+from llamatrain.graph.tensor import Tensor
+from llamatrain.optim.optimizer import Descent
+from llamatrain.recipe.data import Source
+from llamatrain.recipe.resume import Resumed
+from llamatrain.recipe.target import Target
+from llamatrain.store.checkpoint import GRADIENTS, Checkpoint
+from llamatrain.store.folder import RunFolder
+from llamatrain.train.programs import Programs
+from llamatrain.train.state import RunState
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saver:
+    """Writes a run as it stands."""
+
+    options: dict[str, Any]  # JSON
+    keep: int  # checkpoints
+    target: Target
+    metadata: Mapping[str, Value]
+    programs: Programs
+    descent: Descent | None
+    folder: RunFolder
+    flush: Callable[[], None]  # of the figures, which must not know less than a checkpoint
+
+    def save(self, state: RunState) -> str:
+        self.flush()
+        path = self.folder.save(self.checkpoint(state), self.keep)
+        self.target.write(self.folder.result(self.target.result), self.programs.weights.parts)
+        return str(path)
+
+    def checkpoint(self, state: RunState) -> Checkpoint:
+        optimizer, parts = self.programs.setting.optimizer, self.programs.weights.parts
+        assert optimizer
+        kept: dict[str, Any] = {name: self.programs.vectors[kind].vector for kind, name in optimizer.states.items()}
+        kept |= self.descent.kept() if self.descent else {}
+        vectors = {optimizer.key(name): value for name, value in kept.items() if isinstance(value, np.ndarray)}
+        numbers: dict[str, float | int | bool] = {
+            optimizer.key(name): value for name, value in kept.items() if not isinstance(value, np.ndarray)
+        }
+        if state.partial and self.programs.grads:
+            vectors[GRADIENTS] = self.programs.grads.vector
+        return Checkpoint(
+            kind=self.target.kind,
+            metadata=dict(self.metadata),
+            weights=self.target.saved(parts),
+            options=self.options,
+            state=state,
+            optimizer=optimizer.kept_as,
+            order=list(parts),
+            vectors=vectors,
+            numbers=numbers,
+            extra=self.target.extra(),
+        )
+
+
+def check_trained(resumed: Resumed, trained: Mapping[str, Tensor]) -> None:
+    """A checkpoint has all that is trained, and nothing else in its vectors."""
+    weights, order = resumed.checkpoint.weights, resumed.checkpoint.order
+    for name, tensor in trained.items():
+        if name not in weights or weights[name].shape != tensor.shape:
+            found = f"is {list(weights[name].shape)}" if name in weights else "is missing"
+            raise FileError(f"{resumed.path}: {name} {found}, where {list(tensor.shape)} is needed")
+    if strange := set(order) ^ set(trained):
+        raise FileError(f"{resumed.path}: {min(strange)[:80]} is trained, or in its flat vectors, and not both")
+
+
+def filled(checkpoint: Checkpoint, parts: Mapping[str, np.ndarray]) -> None:
+    for name, part in parts.items():
+        part[...] = checkpoint.weights[name]
+        release(checkpoint.weights[name])
+
+
+def restored(
+    checkpoint: Checkpoint, programs: Programs, descent: Descent | None, rows: Source, grad_acc: int
+) -> tuple[RunState, list[str]]:
+    """Vectors and rows put back where a checkpoint was, and its state; and what could not be."""
+    optimizer, state, warnings = programs.setting.optimizer, checkpoint.state, list[str]()
+    assert optimizer
+    if checkpoint.optimizer != optimizer.kept_as:
+        warnings.append(f"the checkpoint's optimizer is {checkpoint.optimizer}: this one begins anew")
+    else:
+        for kind, name in optimizer.states.items():
+            put(checkpoint.pieces(optimizer.key(name)), programs.vectors[kind].parts)
+        if descent:
+            descent.restore(checkpoint.kept)
+    partial = None
+    if state.data and not rows.restore(state.data):
+        warnings.append("the data is not what it was: the shuffle begins anew")
+    elif state.partial and programs.grads and len(state.partial.losses) < grad_acc:
+        put(checkpoint.pieces(GRADIENTS), programs.grads.parts)
+        partial = replace(state.partial, losses=[*state.partial.losses])
+    return replace(state, counters=replace(state.counters), data=rows.state, stop=replace(state.stop), partial=partial), warnings
+
+
+def put(pieces: Mapping[str, np.ndarray], parts: Mapping[str, np.ndarray]) -> None:
+    for name, piece in pieces.items():
+        parts[name][...] = piece
+        release(piece)

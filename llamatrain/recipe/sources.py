@@ -1,0 +1,133 @@
+"""What a run is made from beside its data: a base, adapters, a checkpoint. Each is opened once, and handed on."""
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from llamatrain.adapters import reading
+from llamatrain.adapters.adapter import Adapter, factors_of
+from llamatrain.errors import FileError, UsageError
+from llamatrain.files.pages import release
+from llamatrain.files.reader import Gguf, open_gguf
+from llamatrain.model import hyperparameters
+from llamatrain.recipe.asked import Asked
+from llamatrain.recipe.resume import Resumed
+from llamatrain.store.checkpoint import Checkpoint
+
+Factors = Mapping[str, tuple[np.ndarray, np.ndarray, float]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sources:
+    base: Gguf | None = None  # the model that is tuned, that weights are taken from, or that a checkpoint holds
+    resumed: Resumed | None = None
+    mixed: tuple[Adapter, ...] = ()  # which are there, and stay as they are
+    factors: tuple[Factors, ...] = ()  # theirs
+    first: Adapter | None = None  # which is gone on from
+
+    @property
+    def checkpoint(self) -> Checkpoint | None:
+        return self.resumed.checkpoint if self.resumed else None
+
+    @property
+    def home(self) -> Path | None:
+        """The folder of the run that goes on."""
+        return self.resumed.path.parent if self.resumed else None
+
+    @property
+    def goes_on(self) -> bool:
+        """With options of its own."""
+        return self.resumed is not None and self.resumed.kept
+
+    @property
+    def step(self) -> int:
+        return self.resumed.step if self.resumed else 0
+
+    @cached_property
+    def print_of_base(self) -> str:
+        assert self.base
+        return fingerprint(self.base)
+
+    @cached_property
+    def prints_of_mixed(self) -> list[str]:
+        return [adapter_print(adapter) for adapter in self.mixed]
+
+
+def opened(asked: Asked, resumed: Resumed | None) -> Sources:
+    """All of it, seen to fit together."""
+    base = base_of(asked, resumed)
+    if asked.command != "finetune" or asked.tune.full or base is None:
+        return Sources(base=base, resumed=resumed)
+    h = hyperparameters.read(base)
+    mixed = tuple(reading.read(path, h).scaled(scale) for path, scale in asked.lora.scaled)
+    first = reading.read(asked.tune.lora_init, h) if asked.tune.lora_init and not resumed else None
+    factors = tuple(factors_of(adapter, h, base.path) for adapter in mixed)
+    if first:
+        factors_of(first, h, base.path)
+    sources = Sources(base=base, resumed=resumed, mixed=mixed, factors=factors, first=first)
+    if resumed:
+        check_same(sources, resumed, asked)
+    return sources
+
+
+def base_of(asked: Asked, resumed: Resumed | None) -> Gguf | None:
+    """A run of every weight that goes on has it in its checkpoint."""
+    if resumed and (asked.command != "finetune" or asked.tune.full or not asked.base):
+        return open_gguf(resumed.path)
+    if not asked.base:
+        return None
+    if resumed and not Path(asked.base).exists():
+        moved = f"if it was moved, name it: llamatrain finetune BASE.gguf --resume {resumed.path}"
+        raise FileError(f"{asked.base}: no such file, and the run in {resumed.path} is for it; {moved}")
+    gguf = open_gguf(asked.base)
+    if gguf.kind == "checkpoint" and gguf.metadata.get("training.type") == "finetune_lora":
+        raise UsageError(
+            f"{asked.base}: a checkpoint of an adapter, no model; go on with `llamatrain finetune --resume {asked.base}`"
+        )
+    return gguf
+
+
+def check_same(sources: Sources, resumed: Resumed, asked: Asked) -> None:
+    """Base and adapters are those that the run began with."""
+    extra = resumed.checkpoint.extra
+    if extra.get("base") != sources.print_of_base:
+        raise FileError(f"{asked.base}: not the model that the run in {resumed.path} was for")
+    if sources.prints_of_mixed == (kept := extra.get("mixed")):
+        return
+    prints = zip(sources.mixed, sources.prints_of_mixed, strict=True)
+    strange = [adapter for adapter, found in prints if not isinstance(kept, list) or found not in kept]
+    named = f"{strange[0].source}: not an adapter" if strange else f"{resumed.path}: not all of the adapters, in their order,"
+    told = " ".join(f"--lora-scaled {path} {scale:g}" for path, scale in asked.lora.scaled)
+    raise FileError(f"{named} that the run began with; received {told or 'none'}")
+
+
+# ---- by what they are known again ------------------------------------------
+
+
+def adapter_print(adapter: Adapter) -> str:
+    """Of all that an adapter changes."""
+    found = 0
+    for name, pair in adapter.pairs.items():
+        found = zlib.crc32(f"{name} {pair.scale!r}".encode(), found)
+        for factor in (pair.a, pair.b):
+            found = zlib.crc32(np.ascontiguousarray(factor).tobytes(), found)
+    return f"{found:08x}"
+
+
+PIECES = 16  # of a tensor, that a fingerprint is taken of
+
+
+def fingerprint(base: Gguf) -> str:
+    """Of the base's numbers, its tensors' names and types, and some pieces of each: another model is told apart."""
+    found = zlib.crc32(repr(hyperparameters.read(base)).encode())
+    for tensor in base.tensors.values():
+        raw = tensor.raw.reshape(-1)
+        found = zlib.crc32(f"{tensor.name} {tensor.type.name} {tensor.shape}".encode(), found)
+        for start in range(0, raw.size, max(1, raw.size // PIECES)):
+            found = zlib.crc32(raw[start : start + 256].tobytes(), found)
+            release(raw)  # a little read may map two megabytes around it
+    return f"{found:08x}"

@@ -1,0 +1,90 @@
+"""Which target a run has, by its options, or by the checkpoint that it goes on from."""
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from llamatrain.adapters.options import LARGEST
+from llamatrain.errors import FileError, UsageError
+from llamatrain.files.reader import Gguf
+from llamatrain.machine.units import cores
+from llamatrain.model.hyperparameters import Hyperparameters
+from llamatrain.recipe.asked import Asked
+from llamatrain.recipe.model import Model
+from llamatrain.recipe.resolved import precision_of
+from llamatrain.recipe.sources import Sources
+from llamatrain.recipe.target import EveryWeight, NewAdapter, Target
+from llamatrain.recipe.tuning import TuneOptions, ranks_of
+
+TRAINABLE = ("F32", "F16", "BF16")
+
+
+def target_of(asked: Asked, model: Model, sources: Sources, peft: Path | None) -> Target:
+    threads = asked.run.threads or cores()
+    if asked.command == "from-scratch" or asked.tune.full:
+        if asked.tune.full and sources.base and not sources.resumed:
+            check_trainable(sources.base, model.h)
+        return EveryWeight(
+            h=model.h,
+            metadata=model.metadata,
+            untrained=model.untrained,
+            seed=asked.train.seed,
+            threads=threads,
+            base=None if sources.resumed else sources.base,
+        )
+    assert sources.base
+    ranks, scales, alpha = numbers_of(asked.tune, model.h, sources)
+    return NewAdapter(
+        h=model.h,
+        base=sources.base,
+        sources=sources,
+        ranks=ranks,
+        scales=scales,
+        alpha=alpha,
+        dropout=asked.tune.lora_dropout,
+        seed=asked.train.seed,
+        threads=threads,
+        half=precision_of(asked.train) == "bf16",
+        number_type=asked.tune.adapter_type,
+        peft=peft,
+    )
+
+
+def check_trainable(base: Gguf, h: Hyperparameters) -> None:
+    for name in h.shapes:
+        if (kind := base.tensors[name].type.name) not in TRAINABLE:
+            raise UsageError(f"--full: {base.path}: {name} is {kind}; a quantised model takes an adapter only (no --full)")
+
+
+Numbers = tuple[dict[str, int], dict[str, float], float]
+
+
+def numbers_of(tune: TuneOptions, h: Hyperparameters, sources: Sources) -> Numbers:
+    """Ranks, scales and alpha: of the checkpoint, of the adapter that is gone on from, or by the options."""
+    if sources.resumed:
+        return kept_numbers(sources.resumed.checkpoint.extra, h, sources.resumed.path)
+    if first := sources.first:
+        names = [name for name in h.shapes if name in first.pairs]
+        ranks = {name: first.pairs[name].rank for name in names}
+        return ranks, {name: first.pairs[name].scale for name in names}, float(first.alpha or tune.lora_r)
+    ranks = ranks_of(tune, h)
+    return ranks, {name: tune.scale(rank) for name, rank in ranks.items()}, tune.alpha
+
+
+def kept_numbers(kept: Mapping[str, Any], h: Hyperparameters, path: Path) -> Numbers:
+    match kept.get("ranks"), kept.get("scales"), kept.get("alpha"):
+        case dict() as ranks, dict() as scales, (int() | float()) as alpha if ranks.keys() == scales.keys() and ranks:
+            pass
+        case _:
+            raise FileError(f"{path}: what it says of its adapter is damaged")
+    if not all(len(h.shapes.get(name, ())) == 2 for name in ranks):
+        raise FileError(f"{path}: its adapter is for another base")
+    if not all(type(rank) is int and 1 <= rank <= 1 << 24 for rank in ranks.values()):
+        raise FileError(f"{path}: the ranks of its adapter are damaged")
+    if not sound([*scales.values(), alpha]):
+        raise FileError(f"{path}: the scales of its adapter are damaged")
+    return ranks, {name: float(scale) for name, scale in scales.items()}, float(alpha)
+
+
+def sound(numbers: Collection[Any]) -> bool:
+    return all(isinstance(each, int | float) and abs(each) <= LARGEST for each in numbers)

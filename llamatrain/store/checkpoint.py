@@ -1,0 +1,160 @@
+"""A checkpoint: one GGUF file with all that a run needs to go on as if it had never stopped.
+
+Keys and tensors are called as llama.cpp's train-text-from-scratch and finetune called them, where those had such a thing:
+
+    training.checksum     CRC-32 of the whole file, its own four bytes taken as zeros
+    training.type         the kind of run
+    general.*, llama.*, tokenizer.*   the model's own keys, as its file has them
+    training.*            counters, options, where the data and the stop rules stand
+    optimizer.*           its kind, the order of the parameters in its flat vectors, further numbers
+    tensors               the weights, then the vectors
+
+Numbers that must come back to the bit are float64. Where the ancestors had a float32 it is written too, for other readers.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+
+from llamatrain.files.constants import ALIGNMENT
+from llamatrain.files.types import TensorInfo, by_name
+from llamatrain.files.values import Kind, Value, boolean, f32, number, numbers, string, strings, u32, u64
+from llamatrain.files.writer import head, new_gguf
+from llamatrain.store.ancestors import OWN
+from llamatrain.train.state import RunState
+
+VERSION = 2  # training.file_version; 0 and 1 are the ancestors'
+CHECKSUM = "training.checksum"
+GRADIENTS = "training.accumulated_gradients"
+OWED, ENDED = "owed_validation", "ended"  # of the state, in training.extra
+LONGEST_COUNT = 2**32 - 1  # the ancestors counted iterations in 32 bits here, and in 64 above
+
+TYPES = {np.dtype(np.float32): by_name("F32"), np.dtype(np.float64): by_name("F64")}
+KINDS = {bool: Kind.BOOL, int: Kind.INT64, np.uint32: Kind.UINT32, np.int32: Kind.INT32}  # else a float64
+
+
+@dataclass(kw_only=True)
+class Checkpoint:
+    kind: str  # "train_model" or "finetune_lora"
+    metadata: dict[str, Value]
+    weights: dict[str, np.ndarray]  # float32, by their GGUF names
+    options: dict[str, Any]  # every one as resolved; JSON
+    state: RunState  # without data: that begins anew, with the run's own seed
+    optimizer: str  # what it is kept as
+    order: list[str]  # the parameters as they follow each other in flat vectors; other weights are not trained
+    vectors: dict[str, np.ndarray]  # by full name: (n,), (m, n), or (m,) in float64; GRADIENTS beside a partial step only
+    numbers: dict[str, float | int | bool] = field(default_factory=dict)  # by full key: optimizer.<kind>.*
+    extra: dict[str, Any] = field(default_factory=dict)  # JSON: what else is to be known of what is trained
+    notes: list[str] = field(default_factory=list)  # what a reader should be told; not written
+
+    @property
+    def kept(self) -> dict[str, Any]:
+        """What the optimizer kept, by its own names."""
+        prefix = f"optimizer.{self.optimizer}."
+        both = {**self.vectors, **self.numbers}
+        return {name.removeprefix(prefix): value for name, value in both.items() if name.startswith(prefix)}
+
+    def pieces(self, name: str) -> dict[str, np.ndarray]:
+        """A flat vector cut into the parameters that it holds: views, each in its weight's shape."""
+        sizes = [self.weights[parameter].size for parameter in self.order]
+        cuts = np.split(self.vectors[name], np.cumsum(sizes)[:-1])
+        return {key: cut.reshape(self.weights[key].shape) for key, cut in zip(self.order, cuts, strict=True)}
+
+
+def write(path: str | Path, checkpoint: Checkpoint) -> None:
+    """Whole or not at all; the arrays go straight from where they lie to the file."""
+    arrays = {**checkpoint.weights, **checkpoint.vectors}
+    with np.errstate(over="ignore"):  # a loss beyond float32 is infinite there
+        if past := checkpoint.state.stop.past_loss_values:  # the ancestors' ring: that of iteration i at i modulo its length
+            ring = np.roll(np.array(past, np.float32), checkpoint.state.counters.step % len(past))
+            arrays[f"optimizer.{checkpoint.optimizer}.past_loss_values"] = ring
+        metadata = {CHECKSUM: u32(0), **_metadata(checkpoint)}
+    infos = tensor_infos(arrays)
+    metadata[CHECKSUM] = u32(_sum_of(head(metadata, infos, ALIGNMENT), arrays.values()))
+    with new_gguf(path, metadata, infos) as out:
+        for name, array in arrays.items():
+            out.write(name, array)
+
+
+def tensor_infos(arrays: Mapping[str, np.ndarray]) -> list[TensorInfo]:
+    return [TensorInfo(name, TYPES[array.dtype], array.shape) for name, array in arrays.items()]
+
+
+# ---- the checksum ----------------------------------------------------------
+
+
+SUM_END = len(head({CHECKSUM: u32(0)}, [], ALIGNMENT))  # it is the first value, so that its place is known
+SUM_START = SUM_END - 4
+
+
+def _sum_of(start: bytes, arrays: Iterable[np.ndarray]) -> int:
+    """Of a file that is still to be written: each part with its padding."""
+    found = 0
+    for part in chain([memoryview(start)], (np.ascontiguousarray(array).data for array in arrays)):
+        found = crc32(bytes(-part.nbytes % ALIGNMENT), crc32(part, found))
+    return found
+
+
+def sum_of_file(file: np.ndarray) -> int:
+    return crc32(file[SUM_END:].data, crc32(bytes(4), crc32(file[:SUM_START].data)))
+
+
+# ---- the values ------------------------------------------------------------
+
+
+def _metadata(checkpoint: Checkpoint) -> dict[str, Value]:
+    # where tensors lie is the file's affair, not the model's
+    model = {key: value for key, value in checkpoint.metadata.items() if not key.startswith((*OWN, "general.alignment"))}
+    return {"training.type": string(checkpoint.kind), **model, **dict(_training(checkpoint)), **dict(_optimizer(checkpoint))}
+
+
+def _training(checkpoint: Checkpoint) -> Iterator[tuple[str, Value]]:
+    state = checkpoint.state
+    counters, data, stop = state.counters, state.data, state.stop
+    yield "training.file_version", u32(VERSION)
+    yield "training.iteration_count", u64(counters.step)
+    yield "training.sample_count", u64(counters.samples)
+    yield "training.token_count", u64(counters.tokens)
+    yield "training.epoch_count", u64(counters.epoch)
+    yield "training.seconds", _exactly(counters.seconds)
+    if data:
+        yield "training.shuffle.seed", number(Kind.INT64 if data.seed < 0 else Kind.UINT64, data.seed)
+        yield "training.shuffle.epoch", u64(data.epoch)
+        yield "training.shuffle.next_sample", u64(data.position)
+        yield "training.shuffle.next_row", u64(data.row)
+        yield "training.shuffle.fingerprint", string(data.fingerprint)
+    yield "training.best_loss", _exactly(stop.best_loss)
+    yield "training.previous_loss", _exactly(stop.previous_loss)
+    yield "training.no_improvement_count", u64(stop.no_improvement_count)
+    yield "training.past_loss_values", numbers(Kind.FLOAT64, stop.past_loss_values)
+    if left := state.partial:
+        told = {"count": len(left.losses), "losses": left.losses, "extra": {"seconds": left.seconds}}
+        yield "training.partial", string(json.dumps(told))
+    yield "training.options", string(json.dumps(checkpoint.options))
+    yield "training.extra", string(json.dumps({OWED: state.owed, ENDED: state.ended, **checkpoint.extra}))
+
+
+def _optimizer(checkpoint: Checkpoint) -> Iterator[tuple[str, Value]]:
+    stop, step, kind = checkpoint.state.stop, checkpoint.state.counters.step, f"optimizer.{checkpoint.optimizer}"
+    yield "optimizer.file_version", u32(0)
+    yield "optimizer.convergence_past_count", u32(len(stop.past_loss_values))
+    yield "optimizer.parameter_count", u64(sum(checkpoint.weights[name].size for name in checkpoint.order))
+    yield "optimizer.iteration_count", u32(min(step, LONGEST_COUNT))
+    yield "optimizer.just_initialized", boolean(step == 0)
+    yield "optimizer.type", string(checkpoint.optimizer)
+    yield "optimizer.parameter_order", strings(checkpoint.order)
+    yield f"{kind}.best_loss", f32(stop.best_loss)
+    yield f"{kind}.previous_loss", f32(stop.previous_loss)
+    yield f"{kind}.no_improvement_count", u32(min(stop.no_improvement_count, LONGEST_COUNT))
+    for key, value in checkpoint.numbers.items():
+        yield key, number(KINDS.get(type(value), Kind.FLOAT64), value)
+
+
+def _exactly(value: float) -> Value:
+    return number(Kind.FLOAT64, value)

@@ -1,0 +1,213 @@
+"""The folder of a run, and what may be done in it by one run at a time.
+
+    config.toml  metrics.jsonl  loss.svg     options, figures, curve
+    checkpoint-<step>.gguf                   the last ones
+    checkpoint-LATEST.gguf                   another name of the newest
+    model.gguf | adapter.gguf                the result
+    .replaced-<any>                          the run that was there, until this one has saved something
+
+All is written beside its place and renamed: a run that is killed leaves a folder that can be gone on with, and perhaps a
+temporary file that the next one removes. Of one that had saved nothing nothing stays, and what was there before comes back.
+"""
+
+import os
+import re
+import weakref
+from collections.abc import Iterable
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Self
+
+from llamatrain.errors import FileError
+from llamatrain.files.newfile import NewFile
+from llamatrain.store.aside import ASIDE, ON_ITS_WAY, asides, put_back, remove, renamed
+from llamatrain.store.checkpoint import Checkpoint, write
+from llamatrain.store.lock import locked
+from llamatrain.store.names import (
+    LATEST,
+    RESULTS,
+    files_of,
+    has_saved,
+    is_of_a_run,
+    is_temporary,
+    newest_first,
+    numbered,
+    telling,
+)
+from llamatrain.store.reading import read
+
+PIECE = 1 << 20
+
+
+class RunFolder:
+    """An existing folder, taken for writing until `close`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.made, self.fresh = path, False, False
+        self.aside: Path | None = None
+        self.close = weakref.finalize(self, locked(path))
+        with telling(path, "what is in it cannot be seen or changed"):
+            for file in list(path.iterdir()):
+                if is_temporary(file.name):
+                    file.unlink()
+            for aside in asides(path):
+                if aside.name.startswith(ASIDE) and has_saved(path):
+                    remove(aside)
+                else:
+                    put_back(aside)
+
+    @classmethod
+    def new(cls, out: Path | None, command: str, overwrite: bool = False) -> Self:
+        """A folder for a run that begins; without `out` the next `runs/<command>-<n>`. What is in it stays until `clear`."""
+        made = out is None or _made(out)
+        folder = cls(out or _next_folder(Path("runs"), command))
+        folder.made = made
+        with telling(folder.path, "cannot be looked into"):
+            there = sorted(file for file in folder.path.iterdir() if is_of_a_run(file.name))
+        if there and not overwrite:
+            folder.close()
+            raise FileError(
+                f"{folder.path}: there is a run already ({there[0].name}): --resume {folder.path} goes on with it, "
+                "--overwrite removes it, another --out leaves it alone"
+            )
+        return folder
+
+    def clear(self, sources: Iterable[Path] = ()) -> None:
+        """Put the run that is in it aside, until the new one has saved something; none of its files may be a source of that."""
+        there = files_of(self.path)
+        for source in sources:
+            if source.exists() and any(file.samefile(source) for file in there):
+                raise FileError(f"{source}: the run would replace what it reads; give another --out")
+        self.fresh = True
+        if there:
+            with telling(self.path, "the run there cannot be replaced"):
+                self.aside = Path(mkdtemp(prefix=ON_ITS_WAY, dir=self.path))
+                for file in there:
+                    file.rename(self.aside / file.name)
+                self.aside = self.aside.rename(renamed(self.aside, ASIDE))
+
+    def settled(self) -> None:
+        """There is something to go on from: what was put aside can go."""
+        self.fresh = self.made = False
+        if self.aside:
+            with suppress(OSError):
+                remove(self.aside)
+            self.aside = None
+
+    def discard(self) -> None:
+        """Where a run ends before it began: everything is as it was."""
+        aside, fresh, made = self.aside, self.fresh, self.made
+        self.aside, self.fresh, self.made = None, False, False
+        with suppress(OSError):
+            if aside:
+                put_back(aside)
+            elif fresh:
+                for file in files_of(self.path):
+                    file.unlink()
+            if made:
+                self.close()  # what holds it may lie in it
+                self.path.rmdir()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def result(self, name: str) -> Path:
+        """The place of one of the files that a run writes beside its checkpoints."""
+        if name not in RESULTS:
+            raise ValueError(f"{name} is none of {', '.join(RESULTS)}")
+        return self.path / name
+
+    # ---- checkpoints -------------------------------------------------------
+
+    def save(self, checkpoint: Checkpoint, keep: int) -> Path:
+        """Write a checkpoint, and then remove those older than the last `keep`."""
+        step = checkpoint.state.counters.step
+        path = self.path / f"checkpoint-{step}.gguf"
+        write(path, checkpoint)
+        self._call_latest(path)
+        with suppress(OSError):  # they take room, and do no harm
+            older = [file for number, file in sorted(numbered(self.path).items()) if number < step]
+            for file in older[: max(0, len(older) - max(keep, 1) + 1)]:
+                file.unlink()
+        return path
+
+    def rewind(self, step: int) -> None:
+        """Go on from an older checkpoint of this folder: those after it are of a run that is given up."""
+        file = self.path / f"checkpoint-{step}.gguf"
+        if file.exists():  # else it is LATEST itself, or has a name of its own
+            self._call_latest(file)
+        with telling(self.path, "its later checkpoints cannot be put aside"):
+            for number, file in numbered(self.path).items():
+                if number > step:
+                    file.rename(file.with_name(f"{file.name}.passed-over"))
+
+    def _call_latest(self, path: Path) -> None:
+        hidden = self.path / f".{LATEST}.{os.urandom(4).hex()}.tmp"
+        try:
+            hidden.hardlink_to(path)
+            hidden.replace(self.path / LATEST)
+        except OSError:  # a file system without hard links
+            _copy(path, self.path / LATEST)
+        finally:  # where both were names of one file already, it stays
+            hidden.unlink(missing_ok=True)
+
+    @staticmethod
+    def newest(place: Path) -> tuple[Checkpoint, Path, list[str]]:
+        """A checkpoint to go on from, its file, and what should be said: of a folder the newest that is sound."""
+        with telling(place, "cannot be looked into"):
+            if place.is_dir() and asides(place):
+                with suppress(FileError):  # of a run that goes on
+                    RunFolder(place).close()  # of one that was killed: what it had put aside is back
+            paths = newest_first(place) if place.is_dir() else [place]
+        faults = list[str]()
+        for path in paths:
+            try:
+                checkpoint = read(path)
+            except FileError as error:
+                faults.append(str(error))
+                continue
+            passed = [f"a checkpoint that cannot be read is passed over: {fault}" for fault in faults]
+            return checkpoint, path, [*passed, *checkpoint.notes]
+        if paths == [place]:
+            raise FileError(faults[0])
+        raise FileError(f"{place}: no checkpoint to go on from" + (f": {faults[0]}" if faults else " is in this folder"))
+
+
+# ---- taking and making -----------------------------------------------------
+
+
+def _made(path: Path) -> bool:
+    """See to it that a folder is there; whether it had to be made."""
+    with telling(path, "no folder can be made there"):
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            if not path.is_dir():
+                raise
+            return False
+    return True
+
+
+def _next_folder(runs: Path, command: str) -> Path:
+    """The number after the highest; where another run takes it first, the one after that."""
+    name = re.compile(re.escape(command) + r"-([0-9]{1,18})")
+    with telling(runs, "no folder can be made in it"):
+        runs.mkdir(parents=True, exist_ok=True)
+        taken = [int(match[1]) for each in runs.iterdir() if (match := name.fullmatch(each.name))]
+        for number in count(max(taken, default=0) + 1):
+            with suppress(FileExistsError):
+                path = runs / f"{command}-{number}"
+                path.mkdir()
+                return path
+    raise AssertionError
+
+
+def _copy(source: Path, target: Path) -> None:
+    with telling(source, "cannot be copied"), NewFile(target) as copy, source.open("rb") as file:
+        while piece := file.read(PIECE):
+            copy.write(piece)
