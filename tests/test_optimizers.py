@@ -176,13 +176,13 @@ def test_a_step_of_one_more(more: Path) -> None:
     program = Program.of(outputs, {weight: start.copy()}, kernels="reference")
     expected, sums = start.copy(), np.zeros_like(start)
     for rate in (0.5, 0.25):
-        program[inputs.schedule][:] = -rate
+        program.write(inputs.schedule, -rate)
         program()
         gradient = 2 * expected
         sums += np.square(gradient)
         expected -= rate * gradient / (np.sqrt(sums) + 0.5)
-        np.testing.assert_allclose(program[last], gradient, rtol=1e-6)
-        np.testing.assert_allclose(program[weight], expected, rtol=1e-6)
+        np.testing.assert_allclose(program.read(last), gradient, rtol=1e-6)
+        np.testing.assert_allclose(program.read(weight), expected, rtol=1e-6)
 
 
 KEPT = {"sums": ("sums_of_squares", "last_gradient"), "halving": ("point", "gradient"), "nothing": ()}
