@@ -1,8 +1,9 @@
 """Inputs and graphs that once gave wrong numbers, read foreign memory, or ended in a traceback."""
 
+import errno
 import multiprocessing
 import os
-from pathlib import Path
+import tempfile
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from llamatrain.engine.program import Program
 from llamatrain.errors import GraphError
 from llamatrain.graph import layers, ops
 from llamatrain.graph.tensor import BF16, I32, Tensor, parameter, placeholder, state
-from llamatrain.machine import jit
+from llamatrain.machine import cachefolder, jit
 from llamatrain.optim.methods.adamw import AdamW
 from llamatrain.optim.methods.sgd import SGD
 from llamatrain.optim.step import differentiate, stream
@@ -170,12 +171,17 @@ def test_a_forked_child_computes_too() -> None:
     assert results.get(timeout=5) == 2 << 16
 
 
-def test_without_a_home_kernels_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_home_kernels_are_kept_while_the_program_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("LLAMATRAIN_CACHE", "XDG_CACHE_HOME", "HOME"):
         monkeypatch.delenv(name, raising=False)
-
-    def nobody(*_: object) -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.setattr(Path, "home", nobody)
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)  # as it is where the home is not known
+    folder = jit.cache_folder.__wrapped__()
+    assert folder is not None and folder.is_relative_to(tempfile.gettempdir()) and cachefolder.wanted("x") is None
+    monkeypatch.setattr("tempfile.mkdtemp", lambda **_: no_room())
+    cachefolder.passing.cache_clear()
     assert jit.cache_folder.__wrapped__() is None
+    cachefolder.passing.cache_clear()
+
+
+def no_room() -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")

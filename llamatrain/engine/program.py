@@ -263,5 +263,5 @@ def _grouped(steps: Iterable[tuple[Node, list[Any]]], threads: int) -> list[Call
         else:
             from llamatrain.machine import threads as team
 
-            runs.append(team.Program(list(group), threads))
+            runs.append(team.Table(list(group), threads))
     return runs

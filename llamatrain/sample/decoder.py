@@ -91,7 +91,7 @@ class Decoder:
         ids = np.asarray(tokens, np.int64)
         if not 1 <= len(ids) <= self.room:
             raise LlamatrainError(
-                f"{len(ids)} tokens do not fit a context of {self.ctx} that holds {self.position}; a larger --ctx takes more"
+                f"{len(ids)} tokens do not fit a context of {self.ctx} that holds {self.position}; a larger one takes more"
             )
         if ids.min() < 0 or ids.max() >= self.h.vocab:
             raise UsageError(f"token {ids[(ids < 0) | (ids >= self.h.vocab)][0]} is not among the {self.h.vocab} of the model")

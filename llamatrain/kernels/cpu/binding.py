@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from llamatrain.machine.jit import Call
+from llamatrain.machine.entry import Call
 
 
 class Array(Protocol):
