@@ -12,7 +12,7 @@ from llamatrain.recipe.model import Model
 from llamatrain.train.loop import Batches
 
 
-class Source(Batches, Protocol):
+class CountedBatches(Batches, Protocol):
     """Whose batches can be counted, and begun anywhere."""
 
     @property
@@ -25,8 +25,8 @@ class Source(Batches, Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingData:
-    rows: Source
-    validation: Source | None
+    rows: CountedBatches
+    validation: CountedBatches | None
     described: str
 
 
