@@ -1,41 +1,48 @@
 """Prints the README's table of a run's options, as their dataclasses declare them."""
 
 import sys
-from dataclasses import MISSING, fields
+from dataclasses import MISSING
 from pathlib import Path
-from typing import get_args, get_type_hints
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from llamatrain.adapters.options import LoraOptions
-from llamatrain.config.options import flag_of
+from llamatrain.config.options import Checked, Declared, declared, flag_of
 from llamatrain.data.options import DataOptions
 from llamatrain.model.options import ModelOptions
 from llamatrain.recipe.options import PlaceOptions, RunOptions, TrainOptions
 from llamatrain.recipe.tuning import TuneOptions
 
-PARTS = {
-    "A new model (`from-scratch`)": ModelOptions,
-    "An adapter (`finetune`)": TuneOptions,
-    "Adapters beside the model (`finetune`, `generate`, `evaluate`)": LoraOptions,
-    "Data": DataOptions,
-    "Training": TrainOptions,
-    "The run": RunOptions,
-    "Where it lives": PlaceOptions,
+CLASSES: tuple[type[Checked], ...] = (
+    ModelOptions,
+    TuneOptions,
+    LoraOptions,
+    DataOptions,
+    TrainOptions,
+    RunOptions,
+    PlaceOptions,
+)
+COMMANDS = {  # of panels that not all runs have
+    ModelOptions.PANEL: "(`from-scratch`)",
+    TuneOptions.PANEL: "(`finetune`)",
+    LoraOptions.PANEL: "(`finetune`, `generate`, `evaluate`)",
 }
 
 
 def table() -> str:
+    panels: dict[str, list[Declared]] = {}
+    for each in (each for cls in CLASSES for each in declared(cls).values()):
+        panels.setdefault(each.panel, []).append(each)
     lines = ["| option | default | |", "| --- | --- | --- |"]
-    for title, cls in PARTS.items():
-        lines.append(f"| **{title}** | | |")
-        hints = get_type_hints(cls, include_extras=True)
-        for field in fields(cls):
-            kind, sentence = get_args(hints[field.name])
-            flag = flag_of(field.name)
-            name = f"`{flag}`" if kind is not bool or not field.default else f"`{flag}`, `--no-{flag.removeprefix('--')}`"
-            lines.append(f"| {name} | {shown(field.default)} | {sentence} |")
+    for title, options in panels.items():
+        lines.append(f"| **{' '.join(filter(None, (title, COMMANDS.get(title))))}** | | |")
+        lines += [f"| {named(each)} | {shown(each.default)} | {each.option.sentence} |" for each in options]
     return "\n".join(lines) + "\n"
+
+
+def named(option: Declared) -> str:
+    flag = flag_of(option.name)
+    return f"`{flag}`, `--no-{flag.removeprefix('--')}`" if option.default is True else f"`{flag}`"
 
 
 def shown(default: object) -> str:

@@ -23,7 +23,7 @@ if {broken}:
 x = placeholder("x", (64,))
 program = Program.of([scale(x, by=2.0)], {{x: np.ones(64, np.float32)}})
 program()
-assert (next(iter(program.owned.values())) == 1).all() and program[next(iter(program.plan.outputs))].sum() == 128
+assert (program.read(x) == 1).all() and program.read(next(iter(program.plan.outputs))).sum() == 128
 entries = [call.entry for run in program.runs for call in run.calls]
 print(sum(entry.compiled.cache_hits for entry in entries), len(entries))
 """

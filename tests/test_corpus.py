@@ -408,3 +408,11 @@ def test_large_text_takes_little_memory() -> None:
         [sys.executable, "-c", MEASURE, "large.txt"], env=environment, capture_output=True, text=True, check=True
     )
     assert float(done.stdout) < 120, "MB; the text is 24 MB, its tokens of 4 bytes each are 96"
+
+
+def test_a_bad_line_is_not_repeated_whole() -> None:
+    """Keys may be as long as the line."""
+    path = write("a.jsonl", json.dumps({"k" * 100_000: 1, "b" * 5_000: 2}) + "\n")
+    with pytest.raises(DataError, match=r"line 1: no known keys: found \"kkk.*\.\.\.\", \"bbb") as failed:
+        corpus(path)
+    assert len(str(failed.value)) < 1000

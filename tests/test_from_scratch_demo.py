@@ -11,7 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from llamatrain.config.options import declared, flag_of
 from llamatrain.files.reader import open_gguf
+from llamatrain.recipe.options import TrainOptions
 from tests.runs import PROGRAM, ROOT, Done, environment, losses, ran, same_bits, steps, tensors, text_file, timeless
 
 CONFIGS = sorted((ROOT / "configs").glob("*.toml"))
@@ -76,17 +78,8 @@ def test_the_wave_s_model_opens_elsewhere(demo: tuple[Path, Done, float]) -> Non
 
 def test_squared_error_as_the_ancestor_had_it(tmp_path: Path) -> None:
     """The name of the option is asked of the program itself."""
-    from llamatrain.cli.main import app
-
-    command = app.get_command(None, "from-scratch")  # type: ignore[arg-type]
-    assert command is not None
-    words = {
-        name: choice
-        for option in command.params
-        for name in option.opts
-        for choice in getattr(option.type, "choices", ())
-        if "square" in str(choice)
-    }
+    options = declared(TrainOptions).values()
+    words = {flag_of(each.name): choice for each in options for choice in each.choices if "square" in choice}
     assert words, "no option speaks of squared error"
     ((name, choice),) = words.items()
     ran("from-scratch", name, choice, "--iters", 30, "--out", tmp_path / "run")

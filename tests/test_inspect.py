@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from typer.testing import CliRunner
 
 from llamatrain.cli.inspect import command
 from llamatrain.cli.main import main

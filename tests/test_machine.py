@@ -70,7 +70,7 @@ def test_arguments_have_names_and_are_checked() -> None:
     for args, named in (((out,), {}), ((out, out, out, 0, 1, 2), {}), ((out, out, out, 0), {"width": 1})):
         with pytest.raises(TypeError, match="count: "):
             COUNT.call(*args, **named, items=1, block=1)
-    with pytest.raises(TypeError, match="0.5 where an integer or an array belongs"):
+    with pytest.raises(TypeError, match="where an integer or an array belongs"):
         COUNT.call(out, out, out, 0.5, 1, items=1, block=1)
 
 

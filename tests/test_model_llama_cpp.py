@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from typer.testing import CliRunner
 
 from llamatrain.cli.main import app
 from llamatrain.data.tokenizer import load as load_tokenizer

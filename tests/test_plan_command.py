@@ -143,6 +143,7 @@ MEASURED: dict[str, tuple[Argument, ...]] = {
     "wide in bf16": (*WIDE, "--remat", "none", "--precision", "bf16"),
     "wide, recomputed": (*WIDE, "--remat", "block"),
     "wide, accumulated": (*WIDE, "--grad-acc", 2, "--batch", 4),
+    "a learned vocabulary": (*SHAPE[:-2], "--vocab-size", 400, "--precision", "f32"),
     "plain attention": (*SHAPE, "--no-flash", "--precision", "f32"),
     "lbfgs": (*SHAPE, "--optimizer", "lbfgs", "--precision", "f32"),
     "validated and sampled": (*SHAPE, "--val-split", 0.1, "--eval-every", 1, "--sample-every", 1, "--precision", "f32"),

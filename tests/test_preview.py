@@ -9,15 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import click
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+import typer
+from typer.testing import CliRunner, Result
 
 import llamatrain
+from llamatrain.cli.application import Command, application, options_of
 from llamatrain.cli.main import app
 from llamatrain.cli.preview import PreviewOptions, taken
-from llamatrain.config.options import build, options_of
+from llamatrain.config.options import Checked, Option, build
 from llamatrain.data import cache
 from llamatrain.data.corpus import open_corpus
 from llamatrain.data.options import DataOptions
@@ -187,21 +188,24 @@ def test_data_cannot_steer_the_terminal(run: Run, encoding: str, letter: str) ->
 # ---- options from fields ---------------------------------------------------
 
 
-@dataclass
-class Some:
-    count: Annotated[int, "How many."]
-    rate: Annotated[float, "How fast."] = 0.5
-    kind: Annotated[Literal["a", "b"], "Which."] = "a"
-    sure: Annotated[bool, "Whether."] = True
-    most: Annotated[int | None, "At most."] = None
-    files: Annotated[tuple[Path, ...], "Some."] = ()
-    scaled: Annotated[tuple[tuple[Path, float], ...], "Some with a scale."] = ()
+@dataclass(frozen=True)
+class Some(Checked):
+    count: Annotated[int, Option("How many.")]
+    rate: Annotated[float, Option("How fast.")] = 0.5
+    kind: Annotated[Literal["a", "b"], Option("Which.")] = "a"
+    sure: Annotated[bool, Option("Whether.")] = True
+    most: Annotated[int | None, Option("At most.")] = None
+    files: Annotated[tuple[Path, ...], Option("Some.")] = ()
+    scaled: Annotated[tuple[tuple[Path, float], ...], Option("Some with a scale.")] = ()
 
 
-@click.command()
+command = application()
+
+
+@command.command(cls=Command)
 @options_of(Some)
-def command(**values: Any) -> None:
-    click.echo(repr(build(Some, values | {"of another": 1})))
+def some(**said: Any) -> None:
+    typer.echo(repr(build(Some, said | {"of another": 1})))
 
 
 def test_options_are_made_from_fields() -> None:
@@ -211,5 +215,6 @@ def test_options_are_made_from_fields() -> None:
     expected = Some(2, 1e-5, "b", False, 3, (Path("x"), Path("y")), ((Path("p"), 0.5), (Path("q"), 2.0)))
     assert CliRunner().invoke(command, given).stdout.strip() == repr(expected)
     for wrong in ([], ["--count", "x"], ["--count", "1", "--kind", "c"]):
-        assert CliRunner().invoke(command, wrong).exit_code == 2
-    assert "How fast.  [default: 0.5]" in CliRunner().invoke(command, ["--help"]).stdout
+        result = CliRunner().invoke(command, wrong)
+        assert getattr(result.exception, "exit_code", result.exit_code) == 2
+    assert "How fast. [default: 0.5]" in CliRunner().invoke(command, ["--help"]).stdout

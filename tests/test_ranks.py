@@ -11,6 +11,7 @@ RANKS = {
     for rank, names in enumerate(
         (
             ("__init__", "errors"),
+            ("config",),
             ("machine",),
             ("files",),  # quantised weights are decoded by compiled code
             ("graph",),
@@ -19,13 +20,14 @@ RANKS = {
             ("model", "data", "optim"),
             ("adapters",),  # for a model: they read its table of weights
             ("sample",),  # runs models
-            ("config", "report"),
+            ("report",),
             ("train",),
             ("store",),
             ("recipe",),
             ("cli",),
+            ("__main__",),
         ),
-        start=-2,  # errors stand under all, so that all may raise them; files are of rank 0
+        start=-3,  # errors stand under all, so that all may raise them; files are of rank 0
     )
     for name in names
 }

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from llamatrain.adapters.adapter import Adapter
+from llamatrain.config.options import flag_of
 from llamatrain.errors import FileError, UsageError
 from llamatrain.files import quants
 from llamatrain.files.constants import QUANTISATION, LlamaFileType
@@ -74,7 +75,9 @@ def pieces(base: Gguf, adapters: Sequence[Adapter], kind: GgmlType | None = None
         wanted = kind if kind and len(tensor.shape) == 2 and tensor.shape[1] % kind.block == 0 else tensor.type
         made.append(MergedTensor(tensor, wanted, touching))
     if kind and not any(piece.type is kind for piece in made):
-        raise UsageError(f"--type {kind.name.lower()}: no matrix of {base.path} has rows of whole blocks of {kind.block}")
+        raise UsageError(
+            f"{flag_of('type')} {kind.name.lower()}: no matrix of {base.path} has rows of whole blocks of {kind.block}"
+        )
     for piece in made:
         check(piece, base.path)
     return made
@@ -87,7 +90,7 @@ def check(piece: MergedTensor, path: Path) -> None:
     if piece.type.name not in quants.ENCODED:
         raise FileError(
             f"{path}: {piece.base.name} is {piece.type.name}, which can be read but not written: "
-            "--type names another one, such as q8_0, or f16 if its rows fit no other"
+            f"{flag_of('type')} names another one, such as q8_0, or f16 if its rows fit no other"
         )
     try:
         quants.decode(np.zeros((1, piece.base.type.size), np.uint8), piece.base.type)

@@ -7,11 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import click
+import typer
 
 from llamatrain.adapters.options import LoraOptions
+from llamatrain.cli.application import Command, application, options_of
 from llamatrain.cli.opened import opened
-from llamatrain.config.options import build, flag_of, options_of
+from llamatrain.config.options import Checked, Option, build, flag_of
+from llamatrain.config.shared import BATCH, JSON, THREADS
+from llamatrain.config.shared import CTX as ROW
 from llamatrain.data.options import DataOptions
 from llamatrain.errors import FileError, UsageError
 
@@ -25,27 +28,25 @@ MEANINGLESS = ("val", "val_split", "shuffle", "overlapping_samples", "fill_with_
 CTX = 512  # at most, where it is not given
 
 
+command = application()
+
+
 @dataclass(frozen=True)
-class EvaluateOptions:
-    ctx: Annotated[int | None, "Tokens in a row; else what the model was made for, but no more than 512."] = None
-    batch: Annotated[int, "Rows that are run together."] = 4
-    threads: Annotated[int | None, "Threads; else one for each processor."] = None
-    precision: Annotated[Literal["f32", "bf16"], "Of matrix products."] = "f32"
-    json: Annotated[bool, "Print one JSON object: loss, perplexity, bits_per_byte, tokens."] = False
-
-    def __post_init__(self) -> None:
-        for name, most in (("ctx", 1 << 20), ("batch", 1 << 16), ("threads", 1024)):
-            value = getattr(self, name)
-            if value is not None and not 1 <= value <= most:
-                raise UsageError(f"--{name} {value} cannot be; it takes 1 to {most}")
+class EvaluateOptions(Checked, panel="Evaluation"):
+    ctx: Annotated[int | None, ROW] = None
+    batch: Annotated[int, BATCH] = 4
+    threads: Annotated[int | None, THREADS] = None
+    precision: Annotated[Literal["f32", "bf16"], Option("Of matrix products.")] = "f32"
+    json: Annotated[bool, replace(JSON, sentence="Print one JSON object: loss, perplexity, bits_per_byte, tokens.")] = False
 
 
-@click.command()
-@click.argument("model", type=click.Path(path_type=Path))
-@click.argument("data", nargs=-1, required=True)
+@command.command(cls=Command)
 @options_of(EvaluateOptions, LoraOptions, DataOptions)
-@click.pass_context
-def command(context: click.Context, /, model: Path, data: tuple[str, ...], **values: Any) -> None:
+def evaluate(
+    model: Annotated[Path, typer.Argument(metavar="MODEL")],
+    data: Annotated[list[str], typer.Argument(metavar="DATA")],
+    **said: Any,
+) -> None:
     """Loss, perplexity and bits per byte of MODEL, a GGUF file, on DATA.
 
     DATA are files (.txt, .md, .jsonl), folders, globs, or - for standard input. What counts is what would be trained: the
@@ -60,12 +61,12 @@ def command(context: click.Context, /, model: Path, data: tuple[str, ...], **val
     from llamatrain.train.graphs import RunGraphs, Setting
     from llamatrain.train.programs import Runner
 
-    options, data_options = build(EvaluateOptions, values), build(DataOptions, values)
+    options, data_options = build(EvaluateOptions, said), build(DataOptions, said)
     for name in MEANINGLESS:
-        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+        if name in said:
             raise UsageError(f"{flag_of(name)} means nothing here: all DATA is evaluated, each token once; leave it out")
     gguf, threads = open_gguf(model), options.threads or cores()
-    h, weights, arrays = opened(gguf, build(LoraOptions, values), threads)
+    h, weights, arrays = opened(gguf, build(LoraOptions, said), threads)
     tokenizer = load_tokenizer(gguf.metadata, model)
     if len(tokenizer) > h.vocab:
         raise FileError(f"{model}: its vocabulary has {len(tokenizer)} tokens, its embeddings {h.vocab}")

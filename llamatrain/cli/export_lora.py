@@ -11,11 +11,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
-import click
+import typer
 
 from llamatrain.adapters.options import LoraOptions
+from llamatrain.cli.application import Command, application, options_of
 from llamatrain.cli.opened import adapted, opened
-from llamatrain.config.options import build, options_of
+from llamatrain.config.options import Checked, Option, build
+from llamatrain.config.shared import THREADS
 from llamatrain.config.units import Size
 from llamatrain.errors import FileError, LlamatrainError, UsageError
 from llamatrain.recipe.interrupts import ending, without_terminal
@@ -35,26 +37,24 @@ CHECKED = 128  # tokens, at most, whose logits are compared
 ROUNDED = 0.25  # of what is added to a weight: how far off it may be, unsaid
 
 
+command = application()
+
+
 @dataclass(frozen=True)
-class ExportOptions:
-    out: Annotated[Path, "The file to write."]
+class ExportOptions(Checked, panel="The new model"):
+    out: Annotated[Path, Option("The file to write.")]
     type: Annotated[
         Literal["keep", "f32", "f16", "bf16", "q8_0", "q6_k", "q5_k", "q4_k", "q3_k", "q2_k", "q5_1", "q5_0", "q4_1", "q4_0"],
-        "The type of the new model's matrices; keep: that which each has in BASE.",
+        Option("The type of the new model's matrices; keep: that which each has in BASE.", unit="TYPE"),
     ] = "keep"
-    overwrite: Annotated[bool, "Replace the file --out."] = False
-    check: Annotated[str, "Compare the logits of BASE with its adapters to those of the new file, on this text."] = ""
-    threads: Annotated[int | None, "Threads; else one for each processor."] = None
-
-    def __post_init__(self) -> None:
-        if self.threads is not None and not 1 <= self.threads <= 1024:
-            raise UsageError(f"--threads {self.threads} cannot be; it takes 1 to 1024")
+    overwrite: Annotated[bool, Option("Replace the file --out.")] = False
+    check: Annotated[str, Option("Compare the logits of BASE with its adapters to those of the new file, on this text.")] = ""
+    threads: Annotated[int | None, THREADS] = None
 
 
-@click.command()
-@click.argument("base", type=click.Path(path_type=Path))
+@command.command(cls=Command)
 @options_of(ExportOptions, LoraOptions)
-def command(base: Path, **values: Any) -> None:
+def export_lora(base: Annotated[Path, typer.Argument(metavar="BASE")], **said: Any) -> None:
     """Merge adapters into BASE, a GGUF model, quantised or not: the new file is a model like any other.
 
     Adapters need not cover the same weights. What none of them touches is copied as it is.
@@ -65,7 +65,7 @@ def command(base: Path, **values: Any) -> None:
     from llamatrain.machine.units import cores
     from llamatrain.model.hyperparameters import read
 
-    options, lora = build(ExportOptions, values), build(LoraOptions, values)
+    options, lora = build(ExportOptions, said), build(LoraOptions, said)
     if not lora.scaled:
         raise UsageError("there is nothing to merge: name an adapter with --lora or --lora-scaled")
     threads, gguf = options.threads or cores(), open_gguf(base)

@@ -6,11 +6,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import click
+import typer
 
 from llamatrain.adapters.options import LoraOptions
+from llamatrain.cli.application import Command, application, options_of
 from llamatrain.cli.opened import opened
-from llamatrain.config.options import build, options_of
+from llamatrain.config.options import Checked, Option, build
+from llamatrain.config.shared import CTX as TOKENS
+from llamatrain.config.shared import THREADS
 from llamatrain.errors import FileError, UsageError
 from llamatrain.report.printable import printable
 from llamatrain.sample.options import SamplingOptions
@@ -21,31 +24,30 @@ if TYPE_CHECKING:
     from llamatrain.sample.text import Words
 
 CTX = 4096  # at most, where it is not given
-LARGEST_CTX = 1 << 20
 KEPT = "\n\t\u200c\u200d"  # on a terminal; the last two join signs to others
 PROMPT = "the model has no token that begins a text, so it needs a prompt to go on from: give one with --prompt or --file"
 
 
+command = application()
+
+
 @dataclass(frozen=True)
-class GenerateOptions:
-    prompt: Annotated[str, "The text to go on from; -: read it from standard input."] = ""
-    file: Annotated[Path | None, "Read the prompt from a file; a newline at its very end is left out."] = None
-    ctx: Annotated[int | None, "Tokens of prompt and text together; else what the model was made for, at most 4096."] = None
-    threads: Annotated[int | None, "Threads; else one for each processor."] = None
-
-    def __post_init__(self) -> None:
-        if self.prompt and self.file:
-            raise UsageError("--prompt and --file exclude each other: both say what to go on from")
-        if self.ctx is not None and not 1 <= self.ctx <= LARGEST_CTX:
-            raise UsageError(f"--ctx {self.ctx} cannot be; it takes 1 to {LARGEST_CTX}")
-        if self.threads is not None and not 1 <= self.threads <= 1024:
-            raise UsageError(f"--threads {self.threads} cannot be; it takes 1 to 1024")
+class GenerateOptions(Checked, panel="Text"):
+    prompt: Annotated[
+        str,
+        Option("The text to go on from; -: read it from standard input.", excludes=(("file", "both say what to go on from"),)),
+    ] = ""
+    file: Annotated[Path | None, Option("Read the prompt from a file; a newline at its very end is left out.")] = None
+    ctx: Annotated[
+        int | None,
+        replace(TOKENS, sentence="Tokens of prompt and text together; else what the model was made for, at most 4096."),
+    ] = None
+    threads: Annotated[int | None, THREADS] = None
 
 
-@click.command()
-@click.argument("model", type=click.Path(path_type=Path))
+@command.command(cls=Command)
 @options_of(GenerateOptions, LoraOptions, SamplingOptions)
-def command(model: Path, **values: Any) -> None:
+def generate(model: Annotated[Path, typer.Argument(metavar="MODEL")], **said: Any) -> None:
     """Go on from a prompt with MODEL, a GGUF file: the generated text alone goes to standard output.
 
     Where the model's tokens stand for no text (the sine wave's do not), prompt and text are token numbers.
@@ -56,11 +58,11 @@ def command(model: Path, **values: Any) -> None:
     from llamatrain.sample.decoder import Decoder, Generation
     from llamatrain.sample.text import stream
 
-    options, sampling = build(GenerateOptions, values), build(SamplingOptions, values)
+    options, sampling = build(GenerateOptions, said), build(SamplingOptions, said)
     if sampling.seed < 0:
         sampling = replace(sampling, seed=secrets.randbits(32))
     prompt, gguf, threads = read_prompt(options), open_gguf(model), options.threads or cores()
-    h, weights, arrays = opened(gguf, build(LoraOptions, values), threads)
+    h, weights, arrays = opened(gguf, build(LoraOptions, said), threads)
     check_memory(gguf, Decoder.plan(h, context(options, h), threads, weights=weights).total, "a smaller --ctx")
     tokens, ends, words = understood(gguf, h, prompt)
     ctx = context(options, h)

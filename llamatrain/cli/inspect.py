@@ -4,11 +4,15 @@ import json
 import math
 import sys
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import click
+import typer
 
+from llamatrain.cli.application import Command, application, options_of
+from llamatrain.config.options import Checked, build
+from llamatrain.config.shared import JSON
 from llamatrain.report.printable import printable
 
 if TYPE_CHECKING:
@@ -22,15 +26,22 @@ LONGEST = 40  # characters of a text shown
 TRAINING = ("training.", "optimizer.")
 
 
-@click.command()
-@click.argument("file", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object: kind, architecture, metadata, tensors.")
-def command(file: Path, as_json: bool) -> None:
+command = application()
+
+
+@dataclass(frozen=True)
+class InspectOptions(Checked):
+    json: Annotated[bool, replace(JSON, sentence="Print one JSON object: kind, architecture, metadata, tensors.")] = False
+
+
+@command.command(cls=Command)
+@options_of(InspectOptions)
+def inspect(file: Annotated[Path, typer.Argument(metavar="FILE")], **said: Any) -> None:
     """Show what is in a GGUF file: a model, an adapter, a checkpoint or a vocabulary."""
     from llamatrain.files.reader import open_gguf
 
     gguf = open_gguf(file)
-    if as_json:
+    if build(InspectOptions, said).json:
         print(json.dumps(facts(gguf)))
     else:
         draw(gguf)

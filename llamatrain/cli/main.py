@@ -3,64 +3,83 @@
 import os
 import sys
 from contextlib import suppress
+from functools import cache
 from importlib import import_module
+from typing import Annotated, Any
 
-import click
+import typer
 
 import llamatrain
+from llamatrain.cli.application import ALIASES, Commands
+from llamatrain.config.words import nearest
 from llamatrain.errors import LlamatrainError
 from llamatrain.report.nowhere import nowhere
 from llamatrain.report.printable import printable
 
 # Each is a module of this folder with a `command` and little to import at its head; the rest is loaded when it runs.
 COMMANDS = ("evaluate", "export-lora", "finetune", "from-scratch", "generate", "inspect", "plan", "preview")
+LONGEST = 400  # characters of an error's line: a value in it may be a book
 
-ALIASES = {"train-from-scratch": "from-scratch", "finetune-lora": "finetune"}
 
-
-class Commands(click.Group):
+class Program(Commands):
     """Commands by the name of their module, imported when they are asked for."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
+    def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
         cmd_name = ALIASES.get(cmd_name, cmd_name)
-        if cmd_name not in COMMANDS:
-            return None
-        command: click.Command = import_module(f"llamatrain.cli.{cmd_name.replace('-', '_')}").command
-        return command
+        return imported(cmd_name) if cmd_name in COMMANDS else None
 
 
-@click.group(cls=Commands, invoke_without_command=True)
-@click.version_option(llamatrain.__version__, message="%(prog)s %(version)s", help="Show the version.")
-@click.pass_context
-def app(context: click.Context) -> None:
+@cache
+def imported(name: str) -> Any:
+    command = typer.main.get_command(import_module(f"llamatrain.cli.{name.replace('-', '_')}").command)
+    command.name = name
+    return command
+
+
+app = typer.Typer(cls=Program, invoke_without_command=True, rich_markup_mode=None)
+
+
+def version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"llamatrain {llamatrain.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def program(
+    context: typer.Context,
+    _: Annotated[bool, typer.Option("--version", callback=version, is_eager=True, help="Show the version.")] = False,
+) -> None:
     """Train llama models where the llama.cpp world keeps them: in GGUF files."""
     if context.invoked_subcommand is None:
-        click.echo(context.get_help())
+        typer.echo(context.get_help())
 
 
 def main() -> None:
     open_what_is_closed()
     try:
-        code = app(prog_name="llamatrain", standalone_mode=False)  # click would end an interrupt with 1, as if it were an error
+        code = typer.main.get_command(app).main(prog_name="llamatrain", standalone_mode=False)
         sys.stdout.flush()  # a reader that has left is met here, not while Python shuts down
         if compiled := sys.modules.get("llamatrain.machine.jit"):
             compiled.compiler.report()  # how long it took, if this was a first run
-    except click.ClickException as error:
-        error.show()
-        code = error.exit_code
-    except (click.Abort, KeyboardInterrupt):
+    except (typer.Abort, KeyboardInterrupt):
         code = 130  # as shells have it: 128 and the signal's number
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still to be flushed
         code = 1
-    except (LlamatrainError, OSError, MemoryError) as error:
+    except (LlamatrainError, typer.TyperException, OSError, MemoryError) as error:
         with suppress(OSError):  # nobody reads it
-            print(f"error: {printable(said(error), sys.stderr.encoding)}", file=sys.stderr)
-        code = error.exit_code if isinstance(error, LlamatrainError) else 1
+            print(f"error: {cut(printable(said(error), sys.stderr.encoding))}", file=sys.stderr)
+        code = getattr(error, "exit_code", 1)
     sys.exit(code or 0)  # commands return nothing
+
+
+def cut(line: str) -> str:
+    """Without the middle of what is too long to be read."""
+    return line if len(line) <= LONGEST else f"{line[: LONGEST // 2]} ... {line[-LONGEST // 3 :]}"
 
 
 def open_what_is_closed() -> None:
@@ -71,8 +90,18 @@ def open_what_is_closed() -> None:
 
 
 def said(error: Exception) -> str:
+    if isinstance(error, typer.TyperException):
+        return misread(error)
     if isinstance(error, MemoryError):
         return f"not enough memory{f' ({error})' if str(error) else ''}; a smaller model, --ctx or --batch takes less"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror if error.filename is None else f"{os.fsdecode(error.filename)}: {error.strerror}"
     return str(error)
+
+
+def misread(error: typer.TyperException) -> str:
+    """What typer says of a command line, as one sentence."""
+    if hasattr(error, "possibilities") and hasattr(error, "option_name"):  # there is no such option
+        return f"no such option {error.option_name}{nearest(error.option_name, error.possibilities or ())}"
+    words = " ".join(error.format_message().split()).removesuffix(".")
+    return words[:1].lower() + words[1:]

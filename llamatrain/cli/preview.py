@@ -2,15 +2,18 @@
 
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import click
+import typer
 
-from llamatrain.config.options import build, options_of
+from llamatrain.cli.application import Command, application, options_of
+from llamatrain.config.options import Checked, Option, build
+from llamatrain.config.shared import BATCH, JSON, SEED
+from llamatrain.config.shared import CTX as ROW
 from llamatrain.data.options import DataOptions
-from llamatrain.errors import FileError, UsageError
+from llamatrain.errors import FileError
 from llamatrain.report.printable import printable
 
 if TYPE_CHECKING:
@@ -28,30 +31,24 @@ CTX = 512  # at most, where it is not given
 SHOWN = 12  # token numbers of a row that are shown
 ASKED = 64  # answers that are looked at for an end token
 LINES = "\n\t"  # what a text keeps of its control characters
-BOUNDS: dict[str, tuple[int, int | None]] = {"n": (1, None), "ctx": (1, 1 << 20), "batch": (1, 1 << 16)}
+command = application()
 
 
 @dataclass(frozen=True)
-class PreviewOptions:
-    model: Annotated[Path, "The GGUF file whose tokenizer and chat template are used."]
-    n: Annotated[int, "How many rows to show."] = 5
-    json: Annotated[bool, "Print one JSON object a row: tokens, targets, weights, positions, starts."] = False
-    ctx: Annotated[int | None, "Tokens in a row; else what the model was made for, but no more than 512."] = None
-    batch: Annotated[int, "Rows in a batch: they share a length."] = 4
-    seed: Annotated[int, "What the order of the samples follows from."] = 0
-
-    def __post_init__(self) -> None:
-        for name, (least, most) in BOUNDS.items():
-            value = getattr(self, name)
-            if value is not None and not least <= value <= (value if most is None else most):
-                takes = f"{least} or more" if most is None else f"{least} to {most}"
-                raise UsageError(f"{'-' if name == 'n' else '--'}{name} {value} cannot be; it takes {takes}")
+class PreviewOptions(Checked, panel="Rows"):
+    model: Annotated[Path, Option("The GGUF file whose tokenizer and chat template are used.")]
+    n: Annotated[int, Option("How many rows to show.", unit="ROWS", least=1)] = 5
+    json: Annotated[bool, replace(JSON, sentence="Print one JSON object a row: tokens, targets, weights, positions, starts.")] = (
+        False
+    )
+    ctx: Annotated[int | None, ROW] = None
+    batch: Annotated[int, replace(BATCH, sentence="Rows in a batch: they share a length.")] = 4
+    seed: Annotated[int, replace(SEED, sentence="What the order of the samples follows from.")] = 0
 
 
-@click.command()
-@click.argument("data", nargs=-1, required=True)
+@command.command(cls=Command)
 @options_of(PreviewOptions, DataOptions)
-def command(data: tuple[str, ...], **values: Any) -> None:
+def preview(data: Annotated[list[str], typer.Argument(metavar="DATA")], **said: Any) -> None:
     """Show the rows of DATA as they will be trained: tokens, text, and what is trained of it.
 
     DATA are files (.txt, .md, .jsonl), folders, globs, or - for standard input.
@@ -60,7 +57,7 @@ def command(data: tuple[str, ...], **values: Any) -> None:
     from llamatrain.data.rows import Rows
     from llamatrain.files.reader import open_gguf
 
-    options, data_options = build(PreviewOptions, values), build(DataOptions, values)
+    options, data_options = build(PreviewOptions, said), build(DataOptions, said)
     gguf = open_gguf(options.model)
     tokenizer = tokenizer_of(gguf)
     ctx = options.ctx or min(CTX, context_of(gguf))

@@ -1,20 +1,29 @@
 """Options in a TOML file: what a run was told, and what `--config` reads. Names are those of the command line."""
 
-import json
 import tomllib
 from collections.abc import Collection, Sequence
-from dataclasses import fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Annotated, Any
 
-from llamatrain.config.options import checked
+from llamatrain.config.options import Checked, Option, OptionError, declared, plain
+from llamatrain.config.words import nearest, worded
 from llamatrain.errors import FileError, UsageError
 
-BASE = "base"  # the model that is tuned, which has no option either
-DATA = "data"  # the files to train on, which have no option on the command line
+
+@dataclass(frozen=True)
+class DataArgument(Checked):
+    """What has a place on the command line, and a name in a file only."""
+
+    data: Annotated[tuple[str, ...], Option("The files to train on.")] = ()
 
 
-def read_config(path: Path, *classes: type) -> dict[str, Any]:
+@dataclass(frozen=True)
+class BaseArgument(DataArgument):
+    base: Annotated[str, Option("The model that is tuned.")] = ""
+
+
+def read_config(path: Path, *classes: type[Checked]) -> dict[str, Any]:
     """The options in a file, by field name, each of its field's type."""
     try:
         raw = path.read_bytes()
@@ -24,44 +33,31 @@ def read_config(path: Path, *classes: type) -> dict[str, Any]:
         found = tomllib.loads(raw.decode())
     except (ValueError, RecursionError) as error:  # of TOML, of UTF-8, or a number of thousands of digits
         raise UsageError(f"{path}: no TOML: {error or type(error).__name__}") from None
-    kinds = {name: get_args(hint)[0] for cls in classes for name, hint in get_type_hints(cls, include_extras=True).items()}
-    kinds[DATA] = tuple[str, ...]
+    options = {name: each for cls in classes for name, each in declared(cls).items()}
     values = {}
     for key, value in found.items():
         name = key.replace("-", "_")
-        if name not in kinds:
-            raise UsageError(f"{path}: the option {key!r} is unknown{like(name, list(kinds))}")
-        values[name] = checked(value, kinds[name], f"{path}: {key}")
+        if name not in options:
+            raise UsageError(f"{path}: the option {worded(key)} is unknown{nearest(key, map(key_of, options))}")
+        try:
+            values[name] = options[name].checked(value)
+        except OptionError as error:
+            raise UsageError(f"{path}: {error.words(key_of)}") from None
     return values
 
 
-def like(name: str, known: list[str]) -> str:
-    from difflib import get_close_matches
-
-    close = get_close_matches(name, known, 1)
-    return f"; did you mean {close[0].replace('_', '-')}?" if close else ""
+def key_of(name: str) -> str:
+    return name.replace("_", "-")
 
 
 def config_text(head: str, data: tuple[str, ...], options: Sequence[Any], idle: Collection[str], base: str = "") -> str:
     """A file of all options that are set and have an effect, under a comment."""
-    lines = [f"# {line}" for line in head.splitlines()]
-    if base:
-        lines.append(f"{BASE} = {_toml(base)}")
-    if data:
-        lines.append(f"{DATA} = {_toml(list(data))}")
+    import tomli_w
+
+    arguments = {"base": base, "data": list(data)}
+    parts = [f"# {line}\n" for line in head.splitlines()]
+    parts = ["".join(parts) + tomli_w.dumps({name: value for name, value in arguments.items() if value})]
     for each in options:
-        lines.append("")
-        values = {field.name: getattr(each, field.name) for field in fields(each)}
-        told = {name: value for name, value in values.items() if value is not None and name not in idle}
-        lines += [f"{name.replace('_', '-')} = {_toml(value)}" for name, value in told.items()]
-    return "\n".join(lines) + "\n"
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_toml, value))}]"
-    if isinstance(value, str | Path):  # JSON escapes as TOML does, but for one character
-        return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
-    return repr(float(value)) if isinstance(value, float) else str(int(value))
+        told = {key_of(name): value for name, value in plain(each).items() if value is not None and name not in idle}
+        parts.append(tomli_w.dumps(told))
+    return "\n".join(parts)

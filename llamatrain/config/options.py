@@ -1,7 +1,8 @@
-"""Options made from dataclass fields, so that each is declared once: for the command line, the config file and checkpoints.
+"""Options, each declared once and whole, as a field of a dataclass: for the command line, config files, checkpoints and Python.
 
-A field reads `ctx: Annotated[int, "Tokens in a row."] = 128` and becomes `--ctx`; a name of one letter becomes `-n`.
-    bool              --name / --no-name
+A field reads `batch: Annotated[int, Option("Rows that are run together.", least=1, unit="ROWS")] = 8` and is `--batch` on the
+command line; a name of one letter is `-n`. What its type says:
+    bool              --name; where that is the default, --no-name, too
     Literal[...]      one of these words
     T | None          T, or not given
     tuple[T, ...]     may be repeated; with T = tuple[A, B] each time takes two values
@@ -9,96 +10,208 @@ A field reads `ctx: Annotated[int, "Tokens in a row."] = 128` and becomes `--ctx
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, asdict, fields
+from dataclasses import KW_ONLY, MISSING, asdict, dataclass, fields
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-import click
-
-from llamatrain.config.units import Duration, Size
+from llamatrain.config.values import NAMES, UNITS, read, typed
+from llamatrain.config.words import worded
 from llamatrain.errors import UsageError
 
-F = TypeVar("F", bound=Callable[..., Any])
-T = TypeVar("T")
-
-
-class Written(click.ParamType):
-    """A size or a time."""
-
-    def __init__(self, kind: type[Size] | type[Duration]) -> None:
-        self.kind, self.name = kind, kind.__name__.lower()
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        try:
-            return value if isinstance(value, self.kind) else self.kind.parse(value)
-        except UsageError as error:
-            self.fail(str(error), param, ctx)
-
-
-class PathText(click.Path):
-    """A path; an empty one, as of a variable that is not set, would be the current folder."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if value == "":
-            self.fail("an empty path", param, ctx)
-        return super().convert(value, param, ctx)
-
-
-def options_of(*classes: type, defaults: Mapping[str, Any] | None = None) -> Callable[[F], F]:
-    """A decorator that gives a click command one option for each field of these dataclasses; some with another default."""
-    others = defaults or {}
-
-    def add(command: F) -> F:
-        for cls in reversed(classes):
-            hints = get_type_hints(cls, include_extras=True)
-            for field in reversed(fields(cls)):
-                command = make_option(field.name, hints[field.name], others.get(field.name, field.default))(command)
-        return command
-
-    return add
+T = TypeVar("T", bound="Checked")
+Spelling = Callable[[str], str]  # how the name of an option is written where its value was found
+COUNT = (1 << 31) - 1  # the most that a number of steps, rows and the like may be
 
 
 def flag_of(name: str) -> str:
     return f"-{name}" if len(name) == 1 else f"--{name.replace('_', '-')}"
 
 
-def make_option(name: str, hint: Any, default: Any) -> Callable[[F], F]:
-    kind, sentence = get_args(hint)
-    flag = flag_of(name)
-    required = default is MISSING
-    settings: dict[str, Any] = {
-        "help": sentence,
-        "required": required,
-        "show_default": default not in ("", (), None) and default is not False,
-    }
-    if not required:
-        settings["default"] = default
-    if kind is bool:
-        return click.option(f"{flag}/--no-{name.replace('_', '-')}", name, **settings)
-    return click.option(flag, name, **settings, **click_type(kind))
+class OptionError(UsageError):
+    """A value that cannot be, or values that cannot be together."""
+
+    def __init__(self, words: Callable[[Spelling], str]) -> None:
+        super().__init__(words(flag_of))
+        self.words = words
 
 
-def click_type(kind: Any) -> dict[str, Any]:
-    """How click is told of a field's type."""
-    origin, args = get_origin(kind), get_args(kind)
-    if origin is Literal:
-        return {"type": click.Choice(args)}
-    if origin in (Union, UnionType):
-        return click_type(next(arg for arg in args if arg is not type(None)))
-    if origin is tuple and args[-1] is Ellipsis:
-        return {**click_type(args[0]), "multiple": True}
-    if origin is tuple:
-        return {"type": tuple(click_type(arg)["type"] for arg in args)}
-    if kind in (Size, Duration):
-        return {"type": Written(kind)}
-    return {"type": PathText(path_type=Path) if kind is Path else kind}
+@dataclass(frozen=True)
+class Option:
+    """What an option's name, type and default do not say. Of a repeated one, bounds are those of each value."""
+
+    sentence: str
+    _: KW_ONLY
+    panel: str = ""  # of the help; else its class's
+    unit: str = ""  # what a value is called there
+    least: float | None = None
+    most: float | None = None
+    above: float | None = None
+    below: float | None = None
+    example: str = ""
+    accepts: Callable[[Any], bool] | None = None
+    takes: str = ""  # in words, where its bounds do not say it
+    excludes: tuple[tuple[str, str], ...] = ()  # another option, and why
+
+    def bounds(self, value: float) -> bool:
+        return (
+            (self.least is None or value >= self.least)
+            and (self.most is None or value <= self.most)
+            and (self.above is None or value > self.above)
+            and (self.below is None or value < self.below)
+        )
+
+
+@dataclass(frozen=True)
+class Declared:
+    """An option with what its field says."""
+
+    name: str
+    kind: Any  # of one of its values, where it is repeated
+    default: Any
+    option: Option
+    panel: str
+    optional: bool
+    repeated: bool
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        return get_args(self.kind) if get_origin(self.kind) is Literal else ()
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """The types of the values that it takes each time."""
+        return get_args(self.kind) if get_origin(self.kind) is tuple else (self.kind,)
+
+    @property
+    def unit(self) -> str:
+        return self.option.unit or "|".join(self.choices) or " ".join(UNITS[part] for part in self.parts)
+
+    @property
+    def named(self) -> str:
+        """What its type takes, in words."""
+        return self.option.takes or ", ".join(self.choices) or " and ".join(NAMES[part] for part in self.parts)
+
+    @property
+    def takes(self) -> str:
+        """What its bounds let through, in words."""
+        o = self.option
+        if o.takes or (o.least, o.above) == (None, None):
+            return self.named
+        least = f"more than {o.above:g}" if o.least is None else f"{worded(o.least)} or more"
+        if o.most == COUNT:
+            least += ", and less than 2^31"
+        elif o.most is not None:
+            least = f"{worded(o.least)} to {worded(o.most)}"
+        elif o.below is not None:
+            least += f" and less than {o.below:g}"
+        return f"{least}, such as {o.example}" if o.example else least
+
+    # ---- its values --------------------------------------------------------
+
+    def checked(self, value: Any) -> Any:
+        """A value of any origin, as the field has it."""
+        if value is None and self.optional:
+            return None
+        if not self.repeated:
+            return self.one(value)
+        if not isinstance(value, list | tuple):
+            raise self.refusal(value, "a list")
+        return tuple(map(self.one, value))
+
+    def one(self, value: Any) -> Any:
+        try:
+            value = typed(value, self.kind)
+        except UsageError as error:  # in words of its own
+            raise self.error(f": {error}") from None
+        except ValueError:
+            raise self.refusal(value, self.named) from None
+        for part in value if isinstance(value, tuple) else (value,):
+            if isinstance(part, int | float) and not self.option.bounds(part):
+                raise self.refusal(value, self.takes)
+        if self.option.accepts and not self.option.accepts(value):
+            raise self.refusal(value, self.takes)
+        return value
+
+    def read(self, text: Any) -> Any:
+        """What the command line gives: a text, a bool, or a sequence of either."""
+        try:
+            return tuple(read(each, self.kind) for each in text) if self.repeated else read(text, self.kind)
+        except ValueError:
+            raise self.refusal(text, self.named) from None
+
+    def refusal(self, value: Any, takes: str) -> OptionError:
+        return self.error(f" {worded(value)} cannot be; it takes {takes}")
+
+    def error(self, told: str) -> OptionError:
+        return OptionError(lambda spelt: spelt(self.name) + told)
+
+
+def declared(cls: type) -> dict[str, Declared]:
+    """The options of a class, by name."""
+    if cls not in _DECLARED:
+        _DECLARED[cls] = _declared(cls)
+    return _DECLARED[cls]
+
+
+_DECLARED: dict[type, dict[str, Declared]] = {}
+
+
+def _declared(cls: type) -> dict[str, Declared]:
+    hints = get_type_hints(cls, include_extras=True)
+    found = {}
+    for field in fields(cls):
+        kind, option = get_args(hints[field.name])
+        optional = get_origin(kind) in (Union, UnionType)
+        if optional:
+            kind = next(arg for arg in get_args(kind) if arg is not type(None))
+        repeated = get_origin(kind) is tuple and get_args(kind)[-1] is Ellipsis
+        found[field.name] = Declared(
+            name=field.name,
+            kind=get_args(kind)[0] if repeated else kind,
+            default=field.default,
+            option=option,
+            panel=option.panel or cls.PANEL,  # type: ignore[attr-defined]
+            optional=optional,
+            repeated=repeated,
+        )
+    return found
+
+
+class Checked:
+    """Options, none of which has a value that cannot be, whoever gives it."""
+
+    PANEL: ClassVar[str]
+
+    def __init_subclass__(cls, panel: str = "Options") -> None:
+        cls.PANEL = panel
+
+    def __post_init__(self) -> None:
+        options = declared(type(self))
+        for name, each in options.items():
+            object.__setattr__(self, name, each.checked(getattr(self, name)))
+        said = [name for name, each in options.items() if getattr(self, name) != each.default]
+        for name in said:
+            for other, why in options[name].option.excludes:
+                if other in said:
+                    raise exclusion(name, other, why)
+        self.agree()
+
+    def agree(self) -> None:
+        """Refuses what several options cannot be together."""
+
+
+def exclusion(name: str, other: str, why: str) -> OptionError:
+    return OptionError(lambda spelt: f"{spelt(name)} and {spelt(other)} exclude each other: {why}")
 
 
 def build(cls: type[T], values: Mapping[str, Any]) -> T:
-    """A dataclass from the values that click hands to a command, which may hold those of other classes too."""
-    names = {field.name for field in fields(cls)}  # type: ignore[arg-type]
-    return cls(**{name: value for name, value in values.items() if name in names})
+    """Options of values by name, which may hold those of other classes, too."""
+    options = declared(cls)
+    for name, each in options.items():
+        if each.default is MISSING and name not in values:
+            raise OptionError(lambda spelt, name=name: f"{spelt(name)} is missing")  # type: ignore[misc]
+    return cls(**{name: value for name, value in values.items() if name in options})
 
 
 # ---- plain values, for files -----------------------------------------------
@@ -116,40 +229,10 @@ def _plain(value: Any) -> Any:
 
 
 def from_plain(cls: type[T], values: Mapping[str, Any], source: object) -> T:
-    """The dataclass again; what is missing has its default. The file that they come from may be broken."""
-    hints = get_type_hints(cls, include_extras=True)
-    taken = {}
-    for field in fields(cls):  # type: ignore[arg-type]
-        if field.name in values:
-            taken[field.name] = checked(values[field.name], get_args(hints[field.name])[0], f"{source}: {field.name}")
-    return cls(**taken)
-
-
-def checked(value: Any, kind: Any, what: str) -> Any:
-    """A value of a file as a field's type has it; a whole number will do for a float or a text, and nothing else."""
-    origin, args = get_origin(kind), get_args(kind)
-    if origin in (Union, UnionType):
-        inner = next(arg for arg in args if arg is not type(None))
-        return None if value is None else checked(value, inner, what)
-    if origin is Literal:
-        if value not in args:
-            raise UsageError(f"{what} is {value!r}; it takes {', '.join(map(str, args))}")
-        return value
-    if origin is tuple:
-        if not isinstance(value, list | tuple):
-            raise UsageError(f"{what} is {value!r}; it takes a list")
-        kinds = [args[0]] * len(value) if args[-1] is Ellipsis else list(args)
-        if len(kinds) != len(value):
-            raise UsageError(f"{what} has {len(value)} values; it takes {len(kinds)}")
-        return tuple(checked(item, each, what) for item, each in zip(value, kinds, strict=True))
-    if isinstance(value, int | float) and not abs(value) < 2**63:  # nor infinite, nor NaN
-        raise UsageError(f"{what} is too large, or no number")
-    if isinstance(value, str) and "\0" in value:
-        raise UsageError(f"{what} has a zero character in it")
-    if kind in (Size, Duration) and isinstance(value, int | float | str) and not isinstance(value, bool):
-        return kind.parse(int(value) if kind is Size and isinstance(value, int | float) else value)
-    accepted = {float: (int, float), str: (str, int), Path: (str,)}.get(kind, (kind,))
-    if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
-        names = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", Path: "a path"}
-        raise UsageError(f"{what} is {value!r}; it takes {names.get(kind, 'a ' + kind.__name__)}")
-    return kind(value)
+    """The options again; what is missing has its default. The file that they come from may be broken."""
+    try:
+        return build(cls, values)
+    except OptionError as error:
+        raise UsageError(f"{source}: {error.words(str)}") from None
+    except UsageError as error:
+        raise UsageError(f"{source}: {error}") from None

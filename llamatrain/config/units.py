@@ -4,6 +4,7 @@ import math
 import re
 from typing import Self
 
+from llamatrain.config.words import worded
 from llamatrain.errors import UsageError
 
 PREFIXES = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
@@ -17,11 +18,11 @@ class Size(int):
     def parse(cls, text: str | int) -> Self:
         found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", str(text).strip().lower())
         if not found or (found[3] and not found[2]):
-            raise UsageError(f"{text!r} is no size; write it as 6GB, 800MB or 6GiB")
+            raise UsageError(f"{worded(text)} is no size; write it as 6GB, 800MB or 6GiB")
         bytes_ = float(found[1][:30]) * (1024 if found[3] else 1000) ** PREFIXES[found[2]]
         size = cls(min(bytes_, 2.0**62))
         if size < 1:
-            raise UsageError(f"a size of {text!r} cannot be; it takes more than 0 bytes")
+            raise UsageError(f"a size of {worded(text)} cannot be; it takes more than 0 bytes")
         return size
 
     @property
@@ -39,5 +40,5 @@ class Duration(float):
         found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)\s*([smhd]?)", str(text).strip().lower())
         seconds = float(text) if isinstance(text, int | float) else float(found[1]) * SECONDS[found[2]] if found else math.nan
         if not 0 < seconds < math.inf:
-            raise UsageError(f"{text!r} is no length of time; write it as 90s, 90m or 2h")
+            raise UsageError(f"{worded(text)} is no length of time; write it as 90s, 90m or 2h")
         return cls(seconds)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from llamatrain.config.options import flag_of
 from llamatrain.data.cache import Store
 from llamatrain.data.encode import Encoder, TokenizerLike
 from llamatrain.data.options import DataOptions
@@ -222,7 +223,8 @@ def split(parts: list[Part], share: float, seed: int) -> tuple[list[Part], list[
     starts = np.cumsum([0, *(int(unit.max()) + 1 if len(unit) else 0 for unit in units)])
     total = int(starts[-1])
     if total < 2:
-        raise DataError(f"{name_of(parts)}: one sample cannot be split in two; give more data, or a file with --val")
+        more = f"give more data, or a file with {flag_of('val')}"
+        raise DataError(f"{name_of(parts)}: one sample cannot be split in two; {more}")
     dealt = Permutation(total, seed, SPLIT)
     kept = np.zeros(total, bool)
     kept[[dealt[place] for place in range(min(max(1, round(share * total)), total - 1))]] = True
@@ -244,7 +246,8 @@ def check_length(parts: list[Part], ctx: int, lead: int | None) -> None:
     """Text must fill a row."""
     targets = sum(int(part.documents["size"].sum()) for part in parts) - (lead is None)
     if Corpus(parts, ctx, lead).only_text and targets < ctx:
-        raise DataError(f"{name_of(parts)}: too short for a row of {ctx}; take --ctx {max(targets, 1)} or less, or more text")
+        less = f"take {flag_of('ctx')} {max(targets, 1)} or less, or more text"
+        raise DataError(f"{name_of(parts)}: too short for a row of {ctx}; {less}")
 
 
 def name_of(parts: list[Part]) -> str:

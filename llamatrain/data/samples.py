@@ -3,6 +3,7 @@
 import mmap
 from collections.abc import Iterator
 
+from llamatrain.config.options import flag_of
 from llamatrain.data.sources import Source
 from llamatrain.data.suitable import MARK, Utf8, check_text
 from llamatrain.errors import DataError
@@ -35,7 +36,8 @@ def samples_after(source: Source, pattern: str, include: bool, longest: int | No
     with source.path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
         encoding, read, at = Utf8(source.name), 0, text.find(mark)
         if at < 0:
-            raise DataError(f"{source.name}: the sample start {pattern!r} is not in it (--escape reads \\n as the end of a line)")
+            told = f"({flag_of('escape')} reads \\n as the end of a line)"
+            raise DataError(f"{source.name}: the sample start {pattern!r} is not in it {told}")
         while at >= 0:
             following = text.find(mark, at + len(mark))
             begin = at if include else at + len(mark)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from llamatrain.graph import ops as O
-from llamatrain.graph.layers import rms_norm, rope
+from llamatrain.graph.ops import rms_norm, rope
 from llamatrain.graph.tensor import Tensor
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.lora import Weights

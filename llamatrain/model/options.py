@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
-from llamatrain.errors import UsageError
+from llamatrain.config.options import Checked, Option, OptionError
+from llamatrain.config.shared import CTX as ROW
 
 if TYPE_CHECKING:
     from llamatrain.model.hyperparameters import Hyperparameters
@@ -29,41 +30,52 @@ VOCAB = "4096"
 BYTES = "bytes"
 
 
+def is_size(text: str) -> bool:
+    """Of a vocabulary."""
+    return text == BYTES or (text.isdecimal() and len(text) < 10)
+
+
 @dataclass(frozen=True)
-class ModelOptions:
+class ModelOptions(Checked, panel="A new model"):
     size: Annotated[
         Literal["tiny", "small", "medium", "large"],
-        "Sets --embd, --head and --layer: 64/4/2, 256/8/4, 512/8/8, 768/12/12.",
+        Option("Sets --embd, --head and --layer: 64/4/2, 256/8/4, 512/8/8, 768/12/12."),
     ] = "small"
-    embd: Annotated[int | None, "Width of the model; else by --size."] = None
-    head: Annotated[int | None, "Attention heads; they divide --embd. Else by --size."] = None
-    head_kv: Annotated[int | None, "Key/value heads; they divide --head. Else as many as heads."] = None
-    layer: Annotated[int | None, "Blocks; else by --size."] = None
-    ff: Annotated[int | None, "Width of the feed-forward part; else 8/3 of --embd, rounded up to 32."] = None
-    ctx: Annotated[int | None, "Tokens in a row, and the context of a new model; else 128."] = None
-    vocab_size: Annotated[str, "Tokens of a vocabulary learned from the text, fewer if it has fewer; or the word bytes."] = VOCAB
-    vocab_from: Annotated[Path | None, "Take the vocabulary of this GGUF file instead of learning one."] = None
-    rope_freq_base: Annotated[float, "Frequency base of the rotary positions."] = 10000.0
-    rope_freq_scale: Annotated[float, "Positions count this much: 0.5 stretches the context to twice its length."] = 1.0
-    norm_rms_eps: Annotated[float, "Epsilon of the RMS norms."] = 1e-5
-    tie_embeddings: Annotated[bool, "One matrix serves as embeddings and as output."] = False
+    embd: Annotated[int | None, Option("Width of the model; else by --size.", least=1)] = None
+    head: Annotated[int | None, Option("Attention heads; they divide --embd. Else by --size.", least=1)] = None
+    head_kv: Annotated[int | None, Option("Key/value heads; they divide --head. Else as many as heads.", least=1)] = None
+    layer: Annotated[int | None, Option("Blocks; else by --size.", least=1)] = None
+    ff: Annotated[int | None, Option("Width of the feed-forward part; else 8/3 of --embd, rounded up to 32.", least=1)] = None
+    ctx: Annotated[int | None, replace(ROW, sentence="Tokens in a row, and the context of a new model; else 128.", most=None)] = (
+        None
+    )
+    vocab_size: Annotated[
+        str,
+        Option(
+            "Tokens of a vocabulary learned from the text, fewer if it has fewer; or the word bytes.",
+            unit="TOKENS",
+            accepts=is_size,
+            takes=f"a number of tokens, such as 4096, or the word {BYTES}",
+            excludes=(("vocab_from", "learn a vocabulary, or take one"),),
+        ),
+    ] = VOCAB
+    vocab_from: Annotated[Path | None, Option("Take the vocabulary of this GGUF file instead of learning one.")] = None
+    rope_freq_base: Annotated[float, Option("Frequency base of the rotary positions.", least=1, example="10000")] = 10000.0
+    rope_freq_scale: Annotated[
+        float, Option("Positions count this much: 0.5 stretches the context to twice its length.", above=0, example="0.5")
+    ] = 1.0
+    norm_rms_eps: Annotated[float, Option("Epsilon of the RMS norms.", above=0, below=1, example="1e-5")] = 1e-5
+    tie_embeddings: Annotated[bool, Option("One matrix serves as embeddings and as output.")] = False
 
-    def __post_init__(self) -> None:
-        for name in ("embd", "head", "head_kv", "layer", "ff", "ctx"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UsageError(f"--{name.replace('_', '-')} {value} cannot be; it takes 1 or more")
-        if self.vocab_size != BYTES and not (self.vocab_size.isdecimal() and len(self.vocab_size) < 10):
-            raise UsageError(f"--vocab-size {self.vocab_size[:40]!r} is no number of tokens, such as 4096, nor the word {BYTES}")
-        if self.vocab_from and self.vocab_size != VOCAB:
-            raise UsageError("--vocab-size and --vocab-from exclude each other: learn a vocabulary, or take one")
-        if not 0 < self.rope_freq_scale < float("inf"):
-            raise UsageError(f"--rope-freq-scale {self.rope_freq_scale:g} must be more than 0, such as 0.5")
+    def agree(self) -> None:
         embd, head = self.embd or SIZES[self.size].embd, self.head or SIZES[self.size].head
         if embd % head:
-            raise UsageError(f"{head} heads do not divide a width of {embd} (--head, --embd)")
-        if embd // head % 2:
-            raise UsageError(f"a head of {embd} / {head} = {embd // head} elements is odd; they turn in pairs (--head, --embd)")
+            told = f"{head} heads do not divide a width of {embd}"
+        elif embd // head % 2:
+            told = f"a head of {embd} / {head} = {embd // head} elements is odd; they turn in pairs"
+        else:
+            return
+        raise OptionError(lambda spelt: f"{told} ({spelt('head')}, {spelt('embd')})")
 
     @property
     def row(self) -> int:
@@ -94,13 +106,13 @@ class ModelOptions:
             )
 
 
-FLAGS = {
-    "vocab": "--vocab-size",
-    "layers": "--layer",
-    "heads": "--head",
-    "kv_heads": "--head-kv",
-    "rms_eps": "--norm-rms-eps",
-    "base": "--rope-freq-base",
+OPTIONS = {  # by what a model calls their numbers
+    "vocab": "vocab_size",
+    "layers": "layer",
+    "heads": "head",
+    "kv_heads": "head_kv",
+    "rms_eps": "norm_rms_eps",
+    "base": "rope_freq_base",
 }
 
 
@@ -112,4 +124,5 @@ def as_options() -> Iterator[None]:
     try:
         yield
     except Unfit as error:
-        raise UsageError(error.named(FLAGS.get(error.field, f"--{error.field}"))) from None
+        unfit = error
+        raise OptionError(lambda spelt: unfit.named(spelt(OPTIONS.get(unfit.field, unfit.field)))) from None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from llamatrain.graph import ops as O
-from llamatrain.graph.layers import cross_entropy_loss, flash_attn, linear_cross_entropy, soft_max
+from llamatrain.graph.ops import cross_entropy_loss, flash_attn, linear_cross_entropy, soft_max
 from llamatrain.graph.tensor import F32, I32, DType, Tensor, parameter, placeholder, state
 from llamatrain.model.forward import Forward
 from llamatrain.model.hyperparameters import Hyperparameters

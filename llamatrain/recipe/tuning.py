@@ -6,55 +6,90 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from llamatrain.adapters.options import LARGEST
-from llamatrain.config.options import flag_of
+from llamatrain.config.options import Checked, Option
+from llamatrain.config.shared import CTX
 from llamatrain.errors import UsageError
 
 if TYPE_CHECKING:
     from llamatrain.model.hyperparameters import Hyperparameters
 
-RANK = 8
+RANK, HIGHEST = 8, 1 << 16
 FACTORS = 1e-9, LARGEST  # what alpha and rates may be: the scales of an adapter that is written must be such as are read
 
 
-@dataclass(frozen=True)
-class TuneOptions:
-    ctx: Annotated[int | None, "Tokens in a row; else what the model was made for, but no more than 512."] = None
-    full: Annotated[bool, "Train every weight of an F32, F16 or BF16 model, instead of an adapter."] = False
-    lora_r: Annotated[int, "Rank of the adapter."] = RANK
-    lora_alpha: Annotated[float | None, "What is added is scaled by alpha / rank; else alpha is --lora-r."] = None
-    target: Annotated[
-        tuple[str, ...], "Weights that get an adapter: attn_q, blk.0-3.ffn_down, output, token_embd; else all linear ones."
-    ] = ()
-    rank: Annotated[tuple[str, ...], "A rank of its own for a weight, such as attn_q=16 or blk.0.ffn_up=4; may be repeated."] = ()
-    lora_dropout: Annotated[float, "The share of its input that an adapter does not see in a step."] = 0.0
-    rslora: Annotated[bool, "Scale by alpha / sqrt(rank) instead of alpha / rank."] = False
-    lora_plus_ratio: Annotated[float, "The learning rate of an adapter's second factor is this many times --lr."] = 1.0
-    lora_init: Annotated[Path | None, "Go on from this adapter, with its ranks: a GGUF file, a .bin, a PEFT folder."] = None
-    only_write_lora: Annotated[bool, "Write the adapter of a checkpoint (--resume) and train nothing."] = False
-    adapter_type: Annotated[Literal["f32", "f16"], "Number type in adapter.gguf."] = "f32"
-    peft: Annotated[Path | None, "Write the adapter for Hugging Face's PEFT, too, into this folder."] = None
-    cache_base: Annotated[
-        Literal["auto", "off", "bf16"], "A copy of the base's weights in bf16, for speed; auto: where the memory is there."
-    ] = "auto"
-    rope_freq_base: Annotated[float | None, "Frequency base of the rotary positions, other than the model's."] = None
-    rope_freq_scale: Annotated[float | None, "Positions count this much, other than in the model."] = None
-    norm_rms_eps: Annotated[float | None, "Epsilon of the RMS norms, other than the model's."] = None
+def is_rank(text: str) -> bool:
+    """Of a weight, with its name."""
+    name, _, number = text.partition("=")
+    return bool(name) and number.isdecimal() and len(number) < 6 and 1 <= int(number) <= HIGHEST
 
-    def __post_init__(self) -> None:
-        if self.ctx is not None and not 1 <= self.ctx <= 1 << 20:
-            raise UsageError(f"--ctx {self.ctx} cannot be; it takes 1 to {1 << 20}")
-        if not 1 <= self.lora_r <= 1 << 16:
-            raise UsageError(f"--lora-r {self.lora_r} cannot be; it takes 1 to {1 << 16}")
-        for name in ("lora_alpha", "lora_plus_ratio"):
-            value, (least, most) = getattr(self, name), FACTORS
-            if value is not None and not least <= value <= most:
-                raise UsageError(f"{flag_of(name)} {value:g} cannot be; it takes {least:g} to {most:g}, such as 16")
-        if not 0 <= self.lora_dropout < 1:
-            raise UsageError(f"--lora-dropout {self.lora_dropout:g} must be at least 0 and less than 1, such as 0.05")
-        if self.rope_freq_scale is not None and not 1e-6 <= self.rope_freq_scale <= 1e6:
-            raise UsageError(f"--rope-freq-scale {self.rope_freq_scale:g} cannot be; it takes 1e-06 to 1e+06, such as 0.5")
-        for text in self.rank:
-            rank_of(text)
+
+@dataclass(frozen=True)
+class TuneOptions(Checked, panel="An adapter"):
+    ctx: Annotated[int | None, CTX] = None
+    full: Annotated[bool, Option("Train every weight of an F32, F16 or BF16 model, instead of an adapter.")] = False
+    lora_r: Annotated[int, Option("Rank of the adapter.", unit="RANK", least=1, most=HIGHEST)] = RANK
+    lora_alpha: Annotated[
+        float | None,
+        Option(
+            "What is added is scaled by alpha / rank; else alpha is --lora-r.",
+            unit="ALPHA",
+            least=FACTORS[0],
+            most=FACTORS[1],
+            example="16",
+        ),
+    ] = None
+    target: Annotated[
+        tuple[str, ...],
+        Option(
+            "Weights that get an adapter: attn_q, blk.0-3.ffn_down, output, token_embd; else all linear ones.", unit="WEIGHTS"
+        ),
+    ] = ()
+    rank: Annotated[
+        tuple[str, ...],
+        Option(
+            "A rank of its own for a weight, such as attn_q=16 or blk.0.ffn_up=4; may be repeated.",
+            unit="WEIGHT=RANK",
+            accepts=is_rank,
+            takes="a weight and a rank, such as attn_q=16",
+        ),
+    ] = ()
+    lora_dropout: Annotated[
+        float,
+        Option("The share of its input that an adapter does not see in a step.", unit="SHARE", least=0, below=1, example="0.05"),
+    ] = 0.0
+    rslora: Annotated[bool, Option("Scale by alpha / sqrt(rank) instead of alpha / rank.")] = False
+    lora_plus_ratio: Annotated[
+        float,
+        Option(
+            "The learning rate of an adapter's second factor is this many times --lr.",
+            unit="RATIO",
+            least=FACTORS[0],
+            most=FACTORS[1],
+            example="16",
+        ),
+    ] = 1.0
+    lora_init: Annotated[Path | None, Option("Go on from this adapter, with its ranks: a GGUF file, a .bin, a PEFT folder.")] = (
+        None
+    )
+    only_write_lora: Annotated[bool, Option("Write the adapter of a checkpoint (--resume) and train nothing.")] = False
+    adapter_type: Annotated[Literal["f32", "f16"], Option("Number type in adapter.gguf.")] = "f32"
+    peft: Annotated[Path | None, Option("Write the adapter for Hugging Face's PEFT, too, into this folder.", unit="FOLDER")] = (
+        None
+    )
+    cache_base: Annotated[
+        Literal["auto", "off", "bf16"],
+        Option("A copy of the base's weights in bf16, for speed; auto: where the memory is there."),
+    ] = "auto"
+    rope_freq_base: Annotated[
+        float | None,
+        Option("Frequency base of the rotary positions, other than the model's.", least=1, example="10000"),
+    ] = None
+    rope_freq_scale: Annotated[
+        float | None, Option("Positions count this much, other than in the model.", least=1e-6, most=1e6, example="0.5")
+    ] = None
+    norm_rms_eps: Annotated[
+        float | None, Option("Epsilon of the RMS norms, other than the model's.", above=0, below=1, example="1e-5")
+    ] = None
 
     @property
     def alpha(self) -> float:
@@ -80,8 +115,6 @@ def idle(options: TuneOptions) -> dict[str, str]:
 
 def rank_of(text: str) -> tuple[str, int]:
     name, _, number = text.partition("=")
-    if not name or not number.isdecimal() or len(number) > 5 or not 1 <= int(number) <= 1 << 16:
-        raise UsageError(f"--rank {text[:40]!r}: it takes a weight and a rank, such as attn_q=16")
     return name, int(number)
 
 

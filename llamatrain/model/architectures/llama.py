@@ -1,7 +1,7 @@
 """Llama 1, 2 and 3, and what is built like them: TinyLlama, Mistral, SmolLM (Touvron et al. 2023)."""
 
 from llamatrain.graph import ops as O
-from llamatrain.graph.layers import swiglu
+from llamatrain.graph.ops import swiglu
 from llamatrain.graph.tensor import Tensor
 from llamatrain.model.architecture import Architecture, Key, WeightKind
 from llamatrain.model.forward import Forward

@@ -1,0 +1,5 @@
+"""`python -m llamatrain`."""
+
+from llamatrain.cli.main import main
+
+main()

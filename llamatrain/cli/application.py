@@ -1,0 +1,111 @@
+"""What makes a typer application of declared options: signatures, commands and groups of them."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING
+from functools import wraps
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup, TyperOption
+
+from llamatrain.config.options import Checked, Declared, declared, flag_of
+from llamatrain.config.words import nearest, worded
+
+ALIASES = {"train-from-scratch": "from-scratch", "finetune-lora": "finetune"}
+
+
+class Command(TyperCommand):
+    """A command of declared options."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        for param in self.params:  # typer declares no option that repeats with several values each time, but parses one
+            if isinstance(param, TyperOption) and param.multiple:
+                param.nargs = len((param.metavar or "").split())
+
+    def get_help(self, ctx: Any) -> str:
+        return page(self, ctx)
+
+
+class Commands(TyperGroup):
+    """Commands, some of which have another name, too."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return super().get_command(ctx, ALIASES.get(cmd_name, cmd_name))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if not ctx.resilient_parsing and self.get_command(ctx, args[0]) is None:
+            ctx.fail(f"no such command {worded(args[0])}{nearest(args[0], (*self.list_commands(ctx), *ALIASES))}")
+        return super().resolve_command(ctx, args)
+
+    def get_help(self, ctx: Any) -> str:
+        return page(self, ctx)
+
+
+def page(command: Any, context: Any) -> str:
+    from llamatrain.cli.help import page
+
+    return page(command, context)
+
+
+def application(**settings: Any) -> typer.Typer:
+    """One command, or a group of them."""
+    return typer.Typer(add_completion=False, rich_markup_mode=None, **settings)
+
+
+# ---- options ---------------------------------------------------------------
+
+
+def options_of(
+    *classes: type[Checked], defaults: Mapping[str, Any] | None = None
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Gives a command the options of these classes, of which it is handed those that are said; `defaults` are its own."""
+    options = {name: each for cls in classes for name, each in declared(cls).items()}
+    told = {name: each.default for name, each in options.items()} | dict(defaults or {})
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        own = [each for each in inspect.signature(command).parameters.values() if each.kind is not each.VAR_KEYWORD]
+
+        @wraps(command)
+        def called(**values: Any) -> Any:
+            said = {name: each.read(values[name]) for name, each in options.items() if values[name] not in (None, (), [])}
+            return command(**{each.name: values[each.name] for each in own}, **said)
+
+        parameters = [*own, *(parameter(each, told[name]) for name, each in options.items())]
+        called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        called.__annotations__ = {each.name: each.annotation for each in parameters}
+        return called
+
+    return add
+
+
+def parameter(each: Declared, default: Any) -> inspect.Parameter:
+    """An option as typer has it: texts, which are read and checked as declared; nothing at all where it is not said."""
+    flag, sentence = flag_of(each.name), each.option.sentence
+    kind: Any = bool if each.kind is bool else list[Any] | None if each.repeated else Any
+    settings: dict[str, Any] = {"rich_help_panel": each.panel, "show_default": shown(default)}
+    if each.kind is bool:
+        flag = f"{flag}/--no-{flag.lstrip('-')}"
+    else:
+        settings |= {"metavar": each.unit, "parser": as_it_is}
+    if each.choices:
+        settings["autocompletion"] = lambda: list(each.choices)
+        sentence += f" One of {', '.join(each.choices)}." if each.option.unit else ""
+    return inspect.Parameter(
+        each.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=inspect.Parameter.empty if default is MISSING else None,
+        annotation=Annotated[kind, typer.Option(flag, help=sentence, **settings)],
+    )
+
+
+def as_it_is(value: Any) -> Any:
+    return value
+
+
+def shown(default: Any) -> str | bool:
+    """A default in words, if there is something to be said of it."""
+    if default is MISSING or default is None or default is False or default in ("", ()):
+        return False
+    return "on" if default is True else f"{default:g}" if isinstance(default, float) else str(default)

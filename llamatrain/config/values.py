@@ -1,0 +1,58 @@
+"""The values that an option can have, by its type: made of a text, or checked where they have types already."""
+
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+from llamatrain.config.units import Duration, Size
+from llamatrain.config.words import LARGEST, worded
+from llamatrain.errors import UsageError
+
+# What a value is called where its option has no name of its own for it, and what it takes.
+UNITS = {bool: "", int: "NUMBER", float: "NUMBER", str: "TEXT", Path: "FILE", Size: "SIZE", Duration: "TIME"}
+NAMES = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    Path: "a path",
+    Size: "a size, such as 6GB",
+    Duration: "a time, such as 90m",
+}
+
+
+def read(text: Any, kind: Any) -> Any:
+    """A value as it is written on a command line; each of several, where they come as a tuple."""
+    if get_origin(kind) is tuple:
+        return tuple(read(each, part) for each, part in zip(text, get_args(kind), strict=True))
+    if kind in (int, float):
+        return kind(text)  # ValueError
+    return Path(text) if kind is Path and text else text
+
+
+def typed(value: Any, kind: Any) -> Any:
+    """A value as its type has it: a whole number will do for a float or a text, a text for a path, and little else."""
+    if get_origin(kind) is Literal:
+        return refused_unless(isinstance(value, str) and value in get_args(kind), value)
+    if get_origin(kind) is tuple:
+        refused_unless(isinstance(value, list | tuple) and len(value) == len(get_args(kind)), value)
+        return tuple(typed(each, part) for each, part in zip(value, get_args(kind), strict=True))
+    if kind in (Size, Duration):
+        refused_unless(isinstance(value, int | float | str) and not isinstance(value, bool), value)
+        refused_unless(isinstance(value, str) or abs(value) < LARGEST, value)  # nor is NaN
+        return (
+            value if isinstance(value, kind) else kind.parse(int(value) if kind is Size and not isinstance(value, str) else value)
+        )
+    accepted = {float: (int, float), str: (str, int), Path: (str, Path)}.get(kind, kind)
+    refused_unless(isinstance(value, accepted) and (kind is bool or not isinstance(value, bool)), value)
+    refused_unless(not isinstance(value, int) or abs(value) < LARGEST, value)
+    refused_unless(not isinstance(value, float) or abs(value) < float("inf"), value)
+    refused_unless(not isinstance(value, str | Path) or "\0" not in str(value), value)
+    if kind is Path and value == "":  # as of a variable that is not set: it would be the current folder
+        raise UsageError("an empty path")
+    return value if isinstance(value, kind) else kind(value)
+
+
+def refused_unless(fits: bool, value: Any) -> Any:
+    if not fits:
+        raise ValueError(worded(value))
+    return value

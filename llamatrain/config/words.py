@@ -1,0 +1,28 @@
+"""Values and names in messages."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import Any
+
+LONGEST = 40  # characters of a value that are said again
+LARGEST = 1 << 64  # of whole numbers
+
+
+def worded(value: Any) -> str:
+    """A value in a message, however long it is."""
+    if isinstance(value, list | tuple):
+        return " ".join(map(worded, value[:3])) + (" ..." if len(value) > 3 else "")
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, int):  # Python writes no number of thousands of digits
+        return str(value) if abs(value) < LARGEST else "so large a number"
+    if isinstance(value, str):
+        return repr(value[:LONGEST]) + ("..." if len(value) > LONGEST else "")
+    text = str(value)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The name that may have been meant, in words."""
+    close = get_close_matches(name[:LONGEST], list(known), 1)
+    return f"; did you mean {close[0]}?" if close else ""
