@@ -212,8 +212,8 @@ def test_an_adapter_of_another_base() -> None:
     unfit(adapter(H, [OUTPUT]), "pair for output.weight, but the embeddings of base.gguf are tied", tied=True)
     unfit(adapter(H, [EMBEDDINGS]), "pair for token_embd.weight, but the embeddings of base.gguf are tied", tied=True)
     unfit(
-        replace(adapter(H, [Q]), architecture=replace(LLAMA, name="qwen2")),
-        "an adapter for the architecture 'qwen2'; base.gguf is a llama",
+        replace(adapter(H, [Q]), architecture=replace(LLAMA, name="mamba")),
+        "an adapter for the architecture 'mamba'; base.gguf is a llama",
     )
 
 

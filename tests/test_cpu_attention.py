@@ -9,7 +9,7 @@ import pytest
 
 from llamatrain.kernels.cpu import attention  # noqa: F401 - it registers
 from llamatrain.kernels.cpu.binding import BINDINGS
-from llamatrain.machine.threads import Program
+from llamatrain.machine.threads import Table
 
 RANDOM = np.random.default_rng(0)
 SWITCHED = "LLAMATRAIN_WITHOUT" in os.environ
@@ -22,7 +22,7 @@ def run(op, shapes, ins, scale):
         outs, binding = [np.full(shape, 7, np.float32) for shape in shapes], BINDINGS[op]
         assert binding.takes(outs, ins, {"scale": scale})
         room = np.full(binding.scratch(outs, ins, {"scale": scale}, threads) + 64, 0xFF, np.uint8)  # full of NaN
-        Program(binding.bind(outs, ins, {"scale": scale}, room[-room.ctypes.data % 64 :], threads), threads)()
+        Table(binding.bind(outs, ins, {"scale": scale}, room[-room.ctypes.data % 64 :], threads), threads)()
         results.append(outs)
     assert [each.tobytes() for each in results[0]] == [each.tobytes() for each in results[1]]
     return results[0]

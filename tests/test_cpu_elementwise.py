@@ -7,10 +7,11 @@ import sys
 import numpy as np
 import pytest
 
-from llamatrain.kernels.cpu import elementwise, gates, norm, optimizer, rope, rows, softmax, sums, vector  # noqa: F401 - they register
+from llamatrain.kernels.cpu import elementwise, gates, norm, optimizer, rope, rows, softmax, sums  # noqa: F401 - they register
 from llamatrain.kernels.cpu.binding import BINDINGS
-from llamatrain.machine.jit import Entry, f32
-from llamatrain.machine.threads import Program
+from llamatrain.machine.entry import F32, Entry
+from llamatrain.machine.simd import memory, vector
+from llamatrain.machine.threads import Table
 
 RANDOM = np.random.default_rng(0)
 SWITCHED = "LLAMATRAIN_WITHOUT" in os.environ
@@ -25,7 +26,7 @@ def run_once(op, outs, ins, attrs, threads):
     assert binding.takes(outs, ins, attrs)
     scratch = np.full(binding.scratch(outs, ins, attrs, threads) + 64, 0xFF, np.uint8)
     scratch = scratch[-scratch.ctypes.data % 64 :]
-    Program(binding.bind(outs, ins, attrs, scratch, threads), threads)()
+    Table(binding.bind(outs, ins, attrs, scratch, threads), threads)()
 
 
 def run(op, shapes, ins, over=None, dtype=np.float32, **attrs):
@@ -52,18 +53,17 @@ def wide(*arrays):
 
 
 @Entry
-def exponentials(lo, hi, thread, a):
-    x, alone, together = f32(a[0]), f32(a[1]), f32(a[2])
+def exponentials(lo, hi, thread, x: F32, alone: F32, together: F32):
     for i in range(lo, hi):
         alone[i] = vector.exp(x[i])
     for i in range(lo, hi, vector.LANES):
-        vector.store_to(together, i, hi, vector.exp(vector.load_to(x, i, hi)), 0)
+        memory.store_to(together, i, hi, vector.exp(memory.load_to(x, i, hi)), 0)
 
 
 def test_the_exponential():
     x = np.concatenate([RANDOM.uniform(-110, 95, 100_003), [-np.inf, np.inf, np.nan, 0, 88.7]]).astype(np.float32)
     alone, together = np.empty_like(x), np.empty_like(x)
-    Program([exponentials.call(x, alone, together, items=x.size, block=x.size)], 1)()
+    Table([exponentials.call(x, alone, together, items=x.size, block=x.size)], 1)()
     np.testing.assert_array_equal(alone, together)
     with np.errstate(over="ignore"):
         wanted = np.exp(x.astype(np.float64)).astype(np.float32)

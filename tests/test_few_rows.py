@@ -6,7 +6,7 @@ import pytest
 from llamatrain.kernels.cpu import products
 from llamatrain.kernels.cpu.binding import BINDINGS
 from llamatrain.kernels.cpu.few_rows import MOST, FewRows
-from llamatrain.machine.threads import Program
+from llamatrain.machine.threads import Table
 from tests.test_products import halved, normal, widened
 
 UNTOUCHED = np.float32(7)
@@ -21,7 +21,7 @@ def product(x: np.ndarray, w: np.ndarray) -> np.ndarray:
         binding = BINDINGS["matmul"]
         assert isinstance(products.matmul_way((x, w), threads), FewRows)
         room = np.full(binding.scratch([out], [x, w], {}, threads) + 64, 0xFF, np.uint8)
-        Program(binding.bind([out], [x, w], {}, room[-room.ctypes.data % 64 :], threads), threads)()
+        Table(binding.bind([out], [x, w], {}, room[-room.ctypes.data % 64 :], threads), threads)()
         results.append(out)
     assert results[0].tobytes() == results[1].tobytes()
     return results[0]

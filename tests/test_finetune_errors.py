@@ -28,7 +28,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtu
     base(tmp_path / "base.gguf", H)
     base(tmp_path / "tied.gguf", TIED)
     base(tmp_path / "q4_0.gguf", H, "Q4_0")
-    written(tmp_path / "qwen.gguf", H, new_weights(H), more={"general.architecture": string("qwen2")})
+    written(tmp_path / "mamba.gguf", H, new_weights(H), more={"general.architecture": string("mamba")})
     gguf.write("wide.gguf", adapter(WIDE, linear(WIDE)))
     gguf.write("ends.gguf", adapter(H, [EMBEDDINGS, OUTPUT]))
     gguf.write("deep.gguf", adapter(small(layers=3), ["blk.2.attn_q.weight"]))
@@ -44,7 +44,7 @@ def tried(model: str, *arguments: Argument) -> Done:
 
 NEAR = (r"attn_q\b",)
 SLIPS: dict[str, tuple[str, int | tuple[int, ...], tuple[Argument, ...], tuple[str, ...]]] = {
-    "another architecture": ("qwen.gguf", 1, (), ("qwen.gguf", "'qwen2'", "llama")),
+    "another architecture": ("mamba.gguf", 1, (), ("mamba.gguf", "'mamba'", "llama")),
     "no such base": ("none.gguf", (1, 2), (), ("none.gguf", "[Nn]o such file")),
     "a base that is none": ("text.txt", 1, (), ("text.txt",)),
     "a base that is an adapter": ("plain.gguf", 1, (), ("plain.gguf", "adapter")),

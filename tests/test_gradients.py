@@ -24,7 +24,7 @@ def scalar(case: Case, made: Tensor) -> Tensor:
 def run(loss: Tensor, case: Case, outputs: list[Tensor]) -> list[np.ndarray]:
     program = Program.of([loss, *outputs], case.arrays, kernels="reference")
     program()
-    return [program[tensor].copy() for tensor in (loss, *outputs)]
+    return [program.read(tensor).copy() for tensor in (loss, *outputs)]
 
 
 def test_every_op_has_cases_or_says_why_it_has_no_gradient() -> None:
@@ -49,7 +49,7 @@ def test_gradient_is_the_difference_quotient(name: str, index: int) -> None:
             for side in (step, -step):
                 values[place] = kept + side
                 program()
-                sides.append(float(program[loss]))
+                sides.append(float(program.read(loss)))
             values[place] = kept
             numeric[place] = (sides[0] - sides[1]) / (2 * step)
         assert np.abs(numeric - grad).max(initial=0) <= 1e-6 * max(1, np.abs(numeric).max(initial=0))

@@ -5,7 +5,7 @@ import pytest
 
 from llamatrain.kernels.cpu import head
 from llamatrain.kernels.cpu.binding import BINDINGS
-from llamatrain.machine.threads import Program
+from llamatrain.machine.threads import Table
 
 RANDOM = np.random.default_rng(0)
 BACK = "linear_cross_entropy_back"
@@ -32,7 +32,7 @@ def run_once(op, outs, ins, attrs, threads):
     binding = BINDINGS[op]
     assert binding.takes(outs, ins, attrs)
     room = np.full(binding.scratch(outs, ins, attrs, threads) + 64, 0xFF, np.uint8)  # full of NaN
-    Program(binding.bind(outs, ins, attrs, room[-room.ctypes.data % 64 :], threads), threads)()
+    Table(binding.bind(outs, ins, attrs, room[-room.ctypes.data % 64 :], threads), threads)()
 
 
 def both(ins, dloss=0.5, dx=True, dw=True):

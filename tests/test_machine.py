@@ -4,22 +4,22 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 
 from llamatrain.errors import UsageError
 from llamatrain.machine import units
-from llamatrain.machine.jit import Entry, i32
-from llamatrain.machine.threads import Program
+from llamatrain.machine.entry import I32, Entry, Real, i32
+from llamatrain.machine.threads import Table
 
 
-def count(lo, hi, thread, a):  # type: ignore[no-untyped-def]
+def count(lo, hi, thread, items: I32, before: I32, faults: I32, run, size):
     """Adds 1 to each item, and notes that it saw all of what the row before did."""
-    items, before, faults = i32(a[0]), i32(a[1]), i32(a[2])
     for i in range(lo, hi):
         items[i] += 1
-        if a[3] and before[a[4] - 1 - i] != a[3]:
+        if run and before[size - 1 - i] != run:
             faults[0] += 1
 
 
@@ -37,23 +37,47 @@ def test_each_block_is_done_once_and_rows_wait_for_each_other(threads: int, bloc
         COUNT.call(arrays[row], arrays[max(0, row - 1)], faults, run if row else 0, items, items=items, block=block)
         for row in range(rows)
     ]
-    Program(calls, threads)()
+    Table(calls, threads)()
     assert (arrays == 1).all() and faults[0] == 0
-    Program(calls[:1], threads)()
+    Table(calls[:1], threads)()
     assert (arrays[0] == 2).all()
 
 
 def test_a_program_runs_again() -> None:
     array = np.zeros(100, np.int32)
-    program = Program([COUNT.call(array, array, array, 0, 0, items=100, block=10)], 2)
+    program = Table([COUNT.call(array, array, array, 0, 0, items=100, block=10)], 2)
     for _ in range(50):
         program()
     assert (array == 50).all()
 
 
+class Pair(NamedTuple):
+    first: I32
+    count: int
+
+
+@Entry
+def spread(lo, hi, thread, out: I32, pair: Pair, factor: Real, *rest):
+    out[0], out[1], out[2], out[3] = pair.first[0], pair.count, int(factor * 2), i32(rest[1])[0]
+
+
+def test_arguments_have_names_and_are_checked() -> None:
+    out, one = np.zeros(4, np.int32), np.full(1, 7, np.int32)
+    Table([spread.call(out, Pair(one, 3), 2.5, 0, one + 1, items=1, block=1)], 1)()
+    assert out.tolist() == [7, 3, 5, 8]
+    again = COUNT.call(out, out, size=1, run=0, faults=out, items=1, block=1)
+    assert (again.words == COUNT.call(out, out, out, 0, 1, items=1, block=1).words).all()
+    for args, named in (((out,), {}), ((out, out, out, 0, 1, 2), {}), ((out, out, out, 0), {"width": 1})):
+        with pytest.raises(TypeError, match="count: "):
+            COUNT.call(*args, **named, items=1, block=1)
+    with pytest.raises(TypeError, match="where an integer or an array belongs"):
+        COUNT.call(out, out, out, 0.5, 1, items=1, block=1)
+
+
 def test_arrays_with_gaps_are_refused() -> None:
+    array = np.zeros((4, 4), np.int32)[:, ::2]
     with pytest.raises(ValueError, match="strides"):
-        COUNT.call(np.zeros((4, 4), np.int32)[:, ::2], items=8, block=8)
+        COUNT.call(array, array, array, 0, 0, items=8, block=8)
 
 
 def test_units_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,7 +92,38 @@ def test_without_a_cache_folder_it_still_runs_and_says_so(tmp_path: Path) -> Non
     blocked = tmp_path / "file"
     blocked.write_text("no folder")
     script = "import tests.test_machine as t; t.test_a_program_runs_again()"
-    environment = {**os.environ, "LLAMATRAIN_CACHE": str(blocked)}
+    environment = {**os.environ, "LLAMATRAIN_CACHE": str(blocked), "TMPDIR": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("compiling kernels for this machine, once (not kept: no cache folder can be written)") == 1
+    first = done.stderr.splitlines()[0]
+    assert first.startswith(f"compiling kernels for this run alone: {blocked}/llamatrain/"), done.stderr
+    assert first.endswith(" cannot be written; LLAMATRAIN_CACHE names another folder")
+    assert done.stderr.count("compiling") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_importing_changes_nothing_of_numba() -> None:
+    script = """
+import os, numba
+from numba.core import caching, config
+before = {name: value for name, value in vars(config).items() if name.isupper()}, caching.Cache.load_overload
+import llamatrain.kernels.cpu, llamatrain.files.quants.kquants, llamatrain.machine.threads, llamatrain.data.tokenizer.tokenizer
+assert before == ({name: value for name, value in vars(config).items() if name.isupper()}, caching.Cache.load_overload)
+from llamatrain.machine.jit import setup
+setup()
+assert config.CPU_NAME and before[0] != {name: value for name, value in vars(config).items() if name.isupper()}
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+@pytest.mark.parametrize("missing", ["resource", "fcntl"])
+def test_the_machine_is_known_without_what_only_unix_has(missing: str) -> None:
+    script = f"""
+import sys
+sys.modules["{missing}"] = None
+from pathlib import Path
+Path.read_text = lambda *_: (_ for _ in ()).throw(OSError())  # nor is there /proc
+from llamatrain.machine import ahead, cachefolder, entry, jit, memory, threads, units
+assert memory.resident() >= 0 and memory.available() is None and units.cores() > 0
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from llamatrain.train.checkpoint import read, write
 
 from llamatrain.engine.program import Program
 from llamatrain.errors import FileError
@@ -16,6 +15,8 @@ from llamatrain.graph.tensor import leaves_of, parameter
 from llamatrain.optim import methods, registry
 from llamatrain.optim.optimizer import StepRule
 from llamatrain.optim.step import differentiate, stream
+from llamatrain.store.checkpoint import write
+from llamatrain.store.reading import read
 from tests.runs import TINY, Done, environment, losses, same_bits, text_file
 from tests.tiny_checkpoint import tiny_checkpoint
 
@@ -61,7 +62,7 @@ from llamatrain.optim.optimizer import Minimizer
 @dataclass(frozen=True, kw_only=True)
 class Halving(Minimizer):
     kept_as = "halving"
-    vectors = 2
+    vectors = 3
 
     def descent(self, x):
         return Halved(x)
@@ -89,7 +90,7 @@ class Halved:
             self.evaluations += 1
             if loss < self.loss:
                 self.x -= np.float32(self.length) * self.gradient
-                self.loss, self.gradient[:] = loss, gradient
+                self.loss, self.gradient[:], self.length = loss, gradient, 0.9 * self.length
                 return None
             self.length /= 2
         return "stuck: as short as a step may be"
@@ -141,7 +142,7 @@ def done(folder: Path, *commands: tuple[object, ...]) -> list[Done]:
 
 @pytest.mark.parametrize(
     ("name", "given", "idle", "moments"),
-    [("toy_adagrad", ("--schedule", "constant", "--warmup", 0, "--clip", 0), "--beta1", 2), ("toy_halving", (), "--lr", 2)],
+    [("toy_adagrad", ("--schedule", "constant", "--warmup", 0, "--clip", 0), "--beta1", 2), ("toy_halving", (), "--lr", 3)],
 )
 def test_a_run_of_one_more(more: Path, name: str, given: tuple[object, ...], idle: str, moments: int) -> None:
     place = more.parent
@@ -176,13 +177,13 @@ def test_a_step_of_one_more(more: Path) -> None:
     program = Program.of(outputs, {weight: start.copy()}, kernels="reference")
     expected, sums = start.copy(), np.zeros_like(start)
     for rate in (0.5, 0.25):
-        program[inputs.schedule][:] = -rate
+        program.write(inputs.schedule, -rate)
         program()
         gradient = 2 * expected
         sums += np.square(gradient)
         expected -= rate * gradient / (np.sqrt(sums) + 0.5)
-        np.testing.assert_allclose(program[last], gradient, rtol=1e-6)
-        np.testing.assert_allclose(program[weight], expected, rtol=1e-6)
+        np.testing.assert_allclose(program.read(last), gradient, rtol=1e-6)
+        np.testing.assert_allclose(program.read(weight), expected, rtol=1e-6)
 
 
 KEPT = {"sums": ("sums_of_squares", "last_gradient"), "halving": ("point", "gradient"), "nothing": ()}

@@ -16,7 +16,7 @@ from llvmlite import ir
 from llamatrain.kernels.cpu import microkernel, products, tiles
 from llamatrain.kernels.cpu.binding import BINDINGS
 from llamatrain.machine import units
-from llamatrain.machine.threads import Program
+from llamatrain.machine.threads import Table
 
 RANDOM = np.random.default_rng(0)
 SWITCHED = "LLAMATRAIN_WITHOUT" in os.environ
@@ -53,7 +53,7 @@ def multiply(plan, shape):
         room = np.full(plan.scratch + 64, 0xFF, np.uint8)  # full of NaN
         around = np.full(int(np.prod(shape)) + 64, UNTOUCHED, np.float32)
         out = around[32:-32].reshape(shape)
-        Program(plan.calls(out, room[-room.ctypes.data % 64 :]), threads)()
+        Table(plan.calls(out, room[-room.ctypes.data % 64 :]), threads)()
         assert (around[:32] == UNTOUCHED).all() and (around[-32:] == UNTOUCHED).all()
         results.append(out)
     assert results[0].tobytes() == results[1].tobytes()
@@ -123,7 +123,7 @@ def run(op, a, b):
     binding = BINDINGS[op]
     assert binding.takes([out], [a, b], {})
     room = np.zeros(binding.scratch([out], [a, b], {}, 2) + 64, np.uint8)
-    Program(binding.bind([out], [a, b], {}, room[-room.ctypes.data % 64 :], 2), 2)()
+    Table(binding.bind([out], [a, b], {}, room[-room.ctypes.data % 64 :], 2), 2)()
     return out
 
 

@@ -11,10 +11,11 @@ from llamatrain.files.quants.kinds import COMPILED, F32
 from llamatrain.files.types import TYPES, GgmlType
 from llamatrain.kernels.blocks import Blocks
 from llamatrain.kernels.cpu import tiles
-from llamatrain.kernels.cpu.products import Product, pack_whole, with_weight
+from llamatrain.kernels.cpu.operands import pack_whole
+from llamatrain.kernels.cpu.products import Product, with_weight
 from llamatrain.kernels.cpu.quantised import ROOM, pack_quantised
-from llamatrain.machine.jit import Entry
-from llamatrain.machine.threads import Program
+from llamatrain.machine.entry import Entry
+from llamatrain.machine.threads import Table
 
 TRAINED = [TYPES[number] for number in sorted(COMPILED - {F32})]
 MODES = [tiles.ROUNDED, tiles.PAIRS, tiles.TILES]  # only packed, not multiplied: any machine can
@@ -42,14 +43,13 @@ def panel_bytes(mode: int, count: int, k: int) -> int:
 
 
 @Entry
-def pack_decoded(lo, hi, thread, a):  # type: ignore[no-untyped-def]
-    """a: mode, to, source, across, stride, count, k"""
-    tiles.pack_b(a[0], a[1], a[2], 1, a[3], a[4], a[5], a[6])
+def pack_decoded(lo, hi, thread, mode, to, source, across, stride, count, k):
+    tiles.pack_b(mode, to, source, 1, across, stride, count, k)
 
 
 @Entry
-def pack_part(lo, hi, thread, a):  # type: ignore[no-untyped-def]
-    pack_quantised(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10])
+def pack_part(lo, hi, thread, mode, to, kind, raw, row_bytes, across, first, rows, start, columns, room):
+    pack_quantised(mode, to, kind, raw, row_bytes, across, first, rows, start, columns, room)
 
 
 def expected(mode: int, weight: np.ndarray, across: int) -> np.ndarray:
@@ -57,7 +57,7 @@ def expected(mode: int, weight: np.ndarray, across: int) -> np.ndarray:
     weight = np.ascontiguousarray(weight)
     count, k = weight.shape[::-1] if across else weight.shape
     to = aligned(panel_bytes(mode, count, k))
-    Program([pack_decoded.call(mode, to, weight, across, weight.shape[1], count, k, items=1, block=1)], 1)()
+    Table([pack_decoded.call(mode, to, weight, across, weight.shape[1], count, k, items=1, block=1)], 1)()
     return to[:-64]
 
 
@@ -68,7 +68,7 @@ def check(kind: GgmlType, raw: np.ndarray, across: int, first: int, rows: int, s
         wanted = expected(mode, part, across)
         to, room = aligned(wanted.size), aligned(ROOM)
         args = (mode, to, kind.number, raw, raw.shape[1], across, first, rows, start, columns, room)
-        Program([pack_part.call(*args, items=1, block=1)], 1)()
+        Table([pack_part.call(*args, items=1, block=1)], 1)()
         assert_array_equal(to[:-64], wanted)
         assert (to[-64:] == UNTOUCHED).all() and (room[-64:] == UNTOUCHED).all()
 
@@ -96,6 +96,6 @@ def test_each_thread_decodes_into_its_own_room() -> None:
     product = Product(*with_weight(np.zeros((100, 256), np.float32), weight, across=0), tiles.PAIRS, threads)
     memory = aligned(product.scratch)
     call = product.pack(memory, np.zeros(1, np.int64), 0)
-    pack_whole.compiled.ctypes(0, 1, 1, call.args.ctypes.data_as(ctypes.POINTER(ctypes.c_int64)))
+    pack_whole.compiled.ctypes(0, 1, 1, call.words.ctypes.data_as(ctypes.POINTER(ctypes.c_int64)))
     rooms = memory[product.entry_bytes : product.scratch].reshape(threads, -1)
     assert (rooms != UNTOUCHED).any(axis=1).tolist() == [False, True, False]

@@ -7,6 +7,8 @@ import json
 import multiprocessing
 import os
 import resource
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from multiprocessing.synchronize import Barrier
@@ -262,3 +264,47 @@ def test_what_killed_runs_left_is_removed(folder: Path) -> None:
     os.utime(folder / "old", (past, past))
     stored("key", fill)
     assert names(folder) == [".new-alive", ".new-new", "key", "old"]
+
+
+MAKING = """
+import time
+import numpy as np
+from llamatrain.data.cache import stored
+
+def slow(writer):
+    writer.write(np.arange(9, dtype=np.int32))
+    print(writer.folder.name, flush=True)
+    time.sleep(100)
+
+stored("slow", slow)
+"""
+
+
+@pytest.mark.skipif(cache.fcntl is None, reason="folders cannot be held here")
+def test_what_a_killed_run_left_is_removed_by_the_next(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not while it lives, however long ago it wrote."""
+    with subprocess.Popen([sys.executable, "-c", MAKING], stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout
+        left = other.stdout.readline().strip()
+        past = time.time() - cache.DAY / 2
+        for path in (*(folder / left).iterdir(), folder / left):
+            os.utime(path, (past, past))
+        try:
+            stored("key", fill)
+            assert names(folder) == [left, "key"]
+        finally:
+            other.kill()
+    assert names(folder) == [left, "key"]
+    stored("another", fill)
+    assert names(folder) == ["another", "key"]
+
+
+def test_it_goes_without_locks_and_limits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on Windows: what is left behind goes after a day."""
+    monkeypatch.setattr(cache, "fcntl", None)
+    monkeypatch.setitem(sys.modules, "resource", None)
+    past = time.time() - cache.DAY / 2
+    (folder / ".new-young").mkdir()
+    os.utime(folder / ".new-young", (past, past))
+    check(stored("key", fill))
+    assert names(folder) == [".new-young", "key"]

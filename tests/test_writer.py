@@ -83,7 +83,7 @@ def test_tensors_come_as_they_were_said(tmp_path: Path, given: list[tuple[str, i
 
 @pytest.mark.parametrize(
     ("infos", "reason"),
-    [([INFOS[0]] * 2, "two tensors are called a"), ([TensorInfo("n" * 64, by_name("F32"), (1,))], "63 bytes")],
+    [([INFOS[0]] * 2, "two tensors are called 'a'"), ([TensorInfo("n" * 64, by_name("F32"), (1,))], "63 bytes")],
 )
 def test_names_that_llama_cpp_would_refuse_are_refused(tmp_path: Path, infos: list[TensorInfo], reason: str) -> None:
     with pytest.raises(FileError, match=reason), new_gguf(tmp_path / "m.gguf", {}, infos):

@@ -7,10 +7,8 @@ An entry is a folder of plain arrays, written under another name and renamed, so
     documents    DOCUMENT
 """
 
-import atexit
 import json
 import os
-import resource
 import shutil
 import tempfile
 import time
@@ -25,6 +23,13 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from llamatrain.errors import DataError
+from llamatrain.machine import cachefolder
+from llamatrain.machine.memory import give_back
+
+try:
+    import fcntl
+except ImportError:  # not a Unix
+    fcntl = None  # type: ignore[assignment]
 
 TOKEN, MARK = np.dtype(np.int32), np.dtype(np.uint8)
 DOCUMENT = np.dtype(
@@ -38,7 +43,8 @@ DOCUMENT = np.dtype(
     ]
 )
 NEW = ".new-"  # begins the name of what is not an entry yet, or not any more
-DAY = 24 * 60 * 60  # seconds without a write, after which the run that was making an entry is taken for dead
+MOMENT = 5  # seconds without a write, after which a run that is making an entry holds its folder, or is gone
+DAY = 24 * 60 * 60  # the same where folders cannot be held
 PIECE = 1 << 20  # bytes read at once to check them
 ATTEMPTS = 10  # to put an entry in its place, where other runs do the same
 
@@ -46,16 +52,9 @@ ATTEMPTS = 10  # to put an entry in its place, where other runs do the same
 @cache
 def cache_folder() -> Path:
     """`~/.cache/llamatrain/tokens`; where that cannot be written, a folder that goes with the program."""
-    home = os.environ.get("LLAMATRAIN_CACHE") or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(home) / "llamatrain" / "tokens"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            return folder
-    except OSError:
-        passing = Path(tempfile.mkdtemp(prefix="llamatrain-tokens-"))
-        atexit.register(shutil.rmtree, passing, ignore_errors=True)
-        return passing
+    if (folder := cachefolder.cache_folder("tokens")) is None:
+        raise DataError(f"tokens can be kept nowhere, not even for a while: {cachefolder.SWITCH} names a folder for them")
+    return folder
 
 
 class OnDisk:
@@ -82,6 +81,10 @@ class OnDisk:
 
 def _allow_files(count: int) -> None:
     """Data of a thousand files keeps more of them open than a program may by default, which is often 1024."""
+    try:
+        import resource
+    except ImportError:  # not a Unix
+        return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and count > soft:
         allowed = 2 * count if hard == resource.RLIM_INFINITY else min(2 * count, hard)
@@ -181,9 +184,10 @@ def _made(place: Path, fill: Callable[[StoreWriter], None]) -> Store:
         _sweep(place.parent)
         made = Path(tempfile.mkdtemp(prefix=NEW, dir=place.parent))
     try:
-        with closing(StoreWriter(made)) as writer:
+        with _held(made), closing(StoreWriter(made)) as writer:
             fill(writer)
             writer.finish()
+            give_back()
         with _keeping(place.parent):
             return _placed(made, place)
     finally:
@@ -211,8 +215,37 @@ def _sweep(folder: Path) -> None:
     """Remove what runs that were killed have left."""
     for left in folder.glob(f"{NEW}*"):
         with suppress(OSError):  # its own run, or another that sweeps, removes it now
-            if time.time() - max(path.lstat().st_mtime for path in (left, *left.glob("*"))) > DAY:
+            age = time.time() - max(path.lstat().st_mtime for path in (left, *left.glob("*")))
+            if age > DAY or (age > MOMENT and _free(left)):
                 _remove(left)
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """An open folder is a lock that ends with its process, however that ends; where there is no such thing, its age tells."""
+    place = os.open(folder, os.O_RDONLY) if fcntl else None
+    try:
+        if fcntl and place is not None:
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(place, fcntl.LOCK_EX)
+        yield
+    finally:
+        if place is not None:
+            os.close(place)
+
+
+def _free(folder: Path) -> bool:
+    """Whether nobody holds it."""
+    if not fcntl:
+        return False
+    place = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(place)
 
 
 def _remove(path: Path) -> None:

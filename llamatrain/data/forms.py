@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llamatrain.errors import DataError
+from llamatrain.files.cursor import cut
 
 FORMS = (
     '{"text"}, {"prompt", "completion"}, {"question", "answer"}, {"instruction", "output"} with or without "input", '
@@ -68,7 +69,7 @@ def _document(row: dict[str, Any], place: str) -> Document:
             return Prompt(prompt, answer, "" if first == "prompt" else "\n")
     if "text" in row:
         return Text(_string(row, "text", place))
-    keys = ", ".join(json.dumps(str(key)) for key in list(row)[:8]) or "none"
+    keys = ", ".join(json.dumps(cut(key)) for key in list(row)[:8]) or "none"
     raise DataError(f"{place}: no known keys: found {keys}; known are {FORMS}")
 
 

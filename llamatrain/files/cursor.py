@@ -15,9 +15,14 @@ BLOCK = 1 << 15  # bytes that `leap` looks at: its arrays stay in the cache
 STRIDE = 512  # strings, at least, for each leap: where leaps are short, plain steps are faster
 
 
+def cut(text: str) -> str:
+    """Not more of it than a line of words has room for."""
+    return text if len(text) <= 64 else f"{text[:61]}..."
+
+
 def quoted(name: str) -> str:
     """A name from a file, safe to print and not too long."""
-    return ascii(name if len(name) <= 64 else f"{name[:61]}...")
+    return ascii(cut(name))
 
 
 class Cursor:

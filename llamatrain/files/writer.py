@@ -8,6 +8,7 @@ import numpy as np
 
 from llamatrain.errors import FileError
 from llamatrain.files.constants import ALIGNMENT, MAGIC, VERSION
+from llamatrain.files.cursor import quoted
 from llamatrain.files.newfile import NewFile
 from llamatrain.files.types import TensorInfo
 from llamatrain.files.values import LENGTH, U32, Value, packed
@@ -59,9 +60,9 @@ def unfit_name(infos: Sequence[TensorInfo]) -> str | None:
     seen = set[str]()
     for info in infos:
         if len(packed(info.name)) - LENGTH.size > LONGEST_NAME:
-            return f"the tensor's name {info.name} has more than {LONGEST_NAME} bytes"
+            return f"the tensor's name {quoted(info.name)} has more than {LONGEST_NAME} bytes"
         if info.name in seen:
-            return f"two tensors are called {info.name}"
+            return f"two tensors are called {quoted(info.name)}"
         seen.add(info.name)
     return None
 

@@ -22,7 +22,8 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from llamatrain.machine.ahead import compile_ahead
-from llamatrain.machine.jit import Call, compiler
+from llamatrain.machine.entry import Call, function
+from llamatrain.machine.jit import compiler
 
 WORD, VOID = ir.IntType(64), ir.VoidType()
 ENTRY_TYPE = ir.FunctionType(VOID, [WORD] * 4)
@@ -98,7 +99,7 @@ PATIENCE = 2000  # turns of waiting before others are let run
 
 
 @numba.njit(nogil=True)
-def _work(table, row, thread):  # type: ignore[no-untyped-def]
+def _work(table, row, thread):
     counters = table.ctypes.data + (row * LINE + NEXT) * 8
     items, block = table[row, ITEMS], table[row, BLOCK]
     blocks = (items + block - 1) // block
@@ -111,7 +112,7 @@ def _work(table, row, thread):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(nogil=True)
-def _wait(turns):  # type: ignore[no-untyped-def]
+def _wait(turns):
     """Spin for a few microseconds, then let others run between looks."""
     if turns < PATIENCE:
         pause()
@@ -121,7 +122,7 @@ def _wait(turns):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(nogil=True)
-def _lead(table, published, thread, alone):  # type: ignore[no-untyped-def]
+def _lead(table, published, thread, alone):
     for row in range(table.shape[0]):
         blocks = (table[row, ITEMS] + table[row, BLOCK] - 1) // table[row, BLOCK]
         if blocks > 1 and not alone:
@@ -138,7 +139,7 @@ def _lead(table, published, thread, alone):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(nogil=True)
-def _follow(table, published, thread):  # type: ignore[no-untyped-def]
+def _follow(table, published, thread):
     seen, turns = 0, 0
     while seen != FINISHED:
         row = load(published)
@@ -150,11 +151,16 @@ def _follow(table, published, thread):  # type: ignore[no-untyped-def]
             _work(table, seen - 1, thread)
 
 
-def _alone(table, team):  # type: ignore[no-untyped-def]
+TABLE, TEAM = types.int64[:, ::1], types.int64[::1]
+
+
+@function(types.void(TABLE, TEAM))
+def _alone(table, team):
     _lead(table, team.ctypes.data + ROW * 8, 0, True)
 
 
-def _together(table, team, threads):  # type: ignore[no-untyped-def]
+@function(types.void(TABLE, TEAM, types.int64), parallel=True)
+def _together(table, team, threads):
     table[:, NEXT] = 0
     table[:, DONE] = 0
     team[:] = 0
@@ -168,10 +174,9 @@ def _together(table, team, threads):  # type: ignore[no-untyped-def]
 @cache
 def runner(threads: int) -> Callable[..., None]:
     """What runs a table, by one thread or by a team."""
-    words, rows = types.int64[::1], types.int64[:, ::1]
     if threads == 1:
-        return compiler.function(types.void(rows, words), _alone)
-    run = compiler.function(types.void(rows, words, types.int64), _together, parallel=True)
+        return _alone.compiled
+    run = _together.compiled
 
     def together(table: np.ndarray, team: np.ndarray) -> None:
         numba.set_num_threads(threads)
@@ -180,23 +185,23 @@ def runner(threads: int) -> Callable[..., None]:
     return together
 
 
-class Program:
+class Table:
     """A list of calls, ready to run again and again."""
 
     def __init__(self, calls: Sequence[Call], threads: int) -> None:
         self.calls = list(calls)  # keeps arguments alive
         self.threads = min(threads, numba.config.NUMBA_NUM_THREADS) if any(c.items > c.block for c in calls) else 1
-        compile_ahead((call.entry for call in self.calls), self.threads)
-        self.table = np.zeros((len(self.calls), LINE), np.int64)
-        for row, call in zip(self.table, self.calls, strict=True):
-            row[:4] = call.entry.address, call.args.ctypes.data, call.items, call.block
+        compile_ahead([*(call.entry for call in self.calls), _alone if self.threads == 1 else _together])
+        self.rows = np.zeros((len(self.calls), LINE), np.int64)
+        for row, call in zip(self.rows, self.calls, strict=True):
+            row[:4] = call.entry.address, call.words.ctypes.data, call.items, call.block
         self.team = np.zeros(2 * LINE, np.int64)
         self.run = runner(self.threads)
         compiler.report()
 
     def __call__(self) -> None:
         run = runner(1) if forked else self.run
-        run(self.table, self.team)
+        run(self.rows, self.team)
 
 
 forked = False  # the thread layer does not outlive a fork: in the child one thread does it all

@@ -20,14 +20,14 @@ TEXT = types.Array(types.uint8, 1, "C", readonly=True)
 
 
 @inline
-def _pair(keys, values, left, right):  # type: ignore[no-untyped-def]
+def _pair(keys, values, left, right):
     """The rank of a pair above, what it becomes below; NEVER and nothing where there is none."""
     at = slot(keys, left << 32 | right)
     return values[at] if keys[at] != FREE else NEVER << 32
 
 
 @inline
-def _merge_scanned(symbols, ranks, count, keys, values):  # type: ignore[no-untyped-def]
+def _merge_scanned(symbols, ranks, count, keys, values):
     """Merge a row in place, its first `count - 1` ranks given as pairs; how many symbols are left."""
     while count > 1:
         best, at = NEVER << 32, -1
@@ -49,7 +49,7 @@ def _merge_scanned(symbols, ranks, count, keys, values):  # type: ignore[no-unty
 
 
 @inline
-def _push(heap, size, entry):  # type: ignore[no-untyped-def]
+def _push(heap, size, entry):
     at = size
     while at and heap[(at - 1) >> 1] > entry:
         heap[at] = heap[(at - 1) >> 1]
@@ -59,7 +59,7 @@ def _push(heap, size, entry):  # type: ignore[no-untyped-def]
 
 
 @inline
-def _pop(heap, size):  # type: ignore[no-untyped-def]
+def _pop(heap, size):
     """The lowest goes; the last finds its place from the top."""
     size -= 1
     entry, at = heap[size], 0
@@ -76,7 +76,7 @@ def _pop(heap, size):  # type: ignore[no-untyped-def]
 
 
 @inline
-def _merge_heaped(symbols, ranks, count, keys, values):  # type: ignore[no-untyped-def]
+def _merge_heaped(symbols, ranks, count, keys, values):
     """The same by a heap of rank and place; an entry counts if its place still has that rank."""
     before, after = np.empty(count, np.int64), np.empty(count, np.int64)
     heap, size = np.empty(3 * count, np.int64), np.int64(0)
@@ -112,7 +112,7 @@ def _merge_heaped(symbols, ranks, count, keys, values):  # type: ignore[no-untyp
 
 
 @inline
-def _emit(symbols, ranks, count, keys, values, spelt, spelling, tokens, out):  # type: ignore[no-untyped-def]
+def _emit(symbols, ranks, count, keys, values, spelt, spelling, tokens, out):
     """Merge a row and write its tokens: a symbol's own, or those that spell it."""
     if count <= SCANNED:
         count = _merge_scanned(symbols, ranks, count, keys, values)
@@ -126,7 +126,7 @@ def _emit(symbols, ranks, count, keys, values, spelt, spelling, tokens, out):  #
 
 
 @inline
-def _word_key(text, start, end):  # type: ignore[no-untyped-def]
+def _word_key(text, start, end):
     """A number for a word's bytes; other words may have it, too."""
     key = np.uint64(0xCBF29CE484222325)
     for at in range(start, end):
@@ -134,14 +134,14 @@ def _word_key(text, start, end):  # type: ignore[no-untyped-def]
     return np.int64(key >> np.uint64(1))
 
 
-def _word_keys(text, ends, keys):  # type: ignore[no-untyped-def]
+def _word_keys(text, ends, keys):
     start = np.int64(0)
     for i in range(len(ends)):
         keys[i] = _word_key(text, start, ends[i])
         start = ends[i]
 
 
-def _merge_words(text, ends, bytes_, keys, values, spelt, spelling, word_keys, word_tokens, token_text, token_ends, tokens):  # type: ignore[no-untyped-def]
+def _merge_words(text, ends, bytes_, keys, values, spelt, spelling, word_keys, word_tokens, token_text, token_ends, tokens):
     """Byte-level BPE of words, given by their ends in the text; how many tokens it made."""
     longest = start = np.int64(0)
     for end in ends:
@@ -164,7 +164,7 @@ def _merge_words(text, ends, bytes_, keys, values, spelt, spelling, word_keys, w
 
 
 @inline
-def _whole_word(text, start, end, word_keys, word_tokens, token_text, token_ends):  # type: ignore[no-untyped-def]
+def _whole_word(text, start, end, word_keys, word_tokens, token_text, token_ends):
     """The token that a word is, or -1."""
     if not len(word_keys):
         return np.int64(-1)
@@ -183,12 +183,12 @@ def _whole_word(text, start, end, word_keys, word_tokens, token_text, token_ends
 
 
 @inline
-def _size(lead):  # type: ignore[no-untyped-def]
+def _size(lead):
     return 1 if lead < 0xC0 else 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4
 
 
 @inline
-def _character(text, at):  # type: ignore[no-untyped-def]
+def _character(text, at):
     """The bytes up to where the next character begins, as a key, and their number."""
     size = min(_size(text[at]), len(text) - at)
     key = size
@@ -197,7 +197,7 @@ def _character(text, at):  # type: ignore[no-untyped-def]
     return key, size
 
 
-def _merge_text(text, char_keys, char_symbols, bytes_, keys, values, spelt, spelling, tokens):  # type: ignore[no-untyped-def]
+def _merge_text(text, char_keys, char_symbols, bytes_, keys, values, spelt, spelling, tokens):
     """BPE by score of a whole text; how many tokens it made. A byte that has no token gives -1 - byte.
 
     A row ends where two characters never stand side by side in any token, for nothing can be merged across.
@@ -226,7 +226,7 @@ def _merge_text(text, char_keys, char_symbols, bytes_, keys, values, spelt, spel
     return _emit(symbols, ranks, count, keys, values, spelt, spelling, tokens, out)
 
 
-def _last_seam(text, char_keys, char_symbols, keys):  # type: ignore[no-untyped-def]
+def _last_seam(text, char_keys, char_symbols, keys):
     """The last place where a row of `_merge_text` ends; 0 if there is none."""
     seam = at = np.int64(0)
     before = np.int64(-1)

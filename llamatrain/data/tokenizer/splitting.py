@@ -14,7 +14,7 @@ TEXT = types.Array(types.uint8, 1, "C", readonly=True)
 
 
 @inline
-def _continues(text, at, count):  # type: ignore[no-untyped-def]
+def _continues(text, at, count):
     if at + count >= len(text):
         return False
     read = at + 1
@@ -23,7 +23,7 @@ def _continues(text, at, count):  # type: ignore[no-untyped-def]
     return read > at + count
 
 
-def _code_points(text, codes, clean, ends, raw_ends):  # type: ignore[no-untyped-def]
+def _code_points(text, codes, clean, ends, raw_ends):
     """Text to code points, to their UTF-8 again, where each ends in that and in the text; how many there are.
 
     As llama.cpp reads: each byte that cannot be read is one replacement, overlong forms and surrogates are read.
@@ -59,7 +59,7 @@ def _code_points(text, codes, clean, ends, raw_ends):  # type: ignore[no-untyped
 
 
 @inline
-def _match(marks, at, end, program, start, taken, starts):  # type: ignore[no-untyped-def]
+def _match(marks, at, end, program, start, taken, starts):
     """Where the alternative that begins at `start` of the program ends its match, or -1; and whether it met the end."""
     items, forbidden = program[start], np.uint32(program[start + 1])
     item, met = np.int64(0), False
@@ -89,7 +89,7 @@ def _match(marks, at, end, program, start, taken, starts):  # type: ignore[no-un
 
 
 @inline
-def _first_match(marks, at, end, program, taken, starts):  # type: ignore[no-untyped-def]
+def _first_match(marks, at, end, program, taken, starts):
     start, met = np.int64(0), False
     while start < len(program):
         row = start
@@ -104,7 +104,7 @@ def _first_match(marks, at, end, program, taken, starts):  # type: ignore[no-unt
     return np.int64(-1), met
 
 
-def _split(codes, table, program, pieces, words, marks):  # type: ignore[no-untyped-def]
+def _split(codes, table, program, pieces, words, marks):
     """Cut pieces, given by their ends, into an expression's matches and what stands between them.
 
     Returns how many words there are, and how many code points more text behind the last piece could not cut otherwise.

@@ -13,7 +13,7 @@ I64 = types.int64[::1]
 
 
 @inline
-def slot(keys, key):  # type: ignore[no-untyped-def]
+def slot(keys, key):
     """Where a key is, or would be, in a table whose size is a power of two."""
     mask = len(keys) - 1
     mixed = np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)
@@ -23,7 +23,7 @@ def slot(keys, key):  # type: ignore[no-untyped-def]
     return at
 
 
-def _fill(new_keys, new_values, keys, values):  # type: ignore[no-untyped-def]
+def _fill(new_keys, new_values, keys, values):
     """Of a key that comes again the first value stays."""
     for i in range(len(new_keys)):
         at = slot(keys, new_keys[i])

@@ -25,15 +25,14 @@ class Tokenizer:
     """Makes of a text what llama.cpp makes of it, token for token.
 
     Text may be bytes, which need not be UTF-8. `special` says whether the texts of control tokens in it are read as such;
-    user-defined ones always are. Nothing is put before or behind unless `ends` asks for what `add_bos` and `add_eos` say;
-    a begin or end token that is there already is not put a second time.
+    user-defined ones always are. Nothing is put before or behind: `add_bos` and `add_eos` tell what a model expects.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         from llamatrain.data.tokenizer.engines import engine  # compiles, or loads what was
 
         self.vocabulary = vocabulary
-        self.bos, self.eos, self.unk, self.eot = vocabulary.bos, vocabulary.eos, vocabulary.unk, vocabulary.eot
+        self.bos, self.eos, self.eot = vocabulary.bos, vocabulary.eos, vocabulary.eot
         self.add_bos, self.add_eos = vocabulary.add_bos, vocabulary.add_eos
         self.chat_template = vocabulary.chat_template
         self._engine = engine(vocabulary)
@@ -55,10 +54,9 @@ class Tokenizer:
 
     # ---- to tokens ---------------------------------------------------------
 
-    def encode(self, text: str | bytes, *, special: bool = False, ends: bool = False) -> np.ndarray:
+    def encode(self, text: str | bytes, *, special: bool = False) -> np.ndarray:
         made = [self._piece(raw, special, start) for start, raw in self._pieces([to_bytes(text)], special)]
-        tokens = np.concatenate(made) if made else np.zeros(0, np.int32)
-        return self._with_ends(tokens) if ends else tokens
+        return np.concatenate(made) if made else np.zeros(0, np.int32)
 
     def encode_large(
         self, chunks: Iterable[str | bytes], *, special: bool = False, threads: int | None = None
@@ -118,11 +116,6 @@ class Tokenizer:
             start = isinstance(part, int)
         return np.concatenate(made) if made else np.zeros(0, np.int32)
 
-    def _with_ends(self, tokens: np.ndarray) -> np.ndarray:
-        first = [self.bos] if self.add_bos and (not len(tokens) or tokens[0] != self.bos) else []
-        last = [self.eos] if self.add_eos and (not len(tokens) or tokens[-1] != self.eos) else []
-        return np.concatenate([np.array(first, np.int32), tokens, np.array(last, np.int32)])
-
     # ---- to text -----------------------------------------------------------
 
     @cached_property
@@ -150,8 +143,8 @@ class Tokenizer:
                 return spelt
         return token.encode("utf-8", "surrogateescape")
 
-    def decode(self, ids: Iterable[int] | np.ndarray, *, special: bool = True, start: bool = False) -> bytes:
-        """The text of tokens; `special` shows control tokens, `start` leaves the space out that a `llama` text begins with."""
+    def decode(self, ids: Iterable[int] | np.ndarray, *, special: bool = True) -> bytes:
+        """The text of tokens; `special` shows control tokens."""
         numbers = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids), np.int64)
         if len(numbers) and not (numbers.min() >= 0 and numbers.max() < len(self)):
             raise UsageError(
@@ -159,8 +152,7 @@ class Tokenizer:
             )
         if not special:
             numbers = numbers[~np.isin(self.vocabulary.kinds[numbers], (TokenType.CONTROL, TokenType.UNKNOWN))]
-        text = b"".join(map(self._texts.__getitem__, numbers.tolist()))
-        return text.removeprefix(b" ") if start and self.vocabulary.add_space_prefix else text
+        return b"".join(map(self._texts.__getitem__, numbers.tolist()))
 
 
 class StreamDecoder:

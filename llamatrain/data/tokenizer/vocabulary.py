@@ -47,7 +47,6 @@ class Vocabulary:
     cutting: PreTokenizer
     bos: int | None
     eos: int | None
-    unk: int | None
     eot: int | None
     add_bos: bool
     add_eos: bool
@@ -72,8 +71,8 @@ def read(metadata: Mapping[str, Any]) -> Vocabulary:
     spm = model == "llama"
     pre = _value(metadata, "pre", str, "") or "default"
     cutting = PreTokenizer(()) if spm else pre_tokenizer(pre)
-    defaults = {"bos": 1, "eos": 2, "unknown": 0} if spm else {"bos": None if pre in BOSLESS else 11, "eos": 11}
-    special = {name: _id(metadata, name, len(tokens), defaults.get(name)) for name in ("bos", "eos", "unknown", "eot")}
+    defaults = {"bos": 1, "eos": 2} if spm else {"bos": None if pre in BOSLESS else 11, "eos": 11}
+    special = {name: _id(metadata, name, len(tokens), defaults.get(name)) for name in ("bos", "eos", "eot")}
     added = {
         "bos": _value(metadata, "add_bos_token", bool, spm or cutting.add_bos),
         "eos": _value(metadata, "add_eos_token", bool, False),
@@ -95,7 +94,6 @@ def read(metadata: Mapping[str, Any]) -> Vocabulary:
         cutting=cutting,
         bos=special["bos"],
         eos=special["eos"],
-        unk=special["unknown"],
         eot=_end_of_turn(special["eot"], index),
         add_bos=added["bos"],
         add_eos=added["eos"],

@@ -62,11 +62,11 @@ def _target(out: np.ndarray | None, shape: tuple[int, ...], dtype: type) -> np.n
 
 def _decode_compiled(rows: np.ndarray, kind: GgmlType, out: np.ndarray, threads: int) -> None:
     from llamatrain.files.quants.decoding import decode_rows
-    from llamatrain.machine.threads import Program
+    from llamatrain.machine.threads import Table
 
     bf16 = int(out.dtype == np.uint16)
-    words = (kind.number, bf16, rows.ctypes.data, rows.strides[0], out.ctypes.data, out.strides[0], out.shape[1])
-    Program([decode_rows.call(*words, items=len(rows), block=SHARE // out.shape[1])], threads)()
+    source, to, elements = (rows.ctypes.data, rows.strides[0]), (out.ctypes.data, out.strides[0]), out.shape[1]
+    Table([decode_rows.call(kind.number, bf16, *source, *to, elements, items=len(rows), block=SHARE // elements)], threads)()
 
 
 def _decode_plain(rows: np.ndarray, kind: GgmlType, out: np.ndarray) -> None:
@@ -159,12 +159,12 @@ def _check(values: np.ndarray, kind: GgmlType, name: str, above: int) -> None:
 def _encode_compiled(values: np.ndarray, kind: GgmlType, out: np.ndarray, threads: int) -> None:
     from llamatrain.files.quants.encoding import encode_rows
     from llamatrain.files.quants.kquants import SHAPES, encode_k_rows
-    from llamatrain.machine.threads import Program
+    from llamatrain.machine.threads import Table
 
     words = (kind.number, values.ctypes.data, values.strides[0], out.ctypes.data, out.strides[0], values.shape[1])
     if kind.number == F32:
         out[:] = values.view(np.uint8)
     elif kind.number in SHAPES:
-        Program([encode_k_rows.call(*words, *SHAPES[kind.number], items=len(values), block=1)], threads)()
+        Table([encode_k_rows.call(*words, *SHAPES[kind.number], items=len(values), block=1)], threads)()
     else:
-        Program([encode_rows.call(*words, items=len(values), block=SHARE // values.shape[1])], threads)()
+        Table([encode_rows.call(*words, items=len(values), block=SHARE // values.shape[1])], threads)()

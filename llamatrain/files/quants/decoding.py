@@ -6,15 +6,15 @@ subtracted, q the codes.
 """
 
 from llamatrain.files.quants import kinds as K
-from llamatrain.files.quants import lanes as L
-from llamatrain.files.quants.lanes import exact
-from llamatrain.machine.jit import Entry, u8
+from llamatrain.machine.entry import U8, Entry
+from llamatrain.machine.simd import sixteen as L
+from llamatrain.machine.simd.sixteen import exact
 
 NON_LINEAR = L.lookup((-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113))
 
 
 @exact
-def put(to, bf16, at, value):  # type: ignore[no-untyped-def]
+def put(to, bf16, at, value):
     if bf16:
         L.put_bf16s(to + 2 * at, value)
     else:
@@ -25,21 +25,21 @@ def put(to, bf16, at, value):  # type: ignore[no-untyped-def]
 
 
 @exact
-def q4_0(block, to, bf16):  # type: ignore[no-untyped-def]
+def q4_0(block, to, bf16):
     d, q = L.get_half(block), L.get_bytes(block + 2)
     put(to, bf16, 0, d * L.floats((q & 15) - 8))
     put(to, bf16, 16, d * L.floats((q >> 4) - 8))
 
 
 @exact
-def q4_1(block, to, bf16):  # type: ignore[no-untyped-def]
+def q4_1(block, to, bf16):
     d, m, q = L.get_half(block), L.get_half(block + 2), L.get_bytes(block + 4)
     put(to, bf16, 0, d * L.floats(q & 15) + m)
     put(to, bf16, 16, d * L.floats(q >> 4) + m)
 
 
 @exact
-def q5_0(block, to, bf16):  # type: ignore[no-untyped-def]
+def q5_0(block, to, bf16):
     d, q = L.get_half(block), L.get_bytes(block + 6)
     low, high = L.bits(L.get_short(block + 2)), L.bits(L.get_short(block + 4))
     put(to, bf16, 0, d * L.floats((q & 15 | low << 4) - 16))
@@ -47,7 +47,7 @@ def q5_0(block, to, bf16):  # type: ignore[no-untyped-def]
 
 
 @exact
-def q5_1(block, to, bf16):  # type: ignore[no-untyped-def]
+def q5_1(block, to, bf16):
     d, m, q = L.get_half(block), L.get_half(block + 2), L.get_bytes(block + 8)
     low, high = L.bits(L.get_short(block + 4)), L.bits(L.get_short(block + 6))
     put(to, bf16, 0, d * L.floats(q & 15 | low << 4) + m)
@@ -55,14 +55,14 @@ def q5_1(block, to, bf16):  # type: ignore[no-untyped-def]
 
 
 @exact
-def q8_0(block, to, bf16):  # type: ignore[no-untyped-def]
+def q8_0(block, to, bf16):
     d = L.get_half(block)
     put(to, bf16, 0, L.floats(L.get_signed(block + 2)) * d)
     put(to, bf16, 16, L.floats(L.get_signed(block + 18)) * d)
 
 
 @exact
-def iq4_nl(block, to, bf16):  # type: ignore[no-untyped-def]
+def iq4_nl(block, to, bf16):
     d, q = L.get_half(block), L.get_bytes(block + 2)
     put(to, bf16, 0, d * NON_LINEAR(q & 15))
     put(to, bf16, 16, d * NON_LINEAR(q >> 4))
@@ -72,7 +72,7 @@ def iq4_nl(block, to, bf16):  # type: ignore[no-untyped-def]
 
 
 @exact
-def q2_k(block, to, bf16):  # type: ignore[no-untyped-def]
+def q2_k(block, to, bf16):
     d, dmin = L.get_half(block + 80), L.get_half(block + 82)
     for i in range(16):
         half, shift, part = i // 8, i % 8 // 2, i % 2
@@ -82,13 +82,13 @@ def q2_k(block, to, bf16):  # type: ignore[no-untyped-def]
 
 
 @exact
-def q3_k_scale(scales, i):  # type: ignore[no-untyped-def]
+def q3_k_scale(scales, i):
     """The i-th of sixteen numbers of 6 bits: the low four in eight bytes, the high two in four more."""
     return L.get_byte(scales + i % 8) >> 4 * (i // 8) & 15 | (L.get_byte(scales + 8 + i % 4) >> 2 * (i // 4) & 3) << 4
 
 
 @exact
-def q3_k(block, to, bf16):  # type: ignore[no-untyped-def]
+def q3_k(block, to, bf16):
     d = L.get_half(block + 108)
     for i in range(16):
         half, shift, part = i // 8, i % 8 // 2, i % 2
@@ -99,7 +99,7 @@ def q3_k(block, to, bf16):  # type: ignore[no-untyped-def]
 
 
 @exact
-def q4_k_scale(scales, i):  # type: ignore[no-untyped-def]
+def q4_k_scale(scales, i):
     """The i-th scale of eight, of 6 bits; the mins stand four bytes further."""
     if i < 4:
         return L.get_byte(scales + i) & 63
@@ -107,14 +107,14 @@ def q4_k_scale(scales, i):  # type: ignore[no-untyped-def]
 
 
 @exact
-def q4_k_min(scales, i):  # type: ignore[no-untyped-def]
+def q4_k_min(scales, i):
     if i < 4:
         return L.get_byte(scales + 4 + i) & 63
     return L.get_byte(scales + 4 + i) >> 4 | L.get_byte(scales + i) >> 6 << 4
 
 
 @exact
-def q4_k(block, to, bf16):  # type: ignore[no-untyped-def]
+def q4_k(block, to, bf16):
     d, dmin = L.get_half(block), L.get_half(block + 2)
     for i in range(8):
         scale, m = d * L.real(q4_k_scale(block + 4, i)), dmin * L.real(q4_k_min(block + 4, i))
@@ -124,7 +124,7 @@ def q4_k(block, to, bf16):  # type: ignore[no-untyped-def]
 
 
 @exact
-def q5_k(block, to, bf16):  # type: ignore[no-untyped-def]
+def q5_k(block, to, bf16):
     d, dmin = L.get_half(block), L.get_half(block + 2)
     for i in range(8):
         scale, m = d * L.real(q4_k_scale(block + 4, i)), dmin * L.real(q4_k_min(block + 4, i))
@@ -135,7 +135,7 @@ def q5_k(block, to, bf16):  # type: ignore[no-untyped-def]
 
 
 @exact
-def q6_k(block, to, bf16):  # type: ignore[no-untyped-def]
+def q6_k(block, to, bf16):
     d = L.get_half(block + 208)
     for i in range(16):
         half, quarter, part = i // 8, i % 8 // 2, i % 2
@@ -145,7 +145,7 @@ def q6_k(block, to, bf16):  # type: ignore[no-untyped-def]
 
 
 @exact
-def iq4_xs(block, to, bf16):  # type: ignore[no-untyped-def]
+def iq4_xs(block, to, bf16):
     d, high = L.get_half(block), L.get_short(block + 2)
     for i in range(8):
         scale = L.get_byte(block + 4 + i // 2) >> 4 * (i % 2) & 15 | (high >> 2 * i & 3) << 4
@@ -158,7 +158,7 @@ def iq4_xs(block, to, bf16):  # type: ignore[no-untyped-def]
 
 
 @exact
-def block_of_32(kind, block, to, bf16):  # type: ignore[no-untyped-def]
+def block_of_32(kind, block, to, bf16):
     if kind == K.Q4_0:
         q4_0(block, to, bf16)
     elif kind == K.Q4_1:
@@ -174,7 +174,7 @@ def block_of_32(kind, block, to, bf16):  # type: ignore[no-untyped-def]
 
 
 @exact
-def block_of_256(kind, block, to, bf16):  # type: ignore[no-untyped-def]
+def block_of_256(kind, block, to, bf16):
     if kind == K.Q2_K:
         q2_k(block, to, bf16)
     elif kind == K.Q3_K:
@@ -190,21 +190,21 @@ def block_of_256(kind, block, to, bf16):  # type: ignore[no-untyped-def]
 
 
 @exact
-def sixteen(kind, source):  # type: ignore[no-untyped-def]
+def sixteen(kind, source):
     if kind == K.F16:
         return L.get_halves(source)
     return L.get_bf16s(source) if kind == K.BF16 else L.get_floats(source)
 
 
 @exact
-def one(kind, source):  # type: ignore[no-untyped-def]
+def one(kind, source):
     if kind == K.F16:
         return L.get_half(source)
     return L.get_bf16(source) if kind == K.BF16 else L.get_float(source)
 
 
 @exact
-def plain(kind, to, bf16, source, elements):  # type: ignore[no-untyped-def]
+def plain(kind, to, bf16, source, elements):
     """F32, K.F16 and K.BF16, of any length."""
     size, done = 4 if kind == K.F32 else 2, elements // 16 * 16
     for i in range(0, done, 16):
@@ -217,7 +217,7 @@ def plain(kind, to, bf16, source, elements):  # type: ignore[no-untyped-def]
 
 
 @exact
-def segment(kind, to, bf16, source, elements):  # type: ignore[no-untyped-def]
+def segment(kind, to, bf16, source, elements):
     """Decode so many elements at `source`, whole blocks of them, to float32 or (bf16 = 1) bf16 at `to`."""
     block, size, width = K.BLOCK[kind], K.SIZE[kind], 2 if bf16 else 4
     if block == 1:
@@ -231,7 +231,7 @@ def segment(kind, to, bf16, source, elements):  # type: ignore[no-untyped-def]
 
 
 @Entry
-def decode_rows(lo, hi, thread, a):  # type: ignore[no-untyped-def]
-    """a: kind, bf16, source, bytes from row to row, to, bytes from row to row, elements"""
+def decode_rows(lo, hi, thread, kind, bf16, source: U8, source_pitch, to: U8, to_pitch, elements):
+    """A pitch is what lies from row to row, in bytes."""
     for row in range(lo, hi):
-        segment(a[0], u8(a[4]) + row * a[5], a[1], u8(a[2]) + row * a[3], a[6])
+        segment(kind, to + row * to_pitch, bf16, source + row * source_pitch, elements)

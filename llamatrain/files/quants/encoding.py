@@ -7,13 +7,13 @@ import numpy as np
 from numpy import float32
 
 from llamatrain.files.quants import kinds as K
-from llamatrain.files.quants import lanes as L
-from llamatrain.files.quants.lanes import exact
-from llamatrain.machine.jit import Entry, u8
+from llamatrain.machine.entry import U8, Entry
+from llamatrain.machine.simd import sixteen as L
+from llamatrain.machine.simd.sixteen import exact
 
 
 @exact
-def peak(x):  # type: ignore[no-untyped-def]
+def peak(x):
     """The first of 32 values that none exceeds in size."""
     found = L.get_float(x)
     for i in range(1, 32):
@@ -24,12 +24,12 @@ def peak(x):  # type: ignore[no-untyped-def]
 
 
 @exact
-def inverse(d):  # type: ignore[no-untyped-def]
+def inverse(d):
     return float32(1.0) / d if d != 0 else float32(0.0)
 
 
 @exact
-def codes(x, shift, d, half, top):  # type: ignore[no-untyped-def]
+def codes(x, shift, d, half, top):
     """16 values less `shift` in units of d, rounded after adding `half`; where d has no inverse, a float16 has no d either."""
     per_d = inverse(d)
     if abs(per_d) == float32(np.inf):
@@ -38,21 +38,21 @@ def codes(x, shift, d, half, top):  # type: ignore[no-untyped-def]
 
 
 @exact
-def put_high(to, low, high):  # type: ignore[no-untyped-def]
+def put_high(to, low, high):
     """The fifth bits of 32 codes."""
     L.put_short(to, L.mask(low >> 4))
     L.put_short(to + 2, L.mask(high >> 4))
 
 
 @exact
-def q4_0(x, to):  # type: ignore[no-untyped-def]
+def q4_0(x, to):
     d = peak(x) / float32(-8.0)
     L.put_half(to, d)
     L.put_bytes(to + 2, codes(x, float32(0.0), d, 8.5, 15.0) | codes(x + 64, float32(0.0), d, 8.5, 15.0) << 4)
 
 
 @exact
-def q5_0(x, to):  # type: ignore[no-untyped-def]
+def q5_0(x, to):
     d = peak(x) / float32(-16.0)
     low, high = codes(x, float32(0.0), d, 16.5, 31.0), codes(x + 64, float32(0.0), d, 16.5, 31.0)
     L.put_half(to, d)
@@ -61,13 +61,13 @@ def q5_0(x, to):  # type: ignore[no-untyped-def]
 
 
 @exact
-def range_of(x):  # type: ignore[no-untyped-def]
+def range_of(x):
     low, high = L.get_floats(x), L.get_floats(x + 64)
     return L.least(L.smaller(low, high)), L.largest(L.larger(low, high))
 
 
 @exact
-def q4_1(x, to):  # type: ignore[no-untyped-def]
+def q4_1(x, to):
     least, largest = range_of(x)
     d = (largest - least) / float32(15.0)
     L.put_half(to, d)
@@ -76,7 +76,7 @@ def q4_1(x, to):  # type: ignore[no-untyped-def]
 
 
 @exact
-def q5_1(x, to):  # type: ignore[no-untyped-def]
+def q5_1(x, to):
     least, largest = range_of(x)
     d = (largest - least) / float32(31.0)
     low, high = codes(x, least, d, 0.5, 31.0), codes(x + 64, least, d, 0.5, 31.0)
@@ -87,7 +87,7 @@ def q5_1(x, to):  # type: ignore[no-untyped-def]
 
 
 @exact
-def rounded(x, d):  # type: ignore[no-untyped-def]
+def rounded(x, d):
     """16 values in units of d, halves away from zero."""
     per_d = inverse(d)
     if per_d == float32(np.inf):
@@ -99,7 +99,7 @@ def rounded(x, d):  # type: ignore[no-untyped-def]
 
 
 @exact
-def q8_0(x, to):  # type: ignore[no-untyped-def]
+def q8_0(x, to):
     d = abs(peak(x)) / float32(127.0)
     L.put_half(to, d)
     L.put_bytes(to + 2, rounded(x, d))
@@ -107,7 +107,7 @@ def q8_0(x, to):  # type: ignore[no-untyped-def]
 
 
 @exact
-def halves(x, to, elements, brain):  # type: ignore[no-untyped-def]
+def halves(x, to, elements, brain):
     """F16, or BF16, of any length."""
     done = elements // 16 * 16
     for i in range(0, done, 16):
@@ -125,16 +125,15 @@ def halves(x, to, elements, brain):  # type: ignore[no-untyped-def]
 
 
 @Entry
-def encode_rows(lo, hi, thread, a):  # type: ignore[no-untyped-def]
-    """a: kind, source, bytes from row to row, to, bytes from row to row, elements"""
-    kind, elements = a[0], a[5]
+def encode_rows(lo, hi, thread, kind, source: U8, source_pitch, target: U8, target_pitch, elements):
+    """A pitch is what lies from row to row, in bytes."""
     for row in range(lo, hi):
-        source, target = u8(a[1]) + row * a[2], u8(a[3]) + row * a[4]
+        first, made = source + row * source_pitch, target + row * target_pitch
         if kind in (K.F16, K.BF16):
-            halves(source, target, elements, kind == K.BF16)
+            halves(first, made, elements, kind == K.BF16)
         else:
             for i in range(elements // 32):
-                x, to = source + 128 * i, target + K.SIZE[kind] * i
+                x, to = first + 128 * i, made + K.SIZE[kind] * i
                 if kind == K.Q4_0:
                     q4_0(x, to)
                 elif kind == K.Q4_1:

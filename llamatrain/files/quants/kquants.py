@@ -12,9 +12,10 @@ import numpy as np
 from numpy import float32
 
 from llamatrain.files.quants import kinds as K
-from llamatrain.files.quants import lanes as L
-from llamatrain.files.quants.lanes import exact
-from llamatrain.machine.jit import Entry, u8
+from llamatrain.files.quants.kblocks import codes, write
+from llamatrain.machine.entry import U8, Entry
+from llamatrain.machine.simd import sixteen as L
+from llamatrain.machine.simd.sixteen import exact
 
 LARGEST_HALF = 65504.0
 GUESSES, SPACING, TURNS, STEPS, ROUNDS = 12, 0.2, 2, 2, 2
@@ -30,14 +31,7 @@ SHAPES = {
 
 
 @exact
-def codes(x, scale, offset, low, top):  # type: ignore[no-untyped-def]
-    """16 codes, as floats."""
-    per_scale = float32(1.0) / scale if scale != 0 else float32(0.0)
-    return L.larger(L.smaller(L.nearest((L.get_floats(x) + offset) * per_scale), top), low)
-
-
-@exact
-def misfit(x, vectors, scale, offset, low, top):  # type: ignore[no-untyped-def]
+def misfit(x, vectors, scale, offset, low, top):
     """Sum of squared errors of a group."""
     squares = L.splat(float32(0.0))
     for v in range(vectors):
@@ -47,7 +41,7 @@ def misfit(x, vectors, scale, offset, low, top):  # type: ignore[no-untyped-def]
 
 
 @exact
-def sums(x, vectors, scale, offset, low, top):  # type: ignore[no-untyped-def]
+def sums(x, vectors, scale, offset, low, top):
     """Of a group's codes q and weights x: sum q, sum q q, sum q x, sum x."""
     q1 = q2 = qx = x1 = L.splat(float32(0.0))
     for v in range(vectors):
@@ -57,7 +51,7 @@ def sums(x, vectors, scale, offset, low, top):  # type: ignore[no-untyped-def]
 
 
 @exact
-def refit(x, vectors, scale, offset, low, top):  # type: ignore[no-untyped-def]
+def refit(x, vectors, scale, offset, low, top):
     """Scale and offset that suit the codes of this scale and offset best; an offset is never negative, or always 0."""
     q1, q2, qx, x1 = sums(x, vectors, scale, offset, low, top)
     if low == 0:
@@ -72,7 +66,7 @@ def refit(x, vectors, scale, offset, low, top):  # type: ignore[no-untyped-def]
 
 
 @exact
-def extremes(x, vectors):  # type: ignore[no-untyped-def]
+def extremes(x, vectors):
     least = largest = L.get_floats(x)
     for v in range(1, vectors):
         least, largest = L.smaller(L.get_floats(x + 64 * v), least), L.larger(L.get_floats(x + 64 * v), largest)
@@ -80,7 +74,7 @@ def extremes(x, vectors):  # type: ignore[no-untyped-def]
 
 
 @exact
-def fit(x, vectors, low, top):  # type: ignore[no-untyped-def]
+def fit(x, vectors, low, top):
     """A group's best real scale and offset."""
     least, largest = extremes(x, vectors)
     if low == 0:
@@ -101,7 +95,7 @@ def fit(x, vectors, low, top):  # type: ignore[no-untyped-def]
 
 
 @exact
-def take(x, vectors, d, dmin, scale, offset, low, top, most):  # type: ignore[no-untyped-def]
+def take(x, vectors, d, dmin, scale, offset, low, top, most):
     """The whole numbers of steps d and dmin that serve a group best: squared error, scale, offset."""
     best, best_count, best_shift = float32(np.inf), 0, 0
     near = int(min(np.rint(abs(scale / d)), float32(most))) if d != 0 else 0
@@ -123,7 +117,7 @@ def take(x, vectors, d, dmin, scale, offset, low, top, most):  # type: ignore[no
 
 
 @exact
-def half_step(value, signed):  # type: ignore[no-untyped-def]
+def half_step(value, signed):
     """A step as it can be written; 0 where there is none."""
     if value != value or (value < 0 and not signed):
         return float32(0.0)
@@ -131,7 +125,7 @@ def half_step(value, signed):  # type: ignore[no-untyped-def]
 
 
 @exact
-def take_all(x, vectors, d, dmin, real, low, top, most, taken):  # type: ignore[no-untyped-def]
+def take_all(x, vectors, d, dmin, real, low, top, most, taken):
     """Whole numbers for every group: the squared error, and the steps that would suit them best."""
     error = aa = ab = bb = ax = bx = float32(0.0)
     for group in range(16 // vectors):
@@ -150,7 +144,7 @@ def take_all(x, vectors, d, dmin, real, low, top, most, taken):  # type: ignore[
 
 
 @exact
-def search(x, vectors, low, top, most, real, taken, best_taken):  # type: ignore[no-untyped-def]
+def search(x, vectors, low, top, most, real, taken, best_taken):
     """The best d and dmin for 256 weights, and into `best_taken` each group's scale and offset."""
     widest = deepest = float32(0.0)
     for group in range(16 // vectors):
@@ -171,130 +165,11 @@ def search(x, vectors, low, top, most, real, taken, best_taken):  # type: ignore
     return best_d, best_dmin
 
 
-# ---- writing: `taken` has each group's scale and offset -----------------------------------------
-
-
-@exact
-def sixteen(x, i, vectors, d, dmin, taken, low, top):  # type: ignore[no-untyped-def]
-    """The codes of the i-th 16 weights, from 0 up."""
-    scale, offset = d * L.real(taken[0, i // vectors]), dmin * L.real(taken[1, i // vectors])
-    return L.whole(codes(x + 64 * i, scale, offset, low, top) - low)
-
-
-@exact
-def put_pairs(x, to, high, d, dmin, taken, top):  # type: ignore[no-untyped-def]
-    """Four bits of the codes of neighbouring groups of 32 in a byte; a fifth, if there is one, in 32 bytes at `high`."""
-    for part in range(2):
-        fifth = L.get_bytes(to) & 0
-        for i in range(0, 8, 2):
-            first = sixteen(x, 2 * i + part, 2, d, dmin, taken, 0, top)
-            second = sixteen(x, 2 * i + 2 + part, 2, d, dmin, taken, 0, top)
-            L.put_bytes(to + (16 * i + 16 * part), first & 15 | second << 4)
-            fifth |= first >> 4 << i | second >> 4 << (i + 1)
-        if top > 15:
-            L.put_bytes(high + 16 * part, fifth)
-
-
-@exact
-def put_quarters(x, to, d, dmin, taken, low, top):  # type: ignore[no-untyped-def]
-    """The lowest two bits of the codes of four groups in a byte."""
-    for i in range(4):
-        half, part = i // 2, i % 2
-        packed = L.get_bytes(to) & 0
-        for quarter in range(4):
-            packed |= (sixteen(x, 8 * half + 2 * quarter + part, 1, d, dmin, taken, low, top) & 3) << 2 * quarter
-        L.put_bytes(to + 16 * i, packed)
-
-
-@exact
-def q4_k_scales(to, taken):  # type: ignore[no-untyped-def]
-    """Eight scales and eight offsets of 6 bits in 12 bytes."""
-    for i in range(4):
-        scale, offset = taken[0, i + 4], taken[1, i + 4]
-        L.put_byte(to + i, taken[0, i] | scale >> 4 << 6)
-        L.put_byte(to + (4 + i), taken[1, i] | offset >> 4 << 6)
-        L.put_byte(to + (8 + i), scale & 15 | (offset & 15) << 4)
-
-
-@exact
-def q4_k(x, to, d, dmin, best):  # type: ignore[no-untyped-def]
-    L.put_half(to, d)
-    L.put_half(to + 2, dmin)
-    q4_k_scales(to + 4, best)
-    put_pairs(x, to + 16, to, d, dmin, best, 15)
-
-
-@exact
-def q5_k(x, to, d, dmin, best):  # type: ignore[no-untyped-def]
-    L.put_half(to, d)
-    L.put_half(to + 2, dmin)
-    q4_k_scales(to + 4, best)
-    put_pairs(x, to + 48, to + 16, d, dmin, best, 31)
-
-
-@exact
-def q2_k(x, to, d, dmin, best):  # type: ignore[no-untyped-def]
-    for i in range(16):
-        L.put_byte(to + i, best[0, i] | best[1, i] << 4)
-    put_quarters(x, to + 16, d, dmin, best, 0, 3)
-    L.put_half(to + 80, d)
-    L.put_half(to + 82, dmin)
-
-
-@exact
-def q3_k(x, to, d, dmin, best):  # type: ignore[no-untyped-def]
-    for part in range(2):
-        third = L.get_bytes(to) & 0
-        for i in range(8):
-            third |= sixteen(x, 2 * i + part, 1, d, dmin, best, -4, 3) >> 2 << i
-        L.put_bytes(to + 16 * part, third)
-    put_quarters(x, to + 32, d, dmin, best, -4, 3)
-    for i in range(8):
-        L.put_byte(to + (96 + i), best[0, i] + 32 & 15 | (best[0, i + 8] + 32 & 15) << 4)
-    for i in range(4):
-        high = 0
-        for j in range(4):
-            high |= best[0, i + 4 * j] + 32 >> 4 << 2 * j
-        L.put_byte(to + (104 + i), high)
-    L.put_half(to + 108, d)
-
-
-@exact
-def q6_k(x, to, d, dmin, best):  # type: ignore[no-untyped-def]
-    for i in range(4):
-        half, part = i // 2, i % 2
-        high = L.get_bytes(to) & 0
-        for pair in range(2):
-            first = sixteen(x, 8 * half + 2 * pair + part, 1, d, dmin, best, -32, 31)
-            second = sixteen(x, 8 * half + 2 * pair + 4 + part, 1, d, dmin, best, -32, 31)
-            L.put_bytes(to + (64 * half + 32 * pair + 16 * part), first & 15 | (second & 15) << 4)
-            high |= first >> 4 << 2 * pair | second >> 4 << (2 * pair + 4)
-        L.put_bytes(to + (128 + 16 * i), high)
-    for i in range(16):
-        L.put_byte(to + (192 + i), best[0, i])
-    L.put_half(to + 208, d)
-
-
-@exact
-def write(kind, x, to, d, dmin, best):  # type: ignore[no-untyped-def]
-    if kind == K.Q2_K:
-        q2_k(x, to, d, dmin, best)
-    elif kind == K.Q3_K:
-        q3_k(x, to, d, dmin, best)
-    elif kind == K.Q4_K:
-        q4_k(x, to, d, dmin, best)
-    elif kind == K.Q5_K:
-        q5_k(x, to, d, dmin, best)
-    elif kind == K.Q6_K:
-        q6_k(x, to, d, dmin, best)
-
-
 @Entry
-def encode_k_rows(lo, hi, thread, a):  # type: ignore[no-untyped-def]
-    """a: kind, source, bytes from row to row, to, bytes from row to row, elements, vectors in a group, low, top, most"""
+def encode_k_rows(lo, hi, thread, kind, source: U8, source_pitch, target: U8, target_pitch, elements, vectors, low, top, most):
     real, taken, best = np.zeros((2, 16), np.float32), np.zeros((2, 16), np.int64), np.zeros((2, 16), np.int64)
     for row in range(lo, hi):
-        for i in range(a[5] // 256):
-            x, to = u8(a[1]) + (row * a[2] + 1024 * i), u8(a[3]) + (row * a[4] + K.SIZE[a[0]] * i)
-            d, dmin = search(x, a[6], a[7], a[8], a[9], real, taken, best)
-            write(a[0], x, to, d, dmin, best)
+        for i in range(elements // 256):
+            x, to = source + (row * source_pitch + 1024 * i), target + (row * target_pitch + K.SIZE[kind] * i)
+            d, dmin = search(x, vectors, low, top, most, real, taken, best)
+            write(kind, x, to, d, dmin, best)

@@ -3,16 +3,17 @@
 import numpy as np
 
 from llamatrain.kernels.cpu.binding import kernel
-from llamatrain.kernels.cpu.vector import portion
-from llamatrain.kernels.reference.layers import mixed
-from llamatrain.machine.jit import Entry, f32, i32, inline, real
+from llamatrain.kernels.cpu.portions import portion
+from llamatrain.kernels.reference.dropout import mixed
+from llamatrain.machine.entry import F32, I32, Entry, Real
+from llamatrain.machine.jit import inline
 
 FIRST, SECOND, STEP = np.uint32(0x85EBCA6B), np.uint32(0xC2B2AE35), np.uint32(0x9E3779B9)
 HALF, ODD = np.uint32(16), np.uint32(13)
 
 
 @inline
-def spread(z):  # type: ignore[no-untyped-def]
+def spread(z):
     z = (z ^ (z >> HALF)) * FIRST
     z = np.uint32(z)
     z = (z ^ (z >> ODD)) * SECOND
@@ -21,17 +22,17 @@ def spread(z):  # type: ignore[no-untyped-def]
 
 
 @Entry
-def leave_out(lo, hi, thread, a):  # type: ignore[no-untyped-def]
-    x, key, out, first, limit, larger = f32(a[0]), i32(a[1]), f32(a[2]), np.uint32(a[3]), np.uint32(a[4]), np.float32(real(a[5]))
-    start = spread(np.uint32(spread(np.uint32(first + np.uint32(key[0]))) + np.uint32(key[1])))
+def leave_out(lo, hi, thread, x: F32, key: I32, out: F32, salt, limit, factor: Real):
+    larger = np.float32(factor)
+    start = spread(np.uint32(spread(np.uint32(np.uint32(salt) + np.uint32(key[0]))) + np.uint32(key[1])))
     for i in range(lo, hi):
         drawn = spread(np.uint32(np.uint32(np.uint32(i) * STEP) + start))
-        out[i] = np.float32(0) if drawn < limit else x[i] * larger
+        out[i] = np.float32(0) if drawn < np.uint32(limit) else x[i] * larger
 
 
 @kernel("dropout")
-def dropout(outs, ins, attrs, scratch, threads):  # type: ignore[no-untyped-def]
+def dropout(outs, ins, attrs, scratch, threads):
     rate, size = attrs["rate"], outs[0].size
-    first = int(mixed(np.array([attrs["salt"]], np.uint32))[0])
-    words = (first, int(rate * 2**32), 1 / (1 - rate))
-    return [leave_out.call(ins[0], ins[1], outs[0], *words, items=size, block=portion(size))]
+    salt = int(mixed(np.array([attrs["salt"]], np.uint32))[0])
+    how = {"salt": salt, "limit": int(rate * 2**32), "factor": 1 / (1 - rate)}
+    return [leave_out.call(ins[0], ins[1], outs[0], **how, items=size, block=portion(size))]

@@ -6,22 +6,23 @@ from itertools import groupby
 import numpy as np
 
 from llamatrain.kernels.cpu.binding import Array, kernel
-from llamatrain.kernels.cpu.vector import LANES, load_to, portion, splat, store_to, streams
-from llamatrain.machine.jit import Entry, f32, inline, real, u16
+from llamatrain.kernels.cpu.portions import portion, streams
+from llamatrain.machine.entry import F32, U16, Entry, Real
+from llamatrain.machine.jit import inline
+from llamatrain.machine.simd.memory import load_to, store_to
+from llamatrain.machine.simd.vector import LANES, splat
 
 ADD, SUB, MUL, DIV = range(4)
 
 
 @inline
-def operand(x, row, column, end, down, along):  # type: ignore[no-untyped-def]
+def operand(x, row, column, end, down, along):
     return load_to(x, row * down + column, row * down + end) if along else splat(x[row * down])
 
 
 @Entry
-def combine(lo, hi, thread, a):  # type: ignore[no-untyped-def]
+def combine(lo, hi, thread, x: F32, y: F32, out: F32, how, width, past, x_down, x_along, y_down, y_along):
     """Elements lo to hi of rows of `width`; an operand moves on by `down` a row, and by 1 or 0 (along) a column."""
-    x, y, out, how, width, past = f32(a[0]), f32(a[1]), f32(a[2]), a[3], a[4], a[5]
-    x_down, x_along, y_down, y_along = a[6], a[7], a[8], a[9]
     for row in range(lo // width, (hi + width - 1) // width):
         first, end = max(0, lo - row * width), min(width, hi - row * width)
         for i in range(first, end, LANES):
@@ -56,29 +57,30 @@ def _pairs(outs: Sequence[Array], ins: Sequence[Array], attrs: dict) -> bool:
     return floats and as_rows(outs[0].shape, *(each.shape for each in ins)) is not None
 
 
-def binary(how, out, x, y):  # type: ignore[no-untyped-def]
+def binary(how, out, x, y):
     split = as_rows(out.shape, x.shape, y.shape)
     assert split is not None  # or it would not have been taken
     width, ((x_down, x_along), (y_down, y_along)) = split
     past = width % LANES == 0 and streams(out.reshape(-1), x, y)
-    words = (how, width, past, x_down, x_along, y_down, y_along)
-    return [combine.call(x, y, out, *words, items=out.size, block=portion(out.size, unit=LANES))]
+    moves = {"x_down": x_down, "x_along": x_along, "y_down": y_down, "y_along": y_along}
+    block = portion(out.size, unit=LANES)
+    return [combine.call(x, y, out, how=how, width=width, past=past, **moves, items=out.size, block=block)]
 
 
 for _name, _how in (("add", ADD), ("sub", SUB), ("mul", MUL), ("div", DIV)):
 
     @kernel(_name, takes=_pairs)
-    def arithmetic(outs, ins, attrs, scratch, threads, how=_how):  # type: ignore[no-untyped-def]
+    def arithmetic(outs, ins, attrs, scratch, threads, how=_how):
         return binary(how, outs[0], *ins)
 
 
 @kernel("scale")
-def scale(outs, ins, attrs, scratch, threads):  # type: ignore[no-untyped-def]
+def scale(outs, ins, attrs, scratch, threads):
     return binary(MUL, outs[0], ins[0], np.full((), attrs["by"], np.float32))
 
 
 @kernel("sqr")
-def sqr(outs, ins, attrs, scratch, threads):  # type: ignore[no-untyped-def]
+def sqr(outs, ins, attrs, scratch, threads):
     return binary(MUL, outs[0], ins[0], ins[0])
 
 
@@ -88,20 +90,20 @@ def _covers(outs: Sequence[Array], ins: Sequence[Array], attrs: dict) -> bool:
 
 
 @kernel("acc", takes=_covers)
-def acc(outs, ins, attrs, scratch, threads):  # type: ignore[no-untyped-def]
+def acc(outs, ins, attrs, scratch, threads):
     """Added to all of it, as gradients are over micro-batches."""
     return binary(ADD, outs[0], *ins)
 
 
 @Entry
-def fill_flat(lo, hi, thread, a):  # type: ignore[no-untyped-def]
-    out, value = f32(a[0]), splat(np.float32(real(a[1])))
+def fill_flat(lo, hi, thread, out: F32, value: Real):
+    everywhere = splat(np.float32(value))
     for i in range(lo, hi, LANES):
-        store_to(out, i, hi, value, 0)
+        store_to(out, i, hi, everywhere, 0)
 
 
 @kernel("fill")
-def fill(outs, ins, attrs, scratch, threads):  # type: ignore[no-untyped-def]
+def fill(outs, ins, attrs, scratch, threads):
     return [fill_flat.call(outs[0], float(attrs["value"]), items=outs[0].size, block=portion(outs[0].size, unit=LANES))]
 
 
@@ -109,15 +111,13 @@ def fill(outs, ins, attrs, scratch, threads):  # type: ignore[no-untyped-def]
 
 
 @Entry
-def narrow(lo, hi, thread, a):  # type: ignore[no-untyped-def]
-    x, y, past = f32(a[0]), u16(a[1]), a[2]
+def narrow(lo, hi, thread, x: F32, y: U16, past):
     for i in range(lo, hi, LANES):
         store_to(y, i, hi, load_to(x, i, hi), past)
 
 
 @Entry
-def widen(lo, hi, thread, a):  # type: ignore[no-untyped-def]
-    x, y, past = u16(a[0]), f32(a[1]), a[2]
+def widen(lo, hi, thread, x: U16, y: F32, past):
     for i in range(lo, hi, LANES):
         store_to(y, i, hi, load_to(x, i, hi), past)
 
@@ -127,7 +127,7 @@ def _half_or_whole(outs: Sequence[Array], ins: Sequence[Array], attrs: dict) -> 
 
 
 @kernel("cast", takes=_half_or_whole)
-def cast(outs, ins, attrs, scratch, threads):  # type: ignore[no-untyped-def]
+def cast(outs, ins, attrs, scratch, threads):
     (x,), (y,) = ins, outs
     past = streams(y.reshape(-1), x)
     return [(narrow if x.dtype == np.float32 else widen).call(x, y, past, items=x.size, block=portion(x.size, unit=LANES))]

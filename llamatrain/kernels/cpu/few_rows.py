@@ -13,9 +13,12 @@ import numpy as np
 from llamatrain.files.quants import kinds as K
 from llamatrain.files.quants.decoding import decode_rows
 from llamatrain.kernels.blocks import Blocks
+from llamatrain.kernels.cpu.portions import portion
 from llamatrain.kernels.cpu.quantised import decode
-from llamatrain.kernels.cpu.vector import LANES, load, load_to, portion, splat, total
-from llamatrain.machine.jit import Call, Entry, f32, inline, u16
+from llamatrain.machine.entry import F32, Call, Entry, f32, u16
+from llamatrain.machine.jit import inline
+from llamatrain.machine.simd.memory import load, load_to
+from llamatrain.machine.simd.vector import LANES, splat, total
 
 MOST = 3  # rows of x: with more, packing is faster
 LINE = 64
@@ -61,18 +64,21 @@ class FewRows:
     def calls(self, y: np.ndarray, scratch: np.ndarray) -> list[Call]:
         made, x, (*_, n, k) = [], self.x, self.w.shape
         if self.rounds:
-            made.append(decode_rows.call(K.F32, 1, x, k * 4, scratch, k * 2, k, items=self.rows, block=self.rows))
+            rounding = {"source": x, "source_pitch": k * 4, "to": scratch, "to_pitch": k * 2, "elements": k}
+            made.append(decode_rows.call(K.F32, 1, **rounding, items=self.rows, block=self.rows))
             x = scratch
         w, row_bytes = (self.w.raw, self.w.row_bytes) if isinstance(self.w, Blocks) else (self.w, k * self.w.itemsize)
-        words = (int(self.half), x, self.rows, k, self.kind, w, row_bytes, y, n, scratch[self.copy_bytes :], self.room)
-        return [*made, multiply_few.call(*words, items=n, block=portion(n, self.rows * k // LANES))]
+        weight = {"kind": self.kind, "w": w, "row_bytes": row_bytes}
+        spare = {"scratch": scratch[self.copy_bytes :], "room": self.room}
+        block = portion(n, self.rows * k // LANES)
+        return [*made, multiply_few.call(self.half, x, self.rows, k, **weight, y=y, n=n, **spare, items=n, block=block)]
 
 
 # ---- compiled ----------------------------------------------------------------------------------
 
 
 @inline
-def dot(x, w, count):  # type: ignore[no-untyped-def]
+def dot(x, w, count):
     a, b, c, d = splat(ZERO), splat(ZERO), splat(ZERO), splat(ZERO)
     whole = count // STEP * STEP
     for i in range(0, whole, STEP):
@@ -86,12 +92,11 @@ def dot(x, w, count):  # type: ignore[no-untyped-def]
 
 
 @Entry
-def multiply_few(lo, hi, thread, a):  # type: ignore[no-untyped-def]
-    half, x, rows, k, kind, w, row_bytes, y, n = a[0], a[1], a[2], a[3], a[4], a[5], a[6], f32(a[7]), a[8]
-    mine = a[9] + thread * a[10]
+def multiply_few(lo, hi, thread, half, x, rows, k, kind, w, row_bytes, y: F32, n, scratch, room):
+    mine = scratch + thread * room
     for column in range(lo, hi):
         here = w + column * row_bytes
-        if a[10]:
+        if room:
             decode(kind, mine, half, here, k)
             here = mine
         for row in range(rows):

@@ -8,56 +8,57 @@ from collections.abc import Sequence
 import numpy as np
 
 from llamatrain.kernels.cpu.binding import Array, all_float32, kernel
-from llamatrain.kernels.cpu.vector import LANES, exp, load_to, portion, store_to, streams
-from llamatrain.machine.jit import Entry, f32, inline, u16
+from llamatrain.kernels.cpu.portions import portion, streams
+from llamatrain.machine.entry import F32, Entry, f32, u16
+from llamatrain.machine.jit import inline
+from llamatrain.machine.simd.memory import load_to, store_to
+from llamatrain.machine.simd.vector import LANES, exp
 
 ONE = np.float32(1)
 
 
 @inline
-def sigmoid(x):  # type: ignore[no-untyped-def]
+def sigmoid(x):
     return ONE / (ONE + exp(x * np.float32(-1)))
 
 
 @inline
-def slope(x, s):  # type: ignore[no-untyped-def]
+def slope(x, s):
     """The derivative of silu, s = sigmoid(x)."""
     return s * (ONE + x * (ONE - s))
 
 
 @Entry
-def silu_flat(lo, hi, thread, a):  # type: ignore[no-untyped-def]
-    x, y, past = f32(a[0]), f32(a[1]), a[2]
+def silu_flat(lo, hi, thread, x: F32, y: F32, past, half):
     for i in range(lo, hi, LANES):
         v = load_to(x, i, hi)
         store_to(y, i, hi, v * sigmoid(v), past)
 
 
 @Entry
-def silu_back_flat(lo, hi, thread, a):  # type: ignore[no-untyped-def]
-    dy, x, dx, past = f32(a[0]), f32(a[1]), f32(a[2]), a[3]
+def silu_back_flat(lo, hi, thread, dy: F32, x: F32, dx: F32, past, half):
     for i in range(lo, hi, LANES):
         v = load_to(x, i, hi)
         store_to(dx, i, hi, load_to(dy, i, hi) * slope(v, sigmoid(v)), past)
 
 
 @inline
-def swiglu_of(gate, up, y, lo, hi, past):  # type: ignore[no-untyped-def]
+def swiglu_of(gate, up, y, lo, hi, past):
     for i in range(lo, hi, LANES):
         g = load_to(gate, i, hi)
         store_to(y, i, hi, g * sigmoid(g) * load_to(up, i, hi), past)
 
 
 @Entry
-def swiglu_flat(lo, hi, thread, a):  # type: ignore[no-untyped-def]
-    if a[4]:
-        swiglu_of(u16(a[0]), u16(a[1]), u16(a[2]), lo, hi, a[3])
+def swiglu_flat(lo, hi, thread, gate, up, y, past, half):
+    if half:
+        swiglu_of(u16(gate), u16(up), u16(y), lo, hi, past)
     else:
-        swiglu_of(f32(a[0]), f32(a[1]), f32(a[2]), lo, hi, a[3])
+        swiglu_of(f32(gate), f32(up), f32(y), lo, hi, past)
 
 
 @inline
-def swiglu_back_of(dy, gate, up, dgate, dup, lo, hi, past):  # type: ignore[no-untyped-def]
+def swiglu_back_of(dy, gate, up, dgate, dup, lo, hi, past):
     for i in range(lo, hi, LANES):
         d, g, u = load_to(dy, i, hi), load_to(gate, i, hi), load_to(up, i, hi)
         s = sigmoid(g)
@@ -66,11 +67,11 @@ def swiglu_back_of(dy, gate, up, dgate, dup, lo, hi, past):  # type: ignore[no-u
 
 
 @Entry
-def swiglu_back_flat(lo, hi, thread, a):  # type: ignore[no-untyped-def]
-    if a[6]:
-        swiglu_back_of(f32(a[0]), u16(a[1]), u16(a[2]), u16(a[3]), u16(a[4]), lo, hi, a[5])
+def swiglu_back_flat(lo, hi, thread, dy: F32, gate, up, dgate, dup, past, half):
+    if half:
+        swiglu_back_of(dy, u16(gate), u16(up), u16(dgate), u16(dup), lo, hi, past)
     else:
-        swiglu_back_of(f32(a[0]), f32(a[1]), f32(a[2]), f32(a[3]), f32(a[4]), lo, hi, a[5])
+        swiglu_back_of(dy, f32(gate), f32(up), f32(dgate), f32(dup), lo, hi, past)
 
 
 ENTRIES = {"silu": silu_flat, "silu_back": silu_back_flat, "swiglu": swiglu_flat, "swiglu_back": swiglu_back_flat}
@@ -87,6 +88,6 @@ def _takes(outs: Sequence[Array], ins: Sequence[Array], attrs: dict) -> bool:
 for _name, _entry in ENTRIES.items():
 
     @kernel(_name, takes=_takes if _name.startswith("swiglu") else all_float32)
-    def flat(outs, ins, attrs, scratch, threads, entry=_entry):  # type: ignore[no-untyped-def]
+    def flat(outs, ins, attrs, scratch, threads, entry=_entry):
         past, half = all(streams(out.reshape(-1), *ins) for out in outs), outs[0].dtype == np.uint16
-        return [entry.call(*ins, *outs, past, half, items=outs[0].size, block=portion(outs[0].size, 8, LANES))]
+        return [entry.call(*ins, *outs, past=past, half=half, items=outs[0].size, block=portion(outs[0].size, 8, LANES))]

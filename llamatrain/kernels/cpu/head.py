@@ -6,7 +6,6 @@ each row puts its slices' sums together and scales them to the gradient; then dx
 In bf16 the kept exponentials and the gradient are bf16; logits, maxima, sums and the loss are not.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
@@ -16,14 +15,11 @@ import numpy as np
 
 from llamatrain.kernels.cpu import tiles
 from llamatrain.kernels.cpu.binding import Array, kernel
-from llamatrain.kernels.cpu.products import K_BLOCK, Operand, Product, pack_call, pack_part, packs
-from llamatrain.kernels.cpu.quantised import ROOM
-from llamatrain.kernels.cpu.softmax import top_of
+from llamatrain.kernels.cpu.head_slices import Chunk, finish_rows, logits_slices
+from llamatrain.kernels.cpu.operands import Operand, Packed, pack_call, packs
+from llamatrain.kernels.cpu.products import K_BLOCK, Product
 from llamatrain.kernels.cpu.sums import add_up
-from llamatrain.kernels.cpu.vector import LANES, exp, load, load_to, splat, store, store_to, to_bf16, total, within
-from llamatrain.machine.jit import Call, Entry, f32, f64, i32, inline, u16
-
-ZERO = np.float32(0)
+from llamatrain.machine.entry import Call
 
 LOGITS = 33 << 20  # bytes of logits that may be held
 ROWS = 512  # tokens in a chunk, at most
@@ -92,6 +88,19 @@ class Head:
     def chunk_bytes(self) -> int:
         return self.packed(self.rows, self.block) * ceil(self.x.shape[1] / self.block)
 
+    def chunk(self, rows: int, part: dict[str, np.ndarray], targets: np.ndarray) -> Chunk:
+        return Chunk(
+            width=self.columns,
+            rows=rows,
+            half=self.half,
+            keeps=self.keeps,
+            pitch=self.pitch,
+            logits=part["logits"],
+            partial=part["partial"],
+            chosen=part["chosen"],
+            targets=targets,
+        )
+
     def dx_product(self, logits: Any, rows: int) -> Product:
         v, d = self.w.shape
         return Product(Operand(logits, 0, rows, v, apart=self.pitch), Operand(self.w, 1, d, v), self.mode, self.threads)
@@ -141,110 +150,21 @@ def head_calls(
     for first in range(0, max(1, count), head.rows):
         here = slice(first, min(count, first + head.rows))
         chunk, rows = x[here], len(x[here])
-        sides = Operand(chunk, 0, rows, d), head.side
-        left, right = (side.words(head.mode, 0, d, head.block) for side in sides)
-        calls.append(pack_call(sides[0], left, np.zeros(1, np.int64), work, 0, True, 0, 0))
-        shape = (rows, head.half, int(head.keeps), head.pitch, logits, part["partial"], part["chosen"], targets[here])
-        spaces = (head.chunk_bytes, head.slice_bytes, head.packed(head.columns, head.block))
-        calls.append(logits_slices.call(*right, head.columns, *shape, work, *spaces, items=head.slices, block=1))
-        ends = (weights[here], dloss, part["losses"][here])
-        calls.append(finish_rows.call(v, head.slices, head.columns, *shape, *ends, items=rows, block=ceil(8192 / v)))
+        tokens = Operand(chunk, 0, rows, d)
+        left, right = (each.side(head.mode, 0, d, head.block) for each in (tokens, head.side))
+        whole = Packed(memory=work, entry_bytes=0, spare=0, each=0)
+        calls.append(pack_call(tokens, left, np.zeros(1, np.int64), whole, is_a=True))
+        seen = head.chunk(rows, part, targets[here])
+        packed = Packed(memory=work, entry_bytes=0, spare=head.chunk_bytes, each=head.slice_bytes)
+        own = head.packed(head.columns, head.block)
+        calls.append(logits_slices.call(right, packed, own, seen, items=head.slices, block=1))
+        ends = {"weights": weights[here], "dloss": dloss, "losses": part["losses"][here]}
+        calls.append(finish_rows.call(seen, **ends, v=v, slices=head.slices, items=rows, block=ceil(8192 / v)))
         if dx is not None and rows:
             calls += head.dx_product(logits, rows).calls(dx[here], work)
         if dw is not None:
             calls += head.dw_product(logits, chunk, rows).calls(dw, work, accumulate=first > 0)
     return [*calls, add_up.call(part["losses"], loss, count, 1.0, items=1, block=1)]
-
-
-# ---- compiled ----------------------------------------------------------------------------------
-
-
-@inline
-def exponentials(line, to, width, top):  # type: ignore[no-untyped-def]
-    """exp(logit - top), rounded where `to` is bf16, and the sum of them before that."""
-    so_far, whole = splat(ZERO), width // LANES * LANES
-    for i in range(0, whole, LANES):
-        value = exp(load(line, i) - top)
-        so_far += value
-        store(to, i, value)
-    if whole < width:
-        value = within(exp(load_to(line, whole, width) - top), whole, 0, width, ZERO)
-        so_far += value
-        store_to(to, whole, width, value, 0)
-    return total(so_far)
-
-
-@Entry
-def logits_slices(lo, hi, thread, a):  # type: ignore[no-untyped-def]
-    mode, w, form, stride, v, d, block = a[0], a[1], a[2], a[4], a[5], a[6], a[9]
-    width, rows, half, keeps, pitch, logits = a[10], a[11], a[12], a[13], a[14], a[15]
-    partial, chosen, targets, packed = f32(a[16]), f32(a[17]), i32(a[18]), a[19]
-    mine = packed + a[20] + thread * a[21]
-    own, decoding = mine + a[22], mine + a[21] - ROOM  # only quantised weights have that
-    tiles.begin(mode)
-    for item in range(lo, hi):
-        first, whole = item * width, packed
-        columns = min(width, v - first)
-        for k0 in range(0, d, block):
-            deep = min(block, d - k0)
-            pack_part(mode, mine, w, form, 0, 1, stride, first, columns, k0, deep, decoding)
-            tiles.multiply(mode, own, width, whole, mine, rows, columns, deep, k0 > 0, 1)
-            whole += tiles.panel_bytes(mode, rows, deep)
-        for row in range(rows):
-            line, place, at = f32(own + row * width * 4), row * pitch + first, (item * rows + row) * 2
-            top = top_of(line, 0, columns)
-            if first <= targets[row] < first + columns:
-                chosen[row] = line[targets[row] - first]
-            if keeps and half:
-                rest = exponentials(line, u16(logits + place * 2), columns, top)
-            else:
-                rest = exponentials(line, f32(logits + place * 4) if keeps else line, columns, top)
-            partial[at], partial[at + 1] = top, rest
-    tiles.end(mode)
-
-
-@inline
-def log_sum(partial, row, rows, slices):  # type: ignore[no-untyped-def]
-    """The logarithm of a row's sum of exponentials, from those of its slices."""
-    top, so_far = partial[row * 2], 0.0
-    for item in range(slices):
-        top = max(top, partial[(item * rows + row) * 2])
-    for item in range(slices):
-        at = (item * rows + row) * 2
-        so_far += partial[at + 1] * math.exp(partial[at] - top)
-    return top + math.log(so_far)
-
-
-@inline
-def turn_slice(line, first, end, factor):  # type: ignore[no-untyped-def]
-    for i in range(first, end, LANES):
-        store_to(line, i, end, load_to(line, i, end) * factor if factor != 0 else splat(ZERO), 0)
-
-
-@Entry
-def finish_rows(lo, hi, thread, a):  # type: ignore[no-untyped-def]
-    v, slices, width, rows, half, keeps, pitch, logits = a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7]
-    partial, chosen, targets = f32(a[8]), f32(a[9]), i32(a[10])
-    weights, dloss, losses = f32(a[11]), f32(a[12]), f64(a[13])
-    for row in range(lo, hi):
-        target = targets[row] if weights[row] != 0 else -1
-        less = log_sum(partial, row, rows, slices)
-        losses[row] = weights[row] * (less - chosen[row]) if target >= 0 else 0.0
-        if target >= v:  # shows in the loss, and writes to no foreign memory
-            losses[row], target = math.nan, -1
-        factor = weights[row] * dloss[0] if target >= 0 else ZERO
-        here, at_target = logits + row * pitch * (2 if half else 4), factor * np.float32(math.exp(chosen[row] - less) - 1)
-        for item in range(slices if keeps else 0):
-            first, relative = item * width, np.float32(partial[(item * rows + row) * 2] - less)
-            scale = factor * exp(relative) if target >= 0 else ZERO
-            if half:
-                turn_slice(u16(here), first, min(v, first + width), scale)
-            else:
-                turn_slice(f32(here), first, min(v, first + width), scale)
-        if keeps and target >= 0 and half:
-            u16(here)[target] = to_bf16(at_target)
-        elif keeps and target >= 0:
-            f32(here)[target] = at_target
 
 
 # ---- the ops -----------------------------------------------------------------------------------
@@ -267,11 +187,11 @@ def takes(outs: Sequence[Array], ins: Sequence[Array], attrs: dict[str, Any]) ->
 
 
 @kernel("linear_cross_entropy", lambda outs, ins, attrs, threads: head_of(ins, False, False, threads).scratch, takes)
-def linear_cross_entropy(outs, ins, attrs, scratch, threads):  # type: ignore[no-untyped-def]
+def linear_cross_entropy(outs, ins, attrs, scratch, threads):
     return head_calls(head_of(ins, False, False, threads), outs, ins, np.ones((), np.float32), scratch)
 
 
 @kernel("linear_cross_entropy_back", lambda outs, ins, attrs, threads: back_of(ins, attrs, threads).scratch, takes)
-def linear_cross_entropy_back(outs, ins, attrs, scratch, threads):  # type: ignore[no-untyped-def]
+def linear_cross_entropy_back(outs, ins, attrs, scratch, threads):
     dloss, *sources = ins
     return head_calls(back_of(ins, attrs, threads), outs, sources, dloss, scratch)

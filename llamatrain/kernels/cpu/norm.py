@@ -3,15 +3,18 @@
 import numpy as np
 
 from llamatrain.kernels.cpu.binding import kernel
-from llamatrain.kernels.cpu.vector import LANES, load_to, portion, splat, sqrt, store_to, streams, total
-from llamatrain.machine.jit import Entry, f32, inline, real
+from llamatrain.kernels.cpu.portions import portion, streams
+from llamatrain.machine.entry import F32, Entry, Real
+from llamatrain.machine.jit import inline
+from llamatrain.machine.simd.memory import load_to, store_to
+from llamatrain.machine.simd.vector import LANES, splat, sqrt, total
 
 ONE = np.float32(1)
 CHUNKS = 64  # at most so many partial sums of dw
 
 
 @inline
-def dot(x, i, y, j, size):  # type: ignore[no-untyped-def]
+def dot(x, i, y, j, size):
     """The sum of `size` products, of x from i and y from j on."""
     a, b, c, d = splat(0.0), splat(0.0), splat(0.0), splat(0.0)
     x_end, y_end = i + size, j + size
@@ -25,13 +28,12 @@ def dot(x, i, y, j, size):  # type: ignore[no-untyped-def]
 
 
 @inline
-def reciprocal_rms(x, start, width, eps):  # type: ignore[no-untyped-def]
+def reciprocal_rms(x, start, width, eps):
     return ONE / sqrt(dot(x, start, x, start, width) / np.float32(width) + np.float32(eps))
 
 
 @Entry
-def norm_rows(lo, hi, thread, a):  # type: ignore[no-untyped-def]
-    x, w, y, width, eps, past = f32(a[0]), f32(a[1]), f32(a[2]), a[3], real(a[4]), a[5]
+def norm_rows(lo, hi, thread, x: F32, w: F32, y: F32, width, eps: Real, past):
     for row in range(lo, hi):
         start, end = row * width, (row + 1) * width
         r = reciprocal_rms(x, start, width, eps)
@@ -40,11 +42,11 @@ def norm_rows(lo, hi, thread, a):  # type: ignore[no-untyped-def]
 
 
 @kernel("rms_norm")
-def rms_norm(outs, ins, attrs, scratch, threads):  # type: ignore[no-untyped-def]
+def rms_norm(outs, ins, attrs, scratch, threads):
     (y,), (x, w) = outs, ins
     width, rows = w.size, x.size // w.size
-    block = portion(rows, 4 * width)
-    return [norm_rows.call(x, w, y, width, float(attrs["eps"]), streams(y, x), items=rows, block=block)]
+    block, past = portion(rows, 4 * width), streams(y, x)
+    return [norm_rows.call(x, w, y, width=width, eps=attrs["eps"], past=past, items=rows, block=block)]
 
 
 # ---- gradients --------------------------------------------------------------
@@ -52,7 +54,7 @@ def rms_norm(outs, ins, attrs, scratch, threads):  # type: ignore[no-untyped-def
 
 
 @inline
-def weighted_dot(dy, w, x, start, width):  # type: ignore[no-untyped-def]
+def weighted_dot(dy, w, x, start, width):
     a, b, end = splat(0.0), splat(0.0), start + width
     for i in range(0, width, 2 * LANES):
         j, k = start + i, i + LANES
@@ -62,9 +64,7 @@ def weighted_dot(dy, w, x, start, width):  # type: ignore[no-untyped-def]
 
 
 @Entry
-def norm_rows_back(lo, hi, thread, a):  # type: ignore[no-untyped-def]
-    dy, x, w, dx, sums = f32(a[0]), f32(a[1]), f32(a[2]), f32(a[3]), f32(a[4])
-    width, eps, chunk, past = a[5], real(a[6]), a[7], a[8]
+def norm_rows_back(lo, hi, thread, dy: F32, x: F32, w: F32, dx: F32, sums: F32, width, eps: Real, chunk, past):
     dw = lo // chunk * width
     for i in range(0, width, LANES):
         store_to(sums, dw + i, dw + width, splat(0.0), 0)
@@ -79,9 +79,8 @@ def norm_rows_back(lo, hi, thread, a):  # type: ignore[no-untyped-def]
 
 
 @Entry
-def add_rows(lo, hi, thread, a):  # type: ignore[no-untyped-def]
+def add_rows(lo, hi, thread, x: F32, y: F32, rows, width):
     """Columns lo to hi of the sum of `rows` rows."""
-    x, y, rows, width = f32(a[0]), f32(a[1]), a[2], a[3]
     for i in range(lo, hi, LANES):
         column = splat(0.0)
         for row in range(rows):
@@ -93,16 +92,17 @@ def chunk_of(rows: int) -> int:
     return max(16, -(-rows // CHUNKS))
 
 
-def chunk_sums(outs, ins, attrs, threads):  # type: ignore[no-untyped-def]
+def chunk_sums(outs, ins, attrs, threads):
     rows = ins[1].size // ins[2].size if ins[2].size else 0
     return 4 * ins[2].size * -(-rows // chunk_of(rows))
 
 
 @kernel("rms_norm_back", scratch=chunk_sums)
-def rms_norm_back(outs, ins, attrs, scratch, threads):  # type: ignore[no-untyped-def]
+def rms_norm_back(outs, ins, attrs, scratch, threads):
     (dx, dw), (dy, x, w) = outs, ins
     width, rows = w.size, x.size // w.size
     chunk, past = chunk_of(rows), streams(dx, dy, x)
-    back = norm_rows_back.call(dy, x, w, dx, scratch, width, float(attrs["eps"]), chunk, past, items=rows, block=chunk)
+    how = {"width": width, "eps": attrs["eps"], "chunk": chunk, "past": past}
+    back = norm_rows_back.call(dy, x, w, dx, scratch, **how, items=rows, block=chunk)
     chunks = -(-rows // chunk)
-    return [back, add_rows.call(scratch, dw, chunks, width, items=width, block=portion(width, chunks, LANES))]
+    return [back, add_rows.call(scratch, dw, rows=chunks, width=width, items=width, block=portion(width, chunks, LANES))]

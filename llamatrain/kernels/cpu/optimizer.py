@@ -8,14 +8,17 @@ import math
 import numpy as np
 
 from llamatrain.kernels.cpu.binding import kernel
-from llamatrain.kernels.cpu.vector import LANES, load_to, portion, sqrt, store_to
-from llamatrain.machine.jit import Entry, f32, real
+from llamatrain.kernels.cpu.portions import portion
+from llamatrain.machine.entry import F32, Entry, Real, f32
+from llamatrain.machine.simd.memory import load_to, store_to
+from llamatrain.machine.simd.vector import LANES, sqrt
 
 
 @Entry
-def adamw_flat(lo, hi, thread, a):  # type: ignore[no-untyped-def]
-    w, m, v, g, schedule, factor = f32(a[0]), f32(a[1]), f32(a[2]), f32(a[3]), f32(a[4]), f32(a[5])[0]
-    beta1, beta2, eps, decay = real(a[6]), real(a[7]), real(a[8]), real(a[9])
+def adamw_flat(
+    lo, hi, thread, w: F32, m: F32, v: F32, g: F32, schedule: F32, factors: F32, beta1: Real, beta2: Real, eps: Real, decay: Real
+):
+    factor = factors[0]
     keep = np.float32(1 - schedule[0] * decay)
     step = np.float32(-schedule[0] / schedule[1])
     spread = np.float32(math.sqrt(schedule[2]))
@@ -31,42 +34,38 @@ def adamw_flat(lo, hi, thread, a):  # type: ignore[no-untyped-def]
 
 
 @Entry
-def sgd_flat(lo, hi, thread, a):  # type: ignore[no-untyped-def]
-    w, m, g, rate, factor = f32(a[0]), f32(a[1]), f32(a[2]), f32(a[3])[0], f32(a[4])[0]
-    momentum, keep = np.float32(real(a[5])), np.float32(1 - rate * real(a[6]))
+def sgd_flat(lo, hi, thread, w: F32, m: F32, g: F32, schedule: F32, factors: F32, momentum: Real, decay: Real):
+    rate, factor = schedule[0], factors[0]
+    carried, keep = np.float32(momentum), np.float32(1 - rate * decay)
     for i in range(lo, hi, LANES):
-        change = load_to(m, i, hi) * momentum + load_to(g, i, hi) * factor
+        change = load_to(m, i, hi) * carried + load_to(g, i, hi) * factor
         store_to(m, i, hi, change, 0)
         store_to(w, i, hi, load_to(w, i, hi) * keep - change * rate, 0)
 
 
 @kernel("opt_step_adamw")
-def opt_step_adamw(outs, ins, attrs, scratch, threads):  # type: ignore[no-untyped-def]
-    numbers = (float(attrs[name]) for name in ("beta1", "beta2", "eps", "decay"))
-    return [adamw_flat.call(*ins, *numbers, items=ins[0].size, block=portion(ins[0].size, 8, LANES))]
+def opt_step_adamw(outs, ins, attrs, scratch, threads):
+    numbers = {name: attrs[name] for name in ("beta1", "beta2", "eps", "decay")}
+    return [adamw_flat.call(*ins, **numbers, items=ins[0].size, block=portion(ins[0].size, 8, LANES))]
 
 
 @kernel("opt_step_sgd")
-def opt_step_sgd(outs, ins, attrs, scratch, threads):  # type: ignore[no-untyped-def]
-    return [
-        sgd_flat.call(
-            *ins, float(attrs["momentum"]), float(attrs["decay"]), items=ins[0].size, block=portion(ins[0].size, 8, LANES)
-        )
-    ]
+def opt_step_sgd(outs, ins, attrs, scratch, threads):
+    numbers = {name: attrs[name] for name in ("momentum", "decay")}
+    return [sgd_flat.call(*ins, **numbers, items=ins[0].size, block=portion(ins[0].size, 8, LANES))]
 
 
 @Entry
-def clip(lo, hi, thread, a):  # type: ignore[no-untyped-def]
+def clip(lo, hi, thread, factor: F32, norm: F32, limit: Real, count, *sums):
     """The norm of what `count` sums of squares belong to, and what it leaves of a gradient."""
-    factor, norm, limit, count = f32(a[0]), f32(a[1]), real(a[2]), a[3]
     squares = 0.0
     for i in range(count):
-        squares += f32(a[4 + i])[0]
+        squares += f32(sums[i])[0]
     found = math.sqrt(squares)
     norm[0] = found
     factor[0] = min(1.0, limit / (found + 1e-6)) if limit > 0 and found < math.inf else 1.0
 
 
 @kernel("clip_factor")
-def clip_factor(outs, ins, attrs, scratch, threads):  # type: ignore[no-untyped-def]
-    return [clip.call(*outs, float(attrs["limit"]), len(ins), *ins, items=1, block=1)]
+def clip_factor(outs, ins, attrs, scratch, threads):
+    return [clip.call(*outs, attrs["limit"], len(ins), *ins, items=1, block=1)]

@@ -14,7 +14,8 @@ from llamatrain.files.quants import kinds as K
 from llamatrain.files.quants.decoding import segment
 from llamatrain.kernels.cpu import tiles
 from llamatrain.kernels.cpu.microkernel import TILE
-from llamatrain.machine.jit import Brick, inline, u8
+from llamatrain.machine.entry import Brick, u8
+from llamatrain.machine.jit import inline
 
 LOW, LONG = 16, 512  # rows and columns of a slab where rows become panels
 HIGH, SHORT = 32, 256  # where columns do: both sides whole tiles and whole blocks
@@ -23,7 +24,7 @@ ALONG, ACROSS = np.int64(0), np.int64(1)  # typed, as a helper is compiled again
 
 
 @Brick
-def decode_run(kind, to, half, source, elements):  # type: ignore[no-untyped-def]
+def decode_run(kind, to, half, source, elements):
     segment(kind, u8(to), half, u8(source), elements)
 
 
@@ -31,13 +32,13 @@ decode_call = decode_run.call
 
 
 @inline
-def decode(kind, to, half, source, elements):  # type: ignore[no-untyped-def]
+def decode(kind, to, half, source, elements):
     """Whole blocks that lie behind each other, to bf16 (half = 1) or float32."""
     decode_call((kind, to, half, source, elements))
 
 
 @Brick
-def pack_slabs(mode, to, kind, raw, row_bytes, across, first, rows, start, columns, room):  # type: ignore[no-untyped-def]
+def pack_slabs(mode, to, kind, raw, row_bytes, across, first, rows, start, columns, room):
     block, size, depth = K.BLOCK[kind], K.SIZE[kind], tiles.tile_depth(mode)
     half, element = (0, 4) if mode == tiles.FLOAT32 else (1, 2)
     high, wide = (HIGH, SHORT) if across else (LOW, LONG)
@@ -61,5 +62,5 @@ slabs_call = pack_slabs.call
 
 
 @inline
-def pack_quantised(mode, to, kind, raw, row_bytes, across, first, rows, start, columns, room):  # type: ignore[no-untyped-def]
+def pack_quantised(mode, to, kind, raw, row_bytes, across, first, rows, start, columns, room):
     slabs_call((mode, to, kind, raw, row_bytes, across, first, rows, start, columns, room))

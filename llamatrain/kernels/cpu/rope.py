@@ -3,20 +3,22 @@
 import numpy as np
 
 from llamatrain.kernels.cpu.binding import kernel
-from llamatrain.kernels.cpu.vector import LANES, alternate, evens, load_to, odds, portion, splat, store_to, streams, swapped
-from llamatrain.machine.jit import Entry, f32, i32, inline, real
+from llamatrain.kernels.cpu.portions import portion, streams
+from llamatrain.machine.entry import F32, I32, Entry, Real
+from llamatrain.machine.jit import inline
+from llamatrain.machine.simd.memory import load_to, store_to
+from llamatrain.machine.simd.vector import LANES, alternate, evens, odds, splat, swapped
 
 
 @inline
-def turn(v, angle, way):  # type: ignore[no-untyped-def]
+def turn(v, angle, way):
     return v * evens(angle) + swapped(v) * alternate(odds(angle) * way)
 
 
 @Entry
-def rotate(lo, hi, thread, a):  # type: ignore[no-untyped-def]
+def rotate(lo, hi, thread, x: F32, positions: I32, table: F32, y: F32, heads, size, turned, sign: Real, past, count):
     """Tokens lo to hi; `turned` elements of each head turn, the rest pass through."""
-    x, positions, table, y = f32(a[0]), i32(a[1]), f32(a[2]), f32(a[3])
-    heads, size, turned, way, past, count = a[4], a[5], a[6], np.float32(real(a[7])), a[8], a[9]
+    way = np.float32(sign)
     for token in range(lo, hi):
         there = 0 <= positions[token] < count  # else it shows in the loss, and reads no foreign memory
         angles = positions[token] * turned if there else 0
@@ -30,21 +32,21 @@ def rotate(lo, hi, thread, a):  # type: ignore[no-untyped-def]
                 store_to(y, i, start + size, load_to(x, i, start + size), 0)
 
 
-def rope(outs, ins, way):  # type: ignore[no-untyped-def]
+def rope(outs, ins, sign):
     (y,), (x, positions, table) = outs, ins
     batch, length, heads, size = x.shape
     turned = 2 * table.shape[1]
     past = turned == size and streams(y, x)
-    words = (heads, size, turned, way, past, len(table))
+    shape = {"heads": heads, "size": size, "turned": turned, "count": len(table)}
     block = portion(batch * length, 4 * heads * size)
-    return [rotate.call(x, positions, table, y, *words, items=batch * length, block=block)]
+    return [rotate.call(x, positions, table, y, **shape, sign=sign, past=past, items=batch * length, block=block)]
 
 
 @kernel("rope")
-def rope_forth(outs, ins, attrs, scratch, threads):  # type: ignore[no-untyped-def]
+def rope_forth(outs, ins, attrs, scratch, threads):
     return rope(outs, ins, 1.0)
 
 
 @kernel("rope_back")
-def rope_back(outs, ins, attrs, scratch, threads):  # type: ignore[no-untyped-def]
+def rope_back(outs, ins, attrs, scratch, threads):
     return rope(outs, ins, -1.0)

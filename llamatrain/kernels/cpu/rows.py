@@ -6,15 +6,17 @@ import numpy as np
 
 from llamatrain.kernels.blocks import Blocks
 from llamatrain.kernels.cpu.binding import kernel
-from llamatrain.kernels.cpu.products import packs
+from llamatrain.kernels.cpu.operands import packs
+from llamatrain.kernels.cpu.portions import portion, streams
 from llamatrain.kernels.cpu.quantised import decode
-from llamatrain.kernels.cpu.vector import LANES, load_to, portion, splat, store_to, streams
-from llamatrain.machine.jit import Entry, f32, i32, u16
+from llamatrain.machine.entry import F32, I32, Entry, f32, u16
+from llamatrain.machine.simd.memory import load_to, store_to
+from llamatrain.machine.simd.vector import LANES, splat
 
 
 @Entry
-def take_rows(lo, hi, thread, a):  # type: ignore[no-untyped-def]
-    wide, half, ids, y, width, is_half, there = f32(a[0]), u16(a[0]), i32(a[1]), f32(a[2]), a[3], a[4], a[5]
+def take_rows(lo, hi, thread, w, ids: I32, y: F32, width, is_half, there):
+    wide, half = f32(w), u16(w)
     for row in range(lo, hi):
         source, start = ids[row] * width, row * width
         if not 0 <= ids[row] < there:  # shows in the loss, and reads no foreign memory
@@ -27,36 +29,32 @@ def take_rows(lo, hi, thread, a):  # type: ignore[no-untyped-def]
 
 
 @Entry
-def decode_taken(lo, hi, thread, a):  # type: ignore[no-untyped-def]
-    """a: kind, weight, bytes from row to row, ids, y, width, rows that are there"""
-    ids, y, width = i32(a[3]), f32(a[4]), a[5]
+def decode_taken(lo, hi, thread, kind, w, row_bytes, ids: I32, y, width, there):
     for row in range(lo, hi):
-        if 0 <= ids[row] < a[6]:
-            decode(a[0], a[4] + row * width * 4, 0, a[1] + ids[row] * a[2], width)
+        if 0 <= ids[row] < there:
+            decode(kind, y + row * width * 4, 0, w + ids[row] * row_bytes, width)
         else:
             for i in range(row * width, row * width + width, LANES):
-                store_to(y, i, row * width + width, splat(np.float32(np.nan)), 0)
+                store_to(f32(y), i, row * width + width, splat(np.float32(np.nan)), 0)
 
 
-def _floats(outs, ins, attrs) -> bool:  # type: ignore[no-untyped-def]
+def _floats(outs, ins, attrs) -> bool:
     return outs[0].dtype == np.float32 and packs(ins[0])
 
 
 @kernel("get_rows", takes=_floats)
-def get_rows(outs, ins, attrs, scratch, threads):  # type: ignore[no-untyped-def]
+def get_rows(outs, ins, attrs, scratch, threads):
     (w, ids), width = ins, ins[0].shape[1]
+    taking = {"ids": ids, "y": outs[0], "width": width, "there": w.shape[0]}
+    how = {"items": ids.size, "block": portion(ids.size, 2 * width)}
     if isinstance(w, Blocks):
-        words = (w.kind.number, w.raw, w.row_bytes, ids, outs[0], width, w.shape[0])
-        return [decode_taken.call(*words, items=ids.size, block=portion(ids.size, 2 * width))]
-    return [
-        take_rows.call(w, ids, outs[0], width, w.dtype == np.uint16, len(w), items=ids.size, block=portion(ids.size, 2 * width))
-    ]
+        return [decode_taken.call(w.kind.number, w.raw, w.row_bytes, **taking, **how)]
+    return [take_rows.call(w, is_half=w.dtype == np.uint16, **taking, **how)]
 
 
 @Entry
-def add_to_rows(lo, hi, thread, a):  # type: ignore[no-untyped-def]
+def add_to_rows(lo, hi, thread, dy: F32, ids: I32, out: F32, count, width, past):
     """Rows lo to hi of the result: zeros, and each row of dy with such a number added, in order."""
-    dy, ids, out, count, width, past = f32(a[0]), i32(a[1]), f32(a[2]), a[3], a[4], a[5]
     for i in range(lo * width, hi * width, LANES):
         store_to(out, i, hi * width, splat(0.0), past)
     for row in range(count):
@@ -68,24 +66,22 @@ def add_to_rows(lo, hi, thread, a):  # type: ignore[no-untyped-def]
 
 
 @kernel("get_rows_back")
-def get_rows_back(outs, ins, attrs, scratch, threads):  # type: ignore[no-untyped-def]
+def get_rows_back(outs, ins, attrs, scratch, threads):
     (dy, ids), (out,) = ins, outs
     rows, width = out.shape
     block = portion(rows, width)  # few and large: each looks at all numbers
-    return [add_to_rows.call(dy, ids, out, ids.size, width, streams(out), items=rows, block=block)]
+    return [add_to_rows.call(dy, ids, out, count=ids.size, width=width, past=streams(out), items=rows, block=block)]
 
 
 @Entry
-def copy_words(lo, hi, thread, a):  # type: ignore[no-untyped-def]
-    x, y, past = f32(a[0]), f32(a[1]), a[2]
+def copy_words(lo, hi, thread, x: F32, y: F32, past):
     for i in range(lo, hi, LANES):
         store_to(y, i, hi, load_to(x, i, hi), past)
 
 
 @Entry
-def put_rows(lo, hi, thread, a):  # type: ignore[no-untyped-def]
+def put_rows(lo, hi, thread, rows: F32, ids: I32, y: F32, count, width, there):
     """Columns lo to hi of all rows, in order: of two with one number the last stays."""
-    rows, ids, y, count, width, there = f32(a[0]), i32(a[1]), f32(a[2]), a[3], a[4], a[5]
     for row in range(count):
         if not 0 <= ids[row] < there:
             continue
@@ -94,17 +90,17 @@ def put_rows(lo, hi, thread, a):  # type: ignore[no-untyped-def]
             store_to(y, start + i, start + hi, load_to(rows, source + i, source + hi), 0)
 
 
-def _words(outs, ins, attrs) -> bool:  # type: ignore[no-untyped-def]
+def _words(outs, ins, attrs) -> bool:
     width = math.prod(ins[1].shape[1:]) * ins[1].dtype.itemsize
     return outs[0].dtype == ins[0].dtype == ins[1].dtype and width % 4 == 0 and width > 0
 
 
 @kernel("set_rows", takes=_words)
-def set_rows(outs, ins, attrs, scratch, threads):  # type: ignore[no-untyped-def]
+def set_rows(outs, ins, attrs, scratch, threads):
     (x, rows, ids), (y,) = ins, outs
     width = math.prod(rows.shape[1:]) * rows.itemsize // 4  # in words of 4 bytes, whatever they hold
     block = portion(width, ids.size, LANES)
-    put = put_rows.call(rows, ids, y, ids.size, width, len(y), items=width, block=block)
+    put = put_rows.call(rows, ids, y, count=ids.size, width=width, there=len(y), items=width, block=block)
     if x.ctypes.data == y.ctypes.data:
         return [put]
     return [copy_words.call(x, y, streams(y), items=x.nbytes // 4, block=portion(x.nbytes // 4, unit=LANES)), put]

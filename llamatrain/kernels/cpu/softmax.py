@@ -6,16 +6,19 @@ import numpy as np
 
 from llamatrain.kernels.cpu.binding import kernel
 from llamatrain.kernels.cpu.norm import dot
+from llamatrain.kernels.cpu.portions import portion
 from llamatrain.kernels.cpu.sums import add_up
-from llamatrain.kernels.cpu.vector import LANES, exp, larger, largest, load_to, otherwise, portion, splat, store_to, total, within
-from llamatrain.machine.jit import Entry, f32, f64, i32, inline
+from llamatrain.machine.entry import F32, F64, I32, Entry
+from llamatrain.machine.jit import inline
+from llamatrain.machine.simd.memory import load_to, store_to
+from llamatrain.machine.simd.vector import LANES, exp, larger, largest, otherwise, splat, total, within
 
 NOTHING = np.float32(-np.inf)
 ONE = np.float32(1)
 
 
 @inline
-def top_of(x, start, end):  # type: ignore[no-untyped-def]
+def top_of(x, start, end):
     """The largest of a row; what is not a number is passed over, and shows in the sum."""
     top = splat(NOTHING)
     for i in range(start, end, LANES):
@@ -24,7 +27,7 @@ def top_of(x, start, end):  # type: ignore[no-untyped-def]
 
 
 @inline
-def sum_of_exp(x, start, end, top):  # type: ignore[no-untyped-def]
+def sum_of_exp(x, start, end, top):
     so_far = splat(0.0)
     for i in range(start, end, LANES):
         so_far += within(exp(load_to(x, i, end) - top), i, start, end, np.float32(0))
@@ -32,7 +35,7 @@ def sum_of_exp(x, start, end, top):  # type: ignore[no-untyped-def]
 
 
 @inline
-def soft_max_row(x, y, start, end, factor):  # type: ignore[no-untyped-def]
+def soft_max_row(x, y, start, end, factor):
     """y = factor softmax(x)"""
     top, so_far = top_of(x, start, end), splat(0.0)
     for i in range(start, end, LANES):
@@ -45,15 +48,13 @@ def soft_max_row(x, y, start, end, factor):  # type: ignore[no-untyped-def]
 
 
 @Entry
-def soft_max_rows(lo, hi, thread, a):  # type: ignore[no-untyped-def]
-    x, y, width = f32(a[0]), f32(a[1]), a[2]
+def soft_max_rows(lo, hi, thread, x: F32, y: F32, width):
     for row in range(lo, hi):
         soft_max_row(x, y, row * width, (row + 1) * width, ONE)
 
 
 @Entry
-def soft_max_rows_back(lo, hi, thread, a):  # type: ignore[no-untyped-def]
-    dy, y, dx, width = f32(a[0]), f32(a[1]), f32(a[2]), a[3]
+def soft_max_rows_back(lo, hi, thread, dy: F32, y: F32, dx: F32, width):
     for row in range(lo, hi):
         start, end = row * width, (row + 1) * width
         shared = dot(dy, start, y, start, width)
@@ -62,13 +63,13 @@ def soft_max_rows_back(lo, hi, thread, a):  # type: ignore[no-untyped-def]
 
 
 @kernel("soft_max")
-def soft_max(outs, ins, attrs, scratch, threads):  # type: ignore[no-untyped-def]
+def soft_max(outs, ins, attrs, scratch, threads):
     (x,), width = ins, ins[0].shape[-1]
     return [soft_max_rows.call(x, outs[0], width, items=x.size // width, block=portion(x.size // width, 8 * width))]
 
 
 @kernel("soft_max_back")
-def soft_max_back(outs, ins, attrs, scratch, threads):  # type: ignore[no-untyped-def]
+def soft_max_back(outs, ins, attrs, scratch, threads):
     (dy, y), width = ins, ins[0].shape[-1]
     return [soft_max_rows_back.call(dy, y, outs[0], width, items=y.size // width, block=portion(y.size // width, 4 * width))]
 
@@ -77,8 +78,7 @@ def soft_max_back(outs, ins, attrs, scratch, threads):  # type: ignore[no-untype
 
 
 @Entry
-def entropy_of_ids(lo, hi, thread, a):  # type: ignore[no-untyped-def]
-    x, targets, weights, sums, width, block = f32(a[0]), i32(a[1]), f32(a[2]), f64(a[3]), a[4], a[5]
+def entropy_of_ids(lo, hi, thread, x: F32, targets: I32, weights: F32, sums: F64, width, rows):
     so_far = 0.0
     for row in range(lo, hi):
         if targets[row] >= 0:
@@ -87,13 +87,12 @@ def entropy_of_ids(lo, hi, thread, a):  # type: ignore[no-untyped-def]
             log_sum = top + math.log(sum_of_exp(x, start, start + width, top))
             chosen = x[start + targets[row]] if targets[row] < width else np.float32(np.nan)
             so_far += weights[row] * (log_sum - chosen)
-    sums[lo // block] = so_far
+    sums[lo // rows] = so_far
 
 
 @Entry
-def entropy_of_rows(lo, hi, thread, a):  # type: ignore[no-untyped-def]
+def entropy_of_rows(lo, hi, thread, x: F32, targets: F32, weights: F32, sums: F64, width, rows):
     """Targets that are rows of a distribution."""
-    x, targets, weights, sums, width, block = f32(a[0]), f32(a[1]), f32(a[2]), f64(a[3]), a[4], a[5]
     so_far = 0.0
     for row in range(lo, hi):
         start, end = row * width, (row + 1) * width
@@ -104,12 +103,11 @@ def entropy_of_rows(lo, hi, thread, a):  # type: ignore[no-untyped-def]
             share = load_to(targets, i, end)
             each += otherwise(share, splat(0.0), share * (log_sum - load_to(x, i, end)))  # nothing of an infinity is nothing
         so_far += weights[row] * total(each)
-    sums[lo // block] = so_far
+    sums[lo // rows] = so_far
 
 
 @Entry
-def entropy_of_ids_back(lo, hi, thread, a):  # type: ignore[no-untyped-def]
-    dloss, x, targets, weights, dx, width = f32(a[0]), f32(a[1]), i32(a[2]), f32(a[3]), f32(a[4]), a[5]
+def entropy_of_ids_back(lo, hi, thread, dloss: F32, x: F32, targets: I32, weights: F32, dx: F32, width):
     for row in range(lo, hi):
         start, end = row * width, (row + 1) * width
         if targets[row] >= 0:
@@ -123,8 +121,7 @@ def entropy_of_ids_back(lo, hi, thread, a):  # type: ignore[no-untyped-def]
 
 
 @Entry
-def entropy_of_rows_back(lo, hi, thread, a):  # type: ignore[no-untyped-def]
-    dloss, x, targets, weights, dx, width = f32(a[0]), f32(a[1]), f32(a[2]), f32(a[3]), f32(a[4]), a[5]
+def entropy_of_rows_back(lo, hi, thread, dloss: F32, x: F32, targets: F32, weights: F32, dx: F32, width):
     for row in range(lo, hi):
         start, end = row * width, (row + 1) * width
         factor, mass = dloss[0] * weights[row], splat(0.0)
@@ -135,25 +132,25 @@ def entropy_of_rows_back(lo, hi, thread, a):  # type: ignore[no-untyped-def]
             store_to(dx, i, end, load_to(dx, i, end) - load_to(targets, i, end) * factor, 0)
 
 
-def rows_of(logits) -> int:  # type: ignore[no-untyped-def]
+def rows_of(logits) -> int:
     return portion(logits.shape[0], 8 * logits.shape[1])
 
 
-def row_sums(outs, ins, attrs, threads):  # type: ignore[no-untyped-def]
+def row_sums(outs, ins, attrs, threads):
     return 8 * -(-ins[0].shape[0] // rows_of(ins[0]))
 
 
 @kernel("cross_entropy_loss", scratch=row_sums)
-def cross_entropy_loss(outs, ins, attrs, scratch, threads):  # type: ignore[no-untyped-def]
+def cross_entropy_loss(outs, ins, attrs, scratch, threads):
     logits, targets, weights = ins
     (rows, width), block = logits.shape, rows_of(logits)
     entry = entropy_of_ids if targets.dtype == np.int32 else entropy_of_rows
-    each = entry.call(logits, targets, weights, scratch, width, block, items=rows, block=block)
+    each = entry.call(logits, targets, weights, scratch, width=width, rows=block, items=rows, block=block)
     return [each, add_up.call(scratch, outs[0], -(-rows // block), 1.0, items=1, block=1)]
 
 
 @kernel("cross_entropy_loss_back")
-def cross_entropy_loss_back(outs, ins, attrs, scratch, threads):  # type: ignore[no-untyped-def]
+def cross_entropy_loss_back(outs, ins, attrs, scratch, threads):
     _, logits, targets, _ = ins
     entry = entropy_of_ids_back if targets.dtype == np.int32 else entropy_of_rows_back
     return [entry.call(*ins, outs[0], logits.shape[1], items=logits.shape[0], block=rows_of(logits))]

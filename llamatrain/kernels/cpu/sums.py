@@ -4,15 +4,16 @@ import numpy as np
 
 from llamatrain.kernels.cpu.binding import kernel
 from llamatrain.kernels.cpu.norm import dot
-from llamatrain.kernels.cpu.vector import LANES, load_to, portion, splat, total
-from llamatrain.machine.jit import Entry, f32, f64, real
+from llamatrain.kernels.cpu.portions import portion
+from llamatrain.machine.entry import F32, F64, Entry, Real
+from llamatrain.machine.simd.memory import load_to
+from llamatrain.machine.simd.vector import LANES, splat, total
 
 BLOCK = 8192
 
 
 @Entry
-def sum_blocks(lo, hi, thread, a):  # type: ignore[no-untyped-def]
-    x, sums, size = f32(a[0]), f64(a[1]), a[2]
+def sum_blocks(lo, hi, thread, x: F32, sums: F64, size):
     for block in range(lo, hi):
         start, end = block * BLOCK, min(size, (block + 1) * BLOCK)
         even, odd = splat(0.0), splat(0.0)
@@ -23,42 +24,40 @@ def sum_blocks(lo, hi, thread, a):  # type: ignore[no-untyped-def]
 
 
 @Entry
-def square_blocks(lo, hi, thread, a):  # type: ignore[no-untyped-def]
-    x, sums, size = f32(a[0]), f64(a[1]), a[2]
+def square_blocks(lo, hi, thread, x: F32, sums: F64, size):
     for block in range(lo, hi):
         sums[block] = dot(x, block * BLOCK, x, block * BLOCK, min(BLOCK, size - block * BLOCK))
 
 
 @Entry
-def add_up(lo, hi, thread, a):  # type: ignore[no-untyped-def]
+def add_up(lo, hi, thread, sums: F64, out: F32, count, factor: Real):
     """One number: the sum of the blocks' sums, times a factor."""
-    sums, out, count, factor = f64(a[0]), f32(a[1]), a[2], real(a[3])
     so_far = 0.0
     for i in range(count):
         so_far += sums[i]
     out[0] = np.float32(so_far * factor)
 
 
-def in_blocks(entry, x, out, scratch, factor=1.0):  # type: ignore[no-untyped-def]
+def in_blocks(entry, x, out, scratch, factor=1.0):
     blocks = -(-x.size // BLOCK)
     each = entry.call(x, scratch, x.size, items=blocks, block=portion(blocks, BLOCK))
     return [each, add_up.call(scratch, out, blocks, factor, items=1, block=1)]
 
 
-def block_sums(outs, ins, attrs, threads):  # type: ignore[no-untyped-def]
+def block_sums(outs, ins, attrs, threads):
     return 8 * -(-int(np.prod(ins[0].shape, dtype=np.int64)) // BLOCK)
 
 
 @kernel("sum", scratch=block_sums)
-def sum_all(outs, ins, attrs, scratch, threads):  # type: ignore[no-untyped-def]
+def sum_all(outs, ins, attrs, scratch, threads):
     return in_blocks(sum_blocks, ins[0], outs[0], scratch)
 
 
 @kernel("mean", scratch=block_sums)
-def mean(outs, ins, attrs, scratch, threads):  # type: ignore[no-untyped-def]
+def mean(outs, ins, attrs, scratch, threads):
     return in_blocks(sum_blocks, ins[0], outs[0], scratch, 1 / ins[0].size)
 
 
 @kernel("sum_sqr", scratch=block_sums)
-def sum_sqr(outs, ins, attrs, scratch, threads):  # type: ignore[no-untyped-def]
+def sum_sqr(outs, ins, attrs, scratch, threads):
     return in_blocks(square_blocks, ins[0], outs[0], scratch)

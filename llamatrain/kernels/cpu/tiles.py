@@ -18,9 +18,11 @@ All of them sum in float32. `mode_of("bf16")` is the best that this machine has.
 """
 
 from llamatrain.kernels.cpu import microkernel as micro
+from llamatrain.kernels.cpu import tile_rows
 from llamatrain.kernels.cpu.microkernel import NARROW_ROWS, ROW, TILE, WIDE_ROWS
 from llamatrain.machine import units
-from llamatrain.machine.jit import Brick, inline
+from llamatrain.machine.entry import Brick
+from llamatrain.machine.jit import inline
 
 FLOAT32, ROUNDED, PAIRS, TILES = range(4)
 SIDE = 32  # of the block of C that is finished at once
@@ -34,20 +36,20 @@ def mode_of(precision: str) -> int:
 
 
 @inline
-def tile_depth(mode):  # type: ignore[no-untyped-def]
+def tile_depth(mode):
     """Elements along k in a tile."""
     return 32 if mode >= PAIRS else 16
 
 
 @inline
-def panel_tiles(mode, k):  # type: ignore[no-untyped-def]
+def panel_tiles(mode, k):
     """At least one, so that a sum over nothing is zero."""
     depth = tile_depth(mode)
     return max(1, (k + depth - 1) // depth)
 
 
 @inline
-def panel_bytes(mode, count, k):  # type: ignore[no-untyped-def]
+def panel_bytes(mode, count, k):
     return (count + 15) // 16 * panel_tiles(mode, k) * TILE
 
 
@@ -61,44 +63,44 @@ def packed_bytes(mode: int, count: int, k: int) -> int:
 
 
 @inline
-def fill_tile(mode, to, source, half, across, pitch):  # type: ignore[no-untyped-def]
+def fill_tile(mode, to, source, half, across, pitch):
     """A whole tile, a row of words for each row of the source (or two of them); pitch: bytes between those."""
     if (mode == FLOAT32 and not half) or (mode >= PAIRS and half and not across):
         for i in range(16):
-            micro.copy(to + i * ROW, source + i * pitch, 0)
+            tile_rows.copy(to + i * ROW, source + i * pitch, 0)
     elif mode < PAIRS and half:
         for i in range(16):
-            micro.widen(to + i * ROW, source + i * pitch, 0)
+            tile_rows.widen(to + i * ROW, source + i * pitch, 0)
     elif mode < PAIRS:
         for i in range(16):
-            micro.round_floats(to + i * ROW, source + i * pitch, 0)
+            tile_rows.round_floats(to + i * ROW, source + i * pitch, 0)
     elif not across:
         for i in range(16):
-            micro.narrow(to + i * ROW, source + i * pitch, 0)
+            tile_rows.narrow(to + i * ROW, source + i * pitch, 0)
     elif half:
         for i in range(16):
-            micro.pair_up(to + i * ROW, source + 2 * i * pitch, source + (2 * i + 1) * pitch)
+            tile_rows.pair_up(to + i * ROW, source + 2 * i * pitch, source + (2 * i + 1) * pitch)
     else:
         for i in range(16):
-            micro.pair(to + i * ROW, source + 2 * i * pitch, source + (2 * i + 1) * pitch)
+            tile_rows.pair(to + i * ROW, source + 2 * i * pitch, source + (2 * i + 1) * pitch)
 
 
 @inline
-def fill_edge(mode, to, source, half, across, pitch, rows, columns):  # type: ignore[no-untyped-def]
+def fill_edge(mode, to, source, half, across, pitch, rows, columns):
     """A tile at the source's edge: rows x columns of its elements are there, the rest is zero."""
     whole, size = micro.room(), 2 if half else 4
     for i in range(32 if across else 16):
         # loads of nothing have an address, too: one without a page costs microseconds
         line, there = (source + i * pitch, columns) if i < rows else (source, 0)
         if half:
-            micro.some_halves(whole + i * 64, line, there)
+            tile_rows.some_halves(whole + i * 64, line, there)
         else:
-            micro.some_floats(whole + i * 128, line, there)
+            tile_rows.some_floats(whole + i * 128, line, there)
     fill_tile(mode, to, whole, half, across, 32 * size)
 
 
 @Brick
-def pack_tiles(mode, to, source, half, across, turned, stride, count, k):  # type: ignore[no-untyped-def]
+def pack_tiles(mode, to, source, half, across, turned, stride, count, k):
     size, depth = 2 if half else 4, tile_depth(mode)
     panels, tiles = (count + 15) // 16, panel_tiles(mode, k)
     pitch = stride * size
@@ -117,24 +119,24 @@ def pack_tiles(mode, to, source, half, across, turned, stride, count, k):  # typ
         else:
             fill_edge(mode, target, start, half, across, pitch, items, deep)
         if turned:
-            micro.turn_tile(target)
+            tile_rows.turn_tile(target)
 
 
 pack_call = pack_tiles.call
 
 
 @inline
-def pack(mode, to, source, half, across, turned, stride, count, k):  # type: ignore[no-untyped-def]
+def pack(mode, to, source, half, across, turned, stride, count, k):
     pack_call((mode, to, source, half, across, turned, stride, count, k))
 
 
 @inline
-def pack_a(mode, to, source, half, across, stride, m, k):  # type: ignore[no-untyped-def]
+def pack_a(mode, to, source, half, across, stride, m, k):
     pack(mode, to, source, half, across, across, stride, m, k)
 
 
 @inline
-def pack_b(mode, to, source, half, across, stride, n, k):  # type: ignore[no-untyped-def]
+def pack_b(mode, to, source, half, across, stride, n, k):
     pack(mode, to, source, half, across, 1 - across, stride, n, k)
 
 
@@ -142,26 +144,26 @@ def pack_b(mode, to, source, half, across, stride, n, k):  # type: ignore[no-unt
 
 
 @inline
-def begin(mode):  # type: ignore[no-untyped-def]
+def begin(mode):
     if mode == TILES:
         micro.tiles_on()
 
 
 @inline
-def end(mode):  # type: ignore[no-untyped-def]
+def end(mode):
     if mode == TILES:
         micro.tiles_off()
 
 
 @inline
-def settle(space, c, ldc, rows, columns, accumulate):  # type: ignore[no-untyped-def]
+def settle(space, c, ldc, rows, columns, accumulate):
     """Bring a part of a finished 32 x 32 block to C."""
     for i in range(rows):
         micro.settle(c + i * ldc * 4, space + i * SIDE * 4, columns, accumulate)
 
 
 @inline
-def by_tiles(c, ldc, a, b, panel, m, n, words, accumulate):  # type: ignore[no-untyped-def]
+def by_tiles(c, ldc, a, b, panel, m, n, words, accumulate):
     a_panel, b_panel = panel if m > 16 else 0, panel if n > 16 else 0
     if m >= SIDE and n >= SIDE:
         micro.tiles(c, ldc * 4, a, a_panel, b, b_panel, words, accumulate)
@@ -172,7 +174,7 @@ def by_tiles(c, ldc, a, b, panel, m, n, words, accumulate):  # type: ignore[no-u
 
 
 @inline
-def by_vectors(mode, c, ldc, a, b, panel, m, n, words, accumulate):  # type: ignore[no-untyped-def]
+def by_vectors(mode, c, ldc, a, b, panel, m, n, words, accumulate):
     wide, space = n > 16, micro.room()
     columns, high = (SIDE, WIDE_ROWS) if wide else (16, NARROW_ROWS)
     for i in range(0, min(m, SIDE), high):
@@ -192,7 +194,7 @@ def by_vectors(mode, c, ldc, a, b, panel, m, n, words, accumulate):  # type: ign
 
 
 @Brick
-def multiply_tiles(mode, c, ldc, a, b, m, n, k, accumulate, by_rows):  # type: ignore[no-untyped-def]
+def multiply_tiles(mode, c, ldc, a, b, m, n, k, accumulate, by_rows):
     panel = panel_bytes(mode, 16, k)
     words = (k + 1) // 2 if mode >= PAIRS else k
     down, along = (m + SIDE - 1) // SIDE, (n + SIDE - 1) // SIDE
@@ -209,5 +211,5 @@ multiply_call = multiply_tiles.call
 
 
 @inline
-def multiply(mode, c, ldc, a, b, m, n, k, accumulate, by_rows):  # type: ignore[no-untyped-def]
+def multiply(mode, c, ldc, a, b, m, n, k, accumulate, by_rows):
     multiply_call((mode, c, ldc, a, b, m, n, k, accumulate, by_rows))

@@ -1,0 +1,135 @@
+"""Attention, back: the scores are made again from the log of their sums.
+
+p = exp(scores - lse), dp = dout vᵀ, ds = p (dp - sum of dout out) scale; dq = ds k, dk = dsᵀ q, dv = pᵀ dout
+"""
+
+import numpy as np
+
+from llamatrain.kernels.cpu import tiles
+from llamatrain.kernels.cpu.attention_blocks import (
+    ACROSS,
+    ALONG,
+    ANEW,
+    BY_ROWS,
+    MORE,
+    RANGES,
+    SIDE,
+    STATE,
+    TOGETHER,
+    ZERO,
+    clear_rows,
+    fill_range,
+    place_of,
+    put,
+    query_block,
+    source_of,
+    visible,
+)
+from llamatrain.kernels.cpu.attention_words import Forward, Gradients, Heads
+from llamatrain.kernels.cpu.norm import dot
+from llamatrain.kernels.cpu.tiles import multiply, pack_a, pack_b, panel_bytes, panel_tiles, tile_depth
+from llamatrain.machine.entry import Entry, f32, i32, u16
+from llamatrain.machine.jit import inline
+from llamatrain.machine.simd.memory import load, store
+from llamatrain.machine.simd.vector import LANES, exp
+
+
+@inline
+def soften_back(mode, scores, slopes, to, rows, count, key, state, lse, line, scale):
+    """Scores to p, dp to ds, in place; ds packed, too."""
+    ranges, deltas, across = i32(state), f32(state + RANGES), panel_tiles(mode, count)
+    filled = across * tile_depth(mode)
+    for row in range(rows):
+        at, first, end = row * SIDE, ranges[2 * row] - key, min(ranges[2 * row + 1] - key, count)
+        whole, base, delta = first <= 0 and end >= filled, lse[line + row], deltas[row]
+        for j in range(0, filled, LANES):
+            p = visible(exp(load(scores, at + j) * scale - base), j, first, end, whole, ZERO)
+            ds = visible(p * (load(slopes, at + j) - delta) * scale, j, first, end, whole, ZERO)
+            store(scores, at + j, p)
+            store(slopes, at + j, ds)
+            put(mode, to, row, j, across, ds)
+
+
+@inline
+def clear_gradients(shape, to, batch, kv):
+    size, group = shape.size, shape.heads // shape.groups
+    for x in (to.dk, to.dv):
+        clear_rows(f32(x), source_of(shape, batch, 0, kv), shape.keys, shape.groups * size, size)
+    clear_rows(f32(to.dq), place_of(shape, batch, 0, kv * group), shape.length, shape.heads * size, group * size)
+
+
+@inline
+def pack_queries(shape, given, out_half, to, place, rows, state):
+    """q and dout, each as a left operand and across as a right one; for each query the sum of dout out."""
+    mode, size, half, pitch, deltas = shape.mode, shape.size, shape.half, shape.heads * shape.size, f32(state + RANGES)
+    panel, panel_across = panel_bytes(mode, SIDE, size), panel_bytes(mode, size, SIDE)
+    q, dout, wide = given.q + place * (2 if half else 4), given.dout + 4 * place, f32(given.dout)
+    pack_a(mode, to, q, half, ALONG, pitch, rows, size)
+    pack_b(mode, to + panel, q, half, ACROSS, pitch, size, rows)
+    pack_a(mode, to + panel + panel_across, dout, ANEW, ALONG, pitch, rows, size)
+    pack_b(mode, to + 2 * panel + panel_across, dout, ANEW, ACROSS, pitch, size, rows)
+    for row in range(rows):
+        line = place + row * pitch
+        out_row = dot(wide, line, u16(given.out), line, size) if out_half else dot(wide, line, f32(given.out), line, size)
+        deltas[row] = out_row
+
+
+@inline
+def pack_keys(shape, given, to, source, across):
+    """k and v as right operands, and k across."""
+    mode, size, half = shape.mode, shape.size, shape.half
+    panel, wide, pitch = panel_bytes(mode, SIDE, size), 2 if half else 4, shape.groups * size
+    pack_b(mode, to, given.k + source * wide, half, ALONG, pitch, across, size)
+    pack_b(mode, to + panel, given.v + source * wide, half, ALONG, pitch, across, size)
+    pack_b(mode, to + 2 * panel, given.k + source * wide, half, ACROSS, pitch, size, across)
+
+
+@inline
+def block_back(shape, lse, to, work, packed_q, packed_k, place, source, line, rows, across, key, state):
+    """What one block of queries and one of keys give to the gradients."""
+    mode, heads, groups, size, scale = shape.mode, shape.heads, shape.groups, shape.size, np.float32(shape.scale)
+    panel, panel_across, square = panel_bytes(mode, SIDE, size), panel_bytes(mode, size, SIDE), panel_bytes(mode, SIDE, SIDE)
+    scores, slopes, packed_ds, turned = work, work + 4 * SIDE * SIDE, work + 8 * SIDE * SIDE, work + 8 * SIDE * SIDE + square
+    q_across, dout, dout_across = packed_q + panel, packed_q + panel + panel_across, packed_q + 2 * panel + panel_across
+    multiply(mode, scores, SIDE, packed_q, packed_k, rows, across, size, ANEW, BY_ROWS)
+    multiply(mode, slopes, SIDE, dout, packed_k + panel, rows, across, size, ANEW, BY_ROWS)
+    soften_back(mode, f32(scores), f32(slopes), packed_ds, rows, across, key, state, lse, line, scale)
+    multiply(mode, to.dq + 4 * place, heads * size, packed_ds, packed_k + 2 * panel, rows, size, across, MORE, BY_ROWS)
+    pack_a(mode, turned, scores, ANEW, ACROSS, SIDE, across, rows)
+    multiply(mode, to.dv + 4 * source, groups * size, turned, dout_across, across, size, rows, MORE, BY_ROWS)
+    pack_a(mode, turned, slopes, ANEW, ACROSS, SIDE, across, rows)
+    multiply(mode, to.dk + 4 * source, groups * size, turned, q_across, across, size, rows, MORE, BY_ROWS)
+
+
+@Entry
+def attend_back(lo, hi, thread, given: Forward, starts, lasts, to: Gradients, scratch, thread_bytes, shape: Heads, out_half):
+    """A job: one head of keys, with all heads of queries that read it."""
+    length, keys, heads, groups, size, mode = shape.length, shape.keys, shape.heads, shape.groups, shape.size, shape.mode
+    group = heads // groups
+    blocks = (length + SIDE - 1) // SIDE * group
+    panel, panel_across = panel_bytes(mode, SIDE, size), panel_bytes(mode, size, SIDE)
+    packed_q = scratch + thread * thread_bytes
+    packed_k, k_bytes = packed_q + 2 * (panel + panel_across), 2 * panel + panel_across
+    state = packed_k + TOGETHER * k_bytes
+    work = state + STATE
+    tiles.begin(mode)
+    for item in range(lo, hi):
+        batch, kv = item // groups, item % groups
+        clear_gradients(shape, to, batch, kv)
+        for first in range(0, keys, TOGETHER * SIDE):
+            last = min(keys, first + TOGETHER * SIDE)
+            for key in range(first, last, SIDE):
+                source, packed = source_of(shape, batch, key, kv), packed_k + (key - first) // SIDE * k_bytes
+                pack_keys(shape, given, packed, source, min(SIDE, keys - key))
+            for u in range(blocks):
+                head, query, rows = query_block(u, kv, length, group)
+                place, line = place_of(shape, batch, query, head), (batch * heads + head) * length + query
+                fill_range(i32(state), i32(starts), i32(lasts), lasts != 0, batch, query, rows, length, keys)
+                low, high = i32(state)[2 * SIDE], min(last, i32(state)[2 * SIDE + 1])
+                if low < high and high > first:
+                    pack_queries(shape, given, out_half, packed_q, place, rows, state)
+                for key in range(max(first, low // SIDE * SIDE), high, SIDE):
+                    source, k = source_of(shape, batch, key, kv), packed_k + (key - first) // SIDE * k_bytes
+                    across = min(SIDE, keys - key)
+                    block_back(shape, given.lse, to, work, packed_q, k, place, source, line, rows, across, key, state)
+    tiles.end(mode)

@@ -1,0 +1,111 @@
+"""Rows of tiles (`kernels/cpu/microkernel.py`) from 16 or 32 elements, in LLVM's own words, and a tile's transpose."""
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from llamatrain.kernels.cpu.microkernel import FLOATS, INTS, ROW, plus
+from llamatrain.machine.simd import lowering as W
+from llamatrain.machine.simd.lowering import FLOAT, SHORT, load, store
+
+SHORTS = ir.VectorType(SHORT, 16)
+Emit = Callable[[Any, Any, Any, Any], None]
+
+
+def copy_row(builder: Any, to: Any, source: Any, second: Any) -> None:
+    store(builder, load(builder, source, INTS, 2), to, 64)
+
+
+def round_row(builder: Any, to: Any, source: Any, second: Any) -> None:
+    store(builder, W.upper_half(builder, W.rounded(builder, load(builder, source, FLOATS, 4))), to, 64)
+
+
+def widen_row(builder: Any, to: Any, source: Any, second: Any) -> None:
+    store(builder, W.raised(builder, load(builder, source, SHORTS, 2)), to, 64)
+
+
+def narrow_row(builder: Any, to: Any, source: Any, second: Any) -> None:
+    """32 float32 along k to 16 pairs."""
+    for part in range(2):
+        halves = W.to_bf16(builder, load(builder, plus(builder, source, ROW * part), FLOATS, 4))
+        store(builder, halves, plus(builder, to, ROW // 2 * part), 32)
+
+
+def pair_floats(builder: Any, to: Any, source: Any, second: Any) -> None:
+    """16 float32 and the 16 that follow them along k, a row further."""
+    low, high = (W.rounded(builder, load(builder, address, FLOATS, 4)) for address in (source, second))
+    store(builder, builder.or_(W.lower_half(builder, low), W.upper_half(builder, high)), to, 64)
+
+
+def pair_halves(builder: Any, to: Any, source: Any, second: Any) -> None:
+    low, high = (load(builder, address, SHORTS, 2) for address in (source, second))
+    store(builder, builder.or_(builder.zext(low, INTS), W.raised(builder, high)), to, 64)
+
+
+def part(element: Any) -> Emit:
+    """A row of 32 elements of which only some are there to be read; zeros for the rest."""
+    kind, size = ir.VectorType(element, 32), 2 if element == SHORT else 4
+
+    def emit(builder: Any, to: Any, source: Any, count: Any) -> None:
+        store(builder, W.masked_load(builder, source, kind, size, W.first_lanes(builder, count, 32)), to, 64)
+
+    return emit
+
+
+# ---- a tile's transpose ------------------------------------------------------------------------
+
+# Which words of two vectors (0 to 15, 16 to 31) make a new one, in quarters of four words.
+INTERLEAVED = [[4 * lane + w for lane in range(4) for w in words] for words in ((0, 16, 1, 17), (2, 18, 3, 19))]
+BY_TWO = [[4 * lane + w for lane in range(4) for w in words] for words in ((0, 1, 16, 17), (2, 3, 18, 19))]
+QUARTER = [[4 * lane + w for lane in lanes for w in range(4)] for lanes in ((0, 2, 4, 6), (1, 3, 5, 7))]
+
+
+def turn(builder: Any, tile: Any) -> None:
+    """Transpose a tile where it stands: its 4 x 4 blocks of words, then the blocks."""
+
+    def mix(low: Any, high: Any, picks: list[int]) -> Any:
+        return builder.shuffle_vector(low, high, ir.Constant(INTS, picks))
+
+    rows = [load(builder, plus(builder, tile, ROW * i), INTS, 64) for i in range(16)]
+    for first in range(0, 16, 4):
+        upper, lower = ([mix(rows[i], rows[i + 1], picks) for picks in INTERLEAVED] for i in (first, first + 2))
+        rows[first : first + 4] = [mix(upper[i], lower[i], picks) for i in range(2) for picks in BY_TWO]
+    for first in range(4):
+        upper, lower = ([mix(rows[i], rows[i + 4], picks) for picks in QUARTER] for i in (first, first + 8))
+        rows[first::4] = [mix(upper[i], lower[i], picks) for picks in QUARTER for i in range(2)]
+    for i, row in enumerate(rows):
+        store(builder, row, plus(builder, tile, ROW * i), 64)
+
+
+# ---- as Numba calls them: addresses and distances are integers, in bytes ------------------------
+
+
+def row(emit: Emit) -> Any:
+    """`(to, source, second or count)`"""
+
+    @intrinsic
+    def call(context: Any, to: Any, source: Any, second: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            emit(builder, *values)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 3), generate
+
+    return call
+
+
+copy, round_floats, widen, narrow = row(copy_row), row(round_row), row(widen_row), row(narrow_row)
+pair, pair_up = row(pair_floats), row(pair_halves)
+some_floats, some_halves = row(part(FLOAT)), row(part(SHORT))
+
+
+@intrinsic
+def turn_tile(context: Any, tile: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        turn(builder, values[0])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate

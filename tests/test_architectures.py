@@ -1,0 +1,198 @@
+"""An architecture is one file: found by its name, read, begun, trained, decoded and adapted by what its table says."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llamatrain.adapters.adapter import check
+from llamatrain.engine.program import Program
+from llamatrain.errors import FileError, UsageError
+from llamatrain.files.reader import open_gguf
+from llamatrain.graph.autodiff import value_and_gradients
+from llamatrain.graph.tensor import F64, placeholder
+from llamatrain.model import architectures
+from llamatrain.model.architectures import find, supported
+from llamatrain.model.forward import paired
+from llamatrain.model.hyperparameters import Hyperparameters, read
+from llamatrain.model.initial import fill
+from llamatrain.model.targets import linear, matching
+from llamatrain.model.transformer import parameters, rope_state, training
+from llamatrain.recipe.sources import fingerprint
+from llamatrain.sample.decoder import Decoder
+from tests.adapter_files import adapter
+from tests.small_models import LLAMA, Arrays, small, tokens, weights, written
+
+# A llama with a bias behind queries and behind what goes down, whose heads turn in halves, and with a number of its own.
+MADE = """
+from dataclasses import replace
+
+from llamatrain.model.architecture import Key, WeightKind
+from llamatrain.model.architectures.llama import ARCHITECTURE as LLAMA
+
+BIASES = {
+    "blk.{}.attn_q.bias": WeightKind(role="bias", shape=lambda h: (h.width,), module="model.layers.{}.self_attn.q_proj"),
+    "blk.{}.ffn_down.bias": WeightKind(role="bias", shape=lambda h: (h.embd,), module="model.layers.{}.mlp.down_proj"),
+}
+ARCHITECTURE = replace(
+    LLAMA,
+    name="made-here",
+    keys={**LLAMA.keys, "softness": Key("softness", float, 0.25)},
+    weights={**LLAMA.weights, **BIASES},
+    rotation="halves",
+)
+"""
+BIAS = "blk.0.attn_q.bias"
+
+
+@pytest.fixture
+def h(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hyperparameters:
+    folder = tmp_path / "architectures"
+    folder.mkdir()
+    (folder / "made_here.py").write_text(MADE)
+    monkeypatch.setattr(architectures, "__path__", [*architectures.__path__, str(folder)])
+    return small(architecture=find("made-here"), own={"softness": 0.5})
+
+
+def test_a_file_more_is_an_architecture_more(h: Hyperparameters, tmp_path: Path) -> None:
+    assert supported() == sorted([*supported()]) and {"llama", "made-here"} <= {*supported()}
+    arrays = weights(h)
+    assert [name for name in arrays if name.endswith("bias")] == [
+        f"blk.{layer}.{name}.bias" for layer in (0, 1) for name in ("attn_q", "ffn_down")
+    ]
+    path = written(tmp_path / "m.gguf", h, arrays)
+    gguf = open_gguf(path)
+    assert gguf.value("made-here.softness", float) == 0.5
+    assert read(gguf) == h
+    assert h.describe().startswith("made-here, 2 layers")
+    del gguf.metadata.typed["made-here.softness"]
+    assert read(gguf).own == {"softness": 0.25}
+    with pytest.raises(FileError, match=r"m\.gguf: blk\.0\.attn_q\.bias is missing"):
+        read(open_gguf(written(path, h, {name: array for name, array in arrays.items() if name != BIAS})))
+
+
+def test_bases_are_known_again(h: Hyperparameters, tmp_path: Path) -> None:
+    """Also by checkpoints of older versions: they keep what is made of the repr of a llama's numbers."""
+    assert repr(small()) == (
+        "Hyperparameters(vocab=258, embd=64, layers=2, heads=4, kv_heads=2, ff=96, ctx=64, head_size=16, rope=Rope(size=16, "
+        "base=10000.0, kind='none', factor=1.0, original_ctx=0, length=1.0), rms_eps=9.999999747378752e-06, tied=False)"
+    )
+    softer = replace(h, own={"softness": 0.125})
+    files = [open_gguf(written(tmp_path / f"{each.own['softness']}.gguf", each, weights(h))) for each in (h, softer)]
+    assert len({fingerprint(file) for file in files}) == 2
+
+
+@pytest.mark.parametrize("name", ["gpt2", "", "../llama", "__init__", "llama.py", "x" * 1000])
+def test_what_is_none(name: str) -> None:
+    with pytest.raises(UsageError, match=r"^the architecture '.*' is not supported; .*llama.* (is|are)$") as failure:
+        find(name)
+    assert len(str(failure.value)) < 200
+
+
+def test_first_values(h: Hyperparameters) -> None:
+    """Biases begin at nothing and norms at one; what has the same name and seed begins the same."""
+    made: Arrays = {name: np.full(shape, np.nan, np.float32) for name, shape in h.shapes.items()}
+    fill(h, 3, made)
+    plain = {name: np.empty(shape, np.float32) for name, shape in small().shapes.items()}
+    fill(small(), 3, plain)
+    for name, array in made.items():
+        role = h.kind(name).role
+        if role in ("bias", "norm"):
+            assert (array == (role == "norm")).all()
+        else:
+            assert np.array_equal(array, plain[name])
+    assert np.isclose(made["blk.0.ffn_down.weight"].std() * 2, made["blk.0.ffn_up.weight"].std() * (64 / 96) ** 0.5, rtol=0.05)
+
+
+# ---- adapters --------------------------------------------------------------
+
+
+def test_targets(h: Hyperparameters) -> None:
+    assert linear(h) == linear(small())
+    assert matching("attn_q", h) == {"blk.0.attn_q.weight", "blk.1.attn_q.weight"}
+    assert matching("blk.1.attn_q.weight", h) == matching("blk.1-1.attn_q", h) == {"blk.1.attn_q.weight"}
+    assert matching("output", h) == {"output.weight"}
+    for target, told in (
+        ("blk.2.attn_q", "^blk.2.attn_q: the model has the blocks 0 to 1$"),
+        ("blk.0.output", "^blk.0.output: the model has no such weight$"),
+        ("attn_q.bias", "^attn_q.bias: no such weight; there are attn_q"),
+        ("ffn_norm", "^ffn_norm: norms take no adapter; attn_q, .*ffn_down, token_embd, output do$"),
+        ("atn_q", "^atn_q: no such weight; there are attn_q, "),
+    ):
+        with pytest.raises(UsageError, match=told):
+            matching(target, h)
+    with pytest.raises(UsageError, match=r"^output: the model's embeddings are tied"):
+        matching("output", replace(h, tied=True))
+
+
+def test_adapters(h: Hyperparameters) -> None:
+    made = replace(adapter(h, linear(h)), architecture=h.architecture)
+    check(made, h, "base")
+    with pytest.raises(FileError, match=f"a pair for the bias {BIAS}: biases take no adapter"):
+        check(replace(adapter(h, [BIAS]), architecture=h.architecture), h, "base")
+    with pytest.raises(FileError, match="an adapter for the architecture 'made-here'; base is a llama"):
+        check(made, small(), "base")
+
+
+def test_names_of_hugging_face(h: Hyperparameters) -> None:
+    for name in h.shapes:
+        module = h.architecture.module_of(name)
+        assert (module is None) == (h.kind(name).role in ("norm", "bias"))
+        assert module is None or h.architecture.weight_of(module) == name
+    assert LLAMA.weight_of("model.layers.11.mlp.down_proj") == "blk.11.ffn_down.weight"
+    for module in ("layers.{}.mlp.down_proj", "layers.01.mlp.down_proj", "layers.0.input_layernorm", "lm_head"):
+        assert LLAMA.weight_of(f"model.{module}") is None
+    for name in ("blk.{}.attn_q.weight", "blk.00.attn_q.weight", "blk.1.attn_q", "blk.1.blk.1.attn_q.weight"):
+        assert LLAMA.kind(name) is None and LLAMA.module_of(name) is None
+
+
+# ---- graphs ----------------------------------------------------------------
+
+
+def loss_of(h: Hyperparameters, arrays: Arrays, length: int) -> tuple[float, Arrays]:
+    leaves, table = parameters(h, F64), rope_state(h, length, F64)
+    made = training(h, leaves, 1, length, table)
+    loss, grads = value_and_gradients(made.loss, list(leaves.values()))
+    memory = {leaves[name]: array for name, array in arrays.items()} | {table: h.rope.table(length).astype(np.float64)}
+    program, ids = Program.of([loss, *grads], memory, kernels="reference"), np.array(tokens(length + 1))
+    given = {"tokens": ids[:-1], "positions": np.arange(length), "starts": 0, "targets": ids[1:], "weights": 1}
+    for name, values in given.items():
+        program[made.inputs[name]][...] = values
+    program()
+    return float(program[loss]), {name: program[grad].copy() for name, grad in zip(leaves, grads, strict=True)}
+
+
+@pytest.mark.parametrize("name", [BIAS, "blk.1.ffn_down.bias", "blk.0.attn_k.weight"])
+def test_gradients(h: Hyperparameters, name: str) -> None:
+    arrays = {key: array.astype(np.float64) for key, array in weights(h).items()}
+    _, grads = loss_of(h, arrays, 7)
+    way, step = np.random.default_rng(2).standard_normal(arrays[name].shape), 1e-5
+    ahead, behind = (loss_of(h, arrays | {name: arrays[name] + sign * step * way}, 7)[0] for sign in (1, -1))
+    assert np.vdot(grads[name], way) == pytest.approx((ahead - behind) / (2 * step), rel=1e-5)
+
+
+def test_decoding_goes_on_from_its_cache(h: Hyperparameters) -> None:
+    arrays, ids = weights(h), tokens(20)
+    whole = Decoder(h, arrays, ctx=32).feed(ids).copy()
+    parts = Decoder(h, arrays, ctx=32)
+    for token in ids:
+        last = parts.feed([token])
+    np.testing.assert_allclose(last, whole, rtol=0, atol=1e-4)
+    without = Decoder(h, arrays | {BIAS: np.zeros_like(arrays[BIAS])}, ctx=32).feed(ids)
+    pairs = Decoder(replace(h, architecture=replace(h.architecture, rotation="pairs")), arrays, ctx=32).feed(ids)
+    assert np.abs(without - whole).max() > 0.1 and np.abs(pairs - whole).max() > 0.1
+
+
+@pytest.mark.parametrize("turned", [16, 8])
+def test_halves(turned: int) -> None:
+    """Element i of the first `turned` turns with i + turned/2: put together, they are neighbours, and the rest stays."""
+    x = placeholder("x", (2, 3, 2, 16))
+    out = paired(x, turned)
+    program = Program.of([out], {}, kernels="reference")
+    values = np.random.default_rng(1).standard_normal(x.shape).astype(np.float32)
+    program[x][...] = values
+    program()
+    half = turned // 2
+    order = [place for i in range(half) for place in (i, i + half)] + [*range(turned, 16)]
+    np.testing.assert_array_equal(program[out], values[..., order])
