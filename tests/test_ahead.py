@@ -38,7 +38,7 @@ y = matmul(x, w)
 program = Program.of([y], {x: np.full((4, 3), 2, np.float32), w: np.ones((2, 3), np.float32)})
 program()
 entries = [call.entry for run in program.runs for call in run.calls]
-print(program[y].sum(), sum(entry.compiled.cache_hits for entry in entries), len(entries))
+print(program.read(y).sum(), sum(entry.compiled.cache_hits for entry in entries), len(entries))
 """
 T = TypeVar("T")
 
