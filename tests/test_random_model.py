@@ -13,7 +13,7 @@ SCRIPT = Path(__file__).resolve().parent.parent / "scripts" / "random_model.py"
 
 def made(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
     monkeypatch.setattr(sys, "argv", [str(SCRIPT), *map(str, arguments)])
-    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "path", [str(SCRIPT.parent), *sys.path])  # as Python does
     runpy.run_path(str(SCRIPT), run_name="__main__")
 
 
