@@ -88,6 +88,13 @@ def test_for_people(tmp_path: Path) -> None:
     assert all(word in said for word in ("weights", "gradients", "moments", "total", "MB")), said
 
 
+def test_the_graph_is_printed(tmp_path: Path) -> None:
+    plan = "plan", "from-scratch", text_file(tmp_path), *SHAPE
+    text, dot = (ran(*plan, "--graph", kind).out for kind in ("text", "dot"))
+    assert "parameter token_embd.weight: f32[" in text and "= linear_cross_entropy_back(" in text
+    assert dot.startswith("digraph {") and '"token_embd.weight" ->' in dot
+
+
 def test_a_limit_that_holds_and_one_that_cannot(tmp_path: Path) -> None:
     data = text_file(tmp_path)
     needed = total(planned(data, *SHAPE, "--remat", "none"))
