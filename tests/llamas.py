@@ -7,6 +7,7 @@ import numpy as np
 from llamatrain.files.quants import encode
 from llamatrain.graph.tensor import BF16, F32, DType, Quantised, Tensor, parameter, state
 from llamatrain.kernels.reference.registry import to_bf16
+from llamatrain.model.architectures import USUAL, find
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.lora import Delta, Weights
 from llamatrain.model.rope import Rope
@@ -40,6 +41,7 @@ class Size:
             ctx=self.ctx,
             head_size=head,
             rope=Rope(head // 2 * 2),
+            architecture=find(USUAL),
         )
 
 

@@ -16,7 +16,7 @@ from llamatrain.graph.ops import cross_entropy_loss, flash_attn
 from llamatrain.graph.tensor import F32, F64, I32, DType, Tensor, parameter, placeholder
 from llamatrain.kernels.host import Host
 from llamatrain.machine.memory import allocate
-from llamatrain.model.forward import Forward
+from llamatrain.model.forward import ForwardPass
 from llamatrain.model.frozen import frozen
 from llamatrain.model.hyperparameters import Hyperparameters, read
 from llamatrain.model.rope import Rope
@@ -205,7 +205,7 @@ def cached_loss(h: Hyperparameters, weights_: dict[str, Tensor], parts: list[int
             return flash_attn(q, *seen, given["starts"], given["positions"], scale=h.head_size**-0.5)[0]
 
         x, _ = hidden(
-            Forward(h=h, weights=weights_, tokens=given["tokens"], positions=given["positions"], table=table, attend=attend)
+            ForwardPass(h=h, weights=weights_, tokens=given["tokens"], positions=given["positions"], table=table, attend=attend)
         )
     read = {"targets": placeholder("targets", (parts[-1],), I32), "weights": placeholder("weights", (parts[-1],), dtype)}
     return cross_entropy_loss(O.matmul(x, weights_[h.output]), *read.values()), inputs, read

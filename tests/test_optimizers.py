@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from llamatrain.train.checkpoint import read, write
 
 from llamatrain.engine.program import Program
 from llamatrain.errors import FileError
@@ -16,6 +15,8 @@ from llamatrain.graph.tensor import leaves_of, parameter
 from llamatrain.optim import methods, registry
 from llamatrain.optim.optimizer import StepRule
 from llamatrain.optim.step import differentiate, stream
+from llamatrain.store.checkpoint import write
+from llamatrain.store.reading import read
 from tests.runs import TINY, Done, environment, losses, same_bits, text_file
 from tests.tiny_checkpoint import tiny_checkpoint
 

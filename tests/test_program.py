@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from llamatrain.engine.backend import backend_of
 from llamatrain.engine.program import Program
 from llamatrain.errors import GraphError
 from llamatrain.graph import ops as O
@@ -92,6 +93,23 @@ def test_two_outputs_of_one_node() -> None:
     program()
     np.testing.assert_allclose(program.read(lse)[0, 0, 0], np.sum(program.read(q)[0, 0, 0] ** 2), rtol=1e-6)
     np.testing.assert_array_equal(program.read(out)[0, 0], program.read(q)[0, 0])
+
+
+def test_what_is_computed_is_not_written_and_what_is_read_is_no_way_in() -> None:
+    x = placeholder("x", (3,))
+    y = O.sqr(x)
+    program = reference([y])
+    with pytest.raises(GraphError, match="is computed"):
+        program.write(y, 1.0)
+    with pytest.raises(ValueError, match="read-only"):
+        program.read(x)[0] = 1.0
+
+
+def test_a_backend_says_which_nodes_have_a_kernel_of_their_own() -> None:
+    x = placeholder("x", (2, 3))
+    made, widened = O.sqr(x), O.log(x)  # log has none
+    for kernels, expected in (("cpu", [True, False]), ("reference", [True, True])):
+        assert [backend_of(kernels).takes(each.node) for each in (made, widened)] == expected
 
 
 def test_the_profile_names_every_node() -> None:

@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -23,8 +24,17 @@ if TYPE_CHECKING:
     from llamatrain.data.tokenizer import Tokenizer
     from llamatrain.train.programs import Runner
 
-MEANINGLESS = ("val", "val_split", "shuffle", "overlapping_samples", "fill_with_next_samples", "separate_with_eos",
-               "separate_with_bos", "sample_random_offsets", "force_reshuffle")  # fmt: skip
+MEANINGLESS = (
+    "val",
+    "val_split",
+    "shuffle",
+    "overlapping_samples",
+    "fill_with_next_samples",
+    "separate_with_eos",
+    "separate_with_bos",
+    "sample_random_offsets",
+    "force_reshuffle",
+)
 CTX = 512  # at most, where it is not given
 
 
@@ -52,6 +62,23 @@ def evaluate(
     DATA are files (.txt, .md, .jsonl), folders, globs, or - for standard input. What counts is what would be trained: the
     answers of prompts and chats (--train-on all: their prompts, too), and all of a text, a row of --ctx tokens at a time.
     """
+    options, data_options = build(EvaluateOptions, said), build(DataOptions, said)
+    for name in MEANINGLESS:
+        if name in said:
+            raise UsageError(f"{flag_of(name)} means nothing here: all DATA is evaluated, each token once; leave it out")
+    found = figures(model, data, options=options, lora=build(LoraOptions, said), reading=data_options)
+    if options.json:
+        print(json.dumps(found))
+        return
+    for name, value in found.items():
+        if value is not None:
+            print(f"{name.replace('_', ' '):14} {value:,}" if name == "tokens" else f"{name.replace('_', ' '):14} {value:.6g}")
+
+
+def figures(
+    model: Path, data: Sequence[str], *, options: EvaluateOptions, lora: LoraOptions, reading: DataOptions
+) -> dict[str, float | None]:
+    """What is told of a model; each token is judged once."""
     from llamatrain.data.corpus import open_corpus
     from llamatrain.data.rows import Rows
     from llamatrain.data.tokenizer import load as load_tokenizer
@@ -61,39 +88,27 @@ def evaluate(
     from llamatrain.train.graphs import RunGraphs, Setting
     from llamatrain.train.programs import Runner
 
-    options, data_options = build(EvaluateOptions, said), build(DataOptions, said)
-    for name in MEANINGLESS:
-        if name in said:
-            raise UsageError(f"{flag_of(name)} means nothing here: all DATA is evaluated, each token once; leave it out")
     gguf, threads = open_gguf(model), options.threads or cores()
-    h, weights, arrays = opened(gguf, build(LoraOptions, said), threads)
+    h, weights, arrays = opened(gguf, lora, threads)
     tokenizer = load_tokenizer(gguf.metadata, model)
     if len(tokenizer) > h.vocab:
         raise FileError(f"{model}: its vocabulary has {len(tokenizer)} tokens, its embeddings {h.vocab}")
     ctx = options.ctx or min(CTX, h.ctx)
-    # each token is judged once
-    corpus, _ = open_corpus(data, tokenizer, replace(data_options, shuffle=False, overlapping_samples=False), ctx, 0)
-    rows = Rows(corpus, data_options, 0, tokenizer.eos, tokenizer.bos)
-    graphs = RunGraphs(
-        Setting(
-            h=h,
-            weights=weights,
-            trained={},
-            batch=options.batch,
-            positions=max(rows.lengths),
-            precision=options.precision,
-            threads=threads,
-        )
+    corpus, _ = open_corpus(data, tokenizer, replace(reading, shuffle=False, overlapping_samples=False), ctx, 0)
+    rows = Rows(corpus, reading, 0, tokenizer.eos, tokenizer.bos)
+    setting = Setting(
+        h=h,
+        weights=weights,
+        trained={},
+        batch=options.batch,
+        positions=max(rows.lengths),
+        precision=options.precision,
+        threads=threads,
     )
+    graphs = RunGraphs(setting)
     plans = [graphs.plan(graphs.loss(length)) for length in rows.lengths]
     check_memory(gguf, max(plan.total - plan.bytes("state") for plan in plans), "a smaller --ctx or --batch")
-    found = score(Runner(graphs, arrays, max(plan.arena for plan in plans)), rows, tokenizer, options.batch)
-    if options.json:
-        print(json.dumps(found))
-        return
-    for name, value in found.items():
-        if value is not None:
-            print(f"{name.replace('_', ' '):14} {value:,}" if name == "tokens" else f"{name.replace('_', ' '):14} {value:.6g}")
+    return score(Runner(graphs, arrays, max(plan.arena for plan in plans)), rows, tokenizer, options.batch)
 
 
 def score(runner: "Runner", rows: "Rows", tokenizer: "Tokenizer", batch: int) -> dict[str, float | None]:

@@ -3,13 +3,13 @@
 import json
 import sys
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from llamatrain.cli import finetune, from_scratch
 from llamatrain.cli.application import Command, Commands, application, options_of
 from llamatrain.cli.finetune import Base
 from llamatrain.cli.from_scratch import Data
-from llamatrain.config.options import Checked, build
+from llamatrain.config.options import Checked, Option, build
 from llamatrain.config.shared import JSON
 from llamatrain.config.units import Size
 from llamatrain.errors import MemoryPlanError
@@ -24,6 +24,10 @@ class PlanOptions(Checked):
     json: Annotated[bool, replace(JSON, sentence="Print one JSON object: bytes by what they are for, and how it would run.")] = (
         False
     )
+    graph: Annotated[
+        Literal["text", "dot"] | None,
+        Option("Print the graph of a batch of the longest rows instead, as text or in Graphviz's language."),
+    ] = None
 
 
 command = application(
@@ -38,9 +42,9 @@ def plan_from_scratch(data: Data = None, **said: Any) -> None:
     """Of `llamatrain from-scratch` with these options. Text is not read: a vocabulary to be learned counts in full."""
     from llamatrain.recipe.prepare import planned
 
-    place, as_json = build(PlaceOptions, said), build(PlanOptions, said).json
+    place, asked = build(PlaceOptions, said), build(PlanOptions, said)
     options, given = from_scratch.asked(data, said, place)
-    show(*planned(options, place, given), options.train.memory is not None, as_json)
+    show(*planned(options, place, given), options.train.memory is not None, asked)
 
 
 @command.command("finetune", cls=Command)
@@ -50,16 +54,21 @@ def plan_finetune(base: Base = None, data: Data = None, **said: Any) -> None:
     from llamatrain.recipe.prepare import planned
 
     options, place, given = finetune.asked(base, data, said)
-    show(*planned(options, place, given), options.train.memory is not None, build(PlanOptions, said).json)
+    show(*planned(options, place, given), options.train.memory is not None, build(PlanOptions, said))
 
 
-def show(choice: "Way", excess: str | None, limited: bool, as_json: bool) -> None:
+def show(choice: "Way", excess: str | None, limited: bool, asked: PlanOptions) -> None:
+    if asked.graph:
+        from llamatrain.graph.show import as_dot, as_text
+
+        print({"text": as_text, "dot": as_dot}[asked.graph](choice.graphs.longest.outputs))
+        return
     if excess and limited:
         raise MemoryPlanError(excess)
     setting = choice.setting
     bytes_ = {**asdict(choice.needs), "total": choice.total}
     how = {"remat": str(choice.policy), "batch": setting.batch, "splits": choice.splits, "precision": setting.precision}
-    if as_json:
+    if asked.json:
         print(json.dumps({**bytes_, **how, "threads": setting.threads, "parameters": setting.h.parameters}))
         return
     print(f"{setting.h.describe()}: {setting.h.parameters:,} parameters")

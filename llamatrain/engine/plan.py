@@ -159,7 +159,8 @@ def _lay_out(
         if node.op.layout:
             continue
         if size := scratch(node):
-            blocks.append(needs.setdefault(node, Block(size, place, place)))
+            life = (0, len(nodes)) if naive else (place, place)
+            blocks.append(needs.setdefault(node, Block(size, *life)))
         over = {} if naive else _take_over(node, place, dies, lies_in)
         for output in node.outputs:
             if output in pinned or output.index in node.aliases:
@@ -171,9 +172,6 @@ def _lay_out(
                 taken_over += 1
             else:
                 blocks.append(lies_in.setdefault(output, Block(output.nbytes, 0 if naive else place, ends)))
-    if naive:
-        for block in blocks:
-            block.first, block.last = 0, len(nodes)
     offsets, arena = placed(blocks)
     at = {id(block): offset for block, offset in zip(blocks, offsets, strict=True)}
     without_reuse = sum(aligned(tensor.nbytes) for tensor in lies_in) + sum(aligned(block.size) for block in needs.values())

@@ -16,7 +16,7 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]  # layer, q, k, v (batc
 
 
 @dataclass(frozen=True, kw_only=True)
-class Forward:
+class ForwardPass:
     """One way through a model. `attend` is the one difference between training and decoding."""
 
     h: Hyperparameters

@@ -12,6 +12,7 @@ from llamatrain.adapters import peft
 from llamatrain.config.file import config_text
 from llamatrain.errors import FileError, UsageError
 from llamatrain.files.newfile import NewFile
+from llamatrain.optim.optimizer import Descent
 from llamatrain.recipe.asked import Asked
 from llamatrain.recipe.header import facts
 from llamatrain.recipe.interrupts import Interrupts
@@ -26,7 +27,7 @@ from llamatrain.report.metrics import Metrics
 from llamatrain.report.report import Report
 from llamatrain.store.folder import RunFolder
 from llamatrain.store.names import numbered
-from llamatrain.train.loop import Loop, Outcome
+from llamatrain.train.loop import Course, Loop, Outcome
 from llamatrain.train.programs import Programs
 from llamatrain.train.state import RunState
 
@@ -185,15 +186,7 @@ def loop_of(prepared: Prepared, folder: RunFolder, report: Report, interrupts: I
     else:
         target.begin(parts)
     descent = prepared.resolved.optimizer.descent(programs.weights.vector)
-    if resumed:
-        with telling(resumed):
-            state, warnings = restored(resumed.checkpoint, programs, descent, data.rows, course.grad_acc)
-        for line in warnings:
-            report.warn(line)
-        report.resumed(resumed.step)
-        gone_on(state, resumed, course.iters, report.metrics)
-    else:  # the base's own loss is line 0
-        state = RunState(data=data.rows.state, owed=kept.command == "finetune" and course.eval_every > 0)
+    state = state_of(prepared, programs, descent, course, report)
     saver = Saver(
         options=kept.plain(),
         keep=kept.run.keep,
@@ -216,6 +209,20 @@ def loop_of(prepared: Prepared, folder: RunFolder, report: Report, interrupts: I
         signals=interrupts,
         descent=descent,
     )
+
+
+def state_of(prepared: Prepared, programs: Programs, descent: Descent | None, course: Course, report: Report) -> RunState:
+    """Where it begins: at nothing, or where it was, its vectors and rows put back."""
+    resumed, rows = prepared.sources.resumed, prepared.data.rows
+    if not resumed:  # the base's own loss is line 0
+        return RunState(data=rows.state, owed=prepared.kept.command == "finetune" and course.eval_every > 0)
+    with telling(resumed):
+        state, warnings = restored(resumed.checkpoint, programs, descent, rows, course.grad_acc)
+    for line in warnings:
+        report.warn(line)
+    report.resumed(resumed.step)
+    gone_on(state, resumed, course.iters, report.metrics)
+    return state
 
 
 def gone_on(state: RunState, resumed: Resumed, iters: int, metrics: Metrics) -> None:

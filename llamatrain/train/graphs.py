@@ -143,6 +143,12 @@ class RunGraphs:
         backend = backend_of(self.setting.kernels, self.setting.threads, self.setting.drop_base)
         return plan(graph.outputs, pinned=pinned, scratch=backend.scratch, resident=backend.resident)
 
+    @property
+    def longest(self) -> Graph:
+        """Of what was built, a batch of the longest rows: to its gradients, or through the whole step where they are streamed."""
+        length = max(length for length, _ in self._trainings)
+        return self.streamed(length) if self.setting.gradients == "streamed" else self.gradients(length, True)
+
     def all(self, lengths: Iterable[int], accumulating: bool, validating: bool) -> tuple[list[Graph], list[Graph]]:
         """Every graph that a run will need: those that share an arena, and those of the step with one of their own."""
         lengths = list(lengths)

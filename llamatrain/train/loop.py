@@ -169,10 +169,16 @@ class Loop:
         counters = state.counters
         self.listener.step(
             StepLine(
-                step=counters.step, loss=loss, lr=rate, grad_norm=norm, tokens=counters.tokens, seconds=seconds,
-                tokens_per_second=sum(batch.size for batch in batches) / seconds, evaluations=evaluations,
+                step=counters.step,
+                loss=loss,
+                lr=rate,
+                grad_norm=norm,
+                tokens=counters.tokens,
+                seconds=seconds,
+                tokens_per_second=sum(batch.size for batch in batches) / seconds,
+                evaluations=evaluations,
             )
-        )  # fmt: skip
+        )
         return reason
 
     def _prepare(self, batches: list[Batch]) -> float:
