@@ -11,7 +11,7 @@ import typer
 
 from llamatrain.adapters.options import LoraOptions
 from llamatrain.cli.application import Command, application, options_of
-from llamatrain.cli.opened import opened
+from llamatrain.recipe.loading import opened
 from llamatrain.config.options import Checked, Option, build, flag_of
 from llamatrain.config.shared import BATCH, JSON, THREADS
 from llamatrain.config.shared import CTX as ROW

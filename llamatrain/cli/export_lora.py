@@ -15,13 +15,13 @@ import typer
 
 from llamatrain.adapters.options import LoraOptions
 from llamatrain.cli.application import Command, application, options_of
-from llamatrain.cli.opened import adapted, opened
+from llamatrain.recipe.loading import adapted, opened
 from llamatrain.config.options import Checked, Option, build
 from llamatrain.config.shared import THREADS
 from llamatrain.config.units import Size
 from llamatrain.errors import FileError, LlamatrainError, UsageError
 from llamatrain.recipe.interrupts import ending, without_terminal
-from llamatrain.report.printable import printable
+from llamatrain.machine.printable import printable
 
 if TYPE_CHECKING:
     import numpy as np

@@ -10,7 +10,7 @@ import typer
 from llamatrain.adapters.options import LoraOptions
 from llamatrain.cli.application import Command, application, options_of
 from llamatrain.cli.from_scratch import Data, told
-from llamatrain.cli.given import given_options
+from llamatrain.recipe.asking import given_options
 from llamatrain.config.file import BaseArgument
 from llamatrain.config.options import build, flag_of
 from llamatrain.data.options import DataOptions

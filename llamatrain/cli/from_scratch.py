@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llamatrain.cli.application import Command, application, options_of
-from llamatrain.cli.given import given_options
+from llamatrain.recipe.asking import given_options
 from llamatrain.config.file import DataArgument
 from llamatrain.config.options import build, declared, flag_of
 from llamatrain.data.options import DataOptions
@@ -14,7 +14,7 @@ from llamatrain.errors import UsageError
 from llamatrain.model.options import ModelOptions
 from llamatrain.recipe.demo import SINE
 from llamatrain.recipe.options import PlaceOptions, RunOptions, TrainOptions, refuse_idle
-from llamatrain.report.printable import printable
+from llamatrain.machine.printable import printable
 
 if TYPE_CHECKING:
     from llamatrain.recipe.asked import Asked

@@ -10,12 +10,12 @@ import typer
 
 from llamatrain.adapters.options import LoraOptions
 from llamatrain.cli.application import Command, application, options_of
-from llamatrain.cli.opened import opened
+from llamatrain.recipe.loading import opened
 from llamatrain.config.options import Checked, Option, build
 from llamatrain.config.shared import CTX as TOKENS
 from llamatrain.config.shared import THREADS
 from llamatrain.errors import FileError, UsageError
-from llamatrain.report.printable import printable
+from llamatrain.machine.printable import printable
 from llamatrain.sample.options import SamplingOptions
 
 if TYPE_CHECKING:

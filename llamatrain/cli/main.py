@@ -14,7 +14,7 @@ from llamatrain.cli.application import ALIASES, Commands
 from llamatrain.config.words import nearest
 from llamatrain.errors import LlamatrainError
 from llamatrain.report.nowhere import nowhere
-from llamatrain.report.printable import printable
+from llamatrain.machine.printable import printable
 
 # Each is a module of this folder with a `command` and little to import at its head; the rest is loaded when it runs.
 COMMANDS = ("evaluate", "export-lora", "finetune", "from-scratch", "generate", "inspect", "plan", "preview")

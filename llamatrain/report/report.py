@@ -24,7 +24,7 @@ from llamatrain.report.losses import Losses
 from llamatrain.report.metrics import Metrics
 from llamatrain.report.nowhere import nowhere
 from llamatrain.report.numbers import Pace, amount, duration, perplexity
-from llamatrain.report.printable import printable
+from llamatrain.machine.printable import printable
 
 WIDTH = 100  # where the output is no terminal
 LINES = 150  # that a run prints, at most, unless told how many

@@ -5,7 +5,7 @@ from html import escape
 
 from llamatrain.report.losses import Losses, Series, ticks
 from llamatrain.report.numbers import amount
-from llamatrain.report.printable import printable
+from llamatrain.machine.printable import printable
 
 WIDTH, HEIGHT = 720, 400
 LEFT, RIGHT, TOP, BOTTOM = 64, 24, 64, 48
