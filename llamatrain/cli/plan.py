@@ -5,7 +5,6 @@ import sys
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
-from llamatrain.cli import finetune, from_scratch
 from llamatrain.cli.application import Command, Commands, application, options_of
 from llamatrain.cli.finetune import Base
 from llamatrain.cli.from_scratch import Data
@@ -13,10 +12,11 @@ from llamatrain.config.options import Checked, build
 from llamatrain.config.shared import JSON
 from llamatrain.config.units import Size
 from llamatrain.errors import MemoryPlanError
+from llamatrain.recipe.asking import NEW, TUNING, TUNING_DEFAULTS, new_model, tuning
 from llamatrain.recipe.options import PlaceOptions
 
 if TYPE_CHECKING:
-    from llamatrain.recipe.memory import Way
+    from llamatrain.recipe.asking import Request
 
 
 @dataclass(frozen=True)
@@ -33,28 +33,24 @@ command = application(
 
 
 @command.command("from-scratch", cls=Command)
-@options_of(PlanOptions, PlaceOptions, *from_scratch.CLASSES)
+@options_of(PlanOptions, PlaceOptions, *NEW)
 def plan_from_scratch(data: Data = None, **said: Any) -> None:
     """Of `llamatrain from-scratch` with these options. Text is not read: a vocabulary to be learned counts in full."""
-    from llamatrain.recipe.prepare import planned
-
-    place, as_json = build(PlaceOptions, said), build(PlanOptions, said).json
-    options, given = from_scratch.asked(data, said, place)
-    show(*planned(options, place, given), options.train.memory is not None, as_json)
+    show(new_model(data or (), said), build(PlanOptions, said).json)
 
 
 @command.command("finetune", cls=Command)
-@options_of(PlanOptions, PlaceOptions, *finetune.CLASSES, defaults=finetune.DEFAULTS)
+@options_of(PlanOptions, PlaceOptions, *TUNING, defaults=TUNING_DEFAULTS)
 def plan_finetune(base: Base = None, data: Data = None, **said: Any) -> None:
     """Of `llamatrain finetune` with these options. Of the base only its head is read."""
+    show(tuning(base, data or (), said), build(PlanOptions, said).json)
+
+
+def show(request: "Request", as_json: bool) -> None:
     from llamatrain.recipe.prepare import planned
 
-    options, place, given = finetune.asked(base, data, said)
-    show(*planned(options, place, given), options.train.memory is not None, build(PlanOptions, said).json)
-
-
-def show(choice: "Way", excess: str | None, limited: bool, as_json: bool) -> None:
-    if excess and limited:
+    choice, excess = planned(request)
+    if excess and request.asked.train.memory is not None:
         raise MemoryPlanError(excess)
     setting = choice.setting
     bytes_ = {**asdict(choice.needs), "total": choice.total}

@@ -100,8 +100,22 @@ class TuneOptions(Checked, panel="An adapter"):
 
 
 # What has no effect beside --full, and beside --lora-init.
-OF_ADAPTERS = ("lora_r", "lora_alpha", "target", "rank", "lora_dropout", "rslora", "lora_plus_ratio", "lora_init",
-               "only_write_lora", "adapter_type", "peft", "cache_base", "lora", "lora_scaled")  # fmt: skip
+OF_ADAPTERS = (
+    "lora_r",
+    "lora_alpha",
+    "target",
+    "rank",
+    "lora_dropout",
+    "rslora",
+    "lora_plus_ratio",
+    "lora_init",
+    "only_write_lora",
+    "adapter_type",
+    "peft",
+    "cache_base",
+    "lora",
+    "lora_scaled",
+)
 OF_INIT = ("lora_r", "lora_alpha", "target", "rank", "rslora")
 
 
