@@ -50,7 +50,7 @@ class Writer:
         self.tokenizer = tokenizer_of(self.gguf, self.h)
         self._free: list[Decoder] = []  # of texts that were begun before another had ended each has its own
 
-    def text(self, prompt: bytes, sampling: SamplingOptions) -> "Text":
+    def text(self, prompt: bytes, sampling: SamplingOptions) -> "Continuation":
         """One that goes on from the prompt, drawn while it is read."""
         tokens = tokens_of(self.gguf, self.tokenizer, prompt)
         if len(tokens) > self.ctx:
@@ -58,7 +58,7 @@ class Writer:
             raise UsageError(f"{told}: a larger --ctx or a shorter prompt will do")
         if sampling.seed < 0:
             sampling = replace(sampling, seed=secrets.randbits(32))
-        return Text(self, tokens, sampling)
+        return Continuation(self, tokens, sampling)
 
     def taken(self) -> "Decoder":
         from llamatrain.sample.decoder import Decoder
@@ -72,7 +72,7 @@ class Writer:
         self._free.append(decoder)
 
 
-class Text:
+class Continuation:
     """Its pieces, once; `notes` is what there is to be said of it so far."""
 
     def __init__(self, writer: Writer, tokens: list[int], sampling: SamplingOptions) -> None:
