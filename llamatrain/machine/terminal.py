@@ -26,9 +26,9 @@ def is_shown() -> bool:
 
 def say(line: str) -> None:
     """A line on its own; where nobody can read it any more, what is at work goes on."""
-    if _asked:
-        with suppress(OSError):
-            print(printable(line, sys.stderr.encoding), file=sys.stderr, flush=True)
+    if _asked and (stream := sys.stderr):
+        with suppress(OSError):  # what others put in its place may have no encoding
+            print(printable(line, getattr(stream, "encoding", None) or "utf-8"), file=stream, flush=True)
 
 
 def bar(title: str, **settings: Any) -> Any:
