@@ -1,5 +1,7 @@
 """The errors that a user may meet; whatever else comes up is a fault of the program."""
 
+import os
+
 
 class LlamatrainError(Exception):
     """Something that failed for a reason the user can act on: one line, exit code 1."""
@@ -27,3 +29,12 @@ class FileError(LlamatrainError):
 
 class DataError(LlamatrainError):
     """Training data that cannot be used: names the file and, where there is one, the line."""
+
+
+def words_of(error: Exception) -> str:
+    """Also of the errors of Python's own that a user may meet."""
+    if isinstance(error, MemoryError):
+        return f"not enough memory{f' ({error})' if str(error) else ''}; a smaller model, --ctx or --batch takes less"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror if error.filename is None else f"{os.fsdecode(error.filename)}: {error.strerror}"
+    return str(error)

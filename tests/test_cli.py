@@ -14,12 +14,12 @@ from typer.testing import CliRunner
 
 from llamatrain import __version__
 from llamatrain.adapters.options import LoraOptions
-from llamatrain.cli import finetune, from_scratch
 from llamatrain.cli import main as cli
 from llamatrain.cli.application import Command, application, options_of
 from llamatrain.config.options import declared, flag_of
 from llamatrain.data.options import DataOptions
 from llamatrain.errors import LlamatrainError, UsageError
+from llamatrain.recipe.asking import NEW, TUNING
 from llamatrain.recipe.options import TrainOptions
 from tests.runs import ran
 from tests.runs import run as tried
@@ -46,7 +46,7 @@ def test_help_loads_nothing_heavy(words: tuple[str, ...]) -> None:
     assert not HEAVY & found
     assert len(found) < 500
     if words[:1] == ("finetune",):  # nor a command that was not asked for
-        names = ("", ".main", ".application", ".help", ".given", ".finetune", ".from_scratch")
+        names = ("", ".main", ".application", ".help", ".finetune", ".from_scratch")
         assert {name for name in found if name.startswith("llamatrain.cli")} == {f"llamatrain.cli{name}" for name in names}
 
 
@@ -75,7 +75,7 @@ def test_without_arguments_it_says_what_it_is(monkeypatch: pytest.MonkeyPatch, c
 # ---- help ------------------------------------------------------------------
 
 PAGES = [(), *((name,) for name in cli.COMMANDS), ("plan", "from-scratch"), ("plan", "finetune")]
-CLASSES = {"from-scratch": from_scratch.CLASSES, "finetune": finetune.CLASSES}
+CLASSES = {"from-scratch": NEW, "finetune": TUNING}
 
 
 def page(*words: str, columns: int = 100) -> str:
@@ -314,7 +314,7 @@ def test_an_error_is_one_line(
     def fail(program: object, context: object) -> None:
         raise error
 
-    monkeypatch.setattr(cli.Program, "invoke", fail)
+    monkeypatch.setattr(cli.AllCommands, "invoke", fail)
     assert run(monkeypatch) == code
     assert capsys.readouterr().err == line + "\n"
 
@@ -323,7 +323,7 @@ def test_an_interrupt_is_no_error(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     def stop(program: object, context: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli.Program, "invoke", stop)
+    monkeypatch.setattr(cli.AllCommands, "invoke", stop)
     assert run(monkeypatch) == 130
     assert not capsys.readouterr().err.strip()
 
@@ -337,7 +337,7 @@ def test_streams_that_are_closed(closed: str) -> None:
         "def all(program, context):\n"
         "    print(sys.stdin.isatty(), sys.stdin.buffer.read(1), file=sys.stderr); sys.stdout.buffer.write(b'out')\n"
         "    raise LlamatrainError('failed')\n"
-        "cli.Program.invoke = all; sys.argv = ['llamatrain']; cli.main()"
+        "cli.AllCommands.invoke = all; sys.argv = ['llamatrain']; cli.main()"
     )
     words = ["sh", "-c", f'exec "$0" "$@" {closed}', sys.executable, "-W", "error", "-X", "dev", "-c", code]
     done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
@@ -350,7 +350,7 @@ def test_streams_that_are_closed(closed: str) -> None:
 @pytest.mark.parametrize("lines", [1, 100_000])
 def test_a_reader_that_leaves_is_no_error(tmp_path: Path, lines: int) -> None:
     """Few lines meet the closed pipe when they are flushed, many when they are printed."""
-    printing = f"cli.Program.invoke = lambda program, context: print('line\\n' * {lines})"
+    printing = f"cli.AllCommands.invoke = lambda program, context: print('line\\n' * {lines})"
     code = f"import sys\nfrom llamatrain.cli import main as cli\nsys.argv = ['llamatrain']\n{printing}\ncli.main()"
     reading, writing = os.pipe()
     os.close(reading)

@@ -14,7 +14,7 @@ from llamatrain.cli.main import main
 from llamatrain.files.types import TensorInfo, by_name
 from llamatrain.files.values import Kind, f32, numbers, string, strings, u32
 from llamatrain.files.writer import new_gguf
-from llamatrain.report.printable import printable
+from llamatrain.machine.printable import printable
 from tests.material import material
 from tests.tiny_gguf import every_kind, llama_metadata, llama_tensors, write_arrays
 

@@ -24,7 +24,7 @@ RANKS = {
             ("train",),
             ("store",),
             ("recipe",),
-            ("cli",),
+            ("cli", "api"),
             ("__main__",),
         ),
         start=-3,  # errors stand under all, so that all may raise them; files are of rank 0
@@ -58,6 +58,7 @@ def imported(source: str, module: str, is_package: bool) -> set[str]:
 def offences(source: str, module: str, is_package: bool = False) -> list[str]:
     here = place(module)
     targets = {place(name) for name in imported(source, module, is_package)} - {here}
+    targets -= {"api"} if here == "__init__" else set()  # the door that it opens
     return [f"{module} imports {there}" for there in sorted(targets) if RANKS[there] >= RANKS[here]]
 
 
@@ -94,3 +95,10 @@ def test_folders_of_one_rank_stay_apart() -> None:
     assert offences("from ..data import rows", "llamatrain.model", is_package=True)
     assert not offences("from . import data", "llamatrain.model", is_package=True)
     assert not offences("from llamatrain.errors import UsageError", "llamatrain.machine.units")
+
+
+def test_only_the_package_itself_opens_the_door() -> None:
+    assert not offences("from llamatrain.api import load", "llamatrain", is_package=True)
+    assert offences("from llamatrain.recipe.run import train", "llamatrain", is_package=True)
+    assert offences("from llamatrain.api import load", "llamatrain.cli.main")
+    assert offences("from llamatrain.cli.main import main", "llamatrain.api")

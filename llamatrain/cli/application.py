@@ -11,6 +11,7 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from llamatrain.config.options import Checked, Declared, declared, flag_of
 from llamatrain.config.words import nearest, worded
+from llamatrain.machine import terminal
 
 ALIASES = {"train-from-scratch": "from-scratch", "finetune-lora": "finetune"}
 
@@ -27,9 +28,15 @@ class Command(TyperCommand):
     def get_help(self, ctx: Any) -> str:
         return page(self, ctx)
 
+    def invoke(self, ctx: Any) -> Any:
+        with terminal.shown():
+            return super().invoke(ctx)
+
 
 class Commands(TyperGroup):
     """Commands, some of which have another name, too."""
+
+    aliases = ALIASES
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         return super().get_command(ctx, ALIASES.get(cmd_name, cmd_name))

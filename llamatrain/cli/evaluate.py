@@ -2,56 +2,29 @@
 
 import json
 import math
-import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
 from llamatrain.adapters.options import LoraOptions
 from llamatrain.cli.application import Command, application, options_of
-from llamatrain.cli.opened import opened
-from llamatrain.config.options import Checked, Option, build, flag_of
-from llamatrain.config.shared import BATCH, JSON, THREADS
-from llamatrain.config.shared import CTX as ROW
+from llamatrain.config.options import Checked, build
+from llamatrain.config.shared import JSON
 from llamatrain.data.options import DataOptions
-from llamatrain.errors import FileError, UsageError
-
-if TYPE_CHECKING:
-    from llamatrain.data.rows import Rows
-    from llamatrain.data.tokenizer import Tokenizer
-    from llamatrain.train.programs import Runner
-
-MEANINGLESS = (
-    "val",
-    "val_split",
-    "shuffle",
-    "overlapping_samples",
-    "fill_with_next_samples",
-    "separate_with_eos",
-    "separate_with_bos",
-    "sample_random_offsets",
-    "force_reshuffle",
-)
-CTX = 512  # at most, where it is not given
-
+from llamatrain.recipe.evaluation import EvaluateOptions, evaluated
 
 command = application()
 
 
 @dataclass(frozen=True)
-class EvaluateOptions(Checked, panel="Evaluation"):
-    ctx: Annotated[int | None, ROW] = None
-    batch: Annotated[int, BATCH] = 4
-    threads: Annotated[int | None, THREADS] = None
-    precision: Annotated[Literal["f32", "bf16"], Option("Of matrix products.")] = "f32"
+class PrintOptions(Checked, panel="Evaluation"):
     json: Annotated[bool, replace(JSON, sentence="Print one JSON object: loss, perplexity, bits_per_byte, tokens.")] = False
 
 
 @command.command(cls=Command)
-@options_of(EvaluateOptions, LoraOptions, DataOptions)
+@options_of(EvaluateOptions, PrintOptions, LoraOptions, DataOptions)
 def evaluate(
     model: Annotated[Path, typer.Argument(metavar="MODEL")],
     data: Annotated[list[str], typer.Argument(metavar="DATA")],
@@ -62,80 +35,14 @@ def evaluate(
     DATA are files (.txt, .md, .jsonl), folders, globs, or - for standard input. What counts is what would be trained: the
     answers of prompts and chats (--train-on all: their prompts, too), and all of a text, a row of --ctx tokens at a time.
     """
-    options, data_options = build(EvaluateOptions, said), build(DataOptions, said)
-    for name in MEANINGLESS:
-        if name in said:
-            raise UsageError(f"{flag_of(name)} means nothing here: all DATA is evaluated, each token once; leave it out")
-    found = figures(model, data, options=options, lora=build(LoraOptions, said), reading=data_options)
-    if options.json:
-        print(json.dumps(found))
+    printing, options = build(PrintOptions, said), build(EvaluateOptions, said)
+    found = asdict(evaluated(model, data, options, build(LoraOptions, said), build(DataOptions, said), said))
+    values = {
+        name: value if value is not None and math.isfinite(value) else None for name, value in found.items() if name != "notes"
+    }
+    if printing.json:
+        print(json.dumps(values))
         return
-    for name, value in found.items():
+    for name, value in values.items():
         if value is not None:
             print(f"{name.replace('_', ' '):14} {value:,}" if name == "tokens" else f"{name.replace('_', ' '):14} {value:.6g}")
-
-
-def figures(
-    model: Path, data: Sequence[str], *, options: EvaluateOptions, lora: LoraOptions, reading: DataOptions
-) -> dict[str, float | None]:
-    """What is told of a model; each token is judged once."""
-    from llamatrain.data.corpus import open_corpus
-    from llamatrain.data.rows import Rows
-    from llamatrain.data.tokenizer import load as load_tokenizer
-    from llamatrain.files.reader import open_gguf
-    from llamatrain.machine.units import cores
-    from llamatrain.model.load import check_memory
-    from llamatrain.train.graphs import RunGraphs, Setting
-    from llamatrain.train.programs import Runner
-
-    gguf, threads = open_gguf(model), options.threads or cores()
-    h, weights, arrays = opened(gguf, lora, threads)
-    tokenizer = load_tokenizer(gguf.metadata, model)
-    if len(tokenizer) > h.vocab:
-        raise FileError(f"{model}: its vocabulary has {len(tokenizer)} tokens, its embeddings {h.vocab}")
-    ctx = options.ctx or min(CTX, h.ctx)
-    corpus, _ = open_corpus(data, tokenizer, replace(reading, shuffle=False, overlapping_samples=False), ctx, 0)
-    rows = Rows(corpus, reading, 0, tokenizer.eos, tokenizer.bos)
-    setting = Setting(
-        h=h,
-        weights=weights,
-        trained={},
-        batch=options.batch,
-        positions=max(rows.lengths),
-        precision=options.precision,
-        threads=threads,
-    )
-    graphs = RunGraphs(setting)
-    plans = [graphs.plan(graphs.loss(length)) for length in rows.lengths]
-    check_memory(gguf, max(plan.total - plan.bytes("state") for plan in plans), "a smaller --ctx or --batch")
-    return score(Runner(graphs, arrays, max(plan.arena for plan in plans)), rows, tokenizer, options.batch)
-
-
-def score(runner: "Runner", rows: "Rows", tokenizer: "Tokenizer", batch: int) -> dict[str, float | None]:
-    """A mean over the tokens that count."""
-    import numpy as np
-    from tqdm import tqdm
-
-    texts = tokenizer.lengths
-    losses, tokens, text = list[float](), 0, 0
-    with tqdm(total=len(rows.corpus), desc="evaluating", unit=" rows", leave=False, disable=None, delay=0.5) as bar:
-        for each in rows.once(batch):
-            losses.append(runner.loss(each))
-            counted = each.targets[each.weights > 0]
-            tokens += counted.size
-            text += int(np.sum(texts[counted]))
-            bar.update(batch)
-    loss = math.fsum(losses) / tokens
-    if not math.isfinite(loss):
-        print(f"warning: the loss is {loss}: the model's weights are damaged, or too large", file=sys.stderr)
-    return {
-        "loss": finite(loss),
-        "perplexity": finite(math.exp(min(loss, 700))),
-        "bits_per_byte": finite(math.fsum(losses) / math.log(2) / text) if text else None,
-        "tokens": tokens,
-    }
-
-
-def finite(value: float) -> float | None:
-    """As JSON can have it."""
-    return value if math.isfinite(value) else None

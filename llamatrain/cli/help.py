@@ -5,8 +5,6 @@ from inspect import cleandoc
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from llamatrain.cli.application import ALIASES
-
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
@@ -52,16 +50,16 @@ def panels(command: Any, context: Any) -> dict[str, list[Row]]:
     """Rows by the title of their panel: arguments first, then commands, the options by purpose, and the rest."""
     found: dict[str, list[Row]] = {"Arguments": [(each.metavar, "", each.help) for each in arguments(command) if each.help]}
     if hasattr(command, "list_commands"):
-        found["Commands"] = [of_command(name, command.get_command(context, name)) for name in command.list_commands(context)]
+        found["Commands"] = [of_command(name, command, context) for name in command.list_commands(context)]
     for each in command.get_params(context):
         if each.param_type_name == "option" and not each.hidden:
             found.setdefault(each.rich_help_panel or OPTIONS, []).append(of_option(each))
     return {title: rows for title, rows in found.items() if rows}
 
 
-def of_command(name: str, command: Any) -> Row:
-    also = "".join(f" Also called {other}." for other, meant in ALIASES.items() if meant == name)
-    return name, "", " ".join(cleandoc(command.help).split("\n\n")[0].split()) + also
+def of_command(name: str, group: Any, context: Any) -> Row:
+    also = "".join(f" Also called {other}." for other, meant in group.aliases.items() if meant == name)
+    return name, "", " ".join(cleandoc(group.get_command(context, name).help).split("\n\n")[0].split()) + also
 
 
 def of_option(option: Any) -> Row:

@@ -13,7 +13,7 @@ import typer
 from llamatrain.cli.application import Command, application, options_of
 from llamatrain.config.options import Checked, build
 from llamatrain.config.shared import JSON
-from llamatrain.report.printable import printable
+from llamatrain.machine.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import Console

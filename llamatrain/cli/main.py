@@ -12,16 +12,17 @@ import typer
 import llamatrain
 from llamatrain.cli.application import ALIASES, Commands
 from llamatrain.config.words import nearest
-from llamatrain.errors import LlamatrainError
+from llamatrain.errors import LlamatrainError, words_of
+from llamatrain.machine.printable import printable
+from llamatrain.machine.terminal import shown
 from llamatrain.report.nowhere import nowhere
-from llamatrain.report.printable import printable
 
 # Each is a module of this folder with a `command` and little to import at its head; the rest is loaded when it runs.
 COMMANDS = ("evaluate", "export-lora", "finetune", "from-scratch", "generate", "inspect", "plan", "preview")
 LONGEST = 400  # characters of an error's line: a value in it may be a book
 
 
-class Program(Commands):
+class AllCommands(Commands):
     """Commands by the name of their module, imported when they are asked for."""
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -39,7 +40,7 @@ def imported(name: str) -> Any:
     return command
 
 
-app = typer.Typer(cls=Program, invoke_without_command=True, rich_markup_mode=None)
+app = typer.Typer(cls=AllCommands, invoke_without_command=True, rich_markup_mode=None)
 
 
 def version(asked: bool) -> None:
@@ -61,10 +62,11 @@ def program(
 def main() -> None:
     open_what_is_closed()
     try:
-        code = typer.main.get_command(app).main(prog_name="llamatrain", standalone_mode=False)
-        sys.stdout.flush()  # a reader that has left is met here, not while Python shuts down
-        if compiled := sys.modules.get("llamatrain.machine.jit"):
-            compiled.compiler.report()  # how long it took, if this was a first run
+        with shown():
+            code = typer.main.get_command(app).main(prog_name="llamatrain", standalone_mode=False)
+            sys.stdout.flush()  # a reader that has left is met here, not while Python shuts down
+            if compiled := sys.modules.get("llamatrain.machine.jit"):
+                compiled.compiler.report()  # how long it took, if this was a first run
     except (typer.Abort, KeyboardInterrupt):
         code = 130  # as shells have it: 128 and the signal's number
     except BrokenPipeError:
@@ -90,13 +92,7 @@ def open_what_is_closed() -> None:
 
 
 def said(error: Exception) -> str:
-    if isinstance(error, typer.TyperException):
-        return misread(error)
-    if isinstance(error, MemoryError):
-        return f"not enough memory{f' ({error})' if str(error) else ''}; a smaller model, --ctx or --batch takes less"
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror if error.filename is None else f"{os.fsdecode(error.filename)}: {error.strerror}"
-    return str(error)
+    return misread(error) if isinstance(error, typer.TyperException) else words_of(error)
 
 
 def misread(error: typer.TyperException) -> str:

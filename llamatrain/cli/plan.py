@@ -5,7 +5,6 @@ import sys
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from llamatrain.cli import finetune, from_scratch
 from llamatrain.cli.application import Command, Commands, application, options_of
 from llamatrain.cli.finetune import Base
 from llamatrain.cli.from_scratch import Data
@@ -13,10 +12,11 @@ from llamatrain.config.options import Checked, Option, build
 from llamatrain.config.shared import JSON
 from llamatrain.config.units import Size
 from llamatrain.errors import MemoryPlanError
+from llamatrain.recipe.asking import NEW, TUNING, TUNING_DEFAULTS, new_model, tuning
 from llamatrain.recipe.options import PlaceOptions
 
 if TYPE_CHECKING:
-    from llamatrain.recipe.memory import Way
+    from llamatrain.recipe.asking import Request
 
 
 @dataclass(frozen=True)
@@ -37,38 +37,34 @@ command = application(
 
 
 @command.command("from-scratch", cls=Command)
-@options_of(PlanOptions, PlaceOptions, *from_scratch.CLASSES)
+@options_of(PlanOptions, PlaceOptions, *NEW)
 def plan_from_scratch(data: Data = None, **said: Any) -> None:
     """Of `llamatrain from-scratch` with these options. Text is not read: a vocabulary to be learned counts in full."""
-    from llamatrain.recipe.prepare import planned
-
-    place, asked = build(PlaceOptions, said), build(PlanOptions, said)
-    options, given = from_scratch.asked(data, said, place)
-    show(*planned(options, place, given), options.train.memory is not None, asked)
+    show(new_model(data or (), said), build(PlanOptions, said))
 
 
 @command.command("finetune", cls=Command)
-@options_of(PlanOptions, PlaceOptions, *finetune.CLASSES, defaults=finetune.DEFAULTS)
+@options_of(PlanOptions, PlaceOptions, *TUNING, defaults=TUNING_DEFAULTS)
 def plan_finetune(base: Base = None, data: Data = None, **said: Any) -> None:
     """Of `llamatrain finetune` with these options. Of the base only its head is read."""
+    show(tuning(base, data or (), said), build(PlanOptions, said))
+
+
+def show(request: "Request", options: PlanOptions) -> None:
     from llamatrain.recipe.prepare import planned
 
-    options, place, given = finetune.asked(base, data, said)
-    show(*planned(options, place, given), options.train.memory is not None, build(PlanOptions, said))
-
-
-def show(choice: "Way", excess: str | None, limited: bool, asked: PlanOptions) -> None:
-    if asked.graph:
+    choice, excess = planned(request)
+    if options.graph:
         from llamatrain.graph.show import as_dot, as_text
 
-        print({"text": as_text, "dot": as_dot}[asked.graph](choice.graphs.longest.outputs))
+        print({"text": as_text, "dot": as_dot}[options.graph](choice.graphs.longest.outputs))
         return
-    if excess and limited:
+    if excess and request.asked.train.memory is not None:
         raise MemoryPlanError(excess)
     setting = choice.setting
     bytes_ = {**asdict(choice.needs), "total": choice.total}
     how = {"remat": str(choice.policy), "batch": setting.batch, "splits": choice.splits, "precision": setting.precision}
-    if asked.json:
+    if options.json:
         print(json.dumps({**bytes_, **how, "threads": setting.threads, "parameters": setting.h.parameters}))
         return
     print(f"{setting.h.describe()}: {setting.h.parameters:,} parameters")

@@ -14,7 +14,7 @@ from llamatrain.config.shared import BATCH, JSON, SEED
 from llamatrain.config.shared import CTX as ROW
 from llamatrain.data.options import DataOptions
 from llamatrain.errors import FileError
-from llamatrain.report.printable import printable
+from llamatrain.machine.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

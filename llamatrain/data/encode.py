@@ -20,6 +20,7 @@ from llamatrain.data.sources import DataFile, naming
 from llamatrain.data.suitable import MARK
 from llamatrain.data.templates import CHATML, CHATML_WITH_EOS, ChatTemplate, TemplateError
 from llamatrain.errors import DataError
+from llamatrain.machine.terminal import bar
 
 VERSION = 3  # of what this file makes of a text: with a new one, old entries of the cache are not found any more
 LINES = 256  # lines, or samples, that one task tokenizes
@@ -92,11 +93,11 @@ class Encoder:
 
     def _fill_text(self, sources: list[DataFile], writer: StoreWriter) -> None:
         """Each file is one document."""
-        with progress(sources) as bar:
+        with progress(sources) as told:
             for number, source in enumerate(sources):
                 for size, tokens in self.tokenizer.encode_large(chunks_of(source)):
                     writer.write(tokens)
-                    bar.update(size)
+                    told.update(size)
                 writer.write(self._end(self.tokenizer.add_eos))
                 writer.end(number, 1)
 
@@ -220,12 +221,12 @@ def in_order(work: Callable[[A], B], items: Iterable[tuple[int, A]], sources: li
     from llamatrain.machine.units import cores
 
     waiting = deque[tuple[int, Future[B]]]()
-    with progress(sources) as bar, ThreadPoolExecutor(threads := cores()) as pool:
+    with progress(sources) as told, ThreadPoolExecutor(threads := cores()) as pool:
 
         def first() -> B:
             size, future = waiting.popleft()
             result = future.result()
-            bar.update(size)
+            told.update(size)
             return result
 
         try:
@@ -241,9 +242,6 @@ def in_order(work: Callable[[A], B], items: Iterable[tuple[int, A]], sources: li
 
 
 def progress(sources: list[DataFile]) -> Any:
-    """A bar that counts bytes, on a terminal, where it takes a while."""
-    from tqdm import tqdm
-
+    """A bar that counts bytes."""
     total = sum(source.path.stat().st_size for source in sources)
-    title = f"tokenizing {naming(sources)}"
-    return tqdm(total=total, desc=title, unit="B", unit_scale=True, leave=False, disable=None, delay=0.5)
+    return bar(f"tokenizing {naming(sources)}", total=total, unit="B", unit_scale=True)

@@ -18,6 +18,7 @@ from numba.core.ccallback import CFunc
 from numba.core.runtime.nrt import rtsys
 
 from llamatrain.machine import cachefolder, units
+from llamatrain.machine.terminal import say
 
 PACKAGE = Path(__file__).resolve().parent.parent
 COMPILED_HERE = ("machine", "kernels", "files/quants", "data/tokenizer")  # the folders whose sources end up in machine code
@@ -112,7 +113,7 @@ class Compiler:
         self.seconds = 0.0
         self.compiled = 0
         self.said = self.failed = False
-        self.say: Callable[[str], None] = lambda line: print(line, file=sys.stderr)
+        self.say: Callable[[str], None] = say
 
     def entry(self, body: Callable[..., None], signature: Any) -> Any:
         """The body as a function that compiled code calls by its address."""

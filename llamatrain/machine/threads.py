@@ -10,6 +10,7 @@ Which thread does a block is left to chance; what a block is, is not: a result m
 
 import os
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
@@ -200,10 +201,14 @@ class Table:
         compiler.report()
 
     def __call__(self) -> None:
-        run = runner(1) if forked else self.run
-        run(self.rows, self.team)
+        if forked or self.threads == 1:
+            runner(1)(self.rows, self.team)
+        else:
+            with turn:
+                self.run(self.rows, self.team)
 
 
+turn = threading.Lock()  # the workqueue of Numba ends the process where two threads ask it for a team
 forked = False  # the thread layer does not outlive a fork: in the child one thread does it all
 
 

@@ -1,7 +1,4 @@
-"""Ctrl-C, SIGTERM and the end of a terminal in a run: the first asks it to save and end, the second ends it at once.
-
-A thread listens, since Python's own handlers wait for the end of whatever compiled code the main thread is in.
-"""
+"""Ctrl-C, SIGTERM and the end of a terminal in a run: the first asks it to save and end, the second ends it at once."""
 
 import errno
 import os
@@ -10,10 +7,11 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import NoReturn, Self
 
 ONE = 0.3  # seconds: signals that come so close were meant as one, such as those of `timeout` to a process and to its group
 SHOW_CURSOR = "\x1b[?25h"  # a display that is left at once may have hidden it
@@ -37,18 +35,34 @@ def without_terminal() -> None:
                     os.dup2(os.open(os.devnull, os.O_WRONLY), place)
 
 
+def in_main_thread() -> bool:
+    """Elsewhere there are no signals to be had."""
+    return threading.current_thread() is threading.main_thread()
+
+
 class Interrupts:
-    """While this is open, `asked` is the number of the signal that came, or 0.
+    """While this is open, `asked` is the number of the signal that came, or 0, once `saving` says that a run can be saved."""
 
-    Before there is anything to save, the first signal ends the process; `leaving` is called then.
-    """
-
-    def __init__(self, leaving: Callable[[], None] = lambda: None) -> None:
-        self.asked, self.saving, self.leaving = 0, False, leaving
+    def __init__(self) -> None:
+        self.asked, self.saving = 0, False
+        self.leaving: Callable[[], None] = lambda: None  # called where the process is ended at once
+        self.home: Path | None = None  # the folder of what was saved
 
     def __enter__(self) -> Self:
-        self._main = threading.current_thread() is threading.main_thread()
-        if self._main:  # elsewhere there are no signals to be had
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
+
+
+class OfCommand(Interrupts):
+    """Those of a process that is there for the run alone: before there is anything to save, the first ends it.
+
+    A thread listens, since Python's own handlers wait for the end of whatever compiled code the main thread is in.
+    """
+
+    def __enter__(self) -> Self:
+        self._main = in_main_thread()
+        if self._main:
             self._before = {each: signal.signal(each, lambda number, frame: None) for each in ending()}
             self._reader, self._writer = socket.socketpair()
             self._writer.setblocking(False)
@@ -83,3 +97,47 @@ class Interrupts:
         if sys.stderr.isatty():
             os.write(sys.stderr.fileno(), SHOW_CURSOR.encode())
         os._exit(128 + number)
+
+
+class OfCaller(Interrupts):
+    """Ctrl-C in the process of somebody else, which is never ended: it becomes a KeyboardInterrupt, at once where there is
+    nothing to save, or no time; all other signals stay the caller's."""
+
+    def __enter__(self) -> Self:
+        self._before = signal.getsignal(signal.SIGINT) if in_main_thread() else None
+        if callable(self._before):
+            signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if callable(self._before):
+            signal.signal(signal.SIGINT, self._before)
+        if self.asked and error is None:
+            raise KeyboardInterrupt(f"the run is saved; resume={str(self.home)!r} goes on with it")
+
+    def _note(self, number: int, frame: object) -> None:
+        if self.asked or not self.saving:
+            raise KeyboardInterrupt
+        self.asked = number
+
+
+# ---- beside runs -----------------------------------------------------------
+
+
+@contextmanager
+def ended_in_order() -> Iterator[None]:
+    """SIGTERM, or the end of the terminal, ends the program as an error would, so that no half file stays behind."""
+    if not in_main_thread():
+        yield
+        return
+    before = {each: signal.signal(each, leave) for each in ending() if each != signal.SIGINT}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+def leave(number: int, frame: object) -> NoReturn:
+    without_terminal()
+    sys.exit(128 + number)

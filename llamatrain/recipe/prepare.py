@@ -9,11 +9,11 @@ from llamatrain.data.sine import Sine
 from llamatrain.data.sources import find_sources
 from llamatrain.errors import MemoryPlanError
 from llamatrain.recipe.asked import Asked
+from llamatrain.recipe.asking import Request
 from llamatrain.recipe.data import TrainingData, data_of, sine_of
 from llamatrain.recipe.fitting import Extent, Fitted, fitted
 from llamatrain.recipe.memory import Way
 from llamatrain.recipe.model import Model, model_for
-from llamatrain.recipe.options import PlaceOptions
 from llamatrain.recipe.resolved import Resolved, resolve
 from llamatrain.recipe.resume import gone_on_with, resumed_of
 from llamatrain.recipe.samples import Samples, samples_of
@@ -37,8 +37,9 @@ class Prepared:
     notes: tuple[str, ...]
 
 
-def begun(asked: Asked, place: PlaceOptions, given: Collection[str]) -> tuple[Asked, Sources, list[str]]:
+def begun(request: Request) -> tuple[Asked, Sources, list[str]]:
     """What is asked in the end, what it is made from, and what is to be said of the run that goes on."""
+    asked, place, given = request.asked, request.place, request.given
     resumed = resumed_of(place, asked.command)
     notes = list(resumed.notes) if resumed else []
     if resumed:
@@ -93,9 +94,10 @@ def remarks(resolved: Resolved, found: Fitted, sources: Sources, model: Model) -
         yield "the adapter is for the base with this rope and epsilon: it is to be run with the same"
 
 
-def planned(asked: Asked, place: PlaceOptions, given: Collection[str]) -> tuple[Way, str | None]:
+def planned(request: Request) -> tuple[Way, str | None]:
     """How a run would be run, and why it would not, if so; its text is not read, and nothing is written."""
-    asked, sources, _ = begun(asked, place, given)
+    given = request.given
+    asked, sources, _ = begun(request)
     if named := [file for file in asked.files if file != "-"]:
         find_sources(named)
     model = model_for(asked, sources, given, read=False)

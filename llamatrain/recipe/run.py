@@ -2,7 +2,6 @@
 
 import os
 import shlex
-import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,8 +11,10 @@ from llamatrain.adapters import peft
 from llamatrain.config.file import config_text
 from llamatrain.errors import FileError, UsageError
 from llamatrain.files.newfile import NewFile
+from llamatrain.machine.terminal import is_shown, say
 from llamatrain.optim.optimizer import Descent
 from llamatrain.recipe.asked import Asked
+from llamatrain.recipe.asking import Request
 from llamatrain.recipe.header import facts
 from llamatrain.recipe.interrupts import Interrupts
 from llamatrain.recipe.model import OWN_SIZE, model_for
@@ -24,33 +25,47 @@ from llamatrain.recipe.saving import Saver, check_trained, filled, restored
 from llamatrain.recipe.sources import Sources
 from llamatrain.recipe.targets import target_of
 from llamatrain.report.metrics import Metrics
-from llamatrain.report.report import Report
+from llamatrain.report.report import Report, nobody
 from llamatrain.store.folder import RunFolder
 from llamatrain.store.names import numbered
-from llamatrain.train.loop import Course, Loop, Outcome
+from llamatrain.train.loop import DONE, Course, Loop, Outcome
 from llamatrain.train.programs import Programs
 from llamatrain.train.state import RunState
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Finished:
     outcome: Outcome
+    folder: Path
     result: Path
-    command: str  # that goes on with it
+    steps: int  # in all
+    notes: tuple[str, ...] = ()  # what was said of it beside its figures
 
 
-def train(asked: Asked, place: PlaceOptions, given: Collection[str]) -> Finished:
-    """The run that is asked for; `given` are the names of the options that were not left to their defaults."""
-    asked, sources, notes = begun(asked, place, given)
+def train(request: Request, interrupts: Interrupts) -> Finished:
+    """The run that is asked for, and in a line or two how it ended, and what is left to do."""
+    asked, sources, notes = begun(request)
+    place, given = request.place, request.given
     if asked.tune.only_write_lora:
         return written(asked, sources, place, given)
-    with folder_of(asked.command, place, sources) as folder, Interrupts(folder.discard) as interrupts:
-        try:
-            prepared = prepare(asked, sources, peft_folder(asked, sources, folder, place, given), notes, given)
-            settle(prepared, folder)
-            return run(prepared, folder, interrupts)
-        finally:
-            folder.discard()
+    with folder_of(asked.command, place, sources) as folder:
+        interrupts.leaving = folder.discard
+        with interrupts:
+            try:
+                prepared = prepare(asked, sources, peft_folder(asked, sources, folder, place, given), notes, given)
+                settle(prepared, folder)
+                return run(prepared, folder, interrupts)
+            finally:
+                folder.discard()
+
+
+def tell_end(result: Path, outcome: Outcome, to_go_on: str) -> None:
+    if not outcome.finished:
+        say(f"{outcome.reason}; to go on: {to_go_on}")
+        return
+    if outcome.reason != DONE:
+        say(f"stopped: {outcome.reason}")
+    say(f"the {result.stem}: {result}")
 
 
 def written(asked: Asked, sources: Sources, place: PlaceOptions, given: Collection[str]) -> Finished:
@@ -68,8 +83,9 @@ def written(asked: Asked, sources: Sources, place: PlaceOptions, given: Collecti
             target.write(folder.result(target.result), {name: resumed.checkpoint.weights[name] for name in trained})
         finally:
             folder.discard()
-    command = f"llamatrain {asked.command} --resume {shlex.quote(str(resumed.path))}"
-    return Finished(Outcome("done"), folder.path / target.result, command)
+    result = folder.path / target.result
+    tell_end(result, Outcome(DONE), "")
+    return Finished(outcome=Outcome(DONE), folder=folder.path, result=result, steps=resumed.step)
 
 
 # ---- the folder ------------------------------------------------------------
@@ -158,18 +174,22 @@ def metrics_of(sources: Sources, folder: RunFolder) -> Metrics:
 def run(prepared: Prepared, folder: RunFolder, interrupts: Interrupts) -> Finished:
     resolved, target, metrics = prepared.resolved, prepared.target, metrics_of(prepared.sources, folder)
     command = f"llamatrain {prepared.kept.command} --resume {shlex.quote(str(folder.path))}"
-    with Report(metrics, iters=resolved.iters, every=prepared.kept.run.report_every or None) as report:
+    console, every = None if is_shown() else nobody(), prepared.kept.run.report_every or None
+    with Report(metrics, iters=resolved.iters, every=every, console=console) as report:
         report.header(facts(prepared, folder.path))
         for line in prepared.notes:
             report.say(f"note: {line}")
         loop = loop_of(prepared, folder, report, interrupts)
         loop.saved = loop.save(loop.state)  # so that a full disk shows now, and not after an hour
         folder.settled()
-        interrupts.leaving = lambda: print(f"interrupted; to go on: {command}", file=sys.stderr, flush=True)
+        interrupts.home, interrupts.leaving = folder.path, lambda: say(f"interrupted; to go on: {command}")
         outcome = loop.train()
         prepared.samples.end(loop.programs.weights.parts, report)
         report.end(folder.path)
-    return Finished(outcome, folder.path / target.result, command)
+    result, steps = folder.path / target.result, loop.state.counters.step
+    tell_end(result, outcome, command)
+    notes = (*prepared.notes, *report.warnings)
+    return Finished(outcome=outcome, folder=folder.path, result=result, steps=steps, notes=notes)
 
 
 def loop_of(prepared: Prepared, folder: RunFolder, report: Report, interrupts: Interrupts) -> Loop:
@@ -186,7 +206,6 @@ def loop_of(prepared: Prepared, folder: RunFolder, report: Report, interrupts: I
     else:
         target.begin(parts)
     descent = prepared.resolved.optimizer.descent(programs.weights.vector)
-    state = state_of(prepared, programs, descent, course, report)
     saver = Saver(
         options=kept.plain(),
         keep=kept.run.keep,
@@ -205,14 +224,14 @@ def loop_of(prepared: Prepared, folder: RunFolder, report: Report, interrupts: I
         listener=report,
         save=saver.save,
         show=lambda step: prepared.samples.show(step, leaves, parts, report),
-        state=state,
+        state=state_of(prepared, programs, descent, course, report),
         signals=interrupts,
         descent=descent,
     )
 
 
 def state_of(prepared: Prepared, programs: Programs, descent: Descent | None, course: Course, report: Report) -> RunState:
-    """Where it begins: at nothing, or where it was, its vectors and rows put back."""
+    """Where it begins: at nothing, or where a checkpoint was, whose vectors and rows are put back."""
     resumed, rows = prepared.sources.resumed, prepared.data.rows
     if not resumed:  # the base's own loss is line 0
         return RunState(data=rows.state, owed=prepared.kept.command == "finetune" and course.eval_every > 0)

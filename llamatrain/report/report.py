@@ -1,5 +1,6 @@
 """What a person sees of a training run: lines, a progress display below them on a terminal, drawings at the end."""
 
+import io
 import math
 import os
 import sys
@@ -17,6 +18,7 @@ from rich.text import Text
 
 from llamatrain.errors import FileError
 from llamatrain.files.newfile import NewFile
+from llamatrain.machine.printable import printable
 from llamatrain.report import curve, svg
 from llamatrain.report.events import StepLine
 from llamatrain.report.lines import GAP, Segment, assembled, fitted, width_of
@@ -24,7 +26,6 @@ from llamatrain.report.losses import Losses
 from llamatrain.report.metrics import Metrics
 from llamatrain.report.nowhere import nowhere
 from llamatrain.report.numbers import Pace, amount, duration, perplexity
-from llamatrain.report.printable import printable
 
 WIDTH = 100  # where the output is no terminal
 LINES = 150  # that a run prints, at most, unless told how many
@@ -64,6 +65,7 @@ class Report:
         self._last: StepLine | None = None
         self._printed, self._printed_at = -1, -math.inf  # the first step's line is due
         self._doing = self._saved = ""
+        self.warnings: list[str] = []
         self._waves: tuple[tuple[float, ...], tuple[float, ...]] | None = None
         fine = self.console.encoding.startswith("utf") and os.environ.get("TERM") != "linux"  # whose font has no braille
         self._signs = curve.FINE if fine else curve.PLAIN
@@ -94,6 +96,7 @@ class Report:
         self._print(Text(self._safe(line)))
 
     def warn(self, line: str) -> None:
+        self.warnings.append(line)
         self._print(Text(f"warning: {self._safe(line)}", "yellow"))
 
     def sample(self, step: int, text: str) -> None:
@@ -275,6 +278,11 @@ def stderr() -> Console:
     """The terminal as it is, or a stream for plain lines: no colours and no movements in it, whatever the environment says."""
     terminal = sys.stderr.isatty()
     return Said(stderr=True, force_terminal=terminal, force_jupyter=False, width=None if terminal else WIDTH, highlight=False)
+
+
+def nobody() -> Console:
+    """Nothing is shown, and the terminal left alone."""
+    return Console(file=io.StringIO(), quiet=True, force_terminal=False, force_jupyter=False, width=WIDTH, highlight=False)
 
 
 def stride(iters: int) -> int:

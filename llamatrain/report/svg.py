@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from html import escape
 
+from llamatrain.machine.printable import printable
 from llamatrain.report.losses import Losses, Series, ticks
 from llamatrain.report.numbers import amount
-from llamatrain.report.printable import printable
 
 WIDTH, HEIGHT = 720, 400
 LEFT, RIGHT, TOP, BOTTOM = 64, 24, 64, 48

@@ -83,6 +83,9 @@ class Course:
     max_time: float | None = None  # seconds of this process; None: without limit
 
 
+DONE = "done"  # of a run that ended as it was meant to
+
+
 @dataclass(frozen=True)
 class Outcome:
     """Why a run ended, and by which signal, if by one."""
@@ -137,7 +140,7 @@ class Loop:
                 return Outcome("the time is up", finished=False)
             if self._due(course.save_every, False) and not last:
                 self._save()
-        return Outcome(state.ended or "done")
+        return Outcome(state.ended or DONE)
 
     def _due(self, every: int, last: bool) -> bool:
         return every > 0 and (last or self.state.counters.step % every == 0)

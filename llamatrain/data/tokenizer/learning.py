@@ -10,6 +10,7 @@ from typing import Any
 
 from llamatrain.data.tokenizer import learner
 from llamatrain.errors import DataError
+from llamatrain.machine.terminal import bar
 
 
 def merges(texts: Iterable[str], size: int, pattern: str, alphabet: list[str]) -> list[list[str]]:
@@ -25,15 +26,15 @@ def merges(texts: Iterable[str], size: int, pattern: str, alphabet: list[str]) -
         )
     except OSError:
         return learner.merges(texts, size, pattern, alphabet)
-    with ended(child), progress() as bar:
+    with ended(child), bar("learning a vocabulary", unit="B", unit_scale=True) as told:
         with suppress(BrokenPipeError):  # what it has to say of that is read below
             send(child, json.dumps({"size": size, "pattern": pattern, "alphabet": alphabet}).encode() + b"\n")
             for text in texts:
                 raw = text.encode()
                 send(child, learner.LENGTH.pack(len(raw)) + raw)
-                bar.update(len(raw))
+                told.update(len(raw))
             send(child, learner.END, last=True)
-        bar.set_description("learning a vocabulary, merging")
+        told.set_description("learning a vocabulary, merging")
         return answer_of(child)
 
 
@@ -71,9 +72,3 @@ def ended(child: "subprocess.Popen[bytes]") -> Iterator[None]:
                 assert pipe is not None
                 pipe.close()
         child.wait()
-
-
-def progress() -> Any:
-    from tqdm import tqdm
-
-    return tqdm(desc="learning a vocabulary", unit="B", unit_scale=True, leave=False, disable=None, delay=0.5)

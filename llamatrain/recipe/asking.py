@@ -1,0 +1,123 @@
+"""What a user said, on a command line, in a file of `--config` or from Python, as a run that can be begun."""
+
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from llamatrain.adapters.options import LoraOptions
+from llamatrain.config.file import BaseArgument, DataArgument, read_config
+from llamatrain.config.options import Checked, build, declared, flag_of
+from llamatrain.data.options import DataOptions
+from llamatrain.errors import FileError, UsageError
+from llamatrain.model.options import ModelOptions
+from llamatrain.recipe.asked import OF, PARTS, Asked
+from llamatrain.recipe.demo import SINE
+from llamatrain.recipe.options import PlaceOptions, RunOptions, TrainOptions, refuse_idle
+from llamatrain.recipe.tuning import OF_ADAPTERS, TuneOptions
+
+NEW = (ModelOptions, DataOptions, TrainOptions, RunOptions)
+TUNING = (TuneOptions, LoraOptions, DataOptions, TrainOptions, RunOptions)
+TUNING_DEFAULTS = {"batch": 4, "lr": 1e-4}
+
+Said = Mapping[str, Any]  # options by name, without those that are left to their defaults
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """None of its options is without effect."""
+
+    asked: Asked
+    place: PlaceOptions
+    given: Collection[str]  # the names of the options that were not left to their defaults
+
+
+def given_options(said: Said, place: PlaceOptions, *classes: type[Checked]) -> dict[str, Any]:
+    """What the config file says under what was said beside it."""
+    return {**(read_config(place.config, *classes) if place.config else {}), **said}
+
+
+def asked_of(command: str, files: tuple[str, ...], base: str, values: Said, given: Collection[str]) -> Asked:
+    parts: dict[str, Any] = {name: build(PARTS[name], values) for name in OF[command]}
+    options = Asked(files=files, command=command, base=base, **parts)
+    refuse_idle(options.idle, given)
+    return options
+
+
+# ---- a new model -----------------------------------------------------------
+
+
+def new_model(data: Sequence[str], said: Said) -> Request:
+    place = build(PlaceOptions, said)
+    values = given_options(said, place, *NEW, DataArgument)
+    given, files = {*values}, tuple(data or values.get("data", ()))
+    if not (files or place.resume or place.checkpoint_in):
+        values = of_the_sine_wave(values)
+    options = asked_of("from-scratch", files, "", values, given)
+    if files and options.train.loss == "squared-error":
+        raise UsageError("--loss squared-error is for the sine wave only; leave the data out, or the option")
+    return Request(asked=options, place=place, given=given)
+
+
+def of_the_sine_wave(values: Said) -> dict[str, Any]:
+    """With its own defaults."""
+    for name in declared(DataOptions):
+        if name in values:
+            raise UsageError(f"{flag_of(name)} means nothing to the built-in sine wave; name the data, or leave it out")
+    sized = ("embd", "head", "layer") if "size" in values else ()
+    return {**{name: value for name, value in SINE.items() if name not in sized}, **values}
+
+
+# ---- a model that is there -------------------------------------------------
+
+
+def tuning(base: str | None, data: Sequence[str], said: Said) -> Request:
+    place = build(PlaceOptions, said)
+    values = given_options(said, place, *TUNING, BaseArgument)
+    named_there = None if place.checkpoint_in else values.get("base")
+    if base and named_there and Path(base).exists() and not is_gguf(base):
+        data, base = [base, *data], None
+    files = tuple(data or values.get("data", ()))
+    return named(base or named_there, files, {**TUNING_DEFAULTS, **values}, {*values}, place)
+
+
+def named(base: str | None, data: tuple[str, ...], values: Said, given: set[str], place: PlaceOptions) -> Request:
+    """With a base and data, unless a run goes on that has them. A model as --checkpoint-in is a base that is trained whole."""
+    from llamatrain.files.reader import open_gguf
+
+    if place.checkpoint_in and open_gguf(place.checkpoint_in).kind != "checkpoint":
+        check_whole(base, given, place)
+        base, data = str(place.checkpoint_in), (base, *data) if base else data
+        place, values = replace(place, checkpoint_in=None), {**values, "full": True}
+    elif base and (place.resume or place.checkpoint_in) and Path(base).exists() and not is_gguf(base):
+        data, base = (base, *data), None  # the base need not be named again
+    if not place.resume and not place.checkpoint_in:
+        if values.get("only_write_lora"):
+            raise UsageError("--only-write-lora writes the adapter of a checkpoint: name it with --resume")
+        if not base:
+            raise UsageError("no model: name a GGUF file, and the data to train on")
+        if not data:
+            raise UsageError(f"no data to train {base} on: name files (.txt, .md, .jsonl), folders, globs, or -")
+    if base is not None and not Path(base).is_file():
+        raise FileError(f"{base}: no such file; a GGUF model is needed first, and then the data")
+    options = asked_of("finetune", data, base or "", values, given)
+    if options.train.loss != "cross-entropy":
+        raise UsageError("--loss squared-error is for the sine wave only")
+    return Request(asked=options, place=place, given=given)
+
+
+def check_whole(base: str | None, given: set[str], place: PlaceOptions) -> None:
+    """There is one model, and it gets no adapter."""
+    if base and is_gguf(base):
+        raise UsageError(f"--checkpoint-in {place.checkpoint_in} is a model, as {base} is; leave one of them out")
+    if lora := sorted(given & {*OF_ADAPTERS}):
+        raise UsageError(f"--checkpoint-in trains all of a model, and {flag_of(lora[0])} is for an adapter: name the model first")
+
+
+def is_gguf(path: str) -> bool:
+    from llamatrain.files.constants import MAGIC
+
+    with suppress(OSError), Path(path).open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
+    return False

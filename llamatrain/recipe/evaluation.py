@@ -1,0 +1,134 @@
+"""How well a model foretells some data."""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from llamatrain.adapters.options import LoraOptions
+from llamatrain.config.options import Checked, Option, flag_of
+from llamatrain.config.shared import BATCH, CTX, THREADS
+from llamatrain.data.options import DataOptions
+from llamatrain.errors import FileError, UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from llamatrain.data.rows import Rows
+    from llamatrain.data.tokenizer import Tokenizer
+    from llamatrain.files.reader import Gguf
+    from llamatrain.train.graphs import Setting
+    from llamatrain.train.programs import Runner
+
+MEANINGLESS = (
+    "val",
+    "val_split",
+    "shuffle",
+    "overlapping_samples",
+    "fill_with_next_samples",
+    "separate_with_eos",
+    "separate_with_bos",
+    "sample_random_offsets",
+    "force_reshuffle",
+)
+USUAL_CTX = 512  # at most, where it is not given
+
+
+@dataclass(frozen=True)
+class EvaluateOptions(Checked, panel="Evaluation"):
+    ctx: Annotated[int | None, CTX] = None
+    batch: Annotated[int, BATCH] = 4
+    threads: Annotated[int | None, THREADS] = None
+    precision: Annotated[Literal["f32", "bf16"], Option("Of matrix products.")] = "f32"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """Means over the tokens that count."""
+
+    loss: float
+    perplexity: float
+    bits_per_byte: float | None  # None: its tokens stand for no text
+    tokens: int
+    notes: tuple[str, ...] = ()
+
+
+def evaluated(
+    model: Path,
+    data: Sequence[str],
+    options: EvaluateOptions,
+    lora: LoraOptions,
+    data_options: DataOptions,
+    given: Collection[str],
+) -> Evaluation:
+    """Of all the data, a row at a time; `given` are the names of the options that were not left to their defaults."""
+    from llamatrain.data.corpus import open_corpus
+    from llamatrain.data.rows import Rows
+    from llamatrain.data.tokenizer import load as load_tokenizer
+    from llamatrain.files.reader import open_gguf
+    from llamatrain.machine.units import cores
+    from llamatrain.recipe.loading import opened
+    from llamatrain.train.graphs import Setting
+
+    for name in MEANINGLESS:
+        if name in given:
+            raise UsageError(f"{flag_of(name)} means nothing here: all DATA is evaluated, each token once; leave it out")
+    gguf, threads = open_gguf(model), options.threads or cores()
+    h, weights, arrays = opened(gguf, lora, threads)
+    tokenizer = load_tokenizer(gguf.metadata, model)
+    if len(tokenizer) > h.vocab:
+        raise FileError(f"{model}: its vocabulary has {len(tokenizer)} tokens, its embeddings {h.vocab}")
+    # each token is judged once
+    once, ctx = replace(data_options, shuffle=False, overlapping_samples=False), options.ctx or min(USUAL_CTX, h.ctx)
+    corpus, _ = open_corpus(data, tokenizer, once, ctx, 0)
+    rows = Rows(corpus, data_options, 0, tokenizer.eos, tokenizer.bos)
+    setting = Setting(
+        h=h,
+        weights=weights,
+        trained={},
+        batch=options.batch,
+        positions=max(rows.lengths),
+        precision=options.precision,
+        threads=threads,
+    )
+    return score(runner_of(gguf, setting, arrays, rows), rows, tokenizer, options.batch)
+
+
+def runner_of(gguf: "Gguf", setting: "Setting", arrays: "Mapping[str, np.ndarray]", rows: "Rows") -> "Runner":
+    """In memory that is there."""
+    from llamatrain.model.load import check_memory
+    from llamatrain.train.graphs import RunGraphs
+    from llamatrain.train.programs import Runner
+
+    graphs = RunGraphs(setting)
+    plans = [graphs.plan(graphs.loss(length)) for length in rows.lengths]
+    check_memory(gguf, max(plan.total - plan.bytes("state") for plan in plans), "a smaller --ctx or --batch")
+    return Runner(graphs, arrays, max(plan.arena for plan in plans))
+
+
+def score(runner: "Runner", rows: "Rows", tokenizer: "Tokenizer", batch: int) -> Evaluation:
+    import numpy as np
+
+    from llamatrain.machine.terminal import bar, say
+
+    texts = tokenizer.lengths
+    losses, tokens, text = list[float](), 0, 0
+    with bar("evaluating", total=len(rows.corpus), unit=" rows") as told:
+        for each in rows.once(batch):
+            losses.append(runner.loss(each))
+            counted = each.targets[each.weights > 0]
+            tokens += counted.size
+            text += int(np.sum(texts[counted]))
+            told.update(batch)
+    loss, notes = math.fsum(losses) / tokens, list[str]()
+    if not math.isfinite(loss):
+        notes.append(f"the loss is {loss}: the model's weights are damaged, or too large")
+        say(f"warning: {notes[0]}")
+    return Evaluation(
+        loss=loss,
+        perplexity=math.exp(min(loss, 700)),
+        bits_per_byte=math.fsum(losses) / math.log(2) / text if text else None,
+        tokens=tokens,
+        notes=tuple(notes),
+    )

@@ -1,0 +1,131 @@
+"""Text that goes on from a prompt."""
+
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from llamatrain.adapters.options import LoraOptions
+from llamatrain.config.options import Checked
+from llamatrain.config.shared import CTX, THREADS
+from llamatrain.errors import FileError, UsageError
+from llamatrain.sample.options import SamplingOptions
+
+if TYPE_CHECKING:
+    from llamatrain.data.tokenizer import Tokenizer
+    from llamatrain.files.reader import Gguf
+    from llamatrain.model.hyperparameters import Hyperparameters
+    from llamatrain.sample.decoder import Decoder
+    from llamatrain.sample.text import Words
+
+USUAL_CTX = 4096  # at most, where it is not given
+PROMPT = "the model has no token that begins a text, so it needs a prompt to go on from: give one with --prompt or --file"
+
+
+@dataclass(frozen=True)
+class LoadOptions(Checked, panel="Text"):
+    ctx: Annotated[
+        int | None,
+        replace(CTX, sentence="Tokens of prompt and text together; else what the model was made for, at most 4096."),
+    ] = None
+    threads: Annotated[int | None, THREADS] = None
+
+
+class Writer:
+    """A model, opened once for any number of texts."""
+
+    def __init__(self, path: Path, options: LoadOptions, lora: LoraOptions) -> None:
+        from llamatrain.files.reader import open_gguf
+        from llamatrain.machine.units import cores
+        from llamatrain.model.load import check_memory
+        from llamatrain.recipe.loading import opened
+        from llamatrain.sample.decoder import Decoder
+
+        self.gguf, self.threads = open_gguf(path), options.threads or cores()
+        self.h, self.weights, self.arrays = opened(self.gguf, lora, self.threads)
+        self.ctx = options.ctx or min(USUAL_CTX, self.h.ctx)
+        cost = Decoder.plan(self.h, self.ctx, self.threads, weights=self.weights)
+        check_memory(self.gguf, cost.total, "a smaller --ctx")
+        self.tokenizer = tokenizer_of(self.gguf, self.h)
+        self._free: list[Decoder] = []  # of texts that were begun before another had ended each has its own
+
+    def text(self, prompt: bytes, sampling: SamplingOptions) -> "Continuation":
+        """One that goes on from the prompt, drawn while it is read."""
+        tokens = tokens_of(self.gguf, self.tokenizer, prompt)
+        if len(tokens) > self.ctx:
+            told = f"the prompt has {len(tokens)} tokens, the context {self.ctx}"
+            raise UsageError(f"{told}: a larger --ctx or a shorter prompt will do")
+        if sampling.seed < 0:
+            sampling = replace(sampling, seed=secrets.randbits(32))
+        return Continuation(self, tokens, sampling)
+
+    def taken(self) -> "Decoder":
+        from llamatrain.sample.decoder import Decoder
+
+        try:
+            return self._free.pop()
+        except IndexError:
+            return Decoder(self.h, self.arrays, ctx=self.ctx, threads=self.threads, weights=self.weights)
+
+    def given_back(self, decoder: "Decoder") -> None:
+        self._free.append(decoder)
+
+
+class Continuation:
+    """Its pieces, once; `notes` is what there is to be said of it so far."""
+
+    def __init__(self, writer: Writer, tokens: list[int], sampling: SamplingOptions) -> None:
+        self.writer, self.tokens, self.sampling, self.notes = writer, tokens, sampling, list[str]()
+        if writer.ctx > (made := writer.h.ctx):
+            self.notes.append(f"the model was made for {made} tokens; with --ctx {writer.ctx} its text may lose the thread")
+
+    def __iter__(self) -> Iterator[str]:
+        from llamatrain.data.tokenizer import StreamDecoder
+        from llamatrain.sample.decoder import Generation
+        from llamatrain.sample.text import Numbers, stream
+
+        tokenizer, decoder = self.writer.tokenizer, self.writer.taken()
+        words: Words = StreamDecoder(tokenizer) if tokenizer else Numbers()
+        made = Generation(decoder, self.tokens, self.sampling, tokenizer.vocabulary.ends if tokenizer else ())
+        try:
+            yield from stream(made, words, self.sampling.stop)
+        finally:
+            self.writer.given_back(decoder)
+        if made.ended == "ctx":
+            self.notes.append(f"the context of {self.writer.ctx} tokens is full; a larger --ctx takes more")
+
+
+# ---- prompts ---------------------------------------------------------------
+
+
+def tokenizer_of(gguf: "Gguf", h: "Hyperparameters") -> "Tokenizer | None":
+    """None where tokens stand for no text."""
+    from llamatrain.data.tokenizer import load
+    from llamatrain.data.tokenizer.vocabulary import KEY, WITHOUT_TEXT
+
+    if gguf.metadata.get(f"{KEY}model") in WITHOUT_TEXT:
+        return None
+    tokenizer = load(gguf.metadata, gguf.path)
+    if len(tokenizer) != h.vocab:
+        raise FileError(f"{gguf.path}: its vocabulary has {len(tokenizer)} tokens, token_embd.weight {h.vocab} rows")
+    return tokenizer
+
+
+def tokens_of(gguf: "Gguf", tokenizer: "Tokenizer | None", prompt: bytes) -> list[int]:
+    if tokenizer is None:
+        return numbers_in(prompt)
+    tokens: list[int] = tokenizer.encode(prompt, special=True).tolist()
+    bos = tokenizer.bos
+    if bos is not None and (not tokens or (tokenizer.add_bos and tokens[0] != bos)):
+        tokens.insert(0, bos)
+    if not tokens:
+        raise UsageError(f"{gguf.path}: {PROMPT}")
+    return tokens
+
+
+def numbers_in(prompt: bytes) -> list[int]:
+    words = prompt.split()
+    if not words or not all(word.isdigit() and len(word) < 10 for word in words):
+        raise UsageError("this model's tokens stand for no text: it takes their numbers as a prompt, such as --prompt '0 3 5'")
+    return [int(word) for word in words]

@@ -1,0 +1,265 @@
+"""A model and its adapters made one."""
+
+import math
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from llamatrain.adapters.options import LoraOptions
+from llamatrain.config.options import Checked, Option
+from llamatrain.config.shared import THREADS
+from llamatrain.config.units import Size
+from llamatrain.errors import FileError, LlamatrainError, UsageError
+from llamatrain.machine.terminal import bar, say
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from llamatrain.adapters.adapter import Adapter
+    from llamatrain.adapters.merge import MergedTensor, Rounding
+    from llamatrain.files.reader import Gguf
+    from llamatrain.files.types import GgmlType
+    from llamatrain.model.hyperparameters import Hyperparameters
+    from llamatrain.model.lora import Weights
+
+CHECKED = 128  # tokens, at most, whose logits are compared
+ROUNDED = 0.25  # of what is added to a weight: how far off it may be, unsaid
+
+
+@dataclass(frozen=True)
+class ExportOptions(Checked, panel="The new model"):
+    out: Annotated[Path, Option("The file to write.")]
+    type: Annotated[
+        Literal["keep", "f32", "f16", "bf16", "q8_0", "q6_k", "q5_k", "q4_k", "q3_k", "q2_k", "q5_1", "q5_0", "q4_1", "q4_0"],
+        Option("The type of the new model's matrices; keep: that which each has in BASE.", unit="TYPE"),
+    ] = "keep"
+    overwrite: Annotated[bool, Option("Replace the file --out.")] = False
+    check: Annotated[str, Option("Compare the logits of BASE with its adapters to those of the new file, on this text.")] = ""
+    threads: Annotated[int | None, THREADS] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Of the logits of a base with its adapters to those of what was made of them."""
+
+    largest: float  # of their differences
+    mean: float
+    lowest: float  # of the logits
+    highest: float
+    tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Merged:
+    path: Path
+    bytes: int
+    tensors: int
+    merged: int  # tensors that an adapter changed
+    copied: int  # tensors that are to the byte what they were
+    notes: tuple[str, ...]
+    check: Comparison | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Merging:
+    """What is made one, and seen to fit together."""
+
+    gguf: "Gguf"
+    h: "Hyperparameters"
+    adapters: "Sequence[Adapter]"
+    made: "Sequence[MergedTensor]"
+    kind: "GgmlType | None"
+    threads: int
+    notes: list[str] = field(default_factory=list)
+
+    def note(self, line: str) -> None:
+        self.notes.append(line)
+        say(f"note: {line}")
+
+
+def merged(base: Path, options: ExportOptions, lora: LoraOptions) -> Merged:
+    """The new file, written; and compared, if that is asked for."""
+    merging = prepared(base, options, lora)
+    note_types(merging)
+    expected = with_adapters(merging, options.check) if options.check else None
+    write(options.out, merging)
+    made = merging.made
+    return Merged(
+        path=options.out,
+        bytes=size_of(made),
+        tensors=len(made),
+        merged=touched(made),
+        copied=sum(piece.copied for piece in made),
+        check=compared(options.out, *expected, merging.threads) if expected else None,
+        notes=tuple(merging.notes),
+    )
+
+
+def prepared(base: Path, options: ExportOptions, lora: LoraOptions) -> Merging:
+    from llamatrain.adapters import merge
+    from llamatrain.files.reader import open_gguf
+    from llamatrain.files.types import by_name
+    from llamatrain.machine.units import cores
+    from llamatrain.model.hyperparameters import read
+
+    if not lora.scaled:
+        raise UsageError("there is nothing to merge: name an adapter with --lora or --lora-scaled")
+    gguf = open_gguf(base)
+    h = read(gguf)
+    if gguf.kind != "model":
+        raise FileError(f"{base}: no model but a {gguf.kind}; a model is needed")
+    check_place(options, [base, *(path for path, _ in lora.scaled)])
+    adapters = read_adapters(lora, h, base)
+    kind = None if options.type == "keep" else by_name(options.type.upper())
+    made = merge.pieces(gguf, adapters, kind)
+    check_room(options.out, size_of(made))
+    return Merging(gguf=gguf, h=h, adapters=adapters, made=made, kind=kind, threads=options.threads or cores())
+
+
+def size_of(made: "Sequence[MergedTensor]") -> int:
+    return sum(piece.info.nbytes for piece in made)
+
+
+def touched(made: "Sequence[MergedTensor]") -> int:
+    return sum(bool(piece.adapters) for piece in made)
+
+
+def read_adapters(lora: LoraOptions, h: "Hyperparameters", base: Path) -> "list[Adapter]":
+    """Each checked to be one for this base."""
+    from llamatrain.adapters.adapter import check
+    from llamatrain.adapters.reading import read
+
+    adapters = []
+    for path, scale in lora.scaled:
+        adapter = read(path, h)
+        check(adapter, h, base)
+        adapters.append(adapter.scaled(scale))
+    return adapters
+
+
+# ---- before anything is written --------------------------------------------
+
+
+def check_place(options: ExportOptions, inputs: Sequence[Path]) -> None:
+    out = options.out
+    if not out.exists():
+        return
+    if not out.is_file():
+        raise FileError(f"{out}: this is a folder or a device, no place for a file")
+    for path in inputs:
+        if any(out.samefile(file) for file in files_of(path)):
+            raise UsageError(f"--out {out} would replace {path}, which is being read: another name will do")
+    if not options.overwrite:
+        raise FileError(f"{out}: is there already; --overwrite replaces it")
+
+
+def files_of(path: Path) -> Iterator[Path]:
+    """All parts of a split model, all files of a folder; else the file itself."""
+    from llamatrain.files.reader import PART_NAME
+
+    part = PART_NAME.fullmatch(path.name)
+    if part:
+        names = (PART_NAME.fullmatch(file.name) for file in path.parent.iterdir())
+        yield from (path.with_name(name[0]) for name in names if name and name.group(1, 3) == part.group(1, 3))
+    elif path.exists():
+        yield from path.iterdir() if path.is_dir() else (path,)
+
+
+def check_room(out: Path, needed: int) -> None:
+    free = shutil.disk_usage(out.resolve().parent).free  # of a link's target
+    if needed > free:
+        raise FileError(f"{out}: takes {Size(needed).words}, and {Size(free).words} are free there")
+
+
+def note_types(merging: Merging) -> None:
+    kind = merging.kind
+    others = [piece.base for piece in merging.made if kind and piece.type is not kind and len(piece.base.shape) == 2]
+    if others and kind:
+        more = f" and {len(others) - 1} more keep their" if len(others) > 1 else " keeps its"
+        merging.note(f"{others[0].name}{more} type: rows of {others[0].shape[1]} are no whole blocks of {kind.block}")
+
+
+# ---- writing ---------------------------------------------------------------
+
+
+def write(out: Path, merging: Merging) -> None:
+    from llamatrain.adapters import merge
+
+    made, size = merging.made, size_of(merging.made)
+    with bar("merging", total=size, unit="B", unit_scale=True) as told:
+        roundings = merge.write(out, merging.gguf, made, merging.kind, threads=merging.threads, progress=told.update)
+    copied = sum(piece.copied for piece in made)
+    say(f"{out}: {Size(size).words}, {touched(made)} of {len(made)} tensors merged, {copied} copied as they were")
+    note_rounding(roundings, merging)
+
+
+def note_rounding(roundings: "dict[str, Rounding]", merging: Merging) -> None:
+    worst = max(roundings, key=lambda name: roundings[name].share, default="")
+    if worst and roundings[worst].share > ROUNDED:
+        kinds = {piece.type.name for piece in merging.made if piece.rounds}
+        finer = "f32" if kinds & {"F16", "BF16"} else "f16" if "Q8_0" in kinds else "q8_0"
+        off, added = (math.fsum(getattr(each, name) for each in roundings.values()) for name in ("off", "added"))
+        merging.note(
+            f"rounded to its type, {worst} is off by {roundings[worst].share:.0%} of what was added to it, "
+            f"all weights together by {math.sqrt(off / added):.0%}; --type {finer} rounds less"
+        )
+
+
+# ---- --check ---------------------------------------------------------------
+
+
+def with_adapters(merging: Merging, text: str) -> "tuple[list[int], np.ndarray]":
+    """The tokens of a text, and the logits behind each, of the base with its adapters beside it."""
+    from llamatrain.data.tokenizer import to_bytes
+    from llamatrain.recipe.generation import tokenizer_of, tokens_of
+    from llamatrain.recipe.loading import adapted
+
+    gguf, h, adapters, threads = merging.gguf, merging.h, merging.adapters, merging.threads
+    tokens = tokens_of(gguf, tokenizer_of(gguf, h), to_bytes(text))
+    if len(tokens) > CHECKED:
+        merging.note(f"--check compares the first {CHECKED} of {len(tokens)} tokens")
+    matrices = [
+        replace(each, pairs={name: pair for name, pair in each.pairs.items() if name not in each.norms}) for each in adapters
+    ]
+    weights, arrays = adapted(gguf, h, matrices, threads)
+    for adapter in adapters:
+        arrays |= {name: arrays[name] + adapter.delta(name)[0] for name in adapter.norms}
+    return tokens[:CHECKED], logits(gguf, h, weights, arrays, tokens[:CHECKED], threads)
+
+
+def compared(out: Path, tokens: list[int], expected: "np.ndarray", threads: int) -> Comparison:
+    import numpy as np
+
+    from llamatrain.files.reader import open_gguf
+    from llamatrain.recipe.loading import opened
+
+    gguf = open_gguf(out)
+    difference = np.abs(logits(gguf, *opened(gguf, LoraOptions(), threads), tokens, threads) - expected)
+    return Comparison(
+        largest=float(difference.max()),
+        mean=float(difference.mean()),
+        lowest=float(expected.min()),
+        highest=float(expected.max()),
+        tokens=len(tokens),
+    )
+
+
+def logits(
+    gguf: "Gguf", h: "Hyperparameters", weights: "Weights", arrays: "dict[str, np.ndarray]", tokens: list[int], threads: int
+) -> "np.ndarray":
+    import numpy as np
+
+    from llamatrain.model.load import check_memory
+    from llamatrain.sample.decoder import Decoder
+
+    check_memory(gguf, Decoder.plan(h, len(tokens), threads, weights=weights).total, "a shorter text for --check")
+    decoder = Decoder(h, arrays, ctx=len(tokens), threads=threads, weights=weights)
+    found = np.array([decoder.feed([token]).copy() for token in tokens])
+    if not np.isfinite(found).all():
+        raise LlamatrainError(
+            f"{gguf.path}: nothing can be compared: on that text its logits are not finite; its weights, or those of an adapter, "
+            "are damaged or too large"
+        )
+    return found
