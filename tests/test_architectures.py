@@ -158,9 +158,9 @@ def loss_of(h: Hyperparameters, arrays: Arrays, length: int) -> tuple[float, Arr
     program, ids = Program.of([loss, *grads], memory, kernels="reference"), np.array(tokens(length + 1))
     given = {"tokens": ids[:-1], "positions": np.arange(length), "starts": 0, "targets": ids[1:], "weights": 1}
     for name, values in given.items():
-        program[made.inputs[name]][...] = values
+        program.write(made.inputs[name], values)
     program()
-    return float(program[loss]), {name: program[grad].copy() for name, grad in zip(leaves, grads, strict=True)}
+    return float(program.read(loss)), {name: program.read(grad).copy() for name, grad in zip(leaves, grads, strict=True)}
 
 
 @pytest.mark.parametrize("name", [BIAS, "blk.1.ffn_down.bias", "blk.0.attn_k.weight"])
@@ -191,8 +191,8 @@ def test_halves(turned: int) -> None:
     out = paired(x, turned)
     program = Program.of([out], {}, kernels="reference")
     values = np.random.default_rng(1).standard_normal(x.shape).astype(np.float32)
-    program[x][...] = values
+    program.write(x, values)
     program()
     half = turned // 2
     order = [place for i in range(half) for place in (i, i + half)] + [*range(turned, 16)]
-    np.testing.assert_array_equal(program[out], values[..., order])
+    np.testing.assert_array_equal(program.read(out), values[..., order])
