@@ -92,7 +92,7 @@ def kept_of(module: str) -> Path:
     return folder / module.rpartition(".")[0]
 
 
-class Kept(caching.FunctionCache):
+class KernelCache(caching.FunctionCache):
     class _impl_class(caching.FunctionCache._impl_class):  # noqa: N801  Numba's name
         _locator_classes = (Place,)
 
@@ -131,7 +131,7 @@ class Compiler:
         setup()
         folder, start = None if self.failed else cache_folder(), time.perf_counter()
         try:
-            made._cache = Kept(body) if folder else caching.NullCache()
+            made._cache = KernelCache(body) if folder else caching.NullCache()
             build()
         except (OSError, EOFError, pickle.UnpicklingError) as broken:  # the disk is full, or a file was cut short
             self.say(f"the cache of kernels cannot be used ({broken}); without {folder} it will be made again")
