@@ -16,185 +16,27 @@ import json
 import os
 import subprocess
 import sys
-import time
+from collections import defaultdict
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import numpy as np
 import tuning
-from kernel_cases import Case, cases
+from kernel_bench import bench_kernels
+from timing import Timed, header, in_turns, torch_if_any
 
-from llamatrain.engine.program import Program, empty
 from llamatrain.graph.remat import POLICIES
-from llamatrain.graph.tensor import BF16, Tensor, nodes_of
-from llamatrain.kernels import cpu
-from llamatrain.kernels.reference.registry import from_bf16
 from llamatrain.machine import jit, units
-from tests.llama_graph import TINY, M, S, Size
 from tests.llama_step import CLIP, LlamaStep
+from tests.llamas import TINY, M, S, Size
 
-ROUND = 10e-3  # seconds: shorter things are repeated within a round
-QUIET = 0.12  # seconds between two rounds: threads of OpenBLAS spin for 0.1 s after a product, and slow whatever follows
-COPIED = 256 << 20
 SIZES = {"tiny": TINY, "S": S, "M": M}
 DEEP = Size(vocab=32000, width=512, layers=32, heads=8, kv_heads=8, ff=1376, ctx=512, batch=4)
 # torch allocates anew in each step: without these, what is timed is the system handing out pages
 MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_TOP_PAD_": str(256 << 20)}
-
-
-# ---- timing ----------------------------------------------------------------
-
-
-class Timed:
-    """Something to run, and how long it took each time."""
-
-    def __init__(self, run: Callable[[], Any]) -> None:
-        self.run, self.times = run, list[float]()
-        run()
-        start = time.perf_counter()
-        run()
-        self.repeats = max(1, round(ROUND / max(1e-7, time.perf_counter() - start)))
-
-    def round(self) -> None:
-        time.sleep(QUIET)
-        self.run()  # wakes its threads and fills its caches
-        start = time.perf_counter()
-        for _ in range(self.repeats):
-            self.run()
-        self.times.append((time.perf_counter() - start) / self.repeats)
-
-    def quartiles(self) -> tuple[float, float, float]:
-        """In milliseconds."""
-        low, middle, high = np.quantile(self.times, [0.25, 0.5, 0.75]) * 1e3
-        return float(low), float(middle), float(high)
-
-
-def in_turns(*runs: Callable[[], Any] | None, seconds: float, rounds: int = 50) -> list[Timed | None]:
-    """Each once a round, until the time is up; at least three rounds."""
-    timed = [Timed(run) if run else None for run in runs]
-    end = time.perf_counter() + seconds
-    for done in range(rounds):
-        if done >= 3 and time.perf_counter() > end:
-            break
-        for each in timed:
-            if each:
-                each.round()
-    return timed
-
-
-def copy_bandwidth(workers: int) -> float:
-    """GB/s, read and written, of copying 256 MB with so many threads."""
-    source, target = np.ones(COPIED, np.uint8), np.ones(COPIED, np.uint8)
-    parts = list(zip(np.array_split(source, workers), np.array_split(target, workers), strict=True))
-    with ThreadPoolExecutor(workers) as pool:
-        timed = in_turns(lambda: list(pool.map(lambda part: np.copyto(part[1], part[0]), parts)), seconds=1.0)[0]
-    assert timed
-    return 2 * COPIED / timed.quartiles()[1] / 1e6
-
-
-def torch_if_any(workers: int, wanted: bool) -> Any:
-    if not wanted or not find_spec("torch"):
-        return None
-    import torch
-
-    torch.set_num_threads(workers)
-    return torch
-
-
-# ---- kernels ---------------------------------------------------------------
-
-
-def bound(case: Case, kernels: str, workers: int) -> tuple[Program, list[Tensor]]:
-    """The case over arrays of its own."""
-    memory = {tensor: empty(tensor) for tensor in [*case.arrays, *case.outputs]}
-    for tensor, array in case.arrays.items():
-        memory[tensor][...] = array
-    for output in case.outputs:
-        if output.node and output.index in output.node.aliases:  # lies in its source's memory
-            del memory[output]
-    return Program.of(case.outputs, memory, kernels=kernels, threads=workers), list(case.outputs)
-
-
-def largest_error(fast: Program, plain: Program, outputs: list[Tensor]) -> float:
-    """Of all outputs, as a share of each one's largest element."""
-    worst = 0.0
-    for output in outputs:
-        found, expected = (from_bf16(p[output]) if output.dtype is BF16 else p[output] for p in (fast, plain))
-        worst = max(worst, float(np.max(np.abs(found - expected)) / max(1e-30, float(np.max(np.abs(expected))))))
-    return worst
-
-
-def torch_leaves(torch: Any, case: Case) -> list[Any]:
-    full = (from_bf16(array) if tensor.dtype is BF16 else array.copy() for tensor, array in case.arrays.items())
-    return [torch.from_numpy(array) for array in full]
-
-
-def met(floor: str, ratios: dict[str, float]) -> str:
-    if not floor:
-        return ""
-    against, least = floor.split()
-    if against not in ratios:
-        return f"{floor}: ?"
-    return f"{floor}: {'yes' if ratios[against] >= float(least) else 'NO'}"
-
-
-def kernel_row(name: str, case: Case, copied: float, torch: Any, args: argparse.Namespace) -> bool:
-    """Check, time and print one case; whether the check held."""
-    fast, outputs = bound(case, args.kernels, args.threads)
-    plain, _ = bound(case, "reference", 1)
-    fast()
-    plain()
-    error = largest_error(fast, plain, outputs)
-    right = error <= case.tolerance
-    numpy_time = time_once(plain) * 1e3
-    peer = case.peer(torch, torch_leaves(torch, case)) if torch and case.peer else None
-    ours, theirs = in_turns(fast, peer, seconds=args.seconds)
-    assert ours
-    low, middle, high = ours.quartiles()
-    rate = (case.flops or case.moved) / middle / 1e6
-    ratios = {"copy": rate / copied} if case.moved else {}
-    if theirs:
-        ratios["torch"] = theirs.quartiles()[1] / middle
-    shown = {kind: f"{ratios[kind]:.2f}" if kind in ratios else "-" for kind in ("copy", "torch")}
-    print(
-        f"{name:27.27} {case.shape:22.22} {middle:9.3f} {f'{low:.3g}..{high:.3g}':>15} {rate:8.1f} "
-        f"{'GFLOP/s' if case.flops else 'GB/s':8}{numpy_time / middle:8.1f} {shown['copy']:>6} {shown['torch']:>6} "
-        f"{fast.plan.arena / 1e6:9.1f} {error:8.1e}{' ' if right else '!'} {met(case.floor, ratios)}",
-        flush=True,
-    )
-    return right
-
-
-def time_once(run: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
-
-
-def bench_kernels(args: argparse.Namespace) -> int:
-    torch, copied = torch_if_any(args.threads, args.torch), copy_bandwidth(args.threads)
-    header(args, torch)
-    print(f"copy of {COPIED >> 20} MB: {copied:.1f} GB/s (read and written)\n")
-    print(
-        f"{'kernel':27} {'shape':22} {'ms':>9} {'quartiles':>15} {'rate':>8} {'':8}{'x numpy':>8} {'copy':>6} "
-        f"{'torch':>6} {'arena MB':>9} {'error':>8}  floor"
-    )
-    wrong, run = [], set[str]()
-    for name, case in cases(args.names):
-        run |= {node.op.name for node in nodes_of(case.outputs)}
-        if not kernel_row(name, case, copied, torch, args):
-            wrong.append(name)
-    if missing := sorted(cpu.BINDINGS.keys() - run) if not args.names else []:
-        print(f"\ncompiled, but not timed here: {', '.join(missing)}")
-    if wrong:
-        print(f"wrong results: {', '.join(wrong)}", file=sys.stderr)
-    return 1 if wrong else 0
 
 
 # ---- steps -----------------------------------------------------------------
@@ -232,7 +74,19 @@ def bench_step(args: argparse.Namespace) -> int:
             ours, theirs = in_turns(step, peer, seconds=args.seconds)
             assert ours
             print(f"{name:6} {precision:9} {step_figures(size, ours, theirs)} {step.arena / 1e6:9.1f}", flush=True)
+            if args.profile:
+                print_dearest(step)
     return 0
+
+
+def print_dearest(step: LlamaStep, most: int = 12) -> None:
+    """The ops that take most of a step, each run by itself."""
+    taken: dict[str, float] = defaultdict(float)
+    for program in step.programs:
+        for node, seconds in program.profile():
+            taken[node.op.name] += seconds
+    for op, seconds in sorted(taken.items(), key=lambda entry: -entry[1])[:most]:
+        print(f"{'':16} {seconds * 1e3:9.3f}  {op}")
 
 
 # ---- recomputation ---------------------------------------------------------
@@ -331,24 +185,20 @@ def bench_finetune(args: argparse.Namespace) -> int:
 # ---- the command -----------------------------------------------------------
 
 
-def header(args: argparse.Namespace, torch: Any) -> None:
-    processor, _ = units.target()
-    has = ", ".join(sorted(units.units())) or "none"
-    print(f"{processor}, units: {has}; {args.threads} threads; kernels: {args.kernels}; {versions(torch)}")
-
-
-def versions(torch: Any) -> str:
-    import numba
-
-    return f"numpy {np.__version__}, numba {numba.__version__}, torch {torch.__version__ if torch else '-'}"
+BENCHES: dict[str, tuple[Callable[[argparse.Namespace], int], float]] = {  # with seconds for each line
+    "kernels": (bench_kernels, 1.5),
+    "step": (bench_step, 10.0),
+    "remat": (bench_remat, 30.0),
+    "memory": (bench_memory, 0.0),
+    "context": (bench_context, 20.0),
+    "finetune": (bench_finetune, 0.0),
+}
 
 
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
-    benches = (("kernels", bench_kernels, 1.5), ("step", bench_step, 10.0), ("remat", bench_remat, 30.0),
-               ("memory", bench_memory, 0.0), ("context", bench_context, 20.0), ("finetune", bench_finetune, 0.0))  # fmt: skip
-    for name, run, seconds in benches:
+    for name, (run, seconds) in BENCHES.items():
         command = commands.add_parser(name)
         command.set_defaults(run=run)
         if name == "remat":
@@ -370,6 +220,8 @@ def parsed() -> argparse.Namespace:
         command.add_argument("--no-torch", dest="torch", action="store_false", help="leave torch out")
         if name != "kernels":
             command.add_argument("--precision", nargs="+", choices=["f32", "bf16"], default=["f32", "bf16"])
+        if name == "step":
+            command.add_argument("--profile", action="store_true", help="and what takes most of it, by op")
         if name in ("step", "memory"):
             command.add_argument("--compile", action="store_true", help="torch.compile the peer, too")
     return parser.parse_args()

@@ -9,7 +9,6 @@ import numpy as np
 
 from llamatrain.files.quants import encode
 from llamatrain.files.types import by_name
-from llamatrain.graph import layers as L
 from llamatrain.graph import ops as O
 from llamatrain.graph.precision import round_products
 from llamatrain.graph.tensor import BF16, F32, I32, DType, Tensor, parameter, placeholder, quantised, state
@@ -159,9 +158,9 @@ def head(c: Case, name: str) -> Case:
     targets, weights = c.ids(words, rows), c.leaf(np.full(rows, 1 / rows, np.float32))
     if back:
         dloss = c.leaf(np.ones((), np.float32))
-        outputs = list(L.linear_cross_entropy_back(dloss, x, w, targets, weights, dx=True, dw=True))
+        outputs = list(O.linear_cross_entropy_back(dloss, x, w, targets, weights, dx=True, dw=True))
     else:
-        outputs = [L.linear_cross_entropy(x, w, targets, weights)]
+        outputs = [O.linear_cross_entropy(x, w, targets, weights)]
     c.outputs, c.peer = round_products(outputs) if bf16 else outputs, head_peer(bf16, back)
     c.shape, c.flops = f"{rows} x {width} x {words}", (6.0 if back else 2.0) * rows * width * words
     c.floor, c.tolerance = ("torch 1.8" if bf16 else "torch 0.95") if back else "", 2e-2 if bf16 else 1e-4
@@ -194,168 +193,11 @@ def attention(c: Case, name: str) -> Case:
     shape, dtype = (batch, ctx, heads, size), BF16 if bf16 else F32
     leaves = [c.x(*shape, dtype=dtype) for _ in range(3)]
     dout, starts = c.x(*shape), c.leaf(np.zeros((batch, ctx), np.int32), I32)
-    out, lse = L.flash_attn(*leaves, starts, scale=size**-0.5)
-    c.outputs = [out, *L.flash_attn_back(dout, *leaves, out, lse, starts, scale=size**-0.5)]
+    out, lse = O.flash_attn(*leaves, starts, scale=size**-0.5)
+    c.outputs = [out, *O.flash_attn_back(dout, *leaves, out, lse, starts, scale=size**-0.5)]
     c.shape, c.flops = f"{batch} x {ctx} x {heads} x {size}", 7.0 * batch * heads * ctx * ctx * size
     c.peer, c.floor, c.tolerance = attention_peer(bf16), "torch 1.2", 2e-2 if bf16 else 1e-4
     return c
-
-
-# ---- what the memory limits ------------------------------------------------
-
-ROWS, WIDTH = 16384, 1024  # 64 MB
-
-
-@case("rms_norm", "rms_norm_back")
-def norm(c: Case, name: str) -> Case:
-    back = name.endswith("back")
-    x, w = c.x(ROWS, WIDTH), c.x(WIDTH)
-
-    def peer(torch: Any, leaves: list[Any]) -> Callable[[], Any]:
-        x, w = leaves[:2]
-        if not back:
-            return lambda: torch.nn.functional.rms_norm(x, (WIDTH,), w, 1e-5)
-        return grads(torch, torch.nn.functional.rms_norm(*asking(x), (WIDTH,), *asking(w), 1e-5), (x, w), leaves[2])
-
-    c.outputs = list(L.rms_norm_back(c.x(ROWS, WIDTH), x, w, eps=1e-5)) if back else [L.rms_norm(x, w, eps=1e-5)]
-    c.moved, c.peer, c.floor = (3 if back else 2) * c.arrays[x].nbytes, peer, "copy 0.7"
-    c.tolerance = 1e-4 if back else 2e-5  # a sum over many rows
-    return c
-
-
-@case("swiglu", "swiglu_back")
-def gate(c: Case, name: str) -> Case:
-    back = name.endswith("back")
-    a, b = c.x(ROWS, WIDTH), c.x(ROWS, WIDTH)
-
-    def peer(torch: Any, leaves: list[Any]) -> Callable[[], Any]:
-        a, b = leaves[:2]
-        if not back:
-            return lambda: torch.nn.functional.silu(a) * b
-        asking(a, b)
-        return grads(torch, torch.nn.functional.silu(a) * b, (a, b), leaves[2])
-
-    c.outputs = list(L.swiglu_back(c.x(ROWS, WIDTH), a, b)) if back else [L.swiglu(a, b)]
-    c.moved, c.peer, c.floor = (5 if back else 3) * c.arrays[a].nbytes, peer, "copy 0.7"
-    return c
-
-
-@case("rope", "rope_back")
-def rotation(c: Case, name: str) -> Case:
-    batch, ctx, heads, size = 8, 512, 32, 128
-    angles = np.outer(np.arange(ctx), 10000.0 ** (-np.arange(0, size, 2) / size))
-    x = c.x(batch, ctx, heads, size)
-    positions = c.leaf(np.broadcast_to(np.arange(ctx, dtype=np.int32), (batch, ctx)), I32)
-    table = c.leaf(np.stack([np.cos(angles), np.sin(angles)], -1).astype(np.float32))
-    sign = -1.0 if name.endswith("back") else 1.0
-
-    def peer(torch: Any, leaves: list[Any]) -> Callable[[], Any]:
-        x, _, table = leaves
-        turns = torch.complex(table[..., 0], sign * table[..., 1])[:, None]
-        return lambda: torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (-1, 2))) * turns).flatten(-2)
-
-    c.outputs = [(L.rope if sign > 0 else L.rope_back)(x, positions, table)]
-    c.shape, c.moved, c.peer, c.floor = f"{batch} x {ctx} x {heads} x {size}", 2 * c.arrays[x].nbytes, peer, "copy 0.7"
-    return c
-
-
-@case("opt_step_adamw", "opt_step_sgd")
-def optimizer(c: Case, name: str) -> Case:
-    n, adamw = 1 << 24, name.endswith("adamw")
-    w, m, v, g = c.x(n, make=parameter), c.x(n), c.x(n), c.x(n)
-    c.arrays[v] **= 2
-    schedule, factor = c.leaf(np.array([1e-3, 0.271, 0.003], np.float32)), c.leaf(np.ones((), np.float32))
-
-    def peer(torch: Any, leaves: list[Any]) -> Callable[[], Any]:
-        w = torch.nn.Parameter(leaves[0])
-        w.grad = leaves[3]
-        if adamw:
-            return torch.optim.AdamW([w], lr=1e-3, weight_decay=0.1, fused=True).step
-        return torch.optim.SGD([w], lr=1e-3, momentum=0.9, fused=True).step
-
-    if adamw:
-        c.outputs = L.opt_step_adamw(w, m, v, g, schedule, factor, beta1=0.9, beta2=0.999, eps=1e-8, decay=0.1)
-    else:
-        c.outputs = L.opt_step_sgd(w, m, g, schedule, factor, momentum=0.9, decay=0.1)
-    c.moved, c.peer, c.floor = (7 if adamw else 5) * 4 * n, peer, "copy 0.7" if adamw else ""
-    return c
-
-
-@case("soft_max", "soft_max_back")
-def softmax(c: Case, name: str) -> Case:
-    back = name.endswith("back")
-    x = c.x(ROWS, WIDTH)
-
-    def peer(torch: Any, leaves: list[Any]) -> Callable[[], Any]:
-        if not back:
-            return lambda: torch.softmax(leaves[0], -1)
-        return grads(torch, torch.softmax(*asking(leaves[0]), -1), leaves[:1], leaves[1])
-
-    c.outputs = [L.soft_max_back(c.x(ROWS, WIDTH), x) if back else L.soft_max(x)]
-    c.moved, c.peer = (3 if back else 2) * c.arrays[x].nbytes, peer
-    return c
-
-
-@case("cross_entropy_loss", "cross_entropy_loss_back")
-def loss(c: Case, name: str) -> Case:
-    rows, words, back = 512, 32000, name.endswith("back")
-    x, targets = c.x(rows, words), c.ids(words, rows)
-    weights = c.leaf(np.full(rows, 1 / rows, np.float32))
-
-    def peer(torch: Any, leaves: list[Any]) -> Callable[[], Any]:
-        x, targets = leaves[0], leaves[1].long()
-        if not back:
-            return lambda: torch.nn.functional.cross_entropy(x, targets)
-        return grads(torch, torch.nn.functional.cross_entropy(*asking(x), targets), [x], None)
-
-    dloss = c.leaf(np.ones((), np.float32))
-    c.outputs = [L.cross_entropy_loss_back(dloss, x, targets, weights) if back else L.cross_entropy_loss(x, targets, weights)]
-    c.shape, c.moved, c.peer, c.tolerance = f"{rows} x {words}", (2 if back else 1) * c.arrays[x].nbytes, peer, 1e-4
-    return c
-
-
-@case("get_rows", "get_rows_back", "set_rows")
-def rows_by_number(c: Case, name: str) -> Case:
-    words, width, n = 32000, 512, 16384
-    c.shape = f"{words} x {width}, {n} rows"
-    if name == "get_rows_back":
-        dy, ids = c.x(n, width), c.ids(words, n)
-        c.outputs, c.moved = [O.get_rows_back(dy, ids, rows=words)], 4.0 * width * (n + words)
-        c.peer = lambda torch, leaves: lambda: torch.zeros(words, width).index_add_(0, leaves[1], leaves[0])
-        return c
-    w, ids = c.x(words, width), c.leaf(c.random.permutation(words)[:n].astype(np.int32), I32)
-    c.moved = 8.0 * n * width
-    if name == "get_rows":
-        c.outputs, c.peer = [O.get_rows(w, ids)], lambda torch, leaves: lambda: leaves[0][leaves[1]]
-    else:
-        c.outputs = [O.set_rows(w, c.x(n, width), ids, into=True)]
-        c.peer = lambda torch, leaves: lambda: leaves[0].index_copy_(0, leaves[1].long(), leaves[2])
-    return c
-
-
-# name: op over arrays of 64 MB, bytes an element moves, the same in torch
-ELEMENTS: dict[str, tuple[Callable[..., Tensor], int, int, Callable[..., Any]]] = {
-    "add": (O.add, 2, 12, lambda torch, a, b: a + b),
-    "mul": (O.mul, 2, 12, lambda torch, a, b: a * b),
-    "scale": (lambda x: O.scale(x, by=0.5), 1, 8, lambda torch, a: a * 0.5),
-    "cast": (lambda x: O.cast(x, dtype=BF16), 1, 6, lambda torch, a: a.bfloat16()),
-    "silu": (L.silu, 1, 8, lambda torch, a: torch.nn.functional.silu(a)),
-    "silu_back": (L.silu_back, 2, 12, lambda torch, a, b: torch.ops.aten.silu_backward(a, b)),
-    "sum": (O.sum, 1, 4, lambda torch, a: a.sum()),
-    "sum_sqr": (O.sum_sqr, 1, 4, lambda torch, a: torch.dot(a.view(-1), a.view(-1))),
-}
-
-
-def element(c: Case, name: str) -> Case:
-    make, count, moved, peer = ELEMENTS[name]
-    c.outputs = [make(*(c.x(ROWS, WIDTH) for _ in range(count)))]
-    c.moved, c.peer = moved * ROWS * WIDTH, lambda torch, leaves: lambda: peer(torch, *leaves)
-    c.tolerance = 2e-2 if name == "cast" else 1e-4
-    return c
-
-
-for each in ELEMENTS:
-    CASES[each] = partial(element, name=each)
 
 
 def cases(only: Sequence[str]) -> Iterator[tuple[str, Case]]:

@@ -12,7 +12,7 @@ import time
 
 import torch
 from peft import LoraConfig, get_peft_model
-from random_model import SHAPES
+from shapes import SHAPES
 from transformers import LlamaConfig, LlamaForCausalLM
 
 LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -21,9 +21,17 @@ LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_
 def model_of(shape: str, ctx: int) -> torch.nn.Module:
     embd, layers, heads, kv_heads, ff, vocab, _ = SHAPES[shape]
     config = LlamaConfig(
-        vocab_size=vocab, hidden_size=embd, num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv_heads,
-        intermediate_size=ff, max_position_embeddings=ctx, tie_word_embeddings=False, use_cache=False, attn_implementation="sdpa",
-    )  # fmt: skip
+        vocab_size=vocab,
+        hidden_size=embd,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        intermediate_size=ff,
+        max_position_embeddings=ctx,
+        tie_word_embeddings=False,
+        use_cache=False,
+        attn_implementation="sdpa",
+    )
     torch.set_default_dtype(torch.bfloat16)  # so that the base is never there in float32
     base = LlamaForCausalLM(config)
     torch.set_default_dtype(torch.float32)

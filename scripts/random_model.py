@@ -17,6 +17,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
+from shapes import SHAPES
 
 from llamatrain.adapters.merge import file_type
 from llamatrain.data.tokenizer import new_vocabulary
@@ -34,11 +35,6 @@ from llamatrain.model.hyperparameters import LARGEST, Hyperparameters, vocabular
 from llamatrain.model.initial import deviation
 from llamatrain.model.rope import Rope
 
-SHAPES = {  # embd, layer, head, head-kv, ff, vocab, ctx
-    "1.1b": (2048, 22, 32, 4, 5632, 32000, 2048),
-    "7b": (4096, 32, 32, 32, 11008, 32000, 4096),
-    "small": (256, 4, 8, 8, 768, 32000, 64),
-}
 NAMES = ("embd", "layer", "head", "head_kv", "ff", "vocab", "ctx")
 PIECE = 1 << 22  # weights that are in memory at once
 

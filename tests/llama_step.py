@@ -1,9 +1,9 @@
-"""Whole training steps of the hand-built llama, as a run does them: for tests and for the benchmark."""
+"""Whole training steps of the model, as a run does them: for tests and for the benchmark."""
 
 from llamatrain.engine.program import Program
 from llamatrain.optim.methods.adamw import AdamW
 from llamatrain.optim.step import apply, differentiate, hold, stream
-from tests.llama_graph import Size, llama
+from tests.llamas import Size, llama
 
 OPTIMIZER = AdamW()
 CLIP = 1.0
@@ -25,7 +25,7 @@ class LlamaStep:
             held = hold(made)
             self.inputs, _, outputs = apply(held, OPTIMIZER, CLIP)
             self.program = Program.of([made.loss, *held.first], self.memory, **how)
-            grads = {block: self.program[grad] for block, grad in zip(held.blocks.values(), held.first, strict=True)}
+            grads = {block: self.program.memory_of(grad) for block, grad in zip(held.blocks.values(), held.first, strict=True)}
             self.programs = [self.program, Program.of(outputs, self.memory | grads, **how)]
         else:
             self.inputs, outputs = stream(made, OPTIMIZER)
@@ -38,10 +38,10 @@ class LlamaStep:
         """The loss before the update."""
         self.steps += 1
         for leaf, array in self.batch.items():
-            self.program[leaf][...] = array
-        self.programs[-1][self.inputs.schedule][...] = OPTIMIZER.schedule(self.steps, rate)
+            self.program.write(leaf, array)
+        self.programs[-1].write(self.inputs.schedule, OPTIMIZER.schedule(self.steps, rate))
         self.program()
-        loss = float(self.program[self.loss])
+        loss = float(self.program.read(self.loss))
         for further in self.programs[1:]:
             further()
         return loss

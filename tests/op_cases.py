@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from llamatrain.graph import layers, ops
+from llamatrain.graph import ops
 from llamatrain.graph.tensor import F64, I32, DType, Tensor, placeholder
 
 
@@ -76,7 +76,7 @@ case(
     lambda c: ops.add1(c.x(1), c.x(1)),
 )
 for name in ("scale", "sqr", "sqrt", "log", "silu", "cont", "sum", "sum_rows", "mean", "sum_sqr", "soft_max"):
-    f = getattr(layers if name in ("silu", "soft_max") else ops, name)
+    f = getattr(ops, name)
     g = (lambda x, f=f: f(x, by=-0.7)) if name == "scale" else f
     case(
         name,
@@ -189,9 +189,9 @@ case(
 )
 case(
     "diag_mask_inf",
-    lambda c: layers.soft_max(ops.diag_mask_inf(c.x(4, 4))),
-    lambda c: layers.soft_max(ops.diag_mask_inf(c.x(2, 1, 3, 5), past=2)),
-    lambda c: layers.soft_max(ops.diag_mask_inf(c.turned(3, 3))),
+    lambda c: ops.soft_max(ops.diag_mask_inf(c.x(4, 4))),
+    lambda c: ops.soft_max(ops.diag_mask_inf(c.x(2, 1, 3, 5), past=2)),
+    lambda c: ops.soft_max(ops.diag_mask_inf(c.turned(3, 3))),
 )
 case(
     "diag_mask_zero",
@@ -201,24 +201,24 @@ case(
 )
 case(
     "rms_norm",
-    lambda c: layers.rms_norm(c.x(3, 4), c.x(4), eps=1e-5),
-    lambda c: layers.rms_norm(c.turned(2, 3, 5), c.x(5), eps=1e-2),
-    lambda c: layers.rms_norm(c.sliced(2, 1), c.sliced(1), eps=1e-1),
+    lambda c: ops.rms_norm(c.x(3, 4), c.x(4), eps=1e-5),
+    lambda c: ops.rms_norm(c.turned(2, 3, 5), c.x(5), eps=1e-2),
+    lambda c: ops.rms_norm(c.sliced(2, 1), c.sliced(1), eps=1e-1),
 )
 case(
     "dropout",
-    lambda c: layers.dropout(c.x(5, 7), c.ids([3, 9]), rate=0.5, salt=1),
-    lambda c: layers.dropout(c.x(2, 3, 33), c.ids([-3, 1 << 30]), rate=0.1, salt=0),
-    lambda c: layers.dropout(c.turned(9, 4), c.ids([0, 0]), rate=0.0, salt=7),
+    lambda c: ops.dropout(c.x(5, 7), c.ids([3, 9]), rate=0.5, salt=1),
+    lambda c: ops.dropout(c.x(2, 3, 33), c.ids([-3, 1 << 30]), rate=0.1, salt=0),
+    lambda c: ops.dropout(c.turned(9, 4), c.ids([0, 0]), rate=0.0, salt=7),
 )
 case(
     "swiglu",
-    lambda c: layers.swiglu(c.x(3, 4), c.x(3, 4)),
-    lambda c: layers.swiglu(c.turned(2, 5), c.sliced(2, 5)),
-    lambda c: layers.swiglu(c.x(1, 1, 3), c.x(1, 1, 3)),
+    lambda c: ops.swiglu(c.x(3, 4), c.x(3, 4)),
+    lambda c: ops.swiglu(c.turned(2, 5), c.sliced(2, 5)),
+    lambda c: ops.swiglu(c.x(1, 1, 3), c.x(1, 1, 3)),
 )
 for name in ("rope", "rope_back"):
-    f = getattr(layers, name)
+    f = getattr(ops, name)
     case(
         name,
         lambda c, f=f: f(c.x(2, 3, 2, 4), c.ids([[0, 1, 2], [5, 0, 1]]), c.rope_table(6, 2)),
@@ -233,7 +233,7 @@ def attention(c: Case, batch: int, length: int, keys: int, heads: int, shared: i
         starts[:, length // 2 :] = length // 2
     ranges = [c.ids(starts)] + ([] if lasts is None else [c.ids(np.broadcast_to(lasts, (batch, length)))])
     q, k, v = c.x(batch, length, heads, size), c.x(batch, keys, shared, size), c.x(batch, keys, shared, size)
-    return layers.flash_attn(q, k, v, *ranges, scale=size**-0.5)[0]
+    return ops.flash_attn(q, k, v, *ranges, scale=size**-0.5)[0]
 
 
 case(
@@ -256,13 +256,13 @@ def probabilities(c: Case, rows: int, words: int) -> Tensor:
 
 case(
     "cross_entropy_loss",
-    lambda c: layers.cross_entropy_loss(c.x(4, 5), targets(c, 4, 5), c.x(4, fixed=True)),
-    lambda c: layers.cross_entropy_loss(c.turned(3, 4), probabilities(c, 3, 4), c.x(3, positive=True, fixed=True)),
-    lambda c: layers.cross_entropy_loss(c.sliced(1, 3), c.ids([2]), c.x(1, fixed=True)),
+    lambda c: ops.cross_entropy_loss(c.x(4, 5), targets(c, 4, 5), c.x(4, fixed=True)),
+    lambda c: ops.cross_entropy_loss(c.turned(3, 4), probabilities(c, 3, 4), c.x(3, positive=True, fixed=True)),
+    lambda c: ops.cross_entropy_loss(c.sliced(1, 3), c.ids([2]), c.x(1, fixed=True)),
 )
 case(
     "linear_cross_entropy",
-    lambda c: layers.linear_cross_entropy(c.x(4, 3), c.x(5, 3), targets(c, 4, 5), c.x(4, positive=True, fixed=True)),
-    lambda c: layers.linear_cross_entropy(c.turned(3, 4), c.sliced(6, 4), targets(c, 3, 6), c.x(3, fixed=True)),
-    lambda c: layers.linear_cross_entropy(c.x(1, 1), c.x(2, 1), c.ids([1]), c.x(1, fixed=True)),
+    lambda c: ops.linear_cross_entropy(c.x(4, 3), c.x(5, 3), targets(c, 4, 5), c.x(4, positive=True, fixed=True)),
+    lambda c: ops.linear_cross_entropy(c.turned(3, 4), c.sliced(6, 4), targets(c, 3, 6), c.x(3, fixed=True)),
+    lambda c: ops.linear_cross_entropy(c.x(1, 1), c.x(2, 1), c.ids([1]), c.x(1, fixed=True)),
 )

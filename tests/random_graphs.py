@@ -7,7 +7,6 @@ import numpy as np
 from hypothesis import note
 from hypothesis import strategies as st
 
-from llamatrain.graph import layers as L
 from llamatrain.graph import ops as O
 from llamatrain.graph.show import as_text
 from llamatrain.graph.tensor import I32, Tensor, nodes_of, placeholder, state
@@ -99,7 +98,7 @@ def keep(g: RandomGraph, made: Tensor | tuple[Tensor, ...], *sources: Tensor, li
 
 def element_by_element(draw: st.DrawFn, g: RandomGraph) -> None:
     x = pick(draw, g)
-    keep(g, draw(st.sampled_from((L.silu, O.sqr, L.soft_max, O.cont, lambda x: O.scale(x, by=0.5))))(x), x)
+    keep(g, draw(st.sampled_from((O.silu, O.sqr, O.soft_max, O.cont, lambda x: O.scale(x, by=0.5))))(x), x)
 
 
 def two(draw: st.DrawFn, g: RandomGraph) -> None:
@@ -133,10 +132,10 @@ def norm(draw: st.DrawFn, g: RandomGraph) -> None:
     x = pick(draw, g)
     w = g.leaf(placeholder("w", x.shape[1:]), g.values(*x.shape[1:]))
     if draw(st.booleans()):
-        keep(g, L.rms_norm(x, w, eps=1e-3), x)
+        keep(g, O.rms_norm(x, w, eps=1e-3), x)
         return
     dy = pick(draw, g, x, like=x, any_shape=False)
-    dx, _ = L.rms_norm_back(dy if dy.shape == x.shape else x, x, w, eps=1e-3)
+    dx, _ = O.rms_norm_back(dy if dy.shape == x.shape else x, x, w, eps=1e-3)
     keep(g, dx, x, dy)  # the other output has no reader
 
 
@@ -145,9 +144,9 @@ def gate(draw: st.DrawFn, g: RandomGraph) -> None:
     b = pick(draw, g, a, like=a, any_shape=False)
     b = b if b.shape == a.shape else a
     if draw(st.booleans()):
-        keep(g, L.swiglu(a, b), a, b)
+        keep(g, O.swiglu(a, b), a, b)
     else:
-        keep(g, L.swiglu_back(a, b, a if draw(st.booleans()) else b), a, b)
+        keep(g, O.swiglu_back(a, b, a if draw(st.booleans()) else b), a, b)
 
 
 def product(draw: st.DrawFn, g: RandomGraph) -> None:

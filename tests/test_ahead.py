@@ -24,7 +24,7 @@ x = placeholder("x", (64,))
 with terminal.shown():
     program = Program.of([scale(x, by=2.0)], {{x: np.ones(64, np.float32)}})
     program()
-assert (next(iter(program.owned.values())) == 1).all() and program[next(iter(program.plan.outputs))].sum() == 128
+assert (program.read(x) == 1).all() and program.read(next(iter(program.plan.outputs))).sum() == 128
 entries = [call.entry for run in program.runs for call in run.calls]
 print(sum(entry.compiled.cache_hits for entry in entries), len(entries))
 """
@@ -39,7 +39,7 @@ y = matmul(x, w)
 program = Program.of([y], {x: np.full((4, 3), 2, np.float32), w: np.ones((2, 3), np.float32)})
 program()
 entries = [call.entry for run in program.runs for call in run.calls]
-print(program[y].sum(), sum(entry.compiled.cache_hits for entry in entries), len(entries))
+print(program.read(y).sum(), sum(entry.compiled.cache_hits for entry in entries), len(entries))
 """
 T = TypeVar("T")
 

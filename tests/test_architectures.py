@@ -19,6 +19,7 @@ from llamatrain.model.hyperparameters import Hyperparameters, read
 from llamatrain.model.initial import fill
 from llamatrain.model.targets import linear, matching
 from llamatrain.model.transformer import parameters, rope_state, training
+from llamatrain.recipe.sources import fingerprint
 from llamatrain.sample.decoder import Decoder
 from tests.adapter_files import adapter
 from tests.small_models import LLAMA, Arrays, small, tokens, weights, written
@@ -69,6 +70,17 @@ def test_a_file_more_is_an_architecture_more(h: Hyperparameters, tmp_path: Path)
     assert read(gguf).own == {"softness": 0.25}
     with pytest.raises(FileError, match=r"m\.gguf: blk\.0\.attn_q\.bias is missing"):
         read(open_gguf(written(path, h, {name: array for name, array in arrays.items() if name != BIAS})))
+
+
+def test_bases_are_known_again(h: Hyperparameters, tmp_path: Path) -> None:
+    """Also by checkpoints of older versions: they keep what is made of the repr of a llama's numbers."""
+    assert repr(small()) == (
+        "Hyperparameters(vocab=258, embd=64, layers=2, heads=4, kv_heads=2, ff=96, ctx=64, head_size=16, rope=Rope(size=16, "
+        "base=10000.0, kind='none', factor=1.0, original_ctx=0, length=1.0), rms_eps=9.999999747378752e-06, tied=False)"
+    )
+    softer = replace(h, own={"softness": 0.125})
+    files = [open_gguf(written(tmp_path / f"{each.own['softness']}.gguf", each, weights(h))) for each in (h, softer)]
+    assert len({fingerprint(file) for file in files}) == 2
 
 
 @pytest.mark.parametrize("name", ["gpt2", "", "../llama", "__init__", "llama.py", "x" * 1000])
@@ -146,9 +158,9 @@ def loss_of(h: Hyperparameters, arrays: Arrays, length: int) -> tuple[float, Arr
     program, ids = Program.of([loss, *grads], memory, kernels="reference"), np.array(tokens(length + 1))
     given = {"tokens": ids[:-1], "positions": np.arange(length), "starts": 0, "targets": ids[1:], "weights": 1}
     for name, values in given.items():
-        program[made.inputs[name]][...] = values
+        program.write(made.inputs[name], values)
     program()
-    return float(program[loss]), {name: program[grad].copy() for name, grad in zip(leaves, grads, strict=True)}
+    return float(program.read(loss)), {name: program.read(grad).copy() for name, grad in zip(leaves, grads, strict=True)}
 
 
 @pytest.mark.parametrize("name", [BIAS, "blk.1.ffn_down.bias", "blk.0.attn_k.weight"])
@@ -179,8 +191,8 @@ def test_halves(turned: int) -> None:
     out = paired(x, turned)
     program = Program.of([out], {}, kernels="reference")
     values = np.random.default_rng(1).standard_normal(x.shape).astype(np.float32)
-    program[x][...] = values
+    program.write(x, values)
     program()
     half = turned // 2
     order = [place for i in range(half) for place in (i, i + half)] + [*range(turned, 16)]
-    np.testing.assert_array_equal(program[out], values[..., order])
+    np.testing.assert_array_equal(program.read(out), values[..., order])

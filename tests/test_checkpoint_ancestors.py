@@ -88,7 +88,7 @@ def test_moments_point_where_gradients_do(theirs: Path) -> None:
     """Each parameter's first moments are like its own gradient on some text, and like no other's of that shape."""
     torch = pytest.importorskip("torch")
     from llamatrain.data.tokenizer import load
-    from tests.llama_graph import Size
+    from tests.llamas import Size
     from tests.torch_llama import TorchLlama
 
     checkpoint, ctx, rows = read(theirs), 32, 200

@@ -104,9 +104,18 @@ def test_options_stand_in_panels_of_their_purpose() -> None:
     shown = page("finetune")
     titles = re.findall(r"^╭─ (.+?) ─*╮$", shown, re.MULTILINE)
     assert titles == [
-        "Where it lives", "An adapter", "Adapters beside the model", "Data", "Training", "Optimizer", "Learning rate",
-        "When to stop", "Speed and memory", "The run", "Options",
-    ]  # fmt: skip
+        "Where it lives",
+        "An adapter",
+        "Adapters beside the model",
+        "Data",
+        "Training",
+        "Optimizer",
+        "Learning rate",
+        "When to stop",
+        "Speed and memory",
+        "The run",
+        "Options",
+    ]
     rates = shown[shown.index("─ Learning rate ─") : shown.index("─ When to stop ─")]
     declared_rates = [flag_of(each.name) for each in declared(TrainOptions).values() if each.panel == "Learning rate"]
     assert re.findall(r"^│ (--[a-z-]+)", rates, re.MULTILINE) == declared_rates

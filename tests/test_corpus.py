@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from llamatrain.data import cache, samples, sources
 from llamatrain.data.corpus import Corpus, open_corpus
 from llamatrain.data.options import DataOptions, unescape
-from llamatrain.data.sources import Source, find_sources
+from llamatrain.data.sources import DataFile, find_sources
 from llamatrain.errors import DataError, UsageError
 from tests.byte_tokenizer import ByteTokenizer
 
@@ -168,7 +168,7 @@ def test_samples_longer_than_a_row_are_cut_and_counted() -> None:
 
 
 def test_an_overlapping_sample_ends_between_characters(monkeypatch: pytest.MonkeyPatch) -> None:
-    source = Source(Path(write("a.txt", "#éé")), "a.txt", "text")
+    source = DataFile(Path(write("a.txt", "#éé")), "a.txt", "text")
     assert [sample.decode() for sample in samples.samples_after(source, "#", False, longest=1)] == ["é"]
 
 

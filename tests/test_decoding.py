@@ -7,14 +7,16 @@ import numpy as np
 import pytest
 
 from llamatrain.engine.plan import Plan
-from llamatrain.engine.program import Program, allocate
+from llamatrain.engine.program import Program
 from llamatrain.errors import LlamatrainError, UsageError
 from llamatrain.files.reader import open_gguf
 from llamatrain.graph import ops as O
 from llamatrain.graph.autodiff import value_and_gradients
-from llamatrain.graph.layers import cross_entropy_loss, flash_attn
+from llamatrain.graph.ops import cross_entropy_loss, flash_attn
 from llamatrain.graph.tensor import F32, F64, I32, DType, Tensor, parameter, placeholder
-from llamatrain.model.forward import Forward
+from llamatrain.kernels.host import Host
+from llamatrain.machine.memory import allocate
+from llamatrain.model.forward import ForwardPass
 from llamatrain.model.frozen import frozen
 from llamatrain.model.hyperparameters import Hyperparameters, read
 from llamatrain.model.rope import Rope
@@ -42,11 +44,11 @@ def trained_logits(h: Hyperparameters, arrays: Arrays, ids: list[int], kernels: 
     output = made.loss.node.sources[0]  # the logits that the loss reads
     program = Program.of([output], {leaves[name]: arrays[name] for name in leaves} | {table: h.rope.table(len(ids))},
                          kernels=kernels)  # fmt: skip
-    program[made.inputs["tokens"]][...] = ids
-    program[made.inputs["positions"]][...] = np.arange(len(ids))
-    program[made.inputs["mask"]][...] = np.where(np.tri(len(ids), dtype=bool), 0, -1e30)
+    program.write(made.inputs["tokens"], ids)
+    program.write(made.inputs["positions"], np.arange(len(ids)))
+    program.write(made.inputs["mask"], np.where(np.tri(len(ids), dtype=bool), 0, -1e30))
     program()
-    return program[output].copy()
+    return program.read(output).copy()
 
 
 def close(found: np.ndarray, expected: np.ndarray, tolerance: float = 2e-5) -> None:
@@ -128,23 +130,23 @@ def test_what_it_takes_is_known_before() -> None:
 
 def test_pages_of_a_base_may_be_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a decoder that is told to, as that of a run's samples is where the run does it itself."""
-    bound = list[Plan]()
+    bound = list[Host]()
 
-    def program(plan: Plan, *arguments: Any, **more: Any) -> Program:
-        bound.append(plan)
-        return Program(plan, *arguments, **more)
+    def program(plan: Plan, memory: Any, backend: Host, **more: Any) -> Program:
+        bound.append(backend)
+        return Program(plan, memory, backend, **more)
 
     monkeypatch.setattr("llamatrain.sample.decoder.Program", program)
     model = base(tmp_path / "base.gguf", WIDE, "Q8_0")
     gguf = open_gguf(model)
     leaves, arrays = frozen(gguf, h := read(gguf))
     found = [Decoder(h, arrays, ctx=8, weights=leaves, drop_base=drops).feed(tokens(3)).copy() for drops in (False, True)]
-    assert [plan.drops_base for plan in bound] == [False, True] and np.array_equal(*found)
+    assert [backend.drops for backend in bound] == [False, True] and np.array_equal(*found)
     assert Decoder.plan(h, 8, weights=leaves, drop_base=True) == Decoder.plan(h, 8, weights=leaves)
     bound.clear()
     run = ("--ctx", 32, "--batch", 1, "--iters", 1, "--sample-every", 1, "--cache-base", "off", "--out", tmp_path / "run")
     ran("finetune", model, text_file(tmp_path, 300), *run)
-    assert bound and all(plan.drops_base for plan in bound)
+    assert bound and all(backend.drops for backend in bound)
 
 
 # ---- generating ------------------------------------------------------------
@@ -203,7 +205,7 @@ def cached_loss(h: Hyperparameters, weights_: dict[str, Tensor], parts: list[int
             return flash_attn(q, *seen, given["starts"], given["positions"], scale=h.head_size**-0.5)[0]
 
         x, _ = hidden(
-            Forward(h=h, weights=weights_, tokens=given["tokens"], positions=given["positions"], table=table, attend=attend)
+            ForwardPass(h=h, weights=weights_, tokens=given["tokens"], positions=given["positions"], table=table, attend=attend)
         )
     read = {"targets": placeholder("targets", (parts[-1],), I32), "weights": placeholder("weights", (parts[-1],), dtype)}
     return cross_entropy_loss(O.matmul(x, weights_[h.output]), *read.values()), inputs, read
@@ -227,11 +229,12 @@ def test_gradients_through_the_cache_are_those_of_training(parts: list[int], ker
     loss, grads = value_and_gradients(loss, list(leaves.values()))
     program, start = Program.of([loss, *grads], memory, kernels=kernels), 0
     for given, count in zip(inputs, parts, strict=True):
-        program[given["tokens"]][...] = ids[start : start + count]
-        program[given["positions"]][...] = np.arange(start, start + count)
-        program[given["starts"]][...] = 0
+        program.write(given["tokens"], ids[start : start + count])
+        program.write(given["positions"], np.arange(start, start + count))
+        program.write(given["starts"], 0)
         start += count
-    program[read["targets"]][...], program[read["weights"]][...] = ids[1:][length - last : length], shares
+    program.write(read["targets"], ids[1:][length - last : length])
+    program.write(read["weights"], shares)
     program()
 
     made = training(h, leaves, 1, length, table)
@@ -243,14 +246,14 @@ def test_gradients_through_the_cache_are_those_of_training(parts: list[int], ker
         ("starts", 0),
         ("targets", ids[1 : length + 1]),
     ):
-        whole[made.inputs[name]][...] = values
-    whole[made.inputs["weights"]][...] = np.r_[np.zeros(length - last), shares]
+        whole.write(made.inputs[name], values)
+    whole.write(made.inputs["weights"], np.r_[np.zeros(length - last), shares])
     whole()
 
     tolerance = 1e-11 if dtype is F64 else 1e-5
-    assert float(program[loss]) == pytest.approx(float(whole[expected]), rel=tolerance)
+    assert float(program.read(loss)) == pytest.approx(float(whole.read(expected)), rel=tolerance)
     for name, mine, theirs in zip(leaves, grads, wanted, strict=True):
-        assert np.linalg.norm(program[mine] - whole[theirs]) <= tolerance * np.linalg.norm(whole[theirs]), name
+        assert np.linalg.norm(program.read(mine) - whole.read(theirs)) <= tolerance * np.linalg.norm(whole.read(theirs)), name
 
 
 def test_gradients_through_the_cache_are_slopes() -> None:
@@ -266,19 +269,20 @@ def test_gradients_through_the_cache_are_slopes() -> None:
     loss, grads = value_and_gradients(loss, asked)
     program = Program.of([loss, *grads], memory, kernels="reference")
     for start, given in zip((1, 3), inputs, strict=True):  # the first row of the cache is that of the caller
-        program[given["tokens"]][...] = random.integers(0, 12, 2)
-        program[given["positions"]][...] = [start, start + 1]
-        program[given["starts"]][...] = 0
-    program[read["targets"]][...], program[read["weights"]][...] = [3, 4], [1.0, 0.5]
+        program.write(given["tokens"], random.integers(0, 12, 2))
+        program.write(given["positions"], [start, start + 1])
+        program.write(given["starts"], 0)
+    program.write(read["targets"], [3, 4])
+    program.write(read["weights"], [1.0, 0.5])
     program()
-    found = {leaf: program[grad].copy() for leaf, grad in zip(asked, grads, strict=True)}
+    found = {leaf: program.read(grad).copy() for leaf, grad in zip(asked, grads, strict=True)}
     for leaf in asked:
         way = random.standard_normal(leaf.shape)
         ends = []
         for step in (1e-6, -2e-6):
             memory[leaf] += step * way
             program()
-            ends.append(float(program[loss]))
+            ends.append(float(program.read(loss)))
         memory[leaf] += 1e-6 * way
         slope = float(np.sum(found[leaf] * way))
         assert (ends[0] - ends[1]) / 2e-6 == pytest.approx(slope, rel=1e-5, abs=1e-8), leaf.name

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from llamatrain.engine.program import Program
-from llamatrain.graph import layers, ops
+from llamatrain.graph import ops
 from llamatrain.graph.autodiff import gradients
 from llamatrain.graph.tensor import I32, nodes_of, parameter, placeholder
 from llamatrain.train import programs
@@ -26,12 +26,12 @@ def dropped(
 ) -> tuple[np.ndarray, np.ndarray]:
     """What it makes of x, and of x as a gradient."""
     at, told, dy = parameter("x", x.shape), placeholder("key", (2,), I32), placeholder("dy", x.shape)
-    y = layers.dropout(at, told, rate=rate, salt=salt)
+    y = ops.dropout(at, told, rate=rate, salt=salt)
     (dx,) = gradients(ops.sum(ops.mul(y, dy)), [at])
     arrays = {at: x, told: np.array(key, np.int32), dy: x}
     program = Program.of([y, dx], arrays, kernels=kernels, threads=threads)
     program()
-    return program[y].copy(), program[dx].copy()
+    return program.read(y).copy(), program.read(dx).copy()
 
 
 def normal(*shape: int) -> np.ndarray:
@@ -130,7 +130,7 @@ class Watched(programs.Bound):
         self.dropouts = [node for node in nodes_of(self.graph.outputs) if node.op.name == "dropout"]
         if self.dropouts:
             outputs = [self.graph.first, *(each for node in self.dropouts for each in (node.sources[0], node.outputs[0]))]
-            arrays = {leaf: self.program[leaf] for leaf in programs.leaves_of(outputs)}
+            arrays = {leaf: self.program.memory_of(leaf) for leaf in programs.leaves_of(outputs)}
             self.plain = Program.of(outputs, arrays, kernels="reference")
 
     def run(self) -> float:
@@ -139,11 +139,11 @@ class Watched(programs.Bound):
         self.plain()
         masks: Masks = {}
         for node in self.dropouts:  # forward, made again, and of gradients: one mask
-            x, y = self.plain[node.sources[0]], self.plain[node.outputs[0]]
+            x, y = self.plain.read(node.sources[0]), self.plain.read(node.outputs[0])
             mask = masks.setdefault(node.attrs["salt"], y != 0)
             np.testing.assert_array_equal(y, np.where(mask, x * np.float32(1 / (1 - RATE)), 0))
         self.passes.append(masks)
-        expected = float(self.plain[self.graph.first])
+        expected = float(self.plain.read(self.graph.first))
         loss = super().run()
         self.pairs.append((loss, expected))
         return loss

@@ -2,6 +2,8 @@
 
 import json
 import math
+import shutil
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -360,6 +362,21 @@ def test_the_options_that_a_run_writes_are_those_of_such_a_run(given: tuple[Argu
     assert losses(folder) == losses(Path("again"))
     for one, other in zip(*((Path(out) / "config.toml").read_text().splitlines()[1:] for out in ("run", "again")), strict=True):
         assert one == other
+
+
+def test_what_a_run_writes_names_its_base_and_data(place: Path) -> None:
+    folder = finetuned("run")
+    shutil.copy("base.gguf", "other.gguf")
+    Path("more.txt").write_text(Path("text.txt").read_text() * 2)
+    for given, model, data in (
+        ((), "base.gguf", "text.txt"),
+        (("more.txt",), "base.gguf", "more.txt"),
+        (("other.gguf",), "other.gguf", "text.txt"),
+        (("other.gguf", "more.txt"), "other.gguf", "more.txt"),
+    ):
+        ran("finetune", *given, "--config", folder / "config.toml", "--iters", 0, "--out", "again", "--overwrite")
+        told = tomllib.loads(Path("again/config.toml").read_text())
+        assert (Path(told["base"]).name, [Path(file).name for file in told["data"]]) == (model, [data])
 
 
 def test_copies_of_the_base_only_where_they_fit(place: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from llamatrain.adapters import peft
 from llamatrain.model.rope import Rope
-from llamatrain.store import checkpoint
+from llamatrain.store.reading import read
 from tests.adapter_files import adapter, ggla
 from tests.lora_runs import base, new_weights, random_adapter
 from tests.runs import Argument, lines, losses, metrics, ran, run, same_bits, steps, text_file, timeless
@@ -182,7 +182,7 @@ def test_copies_of_the_base_are_decided_once(place: Path) -> None:
 
 
 def kept_options(folder: Path) -> dict[str, Any]:
-    return checkpoint.read(folder / "checkpoint-LATEST.gguf").options
+    return read(folder / "checkpoint-LATEST.gguf").options
 
 
 def test_only_the_adapter(place: Path) -> None:

@@ -222,7 +222,8 @@ def test_max_time(tmp_path: Path) -> None:
     more = ("--ctx", 64, "--batch", 8, "--iters", 1_000_000, "--max-time", "2s")
     begun = time.monotonic()
     ran("from-scratch", text_file(tmp_path), *TINY, *more, "--out", tmp_path / "run")
-    assert 1.5 < time.monotonic() - begun < 10
+    took = [line["seconds"] for line in steps(tmp_path / "run")]
+    assert sum(took[:-1]) < 2 < time.monotonic() - begun, "the step in which it is up is the last one"
     assert (tmp_path / "run" / "model.gguf").exists() and len(steps(tmp_path / "run")) > 3
 
 

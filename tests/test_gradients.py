@@ -1,5 +1,7 @@
 """Every op's gradient against central differences in float64, and its first witness' witness: torch, where installed."""
 
+from pkgutil import iter_modules
+
 import numpy as np
 import pytest
 
@@ -24,7 +26,15 @@ def scalar(case: Case, made: Tensor) -> Tensor:
 def run(loss: Tensor, case: Case, outputs: list[Tensor]) -> list[np.ndarray]:
     program = Program.of([loss, *outputs], case.arrays, kernels="reference")
     program()
-    return [program[tensor].copy() for tensor in (loss, *outputs)]
+    return [program.read(tensor).copy() for tensor in (loss, *outputs)]
+
+
+def test_every_family_of_ops_is_among_the_ops() -> None:
+    families = {each.name for each in iter_modules(ops.__path__)}
+    assert {op.rule.__module__.rpartition(".")[2] for op in OPS.values()} <= families
+    for name, op in OPS.items():
+        assert getattr(ops, name) is op, f"{name}: {op.rule.__module__} is not imported by graph/ops"
+    assert all(hasattr(ops, family) for family in families)
 
 
 def test_every_op_has_cases_or_says_why_it_has_no_gradient() -> None:
@@ -49,7 +59,7 @@ def test_gradient_is_the_difference_quotient(name: str, index: int) -> None:
             for side in (step, -step):
                 values[place] = kept + side
                 program()
-                sides.append(float(program[loss]))
+                sides.append(float(program.read(loss)))
             values[place] = kept
             numeric[place] = (sides[0] - sides[1]) / (2 * step)
         assert np.abs(numeric - grad).max(initial=0) <= 1e-6 * max(1, np.abs(numeric).max(initial=0))

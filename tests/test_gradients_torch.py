@@ -10,7 +10,7 @@ from llamatrain.engine.program import Program
 from llamatrain.graph.autodiff import value_and_gradients
 from llamatrain.graph.tensor import BF16, F32, F64, Tensor, nodes_of
 from llamatrain.kernels.reference import KERNELS
-from tests.llama_graph import Size, llama
+from tests.llamas import Size, llama
 from tests.op_cases import CASES, Case
 from tests.test_gradients import EACH, scalar
 
@@ -138,7 +138,7 @@ def by_us(loss: Tensor, wrt: list[Tensor], arrays: dict[Tensor, np.ndarray]) -> 
     value, grads = value_and_gradients(loss, wrt)
     program = Program.of([value, *grads], arrays, kernels="reference")
     program()
-    return [program[tensor] for tensor in (value, *grads)]
+    return [program.read(tensor) for tensor in (value, *grads)]
 
 
 def assert_near(ours: np.ndarray, theirs: np.ndarray, name: str, within: float = 1e-4) -> None:
@@ -165,8 +165,7 @@ def test_a_llama_against_torch(fused: bool, lora: int) -> None:
         frozen = [leaf for node in nodes_of([model.loss]) for leaf in node.sources if leaf.role == "state"]
         rng = np.random.default_rng(1)
         arrays |= {w: rng.standard_normal(w.shape).astype(np.float32) * np.float32(0.2) for w in frozen if w not in arrays}
-    arrays[model.starts][:, 6:] = 6  # two samples in a row
-    arrays[model.positions][:, 6:] -= 6
+    arrays |= model.sight(np.repeat([[0, 6]], [6, 4], axis=1).astype(np.int32).repeat(3, axis=0))  # two samples in a row
     arrays[model.targets][::7] = -1
     found = zip(by_us(model.loss, model.trained, arrays), by_torch(model.loss, model.trained, arrays), strict=True)
     for name, (ours, theirs) in zip(["loss", *(w.name for w in model.trained)], found, strict=True):

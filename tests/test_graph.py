@@ -11,14 +11,13 @@ from llamatrain.engine.order import ordered
 from llamatrain.engine.plan import plan
 from llamatrain.engine.program import Program
 from llamatrain.errors import GraphError
-from llamatrain.graph import layers as L
 from llamatrain.graph import ops as O
 from llamatrain.graph.autodiff import gradients, value_and_gradients
 from llamatrain.graph.remat import recompute
 from llamatrain.graph.show import as_dot, as_text, verify
 from llamatrain.graph.tensor import BF16, F32, F64, I32, OPS, Node, Op, Spec, Tensor, gradient, nodes_of, parameter, placeholder
 from llamatrain.kernels.reference import KERNELS
-from tests.llama_graph import TINY, llama
+from tests.llamas import TINY, llama
 from tests.op_cases import CASES, Case
 from tests.test_gradients import scalar
 
@@ -53,13 +52,13 @@ MISFITS = {
     "set_rows": lambda: O.set_rows(x(4, 2), x(1, 2), x(2, dtype=I32), name="here"),
     "diag": lambda: O.diag(x(2, 2), name="here"),
     "diag_mask_inf": lambda: O.diag_mask_inf(x(2), name="here"),
-    "rms_norm": lambda: L.rms_norm(x(2, 3), x(2), eps=1e-5, name="here"),
-    "swiglu": lambda: L.swiglu(x(2), x(1), name="here"),
-    "rope": lambda: L.rope(x(1, 2, 3, 4), x(1, 2), x(9, 2, 2), name="here"),
-    "soft_max": lambda: L.soft_max(x(), name="here"),
-    "flash_attn": lambda: L.flash_attn(x(1, 2, 3, 4), x(1, 2, 2, 4), x(1, 2, 2, 4), x(1, 2, dtype=I32), scale=1.0, name="here"),
-    "cross_entropy_loss": lambda: L.cross_entropy_loss(x(2, 3), x(3, dtype=I32), x(2), name="here"),
-    "linear_cross_entropy": lambda: L.linear_cross_entropy(x(2, 3), x(5, 4), x(2, dtype=I32), x(2), name="here"),
+    "rms_norm": lambda: O.rms_norm(x(2, 3), x(2), eps=1e-5, name="here"),
+    "swiglu": lambda: O.swiglu(x(2), x(1), name="here"),
+    "rope": lambda: O.rope(x(1, 2, 3, 4), x(1, 2), x(9, 2, 2), name="here"),
+    "soft_max": lambda: O.soft_max(x(), name="here"),
+    "flash_attn": lambda: O.flash_attn(x(1, 2, 3, 4), x(1, 2, 2, 4), x(1, 2, 2, 4), x(1, 2, dtype=I32), scale=1.0, name="here"),
+    "cross_entropy_loss": lambda: O.cross_entropy_loss(x(2, 3), x(3, dtype=I32), x(2), name="here"),
+    "linear_cross_entropy": lambda: O.linear_cross_entropy(x(2, 3), x(5, 4), x(2, dtype=I32), x(2), name="here"),
 }
 
 
@@ -131,24 +130,24 @@ def test_rows_need_an_axis() -> None:
 
 def test_an_op_without_gradient_on_the_path_is_named() -> None:
     w = parameter("w", (2, 3))
-    dx = L.silu_back(x(2, 3), w, name="bent")
+    dx = O.silu_back(x(2, 3), w, name="bent")
     with pytest.raises(GraphError, match=r"bent = silu_back\(x, w\).*second derivatives"):
         gradients(O.sum(dx), [w])
 
 
 def test_an_op_without_gradient_off_the_path_is_fine() -> None:
     w = parameter("w", (2, 3))
-    bent = L.silu_back(x(2, 3), x(2, 3))
+    bent = O.silu_back(x(2, 3), x(2, 3))
     (dw,) = gradients(O.sum(O.mul(w, bent)), [w])
     assert dw.shape == w.shape
 
 
 def test_no_gradient_goes_through_the_optimizer_or_lse() -> None:
     q, k, v, starts = x(1, 2, 1, 2), parameter("k", (1, 2, 1, 2)), x(1, 2, 1, 2), x(1, 2, dtype=I32)
-    _, lse = L.flash_attn(q, k, v, starts, scale=1.0, name="attention")
+    _, lse = O.flash_attn(q, k, v, starts, scale=1.0, name="attention")
     with pytest.raises(GraphError, match=r"attention = flash_attn.*lse"):
         gradients(O.sum(lse), [k])
-    factor, _ = L.clip_factor(O.sum_sqr(k), limit=1.0)
+    factor, _ = O.clip_factor(O.sum_sqr(k), limit=1.0)
     with pytest.raises(GraphError, match=r"clip_factor.*optimizer"):
         gradients(factor, [k])
 
@@ -178,7 +177,7 @@ def test_a_parameter_that_the_loss_does_not_reach_is_named() -> None:
 
 def test_a_targets_gradient_cannot_be_had() -> None:
     targets = placeholder("targets", (2, 3))
-    loss = L.cross_entropy_loss(x(2, 3), targets, x(2))
+    loss = O.cross_entropy_loss(x(2, 3), targets, x(2))
     with pytest.raises(GraphError, match=r"cross_entropy_loss.*targets"):
         gradients(loss, [targets])
 
@@ -202,7 +201,7 @@ def test_a_tensor_that_is_a_source_twice(f, derivative) -> None:
     loss = O.sum(f(w))
     program = Program.of([loss, *gradients(loss, [w])], {w: values}, kernels="reference")
     program()
-    np.testing.assert_allclose(program[gradients_of(program)], derivative(values), atol=1e-12)
+    np.testing.assert_allclose(program.read(gradients_of(program)), derivative(values), atol=1e-12)
 
 
 def gradients_of(program: Program) -> Tensor:
@@ -216,7 +215,7 @@ def test_the_gradient_of_a_value_that_is_read_in_three_places() -> None:
     (dw,) = gradients(loss, [w])
     program = Program.of([dw], {w: np.arange(4.0)}, kernels="reference")
     program()
-    np.testing.assert_array_equal(program[dw], 8.0 * np.arange(4.0))
+    np.testing.assert_array_equal(program.read(dw), 8.0 * np.arange(4.0))
 
 
 def test_a_gradient_with_respect_to_a_value_inside() -> None:
@@ -225,8 +224,8 @@ def test_a_gradient_with_respect_to_a_value_inside() -> None:
     dh, dw = gradients(O.sum_sqr(h), [h, w])
     program = Program.of([dh, dw], {w: np.arange(4.0)}, kernels="reference")
     program()
-    np.testing.assert_array_equal(program[dh], 2 * np.arange(4.0) ** 2)
-    np.testing.assert_array_equal(program[dw], 4 * np.arange(4.0) ** 3)
+    np.testing.assert_array_equal(program.read(dh), 2 * np.arange(4.0) ** 2)
+    np.testing.assert_array_equal(program.read(dw), 4 * np.arange(4.0) ** 3)
 
 
 def test_a_loss_that_is_a_parameter() -> None:
@@ -234,7 +233,7 @@ def test_a_loss_that_is_a_parameter() -> None:
     (dw,) = gradients(w, [w])
     program = Program.of([dw], {}, kernels="reference")
     program()
-    assert program[dw] == 1
+    assert program.read(dw) == 1
 
 
 # ---- the verifier ----------------------------------------------------------
@@ -242,7 +241,7 @@ def test_a_loss_that_is_a_parameter() -> None:
 
 def made() -> tuple[Tensor, Tensor, Node]:
     w = parameter("w", (2, 3))
-    h = L.silu(w, name="gate")
+    h = O.silu(w, name="gate")
     loss = O.sum(h)
     return w, loss, h.node
 
@@ -267,7 +266,7 @@ def tamper_source(node: Node) -> None:
 
 
 def tamper_serial(node: Node) -> None:
-    node.sources = (L.silu(node.sources[0]),)
+    node.sources = (O.silu(node.sources[0]),)
 
 
 def tamper_output(node: Node) -> None:
@@ -355,7 +354,7 @@ def test_a_program_10000_nodes_deep() -> None:
     _, loss = chain(DEEP // 5)
     program = Program.of([loss], {}, kernels="reference")
     program()
-    assert program[loss] == 0
+    assert program.read(loss) == 0
     assert as_dot([loss]).count("\n") > DEEP // 5 < as_text([loss]).count("\n")
 
 

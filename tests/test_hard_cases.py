@@ -8,23 +8,24 @@ import tempfile
 import numpy as np
 import pytest
 
+from llamatrain.engine.backend import backend_of
 from llamatrain.engine.budget import cheapest
 from llamatrain.engine.plan import plan
 from llamatrain.engine.program import Program
 from llamatrain.errors import GraphError
-from llamatrain.graph import layers, ops
+from llamatrain.graph import ops
 from llamatrain.graph.tensor import BF16, I32, Tensor, parameter, placeholder, state
 from llamatrain.machine import cachefolder, jit
 from llamatrain.optim.methods.adamw import AdamW
 from llamatrain.optim.methods.sgd import SGD
 from llamatrain.optim.step import differentiate, stream
-from tests.llama_graph import Size, llama
+from tests.llamas import Size, llama
 
 
 def run(outputs: list[Tensor], memory: dict[Tensor, np.ndarray], **how) -> list[np.ndarray]:
     program = Program.of(outputs, {tensor: array.copy() for tensor, array in memory.items()}, **how)
     program()
-    return [program[output].copy() for output in outputs]
+    return [program.read(output).copy() for output in outputs]
 
 
 def same_however_planned(outputs: list[Tensor], memory: dict[Tensor, np.ndarray]) -> None:
@@ -37,10 +38,10 @@ def same_however_planned(outputs: list[Tensor], memory: dict[Tensor, np.ndarray]
 def test_one_memory_read_twice_is_not_written_over() -> None:
     x, ids, weights, one = placeholder("x", (4, 2)), placeholder("ids", (4,), I32), placeholder("w", (4,)), placeholder("d", ())
     values = np.arange(8, dtype=np.float32).reshape(4, 2)
-    y, z = ops.scale(x, by=1.0), layers.soft_max(x)
+    y, z = ops.scale(x, by=1.0), ops.soft_max(x)
     same_however_planned([ops.set_rows(y, y, ids)], {x: values, ids: np.array([3, 2, 1, 0], np.int32)})
     memory = {x: values, weights: np.ones(4, np.float32), one: np.ones((), np.float32)}
-    same_however_planned([layers.cross_entropy_loss_back(one, z, z, weights)], memory)
+    same_however_planned([ops.cross_entropy_loss_back(one, z, z, weights)], memory)
 
 
 def test_rows_of_a_state_moved_within_it() -> None:
@@ -53,7 +54,7 @@ def test_rows_of_a_state_moved_within_it() -> None:
 def test_nothing_of_an_infinity_is_nothing() -> None:
     x, p, w = placeholder("x", (1, 3)), placeholder("p", (1, 3)), placeholder("w", (1,))
     memory = {x: np.array([[1, -np.inf, 2]], np.float32), p: np.array([[0.5, 0, 0.5]], np.float32), w: np.ones(1, np.float32)}
-    same_however_planned([layers.cross_entropy_loss(x, p, w)], memory)
+    same_however_planned([ops.cross_entropy_loss(x, p, w)], memory)
 
 
 @pytest.mark.parametrize("optimizer", [AdamW(weight_decay=1), SGD(weight_decay=1, momentum=1)])
@@ -61,7 +62,7 @@ def test_whole_numbers_as_options(optimizer: AdamW | SGD) -> None:
     results = []
     for kernels in ("reference", "cpu"):
         w = parameter("w", (2, 3))
-        made = differentiate(ops.sum_sqr(layers.rms_norm(w, ops.fill(shape=(3,), value=1), eps=1)), [w])
+        made = differentiate(ops.sum_sqr(ops.rms_norm(w, ops.fill(shape=(3,), value=1), eps=1)), [w])
         inputs, outputs = stream(made, optimizer)
         memory = {w: np.arange(1, 7, dtype=np.float32).reshape(2, 3), inputs.schedule: np.array([0.1, 0.1, 0.001], np.float32)}
         Program.of(outputs, memory, kernels=kernels)()
@@ -79,15 +80,15 @@ def test_numbers_beyond_the_rows_show_and_touch_no_foreign_memory(wild: int) -> 
     }  # fmt: skip
     (taken,) = run([ops.get_rows(w, ids)], memory)
     assert np.isnan(taken[1]).all() and np.isfinite(taken[[0, 2]]).all()
-    assert np.isnan(run([layers.cross_entropy_loss(ops.matmul(x, w), ids, weights)], memory)[0])
-    assert np.isnan(run([layers.linear_cross_entropy(x, w, ids, weights)], memory)[0])
-    loss, _dx, _dw = run(list(layers.linear_cross_entropy_back(one, x, w, ids, weights, dx=True, dw=True)), memory)
+    assert np.isnan(run([ops.cross_entropy_loss(ops.matmul(x, w), ids, weights)], memory)[0])
+    assert np.isnan(run([ops.linear_cross_entropy(x, w, ids, weights)], memory)[0])
+    loss, _dx, _dw = run(list(ops.linear_cross_entropy_back(one, x, w, ids, weights, dx=True, dw=True)), memory)
     assert np.isnan(loss)
-    run([layers.cross_entropy_loss_back(one, ops.matmul(x, w), ids, weights)], memory)
+    run([ops.cross_entropy_loss_back(one, ops.matmul(x, w), ids, weights)], memory)
     run([ops.set_rows(w, x, ids)], memory)
     q, table = placeholder("q", (1, 3, 1, 2)), placeholder("t", (2, 1, 2))
     memory |= {q: np.ones((1, 3, 1, 2), np.float32), table: np.ones((2, 1, 2), np.float32)}
-    (turned,) = run([layers.rope(q, ops.reshape(ids, shape=(1, 3)), table)], memory)
+    (turned,) = run([ops.rope(q, ops.reshape(ids, shape=(1, 3)), table)], memory)
     assert np.isnan(turned[0, 1]).all() and np.isfinite(turned[0, [0, 2]]).all()
 
 
@@ -111,7 +112,7 @@ def test_memory_that_cannot_be_written_is_refused() -> None:
 def test_a_plan_without_the_kernels_scratch_is_refused() -> None:
     x, w = placeholder("x", (256, 512)), parameter("w", (512, 512))
     with pytest.raises(GraphError, match="scratch"):
-        Program(plan([ops.matmul(x, w)]), {})
+        Program(plan([ops.matmul(x, w)]), {}, backend_of())
 
 
 @pytest.mark.parametrize("how", [{"kernels": "refrence"}, {"threads": 0}, {"threads": -1}])
@@ -135,7 +136,7 @@ def test_graphs_that_cannot_be() -> None:
 def test_arrays_of_nothing() -> None:
     x, w = placeholder("x", (0, 3)), placeholder("w", (3,))
     for kernels in ("reference", "cpu"):
-        outputs = [layers.rms_norm(x, w, eps=1e-5), layers.soft_max(x), ops.sum(x), ops.silu(x) if hasattr(ops, "silu") else x]
+        outputs = [ops.rms_norm(x, w, eps=1e-5), ops.soft_max(x), ops.sum(x), ops.silu(x) if hasattr(ops, "silu") else x]
         assert run(outputs, {x: np.zeros((0, 3), np.float32), w: np.ones(3, np.float32)}, kernels=kernels)[2] == 0
 
 

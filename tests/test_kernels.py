@@ -10,7 +10,7 @@ from llamatrain.graph.autodiff import gradients
 from llamatrain.graph.tensor import F32, quantised
 from llamatrain.optim.methods.adamw import AdamW
 from llamatrain.optim.step import differentiate, stream
-from tests.llama_graph import TINY, Size, llama
+from tests.llamas import TINY, Size, llama
 from tests.op_cases import CASES, Case
 from tests.test_gradients import EACH, scalar
 
@@ -26,7 +26,7 @@ def test_each_op_and_its_gradient(name: str, index: int) -> None:
     plain(), fast()
     for output in outputs:
         np.testing.assert_allclose(
-            fast[output], plain[output], rtol=2e-5, atol=2e-5 * max(1, np.abs(plain[output]).max(initial=0))
+            fast.read(output), plain.read(output), rtol=2e-5, atol=2e-5 * max(1, np.abs(plain.read(output)).max(initial=0))
         )
 
 
@@ -48,9 +48,9 @@ def test_a_llama(size: Size, precision: str) -> None:
         program()
     tolerance = {"f32": 2e-5, "bf16": 2e-2}[precision]
     for output in outputs:
-        alone, together = (program[output] for program in fast)
+        alone, together = (program.read(output) for program in fast)
         assert np.array_equal(alone, together), "one thread and two differ"
-        distance = np.linalg.norm(alone - plain[output]) / (np.linalg.norm(plain[output]) + 1e-12)
+        distance = np.linalg.norm(alone - plain.read(output)) / (np.linalg.norm(plain.read(output)) + 1e-12)
         assert distance <= tolerance, f"{output!r}: {distance}"
 
 
@@ -66,7 +66,7 @@ def test_ten_steps_the_same_bits_however_planned(remat: str) -> None:
         losses = []
         for _ in range(10):
             program()
-            losses.append(float(program[outputs[0]]))
+            losses.append(float(program.read(outputs[0])))
         results.append((losses, [arrays[weight].copy() for weight in model.trained]))
     assert results[0][0] == results[1][0]
     assert results[0][0][-1] < results[0][0][0]

@@ -4,13 +4,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 
 from llamatrain.errors import UsageError
 from llamatrain.machine import units
-from llamatrain.machine.entry import I32, Entry
+from llamatrain.machine.entry import I32, Entry, Real, i32
 from llamatrain.machine.threads import Table
 
 
@@ -50,9 +51,33 @@ def test_a_program_runs_again() -> None:
     assert (array == 50).all()
 
 
+class Pair(NamedTuple):
+    first: I32
+    count: int
+
+
+@Entry
+def spread(lo, hi, thread, out: I32, pair: Pair, factor: Real, *rest):
+    out[0], out[1], out[2], out[3] = pair.first[0], pair.count, int(factor * 2), i32(rest[1])[0]
+
+
+def test_arguments_have_names_and_are_checked() -> None:
+    out, one = np.zeros(4, np.int32), np.full(1, 7, np.int32)
+    Table([spread.call(out, Pair(one, 3), 2.5, 0, one + 1, items=1, block=1)], 1)()
+    assert out.tolist() == [7, 3, 5, 8]
+    again = COUNT.call(out, out, size=1, run=0, faults=out, items=1, block=1)
+    assert (again.words == COUNT.call(out, out, out, 0, 1, items=1, block=1).words).all()
+    for args, named in (((out,), {}), ((out, out, out, 0, 1, 2), {}), ((out, out, out, 0), {"width": 1})):
+        with pytest.raises(TypeError, match="count: "):
+            COUNT.call(*args, **named, items=1, block=1)
+    with pytest.raises(TypeError, match="where an integer or an array belongs"):
+        COUNT.call(out, out, out, 0.5, 1, items=1, block=1)
+
+
 def test_arrays_with_gaps_are_refused() -> None:
+    array = np.zeros((4, 4), np.int32)[:, ::2]
     with pytest.raises(ValueError, match="strides"):
-        COUNT.call(np.zeros((4, 4), np.int32)[:, ::2], items=8, block=8)
+        COUNT.call(array, array, array, 0, 0, items=8, block=8)
 
 
 def test_units_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,10 +107,10 @@ def ours(h: Hyperparameters, arrays: Arrays, batch: dict[str, np.ndarray], kerne
     program = Program.of([loss, *grads, *held], memory, kernels=kernels, threads=2)
     for name, leaf in made.inputs.items():
         values = mask_of(batch["starts"]) if name == "mask" else batch[name]
-        program[leaf][...] = values.reshape(leaf.shape)
+        program.write(leaf, values.reshape(leaf.shape))
     program()
-    found = {name: program[grad].copy() for name, grad in zip(leaves, grads, strict=True)}
-    return float(program[loss]), program[held[0]].copy() if held else None, found
+    found = {name: program.read(grad).copy() for name, grad in zip(leaves, grads, strict=True)}
+    return float(program.read(loss)), program.read(held[0]).copy() if held else None, found
 
 
 def logits_in(loss: Tensor) -> Tensor | None:

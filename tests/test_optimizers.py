@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from llamatrain.train.checkpoint import read, write
 
 from llamatrain.engine.program import Program
 from llamatrain.errors import FileError
@@ -16,6 +15,8 @@ from llamatrain.graph.tensor import leaves_of, parameter
 from llamatrain.optim import methods, registry
 from llamatrain.optim.optimizer import StepRule
 from llamatrain.optim.step import differentiate, stream
+from llamatrain.store.checkpoint import write
+from llamatrain.store.reading import read
 from tests.runs import TINY, Done, environment, losses, same_bits, text_file
 from tests.tiny_checkpoint import tiny_checkpoint
 
@@ -176,13 +177,13 @@ def test_a_step_of_one_more(more: Path) -> None:
     program = Program.of(outputs, {weight: start.copy()}, kernels="reference")
     expected, sums = start.copy(), np.zeros_like(start)
     for rate in (0.5, 0.25):
-        program[inputs.schedule][:] = -rate
+        program.write(inputs.schedule, -rate)
         program()
         gradient = 2 * expected
         sums += np.square(gradient)
         expected -= rate * gradient / (np.sqrt(sums) + 0.5)
-        np.testing.assert_allclose(program[last], gradient, rtol=1e-6)
-        np.testing.assert_allclose(program[weight], expected, rtol=1e-6)
+        np.testing.assert_allclose(program.read(last), gradient, rtol=1e-6)
+        np.testing.assert_allclose(program.read(weight), expected, rtol=1e-6)
 
 
 KEPT = {"sums": ("sums_of_squares", "last_gradient"), "halving": ("point", "gradient"), "nothing": ()}

@@ -10,7 +10,7 @@ import pytest
 import tomli_w
 
 from llamatrain.adapters.options import LoraOptions
-from llamatrain.config.file import config_text, read_config
+from llamatrain.config.file import BaseArgument, DataArgument, config_text, read_config
 from llamatrain.config.options import Checked, OptionError, build, declared, from_plain, plain
 from llamatrain.config.units import Duration, Size
 from llamatrain.data.options import DataOptions
@@ -134,12 +134,12 @@ def test_a_file_of_options_is_read_as_it_was_written(tmp_path: Path) -> None:
     train = TrainOptions(lr=1e-5, memory=Size.parse("2GB"), remat="3")
     data = DataOptions(val=("a b", 'quo"te\\', "line\nbreak", "\x7fü"), shuffle=False)
     lora = LoraOptions(lora_scaled=((Path("a"), 0.5), (Path("b"), 1.0)))
-    text = config_text("two\nlines", ("x.txt", "-"), (train, data, lora), {"past", "delta"})
-    assert text.startswith("# two\n# lines\ndata = [") and "past" not in text
+    text = config_text("two\nlines", ("x.txt", "-"), (train, data, lora), {"past", "delta"}, base="b.gguf")
+    assert text.startswith('# two\n# lines\nbase = "b.gguf"\ndata = [') and "past" not in text
     assert tomllib.loads(text)["lr"] == 1e-5
     (tmp_path / "c.toml").write_text(text, "utf-8")
-    found = read_config(tmp_path / "c.toml", TrainOptions, DataOptions, LoraOptions)
-    assert found.pop("data") == ("x.txt", "-")
+    found = read_config(tmp_path / "c.toml", TrainOptions, DataOptions, LoraOptions, BaseArgument)
+    assert (found.pop("base"), found.pop("data")) == ("b.gguf", ("x.txt", "-"))
     assert (build(TrainOptions, found), build(DataOptions, found), build(LoraOptions, found)) == (train, data, lora)
 
 
@@ -160,3 +160,11 @@ def test_a_file_that_is_wrong(text: str, error: type[Exception], told: str, tmp_
     with pytest.raises(error) as refused:
         read_config(path, TrainOptions)
     assert str(refused.value).startswith(f"{path}: ") and told in str(refused.value)
+
+
+def test_a_file_says_nothing_that_its_command_does_not_take(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text('base = "b.gguf"')
+    with pytest.raises(UsageError, match="the option 'base' is unknown"):
+        read_config(path, TrainOptions, DataArgument)
+    assert read_config(path, TrainOptions, BaseArgument) == {"base": "b.gguf"}

@@ -12,16 +12,17 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from llamatrain.engine.backend import backend_of
 from llamatrain.engine.order import layout_of, ordered
-from llamatrain.engine.plan import ALIGNMENT, Block, Plan, ScratchRule, placed, plan
-from llamatrain.engine.program import Program, scratch_rule
+from llamatrain.engine.plan import Block, Plan, Scratch, placed, plan
+from llamatrain.engine.program import Program
 from llamatrain.errors import MemoryPlanError
-from llamatrain.graph.layers import silu
-from llamatrain.graph.ops import acc, add, matmul, scale, set_rows, sqr, sub, sum_sqr, view
+from llamatrain.graph.ops import acc, add, matmul, scale, set_rows, silu, sqr, sub, sum_sqr, view
 from llamatrain.graph.tensor import I32, Node, Tensor, nodes_of, parameter, placeholder
+from llamatrain.machine.memory import ALIGNMENT
 from llamatrain.optim.methods.adamw import AdamW
 from llamatrain.optim.step import apply, differentiate, hold, stream
-from tests.llama_graph import TINY, Llama, Size, llama
+from tests.llamas import TINY, Llama, Size, llama
 from tests.random_graphs import RandomGraph, evaluated, random_graphs
 
 SMALL = replace(TINY, layers=2, kv_heads=2, ctx=8, batch=2)
@@ -131,7 +132,7 @@ def awkward_scratch(node: Node) -> int:
 
 @often
 @given(random_graphs(), st.sampled_from((lambda node: 0, awkward_scratch)))
-def test_random_lives_never_overlap(graph: RandomGraph, scratch: ScratchRule) -> None:
+def test_random_lives_never_overlap(graph: RandomGraph, scratch: Scratch) -> None:
     assume(graph.outputs)
     laid = plan(graph.outputs, pinned=graph.pinned, scratch=scratch)
     assert_order(laid, graph.outputs)
@@ -143,7 +144,7 @@ def test_random_lives_never_overlap(graph: RandomGraph, scratch: ScratchRule) ->
 
 @often
 @given(random_graphs(), st.sampled_from((lambda node: 0, awkward_scratch)))
-def test_a_naive_plan_gives_each_value_memory_of_its_own(graph: RandomGraph, scratch: ScratchRule) -> None:
+def test_a_naive_plan_gives_each_value_memory_of_its_own(graph: RandomGraph, scratch: Scratch) -> None:
     assume(graph.outputs)
     laid = plan(graph.outputs, pinned=graph.pinned, scratch=scratch, naive=True)
     spans = sorted([(at, t.nbytes) for t, at in laid.offsets.items()] + list(laid.scratch.values()))
@@ -165,7 +166,7 @@ def test_planner_on_and_naive_give_what_separate_arrays_give(graph: RandomGraph)
         program.arena[:] = 0xFF  # what is read before it is written shows
         program()
         for output in graph.outputs:
-            np.testing.assert_array_equal(program[output], expected[output])
+            np.testing.assert_array_equal(program.read(output), expected[output])
         for leaf, array in graph.arrays.items():
             if leaf.role == "input":
                 np.testing.assert_array_equal(arrays[leaf], array)
@@ -231,7 +232,7 @@ def test_a_llama_planned_and_naive_gives_the_same_bits(precision: str) -> None:
     for naive in (False, True):
         program = Program.of(outputs, model.random(), kernels="reference", naive=naive)
         program()
-        results.append([program[output].tobytes() for output in outputs])
+        results.append([program.read(output).tobytes() for output in outputs])
     assert results[0] == results[1]
     assert plan(outputs).arena < plan(outputs, naive=True).arena / 2
 
@@ -241,11 +242,11 @@ BIG = Size(vocab=32000, width=8192, layers=48, heads=64, kv_heads=8, ff=22016, c
 
 @cache
 def big_plan(kernels: str) -> tuple[float, Llama, Plan]:
-    rule = scratch_rule(kernels, 2)
-    start = time.perf_counter()
+    rule = backend_of(kernels, 2).scratch
+    start = time.process_time()
     model = llama(BIG)
     laid = plan(training(model, remat="block", precision="bf16"), scratch=rule)
-    return time.perf_counter() - start, model, laid
+    return time.process_time() - start, model, laid
 
 
 def assert_big_plan(kernels: str) -> None:

@@ -5,13 +5,13 @@ import pytest
 
 from llamatrain.engine.program import Program
 from llamatrain.graph import ops as O
-from llamatrain.graph.layers import flash_attn, swiglu, swiglu_back
+from llamatrain.graph.ops import flash_attn, swiglu, swiglu_back
 from llamatrain.graph.precision import round_products
 from llamatrain.graph.tensor import BF16, F32, I32, Tensor, nodes_of, parameter, placeholder
 from llamatrain.kernels.reference.registry import from_bf16, to_bf16
 from llamatrain.optim.step import differentiate
-from tests.llama_graph import Size, llama
 from tests.llama_step import LlamaStep
+from tests.llamas import Size, llama
 
 SIZE = Size(vocab=64, width=64, layers=2, heads=4, kv_heads=2, ff=176, ctx=24, batch=2)
 
@@ -39,8 +39,8 @@ def test_who_is_no_product_reads_a_gate_in_full() -> None:
     program = Program.of([out], {gate: random(4, 8), up: random(4, 8, seed=1)}, kernels="reference")
     program()
     assert out.dtype is F32
-    rounded = [from_bf16(to_bf16(array)).astype(np.float64) for array in (program[gate], program[up])]
-    np.testing.assert_allclose(program[out], 2 * rounded[0] / (1 + np.exp(-rounded[0])) * rounded[1], rtol=2**-8)
+    rounded = [from_bf16(to_bf16(array)).astype(np.float64) for array in (program.read(gate), program.read(up))]
+    np.testing.assert_allclose(program.read(out), 2 * rounded[0] / (1 + np.exp(-rounded[0])) * rounded[1], rtol=2**-8)
 
 
 def test_one_rounding_serves_every_shape() -> None:
@@ -74,7 +74,7 @@ def test_compiled_gates_in_bf16(shape: tuple[int, ...]) -> None:
     for kernels, threads in (("reference", 1), ("cpu", 1), ("cpu", 2)):
         program = Program.of(outputs, {leaf: array.copy() for leaf, array in arrays.items()}, kernels=kernels, threads=threads)
         program()
-        found.append([program[output].copy() for output in outputs])
+        found.append([program.read(output).copy() for output in outputs])
     for plain, one, two in zip(*found, strict=True):
         assert one.tobytes() == two.tobytes()
         np.testing.assert_allclose(one, plain, rtol=2**-7, atol=1e-30)

@@ -3,13 +3,15 @@
 import numpy as np
 import pytest
 
-from llamatrain.engine.program import Program, allocate
+from llamatrain.engine.backend import backend_of
+from llamatrain.engine.program import Program
 from llamatrain.errors import GraphError
 from llamatrain.graph import ops as O
 from llamatrain.graph.autodiff import value_and_gradients
-from llamatrain.graph.layers import flash_attn, silu, soft_max
+from llamatrain.graph.ops import flash_attn, silu, soft_max
 from llamatrain.graph.show import described
 from llamatrain.graph.tensor import BF16, F32, F64, I32, Tensor, parameter, placeholder, state
+from llamatrain.machine.memory import allocate
 
 Arrays = dict[Tensor, np.ndarray]
 
@@ -33,24 +35,24 @@ def test_a_program_does_what_numpy_does() -> None:
     program = reference([y, loss, O.transpose(y)], arrays)
     program()
     expected = arrays[x] @ arrays[w].T + arrays[b]
-    np.testing.assert_allclose(program[y], expected, rtol=1e-6)
-    np.testing.assert_allclose(program[loss], np.mean(expected.T[0:2, 0:5:2] ** 2), rtol=1e-6)
-    assert np.shares_memory(program[x], arrays[x])
-    first = [program[out].copy() for out in program.plan.outputs]
+    np.testing.assert_allclose(program.read(y), expected, rtol=1e-6)
+    np.testing.assert_allclose(program.read(loss), np.mean(expected.T[0:2, 0:5:2] ** 2), rtol=1e-6)
+    assert np.shares_memory(program.read(x), arrays[x])
+    first = [program.read(out).copy() for out in program.plan.outputs]
     np.testing.assert_array_equal(first[2], first[0].T)
     program()
     for out, before in zip(program.plan.outputs, first, strict=True):
-        np.testing.assert_array_equal(program[out], before)
+        np.testing.assert_array_equal(program.read(out), before)
 
 
 def test_inputs_changed_between_runs_matter() -> None:
     x = placeholder("x", (3,))
     program = reference([O.scale(x, by=2.0)])
     for value in (1.0, -4.0):
-        program[x][:] = value
+        program.write(x, value)
         program()
         (out,) = program.plan.outputs
-        np.testing.assert_array_equal(program[out], [2 * value] * 3)
+        np.testing.assert_array_equal(program.read(out), [2 * value] * 3)
 
 
 def test_pinned_outputs_lie_in_the_callers_memory() -> None:
@@ -60,11 +62,11 @@ def test_pinned_outputs_lie_in_the_callers_memory() -> None:
     arrays = {output: np.full(output.shape, np.nan, np.float32) for output in outputs}
     program = reference(outputs, {x: random(3, 2), **arrays})
     for seed in (1, 2):
-        program[x][:] = random(3, 2, seed=seed)
+        program.write(x, random(3, 2, seed=seed))
         program()
         squares = random(3, 2, seed=seed) ** 2
         for output, expected in zip(outputs, (squares, squares.T, squares.reshape(6), squares / 2), strict=True):
-            assert np.shares_memory(program[output], arrays[output])
+            assert np.shares_memory(program.read(output), arrays[output])
             np.testing.assert_array_equal(arrays[output], expected)
 
 
@@ -80,8 +82,8 @@ def test_leaves_and_repeated_outputs_may_be_asked_for() -> None:
     y = O.sqr(x)
     program = reference([x, y, y], {x: np.array([2, 3], np.float32)})
     program()
-    np.testing.assert_array_equal(program[x], [2, 3])
-    np.testing.assert_array_equal(program[y], [4, 9])
+    np.testing.assert_array_equal(program.read(x), [2, 3])
+    np.testing.assert_array_equal(program.read(y), [4, 9])
 
 
 def test_two_outputs_of_one_node() -> None:
@@ -89,8 +91,25 @@ def test_two_outputs_of_one_node() -> None:
     out, lse = flash_attn(q, q, q, starts, scale=1.0)
     program = reference([lse, out], {q: random(1, 2, 1, 2)})
     program()
-    np.testing.assert_allclose(program[lse][0, 0, 0], np.sum(program[q][0, 0, 0] ** 2), rtol=1e-6)
-    np.testing.assert_array_equal(program[out][0, 0], program[q][0, 0])
+    np.testing.assert_allclose(program.read(lse)[0, 0, 0], np.sum(program.read(q)[0, 0, 0] ** 2), rtol=1e-6)
+    np.testing.assert_array_equal(program.read(out)[0, 0], program.read(q)[0, 0])
+
+
+def test_what_is_computed_is_not_written_and_what_is_read_is_no_way_in() -> None:
+    x = placeholder("x", (3,))
+    y = O.sqr(x)
+    program = reference([y])
+    with pytest.raises(GraphError, match="is computed"):
+        program.write(y, 1.0)
+    with pytest.raises(ValueError, match="read-only"):
+        program.read(x)[0] = 1.0
+
+
+def test_a_backend_says_which_nodes_have_a_kernel_of_their_own() -> None:
+    x = placeholder("x", (2, 3))
+    made, widened = O.sqr(x), O.log(x)  # log has none
+    for kernels, expected in (("cpu", [True, False]), ("reference", [True, True])):
+        assert [backend_of(kernels).takes(each.node) for each in (made, widened)] == expected
 
 
 def test_the_profile_names_every_node() -> None:
@@ -117,17 +136,18 @@ def test_a_cache_fills_up_over_runs() -> None:
     program = reference([out])
     steps = []
     for step in range(length):
-        program[row][:] = program[last][:] = step
+        program.write(row, step)
+        program.write(last, step)
         for leaf, whole in zip(new, (q, k, v), strict=True):
-            program[leaf][:] = whole[:, step]
+            program.write(leaf, whole[:, step])
         program()
-        steps.append(program[out][:, 0].copy())
+        steps.append(program.read(out)[:, 0].copy())
     whole, at = [placeholder(name, (1, length, heads, size)) for name in "qkv"], placeholder("starts", (1, length), I32)
     expected, _ = flash_attn(*whole, at, scale=0.5)
     once = reference([expected], dict(zip(whole, (q, k, v), strict=True)))
     once()
-    np.testing.assert_allclose(np.stack(steps, axis=1), once[expected], rtol=1e-5, atol=1e-6)
-    np.testing.assert_array_equal(program[caches[0]], k[0])
+    np.testing.assert_allclose(np.stack(steps, axis=1), once.read(expected), rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(program.read(caches[0]), k[0])
 
 
 def test_a_gradient_goes_through_rows_written_into_a_state() -> None:
@@ -139,7 +159,7 @@ def test_a_gradient_goes_through_rows_written_into_a_state() -> None:
     arrays[weights] = np.arange(12.0).reshape(4, 3)
     program = reference([value, *grads], arrays)
     program()
-    np.testing.assert_array_equal(program[grads[0]], 2 * arrays[rows] * arrays[weights][[2, 0]])
+    np.testing.assert_array_equal(program.read(grads[0]), 2 * arrays[rows] * arrays[weights][[2, 0]])
     np.testing.assert_array_equal(arrays[cache], [[3, 4, 5], [1, 1, 1], [0, 1, 2], [1, 1, 1]])
 
 
@@ -151,7 +171,7 @@ def test_whoever_reads_a_state_before_its_change_reads_it_as_it_was() -> None:
         program = reference(outputs)
         for run in range(3):
             program()
-            assert (program[before], program[after], program[doubled]) == (run, run + 1, 2 * run + 2)
+            assert (program.read(before), program.read(after), program.read(doubled)) == (run, run + 1, 2 * run + 2)
 
 
 def test_whoever_reads_the_whole_before_a_part_is_changed_reads_it_as_it_was() -> None:
@@ -163,8 +183,8 @@ def test_whoever_reads_the_whole_before_a_part_is_changed_reads_it_as_it_was() -
         program = reference(outputs, arrays)
         program()
         np.testing.assert_array_equal(arrays[memory], [9, 9, 2, 3])
-        np.testing.assert_array_equal(program[whole], [0, 1, 2, 3])
-        np.testing.assert_array_equal(program[other], [1, 2])
+        np.testing.assert_array_equal(program.read(whole), [0, 1, 2, 3])
+        np.testing.assert_array_equal(program.read(other), [1, 2])
 
 
 @pytest.mark.parametrize("step", [1, 2])
@@ -190,8 +210,8 @@ def test_programs_share_an_arena() -> None:
         for mine, own, output in zip(shared, apart, (small, large), strict=True):
             own()
             mine()
-            assert np.shares_memory(mine[output], arena)
-            np.testing.assert_array_equal(mine[output], own[output])
+            assert np.shares_memory(mine.read(output), arena)
+            np.testing.assert_array_equal(mine.read(output), own.read(output))
 
 
 def test_an_arena_that_will_not_do_is_refused() -> None:
@@ -212,21 +232,20 @@ def test_the_first_value_that_is_not_finite_is_found(kernels: str) -> None:
     x, w = placeholder("x", (2, 3)), parameter("blk.0.ffn_up", (3, 3))
     made = O.cast(O.matmul(x, w), dtype=BF16)
     loss = O.sum(O.log(O.cast(made, dtype=F32)))
-    program = Program.of([loss], {x: np.ones((2, 3), np.float32), w: np.ones((3, 3), np.float32)}, kernels=kernels)
+    arrays = {x: np.ones((2, 3), np.float32), w: np.ones((3, 3), np.float32)}
+    program = Program.of([loss], arrays, kernels=kernels)
     assert program.first_not_finite() is None
-    program[w][:] = -1.0
+    program.write(w, -1.0)
     found = program.first_not_finite()
     assert described(found) == "log of blk.0.ffn_up"
-    program[w][1, 1] = 3e38
-    program[x][0, 1] = 10
+    arrays[w][1, 1] = 3e38
+    arrays[x][0, 1] = 10
     assert described(program.first_not_finite()) == "matmul of blk.0.ffn_up"
-    program[w][1, 1], program[x][0, 1] = 1, 1
-    program[x][0, 0] = 3.4e38  # finite, but not when rounded to bfloat16
-    program[w][:, 1:] = 0
-    program[w][:, 0] = 1
+    program.write(x, [[3.4e38, 1, 1], [1, 1, 1]])  # finite, but not when rounded to bfloat16
+    program.write(w, [1, 0, 0])
     found = program.first_not_finite()
     assert found.dtype is BF16 and described(found) == "cast of blk.0.ffn_up"
-    program[w][2, 0] = np.nan
+    arrays[w][2, 0] = np.nan
     assert program.first_not_finite() is w
 
 
@@ -234,10 +253,10 @@ def test_masks_are_no_fault() -> None:
     x = placeholder("x", (3, 3))
     program = reference([O.sum(soft_max(O.diag_mask_inf(x, past=0)))], {x: random(3, 3)})
     assert program.first_not_finite() is None
-    program[x][0, 0] = np.inf
+    program.write(x, np.inf)
     assert program.first_not_finite() is x
     q, starts = placeholder("q", (1, 2, 1, 2)), placeholder("starts", (1, 2), I32)
     out, lse = flash_attn(q, q, q, starts, scale=1.0)
     program = reference([out, lse], {q: random(1, 2, 1, 2), starts: np.full((1, 2), 1, np.int32)})
     assert program.first_not_finite() is None
-    assert program[lse][0, 0, 0] == -np.inf
+    assert program.read(lse)[0, 0, 0] == -np.inf

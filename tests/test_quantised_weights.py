@@ -7,17 +7,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from llamatrain.engine.backend import backend_of
 from llamatrain.engine.plan import plan
-from llamatrain.engine.program import Program, packed_copy, scratch_rule
+from llamatrain.engine.program import Program
 from llamatrain.errors import GraphError
 from llamatrain.files.pages import release
 from llamatrain.files.quants import decode, encode
 from llamatrain.files.quants.kinds import COMPILED
 from llamatrain.files.types import TYPES, GgmlType, by_name
-from llamatrain.graph import layers, ops
+from llamatrain.graph import ops
 from llamatrain.graph.autodiff import value_and_gradients
 from llamatrain.graph.precision import round_products
 from llamatrain.graph.tensor import BF16, F32, F64, I32, Quantised, Tensor, parameter, placeholder, quantised, state
+from llamatrain.model.frozen import packed_copy
 
 TRAINED = [TYPES[number] for number in sorted(COMPILED)]
 SHAPES = [(33, 256, 2), (130, 1280, 1), (33, 256, 7), (300, 512, 5), (70, 1536, 300), (520, 768, 64)]  # out, in, rows of x
@@ -51,7 +53,7 @@ def shifted(raw: np.ndarray) -> np.ndarray:
 def results(outputs: list[Tensor], arrays: dict[Tensor, np.ndarray], kernels: str, threads: int = 1) -> list[np.ndarray]:
     program = Program.of(outputs, arrays, kernels=kernels, threads=threads)
     program()
-    return [program[output].copy() for output in outputs]
+    return [program.read(output).copy() for output in outputs]
 
 
 def close(found: list[np.ndarray], wanted: list[np.ndarray], tolerance: float) -> None:
@@ -102,7 +104,7 @@ def head(rows: int) -> Build:
         arrays[x] = rng.standard_normal(x.shape).astype(np.float32)
         arrays[targets] = rng.integers(0, w.shape[0], rows).astype(np.int32)
         arrays[weights] = rng.random(rows).astype(np.float32)
-        loss = layers.linear_cross_entropy(x, w, targets, weights)
+        loss = ops.linear_cross_entropy(x, w, targets, weights)
         return loss, loss, [x]
 
     return build
@@ -186,7 +188,7 @@ def test_scratch_stays_small(op: Callable[..., Tensor]) -> None:
     for out, width in ((2048, 2048), (5632, 2048), (2048, 5632), (11008, 4096)):
         x = placeholder("x", (512, width if op is ops.matmul else out))
         node = op(x, state("w", (out, width), quantised("Q4_K"))).node
-        assert node and scratch_rule("cpu", 2)(node) < 11 << 20
+        assert node and backend_of("cpu", 2).scratch(node) < 11 << 20
 
 
 def test_float64_reads_them_too() -> None:
@@ -221,7 +223,7 @@ def test_pages_of_the_base_are_handed_back(tmp_path: Path, kernels: str) -> None
         program()
         assert (resident(path) < mapped.nbytes / 2) is drop
         assert program.plan.base_bytes == (weights[0].nbytes if drop else mapped.nbytes)
-        found.append([program[y].copy() for y in products])
+        found.append([program.read(y).copy() for y in products])
     kept, dropped = found
     np.testing.assert_array_equal(kept, dropped)
 

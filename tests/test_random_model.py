@@ -13,7 +13,7 @@ SCRIPT = Path(__file__).resolve().parent.parent / "scripts" / "random_model.py"
 
 def made(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
     monkeypatch.setattr(sys, "argv", [str(SCRIPT), *map(str, arguments)])
-    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "path", [str(SCRIPT.parent), *sys.path])  # as Python does
     runpy.run_path(str(SCRIPT), run_name="__main__")
 
 
@@ -33,3 +33,14 @@ def test_what_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     told = capsys.readouterr().err
     assert end.value.code == 2 and told.startswith("error: ") and told.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_a_peer_of_the_bench_needs_nothing_of_ours() -> None:
+    """Its Python has transformers and PEFT, and may have no compiler of kernels."""
+
+    def imported(script: str) -> set[str]:
+        lines = SCRIPT.with_name(script).read_text().splitlines()
+        return {line.split()[1].partition(".")[0] for line in lines if line.startswith(("import ", "from "))}
+
+    ours = {path.stem for path in SCRIPT.parent.glob("*.py")} | {"llamatrain", "tests", "numba"}
+    assert imported("peft_step.py") & ours == {"shapes"} and not imported("shapes.py")

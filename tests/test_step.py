@@ -13,7 +13,7 @@ from llamatrain.optim.methods.adamw import AdamW
 from llamatrain.optim.methods.lbfgs import LbfgsState
 from llamatrain.optim.methods.sgd import SGD
 from llamatrain.optim.step import Kept, apply, differentiate, hold, stream
-from tests.llama_graph import TINY, Llama, llama
+from tests.llamas import TINY, Llama, llama
 
 Arrays = dict[Tensor, np.ndarray]
 SIZE = replace(TINY, layers=2, kv_heads=2, ctx=8)
@@ -33,7 +33,7 @@ def random(*shape: int, seed: int = 0) -> np.ndarray:
 def fitted(model: Llama, arrays: dict[str, np.ndarray], rows: slice) -> Arrays:
     """A model's arrays: weights and inputs by name, of the batch these rows."""
     own = {leaf: array for leaf, array in model.random().items() if leaf not in model.trained}
-    inputs = {model.tokens: "tokens", model.positions: "positions", model.starts: "starts"}
+    inputs = {model.inputs[name]: name for name in ("tokens", "positions", "starts")}
     flat = {model.targets: "targets", model.weights: "weights"}
     own |= {leaf: arrays[name][rows] for leaf, name in inputs.items()}
     own |= {leaf: arrays[name].reshape(-1, SIZE.ctx)[rows].reshape(-1) for leaf, name in flat.items()}
@@ -57,7 +57,7 @@ def accumulated(micro: int) -> tuple[float, dict[str, np.ndarray]]:
             memory[leaf][...] = array
         program = more if start else first
         program()
-        loss += float(program[kept.loss])
+        loss += float(program.read(kept.loss))
     return loss, {weight.name: blocks[block] for weight, block in kept.blocks.items()}
 
 
@@ -104,10 +104,10 @@ def kept_steps(optimizer: AdamW | SGD, schedules: list[np.ndarray], clip: float 
     last = reference(outputs, {**{weight: arrays[weight] for weight in weights}, **blocks})
     norms = []
     for schedule in schedules:
-        last[inputs.schedule][:] = schedule
+        last.write(inputs.schedule, schedule)
         first()
         last()
-        norms.append(float(last[norm]))
+        norms.append(float(last.read(norm)))
     return [arrays[weight] for weight in weights], norms
 
 
@@ -116,7 +116,7 @@ def streamed_steps(optimizer: AdamW | SGD, schedules: list[np.ndarray]) -> list[
     inputs, outputs = stream(differentiate(kept.loss, weights), optimizer)
     program = reference(outputs, arrays)
     for schedule in schedules:
-        program[inputs.schedule][:] = schedule
+        program.write(inputs.schedule, schedule)
         program()
     return [arrays[weight] for weight in weights]
 
@@ -158,7 +158,7 @@ def test_decay_is_for_two_or_more_dimensions() -> None:
         inputs, outputs = stream(differentiate(loss, made), optimizer)
         arrays = {weight: np.ones(weight.shape, np.float32) for weight in made}
         program = reference(outputs, arrays)
-        program[inputs.schedule][:] = 0.5, 1, 1
+        program.write(inputs.schedule, [0.5, 1, 1])
         program()
         assert [float(arrays[weight].max()) for weight in made] == pytest.approx([0.5, 0.5, 1, 1])
 
@@ -230,9 +230,9 @@ def test_a_product_is_found_step_by_step(optimizer: AdamW | SGD, rate: float, st
     inputs, outputs = stream(made, optimizer)
     program, losses = reference(outputs, arrays), []
     for step in range(1, steps + 1):
-        program[inputs.schedule][:] = optimizer.schedule(step, rate * (1 - step / (steps + 1)))
+        program.write(inputs.schedule, optimizer.schedule(step, rate * (1 - step / (steps + 1))))
         program()
-        losses.append(float(program[made.loss]))
+        losses.append(float(program.read(made.loss)))
     assert losses[0] > 10
     assert losses[-1] < 1e-5
 
@@ -249,7 +249,7 @@ def test_a_product_is_found_by_lbfgs() -> None:
     def evaluate(point: np.ndarray) -> tuple[float, np.ndarray]:
         flat[:] = point
         program()
-        return float(program[made.loss]), gradient
+        return float(program.read(made.loss)), gradient
 
     found = LbfgsState(flat)
     for _ in range(80):

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from llamatrain.data.samples import chunks_of, samples_after
-from llamatrain.data.sources import Source, find_sources
+from llamatrain.data.sources import DataFile, find_sources, passed_over
 from llamatrain.data.suitable import STRAY, Utf8
 from llamatrain.data.texts import texts_of
 from llamatrain.errors import DataError
-from tests.runs import run
+from tests.runs import TINY, ran, run, text_file
 from tests.test_from_scratch_errors import refused
 
 FRENCH = "Où est passée l'écriture ? Là-bas, près de la forêt : des élèves l'ont trouvée à Noël.\n"
@@ -66,6 +66,15 @@ def test_a_folder_passes_over_other_files(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(b"something")
     (tmp_path / "d.txt").write_text("words")
     assert [source.path.name for source in find_sources([str(tmp_path)])] == ["d.txt"]
+    assert passed_over([str(tmp_path), str(tmp_path / "d.txt"), "-"]) == "1 .csv, 1 .html, 1 .pdf"
+    assert passed_over([str(tmp_path / "d.txt")]) == ""
+
+
+def test_what_is_passed_over_is_said(tmp_path: Path) -> None:
+    text_file(tmp_path)
+    (tmp_path / "c.pdf").write_bytes(b"something")
+    done = ran("from-scratch", tmp_path, *TINY, "--ctx", 32, "--iters", 1, "--out", tmp_path / "run")
+    assert "1 .pdf passed over" in done.err
 
 
 # ---- other encodings --------------------------------------------------------
@@ -86,7 +95,7 @@ def test_text_in_another_encoding(encoding: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "reads", [chunks_of, lambda source: texts_of([source]), lambda source: samples_after(source, "w", False, None)]
 )
-def test_other_bytes_are_found_wherever_they_begin(reads: Callable[[Source], Iterable[object]], tmp_path: Path) -> None:
+def test_other_bytes_are_found_wherever_they_begin(reads: Callable[[DataFile], Iterable[object]], tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"words\n" * 400_000 + (FRENCH * 3).encode("latin-1"))
     with pytest.raises(DataError, match=r"the first 0xF9 at byte 2400001, in line 400001;"):

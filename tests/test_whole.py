@@ -5,8 +5,8 @@ import pytest
 
 from llamatrain.engine.program import Program
 from llamatrain.graph.autodiff import value_and_gradients
-from tests.llama_graph import Size, llama
 from tests.llama_step import OPTIMIZER, LlamaStep
+from tests.llamas import Size, llama
 
 pytestmark = pytest.mark.reference
 
@@ -25,7 +25,7 @@ def peer(model, memory):
     assert len(parameters) == len(model.trained)
     with torch.no_grad():
         for weight in model.trained:
-            parameters[f"{weight.name}.weight"].copy_(torch.from_numpy(memory[weight]))
+            parameters[weight.name].copy_(torch.from_numpy(memory[weight]))
     return twin
 
 
@@ -47,11 +47,11 @@ def test_every_gradient_by_name(kernels: str) -> None:
     twin = peer(model, memory)
     expected = twin.loss(*batch(model, memory))
     expected.backward()
-    assert float(program[loss]) == pytest.approx(expected.item(), rel=1e-5)
+    assert float(program.read(loss)) == pytest.approx(expected.item(), rel=1e-5)
     parameters = dict(twin.named_parameters())
     for weight, gradient in zip(model.trained, gradients, strict=True):
-        wanted = parameters[f"{weight.name}.weight"].grad.numpy()
-        np.testing.assert_allclose(program[gradient], wanted, atol=1e-4 * np.abs(wanted).max(), err_msg=weight.name)
+        wanted = parameters[weight.name].grad.numpy()
+        np.testing.assert_allclose(program.read(gradient), wanted, atol=1e-4 * np.abs(wanted).max(), err_msg=weight.name)
 
 
 @pytest.mark.parametrize("kernels", KERNELS)

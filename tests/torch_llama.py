@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.llama_graph import Size
+from tests.llamas import Size
 
 EPS = 1e-5
 

@@ -3,12 +3,12 @@
 import json
 import sys
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from llamatrain.cli.application import Command, Commands, application, options_of
 from llamatrain.cli.finetune import Base
 from llamatrain.cli.from_scratch import Data
-from llamatrain.config.options import Checked, build
+from llamatrain.config.options import Checked, Option, build
 from llamatrain.config.shared import JSON
 from llamatrain.config.units import Size
 from llamatrain.errors import MemoryPlanError
@@ -24,6 +24,10 @@ class PlanOptions(Checked):
     json: Annotated[bool, replace(JSON, sentence="Print one JSON object: bytes by what they are for, and how it would run.")] = (
         False
     )
+    graph: Annotated[
+        Literal["text", "dot"] | None,
+        Option("Print the graph of a batch of the longest rows instead, as text or in Graphviz's language."),
+    ] = None
 
 
 command = application(
@@ -36,26 +40,31 @@ command = application(
 @options_of(PlanOptions, PlaceOptions, *NEW)
 def plan_from_scratch(data: Data = None, **said: Any) -> None:
     """Of `llamatrain from-scratch` with these options. Text is not read: a vocabulary to be learned counts in full."""
-    show(new_model(data or (), said), build(PlanOptions, said).json)
+    show(new_model(data or (), said), build(PlanOptions, said))
 
 
 @command.command("finetune", cls=Command)
 @options_of(PlanOptions, PlaceOptions, *TUNING, defaults=TUNING_DEFAULTS)
 def plan_finetune(base: Base = None, data: Data = None, **said: Any) -> None:
     """Of `llamatrain finetune` with these options. Of the base only its head is read."""
-    show(tuning(base, data or (), said), build(PlanOptions, said).json)
+    show(tuning(base, data or (), said), build(PlanOptions, said))
 
 
-def show(request: "Request", as_json: bool) -> None:
+def show(request: "Request", options: PlanOptions) -> None:
     from llamatrain.recipe.prepare import planned
 
     choice, excess = planned(request)
+    if options.graph:
+        from llamatrain.graph.show import as_dot, as_text
+
+        print({"text": as_text, "dot": as_dot}[options.graph](choice.graphs.longest.outputs))
+        return
     if excess and request.asked.train.memory is not None:
         raise MemoryPlanError(excess)
     setting = choice.setting
     bytes_ = {**asdict(choice.needs), "total": choice.total}
     how = {"remat": str(choice.policy), "batch": setting.batch, "splits": choice.splits, "precision": setting.precision}
-    if as_json:
+    if options.json:
         print(json.dumps({**bytes_, **how, "threads": setting.threads, "parameters": setting.h.parameters}))
         return
     print(f"{setting.h.describe()}: {setting.h.parameters:,} parameters")

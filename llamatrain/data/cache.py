@@ -7,7 +7,6 @@ An entry is a folder of plain arrays, written under another name and renamed, so
     documents    DOCUMENT
 """
 
-import atexit
 import json
 import os
 import shutil
@@ -24,6 +23,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from llamatrain.errors import DataError
+from llamatrain.machine import cachefolder
 from llamatrain.machine.memory import give_back
 
 try:
@@ -52,16 +52,9 @@ ATTEMPTS = 10  # to put an entry in its place, where other runs do the same
 @cache
 def cache_folder() -> Path:
     """`~/.cache/llamatrain/tokens`; where that cannot be written, a folder that goes with the program."""
-    home = os.environ.get("LLAMATRAIN_CACHE") or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(home) / "llamatrain" / "tokens"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            return folder
-    except OSError:
-        passing = Path(tempfile.mkdtemp(prefix="llamatrain-tokens-"))
-        atexit.register(shutil.rmtree, passing, ignore_errors=True)
-        return passing
+    if (folder := cachefolder.cache_folder("tokens")) is None:
+        raise DataError(f"tokens can be kept nowhere, not even for a while: {cachefolder.SWITCH} names a folder for them")
+    return folder
 
 
 class OnDisk:

@@ -13,7 +13,7 @@ from llamatrain.data.cache import Store
 from llamatrain.data.encode import Encoder, TokenizerLike
 from llamatrain.data.options import DataOptions
 from llamatrain.data.shuffle import Permutation
-from llamatrain.data.sources import Source, find_sources, naming
+from llamatrain.data.sources import DataFile, find_sources, naming
 from llamatrain.errors import DataError
 
 NAMED = 3  # places that a summary names before it says how many more there are
@@ -25,7 +25,7 @@ SPLIT = 0x5911  # keeps the shuffle of the split apart from those of the epochs
 class Part:
     """Documents of some files. A row takes `ctx` targets of them; `lead` is 1 where a begin token stands before each row."""
 
-    sources: list[Source]
+    sources: list[DataFile]
     store: Store
     documents: np.ndarray  # of cache.DOCUMENT
     ctx: int
@@ -182,7 +182,7 @@ def open_corpus(
     return whole(parts, ctx, lead), whole(open_parts(others, plain), ctx, lead) if others else None
 
 
-def check_apart(sources: list[Source], others: list[Source]) -> None:
+def check_apart(sources: list[DataFile], others: list[DataFile]) -> None:
     """No file is named as both, by whatever link."""
     known = {identity(source): source.name for source in sources}
     for other in others:
@@ -191,15 +191,15 @@ def check_apart(sources: list[Source], others: list[Source]) -> None:
             raise DataError(f"{other.name}{also}: is both training and validation data; what validates is never trained on")
 
 
-def identity(source: Source) -> tuple[int, int]:
+def identity(source: DataFile) -> tuple[int, int]:
     """What os.path.samefile compares, for many files."""
     status = source.path.stat()
     return status.st_dev, status.st_ino
 
 
-def open_parts(sources: list[Source], encoder: Encoder) -> list[Part]:
+def open_parts(sources: list[DataFile], encoder: Encoder) -> list[Part]:
     """Files of a kind together, but no more than a large one at a time: a change makes only its own part anew."""
-    groups = list[list[Source]]()
+    groups = list[list[DataFile]]()
     room = 0
     for source in sources:
         size = source.path.stat().st_size

@@ -16,7 +16,7 @@ from llamatrain.data.chat import agreeing, encode_chat
 from llamatrain.data.forms import Chat, Document, Prompt, parse_line
 from llamatrain.data.options import DataOptions
 from llamatrain.data.samples import chunks_of, samples_after
-from llamatrain.data.sources import Source, naming
+from llamatrain.data.sources import DataFile, naming
 from llamatrain.data.suitable import MARK
 from llamatrain.data.templates import CHATML, CHATML_WITH_EOS, ChatTemplate, TemplateError
 from llamatrain.errors import DataError
@@ -68,7 +68,7 @@ class Encoder:
         bos, eos = (token_text(self.tokenizer, token) for token in (self.tokenizer.bos, self.tokenizer.eos))
         return ChatTemplate(self.tokenizer.chat_template or self._fallback(), bos, eos)
 
-    def store(self, sources: list[Source]) -> Store:
+    def store(self, sources: list[DataFile]) -> Store:
         """The tokens of some files of one kind."""
         if sources[0].kind == "lines":
             with closing(self.template):
@@ -76,7 +76,7 @@ class Encoder:
         fill = self._fill_samples if self.options.pattern else self._fill_text
         return stored(self._key(sources), lambda writer: fill(sources, writer))
 
-    def _key(self, sources: list[Source]) -> str:
+    def _key(self, sources: list[DataFile]) -> str:
         options, tokenizer = self.options, self.tokenizer
         facts: list[object] = [VERSION, sources[0].kind, tokenizer.fingerprint, self.lead, tokenizer.eos, tokenizer.add_eos]
         if sources[0].kind == "lines":
@@ -91,7 +91,7 @@ class Encoder:
 
     # ---- text --------------------------------------------------------------
 
-    def _fill_text(self, sources: list[Source], writer: StoreWriter) -> None:
+    def _fill_text(self, sources: list[DataFile], writer: StoreWriter) -> None:
         """Each file is one document."""
         with progress(sources) as told:
             for number, source in enumerate(sources):
@@ -101,7 +101,7 @@ class Encoder:
                 writer.write(self._end(self.tokenizer.add_eos))
                 writer.end(number, 1)
 
-    def _fill_samples(self, sources: list[Source], writer: StoreWriter) -> None:
+    def _fill_samples(self, sources: list[DataFile], writer: StoreWriter) -> None:
         options = self.options
         longest = self.ctx * PIECE if options.overlapping_samples else None
         kept = self.ctx + 1 if options.overlapping_samples and not options.sample_random_offsets else None
@@ -124,7 +124,7 @@ class Encoder:
 
     # ---- lines -------------------------------------------------------------
 
-    def _fill_lines(self, sources: list[Source], writer: StoreWriter) -> None:
+    def _fill_lines(self, sources: list[DataFile], writer: StoreWriter) -> None:
         numbered = (
             (len(line), (number, sources[number].name, count, text))
             for number, source in enumerate(sources)
@@ -195,7 +195,7 @@ def token_text(tokenizer: TokenizerLike, token: int | None) -> str:
     return "" if token is None else tokenizer.decode(np.array([token], np.int32)).decode("utf-8", "replace")
 
 
-def lines_of(source: Source) -> Iterator[tuple[int, bytes, bytes]]:
+def lines_of(source: DataFile) -> Iterator[tuple[int, bytes, bytes]]:
     """The lines that are not blank: number, as they stand, and stripped."""
     with source.path.open("rb") as file:
         for number, line in enumerate(file, 1):
@@ -216,7 +216,7 @@ def grouped(items: Iterable[tuple[int, A]]) -> Iterator[tuple[int, list[A]]]:
         yield size, group
 
 
-def in_order(work: Callable[[A], B], items: Iterable[tuple[int, A]], sources: list[Source]) -> Iterator[B]:
+def in_order(work: Callable[[A], B], items: Iterable[tuple[int, A]], sources: list[DataFile]) -> Iterator[B]:
     """Results in the order of the items, made by all cores; no more than a few are held."""
     from llamatrain.machine.units import cores
 
@@ -241,7 +241,7 @@ def in_order(work: Callable[[A], B], items: Iterable[tuple[int, A]], sources: li
                 future.cancel()
 
 
-def progress(sources: list[Source]) -> Any:
+def progress(sources: list[DataFile]) -> Any:
     """A bar that counts bytes."""
     total = sum(source.path.stat().st_size for source in sources)
     return bar(f"tokenizing {naming(sources)}", total=total, unit="B", unit_scale=True)

@@ -4,14 +4,14 @@ import mmap
 from collections.abc import Iterator
 
 from llamatrain.config.options import flag_of
-from llamatrain.data.sources import Source
+from llamatrain.data.sources import DataFile
 from llamatrain.data.suitable import MARK, Utf8, check_text
 from llamatrain.errors import DataError
 
 CHUNK = 1 << 20
 
 
-def chunks_of(source: Source) -> Iterator[bytes]:
+def chunks_of(source: DataFile) -> Iterator[bytes]:
     """The whole text, cut anywhere."""
     with source.path.open("rb") as file:
         offset = file.tell() if file.read(len(MARK)) == MARK else file.seek(0)
@@ -30,7 +30,7 @@ def boundary(text: bytes | mmap.mmap, at: int) -> int:
     return at
 
 
-def samples_after(source: Source, pattern: str, include: bool, longest: int | None) -> Iterator[bytes]:
+def samples_after(source: DataFile, pattern: str, include: bool, longest: int | None) -> Iterator[bytes]:
     """What follows each place of the pattern, up to the next one; or on into the next ones, up to a longest length in bytes."""
     mark = pattern.encode()
     with source.path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:

@@ -7,7 +7,7 @@ import shutil
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
@@ -21,13 +21,13 @@ HEAD = 1 << 16  # bytes that show whether a file is text at all
 
 
 @dataclass(frozen=True)
-class Source:
+class DataFile:
     path: Path
     name: str  # as the user knows it
     kind: Literal["text", "lines"]
 
 
-def find_sources(data: Sequence[str]) -> list[Source]:
+def find_sources(data: Sequence[str]) -> list[DataFile]:
     """Files for each name given: a file, a folder (everything known under it), a glob, or - for standard input."""
     found = [source for name in data for source in _expand(name)]
     if not found:
@@ -37,7 +37,7 @@ def find_sources(data: Sequence[str]) -> list[Source]:
     return found
 
 
-def _expand(name: str) -> list[Source]:
+def _expand(name: str) -> list[DataFile]:
     path = Path(name)
     if name == "-":
         return [_standard_input()]
@@ -53,24 +53,40 @@ def _expand(name: str) -> list[Source]:
     return [_file(match) for match in matched if match.is_file()]
 
 
-def _file(path: Path) -> Source:
+def _file(path: Path) -> DataFile:
     check_name(path)
     if not path.is_file():  # a pipe can be read once only
         return _spooled(path, str(path))
-    return Source(path, str(path), KINDS.get(path.suffix.lower()) or _look(path))
+    return DataFile(path, str(path), KINDS.get(path.suffix.lower()) or _look(path))
 
 
-def _folder(folder: Path) -> list[Source]:
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and not _hidden(path.relative_to(folder))]
+def _folder(folder: Path) -> list[DataFile]:
+    files = _files(folder)
     sources = [_file(path) for path in files if path.suffix.lower() in KINDS]
     if not sources:
-        endings = Counter(path.suffix or path.name for path in files)
-        holds = ", ".join(f"{count} {ending}" for ending, count in endings.most_common(4)) or "nothing"
-        raise DataError(f"{folder}: no usable file in this folder; it holds {holds}, and known are {KNOWN}")
+        raise DataError(
+            f"{folder}: no usable file in this folder; it holds {_counted(files) or 'nothing'}, and known are {KNOWN}"
+        )
     first = {source.kind: source.name for source in reversed(sources)}
     if len(first) > 1:
         raise DataError(f"{folder}: mixes text ({first['text']}) and JSON lines ({first['lines']}); name the ones meant")
     return sources
+
+
+def _files(folder: Path) -> list[Path]:
+    return [path for path in sorted(folder.rglob("*")) if path.is_file() and not _hidden(path.relative_to(folder))]
+
+
+def _counted(files: Iterable[Path]) -> str:
+    """`3 .png, 1 .csv`."""
+    endings = Counter(path.suffix or path.name for path in files)
+    return ", ".join(f"{count} {ending}" for ending, count in endings.most_common(4))
+
+
+def passed_over(data: Sequence[str]) -> str:
+    """What the folders among the names given hold besides data."""
+    folders = [Path(name) for name in data if Path(name).is_dir()]
+    return _counted(path for folder in folders for path in _files(folder) if path.suffix.lower() not in KINDS)
 
 
 def _hidden(path: Path) -> bool:
@@ -78,12 +94,12 @@ def _hidden(path: Path) -> bool:
 
 
 @cache  # standard input can be read once only, and a split asks twice
-def _standard_input() -> Source:
+def _standard_input() -> DataFile:
     return _spooled(sys.stdin.buffer, "standard input")
 
 
 @cache
-def _spooled(origin: Path | BinaryIO, name: str) -> Source:
+def _spooled(origin: Path | BinaryIO, name: str) -> DataFile:
     """What a stream holds, in a file of its own for as long as the program runs."""
     with (
         tempfile.NamedTemporaryFile(prefix="llamatrain-", delete=False) as spool,
@@ -92,7 +108,7 @@ def _spooled(origin: Path | BinaryIO, name: str) -> Source:
         atexit.register(os.unlink, spool.name)
         shutil.copyfileobj(stream, spool)
     path = Path(spool.name)
-    return Source(path, name, _look(path))
+    return DataFile(path, name, _look(path))
 
 
 def _look(path: Path) -> Literal["text", "lines"]:
@@ -106,12 +122,12 @@ def _look(path: Path) -> Literal["text", "lines"]:
     return "lines" if first.startswith(b"{") and first[1:].lstrip()[:1] == b'"' else "text"
 
 
-def naming(sources: Sequence[Source]) -> str:
+def naming(sources: Sequence[DataFile]) -> str:
     """`a.txt and 3 more`."""
     return sources[0].name + (f" and {len(sources) - 1} more" if len(sources) > 1 else "")
 
 
-def _check(source: Source) -> None:
+def _check(source: DataFile) -> None:
     try:
         with source.path.open("rb") as file:
             head = file.read(HEAD)

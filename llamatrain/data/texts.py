@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from llamatrain.data.encode import lines_of
 from llamatrain.data.forms import Chat, Prompt, parse_line
 from llamatrain.data.samples import chunks_of
-from llamatrain.data.sources import Source
+from llamatrain.data.sources import DataFile
 
 ENOUGH = 64 * 10**6  # bytes: more text hardly changes which pairs are frequent
 
 
-def texts_of(sources: list[Source]) -> Iterator[str]:
+def texts_of(sources: list[DataFile]) -> Iterator[str]:
     """All of it, or the beginning of each file where that is enough."""
     sizes = [source.path.stat().st_size for source in sources]
     share = min(1.0, ENOUGH / max(1, sum(sizes)))
@@ -24,14 +24,14 @@ def texts_of(sources: list[Source]) -> Iterator[str]:
                 break
 
 
-def _chunks(source: Source) -> Iterator[str]:
+def _chunks(source: DataFile) -> Iterator[str]:
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     for chunk in chunks_of(source):
         yield decoder.decode(chunk)
     yield decoder.decode(b"", final=True)
 
 
-def _lines(source: Source) -> Iterator[str]:
+def _lines(source: DataFile) -> Iterator[str]:
     for number, _, line in lines_of(source):
         document = parse_line(line, f"{source.name}, line {number}")
         if isinstance(document, Chat):

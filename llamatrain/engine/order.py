@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 from llamatrain.errors import GraphError
 from llamatrain.graph.ops import cont, contiguous
-from llamatrain.graph.tensor import Layout, Node, Tensor, dense, nodes_of, rebuild, seen_of
+from llamatrain.graph.rewrite import rebuild
+from llamatrain.graph.tensor import Layout, Node, Tensor, dense, nodes_of, seen_of
 
 
 def layout_of(tensor: Tensor) -> tuple[Tensor, Layout]:
@@ -40,9 +41,6 @@ def owner_of(tensor: Tensor) -> Tensor:
     return tensor
 
 
-STRIDED = {"cont"}  # kernels that take any layout
-
-
 def make_contiguous(outputs: Sequence[Tensor]) -> list[Tensor]:
     """The outputs, with copies in C order wherever a kernel would be given a view that is not."""
     copies: dict[Tensor, Tensor] = {}
@@ -68,7 +66,7 @@ def make_contiguous(outputs: Sequence[Tensor]) -> list[Tensor]:
         return cont(source) if source not in changed and any(seen_of(source) is seen_of(each) for each in changed) else source
 
     def change(node: Node) -> Node | None:
-        if node.op.name in STRIDED or (node.op.layout and _view_of(node, at(node.sources[0]))):
+        if node.op.strided or (node.op.layout and _view_of(node, at(node.sources[0]))):
             return None
         sources = tuple(apart(plain(source), node) for source in node.sources)
         for source in (node.sources[index] for index in node.aliases.values()):

@@ -15,10 +15,10 @@ from llamatrain.errors import MemoryPlanError
 from llamatrain.graph.ops import cont
 from llamatrain.graph.show import verify
 from llamatrain.graph.tensor import Node, Quantised, Tensor, leaves_of
+from llamatrain.machine.memory import ALIGNMENT
 
-ALIGNMENT = 64
-
-ScratchRule = Callable[[Node], int]
+Scratch = Callable[[Node], int]  # bytes that a node's kernel needs beside its outputs
+Resident = Callable[[Iterable[int]], int]  # of weights of such sizes that are only read: bytes in memory at once
 
 
 def aligned(size: int) -> int:
@@ -71,7 +71,7 @@ class Plan:
     peak_at: Node | None = None
     alive_at_peak: list[tuple[str, int]] = field(default_factory=list)
     taken_over: int = 0  # values that lie where one of their sources lay
-    drops_base: bool = False  # pages of a quantised weight leave memory as soon as it was read
+    base_bytes: int = 0  # of quantised weights, which stay in their file: pages that are resident while they are read
 
     def leaves(self, role: str) -> list[Tensor]:
         return [leaf for leaf in leaves_of(self.outputs.values()) if leaf.role == role]
@@ -79,12 +79,6 @@ class Plan:
     def bytes(self, role: str) -> int:
         """Of the leaves of a role; without weights that stay in their file."""
         return sum(leaf.nbytes for leaf in self.leaves(role) if not isinstance(leaf.dtype, Quantised))
-
-    @property
-    def base_bytes(self) -> int:
-        """Of quantised weights: pages of a mapped file, which are no one's memory but count as resident while they are there."""
-        sizes = [leaf.nbytes for leaf in self.leaves("state") if isinstance(leaf.dtype, Quantised)]
-        return max(sizes, default=0) if self.drops_base else sum(sizes)
 
     @property
     def pinned_bytes(self) -> int:
@@ -114,16 +108,16 @@ def plan(
     outputs: Iterable[Tensor],
     *,
     pinned: Iterable[Tensor] = (),
-    scratch: ScratchRule = lambda node: 0,
+    scratch: Scratch = lambda node: 0,
+    resident: Resident = sum,
     memory: int | None = None,
     naive: bool = False,
-    drop_base: bool = False,
 ) -> Plan:
     """Lay the graph out. Of the two evaluation orders the one with the lower peak is taken.
 
     `pinned` are outputs that the caller holds memory for. `memory` is a limit for everything together, in bytes. A naive plan
     gives each value memory of its own: where it gives other results than the usual one, the planner is wrong, not a kernel.
-    With `drop_base`, a quantised weight's pages are handed back after each reading: they wait in the system's cache for the next.
+    `scratch` and `resident` are what its backend says of kernels and of quantised weights.
     """
     asked, pinned = list(dict.fromkeys(outputs)), set(pinned)
     own = [cont(output) if output in pinned and owner_of(output) is not output else output for output in asked]
@@ -132,7 +126,7 @@ def plan(
     verify(laid.values())
     candidates = (ordered(list(laid.values()), left_to_right) for left_to_right in (True, False))
     best = min((_lay_out(nodes, laid, pins, scratch, naive) for nodes in candidates), key=lambda each: each.arena)
-    best.drops_base = drop_base
+    best.base_bytes = resident(leaf.nbytes for leaf in best.leaves("state") if isinstance(leaf.dtype, Quantised))
     if memory is not None and best.total > memory:
         raise MemoryPlanError(does_not_fit(best, memory))
     return best
@@ -154,7 +148,7 @@ def does_not_fit(plan: Plan, memory: int) -> str:
 
 
 def _lay_out(
-    nodes: Sequence[Node], outputs: dict[Tensor, Tensor], pinned: frozenset[Tensor], scratch: ScratchRule, naive: bool
+    nodes: Sequence[Node], outputs: dict[Tensor, Tensor], pinned: frozenset[Tensor], scratch: Scratch, naive: bool
 ) -> Plan:
     dies = _last_uses(nodes, outputs.values())
     blocks: list[Block] = []
@@ -165,7 +159,8 @@ def _lay_out(
         if node.op.layout:
             continue
         if size := scratch(node):
-            blocks.append(needs.setdefault(node, Block(size, place, place)))
+            life = (0, len(nodes)) if naive else (place, place)
+            blocks.append(needs.setdefault(node, Block(size, *life)))
         over = {} if naive else _take_over(node, place, dies, lies_in)
         for output in node.outputs:
             if output in pinned or output.index in node.aliases:
@@ -177,16 +172,19 @@ def _lay_out(
                 taken_over += 1
             else:
                 blocks.append(lies_in.setdefault(output, Block(output.nbytes, 0 if naive else place, ends)))
-    if naive:
-        for block in blocks:
-            block.first, block.last = 0, len(nodes)
     offsets, arena = placed(blocks)
     at = {id(block): offset for block, offset in zip(blocks, offsets, strict=True)}
     without_reuse = sum(aligned(tensor.nbytes) for tensor in lies_in) + sum(aligned(block.size) for block in needs.values())
     mine = Plan(
-        outputs, list(nodes), {tensor: at[id(block)] for tensor, block in lies_in.items()},
-        {node: (at[id(block)], block.size) for node, block in needs.items()}, arena, without_reuse, pinned, taken_over=taken_over,
-    )  # fmt: skip
+        outputs=outputs,
+        nodes=list(nodes),
+        offsets={tensor: at[id(block)] for tensor, block in lies_in.items()},
+        scratch={node: (at[id(block)], block.size) for node, block in needs.items()},
+        arena=arena,
+        without_reuse=without_reuse,
+        pinned=pinned,
+        taken_over=taken_over,
+    )
     _note_peak(mine, blocks, offsets, dies)
     return mine
 

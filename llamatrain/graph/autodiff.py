@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from llamatrain.errors import GraphError
 from llamatrain.graph.ops import add, fill, sum_to
-from llamatrain.graph.tensor import I32, Misfit, Node, Quantised, Tensor, nodes_of, rebuild
+from llamatrain.graph.rewrite import rebuild
+from llamatrain.graph.tensor import I32, Misfit, Node, Quantised, Tensor, nodes_of
 
 
 def value_and_gradients(loss: Tensor, wrt: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
@@ -24,11 +25,10 @@ def value_and_gradients(loss: Tensor, wrt: Sequence[Tensor]) -> tuple[Tensor, li
         dys = [grads.get(output) for output in node.outputs]
         if not any(dys) or not any(source in needed for source in node.sources):
             continue
-        before = next(Node.counter)
         for source, grad in zip(node.sources, _of_sources(node, dys, needed), strict=True):
             if grad is not None and source in needed:
-                if grad.node and grad.node.op.value is not None and grad.node.serial > before:
-                    values[node.outputs[0]] = grad.node.outputs[grad.node.op.value]
+                if (made := grad.node) and made.op.value is not None and grad not in dys:  # made by this very rule
+                    values[node.outputs[0]] = made.outputs[made.op.value]
                 grad = sum_to(grad, source.shape)
                 grads[source] = add(grads[source], grad) if source in grads else grad
     if missing := [tensor for tensor in wrt if tensor not in grads]:

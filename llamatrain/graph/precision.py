@@ -1,4 +1,4 @@
-"""Mixed precision as a rewrite: the matrix products of a graph get bfloat16 sources, everything else stays as it is.
+"""Mixed precision as a rewrite: matrix products get bfloat16 sources, those that their op `rounds`; everything else stays.
 
 An activation is rounded once, for all the products that read it, so what is kept for the gradients is half as large; so are
 a gate's sources, and what a gate gives to products. A weight is not rounded: products do that on the way in, and its float32
@@ -8,21 +8,8 @@ master is the only copy.
 from collections.abc import Sequence
 
 from llamatrain.graph.ops import cast, reshape
-from llamatrain.graph.tensor import BF16, F32, Node, Quantised, Tensor, rebuild, seen_of
-
-# op: the sources that are rounded
-ROUNDED = {
-    "matmul": (0, 1),
-    "matmul_nn": (0, 1),
-    "out_prod": (0, 1),
-    "linear_cross_entropy": (0,),
-    "linear_cross_entropy_back": (1,),
-    "flash_attn": (0, 1, 2),
-    "flash_attn_back": (1, 2, 3, 4),
-    "swiglu": (0, 1),
-    "swiglu_back": (1, 2),
-}
-GIVE_HALF = ("swiglu", "swiglu_back")  # of sources in bfloat16, results in it
+from llamatrain.graph.rewrite import rebuild
+from llamatrain.graph.tensor import BF16, F32, Node, Quantised, Tensor, seen_of
 
 
 def round_products(outputs: Sequence[Tensor]) -> list[Tensor]:
@@ -43,15 +30,15 @@ def round_products(outputs: Sequence[Tensor]) -> list[Tensor]:
         return rounded[tensor]
 
     def change(node: Node) -> Node | Sequence[Tensor] | None:
-        chosen = ROUNDED.get(node.op.name)
+        chosen = node.op.rounds
         if not chosen or any(not _rounds(node.sources[index]) for index in chosen):
             return None
         weights = [index for index in chosen if seen_of(node.sources[index]).role in ("parameter", "state")]
         weights.sort(key=lambda index: not isinstance(node.sources[index].dtype, Quantised))  # which cannot be rounded before
-        keep = weights[:1] if len(chosen) == 2 and node.op.name not in GIVE_HALF else []
+        keep = weights[:1] if len(chosen) == 2 and not node.op.gives_rounded else []
         sources = [half(s) if index in chosen and index not in keep else s for index, s in enumerate(node.sources)]
         made = Node(node.op, tuple(sources), node.attrs, node.outputs[0].name)
-        if node.op.name in GIVE_HALF:
+        if node.op.gives_rounded:
             return [cast(output, dtype=F32) for output in made.outputs]  # for whoever is no product
         return made
 

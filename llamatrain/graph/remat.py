@@ -57,9 +57,6 @@ def recompute(
 
 # ---- policies --------------------------------------------------------------
 
-# Ops whose result costs little more than reading their sources: made again before anything dear is.
-LIGHT = {"cast", "reshape", "rms_norm", "scale", "silu", "swiglu"}
-
 POLICIES = ("none", "light", "block", "optimal")  # or a number: that many blocks, from the first, and light in the others
 
 
@@ -105,7 +102,7 @@ def segments(forward: Tensor, borders: Sequence[Tensor]) -> list[list[Tensor]]:
 def _is_light(tensor: Tensor) -> bool:
     """Rounding something dear again would keep what is larger in place of what is smaller."""
     node = tensor.node
-    if node is None or node.op.name not in LIGHT:
+    if node is None or not node.op.light:
         return False
     return tensor.nbytes >= node.sources[0].nbytes or _is_light(seen_of(node.sources[0]))
 

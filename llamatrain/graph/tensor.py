@@ -6,8 +6,8 @@ number and are made after their sources, so sorting by it is a topological order
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cache
 from typing import Any
 
@@ -145,7 +145,7 @@ class Node:
         return self.outputs[0].name or f"{self.op.name}#{self.serial}"
 
     @property
-    def aliases(self) -> dict[int, int]:
+    def aliases(self) -> Mapping[int, int]:
         """Which output is which source, changed in its place."""
         return {0: 0} if self.attrs.get("into") else self.op.aliases
 
@@ -171,30 +171,28 @@ ShapeRule = Callable[..., "Spec | tuple[Spec, ...]"]
 Gradients = Sequence["Tensor | None"]
 
 
+@dataclass(eq=False, repr=False)
 class Op:
-    """Three facts: a shape rule, a gradient rule (or why there is none), and, by its name, a kernel."""
+    """A shape rule, a gradient rule (or why there is none), and, by its name, a kernel; with what else is known of it."""
 
-    def __init__(
-        self,
-        rule: ShapeRule,
-        *,
-        in_place: tuple[tuple[int, int], ...] = (),
-        aliases: dict[int, int] | None = None,
-        layout: Callable[..., Layout] | None = None,
-        value: int | None = None,
-        blocks: int | None = None,
-    ) -> None:
-        self.name = rule.__name__
-        self.rule = rule
-        self.in_place = in_place  # (output, source): the output may take over the source's memory
-        self.aliases = aliases or {}  # output: source, changed where it lies
-        self.layout = layout  # a view's rule: it moves no bytes
-        self.value = value  # of a gradient op: the output that is its forward op's result as well
-        self.blocks = blocks  # the source that may be a quantised weight
-        self.gradient: Callable[..., Gradients] | None = None
-        self.selective = False
-        self.no_gradient = ""
-        self.__doc__ = rule.__doc__
+    rule: ShapeRule
+    _: KW_ONLY
+    in_place: tuple[tuple[int, int], ...] = ()  # (output, source): the output may take over the source's memory
+    aliases: Mapping[int, int] = field(default_factory=dict)  # output: source, changed where it lies
+    layout: Callable[..., Layout | None] | None = None  # a view's rule: it moves no bytes
+    strided: bool = False  # its kernels take sources of any layout
+    blocks: int | None = None  # the source that may be a quantised weight
+    rounds: tuple[int, ...] = ()  # the sources that mixed precision rounds to bfloat16
+    gives_rounded: bool = False  # of sources in bfloat16, results in it
+    light: bool = False  # costs little more than reading its sources: made again before anything dear is
+    masks: tuple[int, ...] = ()  # outputs where minus infinity means nothing seen there
+    value: int | None = None  # of a gradient op: the output that is its forward op's result as well
+    no_gradient: str = ""  # why there is none
+    gradient: Callable[..., Gradients] | None = field(default=None, init=False)
+    selective: bool = field(default=False, init=False)  # the gradient rule is told which gradients are wanted
+
+    def __post_init__(self) -> None:
+        self.name, self.__doc__ = self.rule.__name__, self.rule.__doc__
 
     def __call__(self, *sources: Tensor, name: str = "", **attrs: Any) -> Any:
         outputs = Node(self, sources, attrs, name).outputs
@@ -228,7 +226,7 @@ def reading_blocks() -> list[str]:
 
 
 def op(**facts: Any) -> Callable[[ShapeRule], Op]:
-    """Declare an op by its shape rule: specs and attributes in, spec or specs out."""
+    """Declare an op by its shape rule: specs and attributes in, spec or specs out. Its facts are the fields of `Op`."""
 
     def declare(rule: ShapeRule) -> Op:
         OPS[rule.__name__] = made = Op(rule, **facts)
@@ -277,25 +275,3 @@ def seen_of(tensor: Tensor) -> Tensor:
     while tensor.node and tensor.node.op.layout:
         (tensor,) = tensor.node.sources
     return tensor
-
-
-def rebuild(
-    outputs: Sequence[Tensor], replace: dict[Tensor, Tensor], change: Callable[[Node], "Node | Sequence[Tensor] | None"]
-) -> list[Tensor]:
-    """The outputs again, with tensors replaced and nodes changed; what nothing touches stays the same node.
-
-    `change` is given each node whose sources are already the new ones, and gives another node, or a tensor for each of its
-    outputs, or None.
-    """
-    new = dict(replace)
-    for node in nodes_of(outputs):
-        if all(output in new for output in node.outputs):
-            continue
-        sources = tuple(new.get(source, source) for source in node.sources)
-        current = node if sources == node.sources else Node(node.op, sources, node.attrs, node.outputs[0].name)
-        changed = change(current)
-        made = changed.outputs if isinstance(changed, Node) else changed or current.outputs
-        if made is not node.outputs:
-            for old, fresh in zip(node.outputs, made, strict=True):
-                new.setdefault(old, fresh)
-    return [new.get(output, output) for output in outputs]

@@ -7,6 +7,7 @@ is dispatched on types, and that an entry compiles once and in a fraction of a s
 
 import ast
 import inspect
+import linecache
 import textwrap
 from collections.abc import Callable, Iterator
 from functools import cached_property
@@ -116,16 +117,16 @@ class Entry(Deferred):
 
     def of_words(self) -> Callable[..., None]:
         """The body as a function `(lo, hi, thread, words)`: statements before it make its arguments of the words."""
-        tree = ast.parse(textwrap.dedent(inspect.getsource(self.body)))
-        (function,) = tree.body
-        assert isinstance(function, ast.FunctionDef)
-        function.decorator_list, function.args.args, function.args.vararg = [], [*function.args.args[:3], ast.arg(WORDS)], None
-        made = [ast.copy_location(line, function) for line in ast.parse("\n".join(self._unpacking())).body]
-        function.body[:0] = made
-        ast.increment_lineno(ast.fix_missing_locations(tree), self.body.__code__.co_firstlineno - 1)
+        (function,) = ast.parse(_source(self.body)).body
+        own = [each.arg for each in function.args.args] if isinstance(function, ast.FunctionDef) else []
+        if not isinstance(function, ast.FunctionDef) or own != list(inspect.signature(self.body).parameters)[: len(own)]:
+            raise RuntimeError(f"{inspect.getfile(self.body)} is not what it was when it was imported")
+        words = ast.copy_location(ast.arg(WORDS), function)
+        function.decorator_list, function.args.args, function.args.vararg = [], [*function.args.args[:3], words], None
+        function.body[:0] = ast.parse("\n" * (function.lineno - 1) + "; ".join(self._unpacking())).body
         names = {**self.body.__globals__, "after": after, **{f"kind_{at}": kind for at, kind in enumerate(self.kinds)}}
         names |= {f"some_{each.name}": each.annotation for each in self.arguments.parameters.values()}
-        exec(compile(tree, inspect.getfile(self.body), "exec"), names)
+        exec(compile(ast.Module([function], []), inspect.getfile(self.body), "exec"), names)
         return names[self.name]
 
     def _unpacking(self) -> Iterator[str]:
@@ -162,6 +163,14 @@ class Call(NamedTuple):
     items: int
     block: int
     kept: tuple[Any, ...]
+
+
+def _source(body: Callable[..., Any]) -> str:
+    """A function's text, at its lines of the file. (inspect.getsource takes five times as long, to find where it ends.)"""
+    code = body.__code__
+    last = max(end or 0 for _, end, _, _ in code.co_positions())
+    lines = linecache.getlines(code.co_filename, body.__globals__)[code.co_firstlineno - 1 : last]
+    return "\n" * (code.co_firstlineno - 1) + textwrap.dedent("".join(lines) if last else inspect.getsource(body))
 
 
 def _is_named_tuple(annotation: Any) -> bool:

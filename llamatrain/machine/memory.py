@@ -1,10 +1,16 @@
-"""How much memory there is, and how much this process has."""
+"""How much memory there is, how much this process has, and how it takes some."""
 
 import ctypes
+import mmap
 import os
 import sys
 from contextlib import suppress
 from pathlib import Path
+
+import numpy as np
+
+ALIGNMENT = 64  # for vectors and tiles
+LARGE = 1 << 21  # a huge page; what is smaller comes from the heap
 
 GROUP = Path("/sys/fs/cgroup")
 
@@ -33,6 +39,21 @@ def give_back() -> None:
     """Have the C library let go of freed memory: threads that worked leave it tens of megabytes that nobody else gets."""
     with suppress(AttributeError, OSError, TypeError):  # another library than GNU's
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def allocate(size: int) -> np.ndarray:
+    """Bytes, zeroed by the system when first touched, aligned, in huge pages where there are such."""
+    if size < LARGE:
+        memory = np.zeros(size + ALIGNMENT, np.uint8)
+        start = -memory.ctypes.data % ALIGNMENT
+        return memory[start : start + size]
+    pages = mmap.mmap(-1, size + LARGE)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without them
+            pages.madvise(mmap.MADV_HUGEPAGE)
+    memory = np.frombuffer(pages, np.uint8)
+    start = -memory.ctypes.data % LARGE
+    return memory[start : start + size]
 
 
 def _of_machine() -> int | None:

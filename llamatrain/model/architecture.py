@@ -1,7 +1,7 @@
 """What an architecture says of itself: a table of its weights, the keys of its numbers, and its blocks as a graph.
 
 In names, `{}` stands where a block has its number. H are a model's numbers (hyperparameters.Hyperparameters), F is a way through
-the model (forward.Forward): both stand on this table.
+the model (forward.ForwardPass): both stand on this table.
 """
 
 import re

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from llamatrain.graph import ops as O
-from llamatrain.graph.layers import rms_norm, rope
+from llamatrain.graph.ops import rms_norm, rope
 from llamatrain.graph.tensor import Tensor
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.lora import Weights
@@ -16,7 +16,7 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]  # layer, q, k, v (batc
 
 
 @dataclass(frozen=True, kw_only=True)
-class Forward:
+class ForwardPass:
     """One way through a model. `attend` is the one difference between training and decoding."""
 
     h: Hyperparameters

@@ -4,16 +4,20 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from llamatrain.engine.program import packed_copy
+from llamatrain.files import quants
 from llamatrain.files.pages import release
 from llamatrain.files.quants.kinds import COMPILED
 from llamatrain.files.reader import Gguf
+from llamatrain.files.types import GgmlType
 from llamatrain.graph.tensor import BF16, F32, Tensor, quantised, state
+from llamatrain.machine.memory import allocate
 from llamatrain.model import load
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.lora import Delta, Weights
 
 Arrays = dict[str, np.ndarray]
+
+COPIED = 8 << 20  # bytes of a file that are copied at a time
 
 
 def frozen(gguf: Gguf, h: Hyperparameters, threads: int = 1, copied: bool = False, half: bool = False) -> tuple[Weights, Arrays]:
@@ -49,6 +53,16 @@ def copies(gguf: Gguf, leaves: Iterable[Tensor], threads: int = 1) -> Arrays:
             made[leaf.name] = load.decode(gguf, tensor, threads)
             release(tensor.raw)
     return made
+
+
+def packed_copy(raw: np.ndarray, kind: GgmlType, shape: tuple[int, ...], threads: int = 1) -> np.ndarray:
+    """A weight of a file rounded to bf16, for a state of that type: it serves every product. The file's pages are dropped."""
+    copy = allocate(2 * int(np.prod(shape))).view(np.uint16).reshape(shape)
+    step = max(1, COPIED // raw.shape[1])
+    for lo in range(0, len(raw), step):
+        quants.decode(raw[lo : lo + step], kind, bf16=True, out=copy[lo : lo + step], threads=threads)
+        release(raw[: lo + step])  # from the beginning: reading on maps some pages before those that are read
+    return copy
 
 
 def copies_of(h: Hyperparameters) -> int:

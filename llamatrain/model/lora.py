@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from llamatrain.graph import ops as O
-from llamatrain.graph.layers import dropout
+from llamatrain.graph.ops import dropout
 from llamatrain.graph.tensor import Tensor
 
 

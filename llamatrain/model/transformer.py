@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from llamatrain.graph import ops as O
-from llamatrain.graph.layers import cross_entropy_loss, flash_attn, linear_cross_entropy, soft_max
+from llamatrain.graph.ops import cross_entropy_loss, flash_attn, linear_cross_entropy, soft_max
 from llamatrain.graph.tensor import F32, I32, DType, Tensor, parameter, placeholder, state
-from llamatrain.model.forward import Forward
+from llamatrain.model.forward import ForwardPass
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.lora import Weights
 
@@ -22,7 +22,7 @@ def parameters(h: Hyperparameters, dtype: DType = F32) -> Weights:
     return Weights({name: parameter(name, shape, dtype) for name, shape in h.shapes.items()})
 
 
-def hidden(model: Forward) -> tuple[Tensor, list[Tensor]]:
+def hidden(model: ForwardPass) -> tuple[Tensor, list[Tensor]]:
     """What the output weight reads, a row for each of the (batch, length) tokens; and each block's input."""
     architecture, borders = model.h.architecture, []
     x = architecture.embed(model)
@@ -71,7 +71,7 @@ def training(
         inputs["mask"] = placeholder("mask", (batch, length, length), table.dtype)
     attend = flashing if flash else plain
     x, borders = hidden(
-        Forward(h=h, weights=weights, tokens=inputs["tokens"], positions=inputs["positions"], table=table, attend=attend)
+        ForwardPass(h=h, weights=weights, tokens=inputs["tokens"], positions=inputs["positions"], table=table, attend=attend)
     )
     targets, shares = inputs["targets"], inputs["weights"]
     if squared:
@@ -140,7 +140,7 @@ def decoding(h: Hyperparameters, weights: Weights, count: int, table: Tensor, ca
         keys, values = cached(caches[2 * layer], k), cached(caches[2 * layer + 1], v)
         return flash_attn(q, keys, values, starts, positions, scale=h.head_size**-0.5)[0]
 
-    x, _ = hidden(Forward(h=h, weights=weights, tokens=tokens, positions=positions, table=table, attend=attend))
+    x, _ = hidden(ForwardPass(h=h, weights=weights, tokens=tokens, positions=positions, table=table, attend=attend))
     logits = logits_of(h, O.get_rows(x, place), weights)
     return Decoding(tokens, positions, starts, place, logits, caches)
 

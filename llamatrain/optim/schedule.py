@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from llamatrain.errors import UsageError
 
+MANY = 100_000  # periods, which are not gone through one by one
 DECAYS = {
     "constant": lambda part: 1.0,
     "linear": lambda part: 1.0 - part,
@@ -51,6 +52,11 @@ class Schedule:
         rest, period = float(done), float(self.decay_steps)
         if not self.restart_growth:
             return min(rest / period, 1.0)
+        if self.restart_growth == 1:  # the same numbers, at once: periods are whole steps
+            rest = math.fmod(rest, period) or min(rest, period)
+        elif (periods := math.log1p(rest * (self.restart_growth - 1) / period) // math.log(self.restart_growth)) > MANY:
+            longer = self.restart_growth**periods
+            rest, period = max(0.0, rest - period * (longer - 1) / (self.restart_growth - 1)), period * longer
         while rest > period:
             rest, period = rest - period, period * self.restart_growth
         return rest / period

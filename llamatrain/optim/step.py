@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from llamatrain.errors import GraphError
 from llamatrain.graph.autodiff import value_and_gradients
-from llamatrain.graph.layers import clip_factor
-from llamatrain.graph.ops import acc, cont, fill, mul, sum_sqr
+from llamatrain.graph.ops import acc, clip_factor, cont, fill, mul, sum_sqr
 from llamatrain.graph.precision import round_products
 from llamatrain.graph.remat import rematerialise
 from llamatrain.graph.tensor import Tensor, placeholder, state

@@ -12,7 +12,7 @@ from llamatrain.recipe.model import Model
 from llamatrain.train.loop import Batches
 
 
-class Source(Batches, Protocol):
+class CountedBatches(Batches, Protocol):
     """Whose batches can be counted, and begun anywhere."""
 
     @property
@@ -25,8 +25,8 @@ class Source(Batches, Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingData:
-    rows: Source
-    validation: Source | None
+    rows: CountedBatches
+    validation: CountedBatches | None
     described: str
 
 
@@ -37,6 +37,7 @@ def data_of(files: Sequence[str], model: Model, data: DataOptions, seed: int) ->
         return TrainingData(rows=sine, validation=None, described=f"the built-in sine wave in {sine.levels - 1} levels")
     from llamatrain.data.corpus import named, open_corpus
     from llamatrain.data.rows import Rows as TextRows
+    from llamatrain.data.sources import passed_over
 
     tokenizer = model.tokenizer
     if tokenizer is None:
@@ -48,6 +49,7 @@ def data_of(files: Sequence[str], model: Model, data: DataOptions, seed: int) ->
     told += [f"{len(kept):,} samples to validate with"] if kept else []
     for places, what in ((corpus.cut, "cut"), (corpus.skipped, "skipped")):
         told += [f"{len(places)} {what} ({named(places)})"] if places else []
+    told += [f"{others} passed over"] if (others := passed_over([*files, *data.val])) else []
     return TrainingData(rows=rows, validation=validation, described="; ".join(told))
 
 

@@ -54,7 +54,7 @@ def prepare(asked: Asked, sources: Sources, peft: Path | None, notes: list[str],
     target = target_of(asked, model, sources, peft)  # what adapters are not as they should be is told before the data is read
     data = data_of(asked.files, model, asked.data, asked.train.seed)
     resolved = resolve(asked, model.row, data.rows.count, peft)
-    samples = samples_of(asked, model, data.rows if isinstance(data.rows, Sine) else None)
+    samples = shown(resolved, model, data.rows if isinstance(data.rows, Sine) else None)
     extent = Extent(
         lengths=data.rows.lengths,
         validating=data.validation is not None,
@@ -75,6 +75,11 @@ def prepare(asked: Asked, sources: Sources, peft: Path | None, notes: list[str],
         samples=samples,
         notes=(*notes, *remarks(resolved, found, sources, model)),
     )
+
+
+def shown(resolved: Resolved, model: Model, sine: Sine | None) -> Samples:
+    run, train = resolved.asked.run, resolved.asked.train
+    return samples_of(model, sine, run.sample_prompt if run.sample_every else None, train.seed, resolved.threads, train.kernels)
 
 
 def remarks(resolved: Resolved, found: Fitted, sources: Sources, model: Model) -> Iterator[str]:
@@ -102,11 +107,12 @@ def planned(request: Request) -> tuple[Way, str | None]:
         find_sources(named)
     model = model_for(asked, sources, given, read=False)
     sine = None if asked.files else sine_of(model, 0)
+    resolved = resolve(asked, model.row, lambda epochs: epochs)
     extent = Extent(
         lengths=(model.row,),
         validating=bool(asked.data.val or asked.data.val_split),
-        decoding=samples_of(asked, model, sine).positions,
+        decoding=shown(resolved, model, sine).positions,
         goes_on=sources.goes_on,
     )
-    found = fitted(resolve(asked, model.row, lambda epochs: epochs), target_of(asked, model, sources, None), extent, refuse=False)
+    found = fitted(resolved, target_of(asked, model, sources, None), extent, refuse=False)
     return found.way, found.excess

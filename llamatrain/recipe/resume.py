@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from llamatrain.config.options import flag_of
-from llamatrain.errors import UsageError
+from llamatrain.errors import FileError, UsageError
 from llamatrain.files.reader import open_gguf
-from llamatrain.recipe.asked import PARTS, Asked
+from llamatrain.recipe.asked import OF, PARTS, Asked
 from llamatrain.recipe.options import AUTO, PlaceOptions, RunOptions, refuse_idle
 from llamatrain.store.checkpoint import Checkpoint
 from llamatrain.store.folder import RunFolder
@@ -27,6 +27,7 @@ FREE = {
     "cache_base": "tune",
     "lora_scaled": "lora",
 }
+MOST = 1 << 62  # of steps, samples, tokens
 SAID = ("iters", "threads", "precision", "cache_base")  # of those, what is said of it
 
 
@@ -56,7 +57,12 @@ def resumed_of(place: PlaceOptions, command: str) -> Resumed | None:
     checkpoint, found, notes = RunFolder.newest(path)
     kept = checkpoint.options.get("command", "from-scratch")
     if kept != command:
+        if kept not in list(OF):
+            raise FileError(f"{found}: a checkpoint of {kept!r:.40}, which is no command")
         raise UsageError(f"{found}: a checkpoint of {kept}; go on with `llamatrain {kept} --resume {path}`")
+    counted = vars(checkpoint.state.counters).values()
+    if max(counted) >= MOST:
+        raise FileError(f"{found}: its counters are damaged: {max(counted)} cannot be")
     return Resumed(checkpoint, found, tuple(notes))
 
 

@@ -8,9 +8,7 @@ from llamatrain.data.shuffle import mix
 from llamatrain.data.sine import BEGIN, PERIOD, Sine
 from llamatrain.data.tokenizer import StreamDecoder, Tokenizer
 from llamatrain.errors import UsageError
-from llamatrain.machine.units import cores
 from llamatrain.model.hyperparameters import Hyperparameters
-from llamatrain.recipe.asked import Asked
 from llamatrain.recipe.model import Model
 from llamatrain.recipe.target import Arrays, Leaves
 from llamatrain.report.report import Report
@@ -101,10 +99,10 @@ class Waves:
         report.say(f"{TOKENS} steps generated greedily: their correlation with the sine is {correlation:.3f}")
 
 
-def samples_of(asked: Asked, model: Model, sine: Sine | None) -> Samples:
-    run, train, threads = asked.run, asked.train, asked.run.threads or cores()
+def samples_of(model: Model, sine: Sine | None, prompt: str | None, seed: int, threads: int, kernels: str) -> Samples:
+    """Of the sine wave itself, or what goes on from a prompt; without one, none."""
     if sine:
-        return Waves(model.h, sine, threads, train.kernels)
-    if not run.sample_every or not model.tokenizer:
+        return Waves(model.h, sine, threads, kernels)
+    if prompt is None or not model.tokenizer:
         return NoSamples()
-    return Texts(model.h, model.tokenizer, run.sample_prompt, train.seed, threads, train.kernels)
+    return Texts(model.h, model.tokenizer, prompt, seed, threads, kernels)

@@ -11,7 +11,7 @@ from llamatrain.files.pages import release
 from llamatrain.files.values import Value
 from llamatrain.graph.tensor import Tensor
 from llamatrain.optim.optimizer import Descent
-from llamatrain.recipe.data import Source
+from llamatrain.recipe.data import CountedBatches
 from llamatrain.recipe.resume import Resumed
 from llamatrain.recipe.target import Target
 from llamatrain.store.checkpoint import GRADIENTS, Checkpoint
@@ -82,7 +82,7 @@ def filled(checkpoint: Checkpoint, parts: Mapping[str, np.ndarray]) -> None:
 
 
 def restored(
-    checkpoint: Checkpoint, programs: Programs, descent: Descent | None, rows: Source, grad_acc: int
+    checkpoint: Checkpoint, programs: Programs, descent: Descent | None, rows: CountedBatches, grad_acc: int
 ) -> tuple[RunState, list[str]]:
     """Vectors and rows put back where a checkpoint was, and its state; and what could not be."""
     optimizer, state, warnings = programs.setting.optimizer, checkpoint.state, list[str]()

@@ -123,7 +123,8 @@ PIECES = 16  # of a tensor, that a fingerprint is taken of
 
 def fingerprint(base: Gguf) -> str:
     """Of the base's numbers, its tensors' names and types, and some pieces of each: another model is told apart."""
-    found = zlib.crc32(repr(hyperparameters.read(base)).encode())
+    h = hyperparameters.read(base)
+    found = zlib.crc32(f"{h!r}{h.own or ''}".encode())
     for tensor in base.tensors.values():
         raw = tensor.raw.reshape(-1)
         found = zlib.crc32(f"{tensor.name} {tensor.type.name} {tensor.shape}".encode(), found)

@@ -10,8 +10,9 @@ from itertools import count
 
 import numpy as np
 
+from llamatrain.engine.backend import Backend, Memory, backend_of
 from llamatrain.engine.plan import Plan, plan
-from llamatrain.engine.program import Program, allocate, empty, scratch_rule
+from llamatrain.engine.program import Program
 from llamatrain.errors import LlamatrainError, UsageError
 from llamatrain.graph.tensor import Tensor
 from llamatrain.model.hyperparameters import Hyperparameters
@@ -46,7 +47,7 @@ class Decoder:
         ctx: int,
         threads: int = 1,
         kernels: str = "cpu",
-        arena: np.ndarray | None = None,
+        arena: Memory | None = None,
         weights: Weights | None = None,
         drop_base: bool = False,
     ) -> None:
@@ -54,11 +55,12 @@ class Decoder:
 
         With `drop_base`, the pages of a quantised weight's file are handed back after each reading.
         """
-        self.h, self.ctx, self.threads, self.kernels = h, ctx, threads, kernels
+        self.h, self.ctx = h, ctx
         self.position = 0
-        self._graphs = DecodingGraphs(h, ctx, weights, drop_base)
+        self._backend = backend_of(kernels, threads, drop_base)
+        self._graphs = DecodingGraphs(h, ctx, self._backend, weights)
         leaves = {tensor: arrays[tensor.name] for tensor in self._graphs.leaves}
-        self._memory = leaves | {cache: empty(cache) for cache in self._graphs.caches}
+        self._memory = leaves | {cache: self._backend.take(cache.nbytes) for cache in self._graphs.caches}
         self._memory[self._graphs.table] = h.rope.table(ctx)
         self._arena = arena
         self._programs: dict[int, tuple[Decoding, Program]] = {}
@@ -73,9 +75,9 @@ class Decoder:
         drop_base: bool = False,
     ) -> Cost:
         """What a decoder will take; nothing is allocated."""
-        graphs = DecodingGraphs(h, ctx, weights, drop_base)
+        graphs = DecodingGraphs(h, ctx, backend_of(kernels, threads, drop_base), weights)
         kept = sum(tensor.nbytes for tensor in (*graphs.caches, graphs.table))
-        return Cost(kept, graphs.arena(threads, kernels))
+        return Cost(kept, graphs.arena())
 
     def reset(self) -> None:
         """Begin anew: what the cache holds is out of sight."""
@@ -105,20 +107,20 @@ class Decoder:
         made, program = self._program(size)
         taken = min(size, len(ids))
         steps = np.minimum(np.arange(size), taken - 1)
-        program[made.tokens][0] = ids[steps]
-        program[made.positions][0] = self.position + steps
-        program[made.starts][...] = 0
-        program[made.place][...] = taken - 1
+        program.write(made.tokens, ids[steps])
+        program.write(made.positions, self.position + steps)
+        program.write(made.starts, 0)
+        program.write(made.place, taken - 1)
         program()
         self.position += taken
-        return program[made.logits][0], ids[taken:]
+        return program.read(made.logits)[0], ids[taken:]
 
     def _program(self, size: int) -> tuple[Decoding, Program]:
         if size not in self._programs:
             if self._arena is None:
-                self._arena = allocate(self._graphs.arena(self.threads, self.kernels))
-            made, laid_out = self._graphs.planned(size, self.threads, self.kernels)
-            program = Program(laid_out, self._memory, kernels=self.kernels, threads=self.threads, arena=self._arena)
+                self._arena = self._backend.take(self._graphs.arena())
+            made, laid_out = self._graphs.planned(size)
+            program = Program(laid_out, self._memory, self._backend, arena=self._arena)
             self._programs[size] = made, program
         return self._programs[size]
 
@@ -126,8 +128,8 @@ class Decoder:
 class DecodingGraphs:
     """The graphs for each number of tokens, over the same weights and caches."""
 
-    def __init__(self, h: Hyperparameters, ctx: int, weights: Weights | None = None, drop_base: bool = False) -> None:
-        self.h, self.drop_base = h, drop_base
+    def __init__(self, h: Hyperparameters, ctx: int, backend: Backend, weights: Weights | None = None) -> None:
+        self.h, self.backend = h, backend
         self.chunks = sorted({min(chunk, ctx) for chunk in CHUNKS})
         self.weights, self.caches, self.table = weights or parameters(h), caches_of(h, ctx), rope_state(h, ctx)
         self._planned: dict[int, tuple[Decoding, Plan]] = {}
@@ -138,15 +140,16 @@ class DecodingGraphs:
         factors = [factor for deltas in self.weights.deltas.values() for delta in deltas for factor in (delta.a, delta.b)]
         return [*self.weights.values(), *factors]
 
-    def planned(self, size: int, threads: int, kernels: str) -> tuple[Decoding, Plan]:
+    def planned(self, size: int) -> tuple[Decoding, Plan]:
         if size not in self._planned:
             made = decoding(self.h, self.weights, size, self.table, self.caches)
-            self._planned[size] = made, plan([made.logits], scratch=scratch_rule(kernels, threads), drop_base=self.drop_base)
+            rules = self.backend
+            self._planned[size] = made, plan([made.logits], scratch=rules.scratch, resident=rules.resident)
         return self._planned[size]
 
-    def arena(self, threads: int, kernels: str) -> int:
+    def arena(self) -> int:
         """Bytes that are enough for each of them."""
-        return max(self.planned(size, threads, kernels)[1].arena for size in self.chunks)
+        return max(self.planned(size)[1].arena for size in self.chunks)
 
 
 # ---- text ------------------------------------------------------------------

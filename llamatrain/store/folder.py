@@ -20,6 +20,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Self
 
+from llamatrain.config.options import flag_of
 from llamatrain.errors import FileError
 from llamatrain.files.newfile import NewFile
 from llamatrain.store.aside import ASIDE, ON_ITS_WAY, asides, put_back, remove, renamed
@@ -69,8 +70,8 @@ class RunFolder:
         if there and not overwrite:
             folder.close()
             raise FileError(
-                f"{folder.path}: there is a run already ({there[0].name}): --resume {folder.path} goes on with it, "
-                "--overwrite removes it, another --out leaves it alone"
+                f"{folder.path}: there is a run already ({there[0].name}): {flag_of('resume')} {folder.path} goes on with it, "
+                f"{flag_of('overwrite')} removes it, another {flag_of('out')} leaves it alone"
             )
         return folder
 
@@ -79,7 +80,7 @@ class RunFolder:
         there = files_of(self.path)
         for source in sources:
             if source.exists() and any(file.samefile(source) for file in there):
-                raise FileError(f"{source}: the run would replace what it reads; give another --out")
+                raise FileError(f"{source}: the run would replace what it reads; give another {flag_of('out')}")
         self.fresh = True
         if there:
             with telling(self.path, "the run there cannot be replaced"):

@@ -10,10 +10,9 @@ from typing import Literal
 
 import numpy as np
 
+from llamatrain.engine.backend import backend_of
 from llamatrain.engine.plan import Plan, plan
-from llamatrain.engine.program import scratch_rule
-from llamatrain.graph.layers import clip_factor
-from llamatrain.graph.ops import sum_sqr
+from llamatrain.graph.ops import clip_factor, sum_sqr
 from llamatrain.graph.precision import round_products
 from llamatrain.graph.tensor import I32, Tensor, placeholder, state
 from llamatrain.model import transformer
@@ -141,8 +140,14 @@ class RunGraphs:
 
     def plan(self, graph: Graph) -> Plan:
         pinned = graph.named if self.setting.gradients == "flat" else ()
-        rule = scratch_rule(self.setting.kernels, self.setting.threads)
-        return plan(graph.outputs, pinned=pinned, scratch=rule, drop_base=self.setting.drop_base)
+        backend = backend_of(self.setting.kernels, self.setting.threads, self.setting.drop_base)
+        return plan(graph.outputs, pinned=pinned, scratch=backend.scratch, resident=backend.resident)
+
+    @property
+    def longest(self) -> Graph:
+        """Of what was built, a batch of the longest rows: to its gradients, or through the whole step where they are streamed."""
+        length = max(length for length, _ in self._trainings)
+        return self.streamed(length) if self.setting.gradients == "streamed" else self.gradients(length, True)
 
     def all(self, lengths: Iterable[int], accumulating: bool, validating: bool) -> tuple[list[Graph], list[Graph]]:
         """Every graph that a run will need: those that share an arena, and those of the step with one of their own."""

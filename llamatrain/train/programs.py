@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from llamatrain.data.rows import Batch
-from llamatrain.engine.program import Program, allocate
+from llamatrain.engine.program import Program
 from llamatrain.graph.show import described
 from llamatrain.graph.tensor import leaves_of
+from llamatrain.machine.memory import allocate
 from llamatrain.model import transformer
 from llamatrain.train.graphs import Graph, RunGraphs, Setting
 
@@ -104,7 +105,7 @@ class Programs(Runner):
         bound = self._streaming(batch.tokens.shape[1])
         loss = self.run(bound.feed(batch, total, key).schedule(step, rate))
         assert bound.graph.norm
-        return loss, float(bound.program[bound.graph.norm])
+        return loss, float(bound.program.read(bound.graph.norm))
 
     # ---- programs, made once -----------------------------------------------
 
@@ -119,7 +120,7 @@ class Programs(Runner):
         arena = self.setting.gradients == "arena"
         key = "update", newest.length if arena else 0
         if key not in self._bound:
-            there = {name: newest.program[grad] for grad, name in newest.graph.named.items()} if arena else {}
+            there = {name: newest.program.memory_of(grad) for grad, name in newest.graph.named.items()} if arena else {}
             arrays = there | self._arrays | self.graphs.states
             self._bound[key] = Bound(self.graphs.update(newest.length), arrays, None, self.setting)
         return self._bound[key]
@@ -144,20 +145,20 @@ class Bound:
     def feed(self, batch: Batch, total: float, key: Key = (0, 0)) -> "Bound":
         for name, tensor in self.graph.inputs.items():
             if name == "mask":
-                self.program[tensor][...] = transformer.mask_of(batch.starts)
+                self.program.write(tensor, transformer.mask_of(batch.starts))
             elif name == "weights":
-                self.program[tensor][...] = batch.weights.reshape(-1) / np.float32(total)
+                self.program.write(tensor, batch.weights.reshape(-1) / np.float32(total))
             elif name == "dropout":
-                self.program[tensor][...] = key
+                self.program.write(tensor, key)
             elif name != "schedule":
-                self.program[tensor][...] = getattr(batch, name).reshape(tensor.shape)
+                self.program.write(tensor, getattr(batch, name).reshape(tensor.shape))
         return self
 
     def schedule(self, step: int, rate: float) -> "Bound":
         assert self.rule
-        self.program[self.graph.inputs["schedule"]][...] = self.rule.schedule(step, rate)
+        self.program.write(self.graph.inputs["schedule"], self.rule.schedule(step, rate))
         return self
 
     def run(self) -> float:
         self.program()
-        return float(self.program[self.graph.first])
+        return float(self.program.read(self.graph.first))

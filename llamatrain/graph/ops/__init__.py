@@ -1,97 +1,22 @@
-"""The general ops, each by shape rule and gradient rule. Gradients are graphs, made of these ops."""
+"""The ops, a family a file: each with its shape rule, its gradient rule and what else is known of it.
 
-from llamatrain.graph.ops.arithmetic import (
-    add,
-    add1,
-    add_cast,
-    diag,
-    diag_mask_inf,
-    diag_mask_zero,
-    div,
-    log,
-    matmul,
-    matmul_nn,
-    mean,
-    mul,
-    out_prod,
-    product,
-    repeat,
-    repeat_back,
-    scale,
-    spread,
-    sqr,
-    sqrt,
-    sub,
-    sum,
-    sum_rows,
-    sum_sqr,
-    sum_to,
-)
-from llamatrain.graph.ops.movement import (
-    acc,
-    cast,
-    cont,
-    contiguous,
-    cpy,
-    fill,
-    get_rows,
-    get_rows_back,
-    permute,
-    reshape,
-    set,
-    set_rows,
-    transpose,
-    view,
-)
-from llamatrain.graph.ops.rules import (
-    alike,
-    broadcast,
-    floats,
-    require,
-)
+Kernels of the same names stand in files of the same names in `kernels/reference`. Gradients are graphs, made of these ops; a
+`_back` op is a gradient in one piece, fused where that pays.
+"""
 
-__all__ = [
-    "acc",
-    "add",
-    "add1",
-    "add_cast",
-    "alike",
-    "broadcast",
-    "cast",
-    "cont",
-    "contiguous",
-    "cpy",
-    "diag",
-    "diag_mask_inf",
-    "diag_mask_zero",
-    "div",
-    "fill",
-    "floats",
-    "get_rows",
-    "get_rows_back",
-    "log",
-    "matmul",
-    "matmul_nn",
-    "mean",
-    "mul",
-    "out_prod",
-    "permute",
-    "product",
-    "repeat",
-    "repeat_back",
-    "require",
-    "reshape",
-    "scale",
-    "set",
-    "set_rows",
-    "spread",
-    "sqr",
-    "sqrt",
-    "sub",
-    "sum",
-    "sum_rows",
-    "sum_sqr",
-    "sum_to",
-    "transpose",
-    "view",
-]
+# ruff: noqa: F403  an op is named in its own file alone
+from llamatrain.graph.ops.ancestors import *
+from llamatrain.graph.ops.arithmetic import *
+from llamatrain.graph.ops.attention import *
+from llamatrain.graph.ops.dropout import *
+from llamatrain.graph.ops.gates import *
+from llamatrain.graph.ops.losses import *
+from llamatrain.graph.ops.movement import *
+from llamatrain.graph.ops.norm import *
+from llamatrain.graph.ops.optimizer import *
+from llamatrain.graph.ops.products import *
+from llamatrain.graph.ops.rope import *
+from llamatrain.graph.ops.rows import *
+from llamatrain.graph.ops.rules import *
+from llamatrain.graph.ops.softmax import *
+from llamatrain.graph.ops.sums import *

@@ -31,3 +31,14 @@ def alike(x: Spec, y: Spec) -> Spec:
 def require(holds: bool, what: str) -> None:
     if not holds:
         raise Misfit(what)
+
+
+def region(x: Spec, slices: Slices) -> Shape:
+    """The shape of a part of x."""
+    require(len(slices) == len(x.shape), f"needs a (start, stop, step) for each axis, not {slices}")
+    for (start, stop, step), size in zip(slices, x.shape, strict=True):
+        require(0 <= start <= stop <= size and step > 0, f"slice {start}:{stop}:{step} is not within {size}")
+    return tuple(len(range(*each)) for each in slices)
+
+
+SECOND = "it is a gradient itself, and second derivatives are not there"  # why some ops have none

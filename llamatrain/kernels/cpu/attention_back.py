@@ -29,7 +29,7 @@ from llamatrain.kernels.cpu.attention_words import Forward, Gradients, Heads
 from llamatrain.kernels.cpu.norm import dot
 from llamatrain.kernels.cpu.tiles import multiply, pack_a, pack_b, panel_bytes, panel_tiles, tile_depth
 from llamatrain.machine.entry import Entry, f32, i32, u16
-from llamatrain.machine.jit import inline
+from llamatrain.machine.jit import inline, woven
 from llamatrain.machine.simd.memory import load, store
 from llamatrain.machine.simd.vector import LANES, exp
 
@@ -50,7 +50,7 @@ def soften_back(mode, scores, slopes, to, rows, count, key, state, lse, line, sc
             put(mode, to, row, j, across, ds)
 
 
-@inline
+@woven
 def clear_gradients(shape, to, batch, kv):
     size, group = shape.size, shape.heads // shape.groups
     for x in (to.dk, to.dv):
@@ -58,7 +58,7 @@ def clear_gradients(shape, to, batch, kv):
     clear_rows(f32(to.dq), place_of(shape, batch, 0, kv * group), shape.length, shape.heads * size, group * size)
 
 
-@inline
+@woven
 def pack_queries(shape, given, out_half, to, place, rows, state):
     """q and dout, each as a left operand and across as a right one; for each query the sum of dout out."""
     mode, size, half, pitch, deltas = shape.mode, shape.size, shape.half, shape.heads * shape.size, f32(state + RANGES)
@@ -74,7 +74,7 @@ def pack_queries(shape, given, out_half, to, place, rows, state):
         deltas[row] = out_row
 
 
-@inline
+@woven
 def pack_keys(shape, given, to, source, across):
     """k and v as right operands, and k across."""
     mode, size, half = shape.mode, shape.size, shape.half
@@ -84,7 +84,7 @@ def pack_keys(shape, given, to, source, across):
     pack_b(mode, to + 2 * panel, given.k + source * wide, half, ACROSS, pitch, size, across)
 
 
-@inline
+@woven
 def block_back(shape, lse, to, work, packed_q, packed_k, place, source, line, rows, across, key, state):
     """What one block of queries and one of keys give to the gradients."""
     mode, heads, groups, size, scale = shape.mode, shape.heads, shape.groups, shape.size, np.float32(shape.scale)

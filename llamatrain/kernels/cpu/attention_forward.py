@@ -34,7 +34,7 @@ from llamatrain.kernels.cpu.attention_words import Heads
 from llamatrain.kernels.cpu.norm import dot
 from llamatrain.kernels.cpu.tiles import multiply, pack_a, pack_b, panel_bytes, panel_tiles, tile_depth
 from llamatrain.machine.entry import F32, Entry, f32, i32, u16
-from llamatrain.machine.jit import inline
+from llamatrain.machine.jit import inline, woven
 from llamatrain.machine.simd.memory import load, load_to, store_to
 from llamatrain.machine.simd.vector import LANES, exp, larger, largest, splat, total
 
@@ -84,7 +84,7 @@ def open_block(shape, starts, lasts, out, state, u, batch, kv):
     return i32(state)[2 * SIDE], i32(state)[2 * SIDE + 1]
 
 
-@inline
+@woven
 def open_blocks(shape, q, starts, lasts, out, states, packed_q, first, count, batch, kv):
     """Those of a job, with their queries packed. Gives the range of keys of all of them."""
     low, high = shape.keys, 0
@@ -99,7 +99,7 @@ def open_blocks(shape, q, starts, lasts, out, states, packed_q, first, count, ba
     return low, high
 
 
-@inline
+@woven
 def close_block(shape, out, lse, state, u, batch, kv):
     """The sums' logs, and out divided by the sums."""
     head, query, rows = query_block(u, kv, shape.length, shape.heads // shape.groups)
@@ -136,7 +136,7 @@ def add_values(out, place, pitch, rows, v, source, apart, across, size, weights)
             store_to(out, start + i, start + size, even + odd, 0)
 
 
-@inline
+@woven
 def attend_directly(shape, q, k, v, out, scores, packed_p, state, place, rows, key, source, across):
     size, pitch, apart, scale = shape.size, shape.heads * shape.size, shape.groups * shape.size, np.float32(shape.scale)
     if shape.half:

@@ -20,8 +20,8 @@ class Array(Protocol):
     def size(self) -> int: ...
 
 
-# outs, ins, attributes, scratch memory, threads -> the calls that do it
-Bind = Callable[[Sequence[np.ndarray], Sequence[np.ndarray], dict[str, Any], np.ndarray, int], list[Call]]
+# outs, ins (arrays, or Blocks), attributes, scratch memory, threads -> the calls that do it
+Bind = Callable[[Sequence[np.ndarray], Sequence[Any], dict[str, Any], np.ndarray, int], list[Call]]
 # outs, ins, attributes, threads -> bytes of scratch memory
 Scratch = Callable[[Sequence[Array], Sequence[Array], dict[str, Any], int], int]
 # outs, ins, attributes -> whether this kernel does it

@@ -4,7 +4,7 @@ import numpy as np
 
 from llamatrain.kernels.cpu.binding import kernel
 from llamatrain.kernels.cpu.portions import portion
-from llamatrain.kernels.reference.layers import mixed
+from llamatrain.kernels.reference.dropout import mixed
 from llamatrain.machine.entry import F32, I32, Entry, Real
 from llamatrain.machine.jit import inline
 

@@ -26,7 +26,7 @@ from llamatrain.kernels.cpu.small_rows import (
     whole,
 )
 from llamatrain.machine.entry import F32, Entry, f32
-from llamatrain.machine.jit import inline
+from llamatrain.machine.jit import inline, woven
 from llamatrain.machine.simd.memory import load, load_to, store
 from llamatrain.machine.simd.vector import LANES, between, exp, larger, otherwise, splat, within
 
@@ -111,7 +111,7 @@ def sum_products(to, i, x, y, pad):
     store(to, i, so_far)
 
 
-@inline
+@woven
 def queries_back(shape, room, lse, line, dq, place, pad, scale):
     """Queries in the lanes: dq."""
     length, keys, pitch = shape.length, shape.keys, shape.heads * shape.size
@@ -131,7 +131,7 @@ def queries_back(shape, room, lse, line, dq, place, pad, scale):
         from_lanes(dq, place + query * pitch, pitch, rows, shape.size, room.x, 0, scale)
 
 
-@inline
+@woven
 def keys_back(shape, room, lse, line, pad):
     """Keys in the lanes: what a head of queries adds to dk and dv."""
     for key in range(0, shape.keys, LANES):

@@ -1,9 +1,15 @@
 """The definition of every op: what it does to arrays, in plain numpy, in the precision of its sources.
 
-A kernel takes the sources' arrays and the node's attributes, and gives the outputs. bfloat16 arrays are uint16.
+A kernel takes the sources' arrays and the node's attributes, and gives the outputs. bfloat16 arrays are uint16. Files bear the
+names of those in `graph/ops`; each is imported, for what it registers.
 """
 
-from llamatrain.kernels.reference import arithmetic, layers, movement
+from importlib import import_module
+from pkgutil import iter_modules
+
 from llamatrain.kernels.reference.registry import KERNELS, run
 
-__all__ = ["KERNELS", "arithmetic", "layers", "movement", "run"]
+__all__ = ["KERNELS", "run"]
+
+for each in iter_modules(__path__, f"{__name__}."):
+    import_module(each.name)

@@ -1,12 +1,9 @@
-"""What the ops of `graph/ops/movement.py` do to arrays, in the same order; views move nothing."""
+"""What the ops of `graph/ops/movement.py` do to arrays, in the same order."""
 
 import numpy as np
 
 from llamatrain.graph.tensor import BF16, F32, DType
-from llamatrain.kernels.blocks import Blocks
 from llamatrain.kernels.reference.registry import from_bf16, kernel, to_bf16
-
-# ---- copies, and parts written into a whole --------------------------------
 
 
 @kernel
@@ -25,13 +22,6 @@ def cont(x):
     return x
 
 
-@kernel
-def cpy(x, y, *, into=False):
-    if x.dtype == y.dtype:
-        return y
-    return to_bf16(y) if x.dtype == np.uint16 else (from_bf16(y) if y.dtype == np.uint16 else y)
-
-
 def part(slices):
     return tuple(slice(*each) for each in slices)
 
@@ -40,35 +30,4 @@ def part(slices):
 def acc(x, y, *, slices, into=False):
     out = x.copy()
     out[part(slices)] += y
-    return out
-
-
-@kernel
-def set(x, y, *, slices, into=False):
-    out = x.copy()
-    out[part(slices)] = y
-    return out
-
-
-# ---- rows by number --------------------------------------------------------
-
-
-@kernel
-def get_rows(w, ids):
-    rows = w.rows(ids) if isinstance(w, Blocks) else w[ids]
-    return from_bf16(rows) if rows.dtype == np.uint16 else rows
-
-
-@kernel
-def get_rows_back(dy, ids, *, rows):
-    out = np.zeros((rows, dy.shape[-1]), dy.dtype)
-    np.add.at(out, ids.ravel(), dy.reshape(-1, dy.shape[-1]))
-    return out
-
-
-@kernel
-def set_rows(x, rows, ids, *, into=False):
-    out = x.copy()
-    for row, place in zip(rows, ids, strict=True):
-        out[place] = row
     return out

@@ -1,10 +1,10 @@
 """Llama 1, 2 and 3, and what is built like them: TinyLlama, Mistral, SmolLM (Touvron et al. 2023)."""
 
 from llamatrain.graph import ops as O
-from llamatrain.graph.layers import swiglu
+from llamatrain.graph.ops import swiglu
 from llamatrain.graph.tensor import Tensor
 from llamatrain.model.architecture import Architecture, Key, WeightKind
-from llamatrain.model.forward import Forward
+from llamatrain.model.forward import ForwardPass
 from llamatrain.model.hyperparameters import Hyperparameters
 
 KEYS = {
@@ -53,11 +53,11 @@ WEIGHTS: dict[str, WeightKind[Hyperparameters]] = {
 }
 
 
-def embed(model: Forward) -> Tensor:
+def embed(model: ForwardPass) -> Tensor:
     return model.embedding("token_embd")
 
 
-def block(model: Forward, layer: int, x: Tensor) -> Tensor:
+def block(model: ForwardPass, layer: int, x: Tensor) -> Tensor:
     h, at = model.h, f"blk.{layer}"
     y = model.norm(x, f"{at}.attn_norm")
     q = model.rotated(model.heads(model.linear(y, f"{at}.attn_q"), h.heads))
@@ -69,7 +69,7 @@ def block(model: Forward, layer: int, x: Tensor) -> Tensor:
     return O.add(x, model.linear(gated, f"{at}.ffn_down"))
 
 
-def last(model: Forward, x: Tensor) -> Tensor:
+def last(model: ForwardPass, x: Tensor) -> Tensor:
     return model.norm(x, "output_norm")
 
 

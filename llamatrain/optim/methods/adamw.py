@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from llamatrain.graph.layers import opt_step_adamw
+from llamatrain.graph.ops import opt_step_adamw
 from llamatrain.graph.tensor import Tensor
 from llamatrain.optim.optimizer import StepRule
 

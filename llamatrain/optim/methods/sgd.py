@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from llamatrain.graph.layers import opt_step_sgd
+from llamatrain.graph.ops import opt_step_sgd
 from llamatrain.graph.tensor import Tensor
 from llamatrain.optim.optimizer import StepRule
 

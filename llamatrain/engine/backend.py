@@ -1,0 +1,67 @@
+"""The door between the engine and whatever computes: what a program asks of its memory and of its kernels.
+
+`kernels/reference/backend.py` and `kernels/cpu/backend.py` are the first two who answer. Nothing here says that memory can be
+seen from Python: only `read` and `write` cross over, and what `grouped` gives may be captured once and launched many times.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from llamatrain.errors import GraphError
+from llamatrain.graph.tensor import Node, Tensor
+
+KERNELS = ("cpu", "reference")
+# A backend's own, opaque to the engine: memory that it took, a tensor's place in some, something to be done.
+Memory = Any
+Place = Any
+Call = Any
+
+
+class Backend(Protocol):
+    def take(self, size: int, within: Memory | None = None, start: int = 0) -> Memory:
+        """So many bytes of zeroed, aligned memory; or a part of what is given, which is refused where it is too small."""
+
+    def adopt(self, tensor: Tensor, memory: Memory, changed: bool) -> Memory:
+        """Memory of the caller's for a tensor, if it fits, and can be written where it is to be `changed`."""
+
+    def place(self, memory: Memory, tensor: Tensor, offset: int, strides: Sequence[int]) -> Place:
+        """Where a tensor lies in some memory, in bytes; found once, when a program is bound."""
+
+    def resident(self, sizes: Iterable[int]) -> int:
+        """Of weights of such sizes that are only read, where their file is mapped: how many bytes are in memory at once."""
+
+    def read(self, place: Place) -> np.ndarray:
+        """What lies there, not to be written to; valid until the next run."""
+
+    def write(self, place: Place, values: Any) -> None:
+        """Put values there; a number fills it."""
+
+    def finite(self, place: Place, masks: bool = False) -> bool:
+        """Whether no element is NaN or an infinity; with `masks`, minus infinity may stand there."""
+
+    def takes(self, node: Node) -> bool:
+        """Whether there is a kernel of its own for this node; without, it is done by its definition."""
+
+    def scratch(self, node: Node) -> int:
+        """Bytes that its kernel needs beside the outputs."""
+
+    def bind(self, node: Node, outs: Sequence[Place], ins: Sequence[Place], scratch: Memory) -> list[Call]:
+        """What is to be done to compute the node there."""
+
+    def grouped(self, calls: Iterable[Call]) -> list[Callable[[], None]]:
+        """Calls of many nodes, in their order, as few things that run."""
+
+
+def backend_of(kernels: str = "cpu", threads: int = 1, drops: bool = False) -> Backend:
+    """The backend of that name. With `drops`, pages of mapped files leave memory after each reading."""
+    if kernels not in KERNELS or threads < 1:
+        raise GraphError(f"kernels are {' or '.join(KERNELS)}, threads 1 or more; received {kernels!r} and {threads}")
+    if kernels == "reference":
+        from llamatrain.kernels.reference.backend import Plain
+
+        return Plain(threads, drops)
+    from llamatrain.kernels.cpu.backend import Compiled  # imports the compiler
+
+    return Compiled(threads, drops)

@@ -1,0 +1,61 @@
+"""Losses: sums over rows, each by its weight.
+
+Targets are ids, one a row (negative: none), or rows of a distribution.
+"""
+
+from llamatrain.graph.ops.products import product
+from llamatrain.graph.ops.rules import SECOND, floats, require
+from llamatrain.graph.tensor import I32, Node, Quantised, Shape, Spec, Tensor, gradient, op
+
+
+def _targets(logits: Shape, targets: Spec, weights: Spec) -> None:
+    require(len(logits) == 2, "needs rows of logits")
+    rows, words = logits
+    ids = targets.dtype is I32 and targets.shape == (rows,)
+    require(ids or targets.shape == (rows, words), "needs an i32 id or a distribution for each row as its target")
+    require(weights.shape == (rows,), "needs a weight for each row")
+
+
+@op()
+def cross_entropy_loss(logits: Spec, targets: Spec, weights: Spec) -> Spec:
+    _targets(logits.shape, targets, weights)
+    return Spec((), floats(logits, weights))
+
+
+@gradient(cross_entropy_loss)
+def _(node: Node, dloss: Tensor):
+    return cross_entropy_loss_back(dloss, *node.sources), None, None
+
+
+@op(in_place=((0, 1),), no_gradient=SECOND)
+def cross_entropy_loss_back(dloss: Spec, logits: Spec, targets: Spec, weights: Spec) -> Spec:
+    require(dloss.shape == (), "needs one number as dloss")
+    _targets(logits.shape, targets, weights)
+    return Spec(logits.shape, floats(dloss, logits, weights))
+
+
+@op(blocks=1, rounds=(0,))
+def linear_cross_entropy(x: Spec, w: Spec, targets: Spec, weights: Spec) -> Spec:
+    """cross_entropy_loss(x wᵀ, targets, weights), chunk by chunk: all the logits are never there."""
+    require(len(x.shape) == len(w.shape) == 2 and 0 not in w.shape, "needs rows and a matrix")
+    logits = product(x, w, x.shape[0], w.shape[0], (x.shape[1], w.shape[1]))
+    require(targets.dtype is I32, "needs ids as targets")
+    _targets(logits.shape, targets, weights)
+    return Spec((), weights.dtype)
+
+
+@gradient(linear_cross_entropy, selective=True)
+def _(node: Node, dloss: Tensor, *, wanted: tuple[bool, ...]):
+    _loss, *grads = linear_cross_entropy_back(dloss, *node.sources, dx=wanted[0], dw=wanted[1])
+    dx = grads.pop(0) if wanted[0] else None
+    return dx, grads.pop(0) if wanted[1] else None, None, None
+
+
+@op(value=0, blocks=2, rounds=(1,), no_gradient=SECOND)
+def linear_cross_entropy_back(dloss: Spec, x: Spec, w: Spec, targets: Spec, weights: Spec, *, dx: bool, dw: bool):
+    """The loss and its gradients in one pass."""
+    require(dx or dw, "no gradient is wanted")
+    require(not dw or not isinstance(w.dtype, Quantised), "there is no gradient of a quantised weight")
+    require(dloss.shape == (), "needs one number as dloss")
+    (loss,) = linear_cross_entropy.specs_of(x, w, targets, weights)
+    return (loss, *(Spec(source.shape, loss.dtype) for source, asked in ((x, dx), (w, dw)) if asked))

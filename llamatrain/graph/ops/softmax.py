@@ -1,0 +1,21 @@
+"""Softmax over the last axis."""
+
+from llamatrain.graph.ops.rules import SECOND, floats, require
+from llamatrain.graph.tensor import Node, Spec, Tensor, gradient, op
+
+
+@op(in_place=((0, 0),))
+def soft_max(x: Spec) -> Spec:
+    require(len(x.shape) > 0, "needs an axis")
+    return Spec(x.shape, floats(x))
+
+
+@gradient(soft_max)
+def _(node: Node, dy: Tensor):
+    return (soft_max_back(dy, node.outputs[0]),)
+
+
+@op(in_place=((0, 0), (0, 1)), no_gradient=SECOND)
+def soft_max_back(dy: Spec, y: Spec) -> Spec:
+    require(dy.shape == y.shape, "needs dy like y")
+    return Spec(y.shape, floats(dy, y))

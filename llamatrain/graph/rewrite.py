@@ -1,0 +1,27 @@
+"""Graphs made of graphs."""
+
+from collections.abc import Callable, Sequence
+
+from llamatrain.graph.tensor import Node, Tensor, nodes_of
+
+
+def rebuild(
+    outputs: Sequence[Tensor], replace: dict[Tensor, Tensor], change: Callable[[Node], Node | Sequence[Tensor] | None]
+) -> list[Tensor]:
+    """The outputs again, with tensors replaced and nodes changed; what nothing touches stays the same node.
+
+    `change` is given each node whose sources are already the new ones, and gives another node, or a tensor for each of its
+    outputs, or None.
+    """
+    new = dict(replace)
+    for node in nodes_of(outputs):
+        if all(output in new for output in node.outputs):
+            continue
+        sources = tuple(new.get(source, source) for source in node.sources)
+        current = node if sources == node.sources else Node(node.op, sources, node.attrs, node.outputs[0].name)
+        changed = change(current)
+        made = changed.outputs if isinstance(changed, Node) else changed or current.outputs
+        if made is not node.outputs:
+            for old, fresh in zip(node.outputs, made, strict=True):
+                new.setdefault(old, fresh)
+    return [new.get(output, output) for output in outputs]

@@ -1,0 +1,26 @@
+"""The backend that does every op by its definition."""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from llamatrain.graph.tensor import Node
+from llamatrain.kernels.blocks import Blocks
+from llamatrain.kernels.host import Host
+from llamatrain.kernels.reference.registry import KERNELS, run
+
+
+class Plain(Host):
+    def takes(self, node: Node) -> bool:
+        return node.op.name in KERNELS
+
+    def scratch(self, node: Node) -> int:
+        return 0
+
+    def bind(self, node: Node, outs: Sequence[np.ndarray], ins: Sequence[np.ndarray | Blocks], scratch: np.ndarray) -> list[Any]:
+        return [partial(run, node.op.name, outs, ins, node.attrs), *self.lets_go(ins)]
+
+    def grouped(self, calls: Iterable[Any]) -> list[Callable[[], None]]:
+        return list(calls)

@@ -1,0 +1,20 @@
+"""What the ops of `graph/ops/dropout.py` do to arrays, in the same order."""
+
+import numpy as np
+
+from llamatrain.kernels.reference.registry import kernel
+
+
+def mixed(z):
+    """Bits of a 32-bit number spread over all of it (the finaliser of MurmurHash3)."""
+    z = (z ^ (z >> np.uint32(16))) * np.uint32(0x85EBCA6B)
+    z = (z ^ (z >> np.uint32(13))) * np.uint32(0xC2B2AE35)
+    return z ^ (z >> np.uint32(16))
+
+
+@kernel
+def dropout(x, key, *, rate, salt):
+    seeds = np.array([salt, *key.view(np.uint32)], np.uint32)
+    start = mixed(mixed(mixed(seeds[:1]) + seeds[1:2]) + seeds[2:3])
+    drawn = mixed(np.arange(x.size, dtype=np.uint32) * np.uint32(0x9E3779B9) + start).reshape(x.shape)
+    return np.where(drawn < np.uint32(rate * 2**32), 0, x * x.dtype.type(1 / (1 - rate)))

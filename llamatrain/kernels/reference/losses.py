@@ -1,0 +1,51 @@
+"""What the ops of `graph/ops/losses.py` do to arrays, in the same order."""
+
+import numpy as np
+
+from llamatrain.kernels.reference.registry import kernel, operands
+from llamatrain.kernels.reference.softmax import soft_max
+
+
+def distribution(targets, like):
+    """Rows of probabilities; a row of zeros where there is no target."""
+    if targets.ndim == 2:
+        return targets
+    rows = np.zeros_like(like)
+    there = targets >= 0
+    rows[np.flatnonzero(there), targets[there]] = 1
+    return rows
+
+
+def log_soft_max(x):
+    top = np.max(x, axis=-1, keepdims=True)
+    return x - top - np.log(np.sum(np.exp(x - top), axis=-1, keepdims=True))
+
+
+@kernel
+def cross_entropy_loss(logits, targets, weights):
+    rows = -np.sum(np.where(distribution(targets, logits) == 0, 0, distribution(targets, logits) * log_soft_max(logits)), axis=-1)
+    return np.sum(rows * weights, dtype=np.float64)
+
+
+@kernel
+def cross_entropy_loss_back(dloss, logits, targets, weights):
+    wanted = distribution(targets, logits)
+    mass = np.sum(wanted, axis=-1, keepdims=True)
+    return (soft_max(logits) * mass - wanted) * (weights * dloss)[:, None]
+
+
+@kernel
+def linear_cross_entropy(x, w, targets, weights):
+    x, w = operands(x, w)
+    return cross_entropy_loss(x @ w.T, targets, weights)
+
+
+@kernel
+def linear_cross_entropy_back(dloss, x, w, targets, weights, *, dx, dw):
+    a, b = operands(x, w)
+    logits = a @ b.T
+    d = cross_entropy_loss_back(dloss, logits, targets, weights)
+    if x.dtype == np.uint16 or w.dtype == np.uint16:
+        d, _ = operands(d, np.zeros(0, np.uint16))
+    grads = (d @ b if dx else None, d.T @ a if dw else None)
+    return (cross_entropy_loss(logits, targets, weights), *(grad for grad in grads if grad is not None))
