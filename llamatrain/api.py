@@ -24,7 +24,7 @@ from llamatrain.machine.jit import compiler
 from llamatrain.machine.terminal import shown
 from llamatrain.recipe.asking import NEW, TUNING, Request, new_model, tuning
 from llamatrain.recipe.evaluation import EvaluateOptions, Evaluation, evaluated
-from llamatrain.recipe.generation import Continuation, LoadOptions, Writer
+from llamatrain.recipe.generation import Continuation, LoadOptions, TextModel
 from llamatrain.recipe.interrupts import OfCaller
 from llamatrain.recipe.merging import Comparison, ExportOptions, Merged, merged
 from llamatrain.recipe.options import PlaceOptions
@@ -108,14 +108,14 @@ def load(path: Place, **options: Any) -> "LoadedModel":
     so many `threads`."""
     with door():
         values = values_of(options, LoadOptions, LoraOptions)
-        return LoadedModel(Writer(path_of(path), build(LoadOptions, values), build(LoraOptions, values)))
+        return LoadedModel(TextModel(path_of(path), build(LoadOptions, values), build(LoraOptions, values)))
 
 
 class LoadedModel:
     """Generates any number of texts."""
 
-    def __init__(self, writer: Writer) -> None:
-        self._writer, self._last = writer, list[str]()
+    def __init__(self, model: TextModel) -> None:
+        self._model, self._last = model, list[str]()
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -130,7 +130,7 @@ class LoadedModel:
         """The same piece by piece, as it is drawn."""
         with door():
             options = build(SamplingOptions, values_of(sampling, SamplingOptions))
-            text = self._writer.text(prompt if isinstance(prompt, bytes) else to_bytes(prompt), options)
+            text = self._model.text(prompt if isinstance(prompt, bytes) else to_bytes(prompt), options)
             self._last = text.notes
         return pieces(text)
 

@@ -32,7 +32,7 @@ class LoadOptions(Checked, panel="Text"):
     threads: Annotated[int | None, THREADS] = None
 
 
-class Writer:
+class TextModel:
     """A model, opened once for any number of texts."""
 
     def __init__(self, path: Path, options: LoadOptions, lora: LoraOptions) -> None:
@@ -75,25 +75,25 @@ class Writer:
 class Continuation:
     """Its pieces, once; `notes` is what there is to be said of it so far."""
 
-    def __init__(self, writer: Writer, tokens: list[int], sampling: SamplingOptions) -> None:
-        self.writer, self.tokens, self.sampling, self.notes = writer, tokens, sampling, list[str]()
-        if writer.ctx > (made := writer.h.ctx):
-            self.notes.append(f"the model was made for {made} tokens; with --ctx {writer.ctx} its text may lose the thread")
+    def __init__(self, model: TextModel, tokens: list[int], sampling: SamplingOptions) -> None:
+        self.model, self.tokens, self.sampling, self.notes = model, tokens, sampling, list[str]()
+        if model.ctx > (made := model.h.ctx):
+            self.notes.append(f"the model was made for {made} tokens; with --ctx {model.ctx} its text may lose the thread")
 
     def __iter__(self) -> Iterator[str]:
         from llamatrain.data.tokenizer import StreamDecoder
         from llamatrain.sample.decoder import Generation
         from llamatrain.sample.text import Numbers, stream
 
-        tokenizer, decoder = self.writer.tokenizer, self.writer.taken()
+        tokenizer, decoder = self.model.tokenizer, self.model.taken()
         words: Words = StreamDecoder(tokenizer) if tokenizer else Numbers()
         made = Generation(decoder, self.tokens, self.sampling, tokenizer.vocabulary.ends if tokenizer else ())
         try:
             yield from stream(made, words, self.sampling.stop)
         finally:
-            self.writer.given_back(decoder)
+            self.model.given_back(decoder)
         if made.ended == "ctx":
-            self.notes.append(f"the context of {self.writer.ctx} tokens is full; a larger --ctx takes more")
+            self.notes.append(f"the context of {self.model.ctx} tokens is full; a larger --ctx takes more")
 
 
 # ---- prompts ---------------------------------------------------------------
