@@ -24,7 +24,7 @@ from llamatrain.machine.jit import compiler
 from llamatrain.machine.terminal import shown
 from llamatrain.recipe.asking import NEW, TUNING, Request, new_model, tuning
 from llamatrain.recipe.evaluation import EvaluateOptions, Evaluation, evaluated
-from llamatrain.recipe.generation import Continuation, LoadOptions, OpenedModel
+from llamatrain.recipe.generation import Continuation, LoadOptions, TextModel
 from llamatrain.recipe.interrupts import OfCaller
 from llamatrain.recipe.merging import Comparison, ExportOptions, Merged, merged
 from llamatrain.recipe.options import PlaceOptions
@@ -108,13 +108,13 @@ def load(path: Place, **options: Any) -> "LoadedModel":
     so many `threads`."""
     with door():
         values = values_of(options, LoadOptions, LoraOptions)
-        return LoadedModel(OpenedModel(path_of(path), build(LoadOptions, values), build(LoraOptions, values)))
+        return LoadedModel(TextModel(path_of(path), build(LoadOptions, values), build(LoraOptions, values)))
 
 
 class LoadedModel:
     """Generates any number of texts."""
 
-    def __init__(self, model: OpenedModel) -> None:
+    def __init__(self, model: TextModel) -> None:
         self._model, self._last = model, list[str]()
 
     @property

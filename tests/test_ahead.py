@@ -17,12 +17,13 @@ import numpy as np
 from llamatrain.engine.program import Program
 from llamatrain.graph.ops import scale
 from llamatrain.graph.tensor import placeholder
-from llamatrain.machine import ahead, jit
+from llamatrain.machine import ahead, jit, terminal
 if {broken}:
     ahead._run = lambda shares: None
 x = placeholder("x", (64,))
-program = Program.of([scale(x, by=2.0)], {{x: np.ones(64, np.float32)}})
-program()
+with terminal.shown():
+    program = Program.of([scale(x, by=2.0)], {{x: np.ones(64, np.float32)}})
+    program()
 assert (program.read(x) == 1).all() and program.read(next(iter(program.plan.outputs))).sum() == 128
 entries = [call.entry for run in program.runs for call in run.calls]
 print(sum(entry.compiled.cache_hits for entry in entries), len(entries))

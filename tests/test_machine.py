@@ -91,7 +91,8 @@ def test_units_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_a_cache_folder_it_still_runs_and_says_so(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("no folder")
-    script = "import tests.test_machine as t; t.test_a_program_runs_again()"
+    script = "import tests.test_machine as t\nfrom llamatrain.machine import terminal\n"
+    script += "with terminal.shown(): t.test_a_program_runs_again()"
     environment = {**os.environ, "LLAMATRAIN_CACHE": str(blocked), "TMPDIR": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr

@@ -12,7 +12,7 @@ from llamatrain.cli.application import Command, application, options_of
 from llamatrain.config.options import Checked, Option, build
 from llamatrain.machine import terminal
 from llamatrain.machine.printable import printable
-from llamatrain.recipe.generation import LoadOptions, OpenedModel
+from llamatrain.recipe.generation import LoadOptions, TextModel
 from llamatrain.sample.options import SamplingOptions
 
 KEPT = "\n\t\u200c\u200d"  # on a terminal; the last two join signs to others
@@ -39,7 +39,7 @@ def generate(model: Annotated[Path, typer.Argument(metavar="MODEL")], **said: An
     """
     options, loading, sampling = build(PromptOptions, said), build(LoadOptions, said), build(SamplingOptions, said)
     prompt = read_prompt(options)
-    text = OpenedModel(model, loading, build(LoraOptions, said)).text(prompt, sampling)
+    text = TextModel(model, loading, build(LoraOptions, said)).text(prompt, sampling)
     tell(text.notes)
     for piece in text:
         say(piece)

@@ -32,7 +32,7 @@ class LoadOptions(Checked, panel="Text"):
     threads: Annotated[int | None, THREADS] = None
 
 
-class OpenedModel:
+class TextModel:
     """A model, opened once for any number of texts."""
 
     def __init__(self, path: Path, options: LoadOptions, lora: LoraOptions) -> None:
@@ -75,7 +75,7 @@ class OpenedModel:
 class Continuation:
     """Its pieces, once; `notes` is what there is to be said of it so far."""
 
-    def __init__(self, model: OpenedModel, tokens: list[int], sampling: SamplingOptions) -> None:
+    def __init__(self, model: TextModel, tokens: list[int], sampling: SamplingOptions) -> None:
         self.model, self.tokens, self.sampling, self.notes = model, tokens, sampling, list[str]()
         if model.ctx > (made := model.h.ctx):
             self.notes.append(f"the model was made for {made} tokens; with --ctx {model.ctx} its text may lose the thread")
