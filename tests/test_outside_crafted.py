@@ -28,9 +28,7 @@ class File:
     """A GGUF file as far as it must be known to be forged: keys with type and bytes of their values, and all behind them."""
 
     keys: dict[str, tuple[int, bytes]] = field(default_factory=dict)
-    tensors: dict[str, tuple[bytes, int, int]] = field(
-        default_factory=dict
-    )  # shape and type, offset, and where that is
+    tensors: dict[str, tuple[bytes, int, int]] = field(default_factory=dict)  # shape and type, offset, and where that is
     infos: bytes = b""
     data: bytes = b""
 
@@ -257,9 +255,9 @@ KINDS = (0, 1, 2, 3, U32, I32, F32, BOOL, U64, I64, F64)
 def mutated(file: File, dice: random.Random) -> tuple[File, object]:
     """With a key of another kind or value, or with numbers that are none in a tensor."""
     if dice.random() < 0.15:
-        name, byte = (
-            dice.choice([*file.tensors]),
-            dice.choice(STRANGE)
+        name, byte = dice.choice([*file.tensors]), dice.choice(STRANGE)
+        return file.filled(name, byte), (name, byte)
+    name = dice.choice([name for name in file.keys if name != CHECKSUM and not name.startswith("tokenizer")])
     kind, value = file.keys[name]
     if kind in NUMBERS and dice.random() < 0.6:
         made: tuple[int, bytes] | None = (kind, bytes(dice.choice([0, 1, 127, 255]) for _ in value))
