@@ -287,6 +287,13 @@ def test_keys_and_numbers_that_cannot_be(way: str, count: int, sound: dict[str, 
         told(gone_on(file, tmp_path), what)
 
 
+@pytest.mark.parametrize("byte", STRANGE, ids=["nan", "inf", "0", "largest"])
+@pytest.mark.parametrize("name", ["current_gradients", "memory_s", "memory_y", "memory_ys"])
+def test_a_history_that_cannot_be(name: str, byte: bytes, sound: dict[str, File], tmp_path: Path) -> None:
+    """Of L-BFGS, which divides by what it remembers."""
+    told(gone_on(sound["lbfgs"].filled(f"optimizer.lbfgs.{name}", byte), tmp_path), (name, byte))
+
+
 OTHERS: list[tuple[Argument, ...]] = [
     ("generate", "FILE", "--prompt", "a", "-n", 2),
     ("evaluate", "FILE", "text.txt"),
