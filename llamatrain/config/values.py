@@ -1,12 +1,14 @@
 """The values that an option can have, by its type: made of a text, or checked where they have types already."""
 
+import sys
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from llamatrain.config.units import Duration, Size
-from llamatrain.config.words import LARGEST, worded
+from llamatrain.config.words import worded
 from llamatrain.errors import UsageError
 
+LARGEST = 1 << 63  # of sizes and times
 # What a value is called where its option has no name of its own for it, and what it takes.
 UNITS = {bool: "", int: "NUMBER", float: "NUMBER", str: "TEXT", Path: "FILE", Size: "SIZE", Duration: "TIME"}
 NAMES = {
@@ -44,8 +46,7 @@ def typed(value: Any, kind: Any) -> Any:
         )
     accepted = {float: (int, float), str: (str, int), Path: (str, Path)}.get(kind, kind)
     refused_unless(isinstance(value, accepted) and (kind is bool or not isinstance(value, bool)), value)
-    refused_unless(not isinstance(value, int) or abs(value) < LARGEST, value)
-    refused_unless(not isinstance(value, float) or abs(value) < float("inf"), value)
+    refused_unless(kind is not float or abs(value) <= sys.float_info.max, value)  # nor is NaN
     refused_unless(not isinstance(value, str | Path) or "\0" not in str(value), value)
     if kind is Path and value == "":  # as of a variable that is not set: it would be the current folder
         raise UsageError("an empty path")

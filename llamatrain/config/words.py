@@ -5,7 +5,6 @@ from difflib import get_close_matches
 from typing import Any
 
 LONGEST = 40  # characters of a value that are said again
-LARGEST = 1 << 64  # of whole numbers
 
 
 def worded(value: Any) -> str:
@@ -15,7 +14,7 @@ def worded(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, int):  # Python writes no number of thousands of digits
-        return str(value) if abs(value) < LARGEST else "so large a number"
+        return str(value) if abs(value) < 10**LONGEST else "so large a number"
     if isinstance(value, str):
         return repr(value[:LONGEST]) + ("..." if len(value) > LONGEST else "")
     text = str(value)
