@@ -29,7 +29,7 @@ from kernel_bench import bench_kernels
 from timing import Timed, header, in_turns, torch_if_any
 
 from llamatrain.graph.remat import POLICIES
-from llamatrain.machine import jit, units
+from llamatrain.machine import units
 from tests.llama_step import CLIP, LlamaStep
 from tests.llamas import TINY, M, S, Size
 
@@ -231,11 +231,7 @@ def main() -> int:
     args = parsed()
     if sys.platform == "linux" and not MALLOC.keys() <= os.environ.keys():
         os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | MALLOC)
-    say, jit.compiler.say = jit.compiler.say, lambda line: None
-    code = int(args.run(args))
-    jit.compiler.say = say
-    jit.compiler.report()
-    return code
+    return int(args.run(args))
 
 
 if __name__ == "__main__":

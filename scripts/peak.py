@@ -32,7 +32,7 @@ def ours(name: str, precision: str, remat: str, threads: int) -> tuple[dict[str,
     from tests.llama_step import LlamaStep
 
     imported = resident("VmRSS")
-    step = LlamaStep(getattr(llamas, name), precision=precision, threads=threads, remat=remat, kept=True)
+    step = LlamaStep(getattr(llamas, name.upper()), precision=precision, threads=threads, remat=remat, kept=True)
     leaves = {leaf for each in step.programs for role in ("parameter", "state") for leaf in each.plan.leaves(role)}
     static = sum(leaf.nbytes for leaf in leaves if not leaf.name.endswith(".grad"))  # these lie in the arena
     return {"imported": imported, "bound": resident("VmRSS"), "static": static, "arena": step.arena}, step
@@ -44,7 +44,7 @@ def torchs(name: str, precision: str, compiled: bool, threads: int) -> tuple[dic
     from tests import llamas
     from tests.torch_llama import TorchLlama, training_step
 
-    imported, size = resident("VmRSS"), getattr(llamas, name)
+    imported, size = resident("VmRSS"), getattr(llamas, name.upper())
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     tokens = torch.randint(0, size.vocab, (size.batch, size.ctx))

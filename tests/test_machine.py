@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from numba.core.errors import NumbaError
 
 from llamatrain.errors import UsageError
-from llamatrain.machine import units
+from llamatrain.machine import jit, units
 from llamatrain.machine.entry import I32, Entry, Real, i32
 from llamatrain.machine.threads import Table
 
@@ -101,6 +102,33 @@ def test_without_a_cache_folder_it_still_runs_and_says_so(tmp_path: Path) -> Non
     assert first.endswith(" cannot be written; LLAMATRAIN_CACHE names another folder")
     assert done.stderr.count("compiling") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("error", [EOFError("cut short"), ValueError("could not convert string"), MemoryError()])
+def test_a_damaged_file_of_the_cache_costs_time_alone(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is read of it may end in anything."""
+
+    def load(*_: object) -> None:
+        raise error
+
+    said: list[str] = []
+    monkeypatch.setattr(jit.KernelCache, "load_overload", load)
+    monkeypatch.setattr(jit.compiler, "say", said.append)
+    array = np.zeros(10, np.int32)
+    Table([Entry(count).call(array, array, array, 0, 0, items=10, block=10)], 1)()
+    assert (array == 1).all() and said[0].startswith(f"the cache of kernels cannot be used ({error})")
+
+
+def test_a_body_that_cannot_be_compiled_is_no_fault_of_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(jit.compiler, "say", said.append)
+    with pytest.raises(NumbaError):
+        Entry(wrong).build()
+    assert not said
+
+
+def wrong(lo, hi, thread, items: I32):
+    items.nothing_of_this_name()
 
 
 def test_importing_changes_nothing_of_numba() -> None:

@@ -1,16 +1,21 @@
 """Whole programs: what goes in and out, and state that lasts."""
 
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
 import numpy as np
 import pytest
 
 from llamatrain.engine.backend import backend_of
+from llamatrain.engine.plan import plan
 from llamatrain.engine.program import Program
 from llamatrain.errors import GraphError
 from llamatrain.graph import ops as O
 from llamatrain.graph.autodiff import value_and_gradients
 from llamatrain.graph.ops import flash_attn, silu, soft_max
 from llamatrain.graph.show import described
-from llamatrain.graph.tensor import BF16, F32, F64, I32, Tensor, parameter, placeholder, state
+from llamatrain.graph.tensor import BF16, F32, F64, I32, Node, Tensor, parameter, placeholder, state
+from llamatrain.kernels.reference.backend import Plain
 from llamatrain.machine.memory import allocate
 
 Arrays = dict[Tensor, np.ndarray]
@@ -110,6 +115,80 @@ def test_a_backend_says_which_nodes_have_a_kernel_of_their_own() -> None:
     made, widened = O.sqr(x), O.log(x)  # log has none
     for kernels, expected in (("cpu", [True, False]), ("reference", [True, True])):
         assert [backend_of(kernels).takes(each.node) for each in (made, widened)] == expected
+
+
+class Box:
+    """Memory of another machine, and places in it: from here they cannot be seen."""
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+
+class Elsewhere:
+    """Arrays are copied to where nobody sees them, and all that was bound is captured, to be launched as one."""
+
+    def __init__(self) -> None:
+        self.plain, self.launches = Plain(), 0
+        self.takes, self.scratch, self.resident = self.plain.takes, self.plain.scratch, self.plain.resident
+
+    def take(self, size: int, within: Box | None = None, start: int = 0) -> Box:
+        return Box(self.plain.take(size, within.held if within else None, start))
+
+    def adopt(self, tensor: Tensor, memory: np.ndarray | Box, changed: bool) -> Box:
+        return Box(self.plain.adopt(tensor, memory.held if isinstance(memory, Box) else memory.copy(), changed))
+
+    def place(self, memory: Box, tensor: Tensor, offset: int, strides: Sequence[int]) -> Box:
+        return Box(self.plain.place(memory.held, tensor, offset, strides))
+
+    def read(self, place: Box) -> np.ndarray:
+        return self.plain.read(place.held).copy()
+
+    def write(self, place: Box, values: Any) -> None:
+        self.plain.write(place.held, values)
+
+    def finite(self, place: Box, masks: bool = False) -> bool:
+        return self.plain.finite(place.held, masks)
+
+    def bind(self, node: Node, outs: Sequence[Box], ins: Sequence[Box], scratch: Box) -> list[Box]:
+        calls = self.plain.bind(node, [each.held for each in outs], [each.held for each in ins], scratch.held)
+        return [Box(call) for call in calls]
+
+    def grouped(self, calls: Iterable[Box]) -> list[Callable[[], None]]:
+        captured = [call.held for call in calls]
+
+        def launch() -> None:
+            self.launches += 1
+            for call in captured:
+                call()
+
+        return [launch]
+
+
+def test_a_backend_may_have_memory_that_nobody_sees() -> None:
+    """Gradients in an arena, and a step on the weights by a program that reads them there: to the bit as it is done here."""
+    x, w = placeholder("x", (6, 4)), parameter("w", (3, 4))
+    loss, (grad,) = value_and_gradients(O.sum_sqr(silu(O.matmul(x, w))), [w])
+    left, moments = state("w.grad", w.shape), [state(f"w.{name}", w.shape) for name in "mv"]
+    schedule, one = placeholder("schedule", (3,)), O.fill(shape=(), value=1.0)
+    stepped = list(O.opt_step_adamw(w, *moments, left, schedule, one, beta1=0.9, beta2=0.999, eps=1e-8, decay=0.1))
+    found, away = [], Elsewhere()
+    for backend in (backend_of("reference"), away):
+        arrays: dict[Tensor, Any] = {w: random(3, 4, seed=1), **{each: np.zeros(w.shape, np.float32) for each in moments}}
+        there = {tensor: backend.adopt(tensor, array, True) for tensor, array in arrays.items()}
+        back = Program(plan([loss, grad]), {w: there[w]}, backend)
+        update = Program(plan(stepped), there | {left: back.memory_of(grad)}, backend)
+        update.write(schedule, [0.1, 0.1, 0.001])
+        for seed in (2, 3):
+            back.write(x, random(6, 4, seed=seed))
+            back()
+            update()
+            found.append([back.read(loss).copy(), *(update.read(each).copy() for each in stepped)])
+        update.write(moments[0], np.nan)
+        assert update.first_not_finite() is moments[0]
+    assert away.launches == 4
+    for here, elsewhere in zip(found[:2], found[2:], strict=True):
+        for expected, other in zip(here, elsewhere, strict=True):
+            np.testing.assert_array_equal(other, expected)
 
 
 def test_the_profile_names_every_node() -> None:

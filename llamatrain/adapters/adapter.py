@@ -15,7 +15,6 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from llamatrain.adapters.options import LARGEST
-from llamatrain.config.options import flag_of
 from llamatrain.errors import FileError
 from llamatrain.files import quants
 from llamatrain.files.cursor import quoted
@@ -160,7 +159,7 @@ def check_numbers(adapter: Adapter, name: str) -> None:
     if not (math.isfinite(pair.scale) and abs(pair.scale) <= LARGEST):
         raise FileError(
             f"{adapter.source}: {name} would be scaled by {pair.scale:g} (alpha {adapter.alpha:g}), and {LARGEST:g} is the most: "
-            f"the file is damaged, or {flag_of('lora_scaled')} too large"
+            "the file is damaged, or it is to be scaled by too much"
         )
     for half, factor in (("a", pair.a), ("b", pair.b)):
         if not (math.isfinite(factor.max()) and math.isfinite(factor.min())):

@@ -23,8 +23,9 @@ class Backend(Protocol):
     def take(self, size: int, within: Memory | None = None, start: int = 0) -> Memory:
         """So many bytes of zeroed, aligned memory; or a part of what is given, which is refused where it is too small."""
 
-    def adopt(self, tensor: Tensor, memory: Memory, changed: bool) -> Memory:
-        """Memory of the caller's for a tensor, if it fits, and can be written where it is to be `changed`."""
+    def adopt(self, tensor: Tensor, memory: Memory | Place, changed: bool) -> Memory:
+        """Memory for a tensor, if it fits, and can be written where it is to be `changed`: an array of the caller's, memory that
+        `take` gave, or the place of a tensor of another program."""
 
     def place(self, memory: Memory, tensor: Tensor, offset: int, strides: Sequence[int]) -> Place:
         """Where a tensor lies in some memory, in bytes; found once, when a program is bound."""

@@ -1,7 +1,6 @@
 """The compiler behind the fast kernels: Numba, set up once, with a cache that an edit of any kernel invalidates."""
 
 import hashlib
-import pickle
 import platform
 import sys
 import time
@@ -15,6 +14,7 @@ import llvmlite.binding as llvm
 import numba
 from numba.core import caching, config, sigutils
 from numba.core.ccallback import CFunc
+from numba.core.errors import NumbaError
 from numba.core.runtime.nrt import rtsys
 
 from llamatrain.machine import cachefolder, units
@@ -133,7 +133,9 @@ class Compiler:
         try:
             made._cache = KernelCache(body) if folder else caching.NullCache()
             build()
-        except (OSError, EOFError, pickle.UnpicklingError) as broken:  # the disk is full, or a file was cut short
+        except NumbaError:
+            raise
+        except Exception as broken:  # the disk is full, or a file is damaged, of which a pickle may make anything
             self.say(f"the cache of kernels cannot be used ({broken}); without {folder} it will be made again")
             made._cache, self.failed = caching.NullCache(), isinstance(broken, OSError)
             build()

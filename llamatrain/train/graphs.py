@@ -6,11 +6,12 @@ each.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
 
-from llamatrain.engine.backend import backend_of
+from llamatrain.engine.backend import Backend, backend_of
 from llamatrain.engine.plan import Plan, plan
 from llamatrain.graph.ops import clip_factor, sum_sqr
 from llamatrain.graph.precision import round_products
@@ -51,6 +52,10 @@ class Setting:
     def rule(self) -> StepRule | None:
         """The optimizer, where its step is a graph too."""
         return self.optimizer if isinstance(self.optimizer, StepRule) else None
+
+    @cached_property
+    def backend(self) -> Backend:
+        return backend_of(self.kernels, self.threads, self.drop_base)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -139,8 +144,8 @@ class RunGraphs:
         return Graph(loss, [loss], m.inputs)
 
     def plan(self, graph: Graph) -> Plan:
-        pinned = graph.named if self.setting.gradients == "flat" else ()
-        backend = backend_of(self.setting.kernels, self.setting.threads, self.setting.drop_base)
+        """Gradients have memory of their own where they are added up; otherwise they stay where the plan has them."""
+        backend, pinned = self.setting.backend, graph.named if self.setting.gradients == "flat" else ()
         return plan(graph.outputs, pinned=pinned, scratch=backend.scratch, resident=backend.resident)
 
     @property

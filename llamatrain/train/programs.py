@@ -9,22 +9,23 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from llamatrain.data.rows import Batch
+from llamatrain.engine.backend import Backend, Memory
 from llamatrain.engine.program import Program
 from llamatrain.graph.show import described
 from llamatrain.graph.tensor import leaves_of
-from llamatrain.machine.memory import allocate
 from llamatrain.model import transformer
-from llamatrain.train.graphs import Graph, RunGraphs, Setting
+from llamatrain.train.graphs import Graph, RunGraphs
 
 Key = tuple[int, int]  # what dropouts of a batch follow from
 
 
 class Flat:
-    """One vector for all weights, or for something that each has one of."""
+    """One vector for all weights, or for something that each has one of, which Python sees, too: first values, checkpoints and
+    minimizers go over it."""
 
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], backend: Backend) -> None:
         sizes = [int(np.prod(shape)) for shape in shapes.values()]
-        self.vector = allocate(4 * sum(sizes)).view(np.float32)
+        self.vector = backend.take(4 * sum(sizes)).view(np.float32)
         parts = np.split(self.vector, np.cumsum(sizes)[:-1])
         self.parts = {name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
 
@@ -36,7 +37,7 @@ class Runner:
     """Runs graphs over some arrays; programs are made when they are first needed."""
 
     def __init__(self, graphs: RunGraphs, arrays: Mapping[str, np.ndarray], arena: int) -> None:
-        self.graphs, self.setting, self.arena = graphs, graphs.setting, allocate(arena)
+        self.graphs, self.setting, self.arena = graphs, graphs.setting, graphs.setting.backend.take(arena)
         table = self.setting.h.rope.table(self.setting.positions)
         self._arrays = {**arrays, graphs.table.name: table}
         self._bound: dict[tuple[str, int], Bound] = {}
@@ -50,7 +51,7 @@ class Runner:
     def bound(self, kind: str, length: int, make: Callable[[], Graph]) -> "Bound":
         if (kind, length) not in self._bound:
             graph = make()
-            self._bound[kind, length] = Bound(graph, self._arrays | self.graphs.states, self.arena, self.setting)
+            self._bound[kind, length] = Bound(self.graphs, graph, self._arrays | self.graphs.states, self.arena)
         return self._bound[kind, length]
 
     def run(self, bound: "Bound") -> float:
@@ -67,10 +68,10 @@ class Programs(Runner):
     """Those of a training: what is trained lies here, with gradients and moments; `vectors` has the optimizer's, by kind."""
 
     def __init__(self, graphs: RunGraphs, arena: int, frozen: Mapping[str, np.ndarray] | None = None) -> None:
-        setting, shapes = graphs.setting, graphs.setting.shapes
-        self.weights = Flat(shapes)
-        self.grads = Flat(shapes) if setting.gradients == "flat" else None
-        self.vectors = {kind: Flat(shapes) for kind in (setting.optimizer.states if setting.optimizer else ())}
+        setting, shapes, backend = graphs.setting, graphs.setting.shapes, graphs.setting.backend
+        self.weights = Flat(shapes, backend)
+        self.grads = Flat(shapes, backend) if setting.gradients == "flat" else None
+        self.vectors = {kind: Flat(shapes, backend) for kind in (setting.optimizer.states if setting.optimizer else ())}
         arrays = {**(frozen or {}), **self.weights.named("")}
         for kind, flat in self.vectors.items():
             arrays |= flat.named(f".{kind}")
@@ -122,21 +123,18 @@ class Programs(Runner):
         if key not in self._bound:
             there = {name: newest.program.memory_of(grad) for grad, name in newest.graph.named.items()} if arena else {}
             arrays = there | self._arrays | self.graphs.states
-            self._bound[key] = Bound(self.graphs.update(newest.length), arrays, None, self.setting)
+            self._bound[key] = Bound(self.graphs, self.graphs.update(newest.length), arrays)
         return self._bound[key]
 
 
 class Bound:
     """A graph as a program."""
 
-    def __init__(self, graph: Graph, arrays: Mapping[str, np.ndarray], arena: np.ndarray | None, setting: Setting) -> None:
-        self.graph, self.rule = graph, setting.rule
+    def __init__(self, graphs: RunGraphs, graph: Graph, arrays: Mapping[str, Memory], arena: Memory | None = None) -> None:
+        self.graph, self.rule, plan = graph, graphs.setting.rule, graphs.plan(graph)
         memory = {leaf: arrays[leaf.name] for leaf in leaves_of(graph.outputs) if leaf.name in arrays}
-        if setting.gradients == "flat":  # otherwise they stay where the plan has them
-            memory |= {output: arrays[name] for output, name in graph.named.items()}
-        self.program = Program.of(
-            graph.outputs, memory, kernels=setting.kernels, threads=setting.threads, arena=arena, drop_base=setting.drop_base
-        )
+        memory |= {output: arrays[name] for output, name in graph.named.items() if plan.outputs[output] in plan.pinned}
+        self.program = Program(plan, memory, graphs.setting.backend, arena=arena)
 
     @property
     def length(self) -> int:

@@ -1,4 +1,4 @@
-"""Ops of the ancestors' graphs that nothing here is made of: for graphs of one's own."""
+"""Ops of the ancestors' graphs that no llama here is made of: for graphs of one's own. (`set` turns a part of a head.)"""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Gates: silu(x) = x · sigmoid(x), swiglu(gate, up) = silu(gate) · up."""
+"""Gates: swiglu(gate, up) = silu(gate) · up. silu(x) = x · sigmoid(x) alone is for graphs of one's own, as ancestors had it."""
 
 from llamatrain.graph.ops.rules import SECOND, floats, require
 from llamatrain.graph.tensor import BF16, F32, Node, Spec, Tensor, gradient, op
