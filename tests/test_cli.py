@@ -19,8 +19,8 @@ from llamatrain.cli.application import Command, application, options_of
 from llamatrain.config.options import declared, flag_of
 from llamatrain.data.options import DataOptions
 from llamatrain.errors import LlamatrainError, UsageError
-from llamatrain.recipe.asking import NEW, TUNING
 from llamatrain.recipe.options import TrainOptions
+from llamatrain.recipe.request import NEW, TUNING
 from tests.runs import ran
 from tests.runs import run as tried
 

@@ -12,11 +12,11 @@ from llamatrain.config.options import Checked, Option, build
 from llamatrain.config.shared import JSON
 from llamatrain.config.units import Size
 from llamatrain.errors import MemoryPlanError
-from llamatrain.recipe.asking import NEW, TUNING, TUNING_DEFAULTS, new_model, tuning
 from llamatrain.recipe.options import PlaceOptions
+from llamatrain.recipe.request import NEW, TUNING, TUNING_DEFAULTS, new_model, tuning
 
 if TYPE_CHECKING:
-    from llamatrain.recipe.asking import Request
+    from llamatrain.recipe.request import Request
 
 
 @dataclass(frozen=True)

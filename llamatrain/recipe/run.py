@@ -14,12 +14,12 @@ from llamatrain.files.newfile import NewFile
 from llamatrain.machine.terminal import is_shown, say
 from llamatrain.optim.optimizer import Descent
 from llamatrain.recipe.asked import Asked
-from llamatrain.recipe.asking import Request
 from llamatrain.recipe.header import facts
 from llamatrain.recipe.interrupts import Interrupts
 from llamatrain.recipe.model import OWN_SIZE, model_for
 from llamatrain.recipe.options import PlaceOptions
 from llamatrain.recipe.prepare import Prepared, begun, prepare
+from llamatrain.recipe.request import Request
 from llamatrain.recipe.resume import Resumed
 from llamatrain.recipe.saving import Saver, check_trained, filled, restored
 from llamatrain.recipe.sources import Sources
