@@ -11,6 +11,7 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from llamatrain.config.options import Checked, Declared, declared, flag_of
 from llamatrain.config.words import nearest, worded
+from llamatrain.errors import UsageError
 from llamatrain.machine import terminal
 
 ALIASES = {"train-from-scratch": "from-scratch", "finetune-lora": "finetune"}
@@ -26,7 +27,7 @@ class Command(TyperCommand):
                 param.nargs = len((param.metavar or "").split())
 
     def get_help(self, ctx: Any) -> str:
-        return page(self, ctx)
+        return help_of(self, ctx)
 
     def invoke(self, ctx: Any) -> Any:
         with terminal.shown():
@@ -43,14 +44,20 @@ class Commands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if not ctx.resilient_parsing and self.get_command(ctx, args[0]) is None:
-            ctx.fail(f"no such command {worded(args[0])}{nearest(args[0], (*self.list_commands(ctx), *ALIASES))}")
+            near = nearest(args[0], (*self.list_commands(ctx), *ALIASES))
+            raise UsageError(f"no such command {worded(args[0])}{near or see_help(ctx)}")
         return super().resolve_command(ctx, args)
 
     def get_help(self, ctx: Any) -> str:
-        return page(self, ctx)
+        return help_of(self, ctx)
 
 
-def page(command: Any, context: Any) -> str:
+def see_help(context: Any) -> str:
+    """What would do, where no name is near to what was said."""
+    return f"; see {context.command_path} --help" if context else ""
+
+
+def help_of(command: Any, context: Any) -> str:
     from llamatrain.cli.help import page
 
     return page(command, context)

@@ -5,6 +5,8 @@ import sys
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import typer
+
 from llamatrain.cli.application import Command, Commands, application, options_of
 from llamatrain.cli.finetune import Base
 from llamatrain.cli.from_scratch import Data
@@ -30,10 +32,15 @@ class PlanOptions(Checked):
     ] = None
 
 
-command = application(
-    cls=Commands,
-    help="What a run would take of memory: the same options as the run itself, and nothing is read, written or trained.",
-)
+command = application(cls=Commands, invoke_without_command=True)
+
+
+@command.callback()
+def plan(context: typer.Context) -> None:
+    """What a run would take of memory: the same options as the run itself, and nothing is read, written or trained."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help(), err=True)
+        raise typer.Exit(2)
 
 
 @command.command("from-scratch", cls=Command)
