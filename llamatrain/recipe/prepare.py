@@ -17,6 +17,7 @@ from llamatrain.recipe.request import Request
 from llamatrain.recipe.resolved import Resolved, resolve
 from llamatrain.recipe.resume import gone_on_with, resumed_of
 from llamatrain.recipe.samples import Samples, samples_of
+from llamatrain.recipe.saving import check_trained
 from llamatrain.recipe.sources import Sources, opened
 from llamatrain.recipe.target import Target
 from llamatrain.recipe.targets import target_of
@@ -62,6 +63,8 @@ def prepare(asked: Asked, sources: Sources, peft: Path | None, notes: list[str],
         goes_on=sources.goes_on,
     )
     found = fitted(resolved, target, extent)
+    if sources.resumed:
+        check_trained(sources.resumed, found.leaves.trained)
     if found.excess:
         raise MemoryPlanError(found.excess)
     return Prepared(

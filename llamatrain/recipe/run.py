@@ -196,8 +196,6 @@ def loop_of(prepared: Prepared, folder: RunFolder, report: Report, interrupts: I
     """Its memory taken and filled, where the run begins or goes on."""
     way, leaves, target, data = prepared.fitted.way, prepared.fitted.leaves, prepared.target, prepared.data
     resumed, kept, course = prepared.sources.resumed, prepared.kept, prepared.resolved.course(way.splits)
-    if resumed:
-        check_trained(resumed, leaves.trained)
     target.load(leaves)
     programs = Programs(way.graphs, way.arena, leaves.frozen)
     parts = programs.weights.parts
