@@ -24,7 +24,7 @@ from llamatrain.recipe.request import NEW, TUNING
 from tests.runs import ran
 from tests.runs import run as tried
 
-HEAVY = {"numpy", "numba", "llvmlite", "gguf", "torch", "jinja2", "tokenizers", "tqdm"}
+HEAVY = {"numpy", "numba", "llvmlite", "gguf", "torch", "jinja2", "tokenizers", "tqdm", "pydantic"}
 
 
 def loaded(code: str) -> set[str]:
@@ -48,6 +48,14 @@ def test_help_loads_nothing_heavy(words: tuple[str, ...]) -> None:
     if words[:1] == ("finetune",):  # nor a command that was not asked for
         names = ("", ".main", ".application", ".help", ".finetune", ".from_scratch")
         assert {name for name in found if name.startswith("llamatrain.cli")} == {f"llamatrain.cli{name}" for name in names}
+
+
+@pytest.mark.parametrize(
+    "words", [("generate", "none.gguf"), ("plan", "finetune", "none.gguf", "x", "--batch", "2")], ids=" ".join
+)
+def test_a_command_holds_no_more_than_it_needs(words: tuple[str, ...]) -> None:
+    """What typer loads to make values would stay for as long as a run lasts."""
+    assert "pydantic" not in loaded(f"from llamatrain.cli.main import main; sys.argv = {['llamatrain', *words]}; main()")
 
 
 def test_it_is_a_module_too() -> None:

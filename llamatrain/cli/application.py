@@ -1,9 +1,10 @@
 """What makes a typer application of declared options: signatures, commands and groups of them."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING
 from functools import wraps
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -17,6 +18,25 @@ from llamatrain.machine import terminal
 ALIASES = {"train-from-scratch": "from-scratch", "finetune-lora": "finetune"}
 
 
+class AsItIs:
+    """In the place of what newer typers make values with: that loads pydantic, which takes 10 MB for as long as a run lasts, and
+    has nothing to do, since options are checked as they are declared."""
+
+    @staticmethod
+    def coerce(value: Any, param: Any, ctx: Any) -> Any:
+        if value is None:
+            return () if param.multiple or param.nargs == -1 else None
+        return Path(value) if param.type_descriptor.annotation is Path else value
+
+
+def as_they_are(params: Sequence[Any]) -> Sequence[Any]:
+    """Whose values typer leaves alone."""
+    for param in params:
+        if hasattr(param, "get_runtime_param"):  # typer 0.29
+            param.get_runtime_param = lambda: AsItIs
+    return params
+
+
 class Command(TyperCommand):
     """A command of declared options."""
 
@@ -25,6 +45,9 @@ class Command(TyperCommand):
         for param in self.params:  # typer declares no option that repeats with several values each time, but parses one
             if isinstance(param, TyperOption) and param.multiple:
                 param.nargs = len((param.metavar or "").split())
+
+    def get_params(self, ctx: Any) -> Any:
+        return as_they_are(super().get_params(ctx))
 
     def get_help(self, ctx: Any) -> str:
         return help_of(self, ctx)
@@ -38,6 +61,9 @@ class Commands(TyperGroup):
     """Commands, some of which have another name, too."""
 
     aliases = ALIASES
+
+    def get_params(self, ctx: Any) -> Any:
+        return as_they_are(super().get_params(ctx))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         return super().get_command(ctx, ALIASES.get(cmd_name, cmd_name))
