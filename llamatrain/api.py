@@ -22,12 +22,12 @@ from llamatrain.data.tokenizer import to_bytes
 from llamatrain.errors import FileError, LlamatrainError, UsageError, words_of
 from llamatrain.machine.jit import compiler
 from llamatrain.machine.terminal import shown
-from llamatrain.recipe.asking import NEW, TUNING, Request, new_model, tuning
 from llamatrain.recipe.evaluation import EvaluateOptions, Evaluation, evaluated
 from llamatrain.recipe.generation import Continuation, LoadOptions, TextModel
-from llamatrain.recipe.interrupts import OfCaller
+from llamatrain.recipe.interrupts import CallerInterrupts
 from llamatrain.recipe.merging import Comparison, ExportOptions, Merged, merged
 from llamatrain.recipe.options import PlaceOptions
+from llamatrain.recipe.request import NEW, TUNING, Request, new_model, tuning
 from llamatrain.recipe.run import Finished, train
 from llamatrain.report.metrics import lines_of
 from llamatrain.sample.options import SamplingOptions
@@ -176,7 +176,7 @@ def plainly(value: Any, option: Declared) -> Any:
 
 
 def run_of(request: Request) -> Run:
-    finished = train(request, OfCaller())
+    finished = train(request, CallerInterrupts())
     losses, validations = figures(finished)
     return Run(
         folder=finished.folder,

@@ -19,7 +19,7 @@ import pytest
 
 import llamatrain
 from llamatrain.machine.terminal import bar, shown
-from llamatrain.recipe.interrupts import OfCaller
+from llamatrain.recipe.interrupts import CallerInterrupts
 from llamatrain.train.programs import Programs
 from tests.runs import ROOT, ran, same_bits, started, steps, text_file, until
 from tests.runs import finished as ended
@@ -226,7 +226,7 @@ def test_an_interrupt_before_there_is_anything_to_save(monkeypatch: pytest.Monke
 
 @pytest.mark.usefixtures("interruptible")
 def test_a_second_interrupt_does_not_wait() -> None:
-    with pytest.raises(KeyboardInterrupt) as error, OfCaller() as interrupts:
+    with pytest.raises(KeyboardInterrupt) as error, CallerInterrupts() as interrupts:
         interrupts.saving = True
         signal.raise_signal(signal.SIGINT)
         assert interrupts.asked == signal.SIGINT
@@ -241,17 +241,17 @@ def test_signals_of_others_are_left_alone() -> None:
 
     def train() -> None:
         handlers.append(llamatrain.from_scratch(iters=2))
-        with OfCaller():
+        with CallerInterrupts():
             handlers.append(signal.getsignal(signal.SIGINT))
 
     thread = threading.Thread(target=train)
     thread.start()
     thread.join()
     assert handlers[0].finished and handlers[1] is signal.default_int_handler
-    with OfCaller():
+    with CallerInterrupts():
         assert signal.getsignal(signal.SIGTERM) is before
         assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with OfCaller():
+    with CallerInterrupts():
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     signal.signal(signal.SIGINT, signal.default_int_handler)

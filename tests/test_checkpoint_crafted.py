@@ -159,6 +159,18 @@ def test_those_that_ended_in_a_traceback(key: str, path: tuple[str, ...], to: An
     assert not check("finetune", runs["finetune"], {key: string(json.dumps(changed(told, path, to)))}, tmp_path, path)
 
 
+def test_what_does_not_fit_is_refused_before_anything_is_written(runs: dict[str, Path], tmp_path: Path) -> None:
+    folder, source = tmp_path / "run", runs["finetune"]
+    shutil.copytree(source.parent / "finetune", folder)
+    told = json.loads(open_gguf(source).value("training.extra", str))
+    told["ranks"]["blk.0.attn_q.weight"] = 3
+    forge(source, folder / "checkpoint-3.gguf", {"training.extra": string(json.dumps(told))})
+    before = {file.name: file.read_bytes() for file in folder.iterdir()}
+    done = run("finetune", "--resume", folder, "--iters", 4)
+    assert done.code == 1 and "blk.0.attn_q.weight.lora_a is" in done.err
+    assert before == {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
 COUNTS = ("iteration_count", "sample_count", "token_count", "epoch_count", "no_improvement_count")
 SHUFFLE = ("shuffle.seed", "shuffle.epoch", "shuffle.next_sample", "shuffle.next_row")
 

@@ -15,8 +15,8 @@ import pytest
 from llamatrain.config.options import Checked
 from llamatrain.model.options import ModelOptions
 from llamatrain.recipe.asked import PARTS, Asked
-from llamatrain.recipe.asking import Request
 from llamatrain.recipe.options import PlaceOptions, RunOptions, TrainOptions
+from llamatrain.recipe.request import Request
 from llamatrain.recipe.resolved import Resolved
 from llamatrain.recipe.tuning import TuneOptions
 from tests.runs import TINY, Argument, ran, text_file

@@ -1,9 +1,10 @@
 """What makes a typer application of declared options: signatures, commands and groups of them."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING
 from functools import wraps
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -11,9 +12,29 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from llamatrain.config.options import Checked, Declared, declared, flag_of
 from llamatrain.config.words import nearest, worded
+from llamatrain.errors import UsageError
 from llamatrain.machine import terminal
 
 ALIASES = {"train-from-scratch": "from-scratch", "finetune-lora": "finetune"}
+
+
+class AsItIs:
+    """In the place of what newer typers make values with: that loads pydantic, which takes 10 MB for as long as a run lasts, and
+    has nothing to do, since options are checked as they are declared."""
+
+    @staticmethod
+    def coerce(value: Any, param: Any, ctx: Any) -> Any:
+        if value is None:
+            return () if param.multiple or param.nargs == -1 else None
+        return Path(value) if param.type_descriptor.annotation is Path else value
+
+
+def as_they_are(params: Sequence[Any]) -> Sequence[Any]:
+    """Whose values typer leaves alone."""
+    for param in params:
+        if hasattr(param, "get_runtime_param"):  # typer 0.29
+            param.get_runtime_param = lambda: AsItIs
+    return params
 
 
 class Command(TyperCommand):
@@ -25,8 +46,11 @@ class Command(TyperCommand):
             if isinstance(param, TyperOption) and param.multiple:
                 param.nargs = len((param.metavar or "").split())
 
+    def get_params(self, ctx: Any) -> Any:
+        return as_they_are(super().get_params(ctx))
+
     def get_help(self, ctx: Any) -> str:
-        return page(self, ctx)
+        return help_of(self, ctx)
 
     def invoke(self, ctx: Any) -> Any:
         with terminal.shown():
@@ -38,19 +62,28 @@ class Commands(TyperGroup):
 
     aliases = ALIASES
 
+    def get_params(self, ctx: Any) -> Any:
+        return as_they_are(super().get_params(ctx))
+
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         return super().get_command(ctx, ALIASES.get(cmd_name, cmd_name))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if not ctx.resilient_parsing and self.get_command(ctx, args[0]) is None:
-            ctx.fail(f"no such command {worded(args[0])}{nearest(args[0], (*self.list_commands(ctx), *ALIASES))}")
+            near = nearest(args[0], (*self.list_commands(ctx), *ALIASES))
+            raise UsageError(f"no such command {worded(args[0])}{near or see_help(ctx)}")
         return super().resolve_command(ctx, args)
 
     def get_help(self, ctx: Any) -> str:
-        return page(self, ctx)
+        return help_of(self, ctx)
 
 
-def page(command: Any, context: Any) -> str:
+def see_help(context: Any) -> str:
+    """What would do, where no name is near to what was said."""
+    return f"; see {context.command_path} --help" if context else ""
+
+
+def help_of(command: Any, context: Any) -> str:
     from llamatrain.cli.help import page
 
     return page(command, context)

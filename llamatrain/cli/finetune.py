@@ -6,8 +6,8 @@ import typer
 
 from llamatrain.cli.application import Command, application, options_of
 from llamatrain.cli.from_scratch import Data, trained
-from llamatrain.recipe.asking import TUNING, TUNING_DEFAULTS, tuning
 from llamatrain.recipe.options import PlaceOptions
+from llamatrain.recipe.request import TUNING, TUNING_DEFAULTS, tuning
 
 Base = Annotated[str | None, typer.Argument(metavar="BASE")]
 command = application()

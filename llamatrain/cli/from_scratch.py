@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llamatrain.cli.application import Command, application, options_of
-from llamatrain.recipe.asking import NEW, new_model
 from llamatrain.recipe.options import PlaceOptions
+from llamatrain.recipe.request import NEW, new_model
 
 if TYPE_CHECKING:
-    from llamatrain.recipe.asking import Request
+    from llamatrain.recipe.request import Request
 
 Data = Annotated[list[str] | None, typer.Argument(metavar="DATA")]
 command = application()
@@ -28,8 +28,8 @@ def from_scratch(data: Data = None, **said: Any) -> None:
 
 def trained(request: "Request") -> None:
     """A signal's exit code is its own."""
-    from llamatrain.recipe.interrupts import OfCommand
+    from llamatrain.recipe.interrupts import CommandInterrupts
     from llamatrain.recipe.run import train
 
-    if number := train(request, OfCommand()).outcome.signal:
+    if number := train(request, CommandInterrupts()).outcome.signal:
         raise typer.Exit(128 + number)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 import llamatrain
-from llamatrain.cli.application import ALIASES, Commands
+from llamatrain.cli.application import ALIASES, Commands, see_help
 from llamatrain.config.words import nearest
 from llamatrain.errors import LlamatrainError, words_of
 from llamatrain.machine.printable import printable
@@ -19,7 +19,8 @@ from llamatrain.report.nowhere import nowhere
 
 # Each is a module of this folder with a `command` and little to import at its head; the rest is loaded when it runs.
 COMMANDS = ("evaluate", "export-lora", "finetune", "from-scratch", "generate", "inspect", "plan", "preview")
-LONGEST = 400  # characters of an error's line: a value in it may be a book
+LONGEST = 600  # characters of an error's line: a value in it may be a book
+TAIL = 200  # of those, from its end, where it says what would do
 
 
 class AllCommands(Commands):
@@ -81,7 +82,8 @@ def main() -> None:
 
 def cut(line: str) -> str:
     """Without the middle of what is too long to be read."""
-    return line if len(line) <= LONGEST else f"{line[: LONGEST // 2]} ... {line[-LONGEST // 3 :]}"
+    gap = " ... "
+    return line if len(line) <= LONGEST else line[: LONGEST - TAIL - len(gap)] + gap + line[-TAIL:]
 
 
 def open_what_is_closed() -> None:
@@ -96,8 +98,9 @@ def said(error: Exception) -> str:
 
 
 def misread(error: typer.TyperException) -> str:
-    """What typer says of a command line, as one sentence."""
+    """What typer says of a command line, as one sentence, and what would do."""
+    near, words = "", error.format_message()
     if hasattr(error, "possibilities") and hasattr(error, "option_name"):  # there is no such option
-        return f"no such option {error.option_name}{nearest(error.option_name, error.possibilities or ())}"
-    words = " ".join(error.format_message().split()).removesuffix(".")
-    return words[:1].lower() + words[1:]
+        words, near = f"no such option {error.option_name}", nearest(error.option_name, error.possibilities or ())
+    words = " ".join(words.split()).removesuffix(".")
+    return words[:1].lower() + words[1:] + (near or see_help(getattr(error, "ctx", None)))

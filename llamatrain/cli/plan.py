@@ -5,6 +5,8 @@ import sys
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import typer
+
 from llamatrain.cli.application import Command, Commands, application, options_of
 from llamatrain.cli.finetune import Base
 from llamatrain.cli.from_scratch import Data
@@ -12,11 +14,11 @@ from llamatrain.config.options import Checked, Option, build
 from llamatrain.config.shared import JSON
 from llamatrain.config.units import Size
 from llamatrain.errors import MemoryPlanError
-from llamatrain.recipe.asking import NEW, TUNING, TUNING_DEFAULTS, new_model, tuning
 from llamatrain.recipe.options import PlaceOptions
+from llamatrain.recipe.request import NEW, TUNING, TUNING_DEFAULTS, new_model, tuning
 
 if TYPE_CHECKING:
-    from llamatrain.recipe.asking import Request
+    from llamatrain.recipe.request import Request
 
 
 @dataclass(frozen=True)
@@ -30,10 +32,15 @@ class PlanOptions(Checked):
     ] = None
 
 
-command = application(
-    cls=Commands,
-    help="What a run would take of memory: the same options as the run itself, and nothing is read, written or trained.",
-)
+command = application(cls=Commands, invoke_without_command=True)
+
+
+@command.callback()
+def plan(context: typer.Context) -> None:
+    """What a run would take of memory: the same options as the run itself, and nothing is read, written or trained."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help(), err=True)
+        raise typer.Exit(2)
 
 
 @command.command("from-scratch", cls=Command)

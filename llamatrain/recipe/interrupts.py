@@ -54,7 +54,7 @@ class Interrupts:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
 
 
-class OfCommand(Interrupts):
+class CommandInterrupts(Interrupts):
     """Those of a process that is there for the run alone: before there is anything to save, the first ends it.
 
     A thread listens, since Python's own handlers wait for the end of whatever compiled code the main thread is in.
@@ -99,7 +99,7 @@ class OfCommand(Interrupts):
         os._exit(128 + number)
 
 
-class OfCaller(Interrupts):
+class CallerInterrupts(Interrupts):
     """Ctrl-C in the process of somebody else, which is never ended: it becomes a KeyboardInterrupt, at once where there is
     nothing to save, or no time; all other signals stay the caller's."""
 

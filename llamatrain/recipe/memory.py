@@ -82,7 +82,7 @@ def decoding_of(setting: Setting, positions: int) -> int:
     return Decoder.plan(setting.h, positions, setting.threads, setting.kernels, setting.weights).total
 
 
-def needs_of(setting: Setting, policy: Policy, demand: Demand, splits: int = 1) -> Way:
+def way_with(setting: Setting, policy: Policy, demand: Demand, splits: int = 1) -> Way:
     gradients = "flat" if splits > 1 else setting.gradients
     setting = replace(setting, batch=setting.batch // splits, gradients=gradients)
     graphs = RunGraphs(setting, policy)
@@ -119,7 +119,7 @@ def choose(setting: Setting, remat: str, demand: Demand, most: int | None, parts
     best: Way | None = None
     for splits in _splits(setting, demand.lengths) if parts else (1,):
         if remat != AUTO:
-            found = needs_of(setting, int(remat) if remat.isdecimal() else remat, demand, splits)
+            found = way_with(setting, int(remat) if remat.isdecimal() else remat, demand, splits)
         else:
             found = _cheapest(setting, demand, splits, most)
         best = found if best is None or found.total < best.total else best
@@ -152,5 +152,5 @@ def _splits(setting: Setting, lengths: Iterable[int]) -> Iterator[int]:
 def _cheapest(setting: Setting, demand: Demand, splits: int, most: int | None) -> Way:
     """Of the recomputations the one that costs least time, or least memory where none fits."""
     limit = sys.maxsize if most is None else most
-    _, found = cheapest(lambda policy: needs_of(setting, policy, demand, splits), setting.h.layers, limit)
+    _, found = cheapest(lambda policy: way_with(setting, policy, demand, splits), setting.h.layers, limit)
     return found

@@ -9,14 +9,15 @@ from llamatrain.data.sine import Sine
 from llamatrain.data.sources import find_sources
 from llamatrain.errors import MemoryPlanError
 from llamatrain.recipe.asked import Asked
-from llamatrain.recipe.asking import Request
 from llamatrain.recipe.data import TrainingData, data_of, sine_of
 from llamatrain.recipe.fitting import Extent, Fitted, fitted
 from llamatrain.recipe.memory import Way
 from llamatrain.recipe.model import Model, model_for
+from llamatrain.recipe.request import Request
 from llamatrain.recipe.resolved import Resolved, resolve
 from llamatrain.recipe.resume import gone_on_with, resumed_of
 from llamatrain.recipe.samples import Samples, samples_of
+from llamatrain.recipe.saving import check_trained
 from llamatrain.recipe.sources import Sources, opened
 from llamatrain.recipe.target import Target
 from llamatrain.recipe.targets import target_of
@@ -62,6 +63,8 @@ def prepare(asked: Asked, sources: Sources, peft: Path | None, notes: list[str],
         goes_on=sources.goes_on,
     )
     found = fitted(resolved, target, extent)
+    if sources.resumed:
+        check_trained(sources.resumed, found.leaves.trained)
     if found.excess:
         raise MemoryPlanError(found.excess)
     return Prepared(

@@ -14,12 +14,12 @@ from llamatrain.files.newfile import NewFile
 from llamatrain.machine.terminal import is_shown, say
 from llamatrain.optim.optimizer import Descent
 from llamatrain.recipe.asked import Asked
-from llamatrain.recipe.asking import Request
 from llamatrain.recipe.header import facts
 from llamatrain.recipe.interrupts import Interrupts
 from llamatrain.recipe.model import OWN_SIZE, model_for
 from llamatrain.recipe.options import PlaceOptions
 from llamatrain.recipe.prepare import Prepared, begun, prepare
+from llamatrain.recipe.request import Request
 from llamatrain.recipe.resume import Resumed
 from llamatrain.recipe.saving import Saver, check_trained, filled, restored
 from llamatrain.recipe.sources import Sources
@@ -196,8 +196,6 @@ def loop_of(prepared: Prepared, folder: RunFolder, report: Report, interrupts: I
     """Its memory taken and filled, where the run begins or goes on."""
     way, leaves, target, data = prepared.fitted.way, prepared.fitted.leaves, prepared.target, prepared.data
     resumed, kept, course = prepared.sources.resumed, prepared.kept, prepared.resolved.course(way.splits)
-    if resumed:
-        check_trained(resumed, leaves.trained)
     target.load(leaves)
     programs = Programs(way.graphs, way.arena, leaves.frozen)
     parts = programs.weights.parts

@@ -1,4 +1,4 @@
-"""The child that learns a vocabulary: a script of its own, started by new_vocabulary.py, that imports nothing of the package.
+"""The child that learns a vocabulary: a script of its own, started by learning.py, that imports nothing of the package.
 
 `tokenizers` keeps up to 150 MB of what it worked with for as long as its process lives; here that ends with the learning.
 In come one line of JSON with the options, texts with their lengths before them, and a length of -1; out comes one of JSON.
