@@ -129,6 +129,8 @@ class LoadedModel:
     def stream(self, prompt: str | bytes = "", **sampling: Any) -> Iterator[str]:
         """The same piece by piece, as it is drawn."""
         with door():
+            if not isinstance(prompt, str | bytes):
+                raise UsageError(f"{worded(prompt)} is no prompt: it takes a text, or bytes")
             options = build(SamplingOptions, values_of(sampling, SamplingOptions))
             text = self._model.text(prompt if isinstance(prompt, bytes) else to_bytes(prompt), options)
             self._last = text.notes

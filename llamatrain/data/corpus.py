@@ -211,7 +211,14 @@ def open_parts(sources: list[DataFile], encoder: Encoder) -> list[Part]:
     overlapping = encoder.options.overlapping_samples and not encoder.options.pattern
     stores = [encoder.store(group) for group in groups]
     return [
-        Part(group, store, store.documents, encoder.ctx, encoder.lead is not None, overlapping and group[0].kind == "text")
+        Part(
+            sources=group,
+            store=store,
+            documents=store.documents,
+            ctx=encoder.ctx,
+            lead=encoder.lead is not None,
+            overlapping=overlapping and group[0].kind == "text",
+        )
         for group, store in zip(groups, stores, strict=True)
     ]
 

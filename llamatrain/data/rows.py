@@ -78,7 +78,7 @@ class Rows:
     @property
     def state(self) -> State:
         epoch, position = divmod(self._place, len(self.corpus))
-        return State(self.seed, epoch, position, self._row, self.corpus.fingerprint)
+        return State(seed=self.seed, epoch=epoch, position=position, row=self._row, fingerprint=self.corpus.fingerprint)
 
     def restore(self, state: State) -> bool:
         """Go on where a state was; False where it belongs to other data, or a new shuffle is wanted: then from the start."""
@@ -208,4 +208,4 @@ class Rows:
                 at = end
             positions[number, at:] = np.arange(length - at)
             starts[number, at:] = at
-        return Batch(tokens, targets, weights, positions, starts, sum(used))
+        return Batch(tokens=tokens, targets=targets, weights=weights, positions=positions, starts=starts, size=sum(used))

@@ -31,7 +31,8 @@ class Sine:
 
     @property
     def state(self) -> State:
-        return State(self.seed, *divmod(self._row, self.ROWS), 0, FINGERPRINT)
+        epoch, position = divmod(self._row, self.ROWS)
+        return State(seed=self.seed, epoch=epoch, position=position, fingerprint=FINGERPRINT)
 
     def restore(self, state: State) -> bool:
         same = state.fingerprint in ("", FINGERPRINT)
@@ -49,7 +50,14 @@ class Sine:
         rows = np.stack([np.concatenate([[BEGIN], self.tokens(phase, self.ctx)]) for phase in phases]).astype(np.int32)
         positions = np.broadcast_to(np.arange(self.ctx, dtype=np.int32), (count, self.ctx))
         weights = np.ones((count, self.ctx), np.float32)
-        return Batch(rows[:, :-1], rows[:, 1:], weights, positions, np.zeros_like(positions), count * self.ctx)
+        return Batch(
+            tokens=rows[:, :-1],
+            targets=rows[:, 1:],
+            weights=weights,
+            positions=positions,
+            starts=np.zeros_like(positions),
+            size=count * self.ctx,
+        )
 
     def once(self, count: int) -> Iterator[Batch]:
         """A wave is judged by what it generates, not by rows that are kept apart."""

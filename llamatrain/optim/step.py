@@ -90,7 +90,7 @@ def hold(made: Differentiated) -> Kept:
         taken.add(grad)
     whole = {w: tuple((0, size, 1) for size in w.shape) for w in made.grads}
     more = [acc(blocks[w], grad, slices=whole[w], into=True) for w, grad in made.grads.items()]
-    return Kept(made.loss, blocks, first, more)
+    return Kept(loss=made.loss, blocks=blocks, first=first, more=more)
 
 
 def apply(kept: Kept, rule: StepRule, clip: float, rates: Rates | None = None) -> tuple[StepInputs, Tensor, list[Tensor]]:

@@ -55,7 +55,7 @@ class Resolved:
             grad_acc=train.grad_acc * splits,
             seed=train.seed,
             schedule=self.schedule,
-            rules=StopRules(train.past, train.delta, train.max_no_improvement, train.epsf),
+            rules=StopRules(past=train.past, delta=train.delta, max_no_improvement=train.max_no_improvement, epsf=train.epsf),
             eval_every=run.eval_every,
             sample_every=run.sample_every,
             save_every=run.save_every,

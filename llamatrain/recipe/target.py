@@ -194,5 +194,5 @@ def adapted(
         a = parameter(f"{name}.lora_a", (out, rank) if turned else (rank, into))
         b = parameter(f"{name}.lora_b", (into if turned else out, rank))
         trained |= {a.name: a, b.name: b}
-        deltas[name] = [Delta(a, b, scales[name], 0.0 if turned else dropout, number)]
+        deltas[name] = [Delta(a=a, b=b, scale=scales[name], dropout=0.0 if turned else dropout, salt=number)]
     return weights.with_deltas(deltas), trained

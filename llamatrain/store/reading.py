@@ -109,7 +109,7 @@ def _state(gguf: Gguf, extra: dict[str, Any]) -> RunState:
     owed, ended = extra.get(OWED, False), extra.get(ENDED)
     if not isinstance(owed, bool) or not isinstance(ended, str | None):
         raise FileError(f"{gguf.path}: training.extra does not say how the run stood")
-    return RunState(_counters(gguf), _data(gguf), _stop(gguf), _partial(gguf), owed, ended)
+    return RunState(counters=_counters(gguf), data=_data(gguf), stop=_stop(gguf), partial=_partial(gguf), owed=owed, ended=ended)
 
 
 def _counters(gguf: Gguf) -> Counters:
@@ -117,14 +117,15 @@ def _counters(gguf: Gguf) -> Counters:
     seconds = gguf.value("training.seconds", float)
     if not 0 <= seconds < LONGEST:
         raise FileError(f"{gguf.path}: training.seconds is {seconds}")
-    return Counters(step, samples, tokens, epoch, seconds)
+    return Counters(step=step, samples=samples, tokens=tokens, epoch=epoch, seconds=seconds)
 
 
 def _data(gguf: Gguf) -> State | None:
     if "training.shuffle.seed" not in gguf.metadata:
         return None
     epoch, position, row = (_count(gguf, f"training.shuffle.{key}") for key in ("epoch", "next_sample", "next_row"))
-    return State(gguf.value("training.shuffle.seed", int), epoch, position, row, gguf.value("training.shuffle.fingerprint", str))
+    seed, fingerprint = gguf.value("training.shuffle.seed", int), gguf.value("training.shuffle.fingerprint", str)
+    return State(seed=seed, epoch=epoch, position=position, row=row, fingerprint=fingerprint)
 
 
 def _stop(gguf: Gguf) -> StopState:
@@ -132,7 +133,8 @@ def _stop(gguf: Gguf) -> StopState:
     past = gguf.value("training.past_loss_values", np.ndarray)
     if math.isnan(best) or past.dtype.kind != "f" or not np.isfinite(past).all():
         raise FileError(f"{gguf.path}: training.best_loss is {best}, and of the past losses not all are numbers")
-    return StopState(best, previous, _count(gguf, "training.no_improvement_count"), past.tolist())
+    count = _count(gguf, "training.no_improvement_count")
+    return StopState(best_loss=best, previous_loss=previous, no_improvement_count=count, past_loss_values=past.tolist())
 
 
 def _partial(gguf: Gguf) -> Partial | None:

@@ -122,7 +122,8 @@ class RunGraphs:
         if not first:
             return Graph(kept.loss, [kept.loss, *kept.more], inputs)
         names = [f"{name}.grad" for name in self.setting.trained]
-        return Graph(kept.loss, [kept.loss, *kept.first], inputs, dict(zip(kept.first, names, strict=True)))
+        named = dict(zip(kept.first, names, strict=True))
+        return Graph(first=kept.loss, outputs=[kept.loss, *kept.first], inputs=inputs, named=named)
 
     def update(self, length: int) -> Graph:
         """The step that the kept gradients ask for."""
