@@ -90,9 +90,11 @@ def test_for_people(tmp_path: Path) -> None:
 
 def test_the_graph_is_printed(tmp_path: Path) -> None:
     plan = "plan", "from-scratch", text_file(tmp_path), *SHAPE
-    text, dot = (ran(*plan, "--graph", kind).out for kind in ("text", "dot"))
+    text, dot, memory = (ran(*plan, "--graph", kind).out for kind in ("text", "dot", "memory"))
     assert "parameter token_embd.weight: f32[" in text and "= linear_cross_entropy_back(" in text
     assert dot.startswith("digraph {") and '"token_embd.weight" ->' in dot
+    weights = planned(*plan[2:])["weights"]
+    assert f"{'parameter':12} {weights:>18,} bytes" in memory and "saved\nthe arena is fullest at " in memory
 
 
 def test_a_limit_that_holds_and_one_that_cannot(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from llamatrain.recipe.request import NEW, TUNING, TUNING_DEFAULTS, new_model, t
 
 if TYPE_CHECKING:
     from llamatrain.recipe.request import Request
+    from llamatrain.train.graphs import RunGraphs
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,10 @@ class PlanOptions(Checked):
         False
     )
     graph: Annotated[
-        Literal["text", "dot"] | None,
-        Option("Print the graph of a batch of the longest rows instead, as text or in Graphviz's language."),
+        Literal["text", "dot", "memory"] | None,
+        Option(
+            "Print the graph of a batch of the longest rows instead, as text or in Graphviz's language, or what its memory holds."
+        ),
     ] = None
 
 
@@ -62,9 +65,7 @@ def show(request: "Request", options: PlanOptions) -> None:
 
     choice, excess = planned(request)
     if options.graph:
-        from llamatrain.graph.show import as_dot, as_text
-
-        print({"text": as_text, "dot": as_dot}[options.graph](choice.graphs.longest.outputs))
+        print_graph(choice.graphs, options.graph)
         return
     if excess and request.asked.train.memory is not None:
         raise MemoryPlanError(excess)
@@ -83,3 +84,13 @@ def show(request: "Request", options: PlanOptions) -> None:
             print(f"{name.replace('_', ' '):14} {size:>18,}  {Size(size).words:>8}")
     if excess:
         print(f"warning: {excess}", file=sys.stderr)
+
+
+def print_graph(graphs: "RunGraphs", how: str) -> None:
+    from llamatrain.graph.show import as_dot, as_text
+
+    longest = graphs.longest
+    if how == "memory":
+        print(graphs.plan(longest).report())
+    else:
+        print({"text": as_text, "dot": as_dot}[how](longest.outputs))
