@@ -1,9 +1,10 @@
 """What makes a typer application of declared options: signatures, commands and groups of them."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING
 from functools import wraps
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -24,6 +25,7 @@ class Command(TyperCommand):
         for param in self.params:  # typer declares no option that repeats with several values each time, but parses one
             if isinstance(param, TyperOption) and param.multiple:
                 param.nargs = len((param.metavar or "").split())
+                param.callback = whole if param.nargs > 1 else None
 
     def get_help(self, ctx: Any) -> str:
         return page(self, ctx)
@@ -46,8 +48,32 @@ class Commands(TyperGroup):
             ctx.fail(f"no such command {worded(args[0])}{nearest(args[0], (*self.list_commands(ctx), *ALIASES))}")
         return super().resolve_command(ctx, args)
 
+    def list_commands(self, ctx: Any) -> list[str]:
+        return offered(super().list_commands(ctx), ctx)
+
     def get_help(self, ctx: Any) -> str:
         return page(self, ctx)
+
+
+def offered(names: Sequence[str], context: Any) -> list[str]:
+    """To a shell that completes, the other names, too."""
+    others = [other for other, meant in ALIASES.items() if meant in names] if context.resilient_parsing else []
+    return [*names, *others]
+
+
+def whole(context: Any, option: Any, given: Any) -> Any:
+    """Values that come several at a time, none of which is an option's name: that is the next one, and a value is missing."""
+    names = {name for param in context.command.params for name in (*param.opts, *param.secondary_opts)}
+    for values in given or ():
+        if strange := next((each for each in values if each in names), None):
+            context.fail(f"{option.opts[0]} takes {option.metavar}, and got {' '.join(values[: values.index(strange)])} alone")
+    return given
+
+
+def a_path(text: str) -> Path:
+    if not text:  # as of a variable that is not set: it would be the current folder
+        raise typer.BadParameter("an empty path")
+    return Path(text)
 
 
 def page(command: Any, context: Any) -> str:

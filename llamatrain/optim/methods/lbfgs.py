@@ -61,7 +61,7 @@ class LBFGS(Minimizer):
         for place in newest_first(held, at, moves):
             s, y, ys = kept["memory_s"][place], kept["memory_y"][place], float(kept["memory_ys"][place])
             if ys <= 0 or abs(_dot(y, s) - ys) > ROUNDED * math.sqrt(_dot(s, s) * _dot(y, y)):
-                return f"{cls.key('memory_ys')} {ys:g} cannot be: it is not what move {place} and the change of its gradients give"
+                return f"{cls.key('memory_ys')} {ys:g} cannot be: move {place} and the change of gradients give another number"
         return None
 
 
