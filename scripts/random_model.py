@@ -31,9 +31,10 @@ from llamatrain.files.values import Kind, Value, numbers, strings, u32
 from llamatrain.files.writer import new_gguf
 from llamatrain.machine.units import cores
 from llamatrain.model.architectures import USUAL, find
-from llamatrain.model.hyperparameters import LARGEST, Hyperparameters, vocabulary_of
+from llamatrain.model.hyperparameters import Hyperparameters, vocabulary_of
 from llamatrain.model.initial import deviation
 from llamatrain.model.rope import Rope
+from llamatrain.model.unfit import LARGEST
 
 NAMES = ("embd", "layer", "head", "head_kv", "ff", "vocab", "ctx")
 PIECE = 1 << 22  # weights that are in memory at once

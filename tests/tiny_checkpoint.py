@@ -40,7 +40,8 @@ def tiny_checkpoint(optimizer: str = "adam", step: int = 7, partial: bool = Fals
     }
     numbers: dict[str, float | int | bool] = {}
     if optimizer == "lbfgs":
-        vectors["optimizer.lbfgs.memory_ys"] = random.random(MEMORY)
+        moves, changes = (vectors[f"optimizer.lbfgs.{name}"] for name in ("memory_s", "memory_y"))
+        vectors["optimizer.lbfgs.memory_ys"] = np.einsum("mn,mn->m", moves, changes, dtype=np.float64)
         numbers = {"approx_hessian_count": 2, "line_search_end": 2, "loss": 0.1 + 0.2, "evaluations": 2**40, "ready": True}
     if partial:
         vectors[GRADIENTS] = random.random(n, np.float32)

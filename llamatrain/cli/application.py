@@ -45,6 +45,7 @@ class Command(TyperCommand):
         for param in self.params:  # typer declares no option that repeats with several values each time, but parses one
             if isinstance(param, TyperOption) and param.multiple:
                 param.nargs = len((param.metavar or "").split())
+                param.callback = whole if param.nargs > 1 else None
 
     def get_params(self, ctx: Any) -> Any:
         return as_they_are(super().get_params(ctx))
@@ -74,8 +75,32 @@ class Commands(TyperGroup):
             raise UsageError(f"no such command {worded(args[0])}{near or see_help(ctx)}")
         return super().resolve_command(ctx, args)
 
+    def list_commands(self, ctx: Any) -> list[str]:
+        return offered(super().list_commands(ctx), ctx)
+
     def get_help(self, ctx: Any) -> str:
         return help_of(self, ctx)
+
+
+def offered(names: Sequence[str], context: Any) -> list[str]:
+    """To a shell that completes, the other names, too."""
+    others = [other for other, meant in ALIASES.items() if meant in names] if context.resilient_parsing else []
+    return [*names, *others]
+
+
+def whole(context: Any, option: Any, given: Any) -> Any:
+    """Values that come several at a time, none of which is an option's name: that is the next one, and a value is missing."""
+    names = {name for param in context.command.params for name in (*param.opts, *param.secondary_opts)}
+    for values in given or ():
+        if strange := next((each for each in values if each in names), None):
+            context.fail(f"{option.opts[0]} takes {option.metavar}, and got {' '.join(values[: values.index(strange)])} alone")
+    return given
+
+
+def a_path(text: str) -> Path:
+    if not text:  # as of a variable that is not set: it would be the current folder
+        raise typer.BadParameter("an empty path")
+    return Path(text)
 
 
 def see_help(context: Any) -> str:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from llamatrain.adapters.options import LoraOptions
-from llamatrain.cli.application import Command, application, options_of
+from llamatrain.cli.application import Command, a_path, application, options_of
 from llamatrain.config.options import Checked, build
 from llamatrain.config.shared import JSON
 from llamatrain.data.options import DataOptions
@@ -26,7 +26,7 @@ class PrintOptions(Checked, panel="Evaluation"):
 @command.command(cls=Command)
 @options_of(EvaluateOptions, PrintOptions, LoraOptions, DataOptions)
 def evaluate(
-    model: Annotated[Path, typer.Argument(metavar="MODEL")],
+    model: Annotated[Path, typer.Argument(metavar="MODEL", parser=a_path)],
     data: Annotated[list[str], typer.Argument(metavar="DATA")],
     **said: Any,
 ) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from llamatrain.adapters.options import LoraOptions
-from llamatrain.cli.application import Command, application, options_of
+from llamatrain.cli.application import Command, a_path, application, options_of
 from llamatrain.config.options import build
 from llamatrain.recipe.interrupts import ended_in_order
 from llamatrain.recipe.merging import ExportOptions, merged
@@ -16,7 +16,7 @@ command = application()
 
 @command.command(cls=Command)
 @options_of(ExportOptions, LoraOptions)
-def export_lora(base: Annotated[Path, typer.Argument(metavar="BASE")], **said: Any) -> None:
+def export_lora(base: Annotated[Path, typer.Argument(metavar="BASE", parser=a_path)], **said: Any) -> None:
     """Merge adapters into BASE, a GGUF model, quantised or not: the new file is a model like any other.
 
     Adapters need not cover the same weights. What none of them touches is copied as it is.

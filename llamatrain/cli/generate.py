@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from llamatrain.adapters.options import LoraOptions
-from llamatrain.cli.application import Command, application, options_of
+from llamatrain.cli.application import Command, a_path, application, options_of
 from llamatrain.config.options import Checked, Option, build
 from llamatrain.machine import terminal
 from llamatrain.machine.printable import printable
@@ -32,7 +32,7 @@ class PromptOptions(Checked, panel="Text"):
 
 @command.command(cls=Command)
 @options_of(PromptOptions, LoadOptions, LoraOptions, SamplingOptions)
-def generate(model: Annotated[Path, typer.Argument(metavar="MODEL")], **said: Any) -> None:
+def generate(model: Annotated[Path, typer.Argument(metavar="MODEL", parser=a_path)], **said: Any) -> None:
     """Go on from a prompt with MODEL, a GGUF file: the generated text alone goes to standard output.
 
     Where the model's tokens stand for no text (the sine wave's do not), prompt and text are token numbers.

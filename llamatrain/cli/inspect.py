@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llamatrain.cli.application import Command, application, options_of
+from llamatrain.cli.application import Command, a_path, application, options_of
 from llamatrain.config.options import Checked, build
 from llamatrain.config.shared import JSON
 from llamatrain.machine.printable import printable
@@ -36,7 +36,7 @@ class InspectOptions(Checked):
 
 @command.command(cls=Command)
 @options_of(InspectOptions)
-def inspect(file: Annotated[Path, typer.Argument(metavar="FILE")], **said: Any) -> None:
+def inspect(file: Annotated[Path, typer.Argument(metavar="FILE", parser=a_path)], **said: Any) -> None:
     """Show what is in a GGUF file: a model, an adapter, a checkpoint or a vocabulary."""
     from llamatrain.files.reader import open_gguf
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 import llamatrain
-from llamatrain.cli.application import ALIASES, Commands, see_help
+from llamatrain.cli.application import ALIASES, Commands, offered, see_help
 from llamatrain.config.words import nearest
 from llamatrain.errors import LlamatrainError, words_of
 from llamatrain.machine.printable import printable
@@ -27,7 +27,7 @@ class AllCommands(Commands):
     """Commands by the name of their module, imported when they are asked for."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return list(COMMANDS)
+        return offered(COMMANDS, ctx)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         cmd_name = ALIASES.get(cmd_name, cmd_name)

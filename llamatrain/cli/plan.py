@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class PlanOptions(Checked):
+class PlanOptions(Checked, panel="The plan"):
     json: Annotated[bool, replace(JSON, sentence="Print one JSON object: bytes by what they are for, and how it would run.")] = (
         False
     )

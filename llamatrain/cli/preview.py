@@ -85,7 +85,7 @@ def tokenizer_of(gguf: "Gguf") -> "Tokenizer":
 def context_of(gguf: "Gguf") -> int:
     key = f"{gguf.value('general.architecture', str, 'llama')}.context_length"
     if (length := gguf.value(key, int, CTX)) < 1:
-        raise FileError(f"{gguf.path}: {key} is {length}, where 1 or more is needed; --ctx says how long rows are")
+        raise FileError(f"{gguf.path}: {key} is {length}, where 1 or more is needed")
     return length
 
 

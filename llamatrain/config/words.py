@@ -7,10 +7,14 @@ from typing import Any
 LONGEST = 40  # characters of a value that are said again
 
 
-def worded(value: Any) -> str:
-    """A value in a message, however long it is."""
+def worded(value: Any, inside: int = 0) -> str:
+    """A value in a message, however long it is, and however deep."""
+    if isinstance(value, dict):
+        return "a table"
     if isinstance(value, list | tuple):
-        return " ".join(map(worded, value[:3])) + (" ..." if len(value) > 3 else "")
+        if inside > 1 or not value:
+            return "a list"
+        return " ".join(worded(each, inside + 1) for each in value[:3]) + (" ..." if len(value) > 3 else "")
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, int):  # Python writes no number of thousands of digits

@@ -9,13 +9,12 @@ An entry is a folder of plain arrays, written under another name and renamed, so
 
 import json
 import os
-import shutil
 import tempfile
 import time
 import weakref
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -25,6 +24,7 @@ import numpy as np
 from llamatrain.errors import DataError
 from llamatrain.machine import cachefolder
 from llamatrain.machine.memory import give_back
+from llamatrain.machine.temporary import goes_with_program, removed
 
 try:
     import fcntl
@@ -43,8 +43,7 @@ DOCUMENT = np.dtype(
     ]
 )
 NEW = ".new-"  # begins the name of what is not an entry yet, or not any more
-MOMENT = 5  # seconds without a write, after which a run that is making an entry holds its folder, or is gone
-DAY = 24 * 60 * 60  # the same where folders cannot be held
+DAY = 24 * 60 * 60  # seconds without a write, after which a run that was making an entry is gone, where folders cannot be held
 PIECE = 1 << 20  # bytes read at once to check them
 ATTEMPTS = 10  # to put an entry in its place, where other runs do the same
 
@@ -180,18 +179,18 @@ def _whole(place: Path) -> Store | None:
 
 
 def _made(place: Path, fill: Callable[[StoreWriter], None]) -> Store:
-    with _keeping(place.parent):
-        _sweep(place.parent)
-        made = Path(tempfile.mkdtemp(prefix=NEW, dir=place.parent))
-    try:
-        with _held(made), closing(StoreWriter(made)) as writer:
+    with ExitStack() as held:
+        with _keeping(place.parent), _held(place.parent):  # so that nobody sees the new folder before it is held
+            _sweep(place.parent)
+            made = goes_with_program(Path(tempfile.mkdtemp(prefix=NEW, dir=place.parent)))
+            held.callback(removed, made)
+            held.enter_context(_held(made))
+        with closing(StoreWriter(made)) as writer:
             fill(writer)
             writer.finish()
             give_back()
         with _keeping(place.parent):
             return _placed(made, place)
-    finally:
-        _remove(made)
 
 
 def _placed(made: Path, place: Path) -> Store:
@@ -206,7 +205,7 @@ def _placed(made: Path, place: Path) -> Store:
         aside = made.with_name(f"{made.name}-{attempt}")
         with suppress(FileNotFoundError):  # another run has moved it
             place.rename(aside)
-        _remove(aside)
+        removed(aside)
     made.rename(place)
     return store
 
@@ -216,8 +215,8 @@ def _sweep(folder: Path) -> None:
     for left in folder.glob(f"{NEW}*"):
         with suppress(OSError):  # its own run, or another that sweeps, removes it now
             age = time.time() - max(path.lstat().st_mtime for path in (left, *left.glob("*")))
-            if age > DAY or (age > MOMENT and _free(left)):
-                _remove(left)
+            if age > DAY or _free(left):
+                removed(left)
 
 
 @contextmanager
@@ -246,9 +245,3 @@ def _free(folder: Path) -> bool:
         return False
     finally:
         os.close(place)
-
-
-def _remove(path: Path) -> None:
-    shutil.rmtree(path, ignore_errors=True)
-    with suppress(OSError):  # a file where a folder was expected
-        path.unlink()

@@ -1,9 +1,8 @@
 """What the user names as data, as a list of files: text, or JSON lines."""
 
-import atexit
 import glob
-import os
 import shutil
+import stat
 import sys
 import tempfile
 from collections import Counter
@@ -14,8 +13,9 @@ from functools import cache
 from pathlib import Path
 from typing import BinaryIO, Literal
 
-from llamatrain.data.suitable import KINDS, KNOWN, MARK, check_head, check_name
+from llamatrain.data.suitable import KINDS, KNOWN, MARK, TAKEN, check_head, check_name
 from llamatrain.errors import DataError
+from llamatrain.machine.temporary import goes_with_program
 
 HEAD = 1 << 16  # bytes that show whether a file is text at all
 
@@ -39,6 +39,8 @@ def find_sources(data: Sequence[str]) -> list[DataFile]:
 
 def _expand(name: str) -> list[DataFile]:
     path = Path(name)
+    if not name:  # as of a variable that is not set: it would be the current folder
+        raise DataError("no data: an empty path")
     if name == "-":
         return [_standard_input()]
     if path.is_dir():
@@ -55,7 +57,10 @@ def _expand(name: str) -> list[DataFile]:
 
 def _file(path: Path) -> DataFile:
     check_name(path)
-    if not path.is_file():  # a pipe can be read once only
+    mode = path.stat().st_mode
+    if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):  # /dev/zero has no end
+        raise DataError(f"{path}: this is a device; {TAKEN}")
+    if not stat.S_ISREG(mode):  # a pipe can be read once only
         return _spooled(path, str(path))
     return DataFile(path, str(path), KINDS.get(path.suffix.lower()) or _look(path))
 
@@ -105,9 +110,8 @@ def _spooled(origin: Path | BinaryIO, name: str) -> DataFile:
         tempfile.NamedTemporaryFile(prefix="llamatrain-", delete=False) as spool,
         origin.open("rb") if isinstance(origin, Path) else nullcontext(origin) as stream,
     ):
-        atexit.register(os.unlink, spool.name)
+        path = goes_with_program(Path(spool.name))
         shutil.copyfileobj(stream, spool)
-    path = Path(spool.name)
     return DataFile(path, name, _look(path))
 
 

@@ -15,7 +15,7 @@ AS_IT_IS = "or call it .txt to train on it as it stands"
 REFUSED = {
     ".csv .tsv": ("a table", f"make JSON lines of its rows, {AS_IT_IS}"),
     ".html .htm .xhtml .xml": ("markup, not the text in it", f"save its text, {AS_IT_IS}"),
-    ".rtf .pdf .doc .docx .odt .epub .ppt .pptx .xls .xlsx .ods": ("a document, not the text in it", "save it as text"),
+    ".rtf .pdf .ps .eps .doc .docx .odt .epub .ppt .pptx .xls .xlsx .ods": ("a document, not the text in it", "save it as text"),
     ".gz .bz2 .xz .zst .zip .tar .tgz .7z .rar": ("packed", "unpack it first"),
     ".parquet .arrow .feather .pickle .pkl .npy .npz": ("a table of binary data", "make JSON lines of its rows"),
 }
@@ -27,6 +27,7 @@ BEGINNINGS = {
     b"<?xml": ".xml",
     b"{\\rtf": ".rtf",
     b"%pdf-": ".pdf",
+    b"%!ps": ".ps",
     b"pk\x03\x04": ".zip",
     b"\x1f\x8b": ".gz",
     b"bzh": ".bz2",

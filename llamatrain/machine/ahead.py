@@ -11,10 +11,12 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from importlib import import_module
+from pathlib import Path
 
 from llamatrain.machine.cachefolder import SWITCH, passing, wanted
 from llamatrain.machine.entry import Deferred
 from llamatrain.machine.jit import PACKAGE, cache_folder, cache_key, compiler, kept_of
+from llamatrain.machine.temporary import removed
 from llamatrain.machine.units import cores
 
 NONE = subprocess.DEVNULL
@@ -46,7 +48,7 @@ def _run(shares: Sequence[Sequence[str]]) -> None:
     with contextlib.suppress(OSError):  # no process can be started: then it is done here
         try:
             for share in shares:
-                words = [sys.executable, "-m", "llamatrain.machine.ahead", *share]
+                words = [sys.executable, "-m", "llamatrain.machine.ahead", _elsewhere(), *share]
                 started.append(subprocess.Popen(words, env=_environment(), stdin=subprocess.PIPE, stdout=NONE, stderr=NONE))
             for process in started:
                 process.wait()
@@ -60,26 +62,34 @@ def _run(shares: Sequence[Sequence[str]]) -> None:
 
 def _environment() -> dict[str, str]:
     path = os.pathsep.join(filter(None, [str(PACKAGE.parent), os.environ.get("PYTHONPATH")]))
-    elsewhere = {} if cache_folder() == wanted(cache_key()) else {SWITCH: str(passing())}
-    return {**os.environ, "PYTHONPATH": path, **elsewhere}
+    return {**os.environ, "PYTHONPATH": path, **({SWITCH: folder} if (folder := _elsewhere()) else {})}
 
 
-def _end_with_parent() -> None:
-    """Nothing is ever written to this process: its input ends when whoever started it does, however that was."""
+def _elsewhere() -> str:
+    """The folder that goes with the program, where kernels are kept for the run alone."""
+    return "" if cache_folder() == wanted(cache_key()) else str(passing())
+
+
+def _end_with_parent(folder: str) -> None:
+    """Nothing is ever written to this process: its input ends when whoever started it does, however that was.
+
+    What was to go with that goes now: the last to write to it may be this one."""
 
     def watch() -> None:
         os.read(0, 1)
+        if folder:
+            removed(Path(folder))
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
 
 
-def main(names: Sequence[str]) -> None:
-    _end_with_parent()
+def main(folder: str, *names: str) -> None:
+    _end_with_parent(folder)
     for name in names:
         module, _, function = name.rpartition(":")
         getattr(import_module(module), function).build()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(*sys.argv[1:])

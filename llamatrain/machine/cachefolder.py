@@ -1,13 +1,13 @@
 """Where things are kept that could be made again, such as compiled kernels and tokens."""
 
-import atexit
 import os
-import shutil
 import tempfile
 from functools import cache
 from pathlib import Path
 
 from platformdirs import user_cache_path
+
+from llamatrain.machine.temporary import goes_with_program
 
 SWITCH = "LLAMATRAIN_CACHE"
 NAME = "llamatrain"
@@ -46,13 +46,6 @@ def _writable(folder: Path) -> bool:
 def passing() -> Path | None:
     """A folder that goes with the program, for it and those it starts: LLAMATRAIN_CACHE tells them."""
     try:
-        folder, owner = Path(tempfile.mkdtemp(prefix=f"{NAME}-")), os.getpid()
+        return goes_with_program(Path(tempfile.mkdtemp(prefix=f"{NAME}-")))
     except OSError:
         return None
-
-    @atexit.register
-    def remove() -> None:
-        if os.getpid() == owner:  # a fork leaves it to whom it belongs to
-            shutil.rmtree(folder, ignore_errors=True)
-
-    return folder

@@ -14,10 +14,8 @@ from llamatrain.model import rope
 from llamatrain.model.architecture import Architecture, Shape, WeightKind
 from llamatrain.model.architectures import find
 from llamatrain.model.rope import FACTORS, Rope, as_kept
-from llamatrain.model.unfit import Unfit
+from llamatrain.model.unfit import DEEPEST, LARGEST, Unfit
 
-LARGEST = 1 << 24  # of any size: what lies beyond is a damaged file or a slip of the hand
-DEEPEST = 1 << 12  # layers
 ALL_F32 = LlamaFileType.ALL_F32  # general.file_type
 
 

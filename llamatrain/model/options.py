@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 from llamatrain.config.options import Checked, Option, OptionError
 from llamatrain.config.shared import CTX as ROW
+from llamatrain.model.unfit import DEEPEST, LARGEST, Unfit
 
 if TYPE_CHECKING:
     from llamatrain.model.hyperparameters import Hyperparameters
@@ -41,14 +42,18 @@ class ModelOptions(Checked, panel="A new model"):
         Literal["tiny", "small", "medium", "large"],
         Option("Sets --embd, --head and --layer: 64/4/2, 256/8/4, 512/8/8, 768/12/12."),
     ] = "small"
-    embd: Annotated[int | None, Option("Width of the model; else by --size.", least=1)] = None
-    head: Annotated[int | None, Option("Attention heads; they divide --embd. Else by --size.", least=1)] = None
-    head_kv: Annotated[int | None, Option("Key/value heads; they divide --head. Else as many as heads.", least=1)] = None
-    layer: Annotated[int | None, Option("Blocks; else by --size.", least=1)] = None
-    ff: Annotated[int | None, Option("Width of the feed-forward part; else 8/3 of --embd, rounded up to 32.", least=1)] = None
-    ctx: Annotated[int | None, replace(ROW, sentence="Tokens in a row, and the context of a new model; else 128.", most=None)] = (
-        None
-    )
+    embd: Annotated[int | None, Option("Width of the model; else by --size.", least=1, most=LARGEST)] = None
+    head: Annotated[int | None, Option("Attention heads; they divide --embd. Else by --size.", least=1, most=LARGEST)] = None
+    head_kv: Annotated[
+        int | None, Option("Key/value heads; they divide --head. Else as many as heads.", least=1, most=LARGEST)
+    ] = None
+    layer: Annotated[int | None, Option("Blocks; else by --size.", least=1, most=DEEPEST)] = None
+    ff: Annotated[
+        int | None, Option("Width of the feed-forward part; else 8/3 of --embd, rounded up to 32.", least=1, most=LARGEST)
+    ] = None
+    ctx: Annotated[
+        int | None, replace(ROW, sentence="Tokens in a row, and the context of a new model; else 128.", most=LARGEST)
+    ] = None
     vocab_size: Annotated[
         str,
         Option(
@@ -73,6 +78,9 @@ class ModelOptions(Checked, panel="A new model"):
             told = f"{head} heads do not divide a width of {embd}"
         elif embd // head % 2:
             told = f"a head of {embd} / {head} = {embd // head} elements is odd; they turn in pairs"
+        elif self.head_kv and head % self.head_kv:
+            kv = f"{self.head_kv} cannot be; it takes what divides the {head} heads"
+            raise OptionError(lambda spelt: f"{spelt('head_kv')} {kv}")
         else:
             return
         raise OptionError(lambda spelt: f"{told} ({spelt('head')}, {spelt('embd')})")
@@ -119,8 +127,6 @@ OPTIONS = {  # by what a model calls their numbers
 @contextmanager
 def as_options() -> Iterator[None]:
     """What a model cannot have is told by the option that says it."""
-    from llamatrain.model.unfit import Unfit
-
     try:
         yield
     except Unfit as error:

@@ -2,6 +2,9 @@
 
 from llamatrain.errors import UsageError
 
+LARGEST = 1 << 24  # of any size: what lies beyond is a damaged file or a slip of the hand
+DEEPEST = 1 << 12  # layers
+
 
 class Unfit(UsageError):
     """`field` is the number's name here; whoever knows what it is called where it came from says so (`named`)."""

@@ -106,7 +106,7 @@ def absolute(files: Sequence[str]) -> tuple[str, ...]:
     """So that a run goes on from any folder."""
     here = os.getcwd()  # noqa: PTH109 - as it is spelt
     homes = {True: glob.escape(here), False: here}  # a pattern stays one, and a folder's name becomes none
-    return tuple(file if file == "-" else os.path.normpath(Path(homes[glob.has_magic(file)]) / file) for file in files)
+    return tuple(file if file in ("-", "") else os.path.normpath(Path(homes[glob.has_magic(file)]) / file) for file in files)
 
 
 def _whole(path: Path) -> Path:

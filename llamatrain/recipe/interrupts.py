@@ -13,6 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import NoReturn, Self
 
+from llamatrain.machine.temporary import remove_all
+
 ONE = 0.3  # seconds: signals that come so close were meant as one, such as those of `timeout` to a process and to its group
 SHOW_CURSOR = "\x1b[?25h"  # a display that is left at once may have hidden it
 
@@ -92,8 +94,9 @@ class CommandInterrupts(Interrupts):
             return
         if self.asked and time.monotonic() - self._first < ONE:
             return
-        with suppress(Exception):
-            self.leaving()
+        for leave in (self.leaving, remove_all):
+            with suppress(Exception):
+                leave()
         if sys.stderr.isatty():
             os.write(sys.stderr.fileno(), SHOW_CURSOR.encode())
         os._exit(128 + number)

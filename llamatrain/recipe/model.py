@@ -9,7 +9,7 @@ from llamatrain.config.options import flag_of
 from llamatrain.data.tokenizer import Tokenizer, new_vocabulary
 from llamatrain.data.tokenizer import load as load_tokenizer
 from llamatrain.data.tokenizer.vocabulary import KEY, WITHOUT_TEXT
-from llamatrain.errors import UsageError
+from llamatrain.errors import FileError, UsageError
 from llamatrain.files.reader import Gguf, Metadata, open_gguf
 from llamatrain.files.values import Value, u32
 from llamatrain.model import hyperparameters
@@ -50,13 +50,20 @@ def model_for(asked: Asked, sources: Sources, given: Collection[str], read: bool
     """The one in a file, or a new one; `read`: whether text may be, to learn a vocabulary from."""
     if not sources.base:
         return new_model(asked.files, asked.model, read)
+    model = model_in(sources.base, asked, sources, given)
+    if sources.resumed and sources.goes_on and model.tokenizer and not asked.files:
+        raise FileError(f"{sources.resumed.path}: its options are damaged: it is trained on text, and they name no data")
+    return model
+
+
+def model_in(base: Gguf, asked: Asked, sources: Sources, given: Collection[str]) -> Model:
     if asked.command == "finetune":
-        model = model_of(sources.base, asked.tune.ctx, TUNED_CTX)
+        model = model_of(base, asked.tune.ctx, TUNED_CTX)
         h = overridden(model.h, asked.tune)
         return replace(model, h=h, metadata=model.metadata if h == model.h else rekeyed(model.metadata, h))
     if not sources.goes_on:
-        check_own(sources.base, given)
-    model = model_of(sources.base, asked.model.ctx, CTX)
+        check_own(base, given)
+    model = model_of(base, asked.model.ctx, CTX)
     return replace(model, metadata=sources.checkpoint.metadata) if sources.checkpoint else model
 
 
@@ -113,8 +120,6 @@ def new_vocabulary_of(files: Sequence[str], options: ModelOptions, read: bool) -
     of_bytes = options.vocab_size == BYTES
     size = 0 if of_bytes else int(options.vocab_size)
     if not files:
-        if not 3 <= size <= 1024:
-            raise UsageError(f"--vocab-size {options.vocab_size}: the sine wave takes 3 to 1024 (a begin token, and levels)")
         return new_vocabulary.without_text(size), None, size
     made = new_vocabulary.bytes_only() if of_bytes or not read else learned(files, size)
     tokenizer = load_tokenizer(Metadata(made))

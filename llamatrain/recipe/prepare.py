@@ -104,6 +104,11 @@ def remarks(resolved: Resolved, found: Fitted, sources: Sources, model: Model) -
 
 def planned(request: Request) -> tuple[Way, str | None]:
     """How a run would be run, and why it would not, if so; its text is not read, and nothing is written."""
+    with request.telling():
+        return way_of(request)
+
+
+def way_of(request: Request) -> tuple[Way, str | None]:
     given = request.given
     asked, sources, _ = begun(request)
     if named := [file for file in asked.files if file != "-"]:

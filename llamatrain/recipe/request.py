@@ -1,22 +1,23 @@
 """What a user said, on a command line, in a file of `--config` or from Python, as a run that can be begun."""
 
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from llamatrain.adapters.options import LoraOptions
-from llamatrain.config.file import BaseArgument, DataArgument, read_config
-from llamatrain.config.options import Checked, build, declared, flag_of
+from llamatrain.config.file import BaseArgument, DataArgument, key_of, read_config
+from llamatrain.config.options import Checked, OptionError, build, declared, flag_of
 from llamatrain.data.options import DataOptions
 from llamatrain.errors import FileError, UsageError
-from llamatrain.model.options import ModelOptions
+from llamatrain.model.options import BYTES, ModelOptions
 from llamatrain.recipe.asked import OF, PARTS, Asked
 from llamatrain.recipe.demo import SINE
 from llamatrain.recipe.options import PlaceOptions, RunOptions, TrainOptions, refuse_idle
 from llamatrain.recipe.tuning import OF_ADAPTERS, TuneOptions
 
+WAVE = 3, 1024  # tokens of the sine wave: one to begin with, and levels
 NEW = (ModelOptions, DataOptions, TrainOptions, RunOptions)
 TUNING = (TuneOptions, LoraOptions, DataOptions, TrainOptions, RunOptions)
 TUNING_DEFAULTS = {"batch": 4, "lr": 1e-4}
@@ -31,6 +32,25 @@ class Request:
     asked: Asked
     place: PlaceOptions
     given: Collection[str]  # the names of the options that were not left to their defaults
+    said: Collection[str]  # and of those of them that are not from a file
+
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        """What options cannot be is told as they were given: those of a file by their names there."""
+        with told_of(self.place.config, self.given, self.said):
+            yield
+
+
+@contextmanager
+def told_of(config: Path | None, given: Collection[str], said: Collection[str]) -> Iterator[None]:
+    try:
+        yield
+    except OptionError as error:
+        names = set[str]()
+        error.words(lambda name: names.add(name) or name)  # type: ignore[func-returns-value]
+        if config is None or names & {*said} or not names & {*given}:
+            raise
+        raise UsageError(f"{config}: {error.words(key_of)}") from None
 
 
 def given_options(said: Said, place: PlaceOptions, *classes: type[Checked]) -> dict[str, Any]:
@@ -54,17 +74,33 @@ def new_model(data: Sequence[str], said: Said) -> Request:
     given, files = {*values}, tuple(data or values.get("data", ()))
     if not (files or place.resume or place.checkpoint_in):
         values = of_the_sine_wave(values)
-    options = asked_of("from-scratch", files, "", values, given)
+    with told_of(place.config, given, said):
+        options = asked_of("from-scratch", files, "", values, given)
+        if not (place.resume or place.checkpoint_in):
+            check_vocabulary(options.model, bool(files))
     if files and options.train.loss == "squared-error":
         raise UsageError("--loss squared-error is for the sine wave only; leave the data out, or the option")
-    return Request(asked=options, place=place, given=given)
+    return Request(asked=options, place=place, given=given, said={*said})
+
+
+def check_vocabulary(options: ModelOptions, of_text: bool) -> None:
+    from llamatrain.data.tokenizer.new_vocabulary import LARGEST, SMALLEST
+
+    size, (least, most) = options.vocab_size, (SMALLEST, LARGEST) if of_text else WAVE
+    if options.vocab_from or (of_text if size == BYTES else least <= int(size) <= most):
+        return
+    takes = f"a text takes {least} to {most}, or the word {BYTES}" if of_text else f"the sine wave takes {least} to {most}"
+    raise OptionError(lambda spelt: f"{spelt('vocab_size')} {size} cannot be; {takes}")
 
 
 def of_the_sine_wave(values: Said) -> dict[str, Any]:
-    """With its own defaults."""
-    for name in declared(DataOptions):
-        if name in values:
-            raise UsageError(f"{flag_of(name)} means nothing to the built-in sine wave; name the data, or leave it out")
+    """With its own defaults; of the options of data none says more than that there is none."""
+    for name, each in declared(DataOptions).items():
+        if name in values and each.checked(values[name]) != each.default:
+            said = f"no_{name}" if values[name] is False else name
+            raise OptionError(
+                lambda spelt, said=said: f"{spelt(said)} means nothing to the built-in sine wave; name the data, or leave it out"  # type: ignore[misc]
+            )
     sized = ("embd", "head", "layer") if "size" in values else ()
     return {**{name: value for name, value in SINE.items() if name not in sized}, **values}
 
@@ -79,10 +115,14 @@ def tuning(base: str | None, data: Sequence[str], said: Said) -> Request:
     if base and named_there and Path(base).exists() and not is_gguf(base):
         data, base = [base, *data], None
     files = tuple(data or values.get("data", ()))
-    return named(base or named_there, files, {**TUNING_DEFAULTS, **values}, {*values}, place)
+    with told_of(place.config, {*values}, said):
+        asked, place = named(base or named_there, files, {**TUNING_DEFAULTS, **values}, {*values}, place)
+    return Request(asked=asked, place=place, given={*values}, said={*said})
 
 
-def named(base: str | None, data: tuple[str, ...], values: Said, given: set[str], place: PlaceOptions) -> Request:
+def named(
+    base: str | None, data: tuple[str, ...], values: Said, given: set[str], place: PlaceOptions
+) -> tuple[Asked, PlaceOptions]:
     """With a base and data, unless a run goes on that has them. A model as --checkpoint-in is a base that is trained whole."""
     from llamatrain.files.reader import open_gguf
 
@@ -99,12 +139,13 @@ def named(base: str | None, data: tuple[str, ...], values: Said, given: set[str]
             raise UsageError("no model: name a GGUF file, and the data to train on")
         if not data:
             raise UsageError(f"no data to train {base} on: name files (.txt, .md, .jsonl), folders, globs, or -")
-    if base is not None and not Path(base).is_file():
-        raise FileError(f"{base}: no such file; a GGUF model is needed first, and then the data")
+    if base is not None and (Path(base).is_dir() or not Path(base).exists()):
+        found = "this is a folder" if Path(base).is_dir() else "no such file"
+        raise FileError(f"{base}: {found}; a GGUF model is needed first, and then the data")
     options = asked_of("finetune", data, base or "", values, given)
     if options.train.loss != "cross-entropy":
         raise UsageError("--loss squared-error is for the sine wave only")
-    return Request(asked=options, place=place, given=given)
+    return options, place
 
 
 def check_whole(base: str | None, given: set[str], place: PlaceOptions) -> None:

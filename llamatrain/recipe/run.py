@@ -44,6 +44,11 @@ class Finished:
 
 def train(request: Request, interrupts: Interrupts) -> Finished:
     """The run that is asked for, and in a line or two how it ended, and what is left to do."""
+    with request.telling():
+        return trained(request, interrupts)
+
+
+def trained(request: Request, interrupts: Interrupts) -> Finished:
     asked, sources, notes = begun(request)
     place, given = request.place, request.given
     if asked.tune.only_write_lora:
@@ -144,7 +149,7 @@ def settle(prepared: Prepared, folder: RunFolder) -> None:
 def config_of(kept: Asked) -> str:
     """A file that says the same run again."""
     new = kept.command == "from-scratch"
-    unsaid = {*kept.idle, *(OWN_SIZE if new and kept.base else ())}
+    unsaid = {*kept.idle, *(OWN_SIZE if new and kept.base else ()), "max_time"}  # that was for the process it was given to
     first = f" --checkpoint-in {shlex.quote(kept.base)}" if new and kept.base else ""
     head = f"llamatrain {kept.command}{first} --config FILE"
     return config_text(head, kept.files, list(kept.parts.values()), unsaid, base="" if new else kept.base)

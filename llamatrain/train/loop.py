@@ -244,7 +244,8 @@ class Loop:
         try:
             if math.isnan(self.descent.loss):
                 self.descent.begin(evaluate)
-            loss, norm = self._sound(self.descent.loss, "loss"), float(np.linalg.norm(self.descent.gradient))
+            with np.errstate(over="ignore"):  # told as infinite
+                loss, norm = self._sound(self.descent.loss, "loss"), float(np.linalg.norm(self.descent.gradient))
             evaluations = self.descent.evaluations
             reason = self.descent.step(evaluate)
         finally:

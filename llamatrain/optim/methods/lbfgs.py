@@ -16,6 +16,7 @@ from llamatrain.optim.line_search import SEARCHES, Line, search
 from llamatrain.optim.optimizer import Evaluate, Minimizer, Values
 
 FLAT = 1e-8  # s and y nearer than this to a right angle (cosine) say nothing of the curvature
+ROUNDED = 1e-3  # of the product of their norms: how far theirs may be from one that was summed up elsewhere
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,9 +56,13 @@ class LBFGS(Minimizer):
         if wrong := [name for name, kind in numbers.items() if type(kept.get(name)) is not kind]:
             return f"the number {cls.key(wrong[0])} is missing, or of another kind"
         moves, held, at = kept["memory_ys"].size, kept.get("approx_hessian_count"), kept.get("line_search_end")
-        if type(held) is int and type(at) is int and 0 <= held <= moves and 0 <= at < moves:
-            return None
-        return f"{held} moves held and the next one to go to place {at} cannot be in a history of {moves}"
+        if not (type(held) is int and type(at) is int and 0 <= held <= moves and 0 <= at < moves):
+            return f"{held} moves held and the next one to go to place {at} cannot be in a history of {moves}"
+        for place in newest_first(held, at, moves):
+            s, y, ys = kept["memory_s"][place], kept["memory_y"][place], float(kept["memory_ys"][place])
+            if ys <= 0 or abs(_dot(y, s) - ys) > ROUNDED * math.sqrt(_dot(s, s) * _dot(y, y)):
+                return f"{cls.key('memory_ys')} {ys:g} cannot be: move {place} and the change of gradients give another number"
+        return None
 
 
 class LbfgsState:
@@ -114,7 +119,7 @@ class LbfgsState:
 
     def _descend(self, evaluate: Evaluate) -> bool:
         direction, slope = self.direction(), _dot(self._direction, self.gradient)
-        if not slope < 0:  # uphill or NaN
+        if not -math.inf < slope < 0:  # uphill, or beyond all numbers
             self.forget()
             direction, slope = self.direction(), _dot(self._direction, self.gradient)
 
@@ -148,17 +153,16 @@ class LbfgsState:
         """Minus the inverse Hessian that the history stands for, times the gradient: the two-loop recursion."""
         d, product = self._direction, self._product
         np.negative(self.gradient, out=d)
-        newest_first = [(self.end - 1 - age) % len(self.ys) for age in range(self.pairs)]
-        alpha = {}
-        for i in newest_first:
-            alpha[i] = _dot(self.s[i], d) / float(self.ys[i])
-            d -= np.multiply(self.y[i], alpha[i], out=product)
-        if newest_first:
-            newest = newest_first[0]
-            d *= float(self.ys[newest]) / _dot(self.y[newest], self.y[newest])
-        for i in reversed(newest_first):
-            beta = _dot(self.y[i], d) / float(self.ys[i])
-            d += np.multiply(self.s[i], alpha[i] - beta, out=product)
+        moves, alpha = newest_first(self.pairs, self.end, len(self.ys)), {}
+        with np.errstate(over="ignore", invalid="ignore"):  # where it leads too far, the slope tells
+            for i in moves:
+                alpha[i] = _dot(self.s[i], d) / float(self.ys[i])
+                d -= np.multiply(self.y[i], alpha[i], out=product)
+            if moves:
+                d *= float(self.ys[moves[0]]) / _dot(self.y[moves[0]], self.y[moves[0]])
+            for i in reversed(moves):
+                beta = _dot(self.y[i], d) / float(self.ys[i])
+                d += np.multiply(self.s[i], alpha[i] - beta, out=product)
         return d
 
     def _remember(self) -> None:
@@ -199,6 +203,11 @@ class LbfgsState:
         self.s[:], self.y[:], self.ys[:] = kept["memory_s"], kept["memory_y"], kept["memory_ys"]
         self.pairs, self.end, self.loss = int(kept["approx_hessian_count"]), int(kept["line_search_end"]), float(kept["loss"])
         self.iteration, self.evaluations = int(kept["iteration"]), int(kept["evaluations"])
+
+
+def newest_first(held: int, end: int, places: int) -> list[int]:
+    """Where a ring has the moves that it holds; the next one goes to `end`."""
+    return [(end - 1 - age) % places for age in range(held)]
 
 
 def _dot(a: np.ndarray, b: np.ndarray) -> float:
