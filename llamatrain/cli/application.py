@@ -26,7 +26,7 @@ class AsItIs:
     def coerce(value: Any, param: Any, ctx: Any) -> Any:
         if value is None:
             return () if param.multiple or param.nargs == -1 else None
-        return Path(value) if param.type_descriptor.annotation is Path else value
+        return a_path(value) if param.type_descriptor.annotation is Path else value
 
 
 def as_they_are(params: Sequence[Any]) -> Sequence[Any]:
