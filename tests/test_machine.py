@@ -89,6 +89,15 @@ def test_units_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
         units.switched_off()
 
 
+@pytest.mark.skipif("avx512" not in units.units(), reason="this is a smaller processor")
+@pytest.mark.parametrize("without", ["", "avx512"])
+def test_code_is_for_the_processor_that_is_left(without: str, tmp_path: Path) -> None:
+    script = "from llamatrain.kernels.cpu.elementwise import combine\nprint(combine.compiled._library.get_asm_str())"
+    environment = {**os.environ, "LLAMATRAIN_CACHE": str(tmp_path), units.SWITCH: without}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=True)
+    assert ("%zmm" in done.stdout) == ("%k1" in done.stdout) == (not without)
+
+
 def test_without_a_cache_folder_it_still_runs_and_says_so(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("no folder")

@@ -12,9 +12,10 @@ from typing import Any
 
 import llvmlite.binding as llvm
 import numba
-from numba.core import caching, config, sigutils
+from numba.core import caching, codegen, config, sigutils
 from numba.core.ccallback import CFunc
 from numba.core.errors import NumbaError
+from numba.core.registry import cpu_target
 from numba.core.runtime.nrt import rtsys
 
 from llamatrain.machine import cachefolder, units
@@ -36,7 +37,11 @@ woven = partial(inline, inline="always")
 @cache
 def setup() -> None:
     """What is Numba's for the whole process, said when something is first compiled and not before."""
-    config.CPU_NAME, config.CPU_FEATURES = units.target()
+    context, target = cpu_target.target_context, units.target()
+    declared_for = context.codegen().magic_tuple()[1:]
+    config.CPU_NAME, config.CPU_FEATURES = target
+    if declared_for != target:  # the first function that was declared, at an import, brought a compiler for this very processor
+        context._internal_codegen = codegen.JITCPUCodegen("numba.exec")
     config.THREADING_LAYER_PRIORITY = ["omp", "workqueue", "tbb"]
     # Addresses are integers here. Sinking one into a loop, LLVM may take the wrong summand for its pointer, find that it is 0
     # for the caller (whose code it sees later), and drop the code as undefined: seen in a decoder. So it shall not do that.
