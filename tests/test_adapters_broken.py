@@ -85,7 +85,7 @@ def broken_json(data: dict[str, Any]) -> Iterator[bytes]:
 
 def attempt(path: Path, changed: Path) -> bool:
     """Whether it could be read; if not, in words."""
-    start = time.perf_counter()
+    start = time.process_time()
     try:
         check(read(path, H), H, "base")
         fine = True
@@ -93,7 +93,7 @@ def attempt(path: Path, changed: Path) -> bool:
         message = str(error)
         assert message.startswith(str(path)) and message.isprintable() and len(message) < 1000, (changed, message)
         fine = False
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
     return fine
 
 

@@ -77,7 +77,7 @@ def test_mutated_files_end_in_words(tmp_path: Path) -> None:
     path, opened, refused = tmp_path / "broken.gguf", 0, 0
     for data in broken(small_files(tmp_path)):
         path.write_bytes(data)
-        start = time.perf_counter()
+        start = time.process_time()
         try:
             read_all(path)
             opened += 1
@@ -86,7 +86,7 @@ def test_mutated_files_end_in_words(tmp_path: Path) -> None:
             assert message.startswith(f"{path}: ") and message.isprintable(), message
             assert PLACE.search(message) or not data, message
             refused += 1
-        assert time.perf_counter() - start < 1
+        assert time.process_time() - start < 1
     assert opened + refused > 3000 and opened > 100 and refused > 2000, (opened, refused)
 
 
@@ -170,10 +170,10 @@ def test_a_large_file_that_lies_is_refused_at_once(tmp_path: Path) -> None:
     arrays = struct.pack("<IQ", 9, 100_000) + struct.pack("<IQ", 8, 0) * 100_000
     for value in (Value(Kind.ARRAY, struct.pack("<IQ", 8, 1_000_100) + words), Value(Kind.ARRAY, arrays)):
         path.write_bytes(made([pair("k", value.kind, bytes(value.raw)), pair("k", 4, bytes(4))], [], b""))
-        start = time.perf_counter()
+        start = time.process_time()
         with pytest.raises(FileError):
             open_gguf(path)
-        assert time.perf_counter() - start < 1
+        assert time.process_time() - start < 1
 
 
 def test_names_from_a_file_cannot_steer_the_terminal(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Chats: what of them is trained, and templates that mean harm."""
 
 import json
+import resource
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -114,11 +115,13 @@ def test_templates_are_rendered_as_hugging_face_does() -> None:
 
 
 @pytest.fixture
-def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[float]:
+def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What children take of the processor shows that they are stopped; how long it is until they have it does not."""
     monkeypatch.setattr(templates, "SECONDS", 1)
-    start = time.monotonic()
-    yield start
-    assert time.monotonic() - start < 8
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    yield
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 8
 
 
 HOSTILE = {
@@ -141,13 +144,13 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_template_is_stopped(name: str, short: float) -> None:
+def test_a_hostile_template_is_stopped(name: str, short: None) -> None:
     with pytest.raises(TemplateError) as info:
         render(HOSTILE[name])
     assert "\n" not in str(info.value) and str(info.value).startswith("the chat template")
 
 
-def test_a_stopped_child_is_replaced(short: float) -> None:
+def test_a_stopped_child_is_replaced(short: None) -> None:
     source = "{% if messages[0].content == 'hang' %}" + HOSTILE["endless"] + "{% endif %}{{ messages[0].content }}"
     with ChatTemplate(source) as template:
         assert template.render((talk("hi"), False)) == ["hi"]

@@ -217,9 +217,9 @@ def test_a_large_vocabulary_opens_fast_and_small() -> None:
     path = material("vocab/ggml-vocab-llama-bpe.gguf")
     times = []
     for _ in range(5):
-        start = time.perf_counter()
+        start = time.process_time()
         assert open_gguf(path).value("llama.embedding_length", int) == 4096
-        times.append(time.perf_counter() - start)
+        times.append(time.process_time() - start)
     assert min(times) < 0.05
     tracemalloc.start()
     gguf = open_gguf(path)

@@ -261,10 +261,10 @@ def test_a_step_that_is_not_printed_costs_little(tmp_path: Path) -> None:
         Metrics.fresh(tmp_path / "metrics.jsonl"), iters=10**6, every=10**6, console=Console(file=io.StringIO())
     ) as report:
         for first in range(0, 10_000, 1000):
-            begun = time.perf_counter()
+            begun = time.process_time()
             for line in lines[first : first + 1000]:
                 report.step(line)
-            costs.append((time.perf_counter() - begun) / 1000)
+            costs.append((time.process_time() - begun) / 1000)
     assert min(costs) < 20e-6
 
 
