@@ -65,7 +65,7 @@ def test_of_a_base(full: bool, place: Path) -> None:
 def test_a_time_is_for_the_run_that_it_was_given_to(place: Path) -> None:
     done = ran("from-scratch", "text.txt", *SMALL, "--iters", 1_000_000, "--max-time", "1s", "--save-every", 0, "--out", "run")
     assert "the time is up" in done.err
-    assert kept(place / "run")["run"]["max_time"] is None
+    assert kept(place / "run")["run"]["max_time"] is None and "max-time" not in config(place / "run")
     step, latest = len(steps(place / "run")), place / "run" / "checkpoint-LATEST.gguf"
     told = kept(place / "run")
     told["run"]["max_time"] = 0.001  # as it was kept once

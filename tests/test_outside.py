@@ -170,6 +170,24 @@ def test_too_small_a_vocabulary_is_told_by_its_name(place: Path) -> None:
     assert told.startswith("c.toml: vocab-size")
 
 
+@pytest.mark.parametrize(
+    ("toml", "told"),
+    [
+        ("embd = 32\nhead = 5", "5 heads do not divide a width of 32 (head, embd)"),
+        ("head = 4\nhead-kv = 3", "head-kv 3 cannot be; it takes what divides the 4 heads"),
+        ("layer = 5000", "layer 5000 cannot be; it takes 1 to 4096"),
+        ("rope-freq-scale = 1e-45", "rope-freq-scale 1e-45 cannot be; it takes 1e-38 to 1e+38"),
+        ("norm-rms-eps = 1e-60", "norm-rms-eps 0 cannot be"),
+        ("lr = [[]]", "lr a list cannot be; it takes a number"),
+    ],
+)
+def test_what_only_the_whole_shows_is_told_of_the_file_too(toml: str, told: str, place: Path) -> None:
+    Path("c.toml").write_text(toml)
+    for command in (("from-scratch",), ("plan", "from-scratch")):
+        words = error(run(*command, "text.txt", "--vocab-size", "bytes", "--config", "c.toml", "--out", "run"), 2)
+        assert words.startswith(f"c.toml: {told}") and not FLAG.search(words)
+
+
 HARMS: dict[str, dict[str, tuple[int, bytes] | None]] = {
     "no epsilon": {"llama__attention__layer_norm_rms_epsilon": number(F32, 0.0)},
     "an epsilon of nan": {"llama__attention__layer_norm_rms_epsilon": number(F32, math.nan)},
@@ -247,8 +265,9 @@ def test_a_folder_in_the_place_of_a_model_is_called_one(words: tuple[str, ...], 
 
 
 def test_no_name_is_no_folder(place: Path) -> None:
-    for words in (("generate", ""), ("inspect", ""), ("evaluate", "", "text.txt")):
-        assert not re.match(r"\.:", error(run(*words)))
+    data = [("from-scratch", ""), ("from-scratch", "text.txt", "--val", "", *SMALL), ("evaluate", "model.gguf", "")]
+    for words in (("generate", ""), ("inspect", ""), ("evaluate", "", "text.txt"), *data):
+        assert "an empty path" in error(run(*words))
 
 
 NO_TEXT = {
@@ -383,8 +402,8 @@ def test_nobody_compiles_on_for_a_run_that_was_ended(how: signal.Signals, cache:
         done = finished(process)
     assert done.code == {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGHUP: 129, signal.SIGKILL: -9}[how], done.err
     assert in_seconds(lambda: not holders(str(place)), 60)
+    assert not [*(place / "temporary").iterdir()]
     if how != signal.SIGKILL:
-        assert not [*(place / "temporary").iterdir()]
         assert "to go on: llamatrain from-scratch --resume" in done.err
         error_lines = [line for line in done.err.splitlines() if "Traceback" in line]
         assert not error_lines

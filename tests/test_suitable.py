@@ -31,6 +31,8 @@ TAKEN = r".*text and JSON lines \(\.txt, \.md, \.jsonl, \.ndjson"
         ("page", PAGE, r"page: markup"),
         ("feed.rss", b'<?xml version="1.0"?><rss/>', r"feed\.rss: markup"),
         ("a.pdf", b"%PDF-1.4 words", r"a\.pdf: a document"),
+        ("a.ps", b"%!PS-Adobe-3.0\nwords", r"a\.ps: a document"),
+        ("figure", b"%!PS-Adobe-3.0\nwords", r"figure: a document"),
         ("paper", b"%PDF-1.4 words", r"paper: a document"),
         ("a.docx", b"PK\x03\x04words", r"a\.docx: a document"),
         ("a.txt.gz", gzip.compress(b"words " * 99), r"a\.txt\.gz: packed"),

@@ -67,7 +67,10 @@ class ModelOptions(Checked, panel="A new model"):
     vocab_from: Annotated[Path | None, Option("Take the vocabulary of this GGUF file instead of learning one.")] = None
     rope_freq_base: Annotated[float, Option("Frequency base of the rotary positions.", least=1, example="10000")] = 10000.0
     rope_freq_scale: Annotated[
-        float, Option("Positions count this much: 0.5 stretches the context to twice its length.", above=0, example="0.5")
+        float,
+        Option(  # what lies beyond is no number, or 0, as files have it
+            "Positions count this much: 0.5 stretches the context to twice its length.", least=1e-38, most=1e38, example="0.5"
+        ),
     ] = 1.0
     norm_rms_eps: Annotated[float, Option("Epsilon of the RMS norms.", above=0, below=1, example="1e-5")] = 1e-5
     tie_embeddings: Annotated[bool, Option("One matrix serves as embeddings and as output.")] = False
