@@ -265,9 +265,9 @@ def test_under_nohup_the_end_of_the_terminal_is_none(tmp_path: Path) -> None:
 def test_a_signal_is_heard_in_the_middle_of_an_accumulation(tmp_path: Path) -> None:
     """A step of many micro-batches: it is not waited for, and what it has gathered is not lost."""
     data, folder = text_file(tmp_path, 40_000), tmp_path / "run"
-    command = arguments(data, "--batch", 2, "--ctx", 64, "--grad-acc", 1600, "--iters", 2, "--eval-every", 0)
+    command = arguments(data, "--batch", 2, "--ctx", 64, "--grad-acc", 400, "--iters", 2, "--eval-every", 0)
     ran(*command, "--out", tmp_path / "whole")
-    for pause in (0.1, 0.02, 0.3, 1.0, 0.0):  # one of them ends within the second step, however busy the machine is
+    for pause in (0.05, 0.2, 0.02, 0.5, 2.0):  # one of them ends within the second step, however busy the machine is
         with started(*command, "--out", folder, "--overwrite") as process:
             until(lambda: lines(folder) >= 1, process)
             time.sleep(pause)
