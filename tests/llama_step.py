@@ -15,8 +15,17 @@ class LlamaStep:
     As one program that streams its gradients; or `kept`, as two: gradients, which stay in the arena, and the clipped step.
     """
 
-    def __init__(self, size: Size, *, precision: str = "f32", kernels: str = "cpu", threads: int = 1,
-                 remat: str = "none", seed: int = 0, kept: bool = False) -> None:  # fmt: skip
+    def __init__(
+        self,
+        size: Size,
+        *,
+        precision: str = "f32",
+        kernels: str = "cpu",
+        threads: int = 1,
+        remat: str = "none",
+        seed: int = 0,
+        kept: bool = False,
+    ) -> None:
         m = self.model = llama(size)
         self.memory, self.steps = self.model.random(seed), 0
         made = differentiate(m.loss, m.trained, precision=precision, borders=m.borders, remat=remat)

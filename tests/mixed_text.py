@@ -53,11 +53,18 @@ class Mixer:
 
     def small(self) -> str:
         apostrophes = ["'s", "'S", "'t", "'RE", "'ve", "'Ll", "'d", "'x", "'", "don't ", "I'll", " '"]
-        return self.random.choice([
-            self.some(BLANKS, 12), self.some(" \n\t\r", 30), self.some(SIGNS, 40), self.some("abcXYZ ABC", 40),
-            str(self.random.randrange(10 ** self.random.randrange(1, 30))), "".join(self.random.choices(apostrophes, k=5)),
-            "<0x0A>", "\0",
-        ])  # fmt: skip
+        return self.random.choice(
+            [
+                self.some(BLANKS, 12),
+                self.some(" \n\t\r", 30),
+                self.some(SIGNS, 40),
+                self.some("abcXYZ ABC", 40),
+                str(self.random.randrange(10 ** self.random.randrange(1, 30))),
+                "".join(self.random.choices(apostrophes, k=5)),
+                "<0x0A>",
+                "\0",
+            ]
+        )
 
     def special(self) -> str:
         text = self.random.choice(self.specials) if self.specials else ""

@@ -239,10 +239,18 @@ def theirs(h: Hyperparameters) -> Any:
     """The same model in transformers."""
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     config = transformers.LlamaConfig(
-        vocab_size=h.vocab, hidden_size=h.embd, intermediate_size=h.ff, num_hidden_layers=h.layers, num_attention_heads=h.heads,
-        num_key_value_heads=h.kv_heads, head_dim=h.head_size, rms_norm_eps=h.rms_eps, attn_implementation="eager",
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0}, tie_word_embeddings=False,
-    )  # fmt: skip
+        vocab_size=h.vocab,
+        hidden_size=h.embd,
+        intermediate_size=h.ff,
+        num_hidden_layers=h.layers,
+        num_attention_heads=h.heads,
+        num_key_value_heads=h.kv_heads,
+        head_dim=h.head_size,
+        rms_norm_eps=h.rms_eps,
+        attn_implementation="eager",
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        tie_word_embeddings=False,
+    )
     model = transformers.LlamaForCausalLM(config).eval()
     state = {"model.norm.weight": "output_norm.weight", "lm_head.weight": OUTPUT, "model.embed_tokens.weight": EMBEDDINGS}
     for i in range(h.layers):
@@ -279,8 +287,9 @@ def test_peft_loads_what_is_written(tmp_path: Path, names: list[str]) -> None:
     model = library.PeftModel.from_pretrained(theirs(H), os.fspath(tmp_path / "p"))
     there = library.get_peft_model_state_dict(model)
     assert {name.replace(".base_layer", "") for name in there if "lora" not in name} <= {
-        "base_model.model.model.embed_tokens.weight", "base_model.model.lm_head.weight"
-    }  # fmt: skip
+        "base_model.model.model.embed_tokens.weight",
+        "base_model.model.lm_head.weight",
+    }
     assert sum("lora" in name for name in there) == 2 * len(pairs)
     ids = tokens(40)
     expected, base = their_logits(model, ids), our_logits(weights(H), ids)

@@ -27,9 +27,32 @@ WORDS = ("training.options", "training.extra", "training.partial")
 SECONDS = 20  # of the processor, that nothing may take
 GONE = object()  # in the place of a value: its key is taken away
 STRANGE: list[Any] = [
-    GONE, None, True, "", "text", "x" * 5000, "-", "a\0b", [], ["x"], [None], {}, {"a": 1}, -1, 0, 1, 2**31 - 1, 2**31, 2**63,
-    -(2**63), 0.5, 1e-300, 1e308, float("nan"), float("inf"),
-]  # fmt: skip
+    GONE,
+    None,
+    True,
+    "",
+    "text",
+    "x" * 5000,
+    "-",
+    "a\0b",
+    [],
+    ["x"],
+    [None],
+    {},
+    {"a": 1},
+    -1,
+    0,
+    1,
+    2**31 - 1,
+    2**31,
+    2**63,
+    -(2**63),
+    0.5,
+    1e-300,
+    1e308,
+    float("nan"),
+    float("inf"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -42,8 +42,9 @@ def trained_logits(h: Hyperparameters, arrays: Arrays, ids: list[int], kernels: 
     leaves, table = parameters(h), rope_state(h, len(ids))
     made = training(h, leaves, 1, len(ids), table, flash=False)
     output = made.loss.node.sources[0]  # the logits that the loss reads
-    program = Program.of([output], {leaves[name]: arrays[name] for name in leaves} | {table: h.rope.table(len(ids))},
-                         kernels=kernels)  # fmt: skip
+    program = Program.of(
+        [output], {leaves[name]: arrays[name] for name in leaves} | {table: h.rope.table(len(ids))}, kernels=kernels
+    )
     program.write(made.inputs["tokens"], ids)
     program.write(made.inputs["positions"], np.arange(len(ids)))
     program.write(made.inputs["mask"], np.where(np.tri(len(ids), dtype=bool), 0, -1e30))
@@ -189,8 +190,9 @@ def test_the_seed_decides() -> None:
 # ---- gradients through the cache -------------------------------------------
 
 
-def cached_loss(h: Hyperparameters, weights_: dict[str, Tensor], parts: list[int], caches: list[Tensor], table: Tensor,
-                dtype: DType) -> tuple[Tensor, list[dict[str, Tensor]], dict[str, Tensor]]:  # fmt: skip
+def cached_loss(
+    h: Hyperparameters, weights_: dict[str, Tensor], parts: list[int], caches: list[Tensor], table: Tensor, dtype: DType
+) -> tuple[Tensor, list[dict[str, Tensor]], dict[str, Tensor]]:
     """The loss of the last part's tokens, each part reading what those before it wrote into the cache."""
     inputs = []
     for count in parts:

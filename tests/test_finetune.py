@@ -95,8 +95,10 @@ def test_a_base_in_parts(place: Path) -> None:
     every = list(whole.tensors.values())
     for i, part in enumerate((every[:9], every[9:])):
         keys = (dict(whole.metadata.typed) if i == 0 else {}) | {
-            "split.no": u32(i), "split.count": u32(2), "split.tensors.count": u32(len(every))
-        }  # fmt: skip
+            "split.no": u32(i),
+            "split.count": u32(2),
+            "split.tensors.count": u32(len(every)),
+        }
         with new_gguf(place / f"s-0000{i + 1}-of-00002.gguf", keys, part) as out:
             for tensor in part:
                 out.write(tensor.name, tensor.raw)

@@ -204,9 +204,11 @@ def gguf_of(path: Path, a: object, b: object) -> None:
     from llamatrain.files.values import f32
 
     keys = {
-        "general.type": string("adapter"), "general.architecture": string("llama"), "adapter.type": string("lora"),
+        "general.type": string("adapter"),
+        "general.architecture": string("llama"),
+        "adapter.type": string("lora"),
         "adapter.lora.alpha": f32(4.0),
-    }  # fmt: skip
+    }
     arrays = {f"{Q}.lora_a": np.asarray(a), f"{Q}.lora_b": np.asarray(b)}
     with new_gguf(path, keys, [TensorInfo(name, by_name("F32"), array.shape) for name, array in arrays.items()]) as out:
         for name, array in arrays.items():

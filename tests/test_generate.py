@@ -222,9 +222,11 @@ GENERATE = "import sys; sys.argv[0] = 'llamatrain'; from llamatrain.cli.main imp
 
 def started(*arguments: str) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(
-        [sys.executable, "-c", GENERATE, "generate", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        [sys.executable, "-c", GENERATE, "generate", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(Path(command.__file__).parents[2])},
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(scope="module")

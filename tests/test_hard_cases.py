@@ -75,9 +75,12 @@ def test_numbers_beyond_the_rows_show_and_touch_no_foreign_memory(wild: int) -> 
     ids, w, weights, one = placeholder("ids", (3,), I32), placeholder("w", (4, 2)), placeholder("c", (3,)), placeholder("d", ())
     x = placeholder("x", (3, 2))
     memory = {
-        ids: np.array([0, wild, 1], np.int32), w: np.ones((4, 2), np.float32), x: np.ones((3, 2), np.float32),
-        weights: np.ones(3, np.float32), one: np.ones((), np.float32),
-    }  # fmt: skip
+        ids: np.array([0, wild, 1], np.int32),
+        w: np.ones((4, 2), np.float32),
+        x: np.ones((3, 2), np.float32),
+        weights: np.ones(3, np.float32),
+        one: np.ones((), np.float32),
+    }
     (taken,) = run([ops.get_rows(w, ids)], memory)
     assert np.isnan(taken[1]).all() and np.isfinite(taken[[0, 2]]).all()
     assert np.isnan(run([ops.cross_entropy_loss(ops.matmul(x, w), ids, weights)], memory)[0])
@@ -124,11 +127,16 @@ def test_programs_that_cannot_be(how: dict) -> None:
 def test_graphs_that_cannot_be() -> None:
     x = placeholder("x", (2, 3))
     for make in (
-        lambda: ops.add(x, 1.0), lambda: ops.add(x, np.ones(3)), lambda: ops.acc(x, x, slices=((0, 2), (0, 3))),
-        lambda: ops.reshape(x, shape=(-2, -3)), lambda: placeholder("y", (-1, 3)), lambda: ops.fill(shape=(-2, -2), value=0.0),
-        lambda: ops.cast(x, dtype="f32"), lambda: ops.scale(x, by="a"),
+        lambda: ops.add(x, 1.0),
+        lambda: ops.add(x, np.ones(3)),
+        lambda: ops.acc(x, x, slices=((0, 2), (0, 3))),
+        lambda: ops.reshape(x, shape=(-2, -3)),
+        lambda: placeholder("y", (-1, 3)),
+        lambda: ops.fill(shape=(-2, -2), value=0.0),
+        lambda: ops.cast(x, dtype="f32"),
+        lambda: ops.scale(x, by="a"),
         lambda: ops.get_rows_back(x, placeholder("i", (2,), I32), rows=-1),
-    ):  # fmt: skip
+    ):
         with pytest.raises(GraphError):
             make()
 

@@ -43,8 +43,16 @@ def test_defaults_of_old_files(tmp_path: Path) -> None:
     h = small(kv_heads=4, ctx=2048)
     path = written(tmp_path / "m.gguf", h, weights(h))
     gguf = open_gguf(path)
-    for name in ("context_length", "attention.head_count_kv", "attention.key_length", "attention.value_length",
-                 "rope.dimension_count", "rope.freq_base", "attention.layer_norm_rms_epsilon", "vocab_size"):  # fmt: skip
+    for name in (
+        "context_length",
+        "attention.head_count_kv",
+        "attention.key_length",
+        "attention.value_length",
+        "rope.dimension_count",
+        "rope.freq_base",
+        "attention.layer_norm_rms_epsilon",
+        "vocab_size",
+    ):
         del gguf.metadata.typed[f"llama.{name}"]
     assert replace(read(gguf), rope=h.rope) == h
     gguf.metadata.typed["llama.rope.scale_linear"] = f32(2.0)

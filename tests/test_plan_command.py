@@ -175,9 +175,15 @@ def test_the_plan_is_what_is_measured(name: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak of a process is read as Linux tells it")
 @pytest.mark.parametrize(
-    "options", [("--cache-base", "off"), ("--cache-base", "bf16"), ("--precision", "f32"), ("--remat", "block"),
-                ("--cache-base", "off", "--sample-every", "1", "--sample-prompt", "some")],
-)  # fmt: skip
+    "options",
+    [
+        ("--cache-base", "off"),
+        ("--cache-base", "bf16"),
+        ("--precision", "f32"),
+        ("--remat", "block"),
+        ("--cache-base", "off", "--sample-every", "1", "--sample-prompt", "some"),
+    ],
+)
 @pytest.mark.parametrize("kind", ["Q4_0", "F32", "F16"])
 def test_the_plan_of_an_adapter_is_what_is_measured(options: tuple[str, ...], kind: str, tmp_path: Path) -> None:
     model = base(tmp_path / "base.gguf", small(embd=512, heads=8, head_size=64, ff=1536, layers=8, vocab=8192), kind)

@@ -24,9 +24,22 @@ def test_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     "sizes",
-    ["--head 0", "--head 3", "--head-kv 3", "--embd 96 --head 32", "--ff 100", "--ff 0", "--vocab 5", "--vocab 99999999999",
-     "--layer -1", "--layer 99999", "--seed -1", "--type q4_k --embd 64", "--vocab-from none.gguf"],
-)  # fmt: skip
+    [
+        "--head 0",
+        "--head 3",
+        "--head-kv 3",
+        "--embd 96 --head 32",
+        "--ff 100",
+        "--ff 0",
+        "--vocab 5",
+        "--vocab 99999999999",
+        "--layer -1",
+        "--layer 99999",
+        "--seed -1",
+        "--type q4_k --embd 64",
+        "--vocab-from none.gguf",
+    ],
+)
 def test_what_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], sizes: str) -> None:
     with pytest.raises(SystemExit) as end:
         made(monkeypatch, tmp_path / "m.gguf", "--shape", "small", *sizes.split())

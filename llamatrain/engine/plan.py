@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from llamatrain.engine.order import make_contiguous, ordered, owner_of
-from llamatrain.errors import MemoryPlanError
 from llamatrain.graph.ops import cont
 from llamatrain.graph.show import verify
 from llamatrain.graph.tensor import Node, Quantised, Tensor, leaves_of
@@ -110,14 +109,13 @@ def plan(
     pinned: Iterable[Tensor] = (),
     scratch: Scratch = lambda node: 0,
     resident: Resident = sum,
-    memory: int | None = None,
     naive: bool = False,
 ) -> Plan:
     """Lay the graph out. Of the two evaluation orders the one with the lower peak is taken.
 
-    `pinned` are outputs that the caller holds memory for. `memory` is a limit for everything together, in bytes. A naive plan
-    gives each value memory of its own: where it gives other results than the usual one, the planner is wrong, not a kernel.
-    `scratch` and `resident` are what its backend says of kernels and of quantised weights.
+    `pinned` are outputs that the caller holds memory for. A naive plan gives each value memory of its own: where it gives other
+    results than the usual one, the planner is wrong, not a kernel. `scratch` and `resident` are what its backend says of kernels
+    and of quantised weights.
     """
     asked, pinned = list(dict.fromkeys(outputs)), set(pinned)
     own = [cont(output) if output in pinned and owner_of(output) is not output else output for output in asked]
@@ -127,24 +125,7 @@ def plan(
     candidates = (ordered(list(laid.values()), left_to_right) for left_to_right in (True, False))
     best = min((_lay_out(nodes, laid, pins, scratch, naive) for nodes in candidates), key=lambda each: each.arena)
     best.base_bytes = resident(leaf.nbytes for leaf in best.leaves("state") if isinstance(leaf.dtype, Quantised))
-    if memory is not None and best.total > memory:
-        raise MemoryPlanError(does_not_fit(best, memory))
     return best
-
-
-def does_not_fit(plan: Plan, memory: int) -> str:
-    """How much is missing, and what would help."""
-    missing = plan.total - memory
-    helps = []
-    if plan.arena > missing:
-        helps.append("recomputation (remat), a smaller batch or a shorter context shrink the arena")
-    if plan.bytes("state") + plan.pinned_bytes > missing:
-        helps.append("training fewer weights (LoRA) saves gradients and moments")
-    helps = helps or ["a smaller model"]
-    return (
-        f"needs {plan.total:,} bytes ({plan.arena:,} of them for the arena), "
-        f"which is {missing:,} more than the {memory:,} given; {'; '.join(helps)}"
-    )
 
 
 def _lay_out(

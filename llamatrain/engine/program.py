@@ -44,12 +44,11 @@ class Program:
         drop_base: bool = False,
         arena: Memory | None = None,
         naive: bool = False,
-        limit: int | None = None,
     ) -> "Program":
         """Plan and bind in one go; outputs that `memory` is given for are pinned to it."""
         outputs, memory, backend = list(outputs), memory or {}, backend_of(kernels, threads, drop_base)
         pinned = [output for output in outputs if output in memory and output.node]
-        laid_out = plan(outputs, pinned=pinned, scratch=backend.scratch, resident=backend.resident, naive=naive, memory=limit)
+        laid_out = plan(outputs, pinned=pinned, scratch=backend.scratch, resident=backend.resident, naive=naive)
         return cls(laid_out, memory, backend, arena=arena)
 
     def __call__(self) -> None:
