@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from llamatrain.files.reader import Gguf, open_gguf
+from llamatrain.files.reader import open_gguf
 from tests.runs import (
     PROGRAM,
     TINY,
@@ -358,17 +358,3 @@ def test_a_checkpoint_file_is_resumed_into_a_folder(tmp_path: Path) -> None:
     ran("from-scratch", "--resume", tmp_path / "run" / "checkpoint-LATEST.gguf", "--iters", 9, "--out", tmp_path / "other")
     assert losses(tmp_path / "other")[-3:] == losses(tmp_path / "whole")[-3:]
     same_bits(tmp_path / "whole" / "model.gguf", tmp_path / "other" / "model.gguf")
-
-
-def test_a_checkpoint_is_opened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = list[Path]()
-
-    def counted(path: str | Path) -> Gguf:
-        opened.append(Path(path))
-        return open_gguf(path)
-
-    ran(*arguments(text_file(tmp_path), "--iters", 3, "--ctx", 16, "--out", tmp_path / "run"))
-    for room in ("store.reading", "store.names", "recipe.sources", "recipe.resume", "recipe.model"):
-        monkeypatch.setattr(f"llamatrain.{room}.open_gguf", counted)
-    ran("from-scratch", "--resume", tmp_path / "run", "--iters", 4)
-    assert opened == [tmp_path / "run" / "checkpoint-3.gguf"]

@@ -77,7 +77,7 @@ def opened(asked: Asked, resumed: Resumed | None) -> Sources:
 def base_of(asked: Asked, resumed: Resumed | None) -> Gguf | None:
     """A run of every weight that goes on has it in its checkpoint."""
     if resumed and (asked.command != "finetune" or asked.tune.full or not asked.base):
-        return resumed.checkpoint.file
+        return open_gguf(resumed.path)
     if not asked.base:
         return None
     if resumed and not Path(asked.base).exists():

@@ -23,7 +23,6 @@ from zlib import crc32
 import numpy as np
 
 from llamatrain.files.constants import ALIGNMENT
-from llamatrain.files.reader import Gguf
 from llamatrain.files.types import TensorInfo, by_name
 from llamatrain.files.values import Kind, Value, boolean, f32, number, numbers, string, strings, u32, u64
 from llamatrain.files.writer import head, new_gguf
@@ -53,7 +52,6 @@ class Checkpoint:
     numbers: dict[str, float | int | bool] = field(default_factory=dict)  # by full key: optimizer.<kind>.*
     extra: dict[str, Any] = field(default_factory=dict)  # JSON: what else is to be known of what is trained
     notes: list[str] = field(default_factory=list)  # what a reader should be told; not written
-    file: Gguf | None = None  # that it was read from
 
     @property
     def kept(self) -> dict[str, Any]:

@@ -27,7 +27,7 @@ DERIVED = ("best_loss", "previous_loss", "no_improvement_count")  # from those o
 
 def read(path: str | Path) -> Checkpoint:
     """Arrays are views of the file as it is mapped into memory: the file stays open until they are gone."""
-    gguf = file = open_gguf(path)
+    gguf = open_gguf(path)
     if gguf.kind != "checkpoint":
         raise FileError(f"{path}: no checkpoint of a training run, but a file of kind {gguf.kind}")
     version, notes = gguf.value("training.file_version", int), list[str]()
@@ -54,7 +54,6 @@ def read(path: str | Path) -> Checkpoint:
         numbers=_numbers(gguf, f"optimizer.{optimizer}."),
         extra={key: value for key, value in extra.items() if key not in (OWED, ENDED)},
         notes=notes,
-        file=file,
     )
     if wrong := fault(checkpoint, gguf.value("optimizer.parameter_count", int)):
         raise FileError(f"{path}: {wrong}")
