@@ -305,6 +305,7 @@ def test_a_second_signal_leaves_at_once(tmp_path: Path) -> None:
     data, folder = text_file(tmp_path, 200_000), tmp_path / "run"
     with started(*arguments(data, *LONG), "--out", folder) as process:
         until(lambda: lines(folder) >= 1, process)
+        time.sleep(0.5)  # the next one is under way
         process.send_signal(signal.SIGINT)
         time.sleep(0.6)  # two at once are meant as one
         assert process.poll() is None, "the first one waits for the micro-batch"
