@@ -3,9 +3,7 @@
 import json
 import random
 import shutil
-import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from llamatrain.store import checkpoint
 from llamatrain.store.checkpoint import GRADIENTS
 from llamatrain.store.reading import read
 from llamatrain.train.state import Partial
+from tests.in_time import in_time
 from tests.lora_runs import base
 from tests.runs import TINY, Done, ran, run, text_file
 from tests.small_models import small
@@ -87,25 +86,9 @@ def halved(path: Path, target: Path) -> Path:
     return target
 
 
-@contextmanager
-def in_time() -> Iterator[None]:
-    """By the processor's clock: how busy the machine is does not count."""
-
-    def late(*_: object) -> None:
-        raise TimeoutError
-
-    before = signal.signal(signal.SIGPROF, late)
-    signal.setitimer(signal.ITIMER_PROF, SECONDS)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.signal(signal.SIGPROF, before)
-
-
 def gone_on(command: str, path: Path, folder: Path) -> Done:
     shutil.rmtree(folder, ignore_errors=True)
-    with in_time():
+    with in_time(SECONDS):
         return run(command, "--resume", path, "--iters", 4, "--out", folder)
 
 
@@ -212,6 +195,6 @@ def test_a_schedule_of_many_periods_is_soon_told(growth: float, runs: dict[str, 
     told["train"] |= {"restart_growth": growth, "decay_steps": 1, "iters": 2**31 - 1}
     values = {"training.options": string(json.dumps(told)), "training.iteration_count": number(Kind.UINT64, 2**31 - 3)}
     crafted = forge(source, tmp_path / "crafted.gguf", values)
-    with in_time():
+    with in_time(SECONDS):
         done = run("from-scratch", "--resume", crafted, "--out", tmp_path / "run")
     assert done.code == 0, done.err

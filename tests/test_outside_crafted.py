@@ -3,17 +3,16 @@
 import json
 import random
 import shutil
-import signal
 import struct
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.in_time import in_time
 from tests.runs import TINY, Argument, Done, ran, run, text_file
 
 SECONDS = 5  # of the processor, that no refusal may take
@@ -122,26 +121,6 @@ def number(kind: int, value: float) -> tuple[int, bytes]:
     return kind, struct.pack(NUMBERS[kind], value)
 
 
-class TooLong(BaseException):
-    """No error that a program would take for its own."""
-
-
-@contextmanager
-def in_time() -> Iterator[None]:
-    """By the processor's clock: how busy the machine is does not count."""
-
-    def late(*_: object) -> None:
-        raise TooLong
-
-    before = signal.signal(signal.SIGPROF, late)
-    signal.setitimer(signal.ITIMER_PROF, SECONDS)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.signal(signal.SIGPROF, before)
-
-
 def told(done: Done, what: object) -> bool:
     """Whether it worked; else it said why in one short line."""
     assert "Traceback" not in done.err, (what, done.err[-2000:])
@@ -177,7 +156,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> dict[str, File]:
 def gone_on(file: File, place: Path, *more: Argument, command: str = "from-scratch") -> Done:
     path = file.write(place / "crafted.gguf")
     shutil.rmtree(place / "run", ignore_errors=True)
-    with in_time():
+    with in_time(SECONDS):
         return run(command, "--resume", path, "--out", place / "run", *more)
 
 
@@ -312,5 +291,5 @@ def test_other_commands_take_a_forged_checkpoint_or_say_why_not(
     for _ in range(15):
         file, what = mutated(sound[dice.choice([*WAYS])], dice)
         path = file.write(tmp_path / "crafted.gguf")
-        with in_time():
+        with in_time(SECONDS):
             told(run(*(path if word == "FILE" else word for word in words)), (words[0], what))
