@@ -23,6 +23,7 @@ from zlib import crc32
 import numpy as np
 
 from llamatrain.files.constants import ALIGNMENT
+from llamatrain.files.mapped import MappedFile, files_of
 from llamatrain.files.types import TensorInfo, by_name
 from llamatrain.files.values import Kind, Value, boolean, f32, number, numbers, string, strings, u32, u64
 from llamatrain.files.writer import head, new_gguf
@@ -52,6 +53,11 @@ class Checkpoint:
     numbers: dict[str, float | int | bool] = field(default_factory=dict)  # by full key: optimizer.<kind>.*
     extra: dict[str, Any] = field(default_factory=dict)  # JSON: what else is to be known of what is trained
     notes: list[str] = field(default_factory=list)  # what a reader should be told; not written
+
+    @property
+    def files(self) -> list[MappedFile]:
+        """That it was read from, and its arrays lie in."""
+        return files_of((*self.weights.values(), *self.vectors.values()))
 
     @property
     def kept(self) -> dict[str, Any]:

@@ -10,9 +10,9 @@ import numpy as np
 from llamatrain.data.rows import State
 from llamatrain.errors import FileError
 from llamatrain.files.cursor import quoted
+from llamatrain.files.mapped import unchanged
 from llamatrain.files.pages import release
 from llamatrain.files.reader import FileTensor, Gguf, open_gguf
-from llamatrain.files.values import Value
 from llamatrain.optim import registry
 from llamatrain.optim.optimizer import Optimizer
 from llamatrain.optim.stop import StopState
@@ -28,6 +28,12 @@ DERIVED = ("best_loss", "previous_loss", "no_improvement_count")  # from those o
 def read(path: str | Path) -> Checkpoint:
     """Arrays are views of the file as it is mapped into memory: the file stays open until they are gone."""
     gguf = open_gguf(path)
+    with unchanged(gguf.files):
+        return checkpoint_in(gguf)
+
+
+def checkpoint_in(gguf: Gguf) -> Checkpoint:
+    path = gguf.path
     if gguf.kind != "checkpoint":
         raise FileError(f"{path}: no checkpoint of a training run, but a file of kind {gguf.kind}")
     version, notes = gguf.value("training.file_version", int), list[str]()
@@ -39,8 +45,7 @@ def read(path: str | Path) -> Checkpoint:
     optimizer, extra = gguf.value("optimizer.type", str), _json(gguf, "training.extra")
     checkpoint = Checkpoint(
         kind=gguf.value("training.type", str),
-        # copied, as a run keeps them, and would keep its first file open with them
-        metadata={key: Value(v.kind, bytes(v.raw)) for key, v in gguf.metadata.typed.items() if not key.startswith(OWN)},
+        metadata={key: value for key, value in gguf.metadata.typed.items() if not key.startswith(OWN)},
         weights={name: _array(gguf, tensor) for name, tensor in gguf.tensors.items() if not name.startswith(OWN)},
         options=_json(gguf, "training.options"),
         state=_state(gguf, extra),
