@@ -9,7 +9,7 @@ from llamatrain.data.rows import State
 from llamatrain.data.sine import Sine
 from llamatrain.errors import UsageError
 from llamatrain.recipe.model import Model
-from llamatrain.train.loop import Batches
+from llamatrain.train.around import Batches
 
 
 class CountedBatches(Batches, Protocol):

@@ -102,7 +102,7 @@ def resolve(asked: Asked, row: int, rows_of: Callable[[int], int], peft: Path | 
         threads=asked.run.threads or cores(),
         precision=precision_of(train),
         optimizer=optimizer,
-        gradients=gradients_of(train, optimizer),
+        gradients=gradients_of(train, optimizer, reads_base=asked.command == "finetune" and not tune.full),
         alpha=tune.lora_alpha if tune.full or tune.lora_init else tune.alpha,
         peft=peft,
     )
@@ -114,7 +114,8 @@ def precision_of(options: TrainOptions) -> Precision:
     return "bf16" if units() & {"amx", "avx512bf16"} and options.kernels == "cpu" else "f32"
 
 
-def gradients_of(train: TrainOptions, optimizer: Optimizer) -> Gradients:
+def gradients_of(train: TrainOptions, optimizer: Optimizer, reads_base: bool) -> Gradients:
+    """Those that a base was read for are not used before it was seen to be what it was."""
     if not isinstance(optimizer, StepRule) or train.grad_acc > 1:
         return "flat"
-    return "arena" if train.clip > 0 else "streamed"
+    return "arena" if train.clip > 0 or reads_base else "streamed"

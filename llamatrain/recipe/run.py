@@ -7,14 +7,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from llamatrain.adapters import peft
 from llamatrain.config.file import config_text
 from llamatrain.errors import FileError, UsageError
+from llamatrain.files.mapped import unchanged
 from llamatrain.files.newfile import NewFile
 from llamatrain.machine.terminal import is_shown, say
 from llamatrain.optim.optimizer import Descent
 from llamatrain.recipe.asked import Asked
 from llamatrain.recipe.header import facts
+from llamatrain.recipe.inputs import BesideRun
 from llamatrain.recipe.interrupts import Interrupts
 from llamatrain.recipe.model import OWN_SIZE, model_for
 from llamatrain.recipe.options import PlaceOptions
@@ -85,7 +89,9 @@ def written(asked: Asked, sources: Sources, place: PlaceOptions, given: Collecti
             target = target_of(asked, model, sources, peft_folder(asked, sources, folder, place, given))
             trained = target.leaves("off").trained
             check_trained(resumed, trained)
-            target.write(folder.result(target.result), {name: resumed.checkpoint.weights[name] for name in trained})
+            with unchanged(resumed.checkpoint.files):
+                parts = {name: np.array(resumed.checkpoint.weights[name]) for name in trained}
+            target.write(folder.result(target.result), parts)
         finally:
             folder.discard()
     result = folder.path / target.result
@@ -209,6 +215,8 @@ def loop_of(prepared: Prepared, folder: RunFolder, report: Report, interrupts: I
     else:
         target.begin(parts)
     descent = prepared.resolved.optimizer.descent(programs.weights.vector)
+    sources, arrays = prepared.sources, leaves.frozen.values()
+    beside = BesideRun(inputs=sources.inputs, warn=report.warn, frozen=arrays, is_same=sources.is_same_base)
     saver = Saver(
         options=kept.plain(),
         keep=kept.run.keep,
@@ -218,6 +226,7 @@ def loop_of(prepared: Prepared, folder: RunFolder, report: Report, interrupts: I
         descent=descent,
         folder=folder,
         flush=report.metrics.flush,
+        tell=beside.tell,
     )
     return Loop(
         programs=programs,
@@ -229,6 +238,7 @@ def loop_of(prepared: Prepared, folder: RunFolder, report: Report, interrupts: I
         show=lambda step: prepared.samples.show(step, leaves, parts, report),
         state=state_of(prepared, programs, descent, course, report),
         signals=interrupts,
+        beside=beside,
         descent=descent,
     )
 
@@ -238,7 +248,7 @@ def state_of(prepared: Prepared, programs: Programs, descent: Descent | None, co
     resumed, rows = prepared.sources.resumed, prepared.data.rows
     if not resumed:  # the base's own loss is line 0
         return RunState(data=rows.state, owed=prepared.kept.command == "finetune" and course.eval_every > 0)
-    with telling(resumed):
+    with telling(resumed), unchanged(resumed.checkpoint.files):
         state, warnings = restored(resumed.checkpoint, programs, descent, rows, course.grad_acc)
     for line in warnings:
         report.warn(line)

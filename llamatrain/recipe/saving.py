@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from llamatrain.errors import FileError
+from llamatrain.files.mapped import unchanged
 from llamatrain.files.pages import release
 from llamatrain.files.values import Value
 from llamatrain.graph.tensor import Tensor
@@ -32,8 +33,10 @@ class Saver:
     descent: Descent | None
     folder: RunFolder
     flush: Callable[[], None]  # of the figures, which must not know less than a checkpoint
+    tell: Callable[[], None] = lambda: None  # of what became of the run's inputs
 
     def save(self, state: RunState) -> str:
+        self.tell()
         self.flush()
         path = self.folder.save(self.checkpoint(state), self.keep)
         self.target.write(self.folder.result(self.target.result), self.programs.weights.parts)
@@ -76,9 +79,10 @@ def check_trained(resumed: Resumed, trained: Mapping[str, Tensor]) -> None:
 
 
 def filled(checkpoint: Checkpoint, parts: Mapping[str, np.ndarray]) -> None:
-    for name, part in parts.items():
-        part[...] = checkpoint.weights[name]
-        release(checkpoint.weights[name])
+    with unchanged(checkpoint.files):
+        for name, part in parts.items():
+            part[...] = checkpoint.weights[name]
+            release(checkpoint.weights[name])
 
 
 def restored(
