@@ -18,14 +18,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from llamatrain.machine.cachefolder import cache_folder
 from tests.lora_runs import base
+from tests.runs import ROOT
 from tests.small_models import small
 
 PROGRAM = r"""
@@ -72,7 +72,7 @@ MEDIUM = ("--embd", "512", "--head", "8", "--layer", "8", "--ff", "1376", "--voc
 BYTES, F32, HALF = ("--vocab-size", "bytes"), ("--precision", "f32"), ("--precision", "bf16")
 
 
-def scratch_cases() -> Iterator[Case]:
+def sizes() -> Iterator[Case]:
     for name, size in (("tiny", (*TINY, *BYTES)), ("small", (*SMALL, *BYTES)), ("medium", MEDIUM)):
         for precision in (F32, HALF):
             for ctx, batch in ((64, 8), (512, 2), (1024, 1), (2048, 1)):
@@ -80,6 +80,9 @@ def scratch_cases() -> Iterator[Case]:
                     for flash in ((), ("--no-flash",)):
                         words = (*size, *precision, "--ctx", str(ctx), "--batch", str(batch), *flash)
                         yield Case(f"{name} {precision[1]} ctx{ctx}{' plain' if flash else ''}", words)
+
+
+def ways() -> Iterator[Case]:
     some = (*SMALL, *BYTES, "--ctx", "256", "--batch", "4")
     for how in ("none", "light", "block", "optimal", "3"):
         yield Case(f"remat {how}", (*some, *HALF, "--remat", how))
@@ -97,28 +100,30 @@ def scratch_cases() -> Iterator[Case]:
     yield Case("sampled", (*some, *F32, "--sample-every", "1", "--sample-prompt", "a"))
     yield Case("sampled bf16", (*some, *HALF, "--sample-every", "1", "--sample-prompt", "a"))
     yield Case("saved often", (*MEDIUM, *HALF, "--ctx", "64", "--save-every", "1"))
+    for name, words in (("", ()), (" lbfgs", ("--optimizer", "lbfgs")), (" medium", MEDIUM)):
+        yield Case(f"resumed{name}", (*SMALL, *BYTES, "--ctx", "128", *F32, *words), resumed=True)
+
+
+def data() -> Iterator[Case]:
     yield Case("sine", (*TINY, *F32), data=())
     yield Case("sine medium", (*MEDIUM[:-2], *HALF, "--ctx", "256"), data=())
     yield Case("deep", (*TINY, *BYTES, "--layer", "128", *F32, "--ctx", "64"))
     yield Case("deep recomputed", (*TINY, *BYTES, "--layer", "64", *F32, "--ctx", "64", "--remat", "block"))
     for megabytes in (2, 20, 50):
-        data = (f"{megabytes}MB.txt",)
+        named = (f"{megabytes}MB.txt",)
         for kind in ("bytes", "2000", "8000"):
-            yield Case(f"{megabytes}MB vocabulary {kind}", (*TINY, "--vocab-size", kind, *F32), data=data)
-        yield Case(f"{megabytes}MB vocabulary bytes warm", (*TINY, *BYTES, *F32), data=data, warm=True)
+            yield Case(f"{megabytes}MB vocabulary {kind}", (*TINY, "--vocab-size", kind, *F32), data=named)
+        yield Case(f"{megabytes}MB vocabulary bytes warm", (*TINY, *BYTES, *F32), data=named, warm=True)
     yield Case("2MB vocabulary 30000 small", (*SMALL, "--vocab-size", "30000", *HALF), data=("2MB.txt",))
     yield Case("2MB vocabulary from", (*TINY, "--vocab-from", "F32.gguf", *F32), data=("2MB.txt",))
-    for ways in (("prompts", ()), ("chats", ()), ("chats packed", ("--pack",)), ("samples", ("--sample-start", "\\n"))):
-        name, words = ways
-        data = ("text.txt",) if name == "samples" else (f"{name.split()[0]}.jsonl",)
-        yield Case(name, (*SMALL, *BYTES, *F32, "--ctx", "256", *words), data=data)
+    for name, words in (("prompts", ()), ("chats", ()), ("chats packed", ("--pack",))):
+        yield Case(name, (*SMALL, *BYTES, *F32, "--ctx", "256", *words), data=(f"{name.split()[0]}.jsonl",))
+    yield Case("samples", (*SMALL, *BYTES, *F32, "--ctx", "256", "--sample-start", "."))
     yield Case("20MB samples overlapping", (*TINY, *BYTES, *F32, "--overlapping-samples"), data=("20MB.txt",))
     yield Case("20MB prompts", (*TINY, *BYTES, *F32, "--ctx", "128"), data=("20MB.jsonl",))
-    for name, words in (("", ()), (" lbfgs", ("--optimizer", "lbfgs")), (" medium", MEDIUM)):
-        yield Case(f"resumed{name}", (*SMALL, *BYTES, "--ctx", "128", *F32, *words), resumed=True)
 
 
-def tuning_cases() -> Iterator[Case]:
+def tunings() -> Iterator[Case]:
     some = ("--ctx", "256", "--batch", "2")
     for kind in ("F32", "F16", "Q8_0", "Q4_0", "Q4_K", "Q6_K", "IQ3_S"):
         for words in (("--cache-base", "off", *HALF), ("--cache-base", "bf16", *HALF), F32):
@@ -151,8 +156,10 @@ def sentences(size: int) -> Iterator[str]:
 
 
 def lines_of(kind: str, size: int) -> Iterator[str]:
+    at = random.Random(2)
     for line in sentences(size):
-        half, text = len(line) // 2, line.strip()
+        text = (line * at.choice((1, 1, 2, 4))).strip().replace("\n", " ")
+        half = len(text) // 2
         turns = [{"role": "user", "content": text[:half]}, {"role": "assistant", "content": text[half:]}]
         yield json.dumps({"messages": turns} if kind == "chats" else {"prompt": text[:half], "completion": text[half:]}) + "\n"
 
@@ -184,10 +191,8 @@ def family(process: int) -> list[int]:
     found = [process]
     for each in found:
         for place in Path(f"/proc/{each}/task").glob("*/children"):
-            try:
+            with suppress(OSError):
                 found += map(int, place.read_text().split())
-            except OSError:
-                pass
     return found
 
 
@@ -234,8 +239,7 @@ class Bench:
         if case.warm or case.resumed:
             self.begun(case, words, out)
         if case.resumed:
-            words = [*named[:1], "--resume", str(out), "--iters", str(case.steps + 3)] if case.base else ["--resume", str(out)]
-            words = [*map(str, words), *(() if case.base else ("--iters", str(case.steps + 3)))]
+            words = [*map(str, named[: len(given)]), "--resume", str(out), "--iters", str(case.steps + 3)]
         plan = measured(["plan", case.command, *words, "--json"], self.environment)
         if plan.code:
             return f"{case.name:34} {plan.err.splitlines()[0][:150]}  BAD"
@@ -265,7 +269,7 @@ def main() -> int:
     args.folder.mkdir(parents=True, exist_ok=True)
     bench, bad = Bench(args.folder, args.limit), 0
     print(f"{'':34} {'planned':>9} {'peak':>9} {'off':>8} {'together':>9}")
-    for case in (*scratch_cases(), *tuning_cases()):
+    for case in (*sizes(), *ways(), *data(), *tunings()):
         if not args.words or any(word in case.name for word in args.words):
             line = bench.run(case)
             bad += "BAD" in line

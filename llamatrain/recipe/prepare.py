@@ -11,6 +11,7 @@ from llamatrain.errors import MemoryPlanError
 from llamatrain.recipe.asked import Asked
 from llamatrain.recipe.data import TrainingData, data_of, sine_of
 from llamatrain.recipe.fitting import Extent, Fitted, fitted
+from llamatrain.recipe.limits import check_held
 from llamatrain.recipe.memory import Way
 from llamatrain.recipe.model import Model, model_for
 from llamatrain.recipe.request import Request
@@ -51,8 +52,10 @@ def begun(request: Request) -> tuple[Asked, Sources, list[str]]:
 
 
 def prepare(asked: Asked, sources: Sources, peft: Path | None, notes: list[str], given: Collection[str]) -> Prepared:
+    check_held(asked.train.memory)
     model = model_for(asked, sources, given)
     target = target_of(asked, model, sources, peft)  # what adapters are not as they should be is told before the data is read
+    check_held(asked.train.memory)
     data = data_of(asked.files, model, asked.data, asked.train.seed)
     resolved = resolve(asked, model.row, data.rows.count, peft)
     samples = shown(resolved, model, data.rows if isinstance(data.rows, Sine) else None)
@@ -111,6 +114,7 @@ def planned(request: Request) -> tuple[Way, str | None]:
 def way_of(request: Request) -> tuple[Way, str | None]:
     given = request.given
     asked, sources, _ = begun(request)
+    check_held(asked.train.memory)
     if named := [file for file in asked.files if file != "-"]:
         find_sources(named)
     model = model_for(asked, sources, given, read=False)
@@ -122,5 +126,6 @@ def way_of(request: Request) -> tuple[Way, str | None]:
         decoding=shown(resolved, model, sine).positions,
         goes_on=sources.goes_on,
     )
-    found = fitted(resolved, target_of(asked, model, sources, None), extent, refuse=False)
+    refuse = asked.train.memory is not None  # else it is told what would be needed
+    found = fitted(resolved, target_of(asked, model, sources, None), extent, refuse)
     return found.way, found.excess
