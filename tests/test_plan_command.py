@@ -85,6 +85,13 @@ def test_of_a_base_its_pages_count_or_its_copies(tmp_path: Path) -> None:
     assert plan["base_pages"] == 4 * 512 * 256
 
 
+def test_a_vocabulary_to_be_learned_counts_in_full(tmp_path: Path) -> None:
+    sizes = (1000, 1000, 31_000)  # the first loads what this process keeps
+    _, few, many = (planned(text_file(tmp_path), *SHAPE[:-2], "--vocab-size", size) for size in sizes)
+    assert 14e6 < parts(many)["interpreter"] - parts(few)["interpreter"] < 18e6, "its texts and tables, too"
+    assert parts(many)["weights"] - parts(few)["weights"] == 4 * 2 * 30_000 * 256
+
+
 def test_for_people(tmp_path: Path) -> None:
     done = ran("plan", "from-scratch", text_file(tmp_path), *SHAPE)
     said = done.out + done.err

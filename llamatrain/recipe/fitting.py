@@ -38,6 +38,7 @@ class Extent:
     validating: bool
     decoding: int  # positions of the cache for samples; 0: none
     goes_on: bool  # then its batches stay as they are
+    to_come: int = 0  # bytes that the program will hold beside what it holds now
 
 
 def fitted(resolved: Resolved, target: Target, extent: Extent, refuse: bool = True) -> Fitted:
@@ -45,7 +46,7 @@ def fitted(resolved: Resolved, target: Target, extent: Extent, refuse: bool = Tr
     not fit: where that is to be refused, without planning it if so much is clear."""
     caches = caches_of(resolved, target.h)
     runner(resolved.threads)  # every run needs it, and what it loads is to be counted as what the process holds
-    held = resident()
+    held = resident() + extent.to_come
     with told_if_long(f"planning a run of {target.h.layers:,} layers, which takes a while"):
         for cache in caches:
             leaves, last = target.leaves(cache), cache == caches[-1]

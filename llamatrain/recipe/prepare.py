@@ -111,6 +111,14 @@ def planned(request: Request) -> tuple[Way, str | None]:
         return way_of(request)
 
 
+TOKEN = 500  # bytes of each in a vocabulary that was read: texts, merges, and the tables to find them
+
+
+def unread_of(model: Model, sources: Sources) -> int:
+    """What a vocabulary takes that is not learned yet."""
+    return 0 if sources.base or not model.tokenizer else TOKEN * (model.h.vocab - len(model.tokenizer))
+
+
 def way_of(request: Request) -> tuple[Way, str | None]:
     given = request.given
     asked, sources, _ = begun(request)
@@ -125,6 +133,7 @@ def way_of(request: Request) -> tuple[Way, str | None]:
         validating=bool(asked.data.val or asked.data.val_split),
         decoding=shown(resolved, model, sine).positions,
         goes_on=sources.goes_on,
+        to_come=unread_of(model, sources),
     )
     refuse = asked.train.memory is not None  # else it is told what would be needed
     found = fitted(resolved, target_of(asked, model, sources, None), extent, refuse)
