@@ -92,6 +92,15 @@ def test_a_vocabulary_to_be_learned_counts_in_full(tmp_path: Path) -> None:
     assert parts(many)["weights"] - parts(few)["weights"] == 4 * 2 * 30_000 * 256
 
 
+def test_rows_of_several_lengths_have_a_program_each(tmp_path: Path) -> None:
+    """Which are what a process grows by, where there is no more to compute."""
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text('{"prompt": "some", "completion": "more"}\n' * 9)
+    shape = (*SHAPE, "--ctx", 256, "--remat", "none")
+    _, packed, apart = (planned(lines, *shape, *how) for how in ((), ("--pack",), ()))
+    assert apart["interpreter"] > packed["interpreter"] + 3e6
+
+
 def test_for_people(tmp_path: Path) -> None:
     done = ran("plan", "from-scratch", text_file(tmp_path), *SHAPE)
     said = done.out + done.err

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llamatrain.config.units import Size
+from llamatrain.data.rows import lengths_of
 from llamatrain.data.sine import Sine
 from llamatrain.data.sources import find_sources
 from llamatrain.errors import MemoryPlanError
@@ -123,13 +124,13 @@ def way_of(request: Request) -> tuple[Way, str | None]:
     given = request.given
     asked, sources, _ = begun(request)
     check_held(asked.train.memory)
-    if named := [file for file in asked.files if file != "-"]:
-        find_sources(named)
+    named = [file for file in asked.files if file != "-"]
+    whole = not asked.data.pattern and all(source.kind == "text" for source in (find_sources(named) if named else ()))
     model = model_for(asked, sources, given, read=False)
     sine = None if asked.files else sine_of(model, 0)
     resolved = resolve(asked, model.row, lambda epochs: epochs)
     extent = Extent(
-        lengths=(model.row,),
+        lengths=lengths_of(model.row, asked.data, whole),
         validating=bool(asked.data.val or asked.data.val_split),
         decoding=shown(resolved, model, sine).positions,
         goes_on=sources.goes_on,
