@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import tracemalloc
 import unicodedata
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -134,6 +135,17 @@ def test_kinds_of_characters_agree_with_this_python() -> None:
 
 def chunks(raw: bytes, size: int) -> Iterator[bytes]:
     return (raw[at : at + size] for at in range(0, len(raw), size))
+
+
+def test_much_text_is_encoded_in_little_memory() -> None:
+    encoder, text = load(Metadata(new_vocabulary.bytes_only())), b"some words, and more of them\n" * 100_000
+    list(encoder.encode_large([b"some"]))
+    tracemalloc.start()
+    for _ in encoder.encode_large(chunks(text, 1 << 20), threads=2):
+        pass
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 12e6
 
 
 @pytest.mark.parametrize("names", ["small", *_KNOWN])

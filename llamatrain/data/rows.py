@@ -55,6 +55,14 @@ class Batch:
     size: int  # tokens without padding
 
 
+def lengths_of(ctx: int, options: DataOptions, only_text: bool) -> tuple[int, ...]:
+    """The lengths that batches have: one program each. Text, packed and filled rows are all as long as can be."""
+    if only_text or options.pack or options.fill_with_next_samples:
+        return (ctx,)
+    quarters = (-(-ctx * part // (4 * GRAIN)) * GRAIN for part in (1, 2, 3))
+    return tuple(sorted({length for length in quarters if length < ctx} | {ctx}))
+
+
 class Rows:
     def __init__(self, corpus: Corpus, options: DataOptions, seed: int, eos: int | None = None, bos: int | None = None) -> None:
         self.corpus, self.options, self.ctx = corpus, options, corpus.ctx
@@ -67,11 +75,7 @@ class Rows:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """The lengths that batches have: one program each. Text, packed and filled rows are all as long as can be."""
-        if self.corpus.only_text or self.options.pack or self.options.fill_with_next_samples:
-            return (self.ctx,)
-        quarters = (-(-self.ctx * part // (4 * GRAIN)) * GRAIN for part in (1, 2, 3))
-        return tuple(sorted({length for length in quarters if length < self.ctx} | {self.ctx}))
+        return lengths_of(self.ctx, self.options, self.corpus.only_text)
 
     # ---- where training stands ---------------------------------------------
 

@@ -5,12 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llamatrain.config.units import Size
+from llamatrain.data.rows import lengths_of
 from llamatrain.data.sine import Sine
 from llamatrain.data.sources import find_sources
 from llamatrain.errors import MemoryPlanError
 from llamatrain.recipe.asked import Asked
 from llamatrain.recipe.data import TrainingData, data_of, sine_of
 from llamatrain.recipe.fitting import Extent, Fitted, fitted
+from llamatrain.recipe.limits import check_held
 from llamatrain.recipe.memory import Way
 from llamatrain.recipe.model import Model, model_for
 from llamatrain.recipe.request import Request
@@ -51,8 +53,10 @@ def begun(request: Request) -> tuple[Asked, Sources, list[str]]:
 
 
 def prepare(asked: Asked, sources: Sources, peft: Path | None, notes: list[str], given: Collection[str]) -> Prepared:
+    check_held(asked.train.memory)
     model = model_for(asked, sources, given)
     target = target_of(asked, model, sources, peft)  # what adapters are not as they should be is told before the data is read
+    check_held(asked.train.memory)
     data = data_of(asked.files, model, asked.data, asked.train.seed)
     resolved = resolve(asked, model.row, data.rows.count, peft)
     samples = shown(resolved, model, data.rows if isinstance(data.rows, Sine) else None)
@@ -108,19 +112,30 @@ def planned(request: Request) -> tuple[Way, str | None]:
         return way_of(request)
 
 
+TOKEN = 500  # bytes of each in a vocabulary that was read: texts, merges, and the tables to find them
+
+
+def unread_of(model: Model, sources: Sources) -> int:
+    """What a vocabulary takes that is not learned yet."""
+    return 0 if sources.base or not model.tokenizer else TOKEN * (model.h.vocab - len(model.tokenizer))
+
+
 def way_of(request: Request) -> tuple[Way, str | None]:
     given = request.given
     asked, sources, _ = begun(request)
-    if named := [file for file in asked.files if file != "-"]:
-        find_sources(named)
+    check_held(asked.train.memory)
+    named = [file for file in asked.files if file != "-"]
+    whole = not asked.data.pattern and all(source.kind == "text" for source in (find_sources(named) if named else ()))
     model = model_for(asked, sources, given, read=False)
     sine = None if asked.files else sine_of(model, 0)
     resolved = resolve(asked, model.row, lambda epochs: epochs)
     extent = Extent(
-        lengths=(model.row,),
+        lengths=lengths_of(model.row, asked.data, whole),
         validating=bool(asked.data.val or asked.data.val_split),
         decoding=shown(resolved, model, sine).positions,
         goes_on=sources.goes_on,
+        to_come=unread_of(model, sources),
     )
-    found = fitted(resolved, target_of(asked, model, sources, None), extent, refuse=False)
+    refuse = asked.train.memory is not None  # else it is told what would be needed
+    found = fitted(resolved, target_of(asked, model, sources, None), extent, refuse)
     return found.way, found.excess
