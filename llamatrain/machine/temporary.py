@@ -23,7 +23,8 @@ _going: dict[Path, tuple[int, int | None]] = {}  # the process that they belong 
 
 def goes_with_program(path: Path) -> Path:
     """It is held for as long as it is there, so that no other run takes it for what was left behind."""
-    _going[path] = os.getpid(), _lock(path)
+    if path not in _going:  # a second lock of the same would wait for the first
+        _going[path] = os.getpid(), _lock(path)
     return path
 
 
