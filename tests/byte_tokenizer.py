@@ -20,6 +20,9 @@ class ByteTokenizer:
     eot: int | None = CLOSE
     chat_template: str | None = None
 
+    def __len__(self) -> int:
+        return 256 + len(CONTROLS)
+
     @property
     def fingerprint(self) -> str:
         return f"bytes {self}"

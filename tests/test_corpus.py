@@ -207,6 +207,9 @@ def test_a_split_shares_no_target(size: int, ctx: int, share: float, seed: int, 
 class Runes(ByteTokenizer):
     """A token for each character."""
 
+    def __len__(self) -> int:
+        return 0x110000
+
     def encode(self, text: str | bytes, *, special: bool = False) -> np.ndarray:
         return np.array([ord(c) for c in (text if isinstance(text, str) else text.decode())], np.int32)
 

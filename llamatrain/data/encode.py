@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from llamatrain.data.cache import Store, StoreWriter, stored
+from llamatrain.data.cache import Bounds, Store, StoreWriter, stored
 from llamatrain.data.chat import agreeing, encode_chat
 from llamatrain.data.forms import Chat, Document, Prompt, parse_line
 from llamatrain.data.options import DataOptions
@@ -39,6 +39,8 @@ class TokenizerLike(Protocol):
     add_bos: bool
     add_eos: bool
     chat_template: str | None
+
+    def __len__(self) -> int: ...
 
     @property
     def fingerprint(self) -> str: ...
@@ -70,11 +72,17 @@ class Encoder:
 
     def store(self, sources: list[DataFile]) -> Store:
         """The tokens of some files of one kind."""
+        key, bounds = self._key(sources), self._bounds(sources)
         if sources[0].kind == "lines":
             with closing(self.template):
-                return stored(self._key(sources), lambda writer: self._fill_lines(sources, writer))
+                return stored(key, lambda writer: self._fill_lines(sources, writer), bounds)
         fill = self._fill_samples if self.options.pattern else self._fill_text
-        return stored(self._key(sources), lambda writer: fill(sources, writer))
+        return stored(key, lambda writer: fill(sources, writer), bounds)
+
+    def _bounds(self, sources: list[DataFile]) -> Bounds:
+        """A document is a file, or some bytes of one."""
+        files, size = len(sources), sum(source.path.stat().st_size for source in sources)
+        return Bounds(ids=len(self.tokenizer), files=files, documents=files + size)
 
     def _key(self, sources: list[DataFile]) -> str:
         options, tokenizer = self.options, self.tokenizer

@@ -5,6 +5,8 @@ A template comes with a model file and may be hostile. The sandbox stops attribu
 """
 
 import json
+import os
+import select
 import signal
 import sys
 from datetime import datetime
@@ -14,6 +16,11 @@ import jinja2
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+try:
+    import fcntl
+except ImportError:  # not a Unix
+    fcntl = None  # type: ignore[assignment]
 
 
 class GenerationTag(Extension):
@@ -58,9 +65,25 @@ def limit_memory(size: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 
 
+def input_ends_it(on: bool) -> None:
+    """While a request is worked on nothing comes in but the end of whoever asked: then a signal ends this process, too, in the
+    middle of a C function. (A thread would wait for the end of that.)"""
+    if fcntl is None or not hasattr(os, "O_ASYNC"):
+        return
+    how = fcntl.fcntl(0, fcntl.F_GETFL)
+    if not on:
+        fcntl.fcntl(0, fcntl.F_SETFL, how & ~os.O_ASYNC)
+        return
+    fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(0, fcntl.F_SETFL, how | os.O_ASYNC)
+    if select.select([0], [], [], 0)[0]:  # it came before
+        os._exit(1)
+
+
 def serve(memory: int, seconds: int) -> None:
     template = None
-    for line in sys.stdin.buffer:
+    while line := sys.stdin.buffer.readline():
+        input_ends_it(True)
         if hasattr(signal, "alarm"):
             signal.alarm(seconds)  # unhandled, it ends the process even in the middle of a C function
         try:
@@ -82,6 +105,7 @@ def serve(memory: int, seconds: int) -> None:
             out = json.dumps({"error": text[:300]})
         if hasattr(signal, "alarm"):
             signal.alarm(0)
+        input_ends_it(False)
         sys.stdout.write(out + "\n")
         sys.stdout.flush()
 

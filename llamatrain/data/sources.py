@@ -4,7 +4,6 @@ import glob
 import shutil
 import stat
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
@@ -15,7 +14,7 @@ from typing import BinaryIO, Literal
 
 from llamatrain.data.suitable import KINDS, KNOWN, MARK, TAKEN, check_head, check_name
 from llamatrain.errors import DataError
-from llamatrain.machine.temporary import goes_with_program
+from llamatrain.machine.temporary import passing_file
 
 HEAD = 1 << 16  # bytes that show whether a file is text at all
 
@@ -106,11 +105,11 @@ def _standard_input() -> DataFile:
 @cache
 def _spooled(origin: Path | BinaryIO, name: str) -> DataFile:
     """What a stream holds, in a file of its own for as long as the program runs."""
+    path = passing_file()
     with (
-        tempfile.NamedTemporaryFile(prefix="llamatrain-", delete=False) as spool,
+        path.open("wb") as spool,
         origin.open("rb") if isinstance(origin, Path) else nullcontext(origin) as stream,
     ):
-        path = goes_with_program(Path(spool.name))
         shutil.copyfileobj(stream, spool)
     return DataFile(path, name, _look(path))
 
