@@ -52,7 +52,7 @@ class Report:
         console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.metrics = metrics
+        self.metrics, metrics.tell = metrics, self.warn
         self.iters = iters
         self.console = console or stderr()
         self._every = every or stride(iters)
@@ -122,6 +122,10 @@ class Report:
         self._doing, self._saved = "", f"saved at {step}"
         if not self._live:
             self.say(f"saved at step {step}: {path}")
+
+    def unsaved(self, step: int, why: str) -> None:
+        self._doing = ""
+        self.warn(f"nothing was saved at step {step}: {why}; the next save tries again")
 
     def evaluating(self, what: str = "validating") -> None:
         """What goes on between two steps, for the progress display."""

@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from llamatrain.data.rows import Batch, State
-from llamatrain.errors import LlamatrainError
+from llamatrain.errors import FileError, LlamatrainError
 from llamatrain.optim.optimizer import Descent
 from llamatrain.optim.schedule import Schedule
 from llamatrain.optim.stop import StopRules
@@ -51,6 +51,8 @@ class Listener(Protocol):
     def validation(self, step: int, loss: float, tokens: int) -> None: ...
 
     def saved(self, step: int, path: str) -> None: ...
+
+    def unsaved(self, step: int, why: str) -> None: ...
 
 
 class Signals(Protocol):
@@ -102,7 +104,7 @@ class Loop:
     validation: Batches | None
     course: Course
     listener: Listener
-    save: Callable[[RunState], str]  # writes checkpoint and result, and gives the checkpoint's name
+    save: Callable[[RunState, bool], str]  # writes checkpoint and result, the last ones or not, and gives the checkpoint's name
     show: Callable[[int], None]  # what the model makes by now
     state: RunState = field(default_factory=RunState)
     signals: Signals = field(default_factory=Quiet)
@@ -120,7 +122,7 @@ class Loop:
             outcome = self._until_the_end()
         except Interrupted:
             outcome = Outcome("interrupted", self.signals.asked, finished=False)
-        self._save()
+        self._save(last=True)
         return outcome
 
     def _until_the_end(self) -> Outcome:
@@ -279,13 +281,20 @@ class Loop:
         self.state.owed = False
         self.listener.validation(self.state.counters.step, math.fsum(losses) / weight, tokens)
 
-    def _save(self) -> None:
+    def _save(self, last: bool = False) -> None:
+        """A save that fails costs nothing while there are more to come."""
         if not math.isfinite(float(self.programs.weights.vector.sum(dtype=np.float64))):
             raise TrainingError(
                 f"step {self.state.counters.step}: a weight is NaN or infinite; the last good checkpoint: {self.saved}; "
                 "a lower learning rate may do"
             )
-        self.saved = self.save(self.state)
+        try:
+            self.saved = self.save(self.state, last)
+        except FileError as error:
+            if last:
+                raise
+            self.listener.unsaved(self.state.counters.step, str(error))
+            return
         self.listener.saved(self.state.counters.step, self.saved)
 
 
