@@ -46,8 +46,8 @@ def tuned(out: str = "run", *more: Argument) -> Path:
 
 def with_options(folder: Path, **parts: object) -> Path:
     """The run's checkpoint says other options, and its checksum is right."""
-    newest = folder / LATEST
-    options = RunFolder.newest(folder)[0].options
+    checkpoint, newest, _ = RunFolder.newest(folder)
+    options = checkpoint.options
     for name, values in parts.items():
         options[name] = {**options[name], **values} if isinstance(values, dict) else values
     forged = forge(newest, folder / "forged", {"training.options": string(json.dumps(options))})

@@ -310,6 +310,8 @@ place = Path(sys.argv[1])
 with RunFolder(place) as run:
     step = RunFolder.newest(place)[0].state.counters.step if any(place.glob("checkpoint-*")) else 0
     made = [tiny_checkpoint(step=0, partial=partial) for partial in (True, False)]
+    if not step:
+        run.save(made[0], 2)
     print(step, flush=True)
     while True:
         step += 1

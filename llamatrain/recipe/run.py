@@ -1,5 +1,6 @@
 """Assembles a run: from options, or from the run that is gone on with, to everything that the loop is given."""
 
+import os
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,8 +14,8 @@ from llamatrain.recipe.asked import Asked
 from llamatrain.recipe.header import facts
 from llamatrain.recipe.interrupts import Interrupts
 from llamatrain.recipe.model import model_for
-from llamatrain.recipe.place import config_of, folder_of, metrics_of, peft_folder, settle
-from llamatrain.recipe.prepare import Prepared, begun, prepare
+from llamatrain.recipe.options import PlaceOptions
+from llamatrain.recipe.prepare import Prepared, begun, config_of, peft_folder, prepare, read_by
 from llamatrain.recipe.request import Request
 from llamatrain.recipe.resume import Resumed
 from llamatrain.recipe.saving import Saver, check_trained, filled, restored
@@ -23,6 +24,7 @@ from llamatrain.recipe.targets import target_of
 from llamatrain.report.metrics import Metrics
 from llamatrain.report.report import Report, nobody
 from llamatrain.store.folder import RunFolder
+from llamatrain.store.names import numbered
 from llamatrain.train.loop import DONE, Course, Loop, Outcome
 from llamatrain.train.programs import Programs
 from llamatrain.train.state import RunState
@@ -54,7 +56,7 @@ def trained(request: Request, interrupts: Interrupts) -> Finished:
             try:
                 peft, more = peft_folder(asked, sources, folder, request)
                 prepared = prepare(asked, sources, peft, [*notes, *more], given)
-                settle(prepared, folder, place)
+                settle(prepared, folder, place.config)
                 return run(prepared, folder, interrupts)
             finally:
                 folder.discard()
@@ -90,6 +92,36 @@ def written(asked: Asked, sources: Sources, request: Request) -> Finished:
     result = folder.path / target.result
     tell_end(result, Outcome(DONE), "")
     return Finished(outcome=Outcome(DONE), folder=folder.path, result=result, steps=resumed.step, notes=tuple(notes))
+
+
+# ---- the folder ----------------------------------------------------------
+
+
+def folder_of(command: str, place: PlaceOptions, sources: Sources) -> RunFolder:
+    """A new folder, or the one that the run has."""
+    home = sources.home if place.resume else None
+    if home is None or (place.out and os.path.realpath(place.out) != os.path.realpath(home)):
+        return RunFolder.new(place.out, command, place.overwrite)
+    assert place.resume
+    if place.resume.is_file() and any(later > sources.step for later in numbered(home)):
+        raise UsageError(
+            f"{place.resume}: its folder has later checkpoints; --resume {home} takes the newest, --out begins another run"
+        )
+    return RunFolder(home)
+
+
+def settle(prepared: Prepared, folder: RunFolder, config: Path | None) -> None:
+    """Make the folder the run's own."""
+    if folder.path == prepared.sources.home:
+        folder.rewind(prepared.sources.step)  # past those that are damaged
+    else:
+        folder.clear(read_by(prepared, config))
+
+
+def metrics_of(sources: Sources, folder: RunFolder) -> Metrics:
+    """New, or those of the run so far; in a new folder its first part is told, too."""
+    name = "metrics.jsonl"
+    return Metrics(folder.result(name), sources.home and sources.home / name, sources.step)
 
 
 @contextmanager

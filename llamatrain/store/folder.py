@@ -110,7 +110,7 @@ class RunFolder:
         self.aside, self.fresh, self.made = None, False, False
         with suppress(OSError):
             if fresh:  # the checkpoints last: as long as there is one, it is the run that is there
-                for file in sorted(files_of(self.path), key=lambda file: (file.name not in RESULTS, file.name)):
+                for file in sorted(files_of(self.path), key=lambda file: (file.name in RESULTS, file.name), reverse=True):
                     file.unlink()
             if aside:
                 asides.put_back(aside)

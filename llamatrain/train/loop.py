@@ -282,7 +282,6 @@ class Loop:
         self.listener.validation(self.state.counters.step, math.fsum(losses) / weight, tokens)
 
     def _save(self, last: bool = False) -> None:
-        """A save that fails costs nothing while there are more to come."""
         if not math.isfinite(float(self.programs.weights.vector.sum(dtype=np.float64))):
             raise TrainingError(
                 f"step {self.state.counters.step}: a weight is NaN or infinite; the last good checkpoint: {self.saved}; "
@@ -290,12 +289,11 @@ class Loop:
             )
         try:
             self.saved = self.save(self.state, last)
+            self.listener.saved(self.state.counters.step, self.saved)
         except FileError as error:
             if last:
                 raise
             self.listener.unsaved(self.state.counters.step, str(error))
-            return
-        self.listener.saved(self.state.counters.step, self.saved)
 
 
 def total_weight(batches: list[Batch]) -> float:
