@@ -3,7 +3,7 @@
 import os
 import shlex
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llamatrain.adapters import peft as peft_files
@@ -59,7 +59,7 @@ def prepare(asked: Asked, sources: Sources, peft: Path | None, notes: list[str],
     model = model_for(asked, sources, given)
     target = target_of(asked, model, sources, peft)  # what adapters are not as they should be is told before the data is read
     data = data_of(asked.files, model, asked.data, asked.train.seed)
-    resolved = resolve(asked, model.row, data.rows.count, peft)
+    resolved = resolve(asked, model.row, data.rows.count)
     samples = shown(resolved, model, data.rows if isinstance(data.rows, Sine) else None)
     extent = Extent(
         lengths=data.rows.lengths,
@@ -154,16 +154,20 @@ def config_of(kept: Asked) -> str:
     return config_text(head, kept.files, list(kept.parts.values()), unsaid, base="" if new else kept.base)
 
 
-def peft_folder(asked: Asked, sources: Sources, folder: RunFolder, request: Request) -> tuple[Path | None, list[str]]:
+def peft_folder(asked: Asked, sources: Sources, folder: RunFolder, request: Request) -> tuple[Asked, Path | None, list[str]]:
     """The folder for PEFT replaces nothing that is read or was not asked for; that of another run is left to it, and so is one
-    that only a checkpoint names, unless it lies in the run's own folder. And what is to be said of that."""
+    that only a checkpoint names, unless it lies in the run's own folder. And what is asked then, and is to be said of it."""
     path, place = asked.tune.peft, request.place
     elsewhere = sources.home is not None and folder.path != sources.home
     if path is None or (elsewhere and "peft" not in request.given):
-        return None, []
+        return replace(asked, tune=replace(asked.tune, peft=None)), None, []
     real, said = os.path.realpath(path), "peft" in request.said
     if "peft" not in request.given and not Path(real).is_relative_to(os.path.realpath(folder.path)):
-        return None, [f"the adapter is not written to {path}, which the checkpoint alone names; --peft {path} writes it there"]
+        return (
+            asked,
+            None,
+            [f"the adapter is not written to {path}, which the checkpoint alone names; --peft {path} writes it there"],
+        )
     for read in asked.adapters:
         if os.path.realpath(read) == real:
             raise UsageError(f"--peft {path} would replace {read}, which is being read: another name will do")
@@ -174,7 +178,7 @@ def peft_folder(asked: Asked, sources: Sources, folder: RunFolder, request: Requ
     if there and not own and not (place.overwrite and said):
         replaced = "" if place.resume else ", --overwrite replaces it" if said else f", --overwrite --peft {path} replaces it"
         raise FileError(f"{path}: there is an adapter already; another --peft leaves it alone{replaced}")
-    return path, []
+    return asked, path, []
 
 
 def peft_before(resumed: Resumed | None) -> str | None:

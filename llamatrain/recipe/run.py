@@ -54,7 +54,7 @@ def trained(request: Request, interrupts: Interrupts) -> Finished:
         interrupts.leaving = folder.discard
         with interrupts:
             try:
-                peft, more = peft_folder(asked, sources, folder, request)
+                asked, peft, more = peft_folder(asked, sources, folder, request)
                 prepared = prepare(asked, sources, peft, [*notes, *more], given)
                 settle(prepared, folder, place.config)
                 return run(prepared, folder, interrupts)
@@ -80,7 +80,7 @@ def written(asked: Asked, sources: Sources, request: Request) -> Finished:
         raise UsageError("--only-write-lora replaces no run: leave --overwrite out, and name a new folder with --out")
     with folder_of(asked.command, request.place, sources) as folder:
         try:
-            peft, notes = peft_folder(asked, sources, folder, request)
+            asked, peft, notes = peft_folder(asked, sources, folder, request)
             for line in notes:
                 say(f"note: {line}")
             target = target_of(asked, model, sources, peft)
