@@ -4,6 +4,7 @@ import os
 import stat
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -11,6 +12,8 @@ from typing import Self
 import numpy as np
 
 from llamatrain.errors import FileError
+
+PASSED_OVER = ".passed-over"  # behind the name of what makes way
 
 
 class NewFile:
@@ -77,3 +80,12 @@ class NewFile:
 
     def _failure(self, error: OSError) -> FileError:
         return FileError(f"{self.path}: cannot be written: {error.strerror}")
+
+
+def pass_over(file: Path) -> None:
+    """Leave it beside its place, under a name that nothing has."""
+    for number in count():
+        place = file.with_name(f"{file.name}{PASSED_OVER}{f'-{number}' if number else ''}")
+        if not os.path.lexists(place):
+            file.rename(place)
+            return

@@ -166,7 +166,7 @@ def peft_folder(asked: Asked, sources: Sources, folder: RunFolder, request: Requ
         return (
             asked,
             None,
-            [f"the adapter is not written to {path}, which the checkpoint alone names; --peft {path} writes it there"],
+            [f"the adapter is not written to {path}, which its checkpoint alone names; --peft {path} does that"],
         )
     for read in asked.adapters:
         if os.path.realpath(read) == real:

@@ -76,12 +76,14 @@ class Saver:
 
     def _left(self, state: RunState, why: FileError) -> FileError:
         """What is to be told where it is saved elsewhere, or nowhere."""
+        before = self.metrics.path
         for place in self.folder.left():
             self.metrics.path = self.folder.result(self.metrics.path.name)
             with suppress(FileError):
                 self._saved(state)
                 self._write_config()
                 return FileError(f"{why}; the run is saved in {place} instead: {flag_of('resume')} {place} goes on with it")
+        self.metrics.path = before
         return why
 
     def _write_config(self) -> None:

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, BinaryIO, Self
 
 from llamatrain.errors import FileError
-from llamatrain.files.newfile import NewFile
+from llamatrain.files.newfile import NewFile, pass_over
 
 WAIT = 0.2  # seconds that lines may lie in the buffer while steps follow fast
 LONGEST = 4096  # bytes of a line that is read; ours have some 150
@@ -96,6 +96,7 @@ class Metrics:
         with suppress(FileNotFoundError):
             if os.path.samestat(os.lstat(self.path), os.fstat(self._file.fileno())):
                 return
+            pass_over(self.path)
         made = self._made(raw for raw, _ in self._written())
         self._file.close()
         self._file = made

@@ -7,6 +7,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from statistics import median
 from types import TracebackType
@@ -185,7 +186,8 @@ class Report:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
+        with suppress(FileError) if error else nullcontext():  # what ends the run is told, and no more
+            self.close()
 
     # ---- how it is shown ---------------------------------------------------
 

@@ -22,7 +22,7 @@ from typing import Self
 
 from llamatrain.config.options import flag_of
 from llamatrain.errors import FileError
-from llamatrain.files.newfile import NewFile
+from llamatrain.files.newfile import NewFile, pass_over
 from llamatrain.store import aside as asides
 from llamatrain.store.aside import ASIDE
 from llamatrain.store.checkpoint import Checkpoint, write
@@ -38,7 +38,6 @@ from llamatrain.store.names import (
     is_temporary,
     newest_first,
     numbered,
-    pass_over,
     telling,
 )
 from llamatrain.store.reading import read
@@ -149,13 +148,15 @@ class RunFolder:
 
     def left(self) -> Iterator[Path]:
         """Other folders, one after the other, where this one takes no more files; the run is in the one that was given last."""
-        for place in instead(self.path):
+        before = self.path
+        for place in instead(before):
             self._take(place)
             yield self.path
             with suppress(OSError):  # it was of no use
                 for file in files_of(self.path):
                     file.unlink()
                 self.path.rmdir()
+        self.path = before
 
     def _take(self, place: tuple[Path, Lock] | None) -> None:
         if place is None:

@@ -4,7 +4,6 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from itertools import count
 from pathlib import Path
 
 from llamatrain.errors import FileError
@@ -14,7 +13,6 @@ LATEST = "checkpoint-LATEST.gguf"
 NUMBERED = re.compile(r"checkpoint-(0|[1-9][0-9]{0,18})\.gguf")
 RESULTS = ("config.toml", "metrics.jsonl", "loss.svg", "model.gguf", "adapter.gguf")
 TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{8}\.tmp")
-PASSED_OVER = ".passed-over"  # behind the name of what a run makes way for
 
 
 def files_in(folder: Path) -> list[Path]:
@@ -70,15 +68,6 @@ def has_saved(folder: Path) -> bool:
 
 def can_go_on(folder: Path) -> bool:
     return any(file.name not in RESULTS for file in files_of(folder))
-
-
-def pass_over(file: Path) -> None:
-    """Leave it beside its place, under a name that nothing has."""
-    for number in count():
-        place = file.with_name(f"{file.name}{PASSED_OVER}{f'-{number}' if number else ''}")
-        if not os.path.lexists(place):
-            file.rename(place)
-            return
 
 
 @contextmanager
