@@ -125,7 +125,6 @@ class Report:
             self.say(f"saved at step {step}: {path}")
 
     def unsaved(self, step: int, why: str) -> None:
-        self._doing = ""
         self.warn(f"nothing was saved at step {step}: {why}; the next save tries again")
 
     def evaluating(self, what: str = "validating") -> None:
