@@ -80,7 +80,7 @@ def write(
     }
     written = by_name(kind.upper())
     infos = [TensorInfo(name, written, factor.shape) for name, factor in tensors.items()]
-    with new_gguf(path, own | dict(metadata or {}) | own, infos) as out:
+    with new_gguf(path, own | dict(metadata or {}) | own, infos, open_gguf) as out:
         for name, factor in tensors.items():
             out.write(name, quants.encoded(factor, written, name=name))
 

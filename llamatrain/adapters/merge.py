@@ -5,6 +5,7 @@ encoded. So the memory that it takes is that of some rows, whatever the size of 
 """
 
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,7 +114,8 @@ def write(
     What rounding does to the weights that keep a quantised type is told, by their names.
     """
     roundings = {piece.base.name: Rounding() for piece in made if piece.rounds}
-    with new_gguf(path, metadata(base, made, kind), [piece.info for piece in made]) as out, unchanged(base.files):
+    place = os.path.realpath(path)  # where a link leads that somebody named for it
+    with new_gguf(place, metadata(base, made, kind), [piece.info for piece in made]) as out, unchanged(base.files):
         for piece in made:
             out.write(piece.base.name, told(chunks(piece, threads, roundings.get(piece.base.name)), progress))
     return roundings

@@ -1,11 +1,12 @@
 """What the user names as data, as a list of files: text, or JSON lines."""
 
 import glob
+import os
 import shutil
 import stat
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
@@ -17,6 +18,8 @@ from llamatrain.errors import DataError
 from llamatrain.machine.temporary import passing_file
 
 HEAD = 1 << 16  # bytes that show whether a file is text at all
+MOST_LOOKED_AT = 1 << 18  # files and folders, for names that a checkpoint alone gives
+SYSTEM = ("/proc", "/sys")  # whose files are none
 
 
 @dataclass(frozen=True)
@@ -123,6 +126,50 @@ def _look(path: Path) -> Literal["text", "lines"]:
     except OSError:
         return "text"  # which is checked, and refused, like any other
     return "lines" if first.startswith(b"{") and first[1:].lstrip()[:1] == b'"' else "text"
+
+
+# ---- names that nobody typed -------------------------------------------------
+
+
+def check_kept(data: Sequence[str]) -> None:
+    """Of a run that may come from anywhere: its names bring about nothing that waits, has no end, or is half the disk."""
+    left = MOST_LOOKED_AT
+    for name in data:
+        for path in _looked_at(name):
+            if (left := left - 1) < 0:
+                raise DataError(f"{name}: more than {MOST_LOOKED_AT} files and folders to look through; {ANEW}")
+            mode = path.stat().st_mode if path.exists() else stat.S_IFREG
+            system = any(path.resolve().is_relative_to(each) for each in SYSTEM)
+            if system or not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                raise DataError(f"{name}: {path} is a device, a pipe or a file of the system; {ANEW}")
+
+
+ANEW = "where it is meant, name the data again beside --resume"
+
+
+def _looked_at(name: str) -> Iterator[Path]:
+    """What a name has to be looked through for, one after the other: as much as `find_sources` would."""
+    path = Path(name)
+    if name in ("", "-"):
+        return
+    if path.exists() or not glob.has_magic(name):
+        yield path
+        for folder, folders, files in os.walk(path):
+            yield from (Path(folder) / each for each in folders)
+            yield from (Path(folder) / each for each in files if Path(folder, each).is_file())
+        return
+    yield from map(Path, _matched(name))
+
+
+def _matched(pattern: str) -> Iterator[str]:
+    """As glob does, but that each folder on the way there counts."""
+    folder, last = os.path.split(pattern)
+    folders = _matched(folder) if folder != pattern and glob.has_magic(folder) else [folder]
+    for each in folders:
+        yield each
+        if Path(each).is_dir():
+            place = f"{glob.escape(each)}{os.sep}" if each else ""
+            yield from glob.iglob(f"{place}{last}", recursive=True)  # noqa: PTH207 - pathlib takes no absolute ones
 
 
 def naming(sources: Sequence[DataFile]) -> str:

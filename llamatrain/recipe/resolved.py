@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Literal
 
 from llamatrain.machine.units import cores, units
@@ -33,7 +32,6 @@ class Resolved:
     optimizer: Optimizer
     gradients: Gradients
     alpha: float | None  # of a new adapter
-    peft: Path | None  # a folder that the adapter is written to, too
 
     @property
     def schedule(self) -> Schedule:
@@ -80,11 +78,11 @@ class Resolved:
                 batch=train.batch // splits,
                 grad_acc=train.grad_acc * splits,
             ),
-            tune=replace(asked.tune, ctx=self.row, lora_alpha=self.alpha, peft=self.peft, cache_base=cache),
+            tune=replace(asked.tune, ctx=self.row, lora_alpha=self.alpha, cache_base=cache),
         )
 
 
-def resolve(asked: Asked, row: int, rows_of: Callable[[int], int], peft: Path | None = None) -> Resolved:
+def resolve(asked: Asked, row: int, rows_of: Callable[[int], int]) -> Resolved:
     """`rows_of` counts those of so many epochs."""
     train, tune = asked.train, asked.tune
     iters = train.iters if train.iters is not None else ITERS
@@ -104,7 +102,6 @@ def resolve(asked: Asked, row: int, rows_of: Callable[[int], int], peft: Path | 
         optimizer=optimizer,
         gradients=gradients_of(train, optimizer, reads_base=asked.command == "finetune" and not tune.full),
         alpha=tune.lora_alpha if tune.full or tune.lora_init else tune.alpha,
-        peft=peft,
     )
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from llamatrain.config.options import flag_of
+from llamatrain.data.sources import check_kept
 from llamatrain.errors import FileError, UsageError
 from llamatrain.files.reader import open_gguf
 from llamatrain.recipe.asked import OF, PARTS, Asked
@@ -92,6 +93,8 @@ def check_files(kept: Asked, asked: Asked) -> None:
         raise UsageError(f"the data may not change when a run goes on: it has {before}; leave it out")
     if asked.base and asked.base != kept.base and kept.tune.full:
         raise UsageError(f"a run of --full goes on from its checkpoint, not from {asked.base}; leave it out")
+    named = {*(asked.files), *asked.data.val}  # by a person
+    check_kept([name for name in (*kept.files, *kept.data.val) if name not in named])
     if "-" in kept.files and sys.stdin.isatty():
         raise UsageError("the run's data came from standard input: give it there again")
 

@@ -17,7 +17,7 @@ from llamatrain.optim import registry
 from llamatrain.optim.optimizer import Optimizer
 from llamatrain.optim.stop import StopState
 from llamatrain.store.ancestors import OWN, upgraded
-from llamatrain.store.checkpoint import CHECKSUM, ENDED, GRADIENTS, OWED, VERSION, Checkpoint, sum_of_file
+from llamatrain.store.checkpoint import CHECKSUM, ENDED, GRADIENTS, OWED, PIECE, VERSION, Checkpoint, sum_of_file
 from llamatrain.train.state import Counters, Partial, RunState
 
 KINDS_OF_RUNS = ("train_model", "finetune_lora")
@@ -74,7 +74,6 @@ def _verify(gguf: Gguf, needed: bool) -> None:
         raise FileError(f"{gguf.path}: there are no tensors in it")
     file = next(iter(gguf.tensors.values())).file
     said, found = gguf.value(CHECKSUM, int), sum_of_file(file)
-    release(file)
     if said != found:
         raise FileError(f"{gguf.path}: the file is damaged: its checksum is {found:08x}, where {said:08x} was written")
 
@@ -199,9 +198,19 @@ def _unfit_vector(checkpoint: Checkpoint, optimizer: type[Optimizer], parameters
 def _unfit_value(checkpoint: Checkpoint, squares: list[str]) -> str | None:
     """Least and greatest tell of NaN and infinity without a copy."""
     for name, array in {**checkpoint.weights, **checkpoint.vectors}.items():
-        least, greatest = float(array.min()), float(array.max())
+        least, greatest = _ends(array)
         if not (math.isfinite(least) and math.isfinite(greatest)):
             return f"the tensor {quoted(name)} has values that are not finite"
         if least < 0 and name in squares:
             return f"the tensor {name} has values below 0, and is one of squares"
     return None
+
+
+def _ends(array: np.ndarray) -> tuple[float, float]:
+    """Least and greatest, NaN where there is one; the pages of a mapped file are let go."""
+    flat, found = array.reshape(-1), list[np.floating]()
+    for start in range(0, flat.size, PIECE):
+        part = flat[start : start + PIECE]
+        found += [part.min(), part.max()]
+        release(part)
+    return float(np.min(found)), float(np.max(found))

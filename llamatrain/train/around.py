@@ -43,6 +43,8 @@ class Listener(Protocol):
 
     def saved(self, step: int, path: str) -> None: ...
 
+    def unsaved(self, step: int, why: str) -> None: ...
+
 
 class Signals(Protocol):
     """Those that end a run in order."""

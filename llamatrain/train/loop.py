@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from llamatrain.data.rows import Batch
+from llamatrain.errors import FileError
 from llamatrain.optim.optimizer import Descent
 from llamatrain.optim.schedule import Schedule
 from llamatrain.optim.stop import StopRules
@@ -55,7 +56,7 @@ class Loop:
     validation: Batches | None
     course: Course
     listener: Listener
-    save: Callable[[RunState], str]  # writes checkpoint and result, and gives the checkpoint's name
+    save: Callable[[RunState, bool], str]  # writes checkpoint and result, the last ones or not, and gives the checkpoint's name
     show: Callable[[int], None]  # what the model makes by now
     state: RunState = field(default_factory=RunState)
     signals: Signals = field(default_factory=Quiet)
@@ -76,10 +77,10 @@ class Loop:
             outcome = Outcome("interrupted", self.signals.asked, finished=False)
         except Changed as error:  # seen before its gradients were used
             self.state.partial = None
-            self._save()
+            self._save(last=True)
             helps = f"{self.saved} has the run up to there; once that file is what it was, --resume goes on"
             raise TrainingError(f"{error}: after step {self.state.counters.step} no other was taken; {helps}") from None
-        self._save()
+        self._save(last=True)
         return outcome
 
     def _until_the_end(self) -> Outcome:
@@ -243,14 +244,19 @@ class Loop:
         self.state.owed = False
         self.listener.validation(self.state.counters.step, math.fsum(losses) / weight, tokens)
 
-    def _save(self) -> None:
+    def _save(self, last: bool = False) -> None:
         if not math.isfinite(float(self.programs.weights.vector.sum(dtype=np.float64))):
             raise TrainingError(
                 f"step {self.state.counters.step}: a weight is NaN or infinite; the last good checkpoint: {self.saved}; "
                 "a lower learning rate may do"
             )
-        self.saved = self.save(self.state)
-        self.listener.saved(self.state.counters.step, self.saved)
+        try:
+            self.saved = self.save(self.state, last)
+            self.listener.saved(self.state.counters.step, self.saved)
+        except FileError as error:
+            if last:
+                raise
+            self.listener.unsaved(self.state.counters.step, str(error))
 
 
 def total_weight(batches: list[Batch]) -> float:
