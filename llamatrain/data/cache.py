@@ -38,7 +38,7 @@ DOCUMENT = np.dtype(
         ("size", np.int64),
         ("file", np.int32),  # which of the files it came from
         ("line", np.int32),
-        ("first", np.int32),  # its first trained token that can be a target, -1 without one
+        ("first", np.int32),  # its first trained token that can be a target, -1 without one, -2 where the row was too much
         ("single", np.bool_),  # makes one row at most; others are cut into as many as they fill
     ]
 )
