@@ -131,9 +131,9 @@ class StoreWriter:
 
     def write(self, tokens: np.ndarray, marks: np.ndarray | None = None) -> None:
         """Add to the document that is open. An entry has marks for all of its tokens or for none."""
-        self._put("tokens", tokens.astype(TOKEN, copy=False).tobytes())
+        self._put("tokens", np.ascontiguousarray(tokens, TOKEN).view(np.uint8).data)
         if marks is not None:
-            self._put("marks", marks.tobytes())
+            self._put("marks", np.ascontiguousarray(marks).data)
         self.size += len(tokens)
 
     def end(self, file: int, line: int, first: int = 0, single: bool = False) -> None:
@@ -141,7 +141,7 @@ class StoreWriter:
         self._put("documents", np.array(document, DOCUMENT).tobytes())
         self.begin, self.size = self.begin + self.size, 0
 
-    def _put(self, name: str, data: bytes) -> None:
+    def _put(self, name: str, data: bytes | memoryview) -> None:
         with _keeping(self.folder.parent):
             if name not in self.files:
                 self.files[name] = (self.folder / name).open("wb")

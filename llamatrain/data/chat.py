@@ -35,8 +35,8 @@ def encode_chat(
     with closing(template.renderings(messages, prefixes)) as renderings:
         for before, after in zip(renderings, renderings, strict=True):
             if begins and not after.goes_on:
-                yield (sample := marked(text.tokens, begins, ends, ended))
-                left -= len(sample[0])
+                yield marked(text.tokens.copy(), begins, ends, ended)
+                left -= len(text.tokens)
                 begins, ends = [], []
             if left < 0:
                 raise TooMuch(f"a chat of {len(turns):,} answers, each a sample of its own, with more than {TOKENS:,} tokens")

@@ -13,7 +13,7 @@ import numpy as np
 from llamatrain.data.cache import Store, StoreWriter, stored
 from llamatrain.data.chat import encode_chat
 from llamatrain.data.forms import Chat, Document, Prompt, TooMuch, parse_line
-from llamatrain.data.growing import Growing
+from llamatrain.data.growing import LARGE, Growing
 from llamatrain.data.options import DataOptions
 from llamatrain.data.ordered import grouped, in_order, progress
 from llamatrain.data.samples import chunks_of, samples_after
@@ -21,6 +21,7 @@ from llamatrain.data.sources import DataFile, naming
 from llamatrain.data.suitable import MARK
 from llamatrain.data.templates import CHATML, CHATML_WITH_EOS, ChatTemplate, TemplateError
 from llamatrain.errors import DataError
+from llamatrain.machine.memory import give_back
 from llamatrain.machine.terminal import say
 
 VERSION = 3  # of what this file makes of a text: with a new one, old entries of the cache are not found any more
@@ -29,7 +30,7 @@ TOLD = 3  # rows that were too much, of which it is told why
 NOTHING = (np.zeros(0, np.int32), np.zeros(0, np.uint8))  # a document that is counted, and skipped
 TOO_MUCH = -2  # in place of the first trained token of a row that is skipped for its size
 SPACE = "\u2581".encode()
-BLANK = 1 << 12  # tokens that are read at once for whether they are space
+BLOCK = 1 << 12  # tokens that are looked at at once for an end, or for whether they are space
 PIECE = 64  # bytes that one token stands for at most, in the bound of an overlapping sample
 
 
@@ -156,8 +157,9 @@ class Encoder:
                     skipped.append(f"{line.place}: {sample}; skipped")
                     writer.end(line.file, line.number, TOO_MUCH, single=True)
                     continue
-                candidates = np.flatnonzero(sample.marks[0 if self.lead is not None else 1 :])
-                first = int(candidates[0]) + (self.lead is None) if len(candidates) else -1
+                targets = sample.marks[self.lead is None :]
+                first = int(targets.argmax()) if len(targets) else 0  # of several the first
+                first = first + (self.lead is None) if targets[first : first + 1].any() else -1
                 writer.write(sample.tokens, sample.marks)
                 writer.end(line.file, line.number, first, sample.single)
         for told in skipped[:TOLD]:
@@ -178,7 +180,10 @@ class Encoder:
 
     def _row(self, line: Line) -> list[Made]:
         try:
-            return [(line, sample) for sample in self._document(parse_line(line.text, line.place), len(line.text))]
+            document = parse_line(line.text, line.place)
+            if len(line.text) > LARGE:
+                give_back()  # it took several times its size
+            return [(line, sample) for sample in self._document(document, len(line.text))]
         except TooMuch as error:
             return [(line, error)]
         except TemplateError as error:
@@ -191,23 +196,26 @@ class Encoder:
             return self._chat(document, size)
         if isinstance(document, Prompt):
             return [self._prompt(document, size)]
-        tokens = np.concatenate([self.tokenizer.encode(document.text), self._end(bool(document.text))])
-        return [MarkedTokens(tokens, np.ones(len(tokens), np.uint8), single=False)]
+        text = Growing(self._plain, self.tokenizer.cut, size, small=LARGE)
+        text.change(0, document.text.encode())
+        text.append(self._end(bool(document.text)))
+        return [MarkedTokens(text.tokens, np.ones(len(text.tokens), np.uint8), single=False)]
 
     def _prompt(self, document: Prompt, size: int) -> MarkedTokens:
         text, prompt = self._growing(size), (document.prompt + document.joint).encode()
         text.change(0, prompt)
-        before = text.change(len(prompt), document.answer.encode())
-        tokens = text.tokens
-        marks = np.ones(len(tokens) + len(self._end(True)), np.uint8)
+        begin = text.change(len(prompt), document.answer.encode()).agreeing(text.tokens)
+        text.append(self._end(True))
+        marks = np.ones(len(text.tokens), np.uint8)
         if self.options.train_on == "completion":
-            marks[: before.agreeing(tokens)] = 0
-        return MarkedTokens(np.concatenate([tokens, self._end(True)]), marks, single=True)
+            marks[:begin] = 0
+        return MarkedTokens(text.tokens, marks, single=True)
 
     def _chat(self, document: Chat, size: int) -> list[MarkedTokens]:
         if self.options.train_on == "all":
-            tokens = self._encode(self.template.render(document.messages))
-            pairs = [(tokens, np.ones(len(tokens), np.uint8))]
+            text = self._growing(size)
+            text.change(0, self.template.render(document.messages))
+            pairs = [(text.tokens, np.ones(len(text.tokens), np.uint8))]
         else:
             made = encode_chat(document.messages, self.template, self._growing(size), self._ended, size)
             pairs = list(made) or [NOTHING]
@@ -218,15 +226,19 @@ class Encoder:
 
     def _ended(self, turn: np.ndarray) -> int:
         """The length of a turn, less the space that a template puts after the end token, which no model is asked for."""
-        ends = np.flatnonzero(np.isin(turn, [token for token in (self.tokenizer.eos, self.tokenizer.eot) if token is not None]))
-        end = int(ends[-1]) + 1 if len(ends) else len(turn)
-        return end if self._blank(turn[end:]) else len(turn)
+        known = [token for token in (self.tokenizer.eos, self.tokenizer.eot) if token is not None]
+        for at in range(len(turn), 0, -BLOCK):
+            begin = max(0, at - BLOCK)
+            if len(ends := np.flatnonzero(np.isin(turn[begin:at], known))):
+                end = begin + int(ends[-1]) + 1
+                return end if self._blank(turn[end:]) else len(turn)
+        return len(turn)
 
     def _blank(self, tokens: np.ndarray) -> bool:
         """Whether there is nothing but space."""
         text = b""
-        for at in range(0, len(tokens), BLANK):
-            text += self.tokenizer.decode(tokens[at : at + BLANK])
+        for at in range(0, len(tokens), BLOCK):
+            text += self.tokenizer.decode(tokens[at : at + BLOCK])
             text = text.replace(SPACE, b" ").lstrip()  # a space spelt in bytes is one, too, be it cut here
             if text and not SPACE.startswith(text):
                 return False
@@ -236,6 +248,9 @@ class Encoder:
         """A template for a model without one."""
         mark_is_token = len(self._encode("<|im_end|>")) == 1
         return CHATML if mark_is_token or self.tokenizer.eos is None else CHATML_WITH_EOS
+
+    def _plain(self, text: bytes, start: bool) -> np.ndarray:
+        return self.tokenizer.encode(text, start=start)
 
     def _encode(self, text: str | bytes, start: bool = True) -> np.ndarray:
         """With control tokens read, as a prompt is; less the begin token, which is put before each row anyway."""
@@ -250,7 +265,9 @@ def token_text(tokenizer: TokenizerLike, token: int | None) -> str:
 def lines_of(source: DataFile) -> Iterator[tuple[int, bytes]]:
     """The lines that are not blank, with their numbers."""
     with source.path.open("rb") as file:
-        for number, line in enumerate(file, 1):
+        number = 0
+        while line := file.readline():  # which an iterator would hold beside the text
+            number += 1
             line = line.removeprefix(MARK if number == 1 else b"").strip()
             if line:
                 yield number, line

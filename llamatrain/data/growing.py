@@ -8,17 +8,16 @@ import numpy as np
 from llamatrain.data.forms import TooMuch
 
 SMALL = 1 << 10  # bytes that are tokenized again rather than cut
-LARGE = 1 << 19  # bytes that are looked at once for a place to cut
+LARGE = 1 << 18  # bytes that are looked at once for a place to cut
 ENOUGH = 24 * 10**6  # bytes to tokenize for one text, besides thrice its own
 
 
-class Piece(NamedTuple):
-    """Tokens that stay what they are while the text's first `seen` bytes do."""
+class Cut(NamedTuple):
+    """A place that stays one while the text's first `seen` bytes do."""
 
     seen: int
-    end: int  # in bytes
-    tokens: np.ndarray
-    so_far: int  # tokens up to its end
+    at: int  # in bytes
+    tokens: int  # before it
 
 
 class Begun(NamedTuple):
@@ -35,50 +34,61 @@ class Begun(NamedTuple):
 class Growing:
     """`encode` makes tokens of what stands at a text's start or behind a cut; `cut` finds where it can be, whatever follows."""
 
-    def __init__(self, encode: Callable[[bytes, bool], np.ndarray], cut: Callable[[bytes], int], size: int) -> None:
-        self.encode, self.cut = encode, cut
+    def __init__(
+        self, encode: Callable[[bytes, bool], np.ndarray], cut: Callable[[bytes], int], size: int, small: int = SMALL
+    ) -> None:
+        self.encode, self.cut, self.small = encode, cut, small
         self.left = ENOUGH + 3 * size
         self.text = bytearray()
-        self.pieces: list[Piece] = []
-        self.tail = np.zeros(0, np.int32)
+        self.cuts = [Cut(0, 0, 0)]
+        self.made, self.count = np.empty(0, np.int32), 0  # with room behind, which takes no memory before it is used
 
-    def change(self, same: int, rest: bytes) -> Begun:
+    def change(self, same: int, rest: bytes | memoryview) -> Begun:
         """Put the rest behind the first `same` bytes; tells the tokens that there were, as a beginning of the new ones."""
-        others = [self.tail]
-        while self.pieces and self.pieces[-1].seen > same:
-            others.append(self.pieces.pop().tokens)
+        while self.cuts[-1].seen > same:
+            self.cuts.pop()
+        kept = self.cuts[-1].tokens
+        before = Begun(kept, self.tokens[kept:].copy())
+        self.count = kept
         del self.text[same:]
         self.text += rest
-        before = Begun(self.count, np.concatenate(others[::-1]))
         self._extend()
         return before
 
-    @property
-    def count(self) -> int:
-        return self.pieces[-1].so_far if self.pieces else 0
+    def append(self, tokens: np.ndarray) -> None:
+        self._make_room(len(tokens))
+        self.made[self.count : self.count + len(tokens)] = tokens
+        self.count += len(tokens)
+
+    def _make_room(self, more: int) -> None:
+        if self.count + more > len(self.made):
+            made = np.empty(max(self.count + more, 2 * self.count), np.int32)
+            made[: self.count] = self.tokens
+            self.made = made
 
     @property
     def tokens(self) -> np.ndarray:
-        return np.concatenate([*(piece.tokens for piece in self.pieces), self.tail])
+        """All of them; the next change may write over them."""
+        return self.made[: self.count]
 
     def _extend(self) -> None:
-        at, size = self.pieces[-1].end if self.pieces else 0, len(self.text)
+        at, size, look = self.cuts[-1].at, len(self.text), LARGE
         self.left -= size - at
         if self.left < 0:
             raise TooMuch(f"its renderings differ so much that more than {ENOUGH:,} bytes would be tokenized again")
-        look = LARGE
-        while size - at > SMALL:
+        self._make_room(3 * (size - at))
+        while size - at > self.small:
             raw = bytes(self.text[at : at + look])
+            whole = at + len(raw) == size
             if cut := self.cut(raw):
-                tokens = self.encode(raw[:cut], not at)
-                self.pieces.append(Piece(seen=size, end=at + cut, tokens=tokens, so_far=self.count + len(tokens)))
-                at += cut
-                look = LARGE
+                self.append(self.encode(raw[:cut], not at))
+                at, look = at + cut, LARGE
+                self.cuts.append(Cut(size, at, self.count))
             else:
                 look *= 2
-            if len(raw) == size - at + cut:
+            if whole:
                 break
-        self.tail = self.encode(bytes(self.text[at:]), not at)
+        self.append(self.encode(bytes(self.text[at:]), not at))
 
 
 def agreeing(a: np.ndarray, b: np.ndarray) -> int:

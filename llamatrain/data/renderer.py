@@ -146,24 +146,44 @@ def clock(seconds: float) -> float:
 
 
 class Server:
-    def __init__(self, memory: int) -> None:
-        self.memory = memory
+    def __init__(self, memory: int, seconds: float) -> None:
+        self.memory, self.seconds, self.left = memory, seconds, seconds
         self.template: jinja2.Template | None = None
         self.chat: Conversation | None = None
 
-    def answer(self, line: bytes) -> tuple[dict[str, Any], list[bytes]]:
-        if line != MORE:
-            self.chat = None
-            request = json.loads(line)
+    def serve(self, line: bytes) -> bool:
+        """Answer a request, and hold no more of it than what comes needs; False where there is none."""
+        if not line:
+            return False
+        clock(self.left if line == MORE else self.seconds)
+        request, rests, size = None, list[bytes](), len(line)
+        try:
+            if line != MORE:
+                self.chat = None
+                request = json.loads(line)
+            del line  # as large as all that is rendered of it
+            answer, rests = self.answer(request, size)
+        except Exception as error:
+            answer = self.refusal(error)
+        self.left = clock(0)
+        sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
+        sys.stdout.buffer.writelines(rests)
+        sys.stdout.buffer.flush()
+        return True
+
+    def answer(self, request: dict[str, Any] | None, size: int) -> tuple[dict[str, Any], list[bytes]]:
+        if request:
             if "template" in request:
                 limit_memory(self.memory)  # before: constants are folded when a template is compiled
                 self.template = environment().from_string(request["template"])
                 return {}, []
             assert self.template is not None
-            self.chat = Conversation(self.template, request, len(line))
+            self.chat = Conversation(self.template, request, size)
         assert self.chat is not None
         texts, rests = self.chat.next()
-        return {"texts": texts, "size": sum(map(len, rests)), "more": bool(self.chat.wanted)}, rests
+        more = bool(self.chat.wanted)
+        self.chat = self.chat if more else None  # its memory is wanted where it is tokenized
+        return {"texts": texts, "size": sum(map(len, rests)), "more": more}, rests
 
     def refusal(self, error: Exception) -> dict[str, Any]:
         """Whatever a template does wrong is told to the parent."""
@@ -175,22 +195,7 @@ class Server:
         return {"error": (" ".join(str(error).split()) or type(error).__name__)[:300]}
 
 
-def serve(memory: int, seconds: float) -> None:
-    server, left = Server(memory), seconds
-    while line := sys.stdin.buffer.readline():
-        clock(left if line == MORE else seconds)
-        rests = list[bytes]()
-        try:
-            answer, rests = server.answer(line)
-        except Exception as error:
-            answer = server.refusal(error)
-        del line
-        left = clock(0)
-        sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
-        for rest in rests:
-            sys.stdout.buffer.write(rest)
-        sys.stdout.buffer.flush()
-
-
 if __name__ == "__main__":
-    serve(int(sys.argv[1]), float(sys.argv[2]))
+    server = Server(int(sys.argv[1]), float(sys.argv[2]))
+    while server.serve(sys.stdin.buffer.readline()):
+        pass

@@ -19,14 +19,16 @@ from typing import Any, NamedTuple
 
 from llamatrain.data.forms import Message, TooMuch
 from llamatrain.errors import DataError
+from llamatrain.machine.memory import give_back
 
 SECONDS = 5.0  # of a processor, for the renderings of one conversation
 MEMORY = 144 * 10**6  # address space of the child, interpreter included
 WAIT = 60.0  # a child may have to wait long for a processor
 LONGEST = 64 * 10**6  # bytes of an answer
+LARGE = 1 << 22  # bytes of a text whose memory is given back when it is done with
 LOST = 3  # conversations without an answer that are no reason yet to give the template up; and one for each WORKED others
 WORKED = 50
-MORE = b"more\n"
+MORE = b"more"
 CHATML = (
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
@@ -47,7 +49,7 @@ class Rendering(NamedTuple):
     """A text that shares its first `same` bytes with the one before it."""
 
     same: int
-    rest: bytes
+    rest: memoryview
     goes_on: bool  # begins with all of the last one that was asked for with the same opening, or without
 
 
@@ -69,7 +71,10 @@ class ChatTemplate:
         request = {"messages": messages, "prefixes": list(prefixes), "values": self.constants}
         with ExitStack() as held:
             held.enter_context(self._lock)
-            answer, rests = self._ask(json.dumps(request).encode() + b"\n")
+            answer, rests = self._ask(text := json.dumps(request).encode())
+            if len(text) > LARGE:
+                del text
+                give_back()
             while True:
                 if not answer["more"]:
                     self.worked += 1
@@ -121,7 +126,7 @@ class Lost(Exception):
     """The child did not answer: it hung, died or said too much."""
 
 
-Answer = tuple[dict[str, Any], bytes]
+Answer = tuple[dict[str, Any], memoryview]
 
 
 class Child:
@@ -132,6 +137,7 @@ class Child:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            env={**os.environ, "MALLOC_MMAP_THRESHOLD_": str(LARGE)},  # GNU's library gives back at once what is larger
         )
         try:
             self._begin(source, values)
@@ -141,14 +147,14 @@ class Child:
 
     def _begin(self, source: str, values: dict[str, Any]) -> None:
         try:
-            self.ask(json.dumps({"template": source}).encode() + b"\n", WAIT)
+            self.ask(json.dumps({"template": source}).encode(), WAIT)
         except (Lost, TemplateError, TooMuch) as error:
             reasons = {Lost: "it cannot be compiled", TooMuch: f"it takes {error}"}
             reason = reasons.get(type(error), str(error).partition(": ")[2])
             raise TemplateError(f"the chat template is no template: {reason}") from None
         small = {"messages": SMALL, "prefixes": [(len(SMALL), False)], "values": values}
         try:
-            self.ask(json.dumps(small).encode() + b"\n", patience())
+            self.ask(json.dumps(small).encode(), patience())
         except Lost:
             why = f"it takes more than {SECONDS:g} s or too much memory"
             raise TemplateError(f"the chat template was stopped: {why}, be a chat never so small") from None
@@ -161,6 +167,7 @@ class Child:
         assert self.process.stdin is not None
         try:
             self.process.stdin.write(request)
+            self.process.stdin.write(b"\n")
             self.process.stdin.flush()
             answer, rests = self._answer(time.monotonic() + seconds)
         except (OSError, ValueError):
@@ -186,7 +193,7 @@ class Child:
                 if not answer and (end := got.find(b"\n")) >= 0:
                     answer = {"size": 0, **json.loads(got[:end])}
                     del got[: end + 1]
-        return answer, bytes(got)
+        return answer, memoryview(got)
 
     def kill(self) -> None:
         self.process.kill()
