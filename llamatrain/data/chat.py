@@ -17,7 +17,7 @@ from llamatrain.data.forms import Message, TooMuch
 from llamatrain.data.growing import Begun, Growing
 from llamatrain.data.templates import ChatTemplate
 
-RENDERED = 2_000_000  # messages in all renderings of a chat: one of 2,000 messages that take turns
+RENDERED = 2_100_000  # messages in all renderings of a chat: one of 2,000 messages that take turns is rendered so often
 TOKENS = 12_000_000  # of all samples of a chat, besides twice its bytes
 Marked = tuple[np.ndarray, np.ndarray]  # tokens, and 1 where they are the assistant's
 

@@ -8,7 +8,7 @@ import numpy as np
 from llamatrain.data.forms import TooMuch
 
 SMALL = 1 << 10  # bytes that are tokenized again rather than cut
-LARGE = 1 << 18  # bytes that are looked at once for a place to cut
+LARGE = 1 << 16  # bytes that are looked at once for a place to cut
 ENOUGH = 24 * 10**6  # bytes to tokenize for one text, besides thrice its own
 
 
@@ -41,7 +41,7 @@ class Growing:
         self.left = ENOUGH + 3 * size
         self.text = bytearray()
         self.cuts = [Cut(0, 0, 0)]
-        self.made, self.count = np.empty(0, np.int32), 0  # with room behind, which takes no memory before it is used
+        self.made, self.count = np.empty(3 * size if size > LARGE else 0, np.int32), 0  # untouched, it takes no memory
 
     def change(self, same: int, rest: bytes | memoryview) -> Begun:
         """Put the rest behind the first `same` bytes; tells the tokens that there were, as a beginning of the new ones."""
@@ -56,15 +56,13 @@ class Growing:
         return before
 
     def append(self, tokens: np.ndarray) -> None:
-        self._make_room(len(tokens))
-        self.made[self.count : self.count + len(tokens)] = tokens
-        self.count += len(tokens)
-
-    def _make_room(self, more: int) -> None:
-        if self.count + more > len(self.made):
-            made = np.empty(max(self.count + more, 2 * self.count), np.int32)
+        end = self.count + len(tokens)
+        if end > len(self.made):
+            made = np.empty(2 * end, np.int32)
             made[: self.count] = self.tokens
             self.made = made
+        self.made[self.count : end] = tokens
+        self.count = end
 
     @property
     def tokens(self) -> np.ndarray:
@@ -76,7 +74,6 @@ class Growing:
         self.left -= size - at
         if self.left < 0:
             raise TooMuch(f"its renderings differ so much that more than {ENOUGH:,} bytes would be tokenized again")
-        self._make_room(3 * (size - at))
         while size - at > self.small:
             raw = bytes(self.text[at : at + look])
             whole = at + len(raw) == size

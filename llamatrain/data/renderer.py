@@ -51,11 +51,13 @@ class Conversation:
         self.template, self.messages, self.values = template, request["messages"], request["values"]
         self.wanted = request["prefixes"][::-1]
         self.longest, self.left = LONGEST + 2 * size, ALL
-        self.text = b""
-        self.last = dict[bool, bytes]()
+        self.text, self.last = (
+            b"",
+            (0, b""),
+        )  # the one before; of the last without an opening what it shares with that, and the rest
 
     def next(self) -> tuple[list[list[int]], list[bytes]]:
-        """Of each how many bytes it shares, how many more it has, and whether it goes on where the last of its kind ended."""
+        """Of each how many bytes it shares, how many more it has, and whether it goes on from the last without an opening."""
         told, rests, size = list[list[int]](), list[bytes](), 0
         while self.wanted and size < ANSWER:
             count, answer_next = self.wanted.pop()
@@ -64,10 +66,12 @@ class Conversation:
             if len(text) > self.longest or self.left < 0:
                 raise TooLong
             same = common(self.text, text)
-            told.append([same, len(text) - same, text.startswith(self.last.get(answer_next, b""))])
+            shared, ending = self.last if same >= self.last[0] else (same, self.text[same : self.last[0]] + self.last[1])
+            told.append([same, len(text) - same, text.startswith(ending, shared)])
             rests.append(text[same:])
             size += len(rests[-1])
-            self.text = self.last[answer_next] = text
+            self.text = text
+            self.last = (shared, ending) if answer_next else (len(text), b"")
         return told, rests
 
     def render(self, messages: list[Any], answer_next: bool) -> str:

@@ -22,7 +22,7 @@ from llamatrain.errors import DataError
 from llamatrain.machine.memory import give_back
 
 SECONDS = 5.0  # of a processor, for the renderings of one conversation
-MEMORY = 144 * 10**6  # address space of the child, interpreter included
+MEMORY = 108 * 10**6  # address space of the child, interpreter included
 WAIT = 60.0  # a child may have to wait long for a processor
 LONGEST = 64 * 10**6  # bytes of an answer
 LARGE = 1 << 22  # bytes of a text whose memory is given back when it is done with
@@ -50,7 +50,7 @@ class Rendering(NamedTuple):
 
     same: int
     rest: memoryview
-    goes_on: bool  # begins with all of the last one that was asked for with the same opening, or without
+    goes_on: bool  # begins with all of the last one without an opening
 
 
 class ChatTemplate:
@@ -71,10 +71,7 @@ class ChatTemplate:
         request = {"messages": messages, "prefixes": list(prefixes), "values": self.constants}
         with ExitStack() as held:
             held.enter_context(self._lock)
-            answer, rests = self._ask(text := json.dumps(request).encode())
-            if len(text) > LARGE:
-                del text
-                give_back()
+            answer, rests = self._ask(request)
             while True:
                 if not answer["more"]:
                     self.worked += 1
@@ -85,9 +82,10 @@ class ChatTemplate:
                     at += size
                 if not answer["more"]:
                     return
-                answer, rests = self._ask(MORE)
+                give_back()  # texts that grow leave holes of their size
+                answer, rests = self._ask(None)
 
-    def _ask(self, request: bytes) -> "Answer":
+    def _ask(self, request: dict[str, Any] | None) -> "Answer":
         if self._child is None:
             self._child = Child(self.source, self.constants)
         try:
@@ -147,14 +145,14 @@ class Child:
 
     def _begin(self, source: str, values: dict[str, Any]) -> None:
         try:
-            self.ask(json.dumps({"template": source}).encode(), WAIT)
+            self.ask({"template": source}, WAIT)
         except (Lost, TemplateError, TooMuch) as error:
             reasons = {Lost: "it cannot be compiled", TooMuch: f"it takes {error}"}
             reason = reasons.get(type(error), str(error).partition(": ")[2])
             raise TemplateError(f"the chat template is no template: {reason}") from None
         small = {"messages": SMALL, "prefixes": [(len(SMALL), False)], "values": values}
         try:
-            self.ask(json.dumps(small).encode(), patience())
+            self.ask(small, patience())
         except Lost:
             why = f"it takes more than {SECONDS:g} s or too much memory"
             raise TemplateError(f"the chat template was stopped: {why}, be a chat never so small") from None
@@ -163,12 +161,10 @@ class Child:
         except TemplateError:  # it may want another chat than this one
             return
 
-    def ask(self, request: bytes, seconds: float) -> Answer:
-        assert self.process.stdin is not None
+    def ask(self, request: dict[str, Any] | None, seconds: float) -> Answer:
+        """None asks for what is left of the last answer."""
         try:
-            self.process.stdin.write(request)
-            self.process.stdin.write(b"\n")
-            self.process.stdin.flush()
+            self._send(request)
             answer, rests = self._answer(time.monotonic() + seconds)
         except (OSError, ValueError):
             raise Lost from None
@@ -177,6 +173,16 @@ class Child:
         if "much" in answer:
             raise TooMuch(answer["much"])
         return answer, rests
+
+    def _send(self, request: dict[str, Any] | None) -> None:
+        assert self.process.stdin is not None
+        text = MORE if request is None else json.dumps(request).encode()
+        self.process.stdin.write(text)
+        self.process.stdin.write(b"\n")
+        self.process.stdin.flush()
+        if len(text) > LARGE:
+            del text
+            give_back()
 
     def _answer(self, deadline: float) -> Answer:
         assert self.process.stdout is not None
