@@ -169,6 +169,11 @@ def summarise(corpus: "Corpus", validation: "Corpus | None") -> None:
 
     print(f"\n{len(corpus)} samples, {corpus.tokens} tokens", end="")
     print(f"; {len(validation)} samples to validate with" if validation else "")
-    for places, what in ((corpus.cut, "cut: longer than a row"), (corpus.skipped, "skipped: no token to train on in a row")):
+    found = {
+        "cut: longer than a row": corpus.cut,
+        "skipped: no token to train on in a row": corpus.skipped,
+        "skipped: more than one row may take of time or memory": corpus.excessive,
+    }
+    for what, places in found.items():
         if places:
             print(f"{len(places)} {what} ({printable(named(places), sys.stdout.encoding)})")

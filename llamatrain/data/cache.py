@@ -34,7 +34,7 @@ DOCUMENT = np.dtype(
         ("size", np.int64),
         ("file", np.int32),  # which of the files it came from
         ("line", np.int32),
-        ("first", np.int32),  # its first trained token that can be a target, -1 without one
+        ("first", np.int32),  # its first trained token that can be a target, -1 without one, -2 where the row was too much
         ("single", np.bool_),  # makes one row at most; others are cut into as many as they fill
     ]
 )
@@ -167,9 +167,9 @@ class StoreWriter:
 
     def write(self, tokens: np.ndarray, marks: np.ndarray | None = None) -> None:
         """Add to the document that is open. An entry has marks for all of its tokens or for none."""
-        self._put("tokens", tokens.astype(TOKEN, copy=False).tobytes())
+        self._put("tokens", np.ascontiguousarray(tokens, TOKEN).view(np.uint8).data)
         if marks is not None:
-            self._put("marks", marks.tobytes())
+            self._put("marks", np.ascontiguousarray(marks).data)
         self.size += len(tokens)
 
     def end(self, file: int, line: int, first: int = 0, single: bool = False) -> None:
@@ -177,7 +177,7 @@ class StoreWriter:
         self._put("documents", np.array(document, DOCUMENT).tobytes())
         self.begin, self.size = self.begin + self.size, 0
 
-    def _put(self, name: str, data: bytes) -> None:
+    def _put(self, name: str, data: bytes | memoryview) -> None:
         with _keeping(self.folder.parent):
             if name not in self.files:
                 self.files[name] = (self.folder / name).open("wb")

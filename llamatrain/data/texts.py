@@ -4,7 +4,7 @@ import codecs
 from collections.abc import Iterator
 
 from llamatrain.data.encode import lines_of
-from llamatrain.data.forms import Chat, Prompt, parse_line
+from llamatrain.data.forms import Chat, Prompt, TooMuch, parse_line
 from llamatrain.data.samples import chunks_of
 from llamatrain.data.sources import DataFile
 
@@ -32,8 +32,11 @@ def _chunks(source: DataFile) -> Iterator[str]:
 
 
 def _lines(source: DataFile) -> Iterator[str]:
-    for number, _, line in lines_of(source):
-        document = parse_line(line, f"{source.name}, line {number}")
+    for number, line in lines_of(source):
+        try:
+            document = parse_line(line, f"{source.name}, line {number}")
+        except TooMuch:  # told where it is skipped as a row
+            continue
         if isinstance(document, Chat):
             yield from (message["content"] for message in document.messages if isinstance(message.get("content"), str))
         elif isinstance(document, Prompt):

@@ -54,8 +54,9 @@ class Tokenizer:
 
     # ---- to tokens ---------------------------------------------------------
 
-    def encode(self, text: str | bytes, *, special: bool = False) -> np.ndarray:
-        made = [self._piece(raw, special, start) for start, raw in self._pieces([to_bytes(text)], special)]
+    def encode(self, text: str | bytes, *, special: bool = False, start: bool = True) -> np.ndarray:
+        """Without `start` it is what stands behind a cut."""
+        made = [self._piece(raw, special, start and first) for first, raw in self._pieces([to_bytes(text)], special)]
         return np.concatenate(made) if made else np.zeros(0, np.int32)
 
     def encode_large(
@@ -88,7 +89,7 @@ class Tokenizer:
                 rest += chunk[at : at + BLOCK]
                 if len(rest) < enough:
                     continue
-                if cut := self._cut(rest, special):
+                if cut := self.cut(rest, special=special):
                     yield start, rest[:cut]
                     rest, start, enough = rest[cut:], False, 2 * BLOCK
                 else:
@@ -96,15 +97,18 @@ class Tokenizer:
         if rest:
             yield start, rest
 
-    def _cut(self, raw: bytes, special: bool) -> int:
+    def cut(self, raw: bytes, *, special: bool = False) -> int:
         """A place, far back, where a text can be cut whatever follows; 0 if none is found."""
         specials = self._specials[special]
+        at = max((raw.rfind(text) for text in specials.inside(raw) if specials.stands_apart(text)), default=0)
+        if at > len(raw) // 2:
+            return at
         last = specials.partition(raw)[-1]
         if isinstance(last, int):
-            return 0
+            return max(at, 0)
         # A special token that only more text completes begins behind all that is looked at here.
         seam = self._engine.seam(last[: max(0, len(last) - specials.longest)])
-        return len(raw) - len(last) + seam if seam else 0
+        return len(raw) - len(last) + seam if seam else max(at, 0)
 
     def _piece(self, raw: bytes, special: bool, start: bool) -> np.ndarray:
         made = []
