@@ -8,8 +8,9 @@ def main() -> None:
     # What is behind `signal`, which takes a while to load: until then Python itself tells of an interrupt.
     import _signal  # type: ignore[import-not-found]
 
-    if _signal.getsignal(_signal.SIGINT) is not _signal.SIG_IGN:
-        _signal.signal(_signal.SIGINT, leave)
+    for number in (_signal.SIGINT, _signal.SIGTERM):
+        if _signal.getsignal(number) is not _signal.SIG_IGN:
+            _signal.signal(number, leave)
     from llamatrain.cli.main import main
     from llamatrain.machine.leaving import ended_by_signals
 
