@@ -12,6 +12,8 @@ from typing import Self
 import numpy as np
 
 from llamatrain.errors import FileError
+from llamatrain.files.unfinished import begun
+from llamatrain.machine.temporary import removed
 
 PASSED_OVER = ".passed-over"  # behind the name of what makes way
 
@@ -24,16 +26,12 @@ class NewFile:
 
     def __init__(self, path: str | Path, check: Callable[[Path], object] | None = None) -> None:
         self.path, self._check = Path(path), check
-        self._temporary = self.path.with_name(f".{self.path.name[:50]}.{os.urandom(4).hex()}.tmp")
         try:
             if os.path.lexists(path) and stat.S_IFMT(os.lstat(path).st_mode) not in (stat.S_IFREG, stat.S_IFLNK):
                 raise FileError(f"{path}: this is a folder, a device or a pipe, no place for a file")
-            self._file = self._temporary.open("xb")
+            self._temporary, self._file = begun(self.path)
         except OSError as error:
             raise self._failure(error) from error
-        except BaseException:  # an interrupt, when it is there already
-            self._temporary.unlink(missing_ok=True)
-            raise
 
     def write(self, data: np.ndarray | bytes) -> int:
         """How many bytes were written: all of them."""
@@ -54,14 +52,15 @@ class NewFile:
         finally:
             with suppress(OSError):  # of a disk that is full: closing writes what is left in the buffer
                 self._file.close()
-            self._temporary.unlink(missing_ok=True)  # there is none after a move
+            removed(self._temporary)  # there is none after a move
 
     def _keep(self) -> None:
         self._file.flush()
         os.fsync(self._file.fileno())
-        self._file.close()
         if self._check:
             self._look()
+        if os.name != "posix":
+            self._file.close()  # what is open keeps its name there; elsewhere it is held until it has its own
         self._temporary.replace(self.path)
         if os.name == "posix":
             folder = os.open(self.path.parent, os.O_RDONLY)

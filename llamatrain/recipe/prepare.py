@@ -13,6 +13,7 @@ from llamatrain.data.rows import lengths_of
 from llamatrain.data.sine import Sine
 from llamatrain.data.sources import find_sources
 from llamatrain.errors import FileError, MemoryPlanError, UsageError
+from llamatrain.machine.printable import printable
 from llamatrain.recipe.asked import Asked
 from llamatrain.recipe.data import TrainingData, data_of, sine_of
 from llamatrain.recipe.fitting import Extent, Fitted, fitted
@@ -166,7 +167,7 @@ def config_of(kept: Asked) -> str:
     unsaid = {*kept.idle, *(OWN_SIZE if new and kept.base else ()), "max_time"}  # that was for the process it was given to
     first = f" --checkpoint-in {shlex.quote(kept.base)}" if new and kept.base else ""
     head = f"llamatrain {kept.command}{first} --config FILE"
-    return config_text(head, kept.files, list(kept.parts.values()), unsaid, base="" if new else kept.base)
+    return config_text(printable(head, "utf-8"), kept.files, list(kept.parts.values()), unsaid, base="" if new else kept.base)
 
 
 def peft_folder(asked: Asked, sources: Sources, folder: RunFolder, request: Request) -> tuple[Asked, Path | None, list[str]]:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
+from llamatrain.config.options import COUNT, OptionError
 from llamatrain.machine.units import cores, units
 from llamatrain.optim.optimizer import Optimizer, StepRule
 from llamatrain.optim.registry import named
@@ -63,6 +64,9 @@ class Resolved:
     def kept(self, policy: str, splits: int, cache: Literal["auto", "bf16", "off"]) -> Asked:
         """As options in which nothing is open, for checkpoints and config.toml; with how it is done."""
         asked, train = self.asked, self.asked.train
+        if (batches := train.grad_acc * splits) > COUNT:
+            told = f" {train.grad_acc} cannot be: in {splits} parts each it makes {batches} batches, and less than 2^31 can be"
+            raise OptionError(lambda spelt: spelt("grad_acc") + told)
         return replace(
             asked,
             model=replace(asked.model, ctx=self.row),
@@ -76,7 +80,7 @@ class Resolved:
                 precision=self.precision,
                 remat=policy,
                 batch=train.batch // splits,
-                grad_acc=train.grad_acc * splits,
+                grad_acc=batches,
             ),
             tune=replace(asked.tune, ctx=self.row, lora_alpha=self.alpha, cache_base=cache),
         )
@@ -88,6 +92,9 @@ def resolve(asked: Asked, row: int, rows_of: Callable[[int], int]) -> Resolved:
     iters = train.iters if train.iters is not None else ITERS
     if train.epochs is not None:
         iters = -(-rows_of(train.epochs) // (train.batch * train.grad_acc))
+        if iters > COUNT:
+            told = f" {train.epochs} cannot be: it takes {iters} steps, and less than 2^31 can be; fewer will do"
+            raise OptionError(lambda spelt: spelt("epochs") + told)
     warmup = train.warmup if train.warmup is not None else round(WARMUP * iters)
     optimizer = named(train.optimizer).of(asdict(train))
     return Resolved(

@@ -2,7 +2,7 @@
 
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,7 +53,7 @@ def trained(request: Request, interrupts: Interrupts) -> Finished:
     asked, sources, notes = begun(request)
     place, given = request.place, request.given
     if asked.tune.only_write_lora:
-        return written(asked, sources, request)
+        return written(asked, sources, request, interrupts)
     with folder_of(asked.command, place, sources) as folder:
         interrupts.leaving = folder.discard
         with interrupts:
@@ -75,7 +75,7 @@ def tell_end(result: Path, outcome: Outcome, to_go_on: str) -> None:
     say(f"the {result.stem}: {result}")
 
 
-def written(asked: Asked, sources: Sources, request: Request) -> Finished:
+def written(asked: Asked, sources: Sources, request: Request, interrupts: Interrupts) -> Finished:
     """The adapter of a checkpoint, and nothing else."""
     resumed = sources.resumed
     assert resumed
@@ -83,24 +83,26 @@ def written(asked: Asked, sources: Sources, request: Request) -> Finished:
     if request.place.overwrite:
         raise UsageError("--only-write-lora replaces no run: leave --overwrite out, and name a new folder with --out")
     with folder_of(asked.command, request.place, sources) as folder:
-        try:
-            asked, peft, notes = peft_folder(asked, sources, folder, request)
-            for line in notes:
-                say(f"note: {line}")
-            target = target_of(asked, model, sources, peft)
-            trained = target.leaves("off").trained
-            check_trained(resumed, trained)
-            with unchanged(resumed.checkpoint.files):
-                parts = {name: np.array(resumed.checkpoint.weights[name]) for name in trained}
-            target.write(folder.result(target.result), parts)
-        finally:
-            folder.discard()
+        interrupts.leaving = folder.discard
+        with interrupts:
+            try:
+                asked, peft, notes = peft_folder(asked, sources, folder, request)
+                for line in notes:
+                    say(f"note: {line}")
+                target = target_of(asked, model, sources, peft)
+                trained = target.leaves("off").trained
+                check_trained(resumed, trained)
+                with unchanged(resumed.checkpoint.files):
+                    parts = {name: np.array(resumed.checkpoint.weights[name]) for name in trained}
+                target.write(folder.result(target.result), parts)
+            finally:
+                folder.discard()
     result = folder.path / target.result
     tell_end(result, Outcome(DONE), "")
     return Finished(outcome=Outcome(DONE), folder=folder.path, result=result, steps=resumed.step, notes=tuple(notes))
 
 
-# ---- the folder ----------------------------------------------------------
+# ---- the folder ------------------------------------------------------------
 
 
 def folder_of(command: str, place: PlaceOptions, sources: Sources) -> RunFolder:
@@ -169,7 +171,7 @@ def run(prepared: Prepared, folder: RunFolder, interrupts: Interrupts) -> Finish
 def loop_of(prepared: Prepared, folder: RunFolder, report: Report, interrupts: Interrupts) -> tuple[Loop, Saver]:
     """Its memory taken and filled, where the run begins or goes on."""
     way, leaves, target, data = prepared.fitted.way, prepared.fitted.leaves, prepared.target, prepared.data
-    resumed, kept, course = prepared.sources.resumed, prepared.kept, prepared.resolved.course(way.splits)
+    resumed, course = prepared.sources.resumed, prepared.resolved.course(way.splits)
     target.load(leaves)
     programs = Programs(way.graphs, way.arena, leaves.frozen)
     parts = programs.weights.parts
@@ -180,19 +182,7 @@ def loop_of(prepared: Prepared, folder: RunFolder, report: Report, interrupts: I
     descent = prepared.resolved.optimizer.descent(programs.weights.vector)
     sources, arrays = prepared.sources, leaves.frozen.values()
     beside = BesideRun(inputs=sources.inputs, warn=report.warn, frozen=arrays, is_same=sources.is_same_base)
-    saver = Saver(
-        options=kept.plain(),
-        keep=kept.run.keep,
-        target=target,
-        metadata=prepared.model.metadata,
-        programs=programs,
-        descent=descent,
-        folder=folder,
-        metrics=report.metrics,
-        config=config_of(kept).encode("utf-8", "replace"),
-        warn=report.warn,
-        tell=beside.tell,
-    )
+    saver = saver_of(prepared, programs, descent, folder, report, beside.tell)
     loop = Loop(
         programs=programs,
         rows=data.rows,
@@ -207,6 +197,25 @@ def loop_of(prepared: Prepared, folder: RunFolder, report: Report, interrupts: I
         descent=descent,
     )
     return loop, saver
+
+
+def saver_of(
+    prepared: Prepared, programs: Programs, descent: Descent | None, folder: RunFolder, report: Report, tell: Callable[[], None]
+) -> Saver:
+    kept = prepared.kept
+    return Saver(
+        options=kept.plain(),
+        keep=kept.run.keep,
+        target=prepared.target,
+        metadata=prepared.model.metadata,
+        programs=programs,
+        descent=descent,
+        folder=folder,
+        metrics=report.metrics,
+        config=config_of(kept).encode("utf-8", "replace"),
+        warn=report.warn,
+        tell=tell,
+    )
 
 
 def state_of(prepared: Prepared, programs: Programs, descent: Descent | None, course: Course, report: Report) -> RunState:
