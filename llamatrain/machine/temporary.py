@@ -79,8 +79,9 @@ def sweep(folder: Path, prefix: str) -> None:
         for left in folder.glob(f"{prefix}*"):
             with suppress(OSError):  # its own run, or another that sweeps, removes it now
                 age = time.time() - max(path.lstat().st_mtime for path in (left, *left.glob("*")))
-                if age > DAY or _free(left):
+                if age > DAY:
                     removed(left)
+                remove_free(left)
 
 
 @contextmanager
@@ -103,15 +104,14 @@ def _lock(path: Path) -> int | None:
     return lock
 
 
-def _free(path: Path) -> bool:
-    """Whether nobody holds it."""
+def remove_free(path: Path) -> None:
+    """If nobody holds it; who has just made it, and is about to, sees that it is gone."""
     if not fcntl:
-        return False
+        return
     lock = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-    except OSError:
-        return False
+        with suppress(OSError):  # it is held, or the file system has no locks
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            removed(path)
     finally:
         os.close(lock)
