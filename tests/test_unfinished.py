@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from llamatrain.files.newfile import NewFile
-from llamatrain.files.unfinished import begun
+from llamatrain.files.unfinished import stem
 from tests.runs import finished, started, until
 from tests.test_export_process import large
 
@@ -21,10 +21,16 @@ def write(path: Path) -> None:
         file.write(b"new")
 
 
+def left_for(place: Path) -> Path:
+    """As a process that is gone leaves it: held by nobody."""
+    left = place.with_name(f"{stem(place)}0123abcd.tmp")
+    left.write_bytes(b"half")
+    return left
+
+
 @pytest.mark.parametrize("name", ["m.gguf", "m[1]*?.gguf", "x" * 80 + ".gguf"])
 def test_what_is_left_goes(name: str, tmp_path: Path) -> None:
-    left, file = begun(tmp_path / name)
-    file.close()  # as with its process
+    left = left_for(tmp_path / name)
     write(tmp_path / name)
     assert not left.exists() and [each.name for each in tmp_path.iterdir()] == [name]
 
@@ -51,8 +57,7 @@ def test_what_is_no_such_file_stays(tmp_path: Path) -> None:
 
 
 def test_long_names_that_begin_alike_are_told_apart(tmp_path: Path) -> None:
-    left, file = begun(tmp_path / ("x" * 60 + "1.gguf"))
-    file.close()
+    left = left_for(tmp_path / ("x" * 60 + "1.gguf"))
     write(tmp_path / ("x" * 60 + "2.gguf"))
     assert left.exists()
 
