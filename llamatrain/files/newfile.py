@@ -9,6 +9,8 @@ from typing import Self
 import numpy as np
 
 from llamatrain.errors import FileError
+from llamatrain.files.unfinished import begun
+from llamatrain.machine.temporary import removed
 
 
 class NewFile:
@@ -19,14 +21,10 @@ class NewFile:
         self._place = Path(os.path.realpath(path))  # a link stays, and what it points to is replaced
         if self._place.exists() and not self._place.is_file():
             raise FileError(f"{path}: this is a folder or a device, no place for a file")
-        self._temporary = self._place.with_name(f".{self._place.name[:50]}.{os.urandom(4).hex()}.tmp")
         try:
-            self._file = self._temporary.open("xb")
+            self._temporary, self._file = begun(self._place)
         except OSError as error:
             raise self._failure(error) from error
-        except BaseException:  # an interrupt, when it is there already
-            self._temporary.unlink(missing_ok=True)
-            raise
 
     def write(self, data: np.ndarray | bytes) -> int:
         """How many bytes were written: all of them."""
@@ -47,7 +45,7 @@ class NewFile:
         finally:
             with suppress(OSError):  # of a disk that is full: closing writes what is left in the buffer
                 self._file.close()
-            self._temporary.unlink(missing_ok=True)  # there is none after a move
+            removed(self._temporary)  # there is none after a move
 
     def _keep(self) -> None:
         self._file.flush()
