@@ -274,7 +274,7 @@ def gpt2(**changes: object) -> Plain:
     ("metadata", "says"),
     [
         ({}, "tokenizer.ggml.model is missing"),
-        (scored(model=3), "model is of the kind int, where str is needed"),
+        (scored(model=3), "model is a whole number, where a text is needed"),
         (scored(model="bert"), "'bert'; known here are llama, gpt2"),
         (scored(tokens=None), "tokens is missing"),
         (scored(tokens=np.zeros(3)), "tokens is no array of texts"),
@@ -284,7 +284,7 @@ def gpt2(**changes: object) -> Plain:
         (scored(token_type=np.zeros(5, np.int32)), "token_type has 5 numbers"),
         (scored(token_type=np.zeros(280, np.float32)), "no array of whole numbers"),
         (scored(token_type="abc"), "no array of whole numbers"),
-        (scored(add_bos_token="yes"), "add_bos_token is of the kind str, where bool"),
+        (scored(add_bos_token="yes"), "add_bos_token is a text, where true or false is needed"),
         (scored(tokens=["a"], scores=None, token_type=None), "add_bos_token is set, and there is no"),
         (gpt2(merges=None), "merges is missing"),
         (gpt2(pre="superbpe"), "'superbpe', a pre-tokenizer that is not known"),

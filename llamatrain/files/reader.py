@@ -33,6 +33,11 @@ class Metadata(Mapping[str, Any]):
     def __getitem__(self, key: str) -> Any:
         return self.typed[key].decode()
 
+    def word(self, key: str) -> str | None:
+        """A value that is a text; nothing where it is another, such as an array, which is equal to no text."""
+        value = self.typed.get(key)
+        return value.decode() if value and value.kind is Kind.STRING else None
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.typed)
 
@@ -73,11 +78,12 @@ class Gguf:
 
     @property
     def kind(self) -> str:
-        if self.metadata.get("general.type") == "adapter":
+        told = self.metadata.word("general.type") if "general.type" in self.metadata else "model"
+        if told == "adapter":
             return "adapter"
         if "training.type" in self.metadata or "training.iteration_count" in self.metadata:
             return "checkpoint"
-        if "general.architecture" not in self.metadata or self.metadata.get("general.type", "model") != "model":
+        if "general.architecture" not in self.metadata or told != "model":
             return "other"
         return "model" if self.tensors else "vocabulary" if "tokenizer.ggml.model" in self.metadata else "other"
 

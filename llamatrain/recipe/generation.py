@@ -102,9 +102,9 @@ class Continuation:
 def tokenizer_of(gguf: "Gguf", h: "Hyperparameters") -> "Tokenizer | None":
     """None where tokens stand for no text."""
     from llamatrain.data.tokenizer import load
-    from llamatrain.data.tokenizer.vocabulary import KEY, WITHOUT_TEXT
+    from llamatrain.data.tokenizer.vocabulary import is_without_text
 
-    if gguf.metadata.get(f"{KEY}model") in WITHOUT_TEXT:
+    if is_without_text(gguf.metadata):
         return None
     tokenizer = load(gguf.metadata, gguf.path)
     if len(tokenizer) != h.vocab:

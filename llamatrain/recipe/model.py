@@ -8,7 +8,7 @@ import numpy as np
 from llamatrain.config.options import flag_of
 from llamatrain.data.tokenizer import Tokenizer, new_vocabulary
 from llamatrain.data.tokenizer import load as load_tokenizer
-from llamatrain.data.tokenizer.vocabulary import KEY, WITHOUT_TEXT
+from llamatrain.data.tokenizer.vocabulary import is_without_text
 from llamatrain.errors import FileError, UsageError
 from llamatrain.files.reader import Gguf, Metadata, open_gguf
 from llamatrain.files.values import Value, u32
@@ -103,8 +103,7 @@ def model_of(gguf: Gguf, ctx: int | None, usual: int) -> Model:
     h = hyperparameters.read(gguf)
     metadata = {key: value for key, value in gguf.metadata.typed.items() if not key.startswith(OF_A_FILE)}
     metadata["general.file_type"] = u32(ALL_F32)
-    without = gguf.metadata.get(f"{KEY}model") in WITHOUT_TEXT
-    tokenizer = None if without else load_tokenizer(gguf.metadata, gguf.path)
+    tokenizer = None if is_without_text(gguf.metadata) else load_tokenizer(gguf.metadata, gguf.path)
     if tokenizer and len(tokenizer) > h.vocab:
         raise UsageError(f"{gguf.path}: its vocabulary has {len(tokenizer)} tokens, its embeddings {h.vocab}")
     factors = {} if h.rope.factors is None else {"rope_freqs.weight": h.rope.factors}

@@ -12,7 +12,7 @@ import numpy as np
 
 from llamatrain.data.tokenizer import vocabulary as vocabularies
 from llamatrain.data.tokenizer.special import Specials
-from llamatrain.data.tokenizer.vocabulary import SPACE, UNDEFINED, WITHOUT_TEXT, Vocabulary
+from llamatrain.data.tokenizer.vocabulary import SPACE, UNDEFINED, Vocabulary, byte_of
 from llamatrain.errors import FileError, UsageError
 from llamatrain.files.constants import TokenType
 from llamatrain.machine.units import cores
@@ -132,8 +132,8 @@ class Tokenizer:
     def _text(self, token: str, kind: int) -> bytes:
         from llamatrain.data.tokenizer.symbols import token_bytes
 
-        if kind == TokenType.BYTE and len(token) == 6 and token.startswith("<0x"):
-            return bytes.fromhex(token[3:5])
+        if kind == TokenType.BYTE and (byte := byte_of(token)) is not None:
+            return bytes([byte])
         if kind in (TokenType.UNUSED, UNDEFINED, TokenType.BYTE):
             return b""
         if kind == TokenType.NORMAL:
@@ -182,7 +182,7 @@ def to_bytes(text: str | bytes) -> bytes:
 
 def load(metadata: Mapping[str, Any], source: object = "the vocabulary") -> Tokenizer:
     """The tokenizer that a file's metadata describes; `source` is what errors begin with, such as the file's path."""
-    if metadata.get(f"{vocabularies.KEY}model") in WITHOUT_TEXT:
+    if vocabularies.is_without_text(metadata):
         raise UsageError(f"{source}: it has no text (tokenizer.ggml.model is none): this model cannot read any")
     try:
         return Tokenizer(vocabularies.read(metadata))
