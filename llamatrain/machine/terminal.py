@@ -1,5 +1,6 @@
 """What is said on standard error of work that takes a while: lines and bars, and nothing at all until they are asked for."""
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -7,6 +8,8 @@ from typing import Any
 
 from llamatrain.machine.printable import printable
 
+SHOW_CURSOR = "\x1b[?25h"  # a display that is left at once may have hidden it
+CLEAR_LINE = "\r\x1b[K"
 _asked = list[None]()  # by how many that are at work
 
 
@@ -27,12 +30,31 @@ def is_shown() -> bool:
 def say(line: str) -> None:
     """A line on its own; where nobody can read it any more, what is at work goes on."""
     if _asked and (stream := sys.stderr):
-        with suppress(OSError):  # what others put in its place may have no encoding
-            print(printable(line, getattr(stream, "encoding", None) or "utf-8"), file=stream, flush=True)
+        with suppress(OSError):
+            print(printable(line, _encoding(stream)), file=stream, flush=True)
 
 
 def bar(title: str, **settings: Any) -> Any:
     """A bar of tqdm's on a terminal, where it takes a while."""
     from tqdm import tqdm
 
-    return tqdm(desc=title, leave=False, disable=None if _asked else True, delay=0.5, **settings)
+    return tqdm(
+        desc=printable(title, _encoding(sys.stderr)), leave=False, disable=None if _asked else True, delay=0.5, **settings
+    )
+
+
+def _encoding(stream: Any) -> str:
+    """What others put in the place of standard error may have none."""
+    return getattr(stream, "encoding", None) or "utf-8"
+
+
+def tidied() -> None:
+    """A terminal that is left at once: no bar stays on it, and its cursor shows."""
+    if sys.stderr.isatty():
+        bars = getattr(sys.modules.get("tqdm"), "tqdm", None)
+        os.write(sys.stderr.fileno(), (SHOW_CURSOR + CLEAR_LINE * bool(getattr(bars, "_instances", ()))).encode())
+
+
+def unread() -> None:
+    """Nobody reads standard output any more: what is still to be flushed goes nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -11,6 +11,7 @@ from llamatrain.adapters import peft
 from llamatrain.config.file import config_text
 from llamatrain.errors import FileError, UsageError
 from llamatrain.files.newfile import NewFile
+from llamatrain.machine.printable import printable
 from llamatrain.machine.terminal import is_shown, say
 from llamatrain.optim.optimizer import Descent
 from llamatrain.recipe.asked import Asked
@@ -52,7 +53,7 @@ def trained(request: Request, interrupts: Interrupts) -> Finished:
     asked, sources, notes = begun(request)
     place, given = request.place, request.given
     if asked.tune.only_write_lora:
-        return written(asked, sources, place, given)
+        return written(asked, sources, place, given, interrupts)
     with folder_of(asked.command, place, sources) as folder:
         interrupts.leaving = folder.discard
         with interrupts:
@@ -73,7 +74,7 @@ def tell_end(result: Path, outcome: Outcome, to_go_on: str) -> None:
     say(f"the {result.stem}: {result}")
 
 
-def written(asked: Asked, sources: Sources, place: PlaceOptions, given: Collection[str]) -> Finished:
+def written(asked: Asked, sources: Sources, place: PlaceOptions, given: Collection[str], interrupts: Interrupts) -> Finished:
     """The adapter of a checkpoint, and nothing else."""
     resumed = sources.resumed
     assert resumed
@@ -81,13 +82,15 @@ def written(asked: Asked, sources: Sources, place: PlaceOptions, given: Collecti
     if place.overwrite:
         raise UsageError("--only-write-lora replaces no run: leave --overwrite out, and name a new folder with --out")
     with folder_of(asked.command, place, sources) as folder:
-        try:
-            target = target_of(asked, model, sources, peft_folder(asked, sources, folder, place, given))
-            trained = target.leaves("off").trained
-            check_trained(resumed, trained)
-            target.write(folder.result(target.result), {name: resumed.checkpoint.weights[name] for name in trained})
-        finally:
-            folder.discard()
+        interrupts.leaving = folder.discard
+        with interrupts:
+            try:
+                target = target_of(asked, model, sources, peft_folder(asked, sources, folder, place, given))
+                trained = target.leaves("off").trained
+                check_trained(resumed, trained)
+                target.write(folder.result(target.result), {name: resumed.checkpoint.weights[name] for name in trained})
+            finally:
+                folder.discard()
     result = folder.path / target.result
     tell_end(result, Outcome(DONE), "")
     return Finished(outcome=Outcome(DONE), folder=folder.path, result=result, steps=resumed.step)
@@ -152,7 +155,7 @@ def config_of(kept: Asked) -> str:
     unsaid = {*kept.idle, *(OWN_SIZE if new and kept.base else ()), "max_time"}  # that was for the process it was given to
     first = f" --checkpoint-in {shlex.quote(kept.base)}" if new and kept.base else ""
     head = f"llamatrain {kept.command}{first} --config FILE"
-    return config_text(head, kept.files, list(kept.parts.values()), unsaid, base="" if new else kept.base)
+    return config_text(printable(head, "utf-8"), kept.files, list(kept.parts.values()), unsaid, base="" if new else kept.base)
 
 
 @contextmanager
