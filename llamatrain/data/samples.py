@@ -4,6 +4,7 @@ import mmap
 from collections.abc import Iterator
 
 from llamatrain.config.options import flag_of
+from llamatrain.config.words import worded
 from llamatrain.data.sources import DataFile
 from llamatrain.data.suitable import MARK, Utf8, check_text
 from llamatrain.errors import DataError
@@ -37,7 +38,7 @@ def samples_after(source: DataFile, pattern: str, include: bool, longest: int | 
         encoding, read, at = Utf8(source.name), 0, text.find(mark)
         if at < 0:
             told = f"({flag_of('escape')} reads \\n as the end of a line)"
-            raise DataError(f"{source.name}: the sample start {pattern!r} is not in it {told}")
+            raise DataError(f"{source.name}: the sample start {worded(pattern)} is not in it {told}")
         while at >= 0:
             following = text.find(mark, at + len(mark))
             begin = at if include else at + len(mark)

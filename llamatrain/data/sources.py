@@ -1,7 +1,6 @@
 """What the user names as data, as a list of files: text, or JSON lines."""
 
 import glob
-import shutil
 import stat
 import sys
 import tempfile
@@ -13,11 +12,12 @@ from functools import cache
 from pathlib import Path
 from typing import BinaryIO, Literal
 
-from llamatrain.data.suitable import KINDS, KNOWN, MARK, TAKEN, check_head, check_name
+from llamatrain.data.suitable import KINDS, KNOWN, MARK, TAKEN, check_head, check_name, check_text
 from llamatrain.errors import DataError
 from llamatrain.machine.temporary import goes_with_program
 
 HEAD = 1 << 16  # bytes that show whether a file is text at all
+PIECE = 1 << 20  # bytes of what is read to its end
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,9 @@ def _spooled(origin: Path | BinaryIO, name: str) -> DataFile:
         origin.open("rb") if isinstance(origin, Path) else nullcontext(origin) as stream,
     ):
         path = goes_with_program(Path(spool.name))
-        shutil.copyfileobj(stream, spool)
+        for block in iter(lambda: stream.read(PIECE), b""):
+            check_text(block, name, spool.tell())  # here, since what goes on for ever may be zeros
+            spool.write(block)
     return DataFile(path, name, _look(path))
 
 
@@ -135,8 +137,11 @@ def _check(source: DataFile) -> None:
     try:
         with source.path.open("rb") as file:
             head = file.read(HEAD)
+            blank = not head.strip() and not any(block.strip() for block in iter(lambda: file.read(PIECE), b""))
     except OSError as error:
         raise DataError(f"{source.name}: {error.strerror}") from None
-    if not head.strip():
+    if not head.removeprefix(MARK):
         raise DataError(f"{source.name}: the file is empty")
+    if blank:
+        raise DataError(f"{source.name}: there is only white space in it")
     check_head(source.name, Path(source.name).suffix, head)

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from llamatrain.config.options import COUNT, OptionError
 from llamatrain.machine.units import cores, units
 from llamatrain.optim.optimizer import Optimizer, StepRule
 from llamatrain.optim.registry import named
@@ -65,6 +66,9 @@ class Resolved:
     def kept(self, policy: str, splits: int, cache: Literal["auto", "bf16", "off"]) -> Asked:
         """As options in which nothing is open, for checkpoints and config.toml; with how it is done."""
         asked, train = self.asked, self.asked.train
+        if (batches := train.grad_acc * splits) > COUNT:
+            told = f" {train.grad_acc} cannot be: in {splits} parts each it makes {batches} batches, and less than 2^31 can be"
+            raise OptionError(lambda spelt: spelt("grad_acc") + told)
         return replace(
             asked,
             model=replace(asked.model, ctx=self.row),
@@ -78,7 +82,7 @@ class Resolved:
                 precision=self.precision,
                 remat=policy,
                 batch=train.batch // splits,
-                grad_acc=train.grad_acc * splits,
+                grad_acc=batches,
             ),
             tune=replace(asked.tune, ctx=self.row, lora_alpha=self.alpha, peft=self.peft, cache_base=cache),
         )
@@ -90,6 +94,9 @@ def resolve(asked: Asked, row: int, rows_of: Callable[[int], int], peft: Path | 
     iters = train.iters if train.iters is not None else ITERS
     if train.epochs is not None:
         iters = -(-rows_of(train.epochs) // (train.batch * train.grad_acc))
+        if iters > COUNT:
+            told = f" {train.epochs} cannot be: it takes {iters} steps, and less than 2^31 can be; fewer will do"
+            raise OptionError(lambda spelt: spelt("epochs") + told)
     warmup = train.warmup if train.warmup is not None else round(WARMUP * iters)
     optimizer = named(train.optimizer).of(asdict(train))
     return Resolved(

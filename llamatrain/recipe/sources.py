@@ -10,6 +10,7 @@ import numpy as np
 
 from llamatrain.adapters import reading
 from llamatrain.adapters.adapter import Adapter, factors_of
+from llamatrain.config.words import LINE, cut
 from llamatrain.errors import FileError, UsageError
 from llamatrain.files.pages import release
 from llamatrain.files.reader import Gguf, open_gguf
@@ -84,7 +85,7 @@ def base_of(asked: Asked, resumed: Resumed | None) -> Gguf | None:
         moved = f"if it was moved, name it: llamatrain finetune BASE.gguf --resume {resumed.path}"
         raise FileError(f"{asked.base}: no such file, and the run in {resumed.path} is for it; {moved}")
     gguf = open_gguf(asked.base)
-    if gguf.kind == "checkpoint" and gguf.metadata.get("training.type") == "finetune_lora":
+    if gguf.kind == "checkpoint" and gguf.metadata.word("training.type") == "finetune_lora":
         raise UsageError(
             f"{asked.base}: a checkpoint of an adapter, no model; go on with `llamatrain finetune --resume {asked.base}`"
         )
@@ -102,7 +103,7 @@ def check_same(sources: Sources, resumed: Resumed, asked: Asked) -> None:
     strange = [adapter for adapter, found in prints if not isinstance(kept, list) or found not in kept]
     named = f"{strange[0].source}: not an adapter" if strange else f"{resumed.path}: not all of the adapters, in their order,"
     told = " ".join(f"--lora-scaled {path} {scale:g}" for path, scale in asked.lora.scaled)
-    raise FileError(f"{named} that the run began with; received {told or 'none'}")
+    raise FileError(f"{named} that the run began with; received {cut(told, LINE) or 'none'}")
 
 
 # ---- by what they are known again ------------------------------------------

@@ -167,7 +167,7 @@ class Loop:
             loss, norm = self._descend_by_rate(batches, rate, start)
             reason = state.stop.observe(course.rules, loss)
             state.data = self.rows.state
-        seconds = time.perf_counter() - start
+        seconds = max(0.0, time.perf_counter() - start)  # a clock may stand still
         self._count(batches, seconds)
         counters = state.counters
         self.listener.step(
@@ -178,7 +178,7 @@ class Loop:
                 grad_norm=norm,
                 tokens=counters.tokens,
                 seconds=seconds,
-                tokens_per_second=sum(batch.size for batch in batches) / seconds,
+                tokens_per_second=sum(batch.size for batch in batches) / seconds if seconds else 0.0,
                 evaluations=evaluations,
             )
         )
@@ -219,7 +219,7 @@ class Loop:
         losses = state.partial.losses if state.partial else []
         for number in range(len(losses), len(batches)):
             if losses and self.signals.asked:
-                state.partial = Partial(losses, time.perf_counter() - start)
+                state.partial = Partial(losses, max(0.0, time.perf_counter() - start))
                 raise Interrupted
             losses.append(self._sound(self.programs.gradients(batches[number], total, number == 0, self._key(number)), "loss"))
         state.partial = None
