@@ -83,19 +83,22 @@ class Tokenizer:
 
     def _pieces(self, chunks: Iterable[bytes], special: bool) -> Iterator[tuple[bool, bytes]]:
         """Pieces that can be encoded apart, each with whether it is the text's start."""
-        rest, start, enough = b"", True, 2 * BLOCK
+        parts, size, start, enough = list[bytes](), 0, True, 2 * BLOCK
         for chunk in chunks:
             for at in range(0, len(chunk), BLOCK):
-                rest += chunk[at : at + BLOCK]
-                if len(rest) < enough:
+                parts.append(chunk[at : at + BLOCK])
+                size += len(parts[-1])
+                if size < enough:
                     continue
+                rest = b"".join(parts)
                 if cut := self.cut(rest, special=special):
                     yield start, rest[:cut]
                     rest, start, enough = rest[cut:], False, 2 * BLOCK
                 else:
                     enough = 2 * len(rest)
-        if rest:
-            yield start, rest
+                parts, size = [rest], len(rest)
+        if size:
+            yield start, b"".join(parts)
 
     def cut(self, raw: bytes, *, special: bool = False) -> int:
         """A place, far back, where a text can be cut whatever follows; 0 if none is found."""
