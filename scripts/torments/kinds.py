@@ -1,6 +1,6 @@
 """The kinds of trials by name, in the order in which they are tried."""
 
 from torments.core import Kind
-from torments import kills
+from torments import disks, inputs, kills
 
-KINDS: dict[str, Kind] = {each.name: each for each in (kills.KIND,)}
+KINDS: dict[str, Kind] = {each.name: each for each in (kills.KIND, disks.KIND, inputs.KIND)}

@@ -9,6 +9,7 @@ import errno
 import io
 import json
 import os
+import resource
 import shutil
 import signal
 import sys
@@ -201,6 +202,8 @@ def install() -> None:
         for name in ("monotonic", "perf_counter", "time", "process_time"):
             now = getattr(time, name)()
             setattr(time, name, lambda now=now: now)
+    if largest := plan.get("largest"):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (largest, resource.RLIM_INFINITY))
     if plan.get("after"):
         watch_opening()
     if not SHIM.under:
