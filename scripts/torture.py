@@ -17,6 +17,8 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -45,6 +47,7 @@ class Tally:
     tried: int = 0
     skipped: int = 0
     seconds: float = 0.0
+    codes: Counter[str] = field(default_factory=Counter)
     failed: list[Trial] = field(default_factory=list)
 
 
@@ -75,8 +78,9 @@ def torture(kind: Kind, given: argparse.Namespace, house: House) -> Tally:
     with tqdm(numbers(kind, given, house), desc=kind.name, unit="", leave=False) as bar:
         for number in bar:
             trial = Trial(kind=kind.name, number=number, seed=given.seed, place=house.trials / f"{kind.name}-{number}", house=house)
-            kind.trial(trial)
+            tried(kind, trial)
             tally.tried += 1
+            tally.codes.update("well" if code == 0 else "refused" if code > 0 else "killed" for code in trial.codes)
             tally.skipped += bool(trial.skipped)
             if trial.faults:
                 tally.failed.append(trial)
@@ -88,6 +92,15 @@ def torture(kind: Kind, given: argparse.Namespace, house: House) -> Tally:
     return tally
 
 
+def tried(kind: Kind, trial: Trial) -> None:
+    """What goes wrong in the trial itself is told like any other failure."""
+    try:
+        kind.trial(trial)
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        trial.faults.append(f"the trial itself: {type(error).__name__}: {error} ({Path(place.filename).name}:{place.lineno})")
+
+
 def told(trial: Trial) -> str:
     """A failure, and how to see it again."""
     again = f"--seed {trial.seed} --only {trial.kind} --number {trial.number}"
@@ -96,9 +109,10 @@ def told(trial: Trial) -> str:
 
 
 def table(tallies: list[Tally]) -> str:
-    lines = [f"{'kind':10} {'tried':>7} {'skipped':>7} {'failed':>7} {'seconds':>8}"]
+    lines = [f"{'kind':10} {'tried':>7} {'skipped':>7} {'failed':>7} {'seconds':>8}   commands that ended"]
     for each in tallies:
-        lines.append(f"{each.kind.name:10} {each.tried:7,} {each.skipped:7,} {len(each.failed):7,} {each.seconds:8,.0f}")
+        ends = ", ".join(f"{count:,} {name}" for name, count in sorted(each.codes.items()))
+        lines.append(f"{each.kind.name:10} {each.tried:7,} {each.skipped:7,} {len(each.failed):7,} {each.seconds:8,.0f}   {ends}")
     failed = [trial for each in tallies for trial in each.failed]
     lines += [f"failed: --seed {t.seed} --only {t.kind} --number {t.number}: {t.faults[0][:200]}" for t in failed]
     tried = sum(each.tried for each in tallies)

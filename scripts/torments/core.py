@@ -60,6 +60,7 @@ class Trial:
     house: Any
     faults: list[str] = field(default_factory=list)
     story: list[str] = field(default_factory=list)
+    codes: list[int] = field(default_factory=list)  # of the commands that were judged
     skipped: str = ""
 
     def __post_init__(self) -> None:
@@ -82,6 +83,7 @@ class Trial:
         limits = {name: more.pop(name) for name in ("seconds", "memory", "said") if name in more}
         ended = self.start(*words, **more).wait()
         if judge:
+            self.codes.append(ended.code)
             self.faults += [f"{each} [{brief(words)}]" for each in judged(ended, tuple(codes), **limits)]
         return ended
 

@@ -187,7 +187,7 @@ def options_of(t: Trial, command: str) -> list[str]:
         place.parent.mkdir(exist_ok=True)
         other = Trial(kind="help", number=0, seed=0, place=t.house.folder / "helping", house=t.house)
         text = other.run(*command.split(), "--help").out
-        place.write_text("\n".join(re.findall(r"^\W*(--?[a-z][\w-]*)(?:,\s+--[\w-]+)?\s+[A-Z|a-z=]{2,}", text, re.MULTILINE)))
+        place.write_text("\n".join(re.findall(r"^[^\w-]*(--?[a-z][\w-]*)(?:,\s+--[\w-]+)?\s+[A-Z|a-z=]{2,}", text, re.MULTILINE)))
     return place.read_text().split()
 
 
