@@ -11,7 +11,6 @@ standard error; the exit code is 1 if anything failed. What a trial does follows
 """
 
 import argparse
-import os
 import shutil
 import signal
 import sys
@@ -27,14 +26,12 @@ from random import Random
 from types import FrameType
 from typing import NoReturn
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # of this process, which is forked
-sys.path[:0] = [str(Path(__file__).resolve().parent.parent)]
-
-from tqdm import tqdm
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from torments.core import Kind, Trial
 from torments.house import House
 from torments.kinds import KINDS
+from tqdm import tqdm
 
 tqdm.monitor_interval = 0  # a thread of its own, beside which nothing is forked
 
@@ -75,9 +72,11 @@ def numbers(kind: Kind, given: argparse.Namespace, house: House) -> list[int]:
 def torture(kind: Kind, given: argparse.Namespace, house: House) -> Tally:
     tally = Tally(kind)
     start = time.monotonic()
-    with tqdm(numbers(kind, given, house), desc=kind.name, unit="", leave=False) as bar:
+    with tqdm(numbers(kind, given, house), desc=kind.name, unit="", leave=False, disable=None) as bar:
         for number in bar:
-            trial = Trial(kind=kind.name, number=number, seed=given.seed, place=house.trials / f"{kind.name}-{number}", house=house)
+            trial = Trial(
+                kind=kind.name, number=number, seed=given.seed, place=house.trials / f"{kind.name}-{number}", house=house
+            )
             tried(kind, trial)
             tally.tried += 1
             tally.codes.update("well" if code == 0 else "refused" if code > 0 else "killed" for code in trial.codes)
@@ -148,8 +147,7 @@ def main() -> None:
             house = House(folder)
             print("preparing: what trials start from is made", file=sys.stderr)
             house.prepare()
-            for name in given.only:
-                tallies.append(torture(KINDS[name], given, house))
+            tallies.extend(torture(KINDS[name], given, house) for name in given.only)
     except KeyboardInterrupt:
         print("stopped: what was tried until then counts", file=sys.stderr)
         print(table(tallies))

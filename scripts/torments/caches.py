@@ -1,4 +1,4 @@
-"""Caches that are damaged, crafted, swapped, read-only: kernels are compiled again, tokens made again, and results are the same."""
+"""Caches that are damaged, crafted, swapped, read-only: kernels are compiled again, and results stay."""
 
 import json
 import os
@@ -8,26 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from torments.core import Argument, Kind, Trial, judged, last_line
+from torments.core import Argument, Kind, Kinds, Trial, judged, last_line, one_of, total
 from torments.disks import can_mount
-from torments.house import OFTEN, TINY, House
+from torments.house import OFTEN, TINY
 from torments.processes import started
 
-KERNELS, TOKENS, READ_ONLY, KILLED = 36, 60, 3, 4  # trials of each in full
 COMPILING = 120.0  # seconds of the processor, where kernels are compiled again
-
-
-def count(house: House) -> int:
-    return KERNELS + TOKENS + READ_ONLY + KILLED
-
-
-def trial(t: Trial) -> None:
-    place = t.number
-    for size, attempt in ((KERNELS, kernels), (TOKENS, tokens), (READ_ONLY, read_only), (KILLED, killed)):
-        if place < size:
-            return attempt(t, place)
-        place -= size
-    t.skipped = "there is no such trial"
 
 
 # ---- kernels ---------------------------------------------------------------
@@ -58,7 +44,9 @@ def kernels(t: Trial, place: int) -> None:
 
 def damage(t: Trial, path: Path, files: list[Path]) -> None:
     raw = bytearray(path.read_bytes())
-    how = t.random.choice(["flipped", "flipped", "flipped", "cut", "emptied", "swapped", "zeroed", "a folder", "a link to nowhere"])
+    how = t.random.choice(
+        ["flipped", "flipped", "flipped", "cut", "emptied", "swapped", "zeroed", "a folder", "a link to nowhere"]
+    )
     t.tell(f"{path.name} {how}")
     if how == "flipped":
         for _ in range(t.random.choice([1, 8, 64])):
@@ -110,7 +98,9 @@ def spoil(t: Trial, entry: Path) -> None:
             path.unlink()
             make_odd(path, how)
             continue
-        path.write_bytes(raw[: len(raw) // 2] if how == "cut" else b"" if how == "emptied" else raw + b"xxxx" if how == "longer" else raw)
+        path.write_bytes(
+            raw[: len(raw) // 2] if how == "cut" else b"" if how == "emptied" else raw + b"xxxx" if how == "longer" else raw
+        )
 
 
 def make_odd(path: Path, how: str) -> None:
@@ -130,7 +120,9 @@ def craft(t: Trial, entry: Path) -> None:
         made[t.random.randrange(len(made))] = t.random.choice([-1, 258, 100_000, 2**31 - 1, -(2**31)])
     made.tofile(path)
     t.tell(f"{path.name} crafted")
-    sums = {each.name: [each.stat().st_size, zlib.crc32(each.read_bytes())] for each in entry.iterdir() if each.name != "sizes.json"}
+    sums = {
+        each.name: [each.stat().st_size, zlib.crc32(each.read_bytes())] for each in entry.iterdir() if each.name != "sizes.json"
+    }
     (entry / "sizes.json").write_text(json.dumps(sums))
 
 
@@ -151,7 +143,11 @@ def read_only(t: Trial, place: int) -> None:
     else:
         t.skipped = "nothing can be made read-only for this user"
         return
-    words = (("preview", "chats.jsonl", "--model", "base.gguf"), ("evaluate", "base.gguf", "text.txt", "--threads", 1), ("from-scratch", "text.txt", *TINY, *OFTEN, "--out", "o"))[place]
+    words = (
+        ("preview", "chats.jsonl", "--model", "base.gguf"),
+        ("evaluate", "base.gguf", "text.txt", "--threads", 1),
+        ("from-scratch", "text.txt", *TINY, *OFTEN, "--out", "o"),
+    )[place]
     t.tell(f"a cache that is read-only: {' '.join(map(str, words))}")
     ended = started(t.job(words, own, before=before, seconds=300)).wait()
     t.faults += judged(ended, (0,))
@@ -171,7 +167,18 @@ def killed(t: Trial, place: int) -> None:
     running.until(lambda: False, 1 + 2 * t.random.random())
     running.signal([9, 15, 2, 1][place % 4])
     ended = running.wait()
-    t.faults += [each for each in judged(ended, (130, 143, 129, -1, -2, -9, -15, 0), said=False, memory=2e9) if "outlived" in each or "traceback" in each]
+    t.faults += [
+        each
+        for each in judged(ended, (130, 143, 129, -1, -2, -9, -15, 0), said=False, memory=2e9)
+        if "outlived" in each or "traceback" in each
+    ]
 
 
-KIND = Kind(name="caches", count=count, short=6, trial=trial)
+KINDS: Kinds = [(kernels, 36), (tokens, 60), (read_only, 3), (killed, 4)]
+
+
+def trial(t: Trial) -> None:
+    one_of(t, KINDS)
+
+
+KIND = Kind(name="caches", count=lambda _: total(KINDS), short=6, trial=trial)

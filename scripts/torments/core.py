@@ -1,7 +1,7 @@
 """What all kinds share: a trial with its own luck and place, and the one judge of how a process ended."""
 
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -25,7 +25,7 @@ def judged(
     """What is wrong with how a process ended: the same is asked of every one. `said`: its words can be read."""
     found = []
     if ended.late:
-        found.append(f"does not end: {ended.wall:.0f} s, {ended.cpu:.1f} s of the processor")
+        found.append(f"did not end: {ended.wall:.0f} s, {ended.cpu:.1f} s of the processor, {ended.peak / 1e6:.0f} MB")
     elif ended.code < 0 and ended.code not in codes:
         found.append(f"died of signal {-ended.code}")
     elif ended.code not in codes:
@@ -113,13 +113,34 @@ class Trial:
 
     def tidy(self, *places: Path) -> None:
         """Nothing that was begun lies there."""
-        left = [path.name for place in places if place.is_dir() for path in place.rglob(".*") if not path.name.startswith(".lock")]
+        left = [
+            path.name for place in places if place.is_dir() for path in place.rglob(".*") if not path.name.startswith(".lock")
+        ]
         self.must(not left, f"left behind: {', '.join(sorted(left)[:3])}")
 
 
 def brief(words: Iterable[Argument], length: int = 160) -> str:
     text = " ".join(map(str, words))
     return text if len(text) <= length else text[: length - 3] + "..."
+
+
+Kinds = Sequence[tuple[Callable[[Trial, int], None], int]]  # what is tried, and how often
+
+
+def total(kinds: Kinds) -> int:
+    return sum(size for _, size in kinds)
+
+
+def one_of(t: Trial, kinds: Kinds) -> None:
+    """That which the trial's number says."""
+    place = t.number
+    for attempt, size in kinds:
+        if place < size:
+            t.tell(f"{attempt.__name__}:")
+            attempt(t, place)
+            return
+        place -= size
+    t.skipped = "there is no such trial"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,31 +2,17 @@
 
 import json
 import shutil
+import subprocess
 import tomllib
 from functools import cache
 from pathlib import Path
 
 from torments import kills
-from torments.core import Argument, Kind, Trial, last_line
-from torments.house import OFTEN, TINY, House
-from torments.processes import Ended, Job, started
+from torments.core import Argument, Kind, Kinds, Trial, judged, last_line, one_of, total
+from torments.house import OFTEN, TINY
+from torments.processes import Ended, started
 
 NAMES = ("from-scratch", "lora", "full", "resume", "export-lora")
-WRITES, BYTES, TOKENS, SMALL, LIMITED, COMPILED = 60, 60, 20, 8, 12, 2  # trials of each in full
-SMALLEST = 5_000  # bytes, below which nothing at all can be kept
-
-
-def count(house: House) -> int:
-    return WRITES + BYTES + TOKENS + SMALL + LIMITED + COMPILED
-
-
-def trial(t: Trial) -> None:
-    place = t.number
-    for size, attempt in ((WRITES, by_write), (BYTES, by_bytes), (TOKENS, tokens), (SMALL, small), (LIMITED, limited), (COMPILED, compiled)):
-        if place < size:
-            return attempt(t, place)
-        place -= size
-    t.skipped = "there is no such trial"
 
 
 def by_write(t: Trial, place: int) -> None:
@@ -88,21 +74,17 @@ def tokens(t: Trial, place: int) -> None:
     own.mkdir()
     plan = {"under": [str(own)], "do": "full", "bytes": int(10 ** t.random.uniform(0, 5))}
     t.run(*words[place % len(words)], cache=own, plan=plan, codes=(0, 1))
-    left = [path for path in own.rglob(".new-*")]
+    left = list(own.rglob(".new-*"))
     t.must(not left, f"the cache keeps {len(left)} entries that were begun")
-    t.run(*words[place % len(words)], cache=own, codes=(0,)) if place % len(words) in (1, 2) else None
+    if place % len(words) in (1, 2):
+        t.run(*words[place % len(words)], cache=own, codes=(0,))
 
 
 @cache
 def can_mount() -> bool:
     """Whether a user may have disks of their own here."""
-    return shutil.which("unshare") is not None and not Job_true("mount -t tmpfs -o size=1m none /mnt")
-
-
-def Job_true(script: str) -> int:  # noqa: N802
-    import subprocess
-
-    return subprocess.run(["unshare", "-rm", "sh", "-c", script], capture_output=True).returncode
+    words = ["unshare", "-rm", "sh", "-c", "mount -t tmpfs -o size=1m none /mnt"]
+    return shutil.which("unshare") is not None and not subprocess.run(words, check=False, capture_output=True).returncode
 
 
 def small(t: Trial, place: int) -> None:
@@ -119,8 +101,6 @@ def small(t: Trial, place: int) -> None:
     script = f'mount -t tmpfs -o size={size}k none disk && "$@"; code=$?; cp -a disk kept; exit $code'
     job = t.job(words, None, before=("unshare", "-rm", "sh", "-c", script, "sh"), plan={})
     t.tell(f"on a disk of {size} kB: {' '.join(map(str, words))}")
-    from torments.core import judged
-
     ended = started(job).wait()
     t.faults += judged(ended, (0, 1))
     t.whole(t.folder / "kept")
@@ -150,15 +130,29 @@ def compiled(t: Trial, place: int) -> None:
     for path in chosen:
         path.unlink()
     size = sum(path.stat().st_size for path in own.rglob("*") if path.is_file()) // 1024 + 200
-    script = f'cp -a "$0" full && mount -t tmpfs -o size={size * 2}k none full && cp -a "$0/." full && dd if=/dev/zero of=full/zero 2>/dev/null; "$@"'
+    script = (
+        f'mkdir full && mount -t tmpfs -o size={size * 2}k none full && cp -a "$0/." full'
+        ' && dd if=/dev/zero of=full/zero 2>/dev/null; "$@"'
+    )
     words = ("preview", "text.txt", "--model", "base.gguf")
     job = t.job(words, t.folder / "full", before=("unshare", "-rm", "sh", "-c", script, str(own)), seconds=240)
     t.tell("a full disk for the kernels that are compiled")
     ended = started(job).wait()
     t.must(ended.code == 0, f"exit code {ended.code}: {last_line(ended.err)}")
-    lines = [line for line in ended.err.splitlines() if "no space" in line.lower() or "cannot be kept" in line.lower() or "full" in line.lower()]
+    lines = [
+        line
+        for line in ended.err.splitlines()
+        if "no space" in line.lower() or "cannot be kept" in line.lower() or "full" in line.lower()
+    ]
     t.must(len(lines) == 1, f"a full disk is said {len(lines)} times: {last_line(ended.err)}")
     t.must("Traceback" not in ended.err, "a traceback")
 
 
-KIND = Kind(name="disks", count=count, short=6, trial=trial)
+KINDS: Kinds = [(by_write, 60), (by_bytes, 60), (tokens, 20), (small, 8), (limited, 12), (compiled, 2)]
+
+
+def trial(t: Trial) -> None:
+    one_of(t, KINDS)
+
+
+KIND = Kind(name="disks", count=lambda _: total(KINDS), short=6, trial=trial)

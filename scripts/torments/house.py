@@ -9,19 +9,24 @@ import struct
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from unittest.mock import patch
 
 from torments import gguf
 from torments.core import Argument, last_line
-from torments.processes import ROOT, Job, adopt, forked
+from torments.processes import ROOT, Job, forked
+from torments.watching import adopt
 
 TINY: tuple[Argument, ...] = ("--vocab-size", "bytes", "--embd", 32, "--head", 4, "--layer", 2, "--ff", 64, "--ctx", 32)
 SAME: tuple[Argument, ...] = ("--precision", "f32", "--threads", 1, "--batch", 4)
 OFTEN: tuple[Argument, ...] = (*SAME, "--iters", 4, "--save-every", 2, "--eval-every", 2, "--val-split", 0.1)
 RECIPES = ("run", "evaluation", "generation", "merging")
-TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}</>\n{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+TEMPLATE = (
+    "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}</>\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
 
 
 class House:
@@ -73,9 +78,9 @@ class House:
         text = "".join(" ".join(chance.choices(words, k=9)) + ".\n" for _ in range(140))[:6016]
         (self.things / "text.txt").write_text(text)
         (self.things / "val.txt").write_text(text[:1000])
-        chats = [{"messages": [{"role": "user", "content": a}, {"role": "assistant", "content": b}]} for a, b in zip(words, words[1:], strict=False)]
+        chats = [{"messages": [{"role": "user", "content": a}, {"role": "assistant", "content": b}]} for a, b in pairwise(words)]
         (self.things / "chats.jsonl").write_text("".join(json.dumps(each) + "\n" for each in chats))
-        pairs = [{"prompt": a, "completion": b} for a, b in zip(words, words[1:], strict=False)]
+        pairs = [{"prompt": a, "completion": b} for a, b in pairwise(words)]
         (self.things / "pairs.jsonl").write_text("".join(json.dumps(each) + "\n" for each in pairs))
 
     def models(self) -> None:
@@ -97,7 +102,9 @@ class House:
         self.make("evaluate", "base.gguf", "chats.jsonl", "--threads", 1)
         self.make("generate", "base.gguf", "--prompt", "ab", "-n", 4, "--threads", 1)
         (self.things / "old.bin").write_bytes(old_adapter(self.things / "adapter.gguf"))
-        (self.things / "recipe.toml").write_text('embd = 32\nhead = 4\nlayer = 2\nff = 64\nctx = 32\nvocab-size = "bytes"\nlr = 1e-3\n')
+        (self.things / "recipe.toml").write_text(
+            'embd = 32\nhead = 4\nlayer = 2\nff = 64\nctx = 32\nvocab-size = "bytes"\nlr = 1e-3\n'
+        )
 
     def load_kernels(self) -> None:
         """Into this process, whose forks then have them; with one thread, or it could not be forked."""
@@ -126,7 +133,7 @@ def run_inside(*words: Argument) -> None:
             main()
         except SystemExit as end:
             if end.code:
-                told = said.buffer.getvalue().decode()  # type: ignore[attr-defined]
+                told = said.buffer.getvalue().decode()
                 raise SystemExit(f"error: cannot prepare: {last_line(told)}") from None
 
 

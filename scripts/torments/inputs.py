@@ -4,7 +4,7 @@ from pathlib import Path
 
 from torments import gguf
 from torments.core import Argument, Kind, Trial
-from torments.house import OFTEN, SAME, TINY, House
+from torments.house import SAME, TINY
 from torments.processes import Ended
 
 OWN: tuple[Argument, ...] = ("--iters", 12, "--save-every", 3, "--eval-every", 0, *SAME, "--ctx", 32)
@@ -15,7 +15,18 @@ COMMANDS: dict[str, tuple[Argument, ...]] = {
     "chats": ("finetune", "base.gguf", "chats.jsonl", *OWN, "--out", "out"),
     "full": ("finetune", "base.gguf", "text.txt", *OWN, "--full", "--out", "out"),
     "export-lora": ("export-lora", "base.gguf", "--lora", "adapter.gguf", "--out", "merged.gguf"),
-    "quantised": ("export-lora", "base.gguf", "--type", "q8_0", "--lora", "adapter.gguf", "--check", "ab", "--out", "merged.gguf"),
+    "quantised": (
+        "export-lora",
+        "base.gguf",
+        "--type",
+        "q8_0",
+        "--lora",
+        "adapter.gguf",
+        "--check",
+        "ab",
+        "--out",
+        "merged.gguf",
+    ),
     "evaluate": ("evaluate", "base.gguf", "text.txt", "--threads", 1, "--lora", "adapter.gguf"),
     "generate": ("generate", "base.gguf", "--prompt", "ab", "-n", 20, "--threads", 1, "--lora", "adapter.gguf"),
     "preview": ("preview", "chats.jsonl", "--model", "base.gguf"),
@@ -46,7 +57,13 @@ def trial(t: Trial) -> None:
     if not total:
         t.skipped = f"{name} does not read {target.name}"
         return
-    plan = {"after": target.name, "at": t.random.randint(1, total), "do": "change", "input": str(target), **changed(target, manner, elsewhere)}
+    plan = {
+        "after": target.name,
+        "at": t.random.randint(1, total),
+        "do": "change",
+        "input": str(target),
+        **changed(target, manner, elsewhere),
+    }
     ended = t.run(*words, plan=plan, codes=(0, 1, 2))
     written(t, ended, bytes_before, elsewhere, target)
     if manner == "edited" and target.name == "base.gguf":
@@ -77,7 +94,13 @@ def events(t: Trial, name: str, target: Path) -> int:
     if not place.is_file():
         place.parent.mkdir(exist_ok=True)
         other = Trial(kind="events", number=0, seed=0, place=t.house.folder / "counting", house=t.house)
-        other.given("base.gguf", "text.txt", "chats.jsonl", "adapter.gguf", *([str(COMMANDS[name][2])] if "--resume" in COMMANDS[name] else []))
+        other.given(
+            "base.gguf",
+            "text.txt",
+            "chats.jsonl",
+            "adapter.gguf",
+            *([str(COMMANDS[name][2])] if "--resume" in COMMANDS[name] else []),
+        )
         counted = other.place / "counted"
         ended = other.run(*COMMANDS[name], plan={"after": target.name, "count": str(counted)})
         if ended.code:

@@ -9,7 +9,6 @@ from pathlib import Path
 from torments import gguf
 from torments.core import INTERRUPTED, Argument, Kind, Trial, judged, last_line
 from torments.house import OFTEN, TINY, House
-from torments.processes import Job, forked
 
 RANDOM, SIGNALS, EARLY = 60, 60, 24  # trials of those kinds in full
 

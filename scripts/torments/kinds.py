@@ -1,6 +1,7 @@
 """The kinds of trials by name, in the order in which they are tried."""
 
+from torments import caches, disks, folders, inputs, kills, large, live, mutants
 from torments.core import Kind
-from torments import caches, disks, folders, inputs, kills, mutants
 
-KINDS: dict[str, Kind] = {each.name: each for each in (kills.KIND, disks.KIND, inputs.KIND, caches.KIND, folders.KIND, mutants.KIND)}
+MODULES = (kills, disks, inputs, caches, folders, large, live, mutants)
+KINDS: dict[str, Kind] = {each.KIND.name: each.KIND for each in MODULES}

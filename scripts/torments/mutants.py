@@ -11,11 +11,54 @@ from pathlib import Path
 from torments import gguf
 from torments.core import Argument, Kind, Trial
 from torments.house import SAME, TEMPLATE, TINY
-from torments.mutate import NUMBERS, any_bytes, as_json, changed_json, mutated
+from torments.mutate import ENTRY, NUMBERS, any_bytes, as_json, changed_json, mutated
 
 FULL = 20_000
 REAL = 200  # each of these is a real command, the others are forks
 CHECKSUM = b"training.checksum"
+PIECES = (  # of chat templates
+    "{{ messages }}",
+    "{% for i in range(10**9) %}x{% endfor %}",
+    "{{ 'a' * 10**9 }}",
+    "{% if %}",
+    "{{ raise_exception('no') }}",
+    "{{ messages[0].__class__.__mro__ }}",
+    "{{ bos_token }}",
+    "{{ 1/0 }}",
+    "{{ undefined.x.y }}",
+    "{% set x = namespace() %}",
+    "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+    "{% include 'x' %}",
+    "{% generation %}",
+    "\x00",
+    "{{ strftime_now('%Y') }}",
+    "{{ messages | tojson }}",
+    "{{ '%s' % messages }}",
+    "{{ lipsum() }}",
+    "{{ ''.join(['x'] * 10**8) }}",
+)
+WRONG = (  # lines of recipes
+    "x = 1",
+    "embd",
+    "embd = [1]",
+    "[table]",
+    "lr = nan",
+    "lr = 'x'",
+    "ctx = 1e9",
+    "embd = 9999999999999999999999",
+    "val = [[]]",
+    "data = 3",
+    "iters = true",
+    "seed = -1",
+    "a.b.c = 1",
+    'size = "\\ud800"',
+    "memory = ''",
+    "target = {x = 1}",
+    "out = ''",
+    "precision = 1979-05-27",
+    "resume = 0.1",
+    "b = [" * 2000,
+)
 
 
 def mutant(t: Trial, name: str, of: str = "") -> Path:
@@ -24,8 +67,8 @@ def mutant(t: Trial, name: str, of: str = "") -> Path:
     return path
 
 
-def attempt(t: Trial, *words: Argument, **more: object) -> None:
-    t.run(*words, real=t.number % REAL == 0, **more)
+def attempt(t: Trial, *words: Argument) -> None:
+    t.run(*words, real=t.number % REAL == 0)
 
 
 # ---- files of the llama.cpp world ------------------------------------------
@@ -53,8 +96,6 @@ def vocabularies(t: Trial) -> None:
     """What is wrong is in the words."""
     made = gguf.parse((t.house.things / t.random.choice(["base.gguf", "learned.gguf", "plain.gguf"])).read_bytes())
     words = [entry for entry in made.entries if entry.key.startswith(b"tokenizer.")]
-    from torments.mutate import ENTRY
-
     for _ in range(t.random.choice([1, 1, 2])):
         t.random.choice(ENTRY)(t.random.choice(words), t.random)
     (t.folder / "v.gguf").write_bytes(made.packed())
@@ -121,8 +162,6 @@ def wrong_state(raw: bytes, t: Trial) -> bytes:
         entry = t.random.choice(texts)
         entry.raw = gguf.text(json.dumps(changed_json(json.loads(entry.raw[8:]), t.random)))
         return made.packed()
-    from torments.mutate import ENTRY
-
     own = [each for each in made.entries if each.key.startswith((b"training.", b"optimizer.")) and each.key != CHECKSUM]
     t.random.choice(ENTRY)(t.random.choice(own), t.random)
     return made.packed()
@@ -139,7 +178,18 @@ def checkpoints(t: Trial) -> None:
     path.write_bytes(signed(wrong_state(raw, t) if t.random.random() < 0.7 else mutated(raw, t.random)))
     command = "from-scratch" if run == "run" else "finetune"
     words = (command, "--resume", t.random.choice([run, f"{run}/checkpoint-4.gguf"]), "--iters", 5)
-    attempt(t, *t.random.choice([words, words, words, ("inspect", path), ("from-scratch", "--checkpoint-in", path, "text.txt", "--iters", 5, *SAME, "--out", "o")]))
+    attempt(
+        t,
+        *t.random.choice(
+            [
+                words,
+                words,
+                words,
+                ("inspect", path),
+                ("from-scratch", "--checkpoint-in", path, "text.txt", "--iters", 5, *SAME, "--out", "o"),
+            ]
+        ),
+    )
 
 
 # ---- words of users --------------------------------------------------------
@@ -148,17 +198,26 @@ def checkpoints(t: Trial) -> None:
 def json_lines(t: Trial) -> None:
     name = t.random.choice(["chats.jsonl", "pairs.jsonl"])
     lines = [json.loads(line) for line in (t.house.things / name).read_text().splitlines()][:8]
-    changed = [as_json(changed_json(each, t.random), t.random) if t.random.random() < 0.4 else json.dumps(each).encode() for each in lines]
+    changed = [
+        as_json(changed_json(each, t.random), t.random) if t.random.random() < 0.4 else json.dumps(each).encode()
+        for each in lines
+    ]
     (t.folder / "d.jsonl").write_bytes(t.random.choice([b"\n", b"\n", b"\r\n", b"\n\n", b""]).join(changed))
-    attempt(t, "preview", "d.jsonl", "--model", t.house.things / "base.gguf", *t.random.choice([(), ("--as-chat",), ("--pack",), ("--json",)]))
+    attempt(
+        t,
+        "preview",
+        "d.jsonl",
+        "--model",
+        t.house.things / "base.gguf",
+        *t.random.choice([(), ("--as-chat",), ("--pack",), ("--json",)]),
+    )
 
 
 def templates(t: Trial) -> None:
-    pieces = ["{{ messages }}", "{% for i in range(10**9) %}x{% endfor %}", "{{ 'a' * 10**9 }}", "{% if %}", "{{ raise_exception('no') }}", "{{ messages[0].__class__.__mro__ }}", "{{ bos_token }}", "{{ 1/0 }}", "{{ undefined.x.y }}", "{% set x = namespace() %}", "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "{% include 'x' %}", "{% generation %}", "\0", "{{ strftime_now('%Y') }}", "{{ messages | tojson }}", "{{ '%s' % messages }}", "{{ lipsum() }}", "{{ ''.join(['x'] * 10**8) }}"]  # fmt: skip
     made = list(re.findall(r"{[{%].*?[}%]}|[^{]+", TEMPLATE))
     for _ in range(t.random.choice([1, 1, 2])):
         place = t.random.randrange(len(made) + 1)
-        made[place : place + t.random.randrange(2)] = [t.random.choice(pieces)]
+        made[place : place + t.random.randrange(2)] = [t.random.choice(PIECES)]
     model = gguf.parse((t.house.things / "plain.gguf").read_bytes())
     model.entries.append(gguf.Entry(b"tokenizer.chat_template", gguf.STRING, gguf.text("".join(made))))
     (t.folder / "m.gguf").write_bytes(model.packed())
@@ -169,11 +228,10 @@ def templates(t: Trial) -> None:
 
 def recipes(t: Trial) -> None:
     lines = (t.house.things / "recipe.toml").read_text().splitlines()
-    wrong = ["x = 1", "embd", "embd = [1]", "[table]", "lr = nan", "lr = 'x'", "ctx = 1e9", "embd = 9999999999999999999999", "val = [[]]", "data = 3", "iters = true", "seed = -1", "a.b.c = 1", 'size = "\\ud800"', "memory = ''", "target = {x = 1}", "out = ''", "precision = 1979-05-27", "resume = 0.1", "b = [" * 2000]  # fmt: skip
     for _ in range(t.random.choice([1, 1, 2, 3])):
         place = t.random.randrange(len(lines))
         value = t.random.choice([*NUMBERS, '"x"', "[]", "true", '"' + "x" * 5000 + '"'])
-        lines[place] = t.random.choice([t.random.choice(wrong), lines[place].split("=")[0] + "= " + value])
+        lines[place] = t.random.choice([t.random.choice(WRONG), lines[place].split("=")[0] + "= " + value])
     raw = "\n".join(lines).encode()
     (t.folder / "r.toml").write_bytes(any_bytes(raw, t.random) if t.random.random() < 0.3 else raw)
     t.given("text.txt")
@@ -214,9 +272,17 @@ def options(t: Trial) -> None:
 
 
 KINDS: list[tuple[Callable[[Trial], None], int]] = [
-    (models, 5), (vocabularies, 4), (adapters, 3), (old_adapters, 1), (peft_folders, 2), (checkpoints, 3),
-    (json_lines, 3), (templates, 1), (recipes, 2), (options, 4),
-]  # fmt: skip
+    (models, 5),
+    (vocabularies, 4),
+    (adapters, 3),
+    (old_adapters, 1),
+    (peft_folders, 2),
+    (checkpoints, 3),
+    (json_lines, 3),
+    (templates, 1),
+    (recipes, 2),
+    (options, 4),
+]
 
 
 def trial(t: Trial) -> None:

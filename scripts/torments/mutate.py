@@ -10,9 +10,72 @@ from torments import gguf
 from torments.gguf import ARRAY, STRING, U32, Entry, Info, Parts
 
 EXTREMES = (0, 1, 2, 7, 31, 2**15, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**40, 2**62, 2**63 - 1, 2**63, 2**64 - 1)
-STRINGS = (b"", b"\0", b"\xff\xfe", "ü\u202e".encode(), b"%s{}", b"../../x", b"/dev/zero", b"x" * 5000, b"<0xZZ>", b"<0x41>", b"\n\n", b" ")
-VALUES = (None, True, False, 0, -1, 1e308, -0.0, float("nan"), float("inf"), 2**63, 10**400, "", "x", "x" * 5000, "\ud800", [], {}, [[]], ["x"], {"x": 1})
-NUMBERS = ("0", "-1", "1", "-0", "1e308", "1e-308", "nan", "inf", "-inf", "1e400", "9" * 30, "9" * 5000, "2147483648", "9223372036854775808", "0.5", "", " ", "abc", "1_0", "٣", "0x10", "1e3", "-1e-9", "4096", "65536", "\x00"[:0] + "\t")  # fmt: skip
+STRINGS = (
+    b"",
+    b"\0",
+    b"\xff\xfe",
+    "ü\u202e".encode(),
+    b"%s{}",
+    b"../../x",
+    b"/dev/zero",
+    b"x" * 5000,
+    b"<0xZZ>",
+    b"<0x41>",
+    b"\n\n",
+    b" ",
+)
+VALUES: tuple[Any, ...] = (
+    None,
+    True,
+    False,
+    0,
+    -1,
+    1e308,
+    -0.0,
+    float("nan"),
+    float("inf"),
+    2**63,
+    10**400,
+    "",
+    "x",
+    "x" * 5000,
+    "\ud800",
+    [],
+    {},
+    [[]],
+    ["x"],
+    {"x": 1},
+)
+NUMBERS = (
+    *[
+        "0",
+        "-1",
+        "1",
+        "-0",
+        "1e308",
+        "1e-308",
+        "nan",
+        "inf",
+        "-inf",
+        "1e400",
+        "2147483648",
+        "9223372036854775808",
+        "0.5",
+        "abc",
+        "1_0",
+        "٣",
+        "0x10",
+        "1e3",
+        "-1e-9",
+        "4096",
+        "65536",
+    ],
+    "9" * 30,
+    "9" * 5000,
+    "",
+    " ",
+    "\t",
+)
 Raw = Callable[[bytes, Random], bytes]
 
 
@@ -61,7 +124,9 @@ def scalar(kind: int, chance: Random) -> bytes:
     if kind == ARRAY:
         inner = chance.choice([0, 4, 5, 6, 7, 8, 9, 99])
         count = chance.choice([0, 1, 3])
-        return struct.pack("<IQ", inner, count) + b"".join(scalar(inner, chance) if inner < 13 and inner != 9 else bytes(12) for _ in range(count))
+        return struct.pack("<IQ", inner, count) + b"".join(
+            scalar(inner, chance) if inner < 13 and inner != 9 else bytes(12) for _ in range(count)
+        )
     return struct.pack("<Q", chance.choice(EXTREMES))[: gguf.SIZES.get(kind, 4)]
 
 
@@ -88,7 +153,8 @@ def lie_length(entry: Entry, chance: Random) -> None:
 def change_item(entry: Entry, chance: Random) -> None:
     """One item of an array is another."""
     if entry.kind != ARRAY:
-        return change_value(entry, chance)
+        change_value(entry, chance)
+        return
     inner, count = struct.unpack_from("<IQ", entry.raw)
     items = items_of(entry.raw, inner, count)
     if items and inner in (*gguf.SIZES, STRING):

@@ -1,7 +1,6 @@
 """The command as a process: started anew, or forked from this one, which has loaded all that it needs; watched until it ends."""
 
 import atexit
-import ctypes
 import json
 import os
 import signal
@@ -9,17 +8,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from torments.watching import POLL, outlived, resident, tree_bytes
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 HERE = Path(__file__).resolve().parent
 PROGRAM = "import sys; from llamatrain.cli.main import main; main()"
 PLAN = "TORTURE_PLAN"  # the environment's name for what the shim shall do
 PLAIN = 60_000_000  # bytes of a command that has done nothing yet: a fork's own are counted from there
-POLL = 0.01  # seconds
+HIGHEST = 1_500_000_000  # bytes, at which a process is ended for the sake of others
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +50,8 @@ class Job:
     cache: Path | None  # else the user's own
     plan: Mapping[str, Any] = field(default_factory=dict)
     stdin: bytes | None = None
-    seconds: float = 90.0  # by the clock
-    streams: Mapping[int, int] = field(default_factory=dict)  # where 1 and 2 go instead of files; -1: closed
+    seconds: float = 60.0  # by the clock
+    streams: Mapping[int, int] = field(default_factory=dict)  # where 1 and 2 go instead of files
     before: tuple[str, ...] = ()  # a program that starts it
     more: Mapping[str, str] = field(default_factory=dict)  # of the environment
 
@@ -98,7 +98,7 @@ class Running:
     def wait(self) -> Ended:
         late = False
         while self.poll():
-            if time.monotonic() - self.start > self.job.seconds and not late:
+            if not late and (time.monotonic() - self.start > self.job.seconds or self.peak > HIGHEST):
                 late = True
                 os.kill(self.pid, signal.SIGKILL)
             time.sleep(POLL)
@@ -129,17 +129,14 @@ def started(job: Job) -> Running:
     words = [*job.before, sys.executable, "-c", text + PROGRAM, *job.words]
     stdin = spool(job)
     with files[0].open("wb") as out, files[1].open("wb") as err, stdin.open("rb") as given:
-        streams = [job.streams.get(1, out.fileno()), job.streams.get(2, err.fileno())]
-        closed = [number for number, stream in zip((1, 2), streams, strict=True) if stream < 0]
         process = subprocess.Popen(
             words,
             cwd=job.folder,
             env=job.environment(),
             stdin=given,
-            stdout=max(streams[0], -1) if 1 not in closed else subprocess.DEVNULL,
-            stderr=max(streams[1], -1) if 2 not in closed else subprocess.DEVNULL,
+            stdout=job.streams.get(1, out.fileno()),
+            stderr=job.streams.get(2, err.fileno()),
             start_new_session=True,
-            preexec_fn=(lambda: [os.close(number) for number in closed] and None) if closed else None,
         )
     process.returncode = 0  # it is waited for here, and not by its object
     return Running(job, process.pid, files)
@@ -170,8 +167,10 @@ def _child(job: Job, files: tuple[Path, Path], stdin: Path) -> int:
         place = os.open(path, flags)
         os.dup2(place, number)
         os.close(place)
-    sys.stdin, sys.stdout, sys.stderr = (open(n, mode, closefd=False) for n, mode in enumerate(("r", "w", "w")))
-    sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        stream = open(number, "w" if number else "r", closefd=False)  # noqa: SIM115  it stays
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.default_int_handler)
     os.environ.clear()
@@ -232,68 +231,3 @@ def spool(job: Job) -> Path:
     path = job.folder.parent / "said" / "stdin"
     path.write_bytes(job.stdin)
     return path
-
-
-# ---- watching --------------------------------------------------------------
-
-
-def fields(pid: int | str) -> dict[str, int]:
-    """What /proc tells of a process, in bytes."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return {}
-    return {words[0][:-1]: int(words[1]) * 1024 for line in lines if (words := line.split())[2:] == ["kB"]}
-
-
-def resident(pid: int) -> int:
-    return fields(pid).get("VmRSS", 0)
-
-
-def below(pid: int) -> list[int]:
-    """Its children, and theirs."""
-    found = []
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            found += [int(word) for word in path.read_text().split()]
-        except OSError:
-            continue
-    return found + [each for child in found for each in below(child)]
-
-
-def tree_bytes(pid: int) -> int:
-    """What a process and those below it hold: each its own, and what they share of files once."""
-    of = [fields(each) for each in (pid, *below(pid))]
-    own = sum(each.get("RssAnon", 0) + each.get("RssShmem", 0) for each in of)
-    return max(own + max(each.get("RssFile", 0) for each in of), of[0].get("VmHWM", 0))
-
-
-def adopt() -> None:
-    """Have what a process leaves behind come to this one, where it is seen."""
-    prctl, become_subreaper = ctypes.CDLL(None).prctl, 36
-    prctl(become_subreaper, 1, 0, 0, 0)
-
-
-def orphans() -> list[int]:
-    """What is left of those that have ended; the dead among them are buried."""
-    found = below(os.getpid())
-    for pid in list(found):
-        with suppress(OSError):
-            if os.waitpid(pid, os.WNOHANG)[0]:
-                found.remove(pid)
-    return found
-
-
-def outlived(seconds: float = 3.0) -> tuple[str, ...]:
-    """What is still there a while after the end of what started it; it is ended now."""
-    end = time.monotonic() + seconds
-    while (found := orphans()) and time.monotonic() < end:
-        time.sleep(5 * POLL)
-    names = []
-    for pid in found:
-        with suppress(OSError):
-            names.append(Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()[:120])
-            os.kill(pid, signal.SIGKILL)
-    while orphans():
-        time.sleep(POLL)
-    return tuple(names)

@@ -18,7 +18,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-CHANGES = ("rename", "replace", "unlink", "remove", "link", "symlink", "mkdir", "rmdir", "truncate", "ftruncate", "fsync", "write")
+CHANGES = (
+    "rename",
+    "replace",
+    "unlink",
+    "remove",
+    "link",
+    "symlink",
+    "mkdir",
+    "rmdir",
+    "truncate",
+    "ftruncate",
+    "fsync",
+    "write",
+)
 BY_NUMBER = ("fsync", "ftruncate", "write", "pwrite")
 real_open, real_os_open, real_replace = io.open, os.open, os.replace
 
@@ -35,9 +48,9 @@ class Shim:
     def concerns(self, place: Any) -> bool:
         try:
             if isinstance(place, int):
-                path = os.readlink(f"/proc/self/fd/{place}")
+                path = str(Path(f"/proc/self/fd/{place}").readlink())
             else:
-                path = os.path.realpath(os.path.dirname(os.path.abspath(os.fsdecode(place))))
+                path = os.path.realpath(Path(os.fsdecode(place)).parent)
         except (OSError, TypeError, ValueError):
             return False
         return any(path == each or path.startswith(each + os.sep) for each in self.under)
@@ -210,5 +223,5 @@ def install() -> None:
         return
     for name in CHANGES:
         setattr(os, name, wrapped(name, getattr(os, name)))
-    os.open = wrapped_os_open  # type: ignore[assignment]
-    builtins.open = io.open = watched_open  # type: ignore[assignment]
+    os.open = wrapped_os_open
+    builtins.open = io.open = watched_open
