@@ -31,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from torments.core import Kind, Trial
 from torments.house import House
 from torments.kinds import KINDS
+from torments.watching import outlived
 from tqdm import tqdm
 
 tqdm.monitor_interval = 0  # a thread of its own, beside which nothing is forked
@@ -69,9 +70,8 @@ def numbers(kind: Kind, given: argparse.Namespace, house: House) -> list[int]:
     return sorted(Random(f"{given.seed} {kind.name}").sample(range(count), wanted)) if wanted < count else list(range(count))
 
 
-def torture(kind: Kind, given: argparse.Namespace, house: House) -> Tally:
-    tally = Tally(kind)
-    start = time.monotonic()
+def torture(tally: Tally, given: argparse.Namespace, house: House) -> None:
+    kind, start = tally.kind, time.monotonic()
     with tqdm(numbers(kind, given, house), desc=kind.name, unit="", leave=False, disable=None) as bar:
         for number in bar:
             trial = Trial(
@@ -87,8 +87,7 @@ def torture(kind: Kind, given: argparse.Namespace, house: House) -> Tally:
                 tqdm.write(told(trial), file=sys.stderr)
             if not (trial.faults and given.keep):
                 shutil.rmtree(trial.place, ignore_errors=True)
-    tally.seconds = time.monotonic() - start
-    return tally
+            tally.seconds = time.monotonic() - start
 
 
 def tried(kind: Kind, trial: Trial) -> None:
@@ -120,18 +119,22 @@ def table(tallies: list[Tally]) -> str:
 
 @contextmanager
 def place_of(keep: Path | None) -> Iterator[Path]:
-    if keep:
-        keep.mkdir(parents=True, exist_ok=True)
-        yield keep.resolve()
-        return
-    folder = Path(tempfile.mkdtemp(prefix="torture-")).resolve()
+    """Where things are made; what runs there ends before it goes."""
+    folder = keep or Path(tempfile.mkdtemp(prefix="torture-"))
+    folder.mkdir(parents=True, exist_ok=True)
     try:
-        yield folder
+        yield folder.resolve()
     finally:
-        for path in folder.rglob("*"):  # what was made read-only
-            if path.is_dir() and not path.is_symlink():
-                path.chmod(0o700)
-        shutil.rmtree(folder, ignore_errors=True)
+        outlived(0)
+        if not keep:
+            remove(folder)
+
+
+def remove(folder: Path) -> None:
+    for path in folder.rglob("*"):  # some of it was made read-only
+        if path.is_dir() and not path.is_symlink():
+            path.chmod(0o700)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def stop(number: int, _: FrameType | None) -> NoReturn:
@@ -147,7 +150,9 @@ def main() -> None:
             house = House(folder)
             print("preparing: what trials start from is made", file=sys.stderr)
             house.prepare()
-            tallies.extend(torture(KINDS[name], given, house) for name in given.only)
+            for name in given.only:
+                tallies.append(Tally(KINDS[name]))
+                torture(tallies[-1], given, house)
     except KeyboardInterrupt:
         print("stopped: what was tried until then counts", file=sys.stderr)
         print(table(tallies))
