@@ -87,7 +87,7 @@ def planned(t: Trial, place: int) -> None:
     t.given("text.txt")
     options: list[Argument] = ["text.txt", *TINY, *SAME, "--iters", 3, "--eval-every", 0, *MODELS[place % len(MODELS)]]
     t.run("from-scratch", *options, "--out", "first", real=True, judge=False)  # so that its kernels are there
-    told = t.run("plan", "from-scratch", "--json", *options, codes=(0,))
+    told = t.run("plan", "from-scratch", "--json", *options, real=True, codes=(0,))
     ended = t.start("from-scratch", *options, "--out", "out", real=True, seconds=120).wait()
     t.faults += judged(ended, (0,), seconds=60, memory=1.5e9)
     if told.code == 0:
@@ -121,7 +121,7 @@ def limited(t: Trial, place: int) -> None:
     )
     t.run(*words[:-4], "--out", "first", real=True, judge=False)  # so that its kernels are there
     ended = t.run(*words, real=True, codes=(0, 1), memory=limit * 1e6, seconds=60)
-    told = t.run("plan", *words[:-2], codes=(0, 1))
+    told = t.run("plan", *words[:-2], real=True, codes=(0, 1))
     t.must(ended.code == told.code, f"the plan ends with {told.code} and the run with {ended.code}: {last_line(ended.err)}")
 
 
