@@ -13,7 +13,7 @@ LONGEST_FILE, LONGEST_FUNCTION = 300, 40  # lines
 
 
 def sources() -> Iterator[tuple[str, str]]:
-    for path in sorted([*PACKAGE.rglob("*.py"), *(ROOT / "scripts").glob("*.py")]):
+    for path in sorted([*PACKAGE.rglob("*.py"), *(ROOT / "scripts").rglob("*.py")]):
         yield path.relative_to(ROOT).as_posix(), path.read_text()
 
 

@@ -1,0 +1,184 @@
+"""Caches that are damaged, crafted, swapped, read-only: kernels are compiled again, and results stay."""
+
+import json
+import os
+import shutil
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from torments.core import Argument, Kind, Kinds, Trial, judged, last_line, one_of, total
+from torments.disks import can_mount
+from torments.house import OFTEN, TINY
+from torments.processes import started
+
+COMPILING = 120.0  # seconds of the processor, where kernels are compiled again
+
+
+# ---- kernels ---------------------------------------------------------------
+
+
+def kernels(t: Trial, place: int) -> None:
+    """Some files of the kernels' cache are not what they were; a start finds it, and the next one is as if nothing had been."""
+    own = t.place / "cache"
+    shutil.copytree(t.house.cache, own)
+    t.given("text.txt", "base.gguf", "chats.jsonl")
+    folder = t.house.usual().name
+    words: tuple[Argument, ...] = ("preview", "chats.jsonl", "--model", "base.gguf", "--json")
+    files = sorted((own / "llamatrain" / folder).rglob("*.nb?"))
+    if place % 3 == 2:
+        words = ("evaluate", "base.gguf", "text.txt", "--threads", 1, "--json")
+    else:
+        files = [path for path in files if "tokenizer" in path.parent.name]
+    good = t.run(*words, cache=own, judge=False)
+    for path in t.random.sample(files, min(len(files), t.random.choice([1, 2, 3]))):
+        damage(t, path, files)
+    for attempt in ("first", "second"):
+        ended = t.start(*words, real=True, cache=own, seconds=300).wait()
+        faults = judged(ended, (0,), seconds=COMPILING, memory=1e9)
+        t.faults += [f"{attempt} start: {each}" for each in faults]
+        t.must(ended.code or ended.out == good.out, f"{attempt} start: other results")
+    t.must(not t.faults or "cache" in ended.err.lower(), "nothing names the cache")
+
+
+def damage(t: Trial, path: Path, files: list[Path]) -> None:
+    raw = bytearray(path.read_bytes())
+    how = t.random.choice(
+        ["flipped", "flipped", "flipped", "cut", "emptied", "swapped", "zeroed", "a folder", "a link to nowhere"]
+    )
+    t.tell(f"{path.name} {how}")
+    if how == "flipped":
+        for _ in range(t.random.choice([1, 8, 64])):
+            raw[t.random.randrange(len(raw))] ^= 1 << t.random.randrange(8)
+    elif how == "zeroed":
+        begin = t.random.randrange(len(raw))
+        raw[begin : begin + 4096] = bytes(len(raw[begin : begin + 4096]))
+    elif how == "swapped":
+        raw = bytearray(t.random.choice([each for each in files if each.suffix == path.suffix]).read_bytes())
+    elif how in ("a folder", "a link to nowhere"):
+        path.unlink()
+        path.mkdir() if how == "a folder" else path.symlink_to("/nowhere/at/all")
+        return
+    path.write_bytes(raw[: t.random.randrange(len(raw))] if how == "cut" else b"" if how == "emptied" else raw)
+
+
+# ---- tokens ----------------------------------------------------------------
+
+
+def tokens(t: Trial, place: int) -> None:
+    """An entry of the tokens' cache is not what it was, or is somebody else's, with the right sums."""
+    own = t.place / "cache"
+    own.mkdir()
+    t.given("text.txt", "base.gguf", "chats.jsonl")
+    tune: tuple[Argument, ...] = ("finetune", "base.gguf", "chats.jsonl", *OFTEN, "--ctx", 32, "--out", "out", "--overwrite")
+    new: tuple[Argument, ...] = ("from-scratch", "text.txt", *TINY, *OFTEN, "--out", "out", "--overwrite")
+    preview: tuple[Argument, ...] = ("preview", "chats.jsonl", "--model", "base.gguf", "--json")
+    words = (preview, tune, new, ("evaluate", "base.gguf", "chats.jsonl", "--threads", 1, "--json"))[place % 4]
+    good = t.run(*words, cache=own, codes=(0,))
+    entries = [path.parent for path in own.rglob("sizes.json")]
+    if not t.must(entries, "there is no entry of tokens: this trial does not know the cache any more"):
+        return
+    crafted = place % 2 == 0
+    for entry in entries:
+        (craft if crafted else spoil)(t, entry)
+    ended = t.run(*words, cache=own, codes=(0, 1) if crafted else (0,))
+    if not crafted and ended.code == 0:
+        t.must(ended.out == good.out, "other results from a damaged cache")
+
+
+def spoil(t: Trial, entry: Path) -> None:
+    for path in t.random.sample(sorted(entry.iterdir()), t.random.choice([1, 1, 2])):
+        raw = bytearray(path.read_bytes())
+        how = t.random.choice(["flipped", "cut", "emptied", "longer", "gone", "a folder", "a fifo", "a link"])
+        t.tell(f"{path.name} {how}")
+        if how == "flipped" and raw:
+            raw[t.random.randrange(len(raw))] ^= 1 << t.random.randrange(8)
+        if how in ("gone", "a folder", "a fifo", "a link"):
+            path.unlink()
+            make_odd(path, how)
+            continue
+        path.write_bytes(
+            raw[: len(raw) // 2] if how == "cut" else b"" if how == "emptied" else raw + b"xxxx" if how == "longer" else raw
+        )
+
+
+def make_odd(path: Path, how: str) -> None:
+    if how == "a folder":
+        path.mkdir()
+    elif how == "a fifo":
+        os.mkfifo(path)
+    elif how == "a link":
+        path.symlink_to("/dev/zero")
+
+
+def craft(t: Trial, entry: Path) -> None:
+    """Numbers that no vocabulary has, documents that lie elsewhere; and sums that are right."""
+    path = entry / t.random.choice(["tokens", "tokens", "documents"])
+    made = np.fromfile(path, np.int32)
+    for _ in range(t.random.choice([1, 3, len(made)])):
+        made[t.random.randrange(len(made))] = t.random.choice([-1, 258, 100_000, 2**31 - 1, -(2**31)])
+    made.tofile(path)
+    t.tell(f"{path.name} crafted")
+    sums = {
+        each.name: [each.stat().st_size, zlib.crc32(each.read_bytes())] for each in entry.iterdir() if each.name != "sizes.json"
+    }
+    (entry / "sizes.json").write_text(json.dumps(sums))
+
+
+# ---- what cannot be written, and what is killed ----------------------------
+
+
+def read_only(t: Trial, place: int) -> None:
+    """A whole cache that cannot be written is used: nothing is compiled, nothing is complained of."""
+    own = t.place / "cache"
+    shutil.copytree(t.house.cache, own)
+    t.given("text.txt", "base.gguf", "chats.jsonl")
+    before: tuple[str, ...] = ()
+    if os.geteuid() and not can_mount():
+        for path in (own, *own.rglob("*")):
+            path.chmod(0o500 if path.is_dir() else 0o400)
+    elif can_mount():
+        before = ("unshare", "-rm", "sh", "-c", 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && "$@"', str(own))
+    else:
+        t.skipped = "nothing can be made read-only for this user"
+        return
+    words = (
+        ("preview", "chats.jsonl", "--model", "base.gguf"),
+        ("evaluate", "base.gguf", "text.txt", "--threads", 1),
+        ("from-scratch", "text.txt", *TINY, *OFTEN, "--out", "o"),
+    )[place]
+    t.tell(f"a cache that is read-only: {' '.join(map(str, words))}")
+    ended = started(t.job(words, own, before=before, seconds=300)).wait()
+    t.faults += judged(ended, (0,))
+    t.must("compil" not in ended.err, f"a whole cache is not used: {last_line(ended.err)}")
+    for path in (own, *own.rglob("*")):
+        if path.is_dir():
+            path.chmod(0o700)
+
+
+def killed(t: Trial, place: int) -> None:
+    """Compilers end with the run that started them, however that ended."""
+    t.given("text.txt")
+    own = t.place / "cache"
+    own.mkdir()
+    running = t.start("from-scratch", "text.txt", *TINY, *OFTEN, "--out", "o", real=True, cache=own)
+    running.until(lambda: "compiling" in running.files[1].read_text(), 20)
+    running.until(lambda: False, 1 + 2 * t.random.random())
+    running.signal([9, 15, 2, 1][place % 4])
+    ended = running.wait()
+    t.faults += [
+        each
+        for each in judged(ended, (130, 143, 129, -1, -2, -9, -15, 0), said=False, memory=2e9)
+        if "outlived" in each or "traceback" in each
+    ]
+
+
+KINDS: Kinds = [(kernels, 36), (tokens, 60), (read_only, 3), (killed, 4)]
+
+
+def trial(t: Trial) -> None:
+    one_of(t, KINDS)
+
+
+KIND = Kind(name="caches", count=lambda _: total(KINDS), short=6, trial=trial)

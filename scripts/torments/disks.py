@@ -1,0 +1,158 @@
+"""Disks that are full: from some write on, for a run, its caches, an export; by a shim, a limit of the system, a small disk."""
+
+import json
+import shutil
+import subprocess
+import tomllib
+from functools import cache
+from pathlib import Path
+
+from torments import kills
+from torments.core import Argument, Kind, Kinds, Trial, judged, last_line, one_of, total
+from torments.house import OFTEN, TINY
+from torments.processes import Ended, started
+
+NAMES = ("from-scratch", "lora", "full", "resume", "export-lora")
+
+
+def by_write(t: Trial, place: int) -> None:
+    """The n-th operation is the first that finds no room."""
+    name = NAMES[place % len(NAMES)]
+    n = t.random.randint(1, int((kills.undisturbed(t.house, name) / "operations").read_text()))
+    full(t, name, {"under": [str(t.folder)], "do": "full", "at": n})
+
+
+def by_bytes(t: Trial, place: int) -> None:
+    size = int(10 ** t.random.uniform(0, 6.5))
+    full(t, NAMES[place % len(NAMES)], {"under": [str(t.folder)], "do": "full", "bytes": size})
+
+
+def full(t: Trial, name: str, plan: dict[str, object]) -> None:
+    """No room; then there is some again."""
+    command = kills.COMMANDS[name]
+    t.given(*command.given)
+    before = contents(t.folder)
+    ended = t.run(*command.words, plan=plan, codes=(0, 1))
+    intact(t, name, before, ended)
+    kills.check(t, name, len(list((t.folder / command.run).glob("checkpoint-[0-9]*"))) if command.run != "." else 0)
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def intact(t: Trial, name: str, before: dict[Path, bytes], ended: Ended) -> None:
+    """What was there stays as it is, or is replaced by what is whole."""
+    t.whole(t.folder)
+    t.tidy(t.folder)
+    gone = [path.name for path in before if not path.exists() and not path.name.startswith("checkpoint-")]
+    t.must(not gone, f"gone: {', '.join(gone)}")
+    if ended.code and name == "export-lora":
+        t.must(before == contents(t.folder), "an export that failed has changed something")
+    for path in t.folder.rglob("config.toml"):
+        try:
+            tomllib.loads(path.read_text())
+        except (ValueError, OSError) as error:
+            t.must(False, f"half of a config.toml: {error}")
+    for path in t.folder.rglob("adapter_config.json"):
+        try:
+            json.loads(path.read_text())
+        except ValueError as error:
+            t.must(False, f"half of an adapter_config.json: {error}")
+
+
+def tokens(t: Trial, place: int) -> None:
+    """Tokens that can be kept nowhere."""
+    words: list[tuple[Argument, ...]] = [
+        ("from-scratch", "text.txt", *TINY, *OFTEN, "--out", "out"),
+        ("preview", "text.txt", "--model", "base.gguf"),
+        ("evaluate", "base.gguf", "chats.jsonl", "--threads", 1),
+        ("finetune", "base.gguf", "chats.jsonl", *OFTEN, "--out", "out"),
+    ]
+    t.given("text.txt", "chats.jsonl", "base.gguf")
+    own = t.place / "cache"
+    own.mkdir()
+    plan = {"under": [str(own)], "do": "full", "bytes": int(10 ** t.random.uniform(0, 5))}
+    t.run(*words[place % len(words)], cache=own, plan=plan, codes=(0, 1))
+    left = list(own.rglob(".new-*"))
+    t.must(not left, f"the cache keeps {len(left)} entries that were begun")
+    if place % len(words) in (1, 2):
+        t.run(*words[place % len(words)], cache=own, codes=(0,))
+
+
+@cache
+def can_mount() -> bool:
+    """Whether a user may have disks of their own here."""
+    words = ["unshare", "-rm", "sh", "-c", "mount -t tmpfs -o size=1m none /mnt"]
+    return shutil.which("unshare") is not None and not subprocess.run(words, check=False, capture_output=True).returncode
+
+
+def small(t: Trial, place: int) -> None:
+    """A real disk that is too small, mounted for this process alone."""
+    if not can_mount():
+        t.skipped = "no disk can be mounted here"
+        return
+    name = ("from-scratch", "lora", "full")[place % 3]
+    command = kills.COMMANDS[name]
+    t.given(*command.given)
+    (t.folder / "disk").mkdir()
+    size = t.random.choice([8, 64, 160, 200, 500, 800, 1200])  # kB
+    words = [*command.words[: command.words.index("--out") + 1], "disk/out"]
+    script = f'mount -t tmpfs -o size={size}k none disk && "$@"; code=$?; cp -a disk kept; exit $code'
+    job = t.job(words, None, before=("unshare", "-rm", "sh", "-c", script, "sh"), plan={})
+    t.tell(f"on a disk of {size} kB: {' '.join(map(str, words))}")
+    ended = started(job).wait()
+    t.faults += judged(ended, (0, 1))
+    t.whole(t.folder / "kept")
+    t.tidy(t.folder / "kept")
+
+
+def limited(t: Trial, place: int) -> None:
+    """Files that may not grow beyond a size."""
+    name = NAMES[place % len(NAMES)]
+    command = kills.COMMANDS[name]
+    t.given(*command.given)
+    before = contents(t.folder)
+    size = int(10 ** t.random.uniform(2, 6))
+    ended = t.run(*command.words, plan={"largest": size}, codes=(0, 1))
+    intact(t, name, before, ended)
+
+
+def compiled(t: Trial, place: int) -> None:
+    """The kernels' cache lacks some and cannot take them: said once, and done without."""
+    if not can_mount():
+        t.skipped = "no disk can be mounted here"
+        return
+    t.given("text.txt", "base.gguf")
+    own = t.place / "cache"
+    shutil.copytree(t.house.cache, own)
+    chosen = sorted(own.rglob("splitting*.nb?" if place else "merging*.nb?"))
+    for path in chosen:
+        path.unlink()
+    size = sum(path.stat().st_size for path in own.rglob("*") if path.is_file()) // 1024 + 200
+    script = (
+        f'mkdir full && mount -t tmpfs -o size={size * 2}k none full && cp -a "$0/." full'
+        ' && dd if=/dev/zero of=full/zero 2>/dev/null; "$@"'
+    )
+    words = ("preview", "text.txt", "--model", "base.gguf")
+    job = t.job(words, t.folder / "full", before=("unshare", "-rm", "sh", "-c", script, str(own)), seconds=240)
+    t.tell("a full disk for the kernels that are compiled")
+    ended = started(job).wait()
+    t.must(ended.code == 0, f"exit code {ended.code}: {last_line(ended.err)}")
+    lines = [
+        line
+        for line in ended.err.splitlines()
+        if "no space" in line.lower() or "cannot be kept" in line.lower() or "full" in line.lower()
+    ]
+    t.must(len(lines) == 1, f"a full disk is said {len(lines)} times: {last_line(ended.err)}")
+    t.must("Traceback" not in ended.err, "a traceback")
+
+
+KINDS: Kinds = [(by_write, 60), (by_bytes, 60), (tokens, 20), (small, 8), (limited, 12), (compiled, 2)]
+
+
+def trial(t: Trial) -> None:
+    one_of(t, KINDS)
+
+
+KIND = Kind(name="disks", count=lambda _: total(KINDS), short=6, trial=trial)

@@ -1,0 +1,69 @@
+"""Inputs of up to ten megabytes that are long in one way or another: each is soon done with, and with little memory."""
+
+import json
+from collections.abc import Callable
+from random import Random
+
+from torments.core import MEMORY, SECONDS, Argument, Kind, Trial
+from torments.house import SAME, TINY
+
+LEARNING = 20.0  # seconds of the processor for a vocabulary
+MEGABYTE = 1_000_000
+
+
+def chat(count: int, length: int, roles: tuple[str, ...] = ("user", "assistant")) -> str:
+    words = "".join(Random(length).choices("abcdefghij ", k=length))
+    return json.dumps({"messages": [{"role": roles[i % len(roles)], "content": words} for i in range(count)]}) + "\n"
+
+
+def letters(alphabet: str, count: int) -> str:
+    return "".join(Random(1).choices(alphabet, k=count))
+
+
+CJK = "".join(map(chr, range(0x4E00, 0x9FA0)))
+DATA: dict[str, Callable[[], str]] = {
+    "20,000 messages": lambda: chat(20_000, 20),
+    "200 messages of 4,000 characters": lambda: chat(200, 4_000),
+    "one message of 9 MB": lambda: chat(2, 4_500_000),
+    "20,000 chats": lambda: chat(2, 100) * 20_000,
+    "one turn of the assistant's after 20,000 of the user's": lambda: chat(20_000, 20, ("user",)),
+    "deep JSON": lambda: '{"text": ' + "[" * 2_000_000 + "]" * 2_000_000 + "}\n",
+    "a JSON number of 5 MB": lambda: '{"text": ' + "9" * 5 * MEGABYTE + "}\n",
+    "a prompt of 5 MB": lambda: json.dumps({"prompt": letters("abc ", 5 * MEGABYTE), "completion": "x"}) + "\n",
+    "100,000 empty lines": lambda: "\n" * 100_000 + chat(2, 10),
+}
+TEXTS: dict[str, Callable[[], str]] = {
+    "DNA": lambda: letters("ACGT", 10 * MEGABYTE),
+    "CJK": lambda: letters(CJK, 10 * MEGABYTE // 3),
+    "one line": lambda: letters("abcdefghijklmnop ", 10 * MEGABYTE),
+    "one letter": lambda: "a" * 10 * MEGABYTE,
+    "white space": lambda: letters(" \n\t", 10 * MEGABYTE),
+    "digits": lambda: letters("0123456789", 10 * MEGABYTE),
+    "prose": lambda: "the quick brown fox jumps over the lazy dog. " * 220_000,
+    "any characters": lambda: letters("".join(map(chr, range(32, 0xD800))), 10 * MEGABYTE // 3),
+}
+CASES = [("preview", name) for name in DATA] + [(way, name) for name in TEXTS for way in ("learned", "preview", "generate")]
+
+
+def trial(t: Trial) -> None:
+    if t.number >= len(CASES):
+        t.skipped = "there is no such trial"
+        return
+    way, name = CASES[t.number]
+    t.given("base.gguf", "learned.gguf", "text.txt")
+    path = t.folder / ("data.jsonl" if name in DATA else "data.txt")
+    path.write_text((DATA.get(name) or TEXTS[name])(), encoding="utf-8", errors="replace")
+    t.tell(f"{name}:")
+    model = "learned.gguf" if t.number % 2 else "base.gguf"
+    if way == "learned":
+        words: tuple[Argument, ...] = ("from-scratch", path, *TINY[2:], *SAME, "--vocab-size", 1000, "--iters", 1, "--out", "o")
+        t.run(*words, real=True, codes=(0, 1), seconds=SECONDS + LEARNING, memory=MEMORY)
+    elif way == "generate":
+        t.run("generate", model, "--file", path, "-n", 1, "--threads", 1, real=True)
+    else:
+        ended = t.run("preview", path, "--model", "base.gguf" if name in DATA else model, "-n", 1, real=True, codes=(0, 1))
+        if "messages" in name:
+            t.must(ended.code == 0 and ended.out.strip(), "such a chat is refused with all the data")
+
+
+KIND = Kind(name="large", count=lambda _: len(CASES), short=3, trial=trial)

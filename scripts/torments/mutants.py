@@ -1,0 +1,295 @@
+"""Twenty thousand files and options that are a little wrong: each ends in success or in one line, soon and with little memory."""
+
+import json
+import re
+import shutil
+import struct
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+from torments import gguf
+from torments.core import Argument, Kind, Trial
+from torments.house import SAME, TEMPLATE, TINY
+from torments.mutate import ENTRY, NUMBERS, any_bytes, as_json, changed_json, mutated
+
+FULL = 20_000
+REAL = 200  # each of these is a real command, the others are forks
+CHECKSUM = b"training.checksum"
+PIECES = (  # of chat templates
+    "{{ messages }}",
+    "{% for i in range(10**9) %}x{% endfor %}",
+    "{{ 'a' * 10**9 }}",
+    "{% if %}",
+    "{{ raise_exception('no') }}",
+    "{{ messages[0].__class__.__mro__ }}",
+    "{{ bos_token }}",
+    "{{ 1/0 }}",
+    "{{ undefined.x.y }}",
+    "{% set x = namespace() %}",
+    "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+    "{% include 'x' %}",
+    "{% generation %}",
+    "\x00",
+    "{{ strftime_now('%Y') }}",
+    "{{ messages | tojson }}",
+    "{{ '%s' % messages }}",
+    "{{ lipsum() }}",
+    "{{ ''.join(['x'] * 10**8) }}",
+)
+WRONG = (  # lines of recipes
+    "x = 1",
+    "embd",
+    "embd = [1]",
+    "[table]",
+    "lr = nan",
+    "lr = 'x'",
+    "ctx = 1e9",
+    "embd = 9999999999999999999999",
+    "val = [[]]",
+    "data = 3",
+    "iters = true",
+    "seed = -1",
+    "a.b.c = 1",
+    'size = "\\ud800"',
+    "memory = ''",
+    "target = {x = 1}",
+    "out = ''",
+    "precision = 1979-05-27",
+    "resume = 0.1",
+    "b = [" * 2000,
+)
+
+
+def mutant(t: Trial, name: str, of: str = "") -> Path:
+    path = t.folder / name
+    path.write_bytes(mutated((t.house.things / (of or name)).read_bytes(), t.random))
+    return path
+
+
+def attempt(t: Trial, *words: Argument) -> None:
+    t.run(*words, real=t.number % REAL == 0)
+
+
+# ---- files of the llama.cpp world ------------------------------------------
+
+
+def models(t: Trial) -> None:
+    path = mutant(t, "m.gguf", t.random.choice(["base.gguf", "learned.gguf", "q8.gguf"]))
+    t.given("text.txt", "chats.jsonl")
+    commands: list[tuple[Argument, ...]] = [
+        ("inspect", path),
+        ("inspect", "--json", path),
+        ("generate", path, "--prompt", "ab", "-n", 2, "--threads", 1),
+        ("preview", "chats.jsonl", "--model", path),
+        ("plan", "finetune", path, "text.txt", "--ctx", 32),
+        ("evaluate", path, "text.txt", "--threads", 1, "--ctx", 32),
+        ("export-lora", path, "--lora", t.house.things / "adapter.gguf", "--out", "o.gguf", "--threads", 1),
+        ("finetune", path, "text.txt", *SAME, "--iters", 1, "--ctx", 32, "--out", "o"),
+        ("from-scratch", "text.txt", "--checkpoint-in", path, *SAME, "--iters", 1, "--ctx", 32, "--out", "o"),
+    ]
+    attempt(t, *t.random.choices(commands, [6, 2, 2, 3, 2, 1, 2, 2, 1])[0])
+    t.whole(*t.folder.glob("o*"))
+
+
+def vocabularies(t: Trial) -> None:
+    """What is wrong is in the words."""
+    made = gguf.parse((t.house.things / t.random.choice(["base.gguf", "learned.gguf", "plain.gguf"])).read_bytes())
+    words = [entry for entry in made.entries if entry.key.startswith(b"tokenizer.")]
+    for _ in range(t.random.choice([1, 1, 2])):
+        t.random.choice(ENTRY)(t.random.choice(words), t.random)
+    (t.folder / "v.gguf").write_bytes(made.packed())
+    t.given("text.txt", "chats.jsonl")
+    commands: list[tuple[Argument, ...]] = [
+        ("preview", "chats.jsonl", "--model", "v.gguf"),
+        ("preview", "text.txt", "--model", "v.gguf"),
+        ("plan", "from-scratch", "text.txt", *TINY[2:], "--vocab-from", "v.gguf"),
+        ("generate", "v.gguf", "--prompt", "<0x41> a", "-n", 1, "--threads", 1),
+        ("from-scratch", "text.txt", *TINY[2:], *SAME, "--vocab-from", "v.gguf", "--iters", 1, "--out", "o"),
+    ]
+    attempt(t, *t.random.choices(commands, [4, 4, 1, 2, 1])[0])
+
+
+def adapters(t: Trial) -> None:
+    path = mutant(t, "a.gguf", "adapter.gguf")
+    base = t.house.things / "base.gguf"
+    merge = ("export-lora", base, "--lora", path, "--out", "o.gguf", "--threads", 1)
+    attempt(t, *t.random.choice([("inspect", path), merge, merge, ("generate", base, "--lora", path, "--prompt", "a", "-n", 1)]))
+
+
+def old_adapters(t: Trial) -> None:
+    raw = (t.house.things / "old.bin").read_bytes()
+    made = bytearray(raw)
+    for _ in range(t.random.choice([1, 1, 2])):
+        place = t.random.choice([0, 4, 8, 12, 16, 20, 24, 28, 32])
+        made[place : place + 4] = t.random.choice([0, 1, 8, 255, 2**31, 2**32 - 1]).to_bytes(4, "little")
+    (t.folder / "old.bin").write_bytes(bytes(made) if t.random.random() < 0.5 else any_bytes(raw, t.random))
+    attempt(t, "export-lora", t.house.things / "base.gguf", "--lora", "old.bin", "--out", "o.gguf", "--threads", 1)
+
+
+def peft_folders(t: Trial) -> None:
+    t.given("peft")
+    config, weights = t.folder / "peft" / "adapter_config.json", t.folder / "peft" / "adapter_model.safetensors"
+    if t.random.random() < 0.5:
+        config.write_bytes(as_json(changed_json(json.loads(config.read_text()), t.random), t.random))
+    else:
+        raw = weights.read_bytes()
+        (size,) = struct.unpack_from("<Q", raw)
+        head = as_json(changed_json(json.loads(raw[8 : 8 + size]), t.random), t.random)
+        told = len(head) if t.random.random() < 0.8 else t.random.choice([0, 1, 2**31, 2**63, 2**64 - 1])
+        weights.write_bytes(struct.pack("<Q", told) + head + raw[8 + size :])
+    attempt(t, "export-lora", t.house.things / "base.gguf", "--lora", "peft", "--out", "o.gguf", "--threads", 1)
+
+
+# ---- checkpoints -----------------------------------------------------------
+
+
+def signed(raw: bytes) -> bytes:
+    """With the checksum that the file should have; it is the first value."""
+    place = raw.find(CHECKSUM, 0, 200)
+    if place < 0:
+        return raw
+    begin = place + len(CHECKSUM) + 4
+    found = zlib.crc32(raw[begin + 4 :], zlib.crc32(bytes(4), zlib.crc32(raw[:begin])))
+    return raw[:begin] + found.to_bytes(4, "little") + raw[begin + 4 :]
+
+
+def wrong_state(raw: bytes, t: Trial) -> bytes:
+    """Of the values of a run, and the JSON in them."""
+    made = gguf.parse(raw)
+    texts = [each for each in made.entries if each.key.startswith(b"training.") and each.raw[8:9] == b"{"]
+    if texts and t.random.random() < 0.6:
+        entry = t.random.choice(texts)
+        entry.raw = gguf.text(json.dumps(changed_json(json.loads(entry.raw[8:]), t.random)))
+        return made.packed()
+    own = [each for each in made.entries if each.key.startswith((b"training.", b"optimizer.")) and each.key != CHECKSUM]
+    t.random.choice(ENTRY)(t.random.choice(own), t.random)
+    return made.packed()
+
+
+def checkpoints(t: Trial) -> None:
+    run = t.random.choice(["run", "tune", "full"])
+    t.given(run, "text.txt", "base.gguf")
+    for path in (t.folder / run).glob("checkpoint-*"):
+        if path.name != "checkpoint-4.gguf":
+            path.unlink()
+    path = t.folder / run / "checkpoint-4.gguf"
+    raw = path.read_bytes()
+    path.write_bytes(signed(wrong_state(raw, t) if t.random.random() < 0.7 else mutated(raw, t.random)))
+    command = "from-scratch" if run == "run" else "finetune"
+    words = (command, "--resume", t.random.choice([run, f"{run}/checkpoint-4.gguf"]), "--iters", 5)
+    attempt(
+        t,
+        *t.random.choice(
+            [
+                words,
+                words,
+                words,
+                ("inspect", path),
+                ("from-scratch", "--checkpoint-in", path, "text.txt", "--iters", 5, *SAME, "--out", "o"),
+            ]
+        ),
+    )
+
+
+# ---- words of users --------------------------------------------------------
+
+
+def json_lines(t: Trial) -> None:
+    name = t.random.choice(["chats.jsonl", "pairs.jsonl"])
+    lines = [json.loads(line) for line in (t.house.things / name).read_text().splitlines()][:8]
+    changed = [
+        as_json(changed_json(each, t.random), t.random) if t.random.random() < 0.4 else json.dumps(each).encode()
+        for each in lines
+    ]
+    (t.folder / "d.jsonl").write_bytes(t.random.choice([b"\n", b"\n", b"\r\n", b"\n\n", b""]).join(changed))
+    attempt(
+        t,
+        "preview",
+        "d.jsonl",
+        "--model",
+        t.house.things / "base.gguf",
+        *t.random.choice([(), ("--as-chat",), ("--pack",), ("--json",)]),
+    )
+
+
+def templates(t: Trial) -> None:
+    made = list(re.findall(r"{[{%].*?[}%]}|[^{]+", TEMPLATE))
+    for _ in range(t.random.choice([1, 1, 2])):
+        place = t.random.randrange(len(made) + 1)
+        made[place : place + t.random.randrange(2)] = [t.random.choice(PIECES)]
+    model = gguf.parse((t.house.things / "plain.gguf").read_bytes())
+    model.entries.append(gguf.Entry(b"tokenizer.chat_template", gguf.STRING, gguf.text("".join(made))))
+    (t.folder / "m.gguf").write_bytes(model.packed())
+    t.given("chats.jsonl")
+    t.tell("".join(made))
+    attempt(t, "preview", "chats.jsonl", "--model", "m.gguf")
+
+
+def recipes(t: Trial) -> None:
+    lines = (t.house.things / "recipe.toml").read_text().splitlines()
+    for _ in range(t.random.choice([1, 1, 2, 3])):
+        place = t.random.randrange(len(lines))
+        value = t.random.choice([*NUMBERS, '"x"', "[]", "true", '"' + "x" * 5000 + '"'])
+        lines[place] = t.random.choice([t.random.choice(WRONG), lines[place].split("=")[0] + "= " + value])
+    raw = "\n".join(lines).encode()
+    (t.folder / "r.toml").write_bytes(any_bytes(raw, t.random) if t.random.random() < 0.3 else raw)
+    t.given("text.txt")
+    attempt(t, "plan", t.random.choice(["from-scratch", "from-scratch", "finetune"]), "text.txt", "--config", "r.toml")
+
+
+def options_of(t: Trial, command: str) -> list[str]:
+    """Those with a value, as its help tells them."""
+    place = t.house.folder / "options" / command.replace(" ", "-")
+    if not place.is_file():
+        place.parent.mkdir(exist_ok=True)
+        other = Trial(kind="help", number=0, seed=0, place=t.house.folder / "helping", house=t.house)
+        text = other.run(*command.split(), "--help").out
+        place.write_text("\n".join(re.findall(r"^[^\w-]*(--?[a-z][\w-]*)(?:,\s+--[\w-]+)?\s+[A-Z|a-z=]{2,}", text, re.MULTILINE)))
+    return place.read_text().split()
+
+
+def options(t: Trial) -> None:
+    """Values that nobody can mean."""
+    t.given("text.txt", "base.gguf", "adapter.gguf")
+    commands: dict[str, tuple[Argument, ...]] = {
+        "plan from-scratch": ("text.txt", *TINY),
+        "plan finetune": ("base.gguf", "text.txt", "--ctx", 32),
+        "generate": ("base.gguf", "--prompt", "ab", "-n", 2, "--threads", 1),
+        "preview": ("text.txt", "--model", "base.gguf"),
+        "evaluate": ("base.gguf", "text.txt", "--ctx", 32, "--threads", 1),
+        "from-scratch": ("text.txt", *TINY, *SAME, "--iters", 1, "--out", "o"),
+        "finetune": ("base.gguf", "text.txt", *SAME, "--ctx", 32, "--iters", 1, "--out", "o"),
+        "export-lora": ("base.gguf", "--lora", "adapter.gguf", "--threads", 1, "--out", "o.gguf"),
+    }
+    command = t.random.choices(list(commands), [6, 6, 3, 3, 1, 2, 2, 2])[0]
+    more: list[str] = []
+    for _ in range(t.random.choice([1, 1, 2])):
+        name = t.random.choice(options_of(t, command))
+        values = [*NUMBERS, "text.txt", "base.gguf", "/dev/null", "/dev/full", "nowhere", ".", "x" * 5000, "-", "auto", "all"]
+        more += [name, *(t.random.choice(values) for _ in range(1 + (name == "--lora-scaled")))]
+    attempt(t, *command.split(), *commands[command], *more)
+
+
+KINDS: list[tuple[Callable[[Trial], None], int]] = [
+    (models, 5),
+    (vocabularies, 4),
+    (adapters, 3),
+    (old_adapters, 1),
+    (peft_folders, 2),
+    (checkpoints, 3),
+    (json_lines, 3),
+    (templates, 1),
+    (recipes, 2),
+    (options, 4),
+]
+
+
+def trial(t: Trial) -> None:
+    attempt_of = t.random.choices([each for each, _ in KINDS], [weight for _, weight in KINDS])[0]
+    t.tell(f"{attempt_of.__name__}:")
+    attempt_of(t)
+    shutil.rmtree(t.folder / "o", ignore_errors=True)
+
+
+KIND = Kind(name="mutants", count=lambda _: FULL, short=60, trial=trial)
