@@ -15,7 +15,8 @@ from typing import Any
 
 from llamatrain.adapters.options import LoraOptions
 from llamatrain.config.options import Checked, Declared, OptionError, build, declared, respelt
-from llamatrain.config.words import cut, nearest, worded
+from llamatrain.config.values import can_be_named
+from llamatrain.config.words import cut, nearest, readable, worded
 from llamatrain.data.options import DataOptions
 from llamatrain.data.tokenizer import to_bytes
 from llamatrain.errors import FileError, LlamatrainError, UsageError, words_of
@@ -149,6 +150,8 @@ def paths(places: Sequence[Place]) -> list[str]:
     for place in places:
         if not isinstance(place, str | os.PathLike):
             raise UsageError(f"{worded(place)} is no path: files are named one by one, options by keyword")
+        if not can_be_named(os.fspath(place)):
+            raise UsageError(f"{worded(os.fspath(place))} is no path: no file can be called so")
     return [os.fspath(place) for place in places]
 
 
@@ -212,10 +215,10 @@ def door(show: bool = False) -> Iterator[None]:
             yield
             compiler.report()
     except LlamatrainError as error:
-        error.args = (in_keywords(error.words(keyword) if isinstance(error, OptionError) else str(error)),)
+        error.args = (readable(in_keywords(error.words(keyword) if isinstance(error, OptionError) else str(error))),)
         raise
     except OSError as error:
-        raise FileError(in_keywords(words_of(error))) from error
+        raise FileError(readable(in_keywords(words_of(error)))) from error
     except MemoryError as error:
         raise LlamatrainError(in_keywords(words_of(error))) from error
 

@@ -158,6 +158,25 @@ def test_names_cannot_steer_a_terminal() -> None:
     assert str(caught.value).isprintable()
 
 
+@pytest.mark.parametrize("place", ["a\0b", "\ud800", "x" * 5000, "a\x1b[2J"])
+def test_places_that_cannot_be_are_told_in_python(place: str) -> None:
+    with pytest.raises(llamatrain.LlamatrainError) as caught:
+        llamatrain.evaluate("text.txt", place)
+    with pytest.raises(llamatrain.LlamatrainError) as other:
+        llamatrain.load(place)
+    with pytest.raises(llamatrain.LlamatrainError):
+        llamatrain.load("text.txt", lora=place)
+    assert str(other.value).isprintable() and len(str(other.value)) < 400 and str(caught.value).isprintable()
+
+
+def test_a_sample_starts_with_any_bytes() -> None:
+    Path("bytes.txt").write_bytes(b"a\xffb the cat sat on the mat " * 50)
+    done = run("from-scratch", "bytes.txt", *SMALL, "--iters", 0, "--sample-start", "\udcff")
+    assert done.code == 0 or (done.code == 1 and len(done.errors) == 1), done.err
+    done = run("from-scratch", "text.txt", *SMALL, "--iters", 0, "--sample-start", "\udcff")
+    assert done.code == 1 and "the sample start" in done.errors[0] and done.errors[0].isprintable(), done.err
+
+
 def test_a_bars_title_cannot_either() -> None:
     code = (
         "import io, sys; sys.stderr = type('T', (io.StringIO,), {'isatty': lambda self: True})()\n"

@@ -35,6 +35,7 @@ BESIDE += [f"llama.{name}" for name in ("rope.scaling.type", "rope.freq_base", "
 SMALL: tuple[Argument, ...] = ("--ctx", 16, "--batch", 2, "--iters", 1, "--threads", 1, "--overwrite", "--out", "run")
 COMMANDS: dict[str, tuple[Argument, ...]] = {
     "inspect": ("inspect", "FILE"),
+    "for programs": ("inspect", "FILE", "--json"),
     "plan": ("plan", "finetune", "FILE", "text.txt"),
     "preview": ("preview", "text.txt", "--model", "FILE"),
     "evaluate": ("evaluate", "FILE", "text.txt", "--ctx", 16),
@@ -85,7 +86,7 @@ def with_value(path: Path, key: str, value: Value) -> Path:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-@pytest.mark.parametrize("key", ["general.type", "tokenizer.ggml.model", "training.type"])
+@pytest.mark.parametrize("key", ["general.type", "general.architecture", "tokenizer.ggml.model", "training.type"])
 def test_an_array_where_a_word_is_looked_for(name: str, key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Numpy's are equal to no word, and not unequal to it either."""
     monkeypatch.chdir(tmp_path)
@@ -93,7 +94,7 @@ def test_an_array_where_a_word_is_looked_for(name: str, key: str, tmp_path: Path
     write_arrays(Path("sound.gguf"), llama_metadata(), llama_tensors())
     write_arrays(Path("f.gguf"), {**llama_metadata(), key: numbers(Kind.UINT32, [1, 2, 3])}, llama_tensors())
     worked = told(key, *("f.gguf" if word == "FILE" else word for word in COMMANDS[name]))
-    assert not worked or key != "general.type" or name in ("inspect", "preview", "a vocabulary")
+    assert not worked or key != "general.type" or name in ("inspect", "for programs", "preview", "a vocabulary")
 
 
 # ---- tokens ----------------------------------------------------------------

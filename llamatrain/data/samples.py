@@ -7,6 +7,7 @@ from llamatrain.config.options import flag_of
 from llamatrain.config.words import worded
 from llamatrain.data.sources import DataFile
 from llamatrain.data.suitable import MARK, Utf8, check_text
+from llamatrain.data.tokenizer.tokenizer import to_bytes
 from llamatrain.errors import DataError
 from llamatrain.files.mapped import map_file, unchanged
 
@@ -34,7 +35,7 @@ def boundary(text: bytes | mmap.mmap, at: int) -> int:
 
 def samples_after(source: DataFile, pattern: str, include: bool, longest: int | None) -> Iterator[bytes]:
     """What follows each place of the pattern, up to the next one; or on into the next ones, up to a longest length in bytes."""
-    mark = pattern.encode()
+    mark = to_bytes(pattern)
     text = map_file(source.path, "a text")
     with unchanged([text]):
         encoding, read, at = Utf8(source.name), 0, text.find(mark)
