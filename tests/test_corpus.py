@@ -207,7 +207,7 @@ def test_a_split_shares_no_target(size: int, ctx: int, share: float, seed: int, 
 class Runes(ByteTokenizer):
     """A token for each character."""
 
-    def encode(self, text: str | bytes, *, special: bool = False) -> np.ndarray:
+    def encode(self, text: str | bytes, *, special: bool = False, start: bool = True) -> np.ndarray:
         return np.array([ord(c) for c in (text if isinstance(text, str) else text.decode())], np.int32)
 
     @property

@@ -62,7 +62,7 @@ class MarkedTokens(NamedTuple):
     single: bool  # one row at most
 
 
-class Line(NamedTuple):
+class JsonLine(NamedTuple):
     file: int  # its number
     name: str
     number: int
@@ -73,7 +73,7 @@ class Line(NamedTuple):
         return f"{self.name}, line {self.number}"
 
 
-Made = tuple[Line, MarkedTokens | TooMuch]  # what becomes of a line: a sample, or nothing, and why
+Made = tuple[JsonLine, MarkedTokens | TooMuch]  # what becomes of a line: a sample, or nothing, and why
 
 
 class Encoder:
@@ -146,7 +146,7 @@ class Encoder:
 
     def _fill_lines(self, sources: list[DataFile], writer: StoreWriter) -> None:
         numbered = (
-            (len(text) + 1, Line(number, sources[number].name, count, text))
+            (len(text) + 1, JsonLine(number, sources[number].name, count, text))
             for number, source in enumerate(sources)
             for count, text in lines_of(source)
         )
@@ -167,7 +167,7 @@ class Encoder:
         if len(skipped) > TOLD:
             say(f"{naming(sources)}: {len(skipped) - TOLD} more lines were too much and skipped")
 
-    def _lines(self, group: list[Line]) -> tuple[list[Made], list[Line]]:
+    def _lines(self, group: list[JsonLine]) -> tuple[list[Made], list[JsonLine]]:
         """What becomes of some lines, and those that are left because there are too many tokens to be held already."""
         made, room = list[Made](), MANY + 2 * sum(len(line.text) for line in group)
         for at, line in enumerate(group):
@@ -178,7 +178,7 @@ class Encoder:
             made += new
         return made, []
 
-    def _row(self, line: Line) -> list[Made]:
+    def _row(self, line: JsonLine) -> list[Made]:
         try:
             document = parse_line(line.text, line.place)
             if len(line.text) > LARGE:
