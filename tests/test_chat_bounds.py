@@ -40,6 +40,7 @@ FAIR = {"messages": talk("hi", "hello")}
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    load(dict(Metadata(bytes_vocabulary())))  # what is compiled goes where it is kept
     monkeypatch.setenv("LLAMATRAIN_CACHE", str(tmp_path / "cache"))
     cache.cache_folder.cache_clear()
     yield
@@ -284,7 +285,6 @@ def test_ten_megabytes_in_a_line(name: str, tmp_path: Path) -> None:
 
 def share_kernels(folder: Path) -> None:
     """Have a cache of its own use what is compiled, for compilers take memory, too."""
-    load(dict(Metadata(bytes_vocabulary())))
     (folder / "llamatrain").mkdir(parents=True)
     for kept in CACHE.iterdir():
         if kept.name != "tokens":

@@ -210,7 +210,7 @@ class Runes(ByteTokenizer):
     def __len__(self) -> int:
         return 0x110000
 
-    def encode(self, text: str | bytes, *, special: bool = False) -> np.ndarray:
+    def encode(self, text: str | bytes, *, special: bool = False, start: bool = True) -> np.ndarray:
         return np.array([ord(c) for c in (text if isinstance(text, str) else text.decode())], np.int32)
 
     @property

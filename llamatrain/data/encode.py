@@ -64,7 +64,7 @@ class MarkedTokens(NamedTuple):
     single: bool  # one row at most
 
 
-class DataLine(NamedTuple):
+class JsonLine(NamedTuple):
     file: int  # its number
     name: str
     number: int
@@ -75,7 +75,7 @@ class DataLine(NamedTuple):
         return f"{self.name}, line {self.number}"
 
 
-Made = tuple[DataLine, MarkedTokens | TooMuch]  # what becomes of a line: a sample, or nothing, and why
+Made = tuple[JsonLine, MarkedTokens | TooMuch]  # what becomes of a line: a sample, or nothing, and why
 
 
 class Encoder:
@@ -154,7 +154,7 @@ class Encoder:
 
     def _fill_lines(self, sources: list[DataFile], writer: StoreWriter) -> None:
         numbered = (
-            (len(text) + 1, DataLine(number, sources[number].name, count, text))
+            (len(text) + 1, JsonLine(number, sources[number].name, count, text))
             for number, source in enumerate(sources)
             for count, text in lines_of(source)
         )
@@ -175,7 +175,7 @@ class Encoder:
         if len(skipped) > TOLD:
             say(f"{naming(sources)}: {len(skipped) - TOLD} more lines were too much and skipped")
 
-    def _lines(self, group: list[DataLine]) -> tuple[list[Made], list[DataLine]]:
+    def _lines(self, group: list[JsonLine]) -> tuple[list[Made], list[JsonLine]]:
         """What becomes of some lines, and those that are left because there are too many tokens to be held already."""
         made, room = list[Made](), MANY + 2 * sum(len(line.text) for line in group)
         for at, line in enumerate(group):
@@ -186,7 +186,7 @@ class Encoder:
             made += new
         return made, []
 
-    def _row(self, line: DataLine) -> list[Made]:
+    def _row(self, line: JsonLine) -> list[Made]:
         try:
             document = parse_line(line.text, line.place)
             if len(line.text) > LARGE:
