@@ -17,6 +17,7 @@ import numpy as np
 from llamatrain.data.corpus import Corpus
 from llamatrain.data.options import DataOptions
 from llamatrain.data.shuffle import Order, mix
+from llamatrain.machine.terminal import bar
 
 WINDOW = 512  # samples that are packed together
 GRAIN = 32  # lengths of rows are multiples of it
@@ -121,9 +122,11 @@ class Rows:
         end, place, rows = epochs * len(self.corpus), 0, 0
         if not (self.options.pack or self.options.fill_with_next_samples):
             return end
-        while place < end:
-            made, place = self._make(place)
-            rows += len(made)
+        with bar("counting rows", total=end) as told:
+            while place < end:
+                made, place = self._make(place)
+                rows += len(made)
+                told.update(place - told.n)
         return rows
 
     def once(self, count: int) -> Iterator[Batch]:
