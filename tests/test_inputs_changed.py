@@ -226,7 +226,7 @@ def test_weights_cut_off_before_they_are_loaded(tmp_path: Path, model: Path, tex
 def gone_on(tmp_path: Path, quantised: Path, adapter: Path, done: Done, *words: str) -> None:
     """The run was saved as it stood, and goes on once the file is what it was, as if nothing had happened."""
     source, out = tmp_path / "b.gguf", tmp_path / "out"
-    told(done, source, *words, "the run goes on from there", str(out / "checkpoint-2.gguf"))
+    told(done, source, *words, "--resume goes on from step 2", str(out / "checkpoint-2.gguf"))
     sound(out, "adapter.gguf")
     source.write_bytes(quantised.read_bytes())
     ran("finetune", "--resume", out)
@@ -278,7 +278,7 @@ def test_a_base_written_to_before_a_validation(tmp_path: Path, copy: Path, text:
     meanwhile(monkeypatch, "llamatrain.report.report Report.evaluating", 2, lambda: not_numbers(copy))
     options = ("--val-split", 0.2, "--eval-every", 2, "--out", tmp_path / "out", "--cache-base", "off")
     done = run("finetune", copy, text, *ITERS, *options)
-    told(done, copy, "was written to", "after step 2")
+    told(done, copy, "was written to", "from step 2")
     assert read(tmp_path / "out" / "checkpoint-2.gguf").state.owed
 
 
@@ -347,9 +347,7 @@ def test_a_part_of_a_split_base_cut_short(tmp_path: Path, quantised: Path, text:
             for name in some:
                 out.write(name, gguf.tensors[name].raw)
     words = ("finetune", parts[0], text, "--out", tmp_path / "out", "--cache-base", "off", *ITERS)
-    told(
-        disturbed(STEP, 2, cut(parts[1], 10_000), *words), parts[1], "was cut short", "after step 2", "the run goes on from there"
-    )
+    told(disturbed(STEP, 2, cut(parts[1], 10_000), *words), parts[1], "was cut short", "--resume goes on from step 2")
     sound(tmp_path / "out", "adapter.gguf")
 
 

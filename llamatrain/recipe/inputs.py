@@ -48,7 +48,7 @@ class BesideRun:
             if (what := file.changed()) is None:
                 continue
             if file.lost or now.size != file.opened.size or not self.is_same():
-                raise Changed(f"{file.path}: {what}")
+                raise Changed(f"{file.path}: {what}, and the run is saved; once it is what it was, --resume goes on")
             file.opened = now
             self.blame = f"{file.path} was written to while it was being read, which may be why"
             if file.path not in self.told:

@@ -18,7 +18,7 @@ class Interrupted(Exception):
 
 
 class Changed(Exception):
-    """What the steps read is not what it was: no more steps can be taken, and those before are to be saved."""
+    """What the steps read is not what it was: those before are to be saved. It says how a run goes on, from where is added."""
 
 
 class Batches(Protocol):

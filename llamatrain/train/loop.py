@@ -78,8 +78,7 @@ class Loop:
         except Changed as error:  # seen before its gradients were used
             self.state.partial = None
             self._save(last=True)
-            helps = f"{self.saved} has the run up to there; once that file is what it was, the run goes on from there"
-            raise TrainingError(f"{error}: after step {self.state.counters.step} no other was taken; {helps}") from None
+            raise TrainingError(f"{error} from step {self.state.counters.step}: {self.saved}") from None
         self._save(last=True)
         return outcome
 
