@@ -17,7 +17,7 @@ from llamatrain.data import cache, chat, growing, templates
 from llamatrain.data.chat import encode_chat
 from llamatrain.data.corpus import Corpus, open_corpus
 from llamatrain.data.encode import Encoder
-from llamatrain.data.forms import Chat, Message, Prompt, TooMuch, parse_line
+from llamatrain.data.forms import Chat, Message, TooMuch, parse_line
 from llamatrain.data.growing import Growing, agreeing
 from llamatrain.data.options import DataOptions
 from llamatrain.data.templates import CHATML, ChatTemplate, TemplateError
@@ -128,7 +128,6 @@ def test_what_is_kept_of_a_growing_text_changes_nothing(name: str, monkeypatch: 
 
 
 def test_a_text_is_tokenized_once_however_many_turns_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also a prompt with its answer."""
     encoder, read = Encoder(ByteTokenizer(chat_template=None), DataOptions(), 64), list[int]()
     encode = ByteTokenizer.encode
     monkeypatch.setattr(ByteTokenizer, "encode", lambda self, text, **how: read.append(len(text)) or encode(self, text, **how))
@@ -136,9 +135,6 @@ def test_a_text_is_tokenized_once_however_many_turns_it_has(monkeypatch: pytest.
     with encoder.template:
         (sample,) = encoder._document(chat)
         assert sample.marks.sum() == 30 * (2000 + 1) and sum(read) < 1.5 * 60 * 2000  # it was 30 times that
-        read.clear()
-        (sample,) = encoder._document(Prompt("word " * 4000, "answer"))
-        assert sample.marks.sum() == 7 and sum(read) < 25_000
 
 
 # ---- what is trained, and what is skipped ------------------------------------

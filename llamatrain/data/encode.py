@@ -13,7 +13,7 @@ import numpy as np
 from llamatrain.data.cache import Bounds, Store, StoreWriter, stored
 from llamatrain.data.chat import encode_chat
 from llamatrain.data.forms import Chat, Document, Prompt, TooMuch, parse_line
-from llamatrain.data.growing import LARGE, Growing
+from llamatrain.data.growing import LARGE, SMALL, Growing
 from llamatrain.data.options import DataOptions
 from llamatrain.data.ordered import grouped, in_order, progress
 from llamatrain.data.samples import chunks_of, samples_after
@@ -160,20 +160,27 @@ class Encoder:
         )
         skipped = list[str]()
         for made, left in in_order(self._lines, grouped(numbered), sources):
-            for line, sample in chain(made, (pair for row in left for pair in self._row(row))):
-                if isinstance(sample, TooMuch):
-                    skipped.append(f"{line.place}: {sample}; skipped")
-                    writer.end(line.file, line.number, TOO_MUCH, single=True)
-                    continue
-                targets = sample.marks[self.lead is None :]
-                first = int(targets.argmax()) if len(targets) else 0  # of several the first
-                first = first + (self.lead is None) if targets[first : first + 1].any() else -1
-                writer.write(sample.tokens, sample.marks)
-                writer.end(line.file, line.number, first, sample.single)
+            skipped += self._write(chain(made, (pair for row in left for pair in self._row(row))), writer)
+            made.clear()  # before the next is waited for
         for told in skipped[:TOLD]:
             say(told)
         if len(skipped) > TOLD:
             say(f"{naming(sources)}: {len(skipped) - TOLD} more lines were too much and skipped")
+
+    def _write(self, made: Iterable[Made], writer: StoreWriter) -> list[str]:
+        """Why rows are skipped."""
+        skipped = list[str]()
+        for line, sample in made:
+            if isinstance(sample, TooMuch):
+                skipped.append(f"{line.place}: {sample}; skipped")
+                writer.end(line.file, line.number, TOO_MUCH, single=True)
+                continue
+            targets = sample.marks[self.lead is None :]
+            first = int(targets.argmax()) if len(targets) else 0  # of several the first
+            first = first + (self.lead is None) if targets[first : first + 1].any() else -1
+            writer.write(sample.tokens, sample.marks)
+            writer.end(line.file, line.number, first, sample.single)
+        return skipped
 
     def _lines(self, group: list[JsonLine]) -> tuple[list[Made], list[JsonLine]]:
         """What becomes of some lines, and those that are left because there are too many tokens to be held already."""
@@ -204,13 +211,13 @@ class Encoder:
             return self._chat(document, size)
         if isinstance(document, Prompt):
             return [self._prompt(document, size)]
-        text = Growing(self._plain, self.tokenizer.cut, size, small=LARGE)
+        text = Growing(self._plain, self.tokenizer.cut, size, LARGE)
         text.change(0, document.text.encode())
         text.append(self._end(bool(document.text)))
         return [MarkedTokens(text.tokens, np.ones(len(text.tokens), np.uint8), single=False)]
 
     def _prompt(self, document: Prompt, size: int) -> MarkedTokens:
-        text, prompt = self._growing(size), (document.prompt + document.joint).encode()
+        text, prompt = self._growing(size, LARGE), (document.prompt + document.joint).encode()
         text.change(0, prompt)
         begin = text.change(len(prompt), document.answer.encode()).agreeing(text.tokens)
         text.append(self._end(True))
@@ -229,8 +236,8 @@ class Encoder:
             pairs = list(made) or [NOTHING]
         return [MarkedTokens(tokens, marks, single=True) for tokens, marks in pairs]
 
-    def _growing(self, size: int) -> Growing:
-        return Growing(self._encode, lambda raw: self.tokenizer.cut(raw, special=True), size)
+    def _growing(self, size: int, small: int = SMALL) -> Growing:
+        return Growing(self._encode, lambda raw: self.tokenizer.cut(raw, special=True), size, small)
 
     def _ended(self, turn: np.ndarray) -> int:
         """The length of a turn, less the space that a template puts after the end token, which no model is asked for."""

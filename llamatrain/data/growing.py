@@ -58,7 +58,7 @@ class Growing:
     def append(self, tokens: np.ndarray) -> None:
         end = self.count + len(tokens)
         if end > len(self.made):
-            made = np.empty(2 * end, np.int32)
+            made = np.empty(end + end // 4 + 8, np.int32)
             made[: self.count] = self.tokens
             self.made = made
         self.made[self.count : end] = tokens
