@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from torments import gguf
 from torments.core import Argument, Kind, Kinds, Trial, judged, last_line, one_of, total
 from torments.disks import can_mount
 from torments.house import OFTEN, TINY
@@ -85,9 +86,15 @@ def tokens(t: Trial, place: int) -> None:
     crafted = place % 2 == 0
     for entry in entries:
         (craft if crafted else spoil)(t, entry)
+    results = good.out, weights(t)
     ended = t.run(*words, cache=own, codes=(0, 1) if crafted else (0,))
-    if not crafted and ended.code == 0:
-        t.must(ended.out == good.out, "other results from a damaged cache")
+    if ended.code == 0:
+        t.must((ended.out, weights(t)) == results, "other results from a damaged cache")
+
+
+def weights(t: Trial) -> list[bytes]:
+    made = [path for name in ("model", "adapter") if (path := t.folder / "out" / f"{name}.gguf").is_file()]
+    return [gguf.parse(path.read_bytes()).data for path in made]
 
 
 def spoil(t: Trial, entry: Path) -> None:
