@@ -56,9 +56,9 @@ print(len(said), *compiler.shelf.loose)
 
 RENDERING = """
 from llamatrain.data.templates import ChatTemplate
-work = "{{ (m.content * 30000000) | upper | length }}"
+work = "{{ (m.content * 3000000) | upper | length }}"
 with ChatTemplate("{% for m in messages %}{% for i in range(99999) %}" + work + "{% endfor %}{% endfor %}") as it:
-    it.render(([{"role": "user", "content": "x"}], False))
+    it.render([{"role": "user", "content": "x"}])
 """
 
 ALONE = "llamatrain.machine.threads._alone"
