@@ -13,6 +13,7 @@ from llamatrain.files.cursor import quoted
 from llamatrain.files.mapped import unchanged
 from llamatrain.files.pages import release
 from llamatrain.files.reader import FileTensor, Gguf, open_gguf
+from llamatrain.files.values import Value
 from llamatrain.optim import registry
 from llamatrain.optim.optimizer import Optimizer
 from llamatrain.optim.stop import StopState
@@ -45,7 +46,8 @@ def checkpoint_in(gguf: Gguf) -> Checkpoint:
     optimizer, extra = gguf.value("optimizer.type", str), _json(gguf, "training.extra")
     checkpoint = Checkpoint(
         kind=gguf.value("training.type", str),
-        metadata={key: value for key, value in gguf.metadata.typed.items() if not key.startswith(OWN)},
+        # copied, as a run keeps them, and would keep the whole head with them
+        metadata={key: Value(v.kind, bytes(v.raw)) for key, v in gguf.metadata.typed.items() if not key.startswith(OWN)},
         weights={name: _array(gguf, tensor) for name, tensor in gguf.tensors.items() if not name.startswith(OWN)},
         options=_json(gguf, "training.options"),
         state=_state(gguf, extra),
