@@ -197,7 +197,7 @@ def test_a_template_that_hangs_too_often_is_given_up(tmp_path: Path, monkeypatch
     monkeypatch.setattr(templates, "SECONDS", 0.2)
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
     with pytest.raises(
-        DataError, match=r"c\.jsonl, line \d+: the chat template was stopped: it takes more than 0.2 s .* 3 chats"
+        DataError, match=r"c\.jsonl, line \d+: the chat template was stopped: it takes more than 0.2 s .* \d chats"
     ):
         opened(tmp_path, [FAIR, *[{"messages": talk("hang", "x")}] * 1000], HANGS)
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before < 8

@@ -285,7 +285,7 @@ REFUSED = {
     "deep": ('{"text": ' + "[" * 99999 + "\n", r"a\.jsonl, line 1: no JSON"),
     "empty": ("", r"a\.jsonl: the file is empty"),
     "binary": (b'{"text": "\0"}', r"a\.jsonl: binary data, a zero byte at offset 10"),
-    "blank": (" \n\n", r"a\.jsonl: the file is empty"),
+    "blank": (" \n\n", r"a\.jsonl: there is only white space in it"),
     "no answer": (
         '{"messages": [{"role": "user", "content": "a"}]}',
         r"a\.jsonl: no row has a token to train on .*: a\.jsonl:1$",
