@@ -132,13 +132,15 @@ def test_sizes_name_the_files_that_are_there(folder: Path, name: str) -> None:
     check(stored("key", never, BOUNDS))
 
 
-@pytest.mark.parametrize("kind", ["file", "empty folder", "other folder", "link"])
+@pytest.mark.parametrize("kind", ["file", "empty folder", "other folder", "link", "pipe"])
 def test_what_is_no_entry_gives_way(folder: Path, kind: str) -> None:
     place = folder / "key"
     if kind == "file":
         place.write_text("x")
     elif kind == "link":
         place.symlink_to("nowhere")
+    elif kind == "pipe":
+        os.mkfifo(place)
     else:
         (place / "sub" if kind == "other folder" else place).mkdir(parents=True)
     check(stored("key", fill, BOUNDS))

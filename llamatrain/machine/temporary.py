@@ -31,9 +31,11 @@ def goes_with_program(path: Path) -> Path:
 def removed(path: Path) -> None:
     """A file, or a folder with all that is in it, if it is there."""
     _, lock = _going.pop(path, (0, None))
-    shutil.rmtree(path, ignore_errors=True)
     with suppress(OSError):
-        path.unlink()
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)  # which would open a pipe, and wait
+        else:
+            path.unlink()
     if lock is not None:
         os.close(lock)
 
