@@ -1,8 +1,14 @@
 """What all tests share."""
 
+import signal
 from importlib.util import find_spec
 
 import pytest
+
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+):  # as in the background of a script: those who are started would ignore it, too
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -47,7 +47,8 @@ def _count(source, ends, first, known, counts, pieces):
             begin = known.ends[pieces]
             if pieces == len(counts) or begin + end - start > len(known.text):
                 return i, pieces
-            known.text[begin : begin + end - start] = source[start:end]
+            for j in range(end - start):
+                known.text[begin + j] = source[start + j]
             pieces += 1
             known.ends[pieces], known.slots[at] = begin + end - start, pieces
         counts[known.slots[at] - 1] += 1
@@ -75,8 +76,8 @@ class Counter:
 
     def _words(self, raw: np.ndarray, last: bool) -> tuple[np.ndarray, int]:
         """The ends of its pieces, as far as what follows cannot change them."""
-        codes, ends, _ = (np.empty(len(raw), np.int32) for _ in range(3))
-        codes = codes[: self._code_points(raw, codes, np.empty(3 * len(raw), np.uint8), ends, _)]
+        codes, ends = (np.empty(len(raw), np.int32) for _ in range(2))
+        codes = codes[: self._code_points(raw, codes, np.empty(3 * len(raw), np.uint8), ends, True)]
         if not len(codes):
             return np.zeros(0, np.int64), 0
         words, marks = np.empty(len(codes), np.int64), np.empty(len(codes), np.uint32)

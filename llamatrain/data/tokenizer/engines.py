@@ -57,7 +57,8 @@ class ByteLevel:
 
     def _words(self, raw: bytes) -> tuple[np.ndarray, np.ndarray]:
         """The text without what cannot be read, and where its words end. For long ones, memory counts."""
-        codes, clean, ends, _ = self._read(raw, False)
+        codes, clean, ends = self._read(raw, False)
+        clean = clean[: ends[-1] if len(ends) else 0]
         pieces = np.array([len(codes)], np.int64)
         for expression in self.expressions:
             last = expression is self.expressions[-1]
@@ -67,22 +68,22 @@ class ByteLevel:
         return clean, ends[pieces - 1].astype(np.int64)
 
     def seam(self, raw: bytes) -> int:
-        codes, _, _, raw_ends = self._read(whole_characters(raw), True)
+        codes, _, ends = self._read(whole_characters(raw), True)
         if not len(codes):
             return 0
         first, whole = self.expressions[0], np.array([len(codes)], np.int64)
         words, marks = np.empty(len(codes), np.int64), np.empty(len(codes), np.uint32)
         count, settled = self._split(codes, first.marks, first.program, whole, words, marks)
         # White space ends where it does for what follows it, which a piece that ends there does not show.
-        ends = (end for end in words[:count][::-1] if end <= settled and not chr(codes[end - 1]).isspace())
-        last = next(ends, 0)
-        return int(raw_ends[last - 1]) if last else 0
+        found = (end for end in words[:count][::-1] if end <= settled and not chr(codes[end - 1]).isspace())
+        last = next(found, 0)
+        return int(ends[last - 1]) if last else 0
 
-    def _read(self, raw: bytes, seam: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        codes, ends, raw_ends = (np.empty(length, np.int32) for length in (len(raw), len(raw), len(raw) * seam))
+    def _read(self, raw: bytes, in_text: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        codes, ends = np.empty(len(raw), np.int32), np.empty(len(raw), np.int32)
         clean = np.empty(3 * len(raw), np.uint8)  # each byte may become a replacement
-        count = self._code_points(np.frombuffer(raw, np.uint8), codes, clean, ends, raw_ends)
-        return codes[:count], clean[: ends[count - 1] if count else 0], ends[:count], raw_ends[:count]
+        count = self._code_points(np.frombuffer(raw, np.uint8), codes, clean, ends, in_text)
+        return codes[:count], clean, ends[:count]
 
 
 def whole_words(vocabulary: Vocabulary) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

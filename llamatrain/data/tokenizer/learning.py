@@ -111,7 +111,7 @@ def _merge(pieces, pairs, queue, state, entry, left, right, made):
 @inline
 def _merge_piece(pieces, piece, pairs, queue, state, left, right, made, first, notes):
     start, size, count = pieces.starts[piece], pieces.sizes[piece], pieces.counts[piece]
-    row, kept, at = pieces.symbols[start : start + size], np.int64(0), np.int64(0)
+    row, kept, at = pieces.symbols[start:], np.int64(0), np.int64(0)
     while at < size:
         if row[at] == left and at + 1 < size and row[at + 1] == right:
             if kept:

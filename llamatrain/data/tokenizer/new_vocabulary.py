@@ -15,6 +15,7 @@ from llamatrain.data.tokenizer.vocabulary import KEY, WITHOUT_TEXT
 from llamatrain.errors import DataError, UsageError
 from llamatrain.files.constants import TokenType
 from llamatrain.files.values import Kind, Value, boolean, numbers, string, strings, u32
+from llamatrain.machine.memory import give_back
 from llamatrain.machine.terminal import bar
 
 BEGIN, END = "<|begin_of_text|>", "<|end_of_text|>"
@@ -36,7 +37,10 @@ def learned(texts: Iterable[str | bytes], size: int) -> dict[str, Value]:
         raise DataError("there is no text to learn a vocabulary from")
     learner = Learner(counter.known, counter.counts[: counter.pieces], letters(), size - 2)
     del counter  # its tables
-    return byte_level(merges(learner))
+    pairs = merges(learner)
+    del learner
+    give_back()
+    return byte_level(pairs)
 
 
 def letters() -> bytes:

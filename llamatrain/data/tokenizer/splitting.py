@@ -26,8 +26,8 @@ def _continues(text, at, count):
     return read > at + count
 
 
-def _code_points(text, codes, clean, ends, raw_ends):
-    """Text to code points, to their UTF-8 again, where each ends in that and, if asked, in the text; how many there are.
+def _code_points(text, codes, clean, ends, in_text):
+    """Text to code points, to their UTF-8 again, and where each ends in that, or in the text; how many there are.
 
     As llama.cpp reads: each byte that cannot be read is one replacement, overlong forms and surrogates are read.
     """
@@ -55,9 +55,7 @@ def _code_points(text, codes, clean, ends, raw_ends):
             out += size
         out += 1
         codes[count] = code
-        ends[count] = out
-        if len(raw_ends):
-            raw_ends[count] = at
+        ends[count] = at if in_text else out
         count += 1
     return count
 
@@ -104,7 +102,10 @@ def _match(marks, at, end, program, start, tried):
             return at, met or (at == end and forbidden != 0)
         if not back:
             back = True
-            tried[: items + 1, LOW : HIGH + 1] = tried[item + 1 : items, FROM] = -2
+            for i in range(items + 1):
+                tried[i, LOW] = tried[i, HIGH] = -2
+                if i > item:
+                    tried[i, FROM] = -2
         _close(tried, item, at)
         item -= 1
         while item >= 0:
@@ -171,7 +172,7 @@ def _split(codes, table, program, pieces, words, marks):
 
 
 def code_points() -> Any:
-    return function(_code_points, types.int64(TEXT, I32, U8, I32, I32))
+    return function(_code_points, types.int64(TEXT, I32, U8, I32, types.boolean))
 
 
 def split() -> Any:

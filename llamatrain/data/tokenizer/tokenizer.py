@@ -90,7 +90,7 @@ class Tokenizer:
                 size += len(parts[-1])
                 if size < enough:
                     continue
-                rest = b"".join(parts)
+                rest, parts = b"".join(parts), []
                 if cut := self.cut(rest, special=special):
                     yield start, rest[:cut]
                     rest, start, enough = rest[cut:], False, 2 * BLOCK
