@@ -251,7 +251,7 @@ def test_an_entry_that_is_cut_while_it_is_read_is_named(folder: Path) -> None:
     store = stored("key", fill, BOUNDS)
     os.truncate(folder / "key" / "tokens", 1000)
     np.testing.assert_array_equal(store.tokens.read(0, 250), TOKENS[:250])
-    with pytest.raises(DataError, match=f"^{folder}/key/tokens: was cut short"):
+    with pytest.raises(DataError, match=f"^{folder}: tokens there were cut short"):
         store.tokens.read(240, 260)
 
 

@@ -65,7 +65,7 @@ class OnDisk:
     rows come from everywhere, and each may bring a megabyte with it. The file stays open: it may be removed meanwhile."""
 
     def __init__(self, path: Path, dtype: np.dtype[Any]) -> None:
-        self.path, self.dtype = path, dtype
+        self.folder, self.dtype = path.parent.parent, dtype
         self.file, status = opened(path)
         self.size = status.st_size
         weakref.finalize(self, os.close, self.file)
@@ -75,7 +75,7 @@ class OnDisk:
         size = self.dtype.itemsize
         found = os.pread(self.file, (end - begin) * size, begin * size)
         if len(found) < min(end * size, self.size) - begin * size:
-            raise DataError(f"{self.path}: was cut short while it was read; the same command makes it again")
+            raise DataError(f"{self.folder}: tokens there were cut short while they were read; the same command makes them again")
         return np.frombuffer(found, self.dtype)
 
     def sum(self, below: int) -> list[int]:
