@@ -111,7 +111,7 @@ def odd_files(t: Trial, place: int) -> None:
         t.must(held(t.folder / "run"), "no checkpoint is left")
     if words[-1] == "--overwrite" and "folder" in how and path.name != "checkpoint-4.gguf":
         t.must(ended.code == 0 or path.name in ended.err, f"--overwrite is broken by a folder: {last_line(ended.err)}")
-    t.must(how != "full folder" or (path / "mine").is_file(), "what was in a folder is gone")
+    t.must(how != "full folder" or list(t.folder.rglob("mine")), "what was in a folder is gone")
 
 
 def odd(path: Path, how: str) -> None:

@@ -118,9 +118,9 @@ def at_random(t: Trial, command: Command, number: int, real: bool, early: bool =
     running.signal(number)
     ended = running.wait()
     codes = (0, -number) if number == signal.SIGKILL else (0, INTERRUPTED, 128 + number, -number)
-    faults = judged(ended, codes, said=False)
-    ours = "llamatrain" in ended.err.partition("Traceback")[2]
-    t.faults += [each for each in faults if "traceback" not in each or ours]  # the interpreter's own first moments are its own
+    trace = ended.err.partition("Traceback")[2]
+    if not trace or "llamatrain" in trace:  # the interpreter's own first moments are its own
+        t.faults += judged(ended, codes, said=False)
 
 
 def name_of(command: Command) -> str:
@@ -135,7 +135,8 @@ def check(t: Trial, name: str, before: int) -> None:
     elif t.must(not before or held(t.folder / command.run), "no checkpoint of the run that was there is left"):
         t.whole(t.folder / command.run)
     ended = t.run(*(command.again or command.words), judge=False) if command.again else None
-    if ended is None or ended.code:
+    old = name == "overwrite" and same(t.folder / command.result, t.house.things / command.result)  # it was not replaced yet
+    if ended is None or ended.code or old:
         ended = t.run(*command.words, codes=(0,))
     if ended.code == 0:
         good = undisturbed(t.house, name) / "here"
@@ -148,7 +149,8 @@ def check(t: Trial, name: str, before: int) -> None:
 
 
 def held(folder: Path) -> int:
-    return len(list(folder.glob("checkpoint-[0-9]*.gguf")))
+    """Checkpoints that are there, also of a run that was put aside."""
+    return len(list(folder.rglob("checkpoint-[0-9]*.gguf")))
 
 
 def same(one: Path, other: Path) -> bool:
