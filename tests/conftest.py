@@ -5,9 +5,8 @@ from importlib.util import find_spec
 
 import pytest
 
-if (
-    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-):  # as in the background of a script: those who are started would ignore it, too
+# In the background of a script it is ignored, and would be by whoever is started here.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
