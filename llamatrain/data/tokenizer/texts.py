@@ -1,4 +1,4 @@
-"""TextTable, each once, in a table that compiled loops look into and add to."""
+"""Texts, each once, in a table that compiled loops look into and add to."""
 
 from typing import Any, NamedTuple
 
