@@ -34,7 +34,7 @@ from llamatrain.data.tokenizer.pairs import (
     sink,
 )
 from llamatrain.data.tokenizer.tables import FREE, I64, function, slot
-from llamatrain.data.tokenizer.texts import TEXTS, Texts, find, room_for
+from llamatrain.data.tokenizer.texts import TEXTS, TextTable, find, room_for
 from llamatrain.machine.jit import inline
 
 LEAST = 2  # how often a pair comes that is merged
@@ -166,7 +166,7 @@ def _more(pairs, queue, state, left, right, count, piece, first, notes):
 class Learner:
     """Learns from pieces; its first tokens are the bytes, in the order given."""
 
-    def __init__(self, known: Texts, counts: np.ndarray, letters: bytes, most: int) -> None:
+    def __init__(self, known: TextTable, counts: np.ndarray, letters: bytes, most: int) -> None:
         bounds, order = known.ends[: len(counts) + 1].copy(), np.frombuffer(letters, np.uint8)
         symbols = np.argsort(order).astype(np.int32)[known.text[: bounds[-1]]]
         self.pieces = Pieces(symbols, bounds[:-1], np.diff(bounds), counts.copy())

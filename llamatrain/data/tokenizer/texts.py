@@ -11,7 +11,7 @@ from llamatrain.machine.jit import inline
 U8, I32 = types.uint8[::1], types.int32[::1]
 
 
-class Texts(NamedTuple):
+class TextTable(NamedTuple):
     text: np.ndarray
     ends: np.ndarray  # where each ends in it, behind a 0
     slots: np.ndarray  # by their keys: the number of each, from 1 on
@@ -21,13 +21,13 @@ class Texts(NamedTuple):
         return len(self.ends) - 1
 
 
-TEXTS: Any = types.NamedTuple((U8, I32, I32), Texts)
+TEXTS: Any = types.NamedTuple((U8, I32, I32), TextTable)
 
 
-def room_for(count: int, size: int) -> Texts:
+def room_for(count: int, size: int) -> TextTable:
     """An empty table for so many texts of so many bytes in all."""
     slots = np.zeros(1 << (5 * count // 4).bit_length(), np.int32)
-    return Texts(np.empty(size, np.uint8), np.zeros(count + 1, np.int32), slots)
+    return TextTable(np.empty(size, np.uint8), np.zeros(count + 1, np.int32), slots)
 
 
 @inline
