@@ -143,7 +143,7 @@ class Elsewhere:
     def read(self, place: Box) -> np.ndarray:
         return self.plain.read(place.held).copy()
 
-    def write(self, place: Box, values: Any) -> None:
+    def write(self, place: Box, values: Any, at: Any = ...) -> None:
         self.plain.write(place.held, values)
 
     def finite(self, place: Box, masks: bool = False) -> bool:

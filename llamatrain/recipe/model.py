@@ -131,5 +131,6 @@ def new_vocabulary_of(
 def learned(files: Sequence[str], size: int, memory: int | None) -> dict[str, Value]:
     from llamatrain.data.sources import find_sources
     from llamatrain.data.texts import texts_of
+    from llamatrain.data.tokenizer import apart
 
-    return new_vocabulary.learned(within(memory, texts_of(find_sources(files))), size)
+    return apart.learned(within(memory, texts_of(find_sources(files))), size)

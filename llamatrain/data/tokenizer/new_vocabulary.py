@@ -26,10 +26,19 @@ PRE = "llama-bpe"
 
 def learned(texts: Iterable[str | bytes], size: int) -> dict[str, Value]:
     """`size` tokens, or fewer where the text has no more pairs that come twice; the same text gives the same tokens."""
+    check_size(size)
+    return byte_level(merges(texts, size))
+
+
+def check_size(size: int) -> None:
     if not SMALLEST <= size <= LARGEST:
         raise UsageError(
             f"a vocabulary of {size} tokens: it must have {SMALLEST} (two for begin and end, 256 bytes) to {LARGEST}"
         )
+
+
+def merges(texts: Iterable[str | bytes], size: int) -> list[tuple[str, str]]:
+    """The pairs that are merged, the most frequent first, until there are so many tokens or no pair comes twice."""
     counter = Counter(PRE_TOKENIZERS[PRE].expressions()[0])
     for text in texts:
         counter.add(text)
@@ -37,19 +46,13 @@ def learned(texts: Iterable[str | bytes], size: int) -> dict[str, Value]:
         raise DataError("there is no text to learn a vocabulary from")
     learner = Learner(counter.known, counter.counts[: counter.pieces], letters(), size - 2)
     del counter  # its tables
-    pairs = merges(learner)
+    found = merged(learner)
     del learner
     give_back()
-    return byte_level(pairs)
+    return found
 
 
-def letters() -> bytes:
-    """The bytes in the order of their characters."""
-    return bytes(map(ALPHABET.index, sorted(ALPHABET)))
-
-
-def merges(learner: Learner) -> list[tuple[str, str]]:
-    """The pairs that are merged, the most frequent first, until there are so many tokens or no pair comes twice."""
+def merged(learner: Learner) -> list[tuple[str, str]]:
     made = dict[tuple[int, int], None]()
     with bar("learning a vocabulary", total=learner.most - len(ALPHABET), unit=" tokens") as told:
         for pairs in learner:
@@ -59,6 +62,11 @@ def merges(learner: Learner) -> list[tuple[str, str]]:
             told.update(learner.learned - told.n)
     names = ["".join(map(ALPHABET.__getitem__, raw)) for raw in learner.texts()]
     return [(names[left], names[right]) for left, right in made]
+
+
+def letters() -> bytes:
+    """The bytes in the order of their characters."""
+    return bytes(map(ALPHABET.index, sorted(ALPHABET)))
 
 
 def bytes_only() -> dict[str, Value]:
