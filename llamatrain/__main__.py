@@ -1,5 +1,27 @@
-"""`python -m llamatrain`."""
+"""`llamatrain` and `python -m llamatrain`: from the first line on, a signal ends the program without a word."""
 
-from llamatrain.cli.main import main
+import os
+from types import FrameType
 
-main()
+
+def main() -> None:
+    # What is behind `signal`, which takes a while to load: until then Python itself tells of an interrupt.
+    import _signal  # type: ignore[import-not-found]
+
+    for number in (_signal.SIGINT, _signal.SIGTERM):
+        if _signal.getsignal(number) is not _signal.SIG_IGN:
+            _signal.signal(number, leave)
+    from llamatrain.cli.main import main
+    from llamatrain.machine.leaving import ended_by_signals
+
+    ended_by_signals()
+    main()
+
+
+def leave(number: int, frame: FrameType | None) -> None:
+    """Before there is anything to put in order."""
+    os._exit(128 + number)
+
+
+if __name__ == "__main__":
+    main()

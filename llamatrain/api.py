@@ -7,7 +7,6 @@ here. All that fails raises `LlamatrainError`. In the main thread Ctrl-C saves a
 
 import math
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -15,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from llamatrain.adapters.options import LoraOptions
-from llamatrain.config.options import Checked, Declared, OptionError, build, declared
-from llamatrain.config.words import nearest, worded
+from llamatrain.config.options import Checked, Declared, OptionError, build, declared, respelt
+from llamatrain.config.values import can_be_named
+from llamatrain.config.words import cut, nearest, readable, worded
 from llamatrain.data.options import DataOptions
 from llamatrain.data.tokenizer import to_bytes
 from llamatrain.errors import FileError, LlamatrainError, UsageError, words_of
 from llamatrain.machine.jit import compiler
+from llamatrain.machine.printable import printable
 from llamatrain.machine.terminal import shown
 from llamatrain.recipe.evaluation import EvaluateOptions, Evaluation, evaluated
 from llamatrain.recipe.generation import Continuation, LoadOptions, TextModel
@@ -149,6 +150,8 @@ def paths(places: Sequence[Place]) -> list[str]:
     for place in places:
         if not isinstance(place, str | os.PathLike):
             raise UsageError(f"{worded(place)} is no path: files are named one by one, options by keyword")
+        if not can_be_named(os.fspath(place)):
+            raise UsageError(f"{worded(os.fspath(place))} is no path: no file can be called so")
     return [os.fspath(place) for place in places]
 
 
@@ -161,7 +164,7 @@ def values_of(options: Mapping[str, Any], *classes: type[Checked]) -> dict[str, 
     known = {name: each for cls in classes for name, each in declared(cls).items()}
     for name in options:
         if name not in known:
-            raise UsageError(f"there is no option {name}{nearest(name, known)}")
+            raise UsageError(f"there is no option {cut(name)}{nearest(name, known)}")
     return {name: known[name].checked(plainly(value, known[name])) for name, value in options.items() if value is not None}
 
 
@@ -212,10 +215,10 @@ def door(show: bool = False) -> Iterator[None]:
             yield
             compiler.report()
     except LlamatrainError as error:
-        error.args = (error.words(keyword) if isinstance(error, OptionError) else in_keywords(str(error)),)
+        error.args = (readable(in_keywords(error.words(keyword) if isinstance(error, OptionError) else str(error))),)
         raise
     except OSError as error:
-        raise FileError(words_of(error)) from error
+        raise FileError(readable(in_keywords(words_of(error)))) from error
     except MemoryError as error:
         raise LlamatrainError(in_keywords(words_of(error))) from error
 
@@ -224,13 +227,9 @@ def keyword(name: str) -> str:
     return f"{name.removeprefix('no_')}=False" if name.startswith("no_") else name
 
 
-FLAG = re.compile(r"(?<![\w-])--([a-z][a-z0-9]*(?:-[a-z0-9]+)*)")
-
-
 def in_keywords(message: str) -> str:
-    """Without flags, but where a whole command is told."""
-    words, command, rest = message.partition("llamatrain ")
-    return FLAG.sub(lambda flag: keyword(flag[1].replace("-", "_")), words) + command + rest
+    """Without flags; and without what would steer a terminal that it comes to."""
+    return printable(respelt(message, keyword), "utf-8")
 
 
 def in_keywords_all(notes: Sequence[str]) -> tuple[str, ...]:

@@ -1,8 +1,13 @@
 """What all tests share."""
 
+import signal
 from importlib.util import find_spec
 
 import pytest
+
+# In the background of a script it is ignored, and would be by whoever is started here.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

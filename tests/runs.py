@@ -22,7 +22,7 @@ from llamatrain.cli.main import main
 from llamatrain.files.reader import open_gguf
 
 ROOT = Path(llamatrain.__file__).resolve().parent.parent
-PROGRAM = [sys.executable, "-c", "from llamatrain.cli.main import main; main()"]
+PROGRAM = [sys.executable, "-c", "from llamatrain.__main__ import main; main()"]
 
 TINY = ("--vocab-size", "bytes", "--embd", 32, "--head", 4, "--layer", 2, "--ff", 64, "--precision", "f32")
 Argument = str | int | float | Path

@@ -1,6 +1,7 @@
 """Compiling in other processes: the cache is full when the kernels are asked for, and failures cost nothing but time."""
 
 import contextlib
+import io
 import os
 import signal
 import subprocess
@@ -12,6 +13,9 @@ from typing import TypeVar
 
 import pytest
 
+from llamatrain.machine import ahead
+from tests.warm import warm
+
 SCRIPT = """
 import numpy as np
 from llamatrain.engine.program import Program
@@ -19,14 +23,14 @@ from llamatrain.graph.ops import scale
 from llamatrain.graph.tensor import placeholder
 from llamatrain.machine import ahead, jit, terminal
 if {broken}:
-    ahead._run = lambda shares: None
+    ahead._run = lambda shares: 0
 x = placeholder("x", (64,))
 with terminal.shown():
     program = Program.of([scale(x, by=2.0)], {{x: np.ones(64, np.float32)}})
     program()
 assert (program.read(x) == 1).all() and program.read(next(iter(program.plan.outputs))).sum() == 128
 entries = [call.entry for run in program.runs for call in run.calls]
-print(sum(entry.compiled.cache_hits for entry in entries), len(entries))
+print(sum(entry.compiled.found for entry in entries), len(entries))
 """
 
 MULTIPLYING = """
@@ -35,17 +39,35 @@ from llamatrain.engine.program import Program
 from llamatrain.graph.ops import matmul
 from llamatrain.graph.tensor import placeholder
 x, w = placeholder("x", (4, 3)), placeholder("w", (2, 3))
-y = matmul(x, w)
-program = Program.of([y], {x: np.full((4, 3), 2, np.float32), w: np.ones((2, 3), np.float32)})
-program()
-entries = [call.entry for run in program.runs for call in run.calls]
-print(program.read(y).sum(), sum(entry.compiled.cache_hits for entry in entries), len(entries))
+Program.of([matmul(x, w)], {x: np.full((4, 3), 2, np.float32), w: np.ones((2, 3), np.float32)})
 """
+
+UNKEPT = """
+from llamatrain.machine import ahead, threads
+from llamatrain.machine.jit import compiler
+said = []
+compiler.say = said.append
+for _ in range(2):
+    ahead.compile_ahead([threads._alone])
+    compiler.report()
+threads._alone.compiled
+print(len(said), *compiler.shelf.loose)
+"""
+
+RENDERING = """
+from llamatrain.data.templates import ChatTemplate
+work = "{{ (m.content * 3000000) | upper | length }}"
+with ChatTemplate("{% for m in messages %}{% for i in range(99999) %}" + work + "{% endfor %}{% endfor %}") as it:
+    it.render([{"role": "user", "content": "x"}])
+"""
+
+ALONE = "llamatrain.machine.threads._alone"
 T = TypeVar("T")
 
 
 @pytest.mark.parametrize("broken", [False, True])
 def test_kernels_come_from_the_cache_that_others_filled(tmp_path: Path, broken: bool) -> None:
+    warm(tmp_path, ALONE, "llamatrain.kernels.cpu.elementwise.")
     env = {**os.environ, "LLAMATRAIN_CACHE": str(tmp_path)}
     words = [sys.executable, "-c", SCRIPT.format(broken=broken)]
     done = subprocess.run(words, env=env, capture_output=True, text=True, check=True)
@@ -61,19 +83,49 @@ def test_what_cannot_be_kept_is_compiled_once_for_the_run_without_assertions_too
     blocked = tmp_path / "file"
     blocked.write_text("no folder")
     env = {**os.environ, "LLAMATRAIN_CACHE": str(blocked), "TMPDIR": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-O", "-c", MULTIPLYING], env=env, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["48.0", "2", "2"], done.stderr  # both come from what the others compiled
+    done = subprocess.run([sys.executable, "-O", "-c", UNKEPT], env=env, capture_output=True, text=True, check=True)
+    said, name = done.stdout.split()  # one line that nothing is kept, and one of what was compiled
+    assert said == "2" and name.startswith(ALONE), done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_who_compiles_is_told_what_was_compiled_for_the_run_alone(tmp_path: Path) -> None:
+    warm(tmp_path, ALONE)
+    env = {**os.environ, "LLAMATRAIN_CACHE": str(tmp_path)}
+
+    def sent(known: dict[str, bytes]) -> dict[str, bytes]:
+        told, words = io.BytesIO(), [sys.executable, "-m", "llamatrain.machine.ahead", "llamatrain.machine.threads:_alone"]
+        for name, file in {**known, "": b""}.items():
+            ahead._send(told, name, file)
+        with subprocess.Popen(words, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            assert process.stdin and process.stdout
+            process.stdin.write(told.getvalue())
+            process.stdin.flush()
+            return dict(ahead._received(process.stdout))
+
+    made = sent({})
+    assert len(made) == 1 and not sent(made)
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are found by /proc")
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 def test_who_compiles_ends_with_who_asked(tmp_path: Path, how: signal.Signals) -> None:
+    """In the middle of its work, too, much of which is no Python."""
     env = {**os.environ, "LLAMATRAIN_CACHE": str(tmp_path)}
     with subprocess.Popen([sys.executable, "-c", MULTIPLYING], env=env, stderr=subprocess.DEVNULL) as process:
         children = soon(lambda: children_of(process.pid))
+        busy = how != signal.SIGKILL or soon(lambda: any(seconds_of(child) > 2.5 for child in children), 60)
         process.send_signal(how)
-    assert children and soon(lambda: not any(map(alive, children)))
+    assert children and busy and soon(lambda: not any(map(alive, children)), 5)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are found by /proc")
+def test_who_renders_ends_with_who_asked_in_the_middle_of_a_c_function() -> None:
+    with subprocess.Popen([sys.executable, "-c", RENDERING], stderr=subprocess.DEVNULL) as process:
+        (child,) = children = soon(lambda: children_of(process.pid))
+        busy = soon(lambda: seconds_of(child) > 1)
+        process.kill()
+    assert busy and soon(lambda: not any(map(alive, children)), 1)
 
 
 def soon(found: Callable[[], T], patience: float = 20.0) -> T:
@@ -90,6 +142,14 @@ def children_of(parent: int) -> list[int]:
             if int(path.read_text().rpartition(")")[2].split()[1]) == parent:
                 found.append(int(path.parent.name))
     return found
+
+
+def seconds_of(process: int) -> float:
+    """Of the processor's, as long as it lives."""
+    with contextlib.suppress(OSError):
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return 0.0
 
 
 def alive(process: int) -> bool:

@@ -12,7 +12,7 @@ import pytest
 from llamatrain.data import templates
 from llamatrain.data.corpus import open_corpus
 from llamatrain.data.encode import Encoder
-from llamatrain.data.forms import Chat, Message
+from llamatrain.data.forms import Chat, Message, TooMuch
 from llamatrain.data.options import DataOptions
 from llamatrain.data.templates import ChatTemplate, TemplateError
 from llamatrain.errors import DataError
@@ -101,7 +101,7 @@ def test_the_begin_token_is_not_doubled() -> None:
 
 def render(source: str, messages: list[Message] | None = None) -> str:
     with ChatTemplate(source, "<s>", "</s>") as template:
-        return template.render((messages or talk("hi"), False))[0]
+        return template.render(messages or talk("hi")).decode()
 
 
 def test_templates_are_rendered_as_hugging_face_does() -> None:
@@ -153,20 +153,20 @@ def test_a_hostile_template_is_stopped(name: str, short: None) -> None:
 def test_a_stopped_child_is_replaced(short: None) -> None:
     source = "{% if messages[0].content == 'hang' %}" + HOSTILE["endless"] + "{% endif %}{{ messages[0].content }}"
     with ChatTemplate(source) as template:
-        assert template.render((talk("hi"), False)) == ["hi"]
+        assert template.render(talk("hi")) == b"hi"
         first = template._child
-        with pytest.raises(TemplateError, match="stopped"):
-            template.render((talk("hang"), False))
+        with pytest.raises(TooMuch, match="more than 1 s"):
+            template.render(talk("hang"))
         assert first is not None and first.process.returncode is not None
-        assert template.render((talk("well"), False)) == ["well"]
+        assert template.render(talk("well")) == b"well"
 
 
 def test_a_child_serves_many_renderings() -> None:
     with ChatTemplate(LLAMA3) as template:
-        template.render((talk("hi"), False))
+        template.render(talk("hi"))
         child = template._child
         for _ in range(200):
-            template.render((talk("hi", "é" * 1000), True))
+            template.render(talk("hi", "é" * 1000), answer_next=True)
         assert template._child is child
 
 

@@ -207,7 +207,10 @@ def test_a_split_shares_no_target(size: int, ctx: int, share: float, seed: int, 
 class Runes(ByteTokenizer):
     """A token for each character."""
 
-    def encode(self, text: str | bytes, *, special: bool = False) -> np.ndarray:
+    def __len__(self) -> int:
+        return 0x110000
+
+    def encode(self, text: str | bytes, *, special: bool = False, start: bool = True) -> np.ndarray:
         return np.array([ord(c) for c in (text if isinstance(text, str) else text.decode())], np.int32)
 
     @property
@@ -282,7 +285,7 @@ REFUSED = {
     "deep": ('{"text": ' + "[" * 99999 + "\n", r"a\.jsonl, line 1: no JSON"),
     "empty": ("", r"a\.jsonl: the file is empty"),
     "binary": (b'{"text": "\0"}', r"a\.jsonl: binary data, a zero byte at offset 10"),
-    "blank": (" \n\n", r"a\.jsonl: the file is empty"),
+    "blank": (" \n\n", r"a\.jsonl: there is only white space in it"),
     "no answer": (
         '{"messages": [{"role": "user", "content": "a"}]}',
         r"a\.jsonl: no row has a token to train on .*: a\.jsonl:1$",

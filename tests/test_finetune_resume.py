@@ -212,7 +212,9 @@ def test_a_folder_for_peft_is_nobody_elses(place: Path) -> None:
     assert not Path("two").exists()
     ran("finetune", "--checkpoint-in", "run/checkpoint-2.gguf", "--iters", 3, "--out", "two")
     assert (place / "theirs" / peft.WEIGHTS).read_bytes() == before  # of the other run
-    went_on(3)
+    assert "is not written to" in went_on(3)  # only the checkpoint names it
+    assert (place / "theirs" / peft.WEIGHTS).read_bytes() == before
+    went_on(4, "--peft", "theirs")
     assert (place / "theirs" / peft.WEIGHTS).read_bytes() != before
 
 

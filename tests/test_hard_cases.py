@@ -15,7 +15,8 @@ from llamatrain.engine.program import Program
 from llamatrain.errors import GraphError
 from llamatrain.graph import ops
 from llamatrain.graph.tensor import BF16, I32, Tensor, parameter, placeholder, state
-from llamatrain.machine import cachefolder, jit
+from llamatrain.machine import cachefolder
+from llamatrain.machine.kept import Shelf
 from llamatrain.optim.methods.adamw import AdamW
 from llamatrain.optim.methods.sgd import SGD
 from llamatrain.optim.step import differentiate, stream
@@ -180,15 +181,18 @@ def test_a_forked_child_computes_too() -> None:
     assert results.get(timeout=5) == 2 << 16
 
 
-def test_without_a_home_kernels_are_kept_while_the_program_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_home_things_are_kept_while_the_program_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("LLAMATRAIN_CACHE", "XDG_CACHE_HOME", "HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("os.path.expanduser", lambda path: path)  # as it is where the home is not known
-    folder = jit.cache_folder.__wrapped__()
+    folder = cachefolder.cache_folder("x")
     assert folder is not None and folder.is_relative_to(tempfile.gettempdir()) and cachefolder.wanted("x") is None
+    kernels = Shelf(cachefolder.wanted("x"))
+    kernels.put("name", b"file")
+    assert kernels.trouble == "there is no home" and kernels.loose == {"name": b"file"}
     monkeypatch.setattr("tempfile.mkdtemp", lambda **_: no_room())
     cachefolder.passing.cache_clear()
-    assert jit.cache_folder.__wrapped__() is None
+    assert cachefolder.cache_folder("x") is None
     cachefolder.passing.cache_clear()
 
 

@@ -1,98 +1,91 @@
-"""A vocabulary is learned in a process of its own: nothing of it is left here, and nothing of it outlives this one."""
+"""A vocabulary is learned as `tokenizers` learns it, from any text in time that grows with it, in tables that are bounded."""
 
-import os
+import json
 import random
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from llamatrain.data.tokenizer import learner, learning, new_vocabulary
-from llamatrain.data.tokenizer.pretokenizers import LLAMA3
+from llamatrain.data import texts as files
+from llamatrain.data.sources import find_sources
+from llamatrain.data.tokenizer import counting, learning, new_vocabulary
+from llamatrain.data.tokenizer.counting import Counter
+from llamatrain.data.tokenizer.learning import Learner
+from llamatrain.data.tokenizer.pretokenizers import LLAMA3, PRE_TOKENIZERS
 from llamatrain.data.tokenizer.symbols import ALPHABET
 from llamatrain.errors import DataError
+from llamatrain.files.reader import Metadata
+from tests.mixed_text import CODE
+from tests.test_tokenizer import ROOT
 
 TEXTS = ["hello hello, hello again\n" * 9, "", "a hello that was never said: été, 你好 你好\n" * 7]
-# Learns from words without end, says who learns once all the text is there, and waits.
-PARENT = """
-import random, sys
-from llamatrain.data.tokenizer import learning, new_vocabulary
-words = random.Random(1)
-text = [" ".join("".join(words.choices("abcdefgh", k=40)) for _ in range(25_000)) for _ in range(5)]
-answer = learning.answer_of
-learning.answer_of = lambda child: print(child.pid, flush=True) or answer(child)
-new_vocabulary.learned(text, 1 << 20)
-"""
 
 
-def runs(pid: int) -> bool:
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    return False
+def words(count: int, seed: int = 1) -> str:
+    """Ordinary ones: some come often, most are rare."""
+    draw = random.Random(seed)
+    known = ["".join(draw.choices("etaoinshrdluéß你好", k=draw.randint(1, 9))) for _ in range(count // 8)]
+    return " ".join(known[int(draw.random() ** 3 * len(known))] for _ in range(count))
 
 
-def test_the_child_learns_what_would_be_learned_here() -> None:
-    here = learner.merges(TEXTS, 300, LLAMA3, list(ALPHABET))
-    assert learning.merges(TEXTS, 300, LLAMA3, list(ALPHABET)) == here
-    assert ["h", "e"] in here or ["e", "l"] in here
+def drawn(letters: str, count: int) -> str:
+    return "".join(random.Random(2).choices(letters, k=count))
 
 
-def test_nothing_of_it_is_left() -> None:
-    told = f"""
-import sys
-import tqdm
-from llamatrain.data.tokenizer import new_vocabulary
-from llamatrain.machine.memory import resident
-before = resident()
-new_vocabulary.learned([{TEXTS[0]!r}, *(" ".join(str(hash((i, j))) for j in range(20_000)) for i in range(10))], 2000)
-print("tokenizers" in sys.modules, resident() - before)
-"""
-    run = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
-    imported, left = run.stdout.split()
-    assert imported == "False"
-    assert int(left) < 20e6
+def merges(texts: list[str], size: int) -> list[str]:
+    found: list[str] = list(Metadata(new_vocabulary.learned(texts, size))["tokenizer.ggml.merges"])
+    return found
 
 
-def test_where_no_process_can_be_started_it_is_learned_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    there = new_vocabulary.learned(TEXTS, 300)
-
-    def refused(*args: object, **keys: object) -> None:
-        raise BlockingIOError(11, "Resource temporarily unavailable")
-
-    monkeypatch.setattr(subprocess, "Popen", refused)
-    assert new_vocabulary.learned(TEXTS, 300) == there
-    monkeypatch.undo()
-    monkeypatch.setattr(sys, "executable", "")
-    assert new_vocabulary.learned(TEXTS, 300) == there
+def counted(texts: list[str]) -> Counter:
+    counter = Counter(PRE_TOKENIZERS["llama-bpe"].expressions()[0])
+    for text in texts:
+        counter.add(text)
+    return counter
 
 
-def test_what_goes_wrong_there_is_told_in_a_line() -> None:
-    with pytest.raises(DataError, match="no vocabulary could be learned: ") as failed:
-        learning.merges(TEXTS, 300, "(", list(ALPHABET))
-    assert "\n" not in str(failed.value) and len(str(failed.value)) < 400
+def by_tokenizers(texts: list[str], size: int) -> list[str]:
+    tokenizers = pytest.importorskip("tokenizers")
+    cut, pre = tokenizers.Regex(LLAMA3), tokenizers.pre_tokenizers
+    witness = tokenizers.Tokenizer(tokenizers.models.BPE())
+    steps = [pre.Split(cut, "isolated"), pre.ByteLevel(add_prefix_space=False, use_regex=False)]
+    witness.pre_tokenizer = pre.Sequence(steps)
+    how = {"vocab_size": size - 2, "min_frequency": 2, "show_progress": False, "initial_alphabet": list(ALPHABET)}
+    witness.train_from_iterator(texts, tokenizers.trainers.BpeTrainer(**how))
+    return [" ".join(pair) for pair in json.loads(witness.to_str())["model"]["merges"]]
 
 
-def test_a_child_that_is_ended_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    answer = learning.answer_of
-
-    def ended(child: "subprocess.Popen[bytes]") -> list[list[str]]:
-        child.kill()
-        return answer(child)
-
-    monkeypatch.setattr(learning, "answer_of", ended)
-    with pytest.raises(DataError, match="no vocabulary could be learned: the process that learns ended with signal 9"):
-        learning.merges([" ".join(random.Random(1).choices("abcdefgh", k=100_000))], 1 << 20, LLAMA3, list(ALPHABET))
+# ---- what is learned -------------------------------------------------------
 
 
-def test_an_error_in_the_text_stays_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    started = list[subprocess.Popen[bytes]]()
-    send = learning.send
-    monkeypatch.setattr(learning, "send", lambda child, *rest, **keys: started.append(child) or send(child, *rest, **keys))
+@pytest.mark.parametrize("size", [258, 300, 1000, 40_000])
+def test_it_is_what_tokenizers_learns(size: int) -> None:
+    # to the very end, where pairs of equal counts, and tokens that two merges make, abound
+    texts = [*TEXTS, CODE * 3, words(20_000), words(20_000, 2) + "aaaaaaa abababab " * 9]
+    found = merges(texts, size)
+    assert found == by_tokenizers(texts, size)
+    assert size < 40_000 or len(found) > 2000
+
+
+def test_a_text_in_blocks_is_as_if_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = merges([*TEXTS, CODE, words(3000)], 900)
+    monkeypatch.setattr(counting, "BLOCK", 50)
+    assert merges([*TEXTS, CODE, words(3000)], 900) == whole
+
+
+def test_bytes_are_read_as_text() -> None:
+    raw = ["été 你好 ".encode() * 50 + b"\xff", b""]
+    assert new_vocabulary.learned(raw, 300) == new_vocabulary.learned(["été 你好 " * 50 + "\ufffd"], 300)
+
+
+def test_no_text_and_an_error_in_the_text() -> None:
+    with pytest.raises(DataError, match="there is no text to learn a vocabulary from"):
+        new_vocabulary.learned(["", b""], 300)
 
     def broken() -> Iterator[str]:
         yield "a text"
@@ -100,23 +93,111 @@ def test_an_error_in_the_text_stays_itself(monkeypatch: pytest.MonkeyPatch) -> N
 
     with pytest.raises(DataError, match="line 2: no JSON"):
         new_vocabulary.learned(broken(), 300)
-    assert started[0].returncode is not None
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="a process is looked up as Linux tells it")
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_the_child_ends_with_its_parent(how: signal.Signals) -> None:
-    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as parent:
-        assert parent.stdout
-        child = int(parent.stdout.readline())
-        time.sleep(0.2)
-        assert runs(child)  # it has yet some ten seconds to do
-        os.kill(parent.pid, how)
-        parent.wait()
-        end = time.monotonic() + 60
-        while runs(child) and time.monotonic() < end:
-            time.sleep(0.02)
-        left = runs(child)
-        if left:
-            os.kill(child, signal.SIGKILL)
-        assert not left
+# ---- any text, in time and memory ------------------------------------------
+
+
+def seconds(work: Callable[[], object]) -> float:
+    start = time.process_time()
+    work()
+    return time.process_time() - start
+
+
+@pytest.mark.parametrize(
+    "letters", ["ACGT", "a", "ab", "0123456789", " ", "\n", "😀😁😂", "".join(map(chr, range(0x4E00, 0x6000)))]
+)
+def test_text_without_spaces_takes_time_by_its_length(letters: str) -> None:
+    merges(TEXTS, 300)  # compiles
+    texts = [drawn(letters, 120_000)]
+    assert seconds(lambda: merges(texts, 4096)) < 3  # half a second or less; it was minutes
+
+
+def test_long_pieces_are_cut_between_characters() -> None:
+    counter = counted([drawn("你好吗", 1000)])
+    pieces = [
+        counter.known.text[a:b].tobytes().decode() for a, b in zip(counter.known.ends, counter.known.ends[1:], strict=False)
+    ]
+    assert "".join(pieces) == drawn("你好吗", 1000)
+    assert {len(piece) for piece in pieces[: counter.pieces - 1]} == {counting.LONGEST // 3}
+
+
+def test_rare_pieces_are_given_up_where_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counting, "PIECES", 500)
+    monkeypatch.setattr(counting, "BYTES", 4000)
+    noise = random.Random(3)
+    text = " ".join(f"wonder {noise.randrange(10**9):x}q" for _ in range(5000))
+    counter = counted([text])
+    assert counter.pieces <= 500 and counter.known.ends[counter.pieces] <= 4000
+    assert counter.counts.max() == 4999  # " wonder", counted all along
+    assert "Ġwonder" in Metadata(new_vocabulary.learned([text], 400))["tokenizer.ggml.tokens"]
+    assert new_vocabulary.learned([text], 400) == new_vocabulary.learned([text], 400)
+
+
+def test_rare_pairs_are_left_out_where_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [words(20_000) + drawn("abcdefghijklm", 30_000)]
+    whole, begun, count = merges(texts, 1500), list[int](), Learner._count_all
+    monkeypatch.setattr(Learner, "_count_all", lambda self: begun.append(1) or count(self))
+    monkeypatch.setattr(learning, "PAIRS", 1 << 12)
+    tight = merges(texts, 1500)
+    assert len(begun) > 2
+    assert len(tight) == len(whole) and tight[:150] == whole[:150]
+    monkeypatch.setattr(learning, "PAIRS", 1 << 20)
+    monkeypatch.setattr(learning, "LISTED_MOST", 100_000)
+    assert len(merges(texts, 1500)) == len(whole)
+
+
+def test_its_memory_is_bounded_and_nothing_of_it_is_left() -> None:
+    told = """
+import random
+from llamatrain.data.tokenizer import new_vocabulary
+from llamatrain.machine.memory import resident
+from tests.test_tokenizer import highest
+new_vocabulary.learned(["a a a"], 300)
+before, top = resident(), highest()
+new_vocabulary.learned(["".join(map(chr, random.Random(1).choices(range(0x4E00, 0xA000), k=120_000)))], 8000)
+print(highest() - top, resident() - before)
+"""
+    if sys.platform != "linux":
+        pytest.skip("the peak is told by Linux")
+    run = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True, cwd=ROOT)
+    peak, left = map(int, run.stdout.split())
+    assert peak < 60e6
+    assert left < 20e6
+
+
+# ---- while it is learned ---------------------------------------------------
+
+
+class Bar:
+    def __init__(self, title: str, **settings: Any) -> None:
+        self.title, self.total, self.n = title, settings["total"], 0
+        self.seen = list[int]()
+
+    def __enter__(self) -> "Bar":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def update(self, more: int) -> None:
+        self.n += more
+        self.seen.append(self.n)
+
+
+def test_bars_show_how_far_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    bars = list[Bar]()
+    for module in (files, new_vocabulary):
+        monkeypatch.setattr(module, "bar", lambda *title, **settings: bars.append(Bar(*title, **settings)) or bars[-1])
+    (tmp_path / "a.txt").write_text(words(250_000))
+    lines = [
+        {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
+        {"prompt": "a", "completion": "b"},
+    ]
+    (tmp_path / "b.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    for name in ("a.txt", "b.jsonl"):
+        new_vocabulary.learned(files.texts_of(find_sources([str(tmp_path / name)])), 4096)
+    read, learned, lines_read, _ = bars
+    assert read.total == read.n == (tmp_path / "a.txt").stat().st_size and len(read.seen) > 2
+    assert learned.total == learned.n == 4096 - 258 and len(learned.seen) > 2  # Python has its turn, and may be interrupted
+    assert lines_read.n == lines_read.total

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from llamatrain.engine.backend import backend_of
 from llamatrain.engine.order import layout_of, ordered
-from llamatrain.engine.plan import Block, Plan, Scratch, placed, plan
+from llamatrain.engine.placing import Block, Taken, placed
+from llamatrain.engine.plan import Plan, Scratch, plan
 from llamatrain.engine.program import Program
 from llamatrain.graph.ops import acc, add, matmul, set_rows, silu, sum_sqr, view
 from llamatrain.graph.tensor import I32, Node, Tensor, nodes_of, parameter, placeholder
@@ -198,6 +199,44 @@ def test_the_smallest_gap_that_will_do_is_taken() -> None:
     offsets, arena = placed(blocks)
     assert arena == 960 + 896 + 832 + 768
     assert offsets == [0, 960, 960 + 896, 960 + 896 + 832, 960 + 896]
+
+
+def by_looking_at_all(blocks: list[Block]) -> list[int]:
+    """The same rule in its plainest form."""
+    offsets = [0] * len(blocks)
+    done: list[int] = []
+    for number in sorted(range(len(blocks)), key=lambda number: (-blocks[number].size, blocks[number].first)):
+        block, size = blocks[number], rounded(blocks[number].size)
+        there = [n for n in done if blocks[n].first <= block.last and block.first <= blocks[n].last]
+        spans = sorted((offsets[n], offsets[n] + rounded(blocks[n].size)) for n in there)
+        tops = [0, *(max(end for _, end in spans[: n + 1]) for n in range(len(spans)))]
+        gaps = [(start - top, top) for top, (start, _) in zip(tops, spans, strict=False) if start - top >= size]
+        offsets[number] = min(gaps)[1] if gaps else tops[-1]
+        done.append(number)
+    return offsets
+
+
+@often
+@given(st.lists(st.tuples(st.integers(1, 700), st.integers(0, 40), st.integers(0, 40)), max_size=40))
+def test_places_are_those_that_looking_at_all_would_find(lives: list[tuple[int, int, int]]) -> None:
+    blocks = [Block(size, min(a, b), max(a, b)) for size, a, b in lives]
+    assert placed(blocks)[0] == by_looking_at_all(blocks)
+
+
+def looked_at(layers: int, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How many intervals are looked at to place what layers keep until their gradients, and what they need for a moment."""
+    seen = list[int]()
+    during = Taken.during
+    monkeypatch.setattr(Taken, "during", lambda self, block: seen.append(len(during(self, block))) or during(self, block))
+    moments = [Block(320, time, time + 1) for time in range(2 * layers)]
+    placed([*(Block(size, layer, 2 * layers - layer) for layer in range(layers) for size in (640, 128)), *moments])
+    monkeypatch.undo()
+    return sum(seen)
+
+
+def test_places_are_found_in_time_that_grows_with_the_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each compared with all would be 16 times as many."""
+    assert looked_at(800, monkeypatch) < 6 * looked_at(200, monkeypatch)
 
 
 # ---- a llama ---------------------------------------------------------------

@@ -10,7 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from llamatrain.errors import MemoryPlanError
 from llamatrain.files.reader import open_gguf
+from llamatrain.machine import terminal
+from llamatrain.recipe import fitting, limits, prepare
 from tests.lora_runs import base
 from tests.runs import TINY, Argument, environment, finished, ran, run, started, text_file
 from tests.small_models import small
@@ -82,6 +85,22 @@ def test_of_a_base_its_pages_count_or_its_copies(tmp_path: Path) -> None:
     assert plan["base_pages"] == 4 * 512 * 256
 
 
+def test_a_vocabulary_to_be_learned_counts_in_full(tmp_path: Path) -> None:
+    sizes = (1000, 1000, 31_000)  # the first loads what this process keeps
+    _, few, many = (planned(text_file(tmp_path), *SHAPE[:-2], "--vocab-size", size) for size in sizes)
+    assert 14e6 < parts(many)["interpreter"] - parts(few)["interpreter"] < 18e6, "its texts and tables, too"
+    assert parts(many)["weights"] - parts(few)["weights"] == 4 * 2 * 30_000 * 256
+
+
+def test_rows_of_several_lengths_have_a_program_each(tmp_path: Path) -> None:
+    """Which are what a process grows by, where there is no more to compute."""
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text('{"prompt": "some", "completion": "more"}\n' * 9)
+    shape = (*SHAPE, "--ctx", 256, "--remat", "none")
+    _, packed, apart = (planned(lines, *shape, *how) for how in ((), ("--pack",), ()))
+    assert apart["interpreter"] > packed["interpreter"] + 3e6
+
+
 def test_for_people(tmp_path: Path) -> None:
     done = ran("plan", "from-scratch", text_file(tmp_path), *SHAPE)
     said = done.out + done.err
@@ -106,6 +125,44 @@ def test_a_limit_that_holds_and_one_that_cannot(tmp_path: Path) -> None:
     begun = run("from-scratch", data, *SHAPE, "--memory", "20MB", "--out", tmp_path / "run")
     refused(begun, 1, "20 ?MB")
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def unused(*args: Any, **named: Any) -> Any:
+    raise AssertionError("not to be called")
+
+
+def test_what_cannot_fit_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of layers take a minute to be planned."""
+    monkeypatch.setattr(fitting, "choose", unused)
+    data, deep = text_file(tmp_path), (*TINY, "--layer", 4096, "--memory", "900MB")
+    refused(run("plan", "from-scratch", data, *deep), 1, "weights", "900 ?MB")
+    refused(run("from-scratch", data, *deep, "--out", tmp_path / "run"), 1, "weights", "900 ?MB")
+
+
+@pytest.mark.parametrize("vocabulary", ["bytes", 400])
+def test_nothing_is_read_beyond_the_limit(vocabulary: str | int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the program holds before a run is planned counts, too."""
+    for part in ("model_for", "data_of", "fitted"):
+        monkeypatch.setattr(prepare, part, unused)
+    arguments = ("from-scratch", text_file(tmp_path), *SHAPE, "--vocab-size", vocabulary, "--memory", "10MB")
+    for done in (run("plan", *arguments), run(*arguments, "--out", tmp_path / "run")):
+        refused(done, 1, "the program itself holds", "10 ?MB")
+
+
+def test_learning_ends_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = iter(["one", "two", "three"])
+    monkeypatch.setattr(limits, "resident", lambda: 301 * 10**6)
+    with pytest.raises(MemoryPlanError, match="holds 301 MB by now, and --memory allows 300 MB"):
+        list(limits.within(300 * 10**6, texts))
+    assert list(limits.within(None, texts)) == ["two", "three"]
+
+
+def test_a_long_plan_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("plan", "from-scratch", text_file(tmp_path), *TINY, "--layer", 12)
+    monkeypatch.setattr(terminal, "PATIENCE", 60)
+    assert "planning" not in ran(*words).err
+    monkeypatch.setattr(terminal, "PATIENCE", 0)
+    assert "planning a run of 12 layers, which takes a while\n" in ran(*words).err
 
 
 def test_memory_chooses_what_fits(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from pathlib import Path
 
 import numpy as np
@@ -121,9 +122,16 @@ def test_a_place_that_cannot_be_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
 def test_a_full_disk_is_told(tmp_path: Path) -> None:
-    metrics = Metrics("/dev/full", "ab")
-    with pytest.raises(FileError, match="/dev/full: cannot be written: No space left on device"):
-        metrics.write({"step": 1})
+    metrics = Metrics.fresh(tmp_path / "metrics.jsonl")
+    full = os.open("/dev/full", os.O_RDWR)
+    kept = os.dup(metrics._file.fileno())  # type: ignore[union-attr]
+    os.dup2(full, metrics._file.fileno())  # type: ignore[union-attr]
+    metrics.write({"step": 1})  # waits
+    with pytest.raises(FileError, match="cannot be written: No space left on device"):
+        metrics.flush()
+    metrics.write({"step": 2})
     with pytest.raises(FileError, match="No space left"):
         metrics.close()
     metrics.close()  # and is no news the second time
+    for place in (full, kept):
+        os.close(place)

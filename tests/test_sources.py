@@ -51,7 +51,7 @@ class Plain(ByteTokenizer):
 
     eot: int | None = None
 
-    def encode(self, text: str | bytes, *, special: bool = False) -> np.ndarray:
+    def encode(self, text: str | bytes, *, special: bool = False, start: bool = True) -> np.ndarray:
         ids = super().encode(text, special=special)
         pieces = [np.frombuffer(b"<|im_end|>", np.uint8) if token == CLOSE else [token] for token in ids]
         return np.array([token for piece in pieces for token in piece], np.int32)

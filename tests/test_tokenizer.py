@@ -1,11 +1,17 @@
 """Text to tokens: llama.cpp's own vectors, the definition in plain Python, seams, special tokens, broken vocabularies."""
 
+import heapq
+import random
+import re
 import subprocess
 import sys
+import time
+import tracemalloc
 import unicodedata
 from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +28,7 @@ from llamatrain.files.reader import Metadata, open_gguf
 from tests.material import material
 from tests.mixed_text import CODE, Mixer
 
+ROOT = Path(__file__).resolve().parent.parent
 VOCABULARIES = ("llama-spm", "llama-bpe", "gpt-2")
 Plain = dict[str, Any]
 
@@ -85,6 +92,39 @@ def test_merging_by_score_is_as_defined(text: str) -> None:
     assert small().encode(text).tolist() == by_definition(scored(), text)
 
 
+def test_long_rows_are_merged_as_short_ones() -> None:
+    """By a heap of ranks and places, as llama.cpp does it: a tree of three levels, and of one."""
+    draw = random.Random(4)
+    for alphabet, size in (("ab", 5000), ("a", 4200), ("aaabc", 20_000), ("abc ", 70)):
+        text = "".join(draw.choices(alphabet, k=size))
+        assert small().encode(text).tolist() == by_heap(scored(), text)
+
+
+def by_heap(metadata: Plain, text: str) -> list[int]:
+    tokens, scores = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.scores"]
+    index = {token: i for i, token in enumerate(tokens)}
+    row = list((" " + text).replace(" ", "▁"))
+    before, after = list(range(-1, len(row) - 1)), list(range(1, len(row) + 1))
+    heap = list[tuple[float, int, str, str]]()
+
+    def push(at: int) -> None:
+        if at >= 0 and after[at] < len(row) and (made := index.get(row[at] + row[after[at]])) is not None:
+            heapq.heappush(heap, (-scores[made], at, row[at], row[after[at]]))
+
+    for at in range(len(row)):
+        push(at)
+    while heap:
+        _, at, left, right = heapq.heappop(heap)
+        if row[at] == left and after[at] < len(row) and row[after[at]] == right:
+            gone = after[at]
+            row[at], row[gone], after[at] = left + right, "", after[gone]
+            if after[at] < len(row):
+                before[after[at]] = at
+            push(before[at])
+            push(at)
+    return [index[part] for part in row if part]
+
+
 @cache
 def small() -> Tokenizer:
     return load(scored())
@@ -109,12 +149,45 @@ def test_each_pre_tokenizer_loses_nothing(names: str) -> None:
     ],
 )
 def test_expressions(pattern: str, text: str, words: list[str]) -> None:
+    assert [text[a:b] for a, b in pairwise([0, *words_of(pattern, text)])] == words
+
+
+compiled = cache(expression)
+
+
+def words_of(pattern: str, text: str) -> list[int]:
     from llamatrain.data.tokenizer.splitting import split
 
-    made, codes = expression(pattern), np.array(list(map(ord, text)), np.int32)
+    made, codes = compiled(pattern), np.array(list(map(ord, text)), np.int32)
     ends, marks = np.empty(len(text), np.int64), np.empty(len(text), np.uint32)
     count, _ = split()(codes, made.marks, made.program, np.array([len(text)], np.int64), ends, marks)
-    assert [text[a:b] for a, b in pairwise([0, *ends[:count]])] == words
+    return ends[:count].tolist()
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["a*[ab]+'s|a*[ab]+", r"\s+$|a+(?!b)|b{1,3}c|[abc]", "a?[ab]*[ac]+[bc]{2,3}x|[ab]{1,2}(?!c)", "[ab]*[bc]*[ca]+x|a+x|b+x"],
+)
+@settings(max_examples=100, deadline=None)
+@given(text=st.text(alphabet="aabbcx' s", min_size=1, max_size=16))
+def test_what_is_given_back_is_as_in_python(pattern: str, text: str) -> None:
+    expected, at = set[int](), 0
+    while at < len(text):
+        found = re.compile(pattern).match(text, at)
+        if found and found.end() > at:
+            expected |= {at, found.end()}
+        at = found.end() if found and found.end() > at else at + 1
+    assert words_of(pattern, text) == sorted({*expected, len(text)} - {0})
+
+
+@pytest.mark.parametrize(("name", "text"), [("gpt-4o", "一" * 30_000 + "."), ("deepseek-llm", " " * 80_000 + "1")])
+def test_what_failed_in_a_long_run_is_not_tried_again(name: str, text: str) -> None:
+    patterns = PRE_TOKENIZERS[name].patterns
+    words_of(patterns[0], "compiled")
+    start = time.process_time()
+    for pattern in patterns:
+        assert words_of(pattern, text)[-1] == len(text)
+    assert time.process_time() - start < 2
 
 
 def test_kinds_of_characters_agree_with_this_python() -> None:
@@ -134,6 +207,17 @@ def test_kinds_of_characters_agree_with_this_python() -> None:
 
 def chunks(raw: bytes, size: int) -> Iterator[bytes]:
     return (raw[at : at + size] for at in range(0, len(raw), size))
+
+
+def test_much_text_is_encoded_in_little_memory() -> None:
+    encoder, text = load(Metadata(new_vocabulary.bytes_only())), b"some words, and more of them\n" * 100_000
+    list(encoder.encode_large([b"some"]))
+    tracemalloc.start()
+    for _ in encoder.encode_large(chunks(text, 1 << 20), threads=2):
+        pass
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 12e6
 
 
 @pytest.mark.parametrize("names", ["small", *_KNOWN])
@@ -156,6 +240,27 @@ def test_a_text_without_a_seam_is_held_until_its_end(monkeypatch: pytest.MonkeyP
     for encoder, text in ((small(), b"=" * 5000), (learned(), b"a" * 5000)):
         assert [size for size, _ in encoder.encode_large(chunks(text, 100))] == [5000]
     assert list(small().encode_large([])) == []
+
+
+def highest() -> int:
+    """The most memory that this process ever had."""
+    told = Path("/proc/self/status").read_text().split()
+    return int(told[told.index("VmHWM:") + 1]) * 1024
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak is told by Linux")
+@pytest.mark.parametrize("kind", ["small", "learned"])
+def test_a_long_piece_takes_memory_by_its_length(kind: str) -> None:
+    told = f"""
+from tests.test_tokenizer import highest, {kind}
+encoder = {kind}()
+list(encoder.encode_large([b"a a"]))
+before, text = highest(), b"a" * 6_000_000
+made = sum(len(tokens) for _, tokens in encoder.encode_large([text]))
+print((highest() - before) // len(text))
+"""
+    run = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert int(run.stdout) < 25  # for each byte; it was 45
 
 
 # ---- special tokens --------------------------------------------------------
@@ -274,7 +379,7 @@ def gpt2(**changes: object) -> Plain:
     ("metadata", "says"),
     [
         ({}, "tokenizer.ggml.model is missing"),
-        (scored(model=3), "model is of the kind int, where str is needed"),
+        (scored(model=3), "model is a whole number, where a text is needed"),
         (scored(model="bert"), "'bert'; known here are llama, gpt2"),
         (scored(tokens=None), "tokens is missing"),
         (scored(tokens=np.zeros(3)), "tokens is no array of texts"),
@@ -284,7 +389,7 @@ def gpt2(**changes: object) -> Plain:
         (scored(token_type=np.zeros(5, np.int32)), "token_type has 5 numbers"),
         (scored(token_type=np.zeros(280, np.float32)), "no array of whole numbers"),
         (scored(token_type="abc"), "no array of whole numbers"),
-        (scored(add_bos_token="yes"), "add_bos_token is of the kind str, where bool"),
+        (scored(add_bos_token="yes"), "add_bos_token is a text, where true or false is needed"),
         (scored(tokens=["a"], scores=None, token_type=None), "add_bos_token is set, and there is no"),
         (gpt2(merges=None), "merges is missing"),
         (gpt2(pre="superbpe"), "'superbpe', a pre-tokenizer that is not known"),

@@ -115,7 +115,11 @@ def test_a_full_disk_is_said(tmp_path: Path, size: int) -> None:
 
 def test_places_that_cannot_be_written(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    for place, reason in (("none/m.gguf", "No such file"), ("", "a folder or a device"), ("pipe", "a folder or a device")):
+    for place, reason in (
+        ("none/m.gguf", "No such file"),
+        ("", "a device or a pipe"),
+        ("pipe", "a device or a pipe"),
+    ):
         with pytest.raises(FileError, match=reason) as error, new_gguf(tmp_path / place, {}, []):
             pass
         assert str(error.value).startswith(f"{tmp_path / place}: ")
@@ -128,15 +132,25 @@ def test_a_folder_without_permission(tmp_path: Path) -> None:
         pass
 
 
-def test_what_a_link_points_to_is_replaced(tmp_path: Path) -> None:
-    (tmp_path / "there").mkdir()
+def test_a_link_is_replaced_and_what_it_points_to_is_not(tmp_path: Path) -> None:
+    (tmp_path / "there").write_bytes(b"mine")
     link = tmp_path / "link"
-    link.symlink_to("there/file")
-    for content in (b"first", b"second"):
+    for target in ("there", "nowhere", ".", "link"):
+        link.unlink(missing_ok=True)
+        link.symlink_to(target)
         with NewFile(link) as file:
-            file.write(content)
-    assert link.is_symlink() and (tmp_path / "there/file").read_bytes() == b"second"
-    assert len(list((tmp_path / "there").iterdir())) == 1
+            file.write(b"new")
+        assert not link.is_symlink() and link.read_bytes() == b"new" and (tmp_path / "there").read_bytes() == b"mine"
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_file_that_cannot_be_read_again_does_not_take_its_name(tmp_path: Path) -> None:
+    place = tmp_path / "m.gguf"
+    place.write_bytes(b"before")
+    with pytest.raises(FileError, match=f"^{place}: is not kept, since it could not be read again: the header"):  # noqa: SIM117
+        with NewFile(place, open_gguf) as file:
+            file.write(b"no GGUF")
+    assert place.read_bytes() == b"before" and len(list(tmp_path.iterdir())) == 1
 
 
 # ---- other readers ---------------------------------------------------------

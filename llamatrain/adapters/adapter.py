@@ -84,11 +84,11 @@ def usual_scale(alpha: float, rank: int) -> float:
 
 
 def floats(source: Path, name: str, raw: np.ndarray, kind: GgmlType) -> np.ndarray:
-    """A factor as a float32 matrix: where it lies in the file, if it lies well; `raw` has a row's bytes as its last axis."""
+    """A factor as a float32 matrix, copied from the file; `raw` has a row's bytes as its last axis."""
     if raw.ndim > 2:
         raise FileError(f"{source}: {quoted(name)} has {raw.ndim} dimensions; a factor has two")
     rows = np.atleast_2d(raw)
-    return np.require(rows.view("<f4"), np.float32, ("A", "C")) if kind.name == "F32" else quants.decode(rows, kind)
+    return np.array(rows.view("<f4"), np.float32) if kind.name == "F32" else quants.decode(rows, kind)
 
 
 def half_of(found: Halves, source: Path, name: str, suffixes: Mapping[str, Half]) -> tuple[str, Half]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from llamatrain.adapters.adapter import Adapter, Half, Halves, Pair, check_halves, floats, half_of, turned
 from llamatrain.files.cursor import NAME_LIMIT, Cursor, quoted
-from llamatrain.files.reader import map_file
+from llamatrain.files.mapped import MappedFile, map_file, unchanged
 from llamatrain.files.types import TYPES
 from llamatrain.model.architectures import find
 
@@ -23,14 +23,30 @@ READABLE = ("F32", "F16")
 ARCHITECTURE = "llama"  # that finetune knew no other
 
 
+class MappedCursor(Cursor):
+    """Over data that is not to be copied with the heads that lie between."""
+
+    def __init__(self, file: MappedFile) -> None:
+        super().__init__(file)
+        self.data = file
+
+    def reach(self, end: int) -> None: ...
+
+
 def read(path: Path) -> Adapter:
-    cursor = Cursor(path, map_file(path, "an adapter"))
+    file = map_file(path, "an adapter")
+    with unchanged([file]):
+        return read_adapter(MappedCursor(file))
+
+
+def read_adapter(cursor: Cursor) -> Adapter:
+    path = cursor.path
     cursor.take(len(MAGIC))
     version, rank, alpha = cursor.u32(), cursor.u32(), cursor.u32()
     if version != 1 or not rank:
         raise cursor.fail(f"version {version}, rank {rank}; version 1 and a rank of 1 or more can be")
     found, architecture = Halves(), find(ARCHITECTURE)
-    while cursor.at < len(cursor.data):
+    while cursor.at < cursor.size:
         cursor.reading = "the head of a tensor"
         name, factor = read_tensor(cursor)
         weight, half = half_of(found, path, name, SUFFIXES)
@@ -48,7 +64,7 @@ def read_tensor(cursor: Cursor) -> tuple[str, np.ndarray]:
         raise cursor.fail(f"{axes} dimensions and a name of {length} bytes; 1 or 2, and 1 to {NAME_LIMIT} can be")
     shape = tuple(cursor.u32() for _ in range(axes))[::-1]
     start = cursor.take(length)
-    name = str(cursor.data[start : cursor.at], "utf-8", "surrogateescape")
+    name = str(cursor.since(start), "utf-8", "surrogateescape")
     cursor.reading = f"tensor {quoted(name)}"
     kind = TYPES.get(number)
     if kind is None or kind.name not in READABLE:
@@ -57,7 +73,8 @@ def read_tensor(cursor: Cursor) -> tuple[str, np.ndarray]:
         raise cursor.fail(f"a dimension of 0 in {list(shape)}")
     cursor.take(-cursor.at % ALIGNMENT)
     start = cursor.take(prod(shape) * kind.size)
-    return name, floats(cursor.path, name, cursor.bytes[start : cursor.at].reshape(*shape[:-1], -1), kind)
+    raw = np.frombuffer(cursor.data, np.uint8, cursor.at - start, start)
+    return name, floats(cursor.path, name, raw.reshape(*shape[:-1], -1), kind)
 
 
 def turn(halves: dict[Half, np.ndarray], embeddings: bool) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -11,10 +11,12 @@ from llamatrain.errors import FileError, UsageError
 from llamatrain.files import quants
 from llamatrain.files.constants import LlamaFileType
 from llamatrain.files.cursor import quoted
-from llamatrain.files.reader import open_gguf
+from llamatrain.files.mapped import unchanged
+from llamatrain.files.reader import Gguf, open_gguf
 from llamatrain.files.types import TensorInfo, by_name
 from llamatrain.files.values import Value, f32, string, u32
 from llamatrain.files.writer import new_gguf
+from llamatrain.model.architecture import Architecture
 from llamatrain.model.architectures import USUAL, find
 
 SUFFIXES: dict[str, Half] = {".lora_a": "a", ".lora_b": "b"}
@@ -35,7 +37,12 @@ def read(path: Path) -> Adapter:
         architecture = find(gguf.value("general.architecture", str, USUAL))
     except UsageError as error:
         raise FileError(f"{path}: {error}") from None
-    alpha, found = gguf.value("adapter.lora.alpha", float, 0.0), Halves()
+    with unchanged(gguf.files):
+        return read_pairs(gguf, architecture)
+
+
+def read_pairs(gguf: Gguf, architecture: Architecture[Any, Any]) -> Adapter:
+    path, alpha, found = gguf.path, gguf.value("adapter.lora.alpha", float, 0.0), Halves()
     for tensor in gguf.tensors.values():
         name, half = half_of(found, path, tensor.name, SUFFIXES)
         if is_norm(architecture, name):
@@ -73,7 +80,7 @@ def write(
     }
     written = by_name(kind.upper())
     infos = [TensorInfo(name, written, factor.shape) for name, factor in tensors.items()]
-    with new_gguf(path, own | dict(metadata or {}) | own, infos) as out:
+    with new_gguf(path, own | dict(metadata or {}) | own, infos, open_gguf) as out:
         for name, factor in tensors.items():
             out.write(name, quants.encoded(factor, written, name=name))
 

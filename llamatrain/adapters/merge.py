@@ -5,6 +5,7 @@ encoded. So the memory that it takes is that of some rows, whatever the size of 
 """
 
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from llamatrain.config.options import flag_of
 from llamatrain.errors import FileError, UsageError
 from llamatrain.files import quants
 from llamatrain.files.constants import QUANTISATION, LlamaFileType
+from llamatrain.files.mapped import unchanged
 from llamatrain.files.pages import release
 from llamatrain.files.reader import FileTensor, Gguf
 from llamatrain.files.types import GgmlType, TensorInfo
@@ -112,7 +114,8 @@ def write(
     What rounding does to the weights that keep a quantised type is told, by their names.
     """
     roundings = {piece.base.name: Rounding() for piece in made if piece.rounds}
-    with new_gguf(path, metadata(base, made, kind), [piece.info for piece in made]) as out:
+    place = os.path.realpath(path)  # where a link leads that somebody named for it
+    with new_gguf(place, metadata(base, made, kind), [piece.info for piece in made]) as out, unchanged(base.files):
         for piece in made:
             out.write(piece.base.name, told(chunks(piece, threads, roundings.get(piece.base.name)), progress))
     return roundings
@@ -140,7 +143,7 @@ def chunks(piece: MergedTensor, threads: int, rounding: Rounding | None = None) 
     for lo in range(0, len(rows), step):
         some = rows[lo : lo + step]
         if piece.copied:
-            yield some
+            yield np.array(some)  # the system, unlike this process, would not be told what happened to a file cut short
         else:
             values = quants.decode(some, piece.base.type, threads=threads)
             added = add(values, piece.adapters, name, lo)

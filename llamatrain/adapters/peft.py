@@ -19,8 +19,8 @@ from llamatrain.adapters.gguf import folded
 from llamatrain.adapters.safetensors import KINDS, StoredTensor, open_safetensors, read_json, write_safetensors
 from llamatrain.errors import FileError
 from llamatrain.files.cursor import quoted
+from llamatrain.files.mapped import files_of, map_file, unchanged
 from llamatrain.files.newfile import NewFile
-from llamatrain.files.reader import map_file
 from llamatrain.model.architecture import WeightKind
 from llamatrain.model.hyperparameters import Hyperparameters
 
@@ -60,11 +60,12 @@ def read(folder: Path, h: Hyperparameters) -> Adapter:
     config, source = read_config(folder / CONFIG), folder / WEIGHTS
     if not source.exists() and (folder / PICKLE).exists():
         raise FileError(f"{folder / PICKLE}: a pickle, which could run anything; save the adapter as safetensors")
-    modules = Halves()
-    for name, entry in open_safetensors(source).items():
-        if not name.endswith(".base_layer.weight"):  # the embeddings as they were: PEFT puts them beside their pair
-            module, half = half_of(modules, source, name.removeprefix(PREFIX), SUFFIXES)
-            modules[module][half] = factor(source, name, entry)
+    modules, entries = Halves(), open_safetensors(source)
+    with unchanged(files_of(entry.raw for entry in entries.values())):
+        for name, entry in entries.items():
+            if not name.endswith(".base_layer.weight"):  # the embeddings as they were: PEFT puts them beside their pair
+                module, half = half_of(modules, source, name.removeprefix(PREFIX), SUFFIXES)
+                modules[module][half] = factor(source, name, entry)
     names = {module: weight_of(source, module, h) for module in modules}
     found = {names[module]: put_right(source, module, halves, h) for module, halves in modules.items()}
     check_halves(source, found, h.architecture)
@@ -119,10 +120,11 @@ def halved(rows: np.ndarray, heads: int) -> np.ndarray:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    data = map_file(path, "PEFT's configuration")
-    if len(data) > LARGEST_CONFIG:
-        raise FileError(f"{path}: {len(data)} bytes of configuration; up to {LARGEST_CONFIG} can be")
-    config = read_json(path, data[:])
+    file = map_file(path, "PEFT's configuration")
+    if len(file) > LARGEST_CONFIG:
+        raise FileError(f"{path}: {len(file)} bytes of configuration; up to {LARGEST_CONFIG} can be")
+    with unchanged([file]):
+        config = read_json(path, file.piece(0, len(file)))
     if config.get("peft_type") != "LORA":
         raise FileError(f"{path}: peft_type is {said(config.get('peft_type'))}; LORA is supported")
     for key in UNSUPPORTED:

@@ -6,7 +6,7 @@ from llamatrain.adapters import ggla, gguf, peft
 from llamatrain.adapters.adapter import Adapter
 from llamatrain.errors import FileError
 from llamatrain.files.constants import MAGIC
-from llamatrain.files.reader import map_file
+from llamatrain.files.mapped import map_file
 from llamatrain.model.hyperparameters import Hyperparameters
 
 NEEDED = "an adapter (a GGUF file, a .bin of llama.cpp's old finetune, or a folder of PEFT's)"
@@ -20,7 +20,7 @@ def read(path: Path, h: Hyperparameters) -> Adapter:
         return peft.read(path, h)
     if path.name in (peft.CONFIG, peft.WEIGHTS):
         raise FileError(f"{path}: a part of an adapter: give the folder that it is in")
-    begin = map_file(path, NEEDED)[: len(MAGIC)]
+    begin = map_file(path, NEEDED).piece(0, len(MAGIC))
     if begin == MAGIC:
         return gguf.read(path)
     if begin == ggla.MAGIC:

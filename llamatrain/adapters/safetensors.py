@@ -8,7 +8,6 @@ one unsaid, and a head of 47 MB that names 700,000 empty tensors takes it 25 s a
 """
 
 import json
-import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
@@ -19,8 +18,8 @@ import numpy as np
 
 from llamatrain.errors import FileError
 from llamatrain.files.cursor import quoted
+from llamatrain.files.mapped import MappedFile, map_file, unchanged
 from llamatrain.files.newfile import NewFile
-from llamatrain.files.reader import map_file
 from llamatrain.files.types import GgmlType, by_name
 from llamatrain.files.values import LENGTH
 
@@ -41,9 +40,10 @@ class StoredTensor:
 
 
 def open_safetensors(path: Path) -> dict[str, StoredTensor]:
-    data = map_file(path, "a file of safetensors")
-    header, start = read_header(path, data)
-    held = np.frombuffer(data, np.uint8)[start:]
+    file = map_file(path, "a file of safetensors")
+    with unchanged([file]):
+        header, start = read_header(file)
+    held = np.frombuffer(file, np.uint8)[start:]
     header.pop("__metadata__", None)
     entries, places = {}, []
     for name, said in header.items():
@@ -57,13 +57,12 @@ def open_safetensors(path: Path) -> dict[str, StoredTensor]:
     return entries
 
 
-def read_header(path: Path, data: mmap.mmap) -> tuple[dict[str, Any], int]:
+def read_header(file: MappedFile) -> tuple[dict[str, Any], int]:
     """What the JSON says, and where the data begins."""
-    length = LENGTH.unpack_from(data)[0] if len(data) >= LENGTH.size else 0
-    if not 0 < length <= min(LONGEST, len(data) - LENGTH.size):
-        raise FileError(f"{path}: a head of {length} bytes in a file of {len(data)}; up to {LONGEST} can be: no safetensors")
-    header = read_json(path, data[LENGTH.size : LENGTH.size + length])
-    return header, LENGTH.size + length
+    length = LENGTH.unpack_from(file)[0] if len(file) >= LENGTH.size else 0
+    if not 0 < length <= min(LONGEST, len(file) - LENGTH.size):
+        raise FileError(f"{file.path}: a head of {length} bytes in a file of {len(file)}; up to {LONGEST} can be: no safetensors")
+    return read_json(file.path, file.piece(LENGTH.size, length)), LENGTH.size + length
 
 
 def read_json(path: Path, raw: bytes) -> dict[str, Any]:

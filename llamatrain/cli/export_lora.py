@@ -8,7 +8,7 @@ import typer
 from llamatrain.adapters.options import LoraOptions
 from llamatrain.cli.application import Command, a_path, application, options_of
 from llamatrain.config.options import build
-from llamatrain.recipe.interrupts import ended_in_order
+from llamatrain.machine.terminal import unread
 from llamatrain.recipe.merging import ExportOptions, merged
 
 command = application()
@@ -21,8 +21,11 @@ def export_lora(base: Annotated[Path, typer.Argument(metavar="BASE", parser=a_pa
 
     Adapters need not cover the same weights. What none of them touches is copied as it is.
     """
-    with ended_in_order():
-        check = merged(base, build(ExportOptions, said), build(LoraOptions, said)).check
+    check = merged(base, build(ExportOptions, said), build(LoraOptions, said)).check
     if check:
-        print(f"largest difference {check.largest:.3g}\nmean difference    {check.mean:.3g}")
-        print(f"logits within      {check.lowest:.3g} to {check.highest:.3g}\ntokens             {check.tokens}")
+        told = f"largest difference {check.largest:.3g}\nmean difference    {check.mean:.3g}"
+        told += f"\nlogits within      {check.lowest:.3g} to {check.highest:.3g}\ntokens             {check.tokens}"
+        try:
+            print(told, flush=True)
+        except BrokenPipeError:  # the file is there all the same
+            unread()

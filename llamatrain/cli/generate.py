@@ -10,11 +10,13 @@ import typer
 from llamatrain.adapters.options import LoraOptions
 from llamatrain.cli.application import Command, a_path, application, options_of
 from llamatrain.config.options import Checked, Option, build
+from llamatrain.config.whole import contents, limited
 from llamatrain.machine import terminal
 from llamatrain.machine.printable import printable
 from llamatrain.recipe.generation import LoadOptions, TextModel
 from llamatrain.sample.options import SamplingOptions
 
+LONGEST, NEEDED = 1 << 24, "a prompt"  # bytes: sixteen for each token of the largest context
 KEPT = "\n\t\u200c\u200d"  # on a terminal; the last two join signs to others
 
 
@@ -59,8 +61,8 @@ def read_prompt(options: PromptOptions) -> bytes:
     from llamatrain.data.tokenizer import to_bytes
 
     if options.prompt == "-":
-        return sys.stdin.buffer.read().removesuffix(b"\n")
-    return options.file.read_bytes().removesuffix(b"\n") if options.file else to_bytes(options.prompt)
+        return limited(sys.stdin.buffer.read(LONGEST + 1), LONGEST, "standard input", NEEDED).removesuffix(b"\n")
+    return contents(options.file, LONGEST, NEEDED).removesuffix(b"\n") if options.file else to_bytes(options.prompt)
 
 
 def say(text: str) -> None:

@@ -53,7 +53,7 @@ def inspect(file: Annotated[Path, typer.Argument(metavar="FILE", parser=a_path)]
 def facts(gguf: "Gguf") -> dict[str, Any]:
     return {
         "kind": gguf.kind,
-        "architecture": gguf.metadata.get("general.architecture"),
+        "architecture": gguf.metadata.word("general.architecture"),
         "metadata": {key: plain(value) for key, value in gguf.metadata.items()},
         "tensors": [
             {"name": tensor.name, "type": tensor.type.name, "shape": list(tensor.shape), "bytes": tensor.nbytes}
@@ -78,7 +78,7 @@ def draw(gguf: "Gguf") -> None:
     from rich.console import Console
 
     console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
-    model = f"{gguf.metadata.get('general.architecture')}."
+    model = f"{gguf.metadata.word('general.architecture')}."
     own = (model, "tokenizer.", *TRAINING)
     keys = {prefix: [key for key in gguf.metadata if key.startswith(prefix)] for prefix in own}
     general = [key for key in gguf.metadata if not key.startswith(own)]

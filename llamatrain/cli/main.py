@@ -1,6 +1,5 @@
 """The command `llamatrain`: parses, calls, prints errors."""
 
-import os
 import sys
 from contextlib import suppress
 from functools import cache
@@ -11,16 +10,14 @@ import typer
 
 import llamatrain
 from llamatrain.cli.application import ALIASES, Commands, offered, see_help
-from llamatrain.config.words import nearest
+from llamatrain.config.words import cut, nearest, readable
 from llamatrain.errors import LlamatrainError, words_of
 from llamatrain.machine.printable import printable
-from llamatrain.machine.terminal import shown
+from llamatrain.machine.terminal import shown, unread
 from llamatrain.report.nowhere import nowhere
 
 # Each is a module of this folder with a `command` and little to import at its head; the rest is loaded when it runs.
 COMMANDS = ("evaluate", "export-lora", "finetune", "from-scratch", "generate", "inspect", "plan", "preview")
-LONGEST = 600  # characters of an error's line: a value in it may be a book
-TAIL = 200  # of those, from its end, where it says what would do
 
 
 class AllCommands(Commands):
@@ -71,19 +68,13 @@ def main() -> None:
     except (typer.Abort, KeyboardInterrupt):
         code = 130  # as shells have it: 128 and the signal's number
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still to be flushed
+        unread()
         code = 1
     except (LlamatrainError, typer.TyperException, OSError, MemoryError) as error:
         with suppress(OSError):  # nobody reads it
-            print(f"error: {cut(printable(said(error), sys.stderr.encoding))}", file=sys.stderr)
+            print(f"error: {readable(printable(said(error), sys.stderr.encoding))}", file=sys.stderr)
         code = getattr(error, "exit_code", 1)
     sys.exit(code or 0)  # commands return nothing
-
-
-def cut(line: str) -> str:
-    """Without the middle of what is too long to be read."""
-    gap = " ... "
-    return line if len(line) <= LONGEST else line[: LONGEST - TAIL - len(gap)] + gap + line[-TAIL:]
 
 
 def open_what_is_closed() -> None:
@@ -101,6 +92,6 @@ def misread(error: typer.TyperException) -> str:
     """What typer says of a command line, as one sentence, and what would do."""
     near, words = "", error.format_message()
     if hasattr(error, "possibilities") and hasattr(error, "option_name"):  # there is no such option
-        words, near = f"no such option {error.option_name}", nearest(error.option_name, error.possibilities or ())
+        words, near = f"no such option {cut(error.option_name)}", nearest(error.option_name, error.possibilities or ())
     words = " ".join(words.split()).removesuffix(".")
     return words[:1].lower() + words[1:] + (near or see_help(getattr(error, "ctx", None)))

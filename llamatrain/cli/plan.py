@@ -1,7 +1,6 @@
 """`llamatrain plan`: what a run will take, before anything is loaded."""
 
 import json
-import sys
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -14,6 +13,7 @@ from llamatrain.config.options import Checked, Option, build
 from llamatrain.config.shared import JSON
 from llamatrain.config.units import Size
 from llamatrain.errors import MemoryPlanError
+from llamatrain.machine.terminal import say
 from llamatrain.recipe.options import PlaceOptions
 from llamatrain.recipe.request import NEW, TUNING, TUNING_DEFAULTS, new_model, tuning
 
@@ -83,7 +83,7 @@ def show(request: "Request", options: PlanOptions) -> None:
         if size:
             print(f"{name.replace('_', ' '):14} {size:>18,}  {Size(size).words:>8}")
     if excess:
-        print(f"warning: {excess}", file=sys.stderr)
+        say(f"warning: {excess}")
 
 
 def print_graph(graphs: "RunGraphs", how: str) -> None:

@@ -15,6 +15,7 @@ from llamatrain.config.shared import CTX as ROW
 from llamatrain.data.options import DataOptions
 from llamatrain.errors import FileError
 from llamatrain.machine.printable import printable
+from llamatrain.machine.terminal import say
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,7 +66,7 @@ def preview(data: Annotated[list[str], typer.Argument(metavar="DATA")], **said: 
     rows = Rows(corpus, data_options, options.seed, tokenizer.eos, tokenizer.bos)
     if endless(corpus, tokenizer, gguf):
         told = f"{gguf.path}: tokenizer.ggml.eos_token_id is no token, so answers are trained without an end where models stop"
-        print(f"warning: {printable(told, sys.stderr.encoding)}", file=sys.stderr)
+        say(f"warning: {told}")
     if options.json:
         print_json(rows, options)
     else:
@@ -169,6 +170,11 @@ def summarise(corpus: "Corpus", validation: "Corpus | None") -> None:
 
     print(f"\n{len(corpus)} samples, {corpus.tokens} tokens", end="")
     print(f"; {len(validation)} samples to validate with" if validation else "")
-    for places, what in ((corpus.cut, "cut: longer than a row"), (corpus.skipped, "skipped: no token to train on in a row")):
+    found = {
+        "cut: longer than a row": corpus.cut,
+        "skipped: no token to train on in a row": corpus.skipped,
+        "skipped: more than one row may take of time or memory": corpus.excessive,
+    }
+    for what, places in found.items():
         if places:
             print(f"{len(places)} {what} ({printable(named(places), sys.stdout.encoding)})")

@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from llamatrain.config.options import Checked, Option, OptionError, declared, plain
-from llamatrain.config.words import nearest, worded
-from llamatrain.errors import FileError, UsageError
+from llamatrain.config.whole import contents
+from llamatrain.config.words import cut, nearest, worded
+from llamatrain.errors import UsageError
+
+LONGEST = 1 << 20  # bytes: of all options at their longest, and many names of files
 
 
 @dataclass(frozen=True)
@@ -25,14 +28,11 @@ class BaseArgument(DataArgument):
 
 def read_config(path: Path, *classes: type[Checked]) -> dict[str, Any]:
     """The options in a file, by field name, each of its field's type."""
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise FileError(f"{path}: {error.strerror}") from None
+    raw = contents(path, LONGEST, "a file of options")
     try:
         found = tomllib.loads(raw.decode())
     except (ValueError, RecursionError) as error:  # of TOML, of UTF-8, or a number of thousands of digits
-        raise UsageError(f"{path}: no TOML: {error or type(error).__name__}") from None
+        raise UsageError(f"{path}: no TOML: {cut(str(error)) or type(error).__name__}") from None
     options = {name: each for cls in classes for name, each in declared(cls).items()}
     values = {}
     for key, value in found.items():
@@ -48,6 +48,11 @@ def read_config(path: Path, *classes: type[Checked]) -> dict[str, Any]:
 
 def key_of(name: str) -> str:
     return name.replace("_", "-")
+
+
+def told_there(name: str) -> str:
+    """How an option is written in a file."""
+    return f"{key_of(name.removeprefix('no_'))} = false" if name.startswith("no_") else key_of(name)
 
 
 def config_text(head: str, data: tuple[str, ...], options: Sequence[Any], idle: Collection[str], base: str = "") -> str:

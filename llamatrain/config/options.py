@@ -9,6 +9,7 @@ command line; a name of one letter is `-n`. What its type says:
     Size, Duration    as config.units reads them
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, MISSING, asdict, dataclass, fields
 from pathlib import Path
@@ -26,6 +27,15 @@ COUNT = (1 << 31) - 1  # the most that a number of steps, rows and the like may 
 
 def flag_of(name: str) -> str:
     return f"-{name}" if len(name) == 1 else f"--{name.replace('_', '-')}"
+
+
+FLAG = re.compile(r"(?<![\w-])--([a-z][a-z0-9]*(?:-[a-z0-9]+)*)")
+
+
+def respelt(message: str, spelt: Spelling) -> str:
+    """With another spelling in the place of flags, but where a whole command is told."""
+    words, command, rest = message.partition("llamatrain ")
+    return FLAG.sub(lambda flag: spelt(flag[1].replace("-", "_")), words) + command + rest
 
 
 class OptionError(UsageError):

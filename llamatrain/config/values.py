@@ -1,5 +1,6 @@
 """The values that an option can have, by its type: made of a text, or checked where they have types already."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -48,9 +49,18 @@ def typed(value: Any, kind: Any) -> Any:
     refused_unless(isinstance(value, accepted) and (kind is bool or not isinstance(value, bool)), value)
     refused_unless(kind is not float or abs(value) <= sys.float_info.max, value)  # nor is NaN
     refused_unless(not isinstance(value, str | Path) or "\0" not in str(value), value)
+    refused_unless(kind is not Path or can_be_named(str(value)), value)
     if kind is Path and value == "":  # as of a variable that is not set: it would be the current folder
         raise UsageError("an empty path")
     return value if isinstance(value, kind) else kind(value)
+
+
+def can_be_named(place: str | bytes) -> bool:
+    """Whether a file can be called so: the system knows names of bytes, and none of them is zero."""
+    try:
+        return b"\0" not in os.fsencode(place)
+    except UnicodeEncodeError:
+        return False
 
 
 def refused_unless(fits: bool, value: Any) -> Any:

@@ -1,10 +1,13 @@
 """Values and names in messages."""
 
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any
 
 LONGEST = 40  # characters of a value that are said again
+PATH, LINE = 300, 600  # of a word, and of all of them
+WORD = re.compile(rf"\S{{{PATH + 1},}}")
 
 
 def worded(value: Any, inside: int = 0) -> str:
@@ -23,6 +26,17 @@ def worded(value: Any, inside: int = 0) -> str:
         return repr(value[:LONGEST]) + ("..." if len(value) > LONGEST else "")
     text = str(value)
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+
+
+def cut(text: str, most: int = 2 * LONGEST) -> str:
+    """Without the middle of what is too long to be read."""
+    gap, end = " ... ", most // 3
+    return text if len(text) <= most else text[: most - end - len(gap)] + gap + text[len(text) - end :]
+
+
+def readable(line: str) -> str:
+    """A line in which no word is longer than a path may be, and which ends: what is cut is cut in its place."""
+    return cut(WORD.sub(lambda word: cut(word[0], PATH), line), LINE)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

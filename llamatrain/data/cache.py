@@ -10,26 +10,22 @@ An entry is a folder of plain arrays, written under another name and renamed, so
 import json
 import os
 import tempfile
-import time
 import weakref
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
 from llamatrain.errors import DataError
 from llamatrain.machine import cachefolder
 from llamatrain.machine.memory import give_back
-from llamatrain.machine.temporary import goes_with_program, removed
-
-try:
-    import fcntl
-except ImportError:  # not a Unix
-    fcntl = None  # type: ignore[assignment]
+from llamatrain.machine.plainfile import content, opened
+from llamatrain.machine.temporary import NEW, goes_with_program, held, removed, sweep
+from llamatrain.machine.terminal import say
 
 TOKEN, MARK = np.dtype(np.int32), np.dtype(np.uint8)
 DOCUMENT = np.dtype(
@@ -38,13 +34,13 @@ DOCUMENT = np.dtype(
         ("size", np.int64),
         ("file", np.int32),  # which of the files it came from
         ("line", np.int32),
-        ("first", np.int32),  # its first trained token that can be a target, -1 without one
+        ("first", np.int32),  # its first trained token that can be a target, -1 without one, -2 where the row was too much
         ("single", np.bool_),  # makes one row at most; others are cut into as many as they fill
     ]
 )
-NEW = ".new-"  # begins the name of what is not an entry yet, or not any more
-DAY = 24 * 60 * 60  # seconds without a write, after which a run that was making an entry is gone, where folders cannot be held
 PIECE = 1 << 20  # bytes read at once to check them
+MANY = 1 << 16  # documents looked at together
+LEAST = -2  # of a document's `first`: numbers below 0 say why there is none
 ATTEMPTS = 10  # to put an entry in its place, where other runs do the same
 
 
@@ -56,25 +52,39 @@ def cache_folder() -> Path:
     return folder
 
 
+class Bounds(NamedTuple):
+    """What the numbers of an entry may be: compiled code takes them for what they say."""
+
+    ids: int  # the vocabulary's size
+    files: int
+    documents: int
+
+
 class OnDisk:
     """An array in a file, read in pieces. A memory map would do it too, but its pages count as the program's memory:
     rows come from everywhere, and each may bring a megabyte with it. The file stays open: it may be removed meanwhile."""
 
     def __init__(self, path: Path, dtype: np.dtype[Any]) -> None:
-        self.dtype = dtype
-        self.file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.folder, self.dtype = path.parent.parent, dtype
+        self.file, status = opened(path)
+        self.size = status.st_size
         weakref.finalize(self, os.close, self.file)
         _allow_files(2 * self.file)
 
     def read(self, begin: int, end: int) -> np.ndarray:
         size = self.dtype.itemsize
-        return np.frombuffer(os.pread(self.file, (end - begin) * size, begin * size), self.dtype)
+        found = os.pread(self.file, (end - begin) * size, begin * size)
+        if len(found) < min(end * size, self.size) - begin * size:
+            raise DataError(f"{self.folder}: tokens there were cut short while they were read; the same command makes them again")
+        return np.frombuffer(found, self.dtype)
 
-    def sum(self) -> list[int]:
-        """Size and CRC-32, as `StoreWriter` counts them."""
+    def sum(self, below: int) -> list[int]:
+        """Size and CRC-32, as `StoreWriter` counts them, of numbers from 0 on that are below this."""
         size = crc = 0
         while piece := os.pread(self.file, PIECE, size):
             size, crc = size + len(piece), zlib.crc32(piece, crc)
+            if np.frombuffer(piece, f"u{self.dtype.itemsize}").max() >= below:
+                raise ValueError("not among the numbers that may be there")
         return [size, crc]
 
 
@@ -94,17 +104,43 @@ def _allow_files(count: int) -> None:
 class Store:
     """The documents of some files."""
 
-    def __init__(self, folder: Path, key: str) -> None:
+    def __init__(self, folder: Path, key: str, most: int) -> None:
         self.key = key
         self.tokens = OnDisk(folder / "tokens", TOKEN)
-        self.marks = OnDisk(folder / "marks", MARK) if (folder / "marks").exists() else None
-        self.documents = np.fromfile(folder / "documents", DOCUMENT)
+        self.marks = OnDisk(folder / "marks", MARK) if os.path.lexists(folder / "marks") else None
+        self.documents = np.frombuffer(content(folder / "documents", most * DOCUMENT.itemsize)[0], DOCUMENT)
 
-    def sums(self) -> dict[str, list[int]]:
+    def sizes(self) -> dict[str, int]:
+        marks = {} if self.marks is None else {"marks": self.marks.size}
+        return {"tokens": self.tokens.size, "documents": self.documents.nbytes, **marks}
+
+    def sums(self, bounds: Bounds) -> dict[str, list[int]]:
         """What sizes.json says of these files."""
         documents = [self.documents.nbytes, zlib.crc32(self.documents.view(np.uint8).data)]
-        marks = {} if self.marks is None else {"marks": self.marks.sum()}
-        return {"tokens": self.tokens.sum(), "documents": documents, **marks}
+        marks = {} if self.marks is None else {"marks": self.marks.sum(2)}
+        return {"tokens": self.tokens.sum(bounds.ids), "documents": documents, **marks}
+
+    def fits(self, bounds: Bounds) -> bool:
+        """Whether the documents are those of these tokens, one after the other, and each has a mark."""
+        count = self.tokens.size // TOKEN.itemsize
+        if self.marks and self.marks.size != count:
+            return False
+        end, flag = 0, int(DOCUMENT.fields["single"][1])  # type: ignore[index]
+        for start in range(0, len(self.documents), MANY):
+            some = self.documents[start : start + MANY]
+            size, first = some["size"], some["first"]
+            if (size < 0).any() or (size > count).any():
+                return False
+            ends = end + np.cumsum(size)
+            flags = some.view(np.uint8).reshape(-1, DOCUMENT.itemsize)[:, flag]
+            if not (
+                (some["begin"] == ends - size).all()
+                and ((first >= LEAST) & (first < np.maximum(size, 1))).all()
+                and ((some["file"] >= 0) & (some["file"] < bounds.files) & (some["line"] > 0) & (flags <= 1)).all()
+            ):
+                return False
+            end = int(ends[-1])
+        return end == count
 
 
 @contextmanager
@@ -131,9 +167,9 @@ class StoreWriter:
 
     def write(self, tokens: np.ndarray, marks: np.ndarray | None = None) -> None:
         """Add to the document that is open. An entry has marks for all of its tokens or for none."""
-        self._put("tokens", tokens.astype(TOKEN, copy=False).tobytes())
+        self._put("tokens", np.ascontiguousarray(tokens, TOKEN).view(np.uint8).data)
         if marks is not None:
-            self._put("marks", marks.tobytes())
+            self._put("marks", np.ascontiguousarray(marks).data)
         self.size += len(tokens)
 
     def end(self, file: int, line: int, first: int = 0, single: bool = False) -> None:
@@ -141,7 +177,7 @@ class StoreWriter:
         self._put("documents", np.array(document, DOCUMENT).tobytes())
         self.begin, self.size = self.begin + self.size, 0
 
-    def _put(self, name: str, data: bytes) -> None:
+    def _put(self, name: str, data: bytes | memoryview) -> None:
         with _keeping(self.folder.parent):
             if name not in self.files:
                 self.files[name] = (self.folder / name).open("wb")
@@ -162,45 +198,50 @@ class StoreWriter:
                 file.close()
 
 
-def stored(key: str, fill: Callable[[StoreWriter], None]) -> Store:
-    """The entry of a key; made by `fill` where it is not there or not whole."""
+def stored(key: str, fill: Callable[[StoreWriter], None], bounds: Bounds) -> Store:
+    """The entry of a key, be it where nothing can be written; made by `fill` where it is not there or not whole."""
+    known = cachefolder.wanted("tokens")
+    if known and (store := _whole(known / key, bounds)):
+        return store
+    if known and os.path.lexists(known / key):
+        say(f"{known / key}: is not what was written there; the tokens are made again")
     place = cache_folder() / key
-    return _whole(place) or _made(place, fill)
+    return (_whole(place, bounds) if place.parent != known else None) or _made(place, fill, bounds)
 
 
-def _whole(place: Path) -> Store | None:
-    """The entry there, if its files are what was written."""
+def _whole(place: Path, bounds: Bounds) -> Store | None:
+    """The entry there, if its files are what was written, and can be what is asked for."""
     try:
-        sums = json.loads((place / "sizes.json").read_text())
-        store = Store(place, place.name)
-        return store if store.sums() == sums else None
-    except (OSError, ValueError, RecursionError):  # the last: JSON that is nested too deep
+        sums = json.loads(content(place / "sizes.json", PIECE)[0])
+        sizes = {name: size for name, (size, _) in sums.items()}
+        store = Store(place, place.name, bounds.documents)
+        return store if store.sizes() == sizes and store.fits(bounds) and store.sums(bounds) == sums else None
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):  # the last: JSON that is nested too deep
         return None
 
 
-def _made(place: Path, fill: Callable[[StoreWriter], None]) -> Store:
-    with ExitStack() as held:
-        with _keeping(place.parent), _held(place.parent):  # so that nobody sees the new folder before it is held
-            _sweep(place.parent)
+def _made(place: Path, fill: Callable[[StoreWriter], None], bounds: Bounds) -> Store:
+    with ExitStack() as leaving:
+        with _keeping(place.parent), held(place.parent):  # so that nobody sees the new folder before it is held
+            sweep(place.parent, NEW)
             made = goes_with_program(Path(tempfile.mkdtemp(prefix=NEW, dir=place.parent)))
-            held.callback(removed, made)
-            held.enter_context(_held(made))
+            leaving.callback(removed, made)
         with closing(StoreWriter(made)) as writer:
             fill(writer)
             writer.finish()
             give_back()
         with _keeping(place.parent):
-            return _placed(made, place)
+            return _placed(made, place, bounds)
 
 
-def _placed(made: Path, place: Path) -> Store:
+def _placed(made: Path, place: Path, bounds: Bounds) -> Store:
     """The entry that has the place in the end: the one made, or that of a run that was faster."""
-    store = Store(made, place.name)  # opened before others can see it, and move it
+    store = Store(made, place.name, bounds.documents)  # opened before others can see it, and move it
     for attempt in range(ATTEMPTS):
         with suppress(OSError):
             made.rename(place)
             return store
-        if faster := _whole(place):
+        if faster := _whole(place, bounds):
             return faster
         aside = made.with_name(f"{made.name}-{attempt}")
         with suppress(FileNotFoundError):  # another run has moved it
@@ -208,40 +249,3 @@ def _placed(made: Path, place: Path) -> Store:
         removed(aside)
     made.rename(place)
     return store
-
-
-def _sweep(folder: Path) -> None:
-    """Remove what runs that were killed have left."""
-    for left in folder.glob(f"{NEW}*"):
-        with suppress(OSError):  # its own run, or another that sweeps, removes it now
-            age = time.time() - max(path.lstat().st_mtime for path in (left, *left.glob("*")))
-            if age > DAY or _free(left):
-                removed(left)
-
-
-@contextmanager
-def _held(folder: Path) -> Iterator[None]:
-    """An open folder is a lock that ends with its process, however that ends; where there is no such thing, its age tells."""
-    place = os.open(folder, os.O_RDONLY) if fcntl else None
-    try:
-        if fcntl and place is not None:
-            with suppress(OSError):  # a file system without locks
-                fcntl.flock(place, fcntl.LOCK_EX)
-        yield
-    finally:
-        if place is not None:
-            os.close(place)
-
-
-def _free(folder: Path) -> bool:
-    """Whether nobody holds it."""
-    if not fcntl:
-        return False
-    place = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-    except OSError:
-        return False
-    finally:
-        os.close(place)

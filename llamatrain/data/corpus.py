@@ -10,7 +10,7 @@ import numpy as np
 
 from llamatrain.config.options import flag_of
 from llamatrain.data.cache import Store
-from llamatrain.data.encode import Encoder, TokenizerLike
+from llamatrain.data.encode import TOO_MUCH, Encoder, TokenizerLike
 from llamatrain.data.options import DataOptions
 from llamatrain.data.shuffle import Permutation
 from llamatrain.data.sources import DataFile, find_sources, naming
@@ -88,6 +88,10 @@ class Part:
         """Documents that do not fit their one row and lose their end."""
         return self.documents["single"] & (self.counts > 0) & (self.documents["size"] > self.ctx + 1 - self.lead)
 
+    @property
+    def excessive(self) -> np.ndarray:
+        return self.documents["first"] == TOO_MUCH
+
 
 class Sample(NamedTuple):
     tokens: np.ndarray
@@ -144,7 +148,12 @@ class Corpus:
     @property
     def skipped(self) -> list[str]:
         """Where a document has no token that is trained, or none within a row."""
-        return [place for part in self.parts for place in part.places(part.counts == 0)]
+        return [place for part in self.parts for place in part.places((part.counts == 0) & ~part.excessive)]
+
+    @property
+    def excessive(self) -> list[str]:
+        """Where a row was skipped because it takes too much time or memory."""
+        return [place for part in self.parts for place in part.places(part.excessive)]
 
     @cached_property
     def fingerprint(self) -> str:
@@ -245,7 +254,8 @@ def whole(parts: list[Part], ctx: int, lead: int | None) -> Corpus:
     """A corpus that has something to train on."""
     corpus = Corpus(parts, ctx, lead)
     if not len(corpus):
-        raise DataError(f"{name_of(parts)}: no row has a token to train on within {ctx} tokens: {named(corpus.skipped)}")
+        without = named(corpus.skipped + corpus.excessive)
+        raise DataError(f"{name_of(parts)}: no row has a token to train on within {ctx} tokens: {without}")
     return corpus
 
 

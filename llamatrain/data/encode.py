@@ -2,32 +2,36 @@
 
 import hashlib
 import json
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol, TypeVar
+from itertools import chain
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from llamatrain.data.cache import Store, StoreWriter, stored
-from llamatrain.data.chat import agreeing, encode_chat
-from llamatrain.data.forms import Chat, Document, Prompt, parse_line
+from llamatrain.data.cache import Bounds, Store, StoreWriter, stored
+from llamatrain.data.chat import encode_chat
+from llamatrain.data.forms import Chat, Document, Prompt, TooMuch, parse_line
+from llamatrain.data.growing import LARGE, SMALL, Growing
 from llamatrain.data.options import DataOptions
+from llamatrain.data.ordered import grouped, in_order, progress
 from llamatrain.data.samples import chunks_of, samples_after
 from llamatrain.data.sources import DataFile, naming
 from llamatrain.data.suitable import MARK
 from llamatrain.data.templates import CHATML, CHATML_WITH_EOS, ChatTemplate, TemplateError
 from llamatrain.errors import DataError
-from llamatrain.machine.terminal import bar
+from llamatrain.machine.memory import give_back
+from llamatrain.machine.terminal import say
 
 VERSION = 3  # of what this file makes of a text: with a new one, old entries of the cache are not found any more
-LINES = 256  # lines, or samples, that one task tokenizes
+MANY = 2 << 20  # tokens that a task may make, besides two for each byte, before it leaves the rest to the one who takes them
+TOLD = 3  # rows that were too much, of which it is told why
 NOTHING = (np.zeros(0, np.int32), np.zeros(0, np.uint8))  # a document that is counted, and skipped
+TOO_MUCH = -2  # in place of the first trained token of a row that is skipped for its size
+SPACE = "\u2581".encode()
+BLOCK = 1 << 12  # tokens that are looked at at once for an end, or for whether they are space
 PIECE = 64  # bytes that one token stands for at most, in the bound of an overlapping sample
-A = TypeVar("A")
-B = TypeVar("B")
 
 
 class TokenizerLike(Protocol):
@@ -40,10 +44,14 @@ class TokenizerLike(Protocol):
     add_eos: bool
     chat_template: str | None
 
+    def __len__(self) -> int: ...
+
     @property
     def fingerprint(self) -> str: ...
 
-    def encode(self, text: str | bytes, *, special: bool = False) -> np.ndarray: ...
+    def encode(self, text: str | bytes, *, special: bool = False, start: bool = True) -> np.ndarray: ...
+
+    def cut(self, raw: bytes, *, special: bool = False) -> int: ...
 
     def encode_large(self, chunks: Iterable[bytes]) -> Iterator[tuple[int, np.ndarray]]: ...
 
@@ -54,6 +62,20 @@ class MarkedTokens(NamedTuple):
     tokens: np.ndarray
     marks: np.ndarray  # 1 where trained
     single: bool  # one row at most
+
+
+class JsonLine(NamedTuple):
+    file: int  # its number
+    name: str
+    number: int
+    text: bytes
+
+    @property
+    def place(self) -> str:
+        return f"{self.name}, line {self.number}"
+
+
+Made = tuple[JsonLine, MarkedTokens | TooMuch]  # what becomes of a line: a sample, or nothing, and why
 
 
 class Encoder:
@@ -70,11 +92,17 @@ class Encoder:
 
     def store(self, sources: list[DataFile]) -> Store:
         """The tokens of some files of one kind."""
+        key, bounds = self._key(sources), self._bounds(sources)
         if sources[0].kind == "lines":
             with closing(self.template):
-                return stored(self._key(sources), lambda writer: self._fill_lines(sources, writer))
+                return stored(key, lambda writer: self._fill_lines(sources, writer), bounds)
         fill = self._fill_samples if self.options.pattern else self._fill_text
-        return stored(self._key(sources), lambda writer: fill(sources, writer))
+        return stored(key, lambda writer: fill(sources, writer), bounds)
+
+    def _bounds(self, sources: list[DataFile]) -> Bounds:
+        """A document is a file, or some bytes of one."""
+        files, size = len(sources), sum(source.path.stat().st_size for source in sources)
+        return Bounds(ids=len(self.tokenizer), files=files, documents=files + size)
 
     def _key(self, sources: list[DataFile]) -> str:
         options, tokenizer = self.options, self.tokenizer
@@ -126,122 +154,135 @@ class Encoder:
 
     def _fill_lines(self, sources: list[DataFile], writer: StoreWriter) -> None:
         numbered = (
-            (len(line), (number, sources[number].name, count, text))
+            (len(text) + 1, JsonLine(number, sources[number].name, count, text))
             for number, source in enumerate(sources)
-            for count, line, text in lines_of(source)
+            for count, text in lines_of(source)
         )
-        for group in in_order(self._lines, grouped(numbered), sources):
-            for number, count, sample in group:
-                candidates = np.flatnonzero(sample.marks[0 if self.lead is not None else 1 :])
-                first = int(candidates[0]) + (self.lead is None) if len(candidates) else -1
-                writer.write(sample.tokens, sample.marks)
-                writer.end(number, count, first, sample.single)
+        skipped = list[str]()
+        for made, left in in_order(self._lines, grouped(numbered), sources):
+            skipped += self._write(chain(made, (pair for row in left for pair in self._row(row))), writer)
+            made.clear()  # before the next is waited for
+        for told in skipped[:TOLD]:
+            say(told)
+        if len(skipped) > TOLD:
+            say(f"{naming(sources)}: {len(skipped) - TOLD} more lines were too much and skipped")
 
-    def _lines(self, group: list[tuple[int, str, int, bytes]]) -> list[tuple[int, int, MarkedTokens]]:
-        made = []
-        for number, name, count, text in group:
-            place = f"{name}, line {count}"
-            try:
-                made += [(number, count, sample) for sample in self._document(parse_line(text, place))]
-            except TemplateError as error:
-                raise DataError(f"{place}: {error}") from None
-        return made
+    def _write(self, made: Iterable[Made], writer: StoreWriter) -> list[str]:
+        """Why rows are skipped."""
+        skipped = list[str]()
+        for line, sample in made:
+            if isinstance(sample, TooMuch):
+                skipped.append(f"{line.place}: {sample}; skipped")
+                writer.end(line.file, line.number, TOO_MUCH, single=True)
+                continue
+            targets = sample.marks[self.lead is None :]
+            first = int(targets.argmax()) if len(targets) else 0  # of several the first
+            first = first + (self.lead is None) if targets[first : first + 1].any() else -1
+            writer.write(sample.tokens, sample.marks)
+            writer.end(line.file, line.number, first, sample.single)
+        return skipped
 
-    def _document(self, document: Document) -> list[MarkedTokens]:
+    def _lines(self, group: list[JsonLine]) -> tuple[list[Made], list[JsonLine]]:
+        """What becomes of some lines, and those that are left because there are too many tokens to be held already."""
+        made, room = list[Made](), MANY + 2 * sum(len(line.text) for line in group)
+        for at, line in enumerate(group):
+            if room < 0:
+                return made, group[at:]
+            new = self._row(line)
+            room -= sum(len(sample.tokens) for _, sample in new if isinstance(sample, MarkedTokens))
+            made += new
+        return made, []
+
+    def _row(self, line: JsonLine) -> list[Made]:
+        try:
+            document = parse_line(line.text, line.place)
+            if len(line.text) > LARGE:
+                give_back()  # it took several times its size
+            return [(line, sample) for sample in self._document(document, len(line.text))]
+        except TooMuch as error:
+            return [(line, error)]
+        except TemplateError as error:
+            raise DataError(f"{line.place}: {error}") from None
+
+    def _document(self, document: Document, size: int = 0) -> list[MarkedTokens]:
         if isinstance(document, Prompt) and self.options.as_chat:
             document = document.as_chat()
         if isinstance(document, Chat):
-            return self._chat(document)
+            return self._chat(document, size)
         if isinstance(document, Prompt):
-            return [self._prompt(document)]
-        tokens = np.concatenate([self.tokenizer.encode(document.text), self._end(bool(document.text))])
-        return [MarkedTokens(tokens, np.ones(len(tokens), np.uint8), single=False)]
+            return [self._prompt(document, size)]
+        text = Growing(self._plain, self.tokenizer.cut, size, LARGE)
+        text.change(0, document.text.encode())
+        text.append(self._end(bool(document.text)))
+        return [MarkedTokens(text.tokens, np.ones(len(text.tokens), np.uint8), single=False)]
 
-    def _prompt(self, document: Prompt) -> MarkedTokens:
-        prompt = document.prompt + document.joint
-        tokens, before = self._encode(prompt + document.answer), self._encode(prompt)
-        marks = np.ones(len(tokens) + len(self._end(True)), np.uint8)
+    def _prompt(self, document: Prompt, size: int) -> MarkedTokens:
+        text, prompt = self._growing(size, LARGE), (document.prompt + document.joint).encode()
+        text.change(0, prompt)
+        begin = text.change(len(prompt), document.answer.encode()).agreeing(text.tokens)
+        text.append(self._end(True))
+        marks = np.ones(len(text.tokens), np.uint8)
         if self.options.train_on == "completion":
-            marks[: agreeing(before, tokens)] = 0
-        return MarkedTokens(np.concatenate([tokens, self._end(True)]), marks, single=True)
+            marks[:begin] = 0
+        return MarkedTokens(text.tokens, marks, single=True)
 
-    def _chat(self, document: Chat) -> list[MarkedTokens]:
+    def _chat(self, document: Chat, size: int) -> list[MarkedTokens]:
         if self.options.train_on == "all":
-            tokens = self._encode(self.template.render((document.messages, False))[0])
-            pairs = [(tokens, np.ones(len(tokens), np.uint8))]
+            text = self._growing(size)
+            text.change(0, self.template.render(document.messages))
+            pairs = [(text.tokens, np.ones(len(text.tokens), np.uint8))]
         else:
-            pairs = encode_chat(document.messages, self.template, self._encode, self._ended) or [NOTHING]
+            made = encode_chat(document.messages, self.template, self._growing(size), self._ended, size)
+            pairs = list(made) or [NOTHING]
         return [MarkedTokens(tokens, marks, single=True) for tokens, marks in pairs]
+
+    def _growing(self, size: int, small: int = SMALL) -> Growing:
+        return Growing(self._encode, lambda raw: self.tokenizer.cut(raw, special=True), size, small)
 
     def _ended(self, turn: np.ndarray) -> int:
         """The length of a turn, less the space that a template puts after the end token, which no model is asked for."""
-        ends = np.flatnonzero(np.isin(turn, [token for token in (self.tokenizer.eos, self.tokenizer.eot) if token is not None]))
-        after = turn[ends[-1] + 1 :] if len(ends) else turn
-        blank = not self.tokenizer.decode(after).replace("\u2581".encode(), b" ").strip()  # a space spelt in bytes is one, too
-        return len(turn) - len(after) if len(ends) and blank else len(turn)
+        known = [token for token in (self.tokenizer.eos, self.tokenizer.eot) if token is not None]
+        for at in range(len(turn), 0, -BLOCK):
+            begin = max(0, at - BLOCK)
+            if len(ends := np.flatnonzero(np.isin(turn[begin:at], known))):
+                end = begin + int(ends[-1]) + 1
+                return end if self._blank(turn[end:]) else len(turn)
+        return len(turn)
+
+    def _blank(self, tokens: np.ndarray) -> bool:
+        """Whether there is nothing but space."""
+        text = b""
+        for at in range(0, len(tokens), BLOCK):
+            text += self.tokenizer.decode(tokens[at : at + BLOCK])
+            text = text.replace(SPACE, b" ").lstrip()  # a space spelt in bytes is one, too, be it cut here
+            if text and not SPACE.startswith(text):
+                return False
+        return not text
 
     def _fallback(self) -> str:
         """A template for a model without one."""
         mark_is_token = len(self._encode("<|im_end|>")) == 1
         return CHATML if mark_is_token or self.tokenizer.eos is None else CHATML_WITH_EOS
 
-    def _encode(self, text: str) -> np.ndarray:
+    def _plain(self, text: bytes, start: bool) -> np.ndarray:
+        return self.tokenizer.encode(text, start=start)
+
+    def _encode(self, text: str | bytes, start: bool = True) -> np.ndarray:
         """With control tokens read, as a prompt is; less the begin token, which is put before each row anyway."""
-        tokens = self.tokenizer.encode(text, special=True)
-        return tokens[1:] if self.lead is not None and len(tokens) and tokens[0] == self.lead else tokens
+        tokens = self.tokenizer.encode(text, special=True, start=start)
+        return tokens[1:] if start and self.lead is not None and len(tokens) and tokens[0] == self.lead else tokens
 
 
 def token_text(tokenizer: TokenizerLike, token: int | None) -> str:
     return "" if token is None else tokenizer.decode(np.array([token], np.int32)).decode("utf-8", "replace")
 
 
-def lines_of(source: DataFile) -> Iterator[tuple[int, bytes, bytes]]:
-    """The lines that are not blank: number, as they stand, and stripped."""
+def lines_of(source: DataFile) -> Iterator[tuple[int, bytes]]:
+    """The lines that are not blank, with their numbers."""
     with source.path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            if text := line.removeprefix(MARK if number == 1 else b"").strip():
-                yield number, line, text
-
-
-def grouped(items: Iterable[tuple[int, A]]) -> Iterator[tuple[int, list[A]]]:
-    """Lists of items that make a task each, with their sizes: neither too many nor too large."""
-    group, size = list[A](), 0
-    for bytes_, item in items:
-        group.append(item)
-        size += bytes_
-        if len(group) == LINES or size > 1 << 20:
-            yield size, group
-            group, size = [], 0
-    if group:
-        yield size, group
-
-
-def in_order(work: Callable[[A], B], items: Iterable[tuple[int, A]], sources: list[DataFile]) -> Iterator[B]:
-    """Results in the order of the items, made by all cores; no more than a few are held."""
-    from llamatrain.machine.units import cores
-
-    waiting = deque[tuple[int, Future[B]]]()
-    with progress(sources) as told, ThreadPoolExecutor(threads := cores()) as pool:
-
-        def first() -> B:
-            size, future = waiting.popleft()
-            result = future.result()
-            told.update(size)
-            return result
-
-        try:
-            for size, item in items:
-                waiting.append((size, pool.submit(work, item)))
-                if len(waiting) > 2 * threads:
-                    yield first()
-            while waiting:
-                yield first()
-        finally:
-            for _, future in waiting:
-                future.cancel()
-
-
-def progress(sources: list[DataFile]) -> Any:
-    """A bar that counts bytes."""
-    total = sum(source.path.stat().st_size for source in sources)
-    return bar(f"tokenizing {naming(sources)}", total=total, unit="B", unit_scale=True)
+        number = 0
+        while line := file.readline():  # which an iterator would hold beside the text
+            number += 1
+            line = line.removeprefix(MARK if number == 1 else b"").strip()
+            if line:
+                yield number, line

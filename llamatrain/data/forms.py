@@ -1,8 +1,11 @@
 """JSON lines by their keys: text, a prompt with its answer, or a chat."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from llamatrain.errors import DataError
 from llamatrain.files.cursor import cut
@@ -14,7 +17,12 @@ FORMS = (
 PAIRS = (("prompt", "completion"), ("question", "answer"), ("instruction", "output"))
 ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant", "function": "tool", "observation": "tool"}
 
+VALUES = 1 << 18  # in a line: objects, lists and what they hold; each takes up to a hundred times its bytes in the file
 Message = dict[str, Any]
+
+
+class TooMuch(DataError):
+    """What takes more time or memory than one row of the data may: the row is skipped."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +49,15 @@ Document = Text | Prompt | Chat
 
 
 def parse_line(line: bytes, place: str) -> Document:
+    if len(line) > VALUES and (values := count_values(line)) > VALUES:
+        raise TooMuch(f"{values:,} JSON values in a line, where {VALUES:,} can be")
     try:
         row = json.loads(line)
-        line.decode("utf-8")
-        json.dumps(row, ensure_ascii=False).encode("utf-8")  # an escaped half of a surrogate pair is no text
+        if not line.isascii():
+            line.decode("utf-8")
+        if b"\\u" in line:
+            for text in strings_of(row):
+                text.encode("utf-8")  # an escaped half of a surrogate pair is no text
     except (UnicodeDecodeError, UnicodeEncodeError) as error:
         raise DataError(f"{place}: no UTF-8 text ({error.reason})") from None
     except json.JSONDecodeError as error:
@@ -54,6 +67,27 @@ def parse_line(line: bytes, place: str) -> Document:
     if not isinstance(row, dict):
         raise DataError(f"{place}: {_kind(row)} where an object is expected, one of {FORMS}")
     return _document(row, place)
+
+
+def count_values(line: bytes) -> int:
+    """How many values JSON has, or some more: what begins or separates them outside of strings."""
+    clean = line.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in line else line
+    characters = np.frombuffer(clean, np.uint8)
+    within = np.logical_xor.accumulate(characters == ord('"'))
+    return sum(int(np.count_nonzero((characters == ord(mark)) & ~within)) for mark in "{[,")
+
+
+def strings_of(value: Any) -> Iterator[str]:
+    """All of them in a value of JSON, keys included."""
+    waiting = [value]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, dict):
+            waiting += [*value, *value.values()]
+        elif isinstance(value, list):
+            waiting += value
 
 
 def _document(row: dict[str, Any], place: str) -> Document:

@@ -1,10 +1,13 @@
 """The child that renders chat templates: a script of its own, started by data/templates.py, that imports nothing of the package.
 
 A template comes with a model file and may be hostile. The sandbox stops attribute access, but neither endless loops nor
-'a' * 10**10: this process has a limit of memory and an alarm that ends it. One JSON object a line, in and out.
+'a' * 10**10: this process has a limit of memory and a clock that ends it. A request is one JSON object in a line; an answer
+is another, and behind it the bytes it speaks of.
 """
 
 import json
+import os
+import select
 import signal
 import sys
 from datetime import datetime
@@ -15,6 +18,16 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+try:
+    import fcntl
+except ImportError:  # not a Unix
+    fcntl = None  # type: ignore[assignment]
+
+MORE = b"more\n"  # the request for what is left of a chat
+ANSWER = 1 << 20  # bytes, beyond which renderings wait for the next request
+ALL = 2 * 10**9  # bytes that the renderings of one chat may have in all
+LONGEST = 8 * 10**6  # bytes of one of them, besides twice those of the request
+
 
 class GenerationTag(Extension):
     """Hugging Face's mark around what the assistant says: only its body counts here."""
@@ -24,6 +37,84 @@ class GenerationTag(Extension):
     def parse(self, parser: Parser) -> Any:
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class Sandbox(ImmutableSandboxedEnvironment):
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """`message.role` without the exception that finds it otherwise, which takes longer than all else in a chat."""
+        if type(obj) is dict and attribute in obj and not hasattr(dict, attribute):
+            return obj[attribute]
+        return super().getattr(obj, attribute)
+
+
+class TooLong(Exception):
+    """Renderings of more bytes than there may be."""
+
+
+class Conversation:
+    """The renderings of parts of a chat, one after the other, each told by what it has in common with the one before."""
+
+    def __init__(self, template: jinja2.Template, request: dict[str, Any], size: int) -> None:
+        self.template, self.messages, self.values = template, request["messages"], request["values"]
+        self.wanted = request["prefixes"][::-1]
+        self.longest, self.left = LONGEST + 2 * size, ALL
+        self.text, self.last = (
+            b"",
+            (0, b""),
+        )  # the one before; of the last without an opening what it shares with that, and the rest
+
+    def next(self) -> tuple[list[list[int]], list[bytes]]:
+        """Of each how many bytes it shares, how many more it has, and whether it goes on from the last without an opening."""
+        told, rests, size = list[list[int]](), list[bytes](), 0
+        while self.wanted and size < ANSWER:
+            count, answer_next = self.wanted.pop()
+            text = to_bytes(self.opening() if answer_next and not count else self.render(self.messages[:count], answer_next))
+            self.left -= len(text)
+            if len(text) > self.longest or self.left < 0:
+                raise TooLong
+            same = common(self.text, text)
+            shared, ending = self.last if same >= self.last[0] else (same, self.text[same : self.last[0]] + self.last[1])
+            told.append([same, len(text) - same, text.startswith(ending, shared)])
+            rests.append(text[same:])
+            size += len(rests[-1])
+            self.text = text
+            self.last = (shared, ending) if answer_next else (len(text), b"")
+        return told, rests
+
+    def render(self, messages: list[Any], answer_next: bool) -> str:
+        return self.template.render(**self.values, messages=messages, add_generation_prompt=answer_next)
+
+    def opening(self) -> str:
+        """What stands before the words of a first message."""
+        try:
+            return self.render([], True)
+        except Exception:  # templates refuse a chat of no messages; what a turn shares with another one is what they add
+            first = self.messages[0]
+            one, other = self.render([first], False), self.render([{**first, "content": "\0"}], False)
+            shared = next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+            return one[:shared]
+
+
+def common(a: bytes, b: bytes) -> int:
+    """How many bytes two texts have in common at their beginning."""
+    if b.startswith(a):
+        return len(a)
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def to_bytes(text: str) -> bytes:
+    """As the tokenizer has it."""
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "surrogatepass")
 
 
 def raise_exception(message: str) -> None:
@@ -43,7 +134,7 @@ def to_json(
 
 def environment() -> jinja2.Environment:
     extensions: list[Any] = [GenerationTag, loopcontrols]
-    made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
+    made = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
     made.filters["tojson"] = to_json
     made.globals |= {"raise_exception": raise_exception, "strftime_now": strftime_now}
     return made
@@ -58,33 +149,81 @@ def limit_memory(size: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 
 
-def serve(memory: int, seconds: int) -> None:
-    template = None
-    for line in sys.stdin.buffer:
-        if hasattr(signal, "alarm"):
-            signal.alarm(seconds)  # unhandled, it ends the process even in the middle of a C function
+def input_ends_it(on: bool) -> None:
+    """While a request is worked on nothing comes in but the end of whoever asked: then a signal ends this process, too, in the
+    middle of a C function. (A thread would wait for the end of that.)"""
+    if fcntl is None or not hasattr(os, "O_ASYNC"):
+        return
+    how = fcntl.fcntl(0, fcntl.F_GETFL)
+    if not on:
+        fcntl.fcntl(0, fcntl.F_SETFL, how & ~os.O_ASYNC)
+        return
+    fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(0, fcntl.F_SETFL, how | os.O_ASYNC)
+    if select.select([0], [], [], 0)[0]:  # it came before
+        os._exit(1)
+
+
+def clock(seconds: float) -> float:
+    """Wind it up, or stop it with 0; the seconds of the processor that were left. Unhandled, it ends even a C function."""
+    if not hasattr(signal, "setitimer"):
+        return seconds
+    return signal.setitimer(signal.ITIMER_PROF, seconds)[0]
+
+
+class Server:
+    def __init__(self, memory: int, seconds: float) -> None:
+        self.memory, self.seconds, self.left = memory, seconds, seconds
+        self.template: jinja2.Template | None = None
+        self.chat: Conversation | None = None
+
+    def serve(self, line: bytes) -> bool:
+        """Answer a request, and hold no more of it than what comes needs; False where there is none."""
+        if not line:
+            return False
+        input_ends_it(True)
+        clock(self.left if line == MORE else self.seconds)
+        request, rests, size = None, list[bytes](), len(line)
         try:
-            request = json.loads(line)
+            if line != MORE:
+                self.chat = None
+                request = json.loads(line)
+            del line  # as large as all that is rendered of it
+            answer, rests = self.answer(request, size)
+        except Exception as error:
+            answer = self.refusal(error)
+        self.left = clock(0)
+        input_ends_it(False)
+        sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
+        sys.stdout.buffer.writelines(rests)
+        sys.stdout.buffer.flush()
+        return True
+
+    def answer(self, request: dict[str, Any] | None, size: int) -> tuple[dict[str, Any], list[bytes]]:
+        if request:
             if "template" in request:
-                limit_memory(memory)  # before: constants are folded when a template is compiled
-                template = environment().from_string(request["template"])
-                answer: dict[str, Any] = {"ready": True}
-            else:
-                assert template is not None
-                answer = {"texts": [template.render(**values) for values in request["renderings"]]}
-            out = json.dumps(answer)
-        except MemoryError:
-            out = '{"error": "it takes too much memory"}'
-        except RecursionError:
-            out = '{"error": "it nests too deeply"}'
-        except Exception as error:  # whatever a template does wrong is told to the parent
-            text = " ".join(str(error).split()) or type(error).__name__
-            out = json.dumps({"error": text[:300]})
-        if hasattr(signal, "alarm"):
-            signal.alarm(0)
-        sys.stdout.write(out + "\n")
-        sys.stdout.flush()
+                limit_memory(self.memory)  # before: constants are folded when a template is compiled
+                self.template = environment().from_string(request["template"])
+                return {}, []
+            assert self.template is not None
+            self.chat = Conversation(self.template, request, size)
+        assert self.chat is not None
+        texts, rests = self.chat.next()
+        more = bool(self.chat.wanted)
+        self.chat = self.chat if more else None  # its memory is wanted where it is tokenized
+        return {"texts": texts, "size": sum(map(len, rests)), "more": more}, rests
+
+    def refusal(self, error: Exception) -> dict[str, Any]:
+        """Whatever a template does wrong is told to the parent."""
+        self.chat = None
+        if isinstance(error, MemoryError | TooLong):
+            return {"much": "too much memory" if isinstance(error, MemoryError) else "too much text"}
+        if isinstance(error, RecursionError):
+            return {"error": "it nests too deeply"}
+        return {"error": (" ".join(str(error).split()) or type(error).__name__)[:300]}
 
 
 if __name__ == "__main__":
-    serve(int(sys.argv[1]), int(sys.argv[2]))
+    server = Server(int(sys.argv[1]), float(sys.argv[2]))
+    while server.serve(sys.stdin.buffer.readline()):
+        pass

@@ -17,6 +17,7 @@ import numpy as np
 from llamatrain.data.corpus import Corpus
 from llamatrain.data.options import DataOptions
 from llamatrain.data.shuffle import Order, mix
+from llamatrain.machine.terminal import bar
 
 WINDOW = 512  # samples that are packed together
 GRAIN = 32  # lengths of rows are multiples of it
@@ -55,6 +56,14 @@ class Batch:
     size: int  # tokens without padding
 
 
+def lengths_of(ctx: int, options: DataOptions, only_text: bool) -> tuple[int, ...]:
+    """The lengths that batches have: one program each. Text, packed and filled rows are all as long as can be."""
+    if only_text or options.pack or options.fill_with_next_samples:
+        return (ctx,)
+    quarters = (-(-ctx * part // (4 * GRAIN)) * GRAIN for part in (1, 2, 3))
+    return tuple(sorted({length for length in quarters if length < ctx} | {ctx}))
+
+
 class Rows:
     def __init__(self, corpus: Corpus, options: DataOptions, seed: int, eos: int | None = None, bos: int | None = None) -> None:
         self.corpus, self.options, self.ctx = corpus, options, corpus.ctx
@@ -67,11 +76,7 @@ class Rows:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """The lengths that batches have: one program each. Text, packed and filled rows are all as long as can be."""
-        if self.corpus.only_text or self.options.pack or self.options.fill_with_next_samples:
-            return (self.ctx,)
-        quarters = (-(-self.ctx * part // (4 * GRAIN)) * GRAIN for part in (1, 2, 3))
-        return tuple(sorted({length for length in quarters if length < self.ctx} | {self.ctx}))
+        return lengths_of(self.ctx, self.options, self.corpus.only_text)
 
     # ---- where training stands ---------------------------------------------
 
@@ -117,9 +122,11 @@ class Rows:
         end, place, rows = epochs * len(self.corpus), 0, 0
         if not (self.options.pack or self.options.fill_with_next_samples):
             return end
-        while place < end:
-            made, place = self._make(place)
-            rows += len(made)
+        with bar("counting rows", total=end) as told:
+            while place < end:
+                made, place = self._make(place)
+                rows += len(made)
+                told.update(place - told.n)
         return rows
 
     def once(self, count: int) -> Iterator[Batch]:

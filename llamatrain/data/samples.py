@@ -4,9 +4,12 @@ import mmap
 from collections.abc import Iterator
 
 from llamatrain.config.options import flag_of
+from llamatrain.config.words import worded
 from llamatrain.data.sources import DataFile
 from llamatrain.data.suitable import MARK, Utf8, check_text
+from llamatrain.data.tokenizer.tokenizer import to_bytes
 from llamatrain.errors import DataError
+from llamatrain.files.mapped import map_file, unchanged
 
 CHUNK = 1 << 20
 
@@ -32,12 +35,13 @@ def boundary(text: bytes | mmap.mmap, at: int) -> int:
 
 def samples_after(source: DataFile, pattern: str, include: bool, longest: int | None) -> Iterator[bytes]:
     """What follows each place of the pattern, up to the next one; or on into the next ones, up to a longest length in bytes."""
-    mark = pattern.encode()
-    with source.path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
+    mark = to_bytes(pattern)
+    text = map_file(source.path, "a text")
+    with unchanged([text]):
         encoding, read, at = Utf8(source.name), 0, text.find(mark)
         if at < 0:
             told = f"({flag_of('escape')} reads \\n as the end of a line)"
-            raise DataError(f"{source.name}: the sample start {pattern!r} is not in it {told}")
+            raise DataError(f"{source.name}: the sample start {worded(pattern)} is not in it {told}")
         while at >= 0:
             following = text.find(mark, at + len(mark))
             begin = at if include else at + len(mark)

@@ -1,23 +1,25 @@
 """What the user names as data, as a list of files: text, or JSON lines."""
 
 import glob
-import shutil
+import os
 import stat
 import sys
-import tempfile
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import BinaryIO, Literal
 
-from llamatrain.data.suitable import KINDS, KNOWN, MARK, TAKEN, check_head, check_name
+from llamatrain.data.suitable import KINDS, KNOWN, MARK, TAKEN, check_head, check_name, check_text
 from llamatrain.errors import DataError
-from llamatrain.machine.temporary import goes_with_program
+from llamatrain.machine.temporary import passing_file
 
 HEAD = 1 << 16  # bytes that show whether a file is text at all
+MOST_LOOKED_AT = 1 << 18  # files and folders, for names that a checkpoint alone gives
+SYSTEM = ("/proc", "/sys")  # whose files are none
+PIECE = 1 << 20  # bytes of what is read to its end
 
 
 @dataclass(frozen=True)
@@ -106,12 +108,14 @@ def _standard_input() -> DataFile:
 @cache
 def _spooled(origin: Path | BinaryIO, name: str) -> DataFile:
     """What a stream holds, in a file of its own for as long as the program runs."""
+    path = passing_file()
     with (
-        tempfile.NamedTemporaryFile(prefix="llamatrain-", delete=False) as spool,
+        path.open("wb") as spool,
         origin.open("rb") if isinstance(origin, Path) else nullcontext(origin) as stream,
     ):
-        path = goes_with_program(Path(spool.name))
-        shutil.copyfileobj(stream, spool)
+        for block in iter(lambda: stream.read(PIECE), b""):
+            check_text(block, name, spool.tell())  # here, since what goes on for ever may be zeros
+            spool.write(block)
     return DataFile(path, name, _look(path))
 
 
@@ -126,6 +130,50 @@ def _look(path: Path) -> Literal["text", "lines"]:
     return "lines" if first.startswith(b"{") and first[1:].lstrip()[:1] == b'"' else "text"
 
 
+# ---- names that nobody typed -------------------------------------------------
+
+
+def check_kept(data: Sequence[str]) -> None:
+    """Of a run that may come from anywhere: its names bring about nothing that waits, has no end, or is half the disk."""
+    left = MOST_LOOKED_AT
+    for name in data:
+        for path in _looked_at(name):
+            if (left := left - 1) < 0:
+                raise DataError(f"{name}: more than {MOST_LOOKED_AT} files and folders to look through; {ANEW}")
+            mode = path.stat().st_mode if path.exists() else stat.S_IFREG
+            system = any(path.resolve().is_relative_to(each) for each in SYSTEM)
+            if system or not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                raise DataError(f"{name}: {path} is a device, a pipe or a file of the system; {ANEW}")
+
+
+ANEW = "where it is meant, name the data again beside --resume"
+
+
+def _looked_at(name: str) -> Iterator[Path]:
+    """What a name has to be looked through for, one after the other: as much as `find_sources` would."""
+    path = Path(name)
+    if name in ("", "-"):
+        return
+    if path.exists() or not glob.has_magic(name):
+        yield path
+        for folder, folders, files in os.walk(path):
+            yield from (Path(folder) / each for each in folders)
+            yield from (Path(folder) / each for each in files if Path(folder, each).is_file())
+        return
+    yield from map(Path, _matched(name))
+
+
+def _matched(pattern: str) -> Iterator[str]:
+    """As glob does, but that each folder on the way there counts."""
+    folder, last = os.path.split(pattern)
+    folders = _matched(folder) if folder != pattern and glob.has_magic(folder) else [folder]
+    for each in folders:
+        yield each
+        if Path(each).is_dir():
+            place = f"{glob.escape(each)}{os.sep}" if each else ""
+            yield from glob.iglob(f"{place}{last}", recursive=True)  # noqa: PTH207 - pathlib takes no absolute ones
+
+
 def naming(sources: Sequence[DataFile]) -> str:
     """`a.txt and 3 more`."""
     return sources[0].name + (f" and {len(sources) - 1} more" if len(sources) > 1 else "")
@@ -135,8 +183,11 @@ def _check(source: DataFile) -> None:
     try:
         with source.path.open("rb") as file:
             head = file.read(HEAD)
+            blank = not head.strip() and not any(block.strip() for block in iter(lambda: file.read(PIECE), b""))
     except OSError as error:
         raise DataError(f"{source.name}: {error.strerror}") from None
-    if not head.strip():
+    if not head.removeprefix(MARK):
         raise DataError(f"{source.name}: the file is empty")
+    if blank:
+        raise DataError(f"{source.name}: there is only white space in it")
     check_head(source.name, Path(source.name).suffix, head)

@@ -6,20 +6,29 @@ One child serves all renderings of a template. One that takes too long is killed
 import json
 import os
 import selectors
+import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Generator, Iterable
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
+from llamatrain.data.forms import Message, TooMuch
 from llamatrain.errors import DataError
+from llamatrain.machine.memory import give_back
 
-SECONDS = 5  # for the renderings of one conversation
-MEMORY = 256 * 10**6  # address space of the child, interpreter included
-START = 60.0  # a child may have to wait long for a processor before it is there at all
+SECONDS = 5.0  # of a processor, for the renderings of one conversation
+MEMORY = 108 * 10**6  # address space of the child, interpreter included
+WAIT = 60.0  # a child may have to wait long for a processor
 LONGEST = 64 * 10**6  # bytes of an answer
+LARGE = 1 << 22  # bytes of a text whose memory is given back when it is done with
+LOST = 3  # conversations without an answer that are no reason yet to give the template up; and one for each WORKED others
+WORKED = 50
+MORE = b"more"
 CHATML = (
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
@@ -28,10 +37,20 @@ CHATML = (
 )
 # For a vocabulary to which ChatML's end mark is mere text: an answer ends with a token that a model can stop at.
 CHATML_WITH_EOS = CHATML.replace("'<|im_end|>\n'", "(eos_token if message['role'] == 'assistant' else '<|im_end|>') + '\n'")
+SMALL: list[Message] = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hi"}]
+Prefix = tuple[int, bool]  # so many messages, with or without the opening of the assistant's answer after them
 
 
 class TemplateError(DataError):
     """A template that refuses, fails or is stopped."""
+
+
+class Rendering(NamedTuple):
+    """A text that shares its first `same` bytes with the one before it."""
+
+    same: int
+    rest: memoryview
+    goes_on: bool  # begins with all of the last one without an opening
 
 
 class ChatTemplate:
@@ -40,22 +59,49 @@ class ChatTemplate:
     def __init__(self, source: str, bos: str = "", eos: str = "") -> None:
         self.source = source
         self.constants = {"bos_token": bos, "eos_token": eos, "tools": None, "documents": None}
+        self.worked = self.lost = 0
         self._child: Child | None = None
         self._lock = threading.Lock()
 
-    def render(self, *requests: tuple[list[dict[str, Any]], bool]) -> list[str]:
-        """A text for each list of messages, with or without the opening of the assistant's answer after it."""
-        renderings = [
-            {**self.constants, "messages": messages, "add_generation_prompt": answer_next} for messages, answer_next in requests
-        ]
-        with self._lock:
-            if self._child is None:
-                self._child = Child(self.source)
-            try:
-                return self._child.ask({"renderings": renderings}, SECONDS)["texts"]
-            except Lost:
-                self.close()
-                raise TemplateError(f"the chat template was stopped: it takes more than {SECONDS} s or too much memory") from None
+    def render(self, messages: list[Message], answer_next: bool = False) -> bytes:
+        return b"".join(rendering.rest for rendering in self.renderings(messages, [(len(messages), answer_next)]))
+
+    def renderings(self, messages: list[Message], prefixes: Iterable[Prefix]) -> Generator[Rendering, None, None]:
+        """Of parts of a conversation, one after the other: a few are held. Others wait until they are through."""
+        request = {"messages": messages, "prefixes": list(prefixes), "values": self.constants}
+        with ExitStack() as held:
+            held.enter_context(self._lock)
+            answer, rests = self._ask(request)
+            while True:
+                if not answer["more"]:
+                    self.worked += 1
+                    held.close()  # nothing more is asked: other threads go on while these are tokenized
+                at = 0
+                for same, size, goes_on in answer["texts"]:
+                    yield Rendering(same, rests[at : at + size], goes_on)
+                    at += size
+                if not answer["more"]:
+                    return
+                give_back()  # texts that grow leave holes of their size
+                answer, rests = self._ask(None)
+
+    def _ask(self, request: dict[str, Any] | None) -> "Answer":
+        if self._child is None:
+            self._child = Child(self.source, self.constants)
+        try:
+            return self._child.ask(request, patience())
+        except Lost:
+            self.close()
+            raise self._gone(f"more than {SECONDS:g} s or too much memory") from None
+        except TooMuch as error:
+            raise self._gone(str(error)) from None
+
+    def _gone(self, why: str) -> DataError:
+        """What a conversation without an answer means: that it is too much, or that the template is."""
+        self.lost += 1
+        if self.lost > LOST + self.worked // WORKED:
+            return TemplateError(f"the chat template was stopped: it takes {why}, as for {self.lost - 1} chats before")
+        return TooMuch(f"the chat template takes {why} for this chat")
 
     def close(self) -> None:
         if self._child is not None:
@@ -69,51 +115,91 @@ class ChatTemplate:
         self.close()
 
 
+def patience() -> float:
+    """The child's own clock, where it has one, counts its work alone."""
+    return WAIT if hasattr(signal, "setitimer") else SECONDS
+
+
 class Lost(Exception):
     """The child did not answer: it hung, died or said too much."""
 
 
+Answer = tuple[dict[str, Any], memoryview]
+
+
 class Child:
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, values: dict[str, Any]) -> None:
         script = str(Path(__file__).with_name("renderer.py"))
         self.process = subprocess.Popen(
-            [sys.executable, "-P", script, str(MEMORY), str(SECONDS + 1)],  # -P: this folder's modules shadow nothing there
+            [sys.executable, "-P", script, str(MEMORY), str(SECONDS)],  # -P: this folder's modules shadow nothing there
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            env={**os.environ, "MALLOC_MMAP_THRESHOLD_": str(LARGE)},  # GNU's library gives back at once what is larger
         )
         try:
-            self.ask({"template": source}, START)
-        except (Lost, TemplateError) as error:
+            self._begin(source, values)
+        except TemplateError:
             self.kill()
-            reason = "it cannot be compiled" if isinstance(error, Lost) else str(error).partition(": ")[2]
-            raise TemplateError(f"the chat template is no template: {reason}") from None
+            raise
 
-    def ask(self, request: dict[str, Any], seconds: float) -> Any:
-        assert self.process.stdin is not None
+    def _begin(self, source: str, values: dict[str, Any]) -> None:
         try:
-            self.process.stdin.write(json.dumps(request).encode() + b"\n")
-            self.process.stdin.flush()
-            answer = json.loads(self._line(time.monotonic() + seconds))
+            self.ask({"template": source}, WAIT)
+        except (Lost, TemplateError, TooMuch) as error:
+            reasons = {Lost: "it cannot be compiled", TooMuch: f"it takes {error}"}
+            reason = reasons.get(type(error), str(error).partition(": ")[2])
+            raise TemplateError(f"the chat template is no template: {reason}") from None
+        small = {"messages": SMALL, "prefixes": [(len(SMALL), False)], "values": values}
+        try:
+            self.ask(small, patience())
+        except Lost:
+            why = f"it takes more than {SECONDS:g} s or too much memory"
+            raise TemplateError(f"the chat template was stopped: {why}, be a chat never so small") from None
+        except TooMuch as error:
+            raise TemplateError(f"the chat template was stopped: it takes {error}, be a chat never so small") from None
+        except TemplateError:  # it may want another chat than this one
+            return
+
+    def ask(self, request: dict[str, Any] | None, seconds: float) -> Answer:
+        """None asks for what is left of the last answer."""
+        try:
+            self._send(request)
+            answer, rests = self._answer(time.monotonic() + seconds)
         except (OSError, ValueError):
             raise Lost from None
         if "error" in answer:
             raise TemplateError(f"the chat template refuses it: {answer['error']}")
-        return answer
+        if "much" in answer:
+            raise TooMuch(answer["much"])
+        return answer, rests
 
-    def _line(self, deadline: float) -> bytes:
+    def _send(self, request: dict[str, Any] | None) -> None:
+        assert self.process.stdin is not None
+        text = MORE if request is None else json.dumps(request).encode()
+        self.process.stdin.write(text)
+        self.process.stdin.write(b"\n")
+        self.process.stdin.flush()
+        if len(text) > LARGE:
+            del text
+            give_back()
+
+    def _answer(self, deadline: float) -> Answer:
         assert self.process.stdout is not None
-        pipe, parts, size = self.process.stdout.fileno(), list[bytes](), 0
+        pipe, got, answer = self.process.stdout.fileno(), bytearray(), dict[str, Any]()
         with selectors.DefaultSelector() as selector:
             selector.register(pipe, selectors.EVENT_READ)
-            while not parts or not parts[-1].endswith(b"\n"):
-                if size > LONGEST or not selector.select(max(0.0, deadline - time.monotonic())):
+            while not answer or len(got) < answer["size"]:
+                if len(got) > LONGEST or not selector.select(max(0.0, deadline - time.monotonic())):
                     raise Lost
-                parts.append(os.read(pipe, 1 << 20))
-                size += len(parts[-1])
-                if not parts[-1]:
+                block = os.read(pipe, 1 << 20)
+                if not block:
                     raise Lost
-        return b"".join(parts)
+                got += block
+                if not answer and (end := got.find(b"\n")) >= 0:
+                    answer = {"size": 0, **json.loads(got[:end])}
+                    del got[: end + 1]
+        return answer, memoryview(got)
 
     def kill(self) -> None:
         self.process.kill()

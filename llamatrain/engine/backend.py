@@ -36,8 +36,8 @@ class Backend(Protocol):
     def read(self, place: Place) -> np.ndarray:
         """What lies there, not to be written to; valid until the next run."""
 
-    def write(self, place: Place, values: Any) -> None:
-        """Put values there; a number fills it."""
+    def write(self, place: Place, values: Any, at: Any = ...) -> None:
+        """Put values there, or into a part of it; a number fills it."""
 
     def finite(self, place: Place, masks: bool = False) -> bool:
         """Whether no element is NaN or an infinity; with `masks`, minus infinity may stand there."""

@@ -11,49 +11,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from llamatrain.engine.order import make_contiguous, ordered, owner_of
+from llamatrain.engine.placing import Block, aligned, placed
 from llamatrain.graph.ops import cont
 from llamatrain.graph.show import verify
 from llamatrain.graph.tensor import Node, Quantised, Tensor, leaves_of
-from llamatrain.machine.memory import ALIGNMENT
 
 Scratch = Callable[[Node], int]  # bytes that a node's kernel needs beside its outputs
 Resident = Callable[[Iterable[int]], int]  # of weights of such sizes that are only read: bytes in memory at once
-
-
-def aligned(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT
-
-
-@dataclass
-class Block:
-    """Memory that is one from the making of a value to the last reading of the last value that takes it over; or scratch."""
-
-    size: int
-    first: int
-    last: int
-
-
-def placed(blocks: Sequence[Block]) -> tuple[list[int], int]:
-    """An offset for each block, none over another that lives at the same time, and the size of it all.
-
-    The largest go first, each into the smallest gap that holds it between those that are there in its life.
-    """
-    offsets = [0] * len(blocks)
-    first, last, start, end = np.zeros((4, len(blocks)), np.int64)
-    by_size = sorted(range(len(blocks)), key=lambda number: (-blocks[number].size, blocks[number].first))
-    for count, number in enumerate(by_size):
-        block, size = blocks[number], aligned(blocks[number].size)
-        beside = np.flatnonzero((first[:count] <= block.last) & (last[:count] >= block.first))
-        beside = beside[np.argsort(start[beside], kind="stable")]
-        tops = np.concatenate(([0], np.maximum.accumulate(end[beside])))
-        gaps = start[beside] - tops[:-1]
-        if fitting := np.flatnonzero(gaps >= size).tolist():
-            offset = int(tops[min(fitting, key=lambda gap: gaps[gap])])
-        else:
-            offset = int(tops[-1])
-        offsets[number] = offset
-        first[count], last[count], start[count], end[count] = block.first, block.last, offset, offset + size
-    return offsets, int(end.max(initial=0))
 
 
 @dataclass

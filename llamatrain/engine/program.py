@@ -59,11 +59,11 @@ class Program:
         """What a leaf or an output holds; valid until the next run, and not to be written to."""
         return self.backend.read(self.memory_of(tensor))
 
-    def write(self, leaf: Tensor, values: Any) -> None:
-        """Put values into a leaf; a number fills it."""
+    def write(self, leaf: Tensor, values: Any, at: Any = ...) -> None:
+        """Put values into a leaf, or into a part of it; a number fills it."""
         if leaf.node:
             raise GraphError(f"{leaf!r} is computed by this program, and not to be written")
-        self.backend.write(self.memory_of(leaf), values)
+        self.backend.write(self.memory_of(leaf), values, at)
 
     def memory_of(self, tensor: Tensor) -> Place:
         """Where a leaf or an output lies, for another program that is to read or change it."""

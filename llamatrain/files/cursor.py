@@ -1,16 +1,18 @@
 """Walks through the head of a GGUF file: what the file says is believed only as far as the file's own size bears it out."""
 
-import mmap
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from llamatrain.errors import FileError
+from llamatrain.files.mapped import MappedFile
 from llamatrain.files.values import ARRAY, DTYPES, LENGTH, U32, Kind
 
 KINDS = {kind.value: kind for kind in Kind}
 NAME_LIMIT = 65535  # bytes of a key or a tensor's name
 NESTING_LIMIT = 4  # arrays in arrays
+PIECE = 1 << 18  # bytes that are read at a time
+LARGEST = 1 << 28  # bytes of a head: that of a vocabulary of 256,000 tokens has a twentieth of it
 BLOCK = 1 << 15  # bytes that `leap` looks at: its arrays stay in the cache
 STRIDE = 512  # strings, at least, for each leap: where leaps are short, plain steps are faster
 
@@ -26,10 +28,11 @@ def quoted(name: str) -> str:
 
 
 class Cursor:
-    def __init__(self, path: Path, data: mmap.mmap) -> None:
-        self.path = path
-        self.data = data
-        self.bytes = np.frombuffer(data, np.uint8)
+    """Reads the file on as far as it goes, each byte once: what was checked is what is used, whatever becomes of the file."""
+
+    def __init__(self, file: MappedFile) -> None:
+        self.file, self.path, self.size = file, file.path, len(file)
+        self.data: Any = bytearray()  # what was read so far
         self.at = 0
         self.reading = "the header"
 
@@ -38,11 +41,30 @@ class Cursor:
 
     def take(self, count: int) -> int:
         """Pass so many bytes, which the file must have; where they begin."""
-        start, left = self.at, len(self.data) - self.at
+        start, left = self.at, self.size - self.at
         if count > left:
             raise self.fail(f"{count} bytes should follow, but the file has {left} more")
         self.at += count
+        self.reach(self.at)
         return start
+
+    def since(self, start: int) -> bytes:
+        """What was passed from a byte on."""
+        return bytes(memoryview(self.data)[start : self.at])
+
+    def first(self, count: int) -> bytes:
+        """The first bytes, of which there may be fewer."""
+        return self.since(self.take(min(count, self.size)))
+
+    def reach(self, end: int) -> None:
+        """Have the bytes up to there."""
+        if end > LARGEST:
+            raise self.fail(f"up to {LARGEST} bytes can be before the tensors' data, and here are more")
+        while (there := len(self.data)) < end:
+            piece = self.file.piece(there, min(max(PIECE, end - there), self.size - there))
+            if not piece:
+                raise self.fail("the file ends here by now")
+            self.data += piece
 
     def u32(self) -> int:
         return U32.unpack_from(self.data, self.take(U32.size))[0]
@@ -52,7 +74,7 @@ class Cursor:
 
     def count(self, smallest: int) -> int:
         """A number of things, of which each takes so many bytes or more."""
-        count, left = self.u64(), len(self.data) - self.at
+        count, left = self.u64(), self.size - self.at
         if count * smallest > left:
             raise self.fail(f"{count} of them should follow, {smallest} bytes or more each, but the file has {left} more")
         return count
@@ -62,7 +84,7 @@ class Cursor:
         if not 0 < length <= NAME_LIMIT:
             raise self.fail(f"a name of {length} bytes; 1 to {NAME_LIMIT} can be")
         start = self.take(length)
-        return str(self.data[start : self.at], "utf-8", "surrogateescape")
+        return str(self.since(start), "utf-8", "surrogateescape")
 
     def kind(self) -> Kind:
         number = self.u32()
@@ -103,12 +125,13 @@ class Cursor:
 
     def step(self, count: int) -> None:
         """Pass so many strings one by one: `take(u64())`, without its calls."""
-        data, at, size, length_at = self.data, self.at, len(self.data), LENGTH.unpack_from
+        data, at, there, length_at = self.data, self.at, len(self.data), LENGTH.unpack_from
         for _ in range(count):
             behind = at + LENGTH.size
-            if behind > size or (behind := behind + length_at(data, at)[0]) > size:
+            if behind > there or (behind := behind + length_at(data, at)[0]) > there:
                 self.at = at
-                self.take(self.u64())  # fails, and says why
+                self.take(self.u64())  # reads on, or fails and says why
+                behind, there = self.at, len(data)
             at = behind
         self.at = at
 
@@ -118,7 +141,8 @@ class Cursor:
         A length under 256 is a byte with seven zeros behind it. Such places are found all at once; as long as each string
         ends where the next place is, the places are lengths indeed.
         """
-        block = self.bytes[self.at : self.at + BLOCK]
+        self.reach(min(self.at + BLOCK, self.size, LARGEST))
+        block = np.frombuffer(self.data, np.uint8, min(BLOCK, len(self.data) - self.at), self.at)
         zero = block == 0
         two = zero[1:-1] & zero[2:]  # [i]: bytes i + 1 and i + 2 are zero
         four = two[:-2] & two[2:]

@@ -1,7 +1,10 @@
 """A file takes its name when it is whole, and not before: what stood there stays until then."""
 
 import os
+import stat
+from collections.abc import Callable
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -9,24 +12,26 @@ from typing import Self
 import numpy as np
 
 from llamatrain.errors import FileError
+from llamatrain.files.unfinished import begun
+from llamatrain.machine.temporary import removed
+
+PASSED_OVER = ".passed-over"  # behind the name of what makes way
 
 
 class NewFile:
-    """A file being written beside its place; leaving the `with` block without an error moves it there."""
+    """A file being written beside its place; leaving the `with` block without an error moves it there.
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-        self._place = Path(os.path.realpath(path))  # a link stays, and what it points to is replaced
-        if self._place.exists() and not self._place.is_file():
-            raise FileError(f"{path}: this is a folder or a device, no place for a file")
-        self._temporary = self._place.with_name(f".{self._place.name[:50]}.{os.urandom(4).hex()}.tmp")
+    A link in its place is replaced, and what it leads to stays as it is. `check` looks at the file before it takes its name.
+    """
+
+    def __init__(self, path: str | Path, check: Callable[[Path], object] | None = None) -> None:
+        self.path, self._check = Path(path), check
         try:
-            self._file = self._temporary.open("xb")
+            if os.path.lexists(path) and stat.S_IFMT(os.lstat(path).st_mode) not in (stat.S_IFREG, stat.S_IFLNK):
+                raise FileError(f"{path}: this is a folder, a device or a pipe, no place for a file")
+            self._temporary, self._file = begun(self.path)
         except OSError as error:
             raise self._failure(error) from error
-        except BaseException:  # an interrupt, when it is there already
-            self._temporary.unlink(missing_ok=True)
-            raise
 
     def write(self, data: np.ndarray | bytes) -> int:
         """How many bytes were written: all of them."""
@@ -47,19 +52,39 @@ class NewFile:
         finally:
             with suppress(OSError):  # of a disk that is full: closing writes what is left in the buffer
                 self._file.close()
-            self._temporary.unlink(missing_ok=True)  # there is none after a move
+            removed(self._temporary)  # there is none after a move
 
     def _keep(self) -> None:
         self._file.flush()
         os.fsync(self._file.fileno())
-        self._file.close()
-        self._temporary.replace(self._place)
+        if self._check:
+            self._look()
+        if os.name != "posix":
+            self._file.close()  # what is open keeps its name there; elsewhere it is held until it has its own
+        self._temporary.replace(self.path)
         if os.name == "posix":
-            folder = os.open(self._place.parent, os.O_RDONLY)
+            folder = os.open(self.path.parent, os.O_RDONLY)
             try:
                 os.fsync(folder)
             finally:
                 os.close(folder)
 
+    def _look(self) -> None:
+        assert self._check
+        try:
+            self._check(self._temporary)
+        except FileError as error:
+            told = str(error).removeprefix(f"{self._temporary}: ")
+            raise FileError(f"{self.path}: is not kept, since it could not be read again: {told}") from error
+
     def _failure(self, error: OSError) -> FileError:
         return FileError(f"{self.path}: cannot be written: {error.strerror}")
+
+
+def pass_over(file: Path) -> None:
+    """Leave it beside its place, under a name that nothing has."""
+    for number in count():
+        place = file.with_name(f"{file.name}{PASSED_OVER}{f'-{number}' if number else ''}")
+        if not os.path.lexists(place):
+            file.rename(place)
+            return

@@ -1,12 +1,10 @@
-"""Opens GGUF files, mapped into memory: values and tensors are decoded when they are asked for.
+"""Opens GGUF files: tensors are mapped into memory and decoded when they are asked for, values are copied.
 
 A file is untrusted: all that it says of lengths, counts, offsets and nesting is checked against its size before anything
-is made of it. A file is let go when its `Gguf` and all views of it are gone.
+is made of it. A file is let go when its `Gguf` and all views of its tensors are gone.
 """
 
-import mmap
 import re
-import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,10 +15,12 @@ import numpy as np
 from llamatrain.errors import FileError
 from llamatrain.files.constants import ALIGNMENT, MAGIC
 from llamatrain.files.cursor import Cursor, quoted
+from llamatrain.files.mapped import MappedFile, files_of, map_file, unchanged
 from llamatrain.files.types import TYPES, TensorInfo
-from llamatrain.files.values import Kind, Value
+from llamatrain.files.values import U32, Kind, Value
 
 PART_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
+Place = tuple[Kind, int, int]  # of a value: from which byte to which
 T = TypeVar("T", int, float, bool, str, list, np.ndarray)
 
 
@@ -32,6 +32,11 @@ class Metadata(Mapping[str, Any]):
 
     def __getitem__(self, key: str) -> Any:
         return self.typed[key].decode()
+
+    def word(self, key: str) -> str | None:
+        """A value that is a text; nothing where it is another, such as an array, which is equal to no text."""
+        value = self.typed.get(key)
+        return value.decode() if value and value.kind is Kind.STRING else None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.typed)
@@ -72,12 +77,18 @@ class Gguf:
         return value
 
     @property
+    def files(self) -> list[MappedFile]:
+        """That its tensors lie in."""
+        return files_of(tensor.file for tensor in self.tensors.values())
+
+    @property
     def kind(self) -> str:
-        if self.metadata.get("general.type") == "adapter":
+        told = self.metadata.word("general.type") if "general.type" in self.metadata else "model"
+        if told == "adapter":
             return "adapter"
         if "training.type" in self.metadata or "training.iteration_count" in self.metadata:
             return "checkpoint"
-        if "general.architecture" not in self.metadata or self.metadata.get("general.type", "model") != "model":
+        if "general.architecture" not in self.metadata or told != "model":
             return "other"
         return "model" if self.tensors else "vocabulary" if "tokenizer.ggml.model" in self.metadata else "other"
 
@@ -93,34 +104,24 @@ def open_gguf(path: str | Path) -> Gguf:
 # ---- one file --------------------------------------------------------------
 
 
-def map_file(path: Path, needed: str = "a GGUF file") -> mmap.mmap:
-    try:
-        mode = path.stat().st_mode
-        if not stat.S_ISREG(mode):  # asked before it is opened: a pipe would wait for a writer
-            raise FileError(f"{path}: this is a {'folder' if stat.S_ISDIR(mode) else 'device or pipe'}; {needed} is needed")
-        with path.open("rb") as file:
-            if not file.seek(0, 2):
-                raise FileError(f"{path}: the file is empty; {needed} is needed")
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except OSError as error:
-        raise FileError(f"{path}: {error.strerror}") from error
-
-
 def read_part(path: Path) -> Gguf:
-    cursor = Cursor(path, map_file(path))
-    tensors, values = read_header(cursor)
-    metadata = read_metadata(cursor, values)
-    alignment = read_alignment(cursor, metadata)
-    infos = read_tensor_infos(cursor, tensors, alignment)
-    return Gguf(path, Metadata(metadata), place_tensors(cursor, infos, alignment))
+    file = map_file(path)
+    with unchanged([file]):
+        cursor = Cursor(file)
+        tensors, values = read_header(cursor)
+        places = read_metadata(cursor, values)
+        alignment = read_alignment(cursor, places)
+        infos = read_tensor_infos(cursor, tensors, alignment)
+        head = memoryview(cursor.data).toreadonly()
+        metadata = {key: Value(kind, head[start:end]) for key, (kind, start, end) in places.items()}
+        return Gguf(path, Metadata(metadata), place_tensors(cursor, infos, alignment))
 
 
 def read_header(cursor: Cursor) -> tuple[int, int]:
     """How many tensors and values there are."""
-    magic = cursor.data[: len(MAGIC)]
+    magic = cursor.first(len(MAGIC))
     if magic != MAGIC:
         raise cursor.fail(f"it begins with {magic!r}, a GGUF file with {MAGIC!r}")
-    cursor.take(len(MAGIC))
     version = cursor.u32()
     if version and version & 0xFFFF == 0:
         raise cursor.fail("the file is big-endian (for s390x and the like); only little-endian files can be read")
@@ -128,14 +129,13 @@ def read_header(cursor: Cursor) -> tuple[int, int]:
         raise cursor.fail(f"GGUF version {version}; versions 2 and 3 can be read: convert the model again")
     tensors = cursor.u64()
     values = cursor.count(13)  # the length of a key, a kind, a byte
-    if tensors * 32 > len(cursor.data):  # the length of a name, the axes, one of them, type and offset
-        raise cursor.fail(f"{tensors} tensors cannot be in {len(cursor.data)} bytes")
+    if tensors * 32 > cursor.size:  # the length of a name, the axes, one of them, type and offset
+        raise cursor.fail(f"{tensors} tensors cannot be in {cursor.size} bytes")
     return tensors, values
 
 
-def read_metadata(cursor: Cursor, count: int) -> dict[str, Value]:
-    found: dict[str, Value] = {}
-    view = memoryview(cursor.data)
+def read_metadata(cursor: Cursor, count: int) -> dict[str, Place]:
+    found: dict[str, Place] = {}
     for i in range(count):
         cursor.reading = f"value {i + 1} of {count}"
         key = cursor.name()
@@ -144,17 +144,17 @@ def read_metadata(cursor: Cursor, count: int) -> dict[str, Value]:
             raise cursor.fail("the key is there twice")
         kind, start = cursor.kind(), cursor.at
         cursor.skip(kind)
-        found[key] = Value(kind, view[start : cursor.at])
+        found[key] = kind, start, cursor.at
     return found
 
 
-def read_alignment(cursor: Cursor, metadata: dict[str, Value]) -> int:
-    value = metadata.get("general.alignment")
-    if value is None:
+def read_alignment(cursor: Cursor, metadata: dict[str, Place]) -> int:
+    if "general.alignment" not in metadata:
         return ALIGNMENT
-    alignment = value.decode() if value.kind is Kind.UINT32 else 0
+    kind, start, _ = metadata["general.alignment"]
+    alignment: int = U32.unpack_from(cursor.data, start)[0] if kind is Kind.UINT32 else 0
     if alignment.bit_count() != 1:
-        raise cursor.fail(f"general.alignment is {value.kind.name} {alignment or ''}; a power of two in UINT32 is needed")
+        raise cursor.fail(f"general.alignment is {kind.name} {alignment or ''}; a power of two in UINT32 is needed")
     return alignment
 
 
@@ -193,7 +193,7 @@ def read_tensor_info(cursor: Cursor, name: str) -> TensorInfo:
 
 def place_tensors(cursor: Cursor, infos: dict[str, tuple[TensorInfo, int]], alignment: int) -> dict[str, FileTensor]:
     start = -(-cursor.at // alignment) * alignment
-    file = cursor.bytes
+    file = np.frombuffer(cursor.file, np.uint8)
     tensors = {name: FileTensor(name, info.type, info.shape, start + at, file) for name, (info, at) in infos.items()}
     end, last = start, ""
     for tensor in sorted(tensors.values(), key=lambda tensor: tensor.offset):

@@ -1,6 +1,6 @@
 """Writes GGUF files as a stream: what will be in one is said first, then the tensors' data is given, one by one."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,7 +17,12 @@ LONGEST_NAME = 63  # bytes of a tensor's name: llama.cpp refuses longer ones
 
 
 @contextmanager
-def new_gguf(path: str | Path, metadata: Mapping[str, Value], tensors: Iterable[TensorInfo]) -> Iterator["Writer"]:
+def new_gguf(
+    path: str | Path,
+    metadata: Mapping[str, Value],
+    tensors: Iterable[TensorInfo],
+    check: Callable[[Path], object] | None = None,
+) -> Iterator["Writer"]:
     """A file being written, which takes its name when the `with` block is left without an error.
 
     The metadata of another file is carried over as it is: `{**base.metadata.typed, "general.name": string("mine")}`.
@@ -26,7 +31,7 @@ def new_gguf(path: str | Path, metadata: Mapping[str, Value], tensors: Iterable[
     alignment = metadata["general.alignment"].decode() if "general.alignment" in metadata else ALIGNMENT
     if unfit := unfit_name(infos):
         raise FileError(f"{path}: cannot be written: {unfit}")
-    with NewFile(path) as file:
+    with NewFile(path, check) as file:
         writer = Writer(file, infos, alignment)
         writer.pad(file.write(head(metadata, infos, alignment)))
         yield writer

@@ -60,8 +60,8 @@ class Host:
         seen.flags.writeable = False
         return seen
 
-    def write(self, place: np.ndarray | Blocks, values: Any) -> None:
-        _array(place)[...] = values
+    def write(self, place: np.ndarray | Blocks, values: Any, at: Any = ...) -> None:
+        _array(place)[at] = values
 
     def finite(self, place: np.ndarray | Blocks, masks: bool = False) -> bool:
         return all(_finite(piece, masks) for piece in _pieces(place))

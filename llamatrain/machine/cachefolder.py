@@ -7,10 +7,11 @@ from pathlib import Path
 
 from platformdirs import user_cache_path
 
-from llamatrain.machine.temporary import goes_with_program
+from llamatrain.machine.temporary import passing_folder
 
 SWITCH = "LLAMATRAIN_CACHE"
 NAME = "llamatrain"
+ROOM = 1 << 16  # bytes that a folder must have room for
 
 
 def wanted(name: str) -> Path | None:
@@ -27,25 +28,27 @@ def wanted(name: str) -> Path | None:
 def cache_folder(name: str) -> Path | None:
     """The wanted folder; where that cannot be written, one that goes with the program; None where nothing can be written."""
     folder = wanted(name)
-    if folder and _writable(folder):
+    if folder and not hindrance(folder):
         return folder
     root = passing()
-    return root / NAME / name if root and _writable(root / NAME / name) else None
+    return root / NAME / name if root and not hindrance(root / NAME / name) else None
 
 
-def _writable(folder: Path) -> bool:
+def hindrance(folder: Path) -> str:
+    """Why nothing can be kept in a folder; where something can, it is there now, and there is nothing to say."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            return True
-    except OSError:
-        return False
+        with tempfile.TemporaryFile(dir=folder, buffering=0) as probe:
+            probe.write(bytes(ROOM))
+    except OSError as error:
+        return f"{folder} cannot be written ({error.strerror or error})"
+    return ""
 
 
 @cache
 def passing() -> Path | None:
-    """A folder that goes with the program, for it and those it starts: LLAMATRAIN_CACHE tells them."""
+    """A folder that goes with the program."""
     try:
-        return goes_with_program(Path(tempfile.mkdtemp(prefix=f"{NAME}-")))
+        return passing_folder()
     except OSError:
         return None

@@ -21,7 +21,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from llamatrain.machine.jit import compiler
+from llamatrain.machine.jit import MachineCode, compiler
 
 POINTER = types.CPointer(types.int64)
 ENTRY = types.void(types.int64, types.int64, types.int64, POINTER)
@@ -39,15 +39,23 @@ class Brick:
     def __init__(self, body: Callable[..., None]) -> None:
         self.body, self.symbol = body, f"llamatrain_{body.__name__}"
         self.signature = types.void(*[types.int64] * body.__code__.co_argcount)
-        self.compiled: Any = None
+        self.compiled: MachineCode | None = None
         self.call = self._by_name()
         self.made.append(self)
 
+    def ready(self) -> bool:
+        """Whether it need not be compiled; then it is known to the linker from here on."""
+        if self.compiled is None and (found := compiler.found_entry(self.body, self.signature)):
+            self._link(found)
+        return self.compiled is not None
+
     def link(self) -> None:
-        """Have the compiled body known to the linker from here on."""
-        if self.compiled is None:
-            self.compiled = compiler.entry(self.body, self.signature)
-            llvm.add_symbol(self.symbol, self.compiled.address)
+        if not self.ready():
+            self._link(compiler.entry(self.body, self.signature))
+
+    def _link(self, code: MachineCode) -> None:
+        self.compiled = code
+        llvm.add_symbol(self.symbol, code.address)
 
     def _by_name(self) -> Any:
         @intrinsic
@@ -67,7 +75,8 @@ class Brick:
 
 
 class Deferred:
-    """A module's function of the body's name, compiled when it is first asked for, here or (`machine/ahead.py`) elsewhere."""
+    """A module's function of the body's name, compiled when it is first asked for, unless it was: here, or elsewhere
+    (`machine/ahead.py`), or by another run."""
 
     def __init__(self, body: Callable[..., Any]) -> None:
         self.body, self.name = body, body.__name__
@@ -80,7 +89,18 @@ class Deferred:
     def compiled(self) -> Any:
         return self.build()
 
+    def ready(self) -> bool:
+        """Whether it need not be compiled."""
+        if "compiled" not in vars(self) and (found := self.found()):
+            vars(self)["compiled"] = found
+        return "compiled" in vars(self)
+
+    def found(self) -> Any:
+        """What was compiled before, if it was."""
+        raise NotImplementedError
+
     def build(self) -> Any:
+        """What was compiled before, or now."""
         raise NotImplementedError
 
 
@@ -91,8 +111,11 @@ class Function(Deferred):
         super().__init__(body)
         self.signature, self.how = signature, how
 
+    def found(self) -> Any:
+        return compiler.found_function(self.signature, self.body, **self.how)
+
     def build(self) -> Any:
-        return compiler.function(self.signature, self.body, **self.how)
+        return self.found() or compiler.function(self.signature, self.body, **self.how)
 
 
 def function(signature: Any, **how: bool) -> Callable[[Callable[..., Any]], Function]:
@@ -110,10 +133,14 @@ class Entry(Deferred):
         self.arguments = inspect.Signature(own)
         self.kinds = [kind for each in own for kind in _kinds(each.annotation)]
 
-    def build(self) -> Any:
+    def found(self) -> MachineCode | None:
+        """Without the bricks that it may call, it cannot be loaded."""
+        return compiler.found_entry(self.body, ENTRY) if all(brick.ready() for brick in Brick.made) else None
+
+    def build(self) -> MachineCode:
         for brick in Brick.made:
             brick.link()
-        return compiler.entry(self.of_words(), ENTRY)
+        return self.found() or compiler.entry(self.body, ENTRY, self.of_words)
 
     def of_words(self) -> Callable[..., None]:
         """The body as a function `(lo, hi, thread, words)`: statements before it make its arguments of the words."""

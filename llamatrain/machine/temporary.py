@@ -1,30 +1,119 @@
-"""Files that go with the program, however it ends; after a SIGKILL alone they stay."""
+"""Files that go with the program, however it ends; what a SIGKILL leaves, the next run removes."""
 
 import atexit
 import os
 import shutil
-from contextlib import suppress
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-_going: dict[Path, int] = {}  # and the process that they belong to: a fork leaves them to it
+try:
+    import fcntl
+except ImportError:  # not a Unix
+    fcntl = None  # type: ignore[assignment]
+
+NEW = ".new-"  # begins the name of what is not there yet, or not any more
+PASSING = ".llamatrain-passing-"  # begins the names among the system's temporary files
+DAY = 24 * 60 * 60  # seconds without a write, after which a run that was making something is gone, where nothing can be held
+
+_going: dict[Path, tuple[int, int | None]] = {}  # the process that they belong to (a fork leaves them to it), and their lock
 
 
 def goes_with_program(path: Path) -> Path:
-    _going[path] = os.getpid()
+    """It is held for as long as it is there, so that no other run takes it for what was left behind."""
+    if path not in _going:  # a second lock of the same would wait for the first
+        _going[path] = os.getpid(), _lock(path)
     return path
 
 
 def removed(path: Path) -> None:
     """A file, or a folder with all that is in it, if it is there."""
-    _going.pop(path, None)
-    shutil.rmtree(path, ignore_errors=True)
+    _, lock = _going.pop(path, (0, None))
     with suppress(OSError):
-        path.unlink()
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)  # which would open a pipe, and wait
+        else:
+            path.unlink()
+    if lock is not None:
+        os.close(lock)
 
 
 @atexit.register
 def remove_all() -> None:
     """Also for a process that is ended at once, where nothing else is done any more."""
-    for path, owner in list(_going.items()):
+    for path, (owner, _) in list(_going.items()):
         if owner == os.getpid():
             removed(path)
+
+
+def passing_folder() -> Path:
+    """One among the system's temporary files."""
+    return _passing(lambda: tempfile.mkdtemp(prefix=PASSING))
+
+
+def passing_file() -> Path:
+    return _passing(lambda: _closed(*tempfile.mkstemp(prefix=PASSING)))
+
+
+def _passing(make: Callable[[], str]) -> Path:
+    sweep(Path(tempfile.gettempdir()), PASSING)
+    while True:
+        path = Path(make())
+        with suppress(FileNotFoundError):  # another run that sweeps saw it before it was held
+            if goes_with_program(path).exists():
+                return path
+        removed(path)
+
+
+def _closed(number: int, name: str) -> str:
+    os.close(number)
+    return name
+
+
+# ---- what others left ------------------------------------------------------
+
+
+def sweep(folder: Path, prefix: str) -> None:
+    """Remove what runs that were killed have left under names that begin so."""
+    with suppress(OSError):
+        for left in folder.glob(f"{prefix}*"):
+            with suppress(OSError):  # its own run, or another that sweeps, removes it now
+                age = time.time() - max(path.lstat().st_mtime for path in (left, *left.glob("*")))
+                if age > DAY:
+                    removed(left)
+                remove_free(left)
+
+
+@contextmanager
+def held(path: Path) -> Iterator[None]:
+    """An open file or folder is a lock that ends with its process, however that ends; where there are none, its age tells."""
+    lock = _lock(path)
+    try:
+        yield
+    finally:
+        if lock is not None:
+            os.close(lock)
+
+
+def _lock(path: Path) -> int | None:
+    if not fcntl:
+        return None
+    lock = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with suppress(OSError):  # a file system without locks
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    return lock
+
+
+def remove_free(path: Path) -> None:
+    """If nobody holds it; who has just made it, and is about to, sees that it is gone."""
+    if not fcntl:
+        return
+    lock = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        with suppress(OSError):  # it is held, or the file system has no locks
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            removed(path)
+    finally:
+        os.close(lock)

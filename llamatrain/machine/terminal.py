@@ -1,12 +1,17 @@
 """What is said on standard error of work that takes a while: lines and bars, and nothing at all until they are asked for."""
 
+import os
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
 from llamatrain.machine.printable import printable
 
+PATIENCE = 1.5  # seconds
+SHOW_CURSOR = "\x1b[?25h"  # a display that is left at once may have hidden it
+CLEAR_LINE = "\r\x1b[K"
 _asked = list[None]()  # by how many that are at work
 
 
@@ -27,12 +32,43 @@ def is_shown() -> bool:
 def say(line: str) -> None:
     """A line on its own; where nobody can read it any more, what is at work goes on."""
     if _asked and (stream := sys.stderr):
-        with suppress(OSError):  # what others put in its place may have no encoding
-            print(printable(line, getattr(stream, "encoding", None) or "utf-8"), file=stream, flush=True)
+        with suppress(OSError):
+            print(printable(line, _encoding(stream)), file=stream, flush=True)
+
+
+@contextmanager
+def told_if_long(line: str) -> Iterator[None]:
+    """Says so where what is done here takes longer than anybody would wait without a word."""
+    timer = threading.Timer(PATIENCE, say, [line])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def bar(title: str, **settings: Any) -> Any:
     """A bar of tqdm's on a terminal, where it takes a while."""
     from tqdm import tqdm
 
-    return tqdm(desc=title, leave=False, disable=None if _asked else True, delay=0.5, **settings)
+    return tqdm(
+        desc=printable(title, _encoding(sys.stderr)), leave=False, disable=None if _asked else True, delay=0.5, **settings
+    )
+
+
+def _encoding(stream: Any) -> str:
+    """What others put in the place of standard error may have none."""
+    return getattr(stream, "encoding", None) or "utf-8"
+
+
+def tidied() -> None:
+    """A terminal that is left at once: no bar stays on it, and its cursor shows."""
+    if sys.stderr.isatty():
+        bars = getattr(sys.modules.get("tqdm"), "tqdm", None)
+        os.write(sys.stderr.fileno(), (SHOW_CURSOR + CLEAR_LINE * bool(getattr(bars, "_instances", ()))).encode())
+
+
+def unread() -> None:
+    """Nobody reads standard output any more: what is still to be flushed goes nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

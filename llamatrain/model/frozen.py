@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from llamatrain.files import quants
+from llamatrain.files.mapped import unchanged
 from llamatrain.files.pages import release
 from llamatrain.files.quants.kinds import COMPILED
 from llamatrain.files.reader import Gguf
@@ -45,13 +46,14 @@ def frozen(gguf: Gguf, h: Hyperparameters, threads: int = 1, copied: bool = Fals
 def copies(gguf: Gguf, leaves: Iterable[Tensor], threads: int = 1) -> Arrays:
     """Matrices as leaves have them, and the pages of the file let go."""
     made: Arrays = {}
-    for leaf in leaves:
-        tensor = gguf.tensors[leaf.name]
-        if leaf.dtype is BF16:
-            made[leaf.name] = packed_copy(tensor.raw, tensor.type, leaf.shape, threads)
-        else:
-            made[leaf.name] = load.decode(gguf, tensor, threads)
-            release(tensor.raw)
+    with unchanged(gguf.files):
+        for leaf in leaves:
+            tensor = gguf.tensors[leaf.name]
+            if leaf.dtype is BF16:
+                made[leaf.name] = packed_copy(tensor.raw, tensor.type, leaf.shape, threads)
+            else:
+                made[leaf.name] = load.decode(gguf, tensor, threads)
+                release(tensor.raw)
     return made
 
 

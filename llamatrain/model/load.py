@@ -6,6 +6,7 @@ import numpy as np
 
 from llamatrain.errors import LlamatrainError
 from llamatrain.files import quants
+from llamatrain.files.mapped import unchanged
 from llamatrain.files.pages import release
 from llamatrain.files.reader import FileTensor, Gguf
 from llamatrain.machine.memory import available
@@ -13,9 +14,10 @@ from llamatrain.machine.memory import available
 
 def fill_from(gguf: Gguf, arrays: Mapping[str, np.ndarray], threads: int = 1) -> None:
     """The weights of a file whose model was read, written to where they are wanted: float32 arrays of the same shapes."""
-    for name, array in arrays.items():
-        decode(gguf, gguf.tensors[name], threads, array)
-        release(gguf.tensors[name].file)
+    with unchanged(gguf.files):
+        for name, array in arrays.items():
+            decode(gguf, gguf.tensors[name], threads, array)
+            release(gguf.tensors[name].file)
 
 
 def in_place(tensor: FileTensor) -> bool:

@@ -125,4 +125,4 @@ def _factors(gguf: Gguf) -> np.ndarray | None:
         return None
     if tensor.type.name != "F32" or len(tensor.shape) != 1:
         raise FileError(f"{gguf.path}: {FACTORS} is {tensor.type.name} {list(tensor.shape)}, where a row of F32 is needed")
-    return tensor.raw.view(np.float32)
+    return np.array(tensor.raw.view(np.float32))  # files are written from it as long as a run lasts

@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from difflib import get_close_matches
 
+from llamatrain.config.words import cut
 from llamatrain.errors import UsageError
 from llamatrain.model.hyperparameters import Hyperparameters
 
@@ -23,20 +24,20 @@ def matching(target: str, h: Hyperparameters) -> set[str]:
     adaptable = [name for role in ("matrix", "embedding", "output") for name, kind in kinds.items() if kind.role == role]
     kind = kinds.get(match[3]) if match else None
     if kind and kind.role == "norm":
-        raise UsageError(f"{target}: norms take no adapter; {', '.join(adaptable)} do")
+        raise UsageError(f"{cut(target)}: norms take no adapter; {', '.join(adaptable)} do")
     if not match or not kind:
         close: Sequence[str] = get_close_matches(target.rpartition(".")[2], adaptable, 2, 0.5)
-        raise UsageError(f"{target}: no such weight; there are {', '.join(close or adaptable)}")
+        raise UsageError(f"{cut(target)}: no such weight; there are {', '.join(close or adaptable)}")
     if h.tied and kind.role in ("embedding", "output"):
-        raise UsageError(f"{target}: the model's embeddings are tied, one matrix is input and output; leave it out")
+        raise UsageError(f"{cut(target)}: the model's embeddings are tied, one matrix is input and output; leave it out")
     found = [name for name, each in h.architecture.kinds(h.layers, h.tied) if each is kind]
     if match[1] is None:
         return set(found)
     if "{}" not in patterns[match[3]]:
-        raise UsageError(f"{target}: the model has no such weight")
+        raise UsageError(f"{cut(target)}: the model has no such weight")
     first, last = int(match[1]), int(match[2] or match[1])
     if not first <= last < h.layers:
-        raise UsageError(f"{target}: the model has the blocks 0 to {h.layers - 1}")
+        raise UsageError(f"{cut(target)}: the model has the blocks 0 to {h.layers - 1}")
     return set(found[first : last + 1])
 
 

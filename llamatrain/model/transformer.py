@@ -3,6 +3,7 @@
 Its blocks are the architecture's own (architectures/).
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,7 @@ from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.lora import Weights
 
 HIDDEN = np.float32(-1e30)  # what is added to a score that must not count: finite, so that only faults are infinite
+PIECE = 1 << 16  # elements of a mask that are made at a time
 
 
 def parameters(h: Hyperparameters, dtype: DType = F32) -> Weights:
@@ -100,11 +102,20 @@ def plain_attention(h: Hyperparameters, q: Tensor, k: Tensor, v: Tensor, mask: T
     return O.cont(O.permute(seen, axes=(0, 2, 1, 3)))
 
 
-def mask_of(starts: np.ndarray) -> np.ndarray:
-    """What plain attention adds to scores where flash attention is told of `starts` (batch, length)."""
+def mask_of(starts: np.ndarray, queries: slice = slice(None)) -> np.ndarray:
+    """What plain attention adds to scores where flash attention is told of `starts` (batch, length); for some of the queries."""
     places = np.arange(starts.shape[1])
-    seen = (places <= places[:, None]) & (places >= starts[..., None])  # (batch, query, key)
+    seen = (places <= places[queries, None]) & (places >= starts[:, queries, None])  # (batch, query, key)
     return np.where(seen, np.float32(0), HIDDEN)
+
+
+def masks_of(starts: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
+    """The same, some queries at a time: whole, it would be there twice."""
+    batch, length = starts.shape
+    step = max(1, PIECE // (batch * length))
+    for first in range(0, length, step):
+        queries = slice(first, first + step)
+        yield queries, mask_of(starts, queries)
 
 
 def squared_error(logits: Tensor, wanted: Tensor, shares: Tensor) -> Tensor:

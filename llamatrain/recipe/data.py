@@ -9,7 +9,7 @@ from llamatrain.data.rows import State
 from llamatrain.data.sine import Sine
 from llamatrain.errors import UsageError
 from llamatrain.recipe.model import Model
-from llamatrain.train.loop import Batches
+from llamatrain.train.around import Batches
 
 
 class CountedBatches(Batches, Protocol):
@@ -47,7 +47,7 @@ def data_of(files: Sequence[str], model: Model, data: DataOptions, seed: int) ->
     validation = TextRows(kept, data, seed, tokenizer.eos, tokenizer.bos) if kept else None
     told = [f"{len(corpus):,} samples, {corpus.tokens:,} tokens"]
     told += [f"{len(kept):,} samples to validate with"] if kept else []
-    for places, what in ((corpus.cut, "cut"), (corpus.skipped, "skipped")):
+    for places, what in ((corpus.cut, "cut"), (corpus.skipped, "skipped"), (corpus.excessive, "skipped as too much")):
         told += [f"{len(places)} {what} ({named(places)})"] if places else []
     told += [f"{others} passed over"] if (others := passed_over([*files, *data.val])) else []
     return TrainingData(rows=rows, validation=validation, described="; ".join(told))

@@ -1,7 +1,7 @@
 """How well a model foretells some data."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -92,7 +92,7 @@ def evaluated(
         precision=options.precision,
         threads=threads,
     )
-    return score(runner_of(gguf, setting, arrays, rows), rows, tokenizer, options.batch)
+    return score(runner_of(gguf, setting, arrays, rows), rows, tokenizer, options.batch, arrays.values())
 
 
 def runner_of(gguf: "Gguf", setting: "Setting", arrays: "Mapping[str, np.ndarray]", rows: "Rows") -> "Runner":
@@ -107,16 +107,19 @@ def runner_of(gguf: "Gguf", setting: "Setting", arrays: "Mapping[str, np.ndarray
     return Runner(graphs, arrays, max(plan.arena for plan in plans))
 
 
-def score(runner: "Runner", rows: "Rows", tokenizer: "Tokenizer", batch: int) -> Evaluation:
+def score(runner: "Runner", rows: "Rows", tokenizer: "Tokenizer", batch: int, arrays: "Iterable[np.ndarray]") -> Evaluation:
+    """`arrays` are those that the model's file may have."""
     import numpy as np
 
+    from llamatrain.files.mapped import files_of, unchanged
     from llamatrain.machine.terminal import bar, say
 
-    texts = tokenizer.lengths
+    texts, files = tokenizer.lengths, files_of(arrays)
     losses, tokens, text = list[float](), 0, 0
     with bar("evaluating", total=len(rows.corpus), unit=" rows") as told:
         for each in rows.once(batch):
-            losses.append(runner.loss(each))
+            with unchanged(files):
+                losses.append(runner.loss(each))
             counted = each.targets[each.weights > 0]
             tokens += counted.size
             text += int(np.sum(texts[counted]))

@@ -8,16 +8,18 @@ import numpy as np
 from llamatrain.config.units import Size
 from llamatrain.errors import MemoryPlanError, UsageError
 from llamatrain.files.pages import map_of
-from llamatrain.machine.memory import available, resident
+from llamatrain.machine.memory import resident
+from llamatrain.machine.terminal import told_if_long
 from llamatrain.machine.threads import runner
 from llamatrain.model.frozen import copies_of
 from llamatrain.model.hyperparameters import Hyperparameters
-from llamatrain.recipe.memory import SHARE, Demand, Way, choose, excess, fixed
+from llamatrain.recipe.limits import allowed
+from llamatrain.recipe.memory import Demand, Way, choose, excess, fixed
 from llamatrain.recipe.resolved import Resolved
 from llamatrain.recipe.target import Cache, Leaves, Target
 from llamatrain.train.graphs import Setting
 
-LOADED = 12 * 10**6  # bytes that a process grows by beside what is planned: compiled kernels
+LOADED = 13 * 10**6  # bytes that a process grows by beside what is planned: compiled kernels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +38,7 @@ class Extent:
     validating: bool
     decoding: int  # positions of the cache for samples; 0: none
     goes_on: bool  # then its batches stay as they are
+    to_come: int = 0  # bytes that the program will hold beside what it holds now
 
 
 def fitted(resolved: Resolved, target: Target, extent: Extent, refuse: bool = True) -> Fitted:
@@ -43,13 +46,14 @@ def fitted(resolved: Resolved, target: Target, extent: Extent, refuse: bool = Tr
     not fit: where that is to be refused, without planning it if so much is clear."""
     caches = caches_of(resolved, target.h)
     runner(resolved.threads)  # every run needs it, and what it loads is to be counted as what the process holds
-    held = resident()
-    for cache in caches:
-        leaves, last = target.leaves(cache), cache == caches[-1]
-        way = way_of(resolved, target.h, leaves, extent, held, refuse and last)
-        told = excess(way, resolved.asked.train.memory, allowed(resolved.asked.train.memory))
-        if last or told is None:
-            break
+    held = resident() + extent.to_come
+    with told_if_long(f"planning a run of {target.h.layers:,} layers, which takes a while"):
+        for cache in caches:
+            leaves, last = target.leaves(cache), cache == caches[-1]
+            way = way_of(resolved, target.h, leaves, extent, held, refuse and last)
+            told = excess(way, resolved.asked.train.memory, allowed(resolved.asked.train.memory))
+            if last or told is None:
+                break
     return Fitted(way=way, leaves=leaves, cache=cache, excess=told)
 
 
@@ -98,23 +102,16 @@ def way_of(resolved: Resolved, h: Hyperparameters, leaves: Leaves, extent: Exten
     )
     most = allowed(train.memory)
     if refuse and most is not None:  # at once: planning a model so large takes a while
-        check_fixed(fixed(setting, demand), most, leaves.copies > 0)
+        check_fixed(fixed(setting, demand), demand.interpreter, most, leaves.copies > 0)
     return choose(setting, train.remat, demand, most, parts=not extent.goes_on)
 
 
-def check_fixed(least: int, most: int, copied: bool) -> None:
-    """What no way of running it can change must fit."""
-    if least <= most:
+def check_fixed(least: int, held: int, most: int, copied: bool) -> None:
+    """What no way of running it can change must fit, beside what the program takes."""
+    if least + held <= most:
         return
     parts, less = "weights, gradients and moments", "a smaller model"
     if copied:
         parts, less = f"copies of the base, {parts}", "--cache-base off"
-    raise MemoryPlanError(f"{parts} alone take {Size(least).words}, and {Size(most).words} are there; {less} takes less")
-
-
-def allowed(told: int | None) -> int | None:
-    """Bytes that a run may take: as it was told, or nearly all that is free, its own share included."""
-    if told is not None:
-        return told
-    free = available()
-    return None if free is None else int((free + resident()) * SHARE)
+    takes = f"{parts} alone take {Size(least).words}, the program {Size(held).words}"
+    raise MemoryPlanError(f"{takes}, and {Size(most).words} are there; {less} takes less")

@@ -82,14 +82,18 @@ class Continuation:
 
     def __iter__(self) -> Iterator[str]:
         from llamatrain.data.tokenizer import StreamDecoder
+        from llamatrain.files.mapped import check, files_of, unchanged
         from llamatrain.sample.decoder import Generation
         from llamatrain.sample.text import Numbers, stream
 
-        tokenizer, decoder = self.model.tokenizer, self.model.taken()
+        tokenizer, decoder, files = self.model.tokenizer, self.model.taken(), files_of(self.model.arrays.values())
         words: Words = StreamDecoder(tokenizer) if tokenizer else Numbers()
         made = Generation(decoder, self.tokens, self.sampling, tokenizer.vocabulary.ends if tokenizer else ())
         try:
-            yield from stream(made, words, self.sampling.stop)
+            with unchanged(files):
+                for piece in stream(made, words, self.sampling.stop):
+                    check(files)
+                    yield piece
         finally:
             self.model.given_back(decoder)
         if made.ended == "ctx":
@@ -102,9 +106,9 @@ class Continuation:
 def tokenizer_of(gguf: "Gguf", h: "Hyperparameters") -> "Tokenizer | None":
     """None where tokens stand for no text."""
     from llamatrain.data.tokenizer import load
-    from llamatrain.data.tokenizer.vocabulary import KEY, WITHOUT_TEXT
+    from llamatrain.data.tokenizer.vocabulary import is_without_text
 
-    if gguf.metadata.get(f"{KEY}model") in WITHOUT_TEXT:
+    if is_without_text(gguf.metadata):
         return None
     tokenizer = load(gguf.metadata, gguf.path)
     if len(tokenizer) != h.vocab:

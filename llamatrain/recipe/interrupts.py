@@ -7,22 +7,15 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import NoReturn, Self
+from typing import Self
 
-from llamatrain.machine.temporary import remove_all
+from llamatrain.machine.leaving import ending, leave
 
 ONE = 0.3  # seconds: signals that come so close were meant as one, such as those of `timeout` to a process and to its group
-SHOW_CURSOR = "\x1b[?25h"  # a display that is left at once may have hidden it
-
-
-def ending() -> list[signal.Signals]:
-    """The signals that end a program in order. Under nohup the end of the terminal is none of them."""
-    hangup = [signal.SIGHUP] if os.name == "posix" and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN else []
-    return [signal.SIGINT, signal.SIGTERM, *hangup]
 
 
 def without_terminal() -> None:
@@ -94,12 +87,9 @@ class CommandInterrupts(Interrupts):
             return
         if self.asked and time.monotonic() - self._first < ONE:
             return
-        for leave in (self.leaving, remove_all):
-            with suppress(Exception):
-                leave()
-        if sys.stderr.isatty():
-            os.write(sys.stderr.fileno(), SHOW_CURSOR.encode())
-        os._exit(128 + number)
+        with suppress(Exception):
+            self.leaving()
+        leave(number)
 
 
 class CallerInterrupts(Interrupts):
@@ -122,25 +112,3 @@ class CallerInterrupts(Interrupts):
         if self.asked or not self.saving:
             raise KeyboardInterrupt
         self.asked = number
-
-
-# ---- beside runs -----------------------------------------------------------
-
-
-@contextmanager
-def ended_in_order() -> Iterator[None]:
-    """SIGTERM, or the end of the terminal, ends the program as an error would, so that no half file stays behind."""
-    if not in_main_thread():
-        yield
-        return
-    before = {each: signal.signal(each, leave) for each in ending() if each != signal.SIGINT}
-    try:
-        yield
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
-
-
-def leave(number: int, frame: object) -> NoReturn:
-    without_terminal()
-    sys.exit(128 + number)

@@ -10,9 +10,9 @@ from llamatrain.recipe.options import AUTO
 from llamatrain.sample.decoder import Decoder
 from llamatrain.train.graphs import Policy, RunGraphs, Setting
 
-SHARE = 0.9  # of what is free, where no limit is given
 ROW = 20  # bytes of a token in a batch: five arrays
 BOUND = 5000  # bytes of a node that is bound to memory and a kernel: arrays, and the words of its calls
+NODES = 40  # that a layer has at least: its block, and the gradients of it
 SMALL = 256  # tokens: a batch of fewer is split no further, its products would run below their speed
 
 
@@ -69,9 +69,10 @@ class Way:
 
 
 def fixed(setting: Setting, demand: Demand) -> int:
-    """What no way to run it can change: weights, gradients that stay, moments."""
+    """What no way to run it can change: weights, gradients that stay, moments, and a graph of all layers."""
     vectors = 1 + (setting.gradients != "streamed") + moments_of(setting)
-    return vectors * 4 * sum(tensor.size for tensor in setting.trained.values()) + demand.copies
+    trained = 4 * sum(tensor.size for tensor in setting.trained.values())
+    return vectors * trained + demand.copies + NODES * BOUND * setting.h.layers
 
 
 def moments_of(setting: Setting) -> int:

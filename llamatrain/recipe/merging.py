@@ -213,6 +213,7 @@ def note_rounding(roundings: "dict[str, Rounding]", merging: Merging) -> None:
 def with_adapters(merging: Merging, text: str) -> "tuple[list[int], np.ndarray]":
     """The tokens of a text, and the logits behind each, of the base with its adapters beside it."""
     from llamatrain.data.tokenizer import to_bytes
+    from llamatrain.files.mapped import unchanged
     from llamatrain.recipe.generation import tokenizer_of, tokens_of
     from llamatrain.recipe.loading import adapted
 
@@ -226,7 +227,8 @@ def with_adapters(merging: Merging, text: str) -> "tuple[list[int], np.ndarray]"
     weights, arrays = adapted(gguf, h, matrices, threads)
     for adapter in adapters:
         arrays |= {name: arrays[name] + adapter.delta(name)[0] for name in adapter.norms}
-    return tokens[:CHECKED], logits(gguf, h, weights, arrays, tokens[:CHECKED], threads)
+    with unchanged(gguf.files):
+        return tokens[:CHECKED], logits(gguf, h, weights, arrays, tokens[:CHECKED], threads)
 
 
 def compared(out: Path, tokens: list[int], expected: "np.ndarray", threads: int) -> Comparison:

@@ -8,7 +8,7 @@ import numpy as np
 from llamatrain.config.options import flag_of
 from llamatrain.data.tokenizer import Tokenizer, new_vocabulary
 from llamatrain.data.tokenizer import load as load_tokenizer
-from llamatrain.data.tokenizer.vocabulary import KEY, WITHOUT_TEXT
+from llamatrain.data.tokenizer.vocabulary import is_without_text
 from llamatrain.errors import FileError, UsageError
 from llamatrain.files.reader import Gguf, Metadata, open_gguf
 from llamatrain.files.values import Value, u32
@@ -16,6 +16,7 @@ from llamatrain.model import hyperparameters
 from llamatrain.model.hyperparameters import ALL_F32, Hyperparameters, vocabulary_of
 from llamatrain.model.options import BYTES, CTX, ModelOptions, as_options
 from llamatrain.recipe.asked import Asked
+from llamatrain.recipe.limits import within
 from llamatrain.recipe.sources import Sources
 from llamatrain.recipe.tuning import TuneOptions
 
@@ -49,7 +50,7 @@ class Model:
 def model_for(asked: Asked, sources: Sources, given: Collection[str], read: bool = True) -> Model:
     """The one in a file, or a new one; `read`: whether text may be, to learn a vocabulary from."""
     if not sources.base:
-        return new_model(asked.files, asked.model, read)
+        return new_model(asked.files, asked.model, read, asked.train.memory)
     model = model_in(sources.base, asked, sources, given)
     if sources.resumed and sources.goes_on and model.tokenizer and not asked.files:
         raise FileError(f"{sources.resumed.path}: its options are damaged: it is trained on text, and they name no data")
@@ -91,9 +92,9 @@ def rekeyed(metadata: Mapping[str, Value], h: Hyperparameters) -> dict[str, Valu
     return others | {key: value for key, value in h.metadata("").items() if not key.startswith("general.")}
 
 
-def new_model(files: Sequence[str], options: ModelOptions, read: bool) -> Model:
-    """By the options. Unread, the text gives as many tokens as may be."""
-    vocabulary, tokenizer, size = new_vocabulary_of(files, options, read)
+def new_model(files: Sequence[str], options: ModelOptions, read: bool, memory: int | None = None) -> Model:
+    """By the options. Unread, the text gives as many tokens as may be; read, in so much memory."""
+    vocabulary, tokenizer, size = new_vocabulary_of(files, options, read, memory)
     h = options.hyperparameters(size)
     return Model(h=h, metadata=h.metadata("llamatrain") | vocabulary, tokenizer=tokenizer, row=h.ctx)
 
@@ -103,15 +104,16 @@ def model_of(gguf: Gguf, ctx: int | None, usual: int) -> Model:
     h = hyperparameters.read(gguf)
     metadata = {key: value for key, value in gguf.metadata.typed.items() if not key.startswith(OF_A_FILE)}
     metadata["general.file_type"] = u32(ALL_F32)
-    without = gguf.metadata.get(f"{KEY}model") in WITHOUT_TEXT
-    tokenizer = None if without else load_tokenizer(gguf.metadata, gguf.path)
+    tokenizer = None if is_without_text(gguf.metadata) else load_tokenizer(gguf.metadata, gguf.path)
     if tokenizer and len(tokenizer) > h.vocab:
         raise UsageError(f"{gguf.path}: its vocabulary has {len(tokenizer)} tokens, its embeddings {h.vocab}")
     factors = {} if h.rope.factors is None else {"rope_freqs.weight": h.rope.factors}
     return Model(h=h, metadata=metadata, tokenizer=tokenizer, row=ctx or min(usual, h.ctx), untrained=factors)
 
 
-def new_vocabulary_of(files: Sequence[str], options: ModelOptions, read: bool) -> tuple[dict[str, Value], Tokenizer | None, int]:
+def new_vocabulary_of(
+    files: Sequence[str], options: ModelOptions, read: bool, memory: int | None
+) -> tuple[dict[str, Value], Tokenizer | None, int]:
     """Its keys, its tokenizer, and how many tokens it has."""
     if options.vocab_from:
         gguf = open_gguf(options.vocab_from)
@@ -121,13 +123,13 @@ def new_vocabulary_of(files: Sequence[str], options: ModelOptions, read: bool) -
     size = 0 if of_bytes else int(options.vocab_size)
     if not files:
         return new_vocabulary.without_text(size), None, size
-    made = new_vocabulary.bytes_only() if of_bytes or not read else learned(files, size)
+    made = new_vocabulary.bytes_only() if of_bytes or not read else learned(files, size, memory)
     tokenizer = load_tokenizer(Metadata(made))
     return made, tokenizer, len(tokenizer) if of_bytes or read else size
 
 
-def learned(files: Sequence[str], size: int) -> dict[str, Value]:
+def learned(files: Sequence[str], size: int, memory: int | None) -> dict[str, Value]:
     from llamatrain.data.sources import find_sources
     from llamatrain.data.texts import texts_of
 
-    return new_vocabulary.learned(texts_of(find_sources(files)), size)
+    return new_vocabulary.learned(within(memory, texts_of(find_sources(files))), size)

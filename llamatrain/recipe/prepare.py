@@ -1,26 +1,34 @@
 """Prepares a run: everything that can fail, before anything is written."""
 
+import os
+import shlex
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from llamatrain.adapters import peft as peft_files
+from llamatrain.config.file import config_text
 from llamatrain.config.units import Size
+from llamatrain.data.rows import lengths_of
 from llamatrain.data.sine import Sine
 from llamatrain.data.sources import find_sources
-from llamatrain.errors import MemoryPlanError
+from llamatrain.errors import FileError, MemoryPlanError, UsageError
+from llamatrain.machine.printable import printable
 from llamatrain.recipe.asked import Asked
 from llamatrain.recipe.data import TrainingData, data_of, sine_of
 from llamatrain.recipe.fitting import Extent, Fitted, fitted
+from llamatrain.recipe.limits import check_held
 from llamatrain.recipe.memory import Way
-from llamatrain.recipe.model import Model, model_for
+from llamatrain.recipe.model import OWN_SIZE, Model, model_for
 from llamatrain.recipe.request import Request
 from llamatrain.recipe.resolved import Resolved, resolve
-from llamatrain.recipe.resume import gone_on_with, resumed_of
+from llamatrain.recipe.resume import Resumed, gone_on_with, resumed_of
 from llamatrain.recipe.samples import Samples, samples_of
 from llamatrain.recipe.saving import check_trained
 from llamatrain.recipe.sources import Sources, opened
 from llamatrain.recipe.target import Target
 from llamatrain.recipe.targets import target_of
+from llamatrain.store.folder import RunFolder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,10 +59,12 @@ def begun(request: Request) -> tuple[Asked, Sources, list[str]]:
 
 
 def prepare(asked: Asked, sources: Sources, peft: Path | None, notes: list[str], given: Collection[str]) -> Prepared:
+    check_held(asked.train.memory)
     model = model_for(asked, sources, given)
     target = target_of(asked, model, sources, peft)  # what adapters are not as they should be is told before the data is read
+    check_held(asked.train.memory)
     data = data_of(asked.files, model, asked.data, asked.train.seed)
-    resolved = resolve(asked, model.row, data.rows.count, peft)
+    resolved = resolve(asked, model.row, data.rows.count)
     samples = shown(resolved, model, data.rows if isinstance(data.rows, Sine) else None)
     extent = Extent(
         lengths=data.rows.lengths,
@@ -108,19 +118,86 @@ def planned(request: Request) -> tuple[Way, str | None]:
         return way_of(request)
 
 
+TOKEN = 500  # bytes of each in a vocabulary that was read: texts, merges, and the tables to find them
+
+
+def unread_of(model: Model, sources: Sources) -> int:
+    """What a vocabulary takes that is not learned yet."""
+    return 0 if sources.base or not model.tokenizer else TOKEN * (model.h.vocab - len(model.tokenizer))
+
+
 def way_of(request: Request) -> tuple[Way, str | None]:
     given = request.given
     asked, sources, _ = begun(request)
-    if named := [file for file in asked.files if file != "-"]:
-        find_sources(named)
+    check_held(asked.train.memory)
+    named = [file for file in asked.files if file != "-"]
+    whole = not asked.data.pattern and all(source.kind == "text" for source in (find_sources(named) if named else ()))
     model = model_for(asked, sources, given, read=False)
     sine = None if asked.files else sine_of(model, 0)
     resolved = resolve(asked, model.row, lambda epochs: epochs)
     extent = Extent(
-        lengths=(model.row,),
+        lengths=lengths_of(model.row, asked.data, whole),
         validating=bool(asked.data.val or asked.data.val_split),
         decoding=shown(resolved, model, sine).positions,
         goes_on=sources.goes_on,
+        to_come=unread_of(model, sources),
     )
-    found = fitted(resolved, target_of(asked, model, sources, None), extent, refuse=False)
+    refuse = asked.train.memory is not None  # else it is told what would be needed
+    found = fitted(resolved, target_of(asked, model, sources, None), extent, refuse)
     return found.way, found.excess
+
+
+# ---- files -----------------------------------------------------------------
+
+
+def read_by(prepared: Prepared, config: Path | None) -> Iterator[Path]:
+    """All files that a run is made from."""
+    sources, kept = prepared.sources, prepared.kept
+    yield from (path for path in (kept.model.vocab_from, config) if path)
+    yield from (path for path in (sources.base and sources.base.path, sources.resumed and sources.resumed.path) if path)
+    for adapter in kept.adapters:
+        yield from adapter.iterdir() if adapter.is_dir() else (adapter,)
+    for names in (kept.files, kept.data.val):
+        yield from (source.path for source in (find_sources(names) if names else ()))
+
+
+def config_of(kept: Asked) -> str:
+    """A file that says the same run again."""
+    new = kept.command == "from-scratch"
+    unsaid = {*kept.idle, *(OWN_SIZE if new and kept.base else ()), "max_time"}  # that was for the process it was given to
+    first = f" --checkpoint-in {shlex.quote(kept.base)}" if new and kept.base else ""
+    head = f"llamatrain {kept.command}{first} --config FILE"
+    return config_text(printable(head, "utf-8"), kept.files, list(kept.parts.values()), unsaid, base="" if new else kept.base)
+
+
+def peft_folder(asked: Asked, sources: Sources, folder: RunFolder, request: Request) -> tuple[Asked, Path | None, list[str]]:
+    """The folder for PEFT replaces nothing that is read or was not asked for; that of another run is left to it, and so is one
+    that only a checkpoint names, unless it lies in the run's own folder. And what is asked then, and is to be said of it."""
+    path, place = asked.tune.peft, request.place
+    elsewhere = sources.home is not None and folder.path != sources.home
+    if path is None or (elsewhere and "peft" not in request.given):
+        return replace(asked, tune=replace(asked.tune, peft=None)), None, []
+    real, said = os.path.realpath(path), "peft" in request.said
+    if "peft" not in request.given and not Path(real).is_relative_to(os.path.realpath(folder.path)):
+        return (
+            asked,
+            None,
+            [f"the adapter is not written to {path}, which its checkpoint alone names; --peft {path} does that"],
+        )
+    for read in asked.adapters:
+        if os.path.realpath(read) == real:
+            raise UsageError(f"--peft {path} would replace {read}, which is being read: another name will do")
+    peft_files.check_place(path)
+    kept = peft_before(sources.resumed)
+    own = not elsewhere and kept is not None and os.path.realpath(kept) == real
+    there = any((path / name).exists() for name in (peft_files.CONFIG, peft_files.WEIGHTS, peft_files.PICKLE))
+    if there and not own and not (place.overwrite and said):
+        replaced = "" if place.resume else ", --overwrite replaces it" if said else f", --overwrite --peft {path} replaces it"
+        raise FileError(f"{path}: there is an adapter already; another --peft leaves it alone{replaced}")
+    return asked, path, []
+
+
+def peft_before(resumed: Resumed | None) -> str | None:
+    before = resumed.checkpoint.options.get("tune") if resumed else None
+    kept = before.get("peft") if isinstance(before, dict) else None
+    return kept if isinstance(kept, str) else None

@@ -3,12 +3,13 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from llamatrain.adapters.options import LoraOptions
-from llamatrain.config.file import BaseArgument, DataArgument, key_of, read_config
-from llamatrain.config.options import Checked, OptionError, build, declared, flag_of
+from llamatrain.config.file import BaseArgument, DataArgument, read_config, told_there
+from llamatrain.config.options import Checked, OptionError, build, declared, flag_of, respelt
 from llamatrain.data.options import DataOptions
 from llamatrain.errors import FileError, UsageError
 from llamatrain.model.options import BYTES, ModelOptions
@@ -45,12 +46,12 @@ class Request:
 def told_of(config: Path | None, given: Collection[str], said: Collection[str]) -> Iterator[None]:
     try:
         yield
-    except OptionError as error:
-        names = set[str]()
-        error.words(lambda name: names.add(name) or name)  # type: ignore[func-returns-value]
+    except UsageError as error:
+        words, names = error.words if isinstance(error, OptionError) else partial(respelt, str(error)), set[str]()
+        words(lambda name: names.add(name.removeprefix("no_")) or name)  # type: ignore[func-returns-value]
         if config is None or names & {*said} or not names & {*given}:
             raise
-        raise UsageError(f"{config}: {error.words(key_of)}") from None
+        raise UsageError(f"{config}: {words(told_there)}") from None
 
 
 def given_options(said: Said, place: PlaceOptions, *classes: type[Checked]) -> dict[str, Any]:
@@ -72,14 +73,14 @@ def new_model(data: Sequence[str], said: Said) -> Request:
     place = build(PlaceOptions, said)
     values = given_options(said, place, *NEW, DataArgument)
     given, files = {*values}, tuple(data or values.get("data", ()))
-    if not (files or place.resume or place.checkpoint_in):
-        values = of_the_sine_wave(values)
     with told_of(place.config, given, said):
+        if not (files or place.resume or place.checkpoint_in):
+            values = of_the_sine_wave(values)
         options = asked_of("from-scratch", files, "", values, given)
         if not (place.resume or place.checkpoint_in):
             check_vocabulary(options.model, bool(files))
-    if files and options.train.loss == "squared-error":
-        raise UsageError("--loss squared-error is for the sine wave only; leave the data out, or the option")
+        if files and options.train.loss == "squared-error":
+            raise UsageError("--loss squared-error is for the sine wave only; leave the data out, or the option")
     return Request(asked=options, place=place, given=given, said={*said})
 
 
@@ -159,6 +160,8 @@ def check_whole(base: str | None, given: set[str], place: PlaceOptions) -> None:
 def is_gguf(path: str) -> bool:
     from llamatrain.files.constants import MAGIC
 
-    with suppress(OSError), Path(path).open("rb") as file:
-        return file.read(len(MAGIC)) == MAGIC
+    with suppress(OSError):
+        if Path(path).is_file():  # a pipe would wait for a writer
+            with Path(path).open("rb") as file:
+                return file.read(len(MAGIC)) == MAGIC
     return False

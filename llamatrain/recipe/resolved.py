@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Literal
 
+from llamatrain.config.options import COUNT, OptionError
 from llamatrain.machine.units import cores, units
 from llamatrain.optim.optimizer import Optimizer, StepRule
 from llamatrain.optim.registry import named
@@ -33,7 +33,6 @@ class Resolved:
     optimizer: Optimizer
     gradients: Gradients
     alpha: float | None  # of a new adapter
-    peft: Path | None  # a folder that the adapter is written to, too
 
     @property
     def schedule(self) -> Schedule:
@@ -65,6 +64,9 @@ class Resolved:
     def kept(self, policy: str, splits: int, cache: Literal["auto", "bf16", "off"]) -> Asked:
         """As options in which nothing is open, for checkpoints and config.toml; with how it is done."""
         asked, train = self.asked, self.asked.train
+        if (batches := train.grad_acc * splits) > COUNT:
+            told = f" {train.grad_acc} cannot be: in {splits} parts each it makes {batches} batches, and less than 2^31 can be"
+            raise OptionError(lambda spelt: spelt("grad_acc") + told)
         return replace(
             asked,
             model=replace(asked.model, ctx=self.row),
@@ -78,18 +80,21 @@ class Resolved:
                 precision=self.precision,
                 remat=policy,
                 batch=train.batch // splits,
-                grad_acc=train.grad_acc * splits,
+                grad_acc=batches,
             ),
-            tune=replace(asked.tune, ctx=self.row, lora_alpha=self.alpha, peft=self.peft, cache_base=cache),
+            tune=replace(asked.tune, ctx=self.row, lora_alpha=self.alpha, cache_base=cache),
         )
 
 
-def resolve(asked: Asked, row: int, rows_of: Callable[[int], int], peft: Path | None = None) -> Resolved:
+def resolve(asked: Asked, row: int, rows_of: Callable[[int], int]) -> Resolved:
     """`rows_of` counts those of so many epochs."""
     train, tune = asked.train, asked.tune
     iters = train.iters if train.iters is not None else ITERS
     if train.epochs is not None:
         iters = -(-rows_of(train.epochs) // (train.batch * train.grad_acc))
+        if iters > COUNT:
+            told = f" {train.epochs} cannot be: it takes {iters} steps, and less than 2^31 can be; fewer will do"
+            raise OptionError(lambda spelt: spelt("epochs") + told)
     warmup = train.warmup if train.warmup is not None else round(WARMUP * iters)
     optimizer = named(train.optimizer).of(asdict(train))
     return Resolved(
@@ -102,9 +107,8 @@ def resolve(asked: Asked, row: int, rows_of: Callable[[int], int], peft: Path | 
         threads=asked.run.threads or cores(),
         precision=precision_of(train),
         optimizer=optimizer,
-        gradients=gradients_of(train, optimizer),
+        gradients=gradients_of(train, optimizer, reads_base=asked.command == "finetune" and not tune.full),
         alpha=tune.lora_alpha if tune.full or tune.lora_init else tune.alpha,
-        peft=peft,
     )
 
 
@@ -114,7 +118,8 @@ def precision_of(options: TrainOptions) -> Precision:
     return "bf16" if units() & {"amx", "avx512bf16"} and options.kernels == "cpu" else "f32"
 
 
-def gradients_of(train: TrainOptions, optimizer: Optimizer) -> Gradients:
+def gradients_of(train: TrainOptions, optimizer: Optimizer, reads_base: bool) -> Gradients:
+    """Those that a base was read for are not used before it was seen to be what it was."""
     if not isinstance(optimizer, StepRule) or train.grad_acc > 1:
         return "flat"
-    return "arena" if train.clip > 0 else "streamed"
+    return "arena" if train.clip > 0 or reads_base else "streamed"

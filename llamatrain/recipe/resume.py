@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from llamatrain.config.options import flag_of
+from llamatrain.config.words import LINE, cut
+from llamatrain.data.sources import check_kept
 from llamatrain.errors import FileError, UsageError
 from llamatrain.files.reader import open_gguf
 from llamatrain.recipe.asked import OF, PARTS, Asked
@@ -88,10 +90,12 @@ def gone_on_with(asked: Asked, resumed: Resumed, given: Collection[str]) -> tupl
 
 def check_files(kept: Asked, asked: Asked) -> None:
     if asked.files and asked.files != kept.files:
-        before = " ".join(kept.files) or "the sine wave"
+        before = cut(" ".join(kept.files), LINE) or "the sine wave"
         raise UsageError(f"the data may not change when a run goes on: it has {before}; leave it out")
     if asked.base and asked.base != kept.base and kept.tune.full:
         raise UsageError(f"a run of --full goes on from its checkpoint, not from {asked.base}; leave it out")
+    named = {*(asked.files), *asked.data.val}  # by a person
+    check_kept([name for name in (*kept.files, *kept.data.val) if name not in named])
     if "-" in kept.files and sys.stdin.isatty():
         raise UsageError("the run's data came from standard input: give it there again")
 
@@ -118,5 +122,5 @@ def changes(kept: Asked, asked: Asked, given: Collection[str]) -> tuple[dict[str
 def worded(value: Any) -> str:
     """An option's value, as it is given."""
     if isinstance(value, tuple):
-        return " ".join(map(worded, value)) or "none"
-    return {None: "none", True: "it on", False: "it off"}[value] if value is None or isinstance(value, bool) else str(value)
+        return cut(" ".join(map(worded, value)), LINE) or "none"
+    return {None: "none", True: "it on", False: "it off"}[value] if value is None or isinstance(value, bool) else cut(str(value))

@@ -2,23 +2,24 @@
 
 import os
 import shlex
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from llamatrain.adapters import peft
-from llamatrain.config.file import config_text
+import numpy as np
+
 from llamatrain.errors import FileError, UsageError
-from llamatrain.files.newfile import NewFile
+from llamatrain.files.mapped import unchanged
 from llamatrain.machine.terminal import is_shown, say
 from llamatrain.optim.optimizer import Descent
 from llamatrain.recipe.asked import Asked
 from llamatrain.recipe.header import facts
+from llamatrain.recipe.inputs import BesideRun
 from llamatrain.recipe.interrupts import Interrupts
-from llamatrain.recipe.model import OWN_SIZE, model_for
+from llamatrain.recipe.model import model_for
 from llamatrain.recipe.options import PlaceOptions
-from llamatrain.recipe.prepare import Prepared, begun, prepare
+from llamatrain.recipe.prepare import Prepared, begun, config_of, peft_folder, prepare, read_by
 from llamatrain.recipe.request import Request
 from llamatrain.recipe.resume import Resumed
 from llamatrain.recipe.saving import Saver, check_trained, filled, restored
@@ -52,13 +53,14 @@ def trained(request: Request, interrupts: Interrupts) -> Finished:
     asked, sources, notes = begun(request)
     place, given = request.place, request.given
     if asked.tune.only_write_lora:
-        return written(asked, sources, place, given)
+        return written(asked, sources, request, interrupts)
     with folder_of(asked.command, place, sources) as folder:
         interrupts.leaving = folder.discard
         with interrupts:
             try:
-                prepared = prepare(asked, sources, peft_folder(asked, sources, folder, place, given), notes, given)
-                settle(prepared, folder)
+                asked, peft, more = peft_folder(asked, sources, folder, request)
+                prepared = prepare(asked, sources, peft, [*notes, *more], given)
+                settle(prepared, folder, place.config)
                 return run(prepared, folder, interrupts)
             finally:
                 folder.discard()
@@ -73,24 +75,31 @@ def tell_end(result: Path, outcome: Outcome, to_go_on: str) -> None:
     say(f"the {result.stem}: {result}")
 
 
-def written(asked: Asked, sources: Sources, place: PlaceOptions, given: Collection[str]) -> Finished:
+def written(asked: Asked, sources: Sources, request: Request, interrupts: Interrupts) -> Finished:
     """The adapter of a checkpoint, and nothing else."""
     resumed = sources.resumed
     assert resumed
     model = model_for(asked, sources, ())
-    if place.overwrite:
+    if request.place.overwrite:
         raise UsageError("--only-write-lora replaces no run: leave --overwrite out, and name a new folder with --out")
-    with folder_of(asked.command, place, sources) as folder:
-        try:
-            target = target_of(asked, model, sources, peft_folder(asked, sources, folder, place, given))
-            trained = target.leaves("off").trained
-            check_trained(resumed, trained)
-            target.write(folder.result(target.result), {name: resumed.checkpoint.weights[name] for name in trained})
-        finally:
-            folder.discard()
+    with folder_of(asked.command, request.place, sources) as folder:
+        interrupts.leaving = folder.discard
+        with interrupts:
+            try:
+                asked, peft, notes = peft_folder(asked, sources, folder, request)
+                for line in notes:
+                    say(f"note: {line}")
+                target = target_of(asked, model, sources, peft)
+                trained = target.leaves("off").trained
+                check_trained(resumed, trained)
+                with unchanged(resumed.checkpoint.files):
+                    parts = {name: np.array(resumed.checkpoint.weights[name]) for name in trained}
+                target.write(folder.result(target.result), parts)
+            finally:
+                folder.discard()
     result = folder.path / target.result
     tell_end(result, Outcome(DONE), "")
-    return Finished(outcome=Outcome(DONE), folder=folder.path, result=result, steps=resumed.step)
+    return Finished(outcome=Outcome(DONE), folder=folder.path, result=result, steps=resumed.step, notes=tuple(notes))
 
 
 # ---- the folder ------------------------------------------------------------
@@ -109,50 +118,18 @@ def folder_of(command: str, place: PlaceOptions, sources: Sources) -> RunFolder:
     return RunFolder(home)
 
 
-def peft_folder(asked: Asked, sources: Sources, folder: RunFolder, place: PlaceOptions, given: Collection[str]) -> Path | None:
-    """The folder for PEFT replaces nothing that is read or was not asked for; that of another run is left to it."""
-    path = asked.tune.peft
-    elsewhere = sources.home is not None and folder.path != sources.home
-    if path is None or (elsewhere and "peft" not in given):
-        return None
-    for read in asked.adapters:
-        if os.path.realpath(read) == os.path.realpath(path):
-            raise UsageError(f"--peft {path} would replace {read}, which is being read: another name will do")
-    peft.check_place(path)
-    kept = peft_before(sources.resumed)
-    own = not elsewhere and kept is not None and os.path.realpath(kept) == os.path.realpath(path)
-    if not own and not place.overwrite and any((path / name).exists() for name in (peft.CONFIG, peft.WEIGHTS, peft.PICKLE)):
-        or_replaced = "" if place.resume else ", --overwrite replaces it"
-        raise FileError(f"{path}: there is an adapter already; another --peft leaves it alone{or_replaced}")
-    return path
-
-
-def peft_before(resumed: Resumed | None) -> str | None:
-    before = resumed.checkpoint.options.get("tune") if resumed else None
-    kept = before.get("peft") if isinstance(before, dict) else None
-    return kept if isinstance(kept, str) else None
-
-
-def settle(prepared: Prepared, folder: RunFolder) -> None:
+def settle(prepared: Prepared, folder: RunFolder, config: Path | None) -> None:
     """Make the folder the run's own."""
-    sources, kept = prepared.sources, prepared.kept
-    if folder.path == sources.home:
-        folder.rewind(sources.step)  # past those that are damaged
+    if folder.path == prepared.sources.home:
+        folder.rewind(prepared.sources.step)  # past those that are damaged
     else:
-        base, resumed = sources.base, sources.resumed
-        named = [kept.model.vocab_from, *kept.adapters, base and base.path, resumed.path if resumed else None]
-        folder.clear([path for path in named if path])
-    with NewFile(folder.result("config.toml")) as file:
-        file.write(config_of(kept).encode("utf-8", "replace"))
+        folder.clear(read_by(prepared, config))
 
 
-def config_of(kept: Asked) -> str:
-    """A file that says the same run again."""
-    new = kept.command == "from-scratch"
-    unsaid = {*kept.idle, *(OWN_SIZE if new and kept.base else ()), "max_time"}  # that was for the process it was given to
-    first = f" --checkpoint-in {shlex.quote(kept.base)}" if new and kept.base else ""
-    head = f"llamatrain {kept.command}{first} --config FILE"
-    return config_text(head, kept.files, list(kept.parts.values()), unsaid, base="" if new else kept.base)
+def metrics_of(sources: Sources, folder: RunFolder) -> Metrics:
+    """New, or those of the run so far; in a new folder its first part is told, too."""
+    name = "metrics.jsonl"
+    return Metrics(folder.result(name), sources.home and sources.home / name, sources.step)
 
 
 @contextmanager
@@ -164,43 +141,37 @@ def telling(resumed: Resumed) -> Iterator[None]:
         raise FileError(f"{resumed.path}: its state cannot be gone on with: {error!r}"[:200]) from error
 
 
-def metrics_of(sources: Sources, folder: RunFolder) -> Metrics:
-    """New, or those of the run so far; in a new folder its first part is told, too."""
-    path = folder.result("metrics.jsonl")
-    if sources.home and (before := sources.home / path.name).exists() and not path.exists():
-        with NewFile(path) as file:
-            file.write(before.read_bytes())
-    return Metrics.resumed(path, sources.step) if path.exists() else Metrics.fresh(path)
-
-
 # ---- the run ---------------------------------------------------------------
 
 
 def run(prepared: Prepared, folder: RunFolder, interrupts: Interrupts) -> Finished:
     resolved, target, metrics = prepared.resolved, prepared.target, metrics_of(prepared.sources, folder)
-    command = f"llamatrain {prepared.kept.command} --resume {shlex.quote(str(folder.path))}"
+
+    def command() -> str:  # as the folder is called by then
+        return f"llamatrain {prepared.kept.command} --resume {shlex.quote(str(folder.path))}"
+
     console, every = None if is_shown() else nobody(), prepared.kept.run.report_every or None
     with Report(metrics, iters=resolved.iters, every=every, console=console) as report:
         report.header(facts(prepared, folder.path))
         for line in prepared.notes:
             report.say(f"note: {line}")
-        loop = loop_of(prepared, folder, report, interrupts)
-        loop.saved = loop.save(loop.state)  # so that a full disk shows now, and not after an hour
-        folder.settled()
-        interrupts.home, interrupts.leaving = folder.path, lambda: say(f"interrupted; to go on: {command}")
+        loop, saver = loop_of(prepared, folder, report, interrupts)
+        loop.saved = saver.begin(loop.state)
+        interrupts.home, interrupts.leaving = folder.path, lambda: say(f"interrupted; to go on: {command()}")
         outcome = loop.train()
+        interrupts.home = folder.path
         prepared.samples.end(loop.programs.weights.parts, report)
         report.end(folder.path)
     result, steps = folder.path / target.result, loop.state.counters.step
-    tell_end(result, outcome, command)
+    tell_end(result, outcome, command())
     notes = (*prepared.notes, *report.warnings)
     return Finished(outcome=outcome, folder=folder.path, result=result, steps=steps, notes=notes)
 
 
-def loop_of(prepared: Prepared, folder: RunFolder, report: Report, interrupts: Interrupts) -> Loop:
+def loop_of(prepared: Prepared, folder: RunFolder, report: Report, interrupts: Interrupts) -> tuple[Loop, Saver]:
     """Its memory taken and filled, where the run begins or goes on."""
     way, leaves, target, data = prepared.fitted.way, prepared.fitted.leaves, prepared.target, prepared.data
-    resumed, kept, course = prepared.sources.resumed, prepared.kept, prepared.resolved.course(way.splits)
+    resumed, course = prepared.sources.resumed, prepared.resolved.course(way.splits)
     target.load(leaves)
     programs = Programs(way.graphs, way.arena, leaves.frozen)
     parts = programs.weights.parts
@@ -209,17 +180,10 @@ def loop_of(prepared: Prepared, folder: RunFolder, report: Report, interrupts: I
     else:
         target.begin(parts)
     descent = prepared.resolved.optimizer.descent(programs.weights.vector)
-    saver = Saver(
-        options=kept.plain(),
-        keep=kept.run.keep,
-        target=target,
-        metadata=prepared.model.metadata,
-        programs=programs,
-        descent=descent,
-        folder=folder,
-        flush=report.metrics.flush,
-    )
-    return Loop(
+    sources, arrays = prepared.sources, leaves.frozen.values()
+    beside = BesideRun(inputs=sources.inputs, warn=report.warn, frozen=arrays, is_same=sources.is_same_base)
+    saver = saver_of(prepared, programs, descent, folder, report, beside.tell)
+    loop = Loop(
         programs=programs,
         rows=data.rows,
         validation=data.validation,
@@ -229,7 +193,28 @@ def loop_of(prepared: Prepared, folder: RunFolder, report: Report, interrupts: I
         show=lambda step: prepared.samples.show(step, leaves, parts, report),
         state=state_of(prepared, programs, descent, course, report),
         signals=interrupts,
+        beside=beside,
         descent=descent,
+    )
+    return loop, saver
+
+
+def saver_of(
+    prepared: Prepared, programs: Programs, descent: Descent | None, folder: RunFolder, report: Report, tell: Callable[[], None]
+) -> Saver:
+    kept = prepared.kept
+    return Saver(
+        options=kept.plain(),
+        keep=kept.run.keep,
+        target=prepared.target,
+        metadata=prepared.model.metadata,
+        programs=programs,
+        descent=descent,
+        folder=folder,
+        metrics=report.metrics,
+        config=config_of(kept).encode("utf-8", "replace"),
+        warn=report.warn,
+        tell=tell,
     )
 
 
@@ -238,7 +223,7 @@ def state_of(prepared: Prepared, programs: Programs, descent: Descent | None, co
     resumed, rows = prepared.sources.resumed, prepared.data.rows
     if not resumed:  # the base's own loss is line 0
         return RunState(data=rows.state, owed=prepared.kept.command == "finetune" and course.eval_every > 0)
-    with telling(resumed):
+    with telling(resumed), unchanged(resumed.checkpoint.files):
         state, warnings = restored(resumed.checkpoint, programs, descent, rows, course.grad_acc)
     for line in warnings:
         report.warn(line)

@@ -1,12 +1,16 @@
 """A run's checkpoints and its result: written as it stands, and put back as it was."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from llamatrain.config.options import flag_of
 from llamatrain.errors import FileError
+from llamatrain.files.mapped import unchanged
+from llamatrain.files.newfile import NewFile
 from llamatrain.files.pages import release
 from llamatrain.files.values import Value
 from llamatrain.graph.tensor import Tensor
@@ -14,6 +18,7 @@ from llamatrain.optim.optimizer import Descent
 from llamatrain.recipe.data import CountedBatches
 from llamatrain.recipe.resume import Resumed
 from llamatrain.recipe.target import Target
+from llamatrain.report.metrics import Metrics
 from llamatrain.store.checkpoint import GRADIENTS, Checkpoint
 from llamatrain.store.folder import RunFolder
 from llamatrain.train.programs import Programs
@@ -31,13 +36,62 @@ class Saver:
     programs: Programs
     descent: Descent | None
     folder: RunFolder
-    flush: Callable[[], None]  # of the figures, which must not know less than a checkpoint
+    metrics: Metrics  # which must not know less than a checkpoint
+    config: bytes
+    warn: Callable[[str], None]
+    tell: Callable[[], None] = lambda: None  # of what became of the run's inputs
 
-    def save(self, state: RunState) -> str:
-        self.flush()
+    def begin(self, state: RunState) -> str:
+        """Before anything is trained, so that a full disk shows now; only then there is more than a checkpoint in the folder."""
+        path = self.save(state)
+        self._write_config()
+        self.metrics.begin()
+        self.folder.settled()
+        return path
+
+    def save(self, state: RunState, last: bool = False) -> str:
+        """The last time in another folder, where this one takes it no more."""
+        self.tell()
+        try:
+            return self._saved(state)
+        except FileError as error:
+            if self._found():  # it was moved while this was written
+                return self._saved(state)
+            if last:
+                raise self._left(state, error) from error
+            raise
+
+    def _saved(self, state: RunState) -> str:
+        new = self._found()
+        self.metrics.flush()
         path = self.folder.save(self.checkpoint(state), self.keep)
         self.target.write(self.folder.result(self.target.result), self.programs.weights.parts)
+        if new:
+            self._write_config()
         return str(path)
+
+    def _found(self) -> bool:
+        """Whether the folder is another than before, which is said."""
+        if line := self.folder.found():
+            self.warn(line)
+            self.metrics.path = self.folder.result(self.metrics.path.name)
+        return line is not None
+
+    def _left(self, state: RunState, why: FileError) -> FileError:
+        """What is to be told where it is saved elsewhere, or nowhere."""
+        before = self.metrics.path
+        for place in self.folder.left():
+            self.metrics.path = self.folder.result(self.metrics.path.name)
+            with suppress(FileError):
+                self._saved(state)
+                self._write_config()
+                return FileError(f"{why}; the run is saved in {place} instead: {flag_of('resume')} {place} goes on with it")
+        self.metrics.path = before
+        return why
+
+    def _write_config(self) -> None:
+        with NewFile(self.folder.result("config.toml")) as file:
+            file.write(self.config)
 
     def checkpoint(self, state: RunState) -> Checkpoint:
         optimizer, parts = self.programs.setting.optimizer, self.programs.weights.parts
@@ -76,9 +130,10 @@ def check_trained(resumed: Resumed, trained: Mapping[str, Tensor]) -> None:
 
 
 def filled(checkpoint: Checkpoint, parts: Mapping[str, np.ndarray]) -> None:
-    for name, part in parts.items():
-        part[...] = checkpoint.weights[name]
-        release(checkpoint.weights[name])
+    with unchanged(checkpoint.files):
+        for name, part in parts.items():
+            part[...] = checkpoint.weights[name]
+            release(checkpoint.weights[name])
 
 
 def restored(

@@ -1,8 +1,8 @@
 """What a run is made from beside its data: a base, adapters, a checkpoint. Each is opened once, and handed on."""
 
 import zlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -10,11 +10,14 @@ import numpy as np
 
 from llamatrain.adapters import reading
 from llamatrain.adapters.adapter import Adapter, factors_of
+from llamatrain.config.words import LINE, cut
 from llamatrain.errors import FileError, UsageError
+from llamatrain.files.mapped import unchanged
 from llamatrain.files.pages import release
 from llamatrain.files.reader import Gguf, open_gguf
 from llamatrain.model import hyperparameters
 from llamatrain.recipe.asked import Asked
+from llamatrain.recipe.inputs import Input, inputs_of
 from llamatrain.recipe.resume import Resumed
 from llamatrain.store.checkpoint import Checkpoint
 
@@ -28,6 +31,7 @@ class Sources:
     mixed: tuple[Adapter, ...] = ()  # which are there, and stay as they are
     factors: tuple[Factors, ...] = ()  # theirs
     first: Adapter | None = None  # which is gone on from
+    inputs: Mapping[Path, Input] = field(default_factory=dict)  # the files that a run is begun with, as they were before
 
     @property
     def checkpoint(self) -> Checkpoint | None:
@@ -50,7 +54,13 @@ class Sources:
     @cached_property
     def print_of_base(self) -> str:
         assert self.base
-        return fingerprint(self.base)
+        with unchanged(self.base.files):
+            return fingerprint(self.base)
+
+    def is_same_base(self) -> bool:
+        """Though somebody has written to its file."""
+        assert self.base
+        return fingerprint(self.base) == self.print_of_base
 
     @cached_property
     def prints_of_mixed(self) -> list[str]:
@@ -59,19 +69,36 @@ class Sources:
 
 def opened(asked: Asked, resumed: Resumed | None) -> Sources:
     """All of it, seen to fit together."""
+    inputs = inputs_of(read_for(asked, resumed))
     base = base_of(asked, resumed)
-    if asked.command != "finetune" or asked.tune.full or base is None:
-        return Sources(base=base, resumed=resumed)
+    if not is_adapter(asked) or base is None:
+        return Sources(base=base, resumed=resumed, inputs=inputs)
     h = hyperparameters.read(base)
     mixed = tuple(reading.read(path, h).scaled(scale) for path, scale in asked.lora.scaled)
     first = reading.read(asked.tune.lora_init, h) if asked.tune.lora_init and not resumed else None
     factors = tuple(factors_of(adapter, h, base.path) for adapter in mixed)
     if first:
         factors_of(first, h, base.path)
-    sources = Sources(base=base, resumed=resumed, mixed=mixed, factors=factors, first=first)
+    sources = Sources(base=base, resumed=resumed, mixed=mixed, factors=factors, first=first, inputs=inputs)
     if resumed:
         check_same(sources, resumed, asked)
     return sources
+
+
+def is_adapter(asked: Asked) -> bool:
+    return asked.command == "finetune" and not asked.tune.full
+
+
+def read_for(asked: Asked, resumed: Resumed | None) -> Iterator[tuple[Path, bool]]:
+    """The files, and whether they are needed again when the run goes on."""
+    if asked.base and (is_adapter(asked) or not resumed):
+        yield Path(asked.base), is_adapter(asked)
+    if is_adapter(asked):
+        yield from ((path, True) for path, _ in asked.lora.scaled)
+        if asked.tune.lora_init and not resumed:
+            yield asked.tune.lora_init, False
+    if asked.model.vocab_from and not resumed:
+        yield asked.model.vocab_from, False
 
 
 def base_of(asked: Asked, resumed: Resumed | None) -> Gguf | None:
@@ -84,7 +111,7 @@ def base_of(asked: Asked, resumed: Resumed | None) -> Gguf | None:
         moved = f"if it was moved, name it: llamatrain finetune BASE.gguf --resume {resumed.path}"
         raise FileError(f"{asked.base}: no such file, and the run in {resumed.path} is for it; {moved}")
     gguf = open_gguf(asked.base)
-    if gguf.kind == "checkpoint" and gguf.metadata.get("training.type") == "finetune_lora":
+    if gguf.kind == "checkpoint" and gguf.metadata.word("training.type") == "finetune_lora":
         raise UsageError(
             f"{asked.base}: a checkpoint of an adapter, no model; go on with `llamatrain finetune --resume {asked.base}`"
         )
@@ -102,7 +129,7 @@ def check_same(sources: Sources, resumed: Resumed, asked: Asked) -> None:
     strange = [adapter for adapter, found in prints if not isinstance(kept, list) or found not in kept]
     named = f"{strange[0].source}: not an adapter" if strange else f"{resumed.path}: not all of the adapters, in their order,"
     told = " ".join(f"--lora-scaled {path} {scale:g}" for path, scale in asked.lora.scaled)
-    raise FileError(f"{named} that the run began with; received {told or 'none'}")
+    raise FileError(f"{named} that the run began with; received {cut(told, LINE) or 'none'}")
 
 
 # ---- by what they are known again ------------------------------------------

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from llamatrain.adapters.options import LARGEST
 from llamatrain.config.options import Checked, Option
 from llamatrain.config.shared import CTX
+from llamatrain.config.words import cut
 from llamatrain.errors import UsageError
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ def ranks_of(options: TuneOptions, h: "Hyperparameters") -> dict[str, int]:
         target, rank = rank_of(text)
         for name in named("--rank", target, h):
             if name not in ranks:
-                raise UsageError(f"--rank {text}: {name} gets no adapter; --target {target} gives it one")
+                raise UsageError(f"--rank {cut(text)}: {name} gets no adapter; --target {cut(target)} gives it one")
             ranks[name] = rank
     return ranks
 

@@ -3,79 +3,123 @@
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from io import FileIO
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, BinaryIO, Self
 
 from llamatrain.errors import FileError
-from llamatrain.files.newfile import NewFile
+from llamatrain.files.newfile import NewFile, pass_over
 
 WAIT = 0.2  # seconds that lines may lie in the buffer while steps follow fast
 LONGEST = 4096  # bytes of a line that is read; ours have some 150
+FLAGS = os.O_RDWR | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 ENCODE = json.JSONEncoder(allow_nan=False, default=lambda number: number.item()).encode  # numbers of numpy are welcome
 
 
 class Metrics:
-    """The file of a run, open for more lines. What was written lies in the file after 0.2 s, or after `flush`."""
+    """The file of a run, open for more lines. What was written lies in the file after 0.2 s, or after `flush`.
 
-    def __init__(self, path: str | Path, mode: Literal["wb", "ab"]) -> None:
+    It is made anew, with the lines of another up to a step, by `begin` or the first line; where it is lost, by the next `flush`.
+    """
+
+    def __init__(self, path: str | Path, before: Path | None = None, step: int = 0) -> None:
         self.path = Path(path)
+        self.tell: Callable[[str], None] = lambda line: None
+        self._before, self._step = before, step
+        self._file: FileIO | None = None
+        self._waiting = b""
         self._due = 0.0
-        try:
-            self._file = self.path.open(mode)
-        except OSError as error:
-            raise self._failure(error) from error
 
     @classmethod
     def fresh(cls, path: str | Path) -> Self:
-        """An empty file; what stood there is gone."""
-        return cls(path, "wb")
+        """An empty file, in the place of what stood there."""
+        return cls(path).begin()
 
     @classmethod
     def resumed(cls, path: str | Path, step: int) -> Self:
         """The file up to a step: later lines go, and so does whatever a killed process left half written."""
-        if os.path.lexists(path):
-            with NewFile(path) as kept:
-                for raw, line in lines_of(Path(path)):
-                    if line["step"] <= step:
-                        kept.write(raw.strip() + b"\n")
-        return cls(path, "ab")
+        return cls(path, Path(path), step).begin()
+
+    def begin(self) -> Self:
+        self._file = self._file or self._made(self._kept())
+        return self
+
+    def _kept(self) -> Iterator[bytes]:
+        for raw, line in lines_of(self._before) if self._before else ():
+            if line["step"] <= self._step:
+                yield raw.strip() + b"\n"
+
+    def _made(self, lines: Iterable[bytes]) -> FileIO:
+        with NewFile(self.path) as file:
+            for line in lines:
+                file.write(line)
+        try:
+            return FileIO(os.open(self.path, FLAGS), "r+")
+        except OSError as error:
+            raise self._failure(error) from error
 
     def write(self, line: dict[str, Any]) -> None:
-        """Add a line. JSON knows no NaN and no infinity: null."""
+        """Add a line. JSON knows no NaN and no infinity: null. What the disk does not take waits for the next `flush`."""
         try:
             text = ENCODE(line)
         except ValueError:
             text = ENCODE({name: value if math.isfinite(value) else None for name, value in line.items()})
-        try:
-            self._file.write(text.encode() + b"\n")
-            if (now := monotonic()) >= self._due:
-                self._file.flush()
-                self._due = now + WAIT
-        except OSError as error:
-            raise self._failure(error) from error
+        self._waiting += text.encode() + b"\n"
+        if (now := monotonic()) >= self._due:
+            self._due = now + WAIT
+            with suppress(OSError, FileError):
+                self._put()
+
+    def _put(self) -> None:
+        file = self.begin()._file
+        while file and self._waiting:
+            self._waiting = self._waiting[file.write(self._waiting) :]
 
     def flush(self) -> None:
         """Have all lines on the disk: to be called before a checkpoint is written, which must not know more than they do."""
+        if not self._file and not self._waiting:
+            return
         try:
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            self._put()
+            self._find()
+            os.fsync(self.begin()._file.fileno())  # type: ignore[union-attr]
         except OSError as error:
             raise self._failure(error) from error
 
+    def _find(self) -> None:
+        """Where its name is no more, or another file's, it is made again of what was written."""
+        assert self._file
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.lstat(self.path), os.fstat(self._file.fileno())):
+                return
+            pass_over(self.path)
+        made = self._made(raw for raw, _ in self._written())
+        self._file.close()
+        self._file = made
+        self.tell(f"{self.path} was gone: it is made again")
+
+    def _written(self) -> Iterator[tuple[bytes, dict[str, Any]]]:
+        assert self._file
+        with os.fdopen(os.dup(self._file.fileno()), "rb") as file:
+            file.seek(0)
+            yield from lines_in(file)
+
     def lines(self) -> Iterator[dict[str, Any]]:
         """All lines of the run, those of earlier processes too; one that is damaged is passed over."""
+        if not self._file:
+            return (json.loads(raw) for raw in self._kept())
         self.flush()
-        return (line for _, line in lines_of(self.path))
+        return (line for _, line in self._written())
 
     def read(self) -> list[dict[str, Any]]:
         return list(self.lines())
 
     def close(self) -> None:
-        if not self._file.closed:
+        if self._file and not self._file.closed:
             try:
                 self.flush()
             finally:
@@ -93,13 +137,18 @@ class Metrics:
 
 
 def lines_of(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """The lines of a file that are JSON objects with a step, as they lie there and as they read."""
+    """The lines of a file that are JSON objects with a step, as they lie there and as they read; what is no file has none."""
     try:
-        with path.open("rb") as file:
-            for raw in iter(lambda: file.readline(LONGEST), b""):
-                with suppress(ValueError, RecursionError):
-                    line = json.loads(raw)
-                    if isinstance(line, dict) and type(line.get("step")) is int:
-                        yield raw, line
+        if path.is_file():  # asked before it is opened: a pipe would wait for a writer
+            with path.open("rb") as file:
+                yield from lines_in(file)
     except OSError as error:
         raise FileError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def lines_in(file: BinaryIO) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    for raw in iter(lambda: file.readline(LONGEST), b""):
+        with suppress(ValueError, RecursionError):
+            line = json.loads(raw)
+            if isinstance(line, dict) and type(line.get("step")) is int:
+                yield raw, line

@@ -7,6 +7,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from statistics import median
 from types import TracebackType
@@ -52,7 +53,7 @@ class Report:
         console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.metrics = metrics
+        self.metrics, metrics.tell = metrics, self.warn
         self.iters = iters
         self.console = console or stderr()
         self._every = every or stride(iters)
@@ -123,6 +124,9 @@ class Report:
         if not self._live:
             self.say(f"saved at step {step}: {path}")
 
+    def unsaved(self, step: int, why: str) -> None:
+        self.warn(f"nothing was saved at step {step}: {why}; the next save tries again")
+
     def evaluating(self, what: str = "validating") -> None:
         """What goes on between two steps, for the progress display."""
         self._doing = self._safe(what)
@@ -181,7 +185,8 @@ class Report:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
+        with suppress(FileError) if error else nullcontext():  # what ends the run is told, and no more
+            self.close()
 
     # ---- how it is shown ---------------------------------------------------
 

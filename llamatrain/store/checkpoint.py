@@ -13,7 +13,7 @@ Numbers that must come back to the bit are float64. Where the ancestors had a fl
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -23,6 +23,8 @@ from zlib import crc32
 import numpy as np
 
 from llamatrain.files.constants import ALIGNMENT
+from llamatrain.files.mapped import MappedFile, files_of
+from llamatrain.files.pages import release
 from llamatrain.files.types import TensorInfo, by_name
 from llamatrain.files.values import Kind, Value, boolean, f32, number, numbers, string, strings, u32, u64
 from llamatrain.files.writer import head, new_gguf
@@ -33,6 +35,7 @@ VERSION = 2  # training.file_version; 0 and 1 are the ancestors'
 CHECKSUM = "training.checksum"
 GRADIENTS = "training.accumulated_gradients"
 OWED, ENDED = "owed_validation", "ended"  # of the state, in training.extra
+PIECE = 1 << 22  # bytes of a file that are looked at together
 LONGEST_COUNT = 2**32 - 1  # the ancestors counted iterations in 32 bits here, and in 64 above
 
 TYPES = {np.dtype(np.float32): by_name("F32"), np.dtype(np.float64): by_name("F64")}
@@ -54,6 +57,11 @@ class Checkpoint:
     notes: list[str] = field(default_factory=list)  # what a reader should be told; not written
 
     @property
+    def files(self) -> list[MappedFile]:
+        """That it was read from, and its arrays lie in."""
+        return files_of((*self.weights.values(), *self.vectors.values()))
+
+    @property
     def kept(self) -> dict[str, Any]:
         """What the optimizer kept, by its own names."""
         prefix = f"optimizer.{self.optimizer}."
@@ -67,8 +75,8 @@ class Checkpoint:
         return {key: cut.reshape(self.weights[key].shape) for key, cut in zip(self.order, cuts, strict=True)}
 
 
-def write(path: str | Path, checkpoint: Checkpoint) -> None:
-    """Whole or not at all; the arrays go straight from where they lie to the file."""
+def write(path: str | Path, checkpoint: Checkpoint, check: Callable[[Path], object] | None = None) -> None:
+    """Whole or not at all; the arrays go straight from where they lie to the file, which `check` may look at before it counts."""
     arrays = {**checkpoint.weights, **checkpoint.vectors}
     with np.errstate(over="ignore"):  # a loss beyond float32 is infinite there
         if past := checkpoint.state.stop.past_loss_values:  # the ancestors' ring: that of iteration i at i modulo its length
@@ -77,7 +85,7 @@ def write(path: str | Path, checkpoint: Checkpoint) -> None:
         metadata = {CHECKSUM: u32(0), **_metadata(checkpoint)}
     infos = tensor_infos(arrays)
     metadata[CHECKSUM] = u32(_sum_of(head(metadata, infos, ALIGNMENT), arrays.values()))
-    with new_gguf(path, metadata, infos) as out:
+    with new_gguf(path, metadata, infos, check) as out:
         for name, array in arrays.items():
             out.write(name, array)
 
@@ -102,7 +110,13 @@ def _sum_of(start: bytes, arrays: Iterable[np.ndarray]) -> int:
 
 
 def sum_of_file(file: np.ndarray) -> int:
-    return crc32(file[SUM_END:].data, crc32(bytes(4), crc32(file[:SUM_START].data)))
+    """A mapped file is let go as it is read."""
+    found = crc32(bytes(4), crc32(file[:SUM_START].data))
+    for start in range(SUM_END, file.size, PIECE):
+        part = file[start : start + PIECE]
+        found = crc32(part.data, found)
+        release(part)
+    return found
 
 
 # ---- the values ------------------------------------------------------------

@@ -4,34 +4,37 @@
     checkpoint-<step>.gguf                   the last ones
     checkpoint-LATEST.gguf                   another name of the newest
     model.gguf | adapter.gguf                the result
-    .replaced-<any>                          the run that was there, until this one has saved something
+    .replaced-<marks>                        the run that was there, until this one has saved something
 
-All is written beside its place and renamed: a run that is killed leaves a folder that can be gone on with, and perhaps a
-temporary file that the next one removes. Of one that had saved nothing nothing stays, and what was there before comes back.
+All is written beside its place and renamed, so that links are replaced and not followed; the first checkpoint comes first. A run
+that is killed leaves a folder that can be gone on with, and perhaps a temporary file that the next one removes. Of one that had
+saved nothing nothing stays, and what was there before comes back.
 """
 
 import os
 import re
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Self
 
 from llamatrain.config.options import flag_of
 from llamatrain.errors import FileError
-from llamatrain.files.newfile import NewFile
-from llamatrain.store.aside import ASIDE, ON_ITS_WAY, asides, put_back, remove, renamed
+from llamatrain.files.newfile import NewFile, pass_over
+from llamatrain.store import aside as asides
+from llamatrain.store.aside import ASIDE
 from llamatrain.store.checkpoint import Checkpoint, write
-from llamatrain.store.lock import locked
+from llamatrain.store.elsewhere import again, instead
+from llamatrain.store.lock import Lock, locked
 from llamatrain.store.names import (
     LATEST,
     RESULTS,
+    can_go_on,
+    files_in,
     files_of,
     has_saved,
-    is_of_a_run,
     is_temporary,
     newest_first,
     numbered,
@@ -48,16 +51,21 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path, self.made, self.fresh = path, False, False
         self.aside: Path | None = None
-        self.close = weakref.finalize(self, locked(path))
+        self._hold(locked(path))
         with telling(path, "what is in it cannot be seen or changed"):
-            for file in list(path.iterdir()):
+            for file in files_in(path):
                 if is_temporary(file.name):
                     file.unlink()
-            for aside in asides(path):
+            asides.sweep(path)
+            for aside in asides.of(path):
                 if aside.name.startswith(ASIDE) and has_saved(path):
-                    remove(aside)
+                    asides.remove(aside)
                 else:
-                    put_back(aside)
+                    asides.put_back(aside)
+
+    def _hold(self, lock: Lock) -> None:
+        self._lock = lock
+        self.close = weakref.finalize(self, lock.release)
 
     @classmethod
     def new(cls, out: Path | None, command: str, overwrite: bool = False) -> Self:
@@ -66,35 +74,33 @@ class RunFolder:
         folder = cls(out or _next_folder(Path("runs"), command))
         folder.made = made
         with telling(folder.path, "cannot be looked into"):
-            there = sorted(file for file in folder.path.iterdir() if is_of_a_run(file.name))
-        if there and not overwrite:
+            there = [] if overwrite or _is_vain(folder.path) else sorted(files_of(folder.path))
+            goes_on = f"{flag_of('resume')} {folder.path} goes on with it, " if can_go_on(folder.path) else ""
+        if there:
             folder.close()
             raise FileError(
-                f"{folder.path}: there is a run already ({there[0].name}): {flag_of('resume')} {folder.path} goes on with it, "
+                f"{folder.path}: there is a run already ({there[0].name}): {goes_on}"
                 f"{flag_of('overwrite')} removes it, another {flag_of('out')} leaves it alone"
             )
         return folder
 
     def clear(self, sources: Iterable[Path] = ()) -> None:
         """Put the run that is in it aside, until the new one has saved something; none of its files may be a source of that."""
-        there = files_of(self.path)
-        for source in sources:
-            if source.exists() and any(file.samefile(source) for file in there):
-                raise FileError(f"{source}: the run would replace what it reads; give another {flag_of('out')}")
-        self.fresh = True
-        if there:
-            with telling(self.path, "the run there cannot be replaced"):
-                self.aside = Path(mkdtemp(prefix=ON_ITS_WAY, dir=self.path))
+        with telling(self.path, "the run there cannot be replaced"):
+            if there := files_of(self.path):
+                _check_apart(there, sources)
+                self.aside = asides.made(self.path)
                 for file in there:
                     file.rename(self.aside / file.name)
-                self.aside = self.aside.rename(renamed(self.aside, ASIDE))
+                self.aside = self.aside.rename(asides.renamed(self.aside, ASIDE))
+        self.fresh = True
 
     def settled(self) -> None:
         """There is something to go on from: what was put aside can go."""
         self.fresh = self.made = False
         if self.aside:
             with suppress(OSError):
-                remove(self.aside)
+                asides.remove(self.aside)
             self.aside = None
 
     def discard(self) -> None:
@@ -102,11 +108,11 @@ class RunFolder:
         aside, fresh, made = self.aside, self.fresh, self.made
         self.aside, self.fresh, self.made = None, False, False
         with suppress(OSError):
-            if aside:
-                put_back(aside)
-            elif fresh:
-                for file in files_of(self.path):
+            if fresh:  # the checkpoints last: as long as there is one, it is the run that is there
+                for file in sorted(files_of(self.path), key=lambda file: (file.name in RESULTS, file.name), reverse=True):
                     file.unlink()
+            if aside:
+                asides.put_back(aside)
             if made:
                 self.close()  # what holds it may lie in it
                 self.path.rmdir()
@@ -123,13 +129,49 @@ class RunFolder:
             raise ValueError(f"{name} is none of {', '.join(RESULTS)}")
         return self.path / name
 
+    # ---- where it is ------------------------------------------------------
+
+    def found(self) -> str | None:
+        """Go where it was moved to, or to one that is made in its place; what is to be said of that."""
+        there = self._lock.whereabouts(self.path)
+        if there == self.path:
+            return None
+        before = self.path
+        if there:
+            self.path = there
+            self.aside = self.aside and there / self.aside.name
+            return f"the run's folder {before} was moved: it goes on in {there}"
+        self._take(next(again(before), None))
+        if self.path == before:
+            return f"the run's folder {before} was removed: it is made again"
+        return f"the run's folder {before} is no more: it goes on in {self.path}"
+
+    def left(self) -> Iterator[Path]:
+        """Other folders, one after the other, where this one takes no more files; the run is in the one that was given last."""
+        before = self.path
+        for place in instead(before):
+            self._take(place)
+            yield self.path
+            with suppress(OSError):  # it was of no use
+                for file in files_of(self.path):
+                    file.unlink()
+                self.path.rmdir()
+        self.path = before
+
+    def _take(self, place: tuple[Path, Lock] | None) -> None:
+        if place is None:
+            raise FileError(f"{self.path}: this folder is no more, and no other can be made")
+        self.close()
+        self.path, self.aside, self.made = place[0], None, False
+        self._hold(place[1])
+
     # ---- checkpoints -------------------------------------------------------
 
     def save(self, checkpoint: Checkpoint, keep: int) -> Path:
-        """Write a checkpoint, and then remove those older than the last `keep`."""
+        """Write a checkpoint, and, once it is seen that it can be read, remove those older than the last `keep`."""
         step = checkpoint.state.counters.step
         path = self.path / f"checkpoint-{step}.gguf"
-        write(path, checkpoint)
+        write(path, checkpoint, check=read)
         self._call_latest(path)
         with suppress(OSError):  # they take room, and do no harm
             older = [file for number, file in sorted(numbered(self.path).items()) if number < step]
@@ -139,13 +181,13 @@ class RunFolder:
 
     def rewind(self, step: int) -> None:
         """Go on from an older checkpoint of this folder: those after it are of a run that is given up."""
-        file = self.path / f"checkpoint-{step}.gguf"
-        if file.exists():  # else it is LATEST itself, or has a name of its own
-            self._call_latest(file)
         with telling(self.path, "its later checkpoints cannot be put aside"):
+            file = self.path / f"checkpoint-{step}.gguf"
+            if file.exists():  # else it is LATEST itself, or has a name of its own
+                self._call_latest(file)
             for number, file in numbered(self.path).items():
                 if number > step:
-                    file.rename(file.with_name(f"{file.name}.passed-over"))
+                    pass_over(file)
 
     def _call_latest(self, path: Path) -> None:
         hidden = self.path / f".{LATEST}.{os.urandom(4).hex()}.tmp"
@@ -161,7 +203,7 @@ class RunFolder:
     def newest(place: Path) -> tuple[Checkpoint, Path, list[str]]:
         """A checkpoint to go on from, its file, and what should be said: of a folder the newest that is sound."""
         with telling(place, "cannot be looked into"):
-            if place.is_dir() and asides(place):
+            if place.is_dir() and asides.of(place):
                 with suppress(FileError):  # of a run that goes on
                     RunFolder(place).close()  # of one that was killed: what it had put aside is back
             paths = newest_first(place) if place.is_dir() else [place]
@@ -176,10 +218,27 @@ class RunFolder:
             return checkpoint, path, [*passed, *checkpoint.notes]
         if paths == [place]:
             raise FileError(faults[0])
-        raise FileError(f"{place}: no checkpoint to go on from" + (f": {faults[0]}" if faults else " is in this folder"))
+        none = " is in this folder; where a run was ended before its first save, the command that began it begins it anew"
+        raise FileError(f"{place}: no checkpoint to go on from" + (f": {faults[0]}" if faults else none))
 
 
 # ---- taking and making -----------------------------------------------------
+
+
+def _is_vain(folder: Path) -> bool:
+    """Whether what is there is of a run that was ended before its first save."""
+    figures = folder / "metrics.jsonl"
+    return not has_saved(folder) and figures.is_file() and not figures.stat().st_size
+
+
+def _check_apart(there: list[Path], sources: Iterable[Path]) -> None:
+    """Links, too, are names of what they lead to."""
+    taken = {(found.st_dev, found.st_ino) for found in map(os.lstat, there)}
+    for source in sources:
+        with suppress(FileNotFoundError):
+            found = source.stat()
+            if (found.st_dev, found.st_ino) in taken:
+                raise FileError(f"{source}: the run would replace what it reads; give another {flag_of('out')}")
 
 
 def _made(path: Path) -> bool:

@@ -1,8 +1,9 @@
 """What the files of a run are called, and which of them there are."""
 
+import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from llamatrain.errors import FileError
@@ -14,9 +15,15 @@ RESULTS = ("config.toml", "metrics.jsonl", "loss.svg", "model.gguf", "adapter.gg
 TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{8}\.tmp")
 
 
+def files_in(folder: Path) -> list[Path]:
+    """All that is no folder: links to folders, too, which are never entered."""
+    with os.scandir(folder) as found:
+        return [folder / each.name for each in found if not each.is_dir(follow_symlinks=False)]
+
+
 def numbered(folder: Path) -> dict[int, Path]:
     """The checkpoints by their steps."""
-    matches = ((NUMBERED.fullmatch(file.name), file) for file in folder.iterdir())
+    matches = ((NUMBERED.fullmatch(file.name), file) for file in files_in(folder))
     return {int(match[1]): file for match, file in matches if match}
 
 
@@ -24,13 +31,20 @@ def newest_first(folder: Path) -> list[Path]:
     """By steps. LATEST is for itself only where it is no second name: links were copied as files, or the others removed."""
     found = sorted(numbered(folder).items(), reverse=True)
     latest = folder / LATEST
-    if not latest.exists() or any(latest.samefile(file) for _, file in found):
+    if not latest.exists() or any(same(latest, file) for _, file in found):
         return [file for _, file in found]
     try:
         step = open_gguf(latest).value("training.iteration_count", int)
     except FileError:
         step = -1
     return [file for _, file in sorted([*found, (step, latest)], key=lambda each: -each[0])]
+
+
+def same(one: Path, other: Path) -> bool:
+    """Whether both are names of one file; a link that leads nowhere is none."""
+    with suppress(OSError):
+        return one.samefile(other)
+    return False
 
 
 def is_temporary(name: str) -> bool:
@@ -44,12 +58,16 @@ def is_of_a_run(name: str) -> bool:
 
 
 def files_of(folder: Path) -> list[Path]:
-    return [file for file in folder.iterdir() if is_of_a_run(file.name)]
+    return [file for file in files_in(folder) if is_of_a_run(file.name)]
 
 
 def has_saved(folder: Path) -> bool:
     """A run, something that it could go on from, or what came of it."""
-    return bool(numbered(folder)) or any((folder / name).exists() for name in (LATEST, "model.gguf", "adapter.gguf"))
+    return any(file.suffix == ".gguf" for file in files_of(folder))
+
+
+def can_go_on(folder: Path) -> bool:
+    return any(file.name not in RESULTS for file in files_of(folder))
 
 
 @contextmanager

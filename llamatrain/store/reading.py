@@ -10,6 +10,7 @@ import numpy as np
 from llamatrain.data.rows import State
 from llamatrain.errors import FileError
 from llamatrain.files.cursor import quoted
+from llamatrain.files.mapped import unchanged
 from llamatrain.files.pages import release
 from llamatrain.files.reader import FileTensor, Gguf, open_gguf
 from llamatrain.files.values import Value
@@ -17,7 +18,7 @@ from llamatrain.optim import registry
 from llamatrain.optim.optimizer import Optimizer
 from llamatrain.optim.stop import StopState
 from llamatrain.store.ancestors import OWN, upgraded
-from llamatrain.store.checkpoint import CHECKSUM, ENDED, GRADIENTS, OWED, VERSION, Checkpoint, sum_of_file
+from llamatrain.store.checkpoint import CHECKSUM, ENDED, GRADIENTS, OWED, PIECE, VERSION, Checkpoint, sum_of_file
 from llamatrain.train.state import Counters, Partial, RunState
 
 KINDS_OF_RUNS = ("train_model", "finetune_lora")
@@ -28,6 +29,12 @@ DERIVED = ("best_loss", "previous_loss", "no_improvement_count")  # from those o
 def read(path: str | Path) -> Checkpoint:
     """Arrays are views of the file as it is mapped into memory: the file stays open until they are gone."""
     gguf = open_gguf(path)
+    with unchanged(gguf.files):
+        return checkpoint_in(gguf)
+
+
+def checkpoint_in(gguf: Gguf) -> Checkpoint:
+    path = gguf.path
     if gguf.kind != "checkpoint":
         raise FileError(f"{path}: no checkpoint of a training run, but a file of kind {gguf.kind}")
     version, notes = gguf.value("training.file_version", int), list[str]()
@@ -39,7 +46,7 @@ def read(path: str | Path) -> Checkpoint:
     optimizer, extra = gguf.value("optimizer.type", str), _json(gguf, "training.extra")
     checkpoint = Checkpoint(
         kind=gguf.value("training.type", str),
-        # copied, as a run keeps them, and would keep its first file open with them
+        # copied, as a run keeps them, and would keep the whole head with them
         metadata={key: Value(v.kind, bytes(v.raw)) for key, v in gguf.metadata.typed.items() if not key.startswith(OWN)},
         weights={name: _array(gguf, tensor) for name, tensor in gguf.tensors.items() if not name.startswith(OWN)},
         options=_json(gguf, "training.options"),
@@ -69,7 +76,6 @@ def _verify(gguf: Gguf, needed: bool) -> None:
         raise FileError(f"{gguf.path}: there are no tensors in it")
     file = next(iter(gguf.tensors.values())).file
     said, found = gguf.value(CHECKSUM, int), sum_of_file(file)
-    release(file)
     if said != found:
         raise FileError(f"{gguf.path}: the file is damaged: its checksum is {found:08x}, where {said:08x} was written")
 
@@ -194,9 +200,19 @@ def _unfit_vector(checkpoint: Checkpoint, optimizer: type[Optimizer], parameters
 def _unfit_value(checkpoint: Checkpoint, squares: list[str]) -> str | None:
     """Least and greatest tell of NaN and infinity without a copy."""
     for name, array in {**checkpoint.weights, **checkpoint.vectors}.items():
-        least, greatest = float(array.min()), float(array.max())
+        least, greatest = _ends(array)
         if not (math.isfinite(least) and math.isfinite(greatest)):
             return f"the tensor {quoted(name)} has values that are not finite"
         if least < 0 and name in squares:
             return f"the tensor {name} has values below 0, and is one of squares"
     return None
+
+
+def _ends(array: np.ndarray) -> tuple[float, float]:
+    """Least and greatest, NaN where there is one; the pages of a mapped file are let go."""
+    flat, found = array.reshape(-1), list[np.floating]()
+    for start in range(0, flat.size, PIECE):
+        part = flat[start : start + PIECE]
+        found += [part.min(), part.max()]
+        release(part)
+    return float(np.min(found)), float(np.max(found))

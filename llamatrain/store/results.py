@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from llamatrain.files.reader import open_gguf
 from llamatrain.files.values import Value, u32
 from llamatrain.files.writer import new_gguf
 from llamatrain.store.checkpoint import tensor_infos
@@ -12,6 +13,6 @@ from llamatrain.store.checkpoint import tensor_infos
 
 def write_model(path: Path, metadata: Mapping[str, Value], weights: Mapping[str, np.ndarray]) -> None:
     """A model's file in float32, for llama.cpp."""
-    with new_gguf(path, {**metadata, "general.file_type": u32(0)}, tensor_infos(weights)) as out:
+    with new_gguf(path, {**metadata, "general.file_type": u32(0)}, tensor_infos(weights), open_gguf) as out:
         for name, array in weights.items():
             out.write(name, array)

@@ -6,66 +6,20 @@ Between two micro-batches a run can be left and gone on with.
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
-from llamatrain.data.rows import Batch, State
-from llamatrain.errors import LlamatrainError
+from llamatrain.data.rows import Batch
+from llamatrain.errors import FileError
 from llamatrain.optim.optimizer import Descent
 from llamatrain.optim.schedule import Schedule
 from llamatrain.optim.stop import StopRules
 from llamatrain.report.events import StepLine
+from llamatrain.train.around import Batches, Beside, Changed, Interrupted, Listener, Nothing, Quiet, Signals, TrainingError
 from llamatrain.train.programs import Programs
 from llamatrain.train.state import Partial, RunState
-
-
-class TrainingError(LlamatrainError):
-    """A loss or a gradient that is no number."""
-
-
-class Interrupted(Exception):
-    """A signal came: the run is to be saved as it stands."""
-
-
-class Batches(Protocol):
-    """Where they come from."""
-
-    @property
-    def state(self) -> State: ...
-
-    def batch(self, count: int) -> Batch: ...
-
-    def once(self, count: int) -> Iterator[Batch]: ...
-
-
-class Listener(Protocol):
-    """Whoever is told of the run."""
-
-    def step(self, line: StepLine) -> None: ...
-
-    def evaluating(self) -> None: ...
-
-    def validation(self, step: int, loss: float, tokens: int) -> None: ...
-
-    def saved(self, step: int, path: str) -> None: ...
-
-
-class Signals(Protocol):
-    """Those that end a run in order."""
-
-    asked: int  # the number of the one that came, or 0
-    saving: bool  # whether there is something to save; until then a signal ends the process at once
-
-
-@dataclass
-class Quiet:
-    """No signals at all."""
-
-    asked: int = 0
-    saving: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,10 +56,11 @@ class Loop:
     validation: Batches | None
     course: Course
     listener: Listener
-    save: Callable[[RunState], str]  # writes checkpoint and result, and gives the checkpoint's name
+    save: Callable[[RunState, bool], str]  # writes checkpoint and result, the last ones or not, and gives the checkpoint's name
     show: Callable[[int], None]  # what the model makes by now
     state: RunState = field(default_factory=RunState)
     signals: Signals = field(default_factory=Quiet)
+    beside: Beside = field(default_factory=Nothing)
     descent: Descent | None = None  # of an optimizer that goes by whole evaluations
     saved: str = "none"  # the newest checkpoint
 
@@ -120,7 +75,11 @@ class Loop:
             outcome = self._until_the_end()
         except Interrupted:
             outcome = Outcome("interrupted", self.signals.asked, finished=False)
-        self._save()
+        except Changed as error:  # seen before its gradients were used
+            self.state.partial = None
+            self._save(last=True)
+            raise TrainingError(f"{error} from step {self.state.counters.step}: {self.saved}") from None
+        self._save(last=True)
         return outcome
 
     def _until_the_end(self) -> Outcome:
@@ -167,7 +126,7 @@ class Loop:
             loss, norm = self._descend_by_rate(batches, rate, start)
             reason = state.stop.observe(course.rules, loss)
             state.data = self.rows.state
-        seconds = time.perf_counter() - start
+        seconds = max(0.0, time.perf_counter() - start)  # a clock may stand still
         self._count(batches, seconds)
         counters = state.counters
         self.listener.step(
@@ -178,7 +137,7 @@ class Loop:
                 grad_norm=norm,
                 tokens=counters.tokens,
                 seconds=seconds,
-                tokens_per_second=sum(batch.size for batch in batches) / seconds,
+                tokens_per_second=sum(batch.size for batch in batches) / seconds if seconds else 0.0,
                 evaluations=evaluations,
             )
         )
@@ -219,9 +178,11 @@ class Loop:
         losses = state.partial.losses if state.partial else []
         for number in range(len(losses), len(batches)):
             if losses and self.signals.asked:
-                state.partial = Partial(losses, time.perf_counter() - start)
+                state.partial = Partial(losses, max(0.0, time.perf_counter() - start))
                 raise Interrupted
-            losses.append(self._sound(self.programs.gradients(batches[number], total, number == 0, self._key(number)), "loss"))
+            loss = self.programs.gradients(batches[number], total, number == 0, self._key(number))
+            self.beside.check()
+            losses.append(self._sound(loss, "loss"))
         state.partial = None
         norm = self._sound(self.programs.update(step, rate), "norm of the gradients")
         return math.fsum(losses), norm
@@ -237,6 +198,7 @@ class Loop:
             losses = []
             for number, batch in enumerate(batches):
                 losses.append(self.programs.gradients(batch, total, number == 0, (self.course.seed, number)))
+                self.beside.check()
                 if self.signals.asked:
                     raise Interrupted
             return math.fsum(losses), grads.vector
@@ -257,6 +219,7 @@ class Loop:
             return value
         done = self.state.counters.step
         helps = "a lower learning rate may do" if done else "nothing was learned yet: the model itself has such numbers"
+        helps = self.beside.blame or helps
         raise TrainingError(
             f"step {done + 1}: the {what} is {value}; the first tensor with NaN or infinity: {self.programs.first_bad()}; "
             f"the last good checkpoint: {self.saved}; {helps}"
@@ -272,6 +235,7 @@ class Loop:
         losses, weight, tokens = [], 0.0, 0
         for batch in self.validation.once(self.programs.setting.batch):
             losses.append(self.programs.loss(batch))
+            self.beside.check()
             weight += total_weight([batch])
             tokens += int(np.count_nonzero(batch.weights))
             if self.signals.asked:
@@ -279,14 +243,19 @@ class Loop:
         self.state.owed = False
         self.listener.validation(self.state.counters.step, math.fsum(losses) / weight, tokens)
 
-    def _save(self) -> None:
+    def _save(self, last: bool = False) -> None:
         if not math.isfinite(float(self.programs.weights.vector.sum(dtype=np.float64))):
             raise TrainingError(
                 f"step {self.state.counters.step}: a weight is NaN or infinite; the last good checkpoint: {self.saved}; "
                 "a lower learning rate may do"
             )
-        self.saved = self.save(self.state)
-        self.listener.saved(self.state.counters.step, self.saved)
+        try:
+            self.saved = self.save(self.state, last)
+            self.listener.saved(self.state.counters.step, self.saved)
+        except FileError as error:
+            if last:
+                raise
+            self.listener.unsaved(self.state.counters.step, str(error))
 
 
 def total_weight(batches: list[Batch]) -> float:

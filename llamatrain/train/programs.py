@@ -143,7 +143,8 @@ class Bound:
     def feed(self, batch: Batch, total: float, key: Key = (0, 0)) -> "Bound":
         for name, tensor in self.graph.inputs.items():
             if name == "mask":
-                self.program.write(tensor, transformer.mask_of(batch.starts))
+                for queries, mask in transformer.masks_of(batch.starts):
+                    self.program.write(tensor, mask, np.s_[:, queries])
             elif name == "weights":
                 self.program.write(tensor, batch.weights.reshape(-1) / np.float32(total))
             elif name == "dropout":

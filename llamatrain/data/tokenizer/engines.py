@@ -5,7 +5,7 @@ from typing import Protocol
 import numpy as np
 
 from llamatrain.data.tokenizer import merging, splitting
-from llamatrain.data.tokenizer.symbols import byte_symbols, score_symbols, token_bytes
+from llamatrain.data.tokenizer.symbols import byte_symbols, character_key, score_symbols, token_bytes
 from llamatrain.data.tokenizer.tables import table
 from llamatrain.data.tokenizer.vocabulary import SPACE, Vocabulary
 from llamatrain.errors import DataError
@@ -50,33 +50,40 @@ class ByteLevel:
 
     def tokens(self, raw: bytes, start: bool) -> np.ndarray:
         check_size(raw)
-        codes, clean, ends, _ = self._read(raw)
-        pieces, marks = np.array([len(codes)], np.int64), np.empty(len(codes), np.uint32)
-        for expression in self.expressions:
-            words = np.empty(len(codes), np.int64)
-            count, _ = self._split(codes, expression.marks, expression.program, pieces, words, marks)
-            pieces = words[:count]
+        clean, words = self._words(raw)
         out = np.empty(2 * len(clean), np.int32)
-        made = self._merge(clean, ends[pieces - 1].astype(np.int64), *self.symbols, *self.words, out)
+        made = self._merge(clean, words, *self.symbols, *self.words, out)
         return out[:made].copy()
 
+    def _words(self, raw: bytes) -> tuple[np.ndarray, np.ndarray]:
+        """The text without what cannot be read, and where its words end. For long ones, memory counts."""
+        codes, clean, ends = self._read(raw, False)
+        clean = clean[: ends[-1] if len(ends) else 0]
+        pieces = np.array([len(codes)], np.int64)
+        for expression in self.expressions:
+            last = expression is self.expressions[-1]
+            words, marks = np.empty(len(codes), np.int64), codes.view(np.uint32) if last else np.empty(len(codes), np.uint32)
+            count, _ = self._split(codes, expression.marks, expression.program, pieces, words, marks)
+            pieces = words[:count]
+        return clean, ends[pieces - 1].astype(np.int64)
+
     def seam(self, raw: bytes) -> int:
-        codes, _, _, raw_ends = self._read(whole_characters(raw))
+        codes, _, ends = self._read(whole_characters(raw), True)
         if not len(codes):
             return 0
         first, whole = self.expressions[0], np.array([len(codes)], np.int64)
         words, marks = np.empty(len(codes), np.int64), np.empty(len(codes), np.uint32)
         count, settled = self._split(codes, first.marks, first.program, whole, words, marks)
         # White space ends where it does for what follows it, which a piece that ends there does not show.
-        ends = (end for end in words[:count][::-1].tolist() if end <= settled and not chr(codes[end - 1]).isspace())
-        last = next(ends, 0)
-        return int(raw_ends[last - 1]) if last else 0
+        found = (end for end in words[:count][::-1] if end <= settled and not chr(codes[end - 1]).isspace())
+        last = next(found, 0)
+        return int(ends[last - 1]) if last else 0
 
-    def _read(self, raw: bytes) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        codes, ends, raw_ends = (np.empty(len(raw), np.int32) for _ in range(3))
+    def _read(self, raw: bytes, in_text: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        codes, ends = np.empty(len(raw), np.int32), np.empty(len(raw), np.int32)
         clean = np.empty(3 * len(raw), np.uint8)  # each byte may become a replacement
-        count = self._code_points(np.frombuffer(raw, np.uint8), codes, clean, ends, raw_ends)
-        return codes[:count], clean[: ends[count - 1] if count else 0], ends[:count], raw_ends[:count]
+        count = self._code_points(np.frombuffer(raw, np.uint8), codes, clean, ends, in_text)
+        return codes[:count], clean, ends[:count]
 
 
 def whole_words(vocabulary: Vocabulary) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -110,14 +117,8 @@ class Scored:
         return tokens
 
     def seam(self, raw: bytes) -> int:
-        text = raw.replace(b" ", self.space)
-        at = int(self._last_seam(np.frombuffer(text, np.uint8), *self.characters, self.symbols.keys))
-        # Back to the text itself, where a space is one byte
-        grown = len(self.space) - 1
-        spaces = np.flatnonzero(np.frombuffer(raw, np.uint8) == ord(" "))
-        before = int(np.searchsorted(spaces + grown * np.arange(len(spaces)), at))
-        at -= grown * before
-        return at if not before or at > spaces[before - 1] else 0
+        space = character_key(self.space)
+        return int(self._last_seam(np.frombuffer(raw, np.uint8), space, *self.characters, self.symbols.keys))
 
 
 def engine(vocabulary: Vocabulary) -> Engine:

@@ -2,7 +2,7 @@
 
 Merging takes symbols (numbered texts) and a table of pairs: which two symbols that stand side by side may become which
 third, and in which order: the pair of the lowest rank first, of equals the leftmost. Short rows are scanned for the
-lowest, long ones keep a heap.
+lowest, long ones keep the lowest of every 64, of 64 of those, and so on.
 """
 
 from typing import Any
@@ -14,7 +14,8 @@ from llamatrain.data.tokenizer.tables import FREE, I64, function, slot
 from llamatrain.machine.jit import inline
 
 NEVER = np.int64(0x7FFFFFFF)  # the rank of two that stand side by side in a token and do not merge
-SCANNED = 40  # symbols in a row that is scanned; beyond, a heap is faster
+SCANNED = 40  # symbols in a row that is scanned; beyond, a tree is faster
+FAN = 64
 U8, I32 = types.uint8[::1], types.int32[::1]
 TEXT = types.Array(types.uint8, 1, "C", readonly=True)
 
@@ -42,82 +43,100 @@ def _merge_scanned(symbols, ranks, count, keys, values):
             ranks[i] = ranks[i + 1]
         count -= 1
         if at:
-            ranks[at - 1] = _pair(keys, values, symbols[at - 1], symbols[at])
+            ranks[at - 1] = _pair(keys, values, np.int64(symbols[at - 1]), np.int64(symbols[at]))
         if at < count - 1:
-            ranks[at] = _pair(keys, values, symbols[at], symbols[at + 1])
+            ranks[at] = _pair(keys, values, np.int64(symbols[at]), np.int64(symbols[at + 1]))
     return count
 
 
 @inline
-def _push(heap, size, entry):
-    at = size
-    while at and heap[(at - 1) >> 1] > entry:
-        heap[at] = heap[(at - 1) >> 1]
-        at = (at - 1) >> 1
-    heap[at] = entry
-    return size + 1
+def _lower(tree, bases, levels, at):
+    """Bring the lowest ranks above a place up to date."""
+    for level in range(1, levels):
+        first = bases[level - 1] + at // FAN * FAN
+        at //= FAN
+        low = tree[first]
+        for i in range(first + 1, min(first + FAN, bases[level])):
+            low = min(low, tree[i])
+        if tree[bases[level] + at] == low:
+            return
+        tree[bases[level] + at] = low
 
 
 @inline
-def _pop(heap, size):
-    """The lowest goes; the last finds its place from the top."""
-    size -= 1
-    entry, at = heap[size], 0
-    while 2 * at + 1 < size:
-        child = 2 * at + 1
-        if child + 1 < size and heap[child + 1] < heap[child]:
-            child += 1
-        if heap[child] >= entry:
-            break
-        heap[at] = heap[child]
-        at = child
-    heap[at] = entry
-    return size
+def _leftmost(tree, bases, levels):
+    """The first place of the lowest rank."""
+    at = np.int64(0)
+    for level in range(levels - 2, -1, -1):
+        at *= FAN
+        while tree[bases[level] + at] != tree[bases[levels - 1]]:
+            at += 1
+    return at
 
 
 @inline
-def _merge_heaped(symbols, ranks, count, keys, values):
-    """The same by a heap of rank and place; an entry counts if its place still has that rank."""
-    before, after = np.empty(count, np.int64), np.empty(count, np.int64)
-    heap, size = np.empty(3 * count, np.int64), np.int64(0)
-    for i in range(count):
-        before[i], after[i] = i - 1, i + 1
-        if i < count - 1 and ranks[i] >> 32 < NEVER:
-            size = _push(heap, size, ranks[i] >> 32 << 32 | i)
-    ranks[count - 1] = NEVER << 32
-    while size:
-        entry = heap[0]
-        size = _pop(heap, size)
-        at = entry & 0xFFFFFFFF
-        if ranks[at] >> 32 != entry >> 32:
-            continue
-        gone = after[at]
-        symbols[at] = ranks[at] & 0xFFFFFFFF
-        symbols[gone] = -1
-        ranks[gone] = ranks[at] = NEVER << 32
-        after[at] = after[gone]
-        if after[at] < count:
-            before[after[at]] = at
-        for left in (before[at], at):
-            if left >= 0 and after[left] < count:
-                ranks[left] = _pair(keys, values, symbols[left], symbols[after[left]])
-                if ranks[left] >> 32 < NEVER:
-                    size = _push(heap, size, ranks[left] >> 32 << 32 | left)
-    kept = 0
-    for i in range(count):
-        if symbols[i] >= 0:
-            symbols[kept] = symbols[i]
-            kept += 1
+def _grow(tree, bases, count):
+    """Levels above the ranks of a row up to a single one, where each begins, and how many they are."""
+    bases[0], levels = 0, np.int64(1)
+    while count > 1:
+        bases[levels] = bases[levels - 1] + count
+        below, count = count, (count + FAN - 1) // FAN
+        for at in range(count):
+            low = tree[bases[levels - 1] + at * FAN]
+            for i in range(at * FAN + 1, min(at * FAN + FAN, below)):
+                low = min(low, tree[bases[levels - 1] + i])
+            tree[bases[levels] + at] = low
+        levels += 1
+    return levels
+
+
+@inline
+def _span(symbols, at, count):
+    """How many cells a symbol takes: of more than one the second and the last hold their number, negated."""
+    return -np.int64(symbols[at + 1]) if at + 1 < count and symbols[at + 1] < 0 else np.int64(1)
+
+
+@inline
+def _rank(symbols, left, right, keys, values):
+    return _pair(keys, values, np.int64(symbols[left]), np.int64(symbols[right])) >> 32
+
+
+@inline
+def _merge_long(symbols, tree, count, keys, values):
+    """The same by a tree of ranks; a symbol stays in the cells of those that it was made of."""
+    bases = np.empty(12, np.int64)
+    tree[count - 1] = NEVER
+    levels = _grow(tree, bases, count)
+    while tree[bases[levels - 1]] < NEVER:
+        at = _leftmost(tree, bases, levels)
+        gone = at + _span(symbols, at, count)
+        end = gone + _span(symbols, gone, count)
+        symbols[at] = _pair(keys, values, np.int64(symbols[at]), np.int64(symbols[gone])) & 0xFFFFFFFF
+        symbols[at + 1] = symbols[end - 1] = at - end
+        tree[gone] = NEVER
+        _lower(tree, bases, levels, gone)
+        tree[at] = _rank(symbols, at, end, keys, values) if end < count else NEVER
+        _lower(tree, bases, levels, at)
+        if at:
+            before = at + min(np.int64(symbols[at - 1]), -1)
+            tree[before] = _rank(symbols, before, at, keys, values)
+            _lower(tree, bases, levels, before)
+    kept = at = np.int64(0)
+    while at < count:
+        span = _span(symbols, at, count)
+        symbols[kept] = symbols[at]
+        kept += 1
+        at += span
     return kept
 
 
 @inline
-def _emit(symbols, ranks, count, keys, values, spelt, spelling, tokens, out):
+def _emit(symbols, ranks, tree, count, keys, values, spelt, spelling, tokens, out):
     """Merge a row and write its tokens: a symbol's own, or those that spell it."""
     if count <= SCANNED:
         count = _merge_scanned(symbols, ranks, count, keys, values)
     else:
-        count = _merge_heaped(symbols, ranks, count, keys, values)
+        count = _merge_long(symbols, tree, count, keys, values)
     for i in range(count):
         for at in range(spelt[symbols[i]], spelt[symbols[i] + 1]):
             tokens[out] = spelling[at]
@@ -126,7 +145,20 @@ def _emit(symbols, ranks, count, keys, values, spelt, spelling, tokens, out):
 
 
 @inline
-def _word_key(text, start, end):
+def _rows(longest):
+    """Room for a row of symbols, its pairs where it is short, and their ranks where it is long."""
+    return np.empty(longest, np.int32), np.empty(SCANNED, np.int64), np.empty(longest + longest // (FAN - 1) + 12, np.int32)
+
+
+@inline
+def _keep(ranks, tree, at, pair):
+    if at < SCANNED:
+        ranks[at] = pair
+    tree[at] = pair >> 32
+
+
+@inline
+def word_key(text, start, end):
     """A number for a word's bytes; other words may have it, too."""
     key = np.uint64(0xCBF29CE484222325)
     for at in range(start, end):
@@ -137,7 +169,7 @@ def _word_key(text, start, end):
 def _word_keys(text, ends, keys):
     start = np.int64(0)
     for i in range(len(ends)):
-        keys[i] = _word_key(text, start, ends[i])
+        keys[i] = word_key(text, start, ends[i])
         start = ends[i]
 
 
@@ -146,7 +178,7 @@ def _merge_words(text, ends, bytes_, keys, values, spelt, spelling, word_keys, w
     longest = start = np.int64(0)
     for end in ends:
         longest, start = max(longest, end - start), end
-    symbols, ranks = np.empty(longest, np.int64), np.empty(longest, np.int64)
+    symbols, ranks, tree = _rows(longest)
     out = start = np.int64(0)
     for end in ends:
         whole = _whole_word(text, start, end, word_keys, word_tokens, token_text, token_ends)
@@ -157,8 +189,8 @@ def _merge_words(text, ends, bytes_, keys, values, spelt, spelling, word_keys, w
             for i in range(end - start):
                 symbols[i] = bytes_[text[start + i]]
                 if i:
-                    ranks[i - 1] = _pair(keys, values, symbols[i - 1], symbols[i])
-            out = _emit(symbols, ranks, end - start, keys, values, spelt, spelling, tokens, out)
+                    _keep(ranks, tree, i - 1, _pair(keys, values, np.int64(symbols[i - 1]), np.int64(symbols[i])))
+            out = _emit(symbols, ranks, tree, end - start, keys, values, spelt, spelling, tokens, out)
         start = end
     return out
 
@@ -168,7 +200,7 @@ def _whole_word(text, start, end, word_keys, word_tokens, token_text, token_ends
     """The token that a word is, or -1."""
     if not len(word_keys):
         return np.int64(-1)
-    key = _word_key(text, start, end)
+    key = word_key(text, start, end)
     at = slot(word_keys, key)
     if word_keys[at] == FREE:
         return np.int64(-1)
@@ -202,19 +234,19 @@ def _merge_text(text, char_keys, char_symbols, bytes_, keys, values, spelt, spel
 
     A row ends where two characters never stand side by side in any token, for nothing can be merged across.
     """
-    symbols, ranks = np.empty(len(text), np.int64), np.empty(len(text), np.int64)
+    symbols, ranks, tree = _rows(len(text))
     out = at = count = np.int64(0)
     while at < len(text):
         key, size = _character(text, at)
         place = slot(char_keys, key)
         symbol = char_symbols[place] if char_keys[place] != FREE else np.int64(-1)
         if count:
-            pair = slot(keys, symbols[count - 1] << 32 | symbol)
+            pair = slot(keys, np.int64(symbols[count - 1]) << 32 | symbol)
             if symbol < 0 or keys[pair] == FREE:
-                out = _emit(symbols, ranks, count, keys, values, spelt, spelling, tokens, out)
+                out = _emit(symbols, ranks, tree, count, keys, values, spelt, spelling, tokens, out)
                 count = np.int64(0)
             else:
-                ranks[count - 1] = values[pair]
+                _keep(ranks, tree, count - 1, values[pair])
         if symbol >= 0:
             symbols[count] = symbol
             count += 1
@@ -223,16 +255,16 @@ def _merge_text(text, char_keys, char_symbols, bytes_, keys, values, spelt, spel
                 tokens[out] = bytes_[text[i]]
                 out += 1
         at += size
-    return _emit(symbols, ranks, count, keys, values, spelt, spelling, tokens, out)
+    return _emit(symbols, ranks, tree, count, keys, values, spelt, spelling, tokens, out)
 
 
-def _last_seam(text, char_keys, char_symbols, keys):
-    """The last place where a row of `_merge_text` ends; 0 if there is none."""
+def _last_seam(text, space, char_keys, char_symbols, keys):
+    """The last place where a row of `_merge_text` ends; 0 if there is none. Of spaces the text has the byte, `space` the key."""
     seam = at = np.int64(0)
     before = np.int64(-1)
     while at + 4 <= len(text):  # of what is cut short at the end nothing can be said
         key, size = _character(text, at)
-        place = slot(char_keys, key)
+        place = slot(char_keys, space if text[at] == 0x20 else key)
         symbol = char_symbols[place] if char_keys[place] != FREE else np.int64(-1)
         if symbol < 0 or before < 0 or keys[slot(keys, before << 32 | symbol)] == FREE:
             seam = at
@@ -254,4 +286,4 @@ def merge_text() -> Any:
 
 
 def last_seam() -> Any:
-    return function(_last_seam, types.int64(TEXT, I64, I64, I64))
+    return function(_last_seam, types.int64(TEXT, types.int64, I64, I64, I64))

@@ -5,16 +5,18 @@ and one that ends a text, then the 256 bytes, then what was merged, the most fre
 any text can be written in bytes.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
-from llamatrain.data.tokenizer.learning import merges
-from llamatrain.data.tokenizer.pretokenizers import LLAMA3
+from llamatrain.data.tokenizer.counting import Counter
+from llamatrain.data.tokenizer.learning import Learner
+from llamatrain.data.tokenizer.pretokenizers import PRE_TOKENIZERS
 from llamatrain.data.tokenizer.symbols import ALPHABET
-from llamatrain.data.tokenizer.tokenizer import to_bytes
 from llamatrain.data.tokenizer.vocabulary import KEY, WITHOUT_TEXT
 from llamatrain.errors import DataError, UsageError
 from llamatrain.files.constants import TokenType
 from llamatrain.files.values import Kind, Value, boolean, numbers, string, strings, u32
+from llamatrain.machine.memory import give_back
+from llamatrain.machine.terminal import bar
 
 BEGIN, END = "<|begin_of_text|>", "<|end_of_text|>"
 SMALLEST = 2 + len(ALPHABET)
@@ -28,17 +30,35 @@ def learned(texts: Iterable[str | bytes], size: int) -> dict[str, Value]:
         raise UsageError(
             f"a vocabulary of {size} tokens: it must have {SMALLEST} (two for begin and end, 256 bytes) to {LARGEST}"
         )
-    seen = 0
+    counter = Counter(PRE_TOKENIZERS[PRE].expressions()[0])
+    for text in texts:
+        counter.add(text)
+    if not counter.pieces:
+        raise DataError("there is no text to learn a vocabulary from")
+    learner = Learner(counter.known, counter.counts[: counter.pieces], letters(), size - 2)
+    del counter  # its tables
+    pairs = merges(learner)
+    del learner
+    give_back()
+    return byte_level(pairs)
 
-    def counted() -> Iterator[str]:
-        nonlocal seen
-        for text in texts:
-            seen += len(text)
-            yield to_bytes(text).decode("utf-8", "replace")
-        if not seen:
-            raise DataError("there is no text to learn a vocabulary from")
 
-    return byte_level([(left, right) for left, right in merges(counted(), size - 2, LLAMA3, list(ALPHABET))])
+def letters() -> bytes:
+    """The bytes in the order of their characters."""
+    return bytes(map(ALPHABET.index, sorted(ALPHABET)))
+
+
+def merges(learner: Learner) -> list[tuple[str, str]]:
+    """The pairs that are merged, the most frequent first, until there are so many tokens or no pair comes twice."""
+    made = dict[tuple[int, int], None]()
+    with bar("learning a vocabulary", total=learner.most - len(ALPHABET), unit=" tokens") as told:
+        for pairs in learner:
+            for left, right in pairs.tolist():
+                made.pop((left, right), None)  # of one that is merged again the last time counts
+                made[left, right] = None
+            told.update(learner.learned - told.n)
+    names = ["".join(map(ALPHABET.__getitem__, raw)) for raw in learner.texts()]
+    return [(names[left], names[right]) for left, right in made]
 
 
 def bytes_only() -> dict[str, Value]:

@@ -9,6 +9,7 @@ from llamatrain.data.tokenizer.vocabulary import Vocabulary
 from llamatrain.files.constants import TokenType
 
 BLANK = b" \t\n\v\f\r"
+APART = 64  # bytes, beyond which it is not asked
 
 
 class Specials:
@@ -17,6 +18,7 @@ class Specials:
         ids = np.flatnonzero(np.isin(vocabulary.kinds, kinds)).tolist()
         texts = {vocabulary.tokens[token].encode("utf-8", "surrogateescape"): token for token in ids}
         self.tokens = dict(sorted(texts.items(), key=lambda item: -len(item[0])))
+        self._apart = dict[bytes, bool]()
         self.longest = max(map(len, texts), default=0)
         unstripped = {vocabulary.index.get(text) for text in ("<unk>", "<s>", "<|endoftext|>")}
         self.stripping = set(ids) - unstripped if vocabulary.strips else set[int]()
@@ -34,6 +36,19 @@ class Specials:
         if not found:
             return []
         return [text for text in self.tokens if text in found or any(longer.startswith(text) for longer in found)]
+
+    def stands_apart(self, text: bytes) -> bool:
+        """Whether a token is one wherever its text stands: no other can share some of it, hold it or strip it."""
+        if text not in self._apart:
+            begins = tuple(text[:size] for size in range(1, min(len(text), APART)))
+            ends = tuple(text[size:] for size in range(1, min(len(text), APART)))
+            self._apart[text] = (
+                len(text) <= APART
+                and not text[:1].isspace()
+                and not any(other[1:].endswith(begins) or other[:-1].startswith(ends) for other in self.tokens)
+                and not any(text in other for other in self.tokens if other != text)
+            )
+        return self._apart[text]
 
     def partition(self, raw: bytes) -> list[bytes | int]:
         """Cut at each token, the longest first, of one length the first: a shorter one finds only what is left."""

@@ -5,9 +5,12 @@ from typing import Any
 import numpy as np
 from numba import types
 
+from llamatrain.data.tokenizer.patterns import MANY
 from llamatrain.data.tokenizer.tables import I64, function
 from llamatrain.machine.jit import inline
 
+ITEMS, ALTERNATIVES = 16, 64  # more than any expression has
+FROM, TO, NOW, LOW, HIGH = range(5)  # of an item that is tried: its run, how far it goes now, where it and those behind failed
 REPLACEMENT = np.int64(0xFFFD)  # for bytes that are not UTF-8, as llama.cpp has it
 U8, U32, I32 = types.uint8[::1], types.uint32[::1], types.int32[::1]
 TEXT = types.Array(types.uint8, 1, "C", readonly=True)
@@ -23,8 +26,8 @@ def _continues(text, at, count):
     return read > at + count
 
 
-def _code_points(text, codes, clean, ends, raw_ends):
-    """Text to code points, to their UTF-8 again, where each ends in that and in the text; how many there are.
+def _code_points(text, codes, clean, ends, in_text):
+    """Text to code points, to their UTF-8 again, and where each ends in that, or in the text; how many there are.
 
     As llama.cpp reads: each byte that cannot be read is one replacement, overlong forms and surrogates are read.
     """
@@ -52,55 +55,87 @@ def _code_points(text, codes, clean, ends, raw_ends):
             out += size
         out += 1
         codes[count] = code
-        ends[count] = out
-        raw_ends[count] = at
+        ends[count] = at if in_text else out
         count += 1
     return count
 
 
 @inline
-def _match(marks, at, end, program, start, taken, starts):
+def _open(tried, item, at):
+    """The place, or the next before it, where it is not known that an item and those behind it do not match."""
+    return tried[item, LOW] - 1 if tried[item, LOW] <= at <= tried[item, HIGH] else at
+
+
+@inline
+def _close(tried, item, at):
+    """They do not match here, as they do not at the places beside that were found out before."""
+    if at == tried[item, LOW] - 1:
+        tried[item, LOW] = at
+    elif at == tried[item, HIGH] + 1:
+        tried[item, HIGH] = at
+    else:
+        tried[item, LOW] = tried[item, HIGH] = at
+
+
+@inline
+def _match(marks, at, end, program, start, tried):
     """Where the alternative that begins at `start` of the program ends its match, or -1; and whether it met the end."""
     items, forbidden = program[start], np.uint32(program[start + 1])
-    item, met = np.int64(0), False
+    item, met, back = np.int64(0), False, False
     while True:
         if item < items:
             row = start + 2 + 3 * item
             bit, most = np.uint32(program[row]), program[row + 2]
-            to = at
-            while to < end and to - at < most and marks[to] & bit:
+            to, known = at, tried[item, FROM] if back and most == MANY else np.int64(-1)
+            while to != known and to < end and to - at < most and marks[to] & bit:
                 to += 1
+            to = tried[item, TO] if to == known else to
             met |= to == end and to - at < most
-            starts[item], taken[item] = at, to - at
+            tried[item, FROM], tried[item, TO] = at, to
+            to = _open(tried, item + 1, to) if back else to
+            tried[item, NOW] = to
             if to - at >= program[row + 1]:
                 at = to
                 item += 1
                 continue
         elif at == end or not marks[at] & forbidden:
             return at, met or (at == end and forbidden != 0)
+        if not back:
+            back = True
+            for i in range(items + 1):
+                tried[i, LOW] = tried[i, HIGH] = -2
+                if i > item:
+                    tried[i, FROM] = -2
+        _close(tried, item, at)
         item -= 1
-        while item >= 0 and taken[item] <= program[start + 3 + 3 * item]:
+        while item >= 0:
+            at = _open(tried, item + 1, tried[item, NOW] - 1)
+            if at - tried[item, FROM] >= program[start + 3 + 3 * item]:
+                break
+            _close(tried, item, tried[item, FROM])
             item -= 1
         if item < 0:
             return np.int64(-1), met
-        taken[item] -= 1
-        at = starts[item] + taken[item]
+        tried[item, NOW] = at
         item += 1
 
 
 @inline
-def _first_match(marks, at, end, program, taken, starts):
-    start, met = np.int64(0), False
+def _first_match(marks, at, end, program, tried, dead):
+    start, met, number = np.int64(0), False, np.int64(-1)
     while start < len(program):
         row = start
         start += 2 + 3 * program[row]
+        number += 1
         # most alternatives fail at their first character
-        if program[row] and program[row + 3] and not marks[at] & np.uint32(program[row + 2]):
+        if at < dead[number] or (program[row] and program[row + 3] and not marks[at] & np.uint32(program[row + 2])):
             continue
-        to, looked = _match(marks, at, end, program, row, taken, starts)
+        to, looked = _match(marks, at, end, program, row, tried)
         met |= looked
         if to > at:
             return to, met
+        if program[row + 3] == 1 and program[row + 4] == MANY:  # nor will it from another place of this run
+            dead[number] = tried[0, TO]
     return np.int64(-1), met
 
 
@@ -109,7 +144,7 @@ def _split(codes, table, program, pieces, words, marks):
 
     Returns how many words there are, and how many code points more text behind the last piece could not cut otherwise.
     """
-    taken, starts = np.empty(16, np.int64), np.empty(16, np.int64)
+    tried, dead = np.empty((ITEMS + 1, 5), np.int64), np.zeros(ALTERNATIVES, np.int64)
     last = pieces[-1]
     for i in range(last):
         marks[i] = table[codes[i]]
@@ -117,7 +152,7 @@ def _split(codes, table, program, pieces, words, marks):
     for end in pieces:
         begin = at
         while at < end:
-            to, met = _first_match(marks, at, end, program, taken, starts)
+            to, met = _first_match(marks, at, end, program, tried, dead)
             open_end |= met and end == last
             if to < 0:
                 at += 1
@@ -137,7 +172,7 @@ def _split(codes, table, program, pieces, words, marks):
 
 
 def code_points() -> Any:
-    return function(_code_points, types.int64(TEXT, I32, U8, I32, I32))
+    return function(_code_points, types.int64(TEXT, I32, U8, I32, types.boolean))
 
 
 def split() -> Any:

@@ -142,8 +142,12 @@ def character_ends(text: bytes) -> list[int]:
 def characters_of(index: dict[bytes, int]) -> tuple[np.ndarray, np.ndarray]:
     """The symbols that are one character, by their bytes as a number with the count of bytes above."""
     single = {text: symbol for text, symbol in index.items() if len(character_ends(text)) == 1}
-    keys = [int.from_bytes(text, "big") | len(text) << 8 * len(text) for text in single]
+    keys = list(map(character_key, single))
     return table(np.array(keys, np.int64), np.array(list(single.values()), np.int64))
+
+
+def character_key(text: bytes) -> int:
+    return int.from_bytes(text, "big") | len(text) << 8 * len(text)
 
 
 def byte_tokens(vocabulary: Vocabulary) -> np.ndarray:

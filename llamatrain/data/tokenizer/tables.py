@@ -34,8 +34,8 @@ def _fill(new_keys, new_values, keys, values):
 
 @cache
 def function(body: Any, signature: Any) -> Any:
-    """The body, compiled when it is first asked for."""
-    return compiler.function(signature, body)
+    """The body, compiled when it is first asked for, unless it was before."""
+    return compiler.found_function(signature, body) or compiler.function(signature, body)
 
 
 def table(keys: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -1,5 +1,6 @@
 """What a file says of its vocabulary, checked; defaults and repairs are those that llama.cpp makes when it opens the file."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,9 @@ WITHOUT_TEXT = ("none", "no_vocab")
 BOSLESS = ("chatglm-bpe", "glm4", "glm5")
 SPACE = "▁"  # stands for a space in the tokens of a `llama` vocabulary
 UNDEFINED = 0  # a token's type that `gguf` has no name for
+LONGEST = 1024  # characters of a token: all ways to cut one in two are looked at, and the longest known has 256
+BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
+NAMES = {str: "a text", bool: "true or false", int: "a whole number"}
 
 # Tokens that llama.cpp takes for control tokens by their texts, whatever the file says of them.
 ENDS_OF_TURN = {"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<EOT>", "_<EOT>"}
@@ -103,18 +107,38 @@ def read(metadata: Mapping[str, Any]) -> Vocabulary:
     )
 
 
+def is_without_text(metadata: Mapping[str, Any]) -> bool:
+    """Whether its tokens stand for no text."""
+    model = metadata.get(f"{KEY}model")
+    return isinstance(model, str) and model in WITHOUT_TEXT
+
+
+def byte_of(token: str) -> int | None:
+    """What a token such as <0x0A> stands for."""
+    found = BYTE.fullmatch(token)
+    return int(found[1], 16) if found else None
+
+
 def _value(metadata: Mapping[str, Any], name: str, kind: type, default: Any = None) -> Any:
     value = metadata.get(KEY + name, default)
     if value is None:
         raise FileError(f"{KEY}{name} is missing: the file has no vocabulary to read text with")
-    if not isinstance(value, kind):
-        raise FileError(f"{KEY}{name} is of the kind {type(value).__name__}, where {kind.__name__} is needed")
+    return _of_kind(f"{KEY}{name}", value, kind)
+
+
+def _of_kind(key: str, value: Any, kind: type) -> Any:
+    if type(value) is not kind:
+        found = NAMES.get(type(value)) or ("a number" if isinstance(value, float) else "an array")
+        raise FileError(f"{key} is {found}, where {NAMES[kind]} is needed")
     return value
 
 
 def _tokens(metadata: Mapping[str, Any]) -> tuple[list[str], dict[str, int]]:
     """The tokens, no two alike, and their numbers."""
     tokens = [token or f"[EMPTY_{i}]" for i, token in enumerate(_texts(metadata, "tokens"))]
+    if (longest := max(map(len, tokens), default=0)) > LONGEST:
+        at = next(i for i, token in enumerate(tokens) if len(token) == longest)
+        raise FileError(f"{KEY}tokens has {longest} characters as token {at}; {LONGEST} are the most of one")
     index = {token: i for i, token in enumerate(tokens)}
     if len(index) < len(tokens):
         twice = next(i for i, token in enumerate(tokens) if index[token] != i)
@@ -150,8 +174,8 @@ def _numbers(metadata: Mapping[str, Any], name: str, count: int, dtype: Any, def
 def _id(metadata: Mapping[str, Any], name: str, count: int, default: int | None) -> int | None:
     """A token's number; one that is not there is as if nothing were said."""
     value = metadata.get(f"{KEY}{name}_token_id")
-    if isinstance(value, int) and 0 <= value < count:
-        return value
+    if value is not None and 0 <= _of_kind(f"{KEY}{name}_token_id", value, int) < count:
+        return int(value)
     return default if default is not None and default < count else None
 
 

@@ -8,6 +8,8 @@ import numpy as np
 from llamatrain.kernels.blocks import Blocks
 
 KERNELS: dict[str, Callable[..., Any]] = {}
+# what numpy writes where it is to be, without an array of its own
+IN_PLACE: dict[str, Callable[..., Any]] = {"add": np.add, "sub": np.subtract, "mul": np.multiply}
 
 
 def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -18,6 +20,9 @@ def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
 def run(name: str, outs: Sequence[np.ndarray], ins: Sequence[np.ndarray | Blocks], attrs: dict[str, Any]) -> None:
     """Compute into `outs`, which may share memory with `ins`."""
     with np.errstate(all="ignore"):  # what is not finite is found where it matters, and named
+        if name in IN_PLACE:
+            IN_PLACE[name](*ins, out=outs[0])
+            return
         results = KERNELS[name](*ins, **attrs)
     for out, result in zip(outs, results if isinstance(results, tuple) else (results,), strict=True):
         out[...] = result

@@ -1,0 +1,104 @@
+"""Places in one arena for memory whose lives are known: none lies over another that lives at the same time.
+
+Asked for is what is taken in some span of time. Lives are kept as segment trees keep them: a span is made of a few nodes, each
+half of the one above. A node knows the addresses that are taken during the whole of its time, and those at any moment of it,
+as bounds of intervals that do not touch; memory is packed tightly, so these are few, however long the graph is.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from llamatrain.machine.memory import ALIGNMENT
+
+Bounds = list[int]  # of intervals in their order: where each begins and ends
+
+
+def aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+@dataclass
+class Block:
+    """Memory that is one from the making of a value to the last reading of the last value that takes it over; or scratch."""
+
+    size: int
+    first: int
+    last: int
+
+
+def placed(blocks: Sequence[Block]) -> tuple[list[int], int]:
+    """An offset for each block, none over another that lives at the same time, and the size of it all.
+
+    The largest go first, each into the smallest gap that holds it between those that are there in its life.
+    """
+    offsets, top = [0] * len(blocks), 0
+    taken = Taken(1 + max((block.last for block in blocks), default=0))
+    for number in sorted(range(len(blocks)), key=lambda number: (-blocks[number].size, blocks[number].first)):
+        block, size = blocks[number], aligned(blocks[number].size)
+        if not size:
+            continue
+        offsets[number] = offset = best_fit(taken.during(block), size)
+        taken.take(block, offset, offset + size)
+        top = max(top, offset + size)
+    return offsets, top
+
+
+def best_fit(there: Sequence[tuple[int, int]], size: int) -> int:
+    """The begin of the smallest gap that holds so much, the first of such; else the end of all."""
+    best, found, top = 0, -1, 0
+    for start, end in there:
+        if size <= start - top and (found < 0 or start - top < best):
+            best, found = start - top, top
+        if end > top:
+            top = end
+    return top if found < 0 else found
+
+
+class Taken:
+    """Addresses, by the times when they are taken."""
+
+    def __init__(self, times: int) -> None:
+        self.leaves = 1 << (times - 1).bit_length()
+        self.always: defaultdict[int, Bounds] = defaultdict(list)  # by node: the root is 1, below n are 2n and 2n + 1
+        self.ever: defaultdict[int, Bounds] = defaultdict(list)
+
+    def during(self, block: Block) -> list[tuple[int, int]]:
+        """What is taken at some time of a block's life, in order; some of it told twice."""
+        found = [self.ever[node] for node in self._span(block) if node in self.ever]
+        above = {end >> level for end in self._ends(block) for level in range(self.leaves.bit_length())}
+        found += [self.always[node] for node in above if node in self.always]
+        return sorted(pair for bounds in found for pair in zip(bounds[::2], bounds[1::2], strict=True))
+
+    def take(self, block: Block, start: int, end: int) -> None:
+        for node in self._span(block):
+            add(self.always[node], start, end)
+            while node and add(self.ever[node], start, end):  # what is there already is there above, too
+                node >>= 1
+
+    def _ends(self, block: Block) -> tuple[int, int]:
+        return self.leaves + block.first, self.leaves + block.last
+
+    def _span(self, block: Block) -> Iterator[int]:
+        """The nodes that a life is made of."""
+        low, high = self._ends(block)
+        high += 1
+        while low < high:
+            if low & 1:
+                yield low
+                low += 1
+            if high & 1:
+                high -= 1
+                yield high
+            low, high = low >> 1, high >> 1
+
+
+def add(bounds: Bounds, start: int, end: int) -> bool:
+    """Unite an interval with some; whether that changed them."""
+    low, high = bisect_left(bounds, start), bisect_right(bounds, end)
+    new = ([] if low & 1 else [start]) + ([] if high & 1 else [end])
+    if bounds[low:high] == new:
+        return False
+    bounds[low:high] = new
+    return True

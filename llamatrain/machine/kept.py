@@ -1,0 +1,131 @@
+"""Machine code on disk: a file for each function, sealed, so that what was damaged or exchanged is found out before it is run.
+
+    MAGIC
+    sha256    of all that decides the function's code, as a line, and of the rest
+    the code
+
+A file is written beside its place and renamed. The seal finds out damage, not malice: against that stands who the file
+belongs to. It must be the user, or root, who may keep such a folder for all users.
+"""
+
+import hashlib
+import os
+import secrets
+from pathlib import Path
+
+from llamatrain.machine.cachefolder import hindrance
+from llamatrain.machine.plainfile import content
+from llamatrain.machine.temporary import NEW, goes_with_program, removed, sweep
+
+MAGIC = b"llamatrain's machine code 1\n"
+LARGEST = 1 << 26  # bytes of a function's file
+ATTEMPTS = 3  # to write a file, where the folder is removed meanwhile
+
+
+def name_of(function: str, facts: str) -> str:
+    """A file's name: for people to read, and no other function's."""
+    return f"{function}-{hashlib.sha256(facts.encode()).hexdigest()[:16]}"
+
+
+def sealed(facts: str, code: bytes) -> bytes:
+    return MAGIC + _seal(facts, code) + code
+
+
+def _seal(facts: str, code: bytes | memoryview) -> bytes:
+    made = hashlib.sha256(facts.encode() + b"\n")
+    made.update(code)
+    return made.digest()
+
+
+class Shelf:
+    """The files of a folder, by name; what cannot be written there stays in memory, for this run alone."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+        self.loose: dict[str, bytes] = {}
+        self.damaged = set[str]()
+        self.trouble = ""  # why nothing is written, or no more
+        if folder is None:
+            self.trouble = "there is no home"
+        elif _foreign(folder):
+            self.trouble = f"{folder} belongs to another user"
+            self.folder = None
+
+    def take(self, name: str, facts: str) -> memoryview | None:
+        """The code, if it is there and whole."""
+        file = self.loose.get(name) or self._read(name)
+        if file is None:
+            return None
+        at = len(MAGIC) + hashlib.sha256().digest_size
+        code = memoryview(file)[at:]
+        if file[:at] != MAGIC + _seal(facts, code):
+            self.drop(name)
+            return None
+        return code
+
+    def drop(self, name: str) -> None:
+        """What is there under a name is no good."""
+        self.loose.pop(name, None)
+        self.damaged.add(name)
+
+    def put(self, name: str, file: bytes) -> None:
+        """Keep what was sealed."""
+        if not self.trouble:
+            try:
+                self._write(name, file)
+                return
+            except OSError as error:
+                self.trouble = f"{self.folder} cannot be written ({error.strerror or error})"
+        self.loose[name] = file
+
+    def check(self) -> None:
+        """Find out whether anything can be kept, before much is made."""
+        if self.folder and not self.trouble:
+            self.trouble = hindrance(self.folder)
+            sweep(self.folder, NEW)
+
+    def _read(self, name: str) -> bytes | None:
+        if self.folder is None:
+            return None
+        try:
+            file, status = content(self.folder / name, LARGEST)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError:
+            self.drop(name)
+            return None
+        return file if _is_trusted(status) else b""
+
+    def _write(self, name: str, file: bytes) -> None:
+        assert self.folder is not None
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                _replace(self.folder / name, file)
+                return
+            except FileNotFoundError:
+                if attempt == ATTEMPTS:
+                    raise
+
+
+def _replace(place: Path, file: bytes) -> None:
+    new = place.with_name(f"{NEW}{place.name}-{secrets.token_hex(4)}")
+    try:
+        new.touch(0o644, exist_ok=False)
+        goes_with_program(new).write_bytes(file)
+        if place.is_dir() and not place.is_symlink():
+            removed(place)
+        new.replace(place)
+    finally:
+        removed(new)
+
+
+def _foreign(folder: Path) -> bool:
+    try:
+        return not _is_trusted(folder.stat())
+    except OSError:  # not there yet, or out of reach
+        return False
+
+
+def _is_trusted(status: os.stat_result) -> bool:
+    return not hasattr(os, "geteuid") or status.st_uid in (0, os.geteuid())

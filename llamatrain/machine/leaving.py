@@ -1,0 +1,32 @@
+"""How a program of its own ends where a signal says so: at once, with its temporary files gone and its terminal in order.
+
+No KeyboardInterrupt comes up for that: it may come in the midst of an import, or where Python can but print and forget it.
+"""
+
+import os
+import signal
+from contextlib import suppress
+from typing import NoReturn
+
+from llamatrain.machine.temporary import remove_all
+from llamatrain.machine.terminal import tidied
+
+
+def ending() -> list[signal.Signals]:
+    """The signals that end a program in order. Under nohup the end of the terminal is none of them."""
+    hangup = [signal.SIGHUP] if os.name == "posix" and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN else []
+    return [signal.SIGINT, signal.SIGTERM, *hangup]
+
+
+def ended_by_signals() -> None:
+    """From here on, but where a run that can be saved listens."""
+    for each in ending():
+        if signal.getsignal(each) is not signal.SIG_IGN:
+            signal.signal(each, lambda number, frame: leave(number))
+
+
+def leave(number: int) -> NoReturn:
+    for tidy in (remove_all, tidied):
+        with suppress(Exception):
+            tidy()
+    os._exit(128 + number)

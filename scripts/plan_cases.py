@@ -1,0 +1,282 @@
+"""Compares what `plan` says of runs with what they take, each in a process of its own.
+
+    python scripts/plan_cases.py [--limit] [WORD ...]        the cases whose names hold one of these words; else all
+
+A case is bad where the peak of the run's process is more than 5 % off the plan, or above it; with `--limit`, where a run that is
+allowed just what is planned is refused, or takes more. Peaks are VmHWM; of the processes together, the largest sum of what is
+resident, looked at every few milliseconds. Compiled kernels are kept from one case to the next; tokens only where it says so.
+"""
+
+import argparse
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tests.lora_runs import base
+from tests.runs import ROOT
+from tests.small_models import small
+
+PROGRAM = r"""
+import re, sys
+from llamatrain.cli.main import main
+try:
+    main()
+finally:
+    print("VmHWM", re.search(r"VmHWM:\s+(\d+) kB", open("/proc/self/status").read())[1], file=sys.stderr)
+"""
+SHARE = 0.05
+PAUSE = 0.004  # seconds between two looks at the processes
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    words: tuple[str, ...]  # after base and data
+    data: tuple[str, ...] = ("text.txt",)
+    base: str = ""  # a type: finetune
+    warm: bool = False  # its data was tokenized before
+    resumed: bool = False  # what is measured is the run that goes on
+    steps: int = 3
+
+    @property
+    def command(self) -> str:
+        return "finetune" if self.base else "from-scratch"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    code: int
+    peak: int  # of the process itself
+    together: int  # with those that it started
+    out: str
+    err: str
+
+
+# ---- the cases -------------------------------------------------------------
+
+TINY = ("--embd", "64", "--head", "4", "--layer", "4", "--ff", "192")
+SMALL = ("--embd", "256", "--head", "8", "--layer", "6", "--ff", "768")
+MEDIUM = ("--embd", "512", "--head", "8", "--layer", "8", "--ff", "1376", "--vocab-size", "bytes")
+BYTES, F32, HALF = ("--vocab-size", "bytes"), ("--precision", "f32"), ("--precision", "bf16")
+
+
+def sizes() -> Iterator[Case]:
+    for name, size in (("tiny", (*TINY, *BYTES)), ("small", (*SMALL, *BYTES)), ("medium", MEDIUM)):
+        for precision in (F32, HALF):
+            for ctx, batch in ((64, 8), (512, 2), (1024, 1), (2048, 1)):
+                if name != "medium" or ctx < 2048:
+                    for flash in ((), ("--no-flash",)):
+                        words = (*size, *precision, "--ctx", str(ctx), "--batch", str(batch), *flash)
+                        yield Case(f"{name} {precision[1]} ctx{ctx}{' plain' if flash else ''}", words)
+
+
+def ways() -> Iterator[Case]:
+    some = (*SMALL, *BYTES, "--ctx", "256", "--batch", "4")
+    for how in ("none", "light", "block", "optimal", "3"):
+        yield Case(f"remat {how}", (*some, *HALF, "--remat", how))
+    yield Case("remat auto within 250MB", (*some, *F32, "--memory", "250MB"))
+    yield Case("batch 32", (*some, *F32, "--batch", "32"))
+    yield Case("accumulated", (*some, *F32, "--grad-acc", "4"))
+    yield Case("streamed", (*some, *F32, "--clip", "0"))
+    yield Case("streamed medium", (*MEDIUM, *HALF, "--ctx", "256", "--clip", "0"))
+    for history in (1, 5, 20):
+        yield Case(f"lbfgs {history}", (*some, *F32, "--optimizer", "lbfgs", "--lbfgs-history", str(history)), steps=history + 4)
+    yield Case("lbfgs plain ctx512", (*some, *F32, "--optimizer", "lbfgs", "--no-flash", "--ctx", "512"), steps=9)
+    yield Case("sgd", (*some, *F32, "--optimizer", "sgd"))
+    yield Case("validated", (*some, *F32, "--val-split", "0.1", "--eval-every", "1"))
+    yield Case("validated plain", (*some, *F32, "--val-split", "0.1", "--eval-every", "1", "--no-flash", "--ctx", "512"))
+    yield Case("sampled", (*some, *F32, "--sample-every", "1", "--sample-prompt", "a"))
+    yield Case("sampled bf16", (*some, *HALF, "--sample-every", "1", "--sample-prompt", "a"))
+    yield Case("saved often", (*MEDIUM, *HALF, "--ctx", "64", "--save-every", "1"))
+    for name, words in (("", ()), (" lbfgs", ("--optimizer", "lbfgs")), (" medium", MEDIUM)):
+        yield Case(f"resumed{name}", (*SMALL, *BYTES, "--ctx", "128", *F32, *words), resumed=True)
+
+
+def data() -> Iterator[Case]:
+    yield Case("sine", (*TINY, *F32), data=())
+    yield Case("sine medium", (*MEDIUM[:-2], *HALF, "--ctx", "256"), data=())
+    yield Case("deep", (*TINY, *BYTES, "--layer", "128", *F32, "--ctx", "64"))
+    yield Case("deep recomputed", (*TINY, *BYTES, "--layer", "64", *F32, "--ctx", "64", "--remat", "block"))
+    for megabytes in (2, 20, 50):
+        named = (f"{megabytes}MB.txt",)
+        for kind in ("bytes", "2000", "8000"):
+            yield Case(f"{megabytes}MB vocabulary {kind}", (*TINY, "--vocab-size", kind, *F32), data=named)
+        yield Case(f"{megabytes}MB vocabulary bytes warm", (*TINY, *BYTES, *F32), data=named, warm=True)
+    yield Case("2MB vocabulary 30000 small", (*SMALL, "--vocab-size", "30000", *HALF), data=("2MB.txt",))
+    yield Case("2MB vocabulary from", (*TINY, "--vocab-from", "F32.gguf", *F32), data=("2MB.txt",))
+    for name, words in (("prompts", ()), ("chats", ()), ("chats packed", ("--pack",))):
+        yield Case(name, (*SMALL, *BYTES, *F32, "--ctx", "256", *words), data=(f"{name.split()[0]}.jsonl",))
+    yield Case("samples", (*SMALL, *BYTES, *F32, "--ctx", "256", "--sample-start", "."))
+    yield Case("20MB samples overlapping", (*TINY, *BYTES, *F32, "--overlapping-samples"), data=("20MB.txt",))
+    yield Case("20MB prompts", (*TINY, *BYTES, *F32, "--ctx", "128"), data=("20MB.jsonl",))
+
+
+def tunings() -> Iterator[Case]:
+    some = ("--ctx", "256", "--batch", "2")
+    for kind in ("F32", "F16", "Q8_0", "Q4_0", "Q4_K", "Q6_K", "IQ3_S"):
+        for words in (("--cache-base", "off", *HALF), ("--cache-base", "bf16", *HALF), F32):
+            yield Case(f"adapter {kind} {' '.join(words[1::2])}", (*some, *words), base=kind)
+    for kind in ("F32", "F16"):
+        yield Case(f"full {kind}", (*some, *HALF, "--full"), base=kind)
+    yield Case("full f32 plain", (*some, *F32, "--full", "--no-flash", "--ctx", "512"), base="F32")
+    yield Case("adapter plain", (*some, *HALF, "--no-flash", "--ctx", "512"), base="Q4_0")
+    yield Case("adapter block", (*some, *HALF, "--remat", "block"), base="Q4_0")
+    yield Case("adapter sampled", (*some, *HALF, "--sample-every", "1", "--sample-prompt", "some"), base="Q4_0")
+    yield Case("adapter validated", (*some, *HALF, "--val-split", "0.1", "--eval-every", "1"), base="Q4_0")
+    yield Case("adapter lbfgs", (*some, *F32, "--optimizer", "lbfgs"), base="Q4_0", steps=9)
+    yield Case("adapter chats", (*some, *HALF), base="Q4_0", data=("chats.jsonl",))
+    yield Case("adapter resumed", (*some, *HALF), base="Q4_0", resumed=True)
+    yield Case("full resumed", (*some, *HALF, "--full"), base="F32", resumed=True)
+
+
+# ---- what they are given ---------------------------------------------------
+
+
+def sentences(size: int) -> Iterator[str]:
+    at = random.Random(1)
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    words = ["".join(at.choices(letters, k=at.randint(2, 9))) for _ in range(20000)]
+    made = 0
+    while made < size:
+        line = " ".join(at.choices(words[:200], k=7) + at.choices(words, k=5)) + ".\n"
+        made += len(line)
+        yield line
+
+
+def lines_of(kind: str, size: int) -> Iterator[str]:
+    at = random.Random(2)
+    for line in sentences(size):
+        text = (line * at.choice((1, 1, 2, 4))).strip().replace("\n", " ")
+        half = len(text) // 2
+        turns = [{"role": "user", "content": text[:half]}, {"role": "assistant", "content": text[half:]}]
+        yield json.dumps({"messages": turns} if kind == "chats" else {"prompt": text[:half], "completion": text[half:]}) + "\n"
+
+
+def material(folder: Path, name: str) -> Path:
+    """Made when it is first asked for."""
+    path = folder / name
+    if path.exists():
+        return path
+    if path.suffix == ".gguf":
+        return base(path, small(embd=512, heads=8, head_size=64, ff=1536, layers=8, vocab=8192, ctx=2048), path.stem)
+    size = int(name[: name.index("MB")]) * 10**6 if "MB" in name else 300_000
+    with path.open("w") as out:
+        out.writelines(sentences(size) if path.suffix == ".txt" else lines_of(path.stem, size))
+    return path
+
+
+# ---- measuring -------------------------------------------------------------
+
+
+def resident(process: int) -> int:
+    try:
+        return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError):
+        return 0
+
+
+def family(process: int) -> list[int]:
+    found = [process]
+    for each in found:
+        for place in Path(f"/proc/{each}/task").glob("*/children"):
+            with suppress(OSError):
+                found += map(int, place.read_text().split())
+    return found
+
+
+def measured(words: list[str], environment: dict[str, str]) -> Measured:
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        process = subprocess.Popen([sys.executable, "-c", PROGRAM, *words], env=environment, stdout=out, stderr=err, text=True)
+        together = 0
+        while process.poll() is None:
+            together = max(together, sum(map(resident, family(process.pid))))
+            time.sleep(PAUSE)
+        out.seek(0), err.seek(0)
+        told = err.read()
+        found = re.search(r"VmHWM (\d+)", told)
+        peak = int(found[1]) * 1024 if found else 0
+        return Measured(code=process.returncode, peak=peak, together=max(peak, together), out=out.read(), err=told)
+
+
+@dataclass
+class Bench:
+    folder: Path
+    limited: bool
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """A cache of its own, that has the kernels of the usual one."""
+        cache = self.folder / "cache"
+        cache.mkdir(exist_ok=True)
+        self.environment = {**os.environ, "PYTHONPATH": str(ROOT), "LLAMATRAIN_CACHE": str(cache)}
+
+    def forget(self) -> None:
+        shutil.rmtree(self.folder / "cache" / "tokens", ignore_errors=True)
+
+    def begun(self, case: Case, words: list[str], out: Path) -> Measured:
+        return measured([case.command, *words, "--out", str(out), "--overwrite", "--report-every", "1"], self.environment)
+
+    def run(self, case: Case) -> str:
+        """A line of figures; what is bad of it comes at its end."""
+        given = [f"{case.base}.gguf"] if case.base else []
+        named = [material(self.folder, name) for name in (*given, *case.data)]
+        words = [*map(str, named), *(str(material(self.folder, word)) if word.endswith(".gguf") else word for word in case.words)]
+        words += ["--iters", str(case.steps)]
+        out = self.folder / "run"
+        self.forget()
+        if case.warm or case.resumed:
+            self.begun(case, words, out)
+        if case.resumed:
+            words = [*map(str, named[: len(given)]), "--resume", str(out), "--iters", str(case.steps + 3)]
+        plan = measured(["plan", case.command, *words, "--json"], self.environment)
+        if plan.code:
+            return f"{case.name:34} {plan.err.splitlines()[0][:150]}  BAD"
+        total = json.loads(plan.out)["total"]
+        if self.limited:
+            words += ["--memory", str(total)]
+        done = measured([case.command, *words], self.environment) if case.resumed else self.begun(case, words, out)
+        if "compiled" in done.err and not case.resumed:  # a compiler takes memory of its own
+            return self.run(case)
+        return self.line(case, total, done, json.loads(plan.out))
+
+    def line(self, case: Case, total: int, done: Measured, plan: dict[str, int]) -> str:
+        off = total / done.peak - 1 if done.peak else 0
+        bad = done.code or done.peak > total or off > SHARE
+        told = f"{total / 1e6:9.1f} {done.peak / 1e6:9.1f} {off:8.1%} {done.together / 1e6:9.1f}"
+        why = "".join(line for line in done.err.splitlines() if line.startswith("error:"))[:150] if done.code else ""
+        beyond = "" if done.together <= max(total, done.peak) else "  with children BEYOND"
+        return f"{case.name:34} {told} {why}{'  BAD' if bad else ''}{beyond}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("words", nargs="*")
+    parser.add_argument("--limit", action="store_true")
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "plan_cases")
+    args = parser.parse_args()
+    args.folder.mkdir(parents=True, exist_ok=True)
+    bench, bad = Bench(args.folder, args.limit), 0
+    print(f"{'':34} {'planned':>9} {'peak':>9} {'off':>8} {'together':>9}")
+    for case in (*sizes(), *ways(), *data(), *tunings()):
+        if not args.words or any(word in case.name for word in args.words):
+            line = bench.run(case)
+            bad += "BAD" in line
+            print(line, flush=True)
+    print(f"{bad} bad")
+    return bool(bad)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+"""What a killed writer leaves beside a place goes with the next one for that place, and nothing else does."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from llamatrain.files.newfile import NewFile
+from llamatrain.files.unfinished import stem
+from tests.runs import finished, started, until
+from tests.test_export_process import large
+
+
+def temporaries(folder: Path) -> set[str]:
+    return {file.name for file in folder.iterdir() if file.name.endswith(".tmp")}
+
+
+def write(path: Path) -> None:
+    with NewFile(path) as file:
+        file.write(b"new")
+
+
+def left_for(place: Path) -> Path:
+    """As a process that is gone leaves it: held by nobody."""
+    left = place.with_name(f"{stem(place)}0123abcd.tmp")
+    left.write_bytes(b"half")
+    return left
+
+
+@pytest.mark.parametrize("name", ["m.gguf", "m[1]*?.gguf", "x" * 80 + ".gguf"])
+def test_what_is_left_goes(name: str, tmp_path: Path) -> None:
+    left = left_for(tmp_path / name)
+    write(tmp_path / name)
+    assert not left.exists() and [each.name for each in tmp_path.iterdir()] == [name]
+
+
+def test_what_another_writes_stays(tmp_path: Path) -> None:
+    with NewFile(tmp_path / "m.gguf") as first:
+        first.write(b"first")
+        write(tmp_path / "m.gguf")
+        assert len(temporaries(tmp_path)) == 1
+    assert (tmp_path / "m.gguf").read_bytes() == b"first"
+
+
+def test_what_is_no_such_file_stays(tmp_path: Path) -> None:
+    strange = [".m.gguf.0123abcd.tmp.gguf", ".m.gguf.tmp", ".m.gguf.0123ABCD.tmp", ".mm.gguf.0123abcd.tmp", "m.gguf.0123abcd.tmp"]
+    for name in strange:
+        (tmp_path / name).write_text("mine")
+    (tmp_path / ".m.gguf.00000000.tmp").mkdir()
+    (tmp_path / ".m.gguf.00000001.tmp").symlink_to(tmp_path / strange[0])
+    os.mkfifo(tmp_path / ".m.gguf.00000002.tmp")
+    there = {file.name for file in tmp_path.iterdir()}
+    write(tmp_path / "m.gguf")
+    assert {file.name for file in tmp_path.iterdir()} == {*there, "m.gguf"}
+    assert (tmp_path / strange[0]).read_text() == "mine"
+
+
+def test_long_names_that_begin_alike_are_told_apart(tmp_path: Path) -> None:
+    left = left_for(tmp_path / ("x" * 60 + "1.gguf"))
+    write(tmp_path / ("x" * 60 + "2.gguf"))
+    assert left.exists()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals are others there")
+def test_the_export_after_a_killed_one(tmp_path: Path) -> None:
+    base, lora = large(tmp_path)
+    arguments = ("export-lora", base, "--lora", lora, "--out", tmp_path / "m.gguf")
+    with started(*arguments, "--type", "q3_k") as process:
+        until(lambda: bool(temporaries(tmp_path)), process)
+        process.send_signal(signal.SIGKILL)
+        finished(process)
+    assert len(temporaries(tmp_path)) == 1
+    write(tmp_path / "m.gguf")
+    assert not temporaries(tmp_path)
