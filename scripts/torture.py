@@ -65,9 +65,13 @@ def numbers(kind: Kind, given: argparse.Namespace, house: House) -> list[int]:
     """Which trials of a kind are tried."""
     if given.number:
         return list(given.number)
+    if given.short and isinstance(kind.short, tuple):
+        return list(kind.short)
     count = kind.count(house)
-    wanted = kind.short if given.short else count if given.count is None else given.count
-    return sorted(Random(f"{given.seed} {kind.name}").sample(range(count), wanted)) if wanted < count else list(range(count))
+    wanted = kind.short if isinstance(kind.short, int) and given.short else given.count
+    if wanted is None or wanted >= count:
+        return list(range(count))
+    return sorted(Random(f"{given.seed} {kind.name}").sample(range(count), wanted))
 
 
 def torture(tally: Tally, given: argparse.Namespace, house: House) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from torments import gguf
-from torments.core import Argument, Kind, Kinds, Trial, judged, last_line, one_of, total
+from torments.core import Argument, Trial, judged, kind_of, last_line
 from torments.disks import can_mount
 from torments.house import OFTEN, TINY
 from torments.processes import started
@@ -184,11 +184,7 @@ def killed(t: Trial, place: int) -> None:
     ]
 
 
-KINDS: Kinds = [(kernels, 36), (tokens, 60), (read_only, 3), (killed, 4)]
-
-
-def trial(t: Trial) -> None:
-    one_of(t, KINDS)
-
-
-KIND = Kind(name="caches", count=lambda _: total(KINDS), short=6, trial=trial)
+KIND = kind_of(
+    "caches",
+    [(kernels, 36, 1), (tokens, 60, 8), (read_only, 3, 1), (killed, 4, 0)],
+)

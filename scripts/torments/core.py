@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -124,30 +125,32 @@ def brief(words: Iterable[Argument], length: int = 160) -> str:
     return text if len(text) <= length else text[: length - 3] + "..."
 
 
-Kinds = Sequence[tuple[Callable[[Trial, int], None], int]]  # what is tried, and how often
-
-
-def total(kinds: Kinds) -> int:
-    return sum(size for _, size in kinds)
-
-
-def one_of(t: Trial, kinds: Kinds) -> None:
-    """That which the trial's number says."""
-    place = t.number
-    for attempt, size in kinds:
-        if place < size:
-            t.tell(f"{attempt.__name__}:")
-            attempt(t, place)
-            return
-        place -= size
-    t.skipped = "there is no such trial"
-
-
 @dataclass(frozen=True, kw_only=True)
 class Kind:
     """A way to do harm: how often it is tried, and how."""
 
     name: str
     count: Callable[[Any], int]  # of different trials there are, or are asked for; the house is ready then
-    short: int
     trial: Callable[[Trial], None]
+    short: int | tuple[int, ...]  # how many of them, or which, are a little of it
+
+
+Attempts = Sequence[tuple[Callable[[Trial, int], None], int, int]]  # what is tried, how often, and how often in short
+
+
+def kind_of(name: str, attempts: Attempts) -> Kind:
+    """A kind of several attempts, one after the other; in short the first few of each."""
+
+    def trial(t: Trial) -> None:
+        place = t.number
+        for attempt, size, _ in attempts:
+            if place < size:
+                t.tell(f"{attempt.__name__}:")
+                attempt(t, place)
+                return
+            place -= size
+        t.skipped = "there is no such trial"
+
+    begins = accumulate((size for _, size, _ in attempts), initial=0)
+    short = (begin + n for begin, (_, _, few) in zip(begins, attempts, strict=False) for n in range(few))
+    return Kind(name=name, count=lambda _: sum(size for _, size, _ in attempts), trial=trial, short=tuple(short))

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from torments import kills
-from torments.core import Argument, Kind, Kinds, Trial, judged, last_line, one_of, total
+from torments.core import Argument, Trial, judged, kind_of, last_line
 from torments.house import OFTEN, TINY
 from torments.processes import Ended, started
 
@@ -148,11 +148,7 @@ def compiled(t: Trial, place: int) -> None:
     t.must("Traceback" not in ended.err, "a traceback")
 
 
-KINDS: Kinds = [(by_write, 60), (by_bytes, 60), (tokens, 20), (small, 8), (limited, 12), (compiled, 2)]
-
-
-def trial(t: Trial) -> None:
-    one_of(t, KINDS)
-
-
-KIND = Kind(name="disks", count=lambda _: total(KINDS), short=6, trial=trial)
+KIND = kind_of(
+    "disks",
+    [(by_write, 60, 5), (by_bytes, 60, 3), (tokens, 20, 2), (small, 8, 1), (limited, 12, 2), (compiled, 2, 0)],
+)

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from torments import gguf
-from torments.core import Argument, Kind, Kinds, Trial, last_line, one_of, total
+from torments.core import Argument, Trial, kind_of, last_line
 from torments.house import OFTEN, TINY
 from torments.kills import held
 from torments.mutants import signed
@@ -218,19 +218,15 @@ def odd_places(t: Trial, place: int) -> None:
     t.must(strange.is_symlink() or strange.exists(), "what was there is gone")
 
 
-KINDS: Kinds = [
-    (links, 16),
-    (overwritten_links, 14),
-    (planted, 36),
-    (odd_files, 7 * 7 * 5),
-    (outside_paths, 8),
-    (inputs_within, 24),
-    (odd_places, 16 * 7),
-]
-
-
-def trial(t: Trial) -> None:
-    one_of(t, KINDS)
-
-
-KIND = Kind(name="folders", count=lambda _: total(KINDS), short=16, trial=trial)
+KIND = kind_of(
+    "folders",
+    [
+        (links, 16, 4),
+        (overwritten_links, 14, 2),
+        (planted, 36, 4),
+        (odd_files, 7 * 7 * 5, 7),
+        (outside_paths, 8, 2),
+        (inputs_within, 24, 3),
+        (odd_places, 16 * 7, 6),
+    ],
+)

@@ -167,4 +167,4 @@ def timeless(folder: Path) -> list[dict[str, object]]:
     return [{key: value for key, value in line.items() if "second" not in key} for line in lines]
 
 
-KIND = Kind(name="kills", count=count, short=8, trial=trial)
+KIND = Kind(name="kills", count=count, short=6, trial=trial)

@@ -6,7 +6,7 @@ import shutil
 import signal
 
 from torments import kills
-from torments.core import INTERRUPTED, Argument, Kind, Kinds, Trial, judged, last_line, one_of, total
+from torments.core import INTERRUPTED, Argument, Trial, judged, kind_of, last_line
 from torments.house import OFTEN, SAME, TINY
 
 SCRATCH: tuple[Argument, ...] = ("from-scratch", "text.txt", *TINY, *OFTEN)
@@ -153,19 +153,15 @@ def twice(t: Trial, place: int) -> None:
     shutil.rmtree(t.folder / "out", ignore_errors=True)
 
 
-KINDS: Kinds = [
-    (moved, 45),
-    (still_clock, 6),
-    (streams, 12),
-    (planned, 6),
-    (limited, 24),
-    (quiet_limits, 4),
-    (twice, 6),
-]
-
-
-def trial(t: Trial) -> None:
-    one_of(t, KINDS)
-
-
-KIND = Kind(name="live", count=lambda _: total(KINDS), short=10, trial=trial)
+KIND = kind_of(
+    "live",
+    [
+        (moved, 45, 3),
+        (still_clock, 6, 2),
+        (streams, 12, 1),
+        (planned, 6, 0),
+        (limited, 24, 1),
+        (quiet_limits, 4, 1),
+        (twice, 6, 1),
+    ],
+)
