@@ -36,6 +36,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     cache.cache_folder.cache_clear()
     yield cache.cache_folder()
     cache.cache_folder.cache_clear()
+    cachefolder.passing.cache_clear()
 
 
 def fill(writer: StoreWriter) -> None:
