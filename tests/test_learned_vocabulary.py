@@ -200,4 +200,4 @@ def test_bars_show_how_far_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     read, learned, lines_read, _ = bars
     assert read.total == read.n == (tmp_path / "a.txt").stat().st_size and len(read.seen) > 2
     assert learned.total == learned.n == 4096 - 258 and len(learned.seen) > 2  # Python has its turn, and may be interrupted
-    assert lines_read.n == lines_read.total
+    assert 0 <= lines_read.n - lines_read.total <= 1  # each line is counted with its end

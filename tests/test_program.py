@@ -144,7 +144,7 @@ class Elsewhere:
         return self.plain.read(place.held).copy()
 
     def write(self, place: Box, values: Any, at: Any = ...) -> None:
-        self.plain.write(place.held, values)
+        self.plain.write(place.held, values, at)
 
     def finite(self, place: Box, masks: bool = False) -> bool:
         return self.plain.finite(place.held, masks)

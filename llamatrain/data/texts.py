@@ -38,7 +38,7 @@ def _lines(source: DataFile) -> Iterator[tuple[int, str]]:
     """Each text with the bytes of its line, which count once."""
     for number, line in lines_of(source):
         try:
-            document, read = parse_line(line, f"{source.name}, line {number}"), len(line)
+            document, read = parse_line(line, f"{source.name}, line {number}"), len(line) + 1
         except TooMuch:  # told where it is skipped as a row
             continue
         if isinstance(document, Chat):
