@@ -96,6 +96,6 @@ def test_each_thread_decodes_into_its_own_room() -> None:
     product = Product(*with_weight(np.zeros((100, 256), np.float32), weight, across=0), tiles.PAIRS, threads)
     memory = aligned(product.scratch)
     call = product.pack(memory, np.zeros(1, np.int64), 0)
-    pack_whole.compiled.ctypes(0, 1, 1, call.words.ctypes.data_as(ctypes.POINTER(ctypes.c_int64)))
+    ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)(pack_whole.address)(0, 1, 1, call.words.ctypes.data)
     rooms = memory[product.entry_bytes : product.scratch].reshape(threads, -1)
     assert (rooms != UNTOUCHED).any(axis=1).tolist() == [False, True, False]

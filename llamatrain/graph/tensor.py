@@ -84,11 +84,14 @@ class Misfit(Exception):
 class Tensor:
     """A value of the graph. Leaves have no node and a role: input, parameter or state."""
 
-    __slots__ = ("dtype", "index", "name", "node", "role", "shape", "spec")
+    __slots__ = ("dtype", "index", "name", "node", "role", "shape")
 
     def __init__(self, spec: Spec, role: str, name: str = "", node: "Node | None" = None, index: int = 0) -> None:
         self.shape, self.dtype, self.role, self.name, self.node, self.index = spec.shape, spec.dtype, role, name, node, index
-        self.spec = spec  # made once: rules ask for it often
+
+    @property
+    def spec(self) -> Spec:
+        return Spec(self.shape, self.dtype)
 
     @property
     def size(self) -> int:

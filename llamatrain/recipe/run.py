@@ -95,6 +95,7 @@ def written(asked: Asked, sources: Sources, request: Request, interrupts: Interr
                 with unchanged(resumed.checkpoint.files):
                     parts = {name: np.array(resumed.checkpoint.weights[name]) for name in trained}
                 target.write(folder.result(target.result), parts)
+                target.write_elsewhere(parts)
             finally:
                 folder.discard()
     result = folder.path / target.result

@@ -43,10 +43,11 @@ class Saver:
 
     def begin(self, state: RunState) -> str:
         """Before anything is trained, so that a full disk shows now; only then there is more than a checkpoint in the folder."""
-        path = self.save(state)
+        path = self._saved_here(state)
         self._write_config()
         self.metrics.begin()
         self.folder.settled()
+        self.target.write_elsewhere(self.programs.weights.parts)  # not before: of a run that cannot begin nothing stays
         return path
 
     def save(self, state: RunState, last: bool = False) -> str:
@@ -62,6 +63,11 @@ class Saver:
             raise
 
     def _saved(self, state: RunState) -> str:
+        path = self._saved_here(state)
+        self.target.write_elsewhere(self.programs.weights.parts)
+        return path
+
+    def _saved_here(self, state: RunState) -> str:
         new = self._found()
         self.metrics.flush()
         path = self.folder.save(self.checkpoint(state), self.keep)

@@ -69,6 +69,9 @@ class Target(Protocol):
     def write(self, path: Path, parts: Arrays) -> None:
         """The result."""
 
+    def write_elsewhere(self, parts: Arrays) -> None:
+        """What of it is wanted outside the run's folder."""
+
     def extra(self) -> dict[str, Any]:
         """What a checkpoint keeps beside."""
 
@@ -103,6 +106,8 @@ class EveryWeight:
 
     def write(self, path: Path, parts: Arrays) -> None:
         write_model(path, self.metadata, self.saved(parts))
+
+    def write_elsewhere(self, parts: Arrays) -> None: ...
 
     def extra(self) -> dict[str, Any]:
         return {}
@@ -168,10 +173,11 @@ class NewAdapter:
         )
 
     def write(self, path: Path, parts: Arrays) -> None:
-        adapter = self.adapter(parts)
-        adapter_files.write(path, adapter, self.number_type)
+        adapter_files.write(path, self.adapter(parts), self.number_type)
+
+    def write_elsewhere(self, parts: Arrays) -> None:
         if self.peft:
-            peft.write(self.peft, adapter, str(self.base.path), self.h)
+            peft.write(self.peft, self.adapter(parts), str(self.base.path), self.h)
 
     def extra(self) -> dict[str, Any]:
         return {

@@ -22,7 +22,7 @@ def letters(alphabet: str, count: int) -> str:
 
 CJK = "".join(map(chr, range(0x4E00, 0x9FA0)))
 DATA: dict[str, Callable[[], str]] = {
-    "20,000 messages": lambda: chat(20_000, 20),
+    "20,000 messages": lambda: chat(2, 10) + chat(20_000, 20),
     "200 messages of 4,000 characters": lambda: chat(200, 4_000),
     "one message of 9 MB": lambda: chat(2, 4_500_000),
     "20,000 chats": lambda: chat(2, 100) * 20_000,
@@ -62,7 +62,9 @@ def trial(t: Trial) -> None:
     elif way == "generate":
         t.run("generate", model, "--file", path, "-n", 1, "--threads", 1, real=True)
     else:
-        ended = t.run("preview", path, "--model", "base.gguf" if name in DATA else model, "-n", 1, real=True, codes=(0, 1))
+        ended = t.run(
+            "preview", path, "--model", "base.gguf" if name in DATA else model, "-n", 1, "--ctx", 8192, real=True, codes=(0, 1)
+        )
         if "messages" in name:
             t.must(ended.code == 0 and ended.out.strip(), "such a chat is refused with all the data")
 

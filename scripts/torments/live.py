@@ -161,7 +161,7 @@ KIND = kind_of(
         (streams, 12, 1),
         (planned, 6, 0),
         (limited, 24, 1),
-        (quiet_limits, 4, 1),
+        (quiet_limits, 4, 0),
         (twice, 6, 1),
     ],
 )
