@@ -207,13 +207,13 @@ def interrupted(number: signal.Signals, folder: Path, *command: Argument) -> Don
         process.send_signal(number)
         done = finished(process)
     assert "Traceback" not in done.err and done.out == "" and not done.errors
-    assert 5 <= len(steps(folder)) < 60
+    assert 5 <= len(steps(folder)) < 400
     return done
 
 
 def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
     """In a folder whose name a shell would take apart."""
-    command, folder = arguments(text_file(tmp_path), *ALL_ON, "--iters", 60, "--save-every", 1000), tmp_path / "it's a run"
+    command, folder = arguments(text_file(tmp_path), *ALL_ON, "--iters", 400, "--save-every", 1000), tmp_path / "it's a run"
     done = interrupted(signal.SIGINT, folder, *command)
     assert done.code == 130, done.err
     subprocess.run([*PROGRAM, *printed_command(done)], env=environment(), check=True, capture_output=True, timeout=60)
@@ -223,7 +223,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_others_do_the_same(tmp_path: Path, number: signal.Signals, code: int) -> None:
-    done = interrupted(number, tmp_path / "run", *arguments(text_file(tmp_path), *ALL_ON, "--iters", 60))
+    done = interrupted(number, tmp_path / "run", *arguments(text_file(tmp_path), *ALL_ON, "--iters", 400))
     assert done.code == code and printed_command(done)
 
 

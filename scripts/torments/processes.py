@@ -16,7 +16,7 @@ from torments.watching import POLL, outlived, resident, tree_bytes
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 HERE = Path(__file__).resolve().parent
-PROGRAM = "import sys; from llamatrain.cli.main import main; main()"
+PROGRAM = "import sys; from llamatrain.__main__ import main; main()"
 PLAN = "TORTURE_PLAN"  # the environment's name for what the shim shall do
 PLAIN = 60_000_000  # bytes of a command that has done nothing yet: a fork's own are counted from there
 HIGHEST = 1_500_000_000  # bytes, at which a process is ended for the sake of others
