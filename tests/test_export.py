@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llamatrain.adapters import gguf, merge
+from llamatrain.adapters import gguf, merge, peft
 from llamatrain.adapters.reading import read
 from llamatrain.files import quants
 from llamatrain.files.reader import Gguf, open_gguf
@@ -273,6 +273,20 @@ def test_where_it_must_not_be_written(tmp_path: Path) -> None:
     assert (tmp_path / "m.gguf").read_text() == "mine" and base.read_bytes() == before
     ran("export-lora", base, "--lora", lora, "--out", tmp_path / "m.gguf", "--overwrite")
     assert len(open_gguf(tmp_path / "m.gguf").tensors) == 21
+
+
+def test_links_that_lead_to_themselves(tmp_path: Path) -> None:
+    base, lora = files(tmp_path)
+    loop, folder = tmp_path / "loop", tmp_path / "peft"
+    loop.symlink_to(loop)
+    for out, told in ((loop, f"{loop}: this is a link to itself"), (loop / "m.gguf", f"{loop}: Too many levels")):
+        for more in ((), ("--overwrite",)):
+            failed(run("export-lora", base, "--lora", lora, "--out", out, *more), told)
+    assert loop.is_symlink() and not list(tmp_path.glob(".*"))
+    peft.write(folder, read(lora, H), str(base), H)
+    (folder / "loop").symlink_to(folder / "loop")
+    for _ in range(2):  # the second time there is something to replace
+        ran("export-lora", base, "--lora", folder, "--out", tmp_path / "m.gguf", "--overwrite")
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,14 @@ def test_links_are_replaced_and_not_followed(link: object, place: Path) -> None:
         assert not (folder / name).exists() or not (folder / name).samefile(target)
 
 
+def test_a_link_to_itself_among_what_is_read(place: Path) -> None:
+    """It is no name of what would be replaced."""
+    begun()
+    tuned("tune", "--peft", "theirs")
+    Path("theirs/loop").symlink_to("loop")
+    assert tuned("run", "--lora", "theirs", "--overwrite").name == "run"
+
+
 def test_links_in_a_run_that_is_replaced(place: Path) -> None:
     folder, targets = Path("run"), [mine(name).absolute() for name in (*LINKED, "checkpoint-9.gguf")]
     folder.mkdir()
@@ -202,7 +210,7 @@ def test_metrics_that_are_a_pipe(place: Path) -> None:
     assert (folder / "metrics.jsonl").read_text().count("\n") == 1 and not (folder / "metrics.jsonl").is_symlink()
 
 
-STRANGE = ("/dev/zero", "/dev/stdin", "/proc/self/environ", "pipe", "linked", "/**/*", "/*/*/*/*/*")
+STRANGE = ("/dev/zero", "/dev/stdin", "/proc/self/environ", "pipe", "linked", "loop", "loop/x", "/**/*", "/*/*/*/*/*")
 
 
 @pytest.mark.parametrize("part", ["files", "val"])
@@ -213,6 +221,7 @@ def test_data_that_a_checkpoint_names(name: str, part: str, place: Path, monkeyp
     folder = begun()
     fifo(place / "pipe")
     (place / "linked").symlink_to("pipe")
+    (place / "loop").symlink_to("loop")
     named = name if name.startswith("/") else str(place / name)
     with_options(folder, **({"files": [named]} if part == "files" else {"data": {"val": [named]}}))
     done = told("from-scratch", "--resume", folder, "--iters", 3)

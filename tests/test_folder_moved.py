@@ -8,8 +8,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from io import FileIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,6 +26,7 @@ from llamatrain.store.names import LATEST
 from llamatrain.store.results import write_model
 from llamatrain.train.state import RunState
 from tests.adapter_files import adapter
+from tests.lora_runs import base
 from tests.runs import TINY, Argument, Done, environment, metrics, ran, run, text_file
 from tests.small_models import small
 from tests.test_run_folder import at, names, newest_step, refused
@@ -40,7 +43,10 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def trained(iters: int, **at_steps: Callable[[], object]) -> Done:
+SCRATCH = ("from-scratch", "text.txt", *TINY, *PLAIN)
+
+
+def trained(iters: int, words: tuple[Argument, ...] = SCRATCH, **at_steps: Callable[[], object]) -> Done:
     """A run in the folder `run`, and what is done before the saves of some steps: `_2=` before that of step 2."""
     before = Saver.save
 
@@ -50,14 +56,14 @@ def trained(iters: int, **at_steps: Callable[[], object]) -> Done:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Saver, "save", save)
-        return run("from-scratch", "text.txt", *TINY, *PLAIN, "--iters", iters, "--out", "run")
+        return run(*words, "--iters", iters, "--out", "run")
 
 
-def whole(folder: Path, iters: int, since: int = 1) -> None:
+def whole(folder: Path, iters: int, result: str = "model.gguf", drawn: bool = True) -> None:
     """Everything that such a run leaves."""
-    assert {"config.toml", "metrics.jsonl", "loss.svg", "model.gguf", LATEST, f"checkpoint-{iters}.gguf"} <= set(names(folder))
-    assert newest_step(folder) == iters
-    assert [line["step"] for line in metrics(folder)] == list(range(since, iters + 1))
+    assert {"config.toml", "metrics.jsonl", result, LATEST, f"checkpoint-{iters}.gguf"} <= set(names(folder))
+    assert newest_step(folder) == iters and (folder / "loss.svg").exists() >= drawn
+    assert [line["step"] for line in metrics(folder)] == [*range(1, iters + 1)]
 
 
 def test_moved(place: Path) -> None:
@@ -173,13 +179,28 @@ class Full:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *folders: Path) -> None:
         self.on, real = False, os.fsync
 
-        def fsync(file: int) -> None:
+        def check(file: int) -> None:
             place = Path(f"/proc/self/fd/{file}").resolve()
             if self.on and any(place.is_relative_to(each) for each in folders):
                 raise OSError(28, "No space left on device")
+
+        def fsync(file: int) -> None:
+            check(file)
             real(file)
 
+        class File(FileIO):
+            """That of the figures; half of what finds no room is written."""
+
+            def write(self, data: Any) -> int:
+                with suppress(OSError):
+                    check(self.fileno())
+                    return super().write(data)
+                if len(data) > 1:
+                    return super().write(data[: len(data) // 2])
+                raise OSError(28, "No space left on device")
+
         monkeypatch.setattr(os, "fsync", fsync)
+        monkeypatch.setattr("llamatrain.report.metrics.FileIO", File)
 
     def set(self, on: bool) -> None:
         self.on = on
@@ -214,6 +235,43 @@ def test_where_nothing_can_be_saved_it_is_said_once(place: Path, monkeypatch: py
     done = trained(2, _2=lambda: full.set(True))
     assert done.code == 1 and len(done.errors) == 1 and "No space left" in done.errors[0]
     assert newest_step(Path("run")) == 1 and not list((place / "tmp").iterdir())
+
+
+TUNE = ("finetune", "base.gguf", "text.txt", *PLAIN, "--precision", "f32", "--peft", "theirs")
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["a run", "the first lines"])
+def test_a_full_disk_with_the_folder_for_peft_on_it(before: bool, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run is saved elsewhere; where it is gone on with in its own folder, its figures are there."""
+    base(place / "base.gguf", small())
+    full = Full(monkeypatch, *(place / name for name in ("run", "run-2", "theirs")))
+    step = 3 if before else 1
+    done = trained(3, TUNE, **{f"_{step}": lambda: full.set(True)})
+    assert done.code == 1 and len(done.errors) == 1
+    (found,) = (place / "tmp").iterdir()
+    assert f"the run is saved in {found} instead: --resume {found} goes on with it" in done.errors[0]
+    whole(found, 3, result="adapter.gguf", drawn=False)
+    assert "was gone" not in done.err and not list(Path("run").glob("*.passed-over"))
+    full.set(False)
+    ran("finetune", "--resume", "run")
+    assert [line["step"] for line in metrics(Path("run")) if "loss" in line] == [1, 2, 3]
+    assert Path("run/adapter.gguf").read_bytes() == (found / "adapter.gguf").read_bytes()
+
+
+def test_a_full_disk_below_the_folder_for_peft_alone(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base(place / "base.gguf", small())
+    full = Full(monkeypatch, place / "theirs")
+    done = trained(3, TUNE, _2=lambda: full.set(True))
+    told = f"{place}/theirs/adapter_model.safetensors: cannot be written: No space left on device"
+    assert done.code == 1 and len(done.errors) == 1 and "nothing was saved" not in done.err
+    assert f"warning: {told}; the next save tries again" in done.err
+    assert f"error: {told}; the run itself is saved: --resume run --peft {place}/theirs writes it there" in done.err
+    assert not Path("run-2").exists() and not list((place / "tmp").iterdir())
+    whole(Path("run"), 3, result="adapter.gguf", drawn=False)
+    full.set(False)
+    before = Path("theirs/adapter_model.safetensors").read_bytes()
+    ran("finetune", *done.errors[0].partition(" is saved: ")[2].split()[:4])
+    assert Path("theirs/adapter_model.safetensors").read_bytes() != before
 
 
 def test_figures_wait_for_room(tmp_path: Path) -> None:

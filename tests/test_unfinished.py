@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from llamatrain.adapters import peft
 from llamatrain.files.newfile import NewFile
 from llamatrain.files.unfinished import stem
-from tests.runs import finished, started, until
+from tests.lora_runs import base
+from tests.runs import finished, ran, started, text_file, until
+from tests.small_models import small
 from tests.test_export_process import large
 
 
@@ -73,3 +76,22 @@ def test_the_export_after_a_killed_one(tmp_path: Path) -> None:
     assert len(temporaries(tmp_path)) == 1
     write(tmp_path / "m.gguf")
     assert not temporaries(tmp_path)
+
+
+@pytest.mark.parametrize("out", ["theirs", "run/theirs"])
+def test_what_a_killed_run_began_for_peft_goes_with_the_one_that_goes_on(
+    out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text_file(tmp_path)
+    small_run = ("--batch", 2, "--ctx", 32, "--iters", 1, "--precision", "f32", "--kernels", "reference")
+    ran("finetune", base(tmp_path / "m.gguf", small()), "text.txt", *small_run, "--peft", out, "--out", "run")
+    for name in (peft.CONFIG, peft.WEIGHTS):
+        left_for(Path(out) / name)
+    (Path(out) / f"{stem(Path('mine'))}0123abcd.tmp").write_text("mine")
+    with NewFile(Path(out) / peft.CONFIG) as file:  # of another run that works now
+        left_for(Path(out) / peft.CONFIG)
+        file.write(b"{}")
+        ran("finetune", "--resume", "run")
+        assert len(temporaries(Path(out))) == 2
+    assert temporaries(Path(out)) == {".mine.0123abcd.tmp"}

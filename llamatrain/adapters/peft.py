@@ -21,6 +21,7 @@ from llamatrain.errors import FileError
 from llamatrain.files.cursor import quoted
 from llamatrain.files.mapped import files_of, map_file, unchanged
 from llamatrain.files.newfile import NewFile
+from llamatrain.files.unfinished import remove_left
 from llamatrain.model.architecture import WeightKind
 from llamatrain.model.hyperparameters import Hyperparameters
 
@@ -220,6 +221,12 @@ def check_place(folder: Path) -> None:
         raise FileError(f"{folder}: cannot be made: {there} is no folder")
     if not os.access(there, os.W_OK | os.X_OK):
         raise FileError(f"{folder}: cannot be written: {there} may not be written to")
+
+
+def remove_begun(folder: Path) -> None:
+    """What a process that is gone had begun to write there."""
+    for name in (WEIGHTS, CONFIG):
+        remove_left(folder / name)
 
 
 def module_of(folder: Path, name: str, h: Hyperparameters) -> str:

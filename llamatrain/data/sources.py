@@ -141,7 +141,7 @@ def check_kept(data: Sequence[str]) -> None:
             if (left := left - 1) < 0:
                 raise DataError(f"{name}: more than {MOST_LOOKED_AT} files and folders to look through; {ANEW}")
             mode = path.stat().st_mode if path.exists() else stat.S_IFREG
-            system = any(path.resolve().is_relative_to(each) for each in SYSTEM)
+            system = any(Path(os.path.realpath(path)).is_relative_to(each) for each in SYSTEM)
             if system or not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
                 raise DataError(f"{name}: {path} is a device, a pipe or a file of the system; {ANEW}")
 

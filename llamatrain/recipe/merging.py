@@ -1,6 +1,7 @@
 """A model and its adapters made one."""
 
 import math
+import os
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -143,13 +144,17 @@ def read_adapters(lora: LoraOptions, h: "Hyperparameters", base: Path) -> "list[
 
 
 def check_place(options: ExportOptions, inputs: Sequence[Path]) -> None:
+    from llamatrain.store.names import same
+
     out = options.out
+    if Path(os.path.realpath(out)).is_symlink():
+        raise FileError(f"{out}: this is a link to itself, no place for a file")
     if not out.exists():
         return
     if not out.is_file():
         raise FileError(f"{out}: this is a folder or a device, no place for a file")
     for path in inputs:
-        if any(out.samefile(file) for file in files_of(path)):
+        if any(same(out, file) for file in files_of(path)):
             raise UsageError(f"--out {out} would replace {path}, which is being read: another name will do")
     if not options.overwrite:
         raise FileError(f"{out}: is there already; --overwrite replaces it")
@@ -168,7 +173,7 @@ def files_of(path: Path) -> Iterator[Path]:
 
 
 def check_room(out: Path, needed: int) -> None:
-    free = shutil.disk_usage(out.resolve().parent).free  # of a link's target
+    free = shutil.disk_usage(Path(os.path.realpath(out)).parent).free  # of a link's target
     if needed > free:
         raise FileError(f"{out}: takes {Size(needed).words}, and {Size(free).words} are free there")
 

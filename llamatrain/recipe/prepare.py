@@ -177,6 +177,7 @@ def peft_folder(asked: Asked, sources: Sources, folder: RunFolder, request: Requ
     elsewhere = sources.home is not None and folder.path != sources.home
     if path is None or (elsewhere and "peft" not in request.given):
         return replace(asked, tune=replace(asked.tune, peft=None)), None, []
+    peft_files.remove_begun(path)
     real, said = os.path.realpath(path), "peft" in request.said
     if "peft" not in request.given and not Path(real).is_relative_to(os.path.realpath(folder.path)):
         return (

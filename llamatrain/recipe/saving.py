@@ -54,18 +54,24 @@ class Saver:
         """The last time in another folder, where this one takes it no more."""
         self.tell()
         try:
-            return self._saved(state)
+            path = self._saved_here(state)
         except FileError as error:
-            if self._found():  # it was moved while this was written
-                return self._saved(state)
-            if last:
-                raise self._left(state, error) from error
-            raise
-
-    def _saved(self, state: RunState) -> str:
-        path = self._saved_here(state)
-        self.target.write_elsewhere(self.programs.weights.parts)
+            if not self._found():  # else it was moved while this was written
+                raise self._left(state, error) if last else error from error
+            path = self._saved_here(state)
+        self._write_elsewhere(last)
         return path
+
+    def _write_elsewhere(self, last: bool) -> None:
+        """The run itself is saved by then."""
+        try:
+            self.target.write_elsewhere(self.programs.weights.parts)
+        except FileError as error:
+            if not last:
+                self.warn(f"{error}; the next save tries again")
+                return
+            again = f"{flag_of('resume')} {self.folder.path} {flag_of('peft')} {self.options['tune']['peft']}"
+            raise FileError(f"{error}; the run itself is saved: {again} writes it there") from error
 
     def _saved_here(self, state: RunState) -> str:
         new = self._found()
@@ -85,14 +91,14 @@ class Saver:
 
     def _left(self, state: RunState, why: FileError) -> FileError:
         """What is to be told where it is saved elsewhere, or nowhere."""
-        before = self.metrics.path
         for place in self.folder.left():
-            self.metrics.path = self.folder.result(self.metrics.path.name)
-            with suppress(FileError):
-                self._saved(state)
-                self._write_config()
+            with suppress(FileError), self.metrics.copied(self.folder.result(self.metrics.path.name)) as metrics:
+                there = replace(self, metrics=metrics)
+                there._saved_here(state)
+                there._write_config()
+                with suppress(FileError):  # its disk may be the one that is full
+                    self.target.write_elsewhere(self.programs.weights.parts)
                 return FileError(f"{why}; the run is saved in {place} instead: {flag_of('resume')} {place} goes on with it")
-        self.metrics.path = before
         return why
 
     def _write_config(self) -> None:

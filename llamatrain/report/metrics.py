@@ -97,23 +97,34 @@ class Metrics:
             if os.path.samestat(os.lstat(self.path), os.fstat(self._file.fileno())):
                 return
             pass_over(self.path)
-        made = self._made(raw for raw, _ in self._written())
+        made = self._made(raw for raw, _ in lines_in(self._all()))
         self._file.close()
         self._file = made
         self.tell(f"{self.path} was gone: it is made again")
 
-    def _written(self) -> Iterator[tuple[bytes, dict[str, Any]]]:
-        assert self._file
-        with os.fdopen(os.dup(self._file.fileno()), "rb") as file:
-            file.seek(0)
-            yield from lines_in(file)
+    def copied(self, path: Path) -> "Metrics":
+        """Another file with all lines, for where this one takes no more."""
+        made = Metrics(path)
+        made._file = made._made(raw for raw, _ in lines_in(self._all()))
+        return made
+
+    def _all(self) -> Iterator[bytes]:
+        """All that was written of the run, also what the disk did not take."""
+        last = b""
+        if self._file:
+            with os.fdopen(os.dup(self._file.fileno()), "rb") as file:
+                file.seek(0)
+                for last in pieces_of(file):
+                    if last.endswith(b"\n"):
+                        yield last
+        else:
+            yield from self._kept()
+        yield from ((b"" if last.endswith(b"\n") else last) + self._waiting).splitlines(keepends=True)
 
     def lines(self) -> Iterator[dict[str, Any]]:
         """All lines of the run, those of earlier processes too; one that is damaged is passed over."""
-        if not self._file:
-            return (json.loads(raw) for raw in self._kept())
         self.flush()
-        return (line for _, line in self._written())
+        return (line for _, line in lines_in(self._all()))
 
     def read(self) -> list[dict[str, Any]]:
         return list(self.lines())
@@ -141,13 +152,17 @@ def lines_of(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
     try:
         if path.is_file():  # asked before it is opened: a pipe would wait for a writer
             with path.open("rb") as file:
-                yield from lines_in(file)
+                yield from lines_in(pieces_of(file))
     except OSError as error:
         raise FileError(f"{path}: cannot be read: {error.strerror}") from error
 
 
-def lines_in(file: BinaryIO) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    for raw in iter(lambda: file.readline(LONGEST), b""):
+def pieces_of(file: BinaryIO) -> Iterator[bytes]:
+    return iter(lambda: file.readline(LONGEST), b"")
+
+
+def lines_in(pieces: Iterable[bytes]) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    for raw in pieces:
         with suppress(ValueError, RecursionError):
             line = json.loads(raw)
             if isinstance(line, dict) and type(line.get("step")) is int:

@@ -235,7 +235,7 @@ def _check_apart(there: list[Path], sources: Iterable[Path]) -> None:
     """Links, too, are names of what they lead to."""
     taken = {(found.st_dev, found.st_ino) for found in map(os.lstat, there)}
     for source in sources:
-        with suppress(FileNotFoundError):
+        with suppress(OSError):  # what leads nowhere is none of them
             found = source.stat()
             if (found.st_dev, found.st_ino) in taken:
                 raise FileError(f"{source}: the run would replace what it reads; give another {flag_of('out')}")

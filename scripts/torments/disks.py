@@ -13,6 +13,7 @@ from torments.house import OFTEN, TINY
 from torments.processes import Ended, started
 
 NAMES = ("from-scratch", "lora", "full", "resume", "export-lora")
+SPOKEN = 4096  # bytes: all that a command says is less
 
 
 def by_write(t: Trial, place: int) -> None:
@@ -114,7 +115,8 @@ def limited(t: Trial, place: int) -> None:
     t.given(*command.given)
     before = contents(t.folder)
     size = int(10 ** t.random.uniform(2, 6))
-    ended = t.run(*command.words, plan={"largest": size}, codes=(0, 1))
+    said = size > SPOKEN  # what it says goes to a file, too
+    ended = t.run(*command.words, plan={"largest": size}, codes=(0, 1), said=said)
     intact(t, name, before, ended)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from torments import gguf
 from torments.core import INTERRUPTED, Argument, Kind, Trial, judged, last_line
 from torments.house import OFTEN, TINY, House
+from torments.processes import ROOT
 
 RANDOM, SIGNALS, EARLY = 60, 60, 24  # trials of those kinds in full
 
@@ -119,7 +120,7 @@ def at_random(t: Trial, command: Command, number: int, real: bool, early: bool =
     ended = running.wait()
     codes = (0, -number) if number == signal.SIGKILL else (0, INTERRUPTED, 128 + number, -number)
     trace = ended.err.partition("Traceback")[2]
-    if not trace or "llamatrain" in trace:  # the interpreter's own first moments are its own
+    if not trace or f"{ROOT}/llamatrain/" in trace:  # the interpreter's own first moments are its own
         t.faults += judged(ended, codes, said=False)
 
 

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -60,7 +61,8 @@ class Job:
         plan = {PLAN: json.dumps(dict(self.plan))}
         quiet = {"PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "100"}
         cache = {"LLAMATRAIN_CACHE": str(self.cache)} if self.cache else {}
-        return {**os.environ, "PYTHONPATH": path, **cache, **quiet, **plan, **self.more}
+        passing = {"TMPDIR": str(self.folder.parent)}  # a run that is saved there goes with the trial
+        return {**os.environ, "PYTHONPATH": path, **cache, **quiet, **plan, **passing, **self.more}
 
 
 class Running:
@@ -206,7 +208,8 @@ def _ended(main: Callable[[], None]) -> int:
 
 
 def forget_places() -> None:
-    """What this process has found out about caches is not so for one with another environment."""
+    """What this process has found out about places is not so for one with another environment."""
+    tempfile.tempdir = None
     for name, module in list(sys.modules.items()):
         if name.startswith("llamatrain."):
             for each, value in list(vars(module).items()):
