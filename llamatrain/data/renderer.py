@@ -7,7 +7,6 @@ is another, and behind it the bytes it speaks of.
 
 import json
 import os
-import select
 import signal
 import sys
 from datetime import datetime
@@ -58,10 +57,8 @@ class Conversation:
         self.template, self.messages, self.values = template, request["messages"], request["values"]
         self.wanted = request["prefixes"][::-1]
         self.longest, self.left = LONGEST + 2 * size, ALL
-        self.text, self.last = (
-            b"",
-            (0, b""),
-        )  # the one before; of the last without an opening what it shares with that, and the rest
+        self.text = b""  # the one before
+        self.last = 0, b""  # of the last without an opening: what it shares with that, and the rest
 
     def next(self) -> tuple[list[list[int]], list[bytes]]:
         """Of each how many bytes it shares, how many more it has, and whether it goes on from the last without an opening."""
@@ -149,19 +146,13 @@ def limit_memory(size: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 
 
-def input_ends_it(on: bool) -> None:
-    """While a request is worked on nothing comes in but the end of whoever asked: then a signal ends this process, too, in the
-    middle of a C function. (A thread would wait for the end of that.)"""
+def end_with(pipe: int) -> None:
+    """Nothing is ever written into this pipe: when whoever holds its other end is gone, a signal ends this process, too, in the
+    midst of a C function. (A thread would wait for the end of that.)"""
     if fcntl is None or not hasattr(os, "O_ASYNC"):
         return
-    how = fcntl.fcntl(0, fcntl.F_GETFL)
-    if not on:
-        fcntl.fcntl(0, fcntl.F_SETFL, how & ~os.O_ASYNC)
-        return
-    fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(0, fcntl.F_SETFL, how | os.O_ASYNC)
-    if select.select([0], [], [], 0)[0]:  # it came before
-        os._exit(1)
+    fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
 
 
 def clock(seconds: float) -> float:
@@ -181,7 +172,6 @@ class Server:
         """Answer a request, and hold no more of it than what comes needs; False where there is none."""
         if not line:
             return False
-        input_ends_it(True)
         clock(self.left if line == MORE else self.seconds)
         request, rests, size = None, list[bytes](), len(line)
         try:
@@ -193,7 +183,6 @@ class Server:
         except Exception as error:
             answer = self.refusal(error)
         self.left = clock(0)
-        input_ends_it(False)
         sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
         sys.stdout.buffer.writelines(rests)
         sys.stdout.buffer.flush()
@@ -225,5 +214,7 @@ class Server:
 
 if __name__ == "__main__":
     server = Server(int(sys.argv[1]), float(sys.argv[2]))
+    for each in sys.argv[3:]:
+        end_with(int(each))
     while server.serve(sys.stdin.buffer.readline()):
         pass

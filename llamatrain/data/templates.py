@@ -130,13 +130,20 @@ Answer = tuple[dict[str, Any], memoryview]
 class Child:
     def __init__(self, source: str, values: dict[str, Any]) -> None:
         script = str(Path(__file__).with_name("renderer.py"))
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", script, str(MEMORY), str(SECONDS)],  # -P: this folder's modules shadow nothing there
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, "MALLOC_MMAP_THRESHOLD_": str(LARGE)},  # GNU's library gives back at once what is larger
-        )
+        pipe, held = os.pipe()
+        self.lifeline = os.fdopen(held, "wb")  # the child ends when nobody holds it any more
+        passed = [pipe] if os.name == "posix" else []
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", script, str(MEMORY), str(SECONDS), *map(str, passed)],  # -P: no module here shadows others
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env={**os.environ, "MALLOC_MMAP_THRESHOLD_": str(LARGE)},  # GNU's library gives back at once what is larger
+                pass_fds=passed,
+            )
+        finally:
+            os.close(pipe)
         try:
             self._begin(source, values)
         except TemplateError:
@@ -203,7 +210,7 @@ class Child:
 
     def kill(self) -> None:
         self.process.kill()
-        for pipe in (self.process.stdin, self.process.stdout):
+        for pipe in (self.process.stdin, self.process.stdout, self.lifeline):
             if pipe is not None:
                 try:
                     pipe.close()
