@@ -15,7 +15,7 @@ import numpy as np
 
 from llamatrain.data.forms import Message, TooMuch
 from llamatrain.data.growing import Begun, Growing
-from llamatrain.data.templates import ChatTemplate
+from llamatrain.data.templates import ChatTemplate, Prefix
 
 RENDERED = 2_100_000  # messages in all renderings of a chat: one of 2,000 messages that take turns is rendered so often
 TOKENS = 12_000_000  # of all samples of a chat, besides twice its bytes
@@ -31,8 +31,7 @@ def encode_chat(
         raise TooMuch(f"a chat of {len(messages):,} messages, {len(turns):,} of them answers; about 2,000 can be: split it")
     left = TOKENS + 2 * size
     begins, ends = list[Begun](), list[Begun]()
-    prefixes = [prefix for turn in turns for prefix in ((turn, True), (turn + 1, False))]
-    with closing(template.renderings(messages, prefixes)) as renderings:
+    with closing(template.renderings(messages, prefixes_of(messages))) as renderings:
         for before, after in zip(renderings, renderings, strict=True):
             if begins and not after.goes_on:
                 yield marked(text.tokens.copy(), begins, ends, ended)
@@ -45,6 +44,12 @@ def encode_chat(
             begins.append(text.change(after.same, after.rest))
     if begins:
         yield marked(text.tokens, begins, ends, ended)
+
+
+def prefixes_of(messages: list[Message]) -> list[Prefix]:
+    """The parts of a chat that are rendered: before each turn and behind it."""
+    turns = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+    return [prefix for turn in turns for prefix in ((turn, True), (turn + 1, False))]
 
 
 def marked(tokens: np.ndarray, begins: list[Begun], ends: list[Begun], ended: Callable[[np.ndarray], int]) -> Marked:

@@ -11,8 +11,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Generator, Iterable
-from contextlib import ExitStack
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -29,6 +29,8 @@ LARGE = 1 << 22  # bytes of a text whose memory is given back when it is done wi
 LOST = 3  # conversations without an answer that are no reason yet to give the template up; and one for each WORKED others
 WORKED = 50
 MORE = b"more"
+AHEAD = 1 << 14  # bytes of requests that are sent at once, which a pipe has room for, be their reader never so busy
+ROOM = 1 << 20  # bytes of answers to them that are held
 CHATML = (
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
@@ -39,6 +41,8 @@ CHATML = (
 CHATML_WITH_EOS = CHATML.replace("'<|im_end|>\n'", "(eos_token if message['role'] == 'assistant' else '<|im_end|>') + '\n'")
 SMALL: list[Message] = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hi"}]
 Prefix = tuple[int, bool]  # so many messages, with or without the opening of the assistant's answer after them
+Answer = tuple[dict[str, Any], memoryview]
+Conversation = tuple[list[Message], list[Prefix]]
 
 
 class TemplateError(DataError):
@@ -53,6 +57,13 @@ class Rendering(NamedTuple):
     goes_on: bool  # begins with all of the last one without an opening
 
 
+class Known(threading.local):
+    """What a thread will ask for, with the messages: they are known by where they are, and stay there."""
+
+    def __init__(self) -> None:
+        self.found = dict[tuple[int, *tuple[Prefix, ...]], tuple[list[Message], Answer | Exception]]()
+
+
 class ChatTemplate:
     """A template with the texts of its vocabulary's begin and end tokens."""
 
@@ -61,17 +72,19 @@ class ChatTemplate:
         self.constants = {"bos_token": bos, "eos_token": eos, "tools": None, "documents": None}
         self.worked = self.lost = 0
         self._child: Child | None = None
-        self._lock = threading.Lock()
+        self._lock, self._known = threading.Lock(), Known()
+        self._apart = False  # whether small conversations are asked for one by one: there was one that took much
 
     def render(self, messages: list[Message], answer_next: bool = False) -> bytes:
         return b"".join(rendering.rest for rendering in self.renderings(messages, [(len(messages), answer_next)]))
 
-    def renderings(self, messages: list[Message], prefixes: Iterable[Prefix]) -> Generator[Rendering, None, None]:
+    def renderings(self, messages: list[Message], prefixes: list[Prefix]) -> Generator[Rendering, None, None]:
         """Of parts of a conversation, one after the other: a few are held. Others wait until they are through."""
-        request = {"messages": messages, "prefixes": list(prefixes), "values": self.constants}
+        known = self._known.found.pop((id(messages), *prefixes), None)
         with ExitStack() as held:
-            held.enter_context(self._lock)
-            answer, rests = self._ask(request)
+            if not known:
+                held.enter_context(self._lock)
+            answer, rests = self._ask(self._request(messages, prefixes), known and known[1])
             while True:
                 if not answer["more"]:
                     self.worked += 1
@@ -85,16 +98,52 @@ class ChatTemplate:
                 give_back()  # texts that grow leave holes of their size
                 answer, rests = self._ask(None)
 
-    def _ask(self, request: dict[str, Any] | None) -> "Answer":
-        if self._child is None:
-            self._child = Child(self.source, self.constants)
+    def _request(self, messages: list[Message], prefixes: list[Prefix]) -> dict[str, Any]:
+        return {"messages": messages, "prefixes": prefixes, "values": self.constants}
+
+    def ahead(self, chats: Iterable[Conversation]) -> None:
+        """Have those rendered at once that this thread asks for next, while they are small: a way to the child takes longer."""
+        self._known.found.clear()
+        room, wanted = ROOM, [] if self._apart else list(self._few(chats))
+        with self._lock, suppress(TemplateError):  # of one that cannot be compiled the first chat will tell
+            if self._apart or not wanted:
+                return
+            answers = self._started().ask_all([text for _, text in wanted], patience())
+            for ((messages, prefixes), _), found in zip(wanted, answers, strict=False):
+                if isinstance(found, Lost):
+                    self._apart = True  # which it was is found out then
+                    self.close()
+                elif not isinstance(found, Exception):
+                    room -= len(found[1])
+                    self._apart |= room < 0 or found[0]["more"]
+                if not self._apart:
+                    self._known.found[id(messages), *prefixes] = messages, found
+
+    def _few(self, chats: Iterable[Conversation]) -> Iterator[tuple[Conversation, str]]:
+        """As many as are asked for at once, with their requests."""
+        room = AHEAD
+        for chat in chats:
+            room -= len(text := json.dumps(self._request(*chat)))
+            if room < 0:
+                return
+            yield chat, text
+
+    def _ask(self, request: dict[str, Any] | None, known: Answer | Exception | None = None) -> Answer:
         try:
-            return self._child.ask(request, patience())
+            found = known or self._started().ask(request, patience())
+            if isinstance(found, Exception):
+                raise found
+            return found
         except Lost:
             self.close()
             raise self._gone(f"more than {SECONDS:g} s or too much memory") from None
         except TooMuch as error:
             raise self._gone(str(error)) from None
+
+    def _started(self) -> "Child":
+        if self._child is None:
+            self._child = Child(self.source, self.constants)
+        return self._child
 
     def _gone(self, why: str) -> DataError:
         """What a conversation without an answer means: that it is too much, or that the template is."""
@@ -124,13 +173,11 @@ class Lost(Exception):
     """The child did not answer: it hung, died or said too much."""
 
 
-Answer = tuple[dict[str, Any], memoryview]
-
-
 class Child:
     def __init__(self, source: str, values: dict[str, Any]) -> None:
         script = str(Path(__file__).with_name("renderer.py"))
         pipe, held = os.pipe()
+        self.got = bytearray()  # of answers
         self.lifeline = os.fdopen(held, "wb")  # the child ends when nobody holds it any more
         passed = [pipe] if os.name == "posix" else []
         try:
@@ -172,41 +219,69 @@ class Child:
         """None asks for what is left of the last answer."""
         try:
             self._send(request)
-            answer, rests = self._answer(time.monotonic() + seconds)
+            found = self._found(time.monotonic() + seconds)
         except (OSError, ValueError):
             raise Lost from None
-        if "error" in answer:
-            raise TemplateError(f"the chat template refuses it: {answer['error']}")
-        if "much" in answer:
-            raise TooMuch(answer["much"])
-        return answer, rests
+        if isinstance(found, Exception):
+            raise found
+        return found
 
     def _send(self, request: dict[str, Any] | None) -> None:
-        assert self.process.stdin is not None
         text = MORE if request is None else json.dumps(request).encode()
-        self.process.stdin.write(text)
-        self.process.stdin.write(b"\n")
-        self.process.stdin.flush()
+        self._write(text)
         if len(text) > LARGE:
             del text
             give_back()
 
+    def ask_all(self, requests: list[str], seconds: float) -> Iterator[Answer | Exception]:
+        """What comes of each; behind one that is lost there is nothing."""
+        *others, last = requests
+        try:
+            self._write("".join(f'{request[:-1]}, "waits": true}}\n' for request in others).encode() + last.encode())
+            for _ in requests:
+                yield self._found(time.monotonic() + seconds)
+        except (Lost, OSError, ValueError):
+            yield Lost()
+
+    def _write(self, text: bytes) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(text)
+        self.process.stdin.write(b"\n")
+        self.process.stdin.flush()
+
+    def _found(self, deadline: float) -> Answer | Exception:
+        answer, rests = self._answer(deadline)
+        if "error" in answer:
+            return TemplateError(f"the chat template refuses it: {answer['error']}")
+        return TooMuch(answer["much"]) if "much" in answer else (answer, rests)
+
     def _answer(self, deadline: float) -> Answer:
+        answer = dict[str, Any]()
+        while not answer or len(self.got) < answer["size"]:
+            if not answer and (end := self.got.find(b"\n")) >= 0:
+                answer = {"size": 0, **json.loads(self.got[:end])}
+                del self.got[: end + 1]
+            elif len(self.got) > LONGEST:
+                raise Lost
+            else:
+                self._read(deadline)
+        if len(self.got) == answer["size"]:
+            rests, self.got = self.got, bytearray()
+        else:
+            rests = self.got[: answer["size"]]
+            del self.got[: answer["size"]]
+        return answer, memoryview(rests)
+
+    def _read(self, deadline: float) -> None:
         assert self.process.stdout is not None
-        pipe, got, answer = self.process.stdout.fileno(), bytearray(), dict[str, Any]()
+        pipe = self.process.stdout.fileno()
         with selectors.DefaultSelector() as selector:
             selector.register(pipe, selectors.EVENT_READ)
-            while not answer or len(got) < answer["size"]:
-                if len(got) > LONGEST or not selector.select(max(0.0, deadline - time.monotonic())):
-                    raise Lost
-                block = os.read(pipe, 1 << 20)
-                if not block:
-                    raise Lost
-                got += block
-                if not answer and (end := got.find(b"\n")) >= 0:
-                    answer = {"size": 0, **json.loads(got[:end])}
-                    del got[: end + 1]
-        return answer, memoryview(got)
+            if not selector.select(max(0.0, deadline - time.monotonic())):
+                raise Lost
+        if not (block := os.read(pipe, 1 << 20)):
+            raise Lost
+        self.got += block
 
     def kill(self) -> None:
         self.process.kill()
