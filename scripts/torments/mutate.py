@@ -166,9 +166,13 @@ def change_item(entry: Entry, chance: Random) -> None:
 
 
 def items_of(raw: bytes, inner: int, count: int) -> list[bytes]:
+    """Of what is right; none where an earlier change has made it something else."""
     cursor = gguf.Cursor(raw)
     cursor.place = 12
-    return [cursor.value(inner) for _ in range(count)] if inner in (*gguf.SIZES, STRING) else []
+    try:
+        return [cursor.value(inner) for _ in range(count)] if inner in (*gguf.SIZES, STRING) else []
+    except struct.error:
+        return []
 
 
 def change_key(entry: Entry, chance: Random) -> None:
