@@ -156,6 +156,30 @@ def decoding(h: Hyperparameters, weights: Weights, count: int, table: Tensor, ca
     return Decoding(tokens, positions, starts, place, logits, caches)
 
 
+@dataclass(frozen=True)
+class Shift:
+    """Some rows leave the caches, and those behind them follow: keys are turned back by as many positions."""
+
+    places: Tensor  # (1, count): zeros, where `turn` has its one rotation
+    turn: Tensor
+    moved: list[Tensor]  # the caches as they are then
+
+
+def shift(h: Hyperparameters, caches: list[Tensor], first: int, last: int, end: int) -> Shift:
+    """The rows from `first` to `last` leave, of `end` in all."""
+    count, width = end - last, h.kv_width
+    places, turn = placeholder("places", (1, count), I32), placeholder("turn", (1, h.rope.size // 2, 2), caches[0].dtype)
+
+    def moved(cache: Tensor, keys: bool) -> Tensor:
+        rows = O.cont(O.view(cache, slices=((last, end, 1), (0, width, 1))))
+        if keys:
+            heads = O.reshape(rows, shape=(1, count, h.kv_heads, h.head_size))
+            rows = O.reshape(O.rope_back(heads, places, turn), shape=(count, width))
+        return O.set(cache, rows, slices=((first, first + count, 1), (0, width, 1)), into=True)
+
+    return Shift(places, turn, [moved(cache, keys=number % 2 == 0) for number, cache in enumerate(caches)])
+
+
 def caches_of(h: Hyperparameters, ctx: int, dtype: DType = F32) -> list[Tensor]:
     """Memory for the keys and values of so many positions, two states a layer."""
     return [state(f"cache.{layer}.{kind}", (ctx, h.kv_width), dtype) for layer in range(h.layers) for kind in ("k", "v")]

@@ -116,16 +116,18 @@ def way_with(setting: Setting, policy: Policy, demand: Demand, splits: int = 1) 
 
 
 def choose(setting: Setting, remat: str, demand: Demand, most: int | None, parts: bool) -> Way:
-    """The first way that takes no more than `most`: recomputation where that is open, batches in `parts`. Else the leanest."""
+    """The first way that takes no more than `most`: recomputation where that is open, batches in `parts`, and only then the
+    recomputation that costs a whole forward pass more. Else the leanest."""
     best: Way | None = None
-    for splits in _splits(setting, demand.lengths) if parts else (1,):
-        if remat != AUTO:
-            found = way_with(setting, int(remat) if remat.isdecimal() else remat, demand, splits)
-        else:
-            found = _cheapest(setting, demand, splits, most)
-        best = found if best is None or found.total < best.total else best
-        if most is None or found.total <= most:
-            return found
+    for policy in (AUTO, "optimal") if remat == AUTO else (remat,):
+        for splits in _splits(setting, demand.lengths) if parts else (1,):
+            if policy == AUTO:
+                found = _cheapest(setting, demand, splits, most)
+            else:
+                found = way_with(setting, int(policy) if policy.isdecimal() else policy, demand, splits)
+            best = found if best is None or found.total < best.total else best
+            if most is None or found.total <= most:
+                return found
     assert best
     return best
 
