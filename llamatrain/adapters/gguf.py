@@ -25,7 +25,11 @@ FILE_TYPES = {"f32": LlamaFileType.ALL_F32, "f16": LlamaFileType.MOSTLY_F16}
 
 
 def read(path: Path) -> Adapter:
-    gguf = open_gguf(path)
+    return adapter_in(open_gguf(path))
+
+
+def adapter_in(gguf: Gguf) -> Adapter:
+    path = gguf.path
     if gguf.kind != "adapter":
         what = "neither an adapter nor a model" if gguf.kind == "other" else f"no adapter but a {gguf.kind}"
         raise FileError(f"{path}: {what}; an adapter is needed")
