@@ -32,7 +32,24 @@ ROUNDED = 0.25  # of what is added to a weight: how far off it may be, unsaid
 class ExportOptions(Checked, panel="The new model"):
     out: Annotated[Path, Option("The file to write.")]
     type: Annotated[
-        Literal["keep", "f32", "f16", "bf16", "q8_0", "q6_k", "q5_k", "q4_k", "q3_k", "q2_k", "q5_1", "q5_0", "q4_1", "q4_0"],
+        Literal[
+            "keep",
+            "f32",
+            "f16",
+            "bf16",
+            "q8_0",
+            "q6_k",
+            "q5_k",
+            "q4_k",
+            "q3_k",
+            "q2_k",
+            "q5_1",
+            "q5_0",
+            "q4_1",
+            "q4_0",
+            "iq4_nl",
+            "iq4_xs",
+        ],
         Option("The type of the new model's matrices; keep: that which each has in BASE.", unit="TYPE"),
     ] = "keep"
     overwrite: Annotated[bool, Option("Replace the file --out.")] = False
