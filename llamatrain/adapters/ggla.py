@@ -5,6 +5,7 @@ name, zeros up to a multiple of 32, and the data. A is (in, r) here and B (out, 
 pairs, too. The scale is alpha / r for all, whatever a tensor's own rank.
 """
 
+from collections.abc import Iterator
 from math import prod
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import numpy as np
 from llamatrain.adapters.adapter import Adapter, Half, Halves, Pair, check_halves, floats, half_of, turned
 from llamatrain.files.cursor import NAME_LIMIT, Cursor, quoted
 from llamatrain.files.mapped import MappedFile, map_file, unchanged
-from llamatrain.files.types import TYPES
+from llamatrain.files.types import TYPES, TensorInfo
 from llamatrain.model.architectures import find
 
 MAGIC = b"algg"
@@ -39,18 +40,36 @@ def read(path: Path) -> Adapter:
         return read_adapter(MappedCursor(file))
 
 
-def read_adapter(cursor: Cursor) -> Adapter:
-    path = cursor.path
+def listed(path: Path) -> tuple[dict[str, int], list[TensorInfo]]:
+    """What such a file says, and its tensors, without a look at their numbers."""
+    file = map_file(path, "an adapter")
+    with unchanged([file]):
+        cursor = MappedCursor(file)
+        rank, alpha = read_head(cursor)
+        return {"rank": rank, "alpha": alpha}, [info for info, _ in read_tensors(cursor)]
+
+
+def read_head(cursor: Cursor) -> tuple[int, int]:
+    """Rank and alpha."""
     cursor.take(len(MAGIC))
     version, rank, alpha = cursor.u32(), cursor.u32(), cursor.u32()
     if version != 1 or not rank:
         raise cursor.fail(f"version {version}, rank {rank}; version 1 and a rank of 1 or more can be")
-    found, architecture = Halves(), find(ARCHITECTURE)
+    return rank, alpha
+
+
+def read_tensors(cursor: Cursor) -> Iterator[tuple[TensorInfo, np.ndarray]]:
     while cursor.at < cursor.size:
         cursor.reading = "the head of a tensor"
-        name, factor = read_tensor(cursor)
-        weight, half = half_of(found, path, name, SUFFIXES)
-        found[weight][half] = factor
+        yield read_tensor(cursor)
+
+
+def read_adapter(cursor: Cursor) -> Adapter:
+    path, (rank, alpha) = cursor.path, read_head(cursor)
+    found, architecture = Halves(), find(ARCHITECTURE)
+    for info, raw in read_tensors(cursor):
+        weight, half = half_of(found, path, info.name, SUFFIXES)
+        found[weight][half] = floats(path, info.name, raw, info.type)
     for name, halves in found.items():
         turn(halves, turned(architecture, name))
     check_halves(path, found, architecture)
@@ -58,7 +77,7 @@ def read_adapter(cursor: Cursor) -> Adapter:
     return Adapter(source=path, alpha=float(alpha), pairs=pairs, architecture=architecture)
 
 
-def read_tensor(cursor: Cursor) -> tuple[str, np.ndarray]:
+def read_tensor(cursor: Cursor) -> tuple[TensorInfo, np.ndarray]:
     axes, length, number = cursor.u32(), cursor.u32(), cursor.u32()
     if not 1 <= axes <= 2 or not 0 < length <= NAME_LIMIT:
         raise cursor.fail(f"{axes} dimensions and a name of {length} bytes; 1 or 2, and 1 to {NAME_LIMIT} can be")
@@ -74,7 +93,7 @@ def read_tensor(cursor: Cursor) -> tuple[str, np.ndarray]:
     cursor.take(-cursor.at % ALIGNMENT)
     start = cursor.take(prod(shape) * kind.size)
     raw = np.frombuffer(cursor.data, np.uint8, cursor.at - start, start)
-    return name, floats(cursor.path, name, raw.reshape(*shape[:-1], -1), kind)
+    return TensorInfo(name, kind, shape), raw.reshape(*shape[:-1], -1)
 
 
 def turn(halves: dict[Half, np.ndarray], embeddings: bool) -> None:

@@ -20,7 +20,7 @@ from llamatrain.adapters.gguf import folded
 from llamatrain.adapters.safetensors import KINDS, StoredTensor, open_safetensors, read_json, write_safetensors
 from llamatrain.errors import FileError
 from llamatrain.files.cursor import quoted
-from llamatrain.files.mapped import files_of, map_file, unchanged
+from llamatrain.files.mapped import MappedFile, files_of, map_file, unchanged
 from llamatrain.files.newfile import NewFile
 from llamatrain.model.architecture import WeightKind
 from llamatrain.model.hyperparameters import Hyperparameters
@@ -117,13 +117,20 @@ def halved(rows: np.ndarray, heads: int) -> np.ndarray:
     return rows.reshape(heads, -1, 2, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
 
 
+def listed(folder: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
+    """What such a folder says, and its tensors, without a look at their numbers; it may be more than can be used here."""
+    path = folder / CONFIG
+    file = map_file(path, "PEFT's configuration")
+    check_size(path, file)
+    return read_json(path, file.piece(0, len(file))), open_safetensors(folder / WEIGHTS)
+
+
 # ---- its configuration -----------------------------------------------------
 
 
 def read_config(path: Path) -> dict[str, Any]:
     file = map_file(path, "PEFT's configuration")
-    if len(file) > LARGEST_CONFIG:
-        raise FileError(f"{path}: {len(file)} bytes of configuration; up to {LARGEST_CONFIG} can be")
+    check_size(path, file)
     with unchanged([file]):
         config = read_json(path, file.piece(0, len(file)))
     if config.get("peft_type") != "LORA":
@@ -143,6 +150,11 @@ def read_config(path: Path) -> dict[str, Any]:
             raise FileError(f"{path}: {key} is {said(patterns)}; it takes names with numbers, {PATTERNS} at most")
         config[key] = {matcher(path, key, pattern): number(path, key, value, 0) for pattern, value in patterns.items()}
     return config
+
+
+def check_size(path: Path, file: MappedFile) -> None:
+    if len(file) > LARGEST_CONFIG:
+        raise FileError(f"{path}: {len(file)} bytes of configuration; up to {LARGEST_CONFIG} can be")
 
 
 def said(value: Any) -> str:

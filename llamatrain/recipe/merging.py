@@ -30,7 +30,11 @@ ROUNDED = 0.25  # of what is added to a weight: how far off it may be, unsaid
 
 @dataclass(frozen=True)
 class ExportOptions(Checked, panel="The new model"):
-    out: Annotated[Path, Option("The file to write.")]
+    out: Annotated[Path | None, Option("The file to write.")] = None
+    only_adapter: Annotated[bool, Option("Write the adapters alone, as one that llama.cpp loads.")] = False
+    peft: Annotated[
+        Path | None, Option("Write the adapters, as one, for Hugging Face's PEFT into this folder.", unit="FOLDER")
+    ] = None
     type: Annotated[
         Literal[
             "keep",
@@ -98,27 +102,27 @@ class Merging:
 
 def merged(base: Path, options: ExportOptions, lora: LoraOptions) -> Merged:
     """The new file, written; and compared, if that is asked for."""
-    merging = prepared(base, options, lora)
+    out = options.out
+    assert out
+    merging = prepared(base, out, options, lora)
     note_types(merging)
     expected = with_adapters(merging, options.check) if options.check else None
-    write(options.out, merging)
+    write(out, merging)
     made = merging.made
     return Merged(
-        path=options.out,
+        path=out,
         bytes=size_of(made),
         tensors=len(made),
         merged=touched(made),
         copied=sum(piece.copied for piece in made),
-        check=compared(options.out, *expected, merging.threads) if expected else None,
+        check=compared(out, *expected, merging.threads) if expected else None,
         notes=tuple(merging.notes),
     )
 
 
-def prepared(base: Path, options: ExportOptions, lora: LoraOptions) -> Merging:
-    from llamatrain.adapters import merge
+def opened(base: Path, lora: LoraOptions) -> "tuple[Gguf, Hyperparameters, list[Adapter]]":
+    """The base, and the adapters for it."""
     from llamatrain.files.reader import open_gguf
-    from llamatrain.files.types import by_name
-    from llamatrain.machine.units import cores
     from llamatrain.model.hyperparameters import read
 
     if not lora.scaled:
@@ -127,11 +131,19 @@ def prepared(base: Path, options: ExportOptions, lora: LoraOptions) -> Merging:
     h = read(gguf)
     if gguf.kind != "model":
         raise FileError(f"{base}: no model but a {gguf.kind}; a model is needed")
+    return gguf, h, read_adapters(lora, h, base)
+
+
+def prepared(base: Path, out: Path, options: ExportOptions, lora: LoraOptions) -> Merging:
+    from llamatrain.adapters import merge
+    from llamatrain.files.types import by_name
+    from llamatrain.machine.units import cores
+
+    gguf, h, adapters = opened(base, lora)
     check_place(options, [base, *(path for path, _ in lora.scaled)])
-    adapters = read_adapters(lora, h, base)
     kind = None if options.type == "keep" else by_name(options.type.upper())
     made = merge.pieces(gguf, adapters, kind)
-    check_room(options.out, size_of(made))
+    check_room(out, size_of(made))
     return Merging(gguf=gguf, h=h, adapters=adapters, made=made, kind=kind, threads=options.threads or cores())
 
 
@@ -161,7 +173,7 @@ def read_adapters(lora: LoraOptions, h: "Hyperparameters", base: Path) -> "list[
 
 def check_place(options: ExportOptions, inputs: Sequence[Path]) -> None:
     out = options.out
-    if not out.exists():
+    if out is None or not out.exists():
         return
     if not out.is_file():
         raise FileError(f"{out}: this is a folder or a device, no place for a file")
@@ -247,10 +259,10 @@ def compared(out: Path, tokens: list[int], expected: "np.ndarray", threads: int)
     import numpy as np
 
     from llamatrain.files.reader import open_gguf
-    from llamatrain.recipe.loading import opened
+    from llamatrain.recipe import loading
 
     gguf = open_gguf(out)
-    difference = np.abs(logits(gguf, *opened(gguf, LoraOptions(), threads), tokens, threads) - expected)
+    difference = np.abs(logits(gguf, *loading.opened(gguf, LoraOptions(), threads), tokens, threads) - expected)
     return Comparison(
         largest=float(difference.max()),
         mean=float(difference.mean()),
