@@ -60,8 +60,17 @@ def upgraded(gguf: Gguf) -> tuple[Gguf, list[str]]:
         f"this checkpoint is of llama.cpp's {PROGRAMS[kind]}, which kept no options in it",
         "its shuffle cannot be continued: the data begins anew",
         *notes,
+        *unsaid(gguf),
     ]
     return replace(gguf, metadata=Metadata(metadata), tensors=weights | vectors), notes
+
+
+def unsaid(gguf: Gguf) -> Iterator[str]:
+    """Of a file from before GGUF."""
+    if what := gguf.value("training.unsaid", str, ""):
+        yield f"it is from before GGUF and does not say: {what}"
+    if options := gguf.value("training.said", str, ""):
+        yield f"it was trained with {options}, which is not kept: say it again where that is to go on"
 
 
 def _no_token(key: str, value: Value) -> bool:
@@ -122,7 +131,8 @@ Held = tuple[Tensors, dict[str, Value], list[str]]  # vectors, numbers, and what
 
 
 def moments(gguf: Gguf) -> Held:
-    return {name: tensor for name, tensor in gguf.tensors.items() if name.startswith("optimizer.adam.")}, {}, []
+    names = ("optimizer.adam.first_moments", "optimizer.adam.second_moments")
+    return {name: gguf.tensors[name] for name in names if name in gguf.tensors}, {}, []
 
 
 def history(gguf: Gguf, order: Order, weights: Tensors) -> Held:
@@ -156,9 +166,9 @@ def order_of(gguf: Gguf, weights: Tensors, optimizer: str, adapter: bool) -> Ord
         raise FileError(f"{gguf.path}: the tensor {missing[0]} is missing")
     shapes = {name: tensor.shape for name, tensor in weights.items()}
     size = sum(tensor.elements for tensor in weights.values())
-    if optimizer == "lbfgs":
+    if (held := f"optimizer.{optimizer}.current_parameters") in gguf.tensors or optimizer == "lbfgs":
         arrays = {name: floats(gguf, name) for name in weights}
-        return of_values(floats(gguf, "optimizer.lbfgs.current_parameters", [size]), arrays, known)
+        return of_values(floats(gguf, held, [size]), arrays, known)
     squares = floats(gguf, "optimizer.adam.second_moments", [size])
     found = of_squares(squares, shapes, "token_embd.weight" + (".lora_b" if adapter else ""), known)
     if found is None:

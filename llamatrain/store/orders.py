@@ -62,13 +62,28 @@ Shapes = Mapping[str, tuple[int, ...]]  # of the parameters
 
 
 def of_values(held: np.ndarray, weights: Mapping[str, np.ndarray], known: Sequence[Order]) -> Order:
-    """Where the parameters themselves are held: the order in which they come nearest to the weights."""
+    """Where the parameters themselves are held: that of the weights, or the one in which they come nearest to them."""
+    if found := same(held, weights):
+        return found
     shapes = {name: weight.shape for name, weight in weights.items()}
 
     def distance(order: Order) -> float:
         return sum(float(np.abs(piece - weights[name]).sum()) for name, piece in pieces(held, shapes, order))
 
     return min(known, key=distance)
+
+
+def same(held: np.ndarray, weights: Mapping[str, np.ndarray]) -> Order | None:
+    """The weights one by one, as far as they lie there bit for bit."""
+    left, order, at = {**weights}, list[str](), 0
+    while left:
+        here = (name for name, weight in left.items() if np.array_equal(weight.ravel()[:16], held[at : at + weight.size][:16]))
+        name = next((each for each in here if np.array_equal(left[each].ravel(), held[at : at + left[each].size])), None)
+        if name is None:
+            return None
+        order.append(name)
+        at += left.pop(name).size
+    return tuple(order)
 
 
 def of_squares(squares: np.ndarray, shapes: Shapes, rows: str, known: Sequence[Order]) -> Order | None:
