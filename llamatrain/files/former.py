@@ -17,6 +17,7 @@ from llamatrain.files.records import ALIGNMENT, MappedCursor, read_record
 from llamatrain.files.values import Kind, Value, boolean, f32, number, string, u32, u64
 
 KINDS = {b"pcgg": "train_model", b"lcgg": "finetune_lora"}
+MODELS = (b"tjgg", b"lmgg", b"fmgg")  # those of the same time, whose weights the checkpoints have, too
 NUMBERS = ("n_vocab", "n_embd", "n_mult", "n_head", "n_layer", "n_rot")
 BLOCK = ("attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", "ffn_gate", "ffn_down", "ffn_up")
 ENDS = ("token_embd", "output_norm", "output")

@@ -52,6 +52,8 @@ def read_part(path: Path) -> Gguf:
 def read_header(cursor: Cursor) -> tuple[int, int]:
     """How many tensors and values there are."""
     magic = cursor.first(len(MAGIC))
+    if magic in former.MODELS:
+        raise cursor.fail(f"it begins with {magic!r}: a model from before GGUF; llama.cpp's scripts of 2023 convert it")
     if magic != MAGIC:
         raise cursor.fail(f"it begins with {magic!r}, a GGUF file with {MAGIC!r}")
     version = cursor.u32()
