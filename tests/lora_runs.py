@@ -19,7 +19,7 @@ from tests.small_models import EMBEDDINGS, Arrays, small
 LINEAR = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 TYPES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS")
 # Types that nothing here encodes: random codes, and block scales that make of them weights of this deviation.
-SCALED_TO = {"IQ4_NL": 70.0, "IQ4_XS": 1300.0, "IQ3_S": 100.0}
+SCALED_TO = {"IQ3_S": 100.0}
 
 WIDE = small(embd=256, heads=4, head_size=64, ff=256, layers=1)  # rows that any type can hold
 

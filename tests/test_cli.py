@@ -167,7 +167,7 @@ SLIPS: list[tuple[list[str], str]] = [
     (["plan", "evaluate"], "no such command 'evaluate'; see llamatrain plan --help"),
     (["generate"], "missing argument 'MODEL'; see llamatrain generate --help"),
     (["generate", "m.gguf", "x"], "got unexpected extra argument(s) (x); see llamatrain generate --help"),
-    (["export-lora", "m.gguf"], "missing option '--out'; see llamatrain export-lora --help"),
+    (["export-lora", "m.gguf"], "missing option '--out'; it names the file to write, as --peft does a folder"),
     (["from-scratch", "--batch"], "option '--batch' requires an argument"),
     (["from-scratch", "--batch", "x"], "--batch 'x' cannot be; it takes a whole number"),
     (["from-scratch", "--batch", "9" * 100_000], f"--batch '{'9' * 40}'... cannot be; it takes a whole number"),

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 
@@ -62,10 +63,23 @@ def model_in(base: Gguf, asked: Asked, sources: Sources, given: Collection[str])
         model = model_of(base, asked.tune.ctx, TUNED_CTX)
         h = overridden(model.h, asked.tune)
         return replace(model, h=h, metadata=model.metadata if h == model.h else rekeyed(model.metadata, h))
+    kept = sources.checkpoint.metadata if sources.checkpoint else {}
     if not sources.goes_on:
-        check_own(base, given)
+        base, vocabulary = with_vocabulary(base, asked.model.vocab_from)
+        check_own(base, {*given} - {"vocab_from"} if vocabulary else given)
+        kept = kept | vocabulary if kept else {}
     model = model_of(base, asked.model.ctx, CTX)
-    return replace(model, metadata=sources.checkpoint.metadata) if sources.checkpoint else model
+    return replace(model, metadata=kept) if kept else model
+
+
+def with_vocabulary(base: Gguf, path: Path | None) -> tuple[Gguf, dict[str, Value]]:
+    """Of another file, where a checkpoint has none; and that."""
+    if "tokenizer.ggml.model" in base.metadata:
+        return base, {}
+    if path is None:
+        raise UsageError(f"{base.path}: it has no vocabulary; {flag_of('vocab_from')} names a file that has one")
+    vocabulary = vocabulary_of(open_gguf(path).metadata.typed)
+    return replace(base, metadata=Metadata(base.metadata.typed | vocabulary)), vocabulary
 
 
 def check_own(base: Gguf, given: Collection[str]) -> None:

@@ -159,9 +159,10 @@ def check_whole(base: str | None, given: set[str], place: PlaceOptions) -> None:
 
 def is_gguf(path: str) -> bool:
     from llamatrain.files.constants import MAGIC
+    from llamatrain.files.former import KINDS
 
     with suppress(OSError):
         if Path(path).is_file():  # a pipe would wait for a writer
             with Path(path).open("rb") as file:
-                return file.read(len(MAGIC)) == MAGIC
+                return file.read(len(MAGIC)) in (MAGIC, *KINDS)
     return False

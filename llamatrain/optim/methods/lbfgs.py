@@ -45,8 +45,10 @@ class LBFGS(Minimizer):
     @classmethod
     def shapes(cls, kept: Values, size: int) -> dict[str, tuple[int, ...]]:
         moves = kept["memory_ys"].size if "memory_ys" in kept else 0
-        found = {"current_gradients": (size,), "memory_s": (moves, size), "memory_y": (moves, size), "memory_ys": (moves,)}
-        return found if kept.keys() & {"current_parameters", *found} else {}  # it may begin anew
+        memory = {"memory_s": (moves, size), "memory_y": (moves, size), "memory_ys": (moves,)}
+        if "current_parameters" in kept:
+            return {"current_gradients": (size,), **memory}
+        return memory if kept.keys() & memory.keys() else {}  # it may begin anew, or with moves of an ancestor's
 
     @classmethod
     def fault(cls, kept: Values) -> str | None:
@@ -194,14 +196,17 @@ class LbfgsState:
         }
 
     def restore(self, kept: Values) -> None:
-        if "current_parameters" not in kept:
+        if "memory_s" not in kept:
             return
         if kept["memory_s"].shape != self.s.shape:
             held, wanted = len(kept["memory_s"]), self.options.history
             raise UsageError(f"the checkpoint holds a history of {held} moves, not the {wanted} asked for")
-        self.x[:], self.gradient[:] = kept["current_parameters"], kept["current_gradients"]
         self.s[:], self.y[:], self.ys[:] = kept["memory_s"], kept["memory_y"], kept["memory_ys"]
-        self.pairs, self.end, self.loss = int(kept["approx_hessian_count"]), int(kept["line_search_end"]), float(kept["loss"])
+        self.pairs, self.end = int(kept["approx_hessian_count"]), int(kept["line_search_end"])
+        if "current_parameters" not in kept:  # the next step begins with an evaluation
+            return
+        self.x[:], self.gradient[:] = kept["current_parameters"], kept["current_gradients"]
+        self.loss = float(kept["loss"])
         self.iteration, self.evaluations = int(kept["iteration"]), int(kept["evaluations"])
 
 
