@@ -77,6 +77,16 @@ class TrainOptions(Checked, panel="Training"):
         "wolfe"
     )
     lbfgs_history: Annotated[int, Option("Moves that L-BFGS remembers.", panel=OPTIMIZER, unit="MOVES", least=1, most=COUNT)] = 6
+    lbfgs_fresh: Annotated[
+        int,
+        Option(
+            "New rows for L-BFGS, and no history, after so many steps; 0: never.",
+            panel=OPTIMIZER,
+            unit="STEPS",
+            least=0,
+            most=COUNT,
+        ),
+    ] = 0
     weight_decay: Annotated[float, Option("Decoupled weight decay.", panel=OPTIMIZER, least=0)] = 0.1
     decay_min_ndim: Annotated[int, Option("Only tensors of so many dimensions decay.", panel=OPTIMIZER, least=0, most=COUNT)] = 2
     clip: Annotated[
@@ -123,7 +133,7 @@ class TrainOptions(Checked, panel="Training"):
     seed: Annotated[int, SEED] = 0
     precision: Annotated[
         Literal["auto", "f32", "bf16"],
-        Option("Of matrix products; auto: bf16 where the processor has it.", panel=MEANS),
+        Option("Of matrix products; auto: bf16 where the processor has it, but for L-BFGS.", panel=MEANS),
     ] = "auto"
     flash: Annotated[bool, Option("Attention that never holds all its scores.", panel=MEANS)] = True
     remat: Annotated[

@@ -100,6 +100,8 @@ def remarks(resolved: Resolved, found: Fitted, sources: Sources, model: Model) -
     asked, tune = resolved.asked, resolved.asked.tune
     if sources.resumed and sources.step >= resolved.iters:
         yield f"all {resolved.iters} steps are done already; --iters with a larger number goes on"
+    if resolved.optimizer.exact and resolved.precision == "bf16":
+        yield f"--optimizer {asked.train.optimizer} in bf16 sees rounded losses and ends early; --precision f32 goes further"
     if found.way.splits > 1:
         yield f"a batch is run in {found.way.splits} parts, to fit the memory"
     if model.row > model.h.ctx:

@@ -59,6 +59,7 @@ class Resolved:
             sample_every=run.sample_every,
             save_every=run.save_every,
             max_time=run.max_time,
+            fresh=train.lbfgs_fresh,
         )
 
     def kept(self, policy: str, splits: int, cache: Literal["auto", "bf16", "off"]) -> Asked:
@@ -115,6 +116,8 @@ def resolve(asked: Asked, row: int, rows_of: Callable[[int], int]) -> Resolved:
 def precision_of(options: TrainOptions) -> Precision:
     if options.precision != "auto":
         return options.precision
+    if named(options.optimizer).exact:
+        return "f32"
     return "bf16" if units() & {"amx", "avx512bf16"} and options.kernels == "cpu" else "f32"
 
 

@@ -35,6 +35,7 @@ class Course:
     sample_every: int
     save_every: int
     max_time: float | None = None  # seconds of this process; None: without limit
+    fresh: int = 0  # iterations of a descent on the same rows; 0: all
 
 
 DONE = "done"  # of a run that ended as it was meant to
@@ -212,7 +213,19 @@ class Loop:
             reason = self.descent.step(evaluate)
         finally:
             weights[:] = self.descent.x  # the best point, not the last that was tried
+        reason = self._on_new_rows(self.descent, reason)
         return reason or self.state.stop.observe(self.course.rules, loss), loss, norm, evaluations
+
+    def _on_new_rows(self, descent: Descent, reason: str | None) -> str | None:
+        """It goes on with others where these have had their iterations, or give no more; rows that gave none end the run."""
+        fresh = self.course.fresh
+        if not fresh or descent.iteration < (1 if reason else fresh):
+            return reason
+        if reason:
+            self.listener.say(f"step {self.state.counters.step + 1}: {reason}; it goes on with new rows")
+        self._fixed, self.state.data = None, self.rows.state
+        descent.renew()
+        return None
 
     def _sound(self, value: float, what: str) -> float:
         if math.isfinite(value):
