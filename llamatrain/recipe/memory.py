@@ -47,7 +47,7 @@ class Demand:
     validating: bool
     decoding: int  # positions of the cache for samples; 0: none
     interpreter: int  # what the process holds already
-    batches: int = 1  # of a step, which are read before it
+    batches: int = 1  # of a step, which are read before it, and those of the next while it runs
     copies: int = 0  # of the base
     pages: int = 0  # of its float32 weights, read where they lie, that are in memory at once
 
@@ -91,7 +91,7 @@ def way_with(setting: Setting, policy: Policy, demand: Demand, splits: int = 1) 
     plans, updates = ([graphs.plan(graph) for graph in each] for each in (shared, own))
     size = 4 * sum(tensor.size for tensor in setting.trained.values())
     inputs = (
-        ROW * setting.batch * splits * max(demand.lengths) * demand.batches
+        2 * ROW * setting.batch * splits * max(demand.lengths) * demand.batches
         + sum(plan.bytes("input") for plan in plans)
         + graphs.table.nbytes
         + sum(a.nbytes for a in graphs.states.values())

@@ -116,14 +116,16 @@ class Loop:
         start = time.perf_counter() - (state.partial.seconds if state.partial else 0.0)
         if not self._fixed:  # those rows are read again after a resume
             state.data = self.rows.state
+        waiting = time.perf_counter()
+        batches = self._fixed or self._batches()
+        waited = time.perf_counter() - waiting
+        start += self._prepare(batches)
         if self.descent:
-            batches = self._fixed = self._fixed or self._batches()
-            start += self._prepare(batches)
+            self._fixed = batches
             reason, loss, norm, evaluations = self._descend(batches)
             rate = self.descent.length
         else:
-            batches, rate, evaluations = self._batches(), course.schedule.rate(state.counters.step + 1), None
-            start += self._prepare(batches)
+            rate, evaluations = course.schedule.rate(state.counters.step + 1), None
             loss, norm = self._descend_by_rate(batches, rate, start)
             reason = state.stop.observe(course.rules, loss)
             state.data = self.rows.state
@@ -138,6 +140,7 @@ class Loop:
                 grad_norm=norm,
                 tokens=counters.tokens,
                 seconds=seconds,
+                seconds_waited=round(waited, 4),
                 tokens_per_second=sum(batch.size for batch in batches) / seconds if seconds else 0.0,
                 evaluations=evaluations,
             )
