@@ -78,7 +78,21 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[Batch]:
 def test_new_rows_after_so_many_iterations(fresh: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given: tuple[Argument, ...] = ("--lbfgs-fresh", fresh) if fresh else ()
     seen = watched(monkeypatch)
-    ran("from-scratch", text_file(tmp_path), *TINY, *LBFGS, *given, "--ctx", 32, "--batch", 2, "--iters", 9, "--out", tmp_path / "r")
+    ran(
+        "from-scratch",
+        text_file(tmp_path),
+        *TINY,
+        *LBFGS,
+        *given,
+        "--ctx",
+        32,
+        "--batch",
+        2,
+        "--iters",
+        9,
+        "--out",
+        tmp_path / "r",
+    )
     same = [np.array_equal(one.tokens, other.tokens) for one, other in zip(seen, seen[1:], strict=False)]
     assert same == [not fresh or step % fresh != 0 for step in range(1, 9)]
 
@@ -95,4 +109,3 @@ def test_rows_that_give_no_more_are_left(tmp_path: Path) -> None:
 def test_only_lbfgs_takes_new_rows(tmp_path: Path) -> None:
     done = run("from-scratch", text_file(tmp_path), *TINY, "--lbfgs-fresh", 3)
     assert done.errors == ["error: --lbfgs-fresh means nothing to --optimizer adamw; leave it out"]
-

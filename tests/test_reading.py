@@ -99,7 +99,9 @@ def test_more_than_was_announced_is_a_mistake() -> None:
 
 # ---- whole runs ------------------------------------------------------------
 
-TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
 
 
 def chats(path: Path, count: int = 300) -> Path:

@@ -32,7 +32,7 @@ from llamatrain.store.names import numbered
 from llamatrain.train.around import Batches
 from llamatrain.train.loop import DONE, Course, Loop, Outcome
 from llamatrain.train.programs import Programs
-from llamatrain.train.reading import ReadAhead
+from llamatrain.train.reading import ReadAhead, ready
 from llamatrain.train.state import RunState
 
 
@@ -208,7 +208,8 @@ def reading(loop: Loop) -> AbstractContextManager[Batches]:
     course, steps = loop.course, loop.course.iters - loop.state.counters.step
     if loop.descent and not course.fresh:
         return nullcontext(loop.rows)
-    return ReadAhead(loop.rows, loop.programs.setting.batch, course.grad_acc, max(0, steps) * course.grad_acc)
+    left = max(0, steps) * course.grad_acc
+    return ReadAhead(loop.rows, loop.programs.setting.batch, ready(course.grad_acc), left)
 
 
 def saver_of(

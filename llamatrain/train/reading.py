@@ -13,7 +13,13 @@ from typing import Self
 from llamatrain.data.rows import Batch, State
 from llamatrain.train.around import Batches
 
+READY = 4  # batches at least, and all of a step: those of a window that is packed come at once
 LEAVING = 5.0  # seconds that a batch under way may take at the end; a disk that never answers ends no less a run
+
+
+def ready(batches: int) -> int:
+    """How many lie there for steps of so many."""
+    return max(batches, READY)
 
 
 class ReadAhead:
