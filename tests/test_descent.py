@@ -2,6 +2,7 @@
 
 import math
 import tomllib
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -93,7 +94,7 @@ def test_new_rows_after_so_many_iterations(fresh: int, tmp_path: Path, monkeypat
         "--out",
         tmp_path / "r",
     )
-    same = [np.array_equal(one.tokens, other.tokens) for one, other in zip(seen, seen[1:], strict=False)]
+    same = [np.array_equal(one.tokens, other.tokens) for one, other in pairwise(seen)]
     assert same == [not fresh or step % fresh != 0 for step in range(1, 9)]
 
 

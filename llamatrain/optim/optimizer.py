@@ -120,7 +120,7 @@ class StepRule(Optimizer):
 
 @dataclass(frozen=True, kw_only=True)
 class Minimizer(Optimizer):
-    """Its rows are the same in every step; what it needs is a descent. A loss that is rounded says too little of where it falls."""
+    """Its rows are the same in every step; what it needs is a descent. Rounded losses say too little of where they fall."""
 
     exact = True
 

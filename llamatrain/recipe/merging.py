@@ -3,7 +3,7 @@
 import math
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -221,12 +221,7 @@ def with_adapters(merging: Merging, text: str) -> "tuple[list[int], np.ndarray]"
     tokens = tokens_of(gguf, tokenizer_of(gguf, h), to_bytes(text))
     if len(tokens) > CHECKED:
         merging.note(f"--check compares the first {CHECKED} of {len(tokens)} tokens")
-    matrices = [
-        replace(each, pairs={name: pair for name, pair in each.pairs.items() if name not in each.norms}) for each in adapters
-    ]
-    weights, arrays = adapted(gguf, h, matrices, threads)
-    for adapter in adapters:
-        arrays |= {name: arrays[name] + adapter.delta(name)[0] for name in adapter.norms}
+    weights, arrays = adapted(gguf, h, adapters, threads)
     with unchanged(gguf.files):
         return tokens[:CHECKED], logits(gguf, h, weights, arrays, tokens[:CHECKED], threads)
 

@@ -86,7 +86,7 @@ def prepare(asked: Asked, sources: Sources, peft: Path | None, notes: list[str],
         data=data,
         target=target,
         samples=samples,
-        notes=(*notes, *remarks(resolved, found, sources, model)),
+        notes=(*notes, *remarks(resolved, found, sources, model), *target.notes()),
     )
 
 

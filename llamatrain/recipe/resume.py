@@ -13,6 +13,7 @@ from llamatrain.errors import FileError, UsageError
 from llamatrain.files.reader import open_gguf
 from llamatrain.recipe.asked import OF, PARTS, Asked
 from llamatrain.recipe.options import AUTO, PlaceOptions, RunOptions, refuse_idle
+from llamatrain.recipe.tuning import OF_INIT
 from llamatrain.store.checkpoint import Checkpoint
 from llamatrain.store.folder import RunFolder
 
@@ -29,6 +30,8 @@ FREE = {
     "cache_base": "tune",
     "lora_scaled": "lora",
 }
+COMMANDS = {"train_model": "from-scratch", "finetune_lora": "finetune"}  # where no options are kept
+ALONE = "a checkpoint of llama.cpp's finetune, which names neither its model nor its data"
 MOST = 1 << 62  # of steps, samples, tokens
 SAID = ("iters", "threads", "precision", "cache_base")  # of those, what is said of it
 
@@ -57,10 +60,12 @@ def resumed_of(place: PlaceOptions, command: str) -> Resumed | None:
     if path is None or (not place.resume and open_gguf(path).kind != "checkpoint"):
         return None
     checkpoint, found, notes = RunFolder.newest(path)
-    kept = checkpoint.options.get("command", "from-scratch")
+    kept = checkpoint.options.get("command", COMMANDS.get(checkpoint.kind))
     if kept != command:
         if kept not in list(OF):
             raise FileError(f"{found}: a checkpoint of {kept!r:.40}, which is no command")
+        if kept == "finetune" and not checkpoint.options:
+            raise UsageError(f"{found}: {ALONE}: llamatrain finetune BASE.gguf DATA --checkpoint-in {path}")
         raise UsageError(f"{found}: a checkpoint of {kept}; go on with `llamatrain {kept} --resume {path}`")
     counted = vars(checkpoint.state.counters).values()
     if max(counted) >= MOST:
@@ -71,6 +76,7 @@ def resumed_of(place: PlaceOptions, command: str) -> Resumed | None:
 def gone_on_with(asked: Asked, resumed: Resumed, given: Collection[str]) -> tuple[Asked, list[str]]:
     """A run's own options, with those changed that may be; and what is to be said of it."""
     if not resumed.kept:
+        check_begun_anew(asked, resumed, given)
         return asked, []
     kept, asked = Asked.from_plain(resumed.checkpoint.options, resumed.path), asked.settled()
     check_files(kept, asked)
@@ -86,6 +92,16 @@ def gone_on_with(asked: Asked, resumed: Resumed, given: Collection[str]) -> tupl
     if "precision" in changed["train"] or "cache_base" in changed["tune"]:
         said.append("so the run is not, to the bit, what it would have been")
     return made, said
+
+
+def check_begun_anew(asked: Asked, resumed: Resumed, given: Collection[str]) -> None:
+    """What an ancestor's checkpoint of an adapter does not know is said beside it, and nothing that it knows."""
+    if asked.command != "finetune":
+        return
+    if not asked.base or not (asked.files or asked.tune.only_write_lora):
+        raise UsageError(f"{resumed.path}: {ALONE}: llamatrain finetune BASE.gguf DATA --checkpoint-in {resumed.path}")
+    if idle := [name for name in ("full", "lora_init", *OF_INIT) if name in given]:
+        raise UsageError(f"{flag_of(idle[0])} has no effect on the adapter in {resumed.path}, which is as it is; leave it out")
 
 
 def check_files(kept: Asked, asked: Asked) -> None:

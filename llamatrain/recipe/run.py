@@ -89,9 +89,10 @@ def written(asked: Asked, sources: Sources, request: Request, interrupts: Interr
         with interrupts:
             try:
                 asked, peft, notes = peft_folder(asked, sources, folder, request)
+                target = target_of(asked, model, sources, peft)
+                notes += target.notes()
                 for line in notes:
                     say(f"note: {line}")
-                target = target_of(asked, model, sources, peft)
                 trained = target.leaves("off").trained
                 check_trained(resumed, trained)
                 with unchanged(resumed.checkpoint.files):

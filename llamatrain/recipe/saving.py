@@ -154,7 +154,7 @@ def restored(
         for kind, name in optimizer.states.items():
             put(checkpoint.pieces(optimizer.key(name)), programs.vectors[kind].parts)
         if descent:
-            descent.restore(checkpoint.kept)
+            descent.restore(checkpoint.kept_for(list(programs.weights.parts)))
     partial = None
     if state.data and not rows.restore(state.data):
         warnings.append("the data is not what it was: the shuffle begins anew")

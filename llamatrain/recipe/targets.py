@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from llamatrain.adapters import peft as peft_files
 from llamatrain.adapters.options import LARGEST
 from llamatrain.errors import FileError, UsageError
 from llamatrain.files.reader import Gguf
@@ -34,6 +35,8 @@ def target_of(asked: Asked, model: Model, sources: Sources, peft: Path | None) -
         )
     assert sources.base
     ranks, scales, alpha = numbers_of(asked.tune, model.h, sources)
+    if peft:
+        peft_files.check_pairs(peft, ranks, model.h)
     return NewAdapter(
         h=model.h,
         base=sources.base,
@@ -77,7 +80,7 @@ def kept_numbers(kept: Mapping[str, Any], h: Hyperparameters, path: Path) -> Num
             pass
         case _:
             raise FileError(f"{path}: what it says of its adapter is damaged")
-    if not all(len(h.shapes.get(name, ())) == 2 for name in ranks):
+    if not all(name in h.shapes and h.kind(name).role != "bias" for name in ranks):
         raise FileError(f"{path}: its adapter is for another base")
     if not all(type(rank) is int and 1 <= rank <= 1 << 24 for rank in ranks.values()):
         raise FileError(f"{path}: the ranks of its adapter are damaged")

@@ -46,8 +46,10 @@ class LBFGS(Minimizer):
     @classmethod
     def shapes(cls, kept: Values, size: int) -> dict[str, tuple[int, ...]]:
         moves = kept["memory_ys"].size if "memory_ys" in kept else 0
-        found = {"current_gradients": (size,), "memory_s": (moves, size), "memory_y": (moves, size), "memory_ys": (moves,)}
-        return found if kept.keys() & {"current_parameters", *found} else {}  # it may begin anew
+        memory = {"memory_s": (moves, size), "memory_y": (moves, size), "memory_ys": (moves,)}
+        if "current_parameters" in kept:
+            return {"current_gradients": (size,), **memory}
+        return memory if kept.keys() & memory.keys() else {}  # it may begin anew, or with moves of an ancestor's
 
     @classmethod
     def fault(cls, kept: Values) -> str | None:
@@ -194,33 +196,32 @@ class LbfgsState:
     # ---- the checkpoint ----------------------------------------------------
 
     def kept(self) -> dict[str, Any]:
-        if math.isnan(self.loss):
-            return {"evaluations": self.evaluations} if self.evaluations else {}
-        return {
-            "current_parameters": self.x,
-            "current_gradients": self.gradient,
+        memory = {
             "memory_s": self.s,
             "memory_y": self.y,
             "memory_ys": self.ys,
             "approx_hessian_count": np.uint32(self.pairs),  # in so many bits by the ancestors, the next one too
             "line_search_end": np.int32(self.end),
-            "loss": self.loss,
-            "iteration": self.iteration,
-            "evaluations": self.evaluations,
-            "idle": self.idle,
         }
+        if math.isnan(self.loss):
+            return (memory if self.pairs else {}) | ({"evaluations": self.evaluations} if self.evaluations else {})
+        point = {"current_parameters": self.x, "current_gradients": self.gradient}
+        numbers = {"loss": self.loss, "iteration": self.iteration, "evaluations": self.evaluations, "idle": self.idle}
+        return point | memory | numbers
 
     def restore(self, kept: Values) -> None:
         self.evaluations, self.idle = int(kept.get("evaluations", 0)), int(kept.get("idle", 0))
-        if "current_parameters" not in kept:
+        if "memory_s" not in kept:
             return
         if kept["memory_s"].shape != self.s.shape:
             held, wanted = len(kept["memory_s"]), self.options.history
             raise UsageError(f"the checkpoint holds a history of {held} moves, not the {wanted} asked for")
-        self.x[:], self.gradient[:] = kept["current_parameters"], kept["current_gradients"]
         self.s[:], self.y[:], self.ys[:] = kept["memory_s"], kept["memory_y"], kept["memory_ys"]
-        self.pairs, self.end, self.loss = int(kept["approx_hessian_count"]), int(kept["line_search_end"]), float(kept["loss"])
-        self.iteration = int(kept["iteration"])
+        self.pairs, self.end = int(kept["approx_hessian_count"]), int(kept["line_search_end"])
+        if "current_parameters" not in kept:  # the next step begins with an evaluation
+            return
+        self.x[:], self.gradient[:] = kept["current_parameters"], kept["current_gradients"]
+        self.loss, self.iteration = float(kept["loss"]), int(kept["iteration"])
 
 
 def newest_first(held: int, end: int, places: int) -> list[int]:
