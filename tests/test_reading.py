@@ -100,7 +100,7 @@ def test_more_than_was_announced_is_a_mistake() -> None:
 # ---- whole runs ------------------------------------------------------------
 
 TEMPLATE = (
-    "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}{{ "<assistant>" if add_generation_prompt }}'
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 
 
