@@ -34,6 +34,7 @@ OWN_SIZE = (
     "rope_freq_scale",
     "norm_rms_eps",
     "tie_embeddings",
+    "lora_r",
 )
 TUNED_CTX = 512  # at most, where it is not given
 

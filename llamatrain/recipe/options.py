@@ -42,7 +42,7 @@ class TrainOptions(Checked, panel="Training"):
     ] = None
     epochs: Annotated[
         int | None,
-        Option("End after so many times through the data, instead of --iters.", unit="TIMES", least=1, most=COUNT),
+        Option("End after so many times through the data, or by --iters if that is sooner.", unit="TIMES", least=1, most=COUNT),
     ] = None
     optimizer: Annotated[
         OptimizerName,
@@ -130,7 +130,12 @@ class TrainOptions(Checked, panel="Training"):
         Literal["cross-entropy", "squared-error"],
         Option("What is minimised; the squared error is for the sine wave only."),
     ] = "cross-entropy"
-    seed: Annotated[int, SEED] = 0
+    seed: Annotated[
+        int,
+        replace(
+            SEED, sentence="What first weights, shuffling and samples follow from; -1: a random one, which is told.", least=-1
+        ),
+    ] = 0
     precision: Annotated[
         Literal["auto", "f32", "bf16"],
         Option("Of matrix products; auto: bf16 where the processor has it, but for L-BFGS.", panel=MEANS),
@@ -224,5 +229,3 @@ def refuse_idle(idle: Mapping[str, str], given: Collection[str]) -> None:
     for name, why in idle.items():
         if name in given:
             raise UsageError(f"{flag_of(name)} means nothing {why}; leave it out")
-    if "iters" in given and "epochs" in given:
-        raise UsageError("--iters and --epochs exclude each other: both say when to end")

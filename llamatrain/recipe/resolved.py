@@ -92,7 +92,8 @@ def resolve(asked: Asked, row: int, rows_of: Callable[[int], int]) -> Resolved:
     train, tune = asked.train, asked.tune
     iters = train.iters if train.iters is not None else ITERS
     if train.epochs is not None:
-        iters = -(-rows_of(train.epochs) // (train.batch * train.grad_acc))
+        steps = -(-rows_of(train.epochs) // (train.batch * train.grad_acc))
+        iters = steps if train.iters is None else min(steps, train.iters)
         if iters > COUNT:
             told = f" {train.epochs} cannot be: it takes {iters} steps, and less than 2^31 can be; fewer will do"
             raise OptionError(lambda spelt: spelt("epochs") + told)

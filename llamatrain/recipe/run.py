@@ -169,7 +169,9 @@ def run(prepared: Prepared, folder: RunFolder, interrupts: Interrupts) -> Finish
         report.end(folder.path)
     result, steps = folder.path / target.result, loop.state.counters.step
     tell_end(result, outcome, command())
-    notes = (*prepared.notes, *report.warnings)
+    for line in (told := list(target.notes())):
+        say(f"note: {line}")
+    notes = (*prepared.notes, *report.warnings, *told)
     return Finished(outcome=outcome, folder=folder.path, result=result, steps=steps, notes=notes)
 
 
