@@ -1,4 +1,4 @@
-"""What the ancestors could train: adapters of norms and embeddings, quantised models whole, and until whichever end comes first."""
+"""What the ancestors could train: adapters of norms, quantised models whole, models of factors; how it ends, and the seed."""
 
 import json
 import re
@@ -122,7 +122,7 @@ def rank_of(array: np.ndarray) -> int:
 def test_a_new_model_of_factors(tmp_path: Path) -> None:
     """As baby-llama's third program: attention and output are products of random factors, all else is whole, all is trained."""
     data, folder = text_file(tmp_path), tmp_path / "run"
-    given = ("--ctx", 32, "--batch", 4, "--lr", 0.01, "--lora-r", 3, "--save-every", 4)
+    given = ("--ctx", 32, "--batch", 4, "--lr", 0.01, "--lora-r", 3, "--save-every", 4, "--keep", 9)
     done = ran("from-scratch", data, *TINY, *given, "--iters", 12, "--out", folder)
     assert "of rank 3" in done.err
     first, last = tensors(folder / "checkpoint-4.gguf"), tensors(folder / "model.gguf")
@@ -135,8 +135,8 @@ def test_a_new_model_of_factors(tmp_path: Path) -> None:
     np.testing.assert_allclose(product, first["blk.0.attn_q.weight"], rtol=1e-5, atol=1e-6)
     ran("from-scratch", "--resume", folder / "checkpoint-8.gguf", "--out", tmp_path / "other")
     same_bits(tmp_path / "other" / "model.gguf", folder / "model.gguf")
-    assert ran("generate", folder / "model.gguf", "--prompt", "a", "--n", 3).code == 0
-    assert ran("generate", folder / "checkpoint-LATEST.gguf", "--prompt", "a", "--n", 3).code == 0
+    assert ran("generate", folder / "model.gguf", "--prompt", "a", "-n", 3).code == 0
+    assert ran("generate", folder / "checkpoint-LATEST.gguf", "--prompt", "a", "-n", 3).code == 0
 
 
 def test_what_is_shown_is_what_is_trained(tmp_path: Path) -> None:

@@ -165,7 +165,7 @@ def run(prepared: Prepared, folder: RunFolder, interrupts: Interrupts) -> Finish
             interrupts.home, interrupts.leaving = folder.path, lambda: say(f"interrupted; to go on: {command()}")
             outcome = loop.train()
         interrupts.home = folder.path
-        prepared.samples.end(loop.programs.weights.parts, report)
+        prepared.samples.end(prepared.fitted.leaves, loop.programs.weights.parts, report)
         report.end(folder.path)
     result, steps = folder.path / target.result, loop.state.counters.step
     tell_end(result, outcome, command())
