@@ -11,6 +11,7 @@ from llamatrain.data.tokenizer import new_vocabulary
 from llamatrain.files import quants
 from llamatrain.files.reader import open_gguf
 from llamatrain.files.types import GgmlType, TensorInfo, by_name
+from llamatrain.files.values import string
 from llamatrain.files.writer import new_gguf
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.initial import fill
@@ -41,12 +42,13 @@ def random_blocks(shape: tuple[int, ...], kind: GgmlType, random: np.random.Gene
     return raw.reshape(shape[0], -1)
 
 
-def base(path: Path, h: Hyperparameters, kind: str = "F32", arrays: Arrays | None = None) -> Path:
+def base(path: Path, h: Hyperparameters, kind: str = "F32", arrays: Arrays | None = None, template: str = "") -> Path:
     """A model file; its matrices are of a kind, its vocabulary is bytes."""
+    chats = {"tokenizer.chat_template": string(template)} if template else {}
     random = np.random.default_rng(1)
     arrays = arrays or new_weights(h)
     infos = [TensorInfo(name, by_name(kind if array.ndim == 2 else "F32"), array.shape) for name, array in arrays.items()]
-    with new_gguf(path, h.metadata("base") | new_vocabulary.bytes_only(), infos) as out:
+    with new_gguf(path, h.metadata("base") | new_vocabulary.bytes_only() | chats, infos) as out:
         for info in infos:
             if info.type.name in SCALED_TO:
                 out.write(info.name, random_blocks(info.shape, info.type, random))

@@ -57,7 +57,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Done]:
 
 def test_metrics_are_as_documented(whole: tuple[Path, Done]) -> None:
     keys = {
-        "loss": ["step", "loss", "lr", "grad_norm", "tokens", "seconds", "tokens_per_second"],
+        "loss": ["step", "loss", "lr", "grad_norm", "tokens", "seconds", "tokens_per_second", "seconds_waited"],
         "val_loss": ["step", "val_loss", "val_tokens"],
     }
     for line in metrics(whole[0]):

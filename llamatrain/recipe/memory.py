@@ -9,6 +9,7 @@ from llamatrain.engine.budget import cheapest
 from llamatrain.recipe.options import AUTO
 from llamatrain.sample.decoder import Decoder
 from llamatrain.train.graphs import Policy, RunGraphs, Setting
+from llamatrain.train.reading import ready
 
 ROW = 20  # bytes of a token in a batch: five arrays
 BOUND = 5000  # bytes of a node that is bound to memory and a kernel: arrays, and the words of its calls
@@ -47,7 +48,7 @@ class Demand:
     validating: bool
     decoding: int  # positions of the cache for samples; 0: none
     interpreter: int  # what the process holds already
-    batches: int = 1  # of a step, which are read before it
+    batches: int = 1  # of a step, which are read before it, as more are while it runs
     copies: int = 0  # of the base
     pages: int = 0  # of its float32 weights, read where they lie, that are in memory at once
 
@@ -91,7 +92,7 @@ def way_with(setting: Setting, policy: Policy, demand: Demand, splits: int = 1) 
     plans, updates = ([graphs.plan(graph) for graph in each] for each in (shared, own))
     size = 4 * sum(tensor.size for tensor in setting.trained.values())
     inputs = (
-        ROW * setting.batch * splits * max(demand.lengths) * demand.batches
+        ROW * setting.batch * splits * max(demand.lengths) * (demand.batches + ready(demand.batches))
         + sum(plan.bytes("input") for plan in plans)
         + graphs.table.nbytes
         + sum(a.nbytes for a in graphs.states.values())

@@ -35,6 +35,7 @@ OWN_SIZE = (
     "rope_freq_scale",
     "norm_rms_eps",
     "tie_embeddings",
+    "lora_r",
 )
 TUNED_CTX = 512  # at most, where it is not given
 

@@ -103,7 +103,8 @@ def of_the_sine_wave(values: Said) -> dict[str, Any]:
                 lambda spelt, said=said: f"{spelt(said)} means nothing to the built-in sine wave; name the data, or leave it out"  # type: ignore[misc]
             )
     sized = ("embd", "head", "layer") if "size" in values else ()
-    return {**{name: value for name, value in SINE.items() if name not in sized}, **values}
+    counted = ("iters",) if "epochs" in values else ()
+    return {**{name: value for name, value in SINE.items() if name not in (*sized, *counted)}, **values}
 
 
 # ---- a model that is there -------------------------------------------------

@@ -3,7 +3,7 @@
 import os
 import shlex
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,8 +29,10 @@ from llamatrain.report.metrics import Metrics
 from llamatrain.report.report import Report, nobody
 from llamatrain.store.folder import RunFolder
 from llamatrain.store.names import numbered
+from llamatrain.train.around import Batches
 from llamatrain.train.loop import DONE, Course, Loop, Outcome
 from llamatrain.train.programs import Programs
+from llamatrain.train.reading import ReadAhead, ready
 from llamatrain.train.state import RunState
 
 
@@ -158,15 +160,18 @@ def run(prepared: Prepared, folder: RunFolder, interrupts: Interrupts) -> Finish
         for line in prepared.notes:
             report.say(f"note: {line}")
         loop, saver = loop_of(prepared, folder, report, interrupts)
-        loop.saved = saver.begin(loop.state)
-        interrupts.home, interrupts.leaving = folder.path, lambda: say(f"interrupted; to go on: {command()}")
-        outcome = loop.train()
+        with reading(loop) as loop.rows:
+            loop.saved = saver.begin(loop.state)
+            interrupts.home, interrupts.leaving = folder.path, lambda: say(f"interrupted; to go on: {command()}")
+            outcome = loop.train()
         interrupts.home = folder.path
-        prepared.samples.end(loop.programs.weights.parts, report)
+        prepared.samples.end(prepared.fitted.leaves, loop.programs.weights.parts, report)
         report.end(folder.path)
     result, steps = folder.path / target.result, loop.state.counters.step
     tell_end(result, outcome, command())
-    notes = (*prepared.notes, *report.warnings)
+    for line in (told := list(target.notes())):
+        say(f"note: {line}")
+    notes = (*prepared.notes, *report.warnings, *told)
     return Finished(outcome=outcome, folder=folder.path, result=result, steps=steps, notes=notes)
 
 
@@ -199,6 +204,15 @@ def loop_of(prepared: Prepared, folder: RunFolder, report: Report, interrupts: I
         descent=descent,
     )
     return loop, saver
+
+
+def reading(loop: Loop) -> AbstractContextManager[Batches]:
+    """Its rows, read ahead, but for those that are the same in every step."""
+    course, steps = loop.course, loop.course.iters - loop.state.counters.step
+    if loop.descent and not course.fresh:
+        return nullcontext(loop.rows)
+    left = max(0, steps) * course.grad_acc
+    return ReadAhead(loop.rows, loop.programs.setting.batch, ready(course.grad_acc), left)
 
 
 def saver_of(

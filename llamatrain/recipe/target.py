@@ -105,10 +105,14 @@ class EveryWeight:
             initial.fill(self.h, self.seed, dict(parts))
 
     def saved(self, parts: Arrays) -> dict[str, np.ndarray]:
+        return self.result_of(parts)
+
+    def result_of(self, parts: Arrays) -> dict[str, np.ndarray]:
+        """The tensors of the model's file."""
         return {**parts, **self.untrained}
 
     def write(self, path: Path, parts: Arrays) -> None:
-        write_model(path, self.metadata, self.saved(parts))
+        write_model(path, self.metadata, self.result_of(parts))
 
     def write_elsewhere(self, parts: Arrays) -> None: ...
 

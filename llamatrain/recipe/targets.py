@@ -6,26 +6,24 @@ from typing import Any
 
 from llamatrain.adapters import peft as peft_files
 from llamatrain.adapters.options import LARGEST
-from llamatrain.errors import FileError, UsageError
-from llamatrain.files.reader import Gguf
+from llamatrain.errors import FileError
 from llamatrain.machine.units import cores
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.recipe.asked import Asked
+from llamatrain.recipe.factored import Factored
 from llamatrain.recipe.model import Model
 from llamatrain.recipe.resolved import precision_of
 from llamatrain.recipe.sources import Sources
 from llamatrain.recipe.target import EveryWeight, NewAdapter, Target
 from llamatrain.recipe.tuning import TuneOptions, ranks_of
 
-TRAINABLE = ("F32", "F16", "BF16")
-
 
 def target_of(asked: Asked, model: Model, sources: Sources, peft: Path | None) -> Target:
     threads = asked.run.threads or cores()
     if asked.command == "from-scratch" or asked.tune.full:
-        if asked.tune.full and sources.base and not sources.resumed:
-            check_trainable(sources.base, model.h)
-        return EveryWeight(
+        low = {"rank": asked.model.lora_r} if asked.model.lora_r else {}
+        return (Factored if low else EveryWeight)(
+            **low,
             h=model.h,
             metadata=model.metadata,
             untrained=model.untrained,
@@ -51,12 +49,6 @@ def target_of(asked: Asked, model: Model, sources: Sources, peft: Path | None) -
         number_type=asked.tune.adapter_type,
         peft=peft,
     )
-
-
-def check_trainable(base: Gguf, h: Hyperparameters) -> None:
-    for name in h.shapes:
-        if (kind := base.tensors[name].type.name) not in TRAINABLE:
-            raise UsageError(f"--full: {base.path}: {name} is {kind}; a quantised model takes an adapter only (no --full)")
 
 
 Numbers = tuple[dict[str, int], dict[str, float], float]

@@ -12,4 +12,5 @@ class StepLine:
     tokens: int  # of the whole run so far
     seconds: float  # of this step
     tokens_per_second: float
+    seconds_waited: float | None = None  # of these, for its rows
     evaluations: int | None = None  # of L-BFGS so far, where a step takes several

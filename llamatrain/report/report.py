@@ -140,7 +140,7 @@ class Report:
     def step(self, line: StepLine) -> None:
         facts = {"step": line.step, "loss": line.loss, "lr": line.lr, "grad_norm": line.grad_norm, "tokens": line.tokens}
         facts["seconds"], facts["tokens_per_second"] = round(line.seconds, 6), round(line.tokens_per_second, 1)
-        facts["evaluations"] = line.evaluations
+        facts["seconds_waited"], facts["evaluations"] = line.seconds_waited, line.evaluations
         self.metrics.write({name: value for name, value in facts.items() if value is not None or name == "loss"})
         now = self._clock()
         self._speeds.append(line.tokens_per_second)

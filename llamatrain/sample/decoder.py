@@ -14,7 +14,7 @@ from llamatrain.engine.backend import Backend, Memory, backend_of
 from llamatrain.engine.plan import Plan, plan
 from llamatrain.engine.program import Program
 from llamatrain.errors import LlamatrainError, UsageError
-from llamatrain.graph.tensor import Tensor
+from llamatrain.graph.tensor import Tensor, leaves_of
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.lora import Weights
 from llamatrain.model.transformer import Decoding, caches_of, decoding, parameters, rope_state, shift
@@ -152,7 +152,7 @@ class DecodingGraphs:
     def leaves(self) -> list[Tensor]:
         """The weights, and the factors of their adapters."""
         factors = [factor for deltas in self.weights.deltas.values() for delta in deltas for factor in (delta.a, delta.b)]
-        return [*self.weights.values(), *factors]
+        return leaves_of([*self.weights.values(), *factors])
 
     def planned(self, size: int) -> tuple[Decoding, Plan]:
         if size not in self._planned:

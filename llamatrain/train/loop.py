@@ -35,6 +35,7 @@ class Course:
     sample_every: int
     save_every: int
     max_time: float | None = None  # seconds of this process; None: without limit
+    fresh: int = 0  # iterations of a descent on the same rows; 0: all
 
 
 DONE = "done"  # of a run that ended as it was meant to
@@ -115,14 +116,16 @@ class Loop:
         start = time.perf_counter() - (state.partial.seconds if state.partial else 0.0)
         if not self._fixed:  # those rows are read again after a resume
             state.data = self.rows.state
+        waiting = time.perf_counter()
+        batches = self._fixed or self._batches()
+        waited = time.perf_counter() - waiting
+        start += self._prepare(batches)
         if self.descent:
-            batches = self._fixed = self._fixed or self._batches()
-            start += self._prepare(batches)
+            self._fixed = batches
             reason, loss, norm, evaluations = self._descend(batches)
             rate = self.descent.length
         else:
-            batches, rate, evaluations = self._batches(), course.schedule.rate(state.counters.step + 1), None
-            start += self._prepare(batches)
+            rate, evaluations = course.schedule.rate(state.counters.step + 1), None
             loss, norm = self._descend_by_rate(batches, rate, start)
             reason = state.stop.observe(course.rules, loss)
             state.data = self.rows.state
@@ -137,6 +140,7 @@ class Loop:
                 grad_norm=norm,
                 tokens=counters.tokens,
                 seconds=seconds,
+                seconds_waited=round(waited, 4),
                 tokens_per_second=sum(batch.size for batch in batches) / seconds if seconds else 0.0,
                 evaluations=evaluations,
             )
@@ -212,7 +216,19 @@ class Loop:
             reason = self.descent.step(evaluate)
         finally:
             weights[:] = self.descent.x  # the best point, not the last that was tried
+        reason = self._on_new_rows(self.descent, reason)
         return reason or self.state.stop.observe(self.course.rules, loss), loss, norm, evaluations
+
+    def _on_new_rows(self, descent: Descent, reason: str | None) -> str | None:
+        """It goes on with others where these have had their iterations, or give no more; rows that gave none end the run."""
+        fresh = self.course.fresh
+        if not fresh or descent.iteration < (1 if reason else fresh):
+            return reason
+        if reason:
+            self.listener.say(f"step {self.state.counters.step + 1}: {reason}; it goes on with new rows")
+        self._fixed, self.state.data = None, self.rows.state
+        descent.renew()
+        return None
 
     def _sound(self, value: float, what: str) -> float:
         if math.isfinite(value):
