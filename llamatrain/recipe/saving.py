@@ -15,6 +15,7 @@ from llamatrain.files.pages import release
 from llamatrain.files.values import Value
 from llamatrain.graph.tensor import Tensor
 from llamatrain.optim.optimizer import Descent
+from llamatrain.recipe.beside import Outs
 from llamatrain.recipe.data import CountedBatches
 from llamatrain.recipe.resume import Resumed
 from llamatrain.recipe.target import Target
@@ -31,6 +32,8 @@ class Saver:
 
     options: dict[str, Any]  # JSON
     keep: int  # checkpoints
+    keep_results: int
+    outs: Outs
     target: Target
     metadata: Mapping[str, Value]
     programs: Programs
@@ -54,18 +57,29 @@ class Saver:
         """The last time in another folder, where this one takes it no more."""
         self.tell()
         try:
-            return self._saved(state)
+            path = self._saved_here(state)
         except FileError as error:
             if self._found():  # it was moved while this was written
-                return self._saved(state)
-            if last:
+                path = self._saved_here(state)
+            elif last:
                 raise self._left(state, error) from error
-            raise
-
-    def _saved(self, state: RunState) -> str:
-        path = self._saved_here(state)
-        self.target.write_elsewhere(self.programs.weights.parts)
+            else:
+                raise
+        try:
+            self._write_beside(state)
+        except FileError as error:
+            if last:
+                raise
+            self.warn(f"{error}; the next save tries again")
         return path
+
+    def _write_beside(self, state: RunState) -> None:
+        """What is wanted of a save beside the run itself."""
+        step, result = state.counters.step, self.folder.result(self.target.result)
+        if self.keep_results:
+            self.folder.keep_result(result.name, step, self.keep_results)
+        self.outs.write(step, self.folder.path / f"checkpoint-{step}.gguf", result)
+        self.target.write_elsewhere(self.programs.weights.parts)
 
     def _saved_here(self, state: RunState) -> str:
         new = self._found()
@@ -89,8 +103,10 @@ class Saver:
         for place in self.folder.left():
             self.metrics.path = self.folder.result(self.metrics.path.name)
             with suppress(FileError):
-                self._saved(state)
+                self._saved_here(state)
                 self._write_config()
+                with suppress(FileError):
+                    self._write_beside(state)
                 return FileError(f"{why}; the run is saved in {place} instead: {flag_of('resume')} {place} goes on with it")
         self.metrics.path = before
         return why
