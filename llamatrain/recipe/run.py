@@ -223,6 +223,7 @@ def loop_of(prepared: Prepared, folder: RunFolder, report: Report, interrupts: I
         signals=interrupts,
         beside=beside,
         descent=descent,
+        samples=data.samples,
     )
     return loop, saver
 
