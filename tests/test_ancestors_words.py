@@ -189,6 +189,30 @@ def test_what_was_said_twice_alike_is_no_slip() -> None:
     assert found == ["--lr", "0.001", "--lr", "1e-3", "--lr", "1e-3"]
 
 
+# ---- commands ----------------------------------------------------------------
+
+
+def test_each_command_answers_to_its_other_name_in_every_place(place: Path) -> None:
+    """Begun, gone on with, by a file of options, planned, and told apart from the other."""
+    wave = ("--iters", 2, "--sample-every", 0, "--eval-every", 0)
+    ran("train-from-scratch", *wave, "--out", "wave")
+    ran("from-scratch", *wave, "--out", "same")
+    same_bits(Path("wave/model.gguf"), Path("same/model.gguf"))
+    ran("train-from-scratch", "--resume", "wave", "--iters", 3)
+    ran("train-from-scratch", "--config", "wave/config.toml", "--iters", 3, "--out", "again")
+    assert len(steps(Path("wave"))) == len(steps(Path("again"))) == 3
+    ran("finetune-lora", "M.gguf", "text.txt", "--iters", 1, "--ctx", 32, "--out", "lora")
+    ran("finetune-lora", "--resume", "lora", "--iters", 2)
+    ran("finetune-lora", "--only-write-lora", "--resume", "lora", "--out", "written")
+    for name, other, folder in (("train-from-scratch", "finetune", "lora"), ("finetune-lora", "from-scratch", "wave")):
+        done = run(name, "--resume", folder)
+        assert done.code == 2 and f"a checkpoint of {other}; go on with `llamatrain {other} --resume {folder}`" in done.err
+    for name in ("train-from-scratch", "finetune-lora"):
+        given = ("M.gguf", "text.txt") if name == "finetune-lora" else ()
+        assert '"total"' in ran("plan", name, *given, "--json").out
+        assert f"Usage: llamatrain plan {name}" in ran("plan", name, "--help").out
+
+
 # ---- whole runs ------------------------------------------------------------
 
 
