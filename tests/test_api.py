@@ -143,7 +143,9 @@ def test_show_prints_what_the_command_prints(quiet: Terminal, monkeypatch: pytes
     told = io.StringIO()
     monkeypatch.setattr(sys, "stderr", told)
     llamatrain.from_scratch(iters=2, out="one", show=True)
-    times = re.compile(r" +[\d,.]+ tok/s| +\d+:\d\d( left)?|memory.*(\n +.*)*|one|two|compil.*\n")
+    times = re.compile(
+        r" +[\d,.]+ tok/s| +[\d.]+ m?s/step|in \d+:\d\d, [\d.]+ m?s each| +\d+:\d\d( left)?|memory.*(\n +.*)*|one|two|compil.*\n"
+    )
     command = ran("from-scratch", "--iters", 2, "--out", "two").err
     assert times.sub("", told.getvalue()) == times.sub("", command) and "step 2/2" in command
     monkeypatch.setattr(sys, "stderr", Terminal())

@@ -9,7 +9,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from llamatrain.graph import ops as O
-from llamatrain.graph.ops import cross_entropy_loss, flash_attn, linear_cross_entropy, soft_max
+from llamatrain.graph.ops import (
+    cross_entropy_judged,
+    cross_entropy_loss,
+    flash_attn,
+    linear_cross_entropy,
+    linear_cross_entropy_judged,
+    soft_max,
+)
 from llamatrain.graph.tensor import F32, I32, DType, Tensor, parameter, placeholder, state
 from llamatrain.model.forward import ForwardPass
 from llamatrain.model.hyperparameters import Hyperparameters
@@ -51,6 +58,7 @@ class Training:
     borders: list[Tensor]
     loss: Tensor
     more_states: dict[Tensor, np.ndarray]  # beside the table
+    judged: tuple[Tensor, Tensor] | None = None  # the same loss, and how many targets were likeliest; for programs that judge
 
 
 def training(
@@ -75,16 +83,19 @@ def training(
     x, borders = hidden(
         ForwardPass(h=h, weights=weights, tokens=inputs["tokens"], positions=inputs["positions"], table=table, attend=attend)
     )
-    targets, shares = inputs["targets"], inputs["weights"]
+    targets, shares, judged = inputs["targets"], inputs["weights"], None
     if squared:
         wanted = state("wanted", (h.vocab, h.vocab), table.dtype)
         states[wanted] = 2 * np.eye(h.vocab, dtype=table.dtype.numpy) - 1
         loss = squared_error(logits_of(h, x, weights), O.get_rows(wanted, targets), shares)
     elif flash and h.output not in weights.deltas:
         loss = linear_cross_entropy(x, weights[h.output], targets, shares, name="loss")
+        judged = linear_cross_entropy_judged(x, weights[h.output], targets, shares, name="loss")
     else:
-        loss = cross_entropy_loss(logits_of(h, x, weights), targets, shares, name="loss")
-    return Training(inputs, table, borders, loss, states)
+        logits = logits_of(h, x, weights)
+        loss = cross_entropy_loss(logits, targets, shares, name="loss")
+        judged = cross_entropy_judged(logits, targets, shares, name="loss")
+    return Training(inputs, table, borders, loss, states, judged)
 
 
 def plain_attention(h: Hyperparameters, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:

@@ -206,6 +206,7 @@ class PlaceOptions(Checked, panel="Where it lives"):
         Path | None,
         Option("Start from this GGUF file: a model's weights, or a checkpoint with all that goes with them."),
     ] = None
+    only_write_model: Annotated[bool, Option("Write the model of a checkpoint, and train nothing.")] = False
     config: Annotated[Path | None, Option("Read options from this TOML file; those given here win.")] = None
 
 

@@ -52,7 +52,7 @@ def begun(request: Request) -> tuple[Asked, Sources, list[str]]:
     """What is asked in the end, what it is made from, and what is to be said of the run that goes on."""
     asked, place, given = request.asked, request.place, request.given
     resumed = resumed_of(place, asked.command)
-    notes = list(resumed.notes) if resumed else []
+    notes = [*request.notes, *(resumed.notes if resumed else ())]
     if resumed:
         asked, more = gone_on_with(asked, resumed, given)
         notes += more
@@ -161,14 +161,13 @@ def way_of(request: Request) -> tuple[Way, str | None]:
 # ---- files -----------------------------------------------------------------
 
 
-def read_by(prepared: Prepared, config: Path | None) -> Iterator[Path]:
+def read_by(asked: Asked, sources: Sources, config: Path | None) -> Iterator[Path]:
     """All files that a run is made from."""
-    sources, kept = prepared.sources, prepared.kept
-    yield from (path for path in (kept.model.vocab_from, config) if path)
+    yield from (path for path in (asked.model.vocab_from, config) if path)
     yield from (path for path in (sources.base and sources.base.path, sources.resumed and sources.resumed.path) if path)
-    for adapter in kept.adapters:
+    for adapter in asked.adapters:
         yield from adapter.iterdir() if adapter.is_dir() else (adapter,)
-    for names in (kept.files, kept.data.val):
+    for names in (asked.files, asked.data.val):
         yield from (source.path for source in (find_sources(names) if names else ()))
 
 

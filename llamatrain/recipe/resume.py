@@ -13,11 +13,12 @@ from llamatrain.errors import FileError, UsageError
 from llamatrain.files.reader import open_gguf
 from llamatrain.recipe.asked import OF, PARTS, Asked
 from llamatrain.recipe.options import AUTO, PlaceOptions, RunOptions, refuse_idle
+from llamatrain.recipe.outs import OutOptions
 from llamatrain.recipe.tuning import OF_INIT
 from llamatrain.store.checkpoint import Checkpoint
 from llamatrain.store.folder import RunFolder
 
-# beside all of RunOptions: what may change when a run goes on, and the part that it is of
+# beside all of RunOptions and OutOptions: what may change when a run goes on, and the part that it is of
 FREE = {
     "iters": "train",
     "memory": "train",
@@ -121,7 +122,7 @@ def changes(kept: Asked, asked: Asked, given: Collection[str]) -> tuple[dict[str
     given = {"lora_scaled" if name == "lora" else name for name in given}  # as they are settled
     changed: dict[str, dict[str, Any]] = {name: {} for name in PARTS}
     said = list[str]()
-    free = {each.name: "run" for each in fields(RunOptions)} | FREE
+    free = {each.name: "run" for each in fields(RunOptions)} | {each.name: "outs" for each in fields(OutOptions)} | FREE
     for part in asked.parts:
         for name in (each.name for each in fields(getattr(asked, part))):
             wanted, before = getattr(getattr(asked, part), name), getattr(getattr(kept, part), name)

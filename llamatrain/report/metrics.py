@@ -15,7 +15,7 @@ from llamatrain.errors import FileError
 from llamatrain.files.newfile import NewFile, pass_over
 
 WAIT = 0.2  # seconds that lines may lie in the buffer while steps follow fast
-LONGEST = 4096  # bytes of a line that is read; ours have some 150
+LONGEST = 4096  # bytes of a line that is read; ours have some 250
 FLAGS = os.O_RDWR | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 ENCODE = json.JSONEncoder(allow_nan=False, default=lambda number: number.item()).encode  # numbers of numpy are welcome
 

@@ -19,6 +19,7 @@ from llamatrain.optim.stop import StopRules
 from llamatrain.report.events import StepLine
 from llamatrain.train.around import Batches, Beside, Changed, Interrupted, Listener, Nothing, Quiet, Signals, TrainingError
 from llamatrain.train.programs import Programs
+from llamatrain.train.scoring import Scoring
 from llamatrain.train.state import Partial, RunState
 
 
@@ -63,6 +64,7 @@ class Loop:
     signals: Signals = field(default_factory=Quiet)
     beside: Beside = field(default_factory=Nothing)
     descent: Descent | None = None  # of an optimizer that goes by whole evaluations
+    samples: int | None = None  # that an epoch has
     saved: str = "none"  # the newest checkpoint
 
     def __post_init__(self) -> None:
@@ -143,9 +145,18 @@ class Loop:
                 seconds_waited=round(waited, 4),
                 tokens_per_second=sum(batch.size for batch in batches) / seconds if seconds else 0.0,
                 evaluations=evaluations,
+                total_seconds=counters.seconds,
+                **self._place(),
             )
         )
         return reason
+
+    def _place(self) -> dict[str, int]:
+        """In the data, where there is an end to it: the epoch and the sample of it that was taken last."""
+        if not self.samples or not self.state.data or self.descent:
+            return {}
+        epoch, sample = divmod(max(0, self.state.data.epoch * self.samples + self.state.data.position - 1), self.samples)
+        return {"epoch": epoch + 1, "sample": sample + 1, "samples": self.samples}
 
     def _prepare(self, batches: list[Batch]) -> float:
         """The seconds it took. Until then a run that begins has nothing that is not saved, and a signal ends it at once."""
@@ -248,16 +259,14 @@ class Loop:
             return
         self.state.owed = True
         self.listener.evaluating()
-        losses, weight, tokens = [], 0.0, 0
+        scoring = Scoring()
         for batch in self.validation.once(self.programs.setting.batch):
-            losses.append(self.programs.loss(batch))
+            scoring.add(self.programs, batch)
             self.beside.check()
-            weight += total_weight([batch])
-            tokens += int(np.count_nonzero(batch.weights))
             if self.signals.asked:
                 raise Interrupted
         self.state.owed = False
-        self.listener.validation(self.state.counters.step, math.fsum(losses) / weight, tokens)
+        self.listener.validation(self.state.counters.step, scoring.score)
 
     def _save(self, last: bool = False) -> None:
         if not math.isfinite(float(self.programs.weights.vector.sum(dtype=np.float64))):
