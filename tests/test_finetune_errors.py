@@ -27,7 +27,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtu
     text_file(tmp_path)
     base(tmp_path / "base.gguf", H)
     base(tmp_path / "tied.gguf", TIED)
-    base(tmp_path / "q4_0.gguf", H, "Q4_0")
     written(tmp_path / "mamba.gguf", H, new_weights(H), more={"general.architecture": string("mamba")})
     gguf.write("wide.gguf", adapter(WIDE, linear(WIDE)))
     gguf.write("ends.gguf", adapter(H, [EMBEDDINGS, OUTPUT]))
@@ -91,7 +90,6 @@ SLIPS: dict[str, tuple[str, int | tuple[int, ...], tuple[Argument, ...], tuple[s
     "a ratio that is no number": ("base.gguf", 2, ("--lora-plus-ratio", "nan"), ("--lora-plus-ratio", "nan")),
     "the tied output": ("tied.gguf", (1, 2), ("--target", "output"), ("output", "tied")),
     "the tied embeddings": ("tied.gguf", (1, 2), ("--target", "token_embd"), ("token_embd", "tied")),
-    "all of a quantised base": ("q4_0.gguf", (1, 2), ("--full",), ("Q4_0", "--full|F32")),
     "all, and a rank": ("base.gguf", 2, ("--full", "--lora-r", 4), ("--full", "--lora-r")),
     "all, and a target": ("base.gguf", 2, ("--full", "--target", "attn_q"), ("--full", "--target")),
     "all, and an adapter to begin with": ("base.gguf", 2, ("--full", "--lora-init", "plain.gguf"), ("--full", "--lora-init")),

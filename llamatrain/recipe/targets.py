@@ -1,6 +1,7 @@
 """Which target a run has, by its options, or by the checkpoint that it goes on from."""
 
 from collections.abc import Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,8 @@ from llamatrain.recipe.tuning import TuneOptions, ranks_of
 def target_of(asked: Asked, model: Model, sources: Sources, peft: Path | None) -> Target:
     threads = asked.run.threads or cores()
     if asked.command == "from-scratch" or asked.tune.full:
-        low = {"rank": asked.model.lora_r} if asked.model.lora_r else {}
-        return (Factored if low else EveryWeight)(
-            **low,
+        made = partial(Factored, rank=asked.model.lora_r) if asked.model.lora_r else EveryWeight
+        return made(
             h=model.h,
             metadata=model.metadata,
             untrained=model.untrained,

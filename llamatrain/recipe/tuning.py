@@ -140,18 +140,19 @@ def ranks_of(options: TuneOptions, h: "Hyperparameters") -> dict[str, int]:
     from llamatrain.model.targets import linear, norms
 
     targets = [target for text in options.target for target in text.split(",")]
-    chosen = {name for target in targets for name in named("--target", target, h)} if targets else linear(h)
-    own = {name: rank for target, rank in map(rank_of, options.rank) for name in named("--rank", target, h)}
-    chosen = chosen if targets else chosen | own.keys()
-    ranks = {name: options.lora_r for name in h.shapes if name in chosen}
-    ranks |= dict.fromkeys(chosen & norms(h), RANK_OF_NORMS)
+    chosen = {name for target in targets for name in named("--target", target, h)}
+    own = dict[str, int]()
     for text in options.rank:
         target, rank = rank_of(text)
         for name in named("--rank", target, h):
-            if name not in ranks:
+            if targets and name not in chosen:
                 raise UsageError(f"--rank {cut(text)}: {name} gets no adapter; --target {cut(target)} gives it one")
-            ranks[name] = rank
-    return ranks
+            own[name] = rank
+    if not targets:
+        chosen = {*linear(h), *own}
+    rows = norms(h)
+    usual = {name: RANK_OF_NORMS if name in rows else options.lora_r for name in h.shapes if name in chosen}
+    return usual | own
 
 
 def named(option: str, target: str, h: "Hyperparameters") -> set[str]:
