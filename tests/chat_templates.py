@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from llamatrain.data.tokenizer import Tokenizer, load
-from llamatrain.files.reader import Metadata
 from llamatrain.files.constants import TokenType
+from llamatrain.files.reader import Metadata
 from llamatrain.files.values import Kind, Value, boolean, numbers, string, strings, u32
 
 CHATML = (
@@ -290,7 +290,12 @@ class Layout:
     def _pieces(self, controls: list[str]) -> dict[str, Value]:
         words = ["▁", "▁a", "▁the", ']"', "[/", "is", "▁is"]
         tokens = ["<unk>", *controls, *(f"<0x{i:02X}>" for i in range(256)), *words]
-        kinds = [TokenType.UNKNOWN, *[TokenType.CONTROL] * len(controls), *[TokenType.BYTE] * 256, *[TokenType.NORMAL] * len(words)]
+        kinds = [
+            TokenType.UNKNOWN,
+            *[TokenType.CONTROL] * len(controls),
+            *[TokenType.BYTE] * 256,
+            *[TokenType.NORMAL] * len(words),
+        ]
         letters = [chr(i) for i in range(33, 127) if chr(i) not in tokens]
         tokens, kinds = tokens + letters, kinds + [TokenType.NORMAL] * len(letters)
         scores = [0.0] * (len(tokens) - len(letters)) + [-9.0] * len(letters)
@@ -321,8 +326,23 @@ class Layout:
 
 
 HEADERS = ("<|start_header_id|>", "<|end_header_id|>", "<|end_of_text|>", "<|eom_id|>")
-INSTRUCTIONS = ("[INST]", "[/INST]", "[TOOL_CALLS]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]")
-DEEP = ("<｜User｜>", "<｜Assistant｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>", "<｜tool▁output▁begin｜>")
+INSTRUCTIONS = (
+    "[INST]",
+    "[/INST]",
+    "[TOOL_CALLS]",
+    "[AVAILABLE_TOOLS]",
+    "[/AVAILABLE_TOOLS]",
+    "[TOOL_RESULTS]",
+    "[/TOOL_RESULTS]",
+)
+DEEP = (
+    "<｜User｜>",
+    "<｜Assistant｜>",
+    "<｜tool▁call▁begin｜>",
+    "<｜tool▁call▁end｜>",
+    "<｜tool▁sep｜>",
+    "<｜tool▁output▁begin｜>",
+)
 IM = ("<|im_start|>", "<|endoftext|>")
 
 LAYOUTS: Mapping[str, Layout] = {

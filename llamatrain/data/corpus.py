@@ -10,8 +10,9 @@ import numpy as np
 
 from llamatrain.config.options import flag_of
 from llamatrain.data.cache import Store
-from llamatrain.data.encode import TOO_MUCH, Encoder, TokenizerLike
+from llamatrain.data.encode import TOO_MUCH, Encoder
 from llamatrain.data.options import DataOptions
+from llamatrain.data.prompts import TokenizerLike
 from llamatrain.data.shuffle import Permutation
 from llamatrain.data.sources import DataFile, find_sources, naming
 from llamatrain.errors import DataError

@@ -17,7 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from llamatrain.data.forms import Message, TooMuch
+from llamatrain.data.json_values import TooMuch
+from llamatrain.data.messages import Message
 from llamatrain.errors import DataError
 from llamatrain.machine.memory import give_back
 
@@ -29,65 +30,78 @@ LARGE = 1 << 22  # bytes of a text whose memory is given back when it is done wi
 LOST = 3  # conversations without an answer that are no reason yet to give the template up; and one for each WORKED others
 WORKED = 50
 MORE = b"more"
+ROOT = Path(__file__).resolve().parent.parent.parent
+CHILD = (  # what it needs of others comes first: nothing that lies beside the package shadows it
+    "import sys, json, re, jinja2.ext, jinja2.sandbox; sys.path.insert(0, sys.argv[1]); "
+    "from llamatrain.data.renderer import main; del sys.path[0]; main(*sys.argv[2:])"
+)
 CHATML = (
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-# For a vocabulary to which ChatML's end mark is mere text: an answer ends with a token that a model can stop at.
+# For new models, to whose vocabulary ChatML's end mark is mere text: an answer ends with a token that a model can stop at.
 CHATML_WITH_EOS = CHATML.replace("'<|im_end|>\n'", "(eos_token if message['role'] == 'assistant' else '<|im_end|>') + '\n'")
 SMALL: list[Message] = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hi"}]
-Prefix = tuple[int, bool]  # so many messages, with or without the opening of the assistant's answer after them
 
 
 class TemplateError(DataError):
     """A template that refuses, fails or is stopped."""
 
 
-class Rendering(NamedTuple):
-    """A text that shares its first `same` bytes with the one before it."""
+class Turn(NamedTuple):
+    """An answer, and the prompt that a server makes of all that stands before it."""
 
-    same: int
+    same: int  # bytes that the prompt shares with the one before
     rest: memoryview
-    goes_on: bool  # begins with all of the last one without an opening
+    answer: memoryview
+    goes_on: bool  # the prompt begins with that of the last turn, and its answer
+    ended: bool  # by a token at which models stop
 
 
 class ChatTemplate:
-    """A template with the texts of its vocabulary's begin and end tokens."""
+    """A template with the texts of its vocabulary's begin and end tokens, and of all that end an answer."""
 
-    def __init__(self, source: str, bos: str = "", eos: str = "") -> None:
+    def __init__(self, source: str, bos: str = "", eos: str = "", ends: Iterable[str] = ()) -> None:
         self.source = source
-        self.constants = {"bos_token": bos, "eos_token": eos, "tools": None, "documents": None}
+        self.constants = {"bos_token": bos, "eos_token": eos, "documents": None}
+        self.ends = sorted(filter(None, {eos, *ends}), key=len, reverse=True)
+        self.notes = set[str]()  # what was done otherwise than the template would have it
         self.worked = self.lost = 0
         self._child: Child | None = None
         self._lock = threading.Lock()
 
-    def render(self, messages: list[Message], answer_next: bool = False) -> bytes:
-        return b"".join(rendering.rest for rendering in self.renderings(messages, [(len(messages), answer_next)]))
+    def render(self, messages: list[Message], answer_next: bool = False, tools: list[Any] | None = None) -> bytes:
+        want = "prompt" if answer_next else "whole"
+        return b"".join(turn.rest for turn in self._turns({"messages": messages, "tools": tools, "want": want}))
 
-    def renderings(self, messages: list[Message], prefixes: Iterable[Prefix]) -> Generator[Rendering, None, None]:
-        """Of parts of a conversation, one after the other: a few are held. Others wait until they are through."""
-        request = {"messages": messages, "prefixes": list(prefixes), "values": self.constants}
+    def turns(self, messages: list[Message], tools: list[Any] | None = None) -> Generator[Turn, None, None]:
+        """Those of a conversation, one after the other: a few are held. Others wait until they are through."""
+        return self._turns({"messages": messages, "tools": tools, "want": "turns"})
+
+    def _turns(self, request: dict[str, Any]) -> Generator[Turn, None, None]:
         with ExitStack() as held:
             held.enter_context(self._lock)
-            answer, rests = self._ask(request)
+            answer, texts = self._ask(request)
             while True:
                 if not answer["more"]:
                     self.worked += 1
+                    self.notes |= {*answer["notes"]}
                     held.close()  # nothing more is asked: other threads go on while these are tokenized
                 at = 0
-                for same, size, goes_on in answer["texts"]:
-                    yield Rendering(same, rests[at : at + size], goes_on)
-                    at += size
+                for same, rest, spoken, goes_on, ended in answer["turns"]:
+                    end = at + rest + spoken
+                    yield Turn(same, texts[at : at + rest], texts[at + rest : end], bool(goes_on), bool(ended))
+                    at = end
                 if not answer["more"]:
                     return
                 give_back()  # texts that grow leave holes of their size
-                answer, rests = self._ask(None)
+                answer, texts = self._ask(None)
 
     def _ask(self, request: dict[str, Any] | None) -> "Answer":
         if self._child is None:
-            self._child = Child(self.source, self.constants)
+            self._child = Child(self.source, self.constants, self.ends)
         try:
             return self._child.ask(request, patience())
         except Lost:
@@ -128,14 +142,13 @@ Answer = tuple[dict[str, Any], memoryview]
 
 
 class Child:
-    def __init__(self, source: str, values: dict[str, Any]) -> None:
-        script = str(Path(__file__).with_name("renderer.py"))
+    def __init__(self, source: str, values: dict[str, Any], ends: Iterable[str] = ()) -> None:
         pipe, held = os.pipe()
         self.lifeline = os.fdopen(held, "wb")  # the child ends when nobody holds it any more
         passed = [pipe] if os.name == "posix" else []
         try:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", script, str(MEMORY), str(SECONDS), *map(str, passed)],  # -P: no module here shadows others
+                [sys.executable, "-P", "-c", CHILD, str(ROOT), str(MEMORY), str(SECONDS), *map(str, passed)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -145,21 +158,20 @@ class Child:
         finally:
             os.close(pipe)
         try:
-            self._begin(source, values)
+            self._begin(source, values, list(ends))
         except TemplateError:
             self.kill()
             raise
 
-    def _begin(self, source: str, values: dict[str, Any]) -> None:
+    def _begin(self, source: str, values: dict[str, Any], ends: list[str]) -> None:
         try:
-            self.ask({"template": source}, WAIT)
+            self.ask({"template": source, "values": values, "ends": ends}, WAIT)
         except (Lost, TemplateError, TooMuch) as error:
             reasons = {Lost: "it cannot be compiled", TooMuch: f"it takes {error}"}
             reason = reasons.get(type(error), str(error).partition(": ")[2])
             raise TemplateError(f"the chat template is no template: {reason}") from None
-        small = {"messages": SMALL, "prefixes": [(len(SMALL), False)], "values": values}
         try:
-            self.ask(small, patience())
+            self.ask({"messages": SMALL, "want": "whole"}, patience())
         except Lost:
             why = f"it takes more than {SECONDS:g} s or too much memory"
             raise TemplateError(f"the chat template was stopped: {why}, be a chat never so small") from None
