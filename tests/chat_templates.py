@@ -3,16 +3,14 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
 from llamatrain.data.tokenizer import Tokenizer, load
 from llamatrain.files.constants import TokenType
 from llamatrain.files.reader import Metadata
 from llamatrain.files.values import Kind, Value, boolean, numbers, string, strings, u32
 
 CHATML = (
-    "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 ALTERNATE = (
     "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
@@ -20,8 +18,10 @@ ALTERNATE = (
 )
 LLAMA2 = (
     "{% if messages[0]['role'] == 'system' %}{% set loop_messages = messages[1:] %}"
-    "{% set system_message = messages[0]['content'] %}{% else %}{% set loop_messages = messages %}{% set system_message = false %}"
-    "{% endif %}{% for message in loop_messages %}" + ALTERNATE + "{% if loop.index0 == 0 and system_message != false %}"
+    "{% set system_message = messages[0]['content'] %}{% else %}{% set loop_messages = messages %}"
+    "{% set system_message = false %}{% endif %}{% for message in loop_messages %}"
+    + ALTERNATE
+    + "{% if loop.index0 == 0 and system_message != false %}"
     "{% set content = '<<SYS>>\\n' + system_message + '\\n<</SYS>>\\n\\n' + message['content'] %}"
     "{% else %}{% set content = message['content'] %}{% endif %}"
     "{% if message['role'] == 'user' %}{{ bos_token + '[INST] ' + content.strip() + ' [/INST]' }}"
@@ -29,7 +29,8 @@ LLAMA2 = (
 )
 LLAMA3 = (
     "{% set loop_messages = messages %}{% for message in loop_messages %}"
-    "{% set content = '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n'+ message['content'] | trim + '<|eot_id|>' %}"
+    "{% set content = '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n'+ message['content'] | trim"
+    " + '<|eot_id|>' %}"
     "{% if loop.index0 == 0 %}{% set content = bos_token + content %}{% endif %}{{ content }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
 )
@@ -126,7 +127,8 @@ MISTRAL03 = r"""
     {%- elif message["role"] == "assistant" %}
         {{- " " + message["content"] | trim + eos_token }}
     {%- elif message["role"] == "tool" %}
-        {{- '[TOOL_RESULTS] {"content": ' + message.content | string + ', "call_id": "' + message.tool_call_id + '"}[/TOOL_RESULTS]' }}
+        {{- '[TOOL_RESULTS] {"content": ' + message.content | string + ", " }}
+        {{- '"call_id": "' + message.tool_call_id + '"}[/TOOL_RESULTS]' }}
     {%- else %}
         {{- raise_exception("Only user and assistant roles are supported") }}
     {%- endif %}
@@ -149,7 +151,11 @@ SMOLLM = (
 )
 QWEN25 = r"""
 {{- '<|im_start|>system\n' }}
-{{- messages[0]['content'] if messages[0]['role'] == 'system' else 'You are Qwen, created by Alibaba Cloud. You are a helpful assistant.' }}
+{%- if messages[0]['role'] == 'system' %}
+    {{- messages[0]['content'] }}
+{%- else %}
+    {{- 'You are Qwen, created by Alibaba Cloud. You are a helpful assistant.' }}
+{%- endif %}
 {%- if tools %}
     {{- "\n\n# Tools\n\n<tools>" }}
     {%- for tool in tools %}
@@ -160,7 +166,8 @@ QWEN25 = r"""
 {%- endif %}
 {{- '<|im_end|>\n' }}
 {%- for message in messages %}
-    {%- if (message.role == "user") or (message.role == "system" and not loop.first) or (message.role == "assistant" and not message.tool_calls) %}
+    {%- if (message.role == "user") or (message.role == "system" and not loop.first) or
+           (message.role == "assistant" and not message.tool_calls) %}
         {{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>' + '\n' }}
     {%- elif message.role == "assistant" %}
         {{- '<|im_start|>' + message.role }}
@@ -416,7 +423,3 @@ def answers_in(chat: dict[str, object]) -> list[int]:
     messages = chat["messages"]
     assert isinstance(messages, list)
     return [number for number, message in enumerate(messages) if message["role"] == "assistant"]
-
-
-def texts(tokenizer: Tokenizer, tokens: np.ndarray) -> str:
-    return tokenizer.decode(tokens).decode("utf-8", "replace")

@@ -17,9 +17,12 @@ from llamatrain.data import cache, chat, growing, templates
 from llamatrain.data.chat import encode_chat
 from llamatrain.data.corpus import Corpus, open_corpus
 from llamatrain.data.encode import Encoder
-from llamatrain.data.forms import Chat, Message, TooMuch, parse_line
-from llamatrain.data.growing import Growing, agreeing
+from llamatrain.data.forms import Chat, parse_line
+from llamatrain.data.growing import Growing
+from llamatrain.data.json_values import TooMuch
+from llamatrain.data.messages import Message
 from llamatrain.data.options import DataOptions
+from llamatrain.data.prompts import PromptReader
 from llamatrain.data.templates import CHATML, ChatTemplate, TemplateError
 from llamatrain.data.tokenizer import Tokenizer, load, new_vocabulary
 from llamatrain.errors import DataError
@@ -57,21 +60,21 @@ def opened(tmp_path: Path, rows: list[object], template: str | None = LLAMA3) ->
 
 
 def by_definition(messages: list[Message], encoder: Encoder) -> list[tuple[list[int], list[int]]]:
-    """Each prefix rendered and tokenized whole."""
-    turns = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
-    after = [encoder.template.render(messages[: turn + 1]) for turn in turns]
-    before = [encoder.template.render(messages[:turn], answer_next=True) for turn in turns]
-    samples, first = [], 0
-    for last in range(len(turns)):
-        if last + 1 < len(turns) and after[last + 1].startswith(after[last]):
-            continue
-        tokens = encoder._encode(after[last])
-        marks = np.zeros(len(tokens), np.uint8)
-        for turn in range(first, last + 1):
-            begin, end = (agreeing(encoder._encode(text), tokens) for text in (before[turn], after[turn]))
-            marks[begin : begin + encoder._ended(tokens[begin:end])] = 1
-        samples.append((tokens.tolist(), marks.tolist()))
-        first = last + 1
+    """Each prompt rendered and tokenized whole, or what it has besides the answer before it; each answer by itself."""
+    samples, prompt, asked = list[tuple[list[int], list[int]]](), b"", b""
+    numbers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+    for number, turn in zip(numbers, encoder.template.turns(messages), strict=True):
+        prompt = prompt[: turn.same] + bytes(turn.rest)
+        assert prompt == encoder.template.render(messages[:number], answer_next=True)
+        assert turn.goes_on == (bool(asked) and prompt.startswith(asked))
+        if not turn.goes_on:
+            samples.append(([], []))
+        given = encoder.tokenizer.encode(prompt[len(asked) :], special=True) if turn.goes_on else encoder.reader.begun(prompt)
+        said = encoder.tokenizer.encode(bytes(turn.answer), special=True, start=False)
+        said = said if turn.ended else np.concatenate([said, encoder.reader.end])
+        samples[-1][0].extend([*given.tolist(), *said.tolist()])
+        samples[-1][1].extend([0] * len(given) + [1] * len(said))
+        asked = prompt + bytes(turn.answer) if turn.ended else b""
     return samples
 
 
@@ -113,6 +116,8 @@ WORDS = [
 @pytest.mark.parametrize("name", ["overlapping", "apart", "byte level"])
 def test_what_is_kept_of_a_growing_text_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(growing, "LARGE", 32)
+    monkeypatch.setattr(Growing.__init__, "__defaults__", (8,))
+    monkeypatch.setattr(PromptReader.growing, "__defaults__", (8,))
     random, tokenizer, samples = np.random.default_rng(4), tokenizers()[name], 0
     for template in (CHATML, LLAMA3, THINKING, COUNTED, SWITCHED):
         tokenizer.chat_template = template
@@ -120,8 +125,7 @@ def test_what_is_kept_of_a_growing_text_changes_nothing(name: str, monkeypatch: 
         with encoder.template:
             for _ in range(6):
                 contents = ["".join(random.choice(WORDS, random.integers(0, 30))) for _ in range(random.integers(2, 9))]
-                text = Growing(encoder._encode, lambda raw: tokenizer.cut(raw, special=True), 0, small=8)
-                made = list(encode_chat(talk(*contents), encoder.template, text, encoder._ended, 0))
+                made = list(encode_chat(Chat(talk(*contents)), encoder.template, encoder.reader, 0, set()))
                 assert [(tokens.tolist(), marks.tolist()) for tokens, marks in made] == by_definition(talk(*contents), encoder)
                 samples += len(made)
     assert samples > 40
@@ -221,9 +225,9 @@ def test_a_chat_that_takes_too_much_memory_is_skipped(tmp_path: Path) -> None:
 def test_a_conversation_that_is_left_disturbs_no_other() -> None:
     long = talk(*["x" * 10**6] * 4)
     with ChatTemplate(LLAMA3) as template:
-        renderings = template.renderings(long, [(count, False) for count in range(1, 5)])
-        assert len(next(renderings).rest) > 10**6
-        renderings.close()
+        turns = template.turns(long)
+        assert len(next(turns).rest) > 10**6
+        turns.close()
         assert template.render(talk("hi")).endswith(b"hi</s>")
     with pytest.raises(TemplateError, match="no template"), ChatTemplate("{% for %}") as template:
         template.render(talk("hi"))

@@ -1,5 +1,6 @@
 """Every answer is trained behind the prompt that llama-server makes of the messages before it."""
 
+import json
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from llamatrain.data.encode import Encoder
-from llamatrain.data.forms import Chat, _document
+from llamatrain.data.forms import parse_line
 from llamatrain.data.options import DataOptions
 from llamatrain.data.templates import TemplateError
 from llamatrain.data.tokenizer import Tokenizer
@@ -19,21 +20,15 @@ WITHOUT_CALLS = ("llama 3", "chatml", "zephyr", "smollm", "none")  # templates t
 Answer = tuple[str, str, list[int]]  # what stands before it in its row, itself, its tokens
 
 
-def trained(name: str, row: dict[str, Any]) -> tuple[Tokenizer, list[Answer]]:
-    tokenizer = LAYOUTS[name].tokenizer()
-    encoder = Encoder(tokenizer, DataOptions(), 64)
-    document = _document(row, "x")
-    assert isinstance(document, Chat)
-    with encoder.template:
-        samples = encoder._document(document)
-    answers = list[Answer]()
-    for tokens, marks, _ in samples:
+def trained(encoder: Encoder, row: dict[str, Any]) -> list[Answer]:
+    tokenizer, answers = encoder.tokenizer, list[Answer]()
+    for tokens, marks, _ in encoder._document(parse_line(json.dumps(row).encode(), "x")):
         assert tokenizer.bos not in tokens[:1] or not tokenizer.add_bos  # the row has one already
         borders = np.flatnonzero(np.diff(marks, prepend=0, append=0)).tolist()
         for begin, end in zip(borders[::2], borders[1::2], strict=True):
             before, said = (tokenizer.decode(each).decode() for each in (tokens[:begin], tokens[begin:end]))
             answers.append((before, said, tokens[begin:end].tolist()))
-    return tokenizer, answers
+    return answers
 
 
 def prompt(server: Served, row: dict[str, Any], turn: int) -> str | None:
@@ -48,15 +43,17 @@ def prompt(server: Served, row: dict[str, Any], turn: int) -> str | None:
 @pytest.mark.llama_cpp
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_each_answer_stands_behind_the_servers_prompt(name: str, tmp_path: Path) -> None:
-    with served(model_with(LAYOUTS[name].vocabulary(), tmp_path / "m.gguf")) as server:
+    tokenizer = LAYOUTS[name].tokenizer()
+    encoder = Encoder(tokenizer, DataOptions(), 64)
+    with served(model_with(LAYOUTS[name].vocabulary(), tmp_path / "m.gguf")) as server, encoder.template:
         for case, row in CHATS.items():
             turns = [turn for turn in answers_in(row) if name not in WITHOUT_CALLS or "tool_calls" not in row["messages"][turn]]
             prompts = [prompt(server, row, turn) for turn in turns]
             if None in prompts:
                 with pytest.raises(TemplateError):
-                    trained(name, row)
+                    trained(encoder, row)
                 continue
-            tokenizer, answers = trained(name, row)
+            answers = trained(encoder, row)
             assert [before for before, _, _ in answers] == [spaced(tokenizer, text) for text in prompts if text], case
             for turn, (before, said, tokens) in zip(turns, answers, strict=True):
                 assert tokens[-1] in tokenizer.vocabulary.ends and not {*tokens[:-1]} & tokenizer.vocabulary.ends

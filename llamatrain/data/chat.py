@@ -18,7 +18,7 @@ from llamatrain.data.prompts import PromptReader
 from llamatrain.data.templates import ChatTemplate
 
 RENDERED = 2_100_000  # messages in all renderings of a chat: one of 2,000 messages that take turns is rendered so often
-TOKENS = 12_000_000  # of all samples of a chat, besides twice its bytes
+TOKENS = 6_000_000  # of all samples of a chat but its first
 Marked = tuple[np.ndarray, np.ndarray]  # tokens, and 1 where they are the assistant's
 
 
@@ -46,7 +46,7 @@ def encode_chat(chat: Chat, template: ChatTemplate, reader: PromptReader, size: 
     turns = [number for number, message in enumerate(chat.messages) if message["role"] == "assistant"]
     if sum(2 * turn + 1 for turn in turns) > RENDERED:
         raise TooMuch(f"a chat of {len(chat.messages):,} messages, {len(turns):,} of them answers; about 2,000 can be: split it")
-    left, text, said, spoken = TOKENS + 2 * size, reader.growing(size), Said(), 0
+    left, text, said, spoken = TOKENS, reader.growing(size), Said(), 0
     with closing(template.turns(chat.messages, chat.tools)) as made:
         for turn in made:
             text.change(turn.same, turn.rest)
@@ -56,6 +56,7 @@ def encode_chat(chat: Chat, template: ChatTemplate, reader: PromptReader, size: 
                 if said.parts:
                     notes.add("apart")
                     yield said.marked()
+                    left -= len(text.tokens)
                 said = Said()
                 said.add(text.tokens.copy(), False)
             answer = reader.behind(bytes(turn.answer), False)
@@ -64,7 +65,6 @@ def encode_chat(chat: Chat, template: ChatTemplate, reader: PromptReader, size: 
                 answer = np.concatenate([answer, reader.end])
             said.add(answer, True)
             spoken = len(turn.answer)
-            left -= 0 if turn.goes_on else said.count
             if left < 0:
                 raise TooMuch(f"a chat of {len(turns):,} answers, each a sample of its own, with more than {TOKENS:,} tokens")
     if said.parts:
