@@ -105,7 +105,7 @@ def _message(message: Any, place: str) -> Message:
         raise DataError(f'{place} has no "content"; expected is {{"role", "content"}}')
     role = message["role"]
     made: Message = {"role": ROLES.get(role, role), "content": content if type(content) is str else text_of(content, place)}
-    if len(message) > 2:
+    if len(message) > 2 or calls:
         made |= {key: message[key] for key in KEPT if isinstance(message.get(key), str) and message[key]}
         if calls:
             made["tool_calls"] = [_call(call, place) for call in calls] if isinstance(calls, list) else [_call(None, place)]
