@@ -17,7 +17,10 @@ class JinjaTemplate:
     """A template, and what it can take: the rest is written otherwise for it, as llama-server does."""
 
     def __init__(self, source: str, values: dict[str, Any], ends: list[str]) -> None:
-        self.template, self.values, self.ends = environment().from_string(source), values, ends
+        today = datetime.now()
+        dates = {"date_string": f"{today:%d %b %Y}", "datetime": f"{today:%b %d %Y}"}
+        self.template, self.ends = environment().from_string(source), ends
+        self.values = {**dates, "enable_thinking": True, **values}
 
     def render(self, messages: list[Any], tools: Any = None, answer_next: bool = False) -> str:
         if self.wants_parts:
@@ -25,10 +28,7 @@ class JinjaTemplate:
         return self._render(messages, tools, answer_next)
 
     def _render(self, messages: list[Any], tools: Any, answer_next: bool) -> str:
-        today = datetime.now()
-        dates = {"date_string": f"{today:%d %b %Y}", "datetime": f"{today:%b %d %Y}"}
-        given = {**dates, "enable_thinking": True, **self.values, "messages": messages, "tools": tools}
-        return self.template.render(**given, add_generation_prompt=answer_next)
+        return self.template.render(**self.values, messages=messages, tools=tools, add_generation_prompt=answer_next)
 
     def _shows(self, messages: list[Any], tools: Any = None) -> bool:
         try:
