@@ -209,3 +209,13 @@ def test_a_new_model_is_served_as_it_was_trained(tmp_path: Path) -> None:
     ran("from-scratch", tmp_path / "d.jsonl", *TINY, "--ctx", 200, "--iters", 0, *named, "--out", tmp_path / "other")
     with served(tmp_path / "other" / "model.gguf") as server:
         assert "<start_of_turn>" in server.post("apply-template", messages=[HI])["prompt"]
+
+
+def test_thoughts_are_trained_where_the_template_drops_them(tmp_path: Path) -> None:
+    apart = {"role": "assistant", "content": "A", "reasoning_content": "x"}
+    inside = {"role": "assistant", "content": "<think>\nx\n</think>\n\nA"}
+    for answer in (apart, inside):
+        row = {"messages": [HI, answer]}
+        assert shown(tmp_path, LAYOUTS["r1 distill"], row) == (["x\n</think>\n\nA<｜end▁of▁sentence｜>"], [])
+        assert shown(tmp_path, LAYOUTS["qwen 3"], row)[0] == ["<think>\nx\n</think>\n\nA<|im_end|>"]
+    assert shown(tmp_path, LAYOUTS["llama 3"], {"messages": [HI, apart]})[0] == ["A<|eot_id|>"]

@@ -22,7 +22,7 @@ TOKENS = 6_000_000  # of all samples of a chat but its first
 Marked = tuple[np.ndarray, np.ndarray]  # tokens, and 1 where they are the assistant's
 
 
-class Said:
+class Dialogue:
     """A sample in the making: what the assistant is given, and what it says, in turn."""
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ def encode_chat(chat: Chat, template: ChatTemplate, reader: PromptReader, size: 
     turns = [number for number, message in enumerate(chat.messages) if message["role"] == "assistant"]
     if sum(2 * turn + 1 for turn in turns) > RENDERED:
         raise TooMuch(f"a chat of {len(chat.messages):,} messages, {len(turns):,} of them answers; about 2,000 can be: split it")
-    left, text, said, spoken = TOKENS, reader.growing(size), Said(), 0
+    left, text, said, spoken = TOKENS, reader.growing(size), Dialogue(), 0
     with closing(template.turns(chat.messages, chat.tools)) as made:
         for turn in made:
             text.change(turn.same, turn.rest)
@@ -57,7 +57,7 @@ def encode_chat(chat: Chat, template: ChatTemplate, reader: PromptReader, size: 
                     notes.add("apart")
                     yield said.marked()
                     left -= len(text.tokens)
-                said = Said()
+                said = Dialogue()
                 said.add(text.tokens.copy(), False)
             answer = reader.behind(bytes(turn.answer), False)
             if not turn.ended:

@@ -19,7 +19,7 @@ class JinjaTemplate:
     def __init__(self, source: str, values: dict[str, Any], ends: list[str]) -> None:
         today = datetime.now()
         dates = {"date_string": f"{today:%d %b %Y}", "datetime": f"{today:%b %d %Y}"}
-        self.template, self.ends = environment().from_string(source), ends
+        self.template, self.ends, self.thinks = environment().from_string(source), ends, "</think>" in source
         self.values = {**dates, "enable_thinking": True, **values}
 
     def render(self, messages: list[Any], tools: Any = None, answer_next: bool = False) -> str:

@@ -109,10 +109,11 @@ class Conversation:
         content = message["content"]
         if "calls" in self.notes and not content and "tool_calls" in message:
             return "", True
-        thoughts = message.get("reasoning_content") or (content.partition("</think>")[0] if "</think>" in content else "")
+        thoughts = message.get("reasoning_content", "") if self.template.thinks else ""
+        written = thoughts or content.rpartition("</think>")[0].removeprefix("<think>")
         made = whole[len(prompt) :] if whole.startswith(prompt) else None
-        if made is None or thoughts.removeprefix("<think>").strip() not in made:
-            made = self.given(prompt, message, at, whole)
+        if made is None or written.strip() not in made:
+            made = self.given(prompt, message, at, whole, thoughts)
         if opened := OPENED.search(prompt):  # a thought, mostly
             begun = made.lstrip()
             if begun.startswith(opened[1]):
@@ -121,8 +122,8 @@ class Conversation:
                 self.notes.add("thoughts")
         return self.template.end_of(made, content)
 
-    def given(self, prompt: str, message: dict[str, Any], at: int, whole: str) -> str:
-        """An answer with what the template puts around it."""
+    def given(self, prompt: str, message: dict[str, Any], at: int, whole: str, thoughts: str) -> str:
+        """An answer with its thoughts, and with what the template puts around it."""
         bare = {"role": message["role"], "content": PROBE}
         head, found, tail = self.render([*self.messages[:at], bare]).rpartition(PROBE)
         base = head.rstrip()
@@ -131,7 +132,7 @@ class Conversation:
         space = "" if prompt[-1:].isspace() else head[len(base) :]
         if "tool_calls" in message:
             return whole[len(base) :] if space else whole[len(base) :].removeprefix(head[len(base) :])
-        content, thoughts = message["content"], message.get("reasoning_content")
+        content = message["content"]
         shown = whole[len(head) : len(whole) - len(tail)] if whole.startswith(head) and whole.endswith(tail) else ""
         if not thoughts and shown.strip() == content.strip():
             return space + shown + tail
