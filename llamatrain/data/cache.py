@@ -106,7 +106,7 @@ class Store:
     """The documents of some files."""
 
     def __init__(self, folder: Path, key: str, most: int) -> None:
-        self.key = key
+        self.key = self.identity = key  # the latter is what checkpoints know it by
         self.tokens = OnDisk(folder / "tokens", TOKEN)
         self.marks = OnDisk(folder / "marks", MARK) if os.path.lexists(folder / "marks") else None
         self.documents = np.frombuffer(content(folder / "documents", most * DOCUMENT.itemsize)[0], DOCUMENT)

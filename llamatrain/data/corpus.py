@@ -159,7 +159,7 @@ class Corpus:
     @cached_property
     def fingerprint(self) -> str:
         """Of the samples and their order: a shuffle goes on only in the data that it began in."""
-        made = hashlib.sha256(repr((self.ctx, self.lead, [part.store.key for part in self.parts])).encode())
+        made = hashlib.sha256(repr((self.ctx, self.lead, [part.store.identity for part in self.parts])).encode())
         for part in self.parts:
             made.update(part.documents.tobytes())
         return made.hexdigest()[:16]

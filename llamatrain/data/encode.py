@@ -22,12 +22,13 @@ from llamatrain.data.remarks import lines, marks_in, plain_marks
 from llamatrain.data.samples import chunks_of, samples_after
 from llamatrain.data.sources import DataFile, naming
 from llamatrain.data.suitable import MARK
-from llamatrain.data.templates import CHATML, ChatTemplate, TemplateError
+from llamatrain.data.templates import CHATML, CHATML_WITH_EOS, ChatTemplate, TemplateError
 from llamatrain.errors import DataError
 from llamatrain.machine.memory import give_back
 from llamatrain.machine.terminal import say
 
-VERSIONS = {"text": 3, "lines": 4}  # of what this file makes of each: with a new one, old entries of the cache are not found
+VERSION = 3  # of what this file makes of a text: with a new one, old entries of the cache are not found any more
+LINES = 1  # the same of JSON lines
 MANY = 2 << 20  # tokens that a task may make, besides two for each byte, before it leaves the rest to the one who takes them
 TOLD = 3  # rows that were too much, of which it is told why
 NOTHING = (np.zeros(0, np.int32), np.zeros(0, np.uint8))  # a document that is counted, and skipped
@@ -73,13 +74,15 @@ class Encoder:
 
     def store(self, sources: list[DataFile]) -> Store:
         """The tokens of some files of one kind."""
-        key, bounds = self._key(sources), self._bounds(sources)
+        identity, bounds = self._identity(sources), self._bounds(sources)
+        key = self._key(sources[0].kind, identity)
         if sources[0].kind == "lines":
             with closing(self.template):
                 store = stored(key, lambda writer: self._fill_lines(sources, writer), bounds)
             for line in lines({kind: told for kind, told in store.notes.items() if kind not in self.said}, naming(sources)):
                 say(line)
             self.said |= store.notes.keys()
+            store.identity = identity
             return store
         fill = self._fill_samples if self.options.pattern else self._fill_text
         return stored(key, lambda writer: fill(sources, writer), bounds)
@@ -89,20 +92,29 @@ class Encoder:
         files, size = len(sources), sum(source.path.stat().st_size for source in sources)
         return Bounds(ids=len(self.tokenizer), files=files, documents=files + size)
 
-    def _key(self, sources: list[DataFile]) -> str:
-        options, tokenizer = self.options, self.tokenizer
-        kind = sources[0].kind
-        facts: list[object] = [VERSIONS[kind], kind, tokenizer.fingerprint, self.lead, tokenizer.eos, tokenizer.add_eos]
+    def _identity(self, sources: list[DataFile]) -> str:
+        """What checkpoints know the data by."""
+        options, tokenizer, kind = self.options, self.tokenizer, sources[0].kind
+        facts: list[object] = [VERSION, kind, tokenizer.fingerprint, self.lead, tokenizer.eos, tokenizer.add_eos]
         if kind == "lines":
-            facts += [self.template.source, self.template.constants, options.train_on, options.as_chat, options.parse_special]
-            facts += [self.tokenizer.chat_template is None, sorted(self.reader.ends)]
+            plain = tokenizer.eos is not None and self.reader.token_of("<|im_end|>") is None  # its mark was another then
+            source = CHATML_WITH_EOS if plain and self.template.source is CHATML else self.template.source
+            constants = {**self.template.constants, "tools": None, "documents": None}
+            facts += [source, constants, options.train_on, options.as_chat]
         elif options.pattern:
             facts += [options.pattern, options.include_sample_start, options.fill_with_next_samples]
             facts += [(self.ctx, options.sample_random_offsets) if options.overlapping_samples else None]
-        for source in sources:
-            with source.path.open("rb") as file:
+        for each in sources:
+            with each.path.open("rb") as file:
                 facts.append(hashlib.file_digest(file, "sha256").hexdigest())
-        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
+        return hashed(facts)
+
+    def _key(self, kind: str, identity: str) -> str:
+        """What the cache knows the tokens by."""
+        if kind == "text":
+            return identity
+        known = (self.tokenizer.chat_template is None, sorted(self.reader.ends), self.options.parse_special)
+        return hashed([LINES, identity, self.template.source, known])
 
     # ---- text --------------------------------------------------------------
 
@@ -252,6 +264,10 @@ class Encoder:
 
     def _plain(self, text: bytes, start: bool) -> np.ndarray:
         return self.tokenizer.encode(text, start=start)
+
+
+def hashed(facts: list[object]) -> str:
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
 
 
 def lines_of(source: DataFile) -> Iterator[tuple[int, bytes]]:

@@ -65,7 +65,7 @@ class ChatTemplate:
 
     def __init__(self, source: str, bos: str = "", eos: str = "", ends: Iterable[str] = ()) -> None:
         self.source = source
-        self.constants = {"bos_token": bos, "eos_token": eos, "documents": None}
+        self.constants = {"bos_token": bos, "eos_token": eos}
         self.ends = sorted(filter(None, {eos, *ends}), key=len, reverse=True)
         self.notes = set[str]()  # what was done otherwise than the template would have it
         self.worked = self.lost = 0
@@ -165,7 +165,7 @@ class Child:
 
     def _begin(self, source: str, values: dict[str, Any], ends: list[str]) -> None:
         try:
-            self.ask({"template": source, "values": values, "ends": ends}, WAIT)
+            self.ask({"template": source, "values": {"documents": None, **values}, "ends": ends}, WAIT)
         except (Lost, TemplateError, TooMuch) as error:
             reasons = {Lost: "it cannot be compiled", TooMuch: f"it takes {error}"}
             reason = reasons.get(type(error), str(error).partition(": ")[2])
