@@ -119,7 +119,7 @@ def test_lines_by_their_keys() -> None:
     asked = ["free</s>", "2+2=4</s>", "why?\nso</s>", "add\n\n1 2\n3</s>", "greet\nhi</s>", chat, chat]
     assert texts(made) == asked
     assert trained(made) == ["free</s>", "4</s>", "so</s>", "3</s>", "hi</s>", "a<|im_end|>", "a<|im_end|>"]
-    assert trained(corpus("a.jsonl", ctx=99, train_on="all")) == asked
+    assert trained(corpus("a.jsonl", ctx=99, train_on="all")) == [*asked[:5], f"{chat}\n", f"{chat}\n"]
     assert trained(corpus("a.jsonl", ctx=99, as_chat=True))[1:3] == ["4<|im_end|>", "so<|im_end|>"]
 
 
