@@ -15,6 +15,7 @@ import pytest
 
 from llamatrain.data import cache, chat, growing, templates
 from llamatrain.data.chat import encode_chat
+from llamatrain.data.chatml import CHATML
 from llamatrain.data.corpus import Corpus, open_corpus
 from llamatrain.data.encode import Encoder
 from llamatrain.data.forms import Chat, parse_line
@@ -23,7 +24,7 @@ from llamatrain.data.json_values import TooMuch
 from llamatrain.data.messages import Message
 from llamatrain.data.options import DataOptions
 from llamatrain.data.prompts import PromptReader
-from llamatrain.data.templates import CHATML, ChatTemplate, TemplateError
+from llamatrain.data.templates import ChatTemplate, Child, TemplateError
 from llamatrain.data.tokenizer import Tokenizer, load, new_vocabulary
 from llamatrain.errors import DataError
 from llamatrain.files.reader import Metadata
@@ -188,11 +189,59 @@ def test_renderings_that_have_nothing_in_common_have_a_limit(monkeypatch: pytest
             encoder._document(Chat(talk(*["a" * 100] * 30)))
 
 
+def test_small_chats_are_rendered_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And one that cannot be is told by its line, after those before it."""
+    sent, write = list[int](), Child._write
+    monkeypatch.setattr(Child, "_write", lambda self, text: sent.append(text.count(b"\n") + 1) or write(self, text))
+    rows: list[object] = [{"messages": talk(f"hi {number}", "hello" * (number % 7))} for number in range(300)]
+    together = opened(tmp_path, rows)
+    assert sum(sent) == 300 + 3 and len(sent) < 30
+    cache.cache_folder.cache_clear()
+    monkeypatch.setenv("LLAMATRAIN_CACHE", str(tmp_path / "another"))
+    monkeypatch.setattr(ChatTemplate, "ahead", lambda self, chats: None)
+    apart = opened(tmp_path, rows)
+    assert len(sent) > 300
+    assert [sample(together, number) for number in range(300)] == [sample(apart, number) for number in range(300)]
+
+
+def test_lines_of_one_number_in_two_files_stay_apart(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(json.dumps({"messages": talk("hi", f"{name}{at}")}) for at in range(3)))
+    names = [str(tmp_path / f"{name}.jsonl") for name in "ab"]
+    corpus, _ = open_corpus(names, ByteTokenizer(chat_template=LLAMA3), DataOptions(), 64, 0)
+    said = [bytes(tokens[weights > 0].astype(np.uint8))[:2].decode() for tokens, weights, _ in map(corpus.__getitem__, range(6))]
+    assert said == ["a0", "a1", "a2", "b0", "b1", "b2"]
+
+
+def sample(corpus: Corpus, number: int) -> tuple[list[int], list[float]]:
+    return corpus[number].tokens.tolist(), corpus[number].weights.tolist()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"), [('{"messages": 1}', "a number where a list"), (json.dumps({"messages": talk("no", "x")}), "refuses it")]
+)
+def test_the_first_line_that_is_wrong_is_told(wrong: str, told: str, tmp_path: Path) -> None:
+    template = "{% if messages[0].content == 'no' %}{{ raise_exception('no') }}{% endif %}" + CHATML
+    last = json.dumps({"messages": talk("no", "y")}) if told != "refuses it" else "{"
+    (tmp_path / "c.jsonl").write_text("\n".join([json.dumps(FAIR), wrong, last]))
+    with pytest.raises(DataError, match=rf"c\.jsonl, line 2: .*{told}"):
+        open_corpus([str(tmp_path / "c.jsonl")], ByteTokenizer(chat_template=template), DataOptions(), 64, 0)
+
+
+def test_long_renderings_of_small_chats_are_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent, write = list[int](), Child._write
+    monkeypatch.setattr(Child, "_write", lambda self, text: sent.append(text.count(b"\n") + 1) or write(self, text))
+    rows: list[object] = [{"messages": talk(f"hi {number}", "x")} for number in range(40)]
+    assert len(opened(tmp_path, rows, CHATML + "{% if add_generation_prompt %}{{ 'x' * 100000 }}{% endif %}")) == 40
+    assert max(sent) > 10 and sent[-10:] == [1] * 10
+
+
 # ---- templates that hang ------------------------------------------------------
 
 
 def test_a_row_that_hangs_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(templates, "SECONDS", 0.3)
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # with it the answer before is there already
     corpus = opened(tmp_path, [FAIR, {"messages": talk("hang", "x")}, FAIR], HANGS)
     assert (len(corpus), corpus.excessive) == (2, [f"{tmp_path}/c.jsonl:2"])
 

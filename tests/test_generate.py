@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,14 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from llamatrain.adapters.options import LoraOptions
 from llamatrain.cli import generate as command
 from llamatrain.cli.main import app
 from llamatrain.data.tokenizer import load as load_tokenizer
-from llamatrain.errors import LlamatrainError
+from llamatrain.errors import LlamatrainError, UsageError
 from llamatrain.files.reader import open_gguf
 from llamatrain.files.values import boolean, f32, string, strings, u32
+from llamatrain.recipe.generation import LoadOptions, TextModel
 from llamatrain.sample.decoder import Decoder, Generation
 from llamatrain.sample.options import SamplingOptions
 from tests.small_models import loaded, small, weights, written
@@ -189,6 +192,19 @@ def test_on_a_terminal_nothing_moves_the_cursor(monkeypatch: pytest.MonkeyPatch,
 )
 def test_what_cannot_be_meant(arguments: tuple[str, ...], told: str, run: Run) -> None:
     assert told in failed(run(*arguments))
+
+
+@pytest.mark.parametrize(
+    ("model", "words", "count"), [("m.gguf", b"a few words\n", 600_001), ("numbers.gguf", b"0 3 5 7\n", 200_000)]
+)
+def test_a_prompt_that_is_too_long_is_counted_and_not_held(model: str, words: bytes, count: int, run: Run) -> None:
+    opened, prompt = TextModel(Path(model), LoadOptions(), LoraOptions()), words * 50_000
+    tracemalloc.start()
+    with pytest.raises(UsageError, match=f"the prompt has {count} tokens, the context"):
+        opened.text(prompt, SamplingOptions())
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 3e6
 
 
 def test_models_that_cannot_generate(run: Run) -> None:

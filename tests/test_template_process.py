@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from llamatrain.data.templates import CHATML, Child
+from llamatrain.data.chatml import CHATML
+from llamatrain.data.templates import Child
 from tests.test_chat import HOSTILE
 
 SLOW = "{% for i in range(1000) %}{% for j in range(3000) %}{% endfor %}{% endfor %}" + CHATML

@@ -1,4 +1,4 @@
-"""Text to tokens: llama.cpp's own vectors, the definition in plain Python, seams, special tokens, broken vocabularies."""
+"""Text to tokens: llama.cpp's own vectors, the definition in plain Python, seams, special tokens."""
 
 import heapq
 import random
@@ -8,7 +8,7 @@ import sys
 import time
 import tracemalloc
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -23,7 +23,7 @@ from llamatrain.data.tokenizer import StreamDecoder, Tokenizer, load, new_vocabu
 from llamatrain.data.tokenizer.patterns import expression
 from llamatrain.data.tokenizer.pretokenizers import _KNOWN, PRE_TOKENIZERS
 from llamatrain.data.tokenizer.unicode_classes import KINDS, kinds
-from llamatrain.errors import DataError, FileError, LlamatrainError, UsageError
+from llamatrain.errors import DataError, UsageError
 from llamatrain.files.reader import Metadata, open_gguf
 from tests.material import material
 from tests.mixed_text import CODE, Mixer
@@ -260,7 +260,7 @@ made = sum(len(tokens) for _, tokens in encoder.encode_large([text]))
 print((highest() - before) // len(text))
 """
     run = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert int(run.stdout) < 25  # for each byte; it was 45
+    assert int(run.stdout) < 12  # for each byte: its symbols, their ranks, its text some times
 
 
 # ---- special tokens --------------------------------------------------------
@@ -365,116 +365,3 @@ def test_decoding() -> None:
     assert small().decode(ids, special=False) == b" ab"
     with pytest.raises(UsageError, match="token 9999 is not among the 280"):
         small().decode([1, 9999])
-
-
-# ---- broken vocabularies ---------------------------------------------------
-
-
-def gpt2(**changes: object) -> Plain:
-    told = {"model": "gpt2", "tokens": list("abcdefghijklm"), "merges": ["a b"]} | changes
-    return {f"tokenizer.ggml.{key}": value for key, value in told.items() if value is not None}
-
-
-@pytest.mark.parametrize(
-    ("metadata", "says"),
-    [
-        ({}, "tokenizer.ggml.model is missing"),
-        (scored(model=3), "model is a whole number, where a text is needed"),
-        (scored(model="bert"), "'bert'; known here are llama, gpt2"),
-        (scored(tokens=None), "tokens is missing"),
-        (scored(tokens=np.zeros(3)), "tokens is no array of texts"),
-        (scored(tokens=["a", 3]), "tokens is no array of texts"),
-        (scored(tokens=["a", "b", "a"]), "'a' as token 0 and as token 2"),
-        (scored(scores=np.zeros(5)), "scores has 5 numbers for 280 tokens"),
-        (scored(token_type=np.zeros(5, np.int32)), "token_type has 5 numbers"),
-        (scored(token_type=np.zeros(280, np.float32)), "no array of whole numbers"),
-        (scored(token_type="abc"), "no array of whole numbers"),
-        (scored(add_bos_token="yes"), "add_bos_token is a text, where true or false is needed"),
-        (scored(tokens=["a"], scores=None, token_type=None), "add_bos_token is set, and there is no"),
-        (gpt2(merges=None), "merges is missing"),
-        (gpt2(pre="superbpe"), "'superbpe', a pre-tokenizer that is not known"),
-    ],
-)
-def test_broken_vocabularies_are_refused_in_a_line(metadata: Plain, says: str) -> None:
-    with pytest.raises(FileError) as caught:
-        load(metadata, "a.gguf")
-    assert says in str(caught.value) and str(caught.value).startswith("a.gguf: ") and "\n" not in str(caught.value)
-
-
-def test_what_llama_cpp_takes_is_taken() -> None:
-    odd = gpt2(merges=["a b", "ab z", "q r", "nospace", " x y", "a b"], tokens=["", *"abcdefghijklm", "abc", "qrs"])
-    encoder = load(odd)
-    assert encoder.vocabulary.tokens[0] == "[EMPTY_0]"
-    assert texts(encoder, "abc") == ["a", "b", "c"]  # ab is merged, and is no token: its bytes
-    assert texts(encoder, "az") == ["a"]  # what has no token is left out
-    assert len(load(scored(scores=np.zeros(500, np.float32)))) == 280
-    assert texts(load(scored(tokens=[text.encode() for text in scored()["tokenizer.ggml.tokens"]])), "abc") == texts(
-        small(), "abc"
-    )
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.data())
-def test_any_vocabulary_opens_or_is_refused(data: st.DataObject) -> None:
-    values = st.none() | st.integers(-3, 300) | st.text(max_size=3) | st.lists(st.text(max_size=2) | st.integers(), max_size=5)
-    values |= st.booleans() | st.lists(st.integers(-9, 9), min_size=280, max_size=281).map(np.array)
-    base: Callable[..., Plain] = data.draw(st.sampled_from([scored, gpt2]))
-    names = [
-        "tokens",
-        "scores",
-        "token_type",
-        "merges",
-        "pre",
-        "bos_token_id",
-        "eos_token_id",
-        "add_bos_token",
-        "add_space_prefix",
-    ]
-    changed = base(**data.draw(st.dictionaries(st.sampled_from(names), values, max_size=3)))
-    try:
-        load(changed).encode("ab c<s>ü", special=True)
-    except LlamatrainError as error:
-        assert "\n" not in str(error)
-
-
-# ---- new ones --------------------------------------------------------------
-
-
-def test_a_learned_vocabulary() -> None:
-    encoder = learned()
-    assert len(encoder) == 1000 and encoder.bos == 0 and encoder.eos == 1 and encoder.add_bos
-    assert len(encoder.encode(CODE)) < len(CODE) / 2
-    assert encoder.decode(encoder.encode(CODE)).decode() == CODE
-
-
-def test_a_text_with_fewer_words_gives_fewer() -> None:
-    metadata = Metadata(new_vocabulary.learned(["hello hello", b" hello\xff"], 4096))
-    assert metadata["tokenizer.ggml.tokens"][258:] == ["el", "hel", "lo", "hello", "Ġhello"]
-    assert len(load(Metadata(new_vocabulary.bytes_only())).encode("é!")) == 3
-
-
-def test_two_merges_of_one_token_give_it_once() -> None:
-    metadata = Metadata(new_vocabulary.byte_level([("a", "b"), ("b", "c"), ("ab", "c"), ("a", "bc")]))
-    assert metadata["tokenizer.ggml.tokens"][258:] == ["ab", "bc", "abc"]
-    assert len(load(metadata).encode("abc")) == 1
-
-
-def test_learning_gives_the_same_in_another_process() -> None:
-    told = "from tests.test_tokenizer import learned; print(learned().fingerprint)"
-    run = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
-    assert run.stdout.strip() == learned().fingerprint
-    assert learned("gpt-2").fingerprint != learned().fingerprint
-
-
-def test_vocabularies_that_cannot_be() -> None:
-    with pytest.raises(UsageError, match="a vocabulary of 257 tokens"):
-        new_vocabulary.learned(["a"], 257)
-    with pytest.raises(DataError, match="no text"):
-        new_vocabulary.learned([], 500)
-    with pytest.raises(UsageError, match="it has no text"):
-        load(Metadata(new_vocabulary.without_text(8)))
-
-
-def test_every_name_has_an_expression() -> None:
-    assert all(pre.expressions() for pre in PRE_TOKENIZERS.values())
-    assert len(PRE_TOKENIZERS) == sum(len(names.split()) for names in _KNOWN)

@@ -3,15 +3,16 @@
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import cached_property
-from itertools import chain
+from itertools import accumulate, chain
 from typing import NamedTuple
 
 import numpy as np
 
 from llamatrain.data.cache import Bounds, Store, StoreWriter, stored
 from llamatrain.data.chat import encode_chat
+from llamatrain.data.chatml import CHATML, CHATML_WITH_EOS
 from llamatrain.data.forms import Chat, Document, Prompt, parse_line
 from llamatrain.data.growing import LARGE, Growing
 from llamatrain.data.json_values import TooMuch
@@ -19,10 +20,9 @@ from llamatrain.data.options import DataOptions
 from llamatrain.data.ordered import grouped, in_order, progress
 from llamatrain.data.prompts import PromptReader, TokenizerLike
 from llamatrain.data.remarks import lines, marks_in, plain_marks
-from llamatrain.data.samples import chunks_of, samples_after
+from llamatrain.data.samples import chunks_of, lines_of, samples_after
 from llamatrain.data.sources import DataFile, naming
-from llamatrain.data.suitable import MARK
-from llamatrain.data.templates import CHATML, CHATML_WITH_EOS, ChatTemplate, TemplateError
+from llamatrain.data.templates import AHEAD, TURNS, WHOLE, Asked, ChatTemplate, TemplateError
 from llamatrain.errors import DataError
 from llamatrain.machine.memory import give_back
 from llamatrain.machine.terminal import say
@@ -42,11 +42,18 @@ class MarkedTokens(NamedTuple):
     single: bool  # one row at most
 
 
+Place = tuple[int, int]  # a file and a line, by their numbers
+
+
 class JsonLine(NamedTuple):
     file: int  # its number
     name: str
     number: int
     text: bytes
+
+    @property
+    def key(self) -> Place:
+        return self.file, self.number
 
     @property
     def place(self) -> str:
@@ -199,17 +206,35 @@ class Encoder:
     def _lines(self, group: list[JsonLine]) -> tuple[list[Made], list[JsonLine]]:
         """What becomes of some lines, and those that are left because there are too many tokens to be held already."""
         made, room = list[Made](), MANY + 2 * sum(len(line.text) for line in group)
+        documents = dict[Place, Document]()
         for at, line in enumerate(group):
             if room < 0:
                 return made, group[at:]
-            new = self._row(line)
+            documents = documents if line.key in documents else self._ahead(group[at:])
+            new = self._row(line, documents.pop(line.key, None))
             room -= sum(len(sample.tokens) for _, sample in new if isinstance(sample, MarkedTokens))
             made += new
         return made, []
 
-    def _row(self, line: JsonLine) -> list[Made]:
+    def _ahead(self, lines: list[JsonLine]) -> dict[Place, Document]:
+        """What the next lines hold, by their places, as far as they are short and right; their chats are being rendered."""
+        documents = dict[Place, Document]()
+        want = WHOLE if self.options.train_on == "all" else TURNS
+
+        def chats() -> Iterator[Asked]:
+            sizes = accumulate(len(line.text) for line in lines)
+            with suppress(DataError):  # which is told in its turn
+                for line in (line for line, size in zip(lines, sizes, strict=True) if size <= AHEAD):
+                    documents[line.key] = document = self._taken(parse_line(line.text, line.place))
+                    if isinstance(document, Chat):
+                        yield document.messages, document.tools, want
+
+        self.template.ahead(chats())
+        return documents
+
+    def _row(self, line: JsonLine, document: Document | None = None) -> list[Made]:
         try:
-            document = parse_line(line.text, line.place)
+            document = document or self._taken(parse_line(line.text, line.place))
             if len(line.text) > LARGE:
                 give_back()  # it took several times its size
             return [(line, sample) for sample in self._document(document, len(line.text))]
@@ -218,9 +243,10 @@ class Encoder:
         except TemplateError as error:
             raise DataError(f"{line.place}: {error}") from None
 
+    def _taken(self, document: Document) -> Document:
+        return document.as_chat() if isinstance(document, Prompt) and self.options.as_chat else document
+
     def _document(self, document: Document, size: int = 0) -> list[MarkedTokens]:
-        if isinstance(document, Prompt) and self.options.as_chat:
-            document = document.as_chat()
         if isinstance(document, Chat):
             return self._chat(document, size)
         if isinstance(document, Prompt):
@@ -268,14 +294,3 @@ class Encoder:
 
 def hashed(facts: list[object]) -> str:
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
-
-
-def lines_of(source: DataFile) -> Iterator[tuple[int, bytes]]:
-    """The lines that are not blank, with their numbers."""
-    with source.path.open("rb") as file:
-        number = 0
-        while line := file.readline():  # which an iterator would hold beside the text
-            number += 1
-            line = line.removeprefix(MARK if number == 1 else b"").strip()
-            if line:
-                yield number, line

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable
 
-from llamatrain.data.encode import lines_of
+from llamatrain.data.chatml import CHATML, CHATML_WITH_EOS
 from llamatrain.data.forms import Chat, Prompt, parse_line
 from llamatrain.data.options import DataOptions
 from llamatrain.data.prompts import PromptReader, TokenizerLike
+from llamatrain.data.samples import lines_of
 from llamatrain.data.sources import DataFile
-from llamatrain.data.templates import CHATML, CHATML_WITH_EOS
 from llamatrain.errors import DataError
 
 KEYS = (b'"messages"', b'"conversations"')

@@ -3,8 +3,9 @@
 import re
 from collections.abc import Iterator, Mapping
 
+from llamatrain.data.chatml import CHATML_WITH_EOS
 from llamatrain.data.prompts import PromptReader
-from llamatrain.data.templates import CHATML_WITH_EOS, ChatTemplate
+from llamatrain.data.templates import ChatTemplate
 from llamatrain.errors import DataError
 
 OTHER = "--chat-template FILE names another"

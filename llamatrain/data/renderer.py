@@ -204,11 +204,12 @@ class Server:
         if not line:
             return False
         clock(self.left if line == MORE else self.seconds)
-        request, rests, size = None, list[bytes](), len(line)
+        request, rests, size, waits = None, list[bytes](), len(line), False
         try:
             if line != MORE:
                 self.chat = None
                 request = json.loads(line)
+                waits = "waits" in request
             del line  # as large as all that is rendered of it
             answer, rests = self.answer(request, size)
         except Exception as error:
@@ -216,7 +217,8 @@ class Server:
         self.left = clock(0)
         sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
         sys.stdout.buffer.writelines(rests)
-        sys.stdout.buffer.flush()
+        if not waits:  # for another's
+            sys.stdout.buffer.flush()
         return True
 
     def answer(self, request: dict[str, Any] | None, size: int) -> tuple[dict[str, Any], list[bytes]]:

@@ -1,4 +1,4 @@
-"""Text from files: whole, or in the ancestors' samples that begin after a pattern."""
+"""Text from files: whole, by lines, or in the ancestors' samples that begin after a pattern."""
 
 import mmap
 from collections.abc import Iterator
@@ -24,6 +24,17 @@ def chunks_of(source: DataFile) -> Iterator[bytes]:
             encoding.feed(chunk)
             offset += len(chunk)
             yield chunk
+
+
+def lines_of(source: DataFile) -> Iterator[tuple[int, bytes]]:
+    """The lines that are not blank, with their numbers."""
+    with source.path.open("rb") as file:
+        number = 0
+        while line := file.readline():  # which an iterator would hold beside the text
+            number += 1
+            line = line.removeprefix(MARK if number == 1 else b"").strip()
+            if line:
+                yield number, line
 
 
 def boundary(text: bytes | mmap.mmap, at: int) -> int:

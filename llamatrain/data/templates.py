@@ -11,8 +11,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Generator, Iterable
-from contextlib import ExitStack
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -30,20 +30,18 @@ LARGE = 1 << 22  # bytes of a text whose memory is given back when it is done wi
 LOST = 3  # conversations without an answer that are no reason yet to give the template up; and one for each WORKED others
 WORKED = 50
 MORE = b"more"
+TURNS, WHOLE, PROMPT = "turns", "whole", "prompt"  # what can be wanted of a chat
 ROOT = Path(__file__).resolve().parent.parent.parent
 CHILD = (  # what it needs of others comes first: nothing that lies beside the package shadows it
     "import sys, json, re, jinja2.ext, jinja2.sandbox; sys.path.insert(0, sys.argv[1]); "
     "from llamatrain.data.renderer import main; del sys.path[0]; main(*sys.argv[2:])"
 )
-CHATML = (
-    "{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-# For new models, to whose vocabulary ChatML's end mark is mere text: an answer ends with a token that a model can stop at.
-CHATML_WITH_EOS = CHATML.replace("'<|im_end|>\n'", "(eos_token if message['role'] == 'assistant' else '<|im_end|>') + '\n'")
+AHEAD = 1 << 14  # bytes of requests that are sent at once, which a pipe has room for, be their reader never so busy
+ROOM = 1 << 20  # bytes of answers to them that are held
 SMALL: list[Message] = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hi"}]
+Answer = tuple[dict[str, Any], memoryview]
+Asked = tuple[list[Message], list[Any] | None, str]  # a chat, the tools in it, and what is wanted of it
+NAMES = ("messages", "tools", "want")  # of that
 
 
 class TemplateError(DataError):
@@ -60,6 +58,13 @@ class Turn(NamedTuple):
     ended: bool  # by a token at which models stop
 
 
+class Known(threading.local):
+    """What a thread will ask for, with the messages: they are known by where they are, and stay there."""
+
+    def __init__(self) -> None:
+        self.found = dict[tuple[int, str], tuple[list[Message], Answer | Exception]]()
+
+
 class ChatTemplate:
     """A template with the texts of its vocabulary's begin and end tokens, and of all that end an answer."""
 
@@ -70,20 +75,22 @@ class ChatTemplate:
         self.notes = set[str]()  # what was done otherwise than the template would have it
         self.worked = self.lost = 0
         self._child: Child | None = None
-        self._lock = threading.Lock()
+        self._lock, self._known = threading.Lock(), Known()
+        self._apart = False  # whether small conversations are asked for one by one: there was one that took much
 
     def render(self, messages: list[Message], answer_next: bool = False, tools: list[Any] | None = None) -> bytes:
-        want = "prompt" if answer_next else "whole"
-        return b"".join(turn.rest for turn in self._turns({"messages": messages, "tools": tools, "want": want}))
+        return b"".join(turn.rest for turn in self._turns((messages, tools, PROMPT if answer_next else WHOLE)))
 
     def turns(self, messages: list[Message], tools: list[Any] | None = None) -> Generator[Turn, None, None]:
         """Those of a conversation, one after the other: a few are held. Others wait until they are through."""
-        return self._turns({"messages": messages, "tools": tools, "want": "turns"})
+        return self._turns((messages, tools, TURNS))
 
-    def _turns(self, request: dict[str, Any]) -> Generator[Turn, None, None]:
+    def _turns(self, asked: Asked) -> Generator[Turn, None, None]:
+        known = self._known.found.pop((id(asked[0]), asked[2]), None)
         with ExitStack() as held:
-            held.enter_context(self._lock)
-            answer, texts = self._ask(request)
+            if not known:
+                held.enter_context(self._lock)
+            answer, texts = self._ask(dict(zip(NAMES, asked, strict=True)), known and known[1])
             while True:
                 if not answer["more"]:
                     self.worked += 1
@@ -99,16 +106,40 @@ class ChatTemplate:
                 give_back()  # texts that grow leave holes of their size
                 answer, texts = self._ask(None)
 
-    def _ask(self, request: dict[str, Any] | None) -> "Answer":
-        if self._child is None:
-            self._child = Child(self.source, self.constants, self.ends)
+    def ahead(self, chats: Iterable[Asked]) -> None:
+        """Have those rendered at once that this thread asks for next, while they are small: a way to the child takes longer."""
+        self._known.found.clear()
+        room, wanted = ROOM, [] if self._apart else list(few(chats))
+        with self._lock, suppress(TemplateError):  # of one that cannot be compiled the first chat will tell
+            if self._apart or not wanted:
+                return
+            answers = self._started().ask_all([text for _, text in wanted], patience())
+            for ((messages, _, want), _), found in zip(wanted, answers, strict=False):
+                if isinstance(found, Lost):
+                    self._apart = True  # which it was is found out then
+                    self.close()
+                elif not isinstance(found, Exception):
+                    room -= len(found[1])
+                    self._apart |= room < 0 or found[0]["more"]
+                if not self._apart:
+                    self._known.found[id(messages), want] = messages, found
+
+    def _ask(self, request: dict[str, Any] | None, known: Answer | Exception | None = None) -> Answer:
         try:
-            return self._child.ask(request, patience())
+            found = known or self._started().ask(request, patience())
+            if isinstance(found, Exception):
+                raise found
+            return found
         except Lost:
             self.close()
             raise self._gone(f"more than {SECONDS:g} s or too much memory") from None
         except TooMuch as error:
             raise self._gone(str(error)) from None
+
+    def _started(self) -> "Child":
+        if self._child is None:
+            self._child = Child(self.source, self.constants, self.ends)
+        return self._child
 
     def _gone(self, why: str) -> DataError:
         """What a conversation without an answer means: that it is too much, or that the template is."""
@@ -129,6 +160,16 @@ class ChatTemplate:
         self.close()
 
 
+def few(chats: Iterable[Asked]) -> Iterator[tuple[Asked, str]]:
+    """As many as are asked for at once, with their requests."""
+    room = AHEAD
+    for chat in chats:
+        room -= len(text := json.dumps(dict(zip(NAMES, chat, strict=True))))
+        if room < 0:
+            return
+        yield chat, text
+
+
 def patience() -> float:
     """The child's own clock, where it has one, counts its work alone."""
     return WAIT if hasattr(signal, "setitimer") else SECONDS
@@ -138,12 +179,10 @@ class Lost(Exception):
     """The child did not answer: it hung, died or said too much."""
 
 
-Answer = tuple[dict[str, Any], memoryview]
-
-
 class Child:
     def __init__(self, source: str, values: dict[str, Any], ends: Iterable[str] = ()) -> None:
         pipe, held = os.pipe()
+        self.got = bytearray()  # of answers
         self.lifeline = os.fdopen(held, "wb")  # the child ends when nobody holds it any more
         passed = [pipe] if os.name == "posix" else []
         try:
@@ -171,7 +210,7 @@ class Child:
             reason = reasons.get(type(error), str(error).partition(": ")[2])
             raise TemplateError(f"the chat template is no template: {reason}") from None
         try:
-            self.ask({"messages": SMALL, "want": "whole"}, patience())
+            self.ask({"messages": SMALL, "want": WHOLE}, patience())
         except Lost:
             why = f"it takes more than {SECONDS:g} s or too much memory"
             raise TemplateError(f"the chat template was stopped: {why}, be a chat never so small") from None
@@ -184,41 +223,69 @@ class Child:
         """None asks for what is left of the last answer."""
         try:
             self._send(request)
-            answer, rests = self._answer(time.monotonic() + seconds)
+            found = self._found(time.monotonic() + seconds)
         except (OSError, ValueError):
             raise Lost from None
-        if "error" in answer:
-            raise TemplateError(f"the chat template refuses it: {answer['error']}")
-        if "much" in answer:
-            raise TooMuch(answer["much"])
-        return answer, rests
+        if isinstance(found, Exception):
+            raise found
+        return found
 
     def _send(self, request: dict[str, Any] | None) -> None:
-        assert self.process.stdin is not None
         text = MORE if request is None else json.dumps(request).encode()
-        self.process.stdin.write(text)
-        self.process.stdin.write(b"\n")
-        self.process.stdin.flush()
+        self._write(text)
         if len(text) > LARGE:
             del text
             give_back()
 
+    def ask_all(self, requests: list[str], seconds: float) -> Iterator[Answer | Exception]:
+        """What comes of each; behind one that is lost there is nothing."""
+        *others, last = requests
+        try:
+            self._write("".join(f'{request[:-1]}, "waits": true}}\n' for request in others).encode() + last.encode())
+            for _ in requests:
+                yield self._found(time.monotonic() + seconds)
+        except (Lost, OSError, ValueError):
+            yield Lost()
+
+    def _write(self, text: bytes) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(text)
+        self.process.stdin.write(b"\n")
+        self.process.stdin.flush()
+
+    def _found(self, deadline: float) -> Answer | Exception:
+        answer, rests = self._answer(deadline)
+        if "error" in answer:
+            return TemplateError(f"the chat template refuses it: {answer['error']}")
+        return TooMuch(answer["much"]) if "much" in answer else (answer, rests)
+
     def _answer(self, deadline: float) -> Answer:
+        answer = dict[str, Any]()
+        while not answer or len(self.got) < answer["size"]:
+            if not answer and (end := self.got.find(b"\n")) >= 0:
+                answer = {"size": 0, **json.loads(self.got[:end])}
+                del self.got[: end + 1]
+            elif len(self.got) > LONGEST:
+                raise Lost
+            else:
+                self._read(deadline)
+        if len(self.got) == answer["size"]:
+            rests, self.got = self.got, bytearray()
+        else:
+            rests = self.got[: answer["size"]]
+            del self.got[: answer["size"]]
+        return answer, memoryview(rests)
+
+    def _read(self, deadline: float) -> None:
         assert self.process.stdout is not None
-        pipe, got, answer = self.process.stdout.fileno(), bytearray(), dict[str, Any]()
+        pipe = self.process.stdout.fileno()
         with selectors.DefaultSelector() as selector:
             selector.register(pipe, selectors.EVENT_READ)
-            while not answer or len(got) < answer["size"]:
-                if len(got) > LONGEST or not selector.select(max(0.0, deadline - time.monotonic())):
-                    raise Lost
-                block = os.read(pipe, 1 << 20)
-                if not block:
-                    raise Lost
-                got += block
-                if not answer and (end := got.find(b"\n")) >= 0:
-                    answer = {"size": 0, **json.loads(got[:end])}
-                    del got[: end + 1]
-        return answer, memoryview(got)
+            if not selector.select(max(0.0, deadline - time.monotonic())):
+                raise Lost
+        if not (block := os.read(pipe, 1 << 20)):
+            raise Lost
+        self.got += block
 
     def kill(self) -> None:
         self.process.kill()

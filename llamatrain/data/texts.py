@@ -3,10 +3,9 @@
 import codecs
 from collections.abc import Iterator
 
-from llamatrain.data.encode import lines_of
 from llamatrain.data.forms import Chat, Prompt, parse_line
 from llamatrain.data.json_values import TooMuch
-from llamatrain.data.samples import chunks_of
+from llamatrain.data.samples import chunks_of, lines_of
 from llamatrain.data.sources import DataFile, naming
 from llamatrain.machine.terminal import bar
 

@@ -1,5 +1,7 @@
 """Text that goes on from a prompt."""
 
+import operator
+import re
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -52,9 +54,9 @@ class TextModel:
 
     def text(self, prompt: bytes, sampling: SamplingOptions) -> "Continuation":
         """One that goes on from the prompt, drawn while it is read."""
-        tokens = tokens_of(self.gguf, self.tokenizer, prompt)
-        if len(tokens) > self.ctx:
-            told = f"the prompt has {len(tokens)} tokens, the context {self.ctx}"
+        tokens, count = first_tokens(self.gguf, self.tokenizer, prompt, self.ctx)
+        if count > self.ctx:
+            told = f"the prompt has {count} tokens, the context {self.ctx}"
             raise UsageError(f"{told}: a larger --ctx or a shorter prompt will do")
         if sampling.seed < 0:
             sampling = replace(sampling, seed=secrets.randbits(32))
@@ -116,20 +118,30 @@ def tokenizer_of(gguf: "Gguf", h: "Hyperparameters") -> "Tokenizer | None":
     return tokenizer
 
 
-def tokens_of(gguf: "Gguf", tokenizer: "Tokenizer | None", prompt: bytes) -> list[int]:
+def first_tokens(gguf: "Gguf", tokenizer: "Tokenizer | None", prompt: bytes, most: int) -> tuple[list[int], int]:
+    """The first of a prompt's tokens, so many at most, and how many it has: one that is too long is counted, not held."""
     if tokenizer is None:
-        return numbers_in(prompt)
-    tokens: list[int] = tokenizer.encode(prompt, special=True).tolist()
-    bos = tokenizer.bos
-    if bos is not None and (not tokens or (tokenizer.add_bos and tokens[0] != bos)):
-        tokens.insert(0, bos)
-    if not tokens:
+        return first_numbers(prompt, most)
+    tokens, count, bos = list[int](), 0, tokenizer.bos
+    for piece in tokenizer.encode_pieces(prompt, special=True):
+        tokens += piece[: max(0, most - len(tokens))].tolist()
+        count += len(piece)
+    if bos is not None and (not count or (tokenizer.add_bos and tokens[0] != bos)):
+        tokens, count = [bos, *tokens][:most], count + 1
+    if not count:
         raise UsageError(f"{gguf.path}: {PROMPT}")
-    return tokens
+    return tokens, count
 
 
-def numbers_in(prompt: bytes) -> list[int]:
-    words = prompt.split()
-    if not words or not all(word.isdigit() and len(word) < 10 for word in words):
+def first_numbers(prompt: bytes, most: int) -> tuple[list[int], int]:
+    numbers, count = list[int](), 0
+    for word in map(operator.itemgetter(0), re.finditer(rb"\S+", prompt)):
+        if not word.isdigit() or len(word) >= 10:
+            count = 0
+            break
+        count += 1
+        if count <= most:
+            numbers.append(int(word))
+    if not count:
         raise UsageError("this model's tokens stand for no text: it takes their numbers as a prompt, such as --prompt '0 3 5'")
-    return [int(word) for word in words]
+    return numbers, count

@@ -214,13 +214,13 @@ def with_adapters(merging: Merging, text: str) -> "tuple[list[int], np.ndarray]"
     """The tokens of a text, and the logits behind each, of the base with its adapters beside it."""
     from llamatrain.data.tokenizer import to_bytes
     from llamatrain.files.mapped import unchanged
-    from llamatrain.recipe.generation import tokenizer_of, tokens_of
+    from llamatrain.recipe.generation import first_tokens, tokenizer_of
     from llamatrain.recipe.loading import adapted
 
     gguf, h, adapters, threads = merging.gguf, merging.h, merging.adapters, merging.threads
-    tokens = tokens_of(gguf, tokenizer_of(gguf, h), to_bytes(text))
-    if len(tokens) > CHECKED:
-        merging.note(f"--check compares the first {CHECKED} of {len(tokens)} tokens")
+    tokens, count = first_tokens(gguf, tokenizer_of(gguf, h), to_bytes(text), CHECKED)
+    if count > CHECKED:
+        merging.note(f"--check compares the first {CHECKED} of {count} tokens")
     matrices = [
         replace(each, pairs={name: pair for name, pair in each.pairs.items() if name not in each.norms}) for each in adapters
     ]
@@ -228,7 +228,7 @@ def with_adapters(merging: Merging, text: str) -> "tuple[list[int], np.ndarray]"
     for adapter in adapters:
         arrays |= {name: arrays[name] + adapter.delta(name)[0] for name in adapter.norms}
     with unchanged(gguf.files):
-        return tokens[:CHECKED], logits(gguf, h, weights, arrays, tokens[:CHECKED], threads)
+        return tokens, logits(gguf, h, weights, arrays, tokens, threads)
 
 
 def compared(out: Path, tokens: list[int], expected: "np.ndarray", threads: int) -> Comparison:

@@ -61,7 +61,7 @@ class Counter:
     def __init__(self, expression: Expression) -> None:
         self.expression = expression
         self.known, self.counts, self.pieces = room_for(PIECES, BYTES), np.zeros(PIECES, np.int32), 0
-        self._code_points, self._split = splitting.code_points(), splitting.split()
+        self._code_points, self._split, self._in_bytes = splitting.code_points(), splitting.split(), splitting.in_bytes()
         self._parts = function(_parts, types.int64(TEXT, I64, I64))
         self._count = function(_count, types.UniTuple(types.int64, 2)(TEXT, I64, types.int64, TEXTS, I32, types.int64))
 
@@ -76,15 +76,16 @@ class Counter:
 
     def _words(self, raw: np.ndarray, last: bool) -> tuple[np.ndarray, int]:
         """The ends of its pieces, as far as what follows cannot change them."""
-        codes, ends = (np.empty(len(raw), np.int32) for _ in range(2))
-        codes = codes[: self._code_points(raw, codes, np.empty(3 * len(raw), np.uint8), ends, True)]
+        codes = np.empty(len(raw), np.int32)
+        codes = codes[: self._code_points(raw, codes, np.empty(3 * len(raw), np.uint8))[0]]
         if not len(codes):
             return np.zeros(0, np.int64), 0
         words, marks = np.empty(len(codes), np.int64), np.empty(len(codes), np.uint32)
         whole = np.array([len(codes)], np.int64)
         count, settled = self._split(codes, self.expression.marks, self.expression.program, whole, words, marks)
         taken = len(codes) if last or not settled else settled
-        words = ends[words[:count][words[:count] <= taken] - 1].astype(np.int64)
+        words = words[:count][words[:count] <= taken]
+        self._in_bytes(raw, words)
         return words, int(words[-1])
 
     def _count_all(self, raw: np.ndarray, words: np.ndarray) -> None:

@@ -5,6 +5,7 @@ from typing import Protocol
 import numpy as np
 
 from llamatrain.data.tokenizer import merging, splitting
+from llamatrain.data.tokenizer.patterns import Expression
 from llamatrain.data.tokenizer.symbols import byte_symbols, character_key, score_symbols, token_bytes
 from llamatrain.data.tokenizer.tables import table
 from llamatrain.data.tokenizer.vocabulary import SPACE, Vocabulary
@@ -46,44 +47,51 @@ class ByteLevel:
         self.words = nothing, nothing, np.frombuffer(b"", np.uint8), nothing
         if vocabulary.cutting.whole_words:
             self.words = whole_words(vocabulary)
-        self._code_points, self._split, self._merge = splitting.code_points(), splitting.split(), merging.merge_words()
+        self._code_points, self._split = splitting.code_points(), splitting.split()
+        self._in_bytes, self._merge = splitting.in_bytes(), merging.merge_words()
 
     def tokens(self, raw: bytes, start: bool) -> np.ndarray:
         check_size(raw)
         clean, words = self._words(raw)
-        out = np.empty(2 * len(clean), np.int32)
+        out = np.empty(merging.room(2 * len(clean)), np.int32)
         made = self._merge(clean, words, *self.symbols, *self.words, out)
         return out[:made].copy()
 
     def _words(self, raw: bytes) -> tuple[np.ndarray, np.ndarray]:
         """The text without what cannot be read, and where its words end. For long ones, memory counts."""
-        codes, clean, ends = self._read(raw, False)
-        clean = clean[: ends[-1] if len(ends) else 0]
-        pieces = np.array([len(codes)], np.int64)
+        codes, clean = self._read(raw)
+        words = np.array([len(codes)], np.int64)
         for expression in self.expressions:
             last = expression is self.expressions[-1]
-            words, marks = np.empty(len(codes), np.int64), codes.view(np.uint32) if last else np.empty(len(codes), np.uint32)
-            count, _ = self._split(codes, expression.marks, expression.program, pieces, words, marks)
-            pieces = words[:count]
-        return clean, ends[pieces - 1].astype(np.int64)
+            words, _ = self._cut(codes, expression, words, codes.view(np.uint32) if last else None)
+        self._in_bytes(clean, words)
+        return clean, words
 
     def seam(self, raw: bytes) -> int:
-        codes, _, ends = self._read(whole_characters(raw), True)
+        raw = whole_characters(raw)
+        codes, _ = self._read(raw)
         if not len(codes):
             return 0
-        first, whole = self.expressions[0], np.array([len(codes)], np.int64)
-        words, marks = np.empty(len(codes), np.int64), np.empty(len(codes), np.uint32)
-        count, settled = self._split(codes, first.marks, first.program, whole, words, marks)
+        words, settled = self._cut(codes, self.expressions[0], np.array([len(codes)], np.int64))
         # White space ends where it does for what follows it, which a piece that ends there does not show.
-        found = (end for end in words[:count][::-1] if end <= settled and not chr(codes[end - 1]).isspace())
-        last = next(found, 0)
-        return int(ends[last - 1]) if last else 0
+        found = (end for end in words[::-1] if end <= settled and not chr(codes[end - 1]).isspace())
+        seam = np.array([next(found, 0)], np.int64)
+        self._in_bytes(np.frombuffer(raw, np.uint8), seam)
+        return int(seam[0])
 
-    def _read(self, raw: bytes, in_text: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        codes, ends = np.empty(len(raw), np.int32), np.empty(len(raw), np.int32)
-        clean = np.empty(3 * len(raw), np.uint8)  # each byte may become a replacement
-        count = self._code_points(np.frombuffer(raw, np.uint8), codes, clean, ends, in_text)
-        return codes[:count], clean, ends[:count]
+    def _read(self, raw: bytes) -> tuple[np.ndarray, np.ndarray]:
+        codes, clean = np.empty(len(raw), np.int32), np.empty(3 * len(raw), np.uint8)  # each byte may become a replacement
+        count, size = self._code_points(np.frombuffer(raw, np.uint8), codes, clean)
+        return codes[:count], clean[:size]
+
+    def _cut(
+        self, codes: np.ndarray, expression: Expression, pieces: np.ndarray, marks: np.ndarray | None = None
+    ) -> tuple[np.ndarray, int]:
+        """The words' ends in code points, and how many of these are settled."""
+        marks = np.empty(len(codes), np.uint32) if marks is None else marks
+        words = np.empty(len(codes), np.int64)
+        count, settled = self._split(codes, expression.marks, expression.program, pieces, words, marks)
+        return words[:count], settled
 
 
 def whole_words(vocabulary: Vocabulary) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -109,7 +117,7 @@ class Scored:
     def tokens(self, raw: bytes, start: bool) -> np.ndarray:
         check_size(raw)
         text = ((self.prefix if start else b"") + raw).replace(b" ", self.space)
-        out = np.empty(len(text), np.int32)
+        out = np.empty(merging.room(len(text)), np.int32)
         made = self._merge(np.frombuffer(text, np.uint8), *self.characters, *self.symbols, out)
         tokens = out[:made].copy()
         if made and tokens.min() < 0:

@@ -131,12 +131,12 @@ def _merge_long(symbols, tree, count, keys, values):
 
 
 @inline
-def _emit(symbols, ranks, tree, count, keys, values, spelt, spelling, tokens, out):
+def _emit(symbols, ranks, count, keys, values, spelt, spelling, tokens, out):
     """Merge a row and write its tokens: a symbol's own, or those that spell it."""
     if count <= SCANNED:
         count = _merge_scanned(symbols, ranks, count, keys, values)
     else:
-        count = _merge_long(symbols, tree, count, keys, values)
+        count = _merge_long(symbols, tokens[out:], count, keys, values)
     for i in range(count):
         for at in range(spelt[symbols[i]], spelt[symbols[i] + 1]):
             tokens[out] = spelling[at]
@@ -146,15 +146,21 @@ def _emit(symbols, ranks, tree, count, keys, values, spelt, spelling, tokens, ou
 
 @inline
 def _rows(longest):
-    """Room for a row of symbols, its pairs where it is short, and their ranks where it is long."""
-    return np.empty(longest, np.int32), np.empty(SCANNED, np.int64), np.empty(longest + longest // (FAN - 1) + 12, np.int32)
+    """Room for a row of symbols, and its pairs where it is short."""
+    return np.empty(longest, np.int32), np.empty(SCANNED, np.int64)
+
+
+def room(most):
+    """For so many tokens, and, before they are made, for the tree of a row of as many symbols in their place."""
+    return most + most // (FAN - 1) + 12
 
 
 @inline
-def _keep(ranks, tree, at, pair):
+def _keep(ranks, tokens, out, at, pair):
+    """Of a row that may become long the ranks, as the tree's leaves, where its tokens will be."""
     if at < SCANNED:
         ranks[at] = pair
-    tree[at] = pair >> 32
+    tokens[out + at] = pair >> 32
 
 
 @inline
@@ -178,7 +184,7 @@ def _merge_words(text, ends, bytes_, keys, values, spelt, spelling, word_keys, w
     longest = start = np.int64(0)
     for end in ends:
         longest, start = max(longest, end - start), end
-    symbols, ranks, tree = _rows(longest)
+    symbols, ranks = _rows(longest)
     out = start = np.int64(0)
     for end in ends:
         whole = _whole_word(text, start, end, word_keys, word_tokens, token_text, token_ends)
@@ -189,8 +195,8 @@ def _merge_words(text, ends, bytes_, keys, values, spelt, spelling, word_keys, w
             for i in range(end - start):
                 symbols[i] = bytes_[text[start + i]]
                 if i:
-                    _keep(ranks, tree, i - 1, _pair(keys, values, np.int64(symbols[i - 1]), np.int64(symbols[i])))
-            out = _emit(symbols, ranks, tree, end - start, keys, values, spelt, spelling, tokens, out)
+                    _keep(ranks, tokens, out, i - 1, _pair(keys, values, np.int64(symbols[i - 1]), np.int64(symbols[i])))
+            out = _emit(symbols, ranks, end - start, keys, values, spelt, spelling, tokens, out)
         start = end
     return out
 
@@ -234,7 +240,7 @@ def _merge_text(text, char_keys, char_symbols, bytes_, keys, values, spelt, spel
 
     A row ends where two characters never stand side by side in any token, for nothing can be merged across.
     """
-    symbols, ranks, tree = _rows(len(text))
+    symbols, ranks = _rows(len(text))
     out = at = count = np.int64(0)
     while at < len(text):
         key, size = _character(text, at)
@@ -243,10 +249,10 @@ def _merge_text(text, char_keys, char_symbols, bytes_, keys, values, spelt, spel
         if count:
             pair = slot(keys, np.int64(symbols[count - 1]) << 32 | symbol)
             if symbol < 0 or keys[pair] == FREE:
-                out = _emit(symbols, ranks, tree, count, keys, values, spelt, spelling, tokens, out)
+                out = _emit(symbols, ranks, count, keys, values, spelt, spelling, tokens, out)
                 count = np.int64(0)
             else:
-                _keep(ranks, tree, count - 1, values[pair])
+                _keep(ranks, tokens, out, count - 1, values[pair])
         if symbol >= 0:
             symbols[count] = symbol
             count += 1
@@ -255,7 +261,7 @@ def _merge_text(text, char_keys, char_symbols, bytes_, keys, values, spelt, spel
                 tokens[out] = bytes_[text[i]]
                 out += 1
         at += size
-    return _emit(symbols, ranks, tree, count, keys, values, spelt, spelling, tokens, out)
+    return _emit(symbols, ranks, count, keys, values, spelt, spelling, tokens, out)
 
 
 def _last_seam(text, space, char_keys, char_symbols, keys):

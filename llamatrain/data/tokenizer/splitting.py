@@ -26,25 +26,27 @@ def _continues(text, at, count):
     return read > at + count
 
 
-def _code_points(text, codes, clean, ends, in_text):
-    """Text to code points, to their UTF-8 again, and where each ends in that, or in the text; how many there are.
+@inline
+def _read(text, at):
+    """The code point at a place, and the place behind it.
 
     As llama.cpp reads: each byte that cannot be read is one replacement, overlong forms and surrogates are read.
     """
+    lead = np.int64(text[at])
+    more = 0 if lead < 0x80 else 1 if lead >> 5 == 6 else 2 if lead >> 4 == 14 else 3 if lead >> 3 == 30 else -1
+    if more < 0 or not _continues(text, at, more):
+        return REPLACEMENT, at + 1
+    code = lead & (0x7F >> (more + 1 if more > 0 else 0))
+    for i in range(at + 1, at + more + 1):
+        code = code << 6 | np.int64(text[i]) & 0x3F
+    return code if code <= 0x10FFFF else REPLACEMENT, at + more + 1
+
+
+def _code_points(text, codes, clean):
+    """Text to code points, and to their UTF-8 again; how many there are of both."""
     at, count, out = np.int64(0), np.int64(0), np.int64(0)
     while at < len(text):
-        lead = np.int64(text[at])
-        more = 0 if lead < 0x80 else 1 if lead >> 5 == 6 else 2 if lead >> 4 == 14 else 3 if lead >> 3 == 30 else -1
-        code = lead & (0x7F >> (more + 1 if more > 0 else 0))
-        if more >= 0 and _continues(text, at, more):
-            for i in range(at + 1, at + more + 1):
-                code = code << 6 | np.int64(text[i]) & 0x3F
-            at += more + 1
-        else:
-            code = REPLACEMENT
-            at += 1
-        if code > 0x10FFFF:
-            code = REPLACEMENT
+        code, at = _read(text, at)
         if code < 0x80:
             clean[out] = code
         else:
@@ -55,9 +57,18 @@ def _code_points(text, codes, clean, ends, in_text):
             out += size
         out += 1
         codes[count] = code
-        ends[count] = at if in_text else out
         count += 1
-    return count
+    return count, out
+
+
+def _in_bytes(text, places):
+    """Make of places between code points those between a text's bytes."""
+    at = count = np.int64(0)
+    for i in range(len(places)):
+        while count < places[i]:
+            _, at = _read(text, at)
+            count += 1
+        places[i] = at
 
 
 @inline
@@ -172,7 +183,11 @@ def _split(codes, table, program, pieces, words, marks):
 
 
 def code_points() -> Any:
-    return function(_code_points, types.int64(TEXT, I32, U8, I32, types.boolean))
+    return function(_code_points, types.UniTuple(types.int64, 2)(TEXT, I32, U8))
+
+
+def in_bytes() -> Any:
+    return function(_in_bytes, types.void(TEXT, I64))
 
 
 def split() -> Any:

@@ -15,6 +15,7 @@ from llamatrain.data.tokenizer.special import Specials
 from llamatrain.data.tokenizer.vocabulary import SPACE, UNDEFINED, Vocabulary, byte_of
 from llamatrain.errors import FileError, UsageError
 from llamatrain.files.constants import TokenType
+from llamatrain.machine.memory import LARGE, give_back
 from llamatrain.machine.units import cores
 
 VERSION = 1  # of what text becomes: a change makes older fingerprints strangers
@@ -56,8 +57,12 @@ class Tokenizer:
 
     def encode(self, text: str | bytes, *, special: bool = False, start: bool = True) -> np.ndarray:
         """Without `start` it is what stands behind a cut."""
-        made = [self._piece(raw, special, start and first) for first, raw in self._pieces([to_bytes(text)], special)]
-        return np.concatenate(made) if made else np.zeros(0, np.int32)
+        return joined([*self.encode_pieces(text, special=special, start=start)])
+
+    def encode_pieces(self, text: str | bytes, *, special: bool = False, start: bool = True) -> Iterator[np.ndarray]:
+        """The same, some tokens at a time."""
+        for first, raw in self._pieces([to_bytes(text)], special):
+            yield self._piece(raw, special, start and first)
 
     def encode_large(
         self, chunks: Iterable[str | bytes], *, special: bool = False, threads: int | None = None
@@ -97,6 +102,8 @@ class Tokenizer:
                 else:
                     enough = 2 * len(rest)
                 parts, size = [rest], len(rest)
+        if size > LARGE:
+            give_back()  # what was looked at to find a place
         if size:
             yield start, b"".join(parts)
 
@@ -121,7 +128,7 @@ class Tokenizer:
             else:
                 made.append(self._engine.tokens(part, start))
             start = isinstance(part, int)
-        return np.concatenate(made) if made else np.zeros(0, np.int32)
+        return joined(made)
 
     # ---- to text -----------------------------------------------------------
 
@@ -175,6 +182,11 @@ class StreamDecoder:
     def end(self) -> str:
         """What is left: a character that was never finished."""
         return self._utf8.decode(b"", final=True)
+
+
+def joined(made: list[np.ndarray]) -> np.ndarray:
+    """One array, which is not copied: it may be as large as all that is held."""
+    return made[0] if len(made) == 1 else np.concatenate([np.zeros(0, np.int32), *made])
 
 
 def to_bytes(text: str | bytes) -> bytes:
