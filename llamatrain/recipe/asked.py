@@ -66,14 +66,15 @@ class Asked:
 
     def settled(self, base: str = "") -> "Asked":
         """With paths that mean the same from any folder."""
-        vocab, first, peft = (path and _whole(path) for path in (self.model.vocab_from, self.tune.lora_init, self.tune.peft))
+        paths = (self.model.vocab_from, self.tune.lora_init, self.tune.peft, self.data.chat_template)
+        vocab, first, peft, template = (path and _whole(path) for path in paths)
         base = self.base or base
         return replace(
             self,
             files=absolute(self.files),
             base=absolute([base])[0] if base else "",
             model=replace(self.model, vocab_from=vocab),
-            data=replace(self.data, val=absolute(self.data.val)),
+            data=replace(self.data, val=absolute(self.data.val), chat_template=template),
             tune=replace(self.tune, lora_init=first, peft=peft),
             lora=LoraOptions((), tuple((_whole(path), scale) for path, scale in self.lora.scaled)),
             outs=self.outs.settled(lambda file: absolute([file])[0]),
