@@ -25,12 +25,11 @@ def resident(pid: int) -> int:
 
 def below(pid: int) -> list[int]:
     """Its children, and theirs."""
-    found = []
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            found += [int(word) for word in path.read_text().split()]
-        except OSError:
-            continue
+    found = list[int]()
+    with suppress(OSError):  # it has ended by now
+        for path in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(OSError):
+                found += [int(word) for word in (path / "children").read_text().split()]
     return found + [each for child in found for each in below(child)]
 
 
