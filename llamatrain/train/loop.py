@@ -19,6 +19,7 @@ from llamatrain.optim.stop import StopRules
 from llamatrain.report.events import StepLine
 from llamatrain.train.around import Batches, Beside, Changed, Interrupted, Listener, Nothing, Quiet, Signals, TrainingError
 from llamatrain.train.programs import Programs
+from llamatrain.train.reading import waited
 from llamatrain.train.scoring import Scoring
 from llamatrain.train.state import Partial, RunState
 
@@ -118,9 +119,9 @@ class Loop:
         start = time.perf_counter() - (state.partial.seconds if state.partial else 0.0)
         if not self._fixed:  # those rows are read again after a resume
             state.data = self.rows.state
-        waiting = time.perf_counter()
+        before = waited(self.rows)
         batches = self._fixed or self._batches()
-        waited = time.perf_counter() - waiting
+        seconds_waited = waited(self.rows) - before
         start += self._prepare(batches)
         if self.descent:
             self._fixed = batches
@@ -142,7 +143,7 @@ class Loop:
                 grad_norm=norm,
                 tokens=counters.tokens,
                 seconds=seconds,
-                seconds_waited=round(waited, 4),
+                seconds_waited=round(seconds_waited, 4),
                 tokens_per_second=sum(batch.size for batch in batches) / seconds if seconds else 0.0,
                 evaluations=evaluations,
                 total_seconds=counters.seconds,

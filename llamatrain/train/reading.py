@@ -4,6 +4,7 @@ They are those that there would be without it, and where the rows stand is told 
 part of a run's state. What fails is told by the step that would have had the batch.
 """
 
+import time
 from collections.abc import Iterator
 from queue import SimpleQueue
 from threading import Thread
@@ -22,11 +23,17 @@ def ready(batches: int) -> int:
     return max(batches, READY)
 
 
+def waited(rows: Batches) -> float:
+    """A clock that stands still but where rows are waited for: those that are read when they are wanted are so all the time."""
+    return rows.waited if isinstance(rows, ReadAhead) else time.perf_counter()
+
+
 class ReadAhead:
     """While it is open, `ready` batches of so many rows at most, of the `left` that will be asked for."""
 
     def __init__(self, rows: Batches, count: int, ready: int, left: int) -> None:
         self.rows, self.state = rows, rows.state
+        self.waited = 0.0  # seconds, in all
         self._count, self._left = count, left
         self._wanted, self._made = SimpleQueue[bool](), SimpleQueue[tuple[Batch, State] | BaseException]()
         self._ready, self._under_way = ready, 0
@@ -45,7 +52,7 @@ class ReadAhead:
     def batch(self, count: int) -> Batch:
         if not self._under_way or count != self._count:
             raise RuntimeError(f"{count} rows were not announced: {self._under_way} batches of {self._count} are under way")
-        made = self._made.get()
+        made = self._next()
         if isinstance(made, BaseException):
             self._made.put(made)
             raise made
@@ -53,6 +60,14 @@ class ReadAhead:
         self._want()
         batch, self.state = made
         return batch
+
+    def _next(self) -> tuple[Batch, State] | BaseException:
+        if not self._made.empty():
+            return self._made.get()
+        start = time.perf_counter()
+        made = self._made.get()
+        self.waited += time.perf_counter() - start
+        return made
 
     def once(self, count: int) -> Iterator[Batch]:
         return self.rows.once(count)
