@@ -7,6 +7,7 @@ left alone; scratch memory of a kernel lives as long as its call. Then, with all
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 
@@ -86,6 +87,7 @@ def plan(
     laid = dict(zip(asked, make_contiguous(own), strict=True))
     pins = frozenset(laid[tensor] for tensor in pinned)
     verify(laid.values())
+    scratch = cache(scratch)
     candidates = (ordered(list(laid.values()), left_to_right) for left_to_right in (True, False))
     best = min((_lay_out(nodes, laid, pins, scratch, naive) for nodes in candidates), key=lambda each: each.arena)
     best.base_bytes = resident(leaf.nbytes for leaf in best.leaves("state") if isinstance(leaf.dtype, Quantised))
