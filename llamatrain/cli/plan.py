@@ -63,7 +63,7 @@ def plan_finetune(base: Base = None, data: Data = None, **said: Any) -> None:
 def show(request: "Request", options: PlanOptions) -> None:
     from llamatrain.recipe.prepare import planned
 
-    choice, excess = planned(request)
+    choice, excess = planned(request, graphs=options.graph is not None)
     if options.graph:
         print_graph(choice.graphs, options.graph)
         return

@@ -7,6 +7,7 @@ left alone; scratch memory of a kernel lives as long as its call. Then, with all
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 
@@ -99,6 +100,7 @@ def plan(
     laid, order = dict(zip(asked, contiguous, strict=False)), contiguous[len(own) :]
     pins = frozenset(laid[tensor] for tensor in pinned)
     verify(laid.values())
+    scratch = cache(scratch)
     ways = (True,) if order else (True, False)
     candidates = (ordered(list(laid.values()), left_to_right, order) for left_to_right in ways)
     best = min((_lay_out(nodes, laid, pins, scratch, naive, most) for nodes in candidates), key=lambda each: each.arena)

@@ -4,6 +4,7 @@ from llamatrain.errors import UsageError
 
 LARGEST = 1 << 24  # of any size: what lies beyond is a damaged file or a slip of the hand
 DEEPEST = 1 << 12  # layers
+DEEP = 1 << 7  # layers, from which on what is done for each of them takes a while
 
 
 class Unfit(UsageError):

@@ -13,8 +13,10 @@ from llamatrain.machine.terminal import told_if_long
 from llamatrain.machine.threads import runner
 from llamatrain.model.frozen import copies_of
 from llamatrain.model.hyperparameters import Hyperparameters
+from llamatrain.model.unfit import DEEP
+from llamatrain.recipe.deep import PARTS, way_of_many
 from llamatrain.recipe.limits import allowed
-from llamatrain.recipe.memory import Demand, Way, choose, excess, fixed
+from llamatrain.recipe.memory import Demand, Way, choose, excess, fixed, way_with
 from llamatrain.recipe.resolved import Resolved
 from llamatrain.recipe.target import Cache, Leaves, Target
 from llamatrain.train.graphs import Setting
@@ -39,6 +41,7 @@ class Extent:
     decoding: int  # positions of the cache for samples; 0: none
     goes_on: bool  # then its batches stay as they are
     to_come: int = 0  # bytes that the program will hold beside what it holds now
+    rough: bool = False  # nothing is to be run: of many layers some may speak for all
 
 
 def fitted(resolved: Resolved, target: Target, extent: Extent, refuse: bool = True) -> Fitted:
@@ -103,7 +106,10 @@ def way_of(resolved: Resolved, h: Hyperparameters, leaves: Leaves, extent: Exten
     most = allowed(train.memory)
     if refuse and most is not None:  # at once: planning a model so large takes a while
         check_fixed(fixed(setting, demand), demand.interpreter, most, leaves.copies > 0)
-    return choose(setting, train.remat, demand, most, parts=not extent.goes_on)
+    if setting.h.layers <= DEEP or train.remat == "optimal" or train.remat.isdecimal():
+        return choose(setting, train.remat, demand, most, parts=not extent.goes_on)
+    way = choose(setting, train.remat, demand, most, not extent.goes_on, way_of_many, PARTS)
+    return way if extent.rough else way_with(setting, way.policy, demand, way.splits)
 
 
 def check_fixed(least: int, held: int, most: int, copied: bool) -> None:

@@ -1,8 +1,9 @@
 """What a run will take, before it takes it; and what is computed again, or split, so that it fits."""
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 
 from llamatrain.config.units import Size
 from llamatrain.engine.budget import cheapest
@@ -84,10 +85,15 @@ def decoding_of(setting: Setting, positions: int) -> int:
     return Decoder.plan(setting.h, positions, setting.threads, setting.kernels, setting.weights).total
 
 
-def way_with(setting: Setting, policy: Policy, demand: Demand, splits: int = 1) -> Way:
+def parted(setting: Setting, splits: int) -> Setting:
+    """For a batch in so many parts."""
     gradients = "flat" if splits > 1 else setting.gradients
-    setting = replace(setting, batch=setting.batch // splits, gradients=gradients)
-    graphs = RunGraphs(setting, policy)
+    return replace(setting, batch=setting.batch // splits, gradients=gradients)
+
+
+def way_with(setting: Setting, policy: Policy, demand: Demand, splits: int = 1) -> Way:
+    setting = parted(setting, splits)
+    graphs, gradients = RunGraphs(setting, policy), setting.gradients
     shared, own = graphs.all(demand.lengths, gradients == "flat", demand.validating)
     plans, updates = ([graphs.plan(graph) for graph in each] for each in (shared, own))
     size = 4 * sum(tensor.size for tensor in setting.trained.values())
@@ -116,16 +122,32 @@ def way_with(setting: Setting, policy: Policy, demand: Demand, splits: int = 1) 
     return Way(setting=setting, policy=policy, splits=splits, graphs=graphs, arena=arena, needs=needs)
 
 
-def choose(setting: Setting, remat: str, demand: Demand, most: int | None, parts: bool) -> Way:
+Planner = Callable[[Setting, Policy, Demand, int], Way]
+
+
+def choose(
+    setting: Setting,
+    remat: str,
+    demand: Demand,
+    most: int | None,
+    parts: bool,
+    planner: Planner = way_with,
+    blocks: int | None = None,
+) -> Way:
     """The first way that takes no more than `most`: recomputation where that is open, batches in `parts`, and only then the
-    recomputation that costs a whole forward pass more. Else the leanest."""
+    recomputation that costs a whole forward pass more. Else the leanest.
+
+    A planner may count the blocks that are made again otherwise than by layers; that last way is none of its.
+    """
     best: Way | None = None
-    for policy in (AUTO, "optimal") if remat == AUTO else (remat,):
+    open_ = (AUTO, "optimal") if blocks is None else (AUTO,)
+    for policy in open_ if remat == AUTO else (remat,):
         for splits in _splits(setting, demand.lengths) if parts else (1,):
             if policy == AUTO:
-                found = _cheapest(setting, demand, splits, most)
+                limit = sys.maxsize if most is None else most
+                _, found = cheapest(partial(_planned, planner, setting, demand, splits), blocks or setting.h.layers, limit)
             else:
-                found = way_with(setting, int(policy) if policy.isdecimal() else policy, demand, splits)
+                found = planner(setting, int(policy) if policy.isdecimal() else policy, demand, splits)
             best = found if best is None or found.total < best.total else best
             if most is None or found.total <= most:
                 return found
@@ -153,8 +175,5 @@ def _splits(setting: Setting, lengths: Iterable[int]) -> Iterator[int]:
         splits *= 2
 
 
-def _cheapest(setting: Setting, demand: Demand, splits: int, most: int | None) -> Way:
-    """Of the recomputations the one that costs least time, or least memory where none fits."""
-    limit = sys.maxsize if most is None else most
-    _, found = cheapest(lambda policy: way_with(setting, policy, demand, splits), setting.h.layers, limit)
-    return found
+def _planned(planner: Planner, setting: Setting, demand: Demand, splits: int, policy: Policy) -> Way:
+    return planner(setting, policy, demand, splits)

@@ -123,10 +123,10 @@ def remarks(resolved: Resolved, found: Fitted, sources: Sources, model: Model, t
         yield "the adapter is for the base with this rope and epsilon: it is to be run with the same"
 
 
-def planned(request: Request) -> tuple[Way, str | None]:
+def planned(request: Request, graphs: bool = True) -> tuple[Way, str | None]:
     """How a run would be run, and why it would not, if so; its text is not read, and nothing is written."""
     with request.telling():
-        return way_of(request)
+        return way_of(request, graphs)
 
 
 TOKEN = 500  # bytes of each in a vocabulary that was read: texts, merges, and the tables to find them
@@ -137,7 +137,7 @@ def unread_of(model: Model, sources: Sources) -> int:
     return 0 if sources.base or not model.tokenizer else TOKEN * (model.h.vocab - len(model.tokenizer))
 
 
-def way_of(request: Request) -> tuple[Way, str | None]:
+def way_of(request: Request, graphs: bool) -> tuple[Way, str | None]:
     given = request.given
     asked, sources, _ = begun(request)
     check_held(asked.train.memory)
@@ -152,6 +152,7 @@ def way_of(request: Request) -> tuple[Way, str | None]:
         decoding=shown(resolved, model, sine).positions,
         goes_on=sources.goes_on,
         to_come=unread_of(model, sources),
+        rough=not graphs,
     )
     refuse = asked.train.memory is not None  # else it is told what would be needed
     found = fitted(resolved, target_of(asked, model, sources, None), extent, refuse)

@@ -5,6 +5,7 @@ Parameters, gradients and moments are flat vectors of one layout, in the order o
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 
 import numpy as np
 
@@ -13,7 +14,9 @@ from llamatrain.engine.backend import Backend, Memory
 from llamatrain.engine.program import Program
 from llamatrain.graph.show import described
 from llamatrain.graph.tensor import leaves_of
+from llamatrain.machine.terminal import told_if_long
 from llamatrain.model import transformer
+from llamatrain.model.unfit import DEEP
 from llamatrain.train.graphs import Graph, RunGraphs
 
 Key = tuple[int, int]  # what dropouts of a batch follow from
@@ -83,15 +86,16 @@ class Programs(Runner):
 
     def prepare(self, batches: Sequence[Batch]) -> float:
         """Make the programs that these will need, where that was not done; the seconds that it took."""
-        start = time.perf_counter()
-        for number, batch in enumerate(batches):
-            length = batch.tokens.shape[1]
-            if self.setting.gradients == "streamed":
-                self._streaming(length)
-            else:
-                self._adding(length, number == 0)
-        if self.setting.gradients != "streamed" and self.setting.rule:
-            self._updating(self._adding(batches[-1].tokens.shape[1], len(batches) == 1))
+        start, layers = time.perf_counter(), self.setting.h.layers
+        with told_if_long(f"making programs of {layers:,} layers, which takes a while") if layers > DEEP else nullcontext():
+            for number, batch in enumerate(batches):
+                length = batch.tokens.shape[1]
+                if self.setting.gradients == "streamed":
+                    self._streaming(length)
+                else:
+                    self._adding(length, number == 0)
+            if self.setting.gradients != "streamed" and self.setting.rule:
+                self._updating(self._adding(batches[-1].tokens.shape[1], len(batches) == 1))
         return time.perf_counter() - start
 
     def gradients(self, batch: Batch, total: float, first: bool, key: Key = (0, 0)) -> float:
