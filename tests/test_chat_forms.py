@@ -10,7 +10,7 @@ from llamatrain.data.forms import Chat, parse_line
 from llamatrain.errors import DataError
 from tests.chat_templates import CALL, GEMMA, LAYOUTS, TOOL, ZEPHYR, Layout
 from tests.llama_cpp import model_with, served
-from tests.runs import TINY, ran, run
+from tests.runs import TINY, Done, ran, run
 
 
 def chat(**row: Any) -> Chat:
