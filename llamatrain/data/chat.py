@@ -18,7 +18,7 @@ from llamatrain.data.prompts import PromptReader
 from llamatrain.data.templates import ChatTemplate
 
 RENDERED = 2_100_000  # messages in all renderings of a chat: one of 2,000 messages that take turns is rendered so often
-TOKENS = 6_000_000  # of all samples of a chat but its first
+TOKENS = 6_000_000  # of all samples of a chat but its first: answers behind them are left out
 Marked = tuple[np.ndarray, np.ndarray]  # tokens, and 1 where they are the assistant's
 
 
@@ -57,6 +57,9 @@ def encode_chat(chat: Chat, template: ChatTemplate, reader: PromptReader, size: 
                     notes.add("apart")
                     yield said.marked()
                     left -= len(text.tokens)
+                if left < 0:
+                    notes.add("later")
+                    return
                 said = Dialogue()
                 said.add(text.tokens.copy(), False)
             answer = reader.behind(bytes(turn.answer), False)
@@ -65,7 +68,5 @@ def encode_chat(chat: Chat, template: ChatTemplate, reader: PromptReader, size: 
                 answer = np.concatenate([answer, reader.end])
             said.add(answer, True)
             spoken = len(turn.answer)
-            if left < 0:
-                raise TooMuch(f"a chat of {len(turns):,} answers, each a sample of its own, with more than {TOKENS:,} tokens")
     if said.parts:
         yield said.marked()

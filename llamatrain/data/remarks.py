@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping
 
+from llamatrain.data.chat import TOKENS
 from llamatrain.data.chatml import CHATML_WITH_EOS
 from llamatrain.data.prompts import PromptReader
 from llamatrain.data.templates import ChatTemplate
@@ -19,6 +20,7 @@ WARNED = {
     "endless": f"the chat template ends answers in no token at which llama.cpp stops: {{}} is put behind them; {OTHER}",
     "calls": f"the chat template has no place for calls of tools, which are left out; {OTHER}",
     "thoughts": f"the chat template opens a thought before answers that have none, and they are trained as such; {OTHER}",
+    "later": f"chats whose answers are rows of their own end where these come to {TOKENS:,} tokens; split them",
     "rendered": "texts hold marks of chats ({}) that are read letter by letter; --parse-special reads them as tokens",
     "instructions": "prompts with answers are trained as plain text, though the model has a chat template; --as-chat uses it",
 }
