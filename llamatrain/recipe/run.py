@@ -194,6 +194,7 @@ def run(prepared: Prepared, folder: RunFolder, interrupts: Interrupts) -> Finish
         interrupts.home = folder.path
         prepared.samples.end(prepared.fitted.leaves, loop.programs.weights.parts, report)
         report.end(folder.path)
+        saver.end(loop.state)
     result, steps = folder.path / target.result, loop.state.counters.step
     tell_end(result.stem, [result, *saver.outs.newest], outcome, command())
     for line in (told := list(target.notes())):

@@ -46,6 +46,14 @@ class Saver:
 
     def begin(self, state: RunState) -> str:
         """Before anything is trained, so that a full disk shows now; only then there is more than a checkpoint in the folder."""
+        try:
+            return self._begun(state)
+        except FileError:
+            if not self._found():
+                raise
+            return self._begun(state)
+
+    def _begun(self, state: RunState) -> str:
         path = self._saved_here(state)
         self._write_config()
         self.metrics.begin()
@@ -71,6 +79,12 @@ class Saver:
                 raise FileError(f"{error}; the run itself is saved: {again} writes it there") from error
             self.warn(f"{error}; the next save tries again")
         return path
+
+    def end(self, state: RunState) -> None:
+        """Once more, where the folder went after the last time."""
+        if self._found():
+            self.save(state, last=True)
+            self._write_config()
 
     def _write_beside(self, state: RunState) -> None:
         """What is wanted of a save beside the run itself."""

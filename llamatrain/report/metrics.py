@@ -123,7 +123,8 @@ class Metrics:
 
     def lines(self) -> Iterator[dict[str, Any]]:
         """All lines of the run, those of earlier processes too; one that is damaged is passed over."""
-        self.flush()
+        with suppress(FileError):  # the next save tells it
+            self.flush()
         return (line for _, line in lines_in(self._all()))
 
     def read(self) -> list[dict[str, Any]]:
