@@ -170,7 +170,7 @@ def items_of(raw: bytes, inner: int, count: int) -> list[bytes]:
     cursor = gguf.Cursor(raw)
     cursor.place = 12
     try:
-        return [cursor.value(inner) for _ in range(count)] if inner in (*gguf.SIZES, STRING) else []
+        return [cursor.value(inner) for _ in range(count)] if inner in (*gguf.SIZES, STRING) and count <= len(raw) else []
     except struct.error:
         return []
 
