@@ -81,7 +81,7 @@ def test_a_line_says_where_in_the_data_it_is_and_how_sure_a_validation(tmp_path:
         run.report.validation(40, scored(2.25, 4096, 0.0123, 0.25))
         run.report.end(tmp_path)
     lines = run.text().splitlines()
-    told_in = "step  40/100  loss  2.5000  lr 1.00e-03  epoch 3  sample   250/1,000    2,048 tok/s  250 ms/step   0:00"
+    told_in = "step  40/100  loss  2.5000  lr 1.00e-03  epoch 3  sample   250/1,000    2,048 tok/s    250 ms/step   0:00"
     assert lines[0] == told_in
     assert lines[1] == " val  40/100  loss  2.2500 ± 0.0123  perplexity 9.49  accuracy 25.0 ± 0.43 %  4,096 tokens"
     seen = "40 steps, 2.25 times through 1,000 samples, 20,480 tokens in 1:10, 1.75 s each"

@@ -218,7 +218,7 @@ class Report:
             *([Segment("norm", f"{norm:>6}", 2)] if norm else []),
             *place_of(line),
             Segment("", f"{self._speed():>7,.0f} tok/s", 5),
-            *([Segment("", f"{time_of_step(median(self._seconds))}/step", 2)] if line.total_seconds is not None else []),
+            *([Segment("", f"{time_of_step(median(self._seconds)):>8}/step", 2)] if line.total_seconds is not None else []),
             Segment("", f"{duration(now - self._begun):>5}", 4),
             *([] if left is None else [Segment("", f"{duration(left):>5} left", 6)]),
         ]
