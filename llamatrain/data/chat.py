@@ -66,7 +66,9 @@ def encode_chat(chat: Chat, template: ChatTemplate, reader: PromptReader, size: 
             if not turn.ended:
                 notes.add("endless")
                 answer = np.concatenate([answer, reader.end])
-            said.add(answer, True)
+            stop = reader.first_end(answer)  # some templates write more behind a call
+            said.add(answer[:stop], True)
+            said.add(answer[stop:], False)
             spoken = len(turn.answer)
     if said.parts:
         yield said.marked()

@@ -72,6 +72,11 @@ class PromptReader:
         """With an end, if it has none."""
         return tokens if len(tokens) and int(tokens[-1]) in self.ends else np.concatenate([tokens, self.end])
 
+    def first_end(self, tokens: np.ndarray) -> int:
+        """How many tokens there are up to the first at which a model stops, with that."""
+        found = np.flatnonzero(np.isin(tokens, [*self.ends]))
+        return int(found[0]) + 1 if len(found) else len(tokens)
+
     def token_of(self, text: str) -> int | None:
         """The one token that a text is read as."""
         tokens = self.tokenizer.encode(text, special=True, start=False)
