@@ -67,7 +67,7 @@ def trial(t: Trial) -> None:
     ended = t.run(*words, plan=plan, codes=(0, 1, 2))
     written(t, ended, bytes_before, elsewhere, target)
     if manner == "edited" and target.name == "base.gguf":
-        t.must("--lr" not in ended.err, f"what was changed is blamed on the rate: {ended.errors}")
+        t.must("lower learning rate" not in ended.err, f"what was changed is blamed on the rate: {ended.errors}")
 
 
 def chosen(t: Trial, words: tuple[Argument, ...], name: str) -> Path:
