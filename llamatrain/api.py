@@ -24,9 +24,10 @@ from llamatrain.machine.jit import compiler
 from llamatrain.machine.printable import printable
 from llamatrain.machine.terminal import shown
 from llamatrain.recipe.evaluation import EvaluateOptions, Evaluation, evaluated
+from llamatrain.recipe.exporting import exported
 from llamatrain.recipe.generation import Continuation, LoadOptions, TextModel
 from llamatrain.recipe.interrupts import CallerInterrupts
-from llamatrain.recipe.merging import Comparison, ExportOptions, Merged, merged
+from llamatrain.recipe.merging import Comparison, ExportOptions, Merged
 from llamatrain.recipe.options import PlaceOptions
 from llamatrain.recipe.request import NEW, TUNING, Request, new_model, tuning
 from llamatrain.recipe.run import Finished, train
@@ -86,11 +87,12 @@ def finetune(base: Place | None = None, *data: Place, show: bool = False, **opti
         return run_of(tuning(model, paths(data), values_of(options, PlaceOptions, *TUNING)))
 
 
-def export_lora(base: Place, *, out: Place, show: bool = False, **options: Any) -> Merged:
-    """Merge adapters, named by `lora` and `lora_scaled`, into a model: the file `out` is a model like any other."""
+def export_lora(base: Place, *, out: Place | None = None, show: bool = False, **options: Any) -> Merged:
+    """Merge adapters, named by `lora` and `lora_scaled`, into a model: the file `out` is a model like any other. With
+    `only_adapter` they are written as one adapter, with `peft` into a folder of PEFT's."""
     with door(show):
         values = values_of({**options, "out": out}, ExportOptions, LoraOptions)
-        made = merged(path_of(base), build(ExportOptions, values), build(LoraOptions, values))
+        made = exported(path_of(base), build(ExportOptions, values), build(LoraOptions, values))
         return replace(made, notes=in_keywords_all(made.notes))
 
 

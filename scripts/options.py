@@ -11,6 +11,7 @@ from llamatrain.config.options import Checked, Declared, declared, flag_of
 from llamatrain.data.options import DataOptions
 from llamatrain.model.options import ModelOptions
 from llamatrain.recipe.options import PlaceOptions, RunOptions, TrainOptions
+from llamatrain.recipe.outs import OutOptions
 from llamatrain.recipe.tuning import TuneOptions
 
 CLASSES: tuple[type[Checked], ...] = (
@@ -21,6 +22,7 @@ CLASSES: tuple[type[Checked], ...] = (
     TrainOptions,
     RunOptions,
     PlaceOptions,
+    OutOptions,
 )
 COMMANDS = {  # of panels that not all runs have
     ModelOptions.PANEL: "(`from-scratch`)",
@@ -32,7 +34,8 @@ COMMANDS = {  # of panels that not all runs have
 def table() -> str:
     panels: dict[str, list[Declared]] = {}
     for each in (each for cls in CLASSES for each in declared(cls).values()):
-        panels.setdefault(each.panel, []).append(each)
+        if not each.option.hidden:
+            panels.setdefault(each.panel, []).append(each)
     lines = ["| option | default | |", "| --- | --- | --- |"]
     for title, options in panels.items():
         lines.append(f"| **{' '.join(filter(None, (title, COMMANDS.get(title))))}** | | |")

@@ -96,7 +96,8 @@ def all_outcomes(inputs: Path, runs: Path) -> Iterator[tuple[str, dict[str, Any]
     prompt = ["--prompt", "abc", "--temp", "0", "-n", "24", "--threads", "2"]
     yield "generated", {"text": called(inputs, "generate", "base-q4_k.gguf", "--lora", runs / "lora" / "adapter.gguf", *prompt)}
     judged = called(inputs, "evaluate", "base-q4_k.gguf", "pairs.jsonl", "--ctx", "64", "--threads", "2", "--json")
-    yield "evaluated", json.loads(judged)
+    found = json.loads(judged)
+    yield "evaluated", {name: found[name] for name in ("loss", "perplexity", "bits_per_byte", "tokens")}
 
 
 def record(folder: Path) -> None:

@@ -11,6 +11,7 @@ from llamatrain.data.tokenizer import new_vocabulary
 from llamatrain.files import quants
 from llamatrain.files.reader import open_gguf
 from llamatrain.files.types import GgmlType, TensorInfo, by_name
+from llamatrain.files.values import string
 from llamatrain.files.writer import new_gguf
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.initial import fill
@@ -19,7 +20,7 @@ from tests.small_models import EMBEDDINGS, Arrays, small
 LINEAR = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 TYPES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS")
 # Types that nothing here encodes: random codes, and block scales that make of them weights of this deviation.
-SCALED_TO = {"IQ4_NL": 70.0, "IQ4_XS": 1300.0, "IQ3_S": 100.0}
+SCALED_TO = {"IQ3_S": 100.0}
 
 WIDE = small(embd=256, heads=4, head_size=64, ff=256, layers=1)  # rows that any type can hold
 
@@ -41,12 +42,13 @@ def random_blocks(shape: tuple[int, ...], kind: GgmlType, random: np.random.Gene
     return raw.reshape(shape[0], -1)
 
 
-def base(path: Path, h: Hyperparameters, kind: str = "F32", arrays: Arrays | None = None) -> Path:
+def base(path: Path, h: Hyperparameters, kind: str = "F32", arrays: Arrays | None = None, template: str = "") -> Path:
     """A model file; its matrices are of a kind, its vocabulary is bytes."""
+    chats = {"tokenizer.chat_template": string(template)} if template else {}
     random = np.random.default_rng(1)
     arrays = arrays or new_weights(h)
     infos = [TensorInfo(name, by_name(kind if array.ndim == 2 else "F32"), array.shape) for name, array in arrays.items()]
-    with new_gguf(path, h.metadata("base") | new_vocabulary.bytes_only(), infos) as out:
+    with new_gguf(path, h.metadata("base") | new_vocabulary.bytes_only() | chats, infos) as out:
         for info in infos:
             if info.type.name in SCALED_TO:
                 out.write(info.name, random_blocks(info.shape, info.type, random))

@@ -51,6 +51,11 @@ class Case:
         return self.leaf(np.stack([np.cos(angles), np.sin(angles)], axis=-1), fixed=True)
 
 
+def together(outputs: tuple[Tensor, Tensor]) -> Tensor:
+    """Both, told apart."""
+    return ops.add(outputs[0], ops.scale(outputs[1], by=0.3))
+
+
 Make = Callable[[Case], "Tensor | tuple[Tensor, ...]"]
 CASES: dict[str, list[Make]] = {}
 
@@ -75,6 +80,22 @@ case(
     lambda c: ops.add1(c.turned(4, 2), c.x(1, 1)),
     lambda c: ops.add1(c.x(1), c.x(1)),
 )
+for name in ("neg", "abs", "sgn", "step", "relu", "sigmoid", "gelu", "silu"):
+    f = getattr(ops, name)
+    case(
+        name,
+        lambda c, f=f: f(c.x(2, 3)),
+        lambda c, f=f: f(c.turned(3, 1, 5)),
+        lambda c, f=f: f(c.sliced(2, 1, 4)),
+    )
+for name in ("gelu_back", "silu_back", "soft_max_back"):
+    f = getattr(ops, name)
+    case(
+        name,
+        lambda c, f=f: f(c.x(2, 3), c.x(2, 3)),
+        lambda c, f=f: f(c.turned(3, 1, 5), c.sliced(3, 1, 5)),
+        lambda c, f=f: f(c.x(4), c.x(4)),
+    )
 for name in ("scale", "sqr", "sqrt", "log", "silu", "cont", "sum", "sum_rows", "mean", "sum_sqr", "soft_max"):
     f = getattr(ops, name)
     g = (lambda x, f=f: f(x, by=-0.7)) if name == "scale" else f
@@ -206,6 +227,25 @@ case(
     lambda c: ops.rms_norm(c.sliced(2, 1), c.sliced(1), eps=1e-1),
 )
 case(
+    "norm",
+    lambda c: ops.norm(c.x(3, 4), eps=1e-5),
+    lambda c: ops.norm(c.turned(2, 3, 5), eps=1e-2),
+    lambda c: ops.norm(c.sliced(2, 1), eps=1e-1),
+)
+case(
+    "norm_back",
+    lambda c: ops.norm_back(c.x(3, 4), c.x(3, 4), eps=1e-5),
+    lambda c: ops.norm_back(c.turned(2, 3, 5), c.sliced(2, 3, 5), eps=1e-2),
+    lambda c: ops.norm_back(c.x(6), c.x(6), eps=1e-1),
+)
+case(
+    "rms_norm_back",
+    lambda c: together(ops.rms_norm_back(c.x(3, 4), c.x(3, 4), c.x(4), eps=1e-5)),
+    lambda c: together(ops.rms_norm_back(c.turned(2, 3, 5), c.sliced(2, 3, 5), c.x(5), eps=1e-2)),
+    lambda c: ops.rms_norm_back(c.x(2, 6), c.x(2, 6), c.x(6), eps=1e-1)[0],
+    lambda c: ops.rms_norm_back(c.x(2, 6), c.x(2, 6), c.x(6), eps=1e-1)[1],
+)
+case(
     "dropout",
     lambda c: ops.dropout(c.x(5, 7), c.ids([3, 9]), rate=0.5, salt=1),
     lambda c: ops.dropout(c.x(2, 3, 33), c.ids([-3, 1 << 30]), rate=0.1, salt=0),
@@ -216,6 +256,13 @@ case(
     lambda c: ops.swiglu(c.x(3, 4), c.x(3, 4)),
     lambda c: ops.swiglu(c.turned(2, 5), c.sliced(2, 5)),
     lambda c: ops.swiglu(c.x(1, 1, 3), c.x(1, 1, 3)),
+)
+case(
+    "swiglu_back",
+    lambda c: together(ops.swiglu_back(c.x(3, 4), c.x(3, 4), c.x(3, 4))),
+    lambda c: together(ops.swiglu_back(c.turned(2, 5), c.sliced(2, 5), c.x(2, 5))),
+    lambda c: ops.swiglu_back(c.x(3), c.x(3), c.x(3))[0],
+    lambda c: ops.swiglu_back(c.x(3), c.x(3), c.x(3))[1],
 )
 for name in ("rope", "rope_back"):
     f = getattr(ops, name)

@@ -118,7 +118,6 @@ GOOD = {f"{Q}.lora_a": A, f"{Q}.lora_b": B}
         ({}, {f"{Q}.lora_b": B}, "has a factor b, and a is missing"),
         ({}, GOOD | {"blk.0.attn_norm.weight": A}, "no part of an adapter"),
         ({}, GOOD | {".lora_a": A}, "no part of an adapter"),
-        ({}, {"output_norm.weight.lora_a": A, "output_norm.weight.lora_b": B}, "pair for the norm 'output_norm.weight'"),
         ({}, {f"{Q}.lora_a": (A[0], (64, 4), "F32"), f"{Q}.lora_b": B}, "share no rank"),
         ({}, {f"{Q}.lora_a": (A[0], (2, 2, 64), "F32"), f"{Q}.lora_b": B}, "has 3 dimensions"),
         ({}, {f"{Q}.lora_a": (bytes(4 * 144), (4, 256), "Q4_K"), f"{Q}.lora_b": B}, "is Q4_K; adapters are F32"),
@@ -129,12 +128,6 @@ def test_gguf_that_is_no_adapter(tmp_path: Path, keys: dict[str, Value], tensors
     refused(told, tmp_path / "a.gguf")
     write(tmp_path / "good.gguf", KEYS, GOOD)
     assert read(tmp_path / "good.gguf", H).pairs[Q].scale == 1
-
-
-def test_norms_are_not_written(tmp_path: Path) -> None:
-    with pytest.raises(FileError, match="no adapters of norms"):
-        gguf.write(tmp_path / "a.gguf", adapter(H, [Q, "output_norm.weight"]))
-    assert not list(tmp_path.iterdir())
 
 
 # ---- the ancestors' --------------------------------------------------------
@@ -151,8 +144,7 @@ def test_ggla(tmp_path: Path) -> None:
     found = read(tmp_path / "l.bin", H)
     assert same(found, made) and type(found.alpha) is float
     check(found, H, "base")
-    with pytest.raises(FileError, match=r"l\.bin: has a pair for the norm output_norm\.weight: merge it into the model"):
-        factors_of(found, H, "base")
+    assert factors_of(found, H, "base").keys() == found.pairs.keys()
     matrices = replace(found, pairs={name: found.pairs[name] for name in (EMBEDDINGS, Q)})
     assert factors_of(matrices, H, "base").keys() == matrices.pairs.keys()
     gguf.write(tmp_path / "a.gguf", matrices)

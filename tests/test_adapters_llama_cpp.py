@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from llamatrain.adapters import gguf
+from llamatrain.adapters.adapter import Adapter
 from llamatrain.adapters.reading import read
 from llamatrain.data.tokenizer import load as load_tokenizer
 from llamatrain.files.reader import open_gguf
@@ -55,28 +56,51 @@ def test_logits_of_base_and_adapter(tmp_path: Path, kind: str, alpha: float, sca
     assert np.abs(of_llama_cpp(tmp_path / "m.gguf") - expected).max() <= limit
 
 
-def test_a_server_with_the_adapter(tmp_path: Path) -> None:
+def off_a_server(base: Path, path: Path, scale: float, expected: np.ndarray) -> np.ndarray:
+    """How far its logarithms of probabilities with the adapter are from those of the expected logits."""
     xllamacpp = pytest.importorskip("xllamacpp")
-    base, path = made(tmp_path)
     params, info = xllamacpp.CommonParams(), xllamacpp.CommonAdapterLoraInfo()
-    info.path, info.scale = os.fspath(path), 0.5
+    info.path, info.scale = os.fspath(path), scale
     params.model.path, params.hostnames, params.port, params.lora_adapters = os.fspath(base), ["127.0.0.1"], 0, [info]
     params.n_ctx, params.warmup, params.verbosity, params.cpuparams.n_threads = 256, False, 0, 1
     params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
     params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
-    h, arrays = loaded(open_gguf(base))
-    decoder = Decoder(h, merged(arrays, [read(path, h).scaled(0.5)]), ctx=64)
-    logits = np.array([decoder.feed([token]).copy() for token in IDS])
     tokenizer = load_tokenizer(open_gguf(base).metadata)
     # The server gives no probabilities of a token that ends the text or is a part of a character.
-    last = next(place for place in range(1, len(IDS)) if b"!" <= tokenizer.decode([logits[place].argmax()]) <= b"~")
+    last = next(place for place in range(1, len(IDS)) if b"!" <= tokenizer.decode([expected[place].argmax()]) <= b"~")
     server = xllamacpp.Server(params)
     asked = {"prompt": IDS[: last + 1], "temperature": 0.0, "n_predict": 1, "n_probs": 258}
     first = Served(server.listening_address).post("completion", **asked)["completion_probabilities"][0]["top_logprobs"]
     del server
-    found = logits[last].astype(np.float64) - logits[last].max()
+    found = expected[last].astype(np.float64) - expected[last].max()
     found -= np.log(np.exp(found).sum())
-    assert len(first) == 258 and max(abs(found[each["id"]] - each["logprob"]) for each in first) <= 2e-3
+    assert len(first) == 258
+    return np.array([abs(found[each["id"]] - each["logprob"]) for each in first])
+
+
+def beside(base: Path, adapters: list[Adapter]) -> np.ndarray:
+    h, arrays = loaded(open_gguf(base))
+    decoder = Decoder(h, merged(arrays, adapters), ctx=64)
+    return np.array([decoder.feed([token]).copy() for token in IDS])
+
+
+def test_a_server_with_the_adapter(tmp_path: Path) -> None:
+    base, path = made(tmp_path)
+    assert off_a_server(base, path, 0.5, beside(base, [read(path, H).scaled(0.5)])).max() <= 2e-3
+
+
+@pytest.mark.parametrize("kind", ["iq4_nl", "iq4_xs"])
+def test_a_server_with_four_bits_and_an_adapter_with_norms(tmp_path: Path, kind: str) -> None:
+    """It takes both, and of the adapter leaves the norms out, as the file says; its products round what meets four bits."""
+    h = small(embd=256, heads=4, head_size=64, ff=256, layers=1)
+    base, path = written(tmp_path / "base.gguf", h, weights(h)), tmp_path / "a.gguf"
+    gguf.write(path, adapter(h, [*linear(h), "output_norm.weight"]).scaled(3))
+    ran("export-lora", base, "--lora-scaled", path, 0, "--type", kind, "--out", tmp_path / "four.gguf")
+    assert open_gguf(tmp_path / "four.gguf").tensors["blk.0.attn_q.weight"].type.name == kind.upper()
+    whole = read(path, h)
+    without, none = (beside(tmp_path / "four.gguf", each) for each in ([whole.without(whole.norms)], []))
+    off = off_a_server(tmp_path / "four.gguf", path, 1.0, without).mean()
+    assert off < 0.1 * np.abs(without - none).mean()
 
 
 @pytest.mark.parametrize(

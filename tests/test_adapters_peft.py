@@ -96,7 +96,7 @@ def test_ranks_and_scales(tmp_path: Path) -> None:
     assert config["target_modules"] == ["model.layers.0.self_attn.q_proj", "model.layers.1.self_attn.k_proj"]
     found = read(tmp_path / "p", H)
     assert found.pairs[K].scale == 8 / 6 and np.allclose(found.delta(K), 0.5 * pairs[K].b @ pairs[K].a, atol=1e-6)
-    with pytest.raises(FileError, match="no adapters of 'output_norm"):
+    with pytest.raises(FileError, match="no pairs of norms"):
         peft.write(tmp_path / "n", adapter(H, ["output_norm.weight"]), "", H)
 
 

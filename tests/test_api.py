@@ -95,7 +95,9 @@ def test_a_notebook(tmp_path: Path) -> None:
     assert said == ran("generate", merged.path, "--prompt", "ab", "-n", 20, "--seed", 1, "--threads", 1).out
     both = zip(model.stream("ab", n=5, temp=0), model.stream("xy", n=5, temp=0), strict=False)
     assert model.generate("ab", n=5, temp=0).startswith("".join(one for one, _ in both))
-    assert model.generate("ab", temp=0) and model.notes == ("the context of 32 tokens is full; a larger ctx takes more",)
+    assert model.generate("ab", temp=0) and model.notes == (
+        "the context of 32 tokens is full; a larger ctx takes more, ctx_shift goes on",
+    )
     with pytest.raises(llamatrain.UsageError, match=r"^5 is no prompt: it takes a text, or bytes$"):
         model.generate(5)  # type: ignore[arg-type]
 
@@ -143,7 +145,9 @@ def test_show_prints_what_the_command_prints(quiet: Terminal, monkeypatch: pytes
     told = io.StringIO()
     monkeypatch.setattr(sys, "stderr", told)
     llamatrain.from_scratch(iters=2, out="one", show=True)
-    times = re.compile(r" +[\d,.]+ tok/s| +\d+:\d\d( left)?|memory.*(\n +.*)*|one|two|compil.*\n")
+    times = re.compile(
+        r" +[\d,.]+ tok/s| +[\d.]+ m?s/step|in \d+:\d\d, [\d.]+ m?s each| +\d+:\d\d( left)?|memory.*(\n +.*)*|one|two|compil.*\n"
+    )
     command = ran("from-scratch", "--iters", 2, "--out", "two").err
     assert times.sub("", told.getvalue()) == times.sub("", command) and "step 2/2" in command
     monkeypatch.setattr(sys, "stderr", Terminal())

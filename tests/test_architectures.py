@@ -113,11 +113,12 @@ def test_targets(h: Hyperparameters) -> None:
     assert matching("attn_q", h) == {"blk.0.attn_q.weight", "blk.1.attn_q.weight"}
     assert matching("blk.1.attn_q.weight", h) == matching("blk.1-1.attn_q", h) == {"blk.1.attn_q.weight"}
     assert matching("output", h) == {"output.weight"}
+    assert matching("ffn_norm", h) == {"blk.0.ffn_norm.weight", "blk.1.ffn_norm.weight"}
+    assert matching("norms", h) == {name for name in h.shapes if "norm" in name}
     for target, told in (
         ("blk.2.attn_q", "^blk.2.attn_q: the model has the blocks 0 to 1$"),
         ("blk.0.output", "^blk.0.output: the model has no such weight$"),
         ("attn_q.bias", "^attn_q.bias: no such weight; there are attn_q"),
-        ("ffn_norm", "^ffn_norm: norms take no adapter; attn_q, .*ffn_down, token_embd, output do$"),
         ("atn_q", "^atn_q: no such weight; there are attn_q, "),
     ):
         with pytest.raises(UsageError, match=told):

@@ -12,7 +12,9 @@ import pytest
 from llamatrain.data import templates
 from llamatrain.data.corpus import open_corpus
 from llamatrain.data.encode import Encoder
-from llamatrain.data.forms import Chat, Message, TooMuch
+from llamatrain.data.forms import Chat
+from llamatrain.data.json_values import TooMuch
+from llamatrain.data.messages import Message
 from llamatrain.data.options import DataOptions
 from llamatrain.data.templates import ChatTemplate, TemplateError
 from llamatrain.errors import DataError

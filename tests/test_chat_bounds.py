@@ -15,12 +15,16 @@ import pytest
 
 from llamatrain.data import cache, chat, growing, templates
 from llamatrain.data.chat import encode_chat
+from llamatrain.data.chatml import CHATML
 from llamatrain.data.corpus import Corpus, open_corpus
 from llamatrain.data.encode import Encoder
-from llamatrain.data.forms import Chat, Message, TooMuch, parse_line
-from llamatrain.data.growing import Growing, agreeing
+from llamatrain.data.forms import Chat, parse_line
+from llamatrain.data.growing import Growing
+from llamatrain.data.json_values import TooMuch
+from llamatrain.data.messages import Message
 from llamatrain.data.options import DataOptions
-from llamatrain.data.templates import CHATML, ChatTemplate, Child, TemplateError
+from llamatrain.data.prompts import PromptReader
+from llamatrain.data.templates import ChatTemplate, Child, TemplateError
 from llamatrain.data.tokenizer import Tokenizer, load, new_vocabulary
 from llamatrain.errors import DataError
 from llamatrain.files.reader import Metadata
@@ -57,21 +61,21 @@ def opened(tmp_path: Path, rows: list[object], template: str | None = LLAMA3) ->
 
 
 def by_definition(messages: list[Message], encoder: Encoder) -> list[tuple[list[int], list[int]]]:
-    """Each prefix rendered and tokenized whole."""
-    turns = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
-    after = [encoder.template.render(messages[: turn + 1]) for turn in turns]
-    before = [encoder.template.render(messages[:turn], answer_next=True) for turn in turns]
-    samples, first = [], 0
-    for last in range(len(turns)):
-        if last + 1 < len(turns) and after[last + 1].startswith(after[last]):
-            continue
-        tokens = encoder._encode(after[last])
-        marks = np.zeros(len(tokens), np.uint8)
-        for turn in range(first, last + 1):
-            begin, end = (agreeing(encoder._encode(text), tokens) for text in (before[turn], after[turn]))
-            marks[begin : begin + encoder._ended(tokens[begin:end])] = 1
-        samples.append((tokens.tolist(), marks.tolist()))
-        first = last + 1
+    """Each prompt rendered and tokenized whole, or what it has besides the answer before it; each answer by itself."""
+    samples, prompt, asked = list[tuple[list[int], list[int]]](), b"", b""
+    numbers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+    for number, turn in zip(numbers, encoder.template.turns(messages), strict=True):
+        prompt = prompt[: turn.same] + bytes(turn.rest)
+        assert prompt == encoder.template.render(messages[:number], answer_next=True)
+        assert turn.goes_on == (bool(asked) and prompt.startswith(asked))
+        if not turn.goes_on:
+            samples.append(([], []))
+        given = encoder.tokenizer.encode(prompt[len(asked) :], special=True) if turn.goes_on else encoder.reader.begun(prompt)
+        said = encoder.tokenizer.encode(bytes(turn.answer), special=True, start=False)
+        said = said if turn.ended else np.concatenate([said, encoder.reader.end])
+        samples[-1][0].extend([*given.tolist(), *said.tolist()])
+        samples[-1][1].extend([0] * len(given) + [1] * len(said))
+        asked = prompt + bytes(turn.answer) if turn.ended else b""
     return samples
 
 
@@ -113,6 +117,8 @@ WORDS = [
 @pytest.mark.parametrize("name", ["overlapping", "apart", "byte level"])
 def test_what_is_kept_of_a_growing_text_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(growing, "LARGE", 32)
+    monkeypatch.setattr(Growing.__init__, "__defaults__", (8,))
+    monkeypatch.setattr(PromptReader.growing, "__defaults__", (8,))
     random, tokenizer, samples = np.random.default_rng(4), tokenizers()[name], 0
     for template in (CHATML, LLAMA3, THINKING, COUNTED, SWITCHED):
         tokenizer.chat_template = template
@@ -120,8 +126,7 @@ def test_what_is_kept_of_a_growing_text_changes_nothing(name: str, monkeypatch: 
         with encoder.template:
             for _ in range(6):
                 contents = ["".join(random.choice(WORDS, random.integers(0, 30))) for _ in range(random.integers(2, 9))]
-                text = Growing(encoder._encode, lambda raw: tokenizer.cut(raw, special=True), 0, small=8)
-                made = list(encode_chat(talk(*contents), encoder.template, text, encoder._ended, 0))
+                made = list(encode_chat(Chat(talk(*contents)), encoder.template, encoder.reader, 0, set()))
                 assert [(tokens.tolist(), marks.tolist()) for tokens, marks in made] == by_definition(talk(*contents), encoder)
                 samples += len(made)
     assert samples > 40
@@ -170,9 +175,11 @@ def test_samples_of_a_chat_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(chat, "TOKENS", 300)
     encoder = Encoder(ByteTokenizer(chat_template=THINKING), DataOptions(), 64)
     with encoder.template:
-        assert len(encoder._document(Chat(talk(*["a</think>b"] * 6)))) == 3
-        with pytest.raises(TooMuch, match="a chat of 10 answers, each a sample of its own"):
-            encoder._document(Chat(talk(*["a</think>b"] * 20)))
+        whole = encoder._document(Chat(talk(*["a</think>b"] * 6)))
+        assert len(whole) == 3 and "later" not in encoder.notes
+        some = encoder._document(Chat(talk(*["a</think>b"] * 20)))
+        assert 3 < len(some) < 10 and "later" in encoder.notes
+        assert all(np.array_equal(one.tokens, other.tokens) for one, other in zip(whole, some, strict=False))
 
 
 def test_renderings_that_have_nothing_in_common_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,13 +197,22 @@ def test_small_chats_are_rendered_together(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(Child, "_write", lambda self, text: sent.append(text.count(b"\n") + 1) or write(self, text))
     rows: list[object] = [{"messages": talk(f"hi {number}", "hello" * (number % 7))} for number in range(300)]
     together = opened(tmp_path, rows)
-    assert sum(sent) == 300 + 2 and len(sent) < 30
+    assert sum(sent) == 300 + 3 and len(sent) < 30
     cache.cache_folder.cache_clear()
     monkeypatch.setenv("LLAMATRAIN_CACHE", str(tmp_path / "another"))
     monkeypatch.setattr(ChatTemplate, "ahead", lambda self, chats: None)
     apart = opened(tmp_path, rows)
     assert len(sent) > 300
     assert [sample(together, number) for number in range(300)] == [sample(apart, number) for number in range(300)]
+
+
+def test_lines_of_one_number_in_two_files_stay_apart(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(json.dumps({"messages": talk("hi", f"{name}{at}")}) for at in range(3)))
+    names = [str(tmp_path / f"{name}.jsonl") for name in "ab"]
+    corpus, _ = open_corpus(names, ByteTokenizer(chat_template=LLAMA3), DataOptions(), 64, 0)
+    said = [bytes(tokens[weights > 0].astype(np.uint8))[:2].decode() for tokens, weights, _ in map(corpus.__getitem__, range(6))]
+    assert said == ["a0", "a1", "a2", "b0", "b1", "b2"]
 
 
 def sample(corpus: Corpus, number: int) -> tuple[list[int], list[float]]:
@@ -218,7 +234,8 @@ def test_long_renderings_of_small_chats_are_not_held(tmp_path: Path, monkeypatch
     sent, write = list[int](), Child._write
     monkeypatch.setattr(Child, "_write", lambda self, text: sent.append(text.count(b"\n") + 1) or write(self, text))
     rows: list[object] = [{"messages": talk(f"hi {number}", "x")} for number in range(40)]
-    assert len(opened(tmp_path, rows, CHATML + "{% if not add_generation_prompt %}{{ 'x' * 100000 }}{% endif %}")) == 40
+    long = "(message['content'] * (100000 if message['role'] == 'assistant' else 1))"
+    assert len(opened(tmp_path, rows, CHATML.replace("message['content']", long))) == 40
     assert max(sent) > 10 and sent[-10:] == [1] * 10
 
 
@@ -260,9 +277,9 @@ def test_a_chat_that_takes_too_much_memory_is_skipped(tmp_path: Path) -> None:
 def test_a_conversation_that_is_left_disturbs_no_other() -> None:
     long = talk(*["x" * 10**6] * 4)
     with ChatTemplate(LLAMA3) as template:
-        renderings = template.renderings(long, [(count, False) for count in range(1, 5)])
-        assert len(next(renderings).rest) > 10**6
-        renderings.close()
+        turns = template.turns(long)
+        assert len(next(turns).rest) > 10**6
+        turns.close()
         assert template.render(talk("hi")).endswith(b"hi</s>")
     with pytest.raises(TemplateError, match="no template"), ChatTemplate("{% for %}") as template:
         template.render(talk("hi"))

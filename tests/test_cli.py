@@ -46,7 +46,7 @@ def test_help_loads_nothing_heavy(words: tuple[str, ...]) -> None:
     assert not HEAVY & found
     assert len(found) < 500
     if words[:1] == ("finetune",):  # nor a command that was not asked for
-        names = ("", ".main", ".application", ".help", ".finetune", ".from_scratch")
+        names = ("", ".main", ".application", ".ancestors", ".taken_over", ".help", ".finetune", ".from_scratch")
         assert {name for name in found if name.startswith("llamatrain.cli")} == {f"llamatrain.cli{name}" for name in names}
 
 
@@ -104,7 +104,9 @@ def test_help_keeps_to_the_terminal(words: tuple[str, ...], columns: int) -> Non
     shown = page(*words, columns=columns)
     assert max(map(len, shown.splitlines())) <= columns
     assert "…" not in shown
-    for each in (each for cls in CLASSES.get(words[-1] if words else "", ()) for each in declared(cls).values()):
+    for each in (
+        each for cls in CLASSES.get(words[-1] if words else "", ()) for each in declared(cls).values() if not each.option.hidden
+    ):
         assert each.option.sentence in flowing(shown), each.name
 
 
@@ -167,7 +169,7 @@ SLIPS: list[tuple[list[str], str]] = [
     (["plan", "evaluate"], "no such command 'evaluate'; see llamatrain plan --help"),
     (["generate"], "missing argument 'MODEL'; see llamatrain generate --help"),
     (["generate", "m.gguf", "x"], "got unexpected extra argument(s) (x); see llamatrain generate --help"),
-    (["export-lora", "m.gguf"], "missing option '--out'; see llamatrain export-lora --help"),
+    (["export-lora", "m.gguf"], "missing option '--out'; it names the file to write, as --peft does a folder"),
     (["from-scratch", "--batch"], "option '--batch' requires an argument"),
     (["from-scratch", "--batch", "x"], "--batch 'x' cannot be; it takes a whole number"),
     (["from-scratch", "--batch", "9" * 100_000], f"--batch '{'9' * 40}'... cannot be; it takes a whole number"),

@@ -115,11 +115,11 @@ def test_lines_by_their_keys() -> None:
         {"conversations": [{"from": "human", "value": "u"}, {"from": "gpt", "value": "a"}]},
     ]
     made = corpus(write("a.jsonl", lines(*rows)), ctx=99)
-    chat = "<|im_start|>user\nu<|im_end|>\n<|im_start|>assistant\na<|im_end|>\n"
+    chat = "<|im_start|>user\nu<|im_end|>\n<|im_start|>assistant\na<|im_end|>"
     asked = ["free</s>", "2+2=4</s>", "why?\nso</s>", "add\n\n1 2\n3</s>", "greet\nhi</s>", chat, chat]
     assert texts(made) == asked
     assert trained(made) == ["free</s>", "4</s>", "so</s>", "3</s>", "hi</s>", "a<|im_end|>", "a<|im_end|>"]
-    assert trained(corpus("a.jsonl", ctx=99, train_on="all")) == asked
+    assert trained(corpus("a.jsonl", ctx=99, train_on="all")) == [*asked[:5], f"{chat}\n", f"{chat}\n"]
     assert trained(corpus("a.jsonl", ctx=99, as_chat=True))[1:3] == ["4<|im_end|>", "so<|im_end|>"]
 
 

@@ -1,5 +1,6 @@
 """Decoding with a cache: the same logits as the training graph, however the tokens come; gradients go through the cache."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,10 @@ from llamatrain.model.rope import Rope
 from llamatrain.model.transformer import caches_of, hidden, parameters, rope_state, training
 from llamatrain.sample.decoder import Decoder, Generation
 from llamatrain.sample.options import SamplingOptions
+from tests.llama_cpp import served
 from tests.lora_runs import WIDE, base
 from tests.runs import ran, text_file
-from tests.small_models import Arrays, small, tokens, weights
+from tests.small_models import Arrays, loaded, small, tokens, weights, written
 
 GREEDY = SamplingOptions(temp=0)
 SHAPES = [
@@ -185,6 +187,47 @@ def test_the_seed_decides() -> None:
     decoder = Decoder(h, weights(h), ctx=h.ctx, threads=2)
     texts = [list(Generation(decoder, tokens(5), SamplingOptions(n=20, temp=2.0, seed=seed))) for seed in (1, 1, 2)]
     assert texts[0] == texts[1] != texts[2]
+
+
+# ---- beyond the context -----------------------------------------------------
+
+
+@pytest.mark.parametrize("kernels", ["cpu", "reference"])
+@pytest.mark.parametrize("h", [replace(h, layers=1) for h in SHAPES], ids=Hyperparameters.describe)
+def test_what_is_left_after_a_shift_is_as_if_it_had_always_stood_there(h: Hyperparameters, kernels: str) -> None:
+    """Of one layer, whose keys and values know of no other tokens."""
+    arrays, ids = weights(h), tokens(31)
+    decoder = Decoder(h, arrays, ctx=24, kernels=kernels)
+    for keep, gone in ((0, 11), (3, 10), (21, 1)):
+        decoder.reset()
+        decoder.feed(ids[:23])
+        assert decoder.shift(keep) and decoder.position == 23 - gone
+        left = [*ids[:keep], *ids[keep + gone : 23]]
+        fresh = Decoder(h, arrays, ctx=24, kernels=kernels)
+        fresh.feed(left)
+        close(decoder.feed(ids[23:24]), fresh.feed(ids[23:24]))
+    assert not decoder.shift(decoder.position - 1) and not decoder.shift(decoder.position)
+
+
+def test_generating_goes_on_behind_the_context() -> None:
+    h = small(ctx=40)
+    decoder = Decoder(h, weights(h), ctx=h.ctx)
+    made = Generation(decoder, tokens(5), SamplingOptions(temp=0, n=100), keep=5)
+    found = list(made)
+    assert len(found) == 100 and made.ended == "n"
+    assert found[:35] == list(Generation(decoder, tokens(5), GREEDY))
+    assert len(list(Generation(decoder, tokens(40), SamplingOptions(temp=0, n=9), keep=0))) == 9
+    full = Generation(decoder, tokens(39), SamplingOptions(temp=0, n=9), keep=39)
+    assert len(list(full)) == 1 and full.ended == "ctx"  # all of it is kept
+
+
+def test_llama_cpp_goes_on_in_the_same_way(tmp_path: Path) -> None:
+    h, prompt = small(), tokens(9)
+    told = {"prompt": [int(token) for token in prompt], "n_predict": 150, "temperature": 0, "ignore_eos": True}
+    with served(written(tmp_path / "m.gguf", h, weights(h)), ctx_shift=True) as server:
+        expected = server.post("completion", **told, n_keep=4, return_tokens=True)["tokens"]
+    decoder = Decoder(*loaded(open_gguf(tmp_path / "m.gguf")), ctx=64)
+    assert list(Generation(decoder, prompt, SamplingOptions(temp=0, n=150), keep=5)) == expected  # and one that begins
 
 
 # ---- gradients through the cache -------------------------------------------

@@ -37,7 +37,7 @@ def evaluated(model: Path, *arguments: Argument) -> dict[str, float]:
 def test_the_keys_and_what_they_mean(place: Path) -> None:
     data = place / "text.txt"
     found = evaluated(place / "run" / "model.gguf", data, "--ctx", CTX)
-    assert list(found) == ["loss", "perplexity", "bits_per_byte", "tokens"]
+    assert list(found) == [*("loss", "perplexity", "bits_per_byte", "tokens"), *("loss_error", "accuracy", "accuracy_error")]
     assert found["perplexity"] == pytest.approx(math.exp(found["loss"]), rel=1e-6)
     size = len(data.read_bytes())
     assert type(found["tokens"]) is int and size - 1 <= found["tokens"] <= size + 1

@@ -22,7 +22,7 @@ from tests.small_models import EMBEDDINGS, OUTPUT, small, weights, written
 H = small()
 WIDE = small(embd=256, heads=4, head_size=64, ff=512, layers=1)  # rows that K-quants can hold
 Q, NORM = "blk.0.attn_q.weight", "blk.0.attn_norm.weight"
-TYPES = ("f32", "f16", "bf16", "q8_0", "q6_k", "q5_k", "q4_k", "q3_k", "q2_k", "q5_1", "q5_0", "q4_1", "q4_0")
+TYPES = ("f32", "f16", "bf16", "q8_0", "q6_k", "q5_k", "q4_k", "q3_k", "q2_k", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl", "iq4_xs")
 
 
 def files(folder: Path, h: object = H, kind: str = "F32", names: tuple[str, ...] = (Q, EMBEDDINGS)) -> tuple[Path, Path]:
@@ -105,7 +105,7 @@ def test_keep(tmp_path: Path, kind: str) -> None:
     assert found.metadata.get("general.quantization_version") == (None if kind in ("f32", "f16", "bf16") else 2)
 
 
-@pytest.mark.parametrize(("kind", "number"), [*zip(TYPES, (0, 1, 32, 7, 18, 16, 14, 11, 10, 9, 8, 3, 2), strict=True)])
+@pytest.mark.parametrize(("kind", "number"), [*zip(TYPES, (0, 1, 32, 7, 18, 16, 14, 11, 10, 9, 8, 3, 2, 25, 30), strict=True)])
 def test_another_type(tmp_path: Path, kind: str, number: int) -> None:
     base, lora = files(tmp_path, WIDE, "Q8_0", (Q,))
     ran("export-lora", base, "--lora", lora, "--type", kind, "--out", tmp_path / "m.gguf")
@@ -134,13 +134,13 @@ def test_rows_that_a_type_cannot_hold(tmp_path: Path) -> None:
 def test_a_type_that_cannot_be_written(tmp_path: Path) -> None:
     """Such weights are copied where nothing changes them."""
     plain = open_gguf(files(tmp_path, kind="Q4_0")[0])
-    other = by_name("IQ4_NL")
+    other = by_name("MXFP4")
     infos = [TensorInfo(name, other if name == Q else each.type, each.shape) for name, each in plain.tensors.items()]
     with new_gguf(tmp_path / "odd.gguf", plain.metadata.typed, infos) as out:
-        for name, tensor in plain.tensors.items():
-            out.write(name, tensor.raw)
+        for info in infos:
+            out.write(info.name, plain.tensors[info.name].raw if info.name != Q else [bytes(info.nbytes)])
     arguments = ("export-lora", tmp_path / "odd.gguf", "--out", tmp_path / "m.gguf", "--lora")
-    failed(run(*arguments, tmp_path / "a.gguf"), f"{Q} is IQ4_NL, which can be read but not written: --type names another")
+    failed(run(*arguments, tmp_path / "a.gguf"), f"{Q} is MXFP4, which can be read but not written: --type names another")
     assert not (tmp_path / "m.gguf").exists()
     gguf.write(tmp_path / "b.gguf", adapter(H, ("blk.1.attn_v.weight",)))
     ran(*arguments, tmp_path / "b.gguf")

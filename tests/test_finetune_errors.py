@@ -27,7 +27,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtu
     text_file(tmp_path)
     base(tmp_path / "base.gguf", H)
     base(tmp_path / "tied.gguf", TIED)
-    base(tmp_path / "q4_0.gguf", H, "Q4_0")
     written(tmp_path / "mamba.gguf", H, new_weights(H), more={"general.architecture": string("mamba")})
     gguf.write("wide.gguf", adapter(WIDE, linear(WIDE)))
     gguf.write("ends.gguf", adapter(H, [EMBEDDINGS, OUTPUT]))
@@ -60,7 +59,6 @@ SLIPS: dict[str, tuple[str, int | tuple[int, ...], tuple[Argument, ...], tuple[s
     "a scale that is no number": ("base.gguf", 2, ("--lora-scaled", "plain.gguf", "nan"), ("--lora-scaled", "nan")),
     "an unknown target": ("base.gguf", (1, 2), ("--target", "attn_qq"), ("attn_qq", *NEAR)),
     "an unknown rank": ("base.gguf", (1, 2), ("--rank", "attn_qq=4"), ("attn_qq", *NEAR)),
-    "a rank of a norm": ("base.gguf", (1, 2), ("--target", "attn_norm"), ("attn_norm",)),
     "a rank of what is no target": ("base.gguf", (1, 2), ("--target", "attn_q", "--rank", "attn_k=4"), ("attn_k",)),
     "a rank without a number": ("base.gguf", 2, ("--rank", "attn_q"), ("--rank", "attn_q")),
     "a rank that is no number": ("base.gguf", 2, ("--rank", "attn_q=many"), ("--rank", "many")),
@@ -81,7 +79,6 @@ SLIPS: dict[str, tuple[str, int | tuple[int, ...], tuple[Argument, ...], tuple[s
     "a huge ratio": ("base.gguf", 2, ("--lora-plus-ratio", 1e300), ("--lora-plus-ratio",)),
     "a rank of thousands of digits": ("base.gguf", 2, ("--rank", "attn_q=" + 5000 * "9"), ("--rank", "attn_q")),
     "a scale of positions beyond what is sane": ("base.gguf", 2, ("--rope-freq-scale", 1e-45), ("--rope-freq-scale",)),
-    "a norm": ("base.gguf", 2, ("--target", "attn_norm"), ("attn_norm", "norms take no adapter")),
     "no base": ("", 2, (), ("no model",)),
     "no folder": ("base.gguf", 2, ("--peft", ""), ("--peft", "empty")),
     "blocks beyond the last": ("base.gguf", 2, ("--target", "blk.0-9.attn_q"), ("blk.0-9.attn_q", "0 to 1")),
@@ -93,7 +90,6 @@ SLIPS: dict[str, tuple[str, int | tuple[int, ...], tuple[Argument, ...], tuple[s
     "a ratio that is no number": ("base.gguf", 2, ("--lora-plus-ratio", "nan"), ("--lora-plus-ratio", "nan")),
     "the tied output": ("tied.gguf", (1, 2), ("--target", "output"), ("output", "tied")),
     "the tied embeddings": ("tied.gguf", (1, 2), ("--target", "token_embd"), ("token_embd", "tied")),
-    "all of a quantised base": ("q4_0.gguf", (1, 2), ("--full",), ("Q4_0", "--full|F32")),
     "all, and a rank": ("base.gguf", 2, ("--full", "--lora-r", 4), ("--full", "--lora-r")),
     "all, and a target": ("base.gguf", 2, ("--full", "--target", "attn_q"), ("--full", "--target")),
     "all, and an adapter to begin with": ("base.gguf", 2, ("--full", "--lora-init", "plain.gguf"), ("--full", "--lora-init")),

@@ -19,6 +19,8 @@ import pytest
 from llamatrain.adapters import gguf as adapters
 from llamatrain.errors import FileError
 from llamatrain.recipe.saving import Saver
+from llamatrain.report import svg
+from llamatrain.report.losses import Losses
 from llamatrain.report.metrics import Metrics
 from llamatrain.store.checkpoint import Checkpoint
 from llamatrain.store.folder import RunFolder
@@ -83,6 +85,29 @@ def test_removed(place: Path) -> None:
 def test_removed_before_the_last_save(place: Path) -> None:
     assert trained(3, _3=lambda: shutil.rmtree("run")).code == 0
     whole(Path("run"), 3)
+
+
+def removed(monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> None:
+    """The folder, when a function is called for the first time."""
+    before, left = getattr(owner, name), [1]
+
+    def called(*values: Any) -> Any:
+        if left:
+            left.pop()
+            shutil.rmtree("run")
+        return before(*values)
+
+    monkeypatch.setattr(owner, name, called)
+
+
+@pytest.mark.parametrize(("owner", "name"), [(Metrics, "begin"), (svg, "picture"), (Losses, "of")])
+def test_removed_before_the_first_step_and_behind_the_last(
+    owner: object, name: str, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    removed(monkeypatch, owner, name)
+    done = run(*SCRATCH, "--iters", 2, "--out", "run")
+    assert done.code == 0 and done.err.count("run was removed: it is made again") == 1, done.err
+    whole(Path("run"), 2, drawn=name == "begin")
 
 
 def test_replaced_by_something_else(place: Path) -> None:

@@ -56,14 +56,16 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Done]:
 
 
 def test_metrics_are_as_documented(whole: tuple[Path, Done]) -> None:
+    of_speed = ["tokens", "seconds", "tokens_per_second", "seconds_waited"]
     keys = {
-        "loss": ["step", "loss", "lr", "grad_norm", "tokens", "seconds", "tokens_per_second"],
-        "val_loss": ["step", "val_loss", "val_tokens"],
+        "loss": ["step", "loss", "lr", "grad_norm", *of_speed, "epoch", "sample", "samples", "total_seconds"],
+        "val_loss": ["step", "val_loss", "val_tokens", "val_loss_error", "val_accuracy", "val_accuracy_error"],
     }
+    counts = {"step", "tokens", "val_tokens", "epoch", "sample", "samples"}
     for line in metrics(whole[0]):
         assert list(line) == keys["loss" if "loss" in line else "val_loss"]
         for key, value in line.items():
-            assert type(value) is (int if key in ("step", "tokens", "val_tokens") else float), (key, value)
+            assert type(value) is (int if key in counts else float), (key, value)
             assert math.isfinite(value)
     told = steps(whole[0])
     assert [line["step"] for line in told] == list(range(1, ITERS + 1))

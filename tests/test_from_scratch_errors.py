@@ -81,7 +81,6 @@ SLIPS: dict[str, tuple[int | tuple[int, ...], tuple[Argument, ...], tuple[str, .
     "two vocabularies": ((1, 2), ("--vocab-from", "small.gguf"), ("--vocab-from", "--vocab-size")),
     "validation twice": (2, ("--val", "text.txt", "--val-split", 0.1), ("--val", "--val-split")),
     "all is validation": (2, ("--val-split", 1), ("--val-split",)),
-    "iterations and epochs": (2, ("--epochs", 2), ("--epochs", "--iters")),
     "a vocabulary too small": ((1, 2), ("--vocab-size", 3), ("vocab", "3")),
     "a vocabulary of no size": (2, ("--vocab-size", "many"), ("--vocab-size", "many")),
     "memory in strange units": (2, ("--memory", "6 parsecs"), ("--memory", "6 parsecs")),

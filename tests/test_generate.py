@@ -126,7 +126,7 @@ def test_it_ends_where_the_model_ends_the_text(run: Run) -> None:
 
 def test_a_full_context_is_told(run: Run) -> None:
     result = run("m.gguf", "--prompt", "abc", "--ctx", "10", "--temp", "0")
-    assert notes(result) == ["note: the context of 10 tokens is full; a larger --ctx takes more"]
+    assert notes(result) == ["note: the context of 10 tokens is full; a larger --ctx takes more, --ctx-shift goes on"]
     assert printed(result) == expected("m.gguf", [0, *ids("abc")], temp=0, n=6)
     assert not notes(run("m.gguf", "--prompt", "abc", "--ctx", "10", "--temp", "0", "-n", "6"))
     assert "made for 64 tokens" in run("m.gguf", "--prompt", "abc", "--ctx", "70", "-n", "1").stderr
@@ -276,3 +276,16 @@ def test_a_reader_that_leaves(endless: str) -> None:
         told = process.stderr.read()
     assert process.returncode == 1
     assert b"Traceback" not in told and b"error" not in told
+
+
+def test_beyond_the_context(run: Run) -> None:
+    words = ("m.gguf", "--prompt", "abc", "--ctx", "24", "--temp", "0")
+    full = run(*words)
+    assert len(printed(full)) and notes(full) == [
+        "note: the context of 24 tokens is full; a larger --ctx takes more, --ctx-shift goes on"
+    ]
+    longer = run(*words, "--ctx-shift", "-n", "60")
+    assert notes(longer) == [] and printed(longer).startswith(printed(full)[:8])
+    kept = printed(run(*words, "--ctx-shift", "-n", "60", "--keep", "-1"))
+    assert kept == printed(run(*words, "--ctx-shift", "-n", "60", "--keep", "3")) != printed(longer)
+    assert "--keep means nothing without --ctx-shift" in failed(run(*words, "--keep", "3"))

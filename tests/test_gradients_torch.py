@@ -76,11 +76,37 @@ def masked(x, past: int, value: float):
     return x.masked_fill(torch.ones(x.shape[-2:], dtype=torch.bool).triu(1 + past), value)
 
 
+def back(f: Callable[..., Any], one: bool = True) -> Callable[..., Any]:
+    """The gradient of a function, as a function: what autograd makes of it is gone through again."""
+
+    def gradients(dy, *sources, **attrs):
+        found = torch.autograd.grad(f(*sources, **attrs), sources, dy, create_graph=True)
+        return found[0] if one else found
+
+    return gradients
+
+
+def layer_norm(x, eps: float):
+    return functional.layer_norm(x, x.shape[-1:], eps=eps)
+
+
+def gelu(x):
+    return functional.gelu(x, approximate="tanh")
+
+
 TORCH: dict[str, Callable[..., Any]] = {
     "add": torch.add,
     "sub": torch.sub,
     "mul": torch.mul,
     "div": torch.div,
+    "neg": torch.neg,
+    "abs": torch.abs,
+    "sgn": torch.sign,
+    "step": lambda x: (x.sign() + 1) / 2,
+    "relu": torch.relu,
+    "sigmoid": torch.sigmoid,
+    "gelu": gelu,
+    "gelu_back": back(gelu),
     "add1": lambda a, b: a + b.reshape(()),
     "scale": lambda x, by: x * by,
     "sqr": torch.square,
@@ -112,12 +138,18 @@ TORCH: dict[str, Callable[..., Any]] = {
     "diag_mask_inf": lambda x, past=0: masked(x, past, -torch.inf),
     "diag_mask_zero": lambda x, past=0: masked(x, past, 0.0),
     "rms_norm": lambda x, w, eps: functional.rms_norm(x, w.shape, w, eps),
+    "rms_norm_back": back(lambda x, w, eps: functional.rms_norm(x, w.shape, w, eps), one=False),
+    "norm": layer_norm,
+    "norm_back": back(layer_norm),
     "silu": functional.silu,
+    "silu_back": back(functional.silu),
     "dropout": dropped,
     "swiglu": lambda gate, up: functional.silu(gate) * up,
+    "swiglu_back": back(lambda gate, up: functional.silu(gate) * up, one=False),
     "rope": turned,
     "rope_back": lambda x, positions, table: turned(x, positions, table, back=True),
     "soft_max": lambda x: x.softmax(-1),
+    "soft_max_back": lambda dy, y: y * (dy - (dy * y).sum(-1, keepdim=True)),
     "flash_attn": attention,
     "cross_entropy_loss": cross_entropy,
     "linear_cross_entropy": lambda x, w, targets, weights: cross_entropy(x @ w.mT, targets, weights),
@@ -130,7 +162,7 @@ def by_torch(loss: Tensor, wrt: list[Tensor], arrays: dict[Tensor, np.ndarray]) 
     for node in nodes_of([loss]):
         made = TORCH[node.op.name](*(values[source] for source in node.sources), **node.attrs)
         values.update(zip(node.outputs, made if isinstance(made, tuple) else (made,), strict=True))
-    found = torch.autograd.grad(values[loss], [values[tensor] for tensor in wrt])
+    found = torch.autograd.grad(values[loss], [values[tensor] for tensor in wrt], materialize_grads=True)
     return [values[loss].detach().numpy(), *(grad.numpy() for grad in found)]
 
 

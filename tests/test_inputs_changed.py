@@ -375,7 +375,7 @@ def test_export(tmp_path: Path, copy: Path, adapter: Path) -> None:
 
 def test_evaluate(tmp_path: Path, copy: Path, text: Path) -> None:
     deed = cut(copy, copy.stat().st_size // 2)
-    done = disturbed("llamatrain.train.programs Runner.loss", 3, deed, "evaluate", copy, text, "--ctx", 32, "--threads", 2)
+    done = disturbed("llamatrain.train.programs Runner.judged", 3, deed, "evaluate", copy, text, "--ctx", 32, "--threads", 2)
     told(done, copy, "was cut short", "the same command will do")
     assert not done.out
 

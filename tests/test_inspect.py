@@ -9,13 +9,17 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from llamatrain.adapters import peft
 from llamatrain.cli.inspect import command
 from llamatrain.cli.main import main
 from llamatrain.files.types import TensorInfo, by_name
 from llamatrain.files.values import Kind, f32, numbers, string, strings, u32
 from llamatrain.files.writer import new_gguf
 from llamatrain.machine.printable import printable
+from tests.adapter_files import adapter
 from tests.material import material
+from tests.runs import run
+from tests.small_models import small
 from tests.tiny_gguf import every_kind, llama_metadata, llama_tensors, write_arrays
 
 
@@ -146,3 +150,43 @@ def test_a_tokens_number_is_a_number_that_the_vocabulary_has(tmp_path: Path) -> 
 def test_files_of_others(name: str, kind: str, shown: list[str]) -> None:
     text = inspect(material(name))
     assert ["kind", kind] in rows(text) and shown in rows(text)
+
+
+# ---- adapters that are no GGUF ---------------------------------------------
+
+
+def test_a_bin_of_the_ancestors() -> None:
+    path = material("ancestors/lora.bin")
+    shown, found = rows(inspect(path)), facts(path)
+    for row in (["kind", "adapter"], ["rank", "4"], ["alpha", "4"], ["F32", "42", "13,637", "54,548"]):
+        assert row in shown, row
+    assert found["kind"] == "adapter" and found["metadata"] == {"format": "llama.cpp's old finetune", "rank": 4, "alpha": 4}
+    assert found["tensors"][0] == {"name": "token_embd.weight.loraA", "type": "F32", "shape": [64, 4], "bytes": 1024}
+
+
+def test_a_folder_of_peft_s(tmp_path: Path) -> None:
+    h = small()
+    peft.write(tmp_path / "p", adapter(h, ["blk.0.attn_q.weight"]), "mine", h)
+    for path in (tmp_path / "p", tmp_path / "p" / peft.CONFIG, tmp_path / "p" / peft.WEIGHTS):
+        shown, found = rows(inspect(path)), facts(path)
+        for row in (["kind", "adapter"], ["format", "PEFT"], ["r", "4"], ["lora_alpha", "8"], ["F32", "2", "512", "2,048"]):
+            assert row in shown, row
+        name = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+        assert found["metadata"]["base_model_name_or_path"] == "mine" and found["tensors"][0]["name"] == name
+
+
+def test_folders_and_files_that_are_neither(tmp_path: Path) -> None:
+    (tmp_path / "half.bin").write_bytes(b"algg" + bytes(7))
+    (tmp_path / "wide.bin").write_bytes(b"algg" + np.array([1, 4, 4, 2, 9, 0, 2**32 - 1, 2**32 - 1], "<u4").tobytes() + b"a" * 9)
+    (tmp_path / "p").mkdir()
+    for name, told in (
+        ("half.bin", "bytes should follow"),
+        ("wide.bin", "should follow, but the file has"),
+        ("p", "without adapter"),
+    ):
+        done = run("inspect", tmp_path / name)
+        assert done.code == 1 and told in done.err and done.err.count("\n") == 1
+    (tmp_path / "p" / peft.CONFIG).write_text("[]")
+    assert "its JSON is no object" in run("inspect", tmp_path / "p").err
+    (tmp_path / "p" / peft.CONFIG).write_text("{}")
+    assert "No such file" in run("inspect", tmp_path / "p").err

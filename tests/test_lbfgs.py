@@ -8,7 +8,17 @@ import numpy as np
 import pytest
 
 from llamatrain.errors import UsageError
-from llamatrain.optim.line_search import CURVATURE, MAX_EVALUATIONS, SEARCHES, SUFFICIENT, Line, Point, cubic_minimum, search
+from llamatrain.optim.line_search import (
+    CURVATURE,
+    MAX_EVALUATIONS,
+    PATIENCE,
+    SEARCHES,
+    SUFFICIENT,
+    Line,
+    Point,
+    cubic_minimum,
+    search,
+)
 from llamatrain.optim.methods.lbfgs import LBFGS, LbfgsState
 
 KINDS = list(SEARCHES)
@@ -153,7 +163,12 @@ def test_a_line_that_only_goes_up_is_given_up() -> None:
     tried = []
     line = Line(lambda length: (tried.append(length) or length, -1.0), 0.0, -1.0)
     assert search(line, SEARCHES["wolfe"], 1.0) is None
-    assert len(tried) == MAX_EVALUATIONS
+    assert len(tried) == PATIENCE < MAX_EVALUATIONS
+
+
+def test_a_step_that_is_lost_in_rounding_is_none() -> None:
+    """It promises so little that the loss before it is what it promises."""
+    assert search(Line(lambda length: (1.0, -1e-9), 1.0, -1e-9), SEARCHES["wolfe"], 1e-10) is None
 
 
 # ---- what may go wrong -----------------------------------------------------
@@ -182,10 +197,49 @@ def test_a_misleading_history_is_dropped_once_then_it_says_so() -> None:
     state, _ = minimise(evaluate, np.zeros(10), 3)
     x, loss, evaluations = state.x.copy(), state.loss, state.evaluations
     why = state.step(lambda x: (loss + 1.0, np.ones_like(x)))
-    assert why and why.startswith("stuck: no step along the gradient")
-    assert state.evaluations == evaluations + 2 * MAX_EVALUATIONS
+    assert why and why.startswith(f"stuck: the loss of {loss:.6g} fell by no more than its rounding in 10 evaluations")
+    assert state.evaluations == evaluations + PATIENCE
     np.testing.assert_array_equal(state.x, x)
     assert (state.loss, state.pairs) == (loss, 0)
+
+
+@pytest.mark.parametrize("grain", [0.0, 1e-7, 1e-3, 0.3], ids=str)
+def test_ten_evaluations_without_progress_end_it(grain: float) -> None:
+    """A loss in steps, as products of rounded numbers have it: where it lies still, no line search goes on for long."""
+    evaluate, x = product(8)
+    found = list[float]()
+
+    def rounded(x: np.ndarray) -> tuple[float, np.ndarray]:
+        loss, gradient = evaluate(x)
+        found.append(round(loss / grain) * grain if grain else loss)
+        return found[-1], gradient
+
+    state, why = minimise(rounded, x, 2000)
+    assert why and why.split(":")[0] in ("stuck", "converged")
+    lowest, idle = math.inf, 0
+    for loss in found:
+        lowest, idle = (loss, 0) if loss < lowest else (lowest, idle + 1)
+        assert idle <= PATIENCE
+    assert state.loss == lowest
+
+
+def test_other_rows_begin_anew() -> None:
+    one, _ = quadratic(10, condition=10.0)
+    other, best = quadratic(10, condition=20.0)
+    state, _ = minimise(one, np.zeros(10), 4)
+    evaluations = state.evaluations
+    state.renew()
+    assert (state.pairs, state.iteration) == (0, 0)
+    again = LBFGS().descent(state.x)
+    again.restore(state.kept())
+    assert again.evaluations == evaluations
+    for _ in range(60):
+        why, twin = state.step(other), again.step(other)
+        assert why == twin
+        np.testing.assert_array_equal(state.x, again.x)
+        if why:
+            break
+    np.testing.assert_allclose(state.x, best, atol=1e-4)
 
 
 def test_a_loss_that_is_not_finite_at_the_start() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from llamatrain.adapters import gguf
 from llamatrain.adapters.reading import read
 from llamatrain.files.reader import open_gguf
 from llamatrain.sample.decoder import Decoder
@@ -57,6 +58,17 @@ def test_logits(tmp_path: Path, more: tuple[Argument, ...], limit: float) -> Non
     half = of_llama_cpp(model, lora_path=os.fspath(adapter), lora_scale=0.5)
     assert np.abs(ours(model, adapter, 0.5) - half).max() <= limit < np.abs(expected - half).max()
     assert np.array_equal(of_llama_cpp(model, lora_path=os.fspath(adapter), lora_scale=0.0), plain)
+
+
+def test_pairs_of_norms_are_left_out(tmp_path: Path) -> None:
+    """The file is loaded; all else in it counts."""
+    model, adapter = trained(tmp_path, "F32", "--target", "norms,attn_v,output")
+    found = read(adapter, H)
+    assert len(found.norms) == 2 * H.layers + 1
+    gguf.write(tmp_path / "without.gguf", found.without(found.norms))
+    one, other = (of_llama_cpp(model, lora_path=os.fspath(path)) for path in (adapter, tmp_path / "without.gguf"))
+    assert np.array_equal(one, other)
+    assert np.abs(ours(model, adapter) - one).max() > 0.01
 
 
 @pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_0", "Q4_K"])

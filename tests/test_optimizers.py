@@ -223,10 +223,10 @@ STEPS = {*RATE, "weight_decay", "decay_min_ndim", "beta1"}
 
 @pytest.mark.parametrize(
     ("name", "taken"),
-    [("adamw", STEPS | {"beta2", "eps"}), ("sgd", STEPS), ("lbfgs", {"line_search", "lbfgs_history"})],
+    [("adamw", STEPS | {"beta2", "eps"}), ("sgd", STEPS), ("lbfgs", {"line_search", "lbfgs_history", "lbfgs_fresh"})],
 )
 def test_what_is_taken_by_others_only_does_nothing(name: str, taken: set[str]) -> None:
-    every = STEPS | {"beta2", "eps", "line_search", "lbfgs_history"}
+    every = STEPS | {"beta2", "eps", "line_search", "lbfgs_history", "lbfgs_fresh"}
     assert set(registry.named(name).takes()) == taken
     assert every - taken <= set(registry.idle(name)) and not taken & set(registry.idle(name))
 

@@ -18,10 +18,21 @@ from llamatrain.errors import FileError, UsageError
 from llamatrain.graph.remat import POLICIES
 from llamatrain.model.options import ModelOptions
 from llamatrain.recipe.options import PlaceOptions, RunOptions, TrainOptions
+from llamatrain.recipe.outs import OutOptions
 from llamatrain.recipe.tuning import TuneOptions
 from llamatrain.sample.options import SamplingOptions
 
-CLASSES = (ModelOptions, TuneOptions, LoraOptions, DataOptions, TrainOptions, RunOptions, PlaceOptions, SamplingOptions)
+CLASSES = (
+    ModelOptions,
+    TuneOptions,
+    LoraOptions,
+    DataOptions,
+    TrainOptions,
+    RunOptions,
+    PlaceOptions,
+    OutOptions,
+    SamplingOptions,
+)
 HUGE = 10**5000
 
 WRONG: list[tuple[type[Checked], dict[str, Any], str]] = [

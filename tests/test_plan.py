@@ -163,7 +163,7 @@ def test_planner_on_and_naive_give_what_separate_arrays_give(graph: RandomGraph)
         arrays = {leaf: array.copy() for leaf, array in graph.arrays.items()}
         arrays |= {tensor: np.full(tensor.shape, np.nan, np.float32) for tensor in graph.pinned}
         program = Program.of(graph.outputs, arrays, kernels="reference", naive=naive)
-        program.arena[:] = 0xFF  # what is read before it is written shows
+        program.arenas[0][:] = 0xFF  # what is read before it is written shows
         program()
         for output in graph.outputs:
             np.testing.assert_array_equal(program.read(output), expected[output])
@@ -177,14 +177,14 @@ def test_planner_on_and_naive_give_what_separate_arrays_give(graph: RandomGraph)
 def test_both_orders_can_be_run(graph: RandomGraph, left_to_right: bool) -> None:
     assume(graph.outputs)
     nodes = ordered(graph.outputs, left_to_right)
-    assert_order(Plan({t: t for t in graph.outputs}, nodes, {}, {}, 0, 0, frozenset()), graph.outputs)
+    assert_order(Plan({t: t for t in graph.outputs}, nodes, {}, {}, [], 0, frozenset()), graph.outputs)
 
 
 @often
 @given(st.lists(st.tuples(st.integers(0, 700), st.integers(0, 20), st.integers(0, 20)), max_size=40))
 def test_places_for_random_lives(lives: list[tuple[int, int, int]]) -> None:
     blocks = [Block(size, min(a, b), max(a, b)) for size, a, b in lives]
-    offsets, arena = placed(blocks)
+    offsets, (arena,) = placed(blocks)
     spans = [(at, at + rounded(block.size)) for at, block in zip(offsets, blocks, strict=True)]
     for (block, (start, end)), (other, (begin, close)) in combinations(zip(blocks, spans, strict=True), 2):
         if block.size and other.size and block.first <= other.last and other.first <= block.last:
@@ -196,7 +196,7 @@ def test_places_for_random_lives(lives: list[tuple[int, int, int]]) -> None:
 def test_the_smallest_gap_that_will_do_is_taken() -> None:
     early, late, always = (0, 1), (2, 3), (0, 3)
     blocks = [Block(960, *early), Block(896, *always), Block(832, *early), Block(768, *always), Block(640, *late)]
-    offsets, arena = placed(blocks)
+    offsets, (arena,) = placed(blocks)
     assert arena == 960 + 896 + 832 + 768
     assert offsets == [0, 960, 960 + 896, 960 + 896 + 832, 960 + 896]
 
@@ -372,7 +372,7 @@ def test_a_program_takes_what_its_plan_says() -> None:
     model = llama(SMALL)
     program = Program.of(training(model), model.random(), kernels="reference")
     program()
-    assert program.arena.nbytes == program.plan.arena
+    assert program.arenas[0].nbytes == program.plan.arena
     assert (
         sum(array.nbytes for leaf, array in program.owned.items() if leaf.node is None) == program.plan.total - program.plan.arena
     )

@@ -109,6 +109,8 @@ def test_numbers_out_of_bounds_are_usage_errors(run: Run) -> None:
     ):
         error = run("a.txt", f"--{option}", str(value)).exception
         assert isinstance(error, UsageError) and str(error) == f"--{option} {value} cannot be; it takes {takes}"
+    with pytest.raises(UsageError, match=r"^-n 2147483648 cannot be; it takes 1 or more, and less than 2\^31$"):
+        build(PreviewOptions, {"model": Path("m.gguf"), "n": 1 << 31})
 
 
 def model(**changed: Value) -> None:

@@ -15,8 +15,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from llamatrain.report.events import Score, StepLine
 from llamatrain.report.metrics import Metrics
-from llamatrain.report.report import Report, Said, stride
+from llamatrain.report.numbers import stride
+from llamatrain.report.report import Report, Said
 from tests.step_lines import line_of
 
 
@@ -47,6 +49,10 @@ class Run:
         return [line for line in self.text().splitlines() if line.startswith(start)]
 
 
+def scored(loss: float, tokens: int, error: float | None = None, right: float | None = None) -> Score:
+    return Score(loss=loss, loss_error=error, accuracy=right, accuracy_error=right and 0.0043, tokens=tokens)
+
+
 # ---- lines -----------------------------------------------------------------
 
 
@@ -56,7 +62,7 @@ def test_a_step_is_one_aligned_line(tmp_path: Path) -> None:
         run.step(1, 8.25)
         run.step(2, 7.5, grad_norm=None)
         run.step(3, float("nan"), grad_norm=1234.5)
-        run.report.validation(3, 2.25, 4096)
+        run.report.validation(3, scored(2.25, 4096))
     assert run.text().splitlines() == [
         "step   1/100  loss  8.2500  lr 1.00e-03  norm  0.800      256 tok/s   0:02",
         "step   2/100  loss  7.5000  lr 1.00e-03      256 tok/s   0:04   3:16 left",
@@ -65,12 +71,39 @@ def test_a_step_is_one_aligned_line(tmp_path: Path) -> None:
     ]
 
 
+def test_a_line_says_where_in_the_data_it_is_and_how_sure_a_validation(tmp_path: Path) -> None:
+    """And the last one says all that was done."""
+    run = Run(tmp_path, 100, every=1)
+    told = {"step": 40, "loss": 2.5, "lr": 1e-3, "grad_norm": None, "tokens": 20480, "seconds": 0.25, "tokens_per_second": 2048.0}
+    place = {"epoch": 3, "sample": 250, "samples": 1000, "total_seconds": 70.0}
+    with run.report:
+        run.report.step(StepLine(**told, **place))
+        run.report.validation(40, scored(2.25, 4096, 0.0123, 0.25))
+        run.report.end(tmp_path)
+    lines = run.text().splitlines()
+    told_in = "step  40/100  loss  2.5000  lr 1.00e-03  epoch 3  sample   250/1,000    2,048 tok/s    250 ms/step   0:00"
+    assert lines[0] == told_in
+    assert lines[1] == " val  40/100  loss  2.2500 ± 0.0123  perplexity 9.49  accuracy 25.0 ± 0.43 %  4,096 tokens"
+    seen = "40 steps, 2.25 times through 1,000 samples, 20,480 tokens in 1:10, 1.75 s each"
+    assert lines[-1] == f"{seen}; validation loss 2.2500 ± 0.0123, accuracy 25.0 ± 0.43 %"
+    step, validation = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert {name: step[name] for name in place} == place
+    assert validation == {
+        "step": 40,
+        "val_loss": 2.25,
+        "val_tokens": 4096,
+        "val_loss_error": 0.0123,
+        "val_accuracy": 0.25,
+        "val_accuracy_error": 0.0043,
+    }
+
+
 def test_metrics_are_as_they_are_promised(tmp_path: Path) -> None:
     run = Run(tmp_path, 100)
     with run.report:
         run.step(1)
         run.step(2, grad_norm=None)
-        run.report.validation(2, 2.25, 4096)
+        run.report.validation(2, scored(2.25, 4096))
     assert [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [
         {"step": 1, "loss": 2.5, "lr": 1e-3, "grad_norm": 0.8, "tokens": 512, "seconds": 2.0, "tokens_per_second": 256.0},
         {"step": 2, "loss": 2.5, "lr": 1e-3, "tokens": 1024, "seconds": 2.0, "tokens_per_second": 256.0},
@@ -243,7 +276,7 @@ def test_on_a_terminal_no_line_is_too_wide(tmp_path: Path, width: int) -> None:
         run.report.resumed(990)
         for step in range(991, 1000):
             run.step(step)
-        run.report.validation(999, 2.5, 4096)
+        run.report.validation(999, scored(2.5, 4096))
         run.report.saved(999, "x")
         run.report.wave([0.5] * 64, [0.1] * 64)
         below = list(run.console.render_lines(run.report._display(), pad=False))

@@ -123,7 +123,11 @@ def test_killed_in_other_ways_of_training(more: tuple[Argument, ...], tmp_path: 
 SCHEDULE = ("--warmup", 2, "--decay-steps", 18)  # else it follows from how many steps there are
 
 
-@pytest.mark.parametrize("given", [(*ALL_ON, *SCHEDULE), LBFGS], ids=["adamw", "lbfgs"])
+@pytest.mark.parametrize(
+    "given",
+    [(*ALL_ON, *SCHEDULE), LBFGS, (*LBFGS, "--lbfgs-fresh", 4), (*LBFGS, "--lbfgs-fresh", 11)],
+    ids=["adamw", "lbfgs", "fresh", "fresh-then"],
+)
 def test_some_steps_and_then_the_rest(given: tuple[Argument, ...], tmp_path: Path) -> None:
     data = text_file(tmp_path)
     ran(*arguments(data, *given, "--iters", 20, "--out", tmp_path / "whole"))

@@ -63,6 +63,6 @@ def test_every_answer_ends_with_a_token_that_a_model_can_stop_at() -> None:
     tokenizer = Plain()
     encoder = Encoder(tokenizer, DataOptions(), ctx=512)
     with encoder.template:
-        (sample,) = encoder._document(Chat(messages))
-    assert tokenizer.decode(sample.tokens[sample.marks == 1]) == b"hello</s>bye</s>"
-    assert (sample.tokens == EOS).sum() == 2
+        samples = encoder._document(Chat(messages))
+    assert [tokenizer.decode(sample.tokens[sample.marks == 1]) for sample in samples] == [b"hello</s>", b"bye</s>"]
+    assert all(sample.tokens[-1] == EOS and (sample.tokens == EOS).sum() == 1 for sample in samples)

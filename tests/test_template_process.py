@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from llamatrain.data.templates import CHATML, Child
+from llamatrain.data.chatml import CHATML
+from llamatrain.data.templates import Child
 from tests.test_chat import HOSTILE
 
 SLOW = "{% for i in range(1000) %}{% for j in range(3000) %}{% endfor %}{% endfor %}" + CHATML
-REQUEST = json.dumps({"messages": [{"role": "user", "content": "hi"}], "prefixes": [(1, False)], "values": {}}).encode()
+ASKED = {"messages": [{"role": "user", "content": "hi"}], "want": "whole"}
+REQUEST = json.dumps(ASKED).encode()
 
 
 def test_a_request_that_comes_while_another_is_worked_on() -> None:
@@ -23,7 +25,7 @@ def test_a_request_that_comes_while_another_is_worked_on() -> None:
         child.process.stdin.flush()
         time.sleep(wait)
     answers = [child._answer(time.monotonic() + 60) for _ in range(2)]
-    assert [bytes(rest) for _, rest in answers] == [b"<|im_start|>user\nhi<|im_end|>\n"] * 2
+    assert [bytes(texts) for _, texts in answers] == [b"<|im_start|>user\nhi<|im_end|>\n"] * 2
     child.kill()
 
 
@@ -32,7 +34,7 @@ import sys
 from llamatrain.data.templates import Child
 child = Child(sys.argv[1], {})
 print(child.process.pid, flush=True)
-child.ask({"messages": [{"role": "user", "content": "hang"}], "prefixes": [(1, False)], "values": {}}, 60)
+child.ask({"messages": [{"role": "user", "content": "hang"}], "want": "whole"}, 60)
 """
 
 

@@ -2,12 +2,12 @@
 
 A weight W (out, in) becomes W + scale B A, where A is a pair's `a` (r, in) and B its `b` (out, r). The embeddings' pair has
 its parts turned, as in llama.cpp's files: `a` (vocab, r), of which a token's row is taken, and `b` (embd, r), so that the
-matrix becomes W + scale a bᵀ. A norm's gains (n) are a matrix of one row: `a` (r, n), `b` (1, r); only llama.cpp's old
-finetune made such pairs.
+matrix becomes W + scale a bᵀ. A norm's gains (n) are a matrix of one row: `a` (r, n), `b` (1, r); llama.cpp's old finetune made
+such pairs for all norms, and today's llama.cpp applies none.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -50,6 +50,9 @@ class Adapter:
         """The same, so many times as strong."""
         return replace(self, pairs={name: replace(pair, scale=by * pair.scale) for name, pair in self.pairs.items()})
 
+    def without(self, names: Collection[str]) -> Self:
+        return replace(self, pairs={name: pair for name, pair in self.pairs.items() if name not in names})
+
     def delta(self, name: str, lo: int = 0, hi: int | None = None) -> np.ndarray:
         """Rows of what is added to a weight, new and in float32."""
         left, right = self.factors(name)
@@ -63,7 +66,7 @@ class Adapter:
 
     @property
     def norms(self) -> list[str]:
-        return [name for name in self.pairs if is_norm(self.architecture, name)]
+        return norms_of(self.architecture, self.pairs)
 
 
 def turned(architecture: Architecture[Any, Any], name: str) -> bool:
@@ -71,9 +74,9 @@ def turned(architecture: Architecture[Any, Any], name: str) -> bool:
     return kind is not None and kind.turned
 
 
-def is_norm(architecture: Architecture[Any, Any], name: str) -> bool:
-    kind = architecture.kind(name)
-    return kind is not None and kind.role == "norm"
+def norms_of(architecture: Architecture[Any, Any], names: Iterable[str]) -> list[str]:
+    kinds = {name: architecture.kind(name) for name in names}
+    return [name for name, kind in kinds.items() if kind and kind.role == "norm"]
 
 
 def usual_scale(alpha: float, rank: int) -> float:
@@ -147,10 +150,8 @@ def check(adapter: Adapter, h: Hyperparameters, base: object) -> None:
 
 
 def factors_of(adapter: Adapter, h: Hyperparameters, base: object) -> dict[str, tuple[np.ndarray, np.ndarray, float]]:
-    """Checked, and as graphs take them, which know no adapters of norms: a, b and the scale by the weight's name."""
+    """Checked, and as graphs take them: a, b and the scale by the weight's name."""
     check(adapter, h, base)
-    if adapter.norms:
-        raise FileError(f"{adapter.source}: has a pair for the norm {adapter.norms[0]}: merge it into the model with export-lora")
     return {name: (pair.a, pair.b, pair.scale) for name, pair in adapter.pairs.items()}
 
 

@@ -1,12 +1,12 @@
 """Adapters in GGUF, as llama.cpp loads them: tensors `<weight>.lora_a` and `<weight>.lora_b`."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from llamatrain.adapters.adapter import Adapter, Half, Halves, Pair, check_halves, floats, half_of, is_norm, usual_scale
+from llamatrain.adapters.adapter import Adapter, Half, Halves, Pair, check_halves, floats, half_of, usual_scale
 from llamatrain.errors import FileError, UsageError
 from llamatrain.files import quants
 from llamatrain.files.constants import LlamaFileType
@@ -25,7 +25,11 @@ FILE_TYPES = {"f32": LlamaFileType.ALL_F32, "f16": LlamaFileType.MOSTLY_F16}
 
 
 def read(path: Path) -> Adapter:
-    gguf = open_gguf(path)
+    return adapter_in(open_gguf(path))
+
+
+def adapter_in(gguf: Gguf) -> Adapter:
+    path = gguf.path
     if gguf.kind != "adapter":
         what = "neither an adapter nor a model" if gguf.kind == "other" else f"no adapter but a {gguf.kind}"
         raise FileError(f"{path}: {what}; an adapter is needed")
@@ -45,8 +49,6 @@ def read_pairs(gguf: Gguf, architecture: Architecture[Any, Any]) -> Adapter:
     path, alpha, found = gguf.path, gguf.value("adapter.lora.alpha", float, 0.0), Halves()
     for tensor in gguf.tensors.values():
         name, half = half_of(found, path, tensor.name, SUFFIXES)
-        if is_norm(architecture, name):
-            raise FileError(f"{path}: has a pair for the norm {quoted(name)}, which llama.cpp would leave out unsaid")
         if tensor.type.name not in READABLE:
             raise FileError(f"{path}: {quoted(tensor.name)} is {tensor.type.name}; adapters are {', '.join(READABLE)}")
         found[name][half] = floats(path, tensor.name, tensor.raw, tensor.type)
@@ -61,11 +63,10 @@ def write(
 ) -> None:
     """A file that takes its name when it is whole; `metadata` goes beside the keys that an adapter must have.
 
-    A scale that is not the usual one goes into b: the file has one alpha for all.
+    A scale that is not the usual one goes into b: the file has one alpha for all. Of pairs of norms it says what becomes of them.
     """
-    if norms := adapter.norms:
-        raise FileError(f"{path}: cannot be written: llama.cpp has no adapters of norms, and there is a pair for {norms[0]}")
-    own = {
+    told = {"general.description": string(left_out(adapter.norms))} if adapter.norms else {}
+    own = told | {
         "general.type": string("adapter"),
         "general.architecture": string(adapter.architecture.name),
         "general.name": string(adapter.name),
@@ -83,6 +84,10 @@ def write(
     with new_gguf(path, own | dict(metadata or {}) | own, infos, open_gguf) as out:
         for name, factor in tensors.items():
             out.write(name, quants.encoded(factor, written, name=name))
+
+
+def left_out(norms: Sequence[str]) -> str:
+    return f"llama.cpp applies no pairs of norms, such as that for {norms[0]}, and says nothing: export-lora merges them"
 
 
 def folded(alpha: float, pair: Pair) -> np.ndarray:

@@ -9,17 +9,18 @@ import math
 import os
 import re
 from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from llamatrain.adapters.adapter import Adapter, Half, Halves, Pair, check_halves, floats, half_of
+from llamatrain.adapters.adapter import Adapter, Half, Halves, Pair, check_halves, floats, half_of, norms_of
 from llamatrain.adapters.gguf import folded
 from llamatrain.adapters.safetensors import KINDS, StoredTensor, open_safetensors, read_json, write_safetensors
 from llamatrain.errors import FileError
 from llamatrain.files.cursor import quoted
-from llamatrain.files.mapped import files_of, map_file, unchanged
+from llamatrain.files.mapped import MappedFile, files_of, map_file, unchanged
 from llamatrain.files.newfile import NewFile
 from llamatrain.files.unfinished import remove_left
 from llamatrain.model.architecture import WeightKind
@@ -117,13 +118,20 @@ def halved(rows: np.ndarray, heads: int) -> np.ndarray:
     return rows.reshape(heads, -1, 2, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
 
 
+def listed(folder: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
+    """What such a folder says, and its tensors, without a look at their numbers; it may be more than can be used here."""
+    path = folder / CONFIG
+    file = map_file(path, "PEFT's configuration")
+    check_size(path, file)
+    return read_json(path, file.piece(0, len(file))), open_safetensors(folder / WEIGHTS)
+
+
 # ---- its configuration -----------------------------------------------------
 
 
 def read_config(path: Path) -> dict[str, Any]:
     file = map_file(path, "PEFT's configuration")
-    if len(file) > LARGEST_CONFIG:
-        raise FileError(f"{path}: {len(file)} bytes of configuration; up to {LARGEST_CONFIG} can be")
+    check_size(path, file)
     with unchanged([file]):
         config = read_json(path, file.piece(0, len(file)))
     if config.get("peft_type") != "LORA":
@@ -143,6 +151,11 @@ def read_config(path: Path) -> dict[str, Any]:
             raise FileError(f"{path}: {key} is {said(patterns)}; it takes names with numbers, {PATTERNS} at most")
         config[key] = {matcher(path, key, pattern): number(path, key, value, 0) for pattern, value in patterns.items()}
     return config
+
+
+def check_size(path: Path, file: MappedFile) -> None:
+    if len(file) > LARGEST_CONFIG:
+        raise FileError(f"{path}: {len(file)} bytes of configuration; up to {LARGEST_CONFIG} can be")
 
 
 def said(value: Any) -> str:
@@ -177,29 +190,21 @@ def scale(path: Path, config: dict[str, Any], module: str, rank: int) -> float:
 
 
 def write(folder: Path, adapter: Adapter, base: str, h: Hyperparameters) -> None:
-    """The folder as PEFT loads it; `base` is what it calls the base model. Other scales than alpha / r go into b."""
-    ranks = Counter(pair.rank for pair in adapter.pairs.values())
-    rank = ranks.most_common(1)[0][0]
+    """The folder as PEFT loads it; `base` is what it calls the base model. Other scales than alpha / r go into b.
+
+    Pairs of norms, which PEFT does not have, are left out.
+    """
+    check_pairs(folder, adapter.pairs, h)
+    adapter = adapter.without(adapter.norms)
+    rank = Counter(pair.rank for pair in adapter.pairs.values()).most_common(1)[0][0]
     alpha = adapter.alpha or rank
-    tensors, pattern = dict[str, np.ndarray](), dict[str, int]()
-    for name, pair in adapter.pairs.items():
-        module, b, kind = module_of(folder, name, h), folded(alpha, pair), h.kind(name)
-        if count := heads_of(kind, h):
-            b = halved(b, count)
-        if kind.turned:
-            parts = {".lora_embedding_A": pair.a.T, ".lora_embedding_B": b}
-        else:
-            parts = {".lora_A.weight": pair.a, ".lora_B.weight": b}
-        tensors |= {f"{PREFIX}{module}{suffix}": part for suffix, part in parts.items()}
-        if pair.rank != rank:
-            pattern[module] = pair.rank
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base,
         "r": rank,
         "lora_alpha": int(alpha) if alpha == int(alpha) else alpha,
-        "rank_pattern": pattern,
+        "rank_pattern": {module_of(folder, name, h): pair.rank for name, pair in adapter.pairs.items() if pair.rank != rank},
         "target_modules": targets(adapter, folder, h),
         "bias": "none",
         "lora_dropout": 0.0,
@@ -209,9 +214,28 @@ def write(folder: Path, adapter: Adapter, base: str, h: Hyperparameters) -> None
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise FileError(f"{folder}: cannot be made: {error.strerror}") from error
-    write_safetensors(folder / WEIGHTS, tensors)
+    write_safetensors(folder / WEIGHTS, dict(parts_of(folder, adapter, alpha, h)))
     with NewFile(folder / CONFIG) as file:
         file.write(json.dumps(config, indent=2).encode() + b"\n")
+
+
+def parts_of(folder: Path, adapter: Adapter, alpha: float, h: Hyperparameters) -> Iterator[tuple[str, np.ndarray]]:
+    for name, pair in adapter.pairs.items():
+        a, b, kind = pair.a, folded(alpha, pair), h.kind(name)
+        if count := heads_of(kind, h):
+            b = halved(b, count)
+        suffixes = (".lora_embedding_A", ".lora_embedding_B") if kind.turned else (".lora_A.weight", ".lora_B.weight")
+        for suffix, part in zip(suffixes, (a.T if kind.turned else a, b), strict=True):
+            yield f"{PREFIX}{module_of(folder, name, h)}{suffix}", part
+
+
+def check_pairs(folder: Path, names: Collection[str], h: Hyperparameters) -> None:
+    if len(norms_of(h.architecture, names)) == len(names):
+        raise FileError(f"{folder}: cannot be written: PEFT has no pairs of norms, and there are no others")
+
+
+def left_out(folder: Path, norms: Sequence[str]) -> str:
+    return f"PEFT has no pairs of norms: {len(norms)} of them, such as that for {norms[0]}, are left out of {folder}"
 
 
 def check_place(folder: Path) -> None:

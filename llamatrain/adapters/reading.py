@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
-from llamatrain.adapters import ggla, gguf, peft
+from llamatrain.adapters import finetuned, ggla, gguf, peft
 from llamatrain.adapters.adapter import Adapter
 from llamatrain.errors import FileError
+from llamatrain.files import former
 from llamatrain.files.constants import MAGIC
 from llamatrain.files.mapped import map_file
+from llamatrain.files.reader import open_gguf
 from llamatrain.model.hyperparameters import Hyperparameters
 
 NEEDED = "an adapter (a GGUF file, a .bin of llama.cpp's old finetune, or a folder of PEFT's)"
@@ -21,8 +23,9 @@ def read(path: Path, h: Hyperparameters) -> Adapter:
     if path.name in (peft.CONFIG, peft.WEIGHTS):
         raise FileError(f"{path}: a part of an adapter: give the folder that it is in")
     begin = map_file(path, NEEDED).piece(0, len(MAGIC))
-    if begin == MAGIC:
-        return gguf.read(path)
+    if begin == MAGIC or begin in former.KINDS:
+        opened = open_gguf(path)
+        return finetuned.read(opened) if finetuned.is_one(opened) else gguf.adapter_in(opened)
     if begin == ggla.MAGIC:
         return ggla.read(path)
     raise FileError(f"{path}: it begins with {begin!r}; {NEEDED} is needed")

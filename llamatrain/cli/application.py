@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
+from llamatrain.cli.taken_over import in_our_words
 from llamatrain.config.options import Checked, Declared, declared, flag_of
 from llamatrain.config.words import nearest, worded
 from llamatrain.errors import UsageError
@@ -53,8 +54,16 @@ class Command(TyperCommand):
     def get_help(self, ctx: Any) -> str:
         return help_of(self, ctx)
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        self.notes: list[str] = []
+        if not ctx.resilient_parsing:
+            args, self.notes = in_our_words(self.name or "", args, self.params)
+        return super().parse_args(ctx, args)
+
     def invoke(self, ctx: Any) -> Any:
         with terminal.shown():
+            for note in self.notes:
+                terminal.say(f"note: {note}")
             return super().invoke(ctx)
 
 
@@ -149,7 +158,7 @@ def parameter(each: Declared, default: Any) -> inspect.Parameter:
     """An option as typer has it: texts, which are read and checked as declared; nothing at all where it is not said."""
     flag, sentence = flag_of(each.name), each.option.sentence
     kind: Any = bool if each.kind is bool else list[Any] | None if each.repeated else Any
-    settings: dict[str, Any] = {"rich_help_panel": each.panel, "show_default": shown(default)}
+    settings: dict[str, Any] = {"rich_help_panel": each.panel, "show_default": shown(default), "hidden": each.option.hidden}
     if each.kind is bool:
         flag = f"{flag}/--no-{flag.lstrip('-')}"
     else:

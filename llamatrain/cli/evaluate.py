@@ -20,7 +20,9 @@ command = application()
 
 @dataclass(frozen=True)
 class PrintOptions(Checked, panel="Evaluation"):
-    json: Annotated[bool, replace(JSON, sentence="Print one JSON object: loss, perplexity, bits_per_byte, tokens.")] = False
+    json: Annotated[
+        bool, replace(JSON, sentence="Print one JSON object: loss, perplexity, bits_per_byte, tokens, loss_error, ...")
+    ] = False
 
 
 @command.command(cls=Command)

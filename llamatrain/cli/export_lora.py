@@ -9,7 +9,8 @@ from llamatrain.adapters.options import LoraOptions
 from llamatrain.cli.application import Command, a_path, application, options_of
 from llamatrain.config.options import build
 from llamatrain.machine.terminal import unread
-from llamatrain.recipe.merging import ExportOptions, merged
+from llamatrain.recipe.exporting import exported
+from llamatrain.recipe.merging import ExportOptions
 
 command = application()
 
@@ -19,9 +20,10 @@ command = application()
 def export_lora(base: Annotated[Path, typer.Argument(metavar="BASE", parser=a_path)], **said: Any) -> None:
     """Merge adapters into BASE, a GGUF model, quantised or not: the new file is a model like any other.
 
-    Adapters need not cover the same weights. What none of them touches is copied as it is.
+    Adapters need not cover the same weights. What none of them touches is copied as it is. With --only-adapter or --peft they
+    are written as one adapter, in another form.
     """
-    check = merged(base, build(ExportOptions, said), build(LoraOptions, said)).check
+    check = exported(base, build(ExportOptions, said), build(LoraOptions, said)).check
     if check:
         told = f"largest difference {check.largest:.3g}\nmean difference    {check.mean:.3g}"
         told += f"\nlogits within      {check.lowest:.3g} to {check.highest:.3g}\ntokens             {check.tokens}"

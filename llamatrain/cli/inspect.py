@@ -18,7 +18,8 @@ from llamatrain.machine.printable import printable
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from llamatrain.files.reader import FileTensor, Gguf
+    from llamatrain.adapters.listing import Listed, Listing
+    from llamatrain.files.reader import Gguf
 
 Rows = list[tuple[str, str]]
 WIDTH = 100  # where the output is no terminal
@@ -37,14 +38,16 @@ class InspectOptions(Checked):
 @command.command(cls=Command)
 @options_of(InspectOptions)
 def inspect(file: Annotated[Path, typer.Argument(metavar="FILE", parser=a_path)], **said: Any) -> None:
-    """Show what is in a GGUF file: a model, an adapter, a checkpoint or a vocabulary."""
+    """Show what is in a GGUF file: a model, an adapter, a checkpoint or a vocabulary; or in an adapter of another form."""
+    from llamatrain.adapters.listing import listing
     from llamatrain.files.reader import open_gguf
 
-    gguf = open_gguf(file)
-    if build(InspectOptions, said).json:
-        print(json.dumps(facts(gguf)))
+    whole = build(InspectOptions, said).json
+    if other := listing(file):
+        print(json.dumps(facts_of(other))) if whole else draw_other(file, other)
     else:
-        draw(gguf)
+        gguf = open_gguf(file)
+        print(json.dumps(facts(gguf))) if whole else draw(gguf)
 
 
 # ---- for programs ----------------------------------------------------------
@@ -55,11 +58,23 @@ def facts(gguf: "Gguf") -> dict[str, Any]:
         "kind": gguf.kind,
         "architecture": gguf.metadata.word("general.architecture"),
         "metadata": {key: plain(value) for key, value in gguf.metadata.items()},
-        "tensors": [
-            {"name": tensor.name, "type": tensor.type.name, "shape": list(tensor.shape), "bytes": tensor.nbytes}
-            for tensor in gguf.tensors.values()
-        ],
+        "tensors": list(map(row_of, listed(gguf))),
     }
+
+
+def facts_of(other: "Listing") -> dict[str, Any]:
+    tensors = list(map(row_of, other.tensors))
+    return {"kind": "adapter", "architecture": None, "metadata": {"format": other.format, **other.metadata}, "tensors": tensors}
+
+
+def row_of(tensor: "Listed") -> dict[str, Any]:
+    return {"name": tensor.name, "type": tensor.type, "shape": list(tensor.shape), "bytes": tensor.nbytes}
+
+
+def listed(gguf: "Gguf") -> "list[Listed]":
+    from llamatrain.adapters.listing import Listed
+
+    return [Listed(tensor.name, tensor.type.name, tensor.shape, tensor.nbytes) for tensor in gguf.tensors.values()]
 
 
 def plain(value: Any) -> Any:
@@ -75,9 +90,7 @@ def plain(value: Any) -> Any:
 
 
 def draw(gguf: "Gguf") -> None:
-    from rich.console import Console
-
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
+    console = console_of()
     model = f"{gguf.metadata.word('general.architecture')}."
     own = (model, "tokenizer.", *TRAINING)
     keys = {prefix: [key for key in gguf.metadata if key.startswith(prefix)] for prefix in own}
@@ -86,7 +99,22 @@ def draw(gguf: "Gguf") -> None:
     show(console, "hyperparameters", described(gguf, keys[model], model))
     show(console, "vocabulary", vocabulary(gguf, keys["tokenizer."]))
     show(console, "training state", [row for prefix in TRAINING for row in described(gguf, keys[prefix], "training.")])
-    show_tensors(console, gguf.tensors.values())
+    show_tensors(console, listed(gguf))
+
+
+def draw_other(path: Path, other: "Listing") -> None:
+    console = console_of()
+    values = {name: value for name, value in other.metadata.items() if value not in (None, [], {})}
+    rows = [(name, value if isinstance(value, str) else json.dumps(value)) for name, value in values.items()]
+    cut = [(name, text if len(text) <= LONGEST else f"{text[:LONGEST]}... ({len(text):,} characters)") for name, text in rows]
+    show(console, str(path), [("kind", "adapter"), ("format", other.format), *cut])
+    show_tensors(console, other.tensors)
+
+
+def console_of() -> "Console":
+    from rich.console import Console
+
+    return Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
 
 
 def ranks(gguf: "Gguf") -> Rows:
@@ -142,18 +170,18 @@ def show(console: "Console", title: str, rows: Rows) -> None:
         console.print(table)
 
 
-def show_tensors(console: "Console", tensors: Iterable["FileTensor"]) -> None:
+def show_tensors(console: "Console", tensors: Iterable["Listed"]) -> None:
     """What the tensors of each type take; an optimizer's vectors are no parameters, and stand apart."""
     from rich.table import Table
 
-    groups: dict[str, list[FileTensor]] = {}
+    groups: dict[str, list[Listed]] = {}
     for tensor in tensors:
         optimizer = tensor.name.startswith(TRAINING)
-        groups.setdefault("optimizer" if optimizer else tensor.type.name, []).append(tensor)
+        groups.setdefault("optimizer" if optimizer else tensor.type, []).append(tensor)
     if not groups:
         return
     table = Table(box=None, padding=(0, 1, 0, 2), show_footer=True, header_style="dim", footer_style="bold")
-    parameters = {kind: 0 if kind == "optimizer" else sum(t.elements for t in group) for kind, group in groups.items()}
+    parameters = {kind: 0 if kind == "optimizer" else sum(math.prod(t.shape) for t in group) for kind, group in groups.items()}
     sizes = {kind: sum(tensor.nbytes for tensor in group) for kind, group in groups.items()}
     columns = [("tensors", {kind: len(group) for kind, group in groups.items()}), ("parameters", parameters), ("bytes", sizes)]
     table.add_column("type", "total")

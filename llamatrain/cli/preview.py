@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llamatrain.cli.application import Command, application, options_of
-from llamatrain.config.options import Checked, Option, build
+from llamatrain.config.options import COUNT, Checked, Option, build
 from llamatrain.config.shared import BATCH, JSON, SEED
 from llamatrain.config.shared import CTX as ROW
 from llamatrain.data.options import DataOptions
@@ -38,7 +38,7 @@ command = application()
 @dataclass(frozen=True)
 class PreviewOptions(Checked, panel="Rows"):
     model: Annotated[Path, Option("The GGUF file whose tokenizer and chat template are used.")]
-    n: Annotated[int, Option("How many rows to show.", unit="ROWS", least=1)] = 5
+    n: Annotated[int, Option("How many rows to show.", unit="ROWS", least=1, most=COUNT)] = 5
     json: Annotated[bool, replace(JSON, sentence="Print one JSON object a row: tokens, targets, weights, positions, starts.")] = (
         False
     )

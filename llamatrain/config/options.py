@@ -62,6 +62,7 @@ class Option:
     accepts: Callable[[Any], bool] | None = None
     takes: str = ""  # in words, where its bounds do not say it
     excludes: tuple[tuple[str, str], ...] = ()  # another option, and why
+    hidden: bool = False  # from help and README: an old name, or of use to few
 
     def bounds(self, value: float) -> bool:
         return (

@@ -5,6 +5,7 @@ An entry is a folder of plain arrays, written under another name and renamed, so
     tokens       int32      of all documents, one after the other
     marks        uint8      1 where a token is trained; absent where all are
     documents    DOCUMENT
+    notes        JSON: what is to be said of them, an object of texts; absent where there is nothing
 """
 
 import json
@@ -12,7 +13,7 @@ import os
 import tempfile
 import weakref
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -105,20 +106,24 @@ class Store:
     """The documents of some files."""
 
     def __init__(self, folder: Path, key: str, most: int) -> None:
-        self.key = key
+        self.key = self.identity = key  # the latter is what checkpoints know it by
         self.tokens = OnDisk(folder / "tokens", TOKEN)
         self.marks = OnDisk(folder / "marks", MARK) if os.path.lexists(folder / "marks") else None
         self.documents = np.frombuffer(content(folder / "documents", most * DOCUMENT.itemsize)[0], DOCUMENT)
+        self.noted = content(folder / "notes", PIECE)[0] if os.path.lexists(folder / "notes") else b""
+        self.notes = {str(kind): str(told) for kind, told in dict(json.loads(self.noted or b"{}")).items()}
 
     def sizes(self) -> dict[str, int]:
         marks = {} if self.marks is None else {"marks": self.marks.size}
-        return {"tokens": self.tokens.size, "documents": self.documents.nbytes, **marks}
+        notes = {"notes": len(self.noted)} if self.noted else {}
+        return {"tokens": self.tokens.size, "documents": self.documents.nbytes, **marks, **notes}
 
     def sums(self, bounds: Bounds) -> dict[str, list[int]]:
         """What sizes.json says of these files."""
         documents = [self.documents.nbytes, zlib.crc32(self.documents.view(np.uint8).data)]
         marks = {} if self.marks is None else {"marks": self.marks.sum(2)}
-        return {"tokens": self.tokens.sum(bounds.ids), "documents": documents, **marks}
+        notes = {"notes": [len(self.noted), zlib.crc32(self.noted)]} if self.noted else {}
+        return {"tokens": self.tokens.sum(bounds.ids), "documents": documents, **marks, **notes}
 
     def fits(self, bounds: Bounds) -> bool:
         """Whether the documents are those of these tokens, one after the other, and each has a mark."""
@@ -176,6 +181,10 @@ class StoreWriter:
         document = (self.begin, self.size, file, line, first, single)
         self._put("documents", np.array(document, DOCUMENT).tobytes())
         self.begin, self.size = self.begin + self.size, 0
+
+    def note(self, notes: Mapping[str, str]) -> None:
+        if notes:
+            self._put("notes", json.dumps(notes).encode())
 
     def _put(self, name: str, data: bytes | memoryview) -> None:
         with _keeping(self.folder.parent):

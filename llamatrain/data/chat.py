@@ -1,61 +1,74 @@
 """Chats as tokens, with a mark on what the assistant says.
 
-What is trained is found by comparing renderings, never by a template's marks: a turn begins where the whole chat goes on
-differently from (or beyond) the chat before the turn with the answer's opening, and ends where the chat up to the turn
-ends. Some templates write an old turn otherwise than a new one (without its thoughts): then the chat becomes several
-samples, each ending with a turn as it was when it was new.
+Each answer stands behind the prompt that a server makes of the messages before it, and is tokenized apart from it, as what a
+model says is. Where the prompt of the next answer goes on from that, both are in one sample; some templates write an old turn
+otherwise than a new one (without its thoughts, or the system prompt elsewhere): then each answer becomes a sample of its own.
 
 All that takes renderings whose messages grow with the square of the turns: there is a limit to them.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 
 import numpy as np
 
-from llamatrain.data.forms import Message, TooMuch
-from llamatrain.data.growing import Begun, Growing
-from llamatrain.data.templates import ChatTemplate, Prefix
+from llamatrain.data.forms import Chat
+from llamatrain.data.json_values import TooMuch
+from llamatrain.data.prompts import PromptReader
+from llamatrain.data.templates import ChatTemplate
 
 RENDERED = 2_100_000  # messages in all renderings of a chat: one of 2,000 messages that take turns is rendered so often
-TOKENS = 12_000_000  # of all samples of a chat, besides twice its bytes
+TOKENS = 6_000_000  # of all samples of a chat but its first: answers behind them are left out
 Marked = tuple[np.ndarray, np.ndarray]  # tokens, and 1 where they are the assistant's
 
 
-def encode_chat(
-    messages: list[Message], template: ChatTemplate, text: Growing, ended: Callable[[np.ndarray], int], size: int
-) -> Iterator[Marked]:
-    """Samples of a chat in so many bytes; `ended` tells how many tokens of a turn count."""
-    turns = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+class Dialogue:
+    """A sample in the making: what the assistant is given, and what it says, in turn."""
+
+    def __init__(self) -> None:
+        self.parts = list[tuple[np.ndarray, bool]]()
+        self.count = 0
+
+    def add(self, tokens: np.ndarray, spoken: bool) -> None:
+        self.parts.append((tokens, spoken))
+        self.count += len(tokens)
+
+    def marked(self) -> Marked:
+        tokens, marks, at = np.empty(self.count, np.int32), np.empty(self.count, np.uint8), 0
+        for part, spoken in self.parts:
+            tokens[at : at + len(part)], marks[at : at + len(part)] = part, spoken
+            at += len(part)
+        return tokens, marks
+
+
+def encode_chat(chat: Chat, template: ChatTemplate, reader: PromptReader, size: int, notes: set[str]) -> Iterator[Marked]:
+    """Samples of a chat in so many bytes; what is to be said of it is noted."""
+    turns = [number for number, message in enumerate(chat.messages) if message["role"] == "assistant"]
     if sum(2 * turn + 1 for turn in turns) > RENDERED:
-        raise TooMuch(f"a chat of {len(messages):,} messages, {len(turns):,} of them answers; about 2,000 can be: split it")
-    left = TOKENS + 2 * size
-    begins, ends = list[Begun](), list[Begun]()
-    with closing(template.renderings(messages, prefixes_of(messages))) as renderings:
-        for before, after in zip(renderings, renderings, strict=True):
-            if begins and not after.goes_on:
-                yield marked(text.tokens.copy(), begins, ends, ended)
-                left -= len(text.tokens)
-                begins, ends = [], []
-            if left < 0:
-                raise TooMuch(f"a chat of {len(turns):,} answers, each a sample of its own, with more than {TOKENS:,} tokens")
-            end = text.change(before.same, before.rest)
-            ends += [end] if begins else []
-            begins.append(text.change(after.same, after.rest))
-    if begins:
-        yield marked(text.tokens, begins, ends, ended)
-
-
-def prefixes_of(messages: list[Message]) -> list[Prefix]:
-    """The parts of a chat that are rendered: before each turn and behind it."""
-    turns = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
-    return [prefix for turn in turns for prefix in ((turn, True), (turn + 1, False))]
-
-
-def marked(tokens: np.ndarray, begins: list[Begun], ends: list[Begun], ended: Callable[[np.ndarray], int]) -> Marked:
-    """A sample of some turns, the last of which ends where the tokens do."""
-    marks = np.zeros(len(tokens), np.uint8)
-    for begin, end in zip(begins, [*(end.agreeing(tokens) for end in ends), len(tokens)], strict=True):
-        first = begin.agreeing(tokens)
-        marks[first : first + ended(tokens[first:end])] = 1
-    return tokens, marks
+        raise TooMuch(f"a chat of {len(chat.messages):,} messages, {len(turns):,} of them answers; about 2,000 can be: split it")
+    left, text, said, spoken = TOKENS, reader.growing(size), Dialogue(), 0
+    with closing(template.turns(chat.messages, chat.tools)) as made:
+        for turn in made:
+            text.change(turn.same, turn.rest)
+            if turn.goes_on:  # behind the token that ends the answer before
+                said.add(reader.behind(bytes(turn.rest[spoken:]), spoken > 0), False)
+            else:
+                if said.parts:
+                    notes.add("apart")
+                    yield said.marked()
+                    left -= len(text.tokens)
+                if left < 0:
+                    notes.add("later")
+                    return
+                said = Dialogue()
+                said.add(text.tokens.copy(), False)
+            answer = reader.behind(bytes(turn.answer), False)
+            if not turn.ended:
+                notes.add("endless")
+                answer = np.concatenate([answer, reader.end])
+            stop = reader.first_end(answer)  # some templates write more behind a call
+            said.add(answer[:stop], True)
+            said.add(answer[stop:], False)
+            spoken = len(turn.answer)
+    if said.parts:
+        yield said.marked()

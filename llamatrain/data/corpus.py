@@ -10,8 +10,9 @@ import numpy as np
 
 from llamatrain.config.options import flag_of
 from llamatrain.data.cache import Store
-from llamatrain.data.encode import TOO_MUCH, Encoder, TokenizerLike
+from llamatrain.data.encode import TOO_MUCH, Encoder
 from llamatrain.data.options import DataOptions
+from llamatrain.data.prompts import TokenizerLike
 from llamatrain.data.shuffle import Permutation
 from llamatrain.data.sources import DataFile, find_sources, naming
 from llamatrain.errors import DataError
@@ -158,7 +159,7 @@ class Corpus:
     @cached_property
     def fingerprint(self) -> str:
         """Of the samples and their order: a shuffle goes on only in the data that it began in."""
-        made = hashlib.sha256(repr((self.ctx, self.lead, [part.store.key for part in self.parts])).encode())
+        made = hashlib.sha256(repr((self.ctx, self.lead, [part.store.identity for part in self.parts])).encode())
         for part in self.parts:
             made.update(part.documents.tobytes())
         return made.hexdigest()[:16]

@@ -6,55 +6,34 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
 from functools import cached_property
 from itertools import accumulate, chain
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
 from llamatrain.data.cache import Bounds, Store, StoreWriter, stored
-from llamatrain.data.chat import encode_chat, prefixes_of
-from llamatrain.data.forms import Chat, Document, Message, Prompt, TooMuch, parse_line
-from llamatrain.data.growing import LARGE, SMALL, Growing
+from llamatrain.data.chat import encode_chat
+from llamatrain.data.chatml import CHATML, CHATML_WITH_EOS
+from llamatrain.data.forms import Chat, Document, Prompt, parse_line
+from llamatrain.data.growing import LARGE, Growing
+from llamatrain.data.json_values import TooMuch
 from llamatrain.data.options import DataOptions
 from llamatrain.data.ordered import grouped, in_order, progress
+from llamatrain.data.prompts import PromptReader, TokenizerLike
+from llamatrain.data.remarks import lines, marks_in, plain_marks
 from llamatrain.data.samples import chunks_of, lines_of, samples_after
 from llamatrain.data.sources import DataFile, naming
-from llamatrain.data.templates import AHEAD, CHATML, CHATML_WITH_EOS, ChatTemplate, Conversation, Prefix, TemplateError
+from llamatrain.data.templates import AHEAD, TURNS, WHOLE, Asked, ChatTemplate, TemplateError
 from llamatrain.errors import DataError
 from llamatrain.machine.memory import give_back
 from llamatrain.machine.terminal import say
 
 VERSION = 3  # of what this file makes of a text: with a new one, old entries of the cache are not found any more
+LINES = 1  # the same of JSON lines
 MANY = 2 << 20  # tokens that a task may make, besides two for each byte, before it leaves the rest to the one who takes them
 TOLD = 3  # rows that were too much, of which it is told why
 NOTHING = (np.zeros(0, np.int32), np.zeros(0, np.uint8))  # a document that is counted, and skipped
 TOO_MUCH = -2  # in place of the first trained token of a row that is skipped for its size
-SPACE = "\u2581".encode()
-BLOCK = 1 << 12  # tokens that are looked at at once for an end, or for whether they are space
 PIECE = 64  # bytes that one token stands for at most, in the bound of an overlapping sample
-
-
-class TokenizerLike(Protocol):
-    """What is asked of a tokenizer here."""
-
-    bos: int | None
-    eos: int | None
-    eot: int | None
-    add_bos: bool
-    add_eos: bool
-    chat_template: str | None
-
-    def __len__(self) -> int: ...
-
-    @property
-    def fingerprint(self) -> str: ...
-
-    def encode(self, text: str | bytes, *, special: bool = False, start: bool = True) -> np.ndarray: ...
-
-    def cut(self, raw: bytes, *, special: bool = False) -> int: ...
-
-    def encode_large(self, chunks: Iterable[bytes]) -> Iterator[tuple[int, np.ndarray]]: ...
-
-    def decode(self, ids: np.ndarray) -> bytes: ...
 
 
 class MarkedTokens(NamedTuple):
@@ -63,11 +42,18 @@ class MarkedTokens(NamedTuple):
     single: bool  # one row at most
 
 
+Place = tuple[int, int]  # a file and a line, by their numbers
+
+
 class JsonLine(NamedTuple):
     file: int  # its number
     name: str
     number: int
     text: bytes
+
+    @property
+    def key(self) -> Place:
+        return self.file, self.number
 
     @property
     def place(self) -> str:
@@ -82,19 +68,29 @@ class Encoder:
 
     def __init__(self, tokenizer: TokenizerLike, options: DataOptions, ctx: int) -> None:
         self.tokenizer, self.options, self.ctx = tokenizer, options, ctx
-        self.lead = tokenizer.bos if tokenizer.add_bos else None  # what each row begins with
+        self.reader = PromptReader(tokenizer)
+        self.lead = self.reader.lead
+        self.notes = dict[str, str]()  # what is to be said of the lines, with what it tells besides
+        self.said = set[str]()
 
     @cached_property
     def template(self) -> ChatTemplate:
-        bos, eos = (token_text(self.tokenizer, token) for token in (self.tokenizer.bos, self.tokenizer.eos))
-        return ChatTemplate(self.tokenizer.chat_template or self._fallback(), bos, eos)
+        source = self.options.template or self.tokenizer.chat_template or CHATML
+        bos, eos = map(self.reader.text_of, (self.tokenizer.bos, self.tokenizer.eos))
+        return ChatTemplate(source, bos, eos, self.reader.ends.values())
 
     def store(self, sources: list[DataFile]) -> Store:
         """The tokens of some files of one kind."""
-        key, bounds = self._key(sources), self._bounds(sources)
+        identity, bounds = self._identity(sources), self._bounds(sources)
+        key = self._key(sources[0].kind, identity)
         if sources[0].kind == "lines":
             with closing(self.template):
-                return stored(key, lambda writer: self._fill_lines(sources, writer), bounds)
+                store = stored(key, lambda writer: self._fill_lines(sources, writer), bounds)
+            for line in lines({kind: told for kind, told in store.notes.items() if kind not in self.said}, naming(sources)):
+                say(line)
+            self.said |= store.notes.keys()
+            store.identity = identity
+            return store
         fill = self._fill_samples if self.options.pattern else self._fill_text
         return stored(key, lambda writer: fill(sources, writer), bounds)
 
@@ -103,18 +99,29 @@ class Encoder:
         files, size = len(sources), sum(source.path.stat().st_size for source in sources)
         return Bounds(ids=len(self.tokenizer), files=files, documents=files + size)
 
-    def _key(self, sources: list[DataFile]) -> str:
-        options, tokenizer = self.options, self.tokenizer
-        facts: list[object] = [VERSION, sources[0].kind, tokenizer.fingerprint, self.lead, tokenizer.eos, tokenizer.add_eos]
-        if sources[0].kind == "lines":
-            facts += [self.template.source, self.template.constants, options.train_on, options.as_chat]
+    def _identity(self, sources: list[DataFile]) -> str:
+        """What checkpoints know the data by."""
+        options, tokenizer, kind = self.options, self.tokenizer, sources[0].kind
+        facts: list[object] = [VERSION, kind, tokenizer.fingerprint, self.lead, tokenizer.eos, tokenizer.add_eos]
+        if kind == "lines":
+            plain = tokenizer.eos is not None and self.reader.token_of("<|im_end|>") is None  # its mark was another then
+            source = CHATML_WITH_EOS if plain and self.template.source is CHATML else self.template.source
+            constants = {**self.template.constants, "tools": None, "documents": None}
+            facts += [source, constants, options.train_on, options.as_chat]
         elif options.pattern:
             facts += [options.pattern, options.include_sample_start, options.fill_with_next_samples]
             facts += [(self.ctx, options.sample_random_offsets) if options.overlapping_samples else None]
-        for source in sources:
-            with source.path.open("rb") as file:
+        for each in sources:
+            with each.path.open("rb") as file:
                 facts.append(hashlib.file_digest(file, "sha256").hexdigest())
-        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
+        return hashed(facts)
+
+    def _key(self, kind: str, identity: str) -> str:
+        """What the cache knows the tokens by."""
+        if kind == "text":
+            return identity
+        known = (self.tokenizer.chat_template is None, sorted(self.reader.ends), self.options.parse_special)
+        return hashed([LINES, identity, self.template.source, known])
 
     # ---- text --------------------------------------------------------------
 
@@ -158,13 +165,28 @@ class Encoder:
             for count, text in lines_of(source)
         )
         skipped = list[str]()
+        self.notes, self.template.notes = {}, set()
         for made, left in in_order(self._lines, grouped(numbered), sources):
             skipped += self._write(chain(made, (pair for row in left for pair in self._row(row))), writer)
             made.clear()  # before the next is waited for
+        writer.note(self._noted())
         for told in skipped[:TOLD]:
             say(told)
         if len(skipped) > TOLD:
             say(f"{naming(sources)}: {len(skipped) - TOLD} more lines were too much and skipped")
+
+    def _noted(self) -> dict[str, str]:
+        """With what is true of all chats, if there are any."""
+        notes = self.notes | dict.fromkeys(self.template.notes, "")
+        if notes.pop("chats", None) is None:
+            return notes
+        if not (self.options.template or self.tokenizer.chat_template):
+            notes["fallback"] = ""
+        if marks := plain_marks(self.template, self.reader):
+            notes["marks"] = ", ".join(marks[:3])
+        if "endless" in notes:
+            notes["endless"] = "".join(self.reader.text_of(int(token)) for token in self.reader.end) or "nothing"
+        return notes
 
     def _write(self, made: Iterable[Made], writer: StoreWriter) -> list[str]:
         """Why rows are skipped."""
@@ -184,27 +206,28 @@ class Encoder:
     def _lines(self, group: list[JsonLine]) -> tuple[list[Made], list[JsonLine]]:
         """What becomes of some lines, and those that are left because there are too many tokens to be held already."""
         made, room = list[Made](), MANY + 2 * sum(len(line.text) for line in group)
-        documents = dict[int, Document]()
+        documents = dict[Place, Document]()
         for at, line in enumerate(group):
             if room < 0:
                 return made, group[at:]
-            documents = documents if line.number in documents else self._ahead(group[at:])
-            new = self._row(line, documents.pop(line.number, None))
+            documents = documents if line.key in documents else self._ahead(group[at:])
+            new = self._row(line, documents.pop(line.key, None))
             room -= sum(len(sample.tokens) for _, sample in new if isinstance(sample, MarkedTokens))
             made += new
         return made, []
 
-    def _ahead(self, lines: list[JsonLine]) -> dict[int, Document]:
-        """What the next lines hold, by their numbers, as far as they are short and right; their chats are being rendered."""
-        documents = dict[int, Document]()
+    def _ahead(self, lines: list[JsonLine]) -> dict[Place, Document]:
+        """What the next lines hold, by their places, as far as they are short and right; their chats are being rendered."""
+        documents = dict[Place, Document]()
+        want = WHOLE if self.options.train_on == "all" else TURNS
 
-        def chats() -> Iterator[Conversation]:
+        def chats() -> Iterator[Asked]:
             sizes = accumulate(len(line.text) for line in lines)
             with suppress(DataError):  # which is told in its turn
                 for line in (line for line, size in zip(lines, sizes, strict=True) if size <= AHEAD):
-                    documents[line.number] = document = self._taken(parse_line(line.text, line.place))
+                    documents[line.key] = document = self._taken(parse_line(line.text, line.place))
                     if isinstance(document, Chat):
-                        yield document.messages, self._prefixes(document.messages)
+                        yield document.messages, document.tools, want
 
         self.template.ahead(chats())
         return documents
@@ -223,75 +246,51 @@ class Encoder:
     def _taken(self, document: Document) -> Document:
         return document.as_chat() if isinstance(document, Prompt) and self.options.as_chat else document
 
-    def _prefixes(self, messages: list[Message]) -> list[Prefix]:
-        return [(len(messages), False)] if self.options.train_on == "all" else prefixes_of(messages)
-
     def _document(self, document: Document, size: int = 0) -> list[MarkedTokens]:
         if isinstance(document, Chat):
             return self._chat(document, size)
         if isinstance(document, Prompt):
             return [self._prompt(document, size)]
-        text = Growing(self._plain, self.tokenizer.cut, size, LARGE)
-        text.change(0, document.text.encode())
-        text.append(self._end(bool(document.text)))
-        return [MarkedTokens(text.tokens, np.ones(len(text.tokens), np.uint8), single=False)]
+        tokens = self._text(document.text, size)
+        return [MarkedTokens(tokens, np.ones(len(tokens), np.uint8), single=False)]
+
+    def _text(self, words: str, size: int) -> np.ndarray:
+        read = self.options.parse_special
+        text = self.reader.growing(size, LARGE) if read else Growing(self._plain, self.tokenizer.cut, size, LARGE)
+        text.change(0, words.encode())
+        if not read and "rendered" not in self.notes:
+            marks = [mark for mark in marks_in(words) if self.reader.token_of(mark) is not None]
+            self.notes |= {"rendered": ", ".join(marks[:3])} if marks else {}
+        if text.tokens[-1:].tolist() not in [[end] for end in self.reader.ends]:
+            text.append(self._end(bool(words)))
+        return text.tokens
 
     def _prompt(self, document: Prompt, size: int) -> MarkedTokens:
-        text, prompt = self._growing(size, LARGE), (document.prompt + document.joint).encode()
-        text.change(0, prompt)
-        begin = text.change(len(prompt), document.answer.encode()).agreeing(text.tokens)
-        text.append(self._end(True))
-        marks = np.ones(len(text.tokens), np.uint8)
+        if self.tokenizer.chat_template:
+            self.notes["instructions"] = ""
+        text = self.reader.growing(size, LARGE)
+        text.change(0, (document.prompt + document.joint).encode())
+        answer = self.reader.ended(self.reader.behind(document.answer.encode(), False))
+        tokens, marks = np.concatenate([text.tokens, answer]), np.ones(text.count + len(answer), np.uint8)
         if self.options.train_on == "completion":
-            marks[:begin] = 0
-        return MarkedTokens(text.tokens, marks, single=True)
+            marks[: text.count] = 0
+        return MarkedTokens(tokens, marks, single=True)
 
     def _chat(self, document: Chat, size: int) -> list[MarkedTokens]:
         if self.options.train_on == "all":
-            text = self._growing(size)
-            text.change(0, self.template.render(document.messages))
-            pairs = [(text.tokens, np.ones(len(text.tokens), np.uint8))]
+            text = self.reader.growing(size)
+            text.change(0, self.template.render(document.messages, tools=document.tools))
+            pairs = [(text.tokens, np.ones(text.count, np.uint8))]
         else:
-            made = encode_chat(document.messages, self.template, self._growing(size), self._ended, size)
-            pairs = list(made) or [NOTHING]
+            noted = set[str]()
+            pairs = list(encode_chat(document, self.template, self.reader, size, noted)) or [NOTHING]
+            self.notes |= dict.fromkeys(noted, "")
+        self.notes["chats"] = ""
         return [MarkedTokens(tokens, marks, single=True) for tokens, marks in pairs]
-
-    def _growing(self, size: int, small: int = SMALL) -> Growing:
-        return Growing(self._encode, lambda raw: self.tokenizer.cut(raw, special=True), size, small)
-
-    def _ended(self, turn: np.ndarray) -> int:
-        """The length of a turn, less the space that a template puts after the end token, which no model is asked for."""
-        known = [token for token in (self.tokenizer.eos, self.tokenizer.eot) if token is not None]
-        for at in range(len(turn), 0, -BLOCK):
-            begin = max(0, at - BLOCK)
-            if len(ends := np.flatnonzero(np.isin(turn[begin:at], known))):
-                end = begin + int(ends[-1]) + 1
-                return end if self._blank(turn[end:]) else len(turn)
-        return len(turn)
-
-    def _blank(self, tokens: np.ndarray) -> bool:
-        """Whether there is nothing but space."""
-        text = b""
-        for at in range(0, len(tokens), BLOCK):
-            text += self.tokenizer.decode(tokens[at : at + BLOCK])
-            text = text.replace(SPACE, b" ").lstrip()  # a space spelt in bytes is one, too, be it cut here
-            if text and not SPACE.startswith(text):
-                return False
-        return not text
-
-    def _fallback(self) -> str:
-        """A template for a model without one."""
-        mark_is_token = len(self._encode("<|im_end|>")) == 1
-        return CHATML if mark_is_token or self.tokenizer.eos is None else CHATML_WITH_EOS
 
     def _plain(self, text: bytes, start: bool) -> np.ndarray:
         return self.tokenizer.encode(text, start=start)
 
-    def _encode(self, text: str | bytes, start: bool = True) -> np.ndarray:
-        """With control tokens read, as a prompt is; less the begin token, which is put before each row anyway."""
-        tokens = self.tokenizer.encode(text, special=True, start=start)
-        return tokens[1:] if start and self.lead is not None and len(tokens) and tokens[0] == self.lead else tokens
 
-
-def token_text(tokenizer: TokenizerLike, token: int | None) -> str:
-    return "" if token is None else tokenizer.decode(np.array([token], np.int32)).decode("utf-8", "replace")
+def hashed(facts: list[object]) -> str:
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]

@@ -1,12 +1,11 @@
 """JSON lines by their keys: text, a prompt with its answer, or a chat."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
+from llamatrain.data.json_values import parsed, strings_of
+from llamatrain.data.messages import Message, kind_of, messages_of, shared_of, tools_of
 from llamatrain.errors import DataError
 from llamatrain.files.cursor import cut
 
@@ -14,15 +13,9 @@ FORMS = (
     '{"text"}, {"prompt", "completion"}, {"question", "answer"}, {"instruction", "output"} with or without "input", '
     '{"messages": [{"role", "content"}]}, {"conversations": [{"from", "value"}]}'
 )
+GOOD = '{"messages"} or {"prompt", "completion"}'
 PAIRS = (("prompt", "completion"), ("question", "answer"), ("instruction", "output"))
-ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant", "function": "tool", "observation": "tool"}
-
-VALUES = 1 << 18  # in a line: objects, lists and what they hold; each takes up to a hundred times its bytes in the file
-Message = dict[str, Any]
-
-
-class TooMuch(DataError):
-    """What takes more time or memory than one row of the data may: the row is skipped."""
+PREFERENCES = ("chosen", "rejected", "preferred_output", "non_preferred_output")
 
 
 @dataclass(frozen=True)
@@ -43,16 +36,15 @@ class Prompt:
 @dataclass(frozen=True)
 class Chat:
     messages: list[Message]
+    tools: list[Any] | None = None
 
 
 Document = Text | Prompt | Chat
 
 
 def parse_line(line: bytes, place: str) -> Document:
-    if len(line) > VALUES and (values := count_values(line)) > VALUES:
-        raise TooMuch(f"{values:,} JSON values in a line, where {VALUES:,} can be")
     try:
-        row = json.loads(line)
+        row = parsed(line)
         if not line.isascii():
             line.decode("utf-8")
         if b"\\u" in line:
@@ -65,36 +57,16 @@ def parse_line(line: bytes, place: str) -> Document:
     except (ValueError, RecursionError) as error:
         raise DataError(f"{place}: no JSON that can be read: {error}") from None
     if not isinstance(row, dict):
-        raise DataError(f"{place}: {_kind(row)} where an object is expected, one of {FORMS}")
+        raise DataError(f"{place}: {kind_of(row)} where an object is expected, one of {FORMS}")
     return _document(row, place)
 
 
-def count_values(line: bytes) -> int:
-    """How many values JSON has, or some more: what begins or separates them outside of strings."""
-    clean = line.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in line else line
-    characters = np.frombuffer(clean, np.uint8)
-    within = np.logical_xor.accumulate(characters == ord('"'))
-    return sum(int(np.count_nonzero((characters == ord(mark)) & ~within)) for mark in "{[,")
-
-
-def strings_of(value: Any) -> Iterator[str]:
-    """All of them in a value of JSON, keys included."""
-    waiting = [value]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, str):
-            yield value
-        elif isinstance(value, dict):
-            waiting += [*value, *value.values()]
-        elif isinstance(value, list):
-            waiting += value
-
-
 def _document(row: dict[str, Any], place: str) -> Document:
+    check_alone(row, place)
     if "messages" in row:
-        return Chat(_messages(row["messages"], place))
+        return Chat(messages_of(row, place), tools_of(row, place))
     if "conversations" in row:
-        return Chat(_shared(row["conversations"], place))
+        return Chat(shared_of(row, place), tools_of(row, place))
     for first, second in PAIRS:
         if first in row and second in row:
             prompt, answer = _string(row, first, place), _string(row, second, place)
@@ -107,38 +79,18 @@ def _document(row: dict[str, Any], place: str) -> Document:
     raise DataError(f"{place}: no known keys: found {keys}; known are {FORMS}")
 
 
+def check_alone(row: dict[str, Any], place: str) -> None:
+    """Of answers to compare, one is not to be learned."""
+    found = [key for key in PREFERENCES if key in row]
+    if not found and "completion" in row and isinstance(row.get("label"), bool):
+        found = ["completion", "label"]
+    if found:
+        keys = ", ".join(map(json.dumps, found))
+        raise DataError(f"{place}: preferences ({keys}) are not learned here; give the answers that are good alone, as {GOOD}")
+
+
 def _string(row: dict[str, Any], key: str, place: str) -> str:
     value = row[key]
     if not isinstance(value, str):
-        raise DataError(f"{place}: {json.dumps(key)} is {_kind(value)} where a string is expected")
+        raise DataError(f"{place}: {json.dumps(key)} is {kind_of(value)} where a string is expected")
     return value
-
-
-def _messages(value: Any, place: str) -> list[Message]:
-    if not isinstance(value, list) or not value:
-        raise DataError(f'{place}: "messages" is {_kind(value)} where a list of messages is expected')
-    for number, message in enumerate(value, 1):
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise DataError(f'{place}: message {number} has no "role"; expected is {{"role", "content"}}')
-        if not isinstance(message.get("content"), str | list) and "tool_calls" not in message:
-            raise DataError(f'{place}: message {number} has no "content"; expected is {{"role", "content"}}')
-    return value
-
-
-def _shared(value: Any, place: str) -> list[Message]:
-    """The ShareGPT form, in the other's words."""
-    if not isinstance(value, list) or not value:
-        raise DataError(f'{place}: "conversations" is {_kind(value)} where a list of turns is expected')
-    messages = []
-    for number, turn in enumerate(value, 1):
-        if not isinstance(turn, dict) or not isinstance(turn.get("from"), str) or not isinstance(turn.get("value"), str):
-            raise DataError(f'{place}: turn {number} is not {{"from", "value"}} with two strings')
-        messages.append({"role": ROLES.get(turn["from"], turn["from"]), "content": turn["value"]})
-    return messages
-
-
-def _kind(value: Any) -> str:
-    if value in ([], {}, ""):
-        return "empty"
-    names = {dict: "an object", list: "a list", str: "a string", bool: "true or false", type(None): "null"}
-    return names.get(type(value), "a number")

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from llamatrain.data.forms import TooMuch
+from llamatrain.data.json_values import TooMuch
 
 SMALL = 1 << 10  # bytes that are tokenized again rather than cut
 LARGE = 1 << 16  # bytes that are looked at once for a place to cut
@@ -20,17 +20,6 @@ class Cut(NamedTuple):
     tokens: int  # before it
 
 
-class Begun(NamedTuple):
-    """The tokens of a text that another one begins like: how many are the same for certain, and the others."""
-
-    same: int
-    others: np.ndarray
-
-    def agreeing(self, tokens: np.ndarray) -> int:
-        """How many tokens the two have in common at their beginning."""
-        return self.same + agreeing(self.others, tokens[self.same :])
-
-
 class Growing:
     """`encode` makes tokens of what stands at a text's start or behind a cut; `cut` finds where it can be, whatever follows."""
 
@@ -39,35 +28,34 @@ class Growing:
     ) -> None:
         self.encode, self.cut, self.small = encode, cut, small
         self.left = ENOUGH + 3 * size
-        self.text = bytearray()
+        self.text, self.changed = bytearray(), False
         self.cuts = [Cut(0, 0, 0)]
         self.made, self.count = np.empty(3 * size if size > LARGE else 0, np.int32), 0  # untouched, it takes no memory
 
-    def change(self, same: int, rest: bytes | memoryview) -> Begun:
-        """Put the rest behind the first `same` bytes; tells the tokens that there were, as a beginning of the new ones."""
+    def change(self, same: int, rest: bytes | memoryview) -> None:
+        """Put the rest behind the first `same` bytes."""
         while self.cuts[-1].seen > same:
             self.cuts.pop()
-        kept = self.cuts[-1].tokens
-        before = Begun(kept, self.tokens[kept:].copy())
-        self.count = kept
         del self.text[same:]
         self.text += rest
-        self._extend()
-        return before
+        self.changed = True
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """All of them, made when they are asked for; the next change may write over them."""
+        if self.changed:
+            self.count, self.changed = self.cuts[-1].tokens, False
+            self._extend()
+        return self.made[: self.count]
 
     def append(self, tokens: np.ndarray) -> None:
         end = self.count + len(tokens)
         if end > len(self.made):
             made = np.empty(end + end // 4 + 8, np.int32)
-            made[: self.count] = self.tokens
+            made[: self.count] = self.made[: self.count]
             self.made = made
         self.made[self.count : end] = tokens
         self.count = end
-
-    @property
-    def tokens(self) -> np.ndarray:
-        """All of them; the next change may write over them."""
-        return self.made[: self.count]
 
     def _extend(self) -> None:
         at, size, look = self.cuts[-1].at, len(self.text), LARGE
@@ -86,10 +74,3 @@ class Growing:
             if whole:
                 break
         self.append(self.encode(bytes(self.text[at:]), not at))
-
-
-def agreeing(a: np.ndarray, b: np.ndarray) -> int:
-    """How many tokens two lists have in common at their beginning."""
-    short = min(len(a), len(b))
-    different = np.flatnonzero(a[:short] != b[:short])
-    return int(different[0]) if len(different) else short

@@ -2,9 +2,12 @@
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Annotated, Literal
 
 from llamatrain.config.options import Checked, Option, OptionError
+from llamatrain.errors import DataError
 
 
 @dataclass(frozen=True)
@@ -14,6 +17,12 @@ class DataOptions(Checked, panel="Data"):
         Option("Train on the answers of prompts and chats, or on all of their tokens; text is always all."),
     ] = "completion"
     as_chat: Annotated[bool, Option("Put prompts with answers through the model's chat template, as chats are.")] = False
+    chat_template: Annotated[
+        Path | None, Option("Put chats through the Jinja template in this file, instead of the model's own.", unit="FILE")
+    ] = None
+    parse_special: Annotated[
+        bool, Option("Read marks of chats and other control tokens in text as such, as in chats that were rendered already.")
+    ] = False
     pack: Annotated[
         bool,
         Option(
@@ -65,6 +74,18 @@ class DataOptions(Checked, panel="Data"):
                     f"{spelt('val_split')} cannot keep samples apart that overlap; give validation data with {spelt('val')}"
                 )
             )
+
+    @cached_property
+    def template(self) -> str | None:
+        """What the file of --chat-template says."""
+        if self.chat_template is None:
+            return None
+        try:
+            return self.chat_template.read_bytes().decode("utf-8")
+        except OSError as error:
+            raise DataError(f"{self.chat_template}: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise DataError(f"{self.chat_template}: no UTF-8 text, as a Jinja template is") from None
 
     @property
     def pattern(self) -> str:

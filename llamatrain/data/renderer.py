@@ -1,4 +1,4 @@
-"""The child that renders chat templates: a script of its own, started by data/templates.py, that imports nothing of the package.
+"""The child that renders chat templates, started by data/templates.py: it imports nothing of the package but compiled.py.
 
 A template comes with a model file and may be hostile. The sandbox stops attribute access, but neither endless loops nor
 'a' * 10**10: this process has a limit of memory and a clock that ends it. A request is one JSON object in a line; an answer
@@ -7,15 +7,14 @@ is another, and behind it the bytes it speaks of.
 
 import json
 import os
+import re
 import signal
 import sys
-from datetime import datetime
 from typing import Any
 
 import jinja2
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from llamatrain.data.compiled import PROBE, JinjaTemplate
 
 try:
     import fcntl
@@ -26,24 +25,8 @@ MORE = b"more\n"  # the request for what is left of a chat
 ANSWER = 1 << 20  # bytes, beyond which renderings wait for the next request
 ALL = 2 * 10**9  # bytes that the renderings of one chat may have in all
 LONGEST = 8 * 10**6  # bytes of one of them, besides twice those of the request
-
-
-class GenerationTag(Extension):
-    """Hugging Face's mark around what the assistant says: only its body counts here."""
-
-    tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
-
-    def parse(self, parser: Parser) -> Any:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-class Sandbox(ImmutableSandboxedEnvironment):
-    def getattr(self, obj: Any, attribute: str) -> Any:
-        """`message.role` without the exception that finds it otherwise, which takes longer than all else in a chat."""
-        if type(obj) is dict and attribute in obj and not hasattr(dict, attribute):
-            return obj[attribute]
-        return super().getattr(obj, attribute)
+TURNS, WHOLE = "turns", "whole"  # what can be wanted of a chat, besides its next prompt
+OPENED = re.compile(r"(<[A-Za-z_]+>)(\s*)$")  # what a prompt may open for its answer
 
 
 class TooLong(Exception):
@@ -51,45 +34,116 @@ class TooLong(Exception):
 
 
 class Conversation:
-    """The renderings of parts of a chat, one after the other, each told by what it has in common with the one before."""
+    """What a server would ask before each answer of a chat, and that answer."""
 
-    def __init__(self, template: jinja2.Template, request: dict[str, Any], size: int) -> None:
-        self.template, self.messages, self.values = template, request["messages"], request["values"]
-        self.wanted = request["prefixes"][::-1]
-        self.longest, self.left = LONGEST + 2 * size, ALL
-        self.text = b""  # the one before
-        self.last = 0, b""  # of the last without an opening: what it shares with that, and the rest
+    def __init__(self, template: JinjaTemplate, request: dict[str, Any], size: int) -> None:
+        self.template, self.tools, self.want = template, request.get("tools"), request["want"]
+        self.notes = set[str]()
+        self.messages = self.as_taken(request["messages"])
+        turns = [number for number, message in enumerate(self.messages) if message["role"] == "assistant"]
+        self.left = turns[::-1] if self.want == TURNS else [len(self.messages)]
+        self.longest, self.room = LONGEST + 2 * size, ALL
+        self.prompt, self.asked = b"", b""  # the last one; with its answer, where that has an end
+
+    def as_taken(self, messages: list[Any]) -> list[Any]:
+        if any("tool_calls" in message for message in messages):
+            messages = [self.called(message) for message in messages]
+        if messages[0]["role"] == "system" and not self.template.takes_system:
+            self.notes.add("system")
+            first, *messages = messages
+            if messages and messages[0]["role"] != "assistant":
+                messages[0] = {**messages[0], "content": f"{first['content']}\n{messages[0]['content']}"}
+        return messages
+
+    def called(self, message: dict[str, Any]) -> dict[str, Any]:
+        """A message with its calls, in the form that the template takes."""
+        written = message.get("written")
+        if "tool_calls" not in message:
+            return message
+        message = {key: value for key, value in message.items() if key != "written"}
+        if not self.template.takes_calls:
+            if written is None:
+                self.notes.add("calls")
+                return message
+            return {"role": message["role"], "content": written}
+        calls = [{**call, "function": self.function(call["function"])} for call in message["tool_calls"]]
+        return {**message, "content": message["content"] if written is None else "", "tool_calls": calls}
+
+    def function(self, function: dict[str, Any]) -> dict[str, Any]:
+        arguments = function["arguments"]
+        if self.template.takes_objects and isinstance(arguments, str):
+            try:
+                arguments = json.loads(arguments)
+            except ValueError:
+                raise jinja2.TemplateError("the arguments of a call are no JSON") from None
+        elif not self.template.takes_objects and not isinstance(arguments, str):
+            arguments = json.dumps(arguments, ensure_ascii=False, separators=(",", ":"))
+        return {**function, "arguments": arguments}
 
     def next(self) -> tuple[list[list[int]], list[bytes]]:
-        """Of each how many bytes it shares, how many more it has, and whether it goes on from the last without an opening."""
-        told, rests, size = list[list[int]](), list[bytes](), 0
-        while self.wanted and size < ANSWER:
-            count, answer_next = self.wanted.pop()
-            text = to_bytes(self.opening() if answer_next and not count else self.render(self.messages[:count], answer_next))
-            self.left -= len(text)
-            if len(text) > self.longest or self.left < 0:
-                raise TooLong
-            same = common(self.text, text)
-            shared, ending = self.last if same >= self.last[0] else (same, self.text[same : self.last[0]] + self.last[1])
-            told.append([same, len(text) - same, text.startswith(ending, shared)])
-            rests.append(text[same:])
-            size += len(rests[-1])
-            self.text = text
-            self.last = (shared, ending) if answer_next else (len(text), b"")
-        return told, rests
+        """Of each turn: the bytes that its prompt shares with the one before, and has besides; those of its answer; whether it
+        goes on from the turn before; whether the answer has an end."""
+        told, blobs, size = list[list[int]](), list[bytes](), 0
+        while self.left and size < ANSWER:
+            at = self.left.pop()
+            text = self.opening() if self.want == TURNS and not at else self.render(self.messages[:at], self.want != WHOLE)
+            answer, ended = self.answer(text, at) if self.want == TURNS else ("", False)
+            prompt, spoken = to_bytes(text), to_bytes(answer)
+            same, goes_on = common(self.prompt, prompt), bool(self.asked) and prompt.startswith(self.asked)
+            told.append([same, len(prompt) - same, len(spoken), goes_on, ended])
+            blobs += prompt[same:], spoken
+            size += len(blobs[-2]) + len(spoken)
+            self.prompt, self.asked = prompt, prompt + spoken if ended and self.left else b""
+        return told, blobs
 
-    def render(self, messages: list[Any], answer_next: bool) -> str:
-        return self.template.render(**self.values, messages=messages, add_generation_prompt=answer_next)
+    def render(self, messages: list[Any], answer_next: bool = False) -> str:
+        text = self.template.render(messages, self.tools, answer_next)
+        self.room -= len(text)
+        if len(text) > self.longest or self.room < 0:
+            raise TooLong
+        return text
+
+    def answer(self, prompt: str, at: int) -> tuple[str, bool]:
+        """What the template writes behind the prompt; where it writes another one then, the answer as it is in the data."""
+        message, whole = self.messages[at], self.render(self.messages[: at + 1])
+        content = message["content"]
+        if "calls" in self.notes and not content and "tool_calls" in message:
+            return "", True
+        thoughts = message.get("reasoning_content", "") if self.template.thinks else ""
+        written = thoughts or content.rpartition("</think>")[0].removeprefix("<think>")
+        made = whole[len(prompt) :] if whole.startswith(prompt) else None
+        if made is None or written.strip() not in made:
+            made = self.given(prompt, message, at, whole, thoughts)
+        if opened := OPENED.search(prompt):  # a thought, mostly
+            begun = made.lstrip()
+            if begun.startswith(opened[1]):
+                made = begun[len(opened[1]) :].lstrip("\n") if opened[2] else begun[len(opened[1]) :]
+            elif opened[1] == "<think>" and "</think>" not in made:
+                self.notes.add("thoughts")
+        return self.template.end_of(made, content)
+
+    def given(self, prompt: str, message: dict[str, Any], at: int, whole: str, thoughts: str) -> str:
+        """An answer with its thoughts, and with what the template puts around it."""
+        bare = {"role": message["role"], "content": PROBE}
+        head, found, tail = self.render([*self.messages[:at], bare]).rpartition(PROBE)
+        base = head.rstrip()
+        if not found or ("tool_calls" in message and not whole.startswith(base)):
+            raise jinja2.TemplateError("its answers cannot be told from its prompts")
+        space = "" if prompt[-1:].isspace() else head[len(base) :]
+        if "tool_calls" in message:
+            return whole[len(base) :] if space else whole[len(base) :].removeprefix(head[len(base) :])
+        content = message["content"]
+        shown = whole[len(head) : len(whole) - len(tail)] if whole.startswith(head) and whole.endswith(tail) else ""
+        if not thoughts and shown.strip() == content.strip():
+            return space + shown + tail
+        return space + (f"<think>\n{thoughts}\n</think>\n\n" if thoughts else "") + content + tail
 
     def opening(self) -> str:
         """What stands before the words of a first message."""
         try:
             return self.render([], True)
-        except Exception:  # templates refuse a chat of no messages; what a turn shares with another one is what they add
-            first = self.messages[0]
-            one, other = self.render([first], False), self.render([{**first, "content": "\0"}], False)
-            shared = next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-            return one[:shared]
+        except Exception:  # templates refuse a chat of no messages
+            return self.render([{"role": "assistant", "content": PROBE}]).partition(PROBE)[0]
 
 
 def common(a: bytes, b: bytes) -> int:
@@ -112,29 +166,6 @@ def to_bytes(text: str) -> bytes:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
         return text.encode("utf-8", "surrogatepass")
-
-
-def raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)
-
-
-def strftime_now(form: str) -> str:
-    return datetime.now().strftime(form)
-
-
-def to_json(
-    value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False
-) -> str:
-    """As in Hugging Face's: jinja2's own escapes < and > for HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def environment() -> jinja2.Environment:
-    extensions: list[Any] = [GenerationTag, loopcontrols]
-    made = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
-    made.filters["tojson"] = to_json
-    made.globals |= {"raise_exception": raise_exception, "strftime_now": strftime_now}
-    return made
 
 
 def limit_memory(size: int) -> None:
@@ -165,7 +196,7 @@ def clock(seconds: float) -> float:
 class Server:
     def __init__(self, memory: int, seconds: float) -> None:
         self.memory, self.seconds, self.left = memory, seconds, seconds
-        self.template: jinja2.Template | None = None
+        self.template: JinjaTemplate | None = None
         self.chat: Conversation | None = None
 
     def serve(self, line: bytes) -> bool:
@@ -194,15 +225,15 @@ class Server:
         if request:
             if "template" in request:
                 limit_memory(self.memory)  # before: constants are folded when a template is compiled
-                self.template = environment().from_string(request["template"])
+                self.template = JinjaTemplate(request["template"], request["values"], request["ends"])
                 return {}, []
             assert self.template is not None
             self.chat = Conversation(self.template, request, size)
         assert self.chat is not None
-        texts, rests = self.chat.next()
-        more = bool(self.chat.wanted)
-        self.chat = self.chat if more else None  # its memory is wanted where it is tokenized
-        return {"texts": texts, "size": sum(map(len, rests)), "more": more}, rests
+        turns, blobs = self.chat.next()
+        answer = {"turns": turns, "size": sum(map(len, blobs)), "more": bool(self.chat.left), "notes": sorted(self.chat.notes)}
+        self.chat = self.chat if answer["more"] else None  # its memory is wanted where it is tokenized
+        return answer, blobs
 
     def refusal(self, error: Exception) -> dict[str, Any]:
         """Whatever a template does wrong is told to the parent."""
@@ -214,9 +245,9 @@ class Server:
         return {"error": (" ".join(str(error).split()) or type(error).__name__)[:300]}
 
 
-if __name__ == "__main__":
-    server = Server(int(sys.argv[1]), float(sys.argv[2]))
-    for each in sys.argv[3:]:
+def main(memory: str, seconds: str, *pipes: str) -> None:
+    for each in pipes:
         end_with(int(each))
+    server = Server(int(memory), float(seconds))
     while server.serve(sys.stdin.buffer.readline()):
         pass

@@ -17,7 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from llamatrain.data.forms import Message, TooMuch
+from llamatrain.data.json_values import TooMuch
+from llamatrain.data.messages import Message
 from llamatrain.errors import DataError
 from llamatrain.machine.memory import give_back
 
@@ -29,87 +30,91 @@ LARGE = 1 << 22  # bytes of a text whose memory is given back when it is done wi
 LOST = 3  # conversations without an answer that are no reason yet to give the template up; and one for each WORKED others
 WORKED = 50
 MORE = b"more"
+TURNS, WHOLE, PROMPT = "turns", "whole", "prompt"  # what can be wanted of a chat
+ROOT = Path(__file__).resolve().parent.parent.parent
+CHILD = (  # what it needs of others comes first: nothing that lies beside the package shadows it
+    "import sys, json, re, jinja2.ext, jinja2.sandbox; sys.path.insert(0, sys.argv[1]); "
+    "from llamatrain.data.renderer import main; del sys.path[0]; main(*sys.argv[2:])"
+)
 AHEAD = 1 << 14  # bytes of requests that are sent at once, which a pipe has room for, be their reader never so busy
 ROOM = 1 << 20  # bytes of answers to them that are held
-CHATML = (
-    "{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-# For a vocabulary to which ChatML's end mark is mere text: an answer ends with a token that a model can stop at.
-CHATML_WITH_EOS = CHATML.replace("'<|im_end|>\n'", "(eos_token if message['role'] == 'assistant' else '<|im_end|>') + '\n'")
 SMALL: list[Message] = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hi"}]
-Prefix = tuple[int, bool]  # so many messages, with or without the opening of the assistant's answer after them
 Answer = tuple[dict[str, Any], memoryview]
-Conversation = tuple[list[Message], list[Prefix]]
+Asked = tuple[list[Message], list[Any] | None, str]  # a chat, the tools in it, and what is wanted of it
+NAMES = ("messages", "tools", "want")  # of that
 
 
 class TemplateError(DataError):
     """A template that refuses, fails or is stopped."""
 
 
-class Rendering(NamedTuple):
-    """A text that shares its first `same` bytes with the one before it."""
+class Turn(NamedTuple):
+    """An answer, and the prompt that a server makes of all that stands before it."""
 
-    same: int
+    same: int  # bytes that the prompt shares with the one before
     rest: memoryview
-    goes_on: bool  # begins with all of the last one without an opening
+    answer: memoryview
+    goes_on: bool  # the prompt begins with that of the last turn, and its answer
+    ended: bool  # by a token at which models stop
 
 
 class Known(threading.local):
     """What a thread will ask for, with the messages: they are known by where they are, and stay there."""
 
     def __init__(self) -> None:
-        self.found = dict[tuple[int, *tuple[Prefix, ...]], tuple[list[Message], Answer | Exception]]()
+        self.found = dict[tuple[int, str], tuple[list[Message], Answer | Exception]]()
 
 
 class ChatTemplate:
-    """A template with the texts of its vocabulary's begin and end tokens."""
+    """A template with the texts of its vocabulary's begin and end tokens, and of all that end an answer."""
 
-    def __init__(self, source: str, bos: str = "", eos: str = "") -> None:
+    def __init__(self, source: str, bos: str = "", eos: str = "", ends: Iterable[str] = ()) -> None:
         self.source = source
-        self.constants = {"bos_token": bos, "eos_token": eos, "tools": None, "documents": None}
+        self.constants = {"bos_token": bos, "eos_token": eos}
+        self.ends = sorted(filter(None, {eos, *ends}), key=len, reverse=True)
+        self.notes = set[str]()  # what was done otherwise than the template would have it
         self.worked = self.lost = 0
         self._child: Child | None = None
         self._lock, self._known = threading.Lock(), Known()
         self._apart = False  # whether small conversations are asked for one by one: there was one that took much
 
-    def render(self, messages: list[Message], answer_next: bool = False) -> bytes:
-        return b"".join(rendering.rest for rendering in self.renderings(messages, [(len(messages), answer_next)]))
+    def render(self, messages: list[Message], answer_next: bool = False, tools: list[Any] | None = None) -> bytes:
+        return b"".join(turn.rest for turn in self._turns((messages, tools, PROMPT if answer_next else WHOLE)))
 
-    def renderings(self, messages: list[Message], prefixes: list[Prefix]) -> Generator[Rendering, None, None]:
-        """Of parts of a conversation, one after the other: a few are held. Others wait until they are through."""
-        known = self._known.found.pop((id(messages), *prefixes), None)
+    def turns(self, messages: list[Message], tools: list[Any] | None = None) -> Generator[Turn, None, None]:
+        """Those of a conversation, one after the other: a few are held. Others wait until they are through."""
+        return self._turns((messages, tools, TURNS))
+
+    def _turns(self, asked: Asked) -> Generator[Turn, None, None]:
+        known = self._known.found.pop((id(asked[0]), asked[2]), None)
         with ExitStack() as held:
             if not known:
                 held.enter_context(self._lock)
-            answer, rests = self._ask(self._request(messages, prefixes), known and known[1])
+            answer, texts = self._ask(dict(zip(NAMES, asked, strict=True)), known and known[1])
             while True:
                 if not answer["more"]:
                     self.worked += 1
+                    self.notes |= {*answer["notes"]}
                     held.close()  # nothing more is asked: other threads go on while these are tokenized
                 at = 0
-                for same, size, goes_on in answer["texts"]:
-                    yield Rendering(same, rests[at : at + size], goes_on)
-                    at += size
+                for same, rest, spoken, goes_on, ended in answer["turns"]:
+                    end = at + rest + spoken
+                    yield Turn(same, texts[at : at + rest], texts[at + rest : end], bool(goes_on), bool(ended))
+                    at = end
                 if not answer["more"]:
                     return
                 give_back()  # texts that grow leave holes of their size
-                answer, rests = self._ask(None)
+                answer, texts = self._ask(None)
 
-    def _request(self, messages: list[Message], prefixes: list[Prefix]) -> dict[str, Any]:
-        return {"messages": messages, "prefixes": prefixes, "values": self.constants}
-
-    def ahead(self, chats: Iterable[Conversation]) -> None:
+    def ahead(self, chats: Iterable[Asked]) -> None:
         """Have those rendered at once that this thread asks for next, while they are small: a way to the child takes longer."""
         self._known.found.clear()
-        room, wanted = ROOM, [] if self._apart else list(self._few(chats))
+        room, wanted = ROOM, [] if self._apart else list(few(chats))
         with self._lock, suppress(TemplateError):  # of one that cannot be compiled the first chat will tell
             if self._apart or not wanted:
                 return
             answers = self._started().ask_all([text for _, text in wanted], patience())
-            for ((messages, prefixes), _), found in zip(wanted, answers, strict=False):
+            for ((messages, _, want), _), found in zip(wanted, answers, strict=False):
                 if isinstance(found, Lost):
                     self._apart = True  # which it was is found out then
                     self.close()
@@ -117,16 +122,7 @@ class ChatTemplate:
                     room -= len(found[1])
                     self._apart |= room < 0 or found[0]["more"]
                 if not self._apart:
-                    self._known.found[id(messages), *prefixes] = messages, found
-
-    def _few(self, chats: Iterable[Conversation]) -> Iterator[tuple[Conversation, str]]:
-        """As many as are asked for at once, with their requests."""
-        room = AHEAD
-        for chat in chats:
-            room -= len(text := json.dumps(self._request(*chat)))
-            if room < 0:
-                return
-            yield chat, text
+                    self._known.found[id(messages), want] = messages, found
 
     def _ask(self, request: dict[str, Any] | None, known: Answer | Exception | None = None) -> Answer:
         try:
@@ -142,7 +138,7 @@ class ChatTemplate:
 
     def _started(self) -> "Child":
         if self._child is None:
-            self._child = Child(self.source, self.constants)
+            self._child = Child(self.source, self.constants, self.ends)
         return self._child
 
     def _gone(self, why: str) -> DataError:
@@ -164,6 +160,16 @@ class ChatTemplate:
         self.close()
 
 
+def few(chats: Iterable[Asked]) -> Iterator[tuple[Asked, str]]:
+    """As many as are asked for at once, with their requests."""
+    room = AHEAD
+    for chat in chats:
+        room -= len(text := json.dumps(dict(zip(NAMES, chat, strict=True))))
+        if room < 0:
+            return
+        yield chat, text
+
+
 def patience() -> float:
     """The child's own clock, where it has one, counts its work alone."""
     return WAIT if hasattr(signal, "setitimer") else SECONDS
@@ -174,15 +180,14 @@ class Lost(Exception):
 
 
 class Child:
-    def __init__(self, source: str, values: dict[str, Any]) -> None:
-        script = str(Path(__file__).with_name("renderer.py"))
+    def __init__(self, source: str, values: dict[str, Any], ends: Iterable[str] = ()) -> None:
         pipe, held = os.pipe()
         self.got = bytearray()  # of answers
         self.lifeline = os.fdopen(held, "wb")  # the child ends when nobody holds it any more
         passed = [pipe] if os.name == "posix" else []
         try:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", script, str(MEMORY), str(SECONDS), *map(str, passed)],  # -P: no module here shadows others
+                [sys.executable, "-P", "-c", CHILD, str(ROOT), str(MEMORY), str(SECONDS), *map(str, passed)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -192,21 +197,20 @@ class Child:
         finally:
             os.close(pipe)
         try:
-            self._begin(source, values)
+            self._begin(source, values, list(ends))
         except TemplateError:
             self.kill()
             raise
 
-    def _begin(self, source: str, values: dict[str, Any]) -> None:
+    def _begin(self, source: str, values: dict[str, Any], ends: list[str]) -> None:
         try:
-            self.ask({"template": source}, WAIT)
+            self.ask({"template": source, "values": {"documents": None, **values}, "ends": ends}, WAIT)
         except (Lost, TemplateError, TooMuch) as error:
             reasons = {Lost: "it cannot be compiled", TooMuch: f"it takes {error}"}
             reason = reasons.get(type(error), str(error).partition(": ")[2])
             raise TemplateError(f"the chat template is no template: {reason}") from None
-        small = {"messages": SMALL, "prefixes": [(len(SMALL), False)], "values": values}
         try:
-            self.ask(small, patience())
+            self.ask({"messages": SMALL, "want": WHOLE}, patience())
         except Lost:
             why = f"it takes more than {SECONDS:g} s or too much memory"
             raise TemplateError(f"the chat template was stopped: {why}, be a chat never so small") from None

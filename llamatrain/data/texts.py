@@ -3,7 +3,8 @@
 import codecs
 from collections.abc import Iterator
 
-from llamatrain.data.forms import Chat, Prompt, TooMuch, parse_line
+from llamatrain.data.forms import Chat, Prompt, parse_line
+from llamatrain.data.json_values import TooMuch
 from llamatrain.data.samples import chunks_of, lines_of
 from llamatrain.data.sources import DataFile, naming
 from llamatrain.machine.terminal import bar
@@ -42,9 +43,8 @@ def _lines(source: DataFile) -> Iterator[tuple[int, str]]:
             continue
         if isinstance(document, Chat):
             for message in document.messages:
-                if isinstance(content := message.get("content"), str):
-                    yield read, content
-                    read = 0
+                yield read, message["content"]
+                read = 0
         elif isinstance(document, Prompt):
             yield read, document.prompt + document.joint + document.answer
         else:

@@ -2,11 +2,13 @@
 
 Two candidates, as the ancestors had them: depth first with sources from left to right, or from right to left; the planner
 takes the one with the lower peak. Nodes that change memory in place wait for everyone who reads the old value, and then
-run at the first chance, so that a gradient is used up as soon as it is there.
+run at the first chance, so that a gradient is used up as soon as it is there. Or a caller says which values are made one after
+the other: as nodes run one at a time, that is all that the ancestors' barriers between unconnected nodes were for.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 from llamatrain.errors import GraphError
 from llamatrain.graph.ops import cont, contiguous
@@ -81,9 +83,10 @@ def _view_of(node: Node, at: Layout) -> Layout | None:
     return node.op.layout(at, node.sources[0].spec, node.outputs[0].spec, **node.attrs)  # type: ignore[misc]
 
 
-def ordered(outputs: Sequence[Tensor], left_to_right: bool = True) -> list[Node]:
-    """The nodes in an order to run them."""
+def ordered(outputs: Sequence[Tensor], left_to_right: bool = True, given: Sequence[Tensor] = ()) -> list[Node]:
+    """The nodes in an order to run them; values that are `given` are made in this order, each as late as that allows."""
     nodes = nodes_of(outputs)
+    told = _told(given, nodes)
     before = _before_changes(nodes)
     users: dict[Node, list[Node]] = defaultdict(list)  # of each node that a change waits for, the change
     for change, readers in before.items():
@@ -99,10 +102,10 @@ def ordered(outputs: Sequence[Tensor], left_to_right: bool = True) -> list[Node]
     def emit(node: Node) -> None:
         done[node] = None
         for change in users.get(node, ()):
-            if change not in done and not needs(change):
+            if change not in done and change not in told and not needs(change):
                 done[change] = None
 
-    for root in sorted((output.node for output in outputs if output.node), key=_readiness):
+    for root in [*told, *sorted((output.node for output in outputs if output.node), key=_readiness)]:
         waiting, open_ = [root], set[Node]()
         while waiting:
             node = waiting[-1]
@@ -116,7 +119,24 @@ def ordered(outputs: Sequence[Tensor], left_to_right: bool = True) -> list[Node]
             else:
                 waiting.pop()
                 emit(node)
+    _check_order(told, list(done))
     return list(done)
+
+
+def _told(given: Sequence[Tensor], nodes: Sequence[Node]) -> dict[Node, None]:
+    """The nodes of given values."""
+    known = set(nodes)
+    for tensor in given:
+        if tensor.node not in known:
+            raise GraphError(f"{tensor!r} is to be made in an order, and nothing that is asked for needs it")
+    return dict.fromkeys(tensor.node for tensor in given if tensor.node)
+
+
+def _check_order(told: Iterable[Node], done: Sequence[Node]) -> None:
+    places = {node: place for place, node in enumerate(done)}
+    for before, after in pairwise(told):
+        if places[before] > places[after]:
+            raise GraphError(f"{after!r} cannot be made after {before!r}, which needs it")
 
 
 def _readiness(node: Node) -> int:

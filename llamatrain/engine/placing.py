@@ -1,4 +1,7 @@
-"""Places in one arena for memory whose lives are known: none lies over another that lives at the same time.
+"""Places in an arena for memory whose lives are known: none lies over another that lives at the same time.
+
+An arena may have to be made of several, none larger than so many bytes, where nobody can give one that large: they are laid end
+to end in one row of addresses, each as long as may be, and what is placed lies in one of them.
 
 Asked for is what is taken in some span of time. Lives are kept as segment trees keep them: a span is made of a few nodes, each
 half of the one above. A node knows the addresses that are taken during the whole of its time, and those at any moment of it,
@@ -12,6 +15,7 @@ from dataclasses import dataclass
 
 from llamatrain.machine.memory import ALIGNMENT
 
+LIMITLESS = 1 << 62
 Bounds = list[int]  # of intervals in their order: where each begins and ends
 
 
@@ -28,32 +32,42 @@ class Block:
     last: int
 
 
-def placed(blocks: Sequence[Block]) -> tuple[list[int], int]:
-    """An offset for each block, none over another that lives at the same time, and the size of it all.
+def placed(blocks: Sequence[Block], most: int = LIMITLESS) -> tuple[list[int], list[int]]:
+    """An offset for each block, none over another that lives at the same time, and the sizes of the arenas.
 
-    The largest go first, each into the smallest gap that holds it between those that are there in its life.
+    The largest go first, each into the smallest gap that holds it between those that are there in its life. None lies across
+    a multiple of `most`, where one arena ends and the next begins; none is larger.
     """
-    offsets, top = [0] * len(blocks), 0
+    offsets, arenas = [0] * len(blocks), [0]
     taken = Taken(1 + max((block.last for block in blocks), default=0))
     for number in sorted(range(len(blocks)), key=lambda number: (-blocks[number].size, blocks[number].first)):
         block, size = blocks[number], aligned(blocks[number].size)
         if not size:
             continue
-        offsets[number] = offset = best_fit(taken.during(block), size)
+        offsets[number] = offset = best_fit(taken.during(block), size, most)
         taken.take(block, offset, offset + size)
-        top = max(top, offset + size)
-    return offsets, top
+        number, start = divmod(offset, most)
+        arenas += [0] * (number + 1 - len(arenas))
+        arenas[number] = max(arenas[number], start + size)
+    return offsets, arenas
 
 
-def best_fit(there: Sequence[tuple[int, int]], size: int) -> int:
-    """The begin of the smallest gap that holds so much, the first of such; else the end of all."""
+def best_fit(there: Sequence[tuple[int, int]], size: int, most: int = LIMITLESS) -> int:
+    """A place in the smallest gap that holds so much, the first of such; else behind all."""
     best, found, top = 0, -1, 0
     for start, end in there:
         if size <= start - top and (found < 0 or start - top < best):
-            best, found = start - top, top
+            place = within_one(top, size, most)
+            if place + size <= start:
+                best, found = start - top, place
         if end > top:
             top = end
-    return top if found < 0 else found
+    return within_one(top, size, most) if found < 0 else found
+
+
+def within_one(place: int, size: int, most: int) -> int:
+    """The place, or the begin of the next arena, where this one ends too soon."""
+    return place if place % most + size <= most else place - place % most + most
 
 
 class Taken:

@@ -12,10 +12,12 @@ from functools import cache
 import numpy as np
 
 from llamatrain.engine.order import make_contiguous, ordered, owner_of
-from llamatrain.engine.placing import Block, aligned, placed
+from llamatrain.engine.placing import LIMITLESS, Block, aligned, placed
+from llamatrain.errors import GraphError, MemoryPlanError
 from llamatrain.graph.ops import cont
-from llamatrain.graph.show import verify
+from llamatrain.graph.show import described, verify
 from llamatrain.graph.tensor import Node, Quantised, Tensor, leaves_of
+from llamatrain.machine.memory import ALIGNMENT
 
 Scratch = Callable[[Node], int]  # bytes that a node's kernel needs beside its outputs
 Resident = Callable[[Iterable[int]], int]  # of weights of such sizes that are only read: bytes in memory at once
@@ -29,13 +31,18 @@ class Plan:
     nodes: list[Node]
     offsets: dict[Tensor, int]  # of the tensors that own memory in the arena
     scratch: dict[Node, tuple[int, int]]  # offset and size
-    arena: int
+    arenas: list[int]  # bytes of each; usually there is one
     without_reuse: int
     pinned: frozenset[Tensor]
     peak_at: Node | None = None
     alive_at_peak: list[tuple[str, int]] = field(default_factory=list)
     taken_over: int = 0  # values that lie where one of their sources lay
+    most: int = LIMITLESS  # bytes of an arena; the next one's begin at a multiple of them
     base_bytes: int = 0  # of quantised weights, which stay in their file: pages that are resident while they are read
+
+    @property
+    def arena(self) -> int:
+        return sum(self.arenas)
 
     def leaves(self, role: str) -> list[Tensor]:
         return [leaf for leaf in leaves_of(self.outputs.values()) if leaf.role == role]
@@ -75,8 +82,13 @@ def plan(
     scratch: Scratch = lambda node: 0,
     resident: Resident = sum,
     naive: bool = False,
+    most: int = LIMITLESS,
+    order: Sequence[Tensor] = (),
 ) -> Plan:
-    """Lay the graph out. Of the two evaluation orders the one with the lower peak is taken.
+    """Lay the graph out. Of the two evaluation orders the one with the lower peak is taken; or values are made in the `order`
+    of the caller, and those that it leaves out before their first reader.
+
+    No arena is larger than `most` bytes, for a backend that cannot give all in one block: then there are several.
 
     `pinned` are outputs that the caller holds memory for. A naive plan gives each value memory of its own: where it gives other
     results than the usual one, the planner is wrong, not a kernel. `scratch` and `resident` are what its backend says of kernels
@@ -84,65 +96,94 @@ def plan(
     """
     asked, pinned = list(dict.fromkeys(outputs)), set(pinned)
     own = [cont(output) if output in pinned and owner_of(output) is not output else output for output in asked]
-    laid = dict(zip(asked, make_contiguous(own), strict=True))
+    contiguous = make_contiguous([*own, *order])
+    laid, order = dict(zip(asked, contiguous, strict=False)), contiguous[len(own) :]
     pins = frozenset(laid[tensor] for tensor in pinned)
     verify(laid.values())
     scratch = cache(scratch)
-    candidates = (ordered(list(laid.values()), left_to_right) for left_to_right in (True, False))
-    best = min((_lay_out(nodes, laid, pins, scratch, naive) for nodes in candidates), key=lambda each: each.arena)
+    ways = (True,) if order else (True, False)
+    candidates = (ordered(list(laid.values()), left_to_right, order) for left_to_right in ways)
+    best = min((_lay_out(nodes, laid, pins, scratch, naive, most) for nodes in candidates), key=lambda each: each.arena)
     best.base_bytes = resident(leaf.nbytes for leaf in best.leaves("state") if isinstance(leaf.dtype, Quantised))
     return best
 
 
-def _lay_out(
-    nodes: Sequence[Node], outputs: dict[Tensor, Tensor], pinned: frozenset[Tensor], scratch: Scratch, naive: bool
-) -> Plan:
-    dies = _last_uses(nodes, outputs.values())
-    blocks: list[Block] = []
-    lies_in: dict[Tensor, Block] = {}  # tensors that own memory in the arena
-    needs: dict[Node, Block] = {}
-    taken_over = 0
+@dataclass
+class _Lives:
+    """When there is what, before anything has a place."""
+
+    dies: dict[Tensor, int]
+    blocks: list[Block] = field(default_factory=list)
+    lies_in: dict[Tensor, Block] = field(default_factory=dict)  # tensors that own memory in the arena
+    needs: dict[Node, Block] = field(default_factory=dict)
+    taken_over: int = 0
+
+
+def _lives_of(
+    nodes: Sequence[Node], outputs: Iterable[Tensor], pinned: frozenset[Tensor], scratch: Scratch, naive: bool
+) -> _Lives:
+    lives = _Lives(_last_uses(nodes, outputs))
     for place, node in enumerate(nodes):
         if node.op.layout:
             continue
         if size := scratch(node):
             life = (0, len(nodes)) if naive else (place, place)
-            blocks.append(needs.setdefault(node, Block(size, *life)))
-        over = {} if naive else _take_over(node, place, dies, lies_in)
+            lives.blocks.append(lives.needs.setdefault(node, Block(size, *life)))
+        over = {} if naive else _take_over(node, place, lives.dies, lives.lies_in)
         for output in node.outputs:
             if output in pinned or output.index in node.aliases:
                 continue
-            ends = len(nodes) if naive else max(dies.get(output, place), place)
+            ends = len(nodes) if naive else max(lives.dies.get(output, place), place)
             if output.index in over:
-                lies_in[output] = lies_in[over[output.index]]
-                lies_in[output].last = ends
-                taken_over += 1
+                lives.lies_in[output] = lives.lies_in[over[output.index]]
+                lives.lies_in[output].last = ends
+                lives.taken_over += 1
             else:
-                blocks.append(lies_in.setdefault(output, Block(output.nbytes, 0 if naive else place, ends)))
-    offsets, arena = placed(blocks)
-    at = {id(block): offset for block, offset in zip(blocks, offsets, strict=True)}
-    without_reuse = sum(aligned(tensor.nbytes) for tensor in lies_in) + sum(aligned(block.size) for block in needs.values())
+                lives.blocks.append(lives.lies_in.setdefault(output, Block(output.nbytes, 0 if naive else place, ends)))
+    return lives
+
+
+def _lay_out(
+    nodes: Sequence[Node], outputs: dict[Tensor, Tensor], pinned: frozenset[Tensor], scratch: Scratch, naive: bool, most: int
+) -> Plan:
+    lives = _lives_of(nodes, outputs.values(), pinned, scratch, naive)
+    _check_sizes(lives, most)
+    offsets, arenas = placed(lives.blocks, most)
+    at = {id(block): offset for block, offset in zip(lives.blocks, offsets, strict=True)}
+    own = sum(aligned(tensor.nbytes) for tensor in lives.lies_in)
     mine = Plan(
         outputs=outputs,
         nodes=list(nodes),
-        offsets={tensor: at[id(block)] for tensor, block in lies_in.items()},
-        scratch={node: (at[id(block)], block.size) for node, block in needs.items()},
-        arena=arena,
-        without_reuse=without_reuse,
+        offsets={tensor: at[id(block)] for tensor, block in lives.lies_in.items()},
+        scratch={node: (at[id(block)], block.size) for node, block in lives.needs.items()},
+        arenas=arenas,
+        without_reuse=own + sum(aligned(block.size) for block in lives.needs.values()),
         pinned=pinned,
-        taken_over=taken_over,
+        taken_over=lives.taken_over,
+        most=most,
     )
-    _note_peak(mine, blocks, offsets, dies)
+    _note_peak(mine, lives, offsets)
     return mine
 
 
-def _note_peak(mine: Plan, blocks: Sequence[Block], offsets: Sequence[int], dies: dict[Tensor, int]) -> None:
+def _check_sizes(lives: _Lives, most: int) -> None:
+    if most < ALIGNMENT or most % ALIGNMENT:
+        raise GraphError(f"an arena of {most:,} bytes cannot be: it takes a multiple of {ALIGNMENT}")
+    for what, block in (*lives.lies_in.items(), *lives.needs.items()):
+        if aligned(block.size) > most:
+            told = described(what) if isinstance(what, Tensor) else f"what the kernel of {what!r} needs"
+            raise MemoryPlanError(f"{told} takes {block.size:,} bytes, and an arena has {most:,} at most")
+
+
+def _note_peak(mine: Plan, lives: _Lives, offsets: Sequence[int]) -> None:
     """When the arena is used to its top, and most of it; and by what."""
-    tops = [each for each, offset in zip(blocks, offsets, strict=True) if offset + aligned(each.size) == mine.arena > 0]
-    if not tops:
+    ends = [offset + aligned(each.size) for each, offset in zip(lives.blocks, offsets, strict=True)]
+    top = max(ends, default=0)
+    if not top:
         return
+    tops = [each for each, end in zip(lives.blocks, ends, strict=True) if end == top]
     alive = np.zeros(len(mine.nodes) + 2, np.int64)
-    for block in blocks:
+    for block in lives.blocks:
         alive[block.first] += block.size
         alive[block.last + 1] -= block.size
     alive = np.cumsum(alive)
@@ -150,7 +191,7 @@ def _note_peak(mine: Plan, blocks: Sequence[Block], offsets: Sequence[int], dies
     place = max((each for top in tops for each in range(top.first, min(top.last, end) + 1)), key=lambda each: alive[each])
     mine.peak_at = mine.nodes[place]
     places = {node: number for number, node in enumerate(mine.nodes)}
-    there = [t for t in mine.offsets if t.node and places[t.node] <= place <= max(dies.get(t, 0), places[t.node])]
+    there = [t for t in mine.offsets if t.node and places[t.node] <= place <= max(lives.dies.get(t, 0), places[t.node])]
     mine.alive_at_peak = sorted(((repr(tensor), tensor.nbytes) for tensor in there), key=lambda entry: -entry[1])
 
 

@@ -21,10 +21,10 @@ class Program:
         """`memory` has some for each leaf and pinned output that is not to be made here.
 
         Programs that never run at once may share an `arena`, taken for the largest of them: outputs that lie in it are valid
-        until the next run of any.
+        until the next run of any. It is the first where a plan has several.
         """
         self.plan, self.backend = plan, backend
-        self.arena = backend.take(plan.arena, arena)
+        self.arenas = [backend.take(size, None if number else arena) for number, size in enumerate(plan.arenas)]
         changed = _changed(plan)
         given = {plan.outputs.get(tensor, tensor): array for tensor, array in memory.items()}
         # memory that is no part of the arena, by the tensor that owns it
@@ -111,7 +111,7 @@ class Program:
     def _memory(self, owner: Tensor) -> tuple[Memory, int]:
         """And where in it the tensor begins."""
         if owner not in self.owned and owner in self.plan.offsets:
-            return self.arena, self.plan.offsets[owner]
+            return self._within(self.plan.offsets[owner])
         if owner not in self.owned:
             self.owned[owner] = self.backend.take(owner.nbytes)
         return self.owned[owner], 0
@@ -121,7 +121,12 @@ class Program:
             return []
         offset, size = self.plan.scratch.get(node, (0, 0))
         outs, ins = ([self._place(tensor) for tensor in tensors] for tensors in (node.outputs, node.sources))
-        return self.backend.bind(node, outs, ins, self.backend.take(size, self.arena, offset))
+        return self.backend.bind(node, outs, ins, self.backend.take(size, *self._within(offset)))
+
+    def _within(self, offset: int) -> tuple[Memory, int]:
+        """The arena that a place lies in, and where in it."""
+        number, start = divmod(offset, self.plan.most)
+        return self.arenas[number], start
 
 
 def _changed(plan: Plan) -> set[Tensor]:

@@ -15,6 +15,7 @@ from llamatrain.errors import FileError
 from llamatrain.files.unfinished import begun
 from llamatrain.machine.temporary import removed
 
+PIECE = 1 << 20  # bytes that are copied at a time
 PASSED_OVER = ".passed-over"  # behind the name of what makes way
 
 
@@ -88,3 +89,26 @@ def pass_over(file: Path) -> None:
         if not os.path.lexists(place):
             file.rename(place)
             return
+
+
+def copied(source: Path, target: Path) -> None:
+    """A file as another, which takes its name when it is whole."""
+    try:
+        with source.open("rb") as file, NewFile(target) as copy:
+            while piece := file.read(PIECE):
+                copy.write(piece)
+    except OSError as error:
+        raise FileError(f"{source}: cannot be copied: {error.strerror}") from error
+
+
+def linked(source: Path, target: Path) -> None:
+    """A second name of a file, in the place of what has it; a copy, where a file has but one."""
+    hidden = target.with_name(f".{target.name}.{os.urandom(4).hex()}.tmp")
+    try:
+        hidden.hardlink_to(source)
+        hidden.replace(target)
+    except OSError:  # a file system without hard links
+        copied(source, target)
+    finally:  # where both were names of one file already, it stays
+        with suppress(OSError):
+            hidden.unlink(missing_ok=True)

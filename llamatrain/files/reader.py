@@ -5,97 +5,29 @@ is made of it. A file is let go when its `Gguf` and all views of its tensors are
 """
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
 
 import numpy as np
 
 from llamatrain.errors import FileError
+from llamatrain.files import former
 from llamatrain.files.constants import ALIGNMENT, MAGIC
 from llamatrain.files.cursor import Cursor, quoted
-from llamatrain.files.mapped import MappedFile, files_of, map_file, unchanged
+from llamatrain.files.mapped import map_file, unchanged
+from llamatrain.files.opened import FileTensor, Gguf, Metadata
 from llamatrain.files.types import TYPES, TensorInfo
 from llamatrain.files.values import U32, Kind, Value
 
 PART_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
 Place = tuple[Kind, int, int]  # of a value: from which byte to which
-T = TypeVar("T", int, float, bool, str, list, np.ndarray)
-
-
-class Metadata(Mapping[str, Any]):
-    """The values by their keys, decoded each time they are asked for; `typed` has them as they lie in the file."""
-
-    def __init__(self, typed: dict[str, Value]) -> None:
-        self.typed = typed
-
-    def __getitem__(self, key: str) -> Any:
-        return self.typed[key].decode()
-
-    def word(self, key: str) -> str | None:
-        """A value that is a text; nothing where it is another, such as an array, which is equal to no text."""
-        value = self.typed.get(key)
-        return value.decode() if value and value.kind is Kind.STRING else None
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.typed)
-
-    def __len__(self) -> int:
-        return len(self.typed)
-
-
-@dataclass(frozen=True, slots=True)
-class FileTensor(TensorInfo):
-    offset: int  # in the file
-    file: np.ndarray = field(repr=False, compare=False)
-
-    @property
-    def raw(self) -> np.ndarray:
-        """The bytes in the file, without a copy: the tensor's shape, with a row's bytes as the last axis."""
-        whole = self.file[self.offset : self.offset + self.nbytes]
-        return whole.reshape(*self.shape[:-1], self.type.row_bytes(self.shape[-1]))
-
-
-@dataclass(frozen=True, slots=True)
-class Gguf:
-    """What is in a model's file, or in all the files of a split model."""
-
-    path: Path
-    metadata: Metadata
-    tensors: dict[str, FileTensor]
-
-    def value(self, key: str, kind: type[T], default: T | None = None) -> T:
-        """The value of a key, which must be of a kind; without a default it must be there."""
-        if key not in self.metadata:
-            if default is None:
-                raise FileError(f"{self.path}: the key {key} is missing")
-            return default
-        value = self.metadata[key]
-        if type(value) is not kind:
-            raise FileError(f"{self.path}: {key} is {self.metadata.typed[key].kind.name}, where {kind.__name__} is needed")
-        return value
-
-    @property
-    def files(self) -> list[MappedFile]:
-        """That its tensors lie in."""
-        return files_of(tensor.file for tensor in self.tensors.values())
-
-    @property
-    def kind(self) -> str:
-        told = self.metadata.word("general.type") if "general.type" in self.metadata else "model"
-        if told == "adapter":
-            return "adapter"
-        if "training.type" in self.metadata or "training.iteration_count" in self.metadata:
-            return "checkpoint"
-        if "general.architecture" not in self.metadata or told != "model":
-            return "other"
-        return "model" if self.tensors else "vocabulary" if "tokenizer.ggml.model" in self.metadata else "other"
+__all__ = ["PART_NAME", "FileTensor", "Gguf", "Metadata", "open_gguf"]
 
 
 def open_gguf(path: str | Path) -> Gguf:
-    """Open a file, or a split model by any of its parts."""
+    """Open a file, or a split model by any of its parts; or a checkpoint from before GGUF, as one that was converted."""
     path = Path(path)
+    if (file := map_file(path)).piece(0, len(MAGIC)) in former.KINDS:
+        return former.opened(file)
     first = read_part(path)
     count = first.value("split.count", int, 1)
     return first if count <= 1 else join_parts(path, first, count)
@@ -120,6 +52,8 @@ def read_part(path: Path) -> Gguf:
 def read_header(cursor: Cursor) -> tuple[int, int]:
     """How many tensors and values there are."""
     magic = cursor.first(len(MAGIC))
+    if magic in former.MODELS:
+        raise cursor.fail(f"it begins with {magic!r}: a model from before GGUF; llama.cpp's scripts of 2023 convert it")
     if magic != MAGIC:
         raise cursor.fail(f"it begins with {magic!r}, a GGUF file with {MAGIC!r}")
     version = cursor.u32()

@@ -71,24 +71,21 @@ def rematerialise(outputs: Sequence[Tensor], forward: Tensor, borders: Sequence[
     light = [tensor for part in parts for tensor in part if _is_light(tensor)]
     if policy == "light":
         return recompute(outputs, [forward], borders, light)
-    if policy == "block":
-        policy = len(parts)
-    if policy == "optimal":
-        interior = max((sum(t.nbytes for t in part if not _is_view(t)) for part in parts), default=0)
-        kept = borders[:: spacing(len(borders), borders[0].nbytes, interior)] if borders else []
-        return recompute(outputs, [forward], kept, [tensor for part in segments(forward, kept)[:-1] for tensor in part])
-    if not isinstance(policy, int):
+    whole = len(parts) if policy in ("block", "optimal") else policy
+    if not isinstance(whole, int):
         raise GraphError(f"unknown recomputation policy {policy!r}; known are {', '.join(POLICIES)}, or a number of blocks")
-    whole = [tensor for part in parts[:policy] for tensor in part]
-    return recompute(outputs, [forward], borders, [*whole, *light])
+    made = recompute(outputs, [forward], borders, [*(tensor for part in parts[:whole] for tensor in part), *light])
+    if policy != "optimal":
+        return made
+    return recompute(made, [forward], kept_borders(borders), [*borders, *(tensor for part in parts for tensor in part)])
 
 
-def spacing(blocks: int, border: int, interior: int) -> int:
-    """Every how many blocks to keep a border, from the bytes of a border v and of a block's own values u.
-
-    Segments of a blocks cost n/a borders, and once a interiors: n·v/a + a·u is least at a = sqrt(n·v/u).
-    """
-    return max(1, round(math.sqrt(blocks * border / max(1, interior))))
+def kept_borders(borders: Sequence[Tensor]) -> list[Tensor]:
+    """Of n borders every a-th, and those behind the last of them, from which gradients begin. The others are made again, a
+    segment of a blocks at a time, before the blocks themselves are: n/a and a borders are fewest at a = sqrt(n)."""
+    apart = max(1, round(math.sqrt(len(borders))))
+    last = (len(borders) - 1) // apart * apart
+    return [border for place, border in enumerate(borders) if place % apart == 0 or place > last]
 
 
 def segments(forward: Tensor, borders: Sequence[Tensor]) -> list[list[Tensor]]:
@@ -105,7 +102,3 @@ def _is_light(tensor: Tensor) -> bool:
     if node is None or not node.op.light:
         return False
     return tensor.nbytes >= node.sources[0].nbytes or _is_light(seen_of(node.sources[0]))
-
-
-def _is_view(tensor: Tensor) -> bool:
-    return tensor.node is not None and tensor.node.op.layout is not None

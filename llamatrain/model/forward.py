@@ -37,7 +37,7 @@ class ForwardPass:
         return y if bias is None else O.add(y, bias)
 
     def norm(self, x: Tensor, name: str) -> Tensor:
-        return rms_norm(x, self.weights[f"{name}.weight"], eps=self.h.rms_eps, name=name)
+        return rms_norm(x, self.weights.gains(f"{name}.weight"), eps=self.h.rms_eps, name=name)
 
     def heads(self, x: Tensor, number: int) -> Tensor:
         return O.reshape(x, shape=(*self.tokens.shape, number, self.h.head_size))

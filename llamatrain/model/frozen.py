@@ -73,13 +73,19 @@ def copies_of(h: Hyperparameters) -> int:
 
 
 def with_pairs(
-    weights: Weights, adapters: Iterable[Mapping[str, tuple[np.ndarray, np.ndarray, float]]]
+    weights: Weights, arrays: Arrays, adapters: Iterable[Mapping[str, tuple[np.ndarray, np.ndarray, float]]]
 ) -> tuple[Weights, Arrays]:
-    """The weights with adapters that nothing trains either: for each the factors a and b, and a scale, by weight's name."""
-    arrays: Arrays = {}
+    """The weights with adapters that nothing trains either: for each the factors a and b, and a scale, by weight's name.
+
+    What they add to norms is in the norms' arrays, once and for all.
+    """
+    arrays = {**arrays}
     for number, pairs in enumerate(adapters):
         deltas = {}
         for name, (a, b, scale) in pairs.items():
+            if len(weights[name].shape) == 1:
+                arrays[name] = arrays[name] + (np.float32(scale) * b @ a)[0]
+                continue
             left, right = (state(f"{number}.{name}.lora_{half}", factor.shape) for half, factor in (("a", a), ("b", b)))
             arrays |= {left.name: np.ascontiguousarray(a, np.float32), right.name: np.ascontiguousarray(b, np.float32)}
             deltas[name] = [Delta(left, right, scale)]

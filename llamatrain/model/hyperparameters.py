@@ -163,7 +163,8 @@ def check_tensors(gguf: Gguf, found: Hyperparameters) -> None:
         if tensor.shape != shape:
             raise FileError(f"{gguf.path}: {name} is {list(tensor.shape)}, where {list(shape)} is needed")
     own = ("optimizer.", "training.")
-    strange = [name for name in gguf.tensors if name not in shapes and name != FACTORS and not name.startswith(own)]
+    beside = {FACTORS} | {f"{name}.lora_{half}" for name in shapes for half in "ab" if gguf.kind == "checkpoint"}
+    strange = [name for name in gguf.tensors if name not in shapes and name not in beside and not name.startswith(own)]
     if strange:
         raise FileError(f"{gguf.path}: has {quoted(strange[0])}, which is no weight of a {found.architecture.name}")
 

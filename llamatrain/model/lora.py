@@ -10,7 +10,10 @@ from llamatrain.graph.tensor import Tensor
 
 @dataclass(frozen=True)
 class Delta:
-    """What an adapter adds to a weight (out, in): a is (r, in), b (out, r); of embeddings, a is (vocabulary, r), b (embd, r)."""
+    """What an adapter adds to a weight (out, in): a is (r, in), b (out, r); of embeddings, a is (vocabulary, r), b (embd, r).
+
+    A norm's gains (n) are a matrix of one row.
+    """
 
     a: Tensor
     b: Tensor
@@ -49,6 +52,14 @@ class Weights(Mapping[str, Tensor]):
             rows = O.reshape(O.get_rows(delta.a, tokens), shape=(tokens.size, delta.a.shape[1]))
             x = O.add(x, O.matmul(O.scale(rows, by=delta.scale), delta.b))
         return x
+
+    def gains(self, name: str) -> Tensor:
+        """A norm's weight with what adapters add to it."""
+        w = self.tensors[name]
+        for delta in self.deltas.get(name, ()):
+            row = O.scale(O.matmul_nn(delta.b, delta.a), by=delta.scale)
+            w = O.add(w, O.reshape(row, shape=w.shape))
+        return w
 
     def with_deltas(self, more: Mapping[str, Sequence[Delta]]) -> "Weights":
         """With further adapters beside those that are there."""

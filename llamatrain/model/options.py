@@ -74,6 +74,10 @@ class ModelOptions(Checked, panel="A new model"):
     ] = 1.0
     norm_rms_eps: Annotated[float, Option("Epsilon of the RMS norms.", above=0, below=1, example="1e-5")] = 1e-5
     tie_embeddings: Annotated[bool, Option("One matrix serves as embeddings and as output.")] = False
+    lora_r: Annotated[
+        int | None,
+        Option("The matrices of attention and output are products of factors of this rank.", unit="RANK", least=1, most=LARGEST),
+    ] = None
 
     def agree(self) -> None:
         embd, head = self.embd or SIZES[self.size].embd, self.head or SIZES[self.size].head

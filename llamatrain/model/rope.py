@@ -78,6 +78,11 @@ class Rope:
         angles = np.outer(np.arange(positions), frequency)
         return (length * np.stack([np.cos(angles), np.sin(angles)], -1)).astype(np.float32)
 
+    def turn(self, positions: int) -> np.ndarray:
+        """Cosine and sine that a vector is further by so many positions, its length left alone: (1, r/2, 2)."""
+        there = self.table(positions + 1)[-1:].astype(np.float64)
+        return (there / np.hypot(there[..., :1], there[..., 1:])).astype(np.float32)
+
     def _slowed(self, pair: np.ndarray) -> np.ndarray:
         """How much of the scaling each pair takes: 0 for the fast ones, 1 for the slow, a ramp between."""
 

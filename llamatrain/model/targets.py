@@ -1,4 +1,4 @@
-"""The weights that a text names, such as attn_q, blk.0-3.ffn_down or output: those that are to get an adapter."""
+"""The weights that a text names, such as attn_q, blk.0-3.ffn_down, output or norms: those that are to get an adapter."""
 
 import re
 from collections.abc import Sequence
@@ -8,6 +8,7 @@ from llamatrain.config.words import cut
 from llamatrain.errors import UsageError
 from llamatrain.model.hyperparameters import Hyperparameters
 
+NORMS = "norms"  # all there are
 TARGET = re.compile(r"(?:blk\.(\d{1,6})(?:-(\d{1,6}))?\.)?([a-z_]+)(?:\.weight)?")
 
 
@@ -16,15 +17,19 @@ def linear(h: Hyperparameters) -> list[str]:
     return [name for name, kind in h.architecture.kinds(h.layers, h.tied) if kind.role == "matrix"]
 
 
+def norms(h: Hyperparameters) -> set[str]:
+    return {name for name, kind in h.architecture.kinds(h.layers, h.tied) if kind.role == "norm"}
+
+
 def matching(target: str, h: Hyperparameters) -> set[str]:
     """The weights that a text names: of all blocks, or of some."""
+    if target == NORMS:
+        return norms(h)
     match = TARGET.fullmatch(target)
     patterns = {short(pattern): pattern for pattern in h.architecture.weights if pattern.endswith(".weight")}
     kinds = {name: h.architecture.weights[pattern] for name, pattern in patterns.items()}
-    adaptable = [name for role in ("matrix", "embedding", "output") for name, kind in kinds.items() if kind.role == role]
+    adaptable = [name for role in ("matrix", "embedding", "output", "norm") for name, kind in kinds.items() if kind.role == role]
     kind = kinds.get(match[3]) if match else None
-    if kind and kind.role == "norm":
-        raise UsageError(f"{cut(target)}: norms take no adapter; {', '.join(adaptable)} do")
     if not match or not kind:
         close: Sequence[str] = get_close_matches(target.rpartition(".")[2], adaptable, 2, 0.5)
         raise UsageError(f"{cut(target)}: no such weight; there are {', '.join(close or adaptable)}")

@@ -9,7 +9,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from llamatrain.graph import ops as O
-from llamatrain.graph.ops import cross_entropy_loss, flash_attn, linear_cross_entropy, soft_max
+from llamatrain.graph.ops import (
+    cross_entropy_judged,
+    cross_entropy_loss,
+    flash_attn,
+    linear_cross_entropy,
+    linear_cross_entropy_judged,
+    soft_max,
+)
 from llamatrain.graph.tensor import F32, I32, DType, Tensor, parameter, placeholder, state
 from llamatrain.model.forward import ForwardPass
 from llamatrain.model.hyperparameters import Hyperparameters
@@ -51,6 +58,7 @@ class Training:
     borders: list[Tensor]
     loss: Tensor
     more_states: dict[Tensor, np.ndarray]  # beside the table
+    judged: tuple[Tensor, Tensor] | None = None  # the same loss, and how many targets were likeliest; for programs that judge
 
 
 def training(
@@ -75,16 +83,19 @@ def training(
     x, borders = hidden(
         ForwardPass(h=h, weights=weights, tokens=inputs["tokens"], positions=inputs["positions"], table=table, attend=attend)
     )
-    targets, shares = inputs["targets"], inputs["weights"]
+    targets, shares, judged = inputs["targets"], inputs["weights"], None
     if squared:
         wanted = state("wanted", (h.vocab, h.vocab), table.dtype)
         states[wanted] = 2 * np.eye(h.vocab, dtype=table.dtype.numpy) - 1
         loss = squared_error(logits_of(h, x, weights), O.get_rows(wanted, targets), shares)
     elif flash and h.output not in weights.deltas:
         loss = linear_cross_entropy(x, weights[h.output], targets, shares, name="loss")
+        judged = linear_cross_entropy_judged(x, weights[h.output], targets, shares, name="loss")
     else:
-        loss = cross_entropy_loss(logits_of(h, x, weights), targets, shares, name="loss")
-    return Training(inputs, table, borders, loss, states)
+        logits = logits_of(h, x, weights)
+        loss = cross_entropy_loss(logits, targets, shares, name="loss")
+        judged = cross_entropy_judged(logits, targets, shares, name="loss")
+    return Training(inputs, table, borders, loss, states, judged)
 
 
 def plain_attention(h: Hyperparameters, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
@@ -154,6 +165,30 @@ def decoding(h: Hyperparameters, weights: Weights, count: int, table: Tensor, ca
     x, _ = hidden(ForwardPass(h=h, weights=weights, tokens=tokens, positions=positions, table=table, attend=attend))
     logits = logits_of(h, O.get_rows(x, place), weights)
     return Decoding(tokens, positions, starts, place, logits, caches)
+
+
+@dataclass(frozen=True)
+class Shift:
+    """Some rows leave the caches, and those behind them follow: keys are turned back by as many positions."""
+
+    places: Tensor  # (1, count): zeros, where `turn` has its one rotation
+    turn: Tensor
+    moved: list[Tensor]  # the caches as they are then
+
+
+def shift(h: Hyperparameters, caches: list[Tensor], first: int, last: int, end: int) -> Shift:
+    """The rows from `first` to `last` leave, of `end` in all."""
+    count, width = end - last, h.kv_width
+    places, turn = placeholder("places", (1, count), I32), placeholder("turn", (1, h.rope.size // 2, 2), caches[0].dtype)
+
+    def moved(cache: Tensor, keys: bool) -> Tensor:
+        rows = O.cont(O.view(cache, slices=((last, end, 1), (0, width, 1))))
+        if keys:
+            heads = O.reshape(rows, shape=(1, count, h.kv_heads, h.head_size))
+            rows = O.reshape(O.rope_back(heads, places, turn), shape=(count, width))
+        return O.set(cache, rows, slices=((first, first + count, 1), (0, width, 1)), into=True)
+
+    return Shift(places, turn, [moved(cache, keys=number % 2 == 0) for number, cache in enumerate(caches)])
 
 
 def caches_of(h: Hyperparameters, ctx: int, dtype: DType = F32) -> list[Tensor]:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 SUFFICIENT, CURVATURE = 1e-4, 0.9
 MAX_EVALUATIONS = 20
+PATIENCE = 10  # evaluations in a row that find no loss below the lowest so far
 EXPAND = 2.0  # while nothing is too far
 MARGIN = 0.1  # an interpolated step keeps this share of the bracket from its ends
 
@@ -44,14 +45,16 @@ class Point(NamedTuple):
     slope: float
 
 
-def search(line: Line, condition: Condition, first: float) -> float | None:
+def search(line: Line, condition: Condition, first: float, patience: int = PATIENCE) -> float | None:
     """The loss at a step that meets the condition, or None. The last call of `line.at` was at that step."""
     low, high, length = Point(0.0, line.loss, line.slope), None, first
+    least, idle = line.loss, 0
     for evaluation in range(1, MAX_EVALUATIONS + 1):
-        last = evaluation == MAX_EVALUATIONS
+        last = evaluation == MAX_EVALUATIONS or idle + 1 >= patience
         if last and low.length > 0:
             length = low.length  # falls enough, which must do
         here = Point(length, *line.at(length))
+        least, idle = (here.loss, 0) if here.loss < least else (least, idle + 1)
         if not _fell_enough(line, here):
             high = here
         elif condition.curvature and not last and here.slope < CURVATURE * line.slope:
@@ -60,13 +63,17 @@ def search(line: Line, condition: Condition, first: float) -> float | None:
             high = here
         else:
             return here.loss
+        if last:
+            break
         length = _next_length(low, high)
     return None
 
 
 def _fell_enough(line: Line, here: Point) -> bool:
-    """Not where the loss is NaN or infinite; a slope that is not finite makes a useless gradient."""
-    return math.isfinite(here.slope) and here.loss <= line.loss + SUFFICIENT * here.length * line.slope
+    """Not where the loss is NaN or infinite; a slope that is not finite makes a useless gradient. A step so short that what it
+    promises is lost in rounding must lower the loss all the same."""
+    promised = line.loss + SUFFICIENT * here.length * line.slope
+    return math.isfinite(here.slope) and here.loss <= promised and here.loss < line.loss
 
 
 def _next_length(low: Point, high: Point | None) -> float:

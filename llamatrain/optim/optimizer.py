@@ -24,6 +24,7 @@ class Descent(Protocol):
     loss: float  # NaN before `begin`
     gradient: np.ndarray
     evaluations: int
+    iteration: int  # on these rows
     length: float  # of the last step, in directions
 
     def begin(self, evaluate: Evaluate) -> None:
@@ -31,6 +32,9 @@ class Descent(Protocol):
 
     def step(self, evaluate: Evaluate) -> str | None:
         """One whole iteration, or why there can be none. Left half way, nothing has changed."""
+
+    def renew(self) -> None:
+        """Begin anew from this point, on other rows."""
 
     def kept(self) -> dict[str, Any]:
         """All that goes on to the next iteration; arrays are its own, not copies."""
@@ -46,6 +50,7 @@ class Optimizer:
     kept_as: ClassVar[str]  # optimizer.type in a checkpoint, where its tensors and numbers are called optimizer.<kept_as>.*
     states: ClassVar[Mapping[str, str]] = {}  # vectors beside the weights: what their leaves' names end in, and theirs there
     squares: ClassVar[Collection[str]] = ()  # of what is kept: tensors without values below 0
+    exact: ClassVar[bool] = False  # whether it is for float32: products in bf16 are taken only where they are asked for
     options: ClassVar[Mapping[str, str | None]] = {}  # of fields with an option of another name, or with none: that name
     heeds: ClassVar[Collection[str]] = ()  # options that are for some optimizers only, and say no field
 
@@ -115,7 +120,9 @@ class StepRule(Optimizer):
 
 @dataclass(frozen=True, kw_only=True)
 class Minimizer(Optimizer):
-    """Its rows are the same in every step; what it needs is a descent."""
+    """Its rows are the same in every step; what it needs is a descent. Rounded losses say too little of where they fall."""
+
+    exact = True
 
     def descent(self, x: np.ndarray) -> Descent:
         raise NotImplementedError

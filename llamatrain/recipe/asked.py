@@ -13,8 +13,9 @@ from llamatrain.data.options import DataOptions
 from llamatrain.errors import FileError, UsageError
 from llamatrain.model.options import ModelOptions
 from llamatrain.recipe import options as training
-from llamatrain.recipe import tuning
+from llamatrain.recipe import outs, tuning
 from llamatrain.recipe.options import RunOptions, TrainOptions
+from llamatrain.recipe.outs import OutOptions
 from llamatrain.recipe.tuning import TuneOptions
 
 PARTS = {
@@ -24,9 +25,10 @@ PARTS = {
     "run": RunOptions,
     "tune": TuneOptions,
     "lora": LoraOptions,
+    "outs": OutOptions,
 }
 # by the command, those that it has
-OF = {"from-scratch": ("model", "data", "train", "run"), "finetune": ("data", "train", "run", "tune", "lora")}
+OF = {"from-scratch": ("model", "data", "train", "run", "outs"), "finetune": ("data", "train", "run", "tune", "lora", "outs")}
 DECIDED = ("iters", "warmup", "decay_steps", "lr_min")  # of a run that has begun none of these is open
 
 
@@ -41,6 +43,7 @@ class Asked:
     model: ModelOptions = field(default_factory=ModelOptions)
     tune: TuneOptions = field(default_factory=TuneOptions)
     lora: LoraOptions = field(default_factory=LoraOptions)
+    outs: OutOptions = field(default_factory=OutOptions)
     command: str = "from-scratch"
     base: str = ""  # the model's file that is tuned, or that a new run takes its first weights from
 
@@ -52,7 +55,7 @@ class Asked:
     @property
     def idle(self) -> dict[str, str]:
         """The options that have no effect beside the others, and beside which."""
-        found = training.idle(self.train, self.run)
+        found = training.idle(self.train, self.run) | outs.idle(self.command, self.tune.full)
         return found if self.command == "from-scratch" else found | tuning.idle(self.tune)
 
     @property
@@ -63,16 +66,18 @@ class Asked:
 
     def settled(self, base: str = "") -> "Asked":
         """With paths that mean the same from any folder."""
-        vocab, first, peft = (path and _whole(path) for path in (self.model.vocab_from, self.tune.lora_init, self.tune.peft))
+        paths = (self.model.vocab_from, self.tune.lora_init, self.tune.peft, self.data.chat_template)
+        vocab, first, peft, template = (path and _whole(path) for path in paths)
         base = self.base or base
         return replace(
             self,
             files=absolute(self.files),
             base=absolute([base])[0] if base else "",
             model=replace(self.model, vocab_from=vocab),
-            data=replace(self.data, val=absolute(self.data.val)),
+            data=replace(self.data, val=absolute(self.data.val), chat_template=template),
             tune=replace(self.tune, lora_init=first, peft=peft),
             lora=LoraOptions((), tuple((_whole(path), scale) for path, scale in self.lora.scaled)),
+            outs=self.outs.settled(lambda file: absolute([file])[0]),
         )
 
     # ---- as JSON -----------------------------------------------------------

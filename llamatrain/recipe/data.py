@@ -28,6 +28,7 @@ class TrainingData:
     rows: CountedBatches
     validation: CountedBatches | None
     described: str
+    samples: int | None = None  # of an epoch; None: it is without end
 
 
 def data_of(files: Sequence[str], model: Model, data: DataOptions, seed: int) -> TrainingData:
@@ -50,7 +51,7 @@ def data_of(files: Sequence[str], model: Model, data: DataOptions, seed: int) ->
     for places, what in ((corpus.cut, "cut"), (corpus.skipped, "skipped"), (corpus.excessive, "skipped as too much")):
         told += [f"{len(places)} {what} ({named(places)})"] if places else []
     told += [f"{others} passed over"] if (others := passed_over([*files, *data.val])) else []
-    return TrainingData(rows=rows, validation=validation, described="; ".join(told))
+    return TrainingData(rows=rows, validation=validation, described="; ".join(told), samples=len(corpus))
 
 
 def sine_of(model: Model, seed: int) -> Sine:

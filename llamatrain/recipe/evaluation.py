@@ -51,6 +51,9 @@ class Evaluation:
     perplexity: float
     bits_per_byte: float | None  # None: its tokens stand for no text
     tokens: int
+    loss_error: float | None = None  # the standard error of the mean; None: it takes two batches
+    accuracy: float | None = None  # the part of the tokens that were held likeliest
+    accuracy_error: float | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -113,25 +116,28 @@ def score(runner: "Runner", rows: "Rows", tokenizer: "Tokenizer", batch: int, ar
 
     from llamatrain.files.mapped import files_of, unchanged
     from llamatrain.machine.terminal import bar, say
+    from llamatrain.train.scoring import Scoring
 
     texts, files = tokenizer.lengths, files_of(arrays)
-    losses, tokens, text = list[float](), 0, 0
+    scoring, text = Scoring(), 0
     with bar("evaluating", total=len(rows.corpus), unit=" rows") as told:
         for each in rows.once(batch):
             with unchanged(files):
-                losses.append(runner.loss(each))
-            counted = each.targets[each.weights > 0]
-            tokens += counted.size
-            text += int(np.sum(texts[counted]))
+                scoring.add(runner, each)
+            text += int(np.sum(texts[each.targets[each.weights > 0]]))
             told.update(batch)
-    loss, notes = math.fsum(losses) / tokens, list[str]()
+    score, notes = scoring.score, list[str]()
+    loss = score.loss
     if not math.isfinite(loss):
         notes.append(f"the loss is {loss}: the model's weights are damaged, or too large")
         say(f"warning: {notes[0]}")
     return Evaluation(
         loss=loss,
         perplexity=math.exp(min(loss, 700)),
-        bits_per_byte=math.fsum(losses) / math.log(2) / text if text else None,
-        tokens=tokens,
+        bits_per_byte=math.fsum(scoring.losses) / math.log(2) / text if text else None,
+        tokens=score.tokens,
+        loss_error=score.loss_error,
+        accuracy=score.accuracy,
+        accuracy_error=score.accuracy_error,
         notes=tuple(notes),
     )

@@ -90,7 +90,8 @@ class Continuation:
 
         tokenizer, decoder, files = self.model.tokenizer, self.model.taken(), files_of(self.model.arrays.values())
         words: Words = StreamDecoder(tokenizer) if tokenizer else Numbers()
-        made = Generation(decoder, self.tokens, self.sampling, tokenizer.vocabulary.ends if tokenizer else ())
+        ends = tokenizer.vocabulary.ends if tokenizer else ()
+        made = Generation(decoder, self.tokens, self.sampling, ends, self.kept(bool(tokenizer and tokenizer.add_bos)))
         try:
             with unchanged(files):
                 for piece in stream(made, words, self.sampling.stop):
@@ -99,7 +100,12 @@ class Continuation:
         finally:
             self.model.given_back(decoder)
         if made.ended == "ctx":
-            self.notes.append(f"the context of {self.model.ctx} tokens is full; a larger --ctx takes more")
+            self.notes.append(f"the context of {self.model.ctx} tokens is full; a larger --ctx takes more, --ctx-shift goes on")
+
+    def kept(self, begins: bool) -> int | None:
+        """How many tokens stay where the context is shifted; None where it is not."""
+        told, whole = self.sampling.keep, len(self.tokens)
+        return (whole if told < 0 else min(told + begins, whole)) if self.sampling.ctx_shift else None
 
 
 # ---- prompts ---------------------------------------------------------------

@@ -36,5 +36,4 @@ def adapted(
     copied = [leaf for name, leaf in weights.tensors.items() if name not in arrays]
     check_memory(gguf, sum(leaf.nbytes for leaf in copied))
     arrays |= copies(gguf, copied, threads)
-    weights, more = with_pairs(weights, factors)
-    return weights, arrays | more
+    return with_pairs(weights, arrays, factors)

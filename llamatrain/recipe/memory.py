@@ -10,6 +10,7 @@ from llamatrain.engine.budget import cheapest
 from llamatrain.recipe.options import AUTO
 from llamatrain.sample.decoder import Decoder
 from llamatrain.train.graphs import Policy, RunGraphs, Setting
+from llamatrain.train.reading import ready
 
 ROW = 20  # bytes of a token in a batch: five arrays
 BOUND = 5000  # bytes of a node that is bound to memory and a kernel: arrays, and the words of its calls
@@ -48,7 +49,7 @@ class Demand:
     validating: bool
     decoding: int  # positions of the cache for samples; 0: none
     interpreter: int  # what the process holds already
-    batches: int = 1  # of a step, which are read before it
+    batches: int = 1  # of a step, which are read before it, as more are while it runs
     copies: int = 0  # of the base
     pages: int = 0  # of its float32 weights, read where they lie, that are in memory at once
 
@@ -97,7 +98,7 @@ def way_with(setting: Setting, policy: Policy, demand: Demand, splits: int = 1) 
     plans, updates = ([graphs.plan(graph) for graph in each] for each in (shared, own))
     size = 4 * sum(tensor.size for tensor in setting.trained.values())
     inputs = (
-        ROW * setting.batch * splits * max(demand.lengths) * demand.batches
+        ROW * setting.batch * splits * max(demand.lengths) * (demand.batches + ready(demand.batches))
         + sum(plan.bytes("input") for plan in plans)
         + graphs.table.nbytes
         + sum(a.nbytes for a in graphs.states.values())
@@ -133,20 +134,23 @@ def choose(
     planner: Planner = way_with,
     blocks: int | None = None,
 ) -> Way:
-    """The first way that takes no more than `most`: recomputation where that is open, batches in `parts`. Else the leanest.
+    """The first way that takes no more than `most`: recomputation where that is open, batches in `parts`, and only then the
+    recomputation that costs a whole forward pass more. Else the leanest.
 
-    A planner may count the blocks that are made again otherwise than by layers.
+    A planner may count the blocks that are made again otherwise than by layers; that last way is none of its.
     """
     best: Way | None = None
-    for splits in _splits(setting, demand.lengths) if parts else (1,):
-        if remat != AUTO:
-            found = planner(setting, int(remat) if remat.isdecimal() else remat, demand, splits)
-        else:
-            limit = sys.maxsize if most is None else most
-            _, found = cheapest(partial(_planned, planner, setting, demand, splits), blocks or setting.h.layers, limit)
-        best = found if best is None or found.total < best.total else best
-        if most is None or found.total <= most:
-            return found
+    open_ = (AUTO, "optimal") if blocks is None else (AUTO,)
+    for policy in open_ if remat == AUTO else (remat,):
+        for splits in _splits(setting, demand.lengths) if parts else (1,):
+            if policy == AUTO:
+                limit = sys.maxsize if most is None else most
+                _, found = cheapest(partial(_planned, planner, setting, demand, splits), blocks or setting.h.layers, limit)
+            else:
+                found = planner(setting, int(policy) if policy.isdecimal() else policy, demand, splits)
+            best = found if best is None or found.total < best.total else best
+            if most is None or found.total <= most:
+                return found
     assert best
     return best
 

@@ -4,7 +4,7 @@ import math
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -31,9 +31,30 @@ ROUNDED = 0.25  # of what is added to a weight: how far off it may be, unsaid
 
 @dataclass(frozen=True)
 class ExportOptions(Checked, panel="The new model"):
-    out: Annotated[Path, Option("The file to write.")]
+    out: Annotated[Path | None, Option("The file to write.")] = None
+    only_adapter: Annotated[bool, Option("Write the adapters alone, as one that llama.cpp loads.")] = False
+    peft: Annotated[
+        Path | None, Option("Write the adapters, as one, for Hugging Face's PEFT into this folder.", unit="FOLDER")
+    ] = None
     type: Annotated[
-        Literal["keep", "f32", "f16", "bf16", "q8_0", "q6_k", "q5_k", "q4_k", "q3_k", "q2_k", "q5_1", "q5_0", "q4_1", "q4_0"],
+        Literal[
+            "keep",
+            "f32",
+            "f16",
+            "bf16",
+            "q8_0",
+            "q6_k",
+            "q5_k",
+            "q4_k",
+            "q3_k",
+            "q2_k",
+            "q5_1",
+            "q5_0",
+            "q4_1",
+            "q4_0",
+            "iq4_nl",
+            "iq4_xs",
+        ],
         Option("The type of the new model's matrices; keep: that which each has in BASE.", unit="TYPE"),
     ] = "keep"
     overwrite: Annotated[bool, Option("Replace the file --out.")] = False
@@ -82,27 +103,27 @@ class Merging:
 
 def merged(base: Path, options: ExportOptions, lora: LoraOptions) -> Merged:
     """The new file, written; and compared, if that is asked for."""
-    merging = prepared(base, options, lora)
+    out = options.out
+    assert out
+    merging = prepared(base, out, options, lora)
     note_types(merging)
     expected = with_adapters(merging, options.check) if options.check else None
-    write(options.out, merging)
+    write(out, merging)
     made = merging.made
     return Merged(
-        path=options.out,
+        path=out,
         bytes=size_of(made),
         tensors=len(made),
         merged=touched(made),
         copied=sum(piece.copied for piece in made),
-        check=compared(options.out, *expected, merging.threads) if expected else None,
+        check=compared(out, *expected, merging.threads) if expected else None,
         notes=tuple(merging.notes),
     )
 
 
-def prepared(base: Path, options: ExportOptions, lora: LoraOptions) -> Merging:
-    from llamatrain.adapters import merge
+def opened(base: Path, lora: LoraOptions) -> "tuple[Gguf, Hyperparameters, list[Adapter]]":
+    """The base, and the adapters for it."""
     from llamatrain.files.reader import open_gguf
-    from llamatrain.files.types import by_name
-    from llamatrain.machine.units import cores
     from llamatrain.model.hyperparameters import read
 
     if not lora.scaled:
@@ -111,11 +132,19 @@ def prepared(base: Path, options: ExportOptions, lora: LoraOptions) -> Merging:
     h = read(gguf)
     if gguf.kind != "model":
         raise FileError(f"{base}: no model but a {gguf.kind}; a model is needed")
+    return gguf, h, read_adapters(lora, h, base)
+
+
+def prepared(base: Path, out: Path, options: ExportOptions, lora: LoraOptions) -> Merging:
+    from llamatrain.adapters import merge
+    from llamatrain.files.types import by_name
+    from llamatrain.machine.units import cores
+
+    gguf, h, adapters = opened(base, lora)
     check_place(options, [base, *(path for path, _ in lora.scaled)])
-    adapters = read_adapters(lora, h, base)
     kind = None if options.type == "keep" else by_name(options.type.upper())
     made = merge.pieces(gguf, adapters, kind)
-    check_room(options.out, size_of(made))
+    check_room(out, size_of(made))
     return Merging(gguf=gguf, h=h, adapters=adapters, made=made, kind=kind, threads=options.threads or cores())
 
 
@@ -147,6 +176,8 @@ def check_place(options: ExportOptions, inputs: Sequence[Path]) -> None:
     from llamatrain.store.names import same
 
     out = options.out
+    if out is None:
+        return
     if Path(os.path.realpath(out)).is_symlink():
         raise FileError(f"{out}: this is a link to itself, no place for a file")
     if not out.exists():
@@ -226,12 +257,7 @@ def with_adapters(merging: Merging, text: str) -> "tuple[list[int], np.ndarray]"
     tokens, count = first_tokens(gguf, tokenizer_of(gguf, h), to_bytes(text), CHECKED)
     if count > CHECKED:
         merging.note(f"--check compares the first {CHECKED} of {count} tokens")
-    matrices = [
-        replace(each, pairs={name: pair for name, pair in each.pairs.items() if name not in each.norms}) for each in adapters
-    ]
-    weights, arrays = adapted(gguf, h, matrices, threads)
-    for adapter in adapters:
-        arrays |= {name: arrays[name] + adapter.delta(name)[0] for name in adapter.norms}
+    weights, arrays = adapted(gguf, h, adapters, threads)
     with unchanged(gguf.files):
         return tokens, logits(gguf, h, weights, arrays, tokens, threads)
 
@@ -240,10 +266,10 @@ def compared(out: Path, tokens: list[int], expected: "np.ndarray", threads: int)
     import numpy as np
 
     from llamatrain.files.reader import open_gguf
-    from llamatrain.recipe.loading import opened
+    from llamatrain.recipe import loading
 
     gguf = open_gguf(out)
-    difference = np.abs(logits(gguf, *opened(gguf, LoraOptions(), threads), tokens, threads) - expected)
+    difference = np.abs(logits(gguf, *loading.opened(gguf, LoraOptions(), threads), tokens, threads) - expected)
     return Comparison(
         largest=float(difference.max()),
         mean=float(difference.mean()),

@@ -2,16 +2,18 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 
 from llamatrain.config.options import flag_of
+from llamatrain.data.options import DataOptions
 from llamatrain.data.tokenizer import Tokenizer, new_vocabulary
 from llamatrain.data.tokenizer import load as load_tokenizer
 from llamatrain.data.tokenizer.vocabulary import is_without_text
 from llamatrain.errors import FileError, UsageError
 from llamatrain.files.reader import Gguf, Metadata, open_gguf
-from llamatrain.files.values import Value, u32
+from llamatrain.files.values import Value, string, u32
 from llamatrain.model import hyperparameters
 from llamatrain.model.hyperparameters import ALL_F32, Hyperparameters, vocabulary_of
 from llamatrain.model.options import BYTES, CTX, ModelOptions, as_options
@@ -34,6 +36,7 @@ OWN_SIZE = (
     "rope_freq_scale",
     "norm_rms_eps",
     "tie_embeddings",
+    "lora_r",
 )
 TUNED_CTX = 512  # at most, where it is not given
 
@@ -46,15 +49,28 @@ class Model:
     row: int  # tokens in a row
     untrained: dict[str, np.ndarray] = field(default_factory=dict)  # tensors that are no weights
 
+    def asked_by(self, options: DataOptions, files: Sequence[str] = ()) -> "Model":
+        """With the template through which it is trained on chats: one that is named, or for a new model one that files need."""
+        if self.tokenizer is None or not (options.chat_template or files):
+            return self
+        from llamatrain.data.new_template import template_for
+        from llamatrain.data.sources import find_sources
+
+        template = template_for(find_sources(files) if files else [], options, self.tokenizer)
+        if template is None:
+            return self
+        self.tokenizer.chat_template = template
+        return replace(self, metadata={**self.metadata, "tokenizer.chat_template": string(template)})
+
 
 def model_for(asked: Asked, sources: Sources, given: Collection[str], read: bool = True) -> Model:
     """The one in a file, or a new one; `read`: whether text may be, to learn a vocabulary from."""
     if not sources.base:
-        return new_model(asked.files, asked.model, read, asked.train.memory)
+        return new_model(asked.files, asked.model, read, asked.train.memory).asked_by(asked.data, asked.files if read else ())
     model = model_in(sources.base, asked, sources, given)
     if sources.resumed and sources.goes_on and model.tokenizer and not asked.files:
         raise FileError(f"{sources.resumed.path}: its options are damaged: it is trained on text, and they name no data")
-    return model
+    return model.asked_by(asked.data)
 
 
 def model_in(base: Gguf, asked: Asked, sources: Sources, given: Collection[str]) -> Model:
@@ -62,10 +78,23 @@ def model_in(base: Gguf, asked: Asked, sources: Sources, given: Collection[str])
         model = model_of(base, asked.tune.ctx, TUNED_CTX)
         h = overridden(model.h, asked.tune)
         return replace(model, h=h, metadata=model.metadata if h == model.h else rekeyed(model.metadata, h))
+    kept = sources.checkpoint.metadata if sources.checkpoint else {}
     if not sources.goes_on:
-        check_own(base, given)
+        base, vocabulary = with_vocabulary(base, asked.model.vocab_from)
+        check_own(base, {*given} - {"vocab_from"} if vocabulary else given)
+        kept = kept | vocabulary if kept else {}
     model = model_of(base, asked.model.ctx, CTX)
-    return replace(model, metadata=sources.checkpoint.metadata) if sources.checkpoint else model
+    return replace(model, metadata=kept) if kept else model
+
+
+def with_vocabulary(base: Gguf, path: Path | None) -> tuple[Gguf, dict[str, Value]]:
+    """Of another file, where a checkpoint has none; and that."""
+    if "tokenizer.ggml.model" in base.metadata:
+        return base, {}
+    if path is None:
+        raise UsageError(f"{base.path}: it has no vocabulary; {flag_of('vocab_from')} names a file that has one")
+    vocabulary = vocabulary_of(open_gguf(path).metadata.typed)
+    return replace(base, metadata=Metadata(base.metadata.typed | vocabulary)), vocabulary
 
 
 def check_own(base: Gguf, given: Collection[str]) -> None:

@@ -42,7 +42,7 @@ class TrainOptions(Checked, panel="Training"):
     ] = None
     epochs: Annotated[
         int | None,
-        Option("End after so many times through the data, instead of --iters.", unit="TIMES", least=1, most=COUNT),
+        Option("End after so many times through the data, or by --iters if that is sooner.", unit="TIMES", least=1, most=COUNT),
     ] = None
     optimizer: Annotated[
         OptimizerName,
@@ -77,6 +77,16 @@ class TrainOptions(Checked, panel="Training"):
         "wolfe"
     )
     lbfgs_history: Annotated[int, Option("Moves that L-BFGS remembers.", panel=OPTIMIZER, unit="MOVES", least=1, most=COUNT)] = 6
+    lbfgs_fresh: Annotated[
+        int,
+        Option(
+            "New rows for L-BFGS, and no history, after so many steps; 0: never.",
+            panel=OPTIMIZER,
+            unit="STEPS",
+            least=0,
+            most=COUNT,
+        ),
+    ] = 0
     weight_decay: Annotated[float, Option("Decoupled weight decay.", panel=OPTIMIZER, least=0)] = 0.1
     decay_min_ndim: Annotated[int, Option("Only tensors of so many dimensions decay.", panel=OPTIMIZER, least=0, most=COUNT)] = 2
     clip: Annotated[
@@ -120,10 +130,15 @@ class TrainOptions(Checked, panel="Training"):
         Literal["cross-entropy", "squared-error"],
         Option("What is minimised; the squared error is for the sine wave only."),
     ] = "cross-entropy"
-    seed: Annotated[int, SEED] = 0
+    seed: Annotated[
+        int,
+        replace(
+            SEED, sentence="What first weights, shuffling and samples follow from; -1: a random one, which is told.", least=-1
+        ),
+    ] = 0
     precision: Annotated[
         Literal["auto", "f32", "bf16"],
-        Option("Of matrix products; auto: bf16 where the processor has it.", panel=MEANS),
+        Option("Of matrix products; auto: bf16 where the processor has it, but for L-BFGS.", panel=MEANS),
     ] = "auto"
     flash: Annotated[bool, Option("Attention that never holds all its scores.", panel=MEANS)] = True
     remat: Annotated[
@@ -191,6 +206,7 @@ class PlaceOptions(Checked, panel="Where it lives"):
         Path | None,
         Option("Start from this GGUF file: a model's weights, or a checkpoint with all that goes with them."),
     ] = None
+    only_write_model: Annotated[bool, Option("Write the model of a checkpoint, and train nothing.")] = False
     config: Annotated[Path | None, Option("Read options from this TOML file; those given here win.")] = None
 
 
@@ -214,5 +230,3 @@ def refuse_idle(idle: Mapping[str, str], given: Collection[str]) -> None:
     for name, why in idle.items():
         if name in given:
             raise UsageError(f"{flag_of(name)} means nothing {why}; leave it out")
-    if "iters" in given and "epochs" in given:
-        raise UsageError("--iters and --epochs exclude each other: both say when to end")

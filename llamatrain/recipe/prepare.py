@@ -1,6 +1,7 @@
 """Prepares a run: everything that can fail, before anything is written."""
 
 import os
+import secrets
 import shlex
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
@@ -8,6 +9,7 @@ from pathlib import Path
 
 from llamatrain.adapters import peft as peft_files
 from llamatrain.config.file import config_text
+from llamatrain.config.options import COUNT
 from llamatrain.config.units import Size
 from llamatrain.data.rows import lengths_of
 from llamatrain.data.sine import Sine
@@ -50,10 +52,13 @@ def begun(request: Request) -> tuple[Asked, Sources, list[str]]:
     """What is asked in the end, what it is made from, and what is to be said of the run that goes on."""
     asked, place, given = request.asked, request.place, request.given
     resumed = resumed_of(place, asked.command)
-    notes = list(resumed.notes) if resumed else []
+    notes = [*request.notes, *(resumed.notes if resumed else ())]
     if resumed:
         asked, more = gone_on_with(asked, resumed, given)
         notes += more
+    if asked.train.seed < 0:
+        asked = replace(asked, train=replace(asked.train, seed=secrets.randbelow(COUNT)))
+        notes.append(f"--seed -1: {asked.train.seed} is drawn")
     asked = asked.settled("" if resumed or not place.checkpoint_in else str(place.checkpoint_in))
     return asked, opened(asked, resumed), notes
 
@@ -86,7 +91,7 @@ def prepare(asked: Asked, sources: Sources, peft: Path | None, notes: list[str],
         data=data,
         target=target,
         samples=samples,
-        notes=(*notes, *remarks(resolved, found, sources, model)),
+        notes=(*notes, *remarks(resolved, found, sources, model, target)),
     )
 
 
@@ -95,11 +100,13 @@ def shown(resolved: Resolved, model: Model, sine: Sine | None) -> Samples:
     return samples_of(model, sine, run.sample_prompt if run.sample_every else None, train.seed, resolved.threads, train.kernels)
 
 
-def remarks(resolved: Resolved, found: Fitted, sources: Sources, model: Model) -> Iterator[str]:
+def remarks(resolved: Resolved, found: Fitted, sources: Sources, model: Model, target: Target) -> Iterator[str]:
     """What a run's user should know of it."""
     asked, tune = resolved.asked, resolved.asked.tune
     if sources.resumed and sources.step >= resolved.iters:
         yield f"all {resolved.iters} steps are done already; --iters with a larger number goes on"
+    if resolved.optimizer.exact and resolved.precision == "bf16":
+        yield f"--optimizer {asked.train.optimizer} in bf16 sees rounded losses and ends early; --precision f32 goes further"
     if found.way.splits > 1:
         yield f"a batch is run in {found.way.splits} parts, to fit the memory"
     if model.row > model.h.ctx:
@@ -107,6 +114,10 @@ def remarks(resolved: Resolved, found: Fitted, sources: Sources, model: Model) -
     if found.cache == "off" and found.way.needs.packed_copies:
         copied = Size(found.way.needs.packed_copies).words
         yield f"weights of types that no product unpacks on its way are unpacked once, which takes {copied}"
+    if target.kind == "train_model" and sources.base and not sources.resumed:
+        kinds = {sources.base.tensors[name].type.name for name in model.h.shapes} - {"F32"}
+        if kinds:
+            yield f"weights in {', '.join(sorted(kinds))} are unpacked: all are trained in F32, and {target.result} is written so"
     changed = (tune.rope_freq_base, tune.rope_freq_scale, tune.norm_rms_eps) != (None, None, None)
     if changed and asked.command == "finetune" and not tune.full:
         yield "the adapter is for the base with this rope and epsilon: it is to be run with the same"
@@ -151,14 +162,13 @@ def way_of(request: Request, graphs: bool) -> tuple[Way, str | None]:
 # ---- files -----------------------------------------------------------------
 
 
-def read_by(prepared: Prepared, config: Path | None) -> Iterator[Path]:
+def read_by(asked: Asked, sources: Sources, config: Path | None) -> Iterator[Path]:
     """All files that a run is made from."""
-    sources, kept = prepared.sources, prepared.kept
-    yield from (path for path in (kept.model.vocab_from, config) if path)
+    yield from (path for path in (asked.model.vocab_from, config) if path)
     yield from (path for path in (sources.base and sources.base.path, sources.resumed and sources.resumed.path) if path)
-    for adapter in kept.adapters:
+    for adapter in asked.adapters:
         yield from adapter.iterdir() if adapter.is_dir() else (adapter,)
-    for names in (kept.files, kept.data.val):
+    for names in (asked.files, asked.data.val):
         yield from (source.path for source in (find_sources(names) if names else ()))
 
 

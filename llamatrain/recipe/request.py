@@ -1,5 +1,6 @@
 """What a user said, on a command line, in a file of `--config` or from Python, as a run that can be begun."""
 
+import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -16,11 +17,12 @@ from llamatrain.model.options import BYTES, ModelOptions
 from llamatrain.recipe.asked import OF, PARTS, Asked
 from llamatrain.recipe.demo import SINE
 from llamatrain.recipe.options import PlaceOptions, RunOptions, TrainOptions, refuse_idle
+from llamatrain.recipe.outs import OutOptions
 from llamatrain.recipe.tuning import OF_ADAPTERS, TuneOptions
 
 WAVE = 3, 1024  # tokens of the sine wave: one to begin with, and levels
-NEW = (ModelOptions, DataOptions, TrainOptions, RunOptions)
-TUNING = (TuneOptions, LoraOptions, DataOptions, TrainOptions, RunOptions)
+NEW = (ModelOptions, DataOptions, TrainOptions, RunOptions, OutOptions)
+TUNING = (TuneOptions, LoraOptions, DataOptions, TrainOptions, RunOptions, OutOptions)
 TUNING_DEFAULTS = {"batch": 4, "lr": 1e-4}
 
 Said = Mapping[str, Any]  # options by name, without those that are left to their defaults
@@ -34,6 +36,7 @@ class Request:
     place: PlaceOptions
     given: Collection[str]  # the names of the options that were not left to their defaults
     said: Collection[str]  # and of those of them that are not from a file
+    notes: tuple[str, ...] = ()
 
     @contextmanager
     def telling(self) -> Iterator[None]:
@@ -54,9 +57,19 @@ def told_of(config: Path | None, given: Collection[str], said: Collection[str]) 
         raise UsageError(f"{config}: {words(told_there)}") from None
 
 
-def given_options(said: Said, place: PlaceOptions, *classes: type[Checked]) -> dict[str, Any]:
+def given_options(said: Said, *classes: type[Checked]) -> dict[str, Any]:
     """What the config file says under what was said beside it."""
+    place = build(PlaceOptions, said)
     return {**(read_config(place.config, *classes) if place.config else {}), **said}
+
+
+def gone_on_from(said: Said, values: Said) -> tuple[PlaceOptions, tuple[str, ...]]:
+    """A script that goes on from its LATEST each time finds none the first time."""
+    place = build(PlaceOptions, said)
+    path, latest = place.checkpoint_in, values.get("fn_latest", OutOptions.fn_latest)
+    if path is None or latest not in path.name or os.path.lexists(path) or not path.parent.is_dir():
+        return place, ()
+    return replace(place, checkpoint_in=None), (f"{path} is not there: the run begins anew",)
 
 
 def asked_of(command: str, files: tuple[str, ...], base: str, values: Said, given: Collection[str]) -> Asked:
@@ -70,8 +83,8 @@ def asked_of(command: str, files: tuple[str, ...], base: str, values: Said, give
 
 
 def new_model(data: Sequence[str], said: Said) -> Request:
-    place = build(PlaceOptions, said)
-    values = given_options(said, place, *NEW, DataArgument)
+    values = given_options(said, *NEW, DataArgument)
+    place, notes = gone_on_from(said, values)
     given, files = {*values}, tuple(data or values.get("data", ()))
     with told_of(place.config, given, said):
         if not (files or place.resume or place.checkpoint_in):
@@ -79,9 +92,11 @@ def new_model(data: Sequence[str], said: Said) -> Request:
         options = asked_of("from-scratch", files, "", values, given)
         if not (place.resume or place.checkpoint_in):
             check_vocabulary(options.model, bool(files))
+        if place.only_write_model and not (place.resume or place.checkpoint_in):
+            raise UsageError("--only-write-model writes the model of a checkpoint: name it with --resume or --checkpoint-in")
         if files and options.train.loss == "squared-error":
             raise UsageError("--loss squared-error is for the sine wave only; leave the data out, or the option")
-    return Request(asked=options, place=place, given=given, said={*said})
+    return Request(asked=options, place=place, given=given, said={*said}, notes=notes)
 
 
 def check_vocabulary(options: ModelOptions, of_text: bool) -> None:
@@ -103,22 +118,23 @@ def of_the_sine_wave(values: Said) -> dict[str, Any]:
                 lambda spelt, said=said: f"{spelt(said)} means nothing to the built-in sine wave; name the data, or leave it out"  # type: ignore[misc]
             )
     sized = ("embd", "head", "layer") if "size" in values else ()
-    return {**{name: value for name, value in SINE.items() if name not in sized}, **values}
+    counted = ("iters",) if "epochs" in values else ()
+    return {**{name: value for name, value in SINE.items() if name not in (*sized, *counted)}, **values}
 
 
 # ---- a model that is there -------------------------------------------------
 
 
 def tuning(base: str | None, data: Sequence[str], said: Said) -> Request:
-    place = build(PlaceOptions, said)
-    values = given_options(said, place, *TUNING, BaseArgument)
+    values = given_options(said, *TUNING, BaseArgument)
+    place, notes = gone_on_from(said, values)
     named_there = None if place.checkpoint_in else values.get("base")
     if base and named_there and Path(base).exists() and not is_gguf(base):
         data, base = [base, *data], None
     files = tuple(data or values.get("data", ()))
     with told_of(place.config, {*values}, said):
         asked, place = named(base or named_there, files, {**TUNING_DEFAULTS, **values}, {*values}, place)
-    return Request(asked=asked, place=place, given={*values}, said={*said})
+    return Request(asked=asked, place=place, given={*values}, said={*said}, notes=notes)
 
 
 def named(
@@ -134,8 +150,9 @@ def named(
     elif base and (place.resume or place.checkpoint_in) and Path(base).exists() and not is_gguf(base):
         data, base = (base, *data), None  # the base need not be named again
     if not place.resume and not place.checkpoint_in:
-        if values.get("only_write_lora"):
-            raise UsageError("--only-write-lora writes the adapter of a checkpoint: name it with --resume")
+        for name, made in (("only_write_lora", "adapter"), ("only_write_model", "model")):
+            if values.get(name):
+                raise UsageError(f"{flag_of(name)} writes the {made} of a checkpoint: name it with --resume or --checkpoint-in")
         if not base:
             raise UsageError("no model: name a GGUF file, and the data to train on")
         if not data:
@@ -159,9 +176,10 @@ def check_whole(base: str | None, given: set[str], place: PlaceOptions) -> None:
 
 def is_gguf(path: str) -> bool:
     from llamatrain.files.constants import MAGIC
+    from llamatrain.files.former import KINDS
 
     with suppress(OSError):
         if Path(path).is_file():  # a pipe would wait for a writer
             with Path(path).open("rb") as file:
-                return file.read(len(MAGIC)) == MAGIC
+                return file.read(len(MAGIC)) in (MAGIC, *KINDS)
     return False

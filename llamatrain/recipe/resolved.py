@@ -59,6 +59,7 @@ class Resolved:
             sample_every=run.sample_every,
             save_every=run.save_every,
             max_time=run.max_time,
+            fresh=train.lbfgs_fresh,
         )
 
     def kept(self, policy: str, splits: int, cache: Literal["auto", "bf16", "off"]) -> Asked:
@@ -91,7 +92,8 @@ def resolve(asked: Asked, row: int, rows_of: Callable[[int], int]) -> Resolved:
     train, tune = asked.train, asked.tune
     iters = train.iters if train.iters is not None else ITERS
     if train.epochs is not None:
-        iters = -(-rows_of(train.epochs) // (train.batch * train.grad_acc))
+        steps = -(-rows_of(train.epochs) // (train.batch * train.grad_acc))
+        iters = steps if train.iters is None else min(steps, train.iters)
         if iters > COUNT:
             told = f" {train.epochs} cannot be: it takes {iters} steps, and less than 2^31 can be; fewer will do"
             raise OptionError(lambda spelt: spelt("epochs") + told)
@@ -115,6 +117,8 @@ def resolve(asked: Asked, row: int, rows_of: Callable[[int], int]) -> Resolved:
 def precision_of(options: TrainOptions) -> Precision:
     if options.precision != "auto":
         return options.precision
+    if named(options.optimizer).exact:
+        return "f32"
     return "bf16" if units() & {"amx", "avx512bf16"} and options.kernels == "cpu" else "f32"
 
 

@@ -13,10 +13,12 @@ from llamatrain.errors import FileError, UsageError
 from llamatrain.files.reader import open_gguf
 from llamatrain.recipe.asked import OF, PARTS, Asked
 from llamatrain.recipe.options import AUTO, PlaceOptions, RunOptions, refuse_idle
+from llamatrain.recipe.outs import OutOptions
+from llamatrain.recipe.tuning import OF_INIT
 from llamatrain.store.checkpoint import Checkpoint
 from llamatrain.store.folder import RunFolder
 
-# beside all of RunOptions: what may change when a run goes on, and the part that it is of
+# beside all of RunOptions and OutOptions: what may change when a run goes on, and the part that it is of
 FREE = {
     "iters": "train",
     "memory": "train",
@@ -29,6 +31,8 @@ FREE = {
     "cache_base": "tune",
     "lora_scaled": "lora",
 }
+COMMANDS = {"train_model": "from-scratch", "finetune_lora": "finetune"}  # where no options are kept
+ALONE = "a checkpoint of llama.cpp's finetune, which names neither its model nor its data"
 MOST = 1 << 62  # of steps, samples, tokens
 SAID = ("iters", "threads", "precision", "cache_base")  # of those, what is said of it
 
@@ -57,10 +61,12 @@ def resumed_of(place: PlaceOptions, command: str) -> Resumed | None:
     if path is None or (not place.resume and open_gguf(path).kind != "checkpoint"):
         return None
     checkpoint, found, notes = RunFolder.newest(path)
-    kept = checkpoint.options.get("command", "from-scratch")
+    kept = checkpoint.options.get("command", COMMANDS.get(checkpoint.kind))
     if kept != command:
         if kept not in list(OF):
             raise FileError(f"{found}: a checkpoint of {kept!r:.40}, which is no command")
+        if kept == "finetune" and not checkpoint.options:
+            raise UsageError(f"{found}: {ALONE}: llamatrain finetune BASE.gguf DATA --checkpoint-in {path}")
         raise UsageError(f"{found}: a checkpoint of {kept}; go on with `llamatrain {kept} --resume {path}`")
     counted = vars(checkpoint.state.counters).values()
     if max(counted) >= MOST:
@@ -71,6 +77,7 @@ def resumed_of(place: PlaceOptions, command: str) -> Resumed | None:
 def gone_on_with(asked: Asked, resumed: Resumed, given: Collection[str]) -> tuple[Asked, list[str]]:
     """A run's own options, with those changed that may be; and what is to be said of it."""
     if not resumed.kept:
+        check_begun_anew(asked, resumed, given)
         return asked, []
     kept, asked = Asked.from_plain(resumed.checkpoint.options, resumed.path), asked.settled()
     check_files(kept, asked)
@@ -86,6 +93,16 @@ def gone_on_with(asked: Asked, resumed: Resumed, given: Collection[str]) -> tupl
     if "precision" in changed["train"] or "cache_base" in changed["tune"]:
         said.append("so the run is not, to the bit, what it would have been")
     return made, said
+
+
+def check_begun_anew(asked: Asked, resumed: Resumed, given: Collection[str]) -> None:
+    """What an ancestor's checkpoint of an adapter does not know is said beside it, and nothing that it knows."""
+    if asked.command != "finetune":
+        return
+    if not asked.base or not (asked.files or asked.tune.only_write_lora):
+        raise UsageError(f"{resumed.path}: {ALONE}: llamatrain finetune BASE.gguf DATA --checkpoint-in {resumed.path}")
+    if idle := [name for name in ("full", "lora_init", *OF_INIT) if name in given]:
+        raise UsageError(f"{flag_of(idle[0])} has no effect on the adapter in {resumed.path}, which is as it is; leave it out")
 
 
 def check_files(kept: Asked, asked: Asked) -> None:
@@ -105,7 +122,7 @@ def changes(kept: Asked, asked: Asked, given: Collection[str]) -> tuple[dict[str
     given = {"lora_scaled" if name == "lora" else name for name in given}  # as they are settled
     changed: dict[str, dict[str, Any]] = {name: {} for name in PARTS}
     said = list[str]()
-    free = {each.name: "run" for each in fields(RunOptions)} | FREE
+    free = {each.name: "run" for each in fields(RunOptions)} | {each.name: "outs" for each in fields(OutOptions)} | FREE
     for part in asked.parts:
         for name in (each.name for each in fields(getattr(asked, part))):
             wanted, before = getattr(getattr(asked, part), name), getattr(getattr(kept, part), name)

@@ -2,18 +2,21 @@
 
 import os
 import shlex
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from llamatrain.config.options import flag_of
+from llamatrain.data.options import DataOptions
 from llamatrain.errors import FileError, UsageError
 from llamatrain.files.mapped import unchanged
 from llamatrain.machine.terminal import is_shown, say
 from llamatrain.optim.optimizer import Descent
 from llamatrain.recipe.asked import Asked
+from llamatrain.recipe.beside import Outs, check
 from llamatrain.recipe.header import facts
 from llamatrain.recipe.inputs import BesideRun
 from llamatrain.recipe.interrupts import Interrupts
@@ -29,8 +32,10 @@ from llamatrain.report.metrics import Metrics
 from llamatrain.report.report import Report, nobody
 from llamatrain.store.folder import RunFolder
 from llamatrain.store.names import numbered
+from llamatrain.train.around import Batches
 from llamatrain.train.loop import DONE, Course, Loop, Outcome
 from llamatrain.train.programs import Programs
+from llamatrain.train.reading import ReadAhead, ready
 from llamatrain.train.state import RunState
 
 
@@ -52,13 +57,16 @@ def train(request: Request, interrupts: Interrupts) -> Finished:
 def trained(request: Request, interrupts: Interrupts) -> Finished:
     asked, sources, notes = begun(request)
     place, given = request.place, request.given
-    if asked.tune.only_write_lora:
+    if asked.tune.only_write_lora or place.only_write_model:
         return written(asked, sources, request, interrupts)
     with folder_of(asked.command, place, sources) as folder:
         interrupts.leaving = folder.discard
         with interrupts:
             try:
                 asked, peft, more = peft_folder(asked, sources, folder, request)
+                if asked.outs.said:
+                    reads = read_by(asked, sources, place.config)
+                    check(asked.outs, folder.path, reads, sources.resumed, place)
                 prepared = prepare(asked, sources, peft, [*notes, *more], given)
                 settle(prepared, folder, place.config)
                 return run(prepared, folder, interrupts)
@@ -66,41 +74,63 @@ def trained(request: Request, interrupts: Interrupts) -> Finished:
                 folder.discard()
 
 
-def tell_end(result: Path, outcome: Outcome, to_go_on: str) -> None:
+def tell_end(made: str, files: Sequence[Path], outcome: Outcome, to_go_on: str = "") -> None:
     if not outcome.finished:
         say(f"{outcome.reason}; to go on: {to_go_on}")
         return
     if outcome.reason != DONE:
         say(f"stopped: {outcome.reason}")
-    say(f"the {result.stem}: {result}")
+    say(f"the {made}: {'; beside it '.join(map(str, files[:2]))}{''.join(f', {file}' for file in files[2:])}")
 
 
 def written(asked: Asked, sources: Sources, request: Request, interrupts: Interrupts) -> Finished:
-    """The adapter of a checkpoint, and nothing else."""
-    resumed = sources.resumed
-    assert resumed
+    """What comes of a checkpoint, and nothing else."""
+    place, (resumed, made) = request.place, written_of(sources, request.place)
     model = model_for(asked, sources, ())
-    if request.place.overwrite:
-        raise UsageError("--only-write-lora replaces no run: leave --overwrite out, and name a new folder with --out")
-    with folder_of(asked.command, request.place, sources) as folder:
+    if place.overwrite and not asked.outs.said:
+        raise UsageError(f"--only-write-{made} replaces no run: leave --overwrite out, and name a new folder with --out")
+    outs = Outs(asked.outs)
+    with folder_of(asked.command, place, sources) as folder:
+        if alone := bool(outs.newest and not (place.out or place.resume)):
+            folder.clear()  # it is for the time of writing
         interrupts.leaving = folder.discard
         with interrupts:
             try:
                 asked, peft, notes = peft_folder(asked, sources, folder, request)
+                target = target_of(asked, model, sources, peft)
+                notes += target.notes()
                 for line in notes:
                     say(f"note: {line}")
-                target = target_of(asked, model, sources, peft)
+                if asked.outs.said:
+                    reads = read_by(replace(asked, files=(), data=DataOptions()), sources, place.config)
+                    check(asked.outs, folder.path, reads, resumed, place)
                 trained = target.leaves("off").trained
                 check_trained(resumed, trained)
                 with unchanged(resumed.checkpoint.files):
                     parts = {name: np.array(resumed.checkpoint.weights[name]) for name in trained}
                 target.write(folder.result(target.result), parts)
+                outs.write(resumed.step, resumed.path, folder.result(target.result))
                 target.write_elsewhere(parts)
             finally:
                 folder.discard()
-    result = folder.path / target.result
-    tell_end(result, Outcome(DONE), "")
-    return Finished(outcome=Outcome(DONE), folder=folder.path, result=result, steps=resumed.step, notes=tuple(notes))
+    if alone:
+        with suppress(OSError):  # there are others in it
+            folder.path.parent.rmdir()
+    files = outs.newest if alone else [folder.path / target.result, *outs.newest]
+    tell_end(made, files, Outcome(DONE))
+    return Finished(outcome=Outcome(DONE), folder=folder.path, result=files[0], steps=resumed.step, notes=tuple(notes))
+
+
+def written_of(sources: Sources, place: PlaceOptions) -> tuple[Resumed, str]:
+    """The checkpoint, and what is to be made of it."""
+    resumed = sources.resumed
+    option, made = ("only_write_model", "model") if place.only_write_model else ("only_write_lora", "adapter")
+    if resumed is None:
+        raise UsageError(f"{flag_of(option)} writes the {made} of a checkpoint, and {place.checkpoint_in} is a model")
+    if resumed.checkpoint.kind != ("train_model" if place.only_write_model else "finetune_lora"):
+        other = flag_of("only_write_lora" if place.only_write_model else "only_write_model")
+        raise UsageError(f"{flag_of(option)}: {resumed.path} is of a run that makes no {made}; {other} writes what it makes")
+    return resumed, made
 
 
 # ---- the folder ------------------------------------------------------------
@@ -124,7 +154,7 @@ def settle(prepared: Prepared, folder: RunFolder, config: Path | None) -> None:
     if folder.path == prepared.sources.home:
         folder.rewind(prepared.sources.step)  # past those that are damaged
     else:
-        folder.clear(read_by(prepared, config))
+        folder.clear(read_by(prepared.kept, prepared.sources, config))
 
 
 def metrics_of(sources: Sources, folder: RunFolder) -> Metrics:
@@ -157,15 +187,19 @@ def run(prepared: Prepared, folder: RunFolder, interrupts: Interrupts) -> Finish
         for line in prepared.notes:
             report.say(f"note: {line}")
         loop, saver = loop_of(prepared, folder, report, interrupts)
-        loop.saved = saver.begin(loop.state)
-        interrupts.home, interrupts.leaving = folder.path, lambda: say(f"interrupted; to go on: {command()}")
-        outcome = loop.train()
+        with reading(loop) as loop.rows:
+            loop.saved = saver.begin(loop.state)
+            interrupts.home, interrupts.leaving = folder.path, lambda: say(f"interrupted; to go on: {command()}")
+            outcome = loop.train()
         interrupts.home = folder.path
-        prepared.samples.end(loop.programs.weights.parts, report)
+        prepared.samples.end(prepared.fitted.leaves, loop.programs.weights.parts, report)
         report.end(folder.path)
+        saver.end(loop.state)
     result, steps = folder.path / target.result, loop.state.counters.step
-    tell_end(result, outcome, command())
-    notes = (*prepared.notes, *report.warnings)
+    tell_end(result.stem, [result, *saver.outs.newest], outcome, command())
+    for line in (told := list(target.notes())):
+        say(f"note: {line}")
+    notes = (*prepared.notes, *report.warnings, *told)
     return Finished(outcome=outcome, folder=folder.path, result=result, steps=steps, notes=notes)
 
 
@@ -196,8 +230,18 @@ def loop_of(prepared: Prepared, folder: RunFolder, report: Report, interrupts: I
         signals=interrupts,
         beside=beside,
         descent=descent,
+        samples=data.samples,
     )
     return loop, saver
+
+
+def reading(loop: Loop) -> AbstractContextManager[Batches]:
+    """Its rows, read ahead, but for those that are the same in every step."""
+    course, steps = loop.course, loop.course.iters - loop.state.counters.step
+    if loop.descent and not course.fresh:
+        return nullcontext(loop.rows)
+    left = max(0, steps) * course.grad_acc
+    return ReadAhead(loop.rows, loop.programs.setting.batch, ready(course.grad_acc), left)
 
 
 def saver_of(
@@ -207,6 +251,8 @@ def saver_of(
     return Saver(
         options=kept.plain(),
         keep=kept.run.keep,
+        keep_results=kept.outs.keep_results,
+        outs=Outs(kept.outs),
         target=prepared.target,
         metadata=prepared.model.metadata,
         programs=programs,

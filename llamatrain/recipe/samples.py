@@ -25,7 +25,7 @@ class Samples(Protocol):
 
     def show(self, step: int, leaves: Leaves, parts: Arrays, report: Report) -> None: ...
 
-    def end(self, parts: Arrays, report: Report) -> None: ...
+    def end(self, leaves: Leaves, parts: Arrays, report: Report) -> None: ...
 
 
 class NoSamples:
@@ -33,7 +33,7 @@ class NoSamples:
 
     def show(self, step: int, leaves: Leaves, parts: Arrays, report: Report) -> None: ...
 
-    def end(self, parts: Arrays, report: Report) -> None: ...
+    def end(self, leaves: Leaves, parts: Arrays, report: Report) -> None: ...
 
 
 class Texts:
@@ -68,7 +68,7 @@ class Texts:
         start = self.tokenizer.decode(self.prompt, special=False).decode("utf-8", "replace")
         report.sample(step, start + "".join(stream(made, words)))
 
-    def end(self, parts: Arrays, report: Report) -> None: ...
+    def end(self, leaves: Leaves, parts: Arrays, report: Report) -> None: ...
 
 
 class Waves:
@@ -80,19 +80,21 @@ class Waves:
         self.positions = len(self.prompt) + TOKENS
         self.decoder: Decoder | None = None
 
-    def made(self, parts: Arrays) -> tuple[np.ndarray, np.ndarray]:
+    def made(self, leaves: Leaves, parts: Arrays) -> tuple[np.ndarray, np.ndarray]:
         """The true heights of the steps after the prompt, and the model's."""
-        self.decoder = self.decoder or Decoder(self.h, parts, ctx=self.positions, threads=self.threads, kernels=self.kernels)
+        self.decoder = self.decoder or Decoder(
+            self.h, parts, ctx=self.positions, threads=self.threads, kernels=self.kernels, weights=leaves.weights
+        )
         tokens = list(Generation(self.decoder, self.prompt, SamplingOptions(n=TOKENS, temp=0.0)))
         places = PERIOD + np.arange(1, TOKENS + 1)
         return np.sin(PHASE + 2 * np.pi / PERIOD * places), self.sine.heights(np.array(tokens))
 
     def show(self, step: int, leaves: Leaves, parts: Arrays, report: Report) -> None:
-        target, model = self.made(parts)
+        target, model = self.made(leaves, parts)
         report.wave(target.tolist(), model.tolist())
 
-    def end(self, parts: Arrays, report: Report) -> None:
-        target, model = self.made(parts)
+    def end(self, leaves: Leaves, parts: Arrays, report: Report) -> None:
+        target, model = self.made(leaves, parts)
         report.wave(target.tolist(), model.tolist())
         with np.errstate(invalid="ignore"):  # a model that stays on one level has no correlation
             correlation = float(np.nan_to_num(np.corrcoef(target, model)[0, 1]))

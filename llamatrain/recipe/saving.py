@@ -15,6 +15,7 @@ from llamatrain.files.pages import release
 from llamatrain.files.values import Value
 from llamatrain.graph.tensor import Tensor
 from llamatrain.optim.optimizer import Descent
+from llamatrain.recipe.beside import Outs
 from llamatrain.recipe.data import CountedBatches
 from llamatrain.recipe.resume import Resumed
 from llamatrain.recipe.target import Target
@@ -31,6 +32,8 @@ class Saver:
 
     options: dict[str, Any]  # JSON
     keep: int  # checkpoints
+    keep_results: int
+    outs: Outs
     target: Target
     metadata: Mapping[str, Value]
     programs: Programs
@@ -43,6 +46,14 @@ class Saver:
 
     def begin(self, state: RunState) -> str:
         """Before anything is trained, so that a full disk shows now; only then there is more than a checkpoint in the folder."""
+        try:
+            return self._begun(state)
+        except FileError:
+            if not self._found():
+                raise
+            return self._begun(state)
+
+    def _begun(self, state: RunState) -> str:
         path = self._saved_here(state)
         self._write_config()
         self.metrics.begin()
@@ -59,19 +70,29 @@ class Saver:
             if not self._found():  # else it was moved while this was written
                 raise self._left(state, error) if last else error from error
             path = self._saved_here(state)
-        self._write_elsewhere(last)
+        try:
+            self._write_beside(state)
+        except FileError as error:
+            if last:
+                peft = self.options["tune"]["peft"]
+                again = f"{flag_of('resume')} {self.folder.path}" + (f" {flag_of('peft')} {peft}" if peft else "")
+                raise FileError(f"{error}; the run itself is saved: {again} writes it there") from error
+            self.warn(f"{error}; the next save tries again")
         return path
 
-    def _write_elsewhere(self, last: bool) -> None:
-        """The run itself is saved by then."""
-        try:
-            self.target.write_elsewhere(self.programs.weights.parts)
-        except FileError as error:
-            if not last:
-                self.warn(f"{error}; the next save tries again")
-                return
-            again = f"{flag_of('resume')} {self.folder.path} {flag_of('peft')} {self.options['tune']['peft']}"
-            raise FileError(f"{error}; the run itself is saved: {again} writes it there") from error
+    def end(self, state: RunState) -> None:
+        """Once more, where the folder went after the last time."""
+        if self._found():
+            self.save(state, last=True)
+            self._write_config()
+
+    def _write_beside(self, state: RunState) -> None:
+        """What is wanted of a save beside the run itself."""
+        step, result = state.counters.step, self.folder.result(self.target.result)
+        if self.keep_results:
+            self.folder.keep_result(result.name, step, self.keep_results)
+        self.outs.write(step, self.folder.path / f"checkpoint-{step}.gguf", result)
+        self.target.write_elsewhere(self.programs.weights.parts)
 
     def _saved_here(self, state: RunState) -> str:
         new = self._found()
@@ -97,7 +118,7 @@ class Saver:
                 there._saved_here(state)
                 there._write_config()
                 with suppress(FileError):  # its disk may be the one that is full
-                    self.target.write_elsewhere(self.programs.weights.parts)
+                    there._write_beside(state)
                 return FileError(f"{why}; the run is saved in {place} instead: {flag_of('resume')} {place} goes on with it")
         return why
 
@@ -160,7 +181,7 @@ def restored(
         for kind, name in optimizer.states.items():
             put(checkpoint.pieces(optimizer.key(name)), programs.vectors[kind].parts)
         if descent:
-            descent.restore(checkpoint.kept)
+            descent.restore(checkpoint.kept_for(list(programs.weights.parts)))
     partial = None
     if state.data and not rows.restore(state.data):
         warnings.append("the data is not what it was: the shuffle begins anew")

@@ -39,8 +39,8 @@ class Sources:
 
     @property
     def home(self) -> Path | None:
-        """The folder of the run that goes on."""
-        return self.resumed.path.parent if self.resumed else None
+        """The folder of the run that goes on; an ancestor had none."""
+        return self.resumed.path.parent if self.resumed and self.goes_on else None
 
     @property
     def goes_on(self) -> bool:
@@ -80,7 +80,7 @@ def opened(asked: Asked, resumed: Resumed | None) -> Sources:
     if first:
         factors_of(first, h, base.path)
     sources = Sources(base=base, resumed=resumed, mixed=mixed, factors=factors, first=first, inputs=inputs)
-    if resumed:
+    if resumed and resumed.kept:
         check_same(sources, resumed, asked)
     return sources
 

@@ -1,7 +1,7 @@
 """What a run trains and what becomes of it: every weight of a model, or an adapter for a frozen one."""
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -10,7 +10,7 @@ import numpy as np
 
 from llamatrain.adapters import gguf as adapter_files
 from llamatrain.adapters import peft
-from llamatrain.adapters.adapter import Adapter, Pair
+from llamatrain.adapters.adapter import Adapter, Pair, norms_of
 from llamatrain.files.reader import Gguf
 from llamatrain.files.values import Value
 from llamatrain.graph.tensor import Tensor, parameter
@@ -75,6 +75,9 @@ class Target(Protocol):
     def extra(self) -> dict[str, Any]:
         """What a checkpoint keeps beside."""
 
+    def notes(self) -> Iterator[str]:
+        """What whoever uses the result should know of it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class EveryWeight:
@@ -102,15 +105,22 @@ class EveryWeight:
             initial.fill(self.h, self.seed, dict(parts))
 
     def saved(self, parts: Arrays) -> dict[str, np.ndarray]:
+        return self.result_of(parts)
+
+    def result_of(self, parts: Arrays) -> dict[str, np.ndarray]:
+        """The tensors of the model's file."""
         return {**parts, **self.untrained}
 
     def write(self, path: Path, parts: Arrays) -> None:
-        write_model(path, self.metadata, self.saved(parts))
+        write_model(path, self.metadata, self.result_of(parts))
 
     def write_elsewhere(self, parts: Arrays) -> None: ...
 
     def extra(self) -> dict[str, Any]:
         return {}
+
+    def notes(self) -> Iterator[str]:
+        yield from ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,9 +146,9 @@ class NewAdapter:
         all_copied = cache == "bf16"
         weights, arrays = frozen(self.base, self.h, self.threads, all_copied, self.half)
         copied = [leaf for name, leaf in weights.tensors.items() if name not in arrays]
-        weights, more = with_pairs(weights, self.sources.factors)
+        weights, arrays = with_pairs(weights, arrays, self.sources.factors)
         weights, trained = adapted(weights, self.h, self.ranks, self.scales, self.dropout)
-        return Leaves(weights=weights, trained=trained, frozen=arrays | more, drops=not all_copied, copied=copied)
+        return Leaves(weights=weights, trained=trained, frozen=arrays, drops=not all_copied, copied=copied)
 
     def load(self, leaves: Leaves) -> None:
         leaves.frozen.update(copies(self.base, leaves.copied, self.threads))
@@ -188,6 +198,12 @@ class NewAdapter:
             "mixed": self.sources.prints_of_mixed,
         }
 
+    def notes(self) -> Iterator[str]:
+        if norms := norms_of(self.h.architecture, self.ranks):
+            yield adapter_files.left_out(norms)
+            if self.peft:
+                yield peft.left_out(self.peft, norms)
+
 
 def adapted(
     weights: Weights, h: Hyperparameters, ranks: Mapping[str, int], scales: Mapping[str, float], dropout: float
@@ -196,7 +212,8 @@ def adapted(
     trained: dict[str, Tensor] = {}
     deltas = {}
     for number, (name, rank) in enumerate(ranks.items()):
-        (out, into), turned = h.kind(name).shape(h), h.kind(name).turned
+        *rows, into = h.kind(name).shape(h)
+        out, turned = rows[0] if rows else 1, h.kind(name).turned
         a = parameter(f"{name}.lora_a", (out, rank) if turned else (rank, into))
         b = parameter(f"{name}.lora_b", (into if turned else out, rank))
         trained |= {a.name: a, b.name: b}

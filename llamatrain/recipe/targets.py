@@ -1,30 +1,29 @@
 """Which target a run has, by its options, or by the checkpoint that it goes on from."""
 
 from collections.abc import Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from llamatrain.adapters import peft as peft_files
 from llamatrain.adapters.options import LARGEST
-from llamatrain.errors import FileError, UsageError
-from llamatrain.files.reader import Gguf
+from llamatrain.errors import FileError
 from llamatrain.machine.units import cores
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.recipe.asked import Asked
+from llamatrain.recipe.factored import Factored
 from llamatrain.recipe.model import Model
 from llamatrain.recipe.resolved import precision_of
 from llamatrain.recipe.sources import Sources
 from llamatrain.recipe.target import EveryWeight, NewAdapter, Target
 from llamatrain.recipe.tuning import TuneOptions, ranks_of
 
-TRAINABLE = ("F32", "F16", "BF16")
-
 
 def target_of(asked: Asked, model: Model, sources: Sources, peft: Path | None) -> Target:
     threads = asked.run.threads or cores()
     if asked.command == "from-scratch" or asked.tune.full:
-        if asked.tune.full and sources.base and not sources.resumed:
-            check_trainable(sources.base, model.h)
-        return EveryWeight(
+        made = partial(Factored, rank=asked.model.lora_r) if asked.model.lora_r else EveryWeight
+        return made(
             h=model.h,
             metadata=model.metadata,
             untrained=model.untrained,
@@ -34,6 +33,8 @@ def target_of(asked: Asked, model: Model, sources: Sources, peft: Path | None) -
         )
     assert sources.base
     ranks, scales, alpha = numbers_of(asked.tune, model.h, sources)
+    if peft:
+        peft_files.check_pairs(peft, ranks, model.h)
     return NewAdapter(
         h=model.h,
         base=sources.base,
@@ -48,12 +49,6 @@ def target_of(asked: Asked, model: Model, sources: Sources, peft: Path | None) -
         number_type=asked.tune.adapter_type,
         peft=peft,
     )
-
-
-def check_trainable(base: Gguf, h: Hyperparameters) -> None:
-    for name in h.shapes:
-        if (kind := base.tensors[name].type.name) not in TRAINABLE:
-            raise UsageError(f"--full: {base.path}: {name} is {kind}; a quantised model takes an adapter only (no --full)")
 
 
 Numbers = tuple[dict[str, int], dict[str, float], float]
@@ -77,7 +72,7 @@ def kept_numbers(kept: Mapping[str, Any], h: Hyperparameters, path: Path) -> Num
             pass
         case _:
             raise FileError(f"{path}: what it says of its adapter is damaged")
-    if not all(len(h.shapes.get(name, ())) == 2 for name in ranks):
+    if not all(name in h.shapes and h.kind(name).role != "bias" for name in ranks):
         raise FileError(f"{path}: its adapter is for another base")
     if not all(type(rank) is int and 1 <= rank <= 1 << 24 for rank in ranks.values()):
         raise FileError(f"{path}: the ranks of its adapter are damaged")

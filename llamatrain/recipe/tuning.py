@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from llamatrain.model.hyperparameters import Hyperparameters
 
 RANK, HIGHEST = 8, 1 << 16
+RANK_OF_NORMS = 1  # as much as a row can have
 FACTORS = 1e-9, LARGEST  # what alpha and rates may be: the scales of an adapter that is written must be such as are read
 
 
@@ -27,7 +28,7 @@ def is_rank(text: str) -> bool:
 @dataclass(frozen=True)
 class TuneOptions(Checked, panel="An adapter"):
     ctx: Annotated[int | None, CTX] = None
-    full: Annotated[bool, Option("Train every weight of an F32, F16 or BF16 model, instead of an adapter.")] = False
+    full: Annotated[bool, Option("Train every weight of the model, in float32, instead of an adapter.")] = False
     lora_r: Annotated[int, Option("Rank of the adapter.", unit="RANK", least=1, most=HIGHEST)] = RANK
     lora_alpha: Annotated[
         float | None,
@@ -42,13 +43,14 @@ class TuneOptions(Checked, panel="An adapter"):
     target: Annotated[
         tuple[str, ...],
         Option(
-            "Weights that get an adapter: attn_q, blk.0-3.ffn_down, output, token_embd; else all linear ones.", unit="WEIGHTS"
+            "Weights that get an adapter: attn_q, blk.0-3.ffn_down, output, token_embd, norms; else all linear ones.",
+            unit="WEIGHTS",
         ),
     ] = ()
     rank: Annotated[
         tuple[str, ...],
         Option(
-            "A rank of its own for a weight, such as attn_q=16 or blk.0.ffn_up=4; may be repeated.",
+            "A rank of its own for a weight, such as attn_q=16 or blk.0.ffn_up=4; may be repeated. Norms have 1.",
             unit="WEIGHT=RANK",
             accepts=is_rank,
             takes="a weight and a rank, such as attn_q=16",
@@ -135,18 +137,22 @@ def rank_of(text: str) -> tuple[str, int]:
 
 def ranks_of(options: TuneOptions, h: "Hyperparameters") -> dict[str, int]:
     """The weights that get an adapter, in the file's order, and their ranks."""
-    from llamatrain.model.targets import linear
+    from llamatrain.model.targets import linear, norms
 
     targets = [target for text in options.target for target in text.split(",")]
-    chosen = {name for target in targets for name in named("--target", target, h)} if targets else linear(h)
-    ranks = {name: options.lora_r for name in h.shapes if name in chosen}
+    chosen = {name for target in targets for name in named("--target", target, h)}
+    own = dict[str, int]()
     for text in options.rank:
         target, rank = rank_of(text)
         for name in named("--rank", target, h):
-            if name not in ranks:
+            if targets and name not in chosen:
                 raise UsageError(f"--rank {cut(text)}: {name} gets no adapter; --target {cut(target)} gives it one")
-            ranks[name] = rank
-    return ranks
+            own[name] = rank
+    if not targets:
+        chosen = {*linear(h), *own}
+    rows = norms(h)
+    usual = {name: RANK_OF_NORMS if name in rows else options.lora_r for name in h.shapes if name in chosen}
+    return usual | own
 
 
 def named(option: str, target: str, h: "Hyperparameters") -> set[str]:

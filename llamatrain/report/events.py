@@ -12,4 +12,20 @@ class StepLine:
     tokens: int  # of the whole run so far
     seconds: float  # of this step
     tokens_per_second: float
+    seconds_waited: float | None = None  # of these, for its rows
     evaluations: int | None = None  # of L-BFGS so far, where a step takes several
+    epoch: int | None = None  # that is under way, from 1 on
+    sample: int | None = None  # the last one taken, in the epoch's order from 1 on
+    samples: int | None = None  # of the data
+    total_seconds: float | None = None  # of all steps so far
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """How well a model foretells some data: means over its tokens, each with its standard error where that can be said."""
+
+    loss: float
+    loss_error: float | None
+    accuracy: float | None  # the part of the tokens that were held likeliest
+    accuracy_error: float | None
+    tokens: int

@@ -15,7 +15,7 @@ from llamatrain.errors import FileError
 from llamatrain.files.newfile import NewFile, pass_over
 
 WAIT = 0.2  # seconds that lines may lie in the buffer while steps follow fast
-LONGEST = 4096  # bytes of a line that is read; ours have some 150
+LONGEST = 4096  # bytes of a line that is read; ours have some 250
 FLAGS = os.O_RDWR | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 ENCODE = json.JSONEncoder(allow_nan=False, default=lambda number: number.item()).encode  # numbers of numpy are welcome
 
@@ -123,7 +123,8 @@ class Metrics:
 
     def lines(self) -> Iterator[dict[str, Any]]:
         """All lines of the run, those of earlier processes too; one that is damaged is passed over."""
-        self.flush()
+        with suppress(FileError):  # the next save tells it
+            self.flush()
         return (line for _, line in lines_in(self._all()))
 
     def read(self) -> list[dict[str, Any]]:

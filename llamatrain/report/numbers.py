@@ -3,6 +3,7 @@
 import math
 from collections import deque
 
+LINES = 150  # that a run prints, at most, unless told how many
 RECENT = 300.0  # seconds, at most, that tell how fast it goes
 
 
@@ -16,12 +17,27 @@ def perplexity(loss: float) -> str:
     return f"{value:,.2f}" if value < 1000 else f"{value:,.0f}" if value < 1e9 else f"{value:.2e}"
 
 
+def time_of_step(seconds: float) -> str:
+    """Of one step."""
+    return f"{1000 * seconds:.3g} ms" if seconds < 0.9995 else f"{seconds:.3g} s" if seconds < 999.5 else duration(seconds)
+
+
 def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
     clock = f"{hours}:{minutes:02}:{rest:02}" if days or hours else f"{minutes}:{rest:02}"
     return f"{days}d {clock}" if days else clock
+
+
+def stride(iters: int) -> int:
+    """The smallest of 1, 2, 5, 10, 20 ... that gives few enough lines."""
+    size = 1
+    while True:
+        for factor in (1, 2, 5):
+            if iters // (factor * size) <= LINES:
+                return factor * size
+        size *= 10
 
 
 class Pace:

@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from types import TracebackType
@@ -21,15 +22,15 @@ from llamatrain.errors import FileError
 from llamatrain.files.newfile import NewFile
 from llamatrain.machine.printable import printable
 from llamatrain.report import curve, svg
-from llamatrain.report.events import StepLine
+from llamatrain.report.events import Score, StepLine
 from llamatrain.report.lines import GAP, Segment, assembled, fitted, width_of
 from llamatrain.report.losses import Losses
 from llamatrain.report.metrics import Metrics
 from llamatrain.report.nowhere import nowhere
-from llamatrain.report.numbers import Pace, amount, duration, perplexity
+from llamatrain.report.numbers import Pace, amount, duration, stride, time_of_step
+from llamatrain.report.scores import place_of, scores_of, summary
 
 WIDTH = 100  # where the output is no terminal
-LINES = 150  # that a run prints, at most, unless told how many
 PAUSE, PATIENCE = 1.0, 300.0  # seconds between lines: at least, at most
 RECENT = 32  # steps whose tokens a second are looked at
 SAMPLE_SIGNS, SAMPLE_LINES = 1000, 12
@@ -61,11 +62,12 @@ class Report:
         self._clock = clock
         self._begun = clock()
         self._pace = Pace()
-        self._speeds = deque[float](maxlen=RECENT)
+        self._speeds, self._seconds = deque[float](maxlen=RECENT), deque[float](maxlen=RECENT)
         self._done = 0
         self._last: StepLine | None = None
         self._printed, self._printed_at = -1, -math.inf  # the first step's line is due
         self._doing = self._saved = ""
+        self._scored: Score | None = None  # the last
         self.warnings: list[str] = []
         self._waves: tuple[tuple[float, ...], tuple[float, ...]] | None = None
         fine = self.console.encoding.startswith("utf") and os.environ.get("TERM") != "linux"  # whose font has no braille
@@ -140,25 +142,23 @@ class Report:
     def step(self, line: StepLine) -> None:
         facts = {"step": line.step, "loss": line.loss, "lr": line.lr, "grad_norm": line.grad_norm, "tokens": line.tokens}
         facts["seconds"], facts["tokens_per_second"] = round(line.seconds, 6), round(line.tokens_per_second, 1)
-        facts["evaluations"] = line.evaluations
+        facts |= {name: getattr(line, name) for name in ("seconds_waited", "evaluations", "epoch", "sample", "samples")}
+        facts["total_seconds"] = line.total_seconds and round(line.total_seconds, 6)
         self.metrics.write({name: value for name, value in facts.items() if value is not None or name == "loss"})
         now = self._clock()
         self._speeds.append(line.tokens_per_second)
+        self._seconds.append(line.seconds)
         self._pace.mark(now, line.step)
         self._done, self._last, self._doing = line.step, line, ""
         waited = now - self._printed_at
         if (line.step % self._every == 0 and waited >= self._pause) or waited >= self._patience or line.step == self.iters:
             self._print_step(line)
 
-    def validation(self, step: int, loss: float, tokens: int) -> None:
-        self._doing = ""
-        self.metrics.write({"step": step, "val_loss": loss, "val_tokens": tokens})
-        pieces = [
-            Segment(" val", self._place(step), 9),
-            Segment("loss", f"{amount(loss):>7}", 10, "bold yellow"),
-            Segment("perplexity", perplexity(loss), 2),
-            Segment("", f"{tokens:,} tokens", 1),
-        ]
+    def validation(self, step: int, score: Score) -> None:
+        self._doing, self._scored = "", score
+        told = {f"val_{name}": value for name, value in asdict(score).items() if value is not None}
+        self.metrics.write({"step": step, "val_loss": told.pop("val_loss"), "val_tokens": told.pop("val_tokens"), **told})
+        pieces = [Segment(" val", self._place(step), 9), *scores_of(score, self.console.encoding)]
         self._print(assembled(fitted(pieces, self._width)))
 
     def end(self, folder: Path) -> None:
@@ -174,6 +174,8 @@ class Report:
                 file.write(svg.picture(losses, str(folder)).encode())
         except FileError as error:  # the run itself is well, and nothing that it made is lost
             self.warn(str(error))
+        if self._last and self._last.total_seconds is not None:
+            self.say(summary(self._last, self._last.total_seconds, self._scored, self.console.encoding))
 
     def close(self) -> None:
         try:
@@ -214,7 +216,9 @@ class Report:
             Segment("loss", f"{amount(line.loss):>7}", 10, "bold cyan"),
             Segment("lr", f"{line.lr:.2e}", 3),
             *([Segment("norm", f"{norm:>6}", 2)] if norm else []),
+            *place_of(line),
             Segment("", f"{self._speed():>7,.0f} tok/s", 5),
+            *([Segment("", f"{time_of_step(median(self._seconds)):>8}/step", 2)] if line.total_seconds is not None else []),
             Segment("", f"{duration(now - self._begun):>5}", 4),
             *([] if left is None else [Segment("", f"{duration(left):>5} left", 6)]),
         ]
@@ -288,13 +292,3 @@ def stderr() -> Console:
 def nobody() -> Console:
     """Nothing is shown, and the terminal left alone."""
     return Console(file=io.StringIO(), quiet=True, force_terminal=False, force_jupyter=False, width=WIDTH, highlight=False)
-
-
-def stride(iters: int) -> int:
-    """The smallest of 1, 2, 5, 10, 20 ... that gives few enough lines."""
-    size = 1
-    while True:
-        for factor in (1, 2, 5):
-            if iters // (factor * size) <= LINES:
-                return factor * size
-        size *= 10

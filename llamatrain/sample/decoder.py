@@ -14,10 +14,10 @@ from llamatrain.engine.backend import Backend, Memory, backend_of
 from llamatrain.engine.plan import Plan, plan
 from llamatrain.engine.program import Program
 from llamatrain.errors import LlamatrainError, UsageError
-from llamatrain.graph.tensor import Tensor
+from llamatrain.graph.tensor import Tensor, leaves_of
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.lora import Weights
-from llamatrain.model.transformer import Decoding, caches_of, decoding, parameters, rope_state
+from llamatrain.model.transformer import Decoding, caches_of, decoding, parameters, rope_state, shift
 from llamatrain.sample.chain import draw
 from llamatrain.sample.options import SamplingOptions
 
@@ -101,6 +101,20 @@ class Decoder:
             logits, ids = self._run(ids)
         return logits
 
+    def shift(self, keep: int) -> bool:
+        """Make room as llama.cpp does: behind the first `keep` tokens the older half goes, and what is left follows with its
+        keys turned back. False where that would be none."""
+        gone = (self.position - keep) // 2
+        if gone < 1:
+            return False
+        made = shift(self.h, self._graphs.caches, keep, keep + gone, self.position)
+        program = Program(self._graphs.laid_out(made.moved), self._memory, self._backend)
+        program.write(made.places, 0)
+        program.write(made.turn, self.h.rope.turn(gone))
+        program()
+        self.position -= gone
+        return True
+
     def _run(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The logits after the tokens that were taken, and those that are left."""
         size = next((chunk for chunk in self._graphs.chunks if chunk >= len(ids)), self._graphs.chunks[-1])
@@ -138,14 +152,16 @@ class DecodingGraphs:
     def leaves(self) -> list[Tensor]:
         """The weights, and the factors of their adapters."""
         factors = [factor for deltas in self.weights.deltas.values() for delta in deltas for factor in (delta.a, delta.b)]
-        return [*self.weights.values(), *factors]
+        return leaves_of([*self.weights.values(), *factors])
 
     def planned(self, size: int) -> tuple[Decoding, Plan]:
         if size not in self._planned:
             made = decoding(self.h, self.weights, size, self.table, self.caches)
-            rules = self.backend
-            self._planned[size] = made, plan([made.logits], scratch=rules.scratch, resident=rules.resident)
+            self._planned[size] = made, self.laid_out([made.logits])
         return self._planned[size]
+
+    def laid_out(self, outputs: Sequence[Tensor]) -> Plan:
+        return plan(outputs, scratch=self.backend.scratch, resident=self.backend.resident)
 
     def arena(self) -> int:
         """Bytes that are enough for each of them."""
@@ -158,9 +174,17 @@ class DecodingGraphs:
 class Generation:
     """The tokens that follow a prompt; the decoder begins anew. `ended` says why there are no more: "end", "n" or "ctx"."""
 
-    def __init__(self, decoder: Decoder, prompt: Sequence[int], options: SamplingOptions, ends: Collection[int] = ()) -> None:
-        """`ends` are the tokens that end a text; they are not given."""
-        self.decoder, self.options, self.ends = decoder, options, ends
+    def __init__(
+        self,
+        decoder: Decoder,
+        prompt: Sequence[int],
+        options: SamplingOptions,
+        ends: Collection[int] = (),
+        keep: int | None = None,
+    ) -> None:
+        """`ends` are the tokens that end a text; they are not given. The first `keep` stay where the context is full, and older
+        ones go; without it that is the end."""
+        self.decoder, self.options, self.ends, self.keep = decoder, options, ends, keep
         self.tokens = [int(token) for token in prompt]
         self.ended = ""
 
@@ -168,9 +192,14 @@ class Generation:
         self.decoder.reset()
         fed = 0
         for number in count():
-            if number == self.options.n or len(self.tokens) >= self.decoder.ctx:
-                self.ended = "n" if number == self.options.n else "ctx"
+            if number == self.options.n:
+                self.ended = "n"
                 return
+            if len(self.tokens) - fed >= self.decoder.room:
+                if not self._made_room(fed):
+                    self.ended = "ctx"
+                    return
+                fed = len(self.tokens) - 1
             logits = self.decoder.feed(self.tokens[fed:])
             fed = len(self.tokens)
             token = draw(logits, self.options, number, self.tokens)
@@ -179,3 +208,10 @@ class Generation:
                 return
             self.tokens.append(token)
             yield token
+
+    def _made_room(self, fed: int) -> bool:
+        if self.keep is None:
+            return False
+        if before := self.tokens[fed:-1]:
+            self.decoder.feed(before)
+        return self.decoder.shift(self.keep)

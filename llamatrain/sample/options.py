@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-from llamatrain.config.options import Checked, Option
+from llamatrain.config.options import Checked, Option, OptionError
 from llamatrain.config.shared import SEED
 
 LARGEST_SEED = (1 << 64) - 1
@@ -12,6 +12,15 @@ LARGEST_SEED = (1 << 64) - 1
 @dataclass(frozen=True)
 class SamplingOptions(Checked, panel="Sampling"):
     n: Annotated[int, Option("Tokens to generate; -1: until the text ends or the context is full.", unit="TOKENS", least=-1)] = -1
+    ctx_shift: Annotated[bool, Option("Go on where the context is full: the older half of the text goes.")] = False
+    keep: Annotated[
+        int,
+        Option(
+            "Tokens of the prompt that stay when the context is shifted, beside one that begins a text; -1: all.",
+            unit="TOKENS",
+            least=-1,
+        ),
+    ] = 0
     temp: Annotated[float, Option("Temperature: the higher, the more surprising; 0 takes the likeliest token.", least=0)] = 0.8
     top_k: Annotated[int, Option("Draw among this many of the likeliest tokens; 0: among all.", unit="TOKENS", least=0)] = 40
     top_p: Annotated[
@@ -37,3 +46,7 @@ class SamplingOptions(Checked, panel="Sampling"):
             takes=r"what ends the generated text, such as '\n\n'",
         ),
     ] = ()
+
+    def agree(self) -> None:
+        if self.keep and not self.ctx_shift:
+            raise OptionError(lambda spelt: f"{spelt('keep')} means nothing without {spelt('ctx_shift')}: nothing goes")

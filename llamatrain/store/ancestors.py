@@ -1,56 +1,76 @@
-"""Checkpoints of llama.cpp's train-text-from-scratch, said in the present keys.
+"""Checkpoints of llama.cpp's train-text-from-scratch and finetune, said in the present keys.
 
-Their moments lie in the order in which the parameters turn up in the graph of the loss, gone through depth first; ours
-have a list of names beside them. Of their shuffle (std::mt19937 over a list of all samples) nothing can be used.
+Their vectors hold the parameters in an order of their own (orders.py); ours have a list of names beside them. An adapter's
+factors lie otherwise (adapters/finetuned.py), and so do their pieces of the vectors. Of their shuffle (std::mt19937 over a list
+of all samples) nothing can be used.
 """
 
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
+
+from llamatrain.adapters import finetuned
+from llamatrain.adapters.adapter import turned
+from llamatrain.adapters.ggla import ARCHITECTURE
 from llamatrain.errors import FileError
 from llamatrain.files.cursor import quoted
 from llamatrain.files.reader import FileTensor, Gguf, Metadata
-from llamatrain.files.values import Kind, Value, number, numbers, string, strings, u64
+from llamatrain.files.types import by_name
+from llamatrain.files.values import Kind, Value, number, numbers, string, strings, u32, u64
+from llamatrain.model.architectures import find
+from llamatrain.optim.methods.lbfgs import newest_first
+from llamatrain.store.orders import Order, of_squares, of_values, orders, pieces
 
-OWN = ("training.", "optimizer.")  # all other keys and tensors are the model's
+OWN = finetuned.RUN  # all other keys and tensors are the model's, or the adapter's
 NO_TOKEN = 2**32 - 1  # written for a token that the vocabulary does not have
-GOING_UP = ("attn_v", "attn_k", "attn_q", "ffn_up")
-GOING_DOWN = ("ffn_down", "ffn_gate", "ffn_norm", "attn_output", "attn_norm")
+PROGRAMS = {"train_model": "train-text-from-scratch", "finetune_lora": "finetune"}
+OTHER = {"a": "b", "b": "a"}
+
+Tensors = dict[str, FileTensor]
 
 
 def upgraded(gguf: Gguf) -> tuple[Gguf, list[str]]:
     """The same run in the present form, and what of it is lost."""
-    if (kind := gguf.value("training.type", str, "train_model")) != "train_model":
-        raise FileError(
-            f"{gguf.path}: a run of llama.cpp's, of type {quoted(kind)}; of its runs those of type train_model can be resumed"
-        )
-    optimizer = gguf.value("optimizer.type", str)
+    kind, optimizer = gguf.value("training.type", str, "train_model"), gguf.value("optimizer.type", str)
+    if kind not in PROGRAMS:
+        raise FileError(f"{gguf.path}: a run of llama.cpp's, of type {quoted(kind)}; known are {', '.join(PROGRAMS)}")
     if optimizer not in ("adam", "lbfgs"):
         raise FileError(f"{gguf.path}: the optimizer {quoted(optimizer)} is unknown; llama.cpp had adam and lbfgs")
     weights = {name: tensor for name, tensor in gguf.tensors.items() if not name.startswith(OWN)}
-    moments = {name: tensor for name, tensor in gguf.tensors.items() if name.startswith("optimizer.adam.")}
-    order = parameter_order(gguf, weights)
-    notes = [
-        "this checkpoint is of llama.cpp's train-text-from-scratch, which kept no options in it",
-        "its shuffle cannot be continued: the data begins anew",
-    ]
-    if optimizer == "adam":
-        check_order(gguf, order)
-    else:  # the gradient of its L-BFGS belongs to samples that cannot be had again
-        notes.append("its optimizer's history is not used: the first step goes along the gradient")
-        moments = {}
+    order = order_of(gguf, weights, optimizer, kind == "finetune_lora")
+    vectors, kept, notes = moments(gguf) if optimizer == "adam" else history(gguf, order, weights)
+    extra = dict[str, object]()
+    if kind == "finetune_lora":
+        weights, vectors, order, extra = turned_round(gguf, weights, vectors, order)
     metadata = {
         **{key: value for key, value in gguf.metadata.typed.items() if not key.startswith(OWN) and not _no_token(key, value)},
         "training.type": string(kind),
         **_counters(gguf),
         **_stop(gguf, f"optimizer.{optimizer}"),
         "training.options": string("{}"),
-        "training.extra": string("{}"),
+        "training.extra": string(json.dumps(extra)),
         "optimizer.type": string(optimizer),
         "optimizer.parameter_order": strings(order),
+        **kept,
     }
-    return replace(gguf, metadata=Metadata(metadata), tensors=weights | moments), notes
+    notes = [
+        f"this checkpoint is of llama.cpp's {PROGRAMS[kind]}, which kept no options in it",
+        "its shuffle cannot be continued: the data begins anew",
+        *notes,
+        *unsaid(gguf),
+    ]
+    return replace(gguf, metadata=Metadata(metadata), tensors=weights | vectors), notes
+
+
+def unsaid(gguf: Gguf) -> Iterator[str]:
+    """Of a file from before GGUF."""
+    if what := gguf.value("training.unsaid", str, ""):
+        yield f"it is from before GGUF and does not say: {what}"
+    if options := gguf.value("training.said", str, ""):
+        yield f"it was trained with {options}, which is not kept: say it again where that is to go on"
 
 
 def _no_token(key: str, value: Value) -> bool:
@@ -85,35 +105,108 @@ def _past_losses(gguf: Gguf, name: str) -> list[float]:
     return [float(ring[i % ring.size]) for i in range(max(0, step - ring.size), step)]
 
 
-# ---- the order of the moments ----------------------------------------------
+# ---- what the optimizers held ----------------------------------------------
 
 
-def parameter_order(gguf: Gguf, weights: Mapping[str, FileTensor]) -> list[str]:
-    layers = gguf.value("llama.block_count", int)
-    if len(weights) != layers * len(GOING_UP + GOING_DOWN) + 3:
-        raise FileError(f"{gguf.path}: {len(weights)} weights are not those of a llama of {layers} layers")
-    up = [f"blk.{layer}.{name}" for layer in range(layers) for name in GOING_UP]
-    down = [f"blk.{layer}.{name}" for layer in reversed(range(layers)) for name in GOING_DOWN]
-    order = [f"{name}.weight" for name in ("output", "output_norm", *down, "token_embd", *up)]
-    if missing := [name for name in order if name not in weights]:
+def floats(gguf: Gguf, name: str, shape: Sequence[int] | None = None) -> np.ndarray:
+    """A tensor in float32, which has this shape, or as many elements."""
+    if name not in gguf.tensors:
+        raise FileError(f"{gguf.path}: the tensor {name} is missing")
+    tensor = gguf.tensors[name]
+    if tensor.type.name != "F32":
+        raise FileError(f"{gguf.path}: {quoted(name)} is {tensor.type.name}, where F32 is needed")
+    if shape is not None and tensor.elements != math.prod(shape):
+        raise FileError(f"{gguf.path}: the tensor {name} has the shape {list(tensor.shape)}, where {list(shape)} is needed")
+    found: np.ndarray = tensor.raw.view("<f4").reshape(tensor.shape if shape is None else shape)
+    return found
+
+
+def held(name: str, array: np.ndarray) -> FileTensor:
+    """A tensor that lies in no file."""
+    raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return FileTensor(name, by_name("F64" if array.dtype == np.float64 else "F32"), array.shape, 0, raw)
+
+
+Held = tuple[Tensors, dict[str, Value], list[str]]  # vectors, numbers, and what is to be said
+
+
+def moments(gguf: Gguf) -> Held:
+    names = ("optimizer.adam.first_moments", "optimizer.adam.second_moments")
+    return {name: gguf.tensors[name] for name in names if name in gguf.tensors}, {}, []
+
+
+def history(gguf: Gguf, order: Order, weights: Tensors) -> Held:
+    """Its moves, as many as are sound from the newest on; `end` is where the next one goes, `k` counts them from 1."""
+    prefix, size = "optimizer.lbfgs.", sum(weights[name].elements for name in order)
+    most, k, end = (gguf.value(prefix + key, int) for key in ("approx_hessian_count", "line_search_k", "line_search_end"))
+    fresh = gguf.value("optimizer.just_initialized", bool, False)
+    if not 0 <= end < most or size * most > sum(tensor.elements for tensor in gguf.tensors.values()):
+        raise FileError(f"{gguf.path}: a history of {most} moves whose next one goes to place {end} cannot be")
+    s, y = (floats(gguf, f"{prefix}memory_{name}", (most, size)) for name in "sy")
+    with np.errstate(all="ignore"):
+        ys = np.array([np.einsum("i,i", one, other, dtype=np.float64) for one, other in zip(s, y, strict=True)])
+    places = newest_first(0 if fresh else max(0, min(most, k - 1)), end, most)
+    sound = next((count for count, place in enumerate(places) if not 0 < ys[place] < math.inf), len(places))
+    vectors = {"memory_s": s, "memory_y": y, "memory_ys": np.where(np.isfinite(ys), ys, 0.0)}
+    kept = {f"{prefix}approx_hessian_count": u32(sound), f"{prefix}line_search_end": number(Kind.INT32, end)}
+    note = f"its optimizer's history of {sound} moves goes on; the gradient, of samples that cannot be had again, is taken anew"
+    return {prefix + name: held(prefix + name, array) for name, array in vectors.items()}, kept, [note]
+
+
+# ---- the parameters in their vectors ---------------------------------------
+
+
+def order_of(gguf: Gguf, weights: Tensors, optimizer: str, adapter: bool) -> Order:
+    layers, parts = gguf.value("llama.block_count", int), "pairs of factors" if adapter else "weights"
+    count = len(weights) // 2 if adapter else len(weights)
+    if count != layers * 9 + 3 or len(weights) != count * (1 + adapter):
+        raise FileError(f"{gguf.path}: {count} {parts} are not those of a llama of {layers} layers")
+    known = list(orders(layers, adapter))
+    if missing := [name for name in known[0] if name not in weights]:
         raise FileError(f"{gguf.path}: the tensor {missing[0]} is missing")
-    return order
-
-
-def check_order(gguf: Gguf, order: list[str]) -> None:
-    """Moments that are zero belong to tokens never seen: whole rows of the embedding.
-
-    The ancestor could go through its graph the other way round, too, where that took less memory, and the file does not say so.
-    """
-    second = gguf.tensors.get("optimizer.adam.second_moments")
-    sizes = [gguf.tensors[name].elements for name in order]
-    if second is None or second.type.name != "F32" or second.elements != sum(sizes):
-        return  # refused with other things that do not fit together
-    zero = second.raw.view("<f4").ravel() == 0
-    at = order.index("token_embd.weight")
-    rows = zero[sum(sizes[:at]) :][: sizes[at]].reshape(gguf.tensors[order[at]].shape)
-    in_rows = rows.all(-1).sum() * rows.shape[-1]
-    if not zero.all() and zero.sum() > 2 * in_rows + zero.size // 100:
+    shapes = {name: tensor.shape for name, tensor in weights.items()}
+    size = sum(tensor.elements for tensor in weights.values())
+    if (held := f"optimizer.{optimizer}.current_parameters") in gguf.tensors or optimizer == "lbfgs":
+        arrays = {name: floats(gguf, name) for name in weights}
+        return of_values(floats(gguf, held, [size]), arrays, known)
+    squares = floats(gguf, "optimizer.adam.second_moments", [size])
+    found = of_squares(squares, shapes, "token_embd.weight" + (".lora_b" if adapter else ""), known)
+    if found is None:
         raise FileError(
-            f"{gguf.path}: the moments do not lie in the order that is known; the weights can be had from the model file"
+            f"{gguf.path}: the moments do not lie in an order that is known; the weights can be had from the model file"
         )
+    return found
+
+
+def turned_round(
+    gguf: Gguf, weights: Tensors, vectors: Tensors, order: Order
+) -> tuple[Tensors, Tensors, Order, dict[str, object]]:
+    """Factors as they lie today, the vectors' pieces with them, and what a run keeps of its adapter."""
+    adapter, shapes = finetuned.adapter_of(gguf), {name: tensor.shape for name, tensor in weights.items()}
+    pairs = adapter.pairs.items()
+    factors = {f"{name}.lora_{half}": getattr(pair, half) for name, pair in pairs for half in ("a", "b")}
+    flat = sum(tensor.elements for tensor in weights.values())
+    for name, tensor in vectors.items():
+        if tensor.shape[-1] == flat:
+            array = tensor.raw.view("<f4").reshape(tensor.shape)
+            vectors[name] = held(name, np.concatenate(list(as_today(array, shapes, order)), -1))
+    extra = {
+        "ranks": {name: pair.rank for name, pair in pairs},
+        "scales": {name: pair.scale for name, pair in pairs},
+        "alpha": adapter.alpha,
+    }
+    today = tuple(name for name, _ in map(present, order))
+    return {name: held(name, factor) for name, factor in factors.items()}, vectors, today, extra
+
+
+def present(name: str) -> tuple[str, bool]:
+    """A factor's name today, and whether it was turned."""
+    weight, half = name.removesuffix(name[-1]), name[-1]
+    if turned(find(ARCHITECTURE), weight.removesuffix(".lora_")):
+        return weight + OTHER[half], False
+    return name, half == "a"
+
+
+def as_today(vectors: np.ndarray, shapes: Mapping[str, tuple[int, ...]], order: Order) -> Iterator[np.ndarray]:
+    for name, piece in pieces(vectors, shapes, order):
+        yield (np.swapaxes(piece, -1, -2) if present(name)[1] else piece).reshape(*vectors.shape[:-1], -1)

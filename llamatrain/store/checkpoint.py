@@ -68,6 +68,18 @@ class Checkpoint:
         both = {**self.vectors, **self.numbers}
         return {name.removeprefix(prefix): value for name, value in both.items() if name.startswith(prefix)}
 
+    def kept_for(self, order: list[str]) -> dict[str, Any]:
+        """The same for parameters that follow each other so."""
+        kept = self.kept
+        if order == self.order:
+            return kept
+        sizes = [self.weights[name].size for name in self.order]
+        cuts = dict(zip(self.order, np.cumsum([0, *sizes[:-1]]), strict=True))
+        for name, value in kept.items():
+            if isinstance(value, np.ndarray) and value.shape[-1] == sum(sizes):
+                kept[name] = np.concatenate([value[..., cuts[each] : cuts[each] + self.weights[each].size] for each in order], -1)
+        return kept
+
     def pieces(self, name: str) -> dict[str, np.ndarray]:
         """A flat vector cut into the parameters that it holds: views, each in its weight's shape."""
         sizes = [self.weights[parameter].size for parameter in self.order]

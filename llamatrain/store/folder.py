@@ -4,6 +4,7 @@
     checkpoint-<step>.gguf                   the last ones
     checkpoint-LATEST.gguf                   another name of the newest
     model.gguf | adapter.gguf                the result
+    model-<step>.gguf | adapter-<step>.gguf  those of earlier saves, where they are to be kept
     .replaced-<marks>                        the run that was there, until this one has saved something
 
 All is written beside its place and renamed, so that links are replaced and not followed; the first checkpoint comes first. A run
@@ -22,7 +23,7 @@ from typing import Self
 
 from llamatrain.config.options import flag_of
 from llamatrain.errors import FileError
-from llamatrain.files.newfile import NewFile, pass_over
+from llamatrain.files.newfile import linked, pass_over
 from llamatrain.store import aside as asides
 from llamatrain.store.aside import ASIDE
 from llamatrain.store.checkpoint import Checkpoint, write
@@ -35,14 +36,14 @@ from llamatrain.store.names import (
     files_in,
     files_of,
     has_saved,
+    is_result,
     is_temporary,
     newest_first,
     numbered,
+    results_in,
     telling,
 )
 from llamatrain.store.reading import read
-
-PIECE = 1 << 20
 
 
 class RunFolder:
@@ -109,7 +110,7 @@ class RunFolder:
         self.aside, self.fresh, self.made = None, False, False
         with suppress(OSError):
             if fresh:  # the checkpoints last: as long as there is one, it is the run that is there
-                for file in sorted(files_of(self.path), key=lambda file: (file.name in RESULTS, file.name), reverse=True):
+                for file in sorted(files_of(self.path), key=lambda file: (is_result(file.name), file.name), reverse=True):
                     file.unlink()
             if aside:
                 asides.put_back(aside)
@@ -172,7 +173,7 @@ class RunFolder:
         step = checkpoint.state.counters.step
         path = self.path / f"checkpoint-{step}.gguf"
         write(path, checkpoint, check=read)
-        self._call_latest(path)
+        linked(path, self.path / LATEST)
         with suppress(OSError):  # they take room, and do no harm
             older = [file for number, file in sorted(numbered(self.path).items()) if number < step]
             for file in older[: max(0, len(older) - max(keep, 1) + 1)]:
@@ -184,20 +185,19 @@ class RunFolder:
         with telling(self.path, "its later checkpoints cannot be put aside"):
             file = self.path / f"checkpoint-{step}.gguf"
             if file.exists():  # else it is LATEST itself, or has a name of its own
-                self._call_latest(file)
-            for number, file in numbered(self.path).items():
+                linked(file, self.path / LATEST)
+            found = [numbered(self.path), *(results_in(self.path, stem) for stem in ("model", "adapter"))]
+            for number, file in (each for files in found for each in files.items()):
                 if number > step:
                     pass_over(file)
 
-    def _call_latest(self, path: Path) -> None:
-        hidden = self.path / f".{LATEST}.{os.urandom(4).hex()}.tmp"
-        try:
-            hidden.hardlink_to(path)
-            hidden.replace(self.path / LATEST)
-        except OSError:  # a file system without hard links
-            _copy(path, self.path / LATEST)
-        finally:  # where both were names of one file already, it stays
-            hidden.unlink(missing_ok=True)
+    def keep_result(self, name: str, step: int, keep: int) -> None:
+        """Another name for what came of the run so far, which stays as it is; the last `keep` of them do."""
+        stem = Path(name).stem
+        linked(self.path / name, self.path / f"{stem}-{step}.gguf")
+        with suppress(OSError):
+            for file in list(results_in(self.path, stem).values())[:-keep]:
+                file.unlink()
 
     @staticmethod
     def newest(place: Path) -> tuple[Checkpoint, Path, list[str]]:
@@ -265,9 +265,3 @@ def _next_folder(runs: Path, command: str) -> Path:
                 path.mkdir()
                 return path
     raise AssertionError
-
-
-def _copy(source: Path, target: Path) -> None:
-    with telling(source, "cannot be copied"), NewFile(target) as copy, source.open("rb") as file:
-        while piece := file.read(PIECE):
-            copy.write(piece)

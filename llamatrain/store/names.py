@@ -12,6 +12,7 @@ from llamatrain.files.reader import open_gguf
 LATEST = "checkpoint-LATEST.gguf"
 NUMBERED = re.compile(r"checkpoint-(0|[1-9][0-9]{0,18})\.gguf")
 RESULTS = ("config.toml", "metrics.jsonl", "loss.svg", "model.gguf", "adapter.gguf")
+KEPT = re.compile(r"(model|adapter)-(0|[1-9][0-9]{0,18})\.gguf")
 TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{8}\.tmp")
 
 
@@ -25,6 +26,12 @@ def numbered(folder: Path) -> dict[int, Path]:
     """The checkpoints by their steps."""
     matches = ((NUMBERED.fullmatch(file.name), file) for file in files_in(folder))
     return {int(match[1]): file for match, file in matches if match}
+
+
+def results_in(folder: Path, stem: str) -> dict[int, Path]:
+    """What came of earlier steps and was kept, by those."""
+    matches = ((KEPT.fullmatch(file.name), file) for file in files_in(folder))
+    return dict(sorted((int(match[2]), file) for match, file in matches if match and match[1] == stem))
 
 
 def newest_first(folder: Path) -> list[Path]:
@@ -54,7 +61,12 @@ def is_temporary(name: str) -> bool:
 
 
 def is_of_a_run(name: str) -> bool:
-    return name in (*RESULTS, LATEST) or NUMBERED.fullmatch(name) is not None
+    return is_result(name) or name == LATEST or NUMBERED.fullmatch(name) is not None
+
+
+def is_result(name: str) -> bool:
+    """Of a run, and nothing that it could go on from."""
+    return name in RESULTS or KEPT.fullmatch(name) is not None
 
 
 def files_of(folder: Path) -> list[Path]:
@@ -67,7 +79,7 @@ def has_saved(folder: Path) -> bool:
 
 
 def can_go_on(folder: Path) -> bool:
-    return any(file.name not in RESULTS for file in files_of(folder))
+    return any(not is_result(file.name) for file in files_of(folder))
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from llamatrain.data.rows import Batch, State
 from llamatrain.errors import LlamatrainError
-from llamatrain.report.events import StepLine
+from llamatrain.report.events import Score, StepLine
 
 
 class TrainingError(LlamatrainError):
@@ -37,9 +37,11 @@ class Listener(Protocol):
 
     def step(self, line: StepLine) -> None: ...
 
+    def say(self, line: str) -> None: ...
+
     def evaluating(self) -> None: ...
 
-    def validation(self, step: int, loss: float, tokens: int) -> None: ...
+    def validation(self, step: int, score: Score) -> None: ...
 
     def saved(self, step: int, path: str) -> None: ...
 

@@ -72,6 +72,7 @@ class Graph:
     inputs: dict[str, Tensor]
     named: dict[Tensor, str] = field(default_factory=dict)  # outputs that others read: the names of their memory
     norm: Tensor | None = None  # beside a loss
+    right: Tensor | None = None  # likewise
 
 
 def dropping(weights: Weights) -> bool:
@@ -141,8 +142,10 @@ class RunGraphs:
 
     def loss(self, length: int) -> Graph:
         m = self._training(length, dropping=self.key is None)
-        (loss,) = round_products([m.loss]) if self.setting.precision == "bf16" else [m.loss]
-        return Graph(loss, [loss], m.inputs)
+        outputs = [*(m.judged or (m.loss,))]
+        if self.setting.precision == "bf16":
+            outputs = round_products(outputs)
+        return Graph(first=outputs[0], outputs=outputs, inputs=m.inputs, right=outputs[1] if m.judged else None)
 
     def plan(self, graph: Graph) -> Plan:
         """Gradients have memory of their own where they are added up; otherwise they stay where the plan has them."""

@@ -19,6 +19,8 @@ from llamatrain.optim.stop import StopRules
 from llamatrain.report.events import StepLine
 from llamatrain.train.around import Batches, Beside, Changed, Interrupted, Listener, Nothing, Quiet, Signals, TrainingError
 from llamatrain.train.programs import Programs
+from llamatrain.train.reading import waited
+from llamatrain.train.scoring import Scoring
 from llamatrain.train.state import Partial, RunState
 
 
@@ -35,6 +37,7 @@ class Course:
     sample_every: int
     save_every: int
     max_time: float | None = None  # seconds of this process; None: without limit
+    fresh: int = 0  # iterations of a descent on the same rows; 0: all
 
 
 DONE = "done"  # of a run that ended as it was meant to
@@ -62,6 +65,7 @@ class Loop:
     signals: Signals = field(default_factory=Quiet)
     beside: Beside = field(default_factory=Nothing)
     descent: Descent | None = None  # of an optimizer that goes by whole evaluations
+    samples: int | None = None  # that an epoch has
     saved: str = "none"  # the newest checkpoint
 
     def __post_init__(self) -> None:
@@ -115,14 +119,16 @@ class Loop:
         start = time.perf_counter() - (state.partial.seconds if state.partial else 0.0)
         if not self._fixed:  # those rows are read again after a resume
             state.data = self.rows.state
+        before = waited(self.rows)
+        batches = self._fixed or self._batches()
+        seconds_waited = waited(self.rows) - before
+        start += self._prepare(batches)
         if self.descent:
-            batches = self._fixed = self._fixed or self._batches()
-            start += self._prepare(batches)
+            self._fixed = batches
             reason, loss, norm, evaluations = self._descend(batches)
             rate = self.descent.length
         else:
-            batches, rate, evaluations = self._batches(), course.schedule.rate(state.counters.step + 1), None
-            start += self._prepare(batches)
+            rate, evaluations = course.schedule.rate(state.counters.step + 1), None
             loss, norm = self._descend_by_rate(batches, rate, start)
             reason = state.stop.observe(course.rules, loss)
             state.data = self.rows.state
@@ -137,11 +143,21 @@ class Loop:
                 grad_norm=norm,
                 tokens=counters.tokens,
                 seconds=seconds,
+                seconds_waited=round(seconds_waited, 4),
                 tokens_per_second=sum(batch.size for batch in batches) / seconds if seconds else 0.0,
                 evaluations=evaluations,
+                total_seconds=counters.seconds,
+                **self._place(),
             )
         )
         return reason
+
+    def _place(self) -> dict[str, int]:
+        """In the data, where there is an end to it: the epoch and the sample of it that was taken last."""
+        if not self.samples or not self.state.data or self.descent:
+            return {}
+        epoch, sample = divmod(max(0, self.state.data.epoch * self.samples + self.state.data.position - 1), self.samples)
+        return {"epoch": epoch + 1, "sample": sample + 1, "samples": self.samples}
 
     def _prepare(self, batches: list[Batch]) -> float:
         """The seconds it took. Until then a run that begins has nothing that is not saved, and a signal ends it at once."""
@@ -212,7 +228,19 @@ class Loop:
             reason = self.descent.step(evaluate)
         finally:
             weights[:] = self.descent.x  # the best point, not the last that was tried
+        reason = self._on_new_rows(self.descent, reason)
         return reason or self.state.stop.observe(self.course.rules, loss), loss, norm, evaluations
+
+    def _on_new_rows(self, descent: Descent, reason: str | None) -> str | None:
+        """It goes on with others where these have had their iterations, or give no more; rows that gave none end the run."""
+        fresh = self.course.fresh
+        if not fresh or descent.iteration < (1 if reason else fresh):
+            return reason
+        if reason:
+            self.listener.say(f"step {self.state.counters.step + 1}: {reason}; it goes on with new rows")
+        self._fixed, self.state.data = None, self.rows.state
+        descent.renew()
+        return None
 
     def _sound(self, value: float, what: str) -> float:
         if math.isfinite(value):
@@ -232,16 +260,14 @@ class Loop:
             return
         self.state.owed = True
         self.listener.evaluating()
-        losses, weight, tokens = [], 0.0, 0
+        scoring = Scoring()
         for batch in self.validation.once(self.programs.setting.batch):
-            losses.append(self.programs.loss(batch))
+            scoring.add(self.programs, batch)
             self.beside.check()
-            weight += total_weight([batch])
-            tokens += int(np.count_nonzero(batch.weights))
             if self.signals.asked:
                 raise Interrupted
         self.state.owed = False
-        self.listener.validation(self.state.counters.step, math.fsum(losses) / weight, tokens)
+        self.listener.validation(self.state.counters.step, scoring.score)
 
     def _save(self, last: bool = False) -> None:
         if not math.isfinite(float(self.programs.weights.vector.sum(dtype=np.float64))):

@@ -46,10 +46,12 @@ class Runner:
         self._bound: dict[tuple[str, int], Bound] = {}
         self._last: Bound | None = None
 
-    def loss(self, batch: Batch) -> float:
-        """Of a batch, a sum over its tokens."""
+    def judged(self, batch: Batch) -> tuple[float, int | None]:
+        """A batch's loss, a sum over its tokens; and how many of those were foretold, where that is asked for."""
         length = batch.tokens.shape[1]
-        return self.run(self.bound("loss", length, lambda: self.graphs.loss(length)).feed(batch, 1.0))
+        bound = self.bound("loss", length, lambda: self.graphs.loss(length)).feed(batch, 1.0)
+        loss, right = self.run(bound), bound.graph.right
+        return loss, None if right is None else int(bound.program.read(right))
 
     def bound(self, kind: str, length: int, make: Callable[[], Graph]) -> "Bound":
         if (kind, length) not in self._bound:

@@ -147,7 +147,8 @@ def twice(t: Trial, place: int) -> None:
         running.signal(t.random.choice([signal.SIGINT, signal.SIGTERM, signal.SIGHUP]))
         running.until(lambda: False, t.random.random())
     ended = running.wait()
-    t.faults += judged(ended, (0, INTERRUPTED, 143, 129), said=False)
+    unheard = (-signal.SIGINT, -signal.SIGTERM, -signal.SIGHUP)  # when all is done and Python listens no more
+    t.faults += judged(ended, (0, INTERRUPTED, 143, 129, *unheard), said=False)
     t.whole(t.folder / "out")
     t.tidy(t.folder)
     shutil.rmtree(t.folder / "out", ignore_errors=True)

@@ -59,6 +59,7 @@ WRONG = (  # lines of recipes
     "resume = 0.1",
     "b = [" * 2000,
 )
+WORK = ("-n", "--iters", "--epochs")  # however much is asked for is done
 
 
 def mutant(t: Trial, name: str, of: str = "") -> Path:
@@ -266,9 +267,8 @@ def options(t: Trial) -> None:
     more = ["--max-time", "5s"] if command in ("from-scratch", "finetune") else []  # many steps are no fault
     for _ in range(t.random.choice([1, 1, 2])):
         name = t.random.choice(options_of(t, command))
-        if (command, name) == ("preview", "-n"):  # as many rows as are asked for are no fault either
-            continue
-        values = [*NUMBERS, "text.txt", "base.gguf", "/dev/null", "/dev/full", "nowhere", ".", "x" * 5000, "-", "auto", "all"]
+        numbers = [each for each in NUMBERS if name not in WORK or each not in ("4096", "65536")]
+        values = [*numbers, "text.txt", "base.gguf", "/dev/null", "/dev/full", "nowhere", ".", "x" * 5000, "-", "auto", "all"]
         more += [name, *(t.random.choice(values) for _ in range(1 + (name == "--lora-scaled")))]
     attempt(t, *command.split(), *commands[command], *more)
 

@@ -26,10 +26,10 @@ def resident(pid: int) -> int:
 def below(pid: int) -> list[int]:
     """Its children, and theirs."""
     found = list[int]()
-    with suppress(OSError):  # it has ended
-        for path in Path(f"/proc/{pid}/task").glob("*/children"):
-            with suppress(OSError):  # that thread has
-                found += [int(word) for word in path.read_text().split()]
+    with suppress(OSError):  # it has ended by now
+        for path in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(OSError):
+                found += [int(word) for word in (path / "children").read_text().split()]
     return found + [each for child in found for each in below(child)]
 
 

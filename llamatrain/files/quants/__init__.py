@@ -2,7 +2,7 @@
 
 Every type decodes. Those that people train on do so by compiled code; compiled kernels call `decoding.segment` themselves.
 What the `gguf` package decodes, and it decodes all the rest but four types, has the same bits here. F32, F16, BF16, Q8_0,
-Q4_0, Q4_1, Q5_0, Q5_1 and Q2_K to Q6_K can be written.
+Q4_0, Q4_1, Q5_0, Q5_1, Q2_K to Q6_K, IQ4_NL and IQ4_XS can be written.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from llamatrain.errors import LlamatrainError
-from llamatrain.files.quants.kinds import BF16, COMPILED, F32, FROM_EXTREMES, SEARCHED
+from llamatrain.files.quants.kinds import BF16, COMPILED, F32, FROM_EXTREMES, NON_LINEAR, SEARCHED
 from llamatrain.files.types import TYPES, GgmlType
 
 CHUNK = 1 << 20  # weights that are in the work at once where numpy does it
@@ -158,6 +158,7 @@ def _check(values: np.ndarray, kind: GgmlType, name: str, above: int) -> None:
 
 def _encode_compiled(values: np.ndarray, kind: GgmlType, out: np.ndarray, threads: int) -> None:
     from llamatrain.files.quants.encoding import encode_rows
+    from llamatrain.files.quants.iq4 import encode_iq4_rows
     from llamatrain.files.quants.kquants import SHAPES, encode_k_rows
     from llamatrain.machine.threads import Table
 
@@ -166,5 +167,7 @@ def _encode_compiled(values: np.ndarray, kind: GgmlType, out: np.ndarray, thread
         out[:] = values.view(np.uint8)
     elif kind.number in SHAPES:
         Table([encode_k_rows.call(*words, *SHAPES[kind.number], items=len(values), block=1)], threads)()
+    elif kind.number in NON_LINEAR:
+        Table([encode_iq4_rows.call(*words, items=len(values), block=1)], threads)()
     else:
         Table([encode_rows.call(*words, items=len(values), block=SHARE // values.shape[1])], threads)()

@@ -10,7 +10,7 @@ from llamatrain.machine.entry import U8, Entry
 from llamatrain.machine.simd import sixteen as L
 from llamatrain.machine.simd.sixteen import exact
 
-NON_LINEAR = L.lookup((-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113))
+NON_LINEAR = L.lookup(K.VALUES)
 
 
 @exact

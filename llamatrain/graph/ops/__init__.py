@@ -5,6 +5,7 @@ Kernels of the same names stand in files of the same names in `kernels/reference
 """
 
 # ruff: noqa: F403  an op is named in its own file alone
+from llamatrain.graph.ops.activations import *
 from llamatrain.graph.ops.ancestors import *
 from llamatrain.graph.ops.arithmetic import *
 from llamatrain.graph.ops.attention import *

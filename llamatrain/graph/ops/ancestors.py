@@ -21,6 +21,37 @@ def _(node: Node, dy: Tensor):
     return dy, reshape(sum(dy), shape=node.sources[1].shape)
 
 
+@op(in_place=((0, 0),))
+def neg(x: Spec) -> Spec:
+    return Spec(x.shape, floats(x))
+
+
+@gradient(neg)
+def _(node: Node, dy: Tensor):
+    return (neg(dy),)
+
+
+@op(in_place=((0, 0),))
+def abs(x: Spec) -> Spec:
+    return Spec(x.shape, floats(x))
+
+
+@gradient(abs)
+def _(node: Node, dy: Tensor):
+    return (mul(dy, sgn(node.sources[0])),)
+
+
+@op(in_place=((0, 0),))
+def sgn(x: Spec) -> Spec:
+    """-1, 0 or 1, as x is."""
+    return Spec(x.shape, floats(x))
+
+
+@gradient(sgn)
+def _(node: Node, dy: Tensor):
+    return (fill(shape=dy.shape, value=0.0, dtype=dy.dtype),)
+
+
 @op(in_place=((0, 0), (0, 1)))
 def div(a: Spec, b: Spec) -> Spec:
     return Spec(broadcast(a.shape, b.shape), floats(a, b))

@@ -16,6 +16,9 @@ def _targets(logits: Shape, targets: Spec, weights: Spec) -> None:
     require(weights.shape == (rows,), "needs a weight for each row")
 
 
+JUDGING = "it judges, and nothing is trained by it"
+
+
 @op()
 def cross_entropy_loss(logits: Spec, targets: Spec, weights: Spec) -> Spec:
     _targets(logits.shape, targets, weights)
@@ -32,6 +35,13 @@ def cross_entropy_loss_back(dloss: Spec, logits: Spec, targets: Spec, weights: S
     require(dloss.shape == (), "needs one number as dloss")
     _targets(logits.shape, targets, weights)
     return Spec(logits.shape, floats(dloss, logits, weights))
+
+
+@op(no_gradient=JUDGING)
+def cross_entropy_judged(logits: Spec, targets: Spec, weights: Spec) -> tuple[Spec, ...]:
+    """The loss, and how many rows of any weight have no larger logit than their target's."""
+    require(targets.dtype is I32, "needs ids as targets")
+    return (*cross_entropy_loss.specs_of(logits, targets, weights), Spec((), weights.dtype))
 
 
 @op(blocks=1, rounds=(0,))
@@ -59,3 +69,9 @@ def linear_cross_entropy_back(dloss: Spec, x: Spec, w: Spec, targets: Spec, weig
     require(dloss.shape == (), "needs one number as dloss")
     (loss,) = linear_cross_entropy.specs_of(x, w, targets, weights)
     return (loss, *(Spec(source.shape, loss.dtype) for source, asked in ((x, dx), (w, dw)) if asked))
+
+
+@op(blocks=1, rounds=(0,), no_gradient=JUDGING)
+def linear_cross_entropy_judged(x: Spec, w: Spec, targets: Spec, weights: Spec) -> tuple[Spec, ...]:
+    """cross_entropy_judged(x wᵀ, targets, weights), chunk by chunk."""
+    return (*linear_cross_entropy.specs_of(x, w, targets, weights), Spec((), weights.dtype))

@@ -77,6 +77,11 @@ def fill(*, shape: Shape, value: float, dtype: DType = F32) -> Spec:
     return Spec(tuple(shape), dtype)
 
 
+def or_zeros(gradient_: Tensor | None, like: Tensor) -> Tensor:
+    """A gradient, also where none came."""
+    return gradient_ or fill(shape=like.shape, value=0.0, dtype=like.dtype)
+
+
 @op(light=True)
 def cast(x: Spec, *, dtype: DType) -> Spec:
     require(x.dtype is not I32 and dtype is not I32, "casts are between float types")

@@ -1,6 +1,8 @@
 """Softmax over the last axis."""
 
-from llamatrain.graph.ops.rules import SECOND, floats, require
+from llamatrain.graph.ops.arithmetic import mul, sub
+from llamatrain.graph.ops.rules import floats, require
+from llamatrain.graph.ops.sums import sum_rows
 from llamatrain.graph.tensor import Node, Spec, Tensor, gradient, op
 
 
@@ -15,7 +17,13 @@ def _(node: Node, dy: Tensor):
     return (soft_max_back(dy, node.outputs[0]),)
 
 
-@op(in_place=((0, 0), (0, 1)), no_gradient=SECOND)
+@op(in_place=((0, 0), (0, 1)))
 def soft_max_back(dy: Spec, y: Spec) -> Spec:
     require(dy.shape == y.shape, "needs dy like y")
     return Spec(y.shape, floats(dy, y))
+
+
+@gradient(soft_max_back)
+def _(node: Node, d: Tensor):
+    dy, y = node.sources
+    return soft_max_back(d, y), sub(mul(d, sub(dy, sum_rows(mul(dy, y)))), mul(dy, sum_rows(mul(d, y))))

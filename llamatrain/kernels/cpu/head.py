@@ -15,7 +15,7 @@ import numpy as np
 
 from llamatrain.kernels.cpu import tiles
 from llamatrain.kernels.cpu.binding import Array, kernel
-from llamatrain.kernels.cpu.head_slices import Chunk, finish_rows, logits_slices
+from llamatrain.kernels.cpu.head_slices import Chunk, finish_rows, judge_rows, logits_slices
 from llamatrain.kernels.cpu.operands import Operand, Packed, pack_call, packs
 from llamatrain.kernels.cpu.products import K_BLOCK, Product
 from llamatrain.kernels.cpu.sums import add_up
@@ -23,6 +23,7 @@ from llamatrain.machine.entry import Call
 
 LOGITS = 33 << 20  # bytes of logits that may be held
 ROWS = 512  # tokens in a chunk, at most
+JUDGED = 64  # tokens, at a time
 LINE = 64  # bytes to which each part of the scratch memory is aligned
 COLUMNS, FEW = 128, 32  # of the vocabulary in a slice; in a small vocabulary
 
@@ -35,6 +36,7 @@ class Head:
     dw: bool
     mode: int
     threads: int
+    judged: bool = False
 
     @property
     def half(self) -> int:
@@ -121,6 +123,7 @@ class Head:
             "partial": (self.slices * self.rows * 2, np.float32),
             "chosen": (self.rows, np.float32),
             "losses": (max(1, self.x.shape[0]), np.float64),
+            "right": (max(1, self.x.shape[0]) * self.judged, np.float64),
             "work": (max(work), np.uint8),
         }
 
@@ -160,20 +163,29 @@ def head_calls(
         calls.append(logits_slices.call(right, packed, own, seen, items=head.slices, block=1))
         ends = {"weights": weights[here], "dloss": dloss, "losses": part["losses"][here]}
         calls.append(finish_rows.call(seen, **ends, v=v, slices=head.slices, items=rows, block=ceil(8192 / v)))
+        if head.judged:
+            ends = {"weights": weights[here], "right": part["right"][here]}
+            calls.append(judge_rows.call(seen, **ends, v=v, slices=head.slices, items=rows, block=JUDGED))
         if dx is not None and rows:
             calls += head.dx_product(logits, rows).calls(dx[here], work)
         if dw is not None:
             calls += head.dw_product(logits, chunk, rows).calls(dw, work, accumulate=first > 0)
+    if head.judged:
+        calls.append(add_up.call(part["right"], gradients.pop(), count, 1.0, items=1, block=1))
     return [*calls, add_up.call(part["losses"], loss, count, 1.0, items=1, block=1)]
 
 
 # ---- the ops -----------------------------------------------------------------------------------
 
 
-def head_of(ins: Sequence[Any], dx: bool, dw: bool, threads: int) -> Head:
+def head_of(ins: Sequence[Any], dx: bool, dw: bool, threads: int, judged: bool = False) -> Head:
     x, w, *_ = ins
     mode = tiles.mode_of("bf16" if np.uint16 in (x.dtype, w.dtype) else "f32")
-    return Head(x, w, dx, dw, mode, threads)
+    return Head(x, w, dx, dw, mode, threads, judged)
+
+
+def judged_of(ins: Sequence[Any], threads: int) -> Head:
+    return head_of(ins, False, False, threads, judged=True)
 
 
 def back_of(ins: Sequence[Any], attrs: dict[str, Any], threads: int) -> Head:
@@ -189,6 +201,11 @@ def takes(outs: Sequence[Array], ins: Sequence[Array], attrs: dict[str, Any]) ->
 @kernel("linear_cross_entropy", lambda outs, ins, attrs, threads: head_of(ins, False, False, threads).scratch, takes)
 def linear_cross_entropy(outs, ins, attrs, scratch, threads):
     return head_calls(head_of(ins, False, False, threads), outs, ins, np.ones((), np.float32), scratch)
+
+
+@kernel("linear_cross_entropy_judged", lambda outs, ins, attrs, threads: judged_of(ins, threads).scratch, takes)
+def linear_cross_entropy_judged(outs, ins, attrs, scratch, threads):
+    return head_calls(judged_of(ins, threads), outs, ins, np.ones((), np.float32), scratch)
 
 
 @kernel("linear_cross_entropy_back", lambda outs, ins, attrs, threads: back_of(ins, attrs, threads).scratch, takes)

@@ -86,6 +86,20 @@ def log_sum(partial, row, rows, slices):
     return top + math.log(so_far)
 
 
+@Entry
+def judge_rows(lo, hi, thread, chunk: Chunk, weights: F32, right: F64, v, slices):
+    """Whether no logit of a row is larger than its target's."""
+    partial, chosen, targets, rows = chunk.partial, chunk.chosen, chunk.targets, chunk.rows
+    for row in range(lo, hi):
+        right[row] = partial[row * 2]
+    for item in range(1, slices):
+        for row in range(lo, hi):
+            right[row] = max(right[row], partial[(item * rows + row) * 2])
+    for row in range(lo, hi):
+        judged = weights[row] != 0 and 0 <= targets[row] < v
+        right[row] = 1.0 if judged and chosen[row] >= right[row] else 0.0
+
+
 @inline
 def turn_slice(line, first, end, factor):
     for i in range(first, end, LANES):

@@ -91,6 +91,16 @@ def entropy_of_ids(lo, hi, thread, x: F32, targets: I32, weights: F32, sums: F64
 
 
 @Entry
+def right_of_ids(lo, hi, thread, x: F32, targets: I32, weights: F32, sums: F64, width, rows):
+    """Of each block, the rows whose target has no larger logit beside it."""
+    right = 0
+    for row in range(lo, hi):
+        if weights[row] != 0 and 0 <= targets[row] < width:
+            right += x[row * width + targets[row]] >= top_of(x, row * width, (row + 1) * width)
+    sums[lo // rows] = right
+
+
+@Entry
 def entropy_of_rows(lo, hi, thread, x: F32, targets: F32, weights: F32, sums: F64, width, rows):
     """Targets that are rows of a distribution."""
     so_far = 0.0
@@ -147,6 +157,15 @@ def cross_entropy_loss(outs, ins, attrs, scratch, threads):
     entry = entropy_of_ids if targets.dtype == np.int32 else entropy_of_rows
     each = entry.call(logits, targets, weights, scratch, width=width, rows=block, items=rows, block=block)
     return [each, add_up.call(scratch, outs[0], -(-rows // block), 1.0, items=1, block=1)]
+
+
+@kernel("cross_entropy_judged", scratch=row_sums)
+def cross_entropy_judged(outs, ins, attrs, scratch, threads):
+    logits, targets, weights = ins
+    (rows, width), block = logits.shape, rows_of(logits)
+    each = right_of_ids.call(logits, targets, weights, scratch, width=width, rows=block, items=rows, block=block)
+    right = [each, add_up.call(scratch, outs[1], -(-rows // block), 1.0, items=1, block=1)]
+    return [*cross_entropy_loss(outs[:1], ins, attrs, scratch, threads), *right]
 
 
 @kernel("cross_entropy_loss_back")

@@ -15,6 +15,21 @@ def add1(a, b):
 
 
 @kernel
+def neg(x):
+    return -x
+
+
+@kernel
+def abs(x):
+    return np.abs(x)
+
+
+@kernel
+def sgn(x):
+    return np.sign(x)
+
+
+@kernel
 def div(a, b):
     return a / b
 

@@ -2,11 +2,8 @@
 
 import numpy as np
 
+from llamatrain.kernels.reference.activations import sigmoid
 from llamatrain.kernels.reference.registry import from_bf16, kernel, to_bf16
-
-
-def sigmoid(x):
-    return 1 / (1 + np.exp(-x))
 
 
 @kernel

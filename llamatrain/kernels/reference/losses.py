@@ -35,6 +35,13 @@ def cross_entropy_loss_back(dloss, logits, targets, weights):
 
 
 @kernel
+def cross_entropy_judged(logits, targets, weights):
+    judged = np.flatnonzero((targets >= 0) & (weights != 0))
+    right = logits[judged, targets[judged]] >= np.max(logits[judged], axis=-1)
+    return cross_entropy_loss(logits, targets, weights), np.count_nonzero(right)
+
+
+@kernel
 def linear_cross_entropy(x, w, targets, weights):
     x, w = operands(x, w)
     return cross_entropy_loss(x @ w.T, targets, weights)
@@ -49,3 +56,9 @@ def linear_cross_entropy_back(dloss, x, w, targets, weights, *, dx, dw):
         d, _ = operands(d, np.zeros(0, np.uint16))
     grads = (d @ b if dx else None, d.T @ a if dw else None)
     return (cross_entropy_loss(logits, targets, weights), *(grad for grad in grads if grad is not None))
+
+
+@kernel
+def linear_cross_entropy_judged(x, w, targets, weights):
+    x, w = operands(x, w)
+    return cross_entropy_judged(x @ w.T, targets, weights)

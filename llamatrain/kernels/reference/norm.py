@@ -20,3 +20,17 @@ def rms_norm_back(dy, x, w, *, eps):
     normal, dnormal = x / rms, dy * w
     dx = (dnormal - normal * np.mean(dnormal * normal, axis=-1, keepdims=True)) / rms
     return dx, np.sum((dy * normal).reshape(-1, x.shape[-1]), axis=0)
+
+
+@kernel
+def norm(x, *, eps):
+    middle = x - np.mean(x, axis=-1, keepdims=True)
+    return middle / root_mean_square(middle, eps)
+
+
+@kernel
+def norm_back(dy, x, *, eps):
+    middle = x - np.mean(x, axis=-1, keepdims=True)
+    size = root_mean_square(middle, eps)
+    normal = middle / size
+    return (dy - np.mean(dy, axis=-1, keepdims=True) - normal * np.mean(dy * normal, axis=-1, keepdims=True)) / size

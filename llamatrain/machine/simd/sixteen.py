@@ -86,6 +86,32 @@ def lookup(table: Sequence[int]) -> Any:
     return function(FLOATS, WORDS, choose)
 
 
+def at_steps(table: Sequence[int], gives: Any, kind: Any, one: Callable[[int], float]) -> Any:
+    """A function of floats: a sum over all places of a rising table whose middle to the place before is not above x."""
+
+    def climb(builder: Any, x: Any) -> Any:
+        parts = []
+        for place in range(1, len(table)):
+            beyond = builder.fcmp_ordered(">=", x, W.each(REALS, (table[place - 1] + table[place]) / 2))
+            parts.append(builder.select(beyond, W.each(kind, one(place)), W.each(kind, 0)))
+        plus = builder.fadd if kind is REALS else builder.add
+        while len(parts) > 1:
+            parts = [plus(*parts[i : i + 2]) if i + 1 < len(parts) else parts[i] for i in range(0, len(parts), 2)]
+        return plus(parts[0], W.each(kind, one(0)))
+
+    return function(gives, FLOATS, climb)
+
+
+def nearest_of(table: Sequence[int]) -> Any:
+    """The table's number that is nearest."""
+    return at_steps(table, FLOATS, REALS, lambda place: float(table[place] - (table[place - 1] if place else 0)))
+
+
+def place_of(table: Sequence[int]) -> Any:
+    """The place of that."""
+    return at_steps(table, WORDS, INTS, lambda place: int(place > 0))
+
+
 as_half = function(types.float32, types.float32, lambda b, x: from_half(b, b.zext(to_half(b, x), W.INT)))  # rounded to one
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from llamatrain.errors import UsageError
 from llamatrain.files.pages import release
-from llamatrain.optim.line_search import SEARCHES, Line, search
+from llamatrain.optim.line_search import PATIENCE, SEARCHES, Line, search
 from llamatrain.optim.optimizer import Evaluate, Minimizer, Values
 
 FLAT = 1e-8  # s and y nearer than this to a right angle (cosine) say nothing of the curvature
@@ -24,6 +24,7 @@ ROUNDED = 1e-3  # of the product of their norms: how far theirs may be from one 
 @dataclass(frozen=True, kw_only=True)
 class LBFGS(Minimizer):
     kept_as = "lbfgs"
+    heeds = ("lbfgs_fresh",)
     options: ClassVar = {"history": "lbfgs_history", "tolerance": None}
 
     history: int = 6
@@ -47,14 +48,17 @@ class LBFGS(Minimizer):
     @classmethod
     def shapes(cls, kept: Values, size: int) -> dict[str, tuple[int, ...]]:
         moves = kept["memory_ys"].size if "memory_ys" in kept else 0
-        found = {"current_gradients": (size,), "memory_s": (moves, size), "memory_y": (moves, size), "memory_ys": (moves,)}
-        return found if kept.keys() & {"current_parameters", *found} else {}  # it may begin anew
+        memory = {"memory_s": (moves, size), "memory_y": (moves, size), "memory_ys": (moves,)}
+        if "current_parameters" in kept:
+            return {"current_gradients": (size,), **memory}
+        return memory if kept.keys() & memory.keys() else {}  # it may begin anew, or with moves of an ancestor's
 
     @classmethod
     def fault(cls, kept: Values) -> str | None:
         if "memory_ys" not in kept:
             return None
         numbers = {"loss": float, "iteration": int, "evaluations": int} if "current_parameters" in kept else {}
+        numbers |= {name: int for name in ("idle",) if name in kept}
         if wrong := [name for name, kind in numbers.items() if type(kept.get(name)) is not kind]:
             return f"the number {cls.key(wrong[0])} is missing, or of another kind"
         moves, held, at = kept["memory_ys"].size, kept.get("approx_hessian_count"), kept.get("line_search_end")
@@ -79,7 +83,8 @@ class LbfgsState:
         self.s, self.y = np.zeros(ring, x.dtype), np.zeros(ring, x.dtype)  # (m, n)
         self.ys = np.zeros(self.options.history)  # (m,)
         self.pairs, self.end = 0, 0  # how many are held, where the next one goes
-        self.iteration, self.evaluations = 0, 0
+        self.iteration, self.evaluations = 0, 0  # on these rows, and in all
+        self.idle = 0  # evaluations since the loss has fallen by more than its rounding
         self.length = 0.0  # of the last step, in directions
         # working memory, empty between two steps
         self._trial, self._next_gradient, self._direction, self._product = (np.empty_like(x) for _ in range(4))
@@ -90,11 +95,11 @@ class LbfgsState:
         """Go to a point of lower loss; where that cannot be done, stay and say why. Left half way, nothing has changed."""
         if math.isnan(self.loss):
             self.begin(evaluate)
-        before = self.pairs, self.evaluations
+        before = self.pairs, self.evaluations, self.idle
         try:
             return self._step(evaluate)
         except BaseException:
-            self.pairs, self.evaluations = before
+            self.pairs, self.evaluations, self.idle = before
             raise
 
     def begin(self, evaluate: Evaluate) -> None:
@@ -107,12 +112,17 @@ class LbfgsState:
             return f"stuck: the loss is {self.loss} and the gradient's norm {norm}"
         if norm <= self.options.tolerance * max(1.0, math.sqrt(_dot(self.x, self.x))):
             return f"converged: the gradient's norm is {norm:.3g}"
-        found = self._descend(evaluate)
-        if not found and self.pairs:  # the history may mislead: once more without it
+        before, left = self.loss, PATIENCE - self.idle
+        found = self._descend(evaluate, patience=(left + 1) // 2 if self.pairs else left)
+        if not found and self.pairs and self.idle < PATIENCE:  # the history may mislead: once more without it
+            s = self.s[newest_first(1, self.end, len(self.ys))[0]]
             self.forget()
-            found = self._descend(evaluate)
-        if not found:
-            return f"stuck: no step along the gradient (norm {norm:.3g}) lowers the loss of {self.loss:.6g}"
+            found = self._descend(evaluate, patience=PATIENCE - self.idle, reach=math.sqrt(_dot(s, s)))
+        if before - self.loss > np.finfo(self.x.dtype).eps * abs(before):
+            self.idle = 0
+        elif self.idle >= PATIENCE or not found:
+            told = f"the loss of {self.loss:.6g} fell by no more than its rounding in {self.idle} evaluations"
+            return f"stuck: {told} (the gradient's norm is {norm:.3g})"
         self.iteration += 1
         return None
 
@@ -120,7 +130,13 @@ class LbfgsState:
         """Drop the history: the next direction is the steepest descent."""
         self.pairs = 0
 
-    def _descend(self, evaluate: Evaluate) -> bool:
+    def renew(self) -> None:
+        """Other rows: of their loss nothing is known."""
+        self.forget()
+        self.loss, self.iteration, self.idle = math.nan, 0, 0
+
+    def _descend(self, evaluate: Evaluate, patience: int, reach: float = 1.0) -> bool:
+        """To a lower loss, in so many evaluations in a row that find none; a first move is of this length."""
         direction, slope = self.direction(), _dot(self._direction, self.gradient)
         if not -math.inf < slope < 0:  # uphill, or beyond all numbers
             self.forget()
@@ -134,8 +150,10 @@ class LbfgsState:
             return loss, _dot(direction, self._next_gradient)
 
         # without a history the direction has the gradient's length, which says little about how far to go
-        first = 1.0 if self.pairs else min(1.0, 1.0 / math.sqrt(-slope))
-        found = search(Line(at, self.loss, slope), SEARCHES[self.options.line_search], first)
+        first = 1.0 if self.pairs else min(1.0, reach / math.sqrt(-slope))
+        tried = self.evaluations
+        found = search(Line(at, self.loss, slope), SEARCHES[self.options.line_search], first, max(1, patience))
+        self.idle += self.evaluations - tried
         if found is None:
             return False
         self._remember()
@@ -181,31 +199,32 @@ class LbfgsState:
     # ---- the checkpoint ----------------------------------------------------
 
     def kept(self) -> dict[str, Any]:
-        if math.isnan(self.loss):
-            return {}
-        return {
-            "current_parameters": self.x,
-            "current_gradients": self.gradient,
+        memory = {
             "memory_s": self.s,
             "memory_y": self.y,
             "memory_ys": self.ys,
             "approx_hessian_count": np.uint32(self.pairs),  # in so many bits by the ancestors, the next one too
             "line_search_end": np.int32(self.end),
-            "loss": self.loss,
-            "iteration": self.iteration,
-            "evaluations": self.evaluations,
         }
+        if math.isnan(self.loss):
+            return (memory if self.pairs else {}) | ({"evaluations": self.evaluations} if self.evaluations else {})
+        point = {"current_parameters": self.x, "current_gradients": self.gradient}
+        numbers = {"loss": self.loss, "iteration": self.iteration, "evaluations": self.evaluations, "idle": self.idle}
+        return point | memory | numbers
 
     def restore(self, kept: Values) -> None:
-        if "current_parameters" not in kept:
+        self.evaluations, self.idle = int(kept.get("evaluations", 0)), int(kept.get("idle", 0))
+        if "memory_s" not in kept:
             return
         if kept["memory_s"].shape != self.s.shape:
             held, wanted = len(kept["memory_s"]), self.options.history
             raise UsageError(f"the checkpoint holds a history of {held} moves, not the {wanted} asked for")
-        self.x[:], self.gradient[:] = kept["current_parameters"], kept["current_gradients"]
         self.s[:], self.y[:], self.ys[:] = kept["memory_s"], kept["memory_y"], kept["memory_ys"]
-        self.pairs, self.end, self.loss = int(kept["approx_hessian_count"]), int(kept["line_search_end"]), float(kept["loss"])
-        self.iteration, self.evaluations = int(kept["iteration"]), int(kept["evaluations"])
+        self.pairs, self.end = int(kept["approx_hessian_count"]), int(kept["line_search_end"])
+        if "current_parameters" not in kept:  # the next step begins with an evaluation
+            return
+        self.x[:], self.gradient[:] = kept["current_parameters"], kept["current_gradients"]
+        self.loss, self.iteration = float(kept["loss"]), int(kept["iteration"])
 
 
 def newest_first(held: int, end: int, places: int) -> list[int]:

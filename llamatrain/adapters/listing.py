@@ -1,0 +1,39 @@
+"""What is in the files of adapters that are no GGUF: of PEFT's folders, and of llama.cpp's old finetune."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from llamatrain.adapters import ggla, peft
+from llamatrain.adapters.reading import NEEDED
+from llamatrain.errors import FileError
+from llamatrain.files.mapped import map_file
+
+
+class Listed(NamedTuple):
+    name: str
+    type: str
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Listing:
+    format: str
+    metadata: dict[str, Any]
+    tensors: list[Listed]
+
+
+def listing(path: Path) -> Listing | None:
+    """Nothing of a file of another kind."""
+    if path.is_dir() or path.name in (peft.CONFIG, peft.WEIGHTS):
+        folder = path if path.is_dir() else path.parent
+        if not (folder / peft.CONFIG).exists():
+            raise FileError(f"{folder}: a folder without {peft.CONFIG}; a GGUF file or {NEEDED} can be inspected")
+        config, entries = peft.listed(folder)
+        tensors = [Listed(name, each.dtype, each.shape, each.raw.size) for name, each in entries.items()]
+        return Listing("PEFT", config, tensors)
+    if map_file(path).piece(0, len(ggla.MAGIC)) != ggla.MAGIC:
+        return None
+    values, infos = ggla.listed(path)
+    return Listing("llama.cpp's old finetune", dict(values), [Listed(i.name, i.type.name, i.shape, i.nbytes) for i in infos])

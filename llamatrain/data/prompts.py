@@ -1,0 +1,89 @@
+"""Prompts and answers as a server has them: control tokens are read, one begin token leads, an answer has one end."""
+
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+
+from llamatrain.data.growing import SMALL, Growing
+from llamatrain.data.tokenizer.vocabulary import ENDS
+
+
+class TokenizerLike(Protocol):
+    """What is asked of a tokenizer here."""
+
+    bos: int | None
+    eos: int | None
+    eot: int | None
+    add_bos: bool
+    add_eos: bool
+    chat_template: str | None
+
+    def __len__(self) -> int: ...
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    def encode(self, text: str | bytes, *, special: bool = False, start: bool = True) -> np.ndarray: ...
+
+    def cut(self, raw: bytes, *, special: bool = False) -> int: ...
+
+    def encode_large(self, chunks: Iterable[bytes]) -> Iterator[tuple[int, np.ndarray]]: ...
+
+    def decode(self, ids: np.ndarray) -> bytes: ...
+
+
+class PromptReader:
+    """Texts to tokens, apart where a model begins to speak."""
+
+    def __init__(self, tokenizer: TokenizerLike) -> None:
+        self.tokenizer = tokenizer
+        self.lead = tokenizer.bos if tokenizer.add_bos else None  # what each row begins with
+
+    @cached_property
+    def ends(self) -> dict[int, str]:
+        """The tokens at which llama.cpp stops, with their texts."""
+        named = [token for token in (self.tokenizer.eos, self.tokenizer.eot) if token is not None]
+        known = [token for token in map(self.token_of, sorted(ENDS)) if token is not None]
+        return {token: self.text_of(token) for token in (*named, *known)}
+
+    @cached_property
+    def end(self) -> np.ndarray:
+        """The token that is put where an answer has no end."""
+        eos = self.tokenizer.eos if self.tokenizer.eos is not None else self.tokenizer.eot
+        return np.array([] if eos is None else [eos], np.int32)
+
+    def growing(self, size: int, small: int = SMALL) -> Growing:
+        return Growing(self.begun, self._cut, size, small)
+
+    def begun(self, text: str | bytes, start: bool = True) -> np.ndarray:
+        """Less the begin token, which is put before each row anyway."""
+        tokens = self.tokenizer.encode(text, special=True, start=start)
+        return tokens[1:] if start and self.lead is not None and len(tokens) and tokens[0] == self.lead else tokens
+
+    def behind(self, text: bytes, token: bool) -> np.ndarray:
+        """The tokens of what stands behind others, by itself; `token`: behind a control token."""
+        made = Growing(lambda raw, start: self.tokenizer.encode(raw, special=True, start=start and token), self._cut, len(text))
+        made.change(0, text)
+        return made.tokens
+
+    def ended(self, tokens: np.ndarray) -> np.ndarray:
+        """With an end, if it has none."""
+        return tokens if len(tokens) and int(tokens[-1]) in self.ends else np.concatenate([tokens, self.end])
+
+    def first_end(self, tokens: np.ndarray) -> int:
+        """How many tokens there are up to the first at which a model stops, with that."""
+        found = np.flatnonzero(np.isin(tokens, [*self.ends]))
+        return int(found[0]) + 1 if len(found) else len(tokens)
+
+    def token_of(self, text: str) -> int | None:
+        """The one token that a text is read as."""
+        tokens = self.tokenizer.encode(text, special=True, start=False)
+        return int(tokens[0]) if len(tokens) == 1 else None
+
+    def text_of(self, token: int | None) -> str:
+        return "" if token is None else self.tokenizer.decode(np.array([token], np.int32)).decode("utf-8", "replace")
+
+    def _cut(self, raw: bytes) -> int:
+        return self.tokenizer.cut(raw, special=True)

@@ -1,0 +1,79 @@
+"""Functions of one number that layers of other models have between their products; for graphs of one's own."""
+
+import math
+
+from llamatrain.graph.ops.arithmetic import add, mul, scale, sqr
+from llamatrain.graph.ops.movement import fill
+from llamatrain.graph.ops.rules import floats, require
+from llamatrain.graph.tensor import Node, Spec, Tensor, gradient, op
+
+# gelu(x) = x · sigmoid(v(x)) with v(x) = A x + B x³: the form with the tanh, in which models are trained
+A = 2 * math.sqrt(2 / math.pi)
+B = A * 0.044715
+
+
+@op(in_place=((0, 0),))
+def step(x: Spec) -> Spec:
+    """1 where x is above 0, else 0."""
+    return Spec(x.shape, floats(x))
+
+
+@gradient(step)
+def _(node: Node, dy: Tensor):
+    return (fill(shape=dy.shape, value=0.0, dtype=dy.dtype),)
+
+
+@op(in_place=((0, 0),), light=True)
+def relu(x: Spec) -> Spec:
+    return Spec(x.shape, floats(x))
+
+
+@gradient(relu)
+def _(node: Node, dy: Tensor):
+    return (mul(dy, step(node.sources[0])),)
+
+
+@op(in_place=((0, 0),))
+def sigmoid(x: Spec) -> Spec:
+    return Spec(x.shape, floats(x))
+
+
+@gradient(sigmoid)
+def _(node: Node, dy: Tensor):
+    return (mul(dy, slope(node.outputs[0])),)
+
+
+@op(in_place=((0, 0),), light=True)
+def gelu(x: Spec) -> Spec:
+    return Spec(x.shape, floats(x))
+
+
+@gradient(gelu)
+def _(node: Node, dy: Tensor):
+    return (gelu_back(dy, node.sources[0]),)
+
+
+@op(in_place=((0, 0), (0, 1)))
+def gelu_back(dy: Spec, x: Spec) -> Spec:
+    require(dy.shape == x.shape, "needs dy like x")
+    return Spec(x.shape, floats(dy, x))
+
+
+@gradient(gelu_back)
+def _(node: Node, d: Tensor):
+    """With s = sigmoid(v) the second derivative is s(1 - s) · (2v' + x (v'' + (1 - 2s) v'²))."""
+    dy, x = node.sources
+    inner = plus(scale(sqr(x), by=3 * B), A)
+    s = sigmoid(mul(x, plus(scale(sqr(x), by=B), A)))
+    bent = add(scale(x, by=6 * B), mul(plus(scale(s, by=-2.0), 1.0), sqr(inner)))
+    second = mul(slope(s), add(scale(inner, by=2.0), mul(x, bent)))
+    return gelu_back(d, x), mul(mul(d, dy), second)
+
+
+def slope(s: Tensor) -> Tensor:
+    """Of the sigmoid, by its value: s (1 - s)."""
+    return mul(s, plus(scale(s, by=-1.0), 1.0))
+
+
+def plus(x: Tensor, number: float) -> Tensor:
+    return add(x, fill(shape=(), value=number, dtype=x.dtype))

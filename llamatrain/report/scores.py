@@ -1,0 +1,45 @@
+"""Where a run is in its data, how well its model foretells other data, and all that was done, in words."""
+
+from collections.abc import Callable, Iterator
+
+from llamatrain.report.events import Score, StepLine
+from llamatrain.report.lines import Segment
+from llamatrain.report.numbers import amount, duration, perplexity, time_of_step
+
+
+def place_of(line: StepLine) -> Iterator[Segment]:
+    """The epoch, and the sample of all."""
+    if line.epoch and line.sample and line.samples:
+        yield Segment("epoch", str(line.epoch), 1)
+        yield Segment("sample", f"{line.sample:>{len(f'{line.samples:,}')},}/{line.samples:,}", 1)
+
+
+def scores_of(score: Score, encoding: str) -> Iterator[Segment]:
+    yield Segment("loss", f"{amount(score.loss):>7}{spread(amount, score.loss_error, encoding)}", 10, "bold yellow")
+    yield Segment("perplexity", perplexity(score.loss), 2)
+    if told := accuracy(score, encoding):
+        yield Segment("accuracy", told, 3)
+    yield Segment("", f"{score.tokens:,} tokens", 1)
+
+
+def accuracy(score: Score, encoding: str) -> str:
+    if score.accuracy is None:
+        return ""
+    return f"{100 * score.accuracy:.1f}{spread(lambda error: f'{100 * error:.2g}', score.accuracy_error, encoding)} %"
+
+
+def spread(worded: Callable[[float], str], error: float | None, encoding: str) -> str:
+    sign = "±" if encoding.startswith("utf") else "+-"
+    return "" if error is None else f" {sign} {worded(error)}"
+
+
+def summary(line: StepLine, seconds: float, score: Score | None, encoding: str) -> str:
+    """Those of earlier processes included; the score is the last."""
+    seen = ""
+    if line.epoch and line.sample and line.samples:
+        seen = f", {line.epoch - 1 + line.sample / line.samples:.4g} times through {line.samples:,} samples"
+    told = f"{line.step:,} steps{seen}, {line.tokens:,} tokens in {duration(seconds)}, {time_of_step(seconds / line.step)} each"
+    if score:
+        told += f"; validation loss {amount(score.loss)}{spread(amount, score.loss_error, encoding)}"
+        told += f", accuracy {right}" if (right := accuracy(score, encoding)) else ""
+    return told
