@@ -1,6 +1,7 @@
 """Checkpoints: what is written comes back to the bit, and what is damaged or does not fit together is refused in a line."""
 
 import math
+import sys
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import asdict
@@ -13,11 +14,14 @@ import pytest
 from llamatrain.errors import FileError
 from llamatrain.files.reader import open_gguf
 from llamatrain.files.values import Kind, Value, boolean, f32, number, numbers, string, strings, u32, u64
+from llamatrain.optim.methods import lbfgs
 from llamatrain.optim.methods.lbfgs import LbfgsState
 from llamatrain.optim.stop import StopState
+from llamatrain.store import reading
 from llamatrain.store.checkpoint import GRADIENTS, Checkpoint, write
 from llamatrain.store.reading import read
 from llamatrain.train.state import Counters, Partial, RunState
+from tests.runs import TINY, ran, text_file
 from tests.tiny_checkpoint import forge, sign, tiny_checkpoint
 from tests.tiny_gguf import write_arrays
 
@@ -324,3 +328,21 @@ def test_nothing_of_a_checkpoint_is_forgotten_by_these_tests() -> None:
         assert all(repr(a) != repr(b) for a, b in zip(vars(told).values(), vars(fresh).values(), strict=True))
     assert all(state.data)
     assert checkpoint.extra and checkpoint.options and tiny_checkpoint("lbfgs").numbers
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the pages of files are told by Linux")
+def test_what_was_looked_at_does_not_stay_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does a history, which is held against itself."""
+    large = ("--embd", 256, "--ff", 512, "--optimizer", "lbfgs", "--ctx", 16, "--batch", 1, "--iters", 3)
+    ran("from-scratch", text_file(tmp_path), *TINY, *large, "--out", tmp_path / "run")
+    newest = tmp_path / "run" / "checkpoint-3.gguf"
+    held, dot, ends, before = list[int](), lbfgs._dot, reading._ends, pages()
+    monkeypatch.setattr(lbfgs, "_dot", lambda a, b: held.append(pages()) or dot(a, b))
+    monkeypatch.setattr(reading, "_ends", lambda array: held.append(pages()) or ends(array))
+    assert read(newest).vectors and newest.stat().st_size > 40e6
+    assert len(held) > 10 and max(held) - before < 8e6
+
+
+def pages() -> int:
+    """Bytes of files that this process has in memory."""
+    return int(Path("/proc/self/status").read_text().partition("RssFile:")[2].split()[0]) * 1024

@@ -17,7 +17,8 @@ LAYERS = 18
 
 @pytest.fixture(autouse=True)
 def soon_deep(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deep, "DEPTHS", (4, 6, 8, 10))
+    monkeypatch.setattr(deep, "DEPTHS", (4, 6, 10))
+    monkeypatch.setattr(deep, "SPAN", 6)
     monkeypatch.setattr(deep, "PARTS", 2)
     monkeypatch.setattr(fitting, "PARTS", 2)
     monkeypatch.setattr(fitting, "resident", lambda: 10**8)
@@ -53,7 +54,7 @@ def few_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def nearly(told: dict[str, Any], known: dict[str, Any]) -> None:
     """Equal, but for an arena that is told with some room."""
-    assert 0 <= told["arena"] - known["arena"] <= 0.003 * known["total"]
+    assert 0 <= told["arena"] - known["arena"] <= 0.004 * known["total"]
     assert {**told, "arena": 0, "total": 0} == {**known, "arena": 0, "total": 0}
 
 
@@ -90,6 +91,6 @@ def test_a_run_is_planned_whole_and_keeps_to_its_limit(tmp_path: Path, monkeypat
     assert light["remat"] == "light" and most["total"] < 0.95 * light["total"]
     limit = ("--memory", f"{(most['total'] + light['total']) // 2 // 10**6}MB")
     plan = planned(*arguments, *limit)
-    assert plan["remat"] in ("9", "18")
+    assert plan["remat"] in ("5", "9", "14", "18")
     done = ran("from-scratch", *arguments, *limit, "--iters", 1, "--out", tmp_path / "run")
     assert f"recomputing {plan['remat']}" in " ".join((done.out + done.err).split())

@@ -4,11 +4,12 @@ A layer more adds the same nodes and the same lives to each graph, so with some 
 depths show by how many; where they do not, all layers are planned.
 """
 
+import gc
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from fractions import Fraction
-from itertools import pairwise
 from typing import TypeVar
 
 from llamatrain.graph.tensor import Tensor
@@ -17,10 +18,11 @@ from llamatrain.model.lora import Delta, Weights
 from llamatrain.recipe.memory import BOUND, NODES, Demand, Needs, Way, parted, way_with
 from llamatrain.train.graphs import Policy, RunGraphs, Setting
 
-DEPTHS = (16, 24, 32, 64)  # layers that are planned instead
+DEPTHS = (16, 32, 64)  # layers that are planned instead
+SPAN = DEPTHS[-1] - DEPTHS[0]
 UNEVEN = 400  # a part of all that a layer takes, by which its share of the arena may differ
-GAPS = 1000  # a part of an arena, by which gaps between values may come to more
-PARTS = 8  # of the layers, so many of which are made again
+GAPS = 1 << 16  # bytes, besides a thousandth, by which an arena may come to more: values do not always fit tightly
+PARTS = 4  # of the layers, so many of which are made again
 V = TypeVar("V")
 
 
@@ -38,22 +40,39 @@ def whole(policy: Policy, layers: int) -> Policy:
 
 
 def _carried_on(setting: Setting, policy: Policy, demand: Demand, splits: int) -> Needs | None:
-    """With all but the arena growing evenly, and that as far as it matters: values that do not fit tightly leave gaps."""
-    found = [asdict(way_with(shallow(setting, n), whole(policy, n), demand, splits).needs) for n in DEPTHS]
-    growth: dict[str, list[Fraction]] = {
-        name: [Fraction(b[name] - a[name], n - m) for (m, a), (n, b) in pairwise(zip(DEPTHS, found, strict=True))]
-        for name in found[0]
-    }
-    spread = {name: max(each) - min(each) for name, each in growth.items()}
-    evenly = sum(min(each) for each in growth.values()) / UNEVEN
-    if any(spread[name] > (evenly if name == "arena" else 0) for name in spread):
+    """Where all but the arena grows evenly, and that as far as it matters."""
+    found = list[dict[str, int]]()
+    for n in DEPTHS:
+        with uncollected():
+            found.append(asdict(way_with(shallow(setting, n), whole(policy, n), demand, splits).needs))
+    lines = {name: line_through([each[name] for each in found]) for name in found[0]}
+    much = sum(slope for slope, _ in lines.values()) / UNEVEN
+    if any(off / SPAN > (much if name == "arena" else 0) for name, (_, off) in lines.items()):
         return None
     # what shrinks lies beside gradients that grow: there comes a depth where these alone count
-    more = {name: math.ceil(max(Fraction(0), *each) * (setting.h.layers - DEPTHS[-1])) for name, each in growth.items()}
+    left = setting.h.layers - DEPTHS[-1]
+    more = {name: math.ceil(max(Fraction(0), slope + off / SPAN) * left + off) for name, (slope, off) in lines.items()}
     if whole(policy, setting.h.layers) != policy and setting.h.layers % PARTS:
         more["interpreter"] += NODES * BOUND  # of a layer that is made again beyond the part
     arena = found[-1]["arena"] + more["arena"]
-    return Needs(**{**{name: value + more[name] for name, value in found[-1].items()}, "arena": arena + arena // GAPS})
+    return Needs(**{**{name: value + more[name] for name, value in found[-1].items()}, "arena": arena + GAPS + arena // 1000})
+
+
+def line_through(values: Sequence[int]) -> tuple[Fraction, Fraction]:
+    """By how much they grow with a layer from the first depth to the last, and how far they are apart around that line."""
+    slope = Fraction(values[-1] - values[0], SPAN)
+    off = [value - values[0] - slope * (depth - DEPTHS[0]) for value, depth in zip(values, DEPTHS, strict=True)]
+    return slope, max(off) - min(off)
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Graphs that are built are not looked through again and again for what could be freed of them."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 # ---- layers ----------------------------------------------------------------

@@ -17,6 +17,7 @@ from llamatrain.model.unfit import DEEP
 from llamatrain.recipe.deep import PARTS, way_of_many
 from llamatrain.recipe.limits import allowed
 from llamatrain.recipe.memory import Demand, Way, choose, excess, fixed, way_with
+from llamatrain.recipe.options import AUTO
 from llamatrain.recipe.resolved import Resolved
 from llamatrain.recipe.target import Cache, Leaves, Target
 from llamatrain.train.graphs import Setting
@@ -104,10 +105,13 @@ def way_of(resolved: Resolved, h: Hyperparameters, leaves: Leaves, extent: Exten
         pages=max((array.nbytes for array in matrices if map_of(array) is not None), default=0),
     )
     most = allowed(train.memory)
+    least = fixed(setting, demand)
     if refuse and most is not None:  # at once: planning a model so large takes a while
-        check_fixed(fixed(setting, demand), demand.interpreter, most, leaves.copies > 0)
+        check_fixed(least, demand.interpreter, most, leaves.copies > 0)
     if setting.h.layers <= DEEP or train.remat == "optimal" or train.remat.isdecimal():
         return choose(setting, train.remat, demand, most, parts=not extent.goes_on)
+    if most is not None and least + demand.interpreter > most and train.remat == AUTO:
+        return way_of_many(setting, PARTS, demand)  # nothing that is tried fits
     way = choose(setting, train.remat, demand, most, not extent.goes_on, way_of_many, PARTS)
     return way if extent.rough else way_with(setting, way.policy, demand, way.splits)
 

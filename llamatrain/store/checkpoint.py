@@ -35,7 +35,7 @@ VERSION = 2  # training.file_version; 0 and 1 are the ancestors'
 CHECKSUM = "training.checksum"
 GRADIENTS = "training.accumulated_gradients"
 OWED, ENDED = "owed_validation", "ended"  # of the state, in training.extra
-PIECE = 1 << 22  # bytes of a file that are looked at together
+PIECE = 1 << 20  # bytes of a file that are looked at together
 LONGEST_COUNT = 2**32 - 1  # the ancestors counted iterations in 32 bits here, and in 64 above
 
 TYPES = {np.dtype(np.float32): by_name("F32"), np.dtype(np.float64): by_name("F64")}

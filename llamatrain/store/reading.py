@@ -211,8 +211,9 @@ def _unfit_value(checkpoint: Checkpoint, squares: list[str]) -> str | None:
 def _ends(array: np.ndarray) -> tuple[float, float]:
     """Least and greatest, NaN where there is one; the pages of a mapped file are let go."""
     flat, found = array.reshape(-1), list[np.floating]()
-    for start in range(0, flat.size, PIECE):
-        part = flat[start : start + PIECE]
+    step = PIECE // flat.itemsize
+    for start in range(0, flat.size, step):
+        part = flat[start : start + step]
         found += [part.min(), part.max()]
         release(part)
     return float(np.min(found)), float(np.max(found))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torments.watching import POLL, outlived, resident, tree_bytes
+from torments.watching import POLL, fields, outlived, resident, tree_bytes
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 HERE = Path(__file__).resolve().parent
@@ -34,6 +34,7 @@ class Ended:
     cpu: float
     wall: float
     peak: int  # bytes of the process and those below it
+    own: int = 0  # of the process alone
     late: bool = False  # it did not end by itself
     left: tuple[str, ...] = ()  # processes that outlived it
 
@@ -71,13 +72,14 @@ class Running:
     def __init__(self, job: Job, pid: int, files: tuple[Path, Path], above: int = 0) -> None:
         self.job, self.pid, self.files, self.above = job, pid, files, above
         self.start = time.monotonic()
-        self.peak = 0
+        self.peak = self.own = 0
         self.ended: Ended | None = None
         self._status: tuple[int, Any] | None = None
 
     def poll(self) -> bool:
         """Whether it still runs."""
         if self._status is None:
+            self.own = max(self.own, fields(self.pid).get("VmHWM", 0))
             self.peak = max(self.peak, tree_bytes(self.pid) - self.above)
             pid, status, usage = os.wait4(self.pid, os.WNOHANG)
             if pid:
@@ -115,6 +117,7 @@ class Running:
             cpu=usage.ru_utime + usage.ru_stime,
             wall=time.monotonic() - self.start,
             peak=self.peak,
+            own=self.own,
             late=late,
             left=left,
         )

@@ -12,10 +12,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from llamatrain.errors import UsageError
+from llamatrain.files.pages import release
 from llamatrain.optim.line_search import PATIENCE, SEARCHES, Line, search
 from llamatrain.optim.optimizer import Evaluate, Minimizer, Values
 
 FLAT = 1e-8  # s and y nearer than this to a right angle (cosine) say nothing of the curvature
+PIECE = 1 << 18  # of a vector's elements
 ROUNDED = 1e-3  # of the product of their norms: how far theirs may be from one that was summed up elsewhere
 
 
@@ -64,7 +66,8 @@ class LBFGS(Minimizer):
             return f"{held} moves held and the next one to go to place {at} cannot be in a history of {moves}"
         for place in newest_first(held, at, moves):
             s, y, ys = kept["memory_s"][place], kept["memory_y"][place], float(kept["memory_ys"][place])
-            if ys <= 0 or abs(_dot(y, s) - ys) > ROUNDED * math.sqrt(_dot(s, s) * _dot(y, y)):
+            both, moved, changed = _dots(s, y)
+            if ys <= 0 or abs(both - ys) > ROUNDED * math.sqrt(moved * changed):
                 return f"{cls.key('memory_ys')} {ys:g} cannot be: move {place} and the change of gradients give another number"
         return None
 
@@ -232,6 +235,17 @@ def newest_first(held: int, end: int, places: int) -> list[int]:
 def _dot(a: np.ndarray, b: np.ndarray) -> float:
     """In float64 whatever the vectors are, in one order whatever the number of threads, with no float64 copy."""
     return float(np.einsum("i,i", a, b, dtype=np.float64))
+
+
+def _dots(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """a·b, a·a and b·b; the pages of a mapped file are let go."""
+    found = np.zeros(3)
+    for start in range(0, a.size, PIECE):
+        parts = [vector[start : start + PIECE] for vector in (a, b)]
+        found += _dot(*parts), _dot(parts[0], parts[0]), _dot(parts[1], parts[1])
+        for part in parts:
+            release(part)
+    return found
 
 
 OPTIMIZER = LBFGS
