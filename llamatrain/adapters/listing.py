@@ -29,7 +29,7 @@ def listing(path: Path) -> Listing | None:
     if path.is_dir() or path.name in (peft.CONFIG, peft.WEIGHTS):
         folder = path if path.is_dir() else path.parent
         if not (folder / peft.CONFIG).exists():
-            raise FileError(f"{folder}: a folder without {peft.CONFIG}; a GGUF file or {NEEDED} can be inspected")
+            raise FileError(f"{folder}: this is a folder, without {peft.CONFIG}; a GGUF file or {NEEDED} can be inspected")
         config, entries = peft.listed(folder)
         tensors = [Listed(name, each.dtype, each.shape, each.raw.size) for name, each in entries.items()]
         return Listing("PEFT", config, tensors)

@@ -113,7 +113,7 @@ def written(t: Trial, ended: Ended, before: dict[str, bytes], elsewhere: Path, t
     """What was written opens, is whole, and has the words of one of the two inputs."""
     made = [path for path in (t.folder / "out", t.folder / "merged.gguf", t.folder / "tune", t.folder / "run") if path.exists()]
     own = [path for place in made for path in ([place] if place.is_file() else sorted(place.glob("*.gguf")))]
-    own = [path for path in own if path != target]
+    own = [path for path in own if not (target.exists() and path.samefile(target))]  # a checkpoint has two names
     if not t.whole(*own):
         return
     t.tidy(t.folder)
