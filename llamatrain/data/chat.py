@@ -7,6 +7,7 @@ otherwise than a new one (without its thoughts, or the system prompt elsewhere):
 All that takes renderings whose messages grow with the square of the turns: there is a limit to them.
 """
 
+from collections import deque
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -26,7 +27,7 @@ class Dialogue:
     """A sample in the making: what the assistant is given, and what it says, in turn."""
 
     def __init__(self) -> None:
-        self.parts = list[tuple[np.ndarray, bool]]()
+        self.parts = deque[tuple[np.ndarray, bool]]()
         self.count = 0
 
     def add(self, tokens: np.ndarray, spoken: bool) -> None:
@@ -35,7 +36,8 @@ class Dialogue:
 
     def marked(self) -> Marked:
         tokens, marks, at = np.empty(self.count, np.int32), np.empty(self.count, np.uint8), 0
-        for part, spoken in self.parts:
+        while self.parts:  # each is let go once it is copied
+            part, spoken = self.parts.popleft()
             tokens[at : at + len(part)], marks[at : at + len(part)] = part, spoken
             at += len(part)
         return tokens, marks
@@ -71,4 +73,5 @@ def encode_chat(chat: Chat, template: ChatTemplate, reader: PromptReader, size: 
             said.add(answer[stop:], False)
             spoken = len(turn.answer)
     if said.parts:
+        del text, turn, answer  # as large as what is made of them
         yield said.marked()

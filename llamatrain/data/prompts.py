@@ -9,6 +9,8 @@ import numpy as np
 from llamatrain.data.growing import SMALL, Growing
 from llamatrain.data.tokenizer.vocabulary import ENDS
 
+BLOCK = 1 << 16  # tokens that are looked at at once
+
 
 class TokenizerLike(Protocol):
     """What is asked of a tokenizer here."""
@@ -74,8 +76,10 @@ class PromptReader:
 
     def first_end(self, tokens: np.ndarray) -> int:
         """How many tokens there are up to the first at which a model stops, with that."""
-        found = np.flatnonzero(np.isin(tokens, [*self.ends]))
-        return int(found[0]) + 1 if len(found) else len(tokens)
+        for at in range(0, len(tokens), BLOCK):
+            if len(found := np.flatnonzero(np.isin(tokens[at : at + BLOCK], [*self.ends]))):
+                return at + int(found[0]) + 1
+        return len(tokens)
 
     def token_of(self, text: str) -> int | None:
         """The one token that a text is read as."""
