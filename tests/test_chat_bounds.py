@@ -61,7 +61,8 @@ def opened(tmp_path: Path, rows: list[object], template: str | None = LLAMA3) ->
 
 
 def by_definition(messages: list[Message], encoder: Encoder) -> list[tuple[list[int], list[int]]]:
-    """Each prompt rendered and tokenized whole, or what it has besides the answer before it; each answer by itself."""
+    """Each prompt rendered and tokenized whole, or what it has besides the answer before it; each answer by itself, and of that
+    what comes up to its first end."""
     samples, prompt, asked = list[tuple[list[int], list[int]]](), b"", b""
     numbers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
     for number, turn in zip(numbers, encoder.template.turns(messages), strict=True):
@@ -74,7 +75,8 @@ def by_definition(messages: list[Message], encoder: Encoder) -> list[tuple[list[
         said = encoder.tokenizer.encode(bytes(turn.answer), special=True, start=False)
         said = said if turn.ended else np.concatenate([said, encoder.reader.end])
         samples[-1][0].extend([*given.tolist(), *said.tolist()])
-        samples[-1][1].extend([0] * len(given) + [1] * len(said))
+        stop = next((at for at, token in enumerate(said.tolist(), 1) if token in encoder.reader.ends), len(said))
+        samples[-1][1].extend([0] * len(given) + [1] * stop + [0] * (len(said) - stop))
         asked = prompt + bytes(turn.answer) if turn.ended else b""
     return samples
 
