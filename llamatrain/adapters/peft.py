@@ -247,6 +247,11 @@ def check_place(folder: Path) -> None:
         raise FileError(f"{folder}: cannot be written: {there} may not be written to")
 
 
+def is_there(folder: Path) -> bool:
+    """An adapter, or a part of one."""
+    return any((folder / name).exists() for name in (CONFIG, WEIGHTS, PICKLE))
+
+
 def remove_begun(folder: Path) -> None:
     """What a process that is gone had begun to write there."""
     for name in (WEIGHTS, CONFIG):

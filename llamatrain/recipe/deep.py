@@ -68,11 +68,13 @@ def line_through(values: Sequence[int]) -> tuple[Fraction, Fraction]:
 @contextmanager
 def uncollected() -> Iterator[None]:
     """Graphs that are built are not looked through again and again for what could be freed of them."""
+    before = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.enable()
+        if before:
+            gc.enable()
 
 
 # ---- layers ----------------------------------------------------------------

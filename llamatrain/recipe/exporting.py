@@ -60,8 +60,7 @@ def check_folder(options: ExportOptions, folder: Path, lora: LoraOptions) -> Non
     if any(folder.exists() and path.exists() and folder.samefile(path) for path, _ in lora.scaled):
         raise UsageError(f"--peft {folder} would replace {folder}, which is being read: another name will do")
     peft.check_place(folder)
-    there = any((folder / name).exists() for name in (peft.CONFIG, peft.WEIGHTS, peft.PICKLE))
-    if there and not options.overwrite:
+    if peft.is_there(folder) and not options.overwrite:
         raise FileError(f"{folder}: there is an adapter already; --overwrite replaces it")
 
 

@@ -202,8 +202,7 @@ def peft_folder(asked: Asked, sources: Sources, folder: RunFolder, request: Requ
     peft_files.check_place(path)
     kept = peft_before(sources.resumed)
     own = not elsewhere and kept is not None and os.path.realpath(kept) == real
-    there = any((path / name).exists() for name in (peft_files.CONFIG, peft_files.WEIGHTS, peft_files.PICKLE))
-    if there and not own and not (place.overwrite and said):
+    if peft_files.is_there(path) and not own and not (place.overwrite and said):
         replaced = "" if place.resume else ", --overwrite replaces it" if said else f", --overwrite --peft {path} replaces it"
         raise FileError(f"{path}: there is an adapter already; another --peft leaves it alone{replaced}")
     return asked, path, []
