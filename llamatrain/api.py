@@ -20,7 +20,7 @@ from llamatrain.config.words import cut, nearest, readable, worded
 from llamatrain.data.options import DataOptions
 from llamatrain.data.tokenizer import to_bytes
 from llamatrain.errors import FileError, LlamatrainError, UsageError, words_of
-from llamatrain.machine.jit import compiler
+from llamatrain.machine.code import code
 from llamatrain.machine.printable import printable
 from llamatrain.machine.terminal import shown
 from llamatrain.recipe.evaluation import EvaluateOptions, Evaluation, evaluated
@@ -215,7 +215,7 @@ def door(show: bool = False) -> Iterator[None]:
     try:
         with shown() if show else nullcontext():
             yield
-            compiler.report()
+            code.report()
     except LlamatrainError as error:
         error.args = (readable(in_keywords(error.words(keyword) if isinstance(error, OptionError) else str(error))),)
         raise

@@ -63,8 +63,8 @@ def main() -> None:
         with shown():
             code = typer.main.get_command(app).main(prog_name="llamatrain", standalone_mode=False)
             sys.stdout.flush()  # a reader that has left is met here, not while Python shuts down
-            if compiled := sys.modules.get("llamatrain.machine.jit"):
-                compiled.compiler.report()  # how long it took, if this was a first run
+            if compiled := sys.modules.get("llamatrain.machine.code"):
+                compiled.code.report()  # how long it took, if this was a first run
     except (typer.Abort, KeyboardInterrupt):
         code = 130  # as shells have it: 128 and the signal's number
     except BrokenPipeError:

@@ -1,11 +1,12 @@
 """Kernels that were not compiled before are compiled by other processes: side by side, and their memory is given back.
 
 A compiler at work takes some 140 MB, which a process never returns; here it would stand beside the model for the whole run.
-They send what they made to the one that asked, which keeps it; no two write, and what cannot be kept is there all the same.
+They are told what to compile, one after the other, and send what they made to the one that asked, which keeps it.
 """
 
 import contextlib
 import os
+import queue
 import struct
 import subprocess
 import sys
@@ -13,40 +14,45 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
-from typing import IO
+from typing import IO, Any
 
-from llamatrain.machine.entry import Deferred
-from llamatrain.machine.jit import compiler
-from llamatrain.machine.kept import Shelf
-from llamatrain.machine.native import PACKAGE
+from llamatrain.machine.code import code, compiled, compiles, missing
+from llamatrain.machine.entry import Declared
+from llamatrain.machine.shipped import PACKAGE
+from llamatrain.machine.terminal import bar
 from llamatrain.machine.units import cores
 
 PIPE, NONE = subprocess.PIPE, subprocess.DEVNULL
-SIZES = struct.Struct("<qq")  # of a name and its file, before they come; no name says that no more will
+SIZES = struct.Struct("<qq")  # of a name and its file, before they come
 
 turn = threading.Lock()
 
 
-def compile_ahead(needed: Iterable[Deferred]) -> None:
+def compile_ahead(needed: Iterable[Declared]) -> None:
     """Have these compiled, if they were not before. What fails is left to whoever needs it."""
-    missing = sorted({each.where for each in needed if each.where.startswith("llamatrain.") and not each.ready()})
-    if not missing or not sys.executable:
+    if not compiles() or not sys.executable:
         return
-    compiler.announce()
-    start, workers = time.perf_counter(), min(cores(), len(missing))
-    compiler.count(_run([missing[first::workers] for first in range(workers)]), time.perf_counter() - start)
+    names = [each.where for each in missing(needed) if each.where.startswith("llamatrain.")]
+    if not names:
+        return
+    code.announce()
+    start = time.perf_counter()
+    code.count(_run(names, min(cores(), len(names))), time.perf_counter() - start)
 
 
-def _run(shares: Sequence[Sequence[str]]) -> int:
+def _run(names: Sequence[str], workers: int) -> int:
     """How many functions came of it."""
+    left: queue.SimpleQueue[str] = queue.SimpleQueue()
+    for name in names:
+        left.put(name)
     started: list[subprocess.Popen[bytes]] = []
-    names = set[str]()
-    with contextlib.suppress(OSError):  # no process can be started: then it is done here
+    made = list[str]()
+    with contextlib.suppress(OSError), bar("compiling kernels", total=len(names), unit="kernel") as told:  # else it is done here
         try:
-            for share in shares:
-                words = [sys.executable, "-m", "llamatrain.machine.ahead", *share]
+            for _ in range(workers):
+                words = [sys.executable, "-m", "llamatrain.machine.ahead"]
                 started.append(subprocess.Popen(words, env=_environment(), stdin=PIPE, stdout=PIPE, stderr=NONE))
-            readers = [threading.Thread(target=_receive, args=[process, names], daemon=True) for process in started]
+            readers = [threading.Thread(target=_served, args=[one, left, made, told], daemon=True) for one in started]
             for reader in readers:
                 reader.start()
             for reader in readers:
@@ -59,19 +65,24 @@ def _run(shares: Sequence[Sequence[str]]) -> int:
                     with contextlib.suppress(OSError):
                         assert pipe
                         pipe.close()
-    return len(names)
+    return len(made)
 
 
-def _receive(process: "subprocess.Popen[bytes]", names: set[str]) -> None:
+def _served(process: "subprocess.Popen[bytes]", left: "queue.SimpleQueue[str]", made: list[str], told: Any) -> None:
+    """Give a process one name after the other, until none is left or it has ended."""
     assert process.stdin and process.stdout
-    with contextlib.suppress(OSError):  # it has ended: then it is done here
-        for name, file in list(compiler.shelf.loose.items()):
-            _send(process.stdin, name, file)
-        _send(process.stdin, "", b"")
-    for name, file in _received(process.stdout):
-        names.add(name)
-        with turn:
-            compiler.keep(name, file)
+    with contextlib.suppress(OSError, queue.Empty):
+        while True:
+            process.stdin.write(left.get_nowait().encode() + b"\n")
+            process.stdin.flush()
+            for name, file in _received(process.stdout):
+                with turn:
+                    code.keep(name, file)
+                    made.append(name)
+                    told.update()
+                break
+            else:
+                return
 
 
 def _environment() -> dict[str, str]:
@@ -86,11 +97,11 @@ def _send(stream: IO[bytes], name: str, file: bytes) -> None:
 
 
 def _received(stream: IO[bytes]) -> Iterator[tuple[str, bytes]]:
-    """What was sent whole, up to the end that is said, or is one."""
+    """What was sent whole."""
     while len(head := stream.read(SIZES.size)) == SIZES.size:
         of_name, of_file = SIZES.unpack(head)
         name, file = stream.read(of_name).decode(), stream.read(of_file)
-        if not name or len(file) < of_file:
+        if len(file) < of_file:
             return
         yield name, file
 
@@ -98,37 +109,27 @@ def _received(stream: IO[bytes]) -> Iterator[tuple[str, bytes]]:
 # ---- the process that compiles ---------------------------------------------
 
 
-class Sending(Shelf):
-    """What is put there is sent."""
+def _asked() -> "queue.SimpleQueue[str]":
+    """The names that come. The stream ends when whoever started this process does, however that was, and so does this."""
+    names: queue.SimpleQueue[str] = queue.SimpleQueue()
 
-    def __init__(self, known: Shelf, stream: IO[bytes]) -> None:
-        vars(self).update(vars(known))
-        self.stream = stream
-
-    def put(self, name: str, file: bytes) -> None:
-        _send(self.stream, name, file)
-
-
-def _end_with_parent() -> None:
-    """Nothing more is ever said to this process: its input ends when whoever started it does, however that was."""
-
-    def watch() -> None:
-        os.read(0, 1)
+    def listen() -> None:
+        for line in sys.stdin:
+            names.put(line.strip())
         os._exit(1)
 
-    threading.Thread(target=watch, daemon=True).start()
+    threading.Thread(target=listen, daemon=True).start()
+    return names
 
 
-def main(*names: str) -> None:
+def main() -> None:
     with os.fdopen(os.dup(1), "wb") as out:
         os.dup2(2, 1)  # whatever else is said is not for the one that listens
-        compiler.shelf.loose |= dict(_received(sys.stdin.buffer))
-        compiler.shelf = Sending(compiler.shelf, out)
-        _end_with_parent()
-        for name in names:
-            module, _, function = name.rpartition(":")
-            getattr(import_module(module), function).build()
+        names = _asked()
+        while True:
+            module, _, name = names.get().rpartition(":")
+            _send(out, *compiled(getattr(import_module(module), name)))
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

@@ -1,4 +1,4 @@
-"""What the processor can do: its vector and tile units, with a switch for each.
+"""What the processor can do: its vector and tile units, with a switch for each, and the class that kernels are compiled for.
 
 `LLAMATRAIN_WITHOUT=amx,avx512bf16,avx512` turns units off, one by one, as if the machine had none: the kernels that need
 them step aside, and the compiler is told of a smaller processor, so that every fallback can be tried on a good machine.
@@ -9,16 +9,40 @@ import os
 import platform
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from llamatrain.errors import UsageError
 
-# unit: (what LLVM calls the features it needs, what it stands on)
+# unit: (the features it needs, what it stands on)
 UNITS = {
     "avx512": (("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"), None),
     "avx512bf16": (("avx512bf16",), "avx512"),
-    "amx": (("amx-tile", "amx-bf16"), "avx512"),
+    "amx": (("amxtile", "amxbf16"), "avx512"),
 }
 SWITCH = "LLAMATRAIN_WITHOUT"
+CLASS = "LLAMATRAIN_CLASS"  # for those who compile for other machines
+COMMON = ("avx2", "fma", "f16c", "bmi1", "bmi2", "movbe")
+
+
+class Class(NamedTuple):
+    """Processors for which the same code is compiled, by LLVM's name of the least of them and what is added to it."""
+
+    name: str
+    cpu: str
+    features: str
+    units: frozenset[str]
+
+
+WIDE = "-prefer-256-bit"  # a processor that has wide registers uses them
+CLASSES = {
+    each.name: each
+    for each in (
+        Class("sapphirerapids", "x86-64-v4", f"{WIDE},+avx512bf16,+amx-tile,+amx-bf16", frozenset(UNITS)),
+        Class("x86-64-v4-bf16", "x86-64-v4", f"{WIDE},+avx512bf16", frozenset({"avx512", "avx512bf16"})),
+        Class("x86-64-v4", "x86-64-v4", WIDE, frozenset({"avx512"})),
+        Class("x86-64-v3", "x86-64-v3", "", frozenset()),
+    )
+}
 
 
 def switched_off() -> frozenset[str]:
@@ -29,16 +53,36 @@ def switched_off() -> frozenset[str]:
 
 
 @cache
-def units() -> frozenset[str]:
-    """The units that this process may use: present, allowed by the kernel, and not switched off."""
-    import llvmlite.binding as llvm
+def features() -> frozenset[str]:
+    """What the processor has, in names without marks: avx512bf16, amxtile."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return _features_by_llvm()
+    flags = next((line.partition(":")[2] for line in lines if line.startswith("flags")), "")
+    return frozenset(flags.replace("_", "").split())
 
+
+def _features_by_llvm() -> frozenset[str]:
+    try:
+        import llvmlite.binding as llvm
+    except ImportError:
+        return frozenset()
+    names = {"bmi": "bmi1"}
+    there = (name for name, has in llvm.get_host_cpu_features().items() if has)
+    return frozenset(names.get(name, name).replace("-", "").replace(".", "") for name in there)
+
+
+@cache
+def units() -> frozenset[str]:
+    """The units that this process may use: present, allowed by the kernel, and not switched off; or those of the class asked for."""
+    if asked := os.environ.get(CLASS):
+        return CLASSES[asked].units
     off, here = switched_off(), set[str]()
-    features = llvm.get_host_cpu_features()
     for name, (needs, base) in UNITS.items():
         if name in off or (base and base not in here):
             continue
-        if all(features.get(feature, False) for feature in needs) and (name != "amx" or allow_tiles()):
+        if features().issuperset(needs) and (name != "amx" or allow_tiles()):
             here.add(name)
     return frozenset(here)
 
@@ -51,16 +95,22 @@ def allow_tiles() -> bool:
     return ctypes.CDLL(None, use_errno=True).syscall(arch_prctl, req_xcomp_perm, xtiledata) == 0
 
 
-def target() -> tuple[str, str]:
-    """Name and features of the processor to compile for, in LLVM's words."""
-    import llvmlite.binding as llvm
+@cache
+def processor() -> Class:
+    """The first class whose code this process may run; of a machine that belongs to none, its own."""
+    if asked := os.environ.get(CLASS):
+        return CLASSES[asked]
+    if platform.machine() in ("x86_64", "AMD64") and features().issuperset(COMMON):
+        return next(each for each in CLASSES.values() if each.units <= units())
+    return _its_own()
 
-    name, features = llvm.get_host_cpu_name(), llvm.get_host_cpu_features()
-    if "avx512" in switched_off():
-        name = "haswell" if features.get("avx2", False) else "generic"
-        for feature in features:
-            features[feature] = features[feature] and not feature.startswith(("avx512", "amx", "avx10", "evex512"))
-    return name, features.flatten()
+
+def _its_own() -> Class:
+    try:
+        import llvmlite.binding as llvm
+    except ImportError:
+        return Class(platform.machine() or "unknown", "", "", units())
+    return Class(llvm.get_host_cpu_name(), llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten(), units())
 
 
 def cores() -> int:

@@ -10,7 +10,6 @@ from llamatrain.errors import MemoryPlanError, UsageError
 from llamatrain.files.pages import map_of
 from llamatrain.machine.memory import resident
 from llamatrain.machine.terminal import told_if_long
-from llamatrain.machine.threads import runner
 from llamatrain.model.frozen import copies_of
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.unfit import DEEP
@@ -49,7 +48,6 @@ def fitted(resolved: Resolved, target: Target, extent: Extent, refuse: bool = Tr
     """The first way that fits the memory; where it is open, without copies of the base if not with them. At last one that does
     not fit: where that is to be refused, without planning it if so much is clear."""
     caches = caches_of(resolved, target.h)
-    runner(resolved.threads)  # every run needs it, and what it loads is to be counted as what the process holds
     held = resident() + extent.to_come
     with told_if_long(f"planning a run of {target.h.layers:,} layers, which takes a while"):
         for cache in caches:

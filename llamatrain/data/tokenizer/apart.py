@@ -21,7 +21,7 @@ from llamatrain.data.tokenizer import new_vocabulary
 from llamatrain.data.tokenizer.tokenizer import to_bytes
 from llamatrain.errors import DataError
 from llamatrain.files.values import Value
-from llamatrain.machine.jit import compiler
+from llamatrain.machine.code import code
 from llamatrain.machine.terminal import is_shown, shown
 
 LENGTH = struct.Struct("<q")
@@ -42,7 +42,7 @@ def learned(texts: Iterable[str | bytes], size: int) -> dict[str, Value]:
                 send(child, LENGTH.pack(len(text)) + text)
             send(child, END)
         answer = answer_of(child)
-    compiler.said = compiler.said or answer["compiled"]
+    code.said = code.said or answer["compiled"]
     return new_vocabulary.byte_level([(left, right) for left, right in answer["merges"]])
 
 
@@ -113,7 +113,7 @@ def main() -> None:
     with shown() if options["shown"] else nullcontext():
         try:
             merges = new_vocabulary.merges(received(source), options["size"])
-            answer: dict[str, Any] = {"merges": merges, "compiled": compiler.said}
+            answer: dict[str, Any] = {"merges": merges, "compiled": code.said}
         except MemoryError:
             answer = {"error": "no vocabulary could be learned: it takes too much memory"}
         except DataError as error:

@@ -9,21 +9,20 @@ from collections.abc import Iterator
 from itertools import chain
 
 import numpy as np
-from numba import types
 
-from llamatrain.data.tokenizer import splitting
 from llamatrain.data.tokenizer.patterns import Expression
-from llamatrain.data.tokenizer.splitting import TEXT
-from llamatrain.data.tokenizer.tables import I64, function
-from llamatrain.data.tokenizer.texts import I32, TEXTS, find, room_for
+from llamatrain.data.tokenizer.splitting import Trial, code_points, in_bytes, split
+from llamatrain.data.tokenizer.texts import TextTable, find, room_for
 from llamatrain.data.tokenizer.tokenizer import to_bytes
+from llamatrain.machine.entry import Function, I32s, I64s, U8s
 
 LONGEST = 256
 PIECES, BYTES = 1_000_000, 6_000_000  # of different ones
 BLOCK = 1 << 18  # characters that are cut at once
 
 
-def _parts(text, words, parts):
+@Function
+def parted(text: U8s, words: I64s, parts: I64s) -> int:
     """The words' ends with those of the parts of long ones, between characters; how many there are."""
     count, start = np.int64(0), np.int64(0)
     for word in words:
@@ -38,7 +37,8 @@ def _parts(text, words, parts):
     return count
 
 
-def _count(source, ends, first, known, counts, pieces):
+@Function
+def count(source: U8s, ends: I64s, first: int, known: TextTable, counts: I32s, pieces: int) -> tuple[int, int]:
     """Count the pieces from the first on, up to one that has no room; how many were counted, and are known."""
     for i in range(first, len(ends)):
         start, end = ends[i - 1] if i else np.int64(0), ends[i]
@@ -61,9 +61,6 @@ class Counter:
     def __init__(self, expression: Expression) -> None:
         self.expression = expression
         self.known, self.counts, self.pieces = room_for(PIECES, BYTES), np.zeros(PIECES, np.int32), 0
-        self._code_points, self._split, self._in_bytes = splitting.code_points(), splitting.split(), splitting.in_bytes()
-        self._parts = function(_parts, types.int64(TEXT, I64, I64))
-        self._count = function(_count, types.UniTuple(types.int64, 2)(TEXT, I64, types.int64, TEXTS, I32, types.int64))
 
     def add(self, text: str | bytes) -> None:
         """A text, as if it were cut whole; only where a block of it is one piece that piece is cut."""
@@ -77,23 +74,23 @@ class Counter:
     def _words(self, raw: np.ndarray, last: bool) -> tuple[np.ndarray, int]:
         """The ends of its pieces, as far as what follows cannot change them."""
         codes = np.empty(len(raw), np.int32)
-        codes = codes[: self._code_points(raw, codes, np.empty(3 * len(raw), np.uint8))[0]]
+        codes = codes[: code_points(raw, codes, np.empty(3 * len(raw), np.uint8))[0]]
         if not len(codes):
             return np.zeros(0, np.int64), 0
         words, marks = np.empty(len(codes), np.int64), np.empty(len(codes), np.uint32)
         whole = np.array([len(codes)], np.int64)
-        count, settled = self._split(codes, self.expression.marks, self.expression.program, whole, words, marks)
+        number, settled = split(codes, self.expression.marks, self.expression.program, whole, words, marks, Trial.new())
         taken = len(codes) if last or not settled else settled
-        words = words[:count][words[:count] <= taken]
-        self._in_bytes(raw, words)
+        words = words[:number][words[:number] <= taken]
+        in_bytes(raw, words)
         return words, int(words[-1])
 
     def _count_all(self, raw: np.ndarray, words: np.ndarray) -> None:
         parts = np.empty(len(words) + len(raw) // (LONGEST - 3) + 1, np.int64)
-        parts = parts[: self._parts(raw, words, parts)]
+        parts = parts[: parted(raw, words, parts)]
         done = 0
         while True:
-            done, self.pieces = self._count(raw, parts, done, self.known, self.counts, self.pieces)
+            done, self.pieces = count(raw, parts, done, self.known, self.counts, self.pieces)
             if done == len(parts):
                 return
             self._thin()
@@ -107,7 +104,7 @@ class Counter:
         kept[order[np.cumsum(sizes[order]) <= BYTES // 2]] = True
         text = self.known.text[: ends[-1]][np.repeat(kept, sizes)]
         self.known.slots[:] = self.counts[:] = 0
-        self.pieces = self._count(text, np.cumsum(sizes[kept], dtype=np.int64), 0, self.known, self.counts, 0)[1]
+        self.pieces = count(text, np.cumsum(sizes[kept], dtype=np.int64), 0, self.known, self.counts, 0)[1]
         self.counts[: self.pieces] = counts[kept]
 
 

@@ -4,8 +4,9 @@ from typing import Protocol
 
 import numpy as np
 
-from llamatrain.data.tokenizer import merging, splitting
+from llamatrain.data.tokenizer.merging import Row, Words, last_seam, merge_text, merge_words, room, word_keys
 from llamatrain.data.tokenizer.patterns import Expression
+from llamatrain.data.tokenizer.splitting import Trial, code_points, in_bytes, split
 from llamatrain.data.tokenizer.symbols import byte_symbols, character_key, score_symbols, token_bytes
 from llamatrain.data.tokenizer.tables import table
 from llamatrain.data.tokenizer.vocabulary import SPACE, Vocabulary
@@ -44,17 +45,15 @@ class ByteLevel:
         self.expressions = vocabulary.cutting.expressions()
         self.symbols = byte_symbols(vocabulary)
         nothing = np.zeros(0, np.int64)
-        self.words = nothing, nothing, np.frombuffer(b"", np.uint8), nothing
-        if vocabulary.cutting.whole_words:
-            self.words = whole_words(vocabulary)
-        self._code_points, self._split = splitting.code_points(), splitting.split()
-        self._in_bytes, self._merge = splitting.in_bytes(), merging.merge_words()
+        whole = vocabulary.cutting.whole_words
+        self.words = whole_words(vocabulary) if whole else Words(nothing, nothing, np.zeros(0, np.uint8), nothing)
 
     def tokens(self, raw: bytes, start: bool) -> np.ndarray:
         check_size(raw)
         clean, words = self._words(raw)
-        out = np.empty(merging.room(2 * len(clean)), np.int32)
-        made = self._merge(clean, words, *self.symbols, *self.words, out)
+        out = np.empty(room(2 * len(clean)), np.int32)
+        row = Row.of(int(np.diff(words, prepend=0).max(initial=0)))
+        made = merge_words(clean, words, self.symbols, self.words, row, out)
         return out[:made].copy()
 
     def _words(self, raw: bytes) -> tuple[np.ndarray, np.ndarray]:
@@ -64,7 +63,7 @@ class ByteLevel:
         for expression in self.expressions:
             last = expression is self.expressions[-1]
             words, _ = self._cut(codes, expression, words, codes.view(np.uint32) if last else None)
-        self._in_bytes(clean, words)
+        in_bytes(clean, words)
         return clean, words
 
     def seam(self, raw: bytes) -> int:
@@ -76,12 +75,12 @@ class ByteLevel:
         # White space ends where it does for what follows it, which a piece that ends there does not show.
         found = (end for end in words[::-1] if end <= settled and not chr(codes[end - 1]).isspace())
         seam = np.array([next(found, 0)], np.int64)
-        self._in_bytes(np.frombuffer(raw, np.uint8), seam)
+        in_bytes(np.frombuffer(raw, np.uint8), seam)
         return int(seam[0])
 
     def _read(self, raw: bytes) -> tuple[np.ndarray, np.ndarray]:
         codes, clean = np.empty(len(raw), np.int32), np.empty(3 * len(raw), np.uint8)  # each byte may become a replacement
-        count, size = self._code_points(np.frombuffer(raw, np.uint8), codes, clean)
+        count, size = code_points(np.frombuffer(raw, np.uint8), codes, clean)
         return codes[:count], clean[:size]
 
     def _cut(
@@ -90,19 +89,19 @@ class ByteLevel:
         """The words' ends in code points, and how many of these are settled."""
         marks = np.empty(len(codes), np.uint32) if marks is None else marks
         words = np.empty(len(codes), np.int64)
-        count, settled = self._split(codes, expression.marks, expression.program, pieces, words, marks)
+        count, settled = split(codes, expression.marks, expression.program, pieces, words, marks, Trial.new())
         return words[:count], settled
 
 
-def whole_words(vocabulary: Vocabulary) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def whole_words(vocabulary: Vocabulary) -> Words:
     """The table of tokens by their bytes: keys, tokens, all bytes, where each token ends in them."""
     spelt = list(map(token_bytes, vocabulary.tokens))
     text = np.frombuffer(b"".join(part or b"" for part in spelt), np.uint8)
     ends = np.cumsum([len(part or b"") for part in spelt], dtype=np.int64)
     keys = np.empty(len(ends), np.int64)
-    merging.word_keys()(text, ends, keys)
+    word_keys(text, ends, keys)
     there = np.array([bool(part) for part in spelt])
-    return *table(keys[there], np.flatnonzero(there)), text, ends
+    return Words(*table(keys[there], np.flatnonzero(there)), text, ends)
 
 
 class Scored:
@@ -112,13 +111,12 @@ class Scored:
         self.space = SPACE.encode()
         self.prefix = b" " if vocabulary.add_space_prefix else b""
         self.characters, self.symbols = score_symbols(vocabulary)
-        self._merge, self._last_seam = merging.merge_text(), merging.last_seam()
 
     def tokens(self, raw: bytes, start: bool) -> np.ndarray:
         check_size(raw)
         text = ((self.prefix if start else b"") + raw).replace(b" ", self.space)
-        out = np.empty(merging.room(len(text)), np.int32)
-        made = self._merge(np.frombuffer(text, np.uint8), *self.characters, *self.symbols, out)
+        out = np.empty(room(len(text)), np.int32)
+        made = merge_text(np.frombuffer(text, np.uint8), *self.characters, self.symbols, Row.of(len(text)), out)
         tokens = out[:made].copy()
         if made and tokens.min() < 0:
             raise DataError(f"the vocabulary has no token for the byte 0x{-1 - tokens[tokens < 0][0]:02X}, which the text needs")
@@ -126,7 +124,7 @@ class Scored:
 
     def seam(self, raw: bytes) -> int:
         space = character_key(self.space)
-        return int(self._last_seam(np.frombuffer(raw, np.uint8), space, *self.characters, self.symbols.keys))
+        return int(last_seam(np.frombuffer(raw, np.uint8), space, *self.characters, self.symbols.keys))
 
 
 def engine(vocabulary: Vocabulary) -> Engine:

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 import numpy as np
-from numba import types
 
 from llamatrain.data.tokenizer.counting import LONGEST
 from llamatrain.data.tokenizer.pairs import (
@@ -17,10 +16,7 @@ from llamatrain.data.tokenizer.pairs import (
     FULL,
     HEAP,
     LISTED,
-    PAIR_TABLE,
     PAIRED,
-    PIECES,
-    QUEUE,
     TOKENS,
     Pairs,
     Pieces,
@@ -33,18 +29,18 @@ from llamatrain.data.tokenizer.pairs import (
     push,
     sink,
 )
-from llamatrain.data.tokenizer.tables import FREE, I64, function, slot
-from llamatrain.data.tokenizer.texts import TEXTS, TextTable, find, room_for
-from llamatrain.machine.jit import inline
+from llamatrain.data.tokenizer.tables import FREE, slot
+from llamatrain.data.tokenizer.texts import TextTable, find, room_for
+from llamatrain.machine.entry import Function, I64Rows, I64s, inline
 
 LEAST = 2  # how often a pair comes that is merged
 PAIRS = 1 << 20  # places in their table
 LISTED_MOST = 10_000_000
 EFFORT = 1 << 24  # symbols that are looked at before Python has its turn
-I64_ROWS = types.int64[:, ::1]
 
 
-def _learn(pieces, pairs, queue, tokens, state, made, most):
+@Function
+def learn(pieces: Pieces, pairs: Pairs, queue: Queue, tokens: TextTable, state: I64s, made: I64Rows, most: int) -> int:
     """Merge the first pairs of the heap, and say which; how many it were."""
     count, effort = np.int64(0), np.int64(0)
     while count < len(made) and effort < EFFORT and state[TOKENS] < most and state[HEAP] > 0 and state[FULL] == 0:
@@ -177,18 +173,16 @@ class Learner:
         self.tokens, self.state = room_for(most, (most + 1) * LONGEST), np.zeros(6, np.int64)
         self.tokens.text[:256], self.tokens.ends[:257] = order, np.arange(257)
         self.most, self.state[TOKENS] = most, 256
-        self._count_pairs, self._enter, self._begin = count_pairs(), enter(), begin()
-        self._learn = function(_learn, types.int64(PIECES, PAIR_TABLE, QUEUE, TEXTS, I64, I64_ROWS, types.int64))
 
     def __iter__(self) -> Iterator[np.ndarray]:
         """The pairs that are merged, some at a time."""
         made = np.empty((1024, 2), np.int64)
         left_out, merged = self._count_all(), len(made)
         while self.state[TOKENS] < self.most and merged >= len(made):
-            self._begin(self.pieces, self.pairs, self.queue, self.state)
+            begin(self.pieces, self.pairs, self.queue, self.state)
             merged = 0
             while self.state[TOKENS] < self.most and self.state[HEAP] and not self.state[FULL]:
-                count = self._learn(self.pieces, self.pairs, self.queue, self.tokens, self.state, made, self.most)
+                count = learn(self.pieces, self.pairs, self.queue, self.tokens, self.state, made, self.most)
                 yield made[:count]
                 merged += count
             if self.state[FULL]:
@@ -210,7 +204,7 @@ class Learner:
         """Count all pairs of what the pieces have become; whether any that come often enough were left out."""
         self._empty()
         done, left_out = 0, False
-        while (done := self._count_pairs(self.pieces, done, self.pairs, self.state)) < len(self.pieces.sizes):
+        while (done := count_pairs(self.pieces, done, self.pairs, self.state)) < len(self.pieces.sizes):
             self._thin(1, len(self.pairs.keys) // 2)
             left_out = True
         return left_out
@@ -227,5 +221,5 @@ class Learner:
         there &= counts >= least
         keys, counts = self.pairs.keys[there], self.pairs.counts[there]
         self._empty()
-        self._enter(keys, counts, self.pairs, self.state)
+        enter(keys, counts, self.pairs, self.state)
         return least > LEAST

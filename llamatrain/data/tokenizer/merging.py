@@ -5,19 +5,46 @@ third, and in which order: the pair of the lowest rank first, of equals the left
 lowest, long ones keep the lowest of every 64, of 64 of those, and so on.
 """
 
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
-from numba import types
 
-from llamatrain.data.tokenizer.tables import FREE, I64, function, slot
-from llamatrain.machine.jit import inline
+from llamatrain.data.tokenizer.tables import FREE, slot
+from llamatrain.machine.entry import Function, I32s, I64s, U8s, inline
 
 NEVER = np.int64(0x7FFFFFFF)  # the rank of two that stand side by side in a token and do not merge
 SCANNED = 40  # symbols in a row that is scanned; beyond, a tree is faster
 FAN = 64
-U8, I32 = types.uint8[::1], types.int32[::1]
-TEXT = types.Array(types.uint8, 1, "C", readonly=True)
+LEVELS = 12  # of a tree, at most
+
+
+class Symbols(NamedTuple):
+    bytes: I64s  # the symbol, or in `llama` vocabularies the token, of each byte
+    keys: I64s  # pairs: left above, right below
+    values: I64s  # rank above, what the pair becomes below
+    spelt: I64s  # where in `spelling` the tokens of each symbol begin, and end
+    spelling: I64s
+
+
+class Words(NamedTuple):
+    """Tokens by their bytes, as a table of `word_key`; of no words all is empty."""
+
+    keys: I64s
+    tokens: I64s
+    text: U8s  # of all tokens
+    ends: I64s  # of each in it
+
+
+class Row(NamedTuple):
+    """Room for a row of symbols, its pairs where it is short, and where the levels of its tree begin where it is long."""
+
+    symbols: I32s
+    ranks: I64s
+    bases: I64s
+
+    @staticmethod
+    def of(longest: int) -> "Row":
+        return Row(np.empty(longest, np.int32), np.empty(SCANNED, np.int64), np.empty(LEVELS, np.int64))
 
 
 @inline
@@ -102,9 +129,8 @@ def _rank(symbols, left, right, keys, values):
 
 
 @inline
-def _merge_long(symbols, tree, count, keys, values):
+def _merge_long(symbols, bases, tree, count, keys, values):
     """The same by a tree of ranks; a symbol stays in the cells of those that it was made of."""
-    bases = np.empty(12, np.int64)
     tree[count - 1] = NEVER
     levels = _grow(tree, bases, count)
     while tree[bases[levels - 1]] < NEVER:
@@ -131,23 +157,17 @@ def _merge_long(symbols, tree, count, keys, values):
 
 
 @inline
-def _emit(symbols, ranks, count, keys, values, spelt, spelling, tokens, out):
+def _emit(row, count, known, tokens, out):
     """Merge a row and write its tokens: a symbol's own, or those that spell it."""
     if count <= SCANNED:
-        count = _merge_scanned(symbols, ranks, count, keys, values)
+        count = _merge_scanned(row.symbols, row.ranks, count, known.keys, known.values)
     else:
-        count = _merge_long(symbols, tokens[out:], count, keys, values)
+        count = _merge_long(row.symbols, row.bases, tokens[out:], count, known.keys, known.values)
     for i in range(count):
-        for at in range(spelt[symbols[i]], spelt[symbols[i] + 1]):
-            tokens[out] = spelling[at]
+        for at in range(known.spelt[row.symbols[i]], known.spelt[row.symbols[i] + 1]):
+            tokens[out] = known.spelling[at]
             out += 1
     return out
-
-
-@inline
-def _rows(longest):
-    """Room for a row of symbols, and its pairs where it is short."""
-    return np.empty(longest, np.int32), np.empty(SCANNED, np.int64)
 
 
 def room(most):
@@ -172,50 +192,48 @@ def word_key(text, start, end):
     return np.int64(key >> np.uint64(1))
 
 
-def _word_keys(text, ends, keys):
+@Function
+def word_keys(text: U8s, ends: I64s, keys: I64s) -> None:
     start = np.int64(0)
     for i in range(len(ends)):
         keys[i] = word_key(text, start, ends[i])
         start = ends[i]
 
 
-def _merge_words(text, ends, bytes_, keys, values, spelt, spelling, word_keys, word_tokens, token_text, token_ends, tokens):
+@Function
+def merge_words(text: U8s, ends: I64s, known: Symbols, whole: Words, row: Row, tokens: I32s) -> int:
     """Byte-level BPE of words, given by their ends in the text; how many tokens it made."""
-    longest = start = np.int64(0)
-    for end in ends:
-        longest, start = max(longest, end - start), end
-    symbols, ranks = _rows(longest)
     out = start = np.int64(0)
     for end in ends:
-        whole = _whole_word(text, start, end, word_keys, word_tokens, token_text, token_ends)
-        if whole >= 0:
-            tokens[out] = whole
+        token = _whole_word(text, start, end, whole)
+        if token >= 0:
+            tokens[out] = token
             out += 1
         else:
             for i in range(end - start):
-                symbols[i] = bytes_[text[start + i]]
+                row.symbols[i] = known.bytes[text[start + i]]
                 if i:
-                    _keep(ranks, tokens, out, i - 1, _pair(keys, values, np.int64(symbols[i - 1]), np.int64(symbols[i])))
-            out = _emit(symbols, ranks, end - start, keys, values, spelt, spelling, tokens, out)
+                    left, right = np.int64(row.symbols[i - 1]), np.int64(row.symbols[i])
+                    _keep(row.ranks, tokens, out, i - 1, _pair(known.keys, known.values, left, right))
+            out = _emit(row, end - start, known, tokens, out)
         start = end
     return out
 
 
 @inline
-def _whole_word(text, start, end, word_keys, word_tokens, token_text, token_ends):
+def _whole_word(text, start, end, whole):
     """The token that a word is, or -1."""
-    if not len(word_keys):
+    if not len(whole.keys):
         return np.int64(-1)
-    key = word_key(text, start, end)
-    at = slot(word_keys, key)
-    if word_keys[at] == FREE:
+    at = slot(whole.keys, word_key(text, start, end))
+    if whole.keys[at] == FREE:
         return np.int64(-1)
-    token = word_tokens[at]
-    token_start = token_ends[token - 1] if token else 0
-    if token_ends[token] - token_start != end - start:
+    token = whole.tokens[at]
+    token_start = whole.ends[token - 1] if token else 0
+    if whole.ends[token] - token_start != end - start:
         return np.int64(-1)
     for i in range(end - start):
-        if token_text[token_start + i] != text[start + i]:
+        if whole.text[token_start + i] != text[start + i]:
             return np.int64(-1)
     return token
 
@@ -235,37 +253,38 @@ def _character(text, at):
     return key, size
 
 
-def _merge_text(text, char_keys, char_symbols, bytes_, keys, values, spelt, spelling, tokens):
+@Function
+def merge_text(text: U8s, char_keys: I64s, char_symbols: I64s, known: Symbols, row: Row, tokens: I32s) -> int:
     """BPE by score of a whole text; how many tokens it made. A byte that has no token gives -1 - byte.
 
     A row ends where two characters never stand side by side in any token, for nothing can be merged across.
     """
-    symbols, ranks = _rows(len(text))
     out = at = count = np.int64(0)
     while at < len(text):
         key, size = _character(text, at)
         place = slot(char_keys, key)
         symbol = char_symbols[place] if char_keys[place] != FREE else np.int64(-1)
         if count:
-            pair = slot(keys, np.int64(symbols[count - 1]) << 32 | symbol)
-            if symbol < 0 or keys[pair] == FREE:
-                out = _emit(symbols, ranks, count, keys, values, spelt, spelling, tokens, out)
+            pair = slot(known.keys, np.int64(row.symbols[count - 1]) << 32 | symbol)
+            if symbol < 0 or known.keys[pair] == FREE:
+                out = _emit(row, count, known, tokens, out)
                 count = np.int64(0)
             else:
-                _keep(ranks, tokens, out, count - 1, values[pair])
+                _keep(row.ranks, tokens, out, count - 1, known.values[pair])
         if symbol >= 0:
-            symbols[count] = symbol
+            row.symbols[count] = symbol
             count += 1
         else:
             for i in range(at, at + size):
-                tokens[out] = bytes_[text[i]]
+                tokens[out] = known.bytes[text[i]]
                 out += 1
         at += size
-    return _emit(symbols, ranks, count, keys, values, spelt, spelling, tokens, out)
+    return _emit(row, count, known, tokens, out)
 
 
-def _last_seam(text, space, char_keys, char_symbols, keys):
-    """The last place where a row of `_merge_text` ends; 0 if there is none. Of spaces the text has the byte, `space` the key."""
+@Function
+def last_seam(text: U8s, space: int, char_keys: I64s, char_symbols: I64s, keys: I64s) -> int:
+    """The last place where a row of `merge_text` ends; 0 if there is none. Of spaces the text has the byte, `space` the key."""
     seam = at = np.int64(0)
     before = np.int64(-1)
     while at + 4 <= len(text):  # of what is cut short at the end nothing can be said
@@ -277,19 +296,3 @@ def _last_seam(text, space, char_keys, char_symbols, keys):
         before = symbol
         at += size
     return seam
-
-
-def word_keys() -> Any:
-    return function(_word_keys, types.void(TEXT, I64, I64))
-
-
-def merge_words() -> Any:
-    return function(_merge_words, types.int64(U8, I64, I64, I64, I64, I64, I64, I64, I64, TEXT, I64, I32))
-
-
-def merge_text() -> Any:
-    return function(_merge_text, types.int64(TEXT, I64, I64, I64, I64, I64, I64, I64, I32))
-
-
-def last_seam() -> Any:
-    return function(_last_seam, types.int64(TEXT, types.int64, I64, I64, I64))

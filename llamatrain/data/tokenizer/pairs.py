@@ -1,46 +1,39 @@
 """Pairs of neighbours with how often they come, the pieces to look for them in, and which comes most often: compiled."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numba import types
 
-from llamatrain.data.tokenizer.tables import FREE, I64, function, slot
-from llamatrain.data.tokenizer.texts import I32
-from llamatrain.machine.jit import inline
+from llamatrain.data.tokenizer.tables import FREE, slot
+from llamatrain.machine.entry import Function, I32s, I64s, inline
 
 TOKENS, ENTRIES, HEAP, LISTED, PAIRED, FULL = range(6)  # numbers of a learner: how many there are, and whether a table is full
 
 
 class Pieces(NamedTuple):
-    symbols: np.ndarray
-    starts: np.ndarray
-    sizes: np.ndarray  # in symbols, less with every merge
-    counts: np.ndarray
+    symbols: I32s
+    starts: I32s
+    sizes: I32s  # in symbols, less with every merge
+    counts: I32s
 
 
 class Pairs(NamedTuple):
     """A table by `slot`: left above, right below."""
 
-    keys: np.ndarray
-    counts: np.ndarray
-    seen: np.ndarray  # the last piece that was noted for it
-    entry: np.ndarray  # its latest
+    keys: I64s
+    counts: I32s
+    seen: I32s  # the last piece that was noted for it
+    entry: I32s  # its latest
 
 
 class Queue(NamedTuple):
     """Entries, each a pair with pieces to look for it in, and a heap of them."""
 
-    pairs: np.ndarray  # their places in the table
-    counts: np.ndarray  # of the pair when it was put there
-    starts: np.ndarray  # of its pieces among all that are listed
-    heap: np.ndarray
-    listed: np.ndarray
-
-
-PIECES = types.NamedUniTuple(I32, 4, Pieces)
-PAIR_TABLE = types.NamedTuple((I64, I32, I32, I32), Pairs)
-QUEUE = types.NamedUniTuple(I32, 5, Queue)
+    pairs: I32s  # their places in the table
+    counts: I32s  # of the pair when it was put there
+    starts: I32s  # of its pieces among all that are listed
+    heap: I32s
+    listed: I32s
 
 
 @inline
@@ -91,7 +84,8 @@ def found(pairs, state, key):
     return at
 
 
-def _count_pairs(pieces, first, pairs, state):
+@Function
+def count_pairs(pieces: Pieces, first: int, pairs: Pairs, state: I64s) -> int:
     """Count the pairs from a piece on until the table is full; the piece to go on with."""
     for piece in range(first, len(pieces.sizes)):
         if state[FULL]:
@@ -102,7 +96,8 @@ def _count_pairs(pieces, first, pairs, state):
     return np.int64(len(pieces.sizes))
 
 
-def _begin(pieces, pairs, queue, state):
+@Function
+def begin(pieces: Pieces, pairs: Pairs, queue: Queue, state: I64s) -> None:
     """Make an entry of each pair, with its pieces, and the heap."""
     entries = np.int64(0)
     for at in range(len(pairs.keys)):
@@ -140,18 +135,7 @@ def _list(pieces, piece, pairs, queue, noted):
                 queue.starts[entry] += 1
 
 
-def _enter(keys, counts, pairs, state):
+@Function
+def enter(keys: I64s, counts: I32s, pairs: Pairs, state: I64s) -> None:
     for i in range(len(keys)):
         pairs.counts[found(pairs, state, keys[i])] = counts[i]
-
-
-def count_pairs() -> Any:
-    return function(_count_pairs, types.int64(PIECES, types.int64, PAIR_TABLE, I64))
-
-
-def enter() -> Any:
-    return function(_enter, types.void(I64, I32, PAIR_TABLE, I64))
-
-
-def begin() -> Any:
-    return function(_begin, types.void(PIECES, PAIR_TABLE, QUEUE, I64))

@@ -1,19 +1,26 @@
 """Text to code points, and code points to words by the programs of `patterns.py`, compiled."""
 
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
-from numba import types
 
 from llamatrain.data.tokenizer.patterns import MANY
-from llamatrain.data.tokenizer.tables import I64, function
-from llamatrain.machine.jit import inline
+from llamatrain.machine.entry import Function, I32s, I64Rows, I64s, U8s, U32s, inline
 
 ITEMS, ALTERNATIVES = 16, 64  # more than any expression has
 FROM, TO, NOW, LOW, HIGH = range(5)  # of an item that is tried: its run, how far it goes now, where it and those behind failed
 REPLACEMENT = np.int64(0xFFFD)  # for bytes that are not UTF-8, as llama.cpp has it
-U8, U32, I32 = types.uint8[::1], types.uint32[::1], types.int32[::1]
-TEXT = types.Array(types.uint8, 1, "C", readonly=True)
+
+
+class Trial(NamedTuple):
+    """Of an alternative's items what was tried, and of alternatives up to where they cannot match."""
+
+    tried: I64Rows
+    dead: I64s
+
+    @staticmethod
+    def new() -> "Trial":
+        return Trial(np.empty((ITEMS + 1, 5), np.int64), np.zeros(ALTERNATIVES, np.int64))
 
 
 @inline
@@ -42,7 +49,8 @@ def _read(text, at):
     return code if code <= 0x10FFFF else REPLACEMENT, at + more + 1
 
 
-def _code_points(text, codes, clean):
+@Function
+def code_points(text: U8s, codes: I32s, clean: U8s) -> tuple[int, int]:
     """Text to code points, and to their UTF-8 again; how many there are of both."""
     at, count, out = np.int64(0), np.int64(0), np.int64(0)
     while at < len(text):
@@ -61,7 +69,8 @@ def _code_points(text, codes, clean):
     return count, out
 
 
-def _in_bytes(text, places):
+@Function
+def in_bytes(text: U8s, places: I64s) -> None:
     """Make of places between code points those between a text's bytes."""
     at = count = np.int64(0)
     for i in range(len(places)):
@@ -150,12 +159,14 @@ def _first_match(marks, at, end, program, tried, dead):
     return np.int64(-1), met
 
 
-def _split(codes, table, program, pieces, words, marks):
+@Function
+def split(
+    codes: I32s, table: U32s, program: I64s, pieces: I64s, words: I64s, marks: U32s, trial: Trial
+) -> tuple[int, int]:
     """Cut pieces, given by their ends, into an expression's matches and what stands between them.
 
     Returns how many words there are, and how many code points more text behind the last piece could not cut otherwise.
     """
-    tried, dead = np.empty((ITEMS + 1, 5), np.int64), np.zeros(ALTERNATIVES, np.int64)
     last = pieces[-1]
     for i in range(last):
         marks[i] = table[codes[i]]
@@ -163,7 +174,7 @@ def _split(codes, table, program, pieces, words, marks):
     for end in pieces:
         begin = at
         while at < end:
-            to, met = _first_match(marks, at, end, program, tried, dead)
+            to, met = _first_match(marks, at, end, program, trial.tried, trial.dead)
             open_end |= met and end == last
             if to < 0:
                 at += 1
@@ -180,15 +191,3 @@ def _split(codes, table, program, pieces, words, marks):
             words[count] = at
             count += 1
     return count, settled
-
-
-def code_points() -> Any:
-    return function(_code_points, types.UniTuple(types.int64, 2)(TEXT, I32, U8))
-
-
-def in_bytes() -> Any:
-    return function(_in_bytes, types.void(TEXT, I64))
-
-
-def split() -> Any:
-    return function(_split, types.UniTuple(types.int64, 2)(I32, U32, I64, I64, I64, U32))

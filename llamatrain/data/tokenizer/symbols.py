@@ -7,25 +7,14 @@ that are no tokens: bytes, characters, or parts that a merge names.
 from array import array
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 
-from llamatrain.data.tokenizer.merging import NEVER
+from llamatrain.data.tokenizer.merging import NEVER, Symbols
 from llamatrain.data.tokenizer.tables import table
 from llamatrain.data.tokenizer.vocabulary import Vocabulary
 
 LARGEST_RANK = int(NEVER)
-
-
-class Symbols(NamedTuple):
-    """In the order in which the compiled functions take them."""
-
-    bytes: np.ndarray  # the symbol, or in `llama` vocabularies the token, of each byte
-    keys: np.ndarray  # pairs: left above, right below
-    values: np.ndarray  # rank above, what the pair becomes below
-    spelt: np.ndarray  # where in `spelling` the tokens of each symbol begin, and end
-    spelling: np.ndarray
 
 
 def byte_alphabet() -> str:

@@ -1,27 +1,22 @@
 """Texts, each once, in a table that compiled loops look into and add to."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numba import types
 
 from llamatrain.data.tokenizer.merging import word_key
-from llamatrain.machine.jit import inline
-
-U8, I32 = types.uint8[::1], types.int32[::1]
+from llamatrain.machine.entry import I32s, U8s, inline
 
 
 class TextTable(NamedTuple):
-    text: np.ndarray
-    ends: np.ndarray  # where each ends in it, behind a 0
-    slots: np.ndarray  # by their keys: the number of each, from 1 on
+    text: U8s
+    ends: I32s  # where each ends in it, behind a 0
+    slots: I32s  # by their keys: the number of each, from 1 on
 
     @property
     def room(self) -> int:
         return len(self.ends) - 1
 
-
-TEXTS: Any = types.NamedTuple((U8, I32, I32), TextTable)
 
 
 def room_for(count: int, size: int) -> TextTable:

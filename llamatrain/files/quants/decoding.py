@@ -6,11 +6,10 @@ subtracted, q the codes.
 """
 
 from llamatrain.files.quants import kinds as K
-from llamatrain.machine.entry import U8, Entry
+from llamatrain.machine.entry import U8, Entry, Later, exact
 from llamatrain.machine.simd import sixteen as L
-from llamatrain.machine.simd.sixteen import exact
 
-NON_LINEAR = L.lookup(K.VALUES)
+NON_LINEAR = Later(lambda: L.lookup(K.VALUES))
 
 
 @exact

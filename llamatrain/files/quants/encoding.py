@@ -7,9 +7,8 @@ import numpy as np
 from numpy import float32
 
 from llamatrain.files.quants import kinds as K
-from llamatrain.machine.entry import U8, Entry
+from llamatrain.machine.entry import U8, Entry, exact
 from llamatrain.machine.simd import sixteen as L
-from llamatrain.machine.simd.sixteen import exact
 
 
 @exact

@@ -10,15 +10,15 @@ from numpy import float32
 
 from llamatrain.files.quants import kinds as K
 from llamatrain.files.quants.kquants import half_step
-from llamatrain.machine.entry import U8, Entry
+from llamatrain.machine.entry import U8, Entry, Later, exact
 from llamatrain.machine.simd import sixteen as L
-from llamatrain.machine.simd.sixteen import exact
 
 GUESSES, SPACING, TURNS, ROUNDS = 12, 3.0, 2, 2
 STEPS = (-32, -31, 31)  # what the largest scale of 8 may count as
 LEAST, MOST = -32, 31
 
-nearest, place = L.nearest_of(K.VALUES), L.place_of(K.VALUES)
+reals, counts = Later(lambda: L.room("float32", 8)), Later(lambda: L.room("int64", 8))
+nearest, place = Later(lambda: L.nearest_of(K.VALUES)), Later(lambda: L.place_of(K.VALUES))
 
 
 @exact
@@ -105,7 +105,8 @@ def search(x, real, taken, best_taken):
             less, following = take_all(x, d, real, taken)
             if less > best:
                 best, best_d = less, d
-                best_taken[:] = taken
+                for group in range(8):
+                    best_taken[group] = taken[group]
             d = following
     return best_d
 
@@ -124,7 +125,7 @@ def iq4_xs(x, to, real, taken, best):
 
 @Entry
 def encode_iq4_rows(lo, hi, thread, kind, source: U8, source_pitch, target: U8, target_pitch, elements):
-    real, taken, best = np.zeros(8, np.float32), np.zeros(8, np.int64), np.zeros(8, np.int64)
+    real, taken, best = reals(), counts(), counts()
     for row in range(lo, hi):
         first, made = source + row * source_pitch, target + row * target_pitch
         for i in range(elements // K.BLOCK[kind]):

@@ -3,8 +3,8 @@
 from numpy import float32
 
 from llamatrain.files.quants import kinds as K
+from llamatrain.machine.entry import exact
 from llamatrain.machine.simd import sixteen as L
-from llamatrain.machine.simd.sixteen import exact
 
 
 @exact

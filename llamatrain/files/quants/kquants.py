@@ -13,9 +13,8 @@ from numpy import float32
 
 from llamatrain.files.quants import kinds as K
 from llamatrain.files.quants.kblocks import codes, write
-from llamatrain.machine.entry import U8, Entry
+from llamatrain.machine.entry import U8, Entry, Later, exact
 from llamatrain.machine.simd import sixteen as L
-from llamatrain.machine.simd.sixteen import exact
 
 LARGEST_HALF = 65504.0
 GUESSES, SPACING, TURNS, STEPS, ROUNDS = 12, 0.2, 2, 2, 2
@@ -28,6 +27,8 @@ SHAPES = {
     K.Q5_K: (2, 0, 31, 63),
     K.Q6_K: (1, -32, 31, 127),
 }
+
+reals, counts = Later(lambda: L.room("float32", 2, 16)), Later(lambda: L.room("int64", 2, 16))
 
 
 @exact
@@ -144,6 +145,12 @@ def take_all(x, vectors, d, dmin, real, low, top, most, taken):
 
 
 @exact
+def copy(taken, to, groups):
+    for group in range(groups):
+        to[0, group], to[1, group] = taken[0, group], taken[1, group]
+
+
+@exact
 def search(x, vectors, low, top, most, real, taken, best_taken):
     """The best d and dmin for 256 weights, and into `best_taken` each group's scale and offset."""
     widest = deepest = float32(0.0)
@@ -152,7 +159,8 @@ def search(x, vectors, low, top, most, real, taken, best_taken):
         widest = real[0, group] if abs(real[0, group]) > abs(widest) else widest
         deepest = max(deepest, real[1, group])
     best, best_d, best_dmin = float32(np.inf), float32(0.0), float32(0.0)
-    best_taken[:] = 0
+    for group in range(16 // vectors):
+        best_taken[0, group] = best_taken[1, group] = 0
     for guess in range(STEPS):
         scales = most - guess if low == 0 else guess - most - 1  # a scale with a sign reaches one further down
         d, dmin = half_step(widest / scales, low < 0), half_step(deepest / abs(scales), False)
@@ -160,14 +168,14 @@ def search(x, vectors, low, top, most, real, taken, best_taken):
             error, next_d, next_dmin = take_all(x, vectors, d, dmin, real, low, top, most, taken)
             if error < best:
                 best, best_d, best_dmin = error, d, dmin
-                best_taken[:] = taken
+                copy(taken, best_taken, 16 // vectors)
             d, dmin = next_d, next_dmin
     return best_d, best_dmin
 
 
 @Entry
 def encode_k_rows(lo, hi, thread, kind, source: U8, source_pitch, target: U8, target_pitch, elements, vectors, low, top, most):
-    real, taken, best = np.zeros((2, 16), np.float32), np.zeros((2, 16), np.int64), np.zeros((2, 16), np.int64)
+    real, taken, best = reals(), counts(), counts()
     for row in range(lo, hi):
         for i in range(elements // 256):
             x, to = source + (row * source_pitch + 1024 * i), target + (row * target_pitch + K.SIZE[kind] * i)

@@ -28,10 +28,8 @@ from llamatrain.kernels.cpu.attention_blocks import (
 from llamatrain.kernels.cpu.attention_words import Forward, Gradients, Heads
 from llamatrain.kernels.cpu.norm import dot
 from llamatrain.kernels.cpu.tiles import multiply, pack_a, pack_b, panel_bytes, panel_tiles, tile_depth
-from llamatrain.machine.entry import Entry, f32, i32, u16
-from llamatrain.machine.jit import inline, woven
-from llamatrain.machine.simd.memory import load, store
-from llamatrain.machine.simd.vector import LANES, exp
+from llamatrain.machine.entry import Entry, f32, i32, inline, u16, woven
+from llamatrain.machine.simd import LANES, exp, load, store
 
 
 @inline

@@ -7,10 +7,8 @@ import numpy as np
 from llamatrain.kernels.cpu import tiles
 from llamatrain.kernels.cpu.small_rows import seen
 from llamatrain.kernels.cpu.tiles import PAIRS
-from llamatrain.machine.entry import f32, u16
-from llamatrain.machine.jit import inline
-from llamatrain.machine.simd.memory import load_to, store, store_to
-from llamatrain.machine.simd.vector import LANES, splat, within
+from llamatrain.machine.entry import f32, inline, u16
+from llamatrain.machine.simd import LANES, load_to, splat, store, store_to, within
 
 SIDE: Any = np.int64(64)  # queries and keys of a block of scores
 TOGETHER = 4  # blocks of queries (backward: of keys) that share one packing of the other side

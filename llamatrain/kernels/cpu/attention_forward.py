@@ -33,10 +33,8 @@ from llamatrain.kernels.cpu.attention_blocks import (
 from llamatrain.kernels.cpu.attention_words import Heads
 from llamatrain.kernels.cpu.norm import dot
 from llamatrain.kernels.cpu.tiles import multiply, pack_a, pack_b, panel_bytes, panel_tiles, tile_depth
-from llamatrain.machine.entry import F32, Entry, f32, i32, u16
-from llamatrain.machine.jit import inline, woven
-from llamatrain.machine.simd.memory import load, load_to, store_to
-from llamatrain.machine.simd.vector import LANES, exp, larger, largest, splat, total
+from llamatrain.machine.entry import F32, Entry, f32, i32, inline, u16, woven
+from llamatrain.machine.simd import LANES, exp, larger, largest, load, load_to, splat, store_to, total
 
 
 @inline

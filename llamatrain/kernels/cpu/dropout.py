@@ -5,8 +5,7 @@ import numpy as np
 from llamatrain.kernels.cpu.binding import kernel
 from llamatrain.kernels.cpu.portions import portion
 from llamatrain.kernels.reference.dropout import mixed
-from llamatrain.machine.entry import F32, I32, Entry, Real
-from llamatrain.machine.jit import inline
+from llamatrain.machine.entry import F32, I32, Entry, Real, inline
 
 FIRST, SECOND, STEP = np.uint32(0x85EBCA6B), np.uint32(0xC2B2AE35), np.uint32(0x9E3779B9)
 HALF, ODD = np.uint32(16), np.uint32(13)

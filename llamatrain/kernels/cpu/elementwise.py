@@ -7,10 +7,8 @@ import numpy as np
 
 from llamatrain.kernels.cpu.binding import Array, kernel
 from llamatrain.kernels.cpu.portions import portion, streams
-from llamatrain.machine.entry import F32, U16, Entry, Real
-from llamatrain.machine.jit import inline
-from llamatrain.machine.simd.memory import load_to, store_to
-from llamatrain.machine.simd.vector import LANES, splat
+from llamatrain.machine.entry import F32, U16, Entry, Real, inline
+from llamatrain.machine.simd import LANES, load_to, splat, store_to
 
 ADD, SUB, MUL, DIV = range(4)
 

@@ -15,10 +15,8 @@ from llamatrain.files.quants.decoding import decode_rows
 from llamatrain.kernels.blocks import Blocks
 from llamatrain.kernels.cpu.portions import portion
 from llamatrain.kernels.cpu.quantised import decode
-from llamatrain.machine.entry import F32, Call, Entry, f32, u16
-from llamatrain.machine.jit import inline
-from llamatrain.machine.simd.memory import load, load_to
-from llamatrain.machine.simd.vector import LANES, splat, total
+from llamatrain.machine.entry import F32, Call, Entry, f32, inline, u16
+from llamatrain.machine.simd import LANES, load, load_to, splat, total
 
 MOST = 3  # rows of x: with more, packing is faster
 LINE = 64

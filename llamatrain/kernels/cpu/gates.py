@@ -9,10 +9,8 @@ import numpy as np
 
 from llamatrain.kernels.cpu.binding import Array, all_float32, kernel
 from llamatrain.kernels.cpu.portions import portion, streams
-from llamatrain.machine.entry import F32, Entry, f32, u16
-from llamatrain.machine.jit import inline
-from llamatrain.machine.simd.memory import load_to, store_to
-from llamatrain.machine.simd.vector import LANES, exp
+from llamatrain.machine.entry import F32, Entry, f32, inline, u16
+from llamatrain.machine.simd import LANES, exp, load_to, store_to
 
 ONE = np.float32(1)
 

@@ -9,10 +9,8 @@ from llamatrain.kernels.cpu import tiles
 from llamatrain.kernels.cpu.operands import Packed, Side, pack_part
 from llamatrain.kernels.cpu.quantised import ROOM
 from llamatrain.kernels.cpu.softmax import top_of
-from llamatrain.machine.entry import F32, F64, I32, Entry, f32, u16
-from llamatrain.machine.jit import inline
-from llamatrain.machine.simd.memory import load, load_to, store, store_to
-from llamatrain.machine.simd.vector import LANES, exp, splat, to_bf16, total, within
+from llamatrain.machine.entry import F32, F64, I32, Entry, f32, inline, u16
+from llamatrain.machine.simd import LANES, exp, load, load_to, splat, store, store_to, to_bf16, total, within
 
 ZERO = np.float32(0)
 

@@ -15,18 +15,12 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from llamatrain.kernels.cpu.tile_shape import NARROW_ROWS, ROW, TILE, WIDE_ROWS
 from llamatrain.machine import units
-from llamatrain.machine.simd import lowering as W
-from llamatrain.machine.simd.lowering import BYTE, FLOAT, INT, LONG, POINTER, VOID, load, store
+from llamatrain.machine.compiler.simd import lowering as W
+from llamatrain.machine.compiler.simd.lowering import BYTE, FLOAT, INT, LONG, POINTER, VOID, load, store
 
-TILE = 1024  # bytes
-ROW = 64  # bytes of a tile's row
 STEP = 4  # words along k in one turn of the vector kernels' loop
-
-# Rows of C that a vector kernel holds, 32 or 16 columns wide: sums take half the registers, what feeds them the rest.
-SUMS = 16 if units.floats() == 16 else 8
-WIDE_ROWS = max(1, SUMS * units.floats() // 32)
-NARROW_ROWS = 2 * WIDE_ROWS
 
 
 class BFloat(ir.Type):

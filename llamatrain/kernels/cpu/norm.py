@@ -4,10 +4,8 @@ import numpy as np
 
 from llamatrain.kernels.cpu.binding import kernel
 from llamatrain.kernels.cpu.portions import portion, streams
-from llamatrain.machine.entry import F32, Entry, Real
-from llamatrain.machine.jit import inline
-from llamatrain.machine.simd.memory import load_to, store_to
-from llamatrain.machine.simd.vector import LANES, splat, sqrt, total
+from llamatrain.machine.entry import F32, Entry, Real, inline
+from llamatrain.machine.simd import LANES, load_to, splat, sqrt, store_to, total
 
 ONE = np.float32(1)
 CHUNKS = 64  # at most so many partial sums of dw

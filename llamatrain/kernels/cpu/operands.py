@@ -14,8 +14,7 @@ from llamatrain.kernels.blocks import Blocks
 from llamatrain.kernels.cpu import tiles
 from llamatrain.kernels.cpu.binding import Array
 from llamatrain.kernels.cpu.quantised import ROOM, pack_quantised
-from llamatrain.machine.entry import I64, Call, Entry
-from llamatrain.machine.jit import inline
+from llamatrain.machine.entry import I64, Call, Entry, inline
 
 STRIP = 64  # rows of the whole operand that one job packs
 WORTH = 200_000  # multiply-adds that pay for going parallel, and for a job

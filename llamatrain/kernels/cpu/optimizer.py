@@ -10,8 +10,7 @@ import numpy as np
 from llamatrain.kernels.cpu.binding import kernel
 from llamatrain.kernels.cpu.portions import portion
 from llamatrain.machine.entry import F32, Entry, Real, f32
-from llamatrain.machine.simd.memory import load_to, store_to
-from llamatrain.machine.simd.vector import LANES, sqrt
+from llamatrain.machine.simd import LANES, load_to, sqrt, store_to
 
 
 @Entry

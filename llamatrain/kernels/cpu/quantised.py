@@ -13,9 +13,8 @@ import numpy as np
 from llamatrain.files.quants import kinds as K
 from llamatrain.files.quants.decoding import segment
 from llamatrain.kernels.cpu import tiles
-from llamatrain.kernels.cpu.microkernel import TILE
-from llamatrain.machine.entry import Brick, u8
-from llamatrain.machine.jit import inline
+from llamatrain.kernels.cpu.tile_shape import TILE
+from llamatrain.machine.entry import Brick, inline, u8
 
 LOW, LONG = 16, 512  # rows and columns of a slab where rows become panels
 HIGH, SHORT = 32, 256  # where columns do: both sides whole tiles and whole blocks

@@ -4,10 +4,8 @@ import numpy as np
 
 from llamatrain.kernels.cpu.binding import kernel
 from llamatrain.kernels.cpu.portions import portion, streams
-from llamatrain.machine.entry import F32, I32, Entry, Real
-from llamatrain.machine.jit import inline
-from llamatrain.machine.simd.memory import load_to, store_to
-from llamatrain.machine.simd.vector import LANES, alternate, evens, odds, splat, swapped
+from llamatrain.machine.entry import F32, I32, Entry, Real, inline
+from llamatrain.machine.simd import LANES, alternate, evens, load_to, odds, splat, store_to, swapped
 
 
 @inline

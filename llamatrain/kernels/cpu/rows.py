@@ -10,8 +10,7 @@ from llamatrain.kernels.cpu.operands import packs
 from llamatrain.kernels.cpu.portions import portion, streams
 from llamatrain.kernels.cpu.quantised import decode
 from llamatrain.machine.entry import F32, I32, Entry, f32, u16
-from llamatrain.machine.simd.memory import load_to, store_to
-from llamatrain.machine.simd.vector import LANES, splat
+from llamatrain.machine.simd import LANES, load_to, splat, store_to
 
 
 @Entry

@@ -25,10 +25,8 @@ from llamatrain.kernels.cpu.small_rows import (
     who_sees,
     whole,
 )
-from llamatrain.machine.entry import F32, Entry, f32
-from llamatrain.machine.jit import inline, woven
-from llamatrain.machine.simd.memory import load, load_to, store
-from llamatrain.machine.simd.vector import LANES, between, exp, larger, otherwise, splat, within
+from llamatrain.machine.entry import F32, Entry, f32, inline, woven
+from llamatrain.machine.simd import LANES, between, exp, larger, load, load_to, otherwise, splat, store, within
 
 WIDEST, LONGEST = 8, 128  # a head, and the queries or keys, from which on matrix products are faster
 NOTHING, LOWEST, ZERO, ONE = (np.float32(x) for x in (-np.inf, np.finfo(np.float32).min, 0, 1))

@@ -4,10 +4,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from llamatrain.machine.entry import F32, f32, i32
-from llamatrain.machine.jit import inline
-from llamatrain.machine.simd.memory import load, load_to, store
-from llamatrain.machine.simd.vector import LANES, splat
+from llamatrain.machine.entry import F32, f32, i32, inline
+from llamatrain.machine.simd import LANES, load, load_to, splat, store
 
 ZERO = np.float32(0)
 

@@ -8,10 +8,8 @@ from llamatrain.kernels.cpu.binding import kernel
 from llamatrain.kernels.cpu.norm import dot
 from llamatrain.kernels.cpu.portions import portion
 from llamatrain.kernels.cpu.sums import add_up
-from llamatrain.machine.entry import F32, F64, I32, Entry
-from llamatrain.machine.jit import inline
-from llamatrain.machine.simd.memory import load_to, store_to
-from llamatrain.machine.simd.vector import LANES, exp, larger, largest, otherwise, splat, total, within
+from llamatrain.machine.entry import F32, F64, I32, Entry, inline
+from llamatrain.machine.simd import LANES, exp, larger, largest, load_to, otherwise, splat, store_to, total, within
 
 NOTHING = np.float32(-np.inf)
 ONE = np.float32(1)

@@ -6,8 +6,7 @@ from llamatrain.kernels.cpu.binding import kernel
 from llamatrain.kernels.cpu.norm import dot
 from llamatrain.kernels.cpu.portions import portion
 from llamatrain.machine.entry import F32, F64, Entry, Real
-from llamatrain.machine.simd.memory import load_to
-from llamatrain.machine.simd.vector import LANES, splat, total
+from llamatrain.machine.simd import LANES, load_to, splat, total
 
 BLOCK = 8192
 

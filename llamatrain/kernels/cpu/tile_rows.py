@@ -7,9 +7,10 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from llamatrain.kernels.cpu.microkernel import FLOATS, INTS, ROW, plus
-from llamatrain.machine.simd import lowering as W
-from llamatrain.machine.simd.lowering import FLOAT, SHORT, load, store
+from llamatrain.kernels.cpu.microkernel import FLOATS, INTS, plus
+from llamatrain.kernels.cpu.tile_shape import ROW
+from llamatrain.machine.compiler.simd import lowering as W
+from llamatrain.machine.compiler.simd.lowering import FLOAT, SHORT, load, store
 
 SHORTS = ir.VectorType(SHORT, 16)
 Emit = Callable[[Any, Any, Any, Any], None]

@@ -17,12 +17,11 @@ integers and C's distance between rows, `ldc`, is in float32 elements.
 All of them sum in float32. `mode_of("bf16")` is the best that this machine has.
 """
 
-from llamatrain.kernels.cpu import microkernel as micro
-from llamatrain.kernels.cpu import tile_rows
-from llamatrain.kernels.cpu.microkernel import NARROW_ROWS, ROW, TILE, WIDE_ROWS
+from llamatrain.kernels.cpu.tile_shape import NARROW_ROWS, ROW, TILE, WIDE_ROWS
 from llamatrain.machine import units
-from llamatrain.machine.entry import Brick
-from llamatrain.machine.jit import inline
+from llamatrain.machine.entry import Brick, LaterModule, inline
+
+micro, tile_rows = (LaterModule(f"llamatrain.kernels.cpu.{name}") for name in ("microkernel", "tile_rows"))
 
 FLOAT32, ROUNDED, PAIRS, TILES = range(4)
 SIDE = 32  # of the block of C that is finished at once

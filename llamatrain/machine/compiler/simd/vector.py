@@ -13,11 +13,10 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from llamatrain.machine import units
-from llamatrain.machine.simd import lowering as W
-from llamatrain.machine.simd.typed import Lanes, either, extreme, function, operators, reduction
+from llamatrain.machine.compiler.simd import lowering as W
+from llamatrain.machine.compiler.simd.typed import Lanes, either, extreme, function, operators, reduction
+from llamatrain.machine.simd import LANES
 
-LANES = units.floats()
 VECTOR = Lanes(f"vector{LANES}", W.FLOAT, LANES, (types.float32,))
 FLOATS = VECTOR.llvm
 EXACT = ("contract",)  # keeps the pass that relaxes arithmetic away from ours

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from llamatrain.machine.simd.lowering import FLOAT, INT, SHORT, each, like
+from llamatrain.machine.compiler.simd.lowering import FLOAT, INT, SHORT, each, like
 
 
 def from_half(builder: Any, word: Any) -> Any:

@@ -6,8 +6,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from llamatrain.machine.simd import lowering as W
-from llamatrain.machine.simd.vector import LANES, VECTOR
+from llamatrain.machine.compiler.simd import lowering as W
+from llamatrain.machine.compiler.simd.vector import LANES, VECTOR
 
 
 def _kind(pointer: Any) -> tuple[Any, int, bool]:

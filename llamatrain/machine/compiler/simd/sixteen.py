@@ -11,24 +11,21 @@ then reads from nowhere, is thrown away.
 
 import operator
 from collections.abc import Callable, Sequence
-from functools import partial
+from math import prod
 from typing import Any, ClassVar
 
-import numba
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.core.imputils import lower_builtin
 from numba.core.typing.templates import ConcreteTemplate, infer_global, signature
 from numba.extending import intrinsic
 
-from llamatrain.machine.simd import lowering as W
-from llamatrain.machine.simd.halves import from_half, to_half
-from llamatrain.machine.simd.typed import Lanes, extreme, function, operators, reduction
+from llamatrain.machine.compiler.simd import lowering as W
+from llamatrain.machine.compiler.simd.halves import from_half, to_half
+from llamatrain.machine.compiler.simd.typed import Lanes, extreme, function, operators, reduction
 
 LANES = 16
-
-# A function that entries call. Arithmetic is as written: left unsaid, `fastmath` would be that of the caller.
-exact = partial(numba.njit, error_model="numpy", fastmath=False, nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 FLOATS = Lanes(f"{LANES} floats", W.FLOAT, LANES, (types.float32, types.float64))
 WORDS = Lanes(f"{LANES} words", W.INT, LANES, (types.int64,))
@@ -195,3 +192,28 @@ def mask(typing_context: Any, words: Any) -> Any:
         return builder.zext(builder.bitcast(lowest, W.SHORT), W.LONG)
 
     return types.int64(WORDS), generate
+
+
+# ---- arrays of a function's own ----------------------------------------------------------------------
+
+
+def room(element: str, *shape: int) -> Any:
+    """`name()`: zeros on the stack, as an array of this shape."""
+    kind = types.Array(getattr(types, element), len(shape), "C")
+
+    @intrinsic
+    def zeros(typing_context: Any) -> Any:
+        def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            held = context.get_data_type(kind.dtype)
+            size = context.get_abi_sizeof(held)
+            space = cgutils.alloca_once(builder, ir.ArrayType(held, prod(shape)))
+            builder.store(ir.Constant(space.type.pointee, None), space)
+            made = context.make_array(kind)(context, builder)
+            steps = [size * prod(shape[at + 1 :]) for at in range(len(shape))]
+            made.shape, made.strides = (cgutils.pack_array(builder, [W.LONG(n) for n in row]) for row in (shape, steps))
+            made.data, made.itemsize, made.nitems = builder.bitcast(space, made.data.type), W.LONG(size), W.LONG(prod(shape))
+            return made._getvalue()
+
+        return kind(), generate
+
+    return zeros

@@ -10,7 +10,7 @@ from numba.core.imputils import lower_builtin
 from numba.core.typing.templates import ConcreteTemplate, infer_global, signature
 from numba.extending import intrinsic, models, register_model
 
-from llamatrain.machine.simd import lowering as W
+from llamatrain.machine.compiler.simd import lowering as W
 
 
 class Lanes(types.Type):

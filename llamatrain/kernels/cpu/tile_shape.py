@@ -1,0 +1,11 @@
+"""The tiles that products are made of, and how much of a result is in the work at once (`kernels/cpu/microkernel.py`)."""
+
+from llamatrain.machine.units import floats
+
+TILE = 1024  # bytes
+ROW = 64  # bytes of a tile's row
+
+# Rows of C that a vector kernel holds, 32 or 16 columns wide: sums take half the registers, what feeds them the rest.
+SUMS = 16 if floats() == 16 else 8
+WIDE_ROWS = max(1, SUMS * floats() // 32)
+NARROW_ROWS = 2 * WIDE_ROWS

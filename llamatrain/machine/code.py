@@ -1,0 +1,159 @@
+"""Where machine code is found: in the library that came with the package, among what was compiled before, or made now."""
+
+import hashlib
+import sys
+import time
+from collections.abc import Callable, Iterable
+from functools import cache, cached_property
+from importlib.util import find_spec
+from pathlib import Path
+
+from llamatrain.machine import shipped
+from llamatrain.machine.cachefolder import SWITCH, wanted
+from llamatrain.machine.entry import Brick, Declared, Entry
+from llamatrain.machine.kept import Shelf, name_of, sealed
+from llamatrain.machine.library import loaded
+from llamatrain.machine.shipped import PACKAGE
+from llamatrain.machine.terminal import say
+from llamatrain.machine.units import processor
+
+COMPILERS = ("numba", "llvmlite")
+
+
+@cache
+def cache_key() -> str:
+    """Of all that decides machine code: the sources, the class of the processor, the compiler."""
+    from importlib.metadata import version
+
+    made = [version(name) for name in COMPILERS] if compiles() else []
+    return hashlib.sha256(repr((shipped.sources(), processor(), sys.platform, made)).encode()).hexdigest()[:16]
+
+
+@cache
+def compiles() -> bool:
+    """Whether there is a compiler."""
+    return all(find_spec(name) for name in COMPILERS)
+
+
+def facts_of(declared: Declared) -> str:
+    """All that decides the code of a function, in a line."""
+    body, own = declared.body, ""
+    if not declared.where.startswith("llamatrain."):
+        closure = [repr(cell.cell_contents) for cell in body.__closure__ or ()]
+        own = repr((_stamp(body.__code__.co_filename), body.__code__.co_firstlineno, closure))
+    return repr((cache_key(), declared.where, own))
+
+
+@cache
+def _stamp(source: str) -> str:
+    return hashlib.sha256(Path(source).read_bytes()).hexdigest()
+
+
+class Code:
+    """Finds and makes; counts and times what is made, and says so once."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.compiled = 0
+        self.said = False
+        self.say: Callable[[str], None] = say
+        self.there: dict[Declared, int] = {}
+
+    @cached_property
+    def shelf(self) -> Shelf:
+        return Shelf(wanted(cache_key()))
+
+    @cached_property
+    def library(self) -> Callable[[str], int]:
+        found, trouble = shipped.library()
+        if trouble:
+            self.say(f"{trouble}; {'they are compiled' if compiles() else 'numpy does their work'}")
+        return found
+
+    @property
+    def able(self) -> bool:
+        """Whether there are compiled kernels at all."""
+        return bool(self.library is not shipped.nothing or compiles())
+
+    def address(self, declared: Declared) -> int:
+        return self.found(declared) or (self.made(declared) if compiles() else 0)
+
+    def found(self, declared: Declared) -> int:
+        """The address of what need not be compiled; 0 if it must be. Without the bricks that it may call, an entry cannot be loaded."""
+        if declared not in self.there:
+            address = self.library(declared.symbol)
+            if not address and compiles() and (not isinstance(declared, Entry) or all(map(self.found, Brick.made))):
+                address = self._kept(declared)
+            if address:
+                self.there[declared] = address
+        return self.there.get(declared, 0)
+
+    def _kept(self, declared: Declared) -> int:
+        facts = facts_of(declared)
+        name = name_of(declared.where.replace(":", "."), facts)
+        if code := self.shelf.take(name, facts):
+            try:
+                return loaded(code, declared.symbol if isinstance(declared, Brick) else "")(declared.symbol)
+            except OSError:  # it is what was written, and yet of no use here
+                self.shelf.drop(name)
+        return 0
+
+    # ---- compiling ---------------------------------------------------------
+
+    def made(self, declared: Declared) -> int:
+        """Compiled here and now."""
+        for brick in Brick.made if isinstance(declared, Entry) else ():
+            self.address(brick)
+        self.announce()
+        start = time.perf_counter()
+        name, file = compiled(declared)
+        self.keep(name, file)
+        self.count(1, time.perf_counter() - start)
+        return self.found(declared)
+
+    def keep(self, name: str, file: bytes) -> None:
+        before = self.shelf.trouble
+        self.shelf.put(name, file)
+        if self.shelf.trouble != before:
+            self.say(f"kernels are kept for this run alone: {self.shelf.trouble}; {SWITCH} names another folder")
+
+    def announce(self) -> None:
+        if self.said:
+            return
+        self.said = True
+        self.shelf.check()
+        if self.shelf.trouble:
+            self.say(f"compiling kernels for this run alone: {self.shelf.trouble}; {SWITCH} names another folder")
+        elif self.shelf.damaged:
+            self.say(f"compiling kernels again that were damaged in {self.shelf.folder}")
+        else:
+            self.say(f"compiling kernels for this machine, once (kept in {self.shelf.folder})")
+
+    def count(self, kernels: int, seconds: float) -> None:
+        self.compiled, self.seconds = self.compiled + kernels, self.seconds + seconds
+
+    def report(self) -> None:
+        """Say how long it took, if anything was compiled since the last report."""
+        if self.compiled:
+            self.say(f"compiled {self.compiled} kernel{'s' * (self.compiled > 1)} in {self.seconds:.1f} s")
+        self.compiled, self.seconds = 0, 0.0
+
+
+def compiled(declared: Declared) -> tuple[str, bytes]:
+    """The file of a function, made now, and its name."""
+    from llamatrain.machine.compiler.emit import object_of
+    from llamatrain.machine.compiler.link import loadable
+
+    facts = facts_of(declared)
+    return name_of(declared.where.replace(":", "."), facts), sealed(facts, loadable(object_of(declared)))
+
+
+def missing(needed: Iterable[Declared]) -> list[Declared]:
+    """What must be compiled, each once, with the bricks that entries call."""
+    wanted = dict.fromkeys(needed)
+    if any(isinstance(each, Entry) for each in wanted):
+        wanted = dict.fromkeys([*Brick.made, *wanted])
+    return [each for each in wanted if not code.found(each)]
+
+
+code = Code()

@@ -1,0 +1,70 @@
+"""What the thread team's routines do that Python has no word for: calls by address, words that threads share, waiting."""
+
+import sys
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+WORD, VOID = ir.IntType(64), ir.VoidType()
+ENTRY = ir.FunctionType(VOID, [WORD, WORD, WORD, WORD.as_pointer()])
+
+
+@intrinsic
+def enter(typing_context: Any, address: Any, lo: Any, hi: Any, thread: Any, args: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        words = builder.inttoptr(values[4], WORD.as_pointer())
+        builder.call(builder.inttoptr(values[0], ENTRY.as_pointer()), [*values[1:4], words])
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 5), generate
+
+
+@intrinsic
+def fetch_add(typing_context: Any, address: Any, value: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return builder.atomic_rmw("add", builder.inttoptr(values[0], WORD.as_pointer()), values[1], "seq_cst")
+
+    return types.int64(types.int64, types.int64), generate
+
+
+@intrinsic
+def load(typing_context: Any, address: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return builder.load_atomic(builder.inttoptr(values[0], WORD.as_pointer()), "seq_cst", 8)
+
+    return types.int64(types.int64), generate
+
+
+@intrinsic
+def store(typing_context: Any, address: Any, value: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        builder.store_atomic(values[1], builder.inttoptr(values[0], WORD.as_pointer()), "seq_cst", 8)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
+
+
+@intrinsic
+def give_way(typing_context: Any) -> Any:
+    """Let another thread have the processor: there may be fewer of them than threads."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        if sys.platform != "win32":
+            builder.call(cgutils.get_or_insert_function(builder.module, ir.FunctionType(ir.IntType(32), []), "sched_yield"), [])
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+@intrinsic
+def pause(typing_context: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        if "x86" in builder.module.triple:
+            spin = cgutils.get_or_insert_function(builder.module, ir.FunctionType(VOID, []), "llvm.x86.sse2.pause")
+            builder.call(spin, [])
+        return context.get_dummy_value()
+
+    return types.void(), generate

@@ -1,0 +1,61 @@
+"""Machine code that is run: shared libraries by the system's loader, object files by LLVM's where nothing could link them."""
+
+import ctypes
+import os
+from collections.abc import Callable
+from functools import cache
+from itertools import count
+from typing import Any
+
+ELF, SHARED, TYPE_AT = b"\x7fELF", 3, 16  # of an ELF file: how it begins, the type of a shared library, where it stands
+
+Find = Callable[[str], int]  # the address of a symbol; 0 if there is none
+numbers = count()
+
+
+def loaded(code: bytes | memoryview, shown: str = "") -> Find:
+    """What finds the symbols of this code; `shown` is one that code which is loaded later names."""
+    if bytes(code[:4]) == ELF and code[TYPE_AT] == SHARED:
+        return _by_system(code, ctypes.RTLD_GLOBAL if shown else ctypes.RTLD_LOCAL)
+    return _by_llvm(bytes(code), shown)
+
+
+def _by_system(code: bytes | memoryview, mode: int) -> Find:
+    """From memory: these very bytes, whatever becomes of the file that they came from."""
+    file = os.memfd_create("llamatrain-kernels")
+    try:
+        with os.fdopen(file, "wb", closefd=False) as stream:
+            stream.write(code)
+        # The loader takes what it opened by the same path for the same library: each has a path of its own.
+        library = ctypes.CDLL(f"/proc/self/fd/{'/' * next(numbers)}{file}", mode=mode)
+    finally:
+        os.close(file)
+
+    def find(symbol: str) -> int:
+        try:
+            return ctypes.cast(library[symbol], ctypes.c_void_p).value or 0
+        except AttributeError:
+            return 0
+
+    return find
+
+
+def _by_llvm(code: bytes, shown: str) -> Find:
+    import llvmlite.binding as llvm
+
+    engine = _engine()
+    engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+    engine.finalize_object()
+    if shown:
+        llvm.add_symbol(shown, engine.get_function_address(shown))
+    return lambda symbol: int(engine.get_function_address(symbol))
+
+
+@cache
+def _engine() -> Any:
+    import llvmlite.binding as llvm
+
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    machine = llvm.Target.from_default_triple().create_target_machine(jit=True)
+    return llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)

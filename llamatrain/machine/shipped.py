@@ -1,0 +1,96 @@
+"""The libraries of kernels that came with the package, one for each class of processors, and what tells them from others.
+
+`manifest.json` says of which sources they were made, and of each its sha256. It guards against damage and against sources
+that were edited since; against malice stands that nothing is loaded from where others can write.
+"""
+
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from llamatrain.machine.library import loaded
+from llamatrain.machine.plainfile import content
+from llamatrain.machine.units import processor
+
+PACKAGE = Path(__file__).resolve().parent.parent
+FOLDER = PACKAGE / "machine" / "libraries"
+MANIFEST, LARGEST = "manifest.json", 1 << 26
+COMPILED_HERE = ("machine", "kernels", "files/quants", "data/tokenizer")  # the folders whose sources end up in machine code
+
+
+@cache
+def sources() -> str:
+    """A hash of all sources that end up in machine code."""
+    key = hashlib.sha256()
+    for source in sorted(path for folder in COMPILED_HERE for path in (PACKAGE / folder).rglob("*.py")):
+        key.update(source.relative_to(PACKAGE).as_posix().encode() + b"\0" + source.read_bytes() + b"\0")
+    return key.hexdigest()
+
+
+def file_of(name: str) -> str:
+    return f"{name}.so"
+
+
+def nothing(symbol: str) -> int:
+    return 0
+
+
+def library() -> tuple[Callable[[str], int], str]:
+    """What finds the kernels of this machine's class, and why there are none if there should be."""
+    try:
+        manifest: dict[str, Any] = json.loads(content(FOLDER / MANIFEST, LARGEST)[0])
+    except OSError:  # none came with it
+        return nothing, ""
+    except ValueError:
+        return nothing, f"{FOLDER / MANIFEST} is damaged: the kernels that came with the package are passed over"
+    return _of(manifest, processor().name)
+
+
+def _of(manifest: dict[str, Any], name: str) -> tuple[Callable[[str], int], str]:
+    path, expected = FOLDER / file_of(name), manifest.get("libraries", {}).get(name)
+    if expected is None:
+        return nothing, ""
+    if manifest.get("sources") != sources():
+        return nothing, "the kernels that came with the package are of other sources than these"
+    if writer := next(filter(None, map(open_to, (path, FOLDER, PACKAGE))), ""):
+        return nothing, f"the kernels that came with the package are passed over: {writer}"
+    try:
+        code = content(path, LARGEST)[0]
+        if hashlib.sha256(code).hexdigest() != expected:
+            return nothing, f"{path} is not what came with the package"
+        return loaded(code), ""
+    except OSError as error:
+        return nothing, f"{path} cannot be loaded ({error.strerror or error})"
+
+
+def open_to(path: Path) -> str:
+    """Who but the user and root can write there, if anybody can."""
+    if not hasattr(os, "geteuid"):
+        return ""
+    try:
+        status = path.stat()
+    except OSError as error:
+        return f"{path} cannot be read ({error.strerror or error})"
+    if status.st_uid not in (0, os.geteuid()):
+        return f"{path} belongs to another user"
+    if status.st_mode & stat.S_IWOTH or (status.st_mode & stat.S_IWGRP and not _is_alone_in(status.st_gid)):
+        return f"others can write to {path}"
+    return ""
+
+
+def _is_alone_in(group: int) -> bool:
+    """A group of the user's own, as many systems give to each, or root's."""
+    import grp
+    import pwd
+
+    try:
+        user = pwd.getpwuid(os.geteuid())
+        found = grp.getgrgid(group)
+    except KeyError:
+        return False
+    return group == 0 or (group == user.pw_gid and found.gr_name == user.pw_name and set(found.gr_mem) <= {user.pw_name})

@@ -1,0 +1,23 @@
+"""Vectors, as bodies of kernels name what they do with them; what that is the compiler knows (`machine/compiler/simd`)."""
+
+from importlib import import_module
+from typing import Any
+
+from llamatrain.machine.entry import Later, LaterModule
+from llamatrain.machine.units import floats
+
+LANES = floats()
+VECTORS = "llamatrain.machine.compiler.simd"
+
+
+def named(module: str, *names: str) -> list[Any]:
+    """What a module has by these names, when they are asked for."""
+    return [Later(lambda name=name: getattr(import_module(f"{VECTORS}.{module}"), name)) for name in names]
+
+
+load, store, load_to, store_to = named("memory", "load", "store", "load_to", "store_to")
+splat, total, largest, larger, exp, sqrt = named("vector", "splat", "total", "largest", "larger", "exp", "sqrt")
+otherwise, within, between = named("vector", "otherwise", "within", "between")
+evens, odds, swapped, alternate = named("vector", "evens", "odds", "swapped", "alternate")
+to_bf16, from_bf16 = named("vector", "to_bf16", "from_bf16")
+sixteen = LaterModule(f"{VECTORS}.sixteen")
