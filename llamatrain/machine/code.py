@@ -26,7 +26,7 @@ def cache_key() -> str:
     from importlib.metadata import version
 
     made = [version(name) for name in COMPILERS] if compiles() else []
-    return hashlib.sha256(repr((shipped.sources(), processor(), sys.platform, made)).encode()).hexdigest()[:16]
+    return hashlib.sha256(repr((shipped.sources(), processor()[:3], sys.platform, made)).encode()).hexdigest()[:16]
 
 
 @cache

@@ -1,0 +1,84 @@
+"""Compiles all kernels ahead of time, a library for each class of processors, into the package.
+
+    python scripts/build_kernels.py                  every class, and this machine's own if it is another
+    python scripts/build_kernels.py x86-64-v4 ...    these
+
+What is built is found by its hash: an edit of any kernel makes it stale, and it is passed over. Needs a linker.
+"""
+
+import argparse
+import hashlib
+import importlib
+import json
+import os
+import pkgutil
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import llamatrain
+from llamatrain.machine import shipped, units
+from llamatrain.machine.code import COMPILERS
+from llamatrain.machine.entry import Declared, all_of
+
+
+def modules() -> list[str]:
+    """All whose functions are compiled."""
+    found = pkgutil.walk_packages(llamatrain.__path__, "llamatrain.")
+    folders = tuple(f"llamatrain.{folder.replace('/', '.')}" for folder in shipped.COMPILED_HERE)
+    return sorted(each.name for each in found if each.name.startswith(folders) and ".compiler" not in each.name)
+
+
+def declared() -> list[Declared]:
+    return all_of([name for name in modules() if name != "llamatrain.machine.ahead" and importlib.import_module(name)])
+
+
+def built() -> bytes:
+    """The library of the class of this process."""
+    from tqdm import tqdm
+
+    from llamatrain.machine.compiler.emit import object_of
+    from llamatrain.machine.compiler.link import linked
+
+    name = units.processor().name
+    return linked([object_of(each) for each in tqdm(declared(), desc=name, disable=None, unit="kernel")], name)
+
+
+def build(name: str) -> None:
+    """In a process of its own: what a processor can do is settled when the kernels' modules are imported."""
+    words, environment = [sys.executable, __file__, "--here", name], {**os.environ}
+    if name in units.CLASSES:
+        environment[units.CLASS] = name
+    subprocess.run(words, env=environment, check=True)
+
+
+def write_manifest(names: list[str]) -> None:
+    libraries = {name: hashlib.sha256((shipped.FOLDER / shipped.file_of(name)).read_bytes()).hexdigest() for name in names}
+    compiler = {name: version(name) for name in COMPILERS}
+    manifest = {"sources": shipped.sources(), "compiler": compiler, "kernels": [each.where for each in declared()]}
+    text = json.dumps({**manifest, "libraries": libraries}, indent=1)
+    (shipped.FOLDER / shipped.MANIFEST).write_text(text + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="CLASS")
+    parser.add_argument("--here", metavar="CLASS", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.here:
+        (shipped.FOLDER / shipped.file_of(asked.here)).write_bytes(built())
+        return
+    names = sorted(asked.names or {*units.CLASSES, units.processor().name})
+    shipped.FOLDER.mkdir(exist_ok=True)
+    for old in Path(shipped.FOLDER).iterdir():
+        old.unlink()
+    for name in names:
+        build(name)
+    write_manifest(names)
+    for name in names:
+        print(f"{name}: {(shipped.FOLDER / shipped.file_of(name)).stat().st_size:,} bytes, {len(declared())} kernels")
+
+
+if __name__ == "__main__":
+    main()
