@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from llvmlite import ir
 
-from llamatrain.kernels.cpu import microkernel, products, tiles
+from llamatrain.kernels.cpu import products, tiles
+from llamatrain.kernels.cpu.llvm import microkernel
 from llamatrain.kernels.cpu.binding import BINDINGS
 from llamatrain.machine import units
 from llamatrain.machine.threads import Table

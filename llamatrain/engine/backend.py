@@ -59,10 +59,12 @@ def backend_of(kernels: str = "cpu", threads: int = 1, drops: bool = False) -> B
     """The backend of that name. With `drops`, pages of mapped files leave memory after each reading."""
     if kernels not in KERNELS or threads < 1:
         raise GraphError(f"kernels are {' or '.join(KERNELS)}, threads 1 or more; received {kernels!r} and {threads}")
-    if kernels == "reference":
+    from llamatrain.machine.code import code
+
+    if kernels == "reference" or not code.able():
         from llamatrain.kernels.reference.backend import Plain
 
         return Plain(threads, drops)
-    from llamatrain.kernels.cpu.backend import Compiled  # imports the compiler
+    from llamatrain.kernels.cpu.backend import Compiled
 
     return Compiled(threads, drops)

@@ -18,6 +18,7 @@ from llamatrain.machine.terminal import say
 from llamatrain.machine.units import processor
 
 COMPILERS = ("numba", "llvmlite")
+HELP = "pip install 'llamatrain[compile]' brings a compiler"
 
 
 @cache
@@ -70,10 +71,14 @@ class Code:
             self.say(f"{trouble}; {'they are compiled' if compiles() else 'numpy does their work'}")
         return found
 
-    @property
     def able(self) -> bool:
-        """Whether there are compiled kernels at all."""
-        return bool(self.library is not shipped.nothing or compiles())
+        """Whether there are compiled kernels at all; where there are none, it is said once what would help."""
+        if self.library is not shipped.nothing or compiles():
+            return True
+        if not self.said:
+            self.said = True
+            self.say(f"no compiled kernels for {processor().name}: numpy does their work, many times slower; {HELP}")
+        return False
 
     def address(self, declared: Declared) -> int:
         return self.found(declared) or (self.made(declared) if compiles() else 0)

@@ -1,4 +1,4 @@
-"""The tiles that products are made of, and how much of a result is in the work at once (`kernels/cpu/microkernel.py`)."""
+"""The tiles that products are made of, and how much of a result is in the work at once (`kernels/cpu/llvm/microkernel.py`)."""
 
 from llamatrain.machine.units import floats
 

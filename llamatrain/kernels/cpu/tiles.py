@@ -21,7 +21,7 @@ from llamatrain.kernels.cpu.tile_shape import NARROW_ROWS, ROW, TILE, WIDE_ROWS
 from llamatrain.machine import units
 from llamatrain.machine.entry import Brick, LaterModule, inline
 
-micro, tile_rows = (LaterModule(f"llamatrain.kernels.cpu.{name}") for name in ("microkernel", "tile_rows"))
+micro, tile_rows = (LaterModule(f"llamatrain.kernels.cpu.llvm.{name}") for name in ("microkernel", "tile_rows"))
 
 FLOAT32, ROUNDED, PAIRS, TILES = range(4)
 SIDE = 32  # of the block of C that is finished at once

@@ -1,4 +1,4 @@
-"""Rows of tiles (`kernels/cpu/microkernel.py`) from 16 or 32 elements, in LLVM's own words, and a tile's transpose."""
+"""Rows of tiles (`kernels/cpu/llvm/microkernel.py`) from 16 or 32 elements, in LLVM's own words, and a tile's transpose."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +7,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from llamatrain.kernels.cpu.microkernel import FLOATS, INTS, plus
+from llamatrain.kernels.cpu.llvm.microkernel import FLOATS, INTS, plus
 from llamatrain.kernels.cpu.tile_shape import ROW
 from llamatrain.machine.compiler.simd import lowering as W
 from llamatrain.machine.compiler.simd.lowering import FLOAT, SHORT, load, store

@@ -1,0 +1,1 @@
+"""Innermost loops in LLVM's own words: imported by the compiler alone."""
