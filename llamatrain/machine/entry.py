@@ -38,7 +38,13 @@ class Later:
 
 
 class LaterModule(ModuleType):
-    """A module that is imported when something of it is first asked for."""
+    """A module that is imported when something of it is first asked for, or anything compiled."""
+
+    made: ClassVar[list["LaterModule"]] = []
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.made.append(self)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(import_module(self.__name__), name)

@@ -1,5 +1,6 @@
 """A declared function to an object file: its body by Numba, and around it a function in C's manner that needs nothing else."""
 
+from importlib import import_module
 from typing import Any
 
 import llvmlite.binding as llvm
@@ -13,13 +14,15 @@ from numba.core.cpu import FastMathOptions
 from llamatrain.machine.compiler.known import WORDS, Reader, type_of
 from llamatrain.machine.compiler.simd import sixteen  # noqa: F401  what pointers can do
 from llamatrain.machine.compiler.target import context, typing
-from llamatrain.machine.entry import FAST, Declared, Function, Routine
+from llamatrain.machine.entry import FAST, Declared, Function, LaterModule, Routine
 
 LONG = ir.IntType(64)
 
 
 @global_compiler_lock
 def object_of(declared: Declared) -> bytes:
+    for each in LaterModule.made:  # Numba does not see what an import brings in the midst of its work
+        import_module(each.__name__)
     made = compile_extra(typing(), context(), declared.body, arguments(declared), None, flags(declared), {})
     library = context().codegen().create_library(declared.symbol)
     module = library.create_ir_module(declared.symbol)
