@@ -10,7 +10,7 @@ import pytest
 from llamatrain.kernels.cpu import elementwise, gates, norm, optimizer, rope, rows, softmax, sums  # noqa: F401 - they register
 from llamatrain.kernels.cpu.binding import BINDINGS
 from llamatrain.machine.entry import F32, Entry
-from llamatrain.machine.simd import memory, vector
+from llamatrain.machine import simd
 from llamatrain.machine.threads import Table
 
 RANDOM = np.random.default_rng(0)
@@ -55,9 +55,9 @@ def wide(*arrays):
 @Entry
 def exponentials(lo, hi, thread, x: F32, alone: F32, together: F32):
     for i in range(lo, hi):
-        alone[i] = vector.exp(x[i])
-    for i in range(lo, hi, vector.LANES):
-        memory.store_to(together, i, hi, vector.exp(memory.load_to(x, i, hi)), 0)
+        alone[i] = simd.exp(x[i])
+    for i in range(lo, hi, simd.LANES):
+        simd.store_to(together, i, hi, simd.exp(simd.load_to(x, i, hi)), 0)
 
 
 def test_the_exponential():

@@ -172,6 +172,8 @@ def test_the_tile_units_code_is_made_where_the_unit_is_not():
     microkernel.tile_kernel(builder, *function.args)
     microkernel.release(builder)
     builder.ret_void()
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
     target = llvm.Target.from_triple("x86_64-unknown-linux-gnu")
     text = target.create_target_machine(cpu="sapphirerapids").emit_assembly(llvm.parse_assembly(str(module)))
     made = {

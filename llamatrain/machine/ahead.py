@@ -18,6 +18,7 @@ from typing import IO, Any
 
 from llamatrain.machine.code import code, compiled, compiles, missing
 from llamatrain.machine.entry import Declared
+from llamatrain.machine.kept import sealed
 from llamatrain.machine.shipped import PACKAGE
 from llamatrain.machine.terminal import bar
 from llamatrain.machine.units import cores
@@ -106,7 +107,7 @@ def _received(stream: IO[bytes]) -> Iterator[tuple[str, bytes]]:
         yield name, file
 
 
-# ---- the process that compiles ---------------------------------------------
+# ---- the process that compiles ------------------------------------
 
 
 def _asked() -> "queue.SimpleQueue[str]":
@@ -128,7 +129,8 @@ def main() -> None:
         names = _asked()
         while True:
             module, _, name = names.get().rpartition(":")
-            _send(out, *compiled(getattr(import_module(module), name)))
+            named, facts, made = compiled(getattr(import_module(module), name))
+            _send(out, named, sealed(facts, made))
 
 
 if __name__ == "__main__":

@@ -98,7 +98,7 @@ class Code:
         name = name_of(declared.where.replace(":", "."), facts)
         if code := self.shelf.take(name, facts):
             try:
-                return loaded(code, declared.symbol if isinstance(declared, Brick) else "")(declared.symbol)
+                return _loaded(declared, code)
             except OSError:  # it is what was written, and yet of no use here
                 self.shelf.drop(name)
         return 0
@@ -111,10 +111,11 @@ class Code:
             self.address(brick)
         self.announce()
         start = time.perf_counter()
-        name, file = compiled(declared)
-        self.keep(name, file)
+        name, facts, code = compiled(declared)
+        self.keep(name, sealed(facts, code))
         self.count(1, time.perf_counter() - start)
-        return self.found(declared)
+        self.there[declared] = _loaded(declared, code)
+        return self.there[declared]
 
     def keep(self, name: str, file: bytes) -> None:
         before = self.shelf.trouble
@@ -144,13 +145,17 @@ class Code:
         self.compiled, self.seconds = 0, 0.0
 
 
-def compiled(declared: Declared) -> tuple[str, bytes]:
-    """The file of a function, made now, and its name."""
+def _loaded(declared: Declared, code: bytes | memoryview) -> int:
+    return loaded(code, declared.symbol if isinstance(declared, Brick) else "")(declared.symbol)
+
+
+def compiled(declared: Declared) -> tuple[str, str, bytes]:
+    """The code of a function, made now, with its name and all that decides it."""
     from llamatrain.machine.compiler.emit import object_of
     from llamatrain.machine.compiler.link import loadable
 
     facts = facts_of(declared)
-    return name_of(declared.where.replace(":", "."), facts), sealed(facts, loadable(object_of(declared)))
+    return name_of(declared.where.replace(":", "."), facts), facts, loadable(object_of(declared))
 
 
 def missing(needed: Iterable[Declared]) -> list[Declared]:

@@ -23,7 +23,7 @@ import numpy as np
 FAST = frozenset({"reassoc", "contract", "arcp", "nsz"})
 
 
-# ---- what only the compiler needs ------------------------------------------
+# ---- what only the compiler needs ------------------------------------
 
 
 class Later:
@@ -122,7 +122,7 @@ def kinds_of(annotation: Any) -> list[Any]:
     return [kind_of(annotation)]
 
 
-# ---- what is compiled ------------------------------------------------------
+# ---- what is compiled ------------------------------------
 
 
 class Declared:

@@ -63,7 +63,7 @@ def _of(manifest: dict[str, Any], name: str) -> tuple[Callable[[str], int], str]
         code = content(path, LARGEST)[0]
         if hashlib.sha256(code).hexdigest() != expected:
             return nothing, f"{path} is not what came with the package"
-        return loaded(code), ""
+        return loaded(code, shown=name), ""
     except OSError as error:
         return nothing, f"{path} cannot be loaded ({error.strerror or error})"
 
