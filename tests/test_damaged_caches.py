@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.warm import warm
+from tests.warm import warm, without_libraries
 
 CHEAP = ("elementwise.fill_flat", "norm.add_rows", "optimizer.clip", "elementwise.narrow", "rows.take_rows", "sums.add_up")
 SMALL = ("--vocab-size", "bytes", "--embd", "32", "--head", "4", "--layer", "1", "--ctx", "48", "--iters", "2", "--threads", "1")
@@ -34,7 +34,7 @@ def damages(chance: random.Random) -> list[Callable[[Path], object]]:
 
 def test_damaged_caches_are_mended_by_the_run_that_finds_them(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 200)
-    env = {**os.environ, "LLAMATRAIN_CACHE": str(tmp_path / "cache")}
+    env = without_libraries(tmp_path / "cache")
     command = (sys.executable, "-m", "llamatrain", "from-scratch", "text.txt", *SMALL, "--out", "run", "--overwrite")
 
     def result() -> tuple[bytes, str]:

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from numba import types
 
-from llamatrain.machine import cachefolder, kept, native, temporary
-from llamatrain.machine.jit import Compiler
+from llamatrain.machine import cachefolder, code, kept, shipped, temporary
+from llamatrain.machine.entry import Function
 from llamatrain.machine.kept import Shelf, sealed
 
 CODE = bytes(range(256)) * 40
@@ -201,29 +200,29 @@ def test_what_a_killed_run_left_is_removed_by_the_next_and_not_before(shelf: She
 # ---- what the compiler makes of it -----------------------------------------
 
 
-def one(number):
+@Function
+def one(number: int) -> int:
     return number + 1
 
 
-def two(number):
+@Function
+def two(number: int) -> int:
     return number + 2
 
 
-BODIES, SIGNATURE = (one, two), types.int64(types.int64)
-
-
-def compiler(folder: Path) -> tuple[Compiler, list[str]]:
-    made, said = Compiler(), list[str]()
-    vars(made)["shelf"] = Shelf(folder)
-    made.say = said.append
+def compiler(folder: Path) -> tuple[code.Code, list[str]]:
+    made, said = code.Code(), list[str]()
+    vars(made).update(shelf=Shelf(folder), library=shipped.nothing, say=said.append)
     return made, said
 
 
-def compiled(made: Compiler) -> int:
+def compiled(made: code.Code) -> int:
     """How many had to be, so that all are there and do what they should."""
     before = made.compiled
-    for number, body in enumerate(BODIES, 1):
-        assert (made.found_function(SIGNATURE, body) or made.function(SIGNATURE, body))(4) == 4 + number
+    for number, function in enumerate((one, two), 1):
+        fresh = Function(function.body)
+        vars(fresh)["address"] = made.address(function)
+        assert fresh(4) == 4 + number
     return made.compiled - before
 
 
@@ -242,8 +241,8 @@ def test_what_was_compiled_is_found_and_what_was_damaged_heals(tmp_path: Path) -
 
 def test_what_is_whole_and_of_no_use_is_made_again(tmp_path: Path) -> None:
     made, _ = compiler(tmp_path)
-    facts = native.facts_of(one, SIGNATURE, {})
-    made.shelf.put(kept.name_of(f"{one.__module__}.one", facts), sealed(facts, b"no machine code"))
+    facts = code.facts_of(one)
+    made.shelf.put(kept.name_of(f"{one.body.__module__}.one", facts), sealed(facts, b"\x7fELF" + bytes(12) + b"\3" + bytes(99)))
     assert compiled(made) == 2 and compiled(compiler(tmp_path)[0]) == 0
 
 

@@ -11,9 +11,11 @@ import pytest
 from numba.core.errors import NumbaError
 
 from llamatrain.errors import UsageError
-from llamatrain.machine import jit, units
+from llamatrain.machine import units
+from llamatrain.machine.code import code
 from llamatrain.machine.entry import I32, Entry, Real, i32
 from llamatrain.machine.threads import Table
+from tests.warm import without_libraries
 
 
 def count(lo, hi, thread, items: I32, before: I32, faults: I32, run, size):
@@ -83,7 +85,9 @@ def test_arrays_with_gaps_are_refused() -> None:
 
 def test_units_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(units.SWITCH, "avx512")
-    assert not any(feature.startswith("+avx512") for feature in units.target()[1].split(","))
+    script = "from llamatrain.machine import units; print(sorted(units.units()), units.processor().units)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["[]", "frozenset()"]
     monkeypatch.setenv(units.SWITCH, "avx1024")
     with pytest.raises(UsageError, match="avx1024"):
         units.switched_off()
@@ -92,8 +96,14 @@ def test_units_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif("avx512" not in units.units(), reason="this is a smaller processor")
 @pytest.mark.parametrize("without", ["", "avx512"])
 def test_code_is_for_the_processor_that_is_left(without: str, tmp_path: Path) -> None:
-    script = "from llamatrain.kernels.cpu.elementwise import combine\nprint(combine.compiled.library.get_asm_str())"
-    environment = {**os.environ, "LLAMATRAIN_CACHE": str(tmp_path), units.SWITCH: without}
+    script = """
+from llamatrain.kernels.cpu.elementwise import combine
+from llamatrain.machine.compiler import emit
+target = emit.context().codegen()._tm
+emit.context().codegen().object_of = lambda module: target.emit_assembly(module).encode()
+print(emit.object_of(combine).decode())
+"""
+    environment = {**os.environ, units.SWITCH: without}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=True)
     assert ("%zmm" in done.stdout) == ("%k1" in done.stdout) == (not without)
 
@@ -103,7 +113,7 @@ def test_without_a_cache_folder_it_still_runs_and_says_so(tmp_path: Path) -> Non
     blocked.write_text("no folder")
     script = "import tests.test_machine as t\nfrom llamatrain.machine import terminal\n"
     script += "with terminal.shown(): t.test_a_program_runs_again()"
-    environment = {**os.environ, "LLAMATRAIN_CACHE": str(blocked), "TMPDIR": str(tmp_path)}
+    environment = without_libraries(blocked, TMPDIR=str(tmp_path))
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     first = done.stderr.splitlines()[0]
@@ -115,28 +125,27 @@ def test_without_a_cache_folder_it_still_runs_and_says_so(tmp_path: Path) -> Non
 
 def test_a_body_that_cannot_be_compiled_is_no_fault_of_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    monkeypatch.setattr(jit.compiler, "say", said.append)
+    monkeypatch.setattr(code, "say", said.append)
     with pytest.raises(NumbaError):
-        Entry(wrong).build()
-    assert not said
+        _ = Entry(wrong).address
+    assert all(line.startswith("compiling") for line in said)
 
 
 def wrong(lo, hi, thread, items: I32):
     items.nothing_of_this_name()
 
 
-def test_importing_changes_nothing_of_numba() -> None:
+def test_nothing_that_is_compiled_elsewhere_brings_the_compiler() -> None:
     script = """
-import os, numba
-from numba.core import caching, config
-before = {name: value for name, value in vars(config).items() if name.isupper()}, caching.Cache.load_overload
-import llamatrain.kernels.cpu, llamatrain.files.quants.kquants, llamatrain.machine.threads, llamatrain.data.tokenizer.tokenizer
-assert before == ({name: value for name, value in vars(config).items() if name.isupper()}, caching.Cache.load_overload)
-from llamatrain.machine.native import setup
-setup()
-assert config.CPU_NAME and before[0] != {name: value for name, value in vars(config).items() if name.isupper()}
+import sys
+from importlib import import_module
+sys.path.insert(0, "scripts")
+from build_kernels import declared
+assert len(declared()) > 60
+import llamatrain.cli.main
+assert not {"numba", "llvmlite"} & {*sys.modules}, sorted(sys.modules)
 """
-    subprocess.run([sys.executable, "-c", script], check=True)
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=Path(__file__).parent.parent)
 
 
 @pytest.mark.parametrize("missing", ["resource", "fcntl"])
@@ -146,7 +155,7 @@ import sys
 sys.modules["{missing}"] = None
 from pathlib import Path
 Path.read_text = lambda *_: (_ for _ in ()).throw(OSError())  # nor is there /proc
-from llamatrain.machine import ahead, cachefolder, entry, jit, memory, threads, units
+from llamatrain.machine import ahead, cachefolder, code, entry, memory, threads, units
 assert memory.resident() >= 0 and memory.available() is None and units.cores() > 0
 """
     subprocess.run([sys.executable, "-c", script], check=True)

@@ -18,7 +18,8 @@ from llamatrain.machine.plainfile import content
 from llamatrain.machine.units import processor
 
 PACKAGE = Path(__file__).resolve().parent.parent
-FOLDER = PACKAGE / "machine" / "libraries"
+SWITCH = "LLAMATRAIN_LIBRARIES"  # names another folder of libraries, or one without
+FOLDER = Path(os.environ.get(SWITCH) or PACKAGE / "machine" / "libraries")
 MANIFEST, LARGEST = "manifest.json", 1 << 26
 COMPILED_HERE = ("machine", "kernels", "files/quants", "data/tokenizer")  # the folders whose sources end up in machine code
 
@@ -57,7 +58,7 @@ def _of(manifest: dict[str, Any], name: str) -> tuple[Callable[[str], int], str]
         return nothing, ""
     if manifest.get("sources") != sources():
         return nothing, "the kernels that came with the package are of other sources than these"
-    if writer := next(filter(None, map(open_to, (path, FOLDER, PACKAGE))), ""):
+    if writer := next(filter(None, map(open_to, (path, FOLDER, FOLDER.parent))), ""):
         return nothing, f"the kernels that came with the package are passed over: {writer}"
     try:
         code = content(path, LARGEST)[0]

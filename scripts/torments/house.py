@@ -68,7 +68,7 @@ class House:
 
     def usual(self) -> Path:
         from llamatrain.machine.cachefolder import wanted
-        from llamatrain.machine.native import cache_key
+        from llamatrain.machine.code import cache_key
 
         return wanted(cache_key()) or Path("/nowhere")
 

@@ -35,5 +35,8 @@ def linked(objects: Sequence[bytes], name: str = "kernels") -> bytes:
 
 
 def loadable(code: bytes) -> bytes:
-    """An object as it is kept."""
-    return linked([code]) if linker() else code
+    """An object as it is kept: linked, where that can be done."""
+    try:
+        return linked([code]) if linker() else code
+    except (OSError, LinkError):  # there is no room for files, or the linker is of another kind
+        return code
