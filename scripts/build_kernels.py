@@ -53,6 +53,16 @@ def build(name: str) -> None:
     subprocess.run(words, env=environment, check=True)
 
 
+def build_all(names: list[str]) -> None:
+    """The folder then holds these and no others."""
+    shipped.FOLDER.mkdir(exist_ok=True)
+    for old in Path(shipped.FOLDER).iterdir():
+        old.unlink()
+    for name in names:
+        build(name)
+    write_manifest(names)
+
+
 def write_manifest(names: list[str]) -> None:
     libraries = {name: hashlib.sha256((shipped.FOLDER / shipped.file_of(name)).read_bytes()).hexdigest() for name in names}
     compiler = {name: version(name) for name in COMPILERS}
@@ -70,12 +80,7 @@ def main() -> None:
         (shipped.FOLDER / shipped.file_of(asked.here)).write_bytes(built())
         return
     names = sorted(asked.names or {*units.CLASSES, units.processor().name})
-    shipped.FOLDER.mkdir(exist_ok=True)
-    for old in Path(shipped.FOLDER).iterdir():
-        old.unlink()
-    for name in names:
-        build(name)
-    write_manifest(names)
+    build_all(names)
     for name in names:
         print(f"{name}: {(shipped.FOLDER / shipped.file_of(name)).stat().st_size:,} bytes, {len(declared())} kernels")
 

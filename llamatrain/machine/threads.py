@@ -150,7 +150,7 @@ class Table:
     def __init__(self, calls: Sequence[Call], threads: int) -> None:
         self.calls = list(calls)  # keeps arguments alive
         self.threads = threads if any(c.items > c.block for c in calls) else 1
-        compile_ahead([*(call.entry for call in self.calls), lead, follow])
+        compile_ahead([*(call.entry for call in self.calls), lead, *([follow] if self.threads > 1 else [])])
         self.rows = np.zeros((len(self.calls) + 1, LINE), np.int64)
         self.at = -(-self.rows.ctypes.data // ROW_BYTES) * ROW_BYTES
         shift = (self.at - self.rows.ctypes.data) // 8

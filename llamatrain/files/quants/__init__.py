@@ -12,6 +12,7 @@ import numpy as np
 from llamatrain.errors import LlamatrainError
 from llamatrain.files.quants.kinds import BF16, COMPILED, F32, FROM_EXTREMES, NON_LINEAR, SEARCHED
 from llamatrain.files.types import TYPES, GgmlType
+from llamatrain.machine.code import HELP, code
 
 CHUNK = 1 << 20  # weights that are in the work at once where numpy does it
 SHARE = 1 << 15  # weights that are worth a thread's while
@@ -45,7 +46,7 @@ def decode(
     out = _target(out, (*raw.shape[:-1], columns), np.uint16 if bf16 else np.float32)
     if out.size:
         rows = raw.reshape(-1, raw.shape[-1])
-        if kind.number in COMPILED:
+        if kind.number in COMPILED and code.able():
             _decode_compiled(rows, kind, out.reshape(-1, columns), threads)
         else:
             _decode_plain(rows, kind, out.reshape(-1, columns))
@@ -76,9 +77,16 @@ def _decode_plain(rows: np.ndarray, kind: GgmlType, out: np.ndarray) -> None:
         with np.errstate(all="ignore"):  # a block may hold anything
             values = np.ascontiguousarray(_plain(kind)(some).reshape(len(some), -1), np.float32)
         if out.dtype == np.uint16:
-            _decode_compiled(values.view(np.uint8), TYPES[F32], out[lo : lo + step], threads=1)
+            out[lo : lo + step] = _rounded(values)
         else:
             out[lo : lo + step] = values
+
+
+def _rounded(values: np.ndarray) -> np.ndarray:
+    """To bfloat16, even when halfway; NaN stays NaN."""
+    bits = values.view(np.uint32)
+    nearest = (bits + np.uint32(0x7FFF) + (bits >> 16 & 1)) >> 16
+    return np.where(np.isnan(values), bits >> 16 | 0x40, nearest).astype(np.uint16)
 
 
 def _plain(kind: GgmlType) -> Callable[[np.ndarray], np.ndarray]:
@@ -128,7 +136,11 @@ def encode(values: np.ndarray, kind: GgmlType, *, out: np.ndarray | None = None,
     for lo, hi in _pieces(values):
         some = np.ascontiguousarray(values.reshape(-1, columns)[lo:hi], np.float32)
         _check(some, kind, name, lo)
-        _encode_compiled(some, kind, out.reshape(-1, out.shape[-1])[lo:hi], threads)
+        to = out.reshape(-1, out.shape[-1])[lo:hi]
+        if code.able():
+            _encode_compiled(some, kind, to, threads)
+        else:
+            to[:] = _encode_plain(some, kind)
     return out
 
 
@@ -154,6 +166,15 @@ def _check(values: np.ndarray, kind: GgmlType, name: str, above: int) -> None:
     value = values[row, column]
     why = "not finite" if not np.isfinite(value) else f"beyond {limit:g}, the largest half float"
     raise QuantError(f"{name or 'weights'}: {value:g} at row {above + row}, column {column}, cannot be {kind.name}: it is {why}")
+
+
+def _encode_plain(values: np.ndarray, kind: GgmlType) -> np.ndarray:
+    if kind.number in SEARCHED:
+        raise QuantError(f"{kind.name} is written by compiled kernels alone; {HELP}")
+    import gguf
+
+    made: np.ndarray = gguf.quantize(values, gguf.GGMLQuantizationType(kind.number))
+    return made.view(np.uint8)
 
 
 def _encode_compiled(values: np.ndarray, kind: GgmlType, out: np.ndarray, threads: int) -> None:
