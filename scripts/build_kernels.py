@@ -27,7 +27,9 @@ def modules() -> list[str]:
     """All whose functions are compiled."""
     found = pkgutil.walk_packages(llamatrain.__path__, "llamatrain.")
     folders = tuple(f"llamatrain.{folder.replace('/', '.')}" for folder in shipped.COMPILED_HERE)
-    return sorted(each.name for each in found if each.name.startswith(folders) and not {"compiler", "llvm"} & {*each.name.split(".")})
+    return sorted(
+        each.name for each in found if each.name.startswith(folders) and not {"compiler", "llvm"} & {*each.name.split(".")}
+    )
 
 
 def declared() -> list[Declared]:

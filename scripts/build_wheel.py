@@ -45,7 +45,18 @@ def build(folder: Path) -> Path:
         for name in ("pyproject.toml", "README.md", "LICENSE"):
             shutil.copy(ROOT / name, source)
         tag = f"--build-option=--plat-name={GLIBC}_{platform.machine()}"
-        words = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", f"--config-settings={tag}", "-w", str(made), str(source)]
+        words = [
+            sys.executable,
+            "-m",
+            "pip",
+            "wheel",
+            "--quiet",
+            "--no-deps",
+            f"--config-settings={tag}",
+            "-w",
+            str(made),
+            str(source),
+        ]
         subprocess.run(words, check=True)
         (wheel,) = made.glob("*.whl")
         folder.mkdir(parents=True, exist_ok=True)

@@ -79,12 +79,12 @@ def time_once(run: Callable[[], Any]) -> float:
 
 
 def header(args: argparse.Namespace, torch: Any) -> None:
-    processor, _ = units.target()
+    processor = units.processor().name
     has = ", ".join(sorted(units.units())) or "none"
     print(f"{processor}, units: {has}; {args.threads} threads; kernels: {args.kernels}; {versions(torch)}")
 
 
 def versions(torch: Any) -> str:
-    import numba
+    from importlib.metadata import version
 
-    return f"numpy {np.__version__}, numba {numba.__version__}, torch {torch.__version__ if torch else '-'}"
+    return f"numpy {np.__version__}, numba {version('numba')}, torch {torch.__version__ if torch else '-'}"

@@ -94,7 +94,9 @@ def test_what_cannot_be_kept_is_compiled_once_for_the_run_without_assertions_too
 def test_a_compiler_that_ends_costs_no_kernel_but_its_own(tmp_path: Path) -> None:
     names = ["llamatrain.machine.threads:nothing_of_this_name", "llamatrain.machine.threads:lead"]
     script = f"from llamatrain.machine import ahead; print(ahead._run({names!r}, 2), ahead._run({names!r}, 1))"
-    done = subprocess.run([sys.executable, "-c", script], env=without_libraries(tmp_path), capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=without_libraries(tmp_path), capture_output=True, text=True, check=True
+    )
     assert done.stdout.split() == ["1", "0"]
 
 

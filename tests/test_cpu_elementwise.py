@@ -9,8 +9,8 @@ import pytest
 
 from llamatrain.kernels.cpu import elementwise, gates, norm, optimizer, rope, rows, softmax, sums  # noqa: F401 - they register
 from llamatrain.kernels.cpu.binding import BINDINGS
-from llamatrain.machine.entry import F32, Entry
 from llamatrain.machine import simd
+from llamatrain.machine.entry import F32, Entry
 from llamatrain.machine.threads import Table
 
 RANDOM = np.random.default_rng(0)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from llamatrain.machine import cachefolder, code, kept, shipped, temporary
-from llamatrain.machine.entry import Function
+from llamatrain.machine.entry import Function, Int
 from llamatrain.machine.kept import Shelf, sealed
 
 CODE = bytes(range(256)) * 40
@@ -201,12 +201,12 @@ def test_what_a_killed_run_left_is_removed_by_the_next_and_not_before(shelf: She
 
 
 @Function
-def one(number: int) -> int:
+def one(number: int) -> Int:
     return number + 1
 
 
 @Function
-def two(number: int) -> int:
+def two(number: int) -> Int:
     return number + 2
 
 

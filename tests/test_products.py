@@ -14,8 +14,8 @@ import pytest
 from llvmlite import ir
 
 from llamatrain.kernels.cpu import products, tiles
-from llamatrain.kernels.cpu.llvm import microkernel
 from llamatrain.kernels.cpu.binding import BINDINGS
+from llamatrain.kernels.cpu.llvm import microkernel
 from llamatrain.machine import units
 from llamatrain.machine.threads import Table
 

@@ -11,6 +11,8 @@ import numpy as np
 
 from llamatrain.errors import GraphError
 from llamatrain.graph.tensor import Node, Tensor
+from llamatrain.machine.code import code
+from llamatrain.machine.units import processor
 
 KERNELS = ("cpu", "reference")
 # A backend's own, opaque to the engine: memory that it took, a tensor's place in some, something to be done.
@@ -54,14 +56,27 @@ class Backend(Protocol):
     def grouped(self, calls: Iterable[Call]) -> list[Callable[[], None]]:
         """Calls of many nodes, in their order, as few things that run."""
 
+    def ready(self, runs: Iterable[Callable[[], None]]) -> None:
+        """Have all there that these need to run, such as compiled code."""
+
+
+def is_compiled(kernels: str) -> bool:
+    """Whether kernels that are asked for by this name are compiled ones."""
+    if kernels not in KERNELS:
+        raise GraphError(f"kernels are {' or '.join(KERNELS)}; received {kernels!r}")
+    return kernels == "cpu" and code.able()
+
+
+def kind_of(kernels: str) -> str:
+    """What tells their results from those of others, to the bit: the class of processors that they were compiled for."""
+    return processor().name if is_compiled(kernels) else "numpy"
+
 
 def backend_of(kernels: str = "cpu", threads: int = 1, drops: bool = False) -> Backend:
     """The backend of that name. With `drops`, pages of mapped files leave memory after each reading."""
-    if kernels not in KERNELS or threads < 1:
-        raise GraphError(f"kernels are {' or '.join(KERNELS)}, threads 1 or more; received {kernels!r} and {threads}")
-    from llamatrain.machine.code import code
-
-    if kernels == "reference" or not code.able():
+    if threads < 1:
+        raise GraphError(f"threads are 1 or more; received {threads}")
+    if not is_compiled(kernels):
         from llamatrain.kernels.reference.backend import Plain
 
         return Plain(threads, drops)

@@ -83,6 +83,10 @@ class Program:
                 times[node].append(time.perf_counter() - start)
         return [(node, float(np.median(taken))) for node, taken in times.items()]
 
+    def ready(self) -> None:
+        """Have all there that it needs to run."""
+        self.backend.ready(self.runs)
+
     def first_not_finite(self) -> Tensor | None:
         """The first tensor that holds NaN or an infinity: of the leaves, then of the values in the order they are made.
 

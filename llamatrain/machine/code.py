@@ -13,7 +13,6 @@ from llamatrain.machine.cachefolder import SWITCH, wanted
 from llamatrain.machine.entry import Brick, Declared, Entry
 from llamatrain.machine.kept import Shelf, name_of, sealed
 from llamatrain.machine.library import loaded
-from llamatrain.machine.shipped import PACKAGE
 from llamatrain.machine.terminal import say
 from llamatrain.machine.units import processor
 
@@ -84,7 +83,7 @@ class Code:
         return self.found(declared) or (self.made(declared) if compiles() else 0)
 
     def found(self, declared: Declared) -> int:
-        """The address of what need not be compiled; 0 if it must be. Without the bricks that it may call, an entry cannot be loaded."""
+        """The address of what need not be compiled; 0 if it must be. An entry is loaded with the bricks that it may call."""
         if declared not in self.there:
             address = self.library(declared.symbol)
             if not address and compiles() and (not isinstance(declared, Entry) or all(map(self.found, Brick.made))):

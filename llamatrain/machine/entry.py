@@ -15,9 +15,11 @@ from functools import cached_property, partial
 from importlib import import_module
 from itertools import zip_longest
 from types import ModuleType
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple, get_args, get_origin
 
 import numpy as np
+
+KNOWN = "llamatrain.machine.compiler.known"  # what bodies name, as the compiler knows it
 
 # Sums may be regrouped and products contracted, so that loops vectorise; infinities and NaN keep their meaning.
 FAST = frozenset({"reassoc", "contract", "arcp", "nsz"})
@@ -35,6 +37,9 @@ class Later:
     @cached_property
     def made(self) -> Any:
         return self.make()
+
+    def __call__(self, *args: Any) -> Any:
+        raise TypeError("this is for compiled code alone")
 
 
 class LaterModule(ModuleType):
@@ -74,15 +79,19 @@ exact = partial(Helper, fast=frozenset())
 # ---- what the words of a call stand for ------------------------------------
 
 
-class Pointer:
+class Pointer(Later):
     """Words that are addresses of such elements; in a body, a function that makes a pointer of a word."""
 
     def __init__(self, element: str) -> None:
+        super().__init__(lambda: import_module(KNOWN).pointer_to(element))
         self.element = element
 
 
-class Reals:
-    """Words that are the bits of a float64."""
+class Reals(Later):
+    """Words that are the bits of a float64; in a body, a function that makes one of a word."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: import_module(KNOWN).real_of)
 
 
 class Array:
@@ -96,10 +105,19 @@ f32, f64, u8, u16, i32, i64 = map(Pointer, ("float32", "float64", "uint8", "uint
 real = Reals()
 
 # How the arguments of entries are annotated, and those of functions.
-F32, F64, Real = Annotated[Any, f32], Annotated[Any, f64], Annotated[Any, real]
-U8, U16, I32, I64 = Annotated[Any, u8], Annotated[Any, u16], Annotated[Any, i32], Annotated[Any, i64]
-U8s, U32s = Annotated[Any, Array("uint8")], Annotated[Any, Array("uint32")]
-I32s, I64s, I64Rows = Annotated[Any, Array("int32")], Annotated[Any, Array("int64")], Annotated[Any, Array("int64", 2)]
+F32 = Annotated[Any, f32]
+F64 = Annotated[Any, f64]
+U8 = Annotated[Any, u8]
+U16 = Annotated[Any, u16]
+I32 = Annotated[Any, i32]
+I64 = Annotated[Any, i64]
+Real = Annotated[Any, real]
+U8s = Annotated[Any, Array("uint8")]
+U32s = Annotated[Any, Array("uint32")]
+I32s = Annotated[Any, Array("int32")]
+I64s = Annotated[Any, Array("int64")]
+I64Rows = Annotated[Any, Array("int64", 2)]
+Int = Annotated[Any, None]  # what functions give
 
 
 def kind_of(annotation: Any) -> Any:
@@ -172,12 +190,7 @@ class Brick(Routine):
 
     @cached_property
     def call(self) -> Later:
-        def make() -> Any:
-            from llamatrain.machine.compiler.known import call_by_name
-
-            return call_by_name(self.symbol)
-
-        return Later(make)
+        return Later(lambda: import_module(KNOWN).call_by_name(self.symbol))
 
 
 class Function(Declared):
@@ -191,7 +204,7 @@ class Function(Declared):
     def gives(self) -> int:
         """How many integers; -1: none at all."""
         annotation = inspect.signature(self.body).return_annotation
-        return {None: -1, int: 1}.get(annotation) or len(annotation.__args__)
+        return -1 if annotation is None else len(get_args(annotation)) if get_origin(annotation) is tuple else 1
 
     @cached_property
     def entered(self) -> Callable[..., None]:

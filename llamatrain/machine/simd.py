@@ -1,5 +1,6 @@
 """Vectors, as bodies of kernels name what they do with them; what that is the compiler knows (`machine/compiler/simd`)."""
 
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -12,7 +13,11 @@ VECTORS = "llamatrain.machine.compiler.simd"
 
 def named(module: str, *names: str) -> list[Any]:
     """What a module has by these names, when they are asked for."""
-    return [Later(lambda name=name: getattr(import_module(f"{VECTORS}.{module}"), name)) for name in names]
+    return [Later(partial(_found, module, name)) for name in names]
+
+
+def _found(module: str, name: str) -> Any:
+    return getattr(import_module(f"{VECTORS}.{module}"), name)
 
 
 load, store, load_to, store_to = named("memory", "load", "store", "load_to", "store_to")

@@ -13,14 +13,16 @@ Which thread does a block is left to chance; what a block is, is not: a result m
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from importlib import import_module
+from typing import ClassVar
 
 import numpy as np
 
 from llamatrain.machine.ahead import compile_ahead
-from llamatrain.machine.code import code
-from llamatrain.machine.entry import Call, Later, Routine, inline
+from llamatrain.machine.code import code, missing
+from llamatrain.machine.entry import Call, Declared, Later, Routine, inline
 
 LINE = 8  # words in a cache line
 
@@ -116,8 +118,8 @@ class Team:
     def __init__(self) -> None:
         self.turn = threading.Lock()
         self.words = np.zeros(5 * LINE, np.int64)
-        self.at = -(-self.words.ctypes.data // ROW_BYTES) * ROW_BYTES
-        self.shared = self.words[(self.at - self.words.ctypes.data) // 8 :]
+        self.at, first = aligned(self.words)
+        self.shared = self.words[first:]
         self.asleep: list[threading.Lock] = []
 
     def run(self, table: int, rows: int, threads: int) -> None:
@@ -145,25 +147,58 @@ class Team:
 
 
 class Table:
-    """A list of calls, ready to run again and again."""
+    """A list of calls, to be run again and again. What they need is found, or compiled, when one of them is made ready: with
+    what all others need that are there by then, or foreseen, so that a run waits for the compiler once."""
+
+    wanted: ClassVar[dict[Declared, None]] = {}
+    foreseen: ClassVar[list[Callable[[], object]]] = []
 
     def __init__(self, calls: Sequence[Call], threads: int) -> None:
         self.calls = list(calls)  # keeps arguments alive
         self.threads = threads if any(c.items > c.block for c in calls) else 1
-        compile_ahead([*(call.entry for call in self.calls), lead, *([follow] if self.threads > 1 else [])])
         self.rows = np.zeros((len(self.calls) + 1, LINE), np.int64)
-        self.at = -(-self.rows.ctypes.data // ROW_BYTES) * ROW_BYTES
-        shift = (self.at - self.rows.ctypes.data) // 8
-        rows = self.rows.reshape(-1)[shift : shift + len(self.calls) * LINE].reshape(-1, LINE)
-        for row, call in zip(rows, self.calls, strict=True):
-            row[:4] = call.entry.address, call.words.ctypes.data, call.items, call.block
-        code.report()
+        self.at = 0
+        needed = (*(call.entry for call in self.calls), lead, *([follow] if self.threads > 1 else ()))
+        self.wanted.update(dict.fromkeys(needed))
 
     def __call__(self) -> None:
+        self.ready()
         if self.threads == 1:
             lead.entered(self.at, len(self.calls), 0, 1)
         else:
             team.run(self.at, len(self.calls), self.threads)
+
+    def ready(self) -> None:
+        if self.at:
+            return
+        if self.foreseen and missing(self.wanted):
+            while self.foreseen:
+                self.foreseen.pop()()
+        compile_ahead(self.wanted)
+        at, first = aligned(self.rows)
+        rows = self.rows.reshape(-1)[first : first + len(self.calls) * LINE].reshape(-1, LINE)
+        for row, call in zip(rows, self.calls, strict=True):
+            row[:4] = call.entry.address, call.words.ctypes.data, call.items, call.block
+        self.wanted.clear()
+        self.at = at
+        code.report()
+
+
+@contextmanager
+def foreseeing(make: Callable[[], object]) -> Iterator[None]:
+    """Meanwhile this is called before anything is compiled, to make the tables that will be run later."""
+    Table.foreseen.append(make)
+    try:
+        yield
+    finally:
+        with suppress(ValueError):
+            Table.foreseen.remove(make)
+
+
+def aligned(words: np.ndarray) -> tuple[int, int]:
+    """The address of the first word at the beginning of a cache line, and its place."""
+    at = -(-words.ctypes.data // ROW_BYTES) * ROW_BYTES
+    return at, (at - words.ctypes.data) // 8
 
 
 team = Team()

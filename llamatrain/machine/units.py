@@ -75,7 +75,7 @@ def _features_by_llvm() -> frozenset[str]:
 
 @cache
 def units() -> frozenset[str]:
-    """The units that this process may use: present, allowed by the kernel, and not switched off; or those of the class asked for."""
+    """The units that this process may use: present, allowed by the kernel, not switched off; or those of the class asked for."""
     if asked := os.environ.get(CLASS):
         return CLASSES[asked].units
     off, here = switched_off(), set[str]()

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 from llamatrain.config.options import COUNT, OptionError
+from llamatrain.engine.backend import is_compiled
 from llamatrain.machine.units import cores, units
 from llamatrain.optim.optimizer import Optimizer, StepRule
 from llamatrain.optim.registry import named
@@ -119,7 +120,7 @@ def precision_of(options: TrainOptions) -> Precision:
         return options.precision
     if named(options.optimizer).exact:
         return "f32"
-    return "bf16" if units() & {"amx", "avx512bf16"} and options.kernels == "cpu" else "f32"
+    return "bf16" if units() & {"amx", "avx512bf16"} and is_compiled(options.kernels) else "f32"
 
 
 def gradients_of(train: TrainOptions, optimizer: Optimizer, reads_base: bool) -> Gradients:

@@ -9,13 +9,14 @@ from typing import Any
 from llamatrain.config.options import flag_of
 from llamatrain.config.words import LINE, cut
 from llamatrain.data.sources import check_kept
+from llamatrain.engine.backend import kind_of
 from llamatrain.errors import FileError, UsageError
 from llamatrain.files.reader import open_gguf
 from llamatrain.recipe.asked import OF, PARTS, Asked
 from llamatrain.recipe.options import AUTO, PlaceOptions, RunOptions, refuse_idle
 from llamatrain.recipe.outs import OutOptions
 from llamatrain.recipe.tuning import OF_INIT
-from llamatrain.store.checkpoint import Checkpoint
+from llamatrain.store.checkpoint import MADE_BY, Checkpoint
 from llamatrain.store.folder import RunFolder
 
 # beside all of RunOptions and OutOptions: what may change when a run goes on, and the part that it is of
@@ -90,7 +91,10 @@ def gone_on_with(asked: Asked, resumed: Resumed, given: Collection[str]) -> tupl
     refuse_idle(made.idle, given)
     if "iters" in changed["train"] and kept.train.schedule != "constant" and "schedule" not in made.idle:
         said.append(f"the schedule stays: after step {kept.train.iters} the rate is --lr-min {kept.train.lr_min:g}")
-    if "precision" in changed["train"] or "cache_base" in changed["tune"]:
+    made_by, here = resumed.checkpoint.extra.get(MADE_BY), kind_of(made.train.kernels)
+    if made_by not in (None, here):
+        said.append(f"the kernels are those for {here} from now on, and were for {made_by!s:.40}")
+    if "precision" in changed["train"] or "cache_base" in changed["tune"] or made_by not in (None, here):
         said.append("so the run is not, to the bit, what it would have been")
     return made, said
 

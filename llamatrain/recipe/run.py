@@ -14,6 +14,7 @@ from llamatrain.data.options import DataOptions
 from llamatrain.errors import FileError, UsageError
 from llamatrain.files.mapped import unchanged
 from llamatrain.machine.terminal import is_shown, say
+from llamatrain.machine.threads import foreseeing
 from llamatrain.optim.optimizer import Descent
 from llamatrain.recipe.asked import Asked
 from llamatrain.recipe.beside import Outs, check
@@ -187,7 +188,7 @@ def run(prepared: Prepared, folder: RunFolder, interrupts: Interrupts) -> Finish
         for line in prepared.notes:
             report.say(f"note: {line}")
         loop, saver = loop_of(prepared, folder, report, interrupts)
-        with reading(loop) as loop.rows:
+        with reading(loop) as loop.rows, foreseeing(lambda: foresee(prepared, loop)):
             loop.saved = saver.begin(loop.state)
             interrupts.home, interrupts.leaving = folder.path, lambda: say(f"interrupted; to go on: {command()}")
             outcome = loop.train()
@@ -201,6 +202,13 @@ def run(prepared: Prepared, folder: RunFolder, interrupts: Interrupts) -> Finish
         say(f"note: {line}")
     notes = (*prepared.notes, *report.warnings, *told)
     return Finished(outcome=outcome, folder=folder.path, result=result, steps=steps, notes=notes)
+
+
+def foresee(prepared: Prepared, loop: Loop) -> None:
+    """Make the programs that will be needed after the first step, too."""
+    prepared.samples.foresee(prepared.fitted.leaves, loop.programs.weights.parts)
+    if loop.validation:
+        loop.programs.judging(prepared.resolved.row)
 
 
 def loop_of(prepared: Prepared, folder: RunFolder, report: Report, interrupts: Interrupts) -> tuple[Loop, Saver]:

@@ -23,6 +23,9 @@ PHASE = 1.0  # where the wave begins that it goes on with
 class Samples(Protocol):
     positions: int  # of the decoder's cache; 0: none
 
+    def foresee(self, leaves: Leaves, parts: Arrays) -> None:
+        """Make what will be needed to show any."""
+
     def show(self, step: int, leaves: Leaves, parts: Arrays, report: Report) -> None: ...
 
     def end(self, leaves: Leaves, parts: Arrays, report: Report) -> None: ...
@@ -30,6 +33,8 @@ class Samples(Protocol):
 
 class NoSamples:
     positions = 0
+
+    def foresee(self, leaves: Leaves, parts: Arrays) -> None: ...
 
     def show(self, step: int, leaves: Leaves, parts: Arrays, report: Report) -> None: ...
 
@@ -50,20 +55,25 @@ class Texts:
         self.positions = min(h.ctx, len(self.prompt) + TOKENS)
         self.decoder: Decoder | None = None
 
+    def foresee(self, leaves: Leaves, parts: Arrays) -> None:
+        self._decoder(leaves, parts).foresee(len(self.prompt), 1)
+
+    def _decoder(self, leaves: Leaves, parts: Arrays) -> Decoder:
+        self.decoder = self.decoder or Decoder(
+            self.h,
+            {**leaves.frozen, **parts},
+            ctx=self.positions,
+            threads=self.threads,
+            kernels=self.kernels,
+            weights=leaves.weights,
+            drop_base=leaves.drops,
+        )
+        return self.decoder
+
     def show(self, step: int, leaves: Leaves, parts: Arrays, report: Report) -> None:
-        if not self.decoder:
-            self.decoder = Decoder(
-                self.h,
-                {**leaves.frozen, **parts},
-                ctx=self.positions,
-                threads=self.threads,
-                kernels=self.kernels,
-                weights=leaves.weights,
-                drop_base=leaves.drops,
-            )
         options = SamplingOptions(n=TOKENS, seed=mix(self.seed, step) >> 33)
         ends = {self.tokenizer.eos, self.tokenizer.eot, *range(len(self.tokenizer), self.h.vocab)}  # the last stand for no text
-        made = Generation(self.decoder, self.prompt, options, ends)
+        made = Generation(self._decoder(leaves, parts), self.prompt, options, ends)
         words = StreamDecoder(self.tokenizer)
         start = self.tokenizer.decode(self.prompt, special=False).decode("utf-8", "replace")
         report.sample(step, start + "".join(stream(made, words)))
@@ -80,12 +90,18 @@ class Waves:
         self.positions = len(self.prompt) + TOKENS
         self.decoder: Decoder | None = None
 
-    def made(self, leaves: Leaves, parts: Arrays) -> tuple[np.ndarray, np.ndarray]:
-        """The true heights of the steps after the prompt, and the model's."""
+    def foresee(self, leaves: Leaves, parts: Arrays) -> None:
+        self._decoder(leaves, parts).foresee(len(self.prompt), 1)
+
+    def _decoder(self, leaves: Leaves, parts: Arrays) -> Decoder:
         self.decoder = self.decoder or Decoder(
             self.h, parts, ctx=self.positions, threads=self.threads, kernels=self.kernels, weights=leaves.weights
         )
-        tokens = list(Generation(self.decoder, self.prompt, SamplingOptions(n=TOKENS, temp=0.0)))
+        return self.decoder
+
+    def made(self, leaves: Leaves, parts: Arrays) -> tuple[np.ndarray, np.ndarray]:
+        """The true heights of the steps after the prompt, and the model's."""
+        tokens = list(Generation(self._decoder(leaves, parts), self.prompt, SamplingOptions(n=TOKENS, temp=0.0)))
         places = PERIOD + np.arange(1, TOKENS + 1)
         return np.sin(PHASE + 2 * np.pi / PERIOD * places), self.sine.heights(np.array(tokens))
 

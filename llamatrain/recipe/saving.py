@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from llamatrain.config.options import flag_of
+from llamatrain.engine.backend import kind_of
 from llamatrain.errors import FileError
 from llamatrain.files.mapped import unchanged
 from llamatrain.files.newfile import NewFile
@@ -20,7 +21,7 @@ from llamatrain.recipe.data import CountedBatches
 from llamatrain.recipe.resume import Resumed
 from llamatrain.recipe.target import Target
 from llamatrain.report.metrics import Metrics
-from llamatrain.store.checkpoint import GRADIENTS, Checkpoint
+from llamatrain.store.checkpoint import GRADIENTS, MADE_BY, Checkpoint
 from llamatrain.store.folder import RunFolder
 from llamatrain.train.programs import Programs
 from llamatrain.train.state import RunState
@@ -147,7 +148,7 @@ class Saver:
             order=list(parts),
             vectors=vectors,
             numbers=numbers,
-            extra=self.target.extra(),
+            extra={**self.target.extra(), MADE_BY: kind_of(self.programs.setting.kernels)},
         )
 
 

@@ -79,6 +79,11 @@ class Decoder:
         kept = sum(tensor.nbytes for tensor in (*graphs.caches, graphs.table))
         return Cost(kept, graphs.arena())
 
+    def foresee(self, *counts: int) -> None:
+        """Make the programs that as many tokens at once will need."""
+        for each in counts:
+            self._program(self._graphs.chunk(each))
+
     def reset(self) -> None:
         """Begin anew: what the cache holds is out of sight."""
         self.position = 0
@@ -117,7 +122,7 @@ class Decoder:
 
     def _run(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The logits after the tokens that were taken, and those that are left."""
-        size = next((chunk for chunk in self._graphs.chunks if chunk >= len(ids)), self._graphs.chunks[-1])
+        size = self._graphs.chunk(len(ids))
         made, program = self._program(size)
         taken = min(size, len(ids))
         steps = np.minimum(np.arange(size), taken - 1)
@@ -153,6 +158,10 @@ class DecodingGraphs:
         """The weights, and the factors of their adapters."""
         factors = [factor for deltas in self.weights.deltas.values() for delta in deltas for factor in (delta.a, delta.b)]
         return leaves_of([*self.weights.values(), *factors])
+
+    def chunk(self, count: int) -> int:
+        """How many of so many tokens are fed at once, or would be."""
+        return next((chunk for chunk in self.chunks if chunk >= count), self.chunks[-1])
 
     def planned(self, size: int) -> tuple[Decoding, Plan]:
         if size not in self._planned:

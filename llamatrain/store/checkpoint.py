@@ -35,6 +35,7 @@ VERSION = 2  # training.file_version; 0 and 1 are the ancestors'
 CHECKSUM = "training.checksum"
 GRADIENTS = "training.accumulated_gradients"
 OWED, ENDED = "owed_validation", "ended"  # of the state, in training.extra
+MADE_BY = "kernels"  # of training.extra: the class of processors that they were compiled for
 PIECE = 1 << 20  # bytes of a file that are looked at together
 LONGEST_COUNT = 2**32 - 1  # the ancestors counted iterations in 32 bits here, and in 64 above
 

@@ -49,9 +49,12 @@ class Runner:
     def judged(self, batch: Batch) -> tuple[float, int | None]:
         """A batch's loss, a sum over its tokens; and how many of those were foretold, where that is asked for."""
         length = batch.tokens.shape[1]
-        bound = self.bound("loss", length, lambda: self.graphs.loss(length)).feed(batch, 1.0)
+        bound = self.judging(length).feed(batch, 1.0)
         loss, right = self.run(bound), bound.graph.right
         return loss, None if right is None else int(bound.program.read(right))
+
+    def judging(self, length: int) -> "Bound":
+        return self.bound("loss", length, lambda: self.graphs.loss(length))
 
     def bound(self, kind: str, length: int, make: Callable[[], Graph]) -> "Bound":
         if (kind, length) not in self._bound:
@@ -96,6 +99,8 @@ class Programs(Runner):
                     self._adding(length, number == 0)
             if self.setting.gradients != "streamed" and self.setting.rule:
                 self._updating(self._adding(batches[-1].tokens.shape[1], len(batches) == 1))
+        for bound in self._bound.values():
+            bound.program.ready()
         return time.perf_counter() - start
 
     def gradients(self, batch: Batch, total: float, first: bool, key: Key = (0, 0)) -> float:

@@ -14,7 +14,7 @@ from llamatrain.data.tokenizer.patterns import Expression
 from llamatrain.data.tokenizer.splitting import Trial, code_points, in_bytes, split
 from llamatrain.data.tokenizer.texts import TextTable, find, room_for
 from llamatrain.data.tokenizer.tokenizer import to_bytes
-from llamatrain.machine.entry import Function, I32s, I64s, U8s
+from llamatrain.machine.entry import Function, I32s, I64s, Int, U8s
 
 LONGEST = 256
 PIECES, BYTES = 1_000_000, 6_000_000  # of different ones
@@ -22,7 +22,7 @@ BLOCK = 1 << 18  # characters that are cut at once
 
 
 @Function
-def parted(text: U8s, words: I64s, parts: I64s) -> int:
+def parted(text: U8s, words: I64s, parts: I64s) -> Int:
     """The words' ends with those of the parts of long ones, between characters; how many there are."""
     count, start = np.int64(0), np.int64(0)
     for word in words:
@@ -38,7 +38,7 @@ def parted(text: U8s, words: I64s, parts: I64s) -> int:
 
 
 @Function
-def count(source: U8s, ends: I64s, first: int, known: TextTable, counts: I32s, pieces: int) -> tuple[int, int]:
+def count(source: U8s, ends: I64s, first: int, known: TextTable, counts: I32s, pieces: int) -> tuple[Int, Int]:
     """Count the pieces from the first on, up to one that has no room; how many were counted, and are known."""
     for i in range(first, len(ends)):
         start, end = ends[i - 1] if i else np.int64(0), ends[i]

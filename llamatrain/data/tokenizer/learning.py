@@ -31,7 +31,7 @@ from llamatrain.data.tokenizer.pairs import (
 )
 from llamatrain.data.tokenizer.tables import FREE, slot
 from llamatrain.data.tokenizer.texts import TextTable, find, room_for
-from llamatrain.machine.entry import Function, I64Rows, I64s, inline
+from llamatrain.machine.entry import Function, I64Rows, I64s, Int, inline
 
 LEAST = 2  # how often a pair comes that is merged
 PAIRS = 1 << 20  # places in their table
@@ -40,7 +40,7 @@ EFFORT = 1 << 24  # symbols that are looked at before Python has its turn
 
 
 @Function
-def learn(pieces: Pieces, pairs: Pairs, queue: Queue, tokens: TextTable, state: I64s, made: I64Rows, most: int) -> int:
+def learn(pieces: Pieces, pairs: Pairs, queue: Queue, tokens: TextTable, state: I64s, made: I64Rows, most: int) -> Int:
     """Merge the first pairs of the heap, and say which; how many it were."""
     count, effort = np.int64(0), np.int64(0)
     while count < len(made) and effort < EFFORT and state[TOKENS] < most and state[HEAP] > 0 and state[FULL] == 0:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from llamatrain.data.tokenizer.tables import FREE, slot
-from llamatrain.machine.entry import Function, I32s, I64s, U8s, inline
+from llamatrain.machine.entry import Function, I32s, I64s, Int, U8s, inline
 
 NEVER = np.int64(0x7FFFFFFF)  # the rank of two that stand side by side in a token and do not merge
 SCANNED = 40  # symbols in a row that is scanned; beyond, a tree is faster
@@ -201,7 +201,7 @@ def word_keys(text: U8s, ends: I64s, keys: I64s) -> None:
 
 
 @Function
-def merge_words(text: U8s, ends: I64s, known: Symbols, whole: Words, row: Row, tokens: I32s) -> int:
+def merge_words(text: U8s, ends: I64s, known: Symbols, whole: Words, row: Row, tokens: I32s) -> Int:
     """Byte-level BPE of words, given by their ends in the text; how many tokens it made."""
     out = start = np.int64(0)
     for end in ends:
@@ -254,7 +254,7 @@ def _character(text, at):
 
 
 @Function
-def merge_text(text: U8s, char_keys: I64s, char_symbols: I64s, known: Symbols, row: Row, tokens: I32s) -> int:
+def merge_text(text: U8s, char_keys: I64s, char_symbols: I64s, known: Symbols, row: Row, tokens: I32s) -> Int:
     """BPE by score of a whole text; how many tokens it made. A byte that has no token gives -1 - byte.
 
     A row ends where two characters never stand side by side in any token, for nothing can be merged across.
@@ -283,7 +283,7 @@ def merge_text(text: U8s, char_keys: I64s, char_symbols: I64s, known: Symbols, r
 
 
 @Function
-def last_seam(text: U8s, space: int, char_keys: I64s, char_symbols: I64s, keys: I64s) -> int:
+def last_seam(text: U8s, space: int, char_keys: I64s, char_symbols: I64s, keys: I64s) -> Int:
     """The last place where a row of `merge_text` ends; 0 if there is none. Of spaces the text has the byte, `space` the key."""
     seam = at = np.int64(0)
     before = np.int64(-1)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from llamatrain.data.tokenizer.tables import FREE, slot
-from llamatrain.machine.entry import Function, I32s, I64s, inline
+from llamatrain.machine.entry import Function, I32s, I64s, Int, inline
 
 TOKENS, ENTRIES, HEAP, LISTED, PAIRED, FULL = range(6)  # numbers of a learner: how many there are, and whether a table is full
 
@@ -85,7 +85,7 @@ def found(pairs, state, key):
 
 
 @Function
-def count_pairs(pieces: Pieces, first: int, pairs: Pairs, state: I64s) -> int:
+def count_pairs(pieces: Pieces, first: int, pairs: Pairs, state: I64s) -> Int:
     """Count the pairs from a piece on until the table is full; the piece to go on with."""
     for piece in range(first, len(pieces.sizes)):
         if state[FULL]:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from llamatrain.data.tokenizer.patterns import MANY
-from llamatrain.machine.entry import Function, I32s, I64Rows, I64s, U8s, U32s, inline
+from llamatrain.machine.entry import Function, I32s, I64Rows, I64s, Int, U8s, U32s, inline
 
 ITEMS, ALTERNATIVES = 16, 64  # more than any expression has
 FROM, TO, NOW, LOW, HIGH = range(5)  # of an item that is tried: its run, how far it goes now, where it and those behind failed
@@ -50,7 +50,7 @@ def _read(text, at):
 
 
 @Function
-def code_points(text: U8s, codes: I32s, clean: U8s) -> tuple[int, int]:
+def code_points(text: U8s, codes: I32s, clean: U8s) -> tuple[Int, Int]:
     """Text to code points, and to their UTF-8 again; how many there are of both."""
     at, count, out = np.int64(0), np.int64(0), np.int64(0)
     while at < len(text):
@@ -160,9 +160,7 @@ def _first_match(marks, at, end, program, tried, dead):
 
 
 @Function
-def split(
-    codes: I32s, table: U32s, program: I64s, pieces: I64s, words: I64s, marks: U32s, trial: Trial
-) -> tuple[int, int]:
+def split(codes: I32s, table: U32s, program: I64s, pieces: I64s, words: I64s, marks: U32s, trial: Trial) -> tuple[Int, Int]:
     """Cut pieces, given by their ends, into an expression's matches and what stands between them.
 
     Returns how many words there are, and how many code points more text behind the last piece could not cut otherwise.

@@ -18,7 +18,6 @@ class TextTable(NamedTuple):
         return len(self.ends) - 1
 
 
-
 def room_for(count: int, size: int) -> TextTable:
     """An empty table for so many texts of so many bytes in all."""
     slots = np.zeros(1 << (5 * count // 4).bit_length(), np.int32)

@@ -57,6 +57,11 @@ class Compiled(Plain):
                 runs.append(team.Table(list(group), self.threads))
         return runs
 
+    def ready(self, runs: Iterable[Callable[[], None]]) -> None:
+        for each in runs:
+            if isinstance(each, team.Table):
+                each.ready()
+
 
 def _binding(node: Node) -> Binding | None:
     """The compiled kernel that takes this node, if any."""

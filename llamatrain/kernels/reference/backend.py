@@ -24,3 +24,5 @@ class Plain(Host):
 
     def grouped(self, calls: Iterable[Any]) -> list[Callable[[], None]]:
         return list(calls)
+
+    def ready(self, runs: Iterable[Callable[[], None]]) -> None: ...

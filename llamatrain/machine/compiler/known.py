@@ -54,18 +54,7 @@ def _later(value: Later, context: Any) -> Any:
 # ---- words to what they stand for ------------------------------------------
 
 
-@typeof_impl.register(Pointer)
-def _pointer(value: Pointer, context: Any) -> Any:
-    return resolved(_pointer_to(value.element))
-
-
-@typeof_impl.register(Reals)
-def _real(value: Reals, context: Any) -> Any:
-    return resolved(_real_of)
-
-
-@cache
-def _pointer_to(element: str) -> Any:
+def pointer_to(element: str) -> Any:
     @intrinsic
     def pointer(typing_context: Any, word: Any) -> Any:
         kind = types.CPointer(getattr(types, element))
@@ -79,7 +68,7 @@ def _pointer_to(element: str) -> Any:
 
 
 @intrinsic
-def _real_of(typing_context: Any, word: Any) -> Any:
+def real_of(typing_context: Any, word: Any) -> Any:
     """The float64 whose bits are `word`."""
     return types.float64(types.int64), lambda context, builder, signature, args: builder.bitcast(args[0], ir.DoubleType())
 

@@ -7,7 +7,8 @@ from numba import types
 from numba.extending import intrinsic
 
 from llamatrain.machine.compiler.simd import lowering as W
-from llamatrain.machine.compiler.simd.vector import LANES, VECTOR
+from llamatrain.machine.compiler.simd.vector import VECTOR
+from llamatrain.machine.simd import LANES
 
 
 def _kind(pointer: Any) -> tuple[Any, int, bool]:
