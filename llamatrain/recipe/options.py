@@ -208,6 +208,9 @@ class PlaceOptions(Checked, panel="Where it lives"):
     ] = None
     only_write_model: Annotated[bool, Option("Write the model of a checkpoint, and train nothing.")] = False
     config: Annotated[Path | None, Option("Read options from this TOML file; those given here win.")] = None
+    profile: Annotated[
+        bool, Option("Say where the time went, and write trace.json for Chrome and Perfetto.", panel="The run")
+    ] = False
 
 
 # ---- options that would do nothing -----------------------------------------
