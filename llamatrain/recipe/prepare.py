@@ -23,6 +23,7 @@ from llamatrain.recipe.fitting import Extent, Fitted, fitted
 from llamatrain.recipe.limits import check_held
 from llamatrain.recipe.memory import Way
 from llamatrain.recipe.model import OWN_SIZE, Model, model_for
+from llamatrain.recipe.options import PASSING
 from llamatrain.recipe.request import Request
 from llamatrain.recipe.resolved import Resolved, resolve
 from llamatrain.recipe.resume import Resumed, gone_on_with, resumed_of
@@ -179,7 +180,7 @@ def read_by(asked: Asked, sources: Sources, config: Path | None) -> Iterator[Pat
 def config_of(kept: Asked) -> str:
     """A file that says the same run again."""
     new = kept.command == "from-scratch"
-    unsaid = {*kept.idle, *(OWN_SIZE if new and kept.base else ()), "max_time"}  # that was for the process it was given to
+    unsaid = {*kept.idle, *(OWN_SIZE if new and kept.base else ()), *PASSING}
     first = f" --checkpoint-in {shlex.quote(kept.base)}" if new and kept.base else ""
     head = f"llamatrain {kept.command}{first} --config FILE"
     return config_text(printable(head, "utf-8"), kept.files, list(kept.parts.values()), unsaid, base="" if new else kept.base)

@@ -52,7 +52,7 @@ class Finished:
 
 def train(request: Request, interrupts: Interrupts) -> Finished:
     """The run that is asked for, and in a line or two how it ended, and what is left to do."""
-    with request.telling(), profiled(request.place.profile, interrupts):
+    with request.telling(), profiled(request.asked.run.profile, interrupts):
         return trained(request, interrupts)
 
 
@@ -89,7 +89,7 @@ def tell_end(made: str, files: Sequence[Path], outcome: Outcome, to_go_on: str =
 def written(asked: Asked, sources: Sources, request: Request, interrupts: Interrupts) -> Finished:
     """What comes of a checkpoint, and nothing else."""
     place, (resumed, made) = request.place, written_of(sources, request.place)
-    if place.profile:
+    if request.asked.run.profile:
         raise UsageError(f"--profile is of a training, and --only-write-{made} trains nothing; leave one of them out")
     model = model_for(asked, sources, ())
     if place.overwrite and not asked.outs.said:
