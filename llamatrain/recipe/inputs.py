@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 
 from llamatrain.files.mapped import Identity, MappedFile, files_of
-from llamatrain.recipe.merging import files_of as parts_of
 from llamatrain.train.around import Changed
 
 
@@ -24,6 +23,8 @@ def inputs_of(paths: Iterable[tuple[Path, bool]]) -> dict[Path, Input]:
 
 
 def there(path: Path) -> Iterator[Path]:
+    from llamatrain.recipe.merging import files_of as parts_of
+
     with suppress(OSError):
         yield from (file for file in parts_of(path) if file.is_file())
 
