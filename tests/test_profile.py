@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from llamatrain.engine.program import Program
+from llamatrain.engine.recorder import IMPORTS, Recorder
 from llamatrain.graph import ops as O
 from llamatrain.graph.tensor import parameter, placeholder
+from llamatrain.report.profile import table
 from tests.runs import TINY, Argument, Done, finished, lines, ran, run, same_bits, started, text_file, timeless, until
 from tests.small_models import small, weights, written
 
@@ -147,6 +149,7 @@ def test_a_run_that_is_gone_on_with(profiled: tuple[Done, Path], tmp_path: Path)
     ran("from-scratch", text_file(tmp_path), *NEW, "--iters", 5, "--out", out, "--max-time", "0.001s", "--profile")
     done = ran("from-scratch", "--resume", out, "--profile")
     same_bits(folder / "model.gguf", out / "model.gguf")
+    assert "profile" not in (out / "config.toml").read_text()
     assert [event["name"] for event in events(out) if event.get("cat") == "step"] == [f"step {n}" for n in range(2, 6)]
     assert told(done.err, "in all, of 4 steps")
 
@@ -184,3 +187,31 @@ def test_a_signal_ends_it_with_table_and_trace(tmp_path: Path) -> None:
     assert done.code == 130 and "to go on: llamatrain from-scratch --resume" in done.err
     assert rows(done.err) and len([event for event in events(out) if event.get("cat") == "step"]) >= 3
     assert "Traceback" not in done.err
+
+
+def test_what_an_op_loads_is_of_its_step() -> None:
+    recorder = Recorder(before=1.0)
+    made = O.fill(shape=(2,), value=0.0)
+
+    def loading() -> None:
+        with recorder.phase("within"):
+            pass
+
+    assert made.node
+    with recorder.phase("before"):
+        (run,) = recorder.timed([(made.node, [loading])], {made.node: "backward"})
+    run()
+    phases, whole = recorder.started_so_far()
+    assert phases.keys() == {IMPORTS, "before"} and 1 <= sum(phases.values()) <= whole
+    assert not recorder.beside and not recorder.ops[0].calls
+    recorder.step(7, waited=99.0)
+    assert recorder.steps == recorder.ops[0].calls == 1 and recorder.waited == 0
+    assert recorder.seconds >= recorder.ops[0].seconds > 0 and recorder.traced_steps == [7]
+
+
+def test_what_is_open_counts_until_now() -> None:
+    recorder = Recorder()
+    with recorder.phase("outer"), recorder.phase("inner"):
+        phases, whole = recorder.started_so_far()
+    assert phases.keys() == {"outer", "inner"} and 0 < sum(phases.values()) <= whole
+    assert next(line.split() for line in table(recorder)) == ["until", "the", "end", "s"]

@@ -25,6 +25,7 @@ clock = time.perf_counter
 TRACED = 3  # steps whose ops are kept one by one
 OPS, SPANS = 10_000, 10_000  # of these at most; and of phases and steps
 IMPORTS = "Python and imports"
+LEAST = 1e-4  # seconds of an import that is kept
 NOTHING = nullcontext()
 _asked = list["Recorder"]()
 
@@ -37,6 +38,15 @@ class Span(NamedTuple):
     start: float
     end: float
     node: Node | None = None
+
+
+@dataclass
+class Phase:
+    """One that is open."""
+
+    name: str
+    start: float
+    within: float = 0.0  # seconds of those that were open in it
 
 
 @dataclass(eq=False)
@@ -77,8 +87,7 @@ class Recorder:
         self.dropped = 0  # spans
         self.trace: Path | None = None  # where they were written
         self._thread = threading.get_ident()
-        self._open: list[tuple[str, float]] = []
-        self._within: list[float] = []  # seconds of phases within each that is open
+        self._open: list[Phase] = []
         self._mark = now  # where the step begins that comes next
         self._first: float | None = None  # op of the step that is under way
         if before:
@@ -98,26 +107,23 @@ class Recorder:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        start = clock()
-        self._open.append((name, start))
-        self._within.append(0.0)
+        self._open.append(Phase(name, clock()))
         try:
             yield
         finally:
-            end = clock()
-            self._open.pop()
-            self._took(name, start, end, self._within.pop())
+            self._took(self._open.pop(), clock())
 
-    def _took(self, name: str, start: float, end: float, within: float) -> None:
-        if self._within:
-            self._within[-1] += end - start
+    def _took(self, phase: Phase, end: float) -> None:
+        name, start, between = phase.name, phase.start, not self._open and self._first is None
+        if self._open:
+            self._open[-1].within += end - start
         if self.started is None:
-            self.start[name] += end - start - within
-        elif not self._within and self._first is None:
+            self.start[name] += end - start - phase.within
+        elif between:
             self.beside[name] += end - start
-        if not self._within and self._first is None:
+        if between:
             self._mark = end
-        if end - start >= 1e-4 or name != IMPORTS:
+        if end - start >= LEAST or name != IMPORTS:
             self._note(Span(name, "start" if self.started is None else "beside", start, end))
 
     def _note(self, span: Span) -> None:
@@ -131,9 +137,9 @@ class Recorder:
         now, found = self.started or clock(), dict(self.start)
         if self.started is None:
             inner = now
-            for (name, start), within in zip(reversed(self._open), reversed(self._within), strict=True):
-                found[name] = found.get(name, 0.0) + inner - start - within
-                inner = start
+            for phase in reversed(self._open):
+                found[phase.name] = found.get(phase.name, 0.0) + inner - phase.start - phase.within
+                inner = phase.start
         return found, now - self.begun
 
     # ---- steps -------------------------------------------------------------
@@ -147,12 +153,12 @@ class Recorder:
 
         def run() -> None:
             start = clock()
+            if self._first is None:
+                self._begin(start)
             for each in runs:
                 each()
             end = clock()
             op.add(end - start)
-            if self._first is None:
-                self._begin(start)
             if self.steps < TRACED and not self.full:
                 self.traced.append(Span(op.node.op.name, op.part, start, end, op.node))
 

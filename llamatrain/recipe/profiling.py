@@ -36,7 +36,7 @@ def profiled(asked: bool, interrupts: Interrupts) -> Iterator[None]:
         with recording(recorder):
             yield
     finally:
-        if recorder.steps:
+        if recorder.steps or recorder.trace:
             tell(recorder)
 
 
