@@ -86,6 +86,8 @@ def print_dearest(make: Callable[[], LlamaStep], most: int = 12, steps: int = 5)
     """The ops that take most of a step, each run by itself."""
     with recording(recorder := Recorder()):
         step = make()
+        step()
+        recorder.go_on()
         for number in range(steps):
             step()
             recorder.step(number, 0.0)

@@ -67,6 +67,9 @@ class Timed:
 
     def settle(self) -> None:
         self.calls, self.seconds = self.calls + self._runs, self.seconds + self._taken
+        self.drop()
+
+    def drop(self) -> None:
         self._runs, self._taken = 0, 0.0
 
 
@@ -184,7 +187,9 @@ class Recorder:
 
     def go_on(self) -> None:
         """What was done since then is of no step."""
-        self._mark = clock()
+        for op in self.ops:
+            op.drop()
+        self._mark, self._first = clock(), None
 
 
 # ---- who asks --------------------------------------------------------------
