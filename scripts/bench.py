@@ -16,9 +16,9 @@ import json
 import os
 import subprocess
 import sys
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,10 @@ import tuning
 from kernel_bench import bench_kernels
 from timing import Timed, header, in_turns, torch_if_any
 
+from llamatrain.engine.recorder import Recorder, recording
 from llamatrain.graph.remat import POLICIES
 from llamatrain.machine import units
+from llamatrain.report.profile import sums_of
 from tests.llama_step import CLIP, LlamaStep
 from tests.llamas import TINY, M, S, Size
 
@@ -69,24 +71,28 @@ def bench_step(args: argparse.Namespace) -> int:
     for name in args.names or SIZES:
         size = SIZES[name]
         for precision in args.precision:
-            step = LlamaStep(size, precision=precision, kernels=args.kernels, threads=args.threads, kept=True)
+            how: dict[str, Any] = {"precision": precision, "kernels": args.kernels, "threads": args.threads, "kept": True}
+            step = LlamaStep(size, **how)
             peer = torch_step(torch, size, precision, args.compile) if torch else None
             ours, theirs = in_turns(step, peer, seconds=args.seconds)
             assert ours
             print(f"{name:6} {precision:9} {step_figures(size, ours, theirs)} {step.arena / 1e6:9.1f}", flush=True)
             if args.profile:
-                print_dearest(step)
+                print_dearest(partial(LlamaStep, size, **how))
     return 0
 
 
-def print_dearest(step: LlamaStep, most: int = 12) -> None:
+def print_dearest(make: Callable[[], LlamaStep], most: int = 12, steps: int = 5) -> None:
     """The ops that take most of a step, each run by itself."""
-    taken: dict[str, float] = defaultdict(float)
-    for program in step.programs:
-        for node, seconds in program.profile():
-            taken[node.op.name] += seconds
-    for op, seconds in sorted(taken.items(), key=lambda entry: -entry[1])[:most]:
-        print(f"{'':16} {seconds * 1e3:9.3f}  {op}")
+    with recording(recorder := Recorder()):
+        step = make()
+        step()
+        recorder.go_on()
+        for number in range(steps):
+            step()
+            recorder.step(number, 0.0)
+    for (op, part), each in list(sums_of(recorder).items())[:most]:
+        print(f"{'':16} {each.seconds / steps * 1e3:9.3f}  {op} ({part}) {each.rate}")
 
 
 # ---- recomputation ---------------------------------------------------------

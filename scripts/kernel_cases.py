@@ -1,4 +1,4 @@
-"""What `bench.py kernels` runs: each kernel at a size that shows what it can do, its work, and its peer in torch."""
+"""What `bench.py kernels` runs: each kernel at a size that shows what it can do, and its peer in torch."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +11,8 @@ from llamatrain.files.quants import encode
 from llamatrain.files.types import by_name
 from llamatrain.graph import ops as O
 from llamatrain.graph.precision import round_products
-from llamatrain.graph.tensor import BF16, F32, I32, DType, Tensor, parameter, placeholder, quantised, state
+from llamatrain.graph.tensor import BF16, F32, I32, DType, Tensor, nodes_of, parameter, placeholder, quantised, state
+from llamatrain.graph.work import work_of
 from llamatrain.kernels.reference.registry import to_bf16
 
 Peer = Callable[[Any, list[Any]], Callable[[], Any]]  # torch, the leaves as its tensors -> what is to be timed
@@ -23,8 +24,6 @@ class Case:
 
     shape: str = ""
     outputs: Sequence[Tensor] = ()
-    flops: float = 0.0
-    moved: float = 0.0  # bytes that must move, where that is the limit
     peer: Peer | None = None
     floor: str = ""  # what is asked of it: "torch 1.2" or "copy 0.7"
     tolerance: float = 2e-5  # of the largest element
@@ -32,6 +31,15 @@ class Case:
 
     def __post_init__(self) -> None:
         self.random = np.random.default_rng(1)
+
+    @property
+    def flops(self) -> int:
+        return sum(work_of(node).flops for node in nodes_of(self.outputs))
+
+    @property
+    def moved(self) -> int:
+        """Bytes that must move, where that is the limit."""
+        return 0 if self.flops else sum(work_of(node).moved for node in nodes_of(self.outputs))
 
     def x(self, *shape: int, dtype: DType = F32, make: Callable[..., Tensor] = placeholder) -> Tensor:
         values = self.random.standard_normal(shape, np.float32)
@@ -100,7 +108,7 @@ def linear(c: Case, rows: int, out: int, inside: int, bf16: bool) -> Case:
     x, w, dy = c.x(rows, inside), c.x(out, inside, make=parameter), c.x(rows, out)
     outputs = [O.matmul(x, w), O.matmul_nn(dy, w), O.out_prod(dy, x)]
     c.outputs = round_products(outputs) if bf16 else outputs
-    c.shape, c.flops, c.peer = f"{rows} x {out} x {inside}", 6.0 * rows * out * inside, linear_peer(bf16)
+    c.shape, c.peer = f"{rows} x {out} x {inside}", linear_peer(bf16)
     c.floor = "torch 1.0" if bf16 else "torch 0.85"
     return c
 
@@ -120,8 +128,7 @@ def frozen(c: Case, kind: str, rows: int, bf16: bool) -> Case:
     w = c.weight(5632, 2048, kind)
     x, dy = (c.x(rows, columns, dtype=BF16 if bf16 else F32) for columns in (2048, 5632))
     c.outputs = [O.matmul(x, w), *([O.matmul_nn(dy, w)] if rows > 1 else [])]
-    c.shape, c.flops = f"{rows} x 5632 x 2048", 2.0 * len(c.outputs) * rows * w.size
-    c.tolerance = 2e-4
+    c.shape, c.tolerance = f"{rows} x 5632 x 2048", 2e-4
     return c
 
 
@@ -162,7 +169,7 @@ def head(c: Case, name: str) -> Case:
     else:
         outputs = [O.linear_cross_entropy(x, w, targets, weights)]
     c.outputs, c.peer = round_products(outputs) if bf16 else outputs, head_peer(bf16, back)
-    c.shape, c.flops = f"{rows} x {width} x {words}", (6.0 if back else 2.0) * rows * width * words
+    c.shape = f"{rows} x {width} x {words}"
     c.floor, c.tolerance = ("torch 1.8" if bf16 else "torch 0.95") if back else "", 2e-2 if bf16 else 1e-4
     return c
 
@@ -195,7 +202,7 @@ def attention(c: Case, name: str) -> Case:
     dout, starts = c.x(*shape), c.leaf(np.zeros((batch, ctx), np.int32), I32)
     out, lse = O.flash_attn(*leaves, starts, scale=size**-0.5)
     c.outputs = [out, *O.flash_attn_back(dout, *leaves, out, lse, starts, scale=size**-0.5)]
-    c.shape, c.flops = f"{batch} x {ctx} x {heads} x {size}", 7.0 * batch * heads * ctx * ctx * size
+    c.shape = f"{batch} x {ctx} x {heads} x {size}"
     c.peer, c.floor, c.tolerance = attention_peer(bf16), "torch 1.2", 2e-2 if bf16 else 1e-4
     return c
 

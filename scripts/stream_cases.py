@@ -25,7 +25,7 @@ def norm(c: Case, name: str) -> Case:
         return grads(torch, torch.nn.functional.rms_norm(*asking(x), (WIDTH,), *asking(w), 1e-5), (x, w), leaves[2])
 
     c.outputs = list(O.rms_norm_back(c.x(ROWS, WIDTH), x, w, eps=1e-5)) if back else [O.rms_norm(x, w, eps=1e-5)]
-    c.moved, c.peer, c.floor = (3 if back else 2) * c.arrays[x].nbytes, peer, "copy 0.7"
+    c.peer, c.floor = peer, "copy 0.7"
     c.tolerance = 1e-4 if back else 2e-5  # a sum over many rows
     return c
 
@@ -43,7 +43,7 @@ def gate(c: Case, name: str) -> Case:
         return grads(torch, torch.nn.functional.silu(a) * b, (a, b), leaves[2])
 
     c.outputs = list(O.swiglu_back(c.x(ROWS, WIDTH), a, b)) if back else [O.swiglu(a, b)]
-    c.moved, c.peer, c.floor = (5 if back else 3) * c.arrays[a].nbytes, peer, "copy 0.7"
+    c.peer, c.floor = peer, "copy 0.7"
     return c
 
 
@@ -62,7 +62,7 @@ def rotation(c: Case, name: str) -> Case:
         return lambda: torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (-1, 2))) * turns).flatten(-2)
 
     c.outputs = [(O.rope if sign > 0 else O.rope_back)(x, positions, table)]
-    c.shape, c.moved, c.peer, c.floor = f"{batch} x {ctx} x {heads} x {size}", 2 * c.arrays[x].nbytes, peer, "copy 0.7"
+    c.shape, c.peer, c.floor = f"{batch} x {ctx} x {heads} x {size}", peer, "copy 0.7"
     return c
 
 
@@ -84,7 +84,7 @@ def optimizer(c: Case, name: str) -> Case:
         c.outputs = O.opt_step_adamw(w, m, v, g, schedule, factor, beta1=0.9, beta2=0.999, eps=1e-8, decay=0.1)
     else:
         c.outputs = O.opt_step_sgd(w, m, g, schedule, factor, momentum=0.9, decay=0.1)
-    c.moved, c.peer, c.floor = (7 if adamw else 5) * 4 * n, peer, "copy 0.7" if adamw else ""
+    c.peer, c.floor = peer, "copy 0.7" if adamw else ""
     return c
 
 
@@ -99,7 +99,7 @@ def softmax(c: Case, name: str) -> Case:
         return grads(torch, torch.softmax(*asking(leaves[0]), -1), leaves[:1], leaves[1])
 
     c.outputs = [O.soft_max_back(c.x(ROWS, WIDTH), x) if back else O.soft_max(x)]
-    c.moved, c.peer = (3 if back else 2) * c.arrays[x].nbytes, peer
+    c.peer = peer
     return c
 
 
@@ -117,7 +117,7 @@ def loss(c: Case, name: str) -> Case:
 
     dloss = c.leaf(np.ones((), np.float32))
     c.outputs = [O.cross_entropy_loss_back(dloss, x, targets, weights) if back else O.cross_entropy_loss(x, targets, weights)]
-    c.shape, c.moved, c.peer, c.tolerance = f"{rows} x {words}", (2 if back else 1) * c.arrays[x].nbytes, peer, 1e-4
+    c.shape, c.peer, c.tolerance = f"{rows} x {words}", peer, 1e-4
     return c
 
 
@@ -127,11 +127,10 @@ def rows_by_number(c: Case, name: str) -> Case:
     c.shape = f"{words} x {width}, {n} rows"
     if name == "get_rows_back":
         dy, ids = c.x(n, width), c.ids(words, n)
-        c.outputs, c.moved = [O.get_rows_back(dy, ids, rows=words)], 4.0 * width * (n + words)
+        c.outputs = [O.get_rows_back(dy, ids, rows=words)]
         c.peer = lambda torch, leaves: lambda: torch.zeros(words, width).index_add_(0, leaves[1], leaves[0])
         return c
     w, ids = c.x(words, width), c.leaf(c.random.permutation(words)[:n].astype(np.int32), I32)
-    c.moved = 8.0 * n * width
     if name == "get_rows":
         c.outputs, c.peer = [O.get_rows(w, ids)], lambda torch, leaves: lambda: leaves[0][leaves[1]]
     else:
@@ -140,23 +139,23 @@ def rows_by_number(c: Case, name: str) -> Case:
     return c
 
 
-# name: op over arrays of 64 MB, bytes an element moves, the same in torch
-ELEMENTS: dict[str, tuple[Callable[..., Tensor], int, int, Callable[..., Any]]] = {
-    "add": (O.add, 2, 12, lambda torch, a, b: a + b),
-    "mul": (O.mul, 2, 12, lambda torch, a, b: a * b),
-    "scale": (lambda x: O.scale(x, by=0.5), 1, 8, lambda torch, a: a * 0.5),
-    "cast": (lambda x: O.cast(x, dtype=BF16), 1, 6, lambda torch, a: a.bfloat16()),
-    "silu": (O.silu, 1, 8, lambda torch, a: torch.nn.functional.silu(a)),
-    "silu_back": (O.silu_back, 2, 12, lambda torch, a, b: torch.ops.aten.silu_backward(a, b)),
-    "sum": (O.sum, 1, 4, lambda torch, a: a.sum()),
-    "sum_sqr": (O.sum_sqr, 1, 4, lambda torch, a: torch.dot(a.view(-1), a.view(-1))),
+# name: op over so many arrays of 64 MB, the same in torch
+ELEMENTS: dict[str, tuple[Callable[..., Tensor], int, Callable[..., Any]]] = {
+    "add": (O.add, 2, lambda torch, a, b: a + b),
+    "mul": (O.mul, 2, lambda torch, a, b: a * b),
+    "scale": (lambda x: O.scale(x, by=0.5), 1, lambda torch, a: a * 0.5),
+    "cast": (lambda x: O.cast(x, dtype=BF16), 1, lambda torch, a: a.bfloat16()),
+    "silu": (O.silu, 1, lambda torch, a: torch.nn.functional.silu(a)),
+    "silu_back": (O.silu_back, 2, lambda torch, a, b: torch.ops.aten.silu_backward(a, b)),
+    "sum": (O.sum, 1, lambda torch, a: a.sum()),
+    "sum_sqr": (O.sum_sqr, 1, lambda torch, a: torch.dot(a.view(-1), a.view(-1))),
 }
 
 
 def element(c: Case, name: str) -> Case:
-    make, count, moved, peer = ELEMENTS[name]
+    make, count, peer = ELEMENTS[name]
     c.outputs = [make(*(c.x(ROWS, WIDTH) for _ in range(count)))]
-    c.moved, c.peer = moved * ROWS * WIDTH, lambda torch, leaves: lambda: peer(torch, *leaves)
+    c.peer = lambda torch, leaves: lambda: peer(torch, *leaves)
     c.tolerance = 2e-2 if name == "cast" else 1e-4
     return c
 

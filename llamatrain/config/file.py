@@ -1,6 +1,5 @@
 """Options in a TOML file: what a run was told, and what `--config` reads. Names are those of the command line."""
 
-import tomllib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +27,8 @@ class BaseArgument(DataArgument):
 
 def read_config(path: Path, *classes: type[Checked]) -> dict[str, Any]:
     """The options in a file, by field name, each of its field's type."""
+    import tomllib
+
     raw = contents(path, LONGEST, "a file of options")
     try:
         found = tomllib.loads(raw.decode())

@@ -10,14 +10,16 @@ out already where one reading of samples makes several rows.
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from llamatrain.data.corpus import Corpus
 from llamatrain.data.options import DataOptions
 from llamatrain.data.shuffle import Order, mix
 from llamatrain.machine.terminal import bar
+
+if TYPE_CHECKING:
+    from llamatrain.data.corpus import Corpus
 
 WINDOW = 512  # samples that are packed together
 GRAIN = 32  # lengths of rows are multiples of it
@@ -65,7 +67,7 @@ def lengths_of(ctx: int, options: DataOptions, only_text: bool) -> tuple[int, ..
 
 
 class Rows:
-    def __init__(self, corpus: Corpus, options: DataOptions, seed: int, eos: int | None = None, bos: int | None = None) -> None:
+    def __init__(self, corpus: "Corpus", options: DataOptions, seed: int, eos: int | None = None, bos: int | None = None) -> None:
         self.corpus, self.options, self.ctx = corpus, options, corpus.ctx
         self.padding = next((token for token in (eos, bos) if token is not None), 0)
         between = ((eos, options.separate_with_eos), (bos, options.separate_with_bos))

@@ -1,7 +1,5 @@
 """A plan bound to memory and kernels: a flat list of calls, to be run step after step."""
 
-import time
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -10,7 +8,9 @@ import numpy as np
 from llamatrain.engine.backend import Backend, Call, Memory, Place, backend_of
 from llamatrain.engine.order import layout_of, owner_of
 from llamatrain.engine.plan import Plan, plan
+from llamatrain.engine.recorder import Recorder, current, phase
 from llamatrain.errors import GraphError
+from llamatrain.graph.parts import parts_of
 from llamatrain.graph.tensor import Node, Tensor
 
 
@@ -24,14 +24,17 @@ class Program:
         until the next run of any. It is the first where a plan has several.
         """
         self.plan, self.backend = plan, backend
-        self.arenas = [backend.take(size, None if number else arena) for number, size in enumerate(plan.arenas)]
-        changed = _changed(plan)
-        given = {plan.outputs.get(tensor, tensor): array for tensor, array in memory.items()}
-        # memory that is no part of the arena, by the tensor that owns it
-        self.owned = {tensor: backend.adopt(tensor, array, owner_of(tensor) in changed) for tensor, array in given.items()}
-        self._places: dict[Tensor, Place] = {}
-        self.steps = [(node, self._bind(node)) for node in plan.nodes if not node.op.layout]
-        self.runs = backend.grouped(call for _, calls in self.steps for call in calls)
+        with phase("binding"):
+            self.arenas = [backend.take(size, None if number else arena) for number, size in enumerate(plan.arenas)]
+            changed = _changed(plan)
+            given = {plan.outputs.get(tensor, tensor): array for tensor, array in memory.items()}
+            # memory that is no part of the arena, by the tensor that owns it
+            self.owned = {tensor: backend.adopt(tensor, array, owner_of(tensor) in changed) for tensor, array in given.items()}
+            self._places: dict[Tensor, Place] = {}
+            self.steps = [(node, self._bind(node)) for node in plan.nodes if not node.op.layout]
+        self.runs = self.parts = backend.grouped(call for _, calls in self.steps for call in calls)
+        if recorder := current():
+            self._time(recorder)
 
     @classmethod
     def of(
@@ -71,21 +74,10 @@ class Program:
             raise GraphError(f"{tensor!r} is no output of this program, so nothing of it is kept")
         return self._place(self.plan.outputs.get(tensor, tensor))
 
-    def profile(self, runs: int = 5) -> list[tuple[Node, float]]:
-        """Each node with its median time in seconds. It runs: what a step changes is changed."""
-        times: dict[Node, list[float]] = defaultdict(list)
-        alone = [(node, self.backend.grouped(calls)) for node, calls in self.steps]
-        for _ in range(runs):
-            for node, parts in alone:
-                start = time.perf_counter()
-                for part in parts:
-                    part()
-                times[node].append(time.perf_counter() - start)
-        return [(node, float(np.median(taken))) for node, taken in times.items()]
-
     def ready(self) -> None:
         """Have all there that it needs to run."""
-        self.backend.ready(self.runs)
+        with phase("kernels"):
+            self.backend.ready(self.parts)
 
     def first_not_finite(self) -> Tensor | None:
         """The first tensor that holds NaN or an infinity: of the leaves, then of the values in the order they are made.
@@ -102,6 +94,15 @@ class Program:
                 if not self.backend.finite(self._place(output), output.index in node.op.masks):
                     return output
         return None
+
+    def _time(self, recorder: Recorder) -> None:
+        """Node by node, where it trains; else as it is."""
+        purposes = parts_of(self.plan.outputs.values())
+        if set(purposes.values()) <= {"forward"}:
+            return
+        steps = [(node, self.backend.grouped(calls)) for node, calls in self.steps]
+        self.parts = [part for _, parts in steps for part in parts]
+        self.runs = recorder.timed(steps, purposes)
 
     def _place(self, tensor: Tensor) -> Place:
         if tensor not in self._places:

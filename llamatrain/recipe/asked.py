@@ -14,7 +14,7 @@ from llamatrain.errors import FileError, UsageError
 from llamatrain.model.options import ModelOptions
 from llamatrain.recipe import options as training
 from llamatrain.recipe import outs, tuning
-from llamatrain.recipe.options import RunOptions, TrainOptions
+from llamatrain.recipe.options import PASSING, RunOptions, TrainOptions
 from llamatrain.recipe.outs import OutOptions
 from llamatrain.recipe.tuning import TuneOptions
 
@@ -86,7 +86,7 @@ class Asked:
         """What a checkpoint keeps."""
         parts = {name: plain(part) for name, part in self.parts.items()}
         parts["data"]["force_reshuffle"] = False  # once is enough
-        parts["run"]["max_time"] = None  # it was for the process that it was given to
+        parts["run"] |= PASSING
         return {"command": self.command, "base": self.base, "files": list(self.files), **parts}
 
     @classmethod
@@ -103,7 +103,7 @@ class Asked:
             made: dict[str, Any] = {name: from_plain(kind, parts[name], source) for name, kind in PARTS.items()}
         except UsageError as error:
             raise FileError(str(error)) from None
-        made["run"] = replace(made["run"], max_time=None)
+        made["run"] = replace(made["run"], **PASSING)
         return cls(files=tuple(files), **made, command=str(command), base=base)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from llamatrain.files.mapped import Identity, MappedFile, files_of
-from llamatrain.recipe.merging import files_of as parts_of
+from llamatrain.files.reader import PART_NAME
 from llamatrain.train.around import Changed
 
 
@@ -26,6 +26,16 @@ def inputs_of(paths: Iterable[tuple[Path, bool]]) -> dict[Path, Input]:
 def there(path: Path) -> Iterator[Path]:
     with suppress(OSError):
         yield from (file for file in parts_of(path) if file.is_file())
+
+
+def parts_of(path: Path) -> Iterator[Path]:
+    """All parts of a split model, all files of a folder; else the file itself."""
+    part = PART_NAME.fullmatch(path.name)
+    if part:
+        names = (PART_NAME.fullmatch(file.name) for file in path.parent.iterdir())
+        yield from (path.with_name(name[0]) for name in names if name and name.group(1, 3) == part.group(1, 3))
+    elif path.exists():
+        yield from path.iterdir() if path.is_dir() else (path,)
 
 
 @dataclass(kw_only=True)

@@ -38,9 +38,12 @@ def in_main_thread() -> bool:
 class Interrupts:
     """While this is open, `asked` is the number of the signal that came, or 0, once `saving` says that a run can be saved."""
 
+    alone = False  # the process is there for the run alone
+
     def __init__(self) -> None:
         self.asked, self.saving = 0, False
         self.leaving: Callable[[], None] = lambda: None  # called where the process is ended at once
+        self.last_words: Callable[[], None] = lambda: None  # and after that
         self.home: Path | None = None  # the folder of what was saved
 
     def __enter__(self) -> Self:
@@ -54,6 +57,8 @@ class CommandInterrupts(Interrupts):
 
     A thread listens, since Python's own handlers wait for the end of whatever compiled code the main thread is in.
     """
+
+    alone = True
 
     def __enter__(self) -> Self:
         self._main = in_main_thread()
@@ -87,8 +92,9 @@ class CommandInterrupts(Interrupts):
             return
         if self.asked and time.monotonic() - self._first < ONE:
             return
-        with suppress(Exception):
-            self.leaving()
+        for tell in (self.leaving, self.last_words):
+            with suppress(Exception):
+                tell()
         leave(number)
 
 

@@ -3,7 +3,7 @@
 import math
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -173,6 +173,7 @@ def read_adapters(lora: LoraOptions, h: "Hyperparameters", base: Path) -> "list[
 
 
 def check_place(options: ExportOptions, inputs: Sequence[Path]) -> None:
+    from llamatrain.recipe.inputs import parts_of
     from llamatrain.store.names import same
 
     out = options.out
@@ -185,22 +186,10 @@ def check_place(options: ExportOptions, inputs: Sequence[Path]) -> None:
     if not out.is_file():
         raise FileError(f"{out}: this is a folder or a device, no place for a file")
     for path in inputs:
-        if any(same(out, file) for file in files_of(path)):
+        if any(same(out, file) for file in parts_of(path)):
             raise UsageError(f"--out {out} would replace {path}, which is being read: another name will do")
     if not options.overwrite:
         raise FileError(f"{out}: is there already; --overwrite replaces it")
-
-
-def files_of(path: Path) -> Iterator[Path]:
-    """All parts of a split model, all files of a folder; else the file itself."""
-    from llamatrain.files.reader import PART_NAME
-
-    part = PART_NAME.fullmatch(path.name)
-    if part:
-        names = (PART_NAME.fullmatch(file.name) for file in path.parent.iterdir())
-        yield from (path.with_name(name[0]) for name in names if name and name.group(1, 3) == part.group(1, 3))
-    elif path.exists():
-        yield from path.iterdir() if path.is_dir() else (path,)
 
 
 def check_room(out: Path, needed: int) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from llamatrain.config.options import COUNT, Checked, Option, OptionError, flag_of
 from llamatrain.config.shared import BATCH, EVERY, SEED, THREADS
@@ -182,6 +182,10 @@ class RunOptions(Checked, panel="The run"):
     sample_prompt: Annotated[str, Option("What those samples begin with.")] = ""
     report_every: Annotated[int, replace(EVERY, sentence="Print a line every so many steps; 0: as often as reads well.")] = 0
     max_time: Annotated[Duration | None, Option("Save and stop after this time, such as 90m or 2h.")] = None
+    profile: Annotated[bool, Option("Say where the time went, and write trace.json for Chrome and Perfetto.")] = False
+
+
+PASSING: dict[str, Any] = {"max_time": None, "profile": False}  # of these, what is for the process alone that it is given to
 
 
 @dataclass(frozen=True)

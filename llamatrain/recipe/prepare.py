@@ -14,6 +14,7 @@ from llamatrain.config.units import Size
 from llamatrain.data.rows import lengths_of
 from llamatrain.data.sine import Sine
 from llamatrain.data.sources import find_sources
+from llamatrain.engine.recorder import phase
 from llamatrain.errors import FileError, MemoryPlanError, UsageError
 from llamatrain.machine.printable import printable
 from llamatrain.recipe.asked import Asked
@@ -22,6 +23,7 @@ from llamatrain.recipe.fitting import Extent, Fitted, fitted
 from llamatrain.recipe.limits import check_held
 from llamatrain.recipe.memory import Way
 from llamatrain.recipe.model import OWN_SIZE, Model, model_for
+from llamatrain.recipe.options import PASSING
 from llamatrain.recipe.request import Request
 from llamatrain.recipe.resolved import Resolved, resolve
 from llamatrain.recipe.resume import Resumed, gone_on_with, resumed_of
@@ -65,10 +67,12 @@ def begun(request: Request) -> tuple[Asked, Sources, list[str]]:
 
 def prepare(asked: Asked, sources: Sources, peft: Path | None, notes: list[str], given: Collection[str]) -> Prepared:
     check_held(asked.train.memory)
-    model = model_for(asked, sources, given)
+    with phase("tokenizer"):
+        model = model_for(asked, sources, given)
     target = target_of(asked, model, sources, peft)  # what adapters are not as they should be is told before the data is read
     check_held(asked.train.memory)
-    data = data_of(asked.files, model, asked.data, asked.train.seed)
+    with phase("data"):
+        data = data_of(asked.files, model, asked.data, asked.train.seed)
     resolved = resolve(asked, model.row, data.rows.count)
     samples = shown(resolved, model, data.rows if isinstance(data.rows, Sine) else None)
     extent = Extent(
@@ -77,7 +81,8 @@ def prepare(asked: Asked, sources: Sources, peft: Path | None, notes: list[str],
         decoding=samples.positions,
         goes_on=sources.goes_on,
     )
-    found = fitted(resolved, target, extent)
+    with phase("planning"):
+        found = fitted(resolved, target, extent)
     if sources.resumed:
         check_trained(sources.resumed, found.leaves.trained)
     if found.excess:
@@ -175,7 +180,7 @@ def read_by(asked: Asked, sources: Sources, config: Path | None) -> Iterator[Pat
 def config_of(kept: Asked) -> str:
     """A file that says the same run again."""
     new = kept.command == "from-scratch"
-    unsaid = {*kept.idle, *(OWN_SIZE if new and kept.base else ()), "max_time"}  # that was for the process it was given to
+    unsaid = {*kept.idle, *(OWN_SIZE if new and kept.base else ()), *PASSING}
     first = f" --checkpoint-in {shlex.quote(kept.base)}" if new and kept.base else ""
     head = f"llamatrain {kept.command}{first} --config FILE"
     return config_text(printable(head, "utf-8"), kept.files, list(kept.parts.values()), unsaid, base="" if new else kept.base)

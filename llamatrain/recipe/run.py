@@ -11,6 +11,7 @@ import numpy as np
 
 from llamatrain.config.options import flag_of
 from llamatrain.data.options import DataOptions
+from llamatrain.engine.recorder import phase
 from llamatrain.errors import FileError, UsageError
 from llamatrain.files.mapped import unchanged
 from llamatrain.machine.terminal import is_shown, say
@@ -24,6 +25,7 @@ from llamatrain.recipe.interrupts import Interrupts
 from llamatrain.recipe.model import model_for
 from llamatrain.recipe.options import PlaceOptions
 from llamatrain.recipe.prepare import Prepared, begun, config_of, peft_folder, prepare, read_by
+from llamatrain.recipe.profiling import keep_trace, profiled, watched
 from llamatrain.recipe.request import Request
 from llamatrain.recipe.resume import Resumed
 from llamatrain.recipe.saving import Saver, check_trained, filled, restored
@@ -51,12 +53,13 @@ class Finished:
 
 def train(request: Request, interrupts: Interrupts) -> Finished:
     """The run that is asked for, and in a line or two how it ended, and what is left to do."""
-    with request.telling():
+    with request.telling(), profiled(request.asked.run.profile, interrupts):
         return trained(request, interrupts)
 
 
 def trained(request: Request, interrupts: Interrupts) -> Finished:
-    asked, sources, notes = begun(request)
+    with phase("files"):
+        asked, sources, notes = begun(request)
     place, given = request.place, request.given
     if asked.tune.only_write_lora or place.only_write_model:
         return written(asked, sources, request, interrupts)
@@ -87,6 +90,8 @@ def tell_end(made: str, files: Sequence[Path], outcome: Outcome, to_go_on: str =
 def written(asked: Asked, sources: Sources, request: Request, interrupts: Interrupts) -> Finished:
     """What comes of a checkpoint, and nothing else."""
     place, (resumed, made) = request.place, written_of(sources, request.place)
+    if request.asked.run.profile:
+        raise UsageError(f"--profile is of a training, and --only-write-{made} trains nothing; leave one of them out")
     model = model_for(asked, sources, ())
     if place.overwrite and not asked.outs.said:
         raise UsageError(f"--only-write-{made} replaces no run: leave --overwrite out, and name a new folder with --out")
@@ -196,6 +201,7 @@ def run(prepared: Prepared, folder: RunFolder, interrupts: Interrupts) -> Finish
         prepared.samples.end(prepared.fitted.leaves, loop.programs.weights.parts, report)
         report.end(folder.path)
         saver.end(loop.state)
+        keep_trace(prepared.kept.command, folder, report.warn)
     result, steps = folder.path / target.result, loop.state.counters.step
     tell_end(result.stem, [result, *saver.outs.newest], outcome, command())
     for line in (told := list(target.notes())):
@@ -215,13 +221,14 @@ def loop_of(prepared: Prepared, folder: RunFolder, report: Report, interrupts: I
     """Its memory taken and filled, where the run begins or goes on."""
     way, leaves, target, data = prepared.fitted.way, prepared.fitted.leaves, prepared.target, prepared.data
     resumed, course = prepared.sources.resumed, prepared.resolved.course(way.splits)
-    target.load(leaves)
-    programs = Programs(way.graphs, way.arena, leaves.frozen)
-    parts = programs.weights.parts
-    if resumed:
-        filled(resumed.checkpoint, parts)
-    else:
-        target.begin(parts)
+    with phase("weights"):
+        target.load(leaves)
+        programs = Programs(way.graphs, way.arena, leaves.frozen)
+        parts = programs.weights.parts
+        if resumed:
+            filled(resumed.checkpoint, parts)
+        else:
+            target.begin(parts)
     descent = prepared.resolved.optimizer.descent(programs.weights.vector)
     sources, arrays = prepared.sources, leaves.frozen.values()
     beside = BesideRun(inputs=sources.inputs, warn=report.warn, frozen=arrays, is_same=sources.is_same_base)
@@ -231,7 +238,7 @@ def loop_of(prepared: Prepared, folder: RunFolder, report: Report, interrupts: I
         rows=data.rows,
         validation=data.validation,
         course=course,
-        listener=report,
+        listener=watched(report),
         save=saver.save,
         show=lambda step: prepared.samples.show(step, leaves, parts, report),
         state=state_of(prepared, programs, descent, course, report),

@@ -9,6 +9,7 @@ import numpy as np
 
 from llamatrain.config.options import flag_of
 from llamatrain.engine.backend import kind_of
+from llamatrain.engine.recorder import phase
 from llamatrain.errors import FileError
 from llamatrain.files.mapped import unchanged
 from llamatrain.files.newfile import NewFile
@@ -47,12 +48,13 @@ class Saver:
 
     def begin(self, state: RunState) -> str:
         """Before anything is trained, so that a full disk shows now; only then there is more than a checkpoint in the folder."""
-        try:
-            return self._begun(state)
-        except FileError:
-            if not self._found():
-                raise
-            return self._begun(state)
+        with phase("saving"):
+            try:
+                return self._begun(state)
+            except FileError:
+                if not self._found():
+                    raise
+                return self._begun(state)
 
     def _begun(self, state: RunState) -> str:
         path = self._saved_here(state)

@@ -1,6 +1,7 @@
 """The folder of a run, and what may be done in it by one run at a time.
 
     config.toml  metrics.jsonl  loss.svg     options, figures, curve
+    trace.json                               where the time went, if that was asked
     checkpoint-<step>.gguf                   the last ones
     checkpoint-LATEST.gguf                   another name of the newest
     model.gguf | adapter.gguf                the result

@@ -4,10 +4,10 @@ Leaves are known by their names: weights under their GGUF names, with `.grad`, `
 each.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal
+from typing import Concatenate, Literal, ParamSpec
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from llamatrain.model.lora import Weights
 from llamatrain.optim.optimizer import Optimizer, StepRule
 from llamatrain.optim.step import Differentiated, Kept, apply, differentiate, hold, stream
 
+P = ParamSpec("P")
 Policy = str | int
 # Where gradients are: in a vector of their own, to be added up or for a minimizer; in the arena, until the step has clipped and
 # used them; or streamed, each used up at once.
@@ -63,7 +64,7 @@ class Setting:
         return {name: tensor.shape for name, tensor in self.trained.items()}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Graph:
     """Outputs to run, with what is written before and where the results are to lie."""
 
@@ -79,14 +80,31 @@ def dropping(weights: Weights) -> bool:
     return any(delta.dropout for deltas in weights.deltas.values() for delta in deltas)
 
 
+Make = Callable[Concatenate["RunGraphs", P], Graph]
+
+
+def once(make: Make[P]) -> Make[P]:
+    """A graph by its name and what it is made for."""
+
+    def made(graphs: "RunGraphs", /, *of: P.args, **more: P.kwargs) -> Graph:
+        key = make.__name__, *of, *more.values()
+        if key not in graphs.made:
+            graphs.made[key] = make(graphs, *of, **more)
+        return graphs.made[key]
+
+    return made
+
+
 class RunGraphs:
-    """Builds each once."""
+    """Builds each once, and lays it out once."""
 
     def __init__(self, setting: Setting, policy: Policy = "none") -> None:
         self.setting, self.policy = setting, policy
         self.table = transformer.rope_state(setting.h, setting.positions)
         self.states: dict[str, np.ndarray] = {}
         self._kept: dict[int, Kept] = {}
+        self.made: dict[tuple[object, ...], Graph] = {}
+        self._plans: dict[Graph, Plan] = {}
         self._trainings: dict[tuple[int, bool], transformer.Training] = {}
         self.key = placeholder("dropout", (2,), I32) if dropping(setting.weights) else None
         self._rates: dict[Tensor, Tensor] = {}
@@ -117,6 +135,7 @@ class RunGraphs:
             self._kept[length] = hold(self._differentiated(length))
         return self._kept[length]
 
+    @once
     def gradients(self, length: int, first: bool) -> Graph:
         """A batch's gradients: written to their memory, or added to what is there."""
         kept, inputs = self._held(length), self._training(length).inputs
@@ -126,12 +145,14 @@ class RunGraphs:
         named = dict(zip(kept.first, names, strict=True))
         return Graph(first=kept.loss, outputs=[kept.loss, *kept.first], inputs=inputs, named=named)
 
+    @once
     def update(self, length: int) -> Graph:
         """The step that the kept gradients ask for."""
         assert self.setting.rule
         told, norm, outputs = apply(self._held(length), self.setting.rule, self.setting.clip, self._rates)
         return Graph(norm, outputs, {"schedule": told.schedule})
 
+    @once
     def streamed(self, length: int) -> Graph:
         """A batch's gradients, each used up at once."""
         assert self.setting.rule
@@ -140,6 +161,7 @@ class RunGraphs:
         _, norm = clip_factor(*map(sum_sqr, made.grads.values()), limit=0.0)
         return Graph(made.loss, [*outputs, norm], self._training(length).inputs | {"schedule": told.schedule}, norm=norm)
 
+    @once
     def loss(self, length: int) -> Graph:
         m = self._training(length, dropping=self.key is None)
         outputs = [*(m.judged or (m.loss,))]
@@ -149,8 +171,10 @@ class RunGraphs:
 
     def plan(self, graph: Graph) -> Plan:
         """Gradients have memory of their own where they are added up; otherwise they stay where the plan has them."""
-        backend, pinned = self.setting.backend, graph.named if self.setting.gradients == "flat" else ()
-        return plan(graph.outputs, pinned=pinned, scratch=backend.scratch, resident=backend.resident)
+        if graph not in self._plans:
+            backend, pinned = self.setting.backend, graph.named if self.setting.gradients == "flat" else ()
+            self._plans[graph] = plan(graph.outputs, pinned=pinned, scratch=backend.scratch, resident=backend.resident)
+        return self._plans[graph]
 
     @property
     def longest(self) -> Graph:

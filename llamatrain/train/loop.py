@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from llamatrain.data.rows import Batch
+from llamatrain.engine.recorder import phase
 from llamatrain.errors import FileError
 from llamatrain.optim.optimizer import Descent
 from llamatrain.optim.schedule import Schedule
@@ -96,7 +97,8 @@ class Loop:
             if self._due(course.eval_every, last):
                 self._validate()
             if self._due(course.sample_every, False):
-                self.show(state.counters.step)
+                with phase("samples"):
+                    self.show(state.counters.step)
             if self.signals.asked and not last:
                 raise Interrupted
             if not last and self._out_of_time():
@@ -261,11 +263,12 @@ class Loop:
         self.state.owed = True
         self.listener.evaluating()
         scoring = Scoring()
-        for batch in self.validation.once(self.programs.setting.batch):
-            scoring.add(self.programs, batch)
-            self.beside.check()
-            if self.signals.asked:
-                raise Interrupted
+        with phase("validation"):
+            for batch in self.validation.once(self.programs.setting.batch):
+                scoring.add(self.programs, batch)
+                self.beside.check()
+                if self.signals.asked:
+                    raise Interrupted
         self.state.owed = False
         self.listener.validation(self.state.counters.step, scoring.score)
 
@@ -276,7 +279,8 @@ class Loop:
                 "a lower learning rate may do"
             )
         try:
-            self.saved = self.save(self.state, last)
+            with phase("saving"):
+                self.saved = self.save(self.state, last)
             self.listener.saved(self.state.counters.step, self.saved)
         except FileError as error:
             if last:

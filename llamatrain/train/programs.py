@@ -12,6 +12,7 @@ import numpy as np
 from llamatrain.data.rows import Batch
 from llamatrain.engine.backend import Backend, Memory
 from llamatrain.engine.program import Program
+from llamatrain.engine.recorder import phase
 from llamatrain.graph.show import described
 from llamatrain.graph.tensor import leaves_of
 from llamatrain.machine.terminal import told_if_long
@@ -58,7 +59,8 @@ class Runner:
 
     def bound(self, kind: str, length: int, make: Callable[[], Graph]) -> "Bound":
         if (kind, length) not in self._bound:
-            graph = make()
+            with phase("planning"):
+                graph = make()
             self._bound[kind, length] = Bound(self.graphs, graph, self._arrays | self.graphs.states, self.arena)
         return self._bound[kind, length]
 
@@ -134,7 +136,9 @@ class Programs(Runner):
         if key not in self._bound:
             there = {name: newest.program.memory_of(grad) for grad, name in newest.graph.named.items()} if arena else {}
             arrays = there | self._arrays | self.graphs.states
-            self._bound[key] = Bound(self.graphs, self.graphs.update(newest.length), arrays)
+            with phase("planning"):
+                graph = self.graphs.update(newest.length)
+            self._bound[key] = Bound(self.graphs, graph, arrays)
         return self._bound[key]
 
 
@@ -142,7 +146,9 @@ class Bound:
     """A graph as a program."""
 
     def __init__(self, graphs: RunGraphs, graph: Graph, arrays: Mapping[str, Memory], arena: Memory | None = None) -> None:
-        self.graph, self.rule, plan = graph, graphs.setting.rule, graphs.plan(graph)
+        self.graph, self.rule = graph, graphs.setting.rule
+        with phase("planning"):
+            plan = graphs.plan(graph)
         memory = {leaf: arrays[leaf.name] for leaf in leaves_of(graph.outputs) if leaf.name in arrays}
         memory |= {output: arrays[name] for output, name in graph.named.items() if plan.outputs[output] in plan.pinned}
         self.program = Program(plan, memory, graphs.setting.backend, arena=arena)

@@ -6,9 +6,8 @@ any text can be written in bytes.
 """
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
-from llamatrain.data.tokenizer.counting import Counter
-from llamatrain.data.tokenizer.learning import Learner
 from llamatrain.data.tokenizer.pretokenizers import PRE_TOKENIZERS
 from llamatrain.data.tokenizer.symbols import ALPHABET
 from llamatrain.data.tokenizer.vocabulary import KEY, WITHOUT_TEXT
@@ -17,6 +16,9 @@ from llamatrain.files.constants import TokenType
 from llamatrain.files.values import Kind, Value, boolean, numbers, string, strings, u32
 from llamatrain.machine.memory import give_back
 from llamatrain.machine.terminal import bar
+
+if TYPE_CHECKING:
+    from llamatrain.data.tokenizer.learning import Learner
 
 BEGIN, END = "<|begin_of_text|>", "<|end_of_text|>"
 SMALLEST = 2 + len(ALPHABET)
@@ -39,6 +41,9 @@ def check_size(size: int) -> None:
 
 def merges(texts: Iterable[str | bytes], size: int) -> list[tuple[str, str]]:
     """The pairs that are merged, the most frequent first, until there are so many tokens or no pair comes twice."""
+    from llamatrain.data.tokenizer.counting import Counter  # these are compiled
+    from llamatrain.data.tokenizer.learning import Learner
+
     counter = Counter(PRE_TOKENIZERS[PRE].expressions()[0])
     for text in texts:
         counter.add(text)
@@ -52,7 +57,7 @@ def merges(texts: Iterable[str | bytes], size: int) -> list[tuple[str, str]]:
     return found
 
 
-def merged(learner: Learner) -> list[tuple[str, str]]:
+def merged(learner: "Learner") -> list[tuple[str, str]]:
     made = dict[tuple[int, int], None]()
     with bar("learning a vocabulary", total=learner.most - len(ALPHABET), unit=" tokens") as told:
         for pairs in learner:

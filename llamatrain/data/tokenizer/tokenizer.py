@@ -4,7 +4,6 @@ import codecs
 import hashlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from typing import Any
 
@@ -75,8 +74,10 @@ class Tokenizer:
         (nothing can be merged across); in both so far from the end of what is there that no special token can reach over.
         Text without such a place is held until one comes.
         """
+        from concurrent.futures import Future, ThreadPoolExecutor
+
         threads = threads or cores()
-        waiting: deque[tuple[int, Future[np.ndarray]]] = deque()
+        waiting = deque[tuple[int, Future[np.ndarray]]]()
         with ThreadPoolExecutor(threads) as pool:
             for start, raw in self._pieces(map(to_bytes, chunks), special):
                 waiting.append((len(raw), pool.submit(self._piece, raw, special, start)))

@@ -1,0 +1,79 @@
+"""What a node has to do: operations of its products, and bytes that must move. No other place counts either."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from llamatrain.graph.tensor import Node, Tensor
+
+
+@dataclass(frozen=True)
+class Work:
+    flops: int  # of products and attention; 0: what it takes is moving memory
+    moved: int  # bytes read and written, each once
+
+
+def work_of(node: Node) -> Work:
+    flops, moved = FLOPS.get(node.op.name), MOVED.get(node.op.name, whole)
+    return Work(flops(node) if flops else 0, moved(node))
+
+
+# ---- operations ------------------------------------------------------------
+
+
+def product(node: Node, shared: int = -1) -> int:
+    return 2 * node.outputs[0].size * node.sources[0].shape[shared]
+
+
+def head(node: Node) -> int:
+    """The product with each row, and one more for each gradient."""
+    first = node.op.name.endswith("_back")  # what comes before x there
+    x, w = node.sources[first : first + 2]
+    return 2 * x.size * w.shape[0] * (1 + node.attrs.get("dx", False) + node.attrs.get("dw", False))
+
+
+def attention(node: Node) -> int:
+    """Two products forward and five back, of as many keys as a causal mask leaves; of all, where others say what is seen."""
+    first = node.op.name.endswith("_back")
+    (batch, queries, heads, size), keys = node.sources[first].shape, node.sources[first + 1].shape[1]
+    causal = len(node.sources) == (7 if first else 4)
+    seen = queries * keys - (queries * (queries - 1) // 2 if causal else 0)
+    return 2 * (5 if first else 2) * size * batch * heads * seen
+
+
+FLOPS: dict[str, Callable[[Node], int]] = {
+    "matmul": product,
+    "matmul_nn": product,
+    "out_prod": lambda node: product(node, -2),
+    "linear_cross_entropy": head,
+    "linear_cross_entropy_judged": head,
+    "linear_cross_entropy_back": head,
+    "flash_attn": attention,
+    "flash_attn_back": attention,
+}
+
+# ---- bytes -----------------------------------------------------------------
+
+
+def whole(node: Node) -> int:
+    """All sources and all results."""
+    return sum(tensor.nbytes for tensor in dict.fromkeys((*node.sources, *node.outputs)))
+
+
+def taken(node: Node) -> int:
+    """Of a table only the rows that are asked for."""
+    table, ids = node.sources
+    return ids.nbytes + ids.size * (table.nbytes // max(1, table.shape[0])) + node.outputs[0].nbytes
+
+
+def put(part: Tensor, node: Node, times: int) -> int:
+    """Written where something larger lies, of which the rest stays; or beside all of it."""
+    return times * part.nbytes if node.attrs.get("into") else whole(node)
+
+
+MOVED: dict[str, Callable[[Node], int]] = {
+    "get_rows": taken,
+    "set_rows": lambda node: put(node.sources[1], node, 2) + (node.sources[2].nbytes if node.attrs.get("into") else 0),
+    "acc": lambda node: put(node.sources[1], node, 3),
+    "set": lambda node: put(node.sources[1], node, 2),
+    "cpy": lambda node: node.sources[1].nbytes + node.outputs[0].nbytes,
+}

@@ -1,0 +1,120 @@
+"""What a profile says: a table for people, and a trace for Chrome (chrome://tracing) and Perfetto.
+
+The trace has the form of Chrome's trace events: complete events (ph "X") in microseconds since the process began.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from llamatrain.engine.recorder import Recorder, Span
+from llamatrain.graph.parts import Part
+
+NAME, COLUMN = 28, 10  # signs
+LEAST = 0.0005  # seconds that are told
+HERE = {"pid": 1, "tid": 1}
+
+
+@dataclass
+class Sum:
+    """Of all nodes with one op that are for one thing."""
+
+    calls: int = 0
+    seconds: float = 0.0
+    flops: int = 0
+    moved: int = 0
+
+    @property
+    def rate(self) -> str:
+        if not self.seconds:
+            return ""
+        speed, unit = (self.flops, "GFLOP/s") if self.flops else (self.moved, "GB/s")
+        return f"{speed / self.seconds / 1e9:,.1f} {unit}"
+
+
+def sums_of(recorder: Recorder) -> dict[tuple[str, Part], Sum]:
+    """By op and part, of whole steps; what takes most comes first."""
+    found: dict[tuple[str, Part], Sum] = defaultdict(Sum)
+    for op in recorder.ops:
+        if op.calls:
+            each = found[op.node.op.name, op.part]
+            each.calls, each.seconds = each.calls + op.calls, each.seconds + op.seconds
+            each.flops, each.moved = each.flops + op.calls * op.work.flops, each.moved + op.calls * op.work.moved
+    return dict(sorted(found.items(), key=lambda entry: -entry[1].seconds))
+
+
+# ---- the table -------------------------------------------------------------
+
+
+def table(recorder: Recorder) -> Iterator[str]:
+    yield from _of_the_start(recorder)
+    if recorder.steps:
+        yield from _of_steps(recorder)
+        yield from _of_the_rest(recorder)
+
+
+def _of_the_start(recorder: Recorder) -> Iterator[str]:
+    phases, whole = recorder.started_so_far()
+    yield f"{'until the first step' if recorder.started else 'until the end':{NAME + 2}}{'s':>{COLUMN}}"
+    for name, seconds in (*phases.items(), ("all else", whole - sum(phases.values())), ("in all", whole)):
+        yield f"  {name:{NAME}}{seconds:{COLUMN}.3f}"
+
+
+def _of_steps(recorder: Recorder) -> Iterator[str]:
+    steps, sums = recorder.steps, sums_of(recorder)
+    yield f"{'a step':{NAME + 2}}{'':{COLUMN}}{'calls':>{COLUMN}}{'ms':>{COLUMN}}{'share':>{COLUMN}}"
+
+    def row(name: str, part: str, calls: str, seconds: float, rate: str = "") -> str:
+        share = f"{seconds / recorder.seconds if recorder.seconds else 0.0:.1%}".replace("%", " %")
+        figures = f"{calls:>{COLUMN}}{1e3 * seconds / steps:{COLUMN},.3f}{share:>{COLUMN}}"
+        return f"  {name:{NAME}}{part:{COLUMN}}{figures}  {rate:>16}".rstrip()
+
+    for (op, part), each in sums.items():
+        yield row(op, part, f"{each.calls / steps:,.4g}", each.seconds, each.rate)
+    others = recorder.seconds - recorder.waited - sum(each.seconds for each in sums.values())
+    yield row("waiting for data", "", "", recorder.waited)
+    yield row("Python, between kernels", "", "", others)
+    yield row(f"in all, of {steps:,} steps", "", "", recorder.seconds)
+
+
+def _of_the_rest(recorder: Recorder) -> Iterator[str]:
+    if told := [f"{name} {seconds:.3f} s" for name, seconds in recorder.beside.items() if seconds >= LEAST]:
+        yield f"beside the steps: {', '.join(told)}"
+    yield "each op was run by itself, which takes a step somewhat longer; FLOPs of attention are those of whole rows"
+
+
+# ---- the trace -------------------------------------------------------------
+
+
+def trace(recorder: Recorder, title: str) -> bytes:
+    """JSON, a line for each event."""
+    spans = [_event(recorder, span) for span in (*recorder.spans, *recorder.traced)]
+    events = [
+        {"name": "process_name", "ph": "M", **HERE, "args": {"name": title}},
+        {"name": "thread_name", "ph": "M", **HERE, "args": {"name": "run"}},
+        *sorted(spans, key=lambda event: (event["ts"], -event["dur"])),
+    ]
+    head = json.dumps({"displayTimeUnit": "ms", "otherData": {"holds": held(recorder)}})
+    lines = ",\n".join(map(json.dumps, events))
+    return f'{head.removesuffix("}")}, "traceEvents": [\n{lines}\n]}}\n'.encode()
+
+
+def _event(recorder: Recorder, span: Span) -> dict[str, Any]:
+    """In tenths of microseconds, which is what the clock gives."""
+    start, end = (round(1e6 * (each - recorder.begun), 1) for each in (span.start, span.end))
+    event = {"name": span.name, "cat": span.kind, "ph": "X", "ts": start, "dur": round(end - start, 1), **HERE}
+    if span.node:
+        event["args"] = {"makes": span.node.name, "shape": str([*span.node.outputs[0].shape])}
+    return event
+
+
+def held(recorder: Recorder) -> str:
+    """In words, which steps have their ops in it."""
+    numbers = recorder.traced_steps
+    if not numbers:
+        return "the start alone"
+    steps = f"step {numbers[0]}" if len(numbers) == 1 else f"steps {numbers[0]} to {numbers[-1]}"
+    ops = f"the first {len(recorder.traced):,} ops" if recorder.full else "the ops"
+    return f"{ops} of {steps}, and {'the first' if recorder.dropped else 'all'} steps as wholes"
