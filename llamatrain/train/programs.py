@@ -101,7 +101,7 @@ class Programs(Runner):
                     self._adding(length, number == 0)
             if self.setting.gradients != "streamed" and self.setting.rule:
                 self._updating(self._adding(batches[-1].tokens.shape[1], len(batches) == 1))
-        for bound in self._bound.values():
+        for bound in list(self._bound.values()):  # what is foreseen comes to them
             bound.program.ready()
         return time.perf_counter() - start
 
