@@ -5,6 +5,7 @@ them step aside, and the compiler is told of a smaller processor, so that every 
 """
 
 import ctypes
+import hashlib
 import os
 import platform
 from functools import cache
@@ -21,6 +22,8 @@ UNITS = {
 }
 SWITCH = "LLAMATRAIN_WITHOUT"
 CLASS = "LLAMATRAIN_CLASS"  # for those who compile for other machines
+HOST = "host"  # in the place of a name: the compiler's own processor
+KIND = ("flags", "Features", "vendor_id", "cpu family", "model", "CPU implementer", "CPU architecture", "CPU variant", "CPU part")
 COMMON = ("avx2", "fma", "f16c", "bmi1", "bmi2", "movbe")
 
 
@@ -55,12 +58,24 @@ def switched_off() -> frozenset[str]:
 @cache
 def features() -> frozenset[str]:
     """What the processor has, in names without marks: avx512bf16, amxtile."""
+    told = _told_by_linux()
+    return frozenset(told.get("flags", told.get("Features", "")).replace("_", "").split()) if told else _features_by_llvm()
+
+
+@cache
+def _told_by_linux() -> dict[str, str]:
+    """Of its first processor: of many, the whole file takes a while."""
+    told: dict[str, str] = {}
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        with Path("/proc/cpuinfo").open(errors="replace") as lines:
+            for line in lines:
+                name, colon, value = line.partition(":")
+                if not colon:
+                    break
+                told[name.strip()] = value.strip()
     except OSError:
-        return _features_by_llvm()
-    flags = next((line.partition(":")[2] for line in lines if line.startswith("flags")), "")
-    return frozenset(flags.replace("_", "").split())
+        pass
+    return told
 
 
 def _features_by_llvm() -> frozenset[str]:
@@ -106,11 +121,10 @@ def processor() -> Class:
 
 
 def _its_own() -> Class:
-    try:
-        import llvmlite.binding as llvm
-    except ImportError:
-        return Class(platform.machine() or "unknown", "", "", units())
-    return Class(llvm.get_host_cpu_name(), llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten(), units())
+    """Called by what Linux says of it, as the compiler need not be there; what it is to the compiler it finds out itself."""
+    kind = {name: value for name, value in _told_by_linux().items() if name in KIND} or sorted(features())
+    number = hashlib.sha256(repr(kind).encode()).hexdigest()[:8]
+    return Class(f"{platform.machine() or 'unknown'}-{number}", HOST, "", units())
 
 
 def cores() -> int:

@@ -25,7 +25,8 @@ class Codegen(codegen.AOTCPUCodegen):
     _library_class = Library
 
     def _customize_tm_features(self) -> str:
-        return units.processor().features
+        here = units.processor()
+        return str(llvm.get_host_cpu_features().flatten()) if here.cpu == units.HOST else here.features
 
     def set_env(self, name: str, environment: Any) -> None:
         """What Numba's own functions would find their globals by."""
