@@ -13,14 +13,13 @@ import numpy as np
 
 from llamatrain.engine.backend import Backend, backend_of
 from llamatrain.engine.plan import Plan, plan
-from llamatrain.graph.ops import clip_factor, sum_sqr
 from llamatrain.graph.precision import round_products
 from llamatrain.graph.tensor import I32, Tensor, placeholder, state
 from llamatrain.model import transformer
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.lora import Weights
 from llamatrain.optim.optimizer import Optimizer, StepRule
-from llamatrain.optim.step import Differentiated, Kept, apply, differentiate, hold, stream
+from llamatrain.optim.step import Differentiated, Kept, apply, clipped, differentiate, hold, stream
 
 Policy = str | int
 # Where gradients are: in a vector of their own, to be added up or for a minimizer; in the arena, until the step has clipped and
@@ -114,7 +113,7 @@ class RunGraphs:
 
     def _held(self, length: int) -> Kept:
         if length not in self._kept:
-            self._kept[length] = hold(self._differentiated(length))
+            self._kept[length] = hold(self._differentiated(length), whole=self.setting.gradients == "flat")
         return self._kept[length]
 
     def gradients(self, length: int, first: bool) -> Graph:
@@ -122,8 +121,7 @@ class RunGraphs:
         kept, inputs = self._held(length), self._training(length).inputs
         if not first:
             return Graph(kept.loss, [kept.loss, *kept.more], inputs)
-        names = [f"{name}.grad" for name in self.setting.trained]
-        named = dict(zip(kept.first, names, strict=True))
+        named = {output: leaf.name for output, leaf in zip(kept.first, kept.memory, strict=True)}
         return Graph(first=kept.loss, outputs=[kept.loss, *kept.first], inputs=inputs, named=named)
 
     def update(self, length: int) -> Graph:
@@ -137,7 +135,7 @@ class RunGraphs:
         assert self.setting.rule
         made = self._differentiated(length)
         told, outputs = stream(made, self.setting.rule, self._rates)
-        _, norm = clip_factor(*map(sum_sqr, made.grads.values()), limit=0.0)
+        _, norm = clipped(made.brief.values(), 0.0)
         return Graph(made.loss, [*outputs, norm], self._training(length).inputs | {"schedule": told.schedule}, norm=norm)
 
     def loss(self, length: int) -> Graph:

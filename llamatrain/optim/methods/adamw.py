@@ -8,7 +8,7 @@ import numpy as np
 
 from llamatrain.graph.ops import opt_step_adamw
 from llamatrain.graph.tensor import Tensor
-from llamatrain.optim.optimizer import StepRule
+from llamatrain.optim.optimizer import Gradient, StepRule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +25,9 @@ class AdamW(StepRule):
         """The rate and both bias corrections."""
         return np.array([rate, 1.0 - self.beta1**step, 1.0 - self.beta2**step], np.float32)  # (3,)
 
-    def step(self, weight: Tensor, grad: Tensor, schedule: Tensor, factor: Tensor) -> Sequence[Tensor]:
-        given, decay = (weight, *self.beside(weight), grad, schedule, factor), self.decay(weight)
+    def step(self, weight: Tensor, grad: Gradient, schedule: Tensor, factor: Tensor) -> Sequence[Tensor]:
+        (g, *places), decay = grad, self.decay(weight)
+        given = (weight, *self.beside(weight), g, schedule, factor, *places)
         return opt_step_adamw(*given, beta1=self.beta1, beta2=self.beta2, eps=self.eps, decay=decay)[:1]
 
 
