@@ -233,8 +233,9 @@ def largest_first(blocks: list[Block]) -> list[int]:
 @given(st.lists(st.tuples(st.integers(1, 700), st.integers(0, 40), st.integers(0, 40)), min_size=1, max_size=40))
 def test_an_arena_is_never_larger_than_with_the_largest_first(lives: list[tuple[int, int, int]]) -> None:
     blocks = [Block(size, min(a, b), max(a, b)) for size, a, b in lives]
-    found, fullest = sum(placed(blocks)[1]), max(sum(rounded(b.size) for b in blocks if b.first <= t <= b.last) for t in range(41))
-    assert fullest == loads_of(blocks).max() <= found <= sum(in_order(blocks, largest_first(blocks), LIMITLESS)[1])
+    fullest = max(sum(rounded(block.size) for block in blocks if block.first <= time <= block.last) for time in range(41))
+    assert fullest == loads_of(blocks).max() <= sum(placed(blocks)[1])
+    assert sum(placed(blocks)[1]) <= sum(in_order(blocks, largest_first(blocks), LIMITLESS)[1])
 
 
 @pytest.mark.parametrize("precision", ["f32", "bf16"])

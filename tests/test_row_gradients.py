@@ -8,8 +8,7 @@ import pytest
 from llamatrain.engine.plan import plan
 from llamatrain.engine.program import Program
 from llamatrain.graph import ops as O
-from llamatrain.graph.tensor import F64, I32, Tensor, parameter, placeholder
-from llamatrain.kernels.cpu import optimizer, sums  # noqa: F401 - they register
+from llamatrain.graph.tensor import F64, I32, parameter, placeholder
 from llamatrain.optim.methods.adamw import AdamW
 from llamatrain.optim.methods.sgd import SGD
 from llamatrain.optim.optimizer import StepRule
@@ -134,12 +133,12 @@ def test_steps_are_torchs() -> None:
     torch = pytest.importorskip("torch")
     found, norms = steps(AdamW(weight_decay=0.3), 0.03, 1.5, "few")
     w, a = (torch.nn.Parameter(torch.from_numpy(each)) for each in first_values())
-    optimizer, theirs = torch.optim.AdamW([w, a], lr=0.03, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.3), []
+    adamw, theirs = torch.optim.AdamW([w, a], lr=0.03, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.3), []
     for ids in STEPS:
-        optimizer.zero_grad()
+        adamw.zero_grad()
         (w[torch.tensor(ids)] @ a.T).square().sum().backward()
         theirs.append(float(torch.nn.utils.clip_grad_norm_([w, a], 1.5)))
-        optimizer.step()
+        adamw.step()
     np.testing.assert_allclose(norms, theirs, rtol=1e-5)
     for mine, other in ((found["w"], w), (found["a"], a)):
         np.testing.assert_allclose(mine, other.detach().numpy(), rtol=1e-4, atol=1e-6)

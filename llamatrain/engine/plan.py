@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
-import numpy as np
-
 from llamatrain.engine.order import make_contiguous, ordered, owner_of
 from llamatrain.engine.placing import LIMITLESS, Block, aligned, loads_of, placed
 from llamatrain.errors import GraphError, MemoryPlanError

@@ -22,35 +22,35 @@ from llamatrain.machine.simd.vector import LANES, splat, sqrt
 class Few(NamedTuple):
     """A gradient of `size` elements in rows: all of them, or with `places` those that have one."""
 
-    g: F32
+    values: F32
     places: Any
     width: int
     size: int
 
 
 @inline
-def row_of(few, row):
+def row_of(g, row):
     """Where the gradient of a row begins and ends; at its end, where it is 0."""
-    size = min(few.width, few.size - row * few.width)
-    if few.places == 0:
-        return row * few.width, row * few.width + size
-    place = i32(few.places)[row]
-    return (place * few.width, place * few.width + size) if place >= 0 else (0, 0)
+    size = min(g.width, g.size - row * g.width)
+    if g.places == 0:
+        return row * g.width, row * g.width + size
+    place = i32(g.places)[row]
+    return (place * g.width, place * g.width + size) if place >= 0 else (0, 0)
 
 
 @Entry
 def adamw_rows(
-    lo, hi, thread, w: F32, m: F32, v: F32, few: Few, schedule: F32, factors: F32, beta1: Real, beta2: Real, eps: Real, decay: Real
+    lo, hi, thread, w: F32, m: F32, v: F32, g: Few, schedule: F32, factors: F32, beta1: Real, beta2: Real, eps: Real, decay: Real
 ):
     factor = factors[0]
     keep = np.float32(1 - schedule[0] * decay)
     step = np.float32(-schedule[0] / schedule[1])
     spread = np.float32(math.sqrt(schedule[2]))
     for row in range(lo, hi):
-        source, there = row_of(few, row)
-        start, end = row * few.width, min(few.size, (row + 1) * few.width)
+        source, there = row_of(g, row)
+        start, end = row * g.width, min(g.size, (row + 1) * g.width)
         for i in range(start, end, LANES):
-            gradient = load_to(few.g, source + i - start, there) * factor
+            gradient = load_to(g.values, source + i - start, there) * factor
             first, second = load_to(m, i, end), load_to(v, i, end)
             first = first + (gradient - first) * np.float32(1 - beta1)
             second = second * np.float32(beta2) + gradient * gradient * np.float32(1 - beta2)
@@ -61,14 +61,14 @@ def adamw_rows(
 
 
 @Entry
-def sgd_rows(lo, hi, thread, w: F32, m: F32, few: Few, schedule: F32, factors: F32, momentum: Real, decay: Real):
+def sgd_rows(lo, hi, thread, w: F32, m: F32, g: Few, schedule: F32, factors: F32, momentum: Real, decay: Real):
     rate, factor = schedule[0], factors[0]
     carried, keep = np.float32(momentum), np.float32(1 - rate * decay)
     for row in range(lo, hi):
-        source, there = row_of(few, row)
-        start, end = row * few.width, min(few.size, (row + 1) * few.width)
+        source, there = row_of(g, row)
+        start, end = row * g.width, min(g.size, (row + 1) * g.width)
         for i in range(start, end, LANES):
-            change = load_to(m, i, end) * carried + load_to(few.g, source + i - start, there) * factor
+            change = load_to(m, i, end) * carried + load_to(g.values, source + i - start, there) * factor
             store_to(m, i, end, change, 0)
             store_to(w, i, end, load_to(w, i, end) * keep - change * rate, 0)
 
@@ -131,17 +131,17 @@ def opt_rows(outs, ins, attrs, scratch, threads):
 
 
 @Entry
-def square_few(lo, hi, thread, few: Few, sums: F64, laid):
+def square_few(lo, hi, thread, g: Few, sums: F64, laid):
     """The blocks of `sum_sqr`, each laid out in the thread's own memory."""
     mine = f32(laid + thread * 4 * BLOCK)
     for block in range(lo, hi):
-        start, end = block * BLOCK, min(few.size, (block + 1) * BLOCK)
-        for row in range(start // few.width, (end - 1) // few.width + 1):
-            source, there = row_of(few, row)
-            first, last = max(start, row * few.width), min(end, (row + 1) * few.width)
-            source += first - row * few.width
+        start, end = block * BLOCK, min(g.size, (block + 1) * BLOCK)
+        for row in range(start // g.width, (end - 1) // g.width + 1):
+            source, there = row_of(g, row)
+            first, last = max(start, row * g.width), min(end, (row + 1) * g.width)
+            source += first - row * g.width
             for i in range(first, last, LANES):
-                store_to(mine, i - start, last - start, load_to(few.g, source + i - first, there), 0)
+                store_to(mine, i - start, last - start, load_to(g.values, source + i - first, there), 0)
         sums[block] = dot(mine, 0, mine, 0, end - start)
 
 
