@@ -1,6 +1,8 @@
 """A gradient of few rows is used up as the whole one would be: the same bits, in a fraction of its memory."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +15,9 @@ from llamatrain.optim.methods.adamw import AdamW
 from llamatrain.optim.methods.sgd import SGD
 from llamatrain.optim.optimizer import StepRule
 from llamatrain.optim.step import apply, differentiate, hold, stream
-from tests.llamas import TINY, llama
+from tests.llamas import TINY as SMALL
+from tests.llamas import llama
+from tests.runs import TINY, losses, ran, same_bits, text_file
 from tests.test_cpu_elementwise import normal, run
 
 WORDS, TWICE = 50, [3, 7, 3, 0, 49, 7, 3]  # most never come, some come again
@@ -168,7 +172,7 @@ def test_rows_by_differences() -> None:
 
 def test_what_is_kept_as_rows() -> None:
     """An embedding with more rows than a step has tokens; tied to the output or added up it is whole."""
-    many = replace(TINY, vocab=300, ctx=8)  # 64 tokens
+    many = replace(SMALL, vocab=300, ctx=8)  # 64 tokens
     model = llama(many)
     made = differentiate(model.loss, model.trained)
     rows = {w.name: [part.shape for part in grad] for w, grad in made.brief.items() if len(grad) > 1}
@@ -195,3 +199,34 @@ def test_an_embeddings_gradient_takes_no_memory_of_its_own(streamed: bool) -> No
         outputs = stream(made, AdamW())[1] if streamed else [kept.loss, *kept.first]
         arenas.append(plan(outputs).arena)
     assert arenas[1] - arenas[0] <= 4 * 19000 + 64
+
+
+# ---- runs -------------------------------------------------------------------
+
+FEW = (*TINY, "--ctx", 16, "--batch", 3, "--seed", 5, "--schedule", "constant", "--warmup", 0)  # 48 tokens a step, of 258
+WAYS = {"kept": ("--clip", 0.5), "streamed": ("--clip", 0), "sgd": ("--optimizer", "sgd", "--lr", 0.1)}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_run_gives_the_bits_of_whole_gradients(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that goes on with a checkpoint of a run with whole gradients, too."""
+    command, few, other = ("from-scratch", text_file(tmp_path), *FEW, *WAYS[way]), tmp_path / "few", tmp_path / "other"
+    ran(*command, "--iters", 6, "--out", few)
+    with monkeypatch.context() as patched:
+        patched.setattr("llamatrain.optim.step.brief", lambda grad: (grad,))
+        ran(*command, "--iters", 3, "--out", other)
+    ran("from-scratch", "--resume", other, "--iters", 6)
+    assert losses(few) == losses(other) and len(losses(few)) == 6
+    same_bits(few / "model.gguf", other / "model.gguf")
+    same_bits(few / "checkpoint-6.gguf", other / "checkpoint-6.gguf")
+
+
+def test_a_plan_counts_the_rows(tmp_path: Path) -> None:
+    """Of what accumulation keeps whole, an embedding's gradient of few rows is as much less as it has rows without one."""
+    data, gradients = text_file(tmp_path), []
+    for more in (("--batch", 3), ("--batch", 3, "--grad-acc", 2), ("--batch", 3, "--clip", 0)):
+        plan = json.loads(ran("plan", "from-scratch", data, *FEW, *more, "--json").out)
+        gradients.append(plan["gradients"])
+    words, width, tokens = 258, 32, 48
+    assert gradients[1] - gradients[0] == 4 * (words * width - tokens * width - words)
+    assert gradients[2] == 0

@@ -68,7 +68,8 @@ def sgd_rows(lo, hi, thread, w: F32, m: F32, g: Few, schedule: F32, factors: F32
         source, there = row_of(g, row)
         start, end = row * g.width, min(g.size, (row + 1) * g.width)
         for i in range(start, end, LANES):
-            change = load_to(m, i, end) * carried + load_to(g.values, source + i - start, there) * factor
+            gradient = load_to(g.values, source + i - start, there) * factor  # rounded: the sum is fused with the other product
+            change = load_to(m, i, end) * carried + gradient
             store_to(m, i, end, change, 0)
             store_to(w, i, end, load_to(w, i, end) * keep - change * rate, 0)
 
