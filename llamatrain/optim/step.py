@@ -15,7 +15,9 @@ from llamatrain.graph.ops import acc, clip_factor, cont, fill, get_rows_back, mu
 from llamatrain.graph.precision import round_products
 from llamatrain.graph.remat import rematerialise
 from llamatrain.graph.tensor import Tensor, placeholder, state
-from llamatrain.optim.optimizer import Gradient, StepRule
+from llamatrain.optim.optimizer import StepRule
+
+Gradient = tuple[Tensor, ...]  # whole; or its rows that are not 0, and the places of all rows among them (`opt_rows`)
 
 
 @dataclass
@@ -26,14 +28,21 @@ class Differentiated:
     grads: dict[Tensor, Tensor]
 
     @cached_property
+    def whole(self) -> dict[Tensor, Gradient]:
+        return {w: (grad,) for w, grad in self.grads.items()}
+
+    @cached_property
     def brief(self) -> dict[Tensor, Gradient]:
         """The gradients, as rows where that is less."""
         return {w: brief(grad) for w, grad in self.grads.items()}
 
+    def used_by(self, rule: StepRule) -> dict[Tensor, Gradient]:
+        return self.brief if rule.brief else self.whole
+
 
 def brief(grad: Tensor) -> Gradient:
     made = grad.node
-    if made is None or made.op is not get_rows_back or made.sources[1].size >= grad.shape[0]:
+    if made is None or made.op is not get_rows_back or made.sources[0].size + grad.shape[0] >= grad.size:
         return (grad,)
     rows, places = opt_rows(*made.sources, rows=grad.shape[0])
     return rows, places
@@ -87,8 +96,13 @@ def stream(made: Differentiated, rule: StepRule, rates: Rates | None = None) -> 
     """One program: loss, and each weight changed as soon as its gradient is there. No clipping, no accumulation."""
     schedule = row_of(rule)
     one = fill(shape=(), value=1.0)
-    steps = [step for w, g in made.brief.items() for step in rule.step(w, g, scheduled(schedule, w, rates), one)]
-    return StepInputs(schedule), [made.loss, *steps]
+    return StepInputs(schedule), [made.loss, *stepped(made.used_by(rule), rule, schedule, one, rates)]
+
+
+def stepped(
+    grads: Mapping[Tensor, Gradient], rule: StepRule, schedule: Tensor, factor: Tensor, rates: Rates | None
+) -> list[Tensor]:
+    return [step for w, (g, *places) in grads.items() for step in rule.step(w, g, scheduled(schedule, w, rates), factor, *places)]
 
 
 @dataclass
@@ -107,7 +121,7 @@ class Kept:
 
 def hold(made: Differentiated, whole: bool = True) -> Kept:
     """Gradients that stay. `first` overwrites them, so that nothing need be zeroed; `more` adds to them, if they are `whole`."""
-    grads = {w: (grad,) for w, grad in made.grads.items()} if whole else made.brief
+    grads = made.whole if whole else made.brief
     blocks = {
         w: tuple(state(f"{w.name}.{kind}", part.shape, part.dtype) for kind, part in zip(("grad", "places"), grad, strict=False))
         for w, grad in grads.items()
@@ -126,5 +140,4 @@ def apply(kept: Kept, rule: StepRule, clip: float, rates: Rates | None = None) -
     """The program that ends a step: the gradients' norm, and every weight changed by its kept gradient, clipped to that norm."""
     schedule = row_of(rule)
     factor, norm = clipped(kept.blocks.values(), clip)
-    steps = [step for w, g in kept.blocks.items() for step in rule.step(w, g, scheduled(schedule, w, rates), factor)]
-    return StepInputs(schedule), norm, [norm, *steps]
+    return StepInputs(schedule), norm, [norm, *stepped(kept.blocks, rule, schedule, factor, rates)]

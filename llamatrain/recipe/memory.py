@@ -73,8 +73,9 @@ class Way:
 def fixed(setting: Setting, demand: Demand) -> int:
     """What no way to run it can change: weights, gradients that stay, moments, and a graph of all layers."""
     size = {name: 4 * tensor.size for name, tensor in setting.trained.items()}
-    trained, embedding = sum(size.values()), size.get(setting.h.architecture.the("embedding"), 0)
-    gradients = {"flat": trained, "arena": trained - embedding, "streamed": 0}[setting.gradients]  # of it some rows may do
+    trained = sum(size.values())
+    rows = 0 if setting.h.tied else size.get(setting.h.architecture.the("embedding"), 0)  # few of them may have a gradient
+    gradients = {"flat": trained, "arena": trained - rows, "streamed": 0}[setting.gradients]
     return (1 + moments_of(setting)) * trained + gradients + demand.copies + NODES * BOUND * setting.h.layers
 
 

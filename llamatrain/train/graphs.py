@@ -52,6 +52,11 @@ class Setting:
         """The optimizer, where its step is a graph too."""
         return self.optimizer if isinstance(self.optimizer, StepRule) else None
 
+    @property
+    def whole(self) -> bool:
+        """Whether gradients of few rows are kept with all the others of their weight."""
+        return self.gradients == "flat" or not (self.rule and self.rule.brief)
+
     @cached_property
     def backend(self) -> Backend:
         return backend_of(self.kernels, self.threads, self.drop_base)
@@ -113,7 +118,7 @@ class RunGraphs:
 
     def _held(self, length: int) -> Kept:
         if length not in self._kept:
-            self._kept[length] = hold(self._differentiated(length), whole=self.setting.gradients == "flat")
+            self._kept[length] = hold(self._differentiated(length), whole=self.setting.whole)
         return self._kept[length]
 
     def gradients(self, length: int, first: bool) -> Graph:
@@ -135,7 +140,7 @@ class RunGraphs:
         assert self.setting.rule
         made = self._differentiated(length)
         told, outputs = stream(made, self.setting.rule, self._rates)
-        _, norm = clipped(made.brief.values(), 0.0)
+        _, norm = clipped(made.used_by(self.setting.rule).values(), 0.0)
         return Graph(made.loss, [*outputs, norm], self._training(length).inputs | {"schedule": told.schedule}, norm=norm)
 
     def loss(self, length: int) -> Graph:

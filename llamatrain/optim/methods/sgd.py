@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from llamatrain.graph.ops import opt_step_sgd
 from llamatrain.graph.tensor import Tensor
-from llamatrain.optim.optimizer import Gradient, StepRule
+from llamatrain.optim.optimizer import StepRule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,12 +14,12 @@ class SGD(StepRule):
     kept_as = "sgd"
     states: ClassVar = {"m": "momentum"}
     options: ClassVar = {"momentum": "beta1"}
+    brief = True
 
     momentum: float = 0.9
 
-    def step(self, weight: Tensor, grad: Gradient, schedule: Tensor, factor: Tensor) -> Sequence[Tensor]:
-        (g, *places), decay = grad, self.decay(weight)
-        given = (weight, *self.beside(weight), g, schedule, factor, *places)
+    def step(self, weight: Tensor, grad: Tensor, schedule: Tensor, factor: Tensor, *places: Tensor) -> Sequence[Tensor]:
+        given, decay = (weight, *self.beside(weight), grad, schedule, factor, *places), self.decay(weight)
         return opt_step_sgd(*given, momentum=self.momentum, decay=decay)[:1]
 
 
