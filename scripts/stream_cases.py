@@ -139,6 +139,16 @@ def rows_by_number(c: Case, name: str) -> Case:
     return c
 
 
+@case("opt_rows", "opt_sum_sqr")
+def rows_with_gradients(c: Case, name: str) -> Case:
+    words, width, n = 32000, 512, 2048
+    c.shape = f"{words} x {width}, {n} rows"
+    ids = c.ids(words, n)
+    rows, places = O.opt_rows(c.x(n, width), ids, rows=words)
+    c.outputs = [rows, places] if name == "opt_rows" else [O.opt_sum_sqr(rows, places)]
+    return c
+
+
 # name: op over so many arrays of 64 MB, the same in torch
 ELEMENTS: dict[str, tuple[Callable[..., Tensor], int, Callable[..., Any]]] = {
     "add": (O.add, 2, lambda torch, a, b: a + b),

@@ -31,10 +31,10 @@ class LlamaStep:
         made = differentiate(m.loss, m.trained, precision=precision, borders=m.borders, remat=remat)
         how = {"kernels": kernels, "threads": threads}
         if kept:
-            held = hold(made)
+            held = hold(made, whole=False)
             self.inputs, _, outputs = apply(held, OPTIMIZER, CLIP)
             self.program = Program.of([made.loss, *held.first], self.memory, **how)
-            grads = {block: self.program.memory_of(grad) for block, grad in zip(held.blocks.values(), held.first, strict=True)}
+            grads = {block: self.program.memory_of(grad) for block, grad in zip(held.memory, held.first, strict=True)}
             self.programs = [self.program, Program.of(outputs, self.memory | grads, **how)]
         else:
             self.inputs, outputs = stream(made, OPTIMIZER)

@@ -29,12 +29,12 @@ def run_once(op, outs, ins, attrs, threads):
     Table(binding.bind(outs, ins, attrs, scratch, threads), threads)()
 
 
-def run(op, shapes, ins, over=None, dtype=np.float32, **attrs):
-    """The results of one thread, the same bits from two; over: {output: source whose memory it takes}."""
+def run(op, shapes, ins, over=None, dtype=np.float32, more=(), **attrs):
+    """The results of one thread, the same bits from two; over: {output: source whose memory it takes}; more: (shape, dtype)."""
     results = []
     for threads in (1, 2):
         sources = [each.copy() for each in ins]
-        outs = [np.full(shape, 7, dtype) for shape in shapes]
+        outs = [np.full(shape, 7, kind) for shape, kind in (*((shape, dtype) for shape in shapes), *more)]
         for out, source in (over or {}).items():
             outs[out] = sources[source]
         run_once(op, outs, sources, attrs, threads)

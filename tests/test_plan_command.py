@@ -238,6 +238,7 @@ def test_the_plan_is_what_is_measured(name: str, tmp_path: Path) -> None:
         ("--cache-base", "bf16"),
         ("--precision", "f32"),
         ("--remat", "block"),
+        ("--full", "--remat", "block"),  # its embedding has more rows than a step has tokens
         ("--cache-base", "off", "--sample-every", "1", "--sample-prompt", "some"),
     ],
 )

@@ -48,7 +48,7 @@ def accumulated(micro: int) -> tuple[float, dict[str, np.ndarray]]:
     """Loss and gradients of the batch of 8, in micro-batches of this many rows."""
     arrays, model = by_name(), llama(replace(SIZE, batch=micro))
     kept = hold(differentiate(model.loss, model.trained))
-    blocks = {block: np.full(block.shape, np.nan, np.float32) for block in kept.blocks.values()}
+    blocks = {block: np.full(block.shape, np.nan, np.float32) for block in kept.memory}
     memory = {leaf: np.ascontiguousarray(array) for leaf, array in fitted(model, arrays, slice(0, micro)).items()}
     first = reference([kept.loss, *kept.first], memory | dict(zip(kept.first, blocks.values(), strict=True)))
     more, loss = reference([kept.loss, *kept.more], memory | blocks), 0.0
@@ -58,7 +58,7 @@ def accumulated(micro: int) -> tuple[float, dict[str, np.ndarray]]:
         program = more if start else first
         program()
         loss += float(program.read(kept.loss))
-    return loss, {weight.name: blocks[block] for weight, block in kept.blocks.items()}
+    return loss, {weight.name: blocks[block] for weight, (block,) in kept.blocks.items()}
 
 
 def test_micro_batches_add_up_to_the_batch() -> None:
@@ -74,7 +74,7 @@ def test_one_gradient_for_two_parameters_is_kept_twice() -> None:
     a, b = parameter("a", (3,)), parameter("b", (3,))
     made = differentiate(O.sum_sqr(O.add(a, b)), [a, b])
     kept = hold(made)
-    blocks = {block: np.zeros(3, np.float32) for block in kept.blocks.values()}
+    blocks = {block: np.zeros(3, np.float32) for block in kept.memory}
     memory = {a: np.arange(3, dtype=np.float32), b: np.ones(3, np.float32)}
     reference([kept.loss, *kept.first], memory | dict(zip(kept.first, blocks.values(), strict=True)))()
     for times in (1, 2, 3):
@@ -98,7 +98,7 @@ def problem() -> tuple[Kept, list[Tensor], Arrays]:
 def kept_steps(optimizer: AdamW | SGD, schedules: list[np.ndarray], clip: float = 0.0) -> tuple[list[np.ndarray], list[float]]:
     """The weights after steps with kept gradients, and the norms."""
     kept, weights, arrays = problem()
-    blocks = {block: np.zeros(block.shape, np.float32) for block in kept.blocks.values()}
+    blocks = {block: np.zeros(block.shape, np.float32) for block in kept.memory}
     inputs, norm, outputs = apply(kept, optimizer, clip)
     first = reference([kept.loss, *kept.first], arrays | dict(zip(kept.first, blocks.values(), strict=True)))
     last = reference(outputs, {**{weight: arrays[weight] for weight in weights}, **blocks})

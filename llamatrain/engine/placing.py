@@ -13,6 +13,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from llamatrain.machine.memory import ALIGNMENT
 
 LIMITLESS = 1 << 62
@@ -35,12 +37,34 @@ class Block:
 def placed(blocks: Sequence[Block], most: int = LIMITLESS) -> tuple[list[int], list[int]]:
     """An offset for each block, none over another that lives at the same time, and the sizes of the arenas.
 
-    The largest go first, each into the smallest gap that holds it between those that are there in its life. None lies across
-    a multiple of `most`, where one arena ends and the next begins; none is larger.
+    Those go first that are there when most is, the largest of them before others: what that moment takes is the least that can
+    be, and nearly always enough. Where it is not, largest first is tried, too.
     """
+    loads = loads_of(blocks)
+    seen = [int(loads[block.first : block.last + 1].max()) for block in blocks]
+    full_first = sorted(range(len(blocks)), key=lambda number: (-seen[number], -blocks[number].size, blocks[number].first))
+    found = in_order(blocks, full_first, most)
+    if sum(found[1]) > max(seen, default=0):
+        large_first = sorted(full_first, key=lambda number: (-blocks[number].size, blocks[number].first))
+        found = min(found, in_order(blocks, large_first, most), key=lambda each: sum(each[1]))
+    return found
+
+
+def loads_of(blocks: Sequence[Block]) -> np.ndarray:
+    """How much is there, at each time."""
+    changes = np.zeros(2 + max((block.last for block in blocks), default=0), np.int64)
+    for block in blocks:
+        changes[block.first] += aligned(block.size)
+        changes[block.last + 1] -= aligned(block.size)
+    return np.cumsum(changes)
+
+
+def in_order(blocks: Sequence[Block], order: Sequence[int], most: int) -> tuple[list[int], list[int]]:
+    """Each into the smallest gap that holds it between those that are there in its life. None lies across a multiple of `most`,
+    where one arena ends and the next begins; none is larger."""
     offsets, arenas = [0] * len(blocks), [0]
     taken = Taken(1 + max((block.last for block in blocks), default=0))
-    for number in sorted(range(len(blocks)), key=lambda number: (-blocks[number].size, blocks[number].first)):
+    for number in order:
         block, size = blocks[number], aligned(blocks[number].size)
         if not size:
             continue

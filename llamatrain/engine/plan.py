@@ -9,10 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
-import numpy as np
-
 from llamatrain.engine.order import make_contiguous, ordered, owner_of
-from llamatrain.engine.placing import LIMITLESS, Block, aligned, placed
+from llamatrain.engine.placing import LIMITLESS, Block, aligned, loads_of, placed
 from llamatrain.errors import GraphError, MemoryPlanError
 from llamatrain.graph.ops import cont
 from llamatrain.graph.show import described, verify
@@ -182,12 +180,7 @@ def _note_peak(mine: Plan, lives: _Lives, offsets: Sequence[int]) -> None:
     if not top:
         return
     tops = [each for each, end in zip(lives.blocks, ends, strict=True) if end == top]
-    alive = np.zeros(len(mine.nodes) + 2, np.int64)
-    for block in lives.blocks:
-        alive[block.first] += block.size
-        alive[block.last + 1] -= block.size
-    alive = np.cumsum(alive)
-    end = len(mine.nodes) - 1
+    alive, end = loads_of(lives.blocks), len(mine.nodes) - 1
     place = max((each for top in tops for each in range(top.first, min(top.last, end) + 1)), key=lambda each: alive[each])
     mine.peak_at = mine.nodes[place]
     places = {node: number for number, node in enumerate(mine.nodes)}

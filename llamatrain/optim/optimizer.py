@@ -98,6 +98,7 @@ class StepRule(Optimizer):
     """Decoupled decay, only for tensors of enough dimensions."""
 
     heeds = (*RATE, "clip", "epochs")
+    brief: ClassVar[bool] = False  # whether its step takes a gradient of few rows as these, and all rows' places (`opt_rows`)
 
     weight_decay: float = 0.1
     decay_min_ndim: int = 2
@@ -113,7 +114,7 @@ class StepRule(Optimizer):
         """What the graph's `schedule` input holds in a step, counted from 1: the rate, and numbers of its own."""
         return np.array([rate, 1.0, 1.0], np.float32)
 
-    def step(self, weight: Tensor, grad: Tensor, schedule: Tensor, factor: Tensor) -> Sequence[Tensor]:
+    def step(self, weight: Tensor, grad: Tensor, schedule: Tensor, factor: Tensor, *places: Tensor) -> Sequence[Tensor]:
         """The weight, and what else is not on its way, changed in place by the gradient times the factor."""
         raise NotImplementedError
 

@@ -1,19 +1,23 @@
 """From a loss to training programs' graphs: gradients, precision, recomputation, and the optimizer's step.
 
 Gradients are streamed (each is used up by its weight's step as soon as it is there, and its memory is free again) or kept
-(each lies in memory of its own, for clipping by norm, accumulation and minimizers).
+(each lies in memory of its own, for clipping by norm, accumulation and minimizers). That of an embedding is kept whole only where
+others are added to it: else it is the rows of the tokens that were there.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from llamatrain.errors import GraphError
 from llamatrain.graph.autodiff import value_and_gradients
-from llamatrain.graph.ops import acc, clip_factor, cont, fill, mul, sum_sqr
+from llamatrain.graph.ops import acc, clip_factor, cont, fill, get_rows_back, mul, opt_rows, opt_sum_sqr, sum_sqr
 from llamatrain.graph.precision import round_products
 from llamatrain.graph.remat import rematerialise
 from llamatrain.graph.tensor import Tensor, placeholder, state
 from llamatrain.optim.optimizer import StepRule
+
+Gradient = tuple[Tensor, ...]  # whole; or its rows that are not 0, and the places of all rows among them (`opt_rows`)
 
 
 @dataclass
@@ -22,6 +26,32 @@ class Differentiated:
 
     loss: Tensor
     grads: dict[Tensor, Tensor]
+
+    @cached_property
+    def whole(self) -> dict[Tensor, Gradient]:
+        return {w: (grad,) for w, grad in self.grads.items()}
+
+    @cached_property
+    def brief(self) -> dict[Tensor, Gradient]:
+        """The gradients, as rows where that is less."""
+        return {w: brief(grad) for w, grad in self.grads.items()}
+
+    def used_by(self, rule: StepRule) -> dict[Tensor, Gradient]:
+        return self.brief if rule.brief else self.whole
+
+
+def brief(grad: Tensor) -> Gradient:
+    made = grad.node
+    if made is None or made.op is not get_rows_back or made.sources[0].size + grad.shape[0] >= grad.size:
+        return (grad,)
+    rows, places = opt_rows(*made.sources, rows=grad.shape[0])
+    return rows, places
+
+
+def clipped(grads: Iterable[Gradient], limit: float) -> tuple[Tensor, Tensor]:
+    """What is left of them, and the norm of all of them together."""
+    factor, norm = clip_factor(*(opt_sum_sqr(*each) if len(each) > 1 else sum_sqr(*each) for each in grads), limit=limit)
+    return factor, norm
 
 
 def differentiate(
@@ -66,36 +96,48 @@ def stream(made: Differentiated, rule: StepRule, rates: Rates | None = None) -> 
     """One program: loss, and each weight changed as soon as its gradient is there. No clipping, no accumulation."""
     schedule = row_of(rule)
     one = fill(shape=(), value=1.0)
-    steps = [step for w, g in made.grads.items() for step in rule.step(w, g, scheduled(schedule, w, rates), one)]
-    return StepInputs(schedule), [made.loss, *steps]
+    return StepInputs(schedule), [made.loss, *stepped(made.used_by(rule), rule, schedule, one, rates)]
+
+
+def stepped(
+    grads: Mapping[Tensor, Gradient], rule: StepRule, schedule: Tensor, factor: Tensor, rates: Rates | None
+) -> list[Tensor]:
+    return [step for w, (g, *places) in grads.items() for step in rule.step(w, g, scheduled(schedule, w, rates), factor, *places)]
 
 
 @dataclass
 class Kept:
-    """Memory for gradients, one state for each parameter, and what fills it."""
+    """Memory for gradients, states of each parameter, and what fills it."""
 
     loss: Tensor
-    blocks: dict[Tensor, Tensor]  # parameter: its gradient's memory
-    first: list[Tensor]  # to be pinned to `blocks`: the gradients of a step's first micro-batch
+    blocks: dict[Tensor, Gradient]  # parameter: its gradient's memory
+    first: list[Tensor]  # to be pinned to `memory`: the gradients of a step's first micro-batch
     more: list[Tensor]  # in place: those of a further micro-batch added
 
+    @property
+    def memory(self) -> list[Tensor]:
+        return [state for block in self.blocks.values() for state in block]
 
-def hold(made: Differentiated) -> Kept:
-    """Gradients that stay. `first` overwrites them, so that nothing need be zeroed; `more` adds to them."""
-    blocks = {w: state(f"{w.name}.grad", w.shape, w.dtype) for w in made.grads}
+
+def hold(made: Differentiated, whole: bool = True) -> Kept:
+    """Gradients that stay. `first` overwrites them, so that nothing need be zeroed; `more` adds to them, if they are `whole`."""
+    grads = made.whole if whole else made.brief
+    blocks = {
+        w: tuple(state(f"{w.name}.{kind}", part.shape, part.dtype) for kind, part in zip(("grad", "places"), grad, strict=False))
+        for w, grad in grads.items()
+    }
     taken: set[Tensor] = set()
     first = []
-    for grad in made.grads.values():
-        first.append(cont(grad) if grad in taken or grad.node is None else grad)
-        taken.add(grad)
-    whole = {w: tuple((0, size, 1) for size in w.shape) for w in made.grads}
-    more = [acc(blocks[w], grad, slices=whole[w], into=True) for w, grad in made.grads.items()]
+    for part in (part for grad in grads.values() for part in grad):
+        first.append(cont(part) if part in taken or part.node is None else part)
+        taken.add(part)
+    all_of = {w: tuple((0, size, 1) for size in w.shape) for w in grads}
+    more = [acc(*blocks[w], *grad, slices=all_of[w], into=True) for w, grad in grads.items()] if whole else []
     return Kept(loss=made.loss, blocks=blocks, first=first, more=more)
 
 
 def apply(kept: Kept, rule: StepRule, clip: float, rates: Rates | None = None) -> tuple[StepInputs, Tensor, list[Tensor]]:
     """The program that ends a step: the gradients' norm, and every weight changed by its kept gradient, clipped to that norm."""
     schedule = row_of(rule)
-    factor, norm = clip_factor(*(sum_sqr(block) for block in kept.blocks.values()), limit=clip)
-    steps = [step for w, g in kept.blocks.items() for step in rule.step(w, g, scheduled(schedule, w, rates), factor)]
-    return StepInputs(schedule), norm, [norm, *steps]
+    factor, norm = clipped(kept.blocks.values(), clip)
+    return StepInputs(schedule), norm, [norm, *stepped(kept.blocks, rule, schedule, factor, rates)]

@@ -72,9 +72,11 @@ class Way:
 
 def fixed(setting: Setting, demand: Demand) -> int:
     """What no way to run it can change: weights, gradients that stay, moments, and a graph of all layers."""
-    vectors = 1 + (setting.gradients != "streamed") + moments_of(setting)
-    trained = 4 * sum(tensor.size for tensor in setting.trained.values())
-    return vectors * trained + demand.copies + NODES * BOUND * setting.h.layers
+    size = {name: 4 * tensor.size for name, tensor in setting.trained.items()}
+    trained = sum(size.values())
+    rows = 0 if setting.h.tied else size.get(setting.h.architecture.the("embedding"), 0)  # few of them may have a gradient
+    gradients = {"flat": trained, "arena": trained - rows, "streamed": 0}[setting.gradients]
+    return (1 + moments_of(setting)) * trained + gradients + demand.copies + NODES * BOUND * setting.h.layers
 
 
 def moments_of(setting: Setting) -> int:
@@ -105,7 +107,7 @@ def way_with(setting: Setting, policy: Policy, demand: Demand, splits: int = 1) 
     )
     decoding = decoding_of(setting, demand.decoding) if demand.decoding else 0
     arena, pages = max(plan.arena for plan in plans), max(demand.pages, *(plan.base_bytes for plan in plans))
-    kept = 0 if gradients == "streamed" else size
+    kept = max(sum(gradient.nbytes for gradient in graph.named) for graph in shared)  # of an embedding, rows alone
     beside = arena + sum(plan.arena for plan in updates) - (kept if gradients == "arena" else 0)
     held = demand.interpreter + BOUND * sum(len(plan.nodes) for plan in (*plans, *updates))
     needs = Needs(

@@ -13,14 +13,13 @@ import numpy as np
 
 from llamatrain.engine.backend import Backend, backend_of
 from llamatrain.engine.plan import Plan, plan
-from llamatrain.graph.ops import clip_factor, sum_sqr
 from llamatrain.graph.precision import round_products
 from llamatrain.graph.tensor import I32, Tensor, placeholder, state
 from llamatrain.model import transformer
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.lora import Weights
 from llamatrain.optim.optimizer import Optimizer, StepRule
-from llamatrain.optim.step import Differentiated, Kept, apply, differentiate, hold, stream
+from llamatrain.optim.step import Differentiated, Kept, apply, clipped, differentiate, hold, stream
 
 P = ParamSpec("P")
 Policy = str | int
@@ -53,6 +52,11 @@ class Setting:
     def rule(self) -> StepRule | None:
         """The optimizer, where its step is a graph too."""
         return self.optimizer if isinstance(self.optimizer, StepRule) else None
+
+    @property
+    def whole(self) -> bool:
+        """Whether gradients of few rows are kept with all the others of their weight."""
+        return self.gradients == "flat" or not (self.rule and self.rule.brief)
 
     @cached_property
     def backend(self) -> Backend:
@@ -132,7 +136,7 @@ class RunGraphs:
 
     def _held(self, length: int) -> Kept:
         if length not in self._kept:
-            self._kept[length] = hold(self._differentiated(length))
+            self._kept[length] = hold(self._differentiated(length), whole=self.setting.whole)
         return self._kept[length]
 
     @once
@@ -141,8 +145,7 @@ class RunGraphs:
         kept, inputs = self._held(length), self._training(length).inputs
         if not first:
             return Graph(kept.loss, [kept.loss, *kept.more], inputs)
-        names = [f"{name}.grad" for name in self.setting.trained]
-        named = dict(zip(kept.first, names, strict=True))
+        named = {output: leaf.name for output, leaf in zip(kept.first, kept.memory, strict=True)}
         return Graph(first=kept.loss, outputs=[kept.loss, *kept.first], inputs=inputs, named=named)
 
     @once
@@ -158,7 +161,7 @@ class RunGraphs:
         assert self.setting.rule
         made = self._differentiated(length)
         told, outputs = stream(made, self.setting.rule, self._rates)
-        _, norm = clip_factor(*map(sum_sqr, made.grads.values()), limit=0.0)
+        _, norm = clipped(made.used_by(self.setting.rule).values(), 0.0)
         return Graph(made.loss, [*outputs, norm], self._training(length).inputs | {"schedule": told.schedule}, norm=norm)
 
     @once

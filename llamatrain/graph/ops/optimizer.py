@@ -1,27 +1,69 @@
 """The optimizer's step, in place.
 
-schedule: rate, 1 - beta1^t, 1 - beta2^t; factor multiplies the gradient (1, or what clipping leaves).
+schedule: rate, 1 - beta1^t, 1 - beta2^t; factor multiplies the gradient (1, or what clipping leaves). A gradient is given whole,
+like its weight; or as its rows that are not 0, with the `places` of the weight's rows among them (`opt_rows`). Both give the
+same bits.
 """
 
 from llamatrain.graph.ops.rules import floats, require
-from llamatrain.graph.tensor import Spec, op
+from llamatrain.graph.tensor import I32, Spec, op
 
 OPTIMIZER = "it belongs to the optimizer"
 
 
+@op(in_place=((0, 0),), no_gradient=OPTIMIZER)
+def opt_rows(dy: Spec, ids: Spec, *, rows: int) -> tuple[Spec, Spec]:
+    """get_rows_back, without its rows of zeros: where a number comes first in ids stands what its rows of dy add up to, where it
+    comes again are zeros. For each row of the whole: where that is, or -1."""
+    require(ids.dtype is I32 and len(dy.shape) > 0 and dy.shape[:-1] == ids.shape, "needs a row number for each row")
+    floats(dy)
+    return dy, Spec((rows,), I32)
+
+
+def _fits(w: Spec, g: Spec, places: Spec | None) -> None:
+    if places is None:
+        require(g.shape == w.shape, "needs a gradient like the weight")
+        return
+    require(places.dtype is I32 and places.shape == w.shape[:1] and len(w.shape) == 2, "needs a place for each row of a matrix")
+    require(g.shape[-1:] == w.shape[1:], "needs rows of the weight's width")
+
+
+@op(no_gradient=OPTIMIZER)
+def opt_sum_sqr(g: Spec, places: Spec) -> Spec:
+    """sum_sqr of the whole gradient that these are the rows of."""
+    require(len(g.shape) > 1, "needs rows")
+    _fits(Spec((*places.shape, g.shape[-1]), g.dtype), g, places)
+    return Spec((), floats(g))
+
+
 @op(aliases={0: 0, 1: 1, 2: 2}, no_gradient=OPTIMIZER)
 def opt_step_adamw(
-    w: Spec, m: Spec, v: Spec, g: Spec, schedule: Spec, factor: Spec, *, beta1: float, beta2: float, eps: float, decay: float
+    w: Spec,
+    m: Spec,
+    v: Spec,
+    g: Spec,
+    schedule: Spec,
+    factor: Spec,
+    places: Spec | None = None,
+    *,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    decay: float,
 ):
-    require(w.shape == m.shape == v.shape == g.shape, "needs moments and gradient like the weight")
+    require(w.shape == m.shape == v.shape, "needs moments like the weight")
+    _fits(w, g, places)
     require(schedule.shape == (3,) and factor.shape == (), "needs a schedule (3,) and a factor ()")
     floats(w, m, v, g, schedule, factor)
     return w, m, v
 
 
 @op(aliases={0: 0, 1: 1}, no_gradient=OPTIMIZER)
-def opt_step_sgd(w: Spec, m: Spec, g: Spec, schedule: Spec, factor: Spec, *, momentum: float, decay: float):
-    require(w.shape == m.shape == g.shape, "needs momentum and gradient like the weight")
+def opt_step_sgd(
+    w: Spec, m: Spec, g: Spec, schedule: Spec, factor: Spec, places: Spec | None = None, *, momentum: float, decay: float
+):
+    require(w.shape == m.shape, "needs momentum like the weight")
+    _fits(w, g, places)
     require(schedule.shape == (3,) and factor.shape == (), "needs a schedule (3,) and a factor ()")
     floats(w, m, g, schedule, factor)
     return w, m

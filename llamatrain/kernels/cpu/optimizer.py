@@ -1,57 +1,164 @@
 """The optimizer's step: one walk through weights, moments and gradient.
 
-schedule: rate, 1 - beta1^t, 1 - beta2^t; factor multiplies the gradient first. As torch.optim does it, in float32.
+schedule: rate, 1 - beta1^t, 1 - beta2^t; factor multiplies the gradient first. As torch.optim does it, in float32. A weight goes
+in rows: its own where only some of them have a gradient, else as long as a block is.
 """
 
 import math
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from llamatrain.kernels.cpu.binding import kernel
+from llamatrain.kernels.cpu.norm import dot
 from llamatrain.kernels.cpu.portions import portion
-from llamatrain.machine.entry import F32, Entry, Real, f32
-from llamatrain.machine.simd import LANES, load_to, sqrt, store_to
+from llamatrain.kernels.cpu.sums import BLOCK, add_up
+from llamatrain.machine.entry import F32, F64, I32, Call, Entry, Real, f32, i32, inline
+from llamatrain.machine.simd import LANES, load_to, splat, sqrt, store_to
+
+
+class Few(NamedTuple):
+    """A gradient of `size` elements in rows: all of them, or with `places` those that have one."""
+
+    values: F32
+    places: Any
+    width: int
+    size: int
+
+
+@inline
+def row_of(g, row):
+    """Where the gradient of a row begins and ends; at its end, where it is 0."""
+    size = min(g.width, g.size - row * g.width)
+    if g.places == 0:
+        return row * g.width, row * g.width + size
+    place = i32(g.places)[row]
+    return (place * g.width, place * g.width + size) if place >= 0 else (0, 0)
 
 
 @Entry
-def adamw_flat(
-    lo, hi, thread, w: F32, m: F32, v: F32, g: F32, schedule: F32, factors: F32, beta1: Real, beta2: Real, eps: Real, decay: Real
+def adamw_rows(
+    lo, hi, thread, w: F32, m: F32, v: F32, g: Few, schedule: F32, factors: F32, beta1: Real, beta2: Real, eps: Real, decay: Real
 ):
     factor = factors[0]
     keep = np.float32(1 - schedule[0] * decay)
     step = np.float32(-schedule[0] / schedule[1])
     spread = np.float32(math.sqrt(schedule[2]))
-    for i in range(lo, hi, LANES):
-        gradient = load_to(g, i, hi) * factor
-        first, second = load_to(m, i, hi), load_to(v, i, hi)
-        first = first + (gradient - first) * np.float32(1 - beta1)
-        second = second * np.float32(beta2) + gradient * gradient * np.float32(1 - beta2)
-        store_to(m, i, hi, first, 0)
-        store_to(v, i, hi, second, 0)
-        change = first / (sqrt(second) / spread + np.float32(eps))
-        store_to(w, i, hi, load_to(w, i, hi) * keep + change * step, 0)
+    for row in range(lo, hi):
+        source, there = row_of(g, row)
+        start, end = row * g.width, min(g.size, (row + 1) * g.width)
+        for i in range(start, end, LANES):
+            gradient = load_to(g.values, source + i - start, there) * factor
+            first, second = load_to(m, i, end), load_to(v, i, end)
+            first = first + (gradient - first) * np.float32(1 - beta1)
+            second = second * np.float32(beta2) + gradient * gradient * np.float32(1 - beta2)
+            store_to(m, i, end, first, 0)
+            store_to(v, i, end, second, 0)
+            change = first / (sqrt(second) / spread + np.float32(eps))
+            store_to(w, i, end, load_to(w, i, end) * keep + change * step, 0)
 
 
 @Entry
-def sgd_flat(lo, hi, thread, w: F32, m: F32, g: F32, schedule: F32, factors: F32, momentum: Real, decay: Real):
+def sgd_rows(lo, hi, thread, w: F32, m: F32, g: Few, schedule: F32, factors: F32, momentum: Real, decay: Real):
     rate, factor = schedule[0], factors[0]
     carried, keep = np.float32(momentum), np.float32(1 - rate * decay)
-    for i in range(lo, hi, LANES):
-        change = load_to(m, i, hi) * carried + load_to(g, i, hi) * factor
-        store_to(m, i, hi, change, 0)
-        store_to(w, i, hi, load_to(w, i, hi) * keep - change * rate, 0)
+    for row in range(lo, hi):
+        source, there = row_of(g, row)
+        start, end = row * g.width, min(g.size, (row + 1) * g.width)
+        for i in range(start, end, LANES):
+            gradient = load_to(g.values, source + i - start, there) * factor  # rounded: the sum is fused with the other product
+            change = load_to(m, i, end) * carried + gradient
+            store_to(m, i, end, change, 0)
+            store_to(w, i, end, load_to(w, i, end) * keep - change * rate, 0)
+
+
+def stepped(entry: Entry, beside: int, ins: list[np.ndarray], numbers: dict[str, float]) -> list[Call]:
+    """An entry for a weight, so many states, its gradient, schedule, factor, and places where there are such."""
+    own, (g, schedule, factor, *places) = ins[: 1 + beside], ins[1 + beside :]
+    size = own[0].size
+    width = own[0].shape[1] if places else max(1, min(size, portion(size, 8, LANES)))
+    few, rows = Few(g, places[0] if places else 0, width, size), -(-size // max(1, width))
+    return [entry.call(*own, few, schedule, factor, **numbers, items=rows, block=portion(rows, 8 * width))]
 
 
 @kernel("opt_step_adamw")
 def opt_step_adamw(outs, ins, attrs, scratch, threads):
-    numbers = {name: attrs[name] for name in ("beta1", "beta2", "eps", "decay")}
-    return [adamw_flat.call(*ins, **numbers, items=ins[0].size, block=portion(ins[0].size, 8, LANES))]
+    return stepped(adamw_rows, 2, ins, {name: attrs[name] for name in ("beta1", "beta2", "eps", "decay")})
 
 
 @kernel("opt_step_sgd")
 def opt_step_sgd(outs, ins, attrs, scratch, threads):
-    numbers = {name: attrs[name] for name in ("momentum", "decay")}
-    return [sgd_flat.call(*ins, **numbers, items=ins[0].size, block=portion(ins[0].size, 8, LANES))]
+    return stepped(sgd_rows, 1, ins, {name: attrs[name] for name in ("momentum", "decay")})
+
+
+# ---- gradients of few rows --------------------------------------------------
+
+
+@Entry
+def find_places(lo, hi, thread, ids: I32, places: I32, count, rows):
+    for row in range(rows):
+        places[row] = -1
+    for i in range(count):
+        row = count - 1 - i  # what comes first is written last
+        if 0 <= ids[row] < rows:
+            places[ids[row]] = row
+
+
+@Entry
+def gather_rows(lo, hi, thread, dy: F32, ids: I32, out: F32, places: I32, count, width, rows):
+    """Columns lo to hi: each row added where its number came first, in order and from 0 on."""
+    for row in range(count):
+        first = places[ids[row]] if 0 <= ids[row] < rows else -1
+        start, to = row * width, first * width
+        for i in range(lo, hi, LANES):
+            value = load_to(dy, start + i, start + hi)
+            if first == row:
+                store_to(out, start + i, start + hi, value + splat(0.0), 0)
+            else:
+                if first >= 0:
+                    store_to(out, to + i, to + hi, load_to(out, to + i, to + hi) + value, 0)
+                store_to(out, start + i, start + hi, splat(0.0), 0)
+
+
+@kernel("opt_rows")
+def opt_rows(outs, ins, attrs, scratch, threads):
+    (dy, ids), (out, places) = ins, outs
+    rows, width, count = places.size, dy.shape[-1], ids.size
+    seen = {"ids": ids, "places": places, "count": count, "rows": rows}
+    added = gather_rows.call(dy, out=out, width=width, **seen, items=width, block=portion(width, count, 4 * LANES))
+    return [find_places.call(**seen, items=1, block=1), added]
+
+
+@Entry
+def square_few(lo, hi, thread, g: Few, sums: F64, laid):
+    """The blocks of `sum_sqr`, each laid out in the thread's own memory."""
+    mine = f32(laid + thread * 4 * BLOCK)
+    for block in range(lo, hi):
+        start, end = block * BLOCK, min(g.size, (block + 1) * BLOCK)
+        for row in range(start // g.width, (end - 1) // g.width + 1):
+            source, there = row_of(g, row)
+            first, last = max(start, row * g.width), min(end, (row + 1) * g.width)
+            source += first - row * g.width
+            for i in range(first, last, LANES):
+                store_to(mine, i - start, last - start, load_to(g.values, source + i - first, there), 0)
+        sums[block] = dot(mine, 0, mine, 0, end - start)
+
+
+def blocks_of(g: Any, places: Any) -> int:
+    return int(-(-places.size * g.shape[-1] // BLOCK))
+
+
+def sums_and_blocks(outs, ins, attrs, threads):
+    return 8 * -(-blocks_of(*ins) // LANES) * LANES + threads * 4 * BLOCK
+
+
+@kernel("opt_sum_sqr", scratch=sums_and_blocks)
+def opt_sum_sqr(outs, ins, attrs, scratch, threads):
+    g, places = ins
+    blocks, few = blocks_of(g, places), Few(g, places, g.shape[-1], places.size * g.shape[-1])
+    laid = scratch[8 * -(-blocks // LANES) * LANES :]
+    each = square_few.call(few, scratch, laid, items=blocks, block=portion(blocks, 2 * BLOCK))
+    return [each, add_up.call(scratch, outs[0], blocks, 1.0, items=1, block=1)]
 
 
 @Entry

@@ -3,13 +3,34 @@
 import numpy as np
 
 from llamatrain.kernels.reference.registry import kernel
+from llamatrain.kernels.reference.rows import get_rows_back
 
 
 @kernel
-def opt_step_adamw(w, m, v, g, schedule, factor, *, beta1, beta2, eps, decay):
+def opt_rows(dy, ids, *, rows):
+    ids, places, found = ids.ravel(), np.full(rows, -1, np.int32), np.zeros((ids.size, dy.shape[-1]), dy.dtype)
+    places[ids[::-1]] = np.arange(ids.size)[::-1]  # of rows with the same number the first
+    found[places[places >= 0]] = get_rows_back(dy, ids, rows=rows)[places >= 0]
+    return found.reshape(dy.shape), places
+
+
+def whole(g, places):
+    if places is None:
+        return g
+    rows = g.reshape(-1, g.shape[-1])
+    return np.concatenate([rows, np.zeros_like(rows, shape=(1, rows.shape[1]))])[places]
+
+
+@kernel
+def opt_sum_sqr(g, places):
+    return np.sum(np.square(whole(g, places), dtype=np.float64))
+
+
+@kernel
+def opt_step_adamw(w, m, v, g, schedule, factor, places=None, *, beta1, beta2, eps, decay):
     kind = w.dtype.type
     rate, bias1, bias2 = schedule
-    g = g * factor
+    g = whole(g, places) * factor
     m = m * kind(beta1) + g * kind(1 - beta1)
     v = v * kind(beta2) + g * g * kind(1 - beta2)
     w = w * (1 - rate * kind(decay)) - (rate / bias1) * m / (np.sqrt(v) / np.sqrt(bias2) + kind(eps))
@@ -17,10 +38,10 @@ def opt_step_adamw(w, m, v, g, schedule, factor, *, beta1, beta2, eps, decay):
 
 
 @kernel
-def opt_step_sgd(w, m, g, schedule, factor, *, momentum, decay):
+def opt_step_sgd(w, m, g, schedule, factor, places=None, *, momentum, decay):
     kind = w.dtype.type
     rate = schedule[0]
-    m = m * kind(momentum) + g * factor
+    m = m * kind(momentum) + whole(g, places) * factor
     return w * (1 - rate * kind(decay)) - rate * m, m
 
 

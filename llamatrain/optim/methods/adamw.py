@@ -16,6 +16,7 @@ class AdamW(StepRule):
     kept_as = "adam"
     states: ClassVar = {"m": "first_moments", "v": "second_moments"}
     squares = ("second_moments",)
+    brief = True
 
     beta1: float = 0.9
     beta2: float = 0.999
@@ -25,8 +26,8 @@ class AdamW(StepRule):
         """The rate and both bias corrections."""
         return np.array([rate, 1.0 - self.beta1**step, 1.0 - self.beta2**step], np.float32)  # (3,)
 
-    def step(self, weight: Tensor, grad: Tensor, schedule: Tensor, factor: Tensor) -> Sequence[Tensor]:
-        given, decay = (weight, *self.beside(weight), grad, schedule, factor), self.decay(weight)
+    def step(self, weight: Tensor, grad: Tensor, schedule: Tensor, factor: Tensor, *places: Tensor) -> Sequence[Tensor]:
+        given, decay = (weight, *self.beside(weight), grad, schedule, factor, *places), self.decay(weight)
         return opt_step_adamw(*given, beta1=self.beta1, beta2=self.beta2, eps=self.eps, decay=decay)[:1]
 
 

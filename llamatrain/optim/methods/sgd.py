@@ -14,11 +14,12 @@ class SGD(StepRule):
     kept_as = "sgd"
     states: ClassVar = {"m": "momentum"}
     options: ClassVar = {"momentum": "beta1"}
+    brief = True
 
     momentum: float = 0.9
 
-    def step(self, weight: Tensor, grad: Tensor, schedule: Tensor, factor: Tensor) -> Sequence[Tensor]:
-        given, decay = (weight, *self.beside(weight), grad, schedule, factor), self.decay(weight)
+    def step(self, weight: Tensor, grad: Tensor, schedule: Tensor, factor: Tensor, *places: Tensor) -> Sequence[Tensor]:
+        given, decay = (weight, *self.beside(weight), grad, schedule, factor, *places), self.decay(weight)
         return opt_step_sgd(*given, momentum=self.momentum, decay=decay)[:1]
 
 
