@@ -152,6 +152,8 @@ def test_words_that_cannot_be(command: str, count: int, runs: dict[str, Path], t
         ("training.options", ("command",), ["finetune"]),
         ("training.options", ("base",), None),
         ("training.options", ("run", "threads"), 2**31 - 1),
+        ("training.options", ("files",), ["a\0b"]),
+        ("training.options", ("files",), ["a\0b*"]),
         ("training.extra", ("alpha",), "text"),
         ("training.extra", ("scales", "blk.0.attn_q.weight"), "text"),
         ("training.extra", ("ranks", "blk.0.attn_q.weight"), 2**62),
