@@ -28,7 +28,7 @@ from llamatrain.machine.memory import give_back
 from llamatrain.machine.terminal import say
 
 VERSION = 3  # of what this file makes of a text: with a new one, old entries of the cache are not found any more
-LINES = 1  # the same of JSON lines
+LINES = 2  # the same of JSON lines
 MANY = 2 << 20  # tokens that a task may make, besides two for each byte, before it leaves the rest to the one who takes them
 TOLD = 3  # rows that were too much, of which it is told why
 NOTHING = (np.zeros(0, np.int32), np.zeros(0, np.uint8))  # a document that is counted, and skipped
