@@ -14,10 +14,12 @@ from contextlib import closing
 
 import numpy as np
 
-from llamatrain.data.forms import Chat
+from llamatrain.data.forms import Chat, Prompt
+from llamatrain.data.growing import LARGE
 from llamatrain.data.json_values import TooMuch
 from llamatrain.data.prompts import BORDER, PromptReader
 from llamatrain.data.templates import ChatTemplate
+from llamatrain.machine.memory import give_back
 
 RENDERED = 2_100_000  # messages in all renderings of a chat: one of 2,000 messages that take turns is rendered so often
 TOKENS = 6_000_000  # of all samples of a chat but its first: answers behind them are left out
@@ -44,6 +46,17 @@ class Dialogue:
         return tokens, marks
 
 
+def encode_prompt(row: Prompt, reader: PromptReader, size: int) -> Marked:
+    said, text = Dialogue(), reader.growing(size, LARGE)
+    text.change(0, (row.prompt + row.joint).encode())
+    said.add(text.tokens, False)
+    del text  # what is copied can be let go
+    said.add(reader.behind(row.answer.encode(), False), True)
+    if not reader.ended(said.parts[-1][0]):
+        said.add(reader.end, True)
+    return said.marked()
+
+
 def encode_chat(chat: Chat, template: ChatTemplate, reader: PromptReader, size: int, notes: set[str]) -> Iterator[Marked]:
     """Samples of a chat in so many bytes; what is to be said of it is noted."""
     turns = [number for number, message in enumerate(chat.messages) if message["role"] == "assistant"]
@@ -64,16 +77,18 @@ def encode_chat(chat: Chat, template: ChatTemplate, reader: PromptReader, size: 
                     notes.add("later")
                     return
                 said = Dialogue()
-                said.add(text.tokens.copy(), False)
+                said.add(text.tokens if len(turns) == 1 else text.tokens.copy(), False)  # the next change writes over them
             joined = reader.joins(said.parts[-1][0], bytes(turn.answer[:BORDER]))
             answer = reader.behind(bytes(turn.answer), False)
-            if not turn.ended:
-                notes.add("endless")
-                answer = np.concatenate([answer, reader.end])
             stop = reader.first_end(answer)  # some templates write more behind a call
             said.add(answer[:stop], True)
             said.add(answer[stop:], False)
+            if not turn.ended:
+                notes.add("endless")
+                said.add(reader.end, not reader.ended(answer[:stop]))
             spoken = len(turn.answer)
     if said.parts:
         del text, turn, answer  # as large as what is made of them
+        if size > LARGE:
+            give_back()
         yield said.marked()

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from llamatrain.data.cache import Bounds, Store, StoreWriter, stored
-from llamatrain.data.chat import encode_chat
+from llamatrain.data.chat import encode_chat, encode_prompt
 from llamatrain.data.chatml import CHATML, CHATML_WITH_EOS
 from llamatrain.data.forms import Chat, Document, Prompt, parse_line
 from llamatrain.data.growing import LARGE, Growing
@@ -268,12 +268,9 @@ class Encoder:
     def _prompt(self, document: Prompt, size: int) -> MarkedTokens:
         if self.tokenizer.chat_template:
             self.notes["instructions"] = ""
-        text = self.reader.growing(size, LARGE)
-        text.change(0, (document.prompt + document.joint).encode())
-        answer = self.reader.ended(self.reader.behind(document.answer.encode(), False))
-        tokens, marks = np.concatenate([text.tokens, answer]), np.ones(text.count + len(answer), np.uint8)
-        if self.options.train_on == "completion":
-            marks[: text.count] = 0
+        tokens, marks = encode_prompt(document, self.reader, size)
+        if self.options.train_on != "completion":
+            marks[:] = 1
         return MarkedTokens(tokens, marks, single=True)
 
     def _chat(self, document: Chat, size: int) -> list[MarkedTokens]:

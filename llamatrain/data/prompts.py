@@ -86,9 +86,8 @@ class PromptReader:
         both, alone = (self.tokenizer.encode(each, special=True, start=False) for each in (before + text, text))
         return self.tokenizer.decode(both) == before + self.tokenizer.decode(alone)
 
-    def ended(self, tokens: np.ndarray) -> np.ndarray:
-        """With an end, if it has none."""
-        return tokens if len(tokens) and int(tokens[-1]) in self.ends else np.concatenate([tokens, self.end])
+    def ended(self, tokens: np.ndarray) -> bool:
+        return len(tokens) > 0 and int(tokens[-1]) in self.ends
 
     def first_end(self, tokens: np.ndarray) -> int:
         """How many tokens there are up to the first at which a model stops, with that."""
