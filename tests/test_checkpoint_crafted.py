@@ -130,7 +130,10 @@ def crafted(source: Path) -> list[tuple[str, tuple[Any, ...], Any]]:
 
 @pytest.mark.parametrize("command", ["from-scratch", "finetune"])
 @pytest.mark.parametrize("count", [25, pytest.param(100_000, marks=pytest.mark.slow)])
-def test_words_that_cannot_be(command: str, count: int, runs: dict[str, Path], tmp_path: Path) -> None:
+def test_words_that_cannot_be(
+    command: str, count: int, runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # some of the words are names
     source = runs[command]
     assert gone_on(command, source, tmp_path / "sound").code == 0
     cases, passed = crafted(source), 0
@@ -186,7 +189,8 @@ SHUFFLE = ("shuffle.seed", "shuffle.epoch", "shuffle.next_sample", "shuffle.next
 @pytest.mark.parametrize("key", [f"training.{name}" for name in (*COUNTS, *SHUFFLE)])
 @pytest.mark.parametrize("value", [2**62, 2**64 - 1])
 def test_counts_that_cannot_be(key: str, value: int, runs: dict[str, Path], tmp_path: Path) -> None:
-    check("from-scratch", runs["from-scratch"], {key: number(Kind.UINT64, value)}, tmp_path, (key, value))
+    worked = check("from-scratch", runs["from-scratch"], {key: number(Kind.UINT64, value)}, tmp_path, (key, value))
+    assert not worked or value < 2**63 or key == "training.shuffle.seed"
 
 
 @pytest.mark.parametrize("growth", [1.0, 1.000000001])
