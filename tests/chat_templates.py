@@ -260,16 +260,16 @@ QWEN3 = r"""
     {%- endif %}
 {%- endif %}
 """
-# The prompt opens a thought; an answer that was given loses its own.
+# The prompt opens a thought; an answer that was given loses its own; only the first call of all stands behind the mark.
 R1_DISTILL = (
-    "{% set ns = namespace(is_tool=false, system_prompt='') %}"
+    "{% set ns = namespace(is_tool=false, called=false, system_prompt='') %}"
     "{%- for message in messages %}{%- if message['role'] == 'system' %}{% set ns.system_prompt = message['content'] %}"
     "{%- endif %}{%- endfor %}{{bos_token}}{{ns.system_prompt}}{%- for message in messages %}"
     "{%- if message['role'] == 'user' %}{%- set ns.is_tool = false -%}{{'<｜User｜>' + message['content']}}{%- endif %}"
     "{%- if message['role'] == 'assistant' and message['tool_calls'] %}"
-    "{{- '<｜Assistant｜>' }}{%- for tool in message['tool_calls'] %}{{- '<｜tool▁call▁begin｜>' + tool['function']['name'] + "
-    "'<｜tool▁sep｜>' + tool['function']['arguments'] + '<｜tool▁call▁end｜>' }}{%- endfor %}"
-    "{{- '<｜end▁of▁sentence｜>' }}{%- endif %}"
+    "{%- for tool in message['tool_calls'] %}{{- '\\n' if ns.called else '<｜Assistant｜>' }}{%- set ns.called = true %}"
+    "{{- '<｜tool▁call▁begin｜>' + tool['function']['name'] + '<｜tool▁sep｜>' + tool['function']['arguments'] }}"
+    "{{- '<｜tool▁call▁end｜>' }}{%- endfor %}{{- '<｜end▁of▁sentence｜>' }}{%- endif %}"
     "{%- if message['role'] == 'assistant' and message['content'] is not none %}{% set content = message['content'] %}"
     "{% if '</think>' in content %}{% set content = content.split('</think>')[-1] %}{% endif %}"
     "{%- if ns.is_tool %}{{'<｜tool▁outputs▁end｜>' + content + '<｜end▁of▁sentence｜>'}}{%- set ns.is_tool = false -%}"
@@ -381,7 +381,12 @@ TOOL = {
     },
 }
 CALL = {"id": "call00001", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
-ASKED = {"role": "user", "content": "Is it cold?"}
+CALLED: list[dict[str, object]] = [
+    {"role": "user", "content": "Is it cold?"},
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "content": '{"t": -3}', "tool_call_id": "call00001"},
+    {"role": "assistant", "content": "It is."},
+]
 CHATS: dict[str, dict[str, object]] = {
     "plain": {"messages": [{"role": "user", "content": "say the word"}, {"role": "assistant", "content": '"Chillax" is a word'}]},
     "system": {
@@ -402,13 +407,25 @@ CHATS: dict[str, dict[str, object]] = {
             {"role": "assistant", "content": "end"},
         ]
     },
-    "tools": {
+    "tools": {"tools": [TOOL], "messages": CALLED},
+    "no system": {
+        "messages": [
+            {"role": "user", "content": "hi there"},
+            {"role": "assistant", "content": "hello"},
+            {"role": "user", "content": "what is a b"},
+            {"role": "assistant", "content": "the a is"},
+            {"role": "user", "content": "what is a b"},
+            {"role": "assistant", "content": "end"},
+        ]
+    },
+    "calls": {
         "tools": [TOOL],
         "messages": [
-            ASKED,
-            {"role": "assistant", "content": None, "tool_calls": [CALL]},
-            {"role": "tool", "content": '{"t": -3}', "tool_call_id": "call00001"},
-            {"role": "assistant", "content": "It is."},
+            *CALLED,
+            {"role": "user", "content": "And now?"},
+            {"role": "assistant", "content": "", "tool_calls": [CALL]},
+            {"role": "tool", "content": '{"t": 7}', "tool_call_id": "call00001"},
+            {"role": "assistant", "content": "Not any more."},
         ],
     },
     "lists": {

@@ -8,7 +8,7 @@ import pytest
 
 from llamatrain.data.forms import Chat, parse_line
 from llamatrain.errors import DataError
-from tests.chat_templates import CALL, GEMMA, LAYOUTS, TOOL, ZEPHYR, Layout
+from tests.chat_templates import CALL, CHATS, GEMMA, LAYOUTS, TOOL, ZEPHYR, Layout
 from tests.llama_cpp import model_with, served
 from tests.runs import TINY, Done, ran, run
 
@@ -148,6 +148,14 @@ def test_a_system_prompt_that_a_template_refuses_goes_to_the_user(tmp_path: Path
 def test_turns_that_are_written_otherwise_later_become_rows(tmp_path: Path) -> None:
     _, said = shown(tmp_path, LAYOUTS["nemo"], {"messages": SYSTEM["messages"] + TURNS["messages"][:2]})
     assert len(said) == 1 and said[0].startswith("an answer becomes a row of its own")
+
+
+def test_turns_that_are_read_otherwise_later_become_rows(tmp_path: Path) -> None:
+    """What stands behind a control token has a space more there than as an answer: where that is a call, it has none."""
+    trained, said = shown(tmp_path, LAYOUTS["mistral v0.3"], {"messages": [HI, HELLO, HI, HELLO]})
+    assert trained == [" hello</s>"] and len(said) == 1 and said[0].startswith("an answer becomes a row of its own")
+    trained, said = shown(tmp_path, LAYOUTS["mistral v0.3"], CHATS["tools"])
+    assert trained[0].startswith("[TOOL_CALLS]") and len(trained) == 2 and not said
 
 
 def test_a_model_without_a_template(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def spaced(tokenizer: Tokenizer, text: str) -> str:
 
 def words_of(message: dict[str, Any], before: str) -> str:
     content = message["content"]
-    if content is None:
+    if not content:
         return "Oslo"
     words = "\n".join(part["text"] for part in content) if isinstance(content, list) else content.strip()
     return words.removeprefix("<think>\n") if before.endswith("<think>\n") else words

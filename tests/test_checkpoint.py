@@ -126,6 +126,13 @@ def test_lbfgs_goes_on_as_if_never_stopped(tmp_path: Path) -> None:
     assert state.x.tobytes() == resumed.x.tobytes() and state.loss == resumed.loss
 
 
+def test_what_is_counted_on_from_the_largest_number_stays_it(tmp_path: Path) -> None:
+    checkpoint = tiny_checkpoint()
+    checkpoint.state.stop.no_improvement_count = 2**64
+    write(tmp_path / "a.gguf", checkpoint)
+    assert read(tmp_path / "a.gguf").state.stop.no_improvement_count == 2**64 - 1
+
+
 def test_other_readers_find_the_keys_of_the_ancestors(adam: Path) -> None:
     gguf = open_gguf(adam)
     kinds = {

@@ -247,6 +247,13 @@ def test_a_loss_that_is_not_finite_at_the_start() -> None:
     assert why and why.startswith("stuck: the loss is nan")
 
 
+def test_a_loss_that_float32_cannot_hold_is_one() -> None:
+    """As a checkpoint may have it."""
+    state, _ = minimise(rosenbrock, np.array([-1.2, 1.0], np.float32), 1)
+    state.loss = 1e300
+    assert state.step(rosenbrock) is None and state.loss < 100
+
+
 def test_options_are_checked() -> None:
     with pytest.raises(UsageError, match="armijo, wolfe, strong-wolfe"):
         LBFGS(line_search="golden")

@@ -2,7 +2,8 @@
 
 Each answer stands behind the prompt that a server makes of the messages before it, and is tokenized apart from it, as what a
 model says is. Where the prompt of the next answer goes on from that, both are in one sample; some templates write an old turn
-otherwise than a new one (without its thoughts, or the system prompt elsewhere): then each answer becomes a sample of its own.
+otherwise than a new one (without its thoughts, or the system prompt elsewhere), and some vocabularies read it otherwise (with a
+space more behind a control token): then each answer becomes a sample of its own.
 
 All that takes renderings whose messages grow with the square of the turns: there is a limit to them.
 """
@@ -13,10 +14,12 @@ from contextlib import closing
 
 import numpy as np
 
-from llamatrain.data.forms import Chat
+from llamatrain.data.forms import Chat, Prompt
+from llamatrain.data.growing import LARGE
 from llamatrain.data.json_values import TooMuch
-from llamatrain.data.prompts import PromptReader
+from llamatrain.data.prompts import BORDER, PromptReader
 from llamatrain.data.templates import ChatTemplate
+from llamatrain.machine.memory import give_back
 
 RENDERED = 2_100_000  # messages in all renderings of a chat: one of 2,000 messages that take turns is rendered so often
 TOKENS = 6_000_000  # of all samples of a chat but its first: answers behind them are left out
@@ -43,16 +46,27 @@ class Dialogue:
         return tokens, marks
 
 
+def encode_prompt(row: Prompt, reader: PromptReader, size: int) -> Marked:
+    said, text = Dialogue(), reader.growing(size, LARGE)
+    text.change(0, (row.prompt + row.joint).encode())
+    said.add(text.tokens, False)
+    del text  # what is copied can be let go
+    said.add(reader.behind(row.answer.encode(), False), True)
+    if not reader.ended(said.parts[-1][0]):
+        said.add(reader.end, True)
+    return said.marked()
+
+
 def encode_chat(chat: Chat, template: ChatTemplate, reader: PromptReader, size: int, notes: set[str]) -> Iterator[Marked]:
     """Samples of a chat in so many bytes; what is to be said of it is noted."""
     turns = [number for number, message in enumerate(chat.messages) if message["role"] == "assistant"]
     if sum(2 * turn + 1 for turn in turns) > RENDERED:
         raise TooMuch(f"a chat of {len(chat.messages):,} messages, {len(turns):,} of them answers; about 2,000 can be: split it")
-    left, text, said, spoken = TOKENS, reader.growing(size), Dialogue(), 0
+    left, text, said, spoken, joined = TOKENS, reader.growing(size), Dialogue(), 0, True
     with closing(template.turns(chat.messages, chat.tools)) as made:
         for turn in made:
             text.change(turn.same, turn.rest)
-            if turn.goes_on:  # behind the token that ends the answer before
+            if turn.goes_on and joined:  # behind the token that ends the answer before
                 said.add(reader.behind(bytes(turn.rest[spoken:]), spoken > 0), False)
             else:
                 if said.parts:
@@ -63,15 +77,18 @@ def encode_chat(chat: Chat, template: ChatTemplate, reader: PromptReader, size: 
                     notes.add("later")
                     return
                 said = Dialogue()
-                said.add(text.tokens.copy(), False)
+                said.add(text.tokens if len(turns) == 1 else text.tokens.copy(), False)  # the next change writes over them
+            joined = reader.joins(said.parts[-1][0], bytes(turn.answer[:BORDER]))
             answer = reader.behind(bytes(turn.answer), False)
-            if not turn.ended:
-                notes.add("endless")
-                answer = np.concatenate([answer, reader.end])
             stop = reader.first_end(answer)  # some templates write more behind a call
             said.add(answer[:stop], True)
             said.add(answer[stop:], False)
+            if not turn.ended:
+                notes.add("endless")
+                said.add(reader.end, not reader.ended(answer[:stop]))
             spoken = len(turn.answer)
     if said.parts:
         del text, turn, answer  # as large as what is made of them
+        if size > LARGE:
+            give_back()
         yield said.marked()

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from llamatrain.data.cache import Bounds, Store, StoreWriter, stored
-from llamatrain.data.chat import encode_chat
+from llamatrain.data.chat import encode_chat, encode_prompt
 from llamatrain.data.chatml import CHATML, CHATML_WITH_EOS
 from llamatrain.data.forms import Chat, Document, Prompt, parse_line
 from llamatrain.data.growing import LARGE, Growing
@@ -28,7 +28,7 @@ from llamatrain.machine.memory import give_back
 from llamatrain.machine.terminal import say
 
 VERSION = 3  # of what this file makes of a text: with a new one, old entries of the cache are not found any more
-LINES = 1  # the same of JSON lines
+LINES = 2  # the same of JSON lines
 MANY = 2 << 20  # tokens that a task may make, besides two for each byte, before it leaves the rest to the one who takes them
 TOLD = 3  # rows that were too much, of which it is told why
 NOTHING = (np.zeros(0, np.int32), np.zeros(0, np.uint8))  # a document that is counted, and skipped
@@ -268,12 +268,9 @@ class Encoder:
     def _prompt(self, document: Prompt, size: int) -> MarkedTokens:
         if self.tokenizer.chat_template:
             self.notes["instructions"] = ""
-        text = self.reader.growing(size, LARGE)
-        text.change(0, (document.prompt + document.joint).encode())
-        answer = self.reader.ended(self.reader.behind(document.answer.encode(), False))
-        tokens, marks = np.concatenate([text.tokens, answer]), np.ones(text.count + len(answer), np.uint8)
-        if self.options.train_on == "completion":
-            marks[: text.count] = 0
+        tokens, marks = encode_prompt(document, self.reader, size)
+        if self.options.train_on != "completion":
+            marks[:] = 1
         return MarkedTokens(tokens, marks, single=True)
 
     def _chat(self, document: Chat, size: int) -> list[MarkedTokens]:

@@ -10,6 +10,7 @@ from llamatrain.data.growing import SMALL, Growing
 from llamatrain.data.tokenizer.vocabulary import ENDS
 
 BLOCK = 1 << 16  # tokens that are looked at at once
+BORDER = 64  # bytes of a text that show how it is read behind others
 
 
 class TokenizerLike(Protocol):
@@ -42,6 +43,7 @@ class PromptReader:
     def __init__(self, tokenizer: TokenizerLike) -> None:
         self.tokenizer = tokenizer
         self.lead = tokenizer.bos if tokenizer.add_bos else None  # what each row begins with
+        self._joined = dict[int, bool]()  # of tokens that prompts end in, whether letters join them
 
     @cached_property
     def ends(self) -> dict[int, str]:
@@ -70,9 +72,22 @@ class PromptReader:
         made.change(0, text)
         return made.tokens
 
-    def ended(self, tokens: np.ndarray) -> np.ndarray:
-        """With an end, if it has none."""
-        return tokens if len(tokens) and int(tokens[-1]) in self.ends else np.concatenate([tokens, self.end])
+    def joins(self, prompt: np.ndarray, text: bytes) -> bool:
+        """Whether a text is read behind a prompt as it is by itself: some vocabularies put a space behind control tokens."""
+        token = int(prompt[-1]) if len(prompt) else self.lead
+        if token is None:
+            return True
+        if token not in self._joined:
+            self._joined[token] = self._same(token, b"x")
+        return self._joined[token] or self._same(token, text)
+
+    def _same(self, token: int, text: bytes) -> bool:
+        before = self.tokenizer.decode(np.array([token], np.int32))
+        both, alone = (self.tokenizer.encode(each, special=True, start=False) for each in (before + text, text))
+        return self.tokenizer.decode(both) == before + self.tokenizer.decode(alone)
+
+    def ended(self, tokens: np.ndarray) -> bool:
+        return len(tokens) > 0 and int(tokens[-1]) in self.ends
 
     def first_end(self, tokens: np.ndarray) -> int:
         """How many tokens there are up to the first at which a model stops, with that."""

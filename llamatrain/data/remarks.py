@@ -13,7 +13,7 @@ OTHER = "--chat-template FILE names another"
 SPOKEN = {
     "fallback": f"the model has no chat template: chats are put into ChatML's, as llama-server does; {OTHER}",
     "system": "the chat template takes no system prompt: it stands before the first words of the user, as llama-server puts it",
-    "apart": "an answer becomes a row of its own where the chat template writes the turns before it otherwise than they were",
+    "apart": "an answer becomes a row of its own where a server gives the turns before it otherwise than they were",
 }
 WARNED = {
     "marks": f"the vocabulary knows marks of the chat template ({{}}) as plain text only; {OTHER}",

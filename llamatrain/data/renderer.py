@@ -127,6 +127,8 @@ class Conversation:
         bare = {"role": message["role"], "content": PROBE}
         head, found, tail = self.render([*self.messages[:at], bare]).rpartition(PROBE)
         base = head.rstrip()
+        if "tool_calls" in message and not whole.startswith(base):  # some templates put calls elsewhere than words
+            head = base = self.render(self.messages[:at])
         if not found or ("tool_calls" in message and not whole.startswith(base)):
             raise jinja2.TemplateError("its answers cannot be told from its prompts")
         space = "" if prompt[-1:].isspace() else head[len(base) :]

@@ -152,7 +152,7 @@ ANEW = "where it is meant, name the data again beside --resume"
 def _looked_at(name: str) -> Iterator[Path]:
     """What a name has to be looked through for, one after the other: as much as `find_sources` would."""
     path = Path(name)
-    if name in ("", "-"):
+    if name in ("", "-") or "\0" in name:  # of which no file is called so: that is said where it is opened
         return
     if path.exists() or not glob.has_magic(name):
         yield path

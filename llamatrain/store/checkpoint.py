@@ -158,7 +158,7 @@ def _training(checkpoint: Checkpoint) -> Iterator[tuple[str, Value]]:
         yield "training.shuffle.fingerprint", string(data.fingerprint)
     yield "training.best_loss", _exactly(stop.best_loss)
     yield "training.previous_loss", _exactly(stop.previous_loss)
-    yield "training.no_improvement_count", u64(stop.no_improvement_count)
+    yield "training.no_improvement_count", u64(min(stop.no_improvement_count, 2**64 - 1))
     yield "training.past_loss_values", numbers(Kind.FLOAT64, stop.past_loss_values)
     if left := state.partial:
         told = {"count": len(left.losses), "losses": left.losses, "extra": {"seconds": left.seconds}}

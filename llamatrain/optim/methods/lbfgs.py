@@ -118,7 +118,7 @@ class LbfgsState:
             s = self.s[newest_first(1, self.end, len(self.ys))[0]]
             self.forget()
             found = self._descend(evaluate, patience=PATIENCE - self.idle, reach=math.sqrt(_dot(s, s)))
-        if before - self.loss > np.finfo(self.x.dtype).eps * abs(before):
+        if before - self.loss > float(np.finfo(self.x.dtype).eps) * abs(before):
             self.idle = 0
         elif self.idle >= PATIENCE or not found:
             told = f"the loss of {self.loss:.6g} fell by no more than its rounding in {self.idle} evaluations"
