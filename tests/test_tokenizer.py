@@ -156,11 +156,11 @@ compiled = cache(expression)
 
 
 def words_of(pattern: str, text: str) -> list[int]:
-    from llamatrain.data.tokenizer.splitting import Trial, split
+    from llamatrain.data.tokenizer.splitting import Cut, Trial, split
 
     made, codes = compiled(pattern), np.array(list(map(ord, text)), np.int32)
     ends, marks = np.empty(len(text), np.int64), np.empty(len(text), np.uint32)
-    count, _ = split(codes, made.marks, made.program, np.array([len(text)], np.int64), ends, marks, Trial.new())
+    count, _ = split(codes, Cut.by(made), np.array([len(text)], np.int64), ends, marks, Trial.new())
     return ends[:count].tolist()
 
 
@@ -233,6 +233,15 @@ def test_a_text_in_chunks_is_as_if_whole(names: str, special: bool, monkeypatch:
         assert np.array_equal(np.concatenate([tokens for _, tokens in pieces]), whole)
         assert len(pieces) > len(raw) / block / 20  # it is cut, indeed
         assert np.array_equal(encoder.encode(raw, special=special), whole)
+
+
+@pytest.mark.parametrize("lead", [b"\xc3", b"\xef", b"\xf0", b"\xef\xbf", b"\xf0\x9f\x98"])
+def test_a_character_that_is_cut_short_by_spaces_hides_no_seam(lead: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizer, "BLOCK", 8)
+    for spaces in range(1, 12):
+        raw = (lead + b" " * spaces + b"ab") * 20
+        pieces = list(small().encode_large(chunks(raw, 5)))
+        assert len(pieces) > 5 and np.array_equal(np.concatenate([tokens for _, tokens in pieces]), small().encode(raw))
 
 
 def test_a_text_without_a_seam_is_held_until_its_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,7 +102,7 @@ class Code:
                 self.shelf.drop(name)
         return 0
 
-    # ---- compiling ---------------------------------------------------------
+    # ---- compiling --------------------------------------------
 
     def made(self, declared: Declared) -> int:
         """Compiled here and now."""

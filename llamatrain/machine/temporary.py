@@ -72,7 +72,7 @@ def _closed(number: int, name: str) -> str:
     return name
 
 
-# ---- what others left ------------------------------------------------------
+# ---- what others left --------------------------------------------
 
 
 def sweep(folder: Path, prefix: str) -> None:

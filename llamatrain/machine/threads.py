@@ -43,7 +43,7 @@ def _atomic(name: str) -> Later:
 enter, fetch_add, load, store, give_way, pause = map(_atomic, ("enter", "fetch_add", "load", "store", "give_way", "pause"))
 
 
-# ---- compiled -------------------------------------------------------------
+# ---- compiled --------------------------------------------
 
 
 @inline
@@ -109,7 +109,7 @@ def follow(team, thread):
     fetch_add(team + INSIDE, -1)
 
 
-# ---- the team -------------------------------------------------------------
+# ---- the team --------------------------------------------
 
 
 class Team:

@@ -11,9 +11,10 @@ from itertools import chain
 import numpy as np
 
 from llamatrain.data.tokenizer.patterns import Expression
-from llamatrain.data.tokenizer.splitting import Trial, code_points, in_bytes, split
+from llamatrain.data.tokenizer.splitting import Cut, Trial, code_points, in_bytes, split
 from llamatrain.data.tokenizer.texts import TextTable, find, room_for
 from llamatrain.data.tokenizer.tokenizer import to_bytes
+from llamatrain.machine.ahead import compile_ahead
 from llamatrain.machine.entry import Function, I32s, I64s, Int, U8s
 
 LONGEST = 256
@@ -59,7 +60,8 @@ class Counter:
     """Cuts texts into pieces by an expression, and counts them."""
 
     def __init__(self, expression: Expression) -> None:
-        self.expression = expression
+        self.cut = Cut.by(expression)
+        compile_ahead((code_points, split, in_bytes, parted, count))
         self.known, self.counts, self.pieces = room_for(PIECES, BYTES), np.zeros(PIECES, np.int32), 0
 
     def add(self, text: str | bytes) -> None:
@@ -79,7 +81,7 @@ class Counter:
             return np.zeros(0, np.int64), 0
         words, marks = np.empty(len(codes), np.int64), np.empty(len(codes), np.uint32)
         whole = np.array([len(codes)], np.int64)
-        number, settled = split(codes, self.expression.marks, self.expression.program, whole, words, marks, Trial.new())
+        number, settled = split(codes, self.cut, whole, words, marks, Trial.new())
         taken = len(codes) if last or not settled else settled
         words = words[:number][words[:number] <= taken]
         in_bytes(raw, words)

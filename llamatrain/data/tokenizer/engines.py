@@ -4,13 +4,14 @@ from typing import Protocol
 
 import numpy as np
 
-from llamatrain.data.tokenizer.merging import Row, Words, last_seam, merge_text, merge_words, room, word_keys
-from llamatrain.data.tokenizer.patterns import Expression
-from llamatrain.data.tokenizer.splitting import Trial, code_points, in_bytes, split
+from llamatrain.data.tokenizer.merging import Characters, Row, Symbols, Words, last_seam, merge_text, merge_words, room, word_keys
+from llamatrain.data.tokenizer.splitting import Cut, Trial, code_points, in_bytes, split
 from llamatrain.data.tokenizer.symbols import byte_symbols, character_key, score_symbols, token_bytes
 from llamatrain.data.tokenizer.tables import table
 from llamatrain.data.tokenizer.vocabulary import SPACE, Vocabulary
 from llamatrain.errors import DataError
+from llamatrain.machine.ahead import compile_ahead
+from llamatrain.machine.entry import Held, I64s
 
 LARGEST = 1 << 29  # bytes at once
 
@@ -42,11 +43,12 @@ class ByteLevel:
     """A seam is the end of a word, not of white space, that was found without a look at the text's end: nothing can change it."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        self.expressions = vocabulary.cutting.expressions()
-        self.symbols = byte_symbols(vocabulary)
+        self.expressions = [Cut.by(each) for each in vocabulary.cutting.expressions()]
+        self.symbols = Held(byte_symbols(vocabulary), Symbols)
         nothing = np.zeros(0, np.int64)
         whole = vocabulary.cutting.whole_words
-        self.words = whole_words(vocabulary) if whole else Words(nothing, nothing, np.zeros(0, np.uint8), nothing)
+        self.words = Held(whole_words(vocabulary) if whole else Words(nothing, nothing, np.zeros(0, np.uint8), nothing), Words)
+        compile_ahead((code_points, split, in_bytes, merge_words))
 
     def tokens(self, raw: bytes, start: bool) -> np.ndarray:
         check_size(raw)
@@ -84,12 +86,12 @@ class ByteLevel:
         return codes[:count], clean[:size]
 
     def _cut(
-        self, codes: np.ndarray, expression: Expression, pieces: np.ndarray, marks: np.ndarray | None = None
+        self, codes: np.ndarray, expression: Held, pieces: np.ndarray, marks: np.ndarray | None = None
     ) -> tuple[np.ndarray, int]:
         """The words' ends in code points, and how many of these are settled."""
         marks = np.empty(len(codes), np.uint32) if marks is None else marks
         words = np.empty(len(codes), np.int64)
-        count, settled = split(codes, expression.marks, expression.program, pieces, words, marks, Trial.new())
+        count, settled = split(codes, expression, pieces, words, marks, Trial.new())
         return words[:count], settled
 
 
@@ -110,13 +112,16 @@ class Scored:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.space = SPACE.encode()
         self.prefix = b" " if vocabulary.add_space_prefix else b""
-        self.characters, self.symbols = score_symbols(vocabulary)
+        characters, symbols = score_symbols(vocabulary)
+        self.characters = Held(Characters(*characters), Characters)
+        self.symbols, self.pairs = Held(symbols, Symbols), Held(symbols.keys, I64s)
+        compile_ahead((merge_text, last_seam))
 
     def tokens(self, raw: bytes, start: bool) -> np.ndarray:
         check_size(raw)
         text = ((self.prefix if start else b"") + raw).replace(b" ", self.space)
         out = np.empty(room(len(text)), np.int32)
-        made = merge_text(np.frombuffer(text, np.uint8), *self.characters, self.symbols, Row.of(len(text)), out)
+        made = merge_text(np.frombuffer(text, np.uint8), self.characters, self.symbols, Row.of(len(text)), out)
         tokens = out[:made].copy()
         if made and tokens.min() < 0:
             raise DataError(f"the vocabulary has no token for the byte 0x{-1 - tokens[tokens < 0][0]:02X}, which the text needs")
@@ -124,7 +129,7 @@ class Scored:
 
     def seam(self, raw: bytes) -> int:
         space = character_key(self.space)
-        return int(last_seam(np.frombuffer(raw, np.uint8), space, *self.characters, self.symbols.keys))
+        return int(last_seam(np.frombuffer(raw, np.uint8), space, self.characters, self.pairs))
 
 
 def engine(vocabulary: Vocabulary) -> Engine:

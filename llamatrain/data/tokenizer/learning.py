@@ -31,6 +31,7 @@ from llamatrain.data.tokenizer.pairs import (
 )
 from llamatrain.data.tokenizer.tables import FREE, slot
 from llamatrain.data.tokenizer.texts import TextTable, find, room_for
+from llamatrain.machine.ahead import compile_ahead
 from llamatrain.machine.entry import Function, I64Rows, I64s, Int, inline
 
 LEAST = 2  # how often a pair comes that is merged
@@ -163,6 +164,7 @@ class Learner:
     """Learns from pieces; its first tokens are the bytes, in the order given."""
 
     def __init__(self, known: TextTable, counts: np.ndarray, letters: bytes, most: int) -> None:
+        compile_ahead((count_pairs, enter, begin, learn))
         bounds, order = known.ends[: len(counts) + 1].copy(), np.frombuffer(letters, np.uint8)
         symbols = np.argsort(order).astype(np.int32)[known.text[: bounds[-1]]]
         self.pieces = Pieces(symbols, bounds[:-1], np.diff(bounds), counts.copy())

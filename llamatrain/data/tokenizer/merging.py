@@ -26,6 +26,13 @@ class Symbols(NamedTuple):
     spelling: I64s
 
 
+class Characters(NamedTuple):
+    """The table of symbols that are characters."""
+
+    keys: I64s
+    symbols: I64s
+
+
 class Words(NamedTuple):
     """Tokens by their bytes, as a table of `word_key`; of no words all is empty."""
 
@@ -254,7 +261,7 @@ def _character(text, at):
 
 
 @Function
-def merge_text(text: U8s, char_keys: I64s, char_symbols: I64s, known: Symbols, row: Row, tokens: I32s) -> Int:
+def merge_text(text: U8s, characters: Characters, known: Symbols, row: Row, tokens: I32s) -> Int:
     """BPE by score of a whole text; how many tokens it made. A byte that has no token gives -1 - byte.
 
     A row ends where two characters never stand side by side in any token, for nothing can be merged across.
@@ -262,8 +269,8 @@ def merge_text(text: U8s, char_keys: I64s, char_symbols: I64s, known: Symbols, r
     out = at = count = np.int64(0)
     while at < len(text):
         key, size = _character(text, at)
-        place = slot(char_keys, key)
-        symbol = char_symbols[place] if char_keys[place] != FREE else np.int64(-1)
+        place = slot(characters.keys, key)
+        symbol = characters.symbols[place] if characters.keys[place] != FREE else np.int64(-1)
         if count:
             pair = slot(known.keys, np.int64(row.symbols[count - 1]) << 32 | symbol)
             if symbol < 0 or known.keys[pair] == FREE:
@@ -282,17 +289,28 @@ def merge_text(text: U8s, char_keys: I64s, char_symbols: I64s, known: Symbols, r
     return _emit(row, count, known, tokens, out)
 
 
+@inline
+def _space_within(text, at, size):
+    """How much of a character that lacks some of its bytes is there up to a space: of that, three bytes by then, it takes some,
+    and what is left of them is no character's beginning."""
+    for i in range(1, size):
+        if text[at + i] == 0x20:
+            return np.int64(i + 1)
+    return size
+
+
 @Function
-def last_seam(text: U8s, space: int, char_keys: I64s, char_symbols: I64s, keys: I64s) -> Int:
+def last_seam(text: U8s, space: int, characters: Characters, keys: I64s) -> Int:
     """The last place where a row of `merge_text` ends; 0 if there is none. Of spaces the text has the byte, `space` the key."""
     seam = at = np.int64(0)
     before = np.int64(-1)
     while at + 4 <= len(text):  # of what is cut short at the end nothing can be said
         key, size = _character(text, at)
-        place = slot(char_keys, space if text[at] == 0x20 else key)
-        symbol = char_symbols[place] if char_keys[place] != FREE else np.int64(-1)
+        cut = _space_within(text, at, size)
+        place = slot(characters.keys, space if text[at] == 0x20 else key)
+        symbol = characters.symbols[place] if characters.keys[place] != FREE and cut == size else np.int64(-1)
         if symbol < 0 or before < 0 or keys[slot(keys, before << 32 | symbol)] == FREE:
             seam = at
         before = symbol
-        at += size
+        at += cut
     return seam

@@ -4,12 +4,23 @@ from typing import NamedTuple
 
 import numpy as np
 
-from llamatrain.data.tokenizer.patterns import MANY
-from llamatrain.machine.entry import Function, I32s, I64Rows, I64s, Int, U8s, U32s, inline
+from llamatrain.data.tokenizer.patterns import MANY, Expression
+from llamatrain.machine.entry import Function, Held, I32s, I64Rows, I64s, Int, U8s, U32s, inline
 
 ITEMS, ALTERNATIVES = 16, 64  # more than any expression has
 FROM, TO, NOW, LOW, HIGH = range(5)  # of an item that is tried: its run, how far it goes now, where it and those behind failed
 REPLACEMENT = np.int64(0xFFFD)  # for bytes that are not UTF-8, as llama.cpp has it
+
+
+class Cut(NamedTuple):
+    """An expression: the classes that each code point is in, and its program."""
+
+    table: U32s
+    program: I64s
+
+    @staticmethod
+    def by(expression: Expression) -> Held:
+        return Held(Cut(expression.marks, expression.program), Cut)
 
 
 class Trial(NamedTuple):
@@ -160,19 +171,19 @@ def _first_match(marks, at, end, program, tried, dead):
 
 
 @Function
-def split(codes: I32s, table: U32s, program: I64s, pieces: I64s, words: I64s, marks: U32s, trial: Trial) -> tuple[Int, Int]:
+def split(codes: I32s, cut: Cut, pieces: I64s, words: I64s, marks: U32s, trial: Trial) -> tuple[Int, Int]:
     """Cut pieces, given by their ends, into an expression's matches and what stands between them.
 
     Returns how many words there are, and how many code points more text behind the last piece could not cut otherwise.
     """
     last = pieces[-1]
     for i in range(last):
-        marks[i] = table[codes[i]]
+        marks[i] = cut.table[codes[i]]
     count, at, settled, open_end = np.int64(0), np.int64(0), np.int64(0), False
     for end in pieces:
         begin = at
         while at < end:
-            to, met = _first_match(marks, at, end, program, trial.tried, trial.dead)
+            to, met = _first_match(marks, at, end, cut.program, trial.tried, trial.dead)
             open_end |= met and end == last
             if to < 0:
                 at += 1

@@ -162,7 +162,10 @@ def _numbers(metadata: Mapping[str, Any], name: str, count: int, dtype: Any, def
     value = metadata.get(KEY + name)
     if value is None:
         return np.full(count, default, dtype)
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except ValueError:  # lists of some lengths
+        array = np.zeros(())
     if array.ndim != 1 or array.dtype.kind not in "iuf"[: 3 if dtype is np.float32 else 2]:
         raise FileError(f"{KEY}{name} is no array of {'' if dtype is np.float32 else 'whole '}numbers")
     if len(array) < count:
