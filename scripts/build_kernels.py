@@ -14,6 +14,7 @@ import os
 import pkgutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 
@@ -60,8 +61,8 @@ def build_all(names: list[str]) -> None:
     shipped.FOLDER.mkdir(exist_ok=True)
     for old in Path(shipped.FOLDER).iterdir():
         old.unlink()
-    for name in names:
-        build(name)
+    with ThreadPoolExecutor(units.cores()) as pool:
+        list(pool.map(build, names))
     write_manifest(names)
 
 

@@ -41,7 +41,9 @@ def build(folder: Path) -> Path:
         build_kernels.build_all(sorted(units.CLASSES))
     with tempfile.TemporaryDirectory() as scratch:
         source, made = Path(scratch, "source"), Path(scratch, "made")
-        shutil.copytree(ROOT / "llamatrain", source / "llamatrain", ignore=shutil.ignore_patterns("__pycache__"))
+        package = source / "llamatrain"
+        shutil.copytree(ROOT / "llamatrain", package, ignore=shutil.ignore_patterns("__pycache__", "libraries"))
+        shutil.copytree(shipped.FOLDER, package / "machine" / "libraries")
         for name in ("pyproject.toml", "README.md", "LICENSE"):
             shutil.copy(ROOT / name, source)
         tag = f"--build-option=--plat-name={GLIBC}_{platform.machine()}"
