@@ -41,7 +41,7 @@ from llamatrain.engine.program import Program
 from llamatrain.graph.ops import matmul
 from llamatrain.graph.tensor import placeholder
 x, w = placeholder("x", (4, 3)), placeholder("w", (2, 3))
-Program.of([matmul(x, w)], {x: np.full((4, 3), 2, np.float32), w: np.ones((2, 3), np.float32)})
+Program.of([matmul(x, w)], {x: np.full((4, 3), 2, np.float32), w: np.ones((2, 3), np.float32)})()
 """
 
 UNKEPT = """
