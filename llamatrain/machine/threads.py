@@ -5,16 +5,20 @@ block from the row's counter until none is left, and the leader goes on when all
 taken a block, so a thread that comes late, or never, costs nothing but its help. A published row costs 0.3 microseconds; a
 row of one block costs a function call.
 
-The others are threads of Python that sleep on a lock between runs. Within one they are in compiled code, without Python's
-lock, and look for rows. The team's words say which table is open, and how many are inside: the leader leaves last.
+The others are threads of Python that sleep on a lock between steps. Within one they are in compiled code, without Python's
+lock, and look for rows, and for the next table of the step. The team's words say which table is open, and how many are inside:
+the leader leaves last.
 
 Which thread does a block is left to chance; what a block is, is not: a result must not depend on the number of threads.
 """
 
+import ctypes
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from importlib import import_module
 from typing import ClassVar
 
@@ -34,6 +38,7 @@ ROW_BYTES = LINE * 8
 OPEN, TABLE, ROW, INSIDE = (line * ROW_BYTES for line in range(4))
 FINISHED = -1
 PATIENCE = 2000  # turns of waiting before others are let run
+LINGER = 10_000  # turns, some 200 microseconds, for which who helped waits for the next table: to be woken costs as much
 
 
 def _atomic(name: str) -> Later:
@@ -93,20 +98,43 @@ def lead(table, rows, team, alone):
             turns = wait(turns)
 
 
+@inline
+def help_along(team, thread):
+    seen, turns, table = 0, 0, load(team + TABLE)
+    while seen != FINISHED:
+        row = load(team + ROW)
+        if row == seen:
+            turns = wait(turns)
+            continue
+        seen, turns = row, 0
+        if seen > 0:
+            work(table + (seen - 1) * ROW_BYTES, thread)
+
+
 @Routine
 def follow(team, thread):
-    fetch_add(team + INSIDE, 1)
-    if load(team + OPEN):
-        seen, turns, table = 0, 0, load(team + TABLE)
-        while seen != FINISHED:
-            row = load(team + ROW)
-            if row == seen:
-                turns = wait(turns)
-                continue
-            seen, turns = row, 0
-            if seen > 0:
-                work(table + (seen - 1) * ROW_BYTES, thread)
-    fetch_add(team + INSIDE, -1)
+    turns = LINGER  # who comes when all is done goes at once
+    while load(team + OPEN) or turns < LINGER:
+        fetch_add(team + INSIDE, 1)
+        if load(team + OPEN):
+            help_along(team, thread)
+            turns = 0
+        fetch_add(team + INSIDE, -1)
+        while not load(team + OPEN) and turns < LINGER:
+            pause()
+            turns += 1
+
+
+@cache
+def _getcpu() -> Callable[[], int] | None:
+    found: Callable[[], int] | None = getattr(ctypes.CDLL(None), "sched_getcpu", None) if sys.platform == "linux" else None
+    return found
+
+
+def processor_at() -> int:
+    """The number of the processor that this thread is on; -1 where nobody says."""
+    found = _getcpu()
+    return found() if found else -1
 
 
 # ---- the team --------------------------------------------
@@ -121,11 +149,15 @@ class Team:
         self.at, first = aligned(self.words)
         self.shared = self.words[first:]
         self.asleep: list[threading.Lock] = []
+        self.helpers: list[threading.Thread] = []
+        self.led_on = -1  # the leader's processor, where none of them runs
 
     def run(self, table: int, rows: int, threads: int) -> None:
         with self.turn:
             while len(self.asleep) < threads - 1:
                 self._hire()
+            if (here := processor_at()) != self.led_on:
+                self._leave_to_leader(here)
             self.shared[TABLE // 8], self.shared[ROW // 8] = table, 0
             self.shared[OPEN // 8] = 1
             for each in self.asleep[: threads - 1]:
@@ -142,8 +174,19 @@ class Team:
                 asleep.acquire()
                 enters(at, number)
 
-        threading.Thread(target=serve, name=f"llamatrain-{number}", daemon=True).start()
+        helper = threading.Thread(target=serve, name=f"llamatrain-{number}", daemon=True)
+        helper.start()
         self.asleep.append(asleep)
+        self.helpers.append(helper)
+        self.led_on = -1
+
+    def _leave_to_leader(self, here: int) -> None:
+        """A system may wake them where the leader is, to wait for it as it waits for them."""
+        self.led_on = here
+        others = os.sched_getaffinity(0) - {here} if here >= 0 else set()
+        with suppress(OSError):
+            for helper in self.helpers if others else ():
+                os.sched_setaffinity(helper.native_id or 0, others)
 
 
 class Table:
