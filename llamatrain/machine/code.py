@@ -8,6 +8,7 @@ from functools import cache, cached_property
 from importlib.util import find_spec
 from pathlib import Path
 
+from llamatrain.errors import LlamatrainError
 from llamatrain.machine import shipped
 from llamatrain.machine.cachefolder import SWITCH, wanted
 from llamatrain.machine.entry import Brick, Declared, Entry
@@ -50,6 +51,10 @@ def _stamp(source: str) -> str:
     return hashlib.sha256(Path(source).read_bytes()).hexdigest()
 
 
+class CompilerError(LlamatrainError):
+    """A compiler that does not work here."""
+
+
 class Code:
     """Finds and makes; counts and times what is made, and says so once."""
 
@@ -57,6 +62,7 @@ class Code:
         self.seconds = 0.0
         self.compiled = 0
         self.said = False
+        self.trouble = ""  # with the library that should have come with the package
         self.say: Callable[[str], None] = say
         self.there: dict[Declared, int] = {}
 
@@ -66,9 +72,9 @@ class Code:
 
     @cached_property
     def library(self) -> Callable[[str], int]:
-        found, trouble = shipped.library()
-        if trouble:
-            self.say(f"{trouble}; {'they are compiled' if compiles() else 'numpy does their work'}")
+        found, self.trouble = shipped.library()
+        if self.trouble and compiles():
+            self.say(f"{self.trouble}; kernels are compiled")
         return found
 
     def able(self) -> bool:
@@ -77,11 +83,12 @@ class Code:
             return True
         if not self.said:
             self.said = True
-            self.say(f"no compiled kernels for {processor().name}: numpy does their work, many times slower; {HELP}")
+            why = self.trouble or f"no compiled kernels for {processor().name}"
+            self.say(f"{why}: numpy does their work, many times slower; {HELP}")
         return False
 
     def address(self, declared: Declared) -> int:
-        return self.found(declared) or (self.made(declared) if compiles() else 0)
+        return self.able() and (self.found(declared) or (compiles() and self.made(declared)))
 
     def found(self, declared: Declared) -> int:
         """The address of what need not be compiled; 0 if it must be. Without the bricks that it may call, an entry cannot be loaded."""
@@ -151,8 +158,11 @@ def _loaded(declared: Declared, code: bytes | memoryview) -> int:
 
 def compiled(declared: Declared) -> tuple[str, str, bytes]:
     """The code of a function, made now, with its name and all that decides it."""
-    from llamatrain.machine.compiler.emit import object_of
-    from llamatrain.machine.compiler.link import loadable
+    try:
+        from llamatrain.machine.compiler.emit import object_of
+        from llamatrain.machine.compiler.link import loadable
+    except Exception as error:  # it is installed, and is not for what else is
+        raise CompilerError(f"the compiler that is installed does not work ({error}); {HELP} that does") from error
 
     facts = facts_of(declared)
     return name_of(declared.where.replace(":", "."), facts), facts, loadable(object_of(declared))

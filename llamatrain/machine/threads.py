@@ -14,12 +14,13 @@ Which thread does a block is left to chance; what a block is, is not: a result m
 import os
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 
 import numpy as np
 
 from llamatrain.machine.ahead import compile_ahead
-from llamatrain.machine.code import code
+from llamatrain.machine.code import HELP, CompilerError, code
 from llamatrain.machine.entry import Call, Later, Routine, inline
 
 LINE = 8  # words in a cache line
@@ -122,14 +123,22 @@ class Team:
 
     def run(self, table: int, rows: int, threads: int) -> None:
         with self.turn:
-            while len(self.asleep) < threads - 1:
+            try:
+                self._lead(table, rows, threads - 1)
+            except BaseException:  # a signal's: nobody stays in a table that is given up, whose memory will be another's
+                lead.entered(table, 0, self.at, 0)
+                raise
+
+    def _lead(self, table: int, rows: int, others: int) -> None:
+        with suppress(RuntimeError):  # there can be no more threads: those that are there do it
+            while len(self.asleep) < others:
                 self._hire()
-            self.shared[TABLE // 8], self.shared[ROW // 8] = table, 0
-            self.shared[OPEN // 8] = 1
-            for each in self.asleep[: threads - 1]:
-                if each.locked():
-                    each.release()
-            lead.entered(table, rows, self.at, 0)
+        self.shared[TABLE // 8], self.shared[ROW // 8] = table, 0
+        self.shared[OPEN // 8] = 1
+        for each in self.asleep[:others]:
+            if each.locked():
+                each.release()
+        lead.entered(table, rows, self.at, 0)
 
     def _hire(self) -> None:
         asleep, number, at, enters = threading.Lock(), len(self.asleep) + 1, self.at, follow.entered
@@ -157,6 +166,8 @@ class Table:
         rows = self.rows.reshape(-1)[shift : shift + len(self.calls) * LINE].reshape(-1, LINE)
         for row, call in zip(rows, self.calls, strict=True):
             row[:4] = call.entry.address, call.words.ctypes.data, call.items, call.block
+            if not call.entry.address:
+                raise CompilerError(f"{call.entry.where} is in no library that is there; {HELP}")
         code.report()
 
     def __call__(self) -> None:

@@ -5,6 +5,7 @@ them step aside, and the compiler is told of a smaller processor, so that every 
 """
 
 import ctypes
+import hashlib
 import os
 import platform
 from functools import cache
@@ -25,7 +26,8 @@ COMMON = ("avx2", "fma", "f16c", "bmi1", "bmi2", "movbe")
 
 
 class Class(NamedTuple):
-    """Processors for which the same code is compiled, by LLVM's name of the least of them and what is added to it."""
+    """Processors for which the same code is compiled, by LLVM's name of the least of them (none: as this machine is) and what is
+    added to it."""
 
     name: str
     cpu: str
@@ -52,6 +54,13 @@ def switched_off() -> frozenset[str]:
     return names
 
 
+def asked_for() -> Class | None:
+    name = os.environ.get(CLASS)
+    if name and name not in CLASSES:
+        raise UsageError(f"{CLASS}: unknown class {name}; known are {', '.join(CLASSES)}")
+    return CLASSES[name] if name else None
+
+
 @cache
 def features() -> frozenset[str]:
     """What the processor has, in names without marks: avx512bf16, amxtile."""
@@ -59,7 +68,7 @@ def features() -> frozenset[str]:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return _features_by_llvm()
-    flags = next((line.partition(":")[2] for line in lines if line.startswith("flags")), "")
+    flags = next((line.partition(":")[2] for line in lines if line.startswith(("flags", "Features"))), "")
     return frozenset(flags.replace("_", "").split())
 
 
@@ -75,9 +84,9 @@ def _features_by_llvm() -> frozenset[str]:
 
 @cache
 def units() -> frozenset[str]:
-    """The units that this process may use: present, allowed by the kernel, and not switched off; or those of the class asked for."""
-    if asked := os.environ.get(CLASS):
-        return CLASSES[asked].units
+    """Those that this process may use: present, allowed by the kernel, and not switched off; or those of the class asked for."""
+    if asked := asked_for():
+        return asked.units
     off, here = switched_off(), set[str]()
     for name, (needs, base) in UNITS.items():
         if name in off or (base and base not in here):
@@ -98,19 +107,17 @@ def allow_tiles() -> bool:
 @cache
 def processor() -> Class:
     """The first class whose code this process may run; of a machine that belongs to none, its own."""
-    if asked := os.environ.get(CLASS):
-        return CLASSES[asked]
+    if asked := asked_for():
+        return asked
     if platform.machine() in ("x86_64", "AMD64") and features().issuperset(COMMON):
         return next(each for each in CLASSES.values() if each.units <= units())
     return _its_own()
 
 
 def _its_own() -> Class:
-    try:
-        import llvmlite.binding as llvm
-    except ImportError:
-        return Class(platform.machine() or "unknown", "", "", units())
-    return Class(llvm.get_host_cpu_name(), llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten(), units())
+    """By a name that needs no compiler to be known; which processor it is in LLVM's words, the compiler asks LLVM."""
+    mark = hashlib.sha256(" ".join(sorted(features())).encode()).hexdigest()[:8]
+    return Class(f"{platform.machine() or 'unknown'}-{mark}", "", "", units())
 
 
 def cores() -> int:

@@ -25,7 +25,8 @@ class Codegen(codegen.AOTCPUCodegen):
     _library_class = Library
 
     def _customize_tm_features(self) -> str:
-        return units.processor().features
+        mine = units.processor()
+        return mine.features if mine.cpu else llvm.get_host_cpu_features().flatten()
 
     def set_env(self, name: str, environment: Any) -> None:
         """What Numba's own functions would find their globals by."""
@@ -48,7 +49,7 @@ def context() -> Any:
     # for the caller (whose code it sees later), and drop the code as undefined: seen in a decoder. So it shall not do that.
     llvm.set_option("", "-addr-sink-using-gep=false")
     config.LLVM_REFPRUNE_PASS = 0  # nothing is counted
-    made._internal_codegen = Codegen("llamatrain", units.processor().cpu)
+    made._internal_codegen = Codegen("llamatrain", units.processor().cpu or llvm.get_host_cpu_name())
     return made
 
 
