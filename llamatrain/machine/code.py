@@ -171,7 +171,7 @@ def compiled(declared: Declared) -> tuple[str, str, bytes]:
 def missing(needed: Iterable[Declared]) -> list[Declared]:
     """What must be compiled, each once, with the bricks that entries call."""
     wanted = dict.fromkeys(needed)
-    if any(isinstance(each, Entry) for each in wanted):
+    if any(isinstance(each, Entry) and not code.library(each.symbol) for each in wanted):
         wanted = dict.fromkeys([*Brick.made, *wanted])
     return [each for each in wanted if not code.found(each)]
 
