@@ -27,7 +27,9 @@ def modules() -> list[str]:
     """All whose functions are compiled."""
     found = pkgutil.walk_packages(llamatrain.__path__, "llamatrain.")
     folders = tuple(f"llamatrain.{folder.replace('/', '.')}" for folder in shipped.COMPILED_HERE)
-    return sorted(each.name for each in found if each.name.startswith(folders) and not {"compiler", "llvm"} & {*each.name.split(".")})
+    return sorted(
+        each.name for each in found if each.name.startswith(folders) and not {"compiler", "llvm"} & {*each.name.split(".")}
+    )
 
 
 def declared() -> list[Declared]:
@@ -73,13 +75,16 @@ def write_manifest(names: list[str]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="CLASS")
+    known = {*units.CLASSES, units.processor().name}
+    parser.add_argument("names", nargs="*", metavar="CLASS", help=", ".join(sorted(known)))
     parser.add_argument("--here", metavar="CLASS", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.here:
         (shipped.FOLDER / shipped.file_of(asked.here)).write_bytes(built())
         return
-    names = sorted(asked.names or {*units.CLASSES, units.processor().name})
+    names = sorted(asked.names or known)
+    if unknown := {*names} - known:
+        parser.error(f"unknown class {', '.join(sorted(unknown))}; known are {', '.join(sorted(known))}")
     build_all(names)
     for name in names:
         print(f"{name}: {(shipped.FOLDER / shipped.file_of(name)).stat().st_size:,} bytes, {len(declared())} kernels")

@@ -30,10 +30,11 @@ def is_built() -> bool:
     try:
         manifest = json.loads((shipped.FOLDER / shipped.MANIFEST).read_text())
         files = {name: (shipped.FOLDER / shipped.file_of(name)).read_bytes() for name in units.CLASSES}
-    except (OSError, ValueError):
+        made_of, expected = manifest["sources"], manifest["libraries"].items()
+    except (OSError, ValueError, TypeError, LookupError, AttributeError):
         return False
     hashes = {name: hashlib.sha256(file).hexdigest() for name, file in files.items()}
-    return bool(manifest["sources"] == shipped.sources() and hashes.items() <= manifest["libraries"].items())
+    return bool(made_of == shipped.sources() and hashes.items() <= expected)
 
 
 def build(folder: Path) -> Path:
@@ -45,7 +46,18 @@ def build(folder: Path) -> Path:
         for name in ("pyproject.toml", "README.md", "LICENSE"):
             shutil.copy(ROOT / name, source)
         tag = f"--build-option=--plat-name={GLIBC}_{platform.machine()}"
-        words = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", f"--config-settings={tag}", "-w", str(made), str(source)]
+        words = [
+            sys.executable,
+            "-m",
+            "pip",
+            "wheel",
+            "--quiet",
+            "--no-deps",
+            f"--config-settings={tag}",
+            "-w",
+            str(made),
+            str(source),
+        ]
         subprocess.run(words, check=True)
         (wheel,) = made.glob("*.whl")
         folder.mkdir(parents=True, exist_ok=True)

@@ -22,7 +22,6 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     monkeypatch.setattr(units, "features", lambda: LARGE)
     monkeypatch.setattr(units, "allow_tiles", lambda: True)
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
-    monkeypatch.setattr(units, "units", units.units.__wrapped__)
     monkeypatch.setattr(units, "processor", units.processor.__wrapped__)
     return monkeypatch
 
@@ -51,13 +50,14 @@ def test_what_is_switched_off_makes_a_smaller_class(without: str, name: str, mac
     """Never one whose code has what was switched off."""
     machine.setenv(units.SWITCH, without)
     assert units.processor().name == name
-    assert not units.processor().units & {*map(str.strip, without.split(","))} and units.processor().units <= units.units()
+    assert not units.processor().units & {*map(str.strip, without.split(","))}
+    assert units.units() == units.processor().units  # the library knows of no other
 
 
 def test_each_class_asks_for_no_more_than_its_units_are(machine: pytest.MonkeyPatch) -> None:
     """And the first that a machine can run has all that it has."""
     for each in units.CLASSES.values():
-        machine.setattr(units, "units", lambda here=each.units: here)
+        machine.setattr(units, "usable", lambda here=each.units: here)
         assert units.processor() == each
         assert ("+amx" in each.features) == ("amx" in each.units)
         assert ("bf16" in each.features.replace("amx-bf16", "")) == ("avx512bf16" in each.units)
@@ -65,10 +65,14 @@ def test_each_class_asks_for_no_more_than_its_units_are(machine: pytest.MonkeyPa
 
 
 def test_a_class_that_is_asked_for_is_it(machine: pytest.MonkeyPatch) -> None:
+    asked = list[int]()
     machine.setattr(units, "features", frozenset)
+    machine.setattr(units, "allow_tiles", lambda: asked.append(1))
     for name, each in units.CLASSES.items():
         machine.setenv(units.CLASS, name)
         assert units.processor() == each and units.units() == each.units
+        assert bool(asked) == ("amx" in each.units)  # a process that touches them unasked is killed
+        asked.clear()
     machine.setenv(units.CLASS, "")
     assert units.processor().name not in units.CLASSES
 

@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import shutil
-import stat
 import struct
 import subprocess
 import sys
@@ -471,5 +470,32 @@ except CompilerError as error:
     assert done.stdout == f"{GATES}:silu_back_flat is in no library that is there; {finding.HELP}\n"
 
 
-def test_a_library_is_written_so_that_others_only_read_it(few: Path) -> None:
-    assert not any(stat.S_IMODE(path.stat().st_mode) & 0o022 for path in (few, *few.iterdir()))
+# ---- the scripts -----------------------------------------------------------
+
+
+def test_a_class_that_nobody_knows_is_not_built(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is what was built before gone."""
+    before = sorted(folder.iterdir())
+    monkeypatch.setattr(sys, "argv", ["build_kernels", NAME, "haswell"])
+    with pytest.raises(SystemExit, match="2"):
+        build_kernels.main()
+    assert sorted(folder.iterdir()) == before
+
+
+def test_a_wheel_is_made_of_what_is_whole_and_of_these_sources(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import build_wheel
+
+    assert not build_wheel.is_built()  # there are other classes
+    whole = (folder / f"{NAME}.so").read_bytes()
+    for name in units.CLASSES:
+        (folder / shipped.file_of(name)).write_bytes(whole)
+    build_kernels.write_manifest([*units.CLASSES])
+    assert build_wheel.is_built()
+    for damage in (flipped, Path.unlink):
+        damage(folder / f"{NAME}.so")
+        assert not build_wheel.is_built()
+        (folder / f"{NAME}.so").write_bytes(whole)
+    manifest = json.loads((folder / shipped.MANIFEST).read_text())
+    for said in ({**manifest, "sources": ""}, {"sources": shipped.sources()}, [], {**manifest, "libraries": []}):
+        (folder / shipped.MANIFEST).write_text(json.dumps(said))
+        assert not build_wheel.is_built(), said

@@ -82,11 +82,13 @@ def _features_by_llvm() -> frozenset[str]:
     return frozenset(names.get(name, name).replace("-", "").replace(".", "") for name in there)
 
 
-@cache
 def units() -> frozenset[str]:
-    """Those that this process may use: present, allowed by the kernel, and not switched off; or those of the class asked for."""
-    if asked := asked_for():
-        return asked.units
+    """Those that this process uses: its class's, and no other that may be there."""
+    return processor().units
+
+
+def usable() -> frozenset[str]:
+    """Those that are present, allowed by the kernel, and not switched off."""
     off, here = switched_off(), set[str]()
     for name, (needs, base) in UNITS.items():
         if name in off or (base and base not in here):
@@ -108,16 +110,19 @@ def allow_tiles() -> bool:
 def processor() -> Class:
     """The first class whose code this process may run; of a machine that belongs to none, its own."""
     if asked := asked_for():
+        if "amx" in asked.units:
+            allow_tiles()
         return asked
+    here = usable()
     if platform.machine() in ("x86_64", "AMD64") and features().issuperset(COMMON):
-        return next(each for each in CLASSES.values() if each.units <= units())
-    return _its_own()
+        return next(each for each in CLASSES.values() if each.units <= here)
+    return _its_own(here)
 
 
-def _its_own() -> Class:
+def _its_own(here: frozenset[str]) -> Class:
     """By a name that needs no compiler to be known; which processor it is in LLVM's words, the compiler asks LLVM."""
-    mark = hashlib.sha256(" ".join(sorted(features())).encode()).hexdigest()[:8]
-    return Class(f"{platform.machine() or 'unknown'}-{mark}", "", "", units())
+    mark = hashlib.sha256(" ".join(sorted(features() | here)).encode()).hexdigest()[:8]
+    return Class(f"{platform.machine() or 'unknown'}-{mark}", "", "", here)
 
 
 def cores() -> int:
