@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -37,11 +38,26 @@ def who(lo, hi, thread, seen: I32, inside, all_of_them):
         pause()
 
 
-def held(count: int) -> tuple[Table, np.ndarray]:
-    """A table of so many blocks that ends when its first word is set; the second counts who is in it."""
+def held(blocks: int, count: int = 0) -> tuple[Table, np.ndarray]:
+    """A table of so many blocks that ends when its first word is set; the second counts those that were begun."""
     words = np.zeros(2, np.int64)
     at = words.ctypes.data
-    return Table([until.call(at, at + 8, items=count, block=1)], count), words
+    return Table([until.call(at, at + 8, items=blocks, block=1)], count or blocks), words
+
+
+@contextmanager
+def at_work(table: Table, words: np.ndarray) -> Iterator[np.ndarray]:
+    """While this is open, two or more are in the table."""
+    worker = threading.Thread(target=table)
+    worker.start()
+    until_then = time.monotonic() + 10
+    try:
+        while words[1] < 2:
+            assert time.monotonic() < until_then
+        yield words
+    finally:
+        words[0] = 1
+        worker.join(10)
 
 
 def counting(rows: int, count: int, items: int = 300) -> tuple[Table, np.ndarray, np.ndarray]:
@@ -84,10 +100,21 @@ def test_each_thread_has_a_number_of_its_own(count: int, team: Team) -> None:
 def test_no_more_help_than_was_asked_for(team: Team) -> None:
     """Though others were hired before."""
     assert is_right(3, 6) and len(team.asleep) == 5
-    for _ in range(20):
-        seen = np.zeros(6, np.int32)
-        Table([who.call(seen, seen.ctypes.data, 0, items=200, block=1)], 2)()
-        assert not seen[2:].any()
+    with at_work(*held(6, 2)) as words:
+        time.sleep(0.03)
+        assert words[1] == 2
+
+
+def test_one_table_at_a_time_has_the_team(team: Team) -> None:
+    """Another waits; what needs no team does not."""
+    table, arrays, faults = counting(5, 2)
+    waiting = threading.Thread(target=table)
+    with at_work(*held(2)):
+        waiting.start()
+        time.sleep(0.03)
+        assert not arrays.any() and is_right(5, 1)
+    waiting.join(10)
+    assert (arrays == 1).all() and not faults[0]
 
 
 def test_a_row_of_one_block_wakes_nobody(team: Team, monkeypatch: pytest.MonkeyPatch) -> None:
