@@ -202,7 +202,26 @@ def test_a_run_that_kernels_began_goes_on_without_them(kernels: tuple[Path, Resu
 # ---- with what came with the package ----------------------------------------
 
 
-@pytest.mark.skipif(not shipped.library()[0]("llamatrain_machine_threads_lead"), reason="scripts/build_kernels.py was not run")
+BUILT = pytest.mark.skipif(shipped.library()[0] is shipped.nothing, reason="scripts/build_kernels.py was not run")
+
+
+@BUILT
+def test_a_compiler_that_is_there_is_not_imported_where_there_are_libraries(place: Path, tmp_path: Path) -> None:
+    script = """
+import sys
+from llamatrain.__main__ import main
+try:
+    main()
+finally:
+    print(*sorted({"numba", "llvmlite"} & {*sys.modules}), "and no other")
+"""
+    words = [sys.executable, "-c", script, "finetune", place / "base.gguf", place / "text.txt", *map(str, WAY), tmp_path / "run"]
+    env = environment(LLAMATRAIN_CACHE=str(tmp_path / "cache"))
+    done = subprocess.run(words, env=env, capture_output=True, text=True, check=True)
+    assert done.stdout == "and no other\n" and len(losses(tmp_path / "run")) == 2
+
+
+@BUILT
 def test_with_libraries_all_is_as_with_a_compiler_and_nothing_is_said(place: Path, kernels: tuple[Path, Results]) -> None:
     folder = place / "shipped"
     folder.mkdir()
