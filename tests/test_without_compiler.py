@@ -4,6 +4,8 @@ import json
 import os
 import subprocess
 import sys
+from importlib.machinery import ModuleSpec
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 
 from llamatrain.files import quants
 from llamatrain.files.reader import open_gguf
+from llamatrain.machine import code as finding
 from llamatrain.machine import shipped, units
 from llamatrain.machine.code import HELP
 from tests.lora_runs import WIDE, base
@@ -240,6 +243,20 @@ def test_with_libraries_all_is_as_with_a_compiler_and_nothing_is_said(place: Pat
 
 
 # ---- a compiler that does not work ------------------------------------------
+
+
+def test_a_folder_of_its_name_is_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is one fatal that nobody knows the version of."""
+    assert finding.compiles.__wrapped__()
+    before = finding.cache_key.__wrapped__()
+
+    def unknown(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("importlib.metadata.version", unknown)
+    assert finding.cache_key.__wrapped__() != before
+    monkeypatch.setattr(finding, "find_spec", lambda name: ModuleSpec(name, None, is_package=True))
+    assert not finding.compiles.__wrapped__()
 
 
 def test_a_compiler_that_does_not_work_is_named(place: Path, tmp_path: Path) -> None:

@@ -25,16 +25,23 @@ HELP = "pip install 'llamatrain[compile]' brings a compiler"
 @cache
 def cache_key() -> str:
     """Of all that decides machine code: the sources, the class of the processor, the compiler."""
-    from importlib.metadata import version
-
-    made = [version(name) for name in COMPILERS] if compiles() else []
+    made = [version_of(name) for name in COMPILERS] if compiles() else []
     return hashlib.sha256(repr((shipped.sources(), processor()[:3], sys.platform, made)).encode()).hexdigest()[:16]
 
 
 @cache
 def compiles() -> bool:
-    """Whether there is a compiler."""
-    return all(find_spec(name) for name in COMPILERS)
+    """Whether there is a compiler, and not just a folder of its name."""
+    return all((spec := find_spec(name)) and spec.origin for name in COMPILERS)
+
+
+def version_of(name: str) -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "unknown"
 
 
 def facts_of(declared: Declared) -> str:
