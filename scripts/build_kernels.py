@@ -21,7 +21,7 @@ from pathlib import Path
 import llamatrain
 from llamatrain.machine import shipped, units
 from llamatrain.machine.code import COMPILERS
-from llamatrain.machine.entry import Declared, all_of
+from llamatrain.machine.entry import Compilable, all_of
 
 
 def modules() -> list[str]:
@@ -33,7 +33,7 @@ def modules() -> list[str]:
     )
 
 
-def declared() -> list[Declared]:
+def declared() -> list[Compilable]:
     return all_of([name for name in modules() if name != "llamatrain.machine.ahead" and importlib.import_module(name)])
 
 
@@ -76,13 +76,16 @@ def write_manifest(names: list[str]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="CLASS")
+    known = {*units.CLASSES, units.processor().name}
+    parser.add_argument("names", nargs="*", metavar="CLASS", help=", ".join(sorted(known)))
     parser.add_argument("--here", metavar="CLASS", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.here:
         (shipped.FOLDER / shipped.file_of(asked.here)).write_bytes(built())
         return
-    names = sorted(asked.names or {*units.CLASSES, units.processor().name})
+    names = sorted(asked.names or known)
+    if unknown := {*names} - known:
+        parser.error(f"unknown class {', '.join(sorted(unknown))}; known are {', '.join(sorted(known))}")
     build_all(names)
     for name in names:
         print(f"{name}: {(shipped.FOLDER / shipped.file_of(name)).stat().st_size:,} bytes, {len(declared())} kernels")

@@ -30,10 +30,11 @@ def is_built() -> bool:
     try:
         manifest = json.loads((shipped.FOLDER / shipped.MANIFEST).read_text())
         files = {name: (shipped.FOLDER / shipped.file_of(name)).read_bytes() for name in units.CLASSES}
-    except (OSError, ValueError):
+        made_of, expected = manifest["sources"], manifest["libraries"].items()
+    except (OSError, ValueError, TypeError, LookupError, AttributeError):
         return False
     hashes = {name: hashlib.sha256(file).hexdigest() for name, file in files.items()}
-    return bool(manifest["sources"] == shipped.sources() and hashes.items() <= manifest["libraries"].items())
+    return bool(made_of == shipped.sources() and hashes.items() <= expected)
 
 
 def build(folder: Path) -> Path:

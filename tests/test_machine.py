@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from numba.core.errors import NumbaError
 
 from llamatrain.errors import UsageError
 from llamatrain.machine import units
@@ -124,6 +123,8 @@ def test_without_a_cache_folder_it_still_runs_and_says_so(tmp_path: Path) -> Non
 
 
 def test_a_body_that_cannot_be_compiled_is_no_fault_of_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    from numba.core.errors import NumbaError
+
     said: list[str] = []
     monkeypatch.setattr(code, "say", said.append)
     with pytest.raises(NumbaError):

@@ -17,7 +17,7 @@ from importlib import import_module
 from typing import IO, Any
 
 from llamatrain.machine.code import code, compiled, compiles, missing
-from llamatrain.machine.entry import Declared
+from llamatrain.machine.entry import Compilable
 from llamatrain.machine.kept import sealed
 from llamatrain.machine.shipped import PACKAGE
 from llamatrain.machine.terminal import bar
@@ -29,7 +29,7 @@ SIZES = struct.Struct("<qq")  # of a name and its file, before they come
 turn = threading.Lock()
 
 
-def compile_ahead(needed: Iterable[Declared]) -> None:
+def compile_ahead(needed: Iterable[Compilable]) -> None:
     """Have these compiled, if they were not before. What fails is left to whoever needs it."""
     if not compiles() or not sys.executable:
         return

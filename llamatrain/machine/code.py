@@ -8,9 +8,10 @@ from functools import cache, cached_property
 from importlib.util import find_spec
 from pathlib import Path
 
+from llamatrain.errors import LlamatrainError
 from llamatrain.machine import shipped
 from llamatrain.machine.cachefolder import SWITCH, wanted
-from llamatrain.machine.entry import Brick, Declared, Entry
+from llamatrain.machine.entry import Brick, Compilable, Entry
 from llamatrain.machine.kept import Shelf, name_of, sealed
 from llamatrain.machine.library import loaded
 from llamatrain.machine.terminal import say
@@ -23,19 +24,26 @@ HELP = "pip install 'llamatrain[compile]' brings a compiler"
 @cache
 def cache_key() -> str:
     """Of all that decides machine code: the sources, the class of the processor, the compiler."""
-    from importlib.metadata import version
-
-    made = [version(name) for name in COMPILERS] if compiles() else []
+    made = [version_of(name) for name in COMPILERS] if compiles() else []
     return hashlib.sha256(repr((shipped.sources(), processor()[:3], sys.platform, made)).encode()).hexdigest()[:16]
 
 
 @cache
 def compiles() -> bool:
-    """Whether there is a compiler."""
-    return all(find_spec(name) for name in COMPILERS)
+    """Whether there is a compiler, and not just a folder of its name."""
+    return all((spec := find_spec(name)) and spec.origin for name in COMPILERS)
 
 
-def facts_of(declared: Declared) -> str:
+def version_of(name: str) -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def facts_of(declared: Compilable) -> str:
     """All that decides the code of a function, in a line."""
     body, own = declared.body, ""
     if not declared.where.startswith("llamatrain."):
@@ -49,6 +57,10 @@ def _stamp(source: str) -> str:
     return hashlib.sha256(Path(source).read_bytes()).hexdigest()
 
 
+class CompilerError(LlamatrainError):
+    """A compiler that does not work here."""
+
+
 class Code:
     """Finds and makes; counts and times what is made, and says so once."""
 
@@ -56,8 +68,9 @@ class Code:
         self.seconds = 0.0
         self.compiled = 0
         self.said = False
+        self.trouble = ""  # with the library that should have come with the package
         self.say: Callable[[str], None] = say
-        self.there: dict[Declared, int] = {}
+        self.there: dict[Compilable, int] = {}
 
     @cached_property
     def shelf(self) -> Shelf:
@@ -65,9 +78,9 @@ class Code:
 
     @cached_property
     def library(self) -> Callable[[str], int]:
-        found, trouble = shipped.library()
-        if trouble:
-            self.say(f"{trouble}; {'they are compiled' if compiles() else 'numpy does their work'}")
+        found, self.trouble = shipped.library()
+        if self.trouble and compiles():
+            self.say(f"{self.trouble}; kernels are compiled")
         return found
 
     def able(self) -> bool:
@@ -76,13 +89,14 @@ class Code:
             return True
         if not self.said:
             self.said = True
-            self.say(f"no compiled kernels for {processor().name}: numpy does their work, many times slower; {HELP}")
+            why = self.trouble or f"no compiled kernels for {processor().name}"
+            self.say(f"{why}: numpy does their work, many times slower; {HELP}")
         return False
 
-    def address(self, declared: Declared) -> int:
-        return self.found(declared) or (self.made(declared) if compiles() else 0)
+    def address(self, declared: Compilable) -> int:
+        return self.able() and (self.found(declared) or (compiles() and self.made(declared)))
 
-    def found(self, declared: Declared) -> int:
+    def found(self, declared: Compilable) -> int:
         """The address of what need not be compiled; 0 if it must be. An entry is loaded with the bricks that it may call."""
         if declared not in self.there:
             address = self.library(declared.symbol)
@@ -92,7 +106,7 @@ class Code:
                 self.there[declared] = address
         return self.there.get(declared, 0)
 
-    def _kept(self, declared: Declared) -> int:
+    def _kept(self, declared: Compilable) -> int:
         facts = facts_of(declared)
         name = name_of(declared.where.replace(":", "."), facts)
         if code := self.shelf.take(name, facts):
@@ -104,7 +118,7 @@ class Code:
 
     # ---- compiling --------------------------------------------
 
-    def made(self, declared: Declared) -> int:
+    def made(self, declared: Compilable) -> int:
         """Compiled here and now."""
         for brick in Brick.made if isinstance(declared, Entry) else ():
             self.address(brick)
@@ -144,23 +158,26 @@ class Code:
         self.compiled, self.seconds = 0, 0.0
 
 
-def _loaded(declared: Declared, code: bytes | memoryview) -> int:
+def _loaded(declared: Compilable, code: bytes | memoryview) -> int:
     return loaded(code, declared.symbol if isinstance(declared, Brick) else "")(declared.symbol)
 
 
-def compiled(declared: Declared) -> tuple[str, str, bytes]:
+def compiled(declared: Compilable) -> tuple[str, str, bytes]:
     """The code of a function, made now, with its name and all that decides it."""
-    from llamatrain.machine.compiler.emit import object_of
-    from llamatrain.machine.compiler.link import loadable
+    try:
+        from llamatrain.machine.compiler.emit import object_of
+        from llamatrain.machine.compiler.link import loadable
+    except Exception as error:  # it is installed, and is not for what else is
+        raise CompilerError(f"the compiler that is installed does not work ({error}); {HELP} that does") from error
 
     facts = facts_of(declared)
     return name_of(declared.where.replace(":", "."), facts), facts, loadable(object_of(declared))
 
 
-def missing(needed: Iterable[Declared]) -> list[Declared]:
+def missing(needed: Iterable[Compilable]) -> list[Compilable]:
     """What must be compiled, each once, with the bricks that entries call."""
     wanted = dict.fromkeys(needed)
-    if any(isinstance(each, Entry) for each in wanted):
+    if any(isinstance(each, Entry) and not code.library(each.symbol) for each in wanted):
         wanted = dict.fromkeys([*Brick.made, *wanted])
     return [each for each in wanted if not code.found(each)]
 

@@ -19,6 +19,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple, get_args, get_origin
 
 import numpy as np
 
+FINDER = "llamatrain.machine.code"  # of what is declared
 KNOWN = "llamatrain.machine.compiler.known"  # what bodies name, as the compiler knows it
 
 # Sums may be regrouped and products contracted, so that loops vectorise; infinities and NaN keep their meaning.
@@ -94,7 +95,7 @@ class Reals(Later):
         super().__init__(lambda: import_module(KNOWN).real_of)
 
 
-class Array:
+class Axes:
     """An array of one or two axes, contiguous: a word with its address, and one with the length of each axis."""
 
     def __init__(self, element: str, axes: int = 1) -> None:
@@ -112,11 +113,11 @@ U16 = Annotated[Any, u16]
 I32 = Annotated[Any, i32]
 I64 = Annotated[Any, i64]
 Real = Annotated[Any, real]
-U8s = Annotated[Any, Array("uint8")]
-U32s = Annotated[Any, Array("uint32")]
-I32s = Annotated[Any, Array("int32")]
-I64s = Annotated[Any, Array("int64")]
-I64Rows = Annotated[Any, Array("int64", 2)]
+U8s = Annotated[Any, Axes("uint8")]
+U32s = Annotated[Any, Axes("uint32")]
+I32s = Annotated[Any, Axes("int32")]
+I64s = Annotated[Any, Axes("int64")]
+I64Rows = Annotated[Any, Axes("int64", 2)]
 Int = Annotated[Any, None]  # what functions give
 
 
@@ -143,7 +144,7 @@ def kinds_of(annotation: Any) -> list[Any]:
 # ---- what is compiled ------------------------------------
 
 
-class Declared:
+class Compilable:
     """A function of the body's module and name, found or compiled when its address is first asked for."""
 
     def __init__(self, body: Callable[..., Any]) -> None:
@@ -163,12 +164,11 @@ class Declared:
     @cached_property
     def address(self) -> int:
         """Where it is; 0 where there is none, and nothing to compile it with."""
-        from llamatrain.machine.code import code
+        found: int = import_module(FINDER).code.address(self)
+        return found
 
-        return code.address(self)
 
-
-class Routine(Declared):
+class Routine(Compilable):
     """A function of integers, giving none."""
 
     @cached_property
@@ -193,7 +193,7 @@ class Brick(Routine):
         return Later(lambda: import_module(KNOWN).call_by_name(self.symbol))
 
 
-class Function(Declared):
+class Function(Compilable):
     """A function that Python calls with arrays and integers; it gives nothing, an integer, or some of them."""
 
     @cached_property
@@ -229,7 +229,7 @@ class Held:
         self.arrays, self.words = arrays, _words_of(arrays, kinds_of(annotation))
 
 
-class Entry(Declared):
+class Entry(Compilable):
     """A kernel's body `(lo, hi, thread, ...)`. Each further argument is a word: an integer or an address as it is, or what its
     annotation makes of it: a pointer (F32 and its like) or a number (Real). A named tuple is some words with names of their
     own; `*rest` are the words that are left."""
@@ -276,7 +276,7 @@ def _word(value: Any, kind: Any, name: str) -> int:
 def _words_of(value: Any, kinds: list[Any]) -> list[int]:
     words: list[int] = []
     for part, kind in zip(value if isinstance(value, tuple) else (value,), kinds, strict=True):
-        if not isinstance(kind, Array):
+        if not isinstance(kind, Axes):
             words.append(int(part))
             continue
         if part.dtype != kind.dtype or part.ndim != kind.axes or not part.flags.c_contiguous:
@@ -292,7 +292,7 @@ def _address(array: np.ndarray) -> int:
         return int(array.ctypes.data)
 
 
-def all_of(modules: Sequence[str]) -> list[Declared]:
+def all_of(modules: Sequence[str]) -> list[Compilable]:
     """What these modules declare."""
-    found = (value for name in modules for value in vars(import_module(name)).values() if isinstance(value, Declared))
+    found = (value for name in modules for value in vars(import_module(name)).values() if isinstance(value, Compilable))
     return sorted({each.where: each for each in found}.values(), key=lambda each: each.where)

@@ -7,6 +7,8 @@ from functools import cache
 from itertools import count
 from typing import Any
 
+from llamatrain.machine.temporary import passing_file, removed
+
 ELF, SHARED, TYPE_AT = b"\x7fELF", 3, 16  # of an ELF file: how it begins, the type of a shared library, where it stands
 
 Find = Callable[[str], int]  # the address of a symbol; 0 if there is none
@@ -21,15 +23,16 @@ def loaded(code: bytes | memoryview, shown: str = "") -> Find:
 
 
 def _by_system(code: bytes | memoryview, mode: int) -> Find:
-    """From memory: these very bytes, whatever becomes of the file that they came from."""
-    file = os.memfd_create("llamatrain-kernels")
+    """These very bytes, whatever becomes of the file that they came from."""
     try:
-        with os.fdopen(file, "wb", closefd=False) as stream:
-            stream.write(code)
-        # The loader takes what it opened by the same path for the same library: each has a path of its own.
-        library = ctypes.CDLL(f"/proc/self/fd/{'/' * next(numbers)}{file}", mode=mode)
-    finally:
-        os.close(file)
+        library = _from_memory(code, mode)
+    except OSError:  # there is no /proc, or nothing in memory may be run
+        file = passing_file()
+        file.write_bytes(code)
+        try:
+            library = ctypes.CDLL(str(file), mode=mode)
+        finally:
+            removed(file)
 
     def find(symbol: str) -> int:
         try:
@@ -38,6 +41,17 @@ def _by_system(code: bytes | memoryview, mode: int) -> Find:
             return 0
 
     return find
+
+
+def _from_memory(code: bytes | memoryview, mode: int) -> ctypes.CDLL:
+    file = os.memfd_create("llamatrain-kernels")
+    try:
+        with os.fdopen(file, "wb", closefd=False) as stream:
+            stream.write(code)
+        # The loader takes what it opened by the same path for the same library: each has a path of its own.
+        return ctypes.CDLL(f"/proc/self/fd/{'/' * next(numbers)}{file}", mode=mode)
+    finally:
+        os.close(file)
 
 
 def _by_llvm(code: bytes, shown: str) -> Find:

@@ -43,30 +43,39 @@ def nothing(symbol: str) -> int:
 
 def library() -> tuple[Callable[[str], int], str]:
     """What finds the kernels of this machine's class, and why there are none if there should be."""
+    name, manifest = processor().name, FOLDER / MANIFEST
     try:
-        manifest: dict[str, Any] = json.loads(content(FOLDER / MANIFEST, LARGEST)[0])
-    except OSError:  # none came with it
+        said = json.loads(content(manifest, LARGEST)[0])
+        made_of, expected = said["sources"], said["libraries"].get(name)
+    except (FileNotFoundError, NotADirectoryError):  # none came with it
         return nothing, ""
-    except ValueError:
-        return nothing, f"{FOLDER / MANIFEST} is damaged: the kernels that came with the package are passed over"
-    return _of(manifest, processor().name)
-
-
-def _of(manifest: dict[str, Any], name: str) -> tuple[Callable[[str], int], str]:
-    path, expected = FOLDER / file_of(name), manifest.get("libraries", {}).get(name)
+    except OSError as error:
+        return nothing, f"{manifest} cannot be read ({error.strerror or error})"
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):  # it is anything but a manifest
+        return nothing, f"{manifest} is damaged"
     if expected is None:
         return nothing, ""
-    if manifest.get("sources") != sources():
+    if made_of != sources():
         return nothing, "the kernels that came with the package are of other sources than these"
-    if writer := next(filter(None, map(open_to, (path, FOLDER, FOLDER.parent))), ""):
+    return _of(FOLDER / file_of(name), expected)
+
+
+def _of(path: Path, expected: Any) -> tuple[Callable[[str], int], str]:
+    if writer := next(filter(None, map(open_to, _ways(FOLDER / MANIFEST, path))), ""):
         return nothing, f"the kernels that came with the package are passed over: {writer}"
     try:
         code = content(path, LARGEST)[0]
         if hashlib.sha256(code).hexdigest() != expected:
             return nothing, f"{path} is not what came with the package"
-        return loaded(code, shown=name), ""
+        return loaded(code, shown=path.stem), ""
     except OSError as error:
         return nothing, f"{path} cannot be loaded ({error.strerror or error})"
+
+
+def _ways(*files: Path) -> dict[Path, None]:
+    """The files and two folders above each, wherever links lead."""
+    real = [Path(os.path.realpath(file)) for file in files]
+    return dict.fromkeys(place for file in real for place in (file, *file.parents[:2]))
 
 
 def open_to(path: Path) -> str:
@@ -86,6 +95,8 @@ def open_to(path: Path) -> str:
 
 def _is_alone_in(group: int) -> bool:
     """A group of the user's own, as many systems give to each, or root's."""
+    if group == 0:
+        return True
     import grp
     import pwd
 
@@ -94,4 +105,4 @@ def _is_alone_in(group: int) -> bool:
         found = grp.getgrgid(group)
     except KeyError:
         return False
-    return group == 0 or (group == user.pw_gid and found.gr_name == user.pw_name and set(found.gr_mem) <= {user.pw_name})
+    return group == user.pw_gid and found.gr_name == user.pw_name and set(found.gr_mem) <= {user.pw_name}

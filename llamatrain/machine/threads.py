@@ -25,8 +25,8 @@ from typing import ClassVar
 import numpy as np
 
 from llamatrain.machine.ahead import compile_ahead
-from llamatrain.machine.code import code, missing
-from llamatrain.machine.entry import Call, Declared, Later, Routine, inline
+from llamatrain.machine.code import HELP, CompilerError, code, missing
+from llamatrain.machine.entry import Call, Compilable, Later, Routine, inline
 
 LINE = 8  # words in a cache line
 
@@ -71,6 +71,13 @@ def wait(turns):
     else:
         give_way()
     return turns + 1
+
+
+@Routine
+def begin(table, team):
+    store(team + TABLE, table)
+    store(team + ROW, 0)
+    store(team + OPEN, 1)
 
 
 @Routine
@@ -146,24 +153,30 @@ class Team:
     def __init__(self) -> None:
         self.turn = threading.Lock()
         self.words = np.zeros(5 * LINE, np.int64)
-        self.at, first = aligned(self.words)
-        self.shared = self.words[first:]
+        self.at, _ = aligned(self.words)
         self.asleep: list[threading.Lock] = []
         self.helpers: list[threading.Thread] = []
         self.led_on = -1  # the leader's processor, where none of them runs
 
     def run(self, table: int, rows: int, threads: int) -> None:
         with self.turn:
-            while len(self.asleep) < threads - 1:
+            try:
+                self._lead(table, rows, threads - 1)
+            except BaseException:  # a signal's: nobody stays in a table that is given up, whose memory will be another's
+                lead.entered(table, 0, self.at, 0)
+                raise
+
+    def _lead(self, table: int, rows: int, others: int) -> None:
+        with suppress(RuntimeError):  # there can be no more threads: those that are there do it
+            while len(self.asleep) < others:
                 self._hire()
-            if (here := processor_at()) != self.led_on:
-                self._leave_to_leader(here)
-            self.shared[TABLE // 8], self.shared[ROW // 8] = table, 0
-            self.shared[OPEN // 8] = 1
-            for each in self.asleep[: threads - 1]:
-                if each.locked():
-                    each.release()
-            lead.entered(table, rows, self.at, 0)
+        if (here := processor_at()) != self.led_on:
+            self._leave_to_leader(here)
+        begin.entered(table, self.at)
+        for each in self.asleep[:others]:
+            if each.locked():
+                each.release()
+        lead.entered(table, rows, self.at, 0)
 
     def _hire(self) -> None:
         asleep, number, at, enters = threading.Lock(), len(self.asleep) + 1, self.at, follow.entered
@@ -193,7 +206,7 @@ class Table:
     """A list of calls, to be run again and again. What they need is found, or compiled, when one of them is made ready: with
     what all others need that are there by then, or foreseen, so that a run waits for the compiler once."""
 
-    wanted: ClassVar[dict[Declared, None]] = {}
+    wanted: ClassVar[dict[Compilable, None]] = {}
     foreseen: ClassVar[list[Callable[[], object]]] = []
 
     def __init__(self, calls: Sequence[Call], threads: int) -> None:
@@ -201,7 +214,7 @@ class Table:
         self.threads = threads if any(c.items > c.block for c in calls) else 1
         self.rows = np.zeros((len(self.calls) + 1, LINE), np.int64)
         self.at = 0
-        needed = (*(call.entry for call in self.calls), lead, *([follow] if self.threads > 1 else ()))
+        needed = (*(call.entry for call in self.calls), lead, *([begin, follow] if self.threads > 1 else ()))
         self.wanted.update(dict.fromkeys(needed))
 
     def __call__(self) -> None:
@@ -222,6 +235,8 @@ class Table:
         rows = self.rows.reshape(-1)[first : first + len(self.calls) * LINE].reshape(-1, LINE)
         for row, call in zip(rows, self.calls, strict=True):
             row[:4] = call.entry.address, call.words.ctypes.data, call.items, call.block
+            if not call.entry.address:
+                raise CompilerError(f"{call.entry.where} is in no library that is there; {HELP}")
         self.wanted.clear()
         self.at = at
         code.report()

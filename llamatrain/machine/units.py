@@ -27,7 +27,7 @@ KIND = ("flags", "Features", "vendor_id", "cpu family", "model", "CPU implemente
 COMMON = ("avx2", "fma", "f16c", "bmi1", "bmi2", "movbe")
 
 
-class Class(NamedTuple):
+class Processor(NamedTuple):
     """Processors for which the same code is compiled, by LLVM's name of the least of them and what is added to it."""
 
     name: str
@@ -40,10 +40,10 @@ WIDE = "-prefer-256-bit"  # a processor that has wide registers uses them
 CLASSES = {
     each.name: each
     for each in (
-        Class("sapphirerapids", "x86-64-v4", f"{WIDE},+avx512bf16,+amx-tile,+amx-bf16", frozenset(UNITS)),
-        Class("x86-64-v4-bf16", "x86-64-v4", f"{WIDE},+avx512bf16", frozenset({"avx512", "avx512bf16"})),
-        Class("x86-64-v4", "x86-64-v4", WIDE, frozenset({"avx512"})),
-        Class("x86-64-v3", "x86-64-v3", "", frozenset()),
+        Processor("sapphirerapids", "x86-64-v4", f"{WIDE},+avx512bf16,+amx-tile,+amx-bf16", frozenset(UNITS)),
+        Processor("x86-64-v4-bf16", "x86-64-v4", f"{WIDE},+avx512bf16", frozenset({"avx512", "avx512bf16"})),
+        Processor("x86-64-v4", "x86-64-v4", WIDE, frozenset({"avx512"})),
+        Processor("x86-64-v3", "x86-64-v3", "", frozenset()),
     )
 }
 
@@ -53,6 +53,13 @@ def switched_off() -> frozenset[str]:
     if unknown := names - UNITS.keys():
         raise UsageError(f"{SWITCH}: unknown unit {', '.join(sorted(unknown))}; known are {', '.join(UNITS)}")
     return names
+
+
+def asked_for() -> Processor | None:
+    name = os.environ.get(CLASS)
+    if name and name not in CLASSES:
+        raise UsageError(f"{CLASS}: unknown class {name}; known are {', '.join(CLASSES)}")
+    return CLASSES[name] if name else None
 
 
 @cache
@@ -88,11 +95,13 @@ def _features_by_llvm() -> frozenset[str]:
     return frozenset(names.get(name, name).replace("-", "").replace(".", "") for name in there)
 
 
-@cache
 def units() -> frozenset[str]:
-    """The units that this process may use: present, allowed by the kernel, not switched off; or those of the class asked for."""
-    if asked := os.environ.get(CLASS):
-        return CLASSES[asked].units
+    """Those that this process uses: its class's, and no other that may be there."""
+    return processor().units
+
+
+def usable() -> frozenset[str]:
+    """Those that are present, allowed by the kernel, and not switched off."""
     off, here = switched_off(), set[str]()
     for name, (needs, base) in UNITS.items():
         if name in off or (base and base not in here):
@@ -111,20 +120,23 @@ def allow_tiles() -> bool:
 
 
 @cache
-def processor() -> Class:
+def processor() -> Processor:
     """The first class whose code this process may run; of a machine that belongs to none, its own."""
-    if asked := os.environ.get(CLASS):
-        return CLASSES[asked]
+    if asked := asked_for():
+        if "amx" in asked.units:
+            allow_tiles()
+        return asked
+    here = usable()
     if platform.machine() in ("x86_64", "AMD64") and features().issuperset(COMMON):
-        return next(each for each in CLASSES.values() if each.units <= units())
-    return _its_own()
+        return next(each for each in CLASSES.values() if each.units <= here)
+    return _its_own(here)
 
 
-def _its_own() -> Class:
+def _its_own(here: frozenset[str]) -> Processor:
     """Called by what Linux says of it, as the compiler need not be there; what it is to the compiler it finds out itself."""
-    kind = {name: value for name, value in _told_by_linux().items() if name in KIND} or sorted(features())
-    number = hashlib.sha256(repr(kind).encode()).hexdigest()[:8]
-    return Class(f"{platform.machine() or 'unknown'}-{number}", HOST, "", units())
+    kind = {name: value for name, value in _told_by_linux().items() if name in KIND}
+    mark = hashlib.sha256(repr((kind, sorted(features() | here))).encode()).hexdigest()[:8]
+    return Processor(f"{platform.machine() or 'unknown'}-{mark}", HOST, "", here)
 
 
 def cores() -> int:

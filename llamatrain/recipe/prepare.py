@@ -33,6 +33,7 @@ from llamatrain.recipe.sources import Sources, opened
 from llamatrain.recipe.target import Target
 from llamatrain.recipe.targets import target_of
 from llamatrain.store.folder import RunFolder
+from llamatrain.train.programs import Programs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +49,12 @@ class Prepared:
     target: Target
     samples: Samples
     notes: tuple[str, ...]
+
+    def foresee(self, programs: Programs) -> None:
+        """Make the programs that will be needed after the first step, too."""
+        self.samples.foresee(self.fitted.leaves, programs.weights.parts)
+        if self.data.validation:
+            programs.judging(self.resolved.row)
 
 
 def begun(request: Request) -> tuple[Asked, Sources, list[str]]:

@@ -69,8 +69,7 @@ def trained(request: Request, interrupts: Interrupts) -> Finished:
             try:
                 asked, peft, more = peft_folder(asked, sources, folder, request)
                 if asked.outs.said:
-                    reads = read_by(asked, sources, place.config)
-                    check(asked.outs, folder.path, reads, sources.resumed, place)
+                    check(asked.outs, folder.path, read_by(asked, sources, place.config), sources.resumed, place)
                 prepared = prepare(asked, sources, peft, [*notes, *more], given)
                 settle(prepared, folder, place.config)
                 return run(prepared, folder, interrupts)
@@ -193,7 +192,7 @@ def run(prepared: Prepared, folder: RunFolder, interrupts: Interrupts) -> Finish
         for line in prepared.notes:
             report.say(f"note: {line}")
         loop, saver = loop_of(prepared, folder, report, interrupts)
-        with reading(loop) as loop.rows, foreseeing(lambda: foresee(prepared, loop)):
+        with reading(loop) as loop.rows, foreseeing(lambda: prepared.foresee(loop.programs)):
             loop.saved = saver.begin(loop.state)
             interrupts.home, interrupts.leaving = folder.path, lambda: say(f"interrupted; to go on: {command()}")
             outcome = loop.train()
@@ -208,13 +207,6 @@ def run(prepared: Prepared, folder: RunFolder, interrupts: Interrupts) -> Finish
         say(f"note: {line}")
     notes = (*prepared.notes, *report.warnings, *told)
     return Finished(outcome=outcome, folder=folder.path, result=result, steps=steps, notes=notes)
-
-
-def foresee(prepared: Prepared, loop: Loop) -> None:
-    """Make the programs that will be needed after the first step, too."""
-    prepared.samples.foresee(prepared.fitted.leaves, loop.programs.weights.parts)
-    if loop.validation:
-        loop.programs.judging(prepared.resolved.row)
 
 
 def loop_of(prepared: Prepared, folder: RunFolder, report: Report, interrupts: Interrupts) -> tuple[Loop, Saver]:

@@ -11,7 +11,7 @@ from itertools import chain
 import numpy as np
 
 from llamatrain.data.tokenizer.patterns import Expression
-from llamatrain.data.tokenizer.splitting import Cut, Trial, code_points, in_bytes, split
+from llamatrain.data.tokenizer.splitting import Splitter, Trial, code_points, in_bytes, split
 from llamatrain.data.tokenizer.texts import TextTable, find, room_for
 from llamatrain.data.tokenizer.tokenizer import to_bytes
 from llamatrain.machine.ahead import compile_ahead
@@ -60,7 +60,7 @@ class Counter:
     """Cuts texts into pieces by an expression, and counts them."""
 
     def __init__(self, expression: Expression) -> None:
-        self.cut = Cut.by(expression)
+        self.cut = Splitter.by(expression)
         compile_ahead((code_points, split, in_bytes, parted, count))
         self.known, self.counts, self.pieces = room_for(PIECES, BYTES), np.zeros(PIECES, np.int32), 0
 

@@ -4,10 +4,10 @@ from typing import Protocol
 
 import numpy as np
 
-from llamatrain.data.tokenizer.merging import Characters, Row, Symbols, Words, last_seam, merge_text, merge_words, room, word_keys
-from llamatrain.data.tokenizer.splitting import Cut, Trial, code_points, in_bytes, split
+from llamatrain.data.tokenizer.merging import Row, last_seam, merge_text, merge_words, room, word_keys
+from llamatrain.data.tokenizer.splitting import Splitter, Trial, code_points, in_bytes, split
 from llamatrain.data.tokenizer.symbols import byte_symbols, character_key, score_symbols, token_bytes
-from llamatrain.data.tokenizer.tables import table
+from llamatrain.data.tokenizer.tables import Characters, Symbols, WholeWords, table
 from llamatrain.data.tokenizer.vocabulary import SPACE, Vocabulary
 from llamatrain.errors import DataError
 from llamatrain.machine.ahead import compile_ahead
@@ -43,11 +43,13 @@ class ByteLevel:
     """A seam is the end of a word, not of white space, that was found without a look at the text's end: nothing can change it."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        self.expressions = [Cut.by(each) for each in vocabulary.cutting.expressions()]
+        self.expressions = [Splitter.by(each) for each in vocabulary.cutting.expressions()]
         self.symbols = Held(byte_symbols(vocabulary), Symbols)
         nothing = np.zeros(0, np.int64)
         whole = vocabulary.cutting.whole_words
-        self.words = Held(whole_words(vocabulary) if whole else Words(nothing, nothing, np.zeros(0, np.uint8), nothing), Words)
+        self.words = Held(
+            whole_words(vocabulary) if whole else WholeWords(nothing, nothing, np.zeros(0, np.uint8), nothing), WholeWords
+        )
         compile_ahead((code_points, split, in_bytes, merge_words))
 
     def tokens(self, raw: bytes, start: bool) -> np.ndarray:
@@ -95,7 +97,7 @@ class ByteLevel:
         return words[:count], settled
 
 
-def whole_words(vocabulary: Vocabulary) -> Words:
+def whole_words(vocabulary: Vocabulary) -> WholeWords:
     """The table of tokens by their bytes: keys, tokens, all bytes, where each token ends in them."""
     spelt = list(map(token_bytes, vocabulary.tokens))
     text = np.frombuffer(b"".join(part or b"" for part in spelt), np.uint8)
@@ -103,7 +105,7 @@ def whole_words(vocabulary: Vocabulary) -> Words:
     keys = np.empty(len(ends), np.int64)
     word_keys(text, ends, keys)
     there = np.array([bool(part) for part in spelt])
-    return Words(*table(keys[there], np.flatnonzero(there)), text, ends)
+    return WholeWords(*table(keys[there], np.flatnonzero(there)), text, ends)
 
 
 class Scored:

@@ -9,37 +9,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from llamatrain.data.tokenizer.tables import FREE, slot
+from llamatrain.data.tokenizer.tables import FREE, Characters, Symbols, WholeWords, slot
 from llamatrain.machine.entry import Function, I32s, I64s, Int, U8s, inline
 
 NEVER = np.int64(0x7FFFFFFF)  # the rank of two that stand side by side in a token and do not merge
 SCANNED = 40  # symbols in a row that is scanned; beyond, a tree is faster
 FAN = 64
 LEVELS = 12  # of a tree, at most
-
-
-class Symbols(NamedTuple):
-    bytes: I64s  # the symbol, or in `llama` vocabularies the token, of each byte
-    keys: I64s  # pairs: left above, right below
-    values: I64s  # rank above, what the pair becomes below
-    spelt: I64s  # where in `spelling` the tokens of each symbol begin, and end
-    spelling: I64s
-
-
-class Characters(NamedTuple):
-    """The table of symbols that are characters."""
-
-    keys: I64s
-    symbols: I64s
-
-
-class Words(NamedTuple):
-    """Tokens by their bytes, as a table of `word_key`; of no words all is empty."""
-
-    keys: I64s
-    tokens: I64s
-    text: U8s  # of all tokens
-    ends: I64s  # of each in it
 
 
 class Row(NamedTuple):
@@ -208,7 +184,7 @@ def word_keys(text: U8s, ends: I64s, keys: I64s) -> None:
 
 
 @Function
-def merge_words(text: U8s, ends: I64s, known: Symbols, whole: Words, row: Row, tokens: I32s) -> Int:
+def merge_words(text: U8s, ends: I64s, known: Symbols, whole: WholeWords, row: Row, tokens: I32s) -> Int:
     """Byte-level BPE of words, given by their ends in the text; how many tokens it made."""
     out = start = np.int64(0)
     for end in ends:

@@ -51,7 +51,7 @@ class Specials:
         return self._apart[text]
 
     def partition(self, raw: bytes) -> list[bytes | int]:
-        """Cut at each token, the longest first, of one length the first: a shorter one finds only what is left."""
+        """Splitter at each token, the longest first, of one length the first: a shorter one finds only what is left."""
         parts: list[bytes | int] = [raw]
         for text in self.inside(raw):
             token, cut = self.tokens[text], list[bytes | int]()

@@ -12,7 +12,7 @@ FROM, TO, NOW, LOW, HIGH = range(5)  # of an item that is tried: its run, how fa
 REPLACEMENT = np.int64(0xFFFD)  # for bytes that are not UTF-8, as llama.cpp has it
 
 
-class Cut(NamedTuple):
+class Splitter(NamedTuple):
     """An expression: the classes that each code point is in, and its program."""
 
     table: U32s
@@ -20,7 +20,7 @@ class Cut(NamedTuple):
 
     @staticmethod
     def by(expression: Expression) -> Held:
-        return Held(Cut(expression.marks, expression.program), Cut)
+        return Held(Splitter(expression.marks, expression.program), Splitter)
 
 
 class Trial(NamedTuple):
@@ -171,8 +171,8 @@ def _first_match(marks, at, end, program, tried, dead):
 
 
 @Function
-def split(codes: I32s, cut: Cut, pieces: I64s, words: I64s, marks: U32s, trial: Trial) -> tuple[Int, Int]:
-    """Cut pieces, given by their ends, into an expression's matches and what stands between them.
+def split(codes: I32s, cut: Splitter, pieces: I64s, words: I64s, marks: U32s, trial: Trial) -> tuple[Int, Int]:
+    """Splitter pieces, given by their ends, into an expression's matches and what stands between them.
 
     Returns how many words there are, and how many code points more text behind the last piece could not cut otherwise.
     """

@@ -10,8 +10,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from llamatrain.data.tokenizer.merging import NEVER, Symbols
-from llamatrain.data.tokenizer.tables import table
+from llamatrain.data.tokenizer.merging import NEVER
+from llamatrain.data.tokenizer.tables import Symbols, table
 from llamatrain.data.tokenizer.vocabulary import Vocabulary
 
 LARGEST_RANK = int(NEVER)

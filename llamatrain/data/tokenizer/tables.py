@@ -1,10 +1,36 @@
 """Tables of 64-bit keys that compiled loops look into: a place by a key, other keys beside it."""
 
+from typing import NamedTuple
+
 import numpy as np
 
-from llamatrain.machine.entry import Function, I64s, inline
+from llamatrain.machine.entry import Function, I64s, U8s, inline
 
 FREE = np.int64(-1)  # a place without a key
+
+
+class Symbols(NamedTuple):
+    bytes: I64s  # the symbol, or in `llama` vocabularies the token, of each byte
+    keys: I64s  # pairs: left above, right below
+    values: I64s  # rank above, what the pair becomes below
+    spelt: I64s  # where in `spelling` the tokens of each symbol begin, and end
+    spelling: I64s
+
+
+class Characters(NamedTuple):
+    """The table of symbols that are characters."""
+
+    keys: I64s
+    symbols: I64s
+
+
+class WholeWords(NamedTuple):
+    """Tokens by their bytes, as a table of `word_key`; of no words all is empty."""
+
+    keys: I64s
+    tokens: I64s
+    text: U8s  # of all tokens
+    ends: I64s  # of each in it
 
 
 @inline

@@ -11,16 +11,16 @@ from numba.core.compiler import Flags, compile_extra
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.cpu import FastMathOptions
 
-from llamatrain.machine.compiler.known import WORDS, Reader, type_of
+from llamatrain.machine.compiler.known import WORDS, WordReader, type_of
 from llamatrain.machine.compiler.simd import sixteen  # noqa: F401  what pointers can do
 from llamatrain.machine.compiler.target import context, typing
-from llamatrain.machine.entry import FAST, Declared, Function, LaterModule, Routine
+from llamatrain.machine.entry import FAST, Compilable, Function, LaterModule, Routine
 
 LONG = ir.IntType(64)
 
 
 @global_compiler_lock
-def object_of(declared: Declared) -> bytes:
+def object_of(declared: Compilable) -> bytes:
     for each in LaterModule.made:  # Numba does not see what an import brings in the midst of its work
         import_module(each.__name__)
     made = compile_extra(typing(), context(), declared.body, arguments(declared), None, flags(declared), {})
@@ -36,7 +36,7 @@ def object_of(declared: Declared) -> bytes:
     return context().codegen().object_of(whole)
 
 
-def flags(declared: Declared) -> Flags:
+def flags(declared: Compilable) -> Flags:
     made = Flags()
     made.nrt, made.error_model, made.release_gil = False, "numpy", True
     made.no_cpython_wrapper = made.no_cfunc_wrapper = made.no_compile = True
@@ -44,14 +44,14 @@ def flags(declared: Declared) -> Flags:
     return made
 
 
-def arguments(declared: Declared) -> tuple[Any, ...]:
+def arguments(declared: Compilable) -> tuple[Any, ...]:
     """The body's, in Numba's types; those that are left over come as a pointer to their words."""
     own = [types.int64] * declared.own
     given = declared.arguments.parameters.values()
     return *own, *(WORDS if each.kind is each.VAR_POSITIONAL else type_of(each.annotation) for each in given)
 
 
-def surround(module: Any, declared: Declared, made: Any) -> None:
+def surround(module: Any, declared: Compilable, made: Any) -> None:
     """`void (lo, hi, thread, words)` of an entry, of a brick its integers, `void (words)` of what Python calls, results first."""
     kinds, word_block = made.signature.args, LONG.as_pointer()
     by_words = not isinstance(declared, Routine)
@@ -61,7 +61,7 @@ def surround(module: Any, declared: Declared, made: Any) -> None:
     values = list(function.args)
     if by_words:
         words = values.pop()
-        reader = Reader(context(), builder, words)
+        reader = WordReader(context(), builder, words)
         parameters = list(declared.arguments.parameters.values())
         for each, kind in zip(parameters, kinds[declared.own :], strict=True):
             values.append(reader.rest() if each.kind is each.VAR_POSITIONAL else reader.value(kind))

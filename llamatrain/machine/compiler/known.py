@@ -11,7 +11,7 @@ from numba.core.registry import CPUDispatcher, cpu_target
 from numba.core.typing.typeof import typeof_impl
 from numba.extending import intrinsic
 
-from llamatrain.machine.entry import Array, Helper, Later, Pointer, Reals, fields_of, is_named_tuple, kind_of
+from llamatrain.machine.entry import Axes, Helper, Later, Pointer, Reals, fields_of, is_named_tuple, kind_of
 
 WORDS = types.CPointer(types.int64)
 
@@ -26,7 +26,7 @@ def resolved(value: Any) -> Any:
 # ---- helpers ---------------------------------------------------------------
 
 
-class Compiled(CPUDispatcher):
+class HelperCode(CPUDispatcher):
     """A helper is compiled once for the types of its arguments, not once for each number that is written out in a call."""
 
     def get_call_template(self, args: Any, kws: Any) -> Any:
@@ -38,7 +38,7 @@ class Compiled(CPUDispatcher):
 def dispatcher_of(helper: Helper) -> Dispatcher:
     how = {"fastmath": set(helper.fast) or False, "error_model": "numpy", "nopython": True, "nogil": True, "_nrt": False}
     how |= {"boundscheck": False, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-    return Compiled(helper.py_func, targetoptions=how)
+    return HelperCode(helper.py_func, targetoptions=how)
 
 
 @typeof_impl.register(Helper)
@@ -104,12 +104,12 @@ def type_of(annotation: Any) -> Any:
             return types.CPointer(getattr(types, element))
         case Reals():
             return types.float64
-        case Array(element=element, axes=axes):
+        case Axes(element=element, axes=axes):
             return types.Array(getattr(types, element), axes, "C")
     return types.int64
 
 
-class Reader:
+class WordReader:
     """Takes words one after the other, and makes values of them."""
 
     def __init__(self, context: Any, builder: Any, words: Any) -> None:
