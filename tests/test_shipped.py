@@ -29,7 +29,7 @@ import build_kernels
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="libraries are linked and loaded on Linux")
 
 THREADS, GATES, MERGING = "llamatrain.machine.threads", "llamatrain.kernels.cpu.gates", "llamatrain.data.tokenizer.merging"
-FEW = [f"{GATES}:silu_flat", *(f"{THREADS}:{name}" for name in ("begin", "follow", "lead")), f"{MERGING}:word_keys"]
+FEW = [f"{MERGING}:word_keys", f"{GATES}:silu_flat", *(f"{THREADS}:{name}" for name in ("begin", "follow", "lead"))]
 NAME = units.processor().name
 OF_LIBC = {"exp", "expf", "log", "logf", "memcpy", "memmove", "memset", "sched_yield"}
 

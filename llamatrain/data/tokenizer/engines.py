@@ -14,6 +14,9 @@ from llamatrain.machine.ahead import compile_ahead
 from llamatrain.machine.entry import Held, I64s
 
 LARGEST = 1 << 29  # bytes at once
+NO_WORDS = WholeWords(
+    keys=np.zeros(0, np.int64), tokens=np.zeros(0, np.int64), text=np.zeros(0, np.uint8), ends=np.zeros(0, np.int64)
+)
 
 
 class Engine(Protocol):
@@ -45,11 +48,7 @@ class ByteLevel:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.expressions = [Splitter.by(each) for each in vocabulary.cutting.expressions()]
         self.symbols = Held(byte_symbols(vocabulary), Symbols)
-        nothing = np.zeros(0, np.int64)
-        whole = vocabulary.cutting.whole_words
-        self.words = Held(
-            whole_words(vocabulary) if whole else WholeWords(nothing, nothing, np.zeros(0, np.uint8), nothing), WholeWords
-        )
+        self.words = Held(whole_words(vocabulary) if vocabulary.cutting.whole_words else NO_WORDS, WholeWords)
         compile_ahead((code_points, split, in_bytes, merge_words))
 
     def tokens(self, raw: bytes, start: bool) -> np.ndarray:
