@@ -27,9 +27,10 @@ def name(kind: GgmlType) -> str:
 
 
 def random_weight(kind: GgmlType, rows: int, columns: int) -> np.ndarray:
+    """Any bytes, but of blocks that hold NaN: it may be any of many bits."""
     raw = np.random.default_rng(kind.number).integers(0, 256, (rows, columns // kind.block * kind.size), np.uint8)
-    if kind.block == 1:
-        raw[:, 1::2] &= 0x3F  # NaN may be any of many bits
+    nothing = np.isnan(decode(raw, kind)).reshape(rows, -1, kind.block).any(-1)
+    raw.reshape(rows, -1, kind.size)[nothing] = 0
     return raw
 
 
