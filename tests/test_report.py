@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from llamatrain.machine import terminal
 from llamatrain.report.events import Score, StepLine
 from llamatrain.report.metrics import Metrics
 from llamatrain.report.numbers import stride
@@ -405,3 +406,27 @@ def test_what_nobody_can_read_any_more_ends_no_run(tmp_path: Path) -> None:
         for step in (1, 2):
             report.step(line_of(step, 2.0, 1e-3, 0.5, step, 1.0, 1.0))
     assert console.quiet and len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
+
+
+def test_what_is_counted_meanwhile_stands_in_the_display(capsys: pytest.CaptureFixture[str]) -> None:
+    """A bar of its own would be drawn over, and draw over it."""
+    with terminal.shown():
+        told = list[str]()
+        with terminal.displaying(told.append), terminal.bar("compiling kernels", total=2, unit="kernel") as bar:
+            bar.update()
+        assert told == ["compiling kernels: 0 of 2", "compiling kernels: 1 of 2", ""]
+        assert not isinstance(terminal.bar("merging", total=1), terminal.Counted) and not capsys.readouterr().err
+
+
+def test_a_display_that_stands_is_told_of_and_gone_with_the_report(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    console = Console(file=stream, width=100, height=24, force_terminal=True, color_system=None)
+    with Report(Metrics(tmp_path / "metrics.jsonl"), iters=10, console=console) as report:
+        report.header([])
+        with terminal.bar("compiling kernels", total=31) as bar:
+            bar.update(12)
+            assert report._live
+            report._live.refresh()
+        assert isinstance(bar, terminal.Counted)
+    assert "compiling kernels: 12 of 31" in stream.getvalue()
+    assert not isinstance(terminal.bar("merging", total=1), terminal.Counted)

@@ -3,7 +3,7 @@
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -13,6 +13,7 @@ PATIENCE = 1.5  # seconds
 SHOW_CURSOR = "\x1b[?25h"  # a display that is left at once may have hidden it
 CLEAR_LINE = "\r\x1b[K"
 _asked = list[None]()  # by how many that are at work
+_displays = list[Callable[[str], None]]()  # that stand on the terminal
 
 
 @contextmanager
@@ -48,8 +49,38 @@ def told_if_long(line: str) -> Iterator[None]:
         timer.cancel()
 
 
+@contextmanager
+def displaying(tell: Callable[[str], None]) -> Iterator[None]:
+    """While this is open a display stands on the terminal, which has a place for what is at work."""
+    _displays.append(tell)
+    try:
+        yield
+    finally:
+        _displays.pop()
+
+
+class Counted:
+    """In the place of a bar, where a display stands already."""
+
+    def __init__(self, title: str, total: int, tell: Callable[[str], None]) -> None:
+        self.title, self.total, self.tell, self.done = title, total, tell, 0
+
+    def __enter__(self) -> "Counted":
+        self.update(0)
+        return self
+
+    def update(self, count: int = 1) -> None:
+        self.done += count
+        self.tell(f"{self.title}: {self.done} of {self.total}")
+
+    def __exit__(self, *how: object) -> None:
+        self.tell("")
+
+
 def bar(title: str, **settings: Any) -> Any:
     """A bar of tqdm's on a terminal, where it takes a while."""
+    if _displays:
+        return Counted(title, settings["total"], _displays[-1])
     from tqdm import tqdm
 
     return tqdm(

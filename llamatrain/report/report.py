@@ -7,7 +7,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
@@ -21,6 +21,7 @@ from rich.text import Text
 from llamatrain.errors import FileError
 from llamatrain.files.newfile import NewFile
 from llamatrain.machine.printable import printable
+from llamatrain.machine.terminal import displaying
 from llamatrain.report import curve, svg
 from llamatrain.report.events import Score, StepLine
 from llamatrain.report.lines import GAP, Segment, assembled, fitted, width_of
@@ -72,6 +73,7 @@ class Report:
         self._waves: tuple[tuple[float, ...], tuple[float, ...]] | None = None
         fine = self.console.encoding.startswith("utf") and os.environ.get("TERM") != "linux"  # whose font has no braille
         self._signs = curve.FINE if fine else curve.PLAIN
+        self._standing = ExitStack()
         self._live: Live | None = None
         if self.console.is_interactive:
             self._live = Live(
@@ -232,8 +234,9 @@ class Report:
         return curve.draw_waves(*(self._waves or ((), ())), self.console.width, self._signs)
 
     def _show(self) -> None:
-        if self._live:
+        if self._live and not self._live.is_started:
             self._live.start()
+            self._standing.enter_context(displaying(self.evaluating))
 
     def _take_down(self) -> None:
         """The display goes; the line of the last step stays."""
@@ -241,6 +244,7 @@ class Report:
             if self._last and self._last.step != self._printed:
                 self._print_step(self._last)
         finally:
+            self._standing.close()
             if self._live:
                 self._live.stop()
 
