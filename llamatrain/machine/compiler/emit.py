@@ -38,7 +38,7 @@ def object_of(declared: Compilable) -> bytes:
 
 def flags(declared: Compilable) -> Flags:
     made = Flags()
-    made.nrt, made.error_model, made.release_gil = False, "numpy", True
+    made.nrt, made.error_model = False, "numpy"
     made.no_cpython_wrapper = made.no_cfunc_wrapper = made.no_compile = True
     made.fastmath = FastMathOptions(False if isinstance(declared, Function) else set(FAST))
     return made

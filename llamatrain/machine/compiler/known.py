@@ -36,7 +36,7 @@ class HelperCode(CPUDispatcher):
 
 @cache
 def dispatcher_of(helper: Helper) -> Dispatcher:
-    how = {"fastmath": set(helper.fast) or False, "error_model": "numpy", "nopython": True, "nogil": True, "_nrt": False}
+    how = {"fastmath": set(helper.fast) or False, "error_model": "numpy", "nopython": True, "_nrt": False}
     how |= {"boundscheck": False, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
     return HelperCode(helper.py_func, targetoptions=how)
 
