@@ -3,6 +3,7 @@
 import ctypes
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from itertools import count
 from typing import Any
@@ -24,6 +25,7 @@ def loaded(code: bytes | memoryview, shown: str = "") -> Find:
 
 def _by_system(code: bytes | memoryview, mode: int) -> Find:
     """These very bytes, whatever becomes of the file that they came from."""
+    _mathematics()
     try:
         library = _from_memory(code, mode)
     except OSError:  # there is no /proc, or nothing in memory may be run
@@ -41,6 +43,13 @@ def _by_system(code: bytes | memoryview, mode: int) -> Find:
             return 0
 
     return find
+
+
+@cache
+def _mathematics() -> None:
+    """Libraries name logarithms, and not who has them: a Python that is linked otherwise may not have brought that for all."""
+    with suppress(OSError):  # it is no part of its own here
+        ctypes.CDLL("libm.so.6", mode=ctypes.RTLD_GLOBAL)
 
 
 def _from_memory(code: bytes | memoryview, mode: int) -> ctypes.CDLL:
