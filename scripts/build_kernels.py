@@ -21,7 +21,7 @@ from pathlib import Path
 import llamatrain
 from llamatrain.machine import shipped, units
 from llamatrain.machine.code import COMPILERS
-from llamatrain.machine.entry import Compilable, all_of
+from llamatrain.machine.entry import Compilable
 
 
 def modules() -> list[str]:
@@ -34,7 +34,9 @@ def modules() -> list[str]:
 
 
 def declared() -> list[Compilable]:
-    return all_of([name for name in modules() if name != "llamatrain.machine.ahead" and importlib.import_module(name)])
+    every = (value for name in modules() for value in vars(importlib.import_module(name)).values())
+    found = {each.where: each for each in every if isinstance(each, Compilable)}
+    return [found[where] for where in sorted(found)]
 
 
 def built() -> bytes:

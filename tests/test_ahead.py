@@ -63,6 +63,14 @@ with ChatTemplate("{% for m in messages %}{% for i in range(99999) %}" + work + 
     it.render([{"role": "user", "content": "x"}])
 """
 
+LONE = """
+import sys
+import numpy as np
+from llamatrain.data.tokenizer.merging import word_keys
+word_keys(np.frombuffer(b"abc", np.uint8), np.array([3]), keys := np.zeros(1, np.int64))
+assert keys[0] and "numba" not in sys.modules
+"""
+
 ALONE = "llamatrain.machine.threads.lead"
 T = TypeVar("T")
 
@@ -79,6 +87,11 @@ def test_kernels_come_from_the_cache_that_others_filled(tmp_path: Path, broken: 
     assert re.search(r"compiled \d+ kernels? in ", done.stderr)
     again = subprocess.run(words, env=env, capture_output=True, text=True, check=True)
     assert again.stdout.split() == [str(entries)] * 2 and not again.stderr
+
+
+def test_a_function_that_is_called_brings_no_compiler_into_the_process(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", LONE], env=without_libraries(tmp_path), check=True)
+    assert [path.name.partition("-")[0] for path in tmp_path.rglob("*-*")] == ["llamatrain.data.tokenizer.merging.word_keys"]
 
 
 def test_what_cannot_be_kept_is_compiled_once_for_the_run_without_assertions_too(tmp_path: Path) -> None:

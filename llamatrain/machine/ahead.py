@@ -41,6 +41,12 @@ def compile_ahead(needed: Iterable[Compilable]) -> None:
     code.count(_run(names, min(cores(), len(names))), time.perf_counter() - start)
 
 
+def address_of(declared: Compilable) -> int:
+    """Where it is; what must be compiled, and no other process can compile, is compiled here."""
+    compile_ahead([declared])
+    return code.address(declared)
+
+
 def _run(names: Sequence[str], workers: int) -> int:
     """How many functions came of it."""
     left: queue.SimpleQueue[str] = queue.SimpleQueue()

@@ -10,7 +10,7 @@ is dispatched on types, and that an entry compiles once and in a fraction of a s
 
 import ctypes
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cached_property, partial
 from importlib import import_module
 from itertools import zip_longest
@@ -19,7 +19,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple, get_args, get_origin
 
 import numpy as np
 
-FINDER = "llamatrain.machine.code"  # of what is declared
+FINDER = "llamatrain.machine.ahead"  # of what is declared
 KNOWN = "llamatrain.machine.compiler.known"  # what bodies name, as the compiler knows it
 
 # Sums may be regrouped and products contracted, so that loops vectorise; infinities and NaN keep their meaning.
@@ -164,7 +164,7 @@ class Compilable:
     @cached_property
     def address(self) -> int:
         """Where it is; 0 where there is none, and nothing to compile it with."""
-        found: int = import_module(FINDER).code.address(self)
+        found: int = import_module(FINDER).address_of(self)
         return found
 
 
@@ -290,9 +290,3 @@ def _address(array: np.ndarray) -> int:
         return ctypes.addressof(ctypes.c_char.from_buffer(array))  # type: ignore[arg-type]  # a fifth of the time
     except (TypeError, ValueError):  # it cannot be written, or is empty
         return int(array.ctypes.data)
-
-
-def all_of(modules: Sequence[str]) -> list[Compilable]:
-    """What these modules declare."""
-    found = (value for name in modules for value in vars(import_module(name)).values() if isinstance(value, Compilable))
-    return sorted({each.where: each for each in found}.values(), key=lambda each: each.where)

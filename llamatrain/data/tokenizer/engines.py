@@ -7,7 +7,7 @@ import numpy as np
 from llamatrain.data.tokenizer.merging import Row, last_seam, merge_text, merge_words, room, word_keys
 from llamatrain.data.tokenizer.splitting import Splitter, Trial, code_points, in_bytes, split
 from llamatrain.data.tokenizer.symbols import byte_symbols, character_key, score_symbols, token_bytes
-from llamatrain.data.tokenizer.tables import Characters, Symbols, WholeWords, table
+from llamatrain.data.tokenizer.tables import Characters, Symbols, WholeWords, fill, table
 from llamatrain.data.tokenizer.vocabulary import SPACE, Vocabulary
 from llamatrain.errors import DataError
 from llamatrain.machine.ahead import compile_ahead
@@ -46,10 +46,11 @@ class ByteLevel:
     """A seam is the end of a word, not of white space, that was found without a look at the text's end: nothing can change it."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
+        words = [word_keys] if vocabulary.cutting.whole_words else []
+        compile_ahead((fill, *words, code_points, split, in_bytes, merge_words))
         self.expressions = [Splitter.by(each) for each in vocabulary.cutting.expressions()]
         self.symbols = Held(byte_symbols(vocabulary), Symbols)
         self.words = Held(whole_words(vocabulary) if vocabulary.cutting.whole_words else NO_WORDS, WholeWords)
-        compile_ahead((code_points, split, in_bytes, merge_words))
 
     def tokens(self, raw: bytes, start: bool) -> np.ndarray:
         check_size(raw)
@@ -113,10 +114,10 @@ class Scored:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.space = SPACE.encode()
         self.prefix = b" " if vocabulary.add_space_prefix else b""
+        compile_ahead((fill, merge_text, last_seam))
         characters, symbols = score_symbols(vocabulary)
         self.characters = Held(Characters(*characters), Characters)
         self.symbols, self.pairs = Held(symbols, Symbols), Held(symbols.keys, I64s)
-        compile_ahead((merge_text, last_seam))
 
     def tokens(self, raw: bytes, start: bool) -> np.ndarray:
         check_size(raw)

@@ -164,7 +164,7 @@ class Learner:
     """Learns from pieces; its first tokens are the bytes, in the order given."""
 
     def __init__(self, known: TextTable, counts: np.ndarray, letters: bytes, most: int) -> None:
-        compile_ahead((count_pairs, enter, begin, learn))
+        compile_ahead((count_pairs, begin, learn))
         bounds, order = known.ends[: len(counts) + 1].copy(), np.frombuffer(letters, np.uint8)
         symbols = np.argsort(order).astype(np.int32)[known.text[: bounds[-1]]]
         self.pieces = Pieces(symbols, bounds[:-1], np.diff(bounds), counts.copy())
