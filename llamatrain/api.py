@@ -100,7 +100,7 @@ def evaluate(model: Place, *data: Place, show: bool = False, **options: Any) -> 
     """Loss, perplexity and bits per byte of a model on files of text."""
     with door(show):
         if not data:
-            raise UsageError("no data: name files (.txt, .md, .jsonl), folders or globs")
+            raise UsageError("no data: name files (text, JSON, CSV, Parquet), folders or globs")
         values = values_of(options, EvaluateOptions, LoraOptions, DataOptions)
         parts = build(EvaluateOptions, values), build(LoraOptions, values), build(DataOptions, values)
         return evaluated(path_of(model), paths(data), *parts, values)

@@ -171,7 +171,7 @@ SLIPS: list[tuple[Callable[[], object], str]] = [
     ),
     (llamatrain.finetune, "no model: name a GGUF file, and the data to train on"),
     (lambda: llamatrain.evaluate("none.gguf", "x", json=True), "there is no option json"),
-    (lambda: llamatrain.evaluate("none.gguf"), "no data: name files (.txt, .md, .jsonl), folders or globs"),
+    (lambda: llamatrain.evaluate("none.gguf"), "no data: name files (text, JSON, CSV, Parquet), folders or globs"),
     (lambda: llamatrain.load("none.gguf"), "none.gguf: No such file or directory"),
     (
         lambda: llamatrain.export_lora("b.gguf", out="m.gguf"),

@@ -304,7 +304,8 @@ def test_lines_that_are_refused(name: str) -> None:
 def test_files_that_are_refused() -> None:
     for name in ("d/a.txt", "d/b.jsonl", "pictures/a.png", "a.json", "sparse/.hidden.txt"):
         write(name, "[1]")
-    write("utf16.txt", "text".encode("utf-16"))
+    write("utf32.txt", "text".encode("utf-32"))
+    write("unmarked.txt", "text".encode("utf-16-le"))
     write("late.txt", b"a b\n" * 9**6 + b"\0")
     for data, message in {
         "nowhere.txt": r"nowhere\.txt: no such file or folder",
@@ -312,8 +313,8 @@ def test_files_that_are_refused() -> None:
         "d": r"d: mixes text \(d/a\.txt\) and JSON lines \(d/b\.jsonl\)",
         "pictures": r"pictures: no usable file in this folder; it holds 1 \.png, and known are \.txt, \.md, \.jsonl",
         "sparse": r"sparse: no usable file in this folder; it holds nothing",
-        "a.json": r"a\.json: .* JSON lines",
-        "utf16.txt": r"utf16\.txt: looks like UTF-16",
+        "utf32.txt": r"utf32\.txt: looks like UTF-32",
+        "unmarked.txt": r"unmarked\.txt: binary data, a zero byte at offset 1; .*UTF-16 with its mark",
         "late.txt": rf"late\.txt: binary data, a zero byte at offset {4 * 9**6}",
     }.items():
         with pytest.raises(DataError, match=message):

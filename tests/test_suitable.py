@@ -19,14 +19,12 @@ from tests.test_from_scratch_errors import refused
 
 FRENCH = "Où est passée l'écriture ? Là-bas, près de la forêt : des élèves l'ont trouvée à Noël.\n"
 PAGE = b"\xef\xbb\xbf \n<!DOCTYPE html>\n<html><body>words</body></html>"
-TAKEN = r".*text and JSON lines \(\.txt, \.md, \.jsonl, \.ndjson"
+TAKEN = r".*text, JSON and tables \(\.txt, \.md, \.jsonl, \.ndjson, \.json, \.csv, \.tsv, \.parquet, and these as \.gz and \.zst,"
 
 
 @pytest.mark.parametrize(
     ("name", "content", "told"),
     [
-        ("a.csv", b"a,b\n1,2\n", r"a\.csv: a table"),
-        ("a.TSV", b"a\tb\n", r"a\.TSV: a table"),
         ("a.html", b"<p>words</p>", r"a\.html: markup"),
         ("page", PAGE, r"page: markup"),
         ("feed.rss", b'<?xml version="1.0"?><rss/>', r"feed\.rss: markup"),
@@ -35,8 +33,10 @@ TAKEN = r".*text and JSON lines \(\.txt, \.md, \.jsonl, \.ndjson"
         ("figure", b"%!PS-Adobe-3.0\nwords", r"figure: a document"),
         ("paper", b"%PDF-1.4 words", r"paper: a document"),
         ("a.docx", b"PK\x03\x04words", r"a\.docx: a document"),
-        ("a.txt.gz", gzip.compress(b"words " * 99), r"a\.txt\.gz: packed"),
-        ("a.parquet", b"PAR1", r"a\.parquet: a table of binary data"),
+        ("a.html.gz", gzip.compress(PAGE), r"a\.html\.gz: markup"),
+        ("a.tar.gz", gzip.compress(b"words " * 99), r"a\.tar\.gz: packed"),
+        ("a.txt.xz", b"\xfd7zXZ\0words", r"a\.txt\.xz: packed"),
+        ("a.feather", b"ARROW1", r"a\.feather: a table of binary data"),
     ],
 )
 def test_what_is_no_training_data(name: str, content: bytes, told: str, tmp_path: Path) -> None:

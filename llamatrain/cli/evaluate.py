@@ -34,7 +34,7 @@ def evaluate(
 ) -> None:
     """Loss, perplexity and bits per byte of MODEL, a GGUF file, on DATA.
 
-    DATA are files (.txt, .md, .jsonl), folders, globs, or - for standard input. What counts is what would be trained: the
+    DATA are files (text, JSON, CSV, Parquet), folders, globs, or - for standard input. What counts is what would be trained: the
     answers of prompts and chats (--train-on all: their prompts, too), and all of a text, a row of --ctx tokens at a time.
     """
     printing, options = build(PrintOptions, said), build(EvaluateOptions, said)

@@ -18,7 +18,7 @@ command = application()
 def finetune(base: Base = None, data: Data = None, **said: Any) -> None:
     """Train a LoRA adapter for BASE, a GGUF model of whatever type, on DATA; with --full, the model itself.
 
-    DATA are files (.txt, .md, .jsonl), folders, globs, or - for standard input. The base stays as it lies in its file. The
+    DATA are files (text, JSON, CSV, Parquet), folders, globs, or - for standard input. The base stays as it lies in its file. The
     adapter is written as a GGUF file that llama.cpp loads beside the base (--lora).
     """
     trained(tuning(base, data or (), said))

@@ -20,7 +20,7 @@ command = application()
 def from_scratch(data: Data = None, **said: Any) -> None:
     """Train a new llama on DATA; without any, on the built-in sine wave.
 
-    DATA are files (.txt, .md, .jsonl), folders, globs, or - for standard input. The model is written as a GGUF file that
+    DATA are files (text, JSON, CSV, Parquet), folders, globs, or - for standard input. The model is written as a GGUF file that
     llama.cpp runs, into the folder of the run, beside checkpoints, options and figures.
     """
     trained(new_model(data or (), said))

@@ -52,7 +52,7 @@ class PreviewOptions(Checked, panel="Rows"):
 def preview(data: Annotated[list[str], typer.Argument(metavar="DATA")], **said: Any) -> None:
     """Show the rows of DATA as they will be trained: tokens, text, and what is trained of it.
 
-    DATA are files (.txt, .md, .jsonl), folders, globs, or - for standard input.
+    DATA are files (text, JSON, CSV, Parquet), folders, globs, or - for standard input.
     """
     from llamatrain.data.corpus import open_corpus
     from llamatrain.data.rows import Rows

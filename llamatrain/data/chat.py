@@ -17,8 +17,9 @@ import numpy as np
 from llamatrain.data.forms import Chat, Prompt
 from llamatrain.data.growing import LARGE
 from llamatrain.data.json_values import TooMuch
+from llamatrain.data.messages import UNTRAINED, Message
 from llamatrain.data.prompts import BORDER, PromptReader
-from llamatrain.data.templates import ChatTemplate
+from llamatrain.data.templates import LAST, TURNS, ChatTemplate
 from llamatrain.machine.memory import give_back
 
 RENDERED = 2_100_000  # messages in all renderings of a chat: one of 2,000 messages that take turns is rendered so often
@@ -57,13 +58,20 @@ def encode_prompt(row: Prompt, reader: PromptReader, size: int) -> Marked:
     return said.marked()
 
 
-def encode_chat(chat: Chat, template: ChatTemplate, reader: PromptReader, size: int, notes: set[str]) -> Iterator[Marked]:
+def answers_in(messages: list[Message]) -> list[int]:
+    """Those that are trained."""
+    return [number for number, each in enumerate(messages) if each["role"] == "assistant" and not each.get(UNTRAINED)]
+
+
+def encode_chat(
+    chat: Chat, template: ChatTemplate, reader: PromptReader, size: int, notes: set[str], want: str = TURNS
+) -> Iterator[Marked]:
     """Samples of a chat in so many bytes; what is to be said of it is noted."""
-    turns = [number for number, message in enumerate(chat.messages) if message["role"] == "assistant"]
+    turns = answers_in(chat.messages)[-1 if want == LAST else 0 :]
     if sum(2 * turn + 1 for turn in turns) > RENDERED:
         raise TooMuch(f"a chat of {len(chat.messages):,} messages, {len(turns):,} of them answers; about 2,000 can be: split it")
     left, text, said, spoken, joined = TOKENS, reader.growing(size), Dialogue(), 0, True
-    with closing(template.turns(chat.messages, chat.tools)) as made:
+    with closing(template.turns(chat.messages, chat.tools, want)) as made:
         for turn in made:
             text.change(turn.same, turn.rest)
             if turn.goes_on and joined:  # behind the token that ends the answer before

@@ -16,10 +16,11 @@ PROBE = "Qhxzv"  # a text that no template writes of itself
 class JinjaTemplate:
     """A template, and what it can take: the rest is written otherwise for it, as llama-server does."""
 
-    def __init__(self, source: str, values: dict[str, Any], ends: list[str]) -> None:
+    def __init__(self, source: str, values: dict[str, Any], ends: list[str], keeps: bool = False) -> None:
         today = datetime.now()
         dates = {"date_string": f"{today:%d %b %Y}", "datetime": f"{today:%b %d %Y}"}
         self.template, self.ends, self.thinks = environment().from_string(source), ends, "</think>" in source
+        self.keeps = keeps  # the thoughts of older turns
         self.values = {**dates, "enable_thinking": True, **values}
 
     def render(self, messages: list[Any], tools: Any = None, answer_next: bool = False) -> str:

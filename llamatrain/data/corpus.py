@@ -10,12 +10,14 @@ import numpy as np
 
 from llamatrain.config.options import flag_of
 from llamatrain.data.cache import Store
+from llamatrain.data.datafile import DataFile
 from llamatrain.data.encode import TOO_MUCH, Encoder
 from llamatrain.data.options import DataOptions
 from llamatrain.data.prompts import TokenizerLike
 from llamatrain.data.shuffle import Permutation
-from llamatrain.data.sources import DataFile, find_sources, naming
+from llamatrain.data.sources import Use, find_data, find_sources, naming
 from llamatrain.errors import DataError
+from llamatrain.machine.terminal import say
 
 NAMED = 3  # places that a summary names before it says how many more there are
 GROUP = 64 * 10**6  # bytes of small files that share an entry of the cache
@@ -175,11 +177,17 @@ def named(places: list[str]) -> str:
 
 
 def open_corpus(
-    data: Sequence[str], tokenizer: TokenizerLike, options: DataOptions, ctx: int, seed: int
+    data: Sequence[str], tokenizer: TokenizerLike, options: DataOptions, ctx: int, seed: int, use: Use = "train"
 ) -> tuple[Corpus, Corpus | None]:
     """The samples to train on, and those to validate with."""
-    sources = find_sources(data)
-    others = find_sources(options.val) if options.val else []
+    found = find_data(data, options.mapping, use)
+    sources, others = found.sources, []
+    if options.val:
+        others = find_sources(options.val, options.mapping, "validate")
+    elif not options.val_split:
+        others = found.offered
+    for line in found.told:
+        say(line if not found.offered or others is not found.offered else f"{line}; validated with: {naming(others)}")
     check_apart(sources, others)
     encoder = Encoder(tokenizer, options, ctx)
     lead = encoder.lead

@@ -13,22 +13,25 @@ import numpy as np
 from llamatrain.data.cache import Bounds, Store, StoreWriter, stored
 from llamatrain.data.chat import encode_chat, encode_prompt
 from llamatrain.data.chatml import CHATML, CHATML_WITH_EOS
+from llamatrain.data.datafile import DataFile
 from llamatrain.data.forms import Chat, Document, Prompt, parse_line
 from llamatrain.data.growing import LARGE, Growing
 from llamatrain.data.json_values import TooMuch
+from llamatrain.data.messages import UNTRAINED
 from llamatrain.data.options import DataOptions
 from llamatrain.data.ordered import grouped, in_order, progress
 from llamatrain.data.prompts import PromptReader, TokenizerLike
 from llamatrain.data.remarks import lines, marks_in, plain_marks
-from llamatrain.data.samples import chunks_of, lines_of, samples_after
-from llamatrain.data.sources import DataFile, naming
-from llamatrain.data.templates import AHEAD, TURNS, WHOLE, Asked, ChatTemplate, TemplateError
+from llamatrain.data.samples import chunks_of, rows_of, samples_after
+from llamatrain.data.sources import naming
+from llamatrain.data.templates import AHEAD, WANTED, Asked, ChatTemplate, TemplateError
+from llamatrain.data.thoughts import unthought
 from llamatrain.errors import DataError
 from llamatrain.machine.memory import give_back
 from llamatrain.machine.terminal import say
 
 VERSION = 3  # of what this file makes of a text: with a new one, old entries of the cache are not found any more
-LINES = 2  # the same of JSON lines
+LINES = 3  # the same of JSON lines
 MANY = 2 << 20  # tokens that a task may make, besides two for each byte, before it leaves the rest to the one who takes them
 TOLD = 3  # rows that were too much, of which it is told why
 NOTHING = (np.zeros(0, np.int32), np.zeros(0, np.uint8))  # a document that is counted, and skipped
@@ -47,17 +50,13 @@ Place = tuple[int, int]  # a file and a line, by their numbers
 
 class JsonLine(NamedTuple):
     file: int  # its number
-    name: str
     number: int
     text: bytes
+    place: str
 
     @property
     def key(self) -> Place:
         return self.file, self.number
-
-    @property
-    def place(self) -> str:
-        return f"{self.name}, line {self.number}"
 
 
 Made = tuple[JsonLine, MarkedTokens | TooMuch]  # what becomes of a line: a sample, or nothing, and why
@@ -70,6 +69,7 @@ class Encoder:
         self.tokenizer, self.options, self.ctx = tokenizer, options, ctx
         self.reader = PromptReader(tokenizer)
         self.lead = self.reader.lead
+        self.want = WANTED[options.train_on]  # of a chat's template
         self.notes = dict[str, str]()  # what is to be said of the lines, with what it tells besides
         self.said = set[str]()
 
@@ -77,7 +77,7 @@ class Encoder:
     def template(self) -> ChatTemplate:
         source = self.options.template or self.tokenizer.chat_template or CHATML
         bos, eos = map(self.reader.text_of, (self.tokenizer.bos, self.tokenizer.eos))
-        return ChatTemplate(source, bos, eos, self.reader.ends.values())
+        return ChatTemplate(source, bos, eos, self.reader.ends.values(), keeps=self.options.thinking == "keep")
 
     def store(self, sources: list[DataFile]) -> Store:
         """The tokens of some files of one kind."""
@@ -96,7 +96,7 @@ class Encoder:
 
     def _bounds(self, sources: list[DataFile]) -> Bounds:
         """A document is a file, or some bytes of one."""
-        files, size = len(sources), sum(source.path.stat().st_size for source in sources)
+        files, size = len(sources), sum(source.most for source in sources)
         return Bounds(ids=len(self.tokenizer), files=files, documents=files + size)
 
     def _identity(self, sources: list[DataFile]) -> str:
@@ -108,9 +108,12 @@ class Encoder:
             source = CHATML_WITH_EOS if plain and self.template.source is CHATML else self.template.source
             constants = {**self.template.constants, "tools": None, "documents": None}
             facts += [source, constants, options.train_on, options.as_chat]
+            facts += [["thinking", options.thinking]] if options.thinking != "auto" else []
+            facts += [["columns", sorted(options.mapping.items())]] if options.columns else []
         elif options.pattern:
             facts += [options.pattern, options.include_sample_start, options.fill_with_next_samples]
             facts += [(self.ctx, options.sample_random_offsets) if options.overlapping_samples else None]
+        facts += [[at, each.form, each.packed] for at, each in enumerate(sources) if not each.is_as_ever]
         for each in sources:
             with each.path.open("rb") as file:
                 facts.append(hashlib.file_digest(file, "sha256").hexdigest())
@@ -160,9 +163,9 @@ class Encoder:
 
     def _fill_lines(self, sources: list[DataFile], writer: StoreWriter) -> None:
         numbered = (
-            (len(text) + 1, JsonLine(number, sources[number].name, count, text))
+            (len(text) + 1, JsonLine(number, count, text, source.place(count)))
             for number, source in enumerate(sources)
-            for count, text in lines_of(source)
+            for count, text in rows_of(source)
         )
         skipped = list[str]()
         self.notes, self.template.notes = {}, set()
@@ -219,22 +222,21 @@ class Encoder:
     def _ahead(self, lines: list[JsonLine]) -> dict[Place, Document]:
         """What the next lines hold, by their places, as far as they are short and right; their chats are being rendered."""
         documents = dict[Place, Document]()
-        want = WHOLE if self.options.train_on == "all" else TURNS
 
         def chats() -> Iterator[Asked]:
             sizes = accumulate(len(line.text) for line in lines)
             with suppress(DataError):  # which is told in its turn
                 for line in (line for line, size in zip(lines, sizes, strict=True) if size <= AHEAD):
-                    documents[line.key] = document = self._taken(parse_line(line.text, line.place))
+                    documents[line.key] = document = self._taken(parse_line(line.text, line.place, self.options.mapping))
                     if isinstance(document, Chat):
-                        yield document.messages, document.tools, want
+                        yield document.messages, document.tools, self.want
 
         self.template.ahead(chats())
         return documents
 
     def _row(self, line: JsonLine, document: Document | None = None) -> list[Made]:
         try:
-            document = document or self._taken(parse_line(line.text, line.place))
+            document = document or self._taken(parse_line(line.text, line.place, self.options.mapping))
             if len(line.text) > LARGE:
                 give_back()  # it took several times its size
             return [(line, sample) for sample in self._document(document, len(line.text))]
@@ -244,7 +246,8 @@ class Encoder:
             raise DataError(f"{line.place}: {error}") from None
 
     def _taken(self, document: Document) -> Document:
-        return document.as_chat() if isinstance(document, Prompt) and self.options.as_chat else document
+        document = document.as_chat() if isinstance(document, Prompt) and self.options.as_chat else document
+        return unthought(document) if self.options.thinking == "strip" else document
 
     def _document(self, document: Document, size: int = 0) -> list[MarkedTokens]:
         if isinstance(document, Chat):
@@ -269,18 +272,20 @@ class Encoder:
         if self.tokenizer.chat_template:
             self.notes["instructions"] = ""
         tokens, marks = encode_prompt(document, self.reader, size)
-        if self.options.train_on != "completion":
+        if self.options.train_on == "all":
             marks[:] = 1
         return MarkedTokens(tokens, marks, single=True)
 
     def _chat(self, document: Chat, size: int) -> list[MarkedTokens]:
         if self.options.train_on == "all":
+            if any(UNTRAINED in message for message in document.messages):
+                raise TemplateError("a message has weight 0, and --train-on all trains every token; leave one of them out")
             text = self.reader.growing(size)
             text.change(0, self.template.render(document.messages, tools=document.tools))
             pairs = [(text.tokens, np.ones(text.count, np.uint8))]
         else:
             noted = set[str]()
-            pairs = list(encode_chat(document, self.template, self.reader, size, noted)) or [NOTHING]
+            pairs = list(encode_chat(document, self.template, self.reader, size, noted, self.want)) or [NOTHING]
             self.notes |= dict.fromkeys(noted, "")
         self.notes["chats"] = ""
         return [MarkedTokens(tokens, marks, single=True) for tokens, marks in pairs]

@@ -1,21 +1,17 @@
-"""JSON lines by their keys: text, a prompt with its answer, or a chat."""
+"""Rows by their keys: text, a prompt with its answer, or a chat."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from llamatrain.data.columns import FORMS, PAIRS, PREFERENCES, renamed, told
 from llamatrain.data.json_values import parsed, strings_of
 from llamatrain.data.messages import Message, kind_of, messages_of, shared_of, tools_of
 from llamatrain.errors import DataError
-from llamatrain.files.cursor import cut
 
-FORMS = (
-    '{"text"}, {"prompt", "completion"}, {"question", "answer"}, {"instruction", "output"} with or without "input", '
-    '{"messages": [{"role", "content"}]}, {"conversations": [{"from", "value"}]}'
-)
+TRIED: tuple[tuple[str, ...], ...] = (("messages",), ("conversations",), *PAIRS, ("text",))
 GOOD = '{"messages"} or {"prompt", "completion"}'
-PAIRS = (("prompt", "completion"), ("question", "answer"), ("instruction", "output"))
-PREFERENCES = ("chosen", "rejected", "preferred_output", "non_preferred_output")
 
 
 @dataclass(frozen=True)
@@ -42,7 +38,8 @@ class Chat:
 Document = Text | Prompt | Chat
 
 
-def parse_line(line: bytes, place: str) -> Document:
+def parse_line(line: bytes, place: str, columns: Mapping[str, str] | None = None) -> Document:
+    """With the keys that have other names in the data."""
     try:
         row = parsed(line)
         if not line.isascii():
@@ -58,25 +55,27 @@ def parse_line(line: bytes, place: str) -> Document:
         raise DataError(f"{place}: no JSON that can be read: {error}") from None
     if not isinstance(row, dict):
         raise DataError(f"{place}: {kind_of(row)} where an object is expected, one of {FORMS}")
-    return _document(row, place)
+    return _document(renamed(row, columns or {}, place), place, {*(columns or ())})
 
 
-def _document(row: dict[str, Any], place: str) -> Document:
+def _document(row: dict[str, Any], place: str, meant: set[str]) -> Document:
+    """Where a row can be read in several ways, in that of a key that is meant; null is as if it were not there."""
     check_alone(row, place)
-    if "messages" in row:
+    there = {key: value for key, value in row.items() if value is not None}
+    known = sorted(TRIED, key=lambda form: not meant & {*form}) if meant else TRIED
+    form = next((form for found in (there, row) for form in known if found.keys() >= {*form}), None)
+    if form == ("messages",):
         return Chat(messages_of(row, place), tools_of(row, place))
-    if "conversations" in row:
+    if form == ("conversations",):
         return Chat(shared_of(row, place), tools_of(row, place))
-    for first, second in PAIRS:
-        if first in row and second in row:
-            prompt, answer = _string(row, first, place), _string(row, second, place)
-            if first == "instruction" and row.get("input"):
-                prompt += "\n\n" + _string(row, "input", place)
-            return Prompt(prompt, answer, "" if first == "prompt" else "\n")
-    if "text" in row:
+    if form == ("text",):
         return Text(_string(row, "text", place))
-    keys = ", ".join(json.dumps(cut(key)) for key in list(row)[:8]) or "none"
-    raise DataError(f"{place}: no known keys: found {keys}; known are {FORMS}")
+    if form:
+        prompt, answer = _string(row, form[0], place), _string(row, form[1], place)
+        if form[0] == "instruction" and row.get("input"):
+            prompt += "\n\n" + _string(row, "input", place)
+        return Prompt(prompt, answer, "" if form[0] == "prompt" else "\n")
+    raise DataError(f"{place}: no known keys: found {told(list(row))}; known are {FORMS}; --columns prompt=KEY,... names others")
 
 
 def check_alone(row: dict[str, Any], place: str) -> None:

@@ -21,11 +21,14 @@ SHARED = {  # the words of ShareGPT
     **ROLES,
 }
 KEPT = ("reasoning_content", "name", "tool_call_id")  # of what a message may have besides
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # what thoughts are called in a message
+WEIGHTS = ("weight", "train", "training")  # what says whether a message is trained
+UNTRAINED = "untrained"  # what is left of that in ours: the child that renders them takes it out
 
 
 def messages_of(row: dict[str, Any], place: str) -> list[Message]:
     """The form of OpenAI and of everybody since."""
-    value = row["messages"]
+    value = listed(row["messages"])
     if not isinstance(value, list) or not value:
         raise DataError(f'{place}: "messages" is {kind_of(value)} where a list of messages is expected')
     return _opened(row, [_message(message, f"{place}: message {number}") for number, message in enumerate(value, 1)], place)
@@ -33,7 +36,7 @@ def messages_of(row: dict[str, Any], place: str) -> list[Message]:
 
 def shared_of(row: dict[str, Any], place: str) -> list[Message]:
     """The ShareGPT form, in the other's words."""
-    value = row["conversations"]
+    value = listed(row["conversations"])
     if not isinstance(value, list) or not value:
         raise DataError(f'{place}: "conversations" is {kind_of(value)} where a list of turns is expected')
     messages, calls = list[Message](), 0
@@ -47,8 +50,29 @@ def shared_of(row: dict[str, Any], place: str) -> list[Message]:
             message |= {"tool_calls": made, "written": turn["value"]} if made else {}
         elif message["role"] == "tool" and calls:
             message["tool_call_id"] = _name_of(calls - 1)
-        messages.append(message)
+        messages.append(message | _besides(turn, message["role"], f"{place}: turn {number}") if len(turn) > 2 else message)
     return _opened(row, messages, place)
+
+
+def listed(value: Any) -> Any:
+    """A list, or the JSON of one, as a field of a table has it."""
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        try:
+            return parsed(value.encode())
+        except (ValueError, RecursionError):
+            return value
+    return value
+
+
+def is_trained(message: dict[str, Any], place: str) -> bool:
+    """By the keys of OpenAI and of Axolotl: 0 or 1, true or false."""
+    found = [key for key in WEIGHTS if message.get(key) is not None]
+    for key in found:
+        if type(message[key]) not in (bool, int, float) or message[key] not in (0, 1):
+            raise DataError(f"{place} has {json.dumps(key)} {json.dumps(message[key])[:40]}; 0 or 1 can be, or true or false")
+    if len({bool(message[key]) for key in found}) > 1:
+        raise DataError(f"{place} has {json.dumps(found[0])} and {json.dumps(found[1])} that say different things")
+    return not found or bool(message[found[0]])
 
 
 def tools_of(row: dict[str, Any], place: str) -> list[Any] | None:
@@ -106,9 +130,20 @@ def _message(message: Any, place: str) -> Message:
     role = message["role"]
     made: Message = {"role": ROLES.get(role, role), "content": content if type(content) is str else text_of(content, place)}
     if len(message) > 2 or calls:
-        made |= {key: message[key] for key in KEPT if isinstance(message.get(key), str) and message[key]}
+        made |= _besides(message, made["role"], place)
         if calls:
             made["tool_calls"] = [_call(call, place) for call in calls] if isinstance(calls, list) else [_call(None, place)]
+    return made
+
+
+def _besides(message: dict[str, Any], role: str, place: str) -> Message:
+    """What a message has beside role and content."""
+    made: Message = {key: message[key] for key in KEPT if isinstance(message.get(key), str) and message[key]}
+    thoughts = next((message[key] for key in THOUGHTS if isinstance(message.get(key), str) and message[key]), None)
+    if thoughts and role == "assistant":
+        made[THOUGHTS[0]] = thoughts
+    if not is_trained(message, place) and role == "assistant":
+        made[UNTRAINED] = True
     return made
 
 

@@ -3,11 +3,11 @@
 from collections.abc import Iterable
 
 from llamatrain.data.chatml import CHATML, CHATML_WITH_EOS
+from llamatrain.data.datafile import DataFile
 from llamatrain.data.forms import Chat, Prompt, parse_line
 from llamatrain.data.options import DataOptions
 from llamatrain.data.prompts import PromptReader, TokenizerLike
-from llamatrain.data.samples import lines_of
-from llamatrain.data.sources import DataFile
+from llamatrain.data.samples import rows_of
 from llamatrain.errors import DataError
 
 KEYS = (b'"messages"', b'"conversations"')
@@ -24,10 +24,10 @@ def template_for(sources: Iterable[DataFile], options: DataOptions, tokenizer: T
 
 
 def holds_chats(source: DataFile, as_chat: bool) -> bool:
-    for number, line in lines_of(source):
-        if as_chat or any(key in line for key in KEYS):
+    for number, line in rows_of(source):
+        if as_chat or source.columns or any(key in line for key in KEYS):
             try:
-                document = parse_line(line, f"{source.name}, line {number}")
+                document = parse_line(line, source.place(number), source.columns)
             except DataError:  # told where it is a row
                 continue
             if isinstance(document, Chat) or (as_chat and isinstance(document, Prompt)):

@@ -7,15 +7,24 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from llamatrain.config.options import Checked, Option, OptionError
-from llamatrain.errors import DataError
+from llamatrain.data.columns import mapping_of
+from llamatrain.errors import DataError, UsageError
 
 
 @dataclass(frozen=True)
 class DataOptions(Checked, panel="Data"):
     train_on: Annotated[
-        Literal["completion", "all"],
-        Option("Train on the answers of prompts and chats, or on all of their tokens; text is always all."),
+        Literal["completion", "last", "all"],
+        Option("Train on the answers of prompts and chats, on the last of a chat alone, or on all tokens; text is always all."),
     ] = "completion"
+    thinking: Annotated[
+        Literal["auto", "keep", "strip"],
+        Option("Thoughts of answers: as the chat template has them; all of them kept, in older turns, too; or all left out."),
+    ] = "auto"
+    columns: Annotated[
+        str,
+        Option("What keys of the data's form are called in the data: prompt=question,completion=answer.", unit="KEY=NAME,..."),
+    ] = ""
     as_chat: Annotated[bool, Option("Put prompts with answers through the model's chat template, as chats are.")] = False
     chat_template: Annotated[
         Path | None, Option("Put chats through the Jinja template in this file, instead of the model's own.", unit="FILE")
@@ -68,12 +77,22 @@ class DataOptions(Checked, panel="Data"):
     force_reshuffle: Annotated[bool, Option("On resuming, begin a new shuffle instead of going on in the old one.")] = False
 
     def agree(self) -> None:
+        try:
+            mapping_of(self.columns)
+        except UsageError as error:
+            words = str(error)
+            raise OptionError(lambda spelt: f"{spelt('columns')}: {words}") from None
         if self.sample_start and self.overlapping_samples and self.val_split:
             raise OptionError(
                 lambda spelt: (
                     f"{spelt('val_split')} cannot keep samples apart that overlap; give validation data with {spelt('val')}"
                 )
             )
+
+    @cached_property
+    def mapping(self) -> dict[str, str]:
+        """Keys of rows, and what the data calls them."""
+        return mapping_of(self.columns)
 
     @cached_property
     def template(self) -> str | None:

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from llamatrain.data.sources import DataFile, naming
+from llamatrain.data.datafile import DataFile
+from llamatrain.data.sources import naming
 from llamatrain.machine.terminal import bar
 
 ITEMS = 256  # lines, or samples, that make a task
@@ -53,6 +54,6 @@ def in_order(work: Callable[[A], B], items: Iterable[tuple[int, A]], sources: li
 
 
 def progress(sources: list[DataFile]) -> Any:
-    """A bar that counts bytes."""
-    total = sum(source.path.stat().st_size for source in sources)
+    """A bar that counts bytes, up to their number where that is known."""
+    total = sum(source.size for source in sources) if all(source.is_plain for source in sources) else None
     return bar(f"tokenizing {naming(sources)}", total=total, unit="B", unit_scale=True)

@@ -20,6 +20,7 @@ WARNED = {
     "endless": f"the chat template ends answers in no token at which llama.cpp stops: {{}} is put behind them; {OTHER}",
     "calls": f"the chat template has no place for calls of tools, which are left out; {OTHER}",
     "thoughts": f"the chat template opens a thought before answers that have none, and they are trained as such; {OTHER}",
+    "unthought": "the chat template has no place for thoughts, which are left out; --thinking keep puts them before the answers",
     "later": f"chats whose answers are rows of their own end where these come to {TOKENS:,} tokens; split them",
     "rendered": "texts hold marks of chats ({}) that are read letter by letter; --parse-special reads them as tokens",
     "instructions": "prompts with answers are trained as plain text, though the model has a chat template; --as-chat uses it",

@@ -25,7 +25,9 @@ MORE = b"more\n"  # the request for what is left of a chat
 ANSWER = 1 << 20  # bytes, beyond which renderings wait for the next request
 ALL = 2 * 10**9  # bytes that the renderings of one chat may have in all
 LONGEST = 8 * 10**6  # bytes of one of them, besides twice those of the request
-TURNS, WHOLE = "turns", "whole"  # what can be wanted of a chat, besides its next prompt
+TURNS, LAST, WHOLE = "turns", "last", "whole"  # what can be wanted of a chat, besides its next prompt
+THOUGHTS = "reasoning_content"
+MARKED = re.compile(PROBE + r"[0-9]+q")
 OPENED = re.compile(r"(<[A-Za-z_]+>)(\s*)$")  # what a prompt may open for its answer
 
 
@@ -39,9 +41,13 @@ class Conversation:
     def __init__(self, template: JinjaTemplate, request: dict[str, Any], size: int) -> None:
         self.template, self.tools, self.want = template, request.get("tools"), request["want"]
         self.notes = set[str]()
+        untrained = [message.pop("untrained", False) for message in request["messages"]]
         self.messages = self.as_taken(request["messages"])
-        turns = [number for number, message in enumerate(self.messages) if message["role"] == "assistant"]
-        self.left = turns[::-1] if self.want == TURNS else [len(self.messages)]
+        spoken = zip(self.messages, untrained[-len(self.messages) :], strict=True)
+        turns = [number for number, (message, not_it) in enumerate(spoken) if message["role"] == "assistant" and not not_it]
+        turns = turns[-1:] if self.want == LAST else turns
+        self.answering = self.want in (TURNS, LAST)
+        self.left = turns[::-1] if self.answering else [len(self.messages)]
         self.longest, self.room = LONGEST + 2 * size, ALL
         self.prompt, self.asked = b"", b""  # the last one; with its answer, where that has an end
 
@@ -53,6 +59,10 @@ class Conversation:
             first, *messages = messages
             if messages and messages[0]["role"] != "assistant":
                 messages[0] = {**messages[0], "content": f"{first['content']}\n{messages[0]['content']}"}
+        if self.template.keeps:
+            return [thoughtful(message) for message in messages]
+        if not self.template.thinks and any(THOUGHTS in message for message in messages):
+            self.notes.add("unthought")
         return messages
 
     def called(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -86,8 +96,8 @@ class Conversation:
         told, blobs, size = list[list[int]](), list[bytes](), 0
         while self.left and size < ANSWER:
             at = self.left.pop()
-            text = self.opening() if self.want == TURNS and not at else self.render(self.messages[:at], self.want != WHOLE)
-            answer, ended = self.answer(text, at) if self.want == TURNS else ("", False)
+            text = self.opening() if self.answering and not at else self.render(self.messages[:at], self.want != WHOLE)
+            answer, ended = self.answer(text, at) if self.answering else ("", False)
             prompt, spoken = to_bytes(text), to_bytes(answer)
             same, goes_on = common(self.prompt, prompt), bool(self.asked) and prompt.startswith(self.asked)
             told.append([same, len(prompt) - same, len(spoken), goes_on, ended])
@@ -97,11 +107,32 @@ class Conversation:
         return told, blobs
 
     def render(self, messages: list[Any], answer_next: bool = False) -> str:
-        text = self.template.render(messages, self.tools, answer_next)
+        if self.template.keeps:
+            text = self.kept(messages, answer_next)
+        else:
+            text = self.template.render(messages, self.tools, answer_next)
         self.room -= len(text)
         if len(text) > self.longest or self.room < 0:
             raise TooLong
         return text
+
+    def kept(self, messages: list[Any], answer_next: bool) -> str:
+        """With the thoughts of older turns, which templates leave out: their words are put in afterwards."""
+        count = len(messages) if answer_next or not self.template.thinks else len(messages) - 1
+        text = self.with_thoughts(messages, count, answer_next)
+        last = messages[-1].get(THOUGHTS) if messages else None
+        return self.with_thoughts(messages, len(messages), False) if self.want == WHOLE and last and last not in text else text
+
+    def with_thoughts(self, messages: list[Any], count: int, answer_next: bool) -> str:
+        """In the first `count` messages."""
+        words, shown = dict[str, str](), list[Any]()
+        for number, message in enumerate(messages):
+            if number < count and THOUGHTS in message:
+                words[mark := f"{PROBE}{number}q"] = f"<think>\n{message[THOUGHTS]}\n</think>\n\n{message['content']}"
+                message = {key: value for key, value in message.items() if key != THOUGHTS} | {"content": mark}
+            shown.append(message)
+        text = self.template.render(shown, self.tools, answer_next)
+        return MARKED.sub(lambda mark: words.get(mark[0], mark[0]), text) if words else text
 
     def answer(self, prompt: str, at: int) -> tuple[str, bool]:
         """What the template writes behind the prompt; where it writes another one then, the answer as it is in the data."""
@@ -109,7 +140,7 @@ class Conversation:
         content = message["content"]
         if "calls" in self.notes and not content and "tool_calls" in message:
             return "", True
-        thoughts = message.get("reasoning_content", "") if self.template.thinks else ""
+        thoughts = message.get(THOUGHTS, "") if self.template.thinks or self.template.keeps else ""
         written = thoughts or content.rpartition("</think>")[0].removeprefix("<think>")
         made = whole[len(prompt) :] if whole.startswith(prompt) else None
         if made is None or written.strip() not in made:
@@ -146,6 +177,15 @@ class Conversation:
             return self.render([], True)
         except Exception:  # templates refuse a chat of no messages
             return self.render([{"role": "assistant", "content": PROBE}]).partition(PROBE)[0]
+
+
+def thoughtful(message: dict[str, Any]) -> dict[str, Any]:
+    """With its thoughts apart from its words, if it has any."""
+    before, end, content = message["content"].rpartition("</think>")
+    thoughts = message.get(THOUGHTS, "") or before.lstrip().removeprefix("<think>")
+    if message["role"] != "assistant" or not thoughts.strip():
+        return message
+    return {**message, THOUGHTS: thoughts.strip("\n"), "content": content.lstrip("\n") if end else message["content"]}
 
 
 def common(a: bytes, b: bytes) -> int:
@@ -227,7 +267,7 @@ class Server:
         if request:
             if "template" in request:
                 limit_memory(self.memory)  # before: constants are folded when a template is compiled
-                self.template = JinjaTemplate(request["template"], request["values"], request["ends"])
+                self.template = JinjaTemplate(request["template"], request["values"], request["ends"], request["keeps"])
                 return {}, []
             assert self.template is not None
             self.chat = Conversation(self.template, request, size)

@@ -1,24 +1,30 @@
-"""Text from files: whole, by lines, or in the ancestors' samples that begin after a pattern."""
+"""Text from files: whole, by rows, or in the ancestors' samples that begin after a pattern."""
 
 import mmap
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
 
 from llamatrain.config.options import flag_of
 from llamatrain.config.words import worded
-from llamatrain.data.sources import DataFile
-from llamatrain.data.suitable import MARK, Utf8, check_text
+from llamatrain.data import parquet, tables
+from llamatrain.data.arrays import LONGEST, elements_of
+from llamatrain.data.datafile import DataFile
+from llamatrain.data.streams import WIDE
+from llamatrain.data.suitable import Utf8, check_text
 from llamatrain.data.tokenizer.tokenizer import to_bytes
 from llamatrain.errors import DataError
 from llamatrain.files.mapped import map_file, unchanged
+from llamatrain.machine.temporary import passing_file, removed
 
 CHUNK = 1 << 20
 
 
 def chunks_of(source: DataFile) -> Iterator[bytes]:
     """The whole text, cut anywhere."""
-    with source.path.open("rb") as file:
-        offset = file.tell() if file.read(len(MARK)) == MARK else file.seek(0)
-        encoding = Utf8(source.name)
+    with source.opened() as file:
+        offset, encoding = 0, Utf8(source.name)
         while chunk := file.read(CHUNK):
             check_text(chunk, source.name, offset)
             encoding.feed(chunk)
@@ -26,15 +32,49 @@ def chunks_of(source: DataFile) -> Iterator[bytes]:
             yield chunk
 
 
-def lines_of(source: DataFile) -> Iterator[tuple[int, bytes]]:
+def rows_of(source: DataFile) -> Iterator[tuple[int, bytes]]:
+    """Its rows as JSON, with their numbers: of lines, elements or rows."""
+    if source.form == "parquet":
+        with plain_file(source) as path:
+            parquet.check(path, source.name)
+            yield from parquet.rows_of(path, source.name, source.columns)
+        return
+    with source.opened() as file:
+        if source.form == "json":
+            yield from elements_of(file, source.name)
+        elif source.form in tables.DELIMITERS:
+            yield from tables.rows_of(file, source.form, source.name, source.columns)
+        else:
+            yield from lines_of(file, source)
+
+
+def lines_of(file: BinaryIO, source: DataFile) -> Iterator[tuple[int, bytes]]:
     """The lines that are not blank, with their numbers."""
+    number, most = 0, -1 if source.is_plain else LONGEST
+    while line := file.readline(most):  # which an iterator would hold beside the text
+        number += 1
+        if len(line) == most:
+            raise DataError(f"{source.name}, line {number}: is longer than {LONGEST >> 20} MiB; unpack the file if it is meant")
+        if line := line.strip():
+            yield number, line
+
+
+@contextmanager
+def plain_file(source: DataFile) -> Iterator[Path]:
+    """One of its own bytes, or of what it is unpacked or in UTF-8, that can be read anywhere in it."""
     with source.path.open("rb") as file:
-        number = 0
-        while line := file.readline():  # which an iterator would hold beside the text
-            number += 1
-            line = line.removeprefix(MARK if number == 1 else b"").strip()
-            if line:
-                yield number, line
+        wide = source.form == "text" and file.read(2) in WIDE
+    if not source.packed and not wide:
+        yield source.path
+        return
+    path = passing_file()
+    try:
+        with path.open("wb") as made, source.opened() as stream:
+            while chunk := stream.read(CHUNK):
+                made.write(chunk)
+        yield path
+    finally:
+        removed(path)
 
 
 def boundary(text: bytes | mmap.mmap, at: int) -> int:
@@ -46,13 +86,17 @@ def boundary(text: bytes | mmap.mmap, at: int) -> int:
 
 def samples_after(source: DataFile, pattern: str, include: bool, longest: int | None) -> Iterator[bytes]:
     """What follows each place of the pattern, up to the next one; or on into the next ones, up to a longest length in bytes."""
-    mark = to_bytes(pattern)
-    text = map_file(source.path, "a text")
+    with plain_file(source) as path:
+        yield from samples_in(path, source.name, to_bytes(pattern), include, longest)
+
+
+def samples_in(path: Path, name: str, mark: bytes, include: bool, longest: int | None) -> Iterator[bytes]:
+    text = map_file(path, "a text")
     with unchanged([text]):
-        encoding, read, at = Utf8(source.name), 0, text.find(mark)
+        encoding, read, at = Utf8(name), 0, text.find(mark)
         if at < 0:
             told = f"({flag_of('escape')} reads \\n as the end of a line)"
-            raise DataError(f"{source.name}: the sample start {worded(pattern)} is not in it {told}")
+            raise DataError(f"{name}: the sample start {worded(mark.decode('utf-8', 'replace'))} is not in it {told}")
         while at >= 0:
             following = text.find(mark, at + len(mark))
             begin = at if include else at + len(mark)
@@ -60,7 +104,7 @@ def samples_after(source: DataFile, pattern: str, include: bool, longest: int | 
             if longest is not None:
                 end = boundary(text, min(begin + longest, len(text)))
             sample = text[begin:end]
-            check_text(sample, source.name, begin)
+            check_text(sample, name, begin)
             encoding.feed(text[read:end])
             read = max(read, end)
             yield sample

@@ -1,18 +1,22 @@
-"""What the user names as data, as a list of files: text, or JSON lines."""
+"""What the user names as data, as a list of files: text, or rows of JSON and tables."""
 
 import glob
 import os
+import re
 import stat
 import sys
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import BinaryIO, Literal
 
-from llamatrain.data.suitable import KINDS, KNOWN, MARK, TAKEN, check_head, check_name, check_text
+from llamatrain.data import parquet
+from llamatrain.data.datafile import DataFile
+from llamatrain.data.folders import Folder, counted, looked_into
+from llamatrain.data.streams import NEEDED, WIDE, can_unzstd
+from llamatrain.data.suitable import KNOWN, TAKEN, Form, check_head, check_name, check_text, named
 from llamatrain.errors import DataError
 from llamatrain.machine.temporary import passing_file
 
@@ -20,23 +24,63 @@ HEAD = 1 << 16  # bytes that show whether a file is text at all
 MOST_LOOKED_AT = 1 << 18  # files and folders, for names that a checkpoint alone gives
 SYSTEM = ("/proc", "/sys")  # whose files are none
 PIECE = 1 << 20  # bytes of what is read to its end
+MAGIC: dict[bytes, Literal["gz", "zst", "parquet"]] = {
+    b"\x1f\x8b": "gz",
+    b"\x28\xb5\x2f\xfd": "zst",
+    parquet.ENDS: "parquet",
+}
+OBJECT = re.compile(rb'\{\s*"')
+ARRAY = re.compile(rb'\[\s*\{\s*"')
+Use = Literal["train", "validate", "judge"]
 
 
 @dataclass(frozen=True)
-class DataFile:
-    path: Path
-    name: str  # as the user knows it
-    kind: Literal["text", "lines"]
+class Found:
+    """The files that are named, and those of their folders that are for something else."""
+
+    sources: list[DataFile]
+    offered: list[DataFile]  # to validate with
+    told: list[str]  # what is to be said of it
 
 
-def find_sources(data: Sequence[str]) -> list[DataFile]:
+def find_sources(data: Sequence[str], columns: Mapping[str, str] | None = None, use: Use = "train") -> list[DataFile]:
     """Files for each name given: a file, a folder (everything known under it), a glob, or - for standard input."""
-    found = [source for name in data for source in _expand(name)]
-    if not found:
+    return find_data(data, columns, use).sources
+
+
+def find_data(data: Sequence[str], columns: Mapping[str, str] | None = None, use: Use = "train") -> Found:
+    found = Found([], [], [])
+    for name in data:
+        if Path(name).is_dir() and name:
+            _folder(looked_into(Path(name)), use, found)
+        else:
+            found.sources.extend(_expand(name))
+    if not found.sources:
         raise DataError(f"no data: name files ({KNOWN}), folders, globs, or - for standard input")
-    for source in found:
-        _check(source)
+    for files in (found.sources, found.offered):
+        files[:] = [replace(source, columns=columns or {}) for source in files]
+        for source in files:
+            _check(source)
     return found
+
+
+def _folder(folder: Folder, use: Use, found: Found) -> None:
+    if not folder.held:
+        found.sources.extend(map(_file, folder.train))
+        return
+    if use != "train":
+        split = folder.judged if use == "judge" else folder.offered
+        found.sources.extend(map(_file, folder.held[split]))
+        found.told.append(f"{folder.path}: of its files those named {split} are taken ({len(folder.held[split])})")
+        return
+    if not folder.train:
+        raise DataError(
+            f"{folder.path}: its files are named {' and '.join(sorted(folder.held))}, and none for training; name the files meant"
+        )
+    found.sources.extend(map(_file, folder.train))
+    found.offered.extend(map(_file, folder.held[folder.offered]))
+    kept = [f"{len(files)} named {split}" for split, files in folder.held.items()]
+    found.told.append(f"{folder.path}: {len(folder.train)} of its files train; never trained on: {', '.join(kept)}")
 
 
 def _expand(name: str) -> list[DataFile]:
@@ -45,8 +89,6 @@ def _expand(name: str) -> list[DataFile]:
         raise DataError("no data: an empty path")
     if name == "-":
         return [_standard_input()]
-    if path.is_dir():
-        return _folder(path)
     if path.exists():
         return [_file(path)]
     if not glob.has_magic(name):
@@ -64,40 +106,13 @@ def _file(path: Path) -> DataFile:
         raise DataError(f"{path}: this is a device; {TAKEN}")
     if not stat.S_ISREG(mode):  # a pipe can be read once only
         return _spooled(path, str(path))
-    return DataFile(path, str(path), KINDS.get(path.suffix.lower()) or _look(path))
-
-
-def _folder(folder: Path) -> list[DataFile]:
-    files = _files(folder)
-    sources = [_file(path) for path in files if path.suffix.lower() in KINDS]
-    if not sources:
-        raise DataError(
-            f"{folder}: no usable file in this folder; it holds {_counted(files) or 'nothing'}, and known are {KNOWN}"
-        )
-    first = {source.kind: source.name for source in reversed(sources)}
-    if len(first) > 1:
-        raise DataError(f"{folder}: mixes text ({first['text']}) and JSON lines ({first['lines']}); name the ones meant")
-    return sources
-
-
-def _files(folder: Path) -> list[Path]:
-    return [path for path in sorted(folder.rglob("*")) if path.is_file() and not _hidden(path.relative_to(folder))]
-
-
-def _counted(files: Iterable[Path]) -> str:
-    """`3 .png, 1 .csv`."""
-    endings = Counter(path.suffix or path.name for path in files)
-    return ", ".join(f"{count} {ending}" for ending, count in endings.most_common(4))
+    return _known(path, str(path))
 
 
 def passed_over(data: Sequence[str]) -> str:
     """What the folders among the names given hold besides data."""
-    folders = [Path(name) for name in data if Path(name).is_dir()]
-    return _counted(path for folder in folders for path in _files(folder) if path.suffix.lower() not in KINDS)
-
-
-def _hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
+    folders = [looked_into(Path(name)) for name in data if name and Path(name).is_dir()]
+    return counted(path for folder in folders for path in folder.others)
 
 
 @cache  # standard input can be read once only, and a split asks twice
@@ -113,21 +128,47 @@ def _spooled(origin: Path | BinaryIO, name: str) -> DataFile:
         path.open("wb") as spool,
         origin.open("rb") if isinstance(origin, Path) else nullcontext(origin) as stream,
     ):
+        text = True
         for block in iter(lambda: stream.read(PIECE), b""):
-            check_text(block, name, spool.tell())  # here, since what goes on for ever may be zeros
+            text = text and (spool.tell() > 0 or not block.startswith((*MAGIC, *WIDE)))
+            if text:
+                check_text(block, name, spool.tell())  # here, since what goes on for ever may be zeros
             spool.write(block)
-    return DataFile(path, name, _look(path))
+    return _known(path, name)
 
 
-def _look(path: Path) -> Literal["text", "lines"]:
-    """What a file is whose name does not say: one whose first line looks like a JSON object is meant to hold such lines."""
+def _known(path: Path, name: str) -> DataFile:
+    """By its name, or by how it begins."""
+    form, packed = named(name)
     try:
         with path.open("rb") as file:
-            lines = iter(lambda: file.readline(HEAD), b"")
-            first = next((text for line in lines if (text := line.removeprefix(MARK).strip())), b"")
+            head = file.read(8)
     except OSError:
-        return "text"  # which is checked, and refused, like any other
-    return "lines" if first.startswith(b"{") and first[1:].lstrip()[:1] == b'"' else "text"
+        return DataFile(path, name, form or "text", packed)  # which is checked, and refused, like any other
+    if not (form or packed):
+        magic = next((found for mark, found in MAGIC.items() if head.startswith(mark)), None)
+        if magic == "parquet":
+            return DataFile(path, name, "parquet")
+        packed = magic
+    source = DataFile(path, name, form or "text", packed)
+    _check_packed(source)
+    return source if form else replace(source, form=_look(source))
+
+
+def _look(source: DataFile) -> Form:
+    """What a file is whose name does not say: one that begins like a JSON object is meant to hold such lines."""
+    with source.opened() as file:
+        if file.peek(4).startswith(parquet.ENDS):  # type: ignore[attr-defined]
+            return "parquet"
+        lines = iter(lambda: file.readline(HEAD), b"")
+        first = next((text for line in lines if (text := line.strip())), b"")
+        more = first + file.readline(HEAD) + file.readline(HEAD)
+    return "lines" if OBJECT.match(first) else "json" if ARRAY.match(more) else "text"
+
+
+def _check_packed(source: DataFile) -> None:
+    if source.packed == "zst" and not can_unzstd():
+        raise DataError(f"{source.name}: nothing here unpacks zstd: {NEEDED}; or unpack it first")
 
 
 # ---- names that nobody typed -------------------------------------------------
@@ -181,13 +222,17 @@ def naming(sources: Sequence[DataFile]) -> str:
 
 def _check(source: DataFile) -> None:
     try:
-        with source.path.open("rb") as file:
+        if source.form == "parquet" and not source.packed:
+            parquet.check(source.path, source.name)
+            return
+        with source.opened() as file:
             head = file.read(HEAD)
             blank = not head.strip() and not any(block.strip() for block in iter(lambda: file.read(PIECE), b""))
     except OSError as error:
         raise DataError(f"{source.name}: {error.strerror}") from None
-    if not head.removeprefix(MARK):
+    if not head:
         raise DataError(f"{source.name}: the file is empty")
     if blank:
         raise DataError(f"{source.name}: there is only white space in it")
-    check_head(source.name, Path(source.name).suffix, head)
+    if source.form != "parquet":
+        check_head(source.name, head, named(source.name)[0] is not None)

@@ -8,16 +8,26 @@ import numpy as np
 
 from llamatrain.errors import DataError
 
-KINDS: dict[str, Literal["text", "lines"]] = {".txt": "text", ".md": "text", ".jsonl": "lines", ".ndjson": "lines"}
-KNOWN = ", ".join(KINDS)
-TAKEN = f"what is taken is text and JSON lines ({KNOWN}, or text by any other name)"
+Form = Literal["text", "lines", "json", "csv", "tsv", "parquet"]  # how a file is read; of all but text each row is an object
+FORMS: dict[str, Form] = {
+    ".txt": "text",
+    ".md": "text",
+    ".jsonl": "lines",
+    ".ndjson": "lines",
+    ".json": "json",
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".parquet": "parquet",
+}
+PACKED: dict[str, Literal["gz", "zst"]] = {".gz": "gz", ".zst": "zst"}
+KNOWN = f"{', '.join(FORMS)}, and these as {' and '.join(PACKED)}"
+TAKEN = f"what is taken is text, JSON and tables ({KNOWN}, or text by any other name)"
 AS_IT_IS = "or call it .txt to train on it as it stands"
 REFUSED = {
-    ".csv .tsv": ("a table", f"make JSON lines of its rows, {AS_IT_IS}"),
     ".html .htm .xhtml .xml": ("markup, not the text in it", f"save its text, {AS_IT_IS}"),
     ".rtf .pdf .ps .eps .doc .docx .odt .epub .ppt .pptx .xls .xlsx .ods": ("a document, not the text in it", "save it as text"),
-    ".gz .bz2 .xz .zst .zip .tar .tgz .7z .rar": ("packed", "unpack it first"),
-    ".parquet .arrow .feather .pickle .pkl .npy .npz": ("a table of binary data", "make JSON lines of its rows"),
+    ".bz2 .xz .zip .tar .tgz .7z .rar": ("packed", "unpack it first"),
+    ".arrow .feather .pickle .pkl .npy .npz": ("a table of binary data", "make JSON lines or Parquet of its rows"),
 }
 BY_NAME = {suffix: how for suffixes, how in REFUSED.items() for suffix in suffixes.split()}
 # How a file begins whose name does not say what it is; in small letters.
@@ -29,10 +39,9 @@ BEGINNINGS = {
     b"%pdf-": ".pdf",
     b"%!ps": ".ps",
     b"pk\x03\x04": ".zip",
-    b"\x1f\x8b": ".gz",
     b"bzh": ".bz2",
     b"\xfd7zxz": ".xz",
-    b"\x28\xb5\x2f\xfd": ".zst",
+    b"arrow1": ".arrow",
 }
 MARK = b"\xef\xbb\xbf"  # a byte order mark in front of UTF-8 is no text
 # A text may have some bytes that are no UTF-8, which become tokens as they do in llama.cpp; it is in another encoding
@@ -41,18 +50,23 @@ STRAY = 8
 SHARE = 0.01
 
 
+def named(name: str) -> tuple[Form | None, Literal["gz", "zst"] | None]:
+    """The form that a file's name tells, and what it is packed in."""
+    path = Path(name)
+    packed = PACKED.get(path.suffix.lower())
+    return FORMS.get((path.with_suffix("") if packed else path).suffix.lower()), packed
+
+
 def check_name(path: Path) -> None:
-    suffix = path.suffix.lower()
-    if suffix == ".json":
-        raise DataError(f"{path}: JSON is taken as JSON lines only, one object a line, in a file named .jsonl")
-    if suffix in BY_NAME:
+    inner = path.with_suffix("") if path.suffix.lower() in PACKED else path
+    if (suffix := inner.suffix.lower()) in BY_NAME:
         raise DataError(refusal(str(path), suffix))
 
 
-def check_head(name: str, suffix: str, head: bytes) -> None:
-    """The beginning of a file; a suffix that is known is believed."""
+def check_head(name: str, head: bytes, believed: bool) -> None:
+    """The beginning of a text; `believed`: its name says that it is one."""
     check_text(head, name)
-    if suffix.lower() not in KINDS:
+    if not believed:
         begin = head.removeprefix(MARK).lstrip()[:16].lower()
         if found := next((like for mark, like in BEGINNINGS.items() if begin.startswith(mark)), None):
             raise DataError(refusal(name, found))
@@ -68,9 +82,9 @@ def check_text(block: bytes, name: str, offset: int = 0) -> None:
     """Text holds no zero bytes: with them it is UTF-16, a model, a picture."""
     if (zero := block.find(b"\0")) < 0:
         return
-    if offset == 0 and block[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        raise DataError(f"{name}: looks like UTF-16; save it as UTF-8")
-    raise DataError(f"{name}: binary data, a zero byte at offset {offset + zero}; text is UTF-8 without any")
+    raise DataError(
+        f"{name}: binary data, a zero byte at offset {offset + zero}; text is UTF-8 without any, or UTF-16 with its mark in front"
+    )
 
 
 class Utf8:

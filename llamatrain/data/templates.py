@@ -30,7 +30,8 @@ LARGE = 1 << 22  # bytes of a text whose memory is given back when it is done wi
 LOST = 3  # conversations without an answer that are no reason yet to give the template up; and one for each WORKED others
 WORKED = 50
 MORE = b"more"
-TURNS, WHOLE, PROMPT = "turns", "whole", "prompt"  # what can be wanted of a chat
+TURNS, LAST, WHOLE, PROMPT = "turns", "last", "whole", "prompt"  # what can be wanted of a chat
+WANTED = {"completion": TURNS, "last": LAST, "all": WHOLE}  # by what is trained
 ROOT = Path(__file__).resolve().parent.parent.parent
 CHILD = (  # what it needs of others comes first: nothing that lies beside the package shadows it
     "import sys, json, re, jinja2.ext, jinja2.sandbox; sys.path.insert(0, sys.argv[1]); "
@@ -68,8 +69,8 @@ class Known(threading.local):
 class ChatTemplate:
     """A template with the texts of its vocabulary's begin and end tokens, and of all that end an answer."""
 
-    def __init__(self, source: str, bos: str = "", eos: str = "", ends: Iterable[str] = ()) -> None:
-        self.source = source
+    def __init__(self, source: str, bos: str = "", eos: str = "", ends: Iterable[str] = (), keeps: bool = False) -> None:
+        self.source, self.keeps = source, keeps  # the thoughts of older turns
         self.constants = {"bos_token": bos, "eos_token": eos}
         self.ends = sorted(filter(None, {eos, *ends}), key=len, reverse=True)
         self.notes = set[str]()  # what was done otherwise than the template would have it
@@ -81,9 +82,9 @@ class ChatTemplate:
     def render(self, messages: list[Message], answer_next: bool = False, tools: list[Any] | None = None) -> bytes:
         return b"".join(turn.rest for turn in self._turns((messages, tools, PROMPT if answer_next else WHOLE)))
 
-    def turns(self, messages: list[Message], tools: list[Any] | None = None) -> Generator[Turn, None, None]:
+    def turns(self, messages: list[Message], tools: list[Any] | None = None, want: str = TURNS) -> Generator[Turn, None, None]:
         """Those of a conversation, one after the other: a few are held. Others wait until they are through."""
-        return self._turns((messages, tools, TURNS))
+        return self._turns((messages, tools, want))
 
     def _turns(self, asked: Asked) -> Generator[Turn, None, None]:
         known = self._known.found.pop((id(asked[0]), asked[2]), None)
@@ -138,7 +139,7 @@ class ChatTemplate:
 
     def _started(self) -> "Child":
         if self._child is None:
-            self._child = Child(self.source, self.constants, self.ends)
+            self._child = Child(self.source, self.constants, self.ends, self.keeps)
         return self._child
 
     def _gone(self, why: str) -> DataError:
@@ -180,7 +181,7 @@ class Lost(Exception):
 
 
 class Child:
-    def __init__(self, source: str, values: dict[str, Any], ends: Iterable[str] = ()) -> None:
+    def __init__(self, source: str, values: dict[str, Any], ends: Iterable[str] = (), keeps: bool = False) -> None:
         pipe, held = os.pipe()
         self.got = bytearray()  # of answers
         self.lifeline = os.fdopen(held, "wb")  # the child ends when nobody holds it any more
@@ -197,14 +198,14 @@ class Child:
         finally:
             os.close(pipe)
         try:
-            self._begin(source, values, list(ends))
+            self._begin({"template": source, "values": {"documents": None, **values}, "ends": list(ends), "keeps": keeps})
         except TemplateError:
             self.kill()
             raise
 
-    def _begin(self, source: str, values: dict[str, Any], ends: list[str]) -> None:
+    def _begin(self, request: dict[str, Any]) -> None:
         try:
-            self.ask({"template": source, "values": {"documents": None, **values}, "ends": ends}, WAIT)
+            self.ask(request, WAIT)
         except (Lost, TemplateError, TooMuch) as error:
             reasons = {Lost: "it cannot be compiled", TooMuch: f"it takes {error}"}
             reason = reasons.get(type(error), str(error).partition(": ")[2])

@@ -1,24 +1,27 @@
 """The text in some files, to learn a vocabulary from."""
 
 import codecs
+import math
 from collections.abc import Iterator
 
+from llamatrain.data.datafile import DataFile
 from llamatrain.data.forms import Chat, Prompt, parse_line
 from llamatrain.data.json_values import TooMuch
-from llamatrain.data.samples import chunks_of, lines_of
-from llamatrain.data.sources import DataFile, naming
+from llamatrain.data.samples import chunks_of, rows_of
+from llamatrain.data.sources import naming
 from llamatrain.machine.terminal import bar
 
+PACKED = 4  # times its size, a packed file holds of text, as a rule
 ENOUGH = 64 * 10**6  # bytes: more text hardly changes which pairs are frequent
 
 
 def texts_of(sources: list[DataFile]) -> Iterator[str]:
     """All of it, or the beginning of each file where that is enough; a bar shows how far it is."""
-    sizes = [source.path.stat().st_size for source in sources]
+    sizes = [source.size * (1 if source.is_plain else PACKED) for source in sources]
     share = min(1.0, ENOUGH / max(1, sum(sizes)))
     with bar(f"reading {naming(sources)}", total=int(sum(sizes) * share), unit="B", unit_scale=True) as told:
         for source, size in zip(sources, sizes, strict=True):
-            left = size * share
+            left = size * share if share < 1 else math.inf
             for read, text in _lines(source) if source.kind == "lines" else _chunks(source):
                 yield text
                 told.update(read)
@@ -36,9 +39,9 @@ def _chunks(source: DataFile) -> Iterator[tuple[int, str]]:
 
 def _lines(source: DataFile) -> Iterator[tuple[int, str]]:
     """Each text with the bytes of its line, which count once."""
-    for number, line in lines_of(source):
+    for number, line in rows_of(source):
         try:
-            document, read = parse_line(line, f"{source.name}, line {number}"), len(line) + 1
+            document, read = parse_line(line, source.place(number), source.columns), len(line) + 1
         except TooMuch:  # told where it is skipped as a row
             continue
         if isinstance(document, Chat):

@@ -56,5 +56,5 @@ def data_of(files: Sequence[str], model: Model, data: DataOptions, seed: int) ->
 
 def sine_of(model: Model, seed: int) -> Sine:
     if model.tokenizer is not None:
-        raise UsageError("no data: name files (.txt, .md, .jsonl), folders, globs, or - for standard input")
+        raise UsageError("no data: name files (text, JSON, CSV, Parquet), folders, globs, or - for standard input")
     return Sine(model.h.vocab, model.row, seed)

@@ -84,7 +84,7 @@ def evaluated(
         raise FileError(f"{model}: its vocabulary has {len(tokenizer)} tokens, its embeddings {h.vocab}")
     # each token is judged once
     once, ctx = replace(data_options, shuffle=False, overlapping_samples=False), options.ctx or min(USUAL_CTX, h.ctx)
-    corpus, _ = open_corpus(data, tokenizer, once, ctx, 0)
+    corpus, _ = open_corpus(data, tokenizer, once, ctx, 0, "judge")
     rows = Rows(corpus, data_options, 0, tokenizer.eos, tokenizer.bos)
     setting = Setting(
         h=h,

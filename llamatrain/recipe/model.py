@@ -16,7 +16,7 @@ from llamatrain.files.reader import Gguf, Metadata, open_gguf
 from llamatrain.files.values import Value, string, u32
 from llamatrain.model import hyperparameters
 from llamatrain.model.hyperparameters import ALL_F32, Hyperparameters, vocabulary_of
-from llamatrain.model.options import BYTES, CTX, ModelOptions, as_options
+from llamatrain.model.options import BYTES, CTX, as_options
 from llamatrain.recipe.asked import Asked
 from llamatrain.recipe.limits import within
 from llamatrain.recipe.sources import Sources
@@ -56,7 +56,7 @@ class Model:
         from llamatrain.data.new_template import template_for
         from llamatrain.data.sources import find_sources
 
-        template = template_for(find_sources(files) if files else [], options, self.tokenizer)
+        template = template_for(find_sources(files, options.mapping) if files else [], options, self.tokenizer)
         if template is None:
             return self
         self.tokenizer.chat_template = template
@@ -66,7 +66,7 @@ class Model:
 def model_for(asked: Asked, sources: Sources, given: Collection[str], read: bool = True) -> Model:
     """The one in a file, or a new one; `read`: whether text may be, to learn a vocabulary from."""
     if not sources.base:
-        return new_model(asked.files, asked.model, read, asked.train.memory).asked_by(asked.data, asked.files if read else ())
+        return new_model(asked, read).asked_by(asked.data, asked.files if read else ())
     model = model_in(sources.base, asked, sources, given)
     if sources.resumed and sources.goes_on and model.tokenizer and not asked.files:
         raise FileError(f"{sources.resumed.path}: its options are damaged: it is trained on text, and they name no data")
@@ -121,10 +121,10 @@ def rekeyed(metadata: Mapping[str, Value], h: Hyperparameters) -> dict[str, Valu
     return others | {key: value for key, value in h.metadata("").items() if not key.startswith("general.")}
 
 
-def new_model(files: Sequence[str], options: ModelOptions, read: bool, memory: int | None = None) -> Model:
-    """By the options. Unread, the text gives as many tokens as may be; read, in so much memory."""
-    vocabulary, tokenizer, size = new_vocabulary_of(files, options, read, memory)
-    h = options.hyperparameters(size)
+def new_model(asked: Asked, read: bool) -> Model:
+    """By the options. Unread, the text gives as many tokens as may be."""
+    vocabulary, tokenizer, size = new_vocabulary_of(asked, read)
+    h = asked.model.hyperparameters(size)
     return Model(h=h, metadata=h.metadata("llamatrain") | vocabulary, tokenizer=tokenizer, row=h.ctx)
 
 
@@ -140,26 +140,25 @@ def model_of(gguf: Gguf, ctx: int | None, usual: int) -> Model:
     return Model(h=h, metadata=metadata, tokenizer=tokenizer, row=ctx or min(usual, h.ctx), untrained=factors)
 
 
-def new_vocabulary_of(
-    files: Sequence[str], options: ModelOptions, read: bool, memory: int | None
-) -> tuple[dict[str, Value], Tokenizer | None, int]:
+def new_vocabulary_of(asked: Asked, read: bool) -> tuple[dict[str, Value], Tokenizer | None, int]:
     """Its keys, its tokenizer, and how many tokens it has."""
+    options = asked.model
     if options.vocab_from:
         gguf = open_gguf(options.vocab_from)
         tokenizer = load_tokenizer(gguf.metadata, options.vocab_from)
         return vocabulary_of(gguf.metadata.typed), tokenizer, len(tokenizer)
     of_bytes = options.vocab_size == BYTES
     size = 0 if of_bytes else int(options.vocab_size)
-    if not files:
+    if not asked.files:
         return new_vocabulary.without_text(size), None, size
-    made = new_vocabulary.bytes_only() if of_bytes or not read else learned(files, size, memory)
+    made = new_vocabulary.bytes_only() if of_bytes or not read else learned(asked, size)
     tokenizer = load_tokenizer(Metadata(made))
     return made, tokenizer, len(tokenizer) if of_bytes or read else size
 
 
-def learned(files: Sequence[str], size: int, memory: int | None) -> dict[str, Value]:
+def learned(asked: Asked, size: int) -> dict[str, Value]:
     from llamatrain.data.sources import find_sources
     from llamatrain.data.texts import texts_of
     from llamatrain.data.tokenizer import apart
 
-    return apart.learned(within(memory, texts_of(find_sources(files))), size)
+    return apart.learned(within(asked.train.memory, texts_of(find_sources(asked.files, asked.data.mapping))), size)

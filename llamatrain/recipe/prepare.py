@@ -13,7 +13,7 @@ from llamatrain.config.options import COUNT
 from llamatrain.config.units import Size
 from llamatrain.data.rows import lengths_of
 from llamatrain.data.sine import Sine
-from llamatrain.data.sources import find_sources
+from llamatrain.data.sources import find_data
 from llamatrain.engine.recorder import phase
 from llamatrain.errors import FileError, MemoryPlanError, UsageError
 from llamatrain.machine.printable import printable
@@ -154,13 +154,14 @@ def way_of(request: Request, graphs: bool) -> tuple[Way, str | None]:
     asked, sources, _ = begun(request)
     check_held(asked.train.memory)
     named = [file for file in asked.files if file != "-"]
-    whole = not asked.data.pattern and all(source.kind == "text" for source in (find_sources(named) if named else ()))
+    files = find_data(named) if named else None
+    whole = not asked.data.pattern and all(source.kind == "text" for source in (files.sources if files else ()))
     model = model_for(asked, sources, given, read=False)
     sine = None if asked.files else sine_of(model, 0)
     resolved = resolve(asked, model.row, lambda epochs: epochs)
     extent = Extent(
         lengths=lengths_of(model.row, asked.data, whole),
-        validating=bool(asked.data.val or asked.data.val_split),
+        validating=bool(asked.data.val or asked.data.val_split or (files and files.offered)),
         decoding=shown(resolved, model, sine).positions,
         goes_on=sources.goes_on,
         to_come=unread_of(model, sources),
@@ -181,7 +182,8 @@ def read_by(asked: Asked, sources: Sources, config: Path | None) -> Iterator[Pat
     for adapter in asked.adapters:
         yield from adapter.iterdir() if adapter.is_dir() else (adapter,)
     for names in (asked.files, asked.data.val):
-        yield from (source.path for source in (find_sources(names) if names else ()))
+        found = find_data(names) if names else None
+        yield from (source.path for source in ((*found.sources, *found.offered) if found else ()))
 
 
 def config_of(kept: Asked) -> str:

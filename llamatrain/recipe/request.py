@@ -156,7 +156,7 @@ def named(
         if not base:
             raise UsageError("no model: name a GGUF file, and the data to train on")
         if not data:
-            raise UsageError(f"no data to train {base} on: name files (.txt, .md, .jsonl), folders, globs, or -")
+            raise UsageError(f"no data to train {base} on: name files (text, JSON, CSV, Parquet), folders, globs, or -")
     if base is not None and (Path(base).is_dir() or not Path(base).exists()):
         found = "this is a folder" if Path(base).is_dir() else "no such file"
         raise FileError(f"{base}: {found}; a GGUF model is needed first, and then the data")

@@ -1,0 +1,73 @@
+"""The keys that rows may have, and those that have other names in the data."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from llamatrain.config.words import nearest, worded
+from llamatrain.errors import DataError, UsageError
+from llamatrain.files.cursor import cut
+
+PAIRS = (("prompt", "completion"), ("question", "answer"), ("instruction", "output"))
+WHOLE = ("messages", "conversations", "text")
+PREFERENCES = ("chosen", "rejected", "preferred_output", "non_preferred_output")
+KEYS = (*WHOLE, *(key for pair in PAIRS for key in pair), "input", "system", "tools", *PREFERENCES, "label")
+NEXT = re.compile(rf",(?=(?:{'|'.join(KEYS)})=)")  # names of columns may hold commas, too
+FORMS = (
+    '{"text"}, {"prompt", "completion"}, {"question", "answer"}, {"instruction", "output"} with or without "input", '
+    '{"messages": [{"role", "content"}]}, {"conversations": [{"from", "value"}]}'
+)
+SHOWN = 8  # names that are told
+
+
+def mapping_of(text: str) -> dict[str, str]:
+    """`prompt=question,completion=answer`: keys of a form, and what they are called in the data."""
+    found = dict[str, str]()
+    for part in NEXT.split(text) if text else ():
+        key, equals, column = part.partition("=")
+        if not equals or not column:
+            raise UsageError(f"{worded(part)} names no key and its column; write prompt=question,completion=answer")
+        if key not in KEYS:
+            raise UsageError(f"{worded(key)} is no key of a row{nearest(key, KEYS)}; there are {', '.join(KEYS)}")
+        if key in found or column in found.values():
+            raise UsageError(f"{worded(key if key in found else column)} is named twice")
+        found[key] = column
+    return found
+
+
+def told(names: Sequence[str]) -> str:
+    more = len(names) - SHOWN
+    return (", ".join(json.dumps(cut(name), ensure_ascii=False) for name in names[:SHOWN]) or "none") + (
+        f" and {more} more" if more > 0 else ""
+    )
+
+
+def renamed(row: dict[str, Any], columns: Mapping[str, str], place: str) -> dict[str, Any]:
+    """A row with the keys of its form; what they hide is left out."""
+    if not columns:
+        return row
+    check_named(list(row), columns, place)
+    hidden = {*columns, *columns.values()}
+    return {key: row[name] for key, name in columns.items()} | {key: value for key, value in row.items() if key not in hidden}
+
+
+def check_named(names: Sequence[str], columns: Mapping[str, str], place: str) -> None:
+    for key, name in columns.items():
+        if name not in names:
+            raise DataError(
+                f"{place}: there is no {json.dumps(cut(name), ensure_ascii=False)}, which --columns wants for {key}; "
+                f"there are {told(names)}"
+            )
+
+
+def wanted(names: Sequence[str], columns: Mapping[str, str], place: str) -> list[str]:
+    """Those of a table's columns that are read; some of them make rows of a known form."""
+    check_named(names, columns, place)
+    by_key = {name: name for name in names if name in KEYS and name not in columns.values()} | dict(columns)
+    complete = any(key in by_key for key in (*WHOLE, *PREFERENCES)) or any({*pair} <= {*by_key} for pair in PAIRS)
+    if not complete:
+        raise DataError(
+            f"{place}: no known columns: found {told(names)}; known are {FORMS}; --columns prompt=NAME,... names others"
+        )
+    return [name for name in names if name in by_key.values()]
