@@ -255,7 +255,7 @@ def test_a_folder_without_training_data_is_refused() -> None:
 def test_a_table_is_trained_on_and_its_tokens_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [{"question": f"what is {number}?", "answer": f"it is {number}"} for number in range(40)]
     losses = []
-    for name in ("a.jsonl", "array.json", "a.csv", "a.tsv"):
+    for name in ("a.jsonl", "a.csv"):
         Path(name).write_bytes(FORMS[name](rows))
         tuned = ("from-scratch", name, *TINY, "--ctx", 64, "--iters", 2, "--seed", 1, "--out", tmp_path / f"run-{name}")
         ran(*tuned)
@@ -290,21 +290,21 @@ def test_tokens_are_made_once_and_anew_where_something_changed(monkeypatch: pyte
 
 
 def test_a_long_array_is_never_held(tmp_path: Path) -> None:
-    """Some 40 MB of elements, of which one at a time is in memory."""
+    """Some 20 MB of elements, of which one at a time is in memory."""
     import tracemalloc
 
     row = json.dumps({"prompt": "x" * 500, "completion": "y" * 500})
     with Path("a.json").open("w") as file:
         file.write("[" + row)
-        file.writelines(",\n" + row for _ in range(40_000))
+        file.writelines(",\n" + row for _ in range(20_000))
         file.write("]")
     with gzip.open("a.json.gz", "wb", 1) as packed:
         packed.write(Path("a.json").read_bytes())
     for name in ("a.json", "a.json.gz"):
         (source,) = find_sources([name])
         tracemalloc.start()
-        assert sum(1 for _ in rows_of(source)) == 40_001
-        assert tracemalloc.get_traced_memory()[1] < 24 << 20
+        assert sum(1 for _ in rows_of(source)) == 20_001
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
         tracemalloc.stop()
 
 

@@ -7,14 +7,14 @@ import numpy as np
 
 from llamatrain.errors import DataError
 
-CHUNK = 1 << 20
+CHUNK = 1 << 18
 LONGEST = 64 << 20  # bytes of an element
 STEPS = np.zeros(256, np.int8)
 STEPS[list(b"[{")], STEPS[list(b"]}")] = 1, -1
 BLANK = b" \t\r\n"
 
 
-class Found(NamedTuple):
+class End(NamedTuple):
     """In a chunk: where something ends, and how deep that is from there on."""
 
     at: int
@@ -27,7 +27,7 @@ class Scanner:
     def __init__(self) -> None:
         self.depth, self.within = 0, False
 
-    def ends(self, chunk: bytes, level: int) -> Iterator[Found]:
+    def ends(self, chunk: bytes, level: int) -> Iterator[End]:
         """The commas at a level, and the brackets that close what is at the lowest; a chunk ends in no half escape."""
         clean = chunk.replace(b"\\\\", b"__").replace(b'\\"', b"__") if b"\\" in chunk else chunk
         letters = np.frombuffer(clean, np.uint8)
@@ -38,7 +38,7 @@ class Scanner:
         ends = ((letters == ord(",")) & ~inside & (depth <= level)) | ((steps < 0) & (depth <= 0))
         places = np.flatnonzero(ends)
         self.depth, self.within = int(depth[-1]), bool(inside[-1])
-        yield from map(Found, places.tolist(), depth[places].tolist())
+        yield from map(End, places.tolist(), depth[places].tolist())
 
 
 def elements_of(stream: BinaryIO, name: str) -> Iterator[tuple[int, bytes]]:

@@ -27,7 +27,8 @@ ALL = 2 * 10**9  # bytes that the renderings of one chat may have in all
 LONGEST = 8 * 10**6  # bytes of one of them, besides twice those of the request
 TURNS, LAST, WHOLE = "turns", "last", "whole"  # what can be wanted of a chat, besides its next prompt
 THOUGHTS = "reasoning_content"
-MARKED = re.compile(PROBE + r"[0-9]+q")
+SIGN = PROBE + os.urandom(8).hex()  # which no data holds
+MARKED = re.compile(SIGN + r"q[0-9]+q")
 OPENED = re.compile(r"(<[A-Za-z_]+>)(\s*)$")  # what a prompt may open for its answer
 
 
@@ -128,7 +129,7 @@ class Conversation:
         words, shown = dict[str, str](), list[Any]()
         for number, message in enumerate(messages):
             if number < count and THOUGHTS in message:
-                words[mark := f"{PROBE}{number}q"] = f"<think>\n{message[THOUGHTS]}\n</think>\n\n{message['content']}"
+                words[mark := f"{SIGN}q{number}q"] = f"<think>\n{message[THOUGHTS]}\n</think>\n\n{message['content']}"
                 message = {key: value for key, value in message.items() if key != THOUGHTS} | {"content": mark}
             shown.append(message)
         text = self.template.render(shown, self.tools, answer_next)

@@ -19,4 +19,5 @@ def facts(prepared: Prepared, folder: Path) -> list[tuple[str, str]]:
         ("training", f"{train.optimizer}, {train.iters} steps of {rows}, {train.precision}, {way.setting.threads} threads"),
         ("memory", way.needs.describe() + recomputed),
         ("folder", str(folder)),
+        *([("note", note)] if (note := prepared.kept.run.note) else []),
     ]

@@ -182,6 +182,20 @@ class RunOptions(Checked, panel="The run"):
     sample_prompt: Annotated[str, Option("What those samples begin with.")] = ""
     report_every: Annotated[int, replace(EVERY, sentence="Print a line every so many steps; 0: as often as reads well.")] = 0
     max_time: Annotated[Duration | None, Option("Save and stop after this time, such as 90m or 2h.")] = None
+    log: Annotated[
+        tuple[Literal["tensorboard", "wandb", "trackio", "csv"], ...],
+        Option("Write the figures there, too; may be repeated.", unit="WHERE"),
+    ] = ()
+    name: Annotated[
+        str,
+        Option(
+            "What the run is called there; else as its folder.",
+            unit="NAME",
+            accepts=lambda name: name == name.strip() and name.isprintable() and len(name) <= 120,
+            takes="a name of at most 120 letters",
+        ),
+    ] = ""
+    note: Annotated[str, Option("Some words on the run, which are kept with it.")] = ""
     profile: Annotated[bool, Option("Say where the time went, and write trace.json for Chrome and Perfetto.")] = False
 
 
@@ -224,6 +238,8 @@ def idle(options: TrainOptions, run: RunOptions) -> dict[str, str]:
         found |= dict.fromkeys(("decay_steps", "restart_growth"), "to --schedule constant")
     if not options.past:
         found["delta"] = "without --past"
+    if not {*run.log} - {"csv"}:
+        found["name"] = "without --log to tensorboard, wandb or trackio"
     if not run.sample_every:
         found["sample_prompt"] = "without --sample-every"
     return found

@@ -32,6 +32,7 @@ from llamatrain.recipe.saving import check_trained
 from llamatrain.recipe.sources import Sources, opened
 from llamatrain.recipe.target import Target
 from llamatrain.recipe.targets import target_of
+from llamatrain.report.loggers import check as check_loggers
 from llamatrain.store.folder import RunFolder
 from llamatrain.train.programs import Programs
 
@@ -74,6 +75,7 @@ def begun(request: Request) -> tuple[Asked, Sources, list[str]]:
 
 def prepare(asked: Asked, sources: Sources, peft: Path | None, notes: list[str], given: Collection[str]) -> Prepared:
     check_held(asked.train.memory)
+    check_loggers(asked.run.log)
     with phase("tokenizer"):
         model = model_for(asked, sources, given)
     target = target_of(asked, model, sources, peft)  # what adapters are not as they should be is told before the data is read

@@ -22,6 +22,7 @@ from llamatrain.recipe.beside import Outs, check
 from llamatrain.recipe.header import facts
 from llamatrain.recipe.inputs import BesideRun
 from llamatrain.recipe.interrupts import Interrupts
+from llamatrain.recipe.logged import metrics_of
 from llamatrain.recipe.model import model_for
 from llamatrain.recipe.options import PlaceOptions
 from llamatrain.recipe.prepare import Prepared, begun, config_of, peft_folder, prepare, read_by
@@ -162,12 +163,6 @@ def settle(prepared: Prepared, folder: RunFolder, config: Path | None) -> None:
         folder.clear(read_by(prepared.kept, prepared.sources, config))
 
 
-def metrics_of(sources: Sources, folder: RunFolder) -> Metrics:
-    """New, or those of the run so far; in a new folder its first part is told, too."""
-    name = "metrics.jsonl"
-    return Metrics(folder.result(name), sources.home and sources.home / name, sources.step)
-
-
 @contextmanager
 def telling(resumed: Resumed) -> Iterator[None]:
     """What a checkpoint says of itself may be nonsense, though its checksum holds."""
@@ -181,7 +176,7 @@ def telling(resumed: Resumed) -> Iterator[None]:
 
 
 def run(prepared: Prepared, folder: RunFolder, interrupts: Interrupts) -> Finished:
-    resolved, target, metrics = prepared.resolved, prepared.target, metrics_of(prepared.sources, folder)
+    resolved, target, metrics = prepared.resolved, prepared.target, metrics_of(prepared, folder)
 
     def command() -> str:  # as the folder is called by then
         return f"llamatrain {prepared.kept.command} --resume {shlex.quote(str(folder.path))}"

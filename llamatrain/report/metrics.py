@@ -9,7 +9,7 @@ from io import FileIO
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO, Protocol, Self
 
 from llamatrain.errors import FileError
 from llamatrain.files.newfile import NewFile, pass_over
@@ -18,6 +18,18 @@ WAIT = 0.2  # seconds that lines may lie in the buffer while steps follow fast
 LONGEST = 4096  # bytes of a line that is read; ours have some 250
 FLAGS = os.O_RDWR | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 ENCODE = json.JSONEncoder(allow_nan=False, default=lambda number: number.item()).encode  # numbers of numpy are welcome
+
+
+class Also(Protocol):
+    """Whoever is told of each line, and that all lines so far are to stay."""
+
+    failed: bool
+
+    def write(self, line: dict[str, Any]) -> None: ...
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class Metrics:
@@ -29,6 +41,7 @@ class Metrics:
     def __init__(self, path: str | Path, before: Path | None = None, step: int = 0) -> None:
         self.path = Path(path)
         self.tell: Callable[[str], None] = lambda line: None
+        self.also: Also | None = None  # where lines go besides
         self._before, self._step = before, step
         self._file: FileIO | None = None
         self._waiting = b""
@@ -73,6 +86,8 @@ class Metrics:
             self._due = now + WAIT
             with suppress(OSError, FileError):
                 self._put()
+        if self.also:
+            self.also.write(line)
 
     def _put(self) -> None:
         file = self.begin()._file
@@ -83,6 +98,8 @@ class Metrics:
         """Have all lines on the disk: to be called before a checkpoint is written, which must not know more than they do."""
         if not self._file and not self._waiting:
             return
+        if self.also:
+            self.also.flush()
         try:
             self._put()
             self._find()
@@ -131,6 +148,8 @@ class Metrics:
         return list(self.lines())
 
     def close(self) -> None:
+        if self.also:
+            self.also.close()
         if self._file and not self._file.closed:
             try:
                 self.flush()

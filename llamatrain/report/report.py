@@ -189,6 +189,8 @@ class Report:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error and self.metrics.also:
+            self.metrics.also.failed = True
         with suppress(FileError) if error else nullcontext():  # what ends the run is told, and no more
             self.close()
 

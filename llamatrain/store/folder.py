@@ -1,6 +1,7 @@
 """The folder of a run, and what may be done in it by one run at a time.
 
     config.toml  metrics.jsonl  loss.svg     options, figures, curve
+    metrics.csv  loggers.json                the same figures, and where else they go, if that was asked
     trace.json                               where the time went, if that was asked
     checkpoint-<step>.gguf                   the last ones
     checkpoint-LATEST.gguf                   another name of the newest

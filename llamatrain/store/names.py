@@ -11,7 +11,7 @@ from llamatrain.files.reader import open_gguf
 
 LATEST = "checkpoint-LATEST.gguf"
 NUMBERED = re.compile(r"checkpoint-(0|[1-9][0-9]{0,18})\.gguf")
-RESULTS = ("config.toml", "metrics.jsonl", "loss.svg", "trace.json", "model.gguf", "adapter.gguf")
+RESULTS = ("config.toml", "metrics.jsonl", "metrics.csv", "loggers.json", "loss.svg", "trace.json", "model.gguf", "adapter.gguf")
 KEPT = re.compile(r"(model|adapter)-(0|[1-9][0-9]{0,18})\.gguf")
 TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{8}\.tmp")
 

@@ -1,0 +1,252 @@
+"""Other places for the lines of metrics.jsonl, each by a library that is loaded where it is asked for."""
+
+import csv
+import json
+import math
+import os
+import secrets
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, redirect_stdout, suppress
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol, TextIO
+
+from llamatrain.errors import UsageError
+from llamatrain.files.newfile import NewFile
+
+MODULES = {"tensorboard": "tensorboardX", "wandb": "wandb", "trackio": "trackio"}
+KNOWN_AS = "loggers.json"  # in the run's folder: by what a run that goes on is known there
+PROJECT = "llamatrain"
+KEYS = ("project", "name", "id")
+PAUSE = 10.0  # seconds that events may wait for the disk
+LONGEST = 200  # letters of what a library says of its failure
+Line = dict[str, Any]
+
+
+def check(names: Iterable[str]) -> None:
+    for name in names:
+        if (module := MODULES.get(name)) and not find_spec(module):
+            raise UsageError(f"--log {name} takes {module}, which is not installed: pip install {module}; --log csv does without")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Logged:
+    """What is told of a run before its lines."""
+
+    folder: Callable[[], Path]  # where it is by now
+    name: str
+    note: str
+    options: dict[str, Any]
+    step: int  # that it goes on behind
+    lines: Callable[[], Iterator[Line]]  # all so far
+
+
+class Logger(Protocol):
+    is_new: bool  # whether it wants the lines of earlier processes, too
+
+    def write(self, line: Line) -> None: ...
+
+    def flush(self) -> None: ...
+
+    def close(self, failed: bool) -> None: ...
+
+
+class Loggers:
+    """Those that were asked for, begun with the first line. What one of them cannot do ends that one, and is said."""
+
+    def __init__(self, names: Iterable[str], run: Logged, warn: Callable[[str], None]) -> None:
+        self.names, self.run, self.warn = list(dict.fromkeys(names)), run, warn
+        self.open: dict[str, Logger] | None = None
+        self.failed = False  # the run
+
+    def write(self, line: Line) -> None:
+        """A line that metrics.jsonl has already."""
+        first, self.open = self.open is None, self.open or {}
+        for name in self.names if first else list(self.open):
+            with self._guarded(name):
+                if not first:
+                    self.open[name].write(line)
+                    continue
+                logger = self.open[name] = LOGGERS[name](self.run)
+                for each in self.run.lines() if logger.is_new else [line]:
+                    logger.write(each)
+
+    def flush(self) -> None:
+        for name, logger in list((self.open or {}).items()):
+            with self._guarded(name):
+                logger.flush()
+
+    def close(self) -> None:
+        for name, logger in list((self.open or {}).items()):
+            with self._guarded(name):
+                logger.close(self.failed)
+        self.open = {}
+
+    @contextmanager
+    def _guarded(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except (Exception, SystemExit) as error:
+            if self.open:
+                self.open.pop(name, None)
+            told = " ".join(str(error).split())[:LONGEST] or type(error).__name__
+            self.warn(f"--log {name}: {told}; nothing more is written there, and metrics.jsonl has all")
+
+
+def tagged(line: Line) -> dict[str, float]:
+    """Its numbers, by the names under which people look for them."""
+    numbers = {key: value.item() if hasattr(value, "item") else value for key, value in line.items() if key != "step"}
+    return {
+        f"val/{key[4:]}" if key.startswith("val_") else f"train/{key}": float(value)
+        for key, value in numbers.items()
+        if isinstance(value, int | float)
+    }
+
+
+class Csv:
+    """metrics.csv: a row for each line; it is made anew where one has a column more."""
+
+    is_new = True
+
+    def __init__(self, run: Logged) -> None:
+        self.run = run
+        self.file: TextIO | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        """With no row yet."""
+        if self.file:
+            self.file.close()
+            self.file = None
+        self.names = list(dict.fromkeys(name for line in self.run.lines() for name in line))
+        path = self.run.folder() / "metrics.csv"
+        with NewFile(path) as file:
+            file.write((",".join(self.names) + "\n").encode())
+        self.file = file_of_rows = path.open("a", encoding="utf-8", newline="")
+        self.rows = csv.writer(file_of_rows, lineterminator="\n")
+
+    def write(self, line: Line) -> None:
+        if line.keys() <= {*self.names}:
+            self.rows.writerow([shown(line.get(name)) for name in self.names])
+        else:
+            self._begin()
+            for each in self.run.lines():  # this one, too
+                self.rows.writerow([shown(each.get(name)) for name in self.names])
+        self.flush()
+
+    def flush(self) -> None:
+        if self.file:
+            self.file.flush()
+
+    def close(self, failed: bool) -> None:
+        if self.file:
+            self.file.close()
+
+
+def shown(value: Any) -> Any:
+    return "" if value is None or (isinstance(value, float) and not math.isfinite(value)) else value
+
+
+class TensorBoard:
+    """Event files in the run's folder; of those of earlier processes what lies behind the checkpoint is passed over."""
+
+    def __init__(self, run: Logged) -> None:
+        from tensorboardX import summary
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto import event_pb2, summary_pb2
+
+        folder = run.folder() / "tensorboard"
+        self.is_new = not any(folder.glob("*tfevents*"))
+        folder.mkdir(exist_ok=True)
+        self.events, self.summaries, self.told = event_pb2, summary_pb2, time.monotonic()
+        self.file = EventsWriter(str(folder / "events"), f".{os.getpid()}.{secrets.token_hex(4)}")
+        if not self.is_new:
+            started = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+            self._put(run.step + 1, session_log=started)
+        for tag, text in {"name": run.name, "note": run.note}.items():
+            if text and self.is_new:
+                self._put(0, summary=summary.text(tag, text))
+
+    def _put(self, step: int, **what: Any) -> None:
+        self.file.write_event(self.events.Event(wall_time=time.time(), step=step, **what))
+
+    def write(self, line: Line) -> None:
+        value = self.summaries.Summary.Value
+        found = [value(tag=tag, simple_value=number) for tag, number in tagged(line).items()]
+        self._put(int(line["step"]), summary=self.summaries.Summary(value=found))
+        if time.monotonic() - self.told > PAUSE:
+            self.flush()
+
+    def flush(self) -> None:
+        self.told = time.monotonic()
+        self.file.flush()
+
+    def close(self, failed: bool) -> None:
+        self.file.close()
+
+
+class Tracked:
+    """Weights and Biases, and what has its interface."""
+
+    def __init__(self, name: str, run: Logged) -> None:
+        self.library = import_module(name)
+        kept, self.known = known_as(run.folder()), 0
+        self.is_new = name not in kept
+        mine = kept.setdefault(name, self._named(name, run))
+        keep(run.folder(), kept)
+        notes = {"notes": run.note or None, "dir": str(run.folder())} if name == "wandb" else {}
+        config = {**run.options, "note": run.note} if run.note and not notes else run.options
+        with redirect_stdout(sys.stderr):
+            made = self.library.init(**mine, **notes, config=config, resume="allow")
+        step = getattr(made, "step", 0)
+        if not self.is_new and isinstance(step, int):
+            self.known = step
+
+    @staticmethod
+    def _named(name: str, run: Logged) -> dict[str, str]:
+        project = os.environ.get(f"{name.upper()}_PROJECT") or PROJECT
+        if name == "wandb":
+            return {"project": project, "name": run.name, "id": secrets.token_hex(4)}
+        return {"project": project, "name": run.name}
+
+    def write(self, line: Line) -> None:
+        """But those that it has already: they are the same."""
+        if line["step"] >= self.known:
+            self.library.log(tagged(line), step=int(line["step"]))
+
+    def flush(self) -> None: ...
+
+    def close(self, failed: bool) -> None:
+        with redirect_stdout(sys.stderr):
+            self.library.finish(**({"exit_code": int(failed)} if self.library.__name__ == "wandb" else {}))
+
+
+def known_as(folder: Path) -> dict[str, dict[str, str]]:
+    """By what a run is known to the libraries; a damaged file says nothing."""
+    with suppress(OSError, ValueError, RecursionError):
+        found = json.loads((folder / KNOWN_AS).read_bytes()[:1000])
+        if isinstance(found, dict) and all(name in MODULES and is_known(each) for name, each in found.items()):
+            return found
+    return {}
+
+
+def is_known(each: object) -> bool:
+    return isinstance(each, dict) and all(key in KEYS and isinstance(value, str) for key, value in each.items())
+
+
+def keep(folder: Path, known: dict[str, dict[str, str]]) -> None:
+    with NewFile(folder / KNOWN_AS) as file:
+        file.write(json.dumps(known).encode())
+
+
+LOGGERS: dict[str, Callable[[Logged], Logger]] = {
+    "tensorboard": TensorBoard,
+    "wandb": partial(Tracked, "wandb"),
+    "trackio": partial(Tracked, "trackio"),
+    "csv": Csv,
+}
