@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -36,6 +37,11 @@ def mapping_of(text: str) -> dict[str, str]:
     return found
 
 
+def repeated(names: Sequence[str]) -> str | None:
+    """A name that is there twice."""
+    return next((name for name, count in Counter(names).items() if count > 1), None)
+
+
 def told(names: Sequence[str]) -> str:
     more = len(names) - SHOWN
     return (", ".join(json.dumps(cut(name), ensure_ascii=False) for name in names[:SHOWN]) or "none") + (
@@ -64,10 +70,12 @@ def check_named(names: Sequence[str], columns: Mapping[str, str], place: str) ->
 def wanted(names: Sequence[str], columns: Mapping[str, str], place: str) -> list[str]:
     """Those of a table's columns that are read; some of them make rows of a known form."""
     check_named(names, columns, place)
-    by_key = {name: name for name in names if name in KEYS and name not in columns.values()} | dict(columns)
+    taken = {*columns.values()}
+    by_key = {name: name for name in names if name in KEYS and name not in taken} | dict(columns)
     complete = any(key in by_key for key in (*WHOLE, *PREFERENCES)) or any({*pair} <= {*by_key} for pair in PAIRS)
     if not complete:
         raise DataError(
             f"{place}: no known columns: found {told(names)}; known are {FORMS}; --columns prompt=NAME,... names others"
         )
-    return [name for name in names if name in by_key.values()]
+    read = {*by_key.values()}
+    return [name for name in names if name in read]

@@ -51,8 +51,11 @@ def parse_line(line: bytes, place: str, columns: Mapping[str, str] | None = None
         raise DataError(f"{place}: no UTF-8 text ({error.reason})") from None
     except json.JSONDecodeError as error:
         raise DataError(f"{place}: no JSON: {error.msg} (column {error.colno})") from None
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{place}: no JSON that can be read: {error}") from None
+    except RecursionError:
+        raise DataError(f"{place}: no JSON that can be read: it nests too deeply") from None
+    except ValueError as error:
+        told = "a number of thousands of digits" if "digits" in str(error) else str(error)
+        raise DataError(f"{place}: no JSON that can be read: {told}") from None
     if not isinstance(row, dict):
         raise DataError(f"{place}: {kind_of(row)} where an object is expected, one of {FORMS}")
     return _document(renamed(row, columns or {}, place), place, {*(columns or ())})

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from llamatrain.data.columns import told, wanted
+from llamatrain.data.columns import repeated, told, wanted
 from llamatrain.data.streams import FREE, RATIO
 from llamatrain.errors import DataError
 
@@ -61,7 +61,7 @@ def rows_of(path: Path, name: str, columns: Mapping[str, str]) -> Iterator[tuple
 
 
 def check_names(names: list[str], name: str) -> None:
-    if twice := next((each for each in names if names.count(each) > 1), None):
+    if twice := repeated(names):
         raise DataError(f"{name}: two columns are named {json.dumps(twice)}; there are {told(names)}")
 
 

@@ -86,7 +86,7 @@ class Unpacked(Making):
         self.left -= len(found)
         if self.left < 0:
             raise DataError(
-                f"{self.name}: unpacks to more than {self.most:,} bytes, {RATIO} times its size, as no data does; "
+                f"{self.name}: unpacks to more than {self.most:,} bytes, and over {RATIO} times its size, as no data does; "
                 "where it is meant, unpack it first"
             )
         return found

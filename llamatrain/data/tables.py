@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import BinaryIO
 
-from llamatrain.data.columns import told, wanted
+from llamatrain.data.columns import repeated, told, wanted
 from llamatrain.errors import DataError
 from llamatrain.files.cursor import cut
 
@@ -20,7 +20,7 @@ class Lines:
 
     def __init__(self, stream: BinaryIO, name: str) -> None:
         self.stream, self.name, self.number = stream, name, 0
-        self.taken = 0  # bytes of the row that is being read
+        self.begin, self.taken = 1, 0  # of the row that is being read: its line, its bytes
         self.first = ""  # the line that was looked at before
 
     def __iter__(self) -> "Lines":
@@ -35,7 +35,7 @@ class Lines:
         self.number += 1
         self.taken += len(raw)
         if self.taken > LONGEST:
-            raise self.error(f"is longer than {LONGEST >> 20} MiB; a quote may be missing in it or before", self.number)
+            raise self.error(f"a row of more than {LONGEST >> 20} MiB; a quote may be missing in it or before", self.begin)
         if b"\0" in raw:
             raise self.error("a zero byte; a table is text", self.number)
         try:
@@ -59,6 +59,7 @@ def rows_of(stream: BinaryIO, form: str, name: str, columns: Mapping[str, str]) 
     _, names = next(rows, (1, list[str]()))
     names = [each.strip() for each in names]
     places = {names.index(each): each for each in wanted(checked(names, name), columns, f"{name}, line 1")}
+    number = 0
     for number, fields in rows:
         if len(fields) != len(names):
             more = f"; {DOUBLED}, and a field with a comma in it stands between quotes" if form == "csv" else ""
@@ -66,6 +67,8 @@ def rows_of(stream: BinaryIO, form: str, name: str, columns: Mapping[str, str]) 
         if fields[0].startswith("\ufeff"):
             raise lines.error("a byte order mark in the midst, as where files were put together; remove it", number)
         yield number, json.dumps({each: fields[place] for place, each in places.items()}, ensure_ascii=False).encode()
+    if not number:
+        raise DataError(f"{name}: there is no row below the names in line 1")
 
 
 def delimiter_of(line: str, usual: str) -> str:
@@ -76,18 +79,16 @@ def delimiter_of(line: str, usual: str) -> str:
 def read(lines: Lines, delimiter: str) -> Iterator[tuple[int, list[str]]]:
     """Rows that are not blank, with the lines at which they begin."""
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
-    begin = 1
     while True:
-        lines.taken = 0
         try:
             fields = next(reader, None)
         except csv.Error as error:
-            raise lines.error(unread(str(error), begin, lines.number), begin) from None
+            raise lines.error(unread(str(error), lines.begin, lines.number), lines.begin) from None
         if fields is None:
             return
         if fields:
-            yield begin, fields
-        begin = lines.number + 1
+            yield lines.begin, fields
+        lines.begin, lines.taken = lines.number + 1, 0
 
 
 def unread(error: str, begin: int, end: int) -> str:
@@ -111,6 +112,6 @@ def checked(names: list[str], name: str) -> list[str]:
         raise DataError(
             f"{name}, line 1: column {names.index('') + 1} of {len(names)} has no name; give it one (pandas: index=False)"
         )
-    if twice := next((each for each in names if names.count(each) > 1), None):
+    if twice := repeated(names):
         raise DataError(f"{name}, line 1: two columns are named {json.dumps(cut(twice))}; there are {told(names)}")
     return names
