@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from llamatrain.data.corpus import Corpus
-    from llamatrain.data.rows import Batch, Rows
+    from llamatrain.data.rows import Batch, Filling, Rows
     from llamatrain.data.tokenizer import Tokenizer
     from llamatrain.files.reader import Gguf
 
@@ -71,7 +71,7 @@ def preview(data: Annotated[list[str], typer.Argument(metavar="DATA")], **said: 
         print_json(rows, options)
     else:
         print_rows(rows, options, tokenizer)
-        summarise(corpus, validation)
+        summarise(corpus, validation, rows.filling(options.batch))
 
 
 def tokenizer_of(gguf: "Gguf") -> "Tokenizer":
@@ -165,11 +165,12 @@ def marked(sample: "tuple[np.ndarray, np.ndarray]", tokenizer: "Tokenizer", enco
     return text
 
 
-def summarise(corpus: "Corpus", validation: "Corpus | None") -> None:
+def summarise(corpus: "Corpus", validation: "Corpus | None", filling: "Filling") -> None:
     from llamatrain.data.corpus import named
 
     print(f"\n{len(corpus)} samples, {corpus.tokens} tokens", end="")
     print(f"; {len(validation)} samples to validate with" if validation else "")
+    print(f"rows are {filling.used:.0%} full, {filling.trained:.0%} of their tokens are trained")
     found = {
         "cut: longer than a row": corpus.cut,
         "skipped: no token to train on in a row": corpus.skipped,

@@ -5,6 +5,7 @@ Its blocks are the architecture's own (architectures/).
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import ceil
 
 import numpy as np
 
@@ -17,12 +18,13 @@ from llamatrain.graph.ops import (
     linear_cross_entropy_judged,
     soft_max,
 )
-from llamatrain.graph.tensor import F32, I32, DType, Tensor, parameter, placeholder, state
+from llamatrain.graph.tensor import F32, I32, DType, Most, Tensor, parameter, placeholder, state
 from llamatrain.model.forward import ForwardPass
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.lora import Weights
 
 HIDDEN = np.float32(-1e30)  # what is added to a score that must not count: finite, so that only faults are infinite
+PARTS, UNIT = 16, 32  # tokens that have a weight are counted in sixteenths of a batch, and in whole tiles
 PIECE = 1 << 16  # elements of a mask that are made at a time
 
 
@@ -62,12 +64,25 @@ class Training:
 
 
 def training(
-    h: Hyperparameters, weights: Weights, batch: int, length: int, table: Tensor, *, flash: bool = True, squared: bool = False
+    h: Hyperparameters,
+    weights: Weights,
+    batch: int,
+    length: int,
+    table: Tensor,
+    *,
+    sparse: bool = False,
+    flash: bool = True,
+    squared: bool = False,
 ) -> Training:
+    """Where weights are `sparse`, a token without goes no further than others may need it."""
     rows, count = (batch, length), batch * length
+    if sparse and flash and not squared and count > UNIT:
+        count = Most(count, step=ceil(count / (PARTS * UNIT)) * UNIT)
     inputs = {name: placeholder(name, rows, I32) for name in ("tokens", "positions", "starts")}
     inputs["targets"] = placeholder("targets", (count,), I32)
     inputs["weights"] = placeholder("weights", (count,), table.dtype)
+    if isinstance(count, Most):
+        inputs["weighed"] = placeholder("weighed", (count,), I32)
     states: dict[Tensor, np.ndarray] = {}
 
     def flashing(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -79,10 +94,16 @@ def training(
     if not flash:
         del inputs["starts"]
         inputs["mask"] = placeholder("mask", (batch, length, length), table.dtype)
-    attend = flashing if flash else plain
-    x, borders = hidden(
-        ForwardPass(h=h, weights=weights, tokens=inputs["tokens"], positions=inputs["positions"], table=table, attend=attend)
+    way = ForwardPass(
+        h=h,
+        weights=weights,
+        tokens=inputs["tokens"],
+        positions=inputs["positions"],
+        table=table,
+        attend=flashing if flash else plain,
+        weighed=inputs.get("weighed"),
     )
+    x, borders = hidden(way)
     targets, shares, judged = inputs["targets"], inputs["weights"], None
     if squared:
         wanted = state("wanted", (h.vocab, h.vocab), table.dtype)

@@ -37,6 +37,7 @@ class Extent:
     """Of a run's rows, samples and past, what decides its memory."""
 
     lengths: Sequence[int]
+    sparse: bool  # many tokens are not trained
     validating: bool
     decoding: int  # positions of the cache for samples; 0: none
     goes_on: bool  # then its batches stay as they are
@@ -90,6 +91,7 @@ def way_of(resolved: Resolved, h: Hyperparameters, leaves: Leaves, extent: Exten
         gradients=resolved.gradients,
         clip=train.clip,
         drop_base=leaves.drops,
+        sparse=extent.sparse,
         plus=resolved.asked.tune.lora_plus_ratio,
     )
     matrices = [array for array in leaves.frozen.values() if array.dtype == np.float32 and array.ndim > 1]
