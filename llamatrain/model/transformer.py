@@ -6,6 +6,7 @@ Its blocks are the architecture's own (architectures/).
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil
+from typing import NamedTuple
 
 import numpy as np
 
@@ -75,15 +76,7 @@ def training(
     squared: bool = False,
 ) -> Training:
     """Where weights are `sparse`, a token without goes no further than others may need it."""
-    rows, count = (batch, length), batch * length
-    if sparse and flash and not squared and count > UNIT:
-        count = Most(count, step=ceil(count / (PARTS * UNIT)) * UNIT)
-    inputs = {name: placeholder(name, rows, I32) for name in ("tokens", "positions", "starts")}
-    inputs["targets"] = placeholder("targets", (count,), I32)
-    inputs["weights"] = placeholder("weights", (count,), table.dtype)
-    if isinstance(count, Most):
-        inputs["weighed"] = placeholder("weighed", (count,), I32)
-    states: dict[Tensor, np.ndarray] = {}
+    inputs = inputs_of(batch, length, table.dtype, flash, sparse and flash and not squared)
 
     def flashing(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return flash_attn(q, k, v, inputs["starts"], scale=h.head_size**-0.5, name=f"blk.{layer}.attn")[0]
@@ -91,9 +84,6 @@ def training(
     def plain(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return plain_attention(h, q, k, v, inputs["mask"])
 
-    if not flash:
-        del inputs["starts"]
-        inputs["mask"] = placeholder("mask", (batch, length, length), table.dtype)
     way = ForwardPass(
         h=h,
         weights=weights,
@@ -104,19 +94,47 @@ def training(
         weighed=inputs.get("weighed"),
     )
     x, borders = hidden(way)
-    targets, shares, judged = inputs["targets"], inputs["weights"], None
+    aimed = Aimed(x, inputs["targets"], inputs["weights"])
     if squared:
         wanted = state("wanted", (h.vocab, h.vocab), table.dtype)
-        states[wanted] = 2 * np.eye(h.vocab, dtype=table.dtype.numpy) - 1
-        loss = squared_error(logits_of(h, x, weights), O.get_rows(wanted, targets), shares)
-    elif flash and h.output not in weights.deltas:
-        loss = linear_cross_entropy(x, weights[h.output], targets, shares, name="loss")
-        judged = linear_cross_entropy_judged(x, weights[h.output], targets, shares, name="loss")
+        eye = 2 * np.eye(h.vocab, dtype=table.dtype.numpy) - 1
+        return Training(inputs, table, borders, squared_error(h, weights, aimed, wanted), {wanted: eye})
+    loss, judged = cross_entropy(h, weights, aimed, fused=flash)
+    return Training(inputs, table, borders, loss, {}, judged)
+
+
+class Aimed(NamedTuple):
+    """What the output weight reads, with the targets and weights of its rows."""
+
+    x: Tensor
+    targets: Tensor
+    shares: Tensor
+
+
+def cross_entropy(h: Hyperparameters, weights: Weights, aimed: Aimed, fused: bool) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """The loss, and for programs that judge: the same and how many targets were likeliest."""
+    x, *aims = aimed
+    if fused and h.output not in weights.deltas:
+        loss = linear_cross_entropy(x, weights[h.output], *aims, name="loss")
+        return loss, linear_cross_entropy_judged(x, weights[h.output], *aims, name="loss")
+    logits = logits_of(h, x, weights)
+    return cross_entropy_loss(logits, *aims, name="loss"), cross_entropy_judged(logits, *aims, name="loss")
+
+
+def inputs_of(batch: int, length: int, dtype: DType, flash: bool, sparse: bool) -> dict[str, Tensor]:
+    count = batch * length
+    if sparse and count > UNIT:
+        count = Most(count, step=ceil(count / (PARTS * UNIT)) * UNIT)
+    inputs = {name: placeholder(name, (batch, length), I32) for name in ("tokens", "positions")}
+    if flash:
+        inputs["starts"] = placeholder("starts", (batch, length), I32)
     else:
-        logits = logits_of(h, x, weights)
-        loss = cross_entropy_loss(logits, targets, shares, name="loss")
-        judged = cross_entropy_judged(logits, targets, shares, name="loss")
-    return Training(inputs, table, borders, loss, states, judged)
+        inputs["mask"] = placeholder("mask", (batch, length, length), dtype)
+    inputs["targets"] = placeholder("targets", (count,), I32)
+    inputs["weights"] = placeholder("weights", (count,), dtype)
+    if isinstance(count, Most):
+        inputs["weighed"] = placeholder("weighed", (count,), I32)  # the numbers of those that have a weight
+    return inputs
 
 
 def plain_attention(h: Hyperparameters, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
@@ -150,10 +168,11 @@ def masks_of(starts: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
         yield queries, mask_of(starts, queries)
 
 
-def squared_error(logits: Tensor, wanted: Tensor, shares: Tensor) -> Tensor:
+def squared_error(h: Hyperparameters, weights: Weights, aimed: Aimed, wanted: Tensor) -> Tensor:
     """Of each logit against +1 for the target and -1 for every other token, as the ancestor's sine demo had it."""
-    errors = O.reshape(O.sum_rows(O.sqr(O.sub(logits, wanted))), shape=shares.shape)
-    return O.sum(O.mul(errors, shares), name="loss")
+    aims = O.get_rows(wanted, aimed.targets)
+    errors = O.sum_rows(O.sqr(O.sub(logits_of(h, aimed.x, weights), aims)))
+    return O.sum(O.mul(O.reshape(errors, shape=aimed.shares.shape), aimed.shares), name="loss")
 
 
 # ---- decoding --------------------------------------------------------------
