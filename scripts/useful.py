@@ -85,12 +85,10 @@ def bench(shape: str, kind: str, count: int, chats: int, threads: int, rounds: i
             for each in runs:
                 each.round()
     trained = sum(len(each.answer) + 1 for each in pairs(count)) / count
-    print(
-        f"\n{shape} in {kind}, rank 8 on all linear weights; {count} chats: {BATCH} packed rows of {CTX} a step, or {chats} chats\n"
-    )
-    print(
-        f"{'run':14} {'chats/s':>8} {'slowest..fastest':>17} {'trained tokens/s':>17} {'loss':>8} {'peak MB':>8} {'x first':>8}"
-    )
+    steps = f"a step has {BATCH} packed rows of {CTX}, or {chats} chats"
+    print(f"\n{shape} in {kind}, rank 8 on all linear weights; {count} chats, {steps}")
+    names = f"{'slowest..fastest':>17} {'trained tokens/s':>17} {'loss':>8} {'peak MB':>8} {'x first':>8}"
+    print(f"\n{'run':14} {'chats/s':>8} {names}")
     first = median(runs[0].rates)
     for each in runs:
         rate = median(each.rates)

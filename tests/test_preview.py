@@ -148,7 +148,7 @@ def test_a_file_without_a_vocabulary_says_what_it_is(run: Run, key: str, value: 
 
 def test_rows_are_made_as_they_are_shown(run: Run) -> None:
     class Counted:
-        made = 0
+        made, packs = 0, False
 
         def batch(self, count: int) -> int:
             self.made += 1

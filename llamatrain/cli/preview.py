@@ -103,11 +103,14 @@ def endless(corpus: "Corpus", tokenizer: "Tokenizer", gguf: "Gguf") -> bool:
     return bool(answers) and not any(np.any((tokens == tokenizer.eot) & (weights > 0)) for tokens, weights, _ in answers)
 
 
-def taken(rows: "Rows", options: PreviewOptions) -> "Iterator[tuple[Batch, int]]":
-    """The first rows, each as its batch and its number therein."""
-    for first in range(0, options.n, options.batch):
-        batch = rows.batch(options.batch)
-        for number in range(min(options.batch, options.n - first)):
+def taken(rows: "Rows", options: PreviewOptions, once: bool = False) -> "Iterator[tuple[Batch, int]]":
+    """The first rows, each as its batch and its number therein; `once`: of packed ones no more than there are."""
+    together = 1 if rows.packs else options.batch  # packed ones are all of one length
+    for first in range(0, options.n, together):
+        if once and rows.packs and rows.state.epoch:
+            return
+        batch = rows.batch(together)
+        for number in range(min(together, options.n - first)):
             yield batch, number
 
 
@@ -123,7 +126,7 @@ def print_rows(rows: "Rows", options: PreviewOptions, tokenizer: "Tokenizer") ->
     console = Console(highlight=False, soft_wrap=True)
     coloured = console.color_system is not None
     console.print("trained text is " + ("green" if coloured else "in [[ ]]"), markup=False)
-    for shown, (batch, number) in enumerate(taken(rows, options), 1):
+    for shown, (batch, number) in enumerate(taken(rows, options, once=True), 1):
         tokens = batch.tokens[number]
         ids = " ".join(map(str, tokens[:SHOWN])) + (" ..." if len(tokens) > SHOWN else "")
         found = list(samples(batch, number))
