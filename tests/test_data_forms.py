@@ -47,12 +47,12 @@ def as_table(rows: list[dict[str, Any]], delimiter: str = ",") -> bytes:
     return made.getvalue().encode()
 
 
-def as_parquet(rows: list[dict[str, Any]]) -> bytes:
+def as_parquet(rows: list[dict[str, Any]], compression: str = "snappy") -> bytes:
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
     made = io.BytesIO()
-    parquet.write_table(pyarrow.Table.from_pylist(rows), made, row_group_size=2)
+    parquet.write_table(pyarrow.Table.from_pylist(rows), made, row_group_size=20, compression=compression)
     return made.getvalue()
 
 

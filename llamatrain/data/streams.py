@@ -126,12 +126,17 @@ def gunzip(file: BinaryIO) -> Readable:
 
 
 def can_unzstd() -> bool:
-    return bool(find_spec("compression") or find_spec("zstandard") or find_spec("pyarrow"))
+    return has_own_zstd() or bool(find_spec("zstandard") or find_spec("pyarrow"))
+
+
+def has_own_zstd() -> bool:
+    """As Python 3.14 has."""
+    return bool(find_spec("compression") and find_spec("compression.zstd"))
 
 
 def unzstd(file: BinaryIO) -> Readable:
     """By Python's own, or by the first that is installed."""
-    if find_spec("compression"):
+    if has_own_zstd():
         from compression import zstd  # type: ignore[import-not-found, unused-ignore]
 
         return OwnZstd(zstd, file)
