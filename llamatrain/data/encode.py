@@ -13,9 +13,11 @@ import numpy as np
 from llamatrain.data.cache import Bounds, Store, StoreWriter, stored
 from llamatrain.data.chat import encode_chat, encode_prompt
 from llamatrain.data.chatml import CHATML, CHATML_WITH_EOS
-from llamatrain.data.forms import Chat, Document, Prompt, parse_line
+from llamatrain.data.forms import Chat, Document, Prompt, parse_line, row_of
 from llamatrain.data.growing import LARGE, Growing
 from llamatrain.data.json_values import TooMuch
+from llamatrain.data.judged import Compare, Judged, check_lines, judged_of
+from llamatrain.data.marked import NEITHER, NOTHING, MarkedTokens, last_answer
 from llamatrain.data.options import DataOptions
 from llamatrain.data.ordered import grouped, in_order, progress
 from llamatrain.data.prompts import PromptReader, TokenizerLike
@@ -31,15 +33,8 @@ VERSION = 3  # of what this file makes of a text: with a new one, old entries of
 LINES = 2  # the same of JSON lines
 MANY = 2 << 20  # tokens that a task may make, besides two for each byte, before it leaves the rest to the one who takes them
 TOLD = 3  # rows that were too much, of which it is told why
-NOTHING = (np.zeros(0, np.int32), np.zeros(0, np.uint8))  # a document that is counted, and skipped
 TOO_MUCH = -2  # in place of the first trained token of a row that is skipped for its size
 PIECE = 64  # bytes that one token stands for at most, in the bound of an overlapping sample
-
-
-class MarkedTokens(NamedTuple):
-    tokens: np.ndarray
-    marks: np.ndarray  # 1 where trained
-    single: bool  # one row at most
 
 
 Place = tuple[int, int]  # a file and a line, by their numbers
@@ -66,8 +61,8 @@ Made = tuple[JsonLine, MarkedTokens | TooMuch]  # what becomes of a line: a samp
 class Encoder:
     """A tokenizer with the options that decide what becomes of a document."""
 
-    def __init__(self, tokenizer: TokenizerLike, options: DataOptions, ctx: int) -> None:
-        self.tokenizer, self.options, self.ctx = tokenizer, options, ctx
+    def __init__(self, tokenizer: TokenizerLike, options: DataOptions, ctx: int, compare: Compare | None = None) -> None:
+        self.tokenizer, self.options, self.ctx, self.compare = tokenizer, options, ctx, compare
         self.reader = PromptReader(tokenizer)
         self.lead = self.reader.lead
         self.notes = dict[str, str]()  # what is to be said of the lines, with what it tells besides
@@ -81,6 +76,8 @@ class Encoder:
 
     def store(self, sources: list[DataFile]) -> Store:
         """The tokens of some files of one kind."""
+        if self.compare:
+            check_lines(sources, self.compare)
         identity, bounds = self._identity(sources), self._bounds(sources)
         key = self._key(sources[0].kind, identity)
         if sources[0].kind == "lines":
@@ -107,7 +104,7 @@ class Encoder:
             plain = tokenizer.eos is not None and self.reader.token_of("<|im_end|>") is None  # its mark was another then
             source = CHATML_WITH_EOS if plain and self.template.source is CHATML else self.template.source
             constants = {**self.template.constants, "tools": None, "documents": None}
-            facts += [source, constants, options.train_on, options.as_chat]
+            facts += [source, constants, self.compare or options.train_on, options.as_chat]
         elif options.pattern:
             facts += [options.pattern, options.include_sample_start, options.fill_with_next_samples]
             facts += [(self.ctx, options.sample_random_offsets) if options.overlapping_samples else None]
@@ -206,7 +203,7 @@ class Encoder:
     def _lines(self, group: list[JsonLine]) -> tuple[list[Made], list[JsonLine]]:
         """What becomes of some lines, and those that are left because there are too many tokens to be held already."""
         made, room = list[Made](), MANY + 2 * sum(len(line.text) for line in group)
-        documents = dict[Place, Document]()
+        documents = dict[Place, Document | Judged]()
         for at, line in enumerate(group):
             if room < 0:
                 return made, group[at:]
@@ -216,37 +213,47 @@ class Encoder:
             made += new
         return made, []
 
-    def _ahead(self, lines: list[JsonLine]) -> dict[Place, Document]:
+    def _ahead(self, lines: list[JsonLine]) -> dict[Place, Document | Judged]:
         """What the next lines hold, by their places, as far as they are short and right; their chats are being rendered."""
-        documents = dict[Place, Document]()
-        want = WHOLE if self.options.train_on == "all" else TURNS
+        documents = dict[Place, Document | Judged]()
+        want = WHOLE if self.options.train_on == "all" and not self.compare else TURNS
 
         def chats() -> Iterator[Asked]:
             sizes = accumulate(len(line.text) for line in lines)
             with suppress(DataError):  # which is told in its turn
                 for line in (line for line, size in zip(lines, sizes, strict=True) if size <= AHEAD):
-                    documents[line.key] = document = self._taken(parse_line(line.text, line.place))
-                    if isinstance(document, Chat):
-                        yield document.messages, document.tools, want
+                    documents[line.key] = document = self._taken(self._parsed(line))
+                    for chat in document.both if isinstance(document, Judged) else (document,):
+                        if isinstance(chat, Chat):
+                            yield chat.messages, chat.tools, want
 
         self.template.ahead(chats())
         return documents
 
-    def _row(self, line: JsonLine, document: Document | None = None) -> list[Made]:
+    def _row(self, line: JsonLine, document: Document | Judged | None = None) -> list[Made]:
         try:
-            document = document or self._taken(parse_line(line.text, line.place))
+            document = document or self._taken(self._parsed(line))
             if len(line.text) > LARGE:
                 give_back()  # it took several times its size
             return [(line, sample) for sample in self._document(document, len(line.text))]
         except TooMuch as error:
-            return [(line, error)]
+            return [(line, error), *([(line, NEITHER)] if self.compare else [])]
         except TemplateError as error:
             raise DataError(f"{line.place}: {error}") from None
 
-    def _taken(self, document: Document) -> Document:
+    def _parsed(self, line: JsonLine) -> Document | Judged:
+        if self.compare:
+            return judged_of(row_of(line.text, line.place), line.place, self.compare)
+        return parse_line(line.text, line.place)
+
+    def _taken(self, document: Document | Judged) -> Document | Judged:
+        if isinstance(document, Judged):
+            return document.as_chats() if self.options.as_chat else document
         return document.as_chat() if isinstance(document, Prompt) and self.options.as_chat else document
 
-    def _document(self, document: Document, size: int = 0) -> list[MarkedTokens]:
+    def _document(self, document: Document | Judged, size: int = 0) -> list[MarkedTokens]:
+        if isinstance(document, Judged):
+            return [last_answer(self._document(each, size)) if each else NEITHER for each in document.both]
         if isinstance(document, Chat):
             return self._chat(document, size)
         if isinstance(document, Prompt):
@@ -269,18 +276,20 @@ class Encoder:
         if self.tokenizer.chat_template:
             self.notes["instructions"] = ""
         tokens, marks = encode_prompt(document, self.reader, size)
-        if self.options.train_on != "completion":
+        if self.options.train_on != "completion" and not self.compare:
             marks[:] = 1
         return MarkedTokens(tokens, marks, single=True)
 
     def _chat(self, document: Chat, size: int) -> list[MarkedTokens]:
-        if self.options.train_on == "all":
+        if self.options.train_on == "all" and not self.compare:
             text = self.reader.growing(size)
             text.change(0, self.template.render(document.messages, tools=document.tools))
             pairs = [(text.tokens, np.ones(text.count, np.uint8))]
         else:
             noted = set[str]()
             pairs = list(encode_chat(document, self.template, self.reader, size, noted)) or [NOTHING]
+            if self.compare and "later" in noted:
+                raise TooMuch("what is compared stands behind more tokens than can be")
             self.notes |= dict.fromkeys(noted, "")
         self.notes["chats"] = ""
         return [MarkedTokens(tokens, marks, single=True) for tokens, marks in pairs]

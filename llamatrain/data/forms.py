@@ -43,6 +43,10 @@ Document = Text | Prompt | Chat
 
 
 def parse_line(line: bytes, place: str) -> Document:
+    return _document(row_of(line, place), place)
+
+
+def row_of(line: bytes, place: str) -> dict[str, Any]:
     try:
         row = parsed(line)
         if not line.isascii():
@@ -58,7 +62,7 @@ def parse_line(line: bytes, place: str) -> Document:
         raise DataError(f"{place}: no JSON that can be read: {error}") from None
     if not isinstance(row, dict):
         raise DataError(f"{place}: {kind_of(row)} where an object is expected, one of {FORMS}")
-    return _document(row, place)
+    return row
 
 
 def _document(row: dict[str, Any], place: str) -> Document:
@@ -86,7 +90,8 @@ def check_alone(row: dict[str, Any], place: str) -> None:
         found = ["completion", "label"]
     if found:
         keys = ", ".join(map(json.dumps, found))
-        raise DataError(f"{place}: preferences ({keys}) are not learned here; give the answers that are good alone, as {GOOD}")
+        learns = "finetune learns from them with --objective kto" + (", orpo, dpo or simpo" if "label" not in found else "")
+        raise DataError(f"{place}: preferences ({keys}): {learns}; or give the answers that are good alone, as {GOOD}")
 
 
 def _string(row: dict[str, Any], key: str, place: str) -> str:

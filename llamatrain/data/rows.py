@@ -56,6 +56,25 @@ class Batch:
     positions: np.ndarray  # int32
     starts: np.ndarray  # int32: the first token of the row that each may see
     size: int  # tokens without padding
+    compared: "Compared | None" = None
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Which answer each token of a batch is of. Of pairs, those that are rejected have the numbers behind all chosen ones."""
+
+    sequences: np.ndarray  # int32 (rows, length)
+    chosen: np.ndarray  # bool (rows, length): the tokens of a chosen answer and of its prompt
+    sides: np.ndarray  # float32: 1 for each pair; of answers that are judged one by one 1 or -1; 0: there is none
+    others: "Batch | None" = None  # the same prompts with answers to others
+
+    @property
+    def count(self) -> int:
+        return int(np.count_nonzero(self.sides))
+
+    @property
+    def words(self) -> int:
+        return int(np.count_nonzero(self.chosen))
 
 
 def lengths_of(ctx: int, options: DataOptions, only_text: bool) -> tuple[int, ...]:
@@ -77,8 +96,13 @@ class Rows:
         self.restore(State(seed))
 
     @property
+    def room(self) -> int:
+        """Tokens in a row."""
+        return self.ctx
+
+    @property
     def lengths(self) -> tuple[int, ...]:
-        return lengths_of(self.ctx, self.options, self.corpus.only_text)
+        return lengths_of(self.room, self.options, self.corpus.only_text)
 
     # ---- where training stands ---------------------------------------------
 
@@ -134,7 +158,7 @@ class Rows:
     def once(self, count: int) -> Iterator[Batch]:
         """All rows once, in the order of the files; the last batch is filled up with padding."""
         plain = DataOptions(shuffle=False, pack=self.options.pack)
-        rows = Rows(self.corpus, plain, self.seed, self.eos)
+        rows = type(self)(self.corpus, plain, self.seed, self.eos)
         rows.padding = self.padding
         waiting = list[Row]()
         while rows.state.epoch == 0:
@@ -154,7 +178,10 @@ class Rows:
             return self._packed(range(place, end)), end
         if self.options.fill_with_next_samples:
             return self._filled(place)
-        return [[self._piece(*self._sample(place))]], place + 1
+        return [self._pieces(place)], place + 1
+
+    def _pieces(self, place: int) -> Row:
+        return [self._piece(*self._sample(place))]
 
     def _sample(self, place: int) -> tuple[np.ndarray, np.ndarray]:
         """Tokens and their weights, the begin token before them."""
@@ -162,6 +189,9 @@ class Rows:
         if self.options.sample_random_offsets and text:
             offset = mix(self.seed, place, 1) % max(1, len(tokens) - 1)
             tokens, weights = tokens[offset:], weights[offset:]
+        return self._led(tokens, weights)
+
+    def _led(self, tokens: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         if self.corpus.lead is None:
             return tokens, weights
         return np.concatenate([[self.corpus.lead], tokens]), np.concatenate([[0], weights])
@@ -188,12 +218,12 @@ class Rows:
         rows = list[list[int]]()
         for place in sorted(places, key=lambda place: -sizes[place]):
             at = bisect_left(free, (sizes[place], -1))
-            room, number = free.pop(at) if at < len(free) else (self.ctx, len(rows))
+            room, number = free.pop(at) if at < len(free) else (self.room, len(rows))
             if number == len(rows):
                 rows.append([])
             rows[number].append(place)
             insort(free, (room - sizes[place], number))
-        return [[self._piece(*self._sample(place)) for place in sorted(row)] for row in sorted(rows, key=min)]
+        return [[piece for place in sorted(row) for piece in self._pieces(place)] for row in sorted(rows, key=min)]
 
     def _length(self, place: int) -> int:
         """How much of a row a sample takes at most."""
@@ -202,8 +232,13 @@ class Rows:
     # ---- rows to arrays ----------------------------------------------------
 
     def lay(self, rows: list[Row]) -> Batch:
-        used = [sum(len(piece.tokens) for piece in row) for row in rows]
-        length = next(length for length in self.lengths if length >= max(used))
+        return self.laid(rows, self.length_for(rows))
+
+    def length_for(self, rows: list[Row]) -> int:
+        most = max(sum(len(piece.tokens) for piece in row) for row in rows)
+        return next(length for length in self.lengths if length >= most)
+
+    def laid(self, rows: list[Row], length: int) -> Batch:
         shape = (len(rows), length)
         tokens, targets = np.full(shape, self.padding, np.int32), np.full(shape, self.padding, np.int32)
         weights, positions, starts = np.zeros(shape, np.float32), np.zeros(shape, np.int32), np.zeros(shape, np.int32)
@@ -217,4 +252,5 @@ class Rows:
                 at = end
             positions[number, at:] = np.arange(length - at)
             starts[number, at:] = at
-        return Batch(tokens=tokens, targets=targets, weights=weights, positions=positions, starts=starts, size=sum(used))
+        size = sum(len(piece.tokens) for row in rows for piece in row)
+        return Batch(tokens=tokens, targets=targets, weights=weights, positions=positions, starts=starts, size=size)

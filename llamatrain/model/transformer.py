@@ -59,30 +59,17 @@ class Training:
     loss: Tensor
     more_states: dict[Tensor, np.ndarray]  # beside the table
     judged: tuple[Tensor, Tensor] | None = None  # the same loss, and how many targets were likeliest; for programs that judge
+    terms: tuple[Tensor, ...] = ()  # that a loss of preferences adds up, each a sum over what is of its own kind
+    rewards: Tensor | None = None  # of its answers
 
 
 def training(
     h: Hyperparameters, weights: Weights, batch: int, length: int, table: Tensor, *, flash: bool = True, squared: bool = False
 ) -> Training:
-    rows, count = (batch, length), batch * length
-    inputs = {name: placeholder(name, rows, I32) for name in ("tokens", "positions", "starts")}
-    inputs["targets"] = placeholder("targets", (count,), I32)
-    inputs["weights"] = placeholder("weights", (count,), table.dtype)
+    inputs = row_inputs(batch, length, table, flash)
+    inputs["weights"] = placeholder("weights", inputs["targets"].shape, table.dtype)
     states: dict[Tensor, np.ndarray] = {}
-
-    def flashing(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return flash_attn(q, k, v, inputs["starts"], scale=h.head_size**-0.5, name=f"blk.{layer}.attn")[0]
-
-    def plain(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return plain_attention(h, q, k, v, inputs["mask"])
-
-    if not flash:
-        del inputs["starts"]
-        inputs["mask"] = placeholder("mask", (batch, length, length), table.dtype)
-    attend = flashing if flash else plain
-    x, borders = hidden(
-        ForwardPass(h=h, weights=weights, tokens=inputs["tokens"], positions=inputs["positions"], table=table, attend=attend)
-    )
+    x, borders = through(h, weights, inputs, table)
     targets, shares, judged = inputs["targets"], inputs["weights"], None
     if squared:
         wanted = state("wanted", (h.vocab, h.vocab), table.dtype)
@@ -96,6 +83,31 @@ def training(
         loss = cross_entropy_loss(logits, targets, shares, name="loss")
         judged = cross_entropy_judged(logits, targets, shares, name="loss")
     return Training(inputs, table, borders, loss, states, judged)
+
+
+def row_inputs(batch: int, length: int, table: Tensor, flash: bool, name: str = "") -> dict[str, Tensor]:
+    """What a way through a model is told of its rows; names begin with this one."""
+    inputs = {each: placeholder(name + each, (batch, length), I32) for each in ("tokens", "positions")}
+    if flash:
+        inputs["starts"] = placeholder(f"{name}starts", (batch, length), I32)
+    else:
+        inputs["mask"] = placeholder(f"{name}mask", (batch, length, length), table.dtype)
+    return inputs | {"targets": placeholder(f"{name}targets", (batch * length,), I32)}
+
+
+def through(h: Hyperparameters, weights: Weights, inputs: dict[str, Tensor], table: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """From rows to what the output weight reads, and each block's input."""
+
+    def flashing(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return flash_attn(q, k, v, inputs["starts"], scale=h.head_size**-0.5, name=f"blk.{layer}.attn")[0]
+
+    def plain(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return plain_attention(h, q, k, v, inputs["mask"])
+
+    attend = flashing if "starts" in inputs else plain
+    return hidden(
+        ForwardPass(h=h, weights=weights, tokens=inputs["tokens"], positions=inputs["positions"], table=table, attend=attend)
+    )
 
 
 def plain_attention(h: Hyperparameters, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:

@@ -91,6 +91,8 @@ def way_of(resolved: Resolved, h: Hyperparameters, leaves: Leaves, extent: Exten
         clip=train.clip,
         drop_base=leaves.drops,
         plus=resolved.asked.tune.lora_plus_ratio,
+        objective=resolved.asked.preference.made,
+        reference=leaves.reference,
     )
     matrices = [array for array in leaves.frozen.values() if array.dtype == np.float32 and array.ndim > 1]
     demand = Demand(
@@ -103,14 +105,15 @@ def way_of(resolved: Resolved, h: Hyperparameters, leaves: Leaves, extent: Exten
         pages=max((array.nbytes for array in matrices if map_of(array) is not None), default=0),
     )
     most = allowed(train.memory)
-    least = fixed(setting, demand)
+    least, alone = fixed(setting, demand), resolved.asked.preference.compare == "answers"  # which are compared within a batch
+    open_ = not (extent.goes_on or alone)
     if refuse and most is not None:  # at once: planning a model so large takes a while
         check_fixed(least, demand.interpreter, most, leaves.copies > 0)
     if setting.h.layers <= DEEP or train.remat == "optimal" or train.remat.isdecimal():
-        return choose(setting, train.remat, demand, most, parts=not extent.goes_on)
+        return choose(setting, train.remat, demand, most, parts=open_)
     if most is not None and least + demand.interpreter > most and train.remat == AUTO:
         return way_of_many(setting, PARTS, demand)  # nothing that is tried fits
-    way = choose(setting, train.remat, demand, most, not extent.goes_on, way_of_many, PARTS)
+    way = choose(setting, train.remat, demand, most, open_, way_of_many, PARTS)
     return way if extent.rough else way_with(setting, way.policy, demand, way.splits)
 
 

@@ -11,7 +11,7 @@ from llamatrain.adapters import peft as peft_files
 from llamatrain.config.file import config_text
 from llamatrain.config.options import COUNT
 from llamatrain.config.units import Size
-from llamatrain.data.rows import lengths_of
+from llamatrain.data.compared_rows import lengths_for
 from llamatrain.data.sine import Sine
 from llamatrain.data.sources import find_sources
 from llamatrain.engine.recorder import phase
@@ -79,7 +79,7 @@ def prepare(asked: Asked, sources: Sources, peft: Path | None, notes: list[str],
     target = target_of(asked, model, sources, peft)  # what adapters are not as they should be is told before the data is read
     check_held(asked.train.memory)
     with phase("data"):
-        data = data_of(asked.files, model, asked.data, asked.train.seed)
+        data = data_of(asked.files, model, asked.data, asked.train.seed, asked.preference.compare)
     resolved = resolve(asked, model.row, data.rows.count)
     samples = shown(resolved, model, data.rows if isinstance(data.rows, Sine) else None)
     extent = Extent(
@@ -159,7 +159,7 @@ def way_of(request: Request, graphs: bool) -> tuple[Way, str | None]:
     sine = None if asked.files else sine_of(model, 0)
     resolved = resolve(asked, model.row, lambda epochs: epochs)
     extent = Extent(
-        lengths=lengths_of(model.row, asked.data, whole),
+        lengths=lengths_for(model.row, asked.data, whole, asked.preference.compare),
         validating=bool(asked.data.val or asked.data.val_split),
         decoding=shown(resolved, model, sine).positions,
         goes_on=sources.goes_on,
