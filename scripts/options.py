@@ -30,7 +30,7 @@ COMMANDS = {  # of panels that not all runs have
     ModelOptions.PANEL: "(`from-scratch`)",
     TuneOptions.PANEL: "(`finetune`)",
     LoraOptions.PANEL: "(`finetune`, `generate`, `evaluate`)",
-    PreferenceOptions.PANEL: "(`finetune`)",
+    PreferenceOptions.PANEL: "(`finetune`, `evaluate`)",
 }
 
 

@@ -90,7 +90,8 @@ def check_alone(row: dict[str, Any], place: str) -> None:
         found = ["completion", "label"]
     if found:
         keys = ", ".join(map(json.dumps, found))
-        learns = "finetune learns from them with --objective kto" + (", orpo, dpo or simpo" if "label" not in found else "")
+        kinds = "kto" if "label" in found else "orpo, dpo, simpo or kto"
+        learns = f"finetune learns from them with --objective {kinds}"
         raise DataError(f"{place}: preferences ({keys}): {learns}; or give the answers that are good alone, as {GOOD}")
 
 

@@ -76,9 +76,8 @@ def _answered(row: dict[str, Any], key: str, place: str) -> Prompt | Chat:
         raise DataError(f"{place}: {json.dumps(key)} is {kind_of(answer)} where a string or a list of messages is expected")
     said = _messages(row, answer, key, place)
     if said[-1]["role"] != ROLE:
-        raise DataError(
-            f"{place}: {json.dumps(key)} ends with a message of {cut(said[-1]['role'])!r}, where an answer is expected"
-        )
+        last = json.dumps(cut(said[-1]["role"]))
+        raise DataError(f"{place}: {json.dumps(key)} ends with a message of {last}, where the assistant's is expected")
     if not said[-1]["content"] and not said[-1].get("tool_calls"):
         raise DataError(f"{place}: {json.dumps(key)} is empty, so there is nothing to learn from; {LEAVE}")
     before = [] if len(said) > 1 and said[0]["role"] != ROLE else _before(row, prompt, place)

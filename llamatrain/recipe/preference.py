@@ -9,34 +9,37 @@ if TYPE_CHECKING:
     from llamatrain.data.judged import Compare
     from llamatrain.model.preference import Objective
 
-GAMMA = 1.0
 MOST = 1e6  # what these numbers may be
 OF_ROWS = ("train_on", "fill_with_next_samples", "separate_with_eos", "separate_with_bos", "parse_special")
 OF_TEXT = ("sample_start", "include_sample_start", "escape", "overlapping_samples", "sample_random_offsets")
 
 
 @dataclass(frozen=True)
-class PreferenceOptions(Checked, panel="Preferences"):
+class ComparedOptions(Checked, panel="Preferences"):
     objective: Annotated[
         Literal["orpo", "dpo", "simpo", "kto"] | None,
         Option("Learn from answers that are compared: prompt, chosen and rejected; kto: or prompt, completion and label."),
     ] = None
+
+    @property
+    def compare(self) -> "Compare | None":
+        """How its data is read."""
+        return None if self.objective is None else "answers" if self.objective == "kto" else "pairs"
+
+
+@dataclass(frozen=True)
+class PreferenceOptions(ComparedOptions, panel="Preferences"):
     beta: Annotated[
         float | None,
         Option("How much an objective makes of them (ORPO's lambda); else 0.1, SimPO's 2.", above=0, below=MOST, example="0.1"),
     ] = None
-    gamma: Annotated[float, Option("The margin of rewards that SimPO asks for.", least=0, most=MOST)] = GAMMA
+    gamma: Annotated[float, Option("The margin of rewards that SimPO asks for.", least=0, most=MOST)] = 1.0
     desirable_weight: Annotated[
         float, Option("What an answer that is good counts for in KTO.", unit="WEIGHT", least=0, most=MOST, example="1.33")
     ] = 1.0
     undesirable_weight: Annotated[
         float, Option("What an answer that is not good counts for in KTO.", unit="WEIGHT", least=0, most=MOST, example="1")
     ] = 1.0
-
-    @property
-    def compare(self) -> "Compare | None":
-        """How its data is read."""
-        return None if self.objective is None else "answers" if self.objective == "kto" else "pairs"
 
     @property
     def decided(self) -> "PreferenceOptions":
@@ -84,3 +87,9 @@ def check_fits(options: PreferenceOptions, optimizer: str, full: bool, batch: in
     if kind == "kto" and batch < 2:
         told = "kto compares each answer with another in its batch"
         raise OptionError(lambda spelt: f"{spelt('batch')} {batch} is too few: {spelt('objective')} {told}; take 2 or more")
+
+
+def check_evaluated(options: PreferenceOptions, adapted: bool) -> None:
+    if options.objective in ("dpo", "kto") and not adapted:
+        told = f"{options.objective} compares a model with its adapter to the model without; name one with"
+        raise OptionError(lambda spelt: f"{spelt('objective')} {told} {spelt('lora')}")
