@@ -10,8 +10,8 @@ import pytest
 from llamatrain.data.compared_rows import JudgedRows, PairRows
 from llamatrain.data.corpus import open_corpus
 from llamatrain.data.couples import KINDS, Comparisons
-from llamatrain.data.forms import Chat, Prompt, row_of
-from llamatrain.data.judged import Compare, Judged, judged_of
+from llamatrain.data.forms import Chat, Prompt
+from llamatrain.data.judged import Compare, Judged, judged_in
 from llamatrain.data.options import DataOptions
 from llamatrain.errors import DataError
 from tests.byte_tokenizer import ByteTokenizer
@@ -25,7 +25,7 @@ BE = {"role": "system", "content": "be"}
 
 
 def judged(compare: Compare = "pairs", **row: Any) -> Judged:
-    return judged_of(row_of(json.dumps(row).encode(), "d.jsonl, line 3"), "d.jsonl, line 3", compare)
+    return judged_in(json.dumps(row).encode(), "d.jsonl, line 3", compare)
 
 
 # ---- forms -------------------------------------------------------------------

@@ -10,7 +10,7 @@ from llamatrain.data.judged import Compare
 
 
 @dataclass(frozen=True)
-class Pairs(Part):
+class Couples(Part):
     """Each is one sample, counted with its chosen answer."""
 
     @cached_property
@@ -59,6 +59,6 @@ class Comparisons(Corpus):
 
 KINDS: dict[Compare | None, Kind] = {
     None: PLAIN,
-    "pairs": Kind(Pairs, Comparisons, "pairs"),
+    "pairs": Kind(Couples, Comparisons, "pairs"),
     "answers": Kind(Answers, Comparisons, "answers"),
 }

@@ -13,10 +13,10 @@ import numpy as np
 from llamatrain.data.cache import Bounds, Store, StoreWriter, stored
 from llamatrain.data.chat import encode_chat, encode_prompt
 from llamatrain.data.chatml import CHATML, CHATML_WITH_EOS
-from llamatrain.data.forms import Chat, Document, Prompt, parse_line, row_of
+from llamatrain.data.forms import Chat, Document, Prompt, parse_line
 from llamatrain.data.growing import LARGE, Growing
 from llamatrain.data.json_values import TooMuch
-from llamatrain.data.judged import Compare, Judged, check_lines, judged_of
+from llamatrain.data.judged import Compare, Judged, check_lines, judged_in
 from llamatrain.data.marked import NEITHER, NOTHING, MarkedTokens, last_answer
 from llamatrain.data.options import DataOptions
 from llamatrain.data.ordered import grouped, in_order, progress
@@ -242,9 +242,7 @@ class Encoder:
             raise DataError(f"{line.place}: {error}") from None
 
     def _parsed(self, line: JsonLine) -> Document | Judged:
-        if self.compare:
-            return judged_of(row_of(line.text, line.place), line.place, self.compare)
-        return parse_line(line.text, line.place)
+        return judged_in(line.text, line.place, self.compare) if self.compare else parse_line(line.text, line.place)
 
     def _taken(self, document: Document | Judged) -> Document | Judged:
         if isinstance(document, Judged):

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from llamatrain.data.forms import Chat, Prompt
+from llamatrain.data.forms import Chat, Prompt, row_of
 from llamatrain.data.messages import Message, kind_of, messages_of, tools_of
 from llamatrain.data.sources import DataFile
 from llamatrain.errors import DataError
@@ -32,6 +32,10 @@ class Judged:
 
     def as_chats(self) -> "Judged":
         return Judged(*(each.as_chat() if isinstance(each, Prompt) else each for each in self.both))
+
+
+def judged_in(line: bytes, place: str, compare: Compare) -> Judged:
+    return judged_of(row_of(line, place), place, compare)
 
 
 def judged_of(row: dict[str, Any], place: str, compare: Compare) -> Judged:

@@ -82,12 +82,7 @@ def evaluated(
     from llamatrain.recipe.loading import opened
     from llamatrain.train.graphs import Setting
 
-    for name in MEANINGLESS:
-        if name in given:
-            raise UsageError(f"{flag_of(name)} means nothing here: all DATA is evaluated, each token once; leave it out")
-    compare = preference.compare
-    check_evaluated(preference, bool(lora.scaled))
-    refuse_idle(idle(preference), given)
+    check_given(preference, lora, given)
     gguf, threads = open_gguf(model), options.threads or cores()
     h, weights, arrays = opened(gguf, lora, threads)
     tokenizer = load_tokenizer(gguf.metadata, model)
@@ -95,8 +90,8 @@ def evaluated(
         raise FileError(f"{model}: its vocabulary has {len(tokenizer)} tokens, its embeddings {h.vocab}")
     # each token is judged once
     once, ctx = replace(data_options, shuffle=False, overlapping_samples=False), options.ctx or min(USUAL_CTX, h.ctx)
-    corpus, _ = open_corpus(data, tokenizer, once, ctx, 0, KINDS[compare])
-    rows = rows_of(compare)(corpus, data_options, 0, tokenizer.eos, tokenizer.bos)
+    corpus, _ = open_corpus(data, tokenizer, once, ctx, 0, KINDS[preference.compare])
+    rows = rows_of(preference.compare)(corpus, data_options, 0, tokenizer.eos, tokenizer.bos)
     setting = Setting(
         h=h,
         weights=weights,
@@ -109,6 +104,14 @@ def evaluated(
         reference=replace(weights, deltas={}),
     )
     return score(runner_of(gguf, setting, arrays, rows), rows, tokenizer, options.batch, arrays.values())
+
+
+def check_given(preference: PreferenceOptions, lora: LoraOptions, given: Collection[str]) -> None:
+    for name in MEANINGLESS:
+        if name in given:
+            raise UsageError(f"{flag_of(name)} means nothing here: all DATA is evaluated, each token once; leave it out")
+    check_evaluated(preference, bool(lora.scaled))
+    refuse_idle(idle(preference), given)
 
 
 def runner_of(gguf: "Gguf", setting: "Setting", arrays: "Mapping[str, np.ndarray]", rows: "Rows") -> "Runner":

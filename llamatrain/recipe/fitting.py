@@ -72,10 +72,9 @@ def caches_of(resolved: Resolved, h: Hyperparameters) -> tuple[Cache, ...]:
     return ("off",) if large or not half else ("bf16", "off")
 
 
-def way_of(resolved: Resolved, h: Hyperparameters, leaves: Leaves, extent: Extent, held: int, refuse: bool) -> Way:
-    """In the memory that there is, of which the process has `held` already."""
+def setting_of(resolved: Resolved, h: Hyperparameters, leaves: Leaves, extent: Extent) -> Setting:
     train = resolved.asked.train
-    setting = Setting(
+    return Setting(
         h=h,
         weights=leaves.weights,
         trained=leaves.trained,
@@ -94,6 +93,11 @@ def way_of(resolved: Resolved, h: Hyperparameters, leaves: Leaves, extent: Exten
         objective=resolved.asked.preference.made,
         reference=leaves.reference,
     )
+
+
+def way_of(resolved: Resolved, h: Hyperparameters, leaves: Leaves, extent: Extent, held: int, refuse: bool) -> Way:
+    """In the memory that there is, of which the process has `held` already."""
+    train, setting = resolved.asked.train, setting_of(resolved, h, leaves, extent)
     matrices = [array for array in leaves.frozen.values() if array.dtype == np.float32 and array.ndim > 1]
     demand = Demand(
         lengths=extent.lengths,
@@ -104,9 +108,8 @@ def way_of(resolved: Resolved, h: Hyperparameters, leaves: Leaves, extent: Exten
         copies=leaves.copies,
         pages=max((array.nbytes for array in matrices if map_of(array) is not None), default=0),
     )
-    most = allowed(train.memory)
-    least, alone = fixed(setting, demand), resolved.asked.preference.compare == "answers"  # which are compared within a batch
-    open_ = not (extent.goes_on or alone)
+    most, least = allowed(train.memory), fixed(setting, demand)
+    open_ = not extent.goes_on and resolved.asked.preference.compare != "answers"  # which are compared within a batch
     if refuse and most is not None:  # at once: planning a model so large takes a while
         check_fixed(least, demand.interpreter, most, leaves.copies > 0)
     if setting.h.layers <= DEEP or train.remat == "optimal" or train.remat.isdecimal():
