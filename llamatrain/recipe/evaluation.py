@@ -76,7 +76,6 @@ def evaluated(
     from llamatrain.data.compared_rows import rows_of
     from llamatrain.data.corpus import open_corpus
     from llamatrain.data.couples import KINDS
-    from llamatrain.data.tokenizer import load as load_tokenizer
     from llamatrain.files.reader import open_gguf
     from llamatrain.machine.units import cores
     from llamatrain.recipe.loading import opened
@@ -85,9 +84,7 @@ def evaluated(
     check_given(preference, lora, given)
     gguf, threads = open_gguf(model), options.threads or cores()
     h, weights, arrays = opened(gguf, lora, threads)
-    tokenizer = load_tokenizer(gguf.metadata, model)
-    if len(tokenizer) > h.vocab:
-        raise FileError(f"{model}: its vocabulary has {len(tokenizer)} tokens, its embeddings {h.vocab}")
+    tokenizer = tokenizer_of(gguf, h.vocab)
     # each token is judged once
     once, ctx = replace(data_options, shuffle=False, overlapping_samples=False), options.ctx or min(USUAL_CTX, h.ctx)
     corpus, _ = open_corpus(data, tokenizer, once, ctx, 0, KINDS[preference.compare])
@@ -104,6 +101,15 @@ def evaluated(
         reference=replace(weights, deltas={}),
     )
     return score(runner_of(gguf, setting, arrays, rows), rows, tokenizer, options.batch, arrays.values())
+
+
+def tokenizer_of(gguf: "Gguf", words: int) -> "Tokenizer":
+    from llamatrain.data.tokenizer import load
+
+    tokenizer = load(gguf.metadata, gguf.path)
+    if len(tokenizer) > words:
+        raise FileError(f"{gguf.path}: its vocabulary has {len(tokenizer)} tokens, its embeddings {words}")
+    return tokenizer
 
 
 def check_given(preference: PreferenceOptions, lora: LoraOptions, given: Collection[str]) -> None:
