@@ -6,6 +6,7 @@
     python scripts/bench.py memory [tiny S M]        peak resident memory of some steps, a process for each of ours and torch's
     python scripts/bench.py context [CTX ...]        FLOP/s of steps of as many tokens each, by length of the context
     python scripts/bench.py finetune [TYPE ...]      the command on a base of such a type, in turns with PEFT: speed and memory
+    python scripts/bench.py useful                   an epoch over chats as long as gsm8k's, packed and not, in turns with PEFT
 
 Times are medians with quartiles. Where torch is installed, both are timed in turns in one run. A ratio above 1 is in
 llamatrain's favour. `copy` is the share of the bandwidth of copying 256 MB with as many threads.
@@ -25,6 +26,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import tuning
+import useful
 from kernel_bench import bench_kernels
 from timing import Timed, header, in_turns, torch_if_any
 
@@ -188,6 +190,13 @@ def bench_finetune(args: argparse.Namespace) -> int:
     return tuning.bench(args.types, args.shape, args.precision, args.threads, args.rounds, args.peer if args.torch else None)
 
 
+def bench_useful(args: argparse.Namespace) -> int:
+    header(args, None)
+    return useful.bench(
+        args.shape, args.type, args.count, args.chats, args.threads, args.rounds, args.peer if args.torch else None
+    )
+
+
 # ---- the command -----------------------------------------------------------
 
 
@@ -198,6 +207,7 @@ BENCHES: dict[str, tuple[Callable[[argparse.Namespace], int], float]] = {  # wit
     "memory": (bench_memory, 0.0),
     "context": (bench_context, 20.0),
     "finetune": (bench_finetune, 0.0),
+    "useful": (bench_useful, 0.0),
 }
 
 
@@ -213,6 +223,15 @@ def parsed() -> argparse.Namespace:
         elif name == "finetune":
             command.add_argument("types", nargs="*", default=["q4_0"])
             command.add_argument("--shape", choices=tuning.ROWS, default="1.1b")
+            command.add_argument("--rounds", type=int, default=2)
+            command.add_argument("--peer", default=sys.executable, help="a Python that has transformers and peft")
+        elif name == "useful":
+            command.add_argument("--shape", choices=tuning.ROWS, default="small")
+            command.add_argument("--type", default="q8_0")
+            command.add_argument("--count", type=int, default=1000, help="chats")
+            command.add_argument(
+                "--chats", type=int, default=useful.BATCH, help="of a step without packing; a row has about three"
+            )
             command.add_argument("--rounds", type=int, default=2)
             command.add_argument("--peer", default=sys.executable, help="a Python that has transformers and peft")
         elif name == "context":

@@ -90,7 +90,7 @@ def ours(case: str, folder: Path, *, batch: int = 4, **more: Any) -> tuple[Found
     gguf.write(folder / "given.gguf", given)
     data = lines(folder / "data.jsonl", labelled(rows()) if kind == "kto" else rows())
     said = {"objective": kind, "lora_init": folder / "given.gguf", "ctx": 96, "batch": batch, "grad_acc": 2, "precision": "f32"}
-    request = tuning(str(model), (str(data),), said | NUMBERS[kind] | {"shuffle": False, "iters": 1} | more)
+    request = tuning(str(model), (str(data),), said | NUMBERS[kind] | {"shuffle": False, "iters": 1, "pack": False} | more)
     asked, sources, notes = begun(request)
     prepared = prepare(asked, sources, None, notes, request.given)
     way, leaves = prepared.fitted.way, prepared.fitted.leaves

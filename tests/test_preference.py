@@ -32,9 +32,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def tuned(place: Path, out: Path, objective: str, *more: Argument, data: str = "pairs.jsonl") -> Done:
-    packed = () if objective == "kto" or "--no-pack" in more else ("--pack",)  # one program is made sooner than four
-    said = [each for each in more if each != "--no-pack"]
-    return ran("finetune", place / "base.gguf", place / data, "--objective", objective, *SAID, *packed, *said, "--out", out)
+    return ran("finetune", place / "base.gguf", place / data, "--objective", objective, *SAID, *more, "--out", out)
 
 
 def last(folder: Path) -> dict[str, Any]:
@@ -99,9 +97,9 @@ def test_a_step_is_the_same_however_its_pairs_are_cut(objective: str, place: Pat
             assert mine[name] == pytest.approx(theirs[name], rel=2e-4, abs=1e-5), name
 
 
-def test_packed_rows_hold_several_pairs(place: Path, tmp_path: Path) -> None:
-    for name, packed in (("run", "--pack"), ("plain", "--no-pack")):
-        tuned(place, tmp_path / name, "dpo", packed, "--ctx", 160, "--batch", 2, "--iters", 2, "--eval-every", 0)
+def test_rows_hold_several_pairs(place: Path, tmp_path: Path) -> None:
+    for name, packed in (("run", ()), ("plain", ("--no-pack",))):
+        tuned(place, tmp_path / name, "dpo", *packed, "--ctx", 160, "--batch", 2, "--iters", 2, "--eval-every", 0)
     packed, plain = (steps(tmp_path / name)[-1] for name in ("run", "plain"))
     assert packed["tokens"] > 2 * plain["tokens"] and packed["margin"] > 0
 
@@ -119,7 +117,7 @@ def test_other_ways_of_a_run(more: tuple[Argument, ...], place: Path, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("objective", "more"), [("dpo", ("--pack", "--grad-acc", 2)), ("kto", ("--lora-dropout", 0.1)), ("orpo", ()), ("simpo", ())]
+    ("objective", "more"), [("dpo", ("--grad-acc", 2)), ("kto", ("--lora-dropout", 0.1)), ("orpo", ()), ("simpo", ())]
 )
 def test_a_run_that_goes_on_ends_with_the_same_bits(
     objective: str, more: tuple[Argument, ...], place: Path, tmp_path: Path
@@ -163,7 +161,7 @@ REFUSED = {
     ("--objective", "dpo", "--full"): "--full and --objective dpo compares with the model as it was",
     ("--objective", "orpo", "--optimizer", "lbfgs"): "--objective goes by rates; --optimizer adamw or sgd will do",
     ("--objective", "kto", "--batch", "1"): "--batch 1 is too few",
-    ("--objective", "kto", "--pack"): "--pack means nothing to --objective kto",
+    ("--objective", "kto", "--pack"): "--pack and --objective kto exclude each other",
     ("--objective", "dpo", "--gamma", "1"): "--gamma means nothing to --objective dpo; leave it out",
     ("--objective", "dpo", "--train-on", "all"): "--train-on means nothing to --objective dpo; leave it out",
     ("--beta", "0.2"): "--beta means nothing without --objective; leave it out",

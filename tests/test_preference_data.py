@@ -105,8 +105,8 @@ def test_what_cannot_be_compared_is_told_by_its_place(compare: Compare, row: dic
 # ---- rows --------------------------------------------------------------------
 
 
-def opened(path: Path, compare: Compare, ctx: int = 96, **options: Any) -> PairRows | JudgedRows:
-    said = DataOptions(shuffle=False, **options)
+def opened(path: Path, compare: Compare, ctx: int = 96, pack: bool = False, **options: Any) -> PairRows | JudgedRows:
+    said = DataOptions(shuffle=False, pack=pack, **options)
     corpus, _ = open_corpus([str(path)], ByteTokenizer(chat_template=LLAMA3), said, ctx, 0, KINDS[compare])
     assert isinstance(corpus, Comparisons)
     return (PairRows if compare == "pairs" else JudgedRows)(corpus, said, 0, eos=2, bos=1)
@@ -181,7 +181,7 @@ def test_the_last_batch_of_a_validation_is_filled_up(tmp_path: Path) -> None:
 
 def test_a_preview_shows_both(tmp_path: Path) -> None:
     model, path = base(tmp_path / "m.gguf", H), lines(tmp_path / "d.jsonl", rows(4))
-    said = ("preview", path, "--model", model, "--objective", "dpo", "-n", 1, "--no-shuffle")
+    said = ("preview", path, "--model", model, "--objective", "dpo", "-n", 1, "--no-shuffle", "--no-pack")
     shown = ran(*said).out.splitlines()
     (chosen,), (rejected,) = ([line for line in shown if line.startswith(kind)] for kind in ("chosen: ", "rejected: "))
     assert rows(1)[0]["chosen"] in chosen and rows(1)[0]["rejected"] in rejected

@@ -11,7 +11,7 @@ from tests.preferences import CASES, Found, ours
 
 TRUTH = json.loads(Path(__file__).with_name("preference_truth.json").read_text())
 WAYS: dict[str, dict[str, Any]] = {
-    "packed": {"pack": True, "batch": 1, "ctx": 160},
+    "packed": {"pack": None, "batch": 1, "ctx": 160},
     "plain": {"flash": False, "remat": "block"},
     "numpy": {"kernels": "reference"},
 }

@@ -15,11 +15,11 @@ from llamatrain.data.options import DataOptions
 from llamatrain.data.rows import Batch, Compared, Piece, Row, Rows, lengths_of
 
 
-def lengths_for(ctx: int, options: DataOptions, only_text: bool, compare: Compare | None) -> tuple[int, ...]:
+def lengths_for(ctx: int, options: DataOptions, full: bool, plain: bool, compare: Compare | None) -> tuple[int, ...]:
     """The lengths that batches have."""
     if compare == "answers":
         options = replace(options, pack=False)
-    return lengths_of(2 * ctx if compare == "pairs" else ctx, options, only_text and not compare)
+    return lengths_of(2 * ctx if compare == "pairs" else ctx, options, full and not compare, plain)
 
 
 def rows_of(compare: Compare | None) -> type[Rows]:
@@ -53,7 +53,7 @@ class PairRows(Rows):
                 pairs += rejected
         sides = np.zeros(half, np.float32)
         sides[:pairs] = 1
-        return replace(batch, compared=Compared(sequences, chosen, sides))
+        return replace(batch, compared=Compared(sequences, chosen, sides), samples=pairs)
 
 
 class JudgedRows(Rows):
@@ -61,12 +61,10 @@ class JudgedRows(Rows):
 
     corpus: Comparisons
 
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        return lengths_for(self.ctx, self.options, False, "answers")
-
-    def _make(self, place: int) -> tuple[list[Row], int]:
-        return [self._pieces(place)], place + 1
+    def __init__(
+        self, corpus: Comparisons, options: DataOptions, seed: int, eos: int | None = None, bos: int | None = None
+    ) -> None:
+        super().__init__(corpus, replace(options, pack=False), seed, eos, bos)
 
     def _pieces(self, place: int) -> Row:
         number = self.order[place]

@@ -24,7 +24,7 @@ from llamatrain.graph.ops import (
 from llamatrain.graph.tensor import I32, Tensor, placeholder
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.lora import Weights
-from llamatrain.model.transformer import Training, logits_of, row_inputs, through
+from llamatrain.model.transformer import Training, inputs_of, logits_of, through
 
 Kind = Literal["orpo", "dpo", "simpo", "kto"]
 BETA = {"orpo": 0.1, "dpo": 0.1, "simpo": 2.0, "kto": 0.1}  # where none is said
@@ -67,24 +67,31 @@ class Ways:
     batch: int
     length: int
     answers: int
+    sparse: bool
     flash: bool
 
     def inputs(self, name: str = "") -> dict[str, Tensor]:
-        rows = row_inputs(self.batch, self.length, self.table, self.flash, name)
-        count = rows["targets"].shape
+        """`sequences` are the answers that tokens are of, `shares` what each brings to its answer's."""
+        rows = inputs_of(self.batch, self.length, self.table.dtype, self.flash, self.sparse and self.flash, name)
+        count = rows.pop("weights").shape
         shares = placeholder(f"{name}shares", count, self.table.dtype)
         return rows | {"sequences": placeholder(f"{name}sequences", count, I32), "shares": shares}
 
-    def likely(self, weights: Weights, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """The logarithm of each answer's probability, its tokens by their shares; each token's loss; and the blocks' inputs."""
+    def losses(self, weights: Weights, inputs: dict[str, Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """Of each token; and the blocks' inputs."""
         x, borders = through(self.h, weights, inputs, self.table)
         if self.flash and self.h.output not in weights.deltas:
-            rows = linear_cross_entropy_rows(x, weights[self.h.output], inputs["targets"])
-        else:
-            rows = cross_entropy_rows(logits_of(self.h, x, weights), inputs["targets"])
-        shared = O.reshape(O.mul(rows, inputs["shares"]), shape=(rows.size, 1))
-        summed = O.get_rows_back(shared, inputs["sequences"], rows=self.answers)
-        return O.scale(O.reshape(summed, shape=(self.answers,)), by=-1.0), rows, borders
+            return linear_cross_entropy_rows(x, weights[self.h.output], inputs["targets"]), borders
+        return cross_entropy_rows(logits_of(self.h, x, weights), inputs["targets"]), borders
+
+    def summed(self, losses: Tensor, shares: Tensor, sequences: Tensor) -> Tensor:
+        """Over the tokens of each answer."""
+        shared = O.reshape(O.mul(losses, shares), shape=(losses.shape[0], 1))
+        return O.reshape(O.get_rows_back(shared, sequences, rows=self.answers), shape=(self.answers,))
+
+    def likely(self, losses: Tensor, inputs: dict[str, Tensor]) -> Tensor:
+        """The logarithm of each answer's probability."""
+        return O.scale(self.summed(losses, inputs["shares"], inputs["sequences"]), by=-1.0)
 
 
 def comparing(
@@ -92,33 +99,43 @@ def comparing(
     h: Hyperparameters,
     weights: Weights,
     reference: Weights,
+    *,
     batch: int,
     length: int,
     table: Tensor,
-    *,
+    sparse: bool = False,
     flash: bool = True,
 ) -> Training:
     """`worth` says how much each pair, or answer, brings to the loss; `words` each token of those that are chosen, for ORPO."""
-    ways = Ways(h=h, table=table, batch=batch, length=length, answers=objective.answers(batch, length), flash=flash)
+    answers = objective.answers(batch, length)
+    ways = Ways(h=h, table=table, batch=batch, length=length, answers=answers, sparse=sparse, flash=flash)
     inputs = ways.inputs()
-    likely, rows, borders = ways.likely(weights, inputs)
-    moved = O.sub(likely, ways.likely(reference, inputs)[0]) if objective.refers else likely
+    losses, borders = ways.losses(weights, inputs)
+    likely = ways.likely(losses, inputs)
+    moved = O.sub(likely, ways.likely(ways.losses(reference, inputs)[0], inputs)) if objective.refers else likely
     rewards = O.scale(moved, by=objective.beta)
-    worth = placeholder("worth", (ways.answers // 2 if objective.pairs else ways.answers,), table.dtype)
-    terms: tuple[Tensor, ...] = (O.sum(O.mul(worth, of_pairs(objective, rewards, likely))),) if objective.pairs else ()
+    inputs["worth"] = placeholder("worth", (answers // 2 if objective.pairs else answers,), table.dtype)
+    if objective.pairs:
+        terms = [O.sum(O.mul(inputs["worth"], of_pairs(objective, rewards, likely)))]
+    else:
+        terms = [O.sum(O.mul(inputs["worth"], of_answers(objective, ways, (weights, reference), rewards, inputs)))]
     if objective.kind == "orpo":
-        inputs["words"] = placeholder("words", rows.shape, table.dtype)
-        terms = (*terms, O.sum(O.mul(rows, inputs["words"])))
-    if not objective.pairs:
-        other, part = ways.inputs(OTHERS), placeholder(f"{OTHERS}part", (ways.answers,), table.dtype)
-        drift = O.sub(ways.likely(weights, other)[0], ways.likely(reference, other)[0])
-        sides = placeholder("sides", (ways.answers,), table.dtype)
-        usual = O.scale(detached(relu(O.sum(O.mul(drift, part)))), by=objective.beta)
-        terms = (O.sum(O.mul(worth, sigmoid(O.mul(sides, O.sub(usual, rewards))))),)
-        inputs |= {f"{OTHERS}{name}": each for name, each in other.items()} | {f"{OTHERS}part": part, "sides": sides}
-    inputs["worth"] = worth
+        inputs["words"] = placeholder("words", losses.shape, table.dtype)
+        terms.append(O.sum(ways.summed(losses, inputs["words"], inputs["sequences"])))
     loss = O.add(*terms) if len(terms) > 1 else terms[0]
-    return Training(inputs, table, borders, loss, {}, terms=terms, rewards=rewards)
+    return Training(inputs, table, borders, loss, {}, terms=tuple(terms), rewards=rewards)
+
+
+def of_answers(
+    objective: Objective, ways: Ways, models: tuple[Weights, Weights], rewards: Tensor, inputs: dict[str, Tensor]
+) -> Tensor:
+    """The loss of each, against how far the model moved from the reference with answers to other prompts, if it moved up."""
+    others = ways.inputs(OTHERS)
+    part, sides = (placeholder(name, rewards.shape, rewards.dtype) for name in (f"{OTHERS}part", "sides"))
+    now, before = (ways.likely(ways.losses(each, others)[0], others) for each in models)
+    usual = O.scale(detached(relu(O.sum(O.mul(O.sub(now, before), part)))), by=objective.beta)
+    inputs |= {f"{OTHERS}{name}": each for name, each in others.items()} | {f"{OTHERS}part": part, "sides": sides}
+    return sigmoid(O.mul(sides, O.sub(usual, rewards)))
 
 
 def of_pairs(objective: Objective, rewards: Tensor, likely: Tensor) -> Tensor:

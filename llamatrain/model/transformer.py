@@ -5,6 +5,8 @@ Its blocks are the architecture's own (architectures/).
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import ceil
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,12 +19,13 @@ from llamatrain.graph.ops import (
     linear_cross_entropy_judged,
     soft_max,
 )
-from llamatrain.graph.tensor import F32, I32, DType, Tensor, parameter, placeholder, state
+from llamatrain.graph.tensor import F32, I32, DType, Most, Tensor, parameter, placeholder, state
 from llamatrain.model.forward import ForwardPass
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.lora import Weights
 
 HIDDEN = np.float32(-1e30)  # what is added to a score that must not count: finite, so that only faults are infinite
+PARTS, UNIT = 16, 32  # tokens that have a weight are counted in sixteenths of a batch, and in whole tiles
 PIECE = 1 << 16  # elements of a mask that are made at a time
 
 
@@ -64,35 +67,61 @@ class Training:
 
 
 def training(
-    h: Hyperparameters, weights: Weights, batch: int, length: int, table: Tensor, *, flash: bool = True, squared: bool = False
+    h: Hyperparameters,
+    weights: Weights,
+    batch: int,
+    length: int,
+    table: Tensor,
+    *,
+    sparse: bool = False,
+    flash: bool = True,
+    squared: bool = False,
 ) -> Training:
-    inputs = row_inputs(batch, length, table, flash)
-    inputs["weights"] = placeholder("weights", inputs["targets"].shape, table.dtype)
-    states: dict[Tensor, np.ndarray] = {}
+    """Where weights are `sparse`, a token without goes no further than others may need it."""
+    inputs = inputs_of(batch, length, table.dtype, flash, sparse and flash and not squared)
     x, borders = through(h, weights, inputs, table)
-    targets, shares, judged = inputs["targets"], inputs["weights"], None
+    aimed = Aimed(x, inputs["targets"], inputs["weights"])
     if squared:
         wanted = state("wanted", (h.vocab, h.vocab), table.dtype)
-        states[wanted] = 2 * np.eye(h.vocab, dtype=table.dtype.numpy) - 1
-        loss = squared_error(logits_of(h, x, weights), O.get_rows(wanted, targets), shares)
-    elif flash and h.output not in weights.deltas:
-        loss = linear_cross_entropy(x, weights[h.output], targets, shares, name="loss")
-        judged = linear_cross_entropy_judged(x, weights[h.output], targets, shares, name="loss")
-    else:
-        logits = logits_of(h, x, weights)
-        loss = cross_entropy_loss(logits, targets, shares, name="loss")
-        judged = cross_entropy_judged(logits, targets, shares, name="loss")
-    return Training(inputs, table, borders, loss, states, judged)
+        eye = 2 * np.eye(h.vocab, dtype=table.dtype.numpy) - 1
+        return Training(inputs, table, borders, squared_error(h, weights, aimed, wanted), {wanted: eye})
+    loss, judged = cross_entropy(h, weights, aimed, fused=flash)
+    return Training(inputs, table, borders, loss, {}, judged)
 
 
-def row_inputs(batch: int, length: int, table: Tensor, flash: bool, name: str = "") -> dict[str, Tensor]:
+class Aimed(NamedTuple):
+    """What the output weight reads, with the targets and weights of its rows."""
+
+    x: Tensor
+    targets: Tensor
+    shares: Tensor
+
+
+def cross_entropy(h: Hyperparameters, weights: Weights, aimed: Aimed, fused: bool) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """The loss, and for programs that judge: the same and how many targets were likeliest."""
+    x, *aims = aimed
+    if fused and h.output not in weights.deltas:
+        loss = linear_cross_entropy(x, weights[h.output], *aims, name="loss")
+        return loss, linear_cross_entropy_judged(x, weights[h.output], *aims, name="loss")
+    logits = logits_of(h, x, weights)
+    return cross_entropy_loss(logits, *aims, name="loss"), cross_entropy_judged(logits, *aims, name="loss")
+
+
+def inputs_of(batch: int, length: int, dtype: DType, flash: bool, sparse: bool, name: str = "") -> dict[str, Tensor]:
     """What a way through a model is told of its rows; names begin with this one."""
+    count = batch * length
+    if sparse and count > UNIT:
+        count = Most(count, step=ceil(count / (PARTS * UNIT)) * UNIT)
     inputs = {each: placeholder(name + each, (batch, length), I32) for each in ("tokens", "positions")}
     if flash:
         inputs["starts"] = placeholder(f"{name}starts", (batch, length), I32)
     else:
-        inputs["mask"] = placeholder(f"{name}mask", (batch, length, length), table.dtype)
-    return inputs | {"targets": placeholder(f"{name}targets", (batch * length,), I32)}
+        inputs["mask"] = placeholder(f"{name}mask", (batch, length, length), dtype)
+    inputs["targets"] = placeholder(f"{name}targets", (count,), I32)
+    inputs["weights"] = placeholder(f"{name}weights", (count,), dtype)
+    if isinstance(count, Most):
+        inputs["weighed"] = placeholder(f"{name}weighed", (count,), I32)  # the numbers of those that have a weight
+    return inputs
 
 
 def through(h: Hyperparameters, weights: Weights, inputs: dict[str, Tensor], table: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -104,10 +133,16 @@ def through(h: Hyperparameters, weights: Weights, inputs: dict[str, Tensor], tab
     def plain(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return plain_attention(h, q, k, v, inputs["mask"])
 
-    attend = flashing if "starts" in inputs else plain
-    return hidden(
-        ForwardPass(h=h, weights=weights, tokens=inputs["tokens"], positions=inputs["positions"], table=table, attend=attend)
+    way = ForwardPass(
+        h=h,
+        weights=weights,
+        tokens=inputs["tokens"],
+        positions=inputs["positions"],
+        table=table,
+        attend=flashing if "starts" in inputs else plain,
+        weighed=inputs.get("weighed"),
     )
+    return hidden(way)
 
 
 def plain_attention(h: Hyperparameters, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
@@ -141,10 +176,11 @@ def masks_of(starts: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
         yield queries, mask_of(starts, queries)
 
 
-def squared_error(logits: Tensor, wanted: Tensor, shares: Tensor) -> Tensor:
+def squared_error(h: Hyperparameters, weights: Weights, aimed: Aimed, wanted: Tensor) -> Tensor:
     """Of each logit against +1 for the target and -1 for every other token, as the ancestor's sine demo had it."""
-    errors = O.reshape(O.sum_rows(O.sqr(O.sub(logits, wanted))), shape=shares.shape)
-    return O.sum(O.mul(errors, shares), name="loss")
+    aims = O.get_rows(wanted, aimed.targets)
+    errors = O.sum_rows(O.sqr(O.sub(logits_of(h, aimed.x, weights), aims)))
+    return O.sum(O.mul(O.reshape(errors, shape=aimed.shares.shape), aimed.shares), name="loss")
 
 
 # ---- decoding --------------------------------------------------------------

@@ -97,6 +97,7 @@ def evaluated(
         positions=max(rows.lengths),
         precision=options.precision,
         threads=threads,
+        sparse=rows.sparse,
         objective=preference.made,
         reference=replace(weights, deltas={}),
     )
@@ -142,12 +143,12 @@ def score(runner: "Runner", rows: "Rows", tokenizer: "Tokenizer", batch: int, ar
 
     texts, files = tokenizer.lengths, files_of(arrays)
     scoring, text = Scoring(), 0
-    with bar("evaluating", total=len(rows.corpus), unit=" rows") as told:
+    with bar("evaluating", total=len(rows.corpus), unit=" samples") as told:
         for each in rows.once(batch):
             with unchanged(files):
                 scoring.add(runner, each)
             text += int(np.sum(texts[each.targets[each.weights > 0]]))
-            told.update(batch)
+            told.update(each.samples)
     score, notes = scoring.score, list[str]()
     loss, alone = score.loss, score.answers is None
     if not math.isfinite(loss):

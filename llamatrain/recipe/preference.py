@@ -70,11 +70,11 @@ def idle(options: PreferenceOptions) -> dict[str, str]:
     if kind != "simpo":
         found["gamma"] = f"to --objective {kind}"
     if kind == "kto":
-        return found | {"pack": "to --objective kto, which takes each answer in a row of its own"}
+        return found
     return found | dict.fromkeys(("desirable_weight", "undesirable_weight"), f"to --objective {kind}")
 
 
-def check_fits(options: PreferenceOptions, optimizer: str, full: bool, batch: int) -> None:
+def check_fits(options: PreferenceOptions, optimizer: str, full: bool, batch: int, pack: bool | None) -> None:
     """What an objective cannot be done with."""
     kind = options.objective
     if kind is None:
@@ -84,6 +84,10 @@ def check_fits(options: PreferenceOptions, optimizer: str, full: bool, batch: in
     if full and kind in ("dpo", "kto"):
         told = f"{kind} compares with the model as it was, which is not kept where all of it is trained; orpo and simpo do not"
         raise OptionError(lambda spelt: f"{spelt('full')} and {spelt('objective')} {told}")
+    if kind == "kto" and pack:
+        raise OptionError(
+            lambda spelt: f"{spelt('pack')} and {spelt('objective')} kto exclude each other: an answer has its own row"
+        )
     if kind == "kto" and batch < 2:
         told = "kto compares each answer with another in its batch"
         raise OptionError(lambda spelt: f"{spelt('batch')} {batch} is too few: {spelt('objective')} {told}; take 2 or more")

@@ -164,7 +164,8 @@ def named(
     options = asked_of("finetune", data, base or "", values, given)
     if options.train.loss != "cross-entropy":
         raise UsageError("--loss squared-error is for the sine wave only")
-    check_fits(options.preference, options.train.optimizer, options.tune.full, options.train.batch)
+    train = options.train
+    check_fits(options.preference, train.optimizer, options.tune.full, train.batch, options.data.pack)
     return options, place
 
 

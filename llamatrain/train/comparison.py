@@ -26,23 +26,34 @@ def totals_of(batches: Iterable[Batch]) -> Totals:
     return Totals(weight, answers, words)
 
 
-def told_of(batch: Batch, objective: Objective, totals: Totals) -> dict[str, np.ndarray]:
-    """The inputs that a comparison has beside those of any batch."""
+VARYING = "shares", f"{OTHERS}shares"  # as long as there are tokens whose loss is asked for
+
+
+def told_of(batch: Batch, objective: Objective, totals: Totals, sparse: bool) -> dict[str, np.ndarray]:
+    """The inputs of a comparison but those that any batch has; of tokens, if `sparse`, those alone whose loss is asked for."""
     compared = batch.compared
     assert compared
-    told = {"sequences": compared.sequences, "shares": shares_of(batch, objective)}
     sides, total = compared.sides, np.float32(totals.answers)
-    worth = np.where(sides > 0, objective.desirable, objective.undesirable) * np.abs(sides) if not objective.pairs else sides
+    told = tokens_of(batch, objective, totals, sparse)
+    worth = sides if objective.pairs else np.where(sides > 0, objective.desirable, objective.undesirable) * np.abs(sides)
     told["worth"] = worth.astype(np.float32) / total
-    if objective.kind == "orpo":
-        told["words"] = compared.chosen.astype(np.float32) / np.float32(totals.words)
     if compared.others:
-        told["sides"] = sides
-        told[f"{OTHERS}part"] = np.abs(sides) / np.float32(max(1, compared.count))
-        others = told_of(compared.others, objective, totals)
-        told |= {f"{OTHERS}{name}": others[name] for name in ("sequences", "shares")}
-        told |= {f"{OTHERS}{name}": getattr(compared.others, name) for name in ("tokens", "positions", "starts", "targets")}
+        told |= {"sides": sides, f"{OTHERS}part": np.abs(sides) / np.float32(max(1, compared.count))}
+        others = tokens_of(compared.others, objective, totals, sparse)
+        others |= {name: getattr(compared.others, name) for name in ("tokens", "positions", "starts")}
+        told |= {f"{OTHERS}{name}": each for name, each in others.items()}
     return told
+
+
+def tokens_of(batch: Batch, objective: Objective, totals: Totals, sparse: bool) -> dict[str, np.ndarray]:
+    compared = batch.compared
+    assert compared
+    words = compared.chosen if objective.kind == "orpo" else np.zeros(batch.weights.shape, bool)
+    weighed = np.flatnonzero((batch.weights > 0) | words) if sparse else np.arange(batch.weights.size)
+    told = {"sequences": compared.sequences, "shares": shares_of(batch, objective), "targets": batch.targets}
+    if objective.kind == "orpo":
+        told["words"] = words.astype(np.float32) / np.float32(totals.words)
+    return {"weighed": weighed, **{name: each.reshape(-1)[weighed] for name, each in told.items()}}
 
 
 def shares_of(batch: Batch, objective: Objective) -> np.ndarray:

@@ -47,6 +47,7 @@ class Setting:
     gradients: Gradients = "flat"
     clip: float = 0.0
     drop_base: bool = False  # a base's pages are let go after each reading
+    sparse: bool = False  # many tokens have no weight
     objective: Objective | None = None  # of preferences
     reference: Weights | None = None  # what it compares with
     plus: float = 1.0  # the rate of adapters' second factors, in rates of all else (LoRA+, Hayou et al. 2024)
@@ -141,9 +142,10 @@ class RunGraphs:
     def _made(self, weights: Weights, length: int) -> transformer.Training:
         s = self.setting
         if s.objective:
-            against = s.reference or weights
-            return comparing(s.objective, s.h, weights, against, s.batch, length, self.table, flash=s.flash)
-        return transformer.training(s.h, weights, s.batch, length, self.table, flash=s.flash, squared=s.squared)
+            against, of = s.reference or weights, {"batch": s.batch, "length": length}
+            return comparing(s.objective, s.h, weights, against, table=self.table, sparse=s.sparse, flash=s.flash, **of)
+        how = {"sparse": s.sparse, "flash": s.flash, "squared": s.squared}
+        return transformer.training(s.h, weights, s.batch, length, self.table, **how)
 
     def _differentiated(self, length: int) -> Differentiated:
         m, trained = self._training(length), list(self.setting.trained.values())

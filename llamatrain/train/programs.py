@@ -18,7 +18,7 @@ from llamatrain.graph.tensor import leaves_of
 from llamatrain.machine.terminal import told_if_long
 from llamatrain.model import transformer
 from llamatrain.model.unfit import DEEP
-from llamatrain.train.comparison import Rewards, Totals, told_of
+from llamatrain.train.comparison import VARYING, Rewards, Totals, told_of
 from llamatrain.train.graphs import Graph, RunGraphs
 
 Key = tuple[int, int]  # what dropouts of a batch follow from
@@ -171,16 +171,25 @@ class Bound:
         return self.graph.inputs["tokens"].shape[1]
 
     def feed(self, batch: Batch, total: Totals, key: Key = (0, 0)) -> "Bound":
-        told = told_of(batch, self.objective, total) if self.objective else {}
+        told = told_of(batch, self.objective, total, "weighed" in self.graph.inputs) if self.objective else {}
+        chosen = np.flatnonzero(batch.weights) if "weighed" in self.graph.inputs else np.arange(batch.weights.size)
+        self.program.cut(max(len(told.get(name, chosen)) for name in (*VARYING, "")))
+        first = np.s_[: len(chosen)]
         for name, tensor in self.graph.inputs.items():
             if name.endswith("mask"):
                 other = batch.compared.others if batch.compared and name != "mask" else None
                 for queries, mask in transformer.masks_of((other or batch).starts):
                     self.program.write(tensor, mask, np.s_[:, queries])
             elif name in told:
-                self.program.write(tensor, told[name].reshape(tensor.shape))
+                self.program.write(tensor, 0)
+                self.program.write(tensor, told[name], np.s_[: len(told[name])])
+            elif name == "weighed":
+                self.program.write(tensor, chosen, first)
+            elif name == "targets":
+                self.program.write(tensor, batch.targets.reshape(-1)[chosen], first)
             elif name == "weights":
-                self.program.write(tensor, batch.weights.reshape(-1) / np.float32(total.weight))
+                self.program.write(tensor, 0.0)
+                self.program.write(tensor, batch.weights.reshape(-1)[chosen] / np.float32(total.weight), first)
             elif name == "dropout":
                 self.program.write(tensor, key)
             elif name != "schedule":
