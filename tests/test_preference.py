@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llamatrain.train.state import Partial
 from tests.lora_runs import base
 from tests.preferences import NUMBERS, H, labelled, lines, rows
 from tests.runs import Argument, Done, metrics, ran, run, same_bits, steps, timeless
@@ -141,18 +140,6 @@ def test_numbers_stay_as_they_were(place: Path, tmp_path: Path) -> None:
         assert done.code == 2 and f"{name} may not change when a run goes on: it has {has}" in done.err
     again = ran("finetune", "--config", tmp_path / "run" / "config.toml", "--out", tmp_path / "again")
     assert again.code == 0 and steps(tmp_path / "again")[0]["loss"] == steps(tmp_path / "run")[0]["loss"]
-
-
-def test_a_step_left_half_way_keeps_its_rewards(tmp_path: Path) -> None:
-    from llamatrain.store import checkpoint
-    from llamatrain.store.reading import read
-    from llamatrain.train.comparison import Rewards
-    from tests.tiny_checkpoint import tiny_checkpoint
-
-    made = tiny_checkpoint(partial=True)
-    made.state.partial = Partial([1 / 3, 2 / 7], 0.5, Rewards(0.1, -0.2, 3, 3, 2, 3))
-    checkpoint.write(tmp_path / "c.gguf", made)
-    assert read(tmp_path / "c.gguf").state.partial == made.state.partial
 
 
 # ---- what is refused ---------------------------------------------------------

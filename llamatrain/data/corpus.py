@@ -10,17 +10,16 @@ import numpy as np
 
 from llamatrain.config.options import flag_of
 from llamatrain.data.cache import Store
+from llamatrain.data.dealing import split
 from llamatrain.data.encode import TOO_MUCH, Encoder
 from llamatrain.data.judged import Compare
 from llamatrain.data.options import DataOptions
 from llamatrain.data.prompts import TokenizerLike
-from llamatrain.data.shuffle import Permutation
 from llamatrain.data.sources import DataFile, check_apart, find_sources, naming
 from llamatrain.errors import DataError
 
 NAMED = 3  # places that a summary names before it says how many more there are
 GROUP = 64 * 10**6  # bytes of small files that share an entry of the cache
-SPLIT = 0x5911  # keeps the shuffle of the split apart from those of the epochs
 
 
 @dataclass(frozen=True)
@@ -235,7 +234,7 @@ def open_corpus(
     parts = open_parts(sources, encoder, kind)
     check_length(parts, ctx, encoder.lead)
     if options.val_split:
-        train, validation = split(parts, options.val_split, seed)
+        train, validation = split(parts, name_of(parts), options.val_split, seed)
         return whole(train), whole(validation)
     plain = Encoder(tokenizer, replace(options, overlapping_samples=False), ctx, kind.compare)  # each token is judged once
     return whole(parts), whole(open_parts(others, plain, kind)) if others else None
@@ -265,24 +264,6 @@ def open_parts(sources: list[DataFile], encoder: Encoder, kind: Kind) -> list[Pa
         )
         for group, store in zip(groups, stores, strict=True)
     ]
-
-
-def split(parts: list[Part], share: float, seed: int) -> tuple[list[Part], list[Part]]:
-    """Documents dealt to training and validation by the seed; those of one line stay together."""
-    pieces = [part.dealt() for part in parts]
-    units = [np.unique(part.documents[["file", "line"]], return_inverse=True)[1] for part in pieces]
-    starts = np.cumsum([0, *(int(unit.max()) + 1 if len(unit) else 0 for unit in units)])
-    total = int(starts[-1])
-    if total < 2:
-        more = f"give more data, or a file with {flag_of('val')}"
-        raise DataError(f"{name_of(parts)}: one sample cannot be split in two; {more}")
-    dealt = Permutation(total, seed, SPLIT)
-    kept = np.zeros(total, bool)
-    kept[[dealt[place] for place in range(min(max(1, round(share * total)), total - 1))]] = True
-    chosen = [kept[start + unit] for start, unit in zip(starts, units, strict=False)]
-    train = [part.take(~held) for part, held in zip(pieces, chosen, strict=True)]
-    validation = [replace(part.take(held), overlapping=False) for part, held in zip(pieces, chosen, strict=True)]
-    return train, validation
 
 
 def corpus_of(parts: list[Part], ctx: int, lead: int | None, kind: Kind) -> Corpus:

@@ -26,7 +26,7 @@ class Scoring:
 
     def add(self, runner: Runner, batch: Batch) -> None:
         loss, right = runner.judged(batch)
-        if (rewards := runner.rewards(batch)) and batch.compared:
+        if batch.compared and (rewards := runner.rewards(batch)):
             self.rewards = self.rewards.plus(rewards) if self.rewards else rewards
             self.losses.append(loss)
             self.weights.append(batch.compared.count)
