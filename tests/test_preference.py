@@ -2,12 +2,17 @@
 a run that goes on ends with the bits of one that was never interrupted."""
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from llamatrain.engine.program import Program
+from llamatrain.files.reader import open_gguf
+from llamatrain.train.programs import Programs
 from tests.lora_runs import base
 from tests.preferences import NUMBERS, H, labelled, lines, rows
 from tests.runs import Argument, Done, metrics, ran, run, same_bits, steps, timeless
@@ -130,6 +135,47 @@ def test_a_run_that_goes_on_ends_with_the_same_bits(
     )
     assert whole == parts and "val_accuracy" in whole[-1]
     same_bits(tmp_path / "whole" / "adapter.gguf", tmp_path / "parts" / "adapter.gguf")
+
+
+@pytest.mark.parametrize("objective", ["dpo", "kto"])
+def test_a_step_left_half_way_is_gone_on_with(
+    objective: str, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rewards are those of all of its batches."""
+    many = ("--grad-acc", 3, "--batch", 2, "--iters", 3, "--eval-every", 0)
+    tuned(place, tmp_path / "whole", objective, *many)
+    calls, gradients = [], Programs.gradients
+
+    def counted(self: Programs, *of: Any) -> float:
+        calls.append(of)
+        if len(calls) == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return gradients(self, *of)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Programs, "gradients", counted)
+        said = ("--objective", objective, *SAID, *many, "--out", tmp_path / "parts")
+        assert run("finetune", place / "base.gguf", place / "pairs.jsonl", *said).code == 128 + signal.SIGTERM
+    assert "rewards" in str(open_gguf(tmp_path / "parts" / "checkpoint-LATEST.gguf").metadata["training.partial"])
+    ran("finetune", "--resume", tmp_path / "parts")
+    assert timeless(tmp_path / "parts") == timeless(tmp_path / "whole") and len(steps(tmp_path / "whole")) == 3
+    same_bits(tmp_path / "whole" / "adapter.gguf", tmp_path / "parts" / "adapter.gguf")
+
+
+def test_the_head_is_for_what_is_compared_alone(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of KTO's four ways through the model each, of the others likewise; ORPO's reaches prompts, too."""
+    lengths = dict[str, float]()
+
+    def cut(self: Program, count: int) -> None:
+        assert self.most
+        lengths[objective] = count / int(self.most)
+        original(self, count)
+
+    original = Program.cut
+    monkeypatch.setattr(Program, "cut", cut)
+    for objective in ("orpo", "dpo", "kto"):
+        tuned(place, tmp_path / objective, objective, "--iters", 1, "--eval-every", 0, "--save-every", 0)
+    assert lengths["dpo"] < lengths["orpo"] < 1 and lengths["kto"] < 0.5
 
 
 def test_numbers_stay_as_they_were(place: Path, tmp_path: Path) -> None:
