@@ -12,14 +12,7 @@ import numpy as np
 from llamatrain.data.couples import Comparisons
 from llamatrain.data.judged import Compare
 from llamatrain.data.options import DataOptions
-from llamatrain.data.rows import Batch, Compared, Piece, Row, Rows, lengths_of
-
-
-def lengths_for(ctx: int, options: DataOptions, full: bool, plain: bool, compare: Compare | None) -> tuple[int, ...]:
-    """The lengths that batches have."""
-    if compare == "answers":
-        options = replace(options, pack=False)
-    return lengths_of(2 * ctx if compare == "pairs" else ctx, options, full and not compare, plain)
+from llamatrain.data.rows import Batch, Compared, Piece, Row, Rows
 
 
 def rows_of(compare: Compare | None) -> type[Rows]:

@@ -20,6 +20,7 @@ from llamatrain.machine.terminal import bar
 
 if TYPE_CHECKING:
     from llamatrain.data.corpus import Corpus
+    from llamatrain.data.judged import Compare
 
 WINDOW = 512  # samples that are packed together
 GRAIN = 32  # lengths of rows are multiples of it
@@ -85,9 +86,14 @@ class Filling(NamedTuple):
     trained: float
 
 
-def lengths_of(ctx: int, options: DataOptions, full: bool, plain: bool) -> tuple[int, ...]:
-    """The lengths that batches have: one program each. Rows that are full, packed or filled are all as long as can be."""
-    if full or options.packs(plain) or options.fill_with_next_samples:
+def lengths_of(ctx: int, options: DataOptions, full: bool, plain: bool, compare: "Compare | None" = None) -> tuple[int, ...]:
+    """The lengths that batches have: one program each. Rows that are full, packed or filled are all as long as can be.
+
+    Those of pairs have room for both answers; an answer that is judged alone has one of its own.
+    """
+    if compare == "pairs":
+        return lengths_of(2 * ctx, options, False, plain)
+    if full or (options.packs(plain) and not compare) or options.fill_with_next_samples:
         return (ctx,)
     quarters = (-(-ctx * part // (4 * GRAIN)) * GRAIN for part in (1, 2, 3))
     return tuple(sorted({length for length in quarters if length < ctx} | {ctx}))

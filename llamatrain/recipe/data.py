@@ -2,15 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from llamatrain.data.judged import Compare
 from llamatrain.data.options import DataOptions
 from llamatrain.data.rows import Filling, State
 from llamatrain.data.sine import Sine
 from llamatrain.errors import UsageError
 from llamatrain.recipe.model import Model
 from llamatrain.train.around import Batches
+
+if TYPE_CHECKING:
+    from llamatrain.data.judged import Compare
 
 
 class CountedBatches(Batches, Protocol):
@@ -45,7 +47,7 @@ class TrainingData:
         return f"rows are {used} full, {trained} of their tokens are trained"
 
 
-def data_of(files: Sequence[str], model: Model, data: DataOptions, seed: int, compare: Compare | None = None) -> TrainingData:
+def data_of(files: Sequence[str], model: Model, data: DataOptions, seed: int, compare: "Compare | None" = None) -> TrainingData:
     """With the data opened: tokenized, counted, split."""
     if not files:
         sine = sine_of(model, seed)

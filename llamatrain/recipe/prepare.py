@@ -11,7 +11,7 @@ from llamatrain.adapters import peft as peft_files
 from llamatrain.config.file import config_text
 from llamatrain.config.options import COUNT
 from llamatrain.config.units import Size
-from llamatrain.data.compared_rows import lengths_for
+from llamatrain.data.rows import lengths_of
 from llamatrain.data.sine import Sine
 from llamatrain.data.sources import find_sources
 from llamatrain.engine.recorder import phase
@@ -163,7 +163,7 @@ def way_of(request: Request, graphs: bool) -> tuple[Way, str | None]:
     sine = None if asked.files else sine_of(model, 0)
     resolved = resolve(asked, model.row, lambda epochs: epochs)
     extent = Extent(
-        lengths=lengths_for(model.row, asked.data, whole, plain, asked.preference.compare),
+        lengths=lengths_of(model.row, asked.data, whole, plain, asked.preference.compare),
         sparse=not whole,
         validating=bool(asked.data.val or asked.data.val_split),
         decoding=shown(resolved, model, sine).positions,
