@@ -29,6 +29,7 @@ from llamatrain.recipe.generation import Continuation, LoadOptions, TextModel
 from llamatrain.recipe.interrupts import CallerInterrupts
 from llamatrain.recipe.merging import Comparison, ExportOptions, Merged
 from llamatrain.recipe.options import PlaceOptions
+from llamatrain.recipe.preference import PreferenceOptions
 from llamatrain.recipe.request import NEW, TUNING, Request, new_model, tuning
 from llamatrain.recipe.run import Finished, train
 from llamatrain.report.metrics import lines_of
@@ -101,9 +102,9 @@ def evaluate(model: Place, *data: Place, show: bool = False, **options: Any) -> 
     with door(show):
         if not data:
             raise UsageError("no data: name files (text, JSON, CSV, Parquet), folders or globs")
-        values = values_of(options, EvaluateOptions, LoraOptions, DataOptions)
-        parts = build(EvaluateOptions, values), build(LoraOptions, values), build(DataOptions, values)
-        return evaluated(path_of(model), paths(data), *parts, values)
+        values = values_of(options, EvaluateOptions, LoraOptions, PreferenceOptions, DataOptions)
+        parts = build(LoraOptions, values), build(DataOptions, values), build(PreferenceOptions, values)
+        return evaluated(path_of(model), paths(data), build(EvaluateOptions, values), *parts, values)
 
 
 def load(path: Place, **options: Any) -> "LoadedModel":

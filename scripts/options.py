@@ -12,12 +12,14 @@ from llamatrain.data.options import DataOptions
 from llamatrain.model.options import ModelOptions
 from llamatrain.recipe.options import PlaceOptions, RunOptions, TrainOptions
 from llamatrain.recipe.outs import OutOptions
+from llamatrain.recipe.preference import PreferenceOptions
 from llamatrain.recipe.tuning import TuneOptions
 
 CLASSES: tuple[type[Checked], ...] = (
     ModelOptions,
     TuneOptions,
     LoraOptions,
+    PreferenceOptions,
     DataOptions,
     TrainOptions,
     RunOptions,
@@ -28,6 +30,7 @@ COMMANDS = {  # of panels that not all runs have
     ModelOptions.PANEL: "(`from-scratch`)",
     TuneOptions.PANEL: "(`finetune`)",
     LoraOptions.PANEL: "(`finetune`, `generate`, `evaluate`)",
+    PreferenceOptions.PANEL: "(`finetune`, `evaluate`)",
 }
 
 

@@ -137,6 +137,12 @@ def tunings() -> Iterator[Case]:
     yield Case("adapter validated", (*some, *HALF, "--val-split", "0.1", "--eval-every", "1"), base="Q4_0")
     yield Case("adapter lbfgs", (*some, *F32, "--optimizer", "lbfgs"), base="Q4_0", steps=9)
     yield Case("adapter chats", (*some, *HALF), base="Q4_0", data=("chats.jsonl",))
+    for objective in ("orpo", "dpo", "simpo"):
+        yield Case(f"adapter {objective}", (*some, *HALF, "--objective", objective), base="Q4_0", data=("pairs.jsonl",))
+    short = ("--ctx", "64", "--batch", "8")  # which all answers fill
+    yield Case("adapter kto", (*short, *HALF, "--objective", "kto"), base="Q4_0", data=("pairs.jsonl",))
+    yield Case("full simpo", (*some, *HALF, "--full", "--objective", "simpo"), base="F32", data=("pairs.jsonl",))
+    yield Case("full chats", (*some, *HALF, "--full"), base="F32", data=("chats.jsonl",))
     yield Case("adapter resumed", (*some, *HALF), base="Q4_0", resumed=True)
     yield Case("full resumed", (*some, *HALF, "--full"), base="F32", resumed=True)
 
@@ -161,7 +167,9 @@ def lines_of(kind: str, size: int) -> Iterator[str]:
         text = (line * at.choice((1, 1, 2, 4))).strip().replace("\n", " ")
         half = len(text) // 2
         turns = [{"role": "user", "content": text[:half]}, {"role": "assistant", "content": text[half:]}]
-        yield json.dumps({"messages": turns} if kind == "chats" else {"prompt": text[:half], "completion": text[half:]}) + "\n"
+        pair = {"prompt": text[:half], "chosen": text[half:], "rejected": text[half + 5 :]}
+        prompt = {"prompt": text[:half], "completion": text[half:]}
+        yield json.dumps({"chats": {"messages": turns}, "pairs": pair}.get(kind, prompt)) + "\n"
 
 
 def material(folder: Path, name: str) -> Path:

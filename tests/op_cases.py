@@ -80,7 +80,7 @@ case(
     lambda c: ops.add1(c.turned(4, 2), c.x(1, 1)),
     lambda c: ops.add1(c.x(1), c.x(1)),
 )
-for name in ("neg", "abs", "sgn", "step", "relu", "sigmoid", "gelu", "silu"):
+for name in ("neg", "abs", "sgn", "step", "relu", "sigmoid", "gelu", "silu", "softplus"):
     f = getattr(ops, name)
     case(
         name,
@@ -312,4 +312,22 @@ case(
     lambda c: ops.linear_cross_entropy(c.x(4, 3), c.x(5, 3), targets(c, 4, 5), c.x(4, positive=True, fixed=True)),
     lambda c: ops.linear_cross_entropy(c.turned(3, 4), c.sliced(6, 4), targets(c, 3, 6), c.x(3, fixed=True)),
     lambda c: ops.linear_cross_entropy(c.x(1, 1), c.x(2, 1), c.ids([1]), c.x(1, fixed=True)),
+)
+case(
+    "cross_entropy_rows",
+    lambda c: ops.cross_entropy_rows(c.x(4, 5), targets(c, 4, 5)),
+    lambda c: ops.cross_entropy_rows(c.turned(3, 4), targets(c, 3, 4)),
+    lambda c: ops.sqr(ops.cross_entropy_rows(c.sliced(1, 3), c.ids([2]))),
+)
+case(
+    "linear_cross_entropy_rows",
+    lambda c: ops.linear_cross_entropy_rows(c.x(4, 3), c.x(5, 3), targets(c, 4, 5)),
+    lambda c: ops.sqr(ops.linear_cross_entropy_rows(c.turned(3, 4), c.sliced(6, 4), targets(c, 3, 6))),
+    lambda c: ops.linear_cross_entropy_rows(c.x(2, 1), c.x(2, 1), c.ids([1, 0])),
+)
+case(
+    "log_odds",
+    lambda c: ops.log_odds(ops.neg(c.x(2, 3, positive=True))),
+    lambda c: ops.log_odds(ops.scale(c.turned(3, 1, 2, positive=True), by=-0.2)),
+    lambda c: ops.log_odds(ops.scale(c.sliced(4, positive=True), by=-9.0)),
 )

@@ -117,6 +117,7 @@ def test_options_stand_in_panels_of_their_purpose() -> None:
         "Where it lives",
         "An adapter",
         "Adapters beside the model",
+        "Preferences",
         "Data",
         "Training",
         "Optimizer",

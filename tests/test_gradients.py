@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from llamatrain.engine.program import Program
+from llamatrain.errors import GraphError
 from llamatrain.graph import ops
 from llamatrain.graph.autodiff import gradients
 from llamatrain.graph.tensor import OPS, Tensor, placeholder
@@ -63,3 +64,12 @@ def test_gradient_is_the_difference_quotient(name: str, index: int) -> None:
             values[place] = kept
             numeric[place] = (sides[0] - sides[1]) / (2 * step)
         assert np.abs(numeric - grad).max(initial=0) <= 1e-6 * max(1, np.abs(numeric).max(initial=0))
+
+
+def test_no_gradient_goes_past_what_is_detached() -> None:
+    case = Case()
+    x, y = case.x(3), case.x(3)
+    loss = ops.sum(ops.mul(y, ops.detached(ops.sqr(x))))
+    np.testing.assert_allclose(run(loss, case, gradients(loss, [y]))[1], case.arrays[x] ** 2)
+    with pytest.raises(GraphError, match="does not depend on"):
+        gradients(loss, [x])

@@ -72,6 +72,10 @@ def cross_entropy(logits, targets, weights):
     return (each * weights).sum()
 
 
+def entropies(logits, targets):
+    return functional.cross_entropy(logits, targets.long(), reduction="none", ignore_index=-1)
+
+
 def masked(x, past: int, value: float):
     return x.masked_fill(torch.ones(x.shape[-2:], dtype=torch.bool).triu(1 + past), value)
 
@@ -152,6 +156,10 @@ TORCH: dict[str, Callable[..., Any]] = {
     "soft_max_back": lambda dy, y: y * (dy - (dy * y).sum(-1, keepdim=True)),
     "flash_attn": attention,
     "cross_entropy_loss": cross_entropy,
+    "cross_entropy_rows": entropies,
+    "linear_cross_entropy_rows": lambda x, w, targets: entropies(x @ w.mT, targets),
+    "softplus": functional.softplus,
+    "log_odds": lambda x: x - torch.log(-torch.expm1(x)),
     "linear_cross_entropy": lambda x, w, targets, weights: cross_entropy(x @ w.mT, targets, weights),
 }
 

@@ -85,6 +85,7 @@ JUDGING = {  # no gradient goes through them, and they are part of none
     "linear_cross_entropy_judged": lambda c: O.linear_cross_entropy_judged(
         c.x(2, 3, fixed=True), c.x(4, 3, fixed=True), c.ids([3, 0]), c.x(2, fixed=True)
     )[0],
+    "detached": lambda c: O.detached(c.x(2, 3, fixed=True)),
 }
 
 

@@ -137,3 +137,21 @@ def test_no_tokens():
 def test_memory_stays_under_40_mb(dtype):
     x, w = (np.broadcast_to(dtype(0), shape) for shape in ((2048, 512), (32000, 512)))
     assert head.head_of([x, w], True, True, 2).scratch < 40e6
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("half", [False, True])
+def test_the_loss_of_each_row(shape, half):
+    """Together they are the weighted sum's; what is given back for them is what their weights bring."""
+    x, w, targets, weights = case(*shape)
+    w = halved(w) if half else w
+    apart = []
+    for threads in (1, 2):
+        apart.append(np.full(len(x), 7, np.float32))
+        run_once("linear_cross_entropy_rows", [apart[-1]], [x, w, targets], {}, threads)
+    assert apart[0].tobytes() == apart[1].tobytes() and not apart[0][targets < 0].any()
+    loss, dx, dw = both([x, w, targets, weights], dloss=1)
+    np.testing.assert_allclose((apart[0].astype(np.float64) * weights).sum(), loss, rtol=1e-5)
+    found = [np.empty_like(dx), np.empty_like(dw)]
+    run_once("linear_cross_entropy_rows_back", found, [weights, x, w, targets], {"dx": True, "dw": True}, 2)
+    assert [each.tobytes() for each in found] == [dx.tobytes(), dw.tobytes()]

@@ -14,7 +14,9 @@ from llamatrain.config.options import Checked, build
 from llamatrain.config.shared import JSON
 from llamatrain.data.options import DataOptions
 from llamatrain.recipe.evaluation import EvaluateOptions, evaluated
+from llamatrain.recipe.preference import PreferenceOptions
 
+OF_COMPARED, OF_TEXT = ("margin", "reward_chosen", "reward_rejected", "answers"), ("perplexity", "bits_per_byte")
 command = application()
 
 
@@ -26,7 +28,7 @@ class PrintOptions(Checked, panel="Evaluation"):
 
 
 @command.command(cls=Command)
-@options_of(EvaluateOptions, PrintOptions, LoraOptions, DataOptions)
+@options_of(EvaluateOptions, PrintOptions, LoraOptions, PreferenceOptions, DataOptions)
 def evaluate(
     model: Annotated[Path, typer.Argument(metavar="MODEL", parser=a_path)],
     data: Annotated[list[str], typer.Argument(metavar="DATA")],
@@ -35,16 +37,19 @@ def evaluate(
     """Loss, perplexity and bits per byte of MODEL, a GGUF file, on DATA.
 
     DATA are files (text, JSON, CSV, Parquet), folders, globs, or - for standard input. What counts is what would be trained: the
-    answers of prompts and chats (--train-on all: their prompts, too), and all of a text, a row of --ctx tokens at a time.
+    answers of prompts and chats (--train-on all: their prompts, too), and all of a text, a row of --ctx tokens at a time. With
+    --objective: how far answers that were chosen are above those that were rejected.
     """
     printing, options = build(PrintOptions, said), build(EvaluateOptions, said)
-    found = asdict(evaluated(model, data, options, build(LoraOptions, said), build(DataOptions, said), said))
+    parts = build(LoraOptions, said), build(DataOptions, said), build(PreferenceOptions, said)
+    found = asdict(evaluated(model, data, options, *parts, said))
+    unsaid = {"notes", *(OF_COMPARED if found["answers"] is None else OF_TEXT)}
     values = {
-        name: value if value is not None and math.isfinite(value) else None for name, value in found.items() if name != "notes"
+        name: value if value is not None and math.isfinite(value) else None for name, value in found.items() if name not in unsaid
     }
     if printing.json:
         print(json.dumps(values))
         return
     for name, value in values.items():
         if value is not None:
-            print(f"{name.replace('_', ' '):14} {value:,}" if name == "tokens" else f"{name.replace('_', ' '):14} {value:.6g}")
+            print(f"{name.replace('_', ' '):15} {f'{value:,}' if isinstance(value, int) else f'{value:.6g}'}")

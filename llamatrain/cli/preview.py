@@ -16,6 +16,7 @@ from llamatrain.data.options import DataOptions
 from llamatrain.errors import FileError
 from llamatrain.machine.printable import printable
 from llamatrain.machine.terminal import say
+from llamatrain.recipe.preference import ComparedOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,22 +49,24 @@ class PreviewOptions(Checked, panel="Rows"):
 
 
 @command.command(cls=Command)
-@options_of(PreviewOptions, DataOptions)
+@options_of(PreviewOptions, ComparedOptions, DataOptions)
 def preview(data: Annotated[list[str], typer.Argument(metavar="DATA")], **said: Any) -> None:
     """Show the rows of DATA as they will be trained: tokens, text, and what is trained of it.
 
     DATA are files (text, JSON, CSV, Parquet), folders, globs, or - for standard input.
     """
+    from llamatrain.data.compared_rows import rows_of
     from llamatrain.data.corpus import open_corpus
-    from llamatrain.data.rows import Rows
+    from llamatrain.data.couples import KINDS
     from llamatrain.files.reader import open_gguf
 
     options, data_options = build(PreviewOptions, said), build(DataOptions, said)
+    compare = build(ComparedOptions, said).compare
     gguf = open_gguf(options.model)
     tokenizer = tokenizer_of(gguf)
     ctx = options.ctx or min(CTX, context_of(gguf))
-    corpus, validation = open_corpus(data, tokenizer, data_options, ctx, options.seed)
-    rows = Rows(corpus, data_options, options.seed, tokenizer.eos, tokenizer.bos)
+    corpus, validation = open_corpus(data, tokenizer, data_options, ctx, options.seed, kind=KINDS[compare])
+    rows = rows_of(compare)(corpus, data_options, options.seed, tokenizer.eos, tokenizer.bos)
     if endless(corpus, tokenizer, gguf):
         told = f"{gguf.path}: tokenizer.ggml.eos_token_id is no token, so answers are trained without an end where models stop"
         say(f"warning: {told}")
@@ -117,7 +120,8 @@ def taken(rows: "Rows", options: PreviewOptions, once: bool = False) -> "Iterato
 def print_json(rows: "Rows", options: PreviewOptions) -> None:
     for batch, number in taken(rows, options):
         names = ("tokens", "targets", "weights", "positions", "starts")
-        print(json.dumps({name: getattr(batch, name)[number].tolist() for name in names}))
+        row = {name: getattr(batch, name)[number].tolist() for name in names}
+        print(json.dumps(row | ({"chosen": is_chosen(batch, number).tolist()} if batch.compared else {})))
 
 
 def print_rows(rows: "Rows", options: PreviewOptions, tokenizer: "Tokenizer") -> None:
@@ -132,7 +136,8 @@ def print_rows(rows: "Rows", options: PreviewOptions, tokenizer: "Tokenizer") ->
         found = list(samples(batch, number))
         used, trained = (sum(counts) for counts in zip(*((len(s) - 1, (w > 0).sum()) for s, w in found), strict=True))
         console.print(f"\nrow {shown}: {used} of {len(tokens)} tokens, {trained} trained: {ids}", style="bold")
-        for sample in found:
+        for sample, kind in zip(found, kinds(batch, number), strict=False):
+            console.print(f"{kind}:" if kind else "", end=" " if kind else "", style="bold")
             console.print(marked(sample, tokenizer, console.encoding, coloured))
 
 
@@ -149,6 +154,25 @@ def samples(batch: "Batch", number: int) -> "Iterator[tuple[np.ndarray, np.ndarr
                 np.concatenate([batch.tokens[number][begin : begin + 1], batch.targets[number][own]]),
                 np.concatenate([[0], weights]),
             )
+
+
+def is_chosen(batch: "Batch", number: int) -> "np.ndarray":
+    """Of each token of a row whether its answer is one to be preferred."""
+    compared = batch.compared
+    assert compared
+    if len(compared.sides) == len(batch.tokens):
+        return compared.chosen[number] | bool(compared.sides[number] > 0)
+    return compared.chosen[number]
+
+
+def kinds(batch: "Batch", number: int) -> "Iterator[str]":
+    """What the samples of a row are to those that they are compared with."""
+    import numpy as np
+
+    starts, trained = batch.starts[number], batch.weights[number] > 0
+    for begin in np.unique(starts[trained]):
+        chosen = batch.compared and is_chosen(batch, number)[begin]
+        yield "" if batch.compared is None else "chosen" if chosen else "rejected"
 
 
 def marked(sample: "tuple[np.ndarray, np.ndarray]", tokenizer: "Tokenizer", encoding: str, coloured: bool) -> "Text":

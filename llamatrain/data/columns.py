@@ -6,9 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from llamatrain.config.words import nearest, worded
+from llamatrain.config.words import cut, nearest, worded
 from llamatrain.errors import DataError, UsageError
-from llamatrain.files.cursor import cut
 
 PAIRS = (("prompt", "completion"), ("question", "answer"), ("instruction", "output"))
 WHOLE = ("messages", "conversations", "text")
@@ -19,7 +18,7 @@ FORMS = (
     '{"text"}, {"prompt", "completion"}, {"question", "answer"}, {"instruction", "output"} with or without "input", '
     '{"messages": [{"role", "content"}]}, {"conversations": [{"from", "value"}]}'
 )
-SHOWN = 8  # names that are told
+SHOWN, LONG = 8, 64  # names that are told, and letters of one
 
 
 def mapping_of(text: str) -> dict[str, str]:
@@ -44,7 +43,7 @@ def repeated(names: Sequence[str]) -> str | None:
 
 def told(names: Sequence[str]) -> str:
     more = len(names) - SHOWN
-    return (", ".join(json.dumps(cut(name), ensure_ascii=False) for name in names[:SHOWN]) or "none") + (
+    return (", ".join(json.dumps(cut(name, LONG), ensure_ascii=False) for name in names[:SHOWN]) or "none") + (
         f" and {more} more" if more > 0 else ""
     )
 
@@ -62,7 +61,7 @@ def check_named(names: Sequence[str], columns: Mapping[str, str], place: str) ->
     for key, name in columns.items():
         if name not in names:
             raise DataError(
-                f"{place}: there is no {json.dumps(cut(name), ensure_ascii=False)}, which --columns wants for {key}; "
+                f"{place}: there is no {json.dumps(cut(name, LONG), ensure_ascii=False)}, which --columns wants for {key}; "
                 f"there are {told(names)}"
             )
 

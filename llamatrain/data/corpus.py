@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -11,17 +11,17 @@ import numpy as np
 from llamatrain.config.options import flag_of
 from llamatrain.data.cache import Store
 from llamatrain.data.datafile import DataFile
+from llamatrain.data.dealing import split
 from llamatrain.data.encode import TOO_MUCH, Encoder
+from llamatrain.data.judged import Compare
 from llamatrain.data.options import DataOptions
 from llamatrain.data.prompts import TokenizerLike
-from llamatrain.data.shuffle import Permutation
-from llamatrain.data.sources import Use, find_data, find_sources, naming
+from llamatrain.data.sources import Use, check_apart, find_data, find_sources, naming
 from llamatrain.errors import DataError
 from llamatrain.machine.terminal import say
 
 NAMED = 3  # places that a summary names before it says how many more there are
 GROUP = 64 * 10**6  # bytes of small files that share an entry of the cache
-SPLIT = 0x5911  # keeps the shuffle of the split apart from those of the epochs
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,10 @@ class Part:
 
     @cached_property
     def counts(self) -> np.ndarray:
+        return self.within
+
+    @cached_property
+    def within(self) -> np.ndarray:
         """How many samples each document makes; none where there is nothing to train in reach."""
         size, first = self.documents["size"], self.documents["first"]
         targets = size - 1 + self.lead
@@ -74,6 +78,16 @@ class Part:
         first = (number - int(self.ends[place] - self.counts[place])) * (1 if self.overlapping else self.ctx)
         return begin + first, begin + min(size, first + self.ctx + 1 - self.lead), True
 
+    def whole(self, place: int) -> "Sample":
+        """All of a document."""
+        begin, size = (int(self.documents[name][place]) for name in ("begin", "size"))
+        return self.sample(begin, begin + size, False)
+
+    def sample(self, begin: int, end: int, text: bool) -> "Sample":
+        tokens, marks = self.store.tokens.read(begin, end), self.store.marks
+        weights = np.ones(len(tokens), np.float32) if marks is None else marks.read(begin, end).astype(np.float32)
+        return Sample(tokens, weights, text)
+
     def take(self, chosen: np.ndarray) -> "Part":
         return replace(self, documents=self.documents[chosen])
 
@@ -97,11 +111,19 @@ class Part:
     @property
     def long(self) -> np.ndarray:
         """Documents that do not fit their one row and lose their end."""
-        return self.documents["single"] & (self.counts > 0) & (self.documents["size"] > self.ctx + 1 - self.lead)
+        return self.documents["single"] & self.used & (self.documents["size"] > self.ctx + 1 - self.lead)
 
     @property
     def excessive(self) -> np.ndarray:
         return self.documents["first"] == TOO_MUCH
+
+    @property
+    def used(self) -> np.ndarray:
+        return self.counts > 0
+
+    @property
+    def unused(self) -> np.ndarray:
+        return ~self.used & ~self.excessive
 
 
 class Sample(NamedTuple):
@@ -122,10 +144,7 @@ class Corpus:
 
     def __getitem__(self, number: int) -> Sample:
         part, begin, end, text = self._find(number)
-        tokens = part.store.tokens.read(begin, end)
-        marks = part.store.marks
-        weights = np.ones(len(tokens), np.float32) if marks is None else marks.read(begin, end).astype(np.float32)
-        return Sample(tokens, weights, text)
+        return part.sample(begin, end, text)
 
     @cached_property
     def sizes(self) -> np.ndarray:
@@ -140,9 +159,13 @@ class Corpus:
                     yield self[end - len(part) + int(part.ends[place]) - 1]
 
     def _find(self, number: int) -> tuple[Part, int, int, bool]:
+        part, number = self.part_of(number)
+        return part, *part.span(number)
+
+    def part_of(self, number: int) -> tuple[Part, int]:
+        """The part that a sample is of, and its number there."""
         place = int(np.searchsorted(self.ends, number, side="right"))
-        part = self.parts[place]
-        return part, *part.span(number - (int(self.ends[place - 1]) if place else 0))
+        return self.parts[place], number - (int(self.ends[place - 1]) if place else 0)
 
     @property
     def only_text(self) -> bool:
@@ -155,7 +178,7 @@ class Corpus:
 
     @property
     def tokens(self) -> int:
-        return sum(int(part.documents["size"][part.counts > 0].sum()) for part in self.parts)
+        return sum(int(part.documents["size"][part.used].sum()) for part in self.parts)
 
     @property
     def cut(self) -> list[str]:
@@ -165,7 +188,7 @@ class Corpus:
     @property
     def skipped(self) -> list[str]:
         """Where a document has no token that is trained, or none within a row."""
-        return [place for part in self.parts for place in part.places((part.counts == 0) & ~part.excessive)]
+        return [place for part in self.parts for place in part.places(part.unused)]
 
     @property
     def excessive(self) -> list[str]:
@@ -181,6 +204,17 @@ class Corpus:
         return made.hexdigest()[:16]
 
 
+class Kind(NamedTuple):
+    """How documents become samples."""
+
+    part: type[Part] = Part
+    corpus: type[Corpus] = Corpus
+    compare: Compare | None = None
+
+
+PLAIN = Kind()
+
+
 def named(places: list[str]) -> str:
     """`data.jsonl:3, data.jsonl:8 and 5 more`."""
     more = len(places) - NAMED
@@ -191,45 +225,34 @@ def named(places: list[str]) -> str:
 
 
 def open_corpus(
-    data: Sequence[str], tokenizer: TokenizerLike, options: DataOptions, ctx: int, seed: int, use: Use = "train"
+    data: Sequence[str],
+    tokenizer: TokenizerLike,
+    options: DataOptions,
+    ctx: int,
+    seed: int,
+    kind: Kind = PLAIN,
+    use: Use = "train",
 ) -> tuple[Corpus, Corpus | None]:
     """The samples to train on, and those to validate with."""
     found = find_data(data, options.mapping, use)
-    sources, others = found.sources, []
+    sources, others = found.sources, [] if options.val_split else found.offered
     if options.val:
         others = find_sources(options.val, options.mapping, "validate")
-    elif not options.val_split:
-        others = found.offered
     for line in found.told:
         say(line if not found.offered or others is not found.offered else f"{line}; validated with: {naming(others)}")
     check_apart(sources, others)
-    encoder = Encoder(tokenizer, options, ctx)
-    lead = encoder.lead
-    parts = open_parts(sources, encoder)
-    check_length(parts, ctx, lead)
+    encoder = Encoder(tokenizer, options, ctx, kind.compare)
+    whole = partial(corpus_of, ctx=ctx, lead=encoder.lead, kind=kind)
+    parts = open_parts(sources, encoder, kind)
+    check_length(parts, ctx, encoder.lead)
     if options.val_split:
-        train, validation = split(parts, options.val_split, seed)
-        return whole(train, ctx, lead), whole(validation, ctx, lead)
-    plain = Encoder(tokenizer, replace(options, overlapping_samples=False), ctx)  # each token is judged once
-    return whole(parts, ctx, lead), whole(open_parts(others, plain), ctx, lead) if others else None
+        train, validation = split(parts, name_of(parts), options.val_split, seed)
+        return whole(train), whole(validation)
+    plain = Encoder(tokenizer, replace(options, overlapping_samples=False), ctx, kind.compare)  # each token is judged once
+    return whole(parts), whole(open_parts(others, plain, kind)) if others else None
 
 
-def check_apart(sources: list[DataFile], others: list[DataFile]) -> None:
-    """No file is named as both, by whatever link."""
-    known = {identity(source): source.name for source in sources}
-    for other in others:
-        if name := known.get(identity(other)):
-            also = "" if name == other.name else f" (the same as {name})"
-            raise DataError(f"{other.name}{also}: is both training and validation data; what validates is never trained on")
-
-
-def identity(source: DataFile) -> tuple[int, int]:
-    """What os.path.samefile compares, for many files."""
-    status = source.path.stat()
-    return status.st_dev, status.st_ino
-
-
-def open_parts(sources: list[DataFile], encoder: Encoder) -> list[Part]:
+def open_parts(sources: list[DataFile], encoder: Encoder, kind: Kind) -> list[Part]:
     """Files of a kind together, but no more than a large one at a time: a change makes only its own part anew."""
     groups = list[list[DataFile]]()
     room = 0
@@ -243,7 +266,7 @@ def open_parts(sources: list[DataFile], encoder: Encoder) -> list[Part]:
     overlapping = encoder.options.overlapping_samples and not encoder.options.pattern
     stores = [encoder.store(group) for group in groups]
     return [
-        Part(
+        kind.part(
             sources=group,
             store=store,
             documents=store.documents,
@@ -255,27 +278,9 @@ def open_parts(sources: list[DataFile], encoder: Encoder) -> list[Part]:
     ]
 
 
-def split(parts: list[Part], share: float, seed: int) -> tuple[list[Part], list[Part]]:
-    """Documents dealt to training and validation by the seed; those of one line stay together."""
-    pieces = [part.dealt() for part in parts]
-    units = [np.unique(part.documents[["file", "line"]], return_inverse=True)[1] for part in pieces]
-    starts = np.cumsum([0, *(int(unit.max()) + 1 if len(unit) else 0 for unit in units)])
-    total = int(starts[-1])
-    if total < 2:
-        more = f"give more data, or a file with {flag_of('val')}"
-        raise DataError(f"{name_of(parts)}: one sample cannot be split in two; {more}")
-    dealt = Permutation(total, seed, SPLIT)
-    kept = np.zeros(total, bool)
-    kept[[dealt[place] for place in range(min(max(1, round(share * total)), total - 1))]] = True
-    chosen = [kept[start + unit] for start, unit in zip(starts, units, strict=False)]
-    train = [part.take(~held) for part, held in zip(pieces, chosen, strict=True)]
-    validation = [replace(part.take(held), overlapping=False) for part, held in zip(pieces, chosen, strict=True)]
-    return train, validation
-
-
-def whole(parts: list[Part], ctx: int, lead: int | None) -> Corpus:
-    """A corpus that has something to train on."""
-    corpus = Corpus(parts, ctx, lead)
+def corpus_of(parts: list[Part], ctx: int, lead: int | None, kind: Kind) -> Corpus:
+    """One that has something to train on."""
+    corpus = kind.corpus(parts, ctx, lead)
     if not len(corpus):
         without = named(corpus.skipped + corpus.excessive)
         raise DataError(f"{name_of(parts)}: no row has a token to train on within {ctx} tokens: {without}")

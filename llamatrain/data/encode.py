@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
 from functools import cached_property
 from itertools import accumulate, chain
-from typing import NamedTuple
 
 import numpy as np
 
@@ -17,12 +16,14 @@ from llamatrain.data.datafile import DataFile
 from llamatrain.data.forms import Chat, Document, Prompt, parse_line
 from llamatrain.data.growing import LARGE, Growing
 from llamatrain.data.json_values import TooMuch
+from llamatrain.data.judged import Compare, Judged, check_lines, judged_in
+from llamatrain.data.marked import NEITHER, NOTHING, MarkedTokens, last_answer
 from llamatrain.data.messages import UNTRAINED
 from llamatrain.data.options import DataOptions
 from llamatrain.data.ordered import grouped, in_order, progress
 from llamatrain.data.prompts import PromptReader, TokenizerLike
 from llamatrain.data.remarks import lines, marks_in, plain_marks
-from llamatrain.data.samples import chunks_of, rows_of, samples_after
+from llamatrain.data.samples import JsonLine, Place, chunks_of, rows_of, samples_after
 from llamatrain.data.sources import naming
 from llamatrain.data.templates import AHEAD, WANTED, Asked, ChatTemplate, TemplateError
 from llamatrain.data.thoughts import unthought
@@ -34,29 +35,8 @@ VERSION = 3  # of what this file makes of a text: with a new one, old entries of
 LINES = 3  # the same of JSON lines
 MANY = 2 << 20  # tokens that a task may make, besides two for each byte, before it leaves the rest to the one who takes them
 TOLD = 3  # rows that were too much, of which it is told why
-NOTHING = (np.zeros(0, np.int32), np.zeros(0, np.uint8))  # a document that is counted, and skipped
 TOO_MUCH = -2  # in place of the first trained token of a row that is skipped for its size
 PIECE = 64  # bytes that one token stands for at most, in the bound of an overlapping sample
-
-
-class MarkedTokens(NamedTuple):
-    tokens: np.ndarray
-    marks: np.ndarray  # 1 where trained
-    single: bool  # one row at most
-
-
-Place = tuple[int, int]  # a file and a line, by their numbers
-
-
-class JsonLine(NamedTuple):
-    file: int  # its number
-    number: int
-    text: bytes
-    place: str
-
-    @property
-    def key(self) -> Place:
-        return self.file, self.number
 
 
 Made = tuple[JsonLine, MarkedTokens | TooMuch]  # what becomes of a line: a sample, or nothing, and why
@@ -65,11 +45,11 @@ Made = tuple[JsonLine, MarkedTokens | TooMuch]  # what becomes of a line: a samp
 class Encoder:
     """A tokenizer with the options that decide what becomes of a document."""
 
-    def __init__(self, tokenizer: TokenizerLike, options: DataOptions, ctx: int) -> None:
-        self.tokenizer, self.options, self.ctx = tokenizer, options, ctx
+    def __init__(self, tokenizer: TokenizerLike, options: DataOptions, ctx: int, compare: Compare | None = None) -> None:
+        self.tokenizer, self.options, self.ctx, self.compare = tokenizer, options, ctx, compare
         self.reader = PromptReader(tokenizer)
         self.lead = self.reader.lead
-        self.want = WANTED[options.train_on]  # of a chat's template
+        self.want = WANTED["completion" if compare else options.train_on]  # of a chat's template
         self.notes = dict[str, str]()  # what is to be said of the lines, with what it tells besides
         self.said = set[str]()
 
@@ -81,6 +61,8 @@ class Encoder:
 
     def store(self, sources: list[DataFile]) -> Store:
         """The tokens of some files of one kind."""
+        if self.compare:
+            check_lines(sources, self.compare)
         identity, bounds = self._identity(sources), self._bounds(sources)
         key = self._key(sources[0].kind, identity)
         if sources[0].kind == "lines":
@@ -107,7 +89,7 @@ class Encoder:
             plain = tokenizer.eos is not None and self.reader.token_of("<|im_end|>") is None  # its mark was another then
             source = CHATML_WITH_EOS if plain and self.template.source is CHATML else self.template.source
             constants = {**self.template.constants, "tools": None, "documents": None}
-            facts += [source, constants, options.train_on, options.as_chat]
+            facts += [source, constants, self.compare or options.train_on, options.as_chat]
             facts += [["thinking", options.thinking]] if options.thinking != "auto" else []
             facts += [["columns", sorted(options.mapping.items())]] if options.columns else []
         elif options.pattern:
@@ -209,7 +191,7 @@ class Encoder:
     def _lines(self, group: list[JsonLine]) -> tuple[list[Made], list[JsonLine]]:
         """What becomes of some lines, and those that are left because there are too many tokens to be held already."""
         made, room = list[Made](), MANY + 2 * sum(len(line.text) for line in group)
-        documents = dict[Place, Document]()
+        documents = dict[Place, Document | Judged]()
         for at, line in enumerate(group):
             if room < 0:
                 return made, group[at:]
@@ -219,37 +201,49 @@ class Encoder:
             made += new
         return made, []
 
-    def _ahead(self, lines: list[JsonLine]) -> dict[Place, Document]:
+    def _ahead(self, lines: list[JsonLine]) -> dict[Place, Document | Judged]:
         """What the next lines hold, by their places, as far as they are short and right; their chats are being rendered."""
-        documents = dict[Place, Document]()
+        documents = dict[Place, Document | Judged]()
 
         def chats() -> Iterator[Asked]:
             sizes = accumulate(len(line.text) for line in lines)
             with suppress(DataError):  # which is told in its turn
                 for line in (line for line, size in zip(lines, sizes, strict=True) if size <= AHEAD):
-                    documents[line.key] = document = self._taken(parse_line(line.text, line.place, self.options.mapping))
-                    if isinstance(document, Chat):
-                        yield document.messages, document.tools, self.want
+                    documents[line.key] = document = self._taken(self._parsed(line))
+                    for chat in document.both if isinstance(document, Judged) else (document,):
+                        if isinstance(chat, Chat):
+                            yield chat.messages, chat.tools, self.want
 
         self.template.ahead(chats())
         return documents
 
-    def _row(self, line: JsonLine, document: Document | None = None) -> list[Made]:
+    def _row(self, line: JsonLine, document: Document | Judged | None = None) -> list[Made]:
         try:
-            document = document or self._taken(parse_line(line.text, line.place, self.options.mapping))
+            document = document or self._taken(self._parsed(line))
             if len(line.text) > LARGE:
                 give_back()  # it took several times its size
             return [(line, sample) for sample in self._document(document, len(line.text))]
         except TooMuch as error:
-            return [(line, error)]
+            return [(line, error), *([(line, NEITHER)] if self.compare else [])]
         except TemplateError as error:
             raise DataError(f"{line.place}: {error}") from None
 
-    def _taken(self, document: Document) -> Document:
+    def _parsed(self, line: JsonLine) -> Document | Judged:
+        columns = self.options.mapping
+        if self.compare:
+            return judged_in(line.text, line.place, self.compare, columns)
+        return parse_line(line.text, line.place, columns)
+
+    def _taken(self, document: Document | Judged) -> Document | Judged:
+        return document.changed(self._as_asked) if isinstance(document, Judged) else self._as_asked(document)
+
+    def _as_asked(self, document: Document) -> Document:
         document = document.as_chat() if isinstance(document, Prompt) and self.options.as_chat else document
         return unthought(document) if self.options.thinking == "strip" else document
 
-    def _document(self, document: Document, size: int = 0) -> list[MarkedTokens]:
+    def _document(self, document: Document | Judged, size: int = 0) -> list[MarkedTokens]:
+        if isinstance(document, Judged):
+            return [last_answer(self._document(each, size)) if each else NEITHER for each in document.both]
         if isinstance(document, Chat):
             return self._chat(document, size)
         if isinstance(document, Prompt):
@@ -272,12 +266,12 @@ class Encoder:
         if self.tokenizer.chat_template:
             self.notes["instructions"] = ""
         tokens, marks = encode_prompt(document, self.reader, size)
-        if self.options.train_on == "all":
+        if self.options.train_on == "all" and not self.compare:
             marks[:] = 1
         return MarkedTokens(tokens, marks, single=True)
 
     def _chat(self, document: Chat, size: int) -> list[MarkedTokens]:
-        if self.options.train_on == "all":
+        if self.options.train_on == "all" and not self.compare:
             if any(UNTRAINED in message for message in document.messages):
                 raise TemplateError("a message has weight 0, and --train-on all trains every token; leave one of them out")
             text = self.reader.growing(size)
@@ -286,6 +280,8 @@ class Encoder:
         else:
             noted = set[str]()
             pairs = list(encode_chat(document, self.template, self.reader, size, noted, self.want)) or [NOTHING]
+            if self.compare and "later" in noted:
+                raise TooMuch("what is compared stands behind more tokens than can be")
             self.notes |= dict.fromkeys(noted, "")
         self.notes["chats"] = ""
         return [MarkedTokens(tokens, marks, single=True) for tokens, marks in pairs]

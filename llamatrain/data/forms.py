@@ -40,6 +40,11 @@ Document = Text | Prompt | Chat
 
 def parse_line(line: bytes, place: str, columns: Mapping[str, str] | None = None) -> Document:
     """With the keys that have other names in the data."""
+    columns = columns or {}
+    return _document(renamed(row_of(line, place), columns, place), place, {*columns})
+
+
+def row_of(line: bytes, place: str) -> dict[str, Any]:
     try:
         row = parsed(line)
         if not line.isascii():
@@ -58,7 +63,7 @@ def parse_line(line: bytes, place: str, columns: Mapping[str, str] | None = None
         raise DataError(f"{place}: no JSON that can be read: {told}") from None
     if not isinstance(row, dict):
         raise DataError(f"{place}: {kind_of(row)} where an object is expected, one of {FORMS}")
-    return _document(renamed(row, columns or {}, place), place, {*(columns or ())})
+    return row
 
 
 def _document(row: dict[str, Any], place: str, meant: set[str]) -> Document:
@@ -88,7 +93,9 @@ def check_alone(row: dict[str, Any], place: str) -> None:
         found = ["completion", "label"]
     if found:
         keys = ", ".join(map(json.dumps, found))
-        raise DataError(f"{place}: preferences ({keys}) are not learned here; give the answers that are good alone, as {GOOD}")
+        kinds = "kto" if "label" in found else "orpo, dpo, simpo or kto"
+        learns = f"finetune learns from them with --objective {kinds}"
+        raise DataError(f"{place}: preferences ({keys}): {learns}; or give the answers that are good alone, as {GOOD}")
 
 
 def _string(row: dict[str, Any], key: str, place: str) -> str:

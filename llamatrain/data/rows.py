@@ -20,6 +20,7 @@ from llamatrain.machine.terminal import bar
 
 if TYPE_CHECKING:
     from llamatrain.data.corpus import Corpus
+    from llamatrain.data.judged import Compare
 
 WINDOW = 512  # samples that are packed together
 GRAIN = 32  # lengths of rows are multiples of it
@@ -57,6 +58,25 @@ class Batch:
     starts: np.ndarray  # int32: the first token of the row that each may see
     size: int  # tokens without padding
     samples: int = 0
+    compared: "Compared | None" = None
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Which answer each token of a batch is of. Of pairs, those that are rejected have the numbers behind all chosen ones."""
+
+    sequences: np.ndarray  # int32 (rows, length)
+    chosen: np.ndarray  # bool (rows, length): the tokens of a chosen answer and of its prompt
+    sides: np.ndarray  # float32: 1 for each pair; of answers that are judged one by one 1 or -1; 0: there is none
+    others: "Batch | None" = None  # the same prompts with answers to others
+
+    @property
+    def count(self) -> int:
+        return int(np.count_nonzero(self.sides))
+
+    @property
+    def words(self) -> int:
+        return int(np.count_nonzero(self.chosen))
 
 
 class Filling(NamedTuple):
@@ -66,9 +86,14 @@ class Filling(NamedTuple):
     trained: float
 
 
-def lengths_of(ctx: int, options: DataOptions, full: bool, plain: bool) -> tuple[int, ...]:
-    """The lengths that batches have: one program each. Rows that are full, packed or filled are all as long as can be."""
-    if full or options.packs(plain) or options.fill_with_next_samples:
+def lengths_of(ctx: int, options: DataOptions, full: bool, plain: bool, compare: "Compare | None" = None) -> tuple[int, ...]:
+    """The lengths that batches have: one program each. Rows that are full, packed or filled are all as long as can be.
+
+    Those of pairs have room for both answers; an answer that is judged alone has one of its own.
+    """
+    if compare == "pairs":
+        return lengths_of(2 * ctx, options, False, plain)
+    if full or (options.packs(plain) and not compare) or options.fill_with_next_samples:
         return (ctx,)
     quarters = (-(-ctx * part // (4 * GRAIN)) * GRAIN for part in (1, 2, 3))
     return tuple(sorted({length for length in quarters if length < ctx} | {ctx}))
@@ -86,8 +111,13 @@ class Rows:
         self.restore(State(seed))
 
     @property
+    def room(self) -> int:
+        """Tokens in a row."""
+        return self.ctx
+
+    @property
     def lengths(self) -> tuple[int, ...]:
-        return lengths_of(self.ctx, self.options, self.corpus.only_text, self.corpus.plain)
+        return lengths_of(self.room, self.options, self.corpus.only_text, self.corpus.plain)
 
     @property
     def sparse(self) -> bool:
@@ -150,7 +180,7 @@ class Rows:
 
     def filling(self, count: int) -> Filling:
         """Of the first batches of so many rows, those of a window."""
-        rows = Rows(self.corpus, self.options, self.seed, self.eos)
+        rows = type(self)(self.corpus, self.options, self.seed, self.eos)
         laid = list[Batch]()
         while sum(batch.samples for batch in laid) < min(WINDOW, len(self.corpus)):
             laid.append(rows.batch(count))
@@ -161,7 +191,7 @@ class Rows:
     def once(self, count: int) -> Iterator[Batch]:
         """All rows once, in the order of the files; the last batch is filled up with padding."""
         plain = DataOptions(shuffle=False, pack=self.packs)
-        rows = Rows(self.corpus, plain, self.seed, self.eos)
+        rows = type(self)(self.corpus, plain, self.seed, self.eos)
         rows.padding = self.padding
         waiting = list[Row]()
         while rows.state.epoch == 0:
@@ -179,10 +209,13 @@ class Rows:
         if self.packs:
             window = self._window(place)
             rows = self._shared(window)
-            return [[self._piece(*self._sample(place)) for place in row] for row in rows], window.stop
+            return [[piece for place in row for piece in self._pieces(place)] for row in rows], window.stop
         if self.options.fill_with_next_samples:
             return self._filled(place)
-        return [[self._piece(*self._sample(place))]], place + 1
+        return [self._pieces(place)], place + 1
+
+    def _pieces(self, place: int) -> Row:
+        return [self._piece(*self._sample(place))]
 
     def _sample(self, place: int) -> tuple[np.ndarray, np.ndarray]:
         """Tokens and their weights, the begin token before them."""
@@ -190,6 +223,9 @@ class Rows:
         if self.options.sample_random_offsets and text:
             offset = mix(self.seed, place, 1) % max(1, len(tokens) - 1)
             tokens, weights = tokens[offset:], weights[offset:]
+        return self._led(tokens, weights)
+
+    def _led(self, tokens: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         if self.corpus.lead is None:
             return tokens, weights
         return np.concatenate([[self.corpus.lead], tokens]), np.concatenate([[0], weights])
@@ -220,7 +256,7 @@ class Rows:
         rows = list[list[int]]()
         for place in sorted(places, key=lambda place: -sizes[place]):
             at = bisect_left(free, (sizes[place], -1))
-            room, number = free.pop(at) if at < len(free) else (self.ctx, len(rows))
+            room, number = free.pop(at) if at < len(free) else (self.room, len(rows))
             if number == len(rows):
                 rows.append([])
             rows[number].append(place)
@@ -234,8 +270,13 @@ class Rows:
     # ---- rows to arrays ----------------------------------------------------
 
     def lay(self, rows: list[Row]) -> Batch:
-        used = [sum(len(piece.tokens) for piece in row) for row in rows]
-        length = next(length for length in self.lengths if length >= max(used))
+        return self.laid(rows, self.length_for(rows))
+
+    def length_for(self, rows: list[Row]) -> int:
+        most = max(sum(len(piece.tokens) for piece in row) for row in rows)
+        return next(length for length in self.lengths if length >= most)
+
+    def laid(self, rows: list[Row], length: int) -> Batch:
         shape = (len(rows), length)
         tokens, targets = np.full(shape, self.padding, np.int32), np.full(shape, self.padding, np.int32)
         weights, positions, starts = np.zeros(shape, np.float32), np.zeros(shape, np.int32), np.zeros(shape, np.int32)
@@ -254,6 +295,6 @@ class Rows:
             weights=weights,
             positions=positions,
             starts=starts,
-            size=sum(used),
+            size=sum(len(piece.tokens) for row in rows for piece in row),
             samples=sum(map(len, rows)),
         )

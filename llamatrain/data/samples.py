@@ -4,7 +4,7 @@ import mmap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from llamatrain.config.options import flag_of
 from llamatrain.config.words import worded
@@ -19,6 +19,18 @@ from llamatrain.files.mapped import map_file, unchanged
 from llamatrain.machine.temporary import passing_file, removed
 
 CHUNK = 1 << 20
+Place = tuple[int, int]  # a file and a line, by their numbers
+
+
+class JsonLine(NamedTuple):
+    file: int  # its number
+    number: int
+    text: bytes
+    place: str
+
+    @property
+    def key(self) -> Place:
+        return self.file, self.number
 
 
 def chunks_of(source: DataFile) -> Iterator[bytes]:

@@ -215,6 +215,21 @@ def _matched(pattern: str) -> Iterator[str]:
             yield from glob.iglob(f"{place}{last}", recursive=True)  # noqa: PTH207 - pathlib takes no absolute ones
 
 
+def check_apart(sources: list[DataFile], others: list[DataFile]) -> None:
+    """No file is named as both, by whatever link."""
+    known = {identity(source): source.name for source in sources}
+    for other in others:
+        if name := known.get(identity(other)):
+            also = "" if name == other.name else f" (the same as {name})"
+            raise DataError(f"{other.name}{also}: is both training and validation data; what validates is never trained on")
+
+
+def identity(source: DataFile) -> tuple[int, int]:
+    """What os.path.samefile compares, for many files."""
+    status = source.path.stat()
+    return status.st_dev, status.st_ino
+
+
 def naming(sources: Sequence[DataFile]) -> str:
     """`a.txt and 3 more`."""
     return sources[0].name + (f" and {len(sources) - 1} more" if len(sources) > 1 else "")

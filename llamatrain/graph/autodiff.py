@@ -23,7 +23,7 @@ def value_and_gradients(loss: Tensor, wrt: Sequence[Tensor]) -> tuple[Tensor, li
     values: dict[Tensor, Tensor] = {}
     for node in reversed(path):
         dys = [grads.get(output) for output in node.outputs]
-        if not any(dys) or not any(source in needed for source in node.sources):
+        if not any(dys) or not any(output in needed for output in node.outputs):
             continue
         for source, grad in zip(node.sources, _of_sources(node, dys, needed), strict=True):
             if grad is not None and source in needed:
@@ -44,7 +44,7 @@ def _needing(path: Sequence[Node], wrt: Sequence[Tensor]) -> set[Tensor]:
     """The tensors that depend on one of `wrt`: only through these do gradients flow."""
     needed = set(wrt)
     for node in path:
-        if any(source in needed for source in node.sources):
+        if not node.op.stops and any(source in needed for source in node.sources):
             needed.update(node.outputs)
     return needed
 

@@ -199,6 +199,7 @@ class Op:
     light: bool = False  # costs little more than reading its sources: made again before anything dear is
     masks: tuple[int, ...] = ()  # outputs where minus infinity means nothing seen there
     value: int | None = None  # of a gradient op: the output that is its forward op's result as well
+    stops: bool = False  # no gradient is asked of what it is made of
     no_gradient: str = ""  # why there is none
     gradient: Callable[..., Gradients] | None = field(default=None, init=False)
     selective: bool = field(default=False, init=False)  # the gradient rule is told which gradients are wanted

@@ -62,6 +62,8 @@ class Training:
     loss: Tensor
     more_states: dict[Tensor, np.ndarray]  # beside the table
     judged: tuple[Tensor, Tensor] | None = None  # the same loss, and how many targets were likeliest; for programs that judge
+    terms: tuple[Tensor, ...] = ()  # that a loss of preferences adds up, each a sum over what is of its own kind
+    rewards: Tensor | None = None  # of its answers
 
 
 def training(
@@ -77,23 +79,7 @@ def training(
 ) -> Training:
     """Where weights are `sparse`, a token without goes no further than others may need it."""
     inputs = inputs_of(batch, length, table.dtype, flash, sparse and flash and not squared)
-
-    def flashing(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return flash_attn(q, k, v, inputs["starts"], scale=h.head_size**-0.5, name=f"blk.{layer}.attn")[0]
-
-    def plain(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return plain_attention(h, q, k, v, inputs["mask"])
-
-    way = ForwardPass(
-        h=h,
-        weights=weights,
-        tokens=inputs["tokens"],
-        positions=inputs["positions"],
-        table=table,
-        attend=flashing if flash else plain,
-        weighed=inputs.get("weighed"),
-    )
-    x, borders = hidden(way)
+    x, borders = through(h, weights, inputs, table)
     aimed = Aimed(x, inputs["targets"], inputs["weights"])
     if squared:
         wanted = state("wanted", (h.vocab, h.vocab), table.dtype)
@@ -121,20 +107,42 @@ def cross_entropy(h: Hyperparameters, weights: Weights, aimed: Aimed, fused: boo
     return cross_entropy_loss(logits, *aims, name="loss"), cross_entropy_judged(logits, *aims, name="loss")
 
 
-def inputs_of(batch: int, length: int, dtype: DType, flash: bool, sparse: bool) -> dict[str, Tensor]:
+def inputs_of(batch: int, length: int, dtype: DType, flash: bool, sparse: bool, name: str = "") -> dict[str, Tensor]:
+    """What a way through a model is told of its rows; names begin with this one."""
     count = batch * length
     if sparse and count > UNIT:
         count = Most(count, step=ceil(count / (PARTS * UNIT)) * UNIT)
-    inputs = {name: placeholder(name, (batch, length), I32) for name in ("tokens", "positions")}
+    inputs = {each: placeholder(name + each, (batch, length), I32) for each in ("tokens", "positions")}
     if flash:
-        inputs["starts"] = placeholder("starts", (batch, length), I32)
+        inputs["starts"] = placeholder(f"{name}starts", (batch, length), I32)
     else:
-        inputs["mask"] = placeholder("mask", (batch, length, length), dtype)
-    inputs["targets"] = placeholder("targets", (count,), I32)
-    inputs["weights"] = placeholder("weights", (count,), dtype)
+        inputs["mask"] = placeholder(f"{name}mask", (batch, length, length), dtype)
+    inputs["targets"] = placeholder(f"{name}targets", (count,), I32)
+    inputs["weights"] = placeholder(f"{name}weights", (count,), dtype)
     if isinstance(count, Most):
-        inputs["weighed"] = placeholder("weighed", (count,), I32)  # the numbers of those that have a weight
+        inputs["weighed"] = placeholder(f"{name}weighed", (count,), I32)  # the numbers of those that have a weight
     return inputs
+
+
+def through(h: Hyperparameters, weights: Weights, inputs: dict[str, Tensor], table: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """From rows to what the output weight reads, and each block's input."""
+
+    def flashing(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return flash_attn(q, k, v, inputs["starts"], scale=h.head_size**-0.5, name=f"blk.{layer}.attn")[0]
+
+    def plain(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return plain_attention(h, q, k, v, inputs["mask"])
+
+    way = ForwardPass(
+        h=h,
+        weights=weights,
+        tokens=inputs["tokens"],
+        positions=inputs["positions"],
+        table=table,
+        attend=flashing if "starts" in inputs else plain,
+        weighed=inputs.get("weighed"),
+    )
+    return hidden(way)
 
 
 def plain_attention(h: Hyperparameters, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ others are added to it: else it is the rows of the tokens that were there.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from llamatrain.errors import GraphError
@@ -26,6 +26,7 @@ class Differentiated:
 
     loss: Tensor
     grads: dict[Tensor, Tensor]
+    beside: list[Tensor] = field(default_factory=list)  # what else is wanted of the same pass
 
     @cached_property
     def whole(self) -> dict[Tensor, Gradient]:
@@ -61,17 +62,20 @@ def differentiate(
     precision: str = "f32",
     borders: Sequence[Tensor] = (),
     remat: str | int = "none",
+    beside: Sequence[Tensor] = (),
 ) -> Differentiated:
     """The loss with its gradients, in a precision, and with values between the `borders` of blocks made again (see remat)."""
     value, grads = value_and_gradients(loss, parameters)
-    outputs = [value, *grads, loss, *borders]
+    outputs = [value, *beside, *grads, loss, *borders]
     if precision == "bf16":
         outputs = round_products(outputs)
     elif precision != "f32":
         raise GraphError(f"unknown precision {precision!r}; known are f32, bf16")
-    asked, (forward, *marks) = outputs[: 1 + len(grads)], outputs[1 + len(grads) :]
-    value, *grads = rematerialise(asked, forward, marks, remat)
-    return Differentiated(value, dict(zip(parameters, grads, strict=True)))
+    count = 1 + len(beside) + len(grads)
+    asked, (forward, *marks) = outputs[:count], outputs[count:]
+    value, *rest = rematerialise(asked, forward, marks, remat)
+    told, grads = rest[: len(beside)], rest[len(beside) :]
+    return Differentiated(value, dict(zip(parameters, grads, strict=True)), told)
 
 
 @dataclass
@@ -113,6 +117,7 @@ class Kept:
     blocks: dict[Tensor, Gradient]  # parameter: its gradient's memory
     first: list[Tensor]  # to be pinned to `memory`: the gradients of a step's first micro-batch
     more: list[Tensor]  # in place: those of a further micro-batch added
+    beside: list[Tensor]
 
     @property
     def memory(self) -> list[Tensor]:
@@ -133,7 +138,7 @@ def hold(made: Differentiated, whole: bool = True) -> Kept:
         taken.add(part)
     all_of = {w: tuple((0, size, 1) for size in w.shape) for w in grads}
     more = [acc(*blocks[w], *grad, slices=all_of[w], into=True) for w, grad in grads.items()] if whole else []
-    return Kept(loss=made.loss, blocks=blocks, first=first, more=more)
+    return Kept(loss=made.loss, blocks=blocks, first=first, more=more, beside=made.beside)
 
 
 def apply(kept: Kept, rule: StepRule, clip: float, rates: Rates | None = None) -> tuple[StepInputs, Tensor, list[Tensor]]:

@@ -13,9 +13,10 @@ from llamatrain.data.options import DataOptions
 from llamatrain.errors import FileError, UsageError
 from llamatrain.model.options import ModelOptions
 from llamatrain.recipe import options as training
-from llamatrain.recipe import outs, tuning
+from llamatrain.recipe import outs, preference, tuning
 from llamatrain.recipe.options import PASSING, RunOptions, TrainOptions
 from llamatrain.recipe.outs import OutOptions
+from llamatrain.recipe.preference import PreferenceOptions
 from llamatrain.recipe.tuning import TuneOptions
 
 PARTS = {
@@ -26,9 +27,11 @@ PARTS = {
     "tune": TuneOptions,
     "lora": LoraOptions,
     "outs": OutOptions,
+    "preference": PreferenceOptions,
 }
+TUNED = ("data", "train", "run", "tune", "preference", "lora", "outs")
 # by the command, those that it has
-OF = {"from-scratch": ("model", "data", "train", "run", "outs"), "finetune": ("data", "train", "run", "tune", "lora", "outs")}
+OF = {"from-scratch": ("model", "data", "train", "run", "outs"), "finetune": TUNED}
 DECIDED = ("iters", "warmup", "decay_steps", "lr_min")  # of a run that has begun none of these is open
 
 
@@ -44,6 +47,7 @@ class Asked:
     tune: TuneOptions = field(default_factory=TuneOptions)
     lora: LoraOptions = field(default_factory=LoraOptions)
     outs: OutOptions = field(default_factory=OutOptions)
+    preference: PreferenceOptions = field(default_factory=PreferenceOptions)
     command: str = "from-scratch"
     base: str = ""  # the model's file that is tuned, or that a new run takes its first weights from
 
@@ -56,7 +60,7 @@ class Asked:
     def idle(self) -> dict[str, str]:
         """The options that have no effect beside the others, and beside which."""
         found = training.idle(self.train, self.run) | outs.idle(self.command, self.tune.full)
-        return found if self.command == "from-scratch" else found | tuning.idle(self.tune)
+        return found if self.command == "from-scratch" else found | tuning.idle(self.tune) | preference.idle(self.preference)
 
     @property
     def adapters(self) -> list[Path]:

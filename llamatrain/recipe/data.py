@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from llamatrain.data.options import DataOptions
 from llamatrain.data.rows import Filling, State
@@ -10,6 +10,9 @@ from llamatrain.data.sine import Sine
 from llamatrain.errors import UsageError
 from llamatrain.recipe.model import Model
 from llamatrain.train.around import Batches
+
+if TYPE_CHECKING:
+    from llamatrain.data.judged import Compare
 
 
 class CountedBatches(Batches, Protocol):
@@ -44,25 +47,28 @@ class TrainingData:
         return f"rows are {used} full, {trained} of their tokens are trained"
 
 
-def data_of(files: Sequence[str], model: Model, data: DataOptions, seed: int) -> TrainingData:
+def data_of(files: Sequence[str], model: Model, data: DataOptions, seed: int, compare: "Compare | None" = None) -> TrainingData:
     """With the data opened: tokenized, counted, split."""
     if not files:
         sine = sine_of(model, seed)
         return TrainingData(rows=sine, validation=None, described=f"the built-in sine wave in {sine.levels - 1} levels")
+    from llamatrain.data.compared_rows import rows_of
     from llamatrain.data.corpus import named, open_corpus
-    from llamatrain.data.rows import Rows as TextRows
+    from llamatrain.data.couples import KINDS
     from llamatrain.data.sources import passed_over
 
     tokenizer = model.tokenizer
     if tokenizer is None:
         raise UsageError("the model's tokens stand for no text, so it cannot be trained on any")
-    corpus, kept = open_corpus(files, tokenizer, data, model.row, seed)
-    rows = TextRows(corpus, data, seed, tokenizer.eos, tokenizer.bos)
-    validation = TextRows(kept, data, seed, tokenizer.eos, tokenizer.bos) if kept else None
-    told = [f"{len(corpus):,} samples, {corpus.tokens:,} tokens"]
-    told += [f"{len(kept):,} samples to validate with"] if kept else []
-    for places, what in ((corpus.cut, "cut"), (corpus.skipped, "skipped"), (corpus.excessive, "skipped as too much")):
-        told += [f"{len(places)} {what} ({named(places)})"] if places else []
+    corpus, kept = open_corpus(files, tokenizer, data, model.row, seed, kind=KINDS[compare])
+    made = rows_of(compare)
+    rows = made(corpus, data, seed, tokenizer.eos, tokenizer.bos)
+    validation = made(kept, data, seed, tokenizer.eos, tokenizer.bos) if kept else None
+    what = {None: "samples", "pairs": "pairs", "answers": "answers"}[compare]
+    told = [f"{len(corpus):,} {what}, {corpus.tokens:,} tokens"]
+    told += [f"{len(kept):,} {what} to validate with"] if kept else []
+    for places, became in ((corpus.cut, "cut"), (corpus.skipped, "skipped"), (corpus.excessive, "skipped as too much")):
+        told += [f"{len(places)} {became} ({named(places)})"] if places else []
     told += [f"{others} passed over"] if (others := passed_over([*files, *data.val])) else []
     return TrainingData(rows=rows, validation=validation, described="; ".join(told), samples=len(corpus), packed=rows.packs)
 

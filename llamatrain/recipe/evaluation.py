@@ -11,6 +11,8 @@ from llamatrain.config.options import Checked, Option, flag_of
 from llamatrain.config.shared import BATCH, CTX, THREADS
 from llamatrain.data.options import DataOptions
 from llamatrain.errors import FileError, UsageError
+from llamatrain.recipe.options import refuse_idle
+from llamatrain.recipe.preference import PreferenceOptions, check_evaluated, idle
 
 if TYPE_CHECKING:
     import numpy as np
@@ -48,12 +50,16 @@ class Evaluation:
     """Means over the tokens that count."""
 
     loss: float
-    perplexity: float
+    perplexity: float | None  # None: answers are compared
     bits_per_byte: float | None  # None: its tokens stand for no text
     tokens: int
     loss_error: float | None = None  # the standard error of the mean; None: it takes two batches
-    accuracy: float | None = None  # the part of the tokens that were held likeliest
+    accuracy: float | None = None  # the part of the tokens that were held likeliest, or of the answers judged as they should be
     accuracy_error: float | None = None
+    margin: float | None = None  # of answers that are compared
+    reward_chosen: float | None = None
+    reward_rejected: float | None = None
+    answers: int | None = None  # or pairs
     notes: tuple[str, ...] = ()
 
 
@@ -63,29 +69,26 @@ def evaluated(
     options: EvaluateOptions,
     lora: LoraOptions,
     data_options: DataOptions,
+    preference: PreferenceOptions,
     given: Collection[str],
 ) -> Evaluation:
     """Of all the data, a row at a time; `given` are the names of the options that were not left to their defaults."""
+    from llamatrain.data.compared_rows import rows_of
     from llamatrain.data.corpus import open_corpus
-    from llamatrain.data.rows import Rows
-    from llamatrain.data.tokenizer import load as load_tokenizer
+    from llamatrain.data.couples import KINDS
     from llamatrain.files.reader import open_gguf
     from llamatrain.machine.units import cores
     from llamatrain.recipe.loading import opened
     from llamatrain.train.graphs import Setting
 
-    for name in MEANINGLESS:
-        if name in given:
-            raise UsageError(f"{flag_of(name)} means nothing here: all DATA is evaluated, each token once; leave it out")
+    check_given(preference, lora, given)
     gguf, threads = open_gguf(model), options.threads or cores()
     h, weights, arrays = opened(gguf, lora, threads)
-    tokenizer = load_tokenizer(gguf.metadata, model)
-    if len(tokenizer) > h.vocab:
-        raise FileError(f"{model}: its vocabulary has {len(tokenizer)} tokens, its embeddings {h.vocab}")
+    tokenizer = tokenizer_of(gguf, h.vocab)
     # each token is judged once
     once, ctx = replace(data_options, shuffle=False, overlapping_samples=False), options.ctx or min(USUAL_CTX, h.ctx)
-    corpus, _ = open_corpus(data, tokenizer, once, ctx, 0, "judge")
-    rows = Rows(corpus, data_options, 0, tokenizer.eos, tokenizer.bos)
+    corpus, _ = open_corpus(data, tokenizer, once, ctx, 0, KINDS[preference.compare], "judge")
+    rows = rows_of(preference.compare)(corpus, data_options, 0, tokenizer.eos, tokenizer.bos)
     setting = Setting(
         h=h,
         weights=weights,
@@ -95,8 +98,27 @@ def evaluated(
         precision=options.precision,
         threads=threads,
         sparse=rows.sparse,
+        objective=preference.made,
+        reference=replace(weights, deltas={}),
     )
     return score(runner_of(gguf, setting, arrays, rows), rows, tokenizer, options.batch, arrays.values())
+
+
+def tokenizer_of(gguf: "Gguf", words: int) -> "Tokenizer":
+    from llamatrain.data.tokenizer import load
+
+    tokenizer = load(gguf.metadata, gguf.path)
+    if len(tokenizer) > words:
+        raise FileError(f"{gguf.path}: its vocabulary has {len(tokenizer)} tokens, its embeddings {words}")
+    return tokenizer
+
+
+def check_given(preference: PreferenceOptions, lora: LoraOptions, given: Collection[str]) -> None:
+    for name in MEANINGLESS:
+        if name in given:
+            raise UsageError(f"{flag_of(name)} means nothing here: all DATA is evaluated, each token once; leave it out")
+    check_evaluated(preference, bool(lora.scaled))
+    refuse_idle(idle(preference), given)
 
 
 def runner_of(gguf: "Gguf", setting: "Setting", arrays: "Mapping[str, np.ndarray]", rows: "Rows") -> "Runner":
@@ -128,17 +150,21 @@ def score(runner: "Runner", rows: "Rows", tokenizer: "Tokenizer", batch: int, ar
             text += int(np.sum(texts[each.targets[each.weights > 0]]))
             told.update(each.samples)
     score, notes = scoring.score, list[str]()
-    loss = score.loss
+    loss, alone = score.loss, score.answers is None
     if not math.isfinite(loss):
         notes.append(f"the loss is {loss}: the model's weights are damaged, or too large")
         say(f"warning: {notes[0]}")
     return Evaluation(
         loss=loss,
-        perplexity=math.exp(min(loss, 700)),
-        bits_per_byte=math.fsum(scoring.losses) / math.log(2) / text if text else None,
+        perplexity=math.exp(min(loss, 700)) if alone else None,
+        bits_per_byte=math.fsum(scoring.losses) / math.log(2) / text if text and alone else None,
         tokens=score.tokens,
         loss_error=score.loss_error,
         accuracy=score.accuracy,
         accuracy_error=score.accuracy_error,
+        margin=score.margin,
+        reward_chosen=score.reward_chosen,
+        reward_rejected=score.reward_rejected,
+        answers=score.answers,
         notes=tuple(notes),
     )

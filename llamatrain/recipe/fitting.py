@@ -86,15 +86,15 @@ def way_of(resolved: Resolved, h: Hyperparameters, leaves: Leaves, extent: Exten
         copies=leaves.copies,
         pages=max((array.nbytes for array in matrices if map_of(array) is not None), default=0),
     )
-    most = allowed(train.memory)
-    least = fixed(setting, demand)
+    most, least = allowed(train.memory), fixed(setting, demand)
+    open_ = not extent.goes_on and resolved.asked.preference.compare != "answers"  # which are compared within a batch
     if refuse and most is not None:  # at once: planning a model so large takes a while
         check_fixed(least, demand.interpreter, most, leaves.copies > 0)
     if setting.h.layers <= DEEP or train.remat == "optimal" or train.remat.isdecimal():
-        return choose(setting, train.remat, demand, most, parts=not extent.goes_on)
+        return choose(setting, train.remat, demand, most, parts=open_)
     if most is not None and least + demand.interpreter > most and train.remat == AUTO:
         return way_of_many(setting, PARTS, demand)  # nothing that is tried fits
-    way = choose(setting, train.remat, demand, most, not extent.goes_on, way_of_many, PARTS)
+    way = choose(setting, train.remat, demand, most, open_, way_of_many, PARTS)
     return way if extent.rough else way_with(setting, way.policy, demand, way.splits)
 
 
@@ -117,6 +117,8 @@ def setting_of(resolved: Resolved, h: Hyperparameters, leaves: Leaves, extent: E
         drop_base=leaves.drops,
         sparse=extent.sparse,
         plus=resolved.asked.tune.lora_plus_ratio,
+        objective=resolved.asked.preference.made,
+        reference=leaves.reference,
     )
 
 

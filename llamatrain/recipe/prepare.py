@@ -81,7 +81,7 @@ def prepare(asked: Asked, sources: Sources, peft: Path | None, notes: list[str],
     target = target_of(asked, model, sources, peft)  # what adapters are not as they should be is told before the data is read
     check_held(asked.train.memory)
     with phase("data"):
-        data = data_of(asked.files, model, asked.data, asked.train.seed)
+        data = data_of(asked.files, model, asked.data, asked.train.seed, asked.preference.compare)
     if data.packed:  # whatever would be without a word another time
         asked = replace(asked, data=replace(asked.data, pack=True))
     resolved = resolve(asked, model.row, data.rows.count)
@@ -166,7 +166,7 @@ def way_of(request: Request, graphs: bool) -> tuple[Way, str | None]:
     sine = None if asked.files else sine_of(model, 0)
     resolved = resolve(asked, model.row, lambda epochs: epochs)
     extent = Extent(
-        lengths=lengths_of(model.row, asked.data, whole, plain),
+        lengths=lengths_of(model.row, asked.data, whole, plain, asked.preference.compare),
         sparse=not whole,
         validating=bool(asked.data.val or asked.data.val_split or (files and files.offered)),
         decoding=shown(resolved, model, sine).positions,

@@ -18,11 +18,12 @@ from llamatrain.recipe.asked import OF, PARTS, Asked
 from llamatrain.recipe.demo import SINE
 from llamatrain.recipe.options import PlaceOptions, RunOptions, TrainOptions, refuse_idle
 from llamatrain.recipe.outs import OutOptions
+from llamatrain.recipe.preference import PreferenceOptions, check_fits
 from llamatrain.recipe.tuning import OF_ADAPTERS, TuneOptions
 
 WAVE = 3, 1024  # tokens of the sine wave: one to begin with, and levels
 NEW = (ModelOptions, DataOptions, TrainOptions, RunOptions, OutOptions)
-TUNING = (TuneOptions, LoraOptions, DataOptions, TrainOptions, RunOptions, OutOptions)
+TUNING = (TuneOptions, LoraOptions, PreferenceOptions, DataOptions, TrainOptions, RunOptions, OutOptions)
 TUNING_DEFAULTS = {"batch": 4, "lr": 1e-4}
 
 Said = Mapping[str, Any]  # options by name, without those that are left to their defaults
@@ -163,6 +164,8 @@ def named(
     options = asked_of("finetune", data, base or "", values, given)
     if options.train.loss != "cross-entropy":
         raise UsageError("--loss squared-error is for the sine wave only")
+    train = options.train
+    check_fits(options.preference, train.optimizer, options.tune.full, train.batch, options.data.pack)
     return options, place
 
 

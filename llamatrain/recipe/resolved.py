@@ -84,6 +84,7 @@ class Resolved:
                 batch=train.batch // splits,
                 grad_acc=batches,
             ),
+            preference=asked.preference.decided,
             tune=replace(asked.tune, ctx=self.row, lora_alpha=self.alpha, cache_base=cache),
         )
 

@@ -34,6 +34,7 @@ class Leaves:
     trained: Mapping[str, Tensor]  # in the order of the file
     frozen: dict[str, np.ndarray] = field(default_factory=dict)  # by name
     drops: bool = False  # whether the pages of the base's file are let go after each reading
+    reference: Weights | None = None  # without what is trained
     copied: Sequence[Tensor] = ()  # over copies of the base's matrices, whose arrays are there once they are loaded
 
     @property
@@ -146,9 +147,10 @@ class NewAdapter:
         all_copied = cache == "bf16"
         weights, arrays = frozen(self.base, self.h, self.threads, all_copied, self.half)
         copied = [leaf for name, leaf in weights.tensors.items() if name not in arrays]
-        weights, arrays = with_pairs(weights, arrays, self.sources.factors)
-        weights, trained = adapted(weights, self.h, self.ranks, self.scales, self.dropout)
-        return Leaves(weights=weights, trained=trained, frozen=arrays, drops=not all_copied, copied=copied)
+        reference, arrays = with_pairs(weights, arrays, self.sources.factors)
+        weights, trained = adapted(reference, self.h, self.ranks, self.scales, self.dropout)
+        drops = not all_copied
+        return Leaves(weights=weights, trained=trained, frozen=arrays, drops=drops, reference=reference, copied=copied)
 
     def load(self, leaves: Leaves) -> None:
         leaves.frozen.update(copies(self.base, leaves.copied, self.threads))

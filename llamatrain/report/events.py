@@ -18,6 +18,10 @@ class StepLine:
     sample: int | None = None  # the last one taken, in the epoch's order from 1 on
     samples: int | None = None  # of the data
     total_seconds: float | None = None  # of all steps so far
+    margin: float | None = None  # by which the rewards of chosen answers are above those of rejected ones, on the average
+    accuracy: float | None = None  # the part of the answers that were judged as the data has it
+    reward_chosen: float | None = None
+    reward_rejected: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,3 +33,7 @@ class Score:
     accuracy: float | None  # the part of the tokens that were held likeliest
     accuracy_error: float | None
     tokens: int
+    margin: float | None = None  # of answers that are compared, as of a step; the accuracy is theirs then
+    reward_chosen: float | None = None
+    reward_rejected: float | None = None
+    answers: int | None = None  # or pairs

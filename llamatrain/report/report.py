@@ -29,7 +29,7 @@ from llamatrain.report.losses import Losses
 from llamatrain.report.metrics import Metrics
 from llamatrain.report.nowhere import nowhere
 from llamatrain.report.numbers import Pace, amount, duration, stride, time_of_step
-from llamatrain.report.scores import place_of, scores_of, summary
+from llamatrain.report.scores import place_of, rewards_of, scores_of, summary
 
 WIDTH = 100  # where the output is no terminal
 PAUSE, PATIENCE = 1.0, 300.0  # seconds between lines: at least, at most
@@ -145,6 +145,7 @@ class Report:
         facts = {"step": line.step, "loss": line.loss, "lr": line.lr, "grad_norm": line.grad_norm, "tokens": line.tokens}
         facts["seconds"], facts["tokens_per_second"] = round(line.seconds, 6), round(line.tokens_per_second, 1)
         facts |= {name: getattr(line, name) for name in ("seconds_waited", "evaluations", "epoch", "sample", "samples")}
+        facts |= {name: getattr(line, name) for name in ("margin", "accuracy", "reward_chosen", "reward_rejected")}
         facts["total_seconds"] = line.total_seconds and round(line.total_seconds, 6)
         self.metrics.write({name: value for name, value in facts.items() if value is not None or name == "loss"})
         now = self._clock()
@@ -218,6 +219,7 @@ class Report:
         pieces = [
             Segment("step", self._place(line.step), 9),
             Segment("loss", f"{amount(line.loss):>7}", 10, "bold cyan"),
+            *rewards_of(line),
             Segment("lr", f"{line.lr:.2e}", 3),
             *([Segment("norm", f"{norm:>6}", 2)] if norm else []),
             *place_of(line),

@@ -14,9 +14,19 @@ def place_of(line: StepLine) -> Iterator[Segment]:
         yield Segment("sample", f"{line.sample:>{len(f'{line.samples:,}')},}/{line.samples:,}", 1)
 
 
+def rewards_of(told: StepLine | Score) -> Iterator[Segment]:
+    """How far answers that are compared are apart."""
+    if told.margin is not None:
+        yield Segment("margin", f"{told.margin:>7.4f}", 8, "bold")
+    if isinstance(told, StepLine) and told.accuracy is not None:
+        yield Segment("accuracy", f"{100 * told.accuracy:5.1f} %", 7)
+
+
 def scores_of(score: Score, encoding: str) -> Iterator[Segment]:
     yield Segment("loss", f"{amount(score.loss):>7}{spread(amount, score.loss_error, encoding)}", 10, "bold yellow")
-    yield Segment("perplexity", perplexity(score.loss), 2)
+    if score.answers is None:
+        yield Segment("perplexity", perplexity(score.loss), 2)
+    yield from rewards_of(score)
     if told := accuracy(score, encoding):
         yield Segment("accuracy", told, 3)
     yield Segment("", f"{score.tokens:,} tokens", 1)
@@ -41,5 +51,6 @@ def summary(line: StepLine, seconds: float, score: Score | None, encoding: str) 
     told = f"{line.step:,} steps{seen}, {line.tokens:,} tokens in {duration(seconds)}, {time_of_step(seconds / line.step)} each"
     if score:
         told += f"; validation loss {amount(score.loss)}{spread(amount, score.loss_error, encoding)}"
+        told += "" if score.margin is None else f", margin {score.margin:.4f}"
         told += f", accuracy {right}" if (right := accuracy(score, encoding)) else ""
     return told

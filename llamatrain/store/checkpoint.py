@@ -161,7 +161,8 @@ def _training(checkpoint: Checkpoint) -> Iterator[tuple[str, Value]]:
     yield "training.no_improvement_count", u64(min(stop.no_improvement_count, 2**64 - 1))
     yield "training.past_loss_values", numbers(Kind.FLOAT64, stop.past_loss_values)
     if left := state.partial:
-        told = {"count": len(left.losses), "losses": left.losses, "extra": {"seconds": left.seconds}}
+        more = {"rewards": left.rewards} if left.rewards else {}
+        told = {"count": len(left.losses), "losses": left.losses, "extra": {"seconds": left.seconds, **more}}
         yield "training.partial", string(json.dumps(told))
     yield "training.options", string(json.dumps(checkpoint.options))
     yield "training.extra", string(json.dumps({OWED: state.owed, ENDED: state.ended, **checkpoint.extra}))

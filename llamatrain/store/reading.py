@@ -19,6 +19,7 @@ from llamatrain.optim.optimizer import Optimizer
 from llamatrain.optim.stop import StopState
 from llamatrain.store.ancestors import OWN, upgraded
 from llamatrain.store.checkpoint import CHECKSUM, ENDED, GRADIENTS, OWED, PIECE, VERSION, Checkpoint, sum_of_file
+from llamatrain.train.comparison import Rewards
 from llamatrain.train.state import Counters, Partial, RunState
 
 KINDS_OF_RUNS = ("train_model", "finetune_lora")
@@ -143,14 +144,23 @@ def _stop(gguf: Gguf) -> StopState:
     return StopState(best_loss=best, previous_loss=previous, no_improvement_count=count, past_loss_values=past.tolist())
 
 
+def _rewards(gguf: Gguf, kept: object) -> Rewards | None:
+    if kept is None:
+        return None
+    match kept:
+        case [float(), float(), int(), int(), int(), int()] if all(math.isfinite(each) for each in kept):
+            return Rewards._make(kept)
+    raise FileError(f"{gguf.path}: training.partial does not hold the rewards of a step's first micro-batches")
+
+
 def _partial(gguf: Gguf) -> Partial | None:
     if "training.partial" not in gguf.metadata:
         return None
     match _json(gguf, "training.partial"):
-        case {"count": int(count), "losses": list(losses), "extra": {"seconds": int() | float() as seconds}}:
+        case {"count": int(count), "losses": list(losses), "extra": {"seconds": int() | float() as seconds, **more}}:
             sound = all(isinstance(loss, float) and math.isfinite(loss) for loss in losses)
             if 0 < count == len(losses) and sound and 0 <= seconds < LONGEST:
-                return Partial(losses, float(seconds))
+                return Partial(losses, float(seconds), _rewards(gguf, more.get("rewards")))
     raise FileError(f"{gguf.path}: training.partial does not hold the losses of a step's first micro-batches")
 
 

@@ -4,7 +4,7 @@ Leaves are known by their names: weights under their GGUF names, with `.grad`, `
 each.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Concatenate, Literal, ParamSpec
@@ -18,6 +18,7 @@ from llamatrain.graph.tensor import I32, Tensor, placeholder, state
 from llamatrain.model import transformer
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.lora import Weights
+from llamatrain.model.preference import Objective, comparing
 from llamatrain.optim.optimizer import Optimizer, StepRule
 from llamatrain.optim.step import Differentiated, Kept, apply, clipped, differentiate, hold, stream
 
@@ -47,6 +48,8 @@ class Setting:
     clip: float = 0.0
     drop_base: bool = False  # a base's pages are let go after each reading
     sparse: bool = False  # many tokens have no weight
+    objective: Objective | None = None  # of preferences
+    reference: Weights | None = None  # what it compares with
     plus: float = 1.0  # the rate of adapters' second factors, in rates of all else (LoRA+, Hayou et al. 2024)
 
     @property
@@ -79,6 +82,12 @@ class Graph:
     named: dict[Tensor, str] = field(default_factory=dict)  # outputs that others read: the names of their memory
     norm: Tensor | None = None  # beside a loss
     right: Tensor | None = None  # likewise
+    rewards: Tensor | None = None  # of answers that are compared
+    terms: tuple[Tensor, ...] = ()  # of a loss of preferences, where it judges
+
+
+def only(found: Sequence[Tensor]) -> Tensor | None:
+    return found[0] if found else None
 
 
 def dropping(weights: Weights) -> bool:
@@ -122,19 +131,27 @@ class RunGraphs:
 
     def _training(self, length: int, dropping: bool = True) -> transformer.Training:
         if (length, dropping) not in self._trainings:
-            s, weights = self.setting, self.setting.weights
-            weights = replace(weights, key=self.key) if dropping else weights
-            how = {"sparse": s.sparse, "flash": s.flash, "squared": s.squared}
-            made = transformer.training(s.h, weights, s.batch, length, self.table, **how)
+            weights = replace(self.setting.weights, key=self.key) if dropping else self.setting.weights
+            made = self._made(weights, length)
             if dropping and self.key:
                 made.inputs["dropout"] = self.key
             self.states |= {tensor.name: array for tensor, array in made.more_states.items()}
             self._trainings[length, dropping] = made
         return self._trainings[length, dropping]
 
+    def _made(self, weights: Weights, length: int) -> transformer.Training:
+        s = self.setting
+        if s.objective:
+            against, of = s.reference or weights, {"batch": s.batch, "length": length}
+            return comparing(s.objective, s.h, weights, against, table=self.table, sparse=s.sparse, flash=s.flash, **of)
+        how = {"sparse": s.sparse, "flash": s.flash, "squared": s.squared}
+        return transformer.training(s.h, weights, s.batch, length, self.table, **how)
+
     def _differentiated(self, length: int) -> Differentiated:
         m, trained = self._training(length), list(self.setting.trained.values())
-        return differentiate(m.loss, trained, precision=self.setting.precision, borders=m.borders, remat=self.policy)
+        beside = [m.rewards] if m.rewards else []
+        precision = self.setting.precision
+        return differentiate(m.loss, trained, precision=precision, borders=m.borders, remat=self.policy, beside=beside)
 
     def _held(self, length: int) -> Kept:
         if length not in self._kept:
@@ -146,9 +163,10 @@ class RunGraphs:
         """A batch's gradients: written to their memory, or added to what is there."""
         kept, inputs = self._held(length), self._training(length).inputs
         if not first:
-            return Graph(kept.loss, [kept.loss, *kept.more], inputs)
+            return Graph(kept.loss, [kept.loss, *kept.more, *kept.beside], inputs, rewards=only(kept.beside))
         named = {output: leaf.name for output, leaf in zip(kept.first, kept.memory, strict=True)}
-        return Graph(first=kept.loss, outputs=[kept.loss, *kept.first], inputs=inputs, named=named)
+        outputs = [kept.loss, *kept.first, *kept.beside]
+        return Graph(first=kept.loss, outputs=outputs, inputs=inputs, named=named, rewards=only(kept.beside))
 
     @once
     def update(self, length: int) -> Graph:
@@ -164,14 +182,17 @@ class RunGraphs:
         made = self._differentiated(length)
         told, outputs = stream(made, self.setting.rule, self._rates)
         _, norm = clipped(made.used_by(self.setting.rule).values(), 0.0)
-        return Graph(made.loss, [*outputs, norm], self._training(length).inputs | {"schedule": told.schedule}, norm=norm)
+        inputs = self._training(length).inputs | {"schedule": told.schedule}
+        return Graph(made.loss, [*outputs, norm, *made.beside], inputs, norm=norm, rewards=only(made.beside))
 
     @once
     def loss(self, length: int) -> Graph:
         m = self._training(length, dropping=self.key is None)
-        outputs = [*(m.judged or (m.loss,))]
+        outputs = [*m.terms, m.rewards] if m.rewards else [*(m.judged or (m.loss,))]
         if self.setting.precision == "bf16":
             outputs = round_products(outputs)
+        if m.rewards:
+            return Graph(outputs[0], outputs, m.inputs, rewards=outputs[-1], terms=tuple(outputs[:-1]))
         return Graph(first=outputs[0], outputs=outputs, inputs=m.inputs, right=outputs[1] if m.judged else None)
 
     def plan(self, graph: Graph) -> Plan:

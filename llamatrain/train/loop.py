@@ -19,6 +19,7 @@ from llamatrain.optim.schedule import Schedule
 from llamatrain.optim.stop import StopRules
 from llamatrain.report.events import StepLine
 from llamatrain.train.around import Batches, Beside, Changed, Interrupted, Listener, Nothing, Quiet, Signals, TrainingError
+from llamatrain.train.comparison import Rewards, totals_of
 from llamatrain.train.programs import Programs
 from llamatrain.train.reading import waited
 from llamatrain.train.scoring import Scoring
@@ -72,6 +73,7 @@ class Loop:
     def __post_init__(self) -> None:
         self._started = time.monotonic()
         self._fixed: list[Batch] | None = None  # the rows of a descent, the same in every step
+        self._rewards: Rewards | None = None  # of the answers in a step
 
     # ---- the story ---------------------------------------------------------
 
@@ -150,6 +152,7 @@ class Loop:
                 evaluations=evaluations,
                 total_seconds=counters.seconds,
                 **self._place(),
+                **(self._rewards or Rewards()).facts,
             )
         )
         return reason
@@ -189,26 +192,33 @@ class Loop:
 
     def _descend_by_rate(self, batches: list[Batch], rate: float, start: float) -> tuple[float, float]:
         """The loss before the update, and the gradients' norm."""
-        state, step, total = self.state, self.state.counters.step + 1, total_weight(batches)
+        state, step, total = self.state, self.state.counters.step + 1, totals_of(batches)
+        self._rewards = state.partial.rewards if state.partial else None
         if self.programs.setting.gradients == "streamed":
             loss, norm = self.programs.streamed(batches[0], total, step, rate, self._key(0))
+            self._reward(batches[0])
             return self._sound(loss, "loss"), self._sound(norm, "norm of the gradients")
         losses = state.partial.losses if state.partial else []
         for number in range(len(losses), len(batches)):
             if losses and self.signals.asked:
-                state.partial = Partial(losses, max(0.0, time.perf_counter() - start))
+                state.partial = Partial(losses, max(0.0, time.perf_counter() - start), self._rewards)
                 raise Interrupted
             loss = self.programs.gradients(batches[number], total, number == 0, self._key(number))
+            self._reward(batches[number])
             self.beside.check()
             losses.append(self._sound(loss, "loss"))
         state.partial = None
         norm = self._sound(self.programs.update(step, rate), "norm of the gradients")
         return math.fsum(losses), norm
 
+    def _reward(self, batch: Batch) -> None:
+        if new := self.programs.rewards(batch):
+            self._rewards = self._rewards.plus(new) if self._rewards else new
+
     def _descend(self, batches: list[Batch]) -> tuple[str | None, float, float, int]:
         """One iteration on rows that stay the same. Loss and norm before it, and the evaluations that gave them."""
         assert self.descent
-        total, weights, grads = total_weight(batches), self.programs.weights.vector, self.programs.grads
+        total, weights, grads = totals_of(batches), self.programs.weights.vector, self.programs.grads
         assert grads
 
         def evaluate(x: np.ndarray) -> tuple[float, np.ndarray]:
@@ -286,7 +296,3 @@ class Loop:
             if last:
                 raise
             self.listener.unsaved(self.state.counters.step, str(error))
-
-
-def total_weight(batches: list[Batch]) -> float:
-    return float(sum(batch.weights.sum(dtype=np.float64) for batch in batches))

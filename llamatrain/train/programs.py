@@ -18,6 +18,7 @@ from llamatrain.graph.tensor import leaves_of
 from llamatrain.machine.terminal import told_if_long
 from llamatrain.model import transformer
 from llamatrain.model.unfit import DEEP
+from llamatrain.train.comparison import VARYING, Rewards, Totals, told_of
 from llamatrain.train.graphs import Graph, RunGraphs
 
 Key = tuple[int, int]  # what dropouts of a batch follow from
@@ -50,9 +51,21 @@ class Runner:
     def judged(self, batch: Batch) -> tuple[float, int | None]:
         """A batch's loss, a sum over its tokens; and how many of those were foretold, where that is asked for."""
         length = batch.tokens.shape[1]
-        bound = self.judging(length).feed(batch, 1.0)
+        bound = self.judging(length).feed(batch, Totals())
         loss, right = self.run(bound), bound.graph.right
         return loss, None if right is None else int(bound.program.read(right))
+
+    def rewards(self, batch: Batch) -> Rewards | None:
+        """Of the answers in the batch that ran last."""
+        graph = self._last.graph if self._last else None
+        if not (self._last and graph and graph.rewards):
+            return None
+        return Rewards.of(batch, self._last.program.read(graph.rewards))
+
+    def terms(self) -> list[float]:
+        """What the loss that was judged last adds up."""
+        assert self._last
+        return [float(self._last.program.read(term)) for term in self._last.graph.terms]
 
     def judging(self, length: int) -> "Bound":
         return self.bound("loss", length, lambda: self.graphs.loss(length))
@@ -105,7 +118,7 @@ class Programs(Runner):
             bound.program.ready()
         return time.perf_counter() - start
 
-    def gradients(self, batch: Batch, total: float, first: bool, key: Key = (0, 0)) -> float:
+    def gradients(self, batch: Batch, total: Totals, first: bool, key: Key = (0, 0)) -> float:
         """The batch's share of the step's loss, whose weights are `total` together; its gradients are kept."""
         self._newest = self._adding(batch.tokens.shape[1], first)
         return self.run(self._newest.feed(batch, total, key))
@@ -114,7 +127,7 @@ class Programs(Runner):
         """Change the weights by the kept gradients; the gradients' norm before clipping."""
         return self.run(self._updating(self._newest).schedule(step, rate))
 
-    def streamed(self, batch: Batch, total: float, step: int, rate: float, key: Key = (0, 0)) -> tuple[float, float]:
+    def streamed(self, batch: Batch, total: Totals, step: int, rate: float, key: Key = (0, 0)) -> tuple[float, float]:
         """A whole step, without memory for gradients: loss and norm."""
         bound = self._streaming(batch.tokens.shape[1])
         loss = self.run(bound.feed(batch, total, key).schedule(step, rate))
@@ -146,7 +159,7 @@ class Bound:
     """A graph as a program."""
 
     def __init__(self, graphs: RunGraphs, graph: Graph, arrays: Mapping[str, Memory], arena: Memory | None = None) -> None:
-        self.graph, self.rule = graph, graphs.setting.rule
+        self.graph, self.rule, self.objective = graph, graphs.setting.rule, graphs.setting.objective
         with phase("planning"):
             plan = graphs.plan(graph)
         memory = {leaf: arrays[leaf.name] for leaf in leaves_of(graph.outputs) if leaf.name in arrays}
@@ -157,21 +170,26 @@ class Bound:
     def length(self) -> int:
         return self.graph.inputs["tokens"].shape[1]
 
-    def feed(self, batch: Batch, total: float, key: Key = (0, 0)) -> "Bound":
+    def feed(self, batch: Batch, total: Totals, key: Key = (0, 0)) -> "Bound":
+        told = told_of(batch, self.objective, total, "weighed" in self.graph.inputs) if self.objective else {}
         chosen = np.flatnonzero(batch.weights) if "weighed" in self.graph.inputs else np.arange(batch.weights.size)
-        self.program.cut(len(chosen))
+        self.program.cut(max(len(told.get(name, chosen)) for name in (*VARYING, "")))
         first = np.s_[: len(chosen)]
         for name, tensor in self.graph.inputs.items():
-            if name == "mask":
-                for queries, mask in transformer.masks_of(batch.starts):
+            if name.endswith("mask"):
+                other = batch.compared.others if batch.compared and name != "mask" else None
+                for queries, mask in transformer.masks_of((other or batch).starts):
                     self.program.write(tensor, mask, np.s_[:, queries])
+            elif name in told:
+                self.program.write(tensor, 0)
+                self.program.write(tensor, told[name], np.s_[: len(told[name])])
             elif name == "weighed":
                 self.program.write(tensor, chosen, first)
             elif name == "targets":
                 self.program.write(tensor, batch.targets.reshape(-1)[chosen], first)
             elif name == "weights":
                 self.program.write(tensor, 0.0)
-                self.program.write(tensor, batch.weights.reshape(-1)[chosen] / np.float32(total), first)
+                self.program.write(tensor, batch.weights.reshape(-1)[chosen] / np.float32(total.weight), first)
             elif name == "dropout":
                 self.program.write(tensor, key)
             elif name != "schedule":

@@ -11,6 +11,7 @@ import numpy as np
 
 from llamatrain.data.rows import Batch
 from llamatrain.report.events import Score
+from llamatrain.train.comparison import Rewards
 from llamatrain.train.programs import Runner
 
 
@@ -20,9 +21,18 @@ class Scoring:
     weights: list[float] = field(default_factory=list)
     tokens: int = 0
     right: int | None = 0
+    rewards: Rewards | None = None  # of answers that are compared
+    words: list[tuple[float, float]] = field(default_factory=list)  # of chosen answers: losses, and how many tokens
 
     def add(self, runner: Runner, batch: Batch) -> None:
         loss, right = runner.judged(batch)
+        if batch.compared and (rewards := runner.rewards(batch)):
+            self.rewards = self.rewards.plus(rewards) if self.rewards else rewards
+            self.losses.append(loss)
+            self.weights.append(batch.compared.count)
+            self.tokens += int(np.count_nonzero(batch.weights))
+            self.words += [(each, batch.compared.words) for each in runner.terms()[1:]]
+            return
         self.losses.append(loss)
         self.weights.append(float(batch.weights.sum(dtype=np.float64)))
         self.tokens += int(np.count_nonzero(batch.weights))
@@ -30,6 +40,8 @@ class Scoring:
 
     @property
     def score(self) -> Score:
+        if self.rewards:
+            return self._compared(self.rewards)
         count, total, tokens = len(self.losses), math.fsum(self.weights), self.tokens
         loss = math.fsum(self.losses) / total
         error = accuracy = spread = None
@@ -40,3 +52,18 @@ class Scoring:
             accuracy = self.right / tokens
             spread = math.sqrt(accuracy * (1 - accuracy) / (tokens - 1)) if tokens > 1 else None
         return Score(loss=loss, loss_error=error, accuracy=accuracy, accuracy_error=spread, tokens=tokens)
+
+    def _compared(self, rewards: Rewards) -> Score:
+        """Each term is a mean over what is of its kind; how they err is reckoned of both together."""
+        kinds: list[list[tuple[float, float]]] = [list(zip(self.losses, self.weights, strict=True)), self.words]
+        loss, apart = 0.0, np.zeros(len(self.losses))
+        for kind in filter(None, kinds):
+            sums, counts = np.array(kind, np.float64).T
+            mean = math.fsum(sums) / math.fsum(counts)
+            loss, apart = loss + mean, apart + (sums - mean * counts) / counts.sum()
+        facts, count, error = rewards.facts, len(apart), None
+        if count > 1 and math.isfinite(loss):
+            error = math.sqrt(math.fsum(apart**2) * count / (count - 1))
+        right, judged = facts["accuracy"], rewards.judged
+        spread = math.sqrt(right * (1 - right) / (judged - 1)) if right is not None and judged > 1 else None
+        return Score(loss=loss, loss_error=error, accuracy_error=spread, tokens=self.tokens, answers=judged, **facts)

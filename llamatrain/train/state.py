@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from llamatrain.data.rows import State
 from llamatrain.optim.stop import StopState
+from llamatrain.train.comparison import Rewards
 
 
 @dataclass
@@ -23,6 +24,7 @@ class Partial:
 
     losses: list[float]
     seconds: float = 0.0
+    rewards: Rewards | None = None  # of its answers, where they are compared
 
 
 @dataclass

@@ -14,6 +14,7 @@ from llamatrain.graph.ops.gates import *
 from llamatrain.graph.ops.losses import *
 from llamatrain.graph.ops.movement import *
 from llamatrain.graph.ops.norm import *
+from llamatrain.graph.ops.odds import *
 from llamatrain.graph.ops.optimizer import *
 from llamatrain.graph.ops.products import *
 from llamatrain.graph.ops.rope import *

@@ -1,11 +1,12 @@
-"""Losses: sums over rows, each by its weight.
+"""Losses: sums over rows, each by its weight; or each row's own, for what is made of them before they are summed.
 
 Targets are ids, one a row (negative: none), or rows of a distribution.
 """
 
+from llamatrain.graph.ops.movement import fill
 from llamatrain.graph.ops.products import product
 from llamatrain.graph.ops.rules import SECOND, floats, require
-from llamatrain.graph.tensor import I32, Node, Quantised, Shape, Spec, Tensor, gradient, op
+from llamatrain.graph.tensor import F32, F64, I32, Node, Quantised, Shape, Spec, Tensor, gradient, op
 
 
 def _targets(logits: Shape, targets: Spec, weights: Spec) -> None:
@@ -35,6 +36,19 @@ def cross_entropy_loss_back(dloss: Spec, logits: Spec, targets: Spec, weights: S
     require(dloss.shape == (), "needs one number as dloss")
     _targets(logits.shape, targets, weights)
     return Spec(logits.shape, floats(dloss, logits, weights))
+
+
+@op()
+def cross_entropy_rows(logits: Spec, targets: Spec) -> Spec:
+    """The loss of each row; nothing where it has no target."""
+    require(len(logits.shape) == 2, "needs rows of logits")
+    require(targets.dtype is I32 and targets.shape == logits.shape[:1], "needs an i32 id for each row as its target")
+    return Spec(targets.shape, floats(logits))
+
+
+@gradient(cross_entropy_rows)
+def _(node: Node, d: Tensor):
+    return cross_entropy_loss_back(fill(shape=(), value=1.0, dtype=d.dtype), *node.sources, d), None
 
 
 @op(no_gradient=JUDGING)
@@ -75,3 +89,24 @@ def linear_cross_entropy_back(dloss: Spec, x: Spec, w: Spec, targets: Spec, weig
 def linear_cross_entropy_judged(x: Spec, w: Spec, targets: Spec, weights: Spec) -> tuple[Spec, ...]:
     """cross_entropy_judged(x wᵀ, targets, weights), chunk by chunk."""
     return (*linear_cross_entropy.specs_of(x, w, targets, weights), Spec((), weights.dtype))
+
+
+@op(blocks=1, rounds=(0,))
+def linear_cross_entropy_rows(x: Spec, w: Spec, targets: Spec) -> Spec:
+    """cross_entropy_rows(x wᵀ, targets), chunk by chunk."""
+    made = Spec(targets.shape, F64 if x.dtype is F64 else F32)
+    linear_cross_entropy.specs_of(x, w, targets, made)
+    return made
+
+
+@gradient(linear_cross_entropy_rows, selective=True)
+def _(node: Node, d: Tensor, *, wanted: tuple[bool, ...]):
+    made = linear_cross_entropy_rows_back(d, *node.sources, dx=wanted[0], dw=wanted[1])
+    dx, dw = made if all(wanted[:2]) else (made, made)
+    return dx if wanted[0] else None, dw if wanted[1] else None, None
+
+
+@op(blocks=2, rounds=(1,), no_gradient=SECOND)
+def linear_cross_entropy_rows_back(d: Spec, x: Spec, w: Spec, targets: Spec, *, dx: bool, dw: bool) -> tuple[Spec, ...]:
+    _, *made = linear_cross_entropy_back.specs_of(Spec((), d.dtype), x, w, targets, d, dx=dx, dw=dw)
+    return tuple(made)

@@ -7,7 +7,7 @@ In bf16 the kept exponentials and the gradient are bf16; logits, maxima, sums an
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
 
@@ -19,11 +19,11 @@ from llamatrain.kernels.cpu.head_slices import Chunk, finish_rows, judge_rows, l
 from llamatrain.kernels.cpu.operands import Operand, Packed, pack_call, packs
 from llamatrain.kernels.cpu.products import K_BLOCK, Product
 from llamatrain.kernels.cpu.sums import add_up
-from llamatrain.machine.entry import Call
+from llamatrain.machine.entry import F32, F64, Call, Entry
 
 LOGITS = 33 << 20  # bytes of logits that may be held
 ROWS = 512  # tokens in a chunk, at most
-JUDGED = 64  # tokens, at a time
+JUDGED, NARROW = 64, 4096  # tokens, at a time
 LINE = 64  # bytes to which each part of the scratch memory is aligned
 COLUMNS, FEW = 128, 32  # of the vocabulary in a slice; in a small vocabulary
 
@@ -37,6 +37,7 @@ class Head:
     mode: int
     threads: int
     judged: bool = False
+    apart: bool = False  # each row's loss is wanted
 
     @property
     def half(self) -> int:
@@ -132,6 +133,12 @@ class Head:
         return sum(ceil(count * np.dtype(dtype).itemsize / LINE) * LINE for count, dtype in self.parts().values())
 
 
+@Entry
+def narrowed(lo, hi, thread, losses: F64, out: F32):
+    for row in range(lo, hi):
+        out[row] = np.float32(losses[row])
+
+
 def divide(scratch: np.ndarray, parts: dict[str, tuple[int, Any]]) -> dict[str, np.ndarray]:
     arrays, start = {}, 0
     for name, (count, dtype) in parts.items():
@@ -170,6 +177,8 @@ def head_calls(
             calls += head.dx_product(logits, rows).calls(dx[here], work)
         if dw is not None:
             calls += head.dw_product(logits, chunk, rows).calls(dw, work, accumulate=first > 0)
+    if head.apart:
+        return [*calls, narrowed.call(part["losses"], loss, items=count, block=NARROW)]
     if head.judged:
         calls.append(add_up.call(part["right"], gradients.pop(), count, 1.0, items=1, block=1))
     return [*calls, add_up.call(part["losses"], loss, count, 1.0, items=1, block=1)]
@@ -212,3 +221,28 @@ def linear_cross_entropy_judged(outs, ins, attrs, scratch, threads):
 def linear_cross_entropy_back(outs, ins, attrs, scratch, threads):
     dloss, *sources = ins
     return head_calls(back_of(ins, attrs, threads), outs, sources, dloss, scratch)
+
+
+# ---- each row's own loss -----------------------------------------------------------------------
+
+
+def rows_head(ins: Sequence[Any], threads: int) -> Head:
+    return replace(head_of(ins, False, False, threads), apart=True)
+
+
+def takes_rows(outs: Sequence[Array], ins: Sequence[Array], attrs: dict[str, Any]) -> bool:
+    *d, x, w, targets = ins
+    return all(each.dtype == np.float32 for each in (*outs, *d)) and targets.dtype == np.int32 and packs(x) and packs(w)
+
+
+@kernel("linear_cross_entropy_rows", lambda outs, ins, attrs, threads: rows_head(ins, threads).scratch, takes_rows)
+def linear_cross_entropy_rows(outs, ins, attrs, scratch, threads):
+    one = np.ones((), np.float32)
+    return head_calls(rows_head(ins, threads), outs, [*ins, np.ones(len(ins[0]), np.float32)], one, scratch)
+
+
+@kernel("linear_cross_entropy_rows_back", lambda outs, ins, attrs, threads: back_of(ins, attrs, threads).scratch, takes_rows)
+def linear_cross_entropy_rows_back(outs, ins, attrs, scratch, threads):
+    d, *sources = ins
+    unread = np.empty((), np.float32)
+    return head_calls(back_of(ins, attrs, threads), [unread, *outs], [*sources, d], np.ones((), np.float32), scratch)

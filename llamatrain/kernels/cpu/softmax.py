@@ -89,6 +89,16 @@ def entropy_of_ids(lo, hi, thread, x: F32, targets: I32, weights: F32, sums: F64
 
 
 @Entry
+def entropy_of_each(lo, hi, thread, x: F32, targets: I32, out: F32, width):
+    for row in range(lo, hi):
+        start, out[row] = row * width, 0
+        if targets[row] >= 0:
+            top = top_of(x, start, start + width)
+            chosen = x[start + targets[row]] if targets[row] < width else np.float32(np.nan)
+            out[row] = np.float32(top + math.log(sum_of_exp(x, start, start + width, top)) - chosen)
+
+
+@Entry
 def right_of_ids(lo, hi, thread, x: F32, targets: I32, weights: F32, sums: F64, width, rows):
     """Of each block, the rows whose target has no larger logit beside it."""
     right = 0
@@ -155,6 +165,12 @@ def cross_entropy_loss(outs, ins, attrs, scratch, threads):
     entry = entropy_of_ids if targets.dtype == np.int32 else entropy_of_rows
     each = entry.call(logits, targets, weights, scratch, width=width, rows=block, items=rows, block=block)
     return [each, add_up.call(scratch, outs[0], -(-rows // block), 1.0, items=1, block=1)]
+
+
+@kernel("cross_entropy_rows")
+def cross_entropy_rows(outs, ins, attrs, scratch, threads):
+    logits, targets = ins
+    return [entropy_of_each.call(logits, targets, outs[0], logits.shape[1], items=logits.shape[0], block=rows_of(logits))]
 
 
 @kernel("cross_entropy_judged", scratch=row_sums)

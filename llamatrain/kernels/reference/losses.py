@@ -22,9 +22,14 @@ def log_soft_max(x):
 
 
 @kernel
+def cross_entropy_rows(logits, targets):
+    wanted = distribution(targets, logits)
+    return -np.sum(np.where(wanted == 0, 0, wanted * log_soft_max(logits)), axis=-1)
+
+
+@kernel
 def cross_entropy_loss(logits, targets, weights):
-    rows = -np.sum(np.where(distribution(targets, logits) == 0, 0, distribution(targets, logits) * log_soft_max(logits)), axis=-1)
-    return np.sum(rows * weights, dtype=np.float64)
+    return np.sum(cross_entropy_rows(logits, targets) * weights, dtype=np.float64)
 
 
 @kernel
@@ -62,3 +67,15 @@ def linear_cross_entropy_back(dloss, x, w, targets, weights, *, dx, dw):
 def linear_cross_entropy_judged(x, w, targets, weights):
     x, w = operands(x, w)
     return cross_entropy_judged(x @ w.T, targets, weights)
+
+
+@kernel
+def linear_cross_entropy_rows(x, w, targets):
+    x, w = operands(x, w)
+    return cross_entropy_rows(x @ w.T, targets)
+
+
+@kernel
+def linear_cross_entropy_rows_back(d, x, w, targets, *, dx, dw):
+    _, *grads = linear_cross_entropy_back(d.dtype.type(1), x, w, targets, d, dx=dx, dw=dw)
+    return tuple(grads)

@@ -1,0 +1,153 @@
+"""Losses of preferences: of two answers to a prompt the better one is to become likelier than the other, each as a whole.
+
+    orpo    Hong et al. 2024: cross entropy of the chosen, and beta times the odds of both; needs no reference
+    dpo     Rafailov et al. 2023: how far both moved from the reference, times beta
+    simpo   Meng et al. 2024: the mean of each one's tokens, times beta, gamma apart; needs no reference
+    kto     Ethayarajh et al. 2024: answers one by one, against how far the model moved with answers to other prompts
+
+A reward is beta times what an objective compares. The reference is the model without what is trained of it.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from llamatrain.graph import ops as O
+from llamatrain.graph.ops import (
+    cross_entropy_rows,
+    detached,
+    linear_cross_entropy_rows,
+    log_odds,
+    relu,
+    sigmoid,
+    softplus,
+)
+from llamatrain.graph.tensor import I32, Tensor, placeholder
+from llamatrain.model.hyperparameters import Hyperparameters
+from llamatrain.model.lora import Weights
+from llamatrain.model.transformer import Training, inputs_of, logits_of, through
+
+Kind = Literal["orpo", "dpo", "simpo", "kto"]
+BETA = {"orpo": 0.1, "dpo": 0.1, "simpo": 2.0, "kto": 0.1}  # where none is said
+OTHERS = "others."  # what inputs of answers to other prompts are called
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objective:
+    kind: Kind
+    beta: float
+    gamma: float = 1.0  # the margin that SimPO asks for
+    desirable: float = 1.0  # how much KTO makes of answers that are good, and of those that are not
+    undesirable: float = 1.0
+
+    @property
+    def refers(self) -> bool:
+        """Whether it compares with the reference."""
+        return self.kind in ("dpo", "kto")
+
+    @property
+    def averages(self) -> bool:
+        """Whether an answer is as likely as its tokens on the average."""
+        return self.kind in ("orpo", "simpo")
+
+    @property
+    def pairs(self) -> bool:
+        return self.kind != "kto"
+
+    def answers(self, batch: int, length: int) -> int:
+        """The most that rows have: first all that are chosen, then those that are rejected. A piece has a token at least."""
+        return batch * length // 2 * 2 if self.pairs else batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ways:
+    """Through one model, for all answers of a batch."""
+
+    h: Hyperparameters
+    table: Tensor
+    batch: int
+    length: int
+    answers: int
+    sparse: bool
+    flash: bool
+
+    def inputs(self, name: str = "") -> dict[str, Tensor]:
+        """`sequences` are the answers that tokens are of, `shares` what each brings to its answer's."""
+        rows = inputs_of(self.batch, self.length, self.table.dtype, self.flash, self.sparse and self.flash, name)
+        count = rows.pop("weights").shape
+        shares = placeholder(f"{name}shares", count, self.table.dtype)
+        return rows | {"sequences": placeholder(f"{name}sequences", count, I32), "shares": shares}
+
+    def losses(self, weights: Weights, inputs: dict[str, Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """Of each token; and the blocks' inputs."""
+        x, borders = through(self.h, weights, inputs, self.table)
+        if self.flash and self.h.output not in weights.deltas:
+            return linear_cross_entropy_rows(x, weights[self.h.output], inputs["targets"]), borders
+        return cross_entropy_rows(logits_of(self.h, x, weights), inputs["targets"]), borders
+
+    def summed(self, losses: Tensor, shares: Tensor, sequences: Tensor) -> Tensor:
+        """Over the tokens of each answer."""
+        shared = O.reshape(O.mul(losses, shares), shape=(losses.shape[0], 1))
+        return O.reshape(O.get_rows_back(shared, sequences, rows=self.answers), shape=(self.answers,))
+
+    def likely(self, losses: Tensor, inputs: dict[str, Tensor]) -> Tensor:
+        """The logarithm of each answer's probability."""
+        return O.scale(self.summed(losses, inputs["shares"], inputs["sequences"]), by=-1.0)
+
+
+def comparing(
+    objective: Objective,
+    h: Hyperparameters,
+    weights: Weights,
+    reference: Weights,
+    *,
+    batch: int,
+    length: int,
+    table: Tensor,
+    sparse: bool = False,
+    flash: bool = True,
+) -> Training:
+    """`worth` says how much each pair, or answer, brings to the loss; `words` each token of those that are chosen, for ORPO."""
+    answers = objective.answers(batch, length)
+    ways = Ways(h=h, table=table, batch=batch, length=length, answers=answers, sparse=sparse, flash=flash)
+    inputs = ways.inputs()
+    losses, borders = ways.losses(weights, inputs)
+    likely = ways.likely(losses, inputs)
+    moved = O.sub(likely, ways.likely(ways.losses(reference, inputs)[0], inputs)) if objective.refers else likely
+    rewards = O.scale(moved, by=objective.beta)
+    inputs["worth"] = placeholder("worth", (answers // 2 if objective.pairs else answers,), table.dtype)
+    if objective.pairs:
+        terms = [O.sum(O.mul(inputs["worth"], of_pairs(objective, rewards, likely)))]
+    else:
+        terms = [O.sum(O.mul(inputs["worth"], of_answers(objective, ways, (weights, reference), rewards, inputs)))]
+    if objective.kind == "orpo":
+        inputs["words"] = placeholder("words", losses.shape, table.dtype)
+        terms.append(O.sum(ways.summed(losses, inputs["words"], inputs["sequences"])))
+    loss = O.add(*terms) if len(terms) > 1 else terms[0]
+    return Training(inputs, table, borders, loss, {}, terms=tuple(terms), rewards=rewards)
+
+
+def of_answers(
+    objective: Objective, ways: Ways, models: tuple[Weights, Weights], rewards: Tensor, inputs: dict[str, Tensor]
+) -> Tensor:
+    """The loss of each, against how far the model moved from the reference with answers to other prompts, if it moved up."""
+    others = ways.inputs(OTHERS)
+    part, sides = (placeholder(name, rewards.shape, rewards.dtype) for name in (f"{OTHERS}part", "sides"))
+    now, before = (ways.likely(ways.losses(each, others)[0], others) for each in models)
+    usual = O.scale(detached(relu(O.sum(O.mul(O.sub(now, before), part)))), by=objective.beta)
+    inputs |= {f"{OTHERS}{name}": each for name, each in others.items()} | {f"{OTHERS}part": part, "sides": sides}
+    return sigmoid(O.mul(sides, O.sub(usual, rewards)))
+
+
+def of_pairs(objective: Objective, rewards: Tensor, likely: Tensor) -> Tensor:
+    """The loss of each pair."""
+    if objective.kind == "orpo":
+        return O.scale(softplus(apart(log_odds(likely))), by=objective.beta)
+    wanted = O.fill(shape=(), value=objective.gamma if objective.kind == "simpo" else 0.0, dtype=rewards.dtype)
+    return softplus(O.add(apart(rewards), wanted))
+
+
+def apart(answers: Tensor) -> Tensor:
+    """How much larger it is for the rejected than for the chosen."""
+    half = answers.size // 2
+    chosen, rejected = (O.view(answers, slices=((first, first + half, 1),)) for first in (0, half))
+    return O.sub(rejected, chosen)
