@@ -56,6 +56,7 @@ def rows_of(path: Path, name: str, columns: Mapping[str, str]) -> Iterator[tuple
             raise
         why = " ".join(str(error).split())[:160]
         raise DataError(f"{name}: a Parquet file that cannot be read, behind row {number}: {why}; fetch it anew") from None
+    pyarrow.default_memory_pool().release_unused()
     if not number:
         raise DataError(f"{name}: there is no row in it")
 
