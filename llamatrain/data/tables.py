@@ -5,9 +5,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import BinaryIO
 
-from llamatrain.data.columns import repeated, told, wanted
+from llamatrain.data.columns import quoted_name, repeated, told, wanted
 from llamatrain.errors import DataError
-from llamatrain.files.cursor import cut
 
 LONGEST = 16 << 20  # bytes of a line, characters of a field
 DELIMITERS = {"csv": ",", "tsv": "\t"}
@@ -113,5 +112,5 @@ def checked(names: list[str], name: str) -> list[str]:
             f"{name}, line 1: column {names.index('') + 1} of {len(names)} has no name; give it one (pandas: index=False)"
         )
     if twice := repeated(names):
-        raise DataError(f"{name}, line 1: two columns are named {json.dumps(cut(twice))}; there are {told(names)}")
+        raise DataError(f"{name}, line 1: two columns are named {quoted_name(twice)}; there are {told(names)}")
     return names
