@@ -417,6 +417,6 @@ def test_large_text_takes_little_memory() -> None:
 def test_a_bad_line_is_not_repeated_whole() -> None:
     """Keys may be as long as the line."""
     path = write("a.jsonl", json.dumps({"k" * 100_000: 1, "b" * 5_000: 2}) + "\n")
-    with pytest.raises(DataError, match=r"line 1: no known keys: found \"kkk.* \.\.\. k*\", \"bbb") as failed:
+    with pytest.raises(DataError, match=r"line 1: no known keys: found \"kkk.*\.\.\.\", \"bbb") as failed:
         corpus(path)
     assert len(str(failed.value)) < 1000

@@ -20,6 +20,8 @@ from llamatrain.data.sources import find_data, find_sources
 from llamatrain.errors import DataError, UsageError
 from llamatrain.machine import terminal
 from tests.byte_tokenizer import ByteTokenizer
+from tests.chat_templates import LAYOUTS
+from tests.llama_cpp import model_with
 from tests.runs import TINY, ran, run, text_file
 
 ROWS = [
@@ -323,6 +325,20 @@ def test_evaluate_takes_what_judges(tmp_path: Path) -> None:
     assert "5 samples" in shown.out and "2 samples to validate with" in shown.out
 
 
+def test_a_preview_shows_each_form(tmp_path: Path) -> None:
+    model = model_with(LAYOUTS["chatml"].vocabulary(), tmp_path / "m.gguf")
+    rows = [{"question": "what,\nthen?", "answer": "so"}, {"question": "b", "answer": "no"}]
+    for name, packed in (("a.csv", ".gz"), ("array.json", ""), ("wide.csv", "")):
+        Path(name + packed).write_bytes(gzip.compress(FORMS[name](rows)) if packed else FORMS[name](rows))
+        named = ("--columns", "prompt=question,completion=answer", "--as-chat", "--no-shuffle", "--ctx", 100)
+        shown = ran("preview", name + packed, "--model", model, *named)
+        assert "what,\nthen?<|im_end|>" in shown.out and "[[so<|im_end|>]]" in shown.out and "[[no<|im_end|>]]" in shown.out
+    failed = run("preview", "array.json", "--model", model, "--columns", "prompt=question,completion=ansver")
+    assert failed.errors == [
+        'error: array.json, element 1: there is no "ansver", which --columns wants for completion; there are "question", "answer"'
+    ]
+
+
 def test_parquet_without_pyarrow_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     from llamatrain.data import parquet, streams
 
@@ -332,7 +348,9 @@ def test_parquet_without_pyarrow_is_said(monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setattr(module, "find_spec", lambda name: None)
     with pytest.raises(DataError, match=r"^a\.parquet: Parquet takes pyarrow, which is not installed: pip install pyarrow;"):
         find_sources(["a.parquet"])
-    with pytest.raises(DataError, match=r"^a\.csv\.zst: nothing here unpacks zstd: pip install zstandard"):
+    with pytest.raises(
+        DataError, match=r"^a\.csv\.zst: zstd takes Python 3\.14, or a package that is not installed: pip install zstandard; or"
+    ):
         find_sources(["a.csv.zst"])
     done = run("from-scratch", "a.parquet", *TINY)
     assert (done.code, len(done.errors)) == (1, 1)

@@ -70,6 +70,7 @@ TABLES = {
     "old Macintosh's lines": (b"prompt,completion\ra,b\r", "line 1: a carriage return stands alone"),
     "chats that are none": (b"messages\nhello\n", 'line 2: "messages" is a string where a list'),
     "chats without roles": (b'messages\n"[{""a"": 1}]"\n', 'line 2: message 1 has no "role"'),
+    "answers that are bad": (b"prompt,completion,label\na,b,False\n", r'line 2: preferences \("completion", "label"\)'),
     "only blank lines": (b"\n\n\n", "there is only white space in it"),
 }
 ARRAYS = {

@@ -196,7 +196,11 @@ def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
         ("train/loss", 4, 1.0),
     ]
     assert "val/loss" not in [tag for tag, _, _ in shown]
-    assert len(list((tmp_path / "tensorboard").iterdir())) == 2
+    with Metrics.fresh(tmp_path / "metrics.jsonl") as metrics:  # of a run that replaces it
+        loggers(metrics, "tensorboard")
+        metrics.write({"step": 0, "val_loss": 1.0})
+    assert points(events_in(tmp_path)) == [("val/loss", 0, 1.0)]
+    assert len(list((tmp_path / "tensorboard").iterdir())) == 3
 
 
 def test_a_logger_that_is_new_to_a_run_is_told_its_beginning(tmp_path: Path, libraries: dict[str, ModuleType]) -> None:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from llamatrain.config.words import cut, nearest, worded
+from llamatrain.config.words import LONGEST, nearest, worded
 from llamatrain.errors import DataError, UsageError
 
 PAIRS = (("prompt", "completion"), ("question", "answer"), ("instruction", "output"))
@@ -18,7 +18,7 @@ FORMS = (
     '{"text"}, {"prompt", "completion"}, {"question", "answer"}, {"instruction", "output"} with or without "input", '
     '{"messages": [{"role", "content"}]}, {"conversations": [{"from", "value"}]}'
 )
-SHOWN, LONG = 8, 64  # names that are told, and letters of one
+SHOWN = 8  # names that are told
 
 
 def mapping_of(text: str) -> dict[str, str]:
@@ -41,11 +41,13 @@ def repeated(names: Sequence[str]) -> str | None:
     return next((name for name, count in Counter(names).items() if count > 1), None)
 
 
+def quoted_name(name: str) -> str:
+    return json.dumps(name if len(name) <= LONGEST else f"{name[:LONGEST]}...", ensure_ascii=False)
+
+
 def told(names: Sequence[str]) -> str:
     more = len(names) - SHOWN
-    return (", ".join(json.dumps(cut(name, LONG), ensure_ascii=False) for name in names[:SHOWN]) or "none") + (
-        f" and {more} more" if more > 0 else ""
-    )
+    return (", ".join(quoted_name(name) for name in names[:SHOWN]) or "none") + (f" and {more} more" if more > 0 else "")
 
 
 def renamed(row: dict[str, Any], columns: Mapping[str, str], place: str) -> dict[str, Any]:
@@ -60,10 +62,7 @@ def renamed(row: dict[str, Any], columns: Mapping[str, str], place: str) -> dict
 def check_named(names: Sequence[str], columns: Mapping[str, str], place: str) -> None:
     for key, name in columns.items():
         if name not in names:
-            raise DataError(
-                f"{place}: there is no {json.dumps(cut(name, LONG), ensure_ascii=False)}, which --columns wants for {key}; "
-                f"there are {told(names)}"
-            )
+            raise DataError(f"{place}: there is no {quoted_name(name)}, which --columns wants for {key}; there are {told(names)}")
 
 
 def wanted(names: Sequence[str], columns: Mapping[str, str], place: str) -> list[str]:

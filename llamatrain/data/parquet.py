@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from llamatrain.data.columns import repeated, told, wanted
+from llamatrain.data.columns import quoted_name, repeated, told, wanted
 from llamatrain.data.streams import FREE, RATIO
 from llamatrain.errors import DataError
 
@@ -56,13 +56,14 @@ def rows_of(path: Path, name: str, columns: Mapping[str, str]) -> Iterator[tuple
             raise
         why = " ".join(str(error).split())[:160]
         raise DataError(f"{name}: a Parquet file that cannot be read, behind row {number}: {why}; fetch it anew") from None
+    pyarrow.default_memory_pool().release_unused()
     if not number:
         raise DataError(f"{name}: there is no row in it")
 
 
 def check_names(names: list[str], name: str) -> None:
     if twice := repeated(names):
-        raise DataError(f"{name}: two columns are named {json.dumps(twice)}; there are {told(names)}")
+        raise DataError(f"{name}: two columns are named {quoted_name(twice)}; there are {told(names)}")
 
 
 def check_sizes(file: Any, some: list[str], name: str) -> None:

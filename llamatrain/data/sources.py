@@ -168,7 +168,7 @@ def _look(source: DataFile) -> Form:
 
 def _check_packed(source: DataFile) -> None:
     if source.packed == "zst" and not can_unzstd():
-        raise DataError(f"{source.name}: nothing here unpacks zstd: {NEEDED}; or unpack it first")
+        raise DataError(f"{source.name}: {NEEDED}; or unpack it first")
 
 
 # ---- names that nobody typed -------------------------------------------------

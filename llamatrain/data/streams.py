@@ -17,7 +17,7 @@ WINDOW = 27  # bits of what zstd may look back on: 128 MB
 PIECE = 256  # packed bytes that are given at once to what cannot say how many it makes of them: 8 MB at most
 WIDE = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
 WIDER = (b"\xff\xfe\0\0", b"\0\0\xfe\xff")  # UTF-32
-NEEDED = "pip install zstandard, or Python 3.14, reads .zst"
+NEEDED = "zstd takes Python 3.14, or a package that is not installed: pip install zstandard"
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What can be training data: text in UTF-8 and JSON lines. Other things are told by name, by how they begin, by their bytes."""
+"""What can be training data: text, JSON and tables. Other things are told by name, by how they begin, by their bytes."""
 
 import codecs
 from pathlib import Path

@@ -5,12 +5,12 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import BinaryIO
 
-from llamatrain.data.columns import repeated, told, wanted
+from llamatrain.data.columns import quoted_name, repeated, told, wanted
 from llamatrain.errors import DataError
-from llamatrain.files.cursor import cut
 
 LONGEST = 16 << 20  # bytes of a line, characters of a field
 DELIMITERS = {"csv": ",", "tsv": "\t"}
+TRUTH = {"true": True, "false": False}  # of answers, in a column of its own
 OTHERS = ";\t|"  # which stand for commas where there is none in the names
 DOUBLED = 'a quote within a field is written twice ("")'
 
@@ -59,14 +59,17 @@ def rows_of(stream: BinaryIO, form: str, name: str, columns: Mapping[str, str]) 
     _, names = next(rows, (1, list[str]()))
     names = [each.strip() for each in names]
     places = {names.index(each): each for each in wanted(checked(names, name), columns, f"{name}, line 1")}
-    number = 0
+    number, label = 0, columns.get("label", "label")
     for number, fields in rows:
         if len(fields) != len(names):
             more = f"; {DOUBLED}, and a field with a comma in it stands between quotes" if form == "csv" else ""
             raise lines.error(f"{len(fields):,} fields, where the names in line 1 are {len(names):,}{more}", number)
         if fields[0].startswith("\ufeff"):
             raise lines.error("a byte order mark in the midst, as where files were put together; remove it", number)
-        yield number, json.dumps({each: fields[place] for place, each in places.items()}, ensure_ascii=False).encode()
+        row: dict[str, str | bool] = {each: fields[place] for place, each in places.items()}
+        if label in row:
+            row[label] = TRUTH.get(str(row[label]).strip().lower(), row[label])
+        yield number, json.dumps(row, ensure_ascii=False).encode()
     if not number:
         raise DataError(f"{name}: there is no row below the names in line 1")
 
@@ -113,5 +116,5 @@ def checked(names: list[str], name: str) -> list[str]:
             f"{name}, line 1: column {names.index('') + 1} of {len(names)} has no name; give it one (pandas: index=False)"
         )
     if twice := repeated(names):
-        raise DataError(f"{name}, line 1: two columns are named {json.dumps(cut(twice))}; there are {told(names)}")
+        raise DataError(f"{name}, line 1: two columns are named {quoted_name(twice)}; there are {told(names)}")
     return names

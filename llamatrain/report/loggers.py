@@ -161,13 +161,14 @@ class TensorBoard:
         from tensorboardX.proto import event_pb2, summary_pb2
 
         folder = run.folder() / "tensorboard"
-        self.is_new = not any(folder.glob("*tfevents*"))
+        there = any(folder.glob("*tfevents*"))
+        self.is_new = not there or not run.step  # else they are of a run that is replaced
         folder.mkdir(exist_ok=True)
         self.events, self.summaries, self.told = event_pb2, summary_pb2, time.monotonic()
         self.file = EventsWriter(str(folder / "events"), f".{os.getpid()}.{secrets.token_hex(4)}")
-        if not self.is_new:
+        if there:
             started = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-            self._put(run.step + 1, session_log=started)
+            self._put(0 if self.is_new else run.step + 1, session_log=started)
         for tag, text in {"name": run.name, "note": run.note}.items():
             if text and self.is_new:
                 self._put(0, summary=summary.text(tag, text))
