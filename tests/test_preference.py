@@ -232,6 +232,8 @@ def test_data_of_another_kind(data: str, objective: str, told: str, place: Path,
 def test_a_reference_is_asked_for_an_adapter(place: Path) -> None:
     done = run("evaluate", place / "base.gguf", place / "pairs.jsonl", "--objective", "dpo")
     assert done.code == 2 and "name one with --lora" in done.err
+    done = run("evaluate", place / "base.gguf", place / "pairs.jsonl", "--objective", "kto", "--batch", 1)
+    assert done.code == 2 and "--batch 1 is too few" in done.err
 
 
 def test_a_plan_counts_all_ways_through_the_model(place: Path) -> None:
