@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import llamatrain
 from llamatrain.engine.program import Program
 from llamatrain.files.reader import open_gguf
 from llamatrain.train.programs import Programs
@@ -71,6 +72,16 @@ def test_the_margin_rises_on_pairs_that_were_held_out(objective: str, place: Pat
 def test_answers_that_were_judged_one_by_one(place: Path, tmp_path: Path) -> None:
     tuned(place, tmp_path / "run", "kto", "--val-split", 0.2, "--iters", 20, "--eval-every", 20, data="answers.jsonl")
     assert last(tmp_path / "run")["val_margin"] > 0.5 and last(tmp_path / "run")["val_answers"] == 8
+
+
+def test_from_python(place: Path, tmp_path: Path) -> None:
+    made = llamatrain.finetune(
+        place / "base.gguf", place / "pairs.jsonl", objective="dpo", ctx=96, iters=2, lr=1e-2, val_split=0.2, out=tmp_path / "run"
+    )
+    assert [step for step, _ in made.margins] == [0, 2] and made.margins[-1][1] > made.margins[0][1] == 0
+    assert made.perplexity is None and made.validations[0][1] == pytest.approx(np.log(2))
+    with pytest.raises(llamatrain.UsageError, match="full and objective dpo compares"):
+        llamatrain.finetune(place / "base.gguf", place / "pairs.jsonl", objective="dpo", full=True)
 
 
 @pytest.mark.parametrize("objective", ["orpo", "simpo"])
