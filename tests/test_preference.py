@@ -131,9 +131,7 @@ def test_other_ways_of_a_run(more: tuple[Argument, ...], place: Path, tmp_path: 
 # ---- going on ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("objective", "more"), [("dpo", ("--grad-acc", 2)), ("kto", ("--lora-dropout", 0.1)), ("orpo", ()), ("simpo", ())]
-)
+@pytest.mark.parametrize(("objective", "more"), [("dpo", ("--grad-acc", 2)), ("kto", ("--lora-dropout", 0.1)), ("orpo", ())])
 def test_a_run_that_goes_on_ends_with_the_same_bits(
     objective: str, more: tuple[Argument, ...], place: Path, tmp_path: Path
 ) -> None:
