@@ -176,7 +176,7 @@ def test_a_prompt_that_fills_the_row_is_skipped_and_told(tmp_path: Path) -> None
     made = [
         *rows(3),
         {"prompt": "x" * 200, "chosen": "a", "rejected": "b"},
-        {"prompt": "y", "chosen": "a" * 200, "rejected": "b"},
+        {"prompt": "y", "chosen": "a" * 200, "rejected": "b" * 200},
     ]
     path = lines(tmp_path / "d.jsonl", made)
     for compare, count in (("pairs", 4), ("answers", 8)):
