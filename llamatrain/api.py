@@ -61,6 +61,7 @@ class Run:
     result: Path  # model.gguf or adapter.gguf
     losses: list[float]  # of each step in order, those before a resume included; NaN: nobody knows it any more
     validations: list[tuple[int, float]]  # steps and losses
+    margins: list[tuple[int, float]]  # the same of rewards, where answers are compared
     steps: int
     finished: bool  # False: there are more to go, which `resume=run.folder` takes
     reason: str
@@ -68,8 +69,8 @@ class Run:
 
     @property
     def perplexity(self) -> float | None:
-        """Of the last validation."""
-        return math.exp(min(self.validations[-1][1], 700)) if self.validations else None
+        """Of the last validation, unless it compared answers."""
+        return math.exp(min(self.validations[-1][1], 700)) if self.validations and not self.margins else None
 
 
 # ---- the commands ----------------------------------------------------------
@@ -185,12 +186,13 @@ def plainly(value: Any, option: Declared) -> Any:
 
 def run_of(request: Request) -> Run:
     finished = train(request, CallerInterrupts())
-    losses, validations = figures(finished)
+    losses, validations, margins = figures(finished)
     return Run(
         folder=finished.folder,
         result=finished.result,
         losses=losses,
         validations=validations,
+        margins=margins,
         steps=finished.steps,
         finished=finished.outcome.finished,
         reason=finished.outcome.reason,
@@ -198,16 +200,18 @@ def run_of(request: Request) -> Run:
     )
 
 
-def figures(finished: Finished) -> tuple[list[float], list[tuple[int, float]]]:
-    """Losses and validations, as the run's folder has them."""
-    losses, validations, path = [math.nan] * finished.steps, list[tuple[int, float]](), finished.folder / "metrics.jsonl"
+def figures(finished: Finished) -> tuple[list[float], list[tuple[int, float]], list[tuple[int, float]]]:
+    """Losses, validations and their margins, as the run's folder has them."""
+    losses, path = [math.nan] * finished.steps, finished.folder / "metrics.jsonl"
+    validations, margins = list[tuple[int, float]](), list[tuple[int, float]]()
     for _, line in lines_of(path) if path.exists() else ():
         match line:
             case {"step": int(step), "loss": int() | float() as loss} if 0 < step <= finished.steps:
                 losses[step - 1] = float(loss)
-            case {"step": int(step), "val_loss": int() | float() as loss}:
+            case {"step": int(step), "val_loss": int() | float() as loss, **more}:
                 validations.append((step, float(loss)))
-    return losses, validations
+                margins += [(step, float(more["val_margin"]))] if isinstance(more.get("val_margin"), int | float) else []
+    return losses, validations, margins
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import llamatrain
 from llamatrain.engine.program import Program
 from llamatrain.files.reader import open_gguf
 from llamatrain.train.programs import Programs
@@ -73,6 +74,16 @@ def test_answers_that_were_judged_one_by_one(place: Path, tmp_path: Path) -> Non
     assert last(tmp_path / "run")["val_margin"] > 0.5 and last(tmp_path / "run")["val_answers"] == 8
 
 
+def test_from_python(place: Path, tmp_path: Path) -> None:
+    made = llamatrain.finetune(
+        place / "base.gguf", place / "pairs.jsonl", objective="dpo", ctx=96, iters=2, lr=1e-2, val_split=0.2, out=tmp_path / "run"
+    )
+    assert [step for step, _ in made.margins] == [0, 2] and made.margins[-1][1] > made.margins[0][1] == 0
+    assert made.perplexity is None and made.validations[0][1] == pytest.approx(np.log(2))
+    with pytest.raises(llamatrain.UsageError, match="full and objective dpo compares"):
+        llamatrain.finetune(place / "base.gguf", place / "pairs.jsonl", objective="dpo", full=True)
+
+
 @pytest.mark.parametrize("objective", ["orpo", "simpo"])
 def test_every_weight(objective: str, place: Path, tmp_path: Path) -> None:
     """Also with gradients that are streamed."""
@@ -120,9 +131,7 @@ def test_other_ways_of_a_run(more: tuple[Argument, ...], place: Path, tmp_path: 
 # ---- going on ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("objective", "more"), [("dpo", ("--grad-acc", 2)), ("kto", ("--lora-dropout", 0.1)), ("orpo", ()), ("simpo", ())]
-)
+@pytest.mark.parametrize(("objective", "more"), [("dpo", ("--grad-acc", 2)), ("kto", ("--lora-dropout", 0.1)), ("orpo", ())])
 def test_a_run_that_goes_on_ends_with_the_same_bits(
     objective: str, more: tuple[Argument, ...], place: Path, tmp_path: Path
 ) -> None:
@@ -232,6 +241,8 @@ def test_data_of_another_kind(data: str, objective: str, told: str, place: Path,
 def test_a_reference_is_asked_for_an_adapter(place: Path) -> None:
     done = run("evaluate", place / "base.gguf", place / "pairs.jsonl", "--objective", "dpo")
     assert done.code == 2 and "name one with --lora" in done.err
+    done = run("evaluate", place / "base.gguf", place / "pairs.jsonl", "--objective", "kto", "--batch", 1)
+    assert done.code == 2 and "--batch 1 is too few" in done.err
 
 
 def test_a_plan_counts_all_ways_through_the_model(place: Path) -> None:

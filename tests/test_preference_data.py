@@ -153,17 +153,36 @@ def test_each_answer_meets_the_prompt_of_the_row_behind_it(tmp_path: Path) -> No
     assert others.tokens.shape == batch.tokens.shape
 
 
+def test_an_answer_to_the_same_prompt_is_no_other(tmp_path: Path) -> None:
+    """Of pairs both answers may be in a batch."""
+    made = rows(2)
+    batch = opened(lines(tmp_path / "d.jsonl", made), "answers").batch(4)
+    assert batch.compared and batch.compared.others
+    others, text = batch.compared.others, ByteTokenizer().decode
+    trained = [text(others.targets[number][others.weights[number] > 0]).decode() for number in range(4)]
+    (first, second) = made
+    wanted = (second["rejected"], second["rejected"], first["rejected"], first["rejected"])
+    assert all(each in found for each, found in zip(wanted, trained, strict=True))
+
+
+def test_a_line_that_is_too_much_is_skipped_as_a_pair(tmp_path: Path) -> None:
+    much = {"prompt": "a", "chosen": "b", "rejected": "c", "more": [0] * 300_000}
+    path = lines(tmp_path / "d.jsonl", [*rows(2), much, *rows(2, seed=1)])
+    corpus = opened(path, "pairs").corpus
+    assert len(corpus) == 4 and corpus.excessive == [f"{path}:3"] and not corpus.skipped
+
+
 def test_a_prompt_that_fills_the_row_is_skipped_and_told(tmp_path: Path) -> None:
     made = [
         *rows(3),
         {"prompt": "x" * 200, "chosen": "a", "rejected": "b"},
-        {"prompt": "y", "chosen": "a" * 200, "rejected": "b"},
+        {"prompt": "y", "chosen": "a" * 200, "rejected": "b" * 200},
     ]
     path = lines(tmp_path / "d.jsonl", made)
     for compare, count in (("pairs", 4), ("answers", 8)):
         corpus = opened(path, compare).corpus
         assert len(corpus) == count
-        assert {*corpus.skipped} == {f"{path}:4"} and corpus.cut[-1] == f"{path}:5" and len(corpus.cut) == 1
+        assert {*corpus.skipped} == {f"{path}:4"} and corpus.cut == [f"{path}:5"] * (1 if compare == "pairs" else 2)
 
 
 def test_a_split_keeps_pairs_together(tmp_path: Path) -> None:

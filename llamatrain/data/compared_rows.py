@@ -1,7 +1,7 @@
 """Answers that are compared, as rows: both of a pair beside each other, each seeing only itself; or one by one.
 
-Where answers are judged one by one, each batch brings its prompts once more with the answers to others, each with the one of
-the row before, as far as a row goes: they show how far a model moved with answers in general.
+Where answers are judged one by one, each batch brings its prompts once more with the answers to others, each with that of the
+row before which has another prompt, as far as a row goes: they show how far a model moved with answers in general.
 """
 
 from collections.abc import Iterator
@@ -79,17 +79,26 @@ class JudgedRows(Rows):
         return replace(batch, weights=np.abs(batch.weights), compared=Compared(sequences, chosen, sides.astype(np.float32)))
 
     def _others(self, rows: list[Row]) -> Iterator[Row]:
-        there = [number for number, row in enumerate(rows) if row]
-        before = dict(zip(there, [*there[-1:], *there[:-1]], strict=True))
-        for number, row in enumerate(rows):
-            yield [self._exchanged(row[0], rows[before[number]][0])] if row else []
+        there = [row for row in rows if row]
+        prompts = [row[0].tokens[: prompt_of(row[0]) + 1].tobytes() for row in there]
+        made = list[Row]()
+        for number, (piece,) in enumerate(there):
+            before = [(number - back) % len(there) for back in range(1, len(there) + 1)]
+            other = next((each for each in before if prompts[each] != prompts[number]), before[0])
+            made.append([self._exchanged(piece, there[other][0])])
+        yield from (made.pop(0) if row else [] for row in rows)
 
     def _exchanged(self, one: Piece, other: Piece) -> Piece:
         """The prompt of one, the answer of another."""
-        prompt, answer = (int(np.argmax(piece.weights != 0)) for piece in (one, other))
+        prompt, answer = prompt_of(one), prompt_of(other)
         tokens = np.concatenate([one.tokens[: prompt + 1], other.targets[answer:]])
         weights = np.concatenate([np.zeros(prompt + 1), np.abs(other.weights[answer:])])
         return self._piece(tokens, weights)
+
+
+def prompt_of(piece: Piece) -> int:
+    """How many of its targets are no answer."""
+    return int(np.argmax(piece.weights != 0))
 
 
 def places(row: Row) -> Iterator[tuple[int, int, int]]:

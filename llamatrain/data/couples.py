@@ -24,9 +24,16 @@ class Couples(Part):
 
     @property
     def unused(self) -> np.ndarray:
-        """Told of once a line."""
-        first = np.arange(len(self.documents)) % 2 == 0
-        return first & ~self.used & ~self.excessive
+        return ~self.used & ~self.excessive & self._first
+
+    @property
+    def long(self) -> np.ndarray:
+        return np.repeat(super().long.reshape(-1, 2).any(axis=1), 2) & self._first
+
+    @property
+    def _first(self) -> np.ndarray:
+        """A line is told of once."""
+        return np.arange(len(self.documents)) % 2 == 0
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,7 @@ def evaluated(
     from llamatrain.recipe.loading import opened
     from llamatrain.train.graphs import Setting
 
-    check_given(preference, lora, given)
+    check_given(options, preference, lora, given)
     gguf, threads = open_gguf(model), options.threads or cores()
     h, weights, arrays = opened(gguf, lora, threads)
     tokenizer = tokenizer_of(gguf, h.vocab)
@@ -113,11 +113,11 @@ def tokenizer_of(gguf: "Gguf", words: int) -> "Tokenizer":
     return tokenizer
 
 
-def check_given(preference: PreferenceOptions, lora: LoraOptions, given: Collection[str]) -> None:
+def check_given(options: EvaluateOptions, preference: PreferenceOptions, lora: LoraOptions, given: Collection[str]) -> None:
     for name in MEANINGLESS:
         if name in given:
             raise UsageError(f"{flag_of(name)} means nothing here: all DATA is evaluated, each token once; leave it out")
-    check_evaluated(preference, bool(lora.scaled))
+    check_evaluated(preference, options.batch, bool(lora.scaled))
     refuse_idle(idle(preference), given)
 
 

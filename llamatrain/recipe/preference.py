@@ -88,12 +88,17 @@ def check_fits(options: PreferenceOptions, optimizer: str, full: bool, batch: in
         raise OptionError(
             lambda spelt: f"{spelt('pack')} and {spelt('objective')} kto exclude each other: an answer has its own row"
         )
-    if kind == "kto" and batch < 2:
+    check_batch(options, batch)
+
+
+def check_batch(options: PreferenceOptions, batch: int) -> None:
+    if options.objective == "kto" and batch < 2:
         told = "kto compares each answer with another in its batch"
         raise OptionError(lambda spelt: f"{spelt('batch')} {batch} is too few: {spelt('objective')} {told}; take 2 or more")
 
 
-def check_evaluated(options: PreferenceOptions, adapted: bool) -> None:
+def check_evaluated(options: PreferenceOptions, batch: int, adapted: bool) -> None:
+    check_batch(options, batch)
     if options.objective in ("dpo", "kto") and not adapted:
         told = f"{options.objective} compares a model with its adapter to the model without; name one with"
         raise OptionError(lambda spelt: f"{spelt('objective')} {told} {spelt('lora')}")
