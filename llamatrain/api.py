@@ -61,6 +61,7 @@ class Run:
     losses: list[float]  # of each step in order, those before a resume included; NaN: nobody knows it any more
     validations: list[tuple[int, float]]  # steps and losses
     steps: int
+    best: Path | None  # what came of it at the validation of the lowest loss
     finished: bool  # False: there are more to go, which `resume=run.folder` takes
     reason: str
     notes: tuple[str, ...]
@@ -191,6 +192,7 @@ def run_of(request: Request) -> Run:
         losses=losses,
         validations=validations,
         steps=finished.steps,
+        best=finished.best,
         finished=finished.outcome.finished,
         reason=finished.outcome.reason,
         notes=in_keywords_all(finished.notes),

@@ -19,7 +19,7 @@ from llamatrain.store.checkpoint import (
     sum_of_file,
     tensor_infos,
 )
-from llamatrain.train.state import Counters, Partial, RunState
+from llamatrain.train.state import Best, Counters, Partial, RunState
 from tests.tiny_gguf import llama_metadata, llama_tensors
 
 MEMORY = 3  # moves in the history of L-BFGS
@@ -53,6 +53,7 @@ def tiny_checkpoint(optimizer: str = "adam", step: int = 7, partial: bool = Fals
         state=RunState(
             counters=Counters(step, 8 * step, 999, 1, 0.1 + 0.2),
             data=State(3, 1, 40, 2, "00ff"),
+            best=Best(1 / 3, 5, 2),
             stop=StopState(1.1, 1.3 / 3, 2, [0.1 * i for i in range(5)]),
             partial=Partial([1 / 3, 2 / 7], 0.1 + 0.7) if partial else None,
             owed=True,

@@ -56,6 +56,8 @@ class Asked:
     def idle(self) -> dict[str, str]:
         """The options that have no effect beside the others, and beside which."""
         found = training.idle(self.train, self.run) | outs.idle(self.command, self.tune.full)
+        if not (self.data.val or self.data.val_split):
+            found["patience"] = "without --val or --val-split"
         return found if self.command == "from-scratch" else found | tuning.idle(self.tune)
 
     @property

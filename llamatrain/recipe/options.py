@@ -178,6 +178,16 @@ class RunOptions(Checked, panel="The run"):
     ] = 100
     keep: Annotated[int, Option("Checkpoints that stay; older ones are removed.", unit="CHECKPOINTS", least=1, most=COUNT)] = 2
     eval_every: Annotated[int, replace(EVERY, sentence="Validate every so many steps and at the end; 0: never.")] = 100
+    patience: Annotated[
+        int,
+        Option(
+            "Stop after so many validations in a row without a new lowest loss; 0: never.",
+            panel=END,
+            unit="TIMES",
+            least=0,
+            most=COUNT,
+        ),
+    ] = 0
     sample_every: Annotated[int, replace(EVERY, sentence="Show what the model writes every so many steps; 0: never.")] = 0
     sample_prompt: Annotated[str, Option("What those samples begin with.")] = ""
     report_every: Annotated[int, replace(EVERY, sentence="Print a line every so many steps; 0: as often as reads well.")] = 0
@@ -224,6 +234,8 @@ def idle(options: TrainOptions, run: RunOptions) -> dict[str, str]:
         found |= dict.fromkeys(("decay_steps", "restart_growth"), "to --schedule constant")
     if not options.past:
         found["delta"] = "without --past"
+    if not run.eval_every:
+        found["patience"] = "to --eval-every 0"
     if not run.sample_every:
         found["sample_prompt"] = "without --sample-every"
     return found

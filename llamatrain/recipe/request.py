@@ -72,10 +72,11 @@ def gone_on_from(said: Said, values: Said) -> tuple[PlaceOptions, tuple[str, ...
     return replace(place, checkpoint_in=None), (f"{path} is not there: the run begins anew",)
 
 
-def asked_of(command: str, files: tuple[str, ...], base: str, values: Said, given: Collection[str]) -> Asked:
+def asked_of(command: str, files: tuple[str, ...], base: str, values: Said, given: Collection[str], goes_on: bool) -> Asked:
+    """What has no effect beside the options of a run that goes on is seen where they are known."""
     parts: dict[str, Any] = {name: build(PARTS[name], values) for name in OF[command]}
     options = Asked(files=files, command=command, base=base, **parts)
-    refuse_idle(options.idle, given)
+    refuse_idle({} if goes_on else options.idle, given)
     return options
 
 
@@ -89,7 +90,7 @@ def new_model(data: Sequence[str], said: Said) -> Request:
     with told_of(place.config, given, said):
         if not (files or place.resume or place.checkpoint_in):
             values = of_the_sine_wave(values)
-        options = asked_of("from-scratch", files, "", values, given)
+        options = asked_of("from-scratch", files, "", values, given, place.resume is not None)
         if not (place.resume or place.checkpoint_in):
             check_vocabulary(options.model, bool(files))
         if place.only_write_model and not (place.resume or place.checkpoint_in):
@@ -160,7 +161,7 @@ def named(
     if base is not None and (Path(base).is_dir() or not Path(base).exists()):
         found = "this is a folder" if Path(base).is_dir() else "no such file"
         raise FileError(f"{base}: {found}; a GGUF model is needed first, and then the data")
-    options = asked_of("finetune", data, base or "", values, given)
+    options = asked_of("finetune", data, base or "", values, given, place.resume is not None)
     if options.train.loss != "cross-entropy":
         raise UsageError("--loss squared-error is for the sine wave only")
     return options, place

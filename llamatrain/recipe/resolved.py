@@ -13,8 +13,8 @@ from llamatrain.optim.schedule import Schedule
 from llamatrain.optim.stop import StopRules
 from llamatrain.recipe.asked import Asked
 from llamatrain.recipe.options import ITERS, LR_MIN, WARMUP, TrainOptions
+from llamatrain.train.course import Course
 from llamatrain.train.graphs import Gradients
-from llamatrain.train.loop import Course
 
 Precision = Literal["f32", "bf16"]
 
@@ -59,6 +59,7 @@ class Resolved:
             eval_every=run.eval_every,
             sample_every=run.sample_every,
             save_every=run.save_every,
+            patience=run.patience,
             max_time=run.max_time,
             fresh=train.lbfgs_fresh,
         )

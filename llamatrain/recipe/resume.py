@@ -79,6 +79,7 @@ def gone_on_with(asked: Asked, resumed: Resumed, given: Collection[str]) -> tupl
     """A run's own options, with those changed that may be; and what is to be said of it."""
     if not resumed.kept:
         check_begun_anew(asked, resumed, given)
+        refuse_idle(asked.idle, given)
         return asked, []
     kept, asked = Asked.from_plain(resumed.checkpoint.options, resumed.path), asked.settled()
     check_files(kept, asked)

@@ -8,7 +8,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext, suppress
-from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from types import TracebackType
@@ -29,7 +28,7 @@ from llamatrain.report.losses import Losses
 from llamatrain.report.metrics import Metrics
 from llamatrain.report.nowhere import nowhere
 from llamatrain.report.numbers import Pace, amount, duration, stride, time_of_step
-from llamatrain.report.scores import place_of, scores_of, summary
+from llamatrain.report.scores import figures_of, place_of, scores_of, summary
 
 WIDTH = 100  # where the output is no terminal
 PAUSE, PATIENCE = 1.0, 300.0  # seconds between lines: at least, at most
@@ -156,11 +155,11 @@ class Report:
         if (line.step % self._every == 0 and waited >= self._pause) or waited >= self._patience or line.step == self.iters:
             self._print_step(line)
 
-    def validation(self, step: int, score: Score) -> None:
+    def validation(self, step: int, score: Score, best: bool = False) -> None:
         self._doing, self._scored = "", score
-        told = {f"val_{name}": value for name, value in asdict(score).items() if value is not None}
-        self.metrics.write({"step": step, "val_loss": told.pop("val_loss"), "val_tokens": told.pop("val_tokens"), **told})
+        self.metrics.write(figures_of(step, score, best))
         pieces = [Segment(" val", self._place(step), 9), *scores_of(score, self.console.encoding)]
+        pieces += [Segment("", "best", 4)] if best else []
         self._print(assembled(fitted(pieces, self._width)))
 
     def end(self, folder: Path) -> None:
