@@ -6,6 +6,7 @@
     python scripts/bench.py memory [tiny S M]        peak resident memory of some steps, a process for each of ours and torch's
     python scripts/bench.py context [CTX ...]        FLOP/s of steps of as many tokens each, by length of the context
     python scripts/bench.py finetune [TYPE ...]      the command on a base of such a type, in turns with PEFT: speed and memory
+    python scripts/bench.py quality [TEXT]           validation loss by tokens and time, AdamW's and Muon's: some ten minutes
 
 Times are medians with quartiles. Where torch is installed, both are timed in turns in one run. A ratio above 1 is in
 llamatrain's favour. `copy` is the share of the bandwidth of copying 256 MB with as many threads.
@@ -24,6 +25,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import quality
 import tuning
 from kernel_bench import bench_kernels
 from timing import Timed, header, in_turns, torch_if_any
@@ -188,6 +190,15 @@ def bench_finetune(args: argparse.Namespace) -> int:
     return tuning.bench(args.types, args.shape, args.precision, args.threads, args.rounds, args.peer if args.torch else None)
 
 
+# ---- optimizers ------------------------------------------------------------
+
+
+def bench_quality(args: argparse.Namespace) -> int:
+    """How many of AdamW's tokens Muon needs; fails where it is more than is asked."""
+    header(args, None)
+    return quality.bench(args)
+
+
 # ---- the command -----------------------------------------------------------
 
 
@@ -198,6 +209,7 @@ BENCHES: dict[str, tuple[Callable[[argparse.Namespace], int], float]] = {  # wit
     "memory": (bench_memory, 0.0),
     "context": (bench_context, 20.0),
     "finetune": (bench_finetune, 0.0),
+    "quality": (bench_quality, 0.0),
 }
 
 
@@ -215,6 +227,10 @@ def parsed() -> argparse.Namespace:
             command.add_argument("--shape", choices=tuning.ROWS, default="1.1b")
             command.add_argument("--rounds", type=int, default=2)
             command.add_argument("--peer", default=sys.executable, help="a Python that has transformers and peft")
+        elif name == "quality":
+            command.add_argument("text", nargs="?", type=Path, help="else one is made from a seed")
+            command.add_argument("--steps", type=int, default=400)
+            command.add_argument("--seeds", type=int, default=3)
         elif name == "context":
             command.add_argument("contexts", nargs="*", type=int, default=[64, 256, 1024, 2048])
         else:

@@ -76,11 +76,11 @@ def fixed(setting: Setting, demand: Demand) -> int:
     trained = sum(size.values())
     rows = 0 if setting.h.tied else size.get(setting.h.architecture.the("embedding"), 0)  # few of them may have a gradient
     gradients = {"flat": trained, "arena": trained - rows, "streamed": 0}[setting.gradients]
-    return (1 + moments_of(setting)) * trained + gradients + demand.copies + NODES * BOUND * setting.h.layers
+    return moments_of(setting) + trained + gradients + demand.copies + NODES * BOUND * setting.h.layers
 
 
 def moments_of(setting: Setting) -> int:
-    return setting.optimizer.vectors if setting.optimizer else 0
+    return 4 * setting.optimizer.floats(setting.shapes) if setting.optimizer else 0
 
 
 def decoding_of(setting: Setting, positions: int) -> int:
@@ -113,7 +113,7 @@ def way_with(setting: Setting, policy: Policy, demand: Demand, splits: int = 1) 
     needs = Needs(
         weights=size,
         gradients=kept,
-        moments=moments_of(setting) * size,
+        moments=moments_of(setting),
         packed_copies=demand.copies,
         base_pages=pages,
         inputs=inputs,

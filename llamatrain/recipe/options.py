@@ -15,6 +15,7 @@ AUTO = "auto"
 ITERS = 256
 WARMUP = 0.05  # of the steps
 LR_MIN = 0.1  # of the rate
+FALL = 0.2  # of the steps, at their end
 
 
 if TYPE_CHECKING:
@@ -46,7 +47,10 @@ class TrainOptions(Checked, panel="Training"):
     ] = None
     optimizer: Annotated[
         OptimizerName,
-        Option("How weights are changed; SGD has a momentum of --beta1, L-BFGS the same rows in every step.", panel=OPTIMIZER),
+        Option(
+            "How weights are changed; Muon: of whole models, SGD: with momentum --beta1, L-BFGS: on the same rows in every step.",
+            panel=OPTIMIZER,
+        ),
     ] = "adamw"
     lr: Annotated[float, Option("Learning rate, the highest of the schedule.", panel=RATE, unit="RATE", least=0)] = 1e-3
     lr_min: Annotated[
@@ -57,12 +61,19 @@ class TrainOptions(Checked, panel="Training"):
         int | None,
         Option("Steps in which the rate rises; else 5 % of all.", panel=RATE, unit="STEPS", least=0, most=COUNT),
     ] = None
-    schedule: Annotated[Literal["constant", "linear", "cosine"], Option("How the rate falls after the warm-up.", panel=RATE)] = (
-        "cosine"
-    )
+    schedule: Annotated[
+        Literal["constant", "linear", "cosine", "wsd"],
+        Option("How the rate falls after the warm-up; wsd: at the end alone, and later where more --iters follow.", panel=RATE),
+    ] = "cosine"
     decay_steps: Annotated[
         int | None,
-        Option("Steps in which it falls; else all that follow the warm-up.", panel=RATE, unit="STEPS", least=1, most=COUNT),
+        Option(
+            "Steps in which it falls; else all that follow the warm-up, with wsd a fifth.",
+            panel=RATE,
+            unit="STEPS",
+            least=1,
+            most=COUNT,
+        ),
     ] = None
     restart_growth: Annotated[
         float,

@@ -14,6 +14,7 @@ from llamatrain.config.options import Checked, OptionError, build, declared, fla
 from llamatrain.data.options import DataOptions
 from llamatrain.errors import FileError, UsageError
 from llamatrain.model.options import BYTES, ModelOptions
+from llamatrain.optim import registry
 from llamatrain.recipe.asked import OF, PARTS, Asked
 from llamatrain.recipe.demo import SINE
 from llamatrain.recipe.options import PlaceOptions, RunOptions, TrainOptions, refuse_idle
@@ -164,6 +165,9 @@ def named(
     options = asked_of("finetune", data, base or "", values, given, place.resume is not None)
     if options.train.loss != "cross-entropy":
         raise UsageError("--loss squared-error is for the sine wave only")
+    if registry.named(options.train.optimizer).whole and not options.tune.full:
+        told = f"{options.train.optimizer} is for whole matrices: --full trains those, an adapter takes adamw"
+        raise OptionError(lambda spelt: f"{spelt('optimizer')} {told}")
     return options, place
 
 

@@ -217,7 +217,8 @@ def restored(
         warnings.append(f"the checkpoint's optimizer is {checkpoint.optimizer}: this one begins anew")
     else:
         for kind, name in optimizer.states.items():
-            put(checkpoint.pieces(optimizer.key(name)), programs.vectors[kind].parts)
+            parts = programs.vectors[kind].parts
+            put(checkpoint.pieces(optimizer.key(name), parts), parts)
         if descent:
             descent.restore(checkpoint.kept_for(list(programs.weights.parts)))
     partial = None

@@ -13,7 +13,7 @@ Numbers that must come back to the bit are float64. Where the ancestors had a fl
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -81,11 +81,12 @@ class Checkpoint:
                 kept[name] = np.concatenate([value[..., cuts[each] : cuts[each] + self.weights[each].size] for each in order], -1)
         return kept
 
-    def pieces(self, name: str) -> dict[str, np.ndarray]:
-        """A flat vector cut into the parameters that it holds: views, each in its weight's shape."""
-        sizes = [self.weights[parameter].size for parameter in self.order]
+    def pieces(self, name: str, of: Collection[str] | None = None) -> dict[str, np.ndarray]:
+        """A flat vector cut into the parameters that it holds, all or these: views, each in its weight's shape."""
+        held = [parameter for parameter in self.order if of is None or parameter in of]
+        sizes = [self.weights[parameter].size for parameter in held]
         cuts = np.split(self.vectors[name], np.cumsum(sizes)[:-1])
-        return {key: cut.reshape(self.weights[key].shape) for key, cut in zip(self.order, cuts, strict=True)}
+        return {key: cut.reshape(self.weights[key].shape) for key, cut in zip(held, cuts, strict=True)}
 
 
 def write(path: str | Path, checkpoint: Checkpoint, check: Callable[[Path], object] | None = None) -> None:

@@ -208,7 +208,9 @@ def fault(checkpoint: Checkpoint, parameters: int) -> str | None:
 
 
 def _unfit_vector(checkpoint: Checkpoint, optimizer: type[Optimizer], parameters: int) -> str | None:
-    needed = {optimizer.key(name): shape for name, shape in optimizer.shapes(checkpoint.kept, parameters).items()}
+    lengths = optimizer.lengths({name: checkpoint.weights[name].shape for name in checkpoint.order})
+    shapes = optimizer.shapes(checkpoint.kept, parameters) | {name: (length,) for name, length in lengths.items()}
+    needed = {optimizer.key(name): shape for name, shape in shapes.items()}
     if missing := needed.keys() - checkpoint.vectors.keys():
         return f"the tensor {min(missing)} is missing"
     for name, vector in checkpoint.vectors.items():

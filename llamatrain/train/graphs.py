@@ -67,6 +67,15 @@ class Setting:
         """Of what is trained."""
         return {name: tensor.shape for name, tensor in self.trained.items()}
 
+    @property
+    def held(self) -> dict[str, dict[str, tuple[int, ...]]]:
+        """Of the optimizer's states, by kind."""
+        rule = self.optimizer
+        kinds = rule.states if rule else ()
+        return {
+            kind: {name: shape for name, shape in self.shapes.items() if rule and rule.holds(kind, name, shape)} for kind in kinds
+        }
+
 
 @dataclass(frozen=True, eq=False)
 class Graph:

@@ -69,6 +69,21 @@ def opt_step_sgd(
     return w, m
 
 
+@op(aliases={0: 0}, in_place=((1, 1),), no_gradient=OPTIMIZER)
+def opt_momentum(m: Spec, g: Spec, factor: Spec, *, momentum: float) -> tuple[Spec, Spec]:
+    """The momentum with the gradient added to what is left of it; and that once more, which is where it leads (Nesterov)."""
+    require(m.shape == g.shape and factor.shape == (), "needs momentum like the gradient and a factor ()")
+    return m, Spec(g.shape, floats(m, g, factor))
+
+
+@op(aliases={0: 0}, no_gradient=OPTIMIZER)
+def opt_step(w: Spec, change: Spec, schedule: Spec, *, by: float, decay: float) -> Spec:
+    """The weight, decayed, less the change times the rate and `by`."""
+    require(w.shape == change.shape and len(schedule.shape) == 1, "needs a change like the weight, and a schedule")
+    floats(w, change, schedule)
+    return w
+
+
 @op(no_gradient=OPTIMIZER)
 def clip_factor(*squares: Spec, limit: float) -> tuple[Spec, Spec]:
     """From sums of squares: min(1, limit / norm), and the norm itself. No limit: 0."""

@@ -91,6 +91,36 @@ def opt_step_sgd(outs, ins, attrs, scratch, threads):
     return stepped(sgd_rows, 1, ins, {name: attrs[name] for name in ("momentum", "decay")})
 
 
+@Entry
+def momentum_flat(lo, hi, thread, m: F32, g: F32, ahead: F32, factors: F32, momentum: Real):
+    factor, left = factors[0], np.float32(momentum)
+    for i in range(lo, hi, LANES):
+        gradient = load_to(g, i, hi) * factor
+        carried = load_to(m, i, hi) * left + gradient
+        store_to(m, i, hi, carried, 0)
+        store_to(ahead, i, hi, carried * left + gradient, 0)
+
+
+@kernel("opt_momentum")
+def opt_momentum(outs, ins, attrs, scratch, threads):
+    (m, g, factor), block = ins, portion(ins[0].size, unit=LANES)
+    return [momentum_flat.call(m, g, outs[1], factor, attrs["momentum"], items=m.size, block=block)]
+
+
+@Entry
+def step_flat(lo, hi, thread, w: F32, change: F32, schedule: F32, by: Real, decay: Real):
+    keep, rate = np.float32(1 - schedule[0] * decay), np.float32(schedule[0] * by)
+    for i in range(lo, hi, LANES):
+        store_to(w, i, hi, load_to(w, i, hi) * keep - load_to(change, i, hi) * rate, 0)
+
+
+@kernel("opt_step")
+def opt_step(outs, ins, attrs, scratch, threads):
+    w, change, schedule = ins
+    block = portion(w.size, unit=LANES)
+    return [step_flat.call(w, change, schedule, attrs["by"], attrs["decay"], items=w.size, block=block)]
+
+
 # ---- gradients of few rows --------------------------------------------------
 
 

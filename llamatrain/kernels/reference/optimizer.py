@@ -46,6 +46,19 @@ def opt_step_sgd(w, m, g, schedule, factor, places=None, *, momentum, decay):
 
 
 @kernel
+def opt_momentum(m, g, factor, *, momentum):
+    left, g = m.dtype.type(momentum), g * factor
+    m = m * left + g
+    return m, m * left + g
+
+
+@kernel
+def opt_step(w, change, schedule, *, by, decay):
+    kind, rate = w.dtype.type, schedule[0]
+    return w * (1 - rate * kind(decay)) - rate * kind(by) * change
+
+
+@kernel
 def clip_factor(*squares, limit):
     norm = np.sqrt(np.sum([square.astype(np.float64) for square in squares]))
     return (min(1.0, limit / (norm + 1e-6)) if limit and np.isfinite(norm) else 1.0), norm
