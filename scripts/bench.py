@@ -240,7 +240,7 @@ def parsed() -> argparse.Namespace:
         command.add_argument("--seconds", type=float, default=seconds, help=f"for each line ({seconds:g})")
         command.add_argument("--kernels", choices=["cpu", "reference"], default="cpu")
         command.add_argument("--no-torch", dest="torch", action="store_false", help="leave torch out")
-        if name != "kernels":
+        if name not in ("kernels", "quality"):
             command.add_argument("--precision", nargs="+", choices=["f32", "bf16"], default=["f32", "bf16"])
         if name == "step":
             command.add_argument("--profile", action="store_true", help="and what takes most of it, by op")

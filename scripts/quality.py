@@ -47,7 +47,6 @@ def trained(text: Path, optimizer: str, rate: float, seed: int, args: Any) -> Co
             val_split=0.02,
             eval_every=EVERY,
             save_every=0,
-            precision=args.precision[0],
             threads=args.threads,
             out=Path(folder) / "run",
         )

@@ -7,7 +7,7 @@ from typing import Literal
 from llamatrain.graph.tensor import Node, Tensor, nodes_of
 
 Part = Literal["forward", "again", "backward", "optimizer"]
-STEPS = ("opt_step_adamw", "opt_step_sgd", "opt_momentum", "opt_step", "clip_factor")
+STEPS = ("opt_step_adamw", "opt_step_sgd", "opt_momentum", "clip_factor")
 
 
 def parts_of(outputs: Iterable[Tensor]) -> dict[Node, Part]:

@@ -76,6 +76,20 @@ def opt_momentum(m: Spec, g: Spec, factor: Spec, *, momentum: float) -> tuple[Sp
     return m, Spec(g.shape, floats(m, g, factor))
 
 
+@op(in_place=((0, 0),), no_gradient=OPTIMIZER)
+def opt_unit(x: Spec, squares: Spec, *, eps: float) -> Spec:
+    """x divided by its norm, by the sum of its squares."""
+    require(squares.shape == (), "needs a sum of squares")
+    return Spec(x.shape, floats(x, squares))
+
+
+@op(in_place=((0, 0), (0, 1)), no_gradient=OPTIMIZER)
+def opt_blend(x: Spec, y: Spec, *, a: float, b: float) -> Spec:
+    """a x + b y"""
+    require(x.shape == y.shape, "needs two of one shape")
+    return Spec(x.shape, floats(x, y))
+
+
 @op(aliases={0: 0}, no_gradient=OPTIMIZER)
 def opt_step(w: Spec, change: Spec, schedule: Spec, *, by: float, decay: float) -> Spec:
     """The weight, decayed, less the change times the rate and `by`."""

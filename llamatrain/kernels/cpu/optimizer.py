@@ -108,6 +108,32 @@ def opt_momentum(outs, ins, attrs, scratch, threads):
 
 
 @Entry
+def unit_flat(lo, hi, thread, x: F32, squares: F32, out: F32, eps: Real):
+    part = np.float32(1.0 / (math.sqrt(squares[0]) + eps))
+    for i in range(lo, hi, LANES):
+        store_to(out, i, hi, load_to(x, i, hi) * part, 0)
+
+
+@kernel("opt_unit")
+def opt_unit(outs, ins, attrs, scratch, threads):
+    x, squares = ins
+    return [unit_flat.call(x, squares, outs[0], attrs["eps"], items=x.size, block=portion(x.size, unit=LANES))]
+
+
+@Entry
+def blend_flat(lo, hi, thread, x: F32, y: F32, out: F32, a: Real, b: Real):
+    left, right = np.float32(a), np.float32(b)
+    for i in range(lo, hi, LANES):
+        store_to(out, i, hi, load_to(x, i, hi) * left + load_to(y, i, hi) * right, 0)
+
+
+@kernel("opt_blend")
+def opt_blend(outs, ins, attrs, scratch, threads):
+    x, y = ins
+    return [blend_flat.call(x, y, outs[0], attrs["a"], attrs["b"], items=x.size, block=portion(x.size, unit=LANES))]
+
+
+@Entry
 def step_flat(lo, hi, thread, w: F32, change: F32, schedule: F32, by: Real, decay: Real):
     keep, rate = np.float32(1 - schedule[0] * decay), np.float32(schedule[0] * by)
     for i in range(lo, hi, LANES):

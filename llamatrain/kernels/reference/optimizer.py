@@ -53,6 +53,16 @@ def opt_momentum(m, g, factor, *, momentum):
 
 
 @kernel
+def opt_unit(x, squares, *, eps):
+    return x / (np.sqrt(squares) + x.dtype.type(eps))
+
+
+@kernel
+def opt_blend(x, y, *, a, b):
+    return x * x.dtype.type(a) + y * x.dtype.type(b)
+
+
+@kernel
 def opt_step(w, change, schedule, *, by, decay):
     kind, rate = w.dtype.type, schedule[0]
     return w * (1 - rate * kind(decay)) - rate * kind(by) * change

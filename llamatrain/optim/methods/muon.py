@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
-from llamatrain.graph.ops import add, cast, div, fill, matmul, matmul_nn, opt_momentum, opt_step, out_prod, scale, sqrt, sum_sqr
+from llamatrain.graph.ops import cast, matmul, matmul_nn, opt_blend, opt_momentum, opt_step, opt_unit, out_prod, sum_sqr
 from llamatrain.graph.tensor import BF16, Tensor
 from llamatrain.optim.methods.adamw import AdamW
 
@@ -56,13 +56,13 @@ def newton_schulz(x: Tensor, half: bool = False) -> Tensor:
         return cast(tensor, dtype=BF16) if half else tensor
 
     tall = x.shape[0] > x.shape[1]
-    x = div(x, add(sqrt(sum_sqr(x)), fill(shape=(), value=TINY, dtype=x.dtype)))
+    x = opt_unit(x, sum_sqr(x), eps=TINY)
     for _ in range(PRODUCTS):
         own = rounded(x)
         square = out_prod(own, own) if tall else matmul(own, own)
         twice = rounded(square)
-        factor = rounded(add(scale(square, by=B), scale(matmul(twice, twice), by=C)))
-        x = add(scale(x, by=A), matmul_nn(own, factor) if tall else matmul_nn(factor, own))
+        factor = rounded(opt_blend(square, matmul(twice, twice), a=B, b=C))
+        x = opt_blend(x, matmul_nn(own, factor) if tall else matmul_nn(factor, own), a=A, b=1.0)
     return x
 
 
