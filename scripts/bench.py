@@ -7,6 +7,7 @@
     python scripts/bench.py context [CTX ...]        FLOP/s of steps of as many tokens each, by length of the context
     python scripts/bench.py finetune [TYPE ...]      the command on a base of such a type, in turns with PEFT: speed and memory
     python scripts/bench.py quality [TEXT]           validation loss by tokens and time, AdamW's and Muon's: some ten minutes
+    python scripts/bench.py useful                   an epoch over chats as long as gsm8k's, packed and not, in turns with PEFT
 
 Times are medians with quartiles. Where torch is installed, both are timed in turns in one run. A ratio above 1 is in
 llamatrain's favour. `copy` is the share of the bandwidth of copying 256 MB with as many threads.
@@ -27,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import quality
 import tuning
+import useful
 from kernel_bench import bench_kernels
 from timing import Timed, header, in_turns, torch_if_any
 
@@ -190,6 +192,13 @@ def bench_finetune(args: argparse.Namespace) -> int:
     return tuning.bench(args.types, args.shape, args.precision, args.threads, args.rounds, args.peer if args.torch else None)
 
 
+def bench_useful(args: argparse.Namespace) -> int:
+    header(args, None)
+    return useful.bench(
+        args.shape, args.type, args.count, args.chats, args.threads, args.rounds, args.peer if args.torch else None
+    )
+
+
 # ---- optimizers ------------------------------------------------------------
 
 
@@ -210,6 +219,7 @@ BENCHES: dict[str, tuple[Callable[[argparse.Namespace], int], float]] = {  # wit
     "context": (bench_context, 20.0),
     "finetune": (bench_finetune, 0.0),
     "quality": (bench_quality, 0.0),
+    "useful": (bench_useful, 0.0),
 }
 
 
@@ -228,9 +238,9 @@ def parsed() -> argparse.Namespace:
             command.add_argument("--rounds", type=int, default=2)
             command.add_argument("--peer", default=sys.executable, help="a Python that has transformers and peft")
         elif name == "quality":
-            command.add_argument("text", nargs="?", type=Path, help="else one is made from a seed")
-            command.add_argument("--steps", type=int, default=400)
-            command.add_argument("--seeds", type=int, default=3)
+            quality.arguments(command)
+        elif name == "useful":
+            useful.arguments(command)
         elif name == "context":
             command.add_argument("contexts", nargs="*", type=int, default=[64, 256, 1024, 2048])
         else:

@@ -39,16 +39,20 @@ def table() -> str:
     lines = ["| option | default | |", "| --- | --- | --- |"]
     for title, options in panels.items():
         lines.append(f"| **{' '.join(filter(None, (title, COMMANDS.get(title))))}** | | |")
-        lines += [f"| {named(each)} | {shown(each.default)} | {each.option.sentence} |" for each in options]
+        lines += [f"| {named(each)} | {shown(each)} | {each.option.sentence} |" for each in options]
     return "\n".join(lines) + "\n"
 
 
 def named(option: Declared) -> str:
     flag = flag_of(option.name)
-    return f"`{flag}`, `--no-{flag.removeprefix('--')}`" if option.default is True else f"`{flag}`"
+    off = option.kind is bool and option.default is not False
+    return f"`{flag}`, `--no-{flag.removeprefix('--')}`" if off else f"`{flag}`"
 
 
-def shown(default: object) -> str:
+def shown(option: Declared) -> str:
+    default = option.default
+    if option.kind is bool and default is None:
+        return "auto"
     if default is MISSING or default is None or default == () or default == "":
         return ""
     if isinstance(default, bool):

@@ -1,5 +1,6 @@
 """What `bench.py quality` runs: AdamW and Muon, each at the best of three rates, on a text from a seed, or one that is named."""
 
+import argparse
 import json
 import random
 import tempfile
@@ -55,6 +56,12 @@ def trained(text: Path, optimizer: str, rate: float, seed: int, args: Any) -> Co
     at = [step for step, _ in run.validations]
     seconds = [steps[step]["total_seconds"] for step in at]
     return Course([steps[step]["tokens"] for step in at], [loss for _, loss in run.validations], seconds)
+
+
+def arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument("text", nargs="?", type=Path, help="else one is made from a seed")
+    command.add_argument("--steps", type=int, default=400)
+    command.add_argument("--seeds", type=int, default=3)
 
 
 def bench(args: Any) -> int:

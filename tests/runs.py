@@ -148,6 +148,15 @@ def text_file(folder: Path, size: int = 6016, seed: int = 1) -> Path:
     return path
 
 
+def pairs_file(folder: Path, count: int = 60, seed: int = 1) -> Path:
+    """Prompts and answers of 3 to 25 tokens together, as bytes with both ends."""
+    path, random = folder / "pairs.jsonl", np.random.default_rng(seed)
+    pairs = (random.integers(1, (8, 16)) for _ in range(count))
+    lines = ({"prompt": "ab?cdefg"[:ask], "completion": text(int(tell), number)} for number, (ask, tell) in enumerate(pairs))
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
 def rows(count: int, *arguments: Argument) -> list[dict[str, np.ndarray]]:
     """The rows that `preview` shows."""
     done = ran("preview", "--json", "-n", count, *arguments)

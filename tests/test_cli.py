@@ -136,7 +136,7 @@ def test_what_is_on_or_off_has_one_line() -> None:
     shown = page("from-scratch")
     for each in (each for cls in CLASSES["from-scratch"] for each in declared(cls).values() if each.kind is bool):
         assert len(re.findall(rf"^│ {flag_of(each.name)}\b", shown, re.MULTILINE)) == 1
-        assert shown.count(f"{flag_of(f'no_{each.name}')} ") == (each.default is True), each.name
+        assert shown.count(f"{flag_of(f'no_{each.name}')} ") == (each.default is not False), each.name
 
 
 def test_both_names_of_a_command_are_told() -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 from tests.warm import warm, without_libraries
 
 CHEAP = ("elementwise.fill_flat", "norm.add_rows", "optimizer.clip", "elementwise.narrow", "rows.take_rows", "sums.add_up")
-SMALL = ("--vocab-size", "bytes", "--embd", "32", "--head", "4", "--layer", "1", "--ctx", "48", "--iters", "2", "--threads", "1")
+MODEL = ("--vocab-size", "bytes", "--embd", "32", "--head", "4", "--layer", "1", "--ctx", "48")
+SMALL = (*MODEL, "--iters", "2", "--threads", "1", "--precision", "bf16")
 
 
 def damages(chance: random.Random) -> list[Callable[[Path], object]]:

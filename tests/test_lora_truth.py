@@ -11,7 +11,7 @@ import pytest
 
 from llamatrain.model.hyperparameters import Hyperparameters
 from tests.lora_runs import LINEAR, TYPES, WIDE, alpha, base, decoded, deltas, pairs, random_adapter
-from tests.runs import Argument, ran, rows, steps, text_file
+from tests.runs import Argument, pairs_file, ran, rows, steps, text_file
 from tests.small_models import EMBEDDINGS, OUTPUT, small
 
 pytestmark = pytest.mark.reference
@@ -35,6 +35,8 @@ class Case:
     ranks: dict[str, int] = field(default_factory=dict)
     eps: float = 1e-5
     freq_base: float = 10000.0
+    paired: bool = False  # prompts and answers, of which the answers are trained
+    apart: tuple[str, ...] = ()
 
     @property
     def h(self) -> Hyperparameters:
@@ -48,7 +50,7 @@ class Case:
 
     @property
     def rows(self) -> tuple[Argument, ...]:
-        return ("--ctx", self.ctx, "--batch", self.batch, "--seed", 3)
+        return ("--ctx", self.ctx, "--batch", self.batch, "--seed", 3, *self.apart)
 
     @property
     def options(self) -> tuple[Argument, ...]:
@@ -72,7 +74,8 @@ class Case:
 def compare(case: Case, folder: Path, precision: str = "f32", iters: int = 30, near: float = 1e-4) -> None:
     from tests.plain_lora import Lora, Trainer
 
-    data, model = text_file(folder, 70 * case.batch * case.ctx * case.grad_acc), base(folder / "base.gguf", case.h, case.kind)
+    data = pairs_file(folder) if case.paired else text_file(folder, 70 * case.batch * case.ctx * case.grad_acc)
+    model = base(folder / "base.gguf", case.h, case.kind)
     given = ("finetune", model, data, *case.options, "--precision", precision)
     ran(*given, "--iters", 0, "--out", folder / "first")
     ran(*given, "--iters", iters, "--out", folder / "run")
@@ -121,9 +124,13 @@ CASES = {
     "rslora": Case(rslora=True, more=("--rslora",), ranks={"attn_q": 16}),
     "faster b": Case(ratio=4, more=("--lora-plus-ratio", 4)),
     "faster b, each gradient used at once": Case(ratio=4, clip=0, more=("--lora-plus-ratio", 4, "--clip", 0)),
+    "packed": Case(paired=True),
+    "packed, with the output": Case(paired=True, targets=(*LINEAR, OUTPUT[:-7]), grad_acc=2),
+    "not packed": Case(paired=True, apart=("--no-pack",)),
+    "packed, recomputed": Case(paired=True, shape={"layers": 3}, more=("--remat", "block")),
     "another rope": Case(more=("--rope-freq-base", 500, "--norm-rms-eps", 1e-2), eps=1e-2, freq_base=500),
 }
-QUICK = ("all", "with both ends", "rslora", "tied", "faster b, each gradient used at once")
+QUICK = ("all", "with both ends", "rslora", "tied", "faster b, each gradient used at once", "packed")
 
 
 @pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CASES])

@@ -55,10 +55,10 @@ def parsed(result: Result) -> list[dict[str, list[float]]]:
 
 
 def test_json_rows_are_those_of_training(run: Run) -> None:
-    shown = parsed(run("a.jsonl", "--json", "-n", "21", "--seed", "3", "--ctx", "48", "--batch", "2"))
+    shown = parsed(run("a.jsonl", "--json", "-n", "21", "--seed", "3", "--ctx", "48", "--batch", "2", "--no-pack"))
     tokenizer = load(open_gguf("m.gguf").metadata)
     corpus, _ = open_corpus(["a.jsonl"], tokenizer, DataOptions(), 48, 3)
-    rows = Rows(corpus, DataOptions(), 3, tokenizer.eos, tokenizer.bos)
+    rows = Rows(corpus, DataOptions(pack=False), 3, tokenizer.eos, tokenizer.bos)
     for number, row in enumerate(shown):
         if number % 2 == 0:
             batch = rows.batch(2)
@@ -80,7 +80,7 @@ def test_json_of_text(run: Run) -> None:
 
 
 def test_rows_for_people(run: Run) -> None:
-    result = run("a.jsonl", "--no-shuffle", "-n", "2", "--ctx", "48")
+    result = run("a.jsonl", "--no-shuffle", "-n", "2", "--ctx", "48", "--no-pack")
     assert result.exit_code == 0
     assert "2?[[éé</s>]]" in result.stdout.replace("<s>", "")
     assert "row 2: 7 of 32 tokens, 5 trained" in result.stdout
@@ -148,7 +148,7 @@ def test_a_file_without_a_vocabulary_says_what_it_is(run: Run, key: str, value: 
 
 def test_rows_are_made_as_they_are_shown(run: Run) -> None:
     class Counted:
-        made = 0
+        made, packs = 0, False
 
         def batch(self, count: int) -> int:
             self.made += 1

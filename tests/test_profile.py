@@ -199,7 +199,7 @@ def test_what_an_op_loads_is_of_its_step() -> None:
 
     assert made.node
     with recorder.phase("before"):
-        (run,) = recorder.timed([(made.node, [loading])], {made.node: "backward"})
+        (run,) = recorder.timed([(made.node, "backward", [loading])])
     run()
     phases, whole = recorder.started_so_far()
     assert phases.keys() == {IMPORTS, "before"} and 1 <= sum(phases.values()) <= whole

@@ -16,6 +16,7 @@ from llamatrain.data.corpus import open_corpus
 from llamatrain.data.options import DataOptions
 from llamatrain.data.rows import Batch, Rows, State
 from llamatrain.data.shuffle import Permutation
+from llamatrain.errors import DataError
 from tests.byte_tokenizer import BOS, CLOSE, EOS, ByteTokenizer
 
 
@@ -90,25 +91,58 @@ def test_a_row_of_text() -> None:
     assert batch.weights.tolist() == [[1] * 4, [1, 1, 1, 0]] and batch.size == 7
 
 
-def test_padding_is_a_sample_of_its_own_without_weight() -> None:
-    batch = open_rows(prompts(("ab", "c")), ctx=40).batch(1)
+def test_padding_has_no_weight_and_sees_only_itself() -> None:
+    batch = open_rows(prompts(("ab", "c")), ctx=40, pack=False).batch(1)
     assert batch.tokens.shape == (1, 32)
     assert words(batch.tokens[0][:4]) == "<s>abc" and words(batch.targets[0][:4]) == "abc</s>"
     assert batch.weights[0].tolist() == [0, 0, 1, 1] + [0] * 28
-    assert batch.positions[0].tolist() == [*range(4), *range(28)]
-    assert batch.starts[0].tolist() == [0] * 4 + [4] * 28
+    assert batch.positions[0][:4].tolist() == [*range(4)]
+    assert batch.starts[0].tolist() == [0] * 4 + [*range(4, 32)]
     assert batch.size == 4
 
 
 def test_rows_have_a_few_lengths() -> None:
-    rows = open_rows(prompts(*(("a" * size, "b") for size in range(1, 160))), ctx=150)
+    rows = open_rows(prompts(*(("a" * size, "b") for size in range(1, 160))), ctx=150, pack=False)
     assert rows.lengths == (64, 96, 128, 150)
     for _ in range(100):
         batch = rows.batch(2)
         used = max(len(tokens) for tokens, _, _ in samples(batch))
         assert batch.tokens.shape[1] == min(length for length in rows.lengths if length >= used)
     assert open_rows("a.jsonl", ctx=150, pack=True).lengths == open_rows(text("a" * 200), ctx=150).lengths == (150,)
-    assert open_rows("a.jsonl", ctx=20).lengths == (20,)
+    assert open_rows("a.jsonl", ctx=20, pack=False).lengths == (20,)
+
+
+def test_what_is_no_plain_text_is_packed_unless_told_otherwise() -> None:
+    lines, plain = prompts(("a", "b"), ("c", "d")), text("abcdefgh" * 9)
+    assert open_rows(lines, ctx=150).packs and open_rows(lines, ctx=150).lengths == (150,)
+    assert not open_rows(lines, ctx=150, fill_with_next_samples=True).packs
+    assert not open_rows(lines, ctx=150, pack=False, fill_with_next_samples=True).packs
+    assert not open_rows(plain, ctx=4).packs and not open_rows(plain, ctx=4, sample_start="c").packs
+    assert open_rows(plain, ctx=4, sample_start="c", pack=True).packs
+
+
+def test_how_full_rows_are() -> None:
+    rows = open_rows(prompts(*[("abcde", "xyz")] * 10), ctx=20)  # ten tokens each, the end's with them, of which nine are read
+    filling = rows.filling(1)
+    assert filling.used == 18 / 20 and filling.trained == 8 / 20
+    assert rows.state == open_rows("a.jsonl", ctx=20).state, "and nothing was taken"
+    apart = open_rows("a.jsonl", ctx=20, pack=False).filling(3)
+    assert apart.used == 9 / 20 and apart.trained == 4 / 20
+
+
+@given(PAIRS, st.integers(8, 60), st.integers(1, 3))
+@settings(max_examples=40, deadline=None)
+def test_rows_are_counted_as_they_are_made(pairs: list[tuple[str, str]], ctx: int, epochs: int) -> None:
+    try:
+        rows = open_rows(prompts(*pairs), ctx=ctx)
+    except DataError:
+        return
+    expected = rows.count(epochs)
+    taken = 0
+    while rows.state.epoch < epochs:
+        rows.batch(1)
+        taken += 1
+    assert expected == taken
 
 
 @given(PAIRS, st.booleans())

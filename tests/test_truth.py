@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from llamatrain.files.reader import open_gguf
-from tests.runs import losses, ran, rows, steps, tensors, text_file
+from tests.runs import losses, pairs_file, ran, rows, steps, tensors, text_file
 
 pytestmark = pytest.mark.reference
 
@@ -28,6 +28,11 @@ class Case:
     layers: int = 2
     seed: int = 3
     more: tuple[str, ...] = ()
+    paired: bool = False  # prompts and answers, of which the answers are trained
+    apart: tuple[str, ...] = ()
+
+    def data(self, folder: Path, iters: int = 30) -> Path:
+        return pairs_file(folder) if self.paired else text_file(folder, 5 * iters * self.ctx + 5)
 
     @property
     def model(self) -> tuple[str | int, ...]:
@@ -38,7 +43,7 @@ class Case:
 
     @property
     def rows(self) -> tuple[str | int, ...]:
-        return ("--ctx", self.ctx, "--batch", self.batch, "--seed", self.seed)
+        return ("--ctx", self.ctx, "--batch", self.batch, "--seed", self.seed, *self.apart)
 
     @property
     def training(self) -> tuple[str | int | float, ...]:
@@ -55,10 +60,15 @@ def rate(step: int) -> float:
     return least + (PEAK - least) * 0.5 * (1 + math.cos(math.pi * part))
 
 
+def size_of(row: dict[str, np.ndarray]) -> int:
+    """Its tokens but for padding, where each sees only itself: behind the last that is trained."""
+    return int(np.flatnonzero(row["weights"])[-1]) + 1
+
+
 def compare(case: Case, precision: str, iters: int, folder: Path) -> None:
     from tests.plain_llama import Numbers, Trainer, weights_of
 
-    data = text_file(folder, 150 * case.ctx + 5)
+    data = case.data(folder)
     ran("from-scratch", data, *case.model, "--iters", 0, "--out", folder / "first")
     ran("from-scratch", data, *case.training, "--precision", precision, "--iters", iters, "--out", folder / "run")
     told = steps(folder / "run")
@@ -71,7 +81,7 @@ def compare(case: Case, precision: str, iters: int, folder: Path) -> None:
     for number, line in enumerate(told):
         mine = shown[number * each : (number + 1) * each]
         loss, norm = trainer.step(numbers, mine, rate(number + 1))
-        seen += sum(int((row["weights"] > 0).sum()) for row in mine)  # text is trained all over
+        seen += sum(size_of(row) for row in mine)
         assert line["loss"] == pytest.approx(loss, abs=near), f"step {number + 1}"
         assert line["lr"] == pytest.approx(rate(number + 1), rel=1e-5)
         assert line["tokens"] == seen
@@ -94,8 +104,12 @@ CASES = {
     "batch 7, accumulated, tied": Case(batch=7, grad_acc=3, tied=True, ctx=37),
     "plain attention": Case(more=("--no-flash",)),
     "recomputed": Case(more=("--remat", "block"), layers=3),
+    "packed": Case(paired=True),
+    "not packed": Case(paired=True, grad_acc=3, apart=("--no-pack",)),
+    "packed, plain attention": Case(paired=True, more=("--no-flash",)),
+    "packed, recomputed": Case(paired=True, batch=3, tied=True, layers=3, more=("--remat", "optimal")),
 }
-QUICK = ("grouped", "tied, accumulated", "heads of 48")
+QUICK = ("grouped", "tied, accumulated", "heads of 48", "packed", "not packed")
 
 
 @pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CASES])
@@ -113,6 +127,7 @@ def test_thirty_losses_in_bf16(name: str, tmp_path: Path) -> None:
     [
         Case(ctx=37, clip=0),
         Case(tied=True, grad_acc=3, clip=0.05),
+        Case(paired=True, batch=4, clip=0),
         pytest.param(Case(tied=True, grad_acc=3, ctx=37, clip=0), marks=pytest.mark.slow),
         pytest.param(Case(heads=2, kv_heads=1, size=80, clip=0), marks=pytest.mark.slow),
         pytest.param(Case(batch=7, clip=0, more=("--no-flash",)), marks=pytest.mark.slow),
@@ -122,7 +137,7 @@ def test_each_gradient(case: Case, tmp_path: Path) -> None:
     """AdamW's first moments after one step are a tenth of the gradients, which have been cut to the norm of --clip."""
     from tests.plain_llama import Numbers, loss, weights_of
 
-    data, f32 = text_file(tmp_path), ("--precision", "f32", "--iters")
+    data, f32 = case.data(tmp_path), ("--precision", "f32", "--iters")
     ran("from-scratch", data, *case.training, *f32, 0, "--out", tmp_path / "first")
     ran("from-scratch", data, *case.training, *f32, 1, "--out", tmp_path / "run")
     weights = weights_of(tensors(tmp_path / "first" / "model.gguf"))

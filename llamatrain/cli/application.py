@@ -158,7 +158,9 @@ def parameter(each: Declared, default: Any) -> inspect.Parameter:
     """An option as typer has it: texts, which are read and checked as declared; nothing at all where it is not said."""
     flag, sentence = flag_of(each.name), each.option.sentence
     kind: Any = bool if each.kind is bool else list[Any] | None if each.repeated else Any
-    settings: dict[str, Any] = {"rich_help_panel": each.panel, "show_default": shown(default), "hidden": each.option.hidden}
+    open_ = each.kind is bool and each.optional and default is None
+    told = "auto" if open_ else shown(default)
+    settings: dict[str, Any] = {"rich_help_panel": each.panel, "show_default": told, "hidden": each.option.hidden}
     if each.kind is bool:
         flag = f"{flag}/--no-{flag.lstrip('-')}"
     else:

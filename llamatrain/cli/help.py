@@ -63,7 +63,7 @@ def of_command(name: str, group: Any, context: Any) -> Row:
 
 
 def of_option(option: Any) -> Row:
-    on = option.show_default == "on"  # the other form of what is off does nothing but overrule a file
+    on = option.is_flag and option.show_default  # the other form of what is off does nothing but overrule a file
     names = ", ".join([*option.opts, *(option.secondary_opts if on else ())])
     told = [f"[default:{KEPT}{option.show_default}]"] if isinstance(option.show_default, str) else []
     told += ["[required]"] if option.required else []

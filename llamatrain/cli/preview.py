@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from llamatrain.data.corpus import Corpus
-    from llamatrain.data.rows import Batch, Rows
+    from llamatrain.data.rows import Batch, Filling, Rows
     from llamatrain.data.tokenizer import Tokenizer
     from llamatrain.files.reader import Gguf
 
@@ -71,7 +71,7 @@ def preview(data: Annotated[list[str], typer.Argument(metavar="DATA")], **said: 
         print_json(rows, options)
     else:
         print_rows(rows, options, tokenizer)
-        summarise(corpus, validation)
+        summarise(corpus, validation, rows.filling(options.batch))
 
 
 def tokenizer_of(gguf: "Gguf") -> "Tokenizer":
@@ -103,11 +103,14 @@ def endless(corpus: "Corpus", tokenizer: "Tokenizer", gguf: "Gguf") -> bool:
     return bool(answers) and not any(np.any((tokens == tokenizer.eot) & (weights > 0)) for tokens, weights, _ in answers)
 
 
-def taken(rows: "Rows", options: PreviewOptions) -> "Iterator[tuple[Batch, int]]":
-    """The first rows, each as its batch and its number therein."""
-    for first in range(0, options.n, options.batch):
-        batch = rows.batch(options.batch)
-        for number in range(min(options.batch, options.n - first)):
+def taken(rows: "Rows", options: PreviewOptions, once: bool = False) -> "Iterator[tuple[Batch, int]]":
+    """The first rows, each as its batch and its number therein; `once`: of packed ones no more than there are."""
+    together = 1 if rows.packs else options.batch  # packed ones are all of one length
+    for first in range(0, options.n, together):
+        if once and rows.packs and rows.state.epoch:
+            return
+        batch = rows.batch(together)
+        for number in range(min(together, options.n - first)):
             yield batch, number
 
 
@@ -123,7 +126,7 @@ def print_rows(rows: "Rows", options: PreviewOptions, tokenizer: "Tokenizer") ->
     console = Console(highlight=False, soft_wrap=True)
     coloured = console.color_system is not None
     console.print("trained text is " + ("green" if coloured else "in [[ ]]"), markup=False)
-    for shown, (batch, number) in enumerate(taken(rows, options), 1):
+    for shown, (batch, number) in enumerate(taken(rows, options, once=True), 1):
         tokens = batch.tokens[number]
         ids = " ".join(map(str, tokens[:SHOWN])) + (" ..." if len(tokens) > SHOWN else "")
         found = list(samples(batch, number))
@@ -165,11 +168,12 @@ def marked(sample: "tuple[np.ndarray, np.ndarray]", tokenizer: "Tokenizer", enco
     return text
 
 
-def summarise(corpus: "Corpus", validation: "Corpus | None") -> None:
+def summarise(corpus: "Corpus", validation: "Corpus | None", filling: "Filling") -> None:
     from llamatrain.data.corpus import named
 
     print(f"\n{len(corpus)} samples, {corpus.tokens} tokens", end="")
     print(f"; {len(validation)} samples to validate with" if validation else "")
+    print(f"rows are {filling.used:.0%} full, {filling.trained:.0%} of their tokens are trained")
     found = {
         "cut: longer than a row": corpus.cut,
         "skipped: no token to train on in a row": corpus.skipped,

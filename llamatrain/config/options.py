@@ -201,7 +201,8 @@ class Checked:
         options = declared(type(self))
         for name, each in options.items():
             object.__setattr__(self, name, each.checked(getattr(self, name)))
-        said = [name for name, each in options.items() if getattr(self, name) != each.default]
+        off = {name for name, each in options.items() if each.optional and getattr(self, name) is False}
+        said = [name for name, each in options.items() if getattr(self, name) != each.default and name not in off]
         for name in said:
             for other, why in options[name].option.excludes:
                 if other in said:

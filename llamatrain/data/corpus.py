@@ -54,6 +54,14 @@ class Part:
     def __len__(self) -> int:
         return int(self.ends[-1]) if len(self.ends) else 0
 
+    @property
+    def sizes(self) -> np.ndarray:
+        """How many tokens each sample has."""
+        documents, counts = np.repeat(self.documents, self.counts), self.counts
+        first = (np.arange(len(self)) - np.repeat(self.ends - counts, counts)) * (1 if self.overlapping else self.ctx)
+        windows = np.minimum(documents["size"] - first, self.ctx + 1 - self.lead)
+        return np.where(documents["single"], documents["size"], windows)
+
     def span(self, number: int) -> tuple[int, int, bool]:
         """Begin and end in the store's tokens of a sample, and whether it is text that may begin anywhere."""
         place = int(np.searchsorted(self.ends, number, side="right"))
@@ -117,9 +125,10 @@ class Corpus:
         weights = np.ones(len(tokens), np.float32) if marks is None else marks.read(begin, end).astype(np.float32)
         return Sample(tokens, weights, text)
 
-    def size(self, number: int) -> int:
-        _, begin, end, _ = self._find(number)
-        return end - begin
+    @cached_property
+    def sizes(self) -> np.ndarray:
+        """How many tokens each has."""
+        return np.concatenate([part.sizes for part in self.parts])
 
     def answers(self, most: int) -> Iterator[Sample]:
         """Some prompts and chats: the first of each part."""
@@ -136,6 +145,11 @@ class Corpus:
     @property
     def only_text(self) -> bool:
         return all(part.only_text for part in self.parts)
+
+    @property
+    def plain(self) -> bool:
+        """Whether it all comes from plain text."""
+        return all(part.sources[0].kind == "text" for part in self.parts)
 
     @property
     def tokens(self) -> int:

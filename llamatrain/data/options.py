@@ -24,12 +24,12 @@ class DataOptions(Checked, panel="Data"):
         bool, Option("Read marks of chats and other control tokens in text as such, as in chats that were rendered already.")
     ] = False
     pack: Annotated[
-        bool,
+        bool | None,
         Option(
-            "Put several short samples in a row; each sees only itself.",
+            "Put several short samples in a row; each sees only itself; auto: where not all is plain text.",
             excludes=(("fill_with_next_samples", "both say what fills a row"),),
         ),
-    ] = False
+    ] = None
     shuffle: Annotated[bool, Option("Shuffle the samples anew in each epoch.")] = True
     val: Annotated[
         tuple[str, ...],
@@ -86,6 +86,10 @@ class DataOptions(Checked, panel="Data"):
             raise DataError(f"{self.chat_template}: {error.strerror}") from None
         except UnicodeDecodeError:
             raise DataError(f"{self.chat_template}: no UTF-8 text, as a Jinja template is") from None
+
+    def packs(self, plain: bool) -> bool:
+        """Whether rows hold several samples, where all of the data is plain text or not."""
+        return not plain and not self.fill_with_next_samples if self.pack is None else self.pack
 
     @property
     def pattern(self) -> str:

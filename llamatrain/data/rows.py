@@ -1,7 +1,7 @@
 """Samples as rows of fixed length, in the order in which training takes them.
 
 A row holds one sample, or several: packed (each sees itself alone, its positions begin at 0) or filled up with the next
-ones (the ancestors' way: one text that goes on). What is left of a row is a sample of its own with weight 0.
+ones (the ancestors' way: one text that goes on). What is left of a row has weight 0, and each token there sees only itself.
 
 Where training stands is (seed, epoch, position, row): rows from `position` on in the epoch's order, `row` of them given
 out already where one reading of samples makes several rows.
@@ -56,11 +56,19 @@ class Batch:
     positions: np.ndarray  # int32
     starts: np.ndarray  # int32: the first token of the row that each may see
     size: int  # tokens without padding
+    samples: int = 0
 
 
-def lengths_of(ctx: int, options: DataOptions, only_text: bool) -> tuple[int, ...]:
-    """The lengths that batches have: one program each. Text, packed and filled rows are all as long as can be."""
-    if only_text or options.pack or options.fill_with_next_samples:
+class Filling(NamedTuple):
+    """Of some rows: the part of what is computed that is no padding, and the part that is trained."""
+
+    used: float
+    trained: float
+
+
+def lengths_of(ctx: int, options: DataOptions, full: bool, plain: bool) -> tuple[int, ...]:
+    """The lengths that batches have: one program each. Rows that are full, packed or filled are all as long as can be."""
+    if full or options.packs(plain) or options.fill_with_next_samples:
         return (ctx,)
     quarters = (-(-ctx * part // (4 * GRAIN)) * GRAIN for part in (1, 2, 3))
     return tuple(sorted({length for length in quarters if length < ctx} | {ctx}))
@@ -73,12 +81,18 @@ class Rows:
         between = ((eos, options.separate_with_eos), (bos, options.separate_with_bos))
         self.separators = [token for token, wanted in between if wanted and token is not None]
         self.eos = eos
+        self.packs = options.packs(corpus.plain)
         self.seed = seed
         self.restore(State(seed))
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        return lengths_of(self.ctx, self.options, self.corpus.only_text)
+        return lengths_of(self.ctx, self.options, self.corpus.only_text, self.corpus.plain)
+
+    @property
+    def sparse(self) -> bool:
+        """Whether many of their tokens are not trained."""
+        return not self.corpus.only_text
 
     # ---- where training stands ---------------------------------------------
 
@@ -120,20 +134,33 @@ class Rows:
         return row
 
     def count(self, epochs: int) -> int:
-        """The rows of so many epochs, begun ones too. Those that hold several samples are made to be counted."""
+        """The rows of so many epochs, begun ones too. Those that are filled are made to be counted."""
         end, place, rows = epochs * len(self.corpus), 0, 0
-        if not (self.options.pack or self.options.fill_with_next_samples):
+        if not (self.packs or self.options.fill_with_next_samples):
             return end
         with bar("counting rows", total=end) as told:
             while place < end:
-                made, place = self._make(place)
-                rows += len(made)
+                if self.packs:
+                    rows, place = rows + len(self._shared(window := self._window(place))), window.stop
+                else:
+                    made, place = self._make(place)
+                    rows += len(made)
                 told.update(place - told.n)
         return rows
 
+    def filling(self, count: int) -> Filling:
+        """Of the first batches of so many rows, those of a window."""
+        rows = Rows(self.corpus, self.options, self.seed, self.eos)
+        laid = list[Batch]()
+        while sum(batch.samples for batch in laid) < min(WINDOW, len(self.corpus)):
+            laid.append(rows.batch(count))
+        computed = sum(batch.tokens.size for batch in laid)
+        trained = sum(int(np.count_nonzero(batch.weights)) for batch in laid)
+        return Filling(sum(batch.size for batch in laid) / computed, trained / computed)
+
     def once(self, count: int) -> Iterator[Batch]:
         """All rows once, in the order of the files; the last batch is filled up with padding."""
-        plain = DataOptions(shuffle=False, pack=self.options.pack)
+        plain = DataOptions(shuffle=False, pack=self.packs)
         rows = Rows(self.corpus, plain, self.seed, self.eos)
         rows.padding = self.padding
         waiting = list[Row]()
@@ -149,9 +176,10 @@ class Rows:
 
     def _make(self, place: int) -> tuple[list[Row], int]:
         """The rows that begin with the sample at a place, and the place after them."""
-        if self.options.pack:
-            end = min(place + WINDOW, (place // len(self.corpus) + 1) * len(self.corpus))
-            return self._packed(range(place, end)), end
+        if self.packs:
+            window = self._window(place)
+            rows = self._shared(window)
+            return [[self._piece(*self._sample(place)) for place in row] for row in rows], window.stop
         if self.options.fill_with_next_samples:
             return self._filled(place)
         return [[self._piece(*self._sample(place))]], place + 1
@@ -181,8 +209,12 @@ class Rows:
             weights = np.concatenate([weights, np.full(len(between), float(text)), theirs])
         return [[self._piece(tokens, weights)]], place + 1
 
-    def _packed(self, places: range) -> list[Row]:
-        """Best fit, longest first: each sample goes into the fullest row that has room."""
+    def _window(self, place: int) -> range:
+        """The places of samples that are packed together."""
+        return range(place, min(place + WINDOW, (place // len(self.corpus) + 1) * len(self.corpus)))
+
+    def _shared(self, places: range) -> list[list[int]]:
+        """Which of them share a row. Best fit, longest first: each goes into the fullest row that has room."""
         sizes = {place: self._length(place) for place in places}
         free = list[tuple[int, int]]()  # (room, number of the row), least room first
         rows = list[list[int]]()
@@ -193,11 +225,11 @@ class Rows:
                 rows.append([])
             rows[number].append(place)
             insort(free, (room - sizes[place], number))
-        return [[self._piece(*self._sample(place)) for place in sorted(row)] for row in sorted(rows, key=min)]
+        return sorted(map(sorted, rows))
 
     def _length(self, place: int) -> int:
         """How much of a row a sample takes at most."""
-        return min(self.corpus.size(self.order[place]) - 1 + (self.corpus.lead is not None), self.ctx)
+        return min(int(self.corpus.sizes[self.order[place]]) - 1 + (self.corpus.lead is not None), self.ctx)
 
     # ---- rows to arrays ----------------------------------------------------
 
@@ -215,6 +247,13 @@ class Rows:
                 positions[number, at:end] = np.arange(end - at)
                 starts[number, at:end] = at
                 at = end
-            positions[number, at:] = np.arange(length - at)
-            starts[number, at:] = at
-        return Batch(tokens=tokens, targets=targets, weights=weights, positions=positions, starts=starts, size=sum(used))
+            starts[number, at:] = np.arange(at, length)
+        return Batch(
+            tokens=tokens,
+            targets=targets,
+            weights=weights,
+            positions=positions,
+            starts=starts,
+            size=sum(used),
+            samples=sum(map(len, rows)),
+        )

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from llamatrain.data.rows import Batch, State
+from llamatrain.data.rows import Batch, Filling, State
 from llamatrain.data.shuffle import mix
 from llamatrain.errors import UsageError
 
@@ -26,7 +26,7 @@ class Sine:
         if levels < 3:
             raise UsageError(f"the sine wave takes a vocabulary of 3 or more (a begin token and two levels), not {levels}")
         self.levels, self.ctx, self.seed = levels, ctx, seed
-        self.lengths = (ctx,)
+        self.lengths, self.sparse = (ctx,), False
         self._row = 0
 
     @property
@@ -43,6 +43,9 @@ class Sine:
 
     def count(self, epochs: int) -> int:
         return epochs * self.ROWS
+
+    def filling(self, count: int) -> Filling:
+        return Filling(1.0, 1.0)
 
     def batch(self, count: int) -> Batch:
         phases = [2 * np.pi * mix(self.seed, self._row + row) / 2**64 for row in range(count)]

@@ -7,7 +7,7 @@ left alone; scratch memory of a kernel lives as long as its call. Then, with all
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 
 from llamatrain.engine.order import make_contiguous, ordered, owner_of
 from llamatrain.engine.placing import LIMITLESS, Block, aligned, loads_of, placed
@@ -15,6 +15,7 @@ from llamatrain.errors import GraphError, MemoryPlanError
 from llamatrain.graph.ops import cont
 from llamatrain.graph.show import described, verify
 from llamatrain.graph.tensor import Node, Quantised, Tensor, leaves_of
+from llamatrain.graph.varying import cuts
 from llamatrain.machine.memory import ALIGNMENT
 
 Scratch = Callable[[Node], int]  # bytes that a node's kernel needs beside its outputs
@@ -98,12 +99,17 @@ def plan(
     laid, order = dict(zip(asked, contiguous, strict=False)), contiguous[len(own) :]
     pins = frozenset(laid[tensor] for tensor in pinned)
     verify(laid.values())
-    scratch = cache(scratch)
+    scratch = cache(partial(_most_scratch, scratch))
     ways = (True,) if order else (True, False)
     candidates = (ordered(list(laid.values()), left_to_right, order) for left_to_right in ways)
     best = min((_lay_out(nodes, laid, pins, scratch, naive, most) for nodes in candidates), key=lambda each: each.arena)
     best.base_bytes = resident(leaf.nbytes for leaf in best.leaves("state") if isinstance(leaf.dtype, Quantised))
     return best
+
+
+def _most_scratch(scratch: Scratch, node: Node) -> int:
+    """In whatever length it is run."""
+    return max(map(scratch, cuts(node)))
 
 
 @dataclass

@@ -1,6 +1,8 @@
 """A plan bound to memory and kernels: a flat list of calls, to be run step after step."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import chain, groupby
 from typing import Any
 
 import numpy as np
@@ -8,10 +10,23 @@ import numpy as np
 from llamatrain.engine.backend import Backend, Call, Memory, Place, backend_of
 from llamatrain.engine.order import layout_of, owner_of
 from llamatrain.engine.plan import Plan, plan
-from llamatrain.engine.recorder import Recorder, current, phase
+from llamatrain.engine.recorder import current, phase
 from llamatrain.errors import GraphError
-from llamatrain.graph.parts import parts_of
-from llamatrain.graph.tensor import Node, Tensor
+from llamatrain.graph.parts import Part, parts_of
+from llamatrain.graph.tensor import Node, Shape, Tensor
+from llamatrain.graph.varying import cut, most_of, shorter, varies, whole
+
+Run = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Nodes one after the other that vary, in one length, or do not; with their calls, and those as a few things that run."""
+
+    length: int
+    steps: list[tuple[Node, list[Call]]]
+    parts: list[Run]  # the backend's own
+    runs: list[Run]  # the same, or these with a clock around them
 
 
 class Program:
@@ -30,11 +45,14 @@ class Program:
             given = {plan.outputs.get(tensor, tensor): array for tensor, array in memory.items()}
             # memory that is no part of the arena, by the tensor that owns it
             self.owned = {tensor: backend.adopt(tensor, array, owner_of(tensor) in changed) for tensor, array in given.items()}
-            self._places: dict[Tensor, Place] = {}
-            self.steps = [(node, self._bind(node)) for node in plan.nodes if not node.op.layout]
-        self.runs = self.parts = backend.grouped(call for _, calls in self.steps for call in calls)
-        if recorder := current():
-            self._time(recorder)
+            self._places: dict[tuple[Tensor, Shape], Place] = {}
+            nodes = (node for node in plan.nodes if not node.op.layout)
+            self._groups = [(varying, list(group)) for varying, group in groupby(nodes, lambda node: varies(node) is not None)]
+            self._purposes = _purposes(plan) if current() else {}
+            self._fixed = [None if varying else self._stretch(group, 0) for varying, group in self._groups]
+            self.most = most_of(tensor for node in plan.nodes for tensor in (*node.sources, *node.outputs))
+            self._lengths: dict[int, list[Stretch]] = {}
+            self._cut(self.most or 0)
 
     @classmethod
     def of(
@@ -58,6 +76,19 @@ class Program:
         for run in self.runs:
             run()
 
+    def cut(self, count: int) -> None:
+        """Go on with so many rows of what varies, or the next that can be; what lies behind them is left as it is."""
+        if self.most:
+            self._cut(whole(self.most, count))
+
+    def _cut(self, length: int) -> None:
+        if length not in self._lengths:
+            with phase("binding"):
+                groups = zip(self._fixed, self._groups, strict=True)
+                self._lengths[length] = [fixed or self._stretch(group, length) for fixed, (_, group) in groups]
+        self.stretches = self._lengths[length]
+        self.runs = [run for stretch in self.stretches for run in stretch.runs]
+
     def read(self, tensor: Tensor) -> np.ndarray:
         """What a leaf or an output holds; valid until the next run, and not to be written to."""
         return self.backend.read(self.memory_of(tensor))
@@ -77,7 +108,7 @@ class Program:
     def ready(self) -> None:
         """Have all there that it needs to run."""
         with phase("kernels"):
-            self.backend.ready(self.parts)
+            self.backend.ready(part for stretch in self.stretches for part in stretch.parts)
 
     def first_not_finite(self) -> Tensor | None:
         """The first tensor that holds NaN or an infinity: of the leaves, then of the values in the order they are made.
@@ -87,31 +118,28 @@ class Program:
         for leaf in (leaf for role in ("parameter", "state", "input") for leaf in self.plan.leaves(role)):
             if not self.backend.finite(self._place(leaf)):
                 return leaf
-        for node, calls in self.steps:
+        return next((bad for stretch in self.stretches if (bad := self._not_finite(stretch))), None)
+
+    def _not_finite(self, stretch: Stretch) -> Tensor | None:
+        for node, calls in stretch.steps:
             for part in self.backend.grouped(calls):
                 part()
             for output in node.outputs:
-                if not self.backend.finite(self._place(output), output.index in node.op.masks):
+                if not self.backend.finite(self._place(output, stretch.length), output.index in node.op.masks):
                     return output
         return None
 
-    def _time(self, recorder: Recorder) -> None:
-        """Node by node, where it trains; else as it is."""
-        purposes = parts_of(self.plan.outputs.values())
-        if set(purposes.values()) <= {"forward"}:
-            return
-        steps = [(node, self.backend.grouped(calls)) for node, calls in self.steps]
-        self.parts = [part for _, parts in steps for part in parts]
-        self.runs = recorder.timed(steps, purposes)
-
-    def _place(self, tensor: Tensor) -> Place:
-        if tensor not in self._places:
+    def _place(self, tensor: Tensor, length: int = 0) -> Place:
+        """Of so many rows of it, if it varies; of all without."""
+        shown = shorter(tensor, length) if length else tensor
+        key = tensor, shown.shape
+        if key not in self._places:
             seen, at = layout_of(tensor)
             owner, size = owner_of(seen), tensor.dtype.size
             memory, start = self._memory(owner)
             strides = [stride * size for stride in at.strides]
-            self._places[tensor] = self.backend.place(memory, tensor, start + at.offset * size, strides)
-        return self._places[tensor]
+            self._places[key] = self.backend.place(memory, shown, start + at.offset * size, strides)
+        return self._places[key]
 
     def _memory(self, owner: Tensor) -> tuple[Memory, int]:
         """And where in it the tensor begins."""
@@ -121,17 +149,35 @@ class Program:
             self.owned[owner] = self.backend.take(owner.nbytes)
         return self.owned[owner], 0
 
-    def _bind(self, node: Node) -> list[Call]:
+    def _stretch(self, nodes: list[Node], length: int) -> Stretch:
+        """Where somebody asked for the time of each, and it trains, node by node."""
+        steps = [(node, self._bind(node, length)) for node in nodes]
+        recorder = current()
+        if not recorder or not self._purposes:
+            parts = self.backend.grouped(chain.from_iterable(calls for _, calls in steps))
+            return Stretch(length, steps, parts, parts)
+        single = [(node, self.backend.grouped(calls)) for node, calls in steps]
+        timed = ((cut(node, length) if length else node, self._purposes[node], parts) for node, parts in single)
+        return Stretch(length, steps, [part for _, parts in single for part in parts], recorder.timed(timed))
+
+    def _bind(self, node: Node, length: int) -> list[Call]:
         if not any(output.size for output in node.outputs):
             return []
         offset, size = self.plan.scratch.get(node, (0, 0))
-        outs, ins = ([self._place(tensor) for tensor in tensors] for tensors in (node.outputs, node.sources))
-        return self.backend.bind(node, outs, ins, self.backend.take(size, *self._within(offset)))
+        outs, ins = ([self._place(tensor, length) for tensor in tensors] for tensors in (node.outputs, node.sources))
+        shown = cut(node, length) if length else node
+        return self.backend.bind(shown, outs, ins, self.backend.take(size, *self._within(offset)))
 
     def _within(self, offset: int) -> tuple[Memory, int]:
         """The arena that a place lies in, and where in it."""
         number, start = divmod(offset, self.plan.most)
         return self.arenas[number], start
+
+
+def _purposes(plan: Plan) -> dict[Node, Part]:
+    """What nodes are for, where it trains."""
+    found = parts_of(plan.outputs.values())
+    return {} if set(found.values()) <= {"forward"} else found
 
 
 def _changed(plan: Plan) -> set[Tensor]:

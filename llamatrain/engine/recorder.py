@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -147,9 +147,9 @@ class Recorder:
 
     # ---- steps -------------------------------------------------------------
 
-    def timed(self, steps: Sequence[tuple[Node, list[Run]]], parts: Mapping[Node, Part]) -> list[Run]:
+    def timed(self, steps: Iterable[tuple[Node, Part, list[Run]]]) -> list[Run]:
         """Each op by itself, with the clock around it."""
-        return [self._timed(Timed(node, parts[node], work_of(node)), runs) for node, runs in steps if runs]
+        return [self._timed(Timed(node, part, work_of(node)), runs) for node, part, runs in steps if runs]
 
     def _timed(self, op: Timed, runs: Sequence[Run]) -> Run:
         self.ops.append(op)

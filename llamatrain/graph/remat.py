@@ -67,6 +67,7 @@ def rematerialise(outputs: Sequence[Tensor], forward: Tensor, borders: Sequence[
     """
     if policy == "none":
         return list(outputs)
+    borders = differentiated(outputs, forward, borders)
     parts = segments(forward, borders)[:-1]
     light = [tensor for part in parts for tensor in part if _is_light(tensor)]
     if policy == "light":
@@ -78,6 +79,14 @@ def rematerialise(outputs: Sequence[Tensor], forward: Tensor, borders: Sequence[
     if policy != "optimal":
         return made
     return recompute(made, [forward], kept_borders(borders), [*borders, *(tensor for part in parts for tensor in part)])
+
+
+def differentiated(outputs: Sequence[Tensor], forward: Tensor, borders: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Those from the first on behind which a gradient reads anything: what lies before it is not made again for nothing."""
+    original = {node.serial for node in nodes_of([forward])}
+    read = {seen_of(source) for node in nodes_of(outputs) if node.serial not in original for source in node.sources}
+    parts = (any(seen_of(tensor) in read for tensor in part) for part in segments(forward, borders))
+    return borders[next((place for place, needed in enumerate(parts) if needed), len(borders)) :]
 
 
 def kept_borders(borders: Sequence[Tensor]) -> list[Tensor]:

@@ -54,6 +54,17 @@ I32 = DType("i32", np.dtype(np.int32))
 Shape = tuple[int, ...]
 
 
+class Most(int):
+    """The length of a first axis that varies (graph/varying.py): a run has so much of it at most, in multiples of a step."""
+
+    step: int
+
+    def __new__(cls, length: int, step: int) -> "Most":
+        made = super().__new__(cls, length)
+        made.step = step
+        return made
+
+
 @cache
 def quantised(name: str) -> Quantised:
     """The type that ggml calls so, as in `quantised("Q4_0")`."""
@@ -109,7 +120,8 @@ def leaf(role: str, name: str, shape: Iterable[int], dtype: DType = F32) -> Tens
     if isinstance(dtype, Quantised) and role != "state":
         raise GraphError(f"{role} {name}: a {dtype} weight is only read; make it a state")
     try:
-        return Tensor(Spec(tuple(int(size) for size in shape), dtype), role, name)
+        lengths = tuple(size if isinstance(size, Most) else int(size) for size in shape)
+        return Tensor(Spec(lengths, dtype), role, name)
     except Misfit as misfit:
         raise GraphError(f"{role} {name}: {misfit}") from None
 

@@ -25,6 +25,7 @@ class ForwardPass:
     positions: Tensor  # like tokens
     table: Tensor  # of rotations
     attend: Attend
+    weighed: Tensor | None = None  # the numbers of the tokens whose logits are asked for; without: all
 
     def embedding(self, name: str) -> Tensor:
         rows = O.get_rows(self.weights[f"{name}.weight"], self.tokens, name=name)
@@ -49,8 +50,14 @@ class ForwardPass:
         return rope(x, self.positions, self.table)
 
     def attended(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """What queries see of the values, a row a token."""
-        return O.reshape(self.attend(layer, q, k, v), shape=(self.tokens.size, self.h.heads * self.h.head_size))
+        """What queries see of the values, a row a token that goes on."""
+        seen = O.reshape(self.attend(layer, q, k, v), shape=(self.tokens.size, self.h.heads * self.h.head_size))
+        return self.going_on(layer, seen)
+
+    def going_on(self, layer: int, x: Tensor) -> Tensor:
+        """Behind the last block's attention no token is there for another: then those alone whose logits are asked for."""
+        last = layer == self.h.layers - 1
+        return O.get_rows(x, self.weighed, name="weighed") if last and self.weighed else x
 
 
 def paired(x: Tensor, turned: int) -> Tensor:

@@ -5,6 +5,8 @@ Its blocks are the architecture's own (architectures/).
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import ceil
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,12 +19,13 @@ from llamatrain.graph.ops import (
     linear_cross_entropy_judged,
     soft_max,
 )
-from llamatrain.graph.tensor import F32, I32, DType, Tensor, parameter, placeholder, state
+from llamatrain.graph.tensor import F32, I32, DType, Most, Tensor, parameter, placeholder, state
 from llamatrain.model.forward import ForwardPass
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.lora import Weights
 
 HIDDEN = np.float32(-1e30)  # what is added to a score that must not count: finite, so that only faults are infinite
+PARTS, UNIT = 16, 32  # tokens that have a weight are counted in sixteenths of a batch, and in whole tiles
 PIECE = 1 << 16  # elements of a mask that are made at a time
 
 
@@ -62,13 +65,18 @@ class Training:
 
 
 def training(
-    h: Hyperparameters, weights: Weights, batch: int, length: int, table: Tensor, *, flash: bool = True, squared: bool = False
+    h: Hyperparameters,
+    weights: Weights,
+    batch: int,
+    length: int,
+    table: Tensor,
+    *,
+    sparse: bool = False,
+    flash: bool = True,
+    squared: bool = False,
 ) -> Training:
-    rows, count = (batch, length), batch * length
-    inputs = {name: placeholder(name, rows, I32) for name in ("tokens", "positions", "starts")}
-    inputs["targets"] = placeholder("targets", (count,), I32)
-    inputs["weights"] = placeholder("weights", (count,), table.dtype)
-    states: dict[Tensor, np.ndarray] = {}
+    """Where weights are `sparse`, a token without goes no further than others may need it."""
+    inputs = inputs_of(batch, length, table.dtype, flash, sparse and flash and not squared)
 
     def flashing(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return flash_attn(q, k, v, inputs["starts"], scale=h.head_size**-0.5, name=f"blk.{layer}.attn")[0]
@@ -76,26 +84,57 @@ def training(
     def plain(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return plain_attention(h, q, k, v, inputs["mask"])
 
-    if not flash:
-        del inputs["starts"]
-        inputs["mask"] = placeholder("mask", (batch, length, length), table.dtype)
-    attend = flashing if flash else plain
-    x, borders = hidden(
-        ForwardPass(h=h, weights=weights, tokens=inputs["tokens"], positions=inputs["positions"], table=table, attend=attend)
+    way = ForwardPass(
+        h=h,
+        weights=weights,
+        tokens=inputs["tokens"],
+        positions=inputs["positions"],
+        table=table,
+        attend=flashing if flash else plain,
+        weighed=inputs.get("weighed"),
     )
-    targets, shares, judged = inputs["targets"], inputs["weights"], None
+    x, borders = hidden(way)
+    aimed = Aimed(x, inputs["targets"], inputs["weights"])
     if squared:
         wanted = state("wanted", (h.vocab, h.vocab), table.dtype)
-        states[wanted] = 2 * np.eye(h.vocab, dtype=table.dtype.numpy) - 1
-        loss = squared_error(logits_of(h, x, weights), O.get_rows(wanted, targets), shares)
-    elif flash and h.output not in weights.deltas:
-        loss = linear_cross_entropy(x, weights[h.output], targets, shares, name="loss")
-        judged = linear_cross_entropy_judged(x, weights[h.output], targets, shares, name="loss")
+        eye = 2 * np.eye(h.vocab, dtype=table.dtype.numpy) - 1
+        return Training(inputs, table, borders, squared_error(h, weights, aimed, wanted), {wanted: eye})
+    loss, judged = cross_entropy(h, weights, aimed, fused=flash)
+    return Training(inputs, table, borders, loss, {}, judged)
+
+
+class Aimed(NamedTuple):
+    """What the output weight reads, with the targets and weights of its rows."""
+
+    x: Tensor
+    targets: Tensor
+    shares: Tensor
+
+
+def cross_entropy(h: Hyperparameters, weights: Weights, aimed: Aimed, fused: bool) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """The loss, and for programs that judge: the same and how many targets were likeliest."""
+    x, *aims = aimed
+    if fused and h.output not in weights.deltas:
+        loss = linear_cross_entropy(x, weights[h.output], *aims, name="loss")
+        return loss, linear_cross_entropy_judged(x, weights[h.output], *aims, name="loss")
+    logits = logits_of(h, x, weights)
+    return cross_entropy_loss(logits, *aims, name="loss"), cross_entropy_judged(logits, *aims, name="loss")
+
+
+def inputs_of(batch: int, length: int, dtype: DType, flash: bool, sparse: bool) -> dict[str, Tensor]:
+    count = batch * length
+    if sparse and count > UNIT:
+        count = Most(count, step=ceil(count / (PARTS * UNIT)) * UNIT)
+    inputs = {name: placeholder(name, (batch, length), I32) for name in ("tokens", "positions")}
+    if flash:
+        inputs["starts"] = placeholder("starts", (batch, length), I32)
     else:
-        logits = logits_of(h, x, weights)
-        loss = cross_entropy_loss(logits, targets, shares, name="loss")
-        judged = cross_entropy_judged(logits, targets, shares, name="loss")
-    return Training(inputs, table, borders, loss, states, judged)
+        inputs["mask"] = placeholder("mask", (batch, length, length), dtype)
+    inputs["targets"] = placeholder("targets", (count,), I32)
+    inputs["weights"] = placeholder("weights", (count,), dtype)
+    if isinstance(count, Most):
+        inputs["weighed"] = placeholder("weighed", (count,), I32)  # the numbers of those that have a weight
+    return inputs
 
 
 def plain_attention(h: Hyperparameters, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
@@ -129,10 +168,11 @@ def masks_of(starts: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
         yield queries, mask_of(starts, queries)
 
 
-def squared_error(logits: Tensor, wanted: Tensor, shares: Tensor) -> Tensor:
+def squared_error(h: Hyperparameters, weights: Weights, aimed: Aimed, wanted: Tensor) -> Tensor:
     """Of each logit against +1 for the target and -1 for every other token, as the ancestor's sine demo had it."""
-    errors = O.reshape(O.sum_rows(O.sqr(O.sub(logits, wanted))), shape=shares.shape)
-    return O.sum(O.mul(errors, shares), name="loss")
+    aims = O.get_rows(wanted, aimed.targets)
+    errors = O.sum_rows(O.sqr(O.sub(logits_of(h, aimed.x, weights), aims)))
+    return O.sum(O.mul(O.reshape(errors, shape=aimed.shares.shape), aimed.shares), name="loss")
 
 
 # ---- decoding --------------------------------------------------------------

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from llamatrain.data.options import DataOptions
-from llamatrain.data.rows import State
+from llamatrain.data.rows import Filling, State
 from llamatrain.data.sine import Sine
 from llamatrain.errors import UsageError
 from llamatrain.recipe.model import Model
@@ -18,9 +18,14 @@ class CountedBatches(Batches, Protocol):
     @property
     def lengths(self) -> tuple[int, ...]: ...
 
+    @property
+    def sparse(self) -> bool: ...
+
     def restore(self, state: State) -> bool: ...
 
     def count(self, epochs: int) -> int: ...
+
+    def filling(self, count: int) -> Filling: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +34,14 @@ class TrainingData:
     validation: CountedBatches | None
     described: str
     samples: int | None = None  # of an epoch; None: it is without end
+    packed: bool = False
+
+    def filled(self, batch: int) -> str:
+        """How full its rows are, in words, where they may be not."""
+        if not self.rows.sparse:
+            return ""
+        used, trained = (f"{100 * part:.0f} %" for part in self.rows.filling(batch))
+        return f"rows are {used} full, {trained} of their tokens are trained"
 
 
 def data_of(files: Sequence[str], model: Model, data: DataOptions, seed: int) -> TrainingData:
@@ -51,7 +64,7 @@ def data_of(files: Sequence[str], model: Model, data: DataOptions, seed: int) ->
     for places, what in ((corpus.cut, "cut"), (corpus.skipped, "skipped"), (corpus.excessive, "skipped as too much")):
         told += [f"{len(places)} {what} ({named(places)})"] if places else []
     told += [f"{others} passed over"] if (others := passed_over([*files, *data.val])) else []
-    return TrainingData(rows=rows, validation=validation, described="; ".join(told), samples=len(corpus))
+    return TrainingData(rows=rows, validation=validation, described="; ".join(told), samples=len(corpus), packed=rows.packs)
 
 
 def sine_of(model: Model, seed: int) -> Sine:

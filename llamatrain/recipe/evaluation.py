@@ -94,6 +94,7 @@ def evaluated(
         positions=max(rows.lengths),
         precision=options.precision,
         threads=threads,
+        sparse=rows.sparse,
     )
     return score(runner_of(gguf, setting, arrays, rows), rows, tokenizer, options.batch, arrays.values())
 
@@ -120,12 +121,12 @@ def score(runner: "Runner", rows: "Rows", tokenizer: "Tokenizer", batch: int, ar
 
     texts, files = tokenizer.lengths, files_of(arrays)
     scoring, text = Scoring(), 0
-    with bar("evaluating", total=len(rows.corpus), unit=" rows") as told:
+    with bar("evaluating", total=len(rows.corpus), unit=" samples") as told:
         for each in rows.once(batch):
             with unchanged(files):
                 scoring.add(runner, each)
             text += int(np.sum(texts[each.targets[each.weights > 0]]))
-            told.update(batch)
+            told.update(each.samples)
     score, notes = scoring.score, list[str]()
     loss = score.loss
     if not math.isfinite(loss):

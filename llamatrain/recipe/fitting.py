@@ -37,6 +37,7 @@ class Extent:
     """Of a run's rows, samples and past, what decides its memory."""
 
     lengths: Sequence[int]
+    sparse: bool  # many tokens are not trained
     validating: bool
     decoding: int  # positions of the cache for samples; 0: none
     goes_on: bool  # then its batches stay as they are
@@ -74,24 +75,7 @@ def caches_of(resolved: Resolved, h: Hyperparameters) -> tuple[Cache, ...]:
 
 def way_of(resolved: Resolved, h: Hyperparameters, leaves: Leaves, extent: Extent, held: int, refuse: bool) -> Way:
     """In the memory that there is, of which the process has `held` already."""
-    train = resolved.asked.train
-    setting = Setting(
-        h=h,
-        weights=leaves.weights,
-        trained=leaves.trained,
-        batch=train.batch,
-        positions=max(extent.lengths),
-        precision=resolved.precision,
-        threads=resolved.threads,
-        kernels=train.kernels,
-        flash=train.flash,
-        squared=train.loss == "squared-error",
-        optimizer=resolved.optimizer,
-        gradients=resolved.gradients,
-        clip=train.clip,
-        drop_base=leaves.drops,
-        plus=resolved.asked.tune.lora_plus_ratio,
-    )
+    train, setting = resolved.asked.train, setting_of(resolved, h, leaves, extent)
     matrices = [array for array in leaves.frozen.values() if array.dtype == np.float32 and array.ndim > 1]
     demand = Demand(
         lengths=extent.lengths,
@@ -112,6 +96,28 @@ def way_of(resolved: Resolved, h: Hyperparameters, leaves: Leaves, extent: Exten
         return way_of_many(setting, PARTS, demand)  # nothing that is tried fits
     way = choose(setting, train.remat, demand, most, not extent.goes_on, way_of_many, PARTS)
     return way if extent.rough else way_with(setting, way.policy, demand, way.splits)
+
+
+def setting_of(resolved: Resolved, h: Hyperparameters, leaves: Leaves, extent: Extent) -> Setting:
+    train = resolved.asked.train
+    return Setting(
+        h=h,
+        weights=leaves.weights,
+        trained=leaves.trained,
+        batch=train.batch,
+        positions=max(extent.lengths),
+        precision=resolved.precision,
+        threads=resolved.threads,
+        kernels=train.kernels,
+        flash=train.flash,
+        squared=train.loss == "squared-error",
+        optimizer=resolved.optimizer,
+        gradients=resolved.gradients,
+        clip=train.clip,
+        drop_base=leaves.drops,
+        sparse=extent.sparse,
+        plus=resolved.asked.tune.lora_plus_ratio,
+    )
 
 
 def check_fixed(least: int, held: int, most: int, copied: bool) -> None:

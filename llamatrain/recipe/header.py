@@ -15,7 +15,7 @@ def facts(prepared: Prepared, folder: Path) -> list[tuple[str, str]]:
     return [
         ("model", h.describe()),
         ("parameters", f"{h.parameters:,}{some}"),
-        ("data", prepared.data.described),
+        ("data", "; ".join(filter(None, (prepared.data.described, prepared.data.filled(train.batch))))),
         ("training", f"{train.optimizer}, {train.iters} steps of {rows}, {train.precision}, {way.setting.threads} threads"),
         ("memory", way.needs.describe() + recomputed),
         ("folder", str(folder)),

@@ -80,10 +80,13 @@ def prepare(asked: Asked, sources: Sources, peft: Path | None, notes: list[str],
     check_held(asked.train.memory)
     with phase("data"):
         data = data_of(asked.files, model, asked.data, asked.train.seed)
+    if data.packed:  # whatever would be without a word another time
+        asked = replace(asked, data=replace(asked.data, pack=True))
     resolved = resolve(asked, model.row, data.rows.count)
     samples = shown(resolved, model, data.rows if isinstance(data.rows, Sine) else None)
     extent = Extent(
         lengths=data.rows.lengths,
+        sparse=data.rows.sparse or (data.validation is not None and data.validation.sparse),
         validating=data.validation is not None,
         decoding=samples.positions,
         goes_on=sources.goes_on,
@@ -154,12 +157,14 @@ def way_of(request: Request, graphs: bool) -> tuple[Way, str | None]:
     asked, sources, _ = begun(request)
     check_held(asked.train.memory)
     named = [file for file in asked.files if file != "-"]
-    whole = not asked.data.pattern and all(source.kind == "text" for source in (find_sources(named) if named else ()))
+    plain = all(source.kind == "text" for source in (find_sources(named) if named else ()))
+    whole = plain and not asked.data.pattern
     model = model_for(asked, sources, given, read=False)
     sine = None if asked.files else sine_of(model, 0)
     resolved = resolve(asked, model.row, lambda epochs: epochs)
     extent = Extent(
-        lengths=lengths_of(model.row, asked.data, whole),
+        lengths=lengths_of(model.row, asked.data, whole, plain),
+        sparse=not whole,
         validating=bool(asked.data.val or asked.data.val_split),
         decoding=shown(resolved, model, sine).positions,
         goes_on=sources.goes_on,

@@ -46,6 +46,7 @@ class Setting:
     gradients: Gradients = "flat"
     clip: float = 0.0
     drop_base: bool = False  # a base's pages are let go after each reading
+    sparse: bool = False  # many tokens have no weight
     plus: float = 1.0  # the rate of adapters' second factors, in rates of all else (LoRA+, Hayou et al. 2024)
 
     @property
@@ -132,7 +133,8 @@ class RunGraphs:
         if (length, dropping) not in self._trainings:
             s, weights = self.setting, self.setting.weights
             weights = replace(weights, key=self.key) if dropping else weights
-            made = transformer.training(s.h, weights, s.batch, length, self.table, flash=s.flash, squared=s.squared)
+            how = {"sparse": s.sparse, "flash": s.flash, "squared": s.squared}
+            made = transformer.training(s.h, weights, s.batch, length, self.table, **how)
             if dropping and self.key:
                 made.inputs["dropout"] = self.key
             self.states |= {tensor.name: array for tensor, array in made.more_states.items()}

@@ -158,12 +158,20 @@ class Bound:
         return self.graph.inputs["tokens"].shape[1]
 
     def feed(self, batch: Batch, total: float, key: Key = (0, 0)) -> "Bound":
+        chosen = np.flatnonzero(batch.weights) if "weighed" in self.graph.inputs else np.arange(batch.weights.size)
+        self.program.cut(len(chosen))
+        first = np.s_[: len(chosen)]
         for name, tensor in self.graph.inputs.items():
             if name == "mask":
                 for queries, mask in transformer.masks_of(batch.starts):
                     self.program.write(tensor, mask, np.s_[:, queries])
+            elif name == "weighed":
+                self.program.write(tensor, chosen, first)
+            elif name == "targets":
+                self.program.write(tensor, batch.targets.reshape(-1)[chosen], first)
             elif name == "weights":
-                self.program.write(tensor, batch.weights.reshape(-1) / np.float32(total))
+                self.program.write(tensor, 0.0)
+                self.program.write(tensor, batch.weights.reshape(-1)[chosen] / np.float32(total), first)
             elif name == "dropout":
                 self.program.write(tensor, key)
             elif name != "schedule":

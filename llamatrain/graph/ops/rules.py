@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from llamatrain.graph.tensor import BF16, I32, DType, Misfit, Shape, Spec
+from llamatrain.graph.tensor import BF16, I32, DType, Misfit, Most, Shape, Spec
 
 Slices = tuple[tuple[int, int, int], ...]  # (start, stop, step) for each axis, step > 0
 
@@ -17,9 +17,10 @@ def floats(*specs: Spec) -> DType:
 
 def broadcast(*shapes: Shape) -> Shape:
     try:
-        return np.broadcast_shapes(*shapes)
+        found = np.broadcast_shapes(*shapes)
     except ValueError:
         raise Misfit(f"shapes {' and '.join(str(list(shape)) for shape in shapes)} do not broadcast") from None
+    return next((shape for shape in shapes if shape == found and any(isinstance(size, Most) for size in shape)), found)
 
 
 def alike(x: Spec, y: Spec) -> Spec:

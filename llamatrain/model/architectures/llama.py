@@ -63,7 +63,7 @@ def block(model: ForwardPass, layer: int, x: Tensor) -> Tensor:
     q = model.rotated(model.heads(model.linear(y, f"{at}.attn_q"), h.heads))
     k = model.rotated(model.heads(model.linear(y, f"{at}.attn_k"), h.kv_heads))
     v = model.heads(model.linear(y, f"{at}.attn_v"), h.kv_heads)
-    x = O.add(x, model.linear(model.attended(layer, q, k, v), f"{at}.attn_output"))
+    x = O.add(model.going_on(layer, x), model.linear(model.attended(layer, q, k, v), f"{at}.attn_output"))
     y = model.norm(x, f"{at}.ffn_norm")
     gated = swiglu(model.linear(y, f"{at}.ffn_gate"), model.linear(y, f"{at}.ffn_up"))
     return O.add(x, model.linear(gated, f"{at}.ffn_down"))
