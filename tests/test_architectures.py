@@ -115,7 +115,13 @@ def test_targets(h: Hyperparameters) -> None:
     assert matching("output", h) == {"output.weight"}
     assert matching("ffn_norm", h) == {"blk.0.ffn_norm.weight", "blk.1.ffn_norm.weight"}
     assert matching("norms", h) == {name for name in h.shapes if "norm" in name}
+    last = {name for name in linear(h) if name.startswith("blk.1.")}
+    assert len(last) == 7 and matching("blk.1", h) == matching("blk.1-", h) == matching("blk.1-1", h) == last
+    assert matching("blk.0-", h) == set(linear(h)) and matching("blk.1-.attn_q", h) == {"blk.1.attn_q.weight"}
     for target, told in (
+        ("blk.2-", "^blk.2-: the model has the blocks 0 to 1$"),
+        ("blk.1-0", "^blk.1-0: the model has the blocks 0 to 1$"),
+        ("blk.1.", "^blk.1.: no such weight; there are attn_q"),
         ("blk.2.attn_q", "^blk.2.attn_q: the model has the blocks 0 to 1$"),
         ("blk.0.output", "^blk.0.output: the model has no such weight$"),
         ("attn_q.bias", "^attn_q.bias: no such weight; there are attn_q"),

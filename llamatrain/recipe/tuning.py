@@ -43,7 +43,7 @@ class TuneOptions(Checked, panel="An adapter"):
     target: Annotated[
         tuple[str, ...],
         Option(
-            "Weights that get an adapter: attn_q, blk.0-3.ffn_down, output, token_embd, norms; else all linear ones.",
+            "Weights that get an adapter: attn_q, blk.0-3.ffn_down, blk.8-, output, token_embd, norms; else all linear ones.",
             unit="WEIGHTS",
         ),
     ] = ()
