@@ -14,7 +14,7 @@ from llamatrain.train.reading import ready
 
 ROW = 20  # bytes of a token in a batch: five arrays
 BOUND = 5000  # bytes of a node that is bound to memory and a kernel: arrays, and the words of its calls
-STEPPED = 3000  # likewise of one that only steps: no gradient was made of it
+STEPPED = 3000  # likewise of one more than two for each weight that is stepped: no gradient was made of it
 NODES = 40  # that a layer has at least: its block, and the gradients of it
 SMALL = 256  # tokens: a batch of fewer is split no further, its products would run below their speed
 
@@ -110,7 +110,9 @@ def way_with(setting: Setting, policy: Policy, demand: Demand, splits: int = 1) 
     arena, pages = max(plan.arena for plan in plans), max(demand.pages, *(plan.base_bytes for plan in plans))
     kept = max(sum(gradient.nbytes for gradient in graph.named) for graph in shared)  # of an embedding, rows alone
     beside = arena + sum(plan.arena for plan in updates) - (kept if gradients == "arena" else 0)
-    held = demand.interpreter + sum(each * len(plan.nodes) for each, of in ((BOUND, plans), (STEPPED, updates)) for plan in of)
+    nodes, stepping = sum(len(plan.nodes) for plan in plans), sum(len(plan.nodes) for plan in updates)
+    few = min(stepping, 2 * len(setting.trained) * len(updates))
+    held = demand.interpreter + BOUND * (nodes + few) + STEPPED * (stepping - few)
     needs = Needs(
         weights=size,
         gradients=kept,

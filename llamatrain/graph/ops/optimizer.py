@@ -69,11 +69,21 @@ def opt_step_sgd(
     return w, m
 
 
-@op(aliases={0: 0}, in_place=((1, 1),), no_gradient=OPTIMIZER)
-def opt_momentum(m: Spec, g: Spec, factor: Spec, *, momentum: float) -> tuple[Spec, Spec]:
-    """The momentum with the gradient added to what is left of it; and that once more, which is where it leads (Nesterov)."""
+def _carried(m: Spec, g: Spec, factor: Spec) -> Spec:
     require(m.shape == g.shape and factor.shape == (), "needs momentum like the gradient and a factor ()")
-    return m, Spec(g.shape, floats(m, g, factor))
+    return Spec(m.shape, floats(m, g, factor))
+
+
+@op(aliases={0: 0}, no_gradient=OPTIMIZER)
+def opt_momentum(m: Spec, g: Spec, factor: Spec, *, momentum: float) -> Spec:
+    """What is left of the momentum, and the gradient."""
+    return _carried(m, g, factor)
+
+
+@op(no_gradient=OPTIMIZER)
+def opt_ahead(m: Spec, g: Spec, factor: Spec, *, momentum: float) -> Spec:
+    """The same beside it, once more: where momentum leads next (Nesterov)."""
+    return _carried(m, g, factor)
 
 
 @op(in_place=((0, 0),), no_gradient=OPTIMIZER)

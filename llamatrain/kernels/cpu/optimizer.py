@@ -92,19 +92,18 @@ def opt_step_sgd(outs, ins, attrs, scratch, threads):
 
 
 @Entry
-def momentum_flat(lo, hi, thread, m: F32, g: F32, ahead: F32, factors: F32, momentum: Real):
+def carry_flat(lo, hi, thread, m: F32, g: F32, out: F32, factors: F32, momentum: Real):
     factor, left = factors[0], np.float32(momentum)
     for i in range(lo, hi, LANES):
-        gradient = load_to(g, i, hi) * factor
-        carried = load_to(m, i, hi) * left + gradient
-        store_to(m, i, hi, carried, 0)
-        store_to(ahead, i, hi, carried * left + gradient, 0)
+        store_to(out, i, hi, load_to(m, i, hi) * left + load_to(g, i, hi) * factor, 0)
 
 
-@kernel("opt_momentum")
-def opt_momentum(outs, ins, attrs, scratch, threads):
-    (m, g, factor), block = ins, portion(ins[0].size, unit=LANES)
-    return [momentum_flat.call(m, g, outs[1], factor, attrs["momentum"], items=m.size, block=block)]
+for _name in ("opt_momentum", "opt_ahead"):
+
+    @kernel(_name)
+    def carried(outs, ins, attrs, scratch, threads):
+        (m, g, factor), block = ins, portion(ins[0].size, unit=LANES)
+        return [carry_flat.call(m, g, outs[0], factor, attrs["momentum"], items=m.size, block=block)]
 
 
 @Entry

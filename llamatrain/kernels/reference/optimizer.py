@@ -47,9 +47,12 @@ def opt_step_sgd(w, m, g, schedule, factor, places=None, *, momentum, decay):
 
 @kernel
 def opt_momentum(m, g, factor, *, momentum):
-    left, g = m.dtype.type(momentum), g * factor
-    m = m * left + g
-    return m, m * left + g
+    return m * m.dtype.type(momentum) + g * factor
+
+
+@kernel
+def opt_ahead(m, g, factor, *, momentum):
+    return opt_momentum(m, g, factor, momentum=momentum)
 
 
 @kernel

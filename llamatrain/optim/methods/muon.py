@@ -9,7 +9,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
-from llamatrain.graph.ops import cast, matmul, matmul_nn, opt_blend, opt_momentum, opt_step, opt_unit, out_prod, sum_sqr
+from llamatrain.graph.ops import (
+    cast,
+    matmul,
+    matmul_nn,
+    opt_ahead,
+    opt_blend,
+    opt_momentum,
+    opt_step,
+    opt_unit,
+    out_prod,
+    sum_sqr,
+)
 from llamatrain.graph.tensor import BF16, Tensor
 from llamatrain.optim.methods.adamw import AdamW
 
@@ -38,7 +49,8 @@ class Muon(AdamW):
     def step(self, weight: Tensor, grad: Tensor, schedule: Tensor, factor: Tensor, *places: Tensor) -> Sequence[Tensor]:
         if not is_matrix(weight.name, weight.shape):
             return super().step(weight, grad, schedule, factor, *places)
-        _, ahead = opt_momentum(*self.beside(weight), grad, factor, momentum=self.momentum)
+        carried = opt_momentum(*self.beside(weight), grad, factor, momentum=self.momentum)
+        ahead = opt_ahead(carried, grad, factor, momentum=self.momentum)
         change, size = newton_schulz(ahead, self.half), SIZE * max(weight.shape) ** 0.5
         return [opt_step(weight, change, schedule, by=size, decay=self.decay(weight))]
 
