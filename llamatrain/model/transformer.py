@@ -3,7 +3,7 @@
 Its blocks are the architecture's own (architectures/).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import ceil
 from typing import NamedTuple
@@ -20,9 +20,10 @@ from llamatrain.graph.ops import (
     soft_max,
 )
 from llamatrain.graph.tensor import F32, I32, DType, Most, Tensor, parameter, placeholder, state
-from llamatrain.model.forward import ForwardPass
+from llamatrain.model.forward import Attend, ForwardPass
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.lora import Weights
+from llamatrain.model.teacher import Teacher, distilled
 
 HIDDEN = np.float32(-1e30)  # what is added to a score that must not count: finite, so that only faults are infinite
 PARTS, UNIT = 16, 32  # tokens that have a weight are counted in sixteenths of a batch, and in whole tiles
@@ -74,33 +75,39 @@ def training(
     sparse: bool = False,
     flash: bool = True,
     squared: bool = False,
+    teacher: Teacher | None = None,
 ) -> Training:
     """Where weights are `sparse`, a token without goes no further than others may need it."""
-    inputs = inputs_of(batch, length, table.dtype, flash, sparse and flash and not squared)
+    inputs = inputs_of(batch, length, table.dtype, flash, sparse and flash and not squared and not teacher)
 
-    def flashing(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return flash_attn(q, k, v, inputs["starts"], scale=h.head_size**-0.5, name=f"blk.{layer}.attn")[0]
+    def way(h: Hyperparameters, weights: Weights, table: Tensor) -> ForwardPass:
+        given = {name: inputs[name] for name in ("tokens", "positions")}
+        attend = attention(h, inputs, flash)
+        return ForwardPass(h=h, weights=weights, table=table, attend=attend, weighed=inputs.get("weighed"), **given)
 
-    def plain(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return plain_attention(h, q, k, v, inputs["mask"])
-
-    way = ForwardPass(
-        h=h,
-        weights=weights,
-        tokens=inputs["tokens"],
-        positions=inputs["positions"],
-        table=table,
-        attend=flashing if flash else plain,
-        weighed=inputs.get("weighed"),
-    )
-    x, borders = hidden(way)
+    x, borders = hidden(way(h, weights, table))
     aimed = Aimed(x, inputs["targets"], inputs["weights"])
     if squared:
         wanted = state("wanted", (h.vocab, h.vocab), table.dtype)
         eye = 2 * np.eye(h.vocab, dtype=table.dtype.numpy) - 1
         return Training(inputs, table, borders, squared_error(h, weights, aimed, wanted), {wanted: eye})
     loss, judged = cross_entropy(h, weights, aimed, fused=flash)
-    return Training(inputs, table, borders, loss, {}, judged)
+    if teacher is None:
+        return Training(inputs, table, borders, loss, {}, judged)
+    own, turns = teacher.table(table.shape[0])
+    told = logits_of(teacher.h, hidden(way(teacher.h, teacher.weights, own))[0], teacher.weights)
+    loss = distilled(logits_of(h, x, weights), told, *aimed[1:], teacher.share)
+    return Training(inputs, table, borders, loss, {own: turns}, judged)
+
+
+def attention(h: Hyperparameters, inputs: Mapping[str, Tensor], flash: bool) -> Attend:
+    def flashing(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return flash_attn(q, k, v, inputs["starts"], scale=h.head_size**-0.5, name=f"blk.{layer}.attn")[0]
+
+    def plain(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return plain_attention(h, q, k, v, inputs["mask"])
+
+    return flashing if flash else plain
 
 
 class Aimed(NamedTuple):

@@ -141,6 +141,12 @@ class TrainOptions(Checked, panel="Training"):
         Literal["cross-entropy", "squared-error"],
         Option("What is minimised; the squared error is for the sine wave only."),
     ] = "cross-entropy"
+    teacher: Annotated[
+        Path | None, Option("Learn the distributions of this model, too, which has the same vocabulary.", unit="MODEL")
+    ] = None
+    teacher_weight: Annotated[
+        float, Option("The teacher's share of the loss; the rest is the data's.", unit="SHARE", least=0, most=1)
+    ] = 0.5
     seed: Annotated[
         int,
         replace(
@@ -243,6 +249,8 @@ def idle(options: TrainOptions, run: RunOptions) -> dict[str, str]:
     found = dict.fromkeys(registry.idle(options.optimizer), f"to --optimizer {options.optimizer}")
     if options.schedule == "constant":
         found |= dict.fromkeys(("decay_steps", "restart_growth"), "to --schedule constant")
+    if options.teacher is None:
+        found["teacher_weight"] = "without --teacher"
     if not options.past:
         found["delta"] = "without --past"
     if not run.eval_every:

@@ -30,7 +30,7 @@ from llamatrain.recipe.profiling import keep_trace, profiled, watched
 from llamatrain.recipe.request import Request
 from llamatrain.recipe.resume import Resumed
 from llamatrain.recipe.saving import Saver, check_trained, filled
-from llamatrain.recipe.sources import Sources
+from llamatrain.recipe.sources import TEACHER, Sources, fingerprint
 from llamatrain.recipe.standing import state_of
 from llamatrain.recipe.targets import target_of
 from llamatrain.report.metrics import Metrics
@@ -202,7 +202,7 @@ def loop_of(prepared: Prepared, folder: RunFolder, report: Report, interrupts: I
     resumed, course = prepared.sources.resumed, prepared.resolved.course(way.splits)
     with phase("weights"):
         target.load(leaves)
-        programs = Programs(way.graphs, way.arena, leaves.frozen)
+        programs = Programs(way.graphs, way.arena, leaves.frozen | taught(prepared))
         parts = programs.weights.parts
         if resumed:
             filled(resumed.checkpoint, parts)
@@ -228,6 +228,12 @@ def loop_of(prepared: Prepared, folder: RunFolder, report: Report, interrupts: I
         samples=data.samples,
     )
     return loop, saver
+
+
+def taught(prepared: Prepared) -> dict[str, np.ndarray]:
+    """What the teacher knows."""
+    teacher, gguf = prepared.fitted.way.setting.teacher, prepared.sources.taught_by
+    return teacher.load(gguf, prepared.resolved.threads) if teacher and gguf else {}
 
 
 def reading(loop: Loop) -> AbstractContextManager[Batches]:
@@ -256,6 +262,7 @@ def saver_of(
         metrics=report.metrics,
         config=config_of(kept).encode("utf-8", "replace"),
         warn=report.warn,
+        extra={TEACHER: fingerprint(teacher)} if (teacher := prepared.sources.taught_by) else {},
         home=prepared.sources.home,
         tell=tell,
     )

@@ -46,6 +46,7 @@ class Saver:
     metrics: Metrics  # which must not know less than a checkpoint
     config: bytes
     warn: Callable[[str], None]
+    extra: Mapping[str, Any]  # what is to be known of it beside the target
     home: Path | None = None  # of the run that goes on
     tell: Callable[[], None] = lambda: None  # of what became of the run's inputs
 
@@ -185,7 +186,7 @@ class Saver:
             order=list(parts),
             vectors=vectors,
             numbers=numbers,
-            extra={**self.target.extra(), MADE_BY: kind_of(self.programs.setting.kernels)},
+            extra={**self.target.extra(), **self.extra, MADE_BY: kind_of(self.programs.setting.kernels)},
         )
 
 

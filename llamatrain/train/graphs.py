@@ -18,6 +18,7 @@ from llamatrain.graph.tensor import I32, Tensor, placeholder, state
 from llamatrain.model import transformer
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.lora import Weights
+from llamatrain.model.teacher import Teacher
 from llamatrain.optim.optimizer import Optimizer, StepRule
 from llamatrain.optim.step import Differentiated, Kept, apply, clipped, differentiate, hold, stream
 
@@ -47,6 +48,7 @@ class Setting:
     clip: float = 0.0
     drop_base: bool = False  # a base's pages are let go after each reading
     sparse: bool = False  # many tokens have no weight
+    teacher: Teacher | None = None
     plus: float = 1.0  # the rate of adapters' second factors, in rates of all else (LoRA+, Hayou et al. 2024)
 
     @property
@@ -134,7 +136,7 @@ class RunGraphs:
             s, weights = self.setting, self.setting.weights
             weights = replace(weights, key=self.key) if dropping else weights
             how = {"sparse": s.sparse, "flash": s.flash, "squared": s.squared}
-            made = transformer.training(s.h, weights, s.batch, length, self.table, **how)
+            made = transformer.training(s.h, weights, s.batch, length, self.table, teacher=s.teacher, **how)
             if dropping and self.key:
                 made.inputs["dropout"] = self.key
             self.states |= {tensor.name: array for tensor, array in made.more_states.items()}
