@@ -189,11 +189,14 @@ def test_what_cannot_be_is_one_line(teacher: Path, tmp_path: Path) -> None:
         (("--teacher", teacher, "--vocab-from", other), f"{teacher}: its vocabulary is another than the model's"),
         (("--teacher", tmp_path / "nothing.gguf"), "No such file"),
         (("--teacher", text), "a GGUF file with"),
+        (("--teacher", teacher, "--vocab-size", 300), "--vocab-size has no effect beside --teacher"),
         (("--teacher-weight", 0.5), "--teacher-weight means nothing without --teacher"),
         (("--teacher", teacher, "--teacher-weight", 1.5), "--teacher-weight"),
     ):
         done = run(*task, *given)
         assert done.code in (1, 2) and len(done.errors) == 1 and told in done.errors[0], done.err
+    done = run("from-scratch", "--teacher", teacher, "--out", tmp_path / "run")
+    assert done.code == 2 and "--teacher means nothing to the built-in sine wave" in done.errors[0]
     done = run("finetune", other, text, "--teacher", teacher, "--ctx", 16, "--iters", 1, "--out", tmp_path / "tuned")
     assert done.code in (1, 2) and "its vocabulary is another than the model's" in done.errors[0]
 

@@ -94,6 +94,7 @@ def new_model(data: Sequence[str], said: Said) -> Request:
         options = asked_of("from-scratch", files, "", values, given, place.resume is not None)
         if not (place.resume or place.checkpoint_in):
             check_vocabulary(options.model, bool(files))
+            check_pupil(options, given)
         if place.only_write_model and not (place.resume or place.checkpoint_in):
             raise UsageError("--only-write-model writes the model of a checkpoint: name it with --resume or --checkpoint-in")
         if files and options.train.loss == "squared-error":
@@ -109,6 +110,16 @@ def check_vocabulary(options: ModelOptions, of_text: bool) -> None:
         return
     takes = f"a text takes {least} to {most}, or the word {BYTES}" if of_text else f"the sine wave takes {least} to {most}"
     raise OptionError(lambda spelt: f"{spelt('vocab_size')} {size} cannot be; {takes}")
+
+
+def check_pupil(options: Asked, given: Collection[str]) -> None:
+    """A new model that is taught has text to read, and its teacher's vocabulary."""
+    if options.train.teacher is None:
+        return
+    if not options.files:
+        raise UsageError("--teacher means nothing to the built-in sine wave; name the data, or leave it out")
+    if "vocab_size" in given:
+        raise UsageError("--vocab-size has no effect beside --teacher, whose vocabulary a new model takes; leave it out")
 
 
 def of_the_sine_wave(values: Said) -> dict[str, Any]:
