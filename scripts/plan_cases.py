@@ -140,6 +140,8 @@ def tunings() -> Iterator[Case]:
     yield Case("adapter block", (*some, *HALF, "--remat", "block"), base="Q4_0")
     yield Case("adapter sampled", (*some, *HALF, "--sample-every", "1", "--sample-prompt", "some"), base="Q4_0")
     yield Case("adapter validated", (*some, *HALF, "--val-split", "0.1", "--eval-every", "1"), base="Q4_0")
+    for precision in (F32, HALF):
+        yield Case(f"adapter taught {precision[1]}", (*some, *precision, "--teacher", "Q4_0.gguf"), base="Q4_0")
     yield Case("adapter lbfgs", (*some, *F32, "--optimizer", "lbfgs"), base="Q4_0", steps=9)
     yield Case("adapter chats", (*some, *HALF), base="Q4_0", data=("chats.jsonl",))
     yield Case("adapter resumed", (*some, *HALF), base="Q4_0", resumed=True)
