@@ -63,6 +63,7 @@ class Run:
     validations: list[tuple[int, float]]  # steps and losses
     margins: list[tuple[int, float]]  # the same of rewards, where answers are compared
     steps: int
+    best: Path | None  # what came of it at the validation of the lowest loss
     finished: bool  # False: there are more to go, which `resume=run.folder` takes
     reason: str
     notes: tuple[str, ...]
@@ -194,6 +195,7 @@ def run_of(request: Request) -> Run:
         validations=validations,
         margins=margins,
         steps=finished.steps,
+        best=finished.best,
         finished=finished.outcome.finished,
         reason=finished.outcome.reason,
         notes=in_keywords_all(finished.notes),

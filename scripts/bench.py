@@ -6,6 +6,7 @@
     python scripts/bench.py memory [tiny S M]        peak resident memory of some steps, a process for each of ours and torch's
     python scripts/bench.py context [CTX ...]        FLOP/s of steps of as many tokens each, by length of the context
     python scripts/bench.py finetune [TYPE ...]      the command on a base of such a type, in turns with PEFT: speed and memory
+    python scripts/bench.py quality [TEXT]           validation loss by tokens and time, AdamW's and Muon's: some ten minutes
     python scripts/bench.py useful                   an epoch over chats as long as gsm8k's, packed and not, in turns with PEFT
 
 Times are medians with quartiles. Where torch is installed, both are timed in turns in one run. A ratio above 1 is in
@@ -25,6 +26,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import quality
 import tuning
 import useful
 from kernel_bench import bench_kernels
@@ -197,6 +199,15 @@ def bench_useful(args: argparse.Namespace) -> int:
     )
 
 
+# ---- optimizers ------------------------------------------------------------
+
+
+def bench_quality(args: argparse.Namespace) -> int:
+    """How many of AdamW's tokens Muon needs; fails where it is more than is asked."""
+    header(args, None)
+    return quality.bench(args)
+
+
 # ---- the command -----------------------------------------------------------
 
 
@@ -207,6 +218,7 @@ BENCHES: dict[str, tuple[Callable[[argparse.Namespace], int], float]] = {  # wit
     "memory": (bench_memory, 0.0),
     "context": (bench_context, 20.0),
     "finetune": (bench_finetune, 0.0),
+    "quality": (bench_quality, 0.0),
     "useful": (bench_useful, 0.0),
 }
 
@@ -225,15 +237,10 @@ def parsed() -> argparse.Namespace:
             command.add_argument("--shape", choices=tuning.ROWS, default="1.1b")
             command.add_argument("--rounds", type=int, default=2)
             command.add_argument("--peer", default=sys.executable, help="a Python that has transformers and peft")
+        elif name == "quality":
+            quality.arguments(command)
         elif name == "useful":
-            command.add_argument("--shape", choices=tuning.ROWS, default="small")
-            command.add_argument("--type", default="q8_0")
-            command.add_argument("--count", type=int, default=1000, help="chats")
-            command.add_argument(
-                "--chats", type=int, default=useful.BATCH, help="of a step without packing; a row has about three"
-            )
-            command.add_argument("--rounds", type=int, default=2)
-            command.add_argument("--peer", default=sys.executable, help="a Python that has transformers and peft")
+            useful.arguments(command)
         elif name == "context":
             command.add_argument("contexts", nargs="*", type=int, default=[64, 256, 1024, 2048])
         else:
@@ -243,7 +250,7 @@ def parsed() -> argparse.Namespace:
         command.add_argument("--seconds", type=float, default=seconds, help=f"for each line ({seconds:g})")
         command.add_argument("--kernels", choices=["cpu", "reference"], default="cpu")
         command.add_argument("--no-torch", dest="torch", action="store_false", help="leave torch out")
-        if name != "kernels":
+        if name not in ("kernels", "quality"):
             command.add_argument("--precision", nargs="+", choices=["f32", "bf16"], default=["f32", "bf16"])
         if name == "step":
             command.add_argument("--profile", action="store_true", help="and what takes most of it, by op")

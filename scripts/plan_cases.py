@@ -95,6 +95,11 @@ def ways() -> Iterator[Case]:
         yield Case(f"lbfgs {history}", (*some, *F32, "--optimizer", "lbfgs", "--lbfgs-history", str(history)), steps=history + 4)
     yield Case("lbfgs plain ctx512", (*some, *F32, "--optimizer", "lbfgs", "--no-flash", "--ctx", "512"), steps=9)
     yield Case("sgd", (*some, *F32, "--optimizer", "sgd"))
+    yield Case("muon", (*some, *F32, "--optimizer", "muon"))
+    yield Case("muon accumulated", (*some, *HALF, "--optimizer", "muon", "--grad-acc", "2"))
+    yield Case("muon medium", (*MEDIUM, *HALF, "--ctx", "256", "--optimizer", "muon"))
+    yield Case("muon streamed", (*MEDIUM, *F32, "--ctx", "64", "--optimizer", "muon", "--clip", "0"))
+    yield Case("muon deep", (*TINY, *BYTES, "--layer", "128", *F32, "--ctx", "64", "--optimizer", "muon"))
     yield Case("validated", (*some, *F32, "--val-split", "0.1", "--eval-every", "1"))
     yield Case("validated plain", (*some, *F32, "--val-split", "0.1", "--eval-every", "1", "--no-flash", "--ctx", "512"))
     yield Case("sampled", (*some, *F32, "--sample-every", "1", "--sample-prompt", "a"))
@@ -135,6 +140,8 @@ def tunings() -> Iterator[Case]:
     yield Case("adapter block", (*some, *HALF, "--remat", "block"), base="Q4_0")
     yield Case("adapter sampled", (*some, *HALF, "--sample-every", "1", "--sample-prompt", "some"), base="Q4_0")
     yield Case("adapter validated", (*some, *HALF, "--val-split", "0.1", "--eval-every", "1"), base="Q4_0")
+    for precision in (F32, HALF):
+        yield Case(f"adapter taught {precision[1]}", (*some, *precision, "--teacher", "Q4_0.gguf"), base="Q4_0")
     yield Case("adapter lbfgs", (*some, *F32, "--optimizer", "lbfgs"), base="Q4_0", steps=9)
     yield Case("adapter chats", (*some, *HALF), base="Q4_0", data=("chats.jsonl",))
     for objective in ("orpo", "dpo", "simpo"):

@@ -1,5 +1,6 @@
 """What `bench.py useful` times: an epoch of an adapter over a chat set, by `llamatrain finetune` and by PEFT, in turns."""
 
+import argparse
 import json
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 from statistics import median
 
 from chats import pairs
-from tuning import COMMAND, HERE, has_peft, measured
+from tuning import COMMAND, HERE, ROWS, has_peft, measured
 
 CTX, BATCH, RATE = 512, 4, 1e-3
 JUDGED = 200  # chats that the loss at the end is of
@@ -76,6 +77,15 @@ def epochs(folder: Path, shape: str, kind: str, count: int, chats: int, threads:
     for how, batch in (("padding", chats), ("packing", BATCH)) if peer and has_peft(peer) else ():
         words = [peer, HERE / "peft_chats.py", base, count, RATE, CTX, batch, threads, how]
         yield Epoch(f"peft, {how}", partial(theirs, list(map(str, words))))
+
+
+def arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--shape", choices=ROWS, default="small")
+    command.add_argument("--type", default="q8_0")
+    command.add_argument("--count", type=int, default=1000, help="chats")
+    command.add_argument("--chats", type=int, default=BATCH, help="of a step without packing; a row has about three")
+    command.add_argument("--rounds", type=int, default=2)
+    command.add_argument("--peer", default=sys.executable, help="a Python that has transformers and peft")
 
 
 def bench(shape: str, kind: str, count: int, chats: int, threads: int, rounds: int, peer: str | None) -> int:

@@ -20,7 +20,7 @@ from llamatrain.optim.stop import StopState
 from llamatrain.store import reading
 from llamatrain.store.checkpoint import GRADIENTS, Checkpoint, write
 from llamatrain.store.reading import read
-from llamatrain.train.state import Counters, Partial, RunState
+from llamatrain.train.state import Best, Counters, Partial, RunState
 from tests.runs import TINY, ran, text_file
 from tests.tiny_checkpoint import forge, sign, tiny_checkpoint
 from tests.tiny_gguf import write_arrays
@@ -331,7 +331,8 @@ def test_nothing_of_a_checkpoint_is_forgotten_by_these_tests() -> None:
     checkpoint = tiny_checkpoint(partial=True)
     state = checkpoint.state
     assert state.partial and state.data and all(asdict(state.partial).values())
-    for told, fresh in ((state, RunState()), (state.counters, Counters()), (state.stop, StopState())):
+    parts = ((state.counters, Counters()), (state.stop, StopState()), (state.best, Best()))
+    for told, fresh in ((state, RunState()), *parts):
         assert all(repr(a) != repr(b) for a, b in zip(vars(told).values(), vars(fresh).values(), strict=True))
     assert all(state.data)
     assert checkpoint.extra and checkpoint.options and tiny_checkpoint("lbfgs").numbers

@@ -1,6 +1,7 @@
 """Checkpoints whose checksum is right and whose words are not: going on from one works, or ends in one line, and soon."""
 
 import json
+import math
 import random
 import shutil
 from collections.abc import Iterator
@@ -163,6 +164,10 @@ def test_words_that_cannot_be(
         ("training.extra", ("ranks", "blk.0.attn_q.weight"), -1),
         ("training.extra", ("owed_validation",), "text"),
         ("training.extra", ("ended",), 7),
+        ("training.extra", ("best_validation",), "text"),
+        ("training.extra", ("best_validation",), {"loss": 1.5, "step": 99, "idle": 0}),
+        ("training.extra", ("best_validation",), {"loss": math.nan, "step": 1, "idle": 0}),
+        ("training.extra", ("best_validation",), {"loss": None, "step": None, "idle": -1}),
     ],
 )
 def test_those_that_ended_in_a_traceback(key: str, path: tuple[str, ...], to: Any, runs: dict[str, Path], tmp_path: Path) -> None:

@@ -176,7 +176,7 @@ SLIPS: list[tuple[list[str], str]] = [
     (["from-scratch", "--batch", "9" * 100_000], f"--batch '{'9' * 40}'... cannot be; it takes a whole number"),
     (["from-scratch", "--lr", "nan"], "--lr nan cannot be; it takes a number"),
     (["from-scratch", "--lr", "-1"], "--lr -1 cannot be; it takes 0 or more"),
-    (["from-scratch", "--optimizer", "adm"], "--optimizer 'adm' cannot be; it takes adamw, lbfgs, sgd"),
+    (["from-scratch", "--optimizer", "adm"], "--optimizer 'adm' cannot be; it takes adamw, lbfgs, muon, sgd"),
     (["from-scratch", "--memory", "6GQ"], "--memory: '6GQ' is no size; write it as 6GB, 800MB or 6GiB"),
     (["from-scratch", "--out", ""], "--out: an empty path"),
     (

@@ -62,7 +62,11 @@ def test_metrics_are_as_documented(whole: tuple[Path, Done]) -> None:
         "val_loss": ["step", "val_loss", "val_tokens", "val_loss_error", "val_accuracy", "val_accuracy_error"],
     }
     counts = {"step", "tokens", "val_tokens", "epoch", "sample", "samples"}
+    lowest = math.inf
     for line in metrics(whole[0]):
+        if line.get("val_loss", math.inf) < lowest:
+            assert line.pop("best") is True
+            lowest = line["val_loss"]
         assert list(line) == keys["loss" if "loss" in line else "val_loss"]
         for key, value in line.items():
             assert type(value) is (int if key in counts else float), (key, value)
@@ -150,6 +154,7 @@ def test_the_folder_holds_the_run(whole: tuple[Path, Done]) -> None:
     names = {path.name for path in whole[0].iterdir()}
     assert {"config.toml", "metrics.jsonl", "checkpoint-LATEST.gguf", "model.gguf", "loss.svg"} <= names
     numbered = {name for name in names if re.fullmatch(r"checkpoint-\d+\.gguf", name)}
+    names -= {name for name in names if re.fullmatch(r"best(-\d+)?\.gguf", name)}
     assert len(numbered) == 2, "--keep is 2"
     assert names - numbered <= {"config.toml", "metrics.jsonl", "checkpoint-LATEST.gguf", "model.gguf", "loss.svg"}
     latest = (whole[0] / "checkpoint-LATEST.gguf").stat()

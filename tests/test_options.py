@@ -51,7 +51,7 @@ WRONG: list[tuple[type[Checked], dict[str, Any], str]] = [
     (TrainOptions, {"restart_growth": 0.5}, "0.5 cannot be; it takes 1 or more, or 0"),
     (TrainOptions, {"flash": 1}, "1 cannot be; it takes true or false"),
     (TrainOptions, {"memory": True}, "True cannot be; it takes a size, such as 6GB"),
-    (TrainOptions, {"optimizer": ["sgd"]}, "'sgd' cannot be; it takes adamw, lbfgs, sgd"),
+    (TrainOptions, {"optimizer": ["sgd"]}, "'sgd' cannot be; it takes adamw, lbfgs, muon, sgd"),
     (TrainOptions, {"remat": "all"}, "'all' cannot be; it takes none, light, block, optimal, auto or a number of blocks"),
     (ModelOptions, {"norm_rms_eps": 1.0}, "1 cannot be; it takes more than 0 and less than 1, such as 1e-5"),
     (ModelOptions, {"vocab_size": "many"}, "'many' cannot be; it takes a number of tokens, such as 4096, or the word bytes"),

@@ -16,10 +16,11 @@ import pytest
 from rich.console import Console
 
 from llamatrain.machine import terminal
+from llamatrain.report.console import Said
 from llamatrain.report.events import Score, StepLine
 from llamatrain.report.metrics import Metrics
 from llamatrain.report.numbers import stride
-from llamatrain.report.report import Report, Said
+from llamatrain.report.report import Report
 from tests.step_lines import line_of
 
 

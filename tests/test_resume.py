@@ -88,7 +88,7 @@ def killed_and_resumed(data: Path, folder: Path, chance: random.Random, moments:
     return alive
 
 
-KEPT = re.compile(r"config\.toml|metrics\.jsonl|checkpoint-(LATEST|\d+)\.gguf|model\.gguf|loss\.svg")
+KEPT = re.compile(r"config\.toml|metrics\.jsonl|checkpoint-(LATEST|\d+)\.gguf|model\.gguf|best(-\d+)?\.gguf|loss\.svg")
 
 
 def saving(folder: Path) -> bool:

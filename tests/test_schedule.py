@@ -76,3 +76,16 @@ def test_no_jump_at_the_seams(kind: str) -> None:
 def test_what_cannot_be_meant_is_refused(wrong: dict) -> None:
     with pytest.raises(UsageError):
         Schedule(**{"peak": 1.0, "decay_steps": 10, **wrong})
+
+
+def test_a_stable_rate_that_falls_at_the_end() -> None:
+    schedule = Schedule("wsd", peak=1.0, minimum=0.2, warmup=2, decay_steps=4, end=10)
+    falling = [1 - 0.8 * math.sqrt(part / 4) for part in (1, 2, 3, 4)]
+    assert rates(schedule, 12) == pytest.approx([0.6, 1.0, 1.0, 1.0, 1.0, 1.0, *falling, 0.2, 0.2])
+    longer = Schedule("wsd", peak=1.0, minimum=0.2, warmup=2, decay_steps=4, end=12)
+    assert rates(longer, 6) == rates(schedule, 6) and longer.rate(8) == 1.0
+
+
+def test_a_fall_that_is_longer_than_the_run_begins_after_the_warm_up() -> None:
+    found = rates(Schedule("wsd", peak=1.0, warmup=2, decay_steps=40, end=10), 10)
+    assert found[1] == 1.0 and all(a > b for a, b in pairwise(found[1:])) and found[-1] == 0.0

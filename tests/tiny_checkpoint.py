@@ -20,7 +20,7 @@ from llamatrain.store.checkpoint import (
     tensor_infos,
 )
 from llamatrain.train.comparison import Rewards
-from llamatrain.train.state import Counters, Partial, RunState
+from llamatrain.train.state import Best, Counters, Partial, RunState
 from tests.tiny_gguf import llama_metadata, llama_tensors
 
 MEMORY = 3  # moves in the history of L-BFGS
@@ -54,6 +54,7 @@ def tiny_checkpoint(optimizer: str = "adam", step: int = 7, partial: bool = Fals
         state=RunState(
             counters=Counters(step, 8 * step, 999, 1, 0.1 + 0.2),
             data=State(3, 1, 40, 2, "00ff"),
+            best=Best(1 / 3, step - min(step, 2), min(step, 2)),
             stop=StopState(1.1, 1.3 / 3, 2, [0.1 * i for i in range(5)]),
             partial=Partial([1 / 3, 2 / 7], 0.1 + 0.7, Rewards(0.1, -1 / 3, 3, 2, 4, 5)) if partial else None,
             owed=True,

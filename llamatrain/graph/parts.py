@@ -7,7 +7,7 @@ from typing import Literal
 from llamatrain.graph.tensor import Node, Tensor, nodes_of
 
 Part = Literal["forward", "again", "backward", "optimizer"]
-STEPS = ("opt_step_adamw", "opt_step_sgd", "clip_factor")
+STEPS = ("opt_step_adamw", "opt_step_sgd", "opt_momentum", "clip_factor")
 
 
 def parts_of(outputs: Iterable[Tensor]) -> dict[Node, Part]:
@@ -38,12 +38,14 @@ def parts_of(outputs: Iterable[Tensor]) -> dict[Node, Part]:
 
 
 def _stepping(nodes: list[Node]) -> set[Node]:
-    """The optimizer's nodes, and those that only it reads: norms, and what is made of leaves alone."""
+    """The optimizer's nodes, what is made of theirs, and what only it reads: norms, and what is made of leaves alone."""
     readers: dict[Node, list[Node]] = defaultdict(list)
     found = set[Node]()
     for node in nodes:
         for made in {source.node for source in node.sources if source.node}:
             readers[made].append(node)
+            if made in found or made.op.name in STEPS:
+                found.add(node)
     for node in reversed(nodes):
         own = all(reader in found for reader in readers[node]) and readers[node]
         of_leaves = not any(source.node for source in node.sources)

@@ -23,6 +23,7 @@ from llamatrain.graph.tensor import F32, I32, DType, Most, Tensor, parameter, pl
 from llamatrain.model.forward import ForwardPass
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.lora import Weights
+from llamatrain.model.teacher import Teacher, distilled
 
 HIDDEN = np.float32(-1e30)  # what is added to a score that must not count: finite, so that only faults are infinite
 PARTS, UNIT = 16, 32  # tokens that have a weight are counted in sixteenths of a batch, and in whole tiles
@@ -76,9 +77,10 @@ def training(
     sparse: bool = False,
     flash: bool = True,
     squared: bool = False,
+    teacher: Teacher | None = None,
 ) -> Training:
     """Where weights are `sparse`, a token without goes no further than others may need it."""
-    inputs = inputs_of(batch, length, table.dtype, flash, sparse and flash and not squared)
+    inputs = inputs_of(batch, length, table.dtype, flash, sparse and flash and not squared and not teacher)
     x, borders = through(h, weights, inputs, table)
     aimed = Aimed(x, inputs["targets"], inputs["weights"])
     if squared:
@@ -86,7 +88,12 @@ def training(
         eye = 2 * np.eye(h.vocab, dtype=table.dtype.numpy) - 1
         return Training(inputs, table, borders, squared_error(h, weights, aimed, wanted), {wanted: eye})
     loss, judged = cross_entropy(h, weights, aimed, fused=flash)
-    return Training(inputs, table, borders, loss, {}, judged)
+    if teacher is None:
+        return Training(inputs, table, borders, loss, {}, judged)
+    own, turns = teacher.table(table.shape[0])
+    told = logits_of(teacher.h, through(teacher.h, teacher.weights, inputs, own)[0], teacher.weights)
+    loss = distilled(logits_of(h, x, weights), told, *aimed[1:], teacher.share)
+    return Training(inputs, table, borders, loss, {own: turns}, judged)
 
 
 class Aimed(NamedTuple):

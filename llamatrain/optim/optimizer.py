@@ -4,6 +4,7 @@ A StepRule changes each weight by its gradient in the graph, at a rate. A Minimi
 together, by whole evaluations of loss and gradient.
 """
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Protocol, Self
@@ -50,6 +51,7 @@ class Optimizer:
     kept_as: ClassVar[str]  # optimizer.type in a checkpoint, where its tensors and numbers are called optimizer.<kept_as>.*
     states: ClassVar[Mapping[str, str]] = {}  # vectors beside the weights: what their leaves' names end in, and theirs there
     squares: ClassVar[Collection[str]] = ()  # of what is kept: tensors without values below 0
+    whole: ClassVar[bool] = False  # whether it is for models, and not for the factors of adapters
     exact: ClassVar[bool] = False  # whether it is for float32: products in bf16 are taken only where they are asked for
     options: ClassVar[Mapping[str, str | None]] = {}  # of fields with an option of another name, or with none: that name
     heeds: ClassVar[Collection[str]] = ()  # options that are for some optimizers only, and say no field
@@ -83,6 +85,28 @@ class Optimizer:
     def fault(cls, kept: Values) -> str | None:
         """Why it cannot go on from there, though the tensors have these shapes."""
 
+    @classmethod
+    def holds(cls, kind: str, name: str, shape: Sequence[int]) -> bool:
+        """Whether a weight has this state."""
+        return True
+
+    @classmethod
+    def lengths(cls, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
+        """Of the vectors of its states, where weights of these shapes are trained."""
+        sizes = {name: math.prod(shape) for name, shape in shapes.items()}
+        return {
+            kept: sum(size for name, size in sizes.items() if cls.holds(kind, name, shapes[name]))
+            for kind, kept in cls.states.items()
+        }
+
+    def floats(self, shapes: Mapping[str, Sequence[int]]) -> int:
+        """How many it holds for weights of these shapes."""
+        return sum(self.lengths(shapes).values()) if self.states else self.vectors * sum(map(math.prod, shapes.values()))
+
+    def in_precision(self, precision: str) -> Self:
+        """The same, with products of its own in this precision."""
+        return self
+
     @property
     def vectors(self) -> int:
         """How many floats it holds for each that is trained."""
@@ -108,7 +132,8 @@ class StepRule(Optimizer):
 
     def beside(self, weight: Tensor) -> list[Tensor]:
         """Its states, in their order."""
-        return [state(f"{weight.name}.{kind}", weight.shape, weight.dtype) for kind in self.states]
+        kinds = [kind for kind in self.states if self.holds(kind, weight.name, weight.shape)]
+        return [state(f"{weight.name}.{kind}", weight.shape, weight.dtype) for kind in kinds]
 
     def schedule(self, step: int, rate: float) -> np.ndarray:
         """What the graph's `schedule` input holds in a step, counted from 1: the rate, and numbers of its own."""

@@ -4,6 +4,9 @@
     decay                starts where the warm-up ends and reaches the minimum `decay_steps` later
     after that           the minimum, or with `restart_growth` the cosine again, each period that much longer
 
+`wsd` (warm-up, stable, decay: Hu et al. 2024) stays at the peak until the last `decay_steps`, in which it falls as 1 - sqrt
+(Hägele et al. 2024): a run that goes on with more steps from before its fall is one that had been so long.
+
 A period's last step has the minimum; the step after it is the first of the next period.
 """
 
@@ -17,6 +20,7 @@ DECAYS = {
     "constant": lambda part: 1.0,
     "linear": lambda part: 1.0 - part,
     "cosine": lambda part: 0.5 * (1.0 + math.cos(math.pi * part)),
+    "wsd": lambda part: 1.0 - math.sqrt(part),
 }
 
 
@@ -27,6 +31,7 @@ class Schedule:
     minimum: float = 0.0  # holds in the warm-up too
     warmup: int = 0
     decay_steps: int = 1  # the cosine's (first) period
+    end: int = 0  # the last step, which the fall of `wsd` ends with
     restart_growth: float = 0.0  # each period is that many times the one before; 0: no restarts
 
     def __post_init__(self) -> None:
@@ -45,6 +50,8 @@ class Schedule:
         if step < self.warmup:
             return self._between(step / self.warmup)
         done = step - max(self.warmup, 1)  # without a warm-up the first step has the peak
+        if self.kind == "wsd":
+            return self._between(DECAYS[self.kind](self._fallen(step)))
         return self._between(DECAYS[self.kind](self._part(done)))
 
     def _part(self, done: int) -> float:
@@ -60,6 +67,11 @@ class Schedule:
         while rest > period:
             rest, period = rest - period, period * self.restart_growth
         return rest / period
+
+    def _fallen(self, step: int) -> float:
+        """The part of its only fall, which does not begin before the warm-up ends."""
+        steps = max(1, min(self.decay_steps, self.end - max(self.warmup, 1)))
+        return min(max(0, step - self.end + steps) / steps, 1.0)
 
     def _between(self, share: float) -> float:
         return self.minimum + share * (self.peak - self.minimum)

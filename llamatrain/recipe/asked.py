@@ -60,6 +60,8 @@ class Asked:
     def idle(self) -> dict[str, str]:
         """The options that have no effect beside the others, and beside which."""
         found = training.idle(self.train, self.run) | outs.idle(self.command, self.tune.full)
+        if not (self.data.val or self.data.val_split):
+            found["patience"] = "without --val or --val-split"
         return found if self.command == "from-scratch" else found | tuning.idle(self.tune) | preference.idle(self.preference)
 
     @property
@@ -70,14 +72,16 @@ class Asked:
 
     def settled(self, base: str = "") -> "Asked":
         """With paths that mean the same from any folder."""
-        paths = (self.model.vocab_from, self.tune.lora_init, self.tune.peft, self.data.chat_template)
-        vocab, first, peft, template = (path and _whole(path) for path in paths)
+        paths = (self.model.vocab_from, self.tune.lora_init, self.tune.peft, self.data.chat_template, self.train.teacher)
+        vocab, first, peft, template, teacher = (path and _whole(path) for path in paths)
+        new = self.command == "from-scratch" and not (base or self.base)
         base = self.base or base
         return replace(
             self,
             files=absolute(self.files),
             base=absolute([base])[0] if base else "",
-            model=replace(self.model, vocab_from=vocab),
+            model=replace(self.model, vocab_from=vocab or (teacher if new else None)),
+            train=replace(self.train, teacher=teacher),
             data=replace(self.data, val=absolute(self.data.val), chat_template=template),
             tune=replace(self.tune, lora_init=first, peft=peft),
             lora=LoraOptions((), tuple((_whole(path), scale) for path, scale in self.lora.scaled)),

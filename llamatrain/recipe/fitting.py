@@ -12,6 +12,7 @@ from llamatrain.machine.memory import resident
 from llamatrain.machine.terminal import told_if_long
 from llamatrain.model.frozen import copies_of
 from llamatrain.model.hyperparameters import Hyperparameters
+from llamatrain.model.teacher import Teacher
 from llamatrain.model.unfit import DEEP
 from llamatrain.recipe.deep import PARTS, way_of_many
 from llamatrain.recipe.limits import allowed
@@ -42,6 +43,7 @@ class Extent:
     decoding: int  # positions of the cache for samples; 0: none
     goes_on: bool  # then its batches stay as they are
     to_come: int = 0  # bytes that the program will hold beside what it holds now
+    teacher: Teacher | None = None
     rough: bool = False  # nothing is to be run: of many layers some may speak for all
 
 
@@ -83,7 +85,7 @@ def way_of(resolved: Resolved, h: Hyperparameters, leaves: Leaves, extent: Exten
         decoding=extent.decoding,
         interpreter=held + LOADED,
         batches=train.grad_acc,
-        copies=leaves.copies,
+        copies=leaves.copies + (extent.teacher.nbytes if extent.teacher else 0),
         pages=max((array.nbytes for array in matrices if map_of(array) is not None), default=0),
     )
     most, least = allowed(train.memory), fixed(setting, demand)
@@ -116,6 +118,7 @@ def setting_of(resolved: Resolved, h: Hyperparameters, leaves: Leaves, extent: E
         clip=train.clip,
         drop_base=leaves.drops,
         sparse=extent.sparse,
+        teacher=extent.teacher,
         plus=resolved.asked.tune.lora_plus_ratio,
         objective=resolved.asked.preference.made,
         reference=leaves.reference,

@@ -9,7 +9,8 @@ from llamatrain.store.folder import RunFolder
 def metrics_of(prepared: Prepared, folder: RunFolder) -> Metrics:
     """New, or those of the run so far; in a new folder its first part is told, too."""
     name, sources, run = "metrics.jsonl", prepared.sources, prepared.kept.run
-    metrics = Metrics(folder.result(name), sources.home and sources.home / name, sources.step)
+    owed = sources.checkpoint is not None and sources.checkpoint.state.owed
+    metrics = Metrics(folder.result(name), sources.home and sources.home / name, sources.step, owed)
     if run.log:
         told = Logged(
             folder=lambda: metrics.path.parent,

@@ -14,6 +14,7 @@ from llamatrain.train.reading import ready
 
 ROW = 20  # bytes of a token in a batch: five arrays
 BOUND = 5000  # bytes of a node that is bound to memory and a kernel: arrays, and the words of its calls
+STEPPED = 3000  # likewise of one more than two for each weight that is stepped: no gradient was made of it
 NODES = 40  # that a layer has at least: its block, and the gradients of it
 SMALL = 256  # tokens: a batch of fewer is split no further, its products would run below their speed
 
@@ -76,11 +77,11 @@ def fixed(setting: Setting, demand: Demand) -> int:
     trained = sum(size.values())
     rows = 0 if setting.h.tied else size.get(setting.h.architecture.the("embedding"), 0)  # few of them may have a gradient
     gradients = {"flat": trained, "arena": trained - rows, "streamed": 0}[setting.gradients]
-    return (1 + moments_of(setting)) * trained + gradients + demand.copies + NODES * BOUND * setting.h.layers
+    return moments_of(setting) + trained + gradients + demand.copies + NODES * BOUND * setting.h.layers
 
 
 def moments_of(setting: Setting) -> int:
-    return setting.optimizer.vectors if setting.optimizer else 0
+    return 4 * setting.optimizer.floats(setting.shapes) if setting.optimizer else 0
 
 
 def decoding_of(setting: Setting, positions: int) -> int:
@@ -109,11 +110,13 @@ def way_with(setting: Setting, policy: Policy, demand: Demand, splits: int = 1) 
     arena, pages = max(plan.arena for plan in plans), max(demand.pages, *(plan.base_bytes for plan in plans))
     kept = max(sum(gradient.nbytes for gradient in graph.named) for graph in shared)  # of an embedding, rows alone
     beside = arena + sum(plan.arena for plan in updates) - (kept if gradients == "arena" else 0)
-    held = demand.interpreter + BOUND * sum(len(plan.nodes) for plan in (*plans, *updates))
+    nodes, stepping = sum(len(plan.nodes) for plan in plans), sum(len(plan.nodes) for plan in updates)
+    few = min(stepping, 2 * len(setting.trained) * len(updates))
+    held = demand.interpreter + BOUND * (nodes + few) + STEPPED * (stepping - few)
     needs = Needs(
         weights=size,
         gradients=kept,
-        moments=moments_of(setting) * size,
+        moments=moments_of(setting),
         packed_copies=demand.copies,
         base_pages=pages,
         inputs=inputs,

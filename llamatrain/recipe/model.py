@@ -97,6 +97,15 @@ def with_vocabulary(base: Gguf, path: Path | None) -> tuple[Gguf, dict[str, Valu
     return replace(base, metadata=Metadata(base.metadata.typed | vocabulary)), vocabulary
 
 
+def check_taught(model: Model, teacher: Gguf) -> None:
+    """Its distributions are of the same tokens."""
+    key, words = "tokenizer.ggml.tokens", hyperparameters.read(teacher).vocab
+    tokens = [metadata[key].raw if key in metadata else None for metadata in (model.metadata, teacher.metadata.typed)]
+    if tokens[0] is None or tokens[0] != tokens[1] or words < model.h.vocab:
+        told = f"{model.h.vocab:,} tokens to learn, {words:,} of the teacher"
+        raise UsageError(f"{teacher.path}: its vocabulary is another than the model's ({told}); a teacher has the same tokens")
+
+
 def check_own(base: Gguf, given: Collection[str]) -> None:
     for name in OWN_SIZE:
         if name in given:

@@ -15,6 +15,7 @@ AUTO = "auto"
 ITERS = 256
 WARMUP = 0.05  # of the steps
 LR_MIN = 0.1  # of the rate
+FALL = 0.2  # of the steps, at their end
 
 
 if TYPE_CHECKING:
@@ -46,7 +47,10 @@ class TrainOptions(Checked, panel="Training"):
     ] = None
     optimizer: Annotated[
         OptimizerName,
-        Option("How weights are changed; SGD has a momentum of --beta1, L-BFGS the same rows in every step.", panel=OPTIMIZER),
+        Option(
+            "How weights are changed; Muon: of whole models, SGD: with momentum --beta1, L-BFGS: on the same rows in every step.",
+            panel=OPTIMIZER,
+        ),
     ] = "adamw"
     lr: Annotated[float, Option("Learning rate, the highest of the schedule.", panel=RATE, unit="RATE", least=0)] = 1e-3
     lr_min: Annotated[
@@ -57,12 +61,19 @@ class TrainOptions(Checked, panel="Training"):
         int | None,
         Option("Steps in which the rate rises; else 5 % of all.", panel=RATE, unit="STEPS", least=0, most=COUNT),
     ] = None
-    schedule: Annotated[Literal["constant", "linear", "cosine"], Option("How the rate falls after the warm-up.", panel=RATE)] = (
-        "cosine"
-    )
+    schedule: Annotated[
+        Literal["constant", "linear", "cosine", "wsd"],
+        Option("How the rate falls after the warm-up; wsd: at the end alone, and later where more --iters follow.", panel=RATE),
+    ] = "cosine"
     decay_steps: Annotated[
         int | None,
-        Option("Steps in which it falls; else all that follow the warm-up.", panel=RATE, unit="STEPS", least=1, most=COUNT),
+        Option(
+            "Steps in which it falls; else all that follow the warm-up, with wsd a fifth.",
+            panel=RATE,
+            unit="STEPS",
+            least=1,
+            most=COUNT,
+        ),
     ] = None
     restart_growth: Annotated[
         float,
@@ -130,6 +141,12 @@ class TrainOptions(Checked, panel="Training"):
         Literal["cross-entropy", "squared-error"],
         Option("What is minimised; the squared error is for the sine wave only."),
     ] = "cross-entropy"
+    teacher: Annotated[
+        Path | None, Option("Learn the distributions of this model, too, which has the same vocabulary.", unit="MODEL")
+    ] = None
+    teacher_weight: Annotated[
+        float, Option("The teacher's share of the loss; the rest is the data's.", unit="SHARE", least=0, most=1)
+    ] = 0.5
     seed: Annotated[
         int,
         replace(
@@ -178,6 +195,16 @@ class RunOptions(Checked, panel="The run"):
     ] = 100
     keep: Annotated[int, Option("Checkpoints that stay; older ones are removed.", unit="CHECKPOINTS", least=1, most=COUNT)] = 2
     eval_every: Annotated[int, replace(EVERY, sentence="Validate every so many steps and at the end; 0: never.")] = 100
+    patience: Annotated[
+        int,
+        Option(
+            "Stop after so many validations in a row without a new lowest loss; 0: never.",
+            panel=END,
+            unit="TIMES",
+            least=0,
+            most=COUNT,
+        ),
+    ] = 0
     sample_every: Annotated[int, replace(EVERY, sentence="Show what the model writes every so many steps; 0: never.")] = 0
     sample_prompt: Annotated[str, Option("What those samples begin with.")] = ""
     report_every: Annotated[int, replace(EVERY, sentence="Print a line every so many steps; 0: as often as reads well.")] = 0
@@ -236,10 +263,14 @@ def idle(options: TrainOptions, run: RunOptions) -> dict[str, str]:
     found = dict.fromkeys(registry.idle(options.optimizer), f"to --optimizer {options.optimizer}")
     if options.schedule == "constant":
         found |= dict.fromkeys(("decay_steps", "restart_growth"), "to --schedule constant")
+    if options.teacher is None:
+        found["teacher_weight"] = "without --teacher"
     if not options.past:
         found["delta"] = "without --past"
     if not {*run.log} - {"csv"}:
         found["name"] = "without --log to tensorboard, wandb or trackio"
+    if not run.eval_every:
+        found["patience"] = "to --eval-every 0"
     if not run.sample_every:
         found["sample_prompt"] = "without --sample-every"
     return found

@@ -17,15 +17,17 @@ from llamatrain.data.sources import find_data
 from llamatrain.engine.recorder import phase
 from llamatrain.errors import FileError, MemoryPlanError, UsageError
 from llamatrain.machine.printable import printable
+from llamatrain.model import hyperparameters
+from llamatrain.model.teacher import Teacher
 from llamatrain.recipe.asked import Asked
 from llamatrain.recipe.data import TrainingData, data_of, sine_of
 from llamatrain.recipe.fitting import Extent, Fitted, fitted
 from llamatrain.recipe.limits import check_held
 from llamatrain.recipe.memory import Way
-from llamatrain.recipe.model import OWN_SIZE, Model, model_for
+from llamatrain.recipe.model import OWN_SIZE, Model, check_taught, model_for
 from llamatrain.recipe.options import PASSING
 from llamatrain.recipe.request import Request
-from llamatrain.recipe.resolved import Resolved, resolve
+from llamatrain.recipe.resolved import Resolved, precision_of, resolve
 from llamatrain.recipe.resume import Resumed, gone_on_with, resumed_of
 from llamatrain.recipe.samples import Samples, samples_of
 from llamatrain.recipe.saving import check_trained
@@ -78,6 +80,7 @@ def prepare(asked: Asked, sources: Sources, peft: Path | None, notes: list[str],
     check_loggers(asked.run.log)
     with phase("tokenizer"):
         model = model_for(asked, sources, given)
+    teacher = teacher_for(asked, model, sources)
     target = target_of(asked, model, sources, peft)  # what adapters are not as they should be is told before the data is read
     check_held(asked.train.memory)
     with phase("data"):
@@ -92,6 +95,7 @@ def prepare(asked: Asked, sources: Sources, peft: Path | None, notes: list[str],
         validating=data.validation is not None,
         decoding=samples.positions,
         goes_on=sources.goes_on,
+        teacher=teacher,
     )
     with phase("planning"):
         found = fitted(resolved, target, extent)
@@ -110,6 +114,14 @@ def prepare(asked: Asked, sources: Sources, peft: Path | None, notes: list[str],
         samples=samples,
         notes=(*notes, *remarks(resolved, found, sources, model, target)),
     )
+
+
+def teacher_for(asked: Asked, model: Model, sources: Sources) -> Teacher | None:
+    if sources.taught_by is None:
+        return None
+    check_taught(model, sources.taught_by)
+    half = precision_of(asked.train) == "bf16"
+    return Teacher(hyperparameters.read(sources.taught_by), asked.train.teacher_weight, half)
 
 
 def shown(resolved: Resolved, model: Model, sine: Sine | None) -> Samples:
@@ -171,6 +183,7 @@ def way_of(request: Request, graphs: bool) -> tuple[Way, str | None]:
         validating=bool(asked.data.val or asked.data.val_split or (files and files.offered)),
         decoding=shown(resolved, model, sine).positions,
         goes_on=sources.goes_on,
+        teacher=teacher_for(asked, model, sources),
         to_come=unread_of(model, sources),
         rough=not graphs,
     )
@@ -184,7 +197,7 @@ def way_of(request: Request, graphs: bool) -> tuple[Way, str | None]:
 
 def read_by(asked: Asked, sources: Sources, config: Path | None) -> Iterator[Path]:
     """All files that a run is made from."""
-    yield from (path for path in (asked.model.vocab_from, config) if path)
+    yield from (path for path in (asked.model.vocab_from, asked.train.teacher, config) if path)
     yield from (path for path in (sources.base and sources.base.path, sources.resumed and sources.resumed.path) if path)
     for adapter in asked.adapters:
         yield from adapter.iterdir() if adapter.is_dir() else (adapter,)

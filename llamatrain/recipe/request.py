@@ -14,6 +14,7 @@ from llamatrain.config.options import Checked, OptionError, build, declared, fla
 from llamatrain.data.options import DataOptions
 from llamatrain.errors import FileError, UsageError
 from llamatrain.model.options import BYTES, ModelOptions
+from llamatrain.optim import registry
 from llamatrain.recipe.asked import OF, PARTS, Asked
 from llamatrain.recipe.demo import SINE
 from llamatrain.recipe.options import PlaceOptions, RunOptions, TrainOptions, refuse_idle
@@ -73,10 +74,11 @@ def gone_on_from(said: Said, values: Said) -> tuple[PlaceOptions, tuple[str, ...
     return replace(place, checkpoint_in=None), (f"{path} is not there: the run begins anew",)
 
 
-def asked_of(command: str, files: tuple[str, ...], base: str, values: Said, given: Collection[str]) -> Asked:
+def asked_of(command: str, files: tuple[str, ...], base: str, values: Said, given: Collection[str], goes_on: bool) -> Asked:
+    """What has no effect beside the options of a run that goes on is seen where they are known."""
     parts: dict[str, Any] = {name: build(PARTS[name], values) for name in OF[command]}
     options = Asked(files=files, command=command, base=base, **parts)
-    refuse_idle(options.idle, given)
+    refuse_idle({} if goes_on else options.idle, given)
     return options
 
 
@@ -90,9 +92,10 @@ def new_model(data: Sequence[str], said: Said) -> Request:
     with told_of(place.config, given, said):
         if not (files or place.resume or place.checkpoint_in):
             values = of_the_sine_wave(values)
-        options = asked_of("from-scratch", files, "", values, given)
+        options = asked_of("from-scratch", files, "", values, given, place.resume is not None)
         if not (place.resume or place.checkpoint_in):
             check_vocabulary(options.model, bool(files))
+            check_pupil(options, given)
         if place.only_write_model and not (place.resume or place.checkpoint_in):
             raise UsageError("--only-write-model writes the model of a checkpoint: name it with --resume or --checkpoint-in")
         if files and options.train.loss == "squared-error":
@@ -108,6 +111,16 @@ def check_vocabulary(options: ModelOptions, of_text: bool) -> None:
         return
     takes = f"a text takes {least} to {most}, or the word {BYTES}" if of_text else f"the sine wave takes {least} to {most}"
     raise OptionError(lambda spelt: f"{spelt('vocab_size')} {size} cannot be; {takes}")
+
+
+def check_pupil(options: Asked, given: Collection[str]) -> None:
+    """A new model that is taught has text to read, and its teacher's vocabulary."""
+    if options.train.teacher is None:
+        return
+    if not options.files:
+        raise UsageError("--teacher means nothing to the built-in sine wave; name the data, or leave it out")
+    if "vocab_size" in given:
+        raise UsageError("--vocab-size has no effect beside --teacher, whose vocabulary a new model takes; leave it out")
 
 
 def of_the_sine_wave(values: Said) -> dict[str, Any]:
@@ -161,11 +174,14 @@ def named(
     if base is not None and (Path(base).is_dir() or not Path(base).exists()):
         found = "this is a folder" if Path(base).is_dir() else "no such file"
         raise FileError(f"{base}: {found}; a GGUF model is needed first, and then the data")
-    options = asked_of("finetune", data, base or "", values, given)
+    options = asked_of("finetune", data, base or "", values, given, place.resume is not None)
     if options.train.loss != "cross-entropy":
         raise UsageError("--loss squared-error is for the sine wave only")
     train = options.train
     check_fits(options.preference, train.optimizer, options.tune.full, train.batch, options.data.pack)
+    if registry.named(train.optimizer).whole and not options.tune.full:
+        told = f"{train.optimizer} is for whole matrices: --full trains those, an adapter takes adamw"
+        raise OptionError(lambda spelt: f"{spelt('optimizer')} {told}")
     return options, place
 
 

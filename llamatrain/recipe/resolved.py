@@ -12,9 +12,9 @@ from llamatrain.optim.registry import named
 from llamatrain.optim.schedule import Schedule
 from llamatrain.optim.stop import StopRules
 from llamatrain.recipe.asked import Asked
-from llamatrain.recipe.options import ITERS, LR_MIN, WARMUP, TrainOptions
+from llamatrain.recipe.options import FALL, ITERS, LR_MIN, WARMUP, TrainOptions
+from llamatrain.train.course import Course
 from llamatrain.train.graphs import Gradients
-from llamatrain.train.loop import Course
 
 Precision = Literal["f32", "bf16"]
 
@@ -45,6 +45,7 @@ class Resolved:
             warmup=self.warmup,
             decay_steps=self.decay_steps,
             restart_growth=train.restart_growth,
+            end=self.iters,
         )
 
     def course(self, splits: int) -> Course:
@@ -59,6 +60,7 @@ class Resolved:
             eval_every=run.eval_every,
             sample_every=run.sample_every,
             save_every=run.save_every,
+            patience=run.patience,
             max_time=run.max_time,
             fresh=train.lbfgs_fresh,
         )
@@ -100,12 +102,12 @@ def resolve(asked: Asked, row: int, rows_of: Callable[[int], int]) -> Resolved:
             told = f" {train.epochs} cannot be: it takes {iters} steps, and less than 2^31 can be; fewer will do"
             raise OptionError(lambda spelt: spelt("epochs") + told)
     warmup = train.warmup if train.warmup is not None else round(WARMUP * iters)
-    optimizer = named(train.optimizer).of(asdict(train))
+    optimizer = named(train.optimizer).of(asdict(train)).in_precision(precision_of(train))
     return Resolved(
         asked=asked,
         iters=iters,
         warmup=warmup,
-        decay_steps=train.decay_steps or max(1, iters - warmup),
+        decay_steps=train.decay_steps or max(1, round(FALL * iters) if train.schedule == "wsd" else iters - warmup),
         lr_min=train.lr_min if train.lr_min is not None else LR_MIN * train.lr,
         row=row,
         threads=asked.run.threads or cores(),

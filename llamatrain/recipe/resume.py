@@ -13,7 +13,7 @@ from llamatrain.engine.backend import kind_of
 from llamatrain.errors import FileError, UsageError
 from llamatrain.files.reader import open_gguf
 from llamatrain.recipe.asked import OF, PARTS, Asked
-from llamatrain.recipe.options import AUTO, PlaceOptions, RunOptions, refuse_idle
+from llamatrain.recipe.options import AUTO, PlaceOptions, RunOptions, TrainOptions, refuse_idle
 from llamatrain.recipe.outs import OutOptions
 from llamatrain.recipe.tuning import OF_INIT
 from llamatrain.store.checkpoint import MADE_BY, Checkpoint
@@ -79,6 +79,7 @@ def gone_on_with(asked: Asked, resumed: Resumed, given: Collection[str]) -> tupl
     """A run's own options, with those changed that may be; and what is to be said of it."""
     if not resumed.kept:
         check_begun_anew(asked, resumed, given)
+        refuse_idle(asked.idle, given)
         return asked, []
     kept, asked = Asked.from_plain(resumed.checkpoint.options, resumed.path), asked.settled()
     check_files(kept, asked)
@@ -90,13 +91,22 @@ def gone_on_with(asked: Asked, resumed: Resumed, given: Collection[str]) -> tupl
     made = replace(kept, base=asked.base or kept.base, **parts)  # the base may have been moved
     refuse_idle(made.idle, given)
     if "iters" in changed["train"] and kept.train.schedule != "constant" and "schedule" not in made.idle:
-        said.append(f"the schedule stays: after step {kept.train.iters} the rate is --lr-min {kept.train.lr_min:g}")
+        said.append(told_of_rate(kept.train, made.train, resumed.step))
     made_by, here = resumed.checkpoint.extra.get(MADE_BY), kind_of(made.train.kernels)
     if made_by not in (None, here):
         said.append(f"the kernels are those for {here} from now on, and were for {made_by!s:.40}")
     if "precision" in changed["train"] or "cache_base" in changed["tune"] or made_by not in (None, here):
         said.append("so the run is not, to the bit, what it would have been")
     return made, said
+
+
+def told_of_rate(kept: TrainOptions, made: TrainOptions, step: int) -> str:
+    """What becomes of it where there are more steps."""
+    if made.schedule != "wsd":
+        return f"the schedule stays: after step {kept.iters} the rate is --lr-min {kept.lr_min:g}"
+    begun = (kept.iters or 0) - (kept.decay_steps or 0) + 1
+    told = f"; it had begun to fall at step {begun}, and rises again" if step >= begun else ""
+    return f"the rate falls in the last {made.decay_steps} of {made.iters} steps{told}"
 
 
 def check_begun_anew(asked: Asked, resumed: Resumed, given: Collection[str]) -> None:
@@ -126,7 +136,8 @@ def changes(kept: Asked, asked: Asked, given: Collection[str]) -> tuple[dict[str
     given = {"lora_scaled" if name == "lora" else name for name in given}  # as they are settled
     changed: dict[str, dict[str, Any]] = {name: {} for name in PARTS}
     said = list[str]()
-    free = {each.name: "run" for each in fields(RunOptions)} | {each.name: "outs" for each in fields(OutOptions)} | FREE
+    free: dict[str, str] = FREE | ({"decay_steps": "train"} if kept.train.schedule == "wsd" else {})
+    free |= {each.name: "run" for each in fields(RunOptions)} | {each.name: "outs" for each in fields(OutOptions)}
     for part in asked.parts:
         for name in (each.name for each in fields(getattr(asked, part))):
             wanted, before = getattr(getattr(asked, part), name), getattr(getattr(kept, part), name)

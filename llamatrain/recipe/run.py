@@ -2,8 +2,8 @@
 
 import os
 import shlex
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,13 +12,14 @@ import numpy as np
 from llamatrain.config.options import flag_of
 from llamatrain.data.options import DataOptions
 from llamatrain.engine.recorder import phase
-from llamatrain.errors import FileError, UsageError
+from llamatrain.errors import UsageError
 from llamatrain.files.mapped import unchanged
 from llamatrain.machine.terminal import is_shown, say
 from llamatrain.machine.threads import foreseeing
 from llamatrain.optim.optimizer import Descent
 from llamatrain.recipe.asked import Asked
 from llamatrain.recipe.beside import Outs, check
+from llamatrain.recipe.ending import tell_best, tell_end
 from llamatrain.recipe.header import facts
 from llamatrain.recipe.inputs import BesideRun
 from llamatrain.recipe.interrupts import Interrupts
@@ -29,18 +30,19 @@ from llamatrain.recipe.prepare import Prepared, begun, config_of, peft_folder, p
 from llamatrain.recipe.profiling import keep_trace, profiled, watched
 from llamatrain.recipe.request import Request
 from llamatrain.recipe.resume import Resumed
-from llamatrain.recipe.saving import Saver, check_trained, filled, restored
-from llamatrain.recipe.sources import Sources
+from llamatrain.recipe.saving import Saver, check_trained, filled
+from llamatrain.recipe.sources import TEACHER, Sources, fingerprint
+from llamatrain.recipe.standing import state_of
 from llamatrain.recipe.targets import target_of
-from llamatrain.report.metrics import Metrics
-from llamatrain.report.report import Report, nobody
+from llamatrain.report.console import nobody
+from llamatrain.report.report import Report
 from llamatrain.store.folder import RunFolder
 from llamatrain.store.names import numbered
 from llamatrain.train.around import Batches
-from llamatrain.train.loop import DONE, Course, Loop, Outcome
+from llamatrain.train.course import DONE, Outcome
+from llamatrain.train.loop import Loop
 from llamatrain.train.programs import Programs
 from llamatrain.train.reading import ReadAhead, ready
-from llamatrain.train.state import RunState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +51,7 @@ class Finished:
     folder: Path
     result: Path
     steps: int  # in all
+    best: Path | None = None  # what came of it at its best validation
     notes: tuple[str, ...] = ()  # what was said of it beside its figures
 
 
@@ -76,15 +79,6 @@ def trained(request: Request, interrupts: Interrupts) -> Finished:
                 return run(prepared, folder, interrupts)
             finally:
                 folder.discard()
-
-
-def tell_end(made: str, files: Sequence[Path], outcome: Outcome, to_go_on: str = "") -> None:
-    if not outcome.finished:
-        say(f"{outcome.reason}; to go on: {to_go_on}")
-        return
-    if outcome.reason != DONE:
-        say(f"stopped: {outcome.reason}")
-    say(f"the {made}: {'; beside it '.join(map(str, files[:2]))}{''.join(f', {file}' for file in files[2:])}")
 
 
 def written(asked: Asked, sources: Sources, request: Request, interrupts: Interrupts) -> Finished:
@@ -163,15 +157,6 @@ def settle(prepared: Prepared, folder: RunFolder, config: Path | None) -> None:
         folder.clear(read_by(prepared.kept, prepared.sources, config))
 
 
-@contextmanager
-def telling(resumed: Resumed) -> Iterator[None]:
-    """What a checkpoint says of itself may be nonsense, though its checksum holds."""
-    try:
-        yield
-    except (KeyError, ValueError, TypeError, IndexError, OverflowError) as error:
-        raise FileError(f"{resumed.path}: its state cannot be gone on with: {error!r}"[:200]) from error
-
-
 # ---- the run ---------------------------------------------------------------
 
 
@@ -198,10 +183,11 @@ def run(prepared: Prepared, folder: RunFolder, interrupts: Interrupts) -> Finish
         keep_trace(prepared.kept.command, folder, report.warn)
     result, steps = folder.path / target.result, loop.state.counters.step
     tell_end(result.stem, [result, *saver.outs.newest], outcome, command())
+    best = tell_best(loop.state, folder, prepared.kept.base if target.kind == "finetune_lora" else "")
     for line in (told := list(target.notes())):
         say(f"note: {line}")
     notes = (*prepared.notes, *report.warnings, *told)
-    return Finished(outcome=outcome, folder=folder.path, result=result, steps=steps, notes=notes)
+    return Finished(outcome=outcome, folder=folder.path, result=result, steps=steps, best=best, notes=notes)
 
 
 def loop_of(prepared: Prepared, folder: RunFolder, report: Report, interrupts: Interrupts) -> tuple[Loop, Saver]:
@@ -210,7 +196,7 @@ def loop_of(prepared: Prepared, folder: RunFolder, report: Report, interrupts: I
     resumed, course = prepared.sources.resumed, prepared.resolved.course(way.splits)
     with phase("weights"):
         target.load(leaves)
-        programs = Programs(way.graphs, way.arena, leaves.frozen)
+        programs = Programs(way.graphs, way.arena, leaves.frozen | taught(prepared))
         parts = programs.weights.parts
         if resumed:
             filled(resumed.checkpoint, parts)
@@ -227,6 +213,7 @@ def loop_of(prepared: Prepared, folder: RunFolder, report: Report, interrupts: I
         course=course,
         listener=watched(report),
         save=saver.save,
+        keep=saver.keep_best,
         show=lambda step: prepared.samples.show(step, leaves, parts, report),
         state=state_of(prepared, programs, descent, course, report),
         signals=interrupts,
@@ -235,6 +222,12 @@ def loop_of(prepared: Prepared, folder: RunFolder, report: Report, interrupts: I
         samples=data.samples,
     )
     return loop, saver
+
+
+def taught(prepared: Prepared) -> dict[str, np.ndarray]:
+    """What the teacher knows."""
+    teacher, gguf = prepared.fitted.way.setting.teacher, prepared.sources.taught_by
+    return teacher.load(gguf, prepared.resolved.threads) if teacher and gguf else {}
 
 
 def reading(loop: Loop) -> AbstractContextManager[Batches]:
@@ -263,33 +256,7 @@ def saver_of(
         metrics=report.metrics,
         config=config_of(kept).encode("utf-8", "replace"),
         warn=report.warn,
+        extra={TEACHER: fingerprint(teacher)} if (teacher := prepared.sources.taught_by) else {},
+        home=prepared.sources.home,
         tell=tell,
     )
-
-
-def state_of(prepared: Prepared, programs: Programs, descent: Descent | None, course: Course, report: Report) -> RunState:
-    """Where it begins: at nothing, or where a checkpoint was, whose vectors and rows are put back."""
-    resumed, rows = prepared.sources.resumed, prepared.data.rows
-    if not resumed:  # the base's own loss is line 0
-        return RunState(data=rows.state, owed=prepared.kept.command == "finetune" and course.eval_every > 0)
-    with telling(resumed), unchanged(resumed.checkpoint.files):
-        state, warnings = restored(resumed.checkpoint, programs, descent, rows, course.grad_acc)
-    for line in warnings:
-        report.warn(line)
-    report.resumed(resumed.step)
-    gone_on(state, resumed, course.iters, report.metrics)
-    return state
-
-
-def gone_on(state: RunState, resumed: Resumed, iters: int, metrics: Metrics) -> None:
-    """More steps are taken after a stop rule has ended a run; a validation is not told twice."""
-    if iters > iters_of(resumed):
-        state.ended = None
-    done = any("val_loss" in line and line.get("step") == resumed.step for line in metrics.lines())
-    state.owed = state.owed and not done  # a run may be killed between the validation and the next save
-
-
-def iters_of(resumed: Resumed) -> int:
-    train = resumed.checkpoint.options.get("train")
-    iters = train.get("iters") if isinstance(train, dict) else None
-    return iters if isinstance(iters, int) else 0

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from llamatrain.recipe.target import Target
 from llamatrain.report.metrics import Metrics
 from llamatrain.store.checkpoint import GRADIENTS, MADE_BY, Checkpoint
 from llamatrain.store.folder import RunFolder
+from llamatrain.store.names import BEST, best_of
 from llamatrain.train.programs import Programs
 from llamatrain.train.state import RunState
 
@@ -44,6 +46,8 @@ class Saver:
     metrics: Metrics  # which must not know less than a checkpoint
     config: bytes
     warn: Callable[[str], None]
+    extra: Mapping[str, Any]  # what is to be known of it beside the target
+    home: Path | None = None  # of the run that goes on
     tell: Callable[[], None] = lambda: None  # of what became of the run's inputs
 
     def begin(self, state: RunState) -> str:
@@ -58,11 +62,19 @@ class Saver:
 
     def _begun(self, state: RunState) -> str:
         path = self._saved_here(state)
+        self._find_best(state)
         self._write_config()
         self.metrics.begin()
         self.folder.settled()
         self.target.write_elsewhere(self.programs.weights.parts)  # not before: of a run that cannot begin nothing stays
         return path
+
+    def _find_best(self, state: RunState) -> None:
+        """What was made at the best validation of the run that goes on is that of this folder, too."""
+        best, path = state.best.step, self.folder.path
+        if best in (None, state.counters.step) or self.folder.keep_best(best, (self.home or path) / best_of(best)):
+            return
+        self.warn(f"{path}: {best_of(best)} is not there, which has validated best so far: a better one will be {BEST}")
 
     def save(self, state: RunState, last: bool = False) -> str:
         """The last time in another folder, where this one takes it no more."""
@@ -101,10 +113,34 @@ class Saver:
         new = self._found()
         self.metrics.flush()
         path = self.folder.save(self.checkpoint(state), self.keep)
-        self.target.write(self.folder.result(self.target.result), self.programs.weights.parts)
+        result = self.folder.result(self.target.result)
+        self.target.write(result, self.programs.weights.parts)
+        if state.best.step == state.counters.step:
+            self.folder.keep_best(state.best.step, result)
+        self.folder.sweep_best()
         if new:
             self._write_config()
         return str(path)
+
+    def keep_best(self, state: RunState) -> None:
+        """What is made by now validates best, and no save is due."""
+        step = state.counters.step
+        try:
+            try:
+                self._best_written(step)
+            except FileError:
+                if not self._found():
+                    raise
+                self._write_config()
+                self._best_written(step)
+        except FileError as error:
+            self.warn(f"{error}; so {BEST} is not that of step {step}; the next better one is tried again")
+
+    def _best_written(self, step: int) -> None:
+        place = self.folder.path / best_of(step)
+        self.target.write(place, self.programs.weights.parts)
+        self.folder.keep_best(step, place)
+        self.folder.sweep_best()
 
     def _found(self) -> bool:
         """Whether the folder is another than before, which is said."""
@@ -150,7 +186,7 @@ class Saver:
             order=list(parts),
             vectors=vectors,
             numbers=numbers,
-            extra={**self.target.extra(), MADE_BY: kind_of(self.programs.setting.kernels)},
+            extra={**self.target.extra(), **self.extra, MADE_BY: kind_of(self.programs.setting.kernels)},
         )
 
 
@@ -182,7 +218,8 @@ def restored(
         warnings.append(f"the checkpoint's optimizer is {checkpoint.optimizer}: this one begins anew")
     else:
         for kind, name in optimizer.states.items():
-            put(checkpoint.pieces(optimizer.key(name)), programs.vectors[kind].parts)
+            parts = programs.vectors[kind].parts
+            put(checkpoint.pieces(optimizer.key(name), parts), parts)
         if descent:
             descent.restore(checkpoint.kept_for(list(programs.weights.parts)))
     partial = None
@@ -191,7 +228,8 @@ def restored(
     elif state.partial and programs.grads and len(state.partial.losses) < grad_acc:
         put(checkpoint.pieces(GRADIENTS), programs.grads.parts)
         partial = replace(state.partial, losses=[*state.partial.losses])
-    return replace(state, counters=replace(state.counters), data=rows.state, stop=replace(state.stop), partial=partial), warnings
+    mine: dict[str, Any] = {"counters": replace(state.counters), "stop": replace(state.stop), "best": replace(state.best)}
+    return replace(state, data=rows.state, partial=partial, **mine), warnings
 
 
 def put(pieces: Mapping[str, np.ndarray], parts: Mapping[str, np.ndarray]) -> None:

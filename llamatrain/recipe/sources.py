@@ -21,6 +21,7 @@ from llamatrain.recipe.inputs import Input, inputs_of
 from llamatrain.recipe.resume import Resumed
 from llamatrain.store.checkpoint import Checkpoint
 
+TEACHER = "teacher"  # what it is known by again, in what a checkpoint keeps beside
 Factors = Mapping[str, tuple[np.ndarray, np.ndarray, float]]
 
 
@@ -31,6 +32,7 @@ class Sources:
     mixed: tuple[Adapter, ...] = ()  # which are there, and stay as they are
     factors: tuple[Factors, ...] = ()  # theirs
     first: Adapter | None = None  # which is gone on from
+    taught_by: Gguf | None = None  # the teacher
     inputs: Mapping[Path, Input] = field(default_factory=dict)  # the files that a run is begun with, as they were before
 
     @property
@@ -70,16 +72,16 @@ class Sources:
 def opened(asked: Asked, resumed: Resumed | None) -> Sources:
     """All of it, seen to fit together."""
     inputs = inputs_of(read_for(asked, resumed))
-    base = base_of(asked, resumed)
+    base, teacher = base_of(asked, resumed), teacher_of(asked, resumed)
     if not is_adapter(asked) or base is None:
-        return Sources(base=base, resumed=resumed, inputs=inputs)
+        return Sources(base=base, resumed=resumed, taught_by=teacher, inputs=inputs)
     h = hyperparameters.read(base)
     mixed = tuple(reading.read(path, h).scaled(scale) for path, scale in asked.lora.scaled)
     first = reading.read(asked.tune.lora_init, h) if asked.tune.lora_init and not resumed else None
     factors = tuple(factors_of(adapter, h, base.path) for adapter in mixed)
     if first:
         factors_of(first, h, base.path)
-    sources = Sources(base=base, resumed=resumed, mixed=mixed, factors=factors, first=first, inputs=inputs)
+    sources = Sources(base=base, resumed=resumed, mixed=mixed, factors=factors, first=first, taught_by=teacher, inputs=inputs)
     if resumed and resumed.kept:
         check_same(sources, resumed, asked)
     return sources
@@ -115,6 +117,19 @@ def base_of(asked: Asked, resumed: Resumed | None) -> Gguf | None:
         raise UsageError(
             f"{asked.base}: a checkpoint of an adapter, no model; go on with `llamatrain finetune --resume {asked.base}`"
         )
+    return gguf
+
+
+def teacher_of(asked: Asked, resumed: Resumed | None) -> Gguf | None:
+    """That which the run began with, if it goes on."""
+    path = asked.train.teacher
+    if path is None:
+        return None
+    gguf = open_gguf(path)
+    if gguf.kind != "model":
+        raise UsageError(f"{path}: a file of kind {gguf.kind}, and a model is a teacher")
+    if resumed and resumed.kept and resumed.checkpoint.extra.get(TEACHER) != fingerprint(gguf):
+        raise FileError(f"{path}: not the teacher that the run in {resumed.path} had")
     return gguf
 
 

@@ -63,6 +63,12 @@ class Losses:
         return cls(training, validation, Series(training.steps, smooth), low, high)
 
     @property
+    def best(self) -> Series:
+        """The validation of the lowest loss, the first of equals."""
+        lowest = self.validation.values.argmin() if len(self.validation) else 0
+        return Series(self.validation.steps[lowest:][:1], self.validation.values[lowest:][:1])
+
+    @property
     def steps(self) -> tuple[float, float]:
         """The first and the last of all."""
         every = np.concatenate([self.training.steps, self.validation.steps])

@@ -36,13 +36,14 @@ class Metrics:
     """The file of a run, open for more lines. What was written lies in the file after 0.2 s, or after `flush`.
 
     It is made anew, with the lines of another up to a step, by `begin` or the first line; where it is lost, by the next `flush`.
+    The validation of that step is not among them where it is still owed.
     """
 
-    def __init__(self, path: str | Path, before: Path | None = None, step: int = 0) -> None:
+    def __init__(self, path: str | Path, before: Path | None = None, step: int = 0, owed: bool = False) -> None:
         self.path = Path(path)
         self.tell: Callable[[str], None] = lambda line: None
         self.also: Also | None = None  # where lines go besides
-        self._before, self._step = before, step
+        self._before, self._step, self._owed = before, step, owed
         self._file: FileIO | None = None
         self._waiting = b""
         self._due = 0.0
@@ -63,7 +64,7 @@ class Metrics:
 
     def _kept(self) -> Iterator[bytes]:
         for raw, line in lines_of(self._before) if self._before else ():
-            if line["step"] <= self._step:
+            if line["step"] < self._step + (not (self._owed and "val_loss" in line)):
                 yield raw.strip() + b"\n"
 
     def _made(self, lines: Iterable[bytes]) -> FileIO:

@@ -1,14 +1,11 @@
 """What a person sees of a training run: lines, a progress display below them on a terminal, drawings at the end."""
 
-import io
 import math
 import os
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext, suppress
-from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from types import TracebackType
@@ -23,15 +20,14 @@ from llamatrain.files.newfile import NewFile
 from llamatrain.machine.printable import printable
 from llamatrain.machine.terminal import displaying
 from llamatrain.report import curve, svg
+from llamatrain.report.console import stderr
 from llamatrain.report.events import Score, StepLine
 from llamatrain.report.lines import GAP, Segment, assembled, fitted, width_of
 from llamatrain.report.losses import Losses
 from llamatrain.report.metrics import Metrics
-from llamatrain.report.nowhere import nowhere
 from llamatrain.report.numbers import Pace, amount, duration, stride, time_of_step
-from llamatrain.report.scores import place_of, rewards_of, scores_of, summary
+from llamatrain.report.scores import figures_of, place_of, rewards_of, scores_of, summary
 
-WIDTH = 100  # where the output is no terminal
 PAUSE, PATIENCE = 1.0, 300.0  # seconds between lines: at least, at most
 RECENT = 32  # steps whose tokens a second are looked at
 SAMPLE_SIGNS, SAMPLE_LINES = 1000, 12
@@ -157,11 +153,11 @@ class Report:
         if (line.step % self._every == 0 and waited >= self._pause) or waited >= self._patience or line.step == self.iters:
             self._print_step(line)
 
-    def validation(self, step: int, score: Score) -> None:
+    def validation(self, step: int, score: Score, best: bool = False) -> None:
         self._doing, self._scored = "", score
-        told = {f"val_{name}": value for name, value in asdict(score).items() if value is not None}
-        self.metrics.write({"step": step, "val_loss": told.pop("val_loss"), "val_tokens": told.pop("val_tokens"), **told})
+        self.metrics.write(figures_of(step, score, best))
         pieces = [Segment(" val", self._place(step), 9), *scores_of(score, self.console.encoding)]
+        pieces += [Segment("", "best", 4)] if best else []
         self._print(assembled(fitted(pieces, self._width)))
 
     def end(self, folder: Path) -> None:
@@ -275,28 +271,3 @@ class Report:
         done, to_do = "━─" if self._signs is curve.FINE else "#-"
         full = min(width, width * self._done // max(self.iters, 1))
         return Text(done * full, "cyan", no_wrap=True).append(to_do * (width - full) + GAP, "bright_black")
-
-
-class Said(Console):
-    """A console that goes silent when nobody reads it any more: a training is not to end for that."""
-
-    def on_broken_pipe(self) -> None:
-        self.quiet = True
-        self.file = nowhere()
-
-    def _check_buffer(self) -> None:
-        try:
-            super()._check_buffer()
-        except OSError:  # a terminal that was closed
-            self.on_broken_pipe()
-
-
-def stderr() -> Console:
-    """The terminal as it is, or a stream for plain lines: no colours and no movements in it, whatever the environment says."""
-    terminal = sys.stderr.isatty()
-    return Said(stderr=True, force_terminal=terminal, force_jupyter=False, width=None if terminal else WIDTH, highlight=False)
-
-
-def nobody() -> Console:
-    """Nothing is shown, and the terminal left alone."""
-    return Console(file=io.StringIO(), quiet=True, force_terminal=False, force_jupyter=False, width=WIDTH, highlight=False)

@@ -1,6 +1,7 @@
 """Where a run is in its data, how well its model foretells other data, and all that was done, in words."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 
 from llamatrain.report.events import Score, StepLine
 from llamatrain.report.lines import Segment
@@ -30,6 +31,13 @@ def scores_of(score: Score, encoding: str) -> Iterator[Segment]:
     if told := accuracy(score, encoding):
         yield Segment("accuracy", told, 3)
     yield Segment("", f"{score.tokens:,} tokens", 1)
+
+
+def figures_of(step: int, score: Score, best: bool) -> dict[str, int | float | bool]:
+    """A line of metrics."""
+    told = {f"val_{name}": value for name, value in asdict(score).items() if value is not None}
+    first = {"step": step, "val_loss": told.pop("val_loss"), "val_tokens": told.pop("val_tokens")}
+    return {**first, **told, **({"best": True} if best else {})}
 
 
 def accuracy(score: Score, encoding: str) -> str:

@@ -20,6 +20,7 @@ polyline { fill: none; stroke-width: 2.2; stroke-linejoin: round; stroke-linecap
 circle { stroke-width: 2; fill: #ffffff }
 .training { stroke: #2563eb }
 .validation { stroke: #ea580c }
+circle.best { fill: #ea580c }
 .noise { stroke-width: 1; stroke-opacity: 0.35 }
 @media (prefers-color-scheme: dark) {
   text { fill: #9ca3af }
@@ -28,6 +29,7 @@ circle { stroke-width: 2; fill: #ffffff }
   .grid { stroke: #374151 }
   .training { stroke: #60a5fa }
   .validation { stroke: #fb923c }
+  circle.best { fill: #fb923c }
 }
 """
 
@@ -52,6 +54,7 @@ def picture(losses: Losses, name: str) -> str:
         *polyline(losses, losses.validation.thinned(), "validation"),
         *dots(losses, losses.smooth, "training", 1),  # a single step makes no line
         *dots(losses, losses.validation, "validation", MARKED),
+        *dots(losses, losses.best, "validation best", 1),
         "</g>",
         "</svg>\n",
     ]
@@ -60,8 +63,9 @@ def picture(losses: Losses, name: str) -> str:
 
 def legend(losses: Losses) -> Iterator[str]:
     """What the colours are, with the last values."""
-    at = LEFT
-    for series, name, how in ((losses.smooth, "training", " (smoothed)"), (losses.validation, "validation", "")):
+    at, best = LEFT, losses.best
+    lowest = f" (best {amount(best.values[0])} at step {best.steps[0]:,.0f})" if len(best) else ""
+    for series, name, how in ((losses.smooth, "training", " (smoothed)"), (losses.validation, "validation", lowest)):
         if len(series):
             told = f"{name} loss {amount(series.values[-1])}{how}"
             yield f'<polyline class="{name}" points="{at},44 {at + 18},44"/><text x="{at + 25}" y="48">{told}</text>'

@@ -13,7 +13,7 @@ Numbers that must come back to the bit are float64. Where the ancestors had a fl
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -29,12 +29,12 @@ from llamatrain.files.types import TensorInfo, by_name
 from llamatrain.files.values import Kind, Value, boolean, f32, number, numbers, string, strings, u32, u64
 from llamatrain.files.writer import head, new_gguf
 from llamatrain.store.ancestors import OWN
-from llamatrain.train.state import RunState
+from llamatrain.train.state import Best, RunState
 
 VERSION = 2  # training.file_version; 0 and 1 are the ancestors'
 CHECKSUM = "training.checksum"
 GRADIENTS = "training.accumulated_gradients"
-OWED, ENDED = "owed_validation", "ended"  # of the state, in training.extra
+OWED, ENDED, BEST = "owed_validation", "ended", "best_validation"  # of the state, in training.extra
 MADE_BY = "kernels"  # of training.extra: the class of processors that they were compiled for
 PIECE = 1 << 20  # bytes of a file that are looked at together
 LONGEST_COUNT = 2**32 - 1  # the ancestors counted iterations in 32 bits here, and in 64 above
@@ -81,11 +81,12 @@ class Checkpoint:
                 kept[name] = np.concatenate([value[..., cuts[each] : cuts[each] + self.weights[each].size] for each in order], -1)
         return kept
 
-    def pieces(self, name: str) -> dict[str, np.ndarray]:
-        """A flat vector cut into the parameters that it holds: views, each in its weight's shape."""
-        sizes = [self.weights[parameter].size for parameter in self.order]
+    def pieces(self, name: str, of: Collection[str] | None = None) -> dict[str, np.ndarray]:
+        """A flat vector cut into the parameters that it holds, all or these: views, each in its weight's shape."""
+        held = [parameter for parameter in self.order if of is None or parameter in of]
+        sizes = [self.weights[parameter].size for parameter in held]
         cuts = np.split(self.vectors[name], np.cumsum(sizes)[:-1])
-        return {key: cut.reshape(self.weights[key].shape) for key, cut in zip(self.order, cuts, strict=True)}
+        return {key: cut.reshape(self.weights[key].shape) for key, cut in zip(held, cuts, strict=True)}
 
 
 def write(path: str | Path, checkpoint: Checkpoint, check: Callable[[Path], object] | None = None) -> None:
@@ -165,7 +166,14 @@ def _training(checkpoint: Checkpoint) -> Iterator[tuple[str, Value]]:
         told = {"count": len(left.losses), "losses": left.losses, "extra": {"seconds": left.seconds, **more}}
         yield "training.partial", string(json.dumps(told))
     yield "training.options", string(json.dumps(checkpoint.options))
-    yield "training.extra", string(json.dumps({OWED: state.owed, ENDED: state.ended, **checkpoint.extra}))
+    yield "training.extra", string(json.dumps({OWED: state.owed, ENDED: state.ended, **_best(state.best), **checkpoint.extra}))
+
+
+def _best(best: Best) -> dict[str, Any]:
+    """Once there was a validation."""
+    if best == Best():
+        return {}
+    return {BEST: {"loss": best.loss if best.step is not None else None, "step": best.step, "idle": best.idle}}
 
 
 def _optimizer(checkpoint: Checkpoint) -> Iterator[tuple[str, Value]]:

@@ -7,6 +7,7 @@
     checkpoint-LATEST.gguf                   another name of the newest
     model.gguf | adapter.gguf                the result
     model-<step>.gguf | adapter-<step>.gguf  those of earlier saves, where they are to be kept
+    best.gguf  best-<step>.gguf              that of the best validation, and those that a checkpoint here knows as such
     .replaced-<marks>                        the run that was there, until this one has saved something
 
 All is written beside its place and renamed, so that links are replaced and not followed; the first checkpoint comes first. A run
@@ -32,8 +33,11 @@ from llamatrain.store.checkpoint import Checkpoint, write
 from llamatrain.store.elsewhere import again, instead
 from llamatrain.store.lock import Lock, locked
 from llamatrain.store.names import (
+    BEST,
+    BEST_STEM,
     LATEST,
     RESULTS,
+    best_of,
     can_go_on,
     files_in,
     files_of,
@@ -43,6 +47,7 @@ from llamatrain.store.names import (
     newest_first,
     numbered,
     results_in,
+    same,
     telling,
 )
 from llamatrain.store.reading import read
@@ -192,6 +197,31 @@ class RunFolder:
             for number, file in (each for files in found for each in files.items()):
                 if number > step:
                     pass_over(file)
+            for number, file in results_in(self.path, BEST_STEM).items():  # which are made again
+                if number > step:
+                    if same(file, self.path / BEST):
+                        (self.path / BEST).unlink()
+                    file.unlink()
+
+    def keep_best(self, step: int, source: Path) -> bool:
+        """What was made at that step is the best: the source has it, where it is not there yet. Whether there is any."""
+        place = self.path / best_of(step)
+        if source.exists() and not same(source, place):
+            linked(source, place)
+        if not place.exists():
+            return False
+        if not same(place, self.path / BEST):
+            linked(place, self.path / BEST)
+        return True
+
+    def sweep_best(self) -> None:
+        """Of those before the best there stay what a checkpoint goes back to."""
+        with suppress(OSError):
+            found, steps = results_in(self.path, BEST_STEM), numbered(self.path)
+            needed = {max((best for best in found if best <= step), default=None) for step in steps}
+            for best, file in list(found.items())[:-1]:
+                if best not in needed:
+                    file.unlink()
 
     def keep_result(self, name: str, step: int, keep: int) -> None:
         """Another name for what came of the run so far, which stays as it is; the last `keep` of them do."""

@@ -9,10 +9,20 @@ from pathlib import Path
 from llamatrain.errors import FileError
 from llamatrain.files.reader import open_gguf
 
-LATEST = "checkpoint-LATEST.gguf"
+LATEST, BEST, BEST_STEM = "checkpoint-LATEST.gguf", "best.gguf", "best"
 NUMBERED = re.compile(r"checkpoint-(0|[1-9][0-9]{0,18})\.gguf")
-RESULTS = ("config.toml", "metrics.jsonl", "metrics.csv", "loggers.json", "loss.svg", "trace.json", "model.gguf", "adapter.gguf")
-KEPT = re.compile(r"(model|adapter)-(0|[1-9][0-9]{0,18})\.gguf")
+RESULTS = (
+    "config.toml",
+    "metrics.jsonl",
+    "metrics.csv",
+    "loggers.json",
+    "loss.svg",
+    "trace.json",
+    "model.gguf",
+    "adapter.gguf",
+    BEST,
+)
+KEPT = re.compile(r"(model|adapter|best)-(0|[1-9][0-9]{0,18})\.gguf")
 TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{8}\.tmp")
 
 
@@ -32,6 +42,11 @@ def results_in(folder: Path, stem: str) -> dict[int, Path]:
     """What came of earlier steps and was kept, by those."""
     matches = ((KEPT.fullmatch(file.name), file) for file in files_in(folder))
     return dict(sorted((int(match[2]), file) for match, file in matches if match and match[1] == stem))
+
+
+def best_of(step: int) -> str:
+    """What was made at the step of the best validation; `best.gguf` is another name of it."""
+    return f"{BEST_STEM}-{step}.gguf"
 
 
 def newest_first(folder: Path) -> list[Path]:

@@ -18,9 +18,9 @@ from llamatrain.optim import registry
 from llamatrain.optim.optimizer import Optimizer
 from llamatrain.optim.stop import StopState
 from llamatrain.store.ancestors import OWN, upgraded
-from llamatrain.store.checkpoint import CHECKSUM, ENDED, GRADIENTS, OWED, PIECE, VERSION, Checkpoint, sum_of_file
+from llamatrain.store.checkpoint import BEST, CHECKSUM, ENDED, GRADIENTS, OWED, PIECE, VERSION, Checkpoint, sum_of_file
 from llamatrain.train.comparison import Rewards
-from llamatrain.train.state import Counters, Partial, RunState
+from llamatrain.train.state import Best, Counters, Partial, RunState
 
 KINDS_OF_RUNS = ("train_model", "finetune_lora")
 LONGEST = 1e12  # seconds that a run may have taken
@@ -60,7 +60,7 @@ def checkpoint_in(gguf: Gguf) -> Checkpoint:
             if name.startswith(OWN) and not name.endswith(".past_loss_values")
         },
         numbers=_numbers(gguf, f"optimizer.{optimizer}."),
-        extra={key: value for key, value in extra.items() if key not in (OWED, ENDED)},
+        extra={key: value for key, value in extra.items() if key not in (OWED, ENDED, BEST)},
         notes=notes,
     )
     if wrong := fault(checkpoint, gguf.value("optimizer.parameter_count", int)):
@@ -116,7 +116,28 @@ def _state(gguf: Gguf, extra: dict[str, Any]) -> RunState:
     owed, ended = extra.get(OWED, False), extra.get(ENDED)
     if not isinstance(owed, bool) or not isinstance(ended, str | None):
         raise FileError(f"{gguf.path}: training.extra does not say how the run stood")
-    return RunState(counters=_counters(gguf), data=_data(gguf), stop=_stop(gguf), partial=_partial(gguf), owed=owed, ended=ended)
+    counters = _counters(gguf)
+    return RunState(
+        counters=counters,
+        data=_data(gguf),
+        stop=_stop(gguf),
+        best=_best(gguf, extra.get(BEST), counters.step),
+        partial=_partial(gguf),
+        owed=owed,
+        ended=ended,
+    )
+
+
+def _best(gguf: Gguf, told: Any, done: int) -> Best:
+    match told:
+        case None:
+            return Best()
+        case {"loss": None, "step": None, "idle": int(idle)} if 0 < idle <= done + 1:
+            return Best(idle=idle)
+        case {"loss": int() | float() as loss, "step": int(step), "idle": int(idle)}:
+            if math.isfinite(loss) and 0 <= step <= done and 0 <= idle <= done - step:
+                return Best(loss=float(loss), step=step, idle=idle)
+    raise FileError(f"{gguf.path}: training.extra does not say which validation was the best")
 
 
 def _counters(gguf: Gguf) -> Counters:
@@ -197,7 +218,9 @@ def fault(checkpoint: Checkpoint, parameters: int) -> str | None:
 
 
 def _unfit_vector(checkpoint: Checkpoint, optimizer: type[Optimizer], parameters: int) -> str | None:
-    needed = {optimizer.key(name): shape for name, shape in optimizer.shapes(checkpoint.kept, parameters).items()}
+    lengths = optimizer.lengths({name: checkpoint.weights[name].shape for name in checkpoint.order})
+    shapes = optimizer.shapes(checkpoint.kept, parameters) | {name: (length,) for name, length in lengths.items()}
+    needed = {optimizer.key(name): shape for name, shape in shapes.items()}
     if missing := needed.keys() - checkpoint.vectors.keys():
         return f"the tensor {min(missing)} is missing"
     for name, vector in checkpoint.vectors.items():

@@ -19,6 +19,7 @@ from llamatrain.model import transformer
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.lora import Weights
 from llamatrain.model.preference import Objective, comparing
+from llamatrain.model.teacher import Teacher
 from llamatrain.optim.optimizer import Optimizer, StepRule
 from llamatrain.optim.step import Differentiated, Kept, apply, clipped, differentiate, hold, stream
 
@@ -50,6 +51,7 @@ class Setting:
     sparse: bool = False  # many tokens have no weight
     objective: Objective | None = None  # of preferences
     reference: Weights | None = None  # what it compares with
+    teacher: Teacher | None = None
     plus: float = 1.0  # the rate of adapters' second factors, in rates of all else (LoRA+, Hayou et al. 2024)
 
     @property
@@ -70,6 +72,15 @@ class Setting:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of what is trained."""
         return {name: tensor.shape for name, tensor in self.trained.items()}
+
+    @property
+    def held(self) -> dict[str, dict[str, tuple[int, ...]]]:
+        """Of the optimizer's states, by kind."""
+        rule = self.optimizer
+        kinds = rule.states if rule else ()
+        return {
+            kind: {name: shape for name, shape in self.shapes.items() if rule and rule.holds(kind, name, shape)} for kind in kinds
+        }
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,7 +156,7 @@ class RunGraphs:
             against, of = s.reference or weights, {"batch": s.batch, "length": length}
             return comparing(s.objective, s.h, weights, against, table=self.table, sparse=s.sparse, flash=s.flash, **of)
         how = {"sparse": s.sparse, "flash": s.flash, "squared": s.squared}
-        return transformer.training(s.h, weights, s.batch, length, self.table, **how)
+        return transformer.training(s.h, weights, s.batch, length, self.table, teacher=s.teacher, **how)
 
     def _differentiated(self, length: int) -> Differentiated:
         m, trained = self._training(length), list(self.setting.trained.values())

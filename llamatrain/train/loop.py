@@ -15,43 +15,14 @@ from llamatrain.data.rows import Batch
 from llamatrain.engine.recorder import phase
 from llamatrain.errors import FileError
 from llamatrain.optim.optimizer import Descent
-from llamatrain.optim.schedule import Schedule
-from llamatrain.optim.stop import StopRules
 from llamatrain.report.events import StepLine
 from llamatrain.train.around import Batches, Beside, Changed, Interrupted, Listener, Nothing, Quiet, Signals, TrainingError
 from llamatrain.train.comparison import Rewards, totals_of
+from llamatrain.train.course import DONE, Course, Outcome
 from llamatrain.train.programs import Programs
 from llamatrain.train.reading import waited
 from llamatrain.train.scoring import Scoring
 from llamatrain.train.state import Partial, RunState
-
-
-@dataclass(frozen=True, kw_only=True)
-class Course:
-    """How far a run goes, at which rate, and what is done on its way."""
-
-    iters: int
-    grad_acc: int  # micro-batches of a step
-    seed: int
-    schedule: Schedule
-    rules: StopRules
-    eval_every: int  # 0: never
-    sample_every: int
-    save_every: int
-    max_time: float | None = None  # seconds of this process; None: without limit
-    fresh: int = 0  # iterations of a descent on the same rows; 0: all
-
-
-DONE = "done"  # of a run that ended as it was meant to
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """Why a run ended, and by which signal, if by one."""
-
-    reason: str
-    signal: int = 0
-    finished: bool = True
 
 
 @dataclass(kw_only=True)
@@ -62,6 +33,7 @@ class Loop:
     course: Course
     listener: Listener
     save: Callable[[RunState, bool], str]  # writes checkpoint and result, the last ones or not, and gives the checkpoint's name
+    keep: Callable[[RunState], None]  # writes the result as the best so far
     show: Callable[[int], None]  # what the model makes by now
     state: RunState = field(default_factory=RunState)
     signals: Signals = field(default_factory=Quiet)
@@ -93,21 +65,31 @@ class Loop:
         state, course = self.state, self.course
         if state.owed:
             self._validate()
-        while state.counters.step < course.iters and not state.ended:
+            self._keep_best()
+        while not self._over():
             state.ended = self._step()
-            last = state.counters.step == course.iters or state.ended is not None
-            if self._due(course.eval_every, last):
+            if self._due(course.eval_every, self._over()):
                 self._validate()
             if self._due(course.sample_every, False):
                 with phase("samples"):
                     self.show(state.counters.step)
-            if self.signals.asked and not last:
+            if self._over():
+                break
+            if self.signals.asked:
                 raise Interrupted
-            if not last and self._out_of_time():
+            if self._out_of_time():
                 return Outcome("the time is up", finished=False)
-            if self._due(course.save_every, False) and not last:
-                self._save()
-        return Outcome(state.ended or DONE)
+            if not (self._due(course.save_every, False) and self._save()):
+                self._keep_best()
+        return Outcome(self._ended or DONE)
+
+    @property
+    def _ended(self) -> str | None:
+        """By a rule, and why."""
+        return self.state.ended or self.state.best.out_of_patience(self.course.patience)
+
+    def _over(self) -> bool:
+        return self.state.counters.step >= self.course.iters or self._ended is not None
 
     def _due(self, every: int, last: bool) -> bool:
         return every > 0 and (last or self.state.counters.step % every == 0)
@@ -280,9 +262,17 @@ class Loop:
                 if self.signals.asked:
                     raise Interrupted
         self.state.owed = False
-        self.listener.validation(self.state.counters.step, scoring.score)
+        score, step = scoring.score, self.state.counters.step
+        self.listener.validation(step, score, self.state.best.observe(score.loss, step))
 
-    def _save(self, last: bool = False) -> None:
+    def _keep_best(self) -> None:
+        """Where no save does it."""
+        if self.state.best.step == self.state.counters.step:
+            with phase("saving"):
+                self.keep(self.state)
+
+    def _save(self, last: bool = False) -> bool:
+        """Whether it was; where there is no other time it must be."""
         if not math.isfinite(float(self.programs.weights.vector.sum(dtype=np.float64))):
             raise TrainingError(
                 f"step {self.state.counters.step}: a weight is NaN or infinite; the last good checkpoint: {self.saved}; "
@@ -296,3 +286,5 @@ class Loop:
             if last:
                 raise
             self.listener.unsaved(self.state.counters.step, str(error))
+            return False
+        return True

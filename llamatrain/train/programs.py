@@ -94,7 +94,7 @@ class Programs(Runner):
         setting, shapes, backend = graphs.setting, graphs.setting.shapes, graphs.setting.backend
         self.weights = Flat(shapes, backend)
         self.grads = Flat(shapes, backend) if setting.gradients == "flat" else None
-        self.vectors = {kind: Flat(shapes, backend) for kind in (setting.optimizer.states if setting.optimizer else ())}
+        self.vectors = {kind: Flat(held, backend) for kind, held in setting.held.items()}
         arrays = {**(frozen or {}), **self.weights.named("")}
         for kind, flat in self.vectors.items():
             arrays |= flat.named(f".{kind}")

@@ -1,5 +1,6 @@
 """Where a run stands between two of its micro-batches: with the vectors of its programs, all that it needs to go on."""
 
+import math
 from dataclasses import dataclass, field
 
 from llamatrain.data.rows import State
@@ -28,12 +29,37 @@ class Partial:
 
 
 @dataclass
+class Best:
+    """The validation of the lowest loss so far."""
+
+    loss: float = math.inf
+    step: int | None = None
+    idle: int = 0  # validations since
+
+    def observe(self, loss: float, step: int) -> bool:
+        """Whether this one is better; NaN is not."""
+        if better := loss < self.loss:
+            self.loss, self.step, self.idle = loss, step, 0
+        else:
+            self.idle += 1
+        return better
+
+    def out_of_patience(self, patience: int) -> str | None:
+        """Why it is waited for a better one no longer."""
+        if not 0 < patience <= self.idle:
+            return None
+        known = f"below {self.loss:.6g} (step {self.step})" if self.step is not None else "that is a number"
+        return f"no validation loss {known} in the last {self.idle} validations"
+
+
+@dataclass
 class RunState:
     """What the loop advances, and a checkpoint keeps whole."""
 
     counters: Counters = field(default_factory=Counters)
     data: State | None = None  # before a step that is under way, after one that is done; None: at its beginning
     stop: StopState = field(default_factory=StopState)
+    best: Best = field(default_factory=Best)
     partial: Partial | None = None
     owed: bool = False  # the validation of the step that was done last
     ended: str | None = None  # by a stop rule, and why

@@ -69,6 +69,45 @@ def opt_step_sgd(
     return w, m
 
 
+def _carried(m: Spec, g: Spec, factor: Spec) -> Spec:
+    require(m.shape == g.shape and factor.shape == (), "needs momentum like the gradient and a factor ()")
+    return Spec(m.shape, floats(m, g, factor))
+
+
+@op(aliases={0: 0}, no_gradient=OPTIMIZER)
+def opt_momentum(m: Spec, g: Spec, factor: Spec, *, momentum: float) -> Spec:
+    """What is left of the momentum, and the gradient."""
+    return _carried(m, g, factor)
+
+
+@op(no_gradient=OPTIMIZER)
+def opt_ahead(m: Spec, g: Spec, factor: Spec, *, momentum: float) -> Spec:
+    """The same beside it, once more: where momentum leads next (Nesterov)."""
+    return _carried(m, g, factor)
+
+
+@op(in_place=((0, 0),), no_gradient=OPTIMIZER)
+def opt_unit(x: Spec, squares: Spec, *, eps: float) -> Spec:
+    """x divided by its norm, by the sum of its squares."""
+    require(squares.shape == (), "needs a sum of squares")
+    return Spec(x.shape, floats(x, squares))
+
+
+@op(in_place=((0, 0), (0, 1)), no_gradient=OPTIMIZER)
+def opt_blend(x: Spec, y: Spec, *, a: float, b: float) -> Spec:
+    """a x + b y"""
+    require(x.shape == y.shape, "needs two of one shape")
+    return Spec(x.shape, floats(x, y))
+
+
+@op(aliases={0: 0}, no_gradient=OPTIMIZER)
+def opt_step(w: Spec, change: Spec, schedule: Spec, *, by: float, decay: float) -> Spec:
+    """The weight, decayed, less the change times the rate and `by`."""
+    require(w.shape == change.shape and len(schedule.shape) == 1, "needs a change like the weight, and a schedule")
+    floats(w, change, schedule)
+    return w
+
+
 @op(no_gradient=OPTIMIZER)
 def clip_factor(*squares: Spec, limit: float) -> tuple[Spec, Spec]:
     """From sums of squares: min(1, limit / norm), and the norm itself. No limit: 0."""

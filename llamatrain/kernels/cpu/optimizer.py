@@ -91,6 +91,61 @@ def opt_step_sgd(outs, ins, attrs, scratch, threads):
     return stepped(sgd_rows, 1, ins, {name: attrs[name] for name in ("momentum", "decay")})
 
 
+@Entry
+def carry_flat(lo, hi, thread, m: F32, g: F32, out: F32, factors: F32, momentum: Real):
+    factor, left = factors[0], np.float32(momentum)
+    for i in range(lo, hi, LANES):
+        store_to(out, i, hi, load_to(m, i, hi) * left + load_to(g, i, hi) * factor, 0)
+
+
+for _name in ("opt_momentum", "opt_ahead"):
+
+    @kernel(_name)
+    def carried(outs, ins, attrs, scratch, threads):
+        (m, g, factor), block = ins, portion(ins[0].size, unit=LANES)
+        return [carry_flat.call(m, g, outs[0], factor, attrs["momentum"], items=m.size, block=block)]
+
+
+@Entry
+def unit_flat(lo, hi, thread, x: F32, squares: F32, out: F32, eps: Real):
+    part = np.float32(1.0 / (math.sqrt(squares[0]) + eps))
+    for i in range(lo, hi, LANES):
+        store_to(out, i, hi, load_to(x, i, hi) * part, 0)
+
+
+@kernel("opt_unit")
+def opt_unit(outs, ins, attrs, scratch, threads):
+    x, squares = ins
+    return [unit_flat.call(x, squares, outs[0], attrs["eps"], items=x.size, block=portion(x.size, unit=LANES))]
+
+
+@Entry
+def blend_flat(lo, hi, thread, x: F32, y: F32, out: F32, a: Real, b: Real):
+    left, right = np.float32(a), np.float32(b)
+    for i in range(lo, hi, LANES):
+        store_to(out, i, hi, load_to(x, i, hi) * left + load_to(y, i, hi) * right, 0)
+
+
+@kernel("opt_blend")
+def opt_blend(outs, ins, attrs, scratch, threads):
+    x, y = ins
+    return [blend_flat.call(x, y, outs[0], attrs["a"], attrs["b"], items=x.size, block=portion(x.size, unit=LANES))]
+
+
+@Entry
+def step_flat(lo, hi, thread, w: F32, change: F32, schedule: F32, by: Real, decay: Real):
+    keep, rate = np.float32(1 - schedule[0] * decay), np.float32(schedule[0] * by)
+    for i in range(lo, hi, LANES):
+        store_to(w, i, hi, load_to(w, i, hi) * keep - load_to(change, i, hi) * rate, 0)
+
+
+@kernel("opt_step")
+def opt_step(outs, ins, attrs, scratch, threads):
+    w, change, schedule = ins
+    block = portion(w.size, unit=LANES)
+    return [step_flat.call(w, change, schedule, attrs["by"], attrs["decay"], items=w.size, block=block)]
+
+
 # ---- gradients of few rows --------------------------------------------------
 
 

@@ -46,6 +46,32 @@ def opt_step_sgd(w, m, g, schedule, factor, places=None, *, momentum, decay):
 
 
 @kernel
+def opt_momentum(m, g, factor, *, momentum):
+    return m * m.dtype.type(momentum) + g * factor
+
+
+@kernel
+def opt_ahead(m, g, factor, *, momentum):
+    return opt_momentum(m, g, factor, momentum=momentum)
+
+
+@kernel
+def opt_unit(x, squares, *, eps):
+    return x / (np.sqrt(squares) + x.dtype.type(eps))
+
+
+@kernel
+def opt_blend(x, y, *, a, b):
+    return x * x.dtype.type(a) + y * x.dtype.type(b)
+
+
+@kernel
+def opt_step(w, change, schedule, *, by, decay):
+    kind, rate = w.dtype.type, schedule[0]
+    return w * (1 - rate * kind(decay)) - rate * kind(by) * change
+
+
+@kernel
 def clip_factor(*squares, limit):
     norm = np.sqrt(np.sum([square.astype(np.float64) for square in squares]))
     return (min(1.0, limit / (norm + 1e-6)) if limit and np.isfinite(norm) else 1.0), norm
