@@ -153,7 +153,7 @@ def test_shells_complete_it() -> None:
         return CliRunner(env=env).invoke(cli.app, [], prog_name="llamatrain").stdout.split()
 
     assert completed("llamatrain ev") == ["evaluate"]
-    assert completed("llamatrain from-scratch --optimizer ") == ["adamw", "lbfgs", "sgd"]
+    assert completed("llamatrain from-scratch --optimizer ") == ["adamw", "lbfgs", "muon", "sgd"]
     assert "--lora-scaled" in completed("llamatrain generate --lora")
 
 
@@ -162,7 +162,7 @@ def test_shells_complete_it() -> None:
 SLIPS: list[tuple[list[str], str]] = [
     (["--verzion"], "no such option --verzion; did you mean --version?"),
     (["finetune", "--batchs", "3"], "no such option --batchs; did you mean --batch?"),
-    (["finetune", "--quite-another"], "no such option --quite-another; see llamatrain finetune --help"),
+    (["finetune", "--quite-unknown"], "no such option --quite-unknown; see llamatrain finetune --help"),
     (["plan", "finetune", "--lora-rr", "3"], "no such option --lora-rr; did you mean --lora-r?"),
     (["generat"], "no such command 'generat'; did you mean generate?"),
     (["train-from-scrath"], "no such command 'train-from-scrath'; did you mean train-from-scratch?"),

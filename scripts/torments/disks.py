@@ -35,7 +35,8 @@ def full(t: Trial, name: str, plan: dict[str, object]) -> None:
     before = contents(t.folder)
     ended = t.run(*command.words, plan=plan, codes=(0, 1))
     intact(t, name, before, ended)
-    kills.check(t, name, len(list((t.folder / command.run).glob("checkpoint-[0-9]*"))) if command.run != "." else 0)
+    held = len(list((t.folder / command.run).glob("checkpoint-[0-9]*"))) if command.run != "." else 0
+    kills.check(t, name, held, best=False)  # which there may have been no room for
 
 
 def contents(folder: Path) -> dict[Path, bytes]:
@@ -46,7 +47,8 @@ def intact(t: Trial, name: str, before: dict[Path, bytes], ended: Ended) -> None
     """What was there stays as it is, or is replaced by what is whole."""
     t.whole(t.folder)
     t.tidy(t.folder)
-    gone = [path.name for path in before if not path.exists() and not path.name.startswith("checkpoint-")]
+    goes = ("checkpoint-", "best-")  # that later ones take the place of
+    gone = [path.name for path in before if not path.exists() and not path.name.startswith(goes)]
     t.must(not gone, f"gone: {', '.join(gone)}")
     if ended.code and name == "export-lora":
         t.must(before == contents(t.folder), "an export that failed has changed something")

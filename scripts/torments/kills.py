@@ -128,7 +128,7 @@ def name_of(command: Command) -> str:
     return next(name for name, each in COMMANDS.items() if each is command)
 
 
-def check(t: Trial, name: str, before: int) -> None:
+def check(t: Trial, name: str, before: int, best: bool = True) -> None:
     """What was there is there, and going on ends with the bits of a run that nothing happened to."""
     command = COMMANDS[name]
     if name == "export-lora":
@@ -142,6 +142,9 @@ def check(t: Trial, name: str, before: int) -> None:
     if ended.code == 0:
         good = undisturbed(t.house, name) / "here"
         t.must(same(t.folder / command.result, good / command.result), "what was gone on with ends with other bits")
+        named = Path(command.run) / "best.gguf"
+        if best and (good / named).is_file():
+            t.must(same(t.folder / named, good / named), "its best is another's")
         t.must(timeless(t.folder / command.run) == timeless(good / command.run), "its metrics are others")
         t.whole(t.folder / command.result)
         t.tidy(t.folder)
