@@ -97,9 +97,10 @@ def test_validation_comes_when_it_is_due(whole: tuple[Path, Done]) -> None:
 def test_masked_tokens_count_and_padding_does_not(tmp_path: Path) -> None:
     data = tmp_path / "chats.jsonl"
     data.write_text("".join(json.dumps({"prompt": "abc", "completion": "defg"}) + "\n" for _ in range(8)))
-    ran("from-scratch", data, *TINY, "--batch", 4, "--ctx", 32, "--iters", 2, "--out", tmp_path / "run")
-    ran("from-scratch", data, *TINY, "--batch", 4, "--ctx", 32, "--iters", 0, "--out", tmp_path / "first")
-    shown = ran("preview", data, "--model", tmp_path / "first" / "model.gguf", "--ctx", 32, "--batch", 4, "-n", 4)
+    rows = ("--batch", 4, "--ctx", 32, "--no-pack")
+    ran("from-scratch", data, *TINY, *rows, "--iters", 2, "--out", tmp_path / "run")
+    ran("from-scratch", data, *TINY, *rows, "--iters", 0, "--out", tmp_path / "first")
+    shown = ran("preview", data, "--model", tmp_path / "first" / "model.gguf", *rows, "-n", 4)
     used = [int(found) for found in re.findall(r"row \d+: (\d+) of", shown.out)]
     assert sum(used) < 4 * 32
     assert [line["tokens"] for line in steps(tmp_path / "run")] == [sum(used), 2 * sum(used)]

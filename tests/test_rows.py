@@ -121,6 +121,15 @@ def test_what_is_no_plain_text_is_packed_unless_told_otherwise() -> None:
     assert open_rows(plain, ctx=4, sample_start="c", pack=True).packs
 
 
+def test_samples_are_counted_within_a_window() -> None:
+    rows = open_rows(prompts(*[("abcde", "xyz")] * 10), ctx=20)  # two share a row
+    seen = []
+    for _ in range(6):
+        rows.batch(1)
+        seen.append((rows.state.epoch, rows.state.position + rows.state.taken))
+    assert seen == [(0, 2), (0, 4), (0, 6), (0, 8), (1, 0), (1, 2)]
+
+
 def test_how_full_rows_are() -> None:
     rows = open_rows(prompts(*[("abcde", "xyz")] * 10), ctx=20)  # ten tokens each, the end's with them, of which nine are read
     filling = rows.filling(1)

@@ -11,6 +11,7 @@ from llamatrain.graph.varying import cut, cuts, whole
 from llamatrain.model import transformer
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.lora import Delta, Weights
+from llamatrain.model.teacher import NAMED, Teacher
 from llamatrain.optim.methods.adamw import AdamW
 from llamatrain.train.comparison import Totals
 from llamatrain.train.graphs import RunGraphs, Setting
@@ -63,7 +64,8 @@ def programs_of(h: Hyperparameters, names: list[str] | None, **more: object) -> 
     graphs = RunGraphs(setting)
     arena = max(graphs.plan(graph).arena for graph in graphs.all([LENGTH], True, True)[0])
     arrays = weights(h)
-    made = Programs(graphs, arena, {} if names is None else arrays)
+    told = {f"{NAMED}{name}": array for name, array in weights(setting.teacher.h, 5).items()} if setting.teacher else {}
+    made = Programs(graphs, arena, told if names is None else arrays | told)
     random = np.random.default_rng(3)
     for name, part in made.weights.parts.items():
         part[...] = arrays[name] if names is None else 0.1 * random.standard_normal(part.shape)
@@ -92,6 +94,16 @@ def test_loss_and_gradients_are_the_same(names: list[str] | None, share: float, 
         scale = np.abs(expected).max()
         assert scale > 0, name
         np.testing.assert_allclose(sparse[1][name], expected, atol=1e-5 * scale, err_msg=name)
+
+
+@pytest.mark.parametrize("vocab", [258, 300], ids=["of the same words", "of more words"])
+def test_beside_a_teacher(vocab: int) -> None:
+    h, batch = small(tied=False), batch_of(0.3)
+    teacher = Teacher(h=small(vocab=vocab, embd=32, heads=2, tied=True), share=0.6, half=False)
+    plain, sparse = (gradients_of(programs_of(h, EVERY, sparse=each, teacher=teacher), batch) for each in (False, True))
+    assert sparse[0] == pytest.approx(plain[0], rel=1e-6)
+    for name, expected in plain[1].items():
+        np.testing.assert_allclose(sparse[1][name], expected, atol=1e-5 * np.abs(expected).max(), err_msg=name)
 
 
 def test_batches_of_other_shares_follow_each_other_in_one_program() -> None:

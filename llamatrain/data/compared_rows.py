@@ -21,6 +21,7 @@ def rows_of(compare: Compare | None) -> type[Rows]:
 
 
 class PairRows(Rows):
+    PIECES = 2
     corpus: Comparisons
 
     @property

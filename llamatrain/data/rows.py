@@ -7,13 +7,13 @@ Where training stands is (seed, epoch, position, row): rows from `position` on i
 out already where one reading of samples makes several rows.
 """
 
-from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from llamatrain.data.best_fit import best_fit
 from llamatrain.data.options import DataOptions
 from llamatrain.data.shuffle import Order, mix
 from llamatrain.machine.terminal import bar
@@ -45,6 +45,7 @@ class State(NamedTuple):
     position: int = 0
     row: int = 0
     fingerprint: str = ""
+    taken: int = 0  # samples from `position` on, in those rows; it follows from the others
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,8 @@ def lengths_of(ctx: int, options: DataOptions, full: bool, plain: bool, compare:
 
 
 class Rows:
+    PIECES = 1  # that a sample makes
+
     def __init__(self, corpus: "Corpus", options: DataOptions, seed: int, eos: int | None = None, bos: int | None = None) -> None:
         self.corpus, self.options, self.ctx = corpus, options, corpus.ctx
         self.padding = next((token for token in (eos, bos) if token is not None), 0)
@@ -129,7 +132,8 @@ class Rows:
     @property
     def state(self) -> State:
         epoch, position = divmod(self._place, len(self.corpus))
-        return State(seed=self.seed, epoch=epoch, position=position, row=self._row, fingerprint=self.corpus.fingerprint)
+        taken = sum(map(len, self._made[1][: self._row])) // self.PIECES if self._made else 0
+        return State(self.seed, epoch, position, self._row, self.corpus.fingerprint, taken if self._row else 0)
 
     def restore(self, state: State) -> bool:
         """Go on where a state was; False where it belongs to other data, or a new shuffle is wanted: then from the start."""
@@ -250,18 +254,8 @@ class Rows:
         return range(place, min(place + WINDOW, (place // len(self.corpus) + 1) * len(self.corpus)))
 
     def _shared(self, places: range) -> list[list[int]]:
-        """Which of them share a row. Best fit, longest first: each goes into the fullest row that has room."""
-        sizes = {place: self._length(place) for place in places}
-        free = list[tuple[int, int]]()  # (room, number of the row), least room first
-        rows = list[list[int]]()
-        for place in sorted(places, key=lambda place: -sizes[place]):
-            at = bisect_left(free, (sizes[place], -1))
-            room, number = free.pop(at) if at < len(free) else (self.room, len(rows))
-            if number == len(rows):
-                rows.append([])
-            rows[number].append(place)
-            insort(free, (room - sizes[place], number))
-        return sorted(map(sorted, rows))
+        """Which of them share a row."""
+        return best_fit({place: self._length(place) for place in places}, self.room)
 
     def _length(self, place: int) -> int:
         """How much of a row a sample takes at most."""

@@ -80,7 +80,8 @@ def training(
     teacher: Teacher | None = None,
 ) -> Training:
     """Where weights are `sparse`, a token without goes no further than others may need it."""
-    inputs = inputs_of(batch, length, table.dtype, flash, sparse and flash and not squared and not teacher)
+    whole = squared or not flash or (teacher is not None and teacher.h.vocab > h.vocab)  # of what is cut, no rows are left out
+    inputs = inputs_of(batch, length, table.dtype, flash, sparse and not whole)
     x, borders = through(h, weights, inputs, table)
     aimed = Aimed(x, inputs["targets"], inputs["weights"])
     if squared:

@@ -7,6 +7,7 @@ from functools import partial
 
 from llamatrain.config.units import Size
 from llamatrain.engine.budget import cheapest
+from llamatrain.graph.varying import varies
 from llamatrain.recipe.options import AUTO
 from llamatrain.sample.decoder import Decoder
 from llamatrain.train.graphs import Policy, RunGraphs, Setting
@@ -15,6 +16,7 @@ from llamatrain.train.reading import ready
 ROW = 20  # bytes of a token in a batch: five arrays
 BOUND = 5000  # bytes of a node that is bound to memory and a kernel: arrays, and the words of its calls
 STEPPED = 3000  # likewise of one more than two for each weight that is stepped: no gradient was made of it
+LENGTHS = 4  # in which what varies is bound besides, of the sixteen that there are: batches are much alike
 NODES = 40  # that a layer has at least: its block, and the gradients of it
 SMALL = 256  # tokens: a batch of fewer is split no further, its products would run below their speed
 
@@ -112,7 +114,8 @@ def way_with(setting: Setting, policy: Policy, demand: Demand, splits: int = 1) 
     beside = arena + sum(plan.arena for plan in updates) - (kept if gradients == "arena" else 0)
     nodes, stepping = sum(len(plan.nodes) for plan in plans), sum(len(plan.nodes) for plan in updates)
     few = min(stepping, 2 * len(setting.trained) * len(updates))
-    held = demand.interpreter + BOUND * (nodes + few) + STEPPED * (stepping - few)
+    varying = sum(varies(node) is not None for plan in plans for node in plan.nodes)
+    held = demand.interpreter + BOUND * (nodes + few + LENGTHS * varying) + STEPPED * (stepping - few)
     needs = Needs(
         weights=size,
         gradients=kept,

@@ -149,6 +149,8 @@ class Csv:
 
 
 def shown(value: Any) -> Any:
+    if isinstance(value, bool):
+        return json.dumps(value)
     return "" if value is None or (isinstance(value, float) and not math.isfinite(value)) else value
 
 

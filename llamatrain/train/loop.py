@@ -143,7 +143,8 @@ class Loop:
         """In the data, where there is an end to it: the epoch and the sample of it that was taken last."""
         if not self.samples or not self.state.data or self.descent:
             return {}
-        epoch, sample = divmod(max(0, self.state.data.epoch * self.samples + self.state.data.position - 1), self.samples)
+        data = self.state.data
+        epoch, sample = divmod(max(0, data.epoch * self.samples + data.position + data.taken - 1), self.samples)
         return {"epoch": epoch + 1, "sample": sample + 1, "samples": self.samples}
 
     def _prepare(self, batches: list[Batch]) -> float:
