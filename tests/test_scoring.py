@@ -127,7 +127,7 @@ def test_a_run_says_where_it_is_and_how_sure(place: Path) -> None:
     for line in validations:
         assert 0 < line["val_loss_error"] < 1 and 0 <= line["val_accuracy"] <= 1 and 0 <= line["val_accuracy_error"] < 0.1
     assert "4 steps, 0.1702 times through 94 samples, 512 tokens in 0:00" in done.err
-    assert f"validation loss {validations[-1]['val_loss']:.4f} ± " in done.err.splitlines()[-2]
+    assert f"validation loss {validations[-1]['val_loss']:.4f} ± " in done.err.splitlines()[-3]
     after = ran("from-scratch", "--resume", "it", "--iters", 26)
     assert "26 steps, 1.106 times through 94 samples" in after.err
     last = metrics(Path("it"))[-1 - sum("val_loss" in line for line in metrics(Path("it"))[-1:])]
