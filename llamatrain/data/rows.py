@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from llamatrain.data.judged import Compare
 
 WINDOW = 512  # samples that are packed together
+ENOUGH = 1 << 20  # tokens, to see how full rows are
 GRAIN = 32  # lengths of rows are multiples of it
 
 
@@ -183,14 +184,14 @@ class Rows:
         return rows
 
     def filling(self, count: int) -> Filling:
-        """Of the first batches of so many rows, those of a window."""
+        """Of the first batches of so many rows, those of a window, or of tokens enough."""
         rows = type(self)(self.corpus, self.options, self.seed, self.eos)
-        laid = list[Batch]()
-        while sum(batch.samples for batch in laid) < min(WINDOW, len(self.corpus)):
-            laid.append(rows.batch(count))
-        computed = sum(batch.tokens.size for batch in laid)
-        trained = sum(int(np.count_nonzero(batch.weights)) for batch in laid)
-        return Filling(sum(batch.size for batch in laid) / computed, trained / computed)
+        samples = computed = used = trained = 0
+        while samples < min(WINDOW, len(self.corpus)) and computed < ENOUGH:
+            batch = rows.batch(count)
+            samples, computed, used = samples + batch.samples, computed + batch.tokens.size, used + batch.size
+            trained += int(np.count_nonzero(batch.weights))
+        return Filling(used / computed, trained / computed)
 
     def once(self, count: int) -> Iterator[Batch]:
         """All rows once, in the order of the files; the last batch is filled up with padding."""
