@@ -7,6 +7,7 @@ class LlamatrainError(Exception):
     """Something that failed for a reason the user can act on: one line, exit code 1."""
 
     exit_code = 1
+    shared = False  # whether all processes of a run have met it
 
 
 class UsageError(LlamatrainError):
