@@ -77,9 +77,14 @@ class Beside(Protocol):
     def check(self) -> None:
         """Raise `Changed` where it is not what it was."""
 
+    def tell(self) -> None:
+        """What became of the rest, before a save."""
+
 
 @dataclass
 class Nothing:
     blame: str = ""
 
     def check(self) -> None: ...
+
+    def tell(self) -> None: ...
