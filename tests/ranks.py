@@ -1,5 +1,4 @@
-"""Programs of several processes that MPI joins: started by the `mpiexec` of the interpreter's own environment, and never outliving
-a test."""
+"""Programs of several processes that MPI joins: started by the `mpiexec` of the interpreter's own environment."""
 
 import os
 import shutil
@@ -22,8 +21,14 @@ WITHOUT = next(
     (f"{name} is not installed" for name, there in (("mpi4py", find_spec("mpi4py")), ("mpiexec", MPIEXEC)) if not there), ""
 )
 needs_mpi = pytest.mark.skipif(bool(WITHOUT), reason=WITHOUT or "it is there")
-THREADS = {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}  # numpy's and the compiler's own: ranks share the processors
+SETTINGS = {
+    "OMP_NUM_THREADS": "1",  # numpy's and the compiler's own: ranks share the processors
+    "NUMBA_NUM_THREADS": "1",
+    "PYTHONUNBUFFERED": "",  # a line is one write, and stays whole among others
+}
 PREFIXES = "PMI", "OMPI_", "MPI_", "HYDI_", "SLURM_"  # what tells a process that it was launched
+
+Started = subprocess.Popen[str]
 
 
 def alone(**more: str) -> dict[str, str]:
@@ -37,7 +42,7 @@ def launched(
 ) -> Iterator[subprocess.Popen[str]]:
     """`mpiexec -n RANKS python WORDS`, in a group of its own which ends with the test; `env` is added to the environment."""
     command = [MPIEXEC, *options, "-n", ranks, sys.executable, *words]
-    env = alone(**{**THREADS, **settings.pop("env", {})})
+    env = alone(**{**SETTINGS, **settings.pop("env", {})})
     settings = dict[str, Any](stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, env=env) | settings
     with subprocess.Popen([str(each) for each in command], text=True, start_new_session=True, **settings) as process:
         try:
@@ -48,7 +53,7 @@ def launched(
                     os.kill(each, signal.SIGKILL)
 
 
-def ended(process: subprocess.Popen[str], seconds: float = 60) -> Done:
+def ended(process: Started, seconds: float = 60) -> Done:
     out, err = process.communicate(timeout=seconds)
     return Done(process.returncode, out or "", err or "")
 
@@ -90,7 +95,7 @@ def rank_of(pid: int) -> int | None:
     return None
 
 
-def by_rank(process: subprocess.Popen[str]) -> dict[int, int]:
+def by_rank(process: Started) -> dict[int, int]:
     """The processes of the ranks that are there by now: those that started no other of the kind."""
     found = [(rank, pid) for pid in descendants(process.pid) if (rank := rank_of(pid)) is not None]
     return dict(found)  # of several the last, which is the outermost
