@@ -33,7 +33,7 @@ Started = subprocess.Popen[str]
 
 def alone(**more: str) -> dict[str, str]:
     """The environment of a process that nobody has launched with others."""
-    return {name: value for name, value in environment(**more).items() if not name.startswith(PREFIXES)}
+    return {name: value for name, value in environment().items() if not name.startswith(PREFIXES)} | more
 
 
 @contextmanager
