@@ -1,4 +1,4 @@
-"""Whether the others are still there: each process tells the first, and the first all, what it is doing, once a second, whatever
+"""Whether the others are still there: each process tells the first, and the first all, what it is doing, twice a second, whatever
 its main thread is at. Who is silent for too long, or says that it has failed, ends all of them.
 
 One thread speaks with MPI; another looks how long it has been silent, and ends the process though MPI itself hangs.
@@ -29,12 +29,14 @@ class Heart:
         self.doing = 0, "starting"
         self.timeout, self.words = TIMEOUT, lambda: ""
         self.failure: Failure | None = None  # this process's own
-        self._peers = set(range(1, self.size)) if self.rank == 0 else {0}
+        self._peers = range(1, self.size) if self.rank == 0 else range(1)
+        self._watched = {*self._peers}
         self._silent = dict.fromkeys(self._peers, 0.0)  # seconds
         self._last = dict.fromkeys(self._peers, (0, "starting"))  # what they were doing
         self._failed = dict[int, Failure]()
         self._sent = dict[int, Any]()  # one at a time to each
-        self._over, self._woken, self._ending = False, threading.Event(), threading.Lock()
+        self._leaving = self._left = False
+        self._over, self._ending = threading.Event(), threading.Lock()
         self._threads = [threading.Thread(target=each, daemon=True) for each in (self._speak, self._look)]
         for each in self._threads:
             each.start()
@@ -46,39 +48,41 @@ class Heart:
         self._finish(self.rank, failure)
 
     def stop(self) -> None:
-        """On all: the others are not heard of any more."""
-        self._over = True
-        self._woken.set()
+        """On all: comes back when all have said so, and nothing that was sent is still on its way."""
+        self._leaving = True
         for each in self._threads:
-            each.join(1)
-        for peer in self._peers:
-            self.comm.isend(None, peer, BYE)
+            each.join()
 
     # ---- what is told ------------------------------------------------------
 
     def _speak(self) -> None:
         next_ = 0.0
         gathered = None
-        while not self._over:
+        while self._watched or not self._left:
             self._hear()
             if self.failure and self.rank == 0:
                 self._failed.setdefault(0, self.failure)
             elif self.failure:
-                self.comm.isend(self.failure, 0, FAILED).Test()
+                self._send(0, FAILED, self.failure)
                 self.failure = None
             if self._failed and gathered is None:
                 gathered = time.monotonic() + GATHER
             if gathered and (len(self._failed) == self.size or time.monotonic() >= gathered):
                 self._choose()
-            if time.monotonic() >= next_:
+            if not self._left and (self._leaving or time.monotonic() >= next_):
                 next_ = time.monotonic() + self.often
-                self._beat(BEAT, self.doing)
-            self._woken.wait(LISTEN)
+                self._tell_all(BYE if self._leaving else BEAT, self.doing)
+                self._left = self._leaving
+            time.sleep(LISTEN)
+        self._over.set()
 
-    def _beat(self, tag: int, what: Any) -> None:
+    def _tell_all(self, tag: int, what: Any) -> None:
         for peer in self._peers:
-            if tag == OVER or (not (before := self._sent.get(peer)) or before.Test()):
-                self._sent[peer] = self.comm.isend(what, peer, tag)
+            if tag != BEAT or not (before := self._sent.get(peer)) or before.Test():
+                self._send(peer, tag, what)
+
+    def _send(self, peer: int, tag: int, what: Any) -> None:
+        self._sent[peer] = self.comm.isend(what, peer, tag)
 
     def _hear(self) -> None:
         from mpi4py import MPI
@@ -88,7 +92,7 @@ class Heart:
             peer, tag = status.source, status.tag
             what = message.recv()
             if tag == BYE:
-                self._peers.discard(peer)
+                self._watched.discard(peer)
             elif tag == FAILED:
                 self._failed.setdefault(peer, Failure(*what))
             elif tag == OVER:
@@ -108,14 +112,13 @@ class Heart:
     def _look(self) -> None:
         """Time in which this process itself stood still is nobody's silence."""
         before = time.monotonic()
-        while not self._over:
-            self._woken.wait(self.often)
+        while not self._over.wait(self.often):
             now = time.monotonic()
             passed, before = min(now - before, 2 * self.often), now
-            for peer in [*self._peers]:
+            for peer in self._watched.copy():
                 self._silent[peer] += passed
-            lost = [peer for peer in sorted(self._peers) if self._silent[peer] > max(self.timeout, LEAST)]
-            if lost and not self._over:
+            lost = [peer for peer in sorted(self._watched) if self._silent[peer] > max(self.timeout, LEAST)]
+            if lost:
                 time.sleep(min(TURN * max(0, self.rank - 1), 2))
                 self._finish(None, Failure(self._told_of(lost), AGAIN))
 
@@ -130,5 +133,5 @@ class Heart:
         with self._ending:  # never given back
             words = failure.words if rank is None or not failure.words else f"{self.called(rank)}: {failure.words}"
             if self.rank == 0:
-                threading.Thread(target=self._beat, args=(OVER, failure.code), daemon=True).start()
+                threading.Thread(target=self._tell_all, args=(OVER, failure.code), daemon=True).start()
             self.end(failure.code, words)
