@@ -60,9 +60,9 @@ class Hosts:
 
     @property
     def options(self) -> list[str]:
-        """What mpiexec is told of them."""
-        hosts = ",".join(self.addresses)
-        return ["-launcher", "ssh", "-launcher-exec", str(self.enter), "-iface", f"{self.name}br", "-hosts", hosts]
+        """What mpiexec is told of them. UCX, which the wheel of MPICH speaks by, would find the memory that they share."""
+        launcher = ["-launcher", "ssh", "-launcher-exec", str(self.enter)]
+        return [*launcher, "-iface", f"{self.name}br", "-hosts", ",".join(self.addresses), "-genv", "UCX_TLS", "tcp,self"]
 
     def namespace(self, host: int) -> str:
         return f"{self.name}{host}"
