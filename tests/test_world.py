@@ -254,9 +254,11 @@ def until_at_work(folder: Path, count: int, process: Started) -> list[int]:
     raise AssertionError("they did not begin")
 
 
-def struck(folder: Path, blow: Callable[[Started, list[int]], object], timeout: int = 60) -> tuple[Done, float]:
+def struck(
+    folder: Path, blow: Callable[[Started, list[int]], object], words: tuple[str, ...] = ("steps", "60", "{}")
+) -> tuple[Done, float]:
     """What comes of a run that something happens to, and how long it took; nothing is left of it."""
-    with ranks.launched(3, *PROGRAM, "steps", timeout, folder / "mark") as process:
+    with ranks.launched(3, *PROGRAM, *(word.format(folder / "mark") for word in words)) as process:
         pids, all_ = until_at_work(folder, 3, process), descendants(process.pid)
         begun = time.monotonic()
         blow(process, pids)
@@ -300,6 +302,21 @@ def test_a_signal_to_any_asks_all(blow: Callable[[Started, list[int]], object], 
     done, _ = struck(tmp_path, blow)
     assert (done.code, done.err) == (code, "")
     assert done.out.count("saved at ") == 1
+
+
+def twice(process: Started, pids: list[int]) -> None:
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.5)
+    assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+
+
+@needs_mpi
+@pytest.mark.parametrize(("blow", "saving"), [(twice, "saving"), (to_launcher(signal.SIGTERM), "nothing")])
+def test_a_second_signal_ends_all_at_once(blow: Callable[[Started, list[int]], object], saving: str, tmp_path: Path) -> None:
+    """And the first where nothing can be saved yet."""
+    done, took = struck(tmp_path, blow, ("deaf", "{}", saving))
+    assert done == Done(143, "", "") and took < 2
 
 
 @needs_mpi

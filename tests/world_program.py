@@ -82,6 +82,15 @@ def steps(there: World, timeout: str = "60", mark: str = "") -> None:
     raise typer.Exit(128 + asked)
 
 
+def deaf(there: World, mark: str, saving: str) -> None:
+    """Asked to end, it goes on."""
+    with CommandInterrupts() as interrupts:
+        interrupts.saving = saving == "saving"
+        for step in range(1, STEPS):
+            Path(f"{mark}{there.rank}").write_text(f"{step} {os.getpid()}")
+            time.sleep(0.005)
+
+
 def busy(there: World) -> None:
     """Longer than the timeout: in Python, in compiled code, in MPI."""
     with there.watch(2, lambda: ""):

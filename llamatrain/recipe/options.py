@@ -16,6 +16,7 @@ ITERS = 256
 WARMUP = 0.05  # of the steps
 LR_MIN = 0.1  # of the rate
 FALL = 0.2  # of the steps, at their end
+TIMEOUT = Duration(120)
 
 
 if TYPE_CHECKING:
@@ -209,6 +210,14 @@ class RunOptions(Checked, panel="The run"):
     sample_prompt: Annotated[str, Option("What those samples begin with.")] = ""
     report_every: Annotated[int, replace(EVERY, sentence="Print a line every so many steps; 0: as often as reads well.")] = 0
     max_time: Annotated[Duration | None, Option("Save and stop after this time, such as 90m or 2h.")] = None
+    timeout: Annotated[
+        Duration,
+        Option(
+            "End with code 75 when one of several processes was not heard of for so long.",
+            accepts=lambda seconds: seconds >= 2,
+            takes="2s or more",
+        ),
+    ] = TIMEOUT
     log: Annotated[
         tuple[Literal["tensorboard", "wandb", "trackio", "csv"], ...],
         Option("Write the figures there, too; may be repeated.", unit="WHERE"),

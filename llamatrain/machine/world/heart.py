@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from llamatrain.machine.world.alone import AGAIN, Failure
+from llamatrain.machine.world.voice import fault
 
 BEAT, FAILED, OVER, BYE = range(1, 5)  # tags; what each carries: step and what is done, a Failure, an exit code, nothing
 TIMEOUT = 120.0  # seconds, until a run says another
@@ -36,6 +37,7 @@ class Heart:
         self._failed = dict[int, Failure]()
         self._sent = dict[int, Any]()  # one at a time to each
         self._leaving = self._left = False
+        self._next = self._choosing = 0.0  # when it tells again, and when it says what failed
         self._over, self._ending = threading.Event(), threading.Lock()
         self._threads = [threading.Thread(target=each, daemon=True) for each in (self._speak, self._look)]
         for each in self._threads:
@@ -56,25 +58,31 @@ class Heart:
     # ---- what is told ------------------------------------------------------
 
     def _speak(self) -> None:
-        next_ = 0.0
-        gathered = None
-        while self._watched or not self._left:
-            self._hear()
-            if self.failure and self.rank == 0:
-                self._failed.setdefault(0, self.failure)
-            elif self.failure:
-                self._send(0, FAILED, self.failure)
-                self.failure = None
-            if self._failed and gathered is None:
-                gathered = time.monotonic() + GATHER
-            if gathered and (len(self._failed) == self.size or time.monotonic() >= gathered):
-                self._choose()
-            if not self._left and (self._leaving or time.monotonic() >= next_):
-                next_ = time.monotonic() + self.often
-                self._tell_all(BYE if self._leaving else BEAT, self.doing)
-                self._left = self._leaving
-            time.sleep(LISTEN)
+        try:
+            while self._watched or not self._left:
+                self._hear()
+                self._tell()
+                time.sleep(LISTEN)
+        except Exception as error:
+            time.sleep(GATHER)  # one that is gone may have been heard of
+            self._finish(self.rank, fault(error))
         self._over.set()
+
+    def _tell(self) -> None:
+        now = time.monotonic()
+        if self.failure and self.rank == 0:
+            self._failed.setdefault(0, self.failure)
+        elif self.failure:
+            self._send(0, FAILED, self.failure)
+            self.failure = None
+        if self._failed:
+            self._choosing = self._choosing or now + GATHER
+            if len(self._failed) == self.size or now >= self._choosing:
+                self._choose()
+        if not self._left and (self._leaving or now >= self._next):
+            self._next = now + self.often
+            self._tell_all(BYE if self._leaving else BEAT, self.doing)
+            self._left = self._leaving
 
     def _tell_all(self, tag: int, what: Any) -> None:
         for peer in self._peers:

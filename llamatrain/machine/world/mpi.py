@@ -22,8 +22,9 @@ from llamatrain.machine.world.heart import TIMEOUT, Heart
 from llamatrain.machine.world.voice import complain, fault
 
 T = TypeVar("T")
-LOOK = 0.0002  # seconds between two looks whether all are there
-GRACE = 1.0  # seconds for each thing that is done at the end, and for all to leave MPI together, ten times that
+LOOK, SELDOM, MORE = 0.0002, 0.002, 1.02  # seconds between two looks whether all are there, at first and in the end
+GRACE = 1.0  # seconds for each thing that is done where all is ended
+PARTING = 60.0  # seconds for all to leave MPI together
 
 
 class Elsewhere(LlamatrainError):
@@ -161,10 +162,10 @@ class Mpi:
 
     def close(self, code: int) -> None:
         """Not even the end of MPI may take for ever."""
-        self._close()
-        timer = threading.Timer(10 * GRACE, os._exit, [code])
+        timer = threading.Timer(PARTING, os._exit, [code])
         timer.daemon = True
         timer.start()
+        self._close()
 
     def _close(self) -> None:
         leaving.way_out = os._exit
@@ -185,8 +186,10 @@ class Mpi:
 
 
 def asleep_until(request: MPI.Request) -> None:
+    pause = LOOK
     while not request.Test():
-        time.sleep(LOOK)
+        time.sleep(pause)
+        pause = min(SELDOM, pause * MORE)
 
 
 def last_words(words: str) -> None:
