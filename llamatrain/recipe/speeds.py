@@ -6,129 +6,141 @@ An op takes so long for each call, each operation and each byte; that is fitted 
 import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import combinations
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from llamatrain.engine.program import Program
 from llamatrain.engine.recorder import Recorder, recording
-from llamatrain.graph.tensor import F32, DType, Node, nodes_of, parameter, state
+from llamatrain.graph.tensor import F32, DType, Node, Tensor, leaves_of, nodes_of, parameter, state
 from llamatrain.graph.work import work_of
 from llamatrain.machine.cachefolder import wanted
 from llamatrain.machine.code import cache_key
 from llamatrain.machine.kept import Shelf, name_of, sealed
-from llamatrain.machine.units import cores
+from llamatrain.machine.units import cores, processor
 from llamatrain.model.architectures import USUAL, find
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.lora import Delta, Weights
 from llamatrain.model.rope import Rope
 from llamatrain.model.transformer import parameters
 from llamatrain.optim.methods.adamw import AdamW
+from llamatrain.recipe.tempo import least_squares
 from llamatrain.train.graphs import Graph, RunGraphs, Setting
 
 DAY = 86400.0  # seconds that a measurement serves
-MOMENT, LEAST = 0.3, 2  # seconds that a model is trained again and again, and how often at least
+MOMENT, LEAST = 0.25, 2  # seconds that a model is trained again and again, and how often at least
 RANK = 8
-SIZES = ((512, 8, 1536, 2048, 256, 2), (256, 8, 768, 2048, 32, 2))  # embd, heads, ff, vocab, tokens in a row, rows
-ALL = ""  # in the place of an op's name: what moves memory
+SIZES = ((512, 8, 1536, 8192, 256, 1), (256, 8, 768, 16384, 64, 1), (32, 4, 96, 64, 32, 4))  # embd, heads, ff, vocab, row, rows
+BLOCK = 256  # weights that some types hold together: no row of theirs is shorter
+ANY = ""  # in the place of an op's name: one that moves memory
 
 Cost = tuple[float, float, float]  # seconds of a call, of an operation, of a byte
 
 
-class Seen(NamedTuple):
-    """An op that was timed."""
-
+class OpSeen(NamedTuple):
     name: str
     flops: int
     moved: int
     seconds: float
 
 
-class Kind(NamedTuple):
-    """What decides how fast a model's ops are, beside their sizes."""
-
-    precision: str
-    threads: int
-    kernels: str
-    base: str  # the type of what is not trained; nothing: all is trained
-
-
 @dataclass(frozen=True)
 class Speeds:
     costs: Mapping[str, Cost]
-    measured: float  # when, in seconds since 1970
-
-    def seconds(self, nodes: Iterable[Node]) -> float:
-        return sum(self.of(node) for node in nodes)
+    when: float  # they were measured: seconds since 1970
 
     def of(self, node: Node) -> float:
         if node.op.layout or not any(output.size for output in node.outputs):
             return 0.0
         work = work_of(node)
-        call, flop, byte = self.costs.get(node.op.name) or self.costs[ALL]
+        call, flop, byte = self.costs.get(node.op.name) or self.costs[ANY]
         return call + flop * work.flops + byte * work.moved
 
     def of_graph(self, graph: Graph) -> float:
-        return self.seconds(nodes_of(graph.outputs))
+        """The seconds that all of it takes."""
+        return sum(map(self.of, nodes_of(graph.outputs)))
+
+    def of_bytes(self, moved: int) -> float:
+        return self.costs[ANY][2] * moved
 
 
-def least_squares(columns: Sequence[Sequence[float]], values: Sequence[float]) -> np.ndarray:
-    """The unknowns, none of them below 0, that come nearest to the values, each of which counts alike however large it is.
+def speeds_for(setting: Setting) -> Speeds:
+    """Of a model of its kind: those that were measured within a day, or now."""
+    base = frozen_type(setting)
+    how = (setting.precision, setting.threads, setting.kernels, base.name if base else "")
+    facts = repr((processor().name, cores(), cache_key(), *how, SIZES))
+    shelf, name = Shelf(wanted("speeds")), name_of(f"speeds-{setting.precision}-{setting.threads}", facts)
+    if kept := shelf.take(name, facts):
+        with suppress(ValueError, TypeError):
+            found = Speeds(**json.loads(bytes(kept)))
+            if 0 <= time.time() - found.when < DAY:
+                return found
+    made = measured(setting, base)
+    shelf.put(name, sealed(facts, json.dumps(asdict(made)).encode()))
+    return made
 
-    Unknowns are few: each choice of those that are not 0 is tried.
-    """
-    rows = np.array(columns, np.float64).T / np.array(values, np.float64)[:, None]
-    scales = np.maximum(np.abs(rows).max(axis=0), 1e-300)
-    best, least = np.zeros(rows.shape[1]), np.inf
-    for count in range(1, rows.shape[1] + 1):
-        for chosen in combinations(range(rows.shape[1]), count):
-            part = rows[:, chosen] / scales[list(chosen)]
-            found = np.linalg.lstsq(part, np.ones(len(rows)), rcond=None)[0]
-            off = float(np.sum((part @ found - 1) ** 2))
-            if (found >= 0).all() and off < least * (1 - 1e-9):
-                best, least = np.zeros(rows.shape[1]), off
-                best[list(chosen)] = found / scales[list(chosen)]
-    return best
+
+def frozen_type(setting: Setting) -> DType | None:
+    """Of most of what is not trained, if anything is not."""
+    sizes: dict[DType, int] = {}
+    for name, tensor in setting.weights.items():
+        if name not in setting.trained and len(tensor.shape) > 1:
+            sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.size
+    return max(sizes, key=lambda each: sizes[each], default=None)
 
 
 # ---- measuring -------------------------------------------------------------
 
 
-def fitted(seen: Iterable[Seen]) -> dict[str, Cost]:
-    groups: dict[str, list[Seen]] = {ALL: []}
+def measured(setting: Setting, base: DType | None) -> Speeds:
+    models = [small(setting, base, size) for size in SIZES if base is None or size[0] >= BLOCK]
+    seen = [each for model in models for each in timed(model)]
+    return Speeds(fitted(seen), time.time())
+
+
+def fitted(seen: Iterable[OpSeen]) -> dict[str, Cost]:
+    groups: dict[str, list[OpSeen]] = {}
     for each in seen:
         groups.setdefault(each.name, []).append(each)
         if not each.flops:
-            groups[ALL].append(each)
-    return {name: _fitted(group) for name, group in groups.items() if group}
+            groups.setdefault(ANY, []).append(each)
+    return {name: cost_of(group) for name, group in groups.items()}
 
 
-def _fitted(group: Sequence[Seen]) -> Cost:
-    columns = [[1.0] * len(group), [each.flops for each in group], [each.moved for each in group]]
+def cost_of(group: Sequence[OpSeen]) -> Cost:
+    columns: list[list[float]] = [[1.0] * len(group), [each.flops for each in group], [each.moved for each in group]]
     call, flop, byte = least_squares(columns, [each.seconds for each in group])
     return float(call), float(flop), float(byte)
 
 
-def setting_of(kind: Kind, base: DType | None, size: Sequence[int]) -> Setting:
-    """A model of one layer."""
+def small(setting: Setting, base: DType | None, size: Sequence[int]) -> Setting:
+    """A model of one layer, which is computed as another one."""
     embd, heads, ff, vocab, length, batch = size
-    shape = {"embd": embd, "heads": heads, "kv_heads": heads, "ff": ff, "vocab": vocab, "ctx": length}
-    head = embd // heads
-    h = Hyperparameters(**shape, layers=1, head_size=head, rope=Rope(head), architecture=find(USUAL))  # type: ignore[arg-type]
+    h = Hyperparameters(
+        vocab=vocab,
+        embd=embd,
+        layers=1,
+        heads=heads,
+        kv_heads=heads,
+        ff=ff,
+        ctx=length,
+        head_size=embd // heads,
+        rope=Rope(embd // heads),
+        architecture=find(USUAL),
+    )
     weights = adapted(h, base) if base else parameters(h)
-    halves = [half for deltas in weights.deltas.values() for delta in deltas for half in (delta.a, delta.b)]
-    trained = {each.name: each for each in (halves if base else weights.tensors.values())}
+    factors = [factor for deltas in weights.deltas.values() for delta in deltas for factor in (delta.a, delta.b)]
     return Setting(
         h=h,
         weights=weights,
-        trained=trained,
+        trained={each.name: each for each in (factors if base else weights.tensors.values())},
         batch=batch,
         positions=length,
-        precision=kind.precision,
-        threads=kind.threads,
-        kernels=kind.kernels,
+        precision=setting.precision,
+        threads=setting.threads,
+        kernels=setting.kernels,
         optimizer=AdamW(),
     )
 
@@ -138,40 +150,35 @@ def adapted(h: Hyperparameters, base: DType) -> Weights:
     for name, shape in h.shapes.items():
         tensors[name] = state(name, shape, base if len(shape) > 1 else F32)
         if len(shape) > 1 and name.startswith("blk."):
-            a, b = ((RANK, shape[1]), (shape[0], RANK))
-            deltas[name] = [Delta(parameter(f"{name}.a", a), parameter(f"{name}.b", b), 1.0)]
+            a, b = parameter(f"{name}.lora_a", (RANK, shape[1])), parameter(f"{name}.lora_b", (shape[0], RANK))
+            deltas[name] = [Delta(a, b, 1.0)]
     return Weights(tensors, deltas)
 
 
-def timed(setting: Setting) -> Iterator[Seen]:
-    """Over zeros: it takes as long as over anything else."""
-    graphs = RunGraphs(setting)
-    made = [graphs.gradients(setting.positions, first) for first in (True, False)] + [graphs.update(setting.positions)]
+def timed(setting: Setting) -> Iterator[OpSeen]:
+    """Over zeros, which take as long as anything else: each op's least seconds, as others may be at work here."""
+    graphs, length = RunGraphs(setting), setting.positions
+    made = [graphs.gradients(length, True), graphs.gradients(length, False), graphs.update(length)]
     with recording(recorder := Recorder()):
-        programs = [Program(graphs.plan(graph), memory_for(graph), setting.backend) for graph in made]
-        for program in programs:
-            program.ready()
-    best = [float("inf")] * len(recorder.ops)
-    end, runs = 0.0, 0
-    while runs <= LEAST or time.perf_counter() < end:
+        programs = [Program(graphs.plan(graph), zeros_of(graph), setting.backend) for graph in made]
+    for program in programs:
+        program.ready()
+    runs = list[list[float]]()
+    end = float("inf")
+    while len(runs) <= LEAST or time.perf_counter() < end:
         before = [op.seconds for op in recorder.ops]
         for program in programs:
             program()
-        recorder.step(runs, 0.0)
-        if runs:  # the first wakes threads and fills caches
-            best = [min(old, op.seconds - gone) for old, op, gone in zip(best, recorder.ops, before, strict=True)]
-        else:
+        recorder.step(len(runs), 0.0)
+        runs.append([op.seconds - gone for op, gone in zip(recorder.ops, before, strict=True)])
+        if len(runs) == 1:  # which wakes threads and fills caches
             end = time.perf_counter() + MOMENT
-        runs += 1
-    for op, seconds in zip(recorder.ops, best, strict=True):
-        yield Seen(op.node.op.name, op.work.flops, op.work.moved, max(seconds, 1e-9))
+    for op, seconds in zip(recorder.ops, np.min(runs[1:], axis=0), strict=True):
+        yield OpSeen(op.node.op.name, op.work.flops, op.work.moved, max(float(seconds), 1e-9))
 
 
-def memory_for(graph: Graph) -> dict:
-    from llamatrain.graph.tensor import leaves_of
-    return {leaf: np.zeros(leaf.dtype.held(leaf.shape), leaf.dtype.numpy) for leaf in leaves_of(graph.outputs) if leaf.role == "state"}
-
-
-def measured(kind: Kind, base: DType | None) -> Speeds:
-    seen = [each for size in SIZES for each in timed(setting_of(kind, base, size))]
-    return Speeds(fitted(seen), time.time())
+def zeros_of(graph: Graph) -> dict[Tensor, np.ndarray]:
+    """For weights that are not trained, which are held as their type has it."""
+    return {
+        each: np.zeros(each.dtype.held(each.shape), each.dtype.numpy) for each in leaves_of(graph.outputs) if each.role == "state"
+    }

@@ -8,7 +8,7 @@ bucket, which is final only at its end, are waited for. Weights are gathered whe
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from itertools import combinations
+from itertools import combinations, pairwise
 from statistics import NormalDist
 
 import numpy as np
@@ -33,7 +33,7 @@ class Shared:
     def groups_of(self) -> list[range]:
         """Of each rank."""
         bounds = [self.groups * rank // self.ranks for rank in range(self.ranks + 1)]
-        return [range(first, last) for first, last in zip(bounds[:-1], bounds[1:], strict=True)]
+        return [range(first, last) for first, last in pairwise(bounds)]
 
     @property
     def most(self) -> int:
@@ -77,7 +77,7 @@ def branches(groups: range) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pace:
+class Tempo:
     """Of a rank and its network, in seconds."""
 
     micro: float  # a micro-batch
@@ -85,6 +85,7 @@ class Pace:
     byte: float  # of the link, each way; ranks on one host share it
     message: float
     spread: float  # of a rank's seconds of a step about their mean, as a share of it
+    adding: float = 0.0  # a micro-batch's gradients to those before it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,19 +109,19 @@ class Seconds:
         return self.exchanging + self.gathering + self.asking
 
 
-def seconds_of(step: Shared, pace: Pace, here: int = 1) -> Seconds:
+def seconds_of(step: Shared, tempo: Tempo, here: int = 1) -> Seconds:
     """With so many of the ranks on each host."""
     peers = step.ranks - 1
-    bucket = step.gradients / step.buckets * here * pace.byte + peers * pace.message
-    hidden = BACKWARD * pace.micro
-    computing = step.most * pace.micro
+    bucket = step.gradients / step.buckets * here * tempo.byte + peers * tempo.message
+    hidden = BACKWARD * tempo.micro
+    computing = step.most * tempo.micro + (step.most - 1) * tempo.adding
     return Seconds(
         computing=computing,
-        straggling=computing * pace.spread * slowest(step.ranks),
+        straggling=computing * tempo.spread * slowest(step.ranks),
         exchanging=bucket + max(0.0, (step.buckets - 1) * bucket - hidden),
-        updating=pace.update / step.ranks,
-        gathering=step.weights * here * pace.byte + step.buckets * peers * pace.message,
-        asking=GATHERS * pace.message * (step.ranks - 1).bit_length(),
+        updating=tempo.update / step.ranks,
+        gathering=step.weights * here * tempo.byte + step.buckets * peers * tempo.message,
+        asking=GATHERS * tempo.message * (step.ranks - 1).bit_length(),
     )
 
 
@@ -142,11 +143,11 @@ class Measured:
     crowding: float = 1.0  # ranks for each processor, where that is more than one
 
 
-def predicted(each: Measured, pace: Pace) -> float:
-    return each.crowding * seconds_of(each.step, pace, each.here).total
+def predicted(each: Measured, tempo: Tempo) -> float:
+    return each.crowding * seconds_of(each.step, tempo, each.here).total
 
 
-def pace_of(cases: Sequence[Measured], rounds: int = 50) -> Pace:
+def tempo_of(cases: Sequence[Measured], rounds: int = 50) -> Tempo:
     """What comes nearest to them, each as a share of itself: the seconds grow evenly with each unknown, until what is hidden is
     so no more; therefore it is asked again from where it was found, until it stays."""
     x = np.array([min(each.seconds for each in cases), 1e-3, 1e-9, 1e-5, 1e-3])
@@ -155,19 +156,19 @@ def pace_of(cases: Sequence[Measured], rounds: int = 50) -> Pace:
         before, x = x, least_squares(columns, [each.seconds for each in cases])
         if np.allclose(before, x, rtol=1e-9, atol=0):
             break
-    return _pace(x)
+    return _tempo(x)
 
 
-def _pace(x: np.ndarray) -> Pace:
+def _tempo(x: np.ndarray) -> Tempo:
     micro, update, byte, message, late = map(float, x)
-    return Pace(micro=micro, update=update, byte=byte, message=message, spread=late / micro if micro else 0.0)
+    return Tempo(micro=micro, update=update, byte=byte, message=message, spread=late / micro if micro else 0.0)
 
 
 def _slope(each: Measured, x: np.ndarray, number: int) -> float:
     """How the seconds grow with one of the unknowns."""
     more = x.copy()
     more[number] += 1e-6 * (x[number] or 1e-6)
-    return (predicted(each, _pace(more)) - predicted(each, _pace(x))) / float(more[number] - x[number])
+    return (predicted(each, _tempo(more)) - predicted(each, _tempo(x))) / float(more[number] - x[number])
 
 
 def least_squares(columns: Sequence[Sequence[float]], values: Sequence[float]) -> np.ndarray:
