@@ -103,9 +103,9 @@ def test_for_people_who_have_several_machines(tmp_path: Path) -> None:
     assert [int(row[0]) for row in rows] == [1, 2, 3, *(2**power for power in range(2, 13))]
     assert [int(row[1]) for row in rows] == [8, 8, 8, 8, 8, *(2**power for power in range(4, 13))]
     assert rows[0][3:] == ["0", "%", "100", "%", "100", "%"]
-    assert re.search(
-        r"Twice the ranks pay up to \d in steps of 8 rows: .*\nWith 8 rows for each, 4,096 ranks keep \d+ %", done.out
-    )
+    assert re.search(r"\nsent +[\d,]+ +[\d.]+ kB  by each of 3, a step\nreceived ", done.out)
+    pays = r"(Data-parallelism pays up to \d ranks|More ranks do not pay) in steps of 8 rows: .*\n"
+    assert re.search(pays + r"With 8 rows for each, 4,096 ranks keep \d+ % of their speed\.\n$", done.out)
 
 
 @pytest.mark.usefixtures("known")
