@@ -169,9 +169,8 @@ def foretell(job: Job, runs: Sequence[Timings], held_out: int) -> None:
     for each, case in zip(runs, cases, strict=True):
         said = predicted(case, tempo)
         kind = "held out" if case.step.ranks == held_out else "fitted"
-        print(
-            f"{each.ranks:5} ranks, {each.batches} batches: {1e3 * said:9.1f} ms, {said / each.median:6.3f} of what was measured, {kind}"
-        )
+        told = f"{1e3 * said:9.1f} ms, {said / each.median:6.3f} of what was measured"
+        print(f"{each.ranks:5} ranks, {each.batches} batches: {told}, {kind}")
 
 
 def case_of(each: Timings, trained: int) -> Measured:
