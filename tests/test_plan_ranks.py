@@ -11,6 +11,7 @@ import pytest
 
 from llamatrain.config.units import Bandwidth
 from llamatrain.errors import UsageError
+from llamatrain.graph.tensor import BF16, nodes_of
 from llamatrain.graph.work import work_of
 from llamatrain.machine.kept import Shelf
 from llamatrain.recipe import several, speeds
@@ -210,8 +211,6 @@ def test_few_layers_and_rows_tell_of_many(policy: str) -> None:
 def test_a_graph_takes_what_its_nodes_take() -> None:
     graph = RunGraphs(some(1)).gradients(32, True)
     flops = Speeds({ANY: (0.0, 1.0, 0.0)}, 0.0).of_graph(graph)
-    from llamatrain.graph.tensor import nodes_of
-
     assert flops == sum(work_of(node).flops for node in nodes_of(graph.outputs)) > 6 * 128 * 32 * 4 * 32
 
 
@@ -235,12 +234,15 @@ def test_a_measurement_serves_for_a_day(kept: tuple[list[int], Path], monkeypatc
     assert speeds.speeds_for(TRAINED).of_bytes(1) == first.of_bytes(1) == 1 and len(counted) == 1
     assert speeds.speeds_for(replace(TRAINED, threads=2)).of_bytes(1) == 2, "of another number of threads"
     assert speeds.speeds_for(replace(TRAINED, precision="bf16")).of_bytes(1) == 3
-    assert len([*folder.iterdir()]) == 3
+    assert speeds.speeds_for(replace(TRAINED, kernels="reference")).of_bytes(1) == 4
+    frozen = replace(TRAINED, trained={}, weights=speeds.adapted(TRAINED.h, BF16))
+    assert speeds.speeds_for(frozen).of_bytes(1) == 5, "of weights that are read as another type"
+    assert len([*folder.iterdir()]) == 5
     now = speeds.time.time()
     monkeypatch.setattr(speeds.time, "time", lambda: now + 2 * speeds.DAY)
-    assert speeds.speeds_for(TRAINED).of_bytes(1) == 4
+    assert speeds.speeds_for(TRAINED).of_bytes(1) == 6
     monkeypatch.setattr(speeds.time, "time", lambda: now)
-    assert speeds.speeds_for(TRAINED).of_bytes(1) == 5, "nor is one of tomorrow"
+    assert speeds.speeds_for(TRAINED).of_bytes(1) == 7, "nor is one of tomorrow"
 
 
 def test_a_damaged_measurement_is_made_again(kept: tuple[list[int], Path]) -> None:

@@ -6,7 +6,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from llamatrain.recipe.tempo import BUCKET, Measured, Shared, Tempo, branches, least_squares, seconds_of, slowest, tempo_of
+from llamatrain.recipe.tempo import (
+    BUCKET,
+    Measured,
+    Shared,
+    Tempo,
+    branches,
+    least_squares,
+    predicted,
+    seconds_of,
+    slowest,
+    tempo_of,
+)
 
 MB = 1 << 20
 TEMPO = Tempo(micro=0.3, update=0.08, byte=1e-9, message=1e-4, spread=0.1)
@@ -134,7 +145,9 @@ def test_what_was_held_out_is_foretold() -> None:
 def test_ranks_that_take_turns_take_longer() -> None:
     alone = [Measured(step=step(1, micro=m), seconds=0.3 * m) for m in (4, 8)]
     crowded = [Measured(step=step(4, micro=m, trained=1), seconds=2 * 0.3 * m / 4, crowding=2) for m in (4, 8)]
-    assert tempo_of(alone + crowded).micro == pytest.approx(0.3)
+    found = tempo_of(alone + crowded)
+    assert found.micro == pytest.approx(0.3) and found.spread == pytest.approx(0, abs=1e-6)
+    assert [predicted(each, found) for each in alone + crowded] == pytest.approx([1.2, 2.4, 0.6, 1.2])
 
 
 def test_no_unknown_is_below_nothing() -> None:
