@@ -21,7 +21,6 @@ def rows_of(compare: Compare | None) -> type[Rows]:
 
 
 class PairRows(Rows):
-    PIECES = 2
     corpus: Comparisons
 
     @property
@@ -31,9 +30,9 @@ class PairRows(Rows):
     def _pieces(self, place: int) -> Row:
         return [self._piece(*self._led(tokens, weights)) for tokens, weights, _ in self.corpus.couple(self.order[place])]
 
-    def _length(self, place: int) -> int:
-        lead = self.corpus.lead is not None
-        return sum(min(size - 1 + lead, self.ctx) for size in self.corpus.couple_sizes(self.order[place]))
+    def _lengths(self, numbers: np.ndarray) -> list[int]:
+        lead, couples = self.corpus.lead is not None, map(self.corpus.couple_sizes, numbers.tolist())
+        return [sum(min(size - 1 + lead, self.ctx) for size in sizes) for sizes in couples]
 
     def laid(self, rows: list[Row], length: int) -> Batch:
         batch = super().laid(rows, length)

@@ -7,8 +7,9 @@ Where training stands is (seed, epoch, position, row): rows from `position` on i
 out already where one reading of samples makes several rows.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ import numpy as np
 from llamatrain.data.best_fit import best_fit
 from llamatrain.data.options import DataOptions
 from llamatrain.data.shuffle import Order, mix
+from llamatrain.data.walk import Planned, Walk
 from llamatrain.machine.terminal import bar
 
 if TYPE_CHECKING:
@@ -102,8 +104,6 @@ def lengths_of(ctx: int, options: DataOptions, full: bool, plain: bool, compare:
 
 
 class Rows:
-    PIECES = 1  # that a sample makes
-
     def __init__(self, corpus: "Corpus", options: DataOptions, seed: int, eos: int | None = None, bos: int | None = None) -> None:
         self.corpus, self.options, self.ctx = corpus, options, corpus.ctx
         self.padding = next((token for token in (eos, bos) if token is not None), 0)
@@ -132,9 +132,8 @@ class Rows:
 
     @property
     def state(self) -> State:
-        epoch, position = divmod(self._place, len(self.corpus))
-        taken = sum(map(len, self._made[1][: self._row])) // self.PIECES if self._made else 0
-        return State(self.seed, epoch, position, self._row, self.corpus.fingerprint, taken if self._row else 0)
+        epoch, position = divmod(self._walk.place, len(self.corpus))
+        return State(self.seed, epoch, position, self._walk.row, self.corpus.fingerprint, self._walk.taken)
 
     def restore(self, state: State) -> bool:
         """Go on where a state was; False where it belongs to other data, or a new shuffle is wanted: then from the start."""
@@ -144,42 +143,29 @@ class Rows:
             state = State(mix(state.seed, state.epoch, state.position) >> 33 if forced else self.seed)
         self.seed = state.seed
         self.order = Order(len(self.corpus), self.seed, self.options.shuffle)
-        self._place = state.epoch * len(self.corpus) + state.position
-        self._row = state.row
-        self._made: tuple[int, list[Row], int] | None = None
-        if self._row:
-            rows, after = self._make(self._place)
-            self._made = (self._place, rows, after)
-            if self._row >= len(rows):  # a state that was never given out
-                return self.restore(State(self.seed)) and False
+        self._walk = Walk(self._plan, state.epoch * len(self.corpus) + state.position, state.row)
+        if self._walk.lost:  # a state that was never given out
+            return self.restore(State(self.seed)) and False
         return same
 
     def batch(self, count: int) -> Batch:
         """The next rows."""
-        return self.lay([self._next() for _ in range(count)])
+        return self.lay([self._made(self._walk.next()) for _ in range(count)])
 
-    def _next(self) -> Row:
-        if self._made is None or self._made[0] != self._place:
-            self._made = (self._place, *self._make(self._place))
-        _, rows, after = self._made
-        row = rows[self._row]
-        self._row += 1
-        if self._row == len(rows):
-            self._place, self._row = after, 0
-        return row
+    def skip(self, count: int) -> None:
+        """Go past the next rows; none of their tokens is read."""
+        for _ in range(count):
+            self._walk.next()
 
     def count(self, epochs: int) -> int:
-        """The rows of so many epochs, begun ones too. Those that are filled are made to be counted."""
+        """The rows of so many epochs, begun ones too."""
         end, place, rows = epochs * len(self.corpus), 0, 0
         if not (self.packs or self.options.fill_with_next_samples):
             return end
         with bar("counting rows", total=end) as told:
             while place < end:
-                if self.packs:
-                    rows, place = rows + len(self._shared(window := self._window(place))), window.stop
-                else:
-                    made, place = self._make(place)
-                    rows += len(made)
+                planned, place = self._plan(place)
+                rows += len(planned)
                 told.update(place - told.n)
         return rows
 
@@ -193,31 +179,30 @@ class Rows:
             trained += int(np.count_nonzero(batch.weights))
         return Filling(used / computed, trained / computed)
 
-    def once(self, count: int) -> Iterator[Batch]:
-        """All rows once, in the order of the files; the last batch is filled up with padding."""
+    def once(self, count: int, mine: int = 0, of: int = 1) -> Iterator[Batch]:
+        """All rows once, in the order of the files; the last batch is filled up with padding. Of so many who share the batches
+        out among them, each in its turn, those that are `mine`; the tokens of others are not read."""
         plain = DataOptions(shuffle=False, pack=self.packs)
         rows = type(self)(self.corpus, plain, self.seed, self.eos)
         rows.padding = self.padding
-        waiting = list[Row]()
-        while rows.state.epoch == 0:
-            waiting.append(rows._next())
-            if len(waiting) == count:
-                yield self.lay(waiting)
-                waiting = []
-        if waiting:
-            yield self.lay(waiting + [[]] * (count - len(waiting)))
+        for number, planned in enumerate(rows._walk.until(len(self.corpus), count)):
+            if number % of == mine:
+                yield self.lay([rows._made(each) for each in planned] + [[]] * (count - len(planned)))
 
     # ---- samples to rows ---------------------------------------------------
 
-    def _make(self, place: int) -> tuple[list[Row], int]:
+    def _plan(self, place: int) -> Planned:
         """The rows that begin with the sample at a place, and the place after them."""
         if self.packs:
-            window = self._window(place)
-            rows = self._shared(window)
-            return [[piece for place in row for piece in self._pieces(place)] for row in rows], window.stop
-        if self.options.fill_with_next_samples:
-            return self._filled(place)
-        return [self._pieces(place)], place + 1
+            window = range(place, min(place + WINDOW, (place // len(self.corpus) + 1) * len(self.corpus)))
+            return best_fit(dict(zip(window, self._lengths(self.order.among(window)), strict=True)), self.room), window.stop
+        end = self._filled(place) if self.options.fill_with_next_samples else place + 1
+        return [range(place, end)], end
+
+    def _made(self, places: Sequence[int]) -> Row:
+        if self.options.fill_with_next_samples and not self.packs:
+            return [self._joined(places)]
+        return [piece for place in places for piece in self._pieces(place)]
 
     def _pieces(self, place: int) -> Row:
         return [self._piece(*self._sample(place))]
@@ -225,10 +210,14 @@ class Rows:
     def _sample(self, place: int) -> tuple[np.ndarray, np.ndarray]:
         """Tokens and their weights, the begin token before them."""
         tokens, weights, text = self.corpus[self.order[place]]
-        if self.options.sample_random_offsets and text:
-            offset = mix(self.seed, place, 1) % max(1, len(tokens) - 1)
-            tokens, weights = tokens[offset:], weights[offset:]
-        return self._led(tokens, weights)
+        offset = self._offset(place, len(tokens), text)
+        return self._led(tokens[offset:], weights[offset:])
+
+    def _offset(self, place: int, size: int, text: bool) -> int:
+        """Where in its tokens a sample begins."""
+        if not (self.options.sample_random_offsets and text):
+            return 0
+        return mix(self.seed, place, 1) % max(1, size - 1)
 
     def _led(self, tokens: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         if self.corpus.lead is None:
@@ -239,28 +228,44 @@ class Rows:
         end = self.ctx + 1
         return Piece(tokens[: end - 1][: len(tokens) - 1], tokens[1:end], weights[1:end])
 
-    def _filled(self, place: int) -> tuple[list[Row], int]:
-        """One row: a sample, and while there is room separators and the next one from its start."""
-        tokens, weights = self._sample(place)
-        while len(tokens) <= self.ctx:
+    def _filled(self, place: int) -> int:
+        """The place after those that fill a row: a sample, and while there is room separators and the next one from its start."""
+        begin, end, text = self._span(place)
+        size = end - begin - self._offset(place, end - begin, text) + (self.corpus.lead is not None)
+        while size <= self.ctx:
+            between = self._between(place)
             place += 1
-            between = [token for token in self.separators if not (token == self.eos and token == tokens[-1])]
+            begin, end, _ = self._span(place)
+            size += len(between) + end - begin
+        return place + 1
+
+    def _joined(self, places: Sequence[int]) -> Piece:
+        tokens, weights = self._sample(places[0])
+        for before, place in pairwise(places):
+            between = self._between(before)
             following, theirs, text = self.corpus[self.order[place]]
             tokens = np.concatenate([tokens, between, following])
             weights = np.concatenate([weights, np.full(len(between), float(text)), theirs])
-        return [[self._piece(tokens, weights)]], place + 1
+        return self._piece(tokens, weights)
 
-    def _window(self, place: int) -> range:
-        """The places of samples that are packed together."""
-        return range(place, min(place + WINDOW, (place // len(self.corpus) + 1) * len(self.corpus)))
+    def _between(self, place: int) -> list[int]:
+        """What separates a sample from the next one; an end token is not doubled."""
+        return [token for token in self.separators if token != self.eos or token != self._last(place)]
 
-    def _shared(self, places: range) -> list[list[int]]:
-        """Which of them share a row."""
-        return best_fit({place: self._length(place) for place in places}, self.room)
+    def _last(self, place: int) -> int:
+        end = self._span(place)[1]
+        part, _ = self.corpus.part_of(self.order[place])
+        return int(part.store.tokens.read(end - 1, end)[0])
 
-    def _length(self, place: int) -> int:
-        """How much of a row a sample takes at most."""
-        return min(int(self.corpus.sizes[self.order[place]]) - 1 + (self.corpus.lead is not None), self.ctx)
+    def _span(self, place: int) -> tuple[int, int, bool]:
+        """Where its tokens are, and whether it is text that may begin anywhere."""
+        part, number = self.corpus.part_of(self.order[place])
+        return part.span(number)
+
+    def _lengths(self, numbers: np.ndarray) -> list[int]:
+        """How much of a row samples take at most."""
+        sizes = self.corpus.sizes[numbers] - 1 + (self.corpus.lead is not None)
+        return list(np.minimum(sizes, self.ctx).tolist())
 
     # ---- rows to arrays ----------------------------------------------------
 

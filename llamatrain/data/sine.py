@@ -62,7 +62,10 @@ class Sine:
             size=count * self.ctx,
         )
 
-    def once(self, count: int) -> Iterator[Batch]:
+    def skip(self, count: int) -> None:
+        self._row += count
+
+    def once(self, count: int, mine: int = 0, of: int = 1) -> Iterator[Batch]:
         """A wave is judged by what it generates, not by rows that are kept apart."""
         return iter(())
 

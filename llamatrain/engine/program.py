@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from itertools import chain, groupby
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -32,8 +32,17 @@ class Stretch:
 class Program:
     """Bound once; called for every step."""
 
-    def __init__(self, plan: Plan, memory: Mapping[Tensor, Memory], backend: Backend, *, arena: Memory | None = None) -> None:
-        """`memory` has some for each leaf and pinned output that is not to be made here.
+    def __init__(
+        self,
+        plan: Plan,
+        memory: Mapping[Tensor, Memory],
+        backend: Backend,
+        *,
+        arena: Memory | None = None,
+        told: Mapping[Tensor, Run] | None = None,
+    ) -> None:
+        """`memory` has some for each leaf and pinned output that is not to be made here. Who waits for an output is `told` as
+        soon as it is there, between two calls.
 
         Programs that never run at once may share an `arena`, taken for the largest of them: outputs that lie in it are valid
         until the next run of any. It is the first where a plan has several.
@@ -46,6 +55,9 @@ class Program:
             # memory that is no part of the arena, by the tensor that owns it
             self.owned = {tensor: backend.adopt(tensor, array, owner_of(tensor) in changed) for tensor, array in given.items()}
             self._places: dict[tuple[Tensor, Shape], Place] = {}
+            self._told: dict[Node | None, list[Run]] = {}
+            for tensor, tell in (told or {}).items():
+                self._told.setdefault(plan.outputs[tensor].node, []).append(tell)
             nodes = (node for node in plan.nodes if not node.op.layout)
             self._groups = [(varying, list(group)) for varying, group in groupby(nodes, lambda node: varies(node) is not None)]
             self._purposes = _purposes(plan) if current() else {}
@@ -154,11 +166,20 @@ class Program:
         steps = [(node, self._bind(node, length)) for node in nodes]
         recorder = current()
         if not recorder or not self._purposes:
-            parts = self.backend.grouped(chain.from_iterable(calls for _, calls in steps))
+            parts = self._grouped(steps)
             return Stretch(length, steps, parts, parts)
-        single = [(node, self.backend.grouped(calls)) for node, calls in steps]
+        single = [(node, [*self.backend.grouped(calls), *self._told.get(node, ())]) for node, calls in steps]
         timed = ((cut(node, length) if length else node, self._purposes[node], parts) for node, parts in single)
         return Stretch(length, steps, [part for _, parts in single for part in parts], recorder.timed(timed))
+
+    def _grouped(self, steps: list[tuple[Node, list[Call]]]) -> list[Run]:
+        runs, waiting = list[Run](), list[Call]()
+        for node, calls in steps:
+            waiting += calls
+            if node in self._told:
+                runs += [*self.backend.grouped(waiting), *self._told[node]]
+                waiting = []
+        return [*runs, *self.backend.grouped(waiting)]
 
     def _bind(self, node: Node, length: int) -> list[Call]:
         if not any(output.size for output in node.outputs):

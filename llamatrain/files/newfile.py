@@ -41,6 +41,15 @@ class NewFile:
         except OSError as error:
             raise self._failure(error) from error
 
+    def put(self, at: int, data: bytes) -> None:
+        """In the place of what was written there."""
+        try:
+            self._file.seek(at)
+            self._file.write(data)
+            self._file.seek(0, os.SEEK_END)
+        except OSError as error:
+            raise self._failure(error) from error
+
     def __enter__(self) -> Self:
         return self
 

@@ -56,6 +56,10 @@ class Writer:
             raise ValueError(f"{name} has {info.nbytes} bytes, and {written} were written")
         self.pad(written)
 
+    def put(self, at: int, data: bytes) -> None:
+        """In the place of what stands there, of values whose size is known before they are."""
+        self._file.put(at, data)
+
     def pad(self, written: int) -> None:
         self._file.write(bytes(-written % self._alignment))
 

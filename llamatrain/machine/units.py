@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from llamatrain.errors import UsageError
+from llamatrain.machine.world import world
 
 # unit: (the features it needs, what it stands on)
 UNITS = {
@@ -140,7 +141,12 @@ def _its_own(here: frozenset[str]) -> Processor:
 
 
 def cores() -> int:
-    """How many processors this process may use: by its affinity, and by the quota of its control group."""
+    """How many processors this process may use, beside the others of its run that use the same ones."""
+    return max(1, processors() // world().sharing)
+
+
+def processors() -> int:
+    """By its affinity, and by the quota of its control group."""
     count = len(os.sched_getaffinity(0)) if platform.system() == "Linux" else os.cpu_count() or 1
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()

@@ -124,6 +124,8 @@ class StepRule(Optimizer):
     heeds = (*RATE, "clip", "epochs")
     brief: ClassVar[bool] = False  # whether its step takes a gradient of few rows as these, and all rows' places (`opt_rows`)
 
+    apart: ClassVar[bool] = True  # whether a part of a weight can be changed without the rest of it
+
     weight_decay: float = 0.1
     decay_min_ndim: int = 2
 

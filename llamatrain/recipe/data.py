@@ -9,13 +9,13 @@ from llamatrain.data.rows import Filling, State
 from llamatrain.data.sine import Sine
 from llamatrain.errors import UsageError
 from llamatrain.recipe.model import Model
-from llamatrain.train.around import Batches
+from llamatrain.train.around import Skippable
 
 if TYPE_CHECKING:
     from llamatrain.data.judged import Compare
 
 
-class CountedBatches(Batches, Protocol):
+class CountedBatches(Skippable, Protocol):
     """Whose batches can be counted, and begun anywhere."""
 
     @property

@@ -1,7 +1,7 @@
 """How well a model foretells some data."""
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -139,16 +139,24 @@ def score(runner: "Runner", rows: "Rows", tokenizer: "Tokenizer", batch: int, ar
 
     from llamatrain.files.mapped import files_of, unchanged
     from llamatrain.machine.terminal import bar, say
-    from llamatrain.train.scoring import Scoring
+    from llamatrain.machine.world import world
+    from llamatrain.train.scoring import Judged, Scoring, judged, judged_by_all
 
-    texts, files = tokenizer.lengths, files_of(arrays)
+    texts, files, among = tokenizer.lengths, files_of(arrays), world()
     scoring, text = Scoring(), 0
-    with bar("evaluating", total=len(rows.corpus), unit=" samples") as told:
-        for each in rows.once(batch):
+
+    def judging() -> Iterator[Judged]:
+        nonlocal text
+        for each in rows.once(batch, among.rank, among.size):
             with unchanged(files):
-                scoring.add(runner, each)
+                yield judged(runner, each)
             text += int(np.sum(texts[each.targets[each.weights > 0]]))
-            told.update(each.samples)
+            told.update(each.samples * among.size)
+
+    with bar("evaluating", total=len(rows.corpus), unit=" samples") as told:
+        for one in judged_by_all(among, judging()):
+            scoring.add(one)
+    text = sum(among.gathered(text))
     score, notes = scoring.score, list[str]()
     loss, alone = score.loss, score.answers is None
     if not math.isfinite(loss):

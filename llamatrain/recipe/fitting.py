@@ -10,6 +10,7 @@ from llamatrain.errors import MemoryPlanError, UsageError
 from llamatrain.files.pages import map_of
 from llamatrain.machine.memory import resident
 from llamatrain.machine.terminal import told_if_long
+from llamatrain.machine.world import world
 from llamatrain.model.frozen import copies_of
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.teacher import Teacher
@@ -50,19 +51,25 @@ class Extent:
 def fitted(resolved: Resolved, target: Target, extent: Extent, refuse: bool = True) -> Fitted:
     """The first way that fits the memory; where it is open, without copies of the base if not with them. At last one that does
     not fit: where that is to be refused, without planning it if so much is clear."""
-    caches = caches_of(resolved, target.h)
-    held = resident() + extent.to_come
+    held, most = max(world().gathered(resident())) + extent.to_come, agreed(resolved.asked.train.memory)
+    caches = caches_of(resolved, target.h, most)
     with told_if_long(f"planning a run of {target.h.layers:,} layers, which takes a while"):
         for cache in caches:
             leaves, last = target.leaves(cache), cache == caches[-1]
-            way = way_of(resolved, target.h, leaves, extent, held, refuse and last)
-            told = excess(way, resolved.asked.train.memory, allowed(resolved.asked.train.memory))
+            way = way_of(resolved, target.h, leaves, extent, held, most, refuse and last)
+            told = excess(way, resolved.asked.train.memory, most)
             if last or told is None:
                 break
     return Fitted(way=way, leaves=leaves, cache=cache, excess=told)
 
 
-def caches_of(resolved: Resolved, h: Hyperparameters) -> tuple[Cache, ...]:
+def agreed(told: int | None) -> int | None:
+    """What each rank may take: as the one has it that may take least."""
+    found = [most for most in world().gathered(allowed(told)) if most is not None]
+    return min(found, default=None)
+
+
+def caches_of(resolved: Resolved, h: Hyperparameters, most: int | None) -> tuple[Cache, ...]:
     """Whether the base's matrices are copied to bf16, for speed; where that is open: what to try, the first that fits."""
     asked, half = resolved.asked, resolved.precision == "bf16"
     tune = asked.tune
@@ -70,12 +77,13 @@ def caches_of(resolved: Resolved, h: Hyperparameters) -> tuple[Cache, ...]:
         raise UsageError("--cache-base bf16 takes --precision bf16")
     if tune.cache_base != "auto" or tune.full or asked.command != "finetune":
         return (tune.cache_base,)
-    most = allowed(asked.train.memory)
     large = most is not None and 2 * copies_of(h) > most  # half of the memory is left to the run itself
     return ("off",) if large or not half else ("bf16", "off")
 
 
-def way_of(resolved: Resolved, h: Hyperparameters, leaves: Leaves, extent: Extent, held: int, refuse: bool) -> Way:
+def way_of(
+    resolved: Resolved, h: Hyperparameters, leaves: Leaves, extent: Extent, held: int, most: int | None, refuse: bool
+) -> Way:
     """In the memory that there is, of which the process has `held` already."""
     train, setting = resolved.asked.train, setting_of(resolved, h, leaves, extent)
     matrices = [array for array in leaves.frozen.values() if array.dtype == np.float32 and array.ndim > 1]
@@ -88,7 +96,7 @@ def way_of(resolved: Resolved, h: Hyperparameters, leaves: Leaves, extent: Exten
         copies=leaves.copies + (extent.teacher.nbytes if extent.teacher else 0),
         pages=max((array.nbytes for array in matrices if map_of(array) is not None), default=0),
     )
-    most, least = allowed(train.memory), fixed(setting, demand)
+    least = fixed(setting, demand)
     open_ = not extent.goes_on and resolved.asked.preference.compare != "answers"  # which are compared within a batch
     if refuse and most is not None:  # at once: planning a model so large takes a while
         check_fixed(least, demand.interpreter, most, leaves.copies > 0)
@@ -120,6 +128,10 @@ def setting_of(resolved: Resolved, h: Hyperparameters, leaves: Leaves, extent: E
         sparse=extent.sparse,
         teacher=extent.teacher,
         plus=resolved.asked.tune.lora_plus_ratio,
+        groups=train.shards or 1,
+        ranks=resolved.ranks,
+        rank=world().rank,
+        half_wire=resolved.asked.run.wire == "bf16",
         objective=resolved.asked.preference.made,
         reference=leaves.reference,
     )

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from llamatrain.config.units import Size
 from llamatrain.errors import MemoryPlanError
 from llamatrain.machine.memory import available, resident
+from llamatrain.machine.world import world
 
 SHARE = 0.9  # of what is free, where no limit is given
 
@@ -14,7 +15,7 @@ def allowed(told: int | None) -> int | None:
     if told is not None:
         return told
     free = available()
-    return None if free is None else int((free + resident()) * SHARE)
+    return None if free is None else int((free / world().ranks_here + resident()) * SHARE)
 
 
 def check_held(told: int | None) -> None:

@@ -4,14 +4,17 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from math import prod
 
 from llamatrain.config.units import Size
 from llamatrain.engine.budget import cheapest
 from llamatrain.graph.varying import varies
 from llamatrain.recipe.options import AUTO
 from llamatrain.sample.decoder import Decoder
+from llamatrain.train.division import share
 from llamatrain.train.graphs import Policy, RunGraphs, Setting
 from llamatrain.train.reading import ready
+from llamatrain.train.turns import turns_of
 
 ROW = 20  # bytes of a token in a batch: five arrays
 BOUND = 5000  # bytes of a node that is bound to memory and a kernel: arrays, and the words of its calls
@@ -27,6 +30,7 @@ class Needs:
 
     weights: int
     gradients: int
+    exchange: int  # sums that wait for others, and what comes from other ranks
     moments: int
     packed_copies: int
     base_pages: int
@@ -79,11 +83,19 @@ def fixed(setting: Setting, demand: Demand) -> int:
     trained = sum(size.values())
     rows = 0 if setting.h.tied else size.get(setting.h.architecture.the("embedding"), 0)  # few of them may have a gradient
     gradients = {"flat": trained, "arena": trained - rows, "streamed": 0}[setting.gradients]
-    return moments_of(setting) + trained + gradients + demand.copies + NODES * BOUND * setting.h.layers
+    return moments_of(setting) // setting.ranks + trained + gradients + demand.copies + NODES * BOUND * setting.h.layers
 
 
 def moments_of(setting: Setting) -> int:
     return 4 * setting.optimizer.floats(setting.shapes) if setting.optimizer else 0
+
+
+def exchange_of(graphs: RunGraphs, batches: int) -> int:
+    """Of a step with so many micro-batches."""
+    setting, division = graphs.setting, graphs.division
+    vectors = turns_of(share(setting.groups, setting.ranks, setting.rank), setting.groups, batches).vectors
+    size = sum(tensor.size for tensor in setting.trained.values())
+    return 4 * size * (vectors - 1) + (2 if setting.half_wire else 4) * division.room
 
 
 def decoding_of(setting: Setting, positions: int) -> int:
@@ -119,7 +131,8 @@ def way_with(setting: Setting, policy: Policy, demand: Demand, splits: int = 1) 
     needs = Needs(
         weights=size,
         gradients=kept,
-        moments=moments_of(setting),
+        exchange=exchange_of(graphs, demand.batches * splits) if setting.groups > 1 else 0,
+        moments=4 * sum(prod(shape) for held in graphs.held.values() for shape in held.values()) or moments_of(setting),
         packed_copies=demand.copies,
         base_pages=pages,
         inputs=inputs,

@@ -147,6 +147,18 @@ class TrainOptions(Checked, panel="Training"):
     teacher_weight: Annotated[
         float, Option("The teacher's share of the loss; the rest is the data's.", unit="SHARE", least=0, most=1)
     ] = 0.5
+    shards: Annotated[
+        int | None,
+        Option(
+            "Groups of rows that ranks divide a step by, whose sum has the same bits for any number of them; else 8 with ranks.",
+            panel=MEANS,
+            unit="GROUPS",
+            least=1,
+            most=COUNT,
+            accepts=lambda groups: groups.bit_count() == 1,
+            takes="a power of two",
+        ),
+    ] = None
     seed: Annotated[
         int,
         replace(
@@ -209,6 +221,9 @@ class RunOptions(Checked, panel="The run"):
     sample_prompt: Annotated[str, Option("What those samples begin with.")] = ""
     report_every: Annotated[int, replace(EVERY, sentence="Print a line every so many steps; 0: as often as reads well.")] = 0
     max_time: Annotated[Duration | None, Option("Save and stop after this time, such as 90m or 2h.")] = None
+    wire: Annotated[
+        Literal["f32", "bf16"], Option("Of gradients on their way between ranks; bf16 is half as much.", panel=MEANS)
+    ] = "f32"
     log: Annotated[
         tuple[Literal["tensorboard", "wandb", "trackio", "csv"], ...],
         Option("Write the figures there, too; may be repeated.", unit="WHERE"),

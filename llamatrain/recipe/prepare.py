@@ -17,6 +17,7 @@ from llamatrain.data.sources import find_data
 from llamatrain.engine.recorder import phase
 from llamatrain.errors import FileError, MemoryPlanError, UsageError
 from llamatrain.machine.printable import printable
+from llamatrain.machine.world import world
 from llamatrain.model import hyperparameters
 from llamatrain.model.teacher import Teacher
 from llamatrain.recipe.asked import Asked
@@ -56,6 +57,9 @@ class Prepared:
     def foresee(self, programs: Programs) -> None:
         """Make the programs that will be needed after the first step, too."""
         self.samples.foresee(self.fitted.leaves, programs.weights.parts)
+        self.foresee_validation(programs)
+
+    def foresee_validation(self, programs: Programs) -> None:
         if self.data.validation:
             programs.judging(self.resolved.row)
 
@@ -69,7 +73,7 @@ def begun(request: Request) -> tuple[Asked, Sources, list[str]]:
         asked, more = gone_on_with(asked, resumed, given)
         notes += more
     if asked.train.seed < 0:
-        asked = replace(asked, train=replace(asked.train, seed=secrets.randbelow(COUNT)))
+        asked = replace(asked, train=replace(asked.train, seed=world().from_first(secrets.randbelow(COUNT))))
         notes.append(f"--seed -1: {asked.train.seed} is drawn")
     asked = asked.settled("" if resumed or not place.checkpoint_in else str(place.checkpoint_in))
     return asked, opened(asked, resumed), notes

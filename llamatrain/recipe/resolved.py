@@ -7,11 +7,13 @@ from typing import Literal
 from llamatrain.config.options import COUNT, OptionError
 from llamatrain.engine.backend import is_compiled
 from llamatrain.machine.units import cores, units
+from llamatrain.machine.world import world
 from llamatrain.optim.optimizer import Optimizer, StepRule
 from llamatrain.optim.registry import named
 from llamatrain.optim.schedule import Schedule
 from llamatrain.optim.stop import StopRules
 from llamatrain.recipe.asked import Asked
+from llamatrain.recipe.dividing import divided
 from llamatrain.recipe.options import FALL, ITERS, LR_MIN, WARMUP, TrainOptions
 from llamatrain.train.course import Course
 from llamatrain.train.graphs import Gradients
@@ -33,6 +35,7 @@ class Resolved:
     precision: Precision
     optimizer: Optimizer
     gradients: Gradients
+    ranks: int
     alpha: float | None  # of a new adapter
 
     @property
@@ -91,8 +94,9 @@ class Resolved:
         )
 
 
-def resolve(asked: Asked, row: int, rows_of: Callable[[int], int]) -> Resolved:
-    """`rows_of` counts those of so many epochs."""
+def resolve(asked: Asked, row: int, rows_of: Callable[[int], int], ranks: int = 0) -> Resolved:
+    """`rows_of` counts those of so many epochs; `ranks` are to come, where they are not here."""
+    asked = divided(asked, ranks or world().size, ranks > 1)
     train, tune = asked.train, asked.tune
     iters = train.iters if train.iters is not None else ITERS
     if train.epochs is not None:
@@ -113,6 +117,7 @@ def resolve(asked: Asked, row: int, rows_of: Callable[[int], int]) -> Resolved:
         threads=asked.run.threads or cores(),
         precision=precision_of(train),
         optimizer=optimizer,
+        ranks=ranks or world().size,
         gradients=gradients_of(train, optimizer, reads_base=asked.command == "finetune" and not tune.full),
         alpha=tune.lora_alpha if tune.full or tune.lora_init else tune.alpha,
     )
@@ -128,6 +133,6 @@ def precision_of(options: TrainOptions) -> Precision:
 
 def gradients_of(train: TrainOptions, optimizer: Optimizer, reads_base: bool) -> Gradients:
     """Those that a base was read for are not used before it was seen to be what it was."""
-    if not isinstance(optimizer, StepRule) or train.grad_acc > 1:
+    if not isinstance(optimizer, StepRule) or train.grad_acc > 1 or train.shards not in (None, 1):
         return "flat"
     return "arena" if train.clip > 0 or reads_base else "streamed"

@@ -12,6 +12,7 @@ from llamatrain.data.sources import check_kept
 from llamatrain.engine.backend import kind_of
 from llamatrain.errors import FileError, UsageError
 from llamatrain.files.reader import open_gguf
+from llamatrain.machine.world import launched, world
 from llamatrain.recipe.asked import OF, PARTS, Asked
 from llamatrain.recipe.options import AUTO, PlaceOptions, RunOptions, TrainOptions, refuse_idle
 from llamatrain.recipe.outs import OutOptions
@@ -23,6 +24,7 @@ from llamatrain.store.folder import RunFolder
 FREE = {
     "iters": "train",
     "memory": "train",
+    "shards": "train",
     "precision": "train",
     "val": "data",
     "force_reshuffle": "data",
@@ -35,7 +37,7 @@ FREE = {
 COMMANDS = {"train_model": "from-scratch", "finetune_lora": "finetune"}  # where no options are kept
 ALONE = "a checkpoint of llama.cpp's finetune, which names neither its model nor its data"
 MOST = 1 << 62  # of steps, samples, tokens
-SAID = ("iters", "threads", "precision", "cache_base")  # of those, what is said of it
+SAID = ("iters", "threads", "shards", "precision", "cache_base")  # of those, what is said of it
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,7 @@ def gone_on_with(asked: Asked, resumed: Resumed, given: Collection[str]) -> tupl
     if changed["train"].get("precision") == "f32" and kept.tune.cache_base == "bf16" and "cache_base" not in given:
         changed["tune"]["cache_base"] = "off"
         said.append("--cache-base is off from now on: copies in bf16 are for products in bf16")
+    changed["train"].setdefault("shards", shards_of(kept.train))
     parts = {part: replace(getattr(kept, part), **values) for part, values in changed.items()}
     made = replace(kept, base=asked.base or kept.base, **parts)  # the base may have been moved
     refuse_idle(made.idle, given)
@@ -95,9 +98,18 @@ def gone_on_with(asked: Asked, resumed: Resumed, given: Collection[str]) -> tupl
     made_by, here = resumed.checkpoint.extra.get(MADE_BY), kind_of(made.train.kernels)
     if made_by not in (None, here):
         said.append(f"the kernels are those for {here} from now on, and were for {made_by!s:.40}")
-    if "precision" in changed["train"] or "cache_base" in changed["tune"] or made_by not in (None, here):
+    regrouped = (made.train.shards is None and launched() is not None) or (made.train.shards or 1) != (kept.train.shards or 1)
+    if regrouped and "shards" not in given:
+        said.append(f"its steps were of {kept.train.shards or 1} groups, and are of more from now on, for {world().size} ranks")
+    if "precision" in changed["train"] or "cache_base" in changed["tune"] or made_by not in (None, here) or regrouped:
         said.append("so the run is not, to the bit, what it would have been")
     return made, said
+
+
+def shards_of(kept: TrainOptions) -> int | None:
+    """Its own, but where there are more ranks: then it is decided anew."""
+    held = kept.shards or 1
+    return None if world().size > held else held if launched() else kept.shards
 
 
 def told_of_rate(kept: TrainOptions, made: TrainOptions, step: int) -> str:

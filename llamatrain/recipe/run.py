@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from llamatrain.errors import UsageError
 from llamatrain.files.mapped import unchanged
 from llamatrain.machine.terminal import is_shown, say
 from llamatrain.machine.threads import foreseeing
-from llamatrain.optim.optimizer import Descent
+from llamatrain.machine.world import world
 from llamatrain.recipe.asked import Asked
 from llamatrain.recipe.beside import Outs, check
 from llamatrain.recipe.ending import tell_best, tell_end
@@ -28,6 +29,7 @@ from llamatrain.recipe.model import model_for
 from llamatrain.recipe.options import PlaceOptions
 from llamatrain.recipe.prepare import Prepared, begun, config_of, peft_folder, prepare, read_by
 from llamatrain.recipe.profiling import keep_trace, profiled, watched
+from llamatrain.recipe.ranks import Keeper, Leading, Serving, Silent
 from llamatrain.recipe.request import Request
 from llamatrain.recipe.resume import Resumed
 from llamatrain.recipe.saving import Saver, check_trained, filled
@@ -38,8 +40,10 @@ from llamatrain.report.console import nobody
 from llamatrain.report.report import Report
 from llamatrain.store.folder import RunFolder
 from llamatrain.store.names import numbered
-from llamatrain.train.around import Batches
+from llamatrain.train.around import Batches, Skippable
 from llamatrain.train.course import DONE, Outcome
+from llamatrain.train.dealt import Dealt
+from llamatrain.train.divided import Divided
 from llamatrain.train.loop import Loop
 from llamatrain.train.programs import Programs
 from llamatrain.train.reading import ReadAhead, ready
@@ -67,6 +71,8 @@ def trained(request: Request, interrupts: Interrupts) -> Finished:
     place, given = request.place, request.given
     if asked.tune.only_write_lora or place.only_write_model:
         return written(asked, sources, request, interrupts)
+    if world().rank:
+        return followed(asked, sources, notes, request, interrupts)
     with folder_of(asked.command, place, sources) as folder:
         interrupts.leaving = folder.discard
         with interrupts:
@@ -74,11 +80,35 @@ def trained(request: Request, interrupts: Interrupts) -> Finished:
                 asked, peft, more = peft_folder(asked, sources, folder, request)
                 if asked.outs.said:
                     check(asked.outs, folder.path, read_by(asked, sources, place.config), sources.resumed, place)
+                world().from_first(Led(asked, peft, folder.path))
                 prepared = prepare(asked, sources, peft, [*notes, *more], given)
                 settle(prepared, folder, place.config)
                 return run(prepared, folder, interrupts)
             finally:
                 folder.discard()
+
+
+@dataclass(frozen=True)
+class Led:
+    """What the first rank has found out for all."""
+
+    asked: Asked
+    peft: Path | None
+    folder: Path
+
+
+def followed(asked: Asked, sources: Sources, notes: list[str], request: Request, interrupts: Interrupts) -> Finished:
+    """The same run on another rank than the first, which has its folder."""
+    with interrupts:
+        led = world().from_first(Led(asked, None, Path()))
+        prepared = prepare(led.asked, sources, led.peft, notes, request.given)
+        listener, programs = Silent(), programs_of(prepared)
+        loop, keeper = loop_of(prepared, programs, listener, interrupts), Serving(programs, world())
+        loop.save, loop.keep = keeper.save, keeper.keep_best
+        outcome = trained_in(loop, prepared.data.rows, keeper, lambda: prepared.foresee_validation(programs))
+        keeper.end(loop.state)
+    result = led.folder / prepared.target.result
+    return Finished(outcome=outcome, folder=led.folder, result=result, steps=loop.state.counters.step)
 
 
 def written(asked: Asked, sources: Sources, request: Request, interrupts: Interrupts) -> Finished:
@@ -161,7 +191,7 @@ def settle(prepared: Prepared, folder: RunFolder, config: Path | None) -> None:
 
 
 def run(prepared: Prepared, folder: RunFolder, interrupts: Interrupts) -> Finished:
-    resolved, target, metrics = prepared.resolved, prepared.target, metrics_of(prepared, folder)
+    resolved, target, leaves, metrics = prepared.resolved, prepared.target, prepared.fitted.leaves, metrics_of(prepared, folder)
 
     def command() -> str:  # as the folder is called by then
         return f"llamatrain {prepared.kept.command} --resume {shlex.quote(str(folder.path))}"
@@ -171,15 +201,21 @@ def run(prepared: Prepared, folder: RunFolder, interrupts: Interrupts) -> Finish
         report.header(facts(prepared, folder.path))
         for line in prepared.notes:
             report.say(f"note: {line}")
-        loop, saver = loop_of(prepared, folder, report, interrupts)
-        with reading(loop) as loop.rows, foreseeing(lambda: prepared.foresee(loop.programs)):
-            loop.saved = saver.begin(loop.state)
+        programs = programs_of(prepared)
+        loop = loop_of(prepared, programs, report, interrupts)
+        saver = saver_of(prepared, loop, folder, report)
+        keeper: Keeper = Leading(saver, world()) if world().size > 1 else saver
+        loop.save, loop.keep = keeper.save, keeper.keep_best
+        loop.show = partial(prepared.samples.show, leaves=leaves, parts=programs.weights.parts, report=report)
+
+        def begun() -> None:
             interrupts.home, interrupts.leaving = folder.path, lambda: say(f"interrupted; to go on: {command()}")
-            outcome = loop.train()
+
+        outcome = trained_in(loop, prepared.data.rows, keeper, lambda: prepared.foresee(programs), begun)
         interrupts.home = folder.path
-        prepared.samples.end(prepared.fitted.leaves, loop.programs.weights.parts, report)
+        prepared.samples.end(leaves, programs.weights.parts, report)
         report.end(folder.path)
-        saver.end(loop.state)
+        keeper.end(loop.state)
         keep_trace(prepared.kept.command, folder, report.warn)
     result, steps = folder.path / target.result, loop.state.counters.step
     tell_end(result.stem, [result, *saver.outs.newest], outcome, command())
@@ -190,38 +226,55 @@ def run(prepared: Prepared, folder: RunFolder, interrupts: Interrupts) -> Finish
     return Finished(outcome=outcome, folder=folder.path, result=result, steps=steps, best=best, notes=notes)
 
 
-def loop_of(prepared: Prepared, folder: RunFolder, report: Report, interrupts: Interrupts) -> tuple[Loop, Saver]:
-    """Its memory taken and filled, where the run begins or goes on."""
-    way, leaves, target, data = prepared.fitted.way, prepared.fitted.leaves, prepared.target, prepared.data
-    resumed, course = prepared.sources.resumed, prepared.resolved.course(way.splits)
+def trained_in(
+    loop: Loop, rows: Skippable, keeper: Keeper, foresee: Callable[[], None], begun: Callable[[], None] = lambda: None
+) -> Outcome:
+    """From its first save to its last."""
+    with reading(loop, rows) as loop.rows, foreseeing(foresee):
+        loop.saved = keeper.begin(loop.state)
+        begun()
+        return loop.train()
+
+
+def programs_of(prepared: Prepared) -> Programs:
+    """Their memory taken and filled, where the run begins or goes on."""
+    way, leaves, target, resumed = prepared.fitted.way, prepared.fitted.leaves, prepared.target, prepared.sources.resumed
     with phase("weights"):
         target.load(leaves)
-        programs = Programs(way.graphs, way.arena, leaves.frozen | taught(prepared))
-        parts = programs.weights.parts
-        if resumed:
-            filled(resumed.checkpoint, parts)
+        frozen = leaves.frozen | taught(prepared)
+        if way.setting.groups > 1:
+            batches = prepared.resolved.course(way.splits).grad_acc
+            programs: Programs = Divided(way.graphs, way.arena, frozen, world=world(), batches=batches)
         else:
-            target.begin(parts)
+            programs = Programs(way.graphs, way.arena, frozen)
+        if resumed:
+            filled(resumed.checkpoint, programs.weights.parts)
+        else:
+            target.begin(programs.weights.parts)
+    return programs
+
+
+def loop_of(prepared: Prepared, programs: Programs, listener: Report | Silent, interrupts: Interrupts) -> Loop:
+    """Where it begins or goes on; it is still to be said who keeps it."""
+    data, course = prepared.data, prepared.resolved.course(prepared.fitted.way.splits)
     descent = prepared.resolved.optimizer.descent(programs.weights.vector)
-    sources, arrays = prepared.sources, leaves.frozen.values()
-    beside = BesideRun(inputs=sources.inputs, warn=report.warn, frozen=arrays, is_same=sources.is_same_base)
-    saver = saver_of(prepared, programs, descent, folder, report, beside.tell)
-    loop = Loop(
+    sources, arrays = prepared.sources, prepared.fitted.leaves.frozen.values()
+    return Loop(
         programs=programs,
         rows=data.rows,
         validation=data.validation,
         course=course,
-        listener=watched(report),
-        save=saver.save,
-        keep=saver.keep_best,
-        show=lambda step: prepared.samples.show(step, leaves, parts, report),
-        state=state_of(prepared, programs, descent, course, report),
+        listener=watched(listener),
+        save=lambda state, last: "",
+        keep=lambda state: None,
+        show=lambda step: None,
+        state=state_of(prepared, programs, descent, course, listener),
         signals=interrupts,
-        beside=beside,
+        beside=BesideRun(inputs=sources.inputs, warn=listener.warn, frozen=arrays, is_same=sources.is_same_base),
         descent=descent,
         samples=data.samples,
+        world=world(),
     )
-    return loop, saver
 
 
 def taught(prepared: Prepared) -> dict[str, np.ndarray]:
@@ -230,18 +283,17 @@ def taught(prepared: Prepared) -> dict[str, np.ndarray]:
     return teacher.load(gguf, prepared.resolved.threads) if teacher and gguf else {}
 
 
-def reading(loop: Loop) -> AbstractContextManager[Batches]:
-    """Its rows, read ahead, but for those that are the same in every step."""
+def reading(loop: Loop, rows: Skippable) -> AbstractContextManager[Batches]:
+    """Its rows, read ahead, but for those that are the same in every step; of each step those of this rank."""
     course, steps = loop.course, loop.course.iters - loop.state.counters.step
+    own = loop.programs.share(course.grad_acc)
+    dealt: Batches = rows if len(own) == course.grad_acc else Dealt(rows, course.grad_acc, own)
     if loop.descent and not course.fresh:
-        return nullcontext(loop.rows)
-    left = max(0, steps) * course.grad_acc
-    return ReadAhead(loop.rows, loop.programs.setting.batch, ready(course.grad_acc), left)
+        return nullcontext(dealt)
+    return ReadAhead(dealt, loop.programs.setting.batch, ready(len(own)), max(0, steps) * len(own))
 
 
-def saver_of(
-    prepared: Prepared, programs: Programs, descent: Descent | None, folder: RunFolder, report: Report, tell: Callable[[], None]
-) -> Saver:
+def saver_of(prepared: Prepared, loop: Loop, folder: RunFolder, report: Report) -> Saver:
     kept = prepared.kept
     return Saver(
         options=kept.plain(),
@@ -250,13 +302,13 @@ def saver_of(
         outs=Outs(kept.outs),
         target=prepared.target,
         metadata=prepared.model.metadata,
-        programs=programs,
-        descent=descent,
+        programs=loop.programs,
+        descent=loop.descent,
         folder=folder,
         metrics=report.metrics,
         config=config_of(kept).encode("utf-8", "replace"),
         warn=report.warn,
         extra={TEACHER: fingerprint(teacher)} if (teacher := prepared.sources.taught_by) else {},
         home=prepared.sources.home,
-        tell=tell,
+        tell=loop.beside.tell,
     )

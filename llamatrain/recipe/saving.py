@@ -168,12 +168,10 @@ class Saver:
     def checkpoint(self, state: RunState) -> Checkpoint:
         optimizer, parts = self.programs.setting.optimizer, self.programs.weights.parts
         assert optimizer
-        kept: dict[str, Any] = {name: self.programs.vectors[kind].vector for kind, name in optimizer.states.items()}
-        kept |= self.descent.kept() if self.descent else {}
-        vectors = {optimizer.key(name): value for name, value in kept.items() if isinstance(value, np.ndarray)}
-        numbers: dict[str, float | int | bool] = {
-            optimizer.key(name): value for name, value in kept.items() if not isinstance(value, np.ndarray)
-        }
+        kept: dict[str, Any] = self.descent.kept() if self.descent else {}
+        numbers = {optimizer.key(name): value for name, value in kept.items() if not isinstance(value, np.ndarray)}
+        vectors = {optimizer.key(name): self.programs.whole_of(kind) for kind, name in optimizer.states.items()}
+        vectors |= {optimizer.key(name): value for name, value in kept.items() if isinstance(value, np.ndarray)}
         if state.partial and self.programs.grads:
             vectors[GRADIENTS] = self.programs.grads.vector
         return Checkpoint(
@@ -218,21 +216,15 @@ def restored(
         warnings.append(f"the checkpoint's optimizer is {checkpoint.optimizer}: this one begins anew")
     else:
         for kind, name in optimizer.states.items():
-            parts = programs.vectors[kind].parts
-            put(checkpoint.pieces(optimizer.key(name), parts), parts)
+            held = [each for each, shape in programs.setting.shapes.items() if optimizer.holds(kind, each, shape)]
+            programs.put_back(kind, checkpoint.pieces(optimizer.key(name), held))
         if descent:
             descent.restore(checkpoint.kept_for(list(programs.weights.parts)))
     partial = None
     if state.data and not rows.restore(state.data):
         warnings.append("the data is not what it was: the shuffle begins anew")
-    elif state.partial and programs.grads and len(state.partial.losses) < grad_acc:
-        put(checkpoint.pieces(GRADIENTS), programs.grads.parts)
+    elif state.partial and programs.grads and programs.setting.groups == 1 and len(state.partial.losses) < grad_acc:
+        programs.grads.put(checkpoint.pieces(GRADIENTS))
         partial = replace(state.partial, losses=[*state.partial.losses])
     mine: dict[str, Any] = {"counters": replace(state.counters), "stop": replace(state.stop), "best": replace(state.best)}
     return replace(state, data=rows.state, partial=partial, **mine), warnings
-
-
-def put(pieces: Mapping[str, np.ndarray], parts: Mapping[str, np.ndarray]) -> None:
-    for name, piece in pieces.items():
-        parts[name][...] = piece
-        release(piece)

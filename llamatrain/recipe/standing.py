@@ -8,6 +8,7 @@ from llamatrain.errors import FileError
 from llamatrain.files.mapped import unchanged
 from llamatrain.optim.optimizer import Descent
 from llamatrain.recipe.prepare import Prepared
+from llamatrain.recipe.ranks import Silent
 from llamatrain.recipe.resume import Resumed
 from llamatrain.recipe.saving import restored
 from llamatrain.report.report import Report
@@ -25,7 +26,9 @@ def telling(resumed: Resumed) -> Iterator[None]:
         raise FileError(f"{resumed.path}: its state cannot be gone on with: {error!r}"[:200]) from error
 
 
-def state_of(prepared: Prepared, programs: Programs, descent: Descent | None, course: Course, report: Report) -> RunState:
+def state_of(
+    prepared: Prepared, programs: Programs, descent: Descent | None, course: Course, report: Report | Silent
+) -> RunState:
     """Where it begins: at nothing, or where a checkpoint was, whose vectors and rows are put back."""
     resumed, rows = prepared.sources.resumed, prepared.data.rows
     if not resumed:  # the base's own loss is line 0

@@ -22,6 +22,9 @@ class StepLine:
     accuracy: float | None = None  # the part of the answers that were judged as the data has it
     reward_chosen: float | None = None
     reward_rejected: float | None = None
+    ranks: int | None = None  # that it was divided among
+    seconds_exposed: float | None = None  # in which others were waited for
+    slowest: int | None = None  # the rank that came last
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -142,6 +142,7 @@ class Report:
         facts["seconds"], facts["tokens_per_second"] = round(line.seconds, 6), round(line.tokens_per_second, 1)
         facts |= {name: getattr(line, name) for name in ("seconds_waited", "evaluations", "epoch", "sample", "samples")}
         facts |= {name: getattr(line, name) for name in ("margin", "accuracy", "reward_chosen", "reward_rejected")}
+        facts |= {name: getattr(line, name) for name in ("ranks", "seconds_exposed", "slowest")}
         facts["total_seconds"] = line.total_seconds and round(line.total_seconds, 6)
         self.metrics.write({name: value for name, value in facts.items() if value is not None or name == "loss"})
         now = self._clock()

@@ -13,11 +13,11 @@ Numbers that must come back to the bit are float64. Where the ancestors had a fl
 """
 
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from zlib import crc32
 
 import numpy as np
@@ -52,7 +52,8 @@ class Checkpoint:
     state: RunState  # without data: that begins anew, with the run's own seed
     optimizer: str  # what it is kept as
     order: list[str]  # the parameters as they follow each other in flat vectors; other weights are not trained
-    vectors: dict[str, np.ndarray]  # by full name: (n,), (m, n), or (m,) in float64; GRADIENTS beside a partial step only
+    # by full name: (n,), (m, n), or (m,) in float64; arrays, or to be written `Pieces`; GRADIENTS beside a partial step only
+    vectors: dict[str, Any]
     numbers: dict[str, float | int | bool] = field(default_factory=dict)  # by full key: optimizer.<kind>.*
     extra: dict[str, Any] = field(default_factory=dict)  # JSON: what else is to be known of what is trained
     notes: list[str] = field(default_factory=list)  # what a reader should be told; not written
@@ -91,20 +92,31 @@ class Checkpoint:
 
 def write(path: str | Path, checkpoint: Checkpoint, check: Callable[[Path], object] | None = None) -> None:
     """Whole or not at all; the arrays go straight from where they lie to the file, which `check` may look at before it counts."""
-    arrays = {**checkpoint.weights, **checkpoint.vectors}
+    arrays: dict[str, np.ndarray | Pieces] = {**checkpoint.weights, **checkpoint.vectors}
     with np.errstate(over="ignore"):  # a loss beyond float32 is infinite there
         if past := checkpoint.state.stop.past_loss_values:  # the ancestors' ring: that of iteration i at i modulo its length
             ring = np.roll(np.array(past, np.float32), checkpoint.state.counters.step % len(past))
             arrays[f"optimizer.{checkpoint.optimizer}.past_loss_values"] = ring
         metadata = {CHECKSUM: u32(0), **_metadata(checkpoint)}
     infos = tensor_infos(arrays)
-    metadata[CHECKSUM] = u32(_sum_of(head(metadata, infos, ALIGNMENT), arrays.values()))
+    found = Sum(head(metadata, infos, ALIGNMENT))
     with new_gguf(path, metadata, infos, check) as out:
         for name, array in arrays.items():
-            out.write(name, array)
+            with closing(found.seen([array] if isinstance(array, np.ndarray) else array)) as parts:
+                out.write(name, parts)
+        out.put(SUM_START, found.crc.to_bytes(4, "little"))
 
 
-def tensor_infos(arrays: Mapping[str, np.ndarray]) -> list[TensorInfo]:
+class Pieces(Protocol):
+    """A vector that comes in pieces, once each time it is gone through."""
+
+    dtype: np.dtype
+    shape: tuple[int, ...]
+
+    def __iter__(self) -> Iterator[np.ndarray]: ...
+
+
+def tensor_infos(arrays: Mapping[str, np.ndarray | Pieces]) -> list[TensorInfo]:
     return [TensorInfo(name, TYPES[array.dtype], array.shape) for name, array in arrays.items()]
 
 
@@ -115,12 +127,19 @@ SUM_END = len(head({CHECKSUM: u32(0)}, [], ALIGNMENT))  # it is the first value,
 SUM_START = SUM_END - 4
 
 
-def _sum_of(start: bytes, arrays: Iterable[np.ndarray]) -> int:
-    """Of a file that is still to be written: each part with its padding."""
-    found = 0
-    for part in chain([memoryview(start)], (np.ascontiguousarray(array).data for array in arrays)):
-        found = crc32(bytes(-part.nbytes % ALIGNMENT), crc32(part, found))
-    return found
+class Sum:
+    """Of a file that is being written: its head, and each tensor with its padding."""
+
+    def __init__(self, start: bytes) -> None:
+        self.crc = crc32(bytes(-len(start) % ALIGNMENT), crc32(start))
+
+    def seen(self, parts: Iterable[np.ndarray]) -> Generator[np.ndarray, None, None]:
+        """A tensor's parts, on their way to the file."""
+        size = 0
+        for part in map(np.ascontiguousarray, parts):
+            self.crc, size = crc32(part.data, self.crc), size + part.nbytes
+            yield part
+        self.crc = crc32(bytes(-size % ALIGNMENT), self.crc)
 
 
 def sum_of_file(file: np.ndarray) -> int:

@@ -29,7 +29,13 @@ class Batches(Protocol):
 
     def batch(self, count: int) -> Batch: ...
 
-    def once(self, count: int) -> Iterator[Batch]: ...
+    def once(self, count: int, mine: int = 0, of: int = 1) -> Iterator[Batch]:
+        """All rows, in batches; of so many who share those out, each in its turn, only the ones that are `mine`."""
+
+
+class Skippable(Batches, Protocol):
+    def skip(self, count: int) -> None:
+        """Go past so many rows, which are not made."""
 
 
 class Listener(Protocol):
@@ -71,9 +77,14 @@ class Beside(Protocol):
     def check(self) -> None:
         """Raise `Changed` where it is not what it was."""
 
+    def tell(self) -> None:
+        """What became of the rest, before a save."""
+
 
 @dataclass
 class Nothing:
     blame: str = ""
 
     def check(self) -> None: ...
+
+    def tell(self) -> None: ...

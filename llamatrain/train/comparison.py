@@ -1,6 +1,5 @@
 """Batches of answers that are compared: what their graphs are told beside their rows, and what comes of them."""
 
-from collections.abc import Iterable
 from typing import NamedTuple, Self, TypedDict
 
 import numpy as np
@@ -15,15 +14,6 @@ class Totals(NamedTuple):
     weight: float = 1.0
     answers: float = 1.0  # or pairs
     words: float = 1.0  # tokens of chosen answers with their prompts
-
-
-def totals_of(batches: Iterable[Batch]) -> Totals:
-    weight = answers = words = 0.0
-    for batch in batches:
-        weight += float(batch.weights.sum(dtype=np.float64))
-        answers += batch.compared.count if batch.compared else 0
-        words += batch.compared.words if batch.compared else 0
-    return Totals(weight, answers, words)
 
 
 VARYING = "shares", f"{OTHERS}shares"  # as long as there are tokens whose loss is asked for

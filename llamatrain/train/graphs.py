@@ -7,21 +7,24 @@ each.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import prod
 from typing import Concatenate, Literal, ParamSpec
 
 import numpy as np
 
 from llamatrain.engine.backend import Backend, backend_of
 from llamatrain.engine.plan import Plan, plan
+from llamatrain.graph.ops import mul, sum_sqr
 from llamatrain.graph.precision import round_products
-from llamatrain.graph.tensor import I32, Tensor, placeholder, state
+from llamatrain.graph.tensor import I32, Tensor, parameter, placeholder, state
 from llamatrain.model import transformer
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.lora import Weights
 from llamatrain.model.preference import Objective, comparing
 from llamatrain.model.teacher import Teacher
 from llamatrain.optim.optimizer import Optimizer, StepRule
-from llamatrain.optim.step import Differentiated, Kept, apply, clipped, differentiate, hold, stream
+from llamatrain.optim.step import Differentiated, Kept, apply, clipped, differentiate, hold, row_of, stream
+from llamatrain.train.division import Cut, Division
 
 P = ParamSpec("P")
 Policy = str | int
@@ -53,6 +56,10 @@ class Setting:
     reference: Weights | None = None  # what it compares with
     teacher: Teacher | None = None
     plus: float = 1.0  # the rate of adapters' second factors, in rates of all else (LoRA+, Hayou et al. 2024)
+    groups: int = 1  # of a step's micro-batches, which ranks divide among themselves
+    ranks: int = 1
+    rank: int = 0
+    half_wire: bool = False  # between ranks gradients are bf16
 
     @property
     def rule(self) -> StepRule | None:
@@ -73,15 +80,6 @@ class Setting:
         """Of what is trained."""
         return {name: tensor.shape for name, tensor in self.trained.items()}
 
-    @property
-    def held(self) -> dict[str, dict[str, tuple[int, ...]]]:
-        """Of the optimizer's states, by kind."""
-        rule = self.optimizer
-        kinds = rule.states if rule else ()
-        return {
-            kind: {name: shape for name, shape in self.shapes.items() if rule and rule.holds(kind, name, shape)} for kind in kinds
-        }
-
 
 @dataclass(frozen=True, eq=False)
 class Graph:
@@ -94,6 +92,7 @@ class Graph:
     norm: Tensor | None = None  # beside a loss
     right: Tensor | None = None  # likewise
     rewards: Tensor | None = None  # of answers that are compared
+    grads: dict[str, Tensor] = field(default_factory=dict)  # outputs, by weights
     terms: tuple[Tensor, ...] = ()  # of a loss of preferences, where it judges
 
 
@@ -132,13 +131,13 @@ class RunGraphs:
         self._plans: dict[Graph, Plan] = {}
         self._trainings: dict[tuple[int, bool], transformer.Training] = {}
         self.key = placeholder("dropout", (2,), I32) if dropping(setting.weights) else None
-        self._rates: dict[Tensor, Tensor] = {}
+        self.rates: dict[Tensor, Tensor] = {}
         if setting.plus != 1 and setting.rule:
             row = np.ones_like(setting.rule.schedule(1, 0.0))
             row[0] = setting.plus
             faster = state("lora_plus", row.shape)
             self.states[faster.name] = row
-            self._rates = {tensor: faster for name, tensor in setting.trained.items() if name.endswith(".lora_b")}
+            self.rates = {tensor: faster for name, tensor in setting.trained.items() if name.endswith(".lora_b")}
 
     def _training(self, length: int, dropping: bool = True) -> transformer.Training:
         if (length, dropping) not in self._trainings:
@@ -173,25 +172,72 @@ class RunGraphs:
     def gradients(self, length: int, first: bool) -> Graph:
         """A batch's gradients: written to their memory, or added to what is there."""
         kept, inputs = self._held(length), self._training(length).inputs
-        if not first:
-            return Graph(kept.loss, [kept.loss, *kept.more, *kept.beside], inputs, rewards=only(kept.beside))
-        named = {output: leaf.name for output, leaf in zip(kept.first, kept.memory, strict=True)}
-        outputs = [kept.loss, *kept.first, *kept.beside]
-        return Graph(first=kept.loss, outputs=outputs, inputs=inputs, named=named, rewards=only(kept.beside))
+        made, named = kept.more, dict[Tensor, str]()
+        if first:
+            made, named = kept.first, {output: leaf.name for output, leaf in zip(kept.first, kept.memory, strict=True)}
+        outputs = [kept.loss, *made, *kept.beside]
+        grads = {weight.name: grad for weight, grad in zip(kept.blocks, made, strict=False)} if self.setting.whole else {}
+        return Graph(first=kept.loss, outputs=outputs, inputs=inputs, named=named, rewards=only(kept.beside), grads=grads)
 
     @once
     def update(self, length: int) -> Graph:
         """The step that the kept gradients ask for."""
         assert self.setting.rule
-        told, norm, outputs = apply(self._held(length), self.setting.rule, self.setting.clip, self._rates)
+        told, norm, outputs = apply(self._held(length), self.setting.rule, self.setting.clip, self.rates)
         return Graph(norm, outputs, {"schedule": told.schedule})
+
+    # ---- of a step that is divided ------------------------------------------
+
+    @cached_property
+    def division(self) -> Division:
+        """Buckets are in the order in which the longest rows' gradients are final."""
+        s, graph = self.setting, self.longest
+        nodes = {node: place for place, node in enumerate(self.plan(graph).nodes)}
+        places = {name: nodes[node] for name, grad in graph.grads.items() if (node := self.plan(graph).outputs[grad].node)}
+        whole = s.rule is not None and not s.rule.apart
+        order = sorted(s.trained, key=lambda name: places[name])
+        return Division(shapes=s.shapes, order=order, groups=s.groups, ranks=s.ranks, rank=s.rank, whole=whole)
+
+    @property
+    def cuts(self) -> list[Cut]:
+        """Of the weights, that this process changes: all of them, where steps are not divided."""
+        if self.setting.groups > 1 and self.setting.rule:
+            return self.division.cuts_of(self.setting.rank)
+        return [Cut(name, 0, prod(shape), shape, name) for name, shape in self.setting.shapes.items()]
+
+    @property
+    def held(self) -> dict[str, dict[str, tuple[int, ...]]]:
+        """Of the optimizer's states, by kind."""
+        rule = self.setting.optimizer
+        kinds = rule.states if rule else ()
+        cuts = self.cuts if rule else []
+        return {kind: {cut.key: cut.shape for cut in cuts if rule and rule.holds(kind, cut.name, cut.shape)} for kind in kinds}
+
+    @once
+    def squares(self) -> Graph:
+        """Of the own part of the gradient, cut by cut."""
+        squares = [sum_sqr(state(f"{cut.key}.grad", cut.shape)) for cut in self.cuts]
+        return Graph(squares[0], squares, {})
+
+    @once
+    def own_update(self) -> Graph:
+        """The step that the own part of the gradient asks for, once what clipping leaves of it is known."""
+        rule = self.setting.rule
+        assert rule
+        schedule, factor = row_of(rule), placeholder("factor", ())
+        faster, steps = {weight.name: row for weight, row in self.rates.items()}, list[Tensor]()
+        for cut in self.cuts:
+            weight, grad = parameter(cut.key, cut.shape), state(f"{cut.key}.grad", cut.shape)
+            row = mul(schedule, faster[cut.name]) if cut.name in faster else schedule
+            steps += rule.step(weight, grad, row, factor)
+        return Graph(steps[0], steps, {"schedule": schedule, "factor": factor})
 
     @once
     def streamed(self, length: int) -> Graph:
         """A batch's gradients, each used up at once."""
         assert self.setting.rule
         made = self._differentiated(length)
-        told, outputs = stream(made, self.setting.rule, self._rates)
+        told, outputs = stream(made, self.setting.rule, self.rates)
         _, norm = clipped(made.used_by(self.setting.rule).values(), 0.0)
         inputs = self._training(length).inputs | {"schedule": told.schedule}
         return Graph(made.loss, [*outputs, norm, *made.beside], inputs, norm=norm, rewards=only(made.beside))
@@ -233,6 +279,8 @@ class RunGraphs:
             if validating:
                 made.append(self.loss(length))
             once = self.setting.gradients == "flat" and not updates
-            if self.setting.rule and (once or self.setting.gradients == "arena"):
+            if self.setting.rule and self.setting.groups == 1 and (once or self.setting.gradients == "arena"):
                 updates.append(self.update(length))
+        if self.setting.rule and self.setting.groups > 1:
+            updates += [self.squares(), self.own_update()]
         return made, updates

@@ -6,23 +6,36 @@ Between two micro-batches a run can be left and gone on with.
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import TypedDict
 
 import numpy as np
 
 from llamatrain.data.rows import Batch
 from llamatrain.engine.recorder import phase
 from llamatrain.errors import FileError
+from llamatrain.machine.world import World
+from llamatrain.machine.world.alone import Alone
 from llamatrain.optim.optimizer import Descent
 from llamatrain.report.events import StepLine
 from llamatrain.train.around import Batches, Beside, Changed, Interrupted, Listener, Nothing, Quiet, Signals, TrainingError
-from llamatrain.train.comparison import Rewards, totals_of
+from llamatrain.train.comparison import Rewards
 from llamatrain.train.course import DONE, Course, Outcome
 from llamatrain.train.programs import Programs
 from llamatrain.train.reading import waited
-from llamatrain.train.scoring import Scoring
-from llamatrain.train.state import Partial, RunState
+from llamatrain.train.scoring import Judged, Scoring, judged, judged_by_all
+from llamatrain.train.state import RunState
+from llamatrain.train.stepping import Stepping, Taken
+from llamatrain.train.together import Weighed
+
+
+class Among(TypedDict):
+    """Of a step that ranks have divided."""
+
+    ranks: int | None
+    seconds_exposed: float | None
+    slowest: int | None
 
 
 @dataclass(kw_only=True)
@@ -40,12 +53,29 @@ class Loop:
     beside: Beside = field(default_factory=Nothing)
     descent: Descent | None = None  # of an optimizer that goes by whole evaluations
     samples: int | None = None  # that an epoch has
-    saved: str = "none"  # the newest checkpoint
+    world: World = field(default_factory=Alone)
 
     def __post_init__(self) -> None:
         self._started = time.monotonic()
         self._fixed: list[Batch] | None = None  # the rows of a descent, the same in every step
-        self._rewards: Rewards | None = None  # of the answers in a step
+        self._late = False  # the time is up, as the first rank has it
+        self._stepping = Stepping(
+            programs=self.programs,
+            course=self.course,
+            signals=self.signals,
+            beside=self.beside,
+            world=self.world,
+            descent=self.descent,
+        )
+
+    @property
+    def saved(self) -> str:
+        """The newest checkpoint."""
+        return self._stepping.saved
+
+    @saved.setter
+    def saved(self, name: str) -> None:
+        self._stepping.saved = name
 
     # ---- the story ---------------------------------------------------------
 
@@ -53,7 +83,7 @@ class Loop:
         try:
             outcome = self._until_the_end()
         except Interrupted:
-            outcome = Outcome("interrupted", self.signals.asked, finished=False)
+            outcome = Outcome("interrupted", self._asked(), finished=False)
         except Changed as error:  # seen before its gradients were used
             self.state.partial = None
             self._save(last=True)
@@ -75,9 +105,9 @@ class Loop:
                     self.show(state.counters.step)
             if self._over():
                 break
-            if self.signals.asked:
+            if self._asked():
                 raise Interrupted
-            if self._out_of_time():
+            if self._late or (self.world.size == 1 and self._out_of_time()):
                 return Outcome("the time is up", finished=False)
             if not (self._due(course.save_every, False) and self._save()):
                 self._keep_best()
@@ -109,32 +139,35 @@ class Loop:
         batches = self._fixed or self._batches()
         seconds_waited = waited(self.rows) - before
         start += self._prepare(batches)
+        weighed, self._late = self._stepping.agreed(batches, self._out_of_time())
+        if self._asked():
+            raise Interrupted
+        taken = self._stepping.take(state, batches, weighed, start)
+        reason = taken.reason
         if self.descent:
             self._fixed = batches
-            reason, loss, norm, evaluations = self._descend(batches)
-            rate = self.descent.length
-        else:
-            rate, evaluations = course.schedule.rate(state.counters.step + 1), None
-            loss, norm = self._descend_by_rate(batches, rate, start)
-            reason = state.stop.observe(course.rules, loss)
+            reason = self._on_new_rows(self.descent, reason)
+        reason = reason or state.stop.observe(course.rules, taken.loss)
+        if not self.descent:
             state.data = self.rows.state
         seconds = max(0.0, time.perf_counter() - start)  # a clock may stand still
-        self._count(batches, seconds)
+        self._count(weighed, seconds)
         counters = state.counters
         self.listener.step(
             StepLine(
                 step=counters.step,
-                loss=loss,
-                lr=rate,
-                grad_norm=norm,
+                loss=taken.loss,
+                lr=taken.rate,
+                grad_norm=taken.norm,
                 tokens=counters.tokens,
                 seconds=seconds,
                 seconds_waited=round(seconds_waited, 4),
-                tokens_per_second=sum(batch.size for batch in batches) / seconds if seconds else 0.0,
-                evaluations=evaluations,
+                tokens_per_second=sum(each.tokens for each in weighed) / seconds if seconds else 0.0,
+                evaluations=taken.evaluations,
                 total_seconds=counters.seconds,
                 **self._place(),
-                **(self._rewards or Rewards()).facts,
+                **self._among(taken),
+                **(taken.rewards or Rewards()).facts,
             )
         )
         return reason
@@ -153,78 +186,32 @@ class Loop:
         self.signals.saving = True
         return seconds
 
+    def _among(self, taken: Taken) -> "Among":
+        """Ranks, where there are others."""
+        if self.world.size == 1:
+            return Among(ranks=None, seconds_exposed=None, slowest=None)
+        exposed = round(self.programs.exposed or 0.0, 4)
+        return Among(ranks=self.world.size, seconds_exposed=exposed, slowest=taken.slowest)
+
+    def _asked(self) -> int:
+        """The signal that all ranks know of."""
+        return self._stepping.asked if self.world.size > 1 else self.signals.asked
+
     def _batches(self) -> list[Batch]:
         batches = []
-        for _ in range(self.course.grad_acc):
-            if self.signals.asked:
+        for _ in self._stepping.own:
+            if self.signals.asked and self.world.size == 1:
                 raise Interrupted
             batches.append(self.rows.batch(self.programs.setting.batch))
         return batches
 
-    def _key(self, number: int) -> tuple[int, int]:
-        """What the dropouts of a step's micro-batch follow from."""
-        return self.course.seed, (self.state.counters.step * self.course.grad_acc + number) % (1 << 31)
-
-    def _count(self, batches: list[Batch], seconds: float) -> None:
+    def _count(self, weighed: list[Weighed], seconds: float) -> None:
         counters = self.state.counters
         counters.step += 1
-        counters.samples += sum(len(batch.tokens) for batch in batches)
-        counters.tokens += sum(batch.size for batch in batches)
+        counters.samples += sum(each.rows for each in weighed)
+        counters.tokens += sum(each.tokens for each in weighed)
         counters.epoch = self.state.data.epoch if self.state.data else 0
         counters.seconds += seconds
-
-    def _descend_by_rate(self, batches: list[Batch], rate: float, start: float) -> tuple[float, float]:
-        """The loss before the update, and the gradients' norm."""
-        state, step, total = self.state, self.state.counters.step + 1, totals_of(batches)
-        self._rewards = state.partial.rewards if state.partial else None
-        if self.programs.setting.gradients == "streamed":
-            loss, norm = self.programs.streamed(batches[0], total, step, rate, self._key(0))
-            self._reward(batches[0])
-            return self._sound(loss, "loss"), self._sound(norm, "norm of the gradients")
-        losses = state.partial.losses if state.partial else []
-        for number in range(len(losses), len(batches)):
-            if losses and self.signals.asked:
-                state.partial = Partial(losses, max(0.0, time.perf_counter() - start), self._rewards)
-                raise Interrupted
-            loss = self.programs.gradients(batches[number], total, number == 0, self._key(number))
-            self._reward(batches[number])
-            self.beside.check()
-            losses.append(self._sound(loss, "loss"))
-        state.partial = None
-        norm = self._sound(self.programs.update(step, rate), "norm of the gradients")
-        return math.fsum(losses), norm
-
-    def _reward(self, batch: Batch) -> None:
-        if new := self.programs.rewards(batch):
-            self._rewards = self._rewards.plus(new) if self._rewards else new
-
-    def _descend(self, batches: list[Batch]) -> tuple[str | None, float, float, int]:
-        """One iteration on rows that stay the same. Loss and norm before it, and the evaluations that gave them."""
-        assert self.descent
-        total, weights, grads = totals_of(batches), self.programs.weights.vector, self.programs.grads
-        assert grads
-
-        def evaluate(x: np.ndarray) -> tuple[float, np.ndarray]:
-            weights[:] = x
-            losses = []
-            for number, batch in enumerate(batches):
-                losses.append(self.programs.gradients(batch, total, number == 0, (self.course.seed, number)))
-                self.beside.check()
-                if self.signals.asked:
-                    raise Interrupted
-            return math.fsum(losses), grads.vector
-
-        try:
-            if math.isnan(self.descent.loss):
-                self.descent.begin(evaluate)
-            with np.errstate(over="ignore"):  # told as infinite
-                loss, norm = self._sound(self.descent.loss, "loss"), float(np.linalg.norm(self.descent.gradient))
-            evaluations = self.descent.evaluations
-            reason = self.descent.step(evaluate)
-        finally:
-            weights[:] = self.descent.x  # the best point, not the last that was tried
-        reason = self._on_new_rows(self.descent, reason)
-        return reason or self.state.stop.observe(self.course.rules, loss), loss, norm, evaluations
 
     def _on_new_rows(self, descent: Descent, reason: str | None) -> str | None:
         """It goes on with others where these have had their iterations, or give no more; rows that gave none end the run."""
@@ -237,17 +224,6 @@ class Loop:
         descent.renew()
         return None
 
-    def _sound(self, value: float, what: str) -> float:
-        if math.isfinite(value):
-            return value
-        done = self.state.counters.step
-        helps = "a lower learning rate may do" if done else "nothing was learned yet: the model itself has such numbers"
-        helps = self.beside.blame or helps
-        raise TrainingError(
-            f"step {done + 1}: the {what} is {value}; the first tensor with NaN or infinity: {self.programs.first_bad()}; "
-            f"the last good checkpoint: {self.saved}; {helps}"
-        )
-
     # ---- beside the steps --------------------------------------------------
 
     def _validate(self) -> None:
@@ -257,14 +233,21 @@ class Loop:
         self.listener.evaluating()
         scoring = Scoring()
         with phase("validation"):
-            for batch in self.validation.once(self.programs.setting.batch):
-                scoring.add(self.programs, batch)
-                self.beside.check()
-                if self.signals.asked:
-                    raise Interrupted
+            try:
+                for each in judged_by_all(self.world, self._judged(self.validation), lambda: self.signals.asked):
+                    scoring.add(each)
+            except Interrupted:
+                self._stepping.asked = self._stepping.asked or self.signals.asked
+                raise
         self.state.owed = False
         score, step = scoring.score, self.state.counters.step
         self.listener.validation(step, score, self.state.best.observe(score.loss, step))
+
+    def _judged(self, validation: Batches) -> Iterator[Judged]:
+        """This rank's batches."""
+        for batch in validation.once(self.programs.setting.batch, self.world.rank, self.world.size):
+            yield judged(self.programs, batch)
+            self.beside.check()
 
     def _keep_best(self) -> None:
         """Where no save does it."""

@@ -6,6 +6,7 @@ Parameters, gradients and moments are flat vectors of one layout, in the order o
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from typing import Any
 
 import numpy as np
 
@@ -13,8 +14,9 @@ from llamatrain.data.rows import Batch
 from llamatrain.engine.backend import Backend, Memory
 from llamatrain.engine.program import Program
 from llamatrain.engine.recorder import phase
+from llamatrain.files.pages import release
 from llamatrain.graph.show import described
-from llamatrain.graph.tensor import leaves_of
+from llamatrain.graph.tensor import Tensor, leaves_of
 from llamatrain.machine.terminal import told_if_long
 from llamatrain.model import transformer
 from llamatrain.model.unfit import DEEP
@@ -33,6 +35,12 @@ class Flat:
         self.vector = backend.take(4 * sum(sizes)).view(np.float32)
         parts = np.split(self.vector, np.cumsum(sizes)[:-1])
         self.parts = {name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
+
+    def put(self, pieces: Mapping[str, np.ndarray]) -> None:
+        """Values for some; the pages of a mapped file are let go."""
+        for name, piece in pieces.items():
+            self.parts[name][...] = piece
+            release(piece)
 
     def named(self, kind: str) -> dict[str, np.ndarray]:
         return {f"{name}{kind}": part for name, part in self.parts.items()}
@@ -74,8 +82,13 @@ class Runner:
         if (kind, length) not in self._bound:
             with phase("planning"):
                 graph = make()
-            self._bound[kind, length] = Bound(self.graphs, graph, self._arrays | self.graphs.states, self.arena)
+            told = self.told(graph)
+            self._bound[kind, length] = Bound(self.graphs, graph, self._arrays | self.graphs.states, self.arena, told)
         return self._bound[kind, length]
+
+    def told(self, graph: Graph) -> dict[Tensor, Callable[[], None]]:
+        """Who waits for outputs of it."""
+        return {}
 
     def run(self, bound: "Bound") -> float:
         self._last = bound
@@ -90,11 +103,13 @@ class Runner:
 class Programs(Runner):
     """Those of a training: what is trained lies here, with gradients and moments; `vectors` has the optimizer's, by kind."""
 
+    exposed: float | None = None  # seconds of this step in which other ranks were waited for
+
     def __init__(self, graphs: RunGraphs, arena: int, frozen: Mapping[str, np.ndarray] | None = None) -> None:
         setting, shapes, backend = graphs.setting, graphs.setting.shapes, graphs.setting.backend
         self.weights = Flat(shapes, backend)
         self.grads = Flat(shapes, backend) if setting.gradients == "flat" else None
-        self.vectors = {kind: Flat(held, backend) for kind, held in setting.held.items()}
+        self.vectors = {kind: Flat(held, backend) for kind, held in graphs.held.items()}
         arrays = {**(frozen or {}), **self.weights.named("")}
         for kind, flat in self.vectors.items():
             arrays |= flat.named(f".{kind}")
@@ -111,17 +126,44 @@ class Programs(Runner):
                 if self.setting.gradients == "streamed":
                     self._streaming(length)
                 else:
-                    self._adding(length, number == 0)
+                    self._newest = self._adding(length, self.overwrites(number))
             if self.setting.gradients != "streamed" and self.setting.rule:
-                self._updating(self._adding(batches[-1].tokens.shape[1], len(batches) == 1))
+                self._updates()
         for bound in list(self._bound.values()):  # what is foreseen comes to them
             bound.program.ready()
         return time.perf_counter() - start
 
-    def gradients(self, batch: Batch, total: Totals, first: bool, key: Key = (0, 0)) -> float:
+    def whole_of(self, kind: str) -> Any:
+        """A state of the optimizer's, of all weights."""
+        return self.vectors[kind].vector
+
+    def serve(self, kind: str) -> None:
+        """The own part of it, to the rank that keeps it."""
+
+    def put_back(self, kind: str, pieces: Mapping[str, np.ndarray]) -> None:
+        """The same, from where it was kept."""
+        self.vectors[kind].put(pieces)
+
+    def share(self, batches: int) -> range:
+        """Which of a step's micro-batches are this process's."""
+        return range(batches)
+
+    def settle(self) -> None:
+        """Wait until what was begun beside the gradients is done."""
+
+    def overwrites(self, number: int) -> bool:
+        """Whether this one of a step's batches begins a sum, or is added to one."""
+        return number == 0
+
+    def gradients(self, batch: Batch, total: Totals, number: int, key: Key = (0, 0)) -> float:
         """The batch's share of the step's loss, whose weights are `total` together; its gradients are kept."""
-        self._newest = self._adding(batch.tokens.shape[1], first)
+        self._newest = self._adding(batch.tokens.shape[1], self.overwrites(number))
         return self.run(self._newest.feed(batch, total, key))
+
+    def summed(self) -> np.ndarray:
+        """The gradient of the whole step."""
+        assert self.grads
+        return self.grads.vector
 
     def update(self, step: int, rate: float) -> float:
         """Change the weights by the kept gradients; the gradients' norm before clipping."""
@@ -142,6 +184,9 @@ class Programs(Runner):
     def _streaming(self, length: int) -> "Bound":
         return self.bound("streamed", length, lambda: self.graphs.streamed(length))
 
+    def _updates(self) -> None:
+        self._updating(self._newest)
+
     def _updating(self, newest: "Bound") -> "Bound":
         # gradients that lie in the arena are read where each length's program left them; the step's own arena is another one
         arena = self.setting.gradients == "arena"
@@ -158,13 +203,20 @@ class Programs(Runner):
 class Bound:
     """A graph as a program."""
 
-    def __init__(self, graphs: RunGraphs, graph: Graph, arrays: Mapping[str, Memory], arena: Memory | None = None) -> None:
+    def __init__(
+        self,
+        graphs: RunGraphs,
+        graph: Graph,
+        arrays: Mapping[str, Memory],
+        arena: Memory | None = None,
+        told: Mapping[Tensor, Callable[[], None]] | None = None,
+    ) -> None:
         self.graph, self.rule, self.objective = graph, graphs.setting.rule, graphs.setting.objective
         with phase("planning"):
             plan = graphs.plan(graph)
         memory = {leaf: arrays[leaf.name] for leaf in leaves_of(graph.outputs) if leaf.name in arrays}
         memory |= {output: arrays[name] for output, name in graph.named.items() if plan.outputs[output] in plan.pinned}
-        self.program = Program(plan, memory, graphs.setting.backend, arena=arena)
+        self.program = Program(plan, memory, graphs.setting.backend, arena=arena, told=told)
 
     @property
     def length(self) -> int:

@@ -69,8 +69,8 @@ class ReadAhead:
         self.waited += time.perf_counter() - start
         return made
 
-    def once(self, count: int) -> Iterator[Batch]:
-        return self.rows.once(count)
+    def once(self, count: int, mine: int = 0, of: int = 1) -> Iterator[Batch]:
+        return self.rows.once(count, mine, of)
 
     def _want(self) -> None:
         if self._left:

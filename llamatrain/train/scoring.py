@@ -5,14 +5,48 @@ for batches of one size is llama.cpp's (ggml_opt_result_loss). The accuracy's is
 """
 
 import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
 from llamatrain.data.rows import Batch
+from llamatrain.machine.world import World
 from llamatrain.report.events import Score
+from llamatrain.train.around import Interrupted
 from llamatrain.train.comparison import Rewards
 from llamatrain.train.programs import Runner
+
+
+class Judged(NamedTuple):
+    """A batch's losses, added up."""
+
+    loss: float
+    weight: float
+    tokens: int
+    right: int | None
+    rewards: Rewards | None = None  # of answers that are compared
+    words: tuple[tuple[float, float], ...] = ()  # of chosen answers: losses, and how many tokens
+
+
+def judged(runner: Runner, batch: Batch) -> Judged:
+    (loss, right), tokens = runner.judged(batch), int(np.count_nonzero(batch.weights))
+    if batch.compared and (rewards := runner.rewards(batch)):
+        words = tuple((each, float(batch.compared.words)) for each in runner.terms()[1:])
+        return Judged(loss, batch.compared.count, tokens, None, rewards, words)
+    return Judged(loss, float(batch.weights.sum(dtype=np.float64)), tokens, right)
+
+
+def judged_by_all(world: World, mine: Iterator[Judged], asked: Callable[[], int] = int) -> Iterator[Judged]:
+    """Batch by batch, of which each rank has every so many-th; until a signal comes to one of them."""
+    while True:
+        told = world.gathered((next(mine, None), asked()))
+        if any(signal for _, signal in told):
+            raise Interrupted
+        yield from (each for each, _ in told if each)
+        if not all(each for each, _ in told):
+            return
 
 
 @dataclass
@@ -21,22 +55,18 @@ class Scoring:
     weights: list[float] = field(default_factory=list)
     tokens: int = 0
     right: int | None = 0
-    rewards: Rewards | None = None  # of answers that are compared
-    words: list[tuple[float, float]] = field(default_factory=list)  # of chosen answers: losses, and how many tokens
+    rewards: Rewards | None = None
+    words: list[tuple[float, float]] = field(default_factory=list)
 
-    def add(self, runner: Runner, batch: Batch) -> None:
-        loss, right = runner.judged(batch)
-        if batch.compared and (rewards := runner.rewards(batch)):
-            self.rewards = self.rewards.plus(rewards) if self.rewards else rewards
-            self.losses.append(loss)
-            self.weights.append(batch.compared.count)
-            self.tokens += int(np.count_nonzero(batch.weights))
-            self.words += [(each, batch.compared.words) for each in runner.terms()[1:]]
+    def add(self, one: Judged) -> None:
+        self.losses.append(one.loss)
+        self.weights.append(one.weight)
+        self.tokens += one.tokens
+        if one.rewards:
+            self.rewards = self.rewards.plus(one.rewards) if self.rewards else one.rewards
+            self.words += one.words
             return
-        self.losses.append(loss)
-        self.weights.append(float(batch.weights.sum(dtype=np.float64)))
-        self.tokens += int(np.count_nonzero(batch.weights))
-        self.right = None if right is None or self.right is None else self.right + right
+        self.right = None if one.right is None or self.right is None else self.right + one.right
 
     @property
     def score(self) -> Score:

@@ -14,6 +14,7 @@ class World(Protocol):
 
     rank: int
     size: int
+    sharing: int  # how many have the same processors, this one among them
     here: int  # of those of this machine
     ranks_here: int
 
@@ -44,7 +45,7 @@ class World(Protocol):
 
 
 class Alone:
-    rank, size, here, ranks_here = 0, 1, 0, 1
+    rank, size, here, ranks_here, sharing = 0, 1, 0, 1, 1
 
     def gathered(self, mine: T) -> list[T]:
         return [mine]

@@ -1,5 +1,6 @@
 """Processes that MPI joins."""
 
+import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ from mpi4py import MPI
 from llamatrain.errors import LlamatrainError, words_of
 
 T = TypeVar("T")
-LOOK = 0.0002  # seconds between two looks whether all are there
+LOOKS, LOOK = 100, 0.0002  # at once; and then the seconds between two of them
 
 
 class Elsewhere(LlamatrainError):
@@ -31,11 +32,15 @@ class Mpi:
         self._here = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
         self.rank, self.size = self._all.rank, self._all.size
         self.here, self.ranks_here = self._here.rank, self._here.size
+        own = os.sched_getaffinity(0)
+        self.sharing = sum(not own.isdisjoint(each) for each in self._here.allgather(own))
 
     def gathered(self, mine: T) -> list[T]:
+        quietly(self._all.Ibarrier())
         return self._all.allgather(mine)
 
     def from_first(self, mine: T) -> T:
+        quietly(self._all.Ibarrier())
         return self._all.bcast(mine)
 
     @contextmanager
@@ -70,10 +75,7 @@ class Mpi:
         raise Elsewhere(words if all(each == first for each in told) else f"rank {rank}: {words}", code)
 
     def met(self) -> None:
-        """Who waits in MPI keeps a processor busy, which others may need for what is waited for."""
-        request = self._data.Ibarrier()
-        while not request.Test():
-            time.sleep(LOOK)
+        quietly(self._data.Ibarrier())
 
     def swap(self, out: Sequence[Sequence[np.ndarray]], into: Sequence[Sequence[np.ndarray]]) -> None:
         requests = []
@@ -91,3 +93,12 @@ class Mpi:
 
     def end(self, code: int) -> None:
         MPI.COMM_WORLD.Abort(code)
+
+
+def quietly(request: MPI.Request) -> None:
+    """Who waits in MPI keeps a processor busy, which others may need for what is waited for."""
+    for _ in range(LOOKS):
+        if request.Test():
+            return
+    while not request.Test():
+        time.sleep(LOOK)

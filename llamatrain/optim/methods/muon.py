@@ -35,6 +35,7 @@ class Muon(AdamW):
     kept_as = "muon"
     options: ClassVar = {"momentum": None, "half": None}
     whole = True
+    apart = False
 
     momentum: float = 0.95
     half: bool = False  # its products are in bf16

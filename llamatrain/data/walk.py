@@ -1,0 +1,40 @@
+"""Which samples the next rows hold, by their places in the order that they are taken in; their tokens are left where they are."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+Planned = tuple[Sequence[Sequence[int]], int]  # rows, each by the places of its samples, and the place after them
+
+
+class Walk:
+    """`plan` says of a place which rows begin there; they are kept until all are gone past."""
+
+    def __init__(self, plan: Callable[[int], Planned], place: int, row: int) -> None:
+        self.plan, self.place, self.row = plan, place, row
+        self._rows, self._after = plan(place) if row else ([], place)
+
+    @property
+    def lost(self) -> bool:
+        """Whether there is no such row."""
+        return self.row > 0 and self.row >= len(self._rows)
+
+    @property
+    def taken(self) -> int:
+        """Samples from the place on, in the rows gone past."""
+        return sum(map(len, self._rows[: self.row]))
+
+    def next(self) -> Sequence[int]:
+        if not self.row:
+            self._rows, self._after = self.plan(self.place)
+        row = self._rows[self.row]
+        self.row += 1
+        if self.row == len(self._rows):
+            self.place, self.row = self._after, 0
+        return row
+
+    def until(self, place: int, count: int) -> Iterator[list[Sequence[int]]]:
+        """So many rows together, the last ones fewer, of those that begin before a place."""
+        while self.place < place:
+            rows = [self.next()]
+            while len(rows) < count and self.place < place:
+                rows.append(self.next())
+            yield rows
