@@ -21,7 +21,6 @@ import numpy as np
 from tuning import COMMAND, HERE, measured
 
 from llamatrain.machine.units import cores
-from llamatrain.recipe.several import groups_for
 from llamatrain.recipe.tempo import Measured, Shared, Tempo, predicted, tempo_of
 
 MPIEXEC = next((str(path) for path in [Path(sys.executable).parent / "mpiexec"] if path.exists()), shutil.which("mpiexec"))
@@ -98,8 +97,7 @@ class Job:
         into.seconds += [line["seconds"] for line in steps]
         into.exposed += [line["seconds_exposed"] for line in steps if line.get("seconds_exposed") is not None]
         kept = tomllib.loads((out / "config.toml").read_text())
-        into.micro = kept["grad-acc"]
-        into.groups = kept.get("shards") or groups_for(into.ranks, kept["grad-acc"] * kept["batch"])
+        into.micro, into.groups = kept["grad-acc"], kept.get("shards", 1)
 
 
 # ---- what is run -----------------------------------------------------------

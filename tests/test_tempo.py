@@ -7,11 +7,9 @@ import numpy as np
 import pytest
 
 from llamatrain.recipe.tempo import (
-    BUCKET,
     Measured,
     Shared,
     Tempo,
-    branches,
     least_squares,
     predicted,
     seconds_of,
@@ -49,19 +47,8 @@ def test_every_group_has_one_rank() -> None:
         assert [group for groups in step(ranks, groups=16).groups_of for group in groups] == [*range(16)]
 
 
-def fewest(first: int, last: int, size: int, at: int = 0) -> int:
-    """By going through the tree."""
-    if last <= at or at + size <= first:
-        return 0
-    if first <= at and at + size <= last:
-        return 1
-    return fewest(first, last, size // 2, at) + fewest(first, last, size // 2, at + size // 2)
-
-
 def test_sums_are_of_whole_branches() -> None:
-    for first in range(16):
-        for last in range(first, 17):
-            assert branches(range(first, last)) == fewest(first, last, 16), (first, last)
+    """Of three ranks one has two groups and a third that lie under no branch together."""
     assert [step(ranks).sums for ranks in (1, 2, 3, 4, 8)] == [1, 1, 2, 1, 1]
 
 
@@ -69,21 +56,22 @@ def test_sums_are_of_whole_branches() -> None:
 
 
 def test_two_ranks_by_hand() -> None:
-    """96 MB are three buckets, half of each goes out: 16 MB and a message; behind 0.2 s all but the last is hidden."""
+    """96 MB are three buckets, half of each goes out: 16 MB, a message and a meeting; behind 0.2 s all but the last is hidden."""
     two = step(2)
     assert (two.buckets, two.gradients, two.weights) == (3, 48 * MB, 48 * MB)
-    found, bucket = seconds_of(two, TEMPO), 16 * MB * 1e-9 + 1e-4
+    assert [step(2, trained=trained).buckets for trained in (1, 8 * MB, 8 * MB + 1)] == [1, 1, 2]
+    found, bucket = seconds_of(two, TEMPO), 16 * MB * 1e-9 + 1e-4 + 1e-4
     assert found.computing == pytest.approx(1.2) and found.updating == pytest.approx(0.04)
     assert found.exchanging == pytest.approx(bucket)
-    assert found.gathering == pytest.approx(48 * MB * 1e-9 + 3e-4)
-    assert found.asking == pytest.approx(2e-4)
+    assert found.gathering == pytest.approx(48 * MB * 1e-9 + 3e-4 + 1e-4)
+    assert found.asking == pytest.approx(3e-4)
     assert found.straggling == pytest.approx(1.2 * 0.1 * slowest(2))
-    assert found.total == pytest.approx(1.2 + 0.04 + bucket + found.gathering + 2e-4 + found.straggling)
+    assert found.total == pytest.approx(1.2 + 0.04 + bucket + found.gathering + 3e-4 + found.straggling)
 
 
 def test_what_computing_does_not_hide_is_waited_for() -> None:
     slow = replace(TEMPO, byte=1e-8)
-    bucket = 16 * MB * 1e-8 + 1e-4
+    bucket = 16 * MB * 1e-8 + 2e-4
     assert seconds_of(step(2), slow).exchanging == pytest.approx(bucket + 2 * bucket - 0.2)
 
 
@@ -155,7 +143,3 @@ def test_no_unknown_is_below_nothing() -> None:
     assert (least_squares([[1, 1, 1], [1, 2, 3]], [5, 4, 3]) >= 0).all()
     assert least_squares([[1, 2], [1, 2]], [1, 2]).tolist().count(0.0) == 1, "where two are one, one of them will do"
     assert np.isfinite(least_squares([[0, 0], [1, 2]], [1, 2])).all()
-
-
-def test_a_bucket_is_what_it_is_called() -> None:
-    assert step(2, trained=BUCKET // 4).buckets == 1 and step(2, trained=BUCKET // 4 + 1).buckets == 2

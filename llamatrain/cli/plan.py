@@ -85,7 +85,7 @@ def plan_finetune(base: Base = None, data: Data = None, **said: Any) -> None:
 def show(request: "Request", options: PlanOptions) -> None:
     from llamatrain.recipe.prepare import planned
 
-    choice, excess = planned(request, graphs=options.graph is not None)
+    choice, asked, excess = planned(request, graphs=options.graph is not None, ranks=options.ranks or 0)
     if options.graph:
         print_graph(choice.graphs, options.graph)
         return
@@ -95,7 +95,7 @@ def show(request: "Request", options: PlanOptions) -> None:
     if options.ranks:
         from llamatrain.recipe.several import foretold
 
-        told = foretold(choice, request.asked.train.grad_acc, options.ranks, options.network or NETWORK)
+        told = foretold(choice, asked, options.network or NETWORK)
     bytes_ = {**asdict(choice.needs), "total": choice.total}
     how = {"remat": str(choice.policy), "batch": setting.batch, "splits": choice.splits, "precision": setting.precision}
     if options.json:

@@ -3,8 +3,12 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from llamatrain.recipe.asked import Asked
 from llamatrain.recipe.deep import alike, shallow
+from llamatrain.recipe.dividing import divided
 from llamatrain.recipe.memory import Way
+from llamatrain.recipe.options import TrainOptions
+from llamatrain.recipe.resolved import gradients_of
 from llamatrain.recipe.speeds import Speeds, speeds_for
 from llamatrain.recipe.tempo import FLOAT, Seconds, Shared, Tempo, seconds_of
 from llamatrain.train.graphs import Policy, RunGraphs, Setting
@@ -12,7 +16,6 @@ from llamatrain.train.graphs import Policy, RunGraphs, Setting
 MOST = 4096  # ranks that are told of
 MESSAGE = 20e-6  # seconds of one, over Ethernet
 SPREAD = 0.02  # of ranks' seconds of a step
-GROUPS = 8  # that a step is parted in, if it has so many rows
 PAYS = 1.25  # times as fast, at least, that twice as many ranks should be
 
 
@@ -50,48 +53,39 @@ class Foretold:
 # ---- a step as it is shared ------------------------------------------------
 
 
-def groups_for(ranks: int, rows: int) -> int:
-    """A power of two: 8, or what has one for each rank, as far as there are rows."""
-    return min(max(GROUPS, power(ranks)), power(rows + 1) // 2)
-
-
-def power(count: int) -> int:
-    """Of two, that is no less."""
-    return 1 << (count - 1).bit_length()
-
-
 @dataclass(frozen=True, kw_only=True)
 class OneStep:
-    """A step as one machine alone runs it."""
+    """What is asked of one process alone, which other numbers of ranks divide each in its way."""
 
-    batch: int  # rows of a micro-batch
-    micro: int
+    asked: Asked
     trained: int
     wire: int
+    most: int  # rows of a micro-batch, for which there is memory
 
     @property
     def rows(self) -> int:
-        return self.batch * self.micro
+        return self.asked.train.batch * self.asked.train.grad_acc
 
     def shared(self, ranks: int) -> tuple[Shared, int]:
-        """The same step on so many ranks, and the rows of its micro-batches; one row for each rank where it has fewer."""
-        if ranks == 1:
-            return self._shared(1, self.micro, 1), self.batch
-        rows = max(ranks, self.rows)
-        groups, batch, micro = groups_for(ranks, rows), self.batch, self.micro
-        if rows > self.rows:
-            batch, micro = 1, rows
-        while micro < groups:
-            parts = next(parts for parts in range(2, batch + 1) if batch % parts == 0)
-            batch, micro = batch // parts, micro * parts
-        return self._shared(ranks, micro, groups), batch
+        """The same step on so many ranks, and the rows of its micro-batches; one row for each where it has fewer than that."""
+        train = self.asked.train
+        whole = self.asked.preference.compare == "answers"  # which are compared within a batch
+        if ranks > (train.grad_acc if whole else self.rows):
+            train = replace(train, batch=train.batch if whole else 1, grad_acc=ranks)
+        return self._divided(train, ranks)
 
-    def grown(self, ranks: int) -> Shared:
+    def grown(self, ranks: int) -> tuple[Shared, int]:
         """As many rows for each as one has alone."""
-        return self._shared(ranks, ranks * self.micro, power(ranks) if ranks > 1 else 1)
+        return self._divided(replace(self.asked.train, grad_acc=ranks * self.asked.train.grad_acc), ranks)
 
-    def _shared(self, ranks: int, micro: int, groups: int) -> Shared:
-        return Shared(ranks=ranks, micro=micro, groups=groups, trained=self.trained, wire=self.wire)
+    def _divided(self, train: TrainOptions, ranks: int) -> tuple[Shared, int]:
+        if train.shards and (ranks > train.shards or ranks == 1):
+            train = replace(train, shards=None)
+        train = divided(replace(self.asked, train=train), ranks, planned=ranks > 1).train
+        rows, micro = train.batch, train.grad_acc
+        while rows > self.most and rows % 2 == 0:
+            rows, micro = rows // 2, micro * 2
+        return Shared(ranks=ranks, micro=micro, groups=train.shards or 1, trained=self.trained, wire=self.wire), rows
 
 
 # ---- seconds ---------------------------------------------------------------
@@ -130,37 +124,41 @@ def _effort_of(setting: Setting, policy: Policy, speeds: Speeds) -> Effort:
     return Effort(row=two - one, beside=2 * one - two, adding=speeds.of_bytes(3 * trained), update=update)
 
 
-def foretold(way: Way, batches: int, ranks: int, bits: float, wire: int = FLOAT) -> Foretold:
-    """Of a step of so many batches, over links of so many bits a second."""
-    setting = way.setting
+def foretold(way: Way, asked: Asked, bits: float) -> Foretold:
+    """Of a way to run it on several ranks, over links of so many bits a second."""
+    setting, ranks = way.setting, way.setting.ranks
     trained = sum(tensor.size for tensor in setting.trained.values())
-    step = OneStep(batch=setting.batch, micro=way.splits * batches, trained=trained, wire=wire)
+    most = setting.batch if way.splits > 1 else asked.train.batch
+    step = OneStep(asked=asked, trained=trained, wire=2 if setting.half_wire else FLOAT, most=most)
     speeds = speeds_for(setting)
-    alone, shared = (effort_of(each, way.policy, speeds) for each in (setting, replace(setting, gradients="flat")))
-    rows = list(rows_of(step, alone, shared, bits, ranks))
+    shared, optimizer = replace(setting, groups=1, ranks=1), setting.optimizer
+    assert optimizer
+    own = gradients_of(asked.train, optimizer, reads_base=asked.command == "finetune" and not asked.tune.full)
+    alone, among = (effort_of(replace(shared, gradients=each), way.policy, speeds) for each in (own, "flat"))
+    rows = list(rows_of(step, alone, among, bits, ranks))
     pays, more = paying(step, rows)
     return Foretold(step=step.shared(ranks)[0], rows=rows, pays=pays, more=more, when=speeds.when)
 
 
-def rows_of(step: OneStep, alone: Effort, shared: Effort, bits: float, ranks: int) -> Iterator[Ranked]:
+def rows_of(step: OneStep, alone: Effort, among: Effort, bits: float, ranks: int) -> Iterator[Ranked]:
     """For 1, 2, 4 and so on, and for those that are asked for."""
 
     def seconds(of: Shared, rows: int) -> Seconds:
         """With micro-batches of so many rows."""
-        effort = alone if of.ranks == 1 else shared
+        effort = alone if of.ranks == 1 else among
         own = {"micro": effort.micro(rows), "adding": effort.adding, "update": effort.update}
         return seconds_of(of, Tempo(**own, byte=8 / bits, message=MESSAGE, spread=SPREAD))
 
-    one = seconds(step.shared(1)[0], step.batch).total / step.rows
+    one = seconds(*step.shared(1)).total / step.rows
     for count in sorted({ranks, *(1 << power for power in range(MOST.bit_length()))}):
-        (same, batch), grown = step.shared(count), step.grown(count)
+        same, batch = step.shared(count)
         found, rows = seconds(same, batch), same.micro * batch
         yield Ranked(
             ranks=count,
             rows=rows,
             seconds=found,
             efficiency=one * rows / found.total / count,
-            grown=one * step.rows / seconds(grown, step.batch).total,
+            grown=one * step.rows / seconds(*step.grown(count)).total,
         )
 
 

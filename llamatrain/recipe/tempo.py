@@ -8,14 +8,15 @@ bucket, which is final only at its end, are waited for. Weights are gathered whe
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from itertools import combinations, pairwise
+from itertools import combinations
 from statistics import NormalDist
 
 import numpy as np
 
-BUCKET = 32 << 20  # bytes of gradients that go out together
+from llamatrain.train.division import BUCKET, branches, share
+
 BACKWARD = 2 / 3  # of a micro-batch: the part in which gradients become final
-GATHERS = 2  # small ones in a step: what it is made of before, losses after
+GATHERS = 3  # small ones in a step: what it is made of, losses, and parts of the norm
 FLOAT = 4  # bytes
 
 
@@ -32,23 +33,22 @@ class Shared:
     @property
     def groups_of(self) -> list[range]:
         """Of each rank."""
-        bounds = [self.groups * rank // self.ranks for rank in range(self.ranks + 1)]
-        return [range(first, last) for first, last in pairwise(bounds)]
+        return [share(self.groups, self.ranks, rank) for rank in range(self.ranks)]
 
     @property
     def most(self) -> int:
         """Micro-batches of the rank that has most of them."""
-        at = [self.micro * group // self.groups for group in range(self.groups + 1)]
-        return max(at[groups.stop] - at[groups.start] for groups in self.groups_of)
+        begins = [share(self.micro, self.groups, group).start for group in range(self.groups)] + [self.micro]
+        return max(begins[groups.stop] - begins[groups.start] for groups in self.groups_of)
 
     @property
     def sums(self) -> int:
-        """Of its groups, that the rank with most of them sends: what lies under one branch of the tree is added up before."""
-        return max(branches(groups) for groups in self.groups_of)
+        """Of branches of the tree, that the rank with most of them sends."""
+        return max(len(branches(groups)) for groups in self.groups_of)
 
     @property
     def buckets(self) -> int:
-        return -(-FLOAT * self.trained // BUCKET)
+        return -(-self.trained // BUCKET)
 
     @property
     def gradients(self) -> float:
@@ -63,17 +63,6 @@ class Shared:
     @property
     def _others(self) -> float:
         return (self.ranks - 1) / self.ranks
-
-
-def branches(groups: range) -> int:
-    """How few branches of a binary tree over all groups have these below them, and no others."""
-    first, last, count = groups.start, groups.stop, 0
-    while first < last:
-        size = first & -first or 1 << (last - first).bit_length()
-        while size > last - first:
-            size //= 2
-        first, count = first + size, count + 1
-    return count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,8 +100,8 @@ class Seconds:
 
 def seconds_of(step: Shared, tempo: Tempo, here: int = 1) -> Seconds:
     """With so many of the ranks on each host."""
-    peers = step.ranks - 1
-    bucket = step.gradients / step.buckets * here * tempo.byte + peers * tempo.message
+    peers, meeting = step.ranks - 1, tempo.message * (step.ranks - 1).bit_length()
+    bucket = step.gradients / step.buckets * here * tempo.byte + peers * tempo.message + meeting
     hidden = BACKWARD * tempo.micro
     computing = step.most * tempo.micro + (step.most - 1) * tempo.adding
     return Seconds(
@@ -120,8 +109,8 @@ def seconds_of(step: Shared, tempo: Tempo, here: int = 1) -> Seconds:
         straggling=computing * tempo.spread * slowest(step.ranks),
         exchanging=bucket + max(0.0, (step.buckets - 1) * bucket - hidden),
         updating=tempo.update / step.ranks,
-        gathering=step.weights * here * tempo.byte + step.buckets * peers * tempo.message,
-        asking=GATHERS * tempo.message * (step.ranks - 1).bit_length(),
+        gathering=step.weights * here * tempo.byte + step.buckets * peers * tempo.message + meeting,
+        asking=GATHERS * meeting,
     )
 
 
