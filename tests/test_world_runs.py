@@ -113,23 +113,30 @@ def test_a_disk_that_is_full_for_the_first_alone(place: Path) -> None:
 
 # ---- what differs --------------------------------------------------------------
 
-APART = "import os; os.chdir('host' + os.environ['PMI_RANK']); from llamatrain.__main__ import main; main()"
+APART = """
+import ctypes, os, subprocess
+if os.environ["PMI_RANK"] == "1":
+    assert ctypes.CDLL(None).unshare(0x20000) == 0  # its own mounts
+    for words in (["--make-rprivate", "/"], ["--bind", "there", "here"]):
+        subprocess.run(["mount", *words], check=True)
+os.chdir("here")
+from llamatrain.__main__ import main
+main()
+"""
 
 
 def apart(folder: Path, other: Callable[[Path], object], *words: Argument) -> Done:
-    """On two hosts that each have their own files, of which one is another."""
-    for rank in range(2):
-        (folder / f"host{rank}").mkdir()
-        text_file(folder / f"host{rank}")
-        lora_runs.base(folder / f"host{rank}/base.gguf", small())
-    other(folder / "host1")
+    """On two hosts that each have their own files under the same names, of which one is another."""
+    for name in ("here", "there"):
+        (folder / name).mkdir()
+        text_file(folder / name)
+        lora_runs.base(folder / name / "base.gguf", small())
+    other(folder / "there")
     return ranks.python(2, "-c", APART, *words, "--out", folder / "run", cwd=folder)
 
 
-def another_weight(folder: Path) -> None:
-    content = bytearray((folder / "base.gguf").read_bytes())
-    content[-100] ^= 1
-    (folder / "base.gguf").write_bytes(content)
+def another_base(folder: Path) -> None:
+    lora_runs.base(folder / "base.gguf", small(), arrays=lora_runs.new_weights(small(), 2))
 
 
 def another_text(folder: Path) -> None:
@@ -140,10 +147,11 @@ def no_text(folder: Path) -> None:
     (folder / "text.txt").unlink()
 
 
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="mounts take root")
 @pytest.mark.parametrize(
     ("other", "told"),
     [
-        (another_weight, "is about to do something else: its base is "),
+        (another_base, "is about to do something else: its base is "),
         (another_text, "is about to do something else: its data is "),
         (no_text, "text.txt: "),
     ],
