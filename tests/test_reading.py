@@ -35,7 +35,7 @@ class Counted:
         numbers = np.full((count, 1), self.given, np.int32)
         return Batch(tokens=numbers, targets=numbers, weights=numbers, positions=numbers, starts=numbers, size=count)
 
-    def once(self, count: int) -> Iterator[Batch]:
+    def once(self, count: int, mine: int = 0, of: int = 1) -> Iterator[Batch]:
         return iter(())
 
 

@@ -19,6 +19,7 @@ from llamatrain.data.streams import NEEDED, WIDE, can_unzstd
 from llamatrain.data.suitable import KNOWN, TAKEN, Form, check_head, check_name, check_text, named
 from llamatrain.errors import DataError
 from llamatrain.machine.temporary import passing_file
+from llamatrain.machine.world import world
 
 HEAD = 1 << 16  # bytes that show whether a file is text at all
 MOST_LOOKED_AT = 1 << 18  # files and folders, for names that a checkpoint alone gives
@@ -88,6 +89,7 @@ def _expand(name: str) -> list[DataFile]:
     if not name:  # as of a variable that is not set: it would be the current folder
         raise DataError("no data: an empty path")
     if name == "-":
+        check_alone("standard input")
         return [_standard_input()]
     if path.exists():
         return [_file(path)]
@@ -105,8 +107,14 @@ def _file(path: Path) -> DataFile:
     if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):  # /dev/zero has no end
         raise DataError(f"{path}: this is a device; {TAKEN}")
     if not stat.S_ISREG(mode):  # a pipe can be read once only
+        check_alone(f"{path}, a pipe,")
         return _spooled(path, str(path))
     return _known(path, str(path))
+
+
+def check_alone(name: str) -> None:
+    if (size := world().size) > 1:
+        raise DataError(f"{name} comes to one process, and {size} take the data; name a file that all of them can read")
 
 
 def passed_over(data: Sequence[str]) -> str:

@@ -20,6 +20,7 @@ from llamatrain.machine.code import code, compiled, compiles, missing
 from llamatrain.machine.entry import Compilable
 from llamatrain.machine.kept import sealed
 from llamatrain.machine.shipped import PACKAGE
+from llamatrain.machine.temporary import held
 from llamatrain.machine.terminal import bar
 from llamatrain.machine.units import cores
 
@@ -33,18 +34,34 @@ def compile_ahead(needed: Iterable[Compilable]) -> None:
     """Have these compiled, if they were not before. What fails is left to whoever needs it."""
     if not compiles() or not sys.executable:
         return
-    names = [each.where for each in missing(needed) if each.where.startswith("llamatrain.")]
-    if not names:
+    needed = list(needed)
+    if not _names(needed):
         return
     code.announce()
-    start = time.perf_counter()
-    code.count(_run(names, min(cores(), len(names))), time.perf_counter() - start)
+    with _only_one():
+        if names := _names(needed):
+            start = time.perf_counter()
+            code.count(_run(names, min(cores(), len(names))), time.perf_counter() - start)
 
 
 def address_of(declared: Compilable) -> int:
     """Where it is; what must be compiled, and no other process can compile, is compiled here."""
     compile_ahead([declared])
     return code.address(declared)
+
+
+def _names(needed: Sequence[Compilable]) -> list[str]:
+    return [each.where for each in missing(needed) if each.where.startswith("llamatrain.")]
+
+
+@contextlib.contextmanager
+def _only_one() -> Iterator[None]:
+    """Of processes that lack the same, one compiles at a time, and those behind it find what it kept."""
+    with contextlib.ExitStack() as leaving:
+        with contextlib.suppress(OSError):
+            if code.shelf.folder and not code.shelf.trouble:
+                leaving.enter_context(held(code.shelf.folder))
+        yield
 
 
 def _run(names: Sequence[str], workers: int) -> int:

@@ -9,6 +9,7 @@ from llamatrain.data.rows import Filling, State
 from llamatrain.data.sine import Sine
 from llamatrain.errors import UsageError
 from llamatrain.recipe.model import Model
+from llamatrain.recipe.together import made_here_once
 from llamatrain.train.around import Skippable
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def data_of(files: Sequence[str], model: Model, data: DataOptions, seed: int, co
     tokenizer = model.tokenizer
     if tokenizer is None:
         raise UsageError("the model's tokens stand for no text, so it cannot be trained on any")
-    corpus, kept = open_corpus(files, tokenizer, data, model.row, seed, kind=KINDS[compare])
+    corpus, kept = made_here_once(lambda: open_corpus(files, tokenizer, data, model.row, seed, kind=KINDS[compare]))
     made = rows_of(compare)
     rows = made(corpus, data, seed, tokenizer.eos, tokenizer.bos)
     validation = made(kept, data, seed, tokenizer.eos, tokenizer.bos) if kept else None

@@ -79,6 +79,7 @@ def evaluated(
     from llamatrain.files.reader import open_gguf
     from llamatrain.machine.units import cores
     from llamatrain.recipe.loading import opened
+    from llamatrain.recipe.together import made_here_once
     from llamatrain.train.graphs import Setting
 
     check_given(options, preference, lora, given)
@@ -87,7 +88,7 @@ def evaluated(
     tokenizer = tokenizer_of(gguf, h.vocab)
     # each token is judged once
     once, ctx = replace(data_options, shuffle=False, overlapping_samples=False), options.ctx or min(USUAL_CTX, h.ctx)
-    corpus, _ = open_corpus(data, tokenizer, once, ctx, 0, KINDS[preference.compare], "judge")
+    corpus, _ = made_here_once(lambda: open_corpus(data, tokenizer, once, ctx, 0, KINDS[preference.compare], "judge"))
     rows = rows_of(preference.compare)(corpus, data_options, 0, tokenizer.eos, tokenizer.bos)
     setting = Setting(
         h=h,

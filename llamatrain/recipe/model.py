@@ -20,6 +20,7 @@ from llamatrain.model.options import BYTES, CTX, as_options
 from llamatrain.recipe.asked import Asked
 from llamatrain.recipe.limits import within
 from llamatrain.recipe.sources import Sources
+from llamatrain.recipe.together import made_once
 from llamatrain.recipe.tuning import TuneOptions
 
 OF_A_FILE = ("split.", "training.", "optimizer.", "general.quantization_version")  # keys that a new model file has not
@@ -170,4 +171,8 @@ def learned(asked: Asked, size: int) -> dict[str, Value]:
     from llamatrain.data.texts import texts_of
     from llamatrain.data.tokenizer import apart
 
-    return apart.learned(within(asked.train.memory, texts_of(find_sources(asked.files, asked.data.mapping))), size)
+    def merges() -> list[tuple[str, str]]:
+        sources = find_sources(asked.files, asked.data.mapping)
+        return apart.merges(within(asked.train.memory, texts_of(sources)), size)
+
+    return new_vocabulary.byte_level(made_once(merges))

@@ -20,7 +20,6 @@ import llamatrain
 from llamatrain.data.tokenizer import new_vocabulary
 from llamatrain.data.tokenizer.tokenizer import to_bytes
 from llamatrain.errors import DataError
-from llamatrain.files.values import Value
 from llamatrain.machine.code import code
 from llamatrain.machine.terminal import is_shown, shown
 
@@ -28,13 +27,13 @@ LENGTH = struct.Struct("<q")
 END = LENGTH.pack(-1)
 
 
-def learned(texts: Iterable[str | bytes], size: int) -> dict[str, Value]:
-    """As `new_vocabulary.learned`, which does it where no process can be started."""
+def merges(texts: Iterable[str | bytes], size: int) -> list[tuple[str, str]]:
+    """As `new_vocabulary.merges`, which does it where no process can be started."""
     new_vocabulary.check_size(size)
     try:
         child = started()
     except OSError:
-        return new_vocabulary.learned(texts, size)
+        return new_vocabulary.merges(texts, size)
     with ended(child):
         with suppress(BrokenPipeError):  # what it has to say of that is read below
             send(child, json.dumps({"size": size, "shown": is_shown()}).encode() + b"\n")
@@ -43,7 +42,7 @@ def learned(texts: Iterable[str | bytes], size: int) -> dict[str, Value]:
             send(child, END)
         answer = answer_of(child)
     code.said = code.said or answer["compiled"]
-    return new_vocabulary.byte_level([(left, right) for left, right in answer["merges"]])
+    return [(left, right) for left, right in answer["merges"]]
 
 
 def started() -> "subprocess.Popen[bytes]":
@@ -112,8 +111,8 @@ def main() -> None:
     options: dict[str, Any] = json.loads(source.readline())
     with shown() if options["shown"] else nullcontext():
         try:
-            merges = new_vocabulary.merges(received(source), options["size"])
-            answer: dict[str, Any] = {"merges": merges, "compiled": code.said}
+            found = new_vocabulary.merges(received(source), options["size"])
+            answer: dict[str, Any] = {"merges": found, "compiled": code.said}
         except MemoryError:
             answer = {"error": "no vocabulary could be learned: it takes too much memory"}
         except DataError as error:
