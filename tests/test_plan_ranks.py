@@ -22,7 +22,7 @@ from llamatrain.recipe.several import Effort, OneStep, effort_of, paying, rows_o
 from llamatrain.recipe.speeds import ANY, OpSeen, Speeds
 from llamatrain.train.graphs import RunGraphs, Setting
 from tests.lora_runs import base
-from tests.runs import TINY, Argument, Done, ran, run, text_file
+from tests.runs import TINY, Argument, Done, ran, run, steps, text_file
 from tests.small_models import small
 from tests.test_from_scratch_errors import refused
 
@@ -285,3 +285,15 @@ def test_something_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {"matmul", "out_prod", "opt_step_adamw", ANY} <= found.costs.keys()
     one, more = (effort_of(some(layers), "none", found) for layers in (1, 4))
     assert 0 < one.micro(4) < more.micro(4) < 1 and 0 < one.update < more.update
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["f32", "bf16"])
+@pytest.mark.parametrize("ctx", [32, 128])
+def test_a_step_takes_what_was_foretold(precision: str, ctx: int, tmp_path: Path) -> None:
+    """On a machine that has nothing else to do."""
+    shape = ("--vocab-size", "bytes", "--embd", 256, "--head", 8, "--layer", 4, "--ff", 768, "--ctx", ctx, "--threads", 1)
+    arguments = (text_file(tmp_path, 100_000), *shape, "--precision", precision)
+    said = json.loads(ran("plan", "from-scratch", *arguments, "--ranks", 2, "--json").out)["ranks"]["steps"][0]["seconds"]
+    ran("from-scratch", *arguments, "--iters", 12, "--save-every", 0, "--out", tmp_path / "run")
+    assert said == pytest.approx(np.median([step["seconds"] for step in steps(tmp_path / "run")[3:]]), rel=0.25)

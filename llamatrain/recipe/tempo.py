@@ -8,6 +8,7 @@ bucket, which is final only at its end, are waited for. Weights are gathered whe
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from itertools import combinations
 from statistics import NormalDist
 
@@ -35,13 +36,13 @@ class Shared:
         """Of each rank."""
         return [share(self.groups, self.ranks, rank) for rank in range(self.ranks)]
 
-    @property
+    @cached_property
     def most(self) -> int:
         """Micro-batches of the rank that has most of them."""
         begins = [share(self.micro, self.groups, group).start for group in range(self.groups)] + [self.micro]
         return max(begins[groups.stop] - begins[groups.start] for groups in self.groups_of)
 
-    @property
+    @cached_property
     def sums(self) -> int:
         """Of branches of the tree, that the rank with most of them sends."""
         return max(len(branches(groups)) for groups in self.groups_of)
