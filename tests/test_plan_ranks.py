@@ -171,6 +171,13 @@ def test_memory_has_the_last_word_on_rows() -> None:
     assert replace(one_step(32, 1), most=1).shared(2) == (replace(one_step(32, 1).shared(2)[0], micro=32), 1)
 
 
+def test_steps_grow_as_far_as_rows_can_be_counted() -> None:
+    step = one_step(1, 1 << 21)
+    assert [row.ranks for row in rows_of(step, EFFORT, EFFORT, 1e9, 1)][-1] == 512
+    (alone,) = rows_of(one_step((1 << 31) - 1, (1 << 31) - 1), EFFORT, EFFORT, 1e9, 1)
+    assert alone.efficiency == 1
+
+
 def test_where_it_stops_paying() -> None:
     """Of 64 rows each of 0.1 seconds, over links on which all that is trained takes a second, or none."""
     step = one_step(64, 1, trained=10**6)
