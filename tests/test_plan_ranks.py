@@ -128,6 +128,15 @@ def test_the_same_for_programs(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("known")
+def test_memory_is_that_of_one_rank(tmp_path: Path) -> None:
+    """Weights and gradients whole, a part of the moments, and what joins it to others."""
+    _, plain, found = (told(tmp_path, *ranks) for ranks in ((), (), ("--ranks", 4)))
+    assert found["weights"] == found["gradients"] == plain["weights"] and plain["exchange"] == 0 < found["exchange"]
+    assert 4 * found["moments"] == pytest.approx(plain["moments"], rel=0.01)
+    assert 15e6 < found["interpreter"] - plain["interpreter"] < 25e6
+
+
+@pytest.mark.usefixtures("known")
 def test_of_an_adapter_the_adapter_alone_is_sent(tmp_path: Path) -> None:
     model = base(tmp_path / "base.gguf", small(embd=256, heads=4, head_size=64, ff=512, vocab=259), "Q4_0")
     done = ran("plan", "finetune", model, text_file(tmp_path), "--ctx", 32, "--lora-r", 4, "--ranks", 2, "--json")
