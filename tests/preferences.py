@@ -13,8 +13,8 @@ from llamatrain.adapters.adapter import Adapter
 from llamatrain.data.rows import Batch as Laid
 from llamatrain.recipe.prepare import begun, prepare
 from llamatrain.recipe.request import tuning
-from llamatrain.train.comparison import totals_of
 from llamatrain.train.programs import Programs
+from llamatrain.train.together import Weighed, totals_of
 from tests.adapter_files import adapter, linear
 from tests.lora_runs import base
 from tests.small_models import small, weights
@@ -98,7 +98,7 @@ def ours(case: str, folder: Path, *, batch: int = 4, **more: Any) -> tuple[Found
     programs = Programs(way.graphs, way.arena, leaves.frozen)
     prepared.target.begin(programs.weights.parts)
     laid = prepared.data.rows.batch(batch)
-    loss = programs.gradients(laid, totals_of([laid]), True)
+    loss = programs.gradients(laid, totals_of([Weighed.of(laid)]), 0)
     rewards = programs.rewards(laid)
     assert programs.grads and rewards
     parts = programs.grads.parts
