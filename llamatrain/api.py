@@ -23,6 +23,7 @@ from llamatrain.errors import FileError, LlamatrainError, UsageError, words_of
 from llamatrain.machine.code import code
 from llamatrain.machine.printable import printable
 from llamatrain.machine.terminal import shown
+from llamatrain.machine.world import is_told_here
 from llamatrain.recipe.evaluation import EvaluateOptions, Evaluation, evaluated
 from llamatrain.recipe.exporting import exported
 from llamatrain.recipe.generation import Continuation, LoadOptions, TextModel
@@ -220,7 +221,7 @@ def figures(finished: Finished) -> tuple[list[float], list[tuple[int, float]], l
 def door(show: bool = False) -> Iterator[None]:
     """Errors that a user may meet are of one family here, and speak of keywords."""
     try:
-        with shown() if show else nullcontext():
+        with shown() if show and is_told_here() else nullcontext():
             yield
             code.report()
     except LlamatrainError as error:

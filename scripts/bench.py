@@ -7,6 +7,7 @@
     python scripts/bench.py context [CTX ...]        FLOP/s of steps of as many tokens each, by length of the context
     python scripts/bench.py finetune [TYPE ...]      the command on a base of such a type, in turns with PEFT: speed and memory
     python scripts/bench.py quality [TEXT]           validation loss by tokens and time, AdamW's and Muon's: some ten minutes
+    python scripts/bench.py scale [S M lora]         the same step on 1 to 4 ranks, on hosts with limited links, and as foretold
     python scripts/bench.py useful                   an epoch over chats as long as gsm8k's, packed and not, in turns with PEFT
 
 Times are medians with quartiles. Where torch is installed, both are timed in turns in one run. A ratio above 1 is in
@@ -27,6 +28,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import quality
+import scale
 import tuning
 import useful
 from kernel_bench import bench_kernels
@@ -199,6 +201,14 @@ def bench_useful(args: argparse.Namespace) -> int:
     )
 
 
+# ---- ranks -----------------------------------------------------------------
+
+
+def bench_scale(args: argparse.Namespace) -> int:
+    header(args, None)
+    return scale.bench(args)
+
+
 # ---- optimizers ------------------------------------------------------------
 
 
@@ -220,6 +230,7 @@ BENCHES: dict[str, tuple[Callable[[argparse.Namespace], int], float]] = {  # wit
     "finetune": (bench_finetune, 0.0),
     "quality": (bench_quality, 0.0),
     "useful": (bench_useful, 0.0),
+    "scale": (bench_scale, 0.0),
 }
 
 
@@ -239,8 +250,8 @@ def parsed() -> argparse.Namespace:
             command.add_argument("--peer", default=sys.executable, help="a Python that has transformers and peft")
         elif name == "quality":
             quality.arguments(command)
-        elif name == "useful":
-            useful.arguments(command)
+        elif name in ("useful", "scale"):
+            {"useful": useful, "scale": scale}[name].arguments(command)
         elif name == "context":
             command.add_argument("contexts", nargs="*", type=int, default=[64, 256, 1024, 2048])
         else:

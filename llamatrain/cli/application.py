@@ -15,6 +15,7 @@ from llamatrain.config.options import Checked, Declared, declared, flag_of
 from llamatrain.config.words import nearest, worded
 from llamatrain.errors import UsageError
 from llamatrain.machine import terminal
+from llamatrain.machine.world import launched, world
 
 ALIASES = {"train-from-scratch": "from-scratch", "finetune-lora": "finetune"}
 
@@ -41,6 +42,8 @@ def as_they_are(params: Sequence[Any]) -> Sequence[Any]:
 class Command(TyperCommand):
     """A command of declared options."""
 
+    several = False  # whether it is of any use in several processes that are started together
+
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         for param in self.params:  # typer declares no option that repeats with several values each time, but parses one
@@ -61,10 +64,20 @@ class Command(TyperCommand):
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
+        if self.several:
+            world()
+        elif (started := launched()) and started.several:
+            raise UsageError(f"{ctx.command_path} is the work of one process, and {started.words}; start it alone")
         with terminal.shown():
             for note in self.notes:
                 terminal.say(f"note: {note}")
             return super().invoke(ctx)
+
+
+class Together(Command):
+    """One whose work several processes share."""
+
+    several = True
 
 
 class Commands(TyperGroup):

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from llamatrain.adapters.options import LoraOptions
-from llamatrain.cli.application import Command, a_path, application, options_of
+from llamatrain.cli.application import Together, a_path, application, options_of
 from llamatrain.config.options import Checked, build
 from llamatrain.config.shared import JSON
 from llamatrain.data.options import DataOptions
@@ -27,7 +27,7 @@ class PrintOptions(Checked, panel="Evaluation"):
     ] = False
 
 
-@command.command(cls=Command)
+@command.command(cls=Together)
 @options_of(EvaluateOptions, PrintOptions, LoraOptions, PreferenceOptions, DataOptions)
 def evaluate(
     model: Annotated[Path, typer.Argument(metavar="MODEL", parser=a_path)],

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from llamatrain.cli.application import Command, application, options_of
+from llamatrain.cli.application import Together, application, options_of
 from llamatrain.cli.from_scratch import Data, trained
 from llamatrain.recipe.options import PlaceOptions
 from llamatrain.recipe.request import TUNING, TUNING_DEFAULTS, tuning
@@ -13,7 +13,7 @@ Base = Annotated[str | None, typer.Argument(metavar="BASE")]
 command = application()
 
 
-@command.command(cls=Command)
+@command.command(cls=Together)
 @options_of(PlaceOptions, *TUNING, defaults=TUNING_DEFAULTS)
 def finetune(base: Base = None, data: Data = None, **said: Any) -> None:
     """Train a LoRA adapter for BASE, a GGUF model of whatever type, on DATA; with --full, the model itself.

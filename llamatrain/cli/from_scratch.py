@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llamatrain.cli.application import Command, application, options_of
+from llamatrain.cli.application import Together, application, options_of
 from llamatrain.recipe.options import PlaceOptions
 from llamatrain.recipe.request import NEW, new_model
 
@@ -15,7 +15,7 @@ Data = Annotated[list[str] | None, typer.Argument(metavar="DATA")]
 command = application()
 
 
-@command.command(cls=Command)
+@command.command(cls=Together)
 @options_of(PlaceOptions, *NEW)
 def from_scratch(data: Data = None, **said: Any) -> None:
     """Train a new llama on DATA; without any, on the built-in sine wave.

@@ -1,7 +1,6 @@
 """The command `llamatrain`: parses, calls, prints errors."""
 
 import sys
-from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from typing import Annotated, Any
@@ -10,10 +9,11 @@ import typer
 
 import llamatrain
 from llamatrain.cli.application import ALIASES, Commands, offered, see_help
-from llamatrain.config.words import cut, nearest, readable
+from llamatrain.config.words import cut, nearest
 from llamatrain.errors import LlamatrainError, words_of
-from llamatrain.machine.printable import printable
+from llamatrain.machine import world as together
 from llamatrain.machine.terminal import shown, unread
+from llamatrain.machine.world import Failure, voice
 from llamatrain.report.nowhere import nowhere
 
 # Each is a module of this folder with a `command` and little to import at its head; the rest is loaded when it runs.
@@ -59,22 +59,42 @@ def program(
 
 def main() -> None:
     open_what_is_closed()
+    aside()
     try:
         with shown():
             code = typer.main.get_command(app).main(prog_name="llamatrain", standalone_mode=False)
             sys.stdout.flush()  # a reader that has left is met here, not while Python shuts down
             if compiled := sys.modules.get("llamatrain.machine.code"):
                 compiled.code.report()  # how long it took, if this was a first run
+            together.met()
     except (typer.Abort, KeyboardInterrupt):
-        code = 130  # as shells have it: 128 and the signal's number
+        code = ended(Failure("", 130))  # as shells have it: 128 and the signal's number
     except BrokenPipeError:
         unread()
-        code = 1
+        code = ended(Failure("", 1))
     except (LlamatrainError, typer.TyperException, OSError, MemoryError) as error:
-        with suppress(OSError):  # nobody reads it
-            print(f"error: {readable(printable(said(error), sys.stderr.encoding))}", file=sys.stderr)
-        code = getattr(error, "exit_code", 1)
+        code = ended(Failure(said(error), getattr(error, "exit_code", 1)), getattr(error, "shared", False))
+    except Exception as error:
+        if together.launched() is None:
+            raise
+        code = ended(together.fault(error))
+    together.close(code or 0)
     sys.exit(code or 0)  # commands return nothing
+
+
+def ended(failure: Failure, shared: bool = False) -> int:
+    """The exit code of a process that has failed, which says so unless another one does."""
+    told = together.told(failure, shared)
+    if told and told.words:
+        voice.complain(told.words)
+    return told.code if told else failure.code
+
+
+def aside() -> None:
+    """Of several processes only the first prints; the others keep standard error for their last words."""
+    if not together.is_told_here():
+        voice.keep(sys.stderr)
+        sys.stdout, sys.stderr = nowhere(), nowhere()
 
 
 def open_what_is_closed() -> None:

@@ -6,7 +6,7 @@ command line; a name of one letter is `-n`. What its type says:
     Literal[...]      one of these words
     T | None          T, or not given
     tuple[T, ...]     may be repeated; with T = tuple[A, B] each time takes two values
-    Size, Duration    as config.units reads them
+    Size, Duration, Bandwidth    as config.units reads them
 """
 
 import re

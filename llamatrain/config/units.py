@@ -1,4 +1,4 @@
-"""Sizes and times as people write them: 6GB, 512MiB; 90s, 90m, 2h."""
+"""Sizes, times and speeds of networks as people write them: 6GB, 512MiB; 90s, 90m, 2h; 10Gbit."""
 
 import math
 import re
@@ -9,6 +9,7 @@ from llamatrain.errors import UsageError
 
 PREFIXES = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+FASTEST = 1e15  # bits a second
 
 
 class Size(int):
@@ -42,3 +43,20 @@ class Duration(float):
         if not 0 < seconds < math.inf:
             raise UsageError(f"{worded(text)} is no length of time; write it as 90s, 90m or 2h")
         return cls(seconds)
+
+
+class Bandwidth(float):
+    """Bits a second, each way: 100Mbit, 2.5Gbit, 10Gbit/s."""
+
+    @classmethod
+    def parse(cls, text: str | float) -> Self:
+        found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)\s*([kmgt]?)bit(?:/s)?", str(text).strip().lower(), re.ASCII)
+        bits = float(found[1]) * 1000 ** PREFIXES[found[2]] if found else math.nan
+        if not 0 < bits <= FASTEST:
+            raise UsageError(f"{worded(text)} is no speed of a network; write it as 100Mbit, 1Gbit or 10Gbit")
+        return cls(bits)
+
+    @property
+    def words(self) -> str:
+        power = min(4, max(0, (len(str(int(self))) - 1) // 3))
+        return f"{self / 1000**power:.4g} {('bit', 'kbit', 'Mbit', 'Gbit', 'Tbit')[power]}/s"

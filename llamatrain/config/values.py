@@ -5,13 +5,22 @@ import sys
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-from llamatrain.config.units import Duration, Size
+from llamatrain.config.units import Bandwidth, Duration, Size
 from llamatrain.config.words import worded
 from llamatrain.errors import UsageError
 
 LARGEST = 1 << 63  # of sizes and times
 # What a value is called where its option has no name of its own for it, and what it takes.
-UNITS = {bool: "", int: "NUMBER", float: "NUMBER", str: "TEXT", Path: "FILE", Size: "SIZE", Duration: "TIME"}
+UNITS = {
+    bool: "",
+    int: "NUMBER",
+    float: "NUMBER",
+    str: "TEXT",
+    Path: "FILE",
+    Size: "SIZE",
+    Duration: "TIME",
+    Bandwidth: "SPEED",
+}
 NAMES = {
     bool: "true or false",
     int: "a whole number",
@@ -20,6 +29,7 @@ NAMES = {
     Path: "a path",
     Size: "a size, such as 6GB",
     Duration: "a time, such as 90m",
+    Bandwidth: "a speed, such as 10Gbit",
 }
 
 
@@ -39,7 +49,7 @@ def typed(value: Any, kind: Any) -> Any:
     if get_origin(kind) is tuple:
         refused_unless(isinstance(value, list | tuple) and len(value) == len(get_args(kind)), value)
         return tuple(typed(each, part) for each, part in zip(value, get_args(kind), strict=True))
-    if kind in (Size, Duration):
+    if kind in (Size, Duration, Bandwidth):
         refused_unless(isinstance(value, int | float | str) and not isinstance(value, bool), value)
         refused_unless(isinstance(value, str) or abs(value) < LARGEST, value)  # nor is NaN
         return (

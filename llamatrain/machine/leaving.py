@@ -5,11 +5,14 @@ No KeyboardInterrupt comes up for that: it may come in the midst of an import, o
 
 import os
 import signal
+from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
 
 from llamatrain.machine.temporary import remove_all
 from llamatrain.machine.terminal import tidied
+
+way_out: Callable[[int], object] = os._exit  # of one that was started together with others: with them
 
 
 def ending() -> list[signal.Signals]:
@@ -26,7 +29,12 @@ def ended_by_signals() -> None:
 
 
 def leave(number: int) -> NoReturn:
-    for tidy in (remove_all, tidied):
-        with suppress(Exception):
-            tidy()
+    tidy()
+    way_out(128 + number)
     os._exit(128 + number)
+
+
+def tidy() -> None:
+    for each in (remove_all, tidied):
+        with suppress(Exception):
+            each()

@@ -16,6 +16,7 @@ ITERS = 256
 WARMUP = 0.05  # of the steps
 LR_MIN = 0.1  # of the rate
 FALL = 0.2  # of the steps, at their end
+TIMEOUT = Duration(120)
 
 
 if TYPE_CHECKING:
@@ -224,6 +225,14 @@ class RunOptions(Checked, panel="The run"):
     wire: Annotated[
         Literal["f32", "bf16"], Option("Of gradients on their way between ranks; bf16 is half as much.", panel=MEANS)
     ] = "f32"
+    timeout: Annotated[
+        Duration,
+        Option(
+            "End with code 75 when one of several processes was not heard of for so long.",
+            accepts=lambda seconds: seconds >= 2,
+            takes="2s or more",
+        ),
+    ] = TIMEOUT
     log: Annotated[
         tuple[Literal["tensorboard", "wandb", "trackio", "csv"], ...],
         Option("Write the figures there, too; may be repeated.", unit="WHERE"),

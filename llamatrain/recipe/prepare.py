@@ -156,10 +156,11 @@ def remarks(resolved: Resolved, found: Fitted, sources: Sources, model: Model, t
         yield "the adapter is for the base with this rope and epsilon: it is to be run with the same"
 
 
-def planned(request: Request, graphs: bool = True) -> tuple[Way, str | None]:
-    """How a run would be run, and why it would not, if so; its text is not read, and nothing is written."""
+def planned(request: Request, graphs: bool = True, ranks: int = 0) -> tuple[Way, Asked, str | None]:
+    """How a run would be run, on so many ranks; what is asked of it in the end; and why it would not be run, if so. Its text is
+    not read, and nothing is written."""
     with request.telling():
-        return way_of(request, graphs)
+        return way_of(request, graphs, ranks)
 
 
 TOKEN = 500  # bytes of each in a vocabulary that was read: texts, merges, and the tables to find them
@@ -170,7 +171,7 @@ def unread_of(model: Model, sources: Sources) -> int:
     return 0 if sources.base or not model.tokenizer else TOKEN * (model.h.vocab - len(model.tokenizer))
 
 
-def way_of(request: Request, graphs: bool) -> tuple[Way, str | None]:
+def way_of(request: Request, graphs: bool, ranks: int) -> tuple[Way, Asked, str | None]:
     given = request.given
     asked, sources, _ = begun(request)
     check_held(asked.train.memory)
@@ -180,7 +181,7 @@ def way_of(request: Request, graphs: bool) -> tuple[Way, str | None]:
     whole = plain and not asked.data.pattern
     model = model_for(asked, sources, given, read=False)
     sine = None if asked.files else sine_of(model, 0)
-    resolved = resolve(asked, model.row, lambda epochs: epochs)
+    resolved = resolve(asked, model.row, lambda epochs: epochs, ranks)
     extent = Extent(
         lengths=lengths_of(model.row, asked.data, whole, plain, asked.preference.compare),
         sparse=not whole,
@@ -193,7 +194,7 @@ def way_of(request: Request, graphs: bool) -> tuple[Way, str | None]:
     )
     refuse = asked.train.memory is not None  # else it is told what would be needed
     found = fitted(resolved, target_of(asked, model, sources, None), extent, refuse)
-    return found.way, found.excess
+    return found.way, asked, found.excess
 
 
 # ---- files -----------------------------------------------------------------

@@ -43,7 +43,7 @@ class Divided(Programs):
         self._sums = [self.grads.vector, *more]
         self._exchange = Exchange(world, division, self.turns, self._sums, setting.half_wire)
         self.exposed = 0.0
-        for cut in graphs.cuts:
+        for cut in graphs.cuts if setting.rule else ():
             place = np.s_[cut.start : cut.stop]
             self._arrays[cut.key] = self.weights.vector[place].reshape(cut.shape)
             self._arrays[f"{cut.key}.grad"] = self.grads.vector[place].reshape(cut.shape)

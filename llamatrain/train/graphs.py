@@ -7,6 +7,7 @@ each.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import accumulate
 from math import prod
 from typing import Concatenate, Literal, ParamSpec
 
@@ -200,10 +201,14 @@ class RunGraphs:
 
     @property
     def cuts(self) -> list[Cut]:
-        """Of the weights, that this process changes: all of them, where steps are not divided."""
+        """Of the weights, that this process changes: all of them, where steps are not divided, and by a minimizer."""
         if self.setting.groups > 1 and self.setting.rule:
             return self.division.cuts_of(self.setting.rank)
-        return [Cut(name, 0, prod(shape), shape, name) for name, shape in self.setting.shapes.items()]
+        begins = accumulate((prod(shape) for shape in self.setting.shapes.values()), initial=0)
+        return [
+            Cut(name, at, at + prod(shape), shape, name)
+            for at, (name, shape) in zip(begins, self.setting.shapes.items(), strict=False)
+        ]
 
     @property
     def held(self) -> dict[str, dict[str, tuple[int, ...]]]:

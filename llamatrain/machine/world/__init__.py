@@ -6,18 +6,62 @@ What is called on all of them, in one order, says so; a process that is alone is
 
 from functools import cache
 
-from llamatrain.machine.world.alone import Alone, World
+from llamatrain.errors import LlamatrainError, words_of
+from llamatrain.machine.world.alone import Alone, Failure, World
 from llamatrain.machine.world.launched import Launched, launched
+from llamatrain.machine.world.voice import fault
 
-__all__ = ["Launched", "World", "launched", "world"]
+__all__ = ["Failure", "Launched", "World", "close", "fault", "found", "is_told_here", "launched", "met", "told", "world"]
 
 
 @cache
 def world() -> World:
     """Those that this process was started with."""
-    told = launched()
-    if told is None:
+    started = launched()
+    if started is None:
         return Alone()
     from llamatrain.machine.world.joined import joined
 
-    return joined(told)
+    return joined(started)
+
+
+def found() -> World | None:
+    """Them, where this process has met them already."""
+    return world() if world.cache_info().currsize else None
+
+
+def is_told_here() -> bool:
+    """Of several only the first prints what all have to say."""
+    started = launched()
+    return started is None or started.rank == 0
+
+
+def told(failure: Failure, shared: bool = False) -> Failure | None:
+    """What is to be said by this process, which has failed; where that is nothing, it is said elsewhere. Where the others know
+    nothing of it all are ended here."""
+    started = launched()
+    if started is None or not started.several or shared:
+        return failure if is_told_here() else None
+    if there := found():
+        return there.failed(failure)
+    if failure.lost:
+        return failure
+    from llamatrain.machine.world.joined import joined
+
+    try:
+        joined(started, failure)
+    except LlamatrainError as error:  # what all have to say, or that there is nothing to speak by
+        failure = Failure(words_of(error), error.exit_code) if error.shared else failure
+    return failure if is_told_here() else None
+
+
+def met() -> None:
+    """On all, at the end: the first may have more to do than the others."""
+    if there := found():
+        there.met()
+
+
+def close(code: int) -> None:
+    """On all: nothing more is to come, and the process ends with this."""
+    if there := found():
+        there.close(code)

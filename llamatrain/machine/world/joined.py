@@ -1,27 +1,71 @@
 """The processes that a launcher has started, once they have found each other."""
 
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
+from types import ModuleType
 
 from llamatrain.errors import UsageError
-from llamatrain.machine.world.alone import Alone, World
+from llamatrain.machine.world.alone import AGAIN, Alone, Failure, World
 from llamatrain.machine.world.launched import Launched
+from llamatrain.machine.world.voice import complain
 
 EXTRA = "pip install 'llamatrain[mpi]'"
+PATIENCE = 300.0  # seconds until all have come: the first that start on a cluster may read everything from one disk
 
 
-def joined(told: Launched) -> World:
-    many = f"{told.size} processes were started together"
+def joined(told: Launched, failure: Failure | None = None) -> World:
+    """On all: also on those that have failed before they came here, so that nobody waits for them."""
     if not told.joined:
-        raise UsageError(f"{many}, each as if it were alone: srun --mpi=pmix (or pmi2) lets them find each other")
+        raise UsageError(f"{told.words}, each as if it were alone: srun --mpi=pmix (or pmi2) lets them find each other")
     if find_spec("mpi4py") is None:
-        if told.size in (None, 1):
+        if not told.several:
             return Alone()
-        raise UsageError(f"{many}, and what they speak by is not installed: {EXTRA}")
-    from llamatrain.machine.world.mpi import Mpi
+        raise UsageError(f"{told.words}, and what they speak by is not installed: {EXTRA}")
+    with patient(told):
+        mpi = begun()
+        if told.several and mpi.COMM_WORLD.size == 1:
+            raise UsageError(
+                f"{told.words}, and found nobody: their launcher is of another MPI than mpi4py here; "
+                f"that of {EXTRA} is `mpiexec` beside it"
+            )
+        from llamatrain.machine.world.mpi import Mpi
 
-    found = Mpi()
-    if told.size is not None and told.size > 1 and found.size == 1:
-        raise UsageError(
-            f"{many}, and found nobody: their launcher is of another MPI than mpi4py here; that of {EXTRA} is `mpiexec` beside it"
-        )
-    return found
+        return Mpi(failure)
+
+
+def begun() -> ModuleType:
+    """MPI, of which several threads may make use."""
+    import mpi4py
+
+    mpi4py.rc.initialize, mpi4py.rc.finalize = False, True
+    try:
+        from mpi4py import MPI
+
+        if not MPI.Is_initialized():
+            MPI.Init_thread(MPI.THREAD_MULTIPLE)
+    except (ImportError, RuntimeError, OSError) as error:  # what MPI itself raises is one, too
+        words = " ".join(str(error).split())
+        raise UsageError(f"MPI does not start: {words}; {EXTRA} brings one, a cluster's own stands in its manual") from error
+    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+        raise UsageError("this MPI was built for one thread at a time, and training takes several (MPI_THREAD_MULTIPLE)")
+    return MPI
+
+
+@contextmanager
+def patient(told: Launched) -> Iterator[None]:
+    """MPI itself waits for ever."""
+
+    def late() -> None:
+        complain(f"rank {told.rank}: the other processes did not come within {PATIENCE:g} s")
+        os._exit(AGAIN)
+
+    timer = threading.Timer(PATIENCE, late)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 RANKS = "PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK"
 SIZES = "PMI_SIZE", "OMPI_COMM_WORLD_SIZE"
 STEP, TASK = "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"  # of Slurm, which may start processes that are to know nothing of each other
+DIGITS = 9
 
 
 @dataclass(frozen=True)
@@ -13,6 +14,14 @@ class Launched:
     rank: int
     size: int | None  # None: it does not say
     joined: bool  # whether it is one that lets them find each other
+
+    @property
+    def several(self) -> bool:
+        return self.rank > 0 or (self.size or 0) > 1
+
+    @property
+    def words(self) -> str:
+        return f"{self.size if self.size and self.size > 1 else 'several'} processes were started together"
 
 
 def launched() -> Launched | None:
@@ -26,4 +35,6 @@ def launched() -> Launched | None:
 
 
 def first_of(names: tuple[str, ...]) -> int | None:
-    return next((int(value) for name in names if (value := os.environ.get(name, "")).isdecimal()), None)
+    """What is no number, or more than there can be, was written by no launcher."""
+    values = (os.environ.get(name, "") for name in names)
+    return next((int(value) for value in values if value.isdecimal() and value.isascii() and len(value) <= DIGITS), None)

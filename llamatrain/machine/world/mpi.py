@@ -1,18 +1,31 @@
 """Processes that MPI joins."""
 
+import atexit
 import os
+import socket
+import sys
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from types import TracebackType
+from typing import Any, TypeVar
 
 import numpy as np
 from mpi4py import MPI
 
+from llamatrain.config.words import cut, worded
 from llamatrain.errors import LlamatrainError, words_of
+from llamatrain.machine import leaving
+from llamatrain.machine.world.alone import Failure
+from llamatrain.machine.world.heart import TIMEOUT, Heart
+from llamatrain.machine.world.voice import complain, fault
 
 T = TypeVar("T")
-LOOKS, LOOK = 100, 0.0002  # at once; and then the seconds between two of them
+LOOKS = 100  # at once, whether all are there
+LOOK, SELDOM, MORE = 0.0002, 0.002, 1.02  # seconds between two looks whether all are there, after that, at first and in the end
+GRACE = 1.0  # seconds for each thing that is done where all is ended
+PARTING = 60.0  # seconds for all to leave MPI together
 
 
 class Elsewhere(LlamatrainError):
@@ -26,32 +39,41 @@ class Elsewhere(LlamatrainError):
 
 
 class Mpi:
-    def __init__(self) -> None:
+    def __init__(self, failure: Failure | None = None) -> None:
+        told = MPI.COMM_WORLD.allgather((failure, socket.gethostname()))
+        self._hosts = [host for _, host in told]
+        self.rank, self.size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
+        self._one_for_all([each for each, _ in told])
         self._all = MPI.COMM_WORLD.Dup()  # of whoever leads a run
         self._data = MPI.COMM_WORLD.Dup()  # of the thread that exchanges beside it
         self._here = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
-        self.rank, self.size = self._all.rank, self._all.size
         self.here, self.ranks_here = self._here.rank, self._here.size
         own = os.sched_getaffinity(0)
         self.sharing = sum(not own.isdisjoint(each) for each in self._here.allgather(own))
+        self._heart = Heart(MPI.COMM_WORLD.Dup(), self.called, self._end) if self.size > 1 else None
+        leaving.way_out, sys.excepthook = self.end, self._excepthook
+        atexit.register(self._close)
+
+    def called(self, rank: int) -> str:
+        return f"rank {rank} ({cut(self._hosts[rank])})"
 
     def gathered(self, mine: T) -> list[T]:
-        quietly(self._all.Ibarrier())
+        asleep_until(self._all.Ibarrier())
         return self._all.allgather(mine)
 
     def from_first(self, mine: T) -> T:
-        quietly(self._all.Ibarrier())
+        asleep_until(self._all.Ibarrier())
         return self._all.bcast(mine)
 
     @contextmanager
     def in_turn(self, what: str) -> Iterator[None]:
         if self.here:
-            self._here.Barrier()
+            asleep_until(self._here.Ibarrier())
         try:
             yield
         finally:
             if not self.here:
-                self._here.Barrier()
+                asleep_until(self._here.Ibarrier())
 
     @contextmanager
     def agreed(self) -> Iterator[None]:
@@ -62,20 +84,32 @@ class Mpi:
             if getattr(error, "shared", False):
                 raise
             failed = error
-        mine = (words_of(failed), getattr(failed, "exit_code", 1)) if failed else None
-        told = self.gathered(mine)
+        mine = Failure(words_of(failed), getattr(failed, "exit_code", 1)) if failed else None
+        self._one_for_all(self.gathered(mine), failed)
+
+    def _one_for_all(self, told: list[Failure | None], mine: Exception | None = None) -> None:
+        """Fails where one of them has failed: in its words, with its own error where it is this process's."""
         rank, first = next(((rank, each) for rank, each in enumerate(told) if each), (0, None))
         if first is None:
             return
-        if failed and mine == first:
-            if isinstance(failed, LlamatrainError):
-                failed.shared = True
-            raise failed
-        words, code = first
-        raise Elsewhere(words if all(each == first for each in told) else f"rank {rank}: {words}", code)
+        everywhere = all(each == first for each in told)
+        if isinstance(mine, LlamatrainError) and everywhere:
+            mine.shared = True
+            raise mine
+        raise Elsewhere(first.words if everywhere else f"{self.called(rank)}: {first.words}", first.code) from mine
+
+    def compared(self, facts: Mapping[str, Any]) -> None:
+        told = self.gathered({name: facts[name] for name in facts})
+        for name in told[0]:
+            for rank, theirs in enumerate(told):
+                if there := different(name, theirs.get(name), told[0][name]):
+                    what, its, first = there
+                    words = f"{self.called(rank)} is about to do something else: its {what} is {its}, and {first} on"
+                    raise Elsewhere(f"{words} {self.called(0)}", 1)
 
     def met(self) -> None:
-        quietly(self._data.Ibarrier())
+        """Who waits in MPI keeps a processor busy, which others may need for what is waited for."""
+        asleep_until(self._data.Ibarrier())
 
     def swap(self, out: Sequence[Sequence[np.ndarray]], into: Sequence[Sequence[np.ndarray]]) -> None:
         requests = []
@@ -91,14 +125,101 @@ class Mpi:
     def receive(self, into: np.ndarray, of: int) -> None:
         self._all.Recv(into.view(np.uint8), of)
 
+    # ---- whether all go on -------------------------------------------------
+
+    @contextmanager
+    def watch(self, timeout: float, words: Callable[[], str]) -> Iterator[None]:
+        """They are watched from the time on when they have met; here it is said for how long, and what follows."""
+        if not (heart := self._heart):
+            yield
+            return
+        heart.timeout, heart.words = timeout, words
+        try:
+            yield
+        except Exception as error:
+            if not getattr(error, "shared", False):  # nobody who catches it could go on
+                self._uncaught(error)
+            raise
+        finally:
+            heart.timeout, heart.words, heart.doing = TIMEOUT, lambda: "", (0, "the end")
+
+    def _excepthook(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        """Of a program that calls the package: where it ends, all do."""
+        if not getattr(error, "shared", False):
+            self._uncaught(error)
+        sys.__excepthook__(kind, error, trace)
+
+    def _uncaught(self, error: BaseException) -> None:
+        if isinstance(error, LlamatrainError | OSError | MemoryError):
+            self.failed(Failure(words_of(error), getattr(error, "exit_code", 1)))
+        elif isinstance(error, Exception):
+            self.failed(fault(error))
+
+    def doing(self, step: int, what: str) -> None:
+        if self._heart:
+            self._heart.doing = step, what
+
+    def failed(self, failure: Failure) -> Failure | None:
+        if not self._heart:
+            return failure
+        self._heart.fail(failure)
+        return None
+
+    def close(self, code: int) -> None:
+        """Not even the end of MPI may take for ever."""
+        timer = threading.Timer(PARTING, os._exit, [code])
+        timer.daemon = True
+        timer.start()
+        self._close()
+
+    def _close(self) -> None:
+        leaving.way_out = os._exit
+        if heart := self._heart:
+            self._heart = None
+            heart.stop()
+
     def end(self, code: int) -> None:
-        MPI.COMM_WORLD.Abort(code)
+        self._end(code, "")
+
+    def _end(self, code: int, words: str) -> None:
+        """Whatever hangs: each thing that is still to be done has its time. What MPI says of an end is no news."""
+        for act in (leaving.tidy, lambda: last_words(words), lambda: quiet() and MPI.COMM_WORLD.Abort(code)):
+            thread = threading.Thread(target=act, daemon=True)
+            thread.start()
+            thread.join(GRACE)
+        os._exit(code)
 
 
-def quietly(request: MPI.Request) -> None:
-    """Who waits in MPI keeps a processor busy, which others may need for what is waited for."""
+def asleep_until(request: MPI.Request) -> None:
     for _ in range(LOOKS):
         if request.Test():
             return
+    pause = LOOK
     while not request.Test():
-        time.sleep(LOOK)
+        time.sleep(pause)
+        pause = min(SELDOM, pause * MORE)
+
+
+def last_words(words: str) -> None:
+    if words:
+        complain(words)
+
+
+def quiet() -> bool:
+    """Nothing of this process is read any more on standard error."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    return True
+
+
+def different(name: str, its: Any, first: Any) -> tuple[str, str, str] | None:
+    """What differs, by name, and both values in short; of mappings the first that does in them."""
+    if its == first:
+        return None
+    if isinstance(its, Mapping) and isinstance(first, Mapping):
+        inside = (different(f"{name} {each}", its.get(each), first.get(each)) for each in dict.fromkeys((*first, *its)))
+        return next(each for each in inside if each)
+    return name, short(its), short(first)
+
+
+def short(value: Any) -> str:
+    return "not there" if value is None else worded(value)
