@@ -12,7 +12,7 @@ from llamatrain.engine.program import Program
 from llamatrain.graph import ops
 from llamatrain.graph.precision import round_products
 from llamatrain.graph.tensor import BF16, F32, I32, Tensor, placeholder
-from llamatrain.train.scoring import Scoring
+from llamatrain.train.scoring import Scoring, judged
 from tests.lora_runs import base, random_adapter
 from tests.runs import TINY, metrics, ran, text, text_file
 from tests.small_models import small
@@ -77,7 +77,7 @@ def batch_of(tokens: int) -> Batch:
 def scored(told: list[tuple[float, int | None]], sizes: list[int]) -> Scoring:
     scoring, runner = Scoring(), Foretold(*told)
     for size in sizes:
-        scoring.add(runner, batch_of(size))  # type: ignore[arg-type]
+        scoring.add(judged(runner, batch_of(size)))  # type: ignore[arg-type]
     return scoring
 
 

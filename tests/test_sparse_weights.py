@@ -74,7 +74,7 @@ def programs_of(h: Hyperparameters, names: list[str] | None, **more: object) -> 
 
 def gradients_of(made: Programs, batch: Batch) -> tuple[float, dict[str, np.ndarray]]:
     total = float(batch.weights.sum(dtype=np.float64))
-    loss = made.gradients(batch, Totals(total), True)
+    loss = made.gradients(batch, Totals(total), 0)
     assert made.grads
     return loss, {name: part.copy() for name, part in made.grads.parts.items()}
 
@@ -121,8 +121,8 @@ def test_batches_of_other_shares_follow_each_other_in_one_program() -> None:
 def test_a_batch_without_any_weight_has_no_loss() -> None:
     made = programs_of(small(tied=False), None, sparse=True)
     batch = batch_of(0.0)
-    made.gradients(batch_of(0.9), Totals(), True)
-    assert made.gradients(batch, Totals(), True) == 0 and made.grads is not None and not made.grads.vector.any()
+    made.gradients(batch_of(0.9), Totals(), 0)
+    assert made.gradients(batch, Totals(), 0) == 0 and made.grads is not None and not made.grads.vector.any()
 
 
 def test_in_bf16_they_agree_as_far_as_it_reaches() -> None:
@@ -146,7 +146,7 @@ def test_the_head_s_work_follows_the_count() -> None:
     """Counted in its products: a tenth of the tokens makes no more than two sixteenths of the work."""
     made = programs_of(small(tied=False), None, sparse=True)
     batch = batch_of(0.1)
-    made.gradients(batch, Totals(), True)
+    made.gradients(batch, Totals(), 0)
     program = made.bound("first", LENGTH, lambda: made.graphs.gradients(LENGTH, True)).program
     heads = [stretch for stretch in program.stretches for node, _ in stretch.steps if "cross_entropy" in node.op.name]
     assert [stretch.length for stretch in heads] == [whole(program.most, np.count_nonzero(batch.weights))]

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
+from llamatrain import __version__
 from llamatrain.config.options import flag_of
 from llamatrain.data.options import DataOptions
+from llamatrain.engine.backend import kind_of
 from llamatrain.engine.recorder import phase
 from llamatrain.errors import UsageError
 from llamatrain.files.mapped import unchanged
@@ -82,6 +84,7 @@ def trained(request: Request, interrupts: Interrupts) -> Finished:
                     check(asked.outs, folder.path, read_by(asked, sources, place.config), sources.resumed, place)
                 world().from_first(Led(asked, peft, folder.path))
                 prepared = prepare(asked, sources, peft, [*notes, *more], given)
+                compare(prepared, request.asked)
                 settle(prepared, folder, place.config)
                 return run(prepared, folder, interrupts)
             finally:
@@ -102,13 +105,31 @@ def followed(asked: Asked, sources: Sources, notes: list[str], request: Request,
     with interrupts:
         led = world().from_first(Led(asked, None, Path()))
         prepared = prepare(led.asked, sources, led.peft, notes, request.given)
+        compare(prepared, request.asked)
         listener, programs = Silent(), programs_of(prepared)
         loop, keeper = loop_of(prepared, programs, listener, interrupts), Serving(programs, world())
         loop.save, loop.keep = keeper.save, keeper.keep_best
-        outcome = trained_in(loop, prepared.data.rows, keeper, lambda: prepared.foresee_validation(programs))
-        keeper.end(loop.state)
+        with world().watch(prepared.kept.run.timeout, lambda: to_go_on(prepared, led.folder)):
+            outcome = trained_in(loop, prepared.data.rows, keeper, lambda: prepared.foresee_validation(programs))
+            keeper.end(loop.state)
     result = led.folder / prepared.target.result
     return Finished(outcome=outcome, folder=led.folder, result=result, steps=loop.state.counters.step)
+
+
+def compare(prepared: Prepared, asked: Asked) -> None:
+    """With what the other ranks are about to do."""
+    if world().size == 1:
+        return
+    sources, train = prepared.sources, prepared.kept.train
+    facts = {
+        "version": __version__,
+        "options": asked.plain(),
+        "kernels": kind_of(train.kernels),
+        "base": sources.print_of_base if sources.base else None,
+        "checkpoint": sources.step,
+        "data": prepared.data.rows.state.fingerprint,
+    }
+    world().compared(facts)
 
 
 def written(asked: Asked, sources: Sources, request: Request, interrupts: Interrupts) -> Finished:
@@ -194,7 +215,7 @@ def run(prepared: Prepared, folder: RunFolder, interrupts: Interrupts) -> Finish
     resolved, target, leaves, metrics = prepared.resolved, prepared.target, prepared.fitted.leaves, metrics_of(prepared, folder)
 
     def command() -> str:  # as the folder is called by then
-        return f"llamatrain {prepared.kept.command} --resume {shlex.quote(str(folder.path))}"
+        return to_go_on(prepared, folder.path)
 
     console, every = None if is_shown() else nobody(), prepared.kept.run.report_every or None
     with Report(metrics, iters=resolved.iters, every=every, console=console) as report:
@@ -211,11 +232,12 @@ def run(prepared: Prepared, folder: RunFolder, interrupts: Interrupts) -> Finish
         def begun() -> None:
             interrupts.home, interrupts.leaving = folder.path, lambda: say(f"interrupted; to go on: {command()}")
 
-        outcome = trained_in(loop, prepared.data.rows, keeper, lambda: prepared.foresee(programs), begun)
-        interrupts.home = folder.path
-        prepared.samples.end(leaves, programs.weights.parts, report)
-        report.end(folder.path)
-        keeper.end(loop.state)
+        with world().watch(prepared.kept.run.timeout, command):
+            outcome = trained_in(loop, prepared.data.rows, keeper, lambda: prepared.foresee(programs), begun)
+            interrupts.home = folder.path
+            prepared.samples.end(leaves, programs.weights.parts, report)
+            report.end(folder.path)
+            keeper.end(loop.state)
         keep_trace(prepared.kept.command, folder, report.warn)
     result, steps = folder.path / target.result, loop.state.counters.step
     tell_end(result.stem, [result, *saver.outs.newest], outcome, command())
@@ -224,6 +246,10 @@ def run(prepared: Prepared, folder: RunFolder, interrupts: Interrupts) -> Finish
         say(f"note: {line}")
     notes = (*prepared.notes, *report.warnings, *told)
     return Finished(outcome=outcome, folder=folder.path, result=result, steps=steps, best=best, notes=notes)
+
+
+def to_go_on(prepared: Prepared, folder: Path) -> str:
+    return f"llamatrain {prepared.kept.command} --resume {shlex.quote(str(folder))}"
 
 
 def trained_in(

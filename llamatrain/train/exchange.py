@@ -66,6 +66,7 @@ class Exchange:
                     with self._final:
                         while not self._left or number not in self._there:
                             self._final.wait()
+                    self.world.doing(None, f"bucket {number + 1} of {len(self._numbers)}")
                     self._sum(number)
                     with self._final:
                         self._left -= 1

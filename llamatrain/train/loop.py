@@ -136,12 +136,14 @@ class Loop:
         if not self._fixed:  # those rows are read again after a resume
             state.data = self.rows.state
         before = waited(self.rows)
+        self.world.doing(state.counters.step + 1, "reading rows")
         batches = self._fixed or self._batches()
         seconds_waited = waited(self.rows) - before
         start += self._prepare(batches)
         weighed, self._late = self._stepping.agreed(batches, self._out_of_time())
         if self._asked():
             raise Interrupted
+        self.world.doing(state.counters.step + 1, "computing")
         taken = self._stepping.take(state, batches, weighed, start)
         reason = taken.reason
         if self.descent:
@@ -231,6 +233,7 @@ class Loop:
             return
         self.state.owed = True
         self.listener.evaluating()
+        self.world.doing(self.state.counters.step, "validating")
         scoring = Scoring()
         with phase("validation"):
             try:
@@ -262,6 +265,7 @@ class Loop:
                 f"step {self.state.counters.step}: a weight is NaN or infinite; the last good checkpoint: {self.saved}; "
                 "a lower learning rate may do"
             )
+        self.world.doing(self.state.counters.step, "saving")
         try:
             with phase("saving"):
                 self.saved = self.save(self.state, last)

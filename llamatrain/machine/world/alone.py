@@ -60,8 +60,8 @@ class World(Protocol):
     def watch(self, timeout: float, words: Callable[[], str]) -> AbstractContextManager[None]:
         """While this is open, one that is silent for so many seconds ends all; the words say what is then to be done."""
 
-    def doing(self, step: int, what: str) -> None:
-        """What is said of this process should it fall silent from here on."""
+    def doing(self, step: int | None, what: str) -> None:
+        """What is said of this process should it fall silent from here on; None: in the step that it is in."""
 
     def failed(self, failure: Failure) -> Failure | None:
         """Ends all, in these words, which one of them says."""
@@ -108,7 +108,7 @@ class Alone:
     def watch(self, timeout: float, words: Callable[[], str]) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def doing(self, step: int, what: str) -> None: ...
+    def doing(self, step: int | None, what: str) -> None: ...
 
     def failed(self, failure: Failure) -> Failure | None:
         return failure

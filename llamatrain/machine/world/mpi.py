@@ -155,9 +155,9 @@ class Mpi:
         elif isinstance(error, Exception):
             self.failed(fault(error))
 
-    def doing(self, step: int, what: str) -> None:
+    def doing(self, step: int | None, what: str) -> None:
         if self._heart:
-            self._heart.doing = step, what
+            self._heart.doing = self._heart.doing[0] if step is None else step, what
 
     def failed(self, failure: Failure) -> Failure | None:
         if not self._heart:
