@@ -150,9 +150,10 @@ def score(runner: "Runner", rows: "Rows", tokenizer: "Tokenizer", batch: int, ar
         nonlocal text
         for each in rows.once(batch, among.rank, among.size):
             with unchanged(files):
-                yield judged(runner, each)
+                one = judged(runner, each)
             text += int(np.sum(texts[each.targets[each.weights > 0]]))
             told.update(each.samples * among.size)
+            yield one  # who asks for no more after that has all the same counted it
 
     with bar("evaluating", total=len(rows.corpus), unit=" samples") as told:
         for one in judged_by_all(among, judging()):
