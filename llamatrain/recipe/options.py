@@ -225,14 +225,9 @@ class RunOptions(Checked, panel="The run"):
     wire: Annotated[
         Literal["f32", "bf16"], Option("Of gradients on their way between ranks; bf16 is half as much.", panel=MEANS)
     ] = "f32"
-    timeout: Annotated[
-        Duration,
-        Option(
-            "End with code 75 when one of several processes was not heard of for so long.",
-            accepts=lambda seconds: seconds >= 2,
-            takes="2s or more",
-        ),
-    ] = TIMEOUT
+    timeout: Annotated[Duration, Option("End with code 75 where one of several processes falls silent for so long.", least=2)] = (
+        TIMEOUT
+    )
     log: Annotated[
         tuple[Literal["tensorboard", "wandb", "trackio", "csv"], ...],
         Option("Write the figures there, too; may be repeated.", unit="WHERE"),
@@ -280,24 +275,6 @@ class PlaceOptions(Checked, panel="Where it lives"):
 
 
 # ---- options that would do nothing -----------------------------------------
-
-
-def idle(options: TrainOptions, run: RunOptions) -> dict[str, str]:
-    """The options that have no effect beside the others, and beside which."""
-    found = dict.fromkeys(registry.idle(options.optimizer), f"to --optimizer {options.optimizer}")
-    if options.schedule == "constant":
-        found |= dict.fromkeys(("decay_steps", "restart_growth"), "to --schedule constant")
-    if options.teacher is None:
-        found["teacher_weight"] = "without --teacher"
-    if not options.past:
-        found["delta"] = "without --past"
-    if not {*run.log} - {"csv"}:
-        found["name"] = "without --log to tensorboard, wandb or trackio"
-    if not run.eval_every:
-        found["patience"] = "to --eval-every 0"
-    if not run.sample_every:
-        found["sample_prompt"] = "without --sample-every"
-    return found
 
 
 def refuse_idle(idle: Mapping[str, str], given: Collection[str]) -> None:
