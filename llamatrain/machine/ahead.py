@@ -23,6 +23,7 @@ from llamatrain.machine.shipped import PACKAGE
 from llamatrain.machine.temporary import held
 from llamatrain.machine.terminal import bar
 from llamatrain.machine.units import cores
+from llamatrain.machine.world.launched import unlaunched
 
 PIPE, NONE = subprocess.PIPE, subprocess.DEVNULL
 SIZES = struct.Struct("<qq")  # of a name and its file, before they come
@@ -111,7 +112,7 @@ def _served(process: "subprocess.Popen[bytes]", left: "queue.SimpleQueue[str]", 
 
 def _environment() -> dict[str, str]:
     path = os.pathsep.join(filter(None, [str(PACKAGE.parent), os.environ.get("PYTHONPATH")]))
-    return {**os.environ, "PYTHONPATH": path}
+    return {**unlaunched(), "PYTHONPATH": path}
 
 
 def _send(stream: IO[bytes], name: str, file: bytes) -> None:

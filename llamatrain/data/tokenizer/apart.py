@@ -22,6 +22,7 @@ from llamatrain.data.tokenizer.tokenizer import to_bytes
 from llamatrain.errors import DataError
 from llamatrain.machine.code import code
 from llamatrain.machine.terminal import is_shown, shown
+from llamatrain.machine.world.launched import unlaunched
 
 LENGTH = struct.Struct("<q")
 END = LENGTH.pack(-1)
@@ -51,7 +52,7 @@ def started() -> "subprocess.Popen[bytes]":
     package = str(Path(llamatrain.__file__).resolve().parent.parent)
     path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
     words = [sys.executable, "-m", "llamatrain.data.tokenizer.apart"]
-    return subprocess.Popen(words, env={**os.environ, "PYTHONPATH": path}, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    return subprocess.Popen(words, env={**unlaunched(), "PYTHONPATH": path}, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 
 def send(child: "subprocess.Popen[bytes]", data: bytes) -> None:

@@ -34,6 +34,11 @@ def launched() -> Launched | None:
     return None
 
 
+def unlaunched() -> dict[str, str]:
+    """The environment of a process that works for one of them and is none itself: it would wait to be joined."""
+    return {name: value for name, value in os.environ.items() if name not in (*RANKS, *SIZES, STEP)}
+
+
 def first_of(names: tuple[str, ...]) -> int | None:
     """What is no number, or more than there can be, was written by no launcher."""
     values = (os.environ.get(name, "") for name in names)
