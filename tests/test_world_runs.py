@@ -42,7 +42,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @contextmanager
 def at_work(name: str, *more: Argument, options: tuple[str, ...] = ()) -> Iterator[tuple[Started, dict[int, int]]]:
     """Some steps after a checkpoint, and the processes of its ranks."""
-    words = (*PROGRAM[1:], "from-scratch", "text.txt", *RUN, "--overwrite", "--out", name, *more)
+    words = (*PROGRAM[1:], "from-scratch", "text.txt", *RUN, "--out", name, *more)
     with ranks.launched(2, *words, options=options) as process:
         until(lambda: lines(Path(name)) > SAVED + 5, process)
         assert process.poll() is None, process.communicate()
@@ -75,13 +75,13 @@ def test_one_that_is_killed(place: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_one_that_stands_still(place: Path, rank: int) -> None:
-    with at_work("still", "--timeout", 2) as (process, pids):
+    with at_work(f"still-{rank}", "--timeout", 2) as (process, pids):
         os.kill(pids[rank], signal.SIGSTOP)
         done = ranks.ended(process, 20)
     assert done.code == 75 and len(done.errors) == 1
     named = f"error: nothing was heard of rank {rank} ({os.uname().nodename}) for 2 s; it was last at step "
-    assert done.errors[0].startswith(named) and done.errors[0].endswith("llamatrain from-scratch --resume still")
-    goes_on("still", 1)
+    assert done.errors[0].startswith(named) and done.errors[0].endswith(f"llamatrain from-scratch --resume still-{rank}")
+    goes_on(f"still-{rank}", 1)
 
 
 @pytest.mark.slow
@@ -89,15 +89,15 @@ def test_one_that_stands_still(place: Path, rank: int) -> None:
 @pytest.mark.parametrize("host", [1, 2])
 def test_a_link_that_is_cut(place: Path, host: int) -> None:
     with made.hosts(2) as two:
-        with at_work("cut", "--timeout", 2, options=tuple(two.options)) as (process, _):
+        with at_work(f"cut-{host}", "--timeout", 2, options=tuple(two.options)) as (process, _):
             two.cut(host)
             done = ranks.ended(process, 20)
         end = time.monotonic() + 5
         while two.processes():
             assert time.monotonic() < end
             time.sleep(0.05)
-    assert done.code == 75 and "nothing was heard of rank" in done.err and "--resume cut" in done.err
-    goes_on("cut", 2)
+    assert done.code == 75 and "nothing was heard of rank" in done.err and f"--resume cut-{host}" in done.err
+    goes_on(f"cut-{host}", 2)
 
 
 def test_a_disk_that_is_full_for_the_first_alone(place: Path) -> None:
