@@ -55,7 +55,7 @@ def struck(hosts: made.Hosts, folder: Path, blow: Callable[[Started, list[int]],
 def test_a_link_that_is_cut_is_noticed_on_both_sides(host: int, two: made.Hosts, tmp_path: Path) -> None:
     done, took = struck(two, tmp_path, lambda process, pids: two.cut(host))
     assert done.code == 75 and took < 20, (done, took)
-    assert "nothing was heard of rank" in done.err and "; --resume runs/x goes on" in done.err
+    assert "nothing was heard of rank" in done.err and "; to go on: llamatrain --resume runs/x" in done.err
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -341,7 +341,7 @@ def test_one_that_stands_still_is_noticed(rank: int, tmp_path: Path) -> None:
     begun = time.monotonic()
     done = together(3, "stuck", rank)
     told = f"nothing was heard of rank {rank} ({os.uname().nodename}) for 2 s; it was last at step 17, bucket 3"
-    assert done == Done(75, "", f"error: {told}; --resume runs/x goes on\n")
+    assert done == Done(75, "", f"error: {told}; to go on: llamatrain --resume runs/x\n")
     assert time.monotonic() - begun < 10
 
 

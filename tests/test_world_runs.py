@@ -79,8 +79,10 @@ def test_one_that_stands_still(place: Path, rank: int) -> None:
         os.kill(pids[rank], signal.SIGSTOP)
         done = ranks.ended(process, 20)
     assert done.code == 75 and len(done.errors) == 1
-    named = f"error: nothing was heard of rank {rank} ({os.uname().nodename}) for 2 s; it was last at step "
-    assert done.errors[0].startswith(named) and done.errors[0].endswith(f"llamatrain from-scratch --resume still-{rank}")
+    named = f"error: nothing was heard of rank {rank} ({os.uname().nodename}) for 2 s; it was last at "
+    assert done.errors[0].startswith(named) and done.errors[0].endswith(
+        f"; to go on: llamatrain from-scratch --resume still-{rank}"
+    )
     goes_on(f"still-{rank}", 1)
 
 

@@ -67,7 +67,7 @@ def first(there: World) -> None:
 def steps(there: World, timeout: str = "60", mark: str = "") -> None:
     """A run that is told nothing but when to end: it asks at each step, and leaves a mark where it is."""
     asked = 0
-    with CommandInterrupts() as interrupts, there.watch(float(timeout), lambda: "--resume runs/x goes on"):
+    with CommandInterrupts() as interrupts, there.watch(float(timeout), lambda: "llamatrain --resume runs/x"):
         interrupts.saving = True
         for step in range(1, STEPS):
             there.doing(step, "bucket 3")
@@ -116,7 +116,7 @@ def differ(there: World, *names: str) -> None:
 
 def stuck(there: World, which: str) -> None:
     """One stands still, and the others wait in MPI for it."""
-    with there.watch(2, lambda: "--resume runs/x goes on"):
+    with there.watch(2, lambda: "llamatrain --resume runs/x"):
         there.doing(17, "bucket 3")
         time.sleep(0.6)
         if there.rank == int(which):

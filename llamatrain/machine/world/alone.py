@@ -58,7 +58,7 @@ class World(Protocol):
     def receive(self, into: "np.ndarray", of: int) -> None: ...
 
     def watch(self, timeout: float, words: Callable[[], str]) -> AbstractContextManager[None]:
-        """While this is open, one that is silent for so many seconds ends all; the words say what is then to be done."""
+        """While this is open, one that is silent for so many seconds ends all; the words are the command that goes on."""
 
     def doing(self, step: int | None, what: str) -> None:
         """What is said of this process should it fall silent from here on; None: in the step that it is in."""

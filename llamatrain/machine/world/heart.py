@@ -135,7 +135,7 @@ class Heart:
         place = f"step {step}, {what}" if step else what
         words = self.words()
         told = f"nothing was heard of {self.called(lost[0])}{more} for {self.timeout:g} s; it was last at {place}"
-        return f"{told}; {words}" if words else told
+        return f"{told}; to go on: {words}" if words else told
 
     def _finish(self, rank: int | None, failure: Failure) -> None:
         with self._ending:  # never given back
