@@ -74,7 +74,7 @@ def trained(request: Request, interrupts: Interrupts) -> Finished:
                 asked, peft, more = peft_folder(asked, sources, folder, request)
                 if asked.outs.said:
                     check(asked.outs, folder.path, read_by(asked, sources, place.config), sources.resumed, place)
-                world().from_first(Led(asked, peft, folder.path))
+                world().from_first(Led(asked.tune.peft, peft, folder.path))
                 prepared = prepare(asked, sources, peft, [*notes, *more], given)
                 compare(prepared, request.asked)
                 settle(prepared, folder, place.config)
@@ -87,16 +87,17 @@ def trained(request: Request, interrupts: Interrupts) -> Finished:
 class Led:
     """What the first rank has found out for all."""
 
-    asked: Asked
-    peft: Path | None
+    kept: Path | None  # as PEFT's folder
+    peft: Path | None  # where that is one to be written
     folder: Path
 
 
 def followed(asked: Asked, sources: Sources, notes: list[str], request: Request, interrupts: Interrupts) -> Finished:
     """The same run on another rank than the first, which has its folder."""
     with interrupts:
-        led = world().from_first(Led(asked, None, Path()))
-        prepared = prepare(led.asked, sources, led.peft, notes, request.given)
+        led = world().from_first(Led(None, None, Path()))
+        asked = replace(asked, tune=replace(asked.tune, peft=led.kept))
+        prepared = prepare(asked, sources, led.peft, notes, request.given)
         compare(prepared, request.asked)
         listener, programs = Silent(), programs_of(prepared)
         loop, keeper = loop_of(prepared, programs, listener, interrupts), Serving(programs, world())
