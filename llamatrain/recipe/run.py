@@ -33,8 +33,9 @@ from llamatrain.recipe.ranks import Keeper, Leading, Serving, Silent
 from llamatrain.recipe.request import Request
 from llamatrain.recipe.resume import Resumed
 from llamatrain.recipe.saving import Saver, check_trained
-from llamatrain.recipe.sources import TEACHER, Sources, fingerprint
+from llamatrain.recipe.sources import TEACHER, Sources, fingerprint, whole_print
 from llamatrain.recipe.targets import target_of
+from llamatrain.recipe.together import identity_of, made_once_of_each
 from llamatrain.report.console import nobody
 from llamatrain.report.report import Report
 from llamatrain.store.folder import RunFolder
@@ -118,7 +119,7 @@ def compare(prepared: Prepared, asked: Asked) -> None:
         "version": __version__,
         "options": asked.plain(),
         "kernels": kind_of(train.kernels),
-        "base": sources.print_of_base if sources.base else None,
+        "base": made_once_of_each(identity_of(base), lambda: whole_print(base)) if (base := sources.base) else None,
         "checkpoint": sources.step,
         "data": prepared.data.rows.state.fingerprint,
     }
