@@ -4,12 +4,14 @@ import math
 import tomllib
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from llamatrain.data.rows import Batch
-from llamatrain.train.loop import Loop
+from llamatrain.train.state import RunState
+from llamatrain.train.stepping import Stepping, StepTaken
 from tests.runs import TINY, Argument, losses, ran, run, steps, text_file
 
 SINE = ("--loss", "squared-error", "--vocab-size", 8, "--embd", 16, "--head", 2, "--layer", 1, "--ff", 32, "--ctx", 16)
@@ -65,13 +67,13 @@ def test_a_third_of_the_evaluations_of_adamw(tmp_path: Path) -> None:
 
 def watched(monkeypatch: pytest.MonkeyPatch) -> list[Batch]:
     """The rows of each step."""
-    seen, descend = list[Batch](), Loop._descend
+    seen, take = list[Batch](), Stepping.take
 
-    def noted(loop: Loop, batches: list[Batch]) -> tuple[str | None, float, float, int]:
+    def noted(stepping: Stepping, state: RunState, batches: list[Batch], *more: Any) -> StepTaken:
         seen.extend(batches)
-        return descend(loop, batches)
+        return take(stepping, state, batches, *more)
 
-    monkeypatch.setattr(Loop, "_descend", noted)
+    monkeypatch.setattr(Stepping, "take", noted)
     return seen
 
 

@@ -12,7 +12,7 @@ from llamatrain.config.options import from_plain, plain
 from llamatrain.data.options import DataOptions
 from llamatrain.errors import FileError, UsageError
 from llamatrain.model.options import ModelOptions
-from llamatrain.recipe import options as training
+from llamatrain.optim import registry
 from llamatrain.recipe import outs, preference, tuning
 from llamatrain.recipe.options import PASSING, RunOptions, TrainOptions
 from llamatrain.recipe.outs import OutOptions
@@ -59,7 +59,7 @@ class Asked:
     @property
     def idle(self) -> dict[str, str]:
         """The options that have no effect beside the others, and beside which."""
-        found = training.idle(self.train, self.run) | outs.idle(self.command, self.tune.full)
+        found = idle_in(self.train, self.run) | outs.idle(self.command, self.tune.full)
         if not (self.data.val or self.data.val_split):
             found["patience"] = "without --val or --val-split"
         return found if self.command == "from-scratch" else found | tuning.idle(self.tune) | preference.idle(self.preference)
@@ -113,6 +113,24 @@ class Asked:
             raise FileError(str(error)) from None
         made["run"] = replace(made["run"], **PASSING)
         return cls(files=tuple(files), **made, command=str(command), base=base)
+
+
+def idle_in(options: TrainOptions, run: RunOptions) -> dict[str, str]:
+    """The options that have no effect beside the others, and beside which."""
+    found = dict.fromkeys(registry.idle(options.optimizer), f"to --optimizer {options.optimizer}")
+    if options.schedule == "constant":
+        found |= dict.fromkeys(("decay_steps", "restart_growth"), "to --schedule constant")
+    if options.teacher is None:
+        found["teacher_weight"] = "without --teacher"
+    if not options.past:
+        found["delta"] = "without --past"
+    if not {*run.log} - {"csv"}:
+        found["name"] = "without --log to tensorboard, wandb or trackio"
+    if not run.eval_every:
+        found["patience"] = "to --eval-every 0"
+    if not run.sample_every:
+        found["sample_prompt"] = "without --sample-every"
+    return found
 
 
 def absolute(files: Sequence[str]) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from llamatrain.files.reader import Gguf
     from llamatrain.train.graphs import Setting
     from llamatrain.train.programs import Runner
+    from llamatrain.train.scoring import Scoring
 
 MEANINGLESS = (
     "val",
@@ -135,30 +136,36 @@ def runner_of(gguf: "Gguf", setting: "Setting", arrays: "Mapping[str, np.ndarray
 
 
 def score(runner: "Runner", rows: "Rows", tokenizer: "Tokenizer", batch: int, arrays: "Iterable[np.ndarray]") -> Evaluation:
-    """`arrays` are those that the model's file may have."""
+    """`arrays` are those that the model's file may have. Ranks share the batches out among them."""
     import numpy as np
 
     from llamatrain.files.mapped import files_of, unchanged
-    from llamatrain.machine.terminal import bar, say
+    from llamatrain.machine.terminal import bar
     from llamatrain.machine.world import world
-    from llamatrain.train.scoring import Judged, Scoring, judged, judged_by_all
+    from llamatrain.train.scoring import Scoring, Verdict, judged, judged_by_all
 
     texts, files, among = tokenizer.lengths, files_of(arrays), world()
     scoring, text = Scoring(), 0
 
-    def judging() -> Iterator[Judged]:
+    def judging() -> Iterator[Verdict]:
         nonlocal text
         for each in rows.once(batch, among.rank, among.size):
             with unchanged(files):
                 one = judged(runner, each)
             text += int(np.sum(texts[each.targets[each.weights > 0]]))
             told.update(each.samples * among.size)
-            yield one  # who asks for no more after that has all the same counted it
+            yield one
 
     with bar("evaluating", total=len(rows.corpus), unit=" samples") as told:
         for one in judged_by_all(among, judging()):
             scoring.add(one)
-    text = sum(among.gathered(text))
+    return evaluation_of(scoring, sum(among.gathered(text)))
+
+
+def evaluation_of(scoring: "Scoring", text: int) -> Evaluation:
+    """Of so many bytes."""
+    from llamatrain.machine.terminal import say
+
     score, notes = scoring.score, list[str]()
     loss, alone = score.loss, score.answers is None
     if not math.isfinite(loss):

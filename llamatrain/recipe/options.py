@@ -282,24 +282,6 @@ class PlaceOptions(Checked, panel="Where it lives"):
 # ---- options that would do nothing -----------------------------------------
 
 
-def idle(options: TrainOptions, run: RunOptions) -> dict[str, str]:
-    """The options that have no effect beside the others, and beside which."""
-    found = dict.fromkeys(registry.idle(options.optimizer), f"to --optimizer {options.optimizer}")
-    if options.schedule == "constant":
-        found |= dict.fromkeys(("decay_steps", "restart_growth"), "to --schedule constant")
-    if options.teacher is None:
-        found["teacher_weight"] = "without --teacher"
-    if not options.past:
-        found["delta"] = "without --past"
-    if not {*run.log} - {"csv"}:
-        found["name"] = "without --log to tensorboard, wandb or trackio"
-    if not run.eval_every:
-        found["patience"] = "to --eval-every 0"
-    if not run.sample_every:
-        found["sample_prompt"] = "without --sample-every"
-    return found
-
-
 def refuse_idle(idle: Mapping[str, str], given: Collection[str]) -> None:
     """No option is taken that does nothing."""
     for name, why in idle.items():

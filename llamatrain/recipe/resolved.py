@@ -6,19 +6,20 @@ from typing import Literal
 
 from llamatrain.config.options import COUNT, OptionError
 from llamatrain.engine.backend import is_compiled
+from llamatrain.errors import UsageError
 from llamatrain.machine.units import cores, units
-from llamatrain.machine.world import world
+from llamatrain.machine.world import launched, world
 from llamatrain.optim.optimizer import Optimizer, StepRule
 from llamatrain.optim.registry import named
 from llamatrain.optim.schedule import Schedule
 from llamatrain.optim.stop import StopRules
 from llamatrain.recipe.asked import Asked
-from llamatrain.recipe.dividing import divided
 from llamatrain.recipe.options import FALL, ITERS, LR_MIN, WARMUP, TrainOptions
 from llamatrain.train.course import Course
 from llamatrain.train.graphs import Gradients
 
 Precision = Literal["f32", "bf16"]
+GROUPS = 8  # of a step, for up to so many ranks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +122,35 @@ def resolve(asked: Asked, row: int, rows_of: Callable[[int], int], ranks: int = 
         gradients=gradients_of(train, optimizer, reads_base=asked.command == "finetune" and not tune.full),
         alpha=tune.lora_alpha if tune.full or tune.lora_init else tune.alpha,
     )
+
+
+def divided(asked: Asked, ranks: int, planned: bool = False) -> Asked:
+    """With --shards decided, and with batches in as many parts as that takes; `planned`: the ranks are to come."""
+    train = asked.train
+    splits = asked.preference.compare != "answers"  # which are compared within a batch
+    rows = train.grad_acc * (train.batch if splits else 1)
+    groups = train.shards or groups_of(rows, ranks, planned or launched() is not None)
+    if groups > rows:
+        told = f" {groups} cannot be: a step has {rows} {'rows' if splits else 'batches, which are compared as wholes'}"
+        raise OptionError(lambda spelt: spelt("shards") + told)
+    if ranks > groups and train.shards:
+        told = f" {groups} are divided among so many ranks at most, and there are {ranks}"
+        raise OptionError(lambda spelt: spelt("shards") + told)
+    if ranks > groups:
+        raise UsageError(f"a step of {rows} rows cannot be divided among {ranks} ranks: --batch and --grad-acc make it larger")
+    if groups == 1:
+        return asked
+    parts = next(parts for parts in range(1, train.batch + 1) if train.batch % parts == 0 and train.grad_acc * parts >= groups)
+    batch, batches = train.batch // parts, train.grad_acc * parts
+    return replace(asked, train=replace(train, shards=groups, batch=batch, grad_acc=batches))
+
+
+def groups_of(rows: int, ranks: int, several: bool) -> int:
+    """As many as there are for eight ranks, or more; one where there are none."""
+    if not several:
+        return 1
+    most = 1 << (rows.bit_length() - 1)
+    return min(most, max(GROUPS, 1 << (ranks - 1).bit_length()))
 
 
 def precision_of(options: TrainOptions) -> Precision:

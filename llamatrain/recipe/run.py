@@ -2,8 +2,7 @@
 
 import os
 import shlex
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,37 +17,30 @@ from llamatrain.engine.recorder import phase
 from llamatrain.errors import UsageError
 from llamatrain.files.mapped import unchanged
 from llamatrain.machine.terminal import is_shown, say
-from llamatrain.machine.threads import foreseeing
 from llamatrain.machine.world import world
 from llamatrain.recipe.asked import Asked
+from llamatrain.recipe.assembled import loop_of, programs_of, trained_in
 from llamatrain.recipe.beside import Outs, check
 from llamatrain.recipe.ending import tell_best, tell_end
 from llamatrain.recipe.header import facts
-from llamatrain.recipe.inputs import BesideRun
 from llamatrain.recipe.interrupts import Interrupts
 from llamatrain.recipe.logged import metrics_of
 from llamatrain.recipe.model import model_for
 from llamatrain.recipe.options import PlaceOptions
 from llamatrain.recipe.prepare import Prepared, begun, config_of, peft_folder, prepare, read_by
-from llamatrain.recipe.profiling import keep_trace, profiled, watched
+from llamatrain.recipe.profiling import keep_trace, profiled
 from llamatrain.recipe.ranks import Keeper, Leading, Serving, Silent
 from llamatrain.recipe.request import Request
 from llamatrain.recipe.resume import Resumed
-from llamatrain.recipe.saving import Saver, check_trained, filled
+from llamatrain.recipe.saving import Saver, check_trained
 from llamatrain.recipe.sources import TEACHER, Sources, fingerprint
-from llamatrain.recipe.standing import state_of
 from llamatrain.recipe.targets import target_of
 from llamatrain.report.console import nobody
 from llamatrain.report.report import Report
 from llamatrain.store.folder import RunFolder
 from llamatrain.store.names import numbered
-from llamatrain.train.around import Batches, Skippable
 from llamatrain.train.course import DONE, Outcome
-from llamatrain.train.dealt import Dealt
-from llamatrain.train.divided import Divided
 from llamatrain.train.loop import Loop
-from llamatrain.train.programs import Programs
-from llamatrain.train.reading import ReadAhead, ready
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,73 +242,6 @@ def run(prepared: Prepared, folder: RunFolder, interrupts: Interrupts) -> Finish
 
 def to_go_on(prepared: Prepared, folder: Path) -> str:
     return f"llamatrain {prepared.kept.command} --resume {shlex.quote(str(folder))}"
-
-
-def trained_in(
-    loop: Loop, rows: Skippable, keeper: Keeper, foresee: Callable[[], None], begun: Callable[[], None] = lambda: None
-) -> Outcome:
-    """From its first save to its last."""
-    with reading(loop, rows) as loop.rows, foreseeing(foresee):
-        loop.saved = keeper.begin(loop.state)
-        begun()
-        return loop.train()
-
-
-def programs_of(prepared: Prepared) -> Programs:
-    """Their memory taken and filled, where the run begins or goes on."""
-    way, leaves, target, resumed = prepared.fitted.way, prepared.fitted.leaves, prepared.target, prepared.sources.resumed
-    with phase("weights"):
-        target.load(leaves)
-        frozen = leaves.frozen | taught(prepared)
-        if way.setting.groups > 1:
-            batches = prepared.resolved.course(way.splits).grad_acc
-            programs: Programs = Divided(way.graphs, way.arena, frozen, world=world(), batches=batches)
-        else:
-            programs = Programs(way.graphs, way.arena, frozen)
-        if resumed:
-            filled(resumed.checkpoint, programs.weights.parts)
-        else:
-            target.begin(programs.weights.parts)
-    return programs
-
-
-def loop_of(prepared: Prepared, programs: Programs, listener: Report | Silent, interrupts: Interrupts) -> Loop:
-    """Where it begins or goes on; it is still to be said who keeps it."""
-    data, course = prepared.data, prepared.resolved.course(prepared.fitted.way.splits)
-    descent = prepared.resolved.optimizer.descent(programs.weights.vector)
-    sources, arrays = prepared.sources, prepared.fitted.leaves.frozen.values()
-    return Loop(
-        programs=programs,
-        rows=data.rows,
-        validation=data.validation,
-        course=course,
-        listener=watched(listener),
-        save=lambda state, last: "",
-        keep=lambda state: None,
-        show=lambda step: None,
-        state=state_of(prepared, programs, descent, course, listener),
-        signals=interrupts,
-        beside=BesideRun(inputs=sources.inputs, warn=listener.warn, frozen=arrays, is_same=sources.is_same_base),
-        descent=descent,
-        samples=data.samples,
-        world=world(),
-    )
-
-
-def taught(prepared: Prepared) -> dict[str, np.ndarray]:
-    """What the teacher knows."""
-    teacher, gguf = prepared.fitted.way.setting.teacher, prepared.sources.taught_by
-    return teacher.load(gguf, prepared.resolved.threads) if teacher and gguf else {}
-
-
-def reading(loop: Loop, rows: Skippable) -> AbstractContextManager[Batches]:
-    """Its rows, read ahead, but for those that are the same in every step; of each step those of this rank."""
-    course, steps = loop.course, loop.course.iters - loop.state.counters.step
-    own = loop.programs.share(course.grad_acc)
-    dealt: Batches = rows if len(own) == course.grad_acc else Dealt(rows, course.grad_acc, own)
-    if loop.descent and not course.fresh:
-        return nullcontext(dealt)
-    return ReadAhead(dealt, loop.programs.setting.batch, ready(len(own)), max(0, steps) * len(own))
 
 
 def saver_of(prepared: Prepared, loop: Loop, folder: RunFolder, report: Report) -> Saver:

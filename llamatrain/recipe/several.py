@@ -5,10 +5,9 @@ from dataclasses import dataclass, replace
 
 from llamatrain.recipe.asked import Asked
 from llamatrain.recipe.deep import alike, shallow
-from llamatrain.recipe.dividing import divided
 from llamatrain.recipe.memory import Way
 from llamatrain.recipe.options import TrainOptions
-from llamatrain.recipe.resolved import gradients_of
+from llamatrain.recipe.resolved import divided, gradients_of
 from llamatrain.recipe.speeds import Speeds, speeds_for
 from llamatrain.recipe.tempo import FLOAT, Seconds, Shared, Tempo, seconds_of
 from llamatrain.train.graphs import Policy, RunGraphs, Setting

@@ -52,7 +52,7 @@ class Checkpoint:
     state: RunState  # without data: that begins anew, with the run's own seed
     optimizer: str  # what it is kept as
     order: list[str]  # the parameters as they follow each other in flat vectors; other weights are not trained
-    # by full name: (n,), (m, n), or (m,) in float64; arrays, or to be written `Pieces`; GRADIENTS beside a partial step only
+    # by full name: (n,), (m, n), or (m,) in float64; arrays, or to be written `Coming`; GRADIENTS beside a partial step only
     vectors: dict[str, Any]
     numbers: dict[str, float | int | bool] = field(default_factory=dict)  # by full key: optimizer.<kind>.*
     extra: dict[str, Any] = field(default_factory=dict)  # JSON: what else is to be known of what is trained
@@ -92,14 +92,14 @@ class Checkpoint:
 
 def write(path: str | Path, checkpoint: Checkpoint, check: Callable[[Path], object] | None = None) -> None:
     """Whole or not at all; the arrays go straight from where they lie to the file, which `check` may look at before it counts."""
-    arrays: dict[str, np.ndarray | Pieces] = {**checkpoint.weights, **checkpoint.vectors}
+    arrays: dict[str, np.ndarray | Coming] = {**checkpoint.weights, **checkpoint.vectors}
     with np.errstate(over="ignore"):  # a loss beyond float32 is infinite there
         if past := checkpoint.state.stop.past_loss_values:  # the ancestors' ring: that of iteration i at i modulo its length
             ring = np.roll(np.array(past, np.float32), checkpoint.state.counters.step % len(past))
             arrays[f"optimizer.{checkpoint.optimizer}.past_loss_values"] = ring
         metadata = {CHECKSUM: u32(0), **_metadata(checkpoint)}
     infos = tensor_infos(arrays)
-    found = Sum(head(metadata, infos, ALIGNMENT))
+    found = CheckSum(head(metadata, infos, ALIGNMENT))
     with new_gguf(path, metadata, infos, check) as out:
         for name, array in arrays.items():
             with closing(found.seen([array] if isinstance(array, np.ndarray) else array)) as parts:
@@ -107,7 +107,7 @@ def write(path: str | Path, checkpoint: Checkpoint, check: Callable[[Path], obje
         out.put(SUM_START, found.crc.to_bytes(4, "little"))
 
 
-class Pieces(Protocol):
+class Coming(Protocol):
     """A vector that comes in pieces, once each time it is gone through."""
 
     dtype: np.dtype
@@ -116,7 +116,7 @@ class Pieces(Protocol):
     def __iter__(self) -> Iterator[np.ndarray]: ...
 
 
-def tensor_infos(arrays: Mapping[str, np.ndarray | Pieces]) -> list[TensorInfo]:
+def tensor_infos(arrays: Mapping[str, np.ndarray | Coming]) -> list[TensorInfo]:
     return [TensorInfo(name, TYPES[array.dtype], array.shape) for name, array in arrays.items()]
 
 
@@ -127,7 +127,7 @@ SUM_END = len(head({CHECKSUM: u32(0)}, [], ALIGNMENT))  # it is the first value,
 SUM_START = SUM_END - 4
 
 
-class Sum:
+class CheckSum:
     """Of a file that is being written: its head, and each tensor with its padding."""
 
     def __init__(self, start: bytes) -> None:

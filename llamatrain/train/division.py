@@ -52,7 +52,7 @@ def branches(groups: range) -> list[Branch]:
     return found
 
 
-class Cut(NamedTuple):
+class Section(NamedTuple):
     """Of one weight: these places of the flat vector."""
 
     name: str
@@ -62,7 +62,7 @@ class Cut(NamedTuple):
     key: str  # what it is called
 
 
-Segment = list[Cut]
+Segment = list[Section]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +84,7 @@ class Division:
     @cached_property
     def buckets(self) -> list[list[Segment]]:
         """As they become final, each in its segments."""
-        filled, room = [list[Cut]()], BUCKET
+        filled, room = [list[Section]()], BUCKET
         for name in self.order:
             start, stop = self.begins[name], self.begins[name] + prod(self.shapes[name])
             while start < stop:
@@ -96,13 +96,13 @@ class Division:
                     room = BUCKET
         return [self._segments(number, sorted(cuts, key=lambda cut: cut.start)) for number, cuts in enumerate(filled) if cuts]
 
-    def _cut(self, name: str, start: int, stop: int) -> Cut:
+    def _cut(self, name: str, start: int, stop: int) -> Section:
         shape = self.shapes[name]
         whole = stop - start == prod(shape)
         parted = shape if whole else (*(1 for _ in shape[1:]), stop - start)
-        return Cut(name, start, stop, parted, f"{name}@{start}")
+        return Section(name, start, stop, parted, f"{name}@{start}")
 
-    def _segments(self, number: int, cuts: list[Cut]) -> list[Segment]:
+    def _segments(self, number: int, cuts: list[Section]) -> list[Segment]:
         size, made = sum(cut.stop - cut.start for cut in cuts), [Segment() for _ in range(self.groups)]
         borders = [size * s // self.groups // LINE * LINE for s in range(self.groups)] + [size]
         at = 0
@@ -118,7 +118,7 @@ class Division:
             at = end
         return made
 
-    def cuts(self, bucket: int, rank: int) -> list[Cut]:
+    def cuts(self, bucket: int, rank: int) -> list[Section]:
         """Of a rank's own segments."""
         return [cut for number in share(self.groups, self.ranks, rank) for cut in self.buckets[bucket][number]]
 
@@ -126,7 +126,7 @@ class Division:
         """The same, as places of the flat vector that follow each other."""
         return joined(self.cuts(bucket, rank))
 
-    def cuts_of(self, rank: int) -> list[Cut]:
+    def cuts_of(self, rank: int) -> list[Section]:
         return [cut for bucket in range(len(self.buckets)) for cut in self.cuts(bucket, rank)]
 
     @cached_property
@@ -142,7 +142,7 @@ class Division:
         return others * max(own)
 
 
-def joined(cuts: Iterable[Cut]) -> list[slice]:
+def joined(cuts: Iterable[Section]) -> list[slice]:
     found = list[slice]()
     for cut in sorted(cuts, key=lambda cut: cut.start):
         if found and found[-1].stop == cut.start:

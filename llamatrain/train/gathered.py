@@ -5,10 +5,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from llamatrain.machine.world import World
-from llamatrain.train.division import Cut
+from llamatrain.train.division import Section
 from llamatrain.train.programs import Flat
 
-Owned = Sequence[tuple[Cut, int]]  # in the order of the vector, each with its rank
+Owned = Sequence[tuple[Section, int]]  # in the order of the vector, each with its rank
 
 
 class Gathered:
@@ -31,7 +31,7 @@ class Gathered:
             for cut, rank in left:
                 self._come(cut, rank)
 
-    def _come(self, cut: Cut, rank: int) -> np.ndarray:
+    def _come(self, cut: Section, rank: int) -> np.ndarray:
         if rank == self._world.rank:
             return self._own.parts[cut.key].reshape(-1)
         piece = np.empty(cut.stop - cut.start, np.float32)

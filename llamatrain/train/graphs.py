@@ -25,7 +25,7 @@ from llamatrain.model.preference import Objective, comparing
 from llamatrain.model.teacher import Teacher
 from llamatrain.optim.optimizer import Optimizer, StepRule
 from llamatrain.optim.step import Differentiated, Kept, apply, clipped, differentiate, hold, row_of, stream
-from llamatrain.train.division import Cut, Division
+from llamatrain.train.division import Division, Section
 
 P = ParamSpec("P")
 Policy = str | int
@@ -200,13 +200,13 @@ class RunGraphs:
         return Division(shapes=s.shapes, order=order, groups=s.groups, ranks=s.ranks, rank=s.rank, whole=whole)
 
     @property
-    def cuts(self) -> list[Cut]:
+    def cuts(self) -> list[Section]:
         """Of the weights, that this process changes: all of them, where steps are not divided, and by a minimizer."""
         if self.setting.groups > 1 and self.setting.rule:
             return self.division.cuts_of(self.setting.rank)
         begins = accumulate((prod(shape) for shape in self.setting.shapes.values()), initial=0)
         return [
-            Cut(name, at, at + prod(shape), shape, name)
+            Section(name, at, at + prod(shape), shape, name)
             for at, (name, shape) in zip(begins, self.setting.shapes.items(), strict=False)
         ]
 

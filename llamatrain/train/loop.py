@@ -24,9 +24,9 @@ from llamatrain.train.comparison import Rewards
 from llamatrain.train.course import DONE, Course, Outcome
 from llamatrain.train.programs import Programs
 from llamatrain.train.reading import waited
-from llamatrain.train.scoring import Judged, Scoring, judged, judged_by_all
+from llamatrain.train.scoring import Scoring, Verdict, judged, judged_by_all
 from llamatrain.train.state import RunState
-from llamatrain.train.stepping import Stepping, Taken
+from llamatrain.train.stepping import Stepping, StepTaken
 from llamatrain.train.together import Weighed
 
 
@@ -154,7 +154,11 @@ class Loop:
             state.data = self.rows.state
         seconds = max(0.0, time.perf_counter() - start)  # a clock may stand still
         self._count(weighed, seconds)
-        counters = state.counters
+        self._tell(taken, sum(each.tokens for each in weighed), seconds, round(seconds_waited, 4))
+        return reason
+
+    def _tell(self, taken: StepTaken, tokens: int, seconds: float, seconds_waited: float) -> None:
+        counters = self.state.counters
         self.listener.step(
             StepLine(
                 step=counters.step,
@@ -163,8 +167,8 @@ class Loop:
                 grad_norm=taken.norm,
                 tokens=counters.tokens,
                 seconds=seconds,
-                seconds_waited=round(seconds_waited, 4),
-                tokens_per_second=sum(each.tokens for each in weighed) / seconds if seconds else 0.0,
+                seconds_waited=seconds_waited,
+                tokens_per_second=tokens / seconds if seconds else 0.0,
                 evaluations=taken.evaluations,
                 total_seconds=counters.seconds,
                 **self._place(),
@@ -172,7 +176,6 @@ class Loop:
                 **(taken.rewards or Rewards()).facts,
             )
         )
-        return reason
 
     def _place(self) -> dict[str, int]:
         """In the data, where there is an end to it: the epoch and the sample of it that was taken last."""
@@ -188,7 +191,7 @@ class Loop:
         self.signals.saving = True
         return seconds
 
-    def _among(self, taken: Taken) -> "Among":
+    def _among(self, taken: StepTaken) -> "Among":
         """Ranks, where there are others."""
         if self.world.size == 1:
             return Among(ranks=None, seconds_exposed=None, slowest=None)
@@ -246,7 +249,7 @@ class Loop:
         score, step = scoring.score, self.state.counters.step
         self.listener.validation(step, score, self.state.best.observe(score.loss, step))
 
-    def _judged(self, validation: Batches) -> Iterator[Judged]:
+    def _judged(self, validation: Batches) -> Iterator[Verdict]:
         """This rank's batches."""
         for batch in validation.once(self.programs.setting.batch, self.world.rank, self.world.size):
             yield judged(self.programs, batch)

@@ -19,7 +19,7 @@ from llamatrain.train.comparison import Rewards
 from llamatrain.train.programs import Runner
 
 
-class Judged(NamedTuple):
+class Verdict(NamedTuple):
     """A batch's losses, added up."""
 
     loss: float
@@ -30,15 +30,15 @@ class Judged(NamedTuple):
     words: tuple[tuple[float, float], ...] = ()  # of chosen answers: losses, and how many tokens
 
 
-def judged(runner: Runner, batch: Batch) -> Judged:
+def judged(runner: Runner, batch: Batch) -> Verdict:
     (loss, right), tokens = runner.judged(batch), int(np.count_nonzero(batch.weights))
     if batch.compared and (rewards := runner.rewards(batch)):
         words = tuple((each, float(batch.compared.words)) for each in runner.terms()[1:])
-        return Judged(loss, batch.compared.count, tokens, None, rewards, words)
-    return Judged(loss, float(batch.weights.sum(dtype=np.float64)), tokens, right)
+        return Verdict(loss, batch.compared.count, tokens, None, rewards, words)
+    return Verdict(loss, float(batch.weights.sum(dtype=np.float64)), tokens, right)
 
 
-def judged_by_all(world: World, mine: Iterator[Judged], asked: Callable[[], int] = int) -> Iterator[Judged]:
+def judged_by_all(world: World, mine: Iterator[Verdict], asked: Callable[[], int] = int) -> Iterator[Verdict]:
     """Batch by batch, of which each rank has every so many-th; until a signal comes to one of them."""
     while True:
         told = world.gathered((next(mine, None), asked()))
@@ -58,7 +58,7 @@ class Scoring:
     rewards: Rewards | None = None
     words: list[tuple[float, float]] = field(default_factory=list)
 
-    def add(self, one: Judged) -> None:
+    def add(self, one: Verdict) -> None:
         self.losses.append(one.loss)
         self.weights.append(one.weight)
         self.tokens += one.tokens

@@ -15,11 +15,11 @@ from llamatrain.train.comparison import Rewards, Totals
 from llamatrain.train.course import Course
 from llamatrain.train.programs import Programs
 from llamatrain.train.state import Partial, RunState
-from llamatrain.train.together import Part, Weighed, totals_of, whole_of
+from llamatrain.train.together import Done, Weighed, totals_of, whole_of
 
 
 @dataclass(frozen=True, kw_only=True)
-class Taken:
+class StepTaken:
     """What is to be told of it."""
 
     loss: float  # before it
@@ -59,7 +59,7 @@ class Stepping:
         self.asked = next((asked for _, asked, _ in told if asked), 0)
         return [each for weighed, _, _ in told for each in weighed], told[0][2]
 
-    def take(self, state: RunState, batches: list[Batch], weighed: list[Weighed], start: float) -> Taken:
+    def take(self, state: RunState, batches: list[Batch], weighed: list[Weighed], start: float) -> StepTaken:
         self._rewards = []
         total = totals_of(weighed)
         if self.descent:
@@ -72,7 +72,7 @@ class Stepping:
         else:
             loss, norm = self._by_rate(state, batches, total, rate, start)
         self._sound(state, norm, "norm of the gradients")
-        return Taken(loss=loss, norm=norm, rate=rate, rewards=self._added, slowest=self._slowest)
+        return StepTaken(loss=loss, norm=norm, rate=rate, rewards=self._added, slowest=self._slowest)
 
     @property
     def _added(self) -> Rewards | None:
@@ -106,7 +106,7 @@ class Stepping:
             self.beside.check()
         except Changed as error:
             changed = str(error)
-        part = Part(losses=losses, rewards=self._rewards, seconds=seconds, asked=self.signals.asked, changed=changed)
+        part = Done(losses=losses, rewards=self._rewards, seconds=seconds, asked=self.signals.asked, changed=changed)
         whole = whole_of(self.world.gathered(part))
         if whole.changed:
             raise Changed(whole.changed)
@@ -133,7 +133,7 @@ class Stepping:
 
     # ---- by whole evaluations ----------------------------------------------
 
-    def _by_descent(self, state: RunState, descent: Descent, batches: list[Batch], total: Totals) -> Taken:
+    def _by_descent(self, state: RunState, descent: Descent, batches: list[Batch], total: Totals) -> StepTaken:
         """One iteration on rows that stay the same. Loss and norm before it, and the evaluations that gave them."""
         weights, divided = self.programs.weights.vector, self.programs.setting.groups > 1
 
@@ -162,7 +162,7 @@ class Stepping:
             reason = descent.step(evaluate)
         finally:
             weights[:] = descent.x  # the best point, not the last that was tried
-        return Taken(loss=loss, norm=norm, rate=descent.length, evaluations=evaluations, reason=reason, slowest=self._slowest)
+        return StepTaken(loss=loss, norm=norm, rate=descent.length, evaluations=evaluations, reason=reason, slowest=self._slowest)
 
     # ---- what is no number -------------------------------------------------
 

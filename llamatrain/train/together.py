@@ -32,7 +32,7 @@ def totals_of(weighed: Iterable[Weighed]) -> Totals:
 
 
 @dataclass
-class Part:
+class Done:
     """What a rank has done of a step, or why it has not."""
 
     losses: list[float] = field(default_factory=list)  # of its micro-batches
@@ -52,7 +52,7 @@ class Whole(NamedTuple):
     slowest: int  # the rank
 
 
-def whole_of(parts: Sequence[Part]) -> Whole:
+def whole_of(parts: Sequence[Done]) -> Whole:
     rewards: Rewards | None = None
     for each in (each for part in parts for each in part.rewards):
         rewards = rewards.plus(each) if rewards else each

@@ -10,7 +10,7 @@ from llamatrain.train.division import Branch, share
 
 
 @dataclass
-class Turn:
+class Micro:
     """A micro-batch: whether it overwrites what is in vector 0, and what is done behind it."""
 
     first: bool
@@ -20,7 +20,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Turns:
-    turns: list[Turn]
+    turns: list[Micro]
     sums: list[tuple[Branch, int]]  # what is there at the end, in which vectors
 
     @property
@@ -30,13 +30,13 @@ class Turns:
 
 def turns_of(groups: range, count: int, batches: int) -> Turns:
     """Of some of `count` groups, where a step has so many micro-batches."""
-    turns, waiting, free = list[Turn](), list[tuple[Branch, int]](), list[int]()
+    turns, waiting, free = list[Micro](), list[tuple[Branch, int]](), list[int]()
     most = 1
     for group in groups:
         branch, vector = Branch(group, 1), 0
         size = len(share(batches, count, group))
         onto = bool(waiting) and waiting[-1][1] == 0  # the other half is still there
-        turns += [Turn(first=number == 0 and not onto) for number in range(size)]
+        turns += [Micro(first=number == 0 and not onto) for number in range(size)]
         if onto:
             branch = waiting.pop()[0].joined()
         while waiting and waiting[-1][0].joins(branch):
