@@ -13,11 +13,11 @@ import sys
 import tempfile
 import tomllib
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from hosts import hosts, why_not
 from tuning import COMMAND, HERE, measured
 
 from llamatrain.machine.units import cores
@@ -140,10 +140,10 @@ def show(each: Timings, one: Timings) -> None:
     print(f"{each.ranks:5} {each.threads:7} {each.batches:7} {each.figures(one)}", flush=True)
 
 
-def in_turns(job: Job, runs: Sequence[Timings], args: argparse.Namespace, where: Sequence[Sequence[str]] = ()) -> None:
+def in_turns(job: Job, runs: Sequence[Timings], args: argparse.Namespace) -> None:
     for _ in range(args.rounds):
-        for number, each in enumerate(runs):
-            job.time(each, args.iters + LEFT_OUT, where[number] if where else ())
+        for each in runs:
+            job.time(each, args.iters + LEFT_OUT)
 
 
 def bench_ranks(job: Job, args: argparse.Namespace) -> None:
@@ -194,13 +194,12 @@ def bench_threads(job: Job, args: argparse.Namespace) -> None:
 
 def bench_hosts(job: Job, args: argparse.Namespace) -> None:
     """A rank on each of two hosts, by what their links let through, in turns."""
-    from hosts import hosts
-
     rates = ["", *args.network]
     runs = [Timings(2, 1, 1) for _ in rates]
-    with ExitStack() as stack:
-        where = [stack.enter_context(hosts(2, rate)).options for rate in rates]
-        in_turns(job, runs, args, where)
+    for _ in range(args.rounds):
+        for rate, each in zip(rates, runs, strict=True):
+            with hosts(2, rate) as there:
+                job.time(each, args.iters + LEFT_OUT, there.options)
     heading(job, f"two hosts: without a limit, {', '.join(args.network)}")
     for each in runs:
         show(each, runs[0])
@@ -226,11 +225,8 @@ PARTS = {"ranks": bench_ranks, "threads": bench_threads, "hosts": bench_hosts}
 def bench(args: argparse.Namespace) -> int:
     if MPIEXEC is None:
         raise SystemExit("there is no mpiexec: pip install 'llamatrain[mpi]'")
-    if args.network:
-        from hosts import why_not
-
-        if why := why_not():
-            raise SystemExit(why)
+    if args.network and (why := why_not()):
+        raise SystemExit(why)
     with tempfile.TemporaryDirectory() as folder:
         for precision in args.precision:
             for job in jobs(args.names, precision, args.type, Path(folder)):

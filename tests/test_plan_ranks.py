@@ -22,7 +22,7 @@ from llamatrain.recipe.several import Effort, OneStep, effort_of, paying, rows_o
 from llamatrain.recipe.speeds import ANY, OpSeen, Speeds
 from llamatrain.train.graphs import RunGraphs, Setting
 from tests.lora_runs import base
-from tests.runs import TINY, Argument, Done, ran, run, text_file
+from tests.runs import TINY, Argument, Done, ran, run, steps, text_file
 from tests.small_models import small
 from tests.test_from_scratch_errors import refused
 
@@ -128,6 +128,15 @@ def test_the_same_for_programs(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("known")
+def test_memory_is_that_of_one_rank(tmp_path: Path) -> None:
+    """Weights and gradients whole, a part of the moments, and what joins it to others."""
+    _, plain, found = (told(tmp_path, *ranks) for ranks in ((), (), ("--ranks", 4)))
+    assert found["weights"] == found["gradients"] == plain["weights"] and plain["exchange"] == 0 < found["exchange"]
+    assert 4 * found["moments"] == pytest.approx(plain["moments"], rel=0.01)
+    assert 15e6 < found["interpreter"] - plain["interpreter"] < 25e6
+
+
+@pytest.mark.usefixtures("known")
 def test_of_an_adapter_the_adapter_alone_is_sent(tmp_path: Path) -> None:
     model = base(tmp_path / "base.gguf", small(embd=256, heads=4, head_size=64, ff=512, vocab=259), "Q4_0")
     done = ran("plan", "finetune", model, text_file(tmp_path), "--ctx", 32, "--lora-r", 4, "--ranks", 2, "--json")
@@ -169,6 +178,13 @@ def test_groups_that_are_asked_for() -> None:
 
 def test_memory_has_the_last_word_on_rows() -> None:
     assert replace(one_step(32, 1), most=1).shared(2) == (replace(one_step(32, 1).shared(2)[0], micro=32), 1)
+
+
+def test_steps_grow_as_far_as_rows_can_be_counted() -> None:
+    step = one_step(1, 1 << 21)
+    assert [row.ranks for row in rows_of(step, EFFORT, EFFORT, 1e9, 1)][-1] == 512
+    (alone,) = rows_of(one_step((1 << 31) - 1, (1 << 31) - 1), EFFORT, EFFORT, 1e9, 1)
+    assert alone.efficiency == 1
 
 
 def test_where_it_stops_paying() -> None:
@@ -285,3 +301,15 @@ def test_something_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {"matmul", "out_prod", "opt_step_adamw", ANY} <= found.costs.keys()
     one, more = (effort_of(some(layers), "none", found) for layers in (1, 4))
     assert 0 < one.micro(4) < more.micro(4) < 1 and 0 < one.update < more.update
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["f32", "bf16"])
+@pytest.mark.parametrize("ctx", [32, 128])
+def test_a_step_takes_what_was_foretold(precision: str, ctx: int, tmp_path: Path) -> None:
+    """On a machine that has nothing else to do."""
+    shape = ("--vocab-size", "bytes", "--embd", 256, "--head", 8, "--layer", 4, "--ff", 768, "--ctx", ctx, "--threads", 1)
+    arguments = (text_file(tmp_path, 100_000), *shape, "--precision", precision)
+    said = json.loads(ran("plan", "from-scratch", *arguments, "--ranks", 2, "--json").out)["ranks"]["steps"][0]["seconds"]
+    ran("from-scratch", *arguments, "--iters", 12, "--save-every", 0, "--out", tmp_path / "run")
+    assert said == pytest.approx(np.median([step["seconds"] for step in steps(tmp_path / "run")[3:]]), rel=0.25)

@@ -137,7 +137,7 @@ def lines_of(told: "Foretold", network: Bandwidth) -> Iterator[str]:
     for row in told.rows:
         share, own, grown = (f"{100 * x:.0f} %" for x in (row.seconds.exposed / row.seconds.total, row.efficiency, row.grown))
         yield f"{row.ranks:>6,} {row.rows:>7,} {row.seconds.total:>10.4g} {share:>9} {own:>11} {grown:>22}"
-    ends = f"{2 * told.pays:,} would be {told.more:.2f} times as fast" if told.more else "a row for each"
+    ends = f"{2 * told.pays:,} would be {told.more:.2f} times as fast" if told.more else "they are divided no further"
     pays = f"Data-parallelism pays up to {told.pays:,} ranks" if told.pays > 1 else "More ranks do not pay"
     yield f"\n{pays} in steps of {rows:,} rows: {ends}."
     yield f"With {rows:,} rows for each, {last.ranks:,} ranks keep {100 * last.grown:.0f} % of their speed."

@@ -225,14 +225,9 @@ class RunOptions(Checked, panel="The run"):
     wire: Annotated[
         Literal["f32", "bf16"], Option("Of gradients on their way between ranks; bf16 is half as much.", panel=MEANS)
     ] = "f32"
-    timeout: Annotated[
-        Duration,
-        Option(
-            "End with code 75 when one of several processes was not heard of for so long.",
-            accepts=lambda seconds: seconds >= 2,
-            takes="2s or more",
-        ),
-    ] = TIMEOUT
+    timeout: Annotated[Duration, Option("End with code 75 where one of several processes falls silent for so long.", least=2)] = (
+        TIMEOUT
+    )
     log: Annotated[
         tuple[Literal["tensorboard", "wandb", "trackio", "csv"], ...],
         Option("Write the figures there, too; may be repeated.", unit="WHERE"),

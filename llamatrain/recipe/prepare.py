@@ -163,6 +163,7 @@ def planned(request: Request, graphs: bool = True, ranks: int = 0) -> tuple[Way,
         return way_of(request, graphs, ranks)
 
 
+JOINED = 20 * 10**6  # bytes that MPI takes of each process that it joins
 TOKEN = 500  # bytes of each in a vocabulary that was read: texts, merges, and the tables to find them
 
 
@@ -189,7 +190,7 @@ def way_of(request: Request, graphs: bool, ranks: int) -> tuple[Way, Asked, str 
         decoding=shown(resolved, model, sine).positions,
         goes_on=sources.goes_on,
         teacher=teacher_for(asked, model, sources),
-        to_come=unread_of(model, sources),
+        to_come=unread_of(model, sources) + (JOINED if ranks > 1 and world().size == 1 else 0),
         rough=not graphs,
     )
     refuse = asked.train.memory is not None  # else it is told what would be needed

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from llamatrain.config.options import COUNT
 from llamatrain.recipe.asked import Asked
 from llamatrain.recipe.deep import alike, shallow
 from llamatrain.recipe.memory import Way
@@ -140,7 +141,7 @@ def foretold(way: Way, asked: Asked, bits: float) -> Foretold:
 
 
 def rows_of(step: OneStep, alone: Effort, among: Effort, bits: float, ranks: int) -> Iterator[Ranked]:
-    """For 1, 2, 4 and so on, and for those that are asked for."""
+    """For 1, 2, 4 and so on, and for those that are asked for, as far as rows can be counted."""
 
     def seconds(of: Shared, rows: int) -> Seconds:
         """With micro-batches of so many rows."""
@@ -150,6 +151,8 @@ def rows_of(step: OneStep, alone: Effort, among: Effort, bits: float, ranks: int
 
     one = seconds(*step.shared(1)).total / step.rows
     for count in sorted({ranks, *(1 << power for power in range(MOST.bit_length()))}):
+        if count > 1 and count * step.rows > COUNT:
+            break
         same, batch = step.shared(count)
         found, rows = seconds(same, batch), same.micro * batch
         yield Ranked(

@@ -30,7 +30,8 @@ from llamatrain.recipe.tempo import least_squares
 from llamatrain.train.graphs import Graph, RunGraphs, Setting
 
 DAY = 86400.0  # seconds that a measurement serves
-MOMENT, LEAST = 0.25, 2  # seconds that a model is trained again and again, and how often at least
+MOMENT = 0.25  # seconds that a model is trained again and again
+LONG = 1.0  # of once: then that will do
 RANK = 8
 SIZES = ((512, 8, 1536, 8192, 256, 1), (256, 8, 768, 16384, 64, 1), (32, 4, 96, 64, 32, 4))  # embd, heads, ff, vocab, row, rows
 BLOCK = 256  # weights that some types hold together: no row of theirs is shorter
@@ -164,16 +165,16 @@ def timed(setting: Setting) -> Iterator[OpSeen]:
     for program in programs:
         program.ready()
     runs = list[list[float]]()
-    end = float("inf")
-    while len(runs) <= LEAST or time.perf_counter() < end:
+    start = time.perf_counter()
+    while len(runs) < 3 or time.perf_counter() - start < MOMENT:
         before = [op.seconds for op in recorder.ops]
         for program in programs:
             program()
         recorder.step(len(runs), 0.0)
         runs.append([op.seconds - gone for op, gone in zip(recorder.ops, before, strict=True)])
-        if len(runs) == 1:  # which wakes threads and fills caches
-            end = time.perf_counter() + MOMENT
-    for op, seconds in zip(recorder.ops, np.min(runs[1:], axis=0), strict=True):
+        if time.perf_counter() - start > LONG:
+            break
+    for op, seconds in zip(recorder.ops, np.min(runs, axis=0), strict=True):
         yield OpSeen(op.node.op.name, op.work.flops, op.work.moved, max(float(seconds), 1e-9))
 
 

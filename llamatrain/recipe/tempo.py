@@ -8,6 +8,7 @@ bucket, which is final only at its end, are waited for. Weights are gathered whe
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from itertools import combinations
 from statistics import NormalDist
 
@@ -35,13 +36,13 @@ class Shared:
         """Of each rank."""
         return [share(self.groups, self.ranks, rank) for rank in range(self.ranks)]
 
-    @property
+    @cached_property
     def most(self) -> int:
         """Micro-batches of the rank that has most of them."""
         begins = [share(self.micro, self.groups, group).start for group in range(self.groups)] + [self.micro]
         return max(begins[groups.stop] - begins[groups.start] for groups in self.groups_of)
 
-    @property
+    @cached_property
     def sums(self) -> int:
         """Of branches of the tree, that the rank with most of them sends."""
         return max(len(branches(groups)) for groups in self.groups_of)
@@ -136,27 +137,35 @@ def predicted(each: Measured, tempo: Tempo) -> float:
     return each.crowding * seconds_of(each.step, tempo, each.here).total
 
 
-def tempo_of(cases: Sequence[Measured], rounds: int = 50) -> Tempo:
+STARTS = (1.0, 0.5, 0.1)  # shares of a step's seconds that computing may have, to begin with
+
+
+def tempo_of(cases: Sequence[Measured], rounds: int = 20) -> Tempo:
     """What comes nearest to them, each as a share of itself: the seconds grow evenly with each unknown, until what is hidden is
-    so no more; therefore it is asked again from where it was found, until it stays."""
-    x = np.array([min(each.seconds for each in cases), 1e-3, 1e-9, 1e-5, 1e-3])
-    for _ in range(rounds):
-        columns = [[_slope(each, x, number) for each in cases] for number in range(len(x))]
-        before, x = x, least_squares(columns, [each.seconds for each in cases])
-        if np.allclose(before, x, rtol=1e-9, atol=0):
-            break
-    return _tempo(x)
+    so no more; therefore it is asked again from where it was found, and the best of all is taken."""
+    seconds = [each.seconds for each in cases]
+    one = min(each.seconds / each.step.most / each.crowding for each in cases)
+    found = list[np.ndarray]()
+    for start in STARTS:
+        x = np.array([start * one, 1e-3, 1e-9, 1e-5, 1e-3])
+        for _ in range(rounds):
+            columns = [[_slope(each, x, number) for each in cases] for number in range(len(x))]
+            before, x = x, least_squares(columns, seconds)
+            found.append(x)
+            if np.allclose(before, x, rtol=1e-9, atol=0):
+                break
+    return _tempo(min(found, key=lambda x: sum((predicted(each, _tempo(x)) / each.seconds - 1) ** 2 for each in cases)))
 
 
 def _tempo(x: np.ndarray) -> Tempo:
     micro, update, byte, message, late = map(float, x)
-    return Tempo(micro=micro, update=update, byte=byte, message=message, spread=late / micro if micro else 0.0)
+    return Tempo(micro=micro, update=update, byte=byte, message=message, spread=late / max(micro, 1e-12))
 
 
 def _slope(each: Measured, x: np.ndarray, number: int) -> float:
     """How the seconds grow with one of the unknowns."""
     more = x.copy()
-    more[number] += 1e-6 * (x[number] or 1e-6)
+    more[number] += max(1e-6 * x[number], 1e-12)
     return (predicted(each, _tempo(more)) - predicted(each, _tempo(x))) / float(more[number] - x[number])
 
 

@@ -1,0 +1,156 @@
+"""Runs of several processes to which something happens: each ends in a line that says what, and goes on from its checkpoint with
+the same bits."""
+
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests import lora_runs, ranks, runs
+from tests.ranks import Started, needs_mpi
+from tests.runs import PROGRAM, ROOT, TINY, Argument, Done, lines, losses, same_bits, text_file, until
+from tests.small_models import small
+
+sys.path.insert(0, str(ROOT / "scripts"))
+import hosts as made
+
+sys.path.pop(0)
+
+WHY_NOT = made.why_not()
+STEPS, SAVED = 100, 10
+RUN = (*TINY, "--ctx", 32, "--threads", 1, "--iters", STEPS, "--save-every", SAVED)
+pytestmark = needs_mpi
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """With the run that nothing happens to."""
+    folder, before = tmp_path_factory.mktemp("runs"), Path.cwd()
+    os.chdir(folder)
+    text_file(folder)
+    runs.ran("from-scratch", "text.txt", *RUN, "--shards", 8, "--out", "whole")
+    yield folder
+    os.chdir(before)
+
+
+@contextmanager
+def at_work(name: str, *more: Argument, options: tuple[str, ...] = ()) -> Iterator[tuple[Started, dict[int, int]]]:
+    """Some steps after a checkpoint, and the processes of its ranks."""
+    words = (*PROGRAM[1:], "from-scratch", "text.txt", *RUN, "--overwrite", "--out", name, *more)
+    with ranks.launched(2, *words, options=options) as process:
+        until(lambda: lines(Path(name)) > SAVED + 5, process)
+        assert process.poll() is None, process.communicate()
+        yield process, ranks.by_rank(process)
+
+
+def goes_on(name: str, count: int) -> None:
+    ranks.ran(count, "from-scratch", "--resume", name)
+    same_bits(Path(name) / "model.gguf", Path("whole/model.gguf"))
+    assert losses(Path(name)) == losses(Path("whole"))
+
+
+def test_a_signal_to_one_saves_for_all(place: Path) -> None:
+    with at_work("asked") as (process, pids):
+        os.kill(pids[1], signal.SIGTERM)
+        done = ranks.ended(process)
+    assert lines(Path("asked")) < STEPS
+    assert done.code == 143 and "interrupted; to go on: llamatrain from-scratch --resume asked" in done.err
+    goes_on("asked", 1)
+
+
+def test_one_that_is_killed(place: Path) -> None:
+    with at_work("killed") as (process, pids):
+        os.kill(pids[1], signal.SIGKILL)
+        done = ranks.ended(process, 5)
+    assert done.code == 9 and not done.errors
+    goes_on("killed", 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_one_that_stands_still(place: Path, rank: int) -> None:
+    with at_work("still", "--timeout", 2) as (process, pids):
+        os.kill(pids[rank], signal.SIGSTOP)
+        done = ranks.ended(process, 20)
+    assert done.code == 75 and len(done.errors) == 1
+    named = f"error: nothing was heard of rank {rank} ({os.uname().nodename}) for 2 s; it was last at step "
+    assert done.errors[0].startswith(named) and done.errors[0].endswith("llamatrain from-scratch --resume still")
+    goes_on("still", 1)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT or "they can be made")
+@pytest.mark.parametrize("host", [1, 2])
+def test_a_link_that_is_cut(place: Path, host: int) -> None:
+    with made.hosts(2) as two:
+        with at_work("cut", "--timeout", 2, options=tuple(two.options)) as (process, _):
+            two.cut(host)
+            done = ranks.ended(process, 20)
+        end = time.monotonic() + 5
+        while two.processes():
+            assert time.monotonic() < end
+            time.sleep(0.05)
+    assert done.code == 75 and "nothing was heard of rank" in done.err and "--resume cut" in done.err
+    goes_on("cut", 2)
+
+
+def test_a_disk_that_is_full_for_the_first_alone(place: Path) -> None:
+    """All end with the words of the one that writes."""
+    with at_work("full") as (process, pids):
+        resource.prlimit(pids[0], resource.RLIMIT_FSIZE, (100_000, resource.prlimit(pids[0], resource.RLIMIT_FSIZE)[1]))
+        done = ranks.ended(process, 60)
+    assert done.code == 1 and len(done.errors) == 1 and "File too large" in done.errors[0], done.err
+    assert "Traceback" not in done.err and "rank 1" not in done.errors[0]
+    assert not [path.name for path in Path("full").iterdir() if path.name.startswith(".")]
+    goes_on("full", 2)
+
+
+# ---- what differs --------------------------------------------------------------
+
+APART = "import os; os.chdir('host' + os.environ['PMI_RANK']); from llamatrain.__main__ import main; main()"
+
+
+def apart(folder: Path, other: Callable[[Path], object], *words: Argument) -> Done:
+    """On two hosts that each have their own files, of which one is another."""
+    for rank in range(2):
+        (folder / f"host{rank}").mkdir()
+        text_file(folder / f"host{rank}")
+        lora_runs.base(folder / f"host{rank}/base.gguf", small())
+    other(folder / "host1")
+    return ranks.python(2, "-c", APART, *words, "--out", folder / "run", cwd=folder)
+
+
+def another_weight(folder: Path) -> None:
+    content = bytearray((folder / "base.gguf").read_bytes())
+    content[-100] ^= 1
+    (folder / "base.gguf").write_bytes(content)
+
+
+def another_text(folder: Path) -> None:
+    text_file(folder, seed=2)
+
+
+def no_text(folder: Path) -> None:
+    (folder / "text.txt").unlink()
+
+
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        (another_weight, "is about to do something else: its base is "),
+        (another_text, "is about to do something else: its data is "),
+        (no_text, "text.txt: "),
+    ],
+)
+def test_what_differs_on_one_host_is_named(other: Callable[[Path], object], told: str, tmp_path: Path) -> None:
+    words = ("finetune", "base.gguf", "text.txt", "--iters", 2, "--threads", 1, "--ctx", 16, "--precision", "f32")
+    done = apart(tmp_path, other, *words)
+    assert done.code == 1 and len(done.errors) == 1, done
+    assert f"rank 1 ({os.uname().nodename})" in done.errors[0] and told in done.errors[0]
+    assert not (tmp_path / "run").exists()
