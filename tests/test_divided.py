@@ -163,14 +163,16 @@ def gradient(ranks: int, groups: int, batches: list[np.ndarray], half: bool = Fa
         exchange = Exchange(world, division, turns, vectors, half)
         start = share(len(batches), groups, own[0])[0]
         for _ in range(2):
-            for number, turn in enumerate(turns.turns):
-                last = number == len(turns.turns) - 1
+            for number in range(turns.count):
+                last = number == turns.count - 1
                 if last:
                     exchange.begin()
-                vectors[0][:] = batches[start + number] if turn.first else vectors[0] + batches[start + number]
+                mine = batches[start + number]
+                vectors[0][:] = mine if turns.overwrites(number) else vectors[0] + mine
                 if last:
                     exchange.ready(0)
                     exchange.finish()
+                if last or not (turn := turns.after(number)):
                     continue
                 for to, what in turn.added:
                     vectors[to] += vectors[what]
@@ -259,7 +261,7 @@ def test_a_vector_comes_in_its_own_order(bucket: int, stop: int | None) -> None:
     for each in vectors[1:]:
         each.serve()
     pieces = iter(vectors[0])
-    found = [piece for piece, _ in zip(pieces, range(stop or len(owned)), strict=False)]
+    found = [piece.copy() for piece, _ in zip(pieces, range(stop or len(owned)), strict=False)]
     del pieces
     assert np.array_equal(np.concatenate(found), whole[: sum(piece.size for piece in found)])
     assert stop or sum(piece.size for piece in found) == SIZE == vectors[0].shape[0]

@@ -80,8 +80,8 @@ class Done:
 
 
 def cases_on(ranks: int) -> list[str]:
-    """An odd number, and one that is none, see all of them."""
-    return list(CASES if ranks in (4, 3, 0) else RESUMED)
+    """Four see all of them, three those that lie unevenly, too."""
+    return list(CASES if ranks in (4, 0) else (*RESUMED, "odd", "answers", "lora by lbfgs") if ranks == 3 else RESUMED)
 
 
 def gone_on(case: str) -> str:

@@ -155,7 +155,7 @@ class TrainOptions(Checked, panel="Training"):
             panel=MEANS,
             unit="GROUPS",
             least=1,
-            most=COUNT,
+            most=1 << 16,
             accepts=lambda groups: groups.bit_count() == 1,
             takes="a power of two",
         ),

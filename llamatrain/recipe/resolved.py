@@ -1,6 +1,7 @@
 """What a run does, the second of three stages: nothing of it is open any more."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
@@ -140,9 +141,15 @@ def divided(asked: Asked, ranks: int, planned: bool = False) -> Asked:
         raise UsageError(f"a step of {rows} rows cannot be divided among {ranks} ranks: --batch and --grad-acc make it larger")
     if groups == 1:
         return asked
-    parts = next(parts for parts in range(1, train.batch + 1) if train.batch % parts == 0 and train.grad_acc * parts >= groups)
+    parts = min(parts for parts in divisors(train.batch) if train.grad_acc * parts >= groups)
     batch, batches = train.batch // parts, train.grad_acc * parts
     return replace(asked, train=replace(train, shards=groups, batch=batch, grad_acc=batches))
+
+
+def divisors(number: int) -> Iterator[int]:
+    for each in range(1, math.isqrt(number) + 1):
+        if number % each == 0:
+            yield from (each, number // each)
 
 
 def groups_of(rows: int, ranks: int, several: bool) -> int:

@@ -33,8 +33,9 @@ from llamatrain.recipe.ranks import Keeper, Leading, Serving, Silent
 from llamatrain.recipe.request import Request
 from llamatrain.recipe.resume import Resumed
 from llamatrain.recipe.saving import Saver, check_trained
-from llamatrain.recipe.sources import TEACHER, Sources, fingerprint
+from llamatrain.recipe.sources import TEACHER, Sources, fingerprint, whole_print
 from llamatrain.recipe.targets import target_of
+from llamatrain.recipe.together import identity_of, made_once_of_each
 from llamatrain.report.console import nobody
 from llamatrain.report.report import Report
 from llamatrain.store.folder import RunFolder
@@ -74,7 +75,7 @@ def trained(request: Request, interrupts: Interrupts) -> Finished:
                 asked, peft, more = peft_folder(asked, sources, folder, request)
                 if asked.outs.said:
                     check(asked.outs, folder.path, read_by(asked, sources, place.config), sources.resumed, place)
-                world().from_first(Led(asked, peft, folder.path))
+                world().from_first(Led(asked.tune.peft, peft, folder.path))
                 prepared = prepare(asked, sources, peft, [*notes, *more], given)
                 compare(prepared, request.asked)
                 settle(prepared, folder, place.config)
@@ -87,16 +88,17 @@ def trained(request: Request, interrupts: Interrupts) -> Finished:
 class Led:
     """What the first rank has found out for all."""
 
-    asked: Asked
-    peft: Path | None
+    kept: Path | None  # as PEFT's folder
+    peft: Path | None  # where that is one to be written
     folder: Path
 
 
 def followed(asked: Asked, sources: Sources, notes: list[str], request: Request, interrupts: Interrupts) -> Finished:
     """The same run on another rank than the first, which has its folder."""
     with interrupts:
-        led = world().from_first(Led(asked, None, Path()))
-        prepared = prepare(led.asked, sources, led.peft, notes, request.given)
+        led = world().from_first(Led(None, None, Path()))
+        asked = replace(asked, tune=replace(asked.tune, peft=led.kept))
+        prepared = prepare(asked, sources, led.peft, notes, request.given)
         compare(prepared, request.asked)
         listener, programs = Silent(), programs_of(prepared)
         loop, keeper = loop_of(prepared, programs, listener, interrupts), Serving(programs, world())
@@ -117,7 +119,7 @@ def compare(prepared: Prepared, asked: Asked) -> None:
         "version": __version__,
         "options": asked.plain(),
         "kernels": kind_of(train.kernels),
-        "base": sources.print_of_base if sources.base else None,
+        "base": made_once_of_each(identity_of(base), lambda: whole_print(base)) if (base := sources.base) else None,
         "checkpoint": sources.step,
         "data": prepared.data.rows.state.fingerprint,
     }

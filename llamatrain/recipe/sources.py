@@ -15,6 +15,7 @@ from llamatrain.errors import FileError, UsageError
 from llamatrain.files.mapped import unchanged
 from llamatrain.files.pages import release
 from llamatrain.files.reader import Gguf, open_gguf
+from llamatrain.machine.terminal import told_if_long
 from llamatrain.model import hyperparameters
 from llamatrain.recipe.asked import Asked
 from llamatrain.recipe.inputs import Input, inputs_of
@@ -160,7 +161,20 @@ def adapter_print(adapter: Adapter) -> str:
     return f"{found:08x}"
 
 
+PIECE = 1 << 20  # bytes that are looked at together
 PIECES = 16  # of a tensor, that a fingerprint is taken of
+
+
+def whole_print(base: Gguf) -> str:
+    """Of all its tensors, each byte of them."""
+    found = 0
+    with unchanged(base.files), told_if_long(f"reading {base.path}, to compare it with that of the other processes"):
+        for tensor in base.tensors.values():
+            raw = tensor.raw.reshape(-1)
+            for start in range(0, raw.size, PIECE):
+                found = zlib.crc32(raw[start : start + PIECE].data, found)
+                release(raw[start : start + PIECE])
+    return f"{fingerprint(base)}-{found:08x}"
 
 
 def fingerprint(base: Gguf) -> str:

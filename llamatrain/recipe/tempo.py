@@ -7,7 +7,7 @@ bucket, which is final only at its end, are waited for. Weights are gathered whe
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import combinations
 from statistics import NormalDist
@@ -134,7 +134,8 @@ class Measured:
 
 
 def predicted(each: Measured, tempo: Tempo) -> float:
-    return each.crowding * seconds_of(each.step, tempo, each.here).total
+    slower = replace(tempo, micro=each.crowding * tempo.micro, update=each.crowding * tempo.update)
+    return seconds_of(each.step, slower, each.here).total
 
 
 STARTS = (1.0, 0.5, 0.1)  # shares of a step's seconds that computing may have, to begin with

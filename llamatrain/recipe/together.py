@@ -1,9 +1,11 @@
 """What one of several processes makes for others. All of them come here, in one order; what fails for one fails for all."""
 
-from collections.abc import Callable, Iterator
+import platform
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
+from llamatrain.files.reader import Gguf
 from llamatrain.machine.world import World, world
 
 T = TypeVar("T")
@@ -26,6 +28,22 @@ def made_here_once(make: Callable[[], T]) -> T:
             if (everyone.here == 0) is first:
                 made.append(make())
     return made[0]
+
+
+def made_once_of_each(what: Hashable, make: Callable[[], T]) -> T:
+    """By the first of those that have the same; what is made of it is the same for all of them."""
+    everyone = world()
+    having, made = everyone.gathered(what), list[T]()
+    first = having.index(what)
+    with _awaited(everyone):
+        if first == everyone.rank:
+            made.append(make())
+    return everyone.gathered(made)[first][0]
+
+
+def identity_of(gguf: Gguf) -> Hashable:
+    """Of its files, on all machines."""
+    return platform.node(), tuple((file.path, file.opened) for file in gguf.files)
 
 
 @contextmanager

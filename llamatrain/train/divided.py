@@ -19,7 +19,7 @@ from llamatrain.train.exchange import Exchange
 from llamatrain.train.gathered import Gathered
 from llamatrain.train.graphs import Graph, RunGraphs
 from llamatrain.train.programs import Bound, Key, Programs
-from llamatrain.train.turns import turns_of
+from llamatrain.train.turns import GroupTurn, turns_of
 
 T = TypeVar("T")
 SMALL = 1e-6  # beside a norm that is divided by, as in `clip_factor`
@@ -76,7 +76,7 @@ class Divided(Programs):
             release(piece)
 
     def overwrites(self, number: int) -> bool:
-        return self.turns.turns[number].first
+        return self.turns.overwrites(number)
 
     def told(self, graph: Graph) -> dict[Tensor, Callable[[], None]]:
         """The exchange waits for the last gradient of each bucket."""
@@ -96,18 +96,18 @@ class Divided(Programs):
             self._exchange.ready(number)
 
     def gradients(self, batch: Batch, total: Totals, number: int, key: Key = (0, 0)) -> float:
-        last = number == len(self.turns.turns) - 1
+        last = number == self.turns.count - 1
         if number == 0:
             self.exposed = 0.0
         if last:
             self._exchange.begin()
         loss = super().gradients(batch, total, number, key)
-        if not last:
-            self._turn(number)
+        if not last and (turn := self.turns.after(number)):
+            self._move(turn)
         return loss
 
-    def _turn(self, number: int) -> None:
-        turn, sums = self.turns.turns[number], self._sums
+    def _move(self, turn: GroupTurn) -> None:
+        sums = self._sums
         for to, what in turn.added:
             sums[to] += sums[what]
         if turn.moved:

@@ -23,18 +23,22 @@ class Gathered:
     def __iter__(self) -> Iterator[np.ndarray]:
         """What is left half way comes all the same, and goes nowhere: the others have it under way."""
         self._world.from_first((self._kind, "", ""))
+        room = np.empty(
+            max((cut.stop - cut.start for cut, rank in self._owned if rank != self._world.rank), default=0), np.float32
+        )
         left = iter(self._owned)
         try:
             for cut, rank in left:
-                yield self._come(cut, rank)
+                yield self._come(cut, rank, room)
         finally:
             for cut, rank in left:
-                self._come(cut, rank)
+                self._come(cut, rank, room)
 
-    def _come(self, cut: Section, rank: int) -> np.ndarray:
+    def _come(self, cut: Section, rank: int, room: np.ndarray) -> np.ndarray:
+        """A piece, which is there until the next one comes."""
         if rank == self._world.rank:
             return self._own.parts[cut.key].reshape(-1)
-        piece = np.empty(cut.stop - cut.start, np.float32)
+        piece = room[: cut.stop - cut.start]
         self._world.receive(piece, rank)
         return piece
 

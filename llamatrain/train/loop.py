@@ -252,8 +252,9 @@ class Loop:
     def _judged(self, validation: Batches) -> Iterator[Verdict]:
         """This rank's batches."""
         for batch in validation.once(self.programs.setting.batch, self.world.rank, self.world.size):
-            yield judged(self.programs, batch)
+            one = judged(self.programs, batch)
             self.beside.check()
+            yield one
 
     def _keep_best(self) -> None:
         """Where no save does it."""
