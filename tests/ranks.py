@@ -1,5 +1,6 @@
 """Programs of several processes that MPI joins: started by the `mpiexec` of the interpreter's own environment."""
 
+import ctypes
 import os
 import shutil
 import signal
@@ -44,13 +45,21 @@ def launched(
     command = [MPIEXEC, *options, "-n", ranks, sys.executable, *words]
     env = alone(**{**SETTINGS, **settings.pop("env", {})})
     settings = dict[str, Any](stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, env=env) | settings
-    with subprocess.Popen([str(each) for each in command], text=True, start_new_session=True, **settings) as process:
+    settings |= {"preexec_fn": goes_with_parent}
+    words = [str(each) for each in command]
+    with subprocess.Popen(words, text=True, start_new_session=True, **settings) as process:
         try:
             yield process
         finally:
             for each in (*descendants(process.pid), process.pid):
                 with suppress(ProcessLookupError):
                     os.kill(each, signal.SIGKILL)
+
+
+def goes_with_parent() -> None:
+    """Also where the tests are killed; the launcher takes its ranks with it."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
 def ended(process: Started, seconds: float = 60) -> Done:
