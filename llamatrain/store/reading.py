@@ -248,5 +248,5 @@ def _ends(array: np.ndarray) -> tuple[float, float]:
     for start in range(0, flat.size, step):
         part = flat[start : start + step]
         found += [part.min(), part.max()]
-        release(part)
+        release(flat[: start + step])
     return float(np.min(found)), float(np.max(found))
