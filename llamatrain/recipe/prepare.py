@@ -142,6 +142,9 @@ def remarks(resolved: Resolved, found: Fitted, sources: Sources, model: Model, t
         yield f"--optimizer {asked.train.optimizer} in bf16 sees rounded losses and ends early; --precision f32 goes further"
     if found.way.splits > 1:
         yield f"a batch is run in {found.way.splits} parts, to fit the memory"
+    if resolved.parts > 1 and asked.train.batch * model.row < FEW and resolved.ranks < (groups := asked.train.shards or 1):
+        few = 1 << (resolved.ranks - 1).bit_length()
+        yield f"a batch is run in {resolved.parts} parts, for {groups} groups; --shards {few} is faster, with bits of its own"
     if model.row > model.h.ctx:
         yield f"rows have {model.row} tokens, and the model was made for {model.h.ctx}"
     if found.cache == "off" and found.way.needs.packed_copies:
@@ -164,6 +167,7 @@ def planned(request: Request, graphs: bool = True, ranks: int = 0) -> tuple[Way,
 
 
 JOINED = 20 * 10**6  # bytes that MPI takes of each process that it joins
+FEW = 1024  # tokens: products of fewer run below their speed
 TOKEN = 500  # bytes of each in a vocabulary that was read: texts, merges, and the tables to find them
 
 

@@ -129,6 +129,8 @@ def compare(prepared: Prepared, asked: Asked) -> None:
 def written(asked: Asked, sources: Sources, request: Request, interrupts: Interrupts) -> Finished:
     """What comes of a checkpoint, and nothing else."""
     place, (resumed, made) = request.place, written_of(sources, request.place)
+    if world().size > 1:
+        raise UsageError(f"--only-write-{made} is the work of one process, and {world().size} were started")
     if request.asked.run.profile:
         raise UsageError(f"--profile is of a training, and --only-write-{made} trains nothing; leave one of them out")
     model = model_for(asked, sources, ())

@@ -100,14 +100,14 @@ class Stepping:
 
     def _whole(self, losses: list[float], seconds: float = 0.0) -> list[float]:
         """Those of all; what has befallen one has befallen all."""
-        self.programs.settle()
         changed = ""
         try:
             self.beside.check()
         except Changed as error:
             changed = str(error)
         part = Done(losses=losses, rewards=self._rewards, seconds=seconds, asked=self.signals.asked, changed=changed)
-        whole = whole_of(self.world.gathered(part))
+        whole = whole_of(self.world.gathered(part))  # from here on it is others' sums that are waited for, not others
+        self.programs.settle()
         if whole.changed:
             raise Changed(whole.changed)
         self.asked, self._slowest = self.asked or whole.asked, whole.slowest
