@@ -109,6 +109,9 @@ def jobs_of(it: Material, ranks: int, place: Callable[[str, int], Path]) -> dict
         jobs[gone_on(case)] = job(CASES[case](it)[0], resume=resume, out=out)
     if not ranks:
         jobs |= {whole(case): undivided(made(it), place(whole(case), 0)) for case, made in CASES.items()}
+    if ranks == 2:
+        what, files, options = CASES["accumulated"](it)
+        jobs["half"] = what, files, options | {"wire": "bf16", "out": str(place("half", 2))}
     jobs["evaluated"] = job("evaluate", it.base, it.text, ctx=48, batch=4, threads=1)
     jobs["compared"] = job("evaluate", it.base, it.pairs, objective="simpo", batch=4, threads=1)
     return jobs
@@ -163,6 +166,13 @@ def test_figures_are_the_same_on_any_number_of_ranks(ranks: int, what: str, done
     assert 0 < done.given[0][what]["loss"] < 9
 
 
+def test_gradients_in_bf16_are_nearly_those(done: Done) -> None:
+    half, exact = done.run("half", 2), done.run("accumulated", 2)
+    assert losses(half) == pytest.approx(losses(exact), rel=1e-3)
+    one, other = tensors(half / "model.gguf"), tensors(exact / "model.gguf")
+    assert any((one[name] != other[name]).any() for name in one)
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_every_file_is_there_once(ranks: int, done: Done) -> None:
     for case in ("accumulated", "lora"):
@@ -195,10 +205,10 @@ WORDS = ("--vocab-size", "bytes", "--embd", 32, "--head", 4, "--layer", 1, "--ff
 
 def test_one_rank_tells(material: Material, tmp_path: Path) -> None:
     """As it is told where there are no others; and what two differ in is how long it takes, and what the memory holds."""
-    given = ("from-scratch", material.text, *WORDS, "--batch", 4, "--grad-acc", 2)
+    given = ("from-scratch", material.text, *WORDS, "--batch", 4, "--grad-acc", 2, "--shards", 8)
     several = command(3, *given, "--out", tmp_path / "several")
     assert several.code == 0, several.err
-    alone = run(*given, "--shards", 8, "--out", tmp_path / "alone")
+    alone = run(*given, "--out", tmp_path / "alone")
     for name in ("out", "err"):
         ours, theirs = (re.findall(r"^(?!compil)\S+", getattr(each, name), re.MULTILINE) for each in (several, alone))
         assert ours == theirs

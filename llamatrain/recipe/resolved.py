@@ -38,7 +38,7 @@ class Resolved:
     optimizer: Optimizer
     gradients: Gradients
     ranks: int
-    parts: int  # that a batch is run in for its groups
+    parts: int  # that a batch is run in for groups that nobody asked for
     alpha: float | None  # of a new adapter
 
     @property
@@ -99,7 +99,7 @@ class Resolved:
 
 def resolve(asked: Asked, row: int, rows_of: Callable[[int], int], ranks: int = 0) -> Resolved:
     """`rows_of` counts those of so many epochs; `ranks` are to come, where they are not here."""
-    whole, asked = asked.train.batch, divided(asked, ranks or world().size, ranks > 1)
+    before, asked = asked.train, divided(asked, ranks or world().size, ranks > 1)
     train, tune = asked.train, asked.tune
     iters = train.iters if train.iters is not None else ITERS
     if train.epochs is not None:
@@ -121,7 +121,7 @@ def resolve(asked: Asked, row: int, rows_of: Callable[[int], int], ranks: int = 
         precision=precision_of(train),
         optimizer=optimizer,
         ranks=ranks or world().size,
-        parts=whole // asked.train.batch,
+        parts=before.batch // asked.train.batch if before.shards is None else 1,
         gradients=gradients_of(train, optimizer, reads_base=asked.command == "finetune" and not tune.full),
         alpha=tune.lora_alpha if tune.full or tune.lora_init else tune.alpha,
     )

@@ -101,7 +101,11 @@ class Divided(Programs):
             self.exposed = 0.0
         if last:
             self._exchange.begin()
-        loss = super().gradients(batch, total, number, key)
+        try:
+            loss = super().gradients(batch, total, number, key)
+        except BaseException:
+            self._exchange.give_up()
+            raise
         if not last and (turn := self.turns.after(number)):
             self._move(turn)
         return loss

@@ -6,7 +6,7 @@ have of its own comes, and is added in the tree. All ranks take the buckets in o
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -24,57 +24,60 @@ class Exchange:
         self.world, self.division, self.turns, self.vectors, self.half = world, division, turns, vectors, half
         self._numbers = range(len(division.buckets))
         self._room_for = np.empty(division.room, np.uint16 if half else np.float32)  # what comes
-        self._final = threading.Condition()
-        self._there = set[int]()  # buckets of this step that are final
-        self._left = 0  # that are still to be exchanged; 0: the last turn has not begun
+        self._news = threading.Condition()
+        self._final = set[int]()  # buckets of this step
+        self._thread: threading.Thread | None = None  # while the last turn is under way
         self._failed: BaseException | None = None
-        threading.Thread(target=self._serve, name="llamatrain-exchange", daemon=True).start()
 
     # ---- by the thread that computes ---------------------------------------
 
     def begin(self) -> None:
         """The last turn comes now."""
-        with self._final:
-            self._there, self._left = set(), len(self._numbers)
-            self._final.notify_all()
+        self._final, self._failed = set(), None
+        self._thread = threading.Thread(target=self._exchange, name="llamatrain-exchange", daemon=True)
+        self._thread.start()
 
     def ready(self, bucket: int) -> None:
         """It is final, if this is the last turn."""
-        with self._final:
-            if self._left:
-                self._there.add(bucket)
-                self._final.notify_all()
+        self._tell([bucket])
 
     def finish(self) -> float:
         """All are there: each rank has the sums of its own segments in vector 0. The seconds that this was waited for."""
         start = time.perf_counter()
-        with self._final:
-            self._there.update(self._numbers)
-            self._final.notify_all()
-            while self._left and not self._failed:
-                self._final.wait()
+        self._tell(self._numbers)
+        if self._thread:
+            self._thread.join()
+            self._thread = None
         if self._failed:
             raise self._failed
         return time.perf_counter() - start
 
+    def give_up(self) -> None:
+        """There will be no more of this step."""
+        with self._news:
+            self._failed = self._failed or RuntimeError("the step was given up")
+            self._news.notify()
+
+    def _tell(self, buckets: Iterable[int]) -> None:
+        if self._thread:
+            with self._news:
+                self._final.update(buckets)
+                self._news.notify()
+
     # ---- by its own --------------------------------------------------------
 
-    def _serve(self) -> None:
+    def _exchange(self) -> None:
         try:
-            while True:
-                for number in self._numbers:
-                    with self._final:
-                        while not self._left or number not in self._there:
-                            self._final.wait()
-                    self.world.doing(None, f"bucket {number + 1} of {len(self._numbers)}")
-                    self._sum(number)
-                    with self._final:
-                        self._left -= 1
-                        self._final.notify_all()
+            for number in self._numbers:
+                with self._news:
+                    while number not in self._final and not self._failed:
+                        self._news.wait()
+                if self._failed:
+                    return
+                self.world.doing(None, f"bucket {number + 1} of {len(self._numbers)}")
+                self._sum(number)
         except BaseException as error:
-            with self._final:
-                self._failed = error
-                self._final.notify_all()
+            self._failed = error
 
     def _sum(self, number: int) -> None:
         division, vectors = self.division, self.vectors

@@ -37,9 +37,6 @@ class World(Protocol):
     def from_first(self, mine: T) -> T:
         """On all: what the first has."""
 
-    def in_turn(self, what: str) -> AbstractContextManager[None]:
-        """On all: what the first of a machine makes, the others there find."""
-
     def agreed(self) -> AbstractContextManager[None]:
         """On all: what fails on one fails on all, in its words."""
 
@@ -84,10 +81,6 @@ class Alone:
 
     def from_first(self, mine: T) -> T:
         return mine
-
-    @contextmanager
-    def in_turn(self, what: str) -> Iterator[None]:
-        yield
 
     @contextmanager
     def agreed(self) -> Iterator[None]:

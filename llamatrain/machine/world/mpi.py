@@ -66,16 +66,6 @@ class Mpi:
         return self._all.bcast(mine)
 
     @contextmanager
-    def in_turn(self, what: str) -> Iterator[None]:
-        if self.here:
-            asleep_until(self._here.Ibarrier())
-        try:
-            yield
-        finally:
-            if not self.here:
-                asleep_until(self._here.Ibarrier())
-
-    @contextmanager
     def agreed(self) -> Iterator[None]:
         failed: Exception | None = None
         try:
