@@ -100,7 +100,7 @@ def gone_on_with(asked: Asked, resumed: Resumed, given: Collection[str]) -> tupl
         said.append(f"the kernels are those for {here} from now on, and were for {made_by!s:.40}")
     regrouped = (made.train.shards is None and launched() is not None) or (made.train.shards or 1) != (kept.train.shards or 1)
     if regrouped and "shards" not in given:
-        said.append(f"its steps were of {kept.train.shards or 1} groups, and are of more from now on, for {world().size} ranks")
+        said.append(f"a step has more groups from now on, for {world().size} ranks, and had {kept.train.shards or 1}")
     if "precision" in changed["train"] or "cache_base" in changed["tune"] or made_by not in (None, here) or regrouped:
         said.append("so the run is not, to the bit, what it would have been")
     return made, said
