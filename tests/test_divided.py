@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
@@ -16,6 +17,8 @@ from llamatrain.train.division import Branch, Division, branches, share
 from llamatrain.train.exchange import Exchange, added
 from llamatrain.train.gathered import Gathered
 from llamatrain.train.turns import turns_of
+from tests.runs import ran, text_file
+from tests.small_models import small, weights, written
 
 SHAPES = {"token_embd.weight": (100, 64), "blk.0.w": (64, 60), "blk.0.norm": (64,), "output.weight": (7, 9)}
 ORDER = ["output.weight", "blk.0.norm", "blk.0.w", "token_embd.weight"]
@@ -225,6 +228,34 @@ def test_a_failure_beside_the_backward_pass_comes_to_it() -> None:
     exchange.begin()
     with pytest.raises(OSError, match="the line is dead"):
         exchange.finish()
+
+
+@pytest.mark.parametrize("command", ["from-scratch", "finetune"])
+def test_a_bucket_is_final_when_that_is_said(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two calls of the backward pass: nothing is added to it any more."""
+    monkeypatch.setattr(dividing, "BUCKET", 700)
+    finish, seen, late = Exchange.finish, dict[int, list[np.ndarray]](), list[int]()
+
+    def values(exchange: Exchange, bucket: int) -> list[np.ndarray]:
+        return [exchange.vectors[0][run].copy() for run in exchange.division.runs(bucket, 0)]
+
+    def ready(exchange: Exchange, bucket: int) -> None:
+        if exchange._thread:
+            seen[bucket] = values(exchange, bucket)
+
+    def finished(exchange: Exchange) -> float:
+        buckets = range(len(exchange.division.buckets))
+        late.extend(b for b in buckets if any((x != y).any() for x, y in zip(seen[b], values(exchange, b), strict=True)))
+        seen.clear()
+        return finish(exchange)
+
+    monkeypatch.setattr(Exchange, "ready", ready)
+    monkeypatch.setattr(Exchange, "finish", finished)
+    text = text_file(tmp_path)
+    base = [written(tmp_path / "base.gguf", small(), weights(small()))] if command == "finetune" else []
+    words = ("--lora-r", 16, "--ctx", 16) if base else ("--size", "tiny", "--vocab-size", "bytes", "--ctx", 16)
+    ran(command, *base, text, *words, "--iters", 2, "--shards", 8, "--batch", 8, "--out", tmp_path / "run")
+    assert not late
 
 
 # ---- vectors that nobody has whole -----------------------------------------
