@@ -391,7 +391,7 @@ def test_a_checkpoint_cut_short_while_it_is_gone_on_with(tmp_path: Path, text: P
     ran("from-scratch", text, *TINY, "--iters", 2, "--ctx", 16, "--sample-every", 0, "--out", out)
     path = out / "checkpoint-2.gguf"
     deed = cut(path, path.stat().st_size // 2)
-    done = disturbed("llamatrain.recipe.run filled", 1, deed, "from-scratch", "--resume", path, "--iters", 4)
+    done = disturbed("llamatrain.recipe.assembled filled", 1, deed, "from-scratch", "--resume", path, "--iters", 4)
     told(done, path, "was cut short")
     no_temporary(out)
 

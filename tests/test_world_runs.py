@@ -141,6 +141,12 @@ def another_base(folder: Path) -> None:
     lora_runs.base(folder / "base.gguf", small(), arrays=lora_runs.new_weights(small(), 2))
 
 
+def another_byte(folder: Path) -> None:
+    content = bytearray((folder / "base.gguf").read_bytes())
+    content[-100] ^= 1
+    (folder / "base.gguf").write_bytes(content)
+
+
 def another_text(folder: Path) -> None:
     text_file(folder, seed=2)
 
@@ -154,6 +160,7 @@ def no_text(folder: Path) -> None:
     ("other", "told"),
     [
         (another_base, "is about to do something else: its base is "),
+        (another_byte, "is about to do something else: its base is "),
         (another_text, "is about to do something else: its data is "),
         (no_text, "text.txt: "),
     ],
