@@ -18,18 +18,31 @@ from tests.test_several_ranks import same_run
 pytestmark = [needs_mpi, pytest.mark.slow]
 KILLS = 10
 SECONDS = 30  # in which all are gone
-RUN = ("--iters", 60, "--save-every", 2, "--keep", 2, "--threads", 1, "--shards", 8, "--batch", 8, "--sample-every", 0)
+RUN = ("--save-every", 2, "--keep", 2, "--threads", 1, "--shards", 8, "--batch", 8, "--sample-every", 0)
 
 
 def lora(folder: Path) -> tuple[Argument, ...]:
     model, data = base(folder / "base.gguf", WIDE, "Q4_K"), pairs_file(folder, 90)
     more = ("--ctx", 64, "--lora-r", 4, "--lora-dropout", 0.1, "--precision", "f32", "--val-split", 0.2, "--eval-every", 7)
-    return ("finetune", model, data, *more, *RUN)
+    return ("finetune", model, data, *more, "--iters", 100, *RUN)
 
 
 def lbfgs(folder: Path) -> tuple[Argument, ...]:
     """Whose evaluations are all ranks' together."""
-    return ("from-scratch", text_file(folder, 4096), *TINY, "--ctx", 32, "--optimizer", "lbfgs", *RUN)
+    return (
+        "from-scratch",
+        text_file(folder, 4096),
+        *TINY,
+        "--ctx",
+        32,
+        "--optimizer",
+        "lbfgs",
+        "--lbfgs-fresh",
+        4,
+        "--iters",
+        300,
+        *RUN,
+    )
 
 
 def is_there(pid: int) -> bool:
