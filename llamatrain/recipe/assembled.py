@@ -1,5 +1,6 @@
 """What a run is assembled of: its programs with their memory filled, its loop, its rows."""
 
+import zlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
@@ -50,6 +51,7 @@ def programs_of(prepared: Prepared) -> Programs:
             filled(resumed.checkpoint, programs.weights.parts)
         else:
             target.begin(programs.weights.parts)
+    world().compared({"first weights": zlib.crc32(programs.weights.vector.data) if world().size > 1 else 0})
     return programs
 
 

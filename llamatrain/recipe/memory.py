@@ -4,14 +4,13 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from math import prod
 
 from llamatrain.config.units import Size
 from llamatrain.engine.budget import cheapest
 from llamatrain.graph.varying import varies
 from llamatrain.recipe.options import AUTO
 from llamatrain.sample.decoder import Decoder
-from llamatrain.train.division import share
+from llamatrain.train.division import BUCKET, Section, share
 from llamatrain.train.graphs import Policy, RunGraphs, Setting
 from llamatrain.train.reading import ready
 from llamatrain.train.turns import turns_of
@@ -21,6 +20,8 @@ BOUND = 5000  # bytes of a node that is bound to memory and a kernel: arrays, an
 STEPPED = 3000  # likewise of one more than two for each weight that is stepped: no gradient was made of it
 LENGTHS = 4  # in which what varies is bound besides, of the sixteen that there are: batches are much alike
 NODES = 40  # that a layer has at least: its block, and the gradients of it
+TOLD = 64  # ranks
+HALVING = 4  # floats for each of a bucket that is rounded
 SMALL = 256  # tokens: a batch of fewer is split no further, its products would run below their speed
 
 
@@ -93,9 +94,27 @@ def moments_of(setting: Setting) -> int:
 def exchange_of(graphs: RunGraphs, batches: int) -> int:
     """Of a step with so many micro-batches."""
     setting, division = graphs.setting, graphs.division
-    vectors = turns_of(share(setting.groups, setting.ranks, setting.rank), setting.groups, batches).vectors
-    size = sum(tensor.size for tensor in setting.trained.values())
-    return 4 * size * (vectors - 1) + (2 if setting.half_wire else 4) * division.room
+    vectors = max(turns_of(share(setting.groups, setting.ranks, rank), setting.groups, batches).vectors for rank in some(setting))
+    size, room = sum(tensor.size for tensor in setting.trained.values()), max(division.room(rank) for rank in some(setting))
+    halves = (room + HALVING * min(BUCKET, size)) if setting.half_wire and setting.ranks > 1 else 0
+    return 4 * (size * (vectors - 1) + room) + 4 * halves
+
+
+def held_of(graphs: RunGraphs) -> int:
+    """Floats of the optimizer's states, on the rank that holds most."""
+    setting, rule = graphs.setting, graphs.setting.rule
+    if not rule or setting.groups == 1:
+        return setting.optimizer.floats(setting.shapes) if setting.optimizer else 0
+
+    def held(cut: Section) -> int:
+        return (cut.stop - cut.start) * sum(rule.holds(kind, cut.name, cut.shape) for kind in rule.states)
+
+    return max(sum(map(held, graphs.division.cuts_of(rank))) for rank in some(setting))
+
+
+def some(setting: Setting) -> range:
+    """Ranks that tell of all, the same ones whoever asks: what is planned must not depend on who plans it."""
+    return range(0, setting.ranks, -(-setting.ranks // TOLD))
 
 
 def decoding_of(setting: Setting, positions: int) -> int:
@@ -132,7 +151,7 @@ def way_with(setting: Setting, policy: Policy, demand: Demand, splits: int = 1) 
         weights=size,
         gradients=kept,
         exchange=exchange_of(graphs, demand.batches * splits) if setting.groups > 1 else 0,
-        moments=4 * sum(prod(shape) for held in graphs.held.values() for shape in held.values()) or moments_of(setting),
+        moments=4 * held_of(graphs),
         packed_copies=demand.copies,
         base_pages=pages,
         inputs=inputs,

@@ -33,11 +33,12 @@ from llamatrain.recipe.ranks import Keeper, Leading, Serving, Silent
 from llamatrain.recipe.request import Request
 from llamatrain.recipe.resume import Resumed
 from llamatrain.recipe.saving import Saver, check_trained
-from llamatrain.recipe.sources import TEACHER, Sources, fingerprint, whole_print
+from llamatrain.recipe.sources import TEACHER, Sources, fingerprint, print_of_adapters, whole_print
 from llamatrain.recipe.targets import target_of
 from llamatrain.recipe.together import identity_of, made_once_of_each
 from llamatrain.report.console import nobody
 from llamatrain.report.report import Report
+from llamatrain.store.checkpoint import told_sum
 from llamatrain.store.folder import RunFolder
 from llamatrain.store.names import numbered
 from llamatrain.train.course import DONE, Outcome
@@ -61,6 +62,7 @@ def train(request: Request, interrupts: Interrupts) -> Finished:
 
 
 def trained(request: Request, interrupts: Interrupts) -> Finished:
+    world().compared({"version": __version__, "options": request.asked.plain()})
     with phase("files"):
         asked, sources, notes = begun(request)
     place, given = request.place, request.given
@@ -77,7 +79,7 @@ def trained(request: Request, interrupts: Interrupts) -> Finished:
                     check(asked.outs, folder.path, read_by(asked, sources, place.config), sources.resumed, place)
                 world().from_first(Led(asked.tune.peft, peft, folder.path))
                 prepared = prepare(asked, sources, peft, [*notes, *more], given)
-                compare(prepared, request.asked)
+                compare(prepared)
                 settle(prepared, folder, place.config)
                 return run(prepared, folder, interrupts)
             finally:
@@ -99,7 +101,7 @@ def followed(asked: Asked, sources: Sources, notes: list[str], request: Request,
         led = world().from_first(Led(None, None, Path()))
         asked = replace(asked, tune=replace(asked.tune, peft=led.kept))
         prepared = prepare(asked, sources, led.peft, notes, request.given)
-        compare(prepared, request.asked)
+        compare(prepared)
         listener, programs = Silent(), programs_of(prepared)
         loop, keeper = loop_of(prepared, programs, listener, interrupts), Serving(programs, world())
         loop.save, loop.keep = keeper.save, keeper.keep_best
@@ -110,18 +112,21 @@ def followed(asked: Asked, sources: Sources, notes: list[str], request: Request,
     return Finished(outcome=outcome, folder=led.folder, result=result, steps=loop.state.counters.step)
 
 
-def compare(prepared: Prepared, asked: Asked) -> None:
+def compare(prepared: Prepared) -> None:
     """With what the other ranks are about to do."""
     if world().size == 1:
         return
-    sources, train = prepared.sources, prepared.kept.train
+    sources, data, kept = prepared.sources, prepared.data, prepared.kept
+    base, taught_by = sources.base, sources.taught_by
     facts = {
-        "version": __version__,
-        "options": asked.plain(),
-        "kernels": kind_of(train.kernels),
-        "base": made_once_of_each(identity_of(base), lambda: whole_print(base)) if (base := sources.base) else None,
-        "checkpoint": sources.step,
-        "data": prepared.data.rows.state.fingerprint,
+        "kernels": kind_of(kept.train.kernels),
+        "base": made_once_of_each(identity_of(base), lambda: whole_print(base)) if base else None,
+        "teacher": made_once_of_each(identity_of(taught_by), lambda: whole_print(taught_by)) if taught_by else None,
+        "adapters": print_of_adapters(sources.factors),
+        "checkpoint": told_sum(sources.resumed.path) if sources.resumed else None,
+        "data": data.rows.state.fingerprint,
+        "validation": data.validation.state.fingerprint if data.validation else None,
+        "way": {name: getattr(kept.train, name) for name in ("batch", "grad_acc", "shards", "remat")},
     }
     world().compared(facts)
 

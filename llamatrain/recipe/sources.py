@@ -1,7 +1,7 @@
 """What a run is made from beside its data: a base, adapters, a checkpoint. Each is opened once, and handed on."""
 
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -163,6 +163,17 @@ def adapter_print(adapter: Adapter) -> str:
 
 PIECE = 1 << 20  # bytes that are looked at together
 PIECES = 16  # of a tensor, that a fingerprint is taken of
+
+
+def print_of_adapters(factors: Iterable[Factors]) -> str:
+    """Of all their numbers."""
+    found = 0
+    for each in factors:
+        for name, (a, b, scale) in each.items():
+            found = zlib.crc32(f"{name} {scale!r}".encode(), found)
+            for part in (a, b):
+                found = zlib.crc32(np.ascontiguousarray(part).data, found)
+    return f"{found:08x}"
 
 
 def whole_print(base: Gguf) -> str:

@@ -120,15 +120,19 @@ class Divided(Programs):
     # ---- the step ----------------------------------------------------------
 
     def update(self, step: int, rate: float) -> float:
-        squares, stepping = self._squares(), self._stepping()
-        squares.program()
-        mine = [float(squares.program.read(each)) for each in squares.graph.outputs]
+        mine = list[float]()
+        if self.graphs.cuts:  # where weights stay whole, a rank may have none
+            squares = self._squares()
+            squares.program()
+            mine = [float(squares.program.read(each)) for each in squares.graph.outputs]
         norm = math.sqrt(math.fsum(each for one in self._waiting(lambda: self.world.gathered(mine)) for each in one))
         clip = self.setting.clip
         factor = min(1.0, clip / (norm + SMALL)) if clip > 0 and math.isfinite(norm) else 1.0
-        stepping.schedule(step, rate).program.write(stepping.graph.inputs["factor"], np.float32(factor))
-        self._last = stepping
-        stepping.program()
+        if self.graphs.cuts:
+            stepping = self._stepping()
+            stepping.schedule(step, rate).program.write(stepping.graph.inputs["factor"], np.float32(factor))
+            self._last = stepping
+            stepping.program()
         self._waiting(lambda: self._spread(self.weights.vector))
         return norm
 
@@ -155,14 +159,15 @@ class Divided(Programs):
         self.world.swap([parts[division.rank]] * division.ranks, parts)
 
     def _updates(self) -> None:
-        self._squares()
-        self._stepping()
+        if self.graphs.cuts:
+            self._squares()
+            self._stepping()
 
     def _squares(self) -> Bound:
-        return self._own("squares", self.graphs.squares)
+        return self._own("squares", lambda: self.graphs.squares(self.setting.rank))
 
     def _stepping(self) -> Bound:
-        return self._own("own update", self.graphs.own_update)
+        return self._own("own update", lambda: self.graphs.own_update(self.setting.rank))
 
     def _own(self, kind: str, make: Callable[[], Graph]) -> Bound:
         """In an arena of its own."""

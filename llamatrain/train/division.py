@@ -94,7 +94,7 @@ class Division:
                 if room <= 0:
                     filled.append([])
                     room = BUCKET
-        return [self._segments(number, sorted(cuts, key=lambda cut: cut.start)) for number, cuts in enumerate(filled) if cuts]
+        return [self._segments(sorted(cuts, key=lambda cut: cut.start)) for cuts in filled if cuts]
 
     def _cut(self, name: str, start: int, stop: int) -> Section:
         shape = self.shapes[name]
@@ -102,21 +102,29 @@ class Division:
         parted = shape if whole else (*(1 for _ in shape[1:]), stop - start)
         return Section(name, start, stop, parted, f"{name}@{start}")
 
-    def _segments(self, number: int, cuts: list[Section]) -> list[Segment]:
+    def _segments(self, cuts: list[Section]) -> list[Segment]:
         size, made = sum(cut.stop - cut.start for cut in cuts), [Segment() for _ in range(self.groups)]
         borders = [size * s // self.groups // LINE * LINE for s in range(self.groups)] + [size]
         at = 0
         for cut in cuts:
             end = at + cut.stop - cut.start
-            if self.whole:  # where its middle lies; large ones shall not all be the same rank's
-                place = (at + end) * self.groups // (2 * size)
-                made[(place + number) % self.groups].append(cut)
+            if self.whole:
+                made[self._places[cut.name]].append(cut)
             else:
                 for segment, (low, high) in zip(made, pairwise(borders), strict=True):
                     if (first := max(at, low)) < (last := min(end, high)):
                         segment.append(self._cut(cut.name, cut.start + first - at, cut.start + last - at))
             at = end
         return made
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        """The segments that whole weights are of, in all buckets: each of the largest that are left goes to the lightest."""
+        loads, found = [0] * self.groups, dict[str, int]()
+        for name in sorted(self.shapes, key=lambda name: -prod(self.shapes[name])):
+            found[name] = loads.index(min(loads))
+            loads[found[name]] += prod(self.shapes[name])
+        return found
 
     def cuts(self, bucket: int, rank: int) -> list[Section]:
         """Of a rank's own segments."""
@@ -134,11 +142,10 @@ class Division:
         """Of each rank's groups."""
         return [branches(share(self.groups, self.ranks, rank)) for rank in range(self.ranks)]
 
-    @cached_property
-    def room(self) -> int:
-        """Elements that come from others for a bucket, of the largest: all branches of theirs in the own segments."""
-        others = sum(len(theirs) for rank, theirs in enumerate(self.branches) if rank != self.rank)
-        own = (sum(run.stop - run.start for run in self.runs(number, self.rank)) for number in range(len(self.buckets)))
+    def room(self, rank: int) -> int:
+        """Elements that come from others for a bucket, of the largest: all branches of theirs in the rank's segments."""
+        others = sum(len(theirs) for each, theirs in enumerate(self.branches) if each != rank)
+        own = (sum(run.stop - run.start for run in self.runs(number, rank)) for number in range(len(self.buckets)))
         return others * max(own)
 
 

@@ -23,7 +23,7 @@ class Exchange:
         """The sums are in the vectors as the last of the turns leaves them; half: they travel in bf16."""
         self.world, self.division, self.turns, self.vectors, self.half = world, division, turns, vectors, half
         self._numbers = range(len(division.buckets))
-        self._room_for = np.empty(division.room, np.uint16 if half else np.float32)  # what comes
+        self._room_for = np.empty(division.room(division.rank), np.uint16 if half else np.float32)  # what comes
         self._news = threading.Condition()
         self._final = set[int]()  # buckets of this step
         self._thread: threading.Thread | None = None  # while the last turn is under way

@@ -219,19 +219,19 @@ class RunGraphs:
         return {kind: {cut.key: cut.shape for cut in cuts if rule and rule.holds(kind, cut.name, cut.shape)} for kind in kinds}
 
     @once
-    def squares(self) -> Graph:
-        """Of the own part of the gradient, cut by cut."""
-        squares = [sum_sqr(state(f"{cut.key}.grad", cut.shape)) for cut in self.cuts]
+    def squares(self, rank: int) -> Graph:
+        """Of a rank's part of the gradient, cut by cut."""
+        squares = [sum_sqr(state(f"{cut.key}.grad", cut.shape)) for cut in self.division.cuts_of(rank)]
         return Graph(squares[0], squares, {})
 
     @once
-    def own_update(self) -> Graph:
-        """The step that the own part of the gradient asks for, once what clipping leaves of it is known."""
+    def own_update(self, rank: int) -> Graph:
+        """The step that this part asks for, once what clipping leaves of it is known."""
         rule = self.setting.rule
         assert rule
         schedule, factor = row_of(rule), placeholder("factor", ())
         faster, steps = {weight.name: row for weight, row in self.rates.items()}, list[Tensor]()
-        for cut in self.cuts:
+        for cut in self.division.cuts_of(rank):
             weight, grad = parameter(cut.key, cut.shape), state(f"{cut.key}.grad", cut.shape)
             row = mul(schedule, faster[cut.name]) if cut.name in faster else schedule
             steps += rule.step(weight, grad, row, factor)
@@ -287,5 +287,5 @@ class RunGraphs:
             if self.setting.rule and self.setting.groups == 1 and (once or self.setting.gradients == "arena"):
                 updates.append(self.update(length))
         if self.setting.rule and self.setting.groups > 1:
-            updates += [self.squares(), self.own_update()]
+            updates += [self.squares(0), self.own_update(0)]  # what is planned must not depend on who plans it
         return made, updates

@@ -58,7 +58,6 @@ class Loop:
     def __post_init__(self) -> None:
         self._started = time.monotonic()
         self._fixed: list[Batch] | None = None  # the rows of a descent, the same in every step
-        self._late = False  # the time is up, as the first rank has it
         self._stepping = Stepping(
             programs=self.programs,
             course=self.course,
@@ -66,6 +65,7 @@ class Loop:
             beside=self.beside,
             world=self.world,
             descent=self.descent,
+            is_late=self._out_of_time,
         )
 
     @property
@@ -107,7 +107,7 @@ class Loop:
                 break
             if self._asked():
                 raise Interrupted
-            if self._late or (self.world.size == 1 and self._out_of_time()):
+            if self._stepping.late if self.world.size > 1 else self._out_of_time():
                 return Outcome("the time is up", finished=False)
             if not (self._due(course.save_every, False) and self._save()):
                 self._keep_best()
@@ -140,11 +140,13 @@ class Loop:
         batches = self._fixed or self._batches()
         seconds_waited = waited(self.rows) - before
         start += self._prepare(batches)
-        weighed, self._late = self._stepping.agreed(batches, self._out_of_time())
+        ready = time.perf_counter() - start
+        weighed = self._stepping.agreed(batches)
+        since = time.perf_counter() - ready  # without the time in which others were waited for
         if self._asked():
             raise Interrupted
         self.world.doing(state.counters.step + 1, "computing")
-        taken = self._stepping.take(state, batches, weighed, start)
+        taken = self._stepping.take(state, batches, weighed, since)
         reason = taken.reason
         if self.descent:
             self._fixed = batches
@@ -242,8 +244,8 @@ class Loop:
             try:
                 for each in judged_by_all(self.world, self._judged(self.validation), lambda: self.signals.asked):
                     scoring.add(each)
-            except Interrupted:
-                self._stepping.asked = self._stepping.asked or self.signals.asked
+            except Interrupted as signal:
+                (self._stepping.asked,) = signal.args
                 raise
         self.state.owed = False
         score, step = scoring.score, self.state.counters.step

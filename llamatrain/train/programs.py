@@ -33,7 +33,7 @@ class Flat:
     def __init__(self, shapes: Mapping[str, tuple[int, ...]], backend: Backend) -> None:
         sizes = [int(np.prod(shape)) for shape in shapes.values()]
         self.vector = backend.take(4 * sum(sizes)).view(np.float32)
-        parts = np.split(self.vector, np.cumsum(sizes)[:-1])
+        parts = np.split(self.vector, np.cumsum(sizes)[:-1]) if sizes else []
         self.parts = {name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
 
     def put(self, pieces: Mapping[str, np.ndarray]) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from llamatrain.data.rows import Batch
 from llamatrain.machine.world import World
 from llamatrain.report.events import Score
-from llamatrain.train.around import Interrupted
+from llamatrain.train.around import Changed, Interrupted
 from llamatrain.train.comparison import Rewards
 from llamatrain.train.programs import Runner
 
@@ -41,11 +41,18 @@ def judged(runner: Runner, batch: Batch) -> Verdict:
 def judged_by_all(world: World, mine: Iterator[Verdict], asked: Callable[[], int] = int) -> Iterator[Verdict]:
     """Batch by batch, of which each rank has every so many-th; until a signal comes to one of them."""
     while True:
-        told = world.gathered((next(mine, None), asked()))
-        if any(signal for _, signal in told):
-            raise Interrupted
-        yield from (each for each, _ in told if each)
-        if not all(each for each, _ in told):
+        one, changed = None, ""  # what has befallen one has befallen all
+        try:
+            one = next(mine, None)
+        except Changed as error:
+            changed = str(error)
+        told = world.gathered((one, asked(), changed))
+        if found := next((changed for *_, changed in told if changed), ""):
+            raise Changed(found)
+        if signal := next((signal for _, signal, _ in told if signal), 0):
+            raise Interrupted(signal)
+        yield from (each for each, *_ in told if each)
+        if not all(each for each, *_ in told):
             return
 
 

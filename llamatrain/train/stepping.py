@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,10 +39,11 @@ class Stepping:
     beside: Beside
     world: World
     descent: Descent | None
+    is_late: Callable[[], bool]  # whether the time is up
 
     def __post_init__(self) -> None:
         self.saved = "none"  # the newest checkpoint
-        self.asked = 0  # the signal that all ranks know of
+        self.asked, self.late = 0, False  # the signal, and that the time is up, as all ranks know it
         self._rewards: list[Rewards] = []
         self._slowest = 0
         self._bad = ""  # the first tensor that is no number
@@ -52,12 +53,11 @@ class Stepping:
         """The numbers of its micro-batches, of those of a step."""
         return self.programs.share(self.course.grad_acc)
 
-    def agreed(self, batches: Sequence[Batch], late: bool) -> tuple[list[Weighed], bool]:
-        """All micro-batches of the step that begins; and whether the first rank's time is up."""
-        mine = [Weighed.of(batch) for batch in batches], self.signals.asked, late
-        told = self.world.gathered(mine)
-        self.asked = next((asked for _, asked, _ in told if asked), 0)
-        return [each for weighed, _, _ in told for each in weighed], told[0][2]
+    def agreed(self, batches: Sequence[Batch]) -> list[Weighed]:
+        """All micro-batches of the step that begins."""
+        told = self.world.gathered(([Weighed.of(batch) for batch in batches], self.signals.asked))
+        self.asked = next((asked for _, asked in told if asked), 0)
+        return [each for weighed, _ in told for each in weighed]
 
     def take(self, state: RunState, batches: list[Batch], weighed: list[Weighed], start: float) -> StepTaken:
         self._rewards = []
@@ -105,19 +105,26 @@ class Stepping:
             self.beside.check()
         except Changed as error:
             changed = str(error)
-        part = Done(losses=losses, rewards=self._rewards, seconds=seconds, asked=self.signals.asked, changed=changed)
+        part = Done(
+            losses=losses,
+            rewards=self._rewards,
+            seconds=seconds,
+            asked=self.signals.asked,
+            changed=changed,
+            late=self.is_late(),
+        )
         whole = whole_of(self.world.gathered(part))  # from here on it is others' sums that are waited for, not others
         self.programs.settle()
         if whole.changed:
             raise Changed(whole.changed)
-        self.asked, self._slowest = self.asked or whole.asked, whole.slowest
+        self.asked, self.late, self._slowest = self.asked or whole.asked, whole.late, whole.slowest
         self._rewards = [whole.rewards] if whole.rewards else []
         return whole.losses
 
     def _gradients(self, batch: Batch, total: Totals, number: int, key: tuple[int, int]) -> float:
         loss = self.programs.gradients(batch, total, number, key)
         self._reward(batch)
-        if not (math.isfinite(loss) or self._bad):
+        if not (math.isfinite(loss) or self._bad or self.descent):  # which may try points that have no loss
             self._bad = self.programs.first_bad()
         return loss
 
@@ -172,8 +179,7 @@ class Stepping:
         done = state.counters.step
         helps = "a lower learning rate may do" if done else "nothing was learned yet: the model itself has such numbers"
         helps = self.beside.blame or helps
-        found = self.world.gathered(self._bad or self.programs.first_bad())
-        bad = next((each for each in found if not each.startswith("none")), found[0])
+        bad = next(filter(None, self.world.gathered(self._bad)), "") or self.programs.first_bad()
         error = TrainingError(
             f"step {done + 1}: the {what} is {value}; the first tensor with NaN or infinity: {bad}; "
             f"the last good checkpoint: {self.saved}; {helps}"

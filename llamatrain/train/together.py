@@ -40,6 +40,7 @@ class Done:
     seconds: float = 0.0
     asked: int = 0  # the signal that came to it
     changed: str = ""  # what it reads is not what it was
+    late: bool = False  # its time is up
 
 
 class Whole(NamedTuple):
@@ -49,6 +50,7 @@ class Whole(NamedTuple):
     rewards: Rewards | None
     asked: int
     changed: str
+    late: bool  # as the first has it
     slowest: int  # the rank
 
 
@@ -61,5 +63,6 @@ def whole_of(parts: Sequence[Done]) -> Whole:
         rewards=rewards,
         asked=next((part.asked for part in parts if part.asked), 0),
         changed=next((part.changed for part in parts if part.changed), ""),
+        late=parts[0].late,
         slowest=max(range(len(parts)), key=lambda rank: parts[rank].seconds),
     )

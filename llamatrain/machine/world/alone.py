@@ -66,9 +66,6 @@ class World(Protocol):
     def close(self, code: int) -> None:
         """On all: nothing more is to come, and the process ends with this."""
 
-    def end(self, code: int) -> None:
-        """At once, with all others."""
-
 
 class Alone:
     rank, size, here, ranks_here, sharing = 0, 1, 0, 1, 1
@@ -107,5 +104,3 @@ class Alone:
         return failure
 
     def close(self, code: int) -> None: ...
-
-    def end(self, code: int) -> None: ...

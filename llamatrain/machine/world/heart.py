@@ -35,7 +35,8 @@ class Heart:
         self._silent = dict.fromkeys(self._peers, 0.0)  # seconds
         self._last = dict.fromkeys(self._peers, (0, "starting"))  # what they were doing
         self._failed = dict[int, Failure]()
-        self._sent = dict[int, Any]()  # one at a time to each
+        self._sent = dict[int, Any]()  # the last to each
+        self._kept = list[Any]()  # a few that were not waited for
         self._leaving = self._left = False
         self._next = self._choosing = 0.0  # when it tells again, and when it says what failed
         self._over, self._ending = threading.Event(), threading.Lock()
@@ -86,10 +87,14 @@ class Heart:
 
     def _tell_all(self, tag: int, what: Any) -> None:
         for peer in self._peers:
-            if tag != BEAT or not (before := self._sent.get(peer)) or before.Test():
+            if (before := self._sent.get(peer)) and before.Test():
+                del self._sent[peer]
+            if tag != BEAT or peer not in self._sent:
                 self._send(peer, tag, what)
 
     def _send(self, peer: int, tag: int, what: Any) -> None:
+        if before := self._sent.get(peer):
+            self._kept.append(before)  # what is on its way is not to be let go
         self._sent[peer] = self.comm.isend(what, peer, tag)
 
     def _hear(self) -> None:

@@ -46,6 +46,7 @@ class Mpi:
         self._one_for_all([each for each, _ in told])
         self._all = MPI.COMM_WORLD.Dup()  # of whoever leads a run
         self._data = MPI.COMM_WORLD.Dup()  # of the thread that exchanges beside it
+        self._met = 0  # times that all came together
         self._here = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
         self.here, self.ranks_here = self._here.rank, self._here.size
         own = os.sched_getaffinity(0)
@@ -58,12 +59,21 @@ class Mpi:
         return f"rank {rank} ({cut(self._hosts[rank])})"
 
     def gathered(self, mine: T) -> list[T]:
-        asleep_until(self._all.Ibarrier())
+        self._come(1)
         return self._all.allgather(mine)
 
     def from_first(self, mine: T) -> T:
-        asleep_until(self._all.Ibarrier())
+        self._come(2)
         return self._all.bcast(mine)
+
+    def _come(self, to: int) -> None:
+        """Where all are, who have come to the same: a rank that takes another path would be waited for in vain."""
+        self._met += 1
+        mine, all_of = np.array([to, self._met], np.int64), np.empty((self.size, 2), np.int64)
+        asleep_until(self._all.Iallgather(mine, all_of))
+        for rank in range(1, self.size):
+            if (all_of[rank] != all_of[0]).any():
+                raise RuntimeError(f"{self.called(rank)} and {self.called(0)} wait for each other in different places")
 
     @contextmanager
     def agreed(self) -> Iterator[None]:
