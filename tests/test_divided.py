@@ -1,7 +1,7 @@
 """A step that is divided: who has which groups and segments, and that sums do not depend on who makes them."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from queue import SimpleQueue
@@ -13,9 +13,11 @@ import pytest
 from llamatrain.machine.world.alone import Alone
 from llamatrain.recipe.resolved import groups_of
 from llamatrain.train import division as dividing
+from llamatrain.train.around import Changed, Interrupted
 from llamatrain.train.division import Branch, Division, branches, share
 from llamatrain.train.exchange import Exchange, added
 from llamatrain.train.gathered import Gathered
+from llamatrain.train.scoring import Verdict, judged_by_all
 from llamatrain.train.turns import turns_of
 from tests.runs import ran, text_file
 from tests.small_models import small, weights, written
@@ -66,6 +68,14 @@ def test_whole_weights_stay_whole(bucket: int) -> None:
     cuts = divisions(1, whole=True)[0].cuts_of(0)
     assert sorted(cut.name for cut in cuts) == sorted(SHAPES)
     assert all(cut.shape == SHAPES[cut.name] for cut in cuts)
+
+
+def test_whole_weights_lie_evenly(bucket: int) -> None:
+    """One is not cut; where there are more ranks than weights some have none."""
+    made = divisions(8, whole=True)
+    held = [sum(cut.stop - cut.start for cut in division.cuts_of(division.rank)) for division in made]
+    assert sorted(held) == [0] * 4 + sorted(int(np.prod(shape)) for shape in SHAPES.values())
+    assert held[0] == max(held)
 
 
 def test_buckets_come_as_gradients_do(bucket: int) -> None:
@@ -256,6 +266,49 @@ def test_a_bucket_is_final_when_that_is_said(command: str, tmp_path: Path, monke
     words = ("--lora-r", 16, "--ctx", 16) if base else ("--size", "tiny", "--vocab-size", "bytes", "--ctx", 16)
     ran(command, *base, text, *words, "--iters", 2, "--shards", 8, "--batch", 8, "--out", tmp_path / "run")
     assert not late
+
+
+# ---- what has befallen one -------------------------------------------------
+
+
+class Talking(Joined):
+    """They tell each other, too."""
+
+    def gathered(self, mine: Any) -> list[Any]:
+        for to in range(self.size):
+            self._lines[self.rank, to].put(mine)
+        return [self._lines[source, self.rank].get(timeout=10) for source in range(self.size)]
+
+
+def judging(befalls: Exception | None) -> Iterator[Verdict]:
+    yield Verdict(1.0, 2.0, 3, None)
+    if befalls:
+        raise befalls
+    yield Verdict(4.0, 5.0, 6, None)
+
+
+@pytest.mark.parametrize("asked", [0, 15])
+def test_what_befalls_one_in_a_validation_befalls_all(asked: int) -> None:
+    """Data that changed under one rank, or a signal that came to it."""
+    lines = {(one, other): SimpleQueue[Any]() for one in range(3) for other in range(3)}
+    ended = dict[int, tuple[int, str]]()
+
+    def work(rank: int) -> None:
+        world, seen = Talking(rank, 3, lines, threading.Barrier(1)), list[Verdict]()
+        mine = judging(Changed("gone") if rank == 1 and not asked else None)
+        try:
+            for each in judged_by_all(world, mine, lambda: asked if rank == 1 and seen else 0):
+                seen.append(each)
+        except (Changed, Interrupted) as error:
+            ended[rank] = len(seen), repr(error)
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(3)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(20)
+    assert len(ended) == 3 and len({*ended.values()}) == 1
+    assert ended[0] == (3, "Interrupted(15)" if asked else "Changed('gone')")
 
 
 # ---- vectors that nobody has whole -----------------------------------------

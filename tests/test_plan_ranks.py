@@ -15,8 +15,10 @@ from llamatrain.errors import UsageError
 from llamatrain.graph.tensor import BF16, nodes_of
 from llamatrain.graph.work import work_of
 from llamatrain.machine.kept import Shelf
+from llamatrain.optim.registry import named
 from llamatrain.recipe import several, speeds
 from llamatrain.recipe.asked import Asked
+from llamatrain.recipe.memory import Demand, way_with
 from llamatrain.recipe.options import RunOptions, TrainOptions
 from llamatrain.recipe.several import Effort, OneStep, effort_of, paying, rows_of
 from llamatrain.recipe.speeds import ANY, OpSeen, Speeds
@@ -313,3 +315,13 @@ def test_a_step_takes_what_was_foretold(precision: str, ctx: int, tmp_path: Path
     said = json.loads(ran("plan", "from-scratch", *arguments, "--ranks", 2, "--json").out)["ranks"]["steps"][0]["seconds"]
     ran("from-scratch", *arguments, "--iters", 12, "--save-every", 0, "--out", tmp_path / "run")
     assert said == pytest.approx(np.median([step["seconds"] for step in steps(tmp_path / "run")[3:]]), rel=0.25)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon", "lbfgs"])
+@pytest.mark.parametrize("ranks", [3, 8])
+def test_every_rank_plans_alike(optimizer: str, ranks: int) -> None:
+    """Those that have more to add up, too: else each would choose another way where memory is short."""
+    demand = Demand(lengths=[32], validating=False, decoding=0, interpreter=0, batches=16)
+    more: dict[str, Any] = {"groups": 8, "ranks": ranks, "gradients": "flat", "optimizer": named(optimizer)()}
+    needs = [way_with(replace(some(2), rank=rank, **more), "none", demand).needs for rank in range(ranks)]
+    assert all(each == needs[0] for each in needs) and needs[0].exchange

@@ -62,6 +62,7 @@ CASES: dict[str, Callable[[Material], Job]] = {
     "pairs": lambda it: job("finetune", it.base, it.pairs, objective="dpo", batch=4, grad_acc=2, **VALIDATED, **LORA),
     "answers": lambda it: job("finetune", it.base, it.answers, objective="kto", batch=4, grad_acc=8, **VALIDATED, **LORA),
     "muon": lambda it: job("from_scratch", it.text, batch=8, optimizer="muon", **TINY, **RUN),
+    "muon, few weights": lambda it: job("from_scratch", it.text, batch=8, optimizer="muon", tie_embeddings=True, **TINY, **RUN),
     "sgd": lambda it: job("from_scratch", it.text, batch=8, optimizer="sgd", lr=0.1, **TINY, **RUN),
     "lbfgs": lambda it: job("from_scratch", it.text, batch=8, optimizer="lbfgs", **TINY, **RUN),
     "lora by lbfgs": lambda it: job("finetune", it.base, it.prompts, ctx=64, batch=8, optimizer="lbfgs", **LORA),

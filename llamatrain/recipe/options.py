@@ -223,7 +223,8 @@ class RunOptions(Checked, panel="The run"):
     report_every: Annotated[int, replace(EVERY, sentence="Print a line every so many steps; 0: as often as reads well.")] = 0
     max_time: Annotated[Duration | None, Option("Save and stop after this time, such as 90m or 2h.")] = None
     wire: Annotated[
-        Literal["f32", "bf16"], Option("Of gradients on their way between ranks; bf16 is half as much.", panel=MEANS)
+        Literal["f32", "bf16"],
+        Option("Of gradients between ranks; bf16 is half as much, and bits depend on how many they are.", panel=MEANS),
     ] = "f32"
     timeout: Annotated[Duration, Option("End with code 75 where one of several processes falls silent for so long.", least=2)] = (
         TIMEOUT
