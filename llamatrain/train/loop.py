@@ -56,7 +56,6 @@ class Loop:
     world: World = field(default_factory=Alone)
 
     def __post_init__(self) -> None:
-        self._started = time.monotonic()
         self._fixed: list[Batch] | None = None  # the rows of a descent, the same in every step
         self._stepping = Stepping(
             programs=self.programs,
@@ -65,7 +64,6 @@ class Loop:
             beside=self.beside,
             world=self.world,
             descent=self.descent,
-            is_late=self._out_of_time,
         )
 
     @property
@@ -107,7 +105,7 @@ class Loop:
                 break
             if self._asked():
                 raise Interrupted
-            if self._stepping.late if self.world.size > 1 else self._out_of_time():
+            if self._stepping.late if self.world.size > 1 else self._stepping.out_of_time():
                 return Outcome("the time is up", finished=False)
             if not (self._due(course.save_every, False) and self._save()):
                 self._keep_best()
@@ -123,9 +121,6 @@ class Loop:
 
     def _due(self, every: int, last: bool) -> bool:
         return every > 0 and (last or self.state.counters.step % every == 0)
-
-    def _out_of_time(self) -> bool:
-        return self.course.max_time is not None and time.monotonic() - self._started >= self.course.max_time
 
     # ---- one step ----------------------------------------------------------
 

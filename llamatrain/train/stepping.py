@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,9 +39,9 @@ class Stepping:
     beside: Beside
     world: World
     descent: Descent | None
-    is_late: Callable[[], bool]  # whether the time is up
 
     def __post_init__(self) -> None:
+        self._started = time.monotonic()
         self.saved = "none"  # the newest checkpoint
         self.asked, self.late = 0, False  # the signal, and that the time is up, as all ranks know it
         self._rewards: list[Rewards] = []
@@ -52,6 +52,9 @@ class Stepping:
     def own(self) -> range:
         """The numbers of its micro-batches, of those of a step."""
         return self.programs.share(self.course.grad_acc)
+
+    def out_of_time(self) -> bool:
+        return self.course.max_time is not None and time.monotonic() - self._started >= self.course.max_time
 
     def agreed(self, batches: Sequence[Batch]) -> list[Weighed]:
         """All micro-batches of the step that begins."""
@@ -111,7 +114,7 @@ class Stepping:
             seconds=seconds,
             asked=self.signals.asked,
             changed=changed,
-            late=self.is_late(),
+            late=self.out_of_time(),
         )
         whole = whole_of(self.world.gathered(part))  # from here on it is others' sums that are waited for, not others
         self.programs.settle()
