@@ -4,7 +4,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 from llamatrain.machine.printable import printable
@@ -38,15 +38,20 @@ def say(line: str) -> None:
 
 
 @contextmanager
-def told_if_long(line: str) -> Iterator[None]:
-    """Says so where what is done here takes longer than anybody would wait without a word."""
-    timer = threading.Timer(PATIENCE, say, [line])
+def if_longer(seconds: float, act: Callable[[], None]) -> Iterator[None]:
+    """It is done once, beside what takes longer than that here."""
+    timer = threading.Timer(seconds, act)
     timer.daemon = True
     timer.start()
     try:
         yield
     finally:
         timer.cancel()
+
+
+def told_if_long(line: str) -> AbstractContextManager[None]:
+    """Says so where what is done takes longer than anybody would wait without a word."""
+    return if_longer(PATIENCE, lambda: say(line))
 
 
 @contextmanager

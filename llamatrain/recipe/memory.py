@@ -101,13 +101,13 @@ def exchange_of(graphs: RunGraphs, batches: int) -> int:
 
 
 def held_of(graphs: RunGraphs) -> int:
-    """Floats of the optimizer's states, on the rank that holds most."""
+    """Bytes of the optimizer's states, on the rank that holds most."""
     setting, rule = graphs.setting, graphs.setting.rule
     if not rule or setting.groups == 1:
-        return setting.optimizer.floats(setting.shapes) if setting.optimizer else 0
+        return moments_of(setting)
 
     def held(cut: Section) -> int:
-        return (cut.stop - cut.start) * sum(rule.holds(kind, cut.name, cut.shape) for kind in rule.states)
+        return 4 * (cut.stop - cut.start) * sum(rule.holds(kind, cut.name, cut.shape) for kind in rule.states)
 
     return max(sum(map(held, graphs.division.cuts_of(rank))) for rank in some(setting))
 
@@ -151,7 +151,7 @@ def way_with(setting: Setting, policy: Policy, demand: Demand, splits: int = 1) 
         weights=size,
         gradients=kept,
         exchange=exchange_of(graphs, demand.batches * splits) if setting.groups > 1 else 0,
-        moments=4 * held_of(graphs),
+        moments=held_of(graphs),
         packed_copies=demand.copies,
         base_pages=pages,
         inputs=inputs,

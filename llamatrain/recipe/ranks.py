@@ -1,7 +1,7 @@
 """Who of the ranks does what of a run: the first writes and tells, the others have their parts of a checkpoint ready."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from llamatrain.errors import FileError
@@ -88,11 +88,8 @@ class Serving:
             self.programs.serve(kind)
 
 
-@dataclass
 class Silent:
     """A listener where another rank tells."""
-
-    warnings: list[str] = field(default_factory=list)
 
     def step(self, line: StepLine) -> None: ...
 

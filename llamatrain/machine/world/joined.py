@@ -1,13 +1,12 @@
 """The processes that a launcher has started, once they have found each other."""
 
 import os
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from types import ModuleType
 
 from llamatrain.errors import UsageError
+from llamatrain.machine.terminal import if_longer
 from llamatrain.machine.world.alone import AGAIN, Alone, Failure, World
 from llamatrain.machine.world.launched import Launched
 from llamatrain.machine.world.voice import complain
@@ -54,18 +53,11 @@ def begun() -> ModuleType:
     return MPI
 
 
-@contextmanager
-def patient(told: Launched) -> Iterator[None]:
+def patient(told: Launched) -> AbstractContextManager[None]:
     """MPI itself waits for ever."""
 
     def late() -> None:
         complain(f"rank {told.rank}: the other processes did not come within {PATIENCE:g} s")
         os._exit(AGAIN)
 
-    timer = threading.Timer(PATIENCE, late)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
+    return if_longer(PATIENCE, late)
