@@ -6,9 +6,11 @@
     python scripts/bench.py memory [tiny S M]        peak resident memory of some steps, a process for each of ours and torch's
     python scripts/bench.py context [CTX ...]        FLOP/s of steps of as many tokens each, by length of the context
     python scripts/bench.py finetune [TYPE ...]      the command on a base of such a type, in turns with PEFT: speed and memory
+    python scripts/bench.py families [qwen3 ...]     steps of each architecture in turns with a llama's, by their operations
     python scripts/bench.py quality [TEXT]           validation loss by tokens and time, AdamW's and Muon's: some ten minutes
     python scripts/bench.py scale [S M lora]         the same step on 1 to 4 ranks, on hosts with limited links, and as foretold
     python scripts/bench.py useful                   an epoch over chats as long as gsm8k's, packed and not, in turns with PEFT
+    python scripts/bench.py readme                   README's table: new models in turns with torch, adapters with PEFT
 
 Times are medians with quartiles. Where torch is installed, both are timed in turns in one run. A ratio above 1 is in
 llamatrain's favour. `copy` is the share of the bandwidth of copying 256 MB with as many threads.
@@ -27,15 +29,17 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import families
 import quality
 import scale
+import summary
 import tuning
 import useful
 from kernel_bench import bench_kernels
-from timing import Timed, header, in_turns, torch_if_any
+from timing import Timed, header, in_turns, one_of, torch_if_any
 
 from llamatrain.engine.recorder import Recorder, recording
-from llamatrain.graph.remat import POLICIES
+from llamatrain.graph.policy import NAMED
 from llamatrain.machine import units
 from llamatrain.report.profile import sums_of
 from tests.llama_step import CLIP, LlamaStep
@@ -218,6 +222,13 @@ def bench_quality(args: argparse.Namespace) -> int:
     return quality.bench(args)
 
 
+# ---- the table of README ---------------------------------------------------
+
+
+def bench_readme(args: argparse.Namespace) -> int:
+    return summary.bench(args, torch_if_any(args.threads, args.torch), torch_step, peak_of)
+
+
 # ---- the command -----------------------------------------------------------
 
 
@@ -230,7 +241,9 @@ BENCHES: dict[str, tuple[Callable[[argparse.Namespace], int], float]] = {  # wit
     "finetune": (bench_finetune, 0.0),
     "quality": (bench_quality, 0.0),
     "useful": (bench_useful, 0.0),
+    "families": (families.bench_families, 20.0),
     "scale": (bench_scale, 0.0),
+    "readme": (bench_readme, 20.0),
 }
 
 
@@ -241,7 +254,7 @@ def parsed() -> argparse.Namespace:
         command = commands.add_parser(name)
         command.set_defaults(run=run)
         if name == "remat":
-            command.add_argument("policies", nargs="*", default=["none", "block"], help=f"of {', '.join(POLICIES)}")
+            command.add_argument("policies", nargs="*", default=["none", "block"], help=f"of {', '.join(NAMED)}")
             command.add_argument("--layers", type=int)
         elif name == "finetune":
             command.add_argument("types", nargs="*", default=["q4_0"])
@@ -250,13 +263,13 @@ def parsed() -> argparse.Namespace:
             command.add_argument("--peer", default=sys.executable, help="a Python that has transformers and peft")
         elif name == "quality":
             quality.arguments(command)
-        elif name in ("useful", "scale"):
-            {"useful": useful, "scale": scale}[name].arguments(command)
+        elif name in (others := {"useful": useful, "scale": scale, "families": families, "readme": summary}):
+            others[name].arguments(command)
         elif name == "context":
             command.add_argument("contexts", nargs="*", type=int, default=[64, 256, 1024, 2048])
         else:
-            choices = None if name == "kernels" else SIZES
-            command.add_argument("names", nargs="*", choices=choices, default=[], help="only these")
+            known = str if name == "kernels" else one_of(SIZES)
+            command.add_argument("names", nargs="*", type=known, default=[], help="only these")
         command.add_argument("--threads", type=int, default=units.cores())
         command.add_argument("--seconds", type=float, default=seconds, help=f"for each line ({seconds:g})")
         command.add_argument("--kernels", choices=["cpu", "reference"], default="cpu")

@@ -8,35 +8,17 @@ What is built is found by its hash: an edit of any kernel makes it stale, and it
 
 import argparse
 import hashlib
-import importlib
 import json
 import os
-import pkgutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 
-import llamatrain
 from llamatrain.machine import shipped, units
 from llamatrain.machine.code import COMPILERS
-from llamatrain.machine.entry import Compilable
-
-
-def modules() -> list[str]:
-    """All whose functions are compiled."""
-    found = pkgutil.walk_packages(llamatrain.__path__, "llamatrain.")
-    folders = tuple(f"llamatrain.{folder.replace('/', '.')}" for folder in shipped.COMPILED_HERE)
-    return sorted(
-        each.name for each in found if each.name.startswith(folders) and not {"compiler", "llvm"} & {*each.name.split(".")}
-    )
-
-
-def declared() -> list[Compilable]:
-    every = (value for name in modules() for value in vars(importlib.import_module(name)).values())
-    found = {each.where: each for each in every if isinstance(each, Compilable)}
-    return [found[where] for where in sorted(found)]
+from llamatrain.recipe.kernels import declared
 
 
 def built() -> bytes:

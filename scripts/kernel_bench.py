@@ -4,8 +4,9 @@ import argparse
 import sys
 from typing import Any
 
+import family_cases  # noqa: F401 - it registers
 import numpy as np
-import stream_cases  # noqa: F401 - it registers
+import stream_cases  # noqa: F401 - it registers too
 from kernel_cases import Case, cases
 from timing import COPIED, copy_bandwidth, header, in_turns, time_once, torch_if_any
 

@@ -26,24 +26,30 @@ CLASSES: tuple[type[Checked], ...] = (
     PlaceOptions,
     OutOptions,
 )
+FEW = 4  # options that are named before a block is opened
 COMMANDS = {  # of panels that not all runs have
-    ModelOptions.PANEL: "(`from-scratch`)",
-    TuneOptions.PANEL: "(`finetune`)",
-    LoraOptions.PANEL: "(`finetune`, `generate`, `evaluate`)",
-    PreferenceOptions.PANEL: "(`finetune`, `evaluate`)",
+    ModelOptions.PANEL: ("from-scratch",),
+    TuneOptions.PANEL: ("finetune",),
+    LoraOptions.PANEL: ("finetune", "generate", "evaluate"),
+    PreferenceOptions.PANEL: ("finetune", "evaluate"),
 }
 
 
 def table() -> str:
+    """A block for each panel, which opens where it is clicked."""
     panels: dict[str, list[Declared]] = {}
     for each in (each for cls in CLASSES for each in declared(cls).values()):
         if not each.option.hidden:
             panels.setdefault(each.panel, []).append(each)
-    lines = ["| option | default | |", "| --- | --- | --- |"]
-    for title, options in panels.items():
-        lines.append(f"| **{' '.join(filter(None, (title, COMMANDS.get(title))))}** | | |")
-        lines += [f"| {named(each)} | {shown(each)} | {each.option.sentence} |" for each in options]
-    return "\n".join(lines) + "\n"
+    return "\n".join(block(title, options) for title, options in panels.items())
+
+
+def block(title: str, options: list[Declared]) -> str:
+    commands = ", ".join(f"<code>{command}</code>" for command in COMMANDS.get(title, ()))
+    flags = " ".join(flag_of(each.name) for each in options[:FEW]) + " ..." * (len(options) > FEW)
+    head = f"<details><summary><b>{title}</b>{f' ({commands})' if commands else ''} <code>{flags}</code></summary>"
+    rows = [f"| {named(each)} | {shown(each)} | {each.option.sentence} |" for each in options]
+    return "\n".join([head, "", "| option | default | |", "| --- | --- | --- |", *rows, "", "</details>"]) + "\n"
 
 
 def named(option: Declared) -> str:

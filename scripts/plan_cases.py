@@ -84,9 +84,10 @@ def sizes() -> Iterator[Case]:
 
 def ways() -> Iterator[Case]:
     some = (*SMALL, *BYTES, "--ctx", "256", "--batch", "4")
-    for how in ("none", "light", "block", "optimal", "3"):
+    for how in ("none", "light", "block", "optimal", "3", "products:2,wide:2", "segment:3,block:2"):
         yield Case(f"remat {how}", (*some, *HALF, "--remat", how))
-    yield Case("remat auto within 250MB", (*some, *F32, "--memory", "250MB"))
+    for most in ("250MB", "205MB", "190MB"):
+        yield Case(f"remat auto within {most}", (*some, *F32, "--memory", most))
     yield Case("batch 32", (*some, *F32, "--batch", "32"))
     yield Case("accumulated", (*some, *F32, "--grad-acc", "4"))
     yield Case("streamed", (*some, *F32, "--clip", "0"))

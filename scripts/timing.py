@@ -2,7 +2,7 @@
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from typing import Any
@@ -10,10 +10,22 @@ from typing import Any
 import numpy as np
 
 from llamatrain.machine import units
+from llamatrain.recipe.doctor import named
 
 ROUND = 10e-3  # seconds: shorter things are repeated within a round
 QUIET = 0.12  # seconds between two rounds: threads of OpenBLAS spin for 0.1 s after a product, and slow whatever follows
 COPIED = 256 << 20
+
+
+def one_of(names: Iterable[str]) -> Callable[[str], str]:
+    """A word of the command line that may be given any number of times: with none, argparse holds [] against `choices`."""
+
+    def known(word: str) -> str:
+        if word not in names:
+            raise argparse.ArgumentTypeError(f"{word!r} is none of {', '.join(names)}")
+        return word
+
+    return known
 
 
 class Timed:
@@ -79,9 +91,12 @@ def time_once(run: Callable[[], Any]) -> float:
 
 
 def header(args: argparse.Namespace, torch: Any) -> None:
-    processor = units.processor().name
+    print(f"{machine(args)}; kernels: {args.kernels}; {versions(torch)}")
+
+
+def machine(args: argparse.Namespace) -> str:
     has = ", ".join(sorted(units.units())) or "none"
-    print(f"{processor}, units: {has}; {args.threads} threads; kernels: {args.kernels}; {versions(torch)}")
+    return f"{named() or units.processor().name}, units: {has}; {args.threads} threads"
 
 
 def versions(torch: Any) -> str:

@@ -1,6 +1,6 @@
 """Puts the command to all that a rough week may bring, from a seed, and says what did not hold.
 
-    python scripts/torture.py                              all of it: most of an hour on two processors
+    python scripts/torture.py                              all of it: an hour or more on two processors
     python scripts/torture.py --short                      a little of each kind, in a minute
     python scripts/torture.py --only kills disks           these kinds
     python scripts/torture.py --only kills --number 17     the one trial of that number again
@@ -45,6 +45,8 @@ class Tally:
     tried: int = 0
     skipped: int = 0
     seconds: float = 0.0
+    longest: float = 0.0  # seconds of the processor of one command
+    highest: int = 0  # bytes of one command
     codes: Counter[str] = field(default_factory=Counter)
     failed: list[Trial] = field(default_factory=list)
 
@@ -85,6 +87,7 @@ def torture(tally: Tally, given: argparse.Namespace, house: House) -> None:
             tally.tried += 1
             tally.codes.update("well" if code == 0 else "refused" if code > 0 else "killed" for code in trial.codes)
             tally.skipped += bool(trial.skipped)
+            tally.longest, tally.highest = max(tally.longest, trial.longest), max(tally.highest, trial.highest)
             if trial.faults:
                 tally.failed.append(trial)
                 bar.set_postfix(failed=len(tally.failed))
@@ -111,10 +114,18 @@ def told(trial: Trial) -> str:
 
 
 def table(tallies: list[Tally]) -> str:
-    lines = [f"{'kind':10} {'tried':>7} {'skipped':>7} {'failed':>7} {'seconds':>8}   commands that ended"]
+    """As Markdown, to be read as it is."""
+    rows: list[tuple[str, ...]] = [
+        ("kind", "what is done", "tried", "skipped", "failed", "minutes", "longest", "largest", "commands that ended")
+    ]
+    rows.append(("---", "---", *["--:"] * 6, "---"))
     for each in tallies:
+        counts = [f"{count:,}" for count in (each.tried, each.skipped, len(each.failed))]
+        most = f"{each.seconds / 60:.1f}", f"{each.longest:.1f} s", f"{each.highest / 1e6:.0f} MB"
         ends = ", ".join(f"{count:,} {name}" for name, count in sorted(each.codes.items()))
-        lines.append(f"{each.kind.name:10} {each.tried:7,} {each.skipped:7,} {len(each.failed):7,} {each.seconds:8,.0f}   {ends}")
+        rows.append((each.kind.name, each.kind.what, *counts, *most, ends))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["| " + " | ".join(map(str.ljust, row, widths)) + " |" for row in rows]
     failed = [trial for each in tallies for trial in each.failed]
     lines += [f"failed: --seed {t.seed} --only {t.kind} --number {t.number}: {t.faults[0][:200]}" for t in failed]
     tried = sum(each.tried for each in tallies)

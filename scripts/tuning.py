@@ -1,8 +1,8 @@
 """What `bench.py finetune` times: runs of `llamatrain finetune` and of PEFT on bases of one shape, a process each, in turns."""
 
 import json
-import os
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
+
+from plan_cases import PROGRAM
 
 HERE = Path(__file__).resolve().parent
 COMMAND = [sys.executable, "-c", "from llamatrain.cli.main import main; main()"]
@@ -34,15 +36,13 @@ class Contender:
 
 
 def measured(words: list[str]) -> int:
-    """Run to its end: the most of memory that was resident, pages of files too."""
-    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=HERE.parent) as process:
-        assert process.stderr
-        said = process.stderr.read().decode()
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise SystemExit(f"{' '.join(words)} failed: {said[-1000:]}")
-    return usage.ru_maxrss * 1024
+    """Run to its end: the most of memory that was resident, pages of files too; by its own word, as what the system counts of a
+    process begins with what its parent had."""
+    done = subprocess.run([sys.executable, "-c", PROGRAM, *words], capture_output=True, text=True, cwd=HERE.parent, check=False)
+    told = re.search(r"VmHWM (\d+)", done.stderr)
+    if done.returncode or not told:
+        raise SystemExit(f"llamatrain {' '.join(words)} failed: {done.stderr[-1000:]}")
+    return int(told[1]) * 1024
 
 
 def ours(name: str, base: Path, text: Path, folder: Path, options: list[str]) -> Contender:
@@ -51,7 +51,7 @@ def ours(name: str, base: Path, text: Path, folder: Path, options: list[str]) ->
 
     def run() -> tuple[list[float], int]:
         out = folder / "run"
-        peak = measured([*COMMAND, "finetune", *words, "--out", str(out), "--overwrite"])
+        peak = measured(["finetune", *words, "--out", str(out), "--overwrite"])
         lines = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
         return [line["seconds"] for line in lines if "grad_norm" in line][1:], peak
 
@@ -86,7 +86,9 @@ def contenders(
     mine = []
     for kind in types:
         base = folder / f"{kind}.gguf"
-        subprocess.run([sys.executable, HERE / "random_model.py", base, "--shape", shape, "--type", kind], check=True)
+        subprocess.run(
+            [sys.executable, HERE / "random_model.py", base, "--shape", shape, "--type", kind], check=True, stdout=sys.stderr
+        )
         for precision in precisions:
             for cache in ("off", "bf16") if precision == "bf16" else ("off",):
                 options = ["--ctx", ctx, "--batch", batch, "--cache-base", cache, "--precision", precision, "--threads", threads]

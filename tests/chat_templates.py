@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from llamatrain.data.layouts import NAMED
 from llamatrain.data.tokenizer import Tokenizer, load
 from llamatrain.files.constants import TokenType
 from llamatrain.files.reader import Metadata
@@ -289,10 +290,11 @@ class Layout:
     marks: tuple[str, ...] = ()
     byte_level: bool = False
     add_bos: bool = True
+    name: str = "model"
 
     def vocabulary(self) -> dict[str, Value]:
         """Bytes, a few words with a space, and the marks as control tokens."""
-        controls = [self.bos, self.eos, *self.marks]
+        controls = list(dict.fromkeys([self.bos, self.eos, *self.marks]))
         return self._bytes(controls) if self.byte_level else self._pieces(controls)
 
     def _pieces(self, controls: list[str]) -> dict[str, Value]:
@@ -320,6 +322,7 @@ class Layout:
 
     def _told(self, model: str, tokens: list[str], kinds: list[TokenType]) -> dict[str, Value]:
         return {
+            "general.name": string(self.name),
             "tokenizer.ggml.model": string(model),
             "tokenizer.ggml.tokens": strings(tokens),
             "tokenizer.ggml.token_type": numbers(Kind.INT32, kinds),
@@ -351,6 +354,8 @@ DEEP = (
     "<｜tool▁sep｜>",
     "<｜tool▁output▁begin｜>",
 )
+ROLES = ("<|start_of_role|>", "<|end_of_role|>")
+PHI = ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>")
 IM = ("<|im_start|>", "<|endoftext|>")
 
 LAYOUTS: Mapping[str, Layout] = {
@@ -367,77 +372,11 @@ LAYOUTS: Mapping[str, Layout] = {
     "qwen 2.5": Layout(QWEN25, "<|endoftext|>", "<|im_end|>", ("<|im_start|>",), byte_level=True, add_bos=False),
     "qwen 3": Layout(QWEN3, "<|endoftext|>", "<|im_end|>", ("<|im_start|>",), byte_level=True, add_bos=False),
     "r1 distill": Layout(R1_DISTILL, "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", DEEP, byte_level=True),
+    "gemma 3": Layout(NAMED["gemma"], "<bos>", "<eos>", ("<start_of_turn>", "<end_of_turn>")),
+    "granite": Layout(NAMED["granite"], "<|end_of_text|>", "<|end_of_text|>", ROLES, byte_level=True, add_bos=False),
+    "olmo 2": Layout(NAMED["olmo2"], "<|endoftext|>", "<|endoftext|>", (), byte_level=True, add_bos=False),
+    "phi 3": Layout(NAMED["phi3"], "<s>", "<|endoftext|>", (*PHI, "</s>"), name="Phi-3"),
+    "phi 4": Layout(NAMED["phi4"], "<|endoftext|>", "<|im_end|>", (*IM, "<|im_sep|>"), byte_level=True),
+    "phi 4 mini": Layout(NAMED["phi4-mini"], "<|endoftext|>", "<|endoftext|>", PHI, byte_level=True, add_bos=False),
     "none": Layout(None, "<s>", "</s>"),
 }
-
-# ---- conversations ----------------------------------------------------------
-
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "weather",
-        "description": "The weather <there>",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
-    },
-}
-CALL = {"id": "call00001", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
-CALLED: list[dict[str, object]] = [
-    {"role": "user", "content": "Is it cold?"},
-    {"role": "assistant", "content": None, "tool_calls": [CALL]},
-    {"role": "tool", "content": '{"t": -3}', "tool_call_id": "call00001"},
-    {"role": "assistant", "content": "It is."},
-]
-CHATS: dict[str, dict[str, object]] = {
-    "plain": {"messages": [{"role": "user", "content": "say the word"}, {"role": "assistant", "content": '"Chillax" is a word'}]},
-    "system": {
-        "messages": [
-            {"role": "system", "content": "You are the boss."},
-            {"role": "user", "content": "hi"},
-            {"role": "assistant", "content": "hello"},
-        ]
-    },
-    "turns": {
-        "messages": [
-            {"role": "system", "content": "You are a b."},
-            {"role": "user", "content": " hi "},
-            {"role": "assistant", "content": "<think>\nx is\n</think>\n\nhello"},
-            {"role": "user", "content": "and?"},
-            {"role": "assistant", "content": '"yes"\n'},
-            {"role": "user", "content": "the"},
-            {"role": "assistant", "content": "end"},
-        ]
-    },
-    "tools": {"tools": [TOOL], "messages": CALLED},
-    "no system": {
-        "messages": [
-            {"role": "user", "content": "hi there"},
-            {"role": "assistant", "content": "hello"},
-            {"role": "user", "content": "what is a b"},
-            {"role": "assistant", "content": "the a is"},
-            {"role": "user", "content": "what is a b"},
-            {"role": "assistant", "content": "end"},
-        ]
-    },
-    "calls": {
-        "tools": [TOOL],
-        "messages": [
-            *CALLED,
-            {"role": "user", "content": "And now?"},
-            {"role": "assistant", "content": "", "tool_calls": [CALL]},
-            {"role": "tool", "content": '{"t": 7}', "tool_call_id": "call00001"},
-            {"role": "assistant", "content": "Not any more."},
-        ],
-    },
-    "lists": {
-        "messages": [
-            {"role": "user", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]},
-            {"role": "assistant", "content": [{"type": "text", "text": "three"}, {"type": "text", "text": "four"}]},
-        ]
-    },
-}
-
-
-def answers_in(chat: dict[str, object]) -> list[int]:
-    messages = chat["messages"]
-    assert isinstance(messages, list)
-    return [number for number, message in enumerate(messages) if message["role"] == "assistant"]

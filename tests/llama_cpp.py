@@ -1,4 +1,4 @@
-"""llama.cpp itself, to compare with: `xllamacpp` has its server, `llama_cpp` (of llama-cpp-python) takes bytes."""
+"""llama.cpp itself, to compare with: `xllamacpp` has its server."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from tests.tiny_gguf import WIDTH, llama_metadata, llama_tensors, write_arrays
 def model_with(vocabulary: Mapping[str, Value], path: Path) -> Path:
     """A tiny model with this vocabulary, for servers that take no vocabulary alone."""
     metadata = {key: value for key, value in llama_metadata().items() if not key.startswith("tokenizer.")}
-    metadata |= {key: value for key, value in vocabulary.items() if key.startswith("tokenizer.")}
+    metadata |= {key: value for key, value in vocabulary.items() if key.startswith(("tokenizer.", "general.name"))}
     tensors = llama_tensors()
     size = len(metadata["tokenizer.ggml.tokens"].decode())
     del metadata["llama.vocab_size"], tensors["output.weight"]
@@ -40,7 +40,7 @@ class Served:
 
 
 @contextmanager
-def served(model: Path, ctx_shift: bool = False) -> Iterator[Served]:
+def served(model: Path, ctx_shift: bool = False, adapter: Path | None = None) -> Iterator[Served]:
     """By xllamacpp, with caches in float32, and without flash attention, which works in half floats there."""
     xllamacpp = pytest.importorskip("xllamacpp")
     params = xllamacpp.CommonParams()
@@ -50,12 +50,10 @@ def served(model: Path, ctx_shift: bool = False) -> Iterator[Served]:
     params.cpuparams.n_threads = 1
     params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
     params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    if adapter:
+        info = xllamacpp.CommonAdapterLoraInfo()
+        info.path, info.scale = os.fspath(adapter), 1.0
+        params.lora_adapters = [info]
     server = xllamacpp.Server(params)
     yield Served(server.listening_address)
     del server
-
-
-def takes_bytes(path: Path) -> Any:
-    """A vocabulary opened by llama-cpp-python."""
-    llama_cpp = pytest.importorskip("llama_cpp")
-    return llama_cpp.Llama(os.fspath(path), vocab_only=True, verbose=False)

@@ -8,7 +8,7 @@ from llamatrain.files.quants import encode
 from llamatrain.graph.tensor import BF16, F32, DType, Quantised, Tensor, parameter, state
 from llamatrain.kernels.reference.registry import to_bf16
 from llamatrain.model.architectures import USUAL, find
-from llamatrain.model.hyperparameters import Hyperparameters
+from llamatrain.model.hyperparameters import Hyperparameters, own_of_new
 from llamatrain.model.lora import Delta, Weights
 from llamatrain.model.rope import Rope
 from llamatrain.model.transformer import mask_of, rope_state, training
@@ -27,10 +27,11 @@ class Size:
     lora: int = 0  # rank of an adapter on every linear weight; the weights themselves are frozen then
     base: DType = F32  # of the frozen weights
     fused: bool = True  # attention, and head and loss, in one each
+    arch: str = USUAL
 
     @property
     def h(self) -> Hyperparameters:
-        head = self.width // self.heads
+        head, architecture = self.width // self.heads, find(self.arch)
         return Hyperparameters(
             vocab=self.vocab,
             embd=self.width,
@@ -41,7 +42,9 @@ class Size:
             ctx=self.ctx,
             head_size=head,
             rope=Rope(head // 2 * 2),
-            architecture=find(USUAL),
+            tied=architecture.ties,
+            own=own_of_new(architecture),
+            architecture=architecture,
         )
 
 
@@ -88,7 +91,7 @@ class Llama:
             self.tokens: rng.integers(0, size.vocab, rows).astype(np.int32),
             self.targets: rng.integers(0, size.vocab, rows[0] * rows[1]).astype(np.int32),
             self.weights: np.full(rows[0] * rows[1], 1 / (rows[0] * rows[1]), self.dtype.numpy),
-            self.table: size.h.rope.table(size.ctx).astype(self.dtype.numpy),
+            self.table: size.h.table(size.ctx).astype(self.dtype.numpy),
             **self.sight(np.zeros(rows, np.int32)),
         }
         for weight in self.trained:

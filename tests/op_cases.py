@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial, reduce
 
 import numpy as np
 
@@ -46,9 +47,9 @@ class Case:
         whole = self.x(*(2 * size + 1 for size in shape), **how)
         return ops.view(whole, slices=tuple((1, 2 * size + 1, 2) for size in shape))
 
-    def rope_table(self, length: int, pairs: int) -> Tensor:
+    def rope_table(self, length: int, pairs: int, halves: bool = False) -> Tensor:
         angles = np.outer(np.arange(length), 1 / 100 ** (np.arange(pairs) / max(1, pairs)))
-        return self.leaf(np.stack([np.cos(angles), np.sin(angles)], axis=-1), fixed=True)
+        return self.leaf(np.stack([np.cos(angles), np.sin(angles)], axis=1 if halves else -1), fixed=True)
 
 
 def together(outputs: tuple[Tensor, Tensor]) -> Tensor:
@@ -80,16 +81,16 @@ case(
     lambda c: ops.add1(c.turned(4, 2), c.x(1, 1)),
     lambda c: ops.add1(c.x(1), c.x(1)),
 )
-for name in ("neg", "abs", "sgn", "step", "relu", "sigmoid", "gelu", "silu", "softplus"):
-    f = getattr(ops, name)
+for name in ("neg", "abs", "sgn", "step", "relu", "sigmoid", "gelu", "silu", "softplus", "softcap"):
+    f = partial(ops.softcap, cap=1.5) if name == "softcap" else getattr(ops, name)
     case(
         name,
         lambda c, f=f: f(c.x(2, 3)),
         lambda c, f=f: f(c.turned(3, 1, 5)),
         lambda c, f=f: f(c.sliced(2, 1, 4)),
     )
-for name in ("gelu_back", "silu_back", "soft_max_back"):
-    f = getattr(ops, name)
+for name in ("gelu_back", "silu_back", "soft_max_back", "softcap_back"):
+    f = partial(ops.softcap_back, cap=1.5) if name == "softcap_back" else getattr(ops, name)
     case(
         name,
         lambda c, f=f: f(c.x(2, 3), c.x(2, 3)),
@@ -137,6 +138,9 @@ case(
     lambda c: ops.matmul(c.turned(2, 3, 4), c.sliced(1, 5, 4)),
     lambda c: ops.matmul(c.x(2, 2, 3, 3, 4), c.x(2, 2, 1, 5, 4)),  # three heads share a key head
     lambda c: ops.matmul(c.x(1, 1), c.x(1, 1)),
+    lambda c: ops.matmul(c.x(3, 4), c.x(5, 4), c.x(5)),
+    lambda c: ops.matmul(c.turned(2, 3, 4), c.sliced(5, 4), c.sliced(5)),
+    lambda c: ops.matmul(c.x(2, 2, 3, 4), c.x(2, 1, 5, 4), c.x(5)),
 )
 case(
     "matmul_nn",
@@ -251,18 +255,52 @@ case(
     lambda c: ops.dropout(c.x(2, 3, 33), c.ids([-3, 1 << 30]), rate=0.1, salt=0),
     lambda c: ops.dropout(c.turned(9, 4), c.ids([0, 0]), rate=0.0, salt=7),
 )
+for name in ("swiglu", "geglu"):
+    f, b = getattr(ops, name), getattr(ops, f"{name}_back")
+    case(
+        name,
+        lambda c, f=f: f(c.x(3, 4), c.x(3, 4)),
+        lambda c, f=f: f(c.turned(2, 5), c.sliced(2, 5)),
+        lambda c, f=f: f(c.x(1, 1, 3), c.x(1, 1, 3)),
+    )
+    case(
+        f"{name}_back",
+        lambda c, b=b: together(b(c.x(3, 4), c.x(3, 4), c.x(3, 4))),
+        lambda c, b=b: together(b(c.turned(2, 5), c.sliced(2, 5), c.x(2, 5))),
+        lambda c, b=b: b(c.x(3), c.x(3), c.x(3))[0],
+        lambda c, b=b: b(c.x(3), c.x(3), c.x(3))[1],
+    )
 case(
-    "swiglu",
-    lambda c: ops.swiglu(c.x(3, 4), c.x(3, 4)),
-    lambda c: ops.swiglu(c.turned(2, 5), c.sliced(2, 5)),
-    lambda c: ops.swiglu(c.x(1, 1, 3), c.x(1, 1, 3)),
+    "swiglu_halves",
+    lambda c: ops.swiglu_halves(c.x(3, 8)),
+    lambda c: ops.swiglu_halves(c.turned(5, 2)),
+    lambda c: ops.swiglu_halves(c.sliced(1, 3, 6)),
 )
 case(
-    "swiglu_back",
-    lambda c: together(ops.swiglu_back(c.x(3, 4), c.x(3, 4), c.x(3, 4))),
-    lambda c: together(ops.swiglu_back(c.turned(2, 5), c.sliced(2, 5), c.x(2, 5))),
-    lambda c: ops.swiglu_back(c.x(3), c.x(3), c.x(3))[0],
-    lambda c: ops.swiglu_back(c.x(3), c.x(3), c.x(3))[1],
+    "swiglu_halves_back",
+    lambda c: ops.swiglu_halves_back(c.x(3, 4), c.x(3, 8)),
+    lambda c: ops.swiglu_halves_back(c.turned(5, 1), c.sliced(5, 2)),
+    lambda c: ops.swiglu_halves_back(c.x(2, 1, 3), c.x(2, 1, 6)),
+)
+
+
+def parts_together(parts: tuple[Tensor, ...]) -> Tensor:
+    """All, told apart, whatever their widths."""
+    return reduce(ops.add, (ops.scale(ops.sum_rows(ops.sqr(part)), by=1 + 0.3 * i) for i, part in enumerate(parts)))
+
+
+case(
+    "split_columns",
+    lambda c: parts_together(ops.split_columns(c.x(3, 9), sizes=(4, 2, 3))),
+    lambda c: parts_together(ops.split_columns(c.turned(4, 6), sizes=(1, 5))),
+    lambda c: ops.split_columns(c.sliced(2, 2, 5), sizes=(2, 3))[1],  # of the first nothing is wanted
+    lambda c: ops.split_columns(c.x(4), sizes=(4,)),
+)
+case(
+    "join_columns",
+    lambda c: ops.join_columns(c.x(3, 4), c.x(3, 2), c.x(3, 3)),
+    lambda c: ops.join_columns(c.turned(4, 1), c.sliced(4, 5)),
+    lambda c: ops.join_columns(c.x(2, 2, 3)),
 )
 for name in ("rope", "rope_back"):
     f = getattr(ops, name)
@@ -271,16 +309,20 @@ for name in ("rope", "rope_back"):
         lambda c, f=f: f(c.x(2, 3, 2, 4), c.ids([[0, 1, 2], [5, 0, 1]]), c.rope_table(6, 2)),
         lambda c, f=f: f(c.sliced(1, 2, 1, 6), c.ids([[3, 4]]), c.rope_table(5, 2)),  # two elements pass through
         lambda c, f=f: f(ops.permute(c.x(2, 3, 2, 2), axes=(0, 2, 1, 3)), c.ids([[0, 1], [1, 2]]), c.rope_table(3, 1)),
+        lambda c, f=f: f(c.x(2, 2, 2, 6), c.ids([[0, 1], [5, 0]]), c.rope_table(6, 3, halves=True), halves=True),
+        lambda c, f=f: f(c.sliced(1, 2, 1, 7), c.ids([[3, 4]]), c.rope_table(5, 2, halves=True), halves=True),
     )
 
 
-def attention(c: Case, batch: int, length: int, keys: int, heads: int, shared: int, size: int, *, packed=False, lasts=None):
+def attention(
+    c: Case, batch: int, length: int, keys: int, heads: int, shared: int, size: int, *, packed=False, lasts=None, **how
+):
     starts = np.zeros((batch, length), np.int32)
     if packed:
         starts[:, length // 2 :] = length // 2
     ranges = [c.ids(starts)] + ([] if lasts is None else [c.ids(np.broadcast_to(lasts, (batch, length)))])
     q, k, v = c.x(batch, length, heads, size), c.x(batch, keys, shared, size), c.x(batch, keys, shared, size)
-    return ops.flash_attn(q, k, v, *ranges, scale=size**-0.5)[0]
+    return ops.flash_attn(q, k, v, *ranges, **{"scale": size**-0.5, **how})[0]
 
 
 case(
@@ -289,6 +331,10 @@ case(
     lambda c: attention(c, 1, 6, 6, 4, 2, 3, packed=True),  # grouped heads, two samples in a row
     lambda c: attention(c, 2, 2, 5, 3, 1, 2),  # the keys before were cached
     lambda c: attention(c, 1, 3, 4, 2, 1, 1, lasts=[0, 3, -1]),  # the last query sees nothing
+    lambda c: attention(c, 1, 6, 6, 2, 1, 3, window=2),
+    lambda c: attention(c, 1, 3, 5, 2, 1, 2, packed=True, window=3, cap=0.7),
+    lambda c: attention(c, 1, 3, 6, 2, 2, 2, lasts=[0, 5, -1], window=2, scale=1.3, cap=1.1),
+    lambda c: attention(c, 2, 4, 4, 2, 1, 3, window=9, scale=2.0, cap=2.0),  # a window longer than the row
 )
 
 
@@ -312,6 +358,8 @@ case(
     lambda c: ops.linear_cross_entropy(c.x(4, 3), c.x(5, 3), targets(c, 4, 5), c.x(4, positive=True, fixed=True)),
     lambda c: ops.linear_cross_entropy(c.turned(3, 4), c.sliced(6, 4), targets(c, 3, 6), c.x(3, fixed=True)),
     lambda c: ops.linear_cross_entropy(c.x(1, 1), c.x(2, 1), c.ids([1]), c.x(1, fixed=True)),
+    lambda c: ops.linear_cross_entropy(c.x(4, 3), c.x(5, 3), targets(c, 4, 5), c.x(4, fixed=True), cap=1.3),
+    lambda c: ops.linear_cross_entropy(c.x(4, 3), c.x(5, 3, fixed=True), targets(c, 4, 5), c.x(4, fixed=True), cap=0.8),
 )
 case(
     "cross_entropy_rows",
@@ -324,6 +372,7 @@ case(
     lambda c: ops.linear_cross_entropy_rows(c.x(4, 3), c.x(5, 3), targets(c, 4, 5)),
     lambda c: ops.sqr(ops.linear_cross_entropy_rows(c.turned(3, 4), c.sliced(6, 4), targets(c, 3, 6))),
     lambda c: ops.linear_cross_entropy_rows(c.x(2, 1), c.x(2, 1), c.ids([1, 0])),
+    lambda c: ops.sqr(ops.linear_cross_entropy_rows(c.x(3, 4), c.x(6, 4), targets(c, 3, 6), cap=0.9)),
 )
 case(
     "log_odds",

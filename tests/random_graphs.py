@@ -98,7 +98,8 @@ def keep(g: RandomGraph, made: Tensor | tuple[Tensor, ...], *sources: Tensor, li
 
 def element_by_element(draw: st.DrawFn, g: RandomGraph) -> None:
     x = pick(draw, g)
-    keep(g, draw(st.sampled_from((O.silu, O.sqr, O.soft_max, O.cont, lambda x: O.scale(x, by=0.5))))(x), x)
+    ways = (O.silu, O.sqr, O.soft_max, O.cont, lambda x: O.scale(x, by=0.5), lambda x: O.softcap(x, cap=2.0))
+    keep(g, draw(st.sampled_from(ways))(x), x)
 
 
 def two(draw: st.DrawFn, g: RandomGraph) -> None:
@@ -143,10 +144,25 @@ def gate(draw: st.DrawFn, g: RandomGraph) -> None:
     a = pick(draw, g)
     b = pick(draw, g, a, like=a, any_shape=False)
     b = b if b.shape == a.shape else a
+    forth, back = draw(st.sampled_from(((O.swiglu, O.swiglu_back), (O.geglu, O.geglu_back))))
     if draw(st.booleans()):
-        keep(g, O.swiglu(a, b), a, b)
+        keep(g, forth(a, b), a, b)
     else:
-        keep(g, O.swiglu_back(a, b, a if draw(st.booleans()) else b), a, b)
+        keep(g, back(a, b, a if draw(st.booleans()) else b), a, b)
+
+
+def columns(draw: st.DrawFn, g: RandomGraph) -> None:
+    """Cut, joined, or taken for the two sides of a gate."""
+    x = pick(draw, g)
+    width = x.shape[1]
+    if width > 1 and draw(st.booleans()):
+        first = draw(st.integers(1, width - 1))
+        keep(g, O.split_columns(x, sizes=(first, width - first)), x)
+        return
+    y = pick(draw, g, x, like=x, any_shape=False)
+    whole = O.join_columns(x, y if y.shape == x.shape else x)
+    keep(g, whole, x, y)
+    keep(g, O.swiglu_halves(whole) if draw(st.booleans()) else O.swiglu_halves_back(x, whole), x, y)
 
 
 def product(draw: st.DrawFn, g: RandomGraph) -> None:
@@ -171,4 +187,4 @@ def change(draw: st.DrawFn, g: RandomGraph) -> None:
     g.current = new
 
 
-STEPS = (element_by_element, two, two, one_row, seen_otherwise, norm, gate, product, change)
+STEPS = (element_by_element, two, two, one_row, seen_otherwise, norm, gate, columns, product, change)

@@ -6,17 +6,21 @@ from typing import Any
 import numpy as np
 
 from llamatrain.data.tokenizer import new_vocabulary
+from llamatrain.engine.program import Program
 from llamatrain.files import quants
 from llamatrain.files.reader import Gguf
 from llamatrain.files.types import TensorInfo, by_name
 from llamatrain.files.values import Value
 from llamatrain.files.writer import new_gguf
+from llamatrain.graph.autodiff import value_and_gradients
+from llamatrain.graph.tensor import F64
 from llamatrain.model.architecture import Architecture
 from llamatrain.model.architectures import find
 from llamatrain.model.hyperparameters import Hyperparameters, read
 from llamatrain.model.initial import fill
 from llamatrain.model.load import fill_from
-from llamatrain.model.rope import Rope
+from llamatrain.model.rope import TENSORS, Rope
+from llamatrain.model.transformer import mask_of, parameters, rope_state, training
 
 LLAMA = find("llama")
 EMBEDDINGS, OUTPUT = "token_embd.weight", "output.weight"
@@ -74,7 +78,7 @@ def written(path: Path, h: Hyperparameters, arrays: Arrays, kind: str = "F32", m
     """A model file; its matrices are of a kind."""
     vocabulary = new_vocabulary.bytes_only() if h.vocab == VOCABULARY else new_vocabulary.without_text(h.vocab)
     metadata = h.metadata("small") | vocabulary | (more or {})
-    tensors = arrays if h.rope.factors is None else arrays | {"rope_freqs.weight": h.rope.factors}
+    tensors = arrays | {TENSORS[name]: factors for name, factors in h.rope.tensors.items()}
     kinds = {name: by_name(kind if array.ndim == 2 else "F32") for name, array in tensors.items()}
     with new_gguf(path, metadata, [TensorInfo(name, kinds[name], array.shape) for name, array in tensors.items()]) as out:
         for name, array in tensors.items():
@@ -88,3 +92,18 @@ def loaded(gguf: Gguf) -> tuple[Hyperparameters, Arrays]:
     arrays = {name: np.empty(shape, np.float32) for name, shape in h.shapes.items()}
     fill_from(gguf, arrays)
     return h, arrays
+
+
+def loss_of(h: Hyperparameters, arrays: Arrays, length: int, flash: bool = True) -> tuple[float, Arrays]:
+    """In float64, of random tokens; and its gradients."""
+    leaves, table = parameters(h, F64), rope_state(h, length, F64)
+    made = training(h, leaves, 1, length, table, flash=flash)
+    loss, grads = value_and_gradients(made.loss, list(leaves.values()))
+    memory = {leaves[name]: array for name, array in arrays.items()} | {table: h.table(length).astype(np.float64)}
+    program, ids = Program.of([loss, *grads], memory, kernels="reference"), np.array(tokens(length + 1))
+    sight = {"starts": 0} if flash else {"mask": mask_of(np.zeros((1, length), np.int32))}
+    given = {"tokens": ids[:-1], "positions": np.arange(length), **sight, "targets": ids[1:], "weights": 1}
+    for name, values in given.items():
+        program.write(made.inputs[name], values)
+    program()
+    return float(program.read(loss)), {name: program.read(grad).copy() for name, grad in zip(leaves, grads, strict=True)}

@@ -1,28 +1,26 @@
 """An architecture is one file: found by its name, read, begun, trained, decoded and adapted by what its table says."""
 
+import ast
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import llamatrain
 from llamatrain.adapters.adapter import check
-from llamatrain.engine.program import Program
 from llamatrain.errors import FileError, UsageError
 from llamatrain.files.reader import open_gguf
-from llamatrain.graph.autodiff import value_and_gradients
-from llamatrain.graph.tensor import F64, placeholder
 from llamatrain.model import architectures
-from llamatrain.model.architectures import find, supported
-from llamatrain.model.forward import paired
+from llamatrain.model.architectures import USUAL, find, supported
 from llamatrain.model.hyperparameters import Hyperparameters, read
 from llamatrain.model.initial import fill
 from llamatrain.model.targets import linear, matching
-from llamatrain.model.transformer import parameters, rope_state, training
 from llamatrain.recipe.sources import fingerprint
 from llamatrain.sample.decoder import Decoder
 from tests.adapter_files import adapter
-from tests.small_models import LLAMA, Arrays, small, tokens, weights, written
+from tests.small_models import LLAMA, Arrays, loss_of, small, tokens, weights, written
 
 # A llama with a bias behind queries and behind what goes down, whose heads turn in halves, and with a number of its own.
 MADE = """
@@ -58,9 +56,9 @@ def h(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hyperparameters:
 def test_a_file_more_is_an_architecture_more(h: Hyperparameters, tmp_path: Path) -> None:
     assert supported() == sorted([*supported()]) and {"llama", "made-here"} <= {*supported()}
     arrays = weights(h)
-    assert [name for name in arrays if name.endswith("bias")] == [
+    assert {name for name in arrays if name.endswith("bias")} == {
         f"blk.{layer}.{name}.bias" for layer in (0, 1) for name in ("attn_q", "ffn_down")
-    ]
+    }
     path = written(tmp_path / "m.gguf", h, arrays)
     gguf = open_gguf(path)
     assert gguf.value("made-here.softness", float) == 0.5
@@ -85,9 +83,51 @@ def test_bases_are_known_again(h: Hyperparameters, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["gpt2", "", "../llama", "__init__", "llama.py", "x" * 1000])
 def test_what_is_none(name: str) -> None:
-    with pytest.raises(UsageError, match=r"^the architecture '.*' is not supported; .*llama.* (is|are)$") as failure:
+    with pytest.raises(
+        UsageError, match=r"^the architecture '.*' is not supported; .*llama.* are; nearest to it is \w+$"
+    ) as failure:
         find(name)
-    assert len(str(failure.value)) < 200
+    assert len(str(failure.value)) < 240
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("qwen3moe", "'qwen3moe', a mixture of experts, is not supported; .*; nearest to it is qwen3$"),
+        ("granitehybrid", "'granitehybrid', a hybrid, of attention and .*, is not supported; .*; nearest to it is granite$"),
+        ("gemma3n", "'gemma3n', a model of other blocks, is not supported; .*; nearest to it is gemma3$"),
+        ("olmo3", "'olmo3' is not supported; .*; nearest to it is olmo2$"),
+        ("qwen9moe", "'qwen9moe', a mixture of experts, is not supported; .*; nearest to it is qwen[23]$"),
+        ("mamba2", "'mamba2', a model that recurs, is not supported; .*; nearest to it is llama$"),
+        ("starcoder", "'starcoder' is not supported; .*; nearest to it is llama$"),
+    ],
+)
+def test_what_is_near(name: str, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        find(name)
+
+
+def test_each_is_named_in_its_own_file_alone() -> None:
+    """Names of vocabularies and of templates are other things; elsewhere stand what is usual, and what old files were."""
+    root, names = Path(llamatrain.__file__).parent, supported()
+    word = re.compile(rf"(?<![\w./-])({'|'.join(names)})(?![\w./-])")
+    places: dict[str, int] = {}
+    for path in root.rglob("*.py"):
+        own = path.stem if path.parent.name == "architectures" else ""
+        tree = ast.parse(path.read_text())
+        documented = {id(node.body[0].value) for node in ast.walk(tree) if has_docstring(node)}  # type: ignore[attr-defined]
+        for node in ast.walk(tree):
+            text = node.value if isinstance(node, ast.Constant) and id(node) not in documented else ""
+            found = word.findall(text) if isinstance(text, str) and not path.is_relative_to(root / "data") else []
+            if more := [name for name in found if name != own and (name != USUAL or text == USUAL)]:
+                places[str(path.relative_to(root))] = len(more)
+    assert places == {"model/architectures/__init__.py": 1, "files/former.py": 1, "adapters/ggla.py": 1}
+
+
+def has_docstring(node: ast.AST) -> bool:
+    if not isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef):
+        return False
+    return bool(node.body) and isinstance(node.body[0], ast.Expr) and isinstance(node.body[0].value, ast.Constant)
 
 
 def test_first_values(h: Hyperparameters) -> None:
@@ -157,19 +197,6 @@ def test_names_of_hugging_face(h: Hyperparameters) -> None:
 # ---- graphs ----------------------------------------------------------------
 
 
-def loss_of(h: Hyperparameters, arrays: Arrays, length: int) -> tuple[float, Arrays]:
-    leaves, table = parameters(h, F64), rope_state(h, length, F64)
-    made = training(h, leaves, 1, length, table)
-    loss, grads = value_and_gradients(made.loss, list(leaves.values()))
-    memory = {leaves[name]: array for name, array in arrays.items()} | {table: h.rope.table(length).astype(np.float64)}
-    program, ids = Program.of([loss, *grads], memory, kernels="reference"), np.array(tokens(length + 1))
-    given = {"tokens": ids[:-1], "positions": np.arange(length), "starts": 0, "targets": ids[1:], "weights": 1}
-    for name, values in given.items():
-        program.write(made.inputs[name], values)
-    program()
-    return float(program.read(loss)), {name: program.read(grad).copy() for name, grad in zip(leaves, grads, strict=True)}
-
-
 @pytest.mark.parametrize("name", [BIAS, "blk.1.ffn_down.bias", "blk.0.attn_k.weight"])
 def test_gradients(h: Hyperparameters, name: str) -> None:
     arrays = {key: array.astype(np.float64) for key, array in weights(h).items()}
@@ -189,17 +216,3 @@ def test_decoding_goes_on_from_its_cache(h: Hyperparameters) -> None:
     without = Decoder(h, arrays | {BIAS: np.zeros_like(arrays[BIAS])}, ctx=32).feed(ids)
     pairs = Decoder(replace(h, architecture=replace(h.architecture, rotation="pairs")), arrays, ctx=32).feed(ids)
     assert np.abs(without - whole).max() > 0.1 and np.abs(pairs - whole).max() > 0.1
-
-
-@pytest.mark.parametrize("turned", [16, 8])
-def test_halves(turned: int) -> None:
-    """Element i of the first `turned` turns with i + turned/2: put together, they are neighbours, and the rest stays."""
-    x = placeholder("x", (2, 3, 2, 16))
-    out = paired(x, turned)
-    program = Program.of([out], {}, kernels="reference")
-    values = np.random.default_rng(1).standard_normal(x.shape).astype(np.float32)
-    program.write(x, values)
-    program()
-    half = turned // 2
-    order = [place for i in range(half) for place in (i, i + half)] + [*range(turned, 16)]
-    np.testing.assert_array_equal(program.read(out), values[..., order])

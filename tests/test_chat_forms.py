@@ -8,7 +8,8 @@ import pytest
 
 from llamatrain.data.forms import Chat, parse_line
 from llamatrain.errors import DataError
-from tests.chat_templates import CALL, CHATS, GEMMA, LAYOUTS, TOOL, ZEPHYR, Layout
+from tests.chat_templates import GEMMA, LAYOUTS, ZEPHYR, Layout
+from tests.conversations import CALL, CHATS, TOOL
 from tests.llama_cpp import model_with, served
 from tests.runs import TINY, Done, ran, run
 

@@ -13,10 +13,12 @@ from llamatrain.data.forms import parse_line
 from llamatrain.data.options import DataOptions
 from llamatrain.data.templates import TemplateError
 from llamatrain.data.tokenizer import Tokenizer
-from tests.chat_templates import CHATS, LAYOUTS, answers_in
+from tests.chat_templates import LAYOUTS
+from tests.conversations import CHATS, answers_in
 from tests.llama_cpp import Served, model_with, served
 
-WITHOUT_CALLS = ("llama 3", "chatml", "zephyr", "smollm", "none")  # templates that have no place for them
+FAMILIES = ("gemma 3", "granite", "olmo 2", "phi 3", "phi 4", "phi 4 mini")
+WITHOUT_CALLS = ("llama 3", "chatml", "zephyr", "smollm", "none", *FAMILIES)  # templates that have no place for them
 Answer = tuple[str, str, list[int]]  # what stands before it in its row, itself, its tokens
 
 
@@ -56,7 +58,7 @@ def test_each_answer_stands_behind_the_servers_prompt(name: str, tmp_path: Path)
             answers = trained(encoder, row)
             assert [before for before, _, _ in answers] == [spaced(tokenizer, text) for text in prompts if text], case
             for turn, (before, said, tokens) in zip(turns, answers, strict=True):
-                assert tokens[-1] in tokenizer.vocabulary.ends and not {*tokens[:-1]} & tokenizer.vocabulary.ends
+                assert tokens[-1] in tokenizer.ends.all and not {*tokens[:-1]} & tokenizer.ends.all
                 assert words_of(row["messages"][turn], before) in said, case
                 others = [words_of(each, "") for each in row["messages"][:turn] if each["role"] != "assistant"]
                 assert not any(words in said for words in others if len(words) > 3)

@@ -167,6 +167,7 @@ def test_words_that_cannot_be(
         ("training.extra", ("best_validation",), "text"),
         ("training.extra", ("best_validation",), {"loss": 1.5, "step": 99, "idle": 0}),
         ("training.extra", ("best_validation",), {"loss": math.nan, "step": 1, "idle": 0}),
+        ("training.extra", ("best_validation",), {"loss": 10**400, "step": 0, "idle": 0}),
         ("training.extra", ("best_validation",), {"loss": None, "step": None, "idle": -1}),
     ],
 )

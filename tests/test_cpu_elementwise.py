@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from llamatrain.kernels.cpu import elementwise, gates, norm, optimizer, rope, rows, softmax, sums  # noqa: F401 - they register
+from llamatrain.kernels.cpu import caps, columns, elementwise, gates, norm, optimizer, rope, rows, softmax, sums  # noqa: F401 - they register
 from llamatrain.kernels.cpu.binding import BINDINGS
 from llamatrain.machine import simd
 from llamatrain.machine.entry import F32, Entry
@@ -72,6 +72,26 @@ def test_the_exponential():
     np.testing.assert_array_equal(np.isfinite(alone), np.isfinite(wanted))
 
 
+@Entry
+def tangents(lo, hi, thread, x: F32, alone: F32, together: F32):
+    for i in range(lo, hi):
+        alone[i] = simd.tanh(x[i])
+    for i in range(lo, hi, simd.LANES):
+        simd.store_to(together, i, hi, simd.tanh(simd.load_to(x, i, hi)), 0)
+
+
+def test_the_hyperbolic_tangent():
+    tiny = RANDOM.choice([-1, 1], 50_000) * np.exp(RANDOM.uniform(-80, 3, 50_000))
+    x = np.concatenate([RANDOM.uniform(-12, 12, 100_003), tiny, [-np.inf, np.inf, np.nan, 0, 1e38]]).astype(np.float32)
+    alone, together = np.empty_like(x), np.empty_like(x)
+    Table([tangents.call(x, alone, together, items=x.size, block=x.size)], 1)()
+    np.testing.assert_array_equal(alone, together)
+    assert alone[-5:-3].tolist() == [-1, 1] and np.isnan(alone[-3]) and alone[-2:].tolist() == [0, 1]
+    wanted = np.tanh(x.astype(np.float64)).astype(np.float32)
+    np.testing.assert_array_max_ulp(alone[~np.isnan(x)], wanted[~np.isnan(x)], 4)
+    assert (abs(alone[~np.isnan(x)]) <= 1).all()
+
+
 SHAPES = [(1, 1), (3, 5), (2, 3, 16), (70, 100), (9, 1031), (300, 64)]
 
 
@@ -111,6 +131,60 @@ def test_gates(shape):
         close(dup, d * g * s)
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+def test_gelus_gate(shape):
+    gate, up, dy = 4 * normal(*shape), normal(*shape), normal(*shape)
+    g, u, d = wide(gate, up, dy)
+    v, inner = np.sqrt(2 / np.pi) * (g + 0.044715 * g**3), np.sqrt(2 / np.pi) * (1 + 3 * 0.044715 * g**2)
+    part = (1 + np.tanh(v)) / 2
+    slope = part + g * inner / (2 * np.cosh(v) ** 2)
+    close(run("geglu", [shape], [gate, up], {0: 1})[0], g * part * u)
+    for over in ({}, {0: 1, 1: 2}, {0: 0}, {1: 0}):
+        dgate, dup = run("geglu_back", [shape, shape], [dy, gate, up], over)
+        close(dgate, d * u * slope)
+        close(dup, d * g * part)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("half", [False, True])
+def test_a_gate_of_halves_gives_the_bits_of_one_of_two(shape, half):
+    gate, up, dy = 4 * normal(*shape), normal(*shape), normal(*shape)
+    if half:
+        gate, up = ((each.view(np.uint32) >> 16).astype(np.uint16) for each in (gate, up))
+    dtype, x = gate.dtype, np.concatenate([gate, up], axis=-1)
+    np.testing.assert_array_equal(
+        run("swiglu_halves", [shape], [x], dtype=dtype)[0], run("swiglu", [shape], [gate, up], dtype=dtype)[0]
+    )
+    wanted = np.concatenate(run("swiglu_back", [shape, shape], [dy, gate, up], dtype=dtype), axis=-1)
+    for over in ({}, {0: 1}):
+        np.testing.assert_array_equal(run("swiglu_halves_back", [x.shape], [dy, x], over, dtype=dtype)[0], wanted)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_soft_cap(shape):
+    x, dy, cap = 40 * normal(*shape), normal(*shape), 30.0
+    wanted = cap * np.tanh(x.astype(np.float64) / cap)
+    y = run("softcap", [shape], [x], {0: 0}, cap=cap)[0]
+    close(y, wanted)
+    for over in ({}, {0: 0}, {0: 1}):
+        close(run("softcap_back", [shape], [dy, y], over, cap=cap)[0], dy * (1 - (wanted / cap) ** 2))
+
+
+@pytest.mark.parametrize("sizes", [(4, 2, 3), (1,), (64, 32, 96), (33, 1, 100)])
+def test_columns_cut_and_joined(sizes):
+    for dtype in (np.float32, np.uint16):
+        x = RANDOM.integers(0, 30000, (3, 7, sum(sizes))).astype(np.uint16)
+        x = x if dtype == np.uint16 else x.astype(np.float32)
+        parts = np.split(x, np.cumsum(sizes)[:-1], axis=-1)
+        made = run("split_columns", [part.shape for part in parts], [x], dtype=dtype, sizes=sizes)
+        for got, wanted in zip(made, parts, strict=True):
+            np.testing.assert_array_equal(got, wanted)
+        np.testing.assert_array_equal(run("join_columns", [x.shape], parts, dtype=dtype)[0], x)
+    parts = [normal(5, size) for size in sizes]
+    (half,) = run("cast", [(5, sum(sizes))], [np.concatenate(parts, axis=-1)], dtype=np.uint16)
+    np.testing.assert_array_equal(run("join_columns", [half.shape], parts, dtype=np.uint16)[0], half)
+
+
 def test_infinities_and_nan_pass_through():
     x = np.array([np.nan, np.inf, -200, 200, 0], np.float32)
     y = run("silu", [x.shape], [x])[0]
@@ -138,6 +212,25 @@ def test_rope(heads, size, pairs):
         y = run("rope", [x.shape], [x, positions, table], over)[0]
         close(y, wanted)
     close(run("rope_back", [x.shape], [y, positions, table], {0: 0})[0], x)
+
+
+@pytest.mark.parametrize(("heads", "size", "pairs"), [(1, 2, 1), (8, 4, 2), (2, 48, 24), (3, 64, 32), (2, 80, 20), (1, 7, 3)])
+def test_rope_of_halves(heads, size, pairs):
+    """The same rotation, of elements that lie elsewhere."""
+    x = normal(2, 5, heads, size)
+    angles = RANDOM.uniform(-3, 3, (40, pairs))
+    table = np.stack([np.cos(angles), np.sin(angles)], 1).astype(np.float32)
+    positions = RANDOM.integers(0, 40, (2, 5)).astype(np.int32)
+    place = np.concatenate([np.arange(2 * pairs).reshape(2, pairs).T.ravel(), np.arange(2 * pairs, size)])  # i beside i + pairs
+    beside = np.ascontiguousarray(np.swapaxes(table, 1, 2))
+    for op in ("rope", "rope_back"):
+        wanted = np.empty_like(x)
+        wanted[..., place] = run(op, [x.shape], [np.ascontiguousarray(x[..., place]), positions, beside])[0]
+        for over in ({}, {0: 0}):
+            close(run(op, [x.shape], [x, positions, table], over, halves=True)[0], wanted)
+    positions[0, 1], positions[1, 2] = 40, -1
+    y = run("rope", [x.shape], [x, positions, table], halves=True)[0]
+    assert np.isnan(y[[0, 1], [1, 2], :, : 2 * pairs]).all() and np.isfinite(y[0, 0]).all()
 
 
 # ---- softmax and losses -------------------------------------------------------
@@ -284,6 +377,14 @@ def test_sums(size):
     np.testing.assert_allclose(run("sum", [()], [x])[0], x64.sum(), rtol=1e-6)
     np.testing.assert_allclose(run("mean", [()], [x])[0], x64.mean(), rtol=1e-6)
     np.testing.assert_allclose(run("sum_sqr", [()], [x])[0], (x64**2).sum(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (5, 7), (3, 40, 33), (1000, 64), (70, 3000), (0, 5)])
+def test_rows_summed_up(shape):
+    """As a bias' gradient is."""
+    x, last = normal(*shape), (*(1 for _ in shape[:-1]), shape[-1])
+    close(run("repeat_back", [last], [x], shape=last)[0], x.astype(np.float64).reshape(-1, shape[-1]).sum(0).reshape(last), 1e-6)
+    assert not BINDINGS["repeat_back"].takes([np.empty((2, 3), np.float32)], [np.empty((4, 3), np.float32)], {})
 
 
 def test_results_past_the_caches():

@@ -114,7 +114,7 @@ PACKED = {
     "tail.jsonl.gz": (gzip.compress(LINE) + b"words", "packed data that is damaged"),
     "empty.csv.gz": (gzip.compress(b""), "the file is empty"),
     "nothing.gz": (b"", "the file is empty"),
-    "twice.jsonl.gz": (gzip.compress(gzip.compress(LINE)), "binary data, a zero byte"),
+    "twice.jsonl.gz": (gzip.compress(gzip.compress(LINE)), "packed twice, by the look of it; unpack it once"),
     "window.zst": (b"\x28\xb5\x2f\xfd\x00\xf8" + bytes(50), "packed data that is damaged"),
     "page.gz": (gzip.compress(b"<!doctype html><p>words"), "markup"),
     "half.txt": ("words".encode("utf-16")[:-1], "begins as UTF-16, and is none: it ends in the midst of a character"),

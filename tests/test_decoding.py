@@ -44,9 +44,7 @@ def trained_logits(h: Hyperparameters, arrays: Arrays, ids: list[int], kernels: 
     leaves, table = parameters(h), rope_state(h, len(ids))
     made = training(h, leaves, 1, len(ids), table, flash=False)
     output = made.loss.node.sources[0]  # the logits that the loss reads
-    program = Program.of(
-        [output], {leaves[name]: arrays[name] for name in leaves} | {table: h.rope.table(len(ids))}, kernels=kernels
-    )
+    program = Program.of([output], {leaves[name]: arrays[name] for name in leaves} | {table: h.table(len(ids))}, kernels=kernels)
     program.write(made.inputs["tokens"], ids)
     program.write(made.inputs["positions"], np.arange(len(ids)))
     program.write(made.inputs["mask"], np.where(np.tri(len(ids), dtype=bool), 0, -1e30))
@@ -209,6 +207,17 @@ def test_what_is_left_after_a_shift_is_as_if_it_had_always_stood_there(h: Hyperp
     assert not decoder.shift(decoder.position - 1) and not decoder.shift(decoder.position)
 
 
+def test_what_a_cache_holds_is_known() -> None:
+    h, ids = small(ctx=40), tokens(30)
+    decoder = Decoder(h, weights(h), ctx=h.ctx)
+    decoder.feed(ids)
+    assert decoder.rewound([*ids[:20], 1 + max(ids[20], 1)]) == decoder.position == 20
+    decoder.feed(ids[20:])
+    assert decoder.rewound(ids) == 29  # a last one is fed, for the logits behind it
+    decoder.feed(ids[29:])
+    assert decoder.shift(3) and decoder.rewound(ids) == 3  # the others' values know of what has gone
+
+
 def test_generating_goes_on_behind_the_context() -> None:
     h = small(ctx=40)
     decoder = Decoder(h, weights(h), ctx=h.ctx)
@@ -268,7 +277,7 @@ def test_gradients_through_the_cache_are_those_of_training(parts: list[int], ker
     leaves, table = parameters(h, dtype), rope_state(h, h.ctx, dtype)
     caches = caches_of(h, h.ctx, dtype)
     old = np.random.default_rng(3)
-    memory = {leaves[name]: arrays[name] for name in leaves} | {table: h.rope.table(h.ctx).astype(dtype.numpy)}
+    memory = {leaves[name]: arrays[name] for name in leaves} | {table: h.table(h.ctx).astype(dtype.numpy)}
     memory |= {cache: old.standard_normal(cache.shape).astype(dtype.numpy) for cache in caches}
     loss, inputs, read = cached_loss(h, leaves, parts, caches, table, dtype)
     loss, grads = value_and_gradients(loss, list(leaves.values()))
@@ -308,7 +317,7 @@ def test_gradients_through_the_cache_are_slopes() -> None:
     caches = [parameter(cache.name, cache.shape, F64) for cache in caches_of(h, h.ctx)]
     asked = [*leaves.values(), *caches]
     random = np.random.default_rng(4)
-    memory = {leaves[name]: arrays[name] for name in leaves} | {table: h.rope.table(h.ctx).astype(np.float64)}
+    memory = {leaves[name]: arrays[name] for name in leaves} | {table: h.table(h.ctx).astype(np.float64)}
     memory |= {cache: random.standard_normal(cache.shape) for cache in caches}
     loss, inputs, read = cached_loss(h, leaves, [2, 2], list(caches), table, F64)
     loss, grads = value_and_gradients(loss, asked)

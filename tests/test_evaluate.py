@@ -110,8 +110,8 @@ def test_against_llama_cpp(place: Path) -> None:
 
 def test_what_cannot_be_evaluated(place: Path) -> None:
     model, data = place / "run" / "model.gguf", place / "text.txt"
-    refused(run("evaluate", model, place / "none.txt"), 1, "none.txt")
-    refused(run("evaluate", place / "none.gguf", data), 1, "none.gguf")
+    refused(run("evaluate", model, place / "none.txt"), 2, "none.txt")
+    refused(run("evaluate", place / "none.gguf", data), 2, "none.gguf")
     refused(run("evaluate", data, data), 1, "text.txt")
     refused(run("evaluate", model, data, "--ctx", 0), 2, "--ctx")
     refused(run("evaluate", model, data, "--batch", 0), 2, "--batch")

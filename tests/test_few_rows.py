@@ -12,16 +12,16 @@ from tests.test_products import halved, normal, widened
 UNTOUCHED = np.float32(7)
 
 
-def product(x: np.ndarray, w: np.ndarray) -> np.ndarray:
+def product(x: np.ndarray, w: np.ndarray, *bias: np.ndarray) -> np.ndarray:
     """By one thread, the same bits by two; nothing is written beside it."""
     results = []
     for threads in (1, 2):
         around = np.full((*x.shape[:-1], len(w) + 2), UNTOUCHED, np.float32)
         out = np.ascontiguousarray(around[..., 1:-1])
         binding = BINDINGS["matmul"]
-        assert isinstance(products.matmul_way((x, w), threads), FewRows)
-        room = np.full(binding.scratch([out], [x, w], {}, threads) + 64, 0xFF, np.uint8)
-        Table(binding.bind([out], [x, w], {}, room[-room.ctypes.data % 64 :], threads), threads)()
+        assert isinstance(products.matmul_way((x, w, *bias), threads), FewRows)
+        room = np.full(binding.scratch([out], [x, w, *bias], {}, threads) + 64, 0xFF, np.uint8)
+        Table(binding.bind([out], [x, w, *bias], {}, room[-room.ctypes.data % 64 :], threads), threads)()
         results.append(out)
     assert results[0].tobytes() == results[1].tobytes()
     return results[0]
@@ -36,6 +36,13 @@ def test_in_both_precisions(shape: tuple[int, int, int], x_half: int, w_half: in
     found = product(x, w)
     x, w = (widened(halved(widened(each)) if x_half or w_half else each).astype(np.float64) for each in (x, w))
     assert (abs(found - x @ w.T) <= 1e-6 * (abs(x) @ abs(w).T) + 1e-30).all()
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_a_bias_is_added_to_each_row(half: bool) -> None:
+    x, w, bias = normal(3, 257), normal(71, 257), normal(71)
+    w = halved(w) if half else w
+    np.testing.assert_array_equal(product(x, w, bias), product(x, w) + bias)
 
 
 def test_leading_axes_are_rows() -> None:

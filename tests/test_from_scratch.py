@@ -153,11 +153,20 @@ def test_the_loss_curve_is_a_picture(whole: tuple[Path, Done]) -> None:
 
 def test_the_folder_holds_the_run(whole: tuple[Path, Done]) -> None:
     names = {path.name for path in whole[0].iterdir()}
-    assert {"config.toml", "metrics.jsonl", "checkpoint-LATEST.gguf", "model.gguf", "loss.svg"} <= names
+    assert {
+        "config.toml",
+        "metrics.jsonl",
+        "checkpoint-LATEST.gguf",
+        "model.gguf",
+        "loss.svg",
+        "report.html",
+        "samples.jsonl",
+    } <= names
     numbered = {name for name in names if re.fullmatch(r"checkpoint-\d+\.gguf", name)}
     names -= {name for name in names if re.fullmatch(r"best(-\d+)?\.gguf", name)}
     assert len(numbered) == 2, "--keep is 2"
-    assert names - numbered <= {"config.toml", "metrics.jsonl", "checkpoint-LATEST.gguf", "model.gguf", "loss.svg"}
+    drawn = {"loss.svg", "report.html", "report.json", "samples.jsonl"}
+    assert names - numbered <= {"config.toml", "metrics.jsonl", "checkpoint-LATEST.gguf", "model.gguf", *drawn}
     latest = (whole[0] / "checkpoint-LATEST.gguf").stat()
     assert latest.st_nlink == 2 and latest.st_ino in {(whole[0] / name).stat().st_ino for name in numbered}
 

@@ -1,11 +1,9 @@
-"""The built-in sine wave, the recipes in configs/, and L-BFGS against AdamW on the wave."""
+"""The built-in sine wave, and L-BFGS against AdamW on it."""
 
 import math
 import re
 import resource
-import shlex
 import subprocess
-import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +13,7 @@ from llamatrain.config.options import declared, flag_of
 from llamatrain.files.reader import open_gguf
 from llamatrain.machine.units import cores
 from llamatrain.recipe.options import TrainOptions
-from tests.runs import PROGRAM, ROOT, Done, environment, losses, ran, same_bits, steps, tensors, text_file, timeless
-
-CONFIGS = sorted((ROOT / "configs").glob("*.toml"))
+from tests.runs import PROGRAM, ROOT, Done, environment, losses, ran, same_bits, steps, timeless
 
 
 @pytest.fixture(scope="module")
@@ -117,37 +113,3 @@ def test_lbfgs_needs_a_third_of_the_evaluations_of_adamw(tmp_path: Path) -> None
         ran("from-scratch", data, *shape, *FIXED, *given, "--out", tmp_path / f"adamw-{rate}")
         adamw.append(evaluations_to(tmp_path / f"adamw-{rate}", reached))
     assert 3 * needed <= min(adamw), (needed, adamw)
-
-
-# ---- configs ---------------------------------------------------------------
-
-
-def commands(config: Path) -> list[list[str]]:
-    """The command lines in a config's opening comment."""
-    head = re.match(r"(#.*\n)+", config.read_text())
-    assert head, f"{config.name} opens with no comment"
-    told = [line.lstrip("# ").rstrip() for line in head[0].splitlines()]
-    return [shlex.split(line, comments=True)[1:] for line in told if line.startswith("llamatrain ")]
-
-
-def test_there_are_recipes() -> None:
-    assert {"sine.toml"} < {path.name for path in CONFIGS} and len(CONFIGS) >= 3
-
-
-@pytest.mark.parametrize("config", [pytest.param(path, id=path.stem) for path in CONFIGS])
-def test_each_config_opens_with_a_command_that_runs(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a text in place of the data it names, and few steps."""
-    (tmp_path / "configs").symlink_to(ROOT / "configs")
-    monkeypatch.chdir(tmp_path)
-    words = next(words for words in commands(config) if words[0] == "from-scratch")
-    assert f"configs/{config.name}" in words, words
-    data = text_file(tmp_path, 60_000)
-    words = [str(data) if word.startswith("TEXT") else word for word in words]
-    keys = tomllib.loads(config.read_text())
-    assert keys, "a config states what differs"
-    ran("plan", *words)
-    few = ("--iters", 1, "--out", "run")
-    if keys["embd"] > 256:  # takes a minute; what it says is checked all the same
-        few = ("--iters", 0, "--out", "run")
-    ran(*words, *few)
-    assert all(np.isfinite(array).all() for array in tensors(tmp_path / "run" / "model.gguf").values())

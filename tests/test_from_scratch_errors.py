@@ -87,10 +87,10 @@ SLIPS: dict[str, tuple[int | tuple[int, ...], tuple[Argument, ...], tuple[str, .
     "time in strange units": (2, ("--max-time", "soon"), ("--max-time", "soon")),
     "memory too small": (1, ("--memory", "10MB"), ("10 ?MB", "memory")),
     "no such config": ((1, 2), ("--config", "none.toml"), ("none.toml",)),
-    "validation data that is not there": (1, ("--val", "none.txt"), ("none.txt",)),
-    "a model that is not there": (1, ("--checkpoint-in", "none.gguf"), ("none.gguf",)),
+    "validation data that is not there": (2, ("--val", "none.txt"), ("none.txt",)),
+    "a model that is not there": (2, ("--checkpoint-in", "none.gguf"), ("none.gguf",)),
     "a model that is none": (1, ("--checkpoint-in", "text.txt"), ("text.txt",)),
-    "a run that is not there": (1, ("--resume", "nowhere"), ("nowhere",)),
+    "a run that is not there": (2, ("--resume", "nowhere"), ("nowhere",)),
     "wildly large": ((1, 2), ("--embd", 1 << 40), ("embd",)),
     "too large for any machine": (1, ("--embd", 1 << 18, "--head", 8, "--layer", 6), ("memory|GB|GiB|TB",)),
 }
@@ -119,7 +119,7 @@ def test_options_of_another_optimizer_are_refused(place: Path) -> None:
 
 
 def test_missing_data(place: Path) -> None:
-    refused(run("from-scratch", "nothing.txt", "--out", "run"), 1, "nothing.txt")
+    refused(run("from-scratch", "nothing.txt", "--out", "run"), 2, "nothing.txt")
     (place / "empty.txt").write_text("")
     refused(run("from-scratch", "empty.txt", "--out", "run"), 1, "empty.txt|no .*(text|token|sample|data)")
     (place / "bad.jsonl").write_text('{"text": "abc"}\n{"nothing": 1}\n')

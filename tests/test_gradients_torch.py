@@ -1,6 +1,7 @@
 """The second witness of every gradient: torch runs the same graph forward, and its autograd says what ours must be."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -38,12 +39,23 @@ def folded(y, shape):
     return y.sum(dim=tuple(range(0, y.dim(), 2)))
 
 
-def turned(x, positions, table, back: bool = False):
+def turned(x, positions, table, halves: bool = False, back: bool = False):
+    if halves:
+        return swapped(x, positions, table, back)
     pairs = table.shape[1]
     cos, sin = (table[positions.long()][:, :, None, :, part] for part in (0, 1))  # (B, T, 1, pairs)
     z = torch.view_as_complex(x[..., : 2 * pairs].reshape(*x.shape[:3], pairs, 2).contiguous())
     z = z * torch.complex(cos, -sin if back else sin)
     return torch.cat([torch.view_as_real(z).flatten(3), x[..., 2 * pairs :]], dim=3)
+
+
+def swapped(x, positions, table, back: bool):
+    """As models write it whose heads are cut in two: x cos + (-second, first) sin."""
+    pairs = table.shape[2]
+    cos, sin = (table[positions.long()][:, :, None, part].repeat(1, 1, 1, 2) for part in (0, 1))
+    first, second = x[..., :pairs], x[..., pairs : 2 * pairs]
+    crossed = torch.cat([-second, first], dim=3) * (-sin if back else sin)
+    return torch.cat([x[..., : 2 * pairs] * cos + crossed, x[..., 2 * pairs :]], dim=3)
 
 
 def dropped(x, key, rate: float, salt: int):
@@ -52,14 +64,20 @@ def dropped(x, key, rate: float, salt: int):
     return x * torch.from_numpy(kept) / (1 - rate)
 
 
-def attention(q, k, v, starts, lasts=None, *, scale: float):
+def capped(x, cap: float):
+    return cap * torch.tanh(x / cap) if cap else x
+
+
+def attention(q, k, v, starts, lasts=None, *, scale: float, window: int = 0, cap: float = 0.0):
     length, keys, times = q.shape[1], k.shape[1], q.shape[2] // k.shape[2]
     if lasts is None:
         lasts = (torch.arange(length) + keys - length).expand(starts.shape)
     place = torch.arange(keys)
     seen = ((place >= starts[..., None]) & (place <= lasts[..., None]))[:, None]  # (B, 1, T, S)
+    if window:
+        seen = seen & (place > lasts[..., None] - window)[:, None]
     k, v = (each.repeat_interleave(times, dim=2) for each in (k, v))
-    scores = torch.einsum("bthd,bshd->bhts", q, k) * scale
+    scores = capped(torch.einsum("bthd,bshd->bhts", q, k) * scale, cap)
     p = torch.where(seen, torch.where(seen, scores, -1e30).softmax(-1), 0.0)
     return torch.einsum("bhts,bshd->bthd", p, v), torch.where(seen, scores, -torch.inf).logsumexp(-1)
 
@@ -98,6 +116,11 @@ def gelu(x):
     return functional.gelu(x, approximate="tanh")
 
 
+def swiglu_halves(x):
+    gate, up = x.chunk(2, dim=-1)
+    return functional.silu(gate) * up
+
+
 TORCH: dict[str, Callable[..., Any]] = {
     "add": torch.add,
     "sub": torch.sub,
@@ -111,6 +134,8 @@ TORCH: dict[str, Callable[..., Any]] = {
     "sigmoid": torch.sigmoid,
     "gelu": gelu,
     "gelu_back": back(gelu),
+    "softcap": capped,
+    "softcap_back": lambda dy, y, cap: dy * (1 - (y / cap).square()),
     "add1": lambda a, b: a + b.reshape(()),
     "scale": lambda x, by: x * by,
     "sqr": torch.square,
@@ -125,7 +150,7 @@ TORCH: dict[str, Callable[..., Any]] = {
     "sum_sqr": lambda x: x.square().sum(),
     "repeat": lambda x, shape: x.repeat([size // n for size, n in zip(shape, x.shape, strict=True)]),
     "repeat_back": folded,
-    "matmul": lambda x, w: x @ w.mT,
+    "matmul": lambda x, w, *bias: sum(bias, x @ w.mT),
     "matmul_nn": lambda y, w: y @ w,
     "out_prod": lambda a, b: a.mT @ b,
     "reshape": torch.reshape,
@@ -150,17 +175,23 @@ TORCH: dict[str, Callable[..., Any]] = {
     "dropout": dropped,
     "swiglu": lambda gate, up: functional.silu(gate) * up,
     "swiglu_back": back(lambda gate, up: functional.silu(gate) * up, one=False),
+    "geglu": lambda gate, up: gelu(gate) * up,
+    "geglu_back": back(lambda gate, up: gelu(gate) * up, one=False),
+    "swiglu_halves": swiglu_halves,
+    "swiglu_halves_back": back(swiglu_halves),
+    "split_columns": lambda x, sizes: x.split(sizes, dim=-1),
+    "join_columns": lambda *parts: torch.cat(parts, dim=-1),
     "rope": turned,
-    "rope_back": lambda x, positions, table: turned(x, positions, table, back=True),
+    "rope_back": partial(turned, back=True),
     "soft_max": lambda x: x.softmax(-1),
     "soft_max_back": lambda dy, y: y * (dy - (dy * y).sum(-1, keepdim=True)),
     "flash_attn": attention,
     "cross_entropy_loss": cross_entropy,
     "cross_entropy_rows": entropies,
-    "linear_cross_entropy_rows": lambda x, w, targets: entropies(x @ w.mT, targets),
+    "linear_cross_entropy_rows": lambda x, w, targets, cap=0.0: entropies(capped(x @ w.mT, cap), targets),
     "softplus": functional.softplus,
     "log_odds": lambda x: x - torch.log(-torch.expm1(x)),
-    "linear_cross_entropy": lambda x, w, targets, weights: cross_entropy(x @ w.mT, targets, weights),
+    "linear_cross_entropy": lambda x, w, *aims, cap=0.0: cross_entropy(capped(x @ w.mT, cap), *aims),
 }
 
 

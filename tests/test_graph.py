@@ -59,15 +59,35 @@ MISFITS = {
     "flash_attn": lambda: O.flash_attn(x(1, 2, 3, 4), x(1, 2, 2, 4), x(1, 2, 2, 4), x(1, 2, dtype=I32), scale=1.0, name="here"),
     "cross_entropy_loss": lambda: O.cross_entropy_loss(x(2, 3), x(3, dtype=I32), x(2), name="here"),
     "linear_cross_entropy": lambda: O.linear_cross_entropy(x(2, 3), x(5, 4), x(2, dtype=I32), x(2), name="here"),
+    "linear_cross_entropy, cap": lambda: O.linear_cross_entropy(x(2, 3), x(5, 3), x(2, dtype=I32), x(2), cap=-1.0, name="here"),
+    "matmul, bias": lambda: O.matmul(x(2, 3), x(5, 3), x(3), name="here"),
+    "matmul, bias of another type": lambda: O.matmul(x(2, 3), x(5, 3), x(5, dtype=BF16), name="here"),
+    "softcap": lambda: O.softcap(x(2), cap=0.0, name="here"),
+    "softcap_back": lambda: O.softcap_back(x(2), x(3), cap=1.0, name="here"),
+    "geglu": lambda: O.geglu(x(2), x(2, dtype=BF16), name="here"),
+    "geglu_back": lambda: O.geglu_back(x(3), x(2), x(2), name="here"),
+    "swiglu_halves": lambda: O.swiglu_halves(x(2, 3), name="here"),
+    "swiglu_halves_back": lambda: O.swiglu_halves_back(x(2, 4), x(2, 4), name="here"),
+    "split_columns": lambda: O.split_columns(x(2, 5), sizes=(2, 2), name="here"),
+    "split_columns, none": lambda: O.split_columns(x(2, 5), sizes=(5, 0), name="here"),
+    "join_columns": lambda: O.join_columns(x(2, 5), x(3, 5), name="here"),
+    "rope, halves": lambda: O.rope(x(1, 2, 3, 8), x(1, 2, dtype=I32), x(9, 3, 2), halves=True, name="here"),
+    "flash_attn, window": lambda: attention(window=-1),
+    "flash_attn, cap": lambda: attention(cap=float("nan")),
 }
 
 
-@pytest.mark.parametrize("op", MISFITS)
-def test_what_does_not_fit_names_op_shapes_and_node(op: str) -> None:
+def attention(**how: float) -> Tensor:
+    q = x(1, 2, 4, 4)
+    return O.flash_attn(q, q, q, x(1, 2, dtype=I32), scale=1.0, name="here", **how)
+
+
+@pytest.mark.parametrize("case", MISFITS)
+def test_what_does_not_fit_names_op_shapes_and_node(case: str) -> None:
     with pytest.raises(GraphError) as failed:
-        MISFITS[op]()
+        MISFITS[case]()
     message = str(failed.value)
-    assert message.startswith(f"{op} (here): ")
+    assert message.startswith(f"{case.split(',')[0]} (here): ")
     assert "received x f32[" in message or "received x i32[" in message or "received x f64[" in message
     assert "\n" not in message
 

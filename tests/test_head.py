@@ -35,32 +35,35 @@ def run_once(op, outs, ins, attrs, threads):
     Table(binding.bind(outs, ins, attrs, room[-room.ctypes.data % 64 :], threads), threads)()
 
 
-def both(ins, dloss=0.5, dx=True, dw=True):
+def both(ins, dloss=0.5, dx=True, dw=True, **how):
     """loss, dx, dw: the same bits from one thread and from two, and the same loss without gradients."""
     results = []
     for threads in (1, 2):
         shapes = [(), *[ins[0].shape] * dx, *[ins[1].shape] * dw]
         outs = [np.full(shape, 7, np.float32) for shape in shapes]
-        run_once(BACK, outs, [np.array(dloss, np.float32), *ins], {"dx": dx, "dw": dw}, threads)
+        run_once(BACK, outs, [np.array(dloss, np.float32), *ins], {"dx": dx, "dw": dw, **how}, threads)
         results.append(outs)
     assert [each.tobytes() for each in results[0]] == [each.tobytes() for each in results[1]]
     alone = np.zeros((), np.float32)
-    run_once("linear_cross_entropy", [alone], ins, {}, 2)
+    run_once("linear_cross_entropy", [alone], ins, how, 2)
     assert alone.tobytes() == results[0][0].tobytes()
     return results[0]
 
 
-def formula(ins, dloss=0.5):
+def formula(ins, dloss=0.5, cap=0.0):
     x, w, targets, weights = ins
     if np.uint16 in (x.dtype, w.dtype):
         x, w = (widened(halved(widened(each))) for each in (x, w))
     x, w = x.astype(np.float64), w.astype(np.float64)
     weights = np.where(targets < 0, 0, weights).astype(np.float64)
-    logits, rows = x @ w.T, np.arange(len(x))
+    logits, rows, slope = x @ w.T, np.arange(len(x)), 1.0
+    if cap:
+        logits = cap * np.tanh(logits / cap)
+        slope = 1 - (logits / cap) ** 2
     log_sums = np.log(np.exp(logits).sum(1))
     slopes = np.exp(logits - log_sums[:, None])
     slopes[rows, targets] -= 1
-    slopes *= dloss * weights[:, None]
+    slopes *= dloss * weights[:, None] * slope
     return (weights * (log_sums - logits[rows, targets])).sum(), slopes @ w, slopes.T @ x
 
 
@@ -83,6 +86,32 @@ def test_bf16(shape, halves):
     got, wanted = both(ins), formula(ins)
     close(got[:1], wanted[:1], 1e-6)  # the loss is of unrounded logits
     close(got[1:], wanted[1:], 1e-2)
+
+
+@pytest.mark.parametrize(("half", "cap"), [(False, 0.7), (True, 0.7), (False, 30.0)])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_cap(shape, half, cap):
+    ins = case(*shape)
+    ins[1] = halved(ins[1]) if half else ins[1]
+    got, wanted = both(ins, cap=cap), formula(ins, cap=cap)
+    close(got[:1], wanted[:1], 1e-5)
+    close(got[1:], wanted[1:], 1e-2 if half else 1e-5)
+    dx_alone = both(ins, dw=False, cap=cap)[1]
+    assert dx_alone.tobytes() == got[1].tobytes()
+    assert not np.array_equal(got[0], both(ins)[0]) or shape == (1, 1, 1)
+
+
+def test_under_a_cap_as_many_are_right_and_not_a_number_shows():
+    x, w, targets, weights = case(60, 20, 50)
+    judged = []
+    for how in ({}, {"cap": 5.0}):
+        outs = [np.zeros((), np.float32), np.zeros((), np.float32)]
+        run_once("linear_cross_entropy_judged", outs, [x, w, targets, weights], how, 2)
+        judged.append([float(each) for each in outs])
+    assert judged[0][1] == judged[1][1] and judged[0][0] != judged[1][0]
+    x[7, 3], targets[7], weights[7] = np.nan, 1, 1
+    loss, dx, dw = both([x, w, targets, weights], cap=5.0)
+    assert np.isnan(loss) and np.isnan(dx[7]).all() and np.isfinite(np.delete(dx, 7, 0)).all() and np.isnan(dw).all()
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.uint16])
@@ -136,22 +165,23 @@ def test_no_tokens():
 @pytest.mark.parametrize("dtype", [np.float32, np.uint16])
 def test_memory_stays_under_40_mb(dtype):
     x, w = (np.broadcast_to(dtype(0), shape) for shape in ((2048, 512), (32000, 512)))
-    assert head.head_of([x, w], True, True, 2).scratch < 40e6
+    assert head.head_of([x, w], {"dx": True, "dw": True}, 2).scratch < 40e6
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("half", [False, True])
-def test_the_loss_of_each_row(shape, half):
+@pytest.mark.parametrize("how", [{}, {"cap": 2.0}])
+def test_the_loss_of_each_row(shape, half, how):
     """Together they are the weighted sum's; what is given back for them is what their weights bring."""
     x, w, targets, weights = case(*shape)
     w = halved(w) if half else w
     apart = []
     for threads in (1, 2):
         apart.append(np.full(len(x), 7, np.float32))
-        run_once("linear_cross_entropy_rows", [apart[-1]], [x, w, targets], {}, threads)
+        run_once("linear_cross_entropy_rows", [apart[-1]], [x, w, targets], how, threads)
     assert apart[0].tobytes() == apart[1].tobytes() and not apart[0][targets < 0].any()
-    loss, dx, dw = both([x, w, targets, weights], dloss=1)
+    loss, dx, dw = both([x, w, targets, weights], dloss=1, **how)
     np.testing.assert_allclose((apart[0].astype(np.float64) * weights).sum(), loss, rtol=1e-5)
     found = [np.empty_like(dx), np.empty_like(dw)]
-    run_once("linear_cross_entropy_rows_back", found, [weights, x, w, targets], {"dx": True, "dw": True}, 2)
+    run_once("linear_cross_entropy_rows_back", found, [weights, x, w, targets], {"dx": True, "dw": True, **how}, 2)
     assert [each.tobytes() for each in found] == [dx.tobytes(), dw.tobytes()]

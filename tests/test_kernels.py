@@ -7,10 +7,12 @@ import pytest
 
 from llamatrain.engine.program import Program
 from llamatrain.graph.autodiff import gradients
-from llamatrain.graph.tensor import F32, quantised
+from llamatrain.graph.ops import matmul
+from llamatrain.graph.tensor import F32, placeholder, quantised, state
 from llamatrain.optim.methods.adamw import AdamW
 from llamatrain.optim.step import differentiate, stream
-from tests.llamas import TINY, Size, llama
+from tests.blocks import BLOCKS, Block
+from tests.llamas import TINY, Size, frozen_array, llama
 from tests.op_cases import CASES, Case
 from tests.test_gradients import EACH, scalar
 
@@ -52,6 +54,39 @@ def test_a_llama(size: Size, precision: str) -> None:
         assert np.array_equal(alone, together), "one thread and two differ"
         distance = np.linalg.norm(alone - plain.read(output)) / (np.linalg.norm(plain.read(output)) + 1e-12)
         assert distance <= tolerance, f"{output!r}: {distance}"
+
+
+@pytest.mark.parametrize("precision", ["f32", "bf16"])
+@pytest.mark.parametrize("name", [name for name in BLOCKS if name != "llama"])
+def test_a_block_of_another_model(name: str, precision: str) -> None:
+    """By its compiled kernels alone: as by the plain ones, and the same bits whatever the number of threads."""
+    block = Block(**BLOCKS[name])
+    made = differentiate(block.loss, block.trained, precision=precision)
+    outputs = [made.loss, *made.grads.values()]
+    plain, *fast = (
+        Program.of(outputs, block.arrays(), kernels=kind, threads=n) for kind, n in (("reference", 1), ("cpu", 1), ("cpu", 3))
+    )
+    assert [len(program.runs) for program in fast] == [1, 1]
+    for program in (plain, *fast):
+        program()
+    for output in outputs:
+        wanted, alone, together = (program.read(output) for program in (plain, *fast))
+        assert np.array_equal(alone, together)
+        assert np.linalg.norm(alone - wanted) <= {"f32": 2e-5, "bf16": 2e-2}[precision] * np.linalg.norm(wanted), output
+
+
+@pytest.mark.parametrize("rows", [1, 3, 40])
+def test_a_bias_beside_a_quantised_weight(rows: int) -> None:
+    """In the steps of a decoder, and in those of a training."""
+    rng = np.random.default_rng(0)
+    x, w, bias = placeholder("x", (rows, 64)), state("w", (70, 64), quantised("Q8_0")), state("bias", (70,))
+    arrays = {x: rng.standard_normal(x.shape).astype(np.float32), w: frozen_array(w, rng)}
+    arrays[bias] = rng.standard_normal(70).astype(np.float32)
+    y, alone = matmul(x, w, bias), matmul(x, w)
+    fast, plain = (Program.of([y, alone], arrays, kernels=kind) for kind in ("cpu", "reference"))
+    fast(), plain()
+    np.testing.assert_array_equal(fast.read(y), fast.read(alone) + arrays[bias])
+    np.testing.assert_allclose(fast.read(y), plain.read(y), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("remat", ["none", "block", "light"])

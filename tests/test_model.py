@@ -103,7 +103,7 @@ def ours(h: Hyperparameters, arrays: Arrays, batch: dict[str, np.ndarray], kerne
     made = training(h, leaves, rows, length, table, **how)
     held = [node_logits] if (node_logits := logits_in(made.loss)) is not None else []
     loss, grads = value_and_gradients(made.loss, list(leaves.values()))
-    memory = {leaves[name]: arrays[name] for name in leaves} | {table: h.rope.table(length)} | made.more_states
+    memory = {leaves[name]: arrays[name] for name in leaves} | {table: h.table(length)} | made.more_states
     program = Program.of([loss, *grads, *held], memory, kernels=kernels, threads=2)
     for name, leaf in made.inputs.items():
         values = mask_of(batch["starts"]) if name == "mask" else batch[name]

@@ -63,7 +63,10 @@ def test_defaults_of_old_files(tmp_path: Path) -> None:
 
 L = "llama."
 BROKEN: list[tuple[dict[str, Value], str]] = [
-    ({"general.architecture": string("gpt2")}, r"architecture 'gpt2' is not supported; (\w+, )*llama(, \w+)* (is|are)$"),
+    (
+        {"general.architecture": string("gpt2")},
+        r"architecture 'gpt2' is not supported; (\w+, )*llama(, \w+)* are; nearest to it is \w+$",
+    ),
     ({"general.type": string("adapter")}, "no model but an adapter; a model is needed"),
     ({"general.type": string("mmproj")}, "neither a model nor an adapter; a model is needed"),
     ({L + "block_count": u32(3)}, "blk.2.attn_norm.weight is missing"),
@@ -89,14 +92,14 @@ BROKEN: list[tuple[dict[str, Value], str]] = [
     ({L + "rope.freq_base": f32(float("inf"))}, "llama.rope.freq_base inf cannot be; it takes 1 or more"),
     ({L + "rope.freq_base": f32(1e-30)}, "llama.rope.freq_base 1e-30 cannot be"),
     (
-        {L + "rope.scaling.type": string("longrope")},
-        "rope.scaling.type 'longrope' cannot be; none, linear, yarn are supported",
+        {L + "rope.scaling.type": string("dynamic")},
+        "rope.scaling.type 'dynamic' cannot be; none, linear, yarn, longrope are supported",
     ),
     ({L + "rope.scaling.factor": f32(-2)}, "llama.rope.scaling.factor -2 cannot be; it takes more than 0"),
     ({L + "rope.scaling.attn_factor": f32(float("nan"))}, "llama.rope.scaling.attn_factor nan cannot be"),
     (
         {L + "rope.scaling.type": string("yarn"), L + "rope.scaling.original_context_length": u32(0)},
-        "YaRN takes the context",
+        "YaRN and LongRoPE take the context",
     ),
 ]
 
@@ -136,7 +139,9 @@ def test_tensors_that_cannot_be(tmp_path: Path) -> None:
     for tensors, told in (
         ({name: array for name, array in arrays.items() if name != "token_embd.weight"}, "token_embd.weight, a matrix"),
         (without_matrix(arrays), "token_embd.weight, a matrix"),
-        (arrays | {"blk.0.attn_q.bias": np.zeros(64, np.float32)}, "has 'blk.0.attn_q.bias', which is no weight of a llama"),
+        (arrays | {"blk.0.attn_q.bias": np.zeros(64, np.float32)}, "blk.1.attn_q.bias is missing"),
+        (arrays | {"blk.1.attn_q.bias": np.zeros(64, np.float32)}, "blk.0.attn_q.bias is missing"),
+        (arrays | {"blk.0.attn_z.bias": np.zeros(64, np.float32)}, "has 'blk.0.attn_z.bias', which is no weight of a llama"),
         (arrays | {"blk.1.attn_k.weight": np.zeros((64, 64), np.float32)}, r"attn_k.weight is \[64, 64\], where \[32, 64\]"),
     ):
         with pytest.raises(FileError, match=told):

@@ -13,15 +13,17 @@ from llamatrain.files.reader import open_gguf
 from llamatrain.files.values import Value, f32, u32
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.rope import Rope
+from llamatrain.model.usual import BIASES
 from llamatrain.sample.decoder import Decoder, Generation
 from llamatrain.sample.options import SamplingOptions
 from tests.llama_cpp import served
-from tests.small_models import loaded, small, tokens, weights, written
+from tests.small_models import LLAMA, loaded, small, tokens, weights, written
 
 pytestmark = pytest.mark.llama_cpp
 
 FACTORS = np.linspace(1, 8, 8).astype(np.float32)
 YARN = Rope(16, kind="yarn", factor=4.0, original_ctx=16)
+OPTIONAL = frozenset(name for name, kind in LLAMA.weights.items() if kind.optional)
 Case = tuple[Hyperparameters, dict[str, Value]]
 CASES: dict[str, Case] = {
     "grouped": (small(), {}),
@@ -29,6 +31,8 @@ CASES: dict[str, Case] = {
     "heads of 48": (small(heads=2, kv_heads=1, head_size=48), {}),
     "heads of 80": (small(embd=160, heads=2, kv_heads=2, head_size=80), {}),
     "base, longer, another epsilon": (small(rope=Rope(16, base=500000.0, length=1.3), rms_eps=1e-2), {}),
+    "biases": (small(more=OPTIONAL), {}),
+    "biases behind queries, keys and values alone": (small(more=frozenset(BIASES)), {}),
     "linear": (small(rope=Rope(16, kind="linear", factor=4.0, length=1.2)), {}),
     "linear, as old files have it": (small(), {"llama.rope.scale_linear": f32(2.0)}),
     "factors": (small(rope=Rope(16, base=500000.0, factors=FACTORS)), {}),
@@ -82,7 +86,9 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
     return shifted - np.log(np.exp(shifted).sum())
 
 
-@pytest.mark.parametrize("name", ["grouped", "heads of 48", "linear", "factors", "yarn", "yarn, longer", "yarn, other ramp"])
+@pytest.mark.parametrize(
+    "name", ["grouped", "heads of 48", "biases", "linear", "factors", "yarn", "yarn, longer", "yarn, other ramp"]
+)
 def test_greedy_text(name: str, tmp_path: Path) -> None:
     path, decoder = model(name, tmp_path)
     logits = np.array([decoder.feed([token]).copy() for token in PROMPT])

@@ -15,7 +15,7 @@ from llamatrain.config.options import Checked, OptionError, build, declared, fro
 from llamatrain.config.units import Duration, Size
 from llamatrain.data.options import DataOptions
 from llamatrain.errors import FileError, UsageError
-from llamatrain.graph.remat import POLICIES
+from llamatrain.graph.policy import NAMED
 from llamatrain.model.options import ModelOptions
 from llamatrain.recipe.options import PlaceOptions, RunOptions, TrainOptions
 from llamatrain.recipe.outs import OutOptions
@@ -52,7 +52,11 @@ WRONG: list[tuple[type[Checked], dict[str, Any], str]] = [
     (TrainOptions, {"flash": 1}, "1 cannot be; it takes true or false"),
     (TrainOptions, {"memory": True}, "True cannot be; it takes a size, such as 6GB"),
     (TrainOptions, {"optimizer": ["sgd"]}, "'sgd' cannot be; it takes adamw, lbfgs, muon, sgd"),
-    (TrainOptions, {"remat": "all"}, "'all' cannot be; it takes none, light, block, optimal, auto or a number of blocks"),
+    (
+        TrainOptions,
+        {"remat": "all"},
+        "'all' cannot be; it takes none, light, block, optimal, auto, a number of blocks, or such as block:3,wide:2",
+    ),
     (ModelOptions, {"norm_rms_eps": 1.0}, "1 cannot be; it takes more than 0 and less than 1, such as 1e-5"),
     (ModelOptions, {"vocab_size": "many"}, "'many' cannot be; it takes a number of tokens, such as 4096, or the word bytes"),
     (TuneOptions, {"ctx": 1 << 21}, "2097152 cannot be; it takes 1 to 1048576"),
@@ -138,7 +142,7 @@ def test_every_option_is_declared_whole(cls: type[Checked]) -> None:
 
 def test_what_is_computed_again_is_told_of() -> None:
     takes = declared(TrainOptions)["remat"].takes
-    assert all(policy in takes for policy in POLICIES)
+    assert all(policy in takes for policy in NAMED)
 
 
 def test_a_file_of_options_is_read_as_it_was_written(tmp_path: Path) -> None:

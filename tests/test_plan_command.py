@@ -133,7 +133,9 @@ def unused(*args: Any, **named: Any) -> Any:
 
 def test_what_cannot_fit_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Thousands of layers take a minute to be planned."""
-    monkeypatch.setattr(fitting, "choose", unused)
+    monkeypatch.setattr(fitting, "way_of", unused)
+    for place in (fitting, limits):  # other tests may have left much
+        monkeypatch.setattr(place, "resident", lambda: 10**8)
     data, deep = text_file(tmp_path), (*TINY, "--layer", 4096, "--memory", "900MB")
     refused(run("plan", "from-scratch", data, *deep), 1, "weights", "900 ?MB")
     refused(run("from-scratch", data, *deep, "--out", tmp_path / "run"), 1, "weights", "900 ?MB")
@@ -176,7 +178,7 @@ def test_memory_chooses_what_fits(tmp_path: Path) -> None:
 
 
 def test_slips_are_one_line(tmp_path: Path) -> None:
-    refused(run("plan", "from-scratch", tmp_path / "none.txt"), 1, "none.txt")
+    refused(run("plan", "from-scratch", tmp_path / "none.txt"), 2, "none.txt")
     refused(run("plan", "from-scratch", text_file(tmp_path), "--embd", 32, "--head", 5), (1, 2), "32", "5")
     assert run("plan", "something").code == 2
 

@@ -56,7 +56,9 @@ def few_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 def nearly(told: dict[str, Any], known: dict[str, Any]) -> None:
     """Equal, but for an arena that is told with some room."""
     assert 0 <= told["arena"] - known["arena"] <= 0.004 * known["total"]
-    assert {**told, "arena": 0, "total": 0} == {**known, "arena": 0, "total": 0}
+    seconds = ("seconds", "seconds_of_step", "tokens_per_second")
+    assert [told[name] or 0 for name in seconds] == pytest.approx([known[name] or 0 for name in seconds], rel=0.01)
+    assert told | dict.fromkeys(("arena", "total", *seconds)) == known | dict.fromkeys(("arena", "total", *seconds))
 
 
 @pytest.mark.parametrize("how", [("--cache-base", "off"), ("--cache-base", "bf16"), ("--full",)])
@@ -87,11 +89,11 @@ def test_thousands_of_layers_are_planned_soon(tmp_path: Path) -> None:
 def test_a_run_is_planned_whole_and_keeps_to_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And it takes the recomputation that its plan told of."""
     monkeypatch.setattr(fitting, "DEEP", 6)
-    arguments = (text_file(tmp_path), *TINY, "--layer", LAYERS, "--embd", 64, "--ctx", 256, "--batch", 16)
+    arguments = (text_file(tmp_path), *TINY, "--layer", LAYERS, "--embd", 64, "--ctx", 1024, "--batch", 1)
     light, most = planned(*arguments), planned(*arguments, "--remat", "block")
     assert light["remat"] == "light" and most["total"] < 0.95 * light["total"]
     limit = ("--memory", f"{(most['total'] + light['total']) // 2 // 10**6}MB")
     plan = planned(*arguments, *limit)
-    assert plan["remat"] in ("5", "9", "14", "18")
+    assert plan["remat"] in ("wide:9", "wide:18", "products:9", "products:9,wide:9", "products:18", "9", "18")
     done = ran("from-scratch", *arguments, *limit, "--iters", 1, "--out", tmp_path / "run")
     assert f"recomputing {plan['remat']}" in " ".join((done.out + done.err).split())

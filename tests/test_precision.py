@@ -8,8 +8,10 @@ from llamatrain.graph import ops as O
 from llamatrain.graph.ops import flash_attn, swiglu, swiglu_back
 from llamatrain.graph.precision import round_products
 from llamatrain.graph.tensor import BF16, F32, I32, Tensor, nodes_of, parameter, placeholder
+from llamatrain.graph.work import work_of
 from llamatrain.kernels.reference.registry import from_bf16, to_bf16
 from llamatrain.optim.step import differentiate
+from tests.blocks import BLOCKS, Block
 from tests.llama_step import LlamaStep
 from tests.llamas import Size, llama
 
@@ -49,6 +51,42 @@ def test_one_rounding_serves_every_shape() -> None:
     flat = O.reshape(out, shape=(4, 16))
     outputs = round_products([O.sum(O.matmul(flat, parameter("w", (3, 16)))), O.sum(O.matmul(out, parameter("v", (1, 5, 8))))])
     assert len(of(outputs, "cast")) == 2  # q, and out
+
+
+def test_fused_products_cost_no_more_casts_than_those_of_a_llama() -> None:
+    """What is cut in parts is rounded where the parts are; what is joined for a product is rounded as it is joined."""
+    moved = []
+    for name in ("llama", "phi3"):
+        block = Block(**BLOCKS[name])
+        found = differentiate(block.loss, block.trained, precision="bf16")
+        outputs = [found.loss, *found.grads.values()]
+        moved.append(sum(work_of(node).moved for node in of(outputs, "cast")))
+        products = {t for name in ("matmul", "matmul_nn", "out_prod") for node in of(outputs, name) for t in node.sources}
+        assert {t.dtype for t in products if t.role != "parameter"} == {BF16}
+    assert moved[1] < moved[0]  # those of dq, dk and dv are the join
+    assert {part.dtype for node in of(outputs, "join_columns") for part in node.outputs} == {BF16}
+    assert {part.dtype for node in of(outputs, "swiglu_halves_back") for part in node.outputs} == {BF16}
+
+
+def test_gelus_gate_is_rounded_as_silus_is() -> None:
+    seen = []
+    for gelu in (False, True):
+        block = Block(gelu=gelu)
+        found = differentiate(block.loss, block.trained, precision="bf16")
+        seen.append([node.op.name.replace("geglu", "swiglu") for node in nodes_of([found.loss, *found.grads.values()])])
+    assert seen[0] == seen[1]
+
+
+def test_a_bias_is_not_rounded() -> None:
+    x, w, bias = placeholder("x", (6, 8)), parameter("w", (5, 8)), parameter("bias", (5,))
+    found = differentiate(O.sum(O.sqr(O.matmul(x, w, bias))), [w, bias], precision="bf16")
+    (node,) = of([found.loss], "matmul")
+    assert [source.dtype for source in node.sources] == [BF16, F32, F32] and node.outputs[0].dtype is F32
+    arrays = {x: random(6, 8), w: random(5, 8, seed=1), bias: random(5, seed=2) * 1.001}
+    program = Program.of([found.loss, found.grads[bias]], arrays, kernels="cpu")
+    program()
+    y = from_bf16(to_bf16(arrays[x])).astype(np.float64) @ from_bf16(to_bf16(arrays[w])).T.astype(np.float64) + arrays[bias]
+    np.testing.assert_allclose(program.read(found.grads[bias]), 2 * y.sum(axis=0), rtol=1e-5)
 
 
 def test_what_a_llama_keeps_for_its_gradients() -> None:

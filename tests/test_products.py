@@ -119,12 +119,36 @@ def test_what_does_not_fit_is_packed_in_parts(op, monkeypatch):
     check(op, np.stack([a, a + 1, a + 2, a + 3, a + 4]), np.stack([b, b - 1, b - 2, b - 3, b - 4]))
 
 
-def run(op, a, b):
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [((4, 1), (1, 1)), ((7, 33), (65, 33)), ((300, 70), (8, 70)), ((260, 1060), (140, 1060)), ((3, 4, 33, 20), (3, 1, 40, 20))],
+)
+def test_a_bias_is_added_to_each_row(a, b, half):
+    """Of a product whichever operand is packed whole, by one thread and two, and in parts."""
+    x, w, bias = normal(*a), normal(*b), normal(b[-2])
+    x = halved(x) if half else x
+    found = [run("matmul", x, w, bias, threads=threads) for threads in (1, 2)]
+    assert found[0].tobytes() == found[1].tobytes()
+    np.testing.assert_array_equal(found[0], run("matmul", x, w) + bias)
+
+
+def test_a_bias_is_added_once_where_k_goes_in_parts(monkeypatch):
+    monkeypatch.setattr(products, "K_BLOCK", 64)
+    monkeypatch.setattr(products, "PACKED", 20_000)
+    x, w, bias = normal(5, 70, 300), normal(5, 50, 300), normal(50)
+    np.testing.assert_array_equal(run("matmul", x, w, bias), run("matmul", x, w) + bias)
+    x = normal(70, 0)
+    np.testing.assert_array_equal(run("matmul", x, normal(50, 0), bias), np.broadcast_to(bias, (70, 50)))
+
+
+def run(op, a, b, *bias, threads=2):
     out = np.full(FORMULAS[op](a.astype(bool), b.astype(bool)).shape, UNTOUCHED, np.float32)
     binding = BINDINGS[op]
-    assert binding.takes([out], [a, b], {})
-    room = np.zeros(binding.scratch([out], [a, b], {}, 2) + 64, np.uint8)
-    Table(binding.bind([out], [a, b], {}, room[-room.ctypes.data % 64 :], 2), 2)()
+    ins = [a, b, *bias]
+    assert binding.takes([out], ins, {})
+    room = np.zeros(binding.scratch([out], ins, {}, threads) + 64, np.uint8)
+    Table(binding.bind([out], ins, {}, room[-room.ctypes.data % 64 :], threads), threads)()
     return out
 
 

@@ -15,7 +15,8 @@ from llamatrain.engine.plan import plan
 from llamatrain.engine.program import Program
 from llamatrain.errors import GraphError
 from llamatrain.graph.autodiff import value_and_gradients
-from llamatrain.graph.ops import matmul, sqr, sum
+from llamatrain.graph.ops import matmul, mul, sqr, sum, swiglu, swiglu_halves
+from llamatrain.graph.policy import is_policy, scaled, stretches_of, told
 from llamatrain.graph.remat import kept_borders, recompute
 from llamatrain.graph.tensor import Tensor, nodes_of, parameter, placeholder
 from llamatrain.optim.methods.adamw import AdamW
@@ -26,8 +27,10 @@ SIZES = {
     "plain": replace(TINY, layers=3, ctx=8, batch=2),
     "grouped": Size(vocab=11, width=12, layers=4, heads=6, kv_heads=2, ff=20, ctx=5, batch=1, fused=False),
     "lora": Size(vocab=8, width=16, layers=2, heads=4, kv_heads=4, ff=24, ctx=6, batch=2, lora=2),
+    "phi3": replace(TINY, layers=3, ctx=8, batch=2, arch="phi3"),  # products of several, and columns cut from them
+    "gemma2": replace(TINY, layers=3, ctx=8, batch=2, arch="gemma2"),  # caps, windows, gelu's gate
 }
-POLICIES = ("light", "block", "optimal", 0, 1, 2)
+POLICIES = ("light", "block", "optimal", 0, 1, 2, "wide:1", "products:9", "segment:2", "segment:2,wide:1", "none:1,products:1")
 
 
 def bits(outputs: list[Tensor], arrays: dict[Tensor, np.ndarray]) -> list[bytes]:
@@ -62,7 +65,7 @@ def without(name: str, precision: str) -> list[bytes]:
 @pytest.mark.parametrize("name", SIZES)
 def test_loss_and_gradients_have_the_same_bits(name: str, precision: str, remat: str | int) -> None:
     outputs = trained(name, precision, remat)
-    if remat != 0:
+    if remat not in (0, "none:1,products:1"):
         assert len(nodes_of(outputs)) > len(nodes_of(trained(name, precision, "none")))  # something is made again
     assert bits(outputs, made(name)[1]) == without(name, precision)
 
@@ -76,6 +79,53 @@ def test_whatever_is_kept_the_bits_are_the_same(name: str, rng: random.Random, l
     keep = [tensor for tensor in forward if rng.random() < 0.3]
     among = [tensor for tensor in forward if rng.random() < 0.5] if limited else None
     assert bits(recompute([value, *grads], [model.loss], keep, among), arrays) == without(name, "f32")
+
+
+def test_a_segment_keeps_the_border_that_it_begins_with() -> None:
+    """And what the ancestors' spacing does is a case of it."""
+    model = llama(replace(SIZES["plain"], layers=9, fused=False))
+    made = {
+        remat: differentiate(model.loss, model.trained, borders=model.borders, remat=remat)
+        for remat in ("segment:3,segment:3,block:2", "optimal", "segment:5,block:1", "8")
+    }
+    nodes = {remat: len(nodes_of([found.loss, *found.grads.values()])) for remat, found in made.items()}
+    assert nodes["segment:3,segment:3,block:2"] == nodes["optimal"] > nodes["segment:5,block:1"] > nodes["8"]
+    runs = read_by_products([made["segment:5,block:1"].loss, *made["segment:5,block:1"].grads.values()])
+    assert [runs[f"blk.{layer}.attn_q.weight"] for layer in range(9)] == [3, 3, 3, 3, 2, 2, 1, 1, 1]
+
+
+def test_attention_is_what_is_kept_last() -> None:
+    """What is wide is made again before what is not."""
+    counts = []
+    for remat in ("light", "wide:3", "products:3", "block"):
+        model = llama(replace(SIZES["plain"], layers=4))
+        found = differentiate(model.loss, model.trained, borders=model.borders, remat=remat)
+        ops = Counter(node.op.name for node in nodes_of([found.loss, *found.grads.values()]))
+        counts.append((ops["matmul"], ops["flash_attn"]))
+    products, attention = zip(*counts, strict=True)
+    assert attention == (4, 4, 4, 7) and products[1] - products[0] == 2 * 3 and products[0] < products[1] < products[2]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "wide", "wide:0", "wide:-1", "block:1,", "blocks:1", "1,2", "optimal:2", "\N{DIGIT ONE}\N{FULLWIDTH DIGIT ONE}"]
+)
+def test_words_that_say_nothing_of_blocks(text: str) -> None:
+    assert not is_policy(text)
+    with pytest.raises(GraphError, match="unknown recomputation policy"):
+        stretches_of(text, 4)
+
+
+def test_words_for_blocks() -> None:
+    assert stretches_of("segment:3,block:2", 9) == [("segment", 3), ("block", 2), ("light", 4)]
+    assert stretches_of(3, 9) == stretches_of("3", 9) == [("block", 3), ("light", 6)] and stretches_of("block", 2) == [
+        ("block", 2)
+    ]
+    assert stretches_of("block:5", 4) == [("block", 4)]
+    for word in ("light", "3", "segment:3,segment:2,block:2", "block:1,wide:2", "none:2,light:1,wide:1"):
+        assert told(stretches_of(word, 9)) == word and is_policy(word)
+    assert (
+        scaled("block:2,wide:2", 4, 10) == "block:5,wide:5" and scaled("1", 4, 18) == "5" and scaled("optimal", 4, 9) == "optimal"
+    )
 
 
 def read_by_products(outputs: list[Tensor]) -> Counter[str]:
@@ -164,6 +214,20 @@ def test_borders_are_as_far_apart_as_makes_them_fewest(blocks: int) -> None:
     again = [kept + following - place for kept, (place, following) in enumerate(pairwise(places), 1)]
     assert places[0] == 0 and places[-1] == blocks - 1
     assert max(len(places), *again, 0) == min(-(-blocks // apart) + apart - 1 for apart in range(1, blocks + 1))
+
+
+@pytest.mark.parametrize("precision", ["f32", "bf16"])
+@pytest.mark.parametrize("gate", ["two", "halves"])
+def test_a_gate_is_made_again_wherever_its_sources_lie(gate: str, precision: str) -> None:
+    """Of one product as of two: what it reads is kept anyway."""
+    x, border = placeholder("x", (6, 8)), sqr(placeholder("h", (6, 8)))
+    made = [matmul(border, parameter(name, (16 if gate == "halves" else 8, 8))) for name in ("gate", "up")]
+    down = parameter("down", (8, 8))
+    y = matmul(swiglu_halves(made[0]) if gate == "halves" else swiglu(*made), down)
+    loss = sum(mul(sqr(y), x))
+    found = differentiate(loss, [down, made[0].node.sources[1]], precision=precision, borders=[border, y], remat="light")
+    gates = [node for node in nodes_of([found.loss, *found.grads.values()]) if node.op.name.startswith("swiglu")]
+    assert [node.op.name.endswith("_back") for node in gates].count(False) == 2
 
 
 def test_an_unknown_policy_is_named() -> None:

@@ -88,7 +88,9 @@ def killed_and_resumed(data: Path, folder: Path, chance: random.Random, moments:
     return alive
 
 
-KEPT = re.compile(r"config\.toml|metrics\.jsonl|checkpoint-(LATEST|\d+)\.gguf|model\.gguf|best(-\d+)?\.gguf|loss\.svg")
+KEPT = re.compile(
+    r"config\.toml|(metrics|samples)\.jsonl|(checkpoint-(LATEST|\d+)|model|best(-\d+)?)\.gguf|loss\.svg|report\.(html|json)"
+)
 
 
 def saving(folder: Path) -> bool:
@@ -104,6 +106,8 @@ def test_killed_at_any_moment(seed: int, tmp_path: Path) -> None:
     assert alive
     assert [line["step"] for line in steps(tmp_path / "killed")] == list(range(1, 41))
     assert any("val_loss" in line for line in metrics(tmp_path / "killed"))
+    samples = [(tmp_path / name / "samples.jsonl").read_bytes() for name in ("whole", "killed")]
+    assert samples[0] == samples[1] and samples[0].count(b"\n") > 1
     assert not saving(tmp_path / "killed"), "what the kill left half-written is swept away"
     alike(tmp_path / "whole", tmp_path / "killed")
 

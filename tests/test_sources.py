@@ -13,6 +13,7 @@ from llamatrain.data.encode import Encoder
 from llamatrain.data.forms import Chat
 from llamatrain.data.options import DataOptions
 from llamatrain.data.sources import find_sources
+from llamatrain.data.tokenizer.known_texts import Ends
 from tests.byte_tokenizer import CLOSE, EOS, ByteTokenizer
 
 LINE = json.dumps({"text": "some words"}) + "\n"
@@ -26,7 +27,7 @@ LINE = json.dumps({"text": "some words"}) + "\n"
         ("train", "\ufeff\n  \n" + LINE, "lines"),
         ("train", '{"text": broken\n' + LINE, "lines"),  # refused later, by its line
         ("train", "{ a set of words }\n", "text"),
-        ("a.txt", LINE, "text"),  # the name says what is meant
+        ("a.txt", "{ a set of words }\n", "text"),
     ],
 )
 def test_what_a_file_is(name: str, content: str, kind: str, tmp_path: Path) -> None:
@@ -45,11 +46,15 @@ def test_a_pipe_is_read_once_and_kept(tmp_path: Path) -> None:
     assert (source.name, source.kind, source.path.read_text()) == (str(pipe), "lines", LINE)
 
 
+PLAIN_ENDS = Ends(frozenset({EOS}), frozenset({EOS}))
+
+
 @dataclass
 class Plain(ByteTokenizer):
     """To this vocabulary the fallback's end mark is text."""
 
     eot: int | None = None
+    ends: Ends = PLAIN_ENDS
 
     def encode(self, text: str | bytes, *, special: bool = False, start: bool = True) -> np.ndarray:
         ids = super().encode(text, special=special)

@@ -14,7 +14,7 @@ from tests.test_cli import loaded
 
 OF_TEXT = {
     *(f"llamatrain.data.{name}" for name in ("corpus", "encode", "templates", "tokenizer.counting", "tokenizer.learning")),
-    *("llamatrain.recipe.merging", "concurrent.futures", "tomllib", "jinja2", "tqdm"),
+    *("llamatrain.recipe.merging", "concurrent.futures", "jinja2", "tqdm"),
 }
 
 

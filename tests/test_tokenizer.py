@@ -307,6 +307,64 @@ def test_white_space_behind_special_tokens_goes_in_phi_3() -> None:
     assert texts(encoder, "<user> \n a") == ["<user>", "▁a"]
 
 
+def test_white_space_that_is_a_token_goes_before_it_is_looked_for() -> None:
+    tokens = [*scored()["tokenizer.ggml.tokens"], "\n\n"]
+    kinds = np.array([*scored()["tokenizer.ggml.token_type"], 4], np.int32)
+    more = scored(tokens=tokens, scores=None, token_type=kinds)
+    assert texts(load(more), "a\n\n \n\n b") == ["▁a", "\n\n", "▁▁", "\n\n", "▁▁", "b"]
+    assert texts(load(more | {"general.name": "phi3"}), "a\n\n \n\n b") == ["▁a", "\n\n", "▁", "b"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    specials=st.sets(st.text(alphabet="ab \n", min_size=1, max_size=5), min_size=1, max_size=8),
+    text=st.text(alphabet="aab \nc", min_size=60, max_size=300),
+    name=st.sampled_from(["model", "phi3"]),
+)
+def test_special_tokens_that_share_bytes_are_the_same_in_pieces(specials: set[str], text: str, name: str) -> None:
+    tokens = [*scored()["tokenizer.ggml.tokens"], *sorted(specials - {*scored()["tokenizer.ggml.tokens"]})]
+    kinds = np.array([*scored()["tokenizer.ggml.token_type"], *[4] * (len(tokens) - 280)], np.int32)
+    encoder = load(scored(tokens=tokens, scores=None, token_type=kinds) | {"general.name": name})
+    whole = encoder.encode(text)
+    assert whole.tolist() == found_first(encoder, text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokenizer, "BLOCK", 16)
+        pieces = list(encoder.encode_large(chunks(text.encode(), 7), threads=1))
+    assert np.array_equal(np.concatenate([part for _, part in pieces]), whole)
+
+
+def test_a_token_that_more_text_completes_begins_in_no_piece_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = [*scored()["tokenizer.ggml.tokens"], "!!", "a!!!!!!b"]
+    kinds = np.array([*scored()["tokenizer.ggml.token_type"], 4, 4], np.int32)
+    encoder = load(scored(tokens=tokens, scores=None, token_type=kinds))
+    raw = b"ca!!!!!!bcba!!cc" * 20
+    for block in range(9, 40):
+        monkeypatch.setattr(tokenizer, "BLOCK", block)
+        pieces = [part for _, part in encoder.encode_large(chunks(raw, 3), threads=1)]
+        assert len(pieces) > 1 and np.array_equal(np.concatenate(pieces), encoder.encode(raw))
+
+
+def found_first(encoder: Tokenizer, text: str) -> list[int]:
+    """llama.cpp's way with user-defined tokens: the longest first, each in all that is left of the text."""
+    known, parts = encoder.vocabulary, list[str | int]([text])
+    shown = [token for token in range(len(encoder)) if known.kinds[token] == 4]
+    for token in sorted(shown, key=lambda token: -len(known.tokens[token].encode())):
+        cut = list[str | int]()
+        for part in parts:
+            while isinstance(part, str) and known.tokens[token] in part:
+                before, _, part = part.partition(known.tokens[token])
+                cut += [before, token]
+                part = part.lstrip(" \n") if known.strips else part
+            cut.append(part)
+        parts = [part for part in cut if part != ""]
+    first = [isinstance(part, int) for part in [0, *parts]]
+    made = [
+        [part] if isinstance(part, int) else encoder._engine.tokens(part.encode(), start)
+        for part, start in zip(parts, first, strict=False)
+    ]
+    return [token for tokens in made for token in tokens]
+
+
 def test_control_tokens_are_known_by_their_texts() -> None:
     tokens = [*scored()["tokenizer.ggml.tokens"], "<|im_end|>", "<|message|>"]
     plain = scored(tokens=tokens, scores=None, token_type=None)

@@ -9,8 +9,8 @@ from llamatrain.data.tokenizer import load, new_vocabulary
 from llamatrain.data.tokenizer.pretokenizers import _KNOWN
 from llamatrain.files.reader import Metadata, open_gguf
 from llamatrain.files.values import Kind, Value, numbers, string, strings
-from llamatrain.files.writer import new_gguf
-from tests.llama_cpp import Served, model_with, served, takes_bytes
+from tests.llama_cpp import model_with
+from tests.llama_vocabulary import Opened
 from tests.material import material
 from tests.mixed_text import CODE, Mixer
 from tests.test_tokenizer import VOCABULARIES
@@ -25,22 +25,22 @@ def control_texts(vocabulary: dict[str, Value]) -> list[str]:
     return [*(tokens[i] for i in np.flatnonzero(kinds == 3)[:40].tolist()), "<unk>"]
 
 
-def compare(server: Served, vocabulary: dict[str, Value], size: int, seed: int = 1) -> None:
+def compare(witness: Opened, vocabulary: dict[str, Value], size: int, seed: int = 1) -> None:
     encoder, mixer = load(Metadata(vocabulary)), Mixer(seed, control_texts(vocabulary))
     for done in range(0, size, 50_000):
         text = mixer.text(min(size, 50_000))
         for special in (False, True):
-            expected = np.array(server.tokenize(text, special=special))
+            expected = np.array(witness.tokenize(text.encode(), special=special))
             assert np.array_equal(encoder.encode(text, special=special), expected), (done, special)
     first, last = [encoder.bos] if encoder.add_bos else [], [encoder.eos] if encoder.add_eos else []
-    assert [*first, *encoder.encode("a").tolist(), *last] == server.tokenize("a", special=False, ends=True)
+    assert [*first, *encoder.encode("a").tolist(), *last] == witness.tokenize(b"a", special=False, ends=True)
 
 
 @pytest.mark.parametrize("name", VOCABULARIES)
 def test_a_million_characters(name: str, tmp_path: Path) -> None:
     vocabulary = open_gguf(material(f"vocab/ggml-vocab-{name}.gguf")).metadata.typed
-    with served(model_with(vocabulary, tmp_path / "model.gguf")) as server:
-        compare(server, vocabulary, 1_000_000)
+    with Opened(model_with(vocabulary, tmp_path / "model.gguf")) as witness:
+        compare(witness, vocabulary, 1_000_000)
 
 
 @pytest.fixture(scope="module")
@@ -51,52 +51,47 @@ def new() -> dict[str, Value]:
 @pytest.mark.parametrize("names", _KNOWN)
 def test_each_pre_tokenizer(names: str, new: dict[str, Value], tmp_path: Path) -> None:
     vocabulary = {**new, "tokenizer.ggml.pre": string(names.split()[0])}
-    with served(model_with(vocabulary, tmp_path / "model.gguf")) as server:
-        compare(server, vocabulary, 50_000, 2)
+    with Opened(model_with(vocabulary, tmp_path / "model.gguf")) as witness:
+        compare(witness, vocabulary, 50_000, 2)
 
 
 @pytest.mark.parametrize("made", ["learned", "bytes"])
 def test_new_vocabularies(made: str, new: dict[str, Value], tmp_path: Path) -> None:
     vocabulary = new if made == "learned" else new_vocabulary.bytes_only()
-    with served(model_with(vocabulary, tmp_path / "model.gguf")) as server:
-        compare(server, vocabulary, 100_000)
+    with Opened(model_with(vocabulary, tmp_path / "model.gguf")) as witness:
+        compare(witness, vocabulary, 100_000)
 
 
 @pytest.mark.parametrize("name", VOCABULARIES)
-def test_bytes_that_are_no_text(name: str) -> None:
-    path = material(f"vocab/ggml-vocab-{name}.gguf")
-    vocabulary = open_gguf(path).metadata.typed
-    witness, encoder, mixer = takes_bytes(path), load(Metadata(vocabulary)), Mixer(4, control_texts(vocabulary))
-    for _ in range(10):
-        raw = mixer.broken(50_000)
-        for special in (False, True):
-            assert encoder.encode(raw, special=special).tolist() == witness.tokenize(raw, add_bos=False, special=special)
+def test_bytes_that_are_no_text(name: str, tmp_path: Path) -> None:
+    vocabulary = open_gguf(material(f"vocab/ggml-vocab-{name}.gguf")).metadata.typed
+    encoder, mixer = load(Metadata(vocabulary)), Mixer(4, control_texts(vocabulary))
+    with Opened(model_with(vocabulary, tmp_path / "model.gguf")) as witness:
+        for _ in range(10):
+            raw = mixer.broken(50_000)
+            for special in (False, True):
+                assert encoder.encode(raw, special=special).tolist() == witness.tokenize(raw, special=special)
 
 
 def test_merges_that_name_no_tokens(tmp_path: Path) -> None:
     tokens = ["", *"abcdefghijklm", "abc", "qrs", "Ġ"]
-    vocabulary = {
-        "general.architecture": string("llama"),
+    vocabulary: dict[str, Value] = {
         "tokenizer.ggml.model": string("gpt2"),
         "tokenizer.ggml.pre": string("gpt-2"),
         "tokenizer.ggml.tokens": strings(tokens),
         "tokenizer.ggml.token_type": numbers(Kind.INT32, [1] * len(tokens)),
         "tokenizer.ggml.merges": strings(["a b", "ab z", "q r", "qr s", "nospace", " x y", "a b", "e f"]),
     }
-    path = tmp_path / "odd.gguf"
-    with new_gguf(path, vocabulary, []):
-        pass
-    witness, encoder = takes_bytes(path), load(Metadata(vocabulary))
-    for text in (b"abc", b"az", b"abz", b"qrs", b"qr ef", b"\xc4\xa0 ab"):
-        assert encoder.encode(text).tolist() == witness.tokenize(text, add_bos=False)
+    encoder = load(Metadata(vocabulary))
+    with Opened(model_with(vocabulary, tmp_path / "odd.gguf")) as witness:
+        for text in (b"abc", b"az", b"abz", b"qrs", b"qr ef", b"\xc4\xa0 ab"):
+            assert encoder.encode(text).tolist() == witness.tokenize(text, special=False)
 
 
 def test_a_vocabulary_without_text_opens(tmp_path: Path) -> None:
-    llama_cpp = pytest.importorskip("llama_cpp")
     metadata = {key: value for key, value in llama_metadata().items() if not key.startswith("tokenizer.")}
     tensors = llama_tensors()
     tensors["token_embd.weight"] = tensors["output.weight"] = np.zeros((8, WIDTH), np.float32)
     path = write_arrays(tmp_path / "model.gguf", metadata | new_vocabulary.without_text(8), tensors)
-    model = llama_cpp.llama_model_load_from_file(str(path).encode(), llama_cpp.llama_model_default_params())
-    assert model and llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model)) == 8
-    llama_cpp.llama_model_free(model)
+    with Opened(path) as witness:
+        assert len(witness) == 8

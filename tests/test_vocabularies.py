@@ -29,7 +29,14 @@ def gpt2(**changes: object) -> Plain:
     [
         ({}, "tokenizer.ggml.model is missing"),
         (scored(model=3), "model is a whole number, where a text is needed"),
-        (scored(model="bert"), "'bert'; known here are llama, gpt2"),
+        (scored(model="bart"), "'bart'; known here are llama, gpt2"),
+        (scored(model="bert"), "'bert': WordPiece, as BERT has it; known here are llama, gpt2, and none"),
+        (scored(model="t5"), "'t5': a unigram model, as T5 has it; known"),
+        (scored(model="rwkv"), "'rwkv': the longest match first, as RWKV has it; known"),
+        (scored(model="plamo2"), "'plamo2': a table of suffixes, as PLaMo 2 has it; known"),
+        (scored(model="gemma4"), "'gemma4': merges of letters, as Gemma 4 has them; known"),
+        (scored(model="hybriddna"), "'hybriddna': words beside groups of bases, as models of DNA have them; known"),
+        (scored(model="whitespace"), "'whitespace': whole words between white space; known"),
         (scored(tokens=None), "tokens is missing"),
         (scored(tokens=np.zeros(3)), "tokens is no array of texts"),
         (scored(tokens=["a", 3]), "tokens is no array of texts"),
@@ -84,6 +91,46 @@ def test_any_vocabulary_opens_or_is_refused(data: st.DataObject) -> None:
         load(changed).encode("ab c<s>ü", special=True)
     except LlamatrainError as error:
         assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("texts", "kind", "turn", "more", "kinds"),
+    [
+        ("<|end|> <|user|>", 1, "<|end|>", "", [3, 1]),
+        ("<|end|> <|return|> <|call|>", 3, "<|return|> <|call|>", "", [4, 3, 3]),
+        ("<|end|> <|flush|> <|calls|>", 1, "<|flush|> <|calls|>", "", [4, 3, 3]),
+        ("<|end|> <|call|>", 3, "<|end|> <|call|>", "", [3, 3]),
+        ("<eos> <end_of_turn> </h1>", 4, "<eos> <end_of_turn>", "", [3, 3, 4]),
+        ("</s>! <|tool_response>", 4, "<|tool_response>", "", [4, 3]),
+        (
+            "<|endoftext|> <|im_end|> <|fim_pad|> <|repo_name|> <|file_sep|> <|fim_middle|>",
+            4,
+            "<|endoftext|> <|im_end|>",
+            "<|fim_pad|> <|repo_name|> <|file_sep|>",
+            [3, 3, 3, 3, 3, 3],
+        ),
+        ("<|end_of_text|> <|end_of_role|> <fim_pad> <reponame>", 3, "<|end_of_text|>", "<fim_pad> <reponame>", [3, 3, 3, 3]),
+    ],
+)
+def test_what_ends_a_turn_and_what_stops_besides(texts: str, kind: int, turn: str, more: str, kinds: list[int]) -> None:
+    told = scored(tokens=[*scored()["tokenizer.ggml.tokens"], *texts.split()], scores=None, token_type=None)
+    told["tokenizer.ggml.token_type"] = np.array([1] * 280 + [kind] * len(texts.split()), np.int32)
+    encoder = load(told)
+    named = [{encoder.vocabulary.tokens[token] for token in ends} - {"</s>"} for ends in (encoder.ends.turn, encoder.ends.all)]
+    assert named == [set(turn.split()), {*turn.split(), *more.split()}]
+    assert encoder.vocabulary.kinds[280:].tolist() == kinds
+
+
+def test_a_word_struck_out_ends_no_turn() -> None:
+    """In a vocabulary that has <|tool_response>, </s> is a mark of text."""
+    tokens = [*scored()["tokenizer.ggml.tokens"], "<|tool_response>"]
+    encoder = load(scored(tokens=tokens, scores=None, token_type=None))
+    assert encoder.ends.all == {280} and encoder.vocabulary.kinds[2] == 1
+
+
+def test_keys_name_what_ends_a_message_and_what_is_filled_in() -> None:
+    encoder = load(scored(eom_token_id=259, eot_token_id=260, fim_sep_token_id=261, fim_pre_token_id=262))
+    assert encoder.ends.turn == {2, 259, 260} and encoder.ends.all == {2, 259, 260, 261}
 
 
 # ---- new ones --------------------------------------------------------------

@@ -51,6 +51,18 @@ def test_attention_does_what_a_causal_mask_leaves() -> None:
     assert flops(O.flash_attn(q, k, v, starts, starts, scale=1.0)[0]) == 2 * 2 * 8 * 2 * 4 * 9  # at most: lasts say it
 
 
+@pytest.mark.parametrize(("queries", "keys"), [(7, 7), (3, 9), (1, 6)])
+@pytest.mark.parametrize("window", [1, 2, 5, 7, 50])
+def test_attention_with_a_window_does_what_that_leaves(queries: int, keys: int, window: int) -> None:
+    q, k, starts = placeholder("q", (2, queries, 4, 8)), placeholder("k", (2, keys, 2, 8)), placeholder("s", (2, queries), I32)
+    out, lse = O.flash_attn(q, k, k, starts, scale=1.0, window=window)
+    seen = 2 * 4 * sum(min(window, keys - queries + 1 + query) for query in range(queries))
+    assert flops(out) == 2 * 2 * 8 * seen
+    assert flops(O.flash_attn_back(q, q, k, k, out, lse, starts, scale=1.0, window=window)[0]) == 5 * 2 * 8 * seen
+    most = 2 * 4 * queries * min(keys, window)
+    assert flops(O.flash_attn(q, k, k, starts, starts, scale=1.0, window=window)[0]) == 2 * 2 * 8 * most
+
+
 def test_of_a_table_only_the_rows_that_are_taken_move() -> None:
     table, ids = parameter("w", (1000, 4)), placeholder("i", (3,), I32)
     assert moved(O.get_rows(table, ids)) == 12 + 2 * 48

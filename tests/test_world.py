@@ -14,10 +14,16 @@ import pytest
 from llamatrain.machine.world.alone import Alone
 from llamatrain.machine.world.launched import Launched, launched
 from tests import ranks
-from tests.ranks import Started, alone, command, descendants, needs_mpi, python
+from tests.ranks import Started, alone, descendants, needs_mpi, python
 from tests.runs import Done, environment
 
 PROGRAM = "-m", "tests.world_program"
+PATIENT = """
+from llamatrain.machine.world import heart
+heart.GATHER = heart.ALONE = 60.0  # all fail: however long it takes until the last has, on a machine that is busy
+from llamatrain.__main__ import main
+main()
+"""
 OURS = "PMI_RANK", "PMI_SIZE", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"
 MEETS = """
 from llamatrain.machine.world import world
@@ -174,7 +180,7 @@ def test_only_the_first_prints() -> None:
         (("evaluate", "--help"), 0, "Usage:", ""),
         (("--nothing",), 2, "", "error: no such option --nothing; see llamatrain --help\n"),
         (("from-scratch", "--batch", 0), 2, "", "error: --batch 0 cannot be; it takes 1 or more, and less than 2^31\n"),
-        (("evaluate", "/no/such.gguf", "/at/all"), 1, "", "error: /no/such.gguf: No such file or directory\n"),
+        (("evaluate", "/no/such.gguf", "/at/all"), 2, "", "error: /no/such.gguf: No such file or directory\n"),
         *(
             ((*words,), 2, "", f"error: llamatrain {name} is the work of one process, and 2 processes were started together; ")
             for name, words in {
@@ -186,7 +192,7 @@ def test_only_the_first_prints() -> None:
     ],
 )
 def test_what_all_have_to_say_is_said_once(words: tuple[str | int, ...], code: int, out: str, err: str) -> None:
-    done = command(2, *words)
+    done = python(2, "-c", PATIENT, *words)
     assert done.code == code
     assert done.out.lstrip().startswith(out) and done.out.count(out or "\n") <= 1
     assert done.err.startswith(err) and done.err.count("\n") == bool(err)

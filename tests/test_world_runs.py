@@ -157,17 +157,17 @@ def no_text(folder: Path) -> None:
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="mounts take root")
 @pytest.mark.parametrize(
-    ("other", "told"),
+    ("other", "told", "code"),
     [
-        (another_base, "is about to do something else: its base is "),
-        (another_byte, "is about to do something else: its base is "),
-        (another_text, "is about to do something else: its data is "),
-        (no_text, "text.txt: "),
+        (another_base, "is about to do something else: its base is ", 1),
+        (another_byte, "is about to do something else: its base is ", 1),
+        (another_text, "is about to do something else: its data is ", 1),
+        (no_text, "text.txt: ", 2),
     ],
 )
-def test_what_differs_on_one_host_is_named(other: Callable[[Path], object], told: str, tmp_path: Path) -> None:
+def test_what_differs_on_one_host_is_named(other: Callable[[Path], object], told: str, code: int, tmp_path: Path) -> None:
     words = ("finetune", "base.gguf", "text.txt", "--iters", 2, "--threads", 1, "--ctx", 16, "--precision", "f32")
     done = apart(tmp_path, other, *words)
-    assert done.code == 1 and len(done.errors) == 1, done
+    assert done.code == code and len(done.errors) == 1, done
     assert f"rank 1 ({os.uname().nodename})" in done.errors[0] and told in done.errors[0]
     assert not (tmp_path / "run").exists()

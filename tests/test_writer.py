@@ -132,6 +132,12 @@ def test_a_folder_without_permission(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.parametrize("place", ["/dev/stdout", "/dev/nothing", "/dev/shm/../stderr"])
+def test_names_of_devices_are_not_replaced(place: str) -> None:
+    with pytest.raises(FileError, match="no place for a file"), NewFile(place):
+        raise KeyError  # before it would be
+
+
 def test_a_link_is_replaced_and_what_it_points_to_is_not(tmp_path: Path) -> None:
     (tmp_path / "there").write_bytes(b"mine")
     link = tmp_path / "link"

@@ -8,6 +8,7 @@ from llamatrain.adapters import ggla, peft
 from llamatrain.adapters.reading import NEEDED
 from llamatrain.errors import FileError
 from llamatrain.files.mapped import map_file
+from llamatrain.files.others import folder_told
 
 
 class Listed(NamedTuple):
@@ -29,6 +30,8 @@ def listing(path: Path) -> Listing | None:
     if path.is_dir() or path.name in (peft.CONFIG, peft.WEIGHTS):
         folder = path if path.is_dir() else path.parent
         if not (folder / peft.CONFIG).exists():
+            if any(folder.glob("*.gguf")):
+                raise FileError(folder_told(folder))
             raise FileError(f"{folder}: this is a folder, without {peft.CONFIG}; a GGUF file or {NEEDED} can be inspected")
         config, entries = peft.listed(folder)
         tensors = [Listed(name, each.dtype, each.shape, each.raw.size) for name, each in entries.items()]

@@ -28,6 +28,7 @@ from llamatrain.model.hyperparameters import Hyperparameters
 
 CONFIG, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 PREFIX = "base_model.model."
+LANGUAGE = "language_model."  # where the text model is a part of one that sees
 SUFFIXES: dict[str, Half] = {
     ".lora_A.weight": "a",
     ".lora_B.weight": "b",
@@ -86,7 +87,7 @@ def factor(source: Path, name: str, entry: StoredTensor) -> np.ndarray:
 
 def weight_of(source: Path, module: str, h: Hyperparameters) -> str:
     """The weight's name in GGUF."""
-    name = h.architecture.weight_of(module)
+    name = h.architecture.weight_of(module.replace(LANGUAGE, ""))
     if name is None:
         raise FileError(f"{source}: {quoted(module)} is no module of a {h.architecture.name} that may have an adapter")
     return name

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from llamatrain.adapters import finetuned, ggla, gguf, peft
 from llamatrain.adapters.adapter import Adapter
+from llamatrain.config.missing import missing_adapter
 from llamatrain.errors import FileError
 from llamatrain.files import former
 from llamatrain.files.constants import MAGIC
@@ -16,6 +17,8 @@ NEEDED = "an adapter (a GGUF file, a .bin of llama.cpp's old finetune, or a fold
 
 def read(path: Path, h: Hyperparameters) -> Adapter:
     """An adapter, which has yet to be checked against its base; `h` are that base's numbers."""
+    if not path.exists():
+        raise missing_adapter(path)
     if path.is_dir():
         if not (path / peft.CONFIG).exists():
             raise FileError(f"{path}: a folder without {peft.CONFIG}; {NEEDED} is needed")

@@ -12,11 +12,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from llamatrain.config import otherwise
+from llamatrain.config.otherwise import BASE, DATA, GENERATORS, SHAPES, TRAINERS, TUNERS
 from llamatrain.errors import UsageError
 
-BASE, DATA = "BASE", "DATA"
 TRAINING = {
-    "-h": "--help",
     "--train-data": DATA,
     "-s": "--seed",
     "-c": "--ctx",
@@ -53,19 +53,18 @@ RANKS = {
     "--rank-ffn-up": "--rank ffn_up=",
 }
 EXPORT = {
-    "-h": "--help",
     "-m": BASE,
     "--model-base": BASE,
-    "-o": "--out",
     "--model-out": "--out",
     "-l": "--lora",
     "-s": "--lora-scaled",
     "-t": "--threads",
 }
 TABLES = {
-    "from-scratch": {**TRAINING, "--vocab-model": "--vocab-from"},
-    "finetune": {**TRAINING, **RANKS, "--model-base": BASE},
+    "from-scratch": {**TRAINERS, **SHAPES, **TRAINING, "--vocab-model": "--vocab-from"},
+    "finetune": {**TRAINERS, **TUNERS, **TRAINING, **RANKS, "--model-base": BASE},
     "export-lora": EXPORT,
+    "generate": GENERATORS,
 }
 MADE_OF_SEVERAL = {  # and whether it takes a value; their help shows one for the last two, which they did not take
     "--adam-iter": True,
@@ -76,7 +75,7 @@ MADE_OF_SEVERAL = {  # and whether it takes a value; their help shows one for th
     "--enable-restart": False,
     "--disable-restart": False,
 }
-ALONE = ("-h", "--use-flash", "--use-checkpointing", "--no-checkpointing")
+ALONE = ("--use-flash", "--use-checkpointing", "--no-checkpointing", *otherwise.ALONE)
 SAME = (  # here as there, where they could be said with `_` for `-`
     *("--only-write-model", "--only-write-lora", "--model-out", "--lora-out", "--checkpoint-in", "--checkpoint-out"),
     *("--pattern-fn-it", "--fn-latest", "--save-every", "--grad-acc", "--sample-start", "--include-sample-start"),

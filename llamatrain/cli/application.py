@@ -1,7 +1,8 @@
 """What makes a typer application of declared options: signatures, commands and groups of them."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import MISSING
 from functools import wraps
 from pathlib import Path
@@ -12,11 +13,13 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from llamatrain.cli.taken_over import in_our_words
 from llamatrain.config.options import Checked, Declared, declared, flag_of
+from llamatrain.config.otherwise import instead
 from llamatrain.config.words import nearest, worded
 from llamatrain.errors import UsageError
 from llamatrain.machine import terminal
 from llamatrain.machine.world import launched, world
 
+HELP = ["--help", "-h"]
 ALIASES = {"train-from-scratch": "from-scratch", "finetune-lora": "finetune"}
 
 
@@ -46,6 +49,7 @@ class Command(TyperCommand):
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
+        self.context_settings.setdefault("help_option_names", HELP)
         for param in self.params:  # typer declares no option that repeats with several values each time, but parses one
             if isinstance(param, TyperOption) and param.multiple:
                 param.nargs = len((param.metavar or "").split())
@@ -54,6 +58,9 @@ class Command(TyperCommand):
     def get_params(self, ctx: Any) -> Any:
         return as_they_are(super().get_params(ctx))
 
+    def get_help_option_names(self, ctx: Any) -> list[str]:
+        return sorted(super().get_help_option_names(ctx))  # from a set
+
     def get_help(self, ctx: Any) -> str:
         return help_of(self, ctx)
 
@@ -61,17 +68,30 @@ class Command(TyperCommand):
         self.notes: list[str] = []
         if not ctx.resilient_parsing:
             args, self.notes = in_our_words(self.name or "", args, self.params)
-        return super().parse_args(ctx, args)
+        with told_better([*args], {name for each in self.params for name in each.opts}):
+            return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         if self.several:
             world()
         elif (started := launched()) and started.several:
             raise UsageError(f"{ctx.command_path} is the work of one process, and {started.words}; start it alone")
-        with terminal.shown():
+        with terminal.shown(), self.looking(ctx):
             for note in self.notes:
                 terminal.say(f"note: {note}")
             return super().invoke(ctx)
+
+    def looking(self, ctx: Any) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+class Looking(Command):
+    """One that shows something, for which nobody waits until a compiler is done; but the speed of kernels is measured of them."""
+
+    def looking(self, ctx: Any) -> AbstractContextManager[None]:
+        from llamatrain.machine.code import code
+
+        return nullcontext() if ctx.params.get("ranks") else code.finding()
 
 
 class Together(Command):
@@ -85,15 +105,37 @@ class Commands(TyperGroup):
 
     aliases = ALIASES
 
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.context_settings.setdefault("help_option_names", HELP)
+
+    def get_help_option_names(self, ctx: Any) -> list[str]:
+        return sorted(super().get_help_option_names(ctx))
+
     def get_params(self, ctx: Any) -> Any:
         return as_they_are(super().get_params(ctx))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         return super().get_command(ctx, ALIASES.get(cmd_name, cmd_name))
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, [*args])
+        except typer.TyperException as error:
+            there = [word for word in args if self.get_command(ctx, word)]
+            if not ctx.resilient_parsing and there and hasattr(error, "option_name"):
+                raise UsageError(
+                    f"{error.option_name} stands before its command: {ctx.command_path} {there[0]} ... {error.option_name}"
+                ) from None
+            raise
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if not ctx.resilient_parsing and self.get_command(ctx, args[0]) is None:
-            near = nearest(args[0], (*self.list_commands(ctx), *ALIASES))
+            near = (
+                instead(args[0])
+                or first_of(args[0], self.list_commands(ctx), ctx)
+                or nearest(args[0], (*self.list_commands(ctx), *ALIASES))
+            )
             raise UsageError(f"no such command {worded(args[0])}{near or see_help(ctx)}")
         return super().resolve_command(ctx, args)
 
@@ -123,6 +165,28 @@ def a_path(text: str) -> Path:
     if not text:  # as of a variable that is not set: it would be the current folder
         raise typer.BadParameter("an empty path")
     return Path(text)
+
+
+@contextmanager
+def told_better(args: Sequence[str], known: Collection[str]) -> Iterator[None]:
+    """Of an option that there is not: the one that lacks a hyphen."""
+    try:
+        yield
+    except typer.TyperException as error:
+        short = getattr(error, "option_name", "")
+        whole = [word for word in args if not word.startswith("--") and word.startswith(short) and f"-{word}" in known]
+        if len(short) == 2 and whole:
+            raise UsageError(f"no such option {whole[0]}; did you mean -{whole[0]}?") from None
+        raise
+
+
+def first_of(word: str, commands: Sequence[str], context: Any) -> str:
+    """What would do where a file was named in the place of a command."""
+    if not Path(word).exists():
+        return ""
+    first = commands[0] if len(commands) < 3 else "finetune"
+    there = "there as a folder" if Path(word).is_dir() else "a file"
+    return f", which is {there}; a command stands first: {context.command_path} {first} ..."
 
 
 def see_help(context: Any) -> str:
@@ -170,6 +234,7 @@ def options_of(
 def parameter(each: Declared, default: Any) -> inspect.Parameter:
     """An option as typer has it: texts, which are read and checked as declared; nothing at all where it is not said."""
     flag, sentence = flag_of(each.name), each.option.sentence
+    short = [f"-{each.option.short}"] if each.option.short else []
     kind: Any = bool if each.kind is bool else list[Any] | None if each.repeated else Any
     open_ = each.kind is bool and each.optional and default is None
     told = "auto" if open_ else shown(default)
@@ -185,7 +250,7 @@ def parameter(each: Declared, default: Any) -> inspect.Parameter:
         each.name,
         inspect.Parameter.KEYWORD_ONLY,
         default=inspect.Parameter.empty if default is MISSING else None,
-        annotation=Annotated[kind, typer.Option(flag, help=sentence, **settings)],
+        annotation=Annotated[kind, typer.Option(flag, *short, help=sentence, **settings)],
     )
 
 

@@ -15,6 +15,7 @@ from llamatrain.config.shared import JSON
 from llamatrain.data.options import DataOptions
 from llamatrain.recipe.evaluation import EvaluateOptions, evaluated
 from llamatrain.recipe.preference import PreferenceOptions
+from llamatrain.recipe.request import check_model
 
 OF_COMPARED, OF_TEXT = ("margin", "reward_chosen", "reward_rejected", "answers"), ("perplexity", "bits_per_byte")
 command = application()
@@ -42,6 +43,7 @@ def evaluate(
     """
     printing, options = build(PrintOptions, said), build(EvaluateOptions, said)
     parts = build(LoraOptions, said), build(DataOptions, said), build(PreferenceOptions, said)
+    check_model(str(model), data, "evaluate")
     found = asdict(evaluated(model, data, options, *parts, said))
     unsaid = {"notes", *(OF_COMPARED if found["answers"] is None else OF_TEXT)}
     values = {

@@ -1,10 +1,12 @@
 """`llamatrain from-scratch`: a new model from text, or from the built-in sine wave."""
 
+import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from llamatrain.cli.application import Together, application, options_of
+from llamatrain.machine.terminal import hushed
 from llamatrain.recipe.options import PlaceOptions
 from llamatrain.recipe.request import NEW, new_model
 
@@ -31,5 +33,9 @@ def trained(request: "Request") -> None:
     from llamatrain.recipe.interrupts import CommandInterrupts
     from llamatrain.recipe.run import train
 
-    if number := train(request, CommandInterrupts()).outcome.signal:
+    with hushed(request.place.quiet):
+        number = train(request, CommandInterrupts()).outcome.signal
+        if request.place.quiet and (compiled := sys.modules.get("llamatrain.machine.code")):
+            compiled.code.report()  # to nobody, and not later
+    if number:
         raise typer.Exit(128 + number)

@@ -1,7 +1,10 @@
 """`llamatrain generate`: text that goes on from a prompt."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,9 +14,11 @@ from llamatrain.adapters.options import LoraOptions
 from llamatrain.cli.application import Command, a_path, application, options_of
 from llamatrain.config.options import Checked, Option, build
 from llamatrain.config.whole import contents, limited
+from llamatrain.errors import UsageError
 from llamatrain.machine import terminal
 from llamatrain.machine.printable import printable
 from llamatrain.recipe.generation import LoadOptions, TextModel
+from llamatrain.recipe.talking import ChatOptions, Talk, line_for_llama
 from llamatrain.sample.options import SamplingOptions
 
 LONGEST, NEEDED = 1 << 24, "a prompt"  # bytes: sixteen for each token of the largest context
@@ -33,15 +38,26 @@ class PromptOptions(Checked, panel="Text"):
 
 
 @command.command(cls=Command)
-@options_of(PromptOptions, LoadOptions, LoraOptions, SamplingOptions)
+@options_of(PromptOptions, ChatOptions, LoadOptions, LoraOptions, SamplingOptions)
 def generate(model: Annotated[Path, typer.Argument(metavar="MODEL", parser=a_path)], **said: Any) -> None:
-    """Go on from a prompt with MODEL, a GGUF file: the generated text alone goes to standard output.
+    """Go on from a prompt with MODEL, a GGUF file, or talk with it: its text alone goes to standard output.
 
-    Where the model's tokens stand for no text (the sine wave's do not), prompt and text are token numbers.
+    A talk (--chat) has several turns, typed or read line by line, through the chat template that MODEL was trained with. Where
+    the model's tokens stand for no text (the sine wave's do not), prompt and text are token numbers.
     """
     options, loading, sampling = build(PromptOptions, said), build(LoadOptions, said), build(SamplingOptions, said)
-    prompt = read_prompt(options)
-    text = TextModel(model, loading, build(LoraOptions, said)).text(prompt, sampling)
+    chat, lora = build(ChatOptions, said), build(LoraOptions, said)
+    if chat.chat and options.prompt == "-":
+        raise UsageError("--chat reads standard input itself, each line as a turn; leave --prompt - out")
+    prompt, opened = read_prompt(options), TextModel(model, loading, lora)
+    if chat.verbose:
+        first = prompt.decode("utf-8", "replace")
+        terminal.say(f"in llama.cpp: {line_for_llama(model, chat, lora, sampling, opened.ctx, first)}")
+    if chat.chat:
+        with closing(Talk(opened, chat, sampling)) as talk:
+            talked(talk, prompt.decode("utf-8", "replace"))
+        return
+    text = opened.text(prompt, sampling)
     tell(text.notes)
     for piece in text:
         say(piece)
@@ -50,10 +66,50 @@ def generate(model: Annotated[Path, typer.Argument(metavar="MODEL", parser=a_pat
     tell(text.notes)
 
 
+def talked(talk: Talk, first: str) -> None:
+    """Turn by turn; on a terminal Ctrl-C ends an answer, and from a pipe all."""
+    typed = sys.stdin.isatty() and sys.stdout.isatty()
+    tell(talk.notes)
+    for words in chain([first] if first else [], typed_lines() if typed else piped_lines()):
+        answer = talk.said(words)
+        try:
+            for piece in answer:
+                say(piece)
+        except KeyboardInterrupt:
+            if not typed:
+                raise
+        finally:
+            answer.close()  # what was said so far is part of the talk
+        say("\n")
+        tell(talk.notes)
+
+
+def typed_lines() -> Iterator[str]:
+    while True:
+        try:
+            words = input("> ")
+        except EOFError:
+            say("\n")
+            return
+        except KeyboardInterrupt:
+            terminal.say("\nCtrl-D ends the talk")
+            continue
+        if words.strip():
+            yield words
+
+
+def piped_lines() -> Iterator[str]:
+    while line := sys.stdin.buffer.readline(LONGEST + 1):
+        words = limited(line, LONGEST, "standard input", "a turn").decode("utf-8", "replace").rstrip("\r\n")
+        if words.strip():
+            yield words
+
+
 def tell(notes: list[str]) -> None:
     """Each once."""
     while notes:
-        terminal.say(f"note: {notes.pop(0)}")
+        note = notes.pop(0)
+        terminal.say(note if note.startswith("warning: ") else f"note: {note}")
 
 
 def read_prompt(options: PromptOptions) -> bytes:

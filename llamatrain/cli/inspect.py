@@ -3,16 +3,17 @@
 import json
 import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llamatrain.cli.application import Command, a_path, application, options_of
+from llamatrain.cli.application import Looking, a_path, application, options_of
 from llamatrain.config.options import Checked, build
 from llamatrain.config.shared import JSON
+from llamatrain.errors import LlamatrainError
 from llamatrain.machine.printable import printable
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 Rows = list[tuple[str, str]]
 WIDTH = 100  # where the output is no terminal
 LONGEST = 40  # characters of a text shown
+LISTED = 8  # names that are shown of those that are not used
 TRAINING = ("training.", "optimizer.")
 
 
@@ -35,7 +37,7 @@ class InspectOptions(Checked):
     json: Annotated[bool, replace(JSON, sentence="Print one JSON object: kind, architecture, metadata, tensors.")] = False
 
 
-@command.command(cls=Command)
+@command.command(cls=Looking)
 @options_of(InspectOptions)
 def inspect(file: Annotated[Path, typer.Argument(metavar="FILE", parser=a_path)], **said: Any) -> None:
     """Show what is in a GGUF file: a model, an adapter, a checkpoint or a vocabulary; or in an adapter of another form."""
@@ -97,9 +99,27 @@ def draw(gguf: "Gguf") -> None:
     general = [key for key in gguf.metadata if not key.startswith(own)]
     show(console, str(gguf.path), [("kind", gguf.kind), *described(gguf, general, "general."), *ranks(gguf)])
     show(console, "hyperparameters", described(gguf, keys[model], model))
+    show(console, "not used here", list(left_aside(gguf)))
     show(console, "vocabulary", vocabulary(gguf, keys["tokenizer."]))
     show(console, "training state", [row for prefix in TRAINING for row in described(gguf, keys[prefix], "training.")])
     show_tensors(console, listed(gguf))
+
+
+def left_aside(gguf: "Gguf") -> Iterator[tuple[str, str]]:
+    """What of a model file has no part in what is made of it; or why nothing is made of it."""
+    from llamatrain.model.hyperparameters import read, unread, unused
+
+    if gguf.kind != "model":
+        return
+    try:
+        h = read(gguf)
+    except LlamatrainError as error:
+        yield "all of it", str(error).removeprefix(f"{gguf.path}: ")
+        return
+    for what, names in (("keys", unread(gguf, h)), ("tensors", unused(gguf, h))):
+        if names:
+            more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+            yield what, ", ".join(names[:LISTED]) + more
 
 
 def draw_other(path: Path, other: "Listing") -> None:

@@ -9,6 +9,7 @@ import typer
 
 import llamatrain
 from llamatrain.cli.application import ALIASES, Commands, offered, see_help
+from llamatrain.config.otherwise import answered
 from llamatrain.config.words import cut, nearest
 from llamatrain.errors import LlamatrainError, words_of
 from llamatrain.machine import world as together
@@ -17,7 +18,8 @@ from llamatrain.machine.world import Failure, voice
 from llamatrain.report.nowhere import nowhere
 
 # Each is a module of this folder with a `command` and little to import at its head; the rest is loaded when it runs.
-COMMANDS = ("evaluate", "export-lora", "finetune", "from-scratch", "generate", "inspect", "plan", "preview")
+COMMANDS = ("doctor", "evaluate", "export-lora", "finetune", "from-scratch", "generate", "inspect", "plan", "preview", "report")
+TOO_MUCH = {"generate": "; what to go on from is said by --prompt 'TEXT'", "export-lora": "; an adapter is named by --lora"}
 
 
 class AllCommands(Commands):
@@ -50,7 +52,7 @@ def version(asked: bool) -> None:
 @app.callback()
 def program(
     context: typer.Context,
-    _: Annotated[bool, typer.Option("--version", callback=version, is_eager=True, help="Show the version.")] = False,
+    _: Annotated[bool, typer.Option("--version", "-V", callback=version, is_eager=True, help="Show the version.")] = False,
 ) -> None:
     """Train llama models where the llama.cpp world keeps them: in GGUF files."""
     if context.invoked_subcommand is None:
@@ -72,7 +74,7 @@ def main() -> None:
     except BrokenPipeError:
         unread()
         code = ended(Failure("", 1))
-    except (LlamatrainError, typer.TyperException, OSError, MemoryError) as error:
+    except (LlamatrainError, typer.TyperException, OSError, MemoryError, ImportError) as error:
         code = ended(Failure(said(error), getattr(error, "exit_code", 1)), getattr(error, "shared", False))
     except Exception as error:
         if together.launched() is None:
@@ -112,6 +114,14 @@ def misread(error: typer.TyperException) -> str:
     """What typer says of a command line, as one sentence, and what would do."""
     near, words = "", error.format_message()
     if hasattr(error, "possibilities") and hasattr(error, "option_name"):  # there is no such option
-        words, near = f"no such option {cut(error.option_name)}", nearest(error.option_name, error.possibilities or ())
+        name, context = error.option_name, getattr(error, "ctx", None)
+        known = [
+            option for param in (context.command.params if context else ()) for option in (*param.opts, *param.secondary_opts)
+        ]
+        words, near = f"no such option {cut(name)}", answered(name) or nearest(name, known)
+    elif words.startswith("Got unexpected extra"):
+        near = TOO_MUCH.get(getattr(getattr(error, "ctx", None), "info_name", ""), "")
+    elif words.startswith("Missing option '--model'"):
+        near = "; it names the model whose tokens are shown: llamatrain preview DATA --model MODEL"
     words = " ".join(words.split()).removesuffix(".")
     return words[:1].lower() + words[1:] + (near or see_help(getattr(error, "ctx", None)))

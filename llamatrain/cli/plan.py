@@ -1,25 +1,30 @@
-"""`llamatrain plan`: what a run will take, before anything is loaded."""
+"""`llamatrain plan`: what a run will take, and how long, before anything is loaded."""
 
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from datetime import date
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from llamatrain.cli.application import Command, Commands, application, options_of
+from llamatrain.cli.application import Commands, Looking, application, options_of
 from llamatrain.cli.finetune import Base
 from llamatrain.cli.from_scratch import Data
 from llamatrain.config.options import Checked, Option, OptionError, build
 from llamatrain.config.shared import JSON
 from llamatrain.config.units import Bandwidth, Size
-from llamatrain.errors import MemoryPlanError
+from llamatrain.errors import MemoryPlanError, UsageError
 from llamatrain.machine.terminal import say
 from llamatrain.recipe.options import PlaceOptions
 from llamatrain.recipe.request import NEW, TUNING, TUNING_DEFAULTS, new_model, tuning
+from llamatrain.report.numbers import duration, time_of_step
 
 if TYPE_CHECKING:
+    from llamatrain.recipe.expected import Expected
+    from llamatrain.recipe.fitting import Fitted
+    from llamatrain.recipe.prepare import Foreseen
     from llamatrain.recipe.request import Request
     from llamatrain.recipe.several import Foretold
     from llamatrain.train.graphs import RunGraphs
@@ -38,6 +43,10 @@ class PlanOptions(Checked, panel="The plan"):
             "Print the graph of a batch of the longest rows instead, as text or in Graphviz's language, or what its memory holds."
         ),
     ] = None
+    svg: Annotated[
+        Path | None,
+        Option("Draw what the memory of a batch of the longest rows holds, call by call, into this file.", unit="FILE"),
+    ] = None
     ranks: Annotated[
         int | None,
         Option(
@@ -45,7 +54,7 @@ class PlanOptions(Checked, panel="The plan"):
             unit="RANKS",
             least=1,
             most=4096,
-            excludes=(("graph", "a graph is of one rank"),),
+            excludes=(("graph", "a graph is of one rank"), ("svg", "a memory map is of one rank")),
         ),
     ] = None
     network: Annotated[
@@ -62,20 +71,19 @@ command = application(cls=Commands, invoke_without_command=True)
 
 @command.callback()
 def plan(context: typer.Context) -> None:
-    """What a run would take of memory: the same options as the run itself, and nothing is read, written or trained."""
+    """What a run would take of memory and time: the same options as the run itself, and nothing is read, written or trained."""
     if context.invoked_subcommand is None:
-        typer.echo(context.get_help(), err=True)
-        raise typer.Exit(2)
+        raise UsageError("what to plan is missing: llamatrain plan from-scratch ... or llamatrain plan finetune ...")
 
 
-@command.command("from-scratch", cls=Command)
+@command.command("from-scratch", cls=Looking)
 @options_of(PlanOptions, PlaceOptions, *NEW)
 def plan_from_scratch(data: Data = None, **said: Any) -> None:
     """Of `llamatrain from-scratch` with these options. Text is not read: a vocabulary to be learned counts in full."""
     show(new_model(data or (), said), build(PlanOptions, said))
 
 
-@command.command("finetune", cls=Command)
+@command.command("finetune", cls=Looking)
 @options_of(PlanOptions, PlaceOptions, *TUNING, defaults=TUNING_DEFAULTS)
 def plan_finetune(base: Base = None, data: Data = None, **said: Any) -> None:
     """Of `llamatrain finetune` with these options. Of the base only its head is read."""
@@ -84,35 +92,106 @@ def plan_finetune(base: Base = None, data: Data = None, **said: Any) -> None:
 
 def show(request: "Request", options: PlanOptions) -> None:
     from llamatrain.recipe.prepare import planned
+    from llamatrain.report.written import check_place
 
-    choice, asked, excess = planned(request, graphs=options.graph is not None, ranks=options.ranks or 0)
+    if options.svg:
+        check_place(options.svg)
+    drawn = options.graph is not None or options.svg is not None
+    found = planned(request, graphs=drawn, ranks=options.ranks or 0)
+    way, excess, limit = found.fitted.way, found.fitted.excess, request.asked.train.memory
+    if options.svg:
+        draw(way.graphs, options.svg, way.setting.h.describe())
     if options.graph:
-        print_graph(choice.graphs, options.graph)
+        print_graph(way.graphs, options.graph)
         return
-    if excess and request.asked.train.memory is not None:
+    if excess and limit is not None:
         raise MemoryPlanError(excess)
-    setting, told = choice.setting, None
+    told, time = None, None
     if options.ranks:
         from llamatrain.recipe.several import foretold
 
-        told = foretold(choice, asked, options.network or NETWORK)
-    bytes_ = {**asdict(choice.needs), "total": choice.total}
-    how = {"remat": str(choice.policy), "batch": setting.batch, "splits": choice.splits, "precision": setting.precision}
+        told = foretold(way, found.asked, options.network or NETWORK)
+    else:
+        from llamatrain.recipe.expected import expected
+
+        time = expected(way, found.batches, found.steps)
     if options.json:
-        several = {"ranks": of_ranks(told)} if told else {}
-        print(json.dumps({**bytes_, **how, "threads": setting.threads, "parameters": setting.h.parameters, **several}))
+        print(json.dumps(in_json(found, time) | ({"ranks": of_ranks(told)} if told else {})))
         return
-    print(f"{setting.h.describe()}: {setting.h.parameters:,} parameters")
-    parts = f" in {choice.splits} parts each" if choice.splits > 1 else ""
-    rows = f"batches of {setting.batch * choice.splits} rows{parts}"
-    print(f"{setting.precision}, {setting.threads} threads, {rows}, recomputing: {choice.policy}\n")
-    for name, size in bytes_.items():
-        if size:
-            print(f"{name.replace('_', ' '):14} {size:>18,}  {Size(size).words:>8}")
+    print("\n".join(in_words(found)))
+    if time is not None:
+        print("\n".join(of_time(time)))
+    if len(found.fitted.tried) > 1:
+        print("\n".join(of_tried(found.fitted, time)))
     if told:
         print("\n".join(lines_of(told, options.network or NETWORK)))
     if excess:
         say(f"warning: {excess}")
+
+
+def in_json(found: "Foreseen", time: "Expected | str | None") -> dict[str, Any]:
+    way, told = found.fitted.way, None if time is None or isinstance(time, str) else time
+    setting, tried = way.setting, found.fitted.tried
+    seconds = {
+        "tokens_per_second": told and told.rate,
+        "seconds_of_step": told and told.step,
+        "seconds": told and told.run,
+    }
+    ways = [
+        {"remat": str(each.policy), "splits": each.splits, "cache_base": each.offer.cache, "total": each.total}
+        | {"cost": each.cost / tried[-1].cost}
+        for each in (tried if len(tried) > 1 else ())
+    ]
+    return {
+        **asdict(way.needs),
+        "total": way.total,
+        "remat": str(way.policy),
+        "batch": setting.batch,
+        "splits": way.splits,
+        "precision": setting.precision,
+        "threads": setting.threads,
+        "parameters": setting.h.parameters,
+        **seconds,
+        "tried": ways,
+    }
+
+
+def in_words(found: "Foreseen") -> Iterator[str]:
+    way = found.fitted.way
+    setting = way.setting
+    yield f"{setting.h.describe()}: {setting.h.parameters:,} parameters"
+    parts = f" in {way.splits} parts each" if way.splits > 1 else ""
+    rows = f"batches of {setting.batch * way.splits} rows{parts}"
+    yield f"{setting.precision}, {setting.threads} threads, {rows}, recomputing: {way.policy}\n"
+    for name, size in {**asdict(way.needs), "total": way.total}.items():
+        if size:
+            yield f"{name.replace('_', ' '):14} {size:>18,}  {Size(size).words:>8}"
+
+
+def of_time(time: "Expected | str") -> Iterator[str]:
+    if isinstance(time, str):
+        yield f"\n{'time':14} {'not foretold':>18}  {time}"
+        return
+    yield f"\n{'tokens/s':14} {time.rate:>18,.0f}  {time_of_step(time.step)} a step of {time.tokens:,}"
+    if time.run is not None:
+        yield f"{'time':14} {duration(time.run):>18}  for {time.steps:,} steps, without validating, samples and saving"
+    yield f"Foretold of this machine's speed, as it was on {date.fromtimestamp(time.when)}, not measured."
+
+
+def of_tried(fitted: "Fitted", time: "Expected | str | None") -> Iterator[str]:
+    """The ways that were planned, the fastest first; each takes so many times as long as the one that is taken."""
+    *others, taken = fitted.tried
+    copies = {"bf16": "copied", "off": "as it is", "auto": ""}
+    based = any(copies[each.offer.cache] for each in fitted.tried)
+    told = None if time is None or isinstance(time, str) else time
+    head = f"\n{'recomputing':30} {'parts':>6} {'base' if based else '':>9} {'memory':>9} {'time':>7}"
+    yield f"{head} {'a step':>8}" if told else head
+    for each in sorted([*others, taken], key=lambda each: each.cost):
+        factor = each.cost / taken.cost
+        step = f"{time_of_step(told.step * factor):>9}" if told else ""
+        here = "  taken" if each is taken else "  too much" if fitted.most and each.total > fitted.most else ""
+        row = f"{each.policy!s:30} {each.splits:>6} {copies[each.offer.cache] if based else '':>9} {Size(each.total).words:>9}"
+        yield f"{row} {factor:>7.2f}{step}{here}".rstrip()
 
 
 def of_ranks(told: "Foretold") -> dict[str, Any]:
@@ -151,3 +230,14 @@ def print_graph(graphs: "RunGraphs", how: str) -> None:
         print(graphs.plan(longest).report())
     else:
         print({"text": as_text, "dot": as_dot}[how](longest.outputs))
+
+
+def draw(graphs: "RunGraphs", file: Path, title: str) -> None:
+    """The memory map."""
+    from llamatrain.report.arena import Arena
+    from llamatrain.report.memory_map import picture
+    from llamatrain.report.written import put
+
+    if arena := Arena.of(graphs.plan(graphs.longest)):
+        put(file, picture(arena, title))
+        say(f"{file}: the memory map")

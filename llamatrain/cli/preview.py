@@ -2,6 +2,7 @@
 
 import json
 import sys
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +17,7 @@ from llamatrain.data.options import DataOptions
 from llamatrain.errors import FileError
 from llamatrain.machine.printable import printable
 from llamatrain.machine.terminal import say
+from llamatrain.model.architectures import USUAL
 from llamatrain.recipe.preference import ComparedOptions
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from llamatrain.files.reader import Gguf
 
 CTX = 512  # at most, where it is not given
+SMALL = 250_000  # bytes, whose tokens are made in a few seconds without compiled code
 SHOWN = 12  # token numbers of a row that are shown
 ASKED = 64  # answers that are looked at for an end token
 LINES = "\n\t"  # what a text keeps of its control characters
@@ -55,13 +58,29 @@ def preview(data: Annotated[list[str], typer.Argument(metavar="DATA")], **said: 
 
     DATA are files (text, JSON, CSV, Parquet), folders, globs, or - for standard input.
     """
+    options, data_options = build(PreviewOptions, said), build(DataOptions, said)
+    with waiting_for_no_compiler(data, data_options):
+        previewed(data, options, data_options, build(ComparedOptions, said))
+
+
+@contextmanager
+def waiting_for_no_compiler(data: list[str], options: DataOptions) -> "Iterator[None]":
+    """Where all is read in Python before a compiler would be done."""
+    from llamatrain.data.sources import find_sources
+    from llamatrain.machine.code import code
+
+    size = sum(source.most for source in find_sources(data, options.mapping, raw=options.raw))
+    with code.finding() if size < SMALL else nullcontext():
+        yield
+
+
+def previewed(data: list[str], options: PreviewOptions, data_options: DataOptions, compared: ComparedOptions) -> None:
     from llamatrain.data.compared_rows import rows_of
     from llamatrain.data.corpus import open_corpus
     from llamatrain.data.couples import KINDS
     from llamatrain.files.reader import open_gguf
 
-    options, data_options = build(PreviewOptions, said), build(DataOptions, said)
-    compare = build(ComparedOptions, said).compare
+    compare = compared.compare
     gguf = open_gguf(options.model)
     tokenizer = tokenizer_of(gguf)
     ctx = options.ctx or min(CTX, context_of(gguf))
@@ -87,7 +106,7 @@ def tokenizer_of(gguf: "Gguf") -> "Tokenizer":
 
 
 def context_of(gguf: "Gguf") -> int:
-    key = f"{gguf.value('general.architecture', str, 'llama')}.context_length"
+    key = f"{gguf.value('general.architecture', str, USUAL)}.context_length"
     if (length := gguf.value(key, int, CTX)) < 1:
         raise FileError(f"{gguf.path}: {key} is {length}, where 1 or more is needed")
     return length

@@ -10,10 +10,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from llamatrain.cli.ancestors import BASE, DATA, TABLES, CommandLine, read
+from llamatrain.cli.ancestors import TABLES, CommandLine, read
+from llamatrain.config.otherwise import BASE, DATA
 from llamatrain.errors import LlamatrainError, UsageError
 
 WARMUP, DECAY_STEPS, RESTART, LOWEST, RATE = "100", "1000", "1.1", "0.1", "0.001"  # theirs, where they are not said
+ONE_ARGUMENT = ("export-lora", "generate")
 LINEAR = "attn_q,attn_k,attn_v,attn_output,ffn_gate,ffn_up,ffn_down"  # what gets an adapter here where nothing else is said
 
 
@@ -23,7 +25,7 @@ def in_our_words(command: str, words: Sequence[str], params: Sequence[Any]) -> t
         return [*words], []
     line = read(words, TABLES[command], params)
     check_arguments(line, command)
-    if command != "export-lora":
+    if command not in ONE_ARGUMENT:
         for made in (iterations, restarts, decay, targets):
             made(line)
         lowest(line, command)
@@ -128,7 +130,7 @@ def check_arguments(line: CommandLine, command: str) -> None:
 
     named, data = line.arguments[BASE], line.arguments[DATA]
     standing = [word for word in (*line.others, *line.rest) if word == "-" or not word.startswith("-")]
-    first = standing[:1] if command == "export-lora" or (command == "finetune" and standing and is_gguf(standing[0])) else []
+    first = standing[:1] if command in ONE_ARGUMENT or (command == "finetune" and standing and is_gguf(standing[0])) else []
     bases = [*named, *first]
     if len({*bases}) > 1:
         raise UsageError(f"two models: {bases[0]} and {bases[1]}; leave one of them out")

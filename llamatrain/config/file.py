@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from llamatrain.config.options import Checked, Option, OptionError, declared, plain
+from llamatrain.config.otherwise import answered
 from llamatrain.config.whole import contents
 from llamatrain.config.words import cut, nearest, worded
 from llamatrain.errors import UsageError
@@ -33,11 +34,18 @@ def read_config(path: Path, *classes: type[Checked]) -> dict[str, Any]:
     try:
         found = tomllib.loads(raw.decode())
     except (ValueError, RecursionError) as error:  # of TOML, of UTF-8, or a number of thousands of digits
-        raise UsageError(f"{path}: no TOML: {cut(str(error)) or type(error).__name__}") from None
+        raise UsageError(f"{path}: no TOML: {cut(str(error)) or type(error).__name__}; options stand as in lr = 1e-4") from None
     options = {name: each for cls in classes for name, each in declared(cls).items()}
     values = {}
     for key, value in found.items():
         name = key.replace("-", "_")
+        name = name if name in options else f"{name}_"  # of a word that Python keeps for itself
+        if isinstance(value, dict):
+            raise UsageError(f"{path}: [{cut(key)}] begins a table; options stand by themselves, as in lr = 1e-4")
+        if name not in options and (other := answered(key)):
+            raise UsageError(
+                f"{path}: the option {worded(key)} is unknown{other.replace('; it is called --', '; it is called ')}"
+            )
         if name not in options:
             raise UsageError(f"{path}: the option {worded(key)} is unknown{nearest(key, map(key_of, options))}")
         try:
@@ -48,7 +56,7 @@ def read_config(path: Path, *classes: type[Checked]) -> dict[str, Any]:
 
 
 def key_of(name: str) -> str:
-    return name.replace("_", "-")
+    return name.rstrip("_").replace("_", "-")
 
 
 def told_there(name: str) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from llamatrain.config.values import NAMES, UNITS, read, typed
+from llamatrain.config.values import NAMES, UNITS, plainer, read, typed
 from llamatrain.config.words import worded
 from llamatrain.errors import UsageError
 
@@ -26,7 +26,7 @@ COUNT = (1 << 31) - 1  # the most that a number of steps, rows and the like may 
 
 
 def flag_of(name: str) -> str:
-    return f"-{name}" if len(name) == 1 else f"--{name.replace('_', '-')}"
+    return f"-{name}" if len(name) == 1 else f"--{name.rstrip('_').replace('_', '-')}"
 
 
 FLAG = re.compile(r"(?<![\w-])--([a-z][a-z0-9]*(?:-[a-z0-9]+)*)")
@@ -62,6 +62,7 @@ class Option:
     accepts: Callable[[Any], bool] | None = None
     takes: str = ""  # in words, where its bounds do not say it
     excludes: tuple[tuple[str, str], ...] = ()  # another option, and why
+    short: str = ""  # another name of it, of one letter
     hidden: bool = False  # from help and README: an old name, or of use to few
 
     def bounds(self, value: float) -> bool:
@@ -152,7 +153,7 @@ class Declared:
             raise self.refusal(text, self.named) from None
 
     def refusal(self, value: Any, takes: str) -> OptionError:
-        return self.error(f" {worded(value)} cannot be; it takes {takes}")
+        return self.error(f" {worded(value)} cannot be; it takes {takes}{plainer(value, self.kind, self.choices)}")
 
     def error(self, told: str) -> OptionError:
         return OptionError(lambda spelt: spelt(self.name) + told)

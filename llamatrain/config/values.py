@@ -1,15 +1,20 @@
 """The values that an option can have, by its type: made of a text, or checked where they have types already."""
 
 import os
+import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from llamatrain.config.units import Bandwidth, Duration, Size
-from llamatrain.config.words import worded
+from llamatrain.config.words import nearest, worded
 from llamatrain.errors import UsageError
 
 LARGEST = 1 << 63  # of sizes and times
+GROUPED = re.compile(r"[0-9]{1,3}(?:,[0-9]{3})+")
+NUMBER = re.compile(rf"({GROUPED.pattern}|[0-9]{{1,15}}(?:[.,][0-9]{{0,15}})?(?:e[0-9]{{1,2}})?)([kKmM%]?)")
+MANY = {"k": 1024, "m": 1 << 20}
 # What a value is called where its option has no name of its own for it, and what it takes.
 UNITS = {
     bool: "",
@@ -40,6 +45,24 @@ def read(text: Any, kind: Any) -> Any:
     if kind in (int, float):
         return kind(text)  # ValueError
     return Path(text) if kind is Path and text else text
+
+
+def plainer(value: Any, kind: Any, choices: Sequence[str] = ()) -> str:
+    """What was probably meant, in words: a number with a comma, a unit or a share of a hundred; a word that is nearly one."""
+    if not isinstance(value, str):
+        return ""
+    if choices:
+        return nearest(value.lower(), choices)
+    found = NUMBER.fullmatch(value.strip())
+    if kind not in (int, float) or not found or value.isdecimal():
+        return ""
+    digits, unit = found.groups()
+    grouped = GROUPED.fullmatch(digits)
+    number = float(digits.replace(",", "") if grouped and kind is int else digits.replace(",", "."))
+    number = number / 100 if unit == "%" else number * MANY.get(unit.lower(), 1)
+    if kind is int and (number % 1 or number > 1e15):
+        return ""
+    return f"; write {int(number) if kind is int else f'{number:g}'}"
 
 
 def typed(value: Any, kind: Any) -> Any:

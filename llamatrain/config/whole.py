@@ -3,6 +3,7 @@
 import stat
 from pathlib import Path
 
+from llamatrain.config.missing import missing
 from llamatrain.errors import FileError
 
 OPEN = ("/dev/fd", "/proc/self/fd")  # where a shell hands over what it has opened, as for <(a command)
@@ -17,6 +18,8 @@ def contents(path: Path, most: int, needed: str) -> bytes:
             raise FileError(f"{path}: this is a {'folder' if stat.S_ISDIR(mode) else 'device or pipe'}; {needed} is needed")
         with path.open("rb") as file:
             return limited(file.read(most + 1), most, str(path), needed)
+    except FileNotFoundError:
+        raise missing(path) from None
     except OSError as error:
         raise FileError(f"{path}: {error.strerror}") from None
 

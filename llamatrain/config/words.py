@@ -6,6 +6,7 @@ from difflib import get_close_matches
 from typing import Any
 
 LONGEST = 40  # characters of a value that are said again
+ALIKE = 0.66
 PATH, LINE = 300, 600  # of a word, and of all of them
 WORD = re.compile(rf"\S{{{PATH + 1},}}")
 
@@ -40,6 +41,7 @@ def readable(line: str) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The name that may have been meant, in words."""
-    close = get_close_matches(name[:LONGEST], list(known), 1)
-    return f"; did you mean {close[0]}?" if close else ""
+    """The name that may have been meant, in words; hyphens, which all options share, make none alike."""
+    bare = {each.lstrip("-").lower(): each for each in known}
+    close = get_close_matches(name[:LONGEST].lstrip("-").lower(), bare, 1, ALIKE)
+    return f"; did you mean {bare[close[0]]}?" if close else ""

@@ -23,9 +23,11 @@ import numpy as np
 
 from llamatrain.errors import DataError
 from llamatrain.machine import cachefolder
+from llamatrain.machine.code import cache_key
 from llamatrain.machine.memory import give_back
 from llamatrain.machine.plainfile import content, opened
-from llamatrain.machine.temporary import NEW, goes_with_program, held, removed, sweep
+from llamatrain.machine.pruning import prune, used
+from llamatrain.machine.temporary import NEW, goes_with_program, held, removed, share, sweep
 from llamatrain.machine.terminal import say
 
 TOKEN, MARK = np.dtype(np.int32), np.dtype(np.uint8)
@@ -70,6 +72,7 @@ class OnDisk:
         self.file, status = opened(path)
         self.size = status.st_size
         weakref.finalize(self, os.close, self.file)
+        share(self.file)
         _allow_files(2 * self.file)
 
     def read(self, begin: int, end: int) -> np.ndarray:
@@ -211,6 +214,7 @@ def stored(key: str, fill: Callable[[StoreWriter], None], bounds: Bounds) -> Sto
     """The entry of a key, be it where nothing can be written; made by `fill` where it is not there or not whole."""
     known = cachefolder.wanted("tokens")
     if known and (store := _whole(known / key, bounds)):
+        used(known / key)
         return store
     if known and os.path.lexists(known / key):
         say(f"{known / key}: is not what was written there; the tokens are made again")
@@ -240,7 +244,9 @@ def _made(place: Path, fill: Callable[[StoreWriter], None], bounds: Bounds) -> S
             writer.finish()
             give_back()
         with _keeping(place.parent):
-            return _placed(made, place, bounds)
+            store = _placed(made, place, bounds)
+    prune(place.parent.parent, cache_key())
+    return store
 
 
 def _placed(made: Path, place: Path, bounds: Bounds) -> Store:

@@ -34,6 +34,12 @@ class Dialogue:
         self.parts = deque[tuple[np.ndarray, bool]]()
         self.count = 0
 
+    @property
+    def last(self) -> int | None:
+        """Its last token."""
+        part = next((part for part, _ in reversed(self.parts) if len(part)), None)
+        return None if part is None else int(part[-1])
+
     def add(self, tokens: np.ndarray, spoken: bool) -> None:
         self.parts.append((tokens, spoken))
         self.count += len(tokens)
@@ -52,7 +58,7 @@ def encode_prompt(row: Prompt, reader: PromptReader, size: int) -> Marked:
     text.change(0, (row.prompt + row.joint).encode())
     said.add(text.tokens, False)
     del text  # what is copied can be let go
-    said.add(reader.behind(row.answer.encode(), False), True)
+    said.add(reader.behind(row.answer.encode(), False, said.last), True)
     if not reader.ended(said.parts[-1][0]):
         said.add(reader.end, True)
     return said.marked()
@@ -75,7 +81,7 @@ def encode_chat(
         for turn in made:
             text.change(turn.same, turn.rest)
             if turn.goes_on and joined:  # behind the token that ends the answer before
-                said.add(reader.behind(bytes(turn.rest[spoken:]), spoken > 0), False)
+                said.add(reader.behind(bytes(turn.rest[spoken:]), spoken > 0, said.last), False)
             else:
                 if said.parts:
                     notes.add("apart")
@@ -87,7 +93,7 @@ def encode_chat(
                 said = Dialogue()
                 said.add(text.tokens if len(turns) == 1 else text.tokens.copy(), False)  # the next change writes over them
             joined = reader.joins(said.parts[-1][0], bytes(turn.answer[:BORDER]))
-            answer = reader.behind(bytes(turn.answer), False)
+            answer = reader.behind(bytes(turn.answer), False, said.last)
             stop = reader.first_end(answer)  # some templates write more behind a call
             said.add(answer[:stop], True)
             said.add(answer[stop:], False)

@@ -234,10 +234,10 @@ def open_corpus(
     use: Use = "train",
 ) -> tuple[Corpus, Corpus | None]:
     """The samples to train on, and those to validate with."""
-    found = find_data(data, options.mapping, use)
+    found = find_data(data, options.mapping, use, options.raw)
     sources, others = found.sources, [] if options.val_split else found.offered
     if options.val:
-        others = find_sources(options.val, options.mapping, "validate")
+        others = find_sources(options.val, options.mapping, "validate", options.raw)
     for line in found.told:
         say(line if not found.offered or others is not found.offered else f"{line}; validated with: {naming(others)}")
     check_apart(sources, others)

@@ -19,6 +19,7 @@ class DataFile:
     form: Form
     packed: Literal["gz", "zst"] | None = None
     columns: Mapping[str, str] = field(default_factory=dict, hash=False)  # keys of rows that have other names in the file
+    raw: bool = False  # said to be text, whatever it looks like
 
     @property
     def kind(self) -> Literal["text", "lines"]:

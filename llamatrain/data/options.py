@@ -8,7 +8,13 @@ from typing import Annotated, Literal
 
 from llamatrain.config.options import Checked, Option, OptionError
 from llamatrain.data.columns import mapping_of
-from llamatrain.errors import DataError, UsageError
+from llamatrain.data.layouts import NAMED
+from llamatrain.errors import DataError, MissingError, UsageError
+
+TEMPLATE = Option(
+    f"Put chats through the Jinja template in this file, or a known one: {', '.join(NAMED)}; else the model's own.",
+    unit="FILE|NAME",
+)
 
 
 @dataclass(frozen=True)
@@ -25,10 +31,12 @@ class DataOptions(Checked, panel="Data"):
         str,
         Option("What keys of the data's form are called in the data: prompt=question,completion=answer.", unit="KEY=NAME,..."),
     ] = ""
-    as_chat: Annotated[bool, Option("Put prompts with answers through the model's chat template, as chats are.")] = False
-    chat_template: Annotated[
-        Path | None, Option("Put chats through the Jinja template in this file, instead of the model's own.", unit="FILE")
+    as_: Annotated[
+        Literal["text", "rest"] | None,
+        Option("Train on data as it stands, whatever it looks like; rest: on what is left where most pairs fall away."),
     ] = None
+    as_chat: Annotated[bool, Option("Put prompts with answers through the model's chat template, as chats are.")] = False
+    chat_template: Annotated[Path | None, TEMPLATE] = None
     parse_special: Annotated[
         bool, Option("Read marks of chats and other control tokens in text as such, as in chats that were rendered already.")
     ] = False
@@ -89,20 +97,32 @@ class DataOptions(Checked, panel="Data"):
                 )
             )
 
+    @property
+    def raw(self) -> bool:
+        return self.as_ == "text"
+
     @cached_property
     def mapping(self) -> dict[str, str]:
         """Keys of rows, and what the data calls them."""
         return mapping_of(self.columns)
 
+    @property
+    def names_template(self) -> bool:
+        """Whether it is known, and no file."""
+        return str(self.chat_template) in NAMED and self.chat_template is not None and not self.chat_template.is_file()
+
     @cached_property
     def template(self) -> str | None:
-        """What the file of --chat-template says."""
-        if self.chat_template is None:
-            return None
+        """What the file of --chat-template says, or the template of that name."""
+        if self.chat_template is None or self.names_template:
+            return NAMED.get(str(self.chat_template))
         try:
-            return self.chat_template.read_bytes().decode("utf-8")
+            if text := self.chat_template.read_bytes().decode("utf-8"):
+                return text
+            raise DataError(f"{self.chat_template}: the file is empty, where a Jinja template is needed")
         except OSError as error:
-            raise DataError(f"{self.chat_template}: {error.strerror}") from None
+            refused = MissingError if isinstance(error, FileNotFoundError) else DataError
+            raise refused(f"{self.chat_template}: {error.strerror}; known by name are {', '.join(NAMED)}") from None
         except UnicodeDecodeError:
             raise DataError(f"{self.chat_template}: no UTF-8 text, as a Jinja template is") from None
 

@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 
 from llamatrain.data.growing import SMALL, Growing
-from llamatrain.data.tokenizer.vocabulary import ENDS
+from llamatrain.data.tokenizer.known_texts import Ends
 
 BLOCK = 1 << 16  # tokens that are looked at at once
 BORDER = 64  # bytes of a text that show how it is read behind others
@@ -19,6 +19,7 @@ class TokenizerLike(Protocol):
     bos: int | None
     eos: int | None
     eot: int | None
+    ends: Ends
     add_bos: bool
     add_eos: bool
     chat_template: str | None
@@ -44,13 +45,12 @@ class PromptReader:
         self.tokenizer = tokenizer
         self.lead = tokenizer.bos if tokenizer.add_bos else None  # what each row begins with
         self._joined = dict[int, bool]()  # of tokens that prompts end in, whether letters join them
+        self._strips = dict[int, bool]()
 
     @cached_property
     def ends(self) -> dict[int, str]:
-        """The tokens at which llama.cpp stops, with their texts."""
-        named = [token for token in (self.tokenizer.eos, self.tokenizer.eot) if token is not None]
-        known = [token for token in map(self.token_of, sorted(ENDS)) if token is not None]
-        return {token: self.text_of(token) for token in (*named, *known)}
+        """The tokens that end an answer, with their texts."""
+        return {token: self.text_of(token) for token in sorted(self.tokenizer.ends.turn)}
 
     @cached_property
     def end(self) -> np.ndarray:
@@ -66,8 +66,10 @@ class PromptReader:
         tokens = self.tokenizer.encode(text, special=True, start=start)
         return tokens[1:] if start and self.lead is not None and len(tokens) and tokens[0] == self.lead else tokens
 
-    def behind(self, text: bytes, token: bool) -> np.ndarray:
-        """The tokens of what stands behind others, by itself; `token`: behind a control token."""
+    def behind(self, text: bytes, token: bool, last: int | None) -> np.ndarray:
+        """The tokens of what stands behind others, by itself; `token`: as behind a control token; `last`: the one before it."""
+        if self.strips(last):
+            text, token = text.lstrip(), True
         made = Growing(lambda raw, start: self.tokenizer.encode(raw, special=True, start=start and token), self._cut, len(text))
         made.change(0, text)
         return made.tokens
@@ -75,11 +77,26 @@ class PromptReader:
     def joins(self, prompt: np.ndarray, text: bytes) -> bool:
         """Whether a text is read behind a prompt as it is by itself: some vocabularies put a space behind control tokens."""
         token = int(prompt[-1]) if len(prompt) else self.lead
-        if token is None:
+        if token is None or self.strips(token):
             return True
         if token not in self._joined:
             self._joined[token] = self._same(token, b"x")
         return self._joined[token] or self._same(token, text)
+
+    def strips(self, token: int | None) -> bool:
+        """Whether a token takes the white space behind it along: what follows is read as if none were there."""
+        return token is not None and self._some_strip and self._strip(token)
+
+    @cached_property
+    def _some_strip(self) -> bool:
+        return any(map(self._strip, self.ends))  # where some do, nearly all do
+
+    def _strip(self, token: int) -> bool:
+        if token not in self._strips:
+            before = self.tokenizer.decode(np.array([token], np.int32))
+            spaced, bare = (self.tokenizer.encode(before + each, special=True, start=False) for each in (b" x", b"x"))
+            self._strips[token] = np.array_equal(spaced, bare)
+        return self._strips[token]
 
     def _same(self, token: int, text: bytes) -> bool:
         before = self.tokenizer.decode(np.array([token], np.int32))

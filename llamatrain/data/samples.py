@@ -36,7 +36,7 @@ class JsonLine(NamedTuple):
 def chunks_of(source: DataFile) -> Iterator[bytes]:
     """The whole text, cut anywhere."""
     with source.opened() as file:
-        offset, encoding = 0, Utf8(source.name)
+        offset, encoding = 0, Utf8(source.name, source.raw)
         while chunk := file.read(CHUNK):
             check_text(chunk, source.name, offset)
             encoding.feed(chunk)
@@ -99,13 +99,14 @@ def boundary(text: bytes | mmap.mmap, at: int) -> int:
 def samples_after(source: DataFile, pattern: str, include: bool, longest: int | None) -> Iterator[bytes]:
     """What follows each place of the pattern, up to the next one; or on into the next ones, up to a longest length in bytes."""
     with plain_file(source) as path:
-        yield from samples_in(path, source.name, to_bytes(pattern), include, longest)
+        yield from samples_in(path, source, to_bytes(pattern), include, longest)
 
 
-def samples_in(path: Path, name: str, mark: bytes, include: bool, longest: int | None) -> Iterator[bytes]:
+def samples_in(path: Path, source: DataFile, mark: bytes, include: bool, longest: int | None) -> Iterator[bytes]:
     text = map_file(path, "a text")
     with unchanged([text]):
-        encoding, read, at = Utf8(name), 0, text.find(mark)
+        name = source.name
+        encoding, read, at = Utf8(name, source.raw), 0, text.find(mark)
         if at < 0:
             told = f"({flag_of('escape')} reads \\n as the end of a line)"
             raise DataError(f"{name}: the sample start {worded(mark.decode('utf-8', 'replace'))} is not in it {told}")

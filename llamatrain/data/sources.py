@@ -12,12 +12,13 @@ from functools import cache
 from pathlib import Path
 from typing import BinaryIO, Literal
 
+from llamatrain.config.missing import missing_data
 from llamatrain.data import parquet
 from llamatrain.data.datafile import DataFile
 from llamatrain.data.folders import Folder, counted, looked_into
 from llamatrain.data.streams import NEEDED, WIDE, can_unzstd
-from llamatrain.data.suitable import KNOWN, TAKEN, Form, check_head, check_name, check_text, named
-from llamatrain.errors import DataError
+from llamatrain.data.suitable import KNOWN, MARKS, TAKEN, Form, check_head, check_name, check_text, named
+from llamatrain.errors import DataError, MissingError
 from llamatrain.machine.temporary import passing_file
 from llamatrain.machine.world import world
 
@@ -25,11 +26,7 @@ HEAD = 1 << 16  # bytes that show whether a file is text at all
 MOST_LOOKED_AT = 1 << 18  # files and folders, for names that a checkpoint alone gives
 SYSTEM = ("/proc", "/sys")  # whose files are none
 PIECE = 1 << 20  # bytes of what is read to its end
-MAGIC: dict[bytes, Literal["gz", "zst", "parquet"]] = {
-    b"\x1f\x8b": "gz",
-    b"\x28\xb5\x2f\xfd": "zst",
-    parquet.ENDS: "parquet",
-}
+MAGIC: dict[bytes, Literal["gz", "zst", "parquet"]] = {**MARKS, parquet.ENDS: "parquet"}
 OBJECT = re.compile(rb'\{\s*"')
 ARRAY = re.compile(rb'\[\s*\{\s*"')
 Use = Literal["train", "validate", "judge"]
@@ -44,22 +41,27 @@ class Found:
     told: list[str]  # what is to be said of it
 
 
-def find_sources(data: Sequence[str], columns: Mapping[str, str] | None = None, use: Use = "train") -> list[DataFile]:
+def find_sources(
+    data: Sequence[str], columns: Mapping[str, str] | None = None, use: Use = "train", raw: bool = False
+) -> list[DataFile]:
     """Files for each name given: a file, a folder (everything known under it), a glob, or - for standard input."""
-    return find_data(data, columns, use).sources
+    return find_data(data, columns, use, raw).sources
 
 
-def find_data(data: Sequence[str], columns: Mapping[str, str] | None = None, use: Use = "train") -> Found:
+def find_data(data: Sequence[str], columns: Mapping[str, str] | None = None, use: Use = "train", raw: bool = False) -> Found:
+    """`raw`: all of it is text, whatever its name and its looks say."""
     found = Found([], [], [])
     for name in data:
         if Path(name).is_dir() and name:
             _folder(looked_into(Path(name)), use, found)
         else:
-            found.sources.extend(_expand(name))
+            found.sources.extend(_expand(name, raw))
     if not found.sources:
         raise DataError(f"no data: name files ({KNOWN}), folders, globs, or - for standard input")
     for files in (found.sources, found.offered):
         files[:] = [replace(source, columns=columns or {}) for source in files]
+        if raw:
+            files[:] = [replace(source, form="text", raw=True) for source in files]
         for source in files:
             _check(source)
     return found
@@ -84,25 +86,26 @@ def _folder(folder: Folder, use: Use, found: Found) -> None:
     found.told.append(f"{folder.path}: {len(folder.train)} of its files train; never trained on: {', '.join(kept)}")
 
 
-def _expand(name: str) -> list[DataFile]:
+def _expand(name: str, raw: bool) -> list[DataFile]:
     path = Path(name)
     if not name:  # as of a variable that is not set: it would be the current folder
-        raise DataError("no data: an empty path")
+        raise MissingError("no data: an empty path")
     if name == "-":
         check_alone("standard input")
         return [_standard_input()]
     if path.exists():
-        return [_file(path)]
+        return [_file(path, raw)]
     if not glob.has_magic(name):
-        raise DataError(f"{name}: no such file or folder")
+        raise missing_data(name)
     matched = [Path(match) for match in sorted(glob.glob(name, recursive=True))]  # noqa: PTH207 - pathlib takes no absolute ones
     if not any(match.is_file() for match in matched):
-        raise DataError(f"{name}: no file matches")
-    return [_file(match) for match in matched if match.is_file()]
+        raise MissingError(f"{name}: no file matches")
+    return [_file(match, raw) for match in matched if match.is_file()]
 
 
-def _file(path: Path) -> DataFile:
-    check_name(path)
+def _file(path: Path, raw: bool = False) -> DataFile:
+    if not raw:
+        check_name(path)
     mode = path.stat().st_mode
     if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):  # /dev/zero has no end
         raise DataError(f"{path}: this is a device; {TAKEN}")
@@ -258,4 +261,4 @@ def _check(source: DataFile) -> None:
     if blank:
         raise DataError(f"{source.name}: there is only white space in it")
     if source.form != "parquet":
-        check_head(source.name, head, named(source.name)[0] is not None)
+        check_head(source.name, head, source.raw or source.form != "text")

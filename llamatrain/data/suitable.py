@@ -6,7 +6,9 @@ from typing import Literal
 
 import numpy as np
 
+from llamatrain.data.looks import looks_like
 from llamatrain.errors import DataError
+from llamatrain.files.constants import MAGIC
 
 Form = Literal["text", "lines", "json", "csv", "tsv", "parquet"]  # how a file is read; of all but text each row is an object
 FORMS: dict[str, Form] = {
@@ -22,7 +24,7 @@ FORMS: dict[str, Form] = {
 PACKED: dict[str, Literal["gz", "zst"]] = {".gz": "gz", ".zst": "zst"}
 KNOWN = f"{', '.join(FORMS)}, and these as {' and '.join(PACKED)}"
 TAKEN = f"what is taken is text, JSON and tables ({KNOWN}, or text by any other name)"
-AS_IT_IS = "or call it .txt to train on it as it stands"
+AS_IT_IS = "or --as text trains on it as it stands"
 REFUSED = {
     ".html .htm .xhtml .xml": ("markup, not the text in it", f"save its text, {AS_IT_IS}"),
     ".rtf .pdf .ps .eps .doc .docx .odt .epub .ppt .pptx .xls .xlsx .ods": ("a document, not the text in it", "save it as text"),
@@ -43,6 +45,7 @@ BEGINNINGS = {
     b"\xfd7zxz": ".xz",
     b"arrow1": ".arrow",
 }
+MARKS: dict[bytes, Literal["gz", "zst"]] = {b"\x1f\x8b": "gz", b"\x28\xb5\x2f\xfd": "zst"}  # of what is packed
 MARK = b"\xef\xbb\xbf"  # a byte order mark in front of UTF-8 is no text
 # A text may have some bytes that are no UTF-8, which become tokens as they do in llama.cpp; it is in another encoding
 # where they are more than STRAY and, up to any place, more than a SHARE of all bytes beyond ASCII.
@@ -63,14 +66,24 @@ def check_name(path: Path) -> None:
         raise DataError(refusal(str(path), suffix))
 
 
-def check_head(name: str, head: bytes, believed: bool) -> None:
-    """The beginning of a text; `believed`: its name says that it is one."""
+def check_head(name: str, head: bytes, raw: bool) -> None:
+    """The beginning of a text; `raw`: it is not asked what it looks like."""
+    if head.startswith(MAGIC):
+        raise DataError(
+            f"{name}: a GGUF file, and no data; a model to go on from is named by --checkpoint-in, or first in finetune"
+        )
+    if packed := next((kind for mark, kind in MARKS.items() if head.startswith(mark)), ""):
+        if named(name)[1]:
+            raise DataError(f"{name}: packed twice, by the look of it; unpack it once")
+        raise DataError(f"{name}: packed, by the look of it; call it {Path(name).name}.{packed}")
     check_text(head, name)
-    if not believed:
+    if not raw:
         begin = head.removeprefix(MARK).lstrip()[:16].lower()
         if found := next((like for mark, like in BEGINNINGS.items() if begin.startswith(mark)), None):
             raise DataError(refusal(name, found))
-    Utf8(name).feed(head)
+    Utf8(name, raw).feed(head)
+    if not raw and (seen := looks_like(head)):
+        raise DataError(f"{name}: {seen}, {AS_IT_IS}")
 
 
 def refusal(name: str, suffix: str) -> str:
@@ -90,8 +103,8 @@ def check_text(block: bytes, name: str, offset: int = 0) -> None:
 class Utf8:
     """Reads along in a text that comes in chunks, cut anywhere, and refuses it once it is clearly in another encoding."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, raw: bool = False) -> None:
+        self.name, self.raw = name, raw  # whether it is let through, whatever it is
         self.bad = self.beyond = 0  # what is no UTF-8, and all bytes beyond ASCII
         self.first = ""  # the first bad one, and where
         self._at, self._line, self._rest = 0, 1, b""
@@ -99,10 +112,10 @@ class Utf8:
     def feed(self, chunk: bytes) -> None:
         data = self._rest + chunk
         used = len(data) if data.isascii() else self._read(data)
-        if self.bad > STRAY and self.bad > SHARE * self.beyond:
+        if not self.raw and self.bad > STRAY and self.bad > SHARE * self.beyond:
             raise DataError(
                 f"{self.name}: no UTF-8 text, nor nearly: {self.bad} of the first {self.beyond} bytes beyond ASCII are none, "
-                f"the first {self.first}; convert it, as with `iconv -f LATIN1 -t UTF-8` if that is what it is"
+                f"the first {self.first}; convert it, as with `iconv -f LATIN1 -t UTF-8` if that is what it is, {AS_IT_IS}"
             )
         self._at += used
         self._line += data.count(b"\n", 0, used)

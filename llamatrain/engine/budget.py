@@ -1,9 +1,9 @@
 """The cheapest recomputation that fits a given memory."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
-Policy = str | int
+from llamatrain.graph.policy import Policy
 
 
 class Planned(Protocol):
@@ -14,25 +14,24 @@ class Planned(Protocol):
 P = TypeVar("P", bound=Planned)
 
 
-def cheapest(plan_with: Callable[[Policy], P], blocks: int, memory: int) -> tuple[Policy, P]:
-    """Of the policies light and the first 1 to all `blocks` made again, the first that takes no more than `memory`.
+def cheapest(plan_with: Callable[[Policy], P], road: Sequence[Policy], marks: Sequence[int], memory: int) -> P | None:
+    """Of policies each of which costs more than the one before, and mostly takes less memory, the first that takes no more than
+    `memory`, if any does.
 
-    Light costs a hundredth of the time, so it is taken wherever nothing else was asked for. Each of the others costs more time
-    than the one before and less memory, so the number of blocks is found by halving. Where even the last takes more, it is
-    given all the same.
+    It is found by halving, behind the last of the places marked where too much is taken. At these it is looked in any case.
     """
-    made = plan_with("light")
-    if made.total <= memory:
-        return "light", made
-    best = plan_with(blocks)
-    if best.total > memory:
-        return blocks, best
-    too_few, enough = 0, blocks
-    while enough - too_few > 1:
-        middle = (too_few + enough) // 2
-        made = plan_with(middle)
-        if made.total <= memory:
-            enough, best = middle, made
-        else:
-            too_few = middle
-    return enough, best
+    too_few = -1
+    for enough in marks:
+        best = plan_with(road[enough])
+        if best.total > memory:
+            too_few = enough
+            continue
+        while enough - too_few > 1:
+            middle = (too_few + enough) // 2
+            made = plan_with(road[middle])
+            if made.total <= memory:
+                enough, best = middle, made
+            else:
+                too_few = middle
+        return best
+    return None

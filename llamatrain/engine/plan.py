@@ -126,7 +126,7 @@ class _Lives:
 def _lives_of(
     nodes: Sequence[Node], outputs: Iterable[Tensor], pinned: frozenset[Tensor], scratch: Scratch, naive: bool
 ) -> _Lives:
-    lives = _Lives(_last_uses(nodes, outputs))
+    lives = _Lives(last_uses(nodes, outputs))
     for place, node in enumerate(nodes):
         if node.op.layout:
             continue
@@ -194,7 +194,7 @@ def _note_peak(mine: Plan, lives: _Lives, offsets: Sequence[int]) -> None:
     mine.alive_at_peak = sorted(((repr(tensor), tensor.nbytes) for tensor in there), key=lambda entry: -entry[1])
 
 
-def _last_uses(nodes: Sequence[Node], outputs: Iterable[Tensor]) -> dict[Tensor, int]:
+def last_uses(nodes: Sequence[Node], outputs: Iterable[Tensor]) -> dict[Tensor, int]:
     """For each tensor that owns memory, the place of its last reader; outputs are read after the end."""
     dies = {owner_of(source): place for place, node in enumerate(nodes) if not node.op.layout for source in node.sources}
     return dies | {owner_of(output): len(nodes) for output in outputs}

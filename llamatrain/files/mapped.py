@@ -21,6 +21,7 @@ from typing import Self
 
 import numpy as np
 
+from llamatrain.config.missing import missing_model
 from llamatrain.errors import FileError
 from llamatrain.files.pages import map_of
 
@@ -107,6 +108,8 @@ def map_file(path: Path, needed: str = "a GGUF file") -> MappedFile:
         raise ChangedError(
             f"{path}: was cut short while it was being opened; once it is whole, the same command will do"
         ) from error
+    except FileNotFoundError:
+        raise missing_model(path) from None
     except OSError as error:
         raise FileError(f"{path}: {error.strerror}") from error
 

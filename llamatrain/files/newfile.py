@@ -16,6 +16,7 @@ from llamatrain.files.unfinished import begun
 from llamatrain.machine.temporary import removed
 
 PIECE = 1 << 20  # bytes that are copied at a time
+DEVICES = "/dev"
 PASSED_OVER = ".passed-over"  # behind the name of what makes way
 
 
@@ -28,7 +29,8 @@ class NewFile:
     def __init__(self, path: str | Path, check: Callable[[Path], object] | None = None) -> None:
         self.path, self._check = Path(path), check
         try:
-            if os.path.lexists(path) and stat.S_IFMT(os.lstat(path).st_mode) not in (stat.S_IFREG, stat.S_IFLNK):
+            placed = os.path.lexists(path) and stat.S_IFMT(os.lstat(path).st_mode) not in (stat.S_IFREG, stat.S_IFLNK)
+            if placed or os.path.realpath(self.path.parent) == DEVICES:  # where links are devices, too
                 raise FileError(f"{path}: this is a folder, a device or a pipe, no place for a file")
             self._temporary, self._file = begun(self.path)
         except OSError as error:

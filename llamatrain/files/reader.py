@@ -15,6 +15,7 @@ from llamatrain.files.constants import ALIGNMENT, MAGIC
 from llamatrain.files.cursor import Cursor, quoted
 from llamatrain.files.mapped import map_file, unchanged
 from llamatrain.files.opened import FileTensor, Gguf, Metadata
+from llamatrain.files.others import HEAD, file_told, folder_told
 from llamatrain.files.types import TYPES, TensorInfo
 from llamatrain.files.values import U32, Kind, Value
 
@@ -26,6 +27,8 @@ __all__ = ["PART_NAME", "FileTensor", "Gguf", "Metadata", "open_gguf"]
 def open_gguf(path: str | Path) -> Gguf:
     """Open a file, or a split model by any of its parts; or a checkpoint from before GGUF, as one that was converted."""
     path = Path(path)
+    if path.is_dir():
+        raise FileError(folder_told(path))
     if (file := map_file(path)).piece(0, len(MAGIC)) in former.KINDS:
         return former.opened(file)
     first = read_part(path)
@@ -55,6 +58,8 @@ def read_header(cursor: Cursor) -> tuple[int, int]:
     if magic in former.MODELS:
         raise cursor.fail(f"it begins with {magic!r}: a model from before GGUF; llama.cpp's scripts of 2023 convert it")
     if magic != MAGIC:
+        if told := file_told(cursor.path, bytes(cursor.file.piece(0, min(HEAD, cursor.size)))):
+            raise FileError(told)
         raise cursor.fail(f"it begins with {magic!r}, a GGUF file with {MAGIC!r}")
     version = cursor.u32()
     if version and version & 0xFFFF == 0:

@@ -7,7 +7,7 @@ master is the only copy.
 
 from collections.abc import Sequence
 
-from llamatrain.graph.ops import cast, reshape
+from llamatrain.graph.ops import cast, join_columns, reshape
 from llamatrain.graph.rewrite import rebuild
 from llamatrain.graph.tensor import BF16, F32, Node, Quantised, Tensor, seen_of
 
@@ -25,6 +25,8 @@ def round_products(outputs: Sequence[Tensor]) -> list[Tensor]:
                 rounded[tensor] = made.sources[0]
             elif made and made.op is reshape:  # whoever reads it in another shape shall read the same bytes
                 rounded[tensor] = reshape(half(made.sources[0]), **made.attrs)
+            elif made and made.op is join_columns:
+                rounded[tensor] = join_columns(*made.sources, dtype=BF16)
             else:
                 rounded[tensor] = cast(tensor, dtype=BF16)
         return rounded[tensor]

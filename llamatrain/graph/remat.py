@@ -9,7 +9,8 @@ import math
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from llamatrain.errors import GraphError
+from llamatrain.graph.ops import flash_attn
+from llamatrain.graph.policy import SEGMENT, Policy, stretches_of
 from llamatrain.graph.tensor import Node, Tensor, nodes_of, seen_of
 
 
@@ -57,10 +58,8 @@ def recompute(
 
 # ---- policies --------------------------------------------------------------
 
-POLICIES = ("none", "light", "block", "optimal")  # or a number: that many blocks, from the first, and light in the others
 
-
-def rematerialise(outputs: Sequence[Tensor], forward: Tensor, borders: Sequence[Tensor], policy: str | int) -> list[Tensor]:
+def rematerialise(outputs: Sequence[Tensor], forward: Tensor, borders: Sequence[Tensor], policy: Policy) -> list[Tensor]:
     """The outputs under a policy. `borders` are the values between blocks, beginning with what goes into the first.
 
     The last block is left alone: it would be made again at the very moment of the peak.
@@ -69,16 +68,30 @@ def rematerialise(outputs: Sequence[Tensor], forward: Tensor, borders: Sequence[
         return list(outputs)
     borders = differentiated(outputs, forward, borders)
     parts = segments(forward, borders)[:-1]
-    light = [tensor for part in parts for tensor in part if _is_light(tensor)]
-    if policy == "light":
-        return recompute(outputs, [forward], borders, light)
-    whole = len(parts) if policy in ("block", "optimal") else policy
-    if not isinstance(whole, int):
-        raise GraphError(f"unknown recomputation policy {policy!r}; known are {', '.join(POLICIES)}, or a number of blocks")
-    made = recompute(outputs, [forward], borders, [*(tensor for part in parts[:whole] for tensor in part), *light])
-    if policy != "optimal":
+    if policy == "optimal":
+        made = recompute(outputs, [forward], borders, [tensor for part in parts for tensor in part])
+        return recompute(made, [forward], kept_borders(borders), [*borders, *(tensor for part in parts for tensor in part)])
+    again, longer, first = list[Tensor](), list[Tensor](), 0
+    for way, count in stretches_of(policy, len(parts)):
+        for border, part in zip(borders[first : first + count], parts[first : first + count], strict=True):
+            again += [tensor for tensor in part if _is_made_again(tensor, border, way)]
+        if way == SEGMENT:
+            longer += [*borders[first + 1 : first + count], *(tensor for part in parts[first : first + count] for tensor in part)]
+        first += count
+    made = recompute(outputs, [forward], borders, again)
+    if not longer:
         return made
-    return recompute(made, [forward], kept_borders(borders), [*borders, *(tensor for part in parts for tensor in part)])
+    inner = set(longer)
+    return recompute(made, [forward], [border for border in borders if border not in inner], longer)
+
+
+def _is_made_again(tensor: Tensor, border: Tensor, way: str) -> bool:
+    if way in ("none", "light"):
+        return way == "light" and _is_light(tensor)
+    if way in ("wide", "products"):
+        attended = tensor.node is not None and tensor.node.op is flash_attn
+        return _is_light(tensor) or (not attended and (way == "products" or tensor.size > border.size))
+    return True
 
 
 def differentiated(outputs: Sequence[Tensor], forward: Tensor, borders: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -110,4 +123,4 @@ def _is_light(tensor: Tensor) -> bool:
     node = tensor.node
     if node is None or not node.op.light:
         return False
-    return tensor.nbytes >= node.sources[0].nbytes or _is_light(seen_of(node.sources[0]))
+    return tensor.dtype.size >= node.sources[0].dtype.size or _is_light(seen_of(node.sources[0]))

@@ -3,18 +3,23 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from llamatrain.graph.tensor import Node, Tensor
+from llamatrain.graph.tensor import Node, Quantised, Tensor
 
 
 @dataclass(frozen=True)
 class Work:
     flops: int  # of products and attention; 0: what it takes is moving memory
     moved: int  # bytes read and written, each once
+    made: int = 0  # of these, the results
+    powers: int = 0  # exponentials, of logits and of scores
+    unpacked: int = 0  # elements of quantised weights
 
 
 def work_of(node: Node) -> Work:
-    flops, moved = FLOPS.get(node.op.name), MOVED.get(node.op.name, whole)
-    return Work(flops(node) if flops else 0, moved(node))
+    flops, moved, powers = FLOPS.get(node.op.name), MOVED.get(node.op.name, whole), POWERS.get(node.op.name)
+    made = sum(output.nbytes for output in node.outputs if output.index not in node.aliases)
+    unpacked = sum(source.size for source in node.sources if isinstance(source.dtype, Quantised)) if flops else 0
+    return Work(flops(node) if flops else 0, moved(node), made, powers(node) if powers else 0, unpacked)
 
 
 # ---- operations ------------------------------------------------------------
@@ -26,17 +31,30 @@ def product(node: Node, shared: int = -1) -> int:
 
 def head(node: Node) -> int:
     """The product with each row, and one more for each gradient."""
-    first = node.op.name.endswith("_back")  # what comes before x there
-    x, w = node.sources[first : first + 2]
+    x, w = products_of(node)
     return 2 * x.size * w.shape[0] * (1 + node.attrs.get("dx", False) + node.attrs.get("dw", False))
 
 
+def products_of(node: Node) -> tuple[Tensor, Tensor]:
+    """What a head multiplies."""
+    first = node.op.name.endswith("_back")  # what comes before x there
+    x, w = node.sources[first : first + 2]
+    return x, w
+
+
 def attention(node: Node) -> int:
-    """Two products forward and five back, of as many keys as a causal mask leaves; of all, where others say what is seen."""
+    """Two products forward and five back, of as many keys as a causal mask and a window leave; of all that a window may leave,
+    where others say what is seen."""
     first = node.op.name.endswith("_back")
     (batch, queries, heads, size), keys = node.sources[first].shape, node.sources[first + 1].shape[1]
     causal = len(node.sources) == (7 if first else 4)
-    seen = queries * keys - (queries * (queries - 1) // 2 if causal else 0)
+    window = node.attrs.get("window") or keys
+    past = max(0, keys - window)  # what the last query sees no more; the one before it one less
+    if causal:
+        few = min(queries, past)
+        seen = queries * keys - queries * (queries - 1) // 2 - few * past + few * (few - 1) // 2
+    else:
+        seen = queries * (keys - past)
     return 2 * (5 if first else 2) * size * batch * heads * seen
 
 
@@ -49,6 +67,29 @@ FLOPS: dict[str, Callable[[Node], int]] = {
     "linear_cross_entropy_back": head,
     "flash_attn": attention,
     "flash_attn_back": attention,
+}
+
+
+# ---- exponentials ----------------------------------------------------------
+
+
+def logits(node: Node) -> int:
+    x, w = products_of(node)
+    return x.size // x.shape[-1] * w.shape[0]
+
+
+def scores(node: Node) -> int:
+    """A product of two heads for each, forward; five back."""
+    first = node.op.name.endswith("_back")
+    return attention(node) // (2 * (5 if first else 2) * node.sources[first].shape[-1])
+
+
+POWERS: dict[str, Callable[[Node], int]] = {
+    "linear_cross_entropy": logits,
+    "linear_cross_entropy_judged": logits,
+    "linear_cross_entropy_back": logits,
+    "flash_attn": scores,
+    "flash_attn_back": scores,
 }
 
 # ---- bytes -----------------------------------------------------------------

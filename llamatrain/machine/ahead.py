@@ -19,6 +19,7 @@ from typing import IO, Any
 from llamatrain.machine.code import code, compiled, compiles, missing
 from llamatrain.machine.entry import Compilable
 from llamatrain.machine.kept import sealed
+from llamatrain.machine.launching import launch
 from llamatrain.machine.shipped import PACKAGE
 from llamatrain.machine.temporary import held
 from llamatrain.machine.terminal import bar
@@ -33,7 +34,7 @@ turn = threading.Lock()
 
 def compile_ahead(needed: Iterable[Compilable]) -> None:
     """Have these compiled, if they were not before. What fails is left to whoever needs it."""
-    if not compiles() or not sys.executable:
+    if code.idle or not compiles() or not sys.executable:
         return
     needed = list(needed)
     if not _names(needed):
@@ -79,7 +80,7 @@ def _run(names: Sequence[str], workers: int) -> int:
                 started.append(subprocess.Popen(words, env=_environment(), stdin=PIPE, stdout=PIPE, stderr=NONE))
             readers = [threading.Thread(target=_served, args=[one, left, made, told], daemon=True) for one in started]
             for reader in readers:
-                reader.start()
+                launch(reader)
             for reader in readers:
                 reader.join()
         finally:
@@ -143,7 +144,7 @@ def _asked() -> "queue.SimpleQueue[str]":
             names.put(line.strip())
         os._exit(1)
 
-    threading.Thread(target=listen, daemon=True).start()
+    launch(threading.Thread(target=listen, daemon=True))
     return names
 
 

@@ -3,7 +3,8 @@
 import hashlib
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache, cached_property
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +15,7 @@ from llamatrain.machine.cachefolder import SWITCH, wanted
 from llamatrain.machine.entry import Brick, Compilable, Entry
 from llamatrain.machine.kept import Shelf, name_of, sealed
 from llamatrain.machine.library import loaded
+from llamatrain.machine.pruning import prune, used
 from llamatrain.machine.terminal import say
 from llamatrain.machine.units import processor
 
@@ -67,10 +69,12 @@ class Code:
     def __init__(self) -> None:
         self.seconds = 0.0
         self.compiled = 0
-        self.said = False
+        self.said = self.noted = False
         self.trouble = ""  # with the library that should have come with the package
         self.say: Callable[[str], None] = say
         self.there: dict[Compilable, int] = {}
+        self.idle = False
+        self.passed: list[Compilable] = []  # that would have been compiled
 
     @cached_property
     def shelf(self) -> Shelf:
@@ -94,7 +98,21 @@ class Code:
         return False
 
     def address(self, declared: Compilable) -> int:
+        if self.idle and not self.found(declared):
+            self.passed.append(declared)
+            return 0
         return self.able() and (self.found(declared) or (compiles() and self.made(declared)))
+
+    @contextmanager
+    def finding(self) -> Iterator[None]:
+        """Meanwhile nothing is compiled: what is not there is done in Python."""
+        before, self.idle = self.idle, True
+        try:
+            yield
+        finally:
+            self.idle = before
+            while self.passed:
+                self.passed.pop().__dict__.pop("address", None)  # it may be compiled when it is asked for again
 
     def found(self, declared: Compilable) -> int:
         """The address of what need not be compiled; 0 if it must be. An entry is loaded with the bricks that it may call."""
@@ -110,11 +128,17 @@ class Code:
         facts = facts_of(declared)
         name = name_of(declared.where.replace(":", "."), facts)
         if code := self.shelf.take(name, facts):
+            self.note_use()
             try:
                 return _loaded(declared, code)
             except OSError:  # it is what was written, and yet of no use here
                 self.shelf.drop(name)
         return 0
+
+    def note_use(self) -> None:
+        if not self.noted and self.shelf.folder:
+            self.noted = True
+            used(self.shelf.folder)
 
     # ---- compiling --------------------------------------------
 
@@ -141,6 +165,8 @@ class Code:
             return
         self.said = True
         self.shelf.check()
+        if self.shelf.folder and not self.shelf.trouble:
+            prune(self.shelf.folder.parent, self.shelf.folder.name)
         if self.shelf.trouble:
             self.say(f"compiling kernels for this run alone: {self.shelf.trouble}; {SWITCH} names another folder")
         elif self.shelf.damaged:

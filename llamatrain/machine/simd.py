@@ -21,7 +21,8 @@ def _found(module: str, name: str) -> Any:
 
 
 load, store, load_to, store_to = named("memory", "load", "store", "load_to", "store_to")
-splat, total, largest, larger, exp, sqrt = named("vector", "splat", "total", "largest", "larger", "exp", "sqrt")
+splat, total, largest, larger = named("vector", "splat", "total", "largest", "larger")
+exp, tanh, sqrt = named("vector", "exp", "tanh", "sqrt")
 otherwise, within, between = named("vector", "otherwise", "within", "between")
 evens, odds, swapped, alternate = named("vector", "evens", "odds", "swapped", "alternate")
 to_bf16, from_bf16 = named("vector", "to_bf16", "from_bf16")

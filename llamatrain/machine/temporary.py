@@ -110,10 +110,34 @@ def remove_free(path: Path) -> None:
     """If nobody holds it; who has just made it, and is about to, sees that it is gone."""
     if not fcntl:
         return
+    with seized(path) as mine:
+        if mine:
+            removed(path)
+
+
+@contextmanager
+def seized(path: Path) -> Iterator[bool]:
+    """Whether nobody holds it; then nobody else does while this is open."""
+    if not fcntl:
+        yield True
+        return
     lock = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        with suppress(OSError):  # it is held, or the file system has no locks
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            removed(path)
+        yield _is_free(lock)
     finally:
         os.close(lock)
+
+
+def _is_free(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # it is held, or the file system has no locks
+        return False
+    return True
+
+
+def share(file: int) -> None:
+    """An open file is held beside others that read it, until it is closed: it is not removed as long."""
+    if fcntl:
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

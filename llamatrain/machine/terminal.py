@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
+from llamatrain.machine.launching import launch
 from llamatrain.machine.printable import printable
 
 PATIENCE = 1.5  # seconds
@@ -26,6 +27,18 @@ def shown() -> Iterator[None]:
         _asked.pop()
 
 
+@contextmanager
+def hushed(whether: bool = True) -> Iterator[None]:
+    """While this is open nobody is told anything, but of what fails."""
+    before = _asked[:]
+    if whether:
+        _asked.clear()
+    try:
+        yield
+    finally:
+        _asked[:] = before
+
+
 def is_shown() -> bool:
     return bool(_asked)
 
@@ -42,7 +55,7 @@ def if_longer(seconds: float, act: Callable[[], None]) -> Iterator[None]:
     """It is done once, beside what takes longer than that here."""
     timer = threading.Timer(seconds, act)
     timer.daemon = True
-    timer.start()
+    launch(timer)
     try:
         yield
     finally:

@@ -27,6 +27,7 @@ import numpy as np
 from llamatrain.machine.ahead import compile_ahead
 from llamatrain.machine.code import HELP, CompilerError, code, missing
 from llamatrain.machine.entry import Call, Compilable, Later, Routine, inline
+from llamatrain.machine.launching import launch
 
 LINE = 8  # words in a cache line
 
@@ -167,7 +168,7 @@ class Team:
                 raise
 
     def _lead(self, table: int, rows: int, others: int) -> None:
-        with suppress(RuntimeError):  # there can be no more threads: those that are there do it
+        with suppress(MemoryError):  # there can be no more threads: those that are there do it
             while len(self.asleep) < others:
                 self._hire()
         if (here := processor_at()) != self.led_on:
@@ -188,7 +189,7 @@ class Team:
                 enters(at, number)
 
         helper = threading.Thread(target=serve, name=f"llamatrain-{number}", daemon=True)
-        helper.start()
+        launch(helper)
         self.asleep.append(asleep)
         self.helpers.append(helper)
         self.led_on = -1

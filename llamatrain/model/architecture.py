@@ -5,19 +5,25 @@ the model (forward.ForwardPass): both stand on this table.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
 from typing import Any, Generic, Literal, TypeVar
 
+import numpy as np
+
+from llamatrain.errors import FileError
+from llamatrain.files.reader import Gguf
 from llamatrain.graph.tensor import Tensor
+from llamatrain.model.rope import Rope
 
 H = TypeVar("H")
 F = TypeVar("F")
 Shape = tuple[int, ...]
 Role = Literal["embedding", "output", "matrix", "norm", "bias"]
 Rotation = Literal["pairs", "halves"]  # element 2i of a head turns with 2i + 1, or i with i + size/2
+Refused = tuple[int | float | bool, str]
 NUMBER = re.compile(r"(?<=\.)(?:0|[1-9][0-9]{0,5})(?=\.)")
 
 
@@ -30,6 +36,7 @@ class WeightKind(Generic[H]):
     module: str  # Hugging Face's name of the module that it is in
     rotated: Callable[[H], int] | None = None  # of q and k: the heads that its rows make
     residual: bool = False  # its product is added to what went into the block
+    optional: bool = False  # some models have it, and others do not
 
     @property
     def adaptable(self) -> bool:
@@ -48,9 +55,52 @@ class Key:
     field: str
     kind: type = int
     default: float | Callable[[Mapping[str, Any]], float] | None = None  # by the numbers of the keys before
+    least: float = 0  # of those that few architectures have
+
+    @property
+    def most(self) -> float:
+        """What files hold."""
+        return float(np.finfo(np.float32).max) if self.kind is float else np.iinfo(np.uint32).max
 
     def missing(self, known: Mapping[str, Any]) -> Any:
         return known.get(self.field, self.default(known) if callable(self.default) else self.default)
+
+    def read(self, gguf: Gguf, key: str, known: Mapping[str, Any]) -> Any:
+        return gguf.value(key, self.kind, self.missing(known))
+
+
+@dataclass(frozen=True)
+class Period(Key):
+    """Which blocks have windows: all but the last of so many, again and again; 0: all. A file may list the blocks instead."""
+
+    def read(self, gguf: Gguf, key: str, known: Mapping[str, Any]) -> Any:
+        marks = gguf.metadata.get(key)
+        if not isinstance(marks, list | np.ndarray):
+            return super().read(gguf, key, known)
+        layers = known["layers"]
+        if isinstance(marks, np.ndarray) and marks.dtype.kind in "biu" and len(marks) == layers:
+            found = [bool(mark) for mark in marks]
+            period = found.index(False) + 1 if False in found else 0
+            if found == [windowed(period, layer) for layer in range(layers)]:
+                return period
+        raise FileError(f"{gguf.path}: {key} is no pattern of {layers} blocks that repeats; only such are supported")
+
+
+def windowed(period: int, layer: int) -> bool:
+    return not period or layer % period < period - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sight:
+    """How the queries of a block see its keys."""
+
+    scale: float  # of scores
+    window: int = 0  # the last so many keys alone, a token's own among them; 0: all
+    cap: float = 0.0  # what scores come near, and do not reach; 0: none
+
+
+def plain_sight(h: Any, layer: int) -> Sight:
+    return Sight(scale=h.head_size**-0.5)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -62,13 +112,28 @@ class Architecture(Generic[H, F]):
     embed: Callable[[F], Tensor]  # what goes into the first block, a row a token
     block: Callable[[F, int, Tensor], Tensor]  # its number and what goes in
     last: Callable[[F, Tensor], Tensor]  # what the output weight reads
-    refused: Mapping[str, str] = field(default_factory=dict)  # keys that may be 0 alone, and what else they would mean
+    tied: bool | None = None  # whether embeddings serve as output; None: as the file has it
+    ties: bool = False  # whether those of a new model do, unasked
+    narrow: bool = False  # whether all heads together are as wide as the model
+    partly: bool = False  # whether a part of a head may turn, and the rest not
+    rotations: Callable[[H], Sequence[Rope]] = lambda h: [h.rope]  # type: ignore[attr-defined]  # that its blocks know
+    turned: Callable[[H, int], int | None] = lambda h, layer: 0  # which of them a block's heads take; None: none
+    sight: Callable[[H, int], Sight] = plain_sight
+    cap: Callable[[H], float] = lambda h: 0.0  # of logits, likewise; 0: none
+    new: Mapping[str, float] = field(default_factory=dict)  # numbers of new models, unlike those of missing keys
+    refused: Mapping[str, Refused] = field(default_factory=dict)  # keys, the one value that is supported, and what others are
+    relatives: Mapping[str, str] = field(default_factory=dict)  # names that are not supported, though near, and what these are
 
-    def kinds(self, layers: int, tied: bool) -> Iterator[tuple[str, WeightKind[H]]]:
-        """The weights of a model, in the order of files."""
-        for numbered, patterns in groupby(self.weights, lambda pattern: "{}" in pattern):
-            group = [(each, self.weights[each]) for each in patterns if not (tied and self.weights[each].role == "output")]
-            yield from ((each.format(layer), kind) for layer in range(layers if numbered else 1) for each, kind in group)
+    def kinds(self, layers: int, tied: bool, more: Collection[str] = ()) -> Iterator[tuple[str, WeightKind[H]]]:
+        """The weights of a model, in the order of files; of those that are optional those whose patterns are among `more`."""
+        there = {
+            pattern: kind
+            for pattern, kind in self.weights.items()
+            if not (tied and kind.role == "output") and (not kind.optional or pattern in more)
+        }
+        for numbered, patterns in groupby(there, lambda pattern: "{}" in pattern):
+            group = [*patterns]
+            yield from ((each.format(layer), there[each]) for layer in range(layers if numbered else 1) for each in group)
 
     def kind(self, name: str) -> WeightKind[H] | None:
         """Of a weight that models of this architecture may have."""

@@ -23,7 +23,7 @@ class ForwardPass:
     weights: Weights
     tokens: Tensor  # (batch, length)
     positions: Tensor  # like tokens
-    table: Tensor  # of rotations
+    table: Tensor  # of all rotations
     attend: Attend
     weighed: Tensor | None = None  # the numbers of the tokens whose logits are asked for; without: all
 
@@ -33,9 +33,9 @@ class ForwardPass:
 
     def linear(self, x: Tensor, name: str) -> Tensor:
         """With its bias, if there is one."""
-        y = self.weights.added(O.matmul(x, self.weights[f"{name}.weight"], name=name), x, f"{name}.weight")
         bias = self.weights.get(f"{name}.bias")
-        return y if bias is None else O.add(y, bias)
+        y = O.matmul(x, self.weights[f"{name}.weight"], *(() if bias is None else (bias,)), name=name)
+        return self.weights.added(y, x, f"{name}.weight")
 
     def norm(self, x: Tensor, name: str) -> Tensor:
         return rms_norm(x, self.weights.gains(f"{name}.weight"), eps=self.h.rms_eps, name=name)
@@ -43,11 +43,10 @@ class ForwardPass:
     def heads(self, x: Tensor, number: int) -> Tensor:
         return O.reshape(x, shape=(*self.tokens.shape, number, self.h.head_size))
 
-    def rotated(self, x: Tensor) -> Tensor:
+    def rotated(self, layer: int, x: Tensor) -> Tensor:
         """Heads of queries or keys, each by its position."""
-        if self.h.architecture.rotation == "halves":
-            x = paired(x, self.h.rope.size)
-        return rope(x, self.positions, self.table)
+        table = rotation_of(self.h, self.table, layer)
+        return x if table is None else rope(x, self.positions, table, halves=self.h.halves)
 
     def attended(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """What queries see of the values, a row a token that goes on."""
@@ -60,11 +59,10 @@ class ForwardPass:
         return O.get_rows(x, self.weighed, name="weighed") if last and self.weighed else x
 
 
-def paired(x: Tensor, turned: int) -> Tensor:
-    """Heads whose first `turned` elements turn in halves, as `rope` takes them; of queries and keys alike, so scores stay."""
-    *rows, size = x.shape
-    if turned != size:
-        part = tuple((0, length, 1) for length in (*rows, turned))
-        return O.set(x, paired(O.cont(O.view(x, slices=part)), turned), slices=part)
-    halves = O.reshape(x, shape=(*rows, 2, size // 2))
-    return O.reshape(O.cont(O.permute(halves, axes=(0, 1, 2, 4, 3))), shape=x.shape)
+def rotation_of(h: Hyperparameters, table: Tensor, layer: int) -> Tensor | None:
+    """The part of a table of all rotations that a block's heads take."""
+    number, count = h.architecture.turned(h, layer), len(h.rotations)
+    if number is None or count == 1:
+        return None if number is None else table
+    rows, *rest = table.shape
+    return O.view(table, slices=((rows // count * number, rows // count * (number + 1), 1), *((0, each, 1) for each in rest)))

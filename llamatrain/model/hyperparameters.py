@@ -1,9 +1,12 @@
 """What a model is made of, in numbers: from a GGUF file's metadata or from options, and back into metadata."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Any
+
+import numpy as np
 
 from llamatrain.errors import FileError, UsageError
 from llamatrain.files.constants import LlamaFileType
@@ -11,11 +14,13 @@ from llamatrain.files.cursor import quoted
 from llamatrain.files.reader import Gguf
 from llamatrain.files.values import Value, f32, string, u32
 from llamatrain.model import rope
-from llamatrain.model.architecture import Architecture, Shape, WeightKind
+from llamatrain.model.architecture import Architecture, Shape, Sight, WeightKind, pattern_of
 from llamatrain.model.architectures import find
-from llamatrain.model.rope import FACTORS, Rope, as_kept
+from llamatrain.model.rope import Rope, as_kept
 from llamatrain.model.unfit import DEEPEST, LARGEST, Unfit
 
+OUTPUT = "output.weight"
+SPARED = ("blk.{}.attn_rot_embd", "blk.{}.rope_freqs")  # of old files, of which nothing is made
 ALL_F32 = LlamaFileType.ALL_F32  # general.file_type
 
 
@@ -35,18 +40,29 @@ class Hyperparameters:
     rms_eps: float = 1e-5
     tied: bool = False  # the embeddings serve as output, too
     architecture: Architecture["Hyperparameters", Any] = field(repr=False)
+    more: frozenset[str] = field(default=frozenset(), repr=False)  # the weights it has of those that are optional
     own: Mapping[str, float] = field(default_factory=dict, repr=False, hash=False)  # numbers that few architectures have
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rms_eps", as_kept(self.rms_eps))
+        own = {name: as_kept(value) if isinstance(value, float) else value for name, value in self.own.items()}
+        object.__setattr__(self, "own", own)
         for name in ("vocab", "embd", "layers", "heads", "kv_heads", "ff", "ctx", "head_size"):
             value, most = getattr(self, name), DEEPEST if name == "layers" else LARGEST
             if not 1 <= value <= most:
                 raise Unfit(name, f"{value}", f"it takes 1 to {most}")
         if self.heads % self.kv_heads:
             raise Unfit("kv_heads", f"{self.kv_heads}", f"it takes what divides the {self.heads} heads")
+        if self.architecture.narrow and self.width != self.embd:
+            raise Unfit(
+                "head_size", f"{self.head_size}", f"all {self.heads} heads together are as wide as the model, {self.embd}"
+            )
         if self.rope.size % 2 or not 0 < self.rope.size <= self.head_size:
             raise Unfit("size", f"{self.rope.size}", f"the {self.head_size} elements of a head turn in pairs, all or some")
+        if self.rope.size != self.head_size and not self.architecture.partly:
+            raise Unfit(
+                "size", f"{self.rope.size}", f"the heads of a {self.architecture.name} turn whole, all {self.head_size} elements"
+            )
         if not 0 < self.rms_eps < 1:
             raise Unfit("rms_eps", f"{self.rms_eps:g}", "it lies between 0 and 1, such as 1e-5")
 
@@ -62,7 +78,11 @@ class Hyperparameters:
     @property
     def shapes(self) -> dict[str, Shape]:
         """Every weight by its GGUF name, in the file's order; matrices are (out, in)."""
-        return {name: kind.shape(self) for name, kind in self.architecture.kinds(self.layers, self.tied)}
+        return {name: kind.shape(self) for name, kind in self.kinds()}
+
+    def kinds(self) -> Iterator[tuple[str, WeightKind["Hyperparameters"]]]:
+        """Its weights, in the file's order."""
+        return self.architecture.kinds(self.layers, self.tied, self.more)
 
     def kind(self, name: str) -> WeightKind["Hyperparameters"]:
         """Of one of its weights."""
@@ -79,6 +99,36 @@ class Hyperparameters:
     def parameters(self) -> int:
         return sum(math.prod(shape) for shape in self.shapes.values())
 
+    def sight(self, layer: int) -> Sight:
+        return self.architecture.sight(self, layer)
+
+    @property
+    def cap(self) -> float:
+        """What logits come near, and do not reach; 0: none."""
+        return self.architecture.cap(self)
+
+    @property
+    def halves(self) -> bool:
+        """Whether heads turn in halves."""
+        return self.architecture.rotation == "halves"
+
+    @cached_property
+    def rotations(self) -> Sequence[Rope]:
+        return self.architecture.rotations(self)
+
+    def table(self, positions: int) -> np.ndarray:
+        """Of all rotations, one after the other, for rows that may be so long."""
+        return self._laid([each.table(positions) for each in self.rotations])
+
+    def turn(self, by: int, positions: int) -> np.ndarray:
+        """Of all rotations that by which something turns that comes so much later, in rows that may be so long."""
+        return self._laid([each.turn(by, positions) for each in self.rotations])
+
+    def _laid(self, tables: Sequence[np.ndarray]) -> np.ndarray:
+        """As `rope` takes them."""
+        whole = np.concatenate(tables)
+        return np.ascontiguousarray(whole.swapaxes(1, 2)) if self.halves else whole
+
     def describe(self) -> str:
         heads = f"{self.heads} heads" + (f" ({self.kv_heads} kv)" if self.kv_heads != self.heads else "")
         tied = ", tied embeddings" if self.tied else ""
@@ -89,13 +139,23 @@ class Hyperparameters:
         """The keys of a model file, less those of its tokenizer."""
         kinds = {int: u32, float: f32}
         numbers = {**vars(self), **self.own}
-        keys = {key: kinds[each.kind](numbers[each.field]) for key, each in self.architecture.keys.items()}
+        said_of = {key: (each, numbers[each.field]) for key, each in self.architecture.keys.items()}
+        keys = {key: kinds[each.kind](value) for key, (each, value) in said_of.items() if value or each.default != 0}
         keys |= {"vocab_size": u32(self.vocab), **self.rope.metadata()}
         said = self.architecture.name
         general = {"architecture": string(said), "type": string("model"), "name": string(name), "file_type": u32(ALL_F32)}
         return {f"general.{key}": value for key, value in general.items()} | {
             f"{said}.{key}": value for key, value in keys.items()
         }
+
+
+COMMON = frozenset(each.name for each in fields(Hyperparameters))
+
+
+def own_of_new(architecture: Architecture[Hyperparameters, Any]) -> dict[str, float]:
+    """The numbers that few have, of a new model."""
+    own = {key.field: key for key in architecture.keys.values() if key.field not in COMMON}
+    return {name: architecture.new[name] if name in architecture.new else key.missing({}) for name, key in own.items()}
 
 
 # ---- from a file -----------------------------------------------------------
@@ -110,6 +170,9 @@ def read(gguf: Gguf) -> Hyperparameters:
         architecture = find(gguf.value("general.architecture", str))
     except UsageError as error:
         raise FileError(f"{gguf.path}: {error}") from None
+    if gguf.metadata.word("training.type") == "finetune_lora":
+        told = f"llamatrain finetune --resume {gguf.path} --only-write-lora writes the adapter, which --lora takes"
+        raise FileError(f"{gguf.path}: a checkpoint of an adapter, no model; {told}")
     try:
         found = _read(gguf, architecture)
     except Unfit as error:
@@ -125,21 +188,24 @@ def _read(gguf: Gguf, architecture: Architecture[Hyperparameters, Any]) -> Hyper
         raise FileError(f"{gguf.path}: {embeddings}, a matrix, is not among its tensors")
     known: dict[str, Any] = {"vocab": embedding.shape[0]}
     for key, each in architecture.keys.items():
-        value = gguf.value(f"{name}.{key}", each.kind, each.missing(known))
+        value = each.read(gguf, f"{name}.{key}", known)
+        if each.field not in COMMON and not each.least <= value <= each.most:
+            raise FileError(f"{gguf.path}: {name}.{key} is {value}, where {each.least:g} to {each.most:g} is needed")
         if each.field in known and known[each.field] != value:
             other = f"{_key_of(architecture, each.field)} {known[each.field]}"
             raise FileError(f"{gguf.path}: {name}.{key} is {value} and {other}: only alike they are supported")
         known[each.field] = value
-    for key, what in architecture.refused.items():
-        if gguf.value(f"{name}.{key}", int, 0):
+    for key, (supported, what) in architecture.refused.items():
+        if gguf.value(f"{name}.{key}", type(supported), supported) != supported:
             raise FileError(f"{gguf.path}: {name}.{key}: {what} is not supported")
-    common = {each.name for each in fields(Hyperparameters)}
+    patterns = {pattern_of(each)[0] for each in gguf.tensors}
     return Hyperparameters(
         architecture=architecture,
         rope=Rope.read(gguf, name, known["head_size"], known["ctx"]),
-        tied=architecture.the("output") not in gguf.tensors,
-        own={field: value for field, value in known.items() if field not in common},
-        **{field: value for field, value in known.items() if field in common},
+        tied=OUTPUT not in gguf.tensors if architecture.tied is None else architecture.tied,
+        more=frozenset(each for each, kind in architecture.weights.items() if kind.optional and each in patterns),
+        own={field: value for field, value in known.items() if field not in COMMON},
+        **{field: value for field, value in known.items() if field in COMMON},
     )
 
 
@@ -147,26 +213,49 @@ def _key_of(architecture: Architecture[Hyperparameters, Any], field: str) -> str
     """Where a file says a number."""
     if field == "vocab":
         return f"the first axis of {architecture.the('embedding')}"
-    if field == "factors":
-        return FACTORS
+    if field in rope.TENSORS:
+        return rope.TENSORS[field]
     key = rope.KEYS.get(field) or next(key for key, each in architecture.keys.items() if each.field == field)
     return f"{architecture.name}.{key}"
 
 
 def check_tensors(gguf: Gguf, found: Hyperparameters) -> None:
-    """No weight is missing, has another shape, or is there that this program would leave out."""
-    shapes = found.shapes
-    for name, shape in shapes.items():
+    """No weight is missing, has another shape, or is there that would be part of the model and is not known."""
+    for name, shape in found.shapes.items():
         tensor = gguf.tensors.get(name)
         if tensor is None:
             raise FileError(f"{gguf.path}: {name} is missing")
         if tensor.shape != shape:
             raise FileError(f"{gguf.path}: {name} is {list(tensor.shape)}, where {list(shape)} is needed")
-    own = ("optimizer.", "training.")
-    beside = {FACTORS} | {f"{name}.lora_{half}" for name in shapes for half in "ab" if gguf.kind == "checkpoint"}
-    strange = [name for name in gguf.tensors if name not in shapes and name not in beside and not name.startswith(own)]
-    if strange:
-        raise FileError(f"{gguf.path}: has {quoted(strange[0])}, which is no weight of a {found.architecture.name}")
+    for name in unused(gguf, found):
+        if belongs(name):
+            raise FileError(f"{gguf.path}: has {quoted(name)}, which is no weight of a {found.architecture.name}")
+
+
+def unused(gguf: Gguf, h: Hyperparameters) -> list[str]:
+    """The tensors that have no part in the model."""
+    beside = {*h.shapes, *rope.TENSORS.values()}
+    if gguf.kind == "checkpoint":
+        beside |= {f"{name}.lora_{half}" for name in h.shapes for half in "ab"}
+    return [name for name in gguf.tensors if name not in beside and not name.startswith(("optimizer.", "training."))]
+
+
+def spare(names: Sequence[str], what: str) -> str:
+    """What is said of tensors that have no part in a model."""
+    first = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+    return f"{first}: no part of the model as it is known here; {what}"
+
+
+def belongs(name: str) -> bool:
+    """Whether a model could not do without a tensor that has no part in this one: it is in its blocks, or around them."""
+    return name.startswith(("blk.", "token_", "position_", "output")) and not pattern_of(name)[0].startswith(SPARED)
+
+
+def unread(gguf: Gguf, h: Hyperparameters) -> list[str]:
+    """The keys of its architecture that say nothing here."""
+    architecture = h.architecture
+    known = {*architecture.keys, *architecture.refused, *rope.KEYS.values(), "vocab_size", "rope.scale_linear"}
+    return [key for key in gguf.metadata if key.startswith(f"{architecture.name}.") and key.partition(".")[2] not in known]
 
 
 def vocabulary_of(metadata: Mapping[str, Value]) -> dict[str, Value]:

@@ -4,13 +4,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from llamatrain.config.options import Checked, Option, OptionError
 from llamatrain.config.shared import CTX as ROW
+from llamatrain.errors import UsageError
+from llamatrain.model.architectures import USUAL, find, supported
 from llamatrain.model.unfit import DEEPEST, LARGEST, Unfit
 
 if TYPE_CHECKING:
+    from llamatrain.model.architecture import Architecture
     from llamatrain.model.hyperparameters import Hyperparameters
 
 
@@ -38,6 +41,7 @@ def is_size(text: str) -> bool:
 
 @dataclass(frozen=True)
 class ModelOptions(Checked, panel="A new model"):
+    arch: Annotated[str, Option(f"What it is built like: {', '.join(supported())}.", unit="NAME")] = USUAL
     size: Annotated[
         Literal["tiny", "small", "medium", "large"],
         Option("Sets --embd, --head and --layer: 64/4/2, 256/8/4, 512/8/8, 768/12/12."),
@@ -46,6 +50,9 @@ class ModelOptions(Checked, panel="A new model"):
     head: Annotated[int | None, Option("Attention heads; they divide --embd. Else by --size.", least=1, most=LARGEST)] = None
     head_kv: Annotated[
         int | None, Option("Key/value heads; they divide --head. Else as many as heads.", least=1, most=LARGEST)
+    ] = None
+    head_size: Annotated[
+        int | None, Option("Width of a head, for those that have one of their own; else --embd / --head.", least=2, most=LARGEST)
     ] = None
     layer: Annotated[int | None, Option("Blocks; else by --size.", least=1, most=DEEPEST)] = None
     ff: Annotated[
@@ -80,11 +87,16 @@ class ModelOptions(Checked, panel="A new model"):
     ] = None
 
     def agree(self) -> None:
+        if self.arch != USUAL:
+            self.architecture()
         embd, head = self.embd or SIZES[self.size].embd, self.head or SIZES[self.size].head
-        if embd % head:
+        size = self.head_size or embd // head
+        if embd % head and not self.head_size:
             told = f"{head} heads do not divide a width of {embd}"
-        elif embd // head % 2:
-            told = f"a head of {embd} / {head} = {embd // head} elements is odd; they turn in pairs"
+        elif size % 2 and self.head_size:
+            raise OptionError(lambda spelt: f"{spelt('head_size')} {size} is odd; a head's elements turn in pairs")
+        elif size % 2:
+            told = f"a head of {embd} / {head} = {size} elements is odd; they turn in pairs"
         elif self.head_kv and head % self.head_kv:
             kv = f"{self.head_kv} cannot be; it takes what divides the {head} heads"
             raise OptionError(lambda spelt: f"{spelt('head_kv')} {kv}")
@@ -96,17 +108,26 @@ class ModelOptions(Checked, panel="A new model"):
     def row(self) -> int:
         return self.ctx or CTX
 
+    def architecture(self) -> "Architecture[Hyperparameters, Any]":
+        try:
+            found = find(self.arch)
+        except UsageError as error:
+            told = str(error)
+            raise OptionError(lambda spelt: f"{spelt('arch')}: {told}") from None
+        if found.tied is False and self.tie_embeddings:
+            raise OptionError(lambda spelt: f"{spelt('tie_embeddings')}: those of {found.name} are not tied; leave it out")
+        return found
+
     def hyperparameters(self, vocab: int) -> "Hyperparameters":
-        from llamatrain.model.architectures import USUAL, find
-        from llamatrain.model.hyperparameters import Hyperparameters
+        from llamatrain.model.hyperparameters import Hyperparameters, own_of_new
         from llamatrain.model.rope import Rope
 
-        dial = SIZES[self.size]
+        dial, architecture = SIZES[self.size], self.architecture()
         embd, heads = self.embd or dial.embd, self.head or dial.head
-        factor = 1 / self.rope_freq_scale
+        size, factor = self.head_size or embd // heads, 1 / self.rope_freq_scale
         with as_options():
             return Hyperparameters(
-                architecture=find(USUAL),
+                architecture=architecture,
                 vocab=vocab,
                 embd=embd,
                 layers=self.layer or dial.layer,
@@ -114,10 +135,11 @@ class ModelOptions(Checked, panel="A new model"):
                 kv_heads=self.head_kv or heads,
                 ff=self.ff or -(-8 * embd // 3 // 32) * 32,
                 ctx=self.row,
-                head_size=embd // heads,
-                rope=Rope(embd // heads, base=self.rope_freq_base, kind="linear" if factor != 1 else "none", factor=factor),
+                head_size=size,
+                rope=Rope(size, base=self.rope_freq_base, kind="linear" if factor != 1 else "none", factor=factor),
                 rms_eps=self.norm_rms_eps,
-                tied=self.tie_embeddings,
+                tied=self.tie_embeddings or architecture.ties if architecture.tied is None else architecture.tied,
+                own=own_of_new(architecture),
             )
 
 
@@ -126,6 +148,7 @@ OPTIONS = {  # by what a model calls their numbers
     "layers": "layer",
     "heads": "head",
     "kv_heads": "head_kv",
+    "head_size": "head_size",
     "rms_eps": "norm_rms_eps",
     "base": "rope_freq_base",
 }

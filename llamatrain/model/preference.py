@@ -81,7 +81,7 @@ class Ways:
         """Of each token; and the blocks' inputs."""
         x, borders = through(self.h, weights, inputs, self.table)
         if self.flash and self.h.output not in weights.deltas:
-            return linear_cross_entropy_rows(x, weights[self.h.output], inputs["targets"]), borders
+            return linear_cross_entropy_rows(x, weights[self.h.output], inputs["targets"], cap=self.h.cap), borders
         return cross_entropy_rows(logits_of(self.h, x, weights), inputs["targets"]), borders
 
     def summed(self, losses: Tensor, shares: Tensor, sequences: Tensor) -> Tensor:

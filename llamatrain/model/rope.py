@@ -1,7 +1,8 @@
 """Rotary positions as a table of cosines and sines: frequency base, factors, linear and YaRN scaling (Peng et al. 2023).
 
-Pair i of r/2 turns by position · base^(-2i/r), divided by its factor where the file has such (Llama 3). Scaling as llama.cpp does
-it: linear slows every pair; YaRN leaves the fast ones, slows the slow ones, and makes queries and keys a little longer.
+Pair i of r/2 turns by position · base^(-2i/r), divided by its factor where the file has such (Llama 3), or has some for rows that
+are longer than the original context, and some for others (LongRoPE, Ding et al. 2024). Scaling as llama.cpp does it: linear slows
+every pair; YaRN leaves the fast ones, slows the slow ones, and makes queries and keys a little longer.
 """
 
 import math
@@ -15,7 +16,11 @@ from llamatrain.files.reader import Gguf
 from llamatrain.files.values import Value, f32, string, u32
 from llamatrain.model.unfit import Unfit
 
-FACTORS = "rope_freqs.weight"  # where a file has them
+TENSORS = {  # where a file has factors
+    "factors": "rope_freqs.weight",
+    "long": "rope_factors_long.weight",
+    "short": "rope_factors_short.weight",
+}
 KEYS = {  # where it has the other numbers, behind the architecture's name
     "size": "rope.dimension_count",
     "base": "rope.freq_base",
@@ -24,7 +29,8 @@ KEYS = {  # where it has the other numbers, behind the architecture's name
     "length": "rope.scaling.attn_factor",
     "original_ctx": "rope.scaling.original_context_length",
 }
-KINDS = ("none", "linear", "yarn")
+NEAR = "rope.dimension_count_swa"  # of blocks with windows
+KINDS = ("none", "linear", "yarn", "longrope")
 # YaRN: pairs that turn more often than the first in the original context are left alone, less often than the second slowed in
 # full. llama.cpp takes these for a llama whatever rope.scaling.yarn_beta_fast and _slow say in its file.
 OFTEN, SELDOM = 32.0, 1.0
@@ -43,9 +49,11 @@ class Rope:
     base: float = 10000.0
     kind: str = "none"
     factor: float = 1.0  # positions count 1/factor
-    original_ctx: int = 0  # YaRN: what the model was first trained for
+    original_ctx: int = 0  # YaRN, LongRoPE: what the model was first trained for
     length: float = 1.0  # what a rotated vector is multiplied by, beside YaRN's own share
     factors: np.ndarray | None = field(default=None, repr=False, compare=False)  # (r/2,)
+    long: np.ndarray | None = field(default=None, repr=False, compare=False)  # likewise, of rows beyond the original context
+    short: np.ndarray | None = field(default=None, repr=False, compare=False)  # and of others
 
     def __post_init__(self) -> None:
         for name in ("base", "factor", "length"):
@@ -57,30 +65,52 @@ class Rope:
         for name in ("factor", "length"):
             if not 0 < getattr(self, name) < math.inf:
                 raise Unfit(name, f"{getattr(self, name):g}", "it takes more than 0, such as 4")
-        if self.kind == "yarn" and not self.original_ctx > 0:
-            raise Unfit("original_ctx", f"{self.original_ctx}", "YaRN takes the context that a model was first trained for")
+        if self.scaled and not self.original_ctx > 0:
+            raise Unfit(
+                "original_ctx", f"{self.original_ctx}", "YaRN and LongRoPE take the context that a model was first trained for"
+            )
         if self.kind == "yarn" and not self.base > 1:
             raise Unfit("base", f"{self.base:g}", "YaRN takes more than 1")
-        if self.factors is not None and not (self.factors.shape == (self.size // 2,) and np.all(self.factors > 0)):
-            raise Unfit("factors", f"{list(self.factors.shape)}", f"it takes {self.size // 2} numbers above 0")
+        for name, found in self.tensors.items():
+            if not (found.shape == (self.size // 2,) and np.all(found > 0)):
+                raise Unfit(name, f"{list(found.shape)}", f"it takes {self.size // 2} numbers above 0")
+
+    @property
+    def scaled(self) -> bool:
+        """By how long rows are, against the original context."""
+        return self.kind == "yarn" or self.long is not None or self.short is not None
+
+    @property
+    def tensors(self) -> dict[str, np.ndarray]:
+        """Its factors, by what they are called here."""
+        return {name: found for name in TENSORS if (found := getattr(self, name)) is not None}
+
+    def factors_for(self, positions: int) -> np.ndarray | float:
+        chosen = self.long if positions > self.original_ctx else self.short
+        found = chosen if self.factors is None else self.factors
+        return 1.0 if found is None else found.astype(np.float64)
 
     def table(self, positions: int) -> np.ndarray:
-        """Cosine and sine for each position and pair: (positions, r/2, 2)."""
+        """Cosine and sine for each position and pair, of rows that may be so long: (positions, r/2, 2)."""
+        return self.first(positions, positions)
+
+    def first(self, count: int, positions: int) -> np.ndarray:
+        """Of the first so many of these."""
         pair = np.arange(self.size // 2)
-        frequency = self.base ** (-2.0 * pair / self.size) / (1.0 if self.factors is None else self.factors.astype(np.float64))
+        frequency = self.base ** (-2.0 * pair / self.size) / self.factors_for(positions)
         length = self.length
         if self.kind == "yarn":
             slowed = self._slowed(pair)
             frequency = frequency * (slowed / self.factor + (1.0 - slowed))
             length *= 1.0 + 0.1 * math.log(self.factor) if self.factor > 1 else 1.0
-        elif self.kind == "linear":
+        elif self.kind != "none":
             frequency = frequency / self.factor
-        angles = np.outer(np.arange(positions), frequency)
+        angles = np.outer(np.arange(count), frequency)
         return (length * np.stack([np.cos(angles), np.sin(angles)], -1)).astype(np.float32)
 
-    def turn(self, positions: int) -> np.ndarray:
-        """Cosine and sine that a vector is further by so many positions, its length left alone: (1, r/2, 2)."""
-        there = self.table(positions + 1)[-1:].astype(np.float64)
+    def turn(self, by: int, positions: int) -> np.ndarray:
+        """Cosine and sine that a vector is further `by` so many of these positions, its length left alone: (1, r/2, 2)."""
+        there = self.first(by + 1, positions)[-1:].astype(np.float64)
         return (there / np.hypot(there[..., :1], there[..., 1:])).astype(np.float32)
 
     def _slowed(self, pair: np.ndarray) -> np.ndarray:
@@ -102,7 +132,7 @@ class Rope:
             found |= {"kind": string(self.kind), "factor": f32(self.factor)}
         if self.length != 1:
             found["length"] = f32(self.length)
-        if self.kind == "yarn":
+        if self.scaled:
             found["original_ctx"] = u32(self.original_ctx)
         return {KEYS[name]: value for name, value in found.items()}
 
@@ -113,21 +143,24 @@ class Rope:
 
         factor = number(KEYS["factor"], 0.0) or number("rope.scale_linear", 0.0) or 1.0
         kind = gguf.value(f"{architecture}.{KEYS['kind']}", str, "linear" if factor != 1 else "none")
+        found = {name: _factors(gguf, tensor) for name, tensor in TENSORS.items() if tensor in gguf.tensors}
+        scaled = kind == "yarn" or "long" in found or "short" in found
+        size = gguf.value(f"{architecture}.{KEYS['size']}", int, head_size)
+        if (near := gguf.value(f"{architecture}.{NEAR}", int, size)) != size:
+            raise FileError(f"{gguf.path}: {architecture}.{NEAR} is {near}, where heads turn {size}: only alike they can be")
         return cls(
-            gguf.value(f"{architecture}.{KEYS['size']}", int, head_size),
+            size,
             base=number(KEYS["base"], 10000.0),
             kind=kind,
             factor=factor if kind != "none" else 1.0,
-            original_ctx=gguf.value(f"{architecture}.{KEYS['original_ctx']}", int, ctx) if kind == "yarn" else 0,
+            original_ctx=gguf.value(f"{architecture}.{KEYS['original_ctx']}", int, ctx) if scaled else 0,
             length=number(KEYS["length"], 1.0),
-            factors=_factors(gguf),
+            **found,
         )
 
 
-def _factors(gguf: Gguf) -> np.ndarray | None:
-    tensor = gguf.tensors.get(FACTORS)
-    if tensor is None:
-        return None
+def _factors(gguf: Gguf, name: str) -> np.ndarray:
+    tensor = gguf.tensors[name]
     if tensor.type.name != "F32" or len(tensor.shape) != 1:
-        raise FileError(f"{gguf.path}: {FACTORS} is {tensor.type.name} {list(tensor.shape)}, where a row of F32 is needed")
+        raise FileError(f"{gguf.path}: {name} is {tensor.type.name} {list(tensor.shape)}, where a row of F32 is needed")
     return np.array(tensor.raw.view(np.float32))  # files are written from it as long as a run lasts

@@ -15,11 +15,11 @@ TARGET = re.compile(rf"(?:{BLOCKS}\.)?(?P<name>[a-z_]+)(?:\.weight)?")
 
 def linear(h: Hyperparameters) -> list[str]:
     """The matrices of all blocks, in the file's order."""
-    return [name for name, kind in h.architecture.kinds(h.layers, h.tied) if kind.role == "matrix"]
+    return [name for name, kind in h.kinds() if kind.role == "matrix"]
 
 
 def norms(h: Hyperparameters) -> set[str]:
-    return {name for name, kind in h.architecture.kinds(h.layers, h.tied) if kind.role == "norm"}
+    return {name for name, kind in h.kinds() if kind.role == "norm"}
 
 
 def matching(target: str, h: Hyperparameters) -> set[str]:
@@ -34,11 +34,16 @@ def matching(target: str, h: Hyperparameters) -> set[str]:
     adaptable = [name for role in ("matrix", "embedding", "output", "norm") for name, kind in kinds.items() if kind.role == role]
     kind = kinds.get(match["name"]) if match else None
     if not match or not kind:
+        theirs = target.removesuffix(".weight").rpartition(".")[2]
+        if same := next((name for name, each in kinds.items() if theirs in each.module.split(".")), ""):
+            raise UsageError(f"{cut(target)}: no such weight; it is called {same} here")
+        if target == "all-linear":
+            raise UsageError(f"{target}: no such weight; leave --target out, and all linear ones get an adapter")
         close: Sequence[str] = get_close_matches(target.rpartition(".")[2], adaptable, 2, 0.5)
         raise UsageError(f"{cut(target)}: no such weight; there are {', '.join(close or adaptable)}")
     if h.tied and kind.role in ("embedding", "output"):
         raise UsageError(f"{cut(target)}: the model's embeddings are tied, one matrix is input and output; leave it out")
-    found = [name for name, each in h.architecture.kinds(h.layers, h.tied) if each is kind]
+    found = [name for name, each in h.kinds() if each is kind]
     if match["first"] is None:
         return set(found)
     if "{}" not in patterns[match["name"]]:

@@ -36,7 +36,7 @@ class Teacher:
 
     def table(self, positions: int) -> tuple[Tensor, np.ndarray]:
         """Its own rotations."""
-        array = self.h.rope.table(positions)
+        array = self.h.table(positions)
         return state(f"{NAMED}rope", array.shape), array
 
     def load(self, gguf: Gguf, threads: int) -> dict[str, np.ndarray]:

@@ -14,13 +14,16 @@ from llamatrain.graph import ops as O
 from llamatrain.graph.ops import (
     cross_entropy_judged,
     cross_entropy_loss,
+    diag_mask_inf,
     flash_attn,
     linear_cross_entropy,
     linear_cross_entropy_judged,
     soft_max,
+    softcap,
 )
-from llamatrain.graph.tensor import F32, I32, DType, Most, Tensor, parameter, placeholder, state
-from llamatrain.model.forward import ForwardPass
+from llamatrain.graph.tensor import F32, I32, DType, Most, Shape, Tensor, parameter, placeholder, state
+from llamatrain.model.architecture import Sight
+from llamatrain.model.forward import ForwardPass, rotation_of
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.lora import Weights
 from llamatrain.model.teacher import Teacher, distilled
@@ -47,7 +50,8 @@ def hidden(model: ForwardPass) -> tuple[Tensor, list[Tensor]]:
 
 def logits_of(h: Hyperparameters, x: Tensor, weights: Weights) -> Tensor:
     y = O.matmul(x, weights[h.output], name="output")
-    return y if h.tied else weights.added(y, x, h.output)
+    y = y if h.tied else weights.added(y, x, h.output)
+    return softcap(y, cap=h.cap) if h.cap else y
 
 
 # ---- training --------------------------------------------------------------
@@ -91,7 +95,7 @@ def training(
     loss, judged = cross_entropy(h, weights, aimed, fused=flash)
     if teacher is None:
         return Training(inputs, table, borders, loss, {}, judged)
-    own, turns = teacher.table(table.shape[0])
+    own, turns = teacher.table(table.shape[0] // len(h.rotations))
     told = logits_of(teacher.h, through(teacher.h, teacher.weights, inputs, own)[0], teacher.weights)
     loss = distilled(logits_of(h, x, weights), told, *aimed[1:], teacher.share)
     return Training(inputs, table, borders, loss, {own: turns}, judged)
@@ -109,8 +113,8 @@ def cross_entropy(h: Hyperparameters, weights: Weights, aimed: Aimed, fused: boo
     """The loss, and for programs that judge: the same and how many targets were likeliest."""
     x, *aims = aimed
     if fused and h.output not in weights.deltas:
-        loss = linear_cross_entropy(x, weights[h.output], *aims, name="loss")
-        return loss, linear_cross_entropy_judged(x, weights[h.output], *aims, name="loss")
+        loss = linear_cross_entropy(x, weights[h.output], *aims, cap=h.cap, name="loss")
+        return loss, linear_cross_entropy_judged(x, weights[h.output], *aims, cap=h.cap, name="loss")
     logits = logits_of(h, x, weights)
     return cross_entropy_loss(logits, *aims, name="loss"), cross_entropy_judged(logits, *aims, name="loss")
 
@@ -136,10 +140,10 @@ def through(h: Hyperparameters, weights: Weights, inputs: dict[str, Tensor], tab
     """From rows to what the output weight reads, and each block's input."""
 
     def flashing(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return flash_attn(q, k, v, inputs["starts"], scale=h.head_size**-0.5, name=f"blk.{layer}.attn")[0]
+        return flash_attn(q, k, v, inputs["starts"], **vars(h.sight(layer)), name=f"blk.{layer}.attn")[0]
 
     def plain(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return plain_attention(h, q, k, v, inputs["mask"])
+        return plain_attention(h, h.sight(layer), q, k, v, inputs["mask"])
 
     way = ForwardPass(
         h=h,
@@ -153,7 +157,7 @@ def through(h: Hyperparameters, weights: Weights, inputs: dict[str, Tensor], tab
     return hidden(way)
 
 
-def plain_attention(h: Hyperparameters, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+def plain_attention(h: Hyperparameters, sight: Sight, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """Attention as a product, a softmax and a product; `mask` (batch, length, length) is added to the scores."""
     batch, length, group = q.shape[0], q.shape[1], h.heads // h.kv_heads
 
@@ -162,10 +166,18 @@ def plain_attention(h: Hyperparameters, q: Tensor, k: Tensor, v: Tensor, mask: T
 
     q = by_head(q, (h.kv_heads, group))
     k, v = (by_head(each, (h.kv_heads, 1)) for each in (k, v))
-    scores = O.scale(O.matmul(q, k), by=h.head_size**-0.5)  # (batch, kv_heads, group, length, length)
+    scores = O.scale(O.matmul(q, k), by=sight.scale)  # (batch, kv_heads, group, length, length)
+    scores = softcap(scores, cap=sight.cap) if sight.cap else scores
     scores = O.add(scores, O.reshape(mask, shape=(batch, 1, 1, length, length)))
+    scores = O.add(scores, outside(sight.window, length, mask.dtype)) if sight.window else scores
     seen = O.reshape(O.matmul_nn(soft_max(scores), v), shape=(batch, h.heads, length, h.head_size))
     return O.cont(O.permute(seen, axes=(0, 2, 1, 3)))
+
+
+def outside(window: int, length: int, dtype: DType) -> Tensor:
+    """What is added besides: nothing to the scores of keys within a window, to others what no number is less than."""
+    rows = diag_mask_inf(O.fill(shape=(length, length), value=0.0, dtype=dtype), past=window - 1)
+    return O.cont(O.transpose(rows))
 
 
 def mask_of(starts: np.ndarray, queries: slice = slice(None)) -> np.ndarray:
@@ -216,7 +228,7 @@ def decoding(h: Hyperparameters, weights: Weights, count: int, table: Tensor, ca
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         keys, values = cached(caches[2 * layer], k), cached(caches[2 * layer + 1], v)
-        return flash_attn(q, keys, values, starts, positions, scale=h.head_size**-0.5)[0]
+        return flash_attn(q, keys, values, starts, positions, **vars(h.sight(layer)))[0]
 
     x, _ = hidden(ForwardPass(h=h, weights=weights, tokens=tokens, positions=positions, table=table, attend=attend))
     logits = logits_of(h, O.get_rows(x, place), weights)
@@ -235,16 +247,17 @@ class Shift:
 def shift(h: Hyperparameters, caches: list[Tensor], first: int, last: int, end: int) -> Shift:
     """The rows from `first` to `last` leave, of `end` in all."""
     count, width = end - last, h.kv_width
-    places, turn = placeholder("places", (1, count), I32), placeholder("turn", (1, h.rope.size // 2, 2), caches[0].dtype)
+    places, turn = placeholder("places", (1, count), I32), placeholder("turn", rotations(h, 1), caches[0].dtype)
 
-    def moved(cache: Tensor, keys: bool) -> Tensor:
+    def moved(cache: Tensor, rotation: Tensor | None) -> Tensor:
         rows = O.cont(O.view(cache, slices=((last, end, 1), (0, width, 1))))
-        if keys:
+        if rotation:
             heads = O.reshape(rows, shape=(1, count, h.kv_heads, h.head_size))
-            rows = O.reshape(O.rope_back(heads, places, turn), shape=(count, width))
+            rows = O.reshape(O.rope_back(heads, places, rotation, halves=h.halves), shape=(count, width))
         return O.set(cache, rows, slices=((first, first + count, 1), (0, width, 1)), into=True)
 
-    return Shift(places, turn, [moved(cache, keys=number % 2 == 0) for number, cache in enumerate(caches)])
+    keys = [rotation_of(h, turn, layer) for layer in range(h.layers)]
+    return Shift(places, turn, [moved(cache, None if number % 2 else keys[number // 2]) for number, cache in enumerate(caches)])
 
 
 def caches_of(h: Hyperparameters, ctx: int, dtype: DType = F32) -> list[Tensor]:
@@ -252,6 +265,11 @@ def caches_of(h: Hyperparameters, ctx: int, dtype: DType = F32) -> list[Tensor]:
     return [state(f"cache.{layer}.{kind}", (ctx, h.kv_width), dtype) for layer in range(h.layers) for kind in ("k", "v")]
 
 
-def rope_state(h: Hyperparameters, ctx: int, dtype: DType = F32) -> Tensor:
-    """Where the table of rotations goes (rope.Rope.table)."""
-    return state("rope", (ctx, h.rope.size // 2, 2), dtype)
+def rope_state(h: Hyperparameters, positions: int, dtype: DType = F32) -> Tensor:
+    """Where the table of all rotations goes (hyperparameters.Hyperparameters.table)."""
+    return state("rope", rotations(h, positions), dtype)
+
+
+def rotations(h: Hyperparameters, positions: int) -> Shape:
+    pairs, rows = h.rope.size // 2, len(h.rotations) * positions
+    return (rows, 2, pairs) if h.halves else (rows, pairs, 2)

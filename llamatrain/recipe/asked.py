@@ -72,7 +72,8 @@ class Asked:
 
     def settled(self, base: str = "") -> "Asked":
         """With paths that mean the same from any folder."""
-        paths = (self.model.vocab_from, self.tune.lora_init, self.tune.peft, self.data.chat_template, self.train.teacher)
+        chosen = self.data.chat_template
+        paths = (self.model.vocab_from, self.tune.lora_init, self.tune.peft, chosen, self.train.teacher)
         vocab, first, peft, template, teacher = (path and _whole(path) for path in paths)
         new = self.command == "from-scratch" and not (base or self.base)
         base = self.base or base
@@ -82,7 +83,7 @@ class Asked:
             base=absolute([base])[0] if base else "",
             model=replace(self.model, vocab_from=vocab or (teacher if new else None)),
             train=replace(self.train, teacher=teacher),
-            data=replace(self.data, val=absolute(self.data.val), chat_template=template),
+            data=replace(self.data, val=absolute(self.data.val), chat_template=chosen if self.data.names_template else template),
             tune=replace(self.tune, lora_init=first, peft=peft),
             lora=LoraOptions((), tuple((_whole(path), scale) for path, scale in self.lora.scaled)),
             outs=self.outs.settled(lambda file: absolute([file])[0]),

@@ -1,18 +1,23 @@
 """The rows that a run is given: of text, opened and tokenized, or of the built-in sine wave."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
 from llamatrain.data.options import DataOptions
 from llamatrain.data.rows import Filling, State
 from llamatrain.data.sine import Sine
-from llamatrain.errors import UsageError
+from llamatrain.errors import DataError, UsageError
 from llamatrain.recipe.model import Model
 from llamatrain.recipe.together import made_here_once
 from llamatrain.train.around import Skippable
 
+FIRST = 4  # rows
+
 if TYPE_CHECKING:
+    from llamatrain.data.corpus import Corpus
     from llamatrain.data.judged import Compare
 
 
@@ -63,6 +68,8 @@ def data_of(files: Sequence[str], model: Model, data: DataOptions, seed: int, co
         raise UsageError("the model's tokens stand for no text, so it cannot be trained on any")
     corpus, kept = made_here_once(lambda: open_corpus(files, tokenizer, data, model.row, seed, kind=KINDS[compare]))
     made = rows_of(compare)
+    if compare and data.as_ != "rest":
+        check_left(corpus, model.row)
     rows = made(corpus, data, seed, tokenizer.eos, tokenizer.bos)
     validation = made(kept, data, seed, tokenizer.eos, tokenizer.bos) if kept else None
     what = {None: "samples", "pairs": "pairs", "answers": "answers"}[compare]
@@ -72,6 +79,38 @@ def data_of(files: Sequence[str], model: Model, data: DataOptions, seed: int, co
         told += [f"{len(places)} {became} ({named(places)})"] if places else []
     told += [f"{others} passed over"] if (others := passed_over([*files, *data.val])) else []
     return TrainingData(rows=rows, validation=validation, described="; ".join(told), samples=len(corpus), packed=rows.packs)
+
+
+def check_begin(files: Sequence[str], data: DataOptions, compare: "Compare | None") -> None:
+    """The first rows of each file, before anything is compiled to read them all."""
+    from llamatrain.data.forms import parse_line
+    from llamatrain.data.json_values import TooMuch
+    from llamatrain.data.judged import check_lines, judged_in
+    from llamatrain.data.samples import rows_of
+    from llamatrain.data.sources import find_sources
+
+    sources = find_sources(files, data.mapping, raw=data.raw)
+    if compare:
+        check_lines(sources, compare)
+    for source in sources:
+        for number, line in islice(rows_of(source), FIRST) if source.kind == "lines" else ():
+            with suppress(TooMuch):  # which is told where it is skipped as a row
+                if compare:
+                    judged_in(line, source.place(number), compare, source.columns)
+                else:
+                    parse_line(line, source.place(number), source.columns)
+
+
+def check_left(corpus: "Corpus", row: int) -> None:
+    """Of answers that are compared most are learned from."""
+    from llamatrain.data.corpus import named
+
+    gone = [*corpus.skipped, *corpus.excessive]
+    if len(gone) > len(corpus):
+        raise DataError(
+            f"{len(gone):,} of {len(gone) + len(corpus):,} rows fall away, without an answer within {row} tokens "
+            f"({named(gone)}); a larger --ctx takes them, or --as rest trains on the others"
+        )
 
 
 def sine_of(model: Model, seed: int) -> Sine:

@@ -12,6 +12,7 @@ from dataclasses import asdict, replace
 from fractions import Fraction
 from typing import TypeVar
 
+from llamatrain.graph.policy import scaled
 from llamatrain.graph.tensor import Tensor
 from llamatrain.model.architecture import pattern_of
 from llamatrain.model.lora import Delta, Weights
@@ -36,7 +37,7 @@ def way_of_many(setting: Setting, policy: Policy, demand: Demand, splits: int = 
 
 
 def whole(policy: Policy, layers: int) -> Policy:
-    return math.ceil(layers * policy / PARTS) if isinstance(policy, int) else policy
+    return scaled(policy, PARTS, layers)
 
 
 def _carried_on(setting: Setting, policy: Policy, demand: Demand, splits: int) -> Needs | None:

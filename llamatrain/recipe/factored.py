@@ -18,7 +18,7 @@ from llamatrain.recipe.target import Arrays, Cache, EveryWeight, Leaves
 
 
 def of_low_rank(h: Hyperparameters) -> list[str]:
-    kinds = h.architecture.kinds(h.layers, h.tied)
+    kinds = h.kinds()
     return [name for name, kind in kinds if kind.role == "output" or (kind.role == "matrix" and ".attn_" in name)]
 
 
@@ -60,4 +60,5 @@ class Factored(EveryWeight):
         return self.whole(parts)
 
     def notes(self) -> Iterator[str]:
-        yield f"the matrices of attention and output are products of factors of rank {self.rank}, in {self.result} as any others"
+        which = "attention" if self.h.tied else "attention and output"
+        yield f"the matrices of {which} are products of factors of rank {self.rank}, in {self.result} as any others"

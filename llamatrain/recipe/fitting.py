@@ -1,7 +1,7 @@
 """How a run is done, the last of three stages: the way of running it that fits the memory that there is."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,9 +17,10 @@ from llamatrain.model.teacher import Teacher
 from llamatrain.model.unfit import DEEP
 from llamatrain.recipe.deep import PARTS, way_of_many
 from llamatrain.recipe.limits import allowed
-from llamatrain.recipe.memory import Demand, Way, choose, excess, fixed, way_with
+from llamatrain.recipe.memory import Demand, Way, excess, fixed, way_with
 from llamatrain.recipe.options import AUTO
 from llamatrain.recipe.resolved import Resolved
+from llamatrain.recipe.search import Offer, Parting, Search, Tried
 from llamatrain.recipe.target import Cache, Leaves, Target
 from llamatrain.train.graphs import Setting
 
@@ -32,6 +33,8 @@ class Fitted:
     leaves: Leaves
     cache: Cache  # whether the base's matrices are copied
     excess: str | None  # why it does not fit, if so
+    tried: Sequence[Tried] = ()  # ways that were planned, this one last
+    most: int | None = None  # that it may take
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,18 +52,18 @@ class Extent:
 
 
 def fitted(resolved: Resolved, target: Target, extent: Extent, refuse: bool = True) -> Fitted:
-    """The first way that fits the memory; where it is open, without copies of the base if not with them. At last one that does
-    not fit: where that is to be refused, without planning it if so much is clear."""
+    """The usual way, or the fastest that fits the memory. At last one that does not fit: where that is to be refused, without
+    planning it if so much is clear."""
     held, most = max(world().gathered(resident())) + extent.to_come, agreed(resolved.asked.train.memory)
-    caches = caches_of(resolved, target.h, most)
+    offers = [offer_of(resolved, target, extent, held, cache) for cache in caches_of(resolved, target.h, most)]
+    offers = [*(each for each in offers[:-1] if most is None or least_of(each) <= most), offers[-1]]
+    if refuse and most is not None and len(offers) == 1:  # at once: planning a model so large takes a while
+        check_fixed(fixed(offers[0].setting, offers[0].demand), offers[0].demand.interpreter, most, offers[0].leaves.copies > 0)
     with told_if_long(f"planning a run of {target.h.layers:,} layers, which takes a while"):
-        for cache in caches:
-            leaves, last = target.leaves(cache), cache == caches[-1]
-            way = way_of(resolved, target.h, leaves, extent, held, most, refuse and last)
-            told = excess(way, resolved.asked.train.memory, most)
-            if last or told is None:
-                break
-    return Fitted(way=way, leaves=leaves, cache=cache, excess=told)
+        search, found, way = way_of(resolved, offers, extent, most)
+    told = excess(way, resolved.asked.train.memory, most)
+    others = [each for each in search.tried.values() if each is not found]
+    return Fitted(way=way, leaves=found.offer.leaves, cache=found.offer.cache, excess=told, tried=[*others, found], most=most)
 
 
 def agreed(told: int | None) -> int | None:
@@ -81,31 +84,41 @@ def caches_of(resolved: Resolved, h: Hyperparameters, most: int | None) -> tuple
     return ("off",) if large or not half else ("bf16", "off")
 
 
-def way_of(
-    resolved: Resolved, h: Hyperparameters, leaves: Leaves, extent: Extent, held: int, most: int | None, refuse: bool
-) -> Way:
-    """In the memory that there is, of which the process has `held` already."""
-    train, setting = resolved.asked.train, setting_of(resolved, h, leaves, extent)
+def offer_of(resolved: Resolved, target: Target, extent: Extent, held: int, cache: Cache) -> Offer:
+    """Where the process has `held` so much already."""
+    leaves = target.leaves(cache)
     matrices = [array for array in leaves.frozen.values() if array.dtype == np.float32 and array.ndim > 1]
     demand = Demand(
         lengths=extent.lengths,
         validating=extent.validating,
         decoding=extent.decoding,
         interpreter=held + LOADED,
-        batches=train.grad_acc,
+        batches=resolved.asked.train.grad_acc,
         copies=leaves.copies + (extent.teacher.nbytes if extent.teacher else 0),
         pages=max((array.nbytes for array in matrices if map_of(array) is not None), default=0),
     )
-    least = fixed(setting, demand)
+    return Offer(cache=cache, leaves=leaves, setting=setting_of(resolved, target.h, leaves, extent), demand=demand)
+
+
+def least_of(offer: Offer) -> int:
+    return fixed(offer.setting, offer.demand) + offer.demand.interpreter
+
+
+def way_of(resolved: Resolved, offers: Sequence[Offer], extent: Extent, most: int | None) -> tuple[Search, Tried, Way]:
+    train, last = resolved.asked.train, offers[-1]
     open_ = not extent.goes_on and resolved.asked.preference.compare != "answers"  # which are compared within a batch
-    if refuse and most is not None:  # at once: planning a model so large takes a while
-        check_fixed(least, demand.interpreter, most, leaves.copies > 0)
-    if setting.h.layers <= DEEP or train.remat == "optimal" or train.remat.isdecimal():
-        return choose(setting, train.remat, demand, most, parts=open_)
-    if most is not None and least + demand.interpreter > most and train.remat == AUTO:
-        return way_of_many(setting, PARTS, demand)  # nothing that is tried fits
-    way = choose(setting, train.remat, demand, most, open_, way_of_many, PARTS)
-    return way if extent.rough else way_with(setting, way.policy, demand, way.splits)
+    search = Search(remat=train.remat, most=most, parts=open_, planner=way_with)
+    if last.setting.h.layers <= DEEP or train.remat not in (AUTO, "none", "light", "block"):
+        return search, *search.fastest(offers)
+    search = replace(search, planner=way_of_many, units=PARTS)
+    if most is not None and least_of(last) > most and train.remat == AUTO:  # nothing that is tried fits
+        search.plan(Parting(last, 1), "block")
+        assert search.leanest
+        return search, *search.leanest
+    found, way = search.fastest(offers)
+    if not extent.rough:
+        way = way_with(found.offer.setting, way.policy, found.offer.demand, way.splits)
+    return search, found, way
 
 
 def setting_of(resolved: Resolved, h: Hyperparameters, leaves: Leaves, extent: Extent) -> Setting:

@@ -58,9 +58,13 @@ class TextModel:
         if count > self.ctx:
             told = f"the prompt has {count} tokens, the context {self.ctx}"
             raise UsageError(f"{told}: a larger --ctx or a shorter prompt will do")
+        return self.going_on(tokens, sampling)
+
+    def going_on(self, tokens: list[int], sampling: SamplingOptions, again: bool = False) -> "Continuation":
+        """`again`: what a decoder holds of them, of the text before, is not computed again; that may round otherwise."""
         if sampling.seed < 0:
             sampling = replace(sampling, seed=secrets.randbits(32))
-        return Continuation(self, tokens, sampling)
+        return Continuation(self, tokens, sampling, again)
 
     def taken(self) -> "Decoder":
         from llamatrain.sample.decoder import Decoder
@@ -77,8 +81,8 @@ class TextModel:
 class Continuation:
     """Its pieces, once; `notes` is what there is to be said of it so far."""
 
-    def __init__(self, model: TextModel, tokens: list[int], sampling: SamplingOptions) -> None:
-        self.model, self.tokens, self.sampling, self.notes = model, tokens, sampling, list[str]()
+    def __init__(self, model: TextModel, tokens: list[int], sampling: SamplingOptions, again: bool = False) -> None:
+        self.model, self.tokens, self.sampling, self.again, self.notes = model, tokens, sampling, again, list[str]()
         if model.ctx > (made := model.h.ctx):
             self.notes.append(f"the model was made for {made} tokens; with --ctx {model.ctx} its text may lose the thread")
 
@@ -90,8 +94,9 @@ class Continuation:
 
         tokenizer, decoder, files = self.model.tokenizer, self.model.taken(), files_of(self.model.arrays.values())
         words: Words = StreamDecoder(tokenizer) if tokenizer else Numbers()
-        ends = tokenizer.vocabulary.ends if tokenizer else ()
-        made = Generation(decoder, self.tokens, self.sampling, ends, self.kept(bool(tokenizer and tokenizer.add_bos)))
+        ends = tokenizer.ends.all if tokenizer else ()
+        keep = self.kept(bool(tokenizer and tokenizer.add_bos))
+        made = Generation(decoder, self.tokens, self.sampling, ends, keep, self.again)
         try:
             with unchanged(files):
                 for piece in stream(made, words, self.sampling.stop):

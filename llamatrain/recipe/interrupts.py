@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from llamatrain.machine.launching import launch
 from llamatrain.machine.leaving import ending, leave
 
 ONE = 0.3  # seconds: signals that come so close were meant as one, such as those of `timeout` to a process and to its group
@@ -67,7 +68,7 @@ class CommandInterrupts(Interrupts):
             self._reader, self._writer = socket.socketpair()
             self._writer.setblocking(False)
             self._wakeup = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
-            threading.Thread(target=self._listen, args=(self._reader,), daemon=True).start()
+            launch(threading.Thread(target=self._listen, args=(self._reader,), daemon=True))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

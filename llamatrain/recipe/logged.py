@@ -1,8 +1,11 @@
-"""The figures of a run: metrics.jsonl, and what is told of it elsewhere."""
+"""The figures of a run: metrics.jsonl, what is told of it elsewhere, and its page."""
 
+from llamatrain.recipe.header import facts
 from llamatrain.recipe.prepare import Prepared
+from llamatrain.report.arena import Arena
 from llamatrain.report.loggers import Logged, Loggers
 from llamatrain.report.metrics import Metrics
+from llamatrain.report.run_page import RunPage
 from llamatrain.store.folder import RunFolder
 
 
@@ -26,3 +29,12 @@ def metrics_of(prepared: Prepared, folder: RunFolder) -> Metrics:
 
         metrics.also = Loggers(run.log, told, warn)
     return metrics
+
+
+def page_of(prepared: Prepared, folder: RunFolder, metrics: Metrics) -> RunPage:
+    """It shows the memory of a batch of the longest rows, too."""
+    name, sources, graphs = "samples.jsonl", prepared.sources, prepared.fitted.way.graphs
+    samples = Metrics(folder.result(name), sources.home and sources.home / name, sources.step)
+    arena = Arena.of(graphs.plan(graphs.longest))
+    told = {"facts": facts(prepared, folder.path), "memory": arena.plain() if arena else None}
+    return RunPage(metrics, samples, told, metrics.tell)

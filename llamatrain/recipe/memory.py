@@ -1,14 +1,10 @@
 """What a run will take, before it takes it; and what is computed again, or split, so that it fits."""
 
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 
 from llamatrain.config.units import Size
-from llamatrain.engine.budget import cheapest
 from llamatrain.graph.varying import varies
-from llamatrain.recipe.options import AUTO
 from llamatrain.sample.decoder import Decoder
 from llamatrain.train.division import BUCKET, Section, share
 from llamatrain.train.graphs import Policy, RunGraphs, Setting
@@ -162,39 +158,6 @@ def way_with(setting: Setting, policy: Policy, demand: Demand, splits: int = 1) 
     return Way(setting=setting, policy=policy, splits=splits, graphs=graphs, arena=arena, needs=needs)
 
 
-Planner = Callable[[Setting, Policy, Demand, int], Way]
-
-
-def choose(
-    setting: Setting,
-    remat: str,
-    demand: Demand,
-    most: int | None,
-    parts: bool,
-    planner: Planner = way_with,
-    blocks: int | None = None,
-) -> Way:
-    """The first way that takes no more than `most`: recomputation where that is open, batches in `parts`, and only then the
-    recomputation that costs a whole forward pass more. Else the leanest.
-
-    A planner may count the blocks that are made again otherwise than by layers; that last way is none of its.
-    """
-    best: Way | None = None
-    open_ = (AUTO, "optimal") if blocks is None else (AUTO,)
-    for policy in open_ if remat == AUTO else (remat,):
-        for splits in _splits(setting, demand.lengths) if parts else (1,):
-            if policy == AUTO:
-                limit = sys.maxsize if most is None else most
-                _, found = cheapest(partial(_planned, planner, setting, demand, splits), blocks or setting.h.layers, limit)
-            else:
-                found = planner(setting, int(policy) if policy.isdecimal() else policy, demand, splits)
-            best = found if best is None or found.total < best.total else best
-            if most is None or found.total <= most:
-                return found
-    assert best
-    return best
-
-
 def excess(way: Way, limit: int | None, most: int | None) -> str | None:
     """What to say of a run that takes more than was allowed, or is free."""
     if most is None or way.total <= most:
@@ -204,16 +167,3 @@ def excess(way: Way, limit: int | None, most: int | None) -> str | None:
     copied = way.needs.packed_copies and not way.setting.drop_base
     less = "--cache-base off, a smaller --batch or --ctx" if copied else "a smaller --batch, --ctx or model"
     return f"the run takes {takes}, and {told}; {less} takes less"
-
-
-def _splits(setting: Setting, lengths: Iterable[int]) -> Iterator[int]:
-    """Into how many parts a batch may be run: 1, and more where gradients can be added up."""
-    yield 1
-    longest, splits = max(lengths), 2
-    while setting.gradients != "streamed" and setting.batch % splits == 0 and setting.batch // splits * longest >= SMALL:
-        yield splits
-        splits *= 2
-
-
-def _planned(planner: Planner, setting: Setting, demand: Demand, splits: int, policy: Policy) -> Way:
-    return planner(setting, policy, demand, splits)

@@ -12,7 +12,7 @@ from llamatrain.adapters.options import LoraOptions
 from llamatrain.config.options import Checked, Option
 from llamatrain.config.shared import THREADS
 from llamatrain.config.units import Size
-from llamatrain.errors import FileError, LlamatrainError, UsageError
+from llamatrain.errors import FileError, LlamatrainError, MissingError, UsageError
 from llamatrain.machine.terminal import bar, say
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ ROUNDED = 0.25  # of what is added to a weight: how far off it may be, unsaid
 
 @dataclass(frozen=True)
 class ExportOptions(Checked, panel="The new model"):
-    out: Annotated[Path | None, Option("The file to write.")] = None
+    out: Annotated[Path | None, Option("The file to write.", short="o")] = None
     only_adapter: Annotated[bool, Option("Write the adapters alone, as one that llama.cpp loads.")] = False
     peft: Annotated[
         Path | None, Option("Write the adapters, as one, for Hugging Face's PEFT into this folder.", unit="FOLDER")
@@ -106,7 +106,7 @@ def merged(base: Path, options: ExportOptions, lora: LoraOptions) -> Merged:
     out = options.out
     assert out
     merging = prepared(base, out, options, lora)
-    note_types(merging)
+    note_rest(merging)
     expected = with_adapters(merging, options.check) if options.check else None
     write(out, merging)
     made = merging.made
@@ -181,6 +181,8 @@ def check_place(options: ExportOptions, inputs: Sequence[Path]) -> None:
         return
     if Path(os.path.realpath(out)).is_symlink():
         raise FileError(f"{out}: this is a link to itself, no place for a file")
+    if not os.path.lexists(out.parent):
+        raise MissingError(f"{out}: its folder is not there")
     if not out.exists():
         return
     if not out.is_file():
@@ -198,7 +200,11 @@ def check_room(out: Path, needed: int) -> None:
         raise FileError(f"{out}: takes {Size(needed).words}, and {Size(free).words} are free there")
 
 
-def note_types(merging: Merging) -> None:
+def note_rest(merging: Merging) -> None:
+    from llamatrain.model.hyperparameters import spare, unused
+
+    if names := unused(merging.gguf, merging.h):
+        merging.note(spare(names, "kept as they are"))
     kind = merging.kind
     others = [piece.base for piece in merging.made if kind and piece.type is not kind and len(piece.base.shape) == 2]
     if others and kind:

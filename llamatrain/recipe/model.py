@@ -14,7 +14,7 @@ from llamatrain.data.tokenizer.vocabulary import is_without_text
 from llamatrain.errors import FileError, UsageError
 from llamatrain.files.reader import Gguf, Metadata, open_gguf
 from llamatrain.files.values import Value, string, u32
-from llamatrain.model import hyperparameters
+from llamatrain.model import hyperparameters, rope
 from llamatrain.model.hyperparameters import ALL_F32, Hyperparameters, vocabulary_of
 from llamatrain.model.options import BYTES, CTX, as_options
 from llamatrain.recipe.asked import Asked
@@ -25,6 +25,8 @@ from llamatrain.recipe.tuning import TuneOptions
 
 OF_A_FILE = ("split.", "training.", "optimizer.", "general.quantization_version")  # keys that a new model file has not
 OWN_SIZE = (
+    "arch",
+    "head_size",
     "size",
     "embd",
     "head",
@@ -57,7 +59,7 @@ class Model:
         from llamatrain.data.new_template import template_for
         from llamatrain.data.sources import find_sources
 
-        template = template_for(find_sources(files, options.mapping) if files else [], options, self.tokenizer)
+        template = template_for(find_sources(files, options.mapping, raw=options.raw) if files else [], options, self.tokenizer)
         if template is None:
             return self
         self.tokenizer.chat_template = template
@@ -115,14 +117,14 @@ def check_own(base: Gguf, given: Collection[str]) -> None:
 
 def overridden(h: Hyperparameters, options: TuneOptions) -> Hyperparameters:
     """Rope and epsilon, other than in the file."""
-    rope = h.rope
+    turns = h.rope
     with as_options():
         if options.rope_freq_base is not None:
-            rope = replace(rope, base=options.rope_freq_base)
+            turns = replace(turns, base=options.rope_freq_base)
         if options.rope_freq_scale is not None:
             factor = 1 / options.rope_freq_scale
-            rope = replace(rope, kind="linear" if factor != 1 else "none", factor=factor)
-        return replace(h, rope=rope, rms_eps=h.rms_eps if options.norm_rms_eps is None else options.norm_rms_eps)
+            turns = replace(turns, kind="linear" if factor != 1 else "none", factor=factor)
+        return replace(h, rope=turns, rms_eps=h.rms_eps if options.norm_rms_eps is None else options.norm_rms_eps)
 
 
 def rekeyed(metadata: Mapping[str, Value], h: Hyperparameters) -> dict[str, Value]:
@@ -146,7 +148,7 @@ def model_of(gguf: Gguf, ctx: int | None, usual: int) -> Model:
     tokenizer = None if is_without_text(gguf.metadata) else load_tokenizer(gguf.metadata, gguf.path)
     if tokenizer and len(tokenizer) > h.vocab:
         raise UsageError(f"{gguf.path}: its vocabulary has {len(tokenizer)} tokens, its embeddings {h.vocab}")
-    factors = {} if h.rope.factors is None else {"rope_freqs.weight": h.rope.factors}
+    factors = {rope.TENSORS[name]: array for name, array in h.rope.tensors.items()}
     return Model(h=h, metadata=metadata, tokenizer=tokenizer, row=ctx or min(usual, h.ctx), untrained=factors)
 
 
@@ -172,7 +174,7 @@ def learned(asked: Asked, size: int) -> dict[str, Value]:
     from llamatrain.data.tokenizer import apart
 
     def merges() -> list[tuple[str, str]]:
-        sources = find_sources(asked.files, asked.data.mapping)
+        sources = find_sources(asked.files, asked.data.mapping, raw=asked.data.raw)
         return apart.merges(within(asked.train.memory, texts_of(sources)), size)
 
     return new_vocabulary.byte_level(made_once(merges))

@@ -17,6 +17,7 @@ WARMUP = 0.05  # of the steps
 LR_MIN = 0.1  # of the rate
 FALL = 0.2  # of the steps, at their end
 TIMEOUT = Duration(120)
+LEAST = 1000  # bytes of memory: less was said without its unit
 
 
 if TYPE_CHECKING:
@@ -27,11 +28,11 @@ else:
 RATE, OPTIMIZER, END, MEANS = "Learning rate", "Optimizer", "When to stop", "Speed and memory"  # panels of the help
 
 
-def is_policy(text: str) -> bool:
-    """Of what is computed again."""
-    from llamatrain.graph.remat import POLICIES
+def is_recomputed(text: str) -> bool:
+    """Whether a word says what is computed again."""
+    from llamatrain.graph.policy import is_policy
 
-    return text in (AUTO, *POLICIES) or (text.isdecimal() and len(text) < 7)
+    return text == AUTO or is_policy(text)
 
 
 @dataclass(frozen=True)
@@ -174,14 +175,22 @@ class TrainOptions(Checked, panel="Training"):
     remat: Annotated[
         str,
         Option(
-            "Computed again instead of kept: none, light, block, optimal, a number of blocks; auto: light, or what memory needs.",
+            "Made again, not kept: none, light, block, optimal, so many blocks, block:3,wide:2; auto: light, or what fits best.",
             panel=MEANS,
             unit="WHAT",
-            accepts=is_policy,
-            takes=f"none, light, block, optimal, {AUTO} or a number of blocks",
+            accepts=is_recomputed,
+            takes=f"none, light, block, optimal, {AUTO}, a number of blocks, or such as block:3,wide:2",
         ),
     ] = "auto"
-    memory: Annotated[Size | None, Option("The most that the run may take, such as 6GB; else what is free.", panel=MEANS)] = None
+    memory: Annotated[
+        Size | None,
+        Option(
+            "The most that the run may take, such as 6GB; else what is free.",
+            panel=MEANS,
+            accepts=lambda size: size >= LEAST,
+            takes="a size, such as 6GB",
+        ),
+    ] = None
     kernels: Annotated[
         Literal["cpu", "reference"],
         Option("Compiled kernels, or the plain numpy ones that define them.", panel=MEANS),
@@ -253,7 +262,9 @@ PASSING: dict[str, Any] = {"max_time": None, "profile": False}  # of these, what
 class PlaceOptions(Checked, panel="Where it lives"):
     """Where a run lives, and what it goes on from. These are not kept with it."""
 
-    out: Annotated[Path | None, Option("The folder of the run; else a new one, runs/<command>-<n>.", unit="FOLDER")] = None
+    out: Annotated[
+        Path | None, Option("The folder of the run; else a new one, runs/<command>-<n>.", unit="FOLDER", short="o")
+    ] = None
     overwrite: Annotated[bool, Option("Replace the run that is in the folder --out.")] = False
     resume: Annotated[
         Path | None,
@@ -273,6 +284,10 @@ class PlaceOptions(Checked, panel="Where it lives"):
     ] = None
     only_write_model: Annotated[bool, Option("Write the model of a checkpoint, and train nothing.")] = False
     config: Annotated[Path | None, Option("Read options from this TOML file; those given here win.")] = None
+    quiet: Annotated[bool, Option("Say nothing but what went wrong.", short="q")] = False
+    verbose: Annotated[
+        bool, Option("Say each step, and each option as it was resolved.", short="v", excludes=(("quiet", "say more, or less"),))
+    ] = False
 
 
 # ---- options that would do nothing -----------------------------------------

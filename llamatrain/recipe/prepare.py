@@ -21,10 +21,9 @@ from llamatrain.machine.world import world
 from llamatrain.model import hyperparameters
 from llamatrain.model.teacher import Teacher
 from llamatrain.recipe.asked import Asked
-from llamatrain.recipe.data import TrainingData, data_of, sine_of
+from llamatrain.recipe.data import TrainingData, check_begin, data_of, sine_of
 from llamatrain.recipe.fitting import Extent, Fitted, fitted
 from llamatrain.recipe.limits import check_held
-from llamatrain.recipe.memory import Way
 from llamatrain.recipe.model import OWN_SIZE, Model, check_taught, model_for
 from llamatrain.recipe.options import PASSING
 from llamatrain.recipe.request import Request
@@ -80,8 +79,8 @@ def begun(request: Request) -> tuple[Asked, Sources, list[str]]:
 
 
 def prepare(asked: Asked, sources: Sources, peft: Path | None, notes: list[str], given: Collection[str]) -> Prepared:
-    check_held(asked.train.memory)
-    check_loggers(asked.run.log)
+    with world().agreed():
+        check(asked)
     with phase("tokenizer"):
         model = model_for(asked, sources, given)
     teacher = teacher_for(asked, model, sources)
@@ -118,6 +117,14 @@ def prepare(asked: Asked, sources: Sources, peft: Path | None, notes: list[str],
         samples=samples,
         notes=(*notes, *remarks(resolved, found, sources, model, target)),
     )
+
+
+def check(asked: Asked) -> None:
+    """What is found out in no time."""
+    check_held(asked.train.memory)
+    check_loggers(asked.run.log)
+    if asked.files:
+        check_begin(asked.files, asked.data, asked.preference.compare)
 
 
 def teacher_for(asked: Asked, model: Model, sources: Sources) -> Teacher | None:
@@ -159,11 +166,20 @@ def remarks(resolved: Resolved, found: Fitted, sources: Sources, model: Model, t
         yield "the adapter is for the base with this rope and epsilon: it is to be run with the same"
 
 
-def planned(request: Request, graphs: bool = True, ranks: int = 0) -> tuple[Way, Asked, str | None]:
-    """How a run would be run, on so many ranks; what is asked of it in the end; and why it would not be run, if so. Its text is
-    not read, and nothing is written."""
+@dataclass(frozen=True, kw_only=True)
+class Foreseen:
+    """How a run would be run, and what is asked of it in the end."""
+
+    fitted: Fitted
+    asked: Asked
+    batches: int  # of a step
+    steps: int | None  # that are to come; how many an epoch has is not known before its text is read
+
+
+def planned(request: Request, graphs: bool = True, ranks: int = 0) -> Foreseen:
+    """On so many ranks. The text is not read, and nothing is written."""
     with request.telling():
-        return way_of(request, graphs, ranks)
+        return foreseen(request, graphs, ranks)
 
 
 JOINED = 20 * 10**6  # bytes that MPI takes of each process that it joins
@@ -176,12 +192,12 @@ def unread_of(model: Model, sources: Sources) -> int:
     return 0 if sources.base or not model.tokenizer else TOKEN * (model.h.vocab - len(model.tokenizer))
 
 
-def way_of(request: Request, graphs: bool, ranks: int) -> tuple[Way, Asked, str | None]:
+def foreseen(request: Request, graphs: bool, ranks: int) -> Foreseen:
     given = request.given
     asked, sources, _ = begun(request)
     check_held(asked.train.memory)
     named = [file for file in asked.files if file != "-"]
-    files = find_data(named) if named else None
+    files = find_data(named, raw=asked.data.raw) if named else None
     plain = all(source.kind == "text" for source in (files.sources if files else ()))
     whole = plain and not asked.data.pattern
     model = model_for(asked, sources, given, read=False)
@@ -199,7 +215,8 @@ def way_of(request: Request, graphs: bool, ranks: int) -> tuple[Way, Asked, str 
     )
     refuse = asked.train.memory is not None  # else it is told what would be needed
     found = fitted(resolved, target_of(asked, model, sources, None), extent, refuse)
-    return found.way, asked, found.excess
+    steps = None if asked.train.epochs is not None else max(0, resolved.iters - sources.step)
+    return Foreseen(fitted=found, asked=asked, batches=resolved.asked.train.grad_acc, steps=steps)
 
 
 # ---- files -----------------------------------------------------------------
@@ -212,7 +229,7 @@ def read_by(asked: Asked, sources: Sources, config: Path | None) -> Iterator[Pat
     for adapter in asked.adapters:
         yield from adapter.iterdir() if adapter.is_dir() else (adapter,)
     for names in (asked.files, asked.data.val):
-        found = find_data(names) if names else None
+        found = find_data(names, raw=asked.data.raw) if names else None
         yield from (source.path for source in ((*found.sources, *found.offered) if found else ()))
 
 

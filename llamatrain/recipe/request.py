@@ -1,6 +1,7 @@
 """What a user said, on a command line, in a file of `--config` or from Python, as a run that can be begun."""
 
 import os
+import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -10,9 +11,11 @@ from typing import Any
 
 from llamatrain.adapters.options import LoraOptions
 from llamatrain.config.file import BaseArgument, DataArgument, read_config, told_there
+from llamatrain.config.missing import missing_model
 from llamatrain.config.options import Checked, OptionError, build, declared, flag_of, respelt
 from llamatrain.data.options import DataOptions
 from llamatrain.errors import FileError, UsageError
+from llamatrain.files.others import folder_told
 from llamatrain.model.options import BYTES, ModelOptions
 from llamatrain.optim import registry
 from llamatrain.recipe.asked import OF, PARTS, Asked
@@ -169,11 +172,9 @@ def named(
                 raise UsageError(f"{flag_of(name)} writes the {made} of a checkpoint: name it with --resume or --checkpoint-in")
         if not base:
             raise UsageError("no model: name a GGUF file, and the data to train on")
-        if not data:
-            raise UsageError(f"no data to train {base} on: name files (text, JSON, CSV, Parquet), folders, globs, or -")
-    if base is not None and (Path(base).is_dir() or not Path(base).exists()):
-        found = "this is a folder" if Path(base).is_dir() else "no such file"
-        raise FileError(f"{base}: {found}; a GGUF model is needed first, and then the data")
+    check_model(base, data)
+    if base and not data and not place.resume and not place.checkpoint_in:
+        raise UsageError(f"no data to train {base} on: name files (text, JSON, CSV, Parquet), folders, globs, or -")
     options = asked_of("finetune", data, base or "", values, given, place.resume is not None)
     if options.train.loss != "cross-entropy":
         raise UsageError("--loss squared-error is for the sine wave only")
@@ -183,6 +184,21 @@ def named(
         told = f"{train.optimizer} is for whole matrices: --full trains those, an adapter takes adamw"
         raise OptionError(lambda spelt: f"{spelt('optimizer')} {told}")
     return options, place
+
+
+def check_model(base: str | None, data: Sequence[str], command: str = "finetune") -> None:
+    """What comes first is a model, before anything is read of what follows."""
+    if base is None or is_gguf(base):
+        return
+    if model := next((each for each in data if is_gguf(each)), None):
+        rest = shlex.join([base, *(each for each in data if each != model)])
+        raise UsageError(
+            f"{base} is no model, and {model} is one, which comes first: llamatrain {command} {shlex.quote(model)} {rest}"
+        )
+    if Path(base).is_dir():
+        raise FileError(folder_told(Path(base)))
+    if not Path(base).exists():
+        raise missing_model(Path(base))
 
 
 def check_whole(base: str | None, given: set[str], place: PlaceOptions) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from llamatrain.config.missing import missing
 from llamatrain.config.options import flag_of
 from llamatrain.config.words import LINE, cut
 from llamatrain.data.sources import check_kept
@@ -63,6 +64,8 @@ def resumed_of(place: PlaceOptions, command: str) -> Resumed | None:
     path = place.resume or place.checkpoint_in
     if path is None or (not place.resume and open_gguf(path).kind != "checkpoint"):
         return None
+    if not path.exists():
+        raise missing(path)
     checkpoint, found, notes = RunFolder.newest(path)
     kept = checkpoint.options.get("command", COMMANDS.get(checkpoint.kind))
     if kept != command:

@@ -22,9 +22,9 @@ from llamatrain.recipe.asked import Asked
 from llamatrain.recipe.assembled import loop_of, programs_of, trained_in
 from llamatrain.recipe.beside import Outs, check
 from llamatrain.recipe.ending import tell_best, tell_end
-from llamatrain.recipe.header import facts
+from llamatrain.recipe.header import facts, in_a_line
 from llamatrain.recipe.interrupts import Interrupts
-from llamatrain.recipe.logged import metrics_of
+from llamatrain.recipe.logged import metrics_of, page_of
 from llamatrain.recipe.model import model_for
 from llamatrain.recipe.options import PlaceOptions
 from llamatrain.recipe.prepare import Prepared, begun, config_of, peft_folder, prepare, read_by
@@ -81,7 +81,7 @@ def trained(request: Request, interrupts: Interrupts) -> Finished:
                 prepared = prepare(asked, sources, peft, [*notes, *more], given)
                 compare(prepared)
                 settle(prepared, folder, place.config)
-                return run(prepared, folder, interrupts)
+                return run(prepared, folder, interrupts, place.verbose)
             finally:
                 folder.discard()
 
@@ -212,15 +212,17 @@ def settle(prepared: Prepared, folder: RunFolder, config: Path | None) -> None:
 # ---- the run ---------------------------------------------------------------
 
 
-def run(prepared: Prepared, folder: RunFolder, interrupts: Interrupts) -> Finished:
+def run(prepared: Prepared, folder: RunFolder, interrupts: Interrupts, verbose: bool = False) -> Finished:
     resolved, target, leaves, metrics = prepared.resolved, prepared.target, prepared.fitted.leaves, metrics_of(prepared, folder)
 
     def command() -> str:  # as the folder is called by then
         return to_go_on(prepared, folder.path)
 
-    console, every = None if is_shown() else nobody(), prepared.kept.run.report_every or None
+    console, every = None if is_shown() else nobody(), prepared.kept.run.report_every or (1 if verbose else None)
     with Report(metrics, iters=resolved.iters, every=every, console=console) as report:
-        report.header(facts(prepared, folder.path))
+        report.page = page = page_of(prepared, folder, metrics)
+        options = [("options", in_a_line(config_of(prepared.kept)))] if verbose else []
+        report.header([*facts(prepared, folder.path), *options], prepared.fitted.way.needs.total)
         for line in prepared.notes:
             report.say(f"note: {line}")
         programs = programs_of(prepared)
@@ -240,6 +242,7 @@ def run(prepared: Prepared, folder: RunFolder, interrupts: Interrupts) -> Finish
             report.end(folder.path)
             keeper.end(loop.state)
         keep_trace(prepared.kept.command, folder, report.warn)
+        page.end(outcome.reason)
     result, steps = folder.path / target.result, loop.state.counters.step
     tell_end(result.stem, [result, *saver.outs.newest], outcome, command())
     best = tell_best(loop.state, folder, prepared.kept.base if target.kind == "finetune_lora" else "")

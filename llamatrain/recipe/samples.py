@@ -72,7 +72,7 @@ class Texts:
 
     def show(self, step: int, leaves: Leaves, parts: Arrays, report: Report) -> None:
         options = SamplingOptions(n=TOKENS, seed=mix(self.seed, step) >> 33)
-        ends = {self.tokenizer.eos, self.tokenizer.eot, *range(len(self.tokenizer), self.h.vocab)}  # the last stand for no text
+        ends = {*self.tokenizer.ends.all, *range(len(self.tokenizer), self.h.vocab)}  # the last stand for no text
         made = Generation(self._decoder(leaves, parts), self.prompt, options, ends)
         words = StreamDecoder(self.tokenizer)
         start = self.tokenizer.decode(self.prompt, special=False).decode("utf-8", "replace")

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from llamatrain.config.options import COUNT
+from llamatrain.graph.policy import NAMED
 from llamatrain.recipe.asked import Asked
 from llamatrain.recipe.deep import alike, shallow
 from llamatrain.recipe.memory import Way
@@ -106,7 +107,7 @@ class Effort:
 
 def effort_of(setting: Setting, policy: Policy, speeds: Speeds) -> Effort:
     """All grows evenly with rows and with layers, so that few of either will do."""
-    if setting.h.layers > 2 and not isinstance(policy, int) and alike(setting):
+    if setting.h.layers > 2 and str(policy) in NAMED and alike(setting):
         one, two = (vars(_effort_of(shallow(setting, layers), policy, speeds)) for layers in (1, 2))
         more = setting.h.layers - 1
         return Effort(**{name: value + more * (two[name] - value) for name, value in one.items()})
@@ -131,6 +132,7 @@ def foretold(way: Way, asked: Asked, bits: float) -> Foretold:
     most = setting.batch if way.splits > 1 else asked.train.batch
     step = OneStep(asked=asked, trained=trained, wire=2 if setting.half_wire else FLOAT, most=most)
     speeds = speeds_for(setting)
+    assert speeds  # here all may be compiled
     shared, optimizer = replace(setting, groups=1, ranks=1), setting.optimizer
     assert optimizer
     own = gradients_of(asked.train, optimizer, reads_base=asked.command == "finetune" and not asked.tune.full)

@@ -12,13 +12,15 @@ from typing import NamedTuple
 
 import numpy as np
 
+from llamatrain.engine.backend import kind_of
 from llamatrain.engine.program import Program
 from llamatrain.engine.recorder import Recorder, recording
 from llamatrain.graph.tensor import F32, DType, Node, Tensor, leaves_of, nodes_of, parameter, state
-from llamatrain.graph.work import work_of
+from llamatrain.graph.work import Work, work_of
 from llamatrain.machine.cachefolder import wanted
-from llamatrain.machine.code import cache_key
+from llamatrain.machine.code import cache_key, code, missing
 from llamatrain.machine.kept import Shelf, name_of, sealed
+from llamatrain.machine.threads import Table
 from llamatrain.machine.units import cores, processor
 from llamatrain.model.architectures import USUAL, find
 from llamatrain.model.hyperparameters import Hyperparameters
@@ -30,20 +32,26 @@ from llamatrain.recipe.tempo import least_squares
 from llamatrain.train.graphs import Graph, RunGraphs, Setting
 
 DAY = 86400.0  # seconds that a measurement serves
-MOMENT = 0.25  # seconds that a model is trained again and again
+MOMENT = 0.12  # seconds that a model is trained again and again
 LONG = 1.0  # of once: then that will do
 RANK = 8
-SIZES = ((512, 8, 1536, 8192, 256, 1), (256, 8, 768, 16384, 64, 1), (32, 4, 96, 64, 32, 4))  # embd, heads, ff, vocab, row, rows
-BLOCK = 256  # weights that some types hold together: no row of theirs is shorter
+SIZES = (  # embd, heads, ff, vocab, row, rows
+    (512, 8, 1536, 2048, 128, 1),
+    (256, 4, 768, 8192, 32, 2),
+    (256, 8, 512, 256, 512, 2),
+    (64, 4, 192, 1024, 128, 4),
+    (32, 4, 96, 64, 32, 4),
+)
+BLOCKS = (*SIZES[:3], (256, 16, 256, 512, 128, 4), (256, 4, 256, 64, 32, 2))  # of a base whose rows are whole blocks
 ANY = ""  # in the place of an op's name: one that moves memory
 
-Cost = tuple[float, float, float]  # seconds of a call, of an operation, of a byte
+Cost = Sequence[float]  # seconds of a call, and of each thing that Work counts
 
 
 class OpSeen(NamedTuple):
     name: str
-    flops: int
-    moved: int
+    kind: str  # with the types that it reads
+    work: Work
     seconds: float
 
 
@@ -55,9 +63,8 @@ class Speeds:
     def of(self, node: Node) -> float:
         if node.op.layout or not any(output.size for output in node.outputs):
             return 0.0
-        work = work_of(node)
-        call, flop, byte = self.costs.get(node.op.name) or self.costs[ANY]
-        return call + flop * work.flops + byte * work.moved
+        cost = self.costs.get(typed(node)) or self.costs.get(node.op.name) or self.costs[ANY]
+        return sum(each * much for each, much in zip(cost, counted(work_of(node)), strict=False))
 
     def of_graph(self, graph: Graph) -> float:
         """The seconds that all of it takes."""
@@ -67,11 +74,20 @@ class Speeds:
         return self.costs[ANY][2] * moved
 
 
-def speeds_for(setting: Setting) -> Speeds:
-    """Of a model of its kind: those that were measured within a day, or now."""
-    base = frozen_type(setting)
-    how = (setting.precision, setting.threads, setting.kernels, base.name if base else "")
-    facts = repr((processor().name, cores(), cache_key(), *how, SIZES))
+def typed(node: Node) -> str:
+    return f"{node.op.name} {' '.join(source.dtype.name for source in node.sources[:3])}"
+
+
+def counted(work: Work) -> tuple[int, ...]:
+    return 1, work.flops, work.moved, work.made, work.powers, work.unpacked
+
+
+def speeds_for(setting: Setting) -> Speeds | None:
+    """Of a model of its kind: those that were measured within a day, or now. Where nothing may be compiled that would have to be,
+    they are not known."""
+    base, rule = frozen_type(setting), setting.rule
+    how = (setting.precision, setting.threads, kind_of(setting.kernels), setting.flash, base.name if base else "")
+    facts = repr((processor().name, cores(), cache_key(), *how, type(rule).__name__, SIZES, BLOCKS))
     shelf, name = Shelf(wanted("speeds")), name_of(f"speeds-{setting.precision}-{setting.threads}", facts)
     if kept := shelf.take(name, facts):
         with suppress(ValueError, TypeError):
@@ -79,7 +95,8 @@ def speeds_for(setting: Setting) -> Speeds:
             if 0 <= time.time() - found.when < DAY:
                 return found
     made = measured(setting, base)
-    shelf.put(name, sealed(facts, json.dumps(asdict(made)).encode()))
+    if made:
+        shelf.put(name, sealed(facts, json.dumps(asdict(made)).encode()))
     return made
 
 
@@ -95,25 +112,25 @@ def frozen_type(setting: Setting) -> DType | None:
 # ---- measuring -------------------------------------------------------------
 
 
-def measured(setting: Setting, base: DType | None) -> Speeds:
-    models = [small(setting, base, size) for size in SIZES if base is None or size[0] >= BLOCK]
+def measured(setting: Setting, base: DType | None) -> Speeds | None:
+    models = [small(setting, base, size) for size in (BLOCKS if base else SIZES)]
     seen = [each for model in models for each in timed(model)]
-    return Speeds(fitted(seen), time.time())
+    return Speeds(fitted(seen), time.time()) if any(each.work.flops for each in seen) else None
 
 
 def fitted(seen: Iterable[OpSeen]) -> dict[str, Cost]:
     groups: dict[str, list[OpSeen]] = {}
     for each in seen:
         groups.setdefault(each.name, []).append(each)
-        if not each.flops:
+        groups.setdefault(each.kind, []).append(each)
+        if not each.work.flops:
             groups.setdefault(ANY, []).append(each)
     return {name: cost_of(group) for name, group in groups.items()}
 
 
 def cost_of(group: Sequence[OpSeen]) -> Cost:
-    columns: list[list[float]] = [[1.0] * len(group), [each.flops for each in group], [each.moved for each in group]]
-    call, flop, byte = least_squares(columns, [each.seconds for each in group])
-    return float(call), float(flop), float(byte)
+    columns = list(zip(*(counted(each.work) for each in group), strict=True))
+    return [float(each) for each in least_squares(columns, [each.seconds for each in group])]
 
 
 def small(setting: Setting, base: DType | None, size: Sequence[int]) -> Setting:
@@ -142,7 +159,9 @@ def small(setting: Setting, base: DType | None, size: Sequence[int]) -> Setting:
         precision=setting.precision,
         threads=setting.threads,
         kernels=setting.kernels,
-        optimizer=AdamW(),
+        flash=setting.flash,
+        optimizer=setting.rule or AdamW(),
+        gradients="flat" if batch > 1 else "arena",
     )
 
 
@@ -159,9 +178,14 @@ def adapted(h: Hyperparameters, base: DType) -> Weights:
 def timed(setting: Setting) -> Iterator[OpSeen]:
     """Over zeros, which take as long as anything else: each op's least seconds, as others may be at work here."""
     graphs, length = RunGraphs(setting), setting.positions
-    made = [graphs.gradients(length, True), graphs.gradients(length, False), graphs.update(length)]
+    made = [graphs.gradients(length, True), graphs.update(length)]
+    if setting.gradients == "flat":
+        made.insert(1, graphs.gradients(length, False))
+    weights = zeros_of(made)
     with recording(recorder := Recorder()):
-        programs = [Program(graphs.plan(graph), zeros_of(graph), setting.backend) for graph in made]
+        programs = [Program(graphs.plan(graph), held_in(graph, weights), setting.backend) for graph in made]
+    if code.idle and any(map(lacks, programs)):
+        return
     for program in programs:
         program.ready()
     runs = list[list[float]]()
@@ -175,11 +199,20 @@ def timed(setting: Setting) -> Iterator[OpSeen]:
         if time.perf_counter() - start > LONG:
             break
     for op, seconds in zip(recorder.ops, np.min(runs, axis=0), strict=True):
-        yield OpSeen(op.node.op.name, op.work.flops, op.work.moved, max(float(seconds), 1e-9))
+        yield OpSeen(op.node.op.name, typed(op.node), op.work, max(float(seconds), 1e-9))
 
 
-def zeros_of(graph: Graph) -> dict[Tensor, np.ndarray]:
-    """For weights that are not trained, which are held as their type has it."""
-    return {
-        each: np.zeros(each.dtype.held(each.shape), each.dtype.numpy) for each in leaves_of(graph.outputs) if each.role == "state"
-    }
+def lacks(program: Program) -> bool:
+    """Whether something that it calls would have to be compiled."""
+    tables = (part for stretch in program.stretches for part in stretch.parts if isinstance(part, Table))
+    return bool(missing(call.entry for table in tables for call in table.calls))
+
+
+def zeros_of(graphs: Iterable[Graph]) -> dict[Tensor, np.ndarray]:
+    """For weights, which are held once, and as their type has it."""
+    leaves = {each for graph in graphs for each in leaves_of(graph.outputs) if each.role in ("state", "parameter")}
+    return {each: np.zeros(each.dtype.held(each.shape), each.dtype.numpy) for each in leaves}
+
+
+def held_in(graph: Graph, weights: Mapping[Tensor, np.ndarray]) -> dict[Tensor, np.ndarray]:
+    return {each: weights[each] for each in leaves_of(graph.outputs) if each in weights}

@@ -16,7 +16,7 @@ from llamatrain.files.values import Value
 from llamatrain.graph.tensor import Tensor, parameter
 from llamatrain.model import initial, load
 from llamatrain.model.frozen import copies, frozen, with_pairs
-from llamatrain.model.hyperparameters import Hyperparameters
+from llamatrain.model.hyperparameters import Hyperparameters, spare, unused
 from llamatrain.model.lora import Delta, Weights
 from llamatrain.model.transformer import parameters
 from llamatrain.recipe.sources import Sources
@@ -121,7 +121,8 @@ class EveryWeight:
         return {}
 
     def notes(self) -> Iterator[str]:
-        yield from ()
+        if self.base and (names := unused(self.base, self.h)):
+            yield spare(names, f"left out of {self.result}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from llamatrain.recipe.model import Model
 from llamatrain.recipe.resolved import precision_of
 from llamatrain.recipe.sources import Sources
 from llamatrain.recipe.target import EveryWeight, NewAdapter, Target
-from llamatrain.recipe.tuning import TuneOptions, ranks_of
+from llamatrain.recipe.tuning import FACTORS, TuneOptions, ranks_of
 
 
 def target_of(asked: Asked, model: Model, sources: Sources, peft: Path | None) -> Target:
@@ -76,7 +76,7 @@ def kept_numbers(kept: Mapping[str, Any], h: Hyperparameters, path: Path) -> Num
         raise FileError(f"{path}: its adapter is for another base")
     if not all(type(rank) is int and 1 <= rank <= 1 << 24 for rank in ranks.values()):
         raise FileError(f"{path}: the ranks of its adapter are damaged")
-    if not sound([*scales.values(), alpha]):
+    if not sound([*scales.values(), alpha]) or 0 < abs(alpha) < FACTORS[0]:
         raise FileError(f"{path}: the scales of its adapter are damaged")
     return ranks, {name: float(scale) for name, scale in scales.items()}, float(alpha)
 

@@ -1,7 +1,7 @@
 """From the lines of metrics.jsonl to what a picture of them shows: points, a smooth line through them, axes."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Self
@@ -19,7 +19,7 @@ class Series:
     values: np.ndarray
 
     @classmethod
-    def of(cls, steps: list[float], values: list[float]) -> Self:
+    def of(cls, steps: Sequence[float], values: Sequence[float]) -> Self:
         """Of a step that is there twice the last one counts."""
         x, y = np.array(steps[::-1]), np.array(values[::-1])
         x, first = np.unique(x, return_index=True)
@@ -29,6 +29,10 @@ class Series:
 
     def __len__(self) -> int:
         return len(self.steps)
+
+    def smoothed(self, low: float, high: float) -> Self:
+        """The middle of the noise, of which what lies outside of these bounds counts as they do."""
+        return type(self)(self.steps, mean_around(np.clip(self.values, low, high), len(self) // 40))
 
     def thinned(self) -> Self:
         """At most two points for each bin: where it is lowest, and where it is highest."""
@@ -57,10 +61,12 @@ class Losses:
                 if name in line:
                     steps.append(number(line["step"], 1e15))
                     values.append(number(line[name], 1e300))
-        training, validation = (Series.of(*points) for points in found.values())
+        return cls.between(*(Series.of(*points) for points in found.values()))
+
+    @classmethod
+    def between(cls, training: Series, validation: Series) -> Self:
         low, high = bounds(np.concatenate([training.values, validation.values]))
-        smooth = mean_around(np.clip(training.values, low, high), len(training) // 40)
-        return cls(training, validation, Series(training.steps, smooth), low, high)
+        return cls(training, validation, training.smoothed(low, high), low, high)
 
     @property
     def best(self) -> Series:

@@ -58,6 +58,11 @@ class Metrics:
         """The file up to a step: later lines go, and so does whatever a killed process left half written."""
         return cls(path, Path(path), step).begin()
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether there are lines of an earlier process."""
+        return self._before is not None and self._before.is_file()
+
     def begin(self) -> Self:
         self._file = self._file or self._made(self._kept())
         return self
@@ -168,14 +173,24 @@ class Metrics:
         return FileError(f"{self.path}: cannot be written: {error.strerror}")
 
 
-def lines_of(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """The lines of a file that are JSON objects with a step, as they lie there and as they read; what is no file has none."""
+def lines_of(path: Path, tell: Callable[[str], None] = lambda line: None) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """The lines of a file that are JSON objects with a step, as they lie there and as they read; what is no file has none. It is
+    told if others are among them; the last one may be half written."""
+    read, first, damaged, torn = 0, 0, 0, False
     try:
         if path.is_file():  # asked before it is opened: a pipe would wait for a writer
             with path.open("rb") as file:
-                yield from lines_in(pieces_of(file))
+                for read, piece in enumerate(pieces_of(file), 1):
+                    line = line_in(piece)
+                    if line is not None:
+                        yield piece, line
+                    else:
+                        first, damaged, torn = first or read, damaged + 1, not piece.endswith(b"\n")
     except OSError as error:
         raise FileError(f"{path}: cannot be read: {error.strerror}") from error
+    if damaged > (torn and first == read):
+        others = f", and {damaged - 1:,} others," if damaged > 1 else ""
+        tell(f"{path}: line {first:,}{others} is no figure of a step, and passed over")
 
 
 def pieces_of(file: BinaryIO) -> Iterator[bytes]:
@@ -183,8 +198,12 @@ def pieces_of(file: BinaryIO) -> Iterator[bytes]:
 
 
 def lines_in(pieces: Iterable[bytes]) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    for raw in pieces:
-        with suppress(ValueError, RecursionError):
-            line = json.loads(raw)
-            if isinstance(line, dict) and type(line.get("step")) is int:
-                yield raw, line
+    return ((raw, line) for raw in pieces if (line := line_in(raw)) is not None)
+
+
+def line_in(raw: bytes) -> dict[str, Any] | None:
+    try:
+        line = json.loads(raw.decode())
+    except (ValueError, RecursionError):
+        return None
+    return line if isinstance(line, dict) and type(line.get("step")) is int else None

@@ -22,16 +22,16 @@ from llamatrain.machine.terminal import displaying
 from llamatrain.report import curve, svg
 from llamatrain.report.console import stderr
 from llamatrain.report.events import Score, StepLine
-from llamatrain.report.lines import GAP, Segment, assembled, fitted, width_of
+from llamatrain.report.lines import GAP, Segment, assembled, fitted
+from llamatrain.report.live import RECENT, Display, Progress
 from llamatrain.report.losses import Losses
 from llamatrain.report.metrics import Metrics
-from llamatrain.report.numbers import Pace, amount, duration, stride, time_of_step
+from llamatrain.report.numbers import amount, duration, stride, time_of_step
+from llamatrain.report.run_page import RunPage
 from llamatrain.report.scores import figures_of, place_of, rewards_of, scores_of, summary
 
 PAUSE, PATIENCE = 1.0, 300.0  # seconds between lines: at least, at most
-RECENT = 32  # steps whose tokens a second are looked at
 SAMPLE_SIGNS, SAMPLE_LINES = 1000, 12
-BAR = 32  # signs
 REFRESH = 4  # times a second
 
 
@@ -41,6 +41,8 @@ class Report:
     Without `every`: each step of a short run, each 2nd, 5th, 10th ... of a longer one, so that there are 150 lines at most,
     and no more than one a second; but after five minutes without a line there is one.
     """
+
+    page: RunPage | None = None  # that is drawn at each save
 
     def __init__(
         self,
@@ -57,18 +59,14 @@ class Report:
         self._every = every or stride(iters)
         self._pause, self._patience = (0.0, math.inf) if every else (PAUSE, PATIENCE)
         self._clock = clock
-        self._begun = clock()
-        self._pace = Pace()
-        self._speeds, self._seconds = deque[float](maxlen=RECENT), deque[float](maxlen=RECENT)
-        self._done = 0
-        self._last: StepLine | None = None
+        self._progress = Progress(iters=iters, begun=clock())
+        self._seconds = deque[float](maxlen=RECENT)
         self._printed, self._printed_at = -1, -math.inf  # the first step's line is due
-        self._doing = self._saved = ""
-        self._scored: Score | None = None  # the last
         self.warnings: list[str] = []
         self._waves: tuple[tuple[float, ...], tuple[float, ...]] | None = None
         fine = self.console.encoding.startswith("utf") and os.environ.get("TERM") != "linux"  # whose font has no braille
         self._signs = curve.FINE if fine else curve.PLAIN
+        self._shown = Display(self._progress, self._signs)
         self._standing = ExitStack()
         self._live: Live | None = None
         if self.console.is_interactive:
@@ -82,8 +80,9 @@ class Report:
 
     # ---- what is said ------------------------------------------------------
 
-    def header(self, facts: Sequence[tuple[str, str]]) -> None:
-        """Names and values; with them the progress display begins."""
+    def header(self, facts: Sequence[tuple[str, str]], planned: int = 0) -> None:
+        """Names and values; with them the progress display begins, which shows the bytes that are planned."""
+        self._progress.planned = planned
         margin = max((len(name) for name, _ in facts), default=0) + len(GAP)
         for name, value in facts:
             lines = Text(self._safe(value)).wrap(self.console, max(16, self.console.width - margin))
@@ -102,7 +101,9 @@ class Report:
 
     def sample(self, step: int, text: str) -> None:
         """A text that the model wrote, set off from the lines around."""
-        self._doing = ""
+        self._progress.doing = ""
+        if self.page:
+            self.page.sample(step, text)
         cut = text[:SAMPLE_SIGNS]
         shown = printable(cut + "..." * (cut != text), self.console.encoding, keep="\n\t").expandtabs(4)
         bar = f"{self._signs.left[0]} "
@@ -115,12 +116,16 @@ class Report:
 
     def wave(self, target: Sequence[float], model: Sequence[float]) -> None:
         """Two waves between -1 and 1: on a terminal above the progress, drawn anew each time; elsewhere where they changed."""
+        if self.page:
+            self.page.wave(self._progress.done, target, model)
         before, self._waves = self._waves, (tuple(target), tuple(model))
         if not self._live and self._waves != before:
             self._print(self._drawn_waves())
 
     def saved(self, step: int, path: str) -> None:
-        self._doing, self._saved = "", f"saved at {step}"
+        self._progress.doing, self._progress.saved = "", f"saved at {step}"
+        if self.page:
+            self.page.saved()
         if not self._live:
             self.say(f"saved at step {step}: {path}")
 
@@ -129,13 +134,13 @@ class Report:
 
     def evaluating(self, what: str = "validating") -> None:
         """What goes on between two steps, for the progress display."""
-        self._doing = self._safe(what)
+        self._progress.doing = self._safe(what)
 
     # ---- steps -------------------------------------------------------------
 
     def resumed(self, step: int) -> None:
         """So many steps were done before."""
-        self._done = step
+        self._progress.done = step
 
     def step(self, line: StepLine) -> None:
         facts = {"step": line.step, "loss": line.loss, "lr": line.lr, "grad_norm": line.grad_norm, "tokens": line.tokens}
@@ -146,16 +151,15 @@ class Report:
         facts["total_seconds"] = line.total_seconds and round(line.total_seconds, 6)
         self.metrics.write({name: value for name, value in facts.items() if value is not None or name == "loss"})
         now = self._clock()
-        self._speeds.append(line.tokens_per_second)
         self._seconds.append(line.seconds)
-        self._pace.mark(now, line.step)
-        self._done, self._last, self._doing = line.step, line, ""
+        self._progress.step(line, now)
         waited = now - self._printed_at
         if (line.step % self._every == 0 and waited >= self._pause) or waited >= self._patience or line.step == self.iters:
             self._print_step(line)
 
     def validation(self, step: int, score: Score, best: bool = False) -> None:
-        self._doing, self._scored = "", score
+        self._progress.doing, self._progress.scored = "", score
+        self._progress.lowest = min(self._progress.lowest, score.loss)
         self.metrics.write(figures_of(step, score, best))
         pieces = [Segment(" val", self._place(step), 9), *scores_of(score, self.console.encoding)]
         pieces += [Segment("", "best", 4)] if best else []
@@ -174,13 +178,15 @@ class Report:
                 file.write(svg.picture(losses, str(folder)).encode())
         except FileError as error:  # the run itself is well, and nothing that it made is lost
             self.warn(str(error))
-        if self._last and self._last.total_seconds is not None:
-            self.say(summary(self._last, self._last.total_seconds, self._scored, self.console.encoding))
+        if (last := self._progress.last) and last.total_seconds is not None:
+            self.say(summary(last, last.total_seconds, self._progress.scored, self.console.encoding))
 
     def close(self) -> None:
         try:
             self._take_down()
         finally:
+            if self.page:
+                self.page.close()
             self.metrics.close()
 
     def __enter__(self) -> Self:
@@ -211,7 +217,7 @@ class Report:
     def _print_step(self, line: StepLine) -> None:
         now = self._clock()
         self._printed, self._printed_at = line.step, now
-        left = self._pace.left(now, self.iters)
+        left = self._progress.pace.left(now, self.iters)
         norm = "" if line.grad_norm is None else f"{line.grad_norm:.3f}" if line.grad_norm < 100 else f"{line.grad_norm:.2g}"
         pieces = [
             Segment("step", self._place(line.step), 9),
@@ -220,16 +226,13 @@ class Report:
             Segment("lr", f"{line.lr:.2e}", 3),
             *([Segment("norm", f"{norm:>6}", 2)] if norm else []),
             *place_of(line),
-            Segment("", f"{self._speed():>7,.0f} tok/s", 5),
+            Segment("", f"{self._progress.speed:>7,.0f} tok/s", 5),
             *([Segment("", f"{time_of_step(median(self._seconds)):>8}/step", 2)] if line.total_seconds is not None else []),
-            Segment("", f"{duration(now - self._begun):>5}", 4),
+            Segment("", f"{duration(now - self._progress.begun):>5}", 4),
             *([] if left is None else [Segment("", f"{duration(left):>5} left", 6)]),
         ]
         self._print(assembled(fitted(pieces, self._width)))
         self._show()
-
-    def _speed(self) -> float:
-        return median(self._speeds)
 
     def _drawn_waves(self) -> Text:
         return curve.draw_waves(*(self._waves or ((), ())), self.console.width, self._signs)
@@ -242,33 +245,15 @@ class Report:
     def _take_down(self) -> None:
         """The display goes; the line of the last step stays."""
         try:
-            if self._last and self._last.step != self._printed:
-                self._print_step(self._last)
+            if (last := self._progress.last) and last.step != self._printed:
+                self._print_step(last)
         finally:
             self._standing.close()
             if self._live:
                 self._live.stop()
 
     def _display(self) -> Group:
-        """What stands below the lines; drawn by a thread of its own, so it only reads."""
-        now, last = self._clock(), self._last
-        left = self._pace.left(now, self.iters)
-        pieces = [
-            Segment("", f"{self._done}/{self.iters}", 10),
-            *([Segment("loss", amount(last.loss), 8), Segment("", f"{self._speed():,.0f} tok/s", 5)] if last else []),
-            Segment("", duration(now - self._begun), 7),
-            *([] if left is None else [Segment("", f"{duration(left)} left", 9)]),
-            *([Segment("", self._doing or self._saved, 3, "green")] if self._doing or self._saved else []),
-        ]
-        width = self.console.width - 1
-        kept = fitted(pieces, width)
-        text = self._bar(min(BAR, width - width_of(kept) - 2)).append_text(assembled(kept))
-        waves = [self._drawn_waves()] if self._waves and self.console.height > curve.WAVE_ROWS + 4 else []
-        return Group(*waves, text)
-
-    def _bar(self, width: int) -> Text:
-        if width < 6:
-            return Text(no_wrap=True)
-        done, to_do = "━─" if self._signs is curve.FINE else "#-"
-        full = min(width, width * self._done // max(self.iters, 1))
-        return Text(done * full, "cyan", no_wrap=True).append(to_do * (width - full) + GAP, "bright_black")
+        """Drawn by a thread of its own, so it only reads."""
+        width, height = self.console.width - 1, self.console.height
+        waves = [self._drawn_waves()] if self._waves and height > curve.WAVE_ROWS + 6 else []
+        return Group(*waves, *self._shown.lines(self._clock(), width, height - len(waves) * (curve.WAVE_ROWS + 1)))

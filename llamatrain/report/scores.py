@@ -56,7 +56,8 @@ def summary(line: StepLine, seconds: float, score: Score | None, encoding: str) 
     seen = ""
     if line.epoch and line.sample and line.samples:
         seen = f", {line.epoch - 1 + line.sample / line.samples:.4g} times through {line.samples:,} samples"
-    told = f"{line.step:,} steps{seen}, {line.tokens:,} tokens in {duration(seconds)}, {time_of_step(seconds / line.step)} each"
+    steps = f"{line.step:,} step{'s' * (line.step != 1)}"
+    told = f"{steps}{seen}, {line.tokens:,} tokens in {duration(seconds)}, {time_of_step(seconds / line.step)} each"
     if score:
         told += f"; validation loss {amount(score.loss)}{spread(amount, score.loss_error, encoding)}"
         told += "" if score.margin is None else f", margin {score.margin:.4f}"

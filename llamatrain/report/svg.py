@@ -1,10 +1,9 @@
 """loss.svg: the losses of a run as a picture that needs nothing else, on light and dark pages."""
 
 from collections.abc import Iterator
-from html import escape
 
-from llamatrain.machine.printable import printable
 from llamatrain.report.losses import Losses, Series, ticks
+from llamatrain.report.marks import marked
 from llamatrain.report.numbers import amount
 
 WIDTH, HEIGHT = 720, 400
@@ -36,8 +35,7 @@ circle.best { fill: #ea580c }
 
 def picture(losses: Losses, name: str) -> str:
     """The text of loss.svg; `name` says which run it was."""
-    title = printable(name, "utf-8")
-    title = escape(title if len(title) <= LONGEST else f"...{title[3 - LONGEST :]}")
+    title = marked(name if len(name) <= LONGEST else f"...{name[3 - LONGEST :]}")
     wide, high = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">',

@@ -6,7 +6,7 @@ few numbers of tokens; what fits none is filled up with its last token, which th
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, takewhile
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from llamatrain.sample.chain import draw
 from llamatrain.sample.options import SamplingOptions
 
 CHUNKS = (1, 8, 64)  # tokens that are fed at once
+CHANGED = -1  # no token: one that followed others once
 
 
 @dataclass(frozen=True)
@@ -56,12 +57,12 @@ class Decoder:
         With `drop_base`, the pages of a quantised weight's file are handed back after each reading.
         """
         self.h, self.ctx = h, ctx
-        self.position = 0
+        self._held: list[int] = []  # what the cache holds
         self._backend = backend_of(kernels, threads, drop_base)
         self._graphs = DecodingGraphs(h, ctx, self._backend, weights)
         leaves = {tensor: arrays[tensor.name] for tensor in self._graphs.leaves}
         self._memory = leaves | {cache: self._backend.take(cache.nbytes) for cache in self._graphs.caches}
-        self._memory[self._graphs.table] = h.rope.table(ctx)
+        self._memory[self._graphs.table] = h.table(ctx)
         self._arena = arena
         self._programs: dict[int, tuple[Decoding, Program]] = {}
 
@@ -86,7 +87,18 @@ class Decoder:
 
     def reset(self) -> None:
         """Begin anew: what the cache holds is out of sight."""
-        self.position = 0
+        self._held.clear()
+
+    def rewound(self, tokens: Sequence[int]) -> int:
+        """Go back to what the cache holds of a text's beginning, and say how much that is; the last token is to be fed in any
+        case."""
+        same = (mine == given for mine, given in zip(self._held, tokens[:-1], strict=False))
+        del self._held[sum(takewhile(bool, same)) :]
+        return self.position
+
+    @property
+    def position(self) -> int:
+        return len(self._held)
 
     @property
     def room(self) -> int:
@@ -115,9 +127,9 @@ class Decoder:
         made = shift(self.h, self._graphs.caches, keep, keep + gone, self.position)
         program = Program(self._graphs.laid_out(made.moved), self._memory, self._backend)
         program.write(made.places, 0)
-        program.write(made.turn, self.h.rope.turn(gone))
+        program.write(made.turn, self.h.turn(gone, self.ctx))
         program()
-        self.position -= gone
+        self._held[keep:] = [CHANGED] * (self.position - keep - gone)
         return True
 
     def _run(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -131,7 +143,7 @@ class Decoder:
         program.write(made.starts, 0)
         program.write(made.place, taken - 1)
         program()
-        self.position += taken
+        self._held += ids[:taken].tolist()
         return program.read(made.logits)[0], ids[taken:]
 
     def _program(self, size: int) -> tuple[Decoding, Program]:
@@ -181,7 +193,7 @@ class DecodingGraphs:
 
 
 class Generation:
-    """The tokens that follow a prompt; the decoder begins anew. `ended` says why there are no more: "end", "n" or "ctx"."""
+    """The tokens that follow a prompt; `ended` says why there are no more: "end", "n" or "ctx". The decoder begins anew."""
 
     def __init__(
         self,
@@ -190,16 +202,16 @@ class Generation:
         options: SamplingOptions,
         ends: Collection[int] = (),
         keep: int | None = None,
+        again: bool = False,
     ) -> None:
         """`ends` are the tokens that end a text; they are not given. The first `keep` stay where the context is full, and older
-        ones go; without it that is the end."""
-        self.decoder, self.options, self.ends, self.keep = decoder, options, ends, keep
+        ones go; without it that is the end. `again`: what the decoder holds of the prompt is not computed again."""
+        self.decoder, self.options, self.ends, self.keep, self.again = decoder, options, ends, keep, again
         self.tokens = [int(token) for token in prompt]
         self.ended = ""
 
     def __iter__(self) -> Iterator[int]:
-        self.decoder.reset()
-        fed = 0
+        fed = self.decoder.rewound(self.tokens if self.again else ())
         for number in count():
             if number == self.options.n:
                 self.ended = "n"

@@ -2,6 +2,7 @@
 
     config.toml  metrics.jsonl  loss.svg     options, figures, curve
     metrics.csv  loggers.json                the same figures, and where else they go, if that was asked
+    report.html  samples.jsonl  report.json  its page, what it wrote so far, and what else the page shows
     trace.json                               where the time went, if that was asked
     checkpoint-<step>.gguf                   the last ones
     checkpoint-LATEST.gguf                   another name of the newest
@@ -16,11 +17,9 @@ saved nothing nothing stays, and what was there before comes back.
 """
 
 import os
-import re
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from itertools import count
 from pathlib import Path
 from typing import Self
 
@@ -50,7 +49,10 @@ from llamatrain.store.names import (
     same,
     telling,
 )
+from llamatrain.store.places import made_here, missing_above, next_folder
 from llamatrain.store.reading import read
+
+RUNS = Path("runs")
 
 
 class RunFolder:
@@ -59,6 +61,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path, self.made, self.fresh = path, False, False
         self.aside: Path | None = None
+        self.above: list[Path] = []  # folders that were made for it
         self._hold(locked(path))
         with telling(path, "what is in it cannot be seen or changed"):
             for file in files_in(path):
@@ -78,9 +81,10 @@ class RunFolder:
     @classmethod
     def new(cls, out: Path | None, command: str, overwrite: bool = False) -> Self:
         """A folder for a run that begins; without `out` the next `runs/<command>-<n>`. What is in it stays until `clear`."""
-        made = out is None or _made(out)
-        folder = cls(out or _next_folder(Path("runs"), command))
-        folder.made = made
+        above = missing_above(out or RUNS / command)
+        made = out is None or made_here(out)
+        folder = cls(out or next_folder(RUNS, command))
+        folder.made, folder.above = made, above
         with telling(folder.path, "cannot be looked into"):
             there = [] if overwrite or _is_vain(folder.path) else sorted(files_of(folder.path))
             goes_on = f"{flag_of('resume')} {folder.path} goes on with it, " if can_go_on(folder.path) else ""
@@ -123,7 +127,8 @@ class RunFolder:
                 asides.put_back(aside)
             if made:
                 self.close()  # what holds it may lie in it
-                self.path.rmdir()
+                for folder in (self.path, *self.above):
+                    folder.rmdir()
 
     def __enter__(self) -> Self:
         return self
@@ -271,29 +276,3 @@ def _check_apart(there: list[Path], sources: Iterable[Path]) -> None:
             found = source.stat()
             if (found.st_dev, found.st_ino) in taken:
                 raise FileError(f"{source}: the run would replace what it reads; give another {flag_of('out')}")
-
-
-def _made(path: Path) -> bool:
-    """See to it that a folder is there; whether it had to be made."""
-    with telling(path, "no folder can be made there"):
-        try:
-            path.mkdir(parents=True)
-        except FileExistsError:
-            if not path.is_dir():
-                raise
-            return False
-    return True
-
-
-def _next_folder(runs: Path, command: str) -> Path:
-    """The number after the highest; where another run takes it first, the one after that."""
-    name = re.compile(re.escape(command) + r"-([0-9]{1,18})")
-    with telling(runs, "no folder can be made in it"):
-        runs.mkdir(parents=True, exist_ok=True)
-        taken = [int(match[1]) for each in runs.iterdir() if (match := name.fullmatch(each.name))]
-        for number in count(max(taken, default=0) + 1):
-            with suppress(FileExistsError):
-                path = runs / f"{command}-{number}"
-                path.mkdir()
-                return path
-    raise AssertionError

@@ -134,9 +134,9 @@ def _best(gguf: Gguf, told: Any, done: int) -> Best:
             return Best()
         case {"loss": None, "step": None, "idle": int(idle)} if 0 < idle <= done + 1:
             return Best(idle=idle)
-        case {"loss": int() | float() as loss, "step": int(step), "idle": int(idle)}:
+        case {"loss": float() as loss, "step": int(step), "idle": int(idle)}:
             if math.isfinite(loss) and 0 <= step <= done and 0 <= idle <= done - step:
-                return Best(loss=float(loss), step=step, idle=idle)
+                return Best(loss=loss, step=step, idle=idle)
     raise FileError(f"{gguf.path}: training.extra does not say which validation was the best")
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from llamatrain.kernels.reference.registry import from_bf16, to_bf16
+from llamatrain.machine.launching import launch
 from llamatrain.machine.world import World
 from llamatrain.train.division import Branch, Division, joined
 from llamatrain.train.turns import Turns
@@ -35,7 +36,7 @@ class Exchange:
         """The last turn comes now."""
         self._final, self._failed = set(), None
         self._thread = threading.Thread(target=self._exchange, name="llamatrain-exchange", daemon=True)
-        self._thread.start()
+        launch(self._thread)
 
     def ready(self, bucket: int) -> None:
         """It is final, if this is the last turn."""

@@ -99,8 +99,7 @@ class Loop:
             if self._due(course.eval_every, self._over()):
                 self._validate()
             if self._due(course.sample_every, False):
-                with phase("samples"):
-                    self.show(state.counters.step)
+                self._show()
             if self._over():
                 break
             if self._asked():
@@ -186,7 +185,15 @@ class Loop:
         """The seconds it took. Until then a run that begins has nothing that is not saved, and a signal ends it at once."""
         seconds = self.programs.prepare(batches)
         self.signals.saving = True
+        if self.course.sample_every and not self.state.counters.step and not self.state.partial:
+            before = time.perf_counter()
+            self._show()  # where it begins from, once all is compiled at once
+            seconds += time.perf_counter() - before
         return seconds
+
+    def _show(self) -> None:
+        with phase("samples"):
+            self.show(self.state.counters.step)
 
     def _among(self, taken: StepTaken) -> "Among":
         """Ranks, where there are others."""

@@ -51,7 +51,7 @@ class Runner:
 
     def __init__(self, graphs: RunGraphs, arrays: Mapping[str, np.ndarray], arena: int) -> None:
         self.graphs, self.setting, self.arena = graphs, graphs.setting, graphs.setting.backend.take(arena)
-        table = self.setting.h.rope.table(self.setting.positions)
+        table = self.setting.h.table(self.setting.positions)
         self._arrays = {**arrays, graphs.table.name: table}
         self._bound: dict[tuple[str, int], Bound] = {}
         self._last: Bound | None = None

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from llamatrain.data.rows import Batch, State
+from llamatrain.machine.launching import launch
 from llamatrain.train.around import Batches
 
 READY = 4  # batches at least, and all of a step: those of a window that is packed come at once
@@ -40,7 +41,7 @@ class ReadAhead:
         self._thread = Thread(target=self._make, daemon=True)
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        launch(self._thread)
         for _ in range(self._ready):
             self._want()
         return self

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import time
 import zlib
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from torments.core import Argument, Trial, judged, kind_of, last_line
 from torments.disks import can_mount
 from torments.house import OFTEN, TINY
 from torments.processes import started
+from torments.watching import POLL
 
 LARGE = 3000  # bytes: a file with machine code in it, and not a list of such files
 COMPILING = 120.0  # seconds of the processor, where kernels are compiled again
@@ -184,7 +186,57 @@ def killed(t: Trial, place: int) -> None:
     ]
 
 
+def first(t: Trial, place: int) -> None:
+    """Two first runs at once, of a user who has no cache: both are well, and the next one compiles nothing."""
+    t.given("text.txt")
+    own = t.place / "cache"
+    words: tuple[Argument, ...] = ("from-scratch", "text.txt", *TINY, *OFTEN)
+    running = [t.start(*words, "--out", out, real=True, cache=own, seconds=1200) for out in ("a", "b")]
+    if place % 2:  # one of them goes while it compiles: what it held is the other's
+        running[0].until(lambda: "compiling" in running[0].files[1].read_text(), 30)
+        running[0].until(lambda: False, 5 * t.random.random())
+        running[0].signal(9)
+    while running[0].poll() | running[1].poll():
+        time.sleep(POLL)
+    for each in running:
+        ended = each.wait()
+        t.codes.append(ended.code)
+        t.faults += judged(ended, (0, -9) if place % 2 else (0,), memory=2e9, seconds=600)
+    ended = t.run(*words, "--out", "c", real=True, cache=own, codes=(0,))
+    t.must("compil" not in ended.err, "what was compiled is compiled again")
+    made = {gguf.parse((t.folder / out / "model.gguf").read_bytes()).data for out in ("b", "c")}
+    t.must(len(made) == 1, "other results")
+
+
+def examined(t: Trial, place: int) -> None:
+    """`doctor` looks over a cache that is damaged, and cleans it; what follows is as if nothing had been."""
+    own = t.place / "cache"
+    shutil.copytree(t.house.cache, own)
+    t.given("text.txt", "base.gguf", "chats.jsonl")
+    words: tuple[Argument, ...] = ("preview", "chats.jsonl", "--model", "base.gguf", "--json")
+    good = t.run(*words, cache=own, codes=(0,))
+    files = sorted(path for path in own.rglob("*") if path.is_file())
+    entries = [path.parent for path in own.rglob("sizes.json")]
+    damage(t, t.random.choice(files), files)
+    for entry in entries:
+        if t.random.random() < 0.5:
+            spoil(t, entry)
+    stamp = own / "llamatrain" / ".pruned"
+    stamp.unlink(missing_ok=True)
+    if how := t.random.choice(["", "a folder", "a fifo", "a link"]):
+        make_odd(stamp, how)
+    for path in own.rglob("*"):  # as old as can be: all may go
+        if place % 2 and not path.is_symlink():
+            os.utime(path, (0, t.random.choice([0, 2**40, -(2**31)])))
+    clean = ("--clean",) if place % 3 == 0 else ()
+    told = t.run("doctor", "--json", *clean, cache=own, codes=(0, 1), said=False, seconds=5)
+    t.must(told.code < 0 or json.loads(told.out or "{}"), "doctor tells no JSON")
+    ended = t.run(*words, cache=own, codes=(0,))
+    t.must(ended.out == good.out, "other results")
+
+
 KIND = kind_of(
     "caches",
-    [(kernels, 36, 1), (tokens, 60, 8), (read_only, 3, 1), (killed, 4, 0)],
+    "caches damaged, crafted, read-only, two first runs at once",
+    [(kernels, 36, 1), (tokens, 60, 3), (examined, 60, 1), (read_only, 3, 1), (killed, 4, 0), (first, 2, 0)],
 )

@@ -11,7 +11,8 @@ from typing import Any
 
 from torments.processes import Ended, Job, Running, forked, started
 
-SECONDS, MEMORY = 10.0, 300_000_000  # for any input under 10 MB
+MEASURED = 2.0  # seconds that `plan` may take to see how fast the machine is
+SECONDS, MEMORY = 2.0, 200_000_000  # of the processor, and at the peak: for whatever is small
 LONGEST_LINE = 700  # characters of what is said to have failed
 INTERRUPTED = 130
 Argument = str | int | float | Path
@@ -39,7 +40,7 @@ def judged(
     if ended.code == 0 and ended.errors:
         found.append(f"exit code 0 with an error: {ended.errors[0]}")
     found += [f"a line of {len(line)} characters: {line[:80]}" for line in ended.errors if len(line) > LONGEST_LINE]
-    if any(line.startswith("compil") for line in ended.err.splitlines()):  # once for a machine, whatever comes in
+    if ended.compiled:
         seconds = memory = math.inf
     if ended.cpu > seconds and not ended.late:
         found.append(f"took {ended.cpu:.1f} s of the processor, more than {seconds:g}")
@@ -65,6 +66,8 @@ class Trial:
     faults: list[str] = field(default_factory=list)
     story: list[str] = field(default_factory=list)
     codes: list[int] = field(default_factory=list)  # of the commands that were judged
+    longest: float = 0.0  # seconds of the processor of one of them
+    highest: int = 0  # bytes of one of them
     skipped: str = ""
 
     def __post_init__(self) -> None:
@@ -84,10 +87,17 @@ class Trial:
 
     def run(self, *words: Argument, judge: bool = True, codes: Iterable[int] = (0, 1, 2), **more: Any) -> Ended:
         """The command until its end, judged."""
-        limits = {name: more.pop(name) for name in ("seconds", "memory", "said") if name in more}
+        usual = {"seconds": SECONDS + MEASURED} if words[0] == "plan" else {}
+        limits = usual | {name: more.pop(name) for name in ("seconds", "memory", "said") if name in more}
+        before = set(self.place.iterdir())  # where temporary files are, too
         ended = self.start(*words, **more).wait()
+        if judge and ended.code >= 0:
+            left = [path.name for path in set(self.place.iterdir()) - before if path.name.startswith((".", "tmp"))]
+            self.must(not left, f"left among temporary files: {', '.join(sorted(left)[:3])} [{brief(words)}]")
         if judge:
             self.codes.append(ended.code)
+            if not ended.compiled:
+                self.longest, self.highest = max(self.longest, ended.cpu), max(self.highest, ended.peak)
             self.faults += [f"{each} [{brief(words)}]" for each in judged(ended, tuple(codes), **limits)]
         return ended
 
@@ -133,6 +143,7 @@ class Kind:
     """A way to do harm: how often it is tried, and how."""
 
     name: str
+    what: str  # it does, in a line
     count: Callable[[Any], int]  # of different trials there are, or are asked for; the house is ready then
     trial: Callable[[Trial], None]
     short: int | tuple[int, ...]  # how many of them, or which, are a little of it
@@ -141,7 +152,7 @@ class Kind:
 Attempts = Sequence[tuple[Callable[[Trial, int], None], int, int]]  # what is tried, how often, and how often in short
 
 
-def kind_of(name: str, attempts: Attempts) -> Kind:
+def kind_of(name: str, what: str, attempts: Attempts) -> Kind:
     """A kind of several attempts, one after the other; in short the first few of each."""
 
     def trial(t: Trial) -> None:
@@ -156,4 +167,4 @@ def kind_of(name: str, attempts: Attempts) -> Kind:
 
     begins = accumulate((size for _, size, _ in attempts), initial=0)
     short = (begin + n for begin, (_, _, few) in zip(begins, attempts, strict=False) for n in range(few))
-    return Kind(name=name, count=lambda _: sum(size for _, size, _ in attempts), trial=trial, short=tuple(short))
+    return Kind(name=name, what=what, count=lambda _: sum(size for _, size, _ in attempts), trial=trial, short=tuple(short))

@@ -1,26 +1,34 @@
 """Disks that are full: from some write on, for a run, its caches, an export; by a shim, a limit of the system, a small disk."""
 
 import json
+import os
 import shutil
 import subprocess
 import tomllib
+from contextlib import suppress
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from torments import kills
+from torments import kills, shim
 from torments.core import Argument, Trial, judged, kind_of, last_line
 from torments.house import OFTEN, TINY
 from torments.processes import Ended, started
 
 NAMES = ("from-scratch", "lora", "full", "resume", "export-lora")
+BYTE_TRIALS = 60  # that share the bytes of a save among them
 SPOKEN = 4096  # bytes: all that a command says is less
 
 
 def by_write(t: Trial, place: int) -> None:
-    """The n-th operation is the first that finds no room."""
-    name = NAMES[place % len(NAMES)]
-    n = t.random.randint(1, int((kills.undisturbed(t.house, name) / "operations").read_text()))
-    full(t, name, {"under": [str(t.folder)], "do": "full", "at": n})
+    """One write after the other is the first that finds no room, or not enough."""
+    name, number = NAMES[place % len(NAMES)], place // len(NAMES)
+    found = kills.writes(t.house, name)
+    if number >= len(found):
+        t.skipped = f"{name} has {len(found)} writes"
+        return
+    part = t.random.choice([0, t.random.random()])
+    full(t, name, {"under": [str(t.folder)], "do": "full", "at": found[number], "part": part})
 
 
 def by_bytes(t: Trial, place: int) -> None:
@@ -37,6 +45,47 @@ def full(t: Trial, name: str, plan: dict[str, object]) -> None:
     intact(t, name, before, ended)
     held = len(list((t.folder / command.run).glob("checkpoint-[0-9]*"))) if command.run != "." else 0
     kills.check(t, name, held, best=False)  # which there may have been no room for
+
+
+def every_byte(t: Trial, place: int) -> None:
+    """A save has room for all bytes but so many, one after the other: it fails in words, and leaves all as it was."""
+    t.given("small")
+    child = os.fork()
+    if not child:
+        with suppress(BaseException):
+            (t.place / "told").write_text(saved(t.folder / "small", place))
+        os._exit(0)
+    os.waitpid(child, 0)
+    told = (t.place / "told").read_text() if (t.place / "told").is_file() else "a save that has no words"
+    t.must(told.isdecimal(), told)
+    t.tell(f"{told} saves")
+
+
+def saved(folder: Path, place: int) -> str:
+    """How many saves failed as they should, of those that are this trial's; or what did not hold."""
+    from llamatrain.errors import FileError
+    from llamatrain.store.folder import RunFolder
+
+    checkpoint, path, _ = RunFolder.newest(folder)
+    with RunFolder(folder) as run:
+        counters = checkpoint.state.counters
+        checkpoint.state = replace(checkpoint.state, counters=replace(counters, step=counters.step + 1))
+        before, count = contents(folder), 0
+        for room in range(place, path.stat().st_size, BYTE_TRIALS):
+            shim.begin({"under": [str(folder)], "do": "full", "bytes": room})
+            try:
+                run.save(checkpoint, keep=9)
+            except FileError as error:
+                count += 1
+                if "No space left" not in str(error) or "\n" in str(error):
+                    return f"with room for {room:,} bytes: {error}"
+            else:
+                return f"with room for {room:,} bytes: nothing was said"
+            if contents(folder) != before:
+                return f"with room for {room:,} bytes: it is not as it was"
+        shim.begin({"under": [str(folder)]})
+        run.save(checkpoint, keep=9)
+    return str(count)
 
 
 def contents(folder: Path) -> dict[Path, bytes]:
@@ -81,6 +130,28 @@ def tokens(t: Trial, place: int) -> None:
     t.must(not left, f"the cache keeps {len(left)} entries that were begun")
     if place % len(words) in (1, 2):
         t.run(*words[place % len(words)], cache=own, codes=(0,))
+
+
+def drawn(t: Trial, place: int) -> None:
+    """Pages, maps and plans that there is no room for: what stood there stays."""
+    t.given("told", "text.txt")
+    page = t.folder / "told" / "report.html"
+    commands: list[tuple[tuple[Argument, ...], Path]] = [
+        (("report", "told"), page),
+        (("report", "told", "--out", "told/report.html"), page),
+        (("plan", "from-scratch", "text.txt", *TINY, "--svg", "map.svg"), t.folder / "map.svg"),
+        (("report", "told", "told", "--out", "map.svg"), t.folder / "map.svg"),
+    ]
+    words, file = commands[place % len(commands)]
+    (t.folder / "map.svg").write_text("mine")
+    before = contents(t.folder)
+    room = int(10 ** t.random.uniform(0, 5.5))
+    ended = t.run(*words, plan={"under": [str(t.folder)], "do": "full", "bytes": room}, codes=(0, 1))
+    t.tidy(t.folder)
+    if ended.code:
+        t.must(contents(t.folder) == before, "what failed has changed something")
+    else:
+        t.must(file.read_bytes().rstrip().endswith((b"</html>", b"</svg>")), f"half of {file.name}")
 
 
 @cache
@@ -138,7 +209,7 @@ def compiled(t: Trial, place: int) -> None:
         f'mkdir full && mount -t tmpfs -o size={size * 2}k none full && cp -a "$0/." full'
         ' && dd if=/dev/zero of=full/zero 2>/dev/null; "$@"'
     )
-    words = ("preview", "text.txt", "--model", "base.gguf")
+    words = ("evaluate", "base.gguf", "text.txt", "--threads", 1)
     job = t.job(words, t.folder / "full", before=("unshare", "-rm", "sh", "-c", script, str(own)), seconds=240)
     t.tell("a full disk for the kernels that are compiled")
     ended = started(job).wait()
@@ -154,5 +225,15 @@ def compiled(t: Trial, place: int) -> None:
 
 KIND = kind_of(
     "disks",
-    [(by_write, 60, 5), (by_bytes, 60, 3), (tokens, 20, 2), (small, 8, 1), (limited, 12, 2), (compiled, 2, 0)],
+    "a full disk at every write of a run, at every byte of a save, for caches, exports and pages",
+    [
+        (by_write, 5 * 131, 3),
+        (every_byte, BYTE_TRIALS, 1),
+        (drawn, 40, 1),
+        (by_bytes, 20, 1),
+        (tokens, 20, 1),
+        (small, 8, 1),
+        (limited, 12, 1),
+        (compiled, 2, 0),
+    ],
 )

@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 from torments import gguf
 from torments.core import Argument, last_line
-from torments.processes import ROOT, Job, forked
+from torments.processes import ROOT, Job, forked, know_places
 from torments.watching import adopt
 
 TINY: tuple[Argument, ...] = ("--vocab-size", "bytes", "--embd", 32, "--head", 4, "--layer", 2, "--ff", 64, "--ctx", 32)
@@ -82,6 +82,8 @@ class House:
         (self.things / "chats.jsonl").write_text("".join(json.dumps(each) + "\n" for each in chats))
         pairs = [{"prompt": a, "completion": b} for a, b in pairwise(words)]
         (self.things / "pairs.jsonl").write_text("".join(json.dumps(each) + "\n" for each in pairs))
+        better = [{"prompt": a, "chosen": b, "rejected": b[::-1] + "x"} for a, b in pairwise(words)]
+        (self.things / "better.jsonl").write_text("".join(json.dumps(each) + "\n" for each in better))
 
     def models(self) -> None:
         self.make("from-scratch", "text.txt", *TINY, *OFTEN, "--out", "run")
@@ -99,6 +101,12 @@ class House:
         self.make("finetune", "base.gguf", "text.txt", *OFTEN, "--ctx", 32, "--full", "--out", "full")
         self.make("export-lora", "base.gguf", "--lora", "adapter.gguf", "--out", "merged.gguf")
         self.make("export-lora", "base.gguf", "--type", "q8_0", "--lora", "adapter.gguf", "--out", "q8.gguf")
+        self.make("from-scratch", "text.txt", *TINY, *OFTEN, "--arch", "qwen3", "--sample-every", 2, "--profile", "--out", "told")
+        shutil.copyfile(self.things / "told" / "model.gguf", self.things / "other.gguf")
+        for path in (self.things / "told").glob("*.gguf"):
+            path.unlink()
+        least = ("--vocab-size", "bytes", "--embd", 4, "--head", 1, "--layer", 1, "--ff", 4, "--ctx", 8, "--tie-embeddings")
+        self.make("from-scratch", "text.txt", *least, *SAME, "--iters", 1, "--keep", 1, "--out", "small")
         self.make("evaluate", "base.gguf", "chats.jsonl", "--threads", 1)
         self.make("generate", "base.gguf", "--prompt", "ab", "-n", 4, "--threads", 1)
         (self.things / "old.bin").write_bytes(old_adapter(self.things / "adapter.gguf"))
@@ -119,6 +127,7 @@ class House:
         tasks = len(list(Path("/proc/self/task").iterdir()))
         if tasks > 1:
             raise SystemExit(f"error: {tasks} threads: this process cannot be forked any more")
+        know_places()
         gc.collect()
         gc.freeze()
 

@@ -129,4 +129,10 @@ def vocabulary(raw: bytes) -> bytes:
     return b"".join(entry.raw for entry in gguf.parse(raw).entries if entry.key == b"tokenizer.ggml.tokens")
 
 
-KIND = Kind(name="inputs", count=lambda _: FULL, short=12, trial=trial)
+KIND = Kind(
+    name="inputs",
+    what="inputs replaced, cut short, unlinked or edited while they are read",
+    count=lambda _: FULL,
+    short=6,
+    trial=trial,
+)

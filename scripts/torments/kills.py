@@ -11,7 +11,8 @@ from torments.core import INTERRUPTED, Argument, Kind, Trial, judged, last_line
 from torments.house import OFTEN, TINY, House
 from torments.processes import ROOT
 
-RANDOM, SIGNALS, EARLY = 60, 60, 24  # trials of those kinds in full
+RANDOM, SIGNALS, EARLY = 240, 60, 24  # trials of those kinds in full
+AGAIN = 3  # times that one run is killed, at most
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +57,28 @@ COMMANDS = {
         given=("base.gguf", "adapter.gguf", "merged.gguf"),
     ),
 }
+COMMANDS |= {  # whose files are those of others: they are killed at random moments alone
+    "quantised": Command(
+        words=("finetune", "q8.gguf", "chats.jsonl", *OFTEN, "--ctx", 32, "--out", "out"),
+        result="out/adapter.gguf",
+        given=("q8.gguf", "chats.jsonl"),
+        again=("finetune", "--resume", "out"),
+    ),
+    "preference": Command(
+        words=("finetune", "base.gguf", "better.jsonl", *OFTEN, "--ctx", 32, "--objective", "dpo", "--out", "out"),
+        result="out/adapter.gguf",
+        given=("base.gguf", "better.jsonl"),
+        again=("finetune", "--resume", "out"),
+    ),
+    "lbfgs": Command(
+        words=("from-scratch", "text.txt", *TINY, *OFTEN, "--arch", "gemma3", "--optimizer", "lbfgs", "--out", "out"),
+        result="out/model.gguf",
+        given=("text.txt",),
+        again=("from-scratch", "--resume", "out"),
+    ),
+}
 NAMES = list(COMMANDS)
+BY_OPERATION = NAMES[:6]
 
 
 # ---- what an undisturbed run does ------------------------------------------
@@ -69,7 +91,7 @@ def undisturbed(house: House, name: str) -> Path:
         shutil.rmtree(place, ignore_errors=True)
         trial = Trial(kind="undisturbed", number=0, seed=0, place=place, house=house)
         trial.given(*COMMANDS[name].given)
-        plan = {"under": [str(trial.folder)], "count": str(place / "counted")}
+        plan = {"under": [str(trial.folder)], "count": str(place / "counted"), "sizes": str(place / "sizes")}
         ended = trial.run(*COMMANDS[name].words, plan=plan)
         if trial.faults or ended.code:
             raise SystemExit(f"error: an undisturbed {name} fails: {(trial.faults or [last_line(ended.err)])[0]}")
@@ -78,9 +100,15 @@ def undisturbed(house: House, name: str) -> Path:
     return place
 
 
+def writes(house: House, name: str) -> list[int]:
+    """The numbers of those operations that write."""
+    sizes = (undisturbed(house, name) / "sizes").read_text().split()
+    return [number for number, size in enumerate(sizes, 1) if int(size)]
+
+
 def operations(house: House) -> list[tuple[str, int]]:
     """Every file operation of every command."""
-    return [(name, n) for name in NAMES for n in range(1, int((undisturbed(house, name) / "operations").read_text()) + 1)]
+    return [(name, n) for name in BY_OPERATION for n in range(1, int((undisturbed(house, name) / "operations").read_text()) + 1)]
 
 
 def count(house: House) -> int:
@@ -102,22 +130,25 @@ def trial(t: Trial) -> None:
     if n:
         t.run(*command.words, plan={"under": [str(t.folder)], "at": n, "do": "kill"}, codes=(-signal.SIGKILL,), said=False)
     elif beyond < RANDOM:
-        at_random(t, command, signal.SIGKILL, real=beyond % 4 == 0)
+        for time in range(1 + beyond // len(NAMES) % AGAIN):  # and what goes on with it is killed, too
+            at_random(t, command, signal.SIGKILL, real=beyond % 8 == 0, again=time > 0)
     else:
         number = t.random.choice([signal.SIGINT, signal.SIGTERM])
         at_random(t, command, number, real=True, early=beyond >= RANDOM + SIGNALS)
     check(t, name, before)
 
 
-def at_random(t: Trial, command: Command, number: int, real: bool, early: bool = False) -> None:
+def at_random(t: Trial, command: Command, number: int, real: bool, early: bool = False, again: bool = False) -> None:
     """A signal at some moment of a run that is a little longer than it needs to be."""
     seconds = 0.1 if early else float((undisturbed(t.house, name_of(command)) / "seconds").read_text()) + (1.2 if real else 0)
-    running = t.start(*command.words, real=real)
+    words = command.again if again and command.again and held(t.folder / command.run) else command.words
+    running = t.start(*words, real=real)
     moment = t.random.random() * seconds
     t.tell(f"signal {number} after {moment:.3f} s")
     running.until(lambda: False, moment)
     running.signal(number)
     ended = running.wait()
+    t.codes.append(ended.code)
     codes = (0, -number) if number == signal.SIGKILL else (0, INTERRUPTED, 128 + number, -number)
     trace = ended.err.partition("Traceback")[2]
     if not trace or f"{ROOT}/llamatrain/" in trace:  # the interpreter's own first moments are its own
@@ -171,4 +202,10 @@ def timeless(folder: Path) -> list[dict[str, object]]:
     return [{key: value for key, value in line.items() if "second" not in key} for line in lines]
 
 
-KIND = Kind(name="kills", count=count, short=6, trial=trial)
+KIND = Kind(
+    name="kills",
+    what="killed before each file operation, at any moment, again while it is resumed; then the same bits",
+    count=count,
+    short=5,
+    trial=trial,
+)

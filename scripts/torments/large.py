@@ -4,9 +4,10 @@ import json
 from collections.abc import Callable
 from random import Random
 
-from torments.core import MEMORY, SECONDS, Argument, Kind, Trial
+from torments.core import Argument, Kind, Trial
 from torments.house import SAME, TINY
 
+SECONDS, MEMORY = 10.0, 300_000_000  # for ten megabytes
 LEARNING = 20.0  # seconds of the processor for a vocabulary
 MEGABYTE = 1_000_000
 
@@ -60,13 +61,19 @@ def trial(t: Trial) -> None:
         words: tuple[Argument, ...] = ("from-scratch", path, *TINY[2:], *SAME, "--vocab-size", 1000, "--iters", 1, "--out", "o")
         t.run(*words, real=True, codes=(0, 1), seconds=SECONDS + LEARNING, memory=MEMORY)
     elif way == "generate":
-        t.run("generate", model, "--file", path, "-n", 1, "--threads", 1, real=True)
+        t.run("generate", model, "--file", path, "-n", 1, "--threads", 1, real=True, seconds=SECONDS, memory=MEMORY)
     else:
         ended = t.run(
-            "preview", path, "--model", "base.gguf" if name in DATA else model, "-n", 1, "--ctx", 8192, real=True, codes=(0, 1)
+            *("preview", path, "--model", "base.gguf" if name in DATA else model, "-n", 1, "--ctx", 8192),
+            real=True,
+            codes=(0, 1),
+            seconds=SECONDS,
+            memory=MEMORY,
         )
         if "messages" in name:
             t.must(ended.code == 0 and ended.out.strip(), "such a chat is refused with all the data")
 
 
-KIND = Kind(name="large", count=lambda _: len(CASES), short=SHORT, trial=trial)
+KIND = Kind(
+    name="large", what="inputs of ten megabytes, long in one way or another", count=lambda _: len(CASES), short=SHORT, trial=trial
+)

@@ -4,12 +4,23 @@ import json
 import os
 import shutil
 import signal
+import time
 
 from torments import kills
 from torments.core import INTERRUPTED, Argument, Trial, judged, kind_of, last_line
 from torments.house import OFTEN, SAME, TINY
+from torments.processes import ROOT
+from torments.watching import POLL
 
 SCRATCH: tuple[Argument, ...] = ("from-scratch", "text.txt", *TINY, *OFTEN)
+COMMANDS: tuple[tuple[Argument, ...], ...] = (
+    (*SCRATCH, "--out", "out"),
+    ("finetune", "base.gguf", "text.txt", *OFTEN, "--ctx", 32, "--out", "out"),
+    ("evaluate", "base.gguf", "text.txt", "--threads", 1),
+    ("generate", "base.gguf", "--prompt", "ab", "-n", 5, "--threads", 1),
+    ("export-lora", "base.gguf", "--lora", "adapter.gguf", "--out", "m.gguf"),
+    ("preview", "chats.jsonl", "--model", "base.gguf"),
+)
 MODELS: tuple[tuple[Argument, ...], ...] = (
     (),
     ("--no-flash", "--ctx", 512, "--batch", 8),
@@ -18,7 +29,8 @@ MODELS: tuple[tuple[Argument, ...], ...] = (
     ("--vocab-size", 400, "--embd", 256),  # which the text has: where it is not read, all that is asked for counts
     ("--optimizer", "lbfgs", "--embd", 256, "--iters", 8),  # whose history is full then
 )
-OWN = (7, 120)  # MB of a command's own, between which a limit is tried
+ALLOWED = 10_000_000  # bytes that a plan may be beyond a small run
+LEAST, ENOUGH = 150_000, 350_000  # kB that a process may map, with which a command fails, or is well
 
 
 def moved(t: Trial, place: int) -> None:
@@ -33,6 +45,8 @@ def moved(t: Trial, place: int) -> None:
     ended = t.run(*SCRATCH, "--out", "out", plan=plan, codes=(0, 1))
     places = [out, t.folder / "out-moved"]
     good = kills.undisturbed(t.house, "from-scratch") / "here" / "out" / "model.gguf"
+    if what == "delete" and not (out / "model.gguf").exists():  # after it was written for the last time
+        t.run("from-scratch", "--resume", "out", codes=(0,))
     found = any(kills.same(each / "model.gguf", good) for each in places)
     t.must(found, f"the run's last steps are nowhere (exit code {ended.code}): {last_line(ended.err)}")
     t.whole(*[each for each in places if each.exists()])
@@ -40,15 +54,7 @@ def moved(t: Trial, place: int) -> None:
 
 def still_clock(t: Trial, place: int) -> None:
     t.given("text.txt", "base.gguf", "adapter.gguf", "chats.jsonl")
-    commands: list[tuple[Argument, ...]] = [
-        (*SCRATCH, "--out", "out"),
-        ("finetune", "base.gguf", "text.txt", *OFTEN, "--ctx", 32, "--out", "out"),
-        ("evaluate", "base.gguf", "text.txt", "--threads", 1),
-        ("generate", "base.gguf", "--prompt", "ab", "-n", 5, "--threads", 1),
-        ("export-lora", "base.gguf", "--lora", "adapter.gguf", "--out", "m.gguf"),
-        ("preview", "chats.jsonl", "--model", "base.gguf"),
-    ]
-    t.run(*commands[place % len(commands)], plan={"clock": "still"}, codes=(0,))
+    t.run(*COMMANDS[place % len(COMMANDS)], plan={"clock": "still"}, codes=(0,))
 
 
 def streams(t: Trial, place: int) -> None:
@@ -83,7 +89,8 @@ def streams(t: Trial, place: int) -> None:
 
 
 def planned(t: Trial, place: int) -> None:
-    """A plan is within five parts in a hundred of what the run takes; who learns a vocabulary for it is gone by then."""
+    """A plan is within five parts in a hundred of what the run takes, or of what is allowed for what an interpreter loads late;
+    who learns a vocabulary for it is gone by then."""
     t.given("text.txt")
     options: list[Argument] = ["text.txt", *TINY, *SAME, "--iters", 3, "--eval-every", 0, *MODELS[place % len(MODELS)]]
     t.run("from-scratch", *options, "--out", "first", real=True, judge=False)  # so that its kernels are there
@@ -93,7 +100,10 @@ def planned(t: Trial, place: int) -> None:
     if told.code == 0:
         total = max(value for value in flat(json.loads(told.out)) if value < 10**12)
         off = total / ended.own - 1
-        t.must(abs(off) <= 0.05, f"planned {total / 1e6:.0f} MB, took {ended.own / 1e6:.0f}: {off:+.1%}")
+        t.must(
+            abs(off) <= 0.05 or 0 < off * ended.own < ALLOWED,
+            f"planned {total / 1e6:.0f} MB, took {ended.own / 1e6:.0f}: {off:+.1%}",
+        )
 
 
 def flat(value: object) -> list[float]:
@@ -125,6 +135,74 @@ def limited(t: Trial, place: int) -> None:
     t.must(ended.code == told.code, f"the plan ends with {told.code} and the run with {ended.code}: {last_line(ended.err)}")
 
 
+def starved(t: Trial, place: int) -> None:
+    """The system gives no more than so much, as in a container: one line, and what was saved is whole."""
+    t.given("text.txt", "base.gguf", "adapter.gguf", "chats.jsonl", "told")
+    commands: list[tuple[Argument, ...]] = [*COMMANDS, ("report", "told"), ("inspect", "base.gguf")]
+    words = commands[place % len(commands)]
+    if place % 5 == 4:  # from its first moment, and with all its threads
+        before = ("sh", "-c", f'ulimit -v {t.random.randint(LEAST, ENOUGH)}; exec "$@"', "sh")
+        ended = t.start(*words[:1], *("2" if word == 1 else word for word in words[1:]), real=True, before=before).wait()
+        t.codes.append(ended.code)
+        loading = f"{ROOT}/llamatrain/recipe" not in ended.err  # the interpreter's own first moments are its own
+        t.faults += judged(ended, (0, 1), said=False) if ended.code >= 0 and not (loading and "Traceback" in ended.err) else []
+    else:
+        t.run(*words, plan={"memory": int(10 ** t.random.uniform(3, 7.5))}, codes=(0, 1))
+    t.whole(t.folder)
+    t.tidy(t.folder)
+
+
+def together(t: Trial, place: int) -> None:
+    """Two at once in one place, and over an empty cache of tokens: one is refused, or both are well, and the bits are one's."""
+    name = list(kills.COMMANDS)[place % len(kills.COMMANDS)]
+    command = kills.COMMANDS[name]
+    t.given(*command.given)
+    own = t.place / "cache"
+    shutil.copytree(t.house.cache, own, ignore=shutil.ignore_patterns("tokens"))
+    first = t.start(*command.words, cache=own)
+    first.until(lambda: False, 0.3 * t.random.random())
+    second = t.start(*command.words, cache=own)
+    while first.poll() | second.poll():
+        time.sleep(POLL)
+    ends = first.wait(), second.wait()
+    for ended in ends:
+        t.codes.append(ended.code)
+        t.faults += judged(ended, (0, 1, 2))
+    t.must(0 in (ended.code for ended in ends), f"none of the two is well: {last_line(ends[0].err)}")
+    good = kills.undisturbed(t.house, name) / "here" / command.result
+    t.must(kills.same(t.folder / command.result, good), "what two have made is what neither would have made")
+    t.whole(t.folder)
+    t.tidy(t.folder)
+
+
+def base_moved(t: Trial, place: int) -> None:
+    """A run's base or data is elsewhere, or another, when it is gone on with, or while it runs: a line, or the same bits."""
+    t.given("base.gguf", "text.txt")
+    command = kills.COMMANDS["lora" if place % 2 else "full"]
+    moved = t.folder / ("text.txt" if place % 5 == 4 else "base.gguf")
+    other = t.folder / "elsewhere" / "other.gguf"
+    other.parent.mkdir()
+    at = t.random.randint(1, int((kills.undisturbed(t.house, kills.name_of(command)) / "operations").read_text()))
+    while_it_runs = place % 3 == 0
+    plan: dict[str, object] = {"under": [str(t.folder / "out")], "at": at, "do": "kill"}
+    if while_it_runs:
+        plan |= {"do": "move", "folder": str(moved)}
+        other = moved.with_name(moved.name + "-moved")
+    t.run(*command.words, plan=plan, codes=(0, 1) if while_it_runs else (0, -9), said=False)
+    if not while_it_runs:
+        moved.rename(other)
+        if place % 3 == 1:  # another of the same size in its place
+            raw = other.read_bytes()
+            moved.write_bytes(raw[: len(raw) // 2] + raw[: len(raw) // 2 - 1 : -1])
+        if "not what it was" in t.run(*command.again, codes=(0, 1, 2)).err:  # then the shuffle begins anew, and bits are others
+            t.whole(t.folder / "out")
+            t.tidy(t.folder)
+            return
+    if other.exists():
+        other.replace(moved)
+    kills.check(t, kills.name_of(command), 0)
+
+
 def quiet_limits(t: Trial, place: int) -> None:
     """Numbers that take long are refused or planned soon."""
     t.given("text.txt", "base.gguf")
@@ -134,7 +212,7 @@ def quiet_limits(t: Trial, place: int) -> None:
         ("--ctx", 100_000),
         ("--head", 32, "--embd", 32768),
     )[place % 4]
-    t.run("plan", "from-scratch", "text.txt", *TINY[:2], *words, codes=(0, 1, 2), memory=6e8)
+    t.run("plan", "from-scratch", "text.txt", *TINY[:2], *words, codes=(0, 1, 2), seconds=10, memory=6e8)
 
 
 def twice(t: Trial, place: int) -> None:
@@ -156,12 +234,16 @@ def twice(t: Trial, place: int) -> None:
 
 KIND = kind_of(
     "live",
+    "folders and bases that move, clocks that stand still, closed streams, little memory, two runs at once",
     [
-        (moved, 45, 3),
-        (still_clock, 6, 2),
+        (moved, 45, 1),
+        (still_clock, 6, 1),
         (streams, 12, 1),
         (planned, 6, 0),
         (limited, 24, 1),
+        (starved, 160, 3),
+        (together, 45, 1),
+        (base_moved, 30, 1),
         (quiet_limits, 4, 0),
         (twice, 6, 1),
     ],

@@ -1,7 +1,6 @@
 """Twenty thousand files and options that are a little wrong: each ends in success or in one line, soon and with little memory."""
 
 import json
-import re
 import shutil
 import struct
 import zlib
@@ -10,56 +9,12 @@ from pathlib import Path
 
 from torments import gguf
 from torments.core import Argument, Kind, Trial
-from torments.house import SAME, TEMPLATE, TINY
-from torments.mutate import ENTRY, NUMBERS, any_bytes, as_json, changed_json, mutated
+from torments.house import SAME, TINY
+from torments.mutate import ENTRY, any_bytes, as_json, changed_json, mutated
+from torments.words import attempt, json_lines, options, recipes, runs, templates
 
 FULL = 20_000
-REAL = 200  # each of these is a real command, the others are forks
 CHECKSUM = b"training.checksum"
-PIECES = (  # of chat templates
-    "{{ messages }}",
-    "{% for i in range(10**9) %}x{% endfor %}",
-    "{{ 'a' * 10**9 }}",
-    "{% if %}",
-    "{{ raise_exception('no') }}",
-    "{{ messages[0].__class__.__mro__ }}",
-    "{{ bos_token }}",
-    "{{ 1/0 }}",
-    "{{ undefined.x.y }}",
-    "{% set x = namespace() %}",
-    "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
-    "{% include 'x' %}",
-    "{% generation %}",
-    "\x00",
-    "{{ strftime_now('%Y') }}",
-    "{{ messages | tojson }}",
-    "{{ '%s' % messages }}",
-    "{{ lipsum() }}",
-    "{{ ''.join(['x'] * 10**8) }}",
-)
-WRONG = (  # lines of recipes
-    "x = 1",
-    "embd",
-    "embd = [1]",
-    "[table]",
-    "lr = nan",
-    "lr = 'x'",
-    "ctx = 1e9",
-    "embd = 9999999999999999999999",
-    "val = [[]]",
-    "data = 3",
-    "iters = true",
-    "seed = -1",
-    "a.b.c = 1",
-    'size = "\\ud800"',
-    "memory = ''",
-    "target = {x = 1}",
-    "out = ''",
-    "precision = 1979-05-27",
-    "resume = 0.1",
-    "b = [" * 2000,
-)
-WORK = ("-n", "--iters", "--epochs")  # however much is asked for is done
 
 
 def mutant(t: Trial, name: str, of: str = "") -> Path:
@@ -68,15 +23,11 @@ def mutant(t: Trial, name: str, of: str = "") -> Path:
     return path
 
 
-def attempt(t: Trial, *words: Argument) -> None:
-    t.run(*words, real=t.number % REAL == 0)
-
-
 # ---- files of the llama.cpp world ------------------------------------------
 
 
 def models(t: Trial) -> None:
-    path = mutant(t, "m.gguf", t.random.choice(["base.gguf", "learned.gguf", "q8.gguf"]))
+    path = mutant(t, "m.gguf", t.random.choice(["base.gguf", "learned.gguf", "q8.gguf", "other.gguf"]))
     t.given("text.txt", "chats.jsonl")
     commands: list[tuple[Argument, ...]] = [
         ("inspect", path),
@@ -193,86 +144,6 @@ def checkpoints(t: Trial) -> None:
     )
 
 
-# ---- words of users --------------------------------------------------------
-
-
-def json_lines(t: Trial) -> None:
-    name = t.random.choice(["chats.jsonl", "pairs.jsonl"])
-    lines = [json.loads(line) for line in (t.house.things / name).read_text().splitlines()][:8]
-    changed = [
-        as_json(changed_json(each, t.random), t.random) if t.random.random() < 0.4 else json.dumps(each).encode()
-        for each in lines
-    ]
-    (t.folder / "d.jsonl").write_bytes(t.random.choice([b"\n", b"\n", b"\r\n", b"\n\n", b""]).join(changed))
-    attempt(
-        t,
-        "preview",
-        "d.jsonl",
-        "--model",
-        t.house.things / "base.gguf",
-        *t.random.choice([(), ("--as-chat",), ("--pack",), ("--json",)]),
-    )
-
-
-def templates(t: Trial) -> None:
-    made = list(re.findall(r"{[{%].*?[}%]}|[^{]+", TEMPLATE))
-    for _ in range(t.random.choice([1, 1, 2])):
-        place = t.random.randrange(len(made) + 1)
-        made[place : place + t.random.randrange(2)] = [t.random.choice(PIECES)]
-    model = gguf.parse((t.house.things / "plain.gguf").read_bytes())
-    model.entries.append(gguf.Entry(b"tokenizer.chat_template", gguf.STRING, gguf.text("".join(made))))
-    (t.folder / "m.gguf").write_bytes(model.packed())
-    t.given("chats.jsonl")
-    t.tell("".join(made))
-    attempt(t, "preview", "chats.jsonl", "--model", "m.gguf")
-
-
-def recipes(t: Trial) -> None:
-    lines = (t.house.things / "recipe.toml").read_text().splitlines()
-    for _ in range(t.random.choice([1, 1, 2, 3])):
-        place = t.random.randrange(len(lines))
-        value = t.random.choice([*NUMBERS, '"x"', "[]", "true", '"' + "x" * 5000 + '"'])
-        lines[place] = t.random.choice([t.random.choice(WRONG), lines[place].split("=")[0] + "= " + value])
-    raw = "\n".join(lines).encode()
-    (t.folder / "r.toml").write_bytes(any_bytes(raw, t.random) if t.random.random() < 0.3 else raw)
-    t.given("text.txt")
-    attempt(t, "plan", t.random.choice(["from-scratch", "from-scratch", "finetune"]), "text.txt", "--config", "r.toml")
-
-
-def options_of(t: Trial, command: str) -> list[str]:
-    """Those with a value, as its help tells them."""
-    place = t.house.folder / "options" / command.replace(" ", "-")
-    if not place.is_file():
-        place.parent.mkdir(exist_ok=True)
-        other = Trial(kind="help", number=0, seed=0, place=t.house.folder / "helping", house=t.house)
-        text = other.run(*command.split(), "--help").out
-        place.write_text("\n".join(re.findall(r"^[^\w-]*(--?[a-z][\w-]*)(?:,\s+--[\w-]+)?\s+[A-Z|a-z=]{2,}", text, re.MULTILINE)))
-    return place.read_text().split()
-
-
-def options(t: Trial) -> None:
-    """Values that nobody can mean."""
-    t.given("text.txt", "base.gguf", "adapter.gguf")
-    commands: dict[str, tuple[Argument, ...]] = {
-        "plan from-scratch": ("text.txt", *TINY),
-        "plan finetune": ("base.gguf", "text.txt", "--ctx", 32),
-        "generate": ("base.gguf", "--prompt", "ab", "-n", 2, "--threads", 1),
-        "preview": ("text.txt", "--model", "base.gguf"),
-        "evaluate": ("base.gguf", "text.txt", "--ctx", 32, "--threads", 1),
-        "from-scratch": ("text.txt", *TINY, *SAME, "--iters", 1, "--out", "o"),
-        "finetune": ("base.gguf", "text.txt", *SAME, "--ctx", 32, "--iters", 1, "--out", "o"),
-        "export-lora": ("base.gguf", "--lora", "adapter.gguf", "--threads", 1, "--out", "o.gguf"),
-    }
-    command = t.random.choices(list(commands), [6, 6, 3, 3, 1, 2, 2, 2])[0]
-    more = ["--max-time", "5s"] if command in ("from-scratch", "finetune") else []  # many steps are no fault
-    for _ in range(t.random.choice([1, 1, 2])):
-        name = t.random.choice(options_of(t, command))
-        numbers = [each for each in NUMBERS if name not in WORK or each not in ("4096", "65536")]
-        values = [*numbers, "text.txt", "base.gguf", "/dev/null", "/dev/full", "nowhere", ".", "x" * 5000, "-", "auto", "all"]
-        more += [name, *(t.random.choice(values) for _ in range(1 + (name == "--lora-scaled")))]
-    attempt(t, *command.split(), *commands[command], *more)
-
-
 KINDS: list[tuple[Callable[[Trial], None], int]] = [
     (models, 5),
     (vocabularies, 4),
@@ -281,7 +152,8 @@ KINDS: list[tuple[Callable[[Trial], None], int]] = [
     (peft_folders, 2),
     (checkpoints, 3),
     (json_lines, 3),
-    (templates, 1),
+    (templates, 2),
+    (runs, 3),
     (recipes, 2),
     (options, 4),
 ]
@@ -294,4 +166,4 @@ def trial(t: Trial) -> None:
     shutil.rmtree(t.folder / "o", ignore_errors=True)
 
 
-KIND = Kind(name="mutants", count=lambda _: FULL, short=60, trial=trial)
+KIND = Kind(name="mutants", what="files and options that are a little wrong", count=lambda _: FULL, short=40, trial=trial)

@@ -21,6 +21,7 @@ PROGRAM = "import sys; from llamatrain.__main__ import main; main()"
 PLAN = "TORTURE_PLAN"  # the environment's name for what the shim shall do
 PLAIN = 60_000_000  # bytes of a command that has done nothing yet: a fork's own are counted from there
 HIGHEST = 1_500_000_000  # bytes, at which a process is ended for the sake of others
+PLACES: list[Any] = []  # functions that remember where the user's caches are
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +42,11 @@ class Ended:
     @property
     def errors(self) -> list[str]:
         return [line for line in self.err.splitlines() if line.startswith("error:")]
+
+    @property
+    def compiled(self) -> bool:
+        """Kernels, which is once for a machine, whatever comes in."""
+        return any(line.startswith("compil") for line in self.err.splitlines())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,11 +219,19 @@ def _ended(main: Callable[[], None]) -> int:
 def forget_places() -> None:
     """What this process has found out about places is not so for one with another environment."""
     tempfile.tempdir = None
-    for name, module in list(sys.modules.items()):
-        if name.startswith("llamatrain."):
-            for each, value in list(vars(module).items()):
-                if hasattr(value, "cache_clear") and (each.endswith("cache_folder") or each == "passing"):
-                    value.cache_clear()
+    for found in PLACES:
+        found.cache_clear()
+
+
+def know_places() -> None:
+    """Looked for once, in the process that is forked: to look takes longer than most commands do."""
+    modules = [vars(module) for name, module in list(sys.modules.items()) if name.startswith("llamatrain.")]
+    PLACES[:] = [
+        value
+        for values in modules
+        for name, value in values.items()
+        if (name.endswith("cache_folder") or name == "passing") and hasattr(value, "cache_clear")
+    ]
 
 
 def files_of(job: Job) -> tuple[Path, Path]:

@@ -1,7 +1,8 @@
 """What is put under the command in its own process: file operations that are counted, and one before which something happens.
 
 The plan is JSON in the environment. `under`: folders whose operations count; `at`: the number of the one before which `do`
-happens: kill, full, count, move, remove or any of the ways in which a file can change; `bytes`: how many may be written.
+happens: kill, full, count, move, remove or any of the ways in which a file can change; `bytes`: how many may be written;
+`part`: the share of that one write that still finds room; `memory`: bytes that may be mapped beside what is.
 """
 
 import builtins
@@ -36,6 +37,14 @@ BY_NUMBER = ("fsync", "ftruncate", "write", "pwrite")
 real_open, real_os_open, real_replace = io.open, os.open, os.replace
 
 
+class NoRoom(OSError):
+    """For more than so many bytes."""
+
+    def __init__(self, room: int) -> None:
+        super().__init__(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.room = room
+
+
 class Shim:
     """Counts what is done under some folders, and strikes when it is time."""
 
@@ -62,10 +71,12 @@ class Shim:
         self.count += 1
         self.written += size
         if counter := self.plan.get("count"):
-            self.tell(counter)
+            self.tell(counter, os.O_TRUNC, self.count)
+        if sizes := self.plan.get("sizes"):
+            self.tell(sizes, os.O_APPEND, size)
         full = self.plan.get("do") == "full"
         if full and size and (self.count >= self.plan["at"] if "at" in self.plan else self.written > self.plan["bytes"]):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            raise NoRoom(self.room(size))
         if self.plan.get("do") == "deny":
             raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(place))
         if self.count == self.plan.get("at") and not full and not self.struck:
@@ -73,10 +84,16 @@ class Shim:
             STRIKES[self.plan["do"]](self.plan)
             self.busy = False
 
-    def tell(self, counter: str) -> None:
+    def room(self, size: int) -> int:
+        """For how much of a write there is still some."""
+        if "bytes" in self.plan:
+            return max(0, int(self.plan["bytes"]) - self.written + size)
+        return int(size * self.plan.get("part", 0)) if self.count == self.plan["at"] else 0
+
+    def tell(self, place_of: str, manner: int, number: int) -> None:
         self.busy = True
-        place = real_os_open(counter, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        real_write(place, str(self.count).encode())
+        place = real_os_open(place_of, os.O_WRONLY | os.O_CREAT | manner)
+        real_write(place, f"{number}\n".encode())
         os.close(place)
         self.busy = False
 
@@ -88,7 +105,12 @@ class Watched(io.FileIO):
     """A file whose writes are counted."""
 
     def write(self, data: Any) -> int:
-        SHIM.tick(self.fileno(), memoryview(data).nbytes)
+        try:
+            SHIM.tick(self.fileno(), memoryview(data).nbytes)
+        except NoRoom as error:
+            if not error.room:
+                raise
+            return super().write(memoryview(data).cast("B")[: error.room])
         return super().write(data)
 
     def truncate(self, size: int | None = None) -> int:
@@ -148,7 +170,7 @@ def watch_opening() -> None:
         if seen and not SHIM.busy:
             SHIM.count += 1
             if counter := SHIM.plan.get("count"):
-                SHIM.tell(counter)
+                SHIM.tell(counter, os.O_TRUNC, SHIM.count)
             if SHIM.count == SHIM.plan.get("at") and not SHIM.struck:
                 SHIM.struck = SHIM.busy = True
                 STRIKES[SHIM.plan["do"]](SHIM.plan)
@@ -206,6 +228,21 @@ STRIKES = {"kill": die, "change": change, "move": move, "remove": remove, "delet
 SHIM = Shim({})
 
 
+def begin(plan: dict[str, Any]) -> None:
+    """Do so from now on, in this process."""
+    global SHIM
+    SHIM = Shim(plan)
+    if os.open is not wrapped_os_open:
+        watch_files()
+
+
+def watch_files() -> None:
+    for name in CHANGES:
+        setattr(os, name, wrapped(name, getattr(os, name)))
+    os.open = wrapped_os_open
+    builtins.open = io.open = watched_open
+
+
 def install() -> None:
     """Do as the environment says."""
     global SHIM
@@ -217,11 +254,10 @@ def install() -> None:
             setattr(time, name, lambda now=now: now)
     if largest := plan.get("largest"):
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest, resource.RLIM_INFINITY))
+    if more := plan.get("memory"):
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + more, resource.RLIM_INFINITY))
     if plan.get("after"):
         watch_opening()
-    if not SHIM.under:
-        return
-    for name in CHANGES:
-        setattr(os, name, wrapped(name, getattr(os, name)))
-    os.open = wrapped_os_open
-    builtins.open = io.open = watched_open
+    if SHIM.under:
+        watch_files()

@@ -21,6 +21,7 @@ from llamatrain.data.tokenizer import new_vocabulary
 from llamatrain.data.tokenizer.tokenizer import to_bytes
 from llamatrain.errors import DataError
 from llamatrain.machine.code import code
+from llamatrain.machine.launching import launch
 from llamatrain.machine.terminal import is_shown, shown
 from llamatrain.machine.world.launched import unlaunched
 
@@ -96,7 +97,7 @@ def received(stream: BinaryIO) -> Iterator[bytes]:
     """The texts up to the end that is said; without one the parent is gone."""
     while (length := LENGTH.unpack(whole(stream, LENGTH.size))[0]) >= 0:
         yield whole(stream, length)
-    threading.Thread(target=whole, args=[stream, 1], daemon=True).start()  # nothing more comes: ends with the parent
+    launch(threading.Thread(target=whole, args=[stream, 1], daemon=True))  # nothing more comes: ends with the parent
 
 
 def whole(stream: BinaryIO, size: int) -> bytes:

@@ -40,6 +40,7 @@ SCRIPTS = (
 HAN = "[一-龥ࠀ-一가-퟿]+"
 HAN_KANA = "[一-龥぀-ゟ゠-ヿ]+"
 DEEPSEEK3 = (r"\p{N}{1,3}", HAN_KANA, rf"{PRINTED}| ?[\p{{P}}\p{{S}}]+[\r\n]*|{LINES}")
+SPARK = (r"\p{N}{1,3}", HAN_KANA, rf"{PRINTED}| ?[\p{{P}}\p{{S}}]+|[\r\n]|{SPACES}", r"\p{N}")
 DIGIT = (r"\p{N}", GPT2)
 
 
@@ -76,6 +77,7 @@ _KNOWN = {
     "deepseek-llm": PreTokenizer((r"[\r\n]", rf"\s?{SCRIPTS}+", "\\s?[!-/:-~！-／：-～‘-‟\u3000-。]+", r"\s+$", HAN, r"\p{N}+")),
     "deepseek-coder": PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", HAN, r"\p{N}")),
     "deepseek-v3 hunyuan-dense joyai-llm hy_v4": PreTokenizer(DEEPSEEK3),
+    "spark2_5": PreTokenizer(SPARK),
     "falcon": PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]")),
     "poro-chat bloom gpt3-finnish": PreTokenizer((r" ?[^(\s|.,!?…。，、।۔،)]+",)),
     "viking": PreTokenizer((r" ?[^(\s|.,!?…。，、।۔،)]+", r"\p{N}")),

@@ -4,9 +4,10 @@ A symbol is a text that can come up while merging. Those that are tokens have th
 that are no tokens: bytes, characters, or parts that a merge names.
 """
 
+import re
 from array import array
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from itertools import accumulate, chain, islice, pairwise
 
 import numpy as np
 
@@ -15,6 +16,8 @@ from llamatrain.data.tokenizer.tables import Symbols, table
 from llamatrain.data.tokenizer.vocabulary import Vocabulary
 
 LARGEST_RANK = int(NEVER)
+CODEC = ("utf-8", "surrogateescape")
+SURROGATE = re.compile("[\ud800-\udfff]")  # a byte that is no text
 
 
 def byte_alphabet() -> str:
@@ -76,7 +79,7 @@ def byte_symbols(vocabulary: Vocabulary) -> Symbols:
 
 
 def single_bytes(text: str, vocabulary: Vocabulary) -> list[int]:
-    raw = text.encode("utf-8", "surrogateescape")
+    raw = in_bytes(text)
     singles = (bytes([byte]).decode("utf-8", "surrogateescape") for byte in raw)
     return [vocabulary.index[single] for single in singles if single in vocabulary.index]
 
@@ -89,20 +92,18 @@ def score_symbols(vocabulary: Vocabulary) -> tuple[tuple[np.ndarray, np.ndarray]
 
     Characters that stand side by side in a token without being one themselves are pairs, too, of the rank NEVER.
     """
-    index = {token.encode("utf-8", "surrogateescape"): i for token, i in vocabulary.index.items()}
-    cuts = {text: character_ends(text) for text in index}
-    for text, ends in cuts.items():
-        for start, end in pairwise([0, *ends]):
-            index.setdefault(text[start:end], len(index))
+    index = dict(vocabulary.index)
+    for character in chain.from_iterable(map(characters_in, vocabulary.tokens)):
+        if character not in index:
+            index[character] = len(index)
     ranks = np.unique(-vocabulary.scores, return_inverse=True)[1]
     lefts, rights, results = array("q"), array("q"), array("q")
-    neighbours = set[tuple[int, int]]()
-    for token, (text, ends) in enumerate(cuts.items()):
-        characters = [index[text[start:end]] for start, end in pairwise([0, *ends])]
-        neighbours.update(pairwise(characters))
-        for end in ends[:-1]:
-            left, right = index.get(text[:end]), index.get(text[end:])
-            if left is not None and right is not None:
+    neighbours, find = set[tuple[int, int]](), index.get
+    for token, text in enumerate(vocabulary.tokens):
+        characters = characters_in(text)
+        neighbours.update(pairwise(map(index.__getitem__, characters)))
+        for first, rest in halves(text, characters):
+            if (left := find(first)) is not None and (right := find(rest)) is not None:
                 lefts.append(left)
                 rights.append(right)
                 results.append(token)
@@ -120,18 +121,36 @@ def score_symbols(vocabulary: Vocabulary) -> tuple[tuple[np.ndarray, np.ndarray]
 SIZES = [1] * 12 + [2, 2, 3, 4]  # of a character, by the high half of its first byte
 
 
-def character_ends(text: bytes) -> list[int]:
-    ends, at = [], 0
-    while at < len(text):
-        at = min(at + SIZES[text[at] >> 4], len(text))
-        ends.append(at)
-    return ends
+def characters_in(text: str) -> Sequence[str]:
+    """As its first byte tells how many bytes each has, be they UTF-8 or not."""
+    if SURROGATE.search(text) is None:
+        return text
+    raw, found, at = in_bytes(text), list[str](), 0
+    while at < len(raw):
+        end = at + SIZES[raw[at] >> 4]
+        found.append(raw[at:end].decode(*CODEC))
+        at = end
+    return found
 
 
-def characters_of(index: dict[bytes, int]) -> tuple[np.ndarray, np.ndarray]:
+def halves(text: str, characters: Sequence[str]) -> list[tuple[str, str]]:
+    """A text cut in two between each two characters."""
+    if characters is text:
+        return [(text[:at], text[at:]) for at in range(1, len(text))]
+    raw, ends = in_bytes(text), accumulate(len(in_bytes(each)) for each in characters[:-1])
+    return [(raw[:at].decode(*CODEC), raw[at:].decode(*CODEC)) for at in ends]
+
+
+def in_bytes(text: str) -> bytes:
+    return text.encode(*CODEC)
+
+
+def characters_of(index: dict[str, int]) -> tuple[np.ndarray, np.ndarray]:
     """The symbols that are one character, by their bytes as a number with the count of bytes above."""
-    single = {text: symbol for text, symbol in index.items() if len(character_ends(text)) == 1}
-    keys = list(map(character_key, single))
+    single = {
+        text: symbol for text, symbol in index.items() if len(text) == 1 or (len(text) < 5 and len(characters_in(text)) == 1)
+    }
+    keys = [character_key(in_bytes(text)) for text in single]
     return table(np.array(keys, np.int64), np.array(list(single.values()), np.int64))
 
 
@@ -146,6 +165,7 @@ def byte_tokens(vocabulary: Vocabulary) -> np.ndarray:
     return np.array([index.get(f"<0x{byte:02X}>", itself[byte]) for byte in range(256)], np.int64)
 
 
-def other_spellings(index: dict[bytes, int], vocabulary: Vocabulary) -> list[list[int]]:
+def other_spellings(index: dict[str, int], vocabulary: Vocabulary) -> list[list[int]]:
     bytes_ = byte_tokens(vocabulary).tolist()
-    return [[bytes_[byte] for byte in text] for text in list(index)[len(vocabulary.tokens) :]]
+    others = islice(index, len(vocabulary.tokens), None)
+    return [[bytes_[byte] for byte in in_bytes(text)] for text in others]

@@ -33,7 +33,7 @@ class Tokenizer:
 
         self.vocabulary = vocabulary
         self.bos, self.eos, self.eot = vocabulary.bos, vocabulary.eos, vocabulary.eot
-        self.add_bos, self.add_eos = vocabulary.add_bos, vocabulary.add_eos
+        self.add_bos, self.add_eos, self.ends = vocabulary.add_bos, vocabulary.add_eos, vocabulary.ends
         self.chat_template = vocabulary.chat_template
         self._engine = engine(vocabulary)
         self._specials = {control: Specials(vocabulary, control=control) for control in (False, True)}
@@ -45,7 +45,8 @@ class Tokenizer:
     def fingerprint(self) -> str:
         """Of all that decides what text becomes: two tokenizers with the same one agree."""
         known = self.vocabulary
-        told = (VERSION, known.model, known.pre, known.add_space_prefix, known.strips, len(known.tokens), len(known.merges))
+        strips = known.strips and "each"  # before the next special token is looked for, which was not so once
+        told = (VERSION, known.model, known.pre, known.add_space_prefix, strips, len(known.tokens), len(known.merges))
         digest = hashlib.sha256(repr(told).encode())
         for texts in (known.tokens, known.merges):
             digest.update("\0".join(texts).encode("utf-8", "surrogateescape"))
@@ -111,15 +112,15 @@ class Tokenizer:
     def cut(self, raw: bytes, *, special: bool = False) -> int:
         """A place, far back, where a text can be cut whatever follows; 0 if none is found."""
         specials = self._specials[special]
-        at = max((raw.rfind(text) for text in specials.inside(raw) if specials.stands_apart(text)), default=0)
+        at = specials.last_apart(raw)
         if at > len(raw) // 2:
             return at
         last = specials.partition(raw)[-1]
         if isinstance(last, int):
-            return max(at, 0)
+            return at
         # A special token that only more text completes begins behind all that is looked at here.
         seam = self._engine.seam(last[: max(0, len(last) - specials.longest)])
-        return len(raw) - len(last) + seam if seam else max(at, 0)
+        return len(raw) - len(last) + seam if seam else at
 
     def _piece(self, raw: bytes, special: bool, start: bool) -> np.ndarray:
         made = []

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from llamatrain.data.tokenizer.known_texts import ENDS_OF_TURN, FILLING, Ends, known_by_text
 from llamatrain.data.tokenizer.pretokenizers import PreTokenizer, pre_tokenizer
 from llamatrain.errors import FileError
 from llamatrain.files.constants import TokenType
@@ -15,28 +16,22 @@ from llamatrain.files.cursor import quoted
 KEY = "tokenizer.ggml."
 MODELS = ("llama", "gpt2")
 WITHOUT_TEXT = ("none", "no_vocab")
+OTHERS = {
+    "bert": "WordPiece, as BERT has it",
+    "t5": "a unigram model, as T5 has it",
+    "rwkv": "the longest match first, as RWKV has it",
+    "plamo2": "a table of suffixes, as PLaMo 2 has it",
+    "gemma4": "merges of letters, as Gemma 4 has them",
+    "hybriddna": "words beside groups of bases, as models of DNA have them",
+    "whitespace": "whole words between white space",
+}
+NAMED = ("bos", "eos", "eot", "eom", *(key for keys in FILLING for key in keys))
 BOSLESS = ("chatglm-bpe", "glm4", "glm5")
 SPACE = "▁"  # stands for a space in the tokens of a `llama` vocabulary
 UNDEFINED = 0  # a token's type that `gguf` has no name for
 LONGEST = 1024  # characters of a token: all ways to cut one in two are looked at, and the longest known has 256
 BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
 NAMES = {str: "a text", bool: "true or false", int: "a whole number"}
-
-# Tokens that llama.cpp takes for control tokens by their texts, whatever the file says of them.
-ENDS_OF_TURN = {"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<EOT>", "_<EOT>"}
-ENDS_OF_TURN |= {"[EOT]", "<｜end▁of▁sentence｜>", "<end_of_utterance>"}
-ENDS = ENDS_OF_TURN | {"<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "</s>", "<|eom_id|>", "[EOS]", "<eos>", "<turn|>"}
-ENDS |= {"<|tool_response>", "[e~["}
-# The same where none of the keys names one: what marks the parts of code that is to be filled in.
-FILLING = {
-    ("fim_pre", "prefix"): "<|fim_prefix|> <fim-prefix> <fim_prefix> <｜fim▁begin｜> <PRE> ▁<PRE> <|code_prefix|> <|prefix|>",
-    ("fim_suf", "suffix"): "<|fim_suffix|> <fim-suffix> <fim_suffix> <｜fim▁hole｜> <SUF> ▁<SUF> <|code_suffix|> <|suffix|>",
-    ("fim_mid", "middle"): "<|fim_middle|> <fim-middle> <fim_middle> <｜fim▁end｜> <MID> ▁<MID> <|code_middle|> <|middle|>",
-    ("fim_pad",): "<|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD]",
-    ("fim_rep",): "<|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame>",
-    ("fim_sep",): "<|file_sep|>",
-}
-SHOWN = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")  # always user-defined
 
 
 @dataclass(frozen=True)
@@ -52,39 +47,29 @@ class Vocabulary:
     bos: int | None
     eos: int | None
     eot: int | None
+    ends: Ends
     add_bos: bool
     add_eos: bool
     add_space_prefix: bool
     strips: bool  # special tokens take the white space behind them along, as in Phi-3
     chat_template: str | None
 
-    @property
-    def ends(self) -> set[int]:
-        """The tokens that end a text or a turn: those that the file names, and those that llama.cpp knows by their texts."""
-        named = {token for token in (self.eos, self.eot) if token is not None}
-        return named | {self.index[text] for text in ENDS & self.index.keys()}
-
 
 def read(metadata: Mapping[str, Any]) -> Vocabulary:
-    model = _value(metadata, "model", str)
-    if model not in MODELS:
-        raise FileError(f"{KEY}model is {quoted(model)}; known here are {', '.join(MODELS)}, and {WITHOUT_TEXT[0]}")
-    if model == "gpt2" and f"{KEY}merges" not in metadata:
-        raise FileError(f"{KEY}merges is missing; a gpt2 vocabulary cannot do without")
+    model = _model(metadata)
     tokens, index = _tokens(metadata)
     spm = model == "llama"
     pre = _value(metadata, "pre", str, "") or "default"
     cutting = PreTokenizer(()) if spm else pre_tokenizer(pre)
     defaults = {"bos": 1, "eos": 2} if spm else {"bos": None if pre in BOSLESS else 11, "eos": 11}
-    special = {name: _id(metadata, name, len(tokens), defaults.get(name)) for name in ("bos", "eos", "eot")}
+    special = {name: _id(metadata, name, len(tokens), defaults.get(name)) for name in NAMED}
     added = {
-        "bos": _value(metadata, "add_bos_token", bool, spm or cutting.add_bos),
-        "eos": _value(metadata, "add_eos_token", bool, False),
+        name: _value(metadata, f"add_{name}_token", bool, name == "bos" and (spm or cutting.add_bos)) for name in ("bos", "eos")
     }
     for name, wanted in added.items():
         if wanted and special[name] is None:
             raise FileError(f"{KEY}add_{name}_token is set, and there is no {KEY}{name}_token_id among {len(tokens)} tokens")
-    kinds = _kinds(metadata, index)
+    kinds = _kinds(metadata, len(tokens))
     name = _name(metadata)
     template = metadata.get("tokenizer.chat_template")
     return Vocabulary(
@@ -99,12 +84,23 @@ def read(metadata: Mapping[str, Any]) -> Vocabulary:
         bos=special["bos"],
         eos=special["eos"],
         eot=_end_of_turn(special["eot"], index),
+        ends=known_by_text(index, special, kinds),
         add_bos=added["bos"],
         add_eos=added["eos"],
         add_space_prefix=_value(metadata, "add_space_prefix", bool, spm),
         strips="phi-3" in name or "phi3" in name,
         chat_template=template if isinstance(template, str) else None,
     )
+
+
+def _model(metadata: Mapping[str, Any]) -> str:
+    model = str(_value(metadata, "model", str))
+    if model not in MODELS:
+        kind = f": {OTHERS[model]}" if model in OTHERS else ""
+        raise FileError(f"{KEY}model is {quoted(model)}{kind}; known here are {', '.join(MODELS)}, and {WITHOUT_TEXT[0]}")
+    if model == "gpt2" and f"{KEY}merges" not in metadata:
+        raise FileError(f"{KEY}merges is missing; a gpt2 vocabulary cannot do without")
+    return model
 
 
 def is_without_text(metadata: Mapping[str, Any]) -> bool:
@@ -187,16 +183,9 @@ def _name(metadata: Mapping[str, Any]) -> str:
     return name.lower() if isinstance(name, str) else ""
 
 
-def _kinds(metadata: Mapping[str, Any], index: dict[str, int]) -> np.ndarray:
-    """What each token is, with llama.cpp's repairs."""
-    kinds = _numbers(metadata, "token_type", len(index), np.int32, TokenType.NORMAL)
-    control = [*ENDS]
-    for keys, texts in FILLING.items():
-        if all(_id(metadata, key, len(index), None) is None for key in keys):
-            control += texts.split()
+def _kinds(metadata: Mapping[str, Any], count: int) -> np.ndarray:
+    kinds = _numbers(metadata, "token_type", count, np.int32, TokenType.NORMAL)
     kinds[(kinds < 0) | (kinds > max(TokenType))] = UNDEFINED
-    kinds[[index[text] for text in control if text in index]] = TokenType.CONTROL
-    kinds[[index[text] for text in SHOWN if text in index]] = TokenType.USER_DEFINED
     return kinds
 
 

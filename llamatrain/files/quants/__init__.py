@@ -46,7 +46,7 @@ def decode(
     out = _target(out, (*raw.shape[:-1], columns), np.uint16 if bf16 else np.float32)
     if out.size:
         rows = raw.reshape(-1, raw.shape[-1])
-        if kind.number in COMPILED and code.able():
+        if kind.number in COMPILED and code.able() and (not code.idle or _is_compiled()):
             _decode_compiled(rows, kind, out.reshape(-1, columns), threads)
         else:
             _decode_plain(rows, kind, out.reshape(-1, columns))
@@ -59,6 +59,12 @@ def _target(out: np.ndarray | None, shape: tuple[int, ...], dtype: type) -> np.n
     if out.shape != shape or out.dtype != dtype or not out.flags.c_contiguous:
         raise ValueError(f"the result is {np.dtype(dtype)} {shape}, contiguous; `out` is {out.dtype} {out.shape}")
     return out
+
+
+def _is_compiled() -> bool:
+    from llamatrain.files.quants.decoding import decode_rows
+
+    return bool(decode_rows.address)
 
 
 def _decode_compiled(rows: np.ndarray, kind: GgmlType, out: np.ndarray, threads: int) -> None:

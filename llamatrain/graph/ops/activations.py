@@ -1,10 +1,10 @@
-"""Functions of one number that layers of other models have between their products; for graphs of one's own."""
+"""Functions of one number that layers have between their products; most are for graphs of one's own."""
 
 import math
 
 from llamatrain.graph.ops.arithmetic import add, mul, scale, sqr
 from llamatrain.graph.ops.movement import fill
-from llamatrain.graph.ops.rules import floats, require
+from llamatrain.graph.ops.rules import capped, floats, require
 from llamatrain.graph.tensor import Node, Spec, Tensor, gradient, op
 
 # gelu(x) = x · sigmoid(v(x)) with v(x) = A x + B x³: the form with the tanh, in which models are trained
@@ -61,13 +61,42 @@ def gelu_back(dy: Spec, x: Spec) -> Spec:
 
 @gradient(gelu_back)
 def _(node: Node, d: Tensor):
-    """With s = sigmoid(v) the second derivative is s(1 - s) · (2v' + x (v'' + (1 - 2s) v'²))."""
     dy, x = node.sources
+    return gelu_back(d, x), mul(mul(d, dy), gelu_bend(x))
+
+
+def gelu_bend(x: Tensor) -> Tensor:
+    """The second derivative of gelu: with s = sigmoid(v) it is s(1 - s) · (2v' + x (v'' + (1 - 2s) v'²))."""
     inner = plus(scale(sqr(x), by=3 * B), A)
     s = sigmoid(mul(x, plus(scale(sqr(x), by=B), A)))
     bent = add(scale(x, by=6 * B), mul(plus(scale(s, by=-2.0), 1.0), sqr(inner)))
-    second = mul(slope(s), add(scale(inner, by=2.0), mul(x, bent)))
-    return gelu_back(d, x), mul(mul(d, dy), second)
+    return mul(slope(s), add(scale(inner, by=2.0), mul(x, bent)))
+
+
+@op(in_place=((0, 0),))
+def softcap(x: Spec, *, cap: float) -> Spec:
+    """cap tanh(x / cap): small numbers as they are, none larger than cap."""
+    capped(cap)
+    require(cap > 0, "needs a cap")
+    return Spec(x.shape, floats(x))
+
+
+@gradient(softcap)
+def _(node: Node, dy: Tensor):
+    return (softcap_back(dy, node.outputs[0], **node.attrs),)
+
+
+@op(in_place=((0, 0), (0, 1)))
+def softcap_back(dy: Spec, y: Spec, *, cap: float) -> Spec:
+    """By what it gave: dy (1 - (y / cap)²)."""
+    require(dy.shape == y.shape, "needs dy like y")
+    return softcap.specs_of(Spec(y.shape, floats(dy, y)), cap=cap)[0]
+
+
+@gradient(softcap_back)
+def _(node: Node, d: Tensor):
+    (dy, y), cap = node.sources, node.attrs["cap"]
+    return softcap_back(d, y, cap=cap), scale(mul(mul(d, dy), y), by=-2 / cap**2)
 
 
 def slope(s: Tensor) -> Tensor:

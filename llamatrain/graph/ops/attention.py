@@ -1,14 +1,17 @@
 """Attention of queries to keys.
 
 Query i of a row sees the keys starts[i] to lasts[i]; without lasts, to its own place, counted from the end of the keys.
+With a window w > 0 it sees the last w of these alone. With a cap c > 0 a score s, once scaled, becomes c tanh(s / c).
 The head h of H reads the key and value head h // (H / Hk). O(T) memory: lse, the log of the softmax's sum, is kept.
 """
 
-from llamatrain.graph.ops.rules import SECOND, floats, require
+from llamatrain.graph.ops.rules import SECOND, capped, floats, require
 from llamatrain.graph.tensor import BF16, F32, I32, Misfit, Node, Spec, Tensor, gradient, op
 
 
-def _attention(q: Spec, k: Spec, v: Spec, *ranges: Spec) -> None:
+def _attention(q: Spec, k: Spec, v: Spec, *ranges: Spec, window: int, cap: float) -> None:
+    require(isinstance(window, int) and window >= 0, f"needs a whole number of keys as the window, not {window!r}; 0: no window")
+    capped(cap)
     require(len(q.shape) == len(k.shape) == 4 and k.shape == v.shape, "needs q (B, T, H, d), k and v (B, S, Hk, d)")
     require(q.shape[0] == k.shape[0] and q.shape[3] == k.shape[3], "q and k differ in batch or head size")
     require(k.shape[2] > 0 and q.shape[2] % k.shape[2] == 0, f"{q.shape[2]} heads do not divide among {k.shape[2]}")
@@ -21,8 +24,8 @@ def _attention(q: Spec, k: Spec, v: Spec, *ranges: Spec) -> None:
 
 
 @op(rounds=(0, 1, 2), masks=(1,))
-def flash_attn(q: Spec, k: Spec, v: Spec, *ranges: Spec, scale: float) -> tuple[Spec, Spec]:
-    _attention(q, k, v, *ranges)
+def flash_attn(q: Spec, k: Spec, v: Spec, *ranges: Spec, scale: float, window: int = 0, cap: float = 0.0) -> tuple[Spec, Spec]:
+    _attention(q, k, v, *ranges, window=window, cap=cap)
     (batch, length, heads, _), dtype = q.shape, F32 if q.dtype is BF16 else q.dtype
     return Spec(q.shape, dtype), Spec((batch, heads, length), dtype)
 
@@ -32,13 +35,24 @@ def _(node: Node, dout: Tensor | None, dlse: Tensor | None):
     if dout is None or dlse is not None:
         raise Misfit("there is no gradient through lse")
     q, k, v, *ranges = node.sources
-    grads = flash_attn_back(dout, q, k, v, *node.outputs, *ranges, scale=node.attrs["scale"])
+    grads = flash_attn_back(dout, q, k, v, *node.outputs, *ranges, **node.attrs)
     return (*grads, *(None for _ in ranges))
 
 
 @op(rounds=(1, 2, 3, 4), no_gradient=SECOND)
-def flash_attn_back(dout: Spec, q: Spec, k: Spec, v: Spec, out: Spec, lse: Spec, *ranges: Spec, scale: float):
-    _attention(q, k, v, *ranges)
+def flash_attn_back(
+    dout: Spec,
+    q: Spec,
+    k: Spec,
+    v: Spec,
+    out: Spec,
+    lse: Spec,
+    *ranges: Spec,
+    scale: float,
+    window: int = 0,
+    cap: float = 0.0,
+):
+    _attention(q, k, v, *ranges, window=window, cap=cap)
     dtype = floats(dout, lse) if out.dtype is BF16 is q.dtype else floats(dout, out, lse)
     require(dout.shape == out.shape == q.shape, "needs dout and out like q")
     require(lse.shape == (q.shape[0], q.shape[2], q.shape[1]), "needs lse as (B, H, T)")

@@ -1,10 +1,15 @@
-"""Gates: swiglu(gate, up) = silu(gate) · up. silu(x) = x · sigmoid(x) alone is for graphs of one's own, as ancestors had it."""
+"""Gates: swiglu(gate, up) = silu(gate) · up, geglu(gate, up) = gelu(gate) · up.
 
-from llamatrain.graph.ops.activations import plus, sigmoid, slope
+silu(x) = x · sigmoid(x) alone is for graphs of one's own, as ancestors had it.
+"""
+
+from collections.abc import Sequence
+
+from llamatrain.graph.ops.activations import gelu, gelu_back, gelu_bend, plus, sigmoid, slope
 from llamatrain.graph.ops.arithmetic import add, mul, scale
-from llamatrain.graph.ops.movement import or_zeros
+from llamatrain.graph.ops.movement import join_columns, or_zeros, split_columns
 from llamatrain.graph.ops.rules import floats, require
-from llamatrain.graph.tensor import BF16, F32, Node, Spec, Tensor, gradient, op
+from llamatrain.graph.tensor import BF16, F32, Node, Op, Spec, Tensor, gradient, op
 
 
 @op(in_place=((0, 0),), light=True)
@@ -35,10 +40,31 @@ def bend(x: Tensor) -> Tensor:
     return mul(slope(s), plus(mul(x, plus(scale(s, by=-2.0), 1.0)), 2.0))
 
 
-@op(in_place=((0, 0), (0, 1)), rounds=(0, 1), gives_rounded=True, light=True)
-def swiglu(gate: Spec, up: Spec) -> Spec:
+def _gate(gate: Spec, up: Spec) -> Spec:
     require(gate.shape == up.shape, "needs two sources of one shape")
     return gate if gate.dtype is up.dtype is BF16 else Spec(gate.shape, floats(gate, up))
+
+
+def _gate_back(dy: Spec, gate: Spec, up: Spec) -> tuple[Spec, Spec]:
+    """Both gradients; bf16 where gate and up are, of a dy in full precision."""
+    require(dy.shape == gate.shape == up.shape, "needs three sources of one shape")
+    if gate.dtype is up.dtype is BF16:
+        require(dy.dtype is F32, "needs dy in f32")
+        return gate, up
+    return Spec(gate.shape, floats(dy, gate, up)), Spec(up.shape, up.dtype)
+
+
+def _gate_bent(sources: Sequence[Tensor], a: Tensor, b: Tensor, *, by: Op, back: Op, bent: Tensor) -> tuple[Tensor, ...]:
+    """What is given back of both gradients' own, a and b."""
+    dy, gate, up = sources
+    to_dy = add(back(mul(a, up), gate), mul(b, by(gate)))
+    to_gate = add(mul(mul(mul(a, dy), up), bent), back(mul(b, dy), gate))
+    return to_dy, to_gate, back(mul(a, dy), gate)
+
+
+@op(in_place=((0, 0), (0, 1)), rounds=(0, 1), gives_rounded=True, light=True)
+def swiglu(gate: Spec, up: Spec) -> Spec:
+    return _gate(gate, up)
 
 
 @gradient(swiglu)
@@ -48,18 +74,63 @@ def _(node: Node, dy: Tensor):
 
 @op(in_place=((0, 1), (1, 2), (0, 0), (1, 0)), rounds=(1, 2), gives_rounded=True)
 def swiglu_back(dy: Spec, gate: Spec, up: Spec) -> tuple[Spec, Spec]:
-    """Both gradients; bf16 where gate and up are, of a dy in full precision."""
-    require(dy.shape == gate.shape == up.shape, "needs three sources of one shape")
-    if gate.dtype is up.dtype is BF16:
-        require(dy.dtype is F32, "needs dy in f32")
-        return gate, up
-    return Spec(gate.shape, floats(dy, gate, up)), Spec(up.shape, up.dtype)
+    return _gate_back(dy, gate, up)
 
 
 @gradient(swiglu_back)
 def _(node: Node, dgate: Tensor | None, dup: Tensor | None):
-    dy, gate, up = node.sources
+    _dy, gate, up = node.sources
     a, b = or_zeros(dgate, gate), or_zeros(dup, up)
-    to_dy = add(silu_back(mul(a, up), gate), mul(b, silu(gate)))
-    to_gate = add(mul(mul(mul(a, dy), up), bend(gate)), silu_back(mul(b, dy), gate))
-    return to_dy, to_gate, silu_back(mul(a, dy), gate)
+    return _gate_bent(node.sources, a, b, by=silu, back=silu_back, bent=bend(gate))
+
+
+@op(in_place=((0, 0), (0, 1)), rounds=(0, 1), gives_rounded=True, light=True)
+def geglu(gate: Spec, up: Spec) -> Spec:
+    return _gate(gate, up)
+
+
+@gradient(geglu)
+def _(node: Node, dy: Tensor):
+    return geglu_back(dy, *node.sources)
+
+
+@op(in_place=((0, 1), (1, 2), (0, 0), (1, 0)), rounds=(1, 2), gives_rounded=True)
+def geglu_back(dy: Spec, gate: Spec, up: Spec) -> tuple[Spec, Spec]:
+    return _gate_back(dy, gate, up)
+
+
+@gradient(geglu_back)
+def _(node: Node, dgate: Tensor | None, dup: Tensor | None):
+    _dy, gate, up = node.sources
+    a, b = or_zeros(dgate, gate), or_zeros(dup, up)
+    return _gate_bent(node.sources, a, b, by=gelu, back=gelu_back, bent=gelu_bend(gate))
+
+
+@op(rounds=(0,), gives_rounded=True, light=True)
+def swiglu_halves(x: Spec) -> Spec:
+    """swiglu of each row's first half, the gate, and its second."""
+    require(len(x.shape) > 0 and x.shape[-1] % 2 == 0, "needs rows of two halves")
+    half = Spec((*x.shape[:-1], x.shape[-1] // 2), x.dtype)
+    return _gate(half, half)
+
+
+@gradient(swiglu_halves)
+def _(node: Node, dy: Tensor):
+    return (swiglu_halves_back(dy, *node.sources),)
+
+
+@op(in_place=((0, 1),), rounds=(1,), gives_rounded=True)
+def swiglu_halves_back(dy: Spec, x: Spec) -> Spec:
+    """Both halves' gradients, where the halves are."""
+    (half,) = swiglu_halves.specs_of(x)
+    _gate_back(dy, half, half)
+    return x
+
+
+@gradient(swiglu_halves_back)
+def _(node: Node, d: Tensor):
+    dy, x = node.sources
+    sizes = (x.shape[-1] // 2,) * 2
+    (gate, up), (a, b) = (split_columns(each, sizes=sizes) for each in (x, d))
+    to_dy, *to_x = _gate_bent((dy, gate, up), a, b, by=silu, back=silu_back, bent=bend(gate))
+    return to_dy, join_columns(*to_x)

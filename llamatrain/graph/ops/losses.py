@@ -1,11 +1,12 @@
 """Losses: sums over rows, each by its weight; or each row's own, for what is made of them before they are summed.
 
-Targets are ids, one a row (negative: none), or rows of a distribution.
+Targets are ids, one a row (negative: none), or rows of a distribution. With a cap c > 0 a logit x of the fused ones is
+c tanh(x / c).
 """
 
 from llamatrain.graph.ops.movement import fill
 from llamatrain.graph.ops.products import product
-from llamatrain.graph.ops.rules import SECOND, floats, require
+from llamatrain.graph.ops.rules import SECOND, capped, floats, require
 from llamatrain.graph.tensor import F32, F64, I32, Node, Quantised, Shape, Spec, Tensor, gradient, op
 
 
@@ -59,8 +60,9 @@ def cross_entropy_judged(logits: Spec, targets: Spec, weights: Spec) -> tuple[Sp
 
 
 @op(blocks=1, rounds=(0,))
-def linear_cross_entropy(x: Spec, w: Spec, targets: Spec, weights: Spec) -> Spec:
+def linear_cross_entropy(x: Spec, w: Spec, targets: Spec, weights: Spec, *, cap: float = 0.0) -> Spec:
     """cross_entropy_loss(x wᵀ, targets, weights), chunk by chunk: all the logits are never there."""
+    capped(cap)
     require(len(x.shape) == len(w.shape) == 2 and 0 not in w.shape, "needs rows and a matrix")
     logits = product(x, w, x.shape[0], w.shape[0], (x.shape[1], w.shape[1]))
     require(targets.dtype is I32, "needs ids as targets")
@@ -70,43 +72,47 @@ def linear_cross_entropy(x: Spec, w: Spec, targets: Spec, weights: Spec) -> Spec
 
 @gradient(linear_cross_entropy, selective=True)
 def _(node: Node, dloss: Tensor, *, wanted: tuple[bool, ...]):
-    _loss, *grads = linear_cross_entropy_back(dloss, *node.sources, dx=wanted[0], dw=wanted[1])
+    _loss, *grads = linear_cross_entropy_back(dloss, *node.sources, dx=wanted[0], dw=wanted[1], **node.attrs)
     dx = grads.pop(0) if wanted[0] else None
     return dx, grads.pop(0) if wanted[1] else None, None, None
 
 
 @op(value=0, blocks=2, rounds=(1,), no_gradient=SECOND)
-def linear_cross_entropy_back(dloss: Spec, x: Spec, w: Spec, targets: Spec, weights: Spec, *, dx: bool, dw: bool):
+def linear_cross_entropy_back(
+    dloss: Spec, x: Spec, w: Spec, targets: Spec, weights: Spec, *, dx: bool, dw: bool, cap: float = 0.0
+) -> tuple[Spec, ...]:
     """The loss and its gradients in one pass."""
     require(dx or dw, "no gradient is wanted")
     require(not dw or not isinstance(w.dtype, Quantised), "there is no gradient of a quantised weight")
     require(dloss.shape == (), "needs one number as dloss")
-    (loss,) = linear_cross_entropy.specs_of(x, w, targets, weights)
+    (loss,) = linear_cross_entropy.specs_of(x, w, targets, weights, cap=cap)
     return (loss, *(Spec(source.shape, loss.dtype) for source, asked in ((x, dx), (w, dw)) if asked))
 
 
 @op(blocks=1, rounds=(0,), no_gradient=JUDGING)
-def linear_cross_entropy_judged(x: Spec, w: Spec, targets: Spec, weights: Spec) -> tuple[Spec, ...]:
+def linear_cross_entropy_judged(x: Spec, w: Spec, targets: Spec, weights: Spec, *, cap: float = 0.0) -> tuple[Spec, ...]:
     """cross_entropy_judged(x wᵀ, targets, weights), chunk by chunk."""
-    return (*linear_cross_entropy.specs_of(x, w, targets, weights), Spec((), weights.dtype))
+    return (*linear_cross_entropy.specs_of(x, w, targets, weights, cap=cap), Spec((), weights.dtype))
 
 
 @op(blocks=1, rounds=(0,))
-def linear_cross_entropy_rows(x: Spec, w: Spec, targets: Spec) -> Spec:
+def linear_cross_entropy_rows(x: Spec, w: Spec, targets: Spec, *, cap: float = 0.0) -> Spec:
     """cross_entropy_rows(x wᵀ, targets), chunk by chunk."""
     made = Spec(targets.shape, F64 if x.dtype is F64 else F32)
-    linear_cross_entropy.specs_of(x, w, targets, made)
+    linear_cross_entropy.specs_of(x, w, targets, made, cap=cap)
     return made
 
 
 @gradient(linear_cross_entropy_rows, selective=True)
 def _(node: Node, d: Tensor, *, wanted: tuple[bool, ...]):
-    made = linear_cross_entropy_rows_back(d, *node.sources, dx=wanted[0], dw=wanted[1])
+    made = linear_cross_entropy_rows_back(d, *node.sources, dx=wanted[0], dw=wanted[1], **node.attrs)
     dx, dw = made if all(wanted[:2]) else (made, made)
     return dx if wanted[0] else None, dw if wanted[1] else None, None
 
 
 @op(blocks=2, rounds=(1,), no_gradient=SECOND)
-def linear_cross_entropy_rows_back(d: Spec, x: Spec, w: Spec, targets: Spec, *, dx: bool, dw: bool) -> tuple[Spec, ...]:
-    _, *made = linear_cross_entropy_back.specs_of(Spec((), d.dtype), x, w, targets, d, dx=dx, dw=dw)
+def linear_cross_entropy_rows_back(
+    d: Spec, x: Spec, w: Spec, targets: Spec, *, dx: bool, dw: bool, cap: float = 0.0
+) -> tuple[Spec, ...]:
+    _, *made = linear_cross_entropy_back.specs_of(Spec((), d.dtype), x, w, targets, d, dx=dx, dw=dw, cap=cap)
     return tuple(made)

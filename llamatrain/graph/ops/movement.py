@@ -3,7 +3,7 @@
 import math
 
 from llamatrain.graph.ops.rules import Slices, floats, region, require
-from llamatrain.graph.tensor import F32, I32, DType, Layout, Node, Shape, Spec, Tensor, dense, gradient, op
+from llamatrain.graph.tensor import BF16, F32, I32, DType, Layout, Node, Shape, Spec, Tensor, dense, gradient, op
 
 # ---- views: the same bytes, seen otherwise ---------------------------------
 
@@ -102,6 +102,38 @@ def cont(x: Spec) -> Spec:
 @gradient(cont)
 def _(node: Node, dy: Tensor):
     return (dy,)
+
+
+@op()
+def split_columns(x: Spec, *, sizes: tuple[int, ...]) -> tuple[Spec, ...]:
+    """x cut into parts of so many columns each."""
+    require(len(x.shape) > 0 and x.dtype is not I32, "needs rows of floats")
+    require(len(sizes) > 0 and min(sizes) > 0 and sum(sizes) == x.shape[-1], f"{list(sizes)} are not what its columns add up to")
+    return tuple(Spec((*x.shape[:-1], size), x.dtype) for size in sizes)
+
+
+@gradient(split_columns)
+def _(node: Node, *dys: Tensor | None):
+    return (join_columns(*(or_zeros(dy, like) for dy, like in zip(dys, node.outputs, strict=True))),)
+
+
+@op()
+def join_columns(*parts: Spec, dtype: DType | None = None) -> Spec:
+    """The parts' rows, one behind the other; in a type of their own, if that is said."""
+    require(len(parts) > 0 and len(parts[0].shape) > 0, "needs rows")
+    first = parts[0]
+    require(first.dtype is not I32 and all(part.dtype is first.dtype for part in parts), "needs parts of one float type")
+    require(all(part.shape[:-1] == first.shape[:-1] for part in parts), "needs parts of as many rows each")
+    require(dtype in (None, first.dtype) or (dtype is BF16 and first.dtype is F32), f"does not make {dtype} of {first.dtype}")
+    return Spec((*first.shape[:-1], sum(part.shape[-1] for part in parts)), dtype or first.dtype)
+
+
+@gradient(join_columns)
+def _(node: Node, dy: Tensor):
+    kind = node.sources[0].dtype
+    dy = dy if dy.dtype is kind else cast(dy, dtype=kind)
+    made = split_columns(dy, sizes=tuple(part.shape[-1] for part in node.sources))
+    return made if isinstance(made, tuple) else (made,)
 
 
 @op(in_place=((0, 0),))

@@ -1,11 +1,13 @@
 """Products of matrices.
 
-y = x wᵀ, dx = dy w and dw = dyᵀ x: the three products of a linear layer, each the gradient of the others.
-Axes before the last two broadcast. Where a source is bf16 the other is rounded to it; the result is in full precision.
-w may be quantised: then it counts as the numbers that it stands for, in float32, and is frozen.
+y = x wᵀ, dx = dy w and dw = dyᵀ x: the three products of a linear layer, each the gradient of the others. y may have a bias: a
+number for each column, in y's own precision. Axes before the last two broadcast. Where a source is bf16 the other is rounded
+to it; the result is in full precision. w may be quantised: then it counts as the numbers that it stands for, in float32, and is
+frozen.
 """
 
 from llamatrain.graph.ops.rules import broadcast, floats, require
+from llamatrain.graph.ops.sums import sum_to
 from llamatrain.graph.tensor import BF16, F32, Node, Quantised, Spec, Tensor, gradient, op
 
 
@@ -20,16 +22,19 @@ def product(a: Spec, b: Spec, rows: int, columns: int, shared: tuple[int, int]) 
 
 
 @op(blocks=1, rounds=(0, 1))
-def matmul(x: Spec, w: Spec) -> Spec:
-    """x wᵀ: (m, k), (n, k) -> (m, n)"""
+def matmul(x: Spec, w: Spec, bias: Spec | None = None) -> Spec:
+    """x wᵀ, plus the bias in each row: (m, k), (n, k), (n,) -> (m, n)"""
     require(min(len(x.shape), len(w.shape)) >= 2, "needs matrices")
-    return product(x, w, x.shape[-2], w.shape[-2], (x.shape[-1], w.shape[-1]))
+    made = product(x, w, x.shape[-2], w.shape[-2], (x.shape[-1], w.shape[-1]))
+    if bias is not None:
+        require(bias.shape == made.shape[-1:] and bias.dtype is made.dtype, f"needs a bias {made.dtype}{[made.shape[-1]]}")
+    return made
 
 
 @gradient(matmul)
 def _(node: Node, dy: Tensor):
-    x, w = node.sources
-    return matmul_nn(dy, w), out_prod(dy, x)
+    x, w, *bias = node.sources
+    return matmul_nn(dy, w), out_prod(dy, x), *(sum_to(dy, each.shape) for each in bias)
 
 
 @op(blocks=1, rounds=(0, 1))

@@ -1,33 +1,38 @@
-"""Rotation of pairs (x[2i], x[2i+1]) by the angle that the table has for the position."""
+"""Rotation of pairs (x[2i], x[2i+1]) by the angle that the table has for the position.
+
+With `halves`, of pairs (x[i], x[i + pairs]), and the table has all cosines of a position before its sines. What lies behind the
+pairs stays as it is.
+"""
 
 from llamatrain.graph.ops.rules import floats, require
 from llamatrain.graph.tensor import I32, Node, Spec, Tensor, gradient, op
 
 
-def _rope(x: Spec, positions: Spec, table: Spec) -> Spec:
+def _rope(x: Spec, positions: Spec, table: Spec, halves: bool) -> Spec:
     require(len(x.shape) == 4 and positions.shape == x.shape[:2], "needs x (B, T, H, d) and positions (B, T)")
     require(positions.dtype is I32, "positions must be i32")
-    require(len(table.shape) == 3 and table.shape[2] == 2, "needs a table (positions, pairs, 2) of cosines and sines")
-    require(2 * table.shape[1] <= x.shape[3], "the table has more pairs than a head")
+    wanted = "(positions, 2, pairs)" if halves else "(positions, pairs, 2)"
+    require(len(table.shape) == 3 and table.shape[1 if halves else 2] == 2, f"needs a table {wanted} of cosines and sines")
+    require(table.shape[1] * table.shape[2] <= x.shape[3], "the table has more pairs than a head")
     return Spec(x.shape, floats(x, table))
 
 
 @op(in_place=((0, 0),))
-def rope(x: Spec, positions: Spec, table: Spec) -> Spec:
-    return _rope(x, positions, table)
+def rope(x: Spec, positions: Spec, table: Spec, *, halves: bool = False) -> Spec:
+    return _rope(x, positions, table, halves)
 
 
 @gradient(rope)
 def _(node: Node, dy: Tensor):
-    return rope_back(dy, *node.sources[1:]), None, None
+    return rope_back(dy, *node.sources[1:], **node.attrs), None, None
 
 
 @op(in_place=((0, 0),))
-def rope_back(dy: Spec, positions: Spec, table: Spec) -> Spec:
+def rope_back(dy: Spec, positions: Spec, table: Spec, *, halves: bool = False) -> Spec:
     """The rotation back."""
-    return _rope(dy, positions, table)
+    return _rope(dy, positions, table, halves)
 
 
 @gradient(rope_back)
 def _(node: Node, d: Tensor):
-    return rope(d, *node.sources[1:]), None, None
+    return rope(d, *node.sources[1:], **node.attrs), None, None

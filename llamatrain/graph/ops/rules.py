@@ -34,6 +34,10 @@ def require(holds: bool, what: str) -> None:
         raise Misfit(what)
 
 
+def capped(cap: float) -> None:
+    require(0 <= cap < np.inf, f"cannot cap numbers at {cap}; 0 leaves them as they are")
+
+
 def region(x: Spec, slices: Slices) -> Shape:
     """The shape of a part of x."""
     require(len(slices) == len(x.shape), f"needs a (start, stop, step) for each axis, not {slices}")

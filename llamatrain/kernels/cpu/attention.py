@@ -3,6 +3,9 @@
 After Dao et al., FlashAttention (2022): a softmax that is corrected as further keys come, and a backward pass that makes the
 scores again from the log of their sums. A job belongs to one head of keys and values; nothing is added across jobs, so
 there are no atomics, and the sums' order is fixed. All memory beside the results is a few blocks for each thread.
+
+A window is part of what a query sees, so that blocks before it are passed over as those behind it are. A cap is one more pass
+over a block of scores, where there is one.
 """
 
 from math import ceil
@@ -19,6 +22,8 @@ from llamatrain.kernels.cpu.binding import kernel
 from llamatrain.kernels.cpu.small_attention import is_small
 from llamatrain.kernels.cpu.tiles import packed_bytes
 
+EVERY = 1 << 40  # keys: a window that nothing lies before
+
 
 def mode_for(q) -> int:
     return tiles.mode_of("bf16" if q.dtype == np.uint16 else "f32")
@@ -30,15 +35,19 @@ def panels(q) -> tuple[int, ...]:
     return tuple(packed_bytes(mode, *shape) for shape in ((side, size), (size, side), (side, side)))
 
 
-def thread_bytes(q, k) -> int:
-    if is_small(q, k):
+def takes_small(q, k, attrs) -> bool:
+    return is_small(q, k) and not attrs.get("cap")
+
+
+def thread_bytes(q, k, attrs) -> int:
+    if takes_small(q, k, attrs):
         return small.thread_bytes(q, k)
     along, across, square = panels(q)
     return (TOGETHER + 1) * along + across + square + 4 * int(SIDE) ** 2 + TOGETHER * STATE
 
 
-def thread_bytes_back(q, k) -> int:
-    if is_small(q, k):
+def thread_bytes_back(q, k, attrs) -> int:
+    if takes_small(q, k, attrs):
         return small.thread_bytes(q, k)
     along, across, square = panels(q)
     return 2 * (along + across) + TOGETHER * (2 * along + across) + STATE + 8 * int(SIDE) ** 2 + 2 * square
@@ -59,30 +68,36 @@ def heads_of(q, k, attrs) -> Heads:
         mode=mode_for(q),
         half=q.dtype == np.uint16,
         scale=attrs["scale"],
+        window=attrs.get("window") or EVERY,
+        cap=attrs.get("cap", 0.0),
     )
 
 
-@kernel("flash_attn", scratch=lambda outs, ins, attrs, threads: threads * thread_bytes(*ins[:2]), takes=float32_or_half)
+@kernel(
+    "flash_attn", scratch=lambda outs, ins, attrs, threads: threads * thread_bytes(ins[0], ins[1], attrs), takes=float32_or_half
+)
 def flash_attn(outs, ins, attrs, scratch, threads):
     (q, k, v, starts, *lasts), (out, lse) = ins, outs
     (batch, length, heads, _), groups = q.shape, k.shape[2]
     arrays = {"q": q, "k": k, "v": v, "starts": starts, "lasts": lasts[0] if lasts else 0, "out": out, "lse": lse}
-    how = {"scratch": scratch, "thread_bytes": thread_bytes(q, k), "shape": heads_of(q, k, attrs)}
-    if is_small(q, k):
+    how = {"scratch": scratch, "thread_bytes": thread_bytes(q, k, attrs), "shape": heads_of(q, k, attrs)}
+    if takes_small(q, k, attrs):
         return [small.attend_small.call(**arrays, **how, items=batch * groups, block=small.jobs_together(q, k))]
     jobs = batch * groups * ceil(heads // groups * ceil(length / SIDE) / TOGETHER)
     return [attend.call(**arrays, **how, items=jobs, block=1)]
 
 
 @kernel(
-    "flash_attn_back", scratch=lambda outs, ins, attrs, threads: threads * thread_bytes_back(*ins[1:3]), takes=float32_or_half
+    "flash_attn_back",
+    scratch=lambda outs, ins, attrs, threads: threads * thread_bytes_back(ins[1], ins[2], attrs),
+    takes=float32_or_half,
 )
 def flash_attn_back(outs, ins, attrs, scratch, threads):
     (dout, q, k, v, out, lse, starts, *lasts) = ins
     given, to = Forward(dout, q, k, v, out, lse), Gradients(*outs)
     seen = {"starts": starts, "lasts": lasts[0] if lasts else 0}
-    how = {"scratch": scratch, "thread_bytes": thread_bytes_back(q, k), "shape": heads_of(q, k, attrs)}
+    how = {"scratch": scratch, "thread_bytes": thread_bytes_back(q, k, attrs), "shape": heads_of(q, k, attrs)}
     jobs = q.shape[0] * k.shape[2]
-    if is_small(q, k):
+    if takes_small(q, k, attrs):
         return [small.attend_small_back.call(given, to=to, **seen, **how, items=jobs, block=small.jobs_together(q, k))]
     return [attend_back.call(given, to=to, **seen, **how, out_half=out.dtype == np.uint16, items=jobs, block=1)]

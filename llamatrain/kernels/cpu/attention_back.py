@@ -12,6 +12,7 @@ from llamatrain.kernels.cpu.attention_blocks import (
     ANEW,
     BY_ROWS,
     MORE,
+    ONE,
     RANGES,
     SIDE,
     STATE,
@@ -26,14 +27,30 @@ from llamatrain.kernels.cpu.attention_blocks import (
     visible,
 )
 from llamatrain.kernels.cpu.attention_words import Forward, Gradients, Heads
+from llamatrain.kernels.cpu.caps import bent, cap_flat
 from llamatrain.kernels.cpu.norm import dot
 from llamatrain.kernels.cpu.tiles import multiply, pack_a, pack_b, panel_bytes, panel_tiles, tile_depth
 from llamatrain.machine.entry import Entry, f32, i32, inline, u16, woven
-from llamatrain.machine.simd import LANES, exp, load, store
+from llamatrain.machine.simd import LANES, exp, load, load_to, store, store_to
 
 
 @inline
-def soften_back(mode, scores, slopes, to, rows, count, key, state, lse, line, scale):
+def cap_back(shape, scores, slopes, deltas, rows, count):
+    """Where there is a cap: scores capped, and what dp is more than delta made as much less as the cap is flatter than none.
+    Gives what scores are still to be multiplied with."""
+    if shape.cap == 0:
+        return np.float32(shape.scale)
+    inverse = np.float32(1 / shape.cap)
+    for row in range(rows):
+        first, end, delta = row * SIDE, row * SIDE + count, deltas[row]
+        cap_flat(scores, scores, first, end, shape.scale, shape.cap, 0)
+        for j in range(first, end, LANES):
+            store_to(slopes, j, end, (load_to(slopes, j, end) - delta) * bent(load_to(scores, j, end), inverse) + delta, 0)
+    return ONE
+
+
+@inline
+def soften_back(mode, scores, slopes, to, rows, count, key, state, lse, line, scale, ready):
     """Scores to p, dp to ds, in place; ds packed, too."""
     ranges, deltas, across = i32(state), f32(state + RANGES), panel_tiles(mode, count)
     filled = across * tile_depth(mode)
@@ -41,7 +58,7 @@ def soften_back(mode, scores, slopes, to, rows, count, key, state, lse, line, sc
         at, first, end = row * SIDE, ranges[2 * row] - key, min(ranges[2 * row + 1] - key, count)
         whole, base, delta = first <= 0 and end >= filled, lse[line + row], deltas[row]
         for j in range(0, filled, LANES):
-            p = visible(exp(load(scores, at + j) * scale - base), j, first, end, whole, ZERO)
+            p = visible(exp(load(scores, at + j) * ready - base), j, first, end, whole, ZERO)
             ds = visible(p * (load(slopes, at + j) - delta) * scale, j, first, end, whole, ZERO)
             store(scores, at + j, p)
             store(slopes, at + j, ds)
@@ -91,7 +108,8 @@ def block_back(shape, lse, to, work, packed_q, packed_k, place, source, line, ro
     q_across, dout, dout_across = packed_q + panel, packed_q + panel + panel_across, packed_q + 2 * panel + panel_across
     multiply(mode, scores, SIDE, packed_q, packed_k, rows, across, size, ANEW, BY_ROWS)
     multiply(mode, slopes, SIDE, dout, packed_k + panel, rows, across, size, ANEW, BY_ROWS)
-    soften_back(mode, f32(scores), f32(slopes), packed_ds, rows, across, key, state, lse, line, scale)
+    ready = cap_back(shape, f32(scores), f32(slopes), f32(state + RANGES), rows, across)
+    soften_back(mode, f32(scores), f32(slopes), packed_ds, rows, across, key, state, lse, line, scale, ready)
     multiply(mode, to.dq + 4 * place, heads * size, packed_ds, packed_k + 2 * panel, rows, size, across, MORE, BY_ROWS)
     pack_a(mode, turned, scores, ANEW, ACROSS, SIDE, across, rows)
     multiply(mode, to.dv + 4 * source, groups * size, turned, dout_across, across, size, rows, MORE, BY_ROWS)
@@ -122,7 +140,7 @@ def attend_back(lo, hi, thread, given: Forward, starts, lasts, to: Gradients, sc
             for u in range(blocks):
                 head, query, rows = query_block(u, kv, length, group)
                 place, line = place_of(shape, batch, query, head), (batch * heads + head) * length + query
-                fill_range(i32(state), i32(starts), i32(lasts), lasts != 0, batch, query, rows, length, keys)
+                fill_range(i32(state), i32(starts), i32(lasts), lasts != 0, batch, query, rows, shape)
                 low, high = i32(state)[2 * SIDE], min(last, i32(state)[2 * SIDE + 1])
                 if low < high and high > first:
                     pack_queries(shape, given, out_half, packed_q, place, rows, state)

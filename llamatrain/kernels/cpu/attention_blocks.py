@@ -27,11 +27,11 @@ def query_block(u, kv, length, group):
 
 
 @inline
-def fill_range(to, starts, lasts, given, batch, query, rows, length, keys):
+def fill_range(to, starts, lasts, given, batch, query, rows, shape):
     """What each query of a block sees, and after that what any of them sees."""
-    low, high = keys, 0
+    low, high = shape.keys, 0
     for row in range(rows):
-        first, end = seen(starts, lasts, given, batch, query + row, length, keys)
+        first, end = seen(starts, lasts, given, batch, query + row, shape.length, shape.keys, shape.window)
         to[2 * row], to[2 * row + 1] = first, end
         if first < end:
             low, high = min(low, first), max(high, end)

@@ -31,6 +31,7 @@ from llamatrain.kernels.cpu.attention_blocks import (
     visible,
 )
 from llamatrain.kernels.cpu.attention_words import Heads
+from llamatrain.kernels.cpu.caps import cap_flat
 from llamatrain.kernels.cpu.norm import dot
 from llamatrain.kernels.cpu.tiles import multiply, pack_a, pack_b, panel_bytes, panel_tiles, tile_depth
 from llamatrain.machine.entry import F32, Entry, f32, i32, inline, u16, woven
@@ -44,6 +45,16 @@ def top_of(scores, line, count, first, end, whole, scale):
     for j in range(0, count, LANES):
         top = larger(visible(load(scores, line + j) * scale, j, first, end, whole, NOTHING), top)
     return largest(top)
+
+
+@inline
+def cap_scores(shape, scores, rows, count):
+    """Where there is a cap; gives what scores are still to be multiplied with."""
+    if shape.cap == 0:
+        return np.float32(shape.scale)
+    for row in range(rows):
+        cap_flat(scores, scores, row * SIDE, row * SIDE + count, shape.scale, shape.cap, 0)
+    return ONE
 
 
 @inline
@@ -75,7 +86,7 @@ def open_block(shape, starts, lasts, out, state, u, batch, kv):
     """Nothing seen yet. Gives the range of keys."""
     heads, size = shape.heads, shape.size
     head, query, rows = query_block(u, kv, shape.length, heads // shape.groups)
-    fill_range(i32(state), i32(starts), i32(lasts), lasts != 0, batch, query, rows, shape.length, shape.keys)
+    fill_range(i32(state), i32(starts), i32(lasts), lasts != 0, batch, query, rows, shape)
     for row in range(rows):
         f32(state + RANGES)[row], f32(state + RANGES + ROW_OF_ROWS)[row] = NOTHING, ZERO
     clear_rows(f32(out), place_of(shape, batch, query, head), rows, heads * size, size)
@@ -136,11 +147,12 @@ def add_values(out, place, pitch, rows, v, source, apart, across, size, weights)
 
 @woven
 def attend_directly(shape, q, k, v, out, scores, packed_p, state, place, rows, key, source, across):
-    size, pitch, apart, scale = shape.size, shape.heads * shape.size, shape.groups * shape.size, np.float32(shape.scale)
+    size, pitch, apart = shape.size, shape.heads * shape.size, shape.groups * shape.size
     if shape.half:
         direct_scores(f32(scores), u16(q), place, pitch, rows, u16(k), source, apart, across, size)
     else:
         direct_scores(f32(scores), f32(q), place, pitch, rows, f32(k), source, apart, across, size)
+    scale = cap_scores(shape, f32(scores), rows, across)
     soften(PLAIN, f32(scores), packed_p, rows, across, key, state, f32(out), place, pitch, size, scale)
     if shape.half:
         add_values(f32(out), place, pitch, rows, u16(v), source, apart, across, size, f32(packed_p))
@@ -181,7 +193,7 @@ def attend(lo, hi, thread, q, k, v, starts, lasts, out, lse: F32, scratch, threa
                     attend_directly(shape, q, k, v, out, scores, packed_p, state, place, rows, key, source, across)
                 else:
                     multiply(mode, scores, SIDE, packed_q + u * panel, packed_k, rows, across, size, ANEW, BY_ROWS)
-                    scale = np.float32(shape.scale)
+                    scale = cap_scores(shape, f32(scores), rows, across)
                     soften(mode, f32(scores), packed_p, rows, across, key, state, f32(out), place, pitch, size, scale)
                     multiply(mode, out + 4 * place, pitch, packed_p, packed_v, rows, size, across, MORE, BY_ROWS)
         for u in range(count):

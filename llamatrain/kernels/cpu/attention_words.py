@@ -6,7 +6,8 @@ from llamatrain.machine.entry import F32, Real
 
 
 class Heads(NamedTuple):
-    """Queries and keys in a batch's row, heads of both, the size of a head; how products are made, and of what."""
+    """Queries and keys in a batch's row, heads of both, the size of a head; how products are made, and of what. How many keys a
+    query sees at most, and what scores are capped at; 0: they are not."""
 
     length: int
     keys: int
@@ -16,6 +17,8 @@ class Heads(NamedTuple):
     mode: int
     half: int
     scale: Real
+    window: int
+    cap: Real
 
 
 class Forward(NamedTuple):

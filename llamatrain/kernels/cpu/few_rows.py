@@ -59,7 +59,7 @@ class FewRows:
     def scratch(self) -> int:
         return self.copy_bytes + self.threads * self.room
 
-    def calls(self, y: np.ndarray, scratch: np.ndarray) -> list[Call]:
+    def calls(self, y: np.ndarray, scratch: np.ndarray, bias: Any = 0) -> list[Call]:
         made, x, (*_, n, k) = [], self.x, self.w.shape
         if self.rounds:
             rounding = {"source": x, "source_pitch": k * 4, "to": scratch, "to_pitch": k * 2, "elements": k}
@@ -69,7 +69,8 @@ class FewRows:
         weight = {"kind": self.kind, "w": w, "row_bytes": row_bytes}
         spare = {"scratch": scratch[self.copy_bytes :], "room": self.room}
         block = portion(n, self.rows * k // LANES)
-        return [*made, multiply_few.call(self.half, x, self.rows, k, **weight, y=y, n=n, **spare, items=n, block=block)]
+        how = {"y": y, "n": n, "bias": bias, **spare}
+        return [*made, multiply_few.call(self.half, x, self.rows, k, **weight, **how, items=n, block=block)]
 
 
 # ---- compiled ----------------------------------------------------------------------------------
@@ -90,7 +91,7 @@ def dot(x, w, count):
 
 
 @Entry
-def multiply_few(lo, hi, thread, half, x, rows, k, kind, w, row_bytes, y: F32, n, scratch, room):
+def multiply_few(lo, hi, thread, half, x, rows, k, kind, w, row_bytes, y: F32, n, bias, scratch, room):
     mine = scratch + thread * room
     for column in range(lo, hi):
         here = w + column * row_bytes
@@ -102,3 +103,5 @@ def multiply_few(lo, hi, thread, half, x, rows, k, kind, w, row_bytes, y: F32, n
                 y[row * n + column] = dot(u16(x + row * k * 2), u16(here), k)
             else:
                 y[row * n + column] = dot(f32(x + row * k * 4), f32(here), k)
+            if bias:
+                y[row * n + column] += f32(bias)[column]

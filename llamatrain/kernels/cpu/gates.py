@@ -1,4 +1,6 @@
-"""Gates: silu(x) = x sigmoid(x), swiglu(gate, up) = silu(gate) up, and their gradients.
+"""Gates: silu(x) = x sigmoid(x), swiglu(gate, up) = silu(gate) up, geglu(gate, up) = gelu(gate) up, and their gradients.
+
+gelu(x) = x sigmoid(v(x)) with v(x) = A x + B x³, where silu has x alone.
 
 Where gate and up are bfloat16, so is what goes on into products: swiglu's result, dgate and dup. dy is float32 everywhere.
 """
@@ -7,72 +9,104 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from llamatrain.graph.ops.activations import A, B
 from llamatrain.kernels.cpu.binding import Array, all_float32, kernel
 from llamatrain.kernels.cpu.portions import portion, streams
 from llamatrain.machine.entry import F32, Entry, f32, inline, u16
 from llamatrain.machine.simd import LANES, exp, load_to, store_to
 
-ONE = np.float32(1)
+ONE, LINEAR, CUBIC, CUBIC_SLOPE = (np.float32(each) for each in (1, A, B, 3 * B))
+SILU, GELU = np.int64(0), np.int64(1)
 
 
 @inline
-def sigmoid(x):
-    return ONE / (ONE + exp(x * np.float32(-1)))
+def part(kind, x):
+    """What is let through of x."""
+    v = x * (x * x * CUBIC + LINEAR) if kind == GELU else x
+    return ONE / (ONE + exp(v * np.float32(-1)))
 
 
 @inline
-def slope(x, s):
-    """The derivative of silu, s = sigmoid(x)."""
-    return s * (ONE + x * (ONE - s))
+def slope(kind, x, s):
+    """The derivative of x s, s = part(kind, x)."""
+    bent = x * (x * x * CUBIC_SLOPE + LINEAR) if kind == GELU else x
+    return s * (ONE + bent * (ONE - s))
 
 
 @Entry
 def silu_flat(lo, hi, thread, x: F32, y: F32, past, half):
     for i in range(lo, hi, LANES):
         v = load_to(x, i, hi)
-        store_to(y, i, hi, v * sigmoid(v), past)
+        store_to(y, i, hi, v * part(SILU, v), past)
 
 
 @Entry
 def silu_back_flat(lo, hi, thread, dy: F32, x: F32, dx: F32, past, half):
     for i in range(lo, hi, LANES):
         v = load_to(x, i, hi)
-        store_to(dx, i, hi, load_to(dy, i, hi) * slope(v, sigmoid(v)), past)
+        store_to(dx, i, hi, load_to(dy, i, hi) * slope(SILU, v, part(SILU, v)), past)
 
 
 @inline
-def swiglu_of(gate, up, y, lo, hi, past):
+def gate_of(kind, gate, up, y, lo, hi, past):
     for i in range(lo, hi, LANES):
         g = load_to(gate, i, hi)
-        store_to(y, i, hi, g * sigmoid(g) * load_to(up, i, hi), past)
+        store_to(y, i, hi, g * part(kind, g) * load_to(up, i, hi), past)
+
+
+@inline
+def gate_in(kind, half, gate, up, y, lo, hi, past):
+    if half:
+        gate_of(kind, u16(gate), u16(up), u16(y), lo, hi, past)
+    else:
+        gate_of(kind, f32(gate), f32(up), f32(y), lo, hi, past)
 
 
 @Entry
 def swiglu_flat(lo, hi, thread, gate, up, y, past, half):
-    if half:
-        swiglu_of(u16(gate), u16(up), u16(y), lo, hi, past)
-    else:
-        swiglu_of(f32(gate), f32(up), f32(y), lo, hi, past)
-
-
-@inline
-def swiglu_back_of(dy, gate, up, dgate, dup, lo, hi, past):
-    for i in range(lo, hi, LANES):
-        d, g, u = load_to(dy, i, hi), load_to(gate, i, hi), load_to(up, i, hi)
-        s = sigmoid(g)
-        store_to(dgate, i, hi, d * u * slope(g, s), past)
-        store_to(dup, i, hi, d * g * s, past)
+    gate_in(SILU, half, gate, up, y, lo, hi, past)
 
 
 @Entry
-def swiglu_back_flat(lo, hi, thread, dy: F32, gate, up, dgate, dup, past, half):
+def geglu_flat(lo, hi, thread, gate, up, y, past, half):
+    gate_in(GELU, half, gate, up, y, lo, hi, past)
+
+
+@inline
+def gate_back_of(kind, dy, gate, up, dgate, dup, lo, hi, past):
+    for i in range(lo, hi, LANES):
+        d, g, u = load_to(dy, i, hi), load_to(gate, i, hi), load_to(up, i, hi)
+        s = part(kind, g)
+        store_to(dgate, i, hi, d * u * slope(kind, g, s), past)
+        store_to(dup, i, hi, d * g * s, past)
+
+
+@inline
+def gate_back_in(kind, half, dy, gate, up, dgate, dup, lo, hi, past):
     if half:
-        swiglu_back_of(dy, u16(gate), u16(up), u16(dgate), u16(dup), lo, hi, past)
+        gate_back_of(kind, f32(dy), u16(gate), u16(up), u16(dgate), u16(dup), lo, hi, past)
     else:
-        swiglu_back_of(dy, f32(gate), f32(up), f32(dgate), f32(dup), lo, hi, past)
+        gate_back_of(kind, f32(dy), f32(gate), f32(up), f32(dgate), f32(dup), lo, hi, past)
 
 
-ENTRIES = {"silu": silu_flat, "silu_back": silu_back_flat, "swiglu": swiglu_flat, "swiglu_back": swiglu_back_flat}
+@Entry
+def swiglu_back_flat(lo, hi, thread, dy, gate, up, dgate, dup, past, half):
+    gate_back_in(SILU, half, dy, gate, up, dgate, dup, lo, hi, past)
+
+
+@Entry
+def geglu_back_flat(lo, hi, thread, dy, gate, up, dgate, dup, past, half):
+    gate_back_in(GELU, half, dy, gate, up, dgate, dup, lo, hi, past)
+
+
+ENTRIES = {
+    "silu": silu_flat,
+    "silu_back": silu_back_flat,
+    "swiglu": swiglu_flat,
+    "swiglu_back": swiglu_back_flat,
+    "geglu": geglu_flat,
+    "geglu_back": geglu_back_flat,
+}
 
 
 def _takes(outs: Sequence[Array], ins: Sequence[Array], attrs: dict) -> bool:
@@ -85,7 +119,44 @@ def _takes(outs: Sequence[Array], ins: Sequence[Array], attrs: dict) -> bool:
 
 for _name, _entry in ENTRIES.items():
 
-    @kernel(_name, takes=_takes if _name.startswith("swiglu") else all_float32)
+    @kernel(_name, takes=all_float32 if _name.startswith("silu") else _takes)
     def flat(outs, ins, attrs, scratch, threads, entry=_entry):
         past, half = all(streams(out.reshape(-1), *ins) for out in outs), outs[0].dtype == np.uint16
         return [entry.call(*ins, *outs, past=past, half=half, items=outs[0].size, block=portion(outs[0].size, 8, LANES))]
+
+
+# ---- gate and up in one array, as the halves of its rows -----------------------------------------
+
+
+@Entry
+def halves_flat(lo, hi, thread, x, y, width, past, half):
+    """Elements lo to hi of the result, of rows of `width`."""
+    size = 2 if half else 4
+    for row in range(lo // width, (hi + width - 1) // width):
+        gate, first, end = x + 2 * row * width * size, max(0, lo - row * width), min(width, hi - row * width)
+        gate_in(SILU, half, gate, gate + width * size, y + row * width * size, first, end, past)
+
+
+@Entry
+def halves_back_flat(lo, hi, thread, dy, x, dx, width, past, half):
+    size = 2 if half else 4
+    for row in range(lo // width, (hi + width - 1) // width):
+        at, first, end = 2 * row * width * size, max(0, lo - row * width), min(width, hi - row * width)
+        gate, up, dgate, dup = x + at, x + at + width * size, dx + at, dx + at + width * size
+        gate_back_in(SILU, half, dy + row * width * 4, gate, up, dgate, dup, first, end, past)
+
+
+def _takes_halves(outs: Sequence[Array], ins: Sequence[Array], attrs: dict) -> bool:
+    *dy, x = ins
+    return x.dtype in (np.float32, np.uint16) and outs[0].dtype == x.dtype and all(d.dtype == np.float32 for d in dy)
+
+
+for _name, _entry in (("swiglu_halves", halves_flat), ("swiglu_halves_back", halves_back_flat)):
+
+    @kernel(_name, takes=_takes_halves)
+    def halves(outs, ins, attrs, scratch, threads, entry=_entry):
+        (out,), x = outs, ins[-1]
+        width, size = x.shape[-1] // 2, x.size // 2
+        past = streams(out[..., :width], *ins)
+        how = {"width": width, "past": past, "half": out.dtype == np.uint16}
+        return [entry.call(*ins, out, **how, items=size, block=portion(size, 8, LANES))] if size else []

@@ -3,11 +3,12 @@
 Tokens go in chunks, so that only a chunk's logits are ever held. For each chunk: the products, slice by slice of the vocabulary,
 each turning its columns into exponentials relative to the largest of them while they are in the cache, and summing these; then
 each row puts its slices' sums together and scales them to the gradient; then dx = dlogits w and dw += dlogitsᵀ x.
+Where logits are capped, what is kept has the cap's slope 1 - (c / cap)² in it, and what is summed has not.
 In bf16 the kept exponentials and the gradient are bf16; logits, maxima, sums and the loss are not.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
@@ -38,6 +39,7 @@ class Head:
     threads: int
     judged: bool = False
     apart: bool = False  # each row's loss is wanted
+    cap: float = 0.0  # of logits; 0: they have none
 
     @property
     def half(self) -> int:
@@ -102,6 +104,7 @@ class Head:
             partial=part["partial"],
             chosen=part["chosen"],
             targets=targets,
+            cap=self.cap,
         )
 
     def dx_product(self, logits: Any, rows: int) -> Product:
@@ -187,18 +190,24 @@ def head_calls(
 # ---- the ops -----------------------------------------------------------------------------------
 
 
-def head_of(ins: Sequence[Any], dx: bool, dw: bool, threads: int, judged: bool = False) -> Head:
+def head_of(ins: Sequence[Any], attrs: dict[str, Any], threads: int, **what: bool) -> Head:
+    """With the gradients that the attributes ask for."""
     x, w, *_ = ins
     mode = tiles.mode_of("bf16" if np.uint16 in (x.dtype, w.dtype) else "f32")
-    return Head(x, w, dx, dw, mode, threads, judged)
+    wanted = {"dx": attrs.get("dx", False), "dw": attrs.get("dw", False)}
+    return Head(x, w, **wanted, mode=mode, threads=threads, cap=attrs.get("cap", 0.0), **what)
 
 
-def judged_of(ins: Sequence[Any], threads: int) -> Head:
-    return head_of(ins, False, False, threads, judged=True)
+def apart_of(ins: Sequence[Any], attrs: dict[str, Any], threads: int) -> Head:
+    return head_of(ins, attrs, threads, apart=True)
+
+
+def judged_of(ins: Sequence[Any], attrs: dict[str, Any], threads: int) -> Head:
+    return head_of(ins, attrs, threads, judged=True)
 
 
 def back_of(ins: Sequence[Any], attrs: dict[str, Any], threads: int) -> Head:
-    return head_of(ins[1:], attrs["dx"], attrs["dw"], threads)
+    return head_of(ins[1:], attrs, threads)
 
 
 def takes(outs: Sequence[Array], ins: Sequence[Array], attrs: dict[str, Any]) -> bool:
@@ -207,14 +216,14 @@ def takes(outs: Sequence[Array], ins: Sequence[Array], attrs: dict[str, Any]) ->
     return gives and targets.dtype == np.int32 and packs(x) and packs(w)
 
 
-@kernel("linear_cross_entropy", lambda outs, ins, attrs, threads: head_of(ins, False, False, threads).scratch, takes)
+@kernel("linear_cross_entropy", lambda outs, ins, attrs, threads: head_of(ins, attrs, threads).scratch, takes)
 def linear_cross_entropy(outs, ins, attrs, scratch, threads):
-    return head_calls(head_of(ins, False, False, threads), outs, ins, np.ones((), np.float32), scratch)
+    return head_calls(head_of(ins, attrs, threads), outs, ins, np.ones((), np.float32), scratch)
 
 
-@kernel("linear_cross_entropy_judged", lambda outs, ins, attrs, threads: judged_of(ins, threads).scratch, takes)
+@kernel("linear_cross_entropy_judged", lambda outs, ins, attrs, threads: judged_of(ins, attrs, threads).scratch, takes)
 def linear_cross_entropy_judged(outs, ins, attrs, scratch, threads):
-    return head_calls(judged_of(ins, threads), outs, ins, np.ones((), np.float32), scratch)
+    return head_calls(judged_of(ins, attrs, threads), outs, ins, np.ones((), np.float32), scratch)
 
 
 @kernel("linear_cross_entropy_back", lambda outs, ins, attrs, threads: back_of(ins, attrs, threads).scratch, takes)
@@ -226,19 +235,15 @@ def linear_cross_entropy_back(outs, ins, attrs, scratch, threads):
 # ---- each row's own loss -----------------------------------------------------------------------
 
 
-def rows_head(ins: Sequence[Any], threads: int) -> Head:
-    return replace(head_of(ins, False, False, threads), apart=True)
-
-
 def takes_rows(outs: Sequence[Array], ins: Sequence[Array], attrs: dict[str, Any]) -> bool:
     *d, x, w, targets = ins
     return all(each.dtype == np.float32 for each in (*outs, *d)) and targets.dtype == np.int32 and packs(x) and packs(w)
 
 
-@kernel("linear_cross_entropy_rows", lambda outs, ins, attrs, threads: rows_head(ins, threads).scratch, takes_rows)
+@kernel("linear_cross_entropy_rows", lambda outs, ins, attrs, threads: apart_of(ins, attrs, threads).scratch, takes_rows)
 def linear_cross_entropy_rows(outs, ins, attrs, scratch, threads):
     one = np.ones((), np.float32)
-    return head_calls(rows_head(ins, threads), outs, [*ins, np.ones(len(ins[0]), np.float32)], one, scratch)
+    return head_calls(apart_of(ins, attrs, threads), outs, [*ins, np.ones(len(ins[0]), np.float32)], one, scratch)
 
 
 @kernel("linear_cross_entropy_rows_back", lambda outs, ins, attrs, threads: back_of(ins, attrs, threads).scratch, takes_rows)

@@ -6,10 +6,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from llamatrain.kernels.cpu import tiles
+from llamatrain.kernels.cpu.caps import bent, cap_flat
 from llamatrain.kernels.cpu.operands import Packed, Side, pack_part
 from llamatrain.kernels.cpu.quantised import ROOM
 from llamatrain.kernels.cpu.softmax import top_of
-from llamatrain.machine.entry import F32, F64, I32, Entry, f32, inline, u16
+from llamatrain.machine.entry import F32, F64, I32, Entry, Real, f32, inline, u16
 from llamatrain.machine.simd import LANES, exp, load, load_to, splat, store, store_to, to_bf16, total, within
 
 ZERO = np.float32(0)
@@ -27,20 +28,22 @@ class Chunk(NamedTuple):
     partial: F32
     chosen: F32
     targets: I32
+    cap: Real
 
 
 @inline
-def exponentials(line, to, width, top):
-    """exp(logit - top), rounded where `to` is bf16, and the sum of them before that."""
+def exponentials(line, to, width, top, inverse):
+    """exp(logit - top), times the cap's slope where there is one, rounded where `to` is bf16; and their sum before all that."""
     so_far, whole = splat(ZERO), width // LANES * LANES
     for i in range(0, whole, LANES):
         value = exp(load(line, i) - top)
         so_far += value
-        store(to, i, value)
+        store(to, i, value if inverse == ZERO else value * bent(load(line, i), inverse))
     if whole < width:
         value = within(exp(load_to(line, whole, width) - top), whole, 0, width, ZERO)
         so_far += value
-        store_to(to, whole, width, value, 0)
+        kept = value if inverse == ZERO else value * bent(load_to(line, whole, width), inverse)
+        store_to(to, whole, width, kept, 0)
     return total(so_far)
 
 
@@ -50,6 +53,7 @@ def logits_slices(lo, hi, thread, side: Side, packed: Packed, own, chunk: Chunk)
     mode, width, rows, logits, targets = side.mode, chunk.width, chunk.rows, chunk.logits, chunk.targets
     mine = packed.memory + packed.spare + thread * packed.each
     made, decoding = mine + own, mine + packed.each - ROOM  # only quantised weights have that
+    inverse = np.float32(1 / chunk.cap) if chunk.cap != 0 and chunk.keeps else ZERO
     tiles.begin(mode)
     for item in range(lo, hi):
         first, whole = item * width, packed.memory
@@ -61,13 +65,15 @@ def logits_slices(lo, hi, thread, side: Side, packed: Packed, own, chunk: Chunk)
             whole += tiles.panel_bytes(mode, rows, deep)
         for row in range(rows):
             line, place, at = f32(made + row * width * 4), row * chunk.pitch + first, (item * rows + row) * 2
+            if chunk.cap != 0:
+                cap_flat(line, line, 0, columns, 1.0, chunk.cap, 0)
             top = top_of(line, 0, columns)
             if first <= targets[row] < first + columns:
                 chunk.chosen[row] = line[targets[row] - first]
             if chunk.keeps and chunk.half:
-                rest = exponentials(line, u16(logits + place * 2), columns, top)
+                rest = exponentials(line, u16(logits + place * 2), columns, top, inverse)
             else:
-                rest = exponentials(line, f32(logits + place * 4) if chunk.keeps else line, columns, top)
+                rest = exponentials(line, f32(logits + place * 4) if chunk.keeps else line, columns, top, inverse)
             chunk.partial[at], chunk.partial[at + 1] = top, rest
     tiles.end(mode)
 
@@ -116,6 +122,8 @@ def finish_rows(lo, hi, thread, chunk: Chunk, weights: F32, dloss: F32, losses: 
             losses[row], target = math.nan, -1
         factor = weights[row] * dloss[0] if target >= 0 else ZERO
         here, at_target = logits + row * pitch * (2 if half else 4), factor * np.float32(math.exp(chosen[row] - less) - 1)
+        if chunk.cap != 0:
+            at_target *= bent(chosen[row], np.float32(1 / chunk.cap))
         for item in range(slices if keeps else 0):
             first, relative = item * width, np.float32(partial[(item * rows + row) * 2] - less)
             scale = factor * exp(relative) if target >= 0 else ZERO

@@ -19,7 +19,8 @@ from llamatrain.kernels.cpu.binding import Array, kernel
 from llamatrain.kernels.cpu.few_rows import MOST, FewRows
 from llamatrain.kernels.cpu.operands import HALVES, WORTH, Operand, Packed, Side, entry_of, pack_call, pack_part, packs
 from llamatrain.kernels.cpu.quantised import ROOM
-from llamatrain.machine.entry import I64, Call, Entry
+from llamatrain.machine.entry import I64, Call, Entry, f32, inline
+from llamatrain.machine.simd import LANES, load_to, store_to
 
 K_BLOCK = 1024  # a slice takes 256 KB of bf16, in the second-level cache; C is read and written once more for each block
 PACKED = 3 << 20  # bytes of the whole operand that are packed at a time
@@ -89,7 +90,8 @@ class Product:
     def scratch(self) -> int:
         return self.group * self.entry_bytes + self.threads * self.slice_bytes
 
-    def calls(self, c: np.ndarray, scratch: np.ndarray, accumulate: bool = False) -> list[Call]:
+    def calls(self, c: np.ndarray, scratch: np.ndarray, accumulate: bool = False, bias: Any = 0) -> list[Call]:
+        """With a bias for each row of C, if that is given."""
         made = []
         whole, sliced = (operand.entries(self.lead) for operand in (self.whole, self.sliced))
         for first in range(0, prod(self.lead), self.group):
@@ -97,7 +99,8 @@ class Product:
             packed, slots = np.unique(whole[here], return_inverse=True)
             for start in range(0, max(1, self.a.k), self.range):
                 made.append(self.pack(scratch, packed, start))
-                made.append(self.multiply(c, scratch, first, sliced[here], slots, start, accumulate or start > 0))
+                ends = {"accumulate": accumulate or start > 0, "bias": bias if start + self.range >= self.a.k else 0}
+                made.append(self.multiply(c, scratch, first, sliced[here], slots, start, ends))
         return made
 
     def packed(self, scratch: np.ndarray) -> Packed:
@@ -109,7 +112,7 @@ class Product:
         return pack_call(self.whole, side, entries, self.packed(scratch), is_a=self.whole_is_a)
 
     def multiply(
-        self, c: np.ndarray, scratch: np.ndarray, first: int, entries: np.ndarray, slots: np.ndarray, start: int, more: bool
+        self, c: np.ndarray, scratch: np.ndarray, first: int, entries: np.ndarray, slots: np.ndarray, start: int, ends: Any
     ) -> Call:
         work = self.width * self.whole.count * self.a.k
         return multiply_slices.call(
@@ -122,7 +125,7 @@ class Product:
             width=self.width,
             c=c,
             first_entry=first,
-            accumulate=more,
+            **ends,
             items=len(entries) * ceil(self.sliced.count / self.width),
             block=ceil(WORTH / max(1, work)),
         )
@@ -131,9 +134,30 @@ class Product:
 # ---- compiled ----------------------------------------------------------------------------------
 
 
+@inline
+def add_bias(c, ldc, bias, rows, columns):
+    for row in range(rows):
+        start, end = row * ldc, row * ldc + columns
+        for j in range(0, columns, LANES):
+            store_to(c, start + j, end, load_to(c, start + j, end) + load_to(bias, j, columns), 0)
+
+
 @Entry
 def multiply_slices(
-    lo, hi, thread, side: Side, entries: I64, packed: Packed, whole_is_a, slots: I64, other, width, c, first_entry, accumulate
+    lo,
+    hi,
+    thread,
+    side: Side,
+    entries: I64,
+    packed: Packed,
+    whole_is_a,
+    slots: I64,
+    other,
+    width,
+    c,
+    first_entry,
+    accumulate,
+    bias,
 ):
     mode, count, turned = side.mode, side.rows, 1 - side.across if whole_is_a else side.across
     slices = (count + width - 1) // width
@@ -153,6 +177,9 @@ def multiply_slices(
             left, right, m, n = (whole, mine, other, rows) if whole_is_a else (mine, whole, rows, other)
             tiles.multiply(mode, corner, ldc, left, right, m, n, deep, more, whole_is_a)
             whole += tiles.panel_bytes(mode, other, deep)
+        if bias:
+            m, n = (other, rows) if whole_is_a else (rows, other)
+            add_bias(f32(corner), ldc, f32(bias + 4 * first if whole_is_a else bias), m, n)
     tiles.end(mode)
 
 
@@ -174,7 +201,7 @@ def with_weight(x: Array, w: Array, across: int) -> tuple[Operand, Operand]:
 
 
 def matmul_plan(ins: Sequence[Any], threads: int) -> Product:
-    x, w = ins
+    x, w, *_ = ins
     return product(*with_weight(x, w, across=0), threads)
 
 
@@ -182,7 +209,7 @@ def matmul_way(ins: Sequence[Any], threads: int) -> Product | FewRows:
     made = matmul_plan(ins, threads)
     if made.lead or made.a.count > MOST or not made.a.k:
         return made
-    x, w = ins
+    x, w, *_ = ins
     return FewRows(x, w, made.mode != tiles.FLOAT32, threads)
 
 
@@ -206,7 +233,8 @@ def register(op: str, plan: Any) -> None:
 
     @kernel(op, scratch, takes)
     def bind(outs: Sequence[np.ndarray], ins: Sequence[np.ndarray], attrs: Any, scratch: np.ndarray, threads: int) -> list[Call]:
-        return plan(ins, threads).calls(outs[0], scratch) if outs[0].size else []
+        _x, _w, *bias = ins
+        return plan(ins, threads).calls(outs[0], scratch, **({"bias": bias[0]} if bias else {})) if outs[0].size else []
 
 
 register("matmul", matmul_way)

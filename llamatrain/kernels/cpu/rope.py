@@ -1,4 +1,4 @@
-"""Rotation of neighbouring pairs (x[2i], x[2i+1]) by the angle of a token's position, and back."""
+"""Rotation of neighbouring pairs (x[2i], x[2i+1]), or of those in two halves, by the angle of a token's position, and back."""
 
 import numpy as np
 
@@ -30,21 +30,41 @@ def rotate(lo, hi, thread, x: F32, positions: I32, table: F32, y: F32, heads, si
                 store_to(y, i, start + size, load_to(x, i, start + size), 0)
 
 
-def rope(outs, ins, sign):
+@Entry
+def rotate_halves(lo, hi, thread, x: F32, positions: I32, table: F32, y: F32, heads, size, turned, sign: Real, past, count):
+    """The same where pairs lie half of `turned` apart, and a position's cosines before its sines."""
+    way, pairs = np.float32(sign), turned // 2
+    for token in range(lo, hi):
+        there = 0 <= positions[token] < count
+        cosines = positions[token] * turned if there else 0
+        sines = cosines + pairs
+        for head in range(heads):
+            start = (token * heads + head) * size
+            middle, end = start + pairs, start + turned
+            for i in range(0, pairs, LANES):
+                one, other = load_to(x, start + i, middle), load_to(x, middle + i, end)
+                cos, sin = load_to(table, cosines + i, sines), load_to(table, sines + i, sines + pairs) * way
+                store_to(y, start + i, middle, one * cos - other * sin if there else splat(np.float32(np.nan)), past)
+                store_to(y, middle + i, end, one * sin + other * cos if there else splat(np.float32(np.nan)), past)
+            for i in range(end, start + size, LANES):
+                store_to(y, i, start + size, load_to(x, i, start + size), 0)
+
+
+def rope(outs, ins, attrs, sign):
     (y,), (x, positions, table) = outs, ins
     batch, length, heads, size = x.shape
-    turned = 2 * table.shape[1]
-    past = turned == size and streams(y, x)
+    turned, halves = table.shape[1] * table.shape[2], attrs.get("halves", False)
+    past = turned == size and streams(y[..., : size // 2] if halves else y, x)
     shape = {"heads": heads, "size": size, "turned": turned, "count": len(table)}
-    block = portion(batch * length, 4 * heads * size)
-    return [rotate.call(x, positions, table, y, **shape, sign=sign, past=past, items=batch * length, block=block)]
+    how = {"items": batch * length, "block": portion(batch * length, 4 * heads * size)}
+    return [(rotate_halves if halves else rotate).call(x, positions, table, y, **shape, sign=sign, past=past, **how)]
 
 
 @kernel("rope")
 def rope_forth(outs, ins, attrs, scratch, threads):
-    return rope(outs, ins, 1.0)
+    return rope(outs, ins, attrs, 1.0)
 
 
 @kernel("rope_back")
 def rope_back(outs, ins, attrs, scratch, threads):
-    return rope(outs, ins, -1.0)
+    return rope(outs, ins, attrs, -1.0)

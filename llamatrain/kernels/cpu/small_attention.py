@@ -60,7 +60,7 @@ def attend_small(lo, hi, thread, q, k, v, starts, lasts, out: F32, lse: F32, scr
         source = (batch * keys * groups + kv) * size
         copy_rows(room.k, f32(k), source, apart, keys, size, ONE)
         copy_rows(room.v, f32(v), source, apart, keys, size, ONE)
-        fill_ranges(firsts, ends, starts, lasts, batch, length, keys)
+        fill_ranges(firsts, ends, starts, lasts, batch, length, keys, shape.window)
         for head in range(kv * group, (kv + 1) * group):
             place, line = (batch * length * heads + head) * size, (batch * heads + head) * length
             copy_rows(room.q, f32(q), place, pitch, length, size, scale)
@@ -154,7 +154,7 @@ def attend_small_back(lo, hi, thread, given: Forward, starts, lasts, to: Gradien
         source = (batch * keys * groups + kv) * size
         copy_rows(room.k, f32(given.k), source, apart, keys, size, ONE)
         copy_rows(room.v, f32(given.v), source, apart, keys, size, ONE)
-        fill_ranges(room.firsts, room.ends, starts, lasts, batch, length, keys)
+        fill_ranges(room.firsts, room.ends, starts, lasts, batch, length, keys, shape.window)
         clear(room.dk, whole(keys) * pad)
         clear(room.dv, whole(keys) * pad)
         for head in range(kv * group, (kv + 1) * group):

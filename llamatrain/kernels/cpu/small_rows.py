@@ -11,11 +11,11 @@ ZERO = np.float32(0)
 
 
 @inline
-def seen(starts, lasts, given, batch, query, length, keys):
+def seen(starts, lasts, given, batch, query, length, keys, window):
     """The keys first .. end that a query sees."""
     place = batch * length + query
     last = lasts[place] if given else query + keys - length
-    return max(0, starts[place]), min(keys, last + 1)
+    return max(0, starts[place], last + 1 - window), min(keys, last + 1)
 
 
 # ---- a head's rows, and its columns in lanes ----------------------------------------------------
@@ -90,9 +90,9 @@ def clear(x, size):
 
 
 @inline
-def fill_ranges(firsts, ends, starts, lasts, batch, length, keys):
+def fill_ranges(firsts, ends, starts, lasts, batch, length, keys, window):
     for query in range(length):
-        firsts[query], ends[query] = seen(i32(starts), i32(lasts), lasts != 0, batch, query, length, keys)
+        firsts[query], ends[query] = seen(i32(starts), i32(lasts), lasts != 0, batch, query, length, keys, window)
 
 
 @inline

@@ -1,12 +1,14 @@
 """Sums of all elements: vectors of float32 over fixed blocks, the blocks' sums in float64, in order."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from llamatrain.kernels.cpu.binding import kernel
-from llamatrain.kernels.cpu.norm import dot
+from llamatrain.kernels.cpu.binding import Array, kernel
+from llamatrain.kernels.cpu.norm import add_rows, chunk_of, dot
 from llamatrain.kernels.cpu.portions import portion
 from llamatrain.machine.entry import F32, F64, Entry, Real
-from llamatrain.machine.simd import LANES, load_to, splat, total
+from llamatrain.machine.simd import LANES, load_to, splat, store_to, total
 
 BLOCK = 8192
 
@@ -60,3 +62,36 @@ def mean(outs, ins, attrs, scratch, threads):
 @kernel("sum_sqr", scratch=block_sums)
 def sum_sqr(outs, ins, attrs, scratch, threads):
     return in_blocks(square_blocks, ins[0], outs[0], scratch)
+
+
+# ---- sums of rows, as a bias' gradient is: by chunks of rows first ---------------------------------
+
+
+@Entry
+def sum_chunk(lo, hi, thread, x: F32, sums: F32, width, chunk):
+    to = lo // chunk * width
+    for i in range(0, width, LANES):
+        column = splat(0.0)
+        for row in range(lo, hi):
+            column += load_to(x, row * width + i, row * width + width)
+        store_to(sums, to + i, to + width, column, 0)
+
+
+def _one_row(outs: Sequence[Array], ins: Sequence[Array], attrs: dict) -> bool:
+    (y,), (x,) = outs, ins
+    return y.dtype == np.float32 and len(y.shape) > 0 and y.size == y.shape[-1] == x.shape[-1]
+
+
+def row_chunks(outs, ins, attrs, threads):
+    rows = ins[0].size // outs[0].size
+    return 4 * outs[0].size * -(-rows // chunk_of(rows))
+
+
+@kernel("repeat_back", scratch=row_chunks, takes=_one_row)
+def repeat_back(outs, ins, attrs, scratch, threads):
+    (x,), (y,) = ins, outs
+    width, rows = y.size, x.size // y.size
+    chunk = chunk_of(rows)
+    chunks = -(-rows // chunk)
+    each = sum_chunk.call(x, scratch, width, chunk, items=rows, block=chunk)
+    return [each, add_rows.call(scratch, y, rows=chunks, width=width, items=width, block=portion(width, chunks, LANES))]

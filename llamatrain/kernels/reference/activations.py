@@ -35,3 +35,18 @@ def gelu(x):
 def gelu_back(dy, x):
     s = part(x)
     return dy * s * (1 + x * (1 - s) * (x.dtype.type(A) + x.dtype.type(3 * B) * x * x))
+
+
+def capped(x, cap):
+    """As softcap, or untouched where there is no cap."""
+    return x.dtype.type(cap) * np.tanh(x / x.dtype.type(cap)) if cap else x
+
+
+@kernel
+def softcap(x, *, cap):
+    return capped(x, cap)
+
+
+@kernel
+def softcap_back(dy, y, *, cap):
+    return dy * (1 - np.square(y / y.dtype.type(cap)))

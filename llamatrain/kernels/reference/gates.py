@@ -1,8 +1,10 @@
 """What the ops of `graph/ops/gates.py` do to arrays, in the same order."""
 
+from functools import wraps
+
 import numpy as np
 
-from llamatrain.kernels.reference.activations import sigmoid
+from llamatrain.kernels.reference.activations import gelu, gelu_back, sigmoid
 from llamatrain.kernels.reference.registry import from_bf16, kernel, to_bf16
 
 
@@ -17,15 +19,48 @@ def silu_back(dy, x):
     return dy * s * (1 + x * (1 - s))
 
 
+def in_full(gate):
+    """What comes in bf16 is widened before, and what goes out of that is rounded."""
+
+    @wraps(gate)
+    def run(*sources):
+        if sources[-1].dtype != np.uint16:
+            return gate(*sources)
+        made = gate(*(from_bf16(x) if x.dtype == np.uint16 else x for x in sources))
+        return tuple(map(to_bf16, made)) if isinstance(made, tuple) else to_bf16(made)
+
+    return run
+
+
 @kernel
+@in_full
 def swiglu(gate, up):
-    if gate.dtype == np.uint16:
-        return to_bf16(swiglu(from_bf16(gate), from_bf16(up)))
     return silu(gate) * up
 
 
 @kernel
+@in_full
 def swiglu_back(dy, gate, up):
-    if gate.dtype == np.uint16:
-        return tuple(to_bf16(each) for each in swiglu_back(dy, from_bf16(gate), from_bf16(up)))
     return silu_back(dy * up, gate), dy * silu(gate)
+
+
+@kernel
+@in_full
+def geglu(gate, up):
+    return gelu(gate) * up
+
+
+@kernel
+@in_full
+def geglu_back(dy, gate, up):
+    return gelu_back(dy * up, gate), dy * gelu(gate)
+
+
+@kernel
+def swiglu_halves(x):
+    return swiglu(*np.split(x, 2, axis=-1))
+
+
+@kernel
+def swiglu_halves_back(dy, x):
+    return np.concatenate(swiglu_back(dy, *np.split(x, 2, axis=-1)), axis=-1)

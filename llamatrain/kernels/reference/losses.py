@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from llamatrain.kernels.reference.activations import capped
 from llamatrain.kernels.reference.registry import kernel, operands
 from llamatrain.kernels.reference.softmax import soft_max
 
@@ -47,16 +48,18 @@ def cross_entropy_judged(logits, targets, weights):
 
 
 @kernel
-def linear_cross_entropy(x, w, targets, weights):
+def linear_cross_entropy(x, w, targets, weights, *, cap=0.0):
     x, w = operands(x, w)
-    return cross_entropy_loss(x @ w.T, targets, weights)
+    return cross_entropy_loss(capped(x @ w.T, cap), targets, weights)
 
 
 @kernel
-def linear_cross_entropy_back(dloss, x, w, targets, weights, *, dx, dw):
+def linear_cross_entropy_back(dloss, x, w, targets, weights, *, dx, dw, cap=0.0):
     a, b = operands(x, w)
-    logits = a @ b.T
+    logits = capped(a @ b.T, cap)
     d = cross_entropy_loss_back(dloss, logits, targets, weights)
+    if cap:
+        d *= 1 - np.square(logits / logits.dtype.type(cap))
     if x.dtype == np.uint16 or w.dtype == np.uint16:
         d, _ = operands(d, np.zeros(0, np.uint16))
     grads = (d @ b if dx else None, d.T @ a if dw else None)
@@ -64,18 +67,18 @@ def linear_cross_entropy_back(dloss, x, w, targets, weights, *, dx, dw):
 
 
 @kernel
-def linear_cross_entropy_judged(x, w, targets, weights):
+def linear_cross_entropy_judged(x, w, targets, weights, *, cap=0.0):
     x, w = operands(x, w)
-    return cross_entropy_judged(x @ w.T, targets, weights)
+    return cross_entropy_judged(capped(x @ w.T, cap), targets, weights)
 
 
 @kernel
-def linear_cross_entropy_rows(x, w, targets):
+def linear_cross_entropy_rows(x, w, targets, *, cap=0.0):
     x, w = operands(x, w)
-    return cross_entropy_rows(x @ w.T, targets)
+    return cross_entropy_rows(capped(x @ w.T, cap), targets)
 
 
 @kernel
-def linear_cross_entropy_rows_back(d, x, w, targets, *, dx, dw):
-    _, *grads = linear_cross_entropy_back(d.dtype.type(1), x, w, targets, d, dx=dx, dw=dw)
+def linear_cross_entropy_rows_back(d, x, w, targets, **how):
+    _, *grads = linear_cross_entropy_back(d.dtype.type(1), x, w, targets, d, **how)
     return tuple(grads)

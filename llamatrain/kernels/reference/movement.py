@@ -27,6 +27,17 @@ def part(slices):
 
 
 @kernel
+def split_columns(x, *, sizes):
+    return tuple(np.split(x, np.cumsum(sizes)[:-1], axis=-1))
+
+
+@kernel
+def join_columns(*parts, dtype=None):
+    whole = np.concatenate(parts, axis=-1)
+    return cast(whole, dtype=dtype) if dtype else whole
+
+
+@kernel
 def acc(x, y, *, slices, into=False):
     out = x.copy()
     out[part(slices)] += y

@@ -6,9 +6,10 @@ from llamatrain.kernels.reference.registry import kernel, operands
 
 
 @kernel
-def matmul(x, w):
+def matmul(x, w, bias=None):
     x, w = operands(x, w)
-    return x @ np.swapaxes(w, -1, -2)
+    y = x @ np.swapaxes(w, -1, -2)
+    return y if bias is None else y + bias
 
 
 @kernel

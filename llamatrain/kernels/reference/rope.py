@@ -1,23 +1,28 @@
 """What the ops of `graph/ops/rope.py` do to arrays, in the same order."""
 
+import numpy as np
+
 from llamatrain.kernels.reference.registry import kernel
 
 
-def rotate(x, positions, table, direction):
-    pairs = table.shape[1]
-    cos, sin = (table[positions][:, :, None, :, part] for part in (0, 1))  # (B, T, 1, pairs)
-    even, odd = x[..., 0 : 2 * pairs : 2], x[..., 1 : 2 * pairs : 2]
+def rotate(x, positions, table, direction, halves):
+    table = table if halves else np.swapaxes(table, 1, 2)
+    pairs = table.shape[2]
+    cos, sin = (table[positions][:, :, None, part] for part in (0, 1))  # (B, T, 1, pairs)
+    one, other = (
+        (np.s_[..., :pairs], np.s_[..., pairs : 2 * pairs]) if halves else (np.s_[..., part : 2 * pairs : 2] for part in (0, 1))
+    )
     out = x.copy()
-    out[..., 0 : 2 * pairs : 2] = even * cos - direction * odd * sin
-    out[..., 1 : 2 * pairs : 2] = direction * even * sin + odd * cos
+    out[one] = x[one] * cos - direction * x[other] * sin
+    out[other] = direction * x[one] * sin + x[other] * cos
     return out
 
 
 @kernel
-def rope(x, positions, table):
-    return rotate(x, positions, table, 1)
+def rope(x, positions, table, *, halves=False):
+    return rotate(x, positions, table, 1, halves)
 
 
 @kernel
-def rope_back(dy, positions, table):
-    return rotate(dy, positions, table, -1)
+def rope_back(dy, positions, table, *, halves=False):
+    return rotate(dy, positions, table, -1, halves)

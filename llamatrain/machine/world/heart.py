@@ -7,8 +7,10 @@ One thread speaks with MPI; another looks how long it has been silent, and ends 
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
+from llamatrain.machine.launching import launch
 from llamatrain.machine.world.alone import AGAIN, Failure
 from llamatrain.machine.world.voice import fault
 
@@ -42,7 +44,7 @@ class Heart:
         self._over, self._ending = threading.Event(), threading.Lock()
         self._threads = [threading.Thread(target=each, daemon=True) for each in (self._speak, self._look)]
         for each in self._threads:
-            each.start()
+            launch(each)
 
     def fail(self, failure: Failure) -> None:
         """The first of them says so, and ends all; where that does not come about, this one does."""
@@ -146,5 +148,6 @@ class Heart:
         with self._ending:  # never given back
             words = failure.words if rank is None or not failure.words else f"{self.called(rank)}: {failure.words}"
             if self.rank == 0:
-                threading.Thread(target=self._tell_all, args=(OVER, failure.code), daemon=True).start()
+                with suppress(MemoryError):
+                    launch(threading.Thread(target=self._tell_all, args=(OVER, failure.code), daemon=True))
             self.end(failure.code, words)

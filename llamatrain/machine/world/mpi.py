@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -17,6 +17,7 @@ from mpi4py import MPI
 from llamatrain.config.words import cut, worded
 from llamatrain.errors import LlamatrainError, words_of
 from llamatrain.machine import leaving
+from llamatrain.machine.launching import launch
 from llamatrain.machine.world.alone import Failure
 from llamatrain.machine.world.heart import TIMEOUT, Heart
 from llamatrain.machine.world.voice import complain, fault
@@ -169,7 +170,8 @@ class Mpi:
         """Not even the end of MPI may take for ever."""
         timer = threading.Timer(PARTING, os._exit, [code])
         timer.daemon = True
-        timer.start()
+        with suppress(MemoryError):
+            launch(timer)
         self._close()
 
     def _close(self) -> None:
@@ -185,8 +187,9 @@ class Mpi:
         """Whatever hangs: each thing that is still to be done has its time. What MPI says of an end is no news."""
         for act in (leaving.tidy, lambda: last_words(words), lambda: quiet() and MPI.COMM_WORLD.Abort(code)):
             thread = threading.Thread(target=act, daemon=True)
-            thread.start()
-            thread.join(GRACE)
+            with suppress(MemoryError):
+                launch(thread)
+                thread.join(GRACE)
         os._exit(code)
 
 

@@ -1,4 +1,4 @@
-"""Registers of `LANES` float32 as a type that kernels compute with, and the exponential.
+"""Registers of `LANES` float32 as a type that kernels compute with, and the exponential with its kin.
 
 Loops over these are vectorised as written: a compiler that has to prove that arrays do not overlap gives up exactly where
 the plan lets a result lie on its source. A vector is read whole before anything is written, so elementwise kernels may
@@ -95,35 +95,72 @@ SMALLEST, LARGEST = -104.0, 89.0  # beyond these it is 0 and infinity
 ROUND = 1.5 * 2.0**23  # adding it leaves the nearest integer in the low bits
 
 
+def _number(kind: Any, value: float) -> Any:
+    return W.each(kind, float(np.float32(value)))
+
+
+def _muladd(builder: Any, a: Any, b: Any, c: Any) -> Any:
+    return W.of_itself(builder, "fmuladd", a, b, c)
+
+
+def _clamped(builder: Any, x: Any, smallest: float, largest: float) -> Any:
+    for value, beyond in ((smallest, "<"), (largest, ">")):
+        limit = _number(x.type, value)
+        x = builder.select(builder.fcmp_ordered(beyond, x, limit, flags=W.NO_MINUS_ZERO), limit, x)
+    return x
+
+
+def _divided(builder: Any, x: Any) -> tuple[Any, Any, Any, Any]:
+    """x = n ln(2) + r: n, with its integer in the low bits and as a number; r; and (e^r - 1) / r."""
+    kind = x.type
+    rounded = _muladd(builder, x, _number(kind, LOG2_E), _number(kind, ROUND))
+    n = builder.fsub(rounded, _number(kind, ROUND), flags=EXACT)
+    high = _muladd(builder, n, _number(kind, -LN2_HIGH), x)
+    r = _muladd(builder, n, _number(kind, -LN2_LOW), high)
+    series = _number(kind, SERIES[-1])
+    for coefficient in SERIES[-2::-1]:
+        series = _muladd(builder, series, r, _number(kind, coefficient))
+    return rounded, n, r, _muladd(builder, series, r, _number(kind, 1.0))
+
+
+def _integer(builder: Any, rounded: Any) -> Any:
+    kind = W.like(rounded.type, W.INT)
+    return builder.sub(builder.bitcast(rounded, kind), W.each(kind, int(np.float32(ROUND).view(np.int32))))
+
+
+def _power(builder: Any, n: Any, kind: Any) -> Any:
+    """2^n of an integer."""
+    return builder.bitcast(builder.shl(builder.add(n, W.each(n.type, 127)), W.each(n.type, 23)), kind)
+
+
 def _exp(builder: Any, x: Any) -> Any:
     """e^x = 2^n e^r, within 2 units of the last place; NaN stays NaN."""
-    kind, integers = x.type, W.like(x.type, W.INT)
-
-    def number(value: float) -> Any:
-        return W.each(kind, float(np.float32(value)))
-
-    def muladd(a: Any, b: Any, c: Any) -> Any:
-        return W.of_itself(builder, "fmuladd", a, b, c)
-
-    for limit, beyond in ((SMALLEST, "<"), (LARGEST, ">")):
-        x = builder.select(builder.fcmp_ordered(beyond, x, number(limit), flags=W.NO_MINUS_ZERO), number(limit), x)
-    rounded = muladd(x, number(LOG2_E), number(ROUND))
-    n = builder.fsub(rounded, number(ROUND), flags=EXACT)
-    r = muladd(n, number(-LN2_LOW), muladd(n, number(-LN2_HIGH), x))
-    series = number(SERIES[-1])
-    for coefficient in SERIES[-2::-1]:
-        series = muladd(series, r, number(coefficient))
-    series = muladd(muladd(series, r, number(1.0)), r, number(1.0))
+    kind = x.type
+    rounded, n, r, series = _divided(builder, _clamped(builder, x, SMALLEST, LARGEST))
+    series = _muladd(builder, series, r, _number(kind, 1.0))
     if kind == FLOATS and LANES == 16:
         words = (series, n, series, W.SHORT(0xFFFF), W.INT(4))
         return W.call(builder, "llvm.x86.avx512.mask.scalef.ps.512", kind, *words)
     # 2^n in two halves: n may be 128, or so low that the result loses bits
-    whole = builder.sub(builder.bitcast(rounded, integers), W.each(integers, int(np.float32(ROUND).view(np.int32))))
-    half = builder.ashr(whole, W.each(integers, 1))
+    whole = _integer(builder, rounded)
+    half = builder.ashr(whole, W.each(whole.type, 1))
     for part in (half, builder.sub(whole, half)):
-        power = builder.shl(builder.add(part, W.each(integers, 127)), W.each(integers, 23))
-        series = builder.fmul(series, builder.bitcast(power, kind), flags=EXACT)
+        series = builder.fmul(series, _power(builder, part, kind), flags=EXACT)
     return series
 
 
-exp = either(VECTOR, types.float32, _exp)
+FLAT = 10.0  # from here on the hyperbolic tangent is 1
+
+
+def _tanh(builder: Any, x: Any) -> Any:
+    """(e^2x - 1) / (e^2x + 1), within 4 units of the last place, by a difference that loses none of them; NaN stays NaN."""
+    kind = x.type
+    x = _clamped(builder, x, -FLAT, FLAT)
+    rounded, _, r, series = _divided(builder, builder.fadd(x, x, flags=EXACT))
+    power = _power(builder, _integer(builder, rounded), kind)
+    less = builder.fmul(power, builder.fmul(series, r, flags=EXACT), flags=EXACT)
+    less = builder.fadd(less, builder.fsub(power, _number(kind, 1.0), flags=EXACT), flags=EXACT)
+    return builder.fdiv(less, builder.fadd(less, _number(kind, 2.0), flags=EXACT), flags=EXACT)
+
+
+exp, tanh = (either(VECTOR, types.float32, each) for each in (_exp, _tanh))

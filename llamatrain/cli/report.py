@@ -1,0 +1,35 @@
+"""`llamatrain report`: the page of a run again, or several runs over each other."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from llamatrain.cli.application import Command, a_path, application, options_of
+from llamatrain.config.options import Checked, Option, build
+from llamatrain.machine.terminal import say
+
+command = application()
+
+
+@dataclass(frozen=True)
+class ReportOptions(Checked, panel="The page"):
+    out: Annotated[
+        Path | None,
+        Option("Write the page here; else as report.html into the run's folder, of several as runs.html here.", unit="FILE"),
+    ] = None
+
+
+@command.command(cls=Command)
+@options_of(ReportOptions)
+def report(runs: Annotated[list[str], typer.Argument(metavar="RUN", help="The folder of a run.")], **said: Any) -> None:
+    """Draw the page of a run again: curves, samples, memory, profile, options and files, in one file for any browser.
+
+    Several runs lie over each other: their curves, a table, and the options that differ. Nothing of a run is changed, and
+    one that goes on may be drawn.
+    """
+    from llamatrain.report.drawn import drawn
+
+    file, count = drawn([a_path(run) for run in runs], build(ReportOptions, said).out)
+    say(f"{file}: {'the page of the run' if count == 1 else f'{count} runs in one page'}")

@@ -1,0 +1,60 @@
+"""A path that was said and leads nowhere, and the name beside it that may have been meant."""
+
+import os
+import re
+from contextlib import suppress
+from difflib import get_close_matches
+from itertools import islice
+from pathlib import Path
+
+from llamatrain.errors import MissingError
+
+LOOKED_AT = 2000  # names beside it
+ALIKE = 0.75
+HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")  # as Hugging Face calls a model
+ASSIGNED = re.compile(r"([a-z][a-z_-]{1,30})=(\S+)")
+SWITCH = re.compile(r"(?i)true|false|on|off|yes|no")
+ADDRESS = re.compile(r"(?:.*/)?((?:https?|ftp|s3|gs|hf):)//?(.*)")  # a path has but one of its slashes
+CONVERTER = "llama.cpp's convert_hf_to_gguf.py"
+
+
+def missing(path: Path, told: str = "No such file or directory") -> MissingError:
+    if said := ADDRESS.fullmatch(str(path)):
+        return MissingError(f"{said[1]}//{said[2]}: nothing is fetched: get it first, and name the file")
+    return MissingError(f"{path}: {told}{near_to(path)}")
+
+
+def near_to(path: Path) -> str:
+    with suppress(OSError, ValueError), os.scandir(path.parent) as beside:
+        close = get_close_matches(path.name, sorted({each.name for each in islice(beside, LOOKED_AT)} - {path.name}), 1, ALIKE)
+        return f"; did you mean {path.parent / close[0]}?" if close else ""
+    return ""
+
+
+def missing_model(path: Path) -> MissingError:
+    if HUB.fullmatch(str(path)) and path.suffix != ".gguf" and not path.parent.exists():
+        would = f"fetch one (such as from {path.name}-GGUF there), or make it with {CONVERTER}"
+        return MissingError(f"{path}: no such file; if that is a model of Hugging Face's, it is needed as GGUF: {would}")
+    error = missing(path)
+    bare = path.suffix != ".gguf" and path.name == str(path) and "; " not in str(error)
+    return MissingError(f"{error}; a model is named by its GGUF file") if bare else error
+
+
+def missing_adapter(path: Path) -> MissingError:
+    name, _, scale = str(path).rpartition(":")
+    if name and re.fullmatch(r"[-+]?[0-9.]+", scale) and Path(name).exists():
+        return MissingError(f"{path}: No such file or directory; --lora-scaled {name} {scale} adds it scaled")
+    return missing(path)
+
+
+def missing_data(name: str, told: str = "no such file or folder") -> MissingError:
+    path = Path(name)
+    if SWITCH.fullmatch(path.name):
+        return MissingError(f"{name}: {told}; an option that is on or off takes no value: --no-shuffle says that it is off")
+    if said := ASSIGNED.fullmatch(name if "/" not in name else path.name):
+        return MissingError(f"{name}: {told}; an option is written --{said[1].replace('_', '-')} {said[2]}")
+    if path.name[:1] in "\N{EN DASH}\N{EM DASH}\N{MINUS SIGN}":
+        return MissingError(f"{name}: {told}; an option begins with two plain hyphens, --")
+    if " -" in path.name:
+        return MissingError(f"{name}: {told}; quotes that begin before it end too late")
+    return missing(path, told)

@@ -1,0 +1,14 @@
+"""Threads that begin, or are said not to: where there is no memory for one, Python's own start waits for it for ever."""
+
+import mmap
+import threading
+
+FIRST = 1 << 20  # bytes, more than Python asks the system for before a thread runs code of its own
+
+
+def launch(thread: threading.Thread) -> None:
+    try:
+        mmap.mmap(-1, FIRST).close()
+        thread.start()
+    except (OSError, RuntimeError):
+        raise MemoryError("for one more thread") from None

@@ -1,0 +1,57 @@
+"""Gemma 3: as the second, with normed heads in place of caps, and windows of five blocks in six, whose heads turn by a base of
+their own (Gemma Team 2025)."""
+
+from collections.abc import Sequence
+from functools import partial
+
+from llamatrain.model import usual
+from llamatrain.model.architecture import Architecture, Key, Period
+from llamatrain.model.architectures import gemma2
+from llamatrain.model.hyperparameters import Hyperparameters
+from llamatrain.model.rope import Rope
+
+KEYS = {
+    "attention.sliding_window": Key("window", int, 0),
+    "attention.sliding_window_pattern": Period("period", int, 6),
+    "rope.freq_base_swa": Key("near_base", float, 10000.0, least=1),
+    "final_logit_softcapping": Key("logit_cap", float, 0.0),
+}
+UNLIKE = 62  # blocks, as in the second
+
+
+def rotations(h: Hyperparameters) -> Sequence[Rope]:
+    """What is scaled are not the blocks with windows; what is made longer are all."""
+    return [h.rope, Rope(h.rope.size, base=h.own["near_base"], length=h.rope.length)] if h.own["window"] else [h.rope]
+
+
+ARCHITECTURE = Architecture(
+    name="gemma3",
+    keys=usual.KEYS | KEYS,
+    weights=usual.EMBEDDINGS
+    | usual.BEFORE_ATTENTION
+    | usual.ATTENTION
+    | usual.BIASES
+    | usual.HEAD_NORMS
+    | gemma2.BEHIND_ATTENTION
+    | gemma2.BEFORE_FEED_FORWARD
+    | usual.FEED_FORWARD
+    | gemma2.BEHIND_FEED_FORWARD
+    | usual.LAST,
+    rotation="halves",
+    embed=gemma2.embed,
+    block=partial(gemma2.block, normed=True),
+    last=usual.last,
+    partly=True,
+    rotations=rotations,
+    turned=gemma2.turned,
+    sight=partial(gemma2.sight, unlike=UNLIKE),
+    cap=gemma2.cap,
+    ties=True,
+    new={"window": 512},
+    refused=usual.REFUSED,
+    relatives={
+        "gemma3n": "a model of other blocks",
+        "gemma-embedding": "a model for embeddings",
+        "gemma4": "a model of other blocks",
+    },
+)

@@ -1,0 +1,140 @@
+"""A talk with a model: what is said to it goes through the chat template that it was trained with."""
+
+import shlex
+from collections.abc import Generator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from llamatrain.adapters.options import LoraOptions
+from llamatrain.config.options import Checked, Option, OptionError
+from llamatrain.data.options import TEMPLATE, DataOptions
+from llamatrain.errors import UsageError
+from llamatrain.recipe.generation import TextModel
+from llamatrain.sample.options import SamplingOptions
+
+if TYPE_CHECKING:
+    from llamatrain.data.messages import Message
+
+
+@dataclass(frozen=True)
+class ChatOptions(Checked, panel="Text"):
+    chat: Annotated[
+        bool, Option("Talk: each line is a turn; Ctrl-C ends an answer, Ctrl-D the talk. --prompt or --file is the first turn.")
+    ] = False
+    system: Annotated[str, Option("What the model is told before the talk.")] = ""
+    chat_template: Annotated[Path | None, TEMPLATE] = None
+    verbose: Annotated[bool, Option("Say the line of llama.cpp's that does the same.", short="v")] = False
+
+    def agree(self) -> None:
+        for name in ("system", "chat_template"):
+            if getattr(self, name) and not self.chat:
+                raise OptionError(lambda spelt, name=name: f"{spelt(name)} means nothing without {spelt('chat')}; leave it out")  # type: ignore[misc]
+
+
+class Talk:
+    """With what was said so far; `notes` is what there is to be said of it."""
+
+    def __init__(self, model: TextModel, options: ChatOptions, sampling: SamplingOptions) -> None:
+        from llamatrain.data.chatml import CHATML
+        from llamatrain.data.prompts import PromptReader
+        from llamatrain.data.remarks import lines, plain_marks
+        from llamatrain.data.templates import ChatTemplate
+
+        if model.tokenizer is None:
+            raise UsageError(f"{model.gguf.path}: this model's tokens stand for no text: there is nothing to say to it")
+        self.model, self.sampling, self.reader = model, sampling, PromptReader(model.tokenizer)
+        own = DataOptions(chat_template=options.chat_template).template or model.tokenizer.chat_template
+        bos, eos = map(self.reader.text_of, (model.tokenizer.bos, model.tokenizer.eos))
+        self.template = ChatTemplate(own or CHATML, bos, eos, self.reader.ends.values())
+        self.messages: list[Message] = [{"role": "system", "content": options.system}] if options.system else []
+        self.turns = 0
+        self.told: dict[str, str] = {} if own else {"fallback": ""}
+        if marks := plain_marks(self.template, self.reader):
+            self.told["marks"] = ", ".join(marks)
+        self.notes = list(lines(self.told, str(model.gguf.path)))
+
+    def said(self, words: str) -> Generator[str, None, None]:
+        """The answer, as it comes; one that is broken off was said as far as it came."""
+        from llamatrain.data.remarks import lines
+
+        self.messages.append({"role": "user", "content": words})
+        tokens = self.tokens()
+        more = dict.fromkeys(sorted(self.template.notes - self.told.keys()), "")
+        self.notes += lines({kind: "" for kind in more if kind == "system"}, str(self.model.gguf.path))
+        self.told |= more
+        seed = self.sampling.seed
+        made = self.model.going_on(tokens, replace(self.sampling, seed=seed if seed < 0 else seed + self.turns), again=True)
+        answer = list[str]()
+        try:
+            for piece in made:
+                answer.append(piece)
+                yield piece
+        finally:
+            self.messages.append({"role": "assistant", "content": "".join(answer)})
+            self.turns += 1
+            for note in made.notes:
+                self.tell(note)
+
+    def tokens(self) -> list[int]:
+        """The talk as the model reads it. Of one that is too long the older half goes, where that is wished."""
+        while True:
+            prompt = self.template.render(self.messages, answer_next=True)
+            tokens = [*([] if self.reader.lead is None else [self.reader.lead]), *self.reader.begun(prompt).tolist()]
+            if len(tokens) <= self.model.ctx:
+                return tokens
+            turns = [place for place, each in enumerate(self.messages) if each["role"] == "user"]
+            if len(turns) == 1 or not self.sampling.ctx_shift:
+                told = f"the talk has {len(tokens)} tokens by now, the context {self.model.ctx}: a larger --ctx takes it, "
+                raise UsageError(told + ("or begin anew" if len(turns) == 1 else "--ctx-shift lets the oldest turns go"))
+            del self.messages[turns[0] : turns[(len(turns) + 1) // 2]]
+            self.tell("the context is full: the oldest turns of the talk go")
+
+    def tell(self, note: str) -> None:
+        """Once in a talk."""
+        if note not in self.told:
+            self.told[note] = ""
+            self.notes.append(note)
+
+    def close(self) -> None:
+        self.template.close()
+
+
+def line_for_llama(path: Path, options: ChatOptions, lora: LoraOptions, sampling: SamplingOptions, ctx: int, prompt: str) -> str:
+    """The same in llama.cpp's words: talks are llama-cli's, and what goes on from a text is llama-completion's."""
+    words = ["llama-cli" if options.chat else "llama-completion", "-m", str(path), "-c", str(ctx), "-n", str(sampling.n)]
+    words += ["-s", str(sampling.seed), "--temp", f"{sampling.temp:g}", "--top-k", str(sampling.top_k)]
+    words += ["--top-p", f"{sampling.top_p:g}", "--min-p", f"{sampling.min_p:g}"]
+    words += ["--repeat-penalty", f"{sampling.repeat_penalty:g}", "--repeat-last-n", str(sampling.repeat_last_n)]
+    words += ["--context-shift", "--keep", str(sampling.keep)] if sampling.ctx_shift else []
+    words += [word for text in sampling.stop for word in ("-r", escaped(text))]
+    for option, adapters in lora_of(lora).items():
+        words += [option, ",".join(adapters)] if adapters else []
+    if options.chat:
+        words += ["-cnv", "--jinja", *(["-sys", options.system] if options.system else [])]
+        if template := options.chat_template:
+            given = DataOptions(chat_template=template)
+            named = ["--chat-template", given.template or ""] if given.names_template else ["--chat-template-file", str(template)]
+            words += named
+    else:
+        words.append("-no-cnv")
+    words += ["-p", escaped(prompt)] if prompt or not options.chat else []
+    return " ".join(map(quoted, words))
+
+
+def lora_of(options: LoraOptions) -> dict[str, list[str]]:
+    plain = [str(adapter) for adapter, scale in options.scaled if scale == 1]
+    return {"--lora": plain, "--lora-scaled": [f"{adapter}:{scale:g}" for adapter, scale in options.scaled if scale != 1]}
+
+
+def escaped(text: str) -> str:
+    """As it is read where backslashes mean something."""
+    return text.replace("\\", "\\\\")
+
+
+def quoted(word: str) -> str:
+    """For a shell, in one line."""
+    if word.isprintable():
+        return shlex.quote(word)
+    inside = escaped(word).replace("'", "\\'")
+    return "$'" + "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in inside) + "'"

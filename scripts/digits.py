@@ -1,0 +1,104 @@
+"""A network that is no llama, on the same engine: two dense layers learn digits of 8 x 8 pixels, with AdamW in the graph.
+
+    python scripts/digits.py [STEPS]
+
+It draws its digits itself: seven lines of a small font each, moved about, dimmed, and under noise.
+"""
+
+import sys
+import time
+
+import numpy as np
+
+from llamatrain.engine.program import Program
+from llamatrain.graph.ops import cross_entropy_loss, matmul, relu
+from llamatrain.graph.tensor import F32, I32, Tensor, parameter, placeholder
+from llamatrain.optim.methods.adamw import AdamW
+from llamatrain.optim.step import differentiate, stream
+
+# Each number is a line of five pixels, from the top.
+FONT = np.array(
+    [
+        [14, 17, 19, 21, 25, 17, 14],
+        [4, 12, 4, 4, 4, 4, 14],
+        [14, 17, 1, 2, 4, 8, 31],
+        [31, 2, 4, 2, 1, 17, 14],
+        [2, 6, 10, 18, 31, 2, 2],
+        [31, 16, 30, 1, 1, 17, 14],
+        [6, 8, 16, 30, 17, 17, 14],
+        [31, 1, 2, 4, 8, 8, 8],
+        [14, 17, 17, 14, 17, 17, 14],
+        [14, 17, 17, 15, 1, 2, 12],
+    ]
+)
+SIDE, HIDDEN, BATCH, RATE = 8, 48, 64, 3e-3
+OPTIMIZER = AdamW()
+
+
+def drawn(count: int, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Images (count, 64) and the digits that they show."""
+    digits = random.integers(0, 10, count)
+    glyphs = (FONT[digits, :, None] >> np.arange(4, -1, -1)) & 1
+    images = np.zeros((count, SIDE, SIDE), np.float32)
+    for image, glyph in zip(images, glyphs, strict=True):
+        top, left = random.integers(0, 2), random.integers(0, 4)
+        image[top : top + 7, left : left + 5] = glyph * random.uniform(0.6, 1.0)
+    return (images + 0.15 * random.standard_normal(images.shape)).astype(np.float32).reshape(count, -1), digits.astype(np.int32)
+
+
+class Classifier:
+    """Trained by one program, which ends with the optimizer's own nodes; asked by another over the same weights."""
+
+    def __init__(self, seed: int = 0) -> None:
+        sizes = {"in": (HIDDEN, SIDE**2), "out": (10, HIDDEN)}
+        random = np.random.default_rng(seed)
+        self.memory: dict[Tensor, np.ndarray] = {}
+        layers = []
+        for name, (out, into) in sizes.items():
+            weight, bias = parameter(f"{name}.weight", (out, into)), parameter(f"{name}.bias", (out,))
+            self.memory |= {weight: (random.standard_normal((out, into)) * into**-0.5).astype(np.float32)}
+            self.memory |= {bias: np.zeros(out, np.float32)}
+            layers.append((weight, bias))
+        self.images, self.targets = placeholder("images", (BATCH, SIDE**2), F32), placeholder("targets", (BATCH,), I32)
+        shares = placeholder("shares", (BATCH,), F32)
+        (first, below), (second, above) = layers
+        self.scores = matmul(relu(matmul(self.images, first, below)), second, above)
+        self.loss = cross_entropy_loss(self.scores, self.targets, shares)
+        self.told, outputs = stream(differentiate(self.loss, list(self.memory)), OPTIMIZER)
+        states = {state: np.zeros(state.shape, np.float32) for weight in self.memory for state in OPTIMIZER.beside(weight)}
+        self.step = Program.of(outputs, self.memory | states)
+        self.step.write(shares, 1 / BATCH)
+        self.asked, self.steps = Program.of([self.scores], self.memory), 0
+
+    def learn(self, images: np.ndarray, digits: np.ndarray) -> float:
+        """The loss before the step."""
+        self.steps += 1
+        told = OPTIMIZER.schedule(self.steps, RATE)
+        for leaf, values in ((self.images, images), (self.targets, digits), (self.told.schedule, told)):
+            self.step.write(leaf, values)
+        self.step()
+        return float(self.step.read(self.loss))
+
+    def right(self, images: np.ndarray, digits: np.ndarray) -> float:
+        """The share of images that are named as what they show."""
+        found = []
+        for first in range(0, len(images), BATCH):
+            self.asked.write(self.images, images[first : first + BATCH])
+            self.asked()
+            found.append(self.asked.read(self.scores).argmax(1))
+        return float(np.mean(np.concatenate(found) == digits))
+
+
+def main() -> None:
+    steps = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
+    random, begun = np.random.default_rng(1), time.perf_counter()
+    unseen = drawn(16 * BATCH, random)
+    classifier = Classifier()
+    for step in range(1, steps + 1):
+        loss = classifier.learn(*drawn(BATCH, random))
+        if step % 100 == 0:
+            print(f"step {step}  loss {loss:.3f}  right {classifier.right(*unseen):.3f}  {time.perf_counter() - begun:.1f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""Compares what `plan` foretells of a step with what steps take, on shapes that its measurement has not seen.
+
+    python scripts/time_cases.py [--threads N] [--rounds N] [--cpu] [WORD ...]      the cases whose names hold one of these words
+    python scripts/time_cases.py --search [...]      steps of the way that is found for a limit, and of the usual ones that fit
+
+Each round measures the speed of this machine anew and runs each case, one after the other; of both the medians are compared. A
+case is bad where it is more than 25 % off. With `--cpu` one thread's own time counts, on a machine where others are at work.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from plan_cases import material
+
+from tests.runs import ROOT
+
+OWN = "import time; time.perf_counter = time.thread_time; "
+PROGRAM = "from llamatrain.cli.main import main; main()"
+SHARE = 0.25
+FIRST = 2  # steps that are left out
+WAYS = ("none", "light", "block", "optimal")
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    words: tuple[str, ...]
+    base: str = ""  # its type
+    steps: int = 8
+
+    @property
+    def command(self) -> str:
+        return "finetune" if self.base else "from-scratch"
+
+
+def shaped(embd: int, head: int, layer: int, ff: int, ctx: int, batch: int) -> tuple[str, ...]:
+    sizes = {"--embd": embd, "--head": head, "--layer": layer, "--ff": ff, "--ctx": ctx, "--batch": batch}
+    return tuple(str(word) for pair in sizes.items() for word in pair)
+
+
+NEW = {
+    "tiny": (*shaped(64, 4, 2, 192, 128, 8), "--vocab-size", "bytes"),
+    "tiny, short rows": (*shaped(96, 4, 4, 256, 32, 16), "--vocab-size", "bytes"),
+    "narrow, 4,000 tokens": (*shaped(128, 4, 3, 352, 256, 4), "--vocab-size", "4000"),
+    "small": (*shaped(256, 8, 4, 704, 128, 8), "--vocab-size", "bytes"),
+    "long rows": (*shaped(192, 6, 4, 512, 1024, 1), "--vocab-size", "bytes"),
+    "8,192 tokens": (*shaped(384, 6, 4, 1024, 64, 4), "--vocab-from", "Q8_0.gguf"),
+    "medium": (*shaped(512, 8, 8, 1376, 256, 2), "--vocab-size", "bytes"),
+    "block": (*shaped(320, 5, 6, 864, 192, 4), "--vocab-size", "bytes", "--remat", "block"),
+}
+TUNED = {
+    "rows of 32": ("--ctx", "32", "--batch", "4"),
+    "rows of 384": ("--ctx", "384", "--batch", "1"),
+    "16 rows of 64": ("--ctx", "64", "--batch", "16"),
+    "rank 32": ("--ctx", "128", "--batch", "2", "--lora-r", "32"),
+    "attention alone": ("--ctx", "256", "--batch", "2", "--target", "attn_q,attn_v"),
+    "every weight": ("--ctx", "128", "--batch", "2", "--full"),
+}
+KINDS = ("Q4_K", "Q8_0", "F32")
+
+
+def cases() -> Iterator[Case]:
+    for precision in ("f32", "bf16"):
+        for name, words in NEW.items():
+            yield Case(f"{name}, {precision}", (*words, "--precision", precision), steps=24 if "tiny" in name else 8)
+        for number, (name, words) in enumerate(TUNED.items()):
+            kind = KINDS[number % len(KINDS)]
+            yield Case(f"{kind} {name}, {precision}", (*words, "--precision", precision), kind, steps=4)
+
+
+@dataclass
+class Bench:
+    folder: Path
+    threads: int
+    cpu: bool
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+    def words(self, case: Case) -> list[str]:
+        given = [f"{case.base}.gguf"] if case.base else []
+        named = [str(material(self.folder, name)) for name in (*given, "text.txt")]
+        made = [str(material(self.folder, word)) if word.endswith(".gguf") else word for word in case.words]
+        return [*named, *made, "--threads", str(self.threads)]
+
+    def done(self, *words: str) -> str:
+        program = (OWN if self.cpu else "") + PROGRAM
+        done = subprocess.run(
+            [sys.executable, "-c", program, *words], env=self.environment, capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise SystemExit(f"{' '.join(words)}\n{done.stderr}")
+        return done.stdout
+
+    def foretold(self, case: Case) -> dict[str, float]:
+        found: dict[str, float] = json.loads(self.done("plan", case.command, *self.words(case), "--json"))
+        return found
+
+    def forget(self) -> None:
+        place = os.environ.get("LLAMATRAIN_CACHE") or Path.home() / ".cache"
+        shutil.rmtree(Path(place) / "llamatrain" / "speeds", ignore_errors=True)
+
+    def steps(self, case: Case, *more: str) -> list[float]:
+        out = str(self.folder / "run")
+        how = ("--iters", str(case.steps + FIRST), "--save-every", "0", "--out", out, "--overwrite", "--quiet")
+        self.done(case.command, *self.words(case), *more, *how)
+        lines = map(json.loads, (Path(out) / "metrics.jsonl").read_text().splitlines())
+        return [line["seconds"] for line in lines if "grad_norm" in line][FIRST:]
+
+
+def compare(bench: Bench, chosen: list[Case], rounds: int) -> int:
+    """What was foretold beside what it took."""
+    said: dict[str, list[float]] = {case.name: [] for case in chosen}
+    took: dict[str, list[float]] = {case.name: [] for case in chosen}
+    for case in chosen:
+        bench.steps(Case(case.name, case.words, case.base, 1))  # whatever is to be compiled
+    for _ in range(rounds):
+        bench.forget()
+        for case in chosen:
+            said[case.name].append(bench.foretold(case)["seconds_of_step"])
+            took[case.name] += bench.steps(case)
+    print(f"{'':36} {'foretold':>10} {'measured':>10} {'off':>8}  ms a step, {bench.threads} threads, {rounds} rounds")
+    bad = 0
+    for case in chosen:
+        foretold, measured = median(said[case.name]), median(took[case.name])
+        off = foretold / measured - 1
+        bad += abs(off) > SHARE
+        print(f"{case.name:36} {1e3 * foretold:10.2f} {1e3 * measured:10.2f} {off:8.1%}{'  BAD' if abs(off) > SHARE else ''}")
+    print(f"{bad} bad")
+    return bad
+
+
+def search(bench: Bench, chosen: list[Case], rounds: int) -> int:
+    """At three limits: the way that is found, and of the usual ones the fastest that fits."""
+    bad = 0
+    print(f"{'':36} {'limit':>8} {'way':28} {'ms':>8}   {'usual':28} {'ms':>8}")
+    for case in chosen:
+        usual = {way: bench.foretold(Case(case.name, (*case.words, "--remat", way), case.base))["total"] for way in WAYS}
+        for share in (0.2, 0.5, 0.8):
+            limit = int(min(usual.values()) + share * (usual["light"] - min(usual.values())))
+            plan = bench.foretold(Case(case.name, (*case.words, "--memory", str(limit)), case.base))
+            ways = {f"{plan['remat']} in {plan['splits']}": ("--memory", str(limit))}
+            ways |= {way: ("--remat", way) for way, total in usual.items() if total <= limit}
+            times: dict[str, list[float]] = {way: [] for way in ways}
+            for _ in range(rounds):
+                for way, more in ways.items():
+                    times[way] += bench.steps(case, *more)
+            (found, own), *others = ((way, median(seconds)) for way, seconds in times.items())
+            best = min(others, key=lambda other: other[1], default=("none fits", own))
+            slower = own > 1.02 * best[1]
+            bad += slower
+            figures = f"{found:28} {1e3 * own:8.1f}   {best[0]:28} {1e3 * best[1]:8.1f}"
+            print(f"{case.name:36} {limit / 1e6:6.0f}MB {figures}{'  SLOWER' if slower else ''}", flush=True)
+    return bad
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("words", nargs="*")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--cpu", action="store_true")
+    parser.add_argument("--search", action="store_true")
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "plan_cases")
+    args = parser.parse_args()
+    args.folder.mkdir(parents=True, exist_ok=True)
+    chosen = [case for case in cases() if not args.words or any(word in case.name for word in args.words)]
+    return bool((search if args.search else compare)(Bench(args.folder, args.threads, args.cpu), chosen, args.rounds))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
