@@ -172,7 +172,7 @@ def _first_match(marks, at, end, program, tried, dead):
 
 @Function
 def split(codes: I32s, cut: Splitter, pieces: I64s, words: I64s, marks: U32s, trial: Trial) -> tuple[Int, Int]:
-    """Splitter pieces, given by their ends, into an expression's matches and what stands between them.
+    """Split pieces, given by their ends, into an expression's matches and what stands between them.
 
     Returns how many words there are, and how many code points more text behind the last piece could not cut otherwise.
     """
