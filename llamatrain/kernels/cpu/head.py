@@ -18,7 +18,7 @@ from llamatrain.kernels.cpu import tiles
 from llamatrain.kernels.cpu.binding import Array, kernel
 from llamatrain.kernels.cpu.head_slices import Chunk, finish_rows, judge_rows, logits_slices
 from llamatrain.kernels.cpu.operands import Operand, Packed, pack_call, packs
-from llamatrain.kernels.cpu.products import K_BLOCK, Product
+from llamatrain.kernels.cpu.products import Product, largest_slice
 from llamatrain.kernels.cpu.sums import add_up
 from llamatrain.machine.entry import F32, F64, Call, Entry
 
@@ -26,7 +26,7 @@ LOGITS = 33 << 20  # bytes of logits that may be held
 ROWS = 512  # tokens in a chunk, at most
 JUDGED, NARROW = 64, 4096  # tokens, at a time
 LINE = 64  # bytes to which each part of the scratch memory is aligned
-COLUMNS, FEW = 128, 32  # of the vocabulary in a slice; in a small vocabulary
+FEW = 32  # of the vocabulary in a slice, where it is small
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,8 @@ class Head:
     @property
     def columns(self) -> int:
         """Of a slice; sums are cut there, so the number of threads may not change it."""
-        return COLUMNS if self.vocabulary > 32 * COLUMNS else FEW
+        many = largest_slice(self.mode).rows
+        return many if self.vocabulary > 32 * many else FEW
 
     @property
     def slices(self) -> int:
@@ -77,7 +78,7 @@ class Head:
 
     @property
     def block(self) -> int:
-        return min(int(self.x.shape[1]), K_BLOCK)
+        return min(int(self.x.shape[1]), largest_slice(self.mode).k)
 
     @property
     def slice_bytes(self) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil, prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,9 +22,19 @@ from llamatrain.kernels.cpu.quantised import ROOM
 from llamatrain.machine.entry import I64, Call, Entry, f32, inline
 from llamatrain.machine.simd import LANES, load_to, store_to
 
-K_BLOCK = 1024  # a slice takes 256 KB of bf16, in the second-level cache; C is read and written once more for each block
 PACKED = 3 << 20  # bytes of the whole operand that are packed at a time
-SLICE = 128  # rows of the other operand, at most
+
+
+class Slice(NamedTuple):
+    """Rows of the other operand and as many of k: what stays in the second-level cache."""
+
+    rows: int
+    k: int
+
+
+def largest_slice(mode: int) -> Slice:
+    """C is read and written once more for each block of k. The tile unit ends with a slice sooner than the next one comes."""
+    return Slice(256, 2048) if mode == tiles.TILES else Slice(128, 1024)
 
 
 @dataclass(frozen=True)
@@ -55,7 +65,7 @@ class Product:
 
     @property
     def block(self) -> int:
-        return max(1, min(self.a.k, K_BLOCK))
+        return max(1, min(self.a.k, largest_slice(self.mode).k))
 
     @cached_property
     def range(self) -> int:
@@ -78,7 +88,7 @@ class Product:
         strip = tiles.SIDE * self.whole.count * self.block
         strips = ceil(self.sliced.count / tiles.SIDE)
         fair = ceil(strips * self.group / (4 * self.threads))
-        best = tiles.SIDE * min(max(fair, ceil(WORTH / max(1, strip))), SLICE // tiles.SIDE, strips)
+        best = tiles.SIDE * min(max(fair, ceil(WORTH / max(1, strip))), largest_slice(self.mode).rows // tiles.SIDE, strips)
         return ceil(best / self.sliced.unit) * self.sliced.unit
 
     @property

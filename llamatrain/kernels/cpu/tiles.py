@@ -85,6 +85,13 @@ def fill_tile(mode, to, source, half, across, pitch):
 
 
 @inline
+def fill_two(to, apart, source, pitch):
+    """Two whole tiles beside each other, of bf16 that lie across."""
+    for i in range(16):
+        tile_rows.pair_both(to + i * ROW, source + 2 * i * pitch, source + (2 * i + 1) * pitch, to + apart + i * ROW)
+
+
+@inline
 def fill_edge(mode, to, source, half, across, pitch, rows, columns):
     """A tile at the source's edge: rows x columns of its elements are there, the rest is zero."""
     whole, size = micro.room(), 2 if half else 4
@@ -102,7 +109,7 @@ def fill_edge(mode, to, source, half, across, pitch, rows, columns):
 def pack_tiles(mode, to, source, half, across, turned, stride, count, k):
     size, depth = 2 if half else 4, tile_depth(mode)
     panels, tiles = (count + 15) // 16, panel_tiles(mode, k)
-    pitch = stride * size
+    pitch, two = stride * size, mode >= PAIRS and half and across
     for step in range(panels * tiles):  # along what lies contiguous in the source
         panel, tile = (step % panels, step // panels) if across else (step // tiles, step % tiles)
         target = to + (panel * tiles + tile) * TILE
@@ -111,7 +118,10 @@ def pack_tiles(mode, to, source, half, across, turned, stride, count, k):
             start = source + tile * depth * pitch + panel * 16 * size
         else:
             start = source + panel * 16 * pitch + tile * depth * size
-        if items == 16 and deep == depth:
+        if two and deep == depth and panel // 2 * 32 + 32 <= count:
+            if panel % 2 == 0:
+                fill_two(target, tiles * TILE, start, pitch)
+        elif items == 16 and deep == depth:
             fill_tile(mode, target, start, half, across, pitch)
         elif across:
             fill_edge(mode, target, start, half, across, pitch, deep, items)

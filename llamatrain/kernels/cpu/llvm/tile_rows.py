@@ -7,13 +7,19 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from llamatrain.kernels.cpu.llvm.microkernel import FLOATS, INTS, plus
+from llamatrain.kernels.cpu.llvm.microkernel import FLOATS, INTS, PAIRS, plus
 from llamatrain.kernels.cpu.tile_shape import ROW
+from llamatrain.machine import units
 from llamatrain.machine.compiler.simd import lowering as W
-from llamatrain.machine.compiler.simd.lowering import FLOAT, SHORT, load, store
+from llamatrain.machine.compiler.simd.lowering import FLOAT, INT, SHORT, load, store
 
-SHORTS = ir.VectorType(SHORT, 16)
+SHORTS, HALVES, LANES = ir.VectorType(SHORT, 16), ir.VectorType(SHORT, 32), ir.VectorType(INT, 32)
 Emit = Callable[[Any, Any, Any, Any], None]
+
+
+def in_turns(first: int, second: int) -> list[int]:
+    """Of two runs of 16 elements, which begin there: one of each after the other."""
+    return [at + i for i in range(16) for at in (first, second)]
 
 
 def copy_row(builder: Any, to: Any, source: Any, second: Any) -> None:
@@ -28,17 +34,30 @@ def widen_row(builder: Any, to: Any, source: Any, second: Any) -> None:
     store(builder, W.raised(builder, load(builder, source, SHORTS, 2)), to, 64)
 
 
+def both_rounded(builder: Any, first: Any, second: Any) -> Any:
+    """16 float32 from each address as 32 bf16. The unit takes what is smaller than normal numbers as zero, as products do."""
+    low, high = (load(builder, address, FLOATS, 4) for address in (first, second))
+    if "avx512bf16" in units.units():
+        return builder.bitcast(W.call(builder, "llvm.x86.avx512bf16.cvtne2ps2bf16.512", PAIRS, high, low), HALVES)
+    return builder.shuffle_vector(W.to_bf16(builder, low), W.to_bf16(builder, high), ir.Constant(LANES, list(range(32))))
+
+
 def narrow_row(builder: Any, to: Any, source: Any, second: Any) -> None:
     """32 float32 along k to 16 pairs."""
-    for part in range(2):
-        halves = W.to_bf16(builder, load(builder, plus(builder, source, ROW * part), FLOATS, 4))
-        store(builder, halves, plus(builder, to, ROW // 2 * part), 32)
+    store(builder, both_rounded(builder, source, plus(builder, source, ROW)), to, 64)
 
 
 def pair_floats(builder: Any, to: Any, source: Any, second: Any) -> None:
     """16 float32 and the 16 that follow them along k, a row further."""
-    low, high = (W.rounded(builder, load(builder, address, FLOATS, 4)) for address in (source, second))
-    store(builder, builder.or_(W.lower_half(builder, low), W.upper_half(builder, high)), to, 64)
+    made = both_rounded(builder, source, second)
+    store(builder, builder.shuffle_vector(made, made, ir.Constant(LANES, in_turns(0, 16))), to, 64)
+
+
+def pair_twice(builder: Any, to: Any, source: Any, second: Any, next_to: Any) -> None:
+    """32 bf16 and the 32 that follow them along k: a row of this tile, and one of the next."""
+    low, high = (load(builder, address, HALVES, 2) for address in (source, second))
+    for target, first in ((to, 0), (next_to, 16)):
+        store(builder, builder.shuffle_vector(low, high, ir.Constant(LANES, in_turns(first, first + 32))), target, 64)
 
 
 def pair_halves(builder: Any, to: Any, source: Any, second: Any) -> None:
@@ -101,6 +120,15 @@ def row(emit: Emit) -> Any:
 copy, round_floats, widen, narrow = row(copy_row), row(round_row), row(widen_row), row(narrow_row)
 pair, pair_up = row(pair_floats), row(pair_halves)
 some_floats, some_halves = row(part(FLOAT)), row(part(SHORT))
+
+
+@intrinsic
+def pair_both(context: Any, to: Any, source: Any, second: Any, next_to: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        pair_twice(builder, *values)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 4), generate
 
 
 @intrinsic
