@@ -25,6 +25,7 @@ micro, tile_rows = (LaterModule(f"llamatrain.kernels.cpu.llvm.{name}") for name 
 
 FLOAT32, ROUNDED, PAIRS, TILES = range(4)
 SIDE = 32  # of the block of C that is finished at once
+NEAR = 1 << 20  # bytes of b that are gone through for some rows of C before the next rows, by the tile unit
 
 
 def mode_of(precision: str) -> int:
@@ -207,8 +208,12 @@ def multiply_tiles(mode, c, ldc, a, b, m, n, k, accumulate, by_rows):
     panel = panel_bytes(mode, 16, k)
     words = (k + 1) // 2 if mode >= PAIRS else k
     down, along = (m + SIDE - 1) // SIDE, (n + SIDE - 1) // SIDE
+    near = NEAR // (2 * panel) if mode == TILES else along if by_rows else 1
+    near = min(max(1, near), along)
     for step in range(down * along):
-        i, j = (step // along, step % along) if by_rows else (step % down, step // down)
+        first = step // (near * down) * near
+        here, beside = step - first * down, min(near, along - first)
+        i, j = here // beside, first + here % beside
         corner, left, right = c + (i * SIDE * ldc + j * SIDE) * 4, a + 2 * i * panel, b + 2 * j * panel
         if mode == TILES:
             by_tiles(corner, ldc, left, right, panel, m - i * SIDE, n - j * SIDE, words, accumulate)
