@@ -89,7 +89,8 @@ def fill_tile(mode, to, source, half, across, pitch):
 def fill_two(to, apart, source, pitch):
     """Two whole tiles beside each other, of bf16 that lie across."""
     for i in range(16):
-        tile_rows.pair_both(to + i * ROW, source + 2 * i * pitch, source + (2 * i + 1) * pitch, to + apart + i * ROW)
+        line = source + 2 * i * pitch
+        tile_rows.pair_both(to + i * ROW, line, line + pitch, to + apart + i * ROW)
 
 
 @inline

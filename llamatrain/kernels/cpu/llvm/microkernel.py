@@ -53,9 +53,9 @@ def own_room(builder: Any, size: int) -> Any:
     return builder.ptrtoint(space, LONG)
 
 
-def prefetch(builder: Any, address: Any) -> None:
-    """Ask for a line that will be written: stores that miss wait for each other, these do not."""
-    W.call(builder, "llvm.prefetch.p0", VOID, builder.inttoptr(address, POINTER), INT(1), INT(3), INT(1))
+def prefetch(builder: Any, address: Any, writing: int = 1) -> None:
+    """Ask for a line that will be written: stores that miss wait for each other, these do not. Or for one that will be read."""
+    W.call(builder, "llvm.prefetch.p0", VOID, builder.inttoptr(address, POINTER), INT(writing), INT(3), INT(1))
 
 
 # ---- C[rows, 16 * vectors] (+)= A B, by vectors ------------------------------------------------

@@ -7,11 +7,11 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from llamatrain.kernels.cpu.llvm.microkernel import FLOATS, INTS, PAIRS, plus
+from llamatrain.kernels.cpu.llvm.microkernel import FLOATS, INTS, PAIRS, plus, prefetch
 from llamatrain.kernels.cpu.tile_shape import ROW
 from llamatrain.machine import units
 from llamatrain.machine.compiler.simd import lowering as W
-from llamatrain.machine.compiler.simd.lowering import FLOAT, INT, SHORT, load, store
+from llamatrain.machine.compiler.simd.lowering import FLOAT, INT, LONG, SHORT, load, store
 
 SHORTS, HALVES, LANES = ir.VectorType(SHORT, 16), ir.VectorType(SHORT, 32), ir.VectorType(INT, 32)
 Emit = Callable[[Any, Any, Any, Any], None]
@@ -55,6 +55,9 @@ def pair_floats(builder: Any, to: Any, source: Any, second: Any) -> None:
 
 def pair_twice(builder: Any, to: Any, source: Any, second: Any, next_to: Any) -> None:
     """32 bf16 and the 32 that follow them along k: a row of this tile, and one of the next."""
+    ahead = builder.mul(builder.sub(second, source), LONG(32))  # the next tile along k: rows far apart are not foreseen
+    for address in (source, second):
+        prefetch(builder, builder.add(address, ahead), writing=0)
     low, high = (load(builder, address, HALVES, 2) for address in (source, second))
     for target, first in ((to, 0), (next_to, 16)):
         store(builder, builder.shuffle_vector(low, high, ir.Constant(LANES, in_turns(first, first + 32))), target, 64)
