@@ -68,7 +68,16 @@ def ended(process: Started, seconds: float = 60) -> Done:
 
 
 def python(ranks: int, *words: Argument, seconds: float = 60, **settings: Any) -> Done:
-    """A program of Python's on so many ranks: what mpiexec ends with, and what came out of all."""
+    """A program of Python's on so many ranks: what mpiexec ends with, and what came out of all.
+
+    The launcher itself may hang when all ranks have ended: then it is asked once more.
+    """
+    with launched(ranks, *words, **settings) as process:
+        try:
+            return ended(process, seconds)
+        except subprocess.TimeoutExpired:
+            if any(rank_of(each) is not None for each in descendants(process.pid)):
+                raise
     with launched(ranks, *words, **settings) as process:
         return ended(process, seconds)
 

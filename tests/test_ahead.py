@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import pytest
 
+from tests.runs import ROOT
 from tests.warm import warm, without_libraries
 
 SCRIPT = """
@@ -42,6 +43,12 @@ from llamatrain.graph.ops import matmul
 from llamatrain.graph.tensor import placeholder
 x, w = placeholder("x", (4, 3)), placeholder("w", (2, 3))
 Program.of([matmul(x, w)], {x: np.full((4, 3), 2, np.float32), w: np.ones((2, 3), np.float32)})()
+"""
+
+STEPPING = """
+from tests.llama_step import LlamaStep
+from tests.llamas import TINY
+LlamaStep(TINY)()
 """
 
 UNKEPT = """
@@ -116,9 +123,9 @@ def test_a_compiler_that_ends_costs_no_kernel_but_its_own(tmp_path: Path) -> Non
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are found by /proc")
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 def test_who_compiles_ends_with_who_asked(tmp_path: Path, how: signal.Signals) -> None:
-    """In the middle of its work, too, much of which is no Python."""
+    """In the middle of its work, too, much of which is no Python, and enough for a fast machine."""
     env = without_libraries(tmp_path)
-    with subprocess.Popen([sys.executable, "-c", MULTIPLYING], env=env, stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen([sys.executable, "-c", STEPPING], env=env, cwd=ROOT, stderr=subprocess.DEVNULL) as process:
         children = soon(lambda: children_of(process.pid))
         busy = how != signal.SIGKILL or soon(lambda: any(seconds_of(child) > 2.5 for child in children), 60)
         process.send_signal(how)

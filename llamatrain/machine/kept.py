@@ -19,7 +19,7 @@ from llamatrain.machine.temporary import NEW, goes_with_program, removed, sweep
 
 MAGIC = b"llamatrain's machine code 1\n"
 LARGEST = 1 << 26  # bytes of a function's file
-ATTEMPTS = 3  # to write a file, where the folder is removed meanwhile
+ATTEMPTS = 30  # to write a file: others may remove the folder meanwhile, or what is there and not held yet
 
 
 def name_of(function: str, facts: str) -> str:

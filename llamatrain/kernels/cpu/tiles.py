@@ -11,6 +11,8 @@ integers and C's distance between rows, `ldc`, is in float32 elements.
         `to` must be aligned to 64 bytes. What is missing to whole tiles is filled with zeros.
     begin(mode); multiply(mode, c, ldc, a, b, m, n, k, accumulate, by_rows); end(mode)
         `by_rows`: walk down A's rows outside and B's columns inside, so that b (small) stays near; 0: the other way round.
+        The tile unit always does the former, as many of B's columns at a time as stay near: it waits for lines that it writes,
+        and those of a row come soonest one after the other.
         C need not be aligned; only m x n of it are written. The order of each sum depends on k alone.
 
 `mode` says what is multiplied and how: FLOAT32, ROUNDED (bf16 as float32: any machine), PAIRS (AVX-512 BF16), TILES (AMX).
