@@ -2,35 +2,47 @@
 
 __version__ = "0.1.0"
 __all__ = [
+    "ChatSession",
     "Comparison",
     "Evaluation",
     "LlamatrainError",
     "LoadedModel",
     "Merged",
+    "PreviewRow",
     "Run",
+    "RunPlan",
     "UsageError",
+    "chat",
     "evaluate",
     "export_lora",
     "finetune",
     "from_scratch",
     "load",
+    "plan",
+    "preview",
 ]
 
 TYPE_CHECKING = False  # as in typing, which takes a while to load
 if TYPE_CHECKING:
     from llamatrain.api import (
+        ChatSession,
         Comparison,
         Evaluation,
         LlamatrainError,
         LoadedModel,
         Merged,
+        PreviewRow,
         Run,
+        RunPlan,
         UsageError,
+        chat,
         evaluate,
         export_lora,
         finetune,
         from_scratch,
         load,
+        plan,
+        preview,
     )
 
 

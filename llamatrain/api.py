@@ -1,21 +1,24 @@
 """The door for Python: what the commands do, by the same options, as functions that give records and print nothing.
 
 Options are keywords, named as on the command line (`--val-split 0.1` is `val_split=0.1`); what may be repeated there is a list
-here. All that fails raises `LlamatrainError`. In the main thread Ctrl-C saves a run that has begun and becomes a
-`KeyboardInterrupt`; no other signal is touched, and the process is never ended.
+here. Type checkers know them from `api_options`, which `scripts/api_options.py` writes; `help` and editors that run the code know
+them from signatures that `documented` makes. All that fails raises `LlamatrainError`. In the main thread Ctrl-C saves a run that
+has begun and becomes a `KeyboardInterrupt`; no other signal is touched, and the process is never ended.
 """
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from llamatrain.adapters.options import LoraOptions
+from llamatrain.config.documented import documented
 from llamatrain.config.options import Checked, Declared, OptionError, build, declared, respelt
-from llamatrain.config.values import can_be_named
+from llamatrain.config.otherwise import answered
 from llamatrain.config.words import cut, nearest, readable, worded
 from llamatrain.data.options import DataOptions
 from llamatrain.data.tokenizer import to_bytes
@@ -24,34 +27,58 @@ from llamatrain.machine.code import code
 from llamatrain.machine.printable import printable
 from llamatrain.machine.terminal import shown
 from llamatrain.machine.world import is_told_here
+from llamatrain.recipe.comparison import Comparison
 from llamatrain.recipe.evaluation import EvaluateOptions, Evaluation, evaluated
 from llamatrain.recipe.exporting import exported
-from llamatrain.recipe.generation import Continuation, LoadOptions, TextModel
+from llamatrain.recipe.generation import LoadOptions, TextModel
+from llamatrain.recipe.given_rows import Data, Place, of_a_run, passing, path_in
 from llamatrain.recipe.interrupts import CallerInterrupts
-from llamatrain.recipe.merging import Comparison, ExportOptions, Merged
+from llamatrain.recipe.merging import ExportOptions, Merged
 from llamatrain.recipe.options import PlaceOptions
-from llamatrain.recipe.preference import PreferenceOptions
-from llamatrain.recipe.request import NEW, TUNING, Request, new_model, tuning
+from llamatrain.recipe.planning import RunPlan, plan_of
+from llamatrain.recipe.preference import ComparedOptions, PreferenceOptions
+from llamatrain.recipe.previewing import PreviewOptions, PreviewRow, previewed
+from llamatrain.recipe.request import NEW, TUNING, TUNING_DEFAULTS, Request, new_model, tuning
 from llamatrain.recipe.run import Finished, train
+from llamatrain.recipe.talking import ChatOptions, Talk
+from llamatrain.report.listening import Listener, listening
 from llamatrain.report.metrics import lines_of
 from llamatrain.sample.options import SamplingOptions
 
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from llamatrain.api_options import (
+        ChatOptionsGiven,
+        EvaluateOptionsGiven,
+        ExportLoraOptions,
+        FinetuneOptions,
+        FromScratchOptions,
+        LoadOptionsGiven,
+        PreviewOptionsGiven,
+        SamplingOptionsGiven,
+    )
+
 __all__ = [
+    "ChatSession",
     "Comparison",
     "Evaluation",
     "LlamatrainError",
     "LoadedModel",
     "Merged",
+    "PreviewRow",
     "Run",
+    "RunPlan",
     "UsageError",
+    "chat",
     "evaluate",
     "export_lora",
     "finetune",
     "from_scratch",
     "load",
+    "plan",
+    "preview",
 ]
-
-Place = str | os.PathLike[str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,41 +105,97 @@ class Run:
 # ---- the commands ----------------------------------------------------------
 
 
-def from_scratch(*data: Place, show: bool = False, **options: Any) -> Run:
-    """Train a new llama on files of text; without any, on the built-in sine wave."""
-    with door(show):
-        return run_of(new_model(paths(data), values_of(options, PlaceOptions, *NEW)))
+@documented(PlaceOptions, *NEW)
+def from_scratch(
+    *data: Data, show: bool = False, progress: Listener | None = None, **options: "Unpack[FromScratchOptions]"
+) -> Run:
+    """Train a new model on data: paths of files, folders or globs, lists of them, or lists of rows, each a dict as in JSON
+    lines. Without any, on the built-in sine wave.
+
+    show: print what the command prints, to standard error.
+    progress: called with each line of metrics.jsonl as a dict; an error that it raises ends the run.
+    """
+    with door(show), listening(progress), of_a_run("from-scratch", data, {**options}) as (files, said):
+        return run_of(new_model(files, values_of(said, PlaceOptions, *NEW)))
 
 
-def finetune(base: Place | None = None, *data: Place, show: bool = False, **options: Any) -> Run:
-    """Train an adapter for a GGUF model on files of text; with `full=True`, the model itself."""
-    with door(show):
+@documented(PlaceOptions, *TUNING, defaults=TUNING_DEFAULTS)
+def finetune(
+    base: Place | None = None,
+    *data: Data,
+    show: bool = False,
+    progress: Listener | None = None,
+    **options: "Unpack[FinetuneOptions]",
+) -> Run:
+    """Train an adapter for a GGUF model on data; with `full=True`, the model itself. Data, `show` and `progress` are those of
+    `from_scratch`.
+
+    base: the model's file; None where a run goes on that knows it.
+    """
+    with door(show), listening(progress), of_a_run("finetune", data, {**options}) as (files, said):
         model = None if base is None else str(path_of(base))
-        return run_of(tuning(model, paths(data), values_of(options, PlaceOptions, *TUNING)))
+        return run_of(tuning(model, files, values_of(said, PlaceOptions, *TUNING)))
 
 
-def export_lora(base: Place, *, out: Place | None = None, show: bool = False, **options: Any) -> Merged:
-    """Merge adapters, named by `lora` and `lora_scaled`, into a model: the file `out` is a model like any other. With
-    `only_adapter` they are written as one adapter, with `peft` into a folder of PEFT's."""
+@documented(ExportOptions, LoraOptions, without=("out",))
+def export_lora(base: Place, *, out: Place | None = None, show: bool = False, **options: "Unpack[ExportLoraOptions]") -> Merged:
+    """Merge adapters, named by `lora` and `lora_scaled`, into a model, or convert it to another `type`: the file `out` is a model
+    like any other. With `only_adapter` they are written as one adapter, with `peft` into a folder of PEFT's."""
     with door(show):
         values = values_of({**options, "out": out}, ExportOptions, LoraOptions)
         made = exported(path_of(base), build(ExportOptions, values), build(LoraOptions, values))
         return replace(made, notes=in_keywords_all(made.notes))
 
 
-def evaluate(model: Place, *data: Place, show: bool = False, **options: Any) -> Evaluation:
-    """Loss, perplexity and bits per byte of a model on files of text."""
-    with door(show):
-        if not data:
+@documented(EvaluateOptions, LoraOptions, PreferenceOptions, DataOptions)
+def evaluate(model: Place, *data: Data, show: bool = False, **options: "Unpack[EvaluateOptionsGiven]") -> Evaluation:
+    """Loss, perplexity and bits per byte of a model on data: paths, lists of them, or lists of rows."""
+    with door(show), passing(data) as files:
+        if not files:
             raise UsageError("no data: name files (text, JSON, CSV, Parquet), folders or globs")
         values = values_of(options, EvaluateOptions, LoraOptions, PreferenceOptions, DataOptions)
         parts = build(LoraOptions, values), build(DataOptions, values), build(PreferenceOptions, values)
-        return evaluated(path_of(model), paths(data), build(EvaluateOptions, values), *parts, values)
+        return evaluated(path_of(model), files, build(EvaluateOptions, values), *parts, values)
 
 
-def load(path: Place, **options: Any) -> "LoadedModel":
-    """A model to generate text with, once opened: with the adapters `lora` and `lora_scaled`, in a context of `ctx` tokens, by
-    so many `threads`."""
+@overload
+def plan(
+    command: Literal["from-scratch"], *data: Data, measure: bool = False, **options: "Unpack[FromScratchOptions]"
+) -> RunPlan: ...
+
+
+@overload
+def plan(command: Literal["finetune"], *data: Data, measure: bool = False, **options: "Unpack[FinetuneOptions]") -> RunPlan: ...
+
+
+def plan(command: str, *data: Data, measure: bool = False, **options: Any) -> RunPlan:
+    """What `from_scratch(*data, ...)` or `finetune(base, *data, ...)` would take of memory and time. Nothing is trained.
+
+    command: "from-scratch" or "finetune"; the data of the latter begins with the base.
+    measure: measure this machine's speed now, instead of using what was measured within a day.
+    """
+    with door():
+        if command not in ("from-scratch", "finetune"):
+            raise UsageError(f"{worded(command)} cannot be planned; from-scratch and finetune can")
+        base = path_of(data[0]) if command == "finetune" and data else None
+        with passing(data[1:] if base else data) as files:
+            if command == "finetune":
+                return plan_of(tuning(str(base) if base else None, files, values_of(options, PlaceOptions, *TUNING)), measure)
+            return plan_of(new_model(files, values_of(options, PlaceOptions, *NEW)), measure)
+
+
+@documented(PreviewOptions, ComparedOptions, DataOptions, without=("model",))
+def preview(*data: Data, model: Place, **options: "Unpack[PreviewOptionsGiven]") -> list[PreviewRow]:
+    """The first rows of data as they would be trained, with the tokenizer and chat template of a model: tokens, text, and what is
+    trained of it."""
+    with door(), passing(data) as files:
+        values = values_of({**options, "model": model}, PreviewOptions, ComparedOptions, DataOptions)
+        return previewed(files, build(PreviewOptions, values), build(DataOptions, values), build(ComparedOptions, values))
+
+
+@documented(LoadOptions, LoraOptions)
+def load(path: Place, **options: "Unpack[LoadOptionsGiven]") -> "LoadedModel":
+    """Open a model once, to generate any number of texts with it, or to chat."""
     with door():
         values = values_of(options, LoadOptions, LoraOptions)
         return LoadedModel(TextModel(path_of(path), build(LoadOptions, values), build(LoraOptions, values)))
@@ -129,12 +212,14 @@ class LoadedModel:
         """Of the last text that was begun."""
         return in_keywords_all(self._last)
 
-    def generate(self, prompt: str | bytes = "", **sampling: Any) -> str:
-        """The text that goes on from a prompt, by the options of `llamatrain generate`: n, temp, top_k, seed, stop and so on."""
+    @documented(SamplingOptions)
+    def generate(self, prompt: str | bytes = "", **sampling: "Unpack[SamplingOptionsGiven]") -> str:
+        """The text that goes on from a prompt. `temperature` is another name of `temp`."""
         return "".join(self.stream(prompt, **sampling))
 
-    def stream(self, prompt: str | bytes = "", **sampling: Any) -> Iterator[str]:
-        """The same piece by piece, as it is drawn."""
+    @documented(SamplingOptions)
+    def stream(self, prompt: str | bytes = "", **sampling: "Unpack[SamplingOptionsGiven]") -> Iterator[str]:
+        """The text that goes on from a prompt, piece by piece, as it is drawn."""
         with door():
             if not isinstance(prompt, str | bytes):
                 raise UsageError(f"{worded(prompt)} is no prompt: it takes a text, or bytes")
@@ -143,8 +228,67 @@ class LoadedModel:
             self._last = text.notes
         return pieces(text)
 
+    @documented(SamplingOptions)
+    def chat(
+        self, *, system: str = "", chat_template: Place | None = None, **sampling: "Unpack[SamplingOptionsGiven]"
+    ) -> "ChatSession":
+        """Begin a chat, through the chat template that the model was trained with.
 
-def pieces(text: Continuation) -> Iterator[str]:
+        system: what the model is told before.
+        chat_template: a file with another template, or the name of a known layout.
+        """
+        with door():
+            values = values_of({"system": system, "chat_template": chat_template}, ChatOptions)
+            options = build(SamplingOptions, values_of(sampling, SamplingOptions))
+            return ChatSession(Talk(self._model, build(ChatOptions, {**values, "chat": True}), options))
+
+
+class ChatSession:
+    """A conversation with a model, which remembers what was said. It ends with `close`, as a context manager, or when it goes."""
+
+    def __init__(self, talk: Talk) -> None:
+        self._talk, self.close = talk, weakref.finalize(self, talk.close)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What there is to be said of the chat so far."""
+        return in_keywords_all(self._talk.notes)
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """What was said so far, each with role and content."""
+        return [dict(each) for each in self._talk.messages]
+
+    def say(self, words: str) -> str:
+        """The answer to the next turn."""
+        return "".join(self.stream(words))
+
+    def stream(self, words: str) -> Iterator[str]:
+        """The answer to the next turn, piece by piece. One that is not read to its end is taken as far as it was read."""
+        if not isinstance(words, str):
+            raise UsageError(f"{worded(words)} is no turn of a chat: it takes a text")
+        return pieces(piece.text for piece in self._talk.said(words) if not piece.thought)
+
+    def __enter__(self) -> "ChatSession":
+        return self
+
+    def __exit__(self, *how: object) -> None:
+        self.close()
+
+
+def chat(
+    path: Place, *, system: str = "", chat_template: Place | None = None, **options: "Unpack[ChatOptionsGiven]"
+) -> ChatSession:
+    """Open a model and begin a chat: `load(path, ...).chat(...)`, with the options of both."""
+    said = dict[str, Any](options)
+    with door():
+        values_of(said, LoadOptions, LoraOptions, SamplingOptions)
+    loading = {*declared(LoadOptions), *declared(LoraOptions)}
+    model = load(path, **{name: said.pop(name) for name in [*said] if name in loading})
+    return model.chat(system=system, chat_template=chat_template, **said)
+
+
+def pieces(text: Iterable[str]) -> Iterator[str]:
     with door():
         yield from text
 
@@ -152,25 +296,20 @@ def pieces(text: Continuation) -> Iterator[str]:
 # ---- what comes in ---------------------------------------------------------
 
 
-def paths(places: Sequence[Place]) -> list[str]:
-    for place in places:
-        if not isinstance(place, str | os.PathLike):
-            raise UsageError(f"{worded(place)} is no path: files are named one by one, options by keyword")
-        if not can_be_named(os.fspath(place)):
-            raise UsageError(f"{worded(os.fspath(place))} is no path: no file can be called so")
-    return [os.fspath(place) for place in places]
-
-
-def path_of(place: Place) -> Path:
-    return Path(paths([place])[0])
+def path_of(place: Any) -> Path:
+    return Path(path_in(place))
 
 
 def values_of(options: Mapping[str, Any], *classes: type[Checked]) -> dict[str, Any]:
     """What was said by keyword, each checked as it is declared; None says nothing."""
     known = {name: each for cls in classes for name, each in declared(cls).items()}
+    if "temperature" in options and "temp" in known:
+        if "temp" in options:
+            raise UsageError("temp and temperature are the same; leave one of them out")
+        options = {"temp" if name == "temperature" else name: value for name, value in options.items()}
     for name in options:
         if name not in known:
-            raise UsageError(f"there is no option {cut(name)}{nearest(name, known)}")
+            raise UsageError(f"there is no option {cut(name)}{answered(f'--{name}') or nearest(name, known)}")
     return {name: known[name].checked(plainly(value, known[name])) for name, value in options.items() if value is not None}
 
 

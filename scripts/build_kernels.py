@@ -18,7 +18,7 @@ from pathlib import Path
 
 from llamatrain.machine import shipped, units
 from llamatrain.machine.code import COMPILERS
-from llamatrain.recipe.kernels import declared
+from llamatrain.machine.declared import declared
 
 
 def built() -> bytes:

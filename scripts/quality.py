@@ -36,7 +36,7 @@ class Course:
         return float("inf")
 
 
-def trained(text: Path, optimizer: str, rate: float, seed: int, args: Any) -> Course:
+def trained(text: Path, optimizer: Any, rate: float, seed: int, args: Any) -> Course:
     with tempfile.TemporaryDirectory() as folder:
         run = llamatrain.from_scratch(
             text,

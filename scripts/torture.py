@@ -11,6 +11,7 @@ standard error; the exit code is 1 if anything failed. What a trial does follows
 """
 
 import argparse
+import os
 import shutil
 import signal
 import sys
@@ -137,6 +138,7 @@ def place_of(keep: Path | None) -> Iterator[Path]:
     """Where things are made; what runs there ends before it goes."""
     folder = keep or Path(tempfile.mkdtemp(prefix="torture-"))
     folder.mkdir(parents=True, exist_ok=True)
+    os.environ["XDG_STATE_HOME"] = str(folder.resolve() / "state")  # where the key is that checkpoints are signed with
     try:
         yield folder.resolve()
     finally:

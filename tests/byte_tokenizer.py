@@ -25,6 +25,7 @@ class ByteTokenizer:
     eot: int | None = CLOSE
     ends: Ends = ENDS
     chat_template: str | None = None
+    tool_template: str | None = None
 
     def __len__(self) -> int:
         return 256 + len(CONTROLS)

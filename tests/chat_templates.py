@@ -291,6 +291,7 @@ class Layout:
     byte_level: bool = False
     add_bos: bool = True
     name: str = "model"
+    merges: tuple[tuple[str, str], ...] = (("]", '"'), ("Ġ", "a"), ("i", "s"))
 
     def vocabulary(self) -> dict[str, Value]:
         """Bytes, a few words with a space, and the marks as control tokens."""
@@ -314,7 +315,7 @@ class Layout:
     def _bytes(self, controls: list[str]) -> dict[str, Value]:
         from llamatrain.data.tokenizer.symbols import ALPHABET
 
-        merges = [("]", '"'), ("Ġ", "a"), ("i", "s")]
+        merges = self.merges
         tokens = [*ALPHABET, *("".join(pair) for pair in merges), *controls]
         kinds = [TokenType.NORMAL] * (len(tokens) - len(controls)) + [TokenType.CONTROL] * len(controls)
         more = {"tokenizer.ggml.pre": string("llama-bpe"), "tokenizer.ggml.merges": strings(map(" ".join, merges))}

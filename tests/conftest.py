@@ -1,6 +1,8 @@
 """What all tests share."""
 
+import os
 import signal
+import tempfile
 from importlib.util import find_spec
 
 import pytest
@@ -8,6 +10,11 @@ import pytest
 # In the background of a script it is ignored, and would be by whoever is started here.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# The key that tells a user's own checkpoints; processes that tests start find the same.
+STATE = tempfile.TemporaryDirectory(prefix="llamatrain-state-")
+os.environ["XDG_STATE_HOME"] = STATE.name
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:

@@ -40,13 +40,13 @@ class Served:
 
 
 @contextmanager
-def served(model: Path, ctx_shift: bool = False, adapter: Path | None = None) -> Iterator[Served]:
+def served(model: Path, ctx_shift: bool = False, adapter: Path | None = None, ctx: int = 64) -> Iterator[Served]:
     """By xllamacpp, with caches in float32, and without flash attention, which works in half floats there."""
     xllamacpp = pytest.importorskip("xllamacpp")
     params = xllamacpp.CommonParams()
     params.model.path = str(model)
     params.hostnames, params.port = ["127.0.0.1"], 0
-    params.n_ctx, params.warmup, params.verbosity, params.ctx_shift = 64, False, 0, ctx_shift
+    params.n_ctx, params.warmup, params.verbosity, params.ctx_shift = ctx, False, 0, ctx_shift
     params.cpuparams.n_threads = 1
     params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
     params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED

@@ -251,9 +251,10 @@ case(
 )
 case(
     "dropout",
-    lambda c: ops.dropout(c.x(5, 7), c.ids([3, 9]), rate=0.5, salt=1),
-    lambda c: ops.dropout(c.x(2, 3, 33), c.ids([-3, 1 << 30]), rate=0.1, salt=0),
-    lambda c: ops.dropout(c.turned(9, 4), c.ids([0, 0]), rate=0.0, salt=7),
+    lambda c: ops.dropout(c.x(5, 7), c.ids([3, 9]), rate=0.5, salt=1, length=5),
+    lambda c: ops.dropout(c.x(6, 3, 33), c.ids([-3, 1 << 30]), rate=0.1, salt=0, length=3),
+    lambda c: ops.dropout(c.turned(9, 4), c.ids([0, 0]), rate=0.0, salt=7, length=9),
+    lambda c: ops.dropout(c.x(4, 5), c.ids([0, 2]), c.ids([1, 3, 4, 7]), rate=0.5, salt=2, length=4),
 )
 for name in ("swiglu", "geglu"):
     f, b = getattr(ops, name), getattr(ops, f"{name}_back")

@@ -20,7 +20,14 @@ from tests.lora_runs import base
 from tests.small_models import small, weights
 
 H = small(ctx=128)
-CASES = {"orpo": 1, "dpo": 1, "simpo": 1, "kto": 1, "kto-clamped": 2}  # by the seed of an adapter: with one KTO's estimate is 0
+CASES = {
+    "orpo": 1,
+    "dpo": 1,
+    "simpo": 1,
+    "kto": 1,
+    "kto-clamped": 2,
+    "kto-repeated": 1,
+}  # by the seed of an adapter: with one KTO's estimate is 0
 WORDS = ["red", "green", "blue", "dog", "cat", "sun", "moon", "tree", "fish", "bird"]
 NUMBERS: dict[str, dict[str, float]] = {
     "orpo": {"beta": 0.3},
@@ -88,11 +95,12 @@ def ours(case: str, folder: Path, *, batch: int = 4, **more: Any) -> tuple[Found
     folder.mkdir(exist_ok=True)
     model = base(folder / "base.gguf", H, arrays=weights(H))
     gguf.write(folder / "given.gguf", given)
-    data = lines(folder / "data.jsonl", labelled(rows()) if kind == "kto" else rows())
+    made = [row for row in rows(2) for _ in range(2)] if case == "kto-repeated" else rows()  # two answers to each prompt
+    data = lines(folder / "data.jsonl", labelled(made) if kind == "kto" else made)
     said = {"objective": kind, "lora_init": folder / "given.gguf", "ctx": 96, "batch": batch, "grad_acc": 2, "precision": "f32"}
     request = tuning(str(model), (str(data),), said | NUMBERS[kind] | {"shuffle": False, "iters": 1, "pack": False} | more)
     asked, sources, notes = begun(request)
-    prepared = prepare(asked, sources, None, notes, request.given)
+    prepared = prepare(asked, sources, None, notes, request.altered)
     way, leaves = prepared.fitted.way, prepared.fitted.leaves
     prepared.target.load(leaves)
     programs = Programs(way.graphs, way.arena, leaves.frozen)

@@ -65,14 +65,16 @@ print(len(said), *code.shelf.loose)
 
 RENDERING = """
 from llamatrain.data.templates import ChatTemplate
-work = "{{ (m.content * 3000000) | upper | length }}"
-with ChatTemplate("{% for m in messages %}{% for i in range(99999) %}" + work + "{% endfor %}{% endfor %}") as it:
-    it.render([{"role": "user", "content": "x"}])
-"""
+work = "{% for i in range(99999) %}{{ (m.content * 30) | upper | length }}{% endfor %}"
+with ChatTemplate("{% for m in messages %}{% if m.content | length > 99999 %}" + work + "{% endif %}{% endfor %}") as it:
+    it.render([{"role": "user", "content": "x" * 100000}])
+"""  # a small chat takes no time, and one of this length may take five seconds
 
 LONE = """
 import sys
 import numpy as np
+from llamatrain.machine import ahead
+ahead.declared = list
 from llamatrain.data.tokenizer.merging import word_keys
 word_keys(np.frombuffer(b"abc", np.uint8), np.array([3]), keys := np.zeros(1, np.int64))
 assert keys[0] and "numba" not in sys.modules
@@ -80,6 +82,32 @@ assert keys[0] and "numba" not in sys.modules
 
 ALONE = "llamatrain.machine.threads.lead"
 T = TypeVar("T")
+
+
+ALL = """
+from llamatrain.machine import ahead, terminal, threads
+from llamatrain.machine.code import code
+from llamatrain.machine.declared import declared
+ahead._run = lambda names, workers: print(len(names), len(declared())) or 0
+with terminal.shown():
+    ahead.compile_ahead([threads.lead])
+"""
+
+
+def test_the_first_that_needs_one_kernel_has_all_compiled(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ALL], env=without_libraries(tmp_path), capture_output=True, text=True, check=True
+    )
+    asked, every = map(int, done.stdout.split())
+    assert asked == every > 60 and done.stderr.count("compiling kernels for this machine, once") == 1
+
+
+def test_what_cannot_be_kept_is_compiled_where_it_is_needed_alone(tmp_path: Path) -> None:
+    (blocked := tmp_path / "file").write_text("no folder")
+    (tmp_path / f"llamatrain-{os.geteuid()}").write_text("no folder")  # nor can the one that stands in for it
+    env = without_libraries(blocked, TMPDIR=str(tmp_path))
+    done = subprocess.run([sys.executable, "-c", ALL], env=env, capture_output=True, text=True, check=True)
+    assert int(done.stdout.split()[0]) < 10, done.stderr
 
 
 @pytest.mark.parametrize("broken", [False, True])
@@ -104,11 +132,13 @@ def test_a_function_that_is_called_brings_no_compiler_into_the_process(tmp_path:
 def test_what_cannot_be_kept_is_compiled_once_for_the_run_without_assertions_too(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("no folder")
+    spare = tmp_path / f"llamatrain-{os.geteuid()}"  # which may not be used, either
+    spare.write_text("no folder")
     env = without_libraries(blocked, TMPDIR=str(tmp_path))
     done = subprocess.run([sys.executable, "-O", "-c", UNKEPT], env=env, capture_output=True, text=True, check=True)
     said, name = done.stdout.split()  # one line that nothing is kept, and one of what was compiled
     assert said == "2" and name.startswith(ALONE), done.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert sorted(tmp_path.iterdir()) == [blocked, spare]
 
 
 def test_a_compiler_that_ends_costs_no_kernel_but_its_own(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """The door for Python: what a notebook does with it, what it prints (nothing), how it fails, and whose signals it takes."""
 
 import gc
+import inspect
 import io
+import json
 import math
 import os
 import re
@@ -17,10 +19,16 @@ import numpy as np
 import pytest
 
 import llamatrain
+from llamatrain.config.options import declared
+from llamatrain.data.options import DataOptions
+from llamatrain.errors import UsageError
 from llamatrain.machine.terminal import bar, shown
+from llamatrain.recipe.evaluation import EvaluateOptions
 from llamatrain.recipe.interrupts import CallerInterrupts
+from llamatrain.recipe.preference import PreferenceOptions
+from llamatrain.recipe.request import NEW, TUNING, TUNING_DEFAULTS
 from llamatrain.train.programs import Programs
-from tests.runs import ROOT, ran, same_bits, started, steps, text_file, until
+from tests.runs import ROOT, ran, same_bits, started, steps, text, text_file, until
 from tests.runs import finished as ended
 from tests.runs import lines as lines_of_metrics
 
@@ -142,7 +150,159 @@ def test_show_prints_what_the_command_prints(quiet: Terminal, monkeypatch: pytes
     assert times.sub("", told.getvalue()) == times.sub("", command) and "step 2/2" in command
     monkeypatch.setattr(sys, "stderr", Terminal())
     with bar("nobody looks", total=1) as silent, shown(), bar("somebody looks", total=1) as seen:
-        assert silent.disable and not seen.disable
+        assert not silent.is_shown and seen.is_shown
+
+
+# ---- data in memory, and what goes on meanwhile -----------------------------
+
+
+ROWS = [{"prompt": f"{number}?", "completion": text(9, number)} for number in range(30)]
+FEW = dict[str, Any](TINY, iters=4, batch=2)
+
+
+def test_rows_are_trained_as_those_of_a_file_and_lie_with_the_run(tmp_path: Path) -> None:
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    of_file = llamatrain.from_scratch("rows.jsonl", out="file", **FEW)
+    of_rows = llamatrain.from_scratch(ROWS, out="rows", **FEW)
+    assert of_rows.losses == of_file.losses
+    same_bits(of_rows.result, of_file.result)
+    (data,) = Path("rows").glob("data-*.jsonl")
+    assert data.read_bytes() == Path("rows.jsonl").read_bytes()
+
+
+def test_a_run_of_rows_goes_on_with_nothing_else_also_elsewhere(tmp_path: Path) -> None:
+    whole = llamatrain.from_scratch(ROWS, val=ROWS[:3], out="whole", eval_every=2, **{**FEW, "iters": 8})
+    first = llamatrain.from_scratch(ROWS, val=ROWS[:3], out="first", eval_every=2, save_every=2, **FEW)
+    first.folder.rename("moved")
+    more = llamatrain.from_scratch(resume="moved", iters=8)
+    assert len(more.losses) == 8 and more.losses[:4] == first.losses and more.validations[:2] == first.validations
+    assert [step for step, _ in more.validations] == [step for step, _ in whole.validations]
+    again = llamatrain.from_scratch(ROWS, val=ROWS[:3], resume="moved", iters=10)
+    assert again.steps == 10 and len([*Path("moved").glob("data-*.jsonl")]) == 1
+
+
+def test_rows_of_a_run_that_does_not_begin_leave_nothing(tmp_path: Path) -> None:
+    for more in ({}, {"out": "new"}):
+        with pytest.raises(llamatrain.LlamatrainError, match=r"no row has a token to train on"):
+            llamatrain.from_scratch([{"prompt": "x" * 99, "completion": "y"}] * 3, **more, **FEW)
+    assert not Path("new").exists() and not Path("runs").exists()
+    run = llamatrain.from_scratch(iters=1, out="old")
+    there = sorted(run.folder.iterdir())
+    with pytest.raises(llamatrain.LlamatrainError, match="there is a run already"):
+        llamatrain.from_scratch(ROWS, out="old", **FEW)
+    assert sorted(run.folder.iterdir()) == there
+
+
+def test_lists_of_paths_and_rows_are_data_of_other_functions_too(tmp_path: Path) -> None:
+    some = text_file(tmp_path)
+    run = llamatrain.from_scratch([some, str(some)], iters=1, **TINY)
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    assert llamatrain.evaluate(run.result, ROWS, ctx=32) == llamatrain.evaluate(run.result, "rows.jsonl", ctx=32)
+    shown = llamatrain.preview(
+        [{"prompt": "1?", "completion": "one"}, {"prompt": "2?", "completion": "two"}], model=run.result, n=9
+    )
+    assert (
+        len(shown) == 1
+        and {each.partition("<")[0] for each in shown[0].trained} == {"one", "two"}
+        and len(shown[0].tokens) == len(shown[0].weights)
+    )
+    single = llamatrain.preview(ROWS, model=run.result, n=3, pack=False, shuffle=False)
+    assert all(shown.trained[0].startswith(row["completion"]) for shown, row in zip(single, ROWS, strict=False))
+    assert len(single) == 3 and "0?" in single[0].text
+
+
+def test_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for words in (TINY, {**TINY, "embd": 64}):
+        plan = llamatrain.plan("from-scratch", text_file(tmp_path), **words)
+        said = json.loads(ran("plan", "from-scratch", tmp_path / "text.txt", *WORDS, "--embd", words["embd"], "--json").out)
+        assert plan.parameters == said["parameters"] and plan.batch == 4 and plan.precision == "f32"
+        assert plan.fits and plan.total == sum(plan.needs.values())
+    run = llamatrain.from_scratch(text_file(tmp_path), iters=0, **TINY)
+    tuned = llamatrain.plan("finetune", run.result, ROWS, lora_r=4)
+    assert tuned.parameters > 0 and not [*Path().glob("runs/finetune*")]
+    with pytest.raises(llamatrain.LlamatrainError, match="memory allows 1 MB"):
+        llamatrain.plan("from-scratch", text_file(tmp_path), memory="1MB", **TINY)
+    with pytest.raises(llamatrain.UsageError, match="no model"):
+        llamatrain.plan("finetune")
+
+
+def test_progress_is_told_line_by_line(tmp_path: Path) -> None:
+    said = list[Any]()
+    run = llamatrain.from_scratch(text_file(tmp_path), iters=3, val_split=0.1, eval_every=2, progress=said.append, **TINY)
+    assert [line["loss"] for line in said if "loss" in line] == run.losses
+    assert [(line["step"], line["val_loss"]) for line in said if "val_loss" in line] == run.validations
+    assert said == [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+
+    def ended(line: Any) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        llamatrain.from_scratch(iters=3, progress=ended)
+    llamatrain.from_scratch(iters=1)
+
+
+# ---- a chat ------------------------------------------------------------------
+
+
+def test_a_chat(tmp_path: Path) -> None:
+    run = llamatrain.from_scratch(text_file(tmp_path), iters=1, **TINY)
+    with llamatrain.chat(run.result, ctx=512, system="Be brief.", temperature=0, n=8, threads=1) as chat:
+        first = chat.say("hello")
+        assert "".join(chat.stream("more")) == chat.messages[-1]["content"]
+        assert [each["role"] for each in chat.messages] == ["system", "user", "assistant", "user", "assistant"]
+        assert chat.messages[0]["content"] == "Be brief." and chat.messages[2]["content"] == first
+        assert any("template" in note for note in chat.notes)
+        with pytest.raises(llamatrain.UsageError, match="5 is no turn of a chat"):
+            chat.say(5)  # type: ignore[arg-type]
+    model = llamatrain.load(run.result, threads=1, ctx=512)
+    assert model.generate("ab", n=9, temperature=0) == model.generate("ab", n=9, temp=0)
+    with model.chat(chat_template="llama3", n=3) as other:
+        other.say("a")
+
+
+# ---- what type checkers and editors know -------------------------------------
+
+
+def test_the_types_of_options_are_those_of_the_dataclasses() -> None:
+    script = ROOT / "scripts" / "api_options.py"
+    assert subprocess.run([sys.executable, script, "--check"], cwd=ROOT, check=False).returncode == 0, (
+        "run scripts/api_options.py"
+    )
+
+
+@pytest.mark.parametrize("name", ["from_scratch", "finetune", "export_lora", "evaluate", "preview", "load"])
+def test_signatures_and_docstrings_name_every_option(name: str) -> None:
+    function = getattr(llamatrain, name)
+    from llamatrain import api_options
+
+    given = {"from_scratch": "FromScratchOptions", "finetune": "FinetuneOptions", "export_lora": "ExportLoraOptions"}
+    typed = getattr(api_options, given.get(name, f"{name.title()}OptionsGiven")).__annotations__
+    known = inspect.signature(function).parameters
+    assert typed.keys() <= known.keys() and "options" not in known
+    assert all(f"\n    {option}: " in function.__doc__ for option in typed)
+    assert "--" not in function.__doc__
+
+
+@pytest.mark.slow
+def test_a_type_checker_sees_typos(tmp_path: Path) -> None:
+    pytest.importorskip("mypy")
+    calls = {
+        "llamatrain.from_scratch('a.txt', itters=3)": "itters",
+        "llamatrain.from_scratch('a.txt', iters='3')": "iters",
+        "llamatrain.finetune('m.gguf', [{'text': 'a'}], lora_r=8, optimizer='adam')": "optimizer",
+        "llamatrain.load('m.gguf').generate('a', temperture=0)": "temperture",
+        "llamatrain.plan('finetune', 'm.gguf', 'a.txt', lora_rank=8)": "",
+        "llamatrain.from_scratch('a.txt', ['b.txt'], iters=3, lr=1e-3, val=[{'text': 'a'}], memory='1GB')": None,
+        "llamatrain.chat('m.gguf', system='x', temperature=0, lora=['a.gguf'])": None,
+        "llamatrain.plan('from-scratch', iters=3, measure=True)": None,
+    }
+    Path("calls.py").write_text("import llamatrain\n" + "\n".join(calls) + "\n")
+    words = [sys.executable, "-m", "mypy", "--config-file=", "--follow-imports=silent", "--ignore-missing-imports", "calls.py"]
+    env = {**os.environ, "MYPYPATH": str(ROOT), "MYPY_CACHE_DIR": str(tmp_path / "mypy")}
+    said = subprocess.run(words, env=env, capture_output=True, text=True, check=False).stdout
+    for number, (call, word) in enumerate(calls.items(), 2):
+        about = [line for line in said.splitlines() if line.startswith(f"calls.py:{number}: error")]
+        assert bool(about) == (word is not None) and (not word or word in about[0]), (call, said)
 
 
 # ---- errors ----------------------------------------------------------------
@@ -154,7 +314,15 @@ SLIPS: list[tuple[Callable[[], object], str]] = [
     (lambda: llamatrain.from_scratch(flash=False, loss="squared-error"), "flash=False and loss squared-error exclude each other"),
     (lambda: llamatrain.from_scratch(delta=1e-3), "delta means nothing without past; leave it out"),
     (lambda: llamatrain.from_scratch("x.txt", val=3), "val 3 cannot be; it takes a list"),
-    (lambda: llamatrain.from_scratch(["x.txt"]), "'x.txt' is no path: files are named one by one, options by keyword"),  # type: ignore[arg-type]
+    (lambda: llamatrain.from_scratch(5), "5 is no data; data is a path, a list of paths, or a list of rows, each a dict"),  # type: ignore[arg-type]
+    (
+        lambda: llamatrain.from_scratch([{"text": "a"}, 5]),
+        "5 in a list is no data; data is a path, a list of paths, or a list of rows, each a dict",
+    ),  # type: ignore[list-item]
+    (lambda: llamatrain.from_scratch([{"text": {1, 2j}}]), "row 1 of the data cannot be written as JSON: complex 2j"),
+    (lambda: llamatrain.from_scratch(learning_rate=1e-3), "there is no option learning_rate; it is called lr here"),
+    (lambda: llamatrain.chat("none.gguf", temp=0, temperature=0), "temp and temperature are the same; leave one of them out"),
+    (lambda: llamatrain.plan("merge"), "'merge' cannot be planned; from-scratch and finetune can"),  # type: ignore[call-overload]
     (
         lambda: llamatrain.finetune("none.gguf", "x.txt"),
         "none.gguf: No such file or directory",
@@ -165,7 +333,7 @@ SLIPS: list[tuple[Callable[[], object], str]] = [
     (lambda: llamatrain.load("none.gguf"), "none.gguf: No such file or directory"),
     (
         lambda: llamatrain.export_lora("b.gguf", out="m.gguf"),
-        "there is nothing to merge: name an adapter with lora or lora_scaled",
+        "there is nothing to merge: name an adapter with lora or lora_scaled, or a type to convert b.gguf to with type",
     ),
 ]
 
@@ -251,3 +419,40 @@ def test_signals_of_others_are_left_alone() -> None:
     with CallerInterrupts():
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# ---- defaults that are said ------------------------------------------------
+
+
+def defaults_of(*classes: type, **others: Any) -> dict[str, Any]:
+    """All options at their defaults, as a wrapper around these functions passes them on."""
+    known = {name: each.default for cls in classes for name, each in declared(cls).items()}
+    return {name: value for name, value in (known | others).items() if value is not None}
+
+
+def test_defaults_may_be_said(tmp_path: Path) -> None:
+    """Also of options that would have no effect beside the others; with other values those are refused."""
+    text, usual = text_file(tmp_path), defaults_of(*TUNING, **TUNING_DEFAULTS)
+    run = llamatrain.from_scratch(text, **defaults_of(*NEW) | TINY, iters=2)
+    again = llamatrain.from_scratch(text, checkpoint_in=run.result, **defaults_of(*NEW) | {"ctx": 32, "batch": 4}, iters=2)
+    assert again.steps == 2
+    more = {"ctx": 32, "iters": 2, "lora_r": 8, "precision": "f32"}
+    first = llamatrain.finetune(run.result, text, **usual | more, out="first")
+    then = llamatrain.finetune(run.result, text, lora_init=first.result, **usual | more, out="then")
+    whole = llamatrain.finetune(run.result, text, **usual | more | {"full": True}, out="whole")
+    minimized = llamatrain.finetune(run.result, text, **usual | more | {"optimizer": "lbfgs"}, out="lbfgs")
+    assert {each.steps for each in (then, whole, minimized)} == {2}
+    resumed = llamatrain.finetune(resume=then.folder, rslora=False, lora_r=8, patience=0, iters=3)
+    assert resumed.steps == 3
+    judging = defaults_of(EvaluateOptions, DataOptions, PreferenceOptions)
+    assert llamatrain.evaluate(run.result, text, **judging).tokens > 5000
+    for said in ({"rslora": True}, {"lora_r": 4}, {"optimizer": "lbfgs", "lr": 1e-3}, {"patience": 2}, {"gamma": 0.5}):
+        with pytest.raises(llamatrain.UsageError, match="means nothing"):
+            llamatrain.finetune(run.result, text, lora_init=first.result, **more | {"lora_r": 8} | said)
+    with pytest.raises(llamatrain.UsageError, match="means nothing here"):
+        llamatrain.evaluate(run.result, text, shuffle=False)
+
+
+def test_data_that_is_empty_is_refused() -> None:
+    with pytest.raises(UsageError, match="empty list"):
+        llamatrain.from_scratch([], iters=1)

@@ -11,7 +11,7 @@ import llamatrain
 from llamatrain.files.reader import open_gguf
 from tests.lora_runs import base
 from tests.material import material
-from tests.runs import TINY, Argument, Done, ran, run, same_bits, steps, tensors, text_file
+from tests.runs import TINY, Argument, Done, ran, run, same_bits, started, steps, tensors, text_file, until
 from tests.small_models import small
 
 OUTS = ("--checkpoint-out", "chk-ITERATION.gguf", "--model-out", "m-ITERATION.gguf")
@@ -47,16 +47,30 @@ def test_each_save_is_written_under_its_step_and_as_the_latest(place: Path) -> N
     assert f"the model: it/model.gguf; beside it {place}/chk-LATEST.gguf, {place}/m-LATEST.gguf" in done.err
 
 
+def test_the_command_that_goes_on_names_them_again(place: Path) -> None:
+    done = new(*OUTS, "--out", "it", "--max-time", "0.001s", iters=50)
+    again = (
+        f"llamatrain from-scratch --resume it --checkpoint-out {place}/chk-ITERATION.gguf --model-out {place}/m-ITERATION.gguf"
+    )
+    assert done.err.splitlines()[-1].endswith(f"to go on: {again}")
+
+
 def test_other_words_may_stand_for_step_and_latest(place: Path) -> None:
     new("--checkpoint-out", "c.XX.gguf", "--model-out", "m.gguf", "--pattern-fn-it", "XX", "--fn-latest", "new")
     assert there() == ["c.2.gguf", "c.4.gguf", "c.new.gguf", "m.gguf"]
 
 
-def test_a_run_that_goes_on_goes_on_writing_them(place: Path) -> None:
+def test_a_run_that_goes_on_writes_them_where_they_are_named_again(place: Path) -> None:
     new(*OUTS, "--out", "it")
-    ran("from-scratch", "--resume", "it", "--iters", 6)
+    done = ran("from-scratch", "--resume", "it", "--iters", 5)
+    assert "chk-5.gguf" not in there() and "m-5.gguf" not in there()
+    told = (
+        f"{place}/m-ITERATION.gguf is not written, since only the checkpoint names it; --model-out {place}/m-ITERATION.gguf does"
+    )
+    assert told in done.err
+    ran("from-scratch", "--resume", "it", "--iters", 6, *OUTS)
     assert "m-6.gguf" in there() and open_gguf("chk-LATEST.gguf").value("training.iteration_count", int) == 6
-    ran("from-scratch", "--resume", "it", "--iters", 8, "--model-out", "")
+    ran("from-scratch", "--resume", "it", "--iters", 8, *OUTS[:2], "--model-out", "")
     assert "m-8.gguf" not in there() and "chk-8.gguf" in there()
     assert tomllib.loads(Path("it/config.toml").read_text())["checkpoint-out"] == f"{place}/chk-ITERATION.gguf"
 
@@ -104,6 +118,33 @@ def test_an_adapter_is_written_likewise(place: Path) -> None:
     assert not Path("runs").exists()
 
 
+def test_what_a_kill_left_undone_is_done_by_the_run_that_goes_on(place: Path) -> None:
+    """Between a save and its copies."""
+    more = ("--keep-results", 3)
+    new(*OUTS, *more, "--out", "it")
+    whole = Path("chk-4.gguf").read_bytes()
+    for name in ("chk-4.gguf", "m-4.gguf", "chk-LATEST.gguf", "m-LATEST.gguf", "it/model-4.gguf"):
+        Path(name).unlink()
+    ran("from-scratch", "--resume", "it", *OUTS, "--iters", 5, "--save-every", 0)
+    assert len(whole) == Path("chk-4.gguf").stat().st_size and open_gguf("chk-4.gguf").value("training.iteration_count", int) == 4
+    assert there("m-*") == [f"m-{step}.gguf" for step in (2, 4, 5, "LATEST")]
+    assert [Path(f"it/model-{step}.gguf").exists() for step in (4, 5)] == [True, True]
+
+
+def test_a_sample_of_step_0_is_there_once(place: Path) -> None:
+    """Also where a run was killed after it, and before its first save."""
+    first = ("--sample-every", 2, "--out", "it")
+    with started("from-scratch", "text.txt", *SHORT, "--save-every", 0, "--iters", 100_000, *first) as process:
+        until(lambda: Path("it/samples.jsonl").exists() and len(steps(Path("it"))) > 1, process)
+        process.kill()
+    ran("from-scratch", "--resume", "it", "--iters", 4)
+    shown = [json.loads(line)["step"] for line in Path("it/samples.jsonl").read_text().splitlines()]
+    assert shown == [0, 2, 4]
+    ran("from-scratch", "--resume", "it", "--iters", 6)
+    shown = [json.loads(line)["step"] for line in Path("it/samples.jsonl").read_text().splitlines()]
+    assert shown == [0, 2, 4, 6]
+
+
 # ---- what they may not replace ----------------------------------------------
 
 
@@ -137,6 +178,7 @@ def test_no_file_of_others_is_replaced_unsaid(place: Path) -> None:
         (("--checkpoint-out", "it/checkpoint-ITERATION.gguf"), "is a name of the run's own files"),
         (("--lora-out", "a.gguf"), "--lora-out means nothing to a new model"),
         (("--fn-latest", ""), "--fn-latest '' cannot be"),
+        (("--model-out", "m.gguf", "--fn-latest", "../a"), "--fn-latest '../a' cannot be"),
     ],
 )
 def test_what_cannot_be(out: tuple[Argument, ...], told: str, place: Path) -> None:
@@ -156,6 +198,19 @@ def test_a_place_that_takes_no_file_any_more_costs_nothing_but_that_file(place: 
     done = new("--model-out", "outs/m-ITERATION.gguf", "--overwrite", "--out", "it")
     assert "m-2.gguf: this is a folder, a device or a pipe, no place for a file; the next save tries again" in done.err
     assert there("outs/m-4*") == ["m-4.gguf"] and len(steps(Path("it"))) == 4
+
+
+def test_a_file_that_is_replaced_does_not_become_readable_for_others(place: Path) -> None:
+    for name in ("m.gguf", "c-LATEST.gguf"):
+        Path(name).touch(0o600)
+        Path(name).chmod(0o600)
+    new("--model-out", "m.gguf", "--checkpoint-out", "c-ITERATION.gguf", "--overwrite", "--out", "it")
+    assert [Path(name).stat().st_mode & 0o777 for name in ("m.gguf", "c-LATEST.gguf")] == [0o600, 0o600]
+    for name in ("model.gguf", "config.toml", "checkpoint-LATEST.gguf", "metrics.jsonl", "report.html"):
+        Path("it", name).chmod(0o600)
+    ran("from-scratch", "--resume", "it", "--iters", 6)
+    for name in ("model.gguf", "config.toml", "checkpoint-LATEST.gguf", "metrics.jsonl", "report.html"):
+        assert Path("it", name).stat().st_mode & 0o777 == 0o600, name
 
 
 # ---- results that stay -------------------------------------------------------

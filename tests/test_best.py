@@ -15,6 +15,7 @@ from llamatrain.store import folder as folders
 from llamatrain.store.reading import read
 from llamatrain.train.scoring import Scoring
 from llamatrain.train.state import Best
+from llamatrain.train.stepping import Stepping
 from tests.lora_runs import base
 from tests.runs import TINY, Argument, metrics, ran, run, same_bits, steps, text_file, timeless
 from tests.small_models import small
@@ -147,6 +148,58 @@ def test_what_is_no_number_is_no_better() -> None:
     assert "that is a number" in (Best(idle=2).out_of_patience(2) or "")
 
 
+# ---- out of time -----------------------------------------------------------
+
+
+def out_of_time_after(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the time be up after so many steps of a process."""
+    taken = iter(range(1, 10**6))
+    monkeypatch.setattr(Stepping, "out_of_time", lambda stepping: next(taken) >= steps)
+
+
+@pytest.mark.parametrize("ended", [3, 4])
+def test_the_last_step_is_validated_where_the_time_is_up(
+    ended: int, tuned: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, also where its validation was due anyway."""
+    with monkeypatch.context() as patched:
+        out_of_time_after(ended, patched)
+        done = tuned("run", "--lr", 0.001, "--iters", 9, "--eval-every", 4)
+    folder = tmp_path / "run"
+    assert done.code == 0 and "the time is up" in done.err
+    assert [line["step"] for line in validations(folder)] == [0, ended]
+    assert best_of(folder) == ended and f"at step {ended}, the last" in done.err
+    assert (folder / "best.gguf").samefile(folder / "adapter.gguf")
+
+
+def test_nothing_is_validated_at_the_end_where_nothing_ever_is(
+    tuned: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out_of_time_after(3, monkeypatch)
+    assert tuned("run", "--iters", 9, "--eval-every", 0).code == 0
+    assert not validations(tmp_path / "run")
+
+
+@pytest.mark.parametrize("slices", [1, 3, 5])
+def test_patience_does_not_depend_on_when_the_time_was_up(
+    slices: int, tuned: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given, folder = ("--iters", 24, "--eval-every", 2, "--patience", 3), tmp_path / "run"
+    done = tuned("whole", *given)
+    assert "stopped: no validation loss below" in done.err
+    with monkeypatch.context() as patched:
+        out_of_time_after(slices, patched)
+        done = tuned("run", *given)
+    while "the time is up" in done.err:
+        with monkeypatch.context() as patched:
+            out_of_time_after(slices, patched)
+            done = ran("finetune", "--resume", folder)
+    assert "stopped: no validation loss below" in done.err
+    found, whole = ([line | {"best": False} for line in timeless(tmp_path / name)] for name in ("run", "whole"))
+    assert [line for line in found if "loss" in line or line["step"] % 2 == 0] == whole
+    assert len(found) > len(whole)
+
+
 # ---- kills -----------------------------------------------------------------
 
 
@@ -197,7 +250,9 @@ def test_a_kill_heals(
         now = read(folder / "checkpoint-LATEST.gguf").state
         assert (folder / "best.gguf").samefile(folder / f"best-{now.best.step}.gguf")
     ran("finetune", "--resume", folder)
-    assert timeless(folder) == timeless(tmp_path / "whole")
+    found = timeless(folder)
+    assert [line for line in found if "loss" in line or not line["step"] % 2] == timeless(tmp_path / "whole")
+    assert [line["step"] for line in found if "val_loss" in line and line.get("best")][-1] == step
     assert (folder / "best.gguf").read_bytes() == (tmp_path / "whole" / "best.gguf").read_bytes()
 
 

@@ -113,7 +113,7 @@ def test_templates_are_rendered_as_hugging_face_does() -> None:
     assert (
         render("{% generation %}{{ messages[0].content }}{% endgeneration %}{% for i in [1, 2] %}{% break %}{% endfor %}") == "hi"
     )
-    assert render("{{ tools is none }}{{ bos_token }}{{ eos_token }}") == "True<s></s>"
+    assert render("{{ tools is defined }}{{ bos_token }}{{ eos_token }}") == "False<s></s>"
 
 
 @pytest.fixture
@@ -138,7 +138,6 @@ HOSTILE = {
     "range": "{{ range(10 ** 9) | list }}",
     "class": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
     "globals": "{{ raise_exception.__globals__['sys'].exit() }}",
-    "mutation": "{{ messages.append(1) }}",
     "include": "{% include '/etc/passwd' %}",
     "recursion": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
     "no template": "{% for %}",
@@ -157,7 +156,7 @@ def test_a_stopped_child_is_replaced(short: None) -> None:
     with ChatTemplate(source) as template:
         assert template.render(talk("hi")) == b"hi"
         first = template._child
-        with pytest.raises(TooMuch, match="more than 1 s"):
+        with pytest.raises(TooMuch, match=r"more than 0\.5 s"):
             template.render(talk("hang"))
         assert first is not None and first.process.returncode is not None
         assert template.render(talk("well")) == b"well"

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from llamatrain.data.forms import Chat, parse_line
+from llamatrain.data.forms import Chat, Prompt, parse_line
 from llamatrain.errors import DataError
+from llamatrain.files.values import string
 from tests.chat_templates import GEMMA, LAYOUTS, ZEPHYR, Layout
 from tests.conversations import CALL, CHATS, TOOL
 from tests.llama_cpp import model_with, served
@@ -37,9 +38,82 @@ IMAGE = {"role": "user", "content": [{"type": "text", "text": "see"}, {"type": "
 
 def test_parts_of_text_are_joined_and_others_are_refused_by_name() -> None:
     parts = [{"type": "text", "text": ""}, {"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    assert chat(messages=[{"role": "user", "content": parts}, HELLO]).messages[0]["content"] == "a\nb"
-    assert 'message 2 has a part of type "image_url"' in refused(messages=[HI, IMAGE])
+    assert chat(messages=[{"role": "user", "content": parts}, HELLO]).messages[0]["content"] == parts
+    assert 'message 2 has a part of type "blink"' in refused(messages=[HI, {"role": "user", "content": [{"type": "blink"}]}])
     assert "message 1 has a part without a type" in refused(messages=[{"role": "user", "content": ["a"]}])
+
+
+def test_images_are_left_out_and_reported(tmp_path: Path) -> None:
+    assert chat(messages=[IMAGE, HELLO]).media and chat(messages=[IMAGE, HELLO]).messages[0]["content"] == IMAGE["content"][:1]
+    assert chat(messages=[HI, HELLO], images=["a.png"]).media and not chat(messages=[HI, HELLO]).media
+    for row in ({"messages": [IMAGE, HELLO]}, {"prompt": "a", "completion": "b", "image": "x.png"}):
+        (line,) = (each for each in shown(tmp_path, LAYOUTS["chatml"], row)[1] if "images" in each)
+        assert line.endswith("rows have images, audio or video, which cannot be trained on; only their text is")
+
+
+def test_parts_that_are_thoughts_or_calls() -> None:
+    content = [
+        {"type": "reasoning", "text": "I ask."},
+        {"type": "text", "value": "Let me see."},
+        {"type": "tool_call", "name": "weather", "arguments": {"city": "Oslo"}},
+    ]
+    made = chat(messages=[HI, {"role": "assistant", "content": content}]).messages[1]
+    assert made["reasoning_content"] == "I ask." and made["content"] == [{"type": "text", "text": "Let me see."}]
+    assert made["tool_calls"] == [{"type": "function", "function": {"name": "weather", "arguments": {"city": "Oslo"}}}]
+
+
+@pytest.mark.parametrize("key", ["messages", "conversations", "conversation"])
+@pytest.mark.parametrize(
+    "names", [("human", "gpt"), ("user", "bot"), ("Human", "Assistant"), ("user", "model"), ("USER", "chatbot")]
+)
+@pytest.mark.parametrize(("role", "content"), [("role", "content"), ("from", "value")])
+def test_roles_and_keys_by_other_names(key: str, names: tuple[str, str], role: str, content: str) -> None:
+    rows = [{role: name, content: text} for name, text in zip(names, ("hi", "hello"), strict=True)]
+    assert chat(**{key: rows}).messages == [HI, HELLO]
+
+
+def test_keys_of_messages_that_begin_with_a_capital() -> None:
+    told = chat(Messages=[{"Role": "user", "Content": "hi"}, {"From": "gpt", "Value": "hello"}])
+    assert [(each["role"], each["content"]) for each in told.messages] == [("user", "hi"), ("assistant", "hello")]
+
+
+def test_a_chat_of_unknown_roles_names_them() -> None:
+    assert 'nobody is "assistant" in it (got "narrator")' in refused(messages=[{"role": "narrator", "content": "x"}])
+    claude = {"from": "claude", "value": "b"}
+    assert 'nobody is "assistant" in it (got "claude")' in refused(conversations=[{"from": "human", "value": "a"}, claude])
+    assert chat(messages=[HI, {"role": " model ", "content": "hello"}]).messages == [HI, HELLO]
+
+
+@pytest.mark.parametrize(
+    ("ask", "answer"), [("instruction", "response"), ("input", "output"), ("Prompt", "Completion"), ("QUESTION", "Answer")]
+)
+def test_prompts_and_answers_by_other_names(ask: str, answer: str) -> None:
+    made = parse_line(json.dumps({ask: "a", answer: "b", "id": 7}).encode(), "x")
+    assert isinstance(made, Prompt) and (made.prompt, made.answer) == ("a", "b")
+
+
+def test_turns_before_a_prompt() -> None:
+    """As LLaMA-Factory's data has them beside Alpaca's instruction."""
+    row = {"instruction": "e", "input": "", "output": "f", "history": [["a", "b"], ["c", "d"]]}
+    document = parse_line(json.dumps(row).encode(), "d.jsonl, line 1")
+    assert isinstance(document, Prompt) and document.before == "a\nb\nc\nd\ne\n"
+    turns = [(each["role"], each["content"]) for each in document.as_chat().messages]
+    assert turns == [*zip(("user", "assistant") * 3, "abcdef", strict=True)]
+    for wrong in ("ab", [["a"]], [["a", 1]], {"a": "b"}):
+        assert 'line 1: "history" is not a list of pairs of strings' in refused(**{**row, "history": wrong})
+
+
+def test_prompts_and_answers_that_are_messages() -> None:
+    """TRL's form: what stands in the prompt is given, and not trained."""
+    made = chat(prompt=[HI, HELLO, HI], completion=[HELLO]).messages
+    assert made == [HI, HELLO | {"untrained": True}, HI, HELLO]
+
+
+def test_system_prompts_beside_prompts(tmp_path: Path) -> None:
+    row = {"instruction": "i", "output": "o", "system": "Be brief."}
+    assert parse_line(json.dumps(row).encode(), "x").as_chat().messages[0]["content"] == "Be brief."  # type: ignore[union-attr]
+    (line,) = shown(tmp_path, LAYOUTS["chatml"], row, options=("--no-as-chat",))[1]
+    assert "system prompts beside prompts are left out of plain text" in line
 
 
 def test_no_content_beside_calls_is_empty_content() -> None:
@@ -181,7 +255,7 @@ def test_calls_and_thoughts_that_a_template_has_no_place_for(tmp_path: Path) -> 
     trained, said = shown(tmp_path, LAYOUTS["chatml"], PLAIN, CALLS)
     assert len(said) == 1 and said[0].startswith("warning: the chat template has no place for calls of tools")
     trained, said = shown(tmp_path, LAYOUTS["r1 distill"], PLAIN)
-    assert trained == ["hello<｜end▁of▁sentence｜>"] and said[0].startswith("warning: the chat template opens a thought")
+    assert trained == ["\n</think>\n\nhello<｜end▁of▁sentence｜>"] and said[0].startswith("the chat template opens a thought")
     written = {"conversations": [{"from": "human", "value": "hi"}, {"from": "function_call", "value": '{"name": "f"}'}]}
     assert shown(tmp_path, LAYOUTS["chatml"], written) == (['{"name": "f"}<|im_end|>'], [])
     assert shown(tmp_path, LAYOUTS["qwen 2.5"], written)[0] == [
@@ -196,8 +270,12 @@ def test_rendered_chats_and_instructions(tmp_path: Path) -> None:
     trained, said = shown(tmp_path, LAYOUTS["chatml"], text, options=("--parse-special",))
     assert said == [] and trained[0].endswith("hello<|im_end|>")
     (line,) = shown(tmp_path, LAYOUTS["chatml"], {"instruction": "a", "output": "b"})[1]
-    assert line.startswith("warning: prompts with answers are trained as plain text") and "--as-chat" in line
+    assert line.startswith("prompts with answers go through the model's chat template") and "--no-as-chat" in line
     assert shown(tmp_path, LAYOUTS["chatml"], {"instruction": "a", "output": "b"}, options=("--as-chat",))[1] == []
+    assert shown(tmp_path, LAYOUTS["chatml"], {"instruction": "a", "output": "b"}, options=("--no-as-chat",)) == (
+        ["b<|im_end|>"],
+        [],
+    )
 
 
 def test_arguments_that_are_no_json_name_the_line(tmp_path: Path) -> None:
@@ -214,7 +292,8 @@ def test_a_new_model_is_served_as_it_was_trained(tmp_path: Path) -> None:
     (tmp_path / "d.jsonl").write_text("\n".join([json.dumps({"text": "a"}), json.dumps(TURNS)]))
     ran("from-scratch", tmp_path / "d.jsonl", *TINY, "--ctx", 200, "--iters", 1, "--batch", 1, "--out", tmp_path / "run")
     done = ran("preview", tmp_path / "d.jsonl", "--model", tmp_path / "run" / "model.gguf", "--ctx", 200, "-n", 2, "--no-shuffle")
-    assert said(done) == [] and done.out.count("[[hello<|end_of_text|>]]") == 1
+    assert [line.partition(": ")[2] for line in said(done)] == ["rows are of several forms: chats and texts"]
+    assert done.out.count("[[hello<|end_of_text|>]]") == 1
     with served(tmp_path / "run" / "model.gguf") as server:
         asked = server.post("apply-template", messages=TURNS["messages"][:3])["prompt"]
     assert asked.replace("hello<|end_of_text|>", "[[hello<|end_of_text|>]]") + "[[again" in done.out
@@ -233,3 +312,19 @@ def test_thoughts_are_trained_where_the_template_drops_them(tmp_path: Path) -> N
         assert shown(tmp_path, LAYOUTS["r1 distill"], row) == (["x\n</think>\n\nA<｜end▁of▁sentence｜>"], [])
         assert shown(tmp_path, LAYOUTS["qwen 3"], row)[0] == ["<think>\nx\n</think>\n\nA<|im_end|>"]
     assert shown(tmp_path, LAYOUTS["llama 3"], {"messages": [HI, apart]})[0] == ["A<|eot_id|>"]
+
+
+@pytest.mark.llama_cpp
+def test_chats_with_tools_take_the_template_for_them(tmp_path: Path) -> None:
+    """As llama-server takes it, which ignores templates of other names."""
+    layout = LAYOUTS["smollm"]
+    others = {"tool_use": f"{{{{ tools | tojson }}}}{layout.template}", "rag": "none"}
+    vocabulary = layout.vocabulary() | {f"tokenizer.chat_template.{name}": string(text) for name, text in others.items()}
+    row = {"messages": [HI, HELLO], "tools": [TOOL]}
+    model, data = model_with(vocabulary, tmp_path / "m.gguf"), tmp_path / "d.jsonl"
+    data.write_text("\n".join(map(json.dumps, (row, {"messages": [HI, HELLO]}))))
+    done = ran("preview", data, "--model", model, "--ctx", 1000, "--no-shuffle", "--no-pack", "-n", 2)
+    with served(model) as server:
+        for each in ({"tools": row["tools"]}, {}):
+            asked = server.post("apply-template", messages=[HI], **each)["prompt"]
+            assert f"{asked}[[hello" in done.out, asked

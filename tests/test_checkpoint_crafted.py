@@ -90,7 +90,7 @@ def halved(path: Path, target: Path) -> Path:
 def gone_on(command: str, path: Path, folder: Path) -> Done:
     shutil.rmtree(folder, ignore_errors=True)
     with in_time(SECONDS):
-        return run(command, "--resume", path, "--iters", 4, "--out", folder)
+        return run(command, "--resume", path, "--iters", 4, "--out", folder, "--trust")
 
 
 def check(command: str, source: Path, values: dict[str, Value | None], place: Path, what: object) -> bool:
@@ -158,6 +158,10 @@ def test_words_that_cannot_be(
         ("training.options", ("run", "threads"), 2**31 - 1),
         ("training.options", ("files",), ["a\0b"]),
         ("training.options", ("files",), ["a\0b*"]),
+        ("training.options", ("files",), ["\ud800x"]),
+        ("training.options", ("data", "val"), ["\ud800x"]),
+        ("training.options", ("run", "note"), "\ud800x"),
+        ("training.extra", ("base",), "\udfff"),
         ("training.extra", ("alpha",), "text"),
         ("training.extra", ("scales", "blk.0.attn_q.weight"), "text"),
         ("training.extra", ("ranks", "blk.0.attn_q.weight"), 2**62),
@@ -183,7 +187,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(runs: dict[str,
     told["ranks"]["blk.0.attn_q.weight"] = 3
     forge(source, folder / "checkpoint-3.gguf", {"training.extra": string(json.dumps(told))})
     before = {file.name: file.read_bytes() for file in folder.iterdir()}
-    done = run("finetune", "--resume", folder, "--iters", 4)
+    done = run("finetune", "--resume", folder, "--iters", 4, "--trust")
     assert done.code == 1 and "blk.0.attn_q.weight.lora_a is" in done.err
     assert before == {file.name: file.read_bytes() for file in folder.iterdir()}
 
@@ -207,5 +211,5 @@ def test_a_schedule_of_many_periods_is_soon_told(growth: float, runs: dict[str, 
     values = {"training.options": string(json.dumps(told)), "training.iteration_count": number(Kind.UINT64, 2**31 - 3)}
     crafted = forge(source, tmp_path / "crafted.gguf", values)
     with in_time(SECONDS):
-        done = run("from-scratch", "--resume", crafted, "--out", tmp_path / "run")
+        done = run("from-scratch", "--resume", crafted, "--out", tmp_path / "run", "--trust")
     assert done.code == 0, done.err

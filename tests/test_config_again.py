@@ -70,7 +70,9 @@ def test_a_time_is_for_the_run_that_it_was_given_to(place: Path) -> None:
     told = kept(place / "run")
     told["run"]["max_time"] = 0.001  # as it was kept once
     forge(latest, place / "before.gguf", {"training.options": string(json.dumps(told))})
-    assert "the time is up" not in ran("from-scratch", "--resume", "before.gguf", "--iters", step + 3, "--out", "on").err
+    assert (
+        "the time is up" not in ran("from-scratch", "--resume", "before.gguf", "--trust", "--iters", step + 3, "--out", "on").err
+    )
     assert steps(place / "on")[-1]["step"] == step + 3
     assert "max-time" not in config(place / "on")
 

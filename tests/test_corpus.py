@@ -14,7 +14,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from llamatrain.data import cache, samples, sources
-from llamatrain.data.corpus import Corpus, open_corpus
+from llamatrain.data.corpus import Corpus, named, open_corpus
 from llamatrain.data.options import DataOptions, unescape
 from llamatrain.data.sources import DataFile, find_sources
 from llamatrain.errors import DataError, UsageError
@@ -126,6 +126,14 @@ def test_lines_by_their_keys() -> None:
 def test_a_byte_order_mark_and_blank_lines_are_no_data() -> None:
     assert texts(corpus(write("a.txt", b"\xef\xbb\xbfabcd"), ctx=4)) == ["abcd"]
     assert texts(corpus(write("a.jsonl", b'\xef\xbb\xbf{"text": "a"}\r\n\r\n  \n{"text": "b"}'), ctx=4)) == ["a</s>", "b</s>"]
+
+
+def test_places_name_a_file_once_and_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [f"{tmp_path / 'a.jsonl'}:{number}" for number in (3, 8)] + ["/elsewhere/b.jsonl:1", "standard input:2", "/c"]
+    assert named(rows[:1]) == "a.jsonl:3" and named(rows[:2]) == "a.jsonl:3, 8"
+    assert named(rows) == "a.jsonl:3, 8, /elsewhere/b.jsonl:1 and 2 more"
+    assert named(rows[3:]) == "standard input:2, /c"
 
 
 def test_rows_without_a_trained_token_are_counted_and_named() -> None:
@@ -279,7 +287,7 @@ REFUSED = {
     "no messages": ('{"messages": []}\n', r'a\.jsonl, line 1: "messages" is empty'),
     "no role": ('{"messages": [{"content": "a"}]}\n', r'a\.jsonl, line 1: message 1 has no "role"'),
     "no content": ('{"messages": [{"role": "user"}]}\n', r'a\.jsonl, line 1: message 1 has no "content"'),
-    "no turn": ('{"conversations": [{"from": "gpt"}]}\n', r"a\.jsonl, line 1: turn 1 is not"),
+    "no turn": ('{"conversations": [{"from": "gpt"}]}\n', r"a\.jsonl, line 1: message 1 is not"),
     "half a character": ('{"text": "\\ud800"}\n', r"a\.jsonl, line 1: no UTF-8 text"),
     "latin": (b'{"text": "\xe9"}\n', r"a\.jsonl, line 1: no UTF-8 text"),
     "deep": ('{"text": ' + "[" * 99999 + "\n", r"a\.jsonl, line 1: no JSON"),

@@ -1,9 +1,5 @@
 """Compiled attention against its formula in float64."""
 
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
@@ -12,7 +8,6 @@ from llamatrain.kernels.cpu.binding import BINDINGS
 from llamatrain.machine.threads import Table
 
 RANDOM = np.random.default_rng(0)
-SWITCHED = "LLAMATRAIN_WITHOUT" in os.environ
 
 
 def run(op, shapes, ins, scale, **how):
@@ -204,11 +199,3 @@ def test_nan_shows_under_a_cap(length):
     assert np.isnan(out[0, 1]).all() and np.isnan(lse[0, 0, 1]) and np.isfinite(out[0, [0, 2]]).all()
     dq, dk, _ = run("flash_attn_back", [q.shape, k.shape, v.shape], [out, q, k, v, out, lse, starts], 1.0, **attrs)
     assert np.isnan(dq[0, 1]).all() and np.isfinite(dq[0, [0, 2]]).all() and np.isnan(dk[0, 0]).all()
-
-
-@pytest.mark.skipif(SWITCHED, reason="this is the process that was asked for")
-def test_without_avx512():
-    environment = {**os.environ, "LLAMATRAIN_WITHOUT": "amx,avx512bf16,avx512"}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout

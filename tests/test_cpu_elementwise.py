@@ -1,9 +1,5 @@
 """The compiled kernels other than products, against formulas in float64."""
 
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
@@ -14,7 +10,6 @@ from llamatrain.machine.entry import F32, Entry
 from llamatrain.machine.threads import Table
 
 RANDOM = np.random.default_rng(0)
-SWITCHED = "LLAMATRAIN_WITHOUT" in os.environ
 
 
 def normal(*shape):
@@ -397,11 +392,3 @@ def test_results_past_the_caches():
     close(y, wanted)
     run_once("scale", [y], [x], {"by": 2.0}, 2)
     np.testing.assert_array_equal(y, 2 * x)
-
-
-@pytest.mark.skipif(SWITCHED, reason="this is the process that was asked for")
-def test_without_avx512():
-    environment = {**os.environ, "LLAMATRAIN_WITHOUT": "amx,avx512bf16,avx512"}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llamatrain.data.arrays import elements_of
+from llamatrain.data.arrays import elements_of, warn_of_others
 from llamatrain.data.corpus import open_corpus
 from llamatrain.data.options import DataOptions
 from llamatrain.data.samples import chunks_of, rows_of, samples_after
@@ -355,3 +355,35 @@ def test_parquet_without_pyarrow_is_said(monkeypatch: pytest.MonkeyPatch) -> Non
     done = run("from-scratch", "a.parquet", *TINY)
     assert (done.code, len(done.errors)) == (1, 1)
     assert np.size(done.errors) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"data": [{"text": "a"}, {"text": "b"}], "version": 1}',
+        ' {"rows":[{"text": "a"},{"text": "b"}]}',
+        '{"version": 1, "train": [{"text": "a"}, {"text": "b"}]}',
+    ],
+)
+def test_rows_in_an_object_around_them(text: str) -> None:
+    assert [json.loads(row) for _, row in elements_of(io.BytesIO(text.encode()), "d.json")] == [{"text": "a"}, {"text": "b"}]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"train": [{"text": "a"}], "test": [{"text": "b"}]}', '{"version": 1, "test": [{"text": "b"}], "train": [{"text": "a"}]}'],
+)
+def test_rows_under_another_key_are_left_out_and_named(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    warn_of_others.cache_clear()
+    with terminal.shown():
+        for _ in range(2):  # it is said once, however often the file is read
+            assert [json.loads(row) for _, row in elements_of(io.BytesIO(text.encode()), "d.json")] == [{"text": "a"}]
+    said = 'warning: d.json: rows under "test" are left out; put them into a file of their own to use them\n'
+    assert capsys.readouterr().err == said
+
+
+def test_columns_of_images_and_of_labels(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("question,answer,image\na,b,x.png\n")
+    (tmp_path / "b.csv").write_text("prompt,completion,kto_tag\na,b,True\n")
+    rows = [json.loads(row) for name in "ab" for _, row in rows_of(find_sources([str(tmp_path / f"{name}.csv")])[0])]
+    assert rows == [{"question": "a", "answer": "b", "media": True}, {"prompt": "a", "completion": "b", "kto_tag": True}]

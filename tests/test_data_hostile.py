@@ -102,7 +102,7 @@ ARRAYS = {
     "zero bytes": (b'[{"text":"a\0b"}]', "a zero byte at offset 11"),
     "zero bytes far behind": (b"[" + (LINE[:-1] + b",") * 3000 + b'{"text":"a\0"}]', "element 3001: no JSON"),
     "another encoding": (b'[{"text":"\xe9"}]', "element 1: no UTF-8 text"),
-    "an object around it": (b'{"data":' + ARRAY + b"}", 'element 1: no known keys: found "data"'),
+    "an object around it": (b'{"lines":' + ARRAY + b"}", 'element 1: no known keys: found "lines"'),
     "a column each": (b'{"prompt":["a"],"completion":["b"]}', 'element 1: "prompt" is a list where a string'),
 }
 PACKED = {

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from llamatrain.adapters.options import LoraOptions
 from llamatrain.engine.plan import Plan
 from llamatrain.engine.program import Program
 from llamatrain.errors import LlamatrainError, UsageError
@@ -22,6 +23,7 @@ from llamatrain.model.frozen import frozen
 from llamatrain.model.hyperparameters import Hyperparameters, read
 from llamatrain.model.rope import Rope
 from llamatrain.model.transformer import caches_of, hidden, parameters, rope_state, training
+from llamatrain.recipe.generation import Continuation, LoadOptions, TextModel
 from llamatrain.sample.decoder import Decoder, Generation
 from llamatrain.sample.options import SamplingOptions
 from tests.llama_cpp import served
@@ -237,6 +239,47 @@ def test_llama_cpp_goes_on_in_the_same_way(tmp_path: Path) -> None:
         expected = server.post("completion", **told, n_keep=4, return_tokens=True)["tokens"]
     decoder = Decoder(*loaded(open_gguf(tmp_path / "m.gguf")), ctx=64)
     assert list(Generation(decoder, prompt, SamplingOptions(temp=0, n=150), keep=5)) == expected  # and one that begins
+
+
+@pytest.mark.parametrize("keep", [0, 4, -1, 30, 500])
+def test_llama_cpp_keeps_as_many_tokens(keep: int, tmp_path: Path) -> None:
+    """Through many shifts; -1 and more than the prompt has, too."""
+    h, path = small(), tmp_path / "m.gguf"
+    written(path, h, weights(h, seed=2))
+    model, told = TextModel(path, LoadOptions(ctx=64), LoraOptions()), {"n_predict": 400, "temperature": 0, "ignore_eos": True}
+    with served(path, ctx_shift=True) as server:
+        for length in (3, 9, 40):
+            ids = tokens(length, seed=length)
+            follow = server.post("completion", prompt=[*map(int, ids)], **told, n_keep=keep, return_tokens=True)["tokens"]
+            stay = Continuation(model, ids, SamplingOptions(ctx_shift=True, keep=keep)).kept(True)
+            assert stay is not None
+            found = likeliest(Decoder(*loaded(open_gguf(path)), ctx=64), ids, follow, stay)
+            assert found == follow, keep
+
+
+def likeliest(decoder: Decoder, prompt: list[int], follow: list[int], keep: int, longer: float = 1.0) -> list[int]:
+    """What would be drawn behind each token of a text, but for its end; with keys that each shift makes `longer`."""
+    logits, found = decoder.feed(prompt).copy(), list[int]()
+    for token in follow:
+        logits[1] = -np.inf
+        found.append(int(np.argmax(logits)))
+        if decoder.room == 1:
+            assert decoder.shift(keep)
+            for cache in decoder._graphs.caches[::2] if longer != 1 else ():
+                decoder._memory[cache].view(np.float32)[...] *= np.float32(longer)
+        logits = decoder.feed([token]).copy()
+    return found
+
+
+def test_llama_cpp_makes_yarn_s_keys_longer_at_each_shift(tmp_path: Path) -> None:
+    """As if they were not so already, the ones that stay in place, too: texts are the same where we do that, and else are not."""
+    h, path = small(ctx=64, rope=Rope(16, kind="yarn", factor=4.0, original_ctx=16)), tmp_path / "m.gguf"
+    written(path, h, weights(h, seed=2))
+    told = {"n_predict": 300, "temperature": 0, "ignore_eos": True, "n_keep": 4, "return_tokens": True}
+    with served(path, ctx_shift=True) as server:
+        follow = server.post("completion", prompt=[*map(int, tokens(9))], **told)["tokens"]
+    found = [likeliest(Decoder(*loaded(open_gguf(path)), ctx=64), tokens(9), follow, 5, by) for by in (1.0, 1 + 0.1 * np.log(4))]
+    assert found[1] == follow and found[0][:55] == follow[:55] and found[0] != follow
 
 
 # ---- gradients through the cache -------------------------------------------

@@ -25,6 +25,7 @@ from tests.small_models import small, weights, written
 SHAPES = {"token_embd.weight": (100, 64), "blk.0.w": (64, 60), "blk.0.norm": (64,), "output.weight": (7, 9)}
 ORDER = ["output.weight", "blk.0.norm", "blk.0.w", "token_embd.weight"]
 SIZE = sum(int(np.prod(shape)) for shape in SHAPES.values())
+NO_UNITS = np.zeros((0, 2))
 
 
 def divisions(ranks: int, groups: int = 8, whole: bool = False) -> list[Division]:
@@ -281,10 +282,10 @@ class Talking(Joined):
 
 
 def judging(befalls: Exception | None) -> Iterator[Verdict]:
-    yield Verdict(1.0, 2.0, 3, None)
+    yield Verdict(1.0, 2.0, 3, None, NO_UNITS)
     if befalls:
         raise befalls
-    yield Verdict(4.0, 5.0, 6, None)
+    yield Verdict(4.0, 5.0, 6, None, NO_UNITS)
 
 
 @pytest.mark.parametrize("asked", [0, 15])

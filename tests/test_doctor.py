@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -15,15 +16,16 @@ import llamatrain
 from llamatrain.data import cache
 from llamatrain.machine import cachefolder, pruning, shipped
 from llamatrain.machine.code import cache_key, code, facts_of
+from llamatrain.machine.declared import declared, modules
 from llamatrain.machine.kept import name_of, sealed
 from llamatrain.machine.temporary import NEW
 from llamatrain.recipe import doctor, requirements
 from llamatrain.recipe.findings import Fact, Finding, fact
-from llamatrain.recipe.kernels import declared
 from llamatrain.recipe.requirements import Requirement
 from tests.runs import Done, environment, run
 from tests.test_pruning import BOUNDS, fill, kernels, never, stored
 
+MAKES_KERNELS = re.compile(r"^@(Entry|Brick|Routine|Function)\b", re.MULTILINE)
 SECTIONS = ["versions", "processor", "kernels", "threads", "memory", "caches", "mpi", "gpu"]
 
 
@@ -228,6 +230,52 @@ def test_requirements_are_those_of_the_package() -> None:
 def test_versions_are_numbers(bounds: str, fitting: tuple[str, ...], others: tuple[str, ...]) -> None:
     requirement = Requirement("it", bounds, "")
     assert all(requirement.suits(each) for each in fitting) and not any(requirement.suits(each) for each in others)
+
+
+ABSENT = """
+import importlib.metadata as metadata, sys
+from importlib.machinery import PathFinder
+
+absent = {absent!r}
+find, version = PathFinder.find_spec, metadata.version
+
+def find_others(name, *where):
+    return None if name.partition(".")[0] in absent else find(name, *where)
+
+def version_of_others(name):
+    if name in absent:
+        raise metadata.PackageNotFoundError(name)
+    return version(name)
+
+PathFinder.find_spec, metadata.version = find_others, version_of_others
+from llamatrain.__main__ import main
+main()
+"""
+
+
+OPTIONAL = ["mpi4py", "numba", "llvmlite", "pyarrow", "zstandard"]
+
+
+@pytest.mark.parametrize("absent", [*([each] for each in OPTIONAL), OPTIONAL], ids="-".join)
+def test_optional_packages_need_not_be_there(root: Path, tmp_path: Path, absent: list[str]) -> None:
+    words = [sys.executable, "-c", ABSENT.format(absent=absent), "doctor", "--json"]
+    given = environment(**{cachefolder.SWITCH: str(tmp_path / "cache")})
+    done = subprocess.run(words, cwd=tmp_path, env=given, capture_output=True, text=True, check=False)
+    found = json.loads(done.stdout)
+    shipped_here = shipped.library()[0] is not shipped.nothing
+    without_kernels = {"numba", "llvmlite"} & {*absent} and not shipped_here
+    assert [each["what"][:19] for each in found["findings"]] == (["no compiled kernels"] if without_kernels else []), done.stderr
+    assert done.returncode == bool(without_kernels) and found["kernels"]["needed"] == len(declared())
+    assert found["mpi"]["several_processes"] is False or "mpi4py" not in absent
+    assert all(found["versions"][name] is None for name in absent)
+
+
+def test_kernels_are_declared_where_they_are_looked_for() -> None:
+    declaring = {*modules()}
+    for source in sorted(shipped.PACKAGE.rglob("*.py")):
+        name = ".".join(source.relative_to(shipped.PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+        if name not in declaring:
+            assert not MAKES_KERNELS.search(source.read_text()), f"{name} declares kernels that doctor does not know"
 
 
 # ---- cleaning ----------------------------------------------------------------

@@ -13,7 +13,7 @@ from llamatrain.graph.autodiff import gradients
 from llamatrain.graph.tensor import I32, nodes_of, parameter, placeholder
 from llamatrain.train import programs
 from tests.lora_runs import LINEAR, base, random_adapter
-from tests.runs import Argument, losses, ran, same_bits, text_file
+from tests.runs import Argument, losses, pairs_file, ran, same_bits, text_file
 from tests.small_models import small
 
 Key = tuple[int, int]
@@ -22,13 +22,21 @@ KEYS = ((0, 0), (0, 1), (1, 0), (1, 1), (7, 3), (7, 4), (-1, 3), (7, 1 << 30))
 
 
 def dropped(
-    x: np.ndarray, rate: float, key: Key = (7, 3), salt: int = 0, kernels: str = "reference", threads: int = 1
+    x: np.ndarray,
+    rate: float,
+    key: Key = (7, 3),
+    salt: int = 0,
+    kernels: str = "reference",
+    threads: int = 1,
+    length: int = 64,
+    tokens: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """What it makes of x, and of x as a gradient."""
     at, told, dy = parameter("x", x.shape), placeholder("key", (2,), I32), placeholder("dy", x.shape)
-    y = ops.dropout(at, told, rate=rate, salt=salt)
+    numbers = {placeholder("tokens", tokens.shape, I32): tokens.astype(np.int32)} if tokens is not None else {}
+    y = ops.dropout(at, told, *numbers, rate=rate, salt=salt, length=length)
     (dx,) = gradients(ops.sum(ops.mul(y, dy)), [at])
-    arrays = {at: x, told: np.array(key, np.int32), dy: x}
+    arrays = {at: x, told: np.array(key, np.int32), dy: x, **numbers}
     program = Program.of([y, dx], arrays, kernels=kernels, threads=threads)
     program()
     return program.read(y).copy(), program.read(dx).copy()
@@ -104,6 +112,23 @@ def test_the_compiled_one_is_the_plain_one(rate: float) -> None:
             for threads in (1, 2):
                 found = dropped(normal(*shape), rate, key, number, "cpu", threads)
                 assert [each.tobytes() for each in found] == [each.tobytes() for each in wanted]
+
+
+@pytest.mark.parametrize("kernels", ["reference", "cpu"])
+def test_a_mask_follows_from_rows_and_not_from_batches(kernels: str) -> None:
+    """Four rows of 30 tokens at once, one by one, in longer rows, and of each row some tokens alone."""
+    x = normal(120, 33)
+    whole, _ = dropped(x, 0.3, (7, 8), kernels=kernels, length=30)
+    for row in range(4):
+        mine = np.s_[30 * row : 30 * row + 30]
+        found, _ = dropped(x[mine], 0.3, (7, 8 + row), kernels=kernels, length=30)
+        np.testing.assert_array_equal(found, whole[mine])
+        longer, _ = dropped(np.concatenate([x[mine], x[:10]]), 0.3, (7, 8 + row), kernels=kernels, length=40)
+        np.testing.assert_array_equal(longer[:30], whole[mine])
+    some = np.array([0, 1, 29, 30, 64, 65, 119])
+    for threads in (1, 2):
+        for found in dropped(x[some], 0.3, (7, 8), kernels=kernels, threads=threads, length=30, tokens=some):
+            np.testing.assert_array_equal(found, whole[some])
 
 
 # ---- whole runs ------------------------------------------------------------
@@ -208,3 +233,26 @@ def test_however_recomputed_the_same_bits(more: tuple[Argument, ...], place: Pat
     for other in others:
         assert losses(other) == losses(kept)
         same_bits(other / "adapter.gguf", kept / "adapter.gguf")
+
+
+DIVIDED: dict[str, tuple[Argument, ...]] = {
+    "groups": ("--batch", 4, "--shards", 4),
+    "batches": ("--batch", 2, "--grad-acc", 2),
+    "one by one": ("--batch", 1, "--grad-acc", 4),
+    "streamed": ("--batch", 4, "--clip", 0),
+}
+
+
+@pytest.mark.parametrize("data", ["text.txt", "pairs.jsonl"])
+@pytest.mark.parametrize("way", DIVIDED)
+def test_a_step_is_the_same_however_it_is_divided(way: str, data: str, place: Path) -> None:
+    """Into groups for ranks, or batches; where few tokens are trained, too, whose rows are then of other lengths."""
+    pairs_file(place)
+    given = ("--lora-init", "start.gguf", "--lora-dropout", RATE, "--ctx", 40, "--precision", "f32", "--iters", 2)
+    found = list[list[float]]()
+    for name, more in (("whole", ("--batch", 4)), ("divided", DIVIDED[way])):
+        ran("finetune", "base.gguf", data, *given, *(() if data == "text.txt" else ("--no-pack",)), *more, "--out", name)
+        found.append(losses(Path(name)))
+    if way == "streamed":  # which clips nothing
+        found = [each[:1] for each in found]
+    assert found[0] == pytest.approx(found[1], rel=2e-6)

@@ -16,7 +16,7 @@ from llamatrain.files.values import f32, string, u32
 from llamatrain.files.writer import new_gguf
 from tests.adapter_files import adapter, ggla, linear
 from tests.material import material
-from tests.runs import Done, ran, run
+from tests.runs import TINY, Done, ran, run, text_file
 from tests.small_models import EMBEDDINGS, OUTPUT, small, weights, written
 
 H = small()
@@ -117,6 +117,28 @@ def test_another_type(tmp_path: Path, kind: str, number: int) -> None:
         assert np.array_equal(tensor.raw.reshape(-1), quants.encode(wanted, tensor.type).reshape(-1)), name
 
 
+@pytest.mark.parametrize("kind", TYPES)
+def test_a_type_alone_converts_a_model(tmp_path: Path, kind: str) -> None:
+    base, _ = files(tmp_path, WIDE, "F32")
+    done = ran("export-lora", base, "--type", kind, "--out", tmp_path / "m.gguf")
+    found, plain = open_gguf(tmp_path / "m.gguf"), open_gguf(base)
+    for name, tensor in found.tensors.items():
+        assert tensor.type.name == (kind.upper() if len(tensor.shape) == 2 else "F32")
+        assert np.array_equal(tensor.raw.reshape(-1), quants.encode(values(plain, name), tensor.type).reshape(-1)), name
+    converted = sum(len(tensor.shape) == 2 for tensor in plain.tensors.values()) if kind != "f32" else 0
+    assert f"{converted} of {len(plain.tensors)} tensors converted to {kind}, " in done.err and "merged" not in done.err
+
+
+def test_a_model_trained_from_scratch_is_quantised(tmp_path: Path) -> None:
+    ran("from-scratch", text_file(tmp_path), *TINY, "--iters", 2, "--batch", 2, "--ctx", 32, "--out", tmp_path / "run")
+    model, made = tmp_path / "run" / "model.gguf", tmp_path / "m.gguf"
+    hint = run("quantize", model).errors[0].partition("that is ")[2]
+    assert hint.startswith("export-lora MODEL.gguf --type q8_0 ")
+    words = hint.replace("MODEL.gguf", str(model)).replace("NEW.gguf", str(made)).split()
+    assert "verdict" in ran(*words, "--check", "some text").out and open_gguf(made).metadata["general.file_type"] == 7
+    ran("generate", made, "--prompt", "a", "-n", 3)
+
+
 def test_rows_that_a_type_cannot_hold(tmp_path: Path) -> None:
     h = small(embd=256, heads=4, head_size=64, ff=96, layers=2)
     base, lora = files(tmp_path, h, "F16", (Q, "blk.0.ffn_down.weight"))
@@ -174,13 +196,22 @@ def test_check(tmp_path: Path) -> None:
     arguments = ("export-lora", base, "--lora", lora, "--out", tmp_path / "m.gguf", "--check", "Once upon a time")
 
     def told(done: Done) -> dict[str, float]:
-        rows = (line.rsplit(None, 1) for line in done.out.splitlines() if "within" not in line)
+        rows = (line.rsplit(None, 1) for line in done.out.splitlines() if "within" not in line and "verdict" not in line)
         return {name: float(value) for name, value in rows}
 
-    exact = told(ran(*arguments))
-    assert exact["largest difference"] < 1e-4 and exact["tokens"] == 17
-    rough = told(ran(*arguments, "--type", "q4_0", "--overwrite"))
+    def verdict(done: Done) -> str:
+        return done.out.splitlines()[-1].removeprefix("verdict").strip()
+
+    plain = ran(*arguments)
+    exact = told(plain)
+    assert exact["largest difference"] < 1e-4 and exact["tokens"] == 17 == exact["same next token"]
+    assert verdict(plain) == "same: differences are below 0.2% of the range of the logits"
+    quantised = ran(*arguments, "--type", "q8_0", "--overwrite")
+    rough = told(quantised)
     assert rough["largest difference"] > rough["mean difference"] > 100 * exact["mean difference"]
+    assert rough["mean divergence"] > 10 * exact["mean divergence"] and verdict(quantised).startswith("close: the most likely")
+    broken = ran(*arguments, "--type", "q2_k", "--overwrite")
+    assert verdict(broken).startswith("different: ") and "such as q8_0" in verdict(broken)
     long = ran(*arguments[:-1], "x" * 63, "--overwrite")
     assert told(long)["tokens"] == 64
     assert "first 128 of 201 tokens" in ran(*arguments[:-1], "x" * 200, "--overwrite").err

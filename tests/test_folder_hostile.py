@@ -4,17 +4,21 @@ import json
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from llamatrain.adapters import peft
+from llamatrain.files.reader import open_gguf
 from llamatrain.files.values import string
 from llamatrain.report.metrics import Metrics
 from llamatrain.store.folder import RunFolder
 from llamatrain.store.names import LATEST
+from llamatrain.store.signature import SIGNATURE, sign
 from tests.in_time import TooLong
 from tests.lora_runs import base
 from tests.runs import TINY, Argument, Done, ran, run, started, text_file
@@ -44,13 +48,17 @@ def tuned(out: str = "run", *more: Argument) -> Path:
     return Path(out)
 
 
-def with_options(folder: Path, **parts: object) -> Path:
-    """The run's checkpoint says other options, and its checksum is right."""
+def with_options(folder: Path, own: bool = False, **parts: object) -> Path:
+    """The run's checkpoint says other options, and its checksum is right; if it is one's own, its signature, too."""
     checkpoint, newest, _ = RunFolder.newest(folder)
     options = checkpoint.options
     for name, values in parts.items():
         options[name] = {**options[name], **values} if isinstance(values, dict) else values
-    forged = forge(newest, folder / "forged", {"training.options": string(json.dumps(options))})
+    changed = {"training.options": string(json.dumps(options))}
+    if own:
+        extra = json.loads(open_gguf(newest).value("training.extra", str))
+        changed["training.extra"] = string(json.dumps({**extra, SIGNATURE: sign(options)}))
+    forged = forge(newest, folder / "forged", changed)
     for file in folder.glob("checkpoint-*"):
         file.unlink()
     forged.rename(folder / "checkpoint-2.gguf")
@@ -247,7 +255,8 @@ def test_other_files_that_a_checkpoint_names(place: Path) -> None:
     pipe = str(fifo(place / "pipe"))
     for parts in ({"base": pipe}, {"base": "/dev/zero"}, {"base": "/dev/stdin"}, {"lora": {"lora_scaled": [[pipe, 1.0]]}}):
         with_options(folder, **parts)
-        assert told("finetune", "--resume", folder, "--iters", 3).code == 1
+        assert told("finetune", "--resume", folder, "--iters", 3).code == 2
+        assert told("finetune", "--resume", folder, "--iters", 3, "--trust").code == 1
 
 
 # ---- where a checkpoint would have it written ------------------------------
@@ -258,9 +267,9 @@ def written(folder: Path) -> bytes:
 
 
 def test_a_folder_for_peft_that_only_the_checkpoint_names(place: Path) -> None:
-    folder = with_options(tuned("run", "--peft", "theirs"), tune={"peft": str(place / "mine")})
+    folder = with_options(tuned("run", "--peft", "theirs"), True, tune={"peft": str(place / "mine")})
     shutil.copytree("theirs", "mine")
-    done = ran("finetune", "--resume", folder, "--iters", 3)
+    done = ran("finetune", "--resume", folder, "--iters", 3, "--trust")
     assert written(Path("mine")) == written(Path("theirs"))
     assert done.err.count(f"--peft {place / 'mine'}") == 1
     before = written(Path("mine"))
@@ -269,14 +278,133 @@ def test_a_folder_for_peft_that_only_the_checkpoint_names(place: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["run/peft", "run/../beside", "run/link"])
-def test_a_folder_for_peft_inside_the_runs_own(name: str, place: Path) -> None:
+@pytest.mark.parametrize("own", [True, False])
+def test_a_folder_for_peft_inside_the_runs_own(own: bool, name: str, place: Path) -> None:
     folder = tuned()
     (place / "outside").mkdir()
     (folder / "link").symlink_to(place / "outside")
-    with_options(folder, tune={"peft": f"{place}/{name}"})
-    ran("finetune", "--resume", folder, "--iters", 3)
-    assert (Path(name) / peft.WEIGHTS).exists() == (name == "run/peft")
+    with_options(folder, own, tune={"peft": f"{place}/{name}"})
+    ran("finetune", "--resume", folder, "--iters", 3, "--trust")
+    assert (Path(name) / peft.WEIGHTS).exists() == (own and name == "run/peft")
     assert not list(Path("outside").iterdir()) and not Path("beside").exists()
+
+
+OUTS = {"checkpoint_out": "from-scratch", "model_out": "from-scratch", "lora_out": "finetune"}
+
+
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("name", OUTS)
+def test_no_file_is_written_that_only_a_checkpoint_names(name: str, own: bool, place: Path) -> None:
+    """Nor is it where the checkpoint is one's own, and may hold what somebody else has put in it."""
+    folder, command = begun() if OUTS[name] == "from-scratch" else tuned(), OUTS[name]
+    keys = mine("authorized_keys").absolute()
+    keys.chmod(0o600)
+    with_options(folder, own, outs={name: str(keys)})
+    shutil.copytree(folder, "copy")
+    write = "--only-write-lora" if command == "finetune" else "--only-write-model"
+    with untouched(keys):
+        done = ran(command, "--resume", folder, "--iters", 3, "--trust")
+        assert f"note: {keys} is not written, since only the checkpoint names it; " in done.err
+        ran(command, "--resume", "copy/checkpoint-2.gguf", "--iters", 3, "--out", "new", "--trust")
+        ran(command, "--checkpoint-in", "copy/checkpoint-2.gguf", write, "--trust")
+        ran(command, "--resume", "copy", write, "--trust")
+        ran(command, "--resume", folder, "--iters", 4, "--trust")
+    assert keys.stat().st_mode & 0o777 == 0o600
+    assert str(keys) not in (folder / "config.toml").read_text() or own
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_file_inside_the_folder_is_written_where_the_checkpoint_is_ones_own(own: bool, place: Path) -> None:
+    """The folder of a checkpoint that came alone may be the user's home."""
+    folder = with_options(begun(), own, outs={"model_out": str(place / "run" / "mine.gguf")})
+    ran("from-scratch", "--resume", folder, "--iters", 3, "--trust")
+    assert (folder / "mine.gguf").exists() == own
+
+
+def test_words_of_a_checkpoint_change_no_name_that_is_given_now(place: Path) -> None:
+    keys = mine("keys").absolute()
+    folder = with_options(begun(), outs={"pattern_fn_it": "model.gguf", "fn_latest": "keys"})
+    with untouched(keys):
+        assert told("from-scratch", "--resume", folder, "--iters", 3, "--trust", "--model-out", "home/model.gguf").code == 0
+        Path("home/model.gguf").unlink()
+    with_options(folder, outs={"fn_latest": "../keys"})
+    assert "fn_latest" in told("from-scratch", "--resume", folder, "--iters", 3, "--trust").err
+
+
+# ---- a checkpoint from elsewhere ---------------------------------------------
+
+
+def test_the_files_that_only_a_checkpoint_names_are_listed(place: Path) -> None:
+    begun().rename("moved")
+    done = ran("from-scratch", "--resume", "moved", "--iters", 3)
+    assert f"note: reading {place}/text.txt, as the checkpoint says" in done.err
+    assert "as the checkpoint says" not in ran("from-scratch", "text.txt", "--resume", "moved", "--iters", 4).err
+
+
+def test_a_checkpoint_from_elsewhere_has_no_file_read_unasked(place: Path) -> None:
+    secret = mine("secret.txt").absolute()
+    secret.write_text("mine, and of nobody else " * 400)
+    folder = with_options(begun(), files=[str(secret)])
+    for words in ((folder,), (folder / "checkpoint-2.gguf", "--out", "new")):
+        done = told("from-scratch", "--resume", *words, "--iters", 3)
+        assert done.code == 2 and f"names files to read: {secret}; name them beside --resume, or add --trust" in done.err
+    assert told("plan", "from-scratch", "--resume", folder).code == 2
+    assert "as the checkpoint" not in ran("from-scratch", secret, "--resume", folder, "--iters", 3).err
+    with_options(folder, files=[str(secret)], run={"note": "other"})
+    assert (
+        f"note: reading {secret}, as the checkpoint from elsewhere says"
+        in ran("from-scratch", "--resume", folder, "--trust", "--iters", 4).err
+    )
+    ran("from-scratch", "--resume", folder, "--iters", 5)  # it is one's own from then on
+
+
+def test_a_checkpoint_of_another_user_is_told_by_the_key(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = begun()
+    monkeypatch.setenv("XDG_STATE_HOME", str(place / "state"))
+    assert "has no signature of yours" in told("from-scratch", "--resume", folder, "--iters", 3).err
+    ran("from-scratch", "text.txt", "--resume", folder, "--iters", 3)
+    key = place / "state" / "llamatrain" / "checkpoint-key"
+    assert key.stat().st_mode & 0o777 == 0o600 and key.stat().st_size == 32
+    ran("from-scratch", "--resume", folder, "--iters", 4)
+    key.chmod(0o644)  # somebody may have read it
+    assert "has no signature of yours" in told("from-scratch", "--resume", folder, "--iters", 5).err
+    ran("from-scratch", "text.txt", "--resume", folder, "--iters", 5)
+    assert key.stat().st_mode & 0o777 == 0o600
+    monkeypatch.setenv("XDG_STATE_HOME", "/dev/null/none")
+    ran("from-scratch", "text.txt", "--resume", folder, "--iters", 6)  # without a key it is named each time
+    assert "has no signature of yours" in told("from-scratch", "--resume", folder, "--iters", 7).err
+
+
+def test_trust_means_nothing_to_a_new_run(place: Path) -> None:
+    text_file(place)
+    assert "--trust is for the files that a checkpoint names" in told("from-scratch", "text.txt", "--trust").err
+
+
+def test_a_checkpoint_from_elsewhere_sends_no_figures(place: Path) -> None:
+    folder = with_options(begun(), run={"log": ["csv", "wandb"]})
+    done = ran("from-scratch", "--resume", folder, "--iters", 3, "--trust")
+    assert "nothing is sent to wandb, since only a checkpoint from elsewhere says so" in done.err
+    assert (folder / "metrics.csv").exists() and not (folder / "loggers.json").exists()
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stand in for tensorboardX, which may not be installed."""
+    module = ModuleType("tensorboardX")
+    for name in ("summary", "event_file_writer.EventsWriter", "proto.event_pb2", "proto.summary_pb2"):
+        inner, _, attribute = name.rpartition(".")
+        made = ModuleType(f"tensorboardX.{inner}") if inner else module
+        monkeypatch.setitem(sys.modules, made.__name__, sys.modules.get(made.__name__, made))
+        setattr(sys.modules[made.__name__], attribute, object())
+    monkeypatch.setattr("llamatrain.report.loggers.find_spec", lambda name: object())
+
+
+def test_a_folder_of_events_that_leads_elsewhere(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch)
+    outside = mine("victim").absolute()
+    folder = with_options(begun(), run={"log": ["tensorboard"]})
+    (folder / "tensorboard").symlink_to(outside.parent)
+    with untouched(outside):
+        assert "tensorboard is a link" in ran("from-scratch", "--resume", folder, "--iters", 3, "--trust").err
 
 
 def test_links_in_a_folder_for_peft_are_replaced(place: Path) -> None:

@@ -334,3 +334,12 @@ def test_a_reader_that_leaves_does_no_harm(tmp_path: Path) -> None:
         process.wait(60)
     saved = open_gguf(folder / "checkpoint-LATEST.gguf").value("training.iteration_count", int)
     assert saved == len(steps(folder)) >= 10
+
+
+def test_the_header_says_why_rows_are_skipped_and_where_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = [{"prompt": "?" * (60 if number < 5 else 3), "completion": "answer"} for number in range(9)]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in made))
+    said = " ".join(ran("from-scratch", "rows.jsonl", *TINY, "--ctx", 32, "--iters", 1, "--out", "run").err.split())
+    assert "5 skipped, without a token to train on within 32 (rows.jsonl:1, 2, 3 and 2 more)" in said
+    assert str(tmp_path) not in said

@@ -287,5 +287,5 @@ def test_beyond_the_context(run: Run) -> None:
     longer = run(*words, "--ctx-shift", "-n", "60")
     assert notes(longer) == [] and printed(longer).startswith(printed(full)[:8])
     kept = printed(run(*words, "--ctx-shift", "-n", "60", "--keep", "-1"))
-    assert kept == printed(run(*words, "--ctx-shift", "-n", "60", "--keep", "3")) != printed(longer)
+    assert kept == printed(run(*words, "--ctx-shift", "-n", "60", "--keep", "4")) != printed(longer)
     assert "--keep means nothing without --ctx-shift" in failed(run(*words, "--keep", "3"))

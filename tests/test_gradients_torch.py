@@ -58,9 +58,9 @@ def swapped(x, positions, table, back: bool):
     return torch.cat([x[..., : 2 * pairs] * cos + crossed, x[..., 2 * pairs :]], dim=3)
 
 
-def dropped(x, key, rate: float, salt: int):
+def dropped(x, *numbers, rate: float, **attrs):
     """Which elements are left out is data: the plain kernel tells it."""
-    kept = KERNELS["dropout"](np.ones(x.shape, np.float32), key.numpy(), rate=rate, salt=salt) != 0
+    kept = KERNELS["dropout"](np.ones(x.shape, np.float32), *(each.numpy() for each in numbers), rate=rate, **attrs) != 0
     return x * torch.from_numpy(kept) / (1 - rate)
 
 

@@ -105,9 +105,10 @@ def test_under_a_cap_as_many_are_right_and_not_a_number_shows():
     x, w, targets, weights = case(60, 20, 50)
     judged = []
     for how in ({}, {"cap": 5.0}):
-        outs = [np.zeros((), np.float32), np.zeros((), np.float32)]
+        outs = [np.zeros((), np.float32), np.zeros((), np.float32), np.zeros(60, np.float32)]
         run_once("linear_cross_entropy_judged", outs, [x, w, targets, weights], how, 2)
-        judged.append([float(each) for each in outs])
+        assert outs[2].sum(dtype=np.float64) == pytest.approx(float(outs[0]), rel=1e-6)
+        judged.append([float(each) for each in outs[:2]])
     assert judged[0][1] == judged[1][1] and judged[0][0] != judged[1][0]
     x[7, 3], targets[7], weights[7] = np.nan, 1, 1
     loss, dx, dw = both([x, w, targets, weights], cap=5.0)

@@ -69,6 +69,17 @@ def test_a_function_s_file_is_no_other_s(shelf: Shelf) -> None:
     assert not is_given_back(shelf.folder) and not is_given_back(shelf.folder, "other", "other facts")
 
 
+@pytest.mark.parametrize("mode", [0o666, 0o622, 0o664, 0o646])
+@pytest.mark.skipif(os.name != "posix", reason="rights are of Unix")
+def test_code_that_others_may_change_is_not_run(mode: int, shelf: Shelf) -> None:
+    assert shelf.folder
+    (shelf.folder / "name").chmod(mode)
+    found = Shelf(shelf.folder)
+    assert found.take("name", "facts") is None and found.damaged == {"name"}
+    found.put("name", FILE)
+    assert is_given_back(shelf.folder) and (shelf.folder / "name").stat().st_mode & 0o022 == 0
+
+
 @pytest.mark.parametrize("kind", ["empty", "folder", "pipe", "link to a device", "link to a file", "loop", "nowhere", "huge"])
 def test_what_is_no_file_is_neither_waited_for_nor_followed(shelf: Shelf, kind: str, tmp_path: Path) -> None:
     assert shelf.folder

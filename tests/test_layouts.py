@@ -6,7 +6,7 @@ import pytest
 
 from llamatrain.data.encode import Encoder
 from llamatrain.data.forms import Chat
-from llamatrain.data.layouts import NAMED
+from llamatrain.data.layouts import ALIASES, NAMED
 from llamatrain.data.options import DataOptions
 from llamatrain.data.templates import ChatTemplate
 from llamatrain.data.tokenizer import load
@@ -101,6 +101,28 @@ def test_a_file_of_that_name_comes_first_and_others_are_refused(tmp_path: Path, 
     assert DataOptions(chat_template=Path("gemma")).template == "{{ messages[0].content }}"
     with pytest.raises(DataError, match="gemma4: No such file or directory; known by name are chatml, gemma, granite"):
         _ = DataOptions(chat_template=Path("gemma4")).template
+
+
+@pytest.mark.parametrize(
+    ("alias", "name"),
+    [
+        ("mistral", "mistral-v7-tekken"),
+        ("qwen3", "chatml"),
+        ("llama3.1", "llama3"),
+        ("Llama3.2", "llama3"),
+        ("smollm3", "chatml"),
+        ("gemma3", "gemma"),
+    ],
+)
+def test_models_name_the_layout_that_they_have(alias: str, name: str) -> None:
+    options = DataOptions(chat_template=Path(alias))
+    assert options.template == NAMED[name] and options.names_template
+
+
+def test_of_a_layout_that_is_not_known_it_is_said_what_would_do() -> None:
+    assert {*ALIASES.values()} <= {*NAMED} and not {*ALIASES} & {*NAMED}
+    with pytest.raises(DataError, match=r"deepseek: No such .*; known by name are .*; without --chat-template the model's own"):
+        _ = DataOptions(chat_template=Path("deepseek")).template
 
 
 def test_a_chat_is_read_whole_where_marks_take_white_space_along() -> None:

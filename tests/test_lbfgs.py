@@ -3,23 +3,29 @@
 import copy
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from llamatrain.errors import UsageError
+from llamatrain.files.mapped import map_file
+from llamatrain.machine.memory import resident
 from llamatrain.optim.line_search import (
     CURVATURE,
     MAX_EVALUATIONS,
     PATIENCE,
     SEARCHES,
     SUFFICIENT,
+    Condition,
     Line,
     Point,
     cubic_minimum,
     search,
 )
+from llamatrain.optim.methods import lbfgs
 from llamatrain.optim.methods.lbfgs import LBFGS, LbfgsState
+from tests.runs import TINY, ran, text_file
 
 KINDS = list(SEARCHES)
 
@@ -152,6 +158,53 @@ def test_a_line_search_keeps_its_word(kind: str, name: str, first: float) -> Non
         assert LINES[name](tried[-1])[1] >= CURVATURE * slope
     if kind == "strong-wolfe" and name not in ("cliff", "torn"):
         assert abs(LINES[name](tried[-1])[1]) <= -CURVATURE * slope
+
+
+# a line, the first length that is tried, and the lengths that the three searches take; a length of None: another than before
+DIFFERING = {
+    "the first step does for all": ("parabola", 1.0, (1.0, 1.0, 1.0)),
+    "it falls enough, and still as steeply: armijo alone takes it": ("far", 1.0, (1.0, 128.0, 128.0)),
+    "it falls enough, and goes up too steeply: all but strong-wolfe take it": ("wall", 0.5, (0.5, 0.5, None)),
+    "it falls enough and steeply, the next one goes up steeply": ("waves", 1.0, (1.0, None, None)),
+}
+
+
+@pytest.mark.parametrize("why", DIFFERING)
+def test_line_searches_differ_where_their_conditions_do(why: str) -> None:
+    """Of a descent that goes well each first step meets all three conditions: then all give the same losses."""
+    name, first, wanted = DIFFERING[why]
+    taken = list[float]()
+    for kind in KINDS:
+        tried = list[float]()
+        loss, slope = LINES[name](0.0)
+        search(Line(lambda length, tried=tried: tried.append(length) or LINES[name](length), loss, slope), SEARCHES[kind], first)
+        taken.append(tried[-1])
+    for length, expected, others in zip(taken, wanted, (taken[1:], taken[2:], taken[:2]), strict=True):
+        assert length == expected if expected is not None else length not in others
+
+
+def test_descents_differ_by_their_line_searches() -> None:
+    """From a start where the first steps are too short for one, and later ones too long for another."""
+    losses = dict[str, list[float]]()
+    for kind in KINDS:
+        state = LbfgsState(np.array([-3.0, -4.0]), LBFGS(line_search=kind))
+        losses[kind] = [state.loss for _ in range(24) if state.step(rosenbrock) is None]
+    assert len({*map(tuple, losses.values())}) == 3
+    assert losses["armijo"][:5] == losses["wolfe"][:5] == losses["strong-wolfe"][:5]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_searches_as_it_was_asked_to(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = set[Condition]()
+
+    def seen(line: Line, condition: Condition, *more: float) -> float | None:
+        asked.add(condition)
+        return search(line, condition, *more)
+
+    monkeypatch.setattr(lbfgs, "search", seen)
+    given = ("--optimizer", "lbfgs", "--line-search", kind, "--ctx", 16, "--batch", 2, "--iters", 3)
+    ran("from-scratch", text_file(tmp_path), *TINY, *given, "--out", tmp_path / "run")
+    assert asked == {SEARCHES[kind]}
 
 
 def test_interpolation_is_exact_on_a_cubic() -> None:
@@ -292,3 +345,13 @@ def test_what_was_kept_is_whole() -> None:
         assert f"optimizer.lbfgs.{name}" in str(LBFGS.fault({**kept, name: True}))
     assert "memory_s" in LBFGS.shapes({"current_parameters": state.x}, 2)
     assert LBFGS.shapes({}, 2) == {} and LBFGS().descent(state.x).kept() == {}
+
+
+def test_a_copy_from_a_file_leaves_none_of_its_pages(tmp_path: Path) -> None:
+    """A run that went on held its history twice: as it was copied, and as pages of the checkpoint."""
+    (path := tmp_path / "f").write_bytes(bytes(8_000_000))
+    history = np.frombuffer(map_file(path), np.float32).reshape(4, -1)
+    target = np.ones(history.shape, np.float32)
+    before = resident()
+    lbfgs._copy(target, history)
+    assert not target.any() and resident() - before < 2e6

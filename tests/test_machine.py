@@ -110,16 +110,24 @@ print(emit.object_of(combine).decode())
 def test_without_a_cache_folder_it_still_runs_and_says_so(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("no folder")
-    script = "import tests.test_machine as t\nfrom llamatrain.machine import terminal\n"
+    script = "import tests.test_machine as t\nfrom llamatrain.machine import ahead, terminal\n"
+    script += "ahead.declared = list\n"  # what is not needed here is not compiled with it, which takes half a minute
     script += "with terminal.shown(): t.test_a_program_runs_again()"
     environment = without_libraries(blocked, TMPDIR=str(tmp_path))
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     first = done.stderr.splitlines()[0]
-    assert first.startswith(f"compiling kernels for this run alone: {blocked}/llamatrain/"), done.stderr
-    assert first.endswith(" cannot be written (Not a directory); LLAMATRAIN_CACHE names another folder")
-    assert done.stderr.count("compiling") == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert first.startswith("compiling kernels for this machine, once (kept in "), done.stderr
+    assert f", since {blocked}/llamatrain/" in first
+    assert first.endswith(" cannot be written (Not a directory); LLAMATRAIN_CACHE names another folder)")
+    assert done.stderr.count("compiling kernels for this machine, once") == 1
+    spare = tmp_path / f"llamatrain-{os.geteuid()}"
+    assert sorted(tmp_path.iterdir()) == [blocked, spare] and spare.stat().st_mode & 0o777 == 0o700
+    again = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=True)
+    assert "compiling" not in again.stderr  # short runs took minutes, each of them
+    spare.chmod(0o755)  # anybody could have made it
+    third = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=True)
+    assert third.stderr.startswith(f"compiling kernels for this run alone: {blocked}/llamatrain/")
 
 
 def test_a_body_that_cannot_be_compiled_is_no_fault_of_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,9 +4,12 @@ import os
 import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from llamatrain.files import mapped
+from llamatrain.files.pages import release
+from llamatrain.machine.memory import resident
 from tests.test_inputs_changed import apart
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="elsewhere no file can be changed while it is mapped")
@@ -84,3 +87,20 @@ def test_the_mapping_goes_with_its_last_view(tmp_path: Path) -> None:
     del file
     assert start not in mapped.living
     assert descriptors() == before
+
+
+def test_small_arrays_that_are_released_leave_nothing(tmp_path: Path) -> None:
+    """The system maps pages around one that is read; those before it came back after they were let go. How many it maps follows
+    from how the file came into its memory: four files are written and read in different ways."""
+    size = 20_000
+    for turn in range(4):
+        (path := tmp_path / f"f{turn}").write_bytes(bytes(500 * size))
+        if turn % 2:
+            path.read_bytes()
+        array = np.frombuffer(mapped.map_file(path), np.uint8)
+        before = resident()
+        for begin in range(0, len(array), size):
+            part = array[begin : begin + size]
+            part.max()
+            release(part)
+        assert resident() - before < 1e6

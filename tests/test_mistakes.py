@@ -94,6 +94,28 @@ MISTAKES = [
         2,
         ".*a model of Hugging Face's, it is needed as GGUF: .*convert_hf_to_gguf.py",
     ),
+    (
+        "finetune hf.co/bartowski/Llama-3.2-1B-GGUF:Q4_K_M text.txt",
+        2,
+        ".*: no such file, and nothing is fetched: get a GGUF file of https://huggingface.co/bartowski/Llama-3.2-1B-GGUF, "
+        "such as the one of type Q4_K_M, and name that file",
+    ),
+    ("generate unsloth/Qwen3-0.6B-GGUF:Q4", 2, ".*: no such file, and nothing is fetched: .*unsloth/Qwen3-0.6B-GGUF, .*type Q4,"),
+    ("finetune https://huggingface.co/Qwen/Qwen3-0.6B-GGUF text.txt", 2, ".*nothing is fetched"),
+    (
+        "finetune M.gguf tatsu-lab/alpaca",
+        2,
+        "tatsu-lab/alpaca: no such file or folder; .*a dataset of Hugging Face's, nothing is",
+    ),
+    ("finetune M.gguf text.txt --early-stopping", 2, "no such option --early-stopping; --patience 3 stops after three valid"),
+    ("finetune M.gguf -f text.txt", 2, "no such option -f; files of data are named without an option"),
+    ("evaluate M.gguf -f text.txt", 2, "no such option -f; files of data are named without an option"),
+    ("from-scratch text.txt --batch 1000000", 2, "--batch 1000000 cannot be; it takes 1 to 65536"),
+    (
+        "from-scratch text.txt --ctx 64 --grad-acc 2000000",
+        1,
+        "a step of 16,000,000 rows of 64 tokens takes .* for its tokens alone, and .*; a smaller --batch, --grad-acc or --ctx",
+    ),
     ("finetune hf text.txt", 1, "hf: a model in Hugging Face's format; a GGUF file is needed: .*convert_hf_to_gguf.py makes one"),
     ("finetune model.safetensors text.txt", 1, ".*: weights in safetensors; a GGUF file is needed: "),
     ("finetune pytorch_model.bin text.txt", 1, ".*: weights as PyTorch saves them; a GGUF file is needed: "),

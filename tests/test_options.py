@@ -36,9 +36,9 @@ CLASSES = (
 HUGE = 10**5000
 
 WRONG: list[tuple[type[Checked], dict[str, Any], str]] = [
-    (TrainOptions, {"batch": 0}, "0 cannot be; it takes 1 or more, and less than 2^31"),
-    (TrainOptions, {"batch": 1 << 31}, "2147483648 cannot be; it takes 1 or more, and less than 2^31"),
-    (TrainOptions, {"batch": HUGE}, "so large a number cannot be; it takes 1 or more, and less than 2^31"),
+    (TrainOptions, {"batch": 0}, "0 cannot be; it takes 1 to 65536"),
+    (TrainOptions, {"batch": 1 << 31}, "2147483648 cannot be; it takes 1 to 65536"),
+    (TrainOptions, {"batch": HUGE}, "so large a number cannot be; it takes 1 to 65536"),
     (TrainOptions, {"batch": 1.0}, "1 cannot be; it takes a whole number"),
     (TrainOptions, {"batch": True}, "True cannot be; it takes a whole number"),
     (TrainOptions, {"batch": None}, "None cannot be; it takes a whole number"),

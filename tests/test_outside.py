@@ -107,7 +107,7 @@ def test_shells_complete_aliases_too(typed: str, offered: str) -> None:
 # ---- one checker ------------------------------------------------------------
 
 BAD: list[tuple[str, str, Any, str]] = [  # where checkpoints keep it, its key, a value, what is told
-    ("train", "batch", 0, "it takes 1 or more"),
+    ("train", "batch", 0, "it takes 1 to 65536"),
     ("train", "batch", "many", "it takes a whole number"),
     ("train", "lr", math.nan, "it takes a number"),
     ("train", "lr", -1.0, "it takes 0 or more"),

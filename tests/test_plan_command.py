@@ -1,6 +1,8 @@
 """`plan`: what a run will take, before it is begun."""
 
 import json
+import os
+import random
 import resource
 import subprocess
 import sys
@@ -219,6 +221,18 @@ MEASURED: dict[str, tuple[Argument, ...]] = {
 }
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak of a process is read as Linux tells it")
+def test_a_text_of_one_letter_takes_what_is_planned(tmp_path: Path) -> None:
+    """It has no place between words to cut it at, and is cut all the same: it took seventeen times its size once."""
+    text = tmp_path / "letters.txt"
+    text.write_bytes(b"a" * 20_000_000 + os.urandom(8).hex().encode())  # which no cache has
+    arguments = (text, *TINY, "--ctx", 64, "--batch", 2, "--iters", 1, "--threads", 2)
+    with started("plan", "from-scratch", *arguments, "--json") as process:
+        plan = total(json.loads(finished(process).out))
+    measured = peak("from-scratch", *arguments, "--out", tmp_path / "run")
+    assert measured < 1.1 * plan, f"{plan / 1e6:.1f} MB planned, {measured / 1e6:.1f} MB measured"
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak of a process is read as Linux tells it")
 @pytest.mark.parametrize("name", MEASURED)
@@ -253,3 +267,38 @@ def test_the_plan_of_an_adapter_is_what_is_measured(options: tuple[str, ...], ki
         plan = total(json.loads(finished(process).out))
     measured = peak("finetune", *arguments, "--out", tmp_path / "run")
     assert plan == pytest.approx(measured, rel=0.05), f"{plan / 1e6:.1f} MB planned, {measured / 1e6:.1f} MB measured"
+
+
+def lines_of_words(path: Path, kind: str) -> Path:
+    """Write 500 chats, or prompts with two answers, of a few dozen words."""
+    at = random.Random(1)
+
+    def words(count: int) -> str:
+        return " ".join("".join(at.choices("abcdefghijklmnopqrstuvwxyz", k=at.randint(2, 9))) for _ in range(count))
+
+    with path.open("w") as out:
+        for _ in range(500):
+            prompt, answer, other = (words(at.randint(2, 18)) for _ in range(3))
+            turns = [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
+            row = {"messages": turns} if kind == "chats" else {"prompt": prompt, "chosen": answer, "rejected": other}
+            out.write(json.dumps(row) + "\n")
+    return path
+
+
+COMPARED: dict[str, tuple[Argument, ...]] = {
+    "chats": ("--ctx", 256, "--batch", 2, "--pack"),
+    "dpo": ("--ctx", 256, "--batch", 2, "--objective", "dpo"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak of a process is read as Linux tells it")
+@pytest.mark.parametrize("name", COMPARED)
+def test_the_plan_of_chats_and_preferences_is_what_is_measured(name: str, tmp_path: Path) -> None:
+    model = base(tmp_path / "base.gguf", small(embd=512, heads=8, head_size=64, ff=1536, layers=8, vocab=8192, ctx=2048), "Q4_0")
+    data = lines_of_words(tmp_path / "lines.jsonl", name)
+    arguments = (model, data, "--precision", "bf16", "--iters", 12, *COMPARED[name])
+    with started("plan", "finetune", *arguments, "--json") as process:
+        plan = total(json.loads(finished(process).out))
+    measured = peak("finetune", *arguments, "--out", tmp_path / "run")
+    assert measured <= plan <= 1.05 * measured, f"{plan / 1e6:.1f} MB planned, {measured / 1e6:.1f} MB measured"

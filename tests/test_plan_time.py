@@ -6,13 +6,15 @@ import subprocess
 import sys
 import time
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from llamatrain.graph.policy import is_policy
 from llamatrain.machine.code import code
-from llamatrain.recipe import expected, fitting, limits, speeds
+from llamatrain.machine.units import cores
+from llamatrain.recipe import disturbance, expected, fitting, limits, speeds
 from llamatrain.recipe.speeds import ANY, Speeds
 from tests.runs import ROOT, TINY, ran, text_file
 from tests.test_plan_command import planned
@@ -23,7 +25,7 @@ DEEPER = (*TINY, "--embd", 64, "--layer", 5, "--ctx", 128, "--batch", 16, "--thr
 @pytest.fixture
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is measured: an operation takes a billionth of a second, and nothing else any."""
-    monkeypatch.setattr(expected, "speeds_for", lambda setting: Speeds({ANY: (0.0, 1e-9)}, 1.8e9))
+    monkeypatch.setattr(expected, "speeds_for", lambda setting, anew: Speeds({ANY: (0.0, 1e-9)}, time.time() - 7300))
 
 
 @pytest.mark.usefixtures("known")
@@ -38,7 +40,7 @@ def test_the_time_of_a_step_and_of_the_run(tmp_path: Path) -> None:
     assert re.search(
         r"\ntokens/s +[\d,]+  \S+ ms a step of 128\ntime +\d+:\d\d(:\d\d)?  for 100,000 steps, without valid", said
     ), said
-    assert re.search(r"\nForetold of this machine's speed, as it was on 2027-01-1\d, not measured\.\n", said)
+    assert "\nFrom this machine's speed, measured 2 hours ago; --measure measures again.\n" in said
     assert max(map(len, said.splitlines())) <= 100
 
 
@@ -74,14 +76,83 @@ def test_without_kernels_the_time_is_not_known(tmp_path: Path, monkeypatch: pyte
 
 def test_it_is_measured_once_and_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For plain kernels, too."""
+    monkeypatch.setattr(speeds, "share_of_waiting", lambda work: (work(), 0.0)[1])
     monkeypatch.setattr(speeds, "SIZES", speeds.SIZES[3:])
     monkeypatch.setenv("LLAMATRAIN_CACHE", str(tmp_path / "cache"))
     start = time.thread_time()
     arguments = (text_file(tmp_path), *TINY, "--threads", 1, "--kernels", "reference")
     one = planned(*arguments)
     assert one["seconds_of_step"] > 0 and time.thread_time() - start < 6
+    assert abs(one["speed_measured"] - time.time()) < 60 and one["speed_disturbed"] == 0
+    found = speeds.measured
     monkeypatch.setattr(speeds, "measured", None)
     assert planned(*arguments)["seconds_of_step"] == one["seconds_of_step"]
+    monkeypatch.setattr(speeds, "measured", found)
+    assert planned(*arguments, "--measure")["speed_measured"] > one["speed_measured"]
+
+
+def test_what_was_measured_on_a_busy_machine_is_not_kept_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is said, and measured again ten minutes later."""
+    busy = lambda work: (work(), 0.4)[1]
+    monkeypatch.setattr(speeds, "SIZES", speeds.SIZES[4:])
+    monkeypatch.setattr(speeds, "LONG", 0.05)
+    monkeypatch.setattr(speeds, "share_of_waiting", busy)
+    monkeypatch.setenv("LLAMATRAIN_CACHE", str(tmp_path / "cache"))
+    arguments = (text_file(tmp_path), *TINY, "--threads", 1, "--kernels", "reference")
+    said = ran("plan", "from-scratch", *arguments).out
+    assert "\nOther programs were at work (threads waited 40% of the time); it serves for ten minutes.\n" in said
+    monkeypatch.setattr(speeds, "share_of_waiting", lambda work: (work(), 0.0)[1])
+    assert planned(*arguments)["speed_disturbed"] == pytest.approx(0.4)
+    later = time.time() + speeds.MINUTES
+    monkeypatch.setattr(speeds.time, "time", lambda: later)
+    assert planned(*arguments)["speed_disturbed"] == 0 and len([*(tmp_path / "cache").rglob("speeds-*")]) == 1
+
+
+def test_runs_that_were_disturbed_do_not_count_beside_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.test_plan_ranks import TRAINED
+
+    shares = iter([0.5, 0.0] * 10_000)
+    monkeypatch.setattr(speeds, "share_of_waiting", lambda work: (work(), next(shares))[1])
+    found = speeds.timed(speeds.small(TRAINED, None, speeds.SIZES[4]))
+    assert found.disturbed == 0 and all(each.seconds > 0 for each in found.ops)
+
+
+def test_a_busy_machine_is_not_measured_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Disturbed runs of all models together take so long, and no longer: it was a second for each model."""
+    from tests.test_plan_ranks import TRAINED
+
+    took = list[float]()
+
+    def busy(work: Callable[[], None]) -> float:
+        start = time.perf_counter()
+        work()
+        took.append(time.perf_counter() - start)
+        return 0.4
+
+    monkeypatch.setattr(speeds, "share_of_waiting", busy)
+    found = speeds.measured(TRAINED, None)
+    assert found and found.disturbed == pytest.approx(0.4)
+    assert sum(took) < speeds.PATIENCE + len(speeds.SIZES) * (speeds.MOMENT + max(took))
+
+
+@pytest.mark.skipif(not disturbance.TASKS.exists(), reason="only Linux counts what threads wait")
+def test_waiting_for_a_processor_is_seen() -> None:
+    """With more programs at work than there are processors."""
+    burning = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * cores())]
+    try:
+        time.sleep(0.3)
+        shares = [disturbance.share_of_waiting(burn) for _ in range(5)]
+    finally:
+        for each in burning:
+            each.kill()
+            each.wait()
+    assert max(shares) > speeds.QUIET
+
+
+def burn() -> None:
+    end = time.monotonic() + 0.3
+    while time.monotonic() < end:
+        pass
 
 
 @pytest.mark.usefixtures("known")

@@ -204,7 +204,7 @@ REFUSED = {
     ("--objective", "orpo", "--optimizer", "lbfgs"): "--objective goes by rates; --optimizer adamw or sgd will do",
     ("--objective", "kto", "--batch", "1"): "--batch 1 is too few",
     ("--objective", "kto", "--pack"): "--pack and --objective kto exclude each other",
-    ("--objective", "dpo", "--gamma", "1"): "--gamma means nothing to --objective dpo; leave it out",
+    ("--objective", "dpo", "--gamma", "2"): "--gamma means nothing to --objective dpo; leave it out",
     ("--objective", "dpo", "--train-on", "all"): "--train-on means nothing to --objective dpo; leave it out",
     ("--beta", "0.2"): "--beta means nothing without --objective; leave it out",
     ("--objective", "dpo", "--beta", "0"): "--beta 0 cannot be; it takes more than 0",

@@ -44,6 +44,9 @@ def test_strings() -> None:
         {"prompt": "hi", "chosen": [HI, YES], "rejected": [HI, NO], "score_chosen": 8.5},  # as UltraFeedback has it
         {"chosen": [HI, YES], "rejected": [HI, NO]},
         {"prompt": [HI], "chosen": [HI, YES], "rejected": [HI, NO]},
+        {"prompt": "hi", "chosen": "yes", "rejected": [NO]},  # one as a string, the other as a message
+        {"prompt": "hi", "chosen": [YES], "rejected": "no"},
+        {"Prompt": "hi", "Chosen": [{"Role": "assistant", "Content": "yes"}], "Rejected": [NO]},
     ],
 )
 def test_messages(row: dict[str, Any]) -> None:
@@ -61,6 +64,24 @@ def test_labels() -> None:
     assert good == Judged(Prompt("a", "b"), None) and bad == Judged(None, Prompt("a", "b"))
     assert judged("answers", prompt=[HI], completion=[YES], label=True).chosen == Chat([HI, YES])
     assert judged("answers", prompt="a", chosen="b", rejected="c") == Judged(Prompt("a", "b"), Prompt("a", "c"))
+
+
+def test_forms_of_other_trainers() -> None:
+    asked = [{"from": "human", "value": "hi"}]
+    yes, no = ({"from": "gpt", "value": text} for text in ("yes", "no"))
+    both = Judged(Chat([HI, YES]), Chat([HI, NO]))
+    assert judged("pairs", conversations=asked, chosen=yes, rejected=no) == both
+    assert judged("pairs", messages=[HI], chosen=YES, rejected=NO) == both
+    assert judged("answers", messages=[HI, YES], label=True) == Judged(Chat([HI, YES]), None)
+    assert judged("answers", conversations=[*asked, no], kto_tag=False) == Judged(None, Chat([HI, NO]))
+    alpaca = judged("pairs", instruction="a", input="b", chosen="c", rejected="d")
+    assert alpaca == Judged(Prompt("a\n\nb", "c"), Prompt("a\n\nb", "d"))
+    assert judged("pairs", question="a", chosen="c", rejected="d") == Judged(Prompt("a", "c"), Prompt("a", "d"))
+    earlier = judged("pairs", instruction="c", history=[["a", "b"]], chosen="d", rejected="e")
+    assert earlier.chosen == Prompt("c", "d", history=(("a", "b"),))
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, HI]
+    assert judged("pairs", prompt="hi", history=[["a", "b"]], chosen=[YES], rejected=[NO]).chosen == Chat([*turns, YES])
+    assert judged("answers", instruction="a", output="b", label=False) == Judged(None, Prompt("a", "b"))
 
 
 BAD: list[tuple[Compare, dict[str, Any], str]] = [
@@ -106,7 +127,7 @@ def test_what_cannot_be_compared_is_told_by_its_place(compare: Compare, row: dic
 
 
 def opened(path: Path, compare: Compare, ctx: int = 96, pack: bool = False, **options: Any) -> PairRows | JudgedRows:
-    said = DataOptions(shuffle=False, pack=pack, **options)
+    said = DataOptions(shuffle=False, pack=pack, **{"as_chat": False, **options})
     corpus, _ = open_corpus([str(path)], ByteTokenizer(chat_template=LLAMA3), said, ctx, 0, KINDS[compare])
     assert isinstance(corpus, Comparisons)
     return (PairRows if compare == "pairs" else JudgedRows)(corpus, said, 0, eos=2, bos=1)
@@ -153,15 +174,15 @@ def test_each_answer_meets_the_prompt_of_the_row_behind_it(tmp_path: Path) -> No
     assert others.tokens.shape == batch.tokens.shape
 
 
-def test_an_answer_to_the_same_prompt_is_no_other(tmp_path: Path) -> None:
-    """Of pairs both answers may be in a batch."""
+def test_each_answer_of_a_batch_is_met_once_whatever_its_prompt(tmp_path: Path) -> None:
+    """Of pairs both answers may be in a batch; TRL goes one row back, too."""
     made = rows(2)
     batch = opened(lines(tmp_path / "d.jsonl", made), "answers").batch(4)
     assert batch.compared and batch.compared.others
     others, text = batch.compared.others, ByteTokenizer().decode
     trained = [text(others.targets[number][others.weights[number] > 0]).decode() for number in range(4)]
     (first, second) = made
-    wanted = (second["rejected"], second["rejected"], first["rejected"], first["rejected"])
+    wanted = (second["rejected"], first["chosen"], first["rejected"], second["chosen"])
     assert all(each in found for each, found in zip(wanted, trained, strict=True))
 
 

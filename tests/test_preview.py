@@ -17,7 +17,6 @@ from typer.testing import CliRunner, Result
 import llamatrain
 from llamatrain.cli.application import Command, application, options_of
 from llamatrain.cli.main import app
-from llamatrain.cli.preview import PreviewOptions, taken
 from llamatrain.config.options import Checked, Option, build
 from llamatrain.data import cache
 from llamatrain.data.corpus import open_corpus
@@ -27,6 +26,7 @@ from llamatrain.data.tokenizer import load
 from llamatrain.errors import DataError, FileError, LlamatrainError, UsageError
 from llamatrain.files.reader import open_gguf
 from llamatrain.files.values import Kind, Value, boolean, numbers, string, strings, u32
+from llamatrain.recipe.previewing import PreviewOptions, taken
 from tests.tiny_gguf import llama_metadata, llama_tensors, write_arrays
 
 Run = Callable[..., Result]
@@ -65,6 +65,14 @@ def test_json_rows_are_those_of_training(run: Run) -> None:
         for name in ("tokens", "targets", "weights", "positions", "starts"):
             assert np.array_equal(row[name], getattr(batch, name)[number % 2])
     assert len(shown) == 21 and rows.state.epoch == 2
+
+
+@pytest.mark.parametrize("how", ["--no-pack", "--pack"])
+def test_no_sample_is_shown_twice(run: Run, how: str) -> None:
+    Path("two.jsonl").write_text("".join(json.dumps({"prompt": each, "completion": "!"}) + "\n" for each in ("one?", "two?")))
+    shown = run("two.jsonl", "-n", "10", "--ctx", "16", how).stdout
+    assert shown.count("one?") == shown.count("two?") == 1
+    assert len(parsed(run("two.jsonl", "-n", "10", "--json", "--ctx", "16", "--no-pack"))) == 10
 
 
 def test_json_of_text(run: Run) -> None:

@@ -2,11 +2,7 @@
 
 import dataclasses
 import itertools
-import os
 import platform
-import subprocess
-import sys
-from pathlib import Path
 
 import llvmlite.binding as llvm
 import numpy as np
@@ -20,7 +16,6 @@ from llamatrain.machine import units
 from llamatrain.machine.threads import Table
 
 RANDOM = np.random.default_rng(0)
-SWITCHED = "LLAMATRAIN_WITHOUT" in os.environ
 PLANS = {"matmul": products.matmul_plan, "matmul_nn": products.matmul_nn_plan, "out_prod": products.out_prod_plan}
 FORMULAS = {
     "matmul": lambda x, w: x @ np.swapaxes(w, -1, -2),
@@ -204,16 +199,6 @@ def test_the_tile_units_code_is_made_where_the_unit_is_not():
         name: text.count(f"\t{name}") for name in ("ldtilecfg", "tilezero", "tileloadd", "tdpbf16ps", "tilestored", "tilerelease")
     }
     assert made == {"ldtilecfg": 1, "tilezero": 4, "tileloadd": 8, "tdpbf16ps": 4, "tilestored": 5, "tilerelease": 1}
-
-
-@pytest.mark.skipif(SWITCHED, reason="this is the process with units switched off")
-@pytest.mark.parametrize("without", ["avx512"])
-def test_without_a_unit_the_same_holds(without):
-    here = Path(__file__).parent
-    files = [str(here / name) for name in ("test_products.py", "test_head.py")]
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *files]
-    done = subprocess.run(command, env={**os.environ, "LLAMATRAIN_WITHOUT": without}, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_plans_and_kernels_agree_on_sizes() -> None:

@@ -24,6 +24,7 @@ RANKS = {
             ("train",),
             ("store",),
             ("recipe",),
+            ("api_options",),  # names types of the recipe
             ("cli", "api"),
             ("__main__",),
         ),

@@ -41,7 +41,9 @@ ELSEWHERE = {  # by what it begins with: why it is not run here
     ". .venv/bin/activate": "of the environment that scripts/demo made",
     "pip install": "it needs a network; test_supply.py looks at what it names",
     "hf download": "it needs a network",
-    "curl -L -o BASE.gguf https://huggingface.co/": "it needs a network",
+    "curl -L -o": "it needs a network",
+    "hub=https://": "an address for the next lines",
+    "school=https://": "an address for the next lines",
     "python convert_hf_to_gguf.py": "llama.cpp's",
     "ollama": "Ollama's; its Modelfile is looked at below",
     "llama-cli -m": "llama.cpp's; the files that it names are looked at below",
@@ -140,11 +142,14 @@ MADE: dict[str, Callable[[str], object]] = {
     "CHATS.jsonl": given,
     "PAIRS.jsonl": given,
     "MOVED.gguf": copied("BASE.gguf"),
+    "qwen.gguf": copied("BASE.gguf"),
+    "sums.jsonl": lambda name: Path(name).write_text('{"question": "1 + 1?", "answer": "2"}\n' * 8),
     "A.gguf": adapter_of_base,
     "B.gguf": adapter_of_base,
     "PEFTDIR": by("llamatrain export-lora BASE.gguf --lora A.gguf --peft PEFTDIR"),
     "runs/mine": earlier("runs/mine"),
     "runs/chats": earlier("runs/chats"),
+    "runs/sums": earlier("runs/sums"),
     "runs/mine/checkpoint-800.gguf": checkpoint,
 }
 
@@ -228,7 +233,8 @@ def test_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = re.sub(r"iters=(\d+)", lambda found: f"iters={int(found[1]) // 50}", block.text)
     printed = list[tuple[Any, ...]]()
     exec(code, {"print": lambda *values: printed.append(values)})
-    (loss, perplexity, result, best), (bits,), (said,) = printed
+    (loss, perplexity, result, best), (bits,), (said,), (total,), (trained,), (line,), (answer,) = printed
+    assert total > 10**6 and trained and line["step"] == 1 and isinstance(answer, str)
     assert loss > 0 < bits and perplexity > 1 and result == Path("runs/mine/model.gguf") and said and best
 
 

@@ -2,15 +2,18 @@
 
 import math
 import random
+import tracemalloc
 import xml.etree.ElementTree as ET
 from collections.abc import Iterable
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llamatrain.report.curve import FINE, PLAIN, ROWS, WAVE_ROWS, Signs, draw_losses, draw_waves
-from llamatrain.report.losses import Losses, ticks
+from llamatrain.report.figures import Figures
+from llamatrain.report.losses import MOST, Losses, ticks
 from llamatrain.report.svg import picture
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -172,3 +175,33 @@ def test_whatever_the_waves_are_they_are_drawn(target: list[float], model: list[
     rows = draw_waves(target, model, width, FINE).plain.splitlines()
     assert len(rows) == WAVE_ROWS + 1
     assert max(map(len, rows)) <= width
+
+
+def test_a_run_of_any_length_takes_the_same_memory() -> None:
+    """With its highest and lowest losses, its first and its last: 153,519 steps took 23 MB once."""
+
+    def peak(count: int) -> tuple[int, Losses]:
+        chance = random.Random(1)
+        lines = (
+            {"step": step, "loss": 5 + chance.random() + 9 * (step == 70_001) - 5 * (step == 90_003)} for step in range(1, count)
+        )
+        tracemalloc.start()
+        losses = Losses.of(lines)
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return most, losses
+
+    (few, _), (many, losses) = peak(100_000), peak(400_000)
+    assert many < 1.3 * few < 8e6, (few, many)
+    steps, values = losses.training.steps, losses.training.values
+    assert len(steps) < MOST and steps[-1] == 399_999 and steps[0] == 1
+    assert np.diff(steps).max() < 200  # as many of the first as of the last
+    assert values.max() > 14 and steps[values.argmax()] == 70_001 and values.min() < 1 and steps[values.argmin()] == 90_003
+    assert abs(losses.smooth.values.mean() - 5.5) < 0.05
+
+
+def test_figures_of_many_steps_are_thinned_likewise() -> None:
+    lines = ({"step": step, "loss": math.nan if step % 3 else 2.0, "lr": step / 1e6} for step in range(1, 100_000))
+    found = Figures.of(lines)
+    assert found.step == 99_999 and len(found.series("lr")) < MOST and set(found.series("loss").values) == {2.0}
+    assert (np.diff(found.series("lr").values) > 0).all() and found.series("lr").values[-1] == 99_999 / 1e6

@@ -14,6 +14,7 @@ import pytest
 from rich.console import Console
 
 from llamatrain.machine import terminal
+from llamatrain.machine.world import voice
 from llamatrain.report.console import Said, stderr
 from llamatrain.report.metrics import Metrics
 from llamatrain.report.report import Report
@@ -157,6 +158,78 @@ def test_what_is_counted_meanwhile_stands_in_the_display(capsys: pytest.CaptureF
         assert not isinstance(terminal.bar("merging", total=1), terminal.Counted) and not capsys.readouterr().err
 
 
+LONG = "the run goes on with what it began with, and --resume will need that; nothing else is to be done about it here"
+
+
+def test_long_lines_break_between_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of whoever says them; what is read by programs stays whole."""
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr(sys, "stderr", stream := Coloured())
+    with terminal.shown():
+        terminal.say(LONG)
+    voice.complain(LONG)
+    console = Console(file=stream, width=40, height=24, force_terminal=True, color_system=None)
+    with Report(Metrics(tmp_path / "metrics.jsonl"), iters=10, console=console) as report:
+        report.say(LONG)
+        report.warn(LONG)
+        lines = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", stream.getvalue()).splitlines()
+    words = {word for line in lines for word in line.split()}
+    assert max(map(len, lines)) <= 40 and words == {*LONG.split(), "error:", "warning:"}
+    assert " ".join(lines).split().count("began") == 4
+    monkeypatch.setattr(sys, "stderr", stream := io.StringIO())
+    with terminal.shown():
+        terminal.say(LONG)
+    assert stream.getvalue() == LONG + "\n"
+
+
+def screen_of(drawn: str) -> list[str]:
+    """The lines of a terminal after this was written to it."""
+    rows, row, column = [""], 0, 0
+    for part in re.findall(r"\x1b\[[\d;?]*[A-Za-z]|[\r\n]|[^\x1b\r\n]+", drawn):
+        if part == "\r":
+            column = 0
+        elif part == "\n":
+            row, column = row + 1, 0
+            rows += [""] * (row >= len(rows))
+        elif part == "\x1b[A":
+            row = max(0, row - 1)
+        elif part == "\x1b[K":
+            rows[row] = rows[row][:column]
+        elif not part.startswith("\x1b"):
+            rows[row] = rows[row][:column].ljust(column) + part + rows[row][column + len(part) :]
+            column += len(part)
+    return [line.rstrip() for line in rows]
+
+
+def test_a_bar_within_a_bar_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where kernels are compiled while adapters are merged."""
+    monkeypatch.setattr(sys, "stderr", stream := Coloured())
+    monkeypatch.setattr(terminal, "DELAY", 0.0, raising=False)
+    with terminal.shown(), terminal.bar("merging", total=100, unit="B") as merging:
+        merging.update(10)
+        terminal.say("compiling kernels for this machine, once")
+        with terminal.bar("compiling kernels", total=2, unit="kernel") as compiling:
+            for count in (1, 2):
+                compiling.update()
+                said, drawn = screen_of(stream.getvalue())
+                assert said == "compiling kernels for this machine, once"
+                assert drawn.startswith(f"compiling kernels: {count} of 2") and "10/100" in drawn
+        terminal.say("compiled 2 kernels")
+        _, said, drawn = screen_of(stream.getvalue())
+        assert said == "compiled 2 kernels" and drawn.startswith("merging: ")
+        merging.update(20)
+    assert screen_of(stream.getvalue())[-1] == "" and merging.n == 30
+
+
+def test_a_bar_that_is_soon_done_is_never_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", stream := Coloured())
+    with terminal.shown(), terminal.bar("merging", total=2) as merging, terminal.bar("compiling", total=1) as compiling:
+        compiling.update()
+        terminal.say("a word")
+        merging.update()
+    assert stream.getvalue() == "a word\n"
+
+
 def test_a_display_that_stands_is_told_of_and_gone_with_the_report(tmp_path: Path) -> None:
     stream = io.StringIO()
     console = Console(file=stream, width=100, height=24, force_terminal=True, color_system=None)
@@ -169,3 +242,27 @@ def test_a_display_that_stands_is_told_of_and_gone_with_the_report(tmp_path: Pat
         assert isinstance(bar, terminal.Counted)
     assert "compiling kernels: 12 of 31" in stream.getvalue()
     assert not isinstance(terminal.bar("merging", total=1), terminal.Counted)
+
+
+def test_work_that_goes_on_is_told_in_a_log_every_so_often(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """300,000 rows were tokenized for 97 s without a line."""
+    now = [0.0]
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: now[0])
+    with terminal.shown(), terminal.bar("tokenizing a.txt", total=300_000_000, unit="B", unit_scale=True) as told:
+        for _ in range(100):
+            now[0] += 1
+            told.update(3_000_000)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "tokenizing a.txt: 45.0 MB of 300.0 MB, after 15 s" and len(lines) == 6 and told.n == 300_000_000
+    with terminal.shown(), terminal.bar("tokenizing a.gz", total=None, unit="B", unit_scale=True) as told:
+        now[0] += 14
+        told.update(1)
+        now[0] += 2
+        told.update(2_000_000)
+    assert capsys.readouterr().err == "tokenizing a.gz: 2.0 MB, after 16 s\n"
+    with terminal.bar("tokenizing a.gz", total=None, unit="B", unit_scale=True) as told:  # nobody asked
+        now[0] += 20
+        told.update(1)
+    assert not capsys.readouterr().err

@@ -2,11 +2,13 @@
 
 import math
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
 from llamatrain.errors import UsageError
 from llamatrain.optim.schedule import Schedule
+from tests.runs import TINY, ran, steps, text_file
 
 
 def rates(schedule: Schedule, steps: int) -> list[float]:
@@ -89,3 +91,24 @@ def test_a_stable_rate_that_falls_at_the_end() -> None:
 def test_a_fall_that_is_longer_than_the_run_begins_after_the_warm_up() -> None:
     found = rates(Schedule("wsd", peak=1.0, warmup=2, decay_steps=40, end=10), 10)
     assert found[1] == 1.0 and all(a > b for a, b in pairwise(found[1:])) and found[-1] == 0.0
+
+
+@pytest.mark.parametrize("kind", ["linear", "cosine", "wsd"])
+@pytest.mark.parametrize("warmup", [(), ("--warmup", 0), ("--warmup", 1), ("--warmup", 2)], ids=str)
+def test_a_run_reaches_the_lowest_rate_in_its_last_step(kind: str, warmup: tuple[str | int, ...], tmp_path: Path) -> None:
+    """Without a warm-up, too; 5 % of few steps are none."""
+    given = ("--schedule", kind, "--lr", 1e-3, "--lr-min", 1e-5, *warmup, "--iters", 5, "--ctx", 16, "--batch", 1)
+    ran("from-scratch", text_file(tmp_path), *TINY, *given, "--out", tmp_path / "run")
+    found = [line["lr"] for line in steps(tmp_path / "run")]
+    assert max(found) == pytest.approx(1e-3) and found[-1] == pytest.approx(1e-5, rel=1e-9)
+    assert all(rate > 1e-5 for rate in found[:-1])
+
+
+def test_a_checkpoint_keeps_the_length_of_its_decay(tmp_path: Path) -> None:
+    """A checkpoint of an earlier version, whose decay without a warm-up took one step more, goes on with that."""
+    given = ("--warmup", 0, "--decay-steps", 5, "--iters", 5, "--ctx", 16, "--batch", 1, "--save-every", 2, "--keep", 9)
+    ran("from-scratch", text_file(tmp_path), *TINY, *given, "--out", tmp_path / "whole")
+    whole = [line["lr"] for line in steps(tmp_path / "whole")]
+    ran("from-scratch", "--resume", tmp_path / "whole" / "checkpoint-2.gguf", "--out", tmp_path / "rest")
+    assert [line["lr"] for line in steps(tmp_path / "rest")][-3:] == whole[2:]
+    assert whole[-1] > 1e-4

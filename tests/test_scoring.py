@@ -14,7 +14,10 @@ from llamatrain.graph.precision import round_products
 from llamatrain.graph.tensor import BF16, F32, I32, Tensor, placeholder
 from llamatrain.train.scoring import Scoring, judged
 from tests.lora_runs import base, random_adapter
-from tests.runs import TINY, metrics, ran, text, text_file
+from tests.preferences import labelled
+from tests.preferences import lines as compared_lines
+from tests.preferences import rows as compared_rows
+from tests.runs import TINY, metrics, pairs_file, ran, text, text_file
 from tests.small_models import small
 
 RANDOM = np.random.default_rng(3)
@@ -31,7 +34,9 @@ def judged_by(
     outputs = round_products([*made, plain]) if half else [*made, plain]
     program = Program.of(outputs, leaves, kernels=kernels, threads=2)
     program()
-    return [float(program.read(output)) for output in outputs]
+    loss, right, each, plain = (program.read(output) for output in outputs)
+    assert each.sum(dtype=np.float64) == pytest.approx(float(loss), rel=1e-5) and not each[weights == 0].any()
+    return [float(loss), float(right), float(plain)]
 
 
 @pytest.mark.parametrize("fused", [True, False])
@@ -65,7 +70,12 @@ class Foretold:
         self.told = list(told)
 
     def judged(self, batch: Batch) -> tuple[float, int | None]:
-        return self.told.pop(0)
+        self.loss, right = self.told.pop(0)
+        return self.loss, right
+
+    def token_losses(self, batch: Batch) -> np.ndarray:
+        tokens = np.count_nonzero(batch.weights)
+        return np.full(tokens, self.loss / tokens)
 
 
 def batch_of(tokens: int) -> Batch:
@@ -132,6 +142,45 @@ def test_a_run_says_where_it_is_and_how_sure(place: Path) -> None:
     assert "26 steps, 1.106 times through 94 samples" in after.err
     last = metrics(Path("it"))[-1 - sum("val_loss" in line for line in metrics(Path("it"))[-1:])]
     assert (last["epoch"], last["sample"]) == (2, 10) and last["total_seconds"] > lines[-1]["total_seconds"]
+
+
+@pytest.mark.parametrize("more", [(), ("--no-pack",), ("--train-on", "all")], ids=str)
+def test_the_error_is_over_samples_and_not_over_batches(more: tuple[str, ...], place: Path) -> None:
+    """However many are judged at once, and whether they share rows."""
+    pairs_file(place, 37)
+    model = base(place / "base.gguf", small())
+    found = [
+        json.loads(ran("evaluate", model, "pairs.jsonl", "--ctx", 64, "--batch", batch, "--json", *more).out)
+        for batch in (1, 2, 7, 40)
+    ]
+    errors = [each["loss_error"] for each in found]
+    assert errors == pytest.approx([errors[0]] * 4, rel=1e-5) and errors[0] > 0
+    apart = []
+    for line in Path("pairs.jsonl").read_text().splitlines():
+        (place / "one.jsonl").write_text(line + "\n")
+        one = json.loads(ran("evaluate", model, "one.jsonl", "--ctx", 64, "--json", *more).out)
+        apart.append((one["loss"] - found[0]["loss"]) * one["tokens"] / found[0]["tokens"])
+    assert errors[0] == pytest.approx(math.sqrt(sum(each**2 for each in apart) * 37 / 36), rel=1e-4)
+
+
+@pytest.mark.parametrize("objective", ["orpo", "simpo", "dpo", "kto"])
+def test_the_error_of_preferences_is_over_pairs(objective: str, place: Path) -> None:
+    """KTO compares an answer with those of its batch, so its losses depend on batches, and hardly its error."""
+    made = compared_rows(24)
+    data = compared_lines(place / "d.jsonl", labelled(made) if objective == "kto" else made)
+    model = base(place / "base.gguf", small())
+    random_adapter(place / "a.gguf", small(), list(small().shapes)[2:6])
+    given = ("--objective", objective, "--lora", "a.gguf", "--ctx", 100, "--json")
+    found = [json.loads(ran("evaluate", model, data, *given, "--batch", batch).out) for batch in (2, 5, 24)]
+    errors = [each["loss_error"] for each in found]
+    assert errors == pytest.approx([errors[0]] * 3, rel=0.1 if objective == "kto" else 1e-5)
+    if objective in ("simpo", "dpo"):
+        losses = []
+        for row in made:
+            compared_lines(place / "one.jsonl", [row])
+            losses.append(json.loads(ran("evaluate", model, "one.jsonl", *given).out)["loss"])
+        assert errors[0] == pytest.approx(np.std(losses) / math.sqrt(23), rel=1e-4)
+        assert found[0]["loss"] == pytest.approx(np.mean(losses), rel=1e-5)
 
 
 def test_the_wave_has_no_end_to_be_told_of(place: Path) -> None:

@@ -200,3 +200,25 @@ def test_many_places_of_an_order_are_found_together(
     if places:
         order = Order(count, seed, shuffle)
         assert order.among(places).tolist() == [order[place] for place in places]
+
+
+@kinds
+@pytest.mark.parametrize("count", [1, 7])
+def test_rows_end_with_an_epoch(kind: str, count: int) -> None:
+    """What is left over of a batch is padding, also where rows are skipped, and the end is part of the state."""
+    rows, skipped, endless = KIND[kind](3), KIND[kind](3), KIND[kind](3)
+    rows.end = skipped.end = 2
+    wanted, taken = endless.count(2), 0
+    while taken < wanted:
+        batch, other = rows.batch(count), endless.batch(count)
+        skipped.skip(count)
+        there = min(count, wanted - taken)
+        assert skipped.state == rows.state and batch.empty == count - there and other.empty == 0
+        assert (batch.weights[:there] > 0).any(axis=1).all() and not batch.weights[there:].any()
+        if there == count:
+            assert arrays(batch) == arrays(other)
+        taken += there
+    assert (rows.state.epoch, rows.state.row) == (2, 0) or "filled" in kind
+    for each in (rows, KIND[kind](4)):
+        assert each.restore(State(*json.loads(json.dumps(rows.state))))
+        assert each.batch(3).empty == 3 and each.state == rows.state

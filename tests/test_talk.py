@@ -2,7 +2,9 @@
 
 import builtins
 import io
+import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -19,7 +21,7 @@ from llamatrain.data.tokenizer import load
 from llamatrain.files.reader import open_gguf
 from llamatrain.files.values import string
 from llamatrain.recipe.generation import LoadOptions, TextModel
-from llamatrain.recipe.talking import ChatOptions, Talk, line_for_llama
+from llamatrain.recipe.talking import ChatOptions, Talk, line_for_llama, quoted
 from llamatrain.sample.decoder import Decoder, Generation
 from llamatrain.sample.options import SamplingOptions
 from tests.runs import TINY, Done, losses, ran, run, same_bits, text_file
@@ -200,3 +202,17 @@ def test_one_sees_where_it_began(tmp_path: Path) -> None:
     same_bits(tmp_path / "plain" / "model.gguf", tmp_path / "shown" / "model.gguf")
     more = ran("from-scratch", "--resume", tmp_path / "shown", "--iters", 6)
     assert re.findall(r"sample at step (\d+)", more.err) == ["6"]
+
+
+@pytest.mark.parametrize(
+    "word", [b"plain", b"a b", b"\xff\xfe.gguf", b"it's\n\xffab", "\u009bß\n".encode(), b"\\n\x01", b"caf\xe9"]
+)
+def test_a_word_for_a_shell_is_what_it_was(word: bytes) -> None:
+    """Also a path that is not UTF-8, whose bytes Python has as lone surrogates."""
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("there is no bash")
+    said = quoted(os.fsdecode(word))
+    assert said.isprintable()
+    done = subprocess.run([bash, "-c", f"printf %s {said}"], capture_output=True, env={"LC_ALL": "C.UTF-8"}, check=True)
+    assert done.stdout == word

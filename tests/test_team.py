@@ -1,11 +1,13 @@
 """The team of threads: many tables at once, forks, signals, the end of the program; and that it sleeps when there is no work."""
 
+import gc
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -99,6 +101,18 @@ def test_each_thread_has_a_number_of_its_own(count: int, team: Team) -> None:
         Table([who.call(seen, inside.ctypes.data, count, items=count, block=1)], count)()
         assert (seen == 1).all()
     assert len(team.asleep) == count - 1
+
+
+def test_threads_keep_what_they_look_at() -> None:
+    """A team that is gone left helpers behind who looked into memory that another team had by then."""
+    made = Team()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threads, "team", made)
+        assert is_right(3, 2)
+    words = weakref.ref(made.words)
+    del made
+    gc.collect()
+    assert words() is not None
 
 
 def test_no_more_help_than_was_asked_for(team: Team) -> None:

@@ -85,7 +85,9 @@ def test_thoughts_that_are_not_wanted(form: str, tmp_path: Path) -> None:
     row, wanted = {"messages": FORMS[form]}, ("--thinking", "strip")
     assert shown(tmp_path, LAYOUTS["chatml"], row, options=wanted) == (["A<|im_end|>", "B<|im_end|>"], [])
     trained, said = shown(tmp_path, LAYOUTS["r1 distill"], row, options=(*wanted, "-n", "2"))
-    assert trained == ["A<｜end▁of▁sentence｜>", "B<｜end▁of▁sentence｜>"] and any("opens a thought" in line for line in said)
+    closed = "\n</think>\n\n"  # a server takes what follows for the answer
+    assert trained == [f"{closed}A<｜end▁of▁sentence｜>", f"{closed}B<｜end▁of▁sentence｜>"]
+    assert any("opens a thought" in line for line in said)
 
 
 def test_all_of_a_chat_with_its_thoughts() -> None:

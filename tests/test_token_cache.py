@@ -188,7 +188,7 @@ IMPOSSIBLE = {
     "a file below 0": {"documents": document(file=-1)},
     "no line": {"documents": document(line=0)},
     "the first target beyond": {"documents": document(first=len(TOKENS))},
-    "the first target before": {"documents": document(first=-3)},
+    "the first target before": {"documents": document(first=-4)},
     "neither true nor false": {"documents": (document().view(np.uint8) | (np.arange(29) == 28) * np.uint8(7)).astype(np.uint8)},
     "more documents than data": {"documents": np.concatenate([document(), *[document(begin=len(TOKENS), size=0)] * 100])},
 }

@@ -10,6 +10,7 @@ import pytest
 
 from llamatrain.adapters.reading import read
 from llamatrain.files.reader import open_gguf
+from llamatrain.store.reading import read as read_checkpoint
 from tests.lora_runs import base, decoded
 from tests.runs import TINY, Argument, losses, ran, run, same_bits, steps, tensors, text_file
 from tests.small_models import small
@@ -90,6 +91,54 @@ def test_whichever_comes_first(iters: int, epochs: int, taken: int, tmp_path: Pa
     data, given = text_file(tmp_path), ("--ctx", 32, "--batch", 8, "--epochs", epochs, "--iters", iters)
     ran("from-scratch", data, *TINY, *given, "--out", tmp_path / "run")
     assert len(steps(tmp_path / "run")) == taken
+
+
+WAYS: dict[str, tuple[str | int, ...]] = {
+    "at once": ("--no-pack",),
+    "streamed": ("--no-pack", "--clip", 0),
+    "added up": ("--no-pack", "--batch", 2, "--grad-acc", 4),
+    "in groups": ("--no-pack", "--shards", 8),
+    "packed": ("--pack", "--batch", 3),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_epochs_end_exactly(epochs: int, way: str, tmp_path: Path) -> None:
+    """Each sample is trained as often as was asked for, with a smaller last step; the rate stays 0, so losses are the data's."""
+    pairs = "".join(json.dumps({"prompt": "a" * n, "completion": "b" * n}) + "\n" for n in range(1, 14))
+    (tmp_path / "d.jsonl").write_text(pairs)
+    given = ("--ctx", 64, "--batch", 8, "--epochs", epochs, "--lr", 0, *WAYS[way])
+    ran("from-scratch", tmp_path / "d.jsonl", *TINY, *given, "--out", tmp_path / "run")
+    found = steps(tmp_path / "run")
+    kept = read_checkpoint(tmp_path / "run" / "checkpoint-LATEST.gguf").state
+    assert kept.data and (kept.data.epoch, kept.data.position) == (epochs, 0)
+    assert found[-1]["tokens"] == epochs * sum(2 * n + 1 for n in range(1, 14))
+    assert (found[-1]["epoch"], found[-1]["sample"]) == (epochs, 13)
+    if way != "packed":
+        assert kept.counters.samples == 13 * epochs
+    if epochs == 1 and way == "at once":
+        last = found[-1]["tokens"] - found[0]["tokens"]
+        assert 0 < last < found[0]["tokens"] and len(found) == 2
+
+
+def test_the_last_step_is_the_mean_of_the_rows_that_are_left(tmp_path: Path) -> None:
+    data, given = text_file(tmp_path, 6 * 32), ("--ctx", 32, "--epochs", 1, "--lr", 0, "--no-shuffle")
+    for batch in (2, 4):
+        ran("from-scratch", data, *TINY, *given, "--batch", batch, "--out", tmp_path / f"{batch}")
+    twos, fours = (losses(tmp_path / name) for name in ("2", "4"))
+    assert (len(twos), len(fours)) == (3, 2) and fours[-1] == pytest.approx(twos[-1], rel=1e-6)
+
+
+def test_a_run_goes_on_to_the_same_end_and_past_it(tmp_path: Path) -> None:
+    """The end is kept in checkpoints; more --iters begin the next epoch with a whole step."""
+    data, given = text_file(tmp_path), ("--ctx", 32, "--batch", 8, "--epochs", 1, "--save-every", 11, "--keep", 9)
+    ran("from-scratch", data, *TINY, *given, "--out", tmp_path / "run")
+    ran("from-scratch", "--resume", tmp_path / "run" / "checkpoint-22.gguf", "--out", tmp_path / "on")
+    same_bits(tmp_path / "run" / "model.gguf", tmp_path / "on" / "model.gguf")
+    assert steps(tmp_path / "on")[-1]["tokens"] == 188 * 32
+    ran("from-scratch", "--resume", tmp_path / "on", "--iters", 25)
+    assert steps(tmp_path / "on")[-1]["tokens"] == (188 + 8) * 32
 
 
 def test_the_sine_counts_epochs_as_before(tmp_path: Path) -> None:

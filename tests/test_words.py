@@ -180,8 +180,9 @@ def test_a_sample_starts_with_any_bytes() -> None:
 def test_a_bars_title_cannot_either() -> None:
     code = (
         "import io, sys; sys.stderr = type('T', (io.StringIO,), {'isatty': lambda self: True})()\n"
-        "from llamatrain.machine.terminal import bar, shown\n"
-        "with shown(), bar('a\\x1b[2Jb', total=2) as told:\n    told.display()\n"
+        "from llamatrain.machine import terminal\n"
+        "terminal.DELAY = 0\n"
+        "with terminal.shown(), terminal.bar('a\\x1b[2Jb', total=2) as told:\n    told.draw()\n"
         "print(ascii(sys.stderr.getvalue()))"
     )
     done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True)

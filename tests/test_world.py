@@ -179,7 +179,7 @@ def test_only_the_first_prints() -> None:
         (("--version",), 0, "llamatrain ", ""),
         (("evaluate", "--help"), 0, "Usage:", ""),
         (("--nothing",), 2, "", "error: no such option --nothing; see llamatrain --help\n"),
-        (("from-scratch", "--batch", 0), 2, "", "error: --batch 0 cannot be; it takes 1 or more, and less than 2^31\n"),
+        (("from-scratch", "--batch", 0), 2, "", "error: --batch 0 cannot be; it takes 1 to 65536\n"),
         (("evaluate", "/no/such.gguf", "/at/all"), 2, "", "error: /no/such.gguf: No such file or directory\n"),
         *(
             ((*words,), 2, "", f"error: llamatrain {name} is the work of one process, and 2 processes were started together; ")

@@ -3,6 +3,7 @@ the same bits."""
 
 import os
 import resource
+import shutil
 import signal
 import sys
 import time
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests import lora_runs, ranks, runs
-from tests.ranks import Started, needs_mpi
+from tests.ranks import Started, needs_mpi, python
 from tests.runs import PROGRAM, ROOT, TINY, Argument, Done, lines, losses, same_bits, text_file, until
 from tests.small_models import small
 
@@ -171,3 +172,22 @@ def test_what_differs_on_one_host_is_named(other: Callable[[Path], object], told
     assert done.code == code and len(done.errors) == 1, done
     assert f"rank 1 ({os.uname().nodename})" in done.errors[0] and told in done.errors[0]
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("what", ["from-scratch", "evaluate"])
+def test_ranks_of_other_sources_do_not_run_together(what: str, tmp_path: Path) -> None:
+    """Though they call themselves the same version: one machine may have been updated, and another not."""
+    shutil.copytree(ROOT / "llamatrain", tmp_path / "other" / "llamatrain", ignore=shutil.ignore_patterns("__pycache__"))
+    with (tmp_path / "other" / "llamatrain" / "optim" / "schedule.py").open("a") as file:
+        file.write("# changed\n")
+    program = (
+        "import os, sys\n"
+        f"sys.path.insert(0, {str(tmp_path / 'other')!r} if os.environ.get('PMI_RANK') == '1' else {str(ROOT)!r})\n"
+        "from llamatrain.__main__ import main\nmain()\n"
+    )
+    (tmp_path / "program.py").write_text(program)
+    text = text_file(tmp_path, 3000)
+    words = ("from-scratch", text, *TINY, "--iters", 1) if what == "from-scratch" else ("evaluate", "none.gguf", text)
+    done = python(2, tmp_path / "program.py", *words, cwd=tmp_path, env={"PYTHONPATH": ""})
+    assert done.code == 1 and "is about to do something else: its source code is" in done.err, done.err
+    assert len(done.errors) == 1 and not list(tmp_path.glob("runs/*"))

@@ -1,5 +1,6 @@
 """`llamatrain export-lora`: a model and its adapters made one."""
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,7 +9,7 @@ import typer
 from llamatrain.adapters.options import LoraOptions
 from llamatrain.cli.application import Command, a_path, application, options_of
 from llamatrain.config.options import build
-from llamatrain.machine.terminal import unread
+from llamatrain.machine.terminal import folded, unread
 from llamatrain.recipe.exporting import exported
 from llamatrain.recipe.merging import ExportOptions
 
@@ -20,13 +21,22 @@ command = application()
 def export_lora(base: Annotated[Path, typer.Argument(metavar="BASE", parser=a_path)], **said: Any) -> None:
     """Merge adapters into BASE, a GGUF model, quantised or not: the new file is a model like any other.
 
-    Adapters need not cover the same weights. What none of them touches is copied as it is. With --only-adapter or --peft they
-    are written as one adapter, in another form.
+    Adapters need not cover the same weights. What none of them touches is copied as it is. With --type, and with or without
+    adapters, matrices are converted to another type: so a new model is quantised. With --only-adapter or --peft adapters are
+    written as one adapter, in another form.
     """
     check = exported(base, build(ExportOptions, said), build(LoraOptions, said)).check
     if check:
-        told = f"largest difference {check.largest:.3g}\nmean difference    {check.mean:.3g}"
-        told += f"\nlogits within      {check.lowest:.3g} to {check.highest:.3g}\ntokens             {check.tokens}"
+        facts = {
+            "largest difference": f"{check.largest:.3g}",
+            "mean difference": f"{check.mean:.3g}",
+            "logits within": f"{check.lowest:.3g} to {check.highest:.3g}",
+            "tokens": check.tokens,
+            "same next token": check.agreeing,
+            "mean divergence": f"{check.divergence:.3g}",
+            "verdict": check.verdict,
+        }
+        told = "\n".join(folded(f"{name:19}{value}", sys.stdout) for name, value in facts.items())
         try:
             print(told, flush=True)
         except BrokenPipeError:  # the file is there all the same

@@ -1,5 +1,6 @@
 """`llamatrain generate`: text that goes on from a prompt."""
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import closing
@@ -74,7 +75,7 @@ def talked(talk: Talk, first: str) -> None:
         answer = talk.said(words)
         try:
             for piece in answer:
-                say(piece)
+                (say_thought if piece.thought else say)(piece.text)
         except KeyboardInterrupt:
             if not typed:
                 raise
@@ -119,6 +120,14 @@ def read_prompt(options: PromptOptions) -> bytes:
     if options.prompt == "-":
         return limited(sys.stdin.buffer.read(LONGEST + 1), LONGEST, "standard input", NEEDED).removesuffix(b"\n")
     return contents(options.file, LONGEST, NEEDED).removesuffix(b"\n") if options.file else to_bytes(options.prompt)
+
+
+def say_thought(text: str) -> None:
+    """Show a thought dimly on a terminal; a pipe gets words alone, as the content of a server's answer."""
+    if sys.stdout.isatty():
+        text = printable(text, sys.stdout.encoding, keep=KEPT)
+        sys.stdout.write(text if os.environ.get("NO_COLOR") else f"\033[2m{text}\033[0m")
+        sys.stdout.flush()
 
 
 def say(text: str) -> None:

@@ -3,8 +3,8 @@
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from datetime import date
 from pathlib import Path
+from time import time as clock
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from llamatrain.recipe.prepare import Foreseen
     from llamatrain.recipe.request import Request
     from llamatrain.recipe.several import Foretold
+    from llamatrain.recipe.speeds import Speeds
     from llamatrain.train.graphs import RunGraphs
 
 NETWORK = Bandwidth(1e10)
@@ -57,6 +58,9 @@ class PlanOptions(Checked, panel="The plan"):
             excludes=(("graph", "a graph is of one rank"), ("svg", "a memory map is of one rank")),
         ),
     ] = None
+    measure: Annotated[
+        bool, Option("Measure how fast this machine is now, instead of using what was measured within the last day.")
+    ] = False
     network: Annotated[
         Bandwidth | None, Option("The link of each of these machines, such as 1Gbit; else 10Gbit. Takes --ranks.")
     ] = None
@@ -110,11 +114,11 @@ def show(request: "Request", options: PlanOptions) -> None:
     if options.ranks:
         from llamatrain.recipe.several import foretold
 
-        told = foretold(way, found.asked, options.network or NETWORK)
+        told = foretold(way, found.asked, options.network or NETWORK, options.measure)
     else:
         from llamatrain.recipe.expected import expected
 
-        time = expected(way, found.batches, found.steps)
+        time = expected(way, found.batches, found.steps, options.measure)
     if options.json:
         print(json.dumps(in_json(found, time) | ({"ranks": of_ranks(told)} if told else {})))
         return
@@ -136,6 +140,8 @@ def in_json(found: "Foreseen", time: "Expected | str | None") -> dict[str, Any]:
         "tokens_per_second": told and told.rate,
         "seconds_of_step": told and told.step,
         "seconds": told and told.run,
+        "speed_measured": told and told.speeds.when,
+        "speed_disturbed": told and told.speeds.disturbed,
     }
     ways = [
         {"remat": str(each.policy), "splits": each.splits, "cache_base": each.offer.cache, "total": each.total}
@@ -175,7 +181,21 @@ def of_time(time: "Expected | str") -> Iterator[str]:
     yield f"\n{'tokens/s':14} {time.rate:>18,.0f}  {time_of_step(time.step)} a step of {time.tokens:,}"
     if time.run is not None:
         yield f"{'time':14} {duration(time.run):>18}  for {time.steps:,} steps, without validating, samples and saving"
-    yield f"Foretold of this machine's speed, as it was on {date.fromtimestamp(time.when)}, not measured."
+    yield from of_speed(time.speeds)
+
+
+def of_speed(speeds: "Speeds") -> Iterator[str]:
+    """Say what figures of time were computed from."""
+    yield f"From this machine's speed, measured {ago(speeds.when)}; --measure measures again."
+    if speeds.disturbed:
+        yield f"Other programs were at work (threads waited {speeds.disturbed:.0%} of the time); it serves for ten minutes."
+
+
+def ago(when: float) -> str:
+    """How long ago a time was, roughly."""
+    minutes = int(max(0.0, clock() - when) // 60)
+    count, unit = (minutes, "minute") if minutes < 60 else (minutes // 60, "hour")
+    return f"{count} {unit}{'s' * (count > 1)} ago" if count else "just now"
 
 
 def of_tried(fitted: "Fitted", time: "Expected | str | None") -> Iterator[str]:
@@ -210,8 +230,9 @@ def lines_of(told: "Foretold", network: Bandwidth) -> Iterator[str]:
     rows, size, last = told.rows[0].rows, Size(told.sent), told.rows[-1]
     for what in ("sent", "received"):
         yield f"{what:14} {size:>18,}  {size.words:>8}  by each of {told.step.ranks:,}, a step"
-    yield f"\nForetold of this machine's speed, as it was on {date.fromtimestamp(told.when)}, not measured: links"
-    yield f"of {network.words}, {MESSAGE * 1e6:.0f} µs a message, ranks that differ by {SPREAD * 100:.0f} %.\n"
+    yield ""
+    yield from of_speed(told.speeds)
+    yield f"Links of {network.words}, {MESSAGE * 1e6:.0f} µs a message, ranks that differ by {SPREAD * 100:.0f} %.\n"
     yield f"{'ranks':>6} {'rows':>7} {'seconds':>10} {'exposed':>9} {'efficiency':>11} {f'with {rows:,} rows each':>22}"
     for row in told.rows:
         share, own, grown = (f"{100 * x:.0f} %" for x in (row.seconds.exposed / row.seconds.total, row.efficiency, row.grown))

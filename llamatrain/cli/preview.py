@@ -2,23 +2,19 @@
 
 import json
 import sys
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from llamatrain.cli.application import Command, application, options_of
-from llamatrain.config.options import COUNT, Checked, Option, build
-from llamatrain.config.shared import BATCH, JSON, SEED
-from llamatrain.config.shared import CTX as ROW
+from llamatrain.config.options import Checked, build
+from llamatrain.config.shared import JSON
 from llamatrain.data.options import DataOptions
-from llamatrain.errors import FileError
 from llamatrain.machine.printable import printable
 from llamatrain.machine.terminal import say
-from llamatrain.model.architectures import USUAL
 from llamatrain.recipe.preference import ComparedOptions
+from llamatrain.recipe.previewing import PreviewOptions, open_rows, runs_of, samples, taken, waiting_for_no_compiler
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,30 +25,21 @@ if TYPE_CHECKING:
     from llamatrain.data.corpus import Corpus
     from llamatrain.data.rows import Batch, Filling, Rows
     from llamatrain.data.tokenizer import Tokenizer
-    from llamatrain.files.reader import Gguf
 
-CTX = 512  # at most, where it is not given
-SMALL = 250_000  # bytes, whose tokens are made in a few seconds without compiled code
 SHOWN = 12  # token numbers of a row that are shown
-ASKED = 64  # answers that are looked at for an end token
 LINES = "\n\t"  # what a text keeps of its control characters
 command = application()
 
 
 @dataclass(frozen=True)
-class PreviewOptions(Checked, panel="Rows"):
-    model: Annotated[Path, Option("The GGUF file whose tokenizer and chat template are used.")]
-    n: Annotated[int, Option("How many rows to show.", unit="ROWS", least=1, most=COUNT)] = 5
+class PrintRowsOptions(Checked, panel="Rows"):
     json: Annotated[bool, replace(JSON, sentence="Print one JSON object a row: tokens, targets, weights, positions, starts.")] = (
         False
     )
-    ctx: Annotated[int | None, ROW] = None
-    batch: Annotated[int, replace(BATCH, sentence="Rows in a batch: they share a length.")] = 4
-    seed: Annotated[int, replace(SEED, sentence="What the order of the samples follows from.")] = 0
 
 
 @command.command(cls=Command)
-@options_of(PreviewOptions, ComparedOptions, DataOptions)
+@options_of(PreviewOptions, PrintRowsOptions, ComparedOptions, DataOptions)
 def preview(data: Annotated[list[str], typer.Argument(metavar="DATA")], **said: Any) -> None:
     """Show the rows of DATA as they will be trained: tokens, text, and what is trained of it.
 
@@ -60,80 +47,14 @@ def preview(data: Annotated[list[str], typer.Argument(metavar="DATA")], **said: 
     """
     options, data_options = build(PreviewOptions, said), build(DataOptions, said)
     with waiting_for_no_compiler(data, data_options):
-        previewed(data, options, data_options, build(ComparedOptions, said))
-
-
-@contextmanager
-def waiting_for_no_compiler(data: list[str], options: DataOptions) -> "Iterator[None]":
-    """Where all is read in Python before a compiler would be done."""
-    from llamatrain.data.sources import find_sources
-    from llamatrain.machine.code import code
-
-    size = sum(source.most for source in find_sources(data, options.mapping, raw=options.raw))
-    with code.finding() if size < SMALL else nullcontext():
-        yield
-
-
-def previewed(data: list[str], options: PreviewOptions, data_options: DataOptions, compared: ComparedOptions) -> None:
-    from llamatrain.data.compared_rows import rows_of
-    from llamatrain.data.corpus import open_corpus
-    from llamatrain.data.couples import KINDS
-    from llamatrain.files.reader import open_gguf
-
-    compare = compared.compare
-    gguf = open_gguf(options.model)
-    tokenizer = tokenizer_of(gguf)
-    ctx = options.ctx or min(CTX, context_of(gguf))
-    corpus, validation = open_corpus(data, tokenizer, data_options, ctx, options.seed, kind=KINDS[compare])
-    rows = rows_of(compare)(corpus, data_options, options.seed, tokenizer.eos, tokenizer.bos)
-    if endless(corpus, tokenizer, gguf):
-        told = f"{gguf.path}: tokenizer.ggml.eos_token_id is no token, so answers are trained without an end where models stop"
-        say(f"warning: {told}")
-    if options.json:
-        print_json(rows, options)
-    else:
-        print_rows(rows, options, tokenizer)
-        summarise(corpus, validation, rows.filling(options.batch))
-
-
-def tokenizer_of(gguf: "Gguf") -> "Tokenizer":
-    from llamatrain.data.tokenizer import load
-
-    owners = {"adapter": "an adapter: give its base model", "checkpoint": "a checkpoint: give the model that it trains"}
-    if gguf.kind in owners and "tokenizer.ggml.model" not in gguf.metadata:
-        raise FileError(f"{gguf.path}: has no vocabulary; this is {owners[gguf.kind]}")
-    return load(gguf.metadata, gguf.path)
-
-
-def context_of(gguf: "Gguf") -> int:
-    key = f"{gguf.value('general.architecture', str, USUAL)}.context_length"
-    if (length := gguf.value(key, int, CTX)) < 1:
-        raise FileError(f"{gguf.path}: {key} is {length}, where 1 or more is needed")
-    return length
-
-
-def endless(corpus: "Corpus", tokenizer: "Tokenizer", gguf: "Gguf") -> bool:
-    """Whether answers are trained to go on: what the file names as end is no token, and what stands in for it no end."""
-    import numpy as np
-
-    from llamatrain.files.constants import TokenType
-
-    eos, kinds = tokenizer.eos, tokenizer.vocabulary.kinds
-    if eos is not None and (eos == gguf.metadata.get("tokenizer.ggml.eos_token_id") or kinds[eos] == TokenType.CONTROL):
-        return False
-    answers = list(corpus.answers(ASKED))
-    return bool(answers) and not any(np.any((tokens == tokenizer.eot) & (weights > 0)) for tokens, weights, _ in answers)
-
-
-def taken(rows: "Rows", options: PreviewOptions, once: bool = False) -> "Iterator[tuple[Batch, int]]":
-    """The first rows, each as its batch and its number therein; `once`: of packed ones no more than there are."""
-    together = 1 if rows.packs else options.batch  # packed ones are all of one length
-    for first in range(0, options.n, together):
-        if once and rows.packs and rows.state.epoch:
-            return
-        batch = rows.batch(together)
-        for number in range(min(together, options.n - first)):
-            yield batch, number
+        opened = open_rows(data, options, data_options, build(ComparedOptions, said))
+        for line in opened.warnings:
+            say(f"warning: {line}")
+        if build(PrintRowsOptions, said).json:
+            print_json(opened.rows, options)
+        else:
+            print_rows(opened.rows, options, opened.tokenizer)
+            summarise(opened.corpus, opened.validation, opened.rows.filling(options.batch))
 
 
 def print_json(rows: "Rows", options: PreviewOptions) -> None:
@@ -160,21 +81,6 @@ def print_rows(rows: "Rows", options: PreviewOptions, tokenizer: "Tokenizer") ->
             console.print(marked(sample, tokenizer, console.encoding, coloured))
 
 
-def samples(batch: "Batch", number: int) -> "Iterator[tuple[np.ndarray, np.ndarray]]":
-    """Tokens with weights of each sample in a row, its first token, which is given, included; padding has no weight at all."""
-    import numpy as np
-
-    starts = batch.starts[number]
-    for begin in np.unique(starts):
-        own = starts == begin
-        weights = batch.weights[number][own]
-        if weights.any():
-            yield (
-                np.concatenate([batch.tokens[number][begin : begin + 1], batch.targets[number][own]]),
-                np.concatenate([[0], weights]),
-            )
-
-
 def is_chosen(batch: "Batch", number: int) -> "np.ndarray":
     """Of each token of a row whether its answer is one to be preferred."""
     compared = batch.compared
@@ -196,18 +102,15 @@ def kinds(batch: "Batch", number: int) -> "Iterator[str]":
 
 def marked(sample: "tuple[np.ndarray, np.ndarray]", tokenizer: "Tokenizer", encoding: str, coloured: bool) -> "Text":
     """The text of a sample, with what is trained of it set apart."""
-    import numpy as np
     from rich.text import Text
 
-    tokens, weights = sample
     text = Text()
-    changes = np.flatnonzero(np.diff(weights > 0)) + 1
-    for run, trained in zip(np.split(tokens, changes), np.split(weights > 0, changes), strict=True):
-        words = printable(tokenizer.decode(run).decode("utf-8", "replace"), encoding, keep=LINES)
+    for run, trained in runs_of(sample, tokenizer):
+        words = printable(run, encoding, keep=LINES)
         if coloured:
-            text.append(words, style="green" if trained[0] else "dim")
+            text.append(words, style="green" if trained else "dim")
         else:
-            text.append(f"[[{words}]]" if trained[0] else words)
+            text.append(f"[[{words}]]" if trained else words)
     return text
 
 
@@ -221,6 +124,7 @@ def summarise(corpus: "Corpus", validation: "Corpus | None", filling: "Filling")
         "cut: longer than a row": corpus.cut,
         "skipped: no token to train on in a row": corpus.skipped,
         "skipped: more than one row may take of time or memory": corpus.excessive,
+        "skipped: of no known form, or refused by the chat template": corpus.refused,
     }
     for what, places in found.items():
         if places:

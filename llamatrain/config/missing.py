@@ -12,6 +12,9 @@ from llamatrain.errors import MissingError
 LOOKED_AT = 2000  # names beside it
 ALIKE = 0.75
 HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")  # as Hugging Face calls a model
+HOSTED = re.compile(  # as llama.cpp and Ollama call a file there: of a repository the one of a type
+    r"(?:(?:https?:/{1,2})?(?:www\.)?(?:hf\.co|huggingface\.co)/)?(?P<repository>[\w.-]+/[\w.-]+?)(?::(?P<type>[\w.-]+))?/?"
+)
 ASSIGNED = re.compile(r"([a-z][a-z_-]{1,30})=(\S+)")
 SWITCH = re.compile(r"(?i)true|false|on|off|yes|no")
 ADDRESS = re.compile(r"(?:.*/)?((?:https?|ftp|s3|gs|hf):)//?(.*)")  # a path has but one of its slashes
@@ -32,6 +35,10 @@ def near_to(path: Path) -> str:
 
 
 def missing_model(path: Path) -> MissingError:
+    if (hosted := HOSTED.fullmatch(str(path))) and (hosted["type"] or "hf.co/" in str(path) or "huggingface.co/" in str(path)):
+        kind = f", such as the one of type {hosted['type']}" if hosted["type"] else ""
+        would = f"get a GGUF file of https://huggingface.co/{hosted['repository']}{kind}, and name that file"
+        return MissingError(f"{path}: no such file, and nothing is fetched: {would}")
     if HUB.fullmatch(str(path)) and path.suffix != ".gguf" and not path.parent.exists():
         would = f"fetch one (such as from {path.name}-GGUF there), or make it with {CONVERTER}"
         return MissingError(f"{path}: no such file; if that is a model of Hugging Face's, it is needed as GGUF: {would}")
@@ -55,6 +62,10 @@ def missing_data(name: str, told: str = "no such file or folder") -> MissingErro
         return MissingError(f"{name}: {told}; an option is written --{said[1].replace('_', '-')} {said[2]}")
     if path.name[:1] in "\N{EN DASH}\N{EM DASH}\N{MINUS SIGN}":
         return MissingError(f"{name}: {told}; an option begins with two plain hyphens, --")
+    inside = os.path.relpath(name)
+    if HUB.fullmatch(inside) and not path.parent.exists() and not path.suffix:
+        would = "get its files (Parquet, JSON or CSV) from there, and name them or their folder"
+        return MissingError(f"{inside}: {told}; if that is a dataset of Hugging Face's, nothing is fetched: {would}")
     if " -" in path.name:
         return MissingError(f"{name}: {told}; quotes that begin before it end too late")
     return missing(path, told)

@@ -227,6 +227,13 @@ def build(cls: type[T], values: Mapping[str, Any]) -> T:
     return cls(**{name: value for name, value in values.items() if name in options})
 
 
+def altered(values: Mapping[str, Any], *classes: type, **defaults: Any) -> set[str]:
+    """Return the names of the options that are not at their defaults; a command may have some `defaults` of its own."""
+    known = {name: each for cls in classes for name, each in declared(cls).items()}
+    usual = {name: each.default for name, each in known.items()} | defaults
+    return {name for name, value in values.items() if name in known and known[name].checked(value) != usual[name]}
+
+
 # ---- plain values, for files -----------------------------------------------
 
 

@@ -127,6 +127,8 @@ ALONE = (
 )
 # What cannot be taken as it was said, and what would do.
 ANSWERS = {
+    "--early-stopping": "--patience 3 stops after three validations in a row without a new lowest loss",
+    "--f": "files of data are named without an option, and generate reads a prompt from --file",
     "--warmup-ratio": "--warmup takes the steps themselves, and is 5 % of all where it is not said",
     "--fp16": "--precision takes f32 or bf16, and finds by itself which is faster",
     "--load-in-4bit": "leave it out: a quantised BASE stays as it is",
@@ -155,7 +157,7 @@ SUBCOMMANDS = {
     "eval": "evaluate",
     "perplexity": "evaluate",
     "merge": "export-lora",
-    "quantize": "export-lora, with --type",
+    "quantize": "export-lora MODEL.gguf --type q8_0 --out NEW.gguf",
     "info": "inspect",
     "show": "inspect",
     "help": "--help, behind a command, too",

@@ -1,17 +1,25 @@
 """A JSON file that is one array, or objects one after the other, read element by element."""
 
+import json
+import re
 from collections.abc import Iterator
-from typing import BinaryIO, NamedTuple
+from functools import cache
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
+from llamatrain.data.json_values import parsed
 from llamatrain.errors import DataError
+from llamatrain.machine.terminal import say
 
 CHUNK = 1 << 18
 LONGEST = 64 << 20  # bytes of an element
 STEPS = np.zeros(256, np.int8)
 STEPS[list(b"[{")], STEPS[list(b"]}")] = 1, -1
 BLANK = b" \t\r\n"
+WRAPPERS = ("data", "rows", "train", "examples", "instances")  # keys under which an object may have all rows
+WRAPPER = re.compile(rb'\s*\{\s*"(?:%s)"\s*:\s*\[(?=\s*\{)' % "|".join(WRAPPERS).encode())
+NEXT = re.compile(rb'\s*,\s*"([^"\\]{1,40})"\s*:\s*\[\s*\{')  # behind the rows that are read: more of them
 
 
 class End(NamedTuple):
@@ -53,7 +61,52 @@ def elements_of(stream: BinaryIO, name: str) -> Iterator[tuple[int, bytes]]:
     if begin[:1] not in (b"[", b"{"):
         words = begin.decode("utf-8", "replace")
         raise DataError(f"{name}: no JSON of rows: it begins with {words!r}, where an array begins with [ and an object with {{")
-    yield from Elements(name, begin.startswith(b"[")).of(first, chunks)
+    if wrapper := WRAPPER.match(first):
+        yield from Elements(name, is_array=True, wrapped=True).of(b"[" + first[wrapper.end() :], chunks)
+    elif begin.startswith(b"["):
+        yield from Elements(name, is_array=True).of(first, chunks)
+    else:
+        yield from unwrapped(Elements(name, is_array=False).of(first, chunks), name)
+
+
+def unwrapped(elements: Iterator[tuple[int, bytes]], name: str) -> Iterator[tuple[int, bytes]]:
+    """Give the rows of an object that is alone and has them under a key, behind others."""
+    alone = next(elements, None)
+    second = next(elements, None)
+    if alone is None:
+        return
+    rows = None if second else rows_within(alone[1], name)
+    if rows is None:
+        yield from (each for each in (alone, second) if each)
+        yield from elements
+    else:
+        yield from ((number, json.dumps(row).encode()) for number, row in enumerate(rows, 1))
+
+
+def rows_within(text: bytes, name: str) -> list[Any] | None:
+    if not any(b'"%s"' % key.encode() in text for key in WRAPPERS):
+        return None
+    try:
+        row = parsed(text)
+    except (ValueError, RecursionError):
+        return None
+    lists = {key: value for key, value in row.items() if is_rows(value)} if isinstance(row, dict) else {}
+    key = next((key for key in WRAPPERS if key in lists), None)
+    if key is None:
+        return None
+    warn_of_others(name, tuple(other for other in lists if other != key))
+    return lists[key]
+
+
+def is_rows(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and isinstance(value[0], dict)
+
+
+@cache
+def warn_of_others(name: str, keys: tuple[str, ...]) -> None:
+    """Say once that a file, which may be read several times, has more rows than those that are read, and under which keys."""
+    if others := " and ".join(map(json.dumps, keys)):
+        say(f"warning: {name}: rows under {others} are left out; put them into a file of their own to use them")
 
 
 def whole_escapes(stream: BinaryIO) -> Iterator[bytes]:
@@ -70,8 +123,8 @@ def whole_escapes(stream: BinaryIO) -> Iterator[bytes]:
 
 
 class Elements:
-    def __init__(self, name: str, is_array: bool) -> None:
-        self.name, self.is_array = name, is_array
+    def __init__(self, name: str, is_array: bool, wrapped: bool = False) -> None:
+        self.name, self.is_array, self.wrapped = name, is_array, wrapped  # in an object, which may have more
         self.count, self.begun = 0, bytearray()
 
     def of(self, chunk: bytes, more: Iterator[bytes]) -> Iterator[tuple[int, bytes]]:
@@ -96,8 +149,11 @@ class Elements:
                     raise DataError(f"{self.name}: a comma behind element {self.count}, and no array around it")
                 at = found.at + 1
                 if over:
+                    if self.wrapped and (others := NEXT.match(chunk, at)):
+                        warn_of_others(self.name, (others[1].decode("utf-8", "replace"),))
                     break
-            self.add(chunk[at:])
+            if not (over and self.wrapped):
+                self.add(chunk[at:])
             if over and self.begun.strip(BLANK):
                 told = bytes(self.begun.strip(BLANK)[:20]).decode("utf-8", "replace")
                 raise DataError(

@@ -37,13 +37,16 @@ DOCUMENT = np.dtype(
         ("size", np.int64),
         ("file", np.int32),  # which of the files it came from
         ("line", np.int32),
-        ("first", np.int32),  # its first trained token that can be a target, -1 without one, -2 where the row was too much
+        (
+            "first",
+            np.int32,
+        ),  # its first trained token that can be a target; -1: none, -2: too much, -3: refused
         ("single", np.bool_),  # makes one row at most; others are cut into as many as they fill
     ]
 )
 PIECE = 1 << 20  # bytes read at once to check them
 MANY = 1 << 16  # documents looked at together
-LEAST = -2  # of a document's `first`: numbers below 0 say why there is none
+LEAST = -3  # of a document's `first`: numbers below 0 say why there is none
 ATTEMPTS = 10  # to put an entry in its place, where other runs do the same
 
 

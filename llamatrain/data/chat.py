@@ -44,6 +44,17 @@ class Dialogue:
         self.parts.append((tokens, spoken))
         self.count += len(tokens)
 
+    def goes_on(self, more: np.ndarray, prompt: np.ndarray) -> bool:
+        """Tell whether the sample and more tokens are the prompt: a vocabulary may join what stands at the border of two."""
+        if self.count + len(more) != len(prompt):
+            return False
+        at = 0
+        for tokens in (*(part for part, _ in self.parts), more):
+            if not np.array_equal(tokens, prompt[at : at + len(tokens)]):
+                return False
+            at += len(tokens)
+        return True
+
     def marked(self) -> Marked:
         tokens, marks, at = np.empty(self.count, np.int32), np.empty(self.count, np.uint8), 0
         while self.parts:  # each is let go once it is copied
@@ -55,7 +66,7 @@ class Dialogue:
 
 def encode_prompt(row: Prompt, reader: PromptReader, size: int) -> Marked:
     said, text = Dialogue(), reader.growing(size, LARGE)
-    text.change(0, (row.prompt + row.joint).encode())
+    text.change(0, row.before.encode())
     said.add(text.tokens, False)
     del text  # what is copied can be let go
     said.add(reader.behind(row.answer.encode(), False, said.last), True)
@@ -80,8 +91,11 @@ def encode_chat(
     with closing(template.turns(chat.messages, chat.tools, want)) as made:
         for turn in made:
             text.change(turn.same, turn.rest)
+            more = None
             if turn.goes_on and joined:  # behind the token that ends the answer before
-                said.add(reader.behind(bytes(turn.rest[spoken:]), spoken > 0, said.last), False)
+                more = reader.behind(bytes(turn.rest[spoken:]), spoken > 0, said.last)
+            if more is not None and said.goes_on(more, text.tokens):
+                said.add(more, False)
             else:
                 if said.parts:
                     notes.add("apart")

@@ -3,16 +3,20 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from llamatrain.config.words import LONGEST, nearest, worded
 from llamatrain.errors import DataError, UsageError
 
-PAIRS = (("prompt", "completion"), ("question", "answer"), ("instruction", "output"))
-WHOLE = ("messages", "conversations", "text")
+MESSAGES = ("messages", "conversations", "conversation")  # what a row calls them
+MEDIA = tuple(name for kind in ("image", "video", "audio") for name in (kind, f"{kind}s", f"{kind}_path"))
+ASKS, ANSWERS = ("prompt", "question", "instruction", "query", "input"), ("completion", "answer", "output", "response")
+USUAL = (("prompt", "completion"), ("question", "answer"), ("instruction", "output"))
+PAIRS = (*USUAL, *((ask, answer) for ask in ASKS for answer in ANSWERS if (ask, answer) not in USUAL))
+WHOLE = (*MESSAGES, "text")
 PREFERENCES = ("chosen", "rejected", "preferred_output", "non_preferred_output")
-KEYS = (*WHOLE, *(key for pair in PAIRS for key in pair), "input", "system", "tools", *PREFERENCES, "label")
+KEYS = (*WHOLE, *ASKS, *ANSWERS, "system", "history", "tools", *PREFERENCES, "label", "kto_tag")
 NEXT = re.compile(rf",(?=(?:{'|'.join(KEYS)})=)")  # names of columns may hold commas, too
 FORMS = (
     '{"text"}, {"prompt", "completion"}, {"question", "answer"}, {"instruction", "output"} with or without "input", '
@@ -50,10 +54,22 @@ def told(names: Sequence[str]) -> str:
     return (", ".join(quoted_name(name) for name in names[:SHOWN]) or "none") + (f" and {more} more" if more > 0 else "")
 
 
+def media_in(names: Sequence[str]) -> dict[str, bool]:
+    """Find what rows of a table are to say of its columns of images and the like, whose content is not read."""
+    return {"media": True} if any(name.lower() in MEDIA for name in names) else {}
+
+
+def in_small_letters(row: dict[str, Any], known: Collection[str] = KEYS) -> dict[str, Any]:
+    """Write keys as they are known, where they begin with a capital letter."""
+    if all(key.islower() for key in row):
+        return row
+    return {key.lower() if key.lower() in known and key.lower() not in row else key: value for key, value in row.items()}
+
+
 def renamed(row: dict[str, Any], columns: Mapping[str, str], place: str) -> dict[str, Any]:
     """A row with the keys of its form; what they hide is left out."""
     if not columns:
-        return row
+        return in_small_letters(row)
     check_named(list(row), columns, place)
     hidden = {*columns, *columns.values()}
     return {key: row[name] for key, name in columns.items()} | {key: value for key, value in row.items() if key not in hidden}
@@ -69,7 +85,7 @@ def wanted(names: Sequence[str], columns: Mapping[str, str], place: str) -> list
     """Those of a table's columns that are read; some of them make rows of a known form."""
     check_named(names, columns, place)
     taken = {*columns.values()}
-    by_key = {name: name for name in names if name in KEYS and name not in taken} | dict(columns)
+    by_key = {name.lower(): name for name in names if name.lower() in KEYS and name not in taken} | dict(columns)
     complete = any(key in by_key for key in (*WHOLE, *PREFERENCES)) or any({*pair} <= {*by_key} for pair in PAIRS)
     if not complete:
         raise DataError(

@@ -1,7 +1,8 @@
 """Answers that are compared, as rows: both of a pair beside each other, each seeing only itself; or one by one.
 
-Where answers are judged one by one, each batch brings its prompts once more with the answers to others, each with that of the
-row before which has another prompt, as far as a row goes: they show how far a model moved with answers in general.
+Where answers are judged one by one, each batch brings its prompts once more, each with the answer of the row before, as far as a
+row goes: they show how far a model moved with answers in general. That row's prompt may be the same; as in TRL, the answers are
+those of the batch, each once.
 """
 
 from collections.abc import Iterator
@@ -80,13 +81,8 @@ class JudgedRows(Rows):
 
     def _others(self, rows: list[Row]) -> Iterator[Row]:
         there = [row for row in rows if row]
-        prompts = [row[0].tokens[: prompt_of(row[0]) + 1].tobytes() for row in there]
-        made = list[Row]()
-        for number, (piece,) in enumerate(there):
-            before = [(number - back) % len(there) for back in range(1, len(there) + 1)]
-            other = next((each for each in before if prompts[each] != prompts[number]), before[0])
-            made.append([self._exchanged(piece, there[other][0])])
-        yield from (made.pop(0) if row else [] for row in rows)
+        before = iter([*there[-1:], *there[:-1]])
+        yield from ([self._exchanged(row[0], next(before)[0])] if row else [] for row in rows)
 
     def _exchanged(self, one: Piece, other: Piece) -> Piece:
         """The prompt of one, the answer of another."""

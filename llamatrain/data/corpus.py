@@ -2,8 +2,10 @@
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +14,7 @@ from llamatrain.config.options import flag_of
 from llamatrain.data.cache import Store
 from llamatrain.data.datafile import DataFile
 from llamatrain.data.dealing import split
-from llamatrain.data.encode import TOO_MUCH, Encoder
+from llamatrain.data.encode import REFUSED, TOO_MUCH, Encoder
 from llamatrain.data.judged import Compare
 from llamatrain.data.options import DataOptions
 from llamatrain.data.prompts import TokenizerLike
@@ -118,12 +120,16 @@ class Part:
         return self.documents["first"] == TOO_MUCH
 
     @property
+    def refused(self) -> np.ndarray:
+        return self.documents["first"] == REFUSED
+
+    @property
     def used(self) -> np.ndarray:
         return self.counts > 0
 
     @property
     def unused(self) -> np.ndarray:
-        return ~self.used & ~self.excessive
+        return ~self.used & (self.documents["first"] > TOO_MUCH)
 
 
 class Sample(NamedTuple):
@@ -195,6 +201,11 @@ class Corpus:
         """Where a row was skipped because it takes too much time or memory."""
         return [place for part in self.parts for place in part.places(part.excessive)]
 
+    @property
+    def refused(self) -> list[str]:
+        """Find the rows that are of no known form, or that the chat template refuses."""
+        return [place for part in self.parts for place in part.places(part.refused)]
+
     @cached_property
     def fingerprint(self) -> str:
         """Of the samples and their order: a shuffle goes on only in the data that it began in."""
@@ -216,9 +227,20 @@ PLAIN = Kind()
 
 
 def named(places: list[str]) -> str:
-    """`data.jsonl:3, data.jsonl:8 and 5 more`."""
-    more = len(places) - NAMED
-    return ", ".join(places[:NAMED]) + (f" and {more} more" if more > 0 else "")
+    """`data.jsonl:3, 8, other.jsonl:1 and 5 more`, by paths from here where they are below."""
+    more, told, before = len(places) - NAMED, list[str](), ""
+    for place in places[:NAMED]:
+        file, _, number = place.rpartition(":")
+        told.append(number if file and file == before else from_here(place))
+        before = file
+    return ", ".join(told) + (f" and {more:,} more" if more > 0 else "")
+
+
+def from_here(path: str) -> str:
+    """A path as it is from the current folder, where it lies below that."""
+    with suppress(ValueError, OSError):
+        return str(Path(path).relative_to(Path.cwd()))
+    return path
 
 
 # ---- opening ---------------------------------------------------------------
@@ -282,7 +304,7 @@ def corpus_of(parts: list[Part], ctx: int, lead: int | None, kind: Kind) -> Corp
     """One that has something to train on."""
     corpus = kind.corpus(parts, ctx, lead)
     if not len(corpus):
-        without = named(corpus.skipped + corpus.excessive)
+        without = named(corpus.skipped + corpus.excessive + corpus.refused)
         raise DataError(f"{name_of(parts)}: no row has a token to train on within {ctx} tokens: {without}")
     return corpus
 

@@ -24,7 +24,7 @@ class Couples(Part):
 
     @property
     def unused(self) -> np.ndarray:
-        return ~self.used & ~self.excessive & self._first
+        return super().unused & self._first
 
     @property
     def long(self) -> np.ndarray:

@@ -3,7 +3,9 @@
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
-from contextlib import closing, suppress
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from datetime import date
 from functools import cached_property
 from itertools import accumulate, chain
 
@@ -13,7 +15,7 @@ from llamatrain.data.cache import Bounds, Store, StoreWriter, stored
 from llamatrain.data.chat import encode_chat, encode_prompt
 from llamatrain.data.chatml import CHATML, CHATML_WITH_EOS
 from llamatrain.data.datafile import DataFile
-from llamatrain.data.forms import Chat, Document, Prompt, parse_line
+from llamatrain.data.forms import Chat, Document, Prompt, Text, parse_line
 from llamatrain.data.growing import LARGE, Growing
 from llamatrain.data.json_values import TooMuch
 from llamatrain.data.judged import Compare, Judged, check_lines, judged_in
@@ -25,21 +27,25 @@ from llamatrain.data.prompts import PromptReader, TokenizerLike
 from llamatrain.data.remarks import lines, marks_in, plain_marks
 from llamatrain.data.samples import JsonLine, Place, chunks_of, rows_of, samples_after
 from llamatrain.data.sources import naming
-from llamatrain.data.templates import AHEAD, WANTED, Asked, ChatTemplate, TemplateError
+from llamatrain.data.templates import AHEAD, WANTED, Asked, ChatTemplate, TemplateError, TemplateStopped
 from llamatrain.data.thoughts import unthought
 from llamatrain.errors import DataError
 from llamatrain.machine.memory import give_back
 from llamatrain.machine.terminal import say
 
 VERSION = 3  # of what this file makes of a text: with a new one, old entries of the cache are not found any more
-LINES = 3  # the same of JSON lines
+LINES = 4  # the same of JSON lines
 MANY = 2 << 20  # tokens that a task may make, besides two for each byte, before it leaves the rest to the one who takes them
-TOLD = 3  # rows that were too much, of which it is told why
+FORM_NAMES = {Text: "texts", Prompt: "prompts with answers", Chat: "chats"}
+SHOWN = 3  # rows that were skipped, of which it is said why
 TOO_MUCH = -2  # in place of the first trained token of a row that is skipped for its size
+REFUSED = -3  # the same of one that is of no known form, or that the chat template refuses
+HOPELESS = 1000  # rows that are refused, before any is taken, are enough
+READS_DATE = ("strftime_now", "date_string", "datetime")
 PIECE = 64  # bytes that one token stands for at most, in the bound of an overlapping sample
 
 
-Made = tuple[JsonLine, MarkedTokens | TooMuch]  # what becomes of a line: a sample, or nothing, and why
+Made = tuple[JsonLine, MarkedTokens | DataError]  # what becomes of a line: a sample, or nothing, and why
 
 
 class Encoder:
@@ -51,13 +57,32 @@ class Encoder:
         self.lead = self.reader.lead
         self.want = WANTED["completion" if compare else options.train_on]  # of a chat's template
         self.notes = dict[str, str]()  # what is to be said of the lines, with what it tells besides
-        self.said = set[str]()
+        self.said, self.forms = set[str](), set[str]()
+        self.date = options.date or date.today().isoformat()  # which some templates read
+        own = options.template or tokenizer.chat_template
+        self.as_chat = options.as_chat if options.as_chat is not None else own is not None  # prompts with answers
 
     @cached_property
     def template(self) -> ChatTemplate:
-        source = self.options.template or self.tokenizer.chat_template or CHATML
+        return self._template(self.options.template or self.tokenizer.chat_template or CHATML)
+
+    @cached_property
+    def tool_template(self) -> ChatTemplate | None:
+        """The template of chats with tools, where the model has one for them."""
+        source = None if self.options.template else self.tokenizer.tool_template
+        return self._template(source) if source and source != self.template.source else None
+
+    def _template(self, source: str) -> ChatTemplate:
         bos, eos = map(self.reader.text_of, (self.tokenizer.bos, self.tokenizer.eos))
-        return ChatTemplate(source, bos, eos, self.reader.ends.values(), keeps=self.options.thinking == "keep")
+        keeps = self.options.thinking == "keep"
+        return ChatTemplate(source, bos, eos, self.reader.ends.values(), keeps=keeps, day=self.date)
+
+    def _template_of(self, chat: Chat) -> ChatTemplate:
+        return self.tool_template or self.template if chat.tools else self.template
+
+    def _close(self) -> None:
+        for template in filter(None, (self.template, self.tool_template)):
+            template.close()
 
     def store(self, sources: list[DataFile]) -> Store:
         """The tokens of some files of one kind."""
@@ -66,9 +91,11 @@ class Encoder:
         identity, bounds = self._identity(sources), self._bounds(sources)
         key = self._key(sources[0].kind, identity)
         if sources[0].kind == "lines":
-            with closing(self.template):
+            with ExitStack() as opened:
+                opened.callback(self._close)
                 store = stored(key, lambda writer: self._fill_lines(sources, writer), bounds)
-            for line in lines({kind: told for kind, told in store.notes.items() if kind not in self.said}, naming(sources)):
+            known = self.said | ({"as_chat"} if self.options.as_chat else set())  # what was asked for is not said
+            for line in lines({kind: told for kind, told in store.notes.items() if kind not in known}, naming(sources)):
                 say(line)
             self.said |= store.notes.keys()
             store.identity = identity
@@ -89,7 +116,10 @@ class Encoder:
             plain = tokenizer.eos is not None and self.reader.token_of("<|im_end|>") is None  # its mark was another then
             source = CHATML_WITH_EOS if plain and self.template.source is CHATML else self.template.source
             constants = {**self.template.constants, "tools": None, "documents": None}
-            facts += [source, constants, self.compare or options.train_on, options.as_chat]
+            facts += [source, constants, self.compare or options.train_on, self.as_chat]
+            facts += [["tools", self.tool_template.source]] if self.tool_template else []
+            facts += [["date", self.date]] if self._reads_date() else []
+            facts += [["skip bad rows"]] if options.skip_bad_rows else []
             facts += [["thinking", options.thinking]] if options.thinking != "auto" else []
             facts += [["columns", sorted(options.mapping.items())]] if options.columns else []
         elif options.pattern:
@@ -100,6 +130,10 @@ class Encoder:
             with each.path.open("rb") as file:
                 facts.append(hashlib.file_digest(file, "sha256").hexdigest())
         return hashed(facts)
+
+    def _reads_date(self) -> bool:
+        sources = [template.source for template in (self.template, self.tool_template) if template]
+        return any(word in source for source in sources for word in READS_DATE)
 
     def _key(self, kind: str, identity: str) -> str:
         """What the cache knows the tokens by."""
@@ -149,20 +183,27 @@ class Encoder:
             for number, source in enumerate(sources)
             for count, text in rows_of(source)
         )
-        skipped = list[str]()
-        self.notes, self.template.notes = {}, set()
+        skipped, refused = Reasons(), Refusals()
+        self.notes, self.forms, self.template.notes = {}, set(), set()
         for made, left in in_order(self._lines, grouped(numbered), sources):
-            skipped += self._write(chain(made, (pair for row in left for pair in self._row(row))), writer)
+            self._write(chain(made, (pair for row in left for pair in self._row(row))), writer, skipped, refused)
             made.clear()  # before the next is waited for
+            if not self.options.skip_bad_rows and refused.count == refused.seen >= HOPELESS:
+                break
+        if refused.count and not self.options.skip_bad_rows:
+            raise DataError(refused.told())
         writer.note(self._noted())
-        for told in skipped[:TOLD]:
-            say(told)
-        if len(skipped) > TOLD:
-            say(f"{naming(sources)}: {len(skipped) - TOLD} more lines were too much and skipped")
+        for line in skipped.first:
+            say(line)
+        if skipped.count > SHOWN:
+            say(f"{naming(sources)}: {skipped.count - SHOWN:,} more rows were skipped, too")
 
     def _noted(self) -> dict[str, str]:
         """With what is true of all chats, if there are any."""
-        notes = self.notes | dict.fromkeys(self.template.notes, "")
+        noted = self.template.notes | (self.tool_template.notes if self.tool_template else set())
+        notes = self.notes | dict.fromkeys(noted, "")
+        if len(self.forms) > 1:
+            notes["mixed"] = " and ".join(sorted(self.forms))
         if notes.pop("chats", None) is None:
             return notes
         if not (self.options.template or self.tokenizer.chat_template):
@@ -173,25 +214,27 @@ class Encoder:
             notes["endless"] = "".join(self.reader.text_of(int(token)) for token in self.reader.end) or "nothing"
         return notes
 
-    def _write(self, made: Iterable[Made], writer: StoreWriter) -> list[str]:
-        """Why rows are skipped."""
-        skipped = list[str]()
+    def _write(self, made: Iterable[Made], writer: StoreWriter, skipped: "Reasons", refused: "Refusals") -> None:
+        """Write what became of rows, and note why some are skipped."""
         for line, sample in made:
-            if isinstance(sample, TooMuch):
-                skipped.append(f"{line.place}: {sample}; skipped")
-                writer.end(line.file, line.number, TOO_MUCH, single=True)
+            refused.seen += 1
+            if isinstance(sample, DataError):
+                much = isinstance(sample, TooMuch)
+                skipped.add(f"{f'{line.place}: {sample}' if much else sample}; skipped")
+                if not much:
+                    refused.add(line, sample)
+                writer.end(line.file, line.number, TOO_MUCH if much else REFUSED, single=True)
                 continue
             targets = sample.marks[self.lead is None :]
             first = int(targets.argmax()) if len(targets) else 0  # of several the first
             first = first + (self.lead is None) if targets[first : first + 1].any() else -1
             writer.write(sample.tokens, sample.marks)
             writer.end(line.file, line.number, first, sample.single)
-        return skipped
 
     def _lines(self, group: list[JsonLine]) -> tuple[list[Made], list[JsonLine]]:
         """What becomes of some lines, and those that are left because there are too many tokens to be held already."""
         made, room = list[Made](), MANY + 2 * sum(len(line.text) for line in group)
-        documents = dict[Place, Document | Judged]()
+        documents = dict[Place, Document | Judged | DataError]()
         for at, line in enumerate(group):
             if room < 0:
                 return made, group[at:]
@@ -201,32 +244,41 @@ class Encoder:
             made += new
         return made, []
 
-    def _ahead(self, lines: list[JsonLine]) -> dict[Place, Document | Judged]:
-        """What the next lines hold, by their places, as far as they are short and right; their chats are being rendered."""
-        documents = dict[Place, Document | Judged]()
+    def _ahead(self, lines: list[JsonLine]) -> dict[Place, Document | Judged | DataError]:
+        """Read the next lines as far as they are short, by their places, and have their chats rendered."""
+        documents = dict[Place, Document | Judged | DataError]()
 
-        def chats() -> Iterator[Asked]:
+        def asked() -> Iterator[Asked]:
             sizes = accumulate(len(line.text) for line in lines)
-            with suppress(DataError):  # which is told in its turn
-                for line in (line for line, size in zip(lines, sizes, strict=True) if size <= AHEAD):
+            for line in (line for line, size in zip(lines, sizes, strict=True) if size <= AHEAD):
+                try:
                     documents[line.key] = document = self._taken(self._parsed(line))
-                    for chat in document.both if isinstance(document, Judged) else (document,):
-                        if isinstance(chat, Chat):
-                            yield chat.messages, chat.tools, self.want
+                    all_of_it = document.both if isinstance(document, Judged) else (document,)
+                    chats = [chat for chat in all_of_it if isinstance(chat, Chat) and self._template_of(chat) is self.template]
+                except DataError as error:  # which is told in its turn
+                    documents[line.key] = error.with_traceback(None)
+                    continue
+                yield from ((chat.messages, chat.tools, self.want) for chat in chats)
 
-        self.template.ahead(chats())
+        self.template.ahead(asked())
         return documents
 
-    def _row(self, line: JsonLine, document: Document | Judged | None = None) -> list[Made]:
+    def _row(self, line: JsonLine, document: Document | Judged | DataError | None = None) -> list[Made]:
         try:
             document = document or self._taken(self._parsed(line))
+            if isinstance(document, DataError):
+                raise document
             if len(line.text) > LARGE:
                 give_back()  # it took several times its size
             return [(line, sample) for sample in self._document(document, len(line.text))]
         except TooMuch as error:
             return [(line, error), *([(line, NEITHER)] if self.compare else [])]
-        except TemplateError as error:
+        except TemplateStopped as error:
             raise DataError(f"{line.place}: {error}") from None
+        except TemplateError as error:
+            return [(line, DataError(f"{line.place}: {error}")), *([(line, NEITHER)] if self.compare else [])]
+        except DataError as error:
+            return [(line, error), *([(line, NEITHER)] if self.compare else [])]
 
     def _parsed(self, line: JsonLine) -> Document | Judged:
         columns = self.options.mapping
@@ -238,7 +290,12 @@ class Encoder:
         return document.changed(self._as_asked) if isinstance(document, Judged) else self._as_asked(document)
 
     def _as_asked(self, document: Document) -> Document:
-        document = document.as_chat() if isinstance(document, Prompt) and self.options.as_chat else document
+        self.forms.add(FORM_NAMES[type(document)])
+        if not isinstance(document, Text) and document.media:
+            self.notes["media"] = ""
+        if isinstance(document, Prompt) and self.as_chat:
+            document = document.as_chat()
+            self.notes["as_chat"] = ""
         return unthought(document) if self.options.thinking == "strip" else document
 
     def _document(self, document: Document | Judged, size: int = 0) -> list[MarkedTokens]:
@@ -263,8 +320,8 @@ class Encoder:
         return text.tokens
 
     def _prompt(self, document: Prompt, size: int) -> MarkedTokens:
-        if self.tokenizer.chat_template:
-            self.notes["instructions"] = ""
+        if document.system:
+            self.notes["system_left"] = ""
         tokens, marks = encode_prompt(document, self.reader, size)
         if self.options.train_on == "all" and not self.compare:
             marks[:] = 1
@@ -275,11 +332,12 @@ class Encoder:
             if any(UNTRAINED in message for message in document.messages):
                 raise TemplateError("a message has weight 0, and --train-on all trains every token; leave one of them out")
             text = self.reader.growing(size)
-            text.change(0, self.template.render(document.messages, tools=document.tools))
+            text.change(0, self._template_of(document).render(document.messages, tools=document.tools))
             pairs = [(text.tokens, np.ones(text.count, np.uint8))]
         else:
             noted = set[str]()
-            pairs = list(encode_chat(document, self.template, self.reader, size, noted, self.want)) or [NOTHING]
+            template = self._template_of(document)
+            pairs = list(encode_chat(document, template, self.reader, size, noted, self.want)) or [NOTHING]
             if self.compare and "later" in noted:
                 raise TooMuch("what is compared stands behind more tokens than can be")
             self.notes |= dict.fromkeys(noted, "")
@@ -288,6 +346,46 @@ class Encoder:
 
     def _plain(self, text: bytes, start: bool) -> np.ndarray:
         return self.tokenizer.encode(text, start=start)
+
+
+@dataclass
+class Reasons:
+    """Why rows are skipped: the first few reasons, and how many there are."""
+
+    first: list[str] = field(default_factory=list)
+    count: int = 0
+
+    def add(self, reason: str) -> None:
+        self.count += 1
+        if len(self.first) < SHOWN:
+            self.first.append(reason)
+
+
+@dataclass
+class Refusals:
+    """The rows that cannot be used: the first error, the places of the next few, and how many there are."""
+
+    error: str = ""
+    places: list[str] = field(default_factory=list)
+    count: int = 0
+    seen: int = 0  # of all rows
+
+    def add(self, line: JsonLine, error: DataError) -> None:
+        self.count += 1
+        if self.count == 1:
+            self.error = str(error)
+        elif len(self.places) < SHOWN:
+            self.places.append(line.place)
+
+    def told(self) -> str:
+        """Say which rows cannot be used, and what may be done about it; where none can, leaving them out is no way."""
+        if self.count == self.seen:
+            return self.error
+        if self.count == 1:
+            return f"{self.error}; --skip-bad-rows leaves such a row out"
+        rows = f"{self.count - 1:,} other rows" if self.count > 2 else "another row"
+        more = f" and {self.count - 1 - SHOWN:,} more" if self.count - 1 > SHOWN else ""
+        return f"{self.error}; nor can {rows} be used ({', '.join(self.places)}{more}); --skip-bad-rows leaves them out"
 
 
 def hashed(facts: list[object]) -> str:

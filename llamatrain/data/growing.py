@@ -9,6 +9,7 @@ from llamatrain.data.json_values import TooMuch
 
 SMALL = 1 << 10  # bytes that are tokenized again rather than cut
 LARGE = 1 << 16  # bytes that are looked at once for a place to cut
+HELD = 1 << 17  # bytes that are looked at for one at most
 ENOUGH = 24 * 10**6  # bytes to tokenize for one text, besides thrice its own
 
 
@@ -69,6 +70,8 @@ class Growing:
                 self.append(self.encode(raw[:cut], not at))
                 at, look = at + cut, LARGE
                 self.cuts.append(Cut(size, at, self.count))
+            elif look >= HELD:  # who encodes the rest cuts it anywhere
+                break
             else:
                 look *= 2
             if whole:

@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from llamatrain.data.columns import renamed
+from llamatrain.data.columns import ANSWERS, ASKS, MESSAGES, renamed
 from llamatrain.data.datafile import DataFile
-from llamatrain.data.forms import Chat, Prompt, row_of
-from llamatrain.data.messages import Message, kind_of, messages_of, tools_of
+from llamatrain.data.forms import Chat, Prompt, history_of, prompt_of, row_of
+from llamatrain.data.messages import Message, has_media, kind_of, listed, messages_of, tools_of
 from llamatrain.errors import DataError
 from llamatrain.files.cursor import cut
 
@@ -40,8 +40,11 @@ def judged_in(line: bytes, place: str, compare: Compare, columns: Mapping[str, s
 
 
 def judged_of(row: dict[str, Any], place: str, compare: Compare) -> Judged:
+    row = unified(row, place)
     if "chosen" in row and "rejected" in row:
         chosen, rejected = (_answered(row, key, place) for key in ("chosen", "rejected"))
+        if isinstance(chosen, Chat) or isinstance(rejected, Chat):  # one is a string, and the other messages
+            chosen, rejected = (each.as_chat() if isinstance(each, Prompt) else each for each in (chosen, rejected))
         if chosen == rejected:
             raise DataError(f'{place}: "chosen" and "rejected" are the same, so there is nothing to prefer; {LEAVE}')
         if _prompt_of(chosen) != _prompt_of(rejected):
@@ -61,6 +64,26 @@ def judged_of(row: dict[str, Any], place: str, compare: Compare) -> Judged:
     raise DataError(f"{place}: nothing to compare: found {keys}; --objective {OBJECTIVES[compare]} takes {forms}")
 
 
+def unified(row: dict[str, Any], place: str) -> dict[str, Any]:
+    """Give a row the keys of TRL: LLaMA-Factory and others have the prompt in messages, or as an instruction with its input."""
+    row = {**row, **{key: [row[key]] for key in ("chosen", "rejected", "completion") if is_message(row.get(key))}}
+    if "label" not in row and isinstance(row.get("kto_tag"), bool):
+        row["label"] = row["kto_tag"]
+    judges = "label" in row and not {"chosen", "rejected"} & row.keys()
+    messages = next((found for key in MESSAGES if isinstance(found := listed(row.get(key)), list) and found), None)
+    if messages and "prompt" not in row:
+        row |= {"prompt": messages[:-1], "completion": messages[-1:]} if judges else {"prompt": messages}
+    if judges and "completion" not in row and (answer := next((key for key in ANSWERS if key in row), None)):
+        row["completion"] = row[answer]
+    if "prompt" not in row and (ask := next((key for key in ASKS if isinstance(row.get(key), str)), None)):
+        row["prompt"] = prompt_of(row, ask, place)
+    return row
+
+
+def is_message(value: Any) -> bool:
+    return isinstance(value, dict) and bool({"role", "from"} & value.keys())
+
+
 def check_lines(sources: Iterable[DataFile], compare: Compare) -> None:
     for source in sources:
         if source.kind != "lines":
@@ -75,7 +98,9 @@ def _answered(row: dict[str, Any], key: str, place: str) -> Prompt | Chat:
         if not answer:
             raise DataError(f"{place}: {json.dumps(key)} is empty, so there is nothing to learn from; {LEAVE}")
         if isinstance(prompt, str):
-            return Prompt(prompt, answer)
+            system = row.get("system")
+            spoken = system if isinstance(system, str) else ""
+            return Prompt(prompt, answer, system=spoken, media=has_media(row), history=history_of(row, place))
         answer = [{"role": ROLE, "content": answer}]
     elif not isinstance(answer, list):
         raise DataError(f"{place}: {json.dumps(key)} is {kind_of(answer)} where a string or a list of messages is expected")
@@ -86,13 +111,14 @@ def _answered(row: dict[str, Any], key: str, place: str) -> Prompt | Chat:
     if not said[-1]["content"] and not said[-1].get("tool_calls"):
         raise DataError(f"{place}: {json.dumps(key)} is empty, so there is nothing to learn from; {LEAVE}")
     before = [] if len(said) > 1 and said[0]["role"] != ROLE else _before(row, prompt, place)
-    return Chat([*before, *said], tools_of(row, place))
+    return Chat([*before, *said], tools_of(row, place), has_media(row))
 
 
 def _before(row: dict[str, Any], prompt: Any, place: str) -> list[Message]:
     """The messages that an answer is to, where it does not bring them."""
     if isinstance(prompt, str):
-        return _messages(row, [{"role": "user", "content": prompt}], "prompt", place)
+        *earlier, _ = Prompt(prompt, "", history=history_of(row, place)).as_chat().messages
+        return _messages(row, earlier, "prompt", place)
     if isinstance(prompt, list) and prompt:
         return _messages(row, prompt, "prompt", place)
     found = f'"prompt" is {kind_of(prompt)}' if "prompt" in row else 'there is no "prompt"'

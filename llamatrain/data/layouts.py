@@ -60,3 +60,18 @@ NAMED = {
     "phi4": PHI4,
     "phi4-mini": PHI3.replace("\n", ""),
 }
+# What models are called whose turns are laid out so.
+ALIASES = {
+    **dict.fromkeys(("qwen", "qwen2", "qwen2.5", "qwen3", "smollm2", "smollm3", "hermes"), "chatml"),
+    **dict.fromkeys(("gemma2", "gemma3"), "gemma"),
+    "granite3": "granite",
+    **dict.fromkeys(("llama-3", "llama3.1", "llama3.2", "llama3.3"), "llama3"),
+    **dict.fromkeys(("mistral", "mistral-small"), "mistral-v7-tekken"),
+    **dict.fromkeys(("phi-3", "phi3.5"), "phi3"),
+    "phi-4": "phi4",
+}
+
+
+def layout_of(name: str) -> str | None:
+    """The template of a layout that is known by this name."""
+    return NAMED.get(ALIASES.get(name.lower(), name.lower()))

@@ -17,7 +17,7 @@ def template_for(sources: Iterable[DataFile], options: DataOptions, tokenizer: T
     """None where there are no chats."""
     if options.template or tokenizer.chat_template:
         return options.template or tokenizer.chat_template
-    if not any(source.kind == "lines" and holds_chats(source, options.as_chat) for source in sources):
+    if not any(source.kind == "lines" and holds_chats(source, options.as_chat is True) for source in sources):
         return None
     ends = tokenizer.eos is None or PromptReader(tokenizer).token_of("<|im_end|>") is not None
     return CHATML if ends else CHATML_WITH_EOS

@@ -2,13 +2,14 @@
 
 import re
 from dataclasses import dataclass
+from datetime import date
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal
 
 from llamatrain.config.options import Checked, Option, OptionError
 from llamatrain.data.columns import mapping_of
-from llamatrain.data.layouts import NAMED
+from llamatrain.data.layouts import NAMED, layout_of
 from llamatrain.errors import DataError, MissingError, UsageError
 
 TEMPLATE = Option(
@@ -35,7 +36,16 @@ class DataOptions(Checked, panel="Data"):
         Literal["text", "rest"] | None,
         Option("Train on data as it stands, whatever it looks like; rest: on what is left where most pairs fall away."),
     ] = None
-    as_chat: Annotated[bool, Option("Put prompts with answers through the model's chat template, as chats are.")] = False
+    as_chat: Annotated[
+        bool | None,
+        Option("Put prompts with answers through the model's chat template, as chats are; auto: where it has one."),
+    ] = None
+    skip_bad_rows: Annotated[
+        bool, Option("Leave out rows that are of no known form, or that the chat template refuses, and list them.")
+    ] = False
+    date: Annotated[
+        str, Option("The day that a chat template reads, as 2026-11-23; else that on which the run begins.", unit="DATE")
+    ] = ""
     chat_template: Annotated[Path | None, TEMPLATE] = None
     parse_special: Annotated[
         bool, Option("Read marks of chats and other control tokens in text as such, as in chats that were rendered already.")
@@ -90,6 +100,8 @@ class DataOptions(Checked, panel="Data"):
         except UsageError as error:
             words = str(error)
             raise OptionError(lambda spelt: f"{spelt('columns')}: {words}") from None
+        if self.date and not is_date(self.date):
+            raise OptionError(lambda spelt: f"{spelt('date')} must be a day such as 2026-11-23 (got {self.date!r})")
         if self.sample_start and self.overlapping_samples and self.val_split:
             raise OptionError(
                 lambda spelt: (
@@ -109,20 +121,22 @@ class DataOptions(Checked, panel="Data"):
     @property
     def names_template(self) -> bool:
         """Whether it is known, and no file."""
-        return str(self.chat_template) in NAMED and self.chat_template is not None and not self.chat_template.is_file()
+        path = self.chat_template
+        return path is not None and layout_of(str(path)) is not None and not path.is_file()
 
     @cached_property
     def template(self) -> str | None:
         """What the file of --chat-template says, or the template of that name."""
         if self.chat_template is None or self.names_template:
-            return NAMED.get(str(self.chat_template))
+            return layout_of(str(self.chat_template))
         try:
             if text := self.chat_template.read_bytes().decode("utf-8"):
                 return text
             raise DataError(f"{self.chat_template}: the file is empty, where a Jinja template is needed")
         except OSError as error:
             refused = MissingError if isinstance(error, FileNotFoundError) else DataError
-            raise refused(f"{self.chat_template}: {error.strerror}; known by name are {', '.join(NAMED)}") from None
+            told = f"{self.chat_template}: {error.strerror}; known by name are {', '.join(NAMED)}"
+            raise refused(f"{told}; without --chat-template the model's own is used") from None
         except UnicodeDecodeError:
             raise DataError(f"{self.chat_template}: no UTF-8 text, as a Jinja template is") from None
 
@@ -133,6 +147,13 @@ class DataOptions(Checked, panel="Data"):
     @property
     def pattern(self) -> str:
         return unescape(self.sample_start) if self.escape else self.sample_start
+
+
+def is_date(text: str) -> bool:
+    try:
+        return date.fromisoformat(text).isoformat() == text
+    except ValueError:
+        return False
 
 
 def unescape(text: str) -> str:

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from llamatrain.data.columns import quoted_name, repeated, told, wanted
+from llamatrain.data.columns import media_in, quoted_name, repeated, told, wanted
 from llamatrain.data.streams import FREE, RATIO
 from llamatrain.errors import DataError
 
@@ -38,7 +38,7 @@ def rows_of(path: Path, name: str, columns: Mapping[str, str]) -> Iterator[tuple
         with parquet.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False) as file:
             names = file.schema_arrow.names
             check_names(names, name)
-            some = wanted(names, columns, name)
+            some, media = wanted(names, columns, name), media_in(names)
             check_sizes(file, some, name)
             nested = any(pyarrow.types.is_nested(file.schema_arrow.field(each).type) for each in some)
             texts = [each for each in some if pyarrow.types.is_string(file.schema_arrow.field(each).type)]
@@ -46,7 +46,7 @@ def rows_of(path: Path, name: str, columns: Mapping[str, str]) -> Iterator[tuple
             for batch in file.iter_batches(NESTED if nested else FLAT, columns=some, use_threads=False):
                 for at in range(batch.num_rows):
                     number += 1
-                    row = as_json({each: batch.column(each)[at].as_py() for each in some}, f"{name}, row {number}")
+                    row = as_json({each: batch.column(each)[at].as_py() for each in some} | media, f"{name}, row {number}")
                     left -= len(row)
                     if left < 0 or len(row) > LONGEST:
                         raise DataError(f"{name}, row {number}: {much(len(row), path.stat().st_size)}")

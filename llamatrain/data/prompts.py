@@ -23,6 +23,7 @@ class TokenizerLike(Protocol):
     add_bos: bool
     add_eos: bool
     chat_template: str | None
+    tool_template: str | None  # for chats with tools
 
     def __len__(self) -> int: ...
 

@@ -10,11 +10,13 @@ import os
 import re
 import signal
 import sys
-from typing import Any
+from typing import Any, AnyStr
 
 import jinja2
 
-from llamatrain.data.compiled import PROBE, JinjaTemplate
+from llamatrain.data.compiled import EMPTY, PROBE, JinjaTemplate
+from llamatrain.data.server_messages import words_of
+from llamatrain.data.template_limits import START, seconds_for
 
 try:
     import fcntl
@@ -25,11 +27,11 @@ MORE = b"more\n"  # the request for what is left of a chat
 ANSWER = 1 << 20  # bytes, beyond which renderings wait for the next request
 ALL = 2 * 10**9  # bytes that the renderings of one chat may have in all
 LONGEST = 8 * 10**6  # bytes of one of them, besides twice those of the request
-TURNS, LAST, WHOLE = "turns", "last", "whole"  # what can be wanted of a chat, besides its next prompt
+TURNS, LAST, WHOLE, PROMPT = "turns", "last", "whole", "prompt"  # what can be wanted of a chat
 THOUGHTS = "reasoning_content"
+HELLO = {"role": "user", "content": "hi"}
 SIGN = PROBE + os.urandom(8).hex()  # which no data holds
 MARKED = re.compile(SIGN + r"q[0-9]+q")
-OPENED = re.compile(r"(<[A-Za-z_]+>)(\s*)$")  # what a prompt may open for its answer
 
 
 class TooLong(Exception):
@@ -59,10 +61,10 @@ class Conversation:
             self.notes.add("system")
             first, *messages = messages
             if messages and messages[0]["role"] != "assistant":
-                messages[0] = {**messages[0], "content": f"{first['content']}\n{messages[0]['content']}"}
+                messages[0] = {**messages[0], "content": f"{words_of(first)}\n{words_of(messages[0])}"}
         if self.template.keeps:
             return [thoughtful(message) for message in messages]
-        if not self.template.thinks and any(THOUGHTS in message for message in messages):
+        if not self.template.shows_thoughts and any(THOUGHTS in message for message in messages):
             self.notes.add("unthought")
         return messages
 
@@ -104,6 +106,8 @@ class Conversation:
             told.append([same, len(prompt) - same, len(spoken), goes_on, ended])
             blobs += prompt[same:], spoken
             size += len(blobs[-2]) + len(spoken)
+            if self.want == PROMPT and self.template.is_served_with_thoughts:
+                self.notes.add("thinks")
             self.prompt, self.asked = prompt, prompt + spoken if ended and self.left else b""
         return told, blobs
 
@@ -129,48 +133,75 @@ class Conversation:
         words, shown = dict[str, str](), list[Any]()
         for number, message in enumerate(messages):
             if number < count and THOUGHTS in message:
-                words[mark := f"{SIGN}q{number}q"] = f"<think>\n{message[THOUGHTS]}\n</think>\n\n{message['content']}"
+                words[mark := f"{SIGN}q{number}q"] = f"<think>\n{message[THOUGHTS]}\n</think>\n\n{words_of(message)}"
                 message = {key: value for key, value in message.items() if key != THOUGHTS} | {"content": mark}
             shown.append(message)
         text = self.template.render(shown, self.tools, answer_next)
         return MARKED.sub(lambda mark: words.get(mark[0], mark[0]), text) if words else text
 
     def answer(self, prompt: str, at: int) -> tuple[str, bool]:
-        """What the template writes behind the prompt; where it writes another one then, the answer as it is in the data."""
-        message, whole = self.messages[at], self.render(self.messages[: at + 1])
-        content = message["content"]
+        """Write an answer as the model is to give it behind a prompt, and tell whether it has an end."""
+        message = self.messages[at]
+        content = words_of(message)
         if "calls" in self.notes and not content and "tool_calls" in message:
             return "", True
-        thoughts = message.get(THOUGHTS, "") if self.template.thinks or self.template.keeps else ""
-        written = thoughts or content.rpartition("</think>")[0].removeprefix("<think>")
-        made = whole[len(prompt) :] if whole.startswith(prompt) else None
-        if made is None or written.strip() not in made:
-            made = self.given(prompt, message, at, whole, thoughts)
-        if opened := OPENED.search(prompt):  # a thought, mostly
-            begun = made.lstrip()
-            if begun.startswith(opened[1]):
-                made = begun[len(opened[1]) :].lstrip("\n") if opened[2] else begun[len(opened[1]) :]
-            elif opened[1] == "<think>" and "</think>" not in made:
-                self.notes.add("thoughts")
-        return self.template.end_of(made, content)
+        try:
+            made = self.answered(self.messages[: at + 1], prompt)
+        except (jinja2.TemplateError, TypeError) as error:  # as of a chat that goes on otherwise than templates like it
+            try:
+                made = self.answered([HELLO, message], self.render([HELLO], True))
+            except Exception:
+                raise error from None
+        return self.template.end_of(made, content, calls="tool_calls" in message)
 
-    def given(self, prompt: str, message: dict[str, Any], at: int, whole: str, thoughts: str) -> str:
-        """An answer with its thoughts, and with what the template puts around it."""
-        bare = {"role": message["role"], "content": PROBE}
-        head, found, tail = self.render([*self.messages[:at], bare]).rpartition(PROBE)
+    def answered(self, messages: list[Any], prompt: str) -> str:
+        """Write the last message behind the prompt that asks for it.
+
+        That is what the template itself writes there. Where it writes an old answer otherwise than it asks for a new one, the
+        answer is put together: its thoughts, its words, and what the template puts around words.
+        """
+        message, whole = messages[-1], self.render(messages)
+        thoughts = message.get(THOUGHTS, "") if self.template.shows_thoughts or self.template.keeps else ""
+        written = thoughts or words_of(message).rpartition("</think>")[0].removeprefix("<think>")
+        if not whole.startswith(prompt) or written.strip() not in whole[len(prompt) :]:
+            return self.composed(prompt, messages, whole, thoughts)
+        made = whole[len(prompt) :]
+        return self.thought(self.template.thought_opened(prompt, len(prompt)), "", made) + made
+
+    def composed(self, prompt: str, messages: list[Any], whole: str, thoughts: str) -> str:
+        """Put an answer together from its thoughts, its words and what the template puts around words."""
+        *before, message = messages
+        shared = common(prompt, whole)
+        if (closed := EMPTY.search(prompt[-64:])) and shared >= (begin := len(prompt) - len(closed[0])):
+            return whole[begin:]  # behind an empty thought that the prompt has and old answers have not
+        head, found, tail = self.render([*before, {"role": message["role"], "content": PROBE}]).rpartition(PROBE)
         base = head.rstrip()
         if "tool_calls" in message and not whole.startswith(base):  # some templates put calls elsewhere than words
-            head = base = self.render(self.messages[:at])
+            head = base = self.render(before)
         if not found or ("tool_calls" in message and not whole.startswith(base)):
             raise jinja2.TemplateError("its answers cannot be told from its prompts")
-        space = "" if prompt[-1:].isspace() else head[len(base) :]
-        if "tool_calls" in message:
-            return whole[len(base) :] if space else whole[len(base) :].removeprefix(head[len(base) :])
-        content = message["content"]
-        shown = whole[len(head) : len(whole) - len(tail)] if whole.startswith(head) and whole.endswith(tail) else ""
-        if not thoughts and shown.strip() == content.strip():
-            return space + shown + tail
-        return space + (f"<think>\n{thoughts}\n</think>\n\n" if thoughts else "") + content + tail
+        opened = self.template.thought_opened(prompt, shared)
+        space = "" if prompt[-1:].isspace() or opened else head[len(base) :]
+        if opened and whole.startswith(prompt[: -len(opened)]) and "tool_calls" in message:
+            words = whole[len(prompt) - len(opened) :]
+        elif "tool_calls" in message:
+            words = whole[len(base) :] if space else whole[len(base) :].removeprefix(head[len(base) :])
+        else:
+            words = words_of(message)
+            shown = whole[len(head) : len(whole) - len(tail)] if whole.startswith(head) and whole.endswith(tail) else ""
+            words = (shown if not thoughts and shown.strip() == words.strip() else words) + tail
+        if opened and words.lstrip().startswith(opened.strip()):  # a thought that the words bring along
+            words = words.lstrip()[len(opened.strip()) :].lstrip("\n" if opened[-1:].isspace() else "")
+        return space + self.thought(opened, thoughts, words) + words
+
+    def thought(self, opened: str, thoughts: str, words: str) -> str:
+        """Write what stands before words: their thoughts, or an empty thought where the prompt has opened one."""
+        if thoughts:
+            return ("" if opened else "<think>\n") + thoughts + self.template.end_of_thoughts(opened)
+        if not opened or self.template.end_of_thoughts(opened).strip() in words:
+            return ""
+        self.notes.add("thoughts")
+        return self.template.empty_thought(opened)
 
     def opening(self) -> str:
         """What stands before the words of a first message."""
@@ -182,15 +213,16 @@ class Conversation:
 
 def thoughtful(message: dict[str, Any]) -> dict[str, Any]:
     """With its thoughts apart from its words, if it has any."""
-    before, end, content = message["content"].rpartition("</think>")
+    words = words_of(message)
+    before, end, content = words.rpartition("</think>")
     thoughts = message.get(THOUGHTS, "") or before.lstrip().removeprefix("<think>")
     if message["role"] != "assistant" or not thoughts.strip():
         return message
-    return {**message, THOUGHTS: thoughts.strip("\n"), "content": content.lstrip("\n") if end else message["content"]}
+    return {**message, THOUGHTS: thoughts.strip("\n"), "content": content.lstrip("\n") if end else words}
 
 
-def common(a: bytes, b: bytes) -> int:
-    """How many bytes two texts have in common at their beginning."""
+def common(a: AnyStr, b: AnyStr) -> int:
+    """Count what two texts have in common at their beginning."""
     if b.startswith(a):
         return len(a)
     low, high = 0, min(len(a), len(b))
@@ -246,7 +278,9 @@ class Server:
         """Answer a request, and hold no more of it than what comes needs; False where there is none."""
         if not line:
             return False
-        clock(self.left if line == MORE else self.seconds)
+        clock(
+            self.left if line == MORE else min(START, self.seconds) if self.template is None else seconds_for(line, self.seconds)
+        )
         request, rests, size, waits = None, list[bytes](), len(line), False
         try:
             if line != MORE:
@@ -268,7 +302,11 @@ class Server:
         if request:
             if "template" in request:
                 limit_memory(self.memory)  # before: constants are folded when a template is compiled
-                self.template = JinjaTemplate(request["template"], request["values"], request["ends"], request["keeps"])
+                taken = (request[key] for key in ("template", "values", "ends", "keeps", "day"))
+                template = JinjaTemplate(*taken)
+                if request["new"]:
+                    self.small_chat(template)
+                self.template = template
                 return {}, []
             assert self.template is not None
             self.chat = Conversation(self.template, request, size)
@@ -277,6 +315,15 @@ class Server:
         answer = {"turns": turns, "size": sum(map(len, blobs)), "more": bool(self.chat.left), "notes": sorted(self.chat.notes)}
         self.chat = self.chat if answer["more"] else None  # its memory is wanted where it is tokenized
         return answer, blobs
+
+    def small_chat(self, template: JinjaTemplate) -> None:
+        """Render a small chat, so that a template that never ends is found at once."""
+        try:
+            template.render([HELLO, {"role": "assistant", "content": "hi"}])
+        except MemoryError:
+            raise
+        except Exception:  # it may want another chat than this one
+            return
 
     def refusal(self, error: Exception) -> dict[str, Any]:
         """Whatever a template does wrong is told to the parent."""

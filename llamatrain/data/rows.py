@@ -4,7 +4,8 @@ A row holds one sample, or several: packed (each sees itself alone, its position
 ones (the ancestors' way: one text that goes on). What is left of a row has weight 0, and each token there sees only itself.
 
 Where training stands is (seed, epoch, position, row): rows from `position` on in the epoch's order, `row` of them given
-out already where one reading of samples makes several rows.
+out already where one reading of samples makes several rows. Where rows end with an epoch, those of the last batch that are left
+over are padding.
 """
 
 from collections.abc import Iterator, Sequence
@@ -49,6 +50,7 @@ class State(NamedTuple):
     row: int = 0
     fingerprint: str = ""
     taken: int = 0  # samples from `position` on, in those rows; it follows from the others
+    end: int = 0  # rows end before this epoch; 0: never
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,7 @@ class Batch:
     size: int  # tokens without padding
     samples: int = 0
     compared: "Compared | None" = None
+    empty: int = 0  # rows that are padding
 
 
 @dataclass(frozen=True)
@@ -133,7 +136,7 @@ class Rows:
     @property
     def state(self) -> State:
         epoch, position = divmod(self._walk.place, len(self.corpus))
-        return State(self.seed, epoch, position, self._walk.row, self.corpus.fingerprint, self._walk.taken)
+        return State(self.seed, epoch, position, self._walk.row, self.corpus.fingerprint, self._walk.taken, self.end)
 
     def restore(self, state: State) -> bool:
         """Go on where a state was; False where it belongs to other data, or a new shuffle is wanted: then from the start."""
@@ -141,7 +144,7 @@ class Rows:
         if not same:
             forced = state.fingerprint == self.corpus.fingerprint  # then the new shuffle is another one
             state = State(mix(state.seed, state.epoch, state.position) >> 33 if forced else self.seed)
-        self.seed = state.seed
+        self.seed, self.end = state.seed, state.end
         self.order = Order(len(self.corpus), self.seed, self.options.shuffle)
         self._walk = Walk(self._plan, state.epoch * len(self.corpus) + state.position, state.row)
         if self._walk.lost:  # a state that was never given out
@@ -149,13 +152,18 @@ class Rows:
         return same
 
     def batch(self, count: int) -> Batch:
-        """The next rows."""
-        return self.lay([self._made(self._walk.next()) for _ in range(count)])
+        """Return the next rows, and padding where they have ended."""
+        return self.lay([[] if self._ended else self._made(self._walk.next()) for _ in range(count)])
+
+    @property
+    def _ended(self) -> bool:
+        return 0 < self.end * len(self.corpus) <= self._walk.place
 
     def skip(self, count: int) -> None:
         """Go past the next rows; none of their tokens is read."""
         for _ in range(count):
-            self._walk.next()
+            if not self._ended:
+                self._walk.next()
 
     def count(self, epochs: int) -> int:
         """The rows of so many epochs, begun ones too."""
@@ -297,4 +305,5 @@ class Rows:
             starts=starts,
             size=sum(len(piece.tokens) for row in rows for piece in row),
             samples=sum(map(len, rows)),
+            empty=sum(not row for row in rows),
         )

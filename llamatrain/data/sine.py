@@ -27,17 +27,17 @@ class Sine:
             raise UsageError(f"the sine wave takes a vocabulary of 3 or more (a begin token and two levels), not {levels}")
         self.levels, self.ctx, self.seed = levels, ctx, seed
         self.lengths, self.sparse = (ctx,), False
-        self._row = 0
+        self._row = self.end = 0
 
     @property
     def state(self) -> State:
         epoch, position = divmod(self._row, self.ROWS)
-        return State(seed=self.seed, epoch=epoch, position=position, fingerprint=FINGERPRINT)
+        return State(seed=self.seed, epoch=epoch, position=position, fingerprint=FINGERPRINT, end=self.end)
 
     def restore(self, state: State) -> bool:
         same = state.fingerprint in ("", FINGERPRINT)
         if same:
-            self.seed = state.seed
+            self.seed, self.end = state.seed, state.end
         self._row = state.epoch * self.ROWS + state.position if same else 0
         return same
 
@@ -49,21 +49,28 @@ class Sine:
 
     def batch(self, count: int) -> Batch:
         phases = [2 * np.pi * mix(self.seed, self._row + row) / 2**64 for row in range(count)]
-        self._row += count
+        there = self._left(count)
+        self._row += there
         rows = np.stack([np.concatenate([[BEGIN], self.tokens(phase, self.ctx)]) for phase in phases]).astype(np.int32)
         positions = np.broadcast_to(np.arange(self.ctx, dtype=np.int32), (count, self.ctx))
         weights = np.ones((count, self.ctx), np.float32)
+        weights[there:] = 0
         return Batch(
             tokens=rows[:, :-1],
             targets=rows[:, 1:],
             weights=weights,
             positions=positions,
             starts=np.zeros_like(positions),
-            size=count * self.ctx,
+            size=there * self.ctx,
+            empty=count - there,
         )
 
     def skip(self, count: int) -> None:
-        self._row += count
+        self._row += self._left(count)
+
+    def _left(self, count: int) -> int:
+        """Return how many of so many rows there are before the end."""
+        return min(count, max(0, self.end * self.ROWS - self._row)) if self.end else count
 
     def once(self, count: int, mine: int = 0, of: int = 1) -> Iterator[Batch]:
         """A wave is judged by what it generates, not by rows that are kept apart."""

@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import BinaryIO
 
-from llamatrain.data.columns import quoted_name, repeated, told, wanted
+from llamatrain.data.columns import media_in, quoted_name, repeated, told, wanted
 from llamatrain.errors import DataError
 
 LONGEST = 16 << 20  # bytes of a line, characters of a field
@@ -59,14 +59,14 @@ def rows_of(stream: BinaryIO, form: str, name: str, columns: Mapping[str, str]) 
     _, names = next(rows, (1, list[str]()))
     names = [each.strip() for each in names]
     places = {names.index(each): each for each in wanted(checked(names, name), columns, f"{name}, line 1")}
-    number, label = 0, columns.get("label", "label")
+    number, label, media = 0, columns.get("label", "kto_tag" if "kto_tag" in names else "label"), media_in(names)
     for number, fields in rows:
         if len(fields) != len(names):
             more = f"; {DOUBLED}, and a field with a comma in it stands between quotes" if form == "csv" else ""
             raise lines.error(f"{len(fields):,} fields, where the names in line 1 are {len(names):,}{more}", number)
         if fields[0].startswith("\ufeff"):
             raise lines.error("a byte order mark in the midst, as where files were put together; remove it", number)
-        row: dict[str, str | bool] = {each: fields[place] for place, each in places.items()}
+        row: dict[str, str | bool] = {each: fields[place] for place, each in places.items()} | media
         if label in row:
             row[label] = TRUTH.get(str(row[label]).strip().lower(), row[label])
         yield number, json.dumps(row, ensure_ascii=False).encode()

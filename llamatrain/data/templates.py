@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from llamatrain.data.json_values import TooMuch
 from llamatrain.data.messages import Message
+from llamatrain.data.template_limits import BYTES, START, seconds_for
 from llamatrain.errors import DataError
 from llamatrain.machine.memory import give_back
 
@@ -39,14 +40,17 @@ CHILD = (  # what it needs of others comes first: nothing that lies beside the p
 )
 AHEAD = 1 << 14  # bytes of requests that are sent at once, which a pipe has room for, be their reader never so busy
 ROOM = 1 << 20  # bytes of answers to them that are held
-SMALL: list[Message] = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hi"}]
 Answer = tuple[dict[str, Any], memoryview]
 Asked = tuple[list[Message], list[Any] | None, str]  # a chat, the tools in it, and what is wanted of it
 NAMES = ("messages", "tools", "want")  # of that
 
 
 class TemplateError(DataError):
-    """A template that refuses, fails or is stopped."""
+    """A template refuses a chat, or fails."""
+
+
+class TemplateStopped(TemplateError):
+    """A template takes too long or too much memory, or is none: it is not asked again."""
 
 
 class Turn(NamedTuple):
@@ -69,13 +73,17 @@ class Known(threading.local):
 class ChatTemplate:
     """A template with the texts of its vocabulary's begin and end tokens, and of all that end an answer."""
 
-    def __init__(self, source: str, bos: str = "", eos: str = "", ends: Iterable[str] = (), keeps: bool = False) -> None:
-        self.source, self.keeps = source, keeps  # the thoughts of older turns
+    def __init__(
+        self, source: str, bos: str = "", eos: str = "", ends: Iterable[str] = (), keeps: bool = False, day: str = ""
+    ) -> None:
+        self.source, self.keeps, self.day = source, keeps, day  # whether older turns keep their thoughts; the day it is, or today
         self.constants = {"bos_token": bos, "eos_token": eos}
         self.ends = sorted(filter(None, {eos, *ends}), key=len, reverse=True)
         self.notes = set[str]()  # what was done otherwise than the template would have it
         self.worked = self.lost = 0
         self._child: Child | None = None
+        self._broken: TemplateError | None = None
+        self._begun = False
         self._lock, self._known = threading.Lock(), Known()
         self._apart = False  # whether small conversations are asked for one by one: there was one that took much
 
@@ -110,43 +118,61 @@ class ChatTemplate:
     def ahead(self, chats: Iterable[Asked]) -> None:
         """Have those rendered at once that this thread asks for next, while they are small: a way to the child takes longer."""
         self._known.found.clear()
-        room, wanted = ROOM, [] if self._apart else list(few(chats))
+        wanted = [] if self._apart else list(few(chats))
         with self._lock, suppress(TemplateError):  # of one that cannot be compiled the first chat will tell
-            if self._apart or not wanted:
-                return
-            answers = self._started().ask_all([text for _, text in wanted], patience())
-            for ((messages, _, want), _), found in zip(wanted, answers, strict=False):
-                if isinstance(found, Lost):
-                    self._apart = True  # which it was is found out then
-                    self.close()
-                elif not isinstance(found, Exception):
-                    room -= len(found[1])
-                    self._apart |= room < 0 or found[0]["more"]
-                if not self._apart:
-                    self._known.found[id(messages), want] = messages, found
+            if not self.worked and wanted:  # whether it works at all is seen by one
+                if not self._take(wanted[:1]):
+                    self.lost += 2
+                wanted = wanted[1:]
+            if wanted and not self._apart:
+                self._take(wanted)
+
+    def _take(self, wanted: list[tuple[Asked, str]]) -> bool:
+        """Hold the answers to some requests, while they are small; False where one is lost, and who asked finds out which."""
+        room = ROOM
+        answers = self._started().ask_all([text for _, text in wanted], patience(SECONDS))
+        for ((messages, _, want), _), found in zip(wanted, answers, strict=False):
+            if isinstance(found, Lost):
+                self._apart = True
+                self.close()
+                return False
+            if not isinstance(found, Exception):
+                room -= len(found[1])
+                self._apart |= room < 0 or found[0]["more"]
+            if not self._apart:
+                self._known.found[id(messages), want] = messages, found
+        return True
 
     def _ask(self, request: dict[str, Any] | None, known: Answer | Exception | None = None) -> Answer:
         try:
-            found = known or self._started().ask(request, patience())
+            found = known or self._started().ask(request, patience(SECONDS))
             if isinstance(found, Exception):
                 raise found
             return found
         except Lost:
             self.close()
-            raise self._gone(f"more than {SECONDS:g} s or too much memory") from None
+            text = json.dumps(request).encode()
+            raise self._gone(f"more than {seconds_for(text, SECONDS):.2g} s or too much memory", len(text)) from None
         except TooMuch as error:
             raise self._gone(str(error)) from None
 
     def _started(self) -> "Child":
+        if self._broken:
+            raise self._broken
         if self._child is None:
-            self._child = Child(self.source, self.constants, self.ends, self.keeps)
+            try:
+                self._child = Child(self.source, self.constants, self.ends, self.keeps, self.day, new=not self._begun)
+                self._begun = True
+            except TemplateError as error:
+                self._broken = error
+                raise
         return self._child
 
-    def _gone(self, why: str) -> DataError:
-        """What a conversation without an answer means: that it is too much, or that the template is."""
-        self.lost += 1
+    def _gone(self, why: str, size: int = BYTES) -> DataError:
+        """Decide what a conversation without an answer means: that it is too much, or that the template is."""
+        self.lost += 1 if size >= BYTES else 2  # small ones are more suspicious
         if self.lost > LOST + self.worked // WORKED:
-            return TemplateError(f"the chat template was stopped: it takes {why}, as for {self.lost - 1} chats before")
+            return TemplateStopped(f"the chat template was stopped: it takes {why}, and did so for other chats")
         return TooMuch(f"the chat template takes {why} for this chat")
 
     def close(self) -> None:
@@ -171,9 +197,9 @@ def few(chats: Iterable[Asked]) -> Iterator[tuple[Asked, str]]:
         yield chat, text
 
 
-def patience() -> float:
-    """The child's own clock, where it has one, counts its work alone."""
-    return WAIT if hasattr(signal, "setitimer") else SECONDS
+def patience(seconds: float) -> float:
+    """Find how long to wait: the child's own clock, where it has one, counts its work alone."""
+    return WAIT if hasattr(signal, "setitimer") else seconds
 
 
 class Lost(Exception):
@@ -181,7 +207,9 @@ class Lost(Exception):
 
 
 class Child:
-    def __init__(self, source: str, values: dict[str, Any], ends: Iterable[str] = (), keeps: bool = False) -> None:
+    def __init__(
+        self, source: str, values: dict[str, Any], ends: Iterable[str] = (), keeps: bool = False, day: str = "", new: bool = True
+    ) -> None:
         pipe, held = os.pipe()
         self.got = bytearray()  # of answers
         self.lifeline = os.fdopen(held, "wb")  # the child ends when nobody holds it any more
@@ -198,27 +226,30 @@ class Child:
         finally:
             os.close(pipe)
         try:
-            self._begin({"template": source, "values": {"documents": None, **values}, "ends": list(ends), "keeps": keeps})
+            self._begin(
+                {
+                    "template": source,
+                    "values": {"documents": None, **values},
+                    "ends": [*ends],
+                    "keeps": keeps,
+                    "day": day,
+                    "new": new,
+                }
+            )
         except TemplateError:
             self.kill()
             raise
 
     def _begin(self, request: dict[str, Any]) -> None:
         try:
-            self.ask(request, WAIT)
-        except (Lost, TemplateError, TooMuch) as error:
-            reasons = {Lost: "it cannot be compiled", TooMuch: f"it takes {error}"}
-            reason = reasons.get(type(error), str(error).partition(": ")[2])
-            raise TemplateError(f"the chat template is no template: {reason}") from None
-        try:
-            self.ask({"messages": SMALL, "want": WHOLE}, patience())
+            self.ask(request, patience(START))
         except Lost:
-            why = f"it takes more than {SECONDS:g} s or too much memory"
-            raise TemplateError(f"the chat template was stopped: {why}, be a chat never so small") from None
+            limit = f"more than {min(START, SECONDS):g} s or too much memory"
+            raise TemplateStopped(f"the chat template was stopped: it takes {limit}, even for a small chat") from None
         except TooMuch as error:
-            raise TemplateError(f"the chat template was stopped: it takes {error}, be a chat never so small") from None
-        except TemplateError:  # it may want another chat than this one
-            return
+            raise TemplateStopped(f"the chat template was stopped: it takes {error}, even for a small chat") from None
+        except TemplateError as error:
+            raise TemplateStopped(f"the chat template is no template: {str(error).partition(': ')[2]}") from None
 
     def ask(self, request: dict[str, Any] | None, seconds: float) -> Answer:
         """None asks for what is left of the last answer."""

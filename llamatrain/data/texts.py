@@ -8,6 +8,7 @@ from llamatrain.data.datafile import DataFile
 from llamatrain.data.forms import Chat, Prompt, parse_line
 from llamatrain.data.json_values import TooMuch
 from llamatrain.data.samples import chunks_of, rows_of
+from llamatrain.data.server_messages import words_of
 from llamatrain.data.sources import naming
 from llamatrain.machine.terminal import bar
 
@@ -46,9 +47,9 @@ def _lines(source: DataFile) -> Iterator[tuple[int, str]]:
             continue
         if isinstance(document, Chat):
             for message in document.messages:
-                yield read, message["content"]
+                yield read, words_of(message)
                 read = 0
         elif isinstance(document, Prompt):
-            yield read, document.prompt + document.joint + document.answer
+            yield read, document.before + document.answer
         else:
             yield read, document.text

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from llamatrain.data.forms import Chat, Document, Prompt
 from llamatrain.data.messages import THOUGHTS, Message
+from llamatrain.data.server_messages import words_of
 
 END = "</think>"
 
@@ -18,7 +19,7 @@ def said(message: Message) -> Message:
     if message["role"] != "assistant":
         return message
     kept = {key: value for key, value in message.items() if key != THOUGHTS[0]}
-    return {**kept, "content": said_of(message["content"])}
+    return {**kept, "content": said_of(words_of(message))}
 
 
 def said_of(text: str) -> str:

@@ -23,7 +23,8 @@ PASSED_OVER = ".passed-over"  # behind the name of what makes way
 class NewFile:
     """A file being written beside its place; leaving the `with` block without an error moves it there.
 
-    A link in its place is replaced, and what it leads to stays as it is. `check` looks at the file before it takes its name.
+    A link in its place is replaced, and what it leads to stays as it is. Nobody may read or write it who could not do so with
+    the file that it replaces. `check` looks at the file before it takes its name.
     """
 
     def __init__(self, path: str | Path, check: Callable[[Path], object] | None = None) -> None:
@@ -33,6 +34,7 @@ class NewFile:
             if placed or os.path.realpath(self.path.parent) == DEVICES:  # where links are devices, too
                 raise FileError(f"{path}: this is a folder, a device or a pipe, no place for a file")
             self._temporary, self._file = begun(self.path)
+            narrow(self._temporary, self.path)
         except OSError as error:
             raise self._failure(error) from error
 
@@ -93,6 +95,16 @@ class NewFile:
         return FileError(f"{self.path}: cannot be written: {error.strerror}")
 
 
+def narrow(new: Path, old: Path) -> None:
+    """Take the rights from a file that group and others do not have to the one that it replaces."""
+    with suppress(FileNotFoundError):
+        status = old.lstat()
+        if stat.S_ISREG(status.st_mode):
+            before = stat.S_IMODE(new.stat().st_mode)
+            if (mode := before & (status.st_mode | stat.S_IRWXU)) != before:
+                new.chmod(mode)
+
+
 def pass_over(file: Path) -> None:
     """Leave it beside its place, under a name that nothing has."""
     for number in count():
@@ -116,6 +128,7 @@ def linked(source: Path, target: Path) -> None:
     """A second name of a file, in the place of what has it; a copy, where a file has but one."""
     hidden = target.with_name(f".{target.name}.{os.urandom(4).hex()}.tmp")
     try:
+        narrow(source, target)
         hidden.hardlink_to(source)
         hidden.replace(target)
     except OSError:  # a file system without hard links

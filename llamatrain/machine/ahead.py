@@ -17,6 +17,7 @@ from importlib import import_module
 from typing import IO, Any
 
 from llamatrain.machine.code import code, compiled, compiles, missing
+from llamatrain.machine.declared import declared
 from llamatrain.machine.entry import Compilable
 from llamatrain.machine.kept import sealed
 from llamatrain.machine.launching import launch
@@ -33,13 +34,16 @@ turn = threading.Lock()
 
 
 def compile_ahead(needed: Iterable[Compilable]) -> None:
-    """Have these compiled, if they were not before. What fails is left to whoever needs it."""
+    """Have these compiled if they were not before, and with them all others: who compiles waits once, and no later command does.
+    What cannot be kept is compiled only where it is needed. What fails is left to whoever needs it."""
     if code.idle or not compiles() or not sys.executable:
         return
     needed = list(needed)
     if not _names(needed):
         return
     code.announce()
+    if code.shelf.folder and not code.shelf.trouble:
+        needed += declared()
     with _only_one():
         if names := _names(needed):
             start = time.perf_counter()

@@ -1,6 +1,7 @@
 """Where things are kept that could be made again, such as compiled kernels and tokens."""
 
 import os
+import stat
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -23,6 +24,20 @@ def wanted(name: str) -> Path | None:
     except RuntimeError:
         return None
     return home / name if home.is_absolute() else None  # `~` is left as it stands where nobody knows the home
+
+
+def spare(name: str) -> Path | None:
+    """Return the folder of this name for a user whose cache cannot be written: among temporary files, and private."""
+    return Path(tempfile.gettempdir()) / f"{NAME}-{os.geteuid()}" / name if hasattr(os, "geteuid") else None
+
+
+def is_private(folder: Path) -> bool:
+    """Tell whether a folder is this user's and open to nobody else: among temporary files anybody may make one."""
+    try:
+        status = folder.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not stat.S_IMODE(status.st_mode) & 0o077
 
 
 def cache_folder(name: str) -> Path | None:

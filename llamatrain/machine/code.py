@@ -11,10 +11,10 @@ from pathlib import Path
 
 from llamatrain.errors import LlamatrainError
 from llamatrain.machine import shipped
-from llamatrain.machine.cachefolder import SWITCH, wanted
+from llamatrain.machine.cachefolder import SWITCH, spare, wanted
 from llamatrain.machine.entry import Brick, Compilable, Entry
 from llamatrain.machine.kept import Shelf, name_of, sealed
-from llamatrain.machine.library import loaded
+from llamatrain.machine.library import is_library, loaded
 from llamatrain.machine.pruning import prune, used
 from llamatrain.machine.terminal import say
 from llamatrain.machine.units import processor
@@ -69,7 +69,7 @@ class Code:
     def __init__(self) -> None:
         self.seconds = 0.0
         self.compiled = 0
-        self.said = self.noted = False
+        self.said = self.noted = self.relinked = False
         self.trouble = ""  # with the library that should have come with the package
         self.say: Callable[[str], None] = say
         self.there: dict[Compilable, int] = {}
@@ -78,7 +78,7 @@ class Code:
 
     @cached_property
     def shelf(self) -> Shelf:
-        return Shelf(wanted(cache_key()))
+        return Shelf(wanted(cache_key()), spare(cache_key()))
 
     @cached_property
     def library(self) -> Callable[[str], int]:
@@ -127,13 +127,27 @@ class Code:
     def _kept(self, declared: Compilable) -> int:
         facts = facts_of(declared)
         name = name_of(declared.where.replace(":", "."), facts)
-        if code := self.shelf.take(name, facts):
+        if kept := self.shelf.take(name, facts):
             self.note_use()
             try:
-                return _loaded(declared, code)
+                return _loaded(declared, self.linked(name, facts, kept))
             except OSError:  # it is what was written, and yet of no use here
                 self.shelf.drop(name)
         return 0
+
+    def linked(self, name: str, facts: str, code: bytes | memoryview) -> bytes | memoryview:
+        """Link an object file that was kept because its linker failed: what loads it otherwise is LLVM, which takes 48 MB."""
+        if is_library(code):
+            return code
+        from llamatrain.machine.compiler.link import loadable
+
+        if not is_library(made := loadable(bytes(code))):
+            return code
+        if not self.relinked:
+            self.relinked = True
+            self.say(f"linking kernels that could not be linked when they were compiled (kept in {self.shelf.folder})")
+        self.keep(name, sealed(facts, made))
+        return made
 
     def note_use(self) -> None:
         if not self.noted and self.shelf.folder:
@@ -171,6 +185,9 @@ class Code:
             self.say(f"compiling kernels for this run alone: {self.shelf.trouble}; {SWITCH} names another folder")
         elif self.shelf.damaged:
             self.say(f"compiling kernels again that were damaged in {self.shelf.folder}")
+        elif self.shelf.instead:
+            why = f"since {self.shelf.instead}; {SWITCH} names another folder"
+            self.say(f"compiling kernels for this machine, once (kept in {self.shelf.folder}, {why})")
         else:
             self.say(f"compiling kernels for this machine, once (kept in {self.shelf.folder})")
 

@@ -5,19 +5,22 @@
     the code
 
 A file is written beside its place and renamed. The seal finds out damage, not malice: against that stands who the file
-belongs to. It must be the user, or root, who may keep such a folder for all users.
+belongs to. It must be the user, or root, who may keep such a folder for all users; and nobody else may write to it.
 """
 
 import hashlib
 import os
 import secrets
+import stat
+from contextlib import suppress
 from pathlib import Path
 
-from llamatrain.machine.cachefolder import hindrance
+from llamatrain.machine.cachefolder import hindrance, is_private
 from llamatrain.machine.plainfile import content
 from llamatrain.machine.temporary import NEW, goes_with_program, removed, sweep
 
 MAGIC = b"llamatrain's machine code 1\n"
+OTHERS = stat.S_IWGRP | stat.S_IWOTH if os.name == "posix" else 0  # rights to write, which change the code that is run
 LARGEST = 1 << 26  # bytes of a function's file
 ATTEMPTS = 30  # to write a file: others may remove the folder meanwhile, or what is there and not held yet
 
@@ -38,10 +41,12 @@ def _seal(facts: str, code: bytes | memoryview) -> bytes:
 
 
 class Shelf:
-    """The files of a folder, by name; what cannot be written there stays in memory, for this run alone."""
+    """The files of a folder, by name. What cannot be written there goes to the spare one, which is read, too; where there is
+    none, it stays in memory, for this run alone."""
 
-    def __init__(self, folder: Path | None) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path | None, spare: Path | None = None) -> None:
+        self.folder, self._spare, self._places = folder, spare, [folder] if folder else list[Path]()
+        self.instead = ""  # why files are written to the spare folder
         self.loose: dict[str, bytes] = {}
         self.damaged = set[str]()
         self.trouble = ""  # why nothing is written, or no more
@@ -49,19 +54,21 @@ class Shelf:
             self.trouble = "there is no home"
         elif _foreign(folder):
             self.trouble = f"{folder} belongs to another user"
-            self.folder = None
+            self.folder, self._places = None, []
+        if spare and is_private(spare.parent):
+            self._places.append(spare)
 
     def take(self, name: str, facts: str) -> memoryview | None:
         """The code, if it is there and whole."""
-        file = self.loose.get(name) or self._read(name)
-        if file is None:
-            return None
-        at = len(MAGIC) + hashlib.sha256().digest_size
-        code = memoryview(file)[at:]
-        if file[:at] != MAGIC + _seal(facts, code):
-            self.drop(name)
-            return None
-        return code
+        found = [self.loose[name]] if name in self.loose else (self._read(place, name) for place in self._places)
+        for file in found:
+            at = len(MAGIC) + hashlib.sha256().digest_size
+            code = memoryview(file or b"")[at:]
+            if file is not None and file[:at] == MAGIC + _seal(facts, code):
+                return code
+            if file is not None:
+                self.drop(name)
+        return None
 
     def drop(self, name: str) -> None:
         """What is there under a name is no good."""
@@ -75,26 +82,39 @@ class Shelf:
                 self._write(name, file)
                 return
             except OSError as error:
-                self.trouble = f"{self.folder} cannot be written ({error.strerror or error})"
+                self._turn(f"{self.folder} cannot be written ({error.strerror or error})")
+            if self.instead:
+                self.put(name, file)
+                return
         self.loose[name] = file
 
     def check(self) -> None:
         """Find out whether anything can be kept, before much is made."""
+        if trouble := self.trouble or (hindrance(self.folder) if self.folder else ""):
+            self._turn(trouble)
         if self.folder and not self.trouble:
-            self.trouble = hindrance(self.folder)
             sweep(self.folder, NEW)
 
-    def _read(self, name: str) -> bytes | None:
-        if self.folder is None:
-            return None
+    def _turn(self, trouble: str) -> None:
+        """Write to the spare folder from now on, if that can be done, since there is trouble with the other."""
+        place, self._spare, self.trouble = self._spare, None, trouble
+        if not place:
+            return
+        with suppress(OSError):
+            place.parent.mkdir(mode=0o700, exist_ok=True)
+        if is_private(place.parent) and not hindrance(place):
+            self.folder, self.trouble, self.instead = place, "", trouble
+            self._places = list(dict.fromkeys([*self._places, place]))
+
+    def _read(self, folder: Path, name: str) -> bytes | None:
         try:
-            file, status = content(self.folder / name, LARGEST)
+            file, status = content(folder / name, LARGEST)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError:
             self.drop(name)
             return None
-        return file if _is_trusted(status) else b""
+        return file if _is_trusted(status) and not status.st_mode & OTHERS else b""
 
     def _write(self, name: str, file: bytes) -> None:
         assert self.folder is not None

@@ -18,9 +18,14 @@ numbers = count()
 
 def loaded(code: bytes | memoryview, shown: str = "") -> Find:
     """What finds the symbols of this code; `shown` is one that code which is loaded later names."""
-    if bytes(code[:4]) == ELF and code[TYPE_AT] == SHARED:
+    if is_library(code):
         return _by_system(code, ctypes.RTLD_GLOBAL if shown else ctypes.RTLD_LOCAL)
     return _by_llvm(bytes(code), shown)
+
+
+def is_library(code: bytes | memoryview) -> bool:
+    """Tell a shared library from an object file that was not linked."""
+    return bytes(code[:4]) == ELF and code[TYPE_AT] == SHARED
 
 
 def _by_system(code: bytes | memoryview, mode: int) -> Find:

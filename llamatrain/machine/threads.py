@@ -183,12 +183,13 @@ class Team:
         asleep, number, at, enters = threading.Lock(), len(self.asleep) + 1, self.at, follow.entered
         asleep.acquire()
 
-        def serve() -> None:
+        def serve(_: np.ndarray) -> None:
             while True:
                 asleep.acquire()
                 enters(at, number)
 
-        helper = threading.Thread(target=serve, name=f"llamatrain-{number}", daemon=True)
+        # The thread holds the team's words: freed while it lingers, they could become another team's, which it would then help.
+        helper = threading.Thread(target=serve, args=[self.words], name=f"llamatrain-{number}", daemon=True)
         launch(helper)
         self.asleep.append(asleep)
         self.helpers.append(helper)

@@ -1,11 +1,12 @@
 """Low-rank adapters (Hu et al. 2021) as a function from weights to weights: y = W x + s · B (A x), and W is left alone."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from llamatrain.graph import ops as O
 from llamatrain.graph.ops import dropout
 from llamatrain.graph.tensor import Tensor
+from llamatrain.graph.varying import most_of
 
 
 @dataclass(frozen=True)
@@ -23,12 +24,25 @@ class Delta:
 
 
 @dataclass(frozen=True)
+class Dropping:
+    """What adapters do not see of their inputs, by the key of a batch: its seed, and which row of the step its first one is."""
+
+    key: Tensor  # (2,) i32
+    length: int = 1  # tokens of a row
+    weighed: Tensor | None = None
+
+    def seen(self, x: Tensor, delta: Delta) -> Tensor:
+        tokens = [self.weighed] if self.weighed and most_of([x]) else []
+        return dropout(x, self.key, *tokens, rate=delta.dropout, salt=delta.salt, length=self.length)
+
+
+@dataclass(frozen=True)
 class Weights(Mapping[str, Tensor]):
     """Every weight by its GGUF name, with what adapters add to it."""
 
     tensors: Mapping[str, Tensor]
     deltas: Mapping[str, Sequence[Delta]] = field(default_factory=dict)
-    key: Tensor | None = None  # (2,) i32: what dropouts follow from; without, there are none
+    dropping: "Dropping | None" = None  # in training
 
     def __getitem__(self, name: str) -> Tensor:
         return self.tensors[name]
@@ -42,7 +56,7 @@ class Weights(Mapping[str, Tensor]):
     def added(self, y: Tensor, x: Tensor, name: str) -> Tensor:
         """y, the product of x with a weight, and what adapters of that weight add to it."""
         for delta in self.deltas.get(name, ()):
-            seen = dropout(x, self.key, rate=delta.dropout, salt=delta.salt) if self.key and delta.dropout else x
+            seen = self.dropping.seen(x, delta) if self.dropping and delta.dropout else x
             y = O.add(y, O.matmul(O.scale(O.matmul(seen, delta.a), by=delta.scale), delta.b))
         return y
 
@@ -65,4 +79,8 @@ class Weights(Mapping[str, Tensor]):
         """With further adapters beside those that are there."""
         names = [*self.deltas, *(name for name in more if name not in self.deltas)]
         both = {name: (*self.deltas.get(name, ()), *more.get(name, ())) for name in names}
-        return Weights(self.tensors, both, self.key)
+        return Weights(self.tensors, both, self.dropping)
+
+    def for_rows(self, length: int, weighed: Tensor | None) -> "Weights":
+        """Return the same for rows of so many tokens; `weighed` are the tokens that go on where not all do."""
+        return replace(self, dropping=self.dropping and replace(self.dropping, length=length, weighed=weighed))

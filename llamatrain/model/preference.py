@@ -79,6 +79,7 @@ class Ways:
 
     def losses(self, weights: Weights, inputs: dict[str, Tensor]) -> tuple[Tensor, list[Tensor]]:
         """Of each token; and the blocks' inputs."""
+        weights = weights.for_rows(self.length, inputs.get("weighed"))
         x, borders = through(self.h, weights, inputs, self.table)
         if self.flash and self.h.output not in weights.deltas:
             return linear_cross_entropy_rows(x, weights[self.h.output], inputs["targets"], cap=self.h.cap), borders
@@ -116,14 +117,15 @@ def comparing(
     rewards = O.scale(moved, by=objective.beta)
     inputs["worth"] = placeholder("worth", (answers // 2 if objective.pairs else answers,), table.dtype)
     if objective.pairs:
-        terms = [O.sum(O.mul(inputs["worth"], of_pairs(objective, rewards, likely)))]
+        each = [O.mul(inputs["worth"], of_pairs(objective, rewards, likely))]
     else:
-        terms = [O.sum(O.mul(inputs["worth"], of_answers(objective, ways, (weights, reference), rewards, inputs)))]
+        each = [O.mul(inputs["worth"], of_answers(objective, ways, (weights, reference), rewards, inputs))]
     if objective.kind == "orpo":
         inputs["words"] = placeholder("words", losses.shape, table.dtype)
-        terms.append(O.sum(ways.summed(losses, inputs["words"], inputs["sequences"])))
+        each.append(ways.summed(losses, inputs["words"], inputs["sequences"]))
+    terms = [O.sum(one) for one in each]
     loss = O.add(*terms) if len(terms) > 1 else terms[0]
-    return Training(inputs, table, borders, loss, {}, terms=tuple(terms), rewards=rewards)
+    return Training(inputs, table, borders, loss, {}, terms=tuple(terms), rewards=rewards, each=tuple(each))
 
 
 def of_answers(

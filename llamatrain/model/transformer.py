@@ -57,6 +57,9 @@ def logits_of(h: Hyperparameters, x: Tensor, weights: Weights) -> Tensor:
 # ---- training --------------------------------------------------------------
 
 
+Judged = tuple[Tensor, ...]  # the loss, how many targets were likeliest, and each token's part of the loss
+
+
 @dataclass(frozen=True)
 class Training:
     """Inputs by the names that batches have (data.rows.Batch), and the loss: a sum over tokens, each by its weight."""
@@ -66,9 +69,10 @@ class Training:
     borders: list[Tensor]
     loss: Tensor
     more_states: dict[Tensor, np.ndarray]  # beside the table
-    judged: tuple[Tensor, Tensor] | None = None  # the same loss, and how many targets were likeliest; for programs that judge
+    judged: Judged | None = None  # for programs that judge
     terms: tuple[Tensor, ...] = ()  # that a loss of preferences adds up, each a sum over what is of its own kind
     rewards: Tensor | None = None  # of its answers
+    each: tuple[Tensor, ...] = ()  # of those terms, the parts of each pair or answer
 
 
 def training(
@@ -86,6 +90,7 @@ def training(
     """Where weights are `sparse`, a token without goes no further than others may need it."""
     whole = squared or not flash or (teacher is not None and teacher.h.vocab > h.vocab)  # of what is cut, no rows are left out
     inputs = inputs_of(batch, length, table.dtype, flash, sparse and not whole)
+    weights = weights.for_rows(length, inputs.get("weighed"))
     x, borders = through(h, weights, inputs, table)
     aimed = Aimed(x, inputs["targets"], inputs["weights"])
     if squared:
@@ -109,8 +114,8 @@ class Aimed(NamedTuple):
     shares: Tensor
 
 
-def cross_entropy(h: Hyperparameters, weights: Weights, aimed: Aimed, fused: bool) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """The loss, and for programs that judge: the same and how many targets were likeliest."""
+def cross_entropy(h: Hyperparameters, weights: Weights, aimed: Aimed, fused: bool) -> tuple[Tensor, Judged]:
+    """Return the loss, and what programs that judge have of it."""
     x, *aims = aimed
     if fused and h.output not in weights.deltas:
         loss = linear_cross_entropy(x, weights[h.output], *aims, cap=h.cap, name="loss")

@@ -4,6 +4,7 @@ import glob
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,14 @@ class Asked:
         first = [self.tune.lora_init] if self.tune.lora_init else []
         return [*first, *(path for path, _ in self.lora.scaled)]
 
+    def inputs(self, trains: bool = True) -> list[str]:
+        """List what a run that goes on reads, as it was named; one that does not train reads no data."""
+        base = self.base if self.command == "finetune" and not self.tune.full else ""
+        template = self.data.chat_template if not self.data.names_template else None
+        models = (base, *(path for path, _ in self.lora.scaled), self.train.teacher)
+        data = (*self.files, *self.data.val, template) if trains else ()
+        return [str(each) for each in (*models, *data) if each and str(each) != "-"]
+
     def settled(self, base: str = "") -> "Asked":
         """With paths that mean the same from any folder."""
         chosen = self.data.chat_template
@@ -83,7 +92,12 @@ class Asked:
             base=absolute([base])[0] if base else "",
             model=replace(self.model, vocab_from=vocab or (teacher if new else None)),
             train=replace(self.train, teacher=teacher),
-            data=replace(self.data, val=absolute(self.data.val), chat_template=chosen if self.data.names_template else template),
+            data=replace(
+                self.data,
+                val=absolute(self.data.val),
+                chat_template=chosen if self.data.names_template else template,
+                date=self.data.date or (date.today().isoformat() if self.files else ""),
+            ),
             tune=replace(self.tune, lora_init=first, peft=peft),
             lora=LoraOptions((), tuple((_whole(path), scale) for path, scale in self.lora.scaled)),
             outs=self.outs.settled(lambda file: absolute([file])[0]),

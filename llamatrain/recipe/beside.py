@@ -2,8 +2,9 @@
 
 import os
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+import shlex
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,38 @@ from llamatrain.recipe.resume import Resumed
 from llamatrain.store.names import is_of_a_run
 
 # ---- before a run ----------------------------------------------------------
+
+
+def may_write(path: Path, folder: Path, resumed: Resumed | None) -> bool:
+    """Tell whether a run writes to a place that only its checkpoint names: to one in its folder, if this user wrote that."""
+    inside = Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
+    return resumed is not None and resumed.own and inside
+
+
+def named_here(
+    options: OutOptions, given: Collection[str], folder: Path, resumed: Resumed | None
+) -> tuple[OutOptions, OutOptions, list[str]]:
+    """Leave out the files that only a checkpoint names. Return what is written, what is kept for the next run, and notes."""
+    written, notes = options, list[str]()
+    if resumed is None or not resumed.kept:
+        return options, options, notes
+    for name, file in options.said.items():
+        if name not in given and not may_write(Path(file).parent, folder, resumed):
+            unnamed: dict[str, Any] = {name: ""}
+            written = replace(written, **unnamed)
+            notes.append(f"{file} is not written, since only the checkpoint names it; {flag_of(name)} {file} does that")
+    if resumed.own:
+        return written, options, notes
+    words: dict[str, Any] = {name: getattr(OutOptions, name) for name in ("pattern_fn_it", "fn_latest") if name not in given}
+    written = replace(written, **words)
+    return written, written, notes
+
+
+def flags_of(options: OutOptions, peft: Path | None, folder: Path) -> str:
+    """Name the places outside a run's folder again, as the command that goes on with it needs them."""
+    places = {**options.said, **({"peft": str(peft)} if peft else {})}
+    outside = {name: file for name, file in places.items() if not Path(file).is_relative_to(folder.absolute())}
+    return "".join(f" {flag_of(name)} {shlex.quote(file)}" for name, file in outside.items())
 
 
 def check(options: OutOptions, folder: Path, reads: Iterable[Path], resumed: Resumed | None, place: PlaceOptions) -> None:

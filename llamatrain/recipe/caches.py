@@ -102,8 +102,8 @@ def cleaned() -> Told:
 
 def broken(folder: Path) -> list[Path]:
     from llamatrain.machine.code import facts_of
+    from llamatrain.machine.declared import declared
     from llamatrain.machine.kept import Shelf, name_of
-    from llamatrain.recipe.kernels import declared
 
     shelf = Shelf(folder)
     for each in declared():

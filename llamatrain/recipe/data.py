@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 
 class CountedBatches(Skippable, Protocol):
-    """Whose batches can be counted, and begun anywhere."""
+    """Whose batches can be counted, begun anywhere, and ended with an epoch."""
+
+    end: int  # the epoch before which they end; 0: never
 
     @property
     def lengths(self) -> tuple[int, ...]: ...
@@ -75,8 +77,13 @@ def data_of(files: Sequence[str], model: Model, data: DataOptions, seed: int, co
     what = {None: "samples", "pairs": "pairs", "answers": "answers"}[compare]
     told = [f"{len(corpus):,} {what}, {corpus.tokens:,} tokens"]
     told += [f"{len(kept):,} {what} to validate with"] if kept else []
-    for places, became in ((corpus.cut, "cut"), (corpus.skipped, "skipped"), (corpus.excessive, "skipped as too much")):
-        told += [f"{len(places)} {became} ({named(places)})"] if places else []
+    fates = {
+        f"cut to a row of {model.row} tokens": corpus.cut,
+        f"skipped, without a token to train on within {model.row}": corpus.skipped,
+        "skipped, which take too much time or memory": corpus.excessive,
+        "skipped, which cannot be used": corpus.refused,
+    }
+    told += [f"{len(places):,} {fate} ({named(places)})" for fate, places in fates.items() if places]
     told += [f"{others} passed over"] if (others := passed_over([*files, *data.val])) else []
     return TrainingData(rows=rows, validation=validation, described="; ".join(told), samples=len(corpus), packed=rows.packs)
 
@@ -94,7 +101,7 @@ def check_begin(files: Sequence[str], data: DataOptions, compare: "Compare | Non
         check_lines(sources, compare)
     for source in sources:
         for number, line in islice(rows_of(source), FIRST) if source.kind == "lines" else ():
-            with suppress(TooMuch):  # which is told where it is skipped as a row
+            with suppress(TooMuch, *([DataError] if data.skip_bad_rows else [])):  # said where it is skipped as a row
                 if compare:
                     judged_in(line, source.place(number), compare, source.columns)
                 else:
@@ -105,7 +112,7 @@ def check_left(corpus: "Corpus", row: int) -> None:
     """Of answers that are compared most are learned from."""
     from llamatrain.data.corpus import named
 
-    gone = [*corpus.skipped, *corpus.excessive]
+    gone = [*corpus.skipped, *corpus.excessive, *corpus.refused]
     if len(gone) > len(corpus):
         raise DataError(
             f"{len(gone):,} of {len(gone) + len(corpus):,} rows fall away, without an answer within {row} tokens "

@@ -84,7 +84,7 @@ def uncollected() -> Iterator[None]:
 def shallow(setting: Setting, layers: int) -> Setting:
     """With the first layers alone."""
     weights = setting.weights
-    fewer = Weights(first(weights, layers), first(weights.deltas, layers), weights.key)
+    fewer = Weights(first(weights, layers), first(weights.deltas, layers), weights.dropping)
     return replace(setting, h=replace(setting.h, layers=layers), weights=fewer, trained=first(setting.trained, layers))
 
 

@@ -88,7 +88,7 @@ def kernels() -> Told:
 
     library, trouble = shipped.library()
     compiler, error = compiler_of() if compiles() else ("", "")
-    from llamatrain.recipe.kernels import declared
+    from llamatrain.machine.declared import declared
 
     wanted = declared()
     missing = [each for each in wanted if not library(each.symbol)]

@@ -4,10 +4,10 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from llamatrain.adapters.options import LoraOptions
-from llamatrain.config.options import Checked, Option, flag_of
+from llamatrain.config.options import Checked, Option, altered, flag_of
 from llamatrain.config.shared import BATCH, CTX, THREADS
 from llamatrain.data.options import DataOptions
 from llamatrain.errors import FileError, UsageError
@@ -54,7 +54,7 @@ class Evaluation:
     perplexity: float | None  # None: answers are compared
     bits_per_byte: float | None  # None: its tokens stand for no text
     tokens: int
-    loss_error: float | None = None  # the standard error of the mean; None: it takes two batches
+    loss_error: float | None = None  # the standard error of the mean; None: it takes two samples, pairs or answers
     accuracy: float | None = None  # the part of the tokens that were held likeliest, or of the answers judged as they should be
     accuracy_error: float | None = None
     margin: float | None = None  # of answers that are compared
@@ -71,9 +71,9 @@ def evaluated(
     lora: LoraOptions,
     data_options: DataOptions,
     preference: PreferenceOptions,
-    given: Collection[str],
+    given: Mapping[str, Any],
 ) -> Evaluation:
-    """Of all the data, a row at a time; `given` are the names of the options that were not left to their defaults."""
+    """Judge all the data, a row at a time; `given` are the options as they were given, by name."""
     from llamatrain.data.compared_rows import rows_of
     from llamatrain.data.corpus import open_corpus
     from llamatrain.data.couples import KINDS
@@ -83,7 +83,7 @@ def evaluated(
     from llamatrain.recipe.together import made_here_once
     from llamatrain.train.graphs import Setting
 
-    check_given(options, preference, lora, given)
+    check_given(options, preference, lora, altered(given, DataOptions, PreferenceOptions))
     gguf, threads = open_gguf(model), options.threads or cores()
     h, weights, arrays = opened(gguf, lora, threads)
     tokenizer = tokenizer_of(gguf, h.vocab)
@@ -115,12 +115,12 @@ def tokenizer_of(gguf: "Gguf", words: int) -> "Tokenizer":
     return tokenizer
 
 
-def check_given(options: EvaluateOptions, preference: PreferenceOptions, lora: LoraOptions, given: Collection[str]) -> None:
+def check_given(options: EvaluateOptions, preference: PreferenceOptions, lora: LoraOptions, altered: Collection[str]) -> None:
     for name in MEANINGLESS:
-        if name in given:
+        if name in altered:
             raise UsageError(f"{flag_of(name)} means nothing here: all DATA is evaluated, each token once; leave it out")
     check_evaluated(preference, options.batch, bool(lora.scaled))
-    refuse_idle(idle(preference), given)
+    refuse_idle(idle(preference), altered)
 
 
 def runner_of(gguf: "Gguf", setting: "Setting", arrays: "Mapping[str, np.ndarray]", rows: "Rows") -> "Runner":

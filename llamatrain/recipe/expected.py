@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from llamatrain.model.unfit import DEEP
 from llamatrain.recipe.cost import Prices, step_of
 from llamatrain.recipe.memory import Way
-from llamatrain.recipe.speeds import speeds_for
+from llamatrain.recipe.speeds import Speeds, speeds_for
 
 AROUND = 5e-4  # seconds of a step that are between its programs
 
@@ -17,7 +17,7 @@ class Expected:
     step: float  # seconds
     tokens: int  # of a step: with what rows are filled up with
     steps: int | None  # that are to come, where that is known
-    when: float  # speeds were measured
+    speeds: Speeds
 
     @property
     def rate(self) -> float:
@@ -28,12 +28,12 @@ class Expected:
         return None if self.steps is None else self.steps * self.step
 
 
-def expected(way: Way, batches: int, steps: int | None) -> Expected | str:
-    """Of steps of so many batches, each in the parts of the way; or why nothing can be said."""
+def expected(way: Way, batches: int, steps: int | None, anew: bool = False) -> Expected | str:
+    """Of steps of so many batches, each in the parts of the way; or why nothing can be said. `anew` measures again."""
     setting, optimizer = way.setting, way.setting.optimizer
     if optimizer and not setting.rule:
         return f"how often {type(optimizer).__name__} looks at a step's rows is not known before"
-    speeds = speeds_for(setting)
+    speeds = speeds_for(setting, anew)
     if speeds is None:
         return "it is known once a first run has compiled the kernels"
     length, micro = setting.positions, batches * way.splits
@@ -42,4 +42,4 @@ def expected(way: Way, batches: int, steps: int | None) -> Expected | str:
     else:
         seconds = step_of(way.graphs, length, micro, speeds.of)
     tokens = micro * setting.batch * length
-    return Expected(step=seconds + AROUND, tokens=tokens, steps=steps, when=speeds.when)
+    return Expected(step=seconds + AROUND, tokens=tokens, steps=steps, speeds=speeds)

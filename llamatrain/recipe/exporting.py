@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from llamatrain.adapters.options import LoraOptions
 from llamatrain.errors import FileError, UsageError
 from llamatrain.machine.terminal import say
-from llamatrain.recipe.merging import ExportOptions, Merged, check_place, merged, opened
+from llamatrain.recipe.merging import NO_ADAPTER, ExportOptions, Merged, check_place, merged, opened
 
 if TYPE_CHECKING:
     from llamatrain.adapters.adapter import Adapter
@@ -22,6 +22,8 @@ def exported(base: Path, options: ExportOptions, lora: LoraOptions) -> Merged:
     check_asked(options)
     if not options.peft and not options.only_adapter:
         return merged(base, options, lora)
+    if not lora.scaled:
+        raise UsageError(NO_ADAPTER)
     gguf, h, adapters = opened(base, lora)
     check_place(options, [base, *(path for path, _ in lora.scaled)])
     if options.peft:

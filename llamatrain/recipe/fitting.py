@@ -17,14 +17,12 @@ from llamatrain.model.teacher import Teacher
 from llamatrain.model.unfit import DEEP
 from llamatrain.recipe.deep import PARTS, way_of_many
 from llamatrain.recipe.limits import allowed
-from llamatrain.recipe.memory import Demand, Way, excess, fixed, way_with
+from llamatrain.recipe.memory import Demand, Way, batches_of, excess, fixed, growth_of, way_with
 from llamatrain.recipe.options import AUTO
 from llamatrain.recipe.resolved import Resolved
 from llamatrain.recipe.search import Offer, Parting, Search, Tried
 from llamatrain.recipe.target import Cache, Leaves, Target
 from llamatrain.train.graphs import Setting
-
-LOADED = 10**7  # bytes that a process grows by beside what is planned: kernels, what threads have, what is imported late
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +56,7 @@ def fitted(resolved: Resolved, target: Target, extent: Extent, refuse: bool = Tr
     offers = [offer_of(resolved, target, extent, held, cache) for cache in caches_of(resolved, target.h, most)]
     offers = [*(each for each in offers[:-1] if most is None or least_of(each) <= most), offers[-1]]
     if refuse and most is not None and len(offers) == 1:  # at once: planning a model so large takes a while
+        check_batches(offers[0], most)
         check_fixed(fixed(offers[0].setting, offers[0].demand), offers[0].demand.interpreter, most, offers[0].leaves.copies > 0)
     with told_if_long(f"planning a run of {target.h.layers:,} layers, which takes a while"):
         search, found, way = way_of(resolved, offers, extent, most)
@@ -88,16 +87,17 @@ def offer_of(resolved: Resolved, target: Target, extent: Extent, held: int, cach
     """Where the process has `held` so much already."""
     leaves = target.leaves(cache)
     matrices = [array for array in leaves.frozen.values() if array.dtype == np.float32 and array.ndim > 1]
+    setting = setting_of(resolved, target.h, leaves, extent)
     demand = Demand(
         lengths=extent.lengths,
         validating=extent.validating,
         decoding=extent.decoding,
-        interpreter=held + LOADED,
+        interpreter=held + growth_of(setting, extent.decoding > 0),
         batches=resolved.asked.train.grad_acc,
         copies=leaves.copies + (extent.teacher.nbytes if extent.teacher else 0),
         pages=max((array.nbytes for array in matrices if map_of(array) is not None), default=0),
     )
-    return Offer(cache=cache, leaves=leaves, setting=setting_of(resolved, target.h, leaves, extent), demand=demand)
+    return Offer(cache=cache, leaves=leaves, setting=setting, demand=demand)
 
 
 def least_of(offer: Offer) -> int:
@@ -148,6 +148,15 @@ def setting_of(resolved: Resolved, h: Hyperparameters, leaves: Leaves, extent: E
         objective=resolved.asked.preference.made,
         reference=leaves.reference,
     )
+
+
+def check_batches(offer: Offer, most: int) -> None:
+    """Refuse a step whose batches alone take more than there is."""
+    setting, demand = offer.setting, offer.demand
+    if (size := batches_of(setting, demand)) > most:
+        rows = f"{setting.batch * demand.batches:,} rows of {max(demand.lengths):,} tokens"
+        told = f"a step of {rows} takes {Size(size).words} for its tokens alone, and {Size(most).words} are there"
+        raise MemoryPlanError(f"{told}; a smaller --batch, --grad-acc or --ctx takes less")
 
 
 def check_fixed(least: int, held: int, most: int, copied: bool) -> None:

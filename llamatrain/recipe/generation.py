@@ -3,7 +3,7 @@
 import operator
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from llamatrain.sample.decoder import Decoder
     from llamatrain.sample.text import Words
 
+FEWEST = 4  # tokens of a context that do not stay
 USUAL_CTX = 4096  # at most, where it is not given
 PROMPT = "the model has no token that begins a text, so it needs a prompt to go on from: give one with --prompt or --file"
 
@@ -60,11 +61,17 @@ class TextModel:
             raise UsageError(f"{told}: a larger --ctx or a shorter prompt will do")
         return self.going_on(tokens, sampling)
 
-    def going_on(self, tokens: list[int], sampling: SamplingOptions, again: bool = False) -> "Continuation":
-        """`again`: what a decoder holds of them, of the text before, is not computed again; that may round otherwise."""
+    def going_on(
+        self, tokens: list[int], sampling: SamplingOptions, again: bool = False, shown: Collection[int] = ()
+    ) -> "Continuation":
+        """Go on from tokens.
+
+        `again`: what a decoder holds of them, of the text before, is not computed again; that may round otherwise.
+        `shown`: control tokens that are text here.
+        """
         if sampling.seed < 0:
             sampling = replace(sampling, seed=secrets.randbits(32))
-        return Continuation(self, tokens, sampling, again)
+        return Continuation(self, tokens, sampling, again, shown)
 
     def taken(self) -> "Decoder":
         from llamatrain.sample.decoder import Decoder
@@ -81,7 +88,15 @@ class TextModel:
 class Continuation:
     """Its pieces, once; `notes` is what there is to be said of it so far."""
 
-    def __init__(self, model: TextModel, tokens: list[int], sampling: SamplingOptions, again: bool = False) -> None:
+    def __init__(
+        self,
+        model: TextModel,
+        tokens: list[int],
+        sampling: SamplingOptions,
+        again: bool = False,
+        shown: Collection[int] = (),
+    ) -> None:
+        self.shown = shown
         self.model, self.tokens, self.sampling, self.again, self.notes = model, tokens, sampling, again, list[str]()
         if model.ctx > (made := model.h.ctx):
             self.notes.append(f"the model was made for {made} tokens; with --ctx {model.ctx} its text may lose the thread")
@@ -93,7 +108,7 @@ class Continuation:
         from llamatrain.sample.text import Numbers, stream
 
         tokenizer, decoder, files = self.model.tokenizer, self.model.taken(), files_of(self.model.arrays.values())
-        words: Words = StreamDecoder(tokenizer) if tokenizer else Numbers()
+        words: Words = StreamDecoder(tokenizer, shown=self.shown) if tokenizer else Numbers()
         ends = tokenizer.ends.all if tokenizer else ()
         keep = self.kept(bool(tokenizer and tokenizer.add_bos))
         made = Generation(decoder, self.tokens, self.sampling, ends, keep, self.again)
@@ -108,9 +123,15 @@ class Continuation:
             self.notes.append(f"the context of {self.model.ctx} tokens is full; a larger --ctx takes more, --ctx-shift goes on")
 
     def kept(self, begins: bool) -> int | None:
-        """How many tokens stay where the context is shifted; None where it is not."""
-        told, whole = self.sampling.keep, len(self.tokens)
-        return (whole if told < 0 else min(told + begins, whole)) if self.sampling.ctx_shift else None
+        """Return how many tokens stay where the context is shifted, as llama-server has it; None where it is not.
+
+        Beside a token that begins a text it counts one more, though that is part of a prompt that is kept whole, and more than
+        a prompt may be kept; but four tokens of the context can go.
+        """
+        if not self.sampling.ctx_shift:
+            return None
+        told = self.sampling.keep if self.sampling.keep >= 0 else len(self.tokens)
+        return max(0, min(told + begins, self.model.ctx - FEWEST))
 
 
 # ---- prompts ---------------------------------------------------------------

@@ -6,6 +6,7 @@ from llamatrain.report.arena import Arena
 from llamatrain.report.loggers import Logged, Loggers
 from llamatrain.report.metrics import Metrics
 from llamatrain.report.run_page import RunPage
+from llamatrain.store.checkpoint import Checkpoint
 from llamatrain.store.folder import RunFolder
 
 
@@ -31,10 +32,16 @@ def metrics_of(prepared: Prepared, folder: RunFolder) -> Metrics:
     return metrics
 
 
+def shows_first(checkpoint: Checkpoint | None) -> bool:
+    """Tell whether a run that goes on shows its sample of step 0 again: nothing was learned before it was ended."""
+    return checkpoint is not None and not checkpoint.state.counters.step and not checkpoint.state.partial
+
+
 def page_of(prepared: Prepared, folder: RunFolder, metrics: Metrics) -> RunPage:
     """It shows the memory of a batch of the longest rows, too."""
     name, sources, graphs = "samples.jsonl", prepared.sources, prepared.fitted.way.graphs
-    samples = Metrics(folder.result(name), sources.home and sources.home / name, sources.step)
+    again = bool(prepared.kept.run.sample_every) and shows_first(sources.checkpoint)
+    samples = Metrics(folder.result(name), sources.home and sources.home / name, sources.step - again)
     arena = Arena.of(graphs.plan(graphs.longest))
     told = {"facts": facts(prepared, folder.path), "memory": arena.plain() if arena else None}
     return RunPage(metrics, samples, told, metrics.tell)

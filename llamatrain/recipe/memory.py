@@ -12,8 +12,12 @@ from llamatrain.train.reading import ready
 from llamatrain.train.turns import turns_of
 
 ROW = 20  # bytes of a token in a batch: five arrays
-BOUND = 5000  # bytes of a node that is bound to memory and a kernel: arrays, and the words of its calls
-STEPPED = 3000  # likewise of one more than two for each weight that is stepped: no gradient was made of it
+LOADED = 6_400_000  # bytes that a process grows by beside what is planned: kernels, what threads have, what is imported late
+SAMPLING = 3 * 10**6  # bytes besides where samples are made: programs that decode, and what they import
+FILLING = 6_200_000  # bytes that filling, checking and saving its weights adds to that at most: six times the largest of them
+BOUND = 3500  # bytes of a node that is bound to memory and a kernel: arrays, and the words of its calls
+STEPPED = 2500  # likewise of one more than two for each weight that is stepped: no gradient was made of it
+VARIED = 1500  # likewise of one that is bound in another length: its graph and its plan are there already
 LENGTHS = 4  # in which what varies is bound besides, of the sixteen that there are: batches are much alike
 NODES = 40  # that a layer has at least: its block, and the gradients of it
 TOLD = 64  # ranks
@@ -83,6 +87,11 @@ def fixed(setting: Setting, demand: Demand) -> int:
     return moments_of(setting) // setting.ranks + trained + gradients + demand.copies + NODES * BOUND * setting.h.layers
 
 
+def batches_of(setting: Setting, demand: Demand) -> int:
+    """Bytes of a step's batches, which no way to run it can change."""
+    return ROW * setting.batch * max(demand.lengths) * (demand.batches + ready(demand.batches))
+
+
 def moments_of(setting: Setting) -> int:
     return 4 * setting.optimizer.floats(setting.shapes) if setting.optimizer else 0
 
@@ -113,6 +122,12 @@ def some(setting: Setting) -> range:
     return range(0, setting.ranks, -(-setting.ranks // TOLD))
 
 
+def growth_of(setting: Setting, decoding: bool) -> int:
+    """Return the bytes that a process grows by beside its programs and what they run over."""
+    largest = max((4 * tensor.size for tensor in setting.trained.values()), default=0)
+    return LOADED + min(FILLING, 6 * largest) + (SAMPLING if decoding else 0)
+
+
 def decoding_of(setting: Setting, positions: int) -> int:
     return Decoder.plan(setting.h, positions, setting.threads, setting.kernels, setting.weights).total
 
@@ -124,16 +139,13 @@ def parted(setting: Setting, splits: int) -> Setting:
 
 
 def way_with(setting: Setting, policy: Policy, demand: Demand, splits: int = 1) -> Way:
-    setting = parted(setting, splits)
+    batches, setting = batches_of(setting, demand), parted(setting, splits)
     graphs, gradients = RunGraphs(setting, policy), setting.gradients
     shared, own = graphs.all(demand.lengths, gradients == "flat", demand.validating)
     plans, updates = ([graphs.plan(graph) for graph in each] for each in (shared, own))
     size = 4 * sum(tensor.size for tensor in setting.trained.values())
     inputs = (
-        ROW * setting.batch * splits * max(demand.lengths) * (demand.batches + ready(demand.batches))
-        + sum(plan.bytes("input") for plan in plans)
-        + graphs.table.nbytes
-        + sum(a.nbytes for a in graphs.states.values())
+        batches + sum(plan.bytes("input") for plan in plans) + graphs.table.nbytes + sum(a.nbytes for a in graphs.states.values())
     )
     decoding = decoding_of(setting, demand.decoding) if demand.decoding else 0
     arena, pages = max(plan.arena for plan in plans), max(demand.pages, *(plan.base_bytes for plan in plans))
@@ -142,7 +154,7 @@ def way_with(setting: Setting, policy: Policy, demand: Demand, splits: int = 1) 
     nodes, stepping = sum(len(plan.nodes) for plan in plans), sum(len(plan.nodes) for plan in updates)
     few = min(stepping, 2 * len(setting.trained) * len(updates))
     varying = sum(varies(node) is not None for plan in plans for node in plan.nodes)
-    held = demand.interpreter + BOUND * (nodes + few + LENGTHS * varying) + STEPPED * (stepping - few)
+    bound = BOUND * (nodes + few) + VARIED * LENGTHS * varying + STEPPED * (stepping - few)
     needs = Needs(
         weights=size,
         gradients=kept,
@@ -153,7 +165,7 @@ def way_with(setting: Setting, policy: Policy, demand: Demand, splits: int = 1) 
         inputs=inputs,
         arena=beside,
         decoding=decoding,
-        interpreter=held,
+        interpreter=demand.interpreter + bound,
     )
     return Way(setting=setting, policy=policy, splits=splits, graphs=graphs, arena=arena, needs=needs)
 

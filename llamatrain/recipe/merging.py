@@ -1,4 +1,4 @@
-"""A model and its adapters made one."""
+"""Merges adapters into a model, converts its matrices to another type, or does both."""
 
 import math
 import os
@@ -12,20 +12,18 @@ from llamatrain.adapters.options import LoraOptions
 from llamatrain.config.options import Checked, Option
 from llamatrain.config.shared import THREADS
 from llamatrain.config.units import Size
-from llamatrain.errors import FileError, LlamatrainError, MissingError, UsageError
+from llamatrain.errors import FileError, MissingError, UsageError
 from llamatrain.machine.terminal import bar, say
+from llamatrain.recipe.comparison import Comparison, before_export, compared
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from llamatrain.adapters.adapter import Adapter
     from llamatrain.adapters.merge import MergedTensor, Rounding
     from llamatrain.files.reader import Gguf
     from llamatrain.files.types import GgmlType
     from llamatrain.model.hyperparameters import Hyperparameters
-    from llamatrain.model.lora import Weights
 
-CHECKED = 128  # tokens, at most, whose logits are compared
+NO_ADAPTER = "there is nothing to merge: name an adapter with --lora or --lora-scaled"
 ROUNDED = 0.25  # of what is added to a weight: how far off it may be, unsaid
 
 
@@ -55,22 +53,14 @@ class ExportOptions(Checked, panel="The new model"):
             "iq4_nl",
             "iq4_xs",
         ],
-        Option("The type of the new model's matrices; keep: that which each has in BASE.", unit="TYPE"),
+        Option("The type of the new model's matrices; keep: that which each has in BASE. Needs no adapter.", unit="TYPE"),
     ] = "keep"
     overwrite: Annotated[bool, Option("Replace the file --out.")] = False
-    check: Annotated[str, Option("Compare the logits of BASE with its adapters to those of the new file, on this text.")] = ""
+    check: Annotated[
+        str,
+        Option("Compare the logits of BASE with its adapters to those of the new file, on this text, and judge the difference."),
+    ] = ""
     threads: Annotated[int | None, THREADS] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """Of the logits of a base with its adapters to those of what was made of them."""
-
-    largest: float  # of their differences
-    mean: float
-    lowest: float  # of the logits
-    highest: float
-    tokens: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +97,8 @@ def merged(base: Path, options: ExportOptions, lora: LoraOptions) -> Merged:
     assert out
     merging = prepared(base, out, options, lora)
     note_rest(merging)
-    expected = with_adapters(merging, options.check) if options.check else None
+    inputs = merging.gguf, merging.h, merging.adapters, merging.threads
+    expected = before_export(*inputs, options.check, merging.note) if options.check else None
     write(out, merging)
     made = merging.made
     return Merged(
@@ -116,7 +107,7 @@ def merged(base: Path, options: ExportOptions, lora: LoraOptions) -> Merged:
         tensors=len(made),
         merged=touched(made),
         copied=sum(piece.copied for piece in made),
-        check=compared(out, *expected, merging.threads) if expected else None,
+        check=compared(out, expected, merging.threads) if expected else None,
         notes=tuple(merging.notes),
     )
 
@@ -126,8 +117,6 @@ def opened(base: Path, lora: LoraOptions) -> "tuple[Gguf, Hyperparameters, list[
     from llamatrain.files.reader import open_gguf
     from llamatrain.model.hyperparameters import read
 
-    if not lora.scaled:
-        raise UsageError("there is nothing to merge: name an adapter with --lora or --lora-scaled")
     gguf = open_gguf(base)
     h = read(gguf)
     if gguf.kind != "model":
@@ -140,6 +129,8 @@ def prepared(base: Path, out: Path, options: ExportOptions, lora: LoraOptions) -
     from llamatrain.files.types import by_name
     from llamatrain.machine.units import cores
 
+    if not lora.scaled and options.type == "keep":
+        raise UsageError(f"{NO_ADAPTER}, or a type to convert {base} to with --type")
     gguf, h, adapters = opened(base, lora)
     check_place(options, [base, *(path for path, _ in lora.scaled)])
     kind = None if options.type == "keep" else by_name(options.type.upper())
@@ -219,10 +210,13 @@ def write(out: Path, merging: Merging) -> None:
     from llamatrain.adapters import merge
 
     made, size = merging.made, size_of(merging.made)
-    with bar("merging", total=size, unit="B", unit_scale=True) as told:
+    with bar("merging" if merging.adapters else "converting", total=size, unit="B", unit_scale=True) as told:
         roundings = merge.write(out, merging.gguf, made, merging.kind, threads=merging.threads, progress=told.update)
     copied = sum(piece.copied for piece in made)
-    say(f"{out}: {Size(size).words}, {touched(made)} of {len(made)} tensors merged, {copied} copied as they were")
+    converted = sum(piece.type is not piece.base.type for piece in made)
+    counts = [f"{touched(made)} of {len(made)} tensors merged"] if merging.adapters else []
+    counts += [f"{converted} of {len(made)} tensors converted to {merging.kind.name.lower()}"] if merging.kind else []
+    say(f"{out}: {Size(size).words}, {', '.join(counts)}, {copied} copied as they were")
     note_rounding(roundings, merging)
 
 
@@ -236,58 +230,3 @@ def note_rounding(roundings: "dict[str, Rounding]", merging: Merging) -> None:
             f"rounded to its type, {worst} is off by {roundings[worst].share:.0%} of what was added to it, "
             f"all weights together by {math.sqrt(off / added):.0%}; --type {finer} rounds less"
         )
-
-
-# ---- --check ---------------------------------------------------------------
-
-
-def with_adapters(merging: Merging, text: str) -> "tuple[list[int], np.ndarray]":
-    """The tokens of a text, and the logits behind each, of the base with its adapters beside it."""
-    from llamatrain.data.tokenizer import to_bytes
-    from llamatrain.files.mapped import unchanged
-    from llamatrain.recipe.generation import first_tokens, tokenizer_of
-    from llamatrain.recipe.loading import adapted
-
-    gguf, h, adapters, threads = merging.gguf, merging.h, merging.adapters, merging.threads
-    tokens, count = first_tokens(gguf, tokenizer_of(gguf, h), to_bytes(text), CHECKED)
-    if count > CHECKED:
-        merging.note(f"--check compares the first {CHECKED} of {count} tokens")
-    weights, arrays = adapted(gguf, h, adapters, threads)
-    with unchanged(gguf.files):
-        return tokens, logits(gguf, h, weights, arrays, tokens, threads)
-
-
-def compared(out: Path, tokens: list[int], expected: "np.ndarray", threads: int) -> Comparison:
-    import numpy as np
-
-    from llamatrain.files.reader import open_gguf
-    from llamatrain.recipe import loading
-
-    gguf = open_gguf(out)
-    difference = np.abs(logits(gguf, *loading.opened(gguf, LoraOptions(), threads), tokens, threads) - expected)
-    return Comparison(
-        largest=float(difference.max()),
-        mean=float(difference.mean()),
-        lowest=float(expected.min()),
-        highest=float(expected.max()),
-        tokens=len(tokens),
-    )
-
-
-def logits(
-    gguf: "Gguf", h: "Hyperparameters", weights: "Weights", arrays: "dict[str, np.ndarray]", tokens: list[int], threads: int
-) -> "np.ndarray":
-    import numpy as np
-
-    from llamatrain.model.load import check_memory
-    from llamatrain.sample.decoder import Decoder
-
-    check_memory(gguf, Decoder.plan(h, len(tokens), threads, weights=weights).total, "a shorter text for --check")
-    decoder = Decoder(h, arrays, ctx=len(tokens), threads=threads, weights=weights)
-    found = np.array([decoder.feed([token]).copy() for token in tokens])
-    if not np.isfinite(found).all():
-        raise LlamatrainError(
-            f"{gguf.path}: nothing can be compared: on that text its logits are not finite; its weights, or those of an adapter, "
-            "are damaged or too large"
-        )
-    return found

@@ -62,21 +62,22 @@ class Model:
         template = template_for(find_sources(files, options.mapping, raw=options.raw) if files else [], options, self.tokenizer)
         if template is None:
             return self
-        self.tokenizer.chat_template = template
-        return replace(self, metadata={**self.metadata, "tokenizer.chat_template": string(template)})
+        self.tokenizer.chat_template, self.tokenizer.tool_template = template, None
+        kept = {key: value for key, value in self.metadata.items() if key != "tokenizer.chat_template.tool_use"}
+        return replace(self, metadata={**kept, "tokenizer.chat_template": string(template)})
 
 
-def model_for(asked: Asked, sources: Sources, given: Collection[str], read: bool = True) -> Model:
+def model_for(asked: Asked, sources: Sources, altered: Collection[str], read: bool = True) -> Model:
     """The one in a file, or a new one; `read`: whether text may be, to learn a vocabulary from."""
     if not sources.base:
         return new_model(asked, read).asked_by(asked.data, asked.files if read else ())
-    model = model_in(sources.base, asked, sources, given)
+    model = model_in(sources.base, asked, sources, altered)
     if sources.resumed and sources.goes_on and model.tokenizer and not asked.files:
         raise FileError(f"{sources.resumed.path}: its options are damaged: it is trained on text, and they name no data")
     return model.asked_by(asked.data)
 
 
-def model_in(base: Gguf, asked: Asked, sources: Sources, given: Collection[str]) -> Model:
+def model_in(base: Gguf, asked: Asked, sources: Sources, altered: Collection[str]) -> Model:
     if asked.command == "finetune":
         model = model_of(base, asked.tune.ctx, TUNED_CTX)
         h = overridden(model.h, asked.tune)
@@ -84,7 +85,7 @@ def model_in(base: Gguf, asked: Asked, sources: Sources, given: Collection[str])
     kept = sources.checkpoint.metadata if sources.checkpoint else {}
     if not sources.goes_on:
         base, vocabulary = with_vocabulary(base, asked.model.vocab_from)
-        check_own(base, {*given} - {"vocab_from"} if vocabulary else given)
+        check_own(base, {*altered} - {"vocab_from"} if vocabulary else altered)
         kept = kept | vocabulary if kept else {}
     model = model_of(base, asked.model.ctx, CTX)
     return replace(model, metadata=kept) if kept else model
@@ -109,9 +110,9 @@ def check_taught(model: Model, teacher: Gguf) -> None:
         raise UsageError(f"{teacher.path}: its vocabulary is another than the model's ({told}); a teacher has the same tokens")
 
 
-def check_own(base: Gguf, given: Collection[str]) -> None:
+def check_own(base: Gguf, altered: Collection[str]) -> None:
     for name in OWN_SIZE:
-        if name in given:
+        if name in altered:
             raise UsageError(f"{flag_of(name)} has no effect on the model in {base.path}, which is as it is; leave it out")
 
 

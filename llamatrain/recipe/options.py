@@ -37,7 +37,7 @@ def is_recomputed(text: str) -> bool:
 
 @dataclass(frozen=True)
 class TrainOptions(Checked, panel="Training"):
-    batch: Annotated[int, replace(BATCH, most=COUNT)] = 8
+    batch: Annotated[int, BATCH] = 8
     grad_acc: Annotated[int, Option("Batches whose gradients make one step.", unit="BATCHES", least=1, most=COUNT)] = 1
     iters: Annotated[
         int | None,
@@ -230,7 +230,7 @@ class RunOptions(Checked, panel="The run"):
     sample_every: Annotated[int, replace(EVERY, sentence="Show what the model writes every so many steps; 0: never.")] = 0
     sample_prompt: Annotated[str, Option("What those samples begin with.")] = ""
     report_every: Annotated[int, replace(EVERY, sentence="Print a line every so many steps; 0: as often as reads well.")] = 0
-    max_time: Annotated[Duration | None, Option("Save and stop after this time, such as 90m or 2h.")] = None
+    max_time: Annotated[Duration | None, Option("Validate, save and stop after this time, such as 90m or 2h.")] = None
     wire: Annotated[
         Literal["f32", "bf16"],
         Option("Of gradients between ranks; bf16 is half as much, and bits depend on how many they are.", panel=MEANS),
@@ -282,6 +282,7 @@ class PlaceOptions(Checked, panel="Where it lives"):
         Path | None,
         Option("Start from this GGUF file: a model's weights, or a checkpoint with all that goes with them."),
     ] = None
+    trust: Annotated[bool, Option("Read the files that a checkpoint from elsewhere names, without naming them again.")] = False
     only_write_model: Annotated[bool, Option("Write the model of a checkpoint, and train nothing.")] = False
     config: Annotated[Path | None, Option("Read options from this TOML file; those given here win.")] = None
     quiet: Annotated[bool, Option("Say nothing but what went wrong.", short="q")] = False
@@ -293,8 +294,8 @@ class PlaceOptions(Checked, panel="Where it lives"):
 # ---- options that would do nothing -----------------------------------------
 
 
-def refuse_idle(idle: Mapping[str, str], given: Collection[str]) -> None:
-    """No option is taken that does nothing."""
+def refuse_idle(idle: Mapping[str, str], altered: Collection[str]) -> None:
+    """Refuse an option that would do nothing; one that is given with its default asks for nothing."""
     for name, why in idle.items():
-        if name in given:
+        if name in altered:
             raise UsageError(f"{flag_of(name)} means nothing {why}; leave it out")

@@ -1,12 +1,13 @@
 """The options that say what a run writes beside its folder, and what of it stays."""
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
-from llamatrain.config.options import COUNT, Checked, Option
+from llamatrain.config.options import COUNT, Checked, Option, OptionError
 
 NAMES = "; in its name ITERATION becomes the step, and LATEST in another one."
 FILES = ("checkpoint_out", "model_out", "lora_out")
@@ -31,6 +32,13 @@ class OutOptions(Checked, panel="The run"):
             "Keep so many of the models or adapters of earlier saves, each under its step.", unit="FILES", least=0, most=COUNT
         ),
     ] = 0
+
+    def agree(self) -> None:
+        """Refuse words that would lead to another folder."""
+        for name, word in (("pattern_fn_it", self.pattern_fn_it), ("fn_latest", self.fn_latest)):
+            if {*word} & {"/", os.sep, "\0"}:
+                told = f"{word!r} cannot be; it takes a part of a file's name"
+                raise OptionError(lambda spelt, name=name, told=told: f"{spelt(name)} {told}")  # type: ignore[misc]
 
     @property
     def said(self) -> dict[str, str]:

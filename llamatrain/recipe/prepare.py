@@ -21,6 +21,7 @@ from llamatrain.machine.world import world
 from llamatrain.model import hyperparameters
 from llamatrain.model.teacher import Teacher
 from llamatrain.recipe.asked import Asked
+from llamatrain.recipe.beside import may_write
 from llamatrain.recipe.data import TrainingData, check_begin, data_of, sine_of
 from llamatrain.recipe.fitting import Extent, Fitted, fitted
 from llamatrain.recipe.limits import check_held
@@ -28,7 +29,7 @@ from llamatrain.recipe.model import OWN_SIZE, Model, check_taught, model_for
 from llamatrain.recipe.options import PASSING
 from llamatrain.recipe.request import Request
 from llamatrain.recipe.resolved import Resolved, precision_of, resolve
-from llamatrain.recipe.resume import Resumed, gone_on_with, resumed_of
+from llamatrain.recipe.resume import Resumed, check_inputs, gone_on_with, resumed_of
 from llamatrain.recipe.samples import Samples, samples_of
 from llamatrain.recipe.saving import check_trained
 from llamatrain.recipe.sources import Sources, opened
@@ -65,12 +66,15 @@ class Prepared:
 
 def begun(request: Request) -> tuple[Asked, Sources, list[str]]:
     """What is asked in the end, what it is made from, and what is to be said of the run that goes on."""
-    asked, place, given = request.asked, request.place, request.given
+    asked, place = request.asked, request.place
     resumed = resumed_of(place, asked.command)
     notes = [*request.notes, *(resumed.notes if resumed else ())]
     if resumed:
-        asked, more = gone_on_with(asked, resumed, given)
+        named = asked.settled()
+        asked, more = gone_on_with(asked, resumed, request.given, request.altered)
         notes += more
+        if resumed.kept:
+            check_inputs(asked, named, resumed, place)
     if asked.train.seed < 0:
         asked = replace(asked, train=replace(asked.train, seed=world().from_first(secrets.randbelow(COUNT))))
         notes.append(f"--seed -1: {asked.train.seed} is drawn")
@@ -78,11 +82,11 @@ def begun(request: Request) -> tuple[Asked, Sources, list[str]]:
     return asked, opened(asked, resumed), notes
 
 
-def prepare(asked: Asked, sources: Sources, peft: Path | None, notes: list[str], given: Collection[str]) -> Prepared:
+def prepare(asked: Asked, sources: Sources, peft: Path | None, notes: list[str], altered: Collection[str]) -> Prepared:
     with world().agreed():
         check(asked)
     with phase("tokenizer"):
-        model = model_for(asked, sources, given)
+        model = model_for(asked, sources, altered)
     teacher = teacher_for(asked, model, sources)
     target = target_of(asked, model, sources, peft)  # what adapters are not as they should be is told before the data is read
     check_held(asked.train.memory)
@@ -91,6 +95,7 @@ def prepare(asked: Asked, sources: Sources, peft: Path | None, notes: list[str],
     if data.packed:  # whatever would be without a word another time
         asked = replace(asked, data=replace(asked.data, pack=True))
     resolved = resolve(asked, model.row, data.rows.count)
+    data.rows.end = asked.train.epochs or 0
     samples = shown(resolved, model, data.rows if isinstance(data.rows, Sine) else None)
     extent = Extent(
         lengths=data.rows.lengths,
@@ -193,14 +198,13 @@ def unread_of(model: Model, sources: Sources) -> int:
 
 
 def foreseen(request: Request, graphs: bool, ranks: int) -> Foreseen:
-    given = request.given
     asked, sources, _ = begun(request)
     check_held(asked.train.memory)
     named = [file for file in asked.files if file != "-"]
     files = find_data(named, raw=asked.data.raw) if named else None
     plain = all(source.kind == "text" for source in (files.sources if files else ()))
     whole = plain and not asked.data.pattern
-    model = model_for(asked, sources, given, read=False)
+    model = model_for(asked, sources, request.altered, read=False)
     sine = None if asked.files else sine_of(model, 0)
     resolved = resolve(asked, model.row, lambda epochs: epochs, ranks)
     extent = Extent(
@@ -243,20 +247,21 @@ def config_of(kept: Asked) -> str:
 
 
 def peft_folder(asked: Asked, sources: Sources, folder: RunFolder, request: Request) -> tuple[Asked, Path | None, list[str]]:
-    """The folder for PEFT replaces nothing that is read or was not asked for; that of another run is left to it, and so is one
-    that only a checkpoint names, unless it lies in the run's own folder. And what is asked then, and is to be said of it."""
+    """Find the folder for PEFT, which replaces nothing that is read or was not asked for. That of another run is left to it, and
+    so is one that only a checkpoint names, unless this user wrote that and the folder lies in the run's own. Return what is
+    asked then, the folder, and what to say of it."""
     path, place = asked.tune.peft, request.place
     elsewhere = sources.home is not None and folder.path != sources.home
     if path is None or (elsewhere and "peft" not in request.given):
         return replace(asked, tune=replace(asked.tune, peft=None)), None, []
-    peft_files.remove_begun(path)
     real, said = os.path.realpath(path), "peft" in request.said
-    if "peft" not in request.given and not Path(real).is_relative_to(os.path.realpath(folder.path)):
-        return (
-            asked,
-            None,
-            [f"the adapter is not written to {path}, which its checkpoint alone names; --peft {path} does that"],
-        )
+    if "peft" not in request.given and not may_write(path, folder.path, sources.resumed):
+        if sources.resumed and sources.resumed.own:
+            peft_files.remove_begun(path)
+        else:
+            asked = replace(asked, tune=replace(asked.tune, peft=None))
+        return asked, None, [f"the adapter is not written to {path}, which its checkpoint alone names; --peft {path} does that"]
+    peft_files.remove_begun(path)
     for read in asked.adapters:
         if os.path.realpath(read) == real:
             raise UsageError(f"--peft {path} would replace {read}, which is being read: another name will do")

@@ -12,7 +12,7 @@ from typing import Any
 from llamatrain.adapters.options import LoraOptions
 from llamatrain.config.file import BaseArgument, DataArgument, read_config, told_there
 from llamatrain.config.missing import missing_model
-from llamatrain.config.options import Checked, OptionError, build, declared, flag_of, respelt
+from llamatrain.config.options import Checked, OptionError, altered, build, declared, flag_of, respelt
 from llamatrain.data.options import DataOptions
 from llamatrain.errors import FileError, UsageError
 from llamatrain.files.others import folder_told
@@ -39,7 +39,8 @@ class Request:
 
     asked: Asked
     place: PlaceOptions
-    given: Collection[str]  # the names of the options that were not left to their defaults
+    given: Collection[str]  # the names of the options that were given
+    altered: Collection[str]  # and of those of them that are not at their defaults
     said: Collection[str]  # and of those of them that are not from a file
     notes: tuple[str, ...] = ()
 
@@ -71,17 +72,19 @@ def given_options(said: Said, *classes: type[Checked]) -> dict[str, Any]:
 def gone_on_from(said: Said, values: Said) -> tuple[PlaceOptions, tuple[str, ...]]:
     """A script that goes on from its LATEST each time finds none the first time."""
     place = build(PlaceOptions, said)
+    if place.trust and not (place.resume or place.checkpoint_in):
+        raise UsageError("--trust is for the files that a checkpoint names: name it with --resume or --checkpoint-in")
     path, latest = place.checkpoint_in, values.get("fn_latest", OutOptions.fn_latest)
     if path is None or latest not in path.name or os.path.lexists(path) or not path.parent.is_dir():
         return place, ()
     return replace(place, checkpoint_in=None), (f"{path} is not there: the run begins anew",)
 
 
-def asked_of(command: str, files: tuple[str, ...], base: str, values: Said, given: Collection[str], goes_on: bool) -> Asked:
+def asked_of(command: str, files: tuple[str, ...], base: str, values: Said, altered: Collection[str], goes_on: bool) -> Asked:
     """What has no effect beside the options of a run that goes on is seen where they are known."""
     parts: dict[str, Any] = {name: build(PARTS[name], values) for name in OF[command]}
     options = Asked(files=files, command=command, base=base, **parts)
-    refuse_idle({} if goes_on else options.idle, given)
+    refuse_idle({} if goes_on else options.idle, altered)
     return options
 
 
@@ -91,19 +94,19 @@ def asked_of(command: str, files: tuple[str, ...], base: str, values: Said, give
 def new_model(data: Sequence[str], said: Said) -> Request:
     values = given_options(said, *NEW, DataArgument)
     place, notes = gone_on_from(said, values)
-    given, files = {*values}, tuple(data or values.get("data", ()))
+    given, files, other = {*values}, tuple(data or values.get("data", ())), altered(values, *NEW)
     with told_of(place.config, given, said):
         if not (files or place.resume or place.checkpoint_in):
             values = of_the_sine_wave(values)
-        options = asked_of("from-scratch", files, "", values, given, place.resume is not None)
+        options = asked_of("from-scratch", files, "", values, other, place.resume is not None)
         if not (place.resume or place.checkpoint_in):
             check_vocabulary(options.model, bool(files))
-            check_pupil(options, given)
+            check_pupil(options, other)
         if place.only_write_model and not (place.resume or place.checkpoint_in):
             raise UsageError("--only-write-model writes the model of a checkpoint: name it with --resume or --checkpoint-in")
         if files and options.train.loss == "squared-error":
             raise UsageError("--loss squared-error is for the sine wave only; leave the data out, or the option")
-    return Request(asked=options, place=place, given=given, said={*said}, notes=notes)
+    return Request(asked=options, place=place, given=given, altered=other, said={*said}, notes=notes)
 
 
 def check_vocabulary(options: ModelOptions, of_text: bool) -> None:
@@ -116,13 +119,13 @@ def check_vocabulary(options: ModelOptions, of_text: bool) -> None:
     raise OptionError(lambda spelt: f"{spelt('vocab_size')} {size} cannot be; {takes}")
 
 
-def check_pupil(options: Asked, given: Collection[str]) -> None:
+def check_pupil(options: Asked, altered: Collection[str]) -> None:
     """A new model that is taught has text to read, and its teacher's vocabulary."""
     if options.train.teacher is None:
         return
     if not options.files:
         raise UsageError("--teacher means nothing to the built-in sine wave; name the data, or leave it out")
-    if "vocab_size" in given:
+    if "vocab_size" in altered:
         raise UsageError("--vocab-size has no effect beside --teacher, whose vocabulary a new model takes; leave it out")
 
 
@@ -149,19 +152,20 @@ def tuning(base: str | None, data: Sequence[str], said: Said) -> Request:
     if base and named_there and Path(base).exists() and not is_gguf(base):
         data, base = [base, *data], None
     files = tuple(data or values.get("data", ()))
+    other = altered(values, *TUNING, **TUNING_DEFAULTS)
     with told_of(place.config, {*values}, said):
-        asked, place = named(base or named_there, files, {**TUNING_DEFAULTS, **values}, {*values}, place)
-    return Request(asked=asked, place=place, given={*values}, said={*said}, notes=notes)
+        asked, place = named(base or named_there, files, {**TUNING_DEFAULTS, **values}, other, place)
+    return Request(asked=asked, place=place, given={*values}, altered=other, said={*said}, notes=notes)
 
 
 def named(
-    base: str | None, data: tuple[str, ...], values: Said, given: set[str], place: PlaceOptions
+    base: str | None, data: tuple[str, ...], values: Said, altered: set[str], place: PlaceOptions
 ) -> tuple[Asked, PlaceOptions]:
     """With a base and data, unless a run goes on that has them. A model as --checkpoint-in is a base that is trained whole."""
     from llamatrain.files.reader import open_gguf
 
     if place.checkpoint_in and open_gguf(place.checkpoint_in).kind != "checkpoint":
-        check_whole(base, given, place)
+        check_whole(base, altered, place)
         base, data = str(place.checkpoint_in), (base, *data) if base else data
         place, values = replace(place, checkpoint_in=None), {**values, "full": True}
     elif base and (place.resume or place.checkpoint_in) and Path(base).exists() and not is_gguf(base):
@@ -175,7 +179,7 @@ def named(
     check_model(base, data)
     if base and not data and not place.resume and not place.checkpoint_in:
         raise UsageError(f"no data to train {base} on: name files (text, JSON, CSV, Parquet), folders, globs, or -")
-    options = asked_of("finetune", data, base or "", values, given, place.resume is not None)
+    options = asked_of("finetune", data, base or "", values, altered, place.resume is not None)
     if options.train.loss != "cross-entropy":
         raise UsageError("--loss squared-error is for the sine wave only")
     train = options.train
@@ -201,11 +205,11 @@ def check_model(base: str | None, data: Sequence[str], command: str = "finetune"
         raise missing_model(Path(base))
 
 
-def check_whole(base: str | None, given: set[str], place: PlaceOptions) -> None:
+def check_whole(base: str | None, altered: set[str], place: PlaceOptions) -> None:
     """There is one model, and it gets no adapter."""
     if base and is_gguf(base):
         raise UsageError(f"--checkpoint-in {place.checkpoint_in} is a model, as {base} is; leave one of them out")
-    if lora := sorted(given & {*OF_ADAPTERS}):
+    if lora := sorted(altered & {*OF_ADAPTERS}):
         raise UsageError(f"--checkpoint-in trains all of a model, and {flag_of(lora[0])} is for an adapter: name the model first")
 
 

@@ -114,7 +114,7 @@ def resolve(asked: Asked, row: int, rows_of: Callable[[int], int], ranks: int = 
         asked=asked,
         iters=iters,
         warmup=warmup,
-        decay_steps=train.decay_steps or max(1, round(FALL * iters) if train.schedule == "wsd" else iters - warmup),
+        decay_steps=train.decay_steps or decay_steps_of(train.schedule, iters, warmup),
         lr_min=train.lr_min if train.lr_min is not None else LR_MIN * train.lr,
         row=row,
         threads=asked.run.threads or cores(),
@@ -125,6 +125,11 @@ def resolve(asked: Asked, row: int, rows_of: Callable[[int], int], ranks: int = 
         gradients=gradients_of(train, optimizer, reads_base=asked.command == "finetune" and not tune.full),
         alpha=tune.lora_alpha if tune.full or tune.lora_init else tune.alpha,
     )
+
+
+def decay_steps_of(kind: str, iters: int, warmup: int) -> int:
+    """Return how many steps the rate falls for. The fall starts at the peak, which without a warm-up is step 1."""
+    return max(1, round(FALL * iters) if kind == "wsd" else iters - max(warmup, 1))
 
 
 def divided(asked: Asked, ranks: int, planned: bool = False) -> Asked:

@@ -13,13 +13,16 @@ from llamatrain.data.sources import check_kept
 from llamatrain.engine.backend import kind_of
 from llamatrain.errors import FileError, UsageError
 from llamatrain.files.reader import open_gguf
+from llamatrain.machine.terminal import say
 from llamatrain.machine.world import launched, world
 from llamatrain.recipe.asked import OF, PARTS, Asked
+from llamatrain.recipe.given_rows import found_again
 from llamatrain.recipe.options import AUTO, PlaceOptions, RunOptions, TrainOptions, refuse_idle
 from llamatrain.recipe.outs import OutOptions
 from llamatrain.recipe.tuning import OF_INIT
 from llamatrain.store.checkpoint import MADE_BY, Checkpoint
 from llamatrain.store.folder import RunFolder
+from llamatrain.store.signature import SIGNATURE, is_own
 
 # beside all of RunOptions and OutOptions: what may change when a run goes on, and the part that it is of
 FREE = {
@@ -38,6 +41,7 @@ FREE = {
 COMMANDS = {"train_model": "from-scratch", "finetune_lora": "finetune"}  # where no options are kept
 ALONE = "a checkpoint of llama.cpp's finetune, which names neither its model nor its data"
 MOST = 1 << 62  # of steps, samples, tokens
+LISTED, PATH = 4, 120  # files of a checkpoint from elsewhere in one message, and the characters of each
 SAID = ("iters", "threads", "shards", "precision", "cache_base")  # of those, what is said of it
 
 
@@ -47,6 +51,7 @@ class Resumed:
 
     checkpoint: Checkpoint
     path: Path
+    own: bool = True  # whether this user wrote it; no place that another's checkpoint names is read or written unasked
     notes: tuple[str, ...] = ()
 
     @property
@@ -77,25 +82,34 @@ def resumed_of(place: PlaceOptions, command: str) -> Resumed | None:
     counted = vars(checkpoint.state.counters).values()
     if max(counted) >= MOST:
         raise FileError(f"{found}: its counters are damaged: {max(counted)} cannot be")
-    return Resumed(checkpoint, found, tuple(notes))
+    own = world().from_first(is_own(checkpoint.options, checkpoint.extra.get(SIGNATURE)))
+    return Resumed(checkpoint, found, own, tuple(notes))
 
 
-def gone_on_with(asked: Asked, resumed: Resumed, given: Collection[str]) -> tuple[Asked, list[str]]:
-    """A run's own options, with those changed that may be; and what is to be said of it."""
+def gone_on_with(asked: Asked, resumed: Resumed, given: Collection[str], altered: Collection[str]) -> tuple[Asked, list[str]]:
+    """Return a run's own options, with those changed that may be; and what is to be said of it."""
     if not resumed.kept:
-        check_begun_anew(asked, resumed, given)
-        refuse_idle(asked.idle, given)
+        check_begun_anew(asked, resumed, altered)
+        refuse_idle(asked.idle, altered)
         return asked, []
     kept, asked = Asked.from_plain(resumed.checkpoint.options, resumed.path), asked.settled()
+    home = resumed.path.parent
+    kept = replace(kept, files=found_again(kept.files, home), data=replace(kept.data, val=found_again(kept.data.val, home)))
     check_files(kept, asked)
     changed, said = changes(kept, asked, given)
     if changed["train"].get("precision") == "f32" and kept.tune.cache_base == "bf16" and "cache_base" not in given:
         changed["tune"]["cache_base"] = "off"
         said.append("--cache-base is off from now on: copies in bf16 are for products in bf16")
     changed["train"].setdefault("shards", shards_of(kept.train))
+    if not resumed.own and "log" not in given and (sent := sorted({*kept.run.log} - {"csv", "tensorboard"})):
+        changed["run"]["log"] = tuple(each for each in kept.run.log if each not in sent)
+        said.append(
+            f"nothing is sent to {', '.join(sent)}, since only a checkpoint from elsewhere says so; --log {sent[0]} does that"
+        )
     parts = {part: replace(getattr(kept, part), **values) for part, values in changed.items()}
     made = replace(kept, base=asked.base or kept.base, **parts)  # the base may have been moved
-    refuse_idle(made.idle, given)
+    made = replace(made, data=replace(made.data, date=kept.data.date or asked.data.date))  # old checkpoints know no day
+    refuse_idle(made.idle, altered)
     if "iters" in changed["train"] and kept.train.schedule != "constant" and "schedule" not in made.idle:
         said.append(told_of_rate(kept.train, made.train, resumed.step))
     made_by, here = resumed.checkpoint.extra.get(MADE_BY), kind_of(made.train.kernels)
@@ -124,13 +138,13 @@ def told_of_rate(kept: TrainOptions, made: TrainOptions, step: int) -> str:
     return f"the rate falls in the last {made.decay_steps} of {made.iters} steps{told}"
 
 
-def check_begun_anew(asked: Asked, resumed: Resumed, given: Collection[str]) -> None:
+def check_begun_anew(asked: Asked, resumed: Resumed, altered: Collection[str]) -> None:
     """What an ancestor's checkpoint of an adapter does not know is said beside it, and nothing that it knows."""
     if asked.command != "finetune":
         return
     if not asked.base or not (asked.files or asked.tune.only_write_lora):
         raise UsageError(f"{resumed.path}: {ALONE}: llamatrain finetune BASE.gguf DATA --checkpoint-in {resumed.path}")
-    if idle := [name for name in ("full", "lora_init", *OF_INIT) if name in given]:
+    if idle := [name for name in ("full", "lora_init", *OF_INIT) if name in altered]:
         raise UsageError(f"{flag_of(idle[0])} has no effect on the adapter in {resumed.path}, which is as it is; leave it out")
 
 
@@ -144,6 +158,28 @@ def check_files(kept: Asked, asked: Asked) -> None:
     check_kept([name for name in (*kept.files, *kept.data.val) if name not in named])
     if "-" in kept.files and sys.stdin.isatty():
         raise UsageError("the run's data came from standard input: give it there again")
+
+
+def check_inputs(asked: Asked, named: Asked, resumed: Resumed, place: PlaceOptions) -> None:
+    """List the files that only the checkpoint names; of another user's checkpoint they are read with --trust alone."""
+    trains, known = not (asked.tune.only_write_lora or place.only_write_model), {*named.inputs()}
+    found = [each for each in asked.inputs(trains) if each not in known]
+    if not found:
+        return
+    if resumed.own:
+        say(f"note: reading {cut(', '.join(found), LINE)}, as the checkpoint says")
+    elif place.trust:
+        for each in found:
+            say(f"note: reading {each}, as the checkpoint from elsewhere says")
+    else:
+        listed = ", ".join(cut(each, PATH) for each in found[:LISTED]) + (
+            f" and {len(found) - LISTED} more" if found[LISTED:] else ""
+        )
+        raise UsageError(
+            f"{resumed.path} has no signature of yours (another user, machine or older version wrote it), and names "
+            f"files to read: {listed}; "
+            f"name them beside --resume, or add {flag_of('trust')}"
+        )
 
 
 def changes(kept: Asked, asked: Asked, given: Collection[str]) -> tuple[dict[str, dict[str, Any]], list[str]]:

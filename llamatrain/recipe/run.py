@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 
-from llamatrain import __version__
 from llamatrain.config.options import flag_of
 from llamatrain.data.options import DataOptions
 from llamatrain.engine.backend import kind_of
@@ -20,13 +19,14 @@ from llamatrain.machine.terminal import is_shown, say
 from llamatrain.machine.world import world
 from llamatrain.recipe.asked import Asked
 from llamatrain.recipe.assembled import loop_of, programs_of, trained_in
-from llamatrain.recipe.beside import Outs, check
+from llamatrain.recipe.beside import Outs, check, flags_of, named_here
 from llamatrain.recipe.ending import tell_best, tell_end
 from llamatrain.recipe.header import facts, in_a_line
 from llamatrain.recipe.interrupts import Interrupts
 from llamatrain.recipe.logged import metrics_of, page_of
 from llamatrain.recipe.model import model_for
 from llamatrain.recipe.options import PlaceOptions
+from llamatrain.recipe.outs import OutOptions
 from llamatrain.recipe.prepare import Prepared, begun, config_of, peft_folder, prepare, read_by
 from llamatrain.recipe.profiling import keep_trace, profiled
 from llamatrain.recipe.ranks import Keeper, Leading, Serving, Silent
@@ -34,6 +34,7 @@ from llamatrain.recipe.request import Request
 from llamatrain.recipe.resume import Resumed
 from llamatrain.recipe.saving import Saver, check_trained
 from llamatrain.recipe.sources import TEACHER, Sources, fingerprint, print_of_adapters, whole_print
+from llamatrain.recipe.target import Target
 from llamatrain.recipe.targets import target_of
 from llamatrain.recipe.together import identity_of, made_once_of_each
 from llamatrain.report.console import nobody
@@ -41,6 +42,7 @@ from llamatrain.report.report import Report
 from llamatrain.store.checkpoint import told_sum
 from llamatrain.store.folder import RunFolder
 from llamatrain.store.names import numbered
+from llamatrain.store.signature import SIGNATURE, sign
 from llamatrain.train.course import DONE, Outcome
 from llamatrain.train.loop import Loop
 
@@ -62,10 +64,10 @@ def train(request: Request, interrupts: Interrupts) -> Finished:
 
 
 def trained(request: Request, interrupts: Interrupts) -> Finished:
-    world().compared({"version": __version__, "options": request.asked.plain()})
+    world().compared({"options": request.asked.plain()})
     with phase("files"):
         asked, sources, notes = begun(request)
-    place, given = request.place, request.given
+    place = request.place
     if asked.tune.only_write_lora or place.only_write_model:
         return written(asked, sources, request, interrupts)
     if world().rank:
@@ -75,13 +77,15 @@ def trained(request: Request, interrupts: Interrupts) -> Finished:
         with interrupts:
             try:
                 asked, peft, more = peft_folder(asked, sources, folder, request)
-                if asked.outs.said:
-                    check(asked.outs, folder.path, read_by(asked, sources, place.config), sources.resumed, place)
+                outs, kept, named = named_here(asked.outs, request.given, folder.path, sources.resumed)
+                if outs.said:
+                    check(outs, folder.path, read_by(asked, sources, place.config), sources.resumed, place)
+                asked, more = replace(asked, outs=kept), [*more, *named]
                 world().from_first(Led(asked.tune.peft, peft, folder.path))
-                prepared = prepare(asked, sources, peft, [*notes, *more], given)
+                prepared = prepare(asked, sources, peft, [*notes, *more], request.altered)
                 compare(prepared)
                 settle(prepared, folder, place.config)
-                return run(prepared, folder, interrupts, place.verbose)
+                return run(prepared, folder, interrupts, outs, place.verbose)
             finally:
                 folder.discard()
 
@@ -100,7 +104,7 @@ def followed(asked: Asked, sources: Sources, notes: list[str], request: Request,
     with interrupts:
         led = world().from_first(Led(None, None, Path()))
         asked = replace(asked, tune=replace(asked.tune, peft=led.kept))
-        prepared = prepare(asked, sources, led.peft, notes, request.given)
+        prepared = prepare(asked, sources, led.peft, notes, request.altered)
         compare(prepared)
         listener, programs = Silent(), programs_of(prepared)
         loop, keeper = loop_of(prepared, programs, listener, interrupts), Serving(programs, world())
@@ -141,28 +145,23 @@ def written(asked: Asked, sources: Sources, request: Request, interrupts: Interr
     model = model_for(asked, sources, ())
     if place.overwrite and not asked.outs.said:
         raise UsageError(f"--only-write-{made} replaces no run: leave --overwrite out, and name a new folder with --out")
-    outs = Outs(asked.outs)
     with folder_of(asked.command, place, sources) as folder:
+        named, _, notes = named_here(asked.outs, request.given, folder.path, resumed)
+        outs = Outs(named)
         if alone := bool(outs.newest and not (place.out or place.resume)):
             folder.clear()  # it is for the time of writing
         interrupts.leaving = folder.discard
         with interrupts:
             try:
-                asked, peft, notes = peft_folder(asked, sources, folder, request)
+                asked, peft, more = peft_folder(asked, sources, folder, request)
                 target = target_of(asked, model, sources, peft)
-                notes += target.notes()
+                notes += [*more, *target.notes()]
                 for line in notes:
                     say(f"note: {line}")
-                if asked.outs.said:
+                if named.said:
                     reads = read_by(replace(asked, files=(), data=DataOptions()), sources, place.config)
-                    check(asked.outs, folder.path, reads, resumed, place)
-                trained = target.leaves("off").trained
-                check_trained(resumed, trained)
-                with unchanged(resumed.checkpoint.files):
-                    parts = {name: np.array(resumed.checkpoint.weights[name]) for name in trained}
-                target.write(folder.result(target.result), parts)
-                outs.write(resumed.step, resumed.path, folder.result(target.result))
-                target.write_elsewhere(parts)
+                    check(named, folder.path, reads, resumed, place)
+                write_result(resumed, target, folder, outs)
             finally:
                 folder.discard()
     if alone:
@@ -171,6 +170,17 @@ def written(asked: Asked, sources: Sources, request: Request, interrupts: Interr
     files = outs.newest if alone else [folder.path / target.result, *outs.newest]
     tell_end(made, files, Outcome(DONE))
     return Finished(outcome=Outcome(DONE), folder=folder.path, result=files[0], steps=resumed.step, notes=tuple(notes))
+
+
+def write_result(resumed: Resumed, target: Target, folder: RunFolder, outs: Outs) -> None:
+    """Write what comes of a checkpoint as it is."""
+    trained = target.leaves("off").trained
+    check_trained(resumed, trained)
+    with unchanged(resumed.checkpoint.files):
+        parts = {name: np.array(resumed.checkpoint.weights[name]) for name in trained}
+    target.write(folder.result(target.result), parts)
+    outs.write(resumed.step, resumed.path, folder.result(target.result))
+    target.write_elsewhere(parts)
 
 
 def written_of(sources: Sources, place: PlaceOptions) -> tuple[Resumed, str]:
@@ -212,7 +222,7 @@ def settle(prepared: Prepared, folder: RunFolder, config: Path | None) -> None:
 # ---- the run ---------------------------------------------------------------
 
 
-def run(prepared: Prepared, folder: RunFolder, interrupts: Interrupts, verbose: bool = False) -> Finished:
+def run(prepared: Prepared, folder: RunFolder, interrupts: Interrupts, outs: OutOptions, verbose: bool = False) -> Finished:
     resolved, target, leaves, metrics = prepared.resolved, prepared.target, prepared.fitted.leaves, metrics_of(prepared, folder)
 
     def command() -> str:  # as the folder is called by then
@@ -227,7 +237,7 @@ def run(prepared: Prepared, folder: RunFolder, interrupts: Interrupts, verbose: 
             report.say(f"note: {line}")
         programs = programs_of(prepared)
         loop = loop_of(prepared, programs, report, interrupts)
-        saver = saver_of(prepared, loop, folder, report)
+        saver = saver_of(prepared, loop, folder, report, outs)
         keeper: Keeper = Leading(saver, world()) if world().size > 1 else saver
         loop.save, loop.keep = keeper.save, keeper.keep_best
         loop.show = partial(prepared.samples.show, leaves=leaves, parts=programs.weights.parts, report=report)
@@ -253,16 +263,19 @@ def run(prepared: Prepared, folder: RunFolder, interrupts: Interrupts, verbose: 
 
 
 def to_go_on(prepared: Prepared, folder: Path) -> str:
-    return f"llamatrain {prepared.kept.command} --resume {shlex.quote(str(folder))}"
-
-
-def saver_of(prepared: Prepared, loop: Loop, folder: RunFolder, report: Report) -> Saver:
     kept = prepared.kept
+    return f"llamatrain {kept.command} --resume {shlex.quote(str(folder))}{flags_of(kept.outs, kept.tune.peft, folder)}"
+
+
+def saver_of(prepared: Prepared, loop: Loop, folder: RunFolder, report: Report, outs: OutOptions) -> Saver:
+    kept = prepared.kept
+    options, teacher = kept.plain(), prepared.sources.taught_by
+    extra = {TEACHER: fingerprint(teacher)} if teacher else {}
     return Saver(
-        options=kept.plain(),
+        options=options,
         keep=kept.run.keep,
         keep_results=kept.outs.keep_results,
-        outs=Outs(kept.outs),
+        outs=Outs(outs),
         target=prepared.target,
         metadata=prepared.model.metadata,
         programs=loop.programs,
@@ -271,7 +284,7 @@ def saver_of(prepared: Prepared, loop: Loop, folder: RunFolder, report: Report) 
         metrics=report.metrics,
         config=config_of(kept).encode("utf-8", "replace"),
         warn=report.warn,
-        extra={TEACHER: fingerprint(teacher)} if (teacher := prepared.sources.taught_by) else {},
+        extra={**extra, SIGNATURE: sign(options)},
         home=prepared.sources.home,
         tell=loop.beside.tell,
     )

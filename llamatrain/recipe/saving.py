@@ -18,7 +18,7 @@ from llamatrain.files.pages import release
 from llamatrain.files.values import Value
 from llamatrain.graph.tensor import Tensor
 from llamatrain.optim.optimizer import Descent
-from llamatrain.recipe.beside import Outs
+from llamatrain.recipe.beside import Outs, flags_of
 from llamatrain.recipe.data import CountedBatches
 from llamatrain.recipe.resume import Resumed
 from llamatrain.recipe.target import Target
@@ -67,6 +67,11 @@ class Saver:
         self.metrics.begin()
         self.folder.settled()
         self.target.write_elsewhere(self.programs.weights.parts)  # not before: of a run that cannot begin nothing stays
+        if state.counters.step:  # a kill may have come between the last save and its copies
+            try:
+                self._copy(state)
+            except FileError as error:
+                self.warn(f"{error}; the next save tries again")
         return path
 
     def _find_best(self, state: RunState) -> None:
@@ -89,8 +94,9 @@ class Saver:
             self._write_beside(state)
         except FileError as error:
             if last:
-                peft = self.options["tune"]["peft"]
-                again = f"{flag_of('resume')} {self.folder.path}" + (f" {flag_of('peft')} {peft}" if peft else "")
+                peft = self.options.get("tune", {}).get("peft")
+                places = flags_of(self.outs.options, peft and Path(peft), self.folder.path)
+                again = f"{flag_of('resume')} {self.folder.path}{places}"
                 raise FileError(f"{error}; the run itself is saved: {again} writes it there") from error
             self.warn(f"{error}; the next save tries again")
         return path
@@ -103,11 +109,15 @@ class Saver:
 
     def _write_beside(self, state: RunState) -> None:
         """What is wanted of a save beside the run itself."""
+        self._copy(state)
+        self.target.write_elsewhere(self.programs.weights.parts)
+
+    def _copy(self, state: RunState) -> None:
+        """Copy the checkpoint and the result of this step to where they are wanted, too."""
         step, result = state.counters.step, self.folder.result(self.target.result)
         if self.keep_results:
             self.folder.keep_result(result.name, step, self.keep_results)
         self.outs.write(step, self.folder.path / f"checkpoint-{step}.gguf", result)
-        self.target.write_elsewhere(self.programs.weights.parts)
 
     def _saved_here(self, state: RunState) -> str:
         new = self._found()

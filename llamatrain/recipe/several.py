@@ -43,7 +43,7 @@ class Foretold:
     rows: Sequence[Ranked]
     pays: int  # ranks up to which twice as many are worth it, for the step as it is
     more: float  # times as fast would those be, then; 0: the step has no rows for them
-    when: float  # speeds were measured
+    speeds: Speeds
 
     @property
     def sent(self) -> int:
@@ -125,13 +125,13 @@ def _effort_of(setting: Setting, policy: Policy, speeds: Speeds) -> Effort:
     return Effort(row=two - one, beside=2 * one - two, adding=speeds.of_bytes(3 * trained), update=update)
 
 
-def foretold(way: Way, asked: Asked, bits: float) -> Foretold:
+def foretold(way: Way, asked: Asked, bits: float, anew: bool = False) -> Foretold:
     """Of a way to run it on several ranks, over links of so many bits a second."""
     setting, ranks = way.setting, way.setting.ranks
     trained = sum(tensor.size for tensor in setting.trained.values())
     most = setting.batch if way.splits > 1 else asked.train.batch
     step = OneStep(asked=asked, trained=trained, wire=2 if setting.half_wire else FLOAT, most=most)
-    speeds = speeds_for(setting)
+    speeds = speeds_for(setting, anew)
     assert speeds  # here all may be compiled
     shared, optimizer = replace(setting, groups=1, ranks=1), setting.optimizer
     assert optimizer
@@ -139,7 +139,7 @@ def foretold(way: Way, asked: Asked, bits: float) -> Foretold:
     alone, among = (effort_of(replace(shared, gradients=each), way.policy, speeds) for each in (own, "flat"))
     rows = list(rows_of(step, alone, among, bits, ranks))
     pays, more = paying(step, rows)
-    return Foretold(step=step.shared(ranks)[0], rows=rows, pays=pays, more=more, when=speeds.when)
+    return Foretold(step=step.shared(ranks)[0], rows=rows, pays=pays, more=more, speeds=speeds)
 
 
 def rows_of(step: OneStep, alone: Effort, among: Effort, bits: float, ranks: int) -> Iterator[Ranked]:

@@ -1,11 +1,13 @@
 """How fast this machine does what training is made of: small models are trained for a moment, and each op is timed.
 
-An op takes so long for each call, each operation and each byte; that is fitted to what was timed, and kept for a day.
+An op takes so long for each call, each operation and each byte; that is fitted to what was timed, and kept for a day. Where other
+programs are at work, runs in which a thread had to wait for a processor count only if there are no others, and what comes of
+them is kept for ten minutes.
 """
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
@@ -28,12 +30,17 @@ from llamatrain.model.lora import Delta, Weights
 from llamatrain.model.rope import Rope
 from llamatrain.model.transformer import parameters
 from llamatrain.optim.methods.adamw import AdamW
+from llamatrain.recipe.disturbance import share_of_waiting
 from llamatrain.recipe.tempo import least_squares
 from llamatrain.train.graphs import Graph, RunGraphs, Setting
 
 DAY = 86400.0  # seconds that a measurement serves
+MINUTES = 600.0  # seconds that one serves which other programs disturbed
 MOMENT = 0.12  # seconds that a model is trained again and again
-LONG = 1.0  # of once: then that will do
+LONG = 1.0  # of a model: then what was timed will do
+PATIENCE = 1.0  # seconds of disturbed runs, of all models together: then the machine is taken as busy
+RUNS = 3  # at least, that nothing disturbed
+QUIET = 0.05  # of a run's time: waiting for a processor for longer than this disturbs it
 RANK = 8
 SIZES = (  # embd, heads, ff, vocab, row, rows
     (512, 8, 1536, 2048, 128, 1),
@@ -55,10 +62,19 @@ class OpSeen(NamedTuple):
     seconds: float
 
 
+class ModelTiming(NamedTuple):
+    """The ops of a model that was trained for a moment."""
+
+    ops: Sequence[OpSeen]
+    disturbed: float = 0.0  # share of the time in which threads waited for a processor, where quiet runs were too few
+    lost: float = 0.0  # seconds that disturbed runs took
+
+
 @dataclass(frozen=True)
 class Speeds:
     costs: Mapping[str, Cost]
     when: float  # they were measured: seconds since 1970
+    disturbed: float = 0.0  # share of the time in which threads waited for a processor, where there were no quiet runs
 
     def of(self, node: Node) -> float:
         if node.op.layout or not any(output.size for output in node.outputs):
@@ -82,17 +98,17 @@ def counted(work: Work) -> tuple[int, ...]:
     return 1, work.flops, work.moved, work.made, work.powers, work.unpacked
 
 
-def speeds_for(setting: Setting) -> Speeds | None:
-    """Of a model of its kind: those that were measured within a day, or now. Where nothing may be compiled that would have to be,
-    they are not known."""
+def speeds_for(setting: Setting, anew: bool = False) -> Speeds | None:
+    """The speeds for a model of this kind: those that were measured lately, unless they are to be measured anew, or now.
+    None where kernels would have to be compiled, which may not be."""
     base, rule = frozen_type(setting), setting.rule
     how = (setting.precision, setting.threads, kind_of(setting.kernels), setting.flash, base.name if base else "")
     facts = repr((processor().name, cores(), cache_key(), *how, type(rule).__name__, SIZES, BLOCKS))
     shelf, name = Shelf(wanted("speeds")), name_of(f"speeds-{setting.precision}-{setting.threads}", facts)
-    if kept := shelf.take(name, facts):
+    if not anew and (kept := shelf.take(name, facts)):
         with suppress(ValueError, TypeError):
             found = Speeds(**json.loads(bytes(kept)))
-            if 0 <= time.time() - found.when < DAY:
+            if 0 <= time.time() - found.when < (MINUTES if found.disturbed else DAY):
                 return found
     made = measured(setting, base)
     if made:
@@ -113,9 +129,12 @@ def frozen_type(setting: Setting) -> DType | None:
 
 
 def measured(setting: Setting, base: DType | None) -> Speeds | None:
-    models = [small(setting, base, size) for size in (BLOCKS if base else SIZES)]
-    seen = [each for model in models for each in timed(model)]
-    return Speeds(fitted(seen), time.time()) if any(each.work.flops for each in seen) else None
+    seen, disturbed, patience = list[OpSeen](), 0.0, PATIENCE
+    for size in BLOCKS if base else SIZES:
+        found = timed(small(setting, base, size), patience)
+        seen += found.ops
+        disturbed, patience = max(disturbed, found.disturbed), patience - found.lost
+    return Speeds(fitted(seen), time.time(), disturbed) if any(each.work.flops for each in seen) else None
 
 
 def fitted(seen: Iterable[OpSeen]) -> dict[str, Cost]:
@@ -175,8 +194,9 @@ def adapted(h: Hyperparameters, base: DType) -> Weights:
     return Weights(tensors, deltas)
 
 
-def timed(setting: Setting) -> Iterator[OpSeen]:
-    """Over zeros, which take as long as anything else: each op's least seconds, as others may be at work here."""
+def timed(setting: Setting, patience: float = PATIENCE) -> ModelTiming:
+    """Time each op over zeros, which take as long as anything else: its least seconds in runs that nothing disturbed. Where
+    disturbed runs have lost more seconds than `patience`, its least seconds in all runs."""
     graphs, length = RunGraphs(setting), setting.positions
     made = [graphs.gradients(length, True), graphs.update(length)]
     if setting.gradients == "flat":
@@ -185,21 +205,41 @@ def timed(setting: Setting) -> Iterator[OpSeen]:
     with recording(recorder := Recorder()):
         programs = [Program(graphs.plan(graph), held_in(graph, weights), setting.backend) for graph in made]
     if code.idle and any(map(lacks, programs)):
-        return
+        return ModelTiming([])
     for program in programs:
         program.ready()
-    runs = list[list[float]]()
-    start = time.perf_counter()
-    while len(runs) < 3 or time.perf_counter() - start < MOMENT:
-        before = [op.seconds for op in recorder.ops]
+
+    return run_until_quiet(programs, recorder, patience)
+
+
+def run_until_quiet(programs: Sequence[Program], recorder: Recorder, patience: float) -> ModelTiming:
+    """Run a model's programs until enough runs were quiet, or disturbed runs have lost more seconds than `patience`."""
+
+    def run() -> None:
         for program in programs:
             program()
+
+    runs, quiet, shares, lost = list[list[float]](), list[list[float]](), list[float](), 0.0
+    start = now = time.perf_counter()
+    while len(quiet) < RUNS or now - start < MOMENT:
+        before, begun = [op.seconds for op in recorder.ops], now
+        shares.append(share_of_waiting(run))
         recorder.step(len(runs), 0.0)
         runs.append([op.seconds - gone for op, gone in zip(recorder.ops, before, strict=True)])
-        if time.perf_counter() - start > LONG:
+        now = time.perf_counter()
+        if shares[-1] <= QUIET:
+            quiet.append(runs[-1])
+        else:
+            lost += now - begun
+        if now - start > LONG or (lost > patience and now - start > MOMENT):
             break
-    for op, seconds in zip(recorder.ops, np.min(runs, axis=0), strict=True):
-        yield OpSeen(op.node.op.name, typed(op.node), op.work, max(float(seconds), 1e-9))
+    enough = len(quiet) >= min(RUNS, len(runs))
+    least = np.min(quiet if enough else runs, axis=0)
+    seen = [
+        OpSeen(op.node.op.name, typed(op.node), op.work, max(float(seconds), 1e-9))
+        for op, seconds in zip(recorder.ops, least, strict=True)
+    ]
+    return ModelTiming(seen, 0.0 if enough else float(np.mean(shares)), lost)
 
 
 def lacks(program: Program) -> bool:

@@ -38,8 +38,11 @@ def state_of(
     for line in warnings:
         report.warn(line)
     report.resumed(resumed.step)
-    if course.iters > (kept_of(resumed, "train", "iters") or 0):  # more steps are taken after a stop rule has ended a run
+    if course.iters > (kept_of(resumed, "train", "iters") or 0):  # more steps are taken after a stop rule or --epochs ended it
         state.ended = None
+        if rows.end:  # a step that was left half way had fewer rows, perhaps
+            rows.end, state.partial = 0, None
+            state.data = rows.state
         state.best.idle = 0 if state.best.out_of_patience(course.patience) else state.best.idle
     if tuple(kept_of(resumed, "data", "val") or ()) != prepared.kept.data.val:
         if state.best.step is not None:

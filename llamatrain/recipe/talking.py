@@ -15,6 +15,7 @@ from llamatrain.sample.options import SamplingOptions
 
 if TYPE_CHECKING:
     from llamatrain.data.messages import Message
+    from llamatrain.sample.thoughts import AnswerPiece
 
 
 @dataclass(frozen=True)
@@ -48,38 +49,64 @@ class Talk:
         bos, eos = map(self.reader.text_of, (model.tokenizer.bos, model.tokenizer.eos))
         self.template = ChatTemplate(own or CHATML, bos, eos, self.reader.ends.values())
         self.messages: list[Message] = [{"role": "system", "content": options.system}] if options.system else []
-        self.turns = 0
+        self.turns, self.prompt = 0, ""
         self.told: dict[str, str] = {} if own else {"fallback": ""}
         if marks := plain_marks(self.template, self.reader):
             self.told["marks"] = ", ".join(marks)
         self.notes = list(lines(self.told, str(model.gguf.path)))
 
-    def said(self, words: str) -> Generator[str, None, None]:
-        """The answer, as it comes; one that is broken off was said as far as it came."""
+    def said(self, words: str) -> Generator["AnswerPiece", None, None]:
+        """Give the answer as it comes, thoughts apart from words; one that is broken off was said as far as it came."""
         from llamatrain.data.remarks import lines
+        from llamatrain.sample.thoughts import AnswerPiece, split_thoughts
 
         self.messages.append({"role": "user", "content": words})
-        tokens = self.tokens()
+        try:
+            tokens = self.tokens()
+        except UsageError:  # the turn is not taken
+            self.messages.pop()
+            raise
         more = dict.fromkeys(sorted(self.template.notes - self.told.keys()), "")
         self.notes += lines({kind: "" for kind in more if kind == "system"}, str(self.model.gguf.path))
         self.told |= more
         seed = self.sampling.seed
-        made = self.model.going_on(tokens, replace(self.sampling, seed=seed if seed < 0 else seed + self.turns), again=True)
-        answer = list[str]()
+        made = self.model.going_on(
+            tokens, replace(self.sampling, seed=seed if seed < 0 else seed + self.turns), again=True, shown=self.marked_by()
+        )
+        pieces = (
+            split_thoughts(made, self.prompt, self.marks) if self.marks else (AnswerPiece(text, thought=False) for text in made)
+        )
+        answer, thoughts = list[str](), list[str]()
         try:
-            for piece in made:
-                answer.append(piece)
+            for piece in pieces:
+                (thoughts if piece.thought else answer).append(piece.text)
                 yield piece
         finally:
-            self.messages.append({"role": "assistant", "content": "".join(answer)})
+            thought = {"reasoning_content": "".join(thoughts)} if thoughts else {}
+            self.messages.append({"role": "assistant", "content": "".join(answer), **thought})
             self.turns += 1
+            if thoughts and not answer:
+                self.notes.append("the answer is a thought without an end: a server gives it as reasoning, and no content")
             for note in made.notes:
                 self.tell(note)
+
+    def marked_by(self) -> list[int]:
+        """Find the control tokens that are marks of thoughts."""
+        found = (self.reader.token_of(mark) for mark in self.marks or ())
+        return [token for token in found if token is not None]
+
+    @property
+    def marks(self) -> tuple[str, str] | None:
+        """Find the marks of thoughts, where llama-server looks for them."""
+        from llamatrain.sample.thoughts import marks_of
+
+        return marks_of(self.template.source) if "thinks" in self.template.notes else None
 
     def tokens(self) -> list[int]:
         """The talk as the model reads it. Of one that is too long the older half goes, where that is wished."""
         while True:
             prompt = self.template.render(self.messages, answer_next=True)
+            self.prompt = prompt.decode("utf-8", "replace")
             tokens = [*([] if self.reader.lead is None else [self.reader.lead]), *self.reader.begun(prompt).tolist()]
             if len(tokens) <= self.model.ctx:
                 return tokens
@@ -127,6 +154,9 @@ def lora_of(options: LoraOptions) -> dict[str, list[str]]:
     return {"--lora": plain, "--lora-scaled": [f"{adapter}:{scale:g}" for adapter, scale in options.scaled if scale != 1]}
 
 
+BYTES = range(0xDC80, 0xDD00)  # what Python has in the place of bytes that are not UTF-8
+
+
 def escaped(text: str) -> str:
     """As it is read where backslashes mean something."""
     return text.replace("\\", "\\\\")
@@ -137,4 +167,12 @@ def quoted(word: str) -> str:
     if word.isprintable():
         return shlex.quote(word)
     inside = escaped(word).replace("'", "\\'")
-    return "$'" + "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in inside) + "'"
+    return "$'" + "".join(sign if sign.isprintable() else spelt(sign) for sign in inside) + "'"
+
+
+def spelt(sign: str) -> str:
+    """Spell a sign as a shell does inside $'...': there \\x is a byte, as of a path that is not UTF-8, and \\u a character."""
+    number = ord(sign)
+    if number in BYTES:
+        return f"\\x{number - BYTES[0] + 0x80:02x}"
+    return f"\\u{number:04x}" if 0x80 <= number <= 0xFF else ascii(sign)[1:-1]

@@ -1,30 +1,28 @@
-"""The figures of a run, read once from the lines of metrics.jsonl: a few megabytes for a hundred thousand steps."""
+"""The figures of a run, read once from the lines of metrics.jsonl: a few megabytes for a run of any length."""
 
 import math
-from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from llamatrain.report.losses import Losses, Series, number
+from llamatrain.report.losses import Losses, Points, Series, number
 
 TRAINED = ("loss", "lr", "grad_norm", "tokens_per_second", "margin")
 JUDGED = ("val_loss", "val_loss_error", "val_accuracy")
 RECENT = 50  # steps that tell how fast it goes
-Column = tuple["array[float]", "array[float]"]
 
 
 @dataclass
 class Figures:
-    columns: dict[str, Column] = field(default_factory=dict)  # by name: steps and values
+    points: dict[str, Points] = field(default_factory=dict)  # by name
     last: Mapping[str, Any] = field(default_factory=dict)  # step
     scored: Mapping[str, Any] = field(default_factory=dict)  # the last validation
     seconds: float | None = None  # of a step, of late
 
     @classmethod
     def of(cls, lines: Iterable[Mapping[str, Any]]) -> "Figures":
-        found = cls({name: (array("d"), array("d")) for name in (*TRAINED, *JUDGED)})
+        found = cls({name: Points() for name in (*TRAINED, *JUDGED)})
         recent = list[float]()
         for line in lines:
             trained = "loss" in line
@@ -38,15 +36,13 @@ class Figures:
             step = number(line["step"], 1e15)
             for name in TRAINED if trained else JUDGED:
                 if name in line:
-                    steps, values = found.columns[name]
-                    steps.append(step)
-                    values.append(number(line[name], 1e300))
+                    found.points[name].add(step, number(line[name], 1e300))
         known = [each for each in recent[-RECENT:] if math.isfinite(each)]
         found.seconds = fmean(known) if known else None
         return found
 
     def series(self, name: str) -> Series:
-        return Series.of(*self.columns[name])
+        return Series.of(*self.points[name].columns)
 
     @property
     def losses(self) -> Losses:

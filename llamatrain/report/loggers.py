@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
-from llamatrain.errors import UsageError
+from llamatrain.errors import FileError, UsageError
 from llamatrain.files.newfile import NewFile
 
 MODULES = {"tensorboard": "tensorboardX", "wandb": "wandb", "trackio": "trackio"}
@@ -162,7 +162,7 @@ class TensorBoard:
         from tensorboardX.event_file_writer import EventsWriter
         from tensorboardX.proto import event_pb2, summary_pb2
 
-        folder = run.folder() / "tensorboard"
+        folder = own_folder(run.folder() / "tensorboard")
         there = any(folder.glob("*tfevents*"))
         self.is_new = not there or not run.step  # else they are of a run that is replaced
         folder.mkdir(exist_ok=True)
@@ -200,6 +200,7 @@ class Tracked:
         self.library = import_module(name)
         kept, self.known = known_as(run.folder()), 0
         self.is_new = name not in kept
+        own_folder(run.folder() / name)
         mine = kept.setdefault(name, self._named(name, run))
         keep(run.folder(), kept)
         notes = {"notes": run.note or None, "dir": str(run.folder())} if name == "wandb" else {}
@@ -229,6 +230,13 @@ class Tracked:
             self.library.finish(**({"exit_code": int(failed)} if self.library.__name__ == "wandb" else {}))
 
 
+def own_folder(folder: Path) -> Path:
+    """Check that a library's folder is none elsewhere, to which a link leads."""
+    if folder.is_symlink():
+        raise FileError(f"{folder} is a link, and leads out of the run's folder; remove it")
+    return folder
+
+
 def known_as(folder: Path) -> dict[str, dict[str, str]]:
     """By what a run is known to the libraries; a damaged file says nothing."""
     with suppress(OSError, ValueError, RecursionError):
@@ -239,7 +247,11 @@ def known_as(folder: Path) -> dict[str, dict[str, str]]:
 
 
 def is_known(each: object) -> bool:
-    return isinstance(each, dict) and all(key in KEYS and isinstance(value, str) for key, value in each.items())
+    """Check names of a file that may be another's: they become names of files, and must lead nowhere else."""
+    return isinstance(each, dict) and all(
+        key in KEYS and isinstance(value, str) and value.isprintable() and not value.startswith(".") and not {*value} & {*"/\\"}
+        for key, value in each.items()
+    )
 
 
 def keep(folder: Path, known: dict[str, dict[str, str]]) -> None:

@@ -1,6 +1,7 @@
 """From the lines of metrics.jsonl to what a picture of them shows: points, a smooth line through them, axes."""
 
 import math
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -8,7 +9,45 @@ from typing import Any, Self
 
 import numpy as np
 
+MOST = 1 << 15  # points of a series that are held
+BLOCK = 1 << 12  # points that are read before the lowest and highest among them are picked
 BINS = 500  # of the steps, where there are many: each shows its lowest and its highest loss
+
+
+class Points:
+    """Steps and values as they are read, so that a run of any length takes the same memory: where there are more than MOST, of
+    each few in a row the lowest and the highest stay, and these few become twice as many."""
+
+    def __init__(self) -> None:
+        self._kept, self._new, self._few = (array("d"), array("d")), (array("d"), array("d")), 2
+
+    def add(self, step: float, value: float) -> None:
+        for column, number in zip(self._new, (step, value), strict=True):
+            column.append(number)
+        if len(self._new[0]) < max(self._few, BLOCK):
+            return
+        steps, values = self._new if self._few == 2 else extremes(*self._new, self._few)
+        self._kept[0].extend(steps)
+        self._kept[1].extend(values)
+        self._new = array("d"), array("d")
+        if len(self._kept[0]) >= MOST:
+            self._kept, self._few = extremes(*self._kept, 4), 2 * self._few
+
+    @property
+    def columns(self) -> "tuple[array[float], array[float]]":
+        """All steps, and all values."""
+        return self._kept[0] + self._new[0], self._kept[1] + self._new[1]
+
+
+def extremes(steps: "array[float]", values: "array[float]", count: int) -> "tuple[array[float], array[float]]":
+    """Of so many in a row the lowest and the highest that are finite; the first of all stays, too."""
+    x, y = np.array(steps), np.array(values)
+    finite = np.flatnonzero(np.isfinite(y))
+    rows = finite[: len(finite) // count * count].reshape(-1, count)
+    at = np.arange(len(rows))
+    ends = [rows[at, pick(y[rows], 1)] for pick in (np.argmin, np.argmax)] if len(rows) else []
+    kept = np.unique(np.concatenate([finite[:1], *ends, finite[rows.size :]]))
+    return array("d", x[kept]), array("d", y[kept])
 
 
 @dataclass(frozen=True)
@@ -55,13 +94,12 @@ class Losses:
 
     @classmethod
     def of(cls, lines: Iterable[Mapping[str, Any]]) -> Self:
-        found: dict[str, tuple[list[float], list[float]]] = {"loss": ([], []), "val_loss": ([], [])}
+        found = {"loss": Points(), "val_loss": Points()}
         for line in lines:
-            for name, (steps, values) in found.items():
+            for name, points in found.items():
                 if name in line:
-                    steps.append(number(line["step"], 1e15))
-                    values.append(number(line[name], 1e300))
-        return cls.between(*(Series.of(*points) for points in found.values()))
+                    points.add(number(line["step"], 1e15), number(line[name], 1e300))
+        return cls.between(*(Series.of(*each.columns) for each in found.values()))
 
     @classmethod
     def between(cls, training: Series, validation: Series) -> Self:

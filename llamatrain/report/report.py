@@ -93,11 +93,11 @@ class Report:
         self._show()
 
     def say(self, line: str) -> None:
-        self._print(Text(self._safe(line)))
+        self._print(self._folded(Text(self._safe(line))))
 
     def warn(self, line: str) -> None:
         self.warnings.append(line)
-        self._print(Text(f"warning: {self._safe(line)}", "yellow"))
+        self._print(self._folded(Text(f"warning: {self._safe(line)}", "yellow")))
 
     def sample(self, step: int, text: str) -> None:
         """A text that the model wrote, set off from the lines around."""
@@ -207,6 +207,15 @@ class Report:
 
     def _safe(self, text: str) -> str:
         return printable(text, self.console.encoding)
+
+    def _folded(self, text: Text) -> Text:
+        """Broken between words where it is wider than the terminal, which would break it anywhere."""
+        if self._width is None or text.cell_len <= self._width:
+            return text
+        lines = text.wrap(self.console, self._width)
+        for line in lines:
+            line.rstrip()
+        return Text("\n").join(lines)
 
     def _print(self, text: Text) -> None:
         self.console.print(text, soft_wrap=True)

@@ -16,7 +16,7 @@ class SamplingOptions(Checked, panel="Sampling"):
     keep: Annotated[
         int,
         Option(
-            "Tokens of the prompt that stay when the context is shifted, beside one that begins a text; -1: all.",
+            "Tokens that stay when the context is shifted, beside one that begins a text; -1: as many as the prompt has.",
             unit="TOKENS",
             least=-1,
         ),

@@ -13,6 +13,7 @@ Numbers that must come back to the bit are float64. Where the ancestors had a fl
 """
 
 import json
+import math
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -183,6 +184,8 @@ def _training(checkpoint: Checkpoint) -> Iterator[tuple[str, Value]]:
         yield "training.shuffle.next_sample", u64(data.position)
         yield "training.shuffle.next_row", u64(data.row)
         yield "training.shuffle.fingerprint", string(data.fingerprint)
+        if data.end:
+            yield "training.shuffle.end_epoch", u64(data.end)
     yield "training.best_loss", _exactly(stop.best_loss)
     yield "training.previous_loss", _exactly(stop.previous_loss)
     yield "training.no_improvement_count", u64(min(stop.no_improvement_count, 2**64 - 1))
@@ -199,7 +202,10 @@ def _best(best: Best) -> dict[str, Any]:
     """Once there was a validation."""
     if best == Best():
         return {}
-    return {BEST: {"loss": best.loss if best.step is not None else None, "step": best.step, "idle": best.idle}}
+    told = {"loss": best.loss if best.step is not None else None, "step": best.step, "idle": best.idle}
+    if best.due != best.loss:
+        told["due"] = best.due if math.isfinite(best.due) else None
+    return {BEST: told}
 
 
 def _optimizer(checkpoint: Checkpoint) -> Iterator[tuple[str, Value]]:

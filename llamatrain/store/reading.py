@@ -98,6 +98,10 @@ def _count(gguf: Gguf, key: str) -> int:
 def _json(gguf: Gguf, key: str) -> dict[str, Any]:
     try:
         value = json.loads(gguf.value(key, str))
+        # Halves of a pair in UTF-16 are no text. Others stand for bytes of paths that are not UTF-8.
+        json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError as error:
+        raise FileError(f"{gguf.path}: {key} holds {error.object[error.start]!a}, which is no character") from error
     except (ValueError, RecursionError) as error:
         raise FileError(f"{gguf.path}: {key} is no JSON: {error}") from error
     if not isinstance(value, dict):
@@ -134,9 +138,13 @@ def _best(gguf: Gguf, told: Any, done: int) -> Best:
             return Best()
         case {"loss": None, "step": None, "idle": int(idle)} if 0 < idle <= done + 1:
             return Best(idle=idle)
+        case {"loss": float() as loss, "step": int(step), "idle": int(idle), "due": float() | None as due}:
+            due = math.inf if due is None else due
+            if math.isfinite(loss) and loss < due and 0 <= step <= done and 0 <= idle <= done + 1:
+                return Best(loss=loss, step=step, due=due, idle=idle)
         case {"loss": float() as loss, "step": int(step), "idle": int(idle)}:
             if math.isfinite(loss) and 0 <= step <= done and 0 <= idle <= done - step:
-                return Best(loss=loss, step=step, idle=idle)
+                return Best(loss=loss, step=step, due=loss, idle=idle)
     raise FileError(f"{gguf.path}: training.extra does not say which validation was the best")
 
 
@@ -153,7 +161,8 @@ def _data(gguf: Gguf) -> State | None:
         return None
     epoch, position, row = (_count(gguf, f"training.shuffle.{key}") for key in ("epoch", "next_sample", "next_row"))
     seed, fingerprint = gguf.value("training.shuffle.seed", int), gguf.value("training.shuffle.fingerprint", str)
-    return State(seed=seed, epoch=epoch, position=position, row=row, fingerprint=fingerprint)
+    end = _count(gguf, "training.shuffle.end_epoch") if "training.shuffle.end_epoch" in gguf.metadata else 0
+    return State(seed=seed, epoch=epoch, position=position, row=row, fingerprint=fingerprint, end=end)
 
 
 def _stop(gguf: Gguf) -> StopState:

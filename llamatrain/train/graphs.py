@@ -20,7 +20,7 @@ from llamatrain.graph.precision import round_products
 from llamatrain.graph.tensor import I32, Tensor, parameter, placeholder, state
 from llamatrain.model import transformer
 from llamatrain.model.hyperparameters import Hyperparameters
-from llamatrain.model.lora import Weights
+from llamatrain.model.lora import Dropping, Weights
 from llamatrain.model.preference import Objective, comparing
 from llamatrain.model.teacher import Teacher
 from llamatrain.optim.optimizer import Optimizer, StepRule
@@ -95,6 +95,7 @@ class Graph:
     rewards: Tensor | None = None  # of answers that are compared
     grads: dict[str, Tensor] = field(default_factory=dict)  # outputs, by weights
     terms: tuple[Tensor, ...] = ()  # of a loss of preferences, where it judges
+    each: tuple[Tensor, ...] = ()  # the parts of a loss, or of those terms, where it judges
 
 
 def only(found: Sequence[Tensor]) -> Tensor | None:
@@ -142,10 +143,10 @@ class RunGraphs:
 
     def _training(self, length: int, dropping: bool = True) -> transformer.Training:
         if (length, dropping) not in self._trainings:
-            weights = replace(self.setting.weights, key=self.key) if dropping else self.setting.weights
-            made = self._made(weights, length)
-            if dropping and self.key:
-                made.inputs["dropout"] = self.key
+            key = self.key if dropping else None
+            made = self._made(replace(self.setting.weights, dropping=Dropping(key) if key else None), length)
+            if key:
+                made.inputs["dropout"] = key
             self.states |= {tensor.name: array for tensor, array in made.more_states.items()}
             self._trainings[length, dropping] = made
         return self._trainings[length, dropping]
@@ -250,12 +251,14 @@ class RunGraphs:
     @once
     def loss(self, length: int) -> Graph:
         m = self._training(length, dropping=self.key is None)
-        outputs = [*m.terms, m.rewards] if m.rewards else [*(m.judged or (m.loss,))]
+        outputs = [*m.terms, *m.each, m.rewards] if m.rewards else [*(m.judged or (m.loss,))]
         if self.setting.precision == "bf16":
             outputs = round_products(outputs)
         if m.rewards:
-            return Graph(outputs[0], outputs, m.inputs, rewards=outputs[-1], terms=tuple(outputs[:-1]))
-        return Graph(first=outputs[0], outputs=outputs, inputs=m.inputs, right=outputs[1] if m.judged else None)
+            terms, each = outputs[: len(m.terms)], outputs[len(m.terms) : -1]
+            return Graph(outputs[0], outputs, m.inputs, rewards=outputs[-1], terms=tuple(terms), each=tuple(each))
+        right = outputs[1] if m.judged else None
+        return Graph(first=outputs[0], outputs=outputs, inputs=m.inputs, right=right, each=tuple(outputs[2:]))
 
     def plan(self, graph: Graph) -> Plan:
         """Gradients have memory of their own where they are added up; otherwise they stay where the plan has them."""

@@ -105,6 +105,7 @@ class Loop:
             if self._asked():
                 raise Interrupted
             if self._stepping.late if self.world.size > 1 else self._stepping.out_of_time():
+                self._validate_at_the_end()
                 return Outcome("the time is up", finished=False)
             if not (self._due(course.save_every, False) and self._save()):
                 self._keep_best()
@@ -235,6 +236,11 @@ class Loop:
 
     # ---- beside the steps --------------------------------------------------
 
+    def _validate_at_the_end(self) -> None:
+        """Validate the last step, where its own validation was not due, so that the summary and the best file are not older."""
+        if self.course.eval_every and not self._due(self.course.eval_every, False):
+            self._validate()
+
     def _validate(self) -> None:
         if not self.validation:
             return
@@ -251,7 +257,8 @@ class Loop:
                 raise
         self.state.owed = False
         score, step = scoring.score, self.state.counters.step
-        self.listener.validation(step, score, self.state.best.observe(score.loss, step))
+        best = self.state.best.observe(score.loss, step, due=self._due(self.course.eval_every, False))
+        self.listener.validation(step, score, best)
 
     def _judged(self, validation: Batches) -> Iterator[Verdict]:
         """This rank's batches."""

@@ -75,6 +75,17 @@ class Runner:
         assert self._last
         return [float(self._last.program.read(term)) for term in self._last.graph.terms]
 
+    def parts(self) -> list[np.ndarray]:
+        """Return what each pair or answer brings to the terms that were judged last."""
+        assert self._last
+        return [self._last.program.read(each) for each in self._last.graph.each]
+
+    def token_losses(self, batch: Batch) -> np.ndarray:
+        """Return what each token that has a weight brings to the loss that was judged last."""
+        (losses,), chosen = self.parts(), np.flatnonzero(batch.weights)
+        assert self._last
+        return losses[: len(chosen)] if "weighed" in self._last.graph.inputs else losses[chosen]
+
     def judging(self, length: int) -> "Bound":
         return self.bound("loss", length, lambda: self.graphs.loss(length))
 

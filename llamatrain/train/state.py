@@ -30,18 +30,24 @@ class Partial:
 
 @dataclass
 class Best:
-    """The validation of the lowest loss so far."""
+    """The validation of the lowest loss so far.
+
+    Patience goes by the validations that were asked for. Where a run was left, by its time or its number of steps, there is one
+    more, which must not change when the run ends that goes on from there.
+    """
 
     loss: float = math.inf
     step: int | None = None
-    idle: int = 0  # validations since
+    idle: int = 0  # validations that were due since the lowest of them
+    due: float = math.inf  # which had this loss
 
-    def observe(self, loss: float, step: int) -> bool:
-        """Whether this one is better; NaN is not."""
+    def observe(self, loss: float, step: int, due: bool = True) -> bool:
+        """Count a validation, and return whether it is the best so far; NaN is not."""
+        if due:
+            self.idle = 0 if loss < self.due else self.idle + 1
+            self.due = min(self.due, loss)
         if better := loss < self.loss:
-            self.loss, self.step, self.idle = loss, step, 0
-        else:
-            self.idle += 1
+            self.loss, self.step = loss, step
         return better
 
     def out_of_patience(self, patience: int) -> str | None:

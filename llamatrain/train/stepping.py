@@ -137,9 +137,10 @@ class Stepping:
             self._rewards = [*self._rewards, new] if divided or not self._rewards else [self._rewards[0].plus(new)]
 
     def _key(self, state: RunState, number: int) -> tuple[int, int]:
-        """What the dropouts of a micro-batch follow from, which is the rank's own of this number."""
-        acc = self.course.grad_acc
-        return self.course.seed, (state.counters.step * acc + self.own[number]) % (1 << 31)
+        """Return what the dropouts of the rank's micro-batch of this number follow from: the seed, and its first row's number."""
+        step = 0 if self.descent else state.counters.step  # whose line searches compare losses
+        batches = step * self.course.grad_acc + self.own[number]
+        return self.course.seed, batches * self.programs.setting.batch % (1 << 31)
 
     # ---- by whole evaluations ----------------------------------------------
 
@@ -151,7 +152,7 @@ class Stepping:
             weights[:] = x
             losses = []
             for number, batch in enumerate(batches):
-                losses.append(self._gradients(batch, total, number, (self.course.seed, self.own[number])))
+                losses.append(self._gradients(batch, total, number, self._key(state, number)))
                 if not divided:
                     self.beside.check()
                     if self.signals.asked:

@@ -19,7 +19,7 @@ class Weighed(NamedTuple):
     def of(cls, batch: Batch) -> "Weighed":
         compared, weight = batch.compared, float(batch.weights.sum(dtype="float64"))
         totals = Totals(weight, compared.count if compared else 0, compared.words if compared else 0)
-        return cls(totals, batch.size, len(batch.tokens))
+        return cls(totals, batch.size, len(batch.tokens) - batch.empty)
 
 
 def totals_of(weighed: Iterable[Weighed]) -> Totals:

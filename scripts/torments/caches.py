@@ -48,11 +48,16 @@ def kernels(t: Trial, place: int) -> None:
 
 
 def damage(t: Trial, path: Path, files: list[Path]) -> str:
+    if not path.is_file():
+        return "damaged before"
     raw = bytearray(path.read_bytes())
     how = t.random.choice(
-        ["flipped", "flipped", "flipped", "cut", "emptied", "swapped", "zeroed", "a folder", "a link to nowhere"]
+        ["flipped", "flipped", "flipped", "cut", "emptied", "swapped", "zeroed", "a folder", "a link to nowhere", "open to all"]
     )
     t.tell(f"{path.name} {how}")
+    if how == "open to all":
+        path.chmod(0o666)
+        return how
     if how == "flipped":
         for _ in range(t.random.choice([1, 16, 64, len(raw) // 100])):
             raw[t.random.randrange(len(raw))] ^= 1 << t.random.randrange(8)
@@ -67,6 +72,24 @@ def damage(t: Trial, path: Path, files: list[Path]) -> str:
         return how
     path.write_bytes(raw[: t.random.randrange(len(raw))] if how == "cut" else b"" if how == "emptied" else raw)
     return how
+
+
+def unlinked(t: Trial, place: int) -> None:
+    """The linker is not there, or has no room, when kernels are compiled: the next start links them and says so."""
+    own = t.place / "cache"
+    shutil.copytree(t.house.cache, own)
+    t.given("text.txt", "base.gguf")
+    words: tuple[Argument, ...] = ("evaluate", "base.gguf", "text.txt", "--threads", 1, "--json")
+    good = t.run(*words, cache=own, judge=False)
+    folder = own / "llamatrain" / t.house.usual().name
+    for path in t.random.sample(sorted(folder.glob("llamatrain.kernels.cpu.*")), 1 + place):
+        path.unlink()
+    shutil.rmtree(own / "llamatrain" / "tokens", ignore_errors=True)
+    for attempt, more in (("first", {"PATH": "/nowhere"}), ("second", {}), ("third", {})):
+        ended = t.start(*words, real=True, cache=own, seconds=300, more=more).wait()
+        t.faults += [f"{attempt} start: {each}" for each in judged(ended, (0,), seconds=COMPILING, memory=1e9)]
+        t.must(ended.out == good.out, f"{attempt} start: other results")
+        t.must(attempt != "third" or "link" not in ended.err, "they are linked again and again")
 
 
 # ---- tokens ----------------------------------------------------------------
@@ -100,7 +123,8 @@ def weights(t: Trial) -> list[bytes]:
 
 
 def spoil(t: Trial, entry: Path) -> None:
-    for path in t.random.sample(sorted(entry.iterdir()), t.random.choice([1, 1, 2])):
+    files = sorted(path for path in entry.iterdir() if path.is_file())
+    for path in t.random.sample(files, min(len(files), t.random.choice([1, 1, 2]))):
         raw = bytearray(path.read_bytes())
         how = t.random.choice(["flipped", "cut", "emptied", "longer", "gone", "a folder", "a fifo", "a link"])
         t.tell(f"{path.name} {how}")
@@ -127,6 +151,8 @@ def make_odd(path: Path, how: str) -> None:
 def craft(t: Trial, entry: Path) -> None:
     """Numbers that no vocabulary has, documents that lie elsewhere; and sums that are right."""
     path = entry / t.random.choice(["tokens", "tokens", "documents"])
+    if any(each.is_dir() for each in entry.iterdir()):  # it was damaged before
+        return
     made = np.fromfile(path, np.int32)
     for _ in range(t.random.choice([1, 3, len(made)])):
         made[t.random.randrange(len(made))] = t.random.choice([-1, 258, 100_000, 2**31 - 1, -(2**31)])
@@ -238,5 +264,5 @@ def examined(t: Trial, place: int) -> None:
 KIND = kind_of(
     "caches",
     "caches damaged, crafted, read-only, two first runs at once",
-    [(kernels, 36, 1), (tokens, 60, 3), (examined, 60, 1), (read_only, 3, 1), (killed, 4, 0), (first, 2, 0)],
+    [(kernels, 36, 1), (tokens, 60, 3), (examined, 60, 1), (unlinked, 3, 0), (read_only, 3, 1), (killed, 4, 0), (first, 2, 0)],
 )

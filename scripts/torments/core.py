@@ -11,7 +11,7 @@ from typing import Any
 
 from torments.processes import Ended, Job, Running, forked, started
 
-MEASURED = 2.0  # seconds that `plan` may take to see how fast the machine is
+MEASURED = 5.0  # seconds that `plan` may take to see how fast the machine is
 SECONDS, MEMORY = 2.0, 200_000_000  # of the processor, and at the peak: for whatever is small
 LONGEST_LINE = 700  # characters of what is said to have failed
 INTERRUPTED = 130
@@ -90,7 +90,8 @@ class Trial:
         usual = {"seconds": SECONDS + MEASURED} if words[0] == "plan" else {}
         limits = usual | {name: more.pop(name) for name in ("seconds", "memory", "said") if name in more}
         before = set(self.place.iterdir())  # where temporary files are, too
-        ended = self.start(*words, **more).wait()
+        patience = {"seconds": max(60.0, 3 * limits["seconds"])} if limits.get("seconds") else {}
+        ended = self.start(*words, **patience, **more).wait()
         if judge and ended.code >= 0:
             left = [path.name for path in set(self.place.iterdir()) - before if path.name.startswith((".", "tmp"))]
             self.must(not left, f"left among temporary files: {', '.join(sorted(left)[:3])} [{brief(words)}]")

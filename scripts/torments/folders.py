@@ -148,6 +148,7 @@ def outside_paths(t: Trial, place: int) -> None:
     shutil.copyfile(t.folder / "base.gguf", others / "adapter_model.safetensors")
     before = sorted((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in others.iterdir())
     t.run("finetune", "--resume", "tune", "--iters", 6)
+    t.run("finetune", "--resume", "tune", "--iters", 6, "--trust")
     t.must(
         before == sorted((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in others.iterdir()),
         "a checkpoint has had something written elsewhere",
@@ -164,6 +165,51 @@ def told(value: object, others: Path, place: int) -> object:
             made |= {"peft_files": ["/dev/zero"], "files": ["/dev/zero"]} if "files" in made else {}
         return made | {key: str(others) for key in ("peft", "out") if isinstance(made.get(key), str)}
     return [told(each, others, place) for each in value] if isinstance(value, list) else value
+
+
+OUTSIDE = ("model_out", "checkpoint_out", "lora_out", "peft", "fn_latest", "log")
+RESUMED: tuple[tuple[Argument, ...], ...] = (
+    ("--resume", "RUN"),
+    ("--resume", "RUN/checkpoint-4.gguf", "--out", "new"),
+    ("--checkpoint-in", "RUN/checkpoint-4.gguf", "--only-write"),
+)
+
+
+def written_outside(t: Trial, place: int) -> None:
+    """Each path that a checkpoint may hold leads to a file of the user's, which is private; so does a link in its folder."""
+    name, words = OUTSIDE[place % len(OUTSIDE)], RESUMED[place // len(OUTSIDE) % len(RESUMED)]
+    command, run = ("finetune", "tune") if name in ("lora_out", "peft") or place % 2 else ("from-scratch", "run")
+    t.given(run, "base.gguf", "text.txt")
+    outside = victim(t)
+    outside.chmod(0o600)
+    value: object = {"log": ["tensorboard", "csv"], "peft": str(outside.parent), "fn_latest": "../victim"}.get(name, str(outside))
+    for path in (t.folder / run).glob("checkpoint-*.gguf"):
+        change_options(path, name, value)
+    if name == "log":
+        for folder in ("tensorboard", "wandb", "trackio"):
+            (t.folder / run / folder).symlink_to(outside.parent)
+    before = sorted(outside.parent.iterdir())
+    write = "--only-write-lora" if command == "finetune" else "--only-write-model"
+    given = [write if word == "--only-write" else str(word).replace("RUN", run) for word in words]
+    more = () if write in given else ("--iters", 6)
+    ended = t.run(command, *given, *more)
+    t.must(ended.code == 2 or name == "fn_latest" or write in given, "files that only the checkpoint names are read unasked")
+    t.run(command, *given, *more, "--trust")
+    unharmed(t, outside)
+    t.must(outside.stat().st_mode & 0o777 == 0o600, "a private file can be read by others")
+    t.must(sorted(outside.parent.iterdir()) == before, "something has been written beside it")
+
+
+def change_options(path: Path, name: str, value: object) -> None:
+    """Give a checkpoint's option another value."""
+    made = gguf.parse(path.read_bytes())
+    for entry in made.entries:
+        if entry.key == b"training.options":
+            options = json.loads(entry.raw[8:])
+            part = next(each for each in options.values() if isinstance(each, dict) and name in each)
+            part[name] = value
+            entry.raw = gguf.text(json.dumps(options))
+    path.write_bytes(signed(made.packed()))
 
 
 def inputs_within(t: Trial, place: int) -> None:
@@ -229,6 +275,7 @@ KIND = kind_of(
         (planted, 36, 2),
         (odd_files, 7 * 7 * 5, 4),
         (outside_paths, 8, 1),
+        (written_outside, 36, 6),
         (inputs_within, 24, 1),
         (odd_places, 16 * 7, 2),
     ],

@@ -31,6 +31,7 @@ class Command:
 
 TUNE: tuple[Argument, ...] = ("finetune", "base.gguf", "text.txt", *OFTEN, "--ctx", 32, "--out", "out")
 BASE = ("base.gguf", "text.txt")
+COPIED: tuple[Argument, ...] = ("--checkpoint-out", "c-ITERATION.gguf", "--sample-every", 2)
 COMMANDS = {
     "from-scratch": Command(
         words=("from-scratch", "text.txt", *TINY, *OFTEN, "--out", "out"),
@@ -50,6 +51,12 @@ COMMANDS = {
         result="run/model.gguf",
         given=("run", "text.txt"),
         again=("from-scratch", "--resume", "run"),
+    ),
+    "copies": Command(
+        words=("from-scratch", "text.txt", *TINY, *OFTEN, *COPIED, "--out", "out"),
+        result="out/model.gguf",
+        given=("text.txt",),
+        again=("from-scratch", "--resume", "out", *COPIED[:2]),
     ),
     "export-lora": Command(
         words=("export-lora", "base.gguf", "--lora", "adapter.gguf", "--out", "merged.gguf", "--type", "f16", "--overwrite"),
@@ -78,7 +85,7 @@ COMMANDS |= {  # whose files are those of others: they are killed at random mome
     ),
 }
 NAMES = list(COMMANDS)
-BY_OPERATION = NAMES[:6]
+BY_OPERATION = NAMES[:7]
 
 
 # ---- what an undisturbed run does ------------------------------------------
@@ -179,6 +186,10 @@ def check(t: Trial, name: str, before: int, best: bool = True) -> None:
         t.must(timeless(t.folder / command.run) == timeless(good / command.run), "its metrics are others")
         t.whole(t.folder / command.result)
         t.tidy(t.folder)
+    if name == "copies":
+        t.must(copies(t.folder) == ["c-2.gguf", "c-4.gguf", "c-LATEST.gguf"], f"of the copies there are {copies(t.folder)}")
+        shown = [json.loads(line)["step"] for line in (t.folder / "out" / "samples.jsonl").read_text().splitlines()]
+        t.must(shown == [0, 2, 4], f"samples are of steps {shown}")
     if name == "overwrite":
         t.must((t.folder / "run" / "notes.txt").is_file(), "a file of the user's in the folder is gone")
 
@@ -186,6 +197,11 @@ def check(t: Trial, name: str, before: int, best: bool = True) -> None:
 def held(folder: Path) -> int:
     """Checkpoints that are there, also of a run that was put aside."""
     return len(list(folder.rglob("checkpoint-[0-9]*.gguf")))
+
+
+def copies(folder: Path) -> list[str]:
+    """Checkpoints that lie beside the run's folder."""
+    return sorted(path.name for path in folder.glob("c-*.gguf"))
 
 
 def same(one: Path, other: Path) -> bool:

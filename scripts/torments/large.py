@@ -7,7 +7,8 @@ from random import Random
 from torments.core import Argument, Kind, Trial
 from torments.house import SAME, TINY
 
-SECONDS, MEMORY = 10.0, 300_000_000  # for ten megabytes
+SECONDS, MEMORY = 20.0, 300_000_000  # for ten megabytes
+WHOLE = 130_000_000  # for a text that has no place between words to cut it at
 LEARNING = 20.0  # seconds of the processor for a vocabulary
 MEGABYTE = 1_000_000
 
@@ -43,8 +44,19 @@ TEXTS: dict[str, Callable[[], str]] = {
     "prose": lambda: "the quick brown fox jumps over the lazy dog. " * 220_000,
     "any characters": lambda: letters("".join(map(chr, range(32, 0xD800))), 10 * MEGABYTE // 3),
 }
+LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+TEMPLATES = {  # that never end, or take much
+    "a power": "{{ (10**7) ** (10**7) }}",
+    "a power of what is known later": "{{ (10**7 + messages|length) ** (10**7) }}",
+    "nested loops": LOOPS,
+    "nested loops for all but the smallest chat": "{% if messages[0].content|length > 2 %}" + LOOPS + "{% endif %}x",
+    "JSON of a large list": "{{ ((range(99999) | list) * 50) | tojson }}",
+    "a list that grows while it is read": "{% for m in messages %}{% set _ = messages.append(m) %}{% endfor %}",
+}
+HOSTILE = 3.0  # seconds of the processor for one of them, the start of the command included
 SHORT = (0, 1, 5)  # of the cases
 CASES = [("preview", name) for name in DATA] + [(way, name) for name in TEXTS for way in ("learned", "preview", "generate")]
+CASES += [("template", name) for name in TEMPLATES]
 
 
 def trial(t: Trial) -> None:
@@ -53,13 +65,17 @@ def trial(t: Trial) -> None:
         return
     way, name = CASES[t.number]
     t.given("base.gguf", "learned.gguf", "text.txt")
+    if way == "template":
+        hostile_template(t, TEMPLATES[name])
+        return
     path = t.folder / ("data.jsonl" if name in DATA else "data.txt")
     path.write_text((DATA.get(name) or TEXTS[name])(), encoding="utf-8", errors="replace")
     t.tell(f"{name}:")
+    memory = WHOLE if name in ("one letter", "white space") and way != "generate" else MEMORY
     model = "learned.gguf" if t.number % 2 else "base.gguf"
     if way == "learned":
         words: tuple[Argument, ...] = ("from-scratch", path, *TINY[2:], *SAME, "--vocab-size", 1000, "--iters", 1, "--out", "o")
-        t.run(*words, real=True, codes=(0, 1), seconds=SECONDS + LEARNING, memory=MEMORY)
+        t.run(*words, real=True, codes=(0, 1), seconds=SECONDS + LEARNING, memory=memory)
     elif way == "generate":
         t.run("generate", model, "--file", path, "-n", 1, "--threads", 1, real=True, seconds=SECONDS, memory=MEMORY)
     else:
@@ -68,10 +84,17 @@ def trial(t: Trial) -> None:
             real=True,
             codes=(0, 1),
             seconds=SECONDS,
-            memory=MEMORY,
+            memory=memory,
         )
         if "messages" in name:
             t.must(ended.code == 0 and ended.out.strip(), "such a chat is refused with all the data")
+
+
+def hostile_template(t: Trial, source: str) -> None:
+    (t.folder / "chats.jsonl").write_text(chat(2, 20) * 200)
+    (t.folder / "hostile.jinja").write_text(source)
+    words = ("preview", "chats.jsonl", "--model", "base.gguf", "--chat-template", "hostile.jinja", "-n", 1)
+    t.run(*words, real=True, codes=(1,), seconds=HOSTILE, memory=MEMORY)
 
 
 KIND = Kind(

@@ -2,13 +2,19 @@
 
 import json
 import os
+import re
 import shutil
 import signal
+import subprocess
+import sys
 import time
+from itertools import pairwise
+from pathlib import Path
 
-from torments import kills
+from torments import gguf, kills
 from torments.core import INTERRUPTED, Argument, Trial, judged, kind_of, last_line
 from torments.house import OFTEN, SAME, TINY
+from torments.mutants import signed
 from torments.processes import ROOT
 from torments.watching import POLL
 
@@ -29,7 +35,9 @@ MODELS: tuple[tuple[Argument, ...], ...] = (
     ("--vocab-size", 400, "--embd", 256),  # which the text has: where it is not read, all that is asked for counts
     ("--optimizer", "lbfgs", "--embd", 256, "--iters", 8),  # whose history is full then
 )
+GROWS = 8_000_000  # bytes that 19,000 more steps may take: the figures of the page
 ALLOWED = 10_000_000  # bytes that a plan may be beyond a small run
+CHAT = [{"role": "user", "content": "a" * 60}, {"role": "assistant", "content": "b" * 90}]
 LEAST, ENOUGH = 150_000, 350_000  # kB that a process may map, with which a command fails, or is well
 
 
@@ -98,18 +106,12 @@ def planned(t: Trial, place: int) -> None:
     ended = t.start("from-scratch", *options, "--out", "out", real=True, seconds=120).wait()
     t.faults += judged(ended, (0,), seconds=60, memory=1.5e9)
     if told.code == 0:
-        total = max(value for value in flat(json.loads(told.out)) if value < 10**12)
+        total = json.loads(told.out)["total"]
         off = total / ended.own - 1
         t.must(
             abs(off) <= 0.05 or 0 < off * ended.own < ALLOWED,
             f"planned {total / 1e6:.0f} MB, took {ended.own / 1e6:.0f}: {off:+.1%}",
         )
-
-
-def flat(value: object) -> list[float]:
-    if isinstance(value, dict):
-        return [each for item in value.values() for each in flat(item)]
-    return [value] if isinstance(value, int | float) else []
 
 
 def limited(t: Trial, place: int) -> None:
@@ -232,6 +234,91 @@ def twice(t: Trial, place: int) -> None:
     shutil.rmtree(t.folder / "out", ignore_errors=True)
 
 
+def half_characters(t: Trial, place: int) -> None:
+    """Strings of a checkpoint hold half a surrogate pair: each command that reads it ends well, or in one line."""
+    t.given("run", "text.txt")
+    path = t.folder / "run" / "checkpoint-4.gguf"
+    for other in path.parent.glob("checkpoint-*"):
+        if other != path:
+            other.unlink()
+    made = gguf.parse(path.read_bytes())
+    texts = [each for each in made.entries if each.key.startswith(b"training.") and each.raw[8:9] == b"{"]
+    entry = t.random.choice(texts)
+    words = entry.raw[8:].decode()
+    entry.raw = gguf.text(t.random.choice([words.replace('": "', '": "\\ud800', 1), words.replace('{"', '{"\\udfff', 1)]))
+    path.write_bytes(signed(made.packed()))
+    command: tuple[Argument, ...] = (("from-scratch", "--resume", "run", "--iters", 5), ("inspect", path), ("report", "run"))[
+        place % 3
+    ]
+    t.run(*command)
+
+
+def bytes_of_paths(t: Trial, place: int) -> None:
+    """A model lies under a name that is no UTF-8: the line for llama.cpp names it as a shell reads it."""
+    t.given("base.gguf")
+    name = os.fsdecode(b"m\xff\xfe.gguf")
+    (t.folder / "base.gguf").rename(t.folder / name)
+    ended = t.run("generate", name, "--prompt", "ab", "-n", 2, "--threads", 1, "-v", real=True, codes=(0,))
+    t.must(
+        "\\xff\\xfe.gguf" in ended.err and "udcff" not in ended.err, f"the path is not one for a shell: {last_line(ended.err)}"
+    )
+
+
+def no_place_for_kernels(t: Trial, place: int) -> None:
+    """The cache is no folder: kernels are compiled once, and found again by the next start."""
+    t.given("base.gguf", "text.txt")
+    (blocked := t.place / "blocked").write_text("no folder")
+    words: tuple[Argument, ...] = ("evaluate", "base.gguf", "text.txt", "--threads", 1)
+    t.run(*words, real=True, cache=blocked, codes=(0,), judge=False, seconds=600)
+    ended = t.run(*words, real=True, cache=blocked, codes=(0,), judge=False)
+    t.must(ended.code == 0 and "compiled" not in ended.err, f"kernels are compiled again: {last_line(ended.err)}")
+
+
+def other_sources(t: Trial, place: int) -> None:
+    """Two ranks have different sources of one version: both end with a line."""
+    mpiexec = Path(sys.executable).with_name("mpiexec")
+    if not mpiexec.exists():
+        t.skipped = "MPI is not installed beside this Python"
+        return
+    t.given("text.txt")
+    other = t.place / "other"
+    shutil.copytree(ROOT / "llamatrain", other / "llamatrain", ignore=shutil.ignore_patterns("__pycache__"))
+    changed = t.random.choice(sorted((other / "llamatrain").rglob("*.py")))
+    changed.write_text(changed.read_text() + "# changed\n")
+    ranks = f"import os, sys; sys.path.insert(0, {str(other)!r} if os.environ.get('PMI_RANK') == '1' else {str(ROOT)!r}); "
+    words = [str(mpiexec), "-n", "2", sys.executable, "-c", ranks + "from llamatrain.cli.main import main; main()"]
+    words += ["from-scratch", "text.txt", *map(str, TINY), "--iters", "1", "--out", "out"]
+    environment = t.job((), None).environment() | {"PYTHONPATH": ""}
+    done = subprocess.run(words, cwd=t.folder, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    t.must(done.returncode == 1 and "source code" in done.stderr, f"they run together: {last_line(done.stderr)}")
+    t.must("Traceback" not in done.stderr, f"a traceback: {last_line(done.stderr)}")
+
+
+def logged(t: Trial, place: int) -> None:
+    """Standard error goes to a log: who tokenizes for long writes a line every 15 seconds, by a clock that runs fast."""
+    base, times, count = (("plain.gguf", 20, 60_000), ("base.gguf", 5, 15_000))[place]
+    t.given(base)
+    row = ({"prompt": "a" * 60, "completion": "b" * 90}, {"messages": CHAT})[place]
+    (t.folder / "many.jsonl").write_text((json.dumps(row) + "\n") * count)
+    words: tuple[Argument, ...] = ("finetune", base, "many.jsonl", *SAME, "--iters", 1, "--ctx", 256, "--out", "out")
+    ended = t.run(*words, plan={"clock": times}, codes=(0,), seconds=60, cache=t.place / "cache")
+    told = [int(each) for each in re.findall(r"^tokenizing .* of .*, after (\d+) s$", ended.err, re.MULTILINE)]
+    begins = [0, *told]
+    t.must(len(told) >= 2, f"no line tells of it in {ended.wall:.1f} s, which the clock took for {ended.wall * times:.0f}")
+    t.must(all(b - a >= 14 for a, b in pairwise(begins)), f"lines too close together, after {told} s")
+    t.must(all(b - a <= 15 + 2 * times for a, b in pairwise(begins)), f"lines too far apart, after {told} s")
+
+
+def many_steps(t: Trial, place: int) -> None:
+    """A long run of short steps takes no more memory than a short one, but for what is drawn."""
+    words: tuple[Argument, ...] = ("from-scratch", *TINY[2:], "--save-every", 0, "--threads", 1)
+    peaks = [
+        t.run(*words, "--iters", count, "--out", f"o{count}", real=True, codes=(0,), seconds=600, memory=1e9).peak
+        for count in (1000, 20_000)
+    ]
+    t.must(peaks[1] < peaks[0] + GROWS, f"{peaks[0] / 1e6:.1f} MB for 1,000 steps, {peaks[1] / 1e6:.1f} MB for 20,000")
+
+
 KIND = kind_of(
     "live",
     "folders and bases that move, clocks that stand still, closed streams, little memory, two runs at once",
@@ -246,5 +333,11 @@ KIND = kind_of(
         (base_moved, 30, 1),
         (quiet_limits, 4, 0),
         (twice, 6, 1),
+        (half_characters, 30, 1),
+        (bytes_of_paths, 1, 1),
+        (no_place_for_kernels, 1, 0),
+        (other_sources, 2, 0),
+        (logged, 2, 0),
+        (many_steps, 1, 0),
     ],
 )

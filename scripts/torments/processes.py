@@ -184,8 +184,9 @@ def _child(job: Job, files: tuple[Path, Path], stdin: Path) -> int:
         setattr(sys, f"__{name}__", stream)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.default_int_handler)
+    environment = job.environment()  # before it is cleared, of which it is made
     os.environ.clear()
-    os.environ.update(job.environment())
+    os.environ.update(environment)
     os.chdir(job.folder)
     forget_places()
     from torments import shim

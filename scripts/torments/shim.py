@@ -252,6 +252,9 @@ def install() -> None:
         for name in ("monotonic", "perf_counter", "time", "process_time"):
             now = getattr(time, name)()
             setattr(time, name, lambda now=now: now)
+    elif times := plan.get("clock"):
+        real, start = time.monotonic, time.monotonic()
+        time.monotonic = lambda: start + (real() - start) * times
     if largest := plan.get("largest"):
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest, resource.RLIM_INFINITY))
     if more := plan.get("memory"):

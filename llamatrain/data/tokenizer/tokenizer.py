@@ -3,7 +3,7 @@
 import codecs
 import hashlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -15,9 +15,11 @@ from llamatrain.data.tokenizer.vocabulary import SPACE, UNDEFINED, Vocabulary, b
 from llamatrain.errors import FileError, UsageError
 from llamatrain.files.constants import TokenType
 from llamatrain.machine.memory import LARGE, give_back
+from llamatrain.machine.terminal import say
 from llamatrain.machine.units import cores
 
 VERSION = 1  # of what text becomes: a change makes older fingerprints strangers
+HELD = 1 << 17  # bytes of text without a place to cut: no word is so long, and each takes seventeen times its size
 BLOCK = 1 << 15  # bytes: each thread takes ninety times as much for two of them
 
 
@@ -34,8 +36,9 @@ class Tokenizer:
         self.vocabulary = vocabulary
         self.bos, self.eos, self.eot = vocabulary.bos, vocabulary.eos, vocabulary.eot
         self.add_bos, self.add_eos, self.ends = vocabulary.add_bos, vocabulary.add_eos, vocabulary.ends
-        self.chat_template = vocabulary.chat_template
+        self.chat_template, self.tool_template = vocabulary.chat_template, vocabulary.tool_template
         self._engine = engine(vocabulary)
+        self._said = False
         self._specials = {control: Specials(vocabulary, control=control) for control in (False, True)}
 
     def __len__(self) -> int:
@@ -73,7 +76,7 @@ class Tokenizer:
         in `gpt2` vocabularies where a word ends that was found without a look at the end of what is there (then more text
         cannot change it); in `llama` vocabularies between two characters that never stand side by side in any token
         (nothing can be merged across); in both so far from the end of what is there that no special token can reach over.
-        Text without such a place is held until one comes.
+        Text without such a place is held until one comes, or HELD bytes are there: then it is cut all the same, which is said.
         """
         from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -98,16 +101,30 @@ class Tokenizer:
                 if size < enough:
                     continue
                 rest, parts = b"".join(parts), []
-                if cut := self.cut(rest, special=special):
+                cut = self.cut(rest[:HELD], special=special)
+                if not cut and len(rest) >= HELD:
+                    cut = self._cut_anywhere(rest, special)
+                if cut:
                     yield start, rest[:cut]
                     rest, start, enough = rest[cut:], False, 2 * BLOCK
                 else:
-                    enough = 2 * len(rest)
+                    enough = min(2 * len(rest), HELD)
                 parts, size = [rest], len(rest)
         if size > LARGE:
             give_back()  # what was looked at to find a place
         if size:
             yield start, b"".join(parts)
+
+    def _cut_anywhere(self, raw: bytes, special: bool) -> int:
+        """Find a place between two characters that no special token reaches over, the same however the text comes in chunks. Say
+        that tokens may differ there."""
+        if not self._said:
+            self._said = True
+            say(f"note: {len(raw):,} bytes of text without a place between words are cut where they are, as llama.cpp would not")
+        at = HELD - self._specials[special].longest - 1
+        while at > 1 and raw[at] & 0xC0 == 0x80:
+            at -= 1
+        return at
 
     def cut(self, raw: bytes, *, special: bool = False) -> int:
         """A place, far back, where a text can be cut whatever follows; 0 if none is found."""
@@ -174,12 +191,12 @@ class Tokenizer:
 class StreamDecoder:
     """Tokens to text, one after the other: a character is given when all of its bytes are there."""
 
-    def __init__(self, tokenizer: Tokenizer, *, special: bool = False) -> None:
-        self.tokenizer, self.special = tokenizer, special
+    def __init__(self, tokenizer: Tokenizer, *, special: bool = False, shown: Collection[int] = ()) -> None:
+        self.tokenizer, self.special, self.shown = tokenizer, special, shown  # whether control tokens are text; those that are
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def feed(self, token: int) -> str:
-        return self._utf8.decode(self.tokenizer.decode([token], special=self.special))
+        return self._utf8.decode(self.tokenizer.decode([token], special=self.special or token in self.shown))
 
     def end(self) -> str:
         """What is left: a character that was never finished."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from llamatrain.data.chatml import CHATML
 from llamatrain.data.tokenizer.known_texts import ENDS_OF_TURN, FILLING, Ends, known_by_text
 from llamatrain.data.tokenizer.pretokenizers import PreTokenizer, pre_tokenizer
 from llamatrain.errors import FileError
@@ -53,6 +54,7 @@ class Vocabulary:
     add_space_prefix: bool
     strips: bool  # special tokens take the white space behind them along, as in Phi-3
     chat_template: str | None
+    tool_template: str | None
 
 
 def read(metadata: Mapping[str, Any]) -> Vocabulary:
@@ -71,7 +73,7 @@ def read(metadata: Mapping[str, Any]) -> Vocabulary:
             raise FileError(f"{KEY}add_{name}_token is set, and there is no {KEY}{name}_token_id among {len(tokens)} tokens")
     kinds = _kinds(metadata, len(tokens))
     name = _name(metadata)
-    template = metadata.get("tokenizer.chat_template")
+    template, tool_template = _templates(metadata)
     return Vocabulary(
         model=model,
         tokens=tokens,
@@ -89,8 +91,18 @@ def read(metadata: Mapping[str, Any]) -> Vocabulary:
         add_eos=added["eos"],
         add_space_prefix=_value(metadata, "add_space_prefix", bool, spm),
         strips="phi-3" in name or "phi3" in name,
-        chat_template=template if isinstance(template, str) else None,
+        chat_template=template,
+        tool_template=tool_template,
     )
+
+
+def _templates(metadata: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """Read the chat template, and the one for chats with tools, as llama-server does."""
+    found = (metadata.get(key) for key in ("tokenizer.chat_template", "tokenizer.chat_template.tool_use"))
+    template, tool_template = (each if isinstance(each, str) and each else None for each in found)
+    if template in (None, "chatml"):
+        template = tool_template or (CHATML if template else None)
+    return template, tool_template
 
 
 def _model(metadata: Mapping[str, Any]) -> str:

@@ -54,9 +54,9 @@ def _(node: Node, d: Tensor):
 
 @op(no_gradient=JUDGING)
 def cross_entropy_judged(logits: Spec, targets: Spec, weights: Spec) -> tuple[Spec, ...]:
-    """The loss, and how many rows of any weight have no larger logit than their target's."""
+    """The loss; how many rows of any weight have no larger logit than their target's; and each row's part of the loss."""
     require(targets.dtype is I32, "needs ids as targets")
-    return (*cross_entropy_loss.specs_of(logits, targets, weights), Spec((), weights.dtype))
+    return (*cross_entropy_loss.specs_of(logits, targets, weights), Spec((), weights.dtype), Spec(weights.shape, weights.dtype))
 
 
 @op(blocks=1, rounds=(0,))
@@ -92,7 +92,8 @@ def linear_cross_entropy_back(
 @op(blocks=1, rounds=(0,), no_gradient=JUDGING)
 def linear_cross_entropy_judged(x: Spec, w: Spec, targets: Spec, weights: Spec, *, cap: float = 0.0) -> tuple[Spec, ...]:
     """cross_entropy_judged(x wᵀ, targets, weights), chunk by chunk."""
-    return (*linear_cross_entropy.specs_of(x, w, targets, weights, cap=cap), Spec((), weights.dtype))
+    loss = linear_cross_entropy.specs_of(x, w, targets, weights, cap=cap)
+    return (*loss, Spec((), weights.dtype), Spec(weights.shape, weights.dtype))
 
 
 @op(blocks=1, rounds=(0,))

@@ -5,7 +5,7 @@ import numpy as np
 from llamatrain.kernels.cpu.binding import kernel
 from llamatrain.kernels.cpu.portions import portion
 from llamatrain.kernels.reference.dropout import mixed
-from llamatrain.machine.entry import F32, I32, Entry, Real, inline
+from llamatrain.machine.entry import F32, I32, Entry, Real, i32, inline
 
 FIRST, SECOND, STEP = np.uint32(0x85EBCA6B), np.uint32(0xC2B2AE35), np.uint32(0x9E3779B9)
 HALF, ODD = np.uint32(16), np.uint32(13)
@@ -21,17 +21,25 @@ def spread(z):
 
 
 @Entry
-def leave_out(lo, hi, thread, x: F32, key: I32, out: F32, salt, limit, factor: Real):
+def leave_out(lo, hi, thread, x: F32, key: I32, out: F32, tokens, size, length, salt, limit, factor: Real):
     larger = np.float32(factor)
-    start = spread(np.uint32(spread(np.uint32(np.uint32(salt) + np.uint32(key[0]))) + np.uint32(key[1])))
-    for i in range(lo, hi):
-        drawn = spread(np.uint32(np.uint32(np.uint32(i) * STEP) + start))
-        out[i] = np.float32(0) if drawn < np.uint32(limit) else x[i] * larger
+    seed = spread(np.uint32(np.uint32(salt) + np.uint32(key[0])))
+    for number in range(lo, hi):
+        token = number if tokens == 0 else i32(tokens)[number]
+        row = np.uint32(np.uint32(key[1]) + np.uint32(token // length))
+        start = spread(np.uint32(seed + row))
+        first = np.uint32(np.uint32(token % length) * np.uint32(size))
+        line = number * size
+        for i in range(size):
+            drawn = spread(np.uint32(np.uint32(np.uint32(first + np.uint32(i)) * STEP) + start))
+            out[line + i] = np.float32(0) if drawn < np.uint32(limit) else x[line + i] * larger
 
 
 @kernel("dropout")
 def dropout(outs, ins, attrs, scratch, threads):
-    rate, size = attrs["rate"], outs[0].size
+    (x, key, *tokens), (out,), rate = ins, outs, attrs["rate"]
+    count, size = len(x), x.size // max(1, len(x))
     salt = int(mixed(np.array([attrs["salt"]], np.uint32))[0])
-    how = {"salt": salt, "limit": int(rate * 2**32), "factor": 1 / (1 - rate)}
-    return [leave_out.call(ins[0], ins[1], outs[0], **how, items=size, block=portion(size))]
+    how = {"salt": salt, "limit": int(rate * 2**32), "factor": 1 / (1 - rate), "length": attrs["length"], "size": size}
+    told = tokens[0] if tokens else 0
+    return [leave_out.call(x, key, out, told, **how, items=count, block=portion(count, 4 * size))]

@@ -184,7 +184,9 @@ def head_calls(
     if head.apart:
         return [*calls, narrowed.call(part["losses"], loss, items=count, block=NARROW)]
     if head.judged:
-        calls.append(add_up.call(part["right"], gradients.pop(), count, 1.0, items=1, block=1))
+        right_sum, of_rows = gradients
+        calls.append(add_up.call(part["right"], right_sum, count, 1.0, items=1, block=1))
+        calls.append(narrowed.call(part["losses"], of_rows, items=count, block=NARROW))
     return [*calls, add_up.call(part["losses"], loss, count, 1.0, items=1, block=1)]
 
 

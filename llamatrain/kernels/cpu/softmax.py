@@ -99,6 +99,12 @@ def entropy_of_each(lo, hi, thread, x: F32, targets: I32, out: F32, width):
 
 
 @Entry
+def weighed(lo, hi, thread, losses: F32, weights: F32):
+    for row in range(lo, hi):
+        losses[row] = losses[row] * weights[row] if weights[row] != 0 else np.float32(0)
+
+
+@Entry
 def right_of_ids(lo, hi, thread, x: F32, targets: I32, weights: F32, sums: F64, width, rows):
     """Of each block, the rows whose target has no larger logit beside it."""
     right = 0
@@ -179,7 +185,9 @@ def cross_entropy_judged(outs, ins, attrs, scratch, threads):
     (rows, width), block = logits.shape, rows_of(logits)
     each = right_of_ids.call(logits, targets, weights, scratch, width=width, rows=block, items=rows, block=block)
     right = [each, add_up.call(scratch, outs[1], -(-rows // block), 1.0, items=1, block=1)]
-    return [*cross_entropy_loss(outs[:1], ins, attrs, scratch, threads), *right]
+    parts = [*cross_entropy_rows(outs[2:], ins[:2], attrs, scratch, threads)]
+    parts.append(weighed.call(outs[2], weights, items=rows, block=portion(rows)))
+    return [*cross_entropy_loss(outs[:1], ins, attrs, scratch, threads), *right, *parts]
 
 
 @kernel("cross_entropy_loss_back")

@@ -13,8 +13,12 @@ def mixed(z):
 
 
 @kernel
-def dropout(x, key, *, rate, salt):
+def dropout(x, key, tokens=None, *, rate, salt, length):
     seeds = np.array([salt, *key.view(np.uint32)], np.uint32)
-    start = mixed(mixed(mixed(seeds[:1]) + seeds[1:2]) + seeds[2:3])
-    drawn = mixed(np.arange(x.size, dtype=np.uint32) * np.uint32(0x9E3779B9) + start).reshape(x.shape)
+    count, size = len(x), x.size // max(1, len(x))
+    tokens = np.arange(count, dtype=np.uint32) if tokens is None else tokens.view(np.uint32)
+    rows, at = np.divmod(tokens, np.uint32(length))
+    starts = mixed(mixed(mixed(seeds[:1]) + seeds[1:2]) + seeds[2:3] + rows)
+    places = at[:, None] * np.uint32(size) + np.arange(size, dtype=np.uint32)
+    drawn = mixed(places * np.uint32(0x9E3779B9) + starts[:, None]).reshape(x.shape)
     return np.where(drawn < np.uint32(rate * 2**32), 0, x * x.dtype.type(1 / (1 - rate)))

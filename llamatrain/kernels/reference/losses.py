@@ -44,7 +44,8 @@ def cross_entropy_loss_back(dloss, logits, targets, weights):
 def cross_entropy_judged(logits, targets, weights):
     judged = np.flatnonzero((targets >= 0) & (weights != 0))
     right = logits[judged, targets[judged]] >= np.max(logits[judged], axis=-1)
-    return cross_entropy_loss(logits, targets, weights), np.count_nonzero(right)
+    each = np.where(weights == 0, 0, cross_entropy_rows(logits, targets) * weights)
+    return cross_entropy_loss(logits, targets, weights), np.count_nonzero(right), each
 
 
 @kernel

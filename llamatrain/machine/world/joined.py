@@ -1,16 +1,20 @@
 """The processes that a launcher has started, once they have found each other."""
 
+import hashlib
 import os
 from contextlib import AbstractContextManager
 from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 
+from llamatrain import __version__
 from llamatrain.errors import UsageError
 from llamatrain.machine.terminal import if_longer
 from llamatrain.machine.world.alone import AGAIN, Alone, Failure, World
 from llamatrain.machine.world.launched import Launched
 from llamatrain.machine.world.voice import complain
 
+PACKAGE = Path(__file__).resolve().parent.parent.parent
 EXTRA = "pip install 'llamatrain[mpi]'"
 PATIENCE = 300.0  # seconds until all have come: the first that start on a cluster may read everything from one disk
 
@@ -32,7 +36,17 @@ def joined(told: Launched, failure: Failure | None = None) -> World:
             )
         from llamatrain.machine.world.mpi import Mpi
 
-        return Mpi(failure)
+        made = Mpi(failure)
+        made.compared({"version": __version__, "source code": hash_of_sources()})
+        return made
+
+
+def hash_of_sources() -> str:
+    """Return a hash of all sources of the package."""
+    key = hashlib.sha256()
+    for source in sorted(PACKAGE.rglob("*.py")):
+        key.update(source.relative_to(PACKAGE).as_posix().encode() + b"\0" + source.read_bytes() + b"\0")
+    return key.hexdigest()[:16]
 
 
 def begun() -> ModuleType:

@@ -7,6 +7,7 @@ from typing import TextIO
 
 from llamatrain.config.words import readable
 from llamatrain.machine.printable import printable
+from llamatrain.machine.terminal import folded
 from llamatrain.machine.world.alone import AGAIN, Failure
 
 _kept = list[TextIO]()
@@ -18,7 +19,7 @@ def keep(stream: TextIO) -> None:
 
 
 def complain(words: str) -> None:
-    tell(f"error: {readable(printable(words, encoding()))}\n")
+    tell(folded(f"error: {readable(printable(words, encoding()))}", stream()) + "\n")
 
 
 def tell(text: str) -> None:

@@ -219,12 +219,23 @@ class LbfgsState:
         if kept["memory_s"].shape != self.s.shape:
             held, wanted = len(kept["memory_s"]), self.options.history
             raise UsageError(f"the checkpoint holds a history of {held} moves, not the {wanted} asked for")
-        self.s[:], self.y[:], self.ys[:] = kept["memory_s"], kept["memory_y"], kept["memory_ys"]
+        _copy(self.s, kept["memory_s"])
+        _copy(self.y, kept["memory_y"])
+        self.ys[:] = kept["memory_ys"]
         self.pairs, self.end = int(kept["approx_hessian_count"]), int(kept["line_search_end"])
         if "current_parameters" not in kept:  # the next step begins with an evaluation
             return
-        self.x[:], self.gradient[:] = kept["current_parameters"], kept["current_gradients"]
+        _copy(self.x, kept["current_parameters"])
+        _copy(self.gradient, kept["current_gradients"])
         self.loss, self.iteration = float(kept["loss"]), int(kept["iteration"])
+
+
+def _copy(target: np.ndarray, source: np.ndarray) -> None:
+    """Copy an array piece by piece; the pages of a mapped file are let go."""
+    flat, given = target.reshape(-1), source.reshape(-1)
+    for start in range(0, flat.size, PIECE):
+        flat[start : start + PIECE] = given[start : start + PIECE]
+        release(given[start : start + PIECE])
 
 
 def newest_first(held: int, end: int, places: int) -> list[int]:

@@ -1,0 +1,31 @@
+"""Tells how far other programs disturb a measurement: how long the threads of this process waited for a processor."""
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+TASKS = Path("/proc/self/task")
+
+
+def waited() -> float:
+    """Seconds that threads of this process were ready to run and did not, in all so far; only differences mean anything.
+
+    Linux counts them for each thread. Elsewhere it is the time that this thread did not run, which is right for one that never
+    sleeps.
+    """
+    total, known = 0, False
+    with suppress(OSError):
+        for task in TASKS.iterdir():
+            with suppress(OSError, ValueError, IndexError):  # a thread may end meanwhile
+                total += int((task / "schedstat").read_text().split()[1])
+                known = True
+    return total * 1e-9 if known else time.perf_counter() - time.thread_time()
+
+
+def share_of_waiting(work: Callable[[], None]) -> float:
+    """Do some work; return the share of its time in which a thread waited, counting no time twice."""
+    before, start = waited(), time.perf_counter()
+    work()
+    took = time.perf_counter() - start
+    return min(1.0, max(0.0, waited() - before) / max(took, 1e-9))

@@ -1,0 +1,63 @@
+"""The thoughts of an answer apart from its words, as llama-server gives them: `reasoning_content` and `content`."""
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+MARKS = (  # what begins a thought, and what ends it
+    ("<think>", "</think>"),
+    ("[THINK]", "[/THINK]"),
+    ("<seed:think>", "</seed:think>"),
+    ("<think:opensource>", "</think:opensource>"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+    ("<|channel>thought", "<channel|>"),
+)
+
+
+class AnswerPiece(NamedTuple):
+    text: str
+    thought: bool
+
+
+def marks_of(source: str) -> tuple[str, str] | None:
+    """Find the marks of thoughts that a chat template names; None where it names none."""
+    return next((marks for marks in MARKS if marks[0] in source or marks[1] in source), None)
+
+
+def split_thoughts(pieces: Iterable[str], prompt: str, marks: tuple[str, str]) -> Iterator[AnswerPiece]:
+    """Tell thoughts from words while an answer streams; a prompt may have begun a thought.
+
+    White space around thoughts and before words belongs to neither.
+    """
+    begin, end = marks
+    thinking = prompt.rstrip().endswith(begin)
+    held, looking, strip = "", not thinking, True  # what may be a part of a mark; for the beginning of a thought; white space
+    for piece in pieces:
+        held += piece
+        if looking:
+            text = held.lstrip()
+            if begin.startswith(text[: len(begin)]) and len(text) < len(begin):
+                continue  # so far it may be a mark
+            thinking, looking = text.startswith(begin), False
+            held = text[len(begin) :] if thinking else held
+            strip = thinking
+        if thinking and end in held:
+            thought, _, held = held.partition(end)
+            if shown := (thought.lstrip() if strip else thought).rstrip():
+                yield AnswerPiece(shown, thought=True)
+            thinking, strip = False, True
+        if strip:
+            held = held.lstrip()
+        keep = partial_mark(held, end) if thinking else 0
+        ready, held = held[: len(held) - keep], held[len(held) - keep :]
+        if ready:
+            yield AnswerPiece(ready, thinking)
+            strip = False
+    if held:
+        yield AnswerPiece(held, thinking)
+
+
+def partial_mark(text: str, mark: str) -> int:
+    """Count the characters at the end of a text that may begin a mark, with the white space before them."""
+    size = next((size for size in range(min(len(text), len(mark) - 1), 0, -1) if text.endswith(mark[:size])), 0)
+    bare = text[: len(text) - size]
+    return size + len(bare) - len(bare.rstrip())
