@@ -12,7 +12,7 @@ def main() -> None:
         if _signal.getsignal(number) is not _signal.SIG_IGN:
             _signal.signal(number, leave)
     from llamatrain.cli.main import main
-    from llamatrain.machine.leaving import ended_by_signals
+    from llamatrain.platform.exit import ended_by_signals
 
     ended_by_signals()
     main()

@@ -16,33 +16,33 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from llamatrain.adapters.options import LoraOptions
-from llamatrain.config.documented import documented
+from llamatrain.commands.chat import ChatOptions, Talk
+from llamatrain.commands.evaluate import EvaluateOptions, Evaluation, evaluated
+from llamatrain.commands.export import exported
+from llamatrain.commands.generate import LoadOptions, TextModel
+from llamatrain.commands.logit_diff import Comparison
+from llamatrain.commands.merge import ExportOptions, Merged
+from llamatrain.commands.plan import RunPlan, plan_of
+from llamatrain.commands.preview import PreviewOptions, PreviewRow, previewed
+from llamatrain.compiler.cache import code
+from llamatrain.config.flag_hints import answered
+from llamatrain.config.messages import cut, nearest, readable, worded
 from llamatrain.config.options import Checked, Declared, OptionError, build, declared, respelt
-from llamatrain.config.otherwise import answered
-from llamatrain.config.words import cut, nearest, readable, worded
+from llamatrain.config.signatures import documented
 from llamatrain.data.options import DataOptions
 from llamatrain.data.tokenizer import to_bytes
+from llamatrain.distributed.comm import is_told_here
 from llamatrain.errors import FileError, LlamatrainError, UsageError, words_of
-from llamatrain.machine.code import code
-from llamatrain.machine.printable import printable
-from llamatrain.machine.terminal import shown
-from llamatrain.machine.world import is_told_here
-from llamatrain.recipe.comparison import Comparison
-from llamatrain.recipe.evaluation import EvaluateOptions, Evaluation, evaluated
-from llamatrain.recipe.exporting import exported
-from llamatrain.recipe.generation import LoadOptions, TextModel
-from llamatrain.recipe.given_rows import Data, Place, of_a_run, passing, path_in
-from llamatrain.recipe.interrupts import CallerInterrupts
-from llamatrain.recipe.merging import ExportOptions, Merged
-from llamatrain.recipe.options import PlaceOptions
-from llamatrain.recipe.planning import RunPlan, plan_of
-from llamatrain.recipe.preference import ComparedOptions, PreferenceOptions
-from llamatrain.recipe.previewing import PreviewOptions, PreviewRow, previewed
-from llamatrain.recipe.request import NEW, TUNING, TUNING_DEFAULTS, Request, new_model, tuning
-from llamatrain.recipe.run import Finished, train
-from llamatrain.recipe.talking import ChatOptions, Talk
-from llamatrain.report.listening import Listener, listening
+from llamatrain.platform.escape import printable
+from llamatrain.platform.terminal import shown
+from llamatrain.preference.options import ComparedOptions, PreferenceOptions
+from llamatrain.report.listener import Listener, listening
 from llamatrain.report.metrics import lines_of
+from llamatrain.run.in_memory_rows import Data, Place, of_a_run, passing, path_in
+from llamatrain.run.options import PlaceOptions
+from llamatrain.run.request import NEW, TUNING, TUNING_DEFAULTS, Request, new_model, tuning
+from llamatrain.run.signals import CallerInterrupts
+from llamatrain.run.train import Finished, train
 from llamatrain.sample.options import SamplingOptions
 
 if TYPE_CHECKING:

@@ -13,17 +13,17 @@ from typing import Any, get_args, get_origin
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from llamatrain.adapters.options import LoraOptions
-from llamatrain.config.documented import sentence_of
+from llamatrain.commands.evaluate import EvaluateOptions
+from llamatrain.commands.generate import LoadOptions
+from llamatrain.commands.merge import ExportOptions
+from llamatrain.commands.preview import PreviewOptions
 from llamatrain.config.options import Checked, Declared, declared
+from llamatrain.config.signatures import sentence_of
 from llamatrain.config.units import Bandwidth, Duration, Size
 from llamatrain.data.options import DataOptions
-from llamatrain.recipe.evaluation import EvaluateOptions
-from llamatrain.recipe.generation import LoadOptions
-from llamatrain.recipe.merging import ExportOptions
-from llamatrain.recipe.options import PlaceOptions
-from llamatrain.recipe.preference import ComparedOptions, PreferenceOptions
-from llamatrain.recipe.previewing import PreviewOptions
-from llamatrain.recipe.request import NEW, TUNING
+from llamatrain.preference.options import ComparedOptions, PreferenceOptions
+from llamatrain.run.options import PlaceOptions
+from llamatrain.run.request import NEW, TUNING
 from llamatrain.sample.options import SamplingOptions
 
 FILE = Path(__file__).resolve().parent.parent / "llamatrain" / "api_options.py"

@@ -1,6 +1,6 @@
-"""Writes tests/architecture_truth.json: what Hugging Face's classes say of small models of each architecture.
+"""Writes tests/golden/architecture_truth.json: what Hugging Face's classes say of small models of each architecture.
 
-Needs torch, transformers and peft. What it takes and what it says is in `tests/families_torch.py`.
+Needs torch, transformers and peft. What it takes and what it says is in `tests/helpers/architecture_torch.py`.
 """
 
 import json
@@ -21,18 +21,18 @@ def rounded(value: Any) -> Any:
 
 
 def main() -> None:
-    from tests import families_runs, families_torch
-    from tests.families import CASES, shape_of
+    from tests.helpers import architecture_runs, architecture_torch
+    from tests.helpers.architecture_models import CASES, shape_of
 
     warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory() as folder:
-        batch = families_runs.batch(Path(folder), families_runs.base(Path(folder), shape_of("llama", "a")))
-    truth = {f"{arch}-{name}": rounded(families_torch.told(shape_of(arch, name), batch)) for arch, name in CASES}
+        batch = architecture_runs.batch(Path(folder), architecture_runs.base(Path(folder), shape_of("llama", "a")))
+    truth = {f"{arch}-{name}": rounded(architecture_torch.told(shape_of(arch, name), batch)) for arch, name in CASES}
     lines = [f'"batch": {json.dumps(batch)}']
     for case, told in truth.items():
         parts = [f'  "{part}": {json.dumps(value)}' for part, value in told.items()]
         lines.append(f'"{case}": {{\n' + ",\n".join(parts) + "\n}")
-    (ROOT / "tests" / "architecture_truth.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    (ROOT / "tests" / "golden" / "architecture_truth.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 if __name__ == "__main__":

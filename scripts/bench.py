@@ -38,12 +38,12 @@ import useful
 from kernel_bench import bench_kernels
 from timing import Timed, header, in_turns, one_of, torch_if_any
 
-from llamatrain.engine.recorder import Recorder, recording
-from llamatrain.graph.policy import NAMED
-from llamatrain.machine import units
+from llamatrain.distributed.cores import cores
+from llamatrain.engine.profiler import Recorder, recording
+from llamatrain.graph.remat_policy import NAMED
 from llamatrain.report.profile import sums_of
-from tests.llama_step import CLIP, LlamaStep
-from tests.llamas import TINY, M, S, Size
+from tests.helpers.llama_step import CLIP, LlamaStep
+from tests.helpers.random_models import TINY, M, S, Size
 
 SIZES = {"tiny": TINY, "S": S, "M": M}
 DEEP = Size(vocab=32000, width=512, layers=32, heads=8, kv_heads=8, ff=1376, ctx=512, batch=4)
@@ -55,7 +55,7 @@ MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALL
 
 
 def torch_step(torch: Any, size: Size, precision: str, compiled: bool) -> Callable[[], float]:
-    from tests.torch_llama import TorchLlama, training_step
+    from tests.helpers.torch_llama import TorchLlama, training_step
 
     torch.manual_seed(0)
     tokens = torch.randint(0, size.vocab, (size.batch, size.ctx))
@@ -270,7 +270,7 @@ def parsed() -> argparse.Namespace:
         else:
             known = str if name == "kernels" else one_of(SIZES)
             command.add_argument("names", nargs="*", type=known, default=[], help="only these")
-        command.add_argument("--threads", type=int, default=units.cores())
+        command.add_argument("--threads", type=int, default=cores())
         command.add_argument("--seconds", type=float, default=seconds, help=f"for each line ({seconds:g})")
         command.add_argument("--kernels", choices=["cpu", "reference"], default="cpu")
         command.add_argument("--no-torch", dest="torch", action="store_false", help="leave torch out")

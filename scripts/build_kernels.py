@@ -16,63 +16,65 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 
-from llamatrain.machine import shipped, units
-from llamatrain.machine.code import COMPILERS
-from llamatrain.machine.declared import declared
+from llamatrain.compiler import prebuilt
+from llamatrain.compiler.cache import COMPILERS
+from llamatrain.compiler.inventory import declared
+from llamatrain.distributed.cores import cores
+from llamatrain.platform import cpu
 
 
 def built() -> bytes:
     """The library of the class of this process."""
     from tqdm import tqdm
 
-    from llamatrain.machine.compiler.emit import object_of
-    from llamatrain.machine.compiler.link import linked
+    from llamatrain.compiler.emit import object_of
+    from llamatrain.compiler.link import linked
 
-    name = units.processor().name
+    name = cpu.processor().name
     return linked([object_of(each) for each in tqdm(declared(), desc=name, disable=None, unit="kernel")], name)
 
 
 def build(name: str) -> None:
     """In a process of its own: what a processor can do is settled when the kernels' modules are imported."""
     words, environment = [sys.executable, __file__, "--here", name], {**os.environ}
-    if name in units.CLASSES:
-        environment[units.CLASS] = name
+    if name in cpu.CLASSES:
+        environment[cpu.CLASS] = name
     subprocess.run(words, env=environment, check=True)
 
 
 def build_all(names: list[str]) -> None:
     """The folder then holds these and no others."""
-    shipped.FOLDER.mkdir(exist_ok=True)
-    for old in Path(shipped.FOLDER).iterdir():
+    prebuilt.FOLDER.mkdir(exist_ok=True)
+    for old in Path(prebuilt.FOLDER).iterdir():
         old.unlink()
-    with ThreadPoolExecutor(units.cores()) as pool:
+    with ThreadPoolExecutor(cores()) as pool:
         list(pool.map(build, names))
     write_manifest(names)
 
 
 def write_manifest(names: list[str]) -> None:
-    libraries = {name: hashlib.sha256((shipped.FOLDER / shipped.file_of(name)).read_bytes()).hexdigest() for name in names}
+    libraries = {name: hashlib.sha256((prebuilt.FOLDER / prebuilt.file_of(name)).read_bytes()).hexdigest() for name in names}
     compiler = {name: version(name) for name in COMPILERS}
-    manifest = {"sources": shipped.sources(), "compiler": compiler, "kernels": [each.where for each in declared()]}
+    manifest = {"sources": prebuilt.sources(), "compiler": compiler, "kernels": [each.where for each in declared()]}
     text = json.dumps({**manifest, "libraries": libraries}, indent=1)
-    (shipped.FOLDER / shipped.MANIFEST).write_text(text + "\n")
+    (prebuilt.FOLDER / prebuilt.MANIFEST).write_text(text + "\n")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    known = {*units.CLASSES, units.processor().name}
+    known = {*cpu.CLASSES, cpu.processor().name}
     parser.add_argument("names", nargs="*", metavar="CLASS", help=", ".join(sorted(known)))
     parser.add_argument("--here", metavar="CLASS", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.here:
-        (shipped.FOLDER / shipped.file_of(asked.here)).write_bytes(built())
+        (prebuilt.FOLDER / prebuilt.file_of(asked.here)).write_bytes(built())
         return
     names = sorted(asked.names or known)
     if unknown := {*names} - known:
         parser.error(f"unknown class {', '.join(sorted(unknown))}; known are {', '.join(sorted(known))}")
     build_all(names)
     for name in names:
-        print(f"{name}: {(shipped.FOLDER / shipped.file_of(name)).stat().st_size:,} bytes, {len(declared())} kernels")
+        print(f"{name}: {(prebuilt.FOLDER / prebuilt.file_of(name)).stat().st_size:,} bytes, {len(declared())} kernels")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,8 @@ from pathlib import Path
 
 import build_kernels
 
-from llamatrain.machine import shipped, units
+from llamatrain.compiler import prebuilt
+from llamatrain.platform import cpu
 
 ROOT = Path(__file__).resolve().parent.parent
 MOST = 8 << 20  # bytes of a wheel
@@ -28,23 +29,23 @@ GLIBC = "manylinux_2_17"  # the libraries name nothing that a C library of that 
 def is_built() -> bool:
     """Whether there is a library of each class, of these sources, as its hash says."""
     try:
-        manifest = json.loads((shipped.FOLDER / shipped.MANIFEST).read_text())
-        files = {name: (shipped.FOLDER / shipped.file_of(name)).read_bytes() for name in units.CLASSES}
+        manifest = json.loads((prebuilt.FOLDER / prebuilt.MANIFEST).read_text())
+        files = {name: (prebuilt.FOLDER / prebuilt.file_of(name)).read_bytes() for name in cpu.CLASSES}
         made_of, expected = manifest["sources"], manifest["libraries"].items()
     except (OSError, ValueError, TypeError, LookupError, AttributeError):
         return False
     hashes = {name: hashlib.sha256(file).hexdigest() for name, file in files.items()}
-    return bool(made_of == shipped.sources() and hashes.items() <= expected)
+    return bool(made_of == prebuilt.sources() and hashes.items() <= expected)
 
 
 def build(folder: Path) -> Path:
     if not is_built():
-        build_kernels.build_all(sorted(units.CLASSES))
+        build_kernels.build_all(sorted(cpu.CLASSES))
     with tempfile.TemporaryDirectory() as scratch:
         source, made = Path(scratch, "source"), Path(scratch, "made")
         package = source / "llamatrain"
         shutil.copytree(ROOT / "llamatrain", package, ignore=shutil.ignore_patterns("__pycache__", "libraries"))
-        shutil.copytree(shipped.FOLDER, package / "machine" / "libraries")
+        shutil.copytree(prebuilt.FOLDER, package / "machine" / "libraries")
         for name in ("pyproject.toml", "README.md", "LICENSE"):
             shutil.copy(ROOT / name, source)
         tag = f"--build-option=--plat-name={GLIBC}_{platform.machine()}"

@@ -14,7 +14,7 @@ from llamatrain.engine.program import Program
 from llamatrain.graph.ops import cross_entropy_loss, matmul, relu
 from llamatrain.graph.tensor import F32, I32, Tensor, parameter, placeholder
 from llamatrain.optim.methods.adamw import AdamW
-from llamatrain.optim.step import differentiate, stream
+from llamatrain.optim.update_graph import differentiate, stream
 
 # Each number is a line of five pixels, from the top.
 FONT = np.array(

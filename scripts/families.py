@@ -5,10 +5,10 @@ from dataclasses import replace
 
 from timing import header, in_turns, one_of
 
-from llamatrain.graph.work import work_of
+from llamatrain.graph.op_cost import work_of
 from llamatrain.model.architectures import USUAL, supported
-from tests.llama_step import LlamaStep
-from tests.llamas import M, S
+from tests.helpers.llama_step import LlamaStep
+from tests.helpers.random_models import M, S
 
 SIZES = {"S": S, "M": M}
 

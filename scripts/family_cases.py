@@ -9,8 +9,8 @@ from kernel_cases import CASES, Case, case
 from llamatrain.graph import ops as O
 from llamatrain.graph.precision import round_products
 from llamatrain.graph.tensor import BF16, F32, I32, DType, parameter
-from llamatrain.optim.step import differentiate
-from tests.blocks import BLOCKS, Block
+from llamatrain.optim.update_graph import differentiate
+from tests.helpers.model_block import BLOCKS, Block
 
 ROWS, WIDTH = 16384, 1024  # 64 MB
 

@@ -14,7 +14,7 @@ from llamatrain.engine.program import Program
 from llamatrain.graph.tensor import BF16, Tensor, nodes_of
 from llamatrain.kernels import cpu
 from llamatrain.kernels.reference.registry import from_bf16
-from llamatrain.machine.memory import allocate
+from llamatrain.platform.memory import allocate
 
 
 def bound(case: Case, kernels: str, workers: int) -> tuple[Program, list[Tensor]]:

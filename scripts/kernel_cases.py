@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from llamatrain.files.quants import encode
-from llamatrain.files.types import by_name
+from llamatrain.gguf.quants import encode
+from llamatrain.gguf.types import by_name
 from llamatrain.graph import ops as O
+from llamatrain.graph.op_cost import work_of
 from llamatrain.graph.precision import round_products
 from llamatrain.graph.tensor import BF16, F32, I32, DType, Tensor, nodes_of, parameter, placeholder, quantised, state
-from llamatrain.graph.work import work_of
 from llamatrain.kernels.reference.registry import to_bf16
 
 Peer = Callable[[Any, list[Any]], Callable[[], Any]]  # torch, the leaves as its tensors -> what is to be timed

@@ -10,10 +10,10 @@ from llamatrain.adapters.options import LoraOptions
 from llamatrain.config.options import Checked, Declared, declared, flag_of
 from llamatrain.data.options import DataOptions
 from llamatrain.model.options import ModelOptions
-from llamatrain.recipe.options import PlaceOptions, RunOptions, TrainOptions
-from llamatrain.recipe.outs import OutOptions
-from llamatrain.recipe.preference import PreferenceOptions
-from llamatrain.recipe.tuning import TuneOptions
+from llamatrain.preference.options import PreferenceOptions
+from llamatrain.run.extra_output_options import OutOptions
+from llamatrain.run.lora_options import TuneOptions
+from llamatrain.run.options import PlaceOptions, RunOptions, TrainOptions
 
 CLASSES: tuple[type[Checked], ...] = (
     ModelOptions,

@@ -28,11 +28,11 @@ def resident(field: str) -> int:
 
 
 def ours(name: str, precision: str, remat: str, threads: int) -> tuple[dict[str, int], Callable[[], float]]:
-    from tests import llamas
-    from tests.llama_step import LlamaStep
+    from tests.helpers import random_models
+    from tests.helpers.llama_step import LlamaStep
 
     imported = resident("VmRSS")
-    step = LlamaStep(getattr(llamas, name.upper()), precision=precision, threads=threads, remat=remat, kept=True)
+    step = LlamaStep(getattr(random_models, name.upper()), precision=precision, threads=threads, remat=remat, kept=True)
     leaves = {leaf for each in step.programs for role in ("parameter", "state") for leaf in each.plan.leaves(role)}
     static = sum(leaf.nbytes for leaf in leaves if not leaf.name.endswith(".grad"))  # these lie in the arena
     return {"imported": imported, "bound": resident("VmRSS"), "static": static, "arena": step.arena}, step
@@ -41,10 +41,10 @@ def ours(name: str, precision: str, remat: str, threads: int) -> tuple[dict[str,
 def torchs(name: str, precision: str, compiled: bool, threads: int) -> tuple[dict[str, int], Callable[[], float]]:
     import torch
 
-    from tests import llamas
-    from tests.torch_llama import TorchLlama, training_step
+    from tests.helpers import random_models
+    from tests.helpers.torch_llama import TorchLlama, training_step
 
-    imported, size = resident("VmRSS"), getattr(llamas, name.upper())
+    imported, size = resident("VmRSS"), getattr(random_models, name.upper())
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     tokens = torch.randint(0, size.vocab, (size.batch, size.ctx))

@@ -24,9 +24,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests.lora_runs import base
-from tests.runs import ROOT
-from tests.small_models import small
+from tests.helpers.cli import ROOT
+from tests.helpers.lora_runs import base
+from tests.helpers.small_models import small
 
 PROGRAM = r"""
 import re, sys

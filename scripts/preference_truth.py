@@ -8,10 +8,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests import trl_peer
-from tests.preferences import CASES, ours
+from tests.helpers import trl_peer
+from tests.helpers.preferences import CASES, ours
 
-PLACE = Path(__file__).resolve().parent.parent / "tests" / "preference_truth.json"
+PLACE = Path(__file__).resolve().parent.parent / "tests" / "golden" / "preference_truth.json"
 
 
 def truth(case: str) -> Any:

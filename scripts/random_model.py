@@ -20,21 +20,21 @@ import numpy as np
 from shapes import SHAPES
 
 from llamatrain.adapters.merge import file_type
-from llamatrain.data.tokenizer import new_vocabulary
+from llamatrain.data.tokenizer import new_vocab
 from llamatrain.data.tokenizer.vocabulary import KEY
+from llamatrain.distributed.cores import cores
 from llamatrain.errors import LlamatrainError, UsageError
-from llamatrain.files import quants
-from llamatrain.files.constants import TokenType
-from llamatrain.files.reader import open_gguf
-from llamatrain.files.types import GgmlType, TensorInfo, by_name
-from llamatrain.files.values import Kind, Value, numbers, strings, u32
-from llamatrain.files.writer import new_gguf
-from llamatrain.machine.units import cores
+from llamatrain.gguf import quants
+from llamatrain.gguf.constants import TokenType
+from llamatrain.gguf.reader import open_gguf
+from llamatrain.gguf.types import GgmlType, TensorInfo, by_name
+from llamatrain.gguf.values import Kind, Value, numbers, strings, u32
+from llamatrain.gguf.writer import new_gguf
 from llamatrain.model.architectures import USUAL, find
 from llamatrain.model.hyperparameters import Hyperparameters, vocabulary_of
-from llamatrain.model.initial import deviation
+from llamatrain.model.init import deviation
+from llamatrain.model.limits import LARGEST
 from llamatrain.model.rope import Rope
-from llamatrain.model.unfit import LARGEST
 
 NAMES = ("embd", "layer", "head", "head_kv", "ff", "vocab", "ctx")
 PIECE = 1 << 22  # weights that are in memory at once
@@ -42,7 +42,7 @@ PIECE = 1 << 22  # weights that are in memory at once
 
 def vocabulary(size: int) -> dict[str, Value]:
     """Bytes, and what fills it up to the size."""
-    keys = new_vocabulary.bytes_only()
+    keys = new_vocab.bytes_only()
     tokens, kinds = (list(keys[f"{KEY}{name}"].decode()) for name in ("tokens", "token_type"))
     if size < len(tokens):
         raise UsageError(f"--vocab {size} has no room for the {len(tokens)} tokens of bytes")

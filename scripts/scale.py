@@ -20,8 +20,8 @@ import numpy as np
 from hosts import hosts, why_not
 from tuning import COMMAND, HERE, measured
 
-from llamatrain.machine.units import cores
-from llamatrain.recipe.tempo import Measured, Shared, Tempo, predicted, tempo_of
+from llamatrain.distributed.cores import cores
+from llamatrain.planner.scaling_model import Measured, Shared, Tempo, predicted, tempo_of
 
 MPIEXEC = next((str(path) for path in [Path(sys.executable).parent / "mpiexec"] if path.exists()), shutil.which("mpiexec"))
 LEFT_OUT = 2  # steps at the beginning

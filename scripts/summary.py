@@ -12,8 +12,8 @@ from typing import Any
 import tuning
 from timing import in_turns, machine, versions
 
-from tests.llama_step import LlamaStep
-from tests.llamas import M, S, Size
+from tests.helpers.llama_step import LlamaStep
+from tests.helpers.random_models import M, S, Size
 
 SIZES = {"S": S, "M": M}
 HEAD = "| | tokens/s | PyTorch's | ratio | memory | PyTorch's |\n| --- | ---: | ---: | ---: | ---: | ---: |"

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from plan_cases import material
 
-from tests.runs import ROOT
+from tests.helpers.cli import ROOT
 
 OWN = "import time; time.perf_counter = time.thread_time; "
 PROGRAM = "from llamatrain.cli.main import main; main()"

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from llamatrain.machine import units
-from llamatrain.recipe.doctor import named
+from llamatrain.commands.doctor.system import named
+from llamatrain.platform import cpu
 
 ROUND = 10e-3  # seconds: shorter things are repeated within a round
 QUIET = 0.12  # seconds between two rounds: threads of OpenBLAS spin for 0.1 s after a product, and slow whatever follows
@@ -95,8 +95,8 @@ def header(args: argparse.Namespace, torch: Any) -> None:
 
 
 def machine(args: argparse.Namespace) -> str:
-    has = ", ".join(sorted(units.units())) or "none"
-    return f"{named() or units.processor().name}, units: {has}; {args.threads} threads"
+    has = ", ".join(sorted(cpu.units())) or "none"
+    return f"{named() or cpu.processor().name}, units: {has}; {args.threads} threads"
 
 
 def versions(torch: Any) -> str:

@@ -16,9 +16,9 @@ import numpy as np
 
 from llamatrain.adapters.options import LARGEST
 from llamatrain.errors import FileError
-from llamatrain.files import quants
-from llamatrain.files.cursor import quoted
-from llamatrain.files.types import GgmlType
+from llamatrain.gguf import quants
+from llamatrain.gguf.parser import quoted
+from llamatrain.gguf.types import GgmlType
 from llamatrain.model.architecture import Architecture
 from llamatrain.model.architectures import USUAL, find
 from llamatrain.model.hyperparameters import Hyperparameters

@@ -8,14 +8,14 @@ import numpy as np
 
 from llamatrain.adapters.adapter import Adapter, Half, Halves, Pair, check_halves, floats, half_of, usual_scale
 from llamatrain.errors import FileError, UsageError
-from llamatrain.files import quants
-from llamatrain.files.constants import LlamaFileType
-from llamatrain.files.cursor import quoted
-from llamatrain.files.mapped import unchanged
-from llamatrain.files.reader import Gguf, open_gguf
-from llamatrain.files.types import TensorInfo, by_name
-from llamatrain.files.values import Value, f32, string, u32
-from llamatrain.files.writer import new_gguf
+from llamatrain.gguf import quants
+from llamatrain.gguf.constants import LlamaFileType
+from llamatrain.gguf.parser import quoted
+from llamatrain.gguf.reader import Gguf, open_gguf
+from llamatrain.gguf.types import TensorInfo, by_name
+from llamatrain.gguf.values import Value, f32, string, u32
+from llamatrain.gguf.writer import new_gguf
+from llamatrain.io.mapped_file import unchanged
 from llamatrain.model.architecture import Architecture
 from llamatrain.model.architectures import USUAL, find
 

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from llamatrain.adapters import ggla, peft
-from llamatrain.adapters.reading import NEEDED
+from llamatrain.adapters import legacy_bin, peft
+from llamatrain.adapters.read import NEEDED
 from llamatrain.errors import FileError
-from llamatrain.files.mapped import map_file
-from llamatrain.files.others import folder_told
+from llamatrain.gguf.wrong_file import folder_told
+from llamatrain.io.mapped_file import map_file
 
 
 class Listed(NamedTuple):
@@ -36,7 +36,7 @@ def listing(path: Path) -> Listing | None:
         config, entries = peft.listed(folder)
         tensors = [Listed(name, each.dtype, each.shape, each.raw.size) for name, each in entries.items()]
         return Listing("PEFT", config, tensors)
-    if map_file(path).piece(0, len(ggla.MAGIC)) != ggla.MAGIC:
+    if map_file(path).piece(0, len(legacy_bin.MAGIC)) != legacy_bin.MAGIC:
         return None
-    values, infos = ggla.listed(path)
+    values, infos = legacy_bin.listed(path)
     return Listing("llama.cpp's old finetune", dict(values), [Listed(i.name, i.type.name, i.shape, i.nbytes) for i in infos])

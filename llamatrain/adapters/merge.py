@@ -15,14 +15,14 @@ import numpy as np
 from llamatrain.adapters.adapter import Adapter
 from llamatrain.config.options import flag_of
 from llamatrain.errors import FileError, UsageError
-from llamatrain.files import quants
-from llamatrain.files.constants import QUANTISATION, LlamaFileType
-from llamatrain.files.mapped import unchanged
-from llamatrain.files.pages import release
-from llamatrain.files.reader import FileTensor, Gguf
-from llamatrain.files.types import GgmlType, TensorInfo
-from llamatrain.files.values import Value, u32
-from llamatrain.files.writer import new_gguf
+from llamatrain.gguf import quants
+from llamatrain.gguf.constants import QUANTISATION, LlamaFileType
+from llamatrain.gguf.reader import FileTensor, Gguf
+from llamatrain.gguf.types import GgmlType, TensorInfo
+from llamatrain.gguf.values import Value, u32
+from llamatrain.gguf.writer import new_gguf
+from llamatrain.io.madvise import release
+from llamatrain.io.mapped_file import unchanged
 
 PANEL = 1 << 21  # weights that are in memory at once; of fewer, the threads' meetings cost more than their work
 

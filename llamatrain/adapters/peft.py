@@ -19,10 +19,10 @@ from llamatrain.adapters.adapter import Adapter, Half, Halves, Pair, check_halve
 from llamatrain.adapters.gguf import folded
 from llamatrain.adapters.safetensors import KINDS, StoredTensor, open_safetensors, read_json, write_safetensors
 from llamatrain.errors import FileError
-from llamatrain.files.cursor import quoted
-from llamatrain.files.mapped import MappedFile, files_of, map_file, unchanged
-from llamatrain.files.newfile import NewFile
-from llamatrain.files.unfinished import remove_left
+from llamatrain.gguf.parser import quoted
+from llamatrain.io.atomic_write import NewFile
+from llamatrain.io.mapped_file import MappedFile, files_of, map_file, unchanged
+from llamatrain.io.partial_files import remove_left
 from llamatrain.model.architecture import WeightKind
 from llamatrain.model.hyperparameters import Hyperparameters
 

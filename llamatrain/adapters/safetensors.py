@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 from llamatrain.errors import FileError
-from llamatrain.files.cursor import quoted
-from llamatrain.files.mapped import MappedFile, map_file, unchanged
-from llamatrain.files.newfile import NewFile
-from llamatrain.files.types import GgmlType, by_name
-from llamatrain.files.values import LENGTH
+from llamatrain.gguf.parser import quoted
+from llamatrain.gguf.types import GgmlType, by_name
+from llamatrain.gguf.values import LENGTH
+from llamatrain.io.atomic_write import NewFile
+from llamatrain.io.mapped_file import MappedFile, map_file, unchanged
 
 LONGEST = 1 << 22  # bytes of JSON: an adapter of the largest models has a tenth of it
 KINDS = {"F32": by_name("F32"), "F16": by_name("F16"), "BF16": by_name("BF16")}

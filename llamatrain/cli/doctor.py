@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llamatrain.cli.application import Command, application, options_of
+from llamatrain.cli.typer_app import Command, application, options_of
+from llamatrain.config.common import JSON
 from llamatrain.config.options import Checked, Option, build
-from llamatrain.config.shared import JSON
-from llamatrain.machine.printable import printable
+from llamatrain.platform.escape import printable
 
 if TYPE_CHECKING:
-    from llamatrain.recipe.doctor import Examined
-    from llamatrain.recipe.findings import Finding
+    from llamatrain.commands.doctor.problems import Finding
+    from llamatrain.commands.doctor.system import Examined
 
 command = application()
 
@@ -33,7 +33,7 @@ def doctor(**said: Any) -> None:
 
     Ends with 1 where something is broken, and says of each finding what would do. Nothing is compiled or trained.
     """
-    from llamatrain.recipe.doctor import examined
+    from llamatrain.commands.doctor.system import examined
 
     options = build(DoctorOptions, said)
     found = examined(options.clean)

@@ -9,13 +9,13 @@ from typing import Annotated, Any
 import typer
 
 from llamatrain.adapters.options import LoraOptions
-from llamatrain.cli.application import Together, a_path, application, options_of
+from llamatrain.cli.typer_app import Together, a_path, application, options_of
+from llamatrain.commands.evaluate import EvaluateOptions, evaluated
+from llamatrain.config.common import JSON
 from llamatrain.config.options import Checked, build
-from llamatrain.config.shared import JSON
 from llamatrain.data.options import DataOptions
-from llamatrain.recipe.evaluation import EvaluateOptions, evaluated
-from llamatrain.recipe.preference import PreferenceOptions
-from llamatrain.recipe.request import check_model
+from llamatrain.preference.options import PreferenceOptions
+from llamatrain.run.request import check_model
 
 OF_COMPARED, OF_TEXT = ("margin", "reward_chosen", "reward_rejected", "answers"), ("perplexity", "bits_per_byte")
 command = application()

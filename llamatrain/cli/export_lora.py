@@ -7,11 +7,11 @@ from typing import Annotated, Any
 import typer
 
 from llamatrain.adapters.options import LoraOptions
-from llamatrain.cli.application import Command, a_path, application, options_of
+from llamatrain.cli.typer_app import Command, a_path, application, options_of
+from llamatrain.commands.export import exported
+from llamatrain.commands.merge import ExportOptions
 from llamatrain.config.options import build
-from llamatrain.machine.terminal import folded, unread
-from llamatrain.recipe.exporting import exported
-from llamatrain.recipe.merging import ExportOptions
+from llamatrain.platform.terminal import folded, unread
 
 command = application()
 

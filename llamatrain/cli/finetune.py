@@ -4,10 +4,10 @@ from typing import Annotated, Any
 
 import typer
 
-from llamatrain.cli.application import Together, application, options_of
 from llamatrain.cli.from_scratch import Data, trained
-from llamatrain.recipe.options import PlaceOptions
-from llamatrain.recipe.request import TUNING, TUNING_DEFAULTS, tuning
+from llamatrain.cli.typer_app import Together, application, options_of
+from llamatrain.run.options import PlaceOptions
+from llamatrain.run.request import TUNING, TUNING_DEFAULTS, tuning
 
 Base = Annotated[str | None, typer.Argument(metavar="BASE")]
 command = application()

@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llamatrain.cli.application import Together, application, options_of
-from llamatrain.machine.terminal import hushed
-from llamatrain.recipe.options import PlaceOptions
-from llamatrain.recipe.request import NEW, new_model
+from llamatrain.cli.typer_app import Together, application, options_of
+from llamatrain.platform.terminal import hushed
+from llamatrain.run.options import PlaceOptions
+from llamatrain.run.request import NEW, new_model
 
 if TYPE_CHECKING:
-    from llamatrain.recipe.request import Request
+    from llamatrain.run.request import Request
 
 Data = Annotated[list[str] | None, typer.Argument(metavar="DATA")]
 command = application()
@@ -30,12 +30,12 @@ def from_scratch(data: Data = None, **said: Any) -> None:
 
 def trained(request: "Request") -> None:
     """A signal's exit code is its own."""
-    from llamatrain.recipe.interrupts import CommandInterrupts
-    from llamatrain.recipe.run import train
+    from llamatrain.run.signals import CommandInterrupts
+    from llamatrain.run.train import train
 
     with hushed(request.place.quiet):
         number = train(request, CommandInterrupts()).outcome.signal
-        if request.place.quiet and (compiled := sys.modules.get("llamatrain.machine.code")):
+        if request.place.quiet and (compiled := sys.modules.get("llamatrain.compiler.cache")):
             compiled.code.report()  # to nobody, and not later
     if number:
         raise typer.Exit(128 + number)

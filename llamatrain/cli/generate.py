@@ -12,14 +12,14 @@ from typing import Annotated, Any
 import typer
 
 from llamatrain.adapters.options import LoraOptions
-from llamatrain.cli.application import Command, a_path, application, options_of
+from llamatrain.cli.typer_app import Command, a_path, application, options_of
+from llamatrain.commands.chat import ChatOptions, Talk, line_for_llama
+from llamatrain.commands.generate import LoadOptions, TextModel
 from llamatrain.config.options import Checked, Option, build
-from llamatrain.config.whole import contents, limited
+from llamatrain.config.read_limited import contents, limited
 from llamatrain.errors import UsageError
-from llamatrain.machine import terminal
-from llamatrain.machine.printable import printable
-from llamatrain.recipe.generation import LoadOptions, TextModel
-from llamatrain.recipe.talking import ChatOptions, Talk, line_for_llama
+from llamatrain.platform import terminal
+from llamatrain.platform.escape import printable
 from llamatrain.sample.options import SamplingOptions
 
 LONGEST, NEEDED = 1 << 24, "a prompt"  # bytes: sixteen for each token of the largest context

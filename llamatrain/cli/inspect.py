@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llamatrain.cli.application import Looking, a_path, application, options_of
+from llamatrain.cli.typer_app import Looking, a_path, application, options_of
+from llamatrain.config.common import JSON
 from llamatrain.config.options import Checked, build
-from llamatrain.config.shared import JSON
 from llamatrain.errors import LlamatrainError
-from llamatrain.machine.printable import printable
+from llamatrain.platform.escape import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from llamatrain.adapters.listing import Listed, Listing
-    from llamatrain.files.reader import Gguf
+    from llamatrain.gguf.reader import Gguf
 
 Rows = list[tuple[str, str]]
 WIDTH = 100  # where the output is no terminal
@@ -42,7 +42,7 @@ class InspectOptions(Checked):
 def inspect(file: Annotated[Path, typer.Argument(metavar="FILE", parser=a_path)], **said: Any) -> None:
     """Show what is in a GGUF file: a model, an adapter, a checkpoint or a vocabulary; or in an adapter of another form."""
     from llamatrain.adapters.listing import listing
-    from llamatrain.files.reader import open_gguf
+    from llamatrain.gguf.reader import open_gguf
 
     whole = build(InspectOptions, said).json
     if other := listing(file):
@@ -151,7 +151,7 @@ def on_a_line(gguf: "Gguf", key: str) -> str:
     """A long text by its beginning, an array by its length, a float32 by the fewest digits that mean it."""
     import numpy as np
 
-    from llamatrain.files.values import Kind
+    from llamatrain.gguf.values import Kind
 
     value, kind = gguf.metadata[key], gguf.metadata.typed[key].kind
     if kind is Kind.ARRAY:

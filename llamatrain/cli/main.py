@@ -8,14 +8,15 @@ from typing import Annotated, Any
 import typer
 
 import llamatrain
-from llamatrain.cli.application import ALIASES, Commands, offered, see_help
-from llamatrain.config.otherwise import answered
-from llamatrain.config.words import cut, nearest
+from llamatrain.cli.typer_app import ALIASES, Commands, offered, see_help
+from llamatrain.config.flag_hints import answered
+from llamatrain.config.messages import cut, nearest
+from llamatrain.distributed import comm as together
+from llamatrain.distributed import stderr
+from llamatrain.distributed.comm import Failure
 from llamatrain.errors import LlamatrainError, words_of
-from llamatrain.machine import world as together
-from llamatrain.machine.terminal import shown, unread
-from llamatrain.machine.world import Failure, voice
-from llamatrain.report.nowhere import nowhere
+from llamatrain.platform.terminal import shown, unread
+from llamatrain.report.devnull import nowhere
 
 # Each is a module of this folder with a `command` and little to import at its head; the rest is loaded when it runs.
 COMMANDS = ("doctor", "evaluate", "export-lora", "finetune", "from-scratch", "generate", "inspect", "plan", "preview", "report")
@@ -66,7 +67,7 @@ def main() -> None:
         with shown():
             code = typer.main.get_command(app).main(prog_name="llamatrain", standalone_mode=False)
             sys.stdout.flush()  # a reader that has left is met here, not while Python shuts down
-            if compiled := sys.modules.get("llamatrain.machine.code"):
+            if compiled := sys.modules.get("llamatrain.compiler.cache"):
                 compiled.code.report()  # how long it took, if this was a first run
             together.met()
     except (typer.Abort, KeyboardInterrupt):
@@ -88,14 +89,14 @@ def ended(failure: Failure, shared: bool = False) -> int:
     """The exit code of a process that has failed, which says so unless another one does."""
     told = together.told(failure, shared)
     if told and told.words:
-        voice.complain(told.words)
+        stderr.complain(told.words)
     return told.code if told else failure.code
 
 
 def aside() -> None:
     """Of several processes only the first prints; the others keep standard error for their last words."""
     if not together.is_told_here():
-        voice.keep(sys.stderr)
+        stderr.keep(sys.stderr)
         sys.stdout, sys.stderr = nowhere(), nowhere()
 
 

@@ -9,25 +9,25 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from llamatrain.cli.application import Commands, Looking, application, options_of
 from llamatrain.cli.finetune import Base
 from llamatrain.cli.from_scratch import Data
+from llamatrain.cli.typer_app import Commands, Looking, application, options_of
+from llamatrain.config.common import JSON
 from llamatrain.config.options import Checked, Option, OptionError, build
-from llamatrain.config.shared import JSON
 from llamatrain.config.units import Bandwidth, Size
 from llamatrain.errors import MemoryPlanError, UsageError
-from llamatrain.machine.terminal import say
-from llamatrain.recipe.options import PlaceOptions
-from llamatrain.recipe.request import NEW, TUNING, TUNING_DEFAULTS, new_model, tuning
-from llamatrain.report.numbers import duration, time_of_step
+from llamatrain.platform.terminal import say
+from llamatrain.report.format import duration, time_of_step
+from llamatrain.run.options import PlaceOptions
+from llamatrain.run.request import NEW, TUNING, TUNING_DEFAULTS, new_model, tuning
 
 if TYPE_CHECKING:
-    from llamatrain.recipe.expected import Expected
-    from llamatrain.recipe.fitting import Fitted
-    from llamatrain.recipe.prepare import Foreseen
-    from llamatrain.recipe.request import Request
-    from llamatrain.recipe.several import Foretold
-    from llamatrain.recipe.speeds import Speeds
+    from llamatrain.planner.speeds import Speeds
+    from llamatrain.planner.time import Expected
+    from llamatrain.run.fit_memory import Fitted
+    from llamatrain.run.prepare import Foreseen
+    from llamatrain.run.request import Request
+    from llamatrain.run.scaling import Foretold
     from llamatrain.train.graphs import RunGraphs
 
 NETWORK = Bandwidth(1e10)
@@ -95,8 +95,8 @@ def plan_finetune(base: Base = None, data: Data = None, **said: Any) -> None:
 
 
 def show(request: "Request", options: PlanOptions) -> None:
-    from llamatrain.recipe.prepare import planned
-    from llamatrain.report.written import check_place
+    from llamatrain.report.output_file import check_place
+    from llamatrain.run.prepare import planned
 
     if options.svg:
         check_place(options.svg)
@@ -112,11 +112,11 @@ def show(request: "Request", options: PlanOptions) -> None:
         raise MemoryPlanError(excess)
     told, time = None, None
     if options.ranks:
-        from llamatrain.recipe.several import foretold
+        from llamatrain.run.scaling import foretold
 
         told = foretold(way, found.asked, options.network or NETWORK, options.measure)
     else:
-        from llamatrain.recipe.expected import expected
+        from llamatrain.planner.time import expected
 
         time = expected(way, found.batches, found.steps, options.measure)
     if options.json:
@@ -225,7 +225,7 @@ def of_ranks(told: "Foretold") -> dict[str, Any]:
 
 def lines_of(told: "Foretold", network: Bandwidth) -> Iterator[str]:
     """What is foretold, in words and a table."""
-    from llamatrain.recipe.several import MESSAGE, SPREAD
+    from llamatrain.run.scaling import MESSAGE, SPREAD
 
     rows, size, last = told.rows[0].rows, Size(told.sent), told.rows[-1]
     for what in ("sent", "received"):
@@ -244,7 +244,7 @@ def lines_of(told: "Foretold", network: Bandwidth) -> Iterator[str]:
 
 
 def print_graph(graphs: "RunGraphs", how: str) -> None:
-    from llamatrain.graph.show import as_dot, as_text
+    from llamatrain.graph.printing import as_dot, as_text
 
     longest = graphs.longest
     if how == "memory":
@@ -255,9 +255,9 @@ def print_graph(graphs: "RunGraphs", how: str) -> None:
 
 def draw(graphs: "RunGraphs", file: Path, title: str) -> None:
     """The memory map."""
-    from llamatrain.report.arena import Arena
+    from llamatrain.report.memory_layout import Arena
     from llamatrain.report.memory_map import picture
-    from llamatrain.report.written import put
+    from llamatrain.report.output_file import put
 
     if arena := Arena.of(graphs.plan(graphs.longest)):
         put(file, picture(arena, title))

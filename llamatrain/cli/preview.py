@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llamatrain.cli.application import Command, application, options_of
+from llamatrain.cli.typer_app import Command, application, options_of
+from llamatrain.commands.preview import PreviewOptions, open_rows, runs_of, samples, taken, waiting_for_no_compiler
+from llamatrain.config.common import JSON
 from llamatrain.config.options import Checked, build
-from llamatrain.config.shared import JSON
 from llamatrain.data.options import DataOptions
-from llamatrain.machine.printable import printable
-from llamatrain.machine.terminal import say
-from llamatrain.recipe.preference import ComparedOptions
-from llamatrain.recipe.previewing import PreviewOptions, open_rows, runs_of, samples, taken, waiting_for_no_compiler
+from llamatrain.platform.escape import printable
+from llamatrain.platform.terminal import say
+from llamatrain.preference.options import ComparedOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     import numpy as np
     from rich.text import Text
 
-    from llamatrain.data.corpus import Corpus
-    from llamatrain.data.rows import Batch, Filling, Rows
+    from llamatrain.data.batches import Batch, Filling, Rows
+    from llamatrain.data.dataset import Corpus
     from llamatrain.data.tokenizer import Tokenizer
 
 SHOWN = 12  # token numbers of a row that are shown
@@ -115,7 +115,7 @@ def marked(sample: "tuple[np.ndarray, np.ndarray]", tokenizer: "Tokenizer", enco
 
 
 def summarise(corpus: "Corpus", validation: "Corpus | None", filling: "Filling") -> None:
-    from llamatrain.data.corpus import named
+    from llamatrain.data.dataset import named
 
     print(f"\n{len(corpus)} samples, {corpus.tokens} tokens", end="")
     print(f"; {len(validation)} samples to validate with" if validation else "")

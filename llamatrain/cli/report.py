@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from llamatrain.cli.application import Command, a_path, application, options_of
+from llamatrain.cli.typer_app import Command, a_path, application, options_of
 from llamatrain.config.options import Checked, Option, build
-from llamatrain.machine.terminal import say
+from llamatrain.platform.terminal import say
 
 command = application()
 
@@ -29,7 +29,7 @@ def report(runs: Annotated[list[str], typer.Argument(metavar="RUN", help="The fo
     Several runs lie over each other: their curves, a table, and the options that differ. Nothing of a run is changed, and
     one that goes on may be drawn.
     """
-    from llamatrain.report.drawn import drawn
+    from llamatrain.report.render import drawn
 
     file, count = drawn([a_path(run) for run in runs], build(ReportOptions, said).out)
     say(f"{file}: {'the page of the run' if count == 1 else f'{count} runs in one page'}")

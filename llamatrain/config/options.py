@@ -16,8 +16,8 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from llamatrain.config.messages import worded
 from llamatrain.config.values import NAMES, UNITS, plainer, read, typed
-from llamatrain.config.words import worded
 from llamatrain.errors import UsageError
 
 T = TypeVar("T", bound="Checked")

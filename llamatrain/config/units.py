@@ -4,7 +4,7 @@ import math
 import re
 from typing import Self
 
-from llamatrain.config.words import worded
+from llamatrain.config.messages import worded
 from llamatrain.errors import UsageError
 
 PREFIXES = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
+from llamatrain.config.messages import nearest, worded
 from llamatrain.config.units import Bandwidth, Duration, Size
-from llamatrain.config.words import nearest, worded
 from llamatrain.errors import UsageError
 
 LARGEST = 1 << 63  # of sizes and times

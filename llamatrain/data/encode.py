@@ -11,27 +11,27 @@ from itertools import accumulate, chain
 
 import numpy as np
 
-from llamatrain.data.cache import Bounds, Store, StoreWriter, stored
-from llamatrain.data.chat import encode_chat, encode_prompt
-from llamatrain.data.chatml import CHATML, CHATML_WITH_EOS
-from llamatrain.data.datafile import DataFile
-from llamatrain.data.forms import Chat, Document, Prompt, Text, parse_line
-from llamatrain.data.growing import LARGE, Growing
+from llamatrain.data.chat.chatml import CHATML, CHATML_WITH_EOS
+from llamatrain.data.chat.encode import encode_chat, encode_prompt
+from llamatrain.data.chat.incremental import LARGE, Growing
+from llamatrain.data.chat.mask import NEITHER, NOTHING, MarkedTokens, last_answer
+from llamatrain.data.chat.messages import UNTRAINED
+from llamatrain.data.chat.prompt import PromptReader, TokenizerLike
+from llamatrain.data.chat.reasoning import unthought
+from llamatrain.data.chat.template import AHEAD, WANTED, Asked, ChatTemplate, TemplateError, TemplateStopped
+from llamatrain.data.files import DataFile
+from llamatrain.data.find_files import naming
 from llamatrain.data.json_values import TooMuch
-from llamatrain.data.judged import Compare, Judged, check_lines, judged_in
-from llamatrain.data.marked import NEITHER, NOTHING, MarkedTokens, last_answer
-from llamatrain.data.messages import UNTRAINED
 from llamatrain.data.options import DataOptions
-from llamatrain.data.ordered import grouped, in_order, progress
-from llamatrain.data.prompts import PromptReader, TokenizerLike
-from llamatrain.data.remarks import lines, marks_in, plain_marks
-from llamatrain.data.samples import JsonLine, Place, chunks_of, rows_of, samples_after
-from llamatrain.data.sources import naming
-from llamatrain.data.templates import AHEAD, WANTED, Asked, ChatTemplate, TemplateError, TemplateStopped
-from llamatrain.data.thoughts import unthought
+from llamatrain.data.parallel_map import grouped, in_order, progress
+from llamatrain.data.preference_records import Compare, Judged, check_lines, judged_in
+from llamatrain.data.readers.text import JsonLine, Place, chunks_of, rows_of, samples_after
+from llamatrain.data.records import Chat, Document, Prompt, Text, parse_line
+from llamatrain.data.token_cache import Bounds, Store, StoreWriter, stored
+from llamatrain.data.warnings import lines, marks_in, plain_marks
 from llamatrain.errors import DataError
-from llamatrain.machine.memory import give_back
-from llamatrain.machine.terminal import say
+from llamatrain.platform.memory import give_back
+from llamatrain.platform.terminal import say
 
 VERSION = 3  # of what this file makes of a text: with a new one, old entries of the cache are not found any more
 LINES = 4  # the same of JSON lines

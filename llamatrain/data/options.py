@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from llamatrain.config.options import Checked, Option, OptionError
-from llamatrain.data.columns import mapping_of
-from llamatrain.data.layouts import NAMED, layout_of
+from llamatrain.data.chat.builtin import NAMED, layout_of
+from llamatrain.data.column_names import mapping_of
 from llamatrain.errors import DataError, MissingError, UsageError
 
 TEMPLATE = Option(

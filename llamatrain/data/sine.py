@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from llamatrain.data.rows import Batch, Filling, State
+from llamatrain.data.batches import Batch, Filling, State
 from llamatrain.data.shuffle import mix
 from llamatrain.errors import UsageError
 

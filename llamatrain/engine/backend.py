@@ -9,10 +9,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from llamatrain.compiler.cache import code
 from llamatrain.errors import GraphError
 from llamatrain.graph.tensor import Node, Tensor
-from llamatrain.machine.code import code
-from llamatrain.machine.units import processor
+from llamatrain.platform.cpu import processor
 
 KERNELS = ("cpu", "reference")
 # A backend's own, opaque to the engine: memory that it took, a tensor's place in some, something to be done.

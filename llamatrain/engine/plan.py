@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 
-from llamatrain.engine.order import make_contiguous, ordered, owner_of
-from llamatrain.engine.placing import LIMITLESS, Block, aligned, loads_of, placed
+from llamatrain.engine.allocator import LIMITLESS, Block, aligned, loads_of, placed
+from llamatrain.engine.schedule import make_contiguous, ordered, owner_of
 from llamatrain.errors import GraphError, MemoryPlanError
+from llamatrain.graph.dynamic_axis import cuts
 from llamatrain.graph.ops import cont
-from llamatrain.graph.show import described, verify
+from llamatrain.graph.printing import described, verify
 from llamatrain.graph.tensor import Node, Quantised, Tensor, leaves_of
-from llamatrain.graph.varying import cuts
-from llamatrain.machine.memory import ALIGNMENT
+from llamatrain.platform.memory import ALIGNMENT
 
 Scratch = Callable[[Node], int]  # bytes that a node's kernel needs beside its outputs
 Resident = Callable[[Iterable[int]], int]  # of weights of such sizes that are only read: bytes in memory at once

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from llamatrain.engine.backend import Backend, Call, Memory, Place, backend_of
-from llamatrain.engine.order import layout_of, owner_of
 from llamatrain.engine.plan import Plan, plan
-from llamatrain.engine.recorder import current, phase
+from llamatrain.engine.profiler import current, phase
+from llamatrain.engine.schedule import layout_of, owner_of
 from llamatrain.errors import GraphError
-from llamatrain.graph.parts import Part, parts_of
+from llamatrain.graph.dynamic_axis import cut, most_of, shorter, varies, whole
+from llamatrain.graph.node_roles import Part, parts_of
 from llamatrain.graph.tensor import Node, Shape, Tensor
-from llamatrain.graph.varying import cut, most_of, shorter, varies, whole
 
 Run = Callable[[], None]
 

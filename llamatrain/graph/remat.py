@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from llamatrain.graph.ops import flash_attn
-from llamatrain.graph.policy import SEGMENT, Policy, stretches_of
+from llamatrain.graph.remat_policy import SEGMENT, Policy, stretches_of
 from llamatrain.graph.tensor import Node, Tensor, nodes_of, seen_of
 
 

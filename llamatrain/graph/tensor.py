@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from llamatrain.errors import GraphError
-from llamatrain.files.types import GgmlType, by_name
+from llamatrain.gguf.types import GgmlType, by_name
 
 
 @dataclass(frozen=True)

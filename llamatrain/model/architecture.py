@@ -14,7 +14,7 @@ from typing import Any, Generic, Literal, TypeVar
 import numpy as np
 
 from llamatrain.errors import FileError
-from llamatrain.files.reader import Gguf
+from llamatrain.gguf.reader import Gguf
 from llamatrain.graph.tensor import Tensor
 from llamatrain.model.rope import Rope
 

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 
 from llamatrain.errors import FileError, UsageError
-from llamatrain.files.constants import LlamaFileType
-from llamatrain.files.cursor import quoted
-from llamatrain.files.reader import Gguf
-from llamatrain.files.values import Value, f32, string, u32
+from llamatrain.gguf.constants import LlamaFileType
+from llamatrain.gguf.parser import quoted
+from llamatrain.gguf.reader import Gguf
+from llamatrain.gguf.values import Value, f32, string, u32
 from llamatrain.model import rope
 from llamatrain.model.architecture import Architecture, Shape, Sight, WeightKind, pattern_of
 from llamatrain.model.architectures import find
+from llamatrain.model.limits import DEEPEST, LARGEST, Unfit
 from llamatrain.model.rope import Rope, as_kept
-from llamatrain.model.unfit import DEEPEST, LARGEST, Unfit
 
 OUTPUT = "output.weight"
 SPARED = ("blk.{}.attn_rot_embd", "blk.{}.rope_freqs")  # of old files, of which nothing is made

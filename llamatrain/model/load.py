@@ -5,11 +5,11 @@ from collections.abc import Mapping
 import numpy as np
 
 from llamatrain.errors import LlamatrainError
-from llamatrain.files import quants
-from llamatrain.files.mapped import unchanged
-from llamatrain.files.pages import release
-from llamatrain.files.reader import FileTensor, Gguf
-from llamatrain.machine.memory import available
+from llamatrain.gguf import quants
+from llamatrain.gguf.reader import FileTensor, Gguf
+from llamatrain.io.madvise import release
+from llamatrain.io.mapped_file import unchanged
+from llamatrain.platform.memory import available
 
 
 def fill_from(gguf: Gguf, arrays: Mapping[str, np.ndarray], threads: int = 1) -> None:

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from llamatrain.graph import ops as O
+from llamatrain.graph.dynamic_axis import most_of
 from llamatrain.graph.ops import dropout
 from llamatrain.graph.tensor import Tensor
-from llamatrain.graph.varying import most_of
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
+from llamatrain.config.common import CTX as ROW
 from llamatrain.config.options import Checked, Option, OptionError
-from llamatrain.config.shared import CTX as ROW
 from llamatrain.errors import UsageError
 from llamatrain.model.architectures import USUAL, find, supported
-from llamatrain.model.unfit import DEEPEST, LARGEST, Unfit
+from llamatrain.model.limits import DEEPEST, LARGEST, Unfit
 
 if TYPE_CHECKING:
     from llamatrain.model.architecture import Architecture

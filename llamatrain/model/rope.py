@@ -11,10 +11,10 @@ from dataclasses import KW_ONLY, dataclass, field
 import numpy as np
 
 from llamatrain.errors import FileError
-from llamatrain.files.cursor import quoted
-from llamatrain.files.reader import Gguf
-from llamatrain.files.values import Value, f32, string, u32
-from llamatrain.model.unfit import Unfit
+from llamatrain.gguf.parser import quoted
+from llamatrain.gguf.reader import Gguf
+from llamatrain.gguf.values import Value, f32, string, u32
+from llamatrain.model.limits import Unfit
 
 TENSORS = {  # where a file has factors
     "factors": "rope_freqs.weight",

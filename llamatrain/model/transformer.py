@@ -23,10 +23,10 @@ from llamatrain.graph.ops import (
 )
 from llamatrain.graph.tensor import F32, I32, DType, Most, Shape, Tensor, parameter, placeholder, state
 from llamatrain.model.architecture import Sight
+from llamatrain.model.distill import Teacher, distilled
 from llamatrain.model.forward import ForwardPass, rotation_of
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.lora import Weights
-from llamatrain.model.teacher import Teacher, distilled
 
 HIDDEN = np.float32(-1e30)  # what is added to a score that must not count: finite, so that only faults are infinite
 PARTS, UNIT = 16, 32  # tokens that have a weight are counted in sixteenths of a batch, and in whole tiles

@@ -5,7 +5,7 @@ import sys
 
 from rich.console import Console
 
-from llamatrain.report.nowhere import nowhere
+from llamatrain.report.devnull import nowhere
 
 WIDTH = 100  # where the output is no terminal
 

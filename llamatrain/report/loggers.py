@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 from llamatrain.errors import FileError, UsageError
-from llamatrain.files.newfile import NewFile
+from llamatrain.io.atomic_write import NewFile
 
 MODULES = {"tensorboard": "tensorboardX", "wandb": "wandb", "trackio": "trackio"}
 KNOWN_AS = "loggers.json"  # in the run's folder: by what a run that goes on is known there

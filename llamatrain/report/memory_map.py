@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 
+from llamatrain.config.messages import cut
 from llamatrain.config.units import Size
-from llamatrain.config.words import cut
-from llamatrain.engine.lives import KINDS, Kind
-from llamatrain.report.arena import Arena
-from llamatrain.report.losses import ticks
-from llamatrain.report.marks import marked
+from llamatrain.engine.lifetimes import KINDS, Kind
+from llamatrain.report.escape import marked
+from llamatrain.report.loss_series import ticks
+from llamatrain.report.memory_layout import Arena
 
 WIDE, HIGH = 1200, 600  # of the picture, in its own units
 LEFT, TOP, RIGHT, BOTTOM = 84, 92, 24, 132  # around it, in a file of its own

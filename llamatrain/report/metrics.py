@@ -12,8 +12,8 @@ from types import TracebackType
 from typing import Any, BinaryIO, Protocol, Self
 
 from llamatrain.errors import FileError
-from llamatrain.files.newfile import NewFile, pass_over
-from llamatrain.report import listening
+from llamatrain.io.atomic_write import NewFile, pass_over
+from llamatrain.report import listener
 
 WAIT = 0.2  # seconds that lines may lie in the buffer while steps follow fast
 LONGEST = 4096  # bytes of a line that is read; ours have some 250
@@ -95,7 +95,7 @@ class Metrics:
                 self._put()
         if self.also:
             self.also.write(line)
-        listening.tell(line)
+        listener.tell(line)
 
     def _put(self) -> None:
         file = self.begin()._file

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from llamatrain.engine.recorder import Recorder, Span
-from llamatrain.graph.parts import Part
+from llamatrain.engine.profiler import Recorder, Span
+from llamatrain.graph.node_roles import Part
 
 NAME, COLUMN = 28, 10  # signs
 LEAST = 0.0005  # seconds that are told

@@ -16,19 +16,19 @@ from rich.live import Live
 from rich.text import Text
 
 from llamatrain.errors import FileError
-from llamatrain.files.newfile import NewFile
-from llamatrain.machine.printable import printable
-from llamatrain.machine.terminal import displaying
-from llamatrain.report import curve, svg
+from llamatrain.io.atomic_write import NewFile
+from llamatrain.platform.escape import printable
+from llamatrain.platform.terminal import displaying
+from llamatrain.report import svg_plot, terminal_plot
 from llamatrain.report.console import stderr
-from llamatrain.report.events import Score, StepLine
-from llamatrain.report.lines import GAP, Segment, assembled, fitted
-from llamatrain.report.live import RECENT, Display, Progress
-from llamatrain.report.losses import Losses
+from llamatrain.report.format import amount, duration, stride, time_of_step
+from llamatrain.report.html_report import RunPage
+from llamatrain.report.layout import GAP, Segment, assembled, fitted
+from llamatrain.report.loss_series import Losses
 from llamatrain.report.metrics import Metrics
-from llamatrain.report.numbers import amount, duration, stride, time_of_step
-from llamatrain.report.run_page import RunPage
-from llamatrain.report.scores import figures_of, place_of, rewards_of, scores_of, summary
+from llamatrain.report.progress import RECENT, Display, Progress
+from llamatrain.report.records import Score, StepLine
+from llamatrain.report.score_format import figures_of, place_of, rewards_of, scores_of, summary
 
 PAUSE, PATIENCE = 1.0, 300.0  # seconds between lines: at least, at most
 SAMPLE_SIGNS, SAMPLE_LINES = 1000, 12
@@ -65,7 +65,7 @@ class Report:
         self.warnings: list[str] = []
         self._waves: tuple[tuple[float, ...], tuple[float, ...]] | None = None
         fine = self.console.encoding.startswith("utf") and os.environ.get("TERM") != "linux"  # whose font has no braille
-        self._signs = curve.FINE if fine else curve.PLAIN
+        self._signs = terminal_plot.FINE if fine else terminal_plot.PLAIN
         self._shown = Display(self._progress, self._signs)
         self._standing = ExitStack()
         self._live: Live | None = None
@@ -172,10 +172,10 @@ class Report:
             self._print(self._drawn_waves())
         losses = Losses.of(self.metrics.lines())
         if len(losses.training) + len(losses.validation) > 1:
-            self._print(Text("\n").append_text(curve.draw_losses(losses, self.console.width, self._signs)))
+            self._print(Text("\n").append_text(terminal_plot.draw_losses(losses, self.console.width, self._signs)))
         try:
             with NewFile(folder / "loss.svg") as file:
-                file.write(svg.picture(losses, str(folder)).encode())
+                file.write(svg_plot.picture(losses, str(folder)).encode())
         except FileError as error:  # the run itself is well, and nothing that it made is lost
             self.warn(str(error))
         if (last := self._progress.last) and last.total_seconds is not None:
@@ -244,7 +244,7 @@ class Report:
         self._show()
 
     def _drawn_waves(self) -> Text:
-        return curve.draw_waves(*(self._waves or ((), ())), self.console.width, self._signs)
+        return terminal_plot.draw_waves(*(self._waves or ((), ())), self.console.width, self._signs)
 
     def _show(self) -> None:
         if self._live and not self._live.is_started:
@@ -264,5 +264,5 @@ class Report:
     def _display(self) -> Group:
         """Drawn by a thread of its own, so it only reads."""
         width, height = self.console.width - 1, self.console.height
-        waves = [self._drawn_waves()] if self._waves and height > curve.WAVE_ROWS + 6 else []
-        return Group(*waves, *self._shown.lines(self._clock(), width, height - len(waves) * (curve.WAVE_ROWS + 1)))
+        waves = [self._drawn_waves()] if self._waves and height > terminal_plot.WAVE_ROWS + 6 else []
+        return Group(*waves, *self._shown.lines(self._clock(), width, height - len(waves) * (terminal_plot.WAVE_ROWS + 1)))

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import Annotated
 
+from llamatrain.config.common import SEED
 from llamatrain.config.options import Checked, Option, OptionError
-from llamatrain.config.shared import SEED
 
 LARGEST_SEED = (1 << 64) - 1
 

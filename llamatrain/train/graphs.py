@@ -19,13 +19,13 @@ from llamatrain.graph.ops import mul, sum_sqr
 from llamatrain.graph.precision import round_products
 from llamatrain.graph.tensor import I32, Tensor, parameter, placeholder, state
 from llamatrain.model import transformer
+from llamatrain.model.distill import Teacher
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.lora import Dropping, Weights
-from llamatrain.model.preference import Objective, comparing
-from llamatrain.model.teacher import Teacher
 from llamatrain.optim.optimizer import Optimizer, StepRule
-from llamatrain.optim.step import Differentiated, Kept, apply, clipped, differentiate, hold, row_of, stream
-from llamatrain.train.division import Division, Section
+from llamatrain.optim.update_graph import Differentiated, Kept, apply, clipped, differentiate, hold, row_of, stream
+from llamatrain.preference.loss import Objective, comparing
+from llamatrain.train.parallel.partition import Division, Section
 
 P = ParamSpec("P")
 Policy = str | int

@@ -12,22 +12,22 @@ from typing import TypedDict
 
 import numpy as np
 
-from llamatrain.data.rows import Batch
-from llamatrain.engine.recorder import phase
+from llamatrain.data.batches import Batch
+from llamatrain.distributed.comm import World
+from llamatrain.distributed.single import Alone
+from llamatrain.engine.profiler import phase
 from llamatrain.errors import FileError
-from llamatrain.machine.world import World
-from llamatrain.machine.world.alone import Alone
 from llamatrain.optim.optimizer import Descent
-from llamatrain.report.events import StepLine
-from llamatrain.train.around import Batches, Beside, Changed, Interrupted, Listener, Nothing, Quiet, Signals, TrainingError
-from llamatrain.train.comparison import Rewards
-from llamatrain.train.course import DONE, Course, Outcome
+from llamatrain.preference.batch import Rewards
+from llamatrain.report.records import StepLine
+from llamatrain.train.config import DONE, Course, Outcome
+from llamatrain.train.evaluate import Scoring, Verdict, judged, judged_by_all
+from llamatrain.train.parallel.step_sync import Weighed
+from llamatrain.train.prefetch import waited
 from llamatrain.train.programs import Programs
-from llamatrain.train.reading import waited
-from llamatrain.train.scoring import Scoring, Verdict, judged, judged_by_all
+from llamatrain.train.protocols import Batches, Beside, Changed, Interrupted, Listener, Nothing, Quiet, Signals, TrainingError
 from llamatrain.train.state import RunState
-from llamatrain.train.stepping import Stepping, StepTaken
-from llamatrain.train.together import Weighed
+from llamatrain.train.step import Stepping, StepTaken
 
 
 class Among(TypedDict):

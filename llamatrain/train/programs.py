@@ -10,17 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from llamatrain.data.rows import Batch
+from llamatrain.data.batches import Batch
 from llamatrain.engine.backend import Backend, Memory
+from llamatrain.engine.profiler import phase
 from llamatrain.engine.program import Program
-from llamatrain.engine.recorder import phase
-from llamatrain.files.pages import release
-from llamatrain.graph.show import described
+from llamatrain.graph.printing import described
 from llamatrain.graph.tensor import Tensor, leaves_of
-from llamatrain.machine.terminal import told_if_long
+from llamatrain.io.madvise import release
 from llamatrain.model import transformer
-from llamatrain.model.unfit import DEEP
-from llamatrain.train.comparison import VARYING, Rewards, Totals, told_of
+from llamatrain.model.limits import DEEP
+from llamatrain.platform.terminal import told_if_long
+from llamatrain.preference.batch import VARYING, Rewards, Totals, told_of
 from llamatrain.train.graphs import Graph, RunGraphs
 
 Key = tuple[int, int]  # what dropouts of a batch follow from

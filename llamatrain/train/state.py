@@ -3,9 +3,9 @@
 import math
 from dataclasses import dataclass, field
 
-from llamatrain.data.rows import State
-from llamatrain.optim.stop import StopState
-from llamatrain.train.comparison import Rewards
+from llamatrain.data.batches import State
+from llamatrain.optim.early_stop import StopState
+from llamatrain.preference.batch import Rewards
 
 
 @dataclass

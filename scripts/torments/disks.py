@@ -63,8 +63,8 @@ def every_byte(t: Trial, place: int) -> None:
 
 def saved(folder: Path, place: int) -> str:
     """How many saves failed as they should, of those that are this trial's; or what did not hold."""
+    from llamatrain.checkpoints.run_folder import RunFolder
     from llamatrain.errors import FileError
-    from llamatrain.store.folder import RunFolder
 
     checkpoint, path, _ = RunFolder.newest(folder)
     with RunFolder(folder) as run:

@@ -67,8 +67,8 @@ class House:
             shutil.copytree(own, self.cache / "llamatrain" / own.name)
 
     def usual(self) -> Path:
-        from llamatrain.machine.cachefolder import wanted
-        from llamatrain.machine.code import cache_key
+        from llamatrain.compiler.cache import cache_key
+        from llamatrain.platform.cache_dir import wanted
 
         return wanted(cache_key()) or Path("/nowhere")
 

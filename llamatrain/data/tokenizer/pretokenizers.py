@@ -7,9 +7,9 @@ expressions are llama.cpp's, written out where they have groups.
 from dataclasses import dataclass
 from functools import cache
 
-from llamatrain.data.tokenizer.patterns import Expression, expression
+from llamatrain.data.tokenizer.regex import Expression, expression
 from llamatrain.errors import FileError
-from llamatrain.files.cursor import quoted
+from llamatrain.gguf.parser import quoted
 
 ENGLISH = "'s|'t|'re|'ve|'m|'ll|'d"
 ANY_CASE = "'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD]"

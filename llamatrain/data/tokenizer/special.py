@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from llamatrain.data.tokenizer.vocabulary import Vocabulary
-from llamatrain.files.constants import TokenType
+from llamatrain.gguf.constants import TokenType
 
 BLANKS = re.compile(rb"[ \t\n\v\f\r]*")
 BEGIN = 4  # bytes: tokens that begin alike are looked at together, or else thousands would be, wherever one may be

@@ -12,11 +12,11 @@ import numpy as np
 from llamatrain.data.tokenizer import vocabulary as vocabularies
 from llamatrain.data.tokenizer.special import Specials
 from llamatrain.data.tokenizer.vocabulary import SPACE, UNDEFINED, Vocabulary, byte_of
+from llamatrain.distributed.cores import cores
 from llamatrain.errors import FileError, UsageError
-from llamatrain.files.constants import TokenType
-from llamatrain.machine.memory import LARGE, give_back
-from llamatrain.machine.terminal import say
-from llamatrain.machine.units import cores
+from llamatrain.gguf.constants import TokenType
+from llamatrain.platform.memory import LARGE, give_back
+from llamatrain.platform.terminal import say
 
 VERSION = 1  # of what text becomes: a change makes older fingerprints strangers
 HELD = 1 << 17  # bytes of text without a place to cut: no word is so long, and each takes seventeen times its size
@@ -31,7 +31,7 @@ class Tokenizer:
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        from llamatrain.data.tokenizer.engines import engine  # compiles, or loads what was
+        from llamatrain.data.tokenizer.bpe import engine  # compiles, or loads what was
 
         self.vocabulary = vocabulary
         self.bos, self.eos, self.eot = vocabulary.bos, vocabulary.eos, vocabulary.eot
@@ -163,7 +163,7 @@ class Tokenizer:
         return np.where(np.isin(self.vocabulary.kinds, (TokenType.CONTROL, TokenType.UNKNOWN)), 0, sizes)
 
     def _text(self, token: str, kind: int) -> bytes:
-        from llamatrain.data.tokenizer.symbols import token_bytes
+        from llamatrain.data.tokenizer.bpe_tables import token_bytes
 
         if kind == TokenType.BYTE and (byte := byte_of(token)) is not None:
             return bytes([byte])

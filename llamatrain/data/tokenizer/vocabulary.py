@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from llamatrain.data.chatml import CHATML
-from llamatrain.data.tokenizer.known_texts import ENDS_OF_TURN, FILLING, Ends, known_by_text
+from llamatrain.data.chat.chatml import CHATML
 from llamatrain.data.tokenizer.pretokenizers import PreTokenizer, pre_tokenizer
+from llamatrain.data.tokenizer.special_names import ENDS_OF_TURN, FILLING, Ends, known_by_text
 from llamatrain.errors import FileError
-from llamatrain.files.constants import TokenType
-from llamatrain.files.cursor import quoted
+from llamatrain.gguf.constants import TokenType
+from llamatrain.gguf.parser import quoted
 
 KEY = "tokenizer.ggml."
 MODELS = ("llama", "gpt2")

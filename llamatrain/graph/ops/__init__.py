@@ -6,19 +6,19 @@ Kernels of the same names stand in files of the same names in `kernels/reference
 
 # ruff: noqa: F403  an op is named in its own file alone
 from llamatrain.graph.ops.activations import *
-from llamatrain.graph.ops.ancestors import *
 from llamatrain.graph.ops.arithmetic import *
 from llamatrain.graph.ops.attention import *
 from llamatrain.graph.ops.dropout import *
 from llamatrain.graph.ops.gates import *
+from llamatrain.graph.ops.ggml_extra import *
+from llamatrain.graph.ops.log_prob import *
 from llamatrain.graph.ops.losses import *
+from llamatrain.graph.ops.matmul import *
 from llamatrain.graph.ops.movement import *
 from llamatrain.graph.ops.norm import *
-from llamatrain.graph.ops.odds import *
 from llamatrain.graph.ops.optimizer import *
-from llamatrain.graph.ops.products import *
+from llamatrain.graph.ops.reduce import *
 from llamatrain.graph.ops.rope import *
 from llamatrain.graph.ops.rows import *
-from llamatrain.graph.ops.rules import *
+from llamatrain.graph.ops.shape_rules import *
 from llamatrain.graph.ops.softmax import *
-from llamatrain.graph.ops.sums import *

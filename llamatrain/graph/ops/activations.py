@@ -4,7 +4,7 @@ import math
 
 from llamatrain.graph.ops.arithmetic import add, mul, scale, sqr
 from llamatrain.graph.ops.movement import fill
-from llamatrain.graph.ops.rules import capped, floats, require
+from llamatrain.graph.ops.shape_rules import capped, floats, require
 from llamatrain.graph.tensor import Node, Spec, Tensor, gradient, op
 
 # gelu(x) = x · sigmoid(v(x)) with v(x) = A x + B x³: the form with the tanh, in which models are trained

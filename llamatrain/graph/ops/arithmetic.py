@@ -3,7 +3,7 @@
 A rule gives one gradient a source; where arithmetic broadcast a source, the walk in `autodiff` sums the gradient back.
 """
 
-from llamatrain.graph.ops.rules import broadcast, floats, require
+from llamatrain.graph.ops.shape_rules import broadcast, floats, require
 from llamatrain.graph.tensor import Node, Spec, Tensor, gradient, op
 
 

@@ -5,7 +5,7 @@ With a window w > 0 it sees the last w of these alone. With a cap c > 0 a score 
 The head h of H reads the key and value head h // (H / Hk). O(T) memory: lse, the log of the softmax's sum, is kept.
 """
 
-from llamatrain.graph.ops.rules import SECOND, capped, floats, require
+from llamatrain.graph.ops.shape_rules import SECOND, capped, floats, require
 from llamatrain.graph.tensor import BF16, F32, I32, Misfit, Node, Spec, Tensor, gradient, op
 
 

@@ -6,7 +6,7 @@ masks are the same however a step's rows are divided among batches, groups and r
 
 import math
 
-from llamatrain.graph.ops.rules import floats, require
+from llamatrain.graph.ops.shape_rules import floats, require
 from llamatrain.graph.tensor import I32, Node, Spec, Tensor, gradient, op
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from llamatrain.graph.ops.activations import gelu, gelu_back, gelu_bend, plus, sigmoid, slope
 from llamatrain.graph.ops.arithmetic import add, mul, scale
 from llamatrain.graph.ops.movement import join_columns, or_zeros, split_columns
-from llamatrain.graph.ops.rules import floats, require
+from llamatrain.graph.ops.shape_rules import floats, require
 from llamatrain.graph.tensor import BF16, F32, Node, Op, Spec, Tensor, gradient, op
 
 

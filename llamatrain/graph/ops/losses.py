@@ -4,9 +4,9 @@ Targets are ids, one a row (negative: none), or rows of a distribution. With a c
 c tanh(x / c).
 """
 
+from llamatrain.graph.ops.matmul import product
 from llamatrain.graph.ops.movement import fill
-from llamatrain.graph.ops.products import product
-from llamatrain.graph.ops.rules import SECOND, capped, floats, require
+from llamatrain.graph.ops.shape_rules import SECOND, capped, floats, require
 from llamatrain.graph.tensor import F32, F64, I32, Node, Quantised, Shape, Spec, Tensor, gradient, op
 
 

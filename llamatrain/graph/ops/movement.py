@@ -2,7 +2,7 @@
 
 import math
 
-from llamatrain.graph.ops.rules import Slices, floats, region, require
+from llamatrain.graph.ops.shape_rules import Slices, floats, region, require
 from llamatrain.graph.tensor import BF16, F32, I32, DType, Layout, Node, Shape, Spec, Tensor, dense, gradient, op
 
 # ---- views: the same bytes, seen otherwise ---------------------------------

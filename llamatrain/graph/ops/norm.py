@@ -5,11 +5,11 @@ llama is made, is for graphs of one's own.
 """
 
 from llamatrain.graph.ops.activations import plus
-from llamatrain.graph.ops.ancestors import div, sqrt
 from llamatrain.graph.ops.arithmetic import add, mul, scale, sqr, sub
+from llamatrain.graph.ops.ggml_extra import div, sqrt
 from llamatrain.graph.ops.movement import fill, or_zeros
-from llamatrain.graph.ops.rules import floats, require
-from llamatrain.graph.ops.sums import sum_rows, sum_to
+from llamatrain.graph.ops.reduce import sum_rows, sum_to
+from llamatrain.graph.ops.shape_rules import floats, require
 from llamatrain.graph.tensor import Node, Spec, Tensor, gradient, op
 
 

@@ -5,7 +5,7 @@ like its weight; or as its rows that are not 0, with the `places` of the weight'
 same bits.
 """
 
-from llamatrain.graph.ops.rules import floats, require
+from llamatrain.graph.ops.shape_rules import floats, require
 from llamatrain.graph.tensor import I32, Spec, op
 
 OPTIMIZER = "it belongs to the optimizer"

@@ -4,7 +4,7 @@ With `halves`, of pairs (x[i], x[i + pairs]), and the table has all cosines of a
 pairs stays as it is.
 """
 
-from llamatrain.graph.ops.rules import floats, require
+from llamatrain.graph.ops.shape_rules import floats, require
 from llamatrain.graph.tensor import I32, Node, Spec, Tensor, gradient, op
 
 

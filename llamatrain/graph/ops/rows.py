@@ -3,7 +3,7 @@
 import math
 
 from llamatrain.graph.ops.movement import fill, reshape
-from llamatrain.graph.ops.rules import alike, floats, require
+from llamatrain.graph.ops.shape_rules import alike, floats, require
 from llamatrain.graph.tensor import BF16, F32, I32, Node, Quantised, Spec, Tensor, gradient, op
 
 

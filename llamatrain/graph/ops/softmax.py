@@ -1,8 +1,8 @@
 """Softmax over the last axis."""
 
 from llamatrain.graph.ops.arithmetic import mul, sub
-from llamatrain.graph.ops.rules import floats, require
-from llamatrain.graph.ops.sums import sum_rows
+from llamatrain.graph.ops.reduce import sum_rows
+from llamatrain.graph.ops.shape_rules import floats, require
 from llamatrain.graph.tensor import Node, Spec, Tensor, gradient, op
 
 

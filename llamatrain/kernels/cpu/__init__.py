@@ -6,7 +6,7 @@ Each file of the folder is imported, for what it registers.
 from importlib import import_module
 from pkgutil import iter_modules
 
-from llamatrain.kernels.cpu.binding import BINDINGS
+from llamatrain.kernels.cpu.registry import BINDINGS
 
 __all__ = ["BINDINGS"]
 

@@ -14,11 +14,11 @@ import numpy as np
 
 from llamatrain.kernels.cpu import small_attention as small
 from llamatrain.kernels.cpu import tiles
+from llamatrain.kernels.cpu.attention_args import Forward, Gradients, Heads
 from llamatrain.kernels.cpu.attention_back import attend_back
 from llamatrain.kernels.cpu.attention_blocks import SIDE, STATE, TOGETHER
 from llamatrain.kernels.cpu.attention_forward import attend
-from llamatrain.kernels.cpu.attention_words import Forward, Gradients, Heads
-from llamatrain.kernels.cpu.binding import kernel
+from llamatrain.kernels.cpu.registry import kernel
 from llamatrain.kernels.cpu.small_attention import is_small
 from llamatrain.kernels.cpu.tiles import packed_bytes
 

@@ -5,7 +5,10 @@ p = exp(scores - lse), dp = dout vᵀ, ds = p (dp - sum of dout out) scale; dq =
 
 import numpy as np
 
+from llamatrain.compiler.declare import Entry, f32, i32, inline, u16, woven
+from llamatrain.compiler.vectors import LANES, exp, load, load_to, store, store_to
 from llamatrain.kernels.cpu import tiles
+from llamatrain.kernels.cpu.attention_args import Forward, Gradients, Heads
 from llamatrain.kernels.cpu.attention_blocks import (
     ACROSS,
     ALONG,
@@ -26,12 +29,9 @@ from llamatrain.kernels.cpu.attention_blocks import (
     source_of,
     visible,
 )
-from llamatrain.kernels.cpu.attention_words import Forward, Gradients, Heads
-from llamatrain.kernels.cpu.caps import bent, cap_flat
 from llamatrain.kernels.cpu.norm import dot
+from llamatrain.kernels.cpu.softcap import bent, cap_flat
 from llamatrain.kernels.cpu.tiles import multiply, pack_a, pack_b, panel_bytes, panel_tiles, tile_depth
-from llamatrain.machine.entry import Entry, f32, i32, inline, u16, woven
-from llamatrain.machine.simd import LANES, exp, load, load_to, store, store_to
 
 
 @inline

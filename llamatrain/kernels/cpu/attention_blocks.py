@@ -4,11 +4,11 @@ from typing import Any
 
 import numpy as np
 
+from llamatrain.compiler.declare import f32, inline, u16
+from llamatrain.compiler.vectors import LANES, load_to, splat, store, store_to, within
 from llamatrain.kernels.cpu import tiles
-from llamatrain.kernels.cpu.small_rows import seen
+from llamatrain.kernels.cpu.small_attention_layout import seen
 from llamatrain.kernels.cpu.tiles import PAIRS
-from llamatrain.machine.entry import f32, inline, u16
-from llamatrain.machine.simd import LANES, load_to, splat, store, store_to, within
 
 SIDE: Any = np.int64(64)  # queries and keys of a block of scores
 TOGETHER = 4  # blocks of queries (backward: of keys) that share one packing of the other side

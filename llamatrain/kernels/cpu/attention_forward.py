@@ -4,7 +4,10 @@ import math
 
 import numpy as np
 
+from llamatrain.compiler.declare import F32, Entry, f32, i32, inline, u16, woven
+from llamatrain.compiler.vectors import LANES, exp, larger, largest, load, load_to, splat, store_to, total
 from llamatrain.kernels.cpu import tiles
+from llamatrain.kernels.cpu.attention_args import Heads
 from llamatrain.kernels.cpu.attention_blocks import (
     ACROSS,
     ALONG,
@@ -30,12 +33,9 @@ from llamatrain.kernels.cpu.attention_blocks import (
     source_of,
     visible,
 )
-from llamatrain.kernels.cpu.attention_words import Heads
-from llamatrain.kernels.cpu.caps import cap_flat
 from llamatrain.kernels.cpu.norm import dot
+from llamatrain.kernels.cpu.softcap import cap_flat
 from llamatrain.kernels.cpu.tiles import multiply, pack_a, pack_b, panel_bytes, panel_tiles, tile_depth
-from llamatrain.machine.entry import F32, Entry, f32, i32, inline, u16, woven
-from llamatrain.machine.simd import LANES, exp, larger, largest, load, load_to, splat, store_to, total
 
 
 @inline

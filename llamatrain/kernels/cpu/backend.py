@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from llamatrain.compiler import thread_pool as team
 from llamatrain.errors import GraphError
 from llamatrain.graph.tensor import Node, Quantised, Tensor
-from llamatrain.kernels.blocks import Blocks
-from llamatrain.kernels.cpu.binding import BINDINGS, Binding
+from llamatrain.kernels.cpu.registry import BINDINGS, Binding
+from llamatrain.kernels.quantized import Blocks
 from llamatrain.kernels.reference.backend import Plain
-from llamatrain.machine import threads as team
 
 
 @dataclass(frozen=True)

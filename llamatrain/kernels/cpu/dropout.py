@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from llamatrain.kernels.cpu.binding import kernel
-from llamatrain.kernels.cpu.portions import portion
+from llamatrain.compiler.declare import F32, I32, Entry, Real, i32, inline
+from llamatrain.kernels.cpu.chunking import portion
+from llamatrain.kernels.cpu.registry import kernel
 from llamatrain.kernels.reference.dropout import mixed
-from llamatrain.machine.entry import F32, I32, Entry, Real, i32, inline
 
 FIRST, SECOND, STEP = np.uint32(0x85EBCA6B), np.uint32(0xC2B2AE35), np.uint32(0x9E3779B9)
 HALF, ODD = np.uint32(16), np.uint32(13)

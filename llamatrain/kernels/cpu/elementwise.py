@@ -5,10 +5,10 @@ from itertools import groupby
 
 import numpy as np
 
-from llamatrain.kernels.cpu.binding import Array, kernel
-from llamatrain.kernels.cpu.portions import portion, streams
-from llamatrain.machine.entry import F32, U16, Entry, Real, inline
-from llamatrain.machine.simd import LANES, load_to, splat, store_to
+from llamatrain.compiler.declare import F32, U16, Entry, Real, inline
+from llamatrain.compiler.vectors import LANES, load_to, splat, store_to
+from llamatrain.kernels.cpu.chunking import portion, streams
+from llamatrain.kernels.cpu.registry import Array, kernel
 
 ADD, SUB, MUL, DIV = range(4)
 

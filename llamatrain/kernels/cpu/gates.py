@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from llamatrain.compiler.declare import F32, Entry, f32, inline, u16
+from llamatrain.compiler.vectors import LANES, exp, load_to, store_to
 from llamatrain.graph.ops.activations import A, B
-from llamatrain.kernels.cpu.binding import Array, all_float32, kernel
-from llamatrain.kernels.cpu.portions import portion, streams
-from llamatrain.machine.entry import F32, Entry, f32, inline, u16
-from llamatrain.machine.simd import LANES, exp, load_to, store_to
+from llamatrain.kernels.cpu.chunking import portion, streams
+from llamatrain.kernels.cpu.registry import Array, all_float32, kernel
 
 ONE, LINEAR, CUBIC, CUBIC_SLOPE = (np.float32(each) for each in (1, A, B, 3 * B))
 SILU, GELU = np.int64(0), np.int64(1)

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from llamatrain.kernels.cpu.binding import kernel
-from llamatrain.kernels.cpu.portions import portion, streams
-from llamatrain.machine.entry import F32, Entry, Real, inline
-from llamatrain.machine.simd import LANES, load_to, splat, sqrt, store_to, total
+from llamatrain.compiler.declare import F32, Entry, Real, inline
+from llamatrain.compiler.vectors import LANES, load_to, splat, sqrt, store_to, total
+from llamatrain.kernels.cpu.chunking import portion, streams
+from llamatrain.kernels.cpu.registry import kernel
 
 ONE = np.float32(1)
 CHUNKS = 64  # at most so many partial sums of dw

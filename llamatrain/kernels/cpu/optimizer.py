@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from llamatrain.kernels.cpu.binding import kernel
+from llamatrain.compiler.declare import F32, F64, I32, Call, Entry, Real, f32, i32, inline
+from llamatrain.compiler.vectors import LANES, load_to, splat, sqrt, store_to
+from llamatrain.kernels.cpu.chunking import portion
 from llamatrain.kernels.cpu.norm import dot
-from llamatrain.kernels.cpu.portions import portion
-from llamatrain.kernels.cpu.sums import BLOCK, add_up
-from llamatrain.machine.entry import F32, F64, I32, Call, Entry, Real, f32, i32, inline
-from llamatrain.machine.simd import LANES, load_to, splat, sqrt, store_to
+from llamatrain.kernels.cpu.reduce import BLOCK, add_up
+from llamatrain.kernels.cpu.registry import kernel
 
 
 class Few(NamedTuple):

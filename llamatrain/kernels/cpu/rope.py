@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from llamatrain.kernels.cpu.binding import kernel
-from llamatrain.kernels.cpu.portions import portion, streams
-from llamatrain.machine.entry import F32, I32, Entry, Real, inline
-from llamatrain.machine.simd import LANES, alternate, evens, load_to, odds, splat, store_to, swapped
+from llamatrain.compiler.declare import F32, I32, Entry, Real, inline
+from llamatrain.compiler.vectors import LANES, alternate, evens, load_to, odds, splat, store_to, swapped
+from llamatrain.kernels.cpu.chunking import portion, streams
+from llamatrain.kernels.cpu.registry import kernel
 
 
 @inline

@@ -4,13 +4,13 @@ import math
 
 import numpy as np
 
-from llamatrain.kernels.blocks import Blocks
-from llamatrain.kernels.cpu.binding import kernel
-from llamatrain.kernels.cpu.operands import packs
-from llamatrain.kernels.cpu.portions import portion, streams
-from llamatrain.kernels.cpu.quantised import decode
-from llamatrain.machine.entry import F32, I32, Entry, f32, u16
-from llamatrain.machine.simd import LANES, load_to, splat, store_to
+from llamatrain.compiler.declare import F32, I32, Entry, f32, u16
+from llamatrain.compiler.vectors import LANES, load_to, splat, store_to
+from llamatrain.kernels.cpu.chunking import portion, streams
+from llamatrain.kernels.cpu.dequantize import decode
+from llamatrain.kernels.cpu.pack import packs
+from llamatrain.kernels.cpu.registry import kernel
+from llamatrain.kernels.quantized import Blocks
 
 
 @Entry

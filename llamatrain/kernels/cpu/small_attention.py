@@ -8,9 +8,11 @@ import math
 
 import numpy as np
 
-from llamatrain.kernels.cpu.attention_words import Forward, Gradients, Heads
-from llamatrain.kernels.cpu.binding import share
-from llamatrain.kernels.cpu.small_rows import (
+from llamatrain.compiler.declare import F32, Entry, f32, inline, woven
+from llamatrain.compiler.vectors import LANES, between, exp, larger, load, load_to, otherwise, splat, store, within
+from llamatrain.kernels.cpu.attention_args import Forward, Gradients, Heads
+from llamatrain.kernels.cpu.registry import share
+from llamatrain.kernels.cpu.small_attention_layout import (
     Parts,
     add_weighted,
     any_sees,
@@ -25,8 +27,6 @@ from llamatrain.kernels.cpu.small_rows import (
     who_sees,
     whole,
 )
-from llamatrain.machine.entry import F32, Entry, f32, inline, woven
-from llamatrain.machine.simd import LANES, between, exp, larger, load, load_to, otherwise, splat, store, within
 
 WIDEST, LONGEST = 8, 128  # a head, and the queries or keys, from which on matrix products are faster
 NOTHING, LOWEST, ZERO, ONE = (np.float32(x) for x in (-np.inf, np.finfo(np.float32).min, 0, 1))

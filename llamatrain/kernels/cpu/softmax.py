@@ -4,12 +4,12 @@ import math
 
 import numpy as np
 
-from llamatrain.kernels.cpu.binding import kernel
+from llamatrain.compiler.declare import F32, F64, I32, Entry, inline
+from llamatrain.compiler.vectors import LANES, exp, larger, largest, load_to, otherwise, splat, store_to, total, within
+from llamatrain.kernels.cpu.chunking import portion
 from llamatrain.kernels.cpu.norm import dot
-from llamatrain.kernels.cpu.portions import portion
-from llamatrain.kernels.cpu.sums import add_up
-from llamatrain.machine.entry import F32, F64, I32, Entry, inline
-from llamatrain.machine.simd import LANES, exp, larger, largest, load_to, otherwise, splat, store_to, total, within
+from llamatrain.kernels.cpu.reduce import add_up
+from llamatrain.kernels.cpu.registry import kernel
 
 NOTHING = np.float32(-np.inf)
 ONE = np.float32(1)

@@ -1,6 +1,6 @@
 """The tiles that products are made of, and how much of a result is in the work at once (`kernels/cpu/llvm/microkernel.py`)."""
 
-from llamatrain.machine.units import floats
+from llamatrain.platform.cpu import floats
 
 TILE = 1024  # bytes
 ROW = 64  # bytes of a tile's row

@@ -19,9 +19,9 @@ integers and C's distance between rows, `ldc`, is in float32 elements.
 All of them sum in float32. `mode_of("bf16")` is the best that this machine has.
 """
 
+from llamatrain.compiler.declare import Brick, LaterModule, inline
 from llamatrain.kernels.cpu.tile_shape import NARROW_ROWS, ROW, TILE, WIDE_ROWS
-from llamatrain.machine import units
-from llamatrain.machine.entry import Brick, LaterModule, inline
+from llamatrain.platform import cpu
 
 micro, tile_rows = (LaterModule(f"llamatrain.kernels.cpu.llvm.{name}") for name in ("microkernel", "tile_rows"))
 
@@ -33,7 +33,7 @@ NEAR = 1 << 20  # bytes of b that are gone through for some rows of C before the
 def mode_of(precision: str) -> int:
     """The mode for "f32" or "bf16"; "avx512bf16", "amx" and "float32" (bf16 without either) ask for that unit."""
     if precision == "bf16":
-        precision = next((unit for unit in ("amx", "avx512bf16") if unit in units.units()), "float32")
+        precision = next((unit for unit in ("amx", "avx512bf16") if unit in cpu.units()), "float32")
     return {"f32": FLOAT32, "float32": ROUNDED, "avx512bf16": PAIRS, "amx": TILES}[precision]
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from llamatrain.graph.tensor import Node
-from llamatrain.kernels.blocks import Blocks
-from llamatrain.kernels.host import Host
+from llamatrain.kernels.host_memory import Host
+from llamatrain.kernels.quantized import Blocks
 from llamatrain.kernels.reference.registry import KERNELS, run
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from llamatrain.kernels.blocks import Blocks
+from llamatrain.kernels.quantized import Blocks
 
 KERNELS: dict[str, Callable[..., Any]] = {}
 # what numpy writes where it is to be, without an array of its own

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from llamatrain.kernels.blocks import Blocks
+from llamatrain.kernels.quantized import Blocks
 from llamatrain.kernels.reference.registry import from_bf16, kernel
 
 

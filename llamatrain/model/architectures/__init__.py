@@ -32,7 +32,7 @@ def unknown(name: str) -> str:
     """What is said of an architecture that is none of these: what it is, if that is known, and what is nearest."""
     from difflib import get_close_matches
 
-    from llamatrain.files.cursor import quoted
+    from llamatrain.gguf.parser import quoted
 
     there = supported()
     near = dict(relatives(there))

@@ -8,7 +8,7 @@ from dataclasses import replace
 from llamatrain.graph import ops as O
 from llamatrain.graph.ops import geglu
 from llamatrain.graph.tensor import Tensor
-from llamatrain.model import usual
+from llamatrain.model import layers
 from llamatrain.model.architecture import Architecture, Key, Period, Sight, windowed
 from llamatrain.model.forward import ForwardPass
 from llamatrain.model.hyperparameters import Hyperparameters
@@ -21,21 +21,21 @@ KEYS = {
     "attn_logit_softcapping": Key("score_cap", float, 50.0),
     "final_logit_softcapping": Key("logit_cap", float, 30.0),
 }
-BEHIND_ATTENTION = {"blk.{}.post_attention_norm.weight": usual.norm("post_attention_layernorm")}
-BEFORE_FEED_FORWARD = {"blk.{}.ffn_norm.weight": usual.norm("pre_feedforward_layernorm")}
-BEHIND_FEED_FORWARD = {"blk.{}.post_ffw_norm.weight": usual.norm("post_feedforward_layernorm")}
+BEHIND_ATTENTION = {"blk.{}.post_attention_norm.weight": layers.norm("post_attention_layernorm")}
+BEFORE_FEED_FORWARD = {"blk.{}.ffn_norm.weight": layers.norm("pre_feedforward_layernorm")}
+BEHIND_FEED_FORWARD = {"blk.{}.post_ffw_norm.weight": layers.norm("post_feedforward_layernorm")}
 UNLIKE = 46  # blocks of the one model whose scores are scaled by what its width gives a head
 
 
 def embed(model: ForwardPass) -> Tensor:
-    return O.scale(usual.embed(model), by=math.sqrt(model.h.embd))
+    return O.scale(layers.embed(model), by=math.sqrt(model.h.embd))
 
 
 def block(model: ForwardPass, layer: int, x: Tensor, normed: bool = False) -> Tensor:
     at = f"blk.{layer}"
-    made = usual.attention(model, layer, model.norm(x, f"{at}.attn_norm"), normed)
+    made = layers.attention(model, layer, model.norm(x, f"{at}.attn_norm"), normed)
     x = O.add(model.going_on(layer, x), model.norm(made, f"{at}.post_attention_norm"))
-    made = usual.feed_forward(model, layer, model.norm(x, f"{at}.ffn_norm"), geglu)
+    made = layers.feed_forward(model, layer, model.norm(x, f"{at}.ffn_norm"), geglu)
     return O.add(x, model.norm(made, f"{at}.post_ffw_norm"))
 
 
@@ -66,20 +66,20 @@ def cap(h: Hyperparameters) -> float:
 
 ARCHITECTURE = Architecture(
     name="gemma2",
-    keys=usual.KEYS | KEYS,
-    weights=usual.EMBEDDINGS
-    | usual.BEFORE_ATTENTION
-    | usual.ATTENTION
-    | usual.BIASES
+    keys=layers.KEYS | KEYS,
+    weights=layers.EMBEDDINGS
+    | layers.BEFORE_ATTENTION
+    | layers.ATTENTION
+    | layers.BIASES
     | BEHIND_ATTENTION
     | BEFORE_FEED_FORWARD
-    | usual.FEED_FORWARD
+    | layers.FEED_FORWARD
     | BEHIND_FEED_FORWARD
-    | usual.LAST,
+    | layers.LAST,
     rotation="halves",
     embed=embed,
     block=block,
-    last=usual.last,
+    last=layers.last,
     partly=True,
     tied=True,
     rotations=rotations,
@@ -87,6 +87,6 @@ ARCHITECTURE = Architecture(
     ties=True,
     sight=sight,
     cap=cap,
-    refused=usual.REFUSED,
+    refused=layers.REFUSED,
     relatives={"gemma": "a model of one norm before each half"},
 )

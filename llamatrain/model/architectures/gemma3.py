@@ -4,7 +4,7 @@ their own (Gemma Team 2025)."""
 from collections.abc import Sequence
 from functools import partial
 
-from llamatrain.model import usual
+from llamatrain.model import layers
 from llamatrain.model.architecture import Architecture, Key, Period
 from llamatrain.model.architectures import gemma2
 from llamatrain.model.hyperparameters import Hyperparameters
@@ -26,21 +26,21 @@ def rotations(h: Hyperparameters) -> Sequence[Rope]:
 
 ARCHITECTURE = Architecture(
     name="gemma3",
-    keys=usual.KEYS | KEYS,
-    weights=usual.EMBEDDINGS
-    | usual.BEFORE_ATTENTION
-    | usual.ATTENTION
-    | usual.BIASES
-    | usual.HEAD_NORMS
+    keys=layers.KEYS | KEYS,
+    weights=layers.EMBEDDINGS
+    | layers.BEFORE_ATTENTION
+    | layers.ATTENTION
+    | layers.BIASES
+    | layers.HEAD_NORMS
     | gemma2.BEHIND_ATTENTION
     | gemma2.BEFORE_FEED_FORWARD
-    | usual.FEED_FORWARD
+    | layers.FEED_FORWARD
     | gemma2.BEHIND_FEED_FORWARD
-    | usual.LAST,
+    | layers.LAST,
     rotation="halves",
     embed=gemma2.embed,
     block=partial(gemma2.block, normed=True),
-    last=usual.last,
+    last=layers.last,
     partly=True,
     rotations=rotations,
     turned=gemma2.turned,
@@ -48,7 +48,7 @@ ARCHITECTURE = Architecture(
     cap=gemma2.cap,
     ties=True,
     new={"window": 512},
-    refused=usual.REFUSED,
+    refused=layers.REFUSED,
     relatives={
         "gemma3n": "a model of other blocks",
         "gemma-embedding": "a model for embeddings",

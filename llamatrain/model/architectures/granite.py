@@ -2,7 +2,7 @@
 
 from llamatrain.graph import ops as O
 from llamatrain.graph.tensor import Tensor
-from llamatrain.model import usual
+from llamatrain.model import layers
 from llamatrain.model.architecture import Architecture, Key, Sight
 from llamatrain.model.forward import ForwardPass
 from llamatrain.model.hyperparameters import Hyperparameters
@@ -27,9 +27,9 @@ def embed(model: ForwardPass) -> Tensor:
 
 def block(model: ForwardPass, layer: int, x: Tensor) -> Tensor:
     at = f"blk.{layer}"
-    made = usual.attention(model, layer, model.norm(x, f"{at}.attn_norm"))
+    made = layers.attention(model, layer, model.norm(x, f"{at}.attn_norm"))
     x = O.add(model.going_on(layer, x), scaled(model, made, "residual_scale"))
-    made = usual.feed_forward(model, layer, model.norm(x, f"{at}.ffn_norm"))
+    made = layers.feed_forward(model, layer, model.norm(x, f"{at}.ffn_norm"))
     return O.add(x, scaled(model, made, "residual_scale"))
 
 
@@ -44,15 +44,15 @@ def sight(h: Hyperparameters, layer: int) -> Sight:
 
 ARCHITECTURE = Architecture(
     name="granite",
-    keys=usual.KEYS | KEYS,
-    weights=usual.WEIGHTS | usual.MORE_BIASES,
+    keys=layers.KEYS | KEYS,
+    weights=layers.WEIGHTS | layers.MORE_BIASES,
     rotation="pairs",
     embed=embed,
     block=block,
     last=last,
     sight=sight,
     new={"embedding_scale": 12.0, "residual_scale": 0.22, "logit_scale": 8.0},
-    refused=usual.REFUSED | {"rope.scaling.finetuned": (True, "a model whose heads do not turn")},
+    refused=layers.REFUSED | {"rope.scaling.finetuned": (True, "a model whose heads do not turn")},
     relatives={
         "granitemoe": "a mixture of experts",
         "granitehybrid": "a hybrid, of attention and of blocks that recur",

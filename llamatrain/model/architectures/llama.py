@@ -1,6 +1,6 @@
 """Llama 1, 2 and 3, and what is built like them: TinyLlama, Mistral, SmolLM (Touvron et al. 2023)."""
 
-from llamatrain.model import usual
+from llamatrain.model import layers
 from llamatrain.model.architecture import Architecture
 
 OTHERS = {  # that stand for themselves, and are told by what they are
@@ -15,13 +15,13 @@ OTHERS = {  # that stand for themselves, and are told by what they are
 
 ARCHITECTURE = Architecture(
     name="llama",
-    keys=usual.KEYS,
-    weights=usual.WEIGHTS | usual.MORE_BIASES,
+    keys=layers.KEYS,
+    weights=layers.WEIGHTS | layers.MORE_BIASES,
     rotation="pairs",
-    embed=usual.embed,
-    block=usual.block,
-    last=usual.last,
+    embed=layers.embed,
+    block=layers.block,
+    last=layers.last,
     partly=True,
-    refused=usual.REFUSED,
+    refused=layers.REFUSED,
     relatives={name: what for what, names in OTHERS.items() for name in names.split()},
 )

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from llamatrain.graph import ops as O
 from llamatrain.graph.tensor import Tensor
-from llamatrain.model import usual
+from llamatrain.model import layers
 from llamatrain.model.architecture import Architecture, Key, Period, Sight, windowed
 from llamatrain.model.forward import ForwardPass
 from llamatrain.model.hyperparameters import Hyperparameters
@@ -15,11 +15,11 @@ KEYS = {
     "attention.sliding_window_pattern": Period("period", int, 4),
 }
 NORMS = {
-    "blk.{}.attn_q_norm.weight": usual.row("norm", lambda h: h.width, "self_attn.q_norm"),
-    "blk.{}.attn_k_norm.weight": usual.row("norm", lambda h: h.kv_width, "self_attn.k_norm"),
-    "blk.{}.post_attention_norm.weight": usual.norm("post_attention_layernorm"),
+    "blk.{}.attn_q_norm.weight": layers.row("norm", lambda h: h.width, "self_attn.q_norm"),
+    "blk.{}.attn_k_norm.weight": layers.row("norm", lambda h: h.kv_width, "self_attn.k_norm"),
+    "blk.{}.post_attention_norm.weight": layers.norm("post_attention_layernorm"),
 }
-LAST_NORM = {"blk.{}.post_ffw_norm.weight": usual.norm("post_feedforward_layernorm")}
+LAST_NORM = {"blk.{}.post_ffw_norm.weight": layers.norm("post_feedforward_layernorm")}
 
 
 def block(model: ForwardPass, layer: int, x: Tensor) -> Tensor:
@@ -33,7 +33,7 @@ def block(model: ForwardPass, layer: int, x: Tensor) -> Tensor:
     v = model.heads(model.linear(x, f"{at}.attn_v"), h.kv_heads)
     made = model.linear(model.attended(layer, q, k, v), f"{at}.attn_output")
     y = O.add(model.going_on(layer, x), model.norm(made, f"{at}.post_attention_norm"))
-    return O.add(y, model.norm(usual.feed_forward(model, layer, y), f"{at}.post_ffw_norm"))
+    return O.add(y, model.norm(layers.feed_forward(model, layer, y), f"{at}.post_ffw_norm"))
 
 
 def near(h: Hyperparameters, layer: int) -> bool:
@@ -51,17 +51,17 @@ def rotations(h: Hyperparameters) -> Sequence[Rope]:
 
 ARCHITECTURE = Architecture(
     name="olmo2",
-    keys=usual.KEYS | KEYS,
-    weights=usual.EMBEDDINGS | usual.ATTENTION | usual.BIASES | NORMS | usual.FEED_FORWARD | LAST_NORM | usual.LAST,
+    keys=layers.KEYS | KEYS,
+    weights=layers.EMBEDDINGS | layers.ATTENTION | layers.BIASES | NORMS | layers.FEED_FORWARD | LAST_NORM | layers.LAST,
     rotation="halves",
-    embed=usual.embed,
+    embed=layers.embed,
     block=block,
-    last=usual.last,
+    last=layers.last,
     tied=False,
     narrow=True,
     rotations=rotations,
     turned=lambda h, layer: int(near(h, layer)),
     sight=sight,
-    refused=usual.REFUSED,
+    refused=layers.REFUSED,
     relatives={"olmo": "a model with other norms", "olmoe": "a mixture of experts"},
 )

@@ -6,17 +6,17 @@ Some of its files name a window. llama.cpp sees all keys nonetheless; so do thes
 from llamatrain.graph import ops as O
 from llamatrain.graph.ops import split_columns, swiglu_halves
 from llamatrain.graph.tensor import Tensor
-from llamatrain.model import usual
+from llamatrain.model import layers
 from llamatrain.model.architecture import Architecture
 from llamatrain.model.forward import ForwardPass
 
 ATTENTION = {
-    "blk.{}.attn_qkv.weight": usual.matrix(lambda h: h.width + 2 * h.kv_width, lambda h: h.embd, "self_attn.qkv_proj"),
-    "blk.{}.attn_output.weight": usual.ATTENTION["blk.{}.attn_output.weight"],
+    "blk.{}.attn_qkv.weight": layers.matrix(lambda h: h.width + 2 * h.kv_width, lambda h: h.embd, "self_attn.qkv_proj"),
+    "blk.{}.attn_output.weight": layers.ATTENTION["blk.{}.attn_output.weight"],
 }
 FEED_FORWARD = {
-    "blk.{}.ffn_up.weight": usual.matrix(lambda h: 2 * h.ff, lambda h: h.embd, "mlp.gate_up_proj"),
-    "blk.{}.ffn_down.weight": usual.FEED_FORWARD["blk.{}.ffn_down.weight"],
+    "blk.{}.ffn_up.weight": layers.matrix(lambda h: 2 * h.ff, lambda h: h.embd, "mlp.gate_up_proj"),
+    "blk.{}.ffn_down.weight": layers.FEED_FORWARD["blk.{}.ffn_down.weight"],
 }
 
 
@@ -33,14 +33,14 @@ def block(model: ForwardPass, layer: int, x: Tensor) -> Tensor:
 
 ARCHITECTURE = Architecture(
     name="phi3",
-    keys=usual.KEYS,
-    weights=usual.EMBEDDINGS | usual.BEFORE_ATTENTION | ATTENTION | usual.BEFORE_FEED_FORWARD | FEED_FORWARD | usual.LAST,
+    keys=layers.KEYS,
+    weights=layers.EMBEDDINGS | layers.BEFORE_ATTENTION | ATTENTION | layers.BEFORE_FEED_FORWARD | FEED_FORWARD | layers.LAST,
     rotation="halves",
-    embed=usual.embed,
+    embed=layers.embed,
     block=block,
-    last=usual.last,
+    last=layers.last,
     partly=True,
     narrow=True,
-    refused=usual.REFUSED,
+    refused=layers.REFUSED,
     relatives={"phi2": "a model with other norms", "phimoe": "a mixture of experts"},
 )

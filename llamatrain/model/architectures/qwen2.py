@@ -2,26 +2,26 @@
 
 from dataclasses import replace
 
-from llamatrain.model import usual
+from llamatrain.model import layers
 from llamatrain.model.architecture import Architecture
 
-BIASES = {name: replace(kind, optional=False) for name, kind in usual.BIASES.items()}
+BIASES = {name: replace(kind, optional=False) for name, kind in layers.BIASES.items()}
 
 ARCHITECTURE = Architecture(
     name="qwen2",
-    keys=usual.KEYS,
-    weights=usual.EMBEDDINGS
-    | usual.BEFORE_ATTENTION
-    | usual.ATTENTION
+    keys=layers.KEYS,
+    weights=layers.EMBEDDINGS
+    | layers.BEFORE_ATTENTION
+    | layers.ATTENTION
     | BIASES
-    | usual.BEFORE_FEED_FORWARD
-    | usual.FEED_FORWARD
-    | usual.LAST,
+    | layers.BEFORE_FEED_FORWARD
+    | layers.FEED_FORWARD
+    | layers.LAST,
     rotation="halves",
-    embed=usual.embed,
-    block=usual.block,
-    last=usual.last,
+    embed=layers.embed,
+    block=layers.block,
+    last=layers.last,
     narrow=True,
-    refused=usual.REFUSED,
+    refused=layers.REFUSED,
     relatives={"qwen2moe": "a mixture of experts", "qwen2vl": "a model that sees"},
 )

@@ -2,25 +2,25 @@
 
 from functools import partial
 
-from llamatrain.model import usual
+from llamatrain.model import layers
 from llamatrain.model.architecture import Architecture
 
 ARCHITECTURE = Architecture(
     name="qwen3",
-    keys=usual.KEYS,
-    weights=usual.EMBEDDINGS
-    | usual.BEFORE_ATTENTION
-    | usual.ATTENTION
-    | usual.BIASES
-    | usual.HEAD_NORMS
-    | usual.BEFORE_FEED_FORWARD
-    | usual.FEED_FORWARD
-    | usual.LAST,
+    keys=layers.KEYS,
+    weights=layers.EMBEDDINGS
+    | layers.BEFORE_ATTENTION
+    | layers.ATTENTION
+    | layers.BIASES
+    | layers.HEAD_NORMS
+    | layers.BEFORE_FEED_FORWARD
+    | layers.FEED_FORWARD
+    | layers.LAST,
     rotation="halves",
-    embed=usual.embed,
-    block=partial(usual.block, normed=True),
-    last=usual.last,
-    refused=usual.REFUSED,
+    embed=layers.embed,
+    block=partial(layers.block, normed=True),
+    last=layers.last,
+    refused=layers.REFUSED,
     relatives={
         "qwen3moe": "a mixture of experts",
         "qwen3next": "a hybrid, of attention and of blocks that recur",

@@ -1,6 +1,6 @@
 """SmolLM 3: a llama of which every fourth block turns no heads (Bakouch et al. 2025)."""
 
-from llamatrain.model import usual
+from llamatrain.model import layers
 from llamatrain.model.architecture import Architecture
 from llamatrain.model.hyperparameters import Hyperparameters
 
@@ -13,12 +13,12 @@ def turned(h: Hyperparameters, layer: int) -> int | None:
 
 ARCHITECTURE = Architecture(
     name="smollm3",
-    keys=usual.KEYS,
-    weights=usual.WEIGHTS,
+    keys=layers.KEYS,
+    weights=layers.WEIGHTS,
     rotation="pairs",
-    embed=usual.embed,
-    block=usual.block,
-    last=usual.last,
+    embed=layers.embed,
+    block=layers.block,
+    last=layers.last,
     turned=turned,
-    refused=usual.REFUSED,
+    refused=layers.REFUSED,
 )

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from llamatrain.errors import UsageError
-from llamatrain.files.pages import release
+from llamatrain.io.madvise import release
 from llamatrain.optim.line_search import PATIENCE, SEARCHES, Line, search
 from llamatrain.optim.optimizer import Evaluate, Minimizer, Values
 

@@ -15,10 +15,10 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from llamatrain.compiler.simd import llvm_ops as W
+from llamatrain.compiler.simd.llvm_ops import BYTE, FLOAT, INT, LONG, POINTER, VOID, load, store
 from llamatrain.kernels.cpu.tile_shape import NARROW_ROWS, ROW, TILE, WIDE_ROWS
-from llamatrain.machine import units
-from llamatrain.machine.compiler.simd import lowering as W
-from llamatrain.machine.compiler.simd.lowering import BYTE, FLOAT, INT, LONG, POINTER, VOID, load, store
+from llamatrain.platform import cpu
 
 STEP = 4  # words along k in one turn of the vector kernels' loop
 
@@ -201,7 +201,7 @@ def vectors(rows: int, count: int, pairs: bool) -> Any:
     @intrinsic
     def call(context: Any, c: Any, ldc: Any, a: Any, b: Any, panel: Any, words: Any, accumulate: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            if not pairs or "avx512bf16" in units.units():
+            if not pairs or "avx512bf16" in cpu.units():
                 kernel.emit(builder, *values)
             return context.get_dummy_value()
 
@@ -217,7 +217,7 @@ pair_wide, pair_narrow = vectors(WIDE_ROWS, 2, pairs=True), vectors(NARROW_ROWS,
 @intrinsic
 def tiles(context: Any, c: Any, ldc: Any, a: Any, a_panel: Any, b: Any, b_panel: Any, words: Any, accumulate: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        if "amx" in units.units():
+        if "amx" in cpu.units():
             tile_kernel(builder, *values)
         return context.get_dummy_value()
 
@@ -228,7 +228,7 @@ def switch(emit: Callable[[Any], None]) -> Any:
     @intrinsic
     def call(context: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            if "amx" in units.units():
+            if "amx" in cpu.units():
                 emit(builder)
             return context.get_dummy_value()
 

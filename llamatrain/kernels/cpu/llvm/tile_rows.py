@@ -7,11 +7,11 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from llamatrain.compiler.simd import llvm_ops as W
+from llamatrain.compiler.simd.llvm_ops import FLOAT, INT, LONG, SHORT, load, store
 from llamatrain.kernels.cpu.llvm.microkernel import FLOATS, INTS, PAIRS, plus, prefetch
 from llamatrain.kernels.cpu.tile_shape import ROW
-from llamatrain.machine import units
-from llamatrain.machine.compiler.simd import lowering as W
-from llamatrain.machine.compiler.simd.lowering import FLOAT, INT, LONG, SHORT, load, store
+from llamatrain.platform import cpu
 
 SHORTS, HALVES, LANES = ir.VectorType(SHORT, 16), ir.VectorType(SHORT, 32), ir.VectorType(INT, 32)
 Emit = Callable[[Any, Any, Any, Any], None]
@@ -37,7 +37,7 @@ def widen_row(builder: Any, to: Any, source: Any, second: Any) -> None:
 def both_rounded(builder: Any, first: Any, second: Any) -> Any:
     """16 float32 from each address as 32 bf16. The unit takes what is smaller than normal numbers as zero, as products do."""
     low, high = (load(builder, address, FLOATS, 4) for address in (first, second))
-    if "avx512bf16" in units.units():
+    if "avx512bf16" in cpu.units():
         return builder.bitcast(W.call(builder, "llvm.x86.avx512bf16.cvtne2ps2bf16.512", PAIRS, high, low), HALVES)
     return builder.shuffle_vector(W.to_bf16(builder, low), W.to_bf16(builder, high), ir.Constant(LANES, list(range(32))))
 

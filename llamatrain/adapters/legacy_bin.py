@@ -1,0 +1,74 @@
+"""Adapters of llama.cpp's old finetune, called 'ggla' by their first bytes.
+
+u32 magic, version 1, r and alpha; then the tensors (gguf/legacy_tensors.py). A is (in, r) here and B (out, r), also those of the
+embeddings; norms have pairs, too. The scale is alpha / r for all, whatever a tensor's own rank.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from llamatrain.adapters.adapter import Adapter, Half, Halves, Pair, check_halves, floats, half_of, turned
+from llamatrain.gguf.legacy_tensors import MappedCursor, read_record
+from llamatrain.gguf.parser import Cursor
+from llamatrain.gguf.reader import FileTensor
+from llamatrain.io.mapped_file import map_file, unchanged
+from llamatrain.model.architectures import find
+
+MAGIC = b"algg"
+SUFFIXES: dict[str, Half] = {".loraA": "a", ".loraB": "b"}
+ARCHITECTURE = "llama"  # that finetune knew no other
+
+
+def read(path: Path) -> Adapter:
+    file = map_file(path, "an adapter")
+    with unchanged([file]):
+        return read_adapter(MappedCursor(file))
+
+
+def listed(path: Path) -> tuple[dict[str, int], list[FileTensor]]:
+    """What such a file says, and its tensors, without a look at their numbers."""
+    file = map_file(path, "an adapter")
+    with unchanged([file]):
+        cursor = MappedCursor(file)
+        rank, alpha = read_head(cursor)
+        return {"rank": rank, "alpha": alpha}, list(read_tensors(cursor))
+
+
+def read_head(cursor: Cursor) -> tuple[int, int]:
+    """Rank and alpha."""
+    cursor.take(len(MAGIC))
+    version, rank, alpha = cursor.u32(), cursor.u32(), cursor.u32()
+    if version != 1 or not rank:
+        raise cursor.fail(f"version {version}, rank {rank}; version 1 and a rank of 1 or more can be")
+    return rank, alpha
+
+
+def read_tensors(cursor: Cursor) -> Iterator[FileTensor]:
+    while cursor.at < cursor.size:
+        yield read_record(cursor)
+
+
+def read_adapter(cursor: Cursor) -> Adapter:
+    path, (rank, alpha) = cursor.path, read_head(cursor)
+    found, architecture = Halves(), find(ARCHITECTURE)
+    for tensor in read_tensors(cursor):
+        weight, half = half_of(found, path, tensor.name, SUFFIXES)
+        found[weight][half] = floats(path, tensor.name, tensor.raw, tensor.type)
+    for name, halves in found.items():
+        turn(halves, turned(architecture, name))
+    check_halves(path, found, architecture)
+    pairs = {name: Pair(each["a"], each["b"], alpha / rank) for name, each in found.items()}
+    return Adapter(source=path, alpha=float(alpha), pairs=pairs, architecture=architecture)
+
+
+def turn(halves: dict[Half, np.ndarray], embeddings: bool) -> None:
+    """To the present form: A is turned, but of the embeddings the parts change places."""
+    if embeddings:
+        renamed: dict[Half, Half] = {"a": "b", "b": "a"}
+        turned = {renamed[half]: factor for half, factor in halves.items()}
+        halves.clear()
+        halves.update(turned)
+    elif "a" in halves:
+        halves["a"] = np.ascontiguousarray(halves["a"].T)

@@ -1,0 +1,34 @@
+"""Adapters of any kind, known by what is in them."""
+
+from pathlib import Path
+
+from llamatrain.adapters import gguf, legacy_bin, legacy_checkpoint, peft
+from llamatrain.adapters.adapter import Adapter
+from llamatrain.config.not_found import missing_adapter
+from llamatrain.errors import FileError
+from llamatrain.gguf import legacy
+from llamatrain.gguf.constants import MAGIC
+from llamatrain.gguf.reader import open_gguf
+from llamatrain.io.mapped_file import map_file
+from llamatrain.model.hyperparameters import Hyperparameters
+
+NEEDED = "an adapter (a GGUF file, a .bin of llama.cpp's old finetune, or a folder of PEFT's)"
+
+
+def read(path: Path, h: Hyperparameters) -> Adapter:
+    """An adapter, which has yet to be checked against its base; `h` are that base's numbers."""
+    if not path.exists():
+        raise missing_adapter(path)
+    if path.is_dir():
+        if not (path / peft.CONFIG).exists():
+            raise FileError(f"{path}: a folder without {peft.CONFIG}; {NEEDED} is needed")
+        return peft.read(path, h)
+    if path.name in (peft.CONFIG, peft.WEIGHTS):
+        raise FileError(f"{path}: a part of an adapter: give the folder that it is in")
+    begin = map_file(path, NEEDED).piece(0, len(MAGIC))
+    if begin == MAGIC or begin in legacy.KINDS:
+        opened = open_gguf(path)
+        return legacy_checkpoint.read(opened) if legacy_checkpoint.is_one(opened) else gguf.adapter_in(opened)
+    if begin == legacy_bin.MAGIC:
+        return legacy_bin.read(path)
+    raise FileError(f"{path}: it begins with {begin!r}; {NEEDED} is needed")

@@ -1,0 +1,228 @@
+"""A checkpoint: one GGUF file with all that a run needs to go on as if it had never stopped.
+
+Keys and tensors are called as llama.cpp's train-text-from-scratch and finetune called them, where those had such a thing:
+
+    training.checksum     CRC-32 of the whole file, its own four bytes taken as zeros
+    training.type         the kind of run
+    general.*, llama.*, tokenizer.*   the model's own keys, as its file has them
+    training.*            counters, options, where the data and the stop rules stand
+    optimizer.*           its kind, the order of the parameters in its flat vectors, further numbers
+    tensors               the weights, then the vectors
+
+Numbers that must come back to the bit are float64. Where the ancestors had a float32 it is written too, for other readers.
+"""
+
+import json
+import math
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+from zlib import crc32
+
+import numpy as np
+
+from llamatrain.checkpoints.legacy import OWN
+from llamatrain.gguf.constants import ALIGNMENT
+from llamatrain.gguf.types import TensorInfo, by_name
+from llamatrain.gguf.values import Kind, Value, boolean, f32, number, numbers, string, strings, u32, u64
+from llamatrain.gguf.writer import head, new_gguf
+from llamatrain.io.madvise import release
+from llamatrain.io.mapped_file import MappedFile, files_of
+from llamatrain.train.state import Best, RunState
+
+VERSION = 2  # training.file_version; 0 and 1 are the ancestors'
+CHECKSUM = "training.checksum"
+GRADIENTS = "training.accumulated_gradients"
+OWED, ENDED, BEST = "owed_validation", "ended", "best_validation"  # of the state, in training.extra
+MADE_BY = "kernels"  # of training.extra: the class of processors that they were compiled for
+PIECE = 1 << 20  # bytes of a file that are looked at together
+LONGEST_COUNT = 2**32 - 1  # the ancestors counted iterations in 32 bits here, and in 64 above
+
+TYPES = {np.dtype(np.float32): by_name("F32"), np.dtype(np.float64): by_name("F64")}
+KINDS = {bool: Kind.BOOL, int: Kind.INT64, np.uint32: Kind.UINT32, np.int32: Kind.INT32}  # else a float64
+
+
+@dataclass(kw_only=True)
+class Checkpoint:
+    kind: str  # "train_model" or "finetune_lora"
+    metadata: dict[str, Value]
+    weights: dict[str, np.ndarray]  # float32, by their GGUF names
+    options: dict[str, Any]  # every one as resolved; JSON
+    state: RunState  # without data: that begins anew, with the run's own seed
+    optimizer: str  # what it is kept as
+    order: list[str]  # the parameters as they follow each other in flat vectors; other weights are not trained
+    # by full name: (n,), (m, n), or (m,) in float64; arrays, or to be written `Coming`; GRADIENTS beside a partial step only
+    vectors: dict[str, Any]
+    numbers: dict[str, float | int | bool] = field(default_factory=dict)  # by full key: optimizer.<kind>.*
+    extra: dict[str, Any] = field(default_factory=dict)  # JSON: what else is to be known of what is trained
+    notes: list[str] = field(default_factory=list)  # what a reader should be told; not written
+
+    @property
+    def files(self) -> list[MappedFile]:
+        """That it was read from, and its arrays lie in."""
+        return files_of((*self.weights.values(), *self.vectors.values()))
+
+    @property
+    def kept(self) -> dict[str, Any]:
+        """What the optimizer kept, by its own names."""
+        prefix = f"optimizer.{self.optimizer}."
+        both = {**self.vectors, **self.numbers}
+        return {name.removeprefix(prefix): value for name, value in both.items() if name.startswith(prefix)}
+
+    def kept_for(self, order: list[str]) -> dict[str, Any]:
+        """The same for parameters that follow each other so."""
+        kept = self.kept
+        if order == self.order:
+            return kept
+        sizes = [self.weights[name].size for name in self.order]
+        cuts = dict(zip(self.order, np.cumsum([0, *sizes[:-1]]), strict=True))
+        for name, value in kept.items():
+            if isinstance(value, np.ndarray) and value.shape[-1] == sum(sizes):
+                kept[name] = np.concatenate([value[..., cuts[each] : cuts[each] + self.weights[each].size] for each in order], -1)
+        return kept
+
+    def pieces(self, name: str, of: Collection[str] | None = None) -> dict[str, np.ndarray]:
+        """A flat vector cut into the parameters that it holds, all or these: views, each in its weight's shape."""
+        held = [parameter for parameter in self.order if of is None or parameter in of]
+        sizes = [self.weights[parameter].size for parameter in held]
+        cuts = np.split(self.vectors[name], np.cumsum(sizes)[:-1])
+        return {key: cut.reshape(self.weights[key].shape) for key, cut in zip(held, cuts, strict=True)}
+
+
+def write(path: str | Path, checkpoint: Checkpoint, check: Callable[[Path], object] | None = None) -> None:
+    """Whole or not at all; the arrays go straight from where they lie to the file, which `check` may look at before it counts."""
+    arrays: dict[str, np.ndarray | Coming] = {**checkpoint.weights, **checkpoint.vectors}
+    with np.errstate(over="ignore"):  # a loss beyond float32 is infinite there
+        if past := checkpoint.state.stop.past_loss_values:  # the ancestors' ring: that of iteration i at i modulo its length
+            ring = np.roll(np.array(past, np.float32), checkpoint.state.counters.step % len(past))
+            arrays[f"optimizer.{checkpoint.optimizer}.past_loss_values"] = ring
+        metadata = {CHECKSUM: u32(0), **_metadata(checkpoint)}
+    infos = tensor_infos(arrays)
+    found = CheckSum(head(metadata, infos, ALIGNMENT))
+    with new_gguf(path, metadata, infos, check) as out:
+        for name, array in arrays.items():
+            with closing(found.seen([array] if isinstance(array, np.ndarray) else array)) as parts:
+                out.write(name, parts)
+        out.put(SUM_START, found.crc.to_bytes(4, "little"))
+
+
+class Coming(Protocol):
+    """A vector that comes in pieces, once each time it is gone through."""
+
+    dtype: np.dtype
+    shape: tuple[int, ...]
+
+    def __iter__(self) -> Iterator[np.ndarray]: ...
+
+
+def tensor_infos(arrays: Mapping[str, np.ndarray | Coming]) -> list[TensorInfo]:
+    return [TensorInfo(name, TYPES[array.dtype], array.shape) for name, array in arrays.items()]
+
+
+# ---- the checksum ----------------------------------------------------------
+
+
+SUM_END = len(head({CHECKSUM: u32(0)}, [], ALIGNMENT))  # it is the first value, so that its place is known
+SUM_START = SUM_END - 4
+
+
+class CheckSum:
+    """Of a file that is being written: its head, and each tensor with its padding."""
+
+    def __init__(self, start: bytes) -> None:
+        self.crc = crc32(bytes(-len(start) % ALIGNMENT), crc32(start))
+
+    def seen(self, parts: Iterable[np.ndarray]) -> Generator[np.ndarray, None, None]:
+        """A tensor's parts, on their way to the file."""
+        size = 0
+        for part in map(np.ascontiguousarray, parts):
+            self.crc, size = crc32(part.data, self.crc), size + part.nbytes
+            yield part
+        self.crc = crc32(bytes(-size % ALIGNMENT), self.crc)
+
+
+def told_sum(path: Path) -> str:
+    """What a checkpoint says that it is."""
+    with path.open("rb") as file:
+        file.seek(SUM_START)
+        return file.read(4).hex()
+
+
+def sum_of_file(file: np.ndarray) -> int:
+    """A mapped file is let go as it is read."""
+    found = crc32(bytes(4), crc32(file[:SUM_START].data))
+    for start in range(SUM_END, file.size, PIECE):
+        part = file[start : start + PIECE]
+        found = crc32(part.data, found)
+        release(part)
+    return found
+
+
+# ---- the values ------------------------------------------------------------
+
+
+def _metadata(checkpoint: Checkpoint) -> dict[str, Value]:
+    # where tensors lie is the file's affair, not the model's
+    model = {key: value for key, value in checkpoint.metadata.items() if not key.startswith((*OWN, "general.alignment"))}
+    return {"training.type": string(checkpoint.kind), **model, **dict(_training(checkpoint)), **dict(_optimizer(checkpoint))}
+
+
+def _training(checkpoint: Checkpoint) -> Iterator[tuple[str, Value]]:
+    state = checkpoint.state
+    counters, data, stop = state.counters, state.data, state.stop
+    yield "training.file_version", u32(VERSION)
+    yield "training.iteration_count", u64(counters.step)
+    yield "training.sample_count", u64(counters.samples)
+    yield "training.token_count", u64(counters.tokens)
+    yield "training.epoch_count", u64(counters.epoch)
+    yield "training.seconds", _exactly(counters.seconds)
+    if data:
+        yield "training.shuffle.seed", number(Kind.INT64 if data.seed < 0 else Kind.UINT64, data.seed)
+        yield "training.shuffle.epoch", u64(data.epoch)
+        yield "training.shuffle.next_sample", u64(data.position)
+        yield "training.shuffle.next_row", u64(data.row)
+        yield "training.shuffle.fingerprint", string(data.fingerprint)
+        if data.end:
+            yield "training.shuffle.end_epoch", u64(data.end)
+    yield "training.best_loss", _exactly(stop.best_loss)
+    yield "training.previous_loss", _exactly(stop.previous_loss)
+    yield "training.no_improvement_count", u64(min(stop.no_improvement_count, 2**64 - 1))
+    yield "training.past_loss_values", numbers(Kind.FLOAT64, stop.past_loss_values)
+    if left := state.partial:
+        more = {"rewards": left.rewards} if left.rewards else {}
+        told = {"count": len(left.losses), "losses": left.losses, "extra": {"seconds": left.seconds, **more}}
+        yield "training.partial", string(json.dumps(told))
+    yield "training.options", string(json.dumps(checkpoint.options))
+    yield "training.extra", string(json.dumps({OWED: state.owed, ENDED: state.ended, **_best(state.best), **checkpoint.extra}))
+
+
+def _best(best: Best) -> dict[str, Any]:
+    """Once there was a validation."""
+    if best == Best():
+        return {}
+    told = {"loss": best.loss if best.step is not None else None, "step": best.step, "idle": best.idle}
+    if best.due != best.loss:
+        told["due"] = best.due if math.isfinite(best.due) else None
+    return {BEST: told}
+
+
+def _optimizer(checkpoint: Checkpoint) -> Iterator[tuple[str, Value]]:
+    stop, step, kind = checkpoint.state.stop, checkpoint.state.counters.step, f"optimizer.{checkpoint.optimizer}"
+    yield "optimizer.file_version", u32(0)
+    yield "optimizer.convergence_past_count", u32(len(stop.past_loss_values))
+    yield "optimizer.parameter_count", u64(sum(checkpoint.weights[name].size for name in checkpoint.order))
+    yield "optimizer.iteration_count", u32(min(step, LONGEST_COUNT))
+    yield "optimizer.just_initialized", boolean(step == 0)
+    yield "optimizer.type", string(checkpoint.optimizer)
+    yield "optimizer.parameter_order", strings(checkpoint.order)
+    yield f"{kind}.best_loss", f32(stop.best_loss)
+    yield f"{kind}.previous_loss", f32(stop.previous_loss)
+    yield f"{kind}.no_improvement_count", u32(min(stop.no_improvement_count, LONGEST_COUNT))
+    for key, value in checkpoint.numbers.items():
+        yield key, number(KINDS.get(type(value), Kind.FLOAT64), value)
+
+
+def _exactly(value: float) -> Value:
+    return number(Kind.FLOAT64, value)

@@ -1,0 +1,212 @@
+"""Checkpoints of llama.cpp's train-text-from-scratch and finetune, said in the present keys.
+
+Their vectors hold the parameters in an order of their own (orders.py); ours have a list of names beside them. An adapter's
+factors lie otherwise (adapters/finetuned.py), and so do their pieces of the vectors. Of their shuffle (std::mt19937 over a list
+of all samples) nothing can be used.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from llamatrain.adapters import legacy_checkpoint
+from llamatrain.adapters.adapter import turned
+from llamatrain.adapters.legacy_bin import ARCHITECTURE
+from llamatrain.checkpoints.legacy_order import Order, of_squares, of_values, orders, pieces
+from llamatrain.errors import FileError
+from llamatrain.gguf.parser import quoted
+from llamatrain.gguf.reader import FileTensor, Gguf, Metadata
+from llamatrain.gguf.types import by_name
+from llamatrain.gguf.values import Kind, Value, number, numbers, string, strings, u32, u64
+from llamatrain.model.architectures import find
+from llamatrain.optim.methods.lbfgs import newest_first
+
+OWN = legacy_checkpoint.RUN  # all other keys and tensors are the model's, or the adapter's
+NO_TOKEN = 2**32 - 1  # written for a token that the vocabulary does not have
+PROGRAMS = {"train_model": "train-text-from-scratch", "finetune_lora": "finetune"}
+OTHER = {"a": "b", "b": "a"}
+
+Tensors = dict[str, FileTensor]
+
+
+def upgraded(gguf: Gguf) -> tuple[Gguf, list[str]]:
+    """The same run in the present form, and what of it is lost."""
+    kind, optimizer = gguf.value("training.type", str, "train_model"), gguf.value("optimizer.type", str)
+    if kind not in PROGRAMS:
+        raise FileError(f"{gguf.path}: a run of llama.cpp's, of type {quoted(kind)}; known are {', '.join(PROGRAMS)}")
+    if optimizer not in ("adam", "lbfgs"):
+        raise FileError(f"{gguf.path}: the optimizer {quoted(optimizer)} is unknown; llama.cpp had adam and lbfgs")
+    weights = {name: tensor for name, tensor in gguf.tensors.items() if not name.startswith(OWN)}
+    order = order_of(gguf, weights, optimizer, kind == "finetune_lora")
+    vectors, kept, notes = moments(gguf) if optimizer == "adam" else history(gguf, order, weights)
+    extra = dict[str, object]()
+    if kind == "finetune_lora":
+        weights, vectors, order, extra = turned_round(gguf, weights, vectors, order)
+    metadata = {
+        **{key: value for key, value in gguf.metadata.typed.items() if not key.startswith(OWN) and not _no_token(key, value)},
+        "training.type": string(kind),
+        **_counters(gguf),
+        **_stop(gguf, f"optimizer.{optimizer}"),
+        "training.options": string("{}"),
+        "training.extra": string(json.dumps(extra)),
+        "optimizer.type": string(optimizer),
+        "optimizer.parameter_order": strings(order),
+        **kept,
+    }
+    notes = [
+        f"this checkpoint is of llama.cpp's {PROGRAMS[kind]}, which kept no options in it",
+        "its shuffle cannot be continued: the data begins anew",
+        *notes,
+        *unsaid(gguf),
+    ]
+    return replace(gguf, metadata=Metadata(metadata), tensors=weights | vectors), notes
+
+
+def unsaid(gguf: Gguf) -> Iterator[str]:
+    """Of a file from before GGUF."""
+    if what := gguf.value("training.unsaid", str, ""):
+        yield f"it is from before GGUF and does not say: {what}"
+    if options := gguf.value("training.said", str, ""):
+        yield f"it was trained with {options}, which is not kept: say it again where that is to go on"
+
+
+def _no_token(key: str, value: Value) -> bool:
+    return key.endswith("_token_id") and value.decode() == NO_TOKEN
+
+
+def _counters(gguf: Gguf) -> dict[str, Value]:
+    """As they are: version 0 had them in 32 bits, and no epochs."""
+    training = [f"training.{name}_count" for name in ("iteration", "sample", "token", "epoch")]
+    kept = {key: gguf.metadata.typed[key] for key in (*training, "optimizer.parameter_count") if key in gguf.metadata}
+    return {"training.epoch_count": u64(0), "training.seconds": number(Kind.FLOAT64, 0.0), **kept}
+
+
+def _stop(gguf: Gguf, prefix: str) -> dict[str, Value]:
+    fresh = gguf.value("optimizer.just_initialized", bool, False)
+    best = math.inf if fresh else gguf.value(f"{prefix}.best_loss", float)
+    previous = math.nan if fresh else gguf.value(f"{prefix}.previous_loss", float, math.nan)  # L-BFGS has none
+    count = 0 if fresh else gguf.value(f"{prefix}.no_improvement_count", int, 0)
+    return {
+        "training.best_loss": number(Kind.FLOAT64, best),
+        "training.previous_loss": number(Kind.FLOAT64, previous),
+        "training.no_improvement_count": number(Kind.INT64, count),
+        "training.past_loss_values": numbers(Kind.FLOAT64, _past_losses(gguf, f"{prefix}.past_loss_values")),
+    }
+
+
+def _past_losses(gguf: Gguf, name: str) -> list[float]:
+    """Oldest first, out of a ring in which the loss of iteration i is at i modulo its length."""
+    if name not in gguf.tensors or gguf.tensors[name].type.name != "F32":
+        return []
+    ring, step = gguf.tensors[name].raw.view("<f4").ravel(), gguf.value("training.iteration_count", int)
+    return [float(ring[i % ring.size]) for i in range(max(0, step - ring.size), step)]
+
+
+# ---- what the optimizers held ----------------------------------------------
+
+
+def floats(gguf: Gguf, name: str, shape: Sequence[int] | None = None) -> np.ndarray:
+    """A tensor in float32, which has this shape, or as many elements."""
+    if name not in gguf.tensors:
+        raise FileError(f"{gguf.path}: the tensor {name} is missing")
+    tensor = gguf.tensors[name]
+    if tensor.type.name != "F32":
+        raise FileError(f"{gguf.path}: {quoted(name)} is {tensor.type.name}, where F32 is needed")
+    if shape is not None and tensor.elements != math.prod(shape):
+        raise FileError(f"{gguf.path}: the tensor {name} has the shape {list(tensor.shape)}, where {list(shape)} is needed")
+    found: np.ndarray = tensor.raw.view("<f4").reshape(tensor.shape if shape is None else shape)
+    return found
+
+
+def held(name: str, array: np.ndarray) -> FileTensor:
+    """A tensor that lies in no file."""
+    raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return FileTensor(name, by_name("F64" if array.dtype == np.float64 else "F32"), array.shape, 0, raw)
+
+
+Held = tuple[Tensors, dict[str, Value], list[str]]  # vectors, numbers, and what is to be said
+
+
+def moments(gguf: Gguf) -> Held:
+    names = ("optimizer.adam.first_moments", "optimizer.adam.second_moments")
+    return {name: gguf.tensors[name] for name in names if name in gguf.tensors}, {}, []
+
+
+def history(gguf: Gguf, order: Order, weights: Tensors) -> Held:
+    """Its moves, as many as are sound from the newest on; `end` is where the next one goes, `k` counts them from 1."""
+    prefix, size = "optimizer.lbfgs.", sum(weights[name].elements for name in order)
+    most, k, end = (gguf.value(prefix + key, int) for key in ("approx_hessian_count", "line_search_k", "line_search_end"))
+    fresh = gguf.value("optimizer.just_initialized", bool, False)
+    if not 0 <= end < most or size * most > sum(tensor.elements for tensor in gguf.tensors.values()):
+        raise FileError(f"{gguf.path}: a history of {most} moves whose next one goes to place {end} cannot be")
+    s, y = (floats(gguf, f"{prefix}memory_{name}", (most, size)) for name in "sy")
+    with np.errstate(all="ignore"):
+        ys = np.array([np.einsum("i,i", one, other, dtype=np.float64) for one, other in zip(s, y, strict=True)])
+    places = newest_first(0 if fresh else max(0, min(most, k - 1)), end, most)
+    sound = next((count for count, place in enumerate(places) if not 0 < ys[place] < math.inf), len(places))
+    vectors = {"memory_s": s, "memory_y": y, "memory_ys": np.where(np.isfinite(ys), ys, 0.0)}
+    kept = {f"{prefix}approx_hessian_count": u32(sound), f"{prefix}line_search_end": number(Kind.INT32, end)}
+    note = f"its optimizer's history of {sound} moves goes on; the gradient, of samples that cannot be had again, is taken anew"
+    return {prefix + name: held(prefix + name, array) for name, array in vectors.items()}, kept, [note]
+
+
+# ---- the parameters in their vectors ---------------------------------------
+
+
+def order_of(gguf: Gguf, weights: Tensors, optimizer: str, adapter: bool) -> Order:
+    layers, parts = gguf.value("llama.block_count", int), "pairs of factors" if adapter else "weights"
+    count = len(weights) // 2 if adapter else len(weights)
+    if count != layers * 9 + 3 or len(weights) != count * (1 + adapter):
+        raise FileError(f"{gguf.path}: {count} {parts} are not those of a llama of {layers} layers")
+    known = list(orders(layers, adapter))
+    if missing := [name for name in known[0] if name not in weights]:
+        raise FileError(f"{gguf.path}: the tensor {missing[0]} is missing")
+    shapes = {name: tensor.shape for name, tensor in weights.items()}
+    size = sum(tensor.elements for tensor in weights.values())
+    if (held := f"optimizer.{optimizer}.current_parameters") in gguf.tensors or optimizer == "lbfgs":
+        arrays = {name: floats(gguf, name) for name in weights}
+        return of_values(floats(gguf, held, [size]), arrays, known)
+    squares = floats(gguf, "optimizer.adam.second_moments", [size])
+    found = of_squares(squares, shapes, "token_embd.weight" + (".lora_b" if adapter else ""), known)
+    if found is None:
+        raise FileError(
+            f"{gguf.path}: the moments do not lie in an order that is known; the weights can be had from the model file"
+        )
+    return found
+
+
+def turned_round(
+    gguf: Gguf, weights: Tensors, vectors: Tensors, order: Order
+) -> tuple[Tensors, Tensors, Order, dict[str, object]]:
+    """Factors as they lie today, the vectors' pieces with them, and what a run keeps of its adapter."""
+    adapter, shapes = legacy_checkpoint.adapter_of(gguf), {name: tensor.shape for name, tensor in weights.items()}
+    pairs = adapter.pairs.items()
+    factors = {f"{name}.lora_{half}": getattr(pair, half) for name, pair in pairs for half in ("a", "b")}
+    flat = sum(tensor.elements for tensor in weights.values())
+    for name, tensor in vectors.items():
+        if tensor.shape[-1] == flat:
+            array = tensor.raw.view("<f4").reshape(tensor.shape)
+            vectors[name] = held(name, np.concatenate(list(as_today(array, shapes, order)), -1))
+    extra = {
+        "ranks": {name: pair.rank for name, pair in pairs},
+        "scales": {name: pair.scale for name, pair in pairs},
+        "alpha": adapter.alpha,
+    }
+    today = tuple(name for name, _ in map(present, order))
+    return {name: held(name, factor) for name, factor in factors.items()}, vectors, today, extra
+
+
+def present(name: str) -> tuple[str, bool]:
+    """A factor's name today, and whether it was turned."""
+    weight, half = name.removesuffix(name[-1]), name[-1]
+    if turned(find(ARCHITECTURE), weight.removesuffix(".lora_")):
+        return weight + OTHER[half], False
+    return name, half == "a"
+
+
+def as_today(vectors: np.ndarray, shapes: Mapping[str, tuple[int, ...]], order: Order) -> Iterator[np.ndarray]:
+    for name, piece in pieces(vectors, shapes, order):
+        yield (np.swapaxes(piece, -1, -2) if present(name)[1] else piece).reshape(*vectors.shape[:-1], -1)

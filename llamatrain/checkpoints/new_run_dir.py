@@ -1,0 +1,41 @@
+"""Folders that are made for a run."""
+
+import re
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+
+from llamatrain.checkpoints.filenames import telling
+
+
+def missing_above(path: Path) -> list[Path]:
+    """What has to be made before, the innermost first."""
+    with suppress(OSError):
+        return [each for each in path.parents if not each.exists()]
+    return []
+
+
+def made_here(path: Path) -> bool:
+    """See to it that a folder is there; whether it had to be made."""
+    with telling(path, "no folder can be made there"):
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            if not path.is_dir():
+                raise
+            return False
+    return True
+
+
+def next_folder(runs: Path, command: str) -> Path:
+    """The number after the highest; where another run takes it first, the one after that."""
+    name = re.compile(re.escape(command) + r"-([0-9]{1,18})")
+    with telling(runs, "no folder can be made in it"):
+        runs.mkdir(parents=True, exist_ok=True)
+        taken = [int(match[1]) for each in runs.iterdir() if (match := name.fullmatch(each.name))]
+        for number in count(max(taken, default=0) + 1):
+            with suppress(FileExistsError):
+                path = runs / f"{command}-{number}"
+                path.mkdir(parents=True)  # the folder above goes with a run that is refused beside this one
+                return path
+    raise AssertionError

@@ -1,0 +1,261 @@
+"""Reads checkpoints, with distrust: the checksum says that a file is whole, and not that what it says can be."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llamatrain.checkpoints.checkpoint import BEST, CHECKSUM, ENDED, GRADIENTS, OWED, PIECE, VERSION, Checkpoint, sum_of_file
+from llamatrain.checkpoints.legacy import OWN, upgraded
+from llamatrain.data.batches import State
+from llamatrain.errors import FileError
+from llamatrain.gguf.parser import quoted
+from llamatrain.gguf.reader import FileTensor, Gguf, open_gguf
+from llamatrain.gguf.values import Value
+from llamatrain.io.madvise import release
+from llamatrain.io.mapped_file import unchanged
+from llamatrain.optim import registry
+from llamatrain.optim.early_stop import StopState
+from llamatrain.optim.optimizer import Optimizer
+from llamatrain.preference.batch import Rewards
+from llamatrain.train.state import Best, Counters, Partial, RunState
+
+KINDS_OF_RUNS = ("train_model", "finetune_lora")
+LONGEST = 1e12  # seconds that a run may have taken
+DERIVED = ("best_loss", "previous_loss", "no_improvement_count")  # from those of training.*
+
+
+def read(path: str | Path) -> Checkpoint:
+    """Arrays are views of the file as it is mapped into memory: the file stays open until they are gone."""
+    gguf = open_gguf(path)
+    with unchanged(gguf.files):
+        return checkpoint_in(gguf)
+
+
+def checkpoint_in(gguf: Gguf) -> Checkpoint:
+    path = gguf.path
+    if gguf.kind != "checkpoint":
+        raise FileError(f"{path}: no checkpoint of a training run, but a file of kind {gguf.kind}")
+    version, notes = gguf.value("training.file_version", int), list[str]()
+    _verify(gguf, needed=version == VERSION)
+    if version in (0, 1):
+        gguf, notes = upgraded(gguf)
+    elif version != VERSION:
+        raise FileError(f"{path}: checkpoint version {version}; 0 to {VERSION} can be read: a newer llamatrain wrote it")
+    optimizer, extra = gguf.value("optimizer.type", str), _json(gguf, "training.extra")
+    checkpoint = Checkpoint(
+        kind=gguf.value("training.type", str),
+        # copied, as a run keeps them, and would keep the whole head with them
+        metadata={key: Value(v.kind, bytes(v.raw)) for key, v in gguf.metadata.typed.items() if not key.startswith(OWN)},
+        weights={name: _array(gguf, tensor) for name, tensor in gguf.tensors.items() if not name.startswith(OWN)},
+        options=_json(gguf, "training.options"),
+        state=_state(gguf, extra),
+        optimizer=optimizer,
+        order=_names(gguf, "optimizer.parameter_order"),
+        vectors={
+            name: _array(gguf, tensor)
+            for name, tensor in gguf.tensors.items()
+            if name.startswith(OWN) and not name.endswith(".past_loss_values")
+        },
+        numbers=_numbers(gguf, f"optimizer.{optimizer}."),
+        extra={key: value for key, value in extra.items() if key not in (OWED, ENDED, BEST)},
+        notes=notes,
+    )
+    if wrong := fault(checkpoint, gguf.value("optimizer.parameter_count", int)):
+        raise FileError(f"{path}: {wrong}")
+    return checkpoint
+
+
+def _verify(gguf: Gguf, needed: bool) -> None:
+    if CHECKSUM not in gguf.metadata:
+        if needed:
+            raise FileError(f"{gguf.path}: {CHECKSUM} is missing, which llamatrain writes: the file is damaged")
+        return
+    if not gguf.tensors:
+        raise FileError(f"{gguf.path}: there are no tensors in it")
+    file = next(iter(gguf.tensors.values())).file
+    said, found = gguf.value(CHECKSUM, int), sum_of_file(file)
+    if said != found:
+        raise FileError(f"{gguf.path}: the file is damaged: its checksum is {found:08x}, where {said:08x} was written")
+
+
+def _array(gguf: Gguf, tensor: FileTensor) -> np.ndarray:
+    wanted = {"F32": "<f4"} if not tensor.name.startswith("optimizer.") else {"F32": "<f4", "F64": "<f8"}
+    if tensor.type.name not in wanted:
+        raise FileError(f"{gguf.path}: {quoted(tensor.name)} is {tensor.type.name}, where {' or '.join(wanted)} is needed")
+    return tensor.raw.view(wanted[tensor.type.name])
+
+
+def _count(gguf: Gguf, key: str) -> int:
+    value = gguf.value(key, int)
+    if value < 0:
+        raise FileError(f"{gguf.path}: {key} is {value}, less than nothing")
+    return value
+
+
+def _json(gguf: Gguf, key: str) -> dict[str, Any]:
+    try:
+        value = json.loads(gguf.value(key, str))
+        # Halves of a pair in UTF-16 are no text. Others stand for bytes of paths that are not UTF-8.
+        json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError as error:
+        raise FileError(f"{gguf.path}: {key} holds {error.object[error.start]!a}, which is no character") from error
+    except (ValueError, RecursionError) as error:
+        raise FileError(f"{gguf.path}: {key} is no JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise FileError(f"{gguf.path}: {key} is no JSON object")
+    return value
+
+
+def _names(gguf: Gguf, key: str) -> list[str]:
+    names = gguf.value(key, list)
+    if not names or not all(isinstance(name, str) for name in names):
+        raise FileError(f"{gguf.path}: {key} is no list of names")
+    return names
+
+
+def _state(gguf: Gguf, extra: dict[str, Any]) -> RunState:
+    owed, ended = extra.get(OWED, False), extra.get(ENDED)
+    if not isinstance(owed, bool) or not isinstance(ended, str | None):
+        raise FileError(f"{gguf.path}: training.extra does not say how the run stood")
+    counters = _counters(gguf)
+    return RunState(
+        counters=counters,
+        data=_data(gguf),
+        stop=_stop(gguf),
+        best=_best(gguf, extra.get(BEST), counters.step),
+        partial=_partial(gguf),
+        owed=owed,
+        ended=ended,
+    )
+
+
+def _best(gguf: Gguf, told: Any, done: int) -> Best:
+    match told:
+        case None:
+            return Best()
+        case {"loss": None, "step": None, "idle": int(idle)} if 0 < idle <= done + 1:
+            return Best(idle=idle)
+        case {"loss": float() as loss, "step": int(step), "idle": int(idle), "due": float() | None as due}:
+            due = math.inf if due is None else due
+            if math.isfinite(loss) and loss < due and 0 <= step <= done and 0 <= idle <= done + 1:
+                return Best(loss=loss, step=step, due=due, idle=idle)
+        case {"loss": float() as loss, "step": int(step), "idle": int(idle)}:
+            if math.isfinite(loss) and 0 <= step <= done and 0 <= idle <= done - step:
+                return Best(loss=loss, step=step, due=loss, idle=idle)
+    raise FileError(f"{gguf.path}: training.extra does not say which validation was the best")
+
+
+def _counters(gguf: Gguf) -> Counters:
+    step, samples, tokens, epoch = (_count(gguf, f"training.{name}_count") for name in ("iteration", "sample", "token", "epoch"))
+    seconds = gguf.value("training.seconds", float)
+    if not 0 <= seconds < LONGEST:
+        raise FileError(f"{gguf.path}: training.seconds is {seconds}")
+    return Counters(step=step, samples=samples, tokens=tokens, epoch=epoch, seconds=seconds)
+
+
+def _data(gguf: Gguf) -> State | None:
+    if "training.shuffle.seed" not in gguf.metadata:
+        return None
+    epoch, position, row = (_count(gguf, f"training.shuffle.{key}") for key in ("epoch", "next_sample", "next_row"))
+    seed, fingerprint = gguf.value("training.shuffle.seed", int), gguf.value("training.shuffle.fingerprint", str)
+    end = _count(gguf, "training.shuffle.end_epoch") if "training.shuffle.end_epoch" in gguf.metadata else 0
+    return State(seed=seed, epoch=epoch, position=position, row=row, fingerprint=fingerprint, end=end)
+
+
+def _stop(gguf: Gguf) -> StopState:
+    best, previous = (gguf.value(f"training.{key}", float) for key in ("best_loss", "previous_loss"))
+    past = gguf.value("training.past_loss_values", np.ndarray)
+    if math.isnan(best) or past.dtype.kind != "f" or not np.isfinite(past).all():
+        raise FileError(f"{gguf.path}: training.best_loss is {best}, and of the past losses not all are numbers")
+    count = _count(gguf, "training.no_improvement_count")
+    return StopState(best_loss=best, previous_loss=previous, no_improvement_count=count, past_loss_values=past.tolist())
+
+
+def _rewards(gguf: Gguf, kept: object) -> Rewards | None:
+    if kept is None:
+        return None
+    match kept:
+        case [float(), float(), int(), int(), int(), int()] if all(math.isfinite(each) for each in kept):
+            return Rewards._make(kept)
+    raise FileError(f"{gguf.path}: training.partial does not hold the rewards of a step's first micro-batches")
+
+
+def _partial(gguf: Gguf) -> Partial | None:
+    if "training.partial" not in gguf.metadata:
+        return None
+    match _json(gguf, "training.partial"):
+        case {"count": int(count), "losses": list(losses), "extra": {"seconds": int() | float() as seconds, **more}}:
+            sound = all(isinstance(loss, float) and math.isfinite(loss) for loss in losses)
+            if 0 < count == len(losses) and sound and 0 <= seconds < LONGEST:
+                return Partial(losses, float(seconds), _rewards(gguf, more.get("rewards")))
+    raise FileError(f"{gguf.path}: training.partial does not hold the losses of a step's first micro-batches")
+
+
+def _numbers(gguf: Gguf, prefix: str) -> dict[str, float | int | bool]:
+    keys = [key for key in gguf.metadata if key.startswith(prefix) and key.removeprefix(prefix) not in DERIVED]
+    found = {key: gguf.metadata[key] for key in keys}
+    if wrong := [key for key, value in found.items() if not isinstance(value, int | float)]:
+        raise FileError(f"{gguf.path}: {quoted(wrong[0])} is no number")
+    return found
+
+
+# ---- what must agree -------------------------------------------------------
+
+
+def fault(checkpoint: Checkpoint, parameters: int) -> str | None:
+    """Why a run cannot go on from this, if it cannot."""
+    order, weights, known = checkpoint.order, checkpoint.weights, registry.by_kind()
+    if checkpoint.kind not in KINDS_OF_RUNS:
+        return f"a run of type {quoted(checkpoint.kind)}; known are {', '.join(KINDS_OF_RUNS)}"
+    if checkpoint.optimizer not in known:
+        return f"the optimizer {quoted(checkpoint.optimizer)} is unknown; known are {', '.join(known)}"
+    optimizer = known[checkpoint.optimizer]
+    if strange := [name for name in order if name not in weights]:
+        return f"the parameter {quoted(strange[0])} has no weights"
+    if len(set(order)) != len(order) or sum(weights[name].size for name in order) != parameters:
+        return f"its {len(order)} parameters do not have the {parameters} elements together that are said"
+    if bool(checkpoint.state.partial) != (GRADIENTS in checkpoint.vectors):
+        return f"{GRADIENTS} and training.partial go together, and one is missing"
+    return (
+        _unfit_vector(checkpoint, optimizer, parameters)
+        or optimizer.fault(checkpoint.kept)
+        or _unfit_value(checkpoint, [optimizer.key(name) for name in optimizer.squares])
+    )
+
+
+def _unfit_vector(checkpoint: Checkpoint, optimizer: type[Optimizer], parameters: int) -> str | None:
+    lengths = optimizer.lengths({name: checkpoint.weights[name].shape for name in checkpoint.order})
+    shapes = optimizer.shapes(checkpoint.kept, parameters) | {name: (length,) for name, length in lengths.items()}
+    needed = {optimizer.key(name): shape for name, shape in shapes.items()}
+    if missing := needed.keys() - checkpoint.vectors.keys():
+        return f"the tensor {min(missing)} is missing"
+    for name, vector in checkpoint.vectors.items():
+        wanted = needed.get(name, (parameters,))
+        if vector.shape != wanted:
+            return f"the tensor {quoted(name)} has the shape {list(vector.shape)}, where {list(wanted)} is needed"
+    return None
+
+
+def _unfit_value(checkpoint: Checkpoint, squares: list[str]) -> str | None:
+    """Least and greatest tell of NaN and infinity without a copy."""
+    for name, array in {**checkpoint.weights, **checkpoint.vectors}.items():
+        least, greatest = _ends(array)
+        if not (math.isfinite(least) and math.isfinite(greatest)):
+            return f"the tensor {quoted(name)} has values that are not finite"
+        if least < 0 and name in squares:
+            return f"the tensor {name} has values below 0, and is one of squares"
+    return None
+
+
+def _ends(array: np.ndarray) -> tuple[float, float]:
+    """Least and greatest, NaN where there is one; the pages of a mapped file are let go."""
+    flat, found = array.reshape(-1), list[np.floating]()
+    step = PIECE // flat.itemsize
+    for start in range(0, flat.size, step):
+        part = flat[start : start + step]
+        found += [part.min(), part.max()]
+        release(flat[: start + step])
+    return float(np.min(found)), float(np.max(found))

@@ -1,0 +1,94 @@
+"""Tells the checkpoints that this user wrote from all others: by a signature over their options.
+
+The key is a file in the user's folder for state, which only the user can read. A folder may be moved, renamed or copied: its
+checkpoints keep their signature. One from another user or machine, or whose options were changed, has none that is valid.
+"""
+
+import hashlib
+import hmac
+import json
+import os
+import secrets
+import stat
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from platformdirs import user_state_path
+
+from llamatrain.platform.open_file import content
+
+NAME, FILE = "llamatrain", "checkpoint-key"
+LENGTH = 32  # bytes
+SIGNATURE = "signature"  # in training.extra
+
+
+def sign(options: Mapping[str, Any]) -> str | None:
+    """Return the signature of a checkpoint's options; None where this user can keep no key."""
+    key = _read_key() or _make_key()
+    return None if key is None else _signature(key, options)
+
+
+def is_own(options: Mapping[str, Any], signature: object) -> bool:
+    """Tell whether this user has signed these options."""
+    key = _read_key()
+    return (
+        key is not None
+        and isinstance(signature, str)
+        and hmac.compare_digest(_signature(key, options).encode(), signature.encode(errors="replace"))
+    )
+
+
+def _signature(key: bytes, options: Mapping[str, Any]) -> str:
+    return hmac.new(key, json.dumps(options, sort_keys=True).encode(), hashlib.sha256).hexdigest()
+
+
+# ---- the key ---------------------------------------------------------------
+
+
+def _place() -> Path | None:
+    try:
+        folder = user_state_path(NAME, appauthor=False)
+    except RuntimeError:  # there is no home
+        return None
+    return folder / FILE if folder.is_absolute() else None
+
+
+def _read_key() -> bytes | None:
+    """Read a key that belongs to this user, and that nobody else can read or write."""
+    with suppress(OSError):
+        if place := _place():
+            key, status = content(place, LENGTH)
+            private = os.name != "posix" or (status.st_uid == os.geteuid() and not stat.S_IMODE(status.st_mode) & 0o077)
+            return key if private and len(key) == LENGTH else None
+    return None
+
+
+def _make_key() -> bytes | None:
+    """Make a key; of several processes that do so at a time, the first wins. A file that is no key is replaced."""
+    with suppress(OSError):
+        if place := _place():
+            place.parent.mkdir(parents=True, exist_ok=True)
+            new = place.with_name(f"{place.name}-{secrets.token_hex(4)}")
+            try:
+                with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                    file.write(secrets.token_bytes(LENGTH))
+                _name(new, place)
+            finally:
+                new.unlink(missing_ok=True)
+    return _read_key()
+
+
+def _name(new: Path, place: Path) -> None:
+    """Give a new key its name, unless another process was faster."""
+    if os.path.lexists(place):
+        if not _read_key():
+            new.replace(place)
+        return
+    try:
+        place.hardlink_to(new)
+    except FileExistsError:
+        return
+    except OSError:  # a file system without hard links
+        new.replace(place)

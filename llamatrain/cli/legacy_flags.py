@@ -1,0 +1,206 @@
+"""The words of llama.cpp's train-text-from-scratch, finetune and export-lora, read as what they are called here.
+
+In the tables a name stands beside what takes its place: an option; an option and its value, where the name takes none; an option
+and what its value begins with; an argument, in capitals; nothing, where it has no meaning any more. What is made of several of
+theirs is in `cli/taken_over.py`; all else that these programs took is called the same here.
+"""
+
+import re
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from llamatrain.config import flag_hints
+from llamatrain.config.flag_hints import BASE, DATA, GENERATORS, SHAPES, TRAINERS, TUNERS
+from llamatrain.errors import UsageError
+
+TRAINING = {
+    "--train-data": DATA,
+    "-s": "--seed",
+    "-c": "--ctx",
+    "-t": "--threads",
+    "-b": "--batch",
+    "--use-flash": "--flash",
+    "--use-checkpointing": "--remat block",
+    "--no-checkpointing": "--remat none",
+    "--opt-past": "--past",
+    "--opt-delta": "--delta",
+    "--opt-max-no-improvement": "--max-no-improvement",
+    "--adam-alpha": "--lr",
+    "--adam-decay": "--weight-decay",
+    "--adam-decay-min-ndim": "--decay-min-ndim",
+    "--adam-beta1": "--beta1",
+    "--adam-beta2": "--beta2",
+    "--adam-gclip": "--clip",
+    "--adam-epsf": "--epsf",
+    "-ngl": "",
+    "--n-gpu-layers": "",
+}
+RANKS = {
+    "--rank-att-norm": "--rank attn_norm=",
+    "--rank-ffn-norm": "--rank ffn_norm=",
+    "--rank-out-norm": "--rank output_norm=",
+    "--rank-tok-embd": "--rank token_embd=",
+    "--rank-out": "--rank output=",
+    "--rank-wq": "--rank attn_q=",
+    "--rank-wk": "--rank attn_k=",
+    "--rank-wv": "--rank attn_v=",
+    "--rank-wo": "--rank attn_output=",
+    "--rank-ffn-gate": "--rank ffn_gate=",
+    "--rank-ffn-down": "--rank ffn_down=",
+    "--rank-ffn-up": "--rank ffn_up=",
+}
+EXPORT = {
+    "-m": BASE,
+    "--model-base": BASE,
+    "--model-out": "--out",
+    "-l": "--lora",
+    "-s": "--lora-scaled",
+    "-t": "--threads",
+}
+TABLES = {
+    "from-scratch": {**TRAINERS, **SHAPES, **TRAINING, "--vocab-model": "--vocab-from"},
+    "finetune": {**TRAINERS, **TUNERS, **TRAINING, **RANKS, "--model-base": BASE},
+    "export-lora": EXPORT,
+    "generate": GENERATORS,
+}
+MADE_OF_SEVERAL = {  # and whether it takes a value; their help shows one for the last two, which they did not take
+    "--adam-iter": True,
+    "--adam-min-alpha": True,
+    "--cos-decay-steps": True,
+    "--cos-decay-restart": True,
+    "--cos-decay-min": True,
+    "--enable-restart": False,
+    "--disable-restart": False,
+}
+ALONE = ("--use-flash", "--use-checkpointing", "--no-checkpointing", *flag_hints.ALONE)
+SAME = (  # here as there, where they could be said with `_` for `-`
+    *("--only-write-model", "--only-write-lora", "--model-out", "--lora-out", "--checkpoint-in", "--checkpoint-out"),
+    *("--pattern-fn-it", "--fn-latest", "--save-every", "--grad-acc", "--sample-start", "--include-sample-start"),
+    *("--overlapping-samples", "--fill-with-next-samples", "--separate-with-eos", "--separate-with-bos"),
+    *("--no-separate-with-eos", "--no-separate-with-bos", "--sample-random-offsets", "--force-reshuffle", "--no-flash"),
+    *("--norm-rms-eps", "--rope-freq-base", "--rope-freq-scale", "--lora-alpha", "--lora-r", "--lora-scaled"),
+)
+OFF = {  # theirs were off below 0, too: what says so here
+    **{option: ["0"] for option in ("--save-every", "--past", "--max-no-improvement", "--delta", "--epsf")},
+    "--epochs": [],
+}
+
+SCALED = re.compile(r"(.+):([-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?)")  # as llama.cpp has it today: FILE:SCALE
+
+
+@dataclass
+class CommandLine:
+    """What was said, in the words of today."""
+
+    words: list[str] = field(default_factory=list)
+    arguments: dict[str, list[str]] = field(default_factory=lambda: {BASE: [], DATA: []})  # that were said by an option
+    others: list[str] = field(default_factory=list)  # that stand among the words
+    rest: list[str] = field(default_factory=list)  # behind two dashes
+    values: dict[str, tuple[str, str]] = field(default_factory=dict)  # of options: the name that it was said by, and the value
+    made_of: dict[str, str] = field(default_factory=dict)
+    named: dict[str, str] = field(default_factory=dict)  # by their old names, what they are called here
+    notes: list[str] = field(default_factory=list)
+    changed: bool = False  # though nothing is to be said
+
+    def value(self, option: str) -> str | None:
+        return self.values[option][1] if option in self.values else None
+
+    def say(self, option: str, value: str, by: str) -> None:
+        """What it was said to be; two names for one thing may not differ."""
+        other, before = self.values.get(option, (by, value))
+        if other != by and not alike(before, value):
+            raise UsageError(f"{other} {before} and {by} {value} differ, and mean the same option; leave one of them out")
+        self.values[option] = by, value
+
+    @property
+    def whole(self) -> list[str]:
+        behind = [*self.rest, *self.arguments[DATA]]
+        return [*self.arguments[BASE], *self.words, *(["--", *behind] if behind else [])]
+
+
+def alike(one: str, other: str) -> bool:
+    with suppress(ValueError):
+        return float(one) == float(other)
+    return one == other
+
+
+def read(words: Sequence[str], table: Mapping[str, str], params: Sequence[Any]) -> CommandLine:
+    """Under today's names what has one; the rest is left to be made of it."""
+    options = [each for each in params if each.param_type_name == "option"]
+    takes = {name: 0 if each.is_flag else each.nargs for each in options for name in (*each.opts, *each.secondary_opts)}
+    single = {each.opts[0] for each in options if not each.multiple and not each.is_flag}
+    line = CommandLine()
+    for name, values, said in pieces(words, table, takes):
+        line.changed |= name != said.partition("=")[0]
+        if name == "--":
+            line.rest += values
+        elif not name:
+            line.words.append(said)
+            line.others.append(said)
+        elif name in MADE_OF_SEVERAL:
+            line.made_of |= {name: values[0] if values else ""}
+        else:
+            called(line, name, values, table.get(name, name), single)
+    return line
+
+
+def called(line: CommandLine, name: str, values: list[str], now: str, single: Collection[str]) -> None:
+    """An option under the name that it has today."""
+    option, _, value = now.partition(" ")
+    if not option:
+        line.notes.append(f"{name} means nothing here: all is computed by the processor")
+        return
+    if option != name:
+        line.named[name] = now.removesuffix("=")
+    if option in line.arguments:
+        line.arguments[option] += values
+        return
+    values = [value, *values] if value and not value.endswith("=") else [f"{value}{each}" for each in values]
+    if option in OFF and is_below_zero(values[0]):
+        line.changed, values = True, OFF[option]
+    if option in single and values:
+        line.say(option, values[0], name)
+    line.words += [option, *values] if values or option not in OFF else []
+
+
+def is_below_zero(value: str) -> bool:
+    with suppress(ValueError):
+        return float(value) < 0
+    return False
+
+
+def pieces(words: Sequence[str], table: Mapping[str, str], takes: Mapping[str, int]) -> Iterator[tuple[str, list[str], str]]:
+    """Options with their values, and how they were said; under no name what is none, or unknown."""
+    waiting = deque(words)
+    while waiting:
+        said = waiting.popleft()
+        if said == "--":
+            yield "--", [*waiting], said
+            return
+        name, sign, value = said.partition("=") if said.startswith("--") else (said, "", "")
+        if (spelt := name.replace("_", "-")) in (*table, *MADE_OF_SEVERAL, *SAME) and name.startswith("--"):
+            name = spelt
+        count = takes_of(name, table, takes)
+        if count is None or (sign and not count):
+            yield "", [], said
+            continue
+        values = [value] if sign else []
+        if name == "--lora-scaled" and (pair := SCALED.fullmatch(value or next(iter(waiting), ""))):
+            values, _ = [*pair.groups()], sign or waiting.popleft()
+        while len(values) < count and waiting:
+            values.append(waiting.popleft())
+        if len(values) < count:
+            raise UsageError(f"option '{name}' requires {'an argument' if count == 1 else f'{count} arguments'}")
+        yield name, values, said
+
+
+def takes_of(name: str, table: Mapping[str, str], takes: Mapping[str, int]) -> int | None:
+    """How many values; None: it is no option."""
+    if name in ALONE:
+        return 0
+    if name in MADE_OF_SEVERAL:
+        return int(MADE_OF_SEVERAL[name])
+    return takes.get(table[name].partition(" ")[0], 1) if name in table else takes.get(name)

@@ -1,0 +1,140 @@
+"""What of the ancestors' words is made of several of them, or of what is known of a run.
+
+Their schedule: `--cos-decay-steps` counted from the first step on, its warm-up included, unless the cosine was restarted; its
+lowest point was `--adam-min-alpha`, and of what is above that the share `--cos-decay-min`. `--adam-iter` counted the steps of one
+call of the program, here `--iters` counts those of all.
+"""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from llamatrain.cli.legacy_flags import TABLES, CommandLine, read
+from llamatrain.config.flag_hints import BASE, DATA
+from llamatrain.errors import LlamatrainError, UsageError
+
+WARMUP, DECAY_STEPS, RESTART, LOWEST, RATE = "100", "1000", "1.1", "0.1", "0.001"  # theirs, where they are not said
+ONE_ARGUMENT = ("export-lora", "generate")
+LINEAR = "attn_q,attn_k,attn_v,attn_output,ffn_gate,ffn_up,ffn_down"  # what gets an adapter here where nothing else is said
+
+
+def in_our_words(command: str, words: Sequence[str], params: Sequence[Any]) -> tuple[list[str], list[str]]:
+    """What a command is told in the words of today, and what is to be said of those of before."""
+    if command not in TABLES:
+        return [*words], []
+    line = read(words, TABLES[command], params)
+    check_arguments(line, command)
+    if command not in ONE_ARGUMENT:
+        for made in (iterations, restarts, decay, targets):
+            made(line)
+        lowest(line, command)
+    if line.named:
+        line.notes.insert(0, f"called otherwise here: {', '.join(f'{old} is {new}' for old, new in line.named.items())}")
+    return (line.whole, line.notes) if line.notes or line.changed else ([*words], [])
+
+
+def put(line: CommandLine, by: str, *pairs: tuple[str, str], why: str = "") -> None:
+    """Ours for one of theirs, and what is said of that."""
+    for option, value in pairs:
+        line.say(option, value, by)
+        line.words += [option, value]
+    line.notes.append(f"{by} {line.made_of[by]}".rstrip() + f" is {' '.join(' '.join(pair) for pair in pairs)} here{why}")
+
+
+def iterations(line: CommandLine) -> None:
+    if (said := line.made_of.get("--adam-iter")) is None:
+        return
+    before = done(line.value("--resume") or line.value("--checkpoint-in"))
+    if not before or not said.isdecimal():
+        line.say("--iters", said, "--adam-iter")
+        line.words += ["--iters", said]
+        line.named["--adam-iter"] = "--iters"
+        return
+    put(line, "--adam-iter", ("--iters", str(before + int(said))), why=f": {before} steps were done before")
+
+
+def done(place: str | None) -> int:
+    """Steps, by what is gone on from."""
+    from llamatrain.checkpoints.filenames import newest_first
+    from llamatrain.gguf.reader import open_gguf
+
+    with suppress(OSError, LlamatrainError):
+        for path in newest_first(Path(place)) if place and Path(place).is_dir() else [Path(place or "")]:
+            with suppress(OSError, LlamatrainError):
+                return open_gguf(path).value("training.iteration_count", int, 0)
+    return 0
+
+
+def restarts(line: CommandLine) -> None:
+    growth = line.made_of.get("--cos-decay-restart")
+    chosen = [name for name in line.made_of if name in ("--enable-restart", "--disable-restart")]
+    if chosen and chosen[-1] == "--enable-restart":
+        line.made_of.setdefault("--cos-decay-steps", DECAY_STEPS)
+        put(line, "--enable-restart", ("--restart-growth", growth or RESTART))
+        return
+    if chosen:
+        line.named[chosen[-1]] = "--restart-growth 0"
+        line.words += ["--restart-growth", "0"]
+    if growth is not None:
+        line.notes.append("--cos-decay-restart means nothing without --enable-restart")
+
+
+def decay(line: CommandLine) -> None:
+    steps = line.made_of.get("--cos-decay-steps")
+    if steps is None:
+        return
+    warmup = line.value("--warmup")
+    added = [("--warmup", WARMUP)] if warmup is None else []
+    warmup = warmup or WARMUP
+    if line.value("--restart-growth") is None and steps.isdecimal() and warmup.isdecimal():
+        steps, why = str(max(1, int(steps) - int(warmup))), ": it counted from the first step on"
+    else:
+        why = ""
+    put(line, "--cos-decay-steps", ("--decay-steps", steps), *added, why=why)
+
+
+def lowest(line: CommandLine, command: str) -> None:
+    by = next((name for name in ("--adam-min-alpha", "--cos-decay-min") if name in line.made_of), None)
+    if by is None:
+        return
+    from llamatrain.run.request import TUNING_DEFAULTS
+
+    if line.value("--config") and not line.value("--lr"):
+        raise UsageError(f"{by} goes by the rate, which is in the file of --config: say --lr-min instead")
+    usual = TUNING_DEFAULTS["lr"] if command == "finetune" else RATE
+    said = (
+        line.value("--lr") or str(usual),
+        line.made_of.get("--adam-min-alpha", "0"),
+        line.made_of.get("--cos-decay-min", LOWEST),
+    )
+    try:
+        rate, least, share = map(float, said)
+    except ValueError:
+        raise UsageError(f"{by} {line.made_of[by]} cannot be; it takes a number") from None
+    put(line, by, ("--lr-min", f"{least + share * (rate - least):.6g}"), why=": where its cosine ended")
+
+
+def targets(line: CommandLine) -> None:
+    """All of their weights had adapters, and a rank could be said of each."""
+    named = [now.removeprefix("--rank ") for now in line.named.values() if now.startswith("--rank ")]
+    if more := [name for name in named if name not in LINEAR.split(",")]:
+        linear = [] if "--target" in line.words else [LINEAR]
+        line.words += ["--target", ",".join([*linear, *more])]
+        line.notes.append(f"a rank of {', '.join(more)} gives it an adapter: --target {','.join([*linear, *more])}")
+
+
+def check_arguments(line: CommandLine, command: str) -> None:
+    """What an option named, against what stands for itself."""
+    from llamatrain.run.request import is_gguf
+
+    named, data = line.arguments[BASE], line.arguments[DATA]
+    standing = [word for word in (*line.others, *line.rest) if word == "-" or not word.startswith("-")]
+    first = standing[:1] if command in ONE_ARGUMENT or (command == "finetune" and standing and is_gguf(standing[0])) else []
+    bases = [*named, *first]
+    if len({*bases}) > 1:
+        raise UsageError(f"two models: {bases[0]} and {bases[1]}; leave one of them out")
+    others = standing[1:] if first or (command == "finetune" and not named) else standing
+    if data and (strange := [each for each in others if each not in data]):
+        raise UsageError(f"--train-data {data[0]} and {strange[0]} differ, and mean the same; leave one of them out")
+    line.arguments |= {BASE: [] if first else named[:1], DATA: [each for each in data if each not in others]}

@@ -1,0 +1,265 @@
+"""What makes a typer application of declared options: signatures, commands and groups of them."""
+
+import inspect
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import MISSING
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup, TyperOption
+
+from llamatrain.cli.legacy_translate import in_our_words
+from llamatrain.config.flag_hints import instead
+from llamatrain.config.messages import nearest, worded
+from llamatrain.config.options import Checked, Declared, declared, flag_of
+from llamatrain.distributed.comm import launched, world
+from llamatrain.errors import UsageError
+from llamatrain.platform import terminal
+
+HELP = ["--help", "-h"]
+ALIASES = {"train-from-scratch": "from-scratch", "finetune-lora": "finetune"}
+
+
+class AsItIs:
+    """In the place of what newer typers make values with: that loads pydantic, which takes 10 MB for as long as a run lasts, and
+    has nothing to do, since options are checked as they are declared."""
+
+    @staticmethod
+    def coerce(value: Any, param: Any, ctx: Any) -> Any:
+        if value is None:
+            return () if param.multiple or param.nargs == -1 else None
+        return a_path(value) if param.type_descriptor.annotation is Path else value
+
+
+def as_they_are(params: Sequence[Any]) -> Sequence[Any]:
+    """Whose values typer leaves alone."""
+    for param in params:
+        if hasattr(param, "get_runtime_param"):  # typer 0.29
+            param.get_runtime_param = lambda: AsItIs
+    return params
+
+
+class Command(TyperCommand):
+    """A command of declared options."""
+
+    several = False  # whether it is of any use in several processes that are started together
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.context_settings.setdefault("help_option_names", HELP)
+        for param in self.params:  # typer declares no option that repeats with several values each time, but parses one
+            if isinstance(param, TyperOption) and param.multiple:
+                param.nargs = len((param.metavar or "").split())
+                param.callback = whole if param.nargs > 1 else None
+
+    def get_params(self, ctx: Any) -> Any:
+        return as_they_are(super().get_params(ctx))
+
+    def get_help_option_names(self, ctx: Any) -> list[str]:
+        return sorted(super().get_help_option_names(ctx))  # from a set
+
+    def get_help(self, ctx: Any) -> str:
+        return help_of(self, ctx)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        self.notes: list[str] = []
+        if not ctx.resilient_parsing:
+            args, self.notes = in_our_words(self.name or "", args, self.params)
+        with told_better([*args], {name for each in self.params for name in each.opts}):
+            return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        if self.several:
+            world()
+        elif (started := launched()) and started.several:
+            raise UsageError(f"{ctx.command_path} is the work of one process, and {started.words}; start it alone")
+        with terminal.shown(), self.looking(ctx):
+            for note in self.notes:
+                terminal.say(f"note: {note}")
+            return super().invoke(ctx)
+
+    def looking(self, ctx: Any) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+class Looking(Command):
+    """One that shows something, for which nobody waits until a compiler is done; but the speed of kernels is measured of them."""
+
+    def looking(self, ctx: Any) -> AbstractContextManager[None]:
+        from llamatrain.compiler.cache import code
+
+        return nullcontext() if ctx.params.get("ranks") else code.finding()
+
+
+class Together(Command):
+    """One whose work several processes share."""
+
+    several = True
+
+
+class Commands(TyperGroup):
+    """Commands, some of which have another name, too."""
+
+    aliases = ALIASES
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.context_settings.setdefault("help_option_names", HELP)
+
+    def get_help_option_names(self, ctx: Any) -> list[str]:
+        return sorted(super().get_help_option_names(ctx))
+
+    def get_params(self, ctx: Any) -> Any:
+        return as_they_are(super().get_params(ctx))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return super().get_command(ctx, ALIASES.get(cmd_name, cmd_name))
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, [*args])
+        except typer.TyperException as error:
+            there = [word for word in args if self.get_command(ctx, word)]
+            if not ctx.resilient_parsing and there and hasattr(error, "option_name"):
+                raise UsageError(
+                    f"{error.option_name} stands before its command: {ctx.command_path} {there[0]} ... {error.option_name}"
+                ) from None
+            raise
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if not ctx.resilient_parsing and self.get_command(ctx, args[0]) is None:
+            near = (
+                instead(args[0])
+                or first_of(args[0], self.list_commands(ctx), ctx)
+                or nearest(args[0], (*self.list_commands(ctx), *ALIASES))
+            )
+            raise UsageError(f"no such command {worded(args[0])}{near or see_help(ctx)}")
+        return super().resolve_command(ctx, args)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return offered(super().list_commands(ctx), ctx)
+
+    def get_help(self, ctx: Any) -> str:
+        return help_of(self, ctx)
+
+
+def offered(names: Sequence[str], context: Any) -> list[str]:
+    """To a shell that completes, the other names, too."""
+    others = [other for other, meant in ALIASES.items() if meant in names] if context.resilient_parsing else []
+    return [*names, *others]
+
+
+def whole(context: Any, option: Any, given: Any) -> Any:
+    """Values that come several at a time, none of which is an option's name: that is the next one, and a value is missing."""
+    names = {name for param in context.command.params for name in (*param.opts, *param.secondary_opts)}
+    for values in given or ():
+        if strange := next((each for each in values if each in names), None):
+            context.fail(f"{option.opts[0]} takes {option.metavar}, and got {' '.join(values[: values.index(strange)])} alone")
+    return given
+
+
+def a_path(text: str) -> Path:
+    if not text:  # as of a variable that is not set: it would be the current folder
+        raise typer.BadParameter("an empty path")
+    return Path(text)
+
+
+@contextmanager
+def told_better(args: Sequence[str], known: Collection[str]) -> Iterator[None]:
+    """Of an option that there is not: the one that lacks a hyphen."""
+    try:
+        yield
+    except typer.TyperException as error:
+        short = getattr(error, "option_name", "")
+        whole = [word for word in args if not word.startswith("--") and word.startswith(short) and f"-{word}" in known]
+        if len(short) == 2 and whole:
+            raise UsageError(f"no such option {whole[0]}; did you mean -{whole[0]}?") from None
+        raise
+
+
+def first_of(word: str, commands: Sequence[str], context: Any) -> str:
+    """What would do where a file was named in the place of a command."""
+    if not Path(word).exists():
+        return ""
+    first = commands[0] if len(commands) < 3 else "finetune"
+    there = "there as a folder" if Path(word).is_dir() else "a file"
+    return f", which is {there}; a command stands first: {context.command_path} {first} ..."
+
+
+def see_help(context: Any) -> str:
+    """What would do, where no name is near to what was said."""
+    return f"; see {context.command_path} --help" if context else ""
+
+
+def help_of(command: Any, context: Any) -> str:
+    from llamatrain.cli.help import page
+
+    return page(command, context)
+
+
+def application(**settings: Any) -> typer.Typer:
+    """One command, or a group of them."""
+    return typer.Typer(add_completion=False, rich_markup_mode=None, **settings)
+
+
+# ---- options ---------------------------------------------------------------
+
+
+def options_of(
+    *classes: type[Checked], defaults: Mapping[str, Any] | None = None
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Gives a command the options of these classes, of which it is handed those that are said; `defaults` are its own."""
+    options = {name: each for cls in classes for name, each in declared(cls).items()}
+    told = {name: each.default for name, each in options.items()} | dict(defaults or {})
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        own = [each for each in inspect.signature(command).parameters.values() if each.kind is not each.VAR_KEYWORD]
+
+        @wraps(command)
+        def called(**values: Any) -> Any:
+            said = {name: each.read(values[name]) for name, each in options.items() if values[name] not in (None, (), [])}
+            return command(**{each.name: values[each.name] for each in own}, **said)
+
+        parameters = [*own, *(parameter(each, told[name]) for name, each in options.items())]
+        called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        called.__annotations__ = {each.name: each.annotation for each in parameters}
+        return called
+
+    return add
+
+
+def parameter(each: Declared, default: Any) -> inspect.Parameter:
+    """An option as typer has it: texts, which are read and checked as declared; nothing at all where it is not said."""
+    flag, sentence = flag_of(each.name), each.option.sentence
+    short = [f"-{each.option.short}"] if each.option.short else []
+    kind: Any = bool if each.kind is bool else list[Any] | None if each.repeated else Any
+    open_ = each.kind is bool and each.optional and default is None
+    told = "auto" if open_ else shown(default)
+    settings: dict[str, Any] = {"rich_help_panel": each.panel, "show_default": told, "hidden": each.option.hidden}
+    if each.kind is bool:
+        flag = f"{flag}/--no-{flag.lstrip('-')}"
+    else:
+        settings |= {"metavar": each.unit, "parser": as_it_is}
+    if each.choices:
+        settings["autocompletion"] = lambda: list(each.choices)
+        sentence += f" One of {', '.join(each.choices)}." if each.option.unit else ""
+    return inspect.Parameter(
+        each.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=inspect.Parameter.empty if default is MISSING else None,
+        annotation=Annotated[kind, typer.Option(flag, *short, help=sentence, **settings)],
+    )
+
+
+def as_it_is(value: Any) -> Any:
+    return value
+
+
+def shown(default: Any) -> str | bool:
+    """A default in words, if there is something to be said of it."""
+    if default is MISSING or default is None or default is False or default in ("", ()):
+        return False
+    return "on" if default is True else f"{default:g}" if isinstance(default, float) else str(default)

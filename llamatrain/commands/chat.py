@@ -1,0 +1,178 @@
+"""A talk with a model: what is said to it goes through the chat template that it was trained with."""
+
+import shlex
+from collections.abc import Generator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from llamatrain.adapters.options import LoraOptions
+from llamatrain.commands.generate import TextModel
+from llamatrain.config.options import Checked, Option, OptionError
+from llamatrain.data.options import TEMPLATE, DataOptions
+from llamatrain.errors import UsageError
+from llamatrain.sample.options import SamplingOptions
+
+if TYPE_CHECKING:
+    from llamatrain.data.chat.messages import Message
+    from llamatrain.sample.thoughts import AnswerPiece
+
+
+@dataclass(frozen=True)
+class ChatOptions(Checked, panel="Text"):
+    chat: Annotated[
+        bool, Option("Talk: each line is a turn; Ctrl-C ends an answer, Ctrl-D the talk. --prompt or --file is the first turn.")
+    ] = False
+    system: Annotated[str, Option("What the model is told before the talk.")] = ""
+    chat_template: Annotated[Path | None, TEMPLATE] = None
+    verbose: Annotated[bool, Option("Say the line of llama.cpp's that does the same.", short="v")] = False
+
+    def agree(self) -> None:
+        for name in ("system", "chat_template"):
+            if getattr(self, name) and not self.chat:
+                raise OptionError(lambda spelt, name=name: f"{spelt(name)} means nothing without {spelt('chat')}; leave it out")  # type: ignore[misc]
+
+
+class Talk:
+    """With what was said so far; `notes` is what there is to be said of it."""
+
+    def __init__(self, model: TextModel, options: ChatOptions, sampling: SamplingOptions) -> None:
+        from llamatrain.data.chat.chatml import CHATML
+        from llamatrain.data.chat.prompt import PromptReader
+        from llamatrain.data.chat.template import ChatTemplate
+        from llamatrain.data.warnings import lines, plain_marks
+
+        if model.tokenizer is None:
+            raise UsageError(f"{model.gguf.path}: this model's tokens stand for no text: there is nothing to say to it")
+        self.model, self.sampling, self.reader = model, sampling, PromptReader(model.tokenizer)
+        own = DataOptions(chat_template=options.chat_template).template or model.tokenizer.chat_template
+        bos, eos = map(self.reader.text_of, (model.tokenizer.bos, model.tokenizer.eos))
+        self.template = ChatTemplate(own or CHATML, bos, eos, self.reader.ends.values())
+        self.messages: list[Message] = [{"role": "system", "content": options.system}] if options.system else []
+        self.turns, self.prompt = 0, ""
+        self.told: dict[str, str] = {} if own else {"fallback": ""}
+        if marks := plain_marks(self.template, self.reader):
+            self.told["marks"] = ", ".join(marks)
+        self.notes = list(lines(self.told, str(model.gguf.path)))
+
+    def said(self, words: str) -> Generator["AnswerPiece", None, None]:
+        """Give the answer as it comes, thoughts apart from words; one that is broken off was said as far as it came."""
+        from llamatrain.data.warnings import lines
+        from llamatrain.sample.thoughts import AnswerPiece, split_thoughts
+
+        self.messages.append({"role": "user", "content": words})
+        try:
+            tokens = self.tokens()
+        except UsageError:  # the turn is not taken
+            self.messages.pop()
+            raise
+        more = dict.fromkeys(sorted(self.template.notes - self.told.keys()), "")
+        self.notes += lines({kind: "" for kind in more if kind == "system"}, str(self.model.gguf.path))
+        self.told |= more
+        seed = self.sampling.seed
+        made = self.model.going_on(
+            tokens, replace(self.sampling, seed=seed if seed < 0 else seed + self.turns), again=True, shown=self.marked_by()
+        )
+        pieces = (
+            split_thoughts(made, self.prompt, self.marks) if self.marks else (AnswerPiece(text, thought=False) for text in made)
+        )
+        answer, thoughts = list[str](), list[str]()
+        try:
+            for piece in pieces:
+                (thoughts if piece.thought else answer).append(piece.text)
+                yield piece
+        finally:
+            thought = {"reasoning_content": "".join(thoughts)} if thoughts else {}
+            self.messages.append({"role": "assistant", "content": "".join(answer), **thought})
+            self.turns += 1
+            if thoughts and not answer:
+                self.notes.append("the answer is a thought without an end: a server gives it as reasoning, and no content")
+            for note in made.notes:
+                self.tell(note)
+
+    def marked_by(self) -> list[int]:
+        """Find the control tokens that are marks of thoughts."""
+        found = (self.reader.token_of(mark) for mark in self.marks or ())
+        return [token for token in found if token is not None]
+
+    @property
+    def marks(self) -> tuple[str, str] | None:
+        """Find the marks of thoughts, where llama-server looks for them."""
+        from llamatrain.sample.thoughts import marks_of
+
+        return marks_of(self.template.source) if "thinks" in self.template.notes else None
+
+    def tokens(self) -> list[int]:
+        """The talk as the model reads it. Of one that is too long the older half goes, where that is wished."""
+        while True:
+            prompt = self.template.render(self.messages, answer_next=True)
+            self.prompt = prompt.decode("utf-8", "replace")
+            tokens = [*([] if self.reader.lead is None else [self.reader.lead]), *self.reader.begun(prompt).tolist()]
+            if len(tokens) <= self.model.ctx:
+                return tokens
+            turns = [place for place, each in enumerate(self.messages) if each["role"] == "user"]
+            if len(turns) == 1 or not self.sampling.ctx_shift:
+                told = f"the talk has {len(tokens)} tokens by now, the context {self.model.ctx}: a larger --ctx takes it, "
+                raise UsageError(told + ("or begin anew" if len(turns) == 1 else "--ctx-shift lets the oldest turns go"))
+            del self.messages[turns[0] : turns[(len(turns) + 1) // 2]]
+            self.tell("the context is full: the oldest turns of the talk go")
+
+    def tell(self, note: str) -> None:
+        """Once in a talk."""
+        if note not in self.told:
+            self.told[note] = ""
+            self.notes.append(note)
+
+    def close(self) -> None:
+        self.template.close()
+
+
+def line_for_llama(path: Path, options: ChatOptions, lora: LoraOptions, sampling: SamplingOptions, ctx: int, prompt: str) -> str:
+    """The same in llama.cpp's words: talks are llama-cli's, and what goes on from a text is llama-completion's."""
+    words = ["llama-cli" if options.chat else "llama-completion", "-m", str(path), "-c", str(ctx), "-n", str(sampling.n)]
+    words += ["-s", str(sampling.seed), "--temp", f"{sampling.temp:g}", "--top-k", str(sampling.top_k)]
+    words += ["--top-p", f"{sampling.top_p:g}", "--min-p", f"{sampling.min_p:g}"]
+    words += ["--repeat-penalty", f"{sampling.repeat_penalty:g}", "--repeat-last-n", str(sampling.repeat_last_n)]
+    words += ["--context-shift", "--keep", str(sampling.keep)] if sampling.ctx_shift else []
+    words += [word for text in sampling.stop for word in ("-r", escaped(text))]
+    for option, adapters in lora_of(lora).items():
+        words += [option, ",".join(adapters)] if adapters else []
+    if options.chat:
+        words += ["-cnv", "--jinja", *(["-sys", options.system] if options.system else [])]
+        if template := options.chat_template:
+            given = DataOptions(chat_template=template)
+            named = ["--chat-template", given.template or ""] if given.names_template else ["--chat-template-file", str(template)]
+            words += named
+    else:
+        words.append("-no-cnv")
+    words += ["-p", escaped(prompt)] if prompt or not options.chat else []
+    return " ".join(map(quoted, words))
+
+
+def lora_of(options: LoraOptions) -> dict[str, list[str]]:
+    plain = [str(adapter) for adapter, scale in options.scaled if scale == 1]
+    return {"--lora": plain, "--lora-scaled": [f"{adapter}:{scale:g}" for adapter, scale in options.scaled if scale != 1]}
+
+
+BYTES = range(0xDC80, 0xDD00)  # what Python has in the place of bytes that are not UTF-8
+
+
+def escaped(text: str) -> str:
+    """As it is read where backslashes mean something."""
+    return text.replace("\\", "\\\\")
+
+
+def quoted(word: str) -> str:
+    """For a shell, in one line."""
+    if word.isprintable():
+        return shlex.quote(word)
+    inside = escaped(word).replace("'", "\\'")
+    return "$'" + "".join(sign if sign.isprintable() else spelt(sign) for sign in inside) + "'"
+
+
+def spelt(sign: str) -> str:
+    """Spell a sign as a shell does inside $'...': there \\x is a byte, as of a path that is not UTF-8, and \\u a character."""
+    number = ord(sign)
+    if number in BYTES:
+        return f"\\x{number - BYTES[0] + 0x80:02x}"
+    return f"\\u{number:04x}" if 0x80 <= number <= 0xFF else ascii(sign)[1:-1]

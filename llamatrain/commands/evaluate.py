@@ -1,0 +1,187 @@
+"""How well a model foretells some data."""
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from llamatrain.adapters.options import LoraOptions
+from llamatrain.config.common import BATCH, CTX, THREADS
+from llamatrain.config.options import Checked, Option, altered, flag_of
+from llamatrain.data.options import DataOptions
+from llamatrain.errors import FileError, UsageError
+from llamatrain.preference.options import PreferenceOptions, check_evaluated, idle
+from llamatrain.run.options import refuse_idle
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from llamatrain.data.batches import Rows
+    from llamatrain.data.tokenizer import Tokenizer
+    from llamatrain.gguf.reader import Gguf
+    from llamatrain.train.evaluate import Scoring
+    from llamatrain.train.graphs import Setting
+    from llamatrain.train.programs import Runner
+
+MEANINGLESS = (
+    "val",
+    "val_split",
+    "shuffle",
+    "overlapping_samples",
+    "fill_with_next_samples",
+    "separate_with_eos",
+    "separate_with_bos",
+    "sample_random_offsets",
+    "force_reshuffle",
+)
+USUAL_CTX = 512  # at most, where it is not given
+
+
+@dataclass(frozen=True)
+class EvaluateOptions(Checked, panel="Evaluation"):
+    ctx: Annotated[int | None, CTX] = None
+    batch: Annotated[int, BATCH] = 4
+    threads: Annotated[int | None, THREADS] = None
+    precision: Annotated[Literal["f32", "bf16"], Option("Of matrix products.")] = "f32"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """Means over the tokens that count."""
+
+    loss: float
+    perplexity: float | None  # None: answers are compared
+    bits_per_byte: float | None  # None: its tokens stand for no text
+    tokens: int
+    loss_error: float | None = None  # the standard error of the mean; None: it takes two samples, pairs or answers
+    accuracy: float | None = None  # the part of the tokens that were held likeliest, or of the answers judged as they should be
+    accuracy_error: float | None = None
+    margin: float | None = None  # of answers that are compared
+    reward_chosen: float | None = None
+    reward_rejected: float | None = None
+    answers: int | None = None  # or pairs
+    notes: tuple[str, ...] = ()
+
+
+def evaluated(
+    model: Path,
+    data: Sequence[str],
+    options: EvaluateOptions,
+    lora: LoraOptions,
+    data_options: DataOptions,
+    preference: PreferenceOptions,
+    given: Mapping[str, Any],
+) -> Evaluation:
+    """Judge all the data, a row at a time; `given` are the options as they were given, by name."""
+    from llamatrain.adapters.load_adapted import opened
+    from llamatrain.data.dataset import open_corpus
+    from llamatrain.distributed.cores import cores
+    from llamatrain.distributed.once import made_here_once
+    from llamatrain.gguf.reader import open_gguf
+    from llamatrain.preference.batches import rows_of
+    from llamatrain.preference.dataset import KINDS
+    from llamatrain.train.graphs import Setting
+
+    check_given(options, preference, lora, altered(given, DataOptions, PreferenceOptions))
+    gguf, threads = open_gguf(model), options.threads or cores()
+    h, weights, arrays = opened(gguf, lora, threads)
+    tokenizer = tokenizer_of(gguf, h.vocab)
+    # each token is judged once
+    once, ctx = replace(data_options, shuffle=False, overlapping_samples=False), options.ctx or min(USUAL_CTX, h.ctx)
+    corpus, _ = made_here_once(lambda: open_corpus(data, tokenizer, once, ctx, 0, KINDS[preference.compare], "judge"))
+    rows = rows_of(preference.compare)(corpus, data_options, 0, tokenizer.eos, tokenizer.bos)
+    setting = Setting(
+        h=h,
+        weights=weights,
+        trained={},
+        batch=options.batch,
+        positions=max(rows.lengths),
+        precision=options.precision,
+        threads=threads,
+        sparse=rows.sparse,
+        objective=preference.made,
+        reference=replace(weights, deltas={}),
+    )
+    return score(runner_of(gguf, setting, arrays, rows), rows, tokenizer, options.batch, arrays.values())
+
+
+def tokenizer_of(gguf: "Gguf", words: int) -> "Tokenizer":
+    from llamatrain.data.tokenizer import load
+
+    tokenizer = load(gguf.metadata, gguf.path)
+    if len(tokenizer) > words:
+        raise FileError(f"{gguf.path}: its vocabulary has {len(tokenizer)} tokens, its embeddings {words}")
+    return tokenizer
+
+
+def check_given(options: EvaluateOptions, preference: PreferenceOptions, lora: LoraOptions, altered: Collection[str]) -> None:
+    for name in MEANINGLESS:
+        if name in altered:
+            raise UsageError(f"{flag_of(name)} means nothing here: all DATA is evaluated, each token once; leave it out")
+    check_evaluated(preference, options.batch, bool(lora.scaled))
+    refuse_idle(idle(preference), altered)
+
+
+def runner_of(gguf: "Gguf", setting: "Setting", arrays: "Mapping[str, np.ndarray]", rows: "Rows") -> "Runner":
+    """In memory that is there."""
+    from llamatrain.model.load import check_memory
+    from llamatrain.train.graphs import RunGraphs
+    from llamatrain.train.programs import Runner
+
+    graphs = RunGraphs(setting)
+    plans = [graphs.plan(graphs.loss(length)) for length in rows.lengths]
+    check_memory(gguf, max(plan.total - plan.bytes("state") for plan in plans), "a smaller --ctx or --batch")
+    return Runner(graphs, arrays, max(plan.arena for plan in plans))
+
+
+def score(runner: "Runner", rows: "Rows", tokenizer: "Tokenizer", batch: int, arrays: "Iterable[np.ndarray]") -> Evaluation:
+    """`arrays` are those that the model's file may have. Ranks share the batches out among them."""
+    import numpy as np
+
+    from llamatrain.distributed.comm import world
+    from llamatrain.io.mapped_file import files_of, unchanged
+    from llamatrain.platform.terminal import bar
+    from llamatrain.train.evaluate import Scoring, Verdict, judged, judged_by_all
+
+    texts, files, among = tokenizer.lengths, files_of(arrays), world()
+    scoring, text = Scoring(), 0
+
+    def judging() -> Iterator[Verdict]:
+        nonlocal text
+        for each in rows.once(batch, among.rank, among.size):
+            with unchanged(files):
+                one = judged(runner, each)
+            text += int(np.sum(texts[each.targets[each.weights > 0]]))
+            told.update(each.samples * among.size)
+            yield one
+
+    with bar("evaluating", total=len(rows.corpus), unit=" samples") as told:
+        for one in judged_by_all(among, judging()):
+            scoring.add(one)
+    return evaluation_of(scoring, sum(among.gathered(text)))
+
+
+def evaluation_of(scoring: "Scoring", text: int) -> Evaluation:
+    """Of so many bytes."""
+    from llamatrain.platform.terminal import say
+
+    score, notes = scoring.score, list[str]()
+    loss, alone = score.loss, score.answers is None
+    if not math.isfinite(loss):
+        notes.append(f"the loss is {loss}: the model's weights are damaged, or too large")
+        say(f"warning: {notes[0]}")
+    return Evaluation(
+        loss=loss,
+        perplexity=math.exp(min(loss, 700)) if alone else None,
+        bits_per_byte=math.fsum(scoring.losses) / math.log(2) / text if text and alone else None,
+        tokens=score.tokens,
+        loss_error=score.loss_error,
+        accuracy=score.accuracy,
+        accuracy_error=score.accuracy_error,
+        margin=score.margin,
+        reward_chosen=score.reward_chosen,
+        reward_rejected=score.reward_rejected,
+        answers=score.answers,
+        notes=tuple(notes),
+    )

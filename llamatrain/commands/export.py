@@ -1,0 +1,110 @@
+"""What `export-lora` writes: a model and its adapters made one, or the adapters alone, in the form that is asked for."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llamatrain.adapters.options import LoraOptions
+from llamatrain.commands.merge import NO_ADAPTER, ExportOptions, Merged, check_place, merged, opened
+from llamatrain.errors import FileError, UsageError
+from llamatrain.platform.terminal import say
+
+if TYPE_CHECKING:
+    from llamatrain.adapters.adapter import Adapter
+    from llamatrain.model.hyperparameters import Hyperparameters
+
+OF_ADAPTERS = {"keep": "f32", "f32": "f32", "f16": "f16"}  # number types, by --type
+
+
+def exported(base: Path, options: ExportOptions, lora: LoraOptions) -> Merged:
+    from llamatrain.adapters.peft import check_pairs
+
+    check_asked(options)
+    if not options.peft and not options.only_adapter:
+        return merged(base, options, lora)
+    if not lora.scaled:
+        raise UsageError(NO_ADAPTER)
+    gguf, h, adapters = opened(base, lora)
+    check_place(options, [base, *(path for path, _ in lora.scaled)])
+    if options.peft:
+        check_folder(options, options.peft, lora)
+    one = summed(adapters)
+    if options.peft:
+        check_pairs(options.peft, one.pairs, h)
+    made = written(options, one) if options.only_adapter else merged(base, options, lora) if options.out else None
+    notes = list(made.notes) if made else []
+    if options.peft:
+        notes += into_folder(options.peft, one, gguf.path, h)
+    path, kept = (made.path, made.bytes) if made else (options.peft, 0)
+    assert path
+    told = made or Merged(path=path, bytes=kept, tensors=2 * len(one.pairs), merged=0, copied=0, check=None, notes=())
+    return replace(told, notes=tuple(notes))
+
+
+def check_asked(options: ExportOptions) -> None:
+    if not options.out and (options.only_adapter or not options.peft):
+        raise UsageError(
+            "missing option '--out'; it names the file to write" + ("" if options.only_adapter else ", as --peft does a folder")
+        )
+    alone = options.only_adapter or not options.out
+    if alone and options.check:
+        raise UsageError("--check compares a model's logits, and no model is written; leave it out")
+    if alone and (options.type not in OF_ADAPTERS if options.only_adapter else options.type != "keep"):
+        raise UsageError(
+            f"--type {options.type} cannot be an adapter's; " + ("f32 and f16 can" if options.only_adapter else "PEFT's are f32")
+        )
+
+
+def check_folder(options: ExportOptions, folder: Path, lora: LoraOptions) -> None:
+    """It replaces nothing that is read or was not asked for."""
+    from llamatrain.adapters import peft
+
+    if any(folder.exists() and path.exists() and folder.samefile(path) for path, _ in lora.scaled):
+        raise UsageError(f"--peft {folder} would replace {folder}, which is being read: another name will do")
+    peft.check_place(folder)
+    if peft.is_there(folder) and not options.overwrite:
+        raise FileError(f"{folder}: there is an adapter already; --overwrite replaces it")
+
+
+def summed(adapters: "list[Adapter]") -> "Adapter":
+    """One that adds what all of them add: the ranks of pairs for the same weight come together."""
+    import numpy as np
+
+    from llamatrain.adapters.adapter import Pair, turned
+
+    first, pairs = adapters[0], dict(adapters[0].pairs)
+    for each in adapters[1:]:
+        for name, pair in each.pairs.items():
+            if name in pairs:
+                both, axis = (pairs[name], pair), 1 if turned(first.architecture, name) else 0
+                a = np.concatenate([part.a for part in both], axis)
+                b = np.concatenate([np.float32(part.scale) * part.b for part in both], 1)
+                pair = Pair(a, b, 1.0)
+            pairs[name] = pair
+    return replace(first, pairs=pairs)
+
+
+def written(options: ExportOptions, adapter: "Adapter") -> Merged:
+    from llamatrain.adapters import gguf
+
+    out = options.out
+    assert out
+    gguf.write(out, adapter, "f16" if OF_ADAPTERS[options.type] == "f16" else "f32")
+    say(f"{out}: an adapter of {len(adapter.pairs)} weights")
+    notes = (gguf.left_out(adapter.norms),) if adapter.norms else ()
+    for line in notes:
+        say(f"note: {line}")
+    size = out.stat().st_size
+    return Merged(path=out, bytes=size, tensors=2 * len(adapter.pairs), merged=0, copied=0, check=None, notes=notes)
+
+
+def into_folder(folder: Path, adapter: "Adapter", base: Path, h: "Hyperparameters") -> list[str]:
+    from llamatrain.adapters import peft
+
+    peft.write(folder, adapter, str(base), h)
+    left = adapter.norms
+    say(f"{folder}: PEFT's adapter of {len(adapter.pairs) - len(left)} weights")
+    notes = [peft.left_out(folder, left)] if left else []
+    for line in notes:
+        say(f"note: {line}")
+    return notes

@@ -1,0 +1,179 @@
+"""Text that goes on from a prompt."""
+
+import operator
+import re
+import secrets
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from llamatrain.adapters.options import LoraOptions
+from llamatrain.config.common import CTX, THREADS
+from llamatrain.config.options import Checked
+from llamatrain.errors import FileError, UsageError
+from llamatrain.sample.options import SamplingOptions
+
+if TYPE_CHECKING:
+    from llamatrain.data.tokenizer import Tokenizer
+    from llamatrain.gguf.reader import Gguf
+    from llamatrain.model.hyperparameters import Hyperparameters
+    from llamatrain.sample.decoder import Decoder
+    from llamatrain.sample.text import Words
+
+FEWEST = 4  # tokens of a context that do not stay
+USUAL_CTX = 4096  # at most, where it is not given
+PROMPT = "the model has no token that begins a text, so it needs a prompt to go on from: give one with --prompt or --file"
+
+
+@dataclass(frozen=True)
+class LoadOptions(Checked, panel="Text"):
+    ctx: Annotated[
+        int | None,
+        replace(CTX, sentence="Tokens of prompt and text together; else what the model was made for, at most 4096."),
+    ] = None
+    threads: Annotated[int | None, THREADS] = None
+
+
+class TextModel:
+    """A model, opened once for any number of texts."""
+
+    def __init__(self, path: Path, options: LoadOptions, lora: LoraOptions) -> None:
+        from llamatrain.adapters.load_adapted import opened
+        from llamatrain.distributed.cores import cores
+        from llamatrain.gguf.reader import open_gguf
+        from llamatrain.model.load import check_memory
+        from llamatrain.sample.decoder import Decoder
+
+        self.gguf, self.threads = open_gguf(path), options.threads or cores()
+        self.h, self.weights, self.arrays = opened(self.gguf, lora, self.threads)
+        self.ctx = options.ctx or min(USUAL_CTX, self.h.ctx)
+        cost = Decoder.plan(self.h, self.ctx, self.threads, weights=self.weights)
+        check_memory(self.gguf, cost.total, "a smaller --ctx")
+        self.tokenizer = tokenizer_of(self.gguf, self.h)
+        self._free: list[Decoder] = []  # of texts that were begun before another had ended each has its own
+
+    def text(self, prompt: bytes, sampling: SamplingOptions) -> "Continuation":
+        """One that goes on from the prompt, drawn while it is read."""
+        tokens, count = first_tokens(self.gguf, self.tokenizer, prompt, self.ctx)
+        if count > self.ctx:
+            told = f"the prompt has {count} tokens, the context {self.ctx}"
+            raise UsageError(f"{told}: a larger --ctx or a shorter prompt will do")
+        return self.going_on(tokens, sampling)
+
+    def going_on(
+        self, tokens: list[int], sampling: SamplingOptions, again: bool = False, shown: Collection[int] = ()
+    ) -> "Continuation":
+        """Go on from tokens.
+
+        `again`: what a decoder holds of them, of the text before, is not computed again; that may round otherwise.
+        `shown`: control tokens that are text here.
+        """
+        if sampling.seed < 0:
+            sampling = replace(sampling, seed=secrets.randbits(32))
+        return Continuation(self, tokens, sampling, again, shown)
+
+    def taken(self) -> "Decoder":
+        from llamatrain.sample.decoder import Decoder
+
+        try:
+            return self._free.pop()
+        except IndexError:
+            return Decoder(self.h, self.arrays, ctx=self.ctx, threads=self.threads, weights=self.weights)
+
+    def given_back(self, decoder: "Decoder") -> None:
+        self._free.append(decoder)
+
+
+class Continuation:
+    """Its pieces, once; `notes` is what there is to be said of it so far."""
+
+    def __init__(
+        self,
+        model: TextModel,
+        tokens: list[int],
+        sampling: SamplingOptions,
+        again: bool = False,
+        shown: Collection[int] = (),
+    ) -> None:
+        self.shown = shown
+        self.model, self.tokens, self.sampling, self.again, self.notes = model, tokens, sampling, again, list[str]()
+        if model.ctx > (made := model.h.ctx):
+            self.notes.append(f"the model was made for {made} tokens; with --ctx {model.ctx} its text may lose the thread")
+
+    def __iter__(self) -> Iterator[str]:
+        from llamatrain.data.tokenizer import StreamDecoder
+        from llamatrain.io.mapped_file import check, files_of, unchanged
+        from llamatrain.sample.decoder import Generation
+        from llamatrain.sample.text import Numbers, stream
+
+        tokenizer, decoder, files = self.model.tokenizer, self.model.taken(), files_of(self.model.arrays.values())
+        words: Words = StreamDecoder(tokenizer, shown=self.shown) if tokenizer else Numbers()
+        ends = tokenizer.ends.all if tokenizer else ()
+        keep = self.kept(bool(tokenizer and tokenizer.add_bos))
+        made = Generation(decoder, self.tokens, self.sampling, ends, keep, self.again)
+        try:
+            with unchanged(files):
+                for piece in stream(made, words, self.sampling.stop):
+                    check(files)
+                    yield piece
+        finally:
+            self.model.given_back(decoder)
+        if made.ended == "ctx":
+            self.notes.append(f"the context of {self.model.ctx} tokens is full; a larger --ctx takes more, --ctx-shift goes on")
+
+    def kept(self, begins: bool) -> int | None:
+        """Return how many tokens stay where the context is shifted, as llama-server has it; None where it is not.
+
+        Beside a token that begins a text it counts one more, though that is part of a prompt that is kept whole, and more than
+        a prompt may be kept; but four tokens of the context can go.
+        """
+        if not self.sampling.ctx_shift:
+            return None
+        told = self.sampling.keep if self.sampling.keep >= 0 else len(self.tokens)
+        return max(0, min(told + begins, self.model.ctx - FEWEST))
+
+
+# ---- prompts ---------------------------------------------------------------
+
+
+def tokenizer_of(gguf: "Gguf", h: "Hyperparameters") -> "Tokenizer | None":
+    """None where tokens stand for no text."""
+    from llamatrain.data.tokenizer import load
+    from llamatrain.data.tokenizer.vocabulary import is_without_text
+
+    if is_without_text(gguf.metadata):
+        return None
+    tokenizer = load(gguf.metadata, gguf.path)
+    if len(tokenizer) != h.vocab:
+        raise FileError(f"{gguf.path}: its vocabulary has {len(tokenizer)} tokens, token_embd.weight {h.vocab} rows")
+    return tokenizer
+
+
+def first_tokens(gguf: "Gguf", tokenizer: "Tokenizer | None", prompt: bytes, most: int) -> tuple[list[int], int]:
+    """The first of a prompt's tokens, so many at most, and how many it has: one that is too long is counted, not held."""
+    if tokenizer is None:
+        return first_numbers(prompt, most)
+    tokens, count, bos = list[int](), 0, tokenizer.bos
+    for piece in tokenizer.encode_pieces(prompt, special=True):
+        tokens += piece[: max(0, most - len(tokens))].tolist()
+        count += len(piece)
+    if bos is not None and (not count or (tokenizer.add_bos and tokens[0] != bos)):
+        tokens, count = [bos, *tokens][:most], count + 1
+    if not count:
+        raise UsageError(f"{gguf.path}: {PROMPT}")
+    return tokens, count
+
+
+def first_numbers(prompt: bytes, most: int) -> tuple[list[int], int]:
+    numbers, count = list[int](), 0
+    for word in map(operator.itemgetter(0), re.finditer(rb"\S+", prompt)):
+        if not word.isdigit() or len(word) >= 10:
+            count = 0
+            break
+        count += 1
+        if count <= most:
+            numbers.append(int(word))
+    if not count:
+        raise UsageError("this model's tokens stand for no text: it takes their numbers as a prompt, such as --prompt '0 3 5'")
+    return numbers, count

@@ -1,0 +1,115 @@
+"""Compares the logits of a model before and after an export (`export-lora --check`), and judges the difference."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from llamatrain.adapters.options import LoraOptions
+from llamatrain.errors import LlamatrainError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from llamatrain.adapters.adapter import Adapter
+    from llamatrain.gguf.reader import Gguf
+    from llamatrain.model.hyperparameters import Hyperparameters
+    from llamatrain.model.lora import Weights
+
+CHECKED = 128  # tokens, at most, whose logits are compared
+SAME = 2e-3  # of the range of the logits: differences up to this come from float arithmetic and 16-bit types
+CLOSE = 0.1  # nats: types of 4 bits and more usually stay below this mean divergence
+
+
+class Before(NamedTuple):
+    tokens: list[int]
+    logits: "np.ndarray"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """How the logits of an exported model differ from those of its base with its adapters."""
+
+    largest: float  # difference
+    mean: float  # difference
+    lowest: float  # logit of the base with its adapters
+    highest: float
+    tokens: int
+    divergence: float  # mean Kullback-Leibler divergence of the distributions of the next token, in nats
+    agreeing: int  # tokens behind which both find the same token most likely
+
+    @property
+    def verdict(self) -> str:
+        if self.largest <= SAME * (self.highest - self.lowest):
+            return f"same: differences are below {SAME:.1%} of the range of the logits"
+        agreeing = f"the most likely token is the same at {self.agreeing} of {self.tokens} positions"
+        if self.divergence <= CLOSE:
+            return f"close: {agreeing}, as rounding to fewer bits does"
+        return f"different: {agreeing}; a --type of more bits, such as q8_0 or f16, differs less"
+
+
+def before_export(
+    gguf: "Gguf", h: "Hyperparameters", adapters: "Sequence[Adapter]", threads: int, text: str, note: Callable[[str], None]
+) -> Before:
+    """Compute the logits of the base with its adapters beside it, on the first tokens of a text."""
+    from llamatrain.adapters.load_adapted import adapted
+    from llamatrain.commands.generate import first_tokens, tokenizer_of
+    from llamatrain.data.tokenizer import to_bytes
+    from llamatrain.io.mapped_file import unchanged
+
+    tokens, count = first_tokens(gguf, tokenizer_of(gguf, h), to_bytes(text), CHECKED)
+    if count > CHECKED:
+        note(f"--check compares the first {CHECKED} of {count} tokens")
+    weights, arrays = adapted(gguf, h, adapters, threads)
+    with unchanged(gguf.files):
+        return Before(tokens, logits(gguf, h, weights, arrays, tokens, threads))
+
+
+def compared(out: Path, before: Before, threads: int) -> Comparison:
+    """Compare the exported model with what was computed before."""
+    import numpy as np
+
+    from llamatrain.adapters import load_adapted
+    from llamatrain.gguf.reader import open_gguf
+
+    gguf, (tokens, expected) = open_gguf(out), before
+    found = logits(gguf, *load_adapted.opened(gguf, LoraOptions(), threads), tokens, threads)
+    difference = np.abs(found - expected)
+    wanted, got = log_softmax(expected), log_softmax(found)
+    return Comparison(
+        largest=float(difference.max()),
+        mean=float(difference.mean()),
+        lowest=float(expected.min()),
+        highest=float(expected.max()),
+        tokens=len(tokens),
+        divergence=max(0.0, float(np.mean(np.sum(np.exp(wanted) * (wanted - got), axis=1)))),
+        agreeing=int(np.sum(found.argmax(axis=1) == expected.argmax(axis=1))),
+    )
+
+
+def log_softmax(rows: "np.ndarray") -> "np.ndarray":
+    import numpy as np
+
+    shifted = rows.astype(np.float64) - rows.max(axis=1, keepdims=True)
+    shifted -= np.log(np.sum(np.exp(shifted), axis=1, keepdims=True))
+    return shifted
+
+
+def logits(
+    gguf: "Gguf", h: "Hyperparameters", weights: "Weights", arrays: "dict[str, np.ndarray]", tokens: list[int], threads: int
+) -> "np.ndarray":
+    """Compute the logits behind each token."""
+    import numpy as np
+
+    from llamatrain.model.load import check_memory
+    from llamatrain.sample.decoder import Decoder
+
+    check_memory(gguf, Decoder.plan(h, len(tokens), threads, weights=weights).total, "a shorter text for --check")
+    decoder = Decoder(h, arrays, ctx=len(tokens), threads=threads, weights=weights)
+    found = np.array([decoder.feed([token]).copy() for token in tokens])
+    if not np.isfinite(found).all():
+        raise LlamatrainError(
+            f"{gguf.path}: nothing can be compared: on that text its logits are not finite; its weights, or those of an adapter, "
+            "are damaged or too large"
+        )
+    return found

@@ -1,0 +1,59 @@
+"""What a run would take, as a record: the same figures as `llamatrain plan`."""
+
+from dataclasses import asdict, dataclass
+
+from llamatrain.compiler.cache import code
+from llamatrain.run.request import Request
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunPlan:
+    """What a run would take of memory and time."""
+
+    total: int  # bytes
+    needs: dict[str, int]  # bytes, by what they are for
+    excess: str | None  # why it does not fit the memory, if so
+    parameters: int
+    batch: int
+    splits: int  # parts that a batch is run in
+    remat: str
+    precision: str
+    threads: int
+    tokens_per_second: float | None  # this and what follows: None where it is not known, for the reason in `unknown`
+    seconds_of_step: float | None
+    seconds: float | None  # of all steps that are to come
+    speed_measured: float | None  # when this machine's speed was measured: seconds since 1970
+    speed_disturbed: float | None  # share of the time that threads waited for other programs meanwhile
+    unknown: str = ""
+
+    @property
+    def fits(self) -> bool:
+        return self.excess is None
+
+
+def plan_of(request: Request, measure: bool = False) -> RunPlan:
+    """RunPlan a run; nothing is read of its data, trained, written or compiled."""
+    from llamatrain.planner.time import expected
+    from llamatrain.run.prepare import planned
+
+    with code.finding():
+        found = planned(request, graphs=False)
+        way, time = found.fitted.way, expected(found.fitted.way, found.batches, found.steps, measure)
+    known = None if isinstance(time, str) else time
+    return RunPlan(
+        total=way.total,
+        needs={name: size for name, size in asdict(way.needs).items() if size},
+        excess=found.fitted.excess,
+        parameters=way.setting.h.parameters,
+        batch=way.setting.batch,
+        splits=way.splits,
+        remat=str(way.policy),
+        precision=way.setting.precision,
+        threads=way.setting.threads,
+        tokens_per_second=known.rate if known else None,
+        seconds_of_step=known.step if known else None,
+        seconds=known.run if known else None,
+        speed_measured=known.speeds.when if known else None,
+        speed_disturbed=known.speeds.disturbed if known else None,
+        unknown=time if isinstance(time, str) else "",
+    )

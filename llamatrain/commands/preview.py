@@ -1,0 +1,167 @@
+"""The first rows of some data, as they will be trained."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+from llamatrain.config.common import BATCH, SEED
+from llamatrain.config.common import CTX as ROW
+from llamatrain.config.options import COUNT, Checked, Option
+from llamatrain.data.options import DataOptions
+from llamatrain.errors import FileError
+from llamatrain.model.architectures import USUAL
+from llamatrain.preference.options import ComparedOptions
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from llamatrain.data.batches import Batch, Rows
+    from llamatrain.data.dataset import Corpus
+    from llamatrain.data.tokenizer import Tokenizer
+    from llamatrain.gguf.reader import Gguf
+
+CTX = 512  # at most, where it is not given
+SMALL = 250_000  # bytes, whose tokens are made in a few seconds without compiled code
+ASKED = 64  # answers that are looked at for an end token
+
+
+@dataclass(frozen=True)
+class PreviewOptions(Checked, panel="Rows"):
+    model: Annotated[Path, Option("The GGUF file whose tokenizer and chat template are used.")]
+    n: Annotated[int, Option("How many rows to show; --json goes on with the next epochs.", unit="ROWS", least=1, most=COUNT)] = 5
+    ctx: Annotated[int | None, ROW] = None
+    batch: Annotated[int, replace(BATCH, sentence="Rows in a batch: they share a length.")] = 4
+    seed: Annotated[int, replace(SEED, sentence="What the order of the samples follows from.")] = 0
+
+
+class OpenedRows(NamedTuple):
+    rows: "Rows"
+    tokenizer: "Tokenizer"
+    corpus: "Corpus"
+    validation: "Corpus | None"
+    warnings: list[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreviewRow:
+    """A row as it will be trained."""
+
+    tokens: list[int]
+    targets: list[int]  # the next token of each
+    weights: list[float]  # 0 where nothing is trained
+    positions: list[int]
+    starts: list[int]  # the first token that each may see
+    text: str  # of all its samples
+    trained: list[str]  # what is trained of that, run by run
+
+
+def previewed(
+    data: Sequence[str], options: PreviewOptions, data_options: DataOptions, compared: ComparedOptions
+) -> list[PreviewRow]:
+    """The first rows; no sample is among them twice."""
+    with waiting_for_no_compiler(data, data_options):
+        opened = open_rows(data, options, data_options, compared)
+        return [row_of(batch, number, opened.tokenizer) for batch, number in taken(opened.rows, options, once=True)]
+
+
+def row_of(batch: "Batch", number: int, tokenizer: "Tokenizer") -> PreviewRow:
+    found = [runs_of(each, tokenizer) for each in samples(batch, number)]
+    facts = {name: getattr(batch, name)[number].tolist() for name in ("tokens", "targets", "weights", "positions", "starts")}
+    text = "".join(text for runs in found for text, _ in runs)
+    return PreviewRow(**facts, text=text, trained=[text for runs in found for text, trained in runs if trained])
+
+
+def runs_of(sample: "tuple[np.ndarray, np.ndarray]", tokenizer: "Tokenizer") -> list[tuple[str, bool]]:
+    """The text of a sample, cut where what is trained of it begins and ends."""
+    import numpy as np
+
+    tokens, weights = sample
+    changes = np.flatnonzero(np.diff(weights > 0)) + 1
+    parts = zip(np.split(tokens, changes), np.split(weights > 0, changes), strict=True)
+    return [(tokenizer.decode(run).decode("utf-8", "replace"), bool(trained[0])) for run, trained in parts]
+
+
+@contextmanager
+def waiting_for_no_compiler(data: Sequence[str], options: DataOptions) -> Iterator[None]:
+    """Where all is read in Python before a compiler would be done."""
+    from llamatrain.compiler.cache import code
+    from llamatrain.data.find_files import find_sources
+
+    size = sum(source.most for source in find_sources(data, options.mapping, raw=options.raw))
+    with code.finding() if size < SMALL else nullcontext():
+        yield
+
+
+def open_rows(data: Sequence[str], options: PreviewOptions, data_options: DataOptions, compared: ComparedOptions) -> OpenedRows:
+    """Tokenize the data as a run would."""
+    from llamatrain.data.dataset import open_corpus
+    from llamatrain.gguf.reader import open_gguf
+    from llamatrain.preference.batches import rows_of
+    from llamatrain.preference.dataset import KINDS
+
+    gguf = open_gguf(options.model)
+    tokenizer = tokenizer_of(gguf)
+    ctx = options.ctx or min(CTX, context_of(gguf))
+    corpus, validation = open_corpus(data, tokenizer, data_options, ctx, options.seed, kind=KINDS[compared.compare])
+    rows = rows_of(compared.compare)(corpus, data_options, options.seed, tokenizer.eos, tokenizer.bos)
+    told = f"{gguf.path}: tokenizer.ggml.eos_token_id is no token, so answers are trained without an end where models stop"
+    return OpenedRows(rows, tokenizer, corpus, validation, [told] if endless(corpus, tokenizer, gguf) else [])
+
+
+def tokenizer_of(gguf: "Gguf") -> "Tokenizer":
+    from llamatrain.data.tokenizer import load
+
+    owners = {"adapter": "an adapter: give its base model", "checkpoint": "a checkpoint: give the model that it trains"}
+    if gguf.kind in owners and "tokenizer.ggml.model" not in gguf.metadata:
+        raise FileError(f"{gguf.path}: has no vocabulary; this is {owners[gguf.kind]}")
+    return load(gguf.metadata, gguf.path)
+
+
+def context_of(gguf: "Gguf") -> int:
+    key = f"{gguf.value('general.architecture', str, USUAL)}.context_length"
+    if (length := gguf.value(key, int, CTX)) < 1:
+        raise FileError(f"{gguf.path}: {key} is {length}, where 1 or more is needed")
+    return length
+
+
+def endless(corpus: "Corpus", tokenizer: "Tokenizer", gguf: "Gguf") -> bool:
+    """Whether answers are trained to go on: what the file names as end is no token, and what stands in for it no end."""
+    import numpy as np
+
+    from llamatrain.gguf.constants import TokenType
+
+    eos, kinds = tokenizer.eos, tokenizer.vocabulary.kinds
+    if eos is not None and (eos == gguf.metadata.get("tokenizer.ggml.eos_token_id") or kinds[eos] == TokenType.CONTROL):
+        return False
+    answers = list(corpus.answers(ASKED))
+    return bool(answers) and not any(np.any((tokens == tokenizer.eot) & (weights > 0)) for tokens, weights, _ in answers)
+
+
+def taken(rows: "Rows", options: PreviewOptions, once: bool = False) -> "Iterator[tuple[Batch, int]]":
+    """The first rows, each as its batch and its number therein; `once`: those of the first epoch, so that no sample repeats."""
+    together, most = 1 if rows.packs else options.batch, options.n  # packed ones are all of one length
+    if once and not rows.packs:
+        most = min(most, len(rows.corpus))  # each begins with another sample
+    for first in range(0, most, together):
+        if once and rows.state.epoch:
+            return
+        batch = rows.batch(together)
+        for number in range(min(together, most - first)):
+            yield batch, number
+
+
+def samples(batch: "Batch", number: int) -> "Iterator[tuple[np.ndarray, np.ndarray]]":
+    """Tokens with weights of each sample in a row, its first token, which is given, included; padding has no weight at all."""
+    import numpy as np
+
+    starts = batch.starts[number]
+    for begin in np.unique(starts):
+        own = starts == begin
+        weights = batch.weights[number][own]
+        if weights.any():
+            yield (
+                np.concatenate([batch.tokens[number][begin : begin + 1], batch.targets[number][own]]),
+                np.concatenate([[0], weights]),
+            )

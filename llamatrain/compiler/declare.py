@@ -1,0 +1,292 @@
+"""What is compiled, declared: entries of programs, the bricks they call, functions for Python, and the helpers of all.
+
+Nothing here needs the compiler (`compiler/emit.py`): what is declared is found in the library that came with the package, or
+where it was compiled before, or compiled when it is first asked for (`compiler/cache.py`).
+
+An entry is compiled to `void (lo, hi, thread, words)`: it does items lo to hi of a job whose arrays and numbers stand in a
+block of 64-bit words. One shape for all of them means that a list of calls is data (see `compiler/thread_pool.py`), that nothing
+is dispatched on types, and that an entry compiles once and in a fraction of a second. Its body names what the words are.
+"""
+
+import ctypes
+import inspect
+from collections.abc import Callable
+from functools import cached_property, partial
+from importlib import import_module
+from itertools import zip_longest
+from types import ModuleType
+from typing import Annotated, Any, ClassVar, NamedTuple, get_args, get_origin
+
+import numpy as np
+
+FINDER = "llamatrain.compiler.parallel"  # of what is declared
+KNOWN = "llamatrain.compiler.numba_types"  # what bodies name, as the compiler knows it
+
+# Sums may be regrouped and products contracted, so that loops vectorise; infinities and NaN keep their meaning.
+FAST = frozenset({"reassoc", "contract", "arcp", "nsz"})
+
+
+# ---- what only the compiler needs ------------------------------------
+
+
+class Later:
+    """Something that bodies name and the compiler knows, made when it is first asked for."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self.make = make
+
+    @cached_property
+    def made(self) -> Any:
+        return self.make()
+
+    def __call__(self, *args: Any) -> Any:
+        raise TypeError("this is for compiled code alone")
+
+
+class LaterModule(ModuleType):
+    """A module that is imported when something of it is first asked for, or anything compiled."""
+
+    made: ClassVar[list["LaterModule"]] = []
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.made.append(self)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(import_module(self.__name__), name)
+
+
+class Helper:
+    """A helper that entries call: compiled into them. To Python it is a function like others."""
+
+    def __init__(self, body: Callable[..., Any], fast: frozenset[str] = FAST, woven: bool = False) -> None:
+        self.py_func, self.fast = body, fast
+        self.targetoptions = {"inline": "always"} if woven else {}  # as Numba asks for it
+        self.__doc__ = body.__doc__
+
+    def __call__(self, *args: Any) -> Any:
+        return self.py_func(*args)
+
+
+inline = Helper
+
+# A part of one entry, under a name of its own: woven into it before anything is compiled, and so not compiled twice.
+woven = partial(Helper, woven=True)
+
+# A helper whose arithmetic is as written, whatever its caller's is.
+exact = partial(Helper, fast=frozenset())
+
+
+# ---- what the words of a call stand for ------------------------------------
+
+
+class Pointer(Later):
+    """Words that are addresses of such elements; in a body, a function that makes a pointer of a word."""
+
+    def __init__(self, element: str) -> None:
+        super().__init__(lambda: import_module(KNOWN).pointer_to(element))
+        self.element = element
+
+
+class Reals(Later):
+    """Words that are the bits of a float64; in a body, a function that makes one of a word."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: import_module(KNOWN).real_of)
+
+
+class Axes:
+    """An array of one or two axes, contiguous: a word with its address, and one with the length of each axis."""
+
+    def __init__(self, element: str, axes: int = 1) -> None:
+        self.element, self.axes, self.dtype = element, axes, np.dtype(element)
+
+
+f32, f64, u8, u16, i32, i64 = map(Pointer, ("float32", "float64", "uint8", "uint16", "int32", "int64"))
+real = Reals()
+
+# How the arguments of entries are annotated, and those of functions.
+F32 = Annotated[Any, f32]
+F64 = Annotated[Any, f64]
+U8 = Annotated[Any, u8]
+U16 = Annotated[Any, u16]
+I32 = Annotated[Any, i32]
+I64 = Annotated[Any, i64]
+Real = Annotated[Any, real]
+U8s = Annotated[Any, Axes("uint8")]
+U32s = Annotated[Any, Axes("uint32")]
+I32s = Annotated[Any, Axes("int32")]
+I64s = Annotated[Any, Axes("int64")]
+I64Rows = Annotated[Any, Axes("int64", 2)]
+Int = Annotated[Any, None]  # what functions give
+
+
+def kind_of(annotation: Any) -> Any:
+    """What is said of an argument's words; None where a word stands for itself."""
+    return getattr(annotation, "__metadata__", (None,))[0]
+
+
+def is_named_tuple(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, tuple)
+
+
+def fields_of(annotation: Any) -> list[Any]:
+    """The arguments that a named tuple is."""
+    return list(annotation.__annotations__.values())
+
+
+def kinds_of(annotation: Any) -> list[Any]:
+    if is_named_tuple(annotation):
+        return [kind for each in fields_of(annotation) for kind in kinds_of(each)]
+    return [kind_of(annotation)]
+
+
+# ---- what is compiled ------------------------------------
+
+
+class Compilable:
+    """A function of the body's module and name, found or compiled when its address is first asked for."""
+
+    def __init__(self, body: Callable[..., Any]) -> None:
+        self.body, self.name = body, body.__name__
+        self.arguments = inspect.Signature(list(inspect.signature(body).parameters.values())[self.own :])
+
+    own = 0  # arguments before those that are words
+
+    @property
+    def where(self) -> str:
+        return f"{self.body.__module__}:{self.name}"
+
+    @property
+    def symbol(self) -> str:
+        return self.where.replace(":", ".").replace("__main__", "main").replace(".", "_")
+
+    @cached_property
+    def address(self) -> int:
+        """Where it is; 0 where there is none, and nothing to compile it with."""
+        found: int = import_module(FINDER).address_of(self)
+        return found
+
+
+class Routine(Compilable):
+    """A function of integers, giving none."""
+
+    @cached_property
+    def entered(self) -> Callable[..., None]:
+        return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * len(self.arguments.parameters))(self.address)
+
+
+class Brick(Routine):
+    """A routine that entries call by name: compiled once, not into each of them.
+
+    `brick.call` is that call for compiled code; it takes all the integers as one tuple.
+    """
+
+    made: ClassVar[list["Brick"]] = []
+
+    def __init__(self, body: Callable[..., None]) -> None:
+        super().__init__(body)
+        self.made.append(self)
+
+    @cached_property
+    def call(self) -> Later:
+        return Later(lambda: import_module(KNOWN).call_by_name(self.symbol))
+
+
+class Function(Compilable):
+    """A function that Python calls with arrays and integers; it gives nothing, an integer, or some of them."""
+
+    @cached_property
+    def kinds(self) -> list[list[Any]]:
+        return [kinds_of(each.annotation) for each in self.arguments.parameters.values()]
+
+    @cached_property
+    def gives(self) -> int:
+        """How many integers; -1: none at all."""
+        annotation = inspect.signature(self.body).return_annotation
+        return -1 if annotation is None else len(get_args(annotation)) if get_origin(annotation) is tuple else 1
+
+    @cached_property
+    def entered(self) -> Callable[..., None]:
+        return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.address)
+
+    def __call__(self, *args: Any) -> Any:
+        if not self.address:
+            with np.errstate(over="ignore"):
+                return self.body(*(value.arrays if isinstance(value, Held) else value for value in args))
+        words: list[int] = []
+        for value, kinds in zip(args, self.kinds, strict=True):
+            words += value.words if isinstance(value, Held) else _words_of(value, kinds)
+        block = (ctypes.c_int64 * max(2, len(words)))(*words)
+        self.entered(block)
+        return None if self.gives < 0 else block[0] if self.gives == 1 else tuple(block[: self.gives])
+
+
+class Held:
+    """Arrays that are given to functions again and again: one, or a named tuple of them. Their words are made once."""
+
+    def __init__(self, arrays: Any, annotation: Any) -> None:
+        self.arrays, self.words = arrays, _words_of(arrays, kinds_of(annotation))
+
+
+class Entry(Compilable):
+    """A kernel's body `(lo, hi, thread, ...)`. Each further argument is a word: an integer or an address as it is, or what its
+    annotation makes of it: a pointer (F32 and its like) or a number (Real). A named tuple is some words with names of their
+    own; `*rest` are the words that are left."""
+
+    own = 3
+
+    @cached_property
+    def kinds(self) -> list[Any]:
+        return [kind for each in self.arguments.parameters.values() for kind in kinds_of(each.annotation)]
+
+    def call(self, *args: Any, items: int, block: int, **named: Any) -> "Call":
+        """One row of a program: this entry over `items`, `block` at a time, with these arrays and numbers."""
+        try:
+            given = self.arguments.bind(*args, **named).args
+        except TypeError as error:
+            raise TypeError(f"{self.name}: {error}") from None
+        values = [part for value in given for part in (value if isinstance(value, tuple) else (value,))]
+        words = [_word(value, kind, self.name) for value, kind in zip_longest(values, self.kinds)]
+        return Call(entry=self, words=np.array(words or [0], np.int64), items=items, block=max(1, block), kept=given)
+
+
+class Call(NamedTuple):
+    """An entry with its arguments laid out as words, arrays by address (and kept alive here)."""
+
+    entry: Entry
+    words: np.ndarray
+    items: int
+    block: int
+    kept: tuple[Any, ...]
+
+
+def _word(value: Any, kind: Any, name: str) -> int:
+    if isinstance(value, np.ndarray) and kind is not real:
+        if not value.flags.c_contiguous:
+            raise ValueError(f"{name} was given an array with strides {value.strides}")
+        return int(value.ctypes.data)
+    if kind is real:
+        return int(np.float64(value).view(np.int64))
+    if isinstance(value, float | np.floating):
+        raise TypeError(f"{name} was given {value} where an integer or an array belongs")
+    return int(value)
+
+
+def _words_of(value: Any, kinds: list[Any]) -> list[int]:
+    words: list[int] = []
+    for part, kind in zip(value if isinstance(value, tuple) else (value,), kinds, strict=True):
+        if not isinstance(kind, Axes):
+            words.append(int(part))
+            continue
+        if part.dtype != kind.dtype or part.ndim != kind.axes or not part.flags.c_contiguous:
+            raise TypeError(f"an array of {kind.axes} axes of {kind.element} was asked for, not {part.ndim} of {part.dtype}")
+        words += (_address(part), *part.shape)
+    return words
+
+
+def _address(array: np.ndarray) -> int:
+    try:
+        return ctypes.addressof(ctypes.c_char.from_buffer(array))  # type: ignore[arg-type]  # a fifth of the time
+    except (TypeError, ValueError):  # it cannot be written, or is empty
+        return int(array.ctypes.data)

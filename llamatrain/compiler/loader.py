@@ -1,0 +1,89 @@
+"""Machine code that is run: shared libraries by the system's loader, object files by LLVM's where nothing could link them."""
+
+import ctypes
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from itertools import count
+from typing import Any
+
+from llamatrain.platform.temp_files import passing_file, removed
+
+ELF, SHARED, TYPE_AT = b"\x7fELF", 3, 16  # of an ELF file: how it begins, the type of a shared library, where it stands
+
+Find = Callable[[str], int]  # the address of a symbol; 0 if there is none
+numbers = count()
+
+
+def loaded(code: bytes | memoryview, shown: str = "") -> Find:
+    """What finds the symbols of this code; `shown` is one that code which is loaded later names."""
+    if is_library(code):
+        return _by_system(code, ctypes.RTLD_GLOBAL if shown else ctypes.RTLD_LOCAL)
+    return _by_llvm(bytes(code), shown)
+
+
+def is_library(code: bytes | memoryview) -> bool:
+    """Tell a shared library from an object file that was not linked."""
+    return bytes(code[:4]) == ELF and code[TYPE_AT] == SHARED
+
+
+def _by_system(code: bytes | memoryview, mode: int) -> Find:
+    """These very bytes, whatever becomes of the file that they came from."""
+    _mathematics()
+    try:
+        library = _from_memory(code, mode)
+    except OSError:  # there is no /proc, or nothing in memory may be run
+        file = passing_file()
+        file.write_bytes(code)
+        try:
+            library = ctypes.CDLL(str(file), mode=mode)
+        finally:
+            removed(file)
+
+    def find(symbol: str) -> int:
+        try:
+            return ctypes.cast(library[symbol], ctypes.c_void_p).value or 0
+        except AttributeError:
+            return 0
+
+    return find
+
+
+@cache
+def _mathematics() -> None:
+    """Libraries name logarithms, and not who has them: a Python that is linked otherwise may not have brought that for all."""
+    with suppress(OSError):  # it is no part of its own here
+        ctypes.CDLL("libm.so.6", mode=ctypes.RTLD_GLOBAL)
+
+
+def _from_memory(code: bytes | memoryview, mode: int) -> ctypes.CDLL:
+    file = os.memfd_create("llamatrain-kernels")
+    try:
+        with os.fdopen(file, "wb", closefd=False) as stream:
+            stream.write(code)
+        # The loader takes what it opened by the same path for the same library: each has a path of its own.
+        return ctypes.CDLL(f"/proc/self/fd/{'/' * next(numbers)}{file}", mode=mode)
+    finally:
+        os.close(file)
+
+
+def _by_llvm(code: bytes, shown: str) -> Find:
+    import llvmlite.binding as llvm
+
+    engine = _engine()
+    engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+    engine.finalize_object()
+    if shown:
+        llvm.add_symbol(shown, engine.get_function_address(shown))
+    return lambda symbol: int(engine.get_function_address(symbol))
+
+
+@cache
+def _engine() -> Any:
+    import llvmlite.binding as llvm
+
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    machine = llvm.Target.from_default_triple().create_target_machine(jit=True)
+    return llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)

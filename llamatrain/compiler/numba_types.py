@@ -1,0 +1,150 @@
+"""What bodies name, as Numba knows it: helpers, pointers and numbers made of words, bricks, and what is made later."""
+
+from functools import cache
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.core.dispatcher import Dispatcher
+from numba.core.registry import CPUDispatcher, cpu_target
+from numba.core.typing.typeof import typeof_impl
+from numba.extending import intrinsic
+
+from llamatrain.compiler.declare import Axes, Helper, Later, Pointer, Reals, fields_of, is_named_tuple, kind_of
+
+WORDS = types.CPointer(types.int64)
+
+
+def resolved(value: Any) -> Any:
+    """The type of what may have been made just now."""
+    cpu_target.typing_context.refresh()
+    cpu_target.target_context.refresh()
+    return cpu_target.typing_context.resolve_value_type(value)
+
+
+# ---- helpers ---------------------------------------------------------------
+
+
+class HelperCode(CPUDispatcher):
+    """A helper is compiled once for the types of its arguments, not once for each number that is written out in a call."""
+
+    def get_call_template(self, args: Any, kws: Any) -> Any:
+        plain = {name: types.unliteral(kind) for name, kind in kws.items()}
+        return super().get_call_template(tuple(map(types.unliteral, args)), plain)
+
+
+@cache
+def dispatcher_of(helper: Helper) -> Dispatcher:
+    how = {"fastmath": set(helper.fast) or False, "error_model": "numpy", "nopython": True, "_nrt": False}
+    how |= {"boundscheck": False, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    return HelperCode(helper.py_func, targetoptions=how)
+
+
+@typeof_impl.register(Helper)
+def _helper(value: Helper, context: Any) -> Any:
+    return types.Dispatcher(dispatcher_of(value))
+
+
+@typeof_impl.register(Later)
+def _later(value: Later, context: Any) -> Any:
+    return resolved(value.made)
+
+
+# ---- words to what they stand for ------------------------------------------
+
+
+def pointer_to(element: str) -> Any:
+    @intrinsic
+    def pointer(typing_context: Any, word: Any) -> Any:
+        kind = types.CPointer(getattr(types, element))
+
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return builder.inttoptr(args[0], context.get_value_type(kind))
+
+        return kind(types.int64), generate
+
+    return pointer
+
+
+@intrinsic
+def real_of(typing_context: Any, word: Any) -> Any:
+    """The float64 whose bits are `word`."""
+    return types.float64(types.int64), lambda context, builder, signature, args: builder.bitcast(args[0], ir.DoubleType())
+
+
+def call_by_name(symbol: str) -> Any:
+    """A call of a brick, wherever it is; all its integers come as one tuple."""
+
+    @intrinsic
+    def call(typing_context: Any, values: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            words = [
+                context.cast(builder, word, kind, types.int64)
+                for word, kind in zip(cgutils.unpack_tuple(builder, args[0]), values.types, strict=True)
+            ]
+            kind = ir.FunctionType(ir.VoidType(), [word.type for word in words])
+            builder.call(cgutils.get_or_insert_function(builder.module, kind, symbol), words)
+            return context.get_dummy_value()
+
+        return types.void(values), generate
+
+    return call
+
+
+# ---- arguments -------------------------------------------------------------
+
+
+def type_of(annotation: Any) -> Any:
+    """Of an argument, in Numba's types."""
+    if is_named_tuple(annotation):
+        return types.NamedTuple(tuple(map(type_of, fields_of(annotation))), annotation)
+    match kind_of(annotation):
+        case Pointer(element=element):
+            return types.CPointer(getattr(types, element))
+        case Reals():
+            return types.float64
+        case Axes(element=element, axes=axes):
+            return types.Array(getattr(types, element), axes, "C")
+    return types.int64
+
+
+class WordReader:
+    """Takes words one after the other, and makes values of them."""
+
+    def __init__(self, context: Any, builder: Any, words: Any) -> None:
+        self.context, self.builder, self.words, self.at = context, builder, words, 0
+
+    def rest(self) -> Any:
+        """The address of those that are left."""
+        return self.builder.gep(self.words, [ir.Constant(ir.IntType(64), self.at)])
+
+    def word(self) -> Any:
+        found = self.builder.load(self.rest())
+        self.at += 1
+        return found
+
+    def value(self, kind: Any) -> Any:
+        if isinstance(kind, types.NamedTuple | types.NamedUniTuple):
+            return self.context.make_tuple(self.builder, kind, [self.value(each) for each in kind])
+        if isinstance(kind, types.Array):
+            return self.array(kind)
+        word = self.word()
+        if isinstance(kind, types.CPointer):
+            return self.builder.inttoptr(word, self.context.get_value_type(kind))
+        return self.builder.bitcast(word, ir.DoubleType()) if kind == types.float64 else word
+
+    def array(self, kind: Any) -> Any:
+        made = self.context.make_array(kind)(self.context, self.builder)
+        size = self.context.get_abi_sizeof(self.context.get_data_type(kind.dtype))
+        data = self.builder.inttoptr(self.word(), made.data.type)
+        shape = [self.word() for _ in range(kind.ndim)]
+        strides = [ir.Constant(ir.IntType(64), size)]
+        for length in shape[:0:-1]:
+            strides.insert(0, self.builder.mul(length, strides[0]))
+        whole = {"shape": cgutils.pack_array(self.builder, shape), "strides": cgutils.pack_array(self.builder, strides)}
+        for name, value in whole.items():
+            setattr(made, name, value)
+        made.data, made.itemsize = data, ir.Constant(ir.IntType(64), size)
+        made.nitems = shape[0] if kind.ndim == 1 else self.builder.mul(*shape)
+        return made._getvalue()

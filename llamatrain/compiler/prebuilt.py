@@ -1,0 +1,114 @@
+"""The libraries of kernels that came with the package, one for each class of processors, and what tells them from others.
+
+`manifest.json` says of which sources they were made, and of each its sha256. It guards against damage and against sources
+that were edited since; against malice stands that nothing is loaded from where others can write.
+"""
+
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from llamatrain.compiler.loader import loaded
+from llamatrain.platform.cpu import processor
+from llamatrain.platform.open_file import content
+
+PACKAGE = Path(__file__).resolve().parent.parent
+SWITCH = "LLAMATRAIN_LIBRARIES"  # names another folder of libraries, or one without
+FOLDER = Path(os.environ.get(SWITCH) or PACKAGE / "compiler" / "libraries")
+MANIFEST, LARGEST = "manifest.json", 1 << 26
+COMPILED_HERE = (
+    "compiler",
+    "platform",
+    "kernels",
+    "gguf/quants",
+    "data/tokenizer",
+)  # the folders whose sources end up in machine code
+
+
+@cache
+def sources() -> str:
+    """A hash of all sources that end up in machine code."""
+    key = hashlib.sha256()
+    for source in sorted(path for folder in COMPILED_HERE for path in (PACKAGE / folder).rglob("*.py")):
+        key.update(source.relative_to(PACKAGE).as_posix().encode() + b"\0" + source.read_bytes() + b"\0")
+    return key.hexdigest()
+
+
+def file_of(name: str) -> str:
+    return f"{name}.so"
+
+
+def nothing(symbol: str) -> int:
+    return 0
+
+
+def library() -> tuple[Callable[[str], int], str]:
+    """What finds the kernels of this machine's class, and why there are none if there should be."""
+    name, manifest = processor().name, FOLDER / MANIFEST
+    try:
+        said = json.loads(content(manifest, LARGEST)[0])
+        made_of, expected = said["sources"], said["libraries"].get(name)
+    except (FileNotFoundError, NotADirectoryError):  # none came with it
+        return nothing, ""
+    except OSError as error:
+        return nothing, f"{manifest} cannot be read ({error.strerror or error})"
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):  # it is anything but a manifest
+        return nothing, f"{manifest} is damaged"
+    if expected is None:
+        return nothing, ""
+    if made_of != sources():
+        return nothing, "the kernels that came with the package are of other sources than these"
+    return _of(FOLDER / file_of(name), expected)
+
+
+def _of(path: Path, expected: Any) -> tuple[Callable[[str], int], str]:
+    if writer := next(filter(None, map(open_to, _ways(FOLDER / MANIFEST, path))), ""):
+        return nothing, f"the kernels that came with the package are passed over: {writer}"
+    try:
+        code = content(path, LARGEST)[0]
+        if hashlib.sha256(code).hexdigest() != expected:
+            return nothing, f"{path} is not what came with the package"
+        return loaded(code, shown=path.stem), ""
+    except OSError as error:
+        return nothing, f"{path} cannot be loaded ({error.strerror or error})"
+
+
+def _ways(*files: Path) -> dict[Path, None]:
+    """The files and two folders above each, wherever links lead."""
+    real = [Path(os.path.realpath(file)) for file in files]
+    return dict.fromkeys(place for file in real for place in (file, *file.parents[:2]))
+
+
+def open_to(path: Path) -> str:
+    """Who but the user and root can write there, if anybody can."""
+    if not hasattr(os, "geteuid"):
+        return ""
+    try:
+        status = path.stat()
+    except OSError as error:
+        return f"{path} cannot be read ({error.strerror or error})"
+    if status.st_uid not in (0, os.geteuid()):
+        return f"{path} belongs to another user"
+    if status.st_mode & stat.S_IWOTH or (status.st_mode & stat.S_IWGRP and not _is_alone_in(status.st_gid)):
+        return f"others can write to {path}"
+    return ""
+
+
+def _is_alone_in(group: int) -> bool:
+    """A group of the user's own, as many systems give to each, or root's."""
+    if group == 0:
+        return True
+    import grp
+    import pwd
+
+    try:
+        user = pwd.getpwuid(os.geteuid())
+        found = grp.getgrgid(group)
+    except KeyError:
+        return False
+    return group == user.pw_gid and found.gr_name == user.pw_name and set(found.gr_mem) <= {user.pw_name}

@@ -1,0 +1,166 @@
+"""Registers of `LANES` float32 as a type that kernels compute with, and the exponential with its kin.
+
+Loops over these are vectorised as written: a compiler that has to prove that arrays do not overlap gives up exactly where
+the plan lets a result lie on its source. A vector is read whole before anything is written, so elementwise kernels may
+work in place (`compiler/simd/memory.py`).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from llamatrain.compiler.simd import llvm_ops as W
+from llamatrain.compiler.simd.vector_type import Lanes, either, extreme, function, operators, reduction
+from llamatrain.compiler.vectors import LANES
+
+VECTOR = Lanes(f"vector{LANES}", W.FLOAT, LANES, (types.float32,))
+FLOATS = VECTOR.llvm
+EXACT = ("contract",)  # keeps the pass that relaxes arithmetic away from ours
+
+operators(VECTOR, EXACT, add="fadd", sub="fsub", mul="fmul", truediv="fdiv")
+sqrt = either(VECTOR, types.float32, lambda builder, x: W.of_itself(builder, "sqrt", x))
+splat = function(VECTOR, types.float32, lambda builder, x: W.splat(builder, x, FLOATS))
+larger = extreme(VECTOR, ">", W.NO_MINUS_ZERO)
+total, largest = (reduction(VECTOR, *how, flags={"reassoc"}) for how in (("fadd", -0.0), ("fmax",)))
+
+
+# ---- a choice for each lane -------------------------------------------------
+
+
+@intrinsic
+def otherwise(typing_context: Any, x: Any, at_zero: Any, value: Any) -> Any:
+    """`value`, but `at_zero` in the lanes where x is 0."""
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.select(builder.fcmp_ordered("==", args[0], W.each(FLOATS, 0.0)), args[1], args[2])
+
+    return VECTOR(VECTOR, VECTOR, VECTOR), generate
+
+
+@intrinsic
+def within(typing_context: Any, value: Any, index: Any, first: Any, end: Any, other: Any) -> Any:
+    """The lanes of `value`, whose first stands for `index`, that lie in first .. end; `other` in the rest."""
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        value, index, first, end, other = args
+        after, before = (W.first_lanes(builder, builder.sub(limit, index), LANES) for limit in (first, end))
+        return builder.select(builder.and_(before, builder.not_(after)), value, W.splat(builder, other, FLOATS))
+
+    return VECTOR(VECTOR, types.int64, types.int64, types.int64, types.float32), generate
+
+
+@intrinsic
+def between(typing_context: Any, value: Any, at: Any, first: Any, end: Any, other: Any) -> Any:
+    """`value` in the lanes where first <= at < end, `other` in the rest."""
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        value, at, first, end, other = args
+        inside = builder.and_(builder.fcmp_ordered("<=", first, at), builder.fcmp_ordered("<", at, end))
+        return builder.select(inside, value, other)
+
+    return VECTOR(VECTOR, VECTOR, VECTOR, VECTOR, VECTOR), generate
+
+
+# ---- lanes among themselves --------------------------------------------------
+
+
+def _shuffle(pattern: Callable[[int], int]) -> Any:
+    places = ir.Constant(W.like(FLOATS, W.INT), [pattern(lane) for lane in range(LANES)])
+    return function(VECTOR, VECTOR, lambda builder, x: builder.shuffle_vector(x, x, places))
+
+
+SIGNS = ir.Constant(FLOATS, [-1.0 if lane % 2 == 0 else 1.0 for lane in range(LANES)])
+evens = _shuffle(lambda lane: lane & ~1)  # a c .. of a b c d .., each twice
+odds = _shuffle(lambda lane: lane | 1)  # b d ..
+swapped = _shuffle(lambda lane: lane ^ 1)  # b a d c ..
+alternate = function(VECTOR, VECTOR, lambda builder, x: builder.fmul(x, SIGNS, flags=EXACT))  # -a b -c d ..
+
+
+# ---- bfloat16, of one number -------------------------------------------------
+
+to_bf16 = function(types.uint16, types.float32, W.to_bf16)
+from_bf16 = function(types.float32, types.uint16, W.from_bf16)
+
+
+# ---- the exponential --------------------------------------------------------
+
+LOG2_E, LN2_HIGH, LN2_LOW = 1.4426950408889634, 0.693145751953125, 1.428606765330187e-06
+# (e^r - 1 - r) / r^2 on |r| <= ln(2) / 2, relative error of e^r 3e-9: a minimax fit
+SERIES = (0.4999999403953552, 0.166665181517601, 0.041668422520160675, 0.008369063027203083, 0.0013813883997499943)
+SMALLEST, LARGEST = -104.0, 89.0  # beyond these it is 0 and infinity
+ROUND = 1.5 * 2.0**23  # adding it leaves the nearest integer in the low bits
+
+
+def _number(kind: Any, value: float) -> Any:
+    return W.each(kind, float(np.float32(value)))
+
+
+def _muladd(builder: Any, a: Any, b: Any, c: Any) -> Any:
+    return W.of_itself(builder, "fmuladd", a, b, c)
+
+
+def _clamped(builder: Any, x: Any, smallest: float, largest: float) -> Any:
+    for value, beyond in ((smallest, "<"), (largest, ">")):
+        limit = _number(x.type, value)
+        x = builder.select(builder.fcmp_ordered(beyond, x, limit, flags=W.NO_MINUS_ZERO), limit, x)
+    return x
+
+
+def _divided(builder: Any, x: Any) -> tuple[Any, Any, Any, Any]:
+    """x = n ln(2) + r: n, with its integer in the low bits and as a number; r; and (e^r - 1) / r."""
+    kind = x.type
+    rounded = _muladd(builder, x, _number(kind, LOG2_E), _number(kind, ROUND))
+    n = builder.fsub(rounded, _number(kind, ROUND), flags=EXACT)
+    high = _muladd(builder, n, _number(kind, -LN2_HIGH), x)
+    r = _muladd(builder, n, _number(kind, -LN2_LOW), high)
+    series = _number(kind, SERIES[-1])
+    for coefficient in SERIES[-2::-1]:
+        series = _muladd(builder, series, r, _number(kind, coefficient))
+    return rounded, n, r, _muladd(builder, series, r, _number(kind, 1.0))
+
+
+def _integer(builder: Any, rounded: Any) -> Any:
+    kind = W.like(rounded.type, W.INT)
+    return builder.sub(builder.bitcast(rounded, kind), W.each(kind, int(np.float32(ROUND).view(np.int32))))
+
+
+def _power(builder: Any, n: Any, kind: Any) -> Any:
+    """2^n of an integer."""
+    return builder.bitcast(builder.shl(builder.add(n, W.each(n.type, 127)), W.each(n.type, 23)), kind)
+
+
+def _exp(builder: Any, x: Any) -> Any:
+    """e^x = 2^n e^r, within 2 units of the last place; NaN stays NaN."""
+    kind = x.type
+    rounded, n, r, series = _divided(builder, _clamped(builder, x, SMALLEST, LARGEST))
+    series = _muladd(builder, series, r, _number(kind, 1.0))
+    if kind == FLOATS and LANES == 16:
+        words = (series, n, series, W.SHORT(0xFFFF), W.INT(4))
+        return W.call(builder, "llvm.x86.avx512.mask.scalef.ps.512", kind, *words)
+    # 2^n in two halves: n may be 128, or so low that the result loses bits
+    whole = _integer(builder, rounded)
+    half = builder.ashr(whole, W.each(whole.type, 1))
+    for part in (half, builder.sub(whole, half)):
+        series = builder.fmul(series, _power(builder, part, kind), flags=EXACT)
+    return series
+
+
+FLAT = 10.0  # from here on the hyperbolic tangent is 1
+
+
+def _tanh(builder: Any, x: Any) -> Any:
+    """(e^2x - 1) / (e^2x + 1), within 4 units of the last place, by a difference that loses none of them; NaN stays NaN."""
+    kind = x.type
+    x = _clamped(builder, x, -FLAT, FLAT)
+    rounded, _, r, series = _divided(builder, builder.fadd(x, x, flags=EXACT))
+    power = _power(builder, _integer(builder, rounded), kind)
+    less = builder.fmul(power, builder.fmul(series, r, flags=EXACT), flags=EXACT)
+    less = builder.fadd(less, builder.fsub(power, _number(kind, 1.0), flags=EXACT), flags=EXACT)
+    return builder.fdiv(less, builder.fadd(less, _number(kind, 2.0), flags=EXACT), flags=EXACT)
+
+
+exp, tanh = (either(VECTOR, types.float32, each) for each in (_exp, _tanh))

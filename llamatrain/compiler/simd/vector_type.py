@@ -1,0 +1,89 @@
+"""Numba's side of vectors: a type with lanes, the operators it has, and functions of it."""
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core.imputils import lower_builtin
+from numba.core.typing.templates import ConcreteTemplate, infer_global, signature
+from numba.extending import intrinsic, models, register_model
+
+from llamatrain.compiler.simd import llvm_ops as W
+
+
+class Lanes(types.Type):
+    """So many of LLVM's elements; numbers of the types `scalars` may stand beside them."""
+
+    def __init__(self, name: str, element: Any, count: int, scalars: Sequence[types.Type]) -> None:
+        self.llvm, self.scalars = ir.VectorType(element, count), scalars
+        super().__init__(name)
+
+
+@register_model(Lanes)
+class LanesModel(models.PrimitiveModel):
+    def __init__(self, manager: Any, kind: Any) -> None:
+        super().__init__(manager, kind, kind.llvm)
+
+
+def operators(kind: Lanes, flags: Sequence[str] = (), **instructions: str) -> None:
+    """Python's operators, by their names in `operator`, as LLVM's instructions; with each the one that assigns."""
+    for name, instruction in instructions.items():
+        for each in (name, "i" + name.rstrip("_")):
+            _define(getattr(operator, each), instruction, kind, {"flags": flags} if flags else {})
+
+
+def _define(operation: Callable[..., Any], instruction: str, kind: Lanes, how: dict[str, Any]) -> None:
+    pairs = [(kind, kind), *((kind, scalar) for scalar in kind.scalars), *((scalar, kind) for scalar in kind.scalars)]
+
+    @infer_global(operation)
+    class Operator(ConcreteTemplate):
+        cases = tuple(signature(kind, *pair) for pair in pairs)
+
+    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return getattr(builder, instruction)(*(W.splat(builder, arg, kind.llvm) for arg in args), **how)
+
+    for pair in pairs:
+        lower_builtin(operation, *pair)(lower)
+
+
+def function(gives: Any, takes: Any, generate: Callable[[Any, Any], Any]) -> Any:
+    """`generate(builder, value)` as a function of one value."""
+
+    @intrinsic
+    def call(typing_context: Any, x: Any) -> Any:
+        return gives(takes), lambda context, builder, sig, args: generate(builder, *args)
+
+    return call
+
+
+def either(kind: Lanes, number: types.Type, generate: Callable[[Any, Any], Any]) -> Any:
+    """`generate(builder, value)` as a function of a vector, or of a number."""
+
+    @intrinsic
+    def call(typing_context: Any, x: Any) -> Any:
+        given = x if x == kind else number
+        return given(given), lambda context, builder, sig, args: generate(builder, args[0])
+
+    return call
+
+
+def extreme(kind: Lanes, relation: str, flags: Sequence[str] = ()) -> Any:
+    """In each lane x where it stands in this relation to y, otherwise y: also where one of them is no number."""
+    how = {"flags": flags} if flags else {}
+
+    @intrinsic
+    def call(typing_context: Any, x: Any, y: Any) -> Any:
+        def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            x, y = (W.splat(builder, arg, kind.llvm) for arg in args)
+            return builder.select(builder.fcmp_ordered(relation, x, y, **how), x, y)
+
+        return kind(kind, y), generate
+
+    return call
+
+
+def reduction(kind: Lanes, name: str, *start: float, flags: set[str]) -> Any:
+    """The order of a sum over lanes is the compiler's, and always the same."""
+    return function(types.float32, kind, lambda builder, x: W.reduced(builder, name, x, start, flags))

@@ -1,0 +1,57 @@
+"""Numba set up to make object files for a class of processors, which need nothing of Numba's when they run."""
+
+from functools import cache
+from typing import Any
+
+import llvmlite.binding as llvm
+from numba.core import codegen, config
+from numba.core.registry import cpu_target
+
+from llamatrain.platform import cpu
+
+
+class Library(codegen.AOTCodeLibrary):
+    """Code that goes into other code: optimised there, once, and not here as well."""
+
+    def _optimize_final_module(self) -> None:
+        pass
+
+    def get_pointer_to_function(self, name: str) -> int:
+        """Nothing is run where it is compiled."""
+        return 0
+
+
+class Codegen(codegen.AOTCPUCodegen):
+    _library_class = Library
+
+    def _customize_tm_features(self) -> str:
+        here = cpu.processor()
+        return str(llvm.get_host_cpu_features().flatten()) if here.cpu == cpu.HOST else here.features
+
+    def set_env(self, name: str, environment: Any) -> None:
+        """What Numba's own functions would find their globals by."""
+
+    def optimise(self, module: Any) -> None:
+        """The passes of Numba's, over all that has become one module."""
+        for how in ({"loop_vectorize": self._loopvect, "slp_vectorize": False, "opt": self._opt_level, "cost": "cheap"}, {}):
+            passes, builder = self._module_pass_manager(**how)
+            passes.run(module, builder)
+
+    def object_of(self, module: Any) -> bytes:
+        return bytes(self._tm.emit_object(module))
+
+
+@cache
+def context() -> Any:
+    """Numba's context, which from here on makes code for the class of this process."""
+    made = cpu_target.target_context
+    # Addresses are integers here. Sinking one into a loop, LLVM may take the wrong summand for its pointer, find that it is 0
+    # for the caller (whose code it sees later), and drop the code as undefined: seen in a decoder. So it shall not do that.
+    llvm.set_option("", "-addr-sink-using-gep=false")
+    config.LLVM_REFPRUNE_PASS = 0  # nothing is counted
+    made._internal_codegen = Codegen("llamatrain", cpu.processor().cpu)
+    return made
+
+
+def typing() -> Any:
+    return cpu_target.typing_context

@@ -1,0 +1,321 @@
+"""All samples of some files under one number each: where they begin, how long they are, what of them is trained."""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from llamatrain.config.options import flag_of
+from llamatrain.data.chat.prompt import TokenizerLike
+from llamatrain.data.encode import REFUSED, TOO_MUCH, Encoder
+from llamatrain.data.files import DataFile
+from llamatrain.data.find_files import Use, check_apart, find_data, find_sources, naming
+from llamatrain.data.options import DataOptions
+from llamatrain.data.preference_records import Compare
+from llamatrain.data.split import split
+from llamatrain.data.token_cache import Store
+from llamatrain.errors import DataError
+from llamatrain.platform.terminal import say
+
+NAMED = 3  # places that a summary names before it says how many more there are
+GROUP = 64 * 10**6  # bytes of small files that share an entry of the cache
+
+
+@dataclass(frozen=True)
+class Part:
+    """Documents of some files. A row takes `ctx` targets of them; `lead` is 1 where a begin token stands before each row."""
+
+    sources: list[DataFile]
+    store: Store
+    documents: np.ndarray  # of cache.DOCUMENT
+    ctx: int
+    lead: int
+    overlapping: bool
+
+    @property
+    def only_text(self) -> bool:
+        """Whether all rows are full but the last of each document."""
+        return self.sources[0].kind == "text" and not self.documents["single"].any()
+
+    @cached_property
+    def counts(self) -> np.ndarray:
+        return self.within
+
+    @cached_property
+    def within(self) -> np.ndarray:
+        """How many samples each document makes; none where there is nothing to train in reach."""
+        size, first = self.documents["size"], self.documents["first"]
+        targets = size - 1 + self.lead
+        windows = np.maximum(size - self.ctx, 1) if self.overlapping else -(-targets // self.ctx)
+        reached = (first >= 0) & (first <= self.ctx - self.lead) & (targets > 0)
+        return np.where(reached, np.where(self.documents["single"], 1, windows), 0)
+
+    @cached_property
+    def ends(self) -> np.ndarray:
+        return np.cumsum(self.counts)
+
+    def __len__(self) -> int:
+        return int(self.ends[-1]) if len(self.ends) else 0
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """How many tokens each sample has."""
+        documents, counts = np.repeat(self.documents, self.counts), self.counts
+        first = (np.arange(len(self)) - np.repeat(self.ends - counts, counts)) * (1 if self.overlapping else self.ctx)
+        windows = np.minimum(documents["size"] - first, self.ctx + 1 - self.lead)
+        return np.where(documents["single"], documents["size"], windows)
+
+    def span(self, number: int) -> tuple[int, int, bool]:
+        """Begin and end in the store's tokens of a sample, and whether it is text that may begin anywhere."""
+        place = int(np.searchsorted(self.ends, number, side="right"))
+        document = self.documents[place]
+        begin, size = int(document["begin"]), int(document["size"])
+        if document["single"]:
+            return begin, begin + size, self.store.marks is None
+        first = (number - int(self.ends[place] - self.counts[place])) * (1 if self.overlapping else self.ctx)
+        return begin + first, begin + min(size, first + self.ctx + 1 - self.lead), True
+
+    def whole(self, place: int) -> "Sample":
+        """All of a document."""
+        begin, size = (int(self.documents[name][place]) for name in ("begin", "size"))
+        return self.sample(begin, begin + size, False)
+
+    def sample(self, begin: int, end: int, text: bool) -> "Sample":
+        tokens, marks = self.store.tokens.read(begin, end), self.store.marks
+        weights = np.ones(len(tokens), np.float32) if marks is None else marks.read(begin, end).astype(np.float32)
+        return Sample(tokens, weights, text)
+
+    def take(self, chosen: np.ndarray) -> "Part":
+        return replace(self, documents=self.documents[chosen])
+
+    def dealt(self) -> "Part":
+        """What a split deals out: text as documents of one row each, or of many where rows overlap."""
+        if not self.only_text:
+            return self
+        span = self.ctx * (16 if self.overlapping else 1)
+        starts = [np.arange(0, max(size - 1 + self.lead, 0), span) for size in self.documents["size"]]
+        pieces = np.repeat(self.documents, [len(start) for start in starts])
+        first = np.concatenate(starts)
+        pieces["begin"] += first
+        pieces["size"] = np.minimum(pieces["size"] - first, span + 1 - self.lead)
+        pieces["line"] = np.arange(len(pieces))
+        return replace(self, documents=pieces)
+
+    def places(self, chosen: np.ndarray) -> list[str]:
+        files, lines = (self.documents[name][chosen].tolist() for name in ("file", "line"))
+        return [f"{self.sources[file].name}:{line}" for file, line in zip(files, lines, strict=True)]
+
+    @property
+    def long(self) -> np.ndarray:
+        """Documents that do not fit their one row and lose their end."""
+        return self.documents["single"] & self.used & (self.documents["size"] > self.ctx + 1 - self.lead)
+
+    @property
+    def excessive(self) -> np.ndarray:
+        return self.documents["first"] == TOO_MUCH
+
+    @property
+    def refused(self) -> np.ndarray:
+        return self.documents["first"] == REFUSED
+
+    @property
+    def used(self) -> np.ndarray:
+        return self.counts > 0
+
+    @property
+    def unused(self) -> np.ndarray:
+        return ~self.used & (self.documents["first"] > TOO_MUCH)
+
+
+class Sample(NamedTuple):
+    tokens: np.ndarray
+    weights: np.ndarray  # float32; of each token as a target
+    text: bool  # may begin anywhere
+
+
+class Corpus:
+    """The samples of all parts, numbered through."""
+
+    def __init__(self, parts: Sequence[Part], ctx: int, lead: int | None) -> None:
+        self.parts, self.ctx, self.lead = list(parts), ctx, lead
+        self.ends = np.cumsum([len(part) for part in self.parts])
+
+    def __len__(self) -> int:
+        return int(self.ends[-1])
+
+    def __getitem__(self, number: int) -> Sample:
+        part, begin, end, text = self._find(number)
+        return part.sample(begin, end, text)
+
+    @cached_property
+    def sizes(self) -> np.ndarray:
+        """How many tokens each has."""
+        return np.concatenate([part.sizes for part in self.parts])
+
+    def answers(self, most: int) -> Iterator[Sample]:
+        """Some prompts and chats: the first of each part."""
+        for part, end in zip(self.parts, self.ends.tolist(), strict=True):
+            if part.sources[0].kind == "lines":
+                for place in np.flatnonzero(part.documents["single"] & (part.counts > 0))[:most]:
+                    yield self[end - len(part) + int(part.ends[place]) - 1]
+
+    def _find(self, number: int) -> tuple[Part, int, int, bool]:
+        part, number = self.part_of(number)
+        return part, *part.span(number)
+
+    def part_of(self, number: int) -> tuple[Part, int]:
+        """The part that a sample is of, and its number there."""
+        place = int(np.searchsorted(self.ends, number, side="right"))
+        return self.parts[place], number - (int(self.ends[place - 1]) if place else 0)
+
+    @property
+    def only_text(self) -> bool:
+        return all(part.only_text for part in self.parts)
+
+    @property
+    def plain(self) -> bool:
+        """Whether it all comes from plain text."""
+        return all(part.sources[0].kind == "text" for part in self.parts)
+
+    @property
+    def tokens(self) -> int:
+        return sum(int(part.documents["size"][part.used].sum()) for part in self.parts)
+
+    @property
+    def cut(self) -> list[str]:
+        """Where a document is longer than a row and loses its end."""
+        return [place for part in self.parts for place in part.places(part.long)]
+
+    @property
+    def skipped(self) -> list[str]:
+        """Where a document has no token that is trained, or none within a row."""
+        return [place for part in self.parts for place in part.places(part.unused)]
+
+    @property
+    def excessive(self) -> list[str]:
+        """Where a row was skipped because it takes too much time or memory."""
+        return [place for part in self.parts for place in part.places(part.excessive)]
+
+    @property
+    def refused(self) -> list[str]:
+        """Find the rows that are of no known form, or that the chat template refuses."""
+        return [place for part in self.parts for place in part.places(part.refused)]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of the samples and their order: a shuffle goes on only in the data that it began in."""
+        made = hashlib.sha256(repr((self.ctx, self.lead, [part.store.identity for part in self.parts])).encode())
+        for part in self.parts:
+            made.update(part.documents.tobytes())
+        return made.hexdigest()[:16]
+
+
+class Kind(NamedTuple):
+    """How documents become samples."""
+
+    part: type[Part] = Part
+    corpus: type[Corpus] = Corpus
+    compare: Compare | None = None
+
+
+PLAIN = Kind()
+
+
+def named(places: list[str]) -> str:
+    """`data.jsonl:3, 8, other.jsonl:1 and 5 more`, by paths from here where they are below."""
+    more, told, before = len(places) - NAMED, list[str](), ""
+    for place in places[:NAMED]:
+        file, _, number = place.rpartition(":")
+        told.append(number if file and file == before else from_here(place))
+        before = file
+    return ", ".join(told) + (f" and {more:,} more" if more > 0 else "")
+
+
+def from_here(path: str) -> str:
+    """A path as it is from the current folder, where it lies below that."""
+    with suppress(ValueError, OSError):
+        return str(Path(path).relative_to(Path.cwd()))
+    return path
+
+
+# ---- opening ---------------------------------------------------------------
+
+
+def open_corpus(
+    data: Sequence[str],
+    tokenizer: TokenizerLike,
+    options: DataOptions,
+    ctx: int,
+    seed: int,
+    kind: Kind = PLAIN,
+    use: Use = "train",
+) -> tuple[Corpus, Corpus | None]:
+    """The samples to train on, and those to validate with."""
+    found = find_data(data, options.mapping, use, options.raw)
+    sources, others = found.sources, [] if options.val_split else found.offered
+    if options.val:
+        others = find_sources(options.val, options.mapping, "validate", options.raw)
+    for line in found.told:
+        say(line if not found.offered or others is not found.offered else f"{line}; validated with: {naming(others)}")
+    check_apart(sources, others)
+    encoder = Encoder(tokenizer, options, ctx, kind.compare)
+    whole = partial(corpus_of, ctx=ctx, lead=encoder.lead, kind=kind)
+    parts = open_parts(sources, encoder, kind)
+    check_length(parts, ctx, encoder.lead)
+    if options.val_split:
+        train, validation = split(parts, name_of(parts), options.val_split, seed)
+        return whole(train), whole(validation)
+    plain = Encoder(tokenizer, replace(options, overlapping_samples=False), ctx, kind.compare)  # each token is judged once
+    return whole(parts), whole(open_parts(others, plain, kind)) if others else None
+
+
+def open_parts(sources: list[DataFile], encoder: Encoder, kind: Kind) -> list[Part]:
+    """Files of a kind together, but no more than a large one at a time: a change makes only its own part anew."""
+    groups = list[list[DataFile]]()
+    room = 0
+    for source in sources:
+        size = source.path.stat().st_size
+        if not groups or groups[-1][0].kind != source.kind or size > room:
+            groups.append([])
+            room = GROUP
+        groups[-1].append(source)
+        room -= size
+    overlapping = encoder.options.overlapping_samples and not encoder.options.pattern
+    stores = [encoder.store(group) for group in groups]
+    return [
+        kind.part(
+            sources=group,
+            store=store,
+            documents=store.documents,
+            ctx=encoder.ctx,
+            lead=encoder.lead is not None,
+            overlapping=overlapping and group[0].kind == "text",
+        )
+        for group, store in zip(groups, stores, strict=True)
+    ]
+
+
+def corpus_of(parts: list[Part], ctx: int, lead: int | None, kind: Kind) -> Corpus:
+    """One that has something to train on."""
+    corpus = kind.corpus(parts, ctx, lead)
+    if not len(corpus):
+        without = named(corpus.skipped + corpus.excessive + corpus.refused)
+        raise DataError(f"{name_of(parts)}: no row has a token to train on within {ctx} tokens: {without}")
+    return corpus
+
+
+def check_length(parts: list[Part], ctx: int, lead: int | None) -> None:
+    """Text must fill a row."""
+    targets = sum(int(part.documents["size"].sum()) for part in parts) - (lead is None)
+    if Corpus(parts, ctx, lead).only_text and targets < ctx:
+        less = f"take {flag_of('ctx')} {max(targets, 1)} or less, or more text"
+        raise DataError(f"{name_of(parts)}: too short for a row of {ctx}; {less}")
+
+
+def name_of(parts: list[Part]) -> str:
+    return naming([source for part in parts for source in part.sources])

@@ -1,0 +1,59 @@
+"""Pieces of work done by all cores, with their results in order and a bar over their bytes."""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from llamatrain.data.files import DataFile
+from llamatrain.data.find_files import naming
+from llamatrain.platform.terminal import bar
+
+ITEMS = 256  # lines, or samples, that make a task
+AHEAD = 8 << 20  # bytes of tasks whose results are not taken yet, one task aside
+A = TypeVar("A")
+B = TypeVar("B")
+
+
+def grouped(items: Iterable[tuple[int, A]]) -> Iterator[tuple[int, list[A]]]:
+    """Lists of items that make a task each, with their sizes: neither too many nor too large."""
+    group, size = list[A](), 0
+    for bytes_, item in items:
+        group.append(item)
+        size += bytes_
+        if len(group) == ITEMS or size > 1 << 20:
+            yield size, group
+            group, size = [], 0
+    if group:
+        yield size, group
+
+
+def in_order(work: Callable[[A], B], items: Iterable[tuple[int, A]], sources: list[DataFile]) -> Iterator[B]:
+    """Results in the order of the items, made by all cores; no more than a few are held."""
+    from llamatrain.distributed.cores import cores
+
+    waiting = deque[tuple[int, Future[B]]]()
+    with progress(sources) as told, ThreadPoolExecutor(threads := cores()) as pool:
+
+        def first() -> B:
+            size, future = waiting.popleft()
+            result = future.result()
+            told.update(size)
+            return result
+
+        try:
+            for size, item in items:
+                waiting.append((size, pool.submit(work, item)))
+                while len(waiting) > 2 * threads or sum(size for size, _ in waiting) > AHEAD:
+                    yield first()
+            while waiting:
+                yield first()
+        finally:
+            for _, future in waiting:
+                future.cancel()
+
+
+def progress(sources: list[DataFile]) -> Any:
+    """A bar that counts bytes, up to their number where that is known."""
+    total = sum(source.size for source in sources) if all(source.is_plain for source in sources) else None
+    return bar(f"tokenizing {naming(sources)}", total=total, unit="B", unit_scale=True)

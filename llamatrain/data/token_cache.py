@@ -1,0 +1,269 @@
+"""Tokens on disk: made once for the content of files and a tokenizer, found again by their key.
+
+An entry is a folder of plain arrays, written under another name and renamed, so that it is whole or not there:
+    sizes.json   the size and the CRC-32 of each of the arrays' files
+    tokens       int32      of all documents, one after the other
+    marks        uint8      1 where a token is trained; absent where all are
+    documents    DOCUMENT
+    notes        JSON: what is to be said of them, an object of texts; absent where there is nothing
+"""
+
+import json
+import os
+import tempfile
+import weakref
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+
+from llamatrain.compiler.cache import cache_key
+from llamatrain.errors import DataError
+from llamatrain.platform import cache_dir
+from llamatrain.platform.cache_prune import prune, used
+from llamatrain.platform.memory import give_back
+from llamatrain.platform.open_file import content, opened
+from llamatrain.platform.temp_files import NEW, goes_with_program, held, removed, share, sweep
+from llamatrain.platform.terminal import say
+
+TOKEN, MARK = np.dtype(np.int32), np.dtype(np.uint8)
+DOCUMENT = np.dtype(
+    [
+        ("begin", np.int64),  # in tokens
+        ("size", np.int64),
+        ("file", np.int32),  # which of the files it came from
+        ("line", np.int32),
+        (
+            "first",
+            np.int32,
+        ),  # its first trained token that can be a target; -1: none, -2: too much, -3: refused
+        ("single", np.bool_),  # makes one row at most; others are cut into as many as they fill
+    ]
+)
+PIECE = 1 << 20  # bytes read at once to check them
+MANY = 1 << 16  # documents looked at together
+LEAST = -3  # of a document's `first`: numbers below 0 say why there is none
+ATTEMPTS = 10  # to put an entry in its place, where other runs do the same
+
+
+@cache
+def cache_folder() -> Path:
+    """`~/.cache/llamatrain/tokens`; where that cannot be written, a folder that goes with the program."""
+    if (folder := cache_dir.cache_folder("tokens")) is None:
+        raise DataError(f"tokens can be kept nowhere, not even for a while: {cache_dir.SWITCH} names a folder for them")
+    return folder
+
+
+class Bounds(NamedTuple):
+    """What the numbers of an entry may be: compiled code takes them for what they say."""
+
+    ids: int  # the vocabulary's size
+    files: int
+    documents: int
+
+
+class OnDisk:
+    """An array in a file, read in pieces. A memory map would do it too, but its pages count as the program's memory:
+    rows come from everywhere, and each may bring a megabyte with it. The file stays open: it may be removed meanwhile."""
+
+    def __init__(self, path: Path, dtype: np.dtype[Any]) -> None:
+        self.folder, self.dtype = path.parent.parent, dtype
+        self.file, status = opened(path)
+        self.size = status.st_size
+        weakref.finalize(self, os.close, self.file)
+        share(self.file)
+        _allow_files(2 * self.file)
+
+    def read(self, begin: int, end: int) -> np.ndarray:
+        size = self.dtype.itemsize
+        found = os.pread(self.file, (end - begin) * size, begin * size)
+        if len(found) < min(end * size, self.size) - begin * size:
+            raise DataError(f"{self.folder}: tokens there were cut short while they were read; the same command makes them again")
+        return np.frombuffer(found, self.dtype)
+
+    def sum(self, below: int) -> list[int]:
+        """Size and CRC-32, as `StoreWriter` counts them, of numbers from 0 on that are below this."""
+        size = crc = 0
+        while piece := os.pread(self.file, PIECE, size):
+            size, crc = size + len(piece), zlib.crc32(piece, crc)
+            if np.frombuffer(piece, f"u{self.dtype.itemsize}").max() >= below:
+                raise ValueError("not among the numbers that may be there")
+        return [size, crc]
+
+
+def _allow_files(count: int) -> None:
+    """Data of a thousand files keeps more of them open than a program may by default, which is often 1024."""
+    try:
+        import resource
+    except ImportError:  # not a Unix
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and count > soft:
+        allowed = 2 * count if hard == resource.RLIM_INFINITY else min(2 * count, hard)
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+
+
+class Store:
+    """The documents of some files."""
+
+    def __init__(self, folder: Path, key: str, most: int) -> None:
+        self.key = self.identity = key  # the latter is what checkpoints know it by
+        self.tokens = OnDisk(folder / "tokens", TOKEN)
+        self.marks = OnDisk(folder / "marks", MARK) if os.path.lexists(folder / "marks") else None
+        self.documents = np.frombuffer(content(folder / "documents", most * DOCUMENT.itemsize)[0], DOCUMENT)
+        self.noted = content(folder / "notes", PIECE)[0] if os.path.lexists(folder / "notes") else b""
+        self.notes = {str(kind): str(told) for kind, told in dict(json.loads(self.noted or b"{}")).items()}
+
+    def sizes(self) -> dict[str, int]:
+        marks = {} if self.marks is None else {"marks": self.marks.size}
+        notes = {"notes": len(self.noted)} if self.noted else {}
+        return {"tokens": self.tokens.size, "documents": self.documents.nbytes, **marks, **notes}
+
+    def sums(self, bounds: Bounds) -> dict[str, list[int]]:
+        """What sizes.json says of these files."""
+        documents = [self.documents.nbytes, zlib.crc32(self.documents.view(np.uint8).data)]
+        marks = {} if self.marks is None else {"marks": self.marks.sum(2)}
+        notes = {"notes": [len(self.noted), zlib.crc32(self.noted)]} if self.noted else {}
+        return {"tokens": self.tokens.sum(bounds.ids), "documents": documents, **marks, **notes}
+
+    def fits(self, bounds: Bounds) -> bool:
+        """Whether the documents are those of these tokens, one after the other, and each has a mark."""
+        count = self.tokens.size // TOKEN.itemsize
+        if self.marks and self.marks.size != count:
+            return False
+        end, flag = 0, int(DOCUMENT.fields["single"][1])  # type: ignore[index]
+        for start in range(0, len(self.documents), MANY):
+            some = self.documents[start : start + MANY]
+            size, first = some["size"], some["first"]
+            if (size < 0).any() or (size > count).any():
+                return False
+            ends = end + np.cumsum(size)
+            flags = some.view(np.uint8).reshape(-1, DOCUMENT.itemsize)[:, flag]
+            if not (
+                (some["begin"] == ends - size).all()
+                and ((first >= LEAST) & (first < np.maximum(size, 1))).all()
+                and ((some["file"] >= 0) & (some["file"] < bounds.files) & (some["line"] > 0) & (flags <= 1)).all()
+            ):
+                return False
+            end = int(ends[-1])
+        return end == count
+
+
+@contextmanager
+def _keeping(folder: Path) -> Iterator[None]:
+    """Around what is done to the cache itself, and nothing else: its errors are told from those of the sources."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(
+            f"{folder}: tokens cannot be kept there: {error.strerror or error}; LLAMATRAIN_CACHE names another folder"
+        ) from None
+
+
+class StoreWriter:
+    """Takes documents one after the other."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.files: dict[str, BinaryIO] = {}
+        self.sums: dict[str, list[int]] = {}
+        self.begin = self.size = 0
+        for name in ("tokens", "documents"):  # they are there even where they stay empty
+            self._put(name, b"")
+
+    def write(self, tokens: np.ndarray, marks: np.ndarray | None = None) -> None:
+        """Add to the document that is open. An entry has marks for all of its tokens or for none."""
+        self._put("tokens", np.ascontiguousarray(tokens, TOKEN).view(np.uint8).data)
+        if marks is not None:
+            self._put("marks", np.ascontiguousarray(marks).data)
+        self.size += len(tokens)
+
+    def end(self, file: int, line: int, first: int = 0, single: bool = False) -> None:
+        document = (self.begin, self.size, file, line, first, single)
+        self._put("documents", np.array(document, DOCUMENT).tobytes())
+        self.begin, self.size = self.begin + self.size, 0
+
+    def note(self, notes: Mapping[str, str]) -> None:
+        if notes:
+            self._put("notes", json.dumps(notes).encode())
+
+    def _put(self, name: str, data: bytes | memoryview) -> None:
+        with _keeping(self.folder.parent):
+            if name not in self.files:
+                self.files[name] = (self.folder / name).open("wb")
+            self.files[name].write(data)
+        size, crc = self.sums.get(name, (0, 0))
+        self.sums[name] = [size + len(data), zlib.crc32(data, crc)]
+
+    def finish(self) -> None:
+        with _keeping(self.folder.parent):
+            for file in self.files.values():
+                file.flush()
+                os.fsync(file.fileno())
+            (self.folder / "sizes.json").write_text(json.dumps(self.sums))
+
+    def close(self) -> None:
+        for file in self.files.values():
+            with suppress(OSError):  # what is finished is written; else another error is on its way
+                file.close()
+
+
+def stored(key: str, fill: Callable[[StoreWriter], None], bounds: Bounds) -> Store:
+    """The entry of a key, be it where nothing can be written; made by `fill` where it is not there or not whole."""
+    known = cache_dir.wanted("tokens")
+    if known and (store := _whole(known / key, bounds)):
+        used(known / key)
+        return store
+    if known and os.path.lexists(known / key):
+        say(f"{known / key}: is not what was written there; the tokens are made again")
+    place = cache_folder() / key
+    return (_whole(place, bounds) if place.parent != known else None) or _made(place, fill, bounds)
+
+
+def _whole(place: Path, bounds: Bounds) -> Store | None:
+    """The entry there, if its files are what was written, and can be what is asked for."""
+    try:
+        sums = json.loads(content(place / "sizes.json", PIECE)[0])
+        sizes = {name: size for name, (size, _) in sums.items()}
+        store = Store(place, place.name, bounds.documents)
+        return store if store.sizes() == sizes and store.fits(bounds) and store.sums(bounds) == sums else None
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):  # the last: JSON that is nested too deep
+        return None
+
+
+def _made(place: Path, fill: Callable[[StoreWriter], None], bounds: Bounds) -> Store:
+    with ExitStack() as leaving:
+        with _keeping(place.parent), held(place.parent):  # so that nobody sees the new folder before it is held
+            sweep(place.parent, NEW)
+            made = goes_with_program(Path(tempfile.mkdtemp(prefix=NEW, dir=place.parent)))
+            leaving.callback(removed, made)
+        with closing(StoreWriter(made)) as writer:
+            fill(writer)
+            writer.finish()
+            give_back()
+        with _keeping(place.parent):
+            store = _placed(made, place, bounds)
+    prune(place.parent.parent, cache_key())
+    return store
+
+
+def _placed(made: Path, place: Path, bounds: Bounds) -> Store:
+    """The entry that has the place in the end: the one made, or that of a run that was faster."""
+    store = Store(made, place.name, bounds.documents)  # opened before others can see it, and move it
+    for attempt in range(ATTEMPTS):
+        with suppress(OSError):
+            made.rename(place)
+            return store
+        if faster := _whole(place, bounds):
+            return faster
+        aside = made.with_name(f"{made.name}-{attempt}")
+        with suppress(FileNotFoundError):  # another run has moved it
+            place.rename(aside)
+        removed(aside)
+    made.rename(place)
+    return store

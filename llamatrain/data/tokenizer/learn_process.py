@@ -1,0 +1,132 @@
+"""A vocabulary learned by a process of its own: what that takes is no part of the run, and is gone when it ends.
+
+In come the options in a line of JSON, and texts, each with its length before it, up to a length of -1; out comes a line of
+JSON. How far it is the process shows by itself.
+"""
+
+import json
+import os
+import signal
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import llamatrain
+from llamatrain.compiler.cache import code
+from llamatrain.data.tokenizer import new_vocab
+from llamatrain.data.tokenizer.tokenizer import to_bytes
+from llamatrain.distributed.launcher import unlaunched
+from llamatrain.errors import DataError
+from llamatrain.platform.terminal import is_shown, shown
+from llamatrain.platform.threads import launch
+
+LENGTH = struct.Struct("<q")
+END = LENGTH.pack(-1)
+
+
+def merges(texts: Iterable[str | bytes], size: int) -> list[tuple[str, str]]:
+    """As `new_vocabulary.merges`, which does it where no process can be started."""
+    new_vocab.check_size(size)
+    try:
+        child = started()
+    except OSError:
+        return new_vocab.merges(texts, size)
+    with ended(child):
+        with suppress(BrokenPipeError):  # what it has to say of that is read below
+            send(child, json.dumps({"size": size, "shown": is_shown()}).encode() + b"\n")
+            for text in map(to_bytes, texts):
+                send(child, LENGTH.pack(len(text)) + text)
+            send(child, END)
+        answer = answer_of(child)
+    code.said = code.said or answer["compiled"]
+    return [(left, right) for left, right in answer["merges"]]
+
+
+def started() -> "subprocess.Popen[bytes]":
+    if not sys.executable:
+        raise OSError
+    package = str(Path(llamatrain.__file__).resolve().parent.parent)
+    path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
+    words = [sys.executable, "-m", "llamatrain.data.tokenizer.learn_process"]
+    return subprocess.Popen(words, env={**unlaunched(), "PYTHONPATH": path}, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+def send(child: "subprocess.Popen[bytes]", data: bytes) -> None:
+    """The stream stays open behind the last: it ends with this process, and the child with it."""
+    assert child.stdin is not None
+    child.stdin.write(data)
+    child.stdin.flush()
+
+
+def answer_of(child: "subprocess.Popen[bytes]") -> dict[str, Any]:
+    assert child.stdout is not None
+    said = child.stdout.read()
+    try:
+        answer: dict[str, Any] = json.loads(said)
+    except ValueError:
+        code = child.wait()
+        how = f"signal {-code}, as where memory is short" if code < 0 else f"code {code}"
+        answer = {"error": f"no vocabulary could be learned: the process that learns ended with {how}"}
+    if "error" in answer:
+        raise DataError(answer["error"])
+    return answer
+
+
+@contextmanager
+def ended(child: "subprocess.Popen[bytes]") -> Iterator[None]:
+    try:
+        yield
+    finally:
+        child.kill()
+        for pipe in (child.stdin, child.stdout):
+            with suppress(OSError):  # what is left to write has no reader any more
+                assert pipe is not None
+                pipe.close()
+        child.wait()
+
+
+# ---- the process that learns -----------------------------------------------
+
+
+def received(stream: BinaryIO) -> Iterator[bytes]:
+    """The texts up to the end that is said; without one the parent is gone."""
+    while (length := LENGTH.unpack(whole(stream, LENGTH.size))[0]) >= 0:
+        yield whole(stream, length)
+    launch(threading.Thread(target=whole, args=[stream, 1], daemon=True))  # nothing more comes: ends with the parent
+
+
+def whole(stream: BinaryIO, size: int) -> bytes:
+    data = stream.read(size)
+    if len(data) < size:
+        os._exit(1)
+    return data
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    source = sys.stdin.buffer
+    options: dict[str, Any] = json.loads(source.readline())
+    with shown() if options["shown"] else nullcontext():
+        try:
+            found = new_vocab.merges(received(source), options["size"])
+            answer: dict[str, Any] = {"merges": found, "compiled": code.said}
+        except MemoryError:
+            answer = {"error": "no vocabulary could be learned: it takes too much memory"}
+        except DataError as error:
+            answer = {"error": str(error)}
+        except Exception as error:  # whatever goes wrong here is told by the parent
+            answer = {"error": f"no vocabulary could be learned: {' '.join(str(error).split())[:300] or type(error).__name__}"}
+    try:
+        sys.stdout.write(json.dumps(answer))
+        sys.stdout.flush()
+    finally:
+        os._exit(0)  # the thread that waits for the parent holds the stream
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,202 @@
+"""Text to code points, and code points to words by the programs of `patterns.py`, compiled."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from llamatrain.compiler.declare import Function, Held, I32s, I64Rows, I64s, Int, U8s, U32s, inline
+from llamatrain.data.tokenizer.regex import MANY, Expression
+
+ITEMS, ALTERNATIVES = 16, 64  # more than any expression has
+FROM, TO, NOW, LOW, HIGH = range(5)  # of an item that is tried: its run, how far it goes now, where it and those behind failed
+REPLACEMENT = np.int64(0xFFFD)  # for bytes that are not UTF-8, as llama.cpp has it
+
+
+class Splitter(NamedTuple):
+    """An expression: the classes that each code point is in, and its program."""
+
+    table: U32s
+    program: I64s
+
+    @staticmethod
+    def by(expression: Expression) -> Held:
+        return Held(Splitter(expression.marks, expression.program), Splitter)
+
+
+class Trial(NamedTuple):
+    """Of an alternative's items what was tried, and of alternatives up to where they cannot match."""
+
+    tried: I64Rows
+    dead: I64s
+
+    @staticmethod
+    def new() -> "Trial":
+        return Trial(np.empty((ITEMS + 1, 5), np.int64), np.zeros(ALTERNATIVES, np.int64))
+
+
+@inline
+def _continues(text, at, count):
+    if at + count >= len(text):
+        return False
+    read = at + 1
+    while read <= at + count and text[read] & 0xC0 == 0x80:
+        read += 1
+    return read > at + count
+
+
+@inline
+def _read(text, at):
+    """The code point at a place, and the place behind it.
+
+    As llama.cpp reads: each byte that cannot be read is one replacement, overlong forms and surrogates are read.
+    """
+    lead = np.int64(text[at])
+    more = 0 if lead < 0x80 else 1 if lead >> 5 == 6 else 2 if lead >> 4 == 14 else 3 if lead >> 3 == 30 else -1
+    if more < 0 or not _continues(text, at, more):
+        return REPLACEMENT, at + 1
+    code = lead & (0x7F >> (more + 1 if more > 0 else 0))
+    for i in range(at + 1, at + more + 1):
+        code = code << 6 | np.int64(text[i]) & 0x3F
+    return code if code <= 0x10FFFF else REPLACEMENT, at + more + 1
+
+
+@Function
+def code_points(text: U8s, codes: I32s, clean: U8s) -> tuple[Int, Int]:
+    """Text to code points, and to their UTF-8 again; how many there are of both."""
+    at, count, out = np.int64(0), np.int64(0), np.int64(0)
+    while at < len(text):
+        code, at = _read(text, at)
+        if code < 0x80:
+            clean[out] = code
+        else:
+            size = 1 if code < 0x800 else 2 if code < 0x10000 else 3
+            clean[out] = (0xFF00 >> (size + 1) & 0xFF) | code >> 6 * size
+            for i in range(1, size + 1):
+                clean[out + i] = 0x80 | code >> 6 * (size - i) & 0x3F
+            out += size
+        out += 1
+        codes[count] = code
+        count += 1
+    return count, out
+
+
+@Function
+def in_bytes(text: U8s, places: I64s) -> None:
+    """Make of places between code points those between a text's bytes."""
+    at = count = np.int64(0)
+    for i in range(len(places)):
+        while count < places[i]:
+            _, at = _read(text, at)
+            count += 1
+        places[i] = at
+
+
+@inline
+def _open(tried, item, at):
+    """The place, or the next before it, where it is not known that an item and those behind it do not match."""
+    return tried[item, LOW] - 1 if tried[item, LOW] <= at <= tried[item, HIGH] else at
+
+
+@inline
+def _close(tried, item, at):
+    """They do not match here, as they do not at the places beside that were found out before."""
+    if at == tried[item, LOW] - 1:
+        tried[item, LOW] = at
+    elif at == tried[item, HIGH] + 1:
+        tried[item, HIGH] = at
+    else:
+        tried[item, LOW] = tried[item, HIGH] = at
+
+
+@inline
+def _match(marks, at, end, program, start, tried):
+    """Where the alternative that begins at `start` of the program ends its match, or -1; and whether it met the end."""
+    items, forbidden = program[start], np.uint32(program[start + 1])
+    item, met, back = np.int64(0), False, False
+    while True:
+        if item < items:
+            row = start + 2 + 3 * item
+            bit, most = np.uint32(program[row]), program[row + 2]
+            to, known = at, tried[item, FROM] if back and most == MANY else np.int64(-1)
+            while to != known and to < end and to - at < most and marks[to] & bit:
+                to += 1
+            to = tried[item, TO] if to == known else to
+            met |= to == end and to - at < most
+            tried[item, FROM], tried[item, TO] = at, to
+            to = _open(tried, item + 1, to) if back else to
+            tried[item, NOW] = to
+            if to - at >= program[row + 1]:
+                at = to
+                item += 1
+                continue
+        elif at == end or not marks[at] & forbidden:
+            return at, met or (at == end and forbidden != 0)
+        if not back:
+            back = True
+            for i in range(items + 1):
+                tried[i, LOW] = tried[i, HIGH] = -2
+                if i > item:
+                    tried[i, FROM] = -2
+        _close(tried, item, at)
+        item -= 1
+        while item >= 0:
+            at = _open(tried, item + 1, tried[item, NOW] - 1)
+            if at - tried[item, FROM] >= program[start + 3 + 3 * item]:
+                break
+            _close(tried, item, tried[item, FROM])
+            item -= 1
+        if item < 0:
+            return np.int64(-1), met
+        tried[item, NOW] = at
+        item += 1
+
+
+@inline
+def _first_match(marks, at, end, program, tried, dead):
+    start, met, number = np.int64(0), False, np.int64(-1)
+    while start < len(program):
+        row = start
+        start += 2 + 3 * program[row]
+        number += 1
+        # most alternatives fail at their first character
+        if at < dead[number] or (program[row] and program[row + 3] and not marks[at] & np.uint32(program[row + 2])):
+            continue
+        to, looked = _match(marks, at, end, program, row, tried)
+        met |= looked
+        if to > at:
+            return to, met
+        if program[row + 3] == 1 and program[row + 4] == MANY:  # nor will it from another place of this run
+            dead[number] = tried[0, TO]
+    return np.int64(-1), met
+
+
+@Function
+def split(codes: I32s, cut: Splitter, pieces: I64s, words: I64s, marks: U32s, trial: Trial) -> tuple[Int, Int]:
+    """Split pieces, given by their ends, into an expression's matches and what stands between them.
+
+    Returns how many words there are, and how many code points more text behind the last piece could not cut otherwise.
+    """
+    last = pieces[-1]
+    for i in range(last):
+        marks[i] = cut.table[codes[i]]
+    count, at, settled, open_end = np.int64(0), np.int64(0), np.int64(0), False
+    for end in pieces:
+        begin = at
+        while at < end:
+            to, met = _first_match(marks, at, end, cut.program, trial.tried, trial.dead)
+            open_end |= met and end == last
+            if to < 0:
+                at += 1
+                continue
+            if at > begin:
+                words[count] = at
+                count += 1
+            words[count] = to
+            count += 1
+            at = begin = to
+            if not open_end:
+                settled = to
+        if at > begin:
+            words[count] = at
+            count += 1
+    return count, settled

@@ -1,0 +1,77 @@
+"""The processes that a launcher has started, once they have found each other."""
+
+import hashlib
+import os
+from contextlib import AbstractContextManager
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+
+from llamatrain import __version__
+from llamatrain.distributed.launcher import Launched
+from llamatrain.distributed.single import AGAIN, Alone, Failure, World
+from llamatrain.distributed.stderr import complain
+from llamatrain.errors import UsageError
+from llamatrain.platform.terminal import if_longer
+
+PACKAGE = Path(__file__).resolve().parents[1]
+EXTRA = "pip install 'llamatrain[mpi]'"
+PATIENCE = 300.0  # seconds until all have come: the first that start on a cluster may read everything from one disk
+
+
+def joined(told: Launched, failure: Failure | None = None) -> World:
+    """On all: also on those that have failed before they came here, so that nobody waits for them."""
+    if not told.joined:
+        raise UsageError(f"{told.words}, each as if it were alone: srun --mpi=pmix (or pmi2) lets them find each other")
+    if find_spec("mpi4py") is None:
+        if not told.several:
+            return Alone()
+        raise UsageError(f"{told.words}, and what they speak by is not installed: {EXTRA}")
+    with patient(told):
+        mpi = begun()
+        if told.several and mpi.COMM_WORLD.size == 1:
+            raise UsageError(
+                f"{told.words}, and found nobody: their launcher is of another MPI than mpi4py here; "
+                f"that of {EXTRA} is `mpiexec` beside it"
+            )
+        from llamatrain.distributed.mpi import Mpi
+
+        made = Mpi(failure)
+        made.compared({"version": __version__, "source code": hash_of_sources()})
+        return made
+
+
+def hash_of_sources() -> str:
+    """Return a hash of all sources of the package."""
+    key = hashlib.sha256()
+    for source in sorted(PACKAGE.rglob("*.py")):
+        key.update(source.relative_to(PACKAGE).as_posix().encode() + b"\0" + source.read_bytes() + b"\0")
+    return key.hexdigest()[:16]
+
+
+def begun() -> ModuleType:
+    """MPI, of which several threads may make use."""
+    import mpi4py
+
+    mpi4py.rc.initialize, mpi4py.rc.finalize = False, True
+    try:
+        from mpi4py import MPI
+
+        if not MPI.Is_initialized():
+            MPI.Init_thread(MPI.THREAD_MULTIPLE)
+    except (ImportError, RuntimeError, OSError) as error:  # what MPI itself raises is one, too
+        words = " ".join(str(error).split())
+        raise UsageError(f"MPI does not start: {words}; {EXTRA} brings one, a cluster's own stands in its manual") from error
+    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+        raise UsageError("this MPI was built for one thread at a time, and training takes several (MPI_THREAD_MULTIPLE)")
+    return MPI
+
+
+def patient(told: Launched) -> AbstractContextManager[None]:
+    """MPI itself waits for ever."""
+
+    def late() -> None:
+        complain(f"rank {told.rank}: the other processes did not come within {PATIENCE:g} s")
+        os._exit(AGAIN)
+
+    return if_longer(PATIENCE, late)

@@ -1,0 +1,142 @@
+"""Places in an arena for memory whose lives are known: none lies over another that lives at the same time.
+
+An arena may have to be made of several, none larger than so many bytes, where nobody can give one that large: they are laid end
+to end in one row of addresses, each as long as may be, and what is placed lies in one of them.
+
+Asked for is what is taken in some span of time. Lives are kept as segment trees keep them: a span is made of a few nodes, each
+half of the one above. A node knows the addresses that are taken during the whole of its time, and those at any moment of it,
+as bounds of intervals that do not touch; memory is packed tightly, so these are few, however long the graph is.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from llamatrain.platform.memory import ALIGNMENT
+
+LIMITLESS = 1 << 62
+Bounds = list[int]  # of intervals in their order: where each begins and ends
+
+
+def aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+@dataclass
+class Block:
+    """Memory that is one from the making of a value to the last reading of the last value that takes it over; or scratch."""
+
+    size: int
+    first: int
+    last: int
+
+
+def placed(blocks: Sequence[Block], most: int = LIMITLESS) -> tuple[list[int], list[int]]:
+    """An offset for each block, none over another that lives at the same time, and the sizes of the arenas.
+
+    Those go first that are there when most is, the largest of them before others: what that moment takes is the least that can
+    be, and nearly always enough. Where it is not, largest first is tried, too.
+    """
+    loads = loads_of(blocks)
+    seen = [int(loads[block.first : block.last + 1].max()) for block in blocks]
+    full_first = sorted(range(len(blocks)), key=lambda number: (-seen[number], -blocks[number].size, blocks[number].first))
+    found = in_order(blocks, full_first, most)
+    if sum(found[1]) > max(seen, default=0):
+        large_first = sorted(full_first, key=lambda number: (-blocks[number].size, blocks[number].first))
+        found = min(found, in_order(blocks, large_first, most), key=lambda each: sum(each[1]))
+    return found
+
+
+def loads_of(blocks: Sequence[Block]) -> np.ndarray:
+    """How much is there, at each time."""
+    changes = np.zeros(2 + max((block.last for block in blocks), default=0), np.int64)
+    for block in blocks:
+        changes[block.first] += aligned(block.size)
+        changes[block.last + 1] -= aligned(block.size)
+    return np.cumsum(changes)
+
+
+def in_order(blocks: Sequence[Block], order: Sequence[int], most: int) -> tuple[list[int], list[int]]:
+    """Each into the smallest gap that holds it between those that are there in its life. None lies across a multiple of `most`,
+    where one arena ends and the next begins; none is larger."""
+    offsets, arenas = [0] * len(blocks), [0]
+    taken = Taken(1 + max((block.last for block in blocks), default=0))
+    for number in order:
+        block, size = blocks[number], aligned(blocks[number].size)
+        if not size:
+            continue
+        offsets[number] = offset = best_fit(taken.during(block), size, most)
+        taken.take(block, offset, offset + size)
+        number, start = divmod(offset, most)
+        arenas += [0] * (number + 1 - len(arenas))
+        arenas[number] = max(arenas[number], start + size)
+    return offsets, arenas
+
+
+def best_fit(there: Sequence[tuple[int, int]], size: int, most: int = LIMITLESS) -> int:
+    """A place in the smallest gap that holds so much, the first of such; else behind all."""
+    best, found, top = 0, -1, 0
+    for start, end in there:
+        if size <= start - top and (found < 0 or start - top < best):
+            place = within_one(top, size, most)
+            if place + size <= start:
+                best, found = start - top, place
+        if end > top:
+            top = end
+    return within_one(top, size, most) if found < 0 else found
+
+
+def within_one(place: int, size: int, most: int) -> int:
+    """The place, or the begin of the next arena, where this one ends too soon."""
+    return place if place % most + size <= most else place - place % most + most
+
+
+class Taken:
+    """Addresses, by the times when they are taken."""
+
+    def __init__(self, times: int) -> None:
+        self.leaves = 1 << (times - 1).bit_length()
+        self.always: defaultdict[int, Bounds] = defaultdict(list)  # by node: the root is 1, below n are 2n and 2n + 1
+        self.ever: defaultdict[int, Bounds] = defaultdict(list)
+
+    def during(self, block: Block) -> list[tuple[int, int]]:
+        """What is taken at some time of a block's life, in order; some of it told twice."""
+        found = [self.ever[node] for node in self._span(block) if node in self.ever]
+        above = {end >> level for end in self._ends(block) for level in range(self.leaves.bit_length())}
+        found += [self.always[node] for node in above if node in self.always]
+        return sorted(pair for bounds in found for pair in zip(bounds[::2], bounds[1::2], strict=True))
+
+    def take(self, block: Block, start: int, end: int) -> None:
+        for node in self._span(block):
+            add(self.always[node], start, end)
+            while node and add(self.ever[node], start, end):  # what is there already is there above, too
+                node >>= 1
+
+    def _ends(self, block: Block) -> tuple[int, int]:
+        return self.leaves + block.first, self.leaves + block.last
+
+    def _span(self, block: Block) -> Iterator[int]:
+        """The nodes that a life is made of."""
+        low, high = self._ends(block)
+        high += 1
+        while low < high:
+            if low & 1:
+                yield low
+                low += 1
+            if high & 1:
+                high -= 1
+                yield high
+            low, high = low >> 1, high >> 1
+
+
+def add(bounds: Bounds, start: int, end: int) -> bool:
+    """Unite an interval with some; whether that changed them."""
+    low, high = bisect_left(bounds, start), bisect_right(bounds, end)
+    new = ([] if low & 1 else [start]) + ([] if high & 1 else [end])
+    if bounds[low:high] == new:
+        return False
+    bounds[low:high] = new
+    return True

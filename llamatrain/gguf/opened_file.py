@@ -1,0 +1,84 @@
+"""What an opened file is: values by their keys, and tensors that lie in it."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from llamatrain.errors import FileError
+from llamatrain.gguf.types import TensorInfo
+from llamatrain.gguf.values import Kind, Value
+from llamatrain.io.mapped_file import MappedFile, files_of
+
+T = TypeVar("T", int, float, bool, str, list, np.ndarray)
+
+
+class Metadata(Mapping[str, Any]):
+    """The values by their keys, decoded each time they are asked for; `typed` has them as they lie in the file."""
+
+    def __init__(self, typed: dict[str, Value]) -> None:
+        self.typed = typed
+
+    def __getitem__(self, key: str) -> Any:
+        return self.typed[key].decode()
+
+    def word(self, key: str) -> str | None:
+        """A value that is a text; nothing where it is another, such as an array, which is equal to no text."""
+        value = self.typed.get(key)
+        return value.decode() if value and value.kind is Kind.STRING else None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.typed)
+
+    def __len__(self) -> int:
+        return len(self.typed)
+
+
+@dataclass(frozen=True, slots=True)
+class FileTensor(TensorInfo):
+    offset: int  # in the file
+    file: np.ndarray = field(repr=False, compare=False)
+
+    @property
+    def raw(self) -> np.ndarray:
+        """The bytes in the file, without a copy: the tensor's shape, with a row's bytes as the last axis."""
+        whole = self.file[self.offset : self.offset + self.nbytes]
+        return whole.reshape(*self.shape[:-1], self.type.row_bytes(self.shape[-1]))
+
+
+@dataclass(frozen=True, slots=True)
+class Gguf:
+    """What is in a model's file, or in all the files of a split model."""
+
+    path: Path
+    metadata: Metadata
+    tensors: dict[str, FileTensor]
+
+    def value(self, key: str, kind: type[T], default: T | None = None) -> T:
+        """The value of a key, which must be of a kind; without a default it must be there."""
+        if key not in self.metadata:
+            if default is None:
+                raise FileError(f"{self.path}: the key {key} is missing")
+            return default
+        value = self.metadata[key]
+        if type(value) is not kind:
+            raise FileError(f"{self.path}: {key} is {self.metadata.typed[key].kind.name}, where {kind.__name__} is needed")
+        return value
+
+    @property
+    def files(self) -> list[MappedFile]:
+        """That its tensors lie in."""
+        return files_of(tensor.file for tensor in self.tensors.values())
+
+    @property
+    def kind(self) -> str:
+        told = self.metadata.word("general.type") if "general.type" in self.metadata else "model"
+        if told == "adapter":
+            return "adapter"
+        if "training.type" in self.metadata or "training.iteration_count" in self.metadata:
+            return "checkpoint"
+        if "general.architecture" not in self.metadata or told != "model":
+            return "other"
+        return "model" if self.tensors else "vocabulary" if "tokenizer.ggml.model" in self.metadata else "other"

@@ -1,0 +1,200 @@
+"""Weights as GGUF files hold them: to float32 or bf16, and back.
+
+Every type decodes. Those that people train on do so by compiled code; compiled kernels call `decoding.segment` themselves.
+What the `gguf` package decodes, and it decodes all the rest but four types, has the same bits here. F32, F16, BF16, Q8_0,
+Q4_0, Q4_1, Q5_0, Q5_1, Q2_K to Q6_K, IQ4_NL and IQ4_XS can be written.
+"""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from llamatrain.compiler.cache import HELP, code
+from llamatrain.errors import LlamatrainError
+from llamatrain.gguf.quants.kinds import BF16, COMPILED, F32, FROM_EXTREMES, NON_LINEAR, SEARCHED
+from llamatrain.gguf.types import TYPES, GgmlType
+
+CHUNK = 1 << 20  # weights that are in the work at once where numpy does it
+SHARE = 1 << 15  # weights that are worth a thread's while
+LARGEST = 65504.0  # of a half float: block scales are half floats
+ENCODED = tuple(kind.name for number, kind in TYPES.items() if number in FROM_EXTREMES | SEARCHED | {F32})
+
+
+class QuantError(LlamatrainError):
+    """Weights that a type cannot hold, or that no one can decode."""
+
+
+# ---- decoding -----------------------------------------------------------------------------------
+
+
+def decode(
+    raw: np.ndarray,
+    kind: GgmlType,
+    *,
+    bf16: bool = False,
+    out: np.ndarray | None = None,
+    threads: int = 1,
+) -> np.ndarray:
+    """The weights whose bytes are `raw`, an array of bytes with a row of blocks as its last axis.
+
+    The result, new or `out`, is float32, or with `bf16` bfloat16 (held as uint16), rounded to nearest, even when halfway.
+    """
+    columns, rest = divmod(raw.shape[-1], kind.size)
+    columns *= kind.block
+    if rest:
+        raise QuantError(f"rows of {raw.shape[-1]} bytes cannot be {kind.name}, whose blocks are {kind.size} bytes")
+    out = _target(out, (*raw.shape[:-1], columns), np.uint16 if bf16 else np.float32)
+    if out.size:
+        rows = raw.reshape(-1, raw.shape[-1])
+        if kind.number in COMPILED and code.able() and (not code.idle or _is_compiled()):
+            _decode_compiled(rows, kind, out.reshape(-1, columns), threads)
+        else:
+            _decode_plain(rows, kind, out.reshape(-1, columns))
+    return out
+
+
+def _target(out: np.ndarray | None, shape: tuple[int, ...], dtype: type) -> np.ndarray:
+    if out is None:
+        return np.empty(shape, dtype)
+    if out.shape != shape or out.dtype != dtype or not out.flags.c_contiguous:
+        raise ValueError(f"the result is {np.dtype(dtype)} {shape}, contiguous; `out` is {out.dtype} {out.shape}")
+    return out
+
+
+def _is_compiled() -> bool:
+    from llamatrain.gguf.quants.decoding import decode_rows
+
+    return bool(decode_rows.address)
+
+
+def _decode_compiled(rows: np.ndarray, kind: GgmlType, out: np.ndarray, threads: int) -> None:
+    from llamatrain.compiler.thread_pool import Table
+    from llamatrain.gguf.quants.decoding import decode_rows
+
+    bf16 = int(out.dtype == np.uint16)
+    source, to, elements = (rows.ctypes.data, rows.strides[0]), (out.ctypes.data, out.strides[0]), out.shape[1]
+    Table([decode_rows.call(kind.number, bf16, *source, *to, elements, items=len(rows), block=SHARE // elements)], threads)()
+
+
+def _decode_plain(rows: np.ndarray, kind: GgmlType, out: np.ndarray) -> None:
+    step = max(1, CHUNK // out.shape[1])
+    for lo in range(0, len(rows), step):
+        some = np.ascontiguousarray(rows[lo : lo + step])
+        with np.errstate(all="ignore"):  # a block may hold anything
+            values = np.ascontiguousarray(_plain(kind)(some).reshape(len(some), -1), np.float32)
+        if out.dtype == np.uint16:
+            out[lo : lo + step] = _rounded(values)
+        else:
+            out[lo : lo + step] = values
+
+
+def _rounded(values: np.ndarray) -> np.ndarray:
+    """To bfloat16, even when halfway; NaN stays NaN."""
+    bits = values.view(np.uint32)
+    nearest = (bits + np.uint32(0x7FFF) + (bits >> 16 & 1)) >> 16
+    return np.where(np.isnan(values), bits >> 16 | 0x40, nearest).astype(np.uint16)
+
+
+def _plain(kind: GgmlType) -> Callable[[np.ndarray], np.ndarray]:
+    """What makes numbers of rows of bytes, by numpy."""
+    if kind.name in NUMBERS:
+        return lambda rows: rows.view(NUMBERS[kind.name])
+    if kind.name in DEFINED:
+        return lambda rows: DEFINED[kind.name](rows.reshape(-1, kind.size))
+    import gguf
+
+    try:
+        number = gguf.GGMLQuantizationType(kind.number)
+        gguf.dequantize(np.zeros((1, kind.size), np.uint8), number)
+    except (ValueError, NotImplementedError) as error:
+        raise QuantError(f"no way is known to decode {kind.name}; a newer `gguf` package may have one") from error
+    return lambda rows: gguf.dequantize(rows, number)
+
+
+def _q8_k(blocks: np.ndarray) -> np.ndarray:
+    """d (float32), 256 codes, and sums of them that only products need"""
+    return blocks[:, :4].copy().view(np.float32) * blocks[:, 4:260].view(np.int8).astype(np.float32)
+
+
+def _q1_0(blocks: np.ndarray) -> np.ndarray:
+    """d (half), 128 bits: d or -d"""
+    d = blocks[:, :2].copy().view(np.float16).astype(np.float32)
+    return np.where(np.unpackbits(blocks[:, 2:], axis=1, bitorder="little") == 1, d, -d)
+
+
+NUMBERS = {"F64": np.float64, "I8": np.int8, "I16": np.int16, "I32": np.int32, "I64": np.int64}
+DEFINED = {"Q8_K": _q8_k, "Q1_0": _q1_0}  # the `gguf` package has these types, but not their meaning
+
+
+# ---- encoding -----------------------------------------------------------------------------------
+
+
+def encode(values: np.ndarray, kind: GgmlType, *, out: np.ndarray | None = None, threads: int = 1, name: str = "") -> np.ndarray:
+    """The bytes of weights, floats of any size, with a row's bytes as the last axis; `name` is what an error calls them."""
+    if kind.name not in ENCODED:
+        raise QuantError(f"{kind.name} cannot be written; {', '.join(ENCODED)} can")
+    if values.dtype.kind != "f":  # bfloat16 comes as integers
+        raise ValueError(f"weights to encode are floats; these are {values.dtype}")
+    columns = values.shape[-1]
+    if columns % kind.block:
+        raise QuantError(f"{name or 'weights'}: rows of {columns} cannot be {kind.name}, whose blocks are of {kind.block}")
+    out = _target(out, (*values.shape[:-1], columns // kind.block * kind.size), np.uint8)
+    for lo, hi in _pieces(values):
+        some = np.ascontiguousarray(values.reshape(-1, columns)[lo:hi], np.float32)
+        _check(some, kind, name, lo)
+        to = out.reshape(-1, out.shape[-1])[lo:hi]
+        if code.able():
+            _encode_compiled(some, kind, to, threads)
+        else:
+            to[:] = _encode_plain(some, kind)
+    return out
+
+
+def encoded(values: np.ndarray, kind: GgmlType, *, threads: int = 1, name: str = "") -> Iterator[np.ndarray]:
+    """The same bytes in pieces of some rows, so that a large tensor needs no second home."""
+    for lo, hi in _pieces(values):
+        yield encode(values.reshape(-1, values.shape[-1])[lo:hi], kind, threads=threads, name=name)
+
+
+def _pieces(values: np.ndarray) -> Iterator[tuple[int, int]]:
+    """Runs of rows that are worked on at once."""
+    if values.size:
+        rows, step = values.size // values.shape[-1], max(1, CHUNK // values.shape[-1])
+        yield from ((lo, min(rows, lo + step)) for lo in range(0, rows, step))
+
+
+def _check(values: np.ndarray, kind: GgmlType, name: str, above: int) -> None:
+    """Every value must be finite, and none so large that its block's scale is not."""
+    limit = np.finfo(np.float32).max if kind.number in (F32, BF16) else LARGEST
+    if -limit <= values.min() and values.max() <= limit:  # neither holds of NaN
+        return
+    row, column = np.argwhere(~(np.abs(values) <= limit))[0]
+    value = values[row, column]
+    why = "not finite" if not np.isfinite(value) else f"beyond {limit:g}, the largest half float"
+    raise QuantError(f"{name or 'weights'}: {value:g} at row {above + row}, column {column}, cannot be {kind.name}: it is {why}")
+
+
+def _encode_plain(values: np.ndarray, kind: GgmlType) -> np.ndarray:
+    if kind.number in SEARCHED:
+        raise QuantError(f"{kind.name} is written by compiled kernels alone; {HELP}")
+    import gguf
+
+    made: np.ndarray = gguf.quantize(values, gguf.GGMLQuantizationType(kind.number))
+    return made.view(np.uint8)
+
+
+def _encode_compiled(values: np.ndarray, kind: GgmlType, out: np.ndarray, threads: int) -> None:
+    from llamatrain.compiler.thread_pool import Table
+    from llamatrain.gguf.quants.encoding import encode_rows
+    from llamatrain.gguf.quants.iq4 import encode_iq4_rows
+    from llamatrain.gguf.quants.kquants import SHAPES, encode_k_rows
+
+    words = (kind.number, values.ctypes.data, values.strides[0], out.ctypes.data, out.strides[0], values.shape[1])
+    if kind.number == F32:
+        out[:] = values.view(np.uint8)
+    elif kind.number in SHAPES:
+        Table([encode_k_rows.call(*words, *SHAPES[kind.number], items=len(values), block=1)], threads)()
+    elif kind.number in NON_LINEAR:
+        Table([encode_iq4_rows.call(*words, items=len(values), block=1)], threads)()
+    else:
+        Table([encode_rows.call(*words, items=len(values), block=SHARE // values.shape[1])], threads)()

@@ -1,0 +1,236 @@
+"""Blocks of quantised weights to float32 or bf16: functions for compiled code, and the entry that decodes rows of them.
+
+`segment(kind, to, bf16, source, elements)` decodes a run of whole blocks that lie behind each other, such as a part of a row;
+`kind` is the type's number. A block's function has the layout of ggml's block of that name: d is a scale, m what is
+subtracted, q the codes.
+"""
+
+from llamatrain.compiler.declare import U8, Entry, Later, exact
+from llamatrain.compiler.vectors import sixteen as L
+from llamatrain.gguf.quants import kinds as K
+
+NON_LINEAR = Later(lambda: L.lookup(K.VALUES))
+
+
+@exact
+def put(to, bf16, at, value):
+    if bf16:
+        L.put_bf16s(to + 2 * at, value)
+    else:
+        L.put_floats(to + 4 * at, value)
+
+
+# ---- blocks of 32 -------------------------------------------------------------------------------
+
+
+@exact
+def q4_0(block, to, bf16):
+    d, q = L.get_half(block), L.get_bytes(block + 2)
+    put(to, bf16, 0, d * L.floats((q & 15) - 8))
+    put(to, bf16, 16, d * L.floats((q >> 4) - 8))
+
+
+@exact
+def q4_1(block, to, bf16):
+    d, m, q = L.get_half(block), L.get_half(block + 2), L.get_bytes(block + 4)
+    put(to, bf16, 0, d * L.floats(q & 15) + m)
+    put(to, bf16, 16, d * L.floats(q >> 4) + m)
+
+
+@exact
+def q5_0(block, to, bf16):
+    d, q = L.get_half(block), L.get_bytes(block + 6)
+    low, high = L.bits(L.get_short(block + 2)), L.bits(L.get_short(block + 4))
+    put(to, bf16, 0, d * L.floats((q & 15 | low << 4) - 16))
+    put(to, bf16, 16, d * L.floats((q >> 4 | high << 4) - 16))
+
+
+@exact
+def q5_1(block, to, bf16):
+    d, m, q = L.get_half(block), L.get_half(block + 2), L.get_bytes(block + 8)
+    low, high = L.bits(L.get_short(block + 4)), L.bits(L.get_short(block + 6))
+    put(to, bf16, 0, d * L.floats(q & 15 | low << 4) + m)
+    put(to, bf16, 16, d * L.floats(q >> 4 | high << 4) + m)
+
+
+@exact
+def q8_0(block, to, bf16):
+    d = L.get_half(block)
+    put(to, bf16, 0, L.floats(L.get_signed(block + 2)) * d)
+    put(to, bf16, 16, L.floats(L.get_signed(block + 18)) * d)
+
+
+@exact
+def iq4_nl(block, to, bf16):
+    d, q = L.get_half(block), L.get_bytes(block + 2)
+    put(to, bf16, 0, d * NON_LINEAR(q & 15))
+    put(to, bf16, 16, d * NON_LINEAR(q >> 4))
+
+
+# ---- blocks of 256, by sixteens -----------------------------------------------------------------
+
+
+@exact
+def q2_k(block, to, bf16):
+    d, dmin = L.get_half(block + 80), L.get_half(block + 82)
+    for i in range(16):
+        half, shift, part = i // 8, i % 8 // 2, i % 2
+        q = L.get_bytes(block + 16 + 32 * half + 16 * part) >> 2 * shift & 3
+        scale = L.get_byte(block + i)
+        put(to, bf16, 16 * i, d * L.real(scale & 15) * L.floats(q) - dmin * L.real(scale >> 4))
+
+
+@exact
+def q3_k_scale(scales, i):
+    """The i-th of sixteen numbers of 6 bits: the low four in eight bytes, the high two in four more."""
+    return L.get_byte(scales + i % 8) >> 4 * (i // 8) & 15 | (L.get_byte(scales + 8 + i % 4) >> 2 * (i // 4) & 3) << 4
+
+
+@exact
+def q3_k(block, to, bf16):
+    d = L.get_half(block + 108)
+    for i in range(16):
+        half, shift, part = i // 8, i % 8 // 2, i % 2
+        low = L.get_bytes(block + 32 + 32 * half + 16 * part) >> 2 * shift & 3
+        high = L.get_bytes(block + 16 * part) >> (i // 2) & 1
+        scale = q3_k_scale(block + 96, i) - 32
+        put(to, bf16, 16 * i, d * L.real(scale) * L.floats((low | high << 2) - 4))
+
+
+@exact
+def q4_k_scale(scales, i):
+    """The i-th scale of eight, of 6 bits; the mins stand four bytes further."""
+    if i < 4:
+        return L.get_byte(scales + i) & 63
+    return L.get_byte(scales + 4 + i) & 15 | L.get_byte(scales + (i - 4)) >> 6 << 4
+
+
+@exact
+def q4_k_min(scales, i):
+    if i < 4:
+        return L.get_byte(scales + 4 + i) & 63
+    return L.get_byte(scales + 4 + i) >> 4 | L.get_byte(scales + i) >> 6 << 4
+
+
+@exact
+def q4_k(block, to, bf16):
+    d, dmin = L.get_half(block), L.get_half(block + 2)
+    for i in range(8):
+        scale, m = d * L.real(q4_k_scale(block + 4, i)), dmin * L.real(q4_k_min(block + 4, i))
+        for part in range(2):
+            q = L.get_bytes(block + 16 + 32 * (i // 2) + 16 * part) >> 4 * (i % 2) & 15
+            put(to, bf16, 32 * i + 16 * part, scale * L.floats(q) - m)
+
+
+@exact
+def q5_k(block, to, bf16):
+    d, dmin = L.get_half(block), L.get_half(block + 2)
+    for i in range(8):
+        scale, m = d * L.real(q4_k_scale(block + 4, i)), dmin * L.real(q4_k_min(block + 4, i))
+        for part in range(2):
+            low = L.get_bytes(block + 48 + 32 * (i // 2) + 16 * part) >> 4 * (i % 2) & 15
+            high = L.get_bytes(block + 16 + 16 * part) >> i & 1
+            put(to, bf16, 32 * i + 16 * part, scale * L.floats(low | high << 4) - m)
+
+
+@exact
+def q6_k(block, to, bf16):
+    d = L.get_half(block + 208)
+    for i in range(16):
+        half, quarter, part = i // 8, i % 8 // 2, i % 2
+        low = L.get_bytes(block + 64 * half + 32 * (quarter % 2) + 16 * part) >> 4 * (quarter // 2) & 15
+        high = L.get_bytes(block + 128 + 32 * half + 16 * part) >> 2 * quarter & 3
+        put(to, bf16, 16 * i, d * L.real(L.get_int8(block + 192 + i)) * L.floats((low | high << 4) - 32))
+
+
+@exact
+def iq4_xs(block, to, bf16):
+    d, high = L.get_half(block), L.get_short(block + 2)
+    for i in range(8):
+        scale = L.get_byte(block + 4 + i // 2) >> 4 * (i % 2) & 15 | (high >> 2 * i & 3) << 4
+        q = L.get_bytes(block + 8 + 16 * i)
+        put(to, bf16, 32 * i, d * L.real(scale - 32) * NON_LINEAR(q & 15))
+        put(to, bf16, 32 * i + 16, d * L.real(scale - 32) * NON_LINEAR(q >> 4))
+
+
+# ---- a run of blocks ----------------------------------------------------------------------------
+
+
+@exact
+def block_of_32(kind, block, to, bf16):
+    if kind == K.Q4_0:
+        q4_0(block, to, bf16)
+    elif kind == K.Q4_1:
+        q4_1(block, to, bf16)
+    elif kind == K.Q5_0:
+        q5_0(block, to, bf16)
+    elif kind == K.Q5_1:
+        q5_1(block, to, bf16)
+    elif kind == K.Q8_0:
+        q8_0(block, to, bf16)
+    elif kind == K.IQ4_NL:
+        iq4_nl(block, to, bf16)
+
+
+@exact
+def block_of_256(kind, block, to, bf16):
+    if kind == K.Q2_K:
+        q2_k(block, to, bf16)
+    elif kind == K.Q3_K:
+        q3_k(block, to, bf16)
+    elif kind == K.Q4_K:
+        q4_k(block, to, bf16)
+    elif kind == K.Q5_K:
+        q5_k(block, to, bf16)
+    elif kind == K.Q6_K:
+        q6_k(block, to, bf16)
+    elif kind == K.IQ4_XS:
+        iq4_xs(block, to, bf16)
+
+
+@exact
+def sixteen(kind, source):
+    if kind == K.F16:
+        return L.get_halves(source)
+    return L.get_bf16s(source) if kind == K.BF16 else L.get_floats(source)
+
+
+@exact
+def one(kind, source):
+    if kind == K.F16:
+        return L.get_half(source)
+    return L.get_bf16(source) if kind == K.BF16 else L.get_float(source)
+
+
+@exact
+def plain(kind, to, bf16, source, elements):
+    """F32, K.F16 and K.BF16, of any length."""
+    size, done = 4 if kind == K.F32 else 2, elements // 16 * 16
+    for i in range(0, done, 16):
+        put(to, bf16, i, sixteen(kind, source + i * size))
+    for i in range(done, elements):
+        if bf16:
+            L.put_bf16(to + 2 * i, one(kind, source + i * size))
+        else:
+            L.put_float(to + 4 * i, one(kind, source + i * size))
+
+
+@exact
+def segment(kind, to, bf16, source, elements):
+    """Decode so many elements at `source`, whole blocks of them, to float32 or (bf16 = 1) bf16 at `to`."""
+    block, size, width = K.BLOCK[kind], K.SIZE[kind], 2 if bf16 else 4
+    if block == 1:
+        plain(kind, to, bf16, source, elements)
+    elif block == 32:
+        for i in range(elements // 32):
+            block_of_32(kind, source + i * size, to + i * 32 * width, bf16)
+    else:
+        for i in range(elements // 256):
+            block_of_256(kind, source + i * size, to + i * 256 * width, bf16)
+
+
+@Entry
+def decode_rows(lo, hi, thread, kind, bf16, source: U8, source_pitch, to: U8, to_pitch, elements):
+    """A pitch is what lies from row to row, in bytes."""
+    for row in range(lo, hi):
+        segment(kind, to + row * to_pitch, bf16, source + row * source_pitch, elements)

@@ -1,0 +1,23 @@
+"""The numbers of the types that compiled code knows, as it compares them, and what all types' blocks measure."""
+
+from llamatrain.gguf.types import TYPES, by_name
+
+
+def _number(name: str) -> int:
+    return by_name(name).number
+
+
+F32, F16, BF16 = map(_number, ("F32", "F16", "BF16"))
+Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL = map(_number, ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL"))
+Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_XS = map(_number, ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"))
+
+BLOCK, SIZE = (
+    tuple(getattr(TYPES[number], what) if number in TYPES else 0 for number in range(max(TYPES) + 1))
+    for what in ("block", "size")
+)
+
+FROM_EXTREMES = frozenset((F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0))
+NON_LINEAR = frozenset((IQ4_NL, IQ4_XS))
+SEARCHED = frozenset((Q2_K, Q3_K, Q4_K, Q5_K, Q6_K)) | NON_LINEAR
+COMPILED = FROM_EXTREMES | SEARCHED | {F32}
+VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)  # what codes of NON_LINEAR types stand for

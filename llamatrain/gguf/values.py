@@ -1,0 +1,112 @@
+"""Values of a GGUF file's metadata: a kind, and the bytes that follow it in the file."""
+
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from llamatrain.gguf.constants import GGUFValueType
+
+Kind: TypeAlias = GGUFValueType
+# What lies in the file; a bool is a byte that is zero or not.
+DTYPES: dict[Kind, np.dtype] = {
+    Kind.UINT8: np.dtype("<u1"),
+    Kind.INT8: np.dtype("<i1"),
+    Kind.UINT16: np.dtype("<u2"),
+    Kind.INT16: np.dtype("<i2"),
+    Kind.UINT32: np.dtype("<u4"),
+    Kind.INT32: np.dtype("<i4"),
+    Kind.FLOAT32: np.dtype("<f4"),
+    Kind.BOOL: np.dtype("<u1"),
+    Kind.UINT64: np.dtype("<u8"),
+    Kind.INT64: np.dtype("<i8"),
+    Kind.FLOAT64: np.dtype("<f8"),
+}
+U32 = struct.Struct("<I")
+LENGTH = struct.Struct("<Q")  # before the bytes of a string
+ARRAY = struct.Struct("<IQ")  # before the items of an array: their kind, and how many
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A value as it lies in a file: copied from file to file, it keeps its bytes."""
+
+    kind: Kind
+    raw: bytes | memoryview
+
+    def decode(self) -> Any:
+        """int, float, bool or str; of an array a view in numpy, or a list where its items are strings or arrays.
+
+        A str holds bytes that are not UTF-8 as lone surrogates (`surrogateescape`). The bytes must be sound: those that
+        come from a file have been walked through by its reader.
+        """
+        if self.kind is Kind.STRING:
+            return str(self.raw[LENGTH.size :], "utf-8", "surrogateescape")
+        if self.kind is Kind.ARRAY:
+            # Strings are cut faster from bytes; numbers stay where they lie.
+            return _items(self.raw if ARRAY.unpack_from(self.raw)[0] in DTYPES else bytes(self.raw), 0)[0]
+        value = np.frombuffer(self.raw, DTYPES[self.kind], 1)[0].item()
+        return bool(value) if self.kind is Kind.BOOL else value
+
+
+def _items(raw: bytes | memoryview, at: int) -> tuple[Any, int]:
+    """The items of the array that begins at a byte, and where it ends."""
+    kind, count = ARRAY.unpack_from(raw, at)
+    at += ARRAY.size
+    if kind == Kind.STRING:
+        return _strings(raw, at, count)
+    if kind == Kind.ARRAY:
+        arrays = []
+        for _ in range(count):
+            items, at = _items(raw, at)
+            arrays.append(items)
+        return arrays, at
+    dtype = DTYPES[Kind(kind)]
+    numbers = np.frombuffer(raw, dtype, count, at)
+    return numbers != 0 if kind == Kind.BOOL else numbers, at + count * dtype.itemsize
+
+
+def _strings(raw: bytes | memoryview, at: int, count: int) -> tuple[list[str], int]:
+    found, length_at = [], LENGTH.unpack_from
+    for _ in range(count):
+        start = at + LENGTH.size
+        at = start + length_at(raw, at)[0]
+        found.append(str(raw[start:at], "utf-8", "surrogateescape"))
+    return found, at
+
+
+# ---- making values ---------------------------------------------------------
+
+
+def packed(text: str) -> bytes:
+    """A text as GGUF has it everywhere: its length, and its bytes."""
+    raw = text.encode("utf-8", "surrogateescape")
+    return LENGTH.pack(len(raw)) + raw
+
+
+def number(kind: Kind, value: float) -> Value:
+    """A number, or a bool; an OverflowError where the kind cannot hold it."""
+    return Value(kind, np.array(value, DTYPES[kind]).tobytes())
+
+
+def string(text: str) -> Value:
+    return Value(Kind.STRING, packed(text))
+
+
+def numbers(kind: Kind, items: Sequence[float] | np.ndarray) -> Value:
+    array = np.asarray(items, DTYPES[kind])
+    return Value(Kind.ARRAY, ARRAY.pack(kind, array.size) + array.tobytes())
+
+
+def strings(items: Iterable[str]) -> Value:
+    encoded = [packed(item) for item in items]
+    return Value(Kind.ARRAY, ARRAY.pack(Kind.STRING, len(encoded)) + b"".join(encoded))
+
+
+u32 = partial(number, Kind.UINT32)
+u64 = partial(number, Kind.UINT64)
+f32 = partial(number, Kind.FLOAT32)
+boolean = partial(number, Kind.BOOL)

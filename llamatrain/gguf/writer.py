@@ -1,0 +1,88 @@
+"""Writes GGUF files as a stream: what will be in one is said first, then the tensors' data is given, one by one."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from llamatrain.errors import FileError
+from llamatrain.gguf.constants import ALIGNMENT, MAGIC, VERSION
+from llamatrain.gguf.parser import quoted
+from llamatrain.gguf.types import TensorInfo
+from llamatrain.gguf.values import LENGTH, U32, Value, packed
+from llamatrain.io.atomic_write import NewFile
+
+LONGEST_NAME = 63  # bytes of a tensor's name: llama.cpp refuses longer ones
+
+
+@contextmanager
+def new_gguf(
+    path: str | Path,
+    metadata: Mapping[str, Value],
+    tensors: Iterable[TensorInfo],
+    check: Callable[[Path], object] | None = None,
+) -> Iterator["Writer"]:
+    """A file being written, which takes its name when the `with` block is left without an error.
+
+    The metadata of another file is carried over as it is: `{**base.metadata.typed, "general.name": string("mine")}`.
+    """
+    infos = list(tensors)
+    alignment = metadata["general.alignment"].decode() if "general.alignment" in metadata else ALIGNMENT
+    if unfit := unfit_name(infos):
+        raise FileError(f"{path}: cannot be written: {unfit}")
+    with NewFile(path, check) as file:
+        writer = Writer(file, infos, alignment)
+        writer.pad(file.write(head(metadata, infos, alignment)))
+        yield writer
+        if writer.left:
+            raise ValueError(f"{len(writer.left)} tensors were not written, {writer.left[0].name} is next")
+
+
+class Writer:
+    def __init__(self, file: NewFile, infos: list[TensorInfo], alignment: int) -> None:
+        self.left = infos
+        self._file = file
+        self._alignment = alignment
+
+    def write(self, name: str, data: np.ndarray | Iterable[np.ndarray | bytes]) -> None:
+        """The data of the next tensor, in the order that was said: an array with its bytes, or chunks of them."""
+        info = self.left.pop(0)
+        if name != info.name:
+            raise ValueError(f"{name} is written where {info.name} is next")
+        chunks = (data,) if isinstance(data, np.ndarray) else data
+        written = sum(self._file.write(chunk) for chunk in chunks)
+        if written != info.nbytes:
+            raise ValueError(f"{name} has {info.nbytes} bytes, and {written} were written")
+        self.pad(written)
+
+    def put(self, at: int, data: bytes) -> None:
+        """In the place of what stands there, of values whose size is known before they are."""
+        self._file.put(at, data)
+
+    def pad(self, written: int) -> None:
+        self._file.write(bytes(-written % self._alignment))
+
+
+def unfit_name(infos: Sequence[TensorInfo]) -> str | None:
+    """What is wrong with a tensor's name: llama.cpp would not open the file."""
+    seen = set[str]()
+    for info in infos:
+        if len(packed(info.name)) - LENGTH.size > LONGEST_NAME:
+            return f"the tensor's name {quoted(info.name)} has more than {LONGEST_NAME} bytes"
+        if info.name in seen:
+            return f"two tensors are called {quoted(info.name)}"
+        seen.add(info.name)
+    return None
+
+
+def head(metadata: Mapping[str, Value], infos: Sequence[TensorInfo], alignment: int) -> bytes:
+    made = bytearray(MAGIC + U32.pack(VERSION) + LENGTH.pack(len(infos)) + LENGTH.pack(len(metadata)))
+    for key, value in metadata.items():
+        made += packed(key) + U32.pack(value.kind) + value.raw
+    offset = 0
+    for info in infos:
+        axes = b"".join(LENGTH.pack(axis) for axis in reversed(info.shape))
+        made += packed(info.name) + U32.pack(len(info.shape)) + axes + U32.pack(info.type.number) + LENGTH.pack(offset)
+        offset += -(-info.nbytes // alignment) * alignment
+    return bytes(made)

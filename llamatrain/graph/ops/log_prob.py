@@ -1,0 +1,42 @@
+"""Functions of log-probabilities, for losses that compare: of a handful of numbers in a batch."""
+
+from llamatrain.graph.ops.activations import sigmoid
+from llamatrain.graph.ops.arithmetic import mul
+from llamatrain.graph.ops.shape_rules import SECOND, floats, require
+from llamatrain.graph.tensor import Node, Spec, Tensor, gradient, op
+
+CERTAIN = -1e-6  # the largest logarithm of a probability that has odds: those of 1 are infinite
+
+
+@op(in_place=((0, 0),))
+def softplus(x: Spec) -> Spec:
+    """log(1 + exp(x)); of -x it is what the logarithm of a sigmoid lacks."""
+    return Spec(x.shape, floats(x))
+
+
+@gradient(softplus)
+def _(node: Node, dy: Tensor):
+    return (mul(dy, sigmoid(node.sources[0])),)
+
+
+@op(in_place=((0, 0),))
+def log_odds(x: Spec) -> Spec:
+    """log(p / (1 - p)) where x is log(p)."""
+    return Spec(x.shape, floats(x))
+
+
+@gradient(log_odds)
+def _(node: Node, dy: Tensor):
+    return (log_odds_back(dy, node.sources[0]),)
+
+
+@op(in_place=((0, 0), (0, 1)), no_gradient=SECOND)
+def log_odds_back(dy: Spec, x: Spec) -> Spec:
+    require(dy.shape == x.shape, "needs dy like x")
+    return Spec(x.shape, floats(dy, x))
+
+
+@op(in_place=((0, 0),), stops=True, no_gradient="it is taken as a number that nothing changes")
+def detached(x: Spec) -> Spec:
+    """x, past which no gradient goes."""
+    return Spec(x.shape, floats(x))

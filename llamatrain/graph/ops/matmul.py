@@ -1,0 +1,63 @@
+"""Products of matrices.
+
+y = x wᵀ, dx = dy w and dw = dyᵀ x: the three products of a linear layer, each the gradient of the others. y may have a bias: a
+number for each column, in y's own precision. Axes before the last two broadcast. Where a source is bf16 the other is rounded
+to it; the result is in full precision. w may be quantised: then it counts as the numbers that it stands for, in float32, and is
+frozen.
+"""
+
+from llamatrain.graph.ops.reduce import sum_to
+from llamatrain.graph.ops.shape_rules import broadcast, floats, require
+from llamatrain.graph.tensor import BF16, F32, Node, Quantised, Spec, Tensor, gradient, op
+
+
+def product(a: Spec, b: Spec, rows: int, columns: int, shared: tuple[int, int]) -> Spec:
+    require(len(a.shape) >= 2 and len(b.shape) >= 2, "needs matrices")
+    require(shared[0] == shared[1], f"{shared[0]} does not match {shared[1]}")
+    if isinstance(b.dtype, Quantised):
+        dtype = F32 if a.dtype is BF16 else floats(a)
+    else:
+        dtype = F32 if BF16 in (a.dtype, b.dtype) and {a.dtype, b.dtype} <= {BF16, F32} else floats(a, b)
+    return Spec((*broadcast(a.shape[:-2], b.shape[:-2]), rows, columns), dtype)
+
+
+@op(blocks=1, rounds=(0, 1))
+def matmul(x: Spec, w: Spec, bias: Spec | None = None) -> Spec:
+    """x wᵀ, plus the bias in each row: (m, k), (n, k), (n,) -> (m, n)"""
+    require(min(len(x.shape), len(w.shape)) >= 2, "needs matrices")
+    made = product(x, w, x.shape[-2], w.shape[-2], (x.shape[-1], w.shape[-1]))
+    if bias is not None:
+        require(bias.shape == made.shape[-1:] and bias.dtype is made.dtype, f"needs a bias {made.dtype}{[made.shape[-1]]}")
+    return made
+
+
+@gradient(matmul)
+def _(node: Node, dy: Tensor):
+    x, w, *bias = node.sources
+    return matmul_nn(dy, w), out_prod(dy, x), *(sum_to(dy, each.shape) for each in bias)
+
+
+@op(blocks=1, rounds=(0, 1))
+def matmul_nn(y: Spec, w: Spec) -> Spec:
+    """y w: (m, n), (n, k) -> (m, k)"""
+    require(min(len(y.shape), len(w.shape)) >= 2, "needs matrices")
+    return product(y, w, y.shape[-2], w.shape[-1], (y.shape[-1], w.shape[-2]))
+
+
+@gradient(matmul_nn)
+def _(node: Node, dx: Tensor):
+    y, w = node.sources
+    return matmul(dx, w), out_prod(y, dx)
+
+
+@op(rounds=(0, 1))
+def out_prod(a: Spec, b: Spec) -> Spec:
+    """aᵀ b: (t, n), (t, k) -> (n, k)"""
+    require(min(len(a.shape), len(b.shape)) >= 2, "needs matrices")
+    return product(a, b, a.shape[-1], b.shape[-1], (a.shape[-2], b.shape[-2]))
+
+
+@gradient(out_prod)
+def _(node: Node, d: Tensor):
+    a, b = node.sources
+    return matmul(b, d), matmul_nn(a, d)

@@ -1,0 +1,138 @@
+"""A file takes its name when it is whole, and not before: what stood there stays until then."""
+
+import os
+import stat
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from llamatrain.errors import FileError
+from llamatrain.io.partial_files import begun
+from llamatrain.platform.temp_files import removed
+
+PIECE = 1 << 20  # bytes that are copied at a time
+DEVICES = "/dev"
+PASSED_OVER = ".passed-over"  # behind the name of what makes way
+
+
+class NewFile:
+    """A file being written beside its place; leaving the `with` block without an error moves it there.
+
+    A link in its place is replaced, and what it leads to stays as it is. Nobody may read or write it who could not do so with
+    the file that it replaces. `check` looks at the file before it takes its name.
+    """
+
+    def __init__(self, path: str | Path, check: Callable[[Path], object] | None = None) -> None:
+        self.path, self._check = Path(path), check
+        try:
+            placed = os.path.lexists(path) and stat.S_IFMT(os.lstat(path).st_mode) not in (stat.S_IFREG, stat.S_IFLNK)
+            if placed or os.path.realpath(self.path.parent) == DEVICES:  # where links are devices, too
+                raise FileError(f"{path}: this is a folder, a device or a pipe, no place for a file")
+            self._temporary, self._file = begun(self.path)
+            narrow(self._temporary, self.path)
+        except OSError as error:
+            raise self._failure(error) from error
+
+    def write(self, data: np.ndarray | bytes) -> int:
+        """How many bytes were written: all of them."""
+        try:
+            return self._file.write(np.ascontiguousarray(data).data if isinstance(data, np.ndarray) else data)
+        except OSError as error:
+            raise self._failure(error) from error
+
+    def put(self, at: int, data: bytes) -> None:
+        """In the place of what was written there."""
+        try:
+            self._file.seek(at)
+            self._file.write(data)
+            self._file.seek(0, os.SEEK_END)
+        except OSError as error:
+            raise self._failure(error) from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            if kind is None:
+                self._keep()
+        except OSError as failure:
+            raise self._failure(failure) from failure
+        finally:
+            with suppress(OSError):  # of a disk that is full: closing writes what is left in the buffer
+                self._file.close()
+            removed(self._temporary)  # there is none after a move
+
+    def _keep(self) -> None:
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        if self._check:
+            self._look()
+        if os.name != "posix":
+            self._file.close()  # what is open keeps its name there; elsewhere it is held until it has its own
+        self._temporary.replace(self.path)
+        if os.name == "posix":
+            folder = os.open(self.path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+
+    def _look(self) -> None:
+        assert self._check
+        try:
+            self._check(self._temporary)
+        except FileError as error:
+            told = str(error).removeprefix(f"{self._temporary}: ")
+            raise FileError(f"{self.path}: is not kept, since it could not be read again: {told}") from error
+
+    def _failure(self, error: OSError) -> FileError:
+        return FileError(f"{self.path}: cannot be written: {error.strerror}")
+
+
+def narrow(new: Path, old: Path) -> None:
+    """Take the rights from a file that group and others do not have to the one that it replaces."""
+    with suppress(FileNotFoundError):
+        status = old.lstat()
+        if stat.S_ISREG(status.st_mode):
+            before = stat.S_IMODE(new.stat().st_mode)
+            if (mode := before & (status.st_mode | stat.S_IRWXU)) != before:
+                new.chmod(mode)
+
+
+def pass_over(file: Path) -> None:
+    """Leave it beside its place, under a name that nothing has."""
+    for number in count():
+        place = file.with_name(f"{file.name}{PASSED_OVER}{f'-{number}' if number else ''}")
+        if not os.path.lexists(place):
+            file.rename(place)
+            return
+
+
+def copied(source: Path, target: Path) -> None:
+    """A file as another, which takes its name when it is whole."""
+    try:
+        with source.open("rb") as file, NewFile(target) as copy:
+            while piece := file.read(PIECE):
+                copy.write(piece)
+    except OSError as error:
+        raise FileError(f"{source}: cannot be copied: {error.strerror}") from error
+
+
+def linked(source: Path, target: Path) -> None:
+    """A second name of a file, in the place of what has it; a copy, where a file has but one."""
+    hidden = target.with_name(f".{target.name}.{os.urandom(4).hex()}.tmp")
+    try:
+        narrow(source, target)
+        hidden.hardlink_to(source)
+        hidden.replace(target)
+    except OSError:  # a file system without hard links
+        copied(source, target)
+    finally:  # where both were names of one file already, it stays
+        with suppress(OSError):
+            hidden.unlink(missing_ok=True)

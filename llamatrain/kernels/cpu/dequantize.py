@@ -1,0 +1,65 @@
+"""Quantised weights to product tiles: the operand B that `tiles.pack_b` makes of the decoded weight, without that.
+
+pack_quantised(mode, to, kind, raw, row_bytes, across, first, rows, start, columns, room)
+    A weight W has a row of blocks for each output, `row_bytes` apart. Of it, `rows` rows from `first` on and `columns`
+    columns from `start` on, both whole blocks. `across` 0: for y = x Wᵀ, k are the columns; 1: for dx = dy W, k are
+    the rows. `to` takes panel_bytes(mode, rows, columns), or with `across` (mode, columns, rows). `room` is ROOM bytes of
+    the thread's own, aligned to 64: a slab of decoded weights that stays in the first-level cache. They are float32 where
+    float32 is multiplied, otherwise rounded to bf16.
+"""
+
+import numpy as np
+
+from llamatrain.compiler.declare import Brick, inline, u8
+from llamatrain.gguf.quants import kinds as K
+from llamatrain.gguf.quants.decoding import segment
+from llamatrain.kernels.cpu import tiles
+from llamatrain.kernels.cpu.tile_shape import TILE
+
+LOW, LONG = 16, 512  # rows and columns of a slab where rows become panels
+HIGH, SHORT = 32, 256  # where columns do: both sides whole tiles and whole blocks
+ROOM = 4 * HIGH * SHORT
+ALONG, ACROSS = np.int64(0), np.int64(1)  # typed, as a helper is compiled again for each plain constant
+
+
+@Brick
+def decode_run(kind, to, half, source, elements):
+    segment(kind, u8(to), half, u8(source), elements)
+
+
+decode_call = decode_run.call
+
+
+@inline
+def decode(kind, to, half, source, elements):
+    """Whole blocks that lie behind each other, to bf16 (half = 1) or float32."""
+    decode_call((kind, to, half, source, elements))
+
+
+@Brick
+def pack_slabs(mode, to, kind, raw, row_bytes, across, first, rows, start, columns, room):
+    block, size, depth = K.BLOCK[kind], K.SIZE[kind], tiles.tile_depth(mode)
+    half, element = (0, 4) if mode == tiles.FLOAT32 else (1, 2)
+    high, wide = (HIGH, SHORT) if across else (LOW, LONG)
+    down, along = (rows + high - 1) // high, (columns + wide - 1) // wide
+    for step in range(down * along):
+        row, column = step // along * high, step % along * wide
+        some, many = min(high, rows - row), min(wide, columns - column)
+        source = raw + (first + row) * row_bytes + (start + column) // block * size
+        for i in range(some):
+            decode(kind, room + i * many * element, half, source + i * row_bytes, many)
+        if across:
+            for panel in range(0, many, 16):
+                place = to + tiles.panel_bytes(mode, column + panel, rows) + row // depth * TILE
+                tiles.pack_b(mode, place, room + panel * element, half, ACROSS, many, min(16, many - panel), some)
+        else:
+            place = to + tiles.panel_bytes(mode, row, columns) + column // depth * TILE
+            tiles.pack_b(mode, place, room, half, ALONG, many, some, many)
+
+
+slabs_call = pack_slabs.call
+
+
+@inline
+def pack_quantised(mode, to, kind, raw, row_bytes, across, first, rows, start, columns, room):
+    slabs_call((mode, to, kind, raw, row_bytes, across, first, rows, start, columns, room))

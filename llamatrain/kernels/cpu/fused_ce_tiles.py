@@ -1,0 +1,137 @@
+"""What the head does with logits (`kernels/cpu/head.py`): a slice's products and sums, and rows that are finished from those."""
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from llamatrain.compiler.declare import F32, F64, I32, Entry, Real, f32, inline, u16
+from llamatrain.compiler.vectors import LANES, exp, load, load_to, splat, store, store_to, to_bf16, total, within
+from llamatrain.kernels.cpu import tiles
+from llamatrain.kernels.cpu.dequantize import ROOM
+from llamatrain.kernels.cpu.pack import Packed, Side, pack_part
+from llamatrain.kernels.cpu.softcap import bent, cap_flat
+from llamatrain.kernels.cpu.softmax import top_of
+
+ZERO = np.float32(0)
+
+
+class Chunk(NamedTuple):
+    """Some tokens and what is found of them: for each slice of the vocabulary, `width` wide, each row's largest logit and sum."""
+
+    width: int
+    rows: int
+    half: int
+    keeps: int
+    pitch: int
+    logits: Any
+    partial: F32
+    chosen: F32
+    targets: I32
+    cap: Real
+
+
+@inline
+def exponentials(line, to, width, top, inverse):
+    """exp(logit - top), times the cap's slope where there is one, rounded where `to` is bf16; and their sum before all that."""
+    so_far, whole = splat(ZERO), width // LANES * LANES
+    for i in range(0, whole, LANES):
+        value = exp(load(line, i) - top)
+        so_far += value
+        store(to, i, value if inverse == ZERO else value * bent(load(line, i), inverse))
+    if whole < width:
+        value = within(exp(load_to(line, whole, width) - top), whole, 0, width, ZERO)
+        so_far += value
+        kept = value if inverse == ZERO else value * bent(load_to(line, whole, width), inverse)
+        store_to(to, whole, width, kept, 0)
+    return total(so_far)
+
+
+@Entry
+def logits_slices(lo, hi, thread, side: Side, packed: Packed, own, chunk: Chunk):
+    """The side is the weight, a row for each of the vocabulary; what is made of a slice lies at `own` in a thread's memory."""
+    mode, width, rows, logits, targets = side.mode, chunk.width, chunk.rows, chunk.logits, chunk.targets
+    mine = packed.memory + packed.spare + thread * packed.each
+    made, decoding = mine + own, mine + packed.each - ROOM  # only quantised weights have that
+    inverse = np.float32(1 / chunk.cap) if chunk.cap != 0 and chunk.keeps else ZERO
+    tiles.begin(mode)
+    for item in range(lo, hi):
+        first, whole = item * width, packed.memory
+        columns = min(width, side.rows - first)
+        for k0 in range(0, side.k, side.k_block):
+            deep = min(side.k_block, side.k - k0)
+            pack_part(side, mine, side.source, 1, first, columns, k0, deep, decoding)
+            tiles.multiply(mode, made, width, whole, mine, rows, columns, deep, k0 > 0, 1)
+            whole += tiles.panel_bytes(mode, rows, deep)
+        for row in range(rows):
+            line, place, at = f32(made + row * width * 4), row * chunk.pitch + first, (item * rows + row) * 2
+            if chunk.cap != 0:
+                cap_flat(line, line, 0, columns, 1.0, chunk.cap, 0)
+            top = top_of(line, 0, columns)
+            if first <= targets[row] < first + columns:
+                chunk.chosen[row] = line[targets[row] - first]
+            if chunk.keeps and chunk.half:
+                rest = exponentials(line, u16(logits + place * 2), columns, top, inverse)
+            else:
+                rest = exponentials(line, f32(logits + place * 4) if chunk.keeps else line, columns, top, inverse)
+            chunk.partial[at], chunk.partial[at + 1] = top, rest
+    tiles.end(mode)
+
+
+@inline
+def log_sum(partial, row, rows, slices):
+    """The logarithm of a row's sum of exponentials, from those of its slices."""
+    top, so_far = partial[row * 2], 0.0
+    for item in range(slices):
+        top = max(top, partial[(item * rows + row) * 2])
+    for item in range(slices):
+        at = (item * rows + row) * 2
+        so_far += partial[at + 1] * math.exp(partial[at] - top)
+    return top + math.log(so_far)
+
+
+@Entry
+def judge_rows(lo, hi, thread, chunk: Chunk, weights: F32, right: F64, v, slices):
+    """Whether no logit of a row is larger than its target's."""
+    partial, chosen, targets, rows = chunk.partial, chunk.chosen, chunk.targets, chunk.rows
+    for row in range(lo, hi):
+        right[row] = partial[row * 2]
+    for item in range(1, slices):
+        for row in range(lo, hi):
+            right[row] = max(right[row], partial[(item * rows + row) * 2])
+    for row in range(lo, hi):
+        judged = weights[row] != 0 and 0 <= targets[row] < v
+        right[row] = 1.0 if judged and chosen[row] >= right[row] else 0.0
+
+
+@inline
+def turn_slice(line, first, end, factor):
+    for i in range(first, end, LANES):
+        store_to(line, i, end, load_to(line, i, end) * factor if factor != 0 else splat(ZERO), 0)
+
+
+@Entry
+def finish_rows(lo, hi, thread, chunk: Chunk, weights: F32, dloss: F32, losses: F64, v, slices):
+    partial, chosen, targets = chunk.partial, chunk.chosen, chunk.targets
+    width, rows, half, keeps, pitch, logits = chunk.width, chunk.rows, chunk.half, chunk.keeps, chunk.pitch, chunk.logits
+    for row in range(lo, hi):
+        target = targets[row] if weights[row] != 0 else -1
+        less = log_sum(partial, row, rows, slices)
+        losses[row] = weights[row] * (less - chosen[row]) if target >= 0 else 0.0
+        if target >= v:  # shows in the loss, and writes to no foreign memory
+            losses[row], target = math.nan, -1
+        factor = weights[row] * dloss[0] if target >= 0 else ZERO
+        here, at_target = logits + row * pitch * (2 if half else 4), factor * np.float32(math.exp(chosen[row] - less) - 1)
+        if chunk.cap != 0:
+            at_target *= bent(chosen[row], np.float32(1 / chunk.cap))
+        for item in range(slices if keeps else 0):
+            first, relative = item * width, np.float32(partial[(item * rows + row) * 2] - less)
+            scale = factor * exp(relative) if target >= 0 else ZERO
+            if half:
+                turn_slice(u16(here), first, min(v, first + width), scale)
+            else:
+                turn_slice(f32(here), first, min(v, first + width), scale)
+        if keeps and target >= 0 and half:
+            u16(here)[target] = to_bf16(at_target)
+        elif keeps and target >= 0:
+            f32(here)[target] = at_target

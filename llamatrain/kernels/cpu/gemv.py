@@ -1,0 +1,107 @@
+"""Products of a few rows, as in decoding: y = x wᵀ reads the weight once, where it lies, and packs nothing.
+
+A job has some rows of w, and takes the dot product of each with every row of x. No sum is split, so that the number of threads
+changes no bits. What is not of the product's precision (a quantised weight, float32 for bf16) is decoded row by row.
+"""
+
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+import numpy as np
+
+from llamatrain.compiler.declare import F32, Call, Entry, f32, inline, u16
+from llamatrain.compiler.vectors import LANES, load, load_to, splat, total
+from llamatrain.gguf.quants import kinds as K
+from llamatrain.gguf.quants.decoding import decode_rows
+from llamatrain.kernels.cpu.chunking import portion
+from llamatrain.kernels.cpu.dequantize import decode
+from llamatrain.kernels.quantized import Blocks
+
+MOST = 3  # rows of x: with more, packing is faster
+LINE = 64
+STEP = 4 * LANES
+ZERO = np.float32(0)
+
+
+@dataclass(frozen=True)
+class FewRows:
+    x: Any  # (rows, k) after whatever leading axes
+    w: Any  # (n, k)
+    half: bool  # whether the product is one of bf16
+    threads: int
+
+    @property
+    def rows(self) -> int:
+        return int(self.x.size // self.x.shape[-1])
+
+    @property
+    def rounds(self) -> bool:
+        """Whether x is not of the product's precision."""
+        return self.half and self.x.dtype != np.uint16
+
+    @property
+    def copy_bytes(self) -> int:
+        return ceil(self.x.size * 2 / LINE) * LINE if self.rounds else 0
+
+    @property
+    def kind(self) -> int:
+        """Of the weight's elements, as ggml numbers them."""
+        return self.w.kind.number if isinstance(self.w, Blocks) else K.BF16 if self.w.dtype == np.uint16 else K.F32
+
+    @property
+    def room(self) -> int:
+        """What a thread needs to decode a row."""
+        k = self.w.shape[-1]
+        return 0 if self.kind == (K.BF16 if self.half else K.F32) else ceil(k * (2 if self.half else 4) / LINE) * LINE
+
+    @property
+    def scratch(self) -> int:
+        return self.copy_bytes + self.threads * self.room
+
+    def calls(self, y: np.ndarray, scratch: np.ndarray, bias: Any = 0) -> list[Call]:
+        made, x, (*_, n, k) = [], self.x, self.w.shape
+        if self.rounds:
+            rounding = {"source": x, "source_pitch": k * 4, "to": scratch, "to_pitch": k * 2, "elements": k}
+            made.append(decode_rows.call(K.F32, 1, **rounding, items=self.rows, block=self.rows))
+            x = scratch
+        w, row_bytes = (self.w.raw, self.w.row_bytes) if isinstance(self.w, Blocks) else (self.w, k * self.w.itemsize)
+        weight = {"kind": self.kind, "w": w, "row_bytes": row_bytes}
+        spare = {"scratch": scratch[self.copy_bytes :], "room": self.room}
+        block = portion(n, self.rows * k // LANES)
+        how = {"y": y, "n": n, "bias": bias, **spare}
+        return [*made, multiply_few.call(self.half, x, self.rows, k, **weight, **how, items=n, block=block)]
+
+
+# ---- compiled ----------------------------------------------------------------------------------
+
+
+@inline
+def dot(x, w, count):
+    a, b, c, d = splat(ZERO), splat(ZERO), splat(ZERO), splat(ZERO)
+    whole = count // STEP * STEP
+    for i in range(0, whole, STEP):
+        a += load(x, i) * load(w, i)
+        b += load(x, i + LANES) * load(w, i + LANES)
+        c += load(x, i + 2 * LANES) * load(w, i + 2 * LANES)
+        d += load(x, i + 3 * LANES) * load(w, i + 3 * LANES)
+    for i in range(whole, count, LANES):
+        a += load_to(x, i, count) * load_to(w, i, count)
+    return total((a + b) + (c + d))
+
+
+@Entry
+def multiply_few(lo, hi, thread, half, x, rows, k, kind, w, row_bytes, y: F32, n, bias, scratch, room):
+    mine = scratch + thread * room
+    for column in range(lo, hi):
+        here = w + column * row_bytes
+        if room:
+            decode(kind, mine, half, here, k)
+            here = mine
+        for row in range(rows):
+            if half:
+                y[row * n + column] = dot(u16(x + row * k * 2), u16(here), k)
+            else:
+                y[row * n + column] = dot(f32(x + row * k * 4), f32(here), k)
+            if bias:
+                y[row * n + column] += f32(bias)[column]

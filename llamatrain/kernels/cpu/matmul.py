@@ -1,0 +1,252 @@
+"""Matrix products: y = x wᵀ, dx = dy w, dw = dyᵀ x, over leading axes that broadcast.
+
+All are C[m, n] = sum over k of A[m, k] B[n, k]; the three differ in which axis of a source lies contiguous. The operand with
+fewer rows is packed first, whole, by all threads. Then each job takes a slice of the other one, packs it for itself, and makes
+the rows or columns of C that belong to it. k goes in blocks of one size in one order, so that jobs may be cut for balance:
+no sum depends on it. What is too large to be packed at once is done a range of k, or a group of batch entries, at a time.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil, prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from llamatrain.compiler.declare import I64, Call, Entry, f32, inline
+from llamatrain.compiler.vectors import LANES, load_to, store_to
+from llamatrain.kernels.cpu import tiles
+from llamatrain.kernels.cpu.dequantize import ROOM
+from llamatrain.kernels.cpu.gemv import MOST, FewRows
+from llamatrain.kernels.cpu.pack import HALVES, WORTH, Operand, Packed, Side, entry_of, pack_call, pack_part, packs
+from llamatrain.kernels.cpu.registry import Array, kernel
+
+PACKED = 3 << 20  # bytes of the whole operand that are packed at a time
+
+
+class Slice(NamedTuple):
+    """Rows of the other operand and as many of k: what stays in the second-level cache."""
+
+    rows: int
+    k: int
+
+
+def largest_slice(mode: int) -> Slice:
+    """C is read and written once more for each block of k. The tile unit ends with a slice sooner than the next one comes."""
+    return Slice(256, 2048) if mode == tiles.TILES else Slice(128, 1024)
+
+
+@dataclass(frozen=True)
+class Product:
+    a: Operand
+    b: Operand
+    mode: int
+    threads: int
+
+    @cached_property
+    def lead(self) -> tuple[int, ...]:
+        return np.broadcast_shapes(self.a.lead, self.b.lead)
+
+    @property
+    def whole_is_a(self) -> bool:
+        return self.a.count < self.b.count
+
+    @property
+    def whole(self) -> Operand:
+        return self.a if self.whole_is_a else self.b
+
+    @property
+    def sliced(self) -> Operand:
+        return self.b if self.whole_is_a else self.a
+
+    def bytes_of(self, count: int, k: int) -> int:
+        return tiles.packed_bytes(self.mode, count, k)
+
+    @property
+    def block(self) -> int:
+        return max(1, min(self.a.k, largest_slice(self.mode).k))
+
+    @cached_property
+    def range(self) -> int:
+        """How much of k is packed at a time: whole blocks."""
+        blocks = max(1, PACKED // self.bytes_of(self.whole.count, self.block))
+        return self.block * min(blocks, max(1, ceil(self.a.k / self.block)))
+
+    @property
+    def entry_bytes(self) -> int:
+        return self.bytes_of(self.whole.count, self.block) * (self.range // self.block)
+
+    @cached_property
+    def group(self) -> int:
+        """How many entries of the result are done at a time."""
+        return min(prod(self.lead), max(1, PACKED // self.entry_bytes))
+
+    @cached_property
+    def width(self) -> int:
+        """Rows of a slice: several jobs a thread, each worth its while."""
+        strip = tiles.SIDE * self.whole.count * self.block
+        strips = ceil(self.sliced.count / tiles.SIDE)
+        fair = ceil(strips * self.group / (4 * self.threads))
+        best = tiles.SIDE * min(max(fair, ceil(WORTH / max(1, strip))), largest_slice(self.mode).rows // tiles.SIDE, strips)
+        return ceil(best / self.sliced.unit) * self.sliced.unit
+
+    @property
+    def slice_bytes(self) -> int:
+        """What a thread needs: a slice, packed, and room to decode."""
+        return self.bytes_of(self.width, self.block) + self.a.room + self.b.room
+
+    @property
+    def scratch(self) -> int:
+        return self.group * self.entry_bytes + self.threads * self.slice_bytes
+
+    def calls(self, c: np.ndarray, scratch: np.ndarray, accumulate: bool = False, bias: Any = 0) -> list[Call]:
+        """With a bias for each row of C, if that is given."""
+        made = []
+        whole, sliced = (operand.entries(self.lead) for operand in (self.whole, self.sliced))
+        for first in range(0, prod(self.lead), self.group):
+            here = slice(first, first + self.group)
+            packed, slots = np.unique(whole[here], return_inverse=True)
+            for start in range(0, max(1, self.a.k), self.range):
+                made.append(self.pack(scratch, packed, start))
+                ends = {"accumulate": accumulate or start > 0, "bias": bias if start + self.range >= self.a.k else 0}
+                made.append(self.multiply(c, scratch, first, sliced[here], slots, start, ends))
+        return made
+
+    def packed(self, scratch: np.ndarray) -> Packed:
+        spare = self.group * self.entry_bytes
+        return Packed(memory=scratch, entry_bytes=self.entry_bytes, spare=spare, each=self.slice_bytes)
+
+    def pack(self, scratch: np.ndarray, entries: np.ndarray, start: int) -> Call:
+        side = self.whole.side(self.mode, start, self.range, self.block)
+        return pack_call(self.whole, side, entries, self.packed(scratch), is_a=self.whole_is_a)
+
+    def multiply(
+        self, c: np.ndarray, scratch: np.ndarray, first: int, entries: np.ndarray, slots: np.ndarray, start: int, ends: Any
+    ) -> Call:
+        work = self.width * self.whole.count * self.a.k
+        return multiply_slices.call(
+            side=self.sliced.side(self.mode, start, self.range, self.block),
+            entries=entries,
+            packed=self.packed(scratch),
+            whole_is_a=self.whole_is_a,
+            slots=slots,
+            other=self.whole.count,
+            width=self.width,
+            c=c,
+            first_entry=first,
+            **ends,
+            items=len(entries) * ceil(self.sliced.count / self.width),
+            block=ceil(WORTH / max(1, work)),
+        )
+
+
+# ---- compiled ----------------------------------------------------------------------------------
+
+
+@inline
+def add_bias(c, ldc, bias, rows, columns):
+    for row in range(rows):
+        start, end = row * ldc, row * ldc + columns
+        for j in range(0, columns, LANES):
+            store_to(c, start + j, end, load_to(c, start + j, end) + load_to(bias, j, columns), 0)
+
+
+@Entry
+def multiply_slices(
+    lo,
+    hi,
+    thread,
+    side: Side,
+    entries: I64,
+    packed: Packed,
+    whole_is_a,
+    slots: I64,
+    other,
+    width,
+    c,
+    first_entry,
+    accumulate,
+    bias,
+):
+    mode, count, turned = side.mode, side.rows, 1 - side.across if whole_is_a else side.across
+    slices = (count + width - 1) // width
+    mine = packed.memory + packed.spare + thread * packed.each
+    decoding = mine + packed.each - ROOM  # only quantised sources have that
+    ldc = count if whole_is_a else other
+    tiles.begin(mode)
+    for item in range(lo, hi):
+        entry, first = item // slices, item % slices * width
+        rows, whole = min(width, count - first), packed.memory + slots[entry] * packed.entry_bytes
+        corner = c + ((first_entry + entry) * count * other + (first if whole_is_a else first * ldc)) * 4
+        for k0 in range(0, max(1, side.depth), side.k_block):
+            deep = min(side.k_block, side.depth - k0)
+            here = entry_of(side, entries[entry])
+            pack_part(side, mine, here, turned, first, rows, side.start + k0, deep, decoding)
+            more = accumulate or k0 > 0
+            left, right, m, n = (whole, mine, other, rows) if whole_is_a else (mine, whole, rows, other)
+            tiles.multiply(mode, corner, ldc, left, right, m, n, deep, more, whole_is_a)
+            whole += tiles.panel_bytes(mode, other, deep)
+        if bias:
+            m, n = (other, rows) if whole_is_a else (rows, other)
+            add_bias(f32(corner), ldc, f32(bias + 4 * first if whole_is_a else bias), m, n)
+    tiles.end(mode)
+
+
+# ---- the ops -----------------------------------------------------------------------------------
+
+
+def product(x: Operand, y: Operand, threads: int) -> Product:
+    """In bf16 where one source is."""
+    return Product(x, y, tiles.mode_of("bf16" if HALVES in (x.form, y.form) else "f32"), threads)
+
+
+def with_weight(x: Array, w: Array, across: int) -> tuple[Operand, Operand]:
+    """x (..., m, k) with w (..., n, k), across: (..., k, n). Where w has no leading axes, all rows of x at once."""
+    (*x_lead, m, k), (*w_lead, n, last) = x.shape, w.shape
+    n = last if across else n
+    if prod(w_lead) == 1:
+        m, x_lead, w_lead = m * prod(x_lead), [], []
+    return Operand(x, 0, m, k, tuple(x_lead)), Operand(w, across, n, k, tuple(w_lead))
+
+
+def matmul_plan(ins: Sequence[Any], threads: int) -> Product:
+    x, w, *_ = ins
+    return product(*with_weight(x, w, across=0), threads)
+
+
+def matmul_way(ins: Sequence[Any], threads: int) -> Product | FewRows:
+    made = matmul_plan(ins, threads)
+    if made.lead or made.a.count > MOST or not made.a.k:
+        return made
+    x, w, *_ = ins
+    return FewRows(x, w, made.mode != tiles.FLOAT32, threads)
+
+
+def matmul_nn_plan(ins: Sequence[Any], threads: int) -> Product:
+    y, w = ins
+    return product(*with_weight(y, w, across=1), threads)
+
+
+def out_prod_plan(ins: Sequence[Any], threads: int) -> Product:
+    a, b = (Operand(x, 1, x.shape[-1], x.shape[-2], tuple(x.shape[:-2])) for x in ins)
+    return product(a, b, threads)
+
+
+def takes(outs: Sequence[Array], ins: Sequence[Array], attrs: dict[str, Any]) -> bool:
+    return outs[0].dtype == np.float32 and all(packs(x) for x in ins)
+
+
+def register(op: str, plan: Any) -> None:
+    def scratch(outs: Sequence[Array], ins: Sequence[Array], attrs: dict[str, Any], threads: int) -> int:
+        return int(plan(ins, threads).scratch) if prod(outs[0].shape) else 0
+
+    @kernel(op, scratch, takes)
+    def bind(outs: Sequence[np.ndarray], ins: Sequence[np.ndarray], attrs: Any, scratch: np.ndarray, threads: int) -> list[Call]:
+        _x, _w, *bias = ins
+        return plan(ins, threads).calls(outs[0], scratch, **({"bias": bias[0]} if bias else {})) if outs[0].size else []
+
+
+register("matmul", matmul_way)
+register("matmul_nn", matmul_nn_plan)
+register("out_prod", out_prod_plan)

@@ -1,0 +1,97 @@
+"""Sums of all elements: vectors of float32 over fixed blocks, the blocks' sums in float64, in order."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from llamatrain.compiler.declare import F32, F64, Entry, Real
+from llamatrain.compiler.vectors import LANES, load_to, splat, store_to, total
+from llamatrain.kernels.cpu.chunking import portion
+from llamatrain.kernels.cpu.norm import add_rows, chunk_of, dot
+from llamatrain.kernels.cpu.registry import Array, kernel
+
+BLOCK = 8192
+
+
+@Entry
+def sum_blocks(lo, hi, thread, x: F32, sums: F64, size):
+    for block in range(lo, hi):
+        start, end = block * BLOCK, min(size, (block + 1) * BLOCK)
+        even, odd = splat(0.0), splat(0.0)
+        for i in range(start, end, 2 * LANES):
+            even += load_to(x, i, end)
+            odd += load_to(x, i + LANES, end)
+        sums[block] = total(even + odd)
+
+
+@Entry
+def square_blocks(lo, hi, thread, x: F32, sums: F64, size):
+    for block in range(lo, hi):
+        sums[block] = dot(x, block * BLOCK, x, block * BLOCK, min(BLOCK, size - block * BLOCK))
+
+
+@Entry
+def add_up(lo, hi, thread, sums: F64, out: F32, count, factor: Real):
+    """One number: the sum of the blocks' sums, times a factor."""
+    so_far = 0.0
+    for i in range(count):
+        so_far += sums[i]
+    out[0] = np.float32(so_far * factor)
+
+
+def in_blocks(entry, x, out, scratch, factor=1.0):
+    blocks = -(-x.size // BLOCK)
+    each = entry.call(x, scratch, x.size, items=blocks, block=portion(blocks, BLOCK))
+    return [each, add_up.call(scratch, out, blocks, factor, items=1, block=1)]
+
+
+def block_sums(outs, ins, attrs, threads):
+    return 8 * -(-int(np.prod(ins[0].shape, dtype=np.int64)) // BLOCK)
+
+
+@kernel("sum", scratch=block_sums)
+def sum_all(outs, ins, attrs, scratch, threads):
+    return in_blocks(sum_blocks, ins[0], outs[0], scratch)
+
+
+@kernel("mean", scratch=block_sums)
+def mean(outs, ins, attrs, scratch, threads):
+    return in_blocks(sum_blocks, ins[0], outs[0], scratch, 1 / ins[0].size)
+
+
+@kernel("sum_sqr", scratch=block_sums)
+def sum_sqr(outs, ins, attrs, scratch, threads):
+    return in_blocks(square_blocks, ins[0], outs[0], scratch)
+
+
+# ---- sums of rows, as a bias' gradient is: by chunks of rows first ---------------------------------
+
+
+@Entry
+def sum_chunk(lo, hi, thread, x: F32, sums: F32, width, chunk):
+    to = lo // chunk * width
+    for i in range(0, width, LANES):
+        column = splat(0.0)
+        for row in range(lo, hi):
+            column += load_to(x, row * width + i, row * width + width)
+        store_to(sums, to + i, to + width, column, 0)
+
+
+def _one_row(outs: Sequence[Array], ins: Sequence[Array], attrs: dict) -> bool:
+    (y,), (x,) = outs, ins
+    return y.dtype == np.float32 and len(y.shape) > 0 and y.size == y.shape[-1] == x.shape[-1]
+
+
+def row_chunks(outs, ins, attrs, threads):
+    rows = ins[0].size // outs[0].size
+    return 4 * outs[0].size * -(-rows // chunk_of(rows))
+
+
+@kernel("repeat_back", scratch=row_chunks, takes=_one_row)
+def repeat_back(outs, ins, attrs, scratch, threads):
+    (x,), (y,) = ins, outs
+    width, rows = y.size, x.size // y.size
+    chunk = chunk_of(rows)
+    chunks = -(-rows // chunk)
+    each = sum_chunk.call(x, scratch, width, chunk, items=rows, block=chunk)
+    return [each, add_rows.call(scratch, y, rows=chunks, width=width, items=width, block=portion(width, chunks, LANES))]

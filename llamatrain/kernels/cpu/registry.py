@@ -1,0 +1,64 @@
+"""How an op finds its compiled kernel: by name, and by what its arrays are."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from llamatrain.compiler.declare import Call
+
+
+class Array(Protocol):
+    """What a plan knows of an array before there is one. bfloat16 is held as uint16."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> np.dtype: ...
+    @property
+    def size(self) -> int: ...
+
+
+# outs, ins (arrays, or Blocks), attributes, scratch memory, threads -> the calls that do it
+Bind = Callable[[Sequence[np.ndarray], Sequence[Any], dict[str, Any], np.ndarray, int], list[Call]]
+# outs, ins, attributes, threads -> bytes of scratch memory
+Scratch = Callable[[Sequence[Array], Sequence[Array], dict[str, Any], int], int]
+# outs, ins, attributes -> whether this kernel does it
+Takes = Callable[[Sequence[Array], Sequence[Array], dict[str, Any]], bool]
+
+
+@dataclass(frozen=True)
+class Binding:
+    bind: Bind
+    scratch: Scratch
+    takes: Takes
+
+
+BINDINGS: dict[str, Binding] = {}
+
+
+def no_scratch(outs: Sequence[Array], ins: Sequence[Array], attrs: dict[str, Any], threads: int) -> int:
+    return 0
+
+
+def all_float32(outs: Sequence[Array], ins: Sequence[Array], attrs: dict[str, Any]) -> bool:
+    return all(array.dtype in (np.float32, np.int32) for array in (*outs, *ins))
+
+
+def kernel(op: str, scratch: Scratch = no_scratch, takes: Takes = all_float32) -> Callable[[Bind], Bind]:
+    """Register the binder of `op`'s compiled kernel."""
+
+    def register(bind: Bind) -> Bind:
+        BINDINGS[op] = Binding(bind, scratch, takes)
+        return bind
+
+    return register
+
+
+BLOCK_COST = 16384  # what a block should be worth, in element operations: 2 to 5 microseconds
+
+
+def share(cost: int) -> int:
+    """How many items of this cost make a block; the same for every number of threads."""
+    return max(1, BLOCK_COST // max(1, cost))

@@ -1,0 +1,165 @@
+"""What attention of small heads works on: a head's rows, its columns in the lanes of vectors, and what queries see."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from llamatrain.compiler.declare import F32, f32, i32, inline
+from llamatrain.compiler.vectors import LANES, load, load_to, splat, store
+
+ZERO = np.float32(0)
+
+
+@inline
+def seen(starts, lasts, given, batch, query, length, keys, window):
+    """The keys first .. end that a query sees."""
+    place = batch * length + query
+    last = lasts[place] if given else query + keys - length
+    return max(0, starts[place], last + 1 - window), min(keys, last + 1)
+
+
+# ---- a head's rows, and its columns in lanes ----------------------------------------------------
+
+
+@inline
+def whole(count):
+    return (count + LANES - 1) // LANES * LANES
+
+
+@inline
+def padded(size):
+    return (size + 3) // 4 * 4
+
+
+@inline
+def copy_rows(to, x, start, pitch, rows, size, factor):
+    """Rows one after the other, zeros to the next multiple of four columns; the store of a row reaches into the next."""
+    for row in range(rows):
+        first = start + row * pitch
+        store(to, row * padded(size), load_to(x, first, first + size) * factor)
+
+
+@inline
+def to_lanes(to, rows, first, pad):
+    """Columns of LANES rows; what lies in lanes beyond the last row is never written out."""
+    for lane in range(LANES):
+        for d in range(pad):
+            to[d * LANES + lane] = rows[(first + lane) * pad + d]
+
+
+@inline
+def from_lanes(x, start, pitch, rows, size, columns, i, factor):
+    for lane in range(rows):
+        for d in range(size):
+            x[start + lane * pitch + d] = columns[i + d * LANES + lane] * factor
+
+
+@inline
+def products(to, columns, rows, pad, low, high):
+    """Of what is in the lanes with each row."""
+    for d in range(0, pad, 4):
+        i = d * LANES
+        x0, x1, x2, x3 = load(columns, i), load(columns, i + LANES), load(columns, i + 2 * LANES), load(columns, i + 3 * LANES)
+        for j in range(low, high):
+            at = j * pad + d
+            so_far = load(to, j * LANES) if d > 0 else splat(ZERO)
+            store(to, j * LANES, so_far + x0 * rows[at] + x1 * rows[at + 1] + x2 * rows[at + 2] + x3 * rows[at + 3])
+
+
+@inline
+def add_weighted(to, start, weights, rows, pad, low, high):
+    for d in range(0, pad, 4):
+        i = start + d * LANES
+        x0, x1, x2, x3 = load(to, i), load(to, i + LANES), load(to, i + 2 * LANES), load(to, i + 3 * LANES)
+        for j in range(low, high):
+            at, weight = j * pad + d, load(weights, j * LANES)
+            x0 += weight * rows[at]
+            x1 += weight * rows[at + 1]
+            x2 += weight * rows[at + 2]
+            x3 += weight * rows[at + 3]
+        store(to, i, x0)
+        store(to, i + LANES, x1)
+        store(to, i + 2 * LANES, x2)
+        store(to, i + 3 * LANES, x3)
+
+
+@inline
+def clear(x, size):
+    for i in range(0, size, LANES):
+        store(x, i, splat(ZERO))
+
+
+@inline
+def fill_ranges(firsts, ends, starts, lasts, batch, length, keys, window):
+    for query in range(length):
+        firsts[query], ends[query] = seen(i32(starts), i32(lasts), lasts != 0, batch, query, length, keys, window)
+
+
+@inline
+def any_sees(firsts, ends, query, rows, keys):
+    """What any of these queries sees."""
+    low, high = keys, 0
+    for i in range(query, query + rows):
+        if firsts[i] < ends[i]:
+            first, end = int(firsts[i]), int(ends[i])
+            low, high = min(low, first), max(high, end)
+    return low, high
+
+
+@inline
+def who_sees(firsts, ends, key, length):
+    """The queries from the first to the last that sees any of LANES keys."""
+    low, high = length, 0
+    for i in range(length):
+        if max(firsts[i], np.float32(key)) < min(ends[i], np.float32(key + LANES)):
+            low, high = min(low, i), i + 1
+    return low, high
+
+
+# ---- a thread's memory ----------------------------------------------------------------------------
+
+
+@inline
+def part_bytes(length, keys):
+    """A vector for each query or key, and one more, since a row's store may reach beyond."""
+    return 4 * LANES * (whole(max(length, keys)) + 1)
+
+
+class Parts(NamedTuple):
+    """Of a thread's memory: rows of arrays, scores and what is made of them, columns x and y, numbers for each query."""
+
+    k: F32
+    v: F32
+    q: F32
+    dout: F32
+    out: F32
+    scores: F32
+    steps: F32
+    dk: F32
+    dv: F32
+    x: F32
+    y: F32
+    firsts: F32
+    ends: F32
+    deltas: F32
+
+
+@inline
+def parts(at, length, keys):
+    size = part_bytes(length, keys)
+    return Parts(
+        f32(at),
+        f32(at + size),
+        f32(at + 2 * size),
+        f32(at + 3 * size),
+        f32(at + 4 * size),
+        f32(at + 5 * size),
+        f32(at + 6 * size),
+        f32(at + 7 * size),
+        f32(at + 8 * size),
+        f32(at + 9 * size),
+        f32(at + 10 * size),
+        f32(at + 11 * size),
+        f32(at + 12 * size),
+        f32(at + 13 * size),
+    )

@@ -1,0 +1,46 @@
+"""Soft caps: c tanh(x / c), alone and where scores and logits are made."""
+
+import numpy as np
+
+from llamatrain.compiler.declare import F32, Entry, Real, inline
+from llamatrain.compiler.vectors import LANES, load_to, store_to, tanh
+from llamatrain.kernels.cpu.chunking import portion, streams
+from llamatrain.kernels.cpu.registry import kernel
+
+ONE = np.float32(1)
+
+
+@inline
+def cap_flat(x, y, lo, hi, factor, cap, past):
+    """y = cap tanh(x factor / cap)"""
+    inner, outer = np.float32(factor / cap), np.float32(cap)
+    for i in range(lo, hi, LANES):
+        store_to(y, i, hi, tanh(load_to(x, i, hi) * inner) * outer, past)
+
+
+@inline
+def bent(y, inverse):
+    """The slope where y was given, by 1 / cap."""
+    part = y * inverse
+    return ONE - part * part
+
+
+@Entry
+def softcap_flat(lo, hi, thread, x: F32, y: F32, cap: Real, past):
+    cap_flat(x, y, lo, hi, 1.0, cap, past)
+
+
+@Entry
+def softcap_back_flat(lo, hi, thread, dy: F32, y: F32, dx: F32, cap: Real, past):
+    inverse = np.float32(1 / cap)
+    for i in range(lo, hi, LANES):
+        store_to(dx, i, hi, load_to(dy, i, hi) * bent(load_to(y, i, hi), inverse), past)
+
+
+for _name, _entry in (("softcap", softcap_flat), ("softcap_back", softcap_back_flat)):
+
+    @kernel(_name)
+    def capped(outs, ins, attrs, scratch, threads, entry=_entry):
+        (y,), size = outs, outs[0].size
+        past = streams(y.reshape(-1), *ins)
+        return [entry.call(*ins, y, cap=attrs["cap"], past=past, items=size, block=portion(size, 8, LANES))]

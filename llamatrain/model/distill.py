@@ -1,0 +1,55 @@
+"""A frozen model whose distributions are learned beside the data (Hinton et al. 2015). It runs in the same graph, on the same
+tokens: nothing of it is kept on disk, and what it takes is planned with all else.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from llamatrain.gguf.reader import Gguf
+from llamatrain.graph.ops import add, cont, cross_entropy_loss, scale, soft_max, view
+from llamatrain.graph.tensor import BF16, F32, Tensor, state
+from llamatrain.model.frozen_weights import copies
+from llamatrain.model.hyperparameters import Hyperparameters
+from llamatrain.model.lora import Weights
+
+NAMED = "teacher."  # before the names of its leaves
+
+
+@dataclass(frozen=True)
+class Teacher:
+    h: Hyperparameters
+    share: float  # of the loss
+    half: bool  # its matrices are copied to bf16, not to float32
+
+    def leaf(self, name: str, before: str = NAMED) -> Tensor:
+        shape = self.h.shapes[name]
+        return state(f"{before}{name}", shape, BF16 if self.half and len(shape) > 1 else F32)
+
+    @property
+    def weights(self) -> Weights:
+        return Weights({name: self.leaf(name) for name in self.h.shapes})
+
+    @property
+    def nbytes(self) -> int:
+        return sum(self.leaf(name).nbytes for name in self.h.shapes)
+
+    def table(self, positions: int) -> tuple[Tensor, np.ndarray]:
+        """Its own rotations."""
+        array = self.h.table(positions)
+        return state(f"{NAMED}rope", array.shape), array
+
+    def load(self, gguf: Gguf, threads: int) -> dict[str, np.ndarray]:
+        made = copies(gguf, (self.leaf(name, "") for name in self.h.shapes), threads)
+        return {f"{NAMED}{name}": array for name, array in made.items()}
+
+
+def distilled(logits: Tensor, told: Tensor, targets: Tensor, weights: Tensor, share: float) -> Tensor:
+    """The data's loss and the cross entropy with the teacher's distribution, by their shares: but for the teacher's own entropy
+    the divergence from it. Of its tokens those count that the model has."""
+    rows, words = logits.shape
+    if told.shape[1] > words:
+        told = cont(view(told, slices=((0, rows, 1), (0, words, 1))))
+    parts = ((soft_max(told), share), (targets, 1.0 - share))
+    each = [cross_entropy_loss(logits, aim, scale(weights, by=part)) for aim, part in parts if part]
+    return each[0] if len(each) == 1 else add(*each, name="loss")

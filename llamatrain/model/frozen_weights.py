@@ -1,0 +1,93 @@
+"""A model's weights as they lie in its file, or copied: leaves of a graph that nothing trains, and their arrays."""
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from llamatrain.gguf import quants
+from llamatrain.gguf.quants.kinds import COMPILED
+from llamatrain.gguf.reader import Gguf
+from llamatrain.gguf.types import GgmlType
+from llamatrain.graph.tensor import BF16, F32, Tensor, quantised, state
+from llamatrain.io.madvise import release
+from llamatrain.io.mapped_file import unchanged
+from llamatrain.model import load
+from llamatrain.model.hyperparameters import Hyperparameters
+from llamatrain.model.lora import Delta, Weights
+from llamatrain.platform.memory import allocate
+
+Arrays = dict[str, np.ndarray]
+
+COPIED = 8 << 20  # bytes of a file that are copied at a time
+
+
+def frozen(gguf: Gguf, h: Hyperparameters, threads: int = 1, copied: bool = False, half: bool = False) -> tuple[Weights, Arrays]:
+    """Leaves and their arrays by name. Matrices that are `copied` to bf16 have a leaf only, until `copies` makes its array; so
+    have those of types that products cannot unpack on their way, in float32, or with `half` in bf16, too."""
+    tensors: dict[str, Tensor] = {}
+    arrays: Arrays = {}
+    for name, shape in h.shapes.items():
+        tensor = gguf.tensors[name]
+        if len(shape) == 1:  # copied: a little read of a mapped file may map two megabytes around it
+            tensors[name] = state(name, shape, F32)
+            arrays[name] = np.array(load.decode(gguf, tensor, threads))
+            release(tensor.raw)
+        elif load.in_place(tensor) and not copied:
+            tensors[name] = state(name, shape, F32)
+            arrays[name] = tensor.raw.view(np.float32)
+        elif copied or tensor.type.number not in COMPILED:
+            tensors[name] = state(name, shape, BF16 if copied or half else F32)
+        else:
+            tensors[name] = state(name, shape, quantised(tensor.type.name))
+            arrays[name] = tensor.raw
+    return Weights(tensors), arrays
+
+
+def copies(gguf: Gguf, leaves: Iterable[Tensor], threads: int = 1) -> Arrays:
+    """Matrices as leaves have them, and the pages of the file let go."""
+    made: Arrays = {}
+    with unchanged(gguf.files):
+        for leaf in leaves:
+            tensor = gguf.tensors[leaf.name]
+            if leaf.dtype is BF16:
+                made[leaf.name] = packed_copy(tensor.raw, tensor.type, leaf.shape, threads)
+            else:
+                made[leaf.name] = load.decode(gguf, tensor, threads)
+                release(tensor.raw)
+    return made
+
+
+def packed_copy(raw: np.ndarray, kind: GgmlType, shape: tuple[int, ...], threads: int = 1) -> np.ndarray:
+    """A weight of a file rounded to bf16, for a state of that type: it serves every product. The file's pages are dropped."""
+    copy = allocate(2 * int(np.prod(shape))).view(np.uint16).reshape(shape)
+    step = max(1, COPIED // raw.shape[1])
+    for lo in range(0, len(raw), step):
+        quants.decode(raw[lo : lo + step], kind, bf16=True, out=copy[lo : lo + step], threads=threads)
+        release(raw[: lo + step])  # from the beginning: reading on maps some pages before those that are read
+    return copy
+
+
+def copies_of(h: Hyperparameters) -> int:
+    """Bytes of the matrices in bf16."""
+    return sum(2 * int(np.prod(shape)) for shape in h.shapes.values() if len(shape) > 1)
+
+
+def with_pairs(
+    weights: Weights, arrays: Arrays, adapters: Iterable[Mapping[str, tuple[np.ndarray, np.ndarray, float]]]
+) -> tuple[Weights, Arrays]:
+    """The weights with adapters that nothing trains either: for each the factors a and b, and a scale, by weight's name.
+
+    What they add to norms is in the norms' arrays, once and for all.
+    """
+    arrays = {**arrays}
+    for number, pairs in enumerate(adapters):
+        deltas = {}
+        for name, (a, b, scale) in pairs.items():
+            if len(weights[name].shape) == 1:
+                arrays[name] = arrays[name] + (np.float32(scale) * b @ a)[0]
+                continue
+            left, right = (state(f"{number}.{name}.lora_{half}", factor.shape) for half, factor in (("a", a), ("b", b)))
+            arrays |= {left.name: np.ascontiguousarray(a, np.float32), right.name: np.ascontiguousarray(b, np.float32)}
+            deltas[name] = [Delta(left, right, scale)]
+        weights = weights.with_deltas(deltas)
+    return weights, arrays

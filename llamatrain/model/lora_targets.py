@@ -1,0 +1,65 @@
+"""The weights that a text names, such as attn_q, blk.0-3.ffn_down, blk.8-, output or norms: those that are to get an adapter."""
+
+import re
+from collections.abc import Sequence
+from difflib import get_close_matches
+
+from llamatrain.config.messages import cut
+from llamatrain.errors import UsageError
+from llamatrain.model.hyperparameters import Hyperparameters
+
+NORMS = "norms"  # all there are
+BLOCKS = r"blk\.(?P<first>\d{1,6})(?P<on>-(?P<last>\d{1,6})?)?"
+TARGET = re.compile(rf"(?:{BLOCKS}\.)?(?P<name>[a-z_]+)(?:\.weight)?")
+
+
+def linear(h: Hyperparameters) -> list[str]:
+    """The matrices of all blocks, in the file's order."""
+    return [name for name, kind in h.kinds() if kind.role == "matrix"]
+
+
+def norms(h: Hyperparameters) -> set[str]:
+    return {name for name, kind in h.kinds() if kind.role == "norm"}
+
+
+def matching(target: str, h: Hyperparameters) -> set[str]:
+    """The weights that a text names: of all blocks, or of some."""
+    if target == NORMS:
+        return norms(h)
+    if blocks := re.fullmatch(BLOCKS, target):
+        return {name for layer in layers_of(blocks, target, h) for name in linear(h) if name.startswith(f"blk.{layer}.")}
+    match = TARGET.fullmatch(target)
+    patterns = {short(pattern): pattern for pattern in h.architecture.weights if pattern.endswith(".weight")}
+    kinds = {name: h.architecture.weights[pattern] for name, pattern in patterns.items()}
+    adaptable = [name for role in ("matrix", "embedding", "output", "norm") for name, kind in kinds.items() if kind.role == role]
+    kind = kinds.get(match["name"]) if match else None
+    if not match or not kind:
+        theirs = target.removesuffix(".weight").rpartition(".")[2]
+        if same := next((name for name, each in kinds.items() if theirs in each.module.split(".")), ""):
+            raise UsageError(f"{cut(target)}: no such weight; it is called {same} here")
+        if target == "all-linear":
+            raise UsageError(f"{target}: no such weight; leave --target out, and all linear ones get an adapter")
+        close: Sequence[str] = get_close_matches(target.rpartition(".")[2], adaptable, 2, 0.5)
+        raise UsageError(f"{cut(target)}: no such weight; there are {', '.join(close or adaptable)}")
+    if h.tied and kind.role in ("embedding", "output"):
+        raise UsageError(f"{cut(target)}: the model's embeddings are tied, one matrix is input and output; leave it out")
+    found = [name for name, each in h.kinds() if each is kind]
+    if match["first"] is None:
+        return set(found)
+    if "{}" not in patterns[match["name"]]:
+        raise UsageError(f"{cut(target)}: the model has no such weight")
+    return {found[layer] for layer in layers_of(match, target, h)}
+
+
+def layers_of(match: re.Match[str], target: str, h: Hyperparameters) -> range:
+    """One, some, or all from one on."""
+    first = int(match["first"])
+    last = int(match["last"]) if match["last"] else h.layers - 1 if match["on"] else first
+    if not first <= last < h.layers:
+        raise UsageError(f"{cut(target)}: the model has the blocks 0 to {h.layers - 1}")
+    return range(first, last + 1)
+
+
+def short(name: str) -> str:
+    """attn_q of blk.{}.attn_q.weight."""
+    return name.removesuffix(".weight").rpartition(".")[2]

@@ -1,0 +1,110 @@
+"""What runs of deep models take, found out with fewer layers.
+
+A layer more adds the same nodes and the same lives to each graph, so with some depth all grows by the same bytes for each. Some
+depths show by how many; where they do not, all layers are planned.
+"""
+
+import gc
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from fractions import Fraction
+from typing import TypeVar
+
+from llamatrain.graph.remat_policy import scaled
+from llamatrain.graph.tensor import Tensor
+from llamatrain.model.architecture import pattern_of
+from llamatrain.model.lora import Delta, Weights
+from llamatrain.planner.memory import BOUND, NODES, Demand, Needs, Way, parted, way_with
+from llamatrain.train.graphs import Policy, RunGraphs, Setting
+
+DEPTHS = (16, 32, 64)  # layers that are planned instead
+SPAN = DEPTHS[-1] - DEPTHS[0]
+UNEVEN = 400  # a part of all that a layer takes, by which its share of the arena may differ
+GAPS = 1 << 16  # bytes, besides a thousandth, by which an arena may come to more: values do not always fit tightly
+PARTS = 4  # of the layers, so many of which are made again
+V = TypeVar("V")
+
+
+def way_of_many(setting: Setting, policy: Policy, demand: Demand, splits: int = 1) -> Way:
+    """As `way_with`, but that graphs are not built where that is not needed, and that a number counts parts of the layers."""
+    needs = _carried_on(setting, policy, demand, splits) if alike(setting) else None
+    policy, own = whole(policy, setting.h.layers), parted(setting, splits)
+    if needs is None:
+        return way_with(setting, policy, demand, splits)
+    return Way(setting=own, policy=policy, splits=splits, graphs=RunGraphs(own, policy), arena=needs.arena, needs=needs)
+
+
+def whole(policy: Policy, layers: int) -> Policy:
+    return scaled(policy, PARTS, layers)
+
+
+def _carried_on(setting: Setting, policy: Policy, demand: Demand, splits: int) -> Needs | None:
+    """Where all but the arena grows evenly, and that as far as it matters."""
+    found = list[dict[str, int]]()
+    for n in DEPTHS:
+        with uncollected():
+            found.append(asdict(way_with(shallow(setting, n), whole(policy, n), demand, splits).needs))
+    lines = {name: line_through([each[name] for each in found]) for name in found[0]}
+    much = sum(slope for slope, _ in lines.values()) / UNEVEN
+    if any(off / SPAN > (much if name == "arena" else 0) for name, (_, off) in lines.items()):
+        return None
+    # what shrinks lies beside gradients that grow: there comes a depth where these alone count
+    left = setting.h.layers - DEPTHS[-1]
+    more = {name: math.ceil(max(Fraction(0), slope + off / SPAN) * left + off) for name, (slope, off) in lines.items()}
+    if whole(policy, setting.h.layers) != policy and setting.h.layers % PARTS:
+        more["interpreter"] += NODES * BOUND  # of a layer that is made again beyond the part
+    arena = found[-1]["arena"] + more["arena"]
+    return Needs(**{**{name: value + more[name] for name, value in found[-1].items()}, "arena": arena + GAPS + arena // 1000})
+
+
+def line_through(values: Sequence[int]) -> tuple[Fraction, Fraction]:
+    """By how much they grow with a layer from the first depth to the last, and how far they are apart around that line."""
+    slope = Fraction(values[-1] - values[0], SPAN)
+    off = [value - values[0] - slope * (depth - DEPTHS[0]) for value, depth in zip(values, DEPTHS, strict=True)]
+    return slope, max(off) - min(off)
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Graphs that are built are not looked through again and again for what could be freed of them."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
+
+
+# ---- layers ----------------------------------------------------------------
+
+
+def shallow(setting: Setting, layers: int) -> Setting:
+    """With the first layers alone."""
+    weights = setting.weights
+    fewer = Weights(first(weights, layers), first(weights.deltas, layers), weights.dropping)
+    return replace(setting, h=replace(setting.h, layers=layers), weights=fewer, trained=first(setting.trained, layers))
+
+
+def first(named: Mapping[str, V], layers: int) -> dict[str, V]:
+    """What belongs to the first layers, or to none."""
+    return {name: each for name, each in named.items() if int(pattern_of(name)[1] or 0) < layers}
+
+
+def alike(setting: Setting) -> bool:
+    """Whether each layer has weights and adapters like those of the first, and as many of them are trained."""
+    facts: list[set[object]] = [set() for _ in range(setting.h.layers)]
+    for kind, named in (("weights", setting.weights), ("trained", setting.trained), ("deltas", setting.weights.deltas)):
+        for name, each in named.items():
+            pattern, number = pattern_of(name)
+            if number is not None:
+                facts[int(number)].add((kind, pattern, _facts(each)))
+    return all(each == facts[0] for each in facts)
+
+
+def _facts(each: Tensor | Sequence[Delta]) -> object:
+    if isinstance(each, Tensor):
+        return each.shape, each.dtype.name, each.role
+    return tuple((delta.a.shape, delta.b.shape, delta.dropout) for delta in each)

@@ -1,0 +1,31 @@
+"""How much memory a run may take, and that nothing before it takes more."""
+
+from collections.abc import Iterable, Iterator
+
+from llamatrain.config.units import Size
+from llamatrain.distributed.comm import world
+from llamatrain.errors import MemoryPlanError
+from llamatrain.platform.memory import available, resident
+
+SHARE = 0.9  # of what is free, where no limit is given
+
+
+def allowed(told: int | None) -> int | None:
+    """Bytes that a run may take: as it was told, or nearly all that is free, its own share included."""
+    if told is not None:
+        return told
+    free = available()
+    return None if free is None else int((free / world().ranks_here + resident()) * SHARE)
+
+
+def check_held(told: int | None) -> None:
+    """What the program has taken before its run is planned is a part of what it was told to take."""
+    if told is not None and (held := resident()) > told:
+        raise MemoryPlanError(f"the program itself holds {Size(held).words} by now, and --memory allows {Size(told).words}")
+
+
+def within(told: int | None, texts: Iterable[str]) -> Iterator[str]:
+    """The texts, as long as what is made of them leaves the program within its limit."""
+    for text in texts:
+        yield text
+        check_held(told)

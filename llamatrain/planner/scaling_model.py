@@ -1,0 +1,189 @@
+"""How long a step takes on several ranks: pure functions of what it is made of, and of how fast a rank and its network are.
+
+A step waits for the rank that has most to compute, and for the slowest of those: of n whose seconds spread about a mean by a
+share s, that one is expected to take 1 + s · e(n) times the mean, with Blom's (1958) e(n) = Φ⁻¹((n - 3/8) / (n + 1/4)). Gradients
+go out in buckets while the last micro-batch goes backward, which is two thirds of it; what does not fit behind that, and the last
+bucket, which is final only at its end, are waited for. Weights are gathered when all have taken the optimizer's step.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from itertools import combinations
+from statistics import NormalDist
+
+import numpy as np
+
+from llamatrain.train.parallel.partition import BUCKET, branches, share
+
+BACKWARD = 2 / 3  # of a micro-batch: the part in which gradients become final
+GATHERS = 3  # small ones in a step: what it is made of, losses, and parts of the norm
+FLOAT = 4  # bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shared:
+    """A step that ranks share: its micro-batches lie in groups, and these are divided among ranks."""
+
+    ranks: int
+    micro: int  # micro-batches
+    groups: int
+    trained: int  # floats
+    wire: int = FLOAT  # bytes of a gradient on it
+
+    @property
+    def groups_of(self) -> list[range]:
+        """Of each rank."""
+        return [share(self.groups, self.ranks, rank) for rank in range(self.ranks)]
+
+    @cached_property
+    def most(self) -> int:
+        """Micro-batches of the rank that has most of them."""
+        begins = [share(self.micro, self.groups, group).start for group in range(self.groups)] + [self.micro]
+        return max(begins[groups.stop] - begins[groups.start] for groups in self.groups_of)
+
+    @cached_property
+    def sums(self) -> int:
+        """Of branches of the tree, that the rank with most of them sends."""
+        return max(len(branches(groups)) for groups in self.groups_of)
+
+    @property
+    def buckets(self) -> int:
+        return -(-self.trained // BUCKET)
+
+    @property
+    def gradients(self) -> float:
+        """Bytes that a rank sends; it receives as many."""
+        return self._others * self.trained * self.wire * self.sums
+
+    @property
+    def weights(self) -> float:
+        """Bytes that it sends of what it has changed, and likewise receives."""
+        return self._others * self.trained * FLOAT
+
+    @property
+    def _others(self) -> float:
+        return (self.ranks - 1) / self.ranks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tempo:
+    """Of a rank and its network, in seconds."""
+
+    micro: float  # a micro-batch
+    update: float  # the optimizer's step over all that is trained
+    byte: float  # of the link, each way; ranks on one host share it
+    message: float
+    spread: float  # of a rank's seconds of a step about their mean, as a share of it
+    adding: float = 0.0  # a micro-batch's gradients to those before it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seconds:
+    """Of a step, by what they go to."""
+
+    computing: float
+    straggling: float
+    exchanging: float  # that no computing hides
+    updating: float
+    gathering: float
+    asking: float
+
+    @property
+    def total(self) -> float:
+        return sum(asdict(self).values())
+
+    @property
+    def exposed(self) -> float:
+        """Seconds of communication."""
+        return self.exchanging + self.gathering + self.asking
+
+
+def seconds_of(step: Shared, tempo: Tempo, here: int = 1) -> Seconds:
+    """With so many of the ranks on each host."""
+    peers, meeting = step.ranks - 1, tempo.message * (step.ranks - 1).bit_length()
+    bucket = step.gradients / step.buckets * here * tempo.byte + peers * tempo.message + meeting
+    hidden = BACKWARD * tempo.micro
+    computing = step.most * tempo.micro + (step.most - 1) * tempo.adding
+    return Seconds(
+        computing=computing,
+        straggling=computing * tempo.spread * slowest(step.ranks),
+        exchanging=bucket + max(0.0, (step.buckets - 1) * bucket - hidden),
+        updating=tempo.update / step.ranks,
+        gathering=step.weights * here * tempo.byte + step.buckets * peers * tempo.message + meeting,
+        asking=GATHERS * meeting,
+    )
+
+
+def slowest(ranks: int) -> float:
+    """The expected largest of so many standard normals."""
+    return NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
+
+
+# ---- from what was measured ------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """A step that was run; ranks of one host beyond its processors take turns."""
+
+    step: Shared
+    seconds: float
+    here: int = 1
+    crowding: float = 1.0  # ranks for each processor, where that is more than one
+
+
+def predicted(each: Measured, tempo: Tempo) -> float:
+    slower = replace(tempo, micro=each.crowding * tempo.micro, update=each.crowding * tempo.update)
+    return seconds_of(each.step, slower, each.here).total
+
+
+STARTS = (1.0, 0.5, 0.1)  # shares of a step's seconds that computing may have, to begin with
+
+
+def tempo_of(cases: Sequence[Measured], rounds: int = 20) -> Tempo:
+    """What comes nearest to them, each as a share of itself: the seconds grow evenly with each unknown, until what is hidden is
+    so no more; therefore it is asked again from where it was found, and the best of all is taken."""
+    seconds = [each.seconds for each in cases]
+    one = min(each.seconds / each.step.most / each.crowding for each in cases)
+    found = list[np.ndarray]()
+    for start in STARTS:
+        x = np.array([start * one, 1e-3, 1e-9, 1e-5, 1e-3])
+        for _ in range(rounds):
+            columns = [[_slope(each, x, number) for each in cases] for number in range(len(x))]
+            before, x = x, least_squares(columns, seconds)
+            found.append(x)
+            if np.allclose(before, x, rtol=1e-9, atol=0):
+                break
+    return _tempo(min(found, key=lambda x: sum((predicted(each, _tempo(x)) / each.seconds - 1) ** 2 for each in cases)))
+
+
+def _tempo(x: np.ndarray) -> Tempo:
+    micro, update, byte, message, late = map(float, x)
+    return Tempo(micro=micro, update=update, byte=byte, message=message, spread=late / max(micro, 1e-12))
+
+
+def _slope(each: Measured, x: np.ndarray, number: int) -> float:
+    """How the seconds grow with one of the unknowns."""
+    more = x.copy()
+    more[number] += max(1e-6 * x[number], 1e-12)
+    return (predicted(each, _tempo(more)) - predicted(each, _tempo(x))) / float(more[number] - x[number])
+
+
+def least_squares(columns: Sequence[Sequence[float]], values: Sequence[float]) -> np.ndarray:
+    """The unknowns, none of them below 0, that come nearest to the values, each as a share of itself.
+
+    They are few: each choice of those that are not 0 is tried, and of two that are as near the one with fewer is taken.
+    """
+    rows = np.array(columns, np.float64).T / np.array(values, np.float64)[:, None]
+    scales = np.maximum(np.abs(rows).max(axis=0), 1e-300)
+    best, least = np.zeros(rows.shape[1]), np.inf
+    for count in range(1, rows.shape[1] + 1):
+        for chosen in map(list, combinations(range(rows.shape[1]), count)):
+            part = rows[:, chosen] / scales[chosen]
+            found = np.linalg.lstsq(part, np.ones(len(rows)), rcond=None)[0]
+            off = float(np.sum((part @ found - 1) ** 2))
+            if (found >= 0).all() and off < least * (1 - 1e-9) - 1e-24:
+                best, least = np.zeros(rows.shape[1]), off
+                best[chosen] = found / scales[chosen]
+    return best

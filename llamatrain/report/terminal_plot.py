@@ -1,0 +1,150 @@
+"""Drawings made of letters: the losses of a run, and the waves of the sine demo."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from rich.text import Text
+
+from llamatrain.report.loss_series import Losses, ticks
+
+COLUMNS, ROWS = 60, 12  # of the losses
+WAVE_COLUMNS, WAVE_ROWS = 64, 9
+DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))  # a braille sign has two columns of four dots
+BRAILLE = 0x2800
+AXIS = "bright_black"
+
+
+@dataclass(frozen=True)
+class Signs:
+    """What is drawn with: a terminal may have no more than ASCII."""
+
+    training: str
+    validation: str
+    corner: str
+    below: str  # the line below, and a tick in it
+    left: str  # the line at the left, and a tick in it
+    waves: str  # target, model, both
+    dots: tuple[int, int]  # in a sign: across, down
+
+
+FINE = Signs("─", "●", "└", "─┬", "│┤", "·○●", (2, 4))
+PLAIN = Signs("*", "o", "+", "-+", "||", ".o#", (1, 1))
+
+
+# ---- losses ----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Where steps and losses lie, counted in dots from the upper left."""
+
+    losses: Losses
+    width: int
+    height: int
+
+    def x(self, steps: np.ndarray | float) -> np.ndarray:
+        first, last = self.losses.steps
+        return np.rint((np.asarray(steps) - first) / (last - first) * (self.width - 1)).astype(int)
+
+    def y(self, values: np.ndarray | float) -> np.ndarray:
+        low, high = self.losses.low, self.losses.high
+        return np.rint((high - np.clip(values, low, high)) / (high - low) * (self.height - 1)).astype(int)
+
+
+def draw_losses(losses: Losses, width: int, signs: Signs) -> Text:
+    """The smoothed training losses as a line, validations as marks."""
+    across, down = signs.dots
+    places = ticks(losses.low, losses.high, 5)
+    margin = max(len(label) for _, label in places)
+    columns = max(8, min(COLUMNS, width - margin - 3))
+    frame = Frame(losses, columns * across, ROWS * down)
+    bits = np.zeros((ROWS, columns), int)
+    for x, y in line(losses, frame):
+        bits[y // down, x // across] |= DOTS[x % across][y % down]
+    marked = set(zip(frame.y(losses.validation.values) // down, frame.x(losses.validation.steps) // across, strict=True))
+    labels = {int(frame.y(value)) // down: label for value, label in places}
+    drawn = Text()
+    for row in range(ROWS):
+        drawn.append(f"{labels.get(row, ''):>{margin}} {signs.left[row in labels]}", AXIS)
+        last = max((column for column in range(columns) if bits[row, column] or (row, column) in marked), default=-1)
+        for column in range(last + 1):
+            drawn.append(*mark(bits[row, column], (row, column) in marked, signs))
+        drawn.append("\n")
+    for below in foot(losses, frame, columns, signs):
+        drawn.append(f"{'':{margin}} {below}\n", AXIS)
+    return drawn.append(" " * margin).append_text(legend(losses, signs, columns > 40))
+
+
+def line(losses: Losses, frame: Frame) -> Iterator[tuple[int, int]]:
+    """The dots of the training losses: a column's are as many as lead from the one before."""
+    if not len(losses.smooth):
+        return
+    begin, end = frame.x(losses.smooth.steps[[0, -1]])
+    first, last = losses.steps
+    columns = np.arange(begin, end + 1)
+    steps = first + columns / (frame.width - 1) * (last - first)
+    heights = frame.y(np.interp(steps, losses.smooth.steps, losses.smooth.values))
+    before = heights[0]
+    for x, y in zip(columns, heights, strict=True):
+        towards = 1 if y >= before else -1
+        for between in range(before if y == before else before + towards, y + towards, towards):
+            yield x, between
+        before = y
+
+
+def mark(bits: int, validation: bool, signs: Signs) -> tuple[str, str]:
+    if validation:
+        return signs.validation, "yellow"
+    if not bits:
+        return " ", ""
+    return (chr(BRAILLE + bits) if signs is FINE else signs.training), "cyan"
+
+
+def legend(losses: Losses, signs: Signs, wide: bool) -> Text:
+    text = Text("  loss by step" if wide else "")
+    if len(losses.training):
+        text.append(f"  {signs.training} ", "cyan").append("training")
+    if len(losses.validation):
+        text.append(f"  {signs.validation} ", "yellow").append("validation")
+    return text
+
+
+def foot(losses: Losses, frame: Frame, columns: int, signs: Signs) -> tuple[str, str]:
+    """The line below, and the steps that stand at its ticks."""
+    axis, names = [signs.corner, *signs.below[0] * columns], ""
+    for step, label in ticks(*losses.steps, max(2, columns // 10), whole=True):
+        column = 1 + int(frame.x(step)) // signs.dots[0]
+        begin = min(max(column - len(label) // 2, 0), columns + 1 - len(label))
+        if begin > len(names) or not names:
+            axis[column] = signs.below[1]
+            names = f"{names:{begin}}{label}"
+    return "".join(axis), names
+
+
+# ---- waves -----------------------------------------------------------------
+
+
+def draw_waves(target: Sequence[float], model: Sequence[float], width: int, signs: Signs) -> Text:
+    """Two waves between -1 and 1, over each other."""
+    columns = max(8, min(WAVE_COLUMNS, width - 5))
+    cells: dict[tuple[int, int], int] = {}
+    for which, wave in ((1, target), (2, model)):
+        for n, value in enumerate(wave):
+            if -np.inf < value < np.inf:
+                column = round(n * (columns - 1) / max(len(target) - 1, len(model) - 1, 1))
+                row = round((1 - min(max(value, -1.0), 1.0)) / 2 * (WAVE_ROWS - 1))
+                cells[row, column] = cells.get((row, column), 0) | which
+    labels = {0: "1", WAVE_ROWS // 2: "0", WAVE_ROWS - 1: "-1"}
+    styles = ("blue", "yellow", "green")
+    drawn = Text()
+    for row in range(WAVE_ROWS):
+        drawn.append(f"{labels.get(row, ''):>2} {signs.left[row in labels]}", AXIS)
+        for column in range(1 + max((x for y, x in cells if y == row), default=-1)):
+            which = cells.get((row, column), 0)
+            drawn.append(signs.waves[which - 1] if which else " ", styles[which - 1] if which else "")
+        drawn.append("\n")
+    drawn.append("    ")
+    for letter, style, name in zip(signs.waves, styles, ("target", "model", "both"), strict=True):
+        drawn.append(f"{letter} ", style).append(f"{name}   " if name != "both" else name)
+    return drawn

@@ -1,0 +1,240 @@
+"""A run's checkpoints and its result: written as it stands, and put back as it was."""
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llamatrain.checkpoints.checkpoint import GRADIENTS, MADE_BY, Checkpoint
+from llamatrain.checkpoints.filenames import BEST, best_of
+from llamatrain.checkpoints.run_folder import RunFolder
+from llamatrain.config.options import flag_of
+from llamatrain.engine.backend import kind_of
+from llamatrain.engine.profiler import phase
+from llamatrain.errors import FileError
+from llamatrain.gguf.values import Value
+from llamatrain.graph.tensor import Tensor
+from llamatrain.io.atomic_write import NewFile
+from llamatrain.io.madvise import release
+from llamatrain.io.mapped_file import unchanged
+from llamatrain.optim.optimizer import Descent
+from llamatrain.report.metrics import Metrics
+from llamatrain.run.dataset import CountedBatches
+from llamatrain.run.extra_outputs import Outs, flags_of
+from llamatrain.run.resume import Resumed
+from llamatrain.run.trainable import Target
+from llamatrain.train.programs import Programs
+from llamatrain.train.state import RunState
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saver:
+    """Writes a run as it stands."""
+
+    options: dict[str, Any]  # JSON
+    keep: int  # checkpoints
+    keep_results: int
+    outs: Outs
+    target: Target
+    metadata: Mapping[str, Value]
+    programs: Programs
+    descent: Descent | None
+    folder: RunFolder
+    metrics: Metrics  # which must not know less than a checkpoint
+    config: bytes
+    warn: Callable[[str], None]
+    extra: Mapping[str, Any]  # what is to be known of it beside the target
+    home: Path | None = None  # of the run that goes on
+    tell: Callable[[], None] = lambda: None  # of what became of the run's inputs
+
+    def begin(self, state: RunState) -> str:
+        """Before anything is trained, so that a full disk shows now; only then there is more than a checkpoint in the folder."""
+        with phase("saving"):
+            try:
+                return self._begun(state)
+            except FileError:
+                if not self._found():
+                    raise
+                return self._begun(state)
+
+    def _begun(self, state: RunState) -> str:
+        path = self._saved_here(state)
+        self._find_best(state)
+        self._write_config()
+        self.metrics.begin()
+        self.folder.settled()
+        self.target.write_elsewhere(self.programs.weights.parts)  # not before: of a run that cannot begin nothing stays
+        if state.counters.step:  # a kill may have come between the last save and its copies
+            try:
+                self._copy(state)
+            except FileError as error:
+                self.warn(f"{error}; the next save tries again")
+        return path
+
+    def _find_best(self, state: RunState) -> None:
+        """What was made at the best validation of the run that goes on is that of this folder, too."""
+        best, path = state.best.step, self.folder.path
+        if best in (None, state.counters.step) or self.folder.keep_best(best, (self.home or path) / best_of(best)):
+            return
+        self.warn(f"{path}: {best_of(best)} is not there, which has validated best so far: a better one will be {BEST}")
+
+    def save(self, state: RunState, last: bool = False) -> str:
+        """The last time in another folder, where this one takes it no more."""
+        self.tell()
+        try:
+            path = self._saved_here(state)
+        except FileError as error:
+            if not self._found():  # else it was moved while this was written
+                raise self._left(state, error) if last else error from error
+            path = self._saved_here(state)
+        try:
+            self._write_beside(state)
+        except FileError as error:
+            if last:
+                peft = self.options.get("tune", {}).get("peft")
+                places = flags_of(self.outs.options, peft and Path(peft), self.folder.path)
+                again = f"{flag_of('resume')} {self.folder.path}{places}"
+                raise FileError(f"{error}; the run itself is saved: {again} writes it there") from error
+            self.warn(f"{error}; the next save tries again")
+        return path
+
+    def end(self, state: RunState) -> None:
+        """Once more, where the folder went after the last time."""
+        if self._found():
+            self.save(state, last=True)
+            self._write_config()
+
+    def _write_beside(self, state: RunState) -> None:
+        """What is wanted of a save beside the run itself."""
+        self._copy(state)
+        self.target.write_elsewhere(self.programs.weights.parts)
+
+    def _copy(self, state: RunState) -> None:
+        """Copy the checkpoint and the result of this step to where they are wanted, too."""
+        step, result = state.counters.step, self.folder.result(self.target.result)
+        if self.keep_results:
+            self.folder.keep_result(result.name, step, self.keep_results)
+        self.outs.write(step, self.folder.path / f"checkpoint-{step}.gguf", result)
+
+    def _saved_here(self, state: RunState) -> str:
+        new = self._found()
+        self.metrics.flush()
+        path = self.folder.save(self.checkpoint(state), self.keep)
+        result = self.folder.result(self.target.result)
+        self.target.write(result, self.programs.weights.parts)
+        if state.best.step == state.counters.step:
+            self.folder.keep_best(state.best.step, result)
+        self.folder.sweep_best()
+        if new:
+            self._write_config()
+        return str(path)
+
+    def keep_best(self, state: RunState) -> None:
+        """What is made by now validates best, and no save is due."""
+        step = state.counters.step
+        try:
+            try:
+                self._best_written(step)
+            except FileError:
+                if not self._found():
+                    raise
+                self._write_config()
+                self._best_written(step)
+        except FileError as error:
+            self.warn(f"{error}; so {BEST} is not that of step {step}; the next better one is tried again")
+
+    def _best_written(self, step: int) -> None:
+        place = self.folder.path / best_of(step)
+        self.target.write(place, self.programs.weights.parts)
+        self.folder.keep_best(step, place)
+        self.folder.sweep_best()
+
+    def _found(self) -> bool:
+        """Whether the folder is another than before, which is said."""
+        if line := self.folder.found():
+            self.warn(line)
+            self.metrics.path = self.folder.result(self.metrics.path.name)
+        return line is not None
+
+    def _left(self, state: RunState, why: FileError) -> FileError:
+        """What is to be told where it is saved elsewhere, or nowhere."""
+        for place in self.folder.left():
+            with suppress(FileError), self.metrics.copied(self.folder.result(self.metrics.path.name)) as metrics:
+                there = replace(self, metrics=metrics)
+                there._saved_here(state)
+                there._write_config()
+                with suppress(FileError):  # its disk may be the one that is full
+                    there._write_beside(state)
+                return FileError(f"{why}; the run is saved in {place} instead: {flag_of('resume')} {place} goes on with it")
+        return why
+
+    def _write_config(self) -> None:
+        with NewFile(self.folder.result("config.toml")) as file:
+            file.write(self.config)
+
+    def checkpoint(self, state: RunState) -> Checkpoint:
+        optimizer, parts = self.programs.setting.optimizer, self.programs.weights.parts
+        assert optimizer
+        kept: dict[str, Any] = self.descent.kept() if self.descent else {}
+        numbers = {optimizer.key(name): value for name, value in kept.items() if not isinstance(value, np.ndarray)}
+        vectors = {optimizer.key(name): self.programs.whole_of(kind) for kind, name in optimizer.states.items()}
+        vectors |= {optimizer.key(name): value for name, value in kept.items() if isinstance(value, np.ndarray)}
+        if state.partial and self.programs.grads:
+            vectors[GRADIENTS] = self.programs.grads.vector
+        return Checkpoint(
+            kind=self.target.kind,
+            metadata=dict(self.metadata),
+            weights=self.target.saved(parts),
+            options=self.options,
+            state=state,
+            optimizer=optimizer.kept_as,
+            order=list(parts),
+            vectors=vectors,
+            numbers=numbers,
+            extra={**self.target.extra(), **self.extra, MADE_BY: kind_of(self.programs.setting.kernels)},
+        )
+
+
+def check_trained(resumed: Resumed, trained: Mapping[str, Tensor]) -> None:
+    """A checkpoint has all that is trained, and nothing else in its vectors."""
+    weights, order = resumed.checkpoint.weights, resumed.checkpoint.order
+    for name, tensor in trained.items():
+        if name not in weights or weights[name].shape != tensor.shape:
+            found = f"is {list(weights[name].shape)}" if name in weights else "is missing"
+            raise FileError(f"{resumed.path}: {name} {found}, where {list(tensor.shape)} is needed")
+    if strange := set(order) ^ set(trained):
+        raise FileError(f"{resumed.path}: {min(strange)[:80]} is trained, or in its flat vectors, and not both")
+
+
+def filled(checkpoint: Checkpoint, parts: Mapping[str, np.ndarray]) -> None:
+    with unchanged(checkpoint.files):
+        for name, part in parts.items():
+            part[...] = checkpoint.weights[name]
+            release(checkpoint.weights[name])
+
+
+def restored(
+    checkpoint: Checkpoint, programs: Programs, descent: Descent | None, rows: CountedBatches, grad_acc: int
+) -> tuple[RunState, list[str]]:
+    """Vectors and rows put back where a checkpoint was, and its state; and what could not be."""
+    optimizer, state, warnings = programs.setting.optimizer, checkpoint.state, list[str]()
+    assert optimizer
+    if checkpoint.optimizer != optimizer.kept_as:
+        warnings.append(f"the checkpoint's optimizer is {checkpoint.optimizer}: this one begins anew")
+    else:
+        for kind, name in optimizer.states.items():
+            held = [each for each, shape in programs.setting.shapes.items() if optimizer.holds(kind, each, shape)]
+            programs.put_back(kind, checkpoint.pieces(optimizer.key(name), held))
+        if descent:
+            descent.restore(checkpoint.kept_for(list(programs.weights.parts)))
+    partial = None
+    if state.data and not rows.restore(state.data):
+        warnings.append("the data is not what it was: the shuffle begins anew")
+    elif state.partial and programs.grads and programs.setting.groups == 1 and len(state.partial.losses) < grad_acc:
+        programs.grads.put(checkpoint.pieces(GRADIENTS))
+        partial = replace(state.partial, losses=[*state.partial.losses])
+    mine: dict[str, Any] = {"counters": replace(state.counters), "stop": replace(state.stop), "best": replace(state.best)}
+    return replace(state, data=rows.state, partial=partial, **mine), warnings

@@ -1,0 +1,126 @@
+"""The rows that a run is given: of text, opened and tokenized, or of the built-in sine wave."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Protocol
+
+from llamatrain.data.batches import Filling, State
+from llamatrain.data.options import DataOptions
+from llamatrain.data.sine import Sine
+from llamatrain.distributed.once import made_here_once
+from llamatrain.errors import DataError, UsageError
+from llamatrain.run.model import Model
+from llamatrain.train.protocols import Skippable
+
+FIRST = 4  # rows
+
+if TYPE_CHECKING:
+    from llamatrain.data.dataset import Corpus
+    from llamatrain.data.preference_records import Compare
+
+
+class CountedBatches(Skippable, Protocol):
+    """Whose batches can be counted, begun anywhere, and ended with an epoch."""
+
+    end: int  # the epoch before which they end; 0: never
+
+    @property
+    def lengths(self) -> tuple[int, ...]: ...
+
+    @property
+    def sparse(self) -> bool: ...
+
+    def restore(self, state: State) -> bool: ...
+
+    def count(self, epochs: int) -> int: ...
+
+    def filling(self, count: int) -> Filling: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingData:
+    rows: CountedBatches
+    validation: CountedBatches | None
+    described: str
+    samples: int | None = None  # of an epoch; None: it is without end
+    packed: bool = False
+
+    def filled(self, batch: int) -> str:
+        """How full its rows are, in words, where they may be not."""
+        if not self.rows.sparse:
+            return ""
+        used, trained = (f"{100 * part:.0f} %" for part in self.rows.filling(batch))
+        return f"rows are {used} full, {trained} of their tokens are trained"
+
+
+def data_of(files: Sequence[str], model: Model, data: DataOptions, seed: int, compare: "Compare | None" = None) -> TrainingData:
+    """With the data opened: tokenized, counted, split."""
+    if not files:
+        sine = sine_of(model, seed)
+        return TrainingData(rows=sine, validation=None, described=f"the built-in sine wave in {sine.levels - 1} levels")
+    from llamatrain.data.dataset import named, open_corpus
+    from llamatrain.data.find_files import passed_over
+    from llamatrain.preference.batches import rows_of
+    from llamatrain.preference.dataset import KINDS
+
+    tokenizer = model.tokenizer
+    if tokenizer is None:
+        raise UsageError("the model's tokens stand for no text, so it cannot be trained on any")
+    corpus, kept = made_here_once(lambda: open_corpus(files, tokenizer, data, model.row, seed, kind=KINDS[compare]))
+    made = rows_of(compare)
+    if compare and data.as_ != "rest":
+        check_left(corpus, model.row)
+    rows = made(corpus, data, seed, tokenizer.eos, tokenizer.bos)
+    validation = made(kept, data, seed, tokenizer.eos, tokenizer.bos) if kept else None
+    what = {None: "samples", "pairs": "pairs", "answers": "answers"}[compare]
+    told = [f"{len(corpus):,} {what}, {corpus.tokens:,} tokens"]
+    told += [f"{len(kept):,} {what} to validate with"] if kept else []
+    fates = {
+        f"cut to a row of {model.row} tokens": corpus.cut,
+        f"skipped, without a token to train on within {model.row}": corpus.skipped,
+        "skipped, which take too much time or memory": corpus.excessive,
+        "skipped, which cannot be used": corpus.refused,
+    }
+    told += [f"{len(places):,} {fate} ({named(places)})" for fate, places in fates.items() if places]
+    told += [f"{others} passed over"] if (others := passed_over([*files, *data.val])) else []
+    return TrainingData(rows=rows, validation=validation, described="; ".join(told), samples=len(corpus), packed=rows.packs)
+
+
+def check_begin(files: Sequence[str], data: DataOptions, compare: "Compare | None") -> None:
+    """The first rows of each file, before anything is compiled to read them all."""
+    from llamatrain.data.find_files import find_sources
+    from llamatrain.data.json_values import TooMuch
+    from llamatrain.data.preference_records import check_lines, judged_in
+    from llamatrain.data.readers.text import rows_of
+    from llamatrain.data.records import parse_line
+
+    sources = find_sources(files, data.mapping, raw=data.raw)
+    if compare:
+        check_lines(sources, compare)
+    for source in sources:
+        for number, line in islice(rows_of(source), FIRST) if source.kind == "lines" else ():
+            with suppress(TooMuch, *([DataError] if data.skip_bad_rows else [])):  # said where it is skipped as a row
+                if compare:
+                    judged_in(line, source.place(number), compare, source.columns)
+                else:
+                    parse_line(line, source.place(number), source.columns)
+
+
+def check_left(corpus: "Corpus", row: int) -> None:
+    """Of answers that are compared most are learned from."""
+    from llamatrain.data.dataset import named
+
+    gone = [*corpus.skipped, *corpus.excessive, *corpus.refused]
+    if len(gone) > len(corpus):
+        raise DataError(
+            f"{len(gone):,} of {len(gone) + len(corpus):,} rows fall away, without an answer within {row} tokens "
+            f"({named(gone)}); a larger --ctx takes them, or --as rest trains on the others"
+        )
+
+
+def sine_of(model: Model, seed: int) -> Sine:
+    if model.tokenizer is not None:
+        raise UsageError("no data: name files (text, JSON, CSV, Parquet), folders, globs, or - for standard input")
+    return Sine(model.h.vocab, model.row, seed)

@@ -1,0 +1,30 @@
+"""What a run is, in a few lines, before it begins."""
+
+from pathlib import Path
+
+from llamatrain.run.prepare import Prepared
+
+
+def facts(prepared: Prepared, folder: Path) -> list[tuple[str, str]]:
+    train, way, h = prepared.kept.train, prepared.fitted.way, prepared.model.h
+    batches = f", {train.grad_acc} batches a step" if train.grad_acc > 1 else ""
+    steps = f"{train.iters} step{'s' * (train.iters != 1)}"
+    rows = f"{train.batch} rows of {max(prepared.data.rows.lengths)}{batches}"
+    recomputed = "" if str(way.policy) == "none" else f", recomputing {way.policy}"
+    trained = sum(tensor.size for tensor in prepared.fitted.leaves.trained.values())
+    some = f"; an adapter of {trained:,} is trained" if prepared.target.kind == "finetune_lora" else ""
+    return [
+        ("model", h.describe()),
+        ("parameters", f"{h.parameters:,}{some}"),
+        ("data", "; ".join(filter(None, (prepared.data.described, prepared.data.filled(train.batch))))),
+        ("training", f"{train.optimizer}, {steps} of {rows}, {train.precision}, {way.setting.threads} threads"),
+        ("memory", way.needs.describe() + recomputed),
+        ("folder", str(folder)),
+        *([("note", note)] if (note := prepared.kept.run.note) else []),
+    ]
+
+
+def in_a_line(config: str) -> str:
+    """What a file of options says."""
+    whole = config.replace("[\n    ", "[").replace(",\n    ", ", ").replace(",\n]", "]")
+    return ", ".join(line for line in whole.splitlines() if line and not line.startswith("#"))

@@ -1,0 +1,181 @@
+"""The model that a run works on: its numbers, and its vocabulary."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from llamatrain.config.options import flag_of
+from llamatrain.data.options import DataOptions
+from llamatrain.data.tokenizer import Tokenizer, new_vocab
+from llamatrain.data.tokenizer import load as load_tokenizer
+from llamatrain.data.tokenizer.vocabulary import is_without_text
+from llamatrain.distributed.once import made_once
+from llamatrain.errors import FileError, UsageError
+from llamatrain.gguf.reader import Gguf, Metadata, open_gguf
+from llamatrain.gguf.values import Value, string, u32
+from llamatrain.model import hyperparameters, rope
+from llamatrain.model.hyperparameters import ALL_F32, Hyperparameters, vocabulary_of
+from llamatrain.model.options import BYTES, CTX, as_options
+from llamatrain.planner.limits import within
+from llamatrain.run.config import Asked
+from llamatrain.run.inputs import Sources
+from llamatrain.run.lora_options import TuneOptions
+
+OF_A_FILE = ("split.", "training.", "optimizer.", "general.quantization_version")  # keys that a new model file has not
+OWN_SIZE = (
+    "arch",
+    "head_size",
+    "size",
+    "embd",
+    "head",
+    "head_kv",
+    "layer",
+    "ff",
+    "vocab_size",
+    "vocab_from",
+    "rope_freq_base",
+    "rope_freq_scale",
+    "norm_rms_eps",
+    "tie_embeddings",
+    "lora_r",
+)
+TUNED_CTX = 512  # at most, where it is not given
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    h: Hyperparameters
+    metadata: dict[str, Value]  # of the model file
+    tokenizer: Tokenizer | None  # None: its tokens stand for no text
+    row: int  # tokens in a row
+    untrained: dict[str, np.ndarray] = field(default_factory=dict)  # tensors that are no weights
+
+    def asked_by(self, options: DataOptions, files: Sequence[str] = ()) -> "Model":
+        """With the template through which it is trained on chats: one that is named, or for a new model one that files need."""
+        if self.tokenizer is None or not (options.chat_template or files):
+            return self
+        from llamatrain.data.chat.default import template_for
+        from llamatrain.data.find_files import find_sources
+
+        template = template_for(find_sources(files, options.mapping, raw=options.raw) if files else [], options, self.tokenizer)
+        if template is None:
+            return self
+        self.tokenizer.chat_template, self.tokenizer.tool_template = template, None
+        kept = {key: value for key, value in self.metadata.items() if key != "tokenizer.chat_template.tool_use"}
+        return replace(self, metadata={**kept, "tokenizer.chat_template": string(template)})
+
+
+def model_for(asked: Asked, sources: Sources, altered: Collection[str], read: bool = True) -> Model:
+    """The one in a file, or a new one; `read`: whether text may be, to learn a vocabulary from."""
+    if not sources.base:
+        return new_model(asked, read).asked_by(asked.data, asked.files if read else ())
+    model = model_in(sources.base, asked, sources, altered)
+    if sources.resumed and sources.goes_on and model.tokenizer and not asked.files:
+        raise FileError(f"{sources.resumed.path}: its options are damaged: it is trained on text, and they name no data")
+    return model.asked_by(asked.data)
+
+
+def model_in(base: Gguf, asked: Asked, sources: Sources, altered: Collection[str]) -> Model:
+    if asked.command == "finetune":
+        model = model_of(base, asked.tune.ctx, TUNED_CTX)
+        h = overridden(model.h, asked.tune)
+        return replace(model, h=h, metadata=model.metadata if h == model.h else rekeyed(model.metadata, h))
+    kept = sources.checkpoint.metadata if sources.checkpoint else {}
+    if not sources.goes_on:
+        base, vocabulary = with_vocabulary(base, asked.model.vocab_from)
+        check_own(base, {*altered} - {"vocab_from"} if vocabulary else altered)
+        kept = kept | vocabulary if kept else {}
+    model = model_of(base, asked.model.ctx, CTX)
+    return replace(model, metadata=kept) if kept else model
+
+
+def with_vocabulary(base: Gguf, path: Path | None) -> tuple[Gguf, dict[str, Value]]:
+    """Of another file, where a checkpoint has none; and that."""
+    if "tokenizer.ggml.model" in base.metadata:
+        return base, {}
+    if path is None:
+        raise UsageError(f"{base.path}: it has no vocabulary; {flag_of('vocab_from')} names a file that has one")
+    vocabulary = vocabulary_of(open_gguf(path).metadata.typed)
+    return replace(base, metadata=Metadata(base.metadata.typed | vocabulary)), vocabulary
+
+
+def check_taught(model: Model, teacher: Gguf) -> None:
+    """Its distributions are of the same tokens."""
+    key, words = "tokenizer.ggml.tokens", hyperparameters.read(teacher).vocab
+    tokens = [metadata[key].raw if key in metadata else None for metadata in (model.metadata, teacher.metadata.typed)]
+    if tokens[0] is None or tokens[0] != tokens[1] or words < model.h.vocab:
+        told = f"{model.h.vocab:,} tokens to learn, {words:,} of the teacher"
+        raise UsageError(f"{teacher.path}: its vocabulary is another than the model's ({told}); a teacher has the same tokens")
+
+
+def check_own(base: Gguf, altered: Collection[str]) -> None:
+    for name in OWN_SIZE:
+        if name in altered:
+            raise UsageError(f"{flag_of(name)} has no effect on the model in {base.path}, which is as it is; leave it out")
+
+
+def overridden(h: Hyperparameters, options: TuneOptions) -> Hyperparameters:
+    """Rope and epsilon, other than in the file."""
+    turns = h.rope
+    with as_options():
+        if options.rope_freq_base is not None:
+            turns = replace(turns, base=options.rope_freq_base)
+        if options.rope_freq_scale is not None:
+            factor = 1 / options.rope_freq_scale
+            turns = replace(turns, kind="linear" if factor != 1 else "none", factor=factor)
+        return replace(h, rope=turns, rms_eps=h.rms_eps if options.norm_rms_eps is None else options.norm_rms_eps)
+
+
+def rekeyed(metadata: Mapping[str, Value], h: Hyperparameters) -> dict[str, Value]:
+    """A file's keys with the rope and the epsilon of another model."""
+    others = {key: value for key, value in metadata.items() if not key.startswith(f"{h.architecture.name}.rope.")}
+    return others | {key: value for key, value in h.metadata("").items() if not key.startswith("general.")}
+
+
+def new_model(asked: Asked, read: bool) -> Model:
+    """By the options. Unread, the text gives as many tokens as may be."""
+    vocabulary, tokenizer, size = new_vocabulary_of(asked, read)
+    h = asked.model.hyperparameters(size)
+    return Model(h=h, metadata=h.metadata("llamatrain") | vocabulary, tokenizer=tokenizer, row=h.ctx)
+
+
+def model_of(gguf: Gguf, ctx: int | None, usual: int) -> Model:
+    """The one in a file; without `ctx` rows have the `usual` length, or the model's."""
+    h = hyperparameters.read(gguf)
+    metadata = {key: value for key, value in gguf.metadata.typed.items() if not key.startswith(OF_A_FILE)}
+    metadata["general.file_type"] = u32(ALL_F32)
+    tokenizer = None if is_without_text(gguf.metadata) else load_tokenizer(gguf.metadata, gguf.path)
+    if tokenizer and len(tokenizer) > h.vocab:
+        raise UsageError(f"{gguf.path}: its vocabulary has {len(tokenizer)} tokens, its embeddings {h.vocab}")
+    factors = {rope.TENSORS[name]: array for name, array in h.rope.tensors.items()}
+    return Model(h=h, metadata=metadata, tokenizer=tokenizer, row=ctx or min(usual, h.ctx), untrained=factors)
+
+
+def new_vocabulary_of(asked: Asked, read: bool) -> tuple[dict[str, Value], Tokenizer | None, int]:
+    """Its keys, its tokenizer, and how many tokens it has."""
+    options = asked.model
+    if options.vocab_from:
+        gguf = open_gguf(options.vocab_from)
+        tokenizer = load_tokenizer(gguf.metadata, options.vocab_from)
+        return vocabulary_of(gguf.metadata.typed), tokenizer, len(tokenizer)
+    of_bytes = options.vocab_size == BYTES
+    size = 0 if of_bytes else int(options.vocab_size)
+    if not asked.files:
+        return new_vocab.without_text(size), None, size
+    made = new_vocab.bytes_only() if of_bytes or not read else learned(asked, size)
+    tokenizer = load_tokenizer(Metadata(made))
+    return made, tokenizer, len(tokenizer) if of_bytes or read else size
+
+
+def learned(asked: Asked, size: int) -> dict[str, Value]:
+    from llamatrain.data.find_files import find_sources
+    from llamatrain.data.tokenizer import learn_process
+    from llamatrain.data.vocabulary_text import texts_of
+
+    def merges() -> list[tuple[str, str]]:
+        sources = find_sources(asked.files, asked.data.mapping, raw=asked.data.raw)
+        return learn_process.merges(within(asked.train.memory, texts_of(sources)), size)
+
+    return new_vocab.byte_level(made_once(merges))

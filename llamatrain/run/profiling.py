@@ -1,0 +1,84 @@
+"""A run that is profiled: who asks for the clock, when it is read, and where what it says goes."""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from llamatrain.checkpoints.run_folder import RunFolder
+from llamatrain.engine.profiler import Recorder, current, recording
+from llamatrain.errors import FileError
+from llamatrain.io.atomic_write import NewFile
+from llamatrain.platform.terminal import say
+from llamatrain.report.records import StepLine
+from llamatrain.run.signals import Interrupts
+from llamatrain.train.protocols import Listener
+
+
+def age() -> float:
+    """The seconds that this process has lived; where the system does not tell, those that it has worked."""
+    with suppress(OSError, ValueError, IndexError, AttributeError):
+        begun = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+        return max(time.process_time(), time.clock_gettime(time.CLOCK_BOOTTIME) - begun)
+    return time.process_time()
+
+
+@contextmanager
+def profiled(asked: bool, interrupts: Interrupts) -> Iterator[None]:
+    """With a table at the end, however a run ends that had something to show; of a process that is ended at once, too."""
+    if not asked:
+        yield
+        return
+    recorder = Recorder(age() if interrupts.alone else 0.0)
+    interrupts.last_words = lambda: tell(recorder)
+    try:
+        with recording(recorder):
+            yield
+    finally:
+        if recorder.steps or recorder.trace:
+            tell(recorder)
+
+
+def tell(recorder: Recorder) -> None:
+    from llamatrain.report.profile import held, table
+
+    for line in table(recorder):
+        say(line)
+    if recorder.trace:
+        say(f"the trace: {recorder.trace}, {held(recorder)}")
+
+
+def keep_trace(command: str, folder: RunFolder, warn: Callable[[str], None]) -> None:
+    """Beside the run's other files, where it is profiled."""
+    if not (recorder := current()):
+        return
+    from llamatrain.report.profile import trace
+
+    recorder.trace = folder.result("trace.json")
+    try:
+        with NewFile(recorder.trace) as file:
+            file.write(trace(recorder, f"llamatrain {command}"))
+    except FileError as error:
+        recorder.trace = None
+        warn(str(error))
+
+
+def watched(listener: Listener) -> Listener:
+    """The same, but that a profile is told, too."""
+    recorder = current()
+    return Watched(listener, recorder) if recorder else listener
+
+
+class Watched:
+    """Where a step ends; what is told in between is of no step."""
+
+    def __init__(self, listener: Listener, recorder: Recorder) -> None:
+        self.listener, self.recorder = listener, recorder
+        self.say, self.evaluating, self.validation = listener.say, listener.evaluating, listener.validation
+        self.saved, self.unsaved = listener.saved, listener.unsaved
+
+    def step(self, line: StepLine) -> None:
+        self.recorder.step(line.step, line.seconds_waited or 0.0)
+        self.listener.step(line)
+        self.recorder.go_on()

@@ -1,0 +1,108 @@
+"""Who of the ranks does what of a run: the first writes and tells, the others have their parts of a checkpoint ready."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from llamatrain.distributed.comm import World
+from llamatrain.errors import FileError
+from llamatrain.report.records import Score, StepLine
+from llamatrain.train.programs import Programs
+from llamatrain.train.state import RunState
+
+
+class Keeper(Protocol):
+    """Whoever keeps a run, as it begins, at each save and when it has ended."""
+
+    def begin(self, state: RunState) -> str: ...
+
+    def save(self, state: RunState, last: bool = False) -> str: ...
+
+    def end(self, state: RunState) -> None: ...
+
+    def keep_best(self, state: RunState) -> None: ...
+
+
+@dataclass
+class Leading:
+    """The first rank: what comes of its saves is told to all, and what fails there fails everywhere."""
+
+    saver: Keeper
+    world: World
+
+    def begin(self, state: RunState) -> str:
+        return self._told(lambda: self.saver.begin(state))
+
+    def save(self, state: RunState, last: bool = False) -> str:
+        return self._told(lambda: self.saver.save(state, last))
+
+    def end(self, state: RunState) -> None:
+        def ended() -> str:
+            self.saver.end(state)
+            return ""
+
+        self._told(ended)
+
+    def keep_best(self, state: RunState) -> None:
+        self.saver.keep_best(state)
+
+    def _told(self, save: Callable[[], str]) -> str:
+        try:
+            path = save()
+        except FileError as error:
+            self.world.from_first(("", "", str(error)))
+            error.shared = True
+            raise
+        self.world.from_first(("", path, ""))
+        return path
+
+
+@dataclass
+class Serving:
+    """Another one, while the first keeps the run."""
+
+    programs: Programs
+    world: World
+
+    def begin(self, state: RunState) -> str:
+        return self._served()
+
+    def save(self, state: RunState, last: bool = False) -> str:
+        return self._served()
+
+    def end(self, state: RunState) -> None:
+        self._served()
+
+    def keep_best(self, state: RunState) -> None: ...
+
+    def _served(self) -> str:
+        """Until it is done there: the checkpoint's name."""
+        while True:
+            kind, path, fault = self.world.from_first(("", "", ""))
+            if fault:
+                error = FileError(fault)
+                error.shared = True
+                raise error
+            if not kind:
+                return path
+            self.programs.serve(kind)
+
+
+class Silent:
+    """A listener where another rank tells."""
+
+    def step(self, line: StepLine) -> None: ...
+
+    def say(self, line: str) -> None: ...
+
+    def warn(self, line: str) -> None: ...
+
+    def evaluating(self) -> None: ...
+
+    def resumed(self, step: int) -> None: ...
+
+    def validation(self, step: int, score: Score, best: bool = False) -> None: ...
+
+    def saved(self, step: int, path: str) -> None: ...
+
+    def unsaved(self, step: int, why: str) -> None: ...

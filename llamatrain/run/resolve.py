@@ -1,0 +1,183 @@
+"""What a run does, the second of three stages: nothing of it is open any more."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import Literal
+
+from llamatrain.config.options import COUNT, OptionError
+from llamatrain.distributed.comm import launched, world
+from llamatrain.distributed.cores import cores
+from llamatrain.engine.backend import is_compiled
+from llamatrain.errors import UsageError
+from llamatrain.optim.early_stop import StopRules
+from llamatrain.optim.optimizer import Optimizer, StepRule
+from llamatrain.optim.registry import named
+from llamatrain.optim.schedule import Schedule
+from llamatrain.platform.cpu import units
+from llamatrain.run.config import Asked
+from llamatrain.run.options import FALL, ITERS, LR_MIN, WARMUP, TrainOptions
+from llamatrain.train.config import Course
+from llamatrain.train.graphs import Gradients
+
+Precision = Literal["f32", "bf16"]
+GROUPS = 8  # of a step, for up to so many ranks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resolved:
+    """Made once of what was asked; what is still to be decided is how it is done in the memory that there is."""
+
+    asked: Asked
+    iters: int
+    warmup: int
+    decay_steps: int
+    lr_min: float
+    row: int  # tokens
+    threads: int
+    precision: Precision
+    optimizer: Optimizer
+    gradients: Gradients
+    ranks: int
+    parts: int  # that a batch is run in for groups that nobody asked for
+    alpha: float | None  # of a new adapter
+
+    @property
+    def schedule(self) -> Schedule:
+        train = self.asked.train
+        return Schedule(
+            kind=train.schedule,
+            peak=train.lr,
+            minimum=self.lr_min,
+            warmup=self.warmup,
+            decay_steps=self.decay_steps,
+            restart_growth=train.restart_growth,
+            end=self.iters,
+        )
+
+    def course(self, splits: int) -> Course:
+        """With batches in so many parts."""
+        train, run = self.asked.train, self.asked.run
+        return Course(
+            iters=self.iters,
+            grad_acc=train.grad_acc * splits,
+            seed=train.seed,
+            schedule=self.schedule,
+            rules=StopRules(past=train.past, delta=train.delta, max_no_improvement=train.max_no_improvement, epsf=train.epsf),
+            eval_every=run.eval_every,
+            sample_every=run.sample_every,
+            save_every=run.save_every,
+            patience=run.patience,
+            max_time=run.max_time,
+            fresh=train.lbfgs_fresh,
+        )
+
+    def kept(self, policy: str, splits: int, cache: Literal["auto", "bf16", "off"]) -> Asked:
+        """As options in which nothing is open, for checkpoints and config.toml; with how it is done."""
+        asked, train = self.asked, self.asked.train
+        if (batches := train.grad_acc * splits) > COUNT:
+            told = f" {train.grad_acc} cannot be: in {splits} parts each it makes {batches} batches, and less than 2^31 can be"
+            raise OptionError(lambda spelt: spelt("grad_acc") + told)
+        return replace(
+            asked,
+            model=replace(asked.model, ctx=self.row),
+            train=replace(
+                train,
+                iters=self.iters,
+                epochs=None,
+                warmup=self.warmup,
+                decay_steps=self.decay_steps,
+                lr_min=self.lr_min,
+                precision=self.precision,
+                remat=policy,
+                batch=train.batch // splits,
+                grad_acc=batches,
+            ),
+            preference=asked.preference.decided,
+            tune=replace(asked.tune, ctx=self.row, lora_alpha=self.alpha, cache_base=cache),
+        )
+
+
+def resolve(asked: Asked, row: int, rows_of: Callable[[int], int], ranks: int = 0) -> Resolved:
+    """`rows_of` counts those of so many epochs; `ranks` are to come, where they are not here."""
+    before, asked = asked.train, divided(asked, ranks or world().size, ranks > 1)
+    train, tune = asked.train, asked.tune
+    iters = train.iters if train.iters is not None else ITERS
+    if train.epochs is not None:
+        steps = -(-rows_of(train.epochs) // (train.batch * train.grad_acc))
+        iters = steps if train.iters is None else min(steps, train.iters)
+        if iters > COUNT:
+            told = f" {train.epochs} cannot be: it takes {iters} steps, and less than 2^31 can be; fewer will do"
+            raise OptionError(lambda spelt: spelt("epochs") + told)
+    warmup = train.warmup if train.warmup is not None else round(WARMUP * iters)
+    optimizer = named(train.optimizer).of(asdict(train)).in_precision(precision_of(train))
+    return Resolved(
+        asked=asked,
+        iters=iters,
+        warmup=warmup,
+        decay_steps=train.decay_steps or decay_steps_of(train.schedule, iters, warmup),
+        lr_min=train.lr_min if train.lr_min is not None else LR_MIN * train.lr,
+        row=row,
+        threads=asked.run.threads or cores(),
+        precision=precision_of(train),
+        optimizer=optimizer,
+        ranks=ranks or world().size,
+        parts=before.batch // asked.train.batch if before.shards is None else 1,
+        gradients=gradients_of(train, optimizer, reads_base=asked.command == "finetune" and not tune.full),
+        alpha=tune.lora_alpha if tune.full or tune.lora_init else tune.alpha,
+    )
+
+
+def decay_steps_of(kind: str, iters: int, warmup: int) -> int:
+    """Return how many steps the rate falls for. The fall starts at the peak, which without a warm-up is step 1."""
+    return max(1, round(FALL * iters) if kind == "wsd" else iters - max(warmup, 1))
+
+
+def divided(asked: Asked, ranks: int, planned: bool = False) -> Asked:
+    """With --shards decided, and with batches in as many parts as that takes; `planned`: the ranks are to come."""
+    train = asked.train
+    splits = asked.preference.compare != "answers"  # which are compared within a batch
+    rows = train.grad_acc * (train.batch if splits else 1)
+    groups = train.shards or groups_of(rows, ranks, planned or launched() is not None)
+    if groups > rows:
+        told = f" {groups} cannot be: a step has {rows} {'rows' if splits else 'batches, which are compared as wholes'}"
+        raise OptionError(lambda spelt: spelt("shards") + told)
+    if ranks > groups and train.shards:
+        told = f" {groups} are divided among so many ranks at most, and there are {ranks}"
+        raise OptionError(lambda spelt: spelt("shards") + told)
+    if ranks > groups:
+        raise UsageError(f"a step of {rows} rows cannot be divided among {ranks} ranks: --batch and --grad-acc make it larger")
+    if groups == 1:
+        return asked
+    parts = min(parts for parts in divisors(train.batch) if train.grad_acc * parts >= groups)
+    batch, batches = train.batch // parts, train.grad_acc * parts
+    return replace(asked, train=replace(train, shards=groups, batch=batch, grad_acc=batches))
+
+
+def divisors(number: int) -> Iterator[int]:
+    for each in range(1, math.isqrt(number) + 1):
+        if number % each == 0:
+            yield from (each, number // each)
+
+
+def groups_of(rows: int, ranks: int, several: bool) -> int:
+    """As many as there are for eight ranks, or more; one where there are none."""
+    if not several:
+        return 1
+    most = 1 << (rows.bit_length() - 1)
+    return min(most, max(GROUPS, 1 << (ranks - 1).bit_length()))
+
+
+def precision_of(options: TrainOptions) -> Precision:
+    if options.precision != "auto":
+        return options.precision
+    if named(options.optimizer).exact:
+        return "f32"
+    return "bf16" if units() & {"amx", "avx512bf16"} and is_compiled(options.kernels) else "f32"
+
+
+def gradients_of(train: TrainOptions, optimizer: Optimizer, reads_base: bool) -> Gradients:
+    """Those that a base was read for are not used before it was seen to be what it was."""
+    if not isinstance(optimizer, StepRule) or train.grad_acc > 1 or train.shards not in (None, 1):
+        return "flat"
+    return "arena" if train.clip > 0 or reads_base else "streamed"

@@ -1,0 +1,57 @@
+"""Where a run stands as it begins, or goes on."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from llamatrain.errors import FileError
+from llamatrain.io.mapped_file import unchanged
+from llamatrain.optim.optimizer import Descent
+from llamatrain.report.report import Report
+from llamatrain.run.checkpointer import restored
+from llamatrain.run.prepare import Prepared
+from llamatrain.run.rank_roles import Silent
+from llamatrain.run.resume import Resumed
+from llamatrain.train.config import Course
+from llamatrain.train.programs import Programs
+from llamatrain.train.state import Best, RunState
+
+
+@contextmanager
+def telling(resumed: Resumed) -> Iterator[None]:
+    """What a checkpoint says of itself may be nonsense, though its checksum holds."""
+    try:
+        yield
+    except (KeyError, ValueError, TypeError, IndexError, OverflowError) as error:
+        raise FileError(f"{resumed.path}: its state cannot be gone on with: {error!r}"[:200]) from error
+
+
+def state_of(
+    prepared: Prepared, programs: Programs, descent: Descent | None, course: Course, report: Report | Silent
+) -> RunState:
+    """Where it begins: at nothing, or where a checkpoint was, whose vectors and rows are put back."""
+    resumed, rows = prepared.sources.resumed, prepared.data.rows
+    if not resumed:  # the base's own loss is line 0
+        return RunState(data=rows.state, owed=prepared.kept.command == "finetune" and course.eval_every > 0)
+    with telling(resumed), unchanged(resumed.checkpoint.files):
+        state, warnings = restored(resumed.checkpoint, programs, descent, rows, course.grad_acc)
+    for line in warnings:
+        report.warn(line)
+    report.resumed(resumed.step)
+    if course.iters > (kept_of(resumed, "train", "iters") or 0):  # more steps are taken after a stop rule or --epochs ended it
+        state.ended = None
+        if rows.end:  # a step that was left half way had fewer rows, perhaps
+            rows.end, state.partial = 0, None
+            state.data = rows.state
+        state.best.idle = 0 if state.best.out_of_patience(course.patience) else state.best.idle
+    if tuple(kept_of(resumed, "data", "val") or ()) != prepared.kept.data.val:
+        if state.best.step is not None:
+            report.warn("the validation data is another: which validation is the best begins anew")
+        state.best = Best()
+    return state
+
+
+def kept_of(resumed: Resumed, part: str, name: str) -> Any:
+    """An option of the run that goes on; an ancestor's had none."""
+    options = resumed.checkpoint.options.get(part)
+    return options.get(name) if isinstance(options, dict) else None

@@ -1,0 +1,121 @@
+"""Ctrl-C, SIGTERM and the end of a terminal in a run: the first asks it to save and end, the second ends it at once."""
+
+import errno
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from llamatrain.platform.exit import ending, leave
+from llamatrain.platform.threads import launch
+
+ONE = 0.3  # seconds: signals that come so close were meant as one, such as those of `timeout` to a process and to its group
+
+
+def without_terminal() -> None:
+    """Where the terminal is no more, what would be written to it goes nowhere, and does not fail."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # one without a number
+            place = stream.fileno()
+            try:
+                os.write(place, b"")
+            except OSError as error:
+                if error.errno == errno.EIO:
+                    os.dup2(os.open(os.devnull, os.O_WRONLY), place)
+
+
+def in_main_thread() -> bool:
+    """Elsewhere there are no signals to be had."""
+    return threading.current_thread() is threading.main_thread()
+
+
+class Interrupts:
+    """While this is open, `asked` is the number of the signal that came, or 0, once `saving` says that a run can be saved."""
+
+    alone = False  # the process is there for the run alone
+
+    def __init__(self) -> None:
+        self.asked, self.saving = 0, False
+        self.leaving: Callable[[], None] = lambda: None  # called where the process is ended at once
+        self.last_words: Callable[[], None] = lambda: None  # and after that
+        self.home: Path | None = None  # the folder of what was saved
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
+
+
+class CommandInterrupts(Interrupts):
+    """Those of a process that is there for the run alone: before there is anything to save, the first ends it.
+
+    A thread listens, since Python's own handlers wait for the end of whatever compiled code the main thread is in.
+    """
+
+    alone = True
+
+    def __enter__(self) -> Self:
+        self._main = in_main_thread()
+        if self._main:
+            self._before = {each: signal.signal(each, lambda number, frame: None) for each in ending()}
+            self._reader, self._writer = socket.socketpair()
+            self._writer.setblocking(False)
+            self._wakeup = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+            launch(threading.Thread(target=self._listen, args=(self._reader,), daemon=True))
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._main:
+            signal.set_wakeup_fd(self._wakeup)
+            for each, before in self._before.items():
+                signal.signal(each, before)
+            self._writer.close()  # ends the thread, which closes its own end
+
+    def _listen(self, reader: socket.socket) -> None:
+        with reader:
+            while numbers := reader.recv(16):
+                for number in numbers:
+                    self._note(number)
+
+    def _note(self, number: int) -> None:
+        if number not in self._before:
+            return
+        without_terminal()
+        if self.saving and not self.asked:
+            self.asked, self._first = number, time.monotonic()
+            return
+        if self.asked and time.monotonic() - self._first < ONE:
+            return
+        for tell in (self.leaving, self.last_words):
+            with suppress(Exception):
+                tell()
+        leave(number)
+
+
+class CallerInterrupts(Interrupts):
+    """Ctrl-C in the process of somebody else, which is never ended: it becomes a KeyboardInterrupt, at once where there is
+    nothing to save, or no time; all other signals stay the caller's."""
+
+    def __enter__(self) -> Self:
+        self._before = signal.getsignal(signal.SIGINT) if in_main_thread() else None
+        if callable(self._before):
+            signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if callable(self._before):
+            signal.signal(signal.SIGINT, self._before)
+        if self.asked and error is None:
+            raise KeyboardInterrupt(f"the run is saved; resume={str(self.home)!r} goes on with it")
+
+    def _note(self, number: int, frame: object) -> None:
+        if self.asked or not self.saving:
+            raise KeyboardInterrupt
+        self.asked = number

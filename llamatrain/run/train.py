@@ -1,0 +1,290 @@
+"""Assembles a run: from options, or from the run that is gone on with, to everything that the loop is given."""
+
+import os
+import shlex
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from llamatrain.checkpoints.checkpoint import told_sum
+from llamatrain.checkpoints.filenames import numbered
+from llamatrain.checkpoints.run_folder import RunFolder
+from llamatrain.checkpoints.signature import SIGNATURE, sign
+from llamatrain.config.options import flag_of
+from llamatrain.data.options import DataOptions
+from llamatrain.distributed.comm import world
+from llamatrain.distributed.once import made_once_of_each
+from llamatrain.engine.backend import kind_of
+from llamatrain.engine.profiler import phase
+from llamatrain.errors import UsageError
+from llamatrain.io.mapped_file import unchanged
+from llamatrain.platform.terminal import is_shown, say
+from llamatrain.report.console import nobody
+from llamatrain.report.report import Report
+from llamatrain.run.build import loop_of, programs_of, trained_in
+from llamatrain.run.checkpointer import Saver, check_trained
+from llamatrain.run.choose_trainable import target_of
+from llamatrain.run.config import Asked
+from llamatrain.run.extra_output_options import OutOptions
+from llamatrain.run.extra_outputs import Outs, check, flags_of, named_here
+from llamatrain.run.header import facts, in_a_line
+from llamatrain.run.inputs import TEACHER, Sources, fingerprint, identity_of, print_of_adapters, whole_print
+from llamatrain.run.model import model_for
+from llamatrain.run.options import PlaceOptions
+from llamatrain.run.prepare import Prepared, begun, config_of, peft_folder, prepare, read_by
+from llamatrain.run.profiling import keep_trace, profiled
+from llamatrain.run.rank_roles import Keeper, Leading, Serving, Silent
+from llamatrain.run.request import Request
+from llamatrain.run.resume import Resumed
+from llamatrain.run.run_log import metrics_of, page_of
+from llamatrain.run.signals import Interrupts
+from llamatrain.run.summary import tell_best, tell_end
+from llamatrain.run.trainable import Target
+from llamatrain.train.config import DONE, Outcome
+from llamatrain.train.loop import Loop
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished:
+    outcome: Outcome
+    folder: Path
+    result: Path
+    steps: int  # in all
+    best: Path | None = None  # what came of it at its best validation
+    notes: tuple[str, ...] = ()  # what was said of it beside its figures
+
+
+def train(request: Request, interrupts: Interrupts) -> Finished:
+    """The run that is asked for, and in a line or two how it ended, and what is left to do."""
+    with request.telling(), profiled(request.asked.run.profile, interrupts):
+        return trained(request, interrupts)
+
+
+def trained(request: Request, interrupts: Interrupts) -> Finished:
+    world().compared({"options": request.asked.plain()})
+    with phase("files"):
+        asked, sources, notes = begun(request)
+    place = request.place
+    if asked.tune.only_write_lora or place.only_write_model:
+        return written(asked, sources, request, interrupts)
+    if world().rank:
+        return followed(asked, sources, notes, request, interrupts)
+    with folder_of(asked.command, place, sources) as folder:
+        interrupts.leaving = folder.discard
+        with interrupts:
+            try:
+                asked, peft, more = peft_folder(asked, sources, folder, request)
+                outs, kept, named = named_here(asked.outs, request.given, folder.path, sources.resumed)
+                if outs.said:
+                    check(outs, folder.path, read_by(asked, sources, place.config), sources.resumed, place)
+                asked, more = replace(asked, outs=kept), [*more, *named]
+                world().from_first(Led(asked.tune.peft, peft, folder.path))
+                prepared = prepare(asked, sources, peft, [*notes, *more], request.altered)
+                compare(prepared)
+                settle(prepared, folder, place.config)
+                return run(prepared, folder, interrupts, outs, place.verbose)
+            finally:
+                folder.discard()
+
+
+@dataclass(frozen=True)
+class Led:
+    """What the first rank has found out for all."""
+
+    kept: Path | None  # as PEFT's folder
+    peft: Path | None  # where that is one to be written
+    folder: Path
+
+
+def followed(asked: Asked, sources: Sources, notes: list[str], request: Request, interrupts: Interrupts) -> Finished:
+    """The same run on another rank than the first, which has its folder."""
+    with interrupts:
+        led = world().from_first(Led(None, None, Path()))
+        asked = replace(asked, tune=replace(asked.tune, peft=led.kept))
+        prepared = prepare(asked, sources, led.peft, notes, request.altered)
+        compare(prepared)
+        listener, programs = Silent(), programs_of(prepared)
+        loop, keeper = loop_of(prepared, programs, listener, interrupts), Serving(programs, world())
+        loop.save, loop.keep = keeper.save, keeper.keep_best
+        with world().watch(prepared.kept.run.timeout, lambda: to_go_on(prepared, led.folder)):
+            outcome = trained_in(loop, prepared.data.rows, keeper, lambda: prepared.foresee_validation(programs))
+            keeper.end(loop.state)
+    result = led.folder / prepared.target.result
+    return Finished(outcome=outcome, folder=led.folder, result=result, steps=loop.state.counters.step)
+
+
+def compare(prepared: Prepared) -> None:
+    """With what the other ranks are about to do."""
+    if world().size == 1:
+        return
+    sources, data, kept = prepared.sources, prepared.data, prepared.kept
+    base, taught_by = sources.base, sources.taught_by
+    facts = {
+        "kernels": kind_of(kept.train.kernels),
+        "base": made_once_of_each(identity_of(base), lambda: whole_print(base)) if base else None,
+        "teacher": made_once_of_each(identity_of(taught_by), lambda: whole_print(taught_by)) if taught_by else None,
+        "adapters": print_of_adapters(sources.factors),
+        "checkpoint": told_sum(sources.resumed.path) if sources.resumed else None,
+        "data": data.rows.state.fingerprint,
+        "validation": data.validation.state.fingerprint if data.validation else None,
+        "way": {name: getattr(kept.train, name) for name in ("batch", "grad_acc", "shards", "remat")},
+    }
+    world().compared(facts)
+
+
+def written(asked: Asked, sources: Sources, request: Request, interrupts: Interrupts) -> Finished:
+    """What comes of a checkpoint, and nothing else."""
+    place, (resumed, made) = request.place, written_of(sources, request.place)
+    if world().size > 1:
+        raise UsageError(f"--only-write-{made} is the work of one process, and {world().size} were started")
+    if request.asked.run.profile:
+        raise UsageError(f"--profile is of a training, and --only-write-{made} trains nothing; leave one of them out")
+    model = model_for(asked, sources, ())
+    if place.overwrite and not asked.outs.said:
+        raise UsageError(f"--only-write-{made} replaces no run: leave --overwrite out, and name a new folder with --out")
+    with folder_of(asked.command, place, sources) as folder:
+        named, _, notes = named_here(asked.outs, request.given, folder.path, resumed)
+        outs = Outs(named)
+        if alone := bool(outs.newest and not (place.out or place.resume)):
+            folder.clear()  # it is for the time of writing
+        interrupts.leaving = folder.discard
+        with interrupts:
+            try:
+                asked, peft, more = peft_folder(asked, sources, folder, request)
+                target = target_of(asked, model, sources, peft)
+                notes += [*more, *target.notes()]
+                for line in notes:
+                    say(f"note: {line}")
+                if named.said:
+                    reads = read_by(replace(asked, files=(), data=DataOptions()), sources, place.config)
+                    check(named, folder.path, reads, resumed, place)
+                write_result(resumed, target, folder, outs)
+            finally:
+                folder.discard()
+    if alone:
+        with suppress(OSError):  # there are others in it
+            folder.path.parent.rmdir()
+    files = outs.newest if alone else [folder.path / target.result, *outs.newest]
+    tell_end(made, files, Outcome(DONE))
+    return Finished(outcome=Outcome(DONE), folder=folder.path, result=files[0], steps=resumed.step, notes=tuple(notes))
+
+
+def write_result(resumed: Resumed, target: Target, folder: RunFolder, outs: Outs) -> None:
+    """Write what comes of a checkpoint as it is."""
+    trained = target.leaves("off").trained
+    check_trained(resumed, trained)
+    with unchanged(resumed.checkpoint.files):
+        parts = {name: np.array(resumed.checkpoint.weights[name]) for name in trained}
+    target.write(folder.result(target.result), parts)
+    outs.write(resumed.step, resumed.path, folder.result(target.result))
+    target.write_elsewhere(parts)
+
+
+def written_of(sources: Sources, place: PlaceOptions) -> tuple[Resumed, str]:
+    """The checkpoint, and what is to be made of it."""
+    resumed = sources.resumed
+    option, made = ("only_write_model", "model") if place.only_write_model else ("only_write_lora", "adapter")
+    if resumed is None:
+        raise UsageError(f"{flag_of(option)} writes the {made} of a checkpoint, and {place.checkpoint_in} is a model")
+    if resumed.checkpoint.kind != ("train_model" if place.only_write_model else "finetune_lora"):
+        other = flag_of("only_write_lora" if place.only_write_model else "only_write_model")
+        raise UsageError(f"{flag_of(option)}: {resumed.path} is of a run that makes no {made}; {other} writes what it makes")
+    return resumed, made
+
+
+# ---- the folder ------------------------------------------------------------
+
+
+def folder_of(command: str, place: PlaceOptions, sources: Sources) -> RunFolder:
+    """A new folder, or the one that the run has."""
+    home = sources.home if place.resume else None
+    if home is None or (place.out and os.path.realpath(place.out) != os.path.realpath(home)):
+        return RunFolder.new(place.out, command, place.overwrite)
+    assert place.resume
+    if place.resume.is_file() and any(later > sources.step for later in numbered(home)):
+        raise UsageError(
+            f"{place.resume}: its folder has later checkpoints; --resume {home} takes the newest, --out begins another run"
+        )
+    return RunFolder(home)
+
+
+def settle(prepared: Prepared, folder: RunFolder, config: Path | None) -> None:
+    """Make the folder the run's own."""
+    if folder.path == prepared.sources.home:
+        folder.rewind(prepared.sources.step)  # past those that are damaged
+    else:
+        folder.clear(read_by(prepared.kept, prepared.sources, config))
+
+
+# ---- the run ---------------------------------------------------------------
+
+
+def run(prepared: Prepared, folder: RunFolder, interrupts: Interrupts, outs: OutOptions, verbose: bool = False) -> Finished:
+    resolved, target, leaves, metrics = prepared.resolved, prepared.target, prepared.fitted.leaves, metrics_of(prepared, folder)
+
+    def command() -> str:  # as the folder is called by then
+        return to_go_on(prepared, folder.path)
+
+    console, every = None if is_shown() else nobody(), prepared.kept.run.report_every or (1 if verbose else None)
+    with Report(metrics, iters=resolved.iters, every=every, console=console) as report:
+        report.page = page = page_of(prepared, folder, metrics)
+        options = [("options", in_a_line(config_of(prepared.kept)))] if verbose else []
+        report.header([*facts(prepared, folder.path), *options], prepared.fitted.way.needs.total)
+        for line in prepared.notes:
+            report.say(f"note: {line}")
+        programs = programs_of(prepared)
+        loop = loop_of(prepared, programs, report, interrupts)
+        saver = saver_of(prepared, loop, folder, report, outs)
+        keeper: Keeper = Leading(saver, world()) if world().size > 1 else saver
+        loop.save, loop.keep = keeper.save, keeper.keep_best
+        loop.show = partial(prepared.samples.show, leaves=leaves, parts=programs.weights.parts, report=report)
+
+        def begun() -> None:
+            interrupts.home, interrupts.leaving = folder.path, lambda: say(f"interrupted; to go on: {command()}")
+
+        with world().watch(prepared.kept.run.timeout, command):
+            outcome = trained_in(loop, prepared.data.rows, keeper, lambda: prepared.foresee(programs), begun)
+            interrupts.home = folder.path
+            prepared.samples.end(leaves, programs.weights.parts, report)
+            report.end(folder.path)
+            keeper.end(loop.state)
+        keep_trace(prepared.kept.command, folder, report.warn)
+        page.end(outcome.reason)
+    result, steps = folder.path / target.result, loop.state.counters.step
+    tell_end(result.stem, [result, *saver.outs.newest], outcome, command())
+    best = tell_best(loop.state, folder, prepared.kept.base if target.kind == "finetune_lora" else "")
+    for line in (told := list(target.notes())):
+        say(f"note: {line}")
+    notes = (*prepared.notes, *report.warnings, *told)
+    return Finished(outcome=outcome, folder=folder.path, result=result, steps=steps, best=best, notes=notes)
+
+
+def to_go_on(prepared: Prepared, folder: Path) -> str:
+    kept = prepared.kept
+    return f"llamatrain {kept.command} --resume {shlex.quote(str(folder))}{flags_of(kept.outs, kept.tune.peft, folder)}"
+
+
+def saver_of(prepared: Prepared, loop: Loop, folder: RunFolder, report: Report, outs: OutOptions) -> Saver:
+    kept = prepared.kept
+    options, teacher = kept.plain(), prepared.sources.taught_by
+    extra = {TEACHER: fingerprint(teacher)} if teacher else {}
+    return Saver(
+        options=options,
+        keep=kept.run.keep,
+        keep_results=kept.outs.keep_results,
+        outs=Outs(outs),
+        target=prepared.target,
+        metadata=prepared.model.metadata,
+        programs=loop.programs,
+        descent=loop.descent,
+        folder=folder,
+        metrics=report.metrics,
+        config=config_of(kept).encode("utf-8", "replace"),
+        warn=report.warn,
+        extra={**extra, SIGNATURE: sign(options)},
+        home=prepared.sources.home,
+        tell=loop.beside.tell,
+    )

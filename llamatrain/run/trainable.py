@@ -1,0 +1,224 @@
+"""What a run trains and what becomes of it: every weight of a model, or an adapter for a frozen one."""
+
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from llamatrain.adapters import gguf as adapter_files
+from llamatrain.adapters import peft
+from llamatrain.adapters.adapter import Adapter, Pair, norms_of
+from llamatrain.checkpoints.write_model import write_model
+from llamatrain.gguf.reader import Gguf
+from llamatrain.gguf.values import Value
+from llamatrain.graph.tensor import Tensor, parameter
+from llamatrain.model import init, load
+from llamatrain.model.frozen_weights import copies, frozen, with_pairs
+from llamatrain.model.hyperparameters import Hyperparameters, spare, unused
+from llamatrain.model.lora import Delta, Weights
+from llamatrain.model.transformer import parameters
+from llamatrain.run.inputs import Sources
+
+Arrays = Mapping[str, np.ndarray]
+Cache = Literal["auto", "bf16", "off"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leaves:
+    """What the graphs of a run are built over, and the arrays of what is not trained."""
+
+    weights: Weights
+    trained: Mapping[str, Tensor]  # in the order of the file
+    frozen: dict[str, np.ndarray] = field(default_factory=dict)  # by name
+    drops: bool = False  # whether the pages of the base's file are let go after each reading
+    reference: Weights | None = None  # without what is trained
+    copied: Sequence[Tensor] = ()  # over copies of the base's matrices, whose arrays are there once they are loaded
+
+    @property
+    def copies(self) -> int:
+        """Bytes of what is copied."""
+        return sum(leaf.nbytes for leaf in self.copied)
+
+
+class Target(Protocol):
+    @property
+    def kind(self) -> str:
+        """training.type"""
+
+    @property
+    def result(self) -> str:
+        """The file that comes of it."""
+
+    @property
+    def h(self) -> Hyperparameters: ...
+
+    def leaves(self, cache: Cache) -> Leaves:
+        """With a base's matrices copied, or not."""
+
+    def load(self, leaves: Leaves) -> None:
+        """Make the copies that a plan counts."""
+
+    def begin(self, parts: Arrays) -> None:
+        """The first values of what is trained."""
+
+    def saved(self, parts: Arrays) -> dict[str, np.ndarray]:
+        """The tensors that a checkpoint keeps."""
+
+    def write(self, path: Path, parts: Arrays) -> None:
+        """The result."""
+
+    def write_elsewhere(self, parts: Arrays) -> None:
+        """What of it is wanted outside the run's folder."""
+
+    def extra(self) -> dict[str, Any]:
+        """What a checkpoint keeps beside."""
+
+    def notes(self) -> Iterator[str]:
+        """What whoever uses the result should know of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EveryWeight:
+    """From a file or from a seed."""
+
+    h: Hyperparameters
+    metadata: Mapping[str, Value]
+    untrained: Mapping[str, np.ndarray]
+    seed: int
+    threads: int
+    base: Gguf | None
+    kind: str = "train_model"
+    result: str = "model.gguf"
+
+    def leaves(self, cache: Cache) -> Leaves:
+        weights = parameters(self.h)
+        return Leaves(weights=weights, trained=weights.tensors)
+
+    def load(self, leaves: Leaves) -> None: ...
+
+    def begin(self, parts: Arrays) -> None:
+        if self.base:
+            load.fill_from(self.base, parts, self.threads)
+        else:
+            init.fill(self.h, self.seed, dict(parts))
+
+    def saved(self, parts: Arrays) -> dict[str, np.ndarray]:
+        return self.result_of(parts)
+
+    def result_of(self, parts: Arrays) -> dict[str, np.ndarray]:
+        """The tensors of the model's file."""
+        return {**parts, **self.untrained}
+
+    def write(self, path: Path, parts: Arrays) -> None:
+        write_model(path, self.metadata, self.result_of(parts))
+
+    def write_elsewhere(self, parts: Arrays) -> None: ...
+
+    def extra(self) -> dict[str, Any]:
+        return {}
+
+    def notes(self) -> Iterator[str]:
+        if self.base and (names := unused(self.base, self.h)):
+            yield spare(names, f"left out of {self.result}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewAdapter:
+    """Of low rank. What it is added to stays as it is."""
+
+    h: Hyperparameters
+    base: Gguf
+    sources: Sources
+    ranks: Mapping[str, int]
+    scales: Mapping[str, float]
+    alpha: float
+    dropout: float
+    seed: int
+    threads: int
+    half: bool  # the run's products are in bf16
+    number_type: Literal["f32", "f16"]  # of what is written
+    peft: Path | None  # a folder that it is written to for Hugging Face's PEFT, too
+    kind: str = "finetune_lora"
+    result: str = "adapter.gguf"
+
+    def leaves(self, cache: Cache) -> Leaves:
+        all_copied = cache == "bf16"
+        weights, arrays = frozen(self.base, self.h, self.threads, all_copied, self.half)
+        copied = [leaf for name, leaf in weights.tensors.items() if name not in arrays]
+        reference, arrays = with_pairs(weights, arrays, self.sources.factors)
+        weights, trained = adapted(reference, self.h, self.ranks, self.scales, self.dropout)
+        drops = not all_copied
+        return Leaves(weights=weights, trained=trained, frozen=arrays, drops=drops, reference=reference, copied=copied)
+
+    def load(self, leaves: Leaves) -> None:
+        leaves.frozen.update(copies(self.base, leaves.copied, self.threads))
+
+    def begin(self, parts: Arrays) -> None:
+        """What is added begins at nothing: one factor is random, the other zero."""
+        for name, rank in self.ranks.items():
+            a, b = parts[f"{name}.lora_a"], parts[f"{name}.lora_b"]
+            if self.sources.first:
+                pair = self.sources.first.pairs[name]
+                a[...], b[...] = pair.a, pair.b
+                continue
+            turned = self.h.kind(name).turned
+            random, zero = (b, a) if turned else (a, b)
+            bound = np.float32(1.0 / np.sqrt(rank if turned else a.shape[1]))
+            generator = np.random.default_rng([self.seed, zlib.crc32(name.encode())])
+            random[...] = (2 * generator.random(random.shape, np.float32) - 1) * bound
+            zero[...] = 0.0
+
+    def saved(self, parts: Arrays) -> dict[str, np.ndarray]:
+        return dict(parts)
+
+    def adapter(self, parts: Arrays) -> Adapter:
+        pairs = {name: Pair(parts[f"{name}.lora_a"], parts[f"{name}.lora_b"], self.scales[name]) for name in self.ranks}
+        name = self.base.metadata.get("general.name", self.base.path.stem)
+        return Adapter(
+            source=self.base.path,
+            alpha=self.alpha,
+            pairs=pairs,
+            name=f"adapter of {name}" if isinstance(name, str) else "adapter",
+            architecture=self.h.architecture,
+        )
+
+    def write(self, path: Path, parts: Arrays) -> None:
+        adapter_files.write(path, self.adapter(parts), self.number_type)
+
+    def write_elsewhere(self, parts: Arrays) -> None:
+        if self.peft:
+            peft.write(self.peft, self.adapter(parts), str(self.base.path), self.h)
+
+    def extra(self) -> dict[str, Any]:
+        return {
+            "ranks": dict(self.ranks),
+            "scales": dict(self.scales),
+            "alpha": self.alpha,
+            "base": self.sources.print_of_base,
+            "mixed": self.sources.prints_of_mixed,
+        }
+
+    def notes(self) -> Iterator[str]:
+        if norms := norms_of(self.h.architecture, self.ranks):
+            yield adapter_files.left_out(norms)
+            if self.peft:
+                yield peft.left_out(self.peft, norms)
+
+
+def adapted(
+    weights: Weights, h: Hyperparameters, ranks: Mapping[str, int], scales: Mapping[str, float], dropout: float
+) -> tuple[Weights, dict[str, Tensor]]:
+    """The weights with an adapter that is trained, and its parameters in the order of the file."""
+    trained: dict[str, Tensor] = {}
+    deltas = {}
+    for number, (name, rank) in enumerate(ranks.items()):
+        *rows, into = h.kind(name).shape(h)
+        out, turned = rows[0] if rows else 1, h.kind(name).turned
+        a = parameter(f"{name}.lora_a", (out, rank) if turned else (rank, into))
+        b = parameter(f"{name}.lora_b", (into if turned else out, rank))
+        trained |= {a.name: a, b.name: b}
+        deltas[name] = [Delta(a=a, b=b, scale=scales[name], dropout=0.0 if turned else dropout, salt=number)]
+    return weights.with_deltas(deltas), trained

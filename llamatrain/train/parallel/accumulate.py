@@ -1,0 +1,77 @@
+"""In which order a rank adds up its groups, with as few vectors as that takes.
+
+Gradients are made in vector 0. The sum of a branch that waits for its other half lies in another one; a group of one micro-batch
+is added to the group before it where that is its other half, without being anywhere else.
+"""
+
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
+
+from llamatrain.train.parallel.partition import Branch, share
+
+
+@dataclass
+class GroupTurn:
+    """A group of so many micro-batches, and what is done behind the last of them."""
+
+    batches: int
+    onto: bool  # it is added to what is in vector 0
+    added: list[tuple[int, int]] = field(default_factory=list)  # to a vector, another one, which is not needed any more
+    moved: int = 0  # vector 0 makes way to this one
+
+
+@dataclass(frozen=True)
+class Turns:
+    """`sums` are what is there at the end, and in which vectors."""
+
+    turns: list[GroupTurn]
+    sums: list[tuple[Branch, int]]
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        return list(accumulate(turn.batches for turn in self.turns))
+
+    @property
+    def count(self) -> int:
+        """Micro-batches."""
+        return self._ends[-1]
+
+    @property
+    def vectors(self) -> int:
+        return 1 + max(max((turn.moved, *(to for to, _ in turn.added))) for turn in self.turns)
+
+    def overwrites(self, number: int) -> bool:
+        """Whether this micro-batch begins a sum in vector 0."""
+        group = bisect_right(self._ends, number)
+        return number == self._ends[group] - self.turns[group].batches and not self.turns[group].onto
+
+    def after(self, number: int) -> GroupTurn | None:
+        """The group that it is the last one of."""
+        group = bisect_right(self._ends, number)
+        return self.turns[group] if number == self._ends[group] - 1 else None
+
+
+def turns_of(groups: range, count: int, batches: int) -> Turns:
+    """Of some of `count` groups, where a step has so many micro-batches."""
+    turns, waiting, free = list[GroupTurn](), list[tuple[Branch, int]](), list[int]()
+    most = 1
+    for group in groups:
+        branch, vector = Branch(group, 1), 0
+        onto = bool(waiting) and waiting[-1][1] == 0  # the other half is still there
+        turns.append(GroupTurn(len(share(batches, count, group)), onto))
+        if onto:
+            branch = waiting.pop()[0].joined()
+        while waiting and waiting[-1][0].joins(branch):
+            left, to = waiting.pop()
+            turns[-1].added.append((to, vector))
+            free += [vector] if vector else []
+            branch, vector = left.joined(), to
+        follows = group + 1 in groups
+        if vector == 0 and follows and not (Branch(group, 1).left and len(share(batches, count, group + 1)) == 1):
+            vector = free.pop() if free else most
+            most = max(most, vector + 1)
+            turns[-1].moved = vector
+        waiting.append((branch, vector))
+    return Turns(turns, waiting)

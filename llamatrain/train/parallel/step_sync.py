@@ -1,0 +1,68 @@
+"""What the ranks of a run tell each other in a step. Of one that is alone it is what it knows itself."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from llamatrain.data.batches import Batch
+from llamatrain.preference.batch import Rewards, Totals
+
+
+class Weighed(NamedTuple):
+    """A micro-batch, as all ranks know it."""
+
+    totals: Totals
+    tokens: int
+    rows: int
+
+    @classmethod
+    def of(cls, batch: Batch) -> "Weighed":
+        compared, weight = batch.compared, float(batch.weights.sum(dtype="float64"))
+        totals = Totals(weight, compared.count if compared else 0, compared.words if compared else 0)
+        return cls(totals, batch.size, len(batch.tokens) - batch.empty)
+
+
+def totals_of(weighed: Iterable[Weighed]) -> Totals:
+    weight = answers = words = 0.0
+    for each in weighed:
+        weight += each.totals.weight
+        answers += each.totals.answers
+        words += each.totals.words
+    return Totals(weight, answers, words)
+
+
+@dataclass
+class Done:
+    """What a rank has done of a step, or why it has not."""
+
+    losses: list[float] = field(default_factory=list)  # of its micro-batches
+    rewards: list[Rewards] = field(default_factory=list)
+    seconds: float = 0.0
+    asked: int = 0  # the signal that came to it
+    changed: str = ""  # what it reads is not what it was
+    late: bool = False  # its time is up
+
+
+class Whole(NamedTuple):
+    """A step that all have done their part of."""
+
+    losses: list[float]
+    rewards: Rewards | None
+    asked: int
+    changed: str
+    late: bool  # as the first has it
+    slowest: int  # the rank
+
+
+def whole_of(parts: Sequence[Done]) -> Whole:
+    rewards: Rewards | None = None
+    for each in (each for part in parts for each in part.rewards):
+        rewards = rewards.plus(each) if rewards else each
+    return Whole(
+        losses=[loss for part in parts for loss in part.losses],
+        rewards=rewards,
+        asked=next((part.asked for part in parts if part.asked), 0),
+        changed=next((part.changed for part in parts if part.changed), ""),
+        late=parts[0].late,
+        slowest=max(range(len(parts)), key=lambda rank: parts[rank].seconds),
+    )

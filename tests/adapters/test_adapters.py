@@ -1,0 +1,224 @@
+"""Adapters: what their files mean, and whether one is for a base."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llamatrain.adapters import gguf
+from llamatrain.adapters.adapter import Adapter, Pair, check, factors_of
+from llamatrain.adapters.read import read
+from llamatrain.errors import FileError
+from llamatrain.gguf import quants
+from llamatrain.gguf.reader import open_gguf
+from llamatrain.gguf.types import TensorInfo, by_name
+from llamatrain.gguf.values import Kind, Value, f32, numbers, string
+from llamatrain.gguf.writer import new_gguf
+from llamatrain.model import hyperparameters
+from tests.helpers.adapter_files import adapter, ggla, linear, same
+from tests.helpers.small_models import EMBEDDINGS, LLAMA, OUTPUT, small, weights, written
+from tests.helpers.test_data import material
+
+H = small()
+MATRICES = [EMBEDDINGS, *linear(H), OUTPUT]
+Q = "blk.0.attn_q.weight"
+
+
+def refused(match: str, path: Path) -> None:
+    with pytest.raises(FileError, match=match) as error:
+        read(path, H)
+    assert str(error.value).isprintable()
+
+
+# ---- what is added ---------------------------------------------------------
+
+
+def test_what_a_pair_adds() -> None:
+    made = adapter(H, [EMBEDDINGS, Q, "output_norm.weight"], alpha=6)
+    q, e, n = (made.pairs[name] for name in (Q, EMBEDDINGS, "output_norm.weight"))
+    assert np.allclose(made.delta(Q), 1.5 * q.b @ q.a, atol=1e-6)
+    assert np.allclose(made.delta(EMBEDDINGS, 3, 7), 1.5 * e.a[3:7] @ e.b.T, atol=1e-6)
+    assert np.allclose(made.delta("output_norm.weight")[0], 1.5 * n.b[0] @ n.a, atol=1e-6)
+    assert np.allclose(made.scaled(0.5).delta(Q), 0.75 * q.b @ q.a, atol=1e-6)
+
+
+# ---- GGUF ------------------------------------------------------------------
+
+
+def test_gguf_there_and_back(tmp_path: Path) -> None:
+    made = adapter(H, MATRICES)
+    gguf.write(tmp_path / "a.gguf", made, metadata={"general.author": string("me"), "general.type": string("model")})
+    found = read(tmp_path / "a.gguf", H)
+    assert same(found, made) and (found.alpha, found.name, found.architecture) == (8.0, "mine", LLAMA)
+    keys = open_gguf(tmp_path / "a.gguf").metadata
+    assert (keys["general.type"], keys["adapter.type"], keys["general.author"], keys["general.file_type"]) == (
+        "adapter",
+        "lora",
+        "me",
+        0,
+    )
+    gguf.write(tmp_path / "h.gguf", made, "f16")
+    half = read(tmp_path / "h.gguf", H)
+    assert open_gguf(tmp_path / "h.gguf").metadata["general.file_type"] == 1
+    assert all(np.array_equal(half.pairs[name].a, pair.a.astype(np.float16)) for name, pair in made.pairs.items())
+
+
+@pytest.mark.parametrize("alpha", [0.0, 8.0])
+def test_another_scale_goes_into_b(tmp_path: Path, alpha: float) -> None:
+    made = adapter(H, [Q, EMBEDDINGS], rank=2, alpha=alpha, scale=0.3)
+    gguf.write(tmp_path / "a.gguf", made)
+    found = read(tmp_path / "a.gguf", H)
+    assert found.pairs[Q].scale == (alpha / 2 or 1)
+    assert all(np.allclose(found.delta(name), made.delta(name), rtol=1e-6) for name in made.pairs)
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0"])
+def test_gguf_of_other_types(tmp_path: Path, kind: str) -> None:
+    """Without an alpha the scale is 1; a rank of 1 may leave out its axis."""
+    random = np.random.default_rng(1)
+    a, b = random.standard_normal((32, 64), np.float32), random.standard_normal((64, 32), np.float32)
+    keys = {"general.type": string("adapter"), "general.architecture": string("llama"), "adapter.type": string("lora")}
+    raw_a, raw_b = quants.encode(a, by_name(kind)), quants.encode(b, by_name(kind))
+    write(tmp_path / "a.gguf", keys, {f"{Q}.lora_a": (raw_a, a.shape, kind), f"{Q}.lora_b": (raw_b, b.shape, kind)})
+    pair = read(tmp_path / "a.gguf", H).pairs[Q]
+    assert pair.scale == 1 and np.array_equal(pair.a, quants.decode(raw_a, by_name(kind)))
+    one = {f"{Q}.lora_a": (a[0].tobytes(), (64,), "F32"), f"{Q}.lora_b": (b[:, :1].tobytes(), (64, 1), "F32")}
+    write(tmp_path / "b.gguf", keys, one)
+    assert np.array_equal(read(tmp_path / "b.gguf", H).pairs[Q].a, a[:1])
+
+
+def write(path: Path, keys: dict[str, Value], tensors: dict[str, tuple[np.ndarray | bytes, tuple[int, ...], str]]) -> None:
+    with new_gguf(path, keys, [TensorInfo(name, by_name(kind), shape) for name, (_, shape, kind) in tensors.items()]) as out:
+        for name, (raw, _, _) in tensors.items():
+            out.write(name, [raw])
+
+
+KEYS = {
+    "general.type": string("adapter"),
+    "general.architecture": string("llama"),
+    "adapter.type": string("lora"),
+    "adapter.lora.alpha": f32(4),
+}
+A, B = (bytes(4 * 4 * 64), (4, 64), "F32"), (bytes(4 * 64 * 4), (64, 4), "F32")
+GOOD = {f"{Q}.lora_a": A, f"{Q}.lora_b": B}
+
+
+@pytest.mark.parametrize(
+    ("keys", "tensors", "told"),
+    [
+        ({"adapter.type": string("control_vector")}, GOOD, "type 'control_vector'; lora is supported"),
+        ({"adapter.lora.alpha": string("4")}, GOOD, "adapter.lora.alpha is STRING"),
+        ({"adapter.alora.invocation_tokens": numbers(Kind.UINT32, [1, 2])}, GOOD, "aLoRA"),
+        ({"general.type": string("model")}, GOOD, "no adapter but a model"),
+        ({"general.type": string("other")}, GOOD, "neither an adapter nor a model; an adapter is needed"),
+        ({}, {}, "no pair of factors"),
+        ({}, {f"{Q}.lora_a": A}, "has a factor a, and b is missing"),
+        ({}, {f"{Q}.lora_b": B}, "has a factor b, and a is missing"),
+        ({}, GOOD | {"blk.0.attn_norm.weight": A}, "no part of an adapter"),
+        ({}, GOOD | {".lora_a": A}, "no part of an adapter"),
+        ({}, {f"{Q}.lora_a": (A[0], (64, 4), "F32"), f"{Q}.lora_b": B}, "share no rank"),
+        ({}, {f"{Q}.lora_a": (A[0], (2, 2, 64), "F32"), f"{Q}.lora_b": B}, "has 3 dimensions"),
+        ({}, {f"{Q}.lora_a": (bytes(4 * 144), (4, 256), "Q4_K"), f"{Q}.lora_b": B}, "is Q4_K; adapters are F32"),
+    ],
+)
+def test_gguf_that_is_no_adapter(tmp_path: Path, keys: dict[str, Value], tensors: dict[str, object], told: str) -> None:
+    write(tmp_path / "a.gguf", KEYS | keys, tensors)  # type: ignore[arg-type]
+    refused(told, tmp_path / "a.gguf")
+    write(tmp_path / "good.gguf", KEYS, GOOD)
+    assert read(tmp_path / "good.gguf", H).pairs[Q].scale == 1
+
+
+# ---- the ancestors' --------------------------------------------------------
+
+
+def test_ggla(tmp_path: Path) -> None:
+    """The scale is alpha / r for all, whatever a tensor's own rank."""
+    names = [EMBEDDINGS, "output_norm.weight", Q]
+    pairs = adapter(H, names, rank=4).pairs | {
+        "blk.0.attn_norm.weight": adapter(H, ["blk.0.attn_norm.weight"], rank=1).pairs["blk.0.attn_norm.weight"]
+    }
+    made = Adapter(source=Path(), alpha=6, pairs={name: replace(pair, scale=1.5) for name, pair in pairs.items()})
+    (tmp_path / "l.bin").write_bytes(ggla(made, 4, 6))
+    found = read(tmp_path / "l.bin", H)
+    assert same(found, made) and type(found.alpha) is float
+    check(found, H, "base")
+    assert factors_of(found, H, "base").keys() == found.pairs.keys()
+    matrices = replace(found, pairs={name: found.pairs[name] for name in (EMBEDDINGS, Q)})
+    assert factors_of(matrices, H, "base").keys() == matrices.pairs.keys()
+    gguf.write(tmp_path / "a.gguf", matrices)
+    assert same(read(tmp_path / "a.gguf", H), matrices)
+
+
+def test_a_file_of_the_ancestors_finetune() -> None:
+    base = open_gguf(material("ancestors/model.gguf"))
+    h = hyperparameters.read(base)
+    found = read(material("ancestors/lora.bin"), h)
+    check(found, h, base.path)
+    merged = open_gguf(material("ancestors/merged-by-ancestor.gguf"))
+    assert found.pairs.keys() == base.tensors.keys() and found.alpha == 4
+
+    def values(name: str, file: object) -> np.ndarray:
+        tensor = file.tensors[name]  # type: ignore[attr-defined]
+        return np.atleast_2d(tensor.raw.view("<f4").reshape(tensor.shape))
+
+    for name in found.pairs:
+        assert np.abs(values(name, merged) - values(name, base) - found.delta(name)).max() < 1e-7
+
+
+# ---- what is no adapter ----------------------------------------------------
+
+
+def test_what_is_no_adapter(tmp_path: Path) -> None:
+    (tmp_path / "text").write_bytes(b"text, and more")
+    (tmp_path / "empty").touch()
+    (tmp_path / "adapter_config.json").write_text("{}")
+    (tmp_path / "folder").mkdir()
+    refused(r"it begins with b'text'; an adapter \(a GGUF file", tmp_path / "text")
+    refused("the file is empty; an adapter", tmp_path / "empty")
+    refused("No such file", tmp_path / "none")
+    refused("without adapter_config.json", tmp_path / "folder")
+    refused("give the folder", tmp_path / "adapter_config.json")
+    refused("device or pipe; an adapter", Path("/dev/null"))
+    refused("no adapter but a model", written(tmp_path / "m.gguf", H, weights(H)))
+
+
+# ---- for a base ------------------------------------------------------------
+
+
+def unfit(made: Adapter, told: str, tied: bool = False) -> None:
+    with pytest.raises(FileError, match=re.escape(told)) as error:
+        check(made, replace(H, tied=tied), "base.gguf")
+    assert str(error.value).startswith("made: ") and "\n" not in str(error.value)
+
+
+def test_an_adapter_of_another_base() -> None:
+    check(adapter(H, H.shapes), H, "base.gguf")
+    check(adapter(H, linear(H)), replace(H, tied=True), "base.gguf")
+    wide = small(embd=128, vocab=300)
+    unfit(adapter(wide, [Q]), "its pair for blk.0.attn_q.weight is for a weight of [64, 128], and that of base.gguf is [64, 64]")
+    unfit(adapter(wide, [EMBEDDINGS]), "is for a weight of [300, 128], and that of base.gguf is [258, 64]")
+    unfit(adapter(wide, ["output_norm.weight"]), "is for a weight of [1, 128], and that of base.gguf is [64]")
+    unfit(adapter(small(layers=3), ["blk.2.attn_q.weight"]), "has a pair for 'blk.2.attn_q.weight', and base.gguf has no such")
+    unfit(adapter(H, [OUTPUT]), "pair for output.weight, but the embeddings of base.gguf are tied", tied=True)
+    unfit(adapter(H, [EMBEDDINGS]), "pair for token_embd.weight, but the embeddings of base.gguf are tied", tied=True)
+    unfit(
+        replace(adapter(H, [Q]), architecture=replace(LLAMA, name="mamba")),
+        "an adapter for the architecture 'mamba'; base.gguf is a llama",
+    )
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_numbers_that_are_none(value: float) -> None:
+    made = adapter(H, [Q])
+    pair = made.pairs[Q]
+    unfit(made.scaled(value), "would be scaled by")
+    unfit(made.scaled(1e10), "would be scaled by 2e+10")
+    pair.b[5, 2] = value
+    unfit(made, "blk.0.attn_q.weight: its factor b has numbers that are not finite")
+
+
+def test_a_pair_knows_its_rank() -> None:
+    a, b = np.zeros((3, 64), np.float32), np.zeros((64, 3), np.float32)
+    assert Pair(a, b, 1).rank == Pair(b, b, 1).rank == 3

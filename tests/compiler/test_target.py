@@ -1,0 +1,156 @@
+"""The class of processors that kernels are found and compiled for: what is chosen, and what cannot be."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from llamatrain.compiler.cache import HELP
+from llamatrain.errors import UsageError
+from llamatrain.platform import cpu
+from tests.helpers.cli import environment
+
+LARGE = frozenset({*cpu.COMMON, *(name for needs, _ in cpu.UNITS.values() for name in needs)})
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """An x86 with all there is; what was found out of this one is forgotten before and after."""
+    for name in (cpu.SWITCH, cpu.CLASS):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(cpu, "features", lambda: LARGE)
+    monkeypatch.setattr(cpu, "allow_tiles", lambda: True)
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    monkeypatch.setattr(cpu, "processor", cpu.processor.__wrapped__)
+    return monkeypatch
+
+
+def test_what_a_machine_has_says_its_class(machine: pytest.MonkeyPatch) -> None:
+    assert cpu.processor().name == "sapphirerapids"
+    machine.setattr(cpu, "allow_tiles", lambda: False)  # a kernel too old for them
+    assert cpu.processor().name == "x86-64-v4-bf16"
+    machine.setattr(cpu, "features", lambda: LARGE - {"avx512bf16"})
+    assert cpu.processor().name == "x86-64-v4"
+    machine.setattr(cpu, "features", lambda: LARGE - {"avx512vl"})
+    assert cpu.processor().name == "x86-64-v3"
+
+
+@pytest.mark.parametrize(
+    ("without", "name"),
+    [
+        ("amx", "x86-64-v4-bf16"),
+        ("avx512bf16", "x86-64-v4"),
+        ("amx, avx512bf16", "x86-64-v4"),
+        ("avx512", "x86-64-v3"),
+        ("avx512bf16,avx512,amx", "x86-64-v3"),
+    ],
+)
+def test_what_is_switched_off_makes_a_smaller_class(without: str, name: str, machine: pytest.MonkeyPatch) -> None:
+    """Never one whose code has what was switched off."""
+    machine.setenv(cpu.SWITCH, without)
+    assert cpu.processor().name == name
+    assert not cpu.processor().units & {*map(str.strip, without.split(","))}
+    assert cpu.units() == cpu.processor().units  # the library knows of no other
+
+
+def test_each_class_asks_for_no_more_than_its_units_are(machine: pytest.MonkeyPatch) -> None:
+    """And the first that a machine can run has all that it has."""
+    for each in cpu.CLASSES.values():
+        machine.setattr(cpu, "usable", lambda here=each.units: here)
+        assert cpu.processor() == each
+        assert ("+amx" in each.features) == ("amx" in each.units)
+        assert ("bf16" in each.features.replace("amx-bf16", "")) == ("avx512bf16" in each.units)
+        assert (each.cpu == "x86-64-v4") == ("avx512" in each.units)
+
+
+def test_a_class_that_is_asked_for_is_it(machine: pytest.MonkeyPatch) -> None:
+    asked = list[int]()
+    machine.setattr(cpu, "features", frozenset)
+    machine.setattr(cpu, "allow_tiles", lambda: asked.append(1))
+    for name, each in cpu.CLASSES.items():
+        machine.setenv(cpu.CLASS, name)
+        assert cpu.processor() == each and cpu.units() == each.units
+        assert bool(asked) == ("amx" in each.units)  # a process that touches them unasked is killed
+        asked.clear()
+    machine.setenv(cpu.CLASS, "")
+    assert cpu.processor().name not in cpu.CLASSES
+
+
+@pytest.mark.parametrize("name", ["haswell", "x86-64-v3 ", "../x"])
+def test_a_class_that_nobody_knows_is_an_error_of_usage(name: str, machine: pytest.MonkeyPatch) -> None:
+    machine.setenv(cpu.CLASS, name)
+    for asked in (cpu.processor, cpu.units):
+        with pytest.raises(UsageError, match=f"^{cpu.CLASS}: unknown class {name}; known are sapphirerapids, x86-64-v4-bf16, "):
+            asked()
+
+
+@pytest.mark.parametrize(("switch", "what"), [(cpu.CLASS, "class"), (cpu.SWITCH, "unit")])
+def test_the_command_says_so_in_a_line(switch: str, what: str) -> None:
+    words = [sys.executable, "-m", "llamatrain", "from-scratch", "--iters", "1", "--out", "/nowhere/run"]
+    done = subprocess.run(words, env=environment(**{switch: "none"}), capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and done.stderr.startswith(f"error: {switch}: unknown {what} none; known are ")
+    assert done.stderr.count("\n") == 1 and not done.stdout
+
+
+# ---- of no class -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("missing", ["avx2", "fma", "movbe"])
+def test_a_machine_of_no_class_is_one_of_its_own(missing: str, machine: pytest.MonkeyPatch) -> None:
+    machine.setattr(cpu, "features", lambda: LARGE - {missing})
+    own = cpu.processor()
+    assert own.name.startswith("x86_64-") and own.name not in cpu.CLASSES and own.cpu == cpu.HOST
+    machine.setattr(cpu, "features", lambda: LARGE - {missing, "amxtile"})
+    assert cpu.processor().name != own.name  # nor is it that of another
+
+
+def test_another_kind_of_machine_is_of_no_class(machine: pytest.MonkeyPatch) -> None:
+    machine.setattr("platform.machine", lambda: "aarch64")
+    assert cpu.processor().name.startswith("aarch64-")
+
+
+OWN = """
+import sys
+if {blocked}:
+    sys.modules["numba"] = sys.modules["llvmlite"] = None
+from llamatrain.machine import units
+units.features = lambda: frozenset({{"sse2"}})
+from llamatrain.data.tokenizer.bpe_merge import word_keys
+from llamatrain.compiler.cache import code, compiled
+if not {blocked}:
+    assert b"ELF" in compiled(word_keys)[2]
+print(units.processor().name, code.able())
+print("compiler" if sys.modules.get("llvmlite") else "none")
+"""
+
+
+def test_its_name_is_the_same_with_a_compiler_and_without(tmp_path: Path) -> None:
+    """A library is found by it; and the compiler makes code for that machine."""
+    env = environment(LLAMATRAIN_CACHE=str(tmp_path), LLAMATRAIN_LIBRARIES=str(tmp_path))
+    (name, able, other), (same, abler, compiler) = (
+        subprocess.run(
+            [sys.executable, "-c", OWN.format(blocked=blocked)], env=env, capture_output=True, text=True, check=True
+        ).stdout.split()
+        for blocked in (True, False)
+    )
+    assert name == same not in cpu.CLASSES and (able, other, abler, compiler) == ("False", "none", "True", "compiler")
+
+
+def test_features_are_read_of_other_kinds_of_machines_too(machine: pytest.MonkeyPatch) -> None:
+    machine.undo()
+    machine.setattr(cpu, "_told_by_linux", lambda: {"processor": "0", "Features": "fp asimd bf16"})
+    assert cpu.features.__wrapped__() == {"fp", "asimd", "bf16"}
+
+
+def test_what_would_help_is_said_of_it(machine: pytest.MonkeyPatch) -> None:
+    from llamatrain.compiler import cache as finding
+    from llamatrain.compiler import prebuilt
+
+    machine.setattr(cpu, "features", lambda: LARGE - {"avx2"})
+    machine.setattr(finding, "processor", cpu.processor)
+    machine.setattr(finding, "compiles", lambda: False)
+    made, said = finding.Code(), list[str]()
+    vars(made).update(library=prebuilt.nothing, say=said.append)
+    assert not made.able() and not made.able()
+    assert said == [f"no compiled kernels for {cpu.processor().name}: numpy does their work, many times slower; {HELP}"]

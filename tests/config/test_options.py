@@ -1,0 +1,185 @@
+"""Options as they are declared: one checker for the command line, files, checkpoints and Python."""
+
+import math
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+
+from llamatrain.adapters.options import LoraOptions
+from llamatrain.config.options import Checked, OptionError, build, declared, from_plain, plain
+from llamatrain.config.toml import BaseArgument, DataArgument, config_text, read_config
+from llamatrain.config.units import Duration, Size
+from llamatrain.data.options import DataOptions
+from llamatrain.errors import FileError, UsageError
+from llamatrain.graph.remat_policy import NAMED
+from llamatrain.model.options import ModelOptions
+from llamatrain.run.extra_output_options import OutOptions
+from llamatrain.run.lora_options import TuneOptions
+from llamatrain.run.options import PlaceOptions, RunOptions, TrainOptions
+from llamatrain.sample.options import SamplingOptions
+
+CLASSES = (
+    ModelOptions,
+    TuneOptions,
+    LoraOptions,
+    DataOptions,
+    TrainOptions,
+    RunOptions,
+    PlaceOptions,
+    OutOptions,
+    SamplingOptions,
+)
+HUGE = 10**5000
+
+WRONG: list[tuple[type[Checked], dict[str, Any], str]] = [
+    (TrainOptions, {"batch": 0}, "0 cannot be; it takes 1 to 65536"),
+    (TrainOptions, {"batch": 1 << 31}, "2147483648 cannot be; it takes 1 to 65536"),
+    (TrainOptions, {"batch": HUGE}, "so large a number cannot be; it takes 1 to 65536"),
+    (TrainOptions, {"batch": 1.0}, "1 cannot be; it takes a whole number"),
+    (TrainOptions, {"batch": True}, "True cannot be; it takes a whole number"),
+    (TrainOptions, {"batch": None}, "None cannot be; it takes a whole number"),
+    (TrainOptions, {"batch": "8"}, "'8' cannot be; it takes a whole number"),
+    (TrainOptions, {"lr": math.nan}, "nan cannot be; it takes a number"),
+    (TrainOptions, {"lr": math.inf}, "inf cannot be; it takes a number"),
+    (TrainOptions, {"lr": "x" * 100_000}, f"'{'x' * 40}'... cannot be; it takes a number"),
+    (TrainOptions, {"beta1": 1}, "1 cannot be; it takes 0 or more and less than 1, such as 0.9"),
+    (TrainOptions, {"eps": 0.0}, "0 cannot be; it takes more than 0, such as 1e-8"),
+    (TrainOptions, {"restart_growth": 0.5}, "0.5 cannot be; it takes 1 or more, or 0"),
+    (TrainOptions, {"flash": 1}, "1 cannot be; it takes true or false"),
+    (TrainOptions, {"memory": True}, "True cannot be; it takes a size, such as 6GB"),
+    (TrainOptions, {"optimizer": ["sgd"]}, "'sgd' cannot be; it takes adamw, lbfgs, muon, sgd"),
+    (
+        TrainOptions,
+        {"remat": "all"},
+        "'all' cannot be; it takes none, light, block, optimal, auto, a number of blocks, or such as block:3,wide:2",
+    ),
+    (ModelOptions, {"norm_rms_eps": 1.0}, "1 cannot be; it takes more than 0 and less than 1, such as 1e-5"),
+    (ModelOptions, {"vocab_size": "many"}, "'many' cannot be; it takes a number of tokens, such as 4096, or the word bytes"),
+    (TuneOptions, {"ctx": 1 << 21}, "2097152 cannot be; it takes 1 to 1048576"),
+    (TuneOptions, {"rank": ("attn_q=16", "attn_k")}, "'attn_k' cannot be; it takes a weight and a rank, such as attn_q=16"),
+    (TuneOptions, {"target": "attn_q"}, "'attn_q' cannot be; it takes a list"),
+    (LoraOptions, {"lora_scaled": (("a", 1e9),)}, "a 1e+09 cannot be; it takes a file and a number such as 0.5"),
+    (LoraOptions, {"lora_scaled": (("a",),)}, "'a' cannot be; it takes a file and a number such as 0.5"),
+    (SamplingOptions, {"stop": ("",)}, r"'' cannot be; it takes what ends the generated text, such as '\n\n'"),
+    (PlaceOptions, {"out": "a\0b"}, r"'a\x00b' cannot be; it takes a path"),
+]
+
+
+@pytest.mark.parametrize(("cls", "values", "told"), WRONG)
+def test_what_cannot_be_is_told_by_the_name_that_it_has_there(
+    cls: type[Checked], values: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    ((name, value),) = values.items()
+    key = name.replace("_", "-")
+    for made in (lambda: cls(**values), lambda: build(cls, values)):
+        with pytest.raises(OptionError) as error:
+            made()
+        assert str(error.value) == f"--{key} {told}"
+    with pytest.raises(UsageError) as refused:
+        from_plain(cls, values, "some.gguf")
+    assert str(refused.value) == f"some.gguf: {name} {told}"
+    if value not in (None, HUGE):
+        toml = tmp_path / "c.toml"
+        toml.write_text(tomli_w.dumps({key: value}))
+        with pytest.raises(UsageError) as refused:
+            read_config(toml, cls)
+        assert str(refused.value) == f"{toml}: {key} {told}"
+
+
+TOGETHER: list[tuple[type[Checked], dict[str, Any], str]] = [
+    (DataOptions, {"val": ("a",), "val_split": 0.1}, "--val and --val-split exclude each other: validation"),
+    (DataOptions, {"pack": True, "fill_with_next_samples": True}, "--pack and --fill-with-next-samples exclude each other"),
+    (DataOptions, {"overlapping_samples": True, "sample_start": "a", "val_split": 0.1}, "--val-split cannot keep samples"),
+    (ModelOptions, {"vocab_size": "9", "vocab_from": "a"}, "--vocab-size and --vocab-from exclude each other: learn"),
+    (ModelOptions, {"embd": 100}, "8 heads do not divide a width of 100 (--head, --embd)"),
+    (ModelOptions, {"embd": 8}, "a head of 8 / 8 = 1 elements is odd; they turn in pairs (--head, --embd)"),
+    (PlaceOptions, {"resume": "a", "overwrite": True}, "--resume and --overwrite exclude each other: go on"),
+    (PlaceOptions, {"resume": "a", "config": "b"}, "--resume and --config exclude each other: a run that goes on"),
+    (PlaceOptions, {"resume": "a", "checkpoint_in": "b"}, "--resume and --checkpoint-in exclude each other: both"),
+    (TrainOptions, {"lr_min": 1.0}, "--lr-min 1 must not be more than --lr 0.001"),
+    (TrainOptions, {"flash": False, "loss": "squared-error"}, "--no-flash and --loss squared-error exclude each other"),
+    (TrainOptions, {"restart_growth": 2.0, "schedule": "linear"}, "--restart-growth 2 takes the cosine schedule"),
+]
+
+
+@pytest.mark.parametrize(("cls", "values", "told"), TOGETHER)
+def test_what_cannot_be_together(cls: type[Checked], values: dict[str, Any], told: str) -> None:
+    with pytest.raises(OptionError) as error:
+        build(cls, values)
+    assert str(error.value).startswith(told)
+    with pytest.raises(UsageError) as refused:
+        from_plain(cls, values, "some.gguf")
+    assert str(refused.value).startswith("some.gguf: ") and "--" not in str(refused.value)
+
+
+def test_values_become_what_their_fields_are() -> None:
+    train = build(TrainOptions, {"lr": 1, "memory": "6GB", "iters": None, "another's": 3})
+    assert (type(train.lr), train.memory, train.batch) == (float, Size(6_000_000_000), 8)
+    assert build(RunOptions, {"max_time": "2h"}).max_time == Duration(7200)
+    assert build(LoraOptions, {"lora": ["a"], "lora_scaled": [["b", 2]]}) == LoraOptions((Path("a"),), ((Path("b"), 2.0),))
+    assert build(ModelOptions, {"vocab_size": 300, "vocab_from": None}).vocab_size == "300"
+    assert replace(train, batch=3).batch == 3
+    with pytest.raises(OptionError, match="--batch 0 cannot be"):
+        replace(train, batch=0)
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_every_option_is_declared_whole(cls: type[Checked]) -> None:
+    """With a sentence and a panel; its default is one that can be, and is what is kept and read again."""
+    made = build(cls, {})
+    for each in declared(cls).values():
+        assert each.option.sentence.endswith(".") and each.panel != "Options"
+        assert each.unit or each.kind is bool
+        assert each.checked(each.default) == each.default
+        assert each.takes and len(each.takes) < 100
+    assert from_plain(cls, plain(made), "") == made
+    assert {*plain(made)} == {*declared(cls)}
+
+
+def test_what_is_computed_again_is_told_of() -> None:
+    takes = declared(TrainOptions)["remat"].takes
+    assert all(policy in takes for policy in NAMED)
+
+
+def test_a_file_of_options_is_read_as_it_was_written(tmp_path: Path) -> None:
+    train = TrainOptions(lr=1e-5, memory=Size.parse("2GB"), remat="3")
+    data = DataOptions(val=("a b", 'quo"te\\', "line\nbreak", "\x7fü"), shuffle=False)
+    lora = LoraOptions(lora_scaled=((Path("a"), 0.5), (Path("b"), 1.0)))
+    text = config_text("two\nlines", ("x.txt", "-"), (train, data, lora), {"past", "delta"}, base="b.gguf")
+    assert text.startswith('# two\n# lines\nbase = "b.gguf"\ndata = [') and "past" not in text
+    assert tomllib.loads(text)["lr"] == 1e-5
+    (tmp_path / "c.toml").write_text(text, "utf-8")
+    found = read_config(tmp_path / "c.toml", TrainOptions, DataOptions, LoraOptions, BaseArgument)
+    assert (found.pop("base"), found.pop("data")) == ("b.gguf", ("x.txt", "-"))
+    assert (build(TrainOptions, found), build(DataOptions, found), build(LoraOptions, found)) == (train, data, lora)
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "told"),
+    [
+        ("batchs = 3", UsageError, "the option 'batchs' is unknown; did you mean batch?"),
+        ("lr-mim = 3", UsageError, "the option 'lr-mim' is unknown; did you mean lr-min?"),
+        ("x" * 90_000 + " = 3", UsageError, f"the option '{'x' * 40}'... is unknown"),
+        ("batch = [", UsageError, "no TOML: "),
+        ("", FileError, "No such file or directory"),
+    ],
+)
+def test_a_file_that_is_wrong(text: str, error: type[Exception], told: str, tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    if text:
+        path.write_text(text)
+    with pytest.raises(error) as refused:
+        read_config(path, TrainOptions)
+    assert str(refused.value).startswith(f"{path}: ") and told in str(refused.value)
+
+
+def test_a_file_says_nothing_that_its_command_does_not_take(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text('base = "b.gguf"')
+    with pytest.raises(UsageError, match="the option 'base' is unknown"):
+        read_config(path, TrainOptions, DataArgument)
+    assert read_config(path, TrainOptions, BaseArgument) == {"base": "b.gguf"}

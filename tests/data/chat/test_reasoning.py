@@ -1,0 +1,192 @@
+"""Thoughts in chats: as templates have them, kept, or left out; and which answers of a chat are trained."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llamatrain.data.dataset import open_corpus
+from llamatrain.data.encode import Encoder
+from llamatrain.data.options import DataOptions
+from llamatrain.data.records import Chat, parse_line
+from llamatrain.errors import DataError
+from tests.data.chat.test_encode import LLAMA3, MISTRAL, talk
+from tests.data.chat.test_messages import shown
+from tests.helpers.byte_tokenizer import ByteTokenizer
+from tests.helpers.chat_templates import LAYOUTS
+
+INSIDE = talk("a?", "<think>\nx\n</think>\n\nA", "b?", "<think>\ny\n</think>\n\nB")
+APART = [
+    {"role": each["role"], "content": each["content"].rpartition("\n\n")[2]}
+    | ({"reasoning_content": each["content"][8]} if each["role"] == "assistant" else {})
+    for each in INSIDE
+]
+FORMS = {
+    "inside": INSIDE,
+    "reasoning_content": APART,
+    **{
+        name: [{name if key == "reasoning_content" else key: value for key, value in each.items()} for each in APART]
+        for name in ("reasoning", "thinking")
+    },
+}
+
+
+def samples(messages: list[dict[str, Any]], template: str | None = LLAMA3, **options: str) -> list[str]:
+    """Each with what is trained between double brackets."""
+    tokenizer, document = ByteTokenizer(chat_template=template), parse_line(json.dumps({"messages": messages}).encode(), "line 1")
+    encoder = Encoder(tokenizer, DataOptions(**options), ctx=512)
+    with encoder.template:
+        found = encoder._document(encoder._taken(document))
+    texts = []
+    for sample in found:
+        pieces = np.split(np.arange(len(sample.tokens)), np.flatnonzero(np.diff(sample.marks)) + 1)
+        words = [(tokenizer.decode(sample.tokens[run]).decode(), sample.marks[run[0]]) for run in pieces if len(run)]
+        texts.append("".join(f"[[{text}]]" if trained else text for text, trained in words))
+    return texts
+
+
+# ---- thoughts ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_thoughts_are_trained_as_the_template_has_them(form: str, tmp_path: Path) -> None:
+    """Templates that think leave them out of older turns: there each answer is a row."""
+    row = {"messages": FORMS[form]}
+    trained, said = shown(tmp_path, LAYOUTS["qwen 3"], row, options=("-n", "2"))
+    assert (
+        trained == ["<think>\nx\n</think>\n\nA<|im_end|>", "<think>\ny\n</think>\n\nB<|im_end|>"] and "row of its own" in said[0]
+    )
+    trained, said = shown(tmp_path, LAYOUTS["r1 distill"], row, options=("-n", "2"))
+    assert (
+        trained == ["x\n</think>\n\nA<｜end▁of▁sentence｜>", "y\n</think>\n\nB<｜end▁of▁sentence｜>"]
+        and "row of its own" in said[0]
+    )
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("layout", "trained"),
+    [
+        ("qwen 3", ["<think>\nx\n</think>\n\nA<|im_end|>", "<think>\ny\n</think>\n\nB<|im_end|>"]),
+        ("r1 distill", ["x\n</think>\n\nA<｜end▁of▁sentence｜>", "y\n</think>\n\nB<｜end▁of▁sentence｜>"]),
+        ("chatml", ["<think>\nx\n</think>\n\nA<|im_end|>", "<think>\ny\n</think>\n\nB<|im_end|>"]),
+        ("llama 3", ["<think>\nx\n</think>\n\nA<|eot_id|>", "<think>\ny\n</think>\n\nB<|eot_id|>"]),
+    ],
+)
+def test_thoughts_that_are_kept_stand_in_older_turns_too(form: str, layout: str, trained: list[str], tmp_path: Path) -> None:
+    """So that a chat is one row, whether its template knows thoughts or not."""
+    assert shown(tmp_path, LAYOUTS[layout], {"messages": FORMS[form]}, options=("--thinking", "keep")) == (trained, [])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_thoughts_that_are_not_wanted(form: str, tmp_path: Path) -> None:
+    row, wanted = {"messages": FORMS[form]}, ("--thinking", "strip")
+    assert shown(tmp_path, LAYOUTS["chatml"], row, options=wanted) == (["A<|im_end|>", "B<|im_end|>"], [])
+    trained, said = shown(tmp_path, LAYOUTS["r1 distill"], row, options=(*wanted, "-n", "2"))
+    closed = "\n</think>\n\n"  # a server takes what follows for the answer
+    assert trained == [f"{closed}A<｜end▁of▁sentence｜>", f"{closed}B<｜end▁of▁sentence｜>"]
+    assert any("opens a thought" in line for line in said)
+
+
+def test_all_of_a_chat_with_its_thoughts() -> None:
+    for layout in ("qwen 3", "r1 distill", "chatml"):
+        for messages in FORMS.values():
+            (text,) = samples(messages, LAYOUTS[layout].template, train_on="all", thinking="keep")
+            assert text.count("x\n</think>\n\nA") == text.count("y\n</think>\n\nB") == 1, text
+            (text,) = samples(messages, LAYOUTS[layout].template, train_on="all", thinking="strip")
+            assert "x" not in text and "y" not in text
+
+
+def test_thoughts_without_a_place_are_spoken_of(tmp_path: Path) -> None:
+    trained, said = shown(tmp_path, LAYOUTS["chatml"], {"messages": APART})
+    assert trained == ["A<|im_end|>", "B<|im_end|>"]
+    assert len(said) == 1 and "no place for thoughts, which are left out; --thinking keep" in said[0]
+    assert shown(tmp_path, LAYOUTS["chatml"], {"messages": INSIDE})[1] == []
+
+
+def test_thoughts_of_prompts_with_answers() -> None:
+    document = parse_line(b'{"prompt": "a?", "completion": "<think>x</think>\\n\\nA"}', "line 1")
+    assert Encoder(ByteTokenizer(), DataOptions(thinking="strip"), 64)._taken(document).answer == "A"  # type: ignore[union-attr]
+    assert Encoder(ByteTokenizer(), DataOptions(thinking="keep"), 64)._taken(document) == document
+
+
+def test_words_that_look_like_what_stands_for_them() -> None:
+    messages = talk("Qhxzv1q", "<think>\nQhxzv3q\n</think>\n\nQhxzv", "b?", "<think>\ny\n</think>\n\nQhxzv1q")
+    (text,) = samples(messages, None, thinking="keep")
+    assert text.count("<think>\nQhxzv3q\n</think>\n\nQhxzv") == 1 and text.count("<think>\ny\n</think>\n\nQhxzv1q") == 1
+
+
+# ---- which answers ---------------------------------------------------------------
+
+
+def test_only_the_last_answer_is_trained(tmp_path: Path) -> None:
+    chat = talk("hi", "hello", "and now?", "bye")
+    for template in (LLAMA3, MISTRAL):
+        (text,) = samples(chat, template, train_on="last")
+        assert text.count("[[") == 1 and text.endswith("bye</s>]]") and "hello" in text
+    assert shown(tmp_path, LAYOUTS["qwen 3"], {"messages": INSIDE}, options=("--train-on", "last")) == (
+        ["<think>\ny\n</think>\n\nB<|im_end|>"],
+        [],
+    )
+
+
+@pytest.mark.parametrize("key", ["weight", "train", "training"])
+@pytest.mark.parametrize("values", [(0, 1), (False, True), (0.0, 1.0)])
+def test_answers_of_weight_0_are_given(key: str, values: tuple[Any, Any]) -> None:
+    chat = talk("hi", "no", "and now?", "bye", "so?", "end")
+    chat[1][key], chat[3][key], chat[0][key] = values[0], values[1], values[1]
+    assert samples(chat) == [
+        "[user]\nhi</s>[assistant]\nno</s>[user]\nand now?</s>[assistant]\n[[bye</s>]][user]\nso?</s>[assistant]\n[[end</s>]]"
+    ]
+    chat[5][key] = values[0]
+    assert samples(chat, train_on="last")[0].endswith("[assistant]\n[[bye</s>]]")
+    chat[3][key] = values[0]
+    assert samples(chat) == [""]
+
+
+def test_shared_chats_have_weights_too() -> None:
+    row = {
+        "conversations": [
+            {"from": "human", "value": "a"},
+            {"from": "gpt", "value": "b", "train": False},
+            {"from": "gpt", "value": "c"},
+        ]
+    }
+    document = parse_line(json.dumps(row).encode(), "line 1")
+    assert isinstance(document, Chat) and [each.get("untrained", False) for each in document.messages] == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("keys", "why"),
+    [
+        ({"weight": 0.5}, '"weight" 0.5; 0 or 1 can be, or true or false'),
+        ({"weight": 2}, '"weight" 2; 0 or 1'),
+        ({"train": "yes"}, '"train" "yes"; 0 or 1'),
+        ({"weight": float("nan")}, '"weight" NaN; 0 or 1'),
+        ({"weight": [1]}, r'"weight" \[1\]; 0 or 1'),
+        ({"weight": 0, "train": True}, '"weight" and "train" that say different things'),
+    ],
+)
+def test_weights_that_cannot_be(keys: dict[str, Any], why: str) -> None:
+    chat = talk("hi", "hello")
+    chat[1] |= keys
+    with pytest.raises(DataError, match=f"a.jsonl, line 7: message 2 has {why}"):
+        parse_line(json.dumps({"messages": chat}).encode(), "a.jsonl, line 7")
+
+
+def test_weights_and_all_tokens_do_not_go_together(tmp_path: Path) -> None:
+    chat = talk("hi", "hello")
+    chat[1]["weight"] = 0
+    (path := tmp_path / "a.jsonl").write_text(json.dumps({"messages": chat}) + "\n")
+    with pytest.raises(DataError, match=r"a\.jsonl, line 1: a message has weight 0, and --train-on all trains every token"):
+        open_corpus([str(path)], ByteTokenizer(), DataOptions(train_on="all"), 64, 0)
+
+
+def test_a_template_does_not_see_weights() -> None:
+    """Not even one that writes all that a message has."""
+    template = "{% for m in messages %}{{ m | tojson }}|{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+    chat = talk("hi", "hello", "so?", "end")
+    chat[1] |= {"weight": 0, "train": False}
+    assert all("untrained" not in text and "weight" not in text for text in samples(chat, template, train_on="last"))

@@ -1,0 +1,188 @@
+"""The same small models as Hugging Face's own classes in torch, and arrays to and from their names and ways."""
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.helpers.architecture_models import CONTROL, ONE_LESS, PAIRS, Arrays, Shape, prompt, rows, weights
+from tests.helpers.architecture_runs import ALPHA, RANK, RATE, STEPS, Pairs, corner, factors, halves, seen
+
+CLASSES = {
+    "llama": ("LlamaConfig", "LlamaForCausalLM"),
+    "qwen2": ("Qwen2Config", "Qwen2ForCausalLM"),
+    "qwen3": ("Qwen3Config", "Qwen3ForCausalLM"),
+    "gemma2": ("Gemma2Config", "Gemma2ForCausalLM"),
+    "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM"),
+    "phi3": ("Phi3Config", "Phi3ForCausalLM"),
+    "granite": ("GraniteConfig", "GraniteForCausalLM"),
+    "olmo2": ("Olmo2Config", "Olmo2ForCausalLM"),
+    "smollm3": ("SmolLM3Config", "SmolLM3ForCausalLM"),
+}
+
+
+def model(shape: Shape, arrays: Arrays) -> Any:
+    """In float32, with plain attention."""
+    torch, library = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    config, kind = (getattr(library, name) for name in CLASSES[shape.arch])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made = kind(config(**settings(shape), attn_implementation="eager")).float().eval()
+    state = {theirs: torch.from_numpy(to_theirs(shape, name, arrays[name])) for name, (theirs, _) in rows(shape).items()}
+    if shape.tied:
+        state["lm_head.weight"] = state["model.embed_tokens.weight"]
+    made.load_state_dict(state)
+    return made
+
+
+def settings(shape: Shape) -> dict[str, Any]:
+    found = {
+        "vocab_size": shape.vocab,
+        "hidden_size": shape.embd,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_size,
+        "intermediate_size": shape.ff,
+        "max_position_embeddings": shape.ctx,
+        "rms_norm_eps": shape.eps,
+        "tie_word_embeddings": shape.tied,
+        "rope_parameters": {"rope_type": "default", "rope_theta": shape.base},
+        "pad_token_id": None,
+        "bos_token_id": 1,
+        "eos_token_id": CONTROL - 1,
+    }
+    if shape.arch in ("gemma2", "gemma3"):
+        found |= {"sliding_window": shape.window, "query_pre_attn_scalar": shape.head_size}
+    if shape.arch == "gemma2":
+        found |= {"attn_logit_softcapping": shape.score_cap, "final_logit_softcapping": shape.logit_cap}
+    if shape.arch == "gemma3":
+        whole, local = ({"rope_type": "default", "rope_theta": base} for base in (shape.base, 10000.0))
+        found["rope_parameters"] = {"full_attention": whole, "sliding_attention": local}
+    if shape.arch == "phi3":
+        found |= {"original_max_position_embeddings": shape.original_ctx, "sliding_window": None}
+        found["rope_parameters"]["partial_rotary_factor"] = (shape.turned or shape.head_size) / shape.head_size
+        if shape.long:
+            factors = {"long_factor": list(shape.long), "short_factor": list(shape.short)}
+            found["rope_parameters"] |= {"rope_type": "longrope", **factors}
+            found["rope_parameters"]["original_max_position_embeddings"] = shape.original_ctx
+    if shape.arch == "granite":
+        found |= {"embedding_multiplier": shape.embedding_scale, "residual_multiplier": shape.residual_scale}
+        found |= {"attention_multiplier": shape.score_scale, "logits_scaling": shape.logit_scale}
+    return found
+
+
+def heads_of(shape: Shape, name: str) -> int:
+    """How many heads' rows are in another order there than here."""
+    if shape.arch not in PAIRS:
+        return 0
+    return {"attn_q": shape.heads, "attn_k": shape.kv_heads}.get(name.split(".")[-2], 0)
+
+
+def order(size: int) -> np.ndarray:
+    """Of theirs, in ours: theirs turns row i of a head with i + half, ours 2 i with 2 i + 1."""
+    return np.arange(size).reshape(2, -1).T.ravel()
+
+
+def to_theirs(shape: Shape, name: str, array: np.ndarray) -> np.ndarray:
+    if heads := heads_of(shape, name):
+        whole = array.reshape(heads, -1, *array.shape[1:])
+        array = whole[:, np.argsort(order(whole.shape[1]))].reshape(array.shape)
+    return np.ascontiguousarray(array - np.float32(1)) if shape.arch in ONE_LESS and array.ndim == 1 else array.copy()
+
+
+def change_to_ours(shape: Shape, name: str, array: np.ndarray) -> np.ndarray:
+    """Of a gradient: what is beside 1 is of no account."""
+    if heads := heads_of(shape, name):
+        whole = array.reshape(heads, -1, *array.shape[1:])
+        array = whole[:, order(whole.shape[1])].reshape(array.shape)
+    return array
+
+
+def to_ours(shape: Shape, name: str, array: np.ndarray) -> np.ndarray:
+    array = change_to_ours(shape, name, array)
+    return array + np.float32(1) if shape.arch in ONE_LESS and array.ndim == 1 else array
+
+
+def logits(made: Any, ids: list[int]) -> np.ndarray:
+    torch = pytest.importorskip("torch")
+    with torch.no_grad():
+        return made(torch.tensor([ids])).logits[0].numpy()
+
+
+# ---- training ---------------------------------------------------------------
+
+
+def loss(made: Any, batch: list[dict[str, list[float]]]) -> Any:
+    """The mean over what is trained of all rows."""
+    torch = pytest.importorskip("torch")
+    tokens, targets = (torch.tensor([row[name] for row in batch], dtype=torch.int64) for name in ("tokens", "targets"))
+    counted = torch.tensor([row["weights"] for row in batch], dtype=torch.float32)
+    found = made(tokens, use_cache=False).logits.float()
+    each = torch.nn.functional.cross_entropy(found.flatten(0, 1), targets.flatten(), reduction="none")
+    return (each * counted.flatten()).sum() / counted.sum()
+
+
+def gradients(made: Any, shape: Shape, batch: list[dict[str, list[float]]]) -> Arrays:
+    """By GGUF's names, in its ways."""
+    loss(made, batch).backward()
+    named = dict(made.named_parameters())
+    return {mine: change_to_ours(shape, mine, named[theirs].grad.numpy()) for mine, (theirs, _) in rows(shape).items()}
+
+
+def with_adapter(made: Any, shape: Shape, pairs: Pairs) -> Any:
+    """PEFT's own, on every linear weight, with these factors."""
+    torch, library = pytest.importorskip("torch"), pytest.importorskip("peft")
+    wanted = sorted({rows(shape)[name][0].removesuffix(".weight").rpartition(".")[2] for name in pairs})
+    config = library.LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=wanted, task_type="CAUSAL_LM")
+    held = library.get_peft_model(made, config)
+    named = dict(held.named_parameters())
+    for name, pair in pairs.items():
+        for half, array in zip("AB", pair, strict=True):
+            theirs = array if half == "A" else to_theirs(shape, name, array)
+            named[factor(shape, name, half)].data = torch.from_numpy(theirs.copy())
+    trained = {name for name, each in named.items() if each.requires_grad}
+    assert trained == {factor(shape, name, half) for name in pairs for half in "AB"}
+    return held
+
+
+def factor(shape: Shape, name: str, half: str) -> str:
+    return f"base_model.model.{rows(shape)[name][0].removesuffix('.weight')}.lora_{half}.default.weight"
+
+
+def lora_gradients(held: Any, shape: Shape, batch: list[dict[str, list[float]]], pairs: Pairs) -> Pairs:
+    loss(held, batch).backward()
+    named = dict(held.named_parameters())
+    found = {name: [named[factor(shape, name, half)].grad.numpy() for half in "AB"] for name in pairs}
+    return {name: (a, change_to_ours(shape, name, b)) for name, (a, b) in found.items()}
+
+
+def losses(made: Any, batch: list[dict[str, list[float]]], steps: int, rate: float) -> list[float]:
+    """Of AdamW with its usual numbers, a tenth of decay for matrices, and gradients cut to a norm of 1."""
+    torch = pytest.importorskip("torch")
+    trained = [p for p in made.parameters() if p.requires_grad]
+    groups = [{"params": [p for p in trained if p.ndim > 1], "weight_decay": 0.1}]
+    groups.append({"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0})
+    optimizer, found = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.999), eps=1e-8), []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        value = loss(made, batch)
+        value.backward()
+        torch.nn.utils.clip_grad_norm_(trained, 1.0)
+        optimizer.step()
+        found.append(float(value.detach()))
+    return found
+
+
+def told(shape: Shape, batch: list[dict[str, list[float]]]) -> dict[str, Any]:
+    """What is compared of a model: logits, gradients of one batch, and the losses of a run, in full and with LoRA."""
+    hot, calm, pairs = weights(shape), weights(shape, last=1.0), factors(shape)
+    lora = lora_gradients(with_adapter(model(shape, calm), shape, pairs), shape, batch, pairs)
+    return {
+        "logits": corner(logits(model(shape, hot), prompt())),
+        "gradients": seen(gradients(model(shape, calm), shape, batch)),
+        "losses": losses(model(shape, calm), batch, STEPS, RATE),
+        "lora_gradients": seen(halves(lora)),
+        "lora_losses": losses(with_adapter(model(shape, calm), shape, pairs), batch, STEPS, RATE),
+    }

@@ -1,0 +1,121 @@
+"""Llamas of any size with random weights and one batch of random tokens: for tests and for the benchmark."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from llamatrain.gguf.quants import encode
+from llamatrain.graph.tensor import BF16, F32, DType, Quantised, Tensor, parameter, state
+from llamatrain.kernels.reference.registry import to_bf16
+from llamatrain.model.architectures import USUAL, find
+from llamatrain.model.hyperparameters import Hyperparameters, own_of_new
+from llamatrain.model.lora import Delta, Weights
+from llamatrain.model.rope import Rope
+from llamatrain.model.transformer import mask_of, rope_state, training
+
+
+@dataclass(frozen=True)
+class Size:
+    vocab: int
+    width: int
+    layers: int
+    heads: int
+    kv_heads: int
+    ff: int
+    ctx: int
+    batch: int
+    lora: int = 0  # rank of an adapter on every linear weight; the weights themselves are frozen then
+    base: DType = F32  # of the frozen weights
+    fused: bool = True  # attention, and head and loss, in one each
+    arch: str = USUAL
+
+    @property
+    def h(self) -> Hyperparameters:
+        head, architecture = self.width // self.heads, find(self.arch)
+        return Hyperparameters(
+            vocab=self.vocab,
+            embd=self.width,
+            layers=self.layers,
+            heads=self.heads,
+            kv_heads=self.kv_heads,
+            ff=self.ff,
+            ctx=self.ctx,
+            head_size=head,
+            rope=Rope(head // 2 * 2),
+            tied=architecture.ties,
+            own=own_of_new(architecture),
+            architecture=architecture,
+        )
+
+
+TINY = Size(vocab=8, width=32, layers=1, heads=8, kv_heads=8, ff=86, ctx=32, batch=8)
+S = Size(vocab=32000, width=256, layers=4, heads=8, kv_heads=8, ff=768, ctx=64, batch=8)
+M = Size(vocab=32000, width=512, layers=8, heads=8, kv_heads=4, ff=1376, ctx=256, batch=8)
+
+
+class Llama:
+    """The model's own training graph, with its leaves at hand."""
+
+    def __init__(self, size: Size, dtype: DType) -> None:
+        self.size, self.dtype = size, dtype
+        self.trained: list[Tensor] = []
+        self.frozen: list[Tensor] = []
+        self.table = rope_state(size.h, size.ctx, dtype)
+        deltas: dict[str, list[Delta]] = {}
+        tensors: dict[str, Tensor] = {}
+        for name, shape in size.h.shapes.items():
+            tensors[name] = self._weight(name, shape)
+            if size.lora and len(shape) > 1 and name.startswith("blk."):
+                a, b = (parameter(f"{name}.lora_{half}", each, dtype) for half, each in self._factors(shape))
+                self.trained += a, b
+                deltas[name] = [Delta(a, b, 2.0)]
+        made = training(size.h, Weights(tensors, deltas), size.batch, size.ctx, self.table, flash=size.fused)
+        self.inputs, self.borders, self.loss = made.inputs, made.borders, made.loss
+        self.tokens, self.targets, self.weights = (made.inputs[name] for name in ("tokens", "targets", "weights"))
+
+    def _weight(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        if self.size.lora and len(shape) > 1:
+            self.frozen.append(state(name, shape, self.size.base if self.dtype is F32 else self.dtype))
+            return self.frozen[-1]
+        self.trained.append(parameter(name, shape, self.dtype))
+        return self.trained[-1]
+
+    def _factors(self, shape: tuple[int, ...]) -> tuple[tuple[str, tuple[int, int]], ...]:
+        return ("a", (self.size.lora, shape[1])), ("b", (shape[0], self.size.lora))
+
+    def random(self, seed: int = 0, base: bool = True) -> dict[Tensor, np.ndarray]:
+        """Arrays for every leaf that matters: small weights, whole-number inputs; `base`: for the frozen weights, too."""
+        size, rng = self.size, np.random.default_rng(seed)
+        rows = (size.batch, size.ctx)
+        arrays = {
+            self.tokens: rng.integers(0, size.vocab, rows).astype(np.int32),
+            self.targets: rng.integers(0, size.vocab, rows[0] * rows[1]).astype(np.int32),
+            self.weights: np.full(rows[0] * rows[1], 1 / (rows[0] * rows[1]), self.dtype.numpy),
+            self.table: size.h.table(size.ctx).astype(self.dtype.numpy),
+            **self.sight(np.zeros(rows, np.int32)),
+        }
+        for weight in self.trained:
+            values = rng.standard_normal(weight.shape) * (0.5 / weight.shape[-1] ** 0.5) if len(weight.shape) > 1 else 1.0
+            arrays[weight] = np.broadcast_to(np.asarray(values, weight.dtype.numpy), weight.shape).copy()
+        return arrays | ({weight: frozen_array(weight, rng) for weight in self.frozen} if base else {})
+
+    def sight(self, starts: np.ndarray) -> dict[Tensor, np.ndarray]:
+        """Arrays that say what each token sees and where it stands, from where its sample starts: (batch, ctx)."""
+        positions = (np.arange(self.size.ctx, dtype=np.int32) - starts).astype(np.int32)
+        seen = starts if "starts" in self.inputs else mask_of(starts).astype(self.dtype.numpy)
+        return {self.inputs["positions"]: positions, self.inputs.get("starts", self.inputs.get("mask")): seen}
+
+
+def frozen_array(weight: Tensor, rng: np.random.Generator) -> np.ndarray:
+    """Small numbers in the weight's type; of large ones, the same rows again and again."""
+    rows, columns = weight.shape
+    values = (rng.standard_normal((min(rows, 256), columns)) * (0.5 / columns**0.5)).astype(np.float32)
+    if isinstance(weight.dtype, Quantised):
+        values = encode(values, weight.dtype.kind)
+    elif weight.dtype is BF16:
+        values = to_bf16(values)
+    return np.resize(values, weight.dtype.held(weight.shape)).astype(weight.dtype.numpy)
+
+
+def llama(size: Size, dtype: DType = F32) -> Llama:
+    return Llama(size, dtype)

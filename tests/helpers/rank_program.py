@@ -1,0 +1,153 @@
+"""Run one of these functions on each rank: `python -m tests.helpers.rank_program NAME WORDS...`."""
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import typer
+
+import llamatrain.cli.evaluate as command
+from llamatrain.__main__ import main
+from llamatrain.distributed import heartbeat
+from llamatrain.distributed.comm import World, world
+from llamatrain.errors import FileError, LlamatrainError, UsageError
+from llamatrain.run.signals import CommandInterrupts
+
+STEPS = 100_000
+PATIENCE = 60.0  # seconds
+
+
+class OneForAll(LlamatrainError):
+    shared = True
+    exit_code = 3
+
+
+def says(there: World) -> None:
+    print(f"{there.rank} of {there.size}", flush=True)
+    print(f"{there.rank} of {there.size}", file=sys.stderr, flush=True)
+
+
+def nobody(there: World) -> None:
+    print("mpi4py" in sys.modules, there.size)
+
+
+def patiently(what: Callable[..., None]) -> Callable[..., None]:
+    """All fail: however long it takes until the last has, it is heard before one is chosen."""
+
+    def done(there: World) -> None:
+        heartbeat.GATHER = heartbeat.ALONE = PATIENCE
+        what(there)
+
+    return done
+
+
+@patiently
+def shared(there: World) -> None:
+    raise OneForAll("no step is left")
+
+
+@patiently
+def agreed(there: World) -> None:
+    with there.agreed():
+        if there.rank == 1:
+            raise FileError("a.txt: not UTF-8")
+
+
+@patiently
+def everywhere(there: World) -> None:
+    raise UsageError("no such thing")
+
+
+def one(there: World, kind: str) -> None:
+    """Fails on the second, while the others wait for it."""
+    heartbeat.ALONE = PATIENCE
+    if there.rank == 1:
+        if kind == "os":
+            Path("/no/such/file").read_text()
+        raise {"usage": UsageError("it cannot be"), "bug": ZeroDivisionError("a fault"), "memory": MemoryError()}[kind]
+    there.gathered(0)
+
+
+def first(there: World) -> None:
+    """Fails on the first, which also prints."""
+    heartbeat.ALONE = PATIENCE
+    if there.rank == 0:
+        raise FileError("disk full")
+    there.met()
+
+
+def steps(there: World, timeout: str = "60", mark: str = "") -> None:
+    """A run that is told nothing but when to end: it asks at each step, and leaves a mark where it is."""
+    asked = 0
+    with CommandInterrupts() as interrupts, there.watch(float(timeout), lambda: "llamatrain --resume runs/x"):
+        interrupts.saving = True
+        for step in range(1, STEPS):
+            there.doing(step, "bucket 3")
+            asked = max(there.gathered(interrupts.asked))
+            if mark:
+                Path(f"{mark}{there.rank}").write_text(f"{step} {os.getpid()}")
+            if asked:
+                break
+            there.met()
+            time.sleep(0.005)
+    print(f"saved at {step}", flush=True)
+    raise typer.Exit(128 + asked)
+
+
+def deaf(there: World, mark: str, saving: str) -> None:
+    """Asked to end, it goes on."""
+    with CommandInterrupts() as interrupts:
+        interrupts.saving = saving == "saving"
+        for step in range(1, STEPS):
+            Path(f"{mark}{there.rank}").write_text(f"{step} {os.getpid()}")
+            time.sleep(0.005)
+
+
+def busy(there: World) -> None:
+    """Longer than the timeout: in Python, in compiled code, in MPI."""
+    with there.watch(2, lambda: ""):
+        end = time.monotonic() + 3
+        while there.rank == 0 and time.monotonic() < end:
+            sum(range(1000))
+        if there.rank == 1:
+            ctypes.CDLL(None).usleep(3_000_000)
+        there.gathered(0)
+    if there.rank == 0:
+        print("all well")
+
+
+def differ(there: World, *names: str) -> None:
+    facts: dict[str, Any] = {"options": {"lr": 0.1, "batch": 8}, "version": "1", "base": "a" * 64}
+    if there.rank == 1:
+        facts |= {"options": {"lr": 0.1, "batch": 9}} if "options" in names else {}
+        facts |= {name: "another" for name in names if name != "options"}
+    there.compared(facts)
+    if there.rank == 0:
+        print("the same")
+
+
+def stuck(there: World, which: str) -> None:
+    """One stands still, and the others wait in MPI for it."""
+    with there.watch(2, lambda: "llamatrain --resume runs/x"):
+        there.doing(17, "bucket 3")
+        time.sleep(0.6)
+        if there.rank == int(which):
+            os.kill(os.getpid(), signal.SIGSTOP)
+        there.gathered(0)
+
+
+def work(*_: object) -> NoReturn:
+    globals()[name](world(), *words)
+    raise typer.Exit
+
+
+if __name__ == "__main__":
+    name, *words = sys.argv[1:]
+    command.evaluated, command.check_model = work, lambda *_: None
+    sys.argv = ["llamatrain", "evaluate", "model", "data"]
+    main()

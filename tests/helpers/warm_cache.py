@@ -1,0 +1,31 @@
+"""Kernels that were compiled before, for tests of what becomes of a few of them: compiling all of them takes half a minute."""
+
+import os
+import shutil
+from pathlib import Path
+
+import llamatrain.kernels.cpu.backend  # noqa: F401  brings the bricks
+from llamatrain.compiler import prebuilt
+from llamatrain.compiler.cache import cache_key, code
+from llamatrain.compiler.declare import Brick
+from llamatrain.compiler.parallel import compile_ahead
+from llamatrain.platform.cache_dir import NAME
+
+
+def without_libraries(folder: Path, **more: str) -> dict[str, str]:
+    """The environment of a process that compiles what it does not find in this cache."""
+    return {**os.environ, prebuilt.SWITCH: str(folder / "no libraries"), "LLAMATRAIN_CACHE": str(folder), **more}
+
+
+def warm(place: Path, *without: str) -> Path:
+    """The folder of a cache at this place: what this machine has, and all bricks, less the functions that are named."""
+    compile_ahead(Brick.made)
+    folder = place / NAME / cache_key()
+    folder.mkdir(parents=True, exist_ok=True)
+    if code.shelf.folder and code.shelf.folder.exists():
+        shutil.copytree(code.shelf.folder, folder, dirs_exist_ok=True)
+    for name, file in code.shelf.loose.items():
+        (folder / name).write_bytes(file)
+    for path in [path for path in folder.iterdir() if path.name.startswith(without)]:
+        path.unlink()
+    return folder

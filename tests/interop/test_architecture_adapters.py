@@ -1,0 +1,196 @@
+"""Adapters of every architecture: beside bases in llama.cpp, merged by export-lora, and to and from PEFT under its own names."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llamatrain.adapters import gguf, peft
+from llamatrain.adapters.adapter import Adapter
+from llamatrain.adapters.read import read
+from llamatrain.gguf.reader import open_gguf
+from llamatrain.sample.decoder import Decoder
+from tests.helpers import architecture_runs as runs
+from tests.helpers import architecture_torch as theirs
+from tests.helpers.adapter_files import merged
+from tests.helpers.architecture_models import (
+    CTX,
+    EMBEDDINGS,
+    OUTPUT,
+    SHAPES,
+    Shape,
+    linear,
+    prompt,
+    shape_of,
+    weights,
+    wide,
+    written,
+)
+from tests.helpers.cli import ran
+from tests.helpers.llama_cpp import served
+from tests.helpers.small_models import Arrays, loaded
+from tests.interop.test_architectures_llama_cpp import letters, log_softmax, said
+
+IDS = prompt()
+
+
+def strong(shape: Shape) -> Adapter:
+    return runs.adapter_of(shape, runs.factors(shape)).scaled(1.5)
+
+
+def bases(shape: Shape, folder: Path) -> tuple[Path, Path]:
+    """A base in float32, and an adapter of it as we write it."""
+    gguf.write(folder / "a.gguf", strong(shape))
+    return written(folder / "base.gguf", shape, weights(shape)), folder / "a.gguf"
+
+
+def both(model: Path, adapters: list[Adapter]) -> tuple[Decoder, Arrays]:
+    h, arrays = loaded(open_gguf(model))
+    arrays = merged(arrays, adapters)
+    return Decoder(h, arrays, ctx=CTX), arrays
+
+
+def whole(model: Path, *adapters: Adapter) -> np.ndarray:
+    decoder, _ = both(model, list(adapters))
+    return np.array([decoder.feed([token]).copy() for token in IDS])
+
+
+def last(model: Path, *adapters: Adapter) -> np.ndarray:
+    return both(model, list(adapters))[0].feed(IDS).copy()
+
+
+# ---- in llama.cpp -----------------------------------------------------------
+
+
+@pytest.mark.llama_cpp
+@pytest.mark.parametrize("arch", SHAPES)
+def test_beside_a_base(arch: str, tmp_path: Path) -> None:
+    """Logits behind a prompt and 15 tokens more; llama.cpp's gelu is a table of half floats, its products with few bits round."""
+    base, path = bases(wide(arch), tmp_path)
+    h, _ = loaded(open_gguf(base))
+    mine = [read(path, h)]
+    for kind, limit in (("f32", 5e-3 if arch.startswith("gemma") else 1e-4), ("q8_0", 0.05), ("q4_k", 0.2)):
+        model = base
+        if kind != "f32":
+            model = tmp_path / f"{kind}.gguf"
+            ran("export-lora", base, "--lora-scaled", path, 0, "--type", kind, "--out", model)
+            assert open_gguf(model).tensors["blk.1.ffn_down.weight"].type.name == kind.upper()
+        with served(model, adapter=path) as server:
+            follow, expected = letters(server, IDS)
+        with served(model) as server:
+            _, plain = letters(server, IDS, 1)
+        off = np.abs(said(both(model, mine)[0], IDS, follow) - expected)
+        change = np.abs(plain[0] - expected[0])
+        assert off.mean() <= limit * change.mean() and change.max() > 1, kind
+        assert kind != "f32" or off.max() <= limit
+
+
+@pytest.mark.llama_cpp
+@pytest.mark.parametrize("arch", SHAPES)
+def test_merged(arch: str, tmp_path: Path) -> None:
+    base, path = bases(wide(arch), tmp_path)
+    plain, expected = last(base), last(base, read(path, loaded(open_gguf(base))[0]))
+    change = np.abs(plain - expected).mean()
+    for kind, near, there in (("keep", 1e-4, 0.01), ("f16", 0.01, 0.01), ("q8_0", 0.05, 0.05), ("q5_k", 0.4, 0.2)):
+        model = tmp_path / f"{kind}.gguf"
+        ran("export-lora", base, "--lora", path, "--type", kind, "--out", model)
+        found = last(model)
+        with served(model) as server:
+            _, told = letters(server, IDS, 1)
+        assert np.abs(found - expected).mean() <= near * change, kind
+        assert np.abs(told[0] - log_softmax(found)).mean() <= there * change, kind
+
+
+def ends(shape: Shape) -> Adapter:
+    """Of the embeddings, whose rows are scaled in some models, and of the output, whose logits are."""
+    random, made = np.random.default_rng(4), {}
+    for name, sizes in ((EMBEDDINGS, ((shape.vocab, 4), (shape.embd, 4))), (OUTPUT, ((4, shape.embd), (shape.vocab, 4)))):
+        a, b = (np.float32(0.2) * random.standard_normal(axes, np.float32) for axes in sizes)
+        made[name] = (a, b)
+    return runs.adapter_of(shape, made)
+
+
+@pytest.mark.llama_cpp
+@pytest.mark.parametrize("arch", ["granite", "gemma3", "qwen2"])
+def test_both_ends_beside_a_base(arch: str, tmp_path: Path) -> None:
+    shape = replace(shape_of(arch, "a"), tied=False)
+    base, made = written(tmp_path / "base.gguf", shape, weights(shape)), ends(shape)
+    gguf.write(tmp_path / "a.gguf", made)
+    with served(base, adapter=tmp_path / "a.gguf") as server:
+        follow, expected = letters(server, IDS, 4)
+    found = said(both(base, [made])[0], IDS, follow)
+    assert np.abs(found - expected).max() <= (5e-3 if arch == "gemma3" else 1e-4)
+    assert np.abs(log_softmax(last(base)) - expected[0]).max() > 0.3
+
+
+# ---- PEFT -------------------------------------------------------------------
+
+
+@pytest.mark.reference
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("arch", ["granite", "gemma3", "qwen2"])
+def test_peft_loads_both_ends(arch: str, tmp_path: Path) -> None:
+    library = pytest.importorskip("peft")
+    shape = replace(shape_of(arch, "a"), tied=False)
+    base, made = written(tmp_path / "base.gguf", shape, weights(shape)), ends(shape)
+    peft.write(tmp_path / "p", made, "", loaded(open_gguf(base))[0])
+    held = library.PeftModel.from_pretrained(theirs.model(shape, weights(shape)), os.fspath(tmp_path / "p"))
+    expected = theirs.logits(held, IDS)
+    assert np.abs(whole(base, made) - expected).max() < 1e-3 < 0.3 < np.abs(whole(base) - expected).max()
+
+
+@pytest.mark.reference
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("arch", SHAPES)
+def test_peft_loads_what_is_written(arch: str, tmp_path: Path) -> None:
+    library = pytest.importorskip("peft")
+    shape = shape_of(arch, "b")
+    base = written(tmp_path / "base.gguf", shape, weights(shape))
+    h, _ = loaded(open_gguf(base))
+    made = strong(shape)
+    peft.write(tmp_path / "p", made, "", h)
+    held = library.PeftModel.from_pretrained(theirs.model(shape, weights(shape)), os.fspath(tmp_path / "p"))
+    there = library.get_peft_model_state_dict(held)
+    assert {name.partition(".lora_")[0] for name in there} == {
+        theirs.factor(shape, name, "A").partition(".lora_")[0] for name in linear(shape)
+    }
+    expected = theirs.logits(held, IDS)
+    assert np.abs(whole(base, made) - expected).max() < 1e-3 < 0.5 < np.abs(whole(base) - expected).max()
+    back = read(tmp_path / "p", h)
+    assert back.pairs.keys() == made.pairs.keys()
+    for name in made.pairs:
+        np.testing.assert_allclose(back.delta(name), made.delta(name), atol=1e-6)
+
+
+@pytest.mark.reference
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("arch", SHAPES)
+def test_what_peft_writes_is_read(arch: str, tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    shape = shape_of(arch, "a")
+    base, pairs = written(tmp_path / "base.gguf", shape, weights(shape)), runs.factors(shape)
+    held = theirs.with_adapter(theirs.model(shape, weights(shape)), shape, pairs).eval()
+    held.save_pretrained(os.fspath(tmp_path / "p"))
+    h, _ = loaded(open_gguf(base))
+    found = read(tmp_path / "p", h)
+    assert found.pairs.keys() == pairs.keys()
+    expected = theirs.logits(held, IDS)
+    assert np.abs(whole(base, found) - expected).max() < 1e-3 < 0.3 < np.abs(whole(base) - expected).max()
+
+
+@pytest.mark.reference
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("arch", SHAPES)
+def test_a_run_writes_for_peft(arch: str, tmp_path: Path) -> None:
+    """What is learned shows there, too."""
+    library = pytest.importorskip("peft")
+    shape = shape_of(arch, "b")
+    base = runs.base(tmp_path, shape)
+    given = ("--lr", 1e-2, "--iters", 10, *runs.PLAIN, "--precision", "f32", "--peft", tmp_path / "p")
+    ran("finetune", base, runs.data(tmp_path), *given, "--out", tmp_path / "run")
+    held = library.PeftModel.from_pretrained(theirs.model(shape, weights(shape, last=1.0)), os.fspath(tmp_path / "p"))
+    expected, learned = theirs.logits(held, IDS), gguf.read(tmp_path / "run" / "adapter.gguf")
+    assert learned.pairs.keys() == set(linear(shape))
+    assert np.abs(whole(base, learned) - expected).max() < 1e-3 < 0.2 < np.abs(whole(base) - expected).max()

@@ -1,0 +1,302 @@
+"""What README says is so: the lines in its blocks are run, with small files under the names that they give, and few steps."""
+
+import io
+import re
+import shlex
+import shutil
+import sys
+import xml.etree.ElementTree as ET
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import count, pairwise
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from llamatrain.adapters import gguf
+from llamatrain.cli import main as cli
+from llamatrain.cli.main import COMMANDS
+from tests.helpers.adapter_files import adapter, linear
+from tests.helpers.cli import ROOT, ran
+from tests.helpers.small_models import loaded
+from tests.meta.test_configs import CONFIGS, commands, material
+
+README = (ROOT / "README.md").read_text()
+FEW = {
+    "from-scratch": "--iters 2 --batch 1 --grad-acc 1 --ctx 32 --embd 32 --head 4 --layer 1",
+    "finetune": "--iters 2 --batch 1 --grad-acc 1 --ctx 256",
+    "generate": "-n 3",
+    "evaluate": "--ctx 256",
+}
+RECIPES = {re.sub(r"TEXT\S+", "TEXT", shlex.join(["llamatrain", *words])) for config in CONFIGS for words in commands(config)}
+STEPS = count(3)  # to which runs go on: each further than any before
+SHAPES = {*("svg", "g", "defs", "clipPath", "style", "title", "text", "rect", "line", "path", "circle")}
+WIDTH = 98  # of what GitHub shows of a block
+AHEAD = {"mpiexec", "srun"}  # of a line of ours, which is run in one process
+ELSEWHERE = {  # by what it begins with: why it is not run here
+    "scripts/demo": "scripts/test_demo.py does, and it needs a network",
+    "scripts/test": "it runs this",
+    ". .venv/bin/activate": "of the environment that scripts/demo made",
+    "pip install": "it needs a network; test_packaging.py looks at what it names",
+    "hf download": "it needs a network",
+    "curl -L -o": "it needs a network",
+    "hub=https://": "an address for the next lines",
+    "school=https://": "an address for the next lines",
+    "python convert_hf_to_gguf.py": "llama.cpp's",
+    "ollama": "Ollama's; its Modelfile is looked at below",
+    "llama-cli -m": "llama.cpp's; the files that it names are looked at below",
+    "llama-server -m": "llama.cpp's; the files that it names are looked at below",
+    "llama-completion -m": "llama.cpp's; the files that it names are looked at below",
+    "llamatrain --install-completion": "it changes the shell's own files",
+    "python scripts/": "they take long; that they are there is looked at below",
+}
+OTHERS = {  # options in prose that are other tools': taken over here, or of what stands beside
+    *("--learning-rate", "--batch-size", "--max_seq_length", "--train-data", "--model-base", "--adam-iter", "--cos-decay-steps"),
+}
+
+
+@dataclass(frozen=True)
+class Block:
+    """What stands in README for itself, and under which heading."""
+
+    section: str
+    language: str
+    text: str
+
+    @property
+    def lines(self) -> list[str]:
+        return [line for line in map(str.strip, self.text.splitlines()) if line and not line.startswith("#")]
+
+
+PART = re.compile(r"^```(?P<language>\w*)\n(?P<text>.*?)^```$|^#+ (?P<heading>[^\n]*)$", re.MULTILINE | re.DOTALL)
+
+
+def blocks() -> Iterator[Block]:
+    heading = ""
+    for part in PART.finditer(README):
+        if part["heading"] is None:
+            yield Block(heading, part["language"], part["text"])
+        heading = part["heading"] or heading
+
+
+BLOCKS = list(blocks())
+SECTIONS = list(dict.fromkeys(block.section for block in BLOCKS if block.language == "sh"))
+
+
+def lines(section: str = "") -> list[str]:
+    return [line for block in BLOCKS if block.language == "sh" and section in ("", block.section) for line in block.lines]
+
+
+# ---- what the lines name ---------------------------------------------------
+
+
+def made(name: str) -> None:
+    """What stands for a file or folder that a line names, where no line before has made it."""
+    if name in MADE and not Path(name).exists():
+        MADE[name](name)
+
+
+def there(name: str) -> None:
+    """With the folders that it lies in."""
+    for path in (*reversed(Path(name).parents), Path(name)):
+        made(str(path))
+
+
+def copied(source: str) -> Callable[[str], object]:
+    def copy(name: str) -> None:
+        made(source)
+        shutil.copy(source, name)
+
+    return copy
+
+
+def adapter_of_base(name: str) -> None:
+    made("BASE.gguf")
+    h, _ = loaded(gguf.open_gguf(Path("BASE.gguf")))
+    gguf.write(Path(name), adapter(h, linear(h)))
+
+
+def by(line: str) -> Callable[[str], object]:
+    return lambda _: run_here(line)
+
+
+def earlier(run: str) -> Callable[[str], object]:
+    """By the line of README that makes it."""
+    return lambda _: run_here(next(line for line in lines() if line.split("#")[0].strip().endswith(f"--out {run}")))
+
+
+def checkpoint(name: str) -> None:
+    made("runs/mine")
+    shutil.copy(max(Path("runs/mine").glob("checkpoint-[1-9]*.gguf")), name)
+
+
+def given(name: str) -> object:
+    return material(Path(), name)
+
+
+MADE: dict[str, Callable[[str], object]] = {
+    "TEXT.txt": lambda _: Path(material(Path(), "TEXT.txt")).rename("TEXT.txt"),
+    "BASE.gguf": given,
+    "CHATS.jsonl": given,
+    "PAIRS.jsonl": given,
+    "MOVED.gguf": copied("BASE.gguf"),
+    "qwen.gguf": copied("BASE.gguf"),
+    "sums.jsonl": lambda name: Path(name).write_text('{"question": "1 + 1?", "answer": "2"}\n' * 8),
+    "A.gguf": adapter_of_base,
+    "B.gguf": adapter_of_base,
+    "PEFTDIR": by("llamatrain export-lora BASE.gguf --lora A.gguf --peft PEFTDIR"),
+    "runs/mine": earlier("runs/mine"),
+    "runs/chats": earlier("runs/chats"),
+    "runs/sums": earlier("runs/sums"),
+    "runs/mine/checkpoint-800.gguf": checkpoint,
+}
+
+
+# ---- each line -------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where all lines are run: what one has made is there for others."""
+    folder = tmp_path_factory.mktemp("readme")
+    (folder / "configs").symlink_to(ROOT / "configs")
+    return folder
+
+
+@pytest.fixture
+def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"hello\n")))
+
+
+def run_here(line: str) -> None:
+    """Our part of a line, which must succeed."""
+    words = shlex.split(line, comments=True)
+    words = words[words.index("llamatrain") + 1 :]
+    for before, word in pairwise(["", *words]):
+        if before not in ("--out", "--peft"):
+            there(word)
+        elif Path(word).is_dir():
+            shutil.rmtree(word)
+        else:
+            Path(word).unlink(missing_ok=True)
+    small = words[0] == "from-scratch" and "TEXT.txt" not in words  # as the sine wave stands
+    few = ["--iters", str(next(STEPS))] if "--resume" in words or small else FEW.get(words[0], "").split()
+    ran(*words, *few)
+
+
+def fate(line: str) -> str:
+    """Why a line is not run here; nothing where it is."""
+    if re.sub(r"TEXT\S+", "TEXT", shlex.join(shlex.split(line, comments=True))) in RECIPES:
+        return "test_configs.py runs what a recipe opens with"
+    told = next((why for begins, why in ELSEWHERE.items() if f"{line} ".startswith(begins)), "")
+    return told if told or line.split()[0] in ("llamatrain", *AHEAD) else "nobody looks at it"
+
+
+def test_each_line_is_run_or_looked_at_elsewhere() -> None:
+    """A new one is run, or says in the table above why it is not."""
+    assert not [line for line in lines() if fate(line) == "nobody looks at it"]
+    assert not [begins for begins in ELSEWHERE if not any(f"{line} ".startswith(begins) for line in lines())]
+    assert {block.language for block in BLOCKS} == {"sh", "python", "dockerfile"}
+    assert not [line for block in BLOCKS for line in block.text.splitlines() if len(line) > WIDTH], "one would have to scroll"
+    assert not re.findall(r"^    \S", README, re.MULTILINE), "blocks are fenced, so that what is in them is found"
+
+
+@pytest.mark.parametrize("section", [each for each in SECTIONS if any(not fate(line) for line in lines(each))])
+def test_lines_run(section: str, here: None) -> None:
+    for line in lines(section):
+        if not fate(line):
+            run_here(line)
+
+
+def test_what_llama_cpp_and_ollama_are_given_is_there(here: None) -> None:
+    """By the lines before."""
+    asked = [block for block in BLOCKS if block.language == "dockerfile"]
+    files = [word for block in asked for line in block.lines for word in line.split()[1:]]
+    for line in lines():
+        if line.startswith(("llama-cli", "llama-server", "llama-completion")):
+            words = shlex.split(line, comments=True)
+            files += [word for flag, word in pairwise(words) if flag in ("-m", "--lora")]
+            assert {word for word in words if word.startswith("-")} <= {"-m", "--lora", "-no-cnv", "-p"}
+    assert len(files) >= 5
+    for name in files:
+        there(name)
+    assert not [name for name in files if not Path(name).is_file()]
+
+
+def test_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    made("TEXT.txt")
+    (block,) = (block for block in BLOCKS if block.language == "python")
+    code = re.sub(r"iters=(\d+)", lambda found: f"iters={int(found[1]) // 50}", block.text)
+    printed = list[tuple[Any, ...]]()
+    exec(code, {"print": lambda *values: printed.append(values)})
+    (loss, perplexity, result, best), (bits,), (said,), (total,), (trained,), (line,), (answer,) = printed
+    assert total > 10**6 and trained and line["step"] == 1 and isinstance(answer, str)
+    assert loss > 0 < bits and perplexity > 1 and result == Path("runs/mine/model.gguf") and said and best
+
+
+# ---- the words around ------------------------------------------------------
+
+
+def test_the_table_of_options_is_the_one_that_is_declared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    from options import table
+
+    assert table() in README, "print it with scripts/options.py"
+
+
+def options_of(command: click.Command) -> set[str]:
+    inner = [command.get_command(click.Context(command), name) for name in getattr(command, "commands", ())]  # type: ignore[attr-defined]
+    own = {word for each in command.params for word in (*each.opts, *each.secondary_opts)}
+    return own.union(*(options_of(each) for each in inner if each))
+
+
+def test_every_option_in_prose_is_one() -> None:
+    known = {"--help", "--version", "--install-completion"}.union(*(options_of(cli.imported(name)) for name in COMMANDS))
+    spans = re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```$", "", README, flags=re.MULTILINE | re.DOTALL))
+    told = {word for span in spans for word in re.findall(r"(?<![\w-])--[a-z][\w-]*", span)}
+    assert len(told) > 100 and told - known == OTHERS
+
+
+def test_its_table_of_speeds_is_that_of_the_bench(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    from summary import HEAD, Row
+
+    assert HEAD in README, "scripts/bench.py readme prints it"
+    assert Row("new", (1234.5, 2_340_000_000), (617.25, 0)).line == "| new | 1,234 | 617 | 2.00 | 2.34 GB | – |"
+    assert Row("alone", (12.34, 0), None).line == "| alone | 12.3 | – | – | – | – |"
+
+
+def test_every_command_is_told_of() -> None:
+    assert not [name for name in COMMANDS if f"llamatrain {name}" not in README]
+
+
+def test_every_file_that_is_named_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    named = re.findall(r"(?:^|[`(\" ])((?:configs|scripts|llamatrain)/[\w./-]*\w)", README, re.MULTILINE)
+    assert len(named) > 40 and not [name for name in named if not (ROOT / name).exists()]
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    from bench import BENCHES
+
+    parts = re.findall(r"scripts/bench\.py (\w+)", README)
+    assert {*parts} == {*BENCHES}
+
+
+def test_pictures_are_small_and_whole_in_themselves() -> None:
+    """No script, no font and no picture from elsewhere: GitHub would not load them."""
+    pictures = sorted((ROOT / "scripts" / "pictures").iterdir())
+    assert {f"scripts/pictures/{file.name}" for file in pictures} == {*re.findall(r"scripts/pictures/[\w.]+", README)}
+    assert sum(file.stat().st_size for file in pictures) < 500_000
+    for text in (file.read_text() for file in pictures if file.suffix == ".svg"):
+        assert {each.tag.partition("}")[2] for each in ET.fromstring(text).iter()} <= SHAPES
+        assert not re.search(r"url\((?!#)|@import|@font-face|href|\son\w+=", text)
+
+
+def test_every_link_within_leads_somewhere() -> None:
+    headings = {
+        re.sub(r"[^\w -]", "", line.lower()).strip().replace(" ", "-") for line in re.findall(r"^#+ (.*)$", README, re.MULTILINE)
+    }
+    links = re.findall(r"\]\(#([\w-]+)\)", README)
+    assert len(links) > 10 and not {*links} - headings

@@ -1,0 +1,148 @@
+"""Each architecture's graph: gradients by differences, attention in two ways, and its numbers in a file and back."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llamatrain.errors import FileError
+from llamatrain.gguf.reader import open_gguf
+from llamatrain.gguf.values import Kind, number, numbers, strings
+from llamatrain.model.architectures import find, supported
+from llamatrain.model.distill import Teacher
+from llamatrain.model.hyperparameters import Hyperparameters, own_of_new, read
+from llamatrain.model.limits import Unfit
+from llamatrain.model.options import ModelOptions
+from llamatrain.model.rope import Rope
+from llamatrain.model.transformer import parameters, rope_state, training
+from llamatrain.preference.loss import Ways
+from tests.helpers.small_models import loss_of, small, weights, written
+
+OWN = {  # numbers that only some have, such that all of them matter
+    "window": 3,
+    "period": 2,
+    "score_cap": 2.0,
+    "logit_cap": 5.0,
+    "near_base": 100.0,
+    "embedding_scale": 3.0,
+    "residual_scale": 0.5,
+    "attention_scale": 0.4,
+    "logit_scale": 1.7,
+}
+
+
+def of(name: str) -> Hyperparameters:
+    """A small model of an architecture."""
+    found = find(name)
+    own = {each: OWN[each] for each in own_of_new(found)}
+    factors = {"long": FACTORS, "short": FACTORS[::-1], "original_ctx": 4} if name == "phi3" else {}
+    turned = 12 if factors else 16
+    return small(architecture=found, layers=4, own=own, tied=found.ties, rope=Rope(turned, **factors))
+
+
+FACTORS = np.linspace(1, 4, 6).astype(np.float32)
+
+
+@pytest.mark.parametrize("name", supported())
+def test_gradients_of_each(name: str) -> None:
+    """Of all weights at once, by differences."""
+    h, random, step = of(name), np.random.default_rng(2), 1e-6
+    arrays = {key: array.astype(np.float64) for key, array in weights(h).items()}
+    _, grads = loss_of(h, arrays, 9)
+    way = {key: array.std() * random.standard_normal(array.shape) for key, array in arrays.items()}
+    losses = [loss_of(h, {key: arrays[key] + sign * step * way[key] for key in arrays}, 9)[0] for sign in (1, -1)]
+    slope = (losses[0] - losses[1]) / (2 * step)
+    assert sum(np.vdot(grads[key], way[key]) for key in arrays) == pytest.approx(slope, rel=1e-5)
+    assert all(np.abs(grad).max() > 0 for grad in grads.values())
+
+
+@pytest.mark.parametrize("name", supported())
+def test_attention_in_pieces_is_the_same(name: str) -> None:
+    """As a product, a softmax and a product; of windows and caps too."""
+    h = of(name)
+    arrays = {key: array.astype(np.float64) for key, array in weights(h).items()}
+    (loss, grads), (plain, others) = loss_of(h, arrays, 9), loss_of(h, arrays, 9, flash=False)
+    assert loss == pytest.approx(plain, rel=1e-12)
+    for key, grad in grads.items():
+        np.testing.assert_allclose(others[key], grad, rtol=0, atol=1e-9 * max(1, np.abs(grad).max()))
+
+
+@pytest.mark.parametrize("name", supported())
+def test_numbers_of_a_file(name: str, tmp_path: Path) -> None:
+    h = of(name)
+    assert read(open_gguf(written(tmp_path / "m.gguf", h, weights(h)))) == h
+
+
+def test_blocks_with_windows_may_be_listed(tmp_path: Path) -> None:
+    def seen(marks: list[bool]) -> list[int]:
+        listed = {"gemma2.attention.sliding_window_pattern": numbers(Kind.BOOL, marks)}
+        h = read(open_gguf(written(tmp_path / "m.gguf", of("gemma2"), weights(of("gemma2")), more=listed)))
+        return [h.sight(layer).window for layer in range(4)]
+
+    assert seen([True, True, False, True]) == [3, 3, 0, 3] and seen([True] * 4) == [3] * 4 and seen([False] * 4) == [0] * 4
+    for marks in ([True, False, False, True], [True, False]):
+        with pytest.raises(FileError, match=r"sliding_window_pattern is no pattern of 4 blocks that repeats"):
+            seen(marks)
+
+
+PERIOD = "gemma2.attention.sliding_window_pattern"
+HOSTILE = {
+    "a window that no file keeps": ("gemma3", {"gemma3.attention.sliding_window": number(Kind.UINT64, 2**40)}, "sliding_window"),
+    "a period likewise": ("gemma2", {PERIOD: number(Kind.UINT64, 2**63 + 1)}, "sliding_window_pattern"),
+    "a base without end": ("gemma3", {"gemma3.rope.freq_base_swa": number(Kind.FLOAT64, 1e300)}, "rope.freq_base_swa"),
+    "a cap without end": ("gemma2", {"gemma2.attn_logit_softcapping": number(Kind.FLOAT64, 1e300)}, "attn_logit_softcapping"),
+    "a scale without end": ("granite", {"granite.embedding_scale": number(Kind.FLOAT64, 1e39)}, "embedding_scale"),
+    "marks that are words": ("gemma2", {PERIOD: strings(["x"] * 4)}, "no pattern of 4 blocks"),
+    "marks that are fractions": ("gemma2", {PERIOD: numbers(Kind.FLOAT32, [1.0] * 4)}, "no pattern of 4 blocks"),
+    "marks of blocks without number": (
+        "gemma2",
+        {PERIOD: numbers(Kind.BOOL, [True, False]), "gemma2.block_count": number(Kind.UINT32, 2**32 - 1)},
+        "no pattern of 4294967295 blocks",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_numbers_that_cannot_be(name: str, tmp_path: Path) -> None:
+    """Told by file and key, at once."""
+    arch, keys, told = HOSTILE[name]
+    path = written(tmp_path / "m.gguf", of(arch), weights(of(arch)), more=keys)
+    with pytest.raises(FileError, match=rf"^{re.escape(str(path))}: [^\n]*{told}[^\n]*$"):
+        read(open_gguf(path))
+
+
+def test_embeddings_of_new_models_are_tied_where_those_of_the_family_are() -> None:
+    tied = {name for name in supported() if ModelOptions(arch=name).hyperparameters(300).tied}
+    assert tied == {"gemma2", "gemma3"}
+
+
+def test_a_teacher_is_told_how_long_rows_are() -> None:
+    """Whatever number of rotations its pupil has: long factors are for long rows."""
+    h, teacher = of("gemma3"), Teacher(h=of("phi3"), share=0.5, half=False)
+    made = training(h, parameters(h), 1, 4, rope_state(h, 4), teacher=teacher)
+    (found,) = made.more_states.values()
+    assert np.array_equal(found, teacher.h.table(4))
+
+
+@pytest.mark.parametrize("name", supported())
+def test_heads_that_turn_in_part(name: str) -> None:
+    """Of some architectures llama.cpp takes none such."""
+    if find(name).partly:
+        assert replace(of(name), rope=Rope(8)).rope.size == 8
+    else:
+        with pytest.raises(Unfit, match=f"size 8 cannot be; the heads of a {name} turn whole, all 16 elements$"):
+            replace(of(name), rope=Rope(8))
+
+
+def test_every_fused_head_has_the_cap() -> None:
+    """Of a loss, of what judges, and of what compares answers."""
+    h = of("gemma2")
+    weights, table = parameters(h), rope_state(h, 8)
+    made = training(h, weights, 1, 8, table)
+    assert made.judged
+    ways = Ways(h=h, table=table, batch=1, length=8, answers=2, sparse=False, flash=True)
+    rows, _ = ways.losses(weights, ways.inputs())
+    for name, each in (("", made.loss), ("_judged", made.judged[0]), ("_rows", rows)):
+        assert each.node and each.node.op.name == f"linear_cross_entropy{name}" and each.node.attrs["cap"] == OWN["logit_cap"]

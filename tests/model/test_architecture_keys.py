@@ -1,0 +1,153 @@
+"""Keys that a file has not, or has otherwise than most, and weights that not all have: taken as llama.cpp takes them."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llamatrain.errors import FileError
+from llamatrain.gguf.reader import open_gguf
+from llamatrain.sample.decoder import Decoder
+from tests.helpers.architecture_models import CTX, Arrays, keys, prompt, shape_of, weights, written
+from tests.helpers.llama_cpp import served
+from tests.helpers.small_models import loaded
+from tests.interop.test_architectures_llama_cpp import letters, likeliest, said
+
+IDS = prompt()
+WINDOW = "attention.sliding_window"
+YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 16}
+CASES: dict[str, tuple[str, list[str], dict[str, int | float | str]]] = {
+    "no heads of keys": ("qwen3", ["attention.head_count_kv"], {"attention.head_count": 2, "attention.head_count_kv": 2}),
+    "qwen2: no base": ("qwen2", ["rope.freq_base"], {}),
+    "qwen3: no base": ("qwen3", ["rope.freq_base"], {}),
+    "gemma2: no window": ("gemma2", [WINDOW], {}),
+    "gemma2: no caps": ("gemma2", ["attn_logit_softcapping", "final_logit_softcapping"], {}),
+    "gemma2: no sizes of heads": ("gemma2", ["attention.key_length", "attention.value_length"], {}),
+    "gemma2: another base": ("gemma2", [], {"rope.freq_base": 500.0}),
+    "gemma2: another base near": ("gemma2", [], {"rope.freq_base_swa": 500.0}),
+    "gemma2: another pattern": ("gemma2", [], {f"{WINDOW}_pattern": 3}),
+    "gemma2: linear": ("gemma2", [], {"rope.scaling.factor": 2.0}),
+    "gemma3: no window": ("gemma3", [WINDOW], {}),
+    "gemma3: a window of 0": ("gemma3", [WINDOW], {WINDOW: 0}),
+    "gemma3: no base": ("gemma3", ["rope.freq_base"], {}),
+    "gemma3: another base near": ("gemma3", [], {"rope.freq_base_swa": 500.0}),
+    "gemma3: another pattern": ("gemma3", [], {f"{WINDOW}_pattern": 3}),
+    "gemma3: linear": ("gemma3", [], {"rope.scaling.type": "linear", "rope.scaling.factor": 8.0}),
+    "gemma3: longer": ("gemma3", [], {"rope.scaling.attn_factor": 1.3}),
+    "gemma3: a cap": ("gemma3", [], {"final_logit_softcapping": 3.0}),
+    "gemma3: a cap that it has not": ("gemma3", [], {"attn_logit_softcapping": 1.0}),
+    "phi3: a window, which is not used": ("phi3", [WINDOW], {WINDOW: 8}),
+    "phi3: no length": ("phi3", ["rope.scaling.attn_factor"], {}),
+    "granite: no scale of scores": ("granite", ["attention.scale"], {}),
+    "granite: scales of 0": ("granite", [], {"attention.scale": 0.0, "residual_scale": 0.0, "embedding_scale": 0.0}),
+    "granite: no scales": ("granite", ["attention.scale", "residual_scale", "embedding_scale"], {}),
+    "llama: scales that it has not": ("llama", [], {"attention.scale": 0.4, "logit_scale": 3.0, "embedding_scale": 3.0}),
+    "olmo2: windows": ("olmo2", [], {WINDOW: 9, f"{WINDOW}_pattern": 2}),
+    **{f"{arch}: yarn": (arch, [], YARN) for arch in ("qwen2", "qwen3", "granite", "olmo2", "smollm3")},
+}
+
+
+def alike(path: Path, limit: float) -> None:
+    h, arrays = loaded(open_gguf(path))
+    with served(path) as server:
+        follow, expected = letters(server, IDS, 4)
+    found = said(Decoder(h, arrays, ctx=CTX), IDS, follow)
+    assert np.abs(found - expected).max() <= limit and likeliest(found) == follow
+
+
+def near(arch: str) -> float:
+    return 5e-3 if arch.startswith("gemma") else 1e-4
+
+
+@pytest.mark.llama_cpp
+@pytest.mark.parametrize("name", CASES)
+def test_keys(name: str, tmp_path: Path) -> None:
+    arch, less, more = CASES[name]
+    shape = shape_of(arch, "a")
+    if "attention.head_count" in more:
+        shape, more = replace(shape, heads=2, kv_heads=2), {}
+    known = {key: value for key, value in keys(shape).items() if key not in less} | more
+    alike(written(tmp_path / "m.gguf", shape, weights(shape), known), near(arch))
+
+
+@pytest.mark.llama_cpp
+@pytest.mark.parametrize(("arch", "layers"), [("gemma2", 46), ("gemma2", 26), ("gemma3", 62)])
+def test_models_whose_scores_are_scaled_by_their_width(arch: str, layers: int, tmp_path: Path) -> None:
+    """The largest of both, which are known by their number of blocks alone."""
+    shape = replace(shape_of(arch, "b"), layers=layers)
+    alike(written(tmp_path / "m.gguf", shape, weights(shape)), 2e-2)
+
+
+def with_biases(arch: str, kinds: str) -> Arrays:
+    shape = shape_of(arch, "a")
+    arrays, random = weights(shape), np.random.default_rng(5)
+    for name in [name for name in arrays if name.startswith("blk.") and name.split(".")[2] in kinds.split()]:
+        arrays[name.replace("weight", "bias")] = random.standard_normal(len(arrays[name]), np.float32)
+    return arrays
+
+
+BIASED = "attn_q attn_k attn_v"
+
+
+@pytest.mark.llama_cpp
+@pytest.mark.parametrize(
+    ("arch", "kinds"),
+    [
+        ("llama", BIASED),
+        ("llama", f"{BIASED} attn_output ffn_gate ffn_up ffn_down"),
+        ("granite", f"{BIASED} attn_output ffn_gate ffn_up ffn_down"),
+        ("qwen3", BIASED),
+        ("olmo2", BIASED),
+        ("gemma3", BIASED),
+        ("smollm3", BIASED),
+    ],
+)
+def test_biases(arch: str, kinds: str, tmp_path: Path) -> None:
+    alike(written(tmp_path / "m.gguf", shape_of(arch, "a"), with_biases(arch, kinds)), near(arch))
+
+
+LACKING = {
+    "granite": "logit_scale",
+    "llama": "attention.layer_norm_rms_epsilon",
+    "qwen3": "feed_forward_length",
+    "gemma3": "attention.head_count",
+}
+
+
+@pytest.mark.parametrize(("arch", "key"), [each for each in LACKING.items() if each[0] != "llama"])
+def test_keys_that_must_be(arch: str, key: str, tmp_path: Path) -> None:
+    shape = shape_of(arch, "a")
+    known = {name: value for name, value in keys(shape).items() if name != key}
+    with pytest.raises(FileError, match=rf"{arch}\.{key}"):
+        loaded(open_gguf(written(tmp_path / "m.gguf", shape, weights(shape), known)))
+
+
+WRONG: dict[str, tuple[str, dict[str, int | float | str], str]] = {
+    "own heads in qwen2": ("qwen2", {"attention.key_length": 10, "attention.value_length": 10}, "attention.key_length"),
+    "turned in another part near": ("gemma3", {"rope.dimension_count_swa": 6}, "rope.dimension_count_swa"),
+    "turned in part in qwen3": ("qwen3", {"rope.dimension_count": 6}, "rope.dimension_count"),
+    "turned in part in smollm3": ("smollm3", {"rope.dimension_count": 6}, "rope.dimension_count"),
+    "a logit scale of 0": ("granite", {"logit_scale": 0.0}, "logit_scale"),
+    "no number as a scale": ("granite", {"residual_scale": float("nan")}, "residual_scale"),
+    "no number as a cap": ("gemma2", {"attn_logit_softcapping": float("inf")}, "attn_logit_softcapping"),
+    "experts": ("qwen3", {"expert_count": 8}, "mixture of experts"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_refused(name: str, tmp_path: Path) -> None:
+    arch, more, told = WRONG[name]
+    shape = shape_of(arch, "a")
+    path = written(tmp_path / "m.gguf", shape, weights(shape), keys(shape) | more)
+    with pytest.raises(FileError, match=told) as failure:
+        loaded(open_gguf(path))
+    assert str(failure.value).startswith(str(path)) and "\n" not in str(failure.value)
+
+
+@pytest.mark.parametrize(("arch", "tied"), [("gemma2", False), ("olmo2", True)], ids=["an output in gemma2", "none in olmo2"])
+def test_outputs_that_cannot_be(arch: str, tied: bool, tmp_path: Path) -> None:
+    """llama.cpp would not open these."""
+    shape = replace(shape_of(arch, "a"), tied=tied)
+    with pytest.raises(FileError, match=r"output\.weight"):
+        loaded(open_gguf(written(tmp_path / "m.gguf", shape, weights(shape))))

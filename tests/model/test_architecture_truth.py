@@ -1,0 +1,73 @@
+"""Every architecture says and learns what Hugging Face's class of it said once: logits, gradients, losses of a run."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llamatrain.gguf.reader import open_gguf
+from llamatrain.sample.decoder import Decoder
+from tests.helpers import architecture_runs as runs
+from tests.helpers.architecture_models import CASES, CTX, SHAPES, prompt, shape_of, weights, written
+from tests.helpers.small_models import loaded
+
+TRUTH: dict[str, Any] = json.loads(Path(__file__).parents[1].joinpath("golden", "architecture_truth.json").read_text())
+EVERY = [pytest.param(arch, name, id=f"{arch}-{name}") for arch, name in CASES]
+ONE = [pytest.param(arch, name, id=f"{arch}-{name}", marks=[] if name == "b" else pytest.mark.slow) for arch, name in CASES]
+
+
+def agrees(found: dict[str, list[float]], truth: dict[str, list[float]]) -> None:
+    assert found.keys() == truth.keys()
+    for kind, (norm, part) in truth.items():
+        assert norm > 0 and found[kind] == pytest.approx([norm, part], abs=1e-4 * norm), kind
+
+
+def test_rows(tmp_path: Path) -> None:
+    """Those that the truth was made of."""
+    assert runs.batch(tmp_path, runs.base(tmp_path, shape_of("llama", "a"))) == TRUTH["batch"]
+    assert TRUTH.keys() == {"batch", *(f"{arch}-{name}" for arch, name in CASES)} and len(CASES) == 3 * len(SHAPES)
+
+
+@pytest.mark.parametrize(("arch", "name"), EVERY)
+def test_logits(arch: str, name: str, tmp_path: Path) -> None:
+    """Token by token, from a cache."""
+    shape = shape_of(arch, name)
+    h, arrays = loaded(open_gguf(written(tmp_path / "model.gguf", shape, weights(shape))))
+    decoder = Decoder(h, arrays, ctx=CTX)
+    found = np.array([decoder.feed([token]).copy() for token in prompt()])
+    assert runs.corner(found) == pytest.approx(TRUTH[f"{arch}-{name}"]["logits"], abs=1e-4)
+
+
+@pytest.mark.parametrize(("arch", "name"), EVERY)
+def test_full_training(arch: str, name: str, tmp_path: Path) -> None:
+    shape, truth = shape_of(arch, name), TRUTH[f"{arch}-{name}"]
+    agrees(runs.seen(runs.full_gradients(tmp_path, shape)), truth["gradients"])
+    assert runs.full_losses(tmp_path, shape) == pytest.approx(truth["losses"], abs=1e-4)
+    assert truth["losses"][-1] < truth["losses"][0] - 0.3
+
+
+@pytest.mark.parametrize(("arch", "name"), EVERY)
+def test_lora_gradients(arch: str, name: str, tmp_path: Path) -> None:
+    found = runs.halves(runs.lora_gradients(tmp_path, shape_of(arch, name)))
+    agrees(runs.seen(found), TRUTH[f"{arch}-{name}"]["lora_gradients"])
+
+
+@pytest.mark.parametrize(("arch", "name"), ONE)
+def test_lora_losses(arch: str, name: str, tmp_path: Path) -> None:
+    truth = TRUTH[f"{arch}-{name}"]["lora_losses"]
+    assert runs.lora_losses(tmp_path, shape_of(arch, name)) == pytest.approx(truth, abs=1e-4)
+
+
+@pytest.mark.parametrize(("arch", "name"), ONE)
+def test_losses_in_bf16(arch: str, name: str, tmp_path: Path) -> None:
+    shape, truth = shape_of(arch, name), TRUTH[f"{arch}-{name}"]
+    assert runs.full_losses(tmp_path, shape, "bf16") == pytest.approx(truth["losses"], abs=2e-2)
+    assert runs.lora_losses(tmp_path, shape, "bf16") == pytest.approx(truth["lora_losses"], abs=2e-2)
+
+
+@pytest.mark.parametrize("more", [("--remat", "block"), ("--no-flash",)], ids=["recomputed", "plain attention"])
+@pytest.mark.parametrize("arch", ["gemma2", "gemma3", "phi3", "qwen2"])
+def test_gradients_in_other_ways(arch: str, more: tuple[str, ...], tmp_path: Path) -> None:
+    agrees(runs.seen(runs.full_gradients(tmp_path, shape_of(arch, "b"), *more)), TRUTH[f"{arch}-b"]["gradients"])

@@ -1,0 +1,171 @@
+"""The cache stays small by itself: what is old or too much goes, what is used or held stays, and it is looked at once a day."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llamatrain.compiler.cache import Code, cache_key
+from llamatrain.data import token_cache
+from llamatrain.data.token_cache import Bounds, StoreWriter, stored
+from llamatrain.platform import cache_dir, cache_prune
+from llamatrain.platform.cache_prune import OFTEN, STAMP, UNUSED, beyond, prune, remove, used
+from llamatrain.platform.temp_files import DAY, NEW
+
+BOUNDS = Bounds(ids=1000, files=1, documents=10)
+OTHER, OWN = "0123456789abcdef", "f" * 16
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(cache_dir.SWITCH, str(tmp_path))
+    token_cache.cache_folder.cache_clear()
+    yield tmp_path / cache_dir.NAME  # type: ignore[misc]
+    token_cache.cache_folder.cache_clear()
+
+
+def aged(path: Path, seconds: float) -> Path:
+    when = time.time() - seconds
+    os.utime(path, (when, when))
+    return path
+
+
+def kernels(root: Path, name: str, age: float, nbytes: int = 100) -> Path:
+    (root / name).mkdir(parents=True)
+    (root / name / "llamatrain.some.kernel-0").write_bytes(bytes(nbytes))
+    return aged(root / name, age)
+
+
+def fill(writer: StoreWriter) -> None:
+    writer.write(np.arange(100, dtype=np.int32))
+    writer.end(0, 1)
+
+
+def never(writer: StoreWriter) -> None:
+    raise AssertionError("it is there")
+
+
+def entry(root: Path, key: str, age: float) -> Path:
+    store = stored(key, fill, BOUNDS)
+    assert store.key == key
+    del store
+    return aged(root / "tokens" / key, age)
+
+
+def due(root: Path) -> None:
+    (root / STAMP).unlink(missing_ok=True)
+
+
+def test_kernels_of_other_versions_go_after_a_month(root: Path) -> None:
+    old, newer, own = kernels(root, OTHER, UNUSED + 1), kernels(root, "e" * 16, UNUSED - 60), kernels(root, OWN, UNUSED + 1)
+    prune(root, OWN)
+    assert not old.exists() and newer.exists() and own.exists()
+    assert sorted(path.name for path in root.iterdir()) == sorted([STAMP, newer.name, own.name])
+
+
+def test_what_is_no_kernels_folder_stays(root: Path, tmp_path: Path) -> None:
+    outside = kernels(tmp_path, "outside", 2 * UNUSED)
+    (root / "notes").mkdir(parents=True)
+    aged(root / "notes", 2 * UNUSED)
+    (root / OTHER).symlink_to(outside)
+    (root / ("a" * 16)).write_bytes(b"a file")
+    prune(root, OWN)
+    assert outside.exists() and (root / "notes").exists() and (root / OTHER).exists() and (root / ("a" * 16)).exists()
+
+
+def test_once_a_day(root: Path) -> None:
+    kernels(root, OTHER, UNUSED + 1)
+    prune(root, OWN)
+    late = kernels(root, "e" * 16, UNUSED + 1)
+    prune(root, OWN)
+    assert late.exists()
+    aged(root / STAMP, OFTEN + 1)
+    prune(root, OWN)
+    assert not late.exists()
+
+
+def test_tokens_that_are_read_stay_and_others_go_the_oldest_first(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    oldest, older, newest = (entry(root, name, age) for name, age in (("a", 9 * DAY), ("b", 8 * DAY), ("c", 0)))
+    size = cache_prune.size_of(oldest)
+    reading = stored("a", never, BOUNDS)
+    aged(oldest, 9 * DAY)
+    monkeypatch.setattr(cache_prune, "MOST", size + size // 2)
+    due(root)
+    prune(root, OWN)
+    assert oldest.exists() and not older.exists() and newest.exists()
+    assert reading.tokens.read(0, 3).tolist() == [0, 1, 2]
+    del reading
+    due(root)
+    prune(root, OWN)
+    assert not oldest.exists() and newest.exists() and not list((root / "tokens").glob(f"{NEW}*"))
+
+
+def test_tokens_that_nobody_used_for_long_go_where_new_ones_are_made(root: Path) -> None:
+    old = entry(root, "a", UNUSED + 1)
+    due(root)
+    assert stored("b", fill, BOUNDS).tokens.read(99, 100).tolist() == [99]
+    assert not old.exists() and (root / "tokens" / "b").exists() and (root / STAMP).exists()
+
+
+def test_use_is_noted_by_reading(root: Path) -> None:
+    place = entry(root, "a", 5 * DAY)
+    stored("a", never, BOUNDS)
+    assert time.time() - place.stat().st_mtime < DAY
+    lately = aged(place, OFTEN - 60).stat().st_mtime
+    used(place)
+    assert place.stat().st_mtime == lately
+    used(place / "nowhere")
+
+
+def test_use_of_kernels_is_noted_when_they_are_found(root: Path) -> None:
+    code = Code()
+    folder = kernels(root, code.shelf.folder.name if code.shelf.folder else "", 5 * DAY)
+    assert folder.name == cache_key()
+    code.note_use()
+    assert time.time() - folder.stat().st_mtime < DAY
+
+
+def test_all_that_is_read_in_another_process_is_left_to_it(root: Path) -> None:
+    place = entry(root, "a", UNUSED + 1)
+    script = """
+import sys
+from tests.platform.test_cache_prune import BOUNDS, never, stored
+store = stored("a", never, BOUNDS)
+print("open", flush=True)
+sys.stdin.readline()
+print(store.tokens.read(0, 100).sum())
+"""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", script], **pipes) as reader:  # type: ignore[call-overload]
+        assert reader.stdout.readline() == "open\n"
+        assert remove(cache_prune.tokens(root)) == [] and place.exists()
+        assert reader.communicate("\n")[0] == "4950\n"
+    (gone,) = remove(cache_prune.tokens(root))
+    assert gone.nbytes > 400 and not place.exists()
+
+
+def test_what_dead_processes_left_goes(root: Path) -> None:
+    for folder in (root / OWN, root / "tokens"):
+        (folder / f"{NEW}left").mkdir(parents=True)
+    assert len(cache_prune.lefts(root)) == 2
+    prune(root, OWN)
+    assert not cache_prune.lefts(root) and not (root / "tokens" / f"{NEW}left").exists()
+
+
+@pytest.mark.parametrize("spoil", [lambda root: root.rmdir(), lambda root: (root / STAMP).symlink_to(root / "no" / "where")])
+def test_where_nothing_can_be_noted_nothing_goes(root: Path, spoil: Callable[[Path], None]) -> None:
+    root.mkdir(parents=True)
+    spoil(root)
+    prune(root, OWN)
+    assert not (root / STAMP).exists()
+
+
+def test_bounds_are_of_all_that_stays() -> None:
+    now = time.time()
+    entries = [cache_prune.KeptFolder(Path(str(age)), Path(str(age)), 3 << 30, now - age) for age in (0, 10, 20, UNUSED + 9)]
+    assert [each.path.name for each in beyond(entries)] == ["20", str(UNUSED + 9)]

@@ -1,0 +1,147 @@
+"""Whole runs of every architecture: models trained in full and from scratch open in llama.cpp, rows may be packed, runs go on."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llamatrain.gguf.reader import open_gguf
+from llamatrain.sample.decoder import Decoder
+from tests.helpers import architecture_runs as runs
+from tests.helpers.architecture_models import SHAPES, Shape, keys, linear, prompt, rows, shape_of
+from tests.helpers.cli import Argument, losses, ran, same_bits, text, text_file, timeless
+from tests.helpers.cli import rows as shown
+from tests.helpers.llama_cpp import served
+from tests.helpers.small_models import loaded
+from tests.interop.test_architectures_llama_cpp import letters, likeliest, said
+
+IDS = prompt()
+
+
+def near(arch: str) -> float:
+    """llama.cpp's gelu is a table of half floats."""
+    return 5e-3 if arch.startswith("gemma") else 2e-3
+
+
+def opens(model: Path, arch: str) -> None:
+    """In llama.cpp, where it says what it says here."""
+    h, arrays = loaded(open_gguf(model))
+    with served(model) as server:
+        follow, expected = letters(server, IDS)
+    found = said(Decoder(h, arrays, ctx=64), IDS, follow)
+    assert np.abs(found - expected).max() <= near(arch) and likeliest(found) == follow
+
+
+@pytest.mark.llama_cpp
+@pytest.mark.parametrize("arch", SHAPES)
+def test_full_training_opens_in_llama_cpp(arch: str, tmp_path: Path) -> None:
+    """The file has the base's keys and names, and another model."""
+    shape = shape_of(arch, "a")
+    base = runs.base(tmp_path, shape)
+    out = tmp_path / "run" / "model.gguf"
+    given = ("--full", "--lr", 1e-2, "--iters", 5, "--precision", "f32", *runs.PLAIN)
+    ran("finetune", base, runs.data(tmp_path), *given, "--out", out.parent)
+    before, after = open_gguf(base), open_gguf(out)
+    assert after.tensors.keys() == before.tensors.keys()
+    for key, value in keys(shape).items():
+        assert after.value(f"{arch}.{key}", type(value)) == pytest.approx(value), key
+    changed = [name for name in before.tensors if before.tensors[name].raw.tobytes() != after.tensors[name].raw.tobytes()]
+    assert set(changed) == {name for name in before.tensors if not name.startswith("rope_")}
+    opens(out, arch)
+
+
+@pytest.mark.llama_cpp
+@pytest.mark.parametrize("arch", SHAPES)
+def test_from_scratch_opens_in_llama_cpp(arch: str, tmp_path: Path) -> None:
+    sizes = ("--vocab-size", "bytes", "--embd", 48, "--head", 4, "--head-kv", 2, "--layer", 4, "--ff", 64)
+    own = () if arch in ("qwen2", "olmo2", "phi3") else ("--head-size", 16)
+    given = ("--ctx", 48, "--batch", 2, "--lr", 3e-3, "--iters", 30, "--seed", 3, "--precision", "f32")
+    data, out = text_file(tmp_path), tmp_path / "run"
+    ran("from-scratch", data, "--arch", arch, *sizes, *own, *given, "--out", out)
+    told = losses(out)
+    assert told[-1] < told[0] - 0.3
+    made = open_gguf(out / "model.gguf")
+    assert made.value("general.architecture", str) == arch
+    with served(out / "model.gguf") as server:
+        theirs = server.post("completion", prompt="The ", n_predict=12, temperature=0.0)["content"]
+    ours = ran("generate", out / "model.gguf", "--prompt", "The ", "-n", 12, "--temp", 0).out
+    assert theirs and ours.rstrip("\n").removeprefix("The ").rstrip("\ufffd") == theirs.rstrip("\ufffd")
+
+
+# ---- before a run -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("arch", SHAPES)
+def test_plans_and_what_is_told_of_a_base(arch: str, tmp_path: Path) -> None:
+    shape = shape_of(arch, "a")
+    base, data = runs.base(tmp_path, shape), runs.data(tmp_path)
+    axes = {name: size for name, (_, size) in rows(shape).items()}
+    every = sum(math.prod(size) for size in axes.values())
+    factors = sum(runs.RANK * sum(axes[name]) for name in linear(shape))
+    for trained, more in ((every, ("--full",)), (factors, ("--lora-r", runs.RANK))):
+        plan = json.loads(ran("plan", "finetune", base, data, *runs.PLAIN, *more, "--json").out)
+        assert plan["parameters"] == every and plan["moments"] == pytest.approx(8 * trained, rel=0.05)
+    told = ran("inspect", base).out
+    assert (
+        f" {arch} " in told and all(key in told for key in keys(shape)) and f"{every + len(shape.long + shape.short):,}" in told
+    )
+
+
+# ---- packed rows ------------------------------------------------------------
+
+
+def short_pairs(folder: Path) -> Path:
+    """Longer than windows, and several to a row."""
+    path = folder / "short.jsonl"
+    lines = ({"prompt": text(3 + n, 2 * n), "completion": text(13 - n, 2 * n + 1)} for n in range(4))
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+@pytest.mark.parametrize("flash", ["--flash", "--no-flash"])
+@pytest.mark.parametrize("arch", SHAPES)
+def test_packed_rows_are_separate_rows(arch: str, flash: str, tmp_path: Path) -> None:
+    shape = shape_of(arch, "b")
+    data, base = short_pairs(tmp_path), runs.base(tmp_path, shape)
+    packed, apart = (("--ctx", 96, "--seed", 3, "--batch", each, pack) for each, pack in ((1, "--pack"), (4, "--no-pack")))
+    together = shown(1, data, "--model", base, *packed)[0]
+    assert len(np.unique(together["starts"][together["weights"] > 0])) == 4
+    found = [gradients(tmp_path / str(number), shape, base, data, *given, flash) for number, given in enumerate((packed, apart))]
+    for name, one in found[0].items():
+        other = found[1][name]
+        assert np.abs(one - other).max() <= 1e-4 * np.abs(other).max(), name
+
+
+def gradients(out: Path, shape: Shape, base: Path, data: Path, *given: Argument) -> dict[str, np.ndarray]:
+    ran("finetune", base, data, "--full", *runs.PLAIN[:4], *runs.SGD, "--lr", runs.HUGE, *given, "--out", out)
+    return runs.changes(base, out / "model.gguf", shape)
+
+
+# ---- going on ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("arch", "way"), [("gemma3", "full"), ("phi3", "lora"), ("qwen2", "full"), ("smollm3", "lora")])
+def test_going_on_has_the_same_bits(arch: str, way: str, tmp_path: Path) -> None:
+    shape = shape_of(arch, "a")
+    full = ("--full",) if way == "full" else ()
+    given = ("finetune", runs.base(tmp_path, shape), text_file(tmp_path), *full, "--ctx", 40, "--batch", 2, "--lr", 1e-3)
+    iters = ("--decay-steps", 8, "--warmup", 2, "--save-every", 3, "--seed", 3)
+    ran(*given, *iters, "--iters", 9, "--out", tmp_path / "whole")
+    ran(*given, *iters, "--iters", 5, "--out", tmp_path / "parts")
+    ran("finetune", "--resume", tmp_path / "parts", "--iters", 9)
+    assert timeless(tmp_path / "whole") == timeless(tmp_path / "parts")
+    made = "model.gguf" if full else "adapter.gguf"
+    same_bits(tmp_path / "whole" / made, tmp_path / "parts" / made)
+
+
+@pytest.mark.parametrize("arch", ["gemma3", "olmo2"])
+def test_from_scratch_goes_on_with_the_same_bits(arch: str, tmp_path: Path) -> None:
+    sizes = ("--vocab-size", "bytes", "--embd", 32, "--head", 4, "--layer", 3, "--ff", 64, "--ctx", 32, "--batch", 2)
+    given = ("from-scratch", text_file(tmp_path), "--arch", arch, *sizes, "--decay-steps", 8, "--warmup", 2, "--save-every", 3)
+    ran(*given, "--iters", 8, "--out", tmp_path / "whole")
+    ran(*given, "--iters", 4, "--out", tmp_path / "parts")
+    ran("from-scratch", "--resume", tmp_path / "parts", "--iters", 8)
+    assert timeless(tmp_path / "whole") == timeless(tmp_path / "parts")
+    same_bits(tmp_path / "whole" / "model.gguf", tmp_path / "parts" / "model.gguf")
