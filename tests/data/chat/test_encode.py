@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llamatrain.data.chat.encode import template as templates
+from llamatrain.data.chat import template as templates
 from llamatrain.data.chat.messages import Message
 from llamatrain.data.chat.template import ChatTemplate, TemplateError
 from llamatrain.data.dataset import open_corpus

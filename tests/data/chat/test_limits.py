@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 
 from llamatrain.data import token_cache
+from llamatrain.data.chat import encode as chat
+from llamatrain.data.chat import incremental
+from llamatrain.data.chat import template as templates
 from llamatrain.data.chat.chatml import CHATML
-from llamatrain.data.chat.encode import encode as chat
-from llamatrain.data.chat.encode import encode_chat, incremental
-from llamatrain.data.chat.encode import template as templates
+from llamatrain.data.chat.encode import encode_chat
 from llamatrain.data.chat.incremental import Growing
 from llamatrain.data.chat.messages import Message
 from llamatrain.data.chat.prompt import PromptReader
