@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from llamatrain.adapters.options import LoraOptions
-from llamatrain.commands.chat import ChatOptions, Talk
+from llamatrain.adapters.options import AdapterOptions
+from llamatrain.commands.chat import ChatOptions, Conversation
 from llamatrain.commands.evaluate import EvaluateOptions, Evaluation, evaluated
 from llamatrain.commands.export import exported
 from llamatrain.commands.generate import LoadOptions, TextModel
@@ -27,7 +27,7 @@ from llamatrain.commands.preview import PreviewOptions, PreviewRow, previewed
 from llamatrain.compiler.cache import code
 from llamatrain.config.flag_hints import answered
 from llamatrain.config.messages import cut, nearest, readable, worded
-from llamatrain.config.options import Checked, Declared, OptionError, build, declared, respelt
+from llamatrain.config.options import OptionError, Options, OptionSpec, build, declared, respelt
 from llamatrain.config.signatures import documented
 from llamatrain.data.options import DataOptions
 from llamatrain.data.tokenizer import to_bytes
@@ -35,14 +35,14 @@ from llamatrain.distributed.comm import is_told_here
 from llamatrain.errors import FileError, LlamatrainError, UsageError, words_of
 from llamatrain.platform.escape import printable
 from llamatrain.platform.terminal import shown
-from llamatrain.preference.options import ComparedOptions, PreferenceOptions
+from llamatrain.preference.options import PreferenceDataOptions, PreferenceOptions
 from llamatrain.report.listener import Listener, listening
 from llamatrain.report.metrics import lines_of
 from llamatrain.run.in_memory_rows import Data, Place, of_a_run, passing, path_in
-from llamatrain.run.options import PlaceOptions
-from llamatrain.run.request import NEW, TUNING, TUNING_DEFAULTS, Request, new_model, tuning
+from llamatrain.run.options import RunFolderOptions
+from llamatrain.run.request import NEW, TUNING, TUNING_DEFAULTS, RunRequest, new_model, tuning
 from llamatrain.run.signals import CallerInterrupts
-from llamatrain.run.train import Finished, train
+from llamatrain.run.train import RunResult, train
 from llamatrain.sample.options import SamplingOptions
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class Run:
 # ---- the commands ----------------------------------------------------------
 
 
-@documented(PlaceOptions, *NEW)
+@documented(RunFolderOptions, *NEW)
 def from_scratch(
     *data: Data, show: bool = False, progress: Listener | None = None, **options: "Unpack[FromScratchOptions]"
 ) -> Run:
@@ -116,10 +116,10 @@ def from_scratch(
     progress: called with each line of metrics.jsonl as a dict; an error that it raises ends the run.
     """
     with door(show), listening(progress), of_a_run("from-scratch", data, {**options}) as (files, said):
-        return run_of(new_model(files, values_of(said, PlaceOptions, *NEW)))
+        return run_of(new_model(files, values_of(said, RunFolderOptions, *NEW)))
 
 
-@documented(PlaceOptions, *TUNING, defaults=TUNING_DEFAULTS)
+@documented(RunFolderOptions, *TUNING, defaults=TUNING_DEFAULTS)
 def finetune(
     base: Place | None = None,
     *data: Data,
@@ -134,27 +134,27 @@ def finetune(
     """
     with door(show), listening(progress), of_a_run("finetune", data, {**options}) as (files, said):
         model = None if base is None else str(path_of(base))
-        return run_of(tuning(model, files, values_of(said, PlaceOptions, *TUNING)))
+        return run_of(tuning(model, files, values_of(said, RunFolderOptions, *TUNING)))
 
 
-@documented(ExportOptions, LoraOptions, without=("out",))
+@documented(ExportOptions, AdapterOptions, without=("out",))
 def export_lora(base: Place, *, out: Place | None = None, show: bool = False, **options: "Unpack[ExportLoraOptions]") -> Merged:
     """Merge adapters, named by `lora` and `lora_scaled`, into a model, or convert it to another `type`: the file `out` is a model
     like any other. With `only_adapter` they are written as one adapter, with `peft` into a folder of PEFT's."""
     with door(show):
-        values = values_of({**options, "out": out}, ExportOptions, LoraOptions)
-        made = exported(path_of(base), build(ExportOptions, values), build(LoraOptions, values))
+        values = values_of({**options, "out": out}, ExportOptions, AdapterOptions)
+        made = exported(path_of(base), build(ExportOptions, values), build(AdapterOptions, values))
         return replace(made, notes=in_keywords_all(made.notes))
 
 
-@documented(EvaluateOptions, LoraOptions, PreferenceOptions, DataOptions)
+@documented(EvaluateOptions, AdapterOptions, PreferenceOptions, DataOptions)
 def evaluate(model: Place, *data: Data, show: bool = False, **options: "Unpack[EvaluateOptionsGiven]") -> Evaluation:
     """Loss, perplexity and bits per byte of a model on data: paths, lists of them, or lists of rows."""
     with door(show), passing(data) as files:
         if not files:
             raise UsageError("no data: name files (text, JSON, CSV, Parquet), folders or globs")
-        values = values_of(options, EvaluateOptions, LoraOptions, PreferenceOptions, DataOptions)
-        parts = build(LoraOptions, values), build(DataOptions, values), build(PreferenceOptions, values)
+        values = values_of(options, EvaluateOptions, AdapterOptions, PreferenceOptions, DataOptions)
+        parts = build(AdapterOptions, values), build(DataOptions, values), build(PreferenceOptions, values)
         return evaluated(path_of(model), files, build(EvaluateOptions, values), *parts, values)
 
 
@@ -180,25 +180,25 @@ def plan(command: str, *data: Data, measure: bool = False, **options: Any) -> Ru
         base = path_of(data[0]) if command == "finetune" and data else None
         with passing(data[1:] if base else data) as files:
             if command == "finetune":
-                return plan_of(tuning(str(base) if base else None, files, values_of(options, PlaceOptions, *TUNING)), measure)
-            return plan_of(new_model(files, values_of(options, PlaceOptions, *NEW)), measure)
+                return plan_of(tuning(str(base) if base else None, files, values_of(options, RunFolderOptions, *TUNING)), measure)
+            return plan_of(new_model(files, values_of(options, RunFolderOptions, *NEW)), measure)
 
 
-@documented(PreviewOptions, ComparedOptions, DataOptions, without=("model",))
+@documented(PreviewOptions, PreferenceDataOptions, DataOptions, without=("model",))
 def preview(*data: Data, model: Place, **options: "Unpack[PreviewOptionsGiven]") -> list[PreviewRow]:
     """The first rows of data as they would be trained, with the tokenizer and chat template of a model: tokens, text, and what is
     trained of it."""
     with door(), passing(data) as files:
-        values = values_of({**options, "model": model}, PreviewOptions, ComparedOptions, DataOptions)
-        return previewed(files, build(PreviewOptions, values), build(DataOptions, values), build(ComparedOptions, values))
+        values = values_of({**options, "model": model}, PreviewOptions, PreferenceDataOptions, DataOptions)
+        return previewed(files, build(PreviewOptions, values), build(DataOptions, values), build(PreferenceDataOptions, values))
 
 
-@documented(LoadOptions, LoraOptions)
+@documented(LoadOptions, AdapterOptions)
 def load(path: Place, **options: "Unpack[LoadOptionsGiven]") -> "LoadedModel":
     """Open a model once, to generate any number of texts with it, or to chat."""
     with door():
-        values = values_of(options, LoadOptions, LoraOptions)
-        return LoadedModel(TextModel(path_of(path), build(LoadOptions, values), build(LoraOptions, values)))
+        values = values_of(options, LoadOptions, AdapterOptions)
+        return LoadedModel(TextModel(path_of(path), build(LoadOptions, values), build(AdapterOptions, values)))
 
 
 class LoadedModel:
@@ -240,13 +240,13 @@ class LoadedModel:
         with door():
             values = values_of({"system": system, "chat_template": chat_template}, ChatOptions)
             options = build(SamplingOptions, values_of(sampling, SamplingOptions))
-            return ChatSession(Talk(self._model, build(ChatOptions, {**values, "chat": True}), options))
+            return ChatSession(Conversation(self._model, build(ChatOptions, {**values, "chat": True}), options))
 
 
 class ChatSession:
     """A conversation with a model, which remembers what was said. It ends with `close`, as a context manager, or when it goes."""
 
-    def __init__(self, talk: Talk) -> None:
+    def __init__(self, talk: Conversation) -> None:
         self._talk, self.close = talk, weakref.finalize(self, talk.close)
 
     @property
@@ -282,8 +282,8 @@ def chat(
     """Open a model and begin a chat: `load(path, ...).chat(...)`, with the options of both."""
     said = dict[str, Any](options)
     with door():
-        values_of(said, LoadOptions, LoraOptions, SamplingOptions)
-    loading = {*declared(LoadOptions), *declared(LoraOptions)}
+        values_of(said, LoadOptions, AdapterOptions, SamplingOptions)
+    loading = {*declared(LoadOptions), *declared(AdapterOptions)}
     model = load(path, **{name: said.pop(name) for name in [*said] if name in loading})
     return model.chat(system=system, chat_template=chat_template, **said)
 
@@ -300,7 +300,7 @@ def path_of(place: Any) -> Path:
     return Path(path_in(place))
 
 
-def values_of(options: Mapping[str, Any], *classes: type[Checked]) -> dict[str, Any]:
+def values_of(options: Mapping[str, Any], *classes: type[Options]) -> dict[str, Any]:
     """What was said by keyword, each checked as it is declared; None says nothing."""
     known = {name: each for cls in classes for name, each in declared(cls).items()}
     if "temperature" in options and "temp" in known:
@@ -313,7 +313,7 @@ def values_of(options: Mapping[str, Any], *classes: type[Checked]) -> dict[str, 
     return {name: known[name].checked(plainly(value, known[name])) for name, value in options.items() if value is not None}
 
 
-def plainly(value: Any, option: Declared) -> Any:
+def plainly(value: Any, option: OptionSpec) -> Any:
     """Numbers of numpy as Python's, any path as pathlib's, and one value of what may be repeated as a list of it."""
     if getattr(value, "ndim", None) == 0:
         value = value.item()
@@ -325,7 +325,7 @@ def plainly(value: Any, option: Declared) -> Any:
 # ---- what goes out ---------------------------------------------------------
 
 
-def run_of(request: Request) -> Run:
+def run_of(request: RunRequest) -> Run:
     finished = train(request, CallerInterrupts())
     losses, validations, margins = figures(finished)
     return Run(
@@ -342,7 +342,7 @@ def run_of(request: Request) -> Run:
     )
 
 
-def figures(finished: Finished) -> tuple[list[float], list[tuple[int, float]], list[tuple[int, float]]]:
+def figures(finished: RunResult) -> tuple[list[float], list[tuple[int, float]], list[tuple[int, float]]]:
     """Losses, validations and their margins, as the run's folder has them."""
     losses, path = [math.nan] * finished.steps, finished.folder / "metrics.jsonl"
     validations, margins = list[tuple[int, float]](), list[tuple[int, float]]()

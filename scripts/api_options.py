@@ -12,17 +12,17 @@ from typing import Any, get_args, get_origin
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from llamatrain.adapters.options import LoraOptions
+from llamatrain.adapters.options import AdapterOptions
 from llamatrain.commands.evaluate import EvaluateOptions
 from llamatrain.commands.generate import LoadOptions
 from llamatrain.commands.merge import ExportOptions
 from llamatrain.commands.preview import PreviewOptions
-from llamatrain.config.options import Checked, Declared, declared
+from llamatrain.config.options import Options, OptionSpec, declared
 from llamatrain.config.signatures import sentence_of
 from llamatrain.config.units import Bandwidth, Duration, Size
 from llamatrain.data.options import DataOptions
-from llamatrain.preference.options import ComparedOptions, PreferenceOptions
-from llamatrain.run.options import PlaceOptions
+from llamatrain.preference.options import PreferenceDataOptions, PreferenceOptions
+from llamatrain.run.options import RunFolderOptions
 from llamatrain.run.request import NEW, TUNING
 from llamatrain.sample.options import SamplingOptions
 
@@ -42,15 +42,15 @@ Place = str | os.PathLike[str]
 KINDS = {Path: "Place", Size: "int | str", Duration: "float | str", Bandwidth: "float | str"}
 WIDTH = 130
 MORE = {"val": "Place | Sequence[Place] | Sequence[Mapping[str, Any]]", "vocab_size": "int | str"}  # what else is understood
-GIVEN: dict[str, tuple[tuple[type[Checked], ...], tuple[str, ...], str]] = {  # classes, options left out, and more fields
-    "FromScratchOptions": ((PlaceOptions, *NEW), (), ""),
-    "FinetuneOptions": ((PlaceOptions, *TUNING), (), ""),
-    "ExportLoraOptions": ((ExportOptions, LoraOptions), ("out",), ""),
-    "EvaluateOptionsGiven": ((EvaluateOptions, LoraOptions, PreferenceOptions, DataOptions), (), ""),
-    "PreviewOptionsGiven": ((PreviewOptions, ComparedOptions, DataOptions), ("model",), ""),
-    "LoadOptionsGiven": ((LoadOptions, LoraOptions), (), ""),
+GIVEN: dict[str, tuple[tuple[type[Options], ...], tuple[str, ...], str]] = {  # classes, options left out, and more fields
+    "FromScratchOptions": ((RunFolderOptions, *NEW), (), ""),
+    "FinetuneOptions": ((RunFolderOptions, *TUNING), (), ""),
+    "ExportLoraOptions": ((ExportOptions, AdapterOptions), ("out",), ""),
+    "EvaluateOptionsGiven": ((EvaluateOptions, AdapterOptions, PreferenceOptions, DataOptions), (), ""),
+    "PreviewOptionsGiven": ((PreviewOptions, PreferenceDataOptions, DataOptions), ("model",), ""),
+    "LoadOptionsGiven": ((LoadOptions, AdapterOptions), (), ""),
     "SamplingOptionsGiven": ((SamplingOptions,), (), SAMPLING),
-    "ChatOptionsGiven": ((LoadOptions, LoraOptions, SamplingOptions), (), SAMPLING),
+    "ChatOptionsGiven": ((LoadOptions, AdapterOptions, SamplingOptions), (), SAMPLING),
 }
 
 
@@ -58,12 +58,12 @@ def text() -> str:
     return HEAD + "".join(f"\n\n{class_of(name, *what)}" for name, what in GIVEN.items())
 
 
-def class_of(name: str, classes: tuple[type[Checked], ...], without: tuple[str, ...], more: str) -> str:
+def class_of(name: str, classes: tuple[type[Options], ...], without: tuple[str, ...], more: str) -> str:
     options = {each: option for cls in classes for each, option in declared(cls).items() if each not in without}
     return f"class {name}(TypedDict, total=False):\n" + "".join(line for each in options.values() for line in field(each)) + more
 
 
-def field(option: Declared) -> Iterator[str]:
+def field(option: OptionSpec) -> Iterator[str]:
     line = f"    {option.name}: {type_of(option)}\n"
     if len(line) > WIDTH:  # a long Literal
         items = "".join(f'        "{each}",\n' for each in option.choices)
@@ -73,7 +73,7 @@ def field(option: Declared) -> Iterator[str]:
     yield "\n".join(wrap(f'"""{sentence}"""', WIDTH - 4, initial_indent="    ", subsequent_indent="    ")) + "\n"
 
 
-def type_of(option: Declared) -> str:
+def type_of(option: OptionSpec) -> str:
     one = kind(option.kind)
     if option.name in MORE:
         return MORE[option.name]

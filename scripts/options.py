@@ -6,45 +6,45 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from llamatrain.adapters.options import LoraOptions
-from llamatrain.config.options import Checked, Declared, declared, flag_of
+from llamatrain.adapters.options import AdapterOptions
+from llamatrain.config.options import Options, OptionSpec, declared, flag_of
 from llamatrain.data.options import DataOptions
 from llamatrain.model.options import ModelOptions
 from llamatrain.preference.options import PreferenceOptions
-from llamatrain.run.extra_output_options import OutOptions
-from llamatrain.run.lora_options import TuneOptions
-from llamatrain.run.options import PlaceOptions, RunOptions, TrainOptions
+from llamatrain.run.extra_output_options import ExtraOutputOptions
+from llamatrain.run.lora_options import LoraOptions
+from llamatrain.run.options import RunFolderOptions, RunOptions, TrainOptions
 
-CLASSES: tuple[type[Checked], ...] = (
+CLASSES: tuple[type[Options], ...] = (
     ModelOptions,
-    TuneOptions,
     LoraOptions,
+    AdapterOptions,
     PreferenceOptions,
     DataOptions,
     TrainOptions,
     RunOptions,
-    PlaceOptions,
-    OutOptions,
+    RunFolderOptions,
+    ExtraOutputOptions,
 )
 FEW = 4  # options that are named before a block is opened
 COMMANDS = {  # of panels that not all runs have
     ModelOptions.PANEL: ("from-scratch",),
-    TuneOptions.PANEL: ("finetune",),
-    LoraOptions.PANEL: ("finetune", "generate", "evaluate"),
+    LoraOptions.PANEL: ("finetune",),
+    AdapterOptions.PANEL: ("finetune", "generate", "evaluate"),
     PreferenceOptions.PANEL: ("finetune", "evaluate"),
 }
 
 
 def table() -> str:
     """A block for each panel, which opens where it is clicked."""
-    panels: dict[str, list[Declared]] = {}
+    panels: dict[str, list[OptionSpec]] = {}
     for each in (each for cls in CLASSES for each in declared(cls).values()):
         if not each.option.hidden:
             panels.setdefault(each.panel, []).append(each)
     return "\n".join(block(title, options) for title, options in panels.items())
 
 
-def block(title: str, options: list[Declared]) -> str:
+def block(title: str, options: list[OptionSpec]) -> str:
     commands = ", ".join(f"<code>{command}</code>" for command in COMMANDS.get(title, ()))
     flags = " ".join(flag_of(each.name) for each in options[:FEW]) + " ..." * (len(options) > FEW)
     head = f"<details><summary><b>{title}</b>{f' ({commands})' if commands else ''} <code>{flags}</code></summary>"
@@ -52,13 +52,13 @@ def block(title: str, options: list[Declared]) -> str:
     return "\n".join([head, "", "| option | default | |", "| --- | --- | --- |", *rows, "", "</details>"]) + "\n"
 
 
-def named(option: Declared) -> str:
+def named(option: OptionSpec) -> str:
     flag = flag_of(option.name)
     off = option.kind is bool and option.default is not False
     return f"`{flag}`, `--no-{flag.removeprefix('--')}`" if off else f"`{flag}`"
 
 
-def shown(option: Declared) -> str:
+def shown(option: OptionSpec) -> str:
     default = option.default
     if option.kind is bool and default is None:
         return "auto"

@@ -21,7 +21,7 @@ from hosts import hosts, why_not
 from tuning import COMMAND, HERE, measured
 
 from llamatrain.distributed.cores import cores
-from llamatrain.planner.scaling_model import Measured, Shared, Tempo, predicted, tempo_of
+from llamatrain.planner.scaling_model import LinkModel, ShardedStep, TimedStep, predicted, tempo_of
 
 MPIEXEC = next((str(path) for path in [Path(sys.executable).parent / "mpiexec"] if path.exists()), shutil.which("mpiexec"))
 LEFT_OUT = 2  # steps at the beginning
@@ -171,12 +171,12 @@ def foretell(job: Job, runs: Sequence[Timings], held_out: int) -> None:
         print(f"{each.ranks:5} ranks, {each.batches} batches: {told}, {kind}")
 
 
-def case_of(each: Timings, trained: int) -> Measured:
-    step = Shared(ranks=each.ranks, micro=each.micro, groups=each.groups, trained=trained)
-    return Measured(step=step, seconds=each.median, here=each.ranks, crowding=each.crowding)
+def case_of(each: Timings, trained: int) -> TimedStep:
+    step = ShardedStep(ranks=each.ranks, micro=each.micro, groups=each.groups, trained=trained)
+    return TimedStep(step=step, seconds=each.median, here=each.ranks, crowding=each.crowding)
 
 
-def described(tempo: Tempo) -> str:
+def described(tempo: LinkModel) -> str:
     link = f"{1e-9 / tempo.byte:.3g} GB/s" if tempo.byte else "no time for bytes"
     own = f"a micro-batch {1e3 * tempo.micro:.4g} ms, all weights' step {1e3 * tempo.update:.4g} ms"
     return f"{own}, {link}, {1e6 * tempo.message:.3g} µs a message, ranks that differ by {tempo.spread:.1%}"

@@ -28,7 +28,7 @@ Halves = dict[str, dict[Half, np.ndarray]]  # by the weight's name
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Pair:
+class LoraPair:
     a: np.ndarray
     b: np.ndarray
     scale: float
@@ -42,7 +42,7 @@ class Pair:
 class Adapter:
     source: Path  # that errors name
     alpha: float  # a pair of rank r that says nothing else has the scale alpha / r; 0: the scale 1
-    pairs: dict[str, Pair]  # by the weight's name, in float32
+    pairs: dict[str, LoraPair]  # by the weight's name, in float32
     name: str = ""
     architecture: Architecture[Any, Any] = field(default_factory=lambda: find(USUAL))
 

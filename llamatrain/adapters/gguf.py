@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from llamatrain.adapters.adapter import Adapter, Half, Halves, Pair, check_halves, floats, half_of, usual_scale
+from llamatrain.adapters.adapter import Adapter, Half, Halves, LoraPair, check_halves, floats, half_of, usual_scale
 from llamatrain.errors import FileError, UsageError
 from llamatrain.gguf import quants
 from llamatrain.gguf.constants import LlamaFileType
@@ -53,7 +53,7 @@ def read_pairs(gguf: Gguf, architecture: Architecture[Any, Any]) -> Adapter:
             raise FileError(f"{path}: {quoted(tensor.name)} is {tensor.type.name}; adapters are {', '.join(READABLE)}")
         found[name][half] = floats(path, tensor.name, tensor.raw, tensor.type)
     check_halves(path, found, architecture)
-    pairs = {name: Pair(each["a"], each["b"], usual_scale(alpha, each["b"].shape[1])) for name, each in found.items()}
+    pairs = {name: LoraPair(each["a"], each["b"], usual_scale(alpha, each["b"].shape[1])) for name, each in found.items()}
     name = gguf.value("general.name", str, "")
     return Adapter(source=path, alpha=alpha, pairs=pairs, name=name, architecture=architecture)
 
@@ -90,7 +90,7 @@ def left_out(norms: Sequence[str]) -> str:
     return f"llama.cpp applies no pairs of norms, such as that for {norms[0]}, and says nothing: export-lora merges them"
 
 
-def folded(alpha: float, pair: Pair) -> np.ndarray:
+def folded(alpha: float, pair: LoraPair) -> np.ndarray:
     """b such that the usual scale gives what the pair's own does."""
     usual = usual_scale(alpha, pair.rank)
     return pair.b if pair.scale == usual else pair.b * np.float32(pair.scale / usual)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from llamatrain.adapters.adapter import Adapter, Half, Halves, Pair, check_halves, floats, half_of, turned
+from llamatrain.adapters.adapter import Adapter, Half, Halves, LoraPair, check_halves, floats, half_of, turned
 from llamatrain.gguf.legacy_tensors import MappedCursor, read_record
 from llamatrain.gguf.parser import Cursor
 from llamatrain.gguf.reader import FileTensor
@@ -59,7 +59,7 @@ def read_adapter(cursor: Cursor) -> Adapter:
     for name, halves in found.items():
         turn(halves, turned(architecture, name))
     check_halves(path, found, architecture)
-    pairs = {name: Pair(each["a"], each["b"], alpha / rank) for name, each in found.items()}
+    pairs = {name: LoraPair(each["a"], each["b"], alpha / rank) for name, each in found.items()}
     return Adapter(source=path, alpha=float(alpha), pairs=pairs, architecture=architecture)
 
 

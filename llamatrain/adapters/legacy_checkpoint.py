@@ -6,7 +6,7 @@ What it trained was W + B A, whatever alpha it was given, which a checkpoint doe
 from collections import Counter
 from collections.abc import Mapping
 
-from llamatrain.adapters.adapter import Adapter, Halves, Pair, check_halves, floats, half_of, turned
+from llamatrain.adapters.adapter import Adapter, Halves, LoraPair, check_halves, floats, half_of, turned
 from llamatrain.adapters.gguf import SUFFIXES
 from llamatrain.adapters.legacy_bin import ARCHITECTURE, turn
 from llamatrain.errors import FileError
@@ -43,13 +43,13 @@ def adapter_of(gguf: Gguf) -> Adapter:
     for name, halves in found.items():
         turn(halves, turned(architecture, name))
     check_halves(path, found, architecture)
-    pairs = {name: Pair(each["a"], each["b"], 1.0) for name, each in found.items()}
+    pairs = {name: LoraPair(each["a"], each["b"], 1.0) for name, each in found.items()}
     check_ranks(gguf, pairs)
     usual = Counter(pair.rank for pair in pairs.values()).most_common(1)[0][0]
     return Adapter(source=path, alpha=float(usual), pairs=pairs, architecture=architecture)
 
 
-def check_ranks(gguf: Gguf, pairs: Mapping[str, Pair]) -> None:
+def check_ranks(gguf: Gguf, pairs: Mapping[str, LoraPair]) -> None:
     """It says them by kinds of weights."""
     for name, pair in pairs.items():
         key = RANK + pattern_of(name)[0].removesuffix(".weight").removeprefix("blk.{}.")

@@ -11,7 +11,7 @@ from llamatrain.gguf.wrong_file import folder_told
 from llamatrain.io.mapped_file import map_file
 
 
-class Listed(NamedTuple):
+class ListedTensor(NamedTuple):
     name: str
     type: str
     shape: tuple[int, ...]
@@ -22,7 +22,7 @@ class Listed(NamedTuple):
 class Listing:
     format: str
     metadata: dict[str, Any]
-    tensors: list[Listed]
+    tensors: list[ListedTensor]
 
 
 def listing(path: Path) -> Listing | None:
@@ -34,9 +34,11 @@ def listing(path: Path) -> Listing | None:
                 raise FileError(folder_told(folder))
             raise FileError(f"{folder}: this is a folder, without {peft.CONFIG}; a GGUF file or {NEEDED} can be inspected")
         config, entries = peft.listed(folder)
-        tensors = [Listed(name, each.dtype, each.shape, each.raw.size) for name, each in entries.items()]
+        tensors = [ListedTensor(name, each.dtype, each.shape, each.raw.size) for name, each in entries.items()]
         return Listing("PEFT", config, tensors)
     if map_file(path).piece(0, len(legacy_bin.MAGIC)) != legacy_bin.MAGIC:
         return None
     values, infos = legacy_bin.listed(path)
-    return Listing("llama.cpp's old finetune", dict(values), [Listed(i.name, i.type.name, i.shape, i.nbytes) for i in infos])
+    return Listing(
+        "llama.cpp's old finetune", dict(values), [ListedTensor(i.name, i.type.name, i.shape, i.nbytes) for i in infos]
+    )

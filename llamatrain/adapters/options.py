@@ -4,13 +4,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from llamatrain.config.options import Checked, Option
+from llamatrain.config.options import Option, Options
 
 LARGEST = 1e6  # of scales: what lies beyond is a damaged file or a slip of the hand
 
 
 @dataclass(frozen=True)
-class LoraOptions(Checked, panel="Adapters beside the model"):
+class AdapterOptions(Options, panel="Adapters beside the model"):
     lora: Annotated[
         tuple[Path, ...],
         Option("An adapter: a GGUF file, a .bin of llama.cpp's old finetune, or a folder of PEFT's; may be repeated."),

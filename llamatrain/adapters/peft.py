@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from llamatrain.adapters.adapter import Adapter, Half, Halves, Pair, check_halves, floats, half_of, norms_of
+from llamatrain.adapters.adapter import Adapter, Half, Halves, LoraPair, check_halves, floats, half_of, norms_of
 from llamatrain.adapters.gguf import folded
 from llamatrain.adapters.safetensors import KINDS, StoredTensor, open_safetensors, read_json, write_safetensors
 from llamatrain.errors import FileError
 from llamatrain.gguf.parser import quoted
-from llamatrain.io.atomic_write import NewFile
+from llamatrain.io.atomic_write import AtomicFile
 from llamatrain.io.mapped_file import MappedFile, files_of, map_file, unchanged
 from llamatrain.io.partial_files import remove_left
 from llamatrain.model.architecture import WeightKind
@@ -73,7 +73,7 @@ def read(folder: Path, h: Hyperparameters) -> Adapter:
     found = {names[module]: put_right(source, module, halves, h) for module, halves in modules.items()}
     check_halves(source, found, h.architecture)
     scales = [scale(folder / CONFIG, config, module, halves["b"].shape[1]) for module, halves in modules.items()]
-    pairs = {name: Pair(each["a"], each["b"], by) for (name, each), by in zip(found.items(), scales, strict=True)}
+    pairs = {name: LoraPair(each["a"], each["b"], by) for (name, each), by in zip(found.items(), scales, strict=True)}
     return Adapter(source=folder, alpha=float(config["lora_alpha"]), pairs=pairs, architecture=h.architecture)
 
 
@@ -216,7 +216,7 @@ def write(folder: Path, adapter: Adapter, base: str, h: Hyperparameters) -> None
     except OSError as error:
         raise FileError(f"{folder}: cannot be made: {error.strerror}") from error
     write_safetensors(folder / WEIGHTS, dict(parts_of(folder, adapter, alpha, h)))
-    with NewFile(folder / CONFIG) as file:
+    with AtomicFile(folder / CONFIG) as file:
         file.write(json.dumps(config, indent=2).encode() + b"\n")
 
 

@@ -20,7 +20,7 @@ from llamatrain.errors import FileError
 from llamatrain.gguf.parser import quoted
 from llamatrain.gguf.types import GgmlType, by_name
 from llamatrain.gguf.values import LENGTH
-from llamatrain.io.atomic_write import NewFile
+from llamatrain.io.atomic_write import AtomicFile
 from llamatrain.io.mapped_file import MappedFile, map_file, unchanged
 
 LONGEST = 1 << 22  # bytes of JSON: an adapter of the largest models has a tenth of it
@@ -110,7 +110,7 @@ def write_safetensors(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
         at += array.nbytes
     raw = json.dumps(header).encode()
     raw += b" " * (-len(raw) % 8)
-    with NewFile(path) as file:
+    with AtomicFile(path) as file:
         file.write(LENGTH.pack(len(raw)) + raw)
         for array in tensors.values():
             file.write(array.astype("<f4", copy=False))

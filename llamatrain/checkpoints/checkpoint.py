@@ -93,7 +93,7 @@ class Checkpoint:
 
 def write(path: str | Path, checkpoint: Checkpoint, check: Callable[[Path], object] | None = None) -> None:
     """Whole or not at all; the arrays go straight from where they lie to the file, which `check` may look at before it counts."""
-    arrays: dict[str, np.ndarray | Coming] = {**checkpoint.weights, **checkpoint.vectors}
+    arrays: dict[str, np.ndarray | StreamedVector] = {**checkpoint.weights, **checkpoint.vectors}
     with np.errstate(over="ignore"):  # a loss beyond float32 is infinite there
         if past := checkpoint.state.stop.past_loss_values:  # the ancestors' ring: that of iteration i at i modulo its length
             ring = np.roll(np.array(past, np.float32), checkpoint.state.counters.step % len(past))
@@ -108,7 +108,7 @@ def write(path: str | Path, checkpoint: Checkpoint, check: Callable[[Path], obje
         out.put(SUM_START, found.crc.to_bytes(4, "little"))
 
 
-class Coming(Protocol):
+class StreamedVector(Protocol):
     """A vector that comes in pieces, once each time it is gone through."""
 
     dtype: np.dtype
@@ -117,7 +117,7 @@ class Coming(Protocol):
     def __iter__(self) -> Iterator[np.ndarray]: ...
 
 
-def tensor_infos(arrays: Mapping[str, np.ndarray | Coming]) -> list[TensorInfo]:
+def tensor_infos(arrays: Mapping[str, np.ndarray | StreamedVector]) -> list[TensorInfo]:
     return [TensorInfo(name, TYPES[array.dtype], array.shape) for name, array in arrays.items()]
 
 

@@ -6,11 +6,11 @@ from itertools import count
 from pathlib import Path
 from tempfile import mkdtemp
 
-from llamatrain.checkpoints.lock import Lock, locked
+from llamatrain.checkpoints.lock import FolderLock, locked
 from llamatrain.errors import FileError
 
 
-def again(folder: Path) -> Iterator[tuple[Path, Lock]]:
+def again(folder: Path) -> Iterator[tuple[Path, FolderLock]]:
     """In the old place, where nothing has taken it; else as `instead`."""
     with suppress(OSError, FileError):
         folder.mkdir(parents=True, exist_ok=True)
@@ -22,7 +22,7 @@ def again(folder: Path) -> Iterator[tuple[Path, Lock]]:
     yield from instead(folder)
 
 
-def instead(folder: Path) -> Iterator[tuple[Path, Lock]]:
+def instead(folder: Path) -> Iterator[tuple[Path, FolderLock]]:
     """Beside it, and last in the folder for temporary files."""
     with suppress(OSError, FileError):
         folder.parent.mkdir(parents=True, exist_ok=True)

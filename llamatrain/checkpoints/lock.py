@@ -20,7 +20,7 @@ LONGEST_PATH = 1024
 
 
 @dataclass(frozen=True)
-class Lock:
+class FolderLock:
     """A folder that is held."""
 
     release: Callable[[], None]
@@ -47,13 +47,13 @@ def names_of(place: int) -> list[Path]:
     return []
 
 
-def locked(folder: Path) -> Lock:
+def locked(folder: Path) -> FolderLock:
     """Hold a folder until it is released."""
     with telling(folder, "cannot be used for a run"):
         return _by_itself(folder) if fcntl else _by_a_file(folder)
 
 
-def _by_itself(folder: Path) -> Lock:
+def _by_itself(folder: Path) -> FolderLock:
     """The open folder is the lock, so that it leaves nothing."""
     place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -63,10 +63,10 @@ def _by_itself(folder: Path) -> Lock:
         raise refusal(folder) from error
     except OSError:
         pass  # a file system without locks
-    return Lock(partial(os.close, place), place)
+    return FolderLock(partial(os.close, place), place)
 
 
-def _by_a_file(folder: Path) -> Lock:
+def _by_a_file(folder: Path) -> FolderLock:
     from filelock import FileLock, Timeout
 
     lock = FileLock(folder / NAME, timeout=0)
@@ -80,7 +80,7 @@ def _by_a_file(folder: Path) -> Lock:
         with suppress(OSError):
             (folder / NAME).unlink(missing_ok=True)
 
-    return Lock(release)
+    return FolderLock(release)
 
 
 def refusal(folder: Path) -> FileError:

@@ -9,7 +9,7 @@ import numpy as np
 
 from llamatrain.checkpoints.checkpoint import BEST, CHECKSUM, ENDED, GRADIENTS, OWED, PIECE, VERSION, Checkpoint, sum_of_file
 from llamatrain.checkpoints.legacy import OWN, upgraded
-from llamatrain.data.batches import State
+from llamatrain.data.batches import CursorState
 from llamatrain.errors import FileError
 from llamatrain.gguf.parser import quoted
 from llamatrain.gguf.reader import FileTensor, Gguf, open_gguf
@@ -156,13 +156,13 @@ def _counters(gguf: Gguf) -> Counters:
     return Counters(step=step, samples=samples, tokens=tokens, epoch=epoch, seconds=seconds)
 
 
-def _data(gguf: Gguf) -> State | None:
+def _data(gguf: Gguf) -> CursorState | None:
     if "training.shuffle.seed" not in gguf.metadata:
         return None
     epoch, position, row = (_count(gguf, f"training.shuffle.{key}") for key in ("epoch", "next_sample", "next_row"))
     seed, fingerprint = gguf.value("training.shuffle.seed", int), gguf.value("training.shuffle.fingerprint", str)
     end = _count(gguf, "training.shuffle.end_epoch") if "training.shuffle.end_epoch" in gguf.metadata else 0
-    return State(seed=seed, epoch=epoch, position=position, row=row, fingerprint=fingerprint, end=end)
+    return CursorState(seed=seed, epoch=epoch, position=position, row=row, fingerprint=fingerprint, end=end)
 
 
 def _stop(gguf: Gguf) -> StopState:

@@ -44,7 +44,7 @@ from llamatrain.checkpoints.filenames import (
     same,
     telling,
 )
-from llamatrain.checkpoints.lock import Lock, locked
+from llamatrain.checkpoints.lock import FolderLock, locked
 from llamatrain.checkpoints.new_run_dir import made_here, missing_above, next_folder
 from llamatrain.checkpoints.read import read
 from llamatrain.checkpoints.replaced_run import ASIDE
@@ -74,7 +74,7 @@ class RunFolder:
                 else:
                     asides.put_back(aside)
 
-    def _hold(self, lock: Lock) -> None:
+    def _hold(self, lock: FolderLock) -> None:
         self._lock = lock
         self.close = weakref.finalize(self, lock.release)
 
@@ -171,7 +171,7 @@ class RunFolder:
                 self.path.rmdir()
         self.path = before
 
-    def _take(self, place: tuple[Path, Lock] | None) -> None:
+    def _take(self, place: tuple[Path, FolderLock] | None) -> None:
         if place is None:
             raise FileError(f"{self.path}: this folder is no more, and no other can be made")
         self.close()

@@ -10,18 +10,18 @@ import typer
 
 from llamatrain.cli.typer_app import Command, application, options_of
 from llamatrain.config.common import JSON
-from llamatrain.config.options import Checked, Option, build
+from llamatrain.config.options import Option, Options, build
 from llamatrain.platform.escape import printable
 
 if TYPE_CHECKING:
-    from llamatrain.commands.doctor.problems import Finding
-    from llamatrain.commands.doctor.system import Examined
+    from llamatrain.commands.doctor.problems import Problem
+    from llamatrain.commands.doctor.system import SystemReport
 
 command = application()
 
 
 @dataclass(frozen=True)
-class DoctorOptions(Checked):
+class DoctorOptions(Options):
     json: Annotated[bool, replace(JSON, sentence="Print one JSON object: an object for each section, and findings.")] = False
     clean: Annotated[bool, Option("First remove kernels of other versions and kept tokens, and say how much that was.")] = False
 
@@ -48,7 +48,7 @@ def doctor(**said: Any) -> None:
         raise typer.Exit(1)
 
 
-def facts(found: "Examined") -> dict[str, Any]:
+def facts(found: "SystemReport") -> dict[str, Any]:
     told = {
         title.replace(" ", "_"): {each.name.replace(" ", "_"): each.value for each in rows}
         for title, rows in found.sections.items()
@@ -56,14 +56,14 @@ def facts(found: "Examined") -> dict[str, Any]:
     return {**told, "findings": [{"what": each.what, "cure": each.cure} for each in found.findings]}
 
 
-def lines(found: "Examined") -> Iterator[str]:
+def lines(found: "SystemReport") -> Iterator[str]:
     """Section, name and what is said of it, between tabs."""
     for title, rows in found.sections.items():
         yield from (f"{title}\t{each.name}\t{each.words}" for each in rows)
     yield from (f"findings\t{number}\t{in_words(each)}" for number, each in enumerate(found.findings, 1))
 
 
-def draw(found: "Examined") -> None:
+def draw(found: "SystemReport") -> None:
     from llamatrain.cli.inspect import console_of, show
 
     console = console_of()
@@ -73,5 +73,5 @@ def draw(found: "Examined") -> None:
     show(console, "findings", broken or [("none", "nothing is broken")])
 
 
-def in_words(finding: "Finding") -> str:
+def in_words(finding: "Problem") -> str:
     return "; ".join(filter(None, finding))

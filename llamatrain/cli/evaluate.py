@@ -8,11 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
-from llamatrain.adapters.options import LoraOptions
-from llamatrain.cli.typer_app import Together, a_path, application, options_of
+from llamatrain.adapters.options import AdapterOptions
+from llamatrain.cli.typer_app import MultiProcessCommand, a_path, application, options_of
 from llamatrain.commands.evaluate import EvaluateOptions, evaluated
 from llamatrain.config.common import JSON
-from llamatrain.config.options import Checked, build
+from llamatrain.config.options import Options, build
 from llamatrain.data.options import DataOptions
 from llamatrain.preference.options import PreferenceOptions
 from llamatrain.run.request import check_model
@@ -22,14 +22,14 @@ command = application()
 
 
 @dataclass(frozen=True)
-class PrintOptions(Checked, panel="Evaluation"):
+class PrintOptions(Options, panel="Evaluation"):
     json: Annotated[
         bool, replace(JSON, sentence="Print one JSON object: loss, perplexity, bits_per_byte, tokens, loss_error, ...")
     ] = False
 
 
-@command.command(cls=Together)
-@options_of(EvaluateOptions, PrintOptions, LoraOptions, PreferenceOptions, DataOptions)
+@command.command(cls=MultiProcessCommand)
+@options_of(EvaluateOptions, PrintOptions, AdapterOptions, PreferenceOptions, DataOptions)
 def evaluate(
     model: Annotated[Path, typer.Argument(metavar="MODEL", parser=a_path)],
     data: Annotated[list[str], typer.Argument(metavar="DATA")],
@@ -42,7 +42,7 @@ def evaluate(
     --objective: how far answers that were chosen are above those that were rejected.
     """
     printing, options = build(PrintOptions, said), build(EvaluateOptions, said)
-    parts = build(LoraOptions, said), build(DataOptions, said), build(PreferenceOptions, said)
+    parts = build(AdapterOptions, said), build(DataOptions, said), build(PreferenceOptions, said)
     check_model(str(model), data, "evaluate")
     found = asdict(evaluated(model, data, options, *parts, said))
     unsaid = {"notes", *(OF_COMPARED if found["answers"] is None else OF_TEXT)}

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from llamatrain.adapters.options import LoraOptions
+from llamatrain.adapters.options import AdapterOptions
 from llamatrain.cli.typer_app import Command, a_path, application, options_of
 from llamatrain.commands.export import exported
 from llamatrain.commands.merge import ExportOptions
@@ -17,7 +17,7 @@ command = application()
 
 
 @command.command(cls=Command)
-@options_of(ExportOptions, LoraOptions)
+@options_of(ExportOptions, AdapterOptions)
 def export_lora(base: Annotated[Path, typer.Argument(metavar="BASE", parser=a_path)], **said: Any) -> None:
     """Merge adapters into BASE, a GGUF model, quantised or not: the new file is a model like any other.
 
@@ -25,7 +25,7 @@ def export_lora(base: Annotated[Path, typer.Argument(metavar="BASE", parser=a_pa
     adapters, matrices are converted to another type: so a new model is quantised. With --only-adapter or --peft adapters are
     written as one adapter, in another form.
     """
-    check = exported(base, build(ExportOptions, said), build(LoraOptions, said)).check
+    check = exported(base, build(ExportOptions, said), build(AdapterOptions, said)).check
     if check:
         facts = {
             "largest difference": f"{check.largest:.3g}",

@@ -5,16 +5,16 @@ from typing import Annotated, Any
 import typer
 
 from llamatrain.cli.from_scratch import Data, trained
-from llamatrain.cli.typer_app import Together, application, options_of
-from llamatrain.run.options import PlaceOptions
+from llamatrain.cli.typer_app import MultiProcessCommand, application, options_of
+from llamatrain.run.options import RunFolderOptions
 from llamatrain.run.request import TUNING, TUNING_DEFAULTS, tuning
 
 Base = Annotated[str | None, typer.Argument(metavar="BASE")]
 command = application()
 
 
-@command.command(cls=Together)
-@options_of(PlaceOptions, *TUNING, defaults=TUNING_DEFAULTS)
+@command.command(cls=MultiProcessCommand)
+@options_of(RunFolderOptions, *TUNING, defaults=TUNING_DEFAULTS)
 def finetune(base: Base = None, data: Data = None, **said: Any) -> None:
     """Train a LoRA adapter for BASE, a GGUF model of whatever type, on DATA; with --full, the model itself.
 

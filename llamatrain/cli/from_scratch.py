@@ -5,20 +5,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llamatrain.cli.typer_app import Together, application, options_of
+from llamatrain.cli.typer_app import MultiProcessCommand, application, options_of
 from llamatrain.platform.terminal import hushed
-from llamatrain.run.options import PlaceOptions
+from llamatrain.run.options import RunFolderOptions
 from llamatrain.run.request import NEW, new_model
 
 if TYPE_CHECKING:
-    from llamatrain.run.request import Request
+    from llamatrain.run.request import RunRequest
 
 Data = Annotated[list[str] | None, typer.Argument(metavar="DATA")]
 command = application()
 
 
-@command.command(cls=Together)
-@options_of(PlaceOptions, *NEW)
+@command.command(cls=MultiProcessCommand)
+@options_of(RunFolderOptions, *NEW)
 def from_scratch(data: Data = None, **said: Any) -> None:
     """Train a new llama on DATA; without any, on the built-in sine wave.
 
@@ -28,7 +28,7 @@ def from_scratch(data: Data = None, **said: Any) -> None:
     trained(new_model(data or (), said))
 
 
-def trained(request: "Request") -> None:
+def trained(request: "RunRequest") -> None:
     """A signal's exit code is its own."""
     from llamatrain.run.signals import CommandInterrupts
     from llamatrain.run.train import train

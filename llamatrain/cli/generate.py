@@ -11,11 +11,11 @@ from typing import Annotated, Any
 
 import typer
 
-from llamatrain.adapters.options import LoraOptions
+from llamatrain.adapters.options import AdapterOptions
 from llamatrain.cli.typer_app import Command, a_path, application, options_of
-from llamatrain.commands.chat import ChatOptions, Talk, line_for_llama
+from llamatrain.commands.chat import ChatOptions, Conversation, line_for_llama
 from llamatrain.commands.generate import LoadOptions, TextModel
-from llamatrain.config.options import Checked, Option, build
+from llamatrain.config.options import Option, Options, build
 from llamatrain.config.read_limited import contents, limited
 from llamatrain.errors import UsageError
 from llamatrain.platform import terminal
@@ -30,7 +30,7 @@ command = application()
 
 
 @dataclass(frozen=True)
-class PromptOptions(Checked, panel="Text"):
+class PromptOptions(Options, panel="Text"):
     prompt: Annotated[
         str,
         Option("The text to go on from; -: read it from standard input.", excludes=(("file", "both say what to go on from"),)),
@@ -39,7 +39,7 @@ class PromptOptions(Checked, panel="Text"):
 
 
 @command.command(cls=Command)
-@options_of(PromptOptions, ChatOptions, LoadOptions, LoraOptions, SamplingOptions)
+@options_of(PromptOptions, ChatOptions, LoadOptions, AdapterOptions, SamplingOptions)
 def generate(model: Annotated[Path, typer.Argument(metavar="MODEL", parser=a_path)], **said: Any) -> None:
     """Go on from a prompt with MODEL, a GGUF file, or talk with it: its text alone goes to standard output.
 
@@ -47,7 +47,7 @@ def generate(model: Annotated[Path, typer.Argument(metavar="MODEL", parser=a_pat
     the model's tokens stand for no text (the sine wave's do not), prompt and text are token numbers.
     """
     options, loading, sampling = build(PromptOptions, said), build(LoadOptions, said), build(SamplingOptions, said)
-    chat, lora = build(ChatOptions, said), build(LoraOptions, said)
+    chat, lora = build(ChatOptions, said), build(AdapterOptions, said)
     if chat.chat and options.prompt == "-":
         raise UsageError("--chat reads standard input itself, each line as a turn; leave --prompt - out")
     prompt, opened = read_prompt(options), TextModel(model, loading, lora)
@@ -55,7 +55,7 @@ def generate(model: Annotated[Path, typer.Argument(metavar="MODEL", parser=a_pat
         first = prompt.decode("utf-8", "replace")
         terminal.say(f"in llama.cpp: {line_for_llama(model, chat, lora, sampling, opened.ctx, first)}")
     if chat.chat:
-        with closing(Talk(opened, chat, sampling)) as talk:
+        with closing(Conversation(opened, chat, sampling)) as talk:
             talked(talk, prompt.decode("utf-8", "replace"))
         return
     text = opened.text(prompt, sampling)
@@ -67,7 +67,7 @@ def generate(model: Annotated[Path, typer.Argument(metavar="MODEL", parser=a_pat
     tell(text.notes)
 
 
-def talked(talk: Talk, first: str) -> None:
+def talked(talk: Conversation, first: str) -> None:
     """Turn by turn; on a terminal Ctrl-C ends an answer, and from a pipe all."""
     typed = sys.stdin.isatty() and sys.stdout.isatty()
     tell(talk.notes)

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llamatrain.cli.typer_app import Looking, a_path, application, options_of
+from llamatrain.cli.typer_app import ReadOnlyCommand, a_path, application, options_of
 from llamatrain.config.common import JSON
-from llamatrain.config.options import Checked, build
+from llamatrain.config.options import Options, build
 from llamatrain.errors import LlamatrainError
 from llamatrain.platform.escape import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from llamatrain.adapters.listing import Listed, Listing
+    from llamatrain.adapters.listing import ListedTensor, Listing
     from llamatrain.gguf.reader import Gguf
 
 Rows = list[tuple[str, str]]
@@ -33,11 +33,11 @@ command = application()
 
 
 @dataclass(frozen=True)
-class InspectOptions(Checked):
+class InspectOptions(Options):
     json: Annotated[bool, replace(JSON, sentence="Print one JSON object: kind, architecture, metadata, tensors.")] = False
 
 
-@command.command(cls=Looking)
+@command.command(cls=ReadOnlyCommand)
 @options_of(InspectOptions)
 def inspect(file: Annotated[Path, typer.Argument(metavar="FILE", parser=a_path)], **said: Any) -> None:
     """Show what is in a GGUF file: a model, an adapter, a checkpoint or a vocabulary; or in an adapter of another form."""
@@ -69,14 +69,14 @@ def facts_of(other: "Listing") -> dict[str, Any]:
     return {"kind": "adapter", "architecture": None, "metadata": {"format": other.format, **other.metadata}, "tensors": tensors}
 
 
-def row_of(tensor: "Listed") -> dict[str, Any]:
+def row_of(tensor: "ListedTensor") -> dict[str, Any]:
     return {"name": tensor.name, "type": tensor.type, "shape": list(tensor.shape), "bytes": tensor.nbytes}
 
 
-def listed(gguf: "Gguf") -> "list[Listed]":
-    from llamatrain.adapters.listing import Listed
+def listed(gguf: "Gguf") -> "list[ListedTensor]":
+    from llamatrain.adapters.listing import ListedTensor
 
-    return [Listed(tensor.name, tensor.type.name, tensor.shape, tensor.nbytes) for tensor in gguf.tensors.values()]
+    return [ListedTensor(tensor.name, tensor.type.name, tensor.shape, tensor.nbytes) for tensor in gguf.tensors.values()]
 
 
 def plain(value: Any) -> Any:
@@ -190,11 +190,11 @@ def show(console: "Console", title: str, rows: Rows) -> None:
         console.print(table)
 
 
-def show_tensors(console: "Console", tensors: Iterable["Listed"]) -> None:
+def show_tensors(console: "Console", tensors: Iterable["ListedTensor"]) -> None:
     """What the tensors of each type take; an optimizer's vectors are no parameters, and stand apart."""
     from rich.table import Table
 
-    groups: dict[str, list[Listed]] = {}
+    groups: dict[str, list[ListedTensor]] = {}
     for tensor in tensors:
         optimizer = tensor.name.startswith(TRAINING)
         groups.setdefault("optimizer" if optimizer else tensor.type, []).append(tensor)

@@ -92,7 +92,7 @@ SCALED = re.compile(r"(.+):([-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?)")  # as llama.cpp 
 
 
 @dataclass
-class CommandLine:
+class LegacyCommandLine:
     """What was said, in the words of today."""
 
     words: list[str] = field(default_factory=list)
@@ -127,12 +127,12 @@ def alike(one: str, other: str) -> bool:
     return one == other
 
 
-def read(words: Sequence[str], table: Mapping[str, str], params: Sequence[Any]) -> CommandLine:
+def read(words: Sequence[str], table: Mapping[str, str], params: Sequence[Any]) -> LegacyCommandLine:
     """Under today's names what has one; the rest is left to be made of it."""
     options = [each for each in params if each.param_type_name == "option"]
     takes = {name: 0 if each.is_flag else each.nargs for each in options for name in (*each.opts, *each.secondary_opts)}
     single = {each.opts[0] for each in options if not each.multiple and not each.is_flag}
-    line = CommandLine()
+    line = LegacyCommandLine()
     for name, values, said in pieces(words, table, takes):
         line.changed |= name != said.partition("=")[0]
         if name == "--":
@@ -147,7 +147,7 @@ def read(words: Sequence[str], table: Mapping[str, str], params: Sequence[Any]) 
     return line
 
 
-def called(line: CommandLine, name: str, values: list[str], now: str, single: Collection[str]) -> None:
+def called(line: LegacyCommandLine, name: str, values: list[str], now: str, single: Collection[str]) -> None:
     """An option under the name that it has today."""
     option, _, value = now.partition(" ")
     if not option:

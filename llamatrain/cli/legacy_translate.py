@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from llamatrain.cli.legacy_flags import TABLES, CommandLine, read
+from llamatrain.cli.legacy_flags import TABLES, LegacyCommandLine, read
 from llamatrain.config.flag_hints import BASE, DATA
 from llamatrain.errors import LlamatrainError, UsageError
 
@@ -34,7 +34,7 @@ def in_our_words(command: str, words: Sequence[str], params: Sequence[Any]) -> t
     return (line.whole, line.notes) if line.notes or line.changed else ([*words], [])
 
 
-def put(line: CommandLine, by: str, *pairs: tuple[str, str], why: str = "") -> None:
+def put(line: LegacyCommandLine, by: str, *pairs: tuple[str, str], why: str = "") -> None:
     """Ours for one of theirs, and what is said of that."""
     for option, value in pairs:
         line.say(option, value, by)
@@ -42,7 +42,7 @@ def put(line: CommandLine, by: str, *pairs: tuple[str, str], why: str = "") -> N
     line.notes.append(f"{by} {line.made_of[by]}".rstrip() + f" is {' '.join(' '.join(pair) for pair in pairs)} here{why}")
 
 
-def iterations(line: CommandLine) -> None:
+def iterations(line: LegacyCommandLine) -> None:
     if (said := line.made_of.get("--adam-iter")) is None:
         return
     before = done(line.value("--resume") or line.value("--checkpoint-in"))
@@ -66,7 +66,7 @@ def done(place: str | None) -> int:
     return 0
 
 
-def restarts(line: CommandLine) -> None:
+def restarts(line: LegacyCommandLine) -> None:
     growth = line.made_of.get("--cos-decay-restart")
     chosen = [name for name in line.made_of if name in ("--enable-restart", "--disable-restart")]
     if chosen and chosen[-1] == "--enable-restart":
@@ -80,7 +80,7 @@ def restarts(line: CommandLine) -> None:
         line.notes.append("--cos-decay-restart means nothing without --enable-restart")
 
 
-def decay(line: CommandLine) -> None:
+def decay(line: LegacyCommandLine) -> None:
     steps = line.made_of.get("--cos-decay-steps")
     if steps is None:
         return
@@ -94,7 +94,7 @@ def decay(line: CommandLine) -> None:
     put(line, "--cos-decay-steps", ("--decay-steps", steps), *added, why=why)
 
 
-def lowest(line: CommandLine, command: str) -> None:
+def lowest(line: LegacyCommandLine, command: str) -> None:
     by = next((name for name in ("--adam-min-alpha", "--cos-decay-min") if name in line.made_of), None)
     if by is None:
         return
@@ -115,7 +115,7 @@ def lowest(line: CommandLine, command: str) -> None:
     put(line, by, ("--lr-min", f"{least + share * (rate - least):.6g}"), why=": where its cosine ended")
 
 
-def targets(line: CommandLine) -> None:
+def targets(line: LegacyCommandLine) -> None:
     """All of their weights had adapters, and a rank could be said of each."""
     named = [now.removeprefix("--rank ") for now in line.named.values() if now.startswith("--rank ")]
     if more := [name for name in named if name not in LINEAR.split(",")]:
@@ -124,7 +124,7 @@ def targets(line: CommandLine) -> None:
         line.notes.append(f"a rank of {', '.join(more)} gives it an adapter: --target {','.join([*linear, *more])}")
 
 
-def check_arguments(line: CommandLine, command: str) -> None:
+def check_arguments(line: LegacyCommandLine, command: str) -> None:
     """What an option named, against what stands for itself."""
     from llamatrain.run.request import is_gguf
 

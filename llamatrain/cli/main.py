@@ -8,12 +8,12 @@ from typing import Annotated, Any
 import typer
 
 import llamatrain
-from llamatrain.cli.typer_app import ALIASES, Commands, offered, see_help
+from llamatrain.cli.typer_app import ALIASES, CommandGroup, offered, see_help
 from llamatrain.config.flag_hints import answered
 from llamatrain.config.messages import cut, nearest
 from llamatrain.distributed import comm as together
 from llamatrain.distributed import stderr
-from llamatrain.distributed.comm import Failure
+from llamatrain.distributed.comm import ExitStatus
 from llamatrain.errors import LlamatrainError, words_of
 from llamatrain.platform.terminal import shown, unread
 from llamatrain.report.devnull import nowhere
@@ -23,7 +23,7 @@ COMMANDS = ("doctor", "evaluate", "export-lora", "finetune", "from-scratch", "ge
 TOO_MUCH = {"generate": "; what to go on from is said by --prompt 'TEXT'", "export-lora": "; an adapter is named by --lora"}
 
 
-class AllCommands(Commands):
+class AllCommands(CommandGroup):
     """Commands by the name of their module, imported when they are asked for."""
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -71,12 +71,12 @@ def main() -> None:
                 compiled.code.report()  # how long it took, if this was a first run
             together.met()
     except (typer.Abort, KeyboardInterrupt):
-        code = ended(Failure("", 130))  # as shells have it: 128 and the signal's number
+        code = ended(ExitStatus("", 130))  # as shells have it: 128 and the signal's number
     except BrokenPipeError:
         unread()
-        code = ended(Failure("", 1))
+        code = ended(ExitStatus("", 1))
     except (LlamatrainError, typer.TyperException, OSError, MemoryError, ImportError) as error:
-        code = ended(Failure(said(error), getattr(error, "exit_code", 1)), getattr(error, "shared", False))
+        code = ended(ExitStatus(said(error), getattr(error, "exit_code", 1)), getattr(error, "shared", False))
     except Exception as error:
         if together.launched() is None:
             raise
@@ -85,7 +85,7 @@ def main() -> None:
     sys.exit(code or 0)  # commands return nothing
 
 
-def ended(failure: Failure, shared: bool = False) -> int:
+def ended(failure: ExitStatus, shared: bool = False) -> int:
     """The exit code of a process that has failed, which says so unless another one does."""
     told = together.told(failure, shared)
     if told and told.words:

@@ -11,30 +11,30 @@ import typer
 
 from llamatrain.cli.finetune import Base
 from llamatrain.cli.from_scratch import Data
-from llamatrain.cli.typer_app import Commands, Looking, application, options_of
+from llamatrain.cli.typer_app import CommandGroup, ReadOnlyCommand, application, options_of
 from llamatrain.config.common import JSON
-from llamatrain.config.options import Checked, Option, OptionError, build
+from llamatrain.config.options import Option, OptionError, Options, build
 from llamatrain.config.units import Bandwidth, Size
 from llamatrain.errors import MemoryPlanError, UsageError
 from llamatrain.platform.terminal import say
 from llamatrain.report.format import duration, time_of_step
-from llamatrain.run.options import PlaceOptions
+from llamatrain.run.options import RunFolderOptions
 from llamatrain.run.request import NEW, TUNING, TUNING_DEFAULTS, new_model, tuning
 
 if TYPE_CHECKING:
-    from llamatrain.planner.speeds import Speeds
-    from llamatrain.planner.time import Expected
-    from llamatrain.run.fit_memory import Fitted
-    from llamatrain.run.prepare import Foreseen
-    from llamatrain.run.request import Request
-    from llamatrain.run.scaling import Foretold
-    from llamatrain.train.graphs import RunGraphs
+    from llamatrain.planner.speeds import OpSpeeds
+    from llamatrain.planner.time import TimeForecast
+    from llamatrain.run.fit_memory import FittedRun
+    from llamatrain.run.prepare import PlannedRun
+    from llamatrain.run.request import RunRequest
+    from llamatrain.run.scaling import ScalingForecast
+    from llamatrain.train.graphs import StepGraphs
 
 NETWORK = Bandwidth(1e10)
 
 
 @dataclass(frozen=True)
-class PlanOptions(Checked, panel="The plan"):
+class PlanOptions(Options, panel="The plan"):
     json: Annotated[bool, replace(JSON, sentence="Print one JSON object: bytes by what they are for, and how it would run.")] = (
         False
     )
@@ -70,7 +70,7 @@ class PlanOptions(Checked, panel="The plan"):
             raise OptionError(lambda spelt: f"{spelt('network')} means nothing without {spelt('ranks')}; leave it out")
 
 
-command = application(cls=Commands, invoke_without_command=True)
+command = application(cls=CommandGroup, invoke_without_command=True)
 
 
 @command.callback()
@@ -80,21 +80,21 @@ def plan(context: typer.Context) -> None:
         raise UsageError("what to plan is missing: llamatrain plan from-scratch ... or llamatrain plan finetune ...")
 
 
-@command.command("from-scratch", cls=Looking)
-@options_of(PlanOptions, PlaceOptions, *NEW)
+@command.command("from-scratch", cls=ReadOnlyCommand)
+@options_of(PlanOptions, RunFolderOptions, *NEW)
 def plan_from_scratch(data: Data = None, **said: Any) -> None:
     """Of `llamatrain from-scratch` with these options. Text is not read: a vocabulary to be learned counts in full."""
     show(new_model(data or (), said), build(PlanOptions, said))
 
 
-@command.command("finetune", cls=Looking)
-@options_of(PlanOptions, PlaceOptions, *TUNING, defaults=TUNING_DEFAULTS)
+@command.command("finetune", cls=ReadOnlyCommand)
+@options_of(PlanOptions, RunFolderOptions, *TUNING, defaults=TUNING_DEFAULTS)
 def plan_finetune(base: Base = None, data: Data = None, **said: Any) -> None:
     """Of `llamatrain finetune` with these options. Of the base only its head is read."""
     show(tuning(base, data or (), said), build(PlanOptions, said))
 
 
-def show(request: "Request", options: PlanOptions) -> None:
+def show(request: "RunRequest", options: PlanOptions) -> None:
     from llamatrain.report.output_file import check_place
     from llamatrain.run.prepare import planned
 
@@ -133,7 +133,7 @@ def show(request: "Request", options: PlanOptions) -> None:
         say(f"warning: {excess}")
 
 
-def in_json(found: "Foreseen", time: "Expected | str | None") -> dict[str, Any]:
+def in_json(found: "PlannedRun", time: "TimeForecast | str | None") -> dict[str, Any]:
     way, told = found.fitted.way, None if time is None or isinstance(time, str) else time
     setting, tried = way.setting, found.fitted.tried
     seconds = {
@@ -162,7 +162,7 @@ def in_json(found: "Foreseen", time: "Expected | str | None") -> dict[str, Any]:
     }
 
 
-def in_words(found: "Foreseen") -> Iterator[str]:
+def in_words(found: "PlannedRun") -> Iterator[str]:
     way = found.fitted.way
     setting = way.setting
     yield f"{setting.h.describe()}: {setting.h.parameters:,} parameters"
@@ -174,7 +174,7 @@ def in_words(found: "Foreseen") -> Iterator[str]:
             yield f"{name.replace('_', ' '):14} {size:>18,}  {Size(size).words:>8}"
 
 
-def of_time(time: "Expected | str") -> Iterator[str]:
+def of_time(time: "TimeForecast | str") -> Iterator[str]:
     if isinstance(time, str):
         yield f"\n{'time':14} {'not foretold':>18}  {time}"
         return
@@ -184,7 +184,7 @@ def of_time(time: "Expected | str") -> Iterator[str]:
     yield from of_speed(time.speeds)
 
 
-def of_speed(speeds: "Speeds") -> Iterator[str]:
+def of_speed(speeds: "OpSpeeds") -> Iterator[str]:
     """Say what figures of time were computed from."""
     yield f"From this machine's speed, measured {ago(speeds.when)}; --measure measures again."
     if speeds.disturbed:
@@ -198,7 +198,7 @@ def ago(when: float) -> str:
     return f"{count} {unit}{'s' * (count > 1)} ago" if count else "just now"
 
 
-def of_tried(fitted: "Fitted", time: "Expected | str | None") -> Iterator[str]:
+def of_tried(fitted: "FittedRun", time: "TimeForecast | str | None") -> Iterator[str]:
     """The ways that were planned, the fastest first; each takes so many times as long as the one that is taken."""
     *others, taken = fitted.tried
     copies = {"bf16": "copied", "off": "as it is", "auto": ""}
@@ -214,7 +214,7 @@ def of_tried(fitted: "Fitted", time: "Expected | str | None") -> Iterator[str]:
         yield f"{row} {factor:>7.2f}{step}{here}".rstrip()
 
 
-def of_ranks(told: "Foretold") -> dict[str, Any]:
+def of_ranks(told: "ScalingForecast") -> dict[str, Any]:
     rows = [
         {"ranks": row.ranks, "rows": row.rows, "seconds": row.seconds.total, "seconds_exposed": row.seconds.exposed}
         | {"efficiency": row.efficiency, "efficiency_grown": row.grown}
@@ -223,7 +223,7 @@ def of_ranks(told: "Foretold") -> dict[str, Any]:
     return {"count": told.step.ranks, "sent": told.sent, "received": told.sent, "pays": told.pays, "steps": rows}
 
 
-def lines_of(told: "Foretold", network: Bandwidth) -> Iterator[str]:
+def lines_of(told: "ScalingForecast", network: Bandwidth) -> Iterator[str]:
     """What is foretold, in words and a table."""
     from llamatrain.run.scaling import MESSAGE, SPREAD
 
@@ -243,7 +243,7 @@ def lines_of(told: "Foretold", network: Bandwidth) -> Iterator[str]:
     yield f"With {rows:,} rows for each, {last.ranks:,} ranks keep {100 * last.grown:.0f} % of their speed."
 
 
-def print_graph(graphs: "RunGraphs", how: str) -> None:
+def print_graph(graphs: "StepGraphs", how: str) -> None:
     from llamatrain.graph.printing import as_dot, as_text
 
     longest = graphs.longest
@@ -253,12 +253,12 @@ def print_graph(graphs: "RunGraphs", how: str) -> None:
         print({"text": as_text, "dot": as_dot}[how](longest.outputs))
 
 
-def draw(graphs: "RunGraphs", file: Path, title: str) -> None:
+def draw(graphs: "StepGraphs", file: Path, title: str) -> None:
     """The memory map."""
-    from llamatrain.report.memory_layout import Arena
+    from llamatrain.report.memory_layout import MemoryLayout
     from llamatrain.report.memory_map import picture
     from llamatrain.report.output_file import put
 
-    if arena := Arena.of(graphs.plan(graphs.longest)):
+    if arena := MemoryLayout.of(graphs.plan(graphs.longest)):
         put(file, picture(arena, title))
         say(f"{file}: the memory map")

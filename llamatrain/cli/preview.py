@@ -10,11 +10,11 @@ import typer
 from llamatrain.cli.typer_app import Command, application, options_of
 from llamatrain.commands.preview import PreviewOptions, open_rows, runs_of, samples, taken, waiting_for_no_compiler
 from llamatrain.config.common import JSON
-from llamatrain.config.options import Checked, build
+from llamatrain.config.options import Options, build
 from llamatrain.data.options import DataOptions
 from llamatrain.platform.escape import printable
 from llamatrain.platform.terminal import say
-from llamatrain.preference.options import ComparedOptions
+from llamatrain.preference.options import PreferenceDataOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     import numpy as np
     from rich.text import Text
 
-    from llamatrain.data.batches import Batch, Filling, Rows
-    from llamatrain.data.dataset import Corpus
+    from llamatrain.data.batches import Batch, Batches, PackingStats
+    from llamatrain.data.dataset import Dataset
     from llamatrain.data.tokenizer import Tokenizer
 
 SHOWN = 12  # token numbers of a row that are shown
@@ -32,14 +32,14 @@ command = application()
 
 
 @dataclass(frozen=True)
-class PrintRowsOptions(Checked, panel="Rows"):
+class PrintRowsOptions(Options, panel="Rows"):
     json: Annotated[bool, replace(JSON, sentence="Print one JSON object a row: tokens, targets, weights, positions, starts.")] = (
         False
     )
 
 
 @command.command(cls=Command)
-@options_of(PreviewOptions, PrintRowsOptions, ComparedOptions, DataOptions)
+@options_of(PreviewOptions, PrintRowsOptions, PreferenceDataOptions, DataOptions)
 def preview(data: Annotated[list[str], typer.Argument(metavar="DATA")], **said: Any) -> None:
     """Show the rows of DATA as they will be trained: tokens, text, and what is trained of it.
 
@@ -47,7 +47,7 @@ def preview(data: Annotated[list[str], typer.Argument(metavar="DATA")], **said: 
     """
     options, data_options = build(PreviewOptions, said), build(DataOptions, said)
     with waiting_for_no_compiler(data, data_options):
-        opened = open_rows(data, options, data_options, build(ComparedOptions, said))
+        opened = open_rows(data, options, data_options, build(PreferenceDataOptions, said))
         for line in opened.warnings:
             say(f"warning: {line}")
         if build(PrintRowsOptions, said).json:
@@ -57,14 +57,14 @@ def preview(data: Annotated[list[str], typer.Argument(metavar="DATA")], **said: 
             summarise(opened.corpus, opened.validation, opened.rows.filling(options.batch))
 
 
-def print_json(rows: "Rows", options: PreviewOptions) -> None:
+def print_json(rows: "Batches", options: PreviewOptions) -> None:
     for batch, number in taken(rows, options):
         names = ("tokens", "targets", "weights", "positions", "starts")
         row = {name: getattr(batch, name)[number].tolist() for name in names}
         print(json.dumps(row | ({"chosen": is_chosen(batch, number).tolist()} if batch.compared else {})))
 
 
-def print_rows(rows: "Rows", options: PreviewOptions, tokenizer: "Tokenizer") -> None:
+def print_rows(rows: "Batches", options: PreviewOptions, tokenizer: "Tokenizer") -> None:
     from rich.console import Console
 
     console = Console(highlight=False, soft_wrap=True)
@@ -114,7 +114,7 @@ def marked(sample: "tuple[np.ndarray, np.ndarray]", tokenizer: "Tokenizer", enco
     return text
 
 
-def summarise(corpus: "Corpus", validation: "Corpus | None", filling: "Filling") -> None:
+def summarise(corpus: "Dataset", validation: "Dataset | None", filling: "PackingStats") -> None:
     from llamatrain.data.dataset import named
 
     print(f"\n{len(corpus)} samples, {corpus.tokens} tokens", end="")

@@ -7,14 +7,14 @@ from typing import Annotated, Any
 import typer
 
 from llamatrain.cli.typer_app import Command, a_path, application, options_of
-from llamatrain.config.options import Checked, Option, build
+from llamatrain.config.options import Option, Options, build
 from llamatrain.platform.terminal import say
 
 command = application()
 
 
 @dataclass(frozen=True)
-class ReportOptions(Checked, panel="The page"):
+class ReportOptions(Options, panel="The page"):
     out: Annotated[
         Path | None,
         Option("Write the page here; else as report.html into the run's folder, of several as runs.html here.", unit="FILE"),

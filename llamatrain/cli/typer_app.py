@@ -14,7 +14,7 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 from llamatrain.cli.legacy_translate import in_our_words
 from llamatrain.config.flag_hints import instead
 from llamatrain.config.messages import nearest, worded
-from llamatrain.config.options import Checked, Declared, declared, flag_of
+from llamatrain.config.options import Options, OptionSpec, declared, flag_of
 from llamatrain.distributed.comm import launched, world
 from llamatrain.errors import UsageError
 from llamatrain.platform import terminal
@@ -23,7 +23,7 @@ HELP = ["--help", "-h"]
 ALIASES = {"train-from-scratch": "from-scratch", "finetune-lora": "finetune"}
 
 
-class AsItIs:
+class PassThrough:
     """In the place of what newer typers make values with: that loads pydantic, which takes 10 MB for as long as a run lasts, and
     has nothing to do, since options are checked as they are declared."""
 
@@ -38,7 +38,7 @@ def as_they_are(params: Sequence[Any]) -> Sequence[Any]:
     """Whose values typer leaves alone."""
     for param in params:
         if hasattr(param, "get_runtime_param"):  # typer 0.29
-            param.get_runtime_param = lambda: AsItIs
+            param.get_runtime_param = lambda: PassThrough
     return params
 
 
@@ -85,7 +85,7 @@ class Command(TyperCommand):
         return nullcontext()
 
 
-class Looking(Command):
+class ReadOnlyCommand(Command):
     """One that shows something, for which nobody waits until a compiler is done; but the speed of kernels is measured of them."""
 
     def looking(self, ctx: Any) -> AbstractContextManager[None]:
@@ -94,13 +94,13 @@ class Looking(Command):
         return nullcontext() if ctx.params.get("ranks") else code.finding()
 
 
-class Together(Command):
+class MultiProcessCommand(Command):
     """One whose work several processes share."""
 
     several = True
 
 
-class Commands(TyperGroup):
+class CommandGroup(TyperGroup):
     """Commands, some of which have another name, too."""
 
     aliases = ALIASES
@@ -209,7 +209,7 @@ def application(**settings: Any) -> typer.Typer:
 
 
 def options_of(
-    *classes: type[Checked], defaults: Mapping[str, Any] | None = None
+    *classes: type[Options], defaults: Mapping[str, Any] | None = None
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Gives a command the options of these classes, of which it is handed those that are said; `defaults` are its own."""
     options = {name: each for cls in classes for name, each in declared(cls).items()}
@@ -231,7 +231,7 @@ def options_of(
     return add
 
 
-def parameter(each: Declared, default: Any) -> inspect.Parameter:
+def parameter(each: OptionSpec, default: Any) -> inspect.Parameter:
     """An option as typer has it: texts, which are read and checked as declared; nothing at all where it is not said."""
     flag, sentence = flag_of(each.name), each.option.sentence
     short = [f"-{each.option.short}"] if each.option.short else []

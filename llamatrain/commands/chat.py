@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from llamatrain.adapters.options import LoraOptions
+from llamatrain.adapters.options import AdapterOptions
 from llamatrain.commands.generate import TextModel
-from llamatrain.config.options import Checked, Option, OptionError
+from llamatrain.config.options import Option, OptionError, Options
 from llamatrain.data.options import TEMPLATE, DataOptions
 from llamatrain.errors import UsageError
 from llamatrain.sample.options import SamplingOptions
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class ChatOptions(Checked, panel="Text"):
+class ChatOptions(Options, panel="Text"):
     chat: Annotated[
         bool, Option("Talk: each line is a turn; Ctrl-C ends an answer, Ctrl-D the talk. --prompt or --file is the first turn.")
     ] = False
@@ -33,7 +33,7 @@ class ChatOptions(Checked, panel="Text"):
                 raise OptionError(lambda spelt, name=name: f"{spelt(name)} means nothing without {spelt('chat')}; leave it out")  # type: ignore[misc]
 
 
-class Talk:
+class Conversation:
     """With what was said so far; `notes` is what there is to be said of it."""
 
     def __init__(self, model: TextModel, options: ChatOptions, sampling: SamplingOptions) -> None:
@@ -127,7 +127,9 @@ class Talk:
         self.template.close()
 
 
-def line_for_llama(path: Path, options: ChatOptions, lora: LoraOptions, sampling: SamplingOptions, ctx: int, prompt: str) -> str:
+def line_for_llama(
+    path: Path, options: ChatOptions, lora: AdapterOptions, sampling: SamplingOptions, ctx: int, prompt: str
+) -> str:
     """The same in llama.cpp's words: talks are llama-cli's, and what goes on from a text is llama-completion's."""
     words = ["llama-cli" if options.chat else "llama-completion", "-m", str(path), "-c", str(ctx), "-n", str(sampling.n)]
     words += ["-s", str(sampling.seed), "--temp", f"{sampling.temp:g}", "--top-k", str(sampling.top_k)]
@@ -149,7 +151,7 @@ def line_for_llama(path: Path, options: ChatOptions, lora: LoraOptions, sampling
     return " ".join(map(quoted, words))
 
 
-def lora_of(options: LoraOptions) -> dict[str, list[str]]:
+def lora_of(options: AdapterOptions) -> dict[str, list[str]]:
     plain = [str(adapter) for adapter, scale in options.scaled if scale == 1]
     return {"--lora": plain, "--lora-scaled": [f"{adapter}:{scale:g}" for adapter, scale in options.scaled if scale != 1]}
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from llamatrain.adapters.options import LoraOptions
+from llamatrain.adapters.options import AdapterOptions
 from llamatrain.config.common import BATCH, CTX, THREADS
-from llamatrain.config.options import Checked, Option, altered, flag_of
+from llamatrain.config.options import Option, Options, altered, flag_of
 from llamatrain.data.options import DataOptions
 from llamatrain.errors import FileError, UsageError
 from llamatrain.preference.options import PreferenceOptions, check_evaluated, idle
@@ -17,12 +17,12 @@ from llamatrain.run.options import refuse_idle
 if TYPE_CHECKING:
     import numpy as np
 
-    from llamatrain.data.batches import Rows
+    from llamatrain.data.batches import Batches
     from llamatrain.data.tokenizer import Tokenizer
     from llamatrain.gguf.reader import Gguf
-    from llamatrain.train.evaluate import Scoring
-    from llamatrain.train.graphs import Setting
-    from llamatrain.train.programs import Runner
+    from llamatrain.train.evaluate import LossMeter
+    from llamatrain.train.graphs import StepSpec
+    from llamatrain.train.programs import EvalPrograms
 
 MEANINGLESS = (
     "val",
@@ -39,7 +39,7 @@ USUAL_CTX = 512  # at most, where it is not given
 
 
 @dataclass(frozen=True)
-class EvaluateOptions(Checked, panel="Evaluation"):
+class EvaluateOptions(Options, panel="Evaluation"):
     ctx: Annotated[int | None, CTX] = None
     batch: Annotated[int, BATCH] = 4
     threads: Annotated[int | None, THREADS] = None
@@ -68,7 +68,7 @@ def evaluated(
     model: Path,
     data: Sequence[str],
     options: EvaluateOptions,
-    lora: LoraOptions,
+    lora: AdapterOptions,
     data_options: DataOptions,
     preference: PreferenceOptions,
     given: Mapping[str, Any],
@@ -81,7 +81,7 @@ def evaluated(
     from llamatrain.gguf.reader import open_gguf
     from llamatrain.preference.batches import rows_of
     from llamatrain.preference.dataset import KINDS
-    from llamatrain.train.graphs import Setting
+    from llamatrain.train.graphs import StepSpec
 
     check_given(options, preference, lora, altered(given, DataOptions, PreferenceOptions))
     gguf, threads = open_gguf(model), options.threads or cores()
@@ -91,7 +91,7 @@ def evaluated(
     once, ctx = replace(data_options, shuffle=False, overlapping_samples=False), options.ctx or min(USUAL_CTX, h.ctx)
     corpus, _ = made_here_once(lambda: open_corpus(data, tokenizer, once, ctx, 0, KINDS[preference.compare], "judge"))
     rows = rows_of(preference.compare)(corpus, data_options, 0, tokenizer.eos, tokenizer.bos)
-    setting = Setting(
+    setting = StepSpec(
         h=h,
         weights=weights,
         trained={},
@@ -115,7 +115,7 @@ def tokenizer_of(gguf: "Gguf", words: int) -> "Tokenizer":
     return tokenizer
 
 
-def check_given(options: EvaluateOptions, preference: PreferenceOptions, lora: LoraOptions, altered: Collection[str]) -> None:
+def check_given(options: EvaluateOptions, preference: PreferenceOptions, lora: AdapterOptions, altered: Collection[str]) -> None:
     for name in MEANINGLESS:
         if name in altered:
             raise UsageError(f"{flag_of(name)} means nothing here: all DATA is evaluated, each token once; leave it out")
@@ -123,31 +123,33 @@ def check_given(options: EvaluateOptions, preference: PreferenceOptions, lora: L
     refuse_idle(idle(preference), altered)
 
 
-def runner_of(gguf: "Gguf", setting: "Setting", arrays: "Mapping[str, np.ndarray]", rows: "Rows") -> "Runner":
+def runner_of(gguf: "Gguf", setting: "StepSpec", arrays: "Mapping[str, np.ndarray]", rows: "Batches") -> "EvalPrograms":
     """In memory that is there."""
     from llamatrain.model.load import check_memory
-    from llamatrain.train.graphs import RunGraphs
-    from llamatrain.train.programs import Runner
+    from llamatrain.train.graphs import StepGraphs
+    from llamatrain.train.programs import EvalPrograms
 
-    graphs = RunGraphs(setting)
+    graphs = StepGraphs(setting)
     plans = [graphs.plan(graphs.loss(length)) for length in rows.lengths]
     check_memory(gguf, max(plan.total - plan.bytes("state") for plan in plans), "a smaller --ctx or --batch")
-    return Runner(graphs, arrays, max(plan.arena for plan in plans))
+    return EvalPrograms(graphs, arrays, max(plan.arena for plan in plans))
 
 
-def score(runner: "Runner", rows: "Rows", tokenizer: "Tokenizer", batch: int, arrays: "Iterable[np.ndarray]") -> Evaluation:
+def score(
+    runner: "EvalPrograms", rows: "Batches", tokenizer: "Tokenizer", batch: int, arrays: "Iterable[np.ndarray]"
+) -> Evaluation:
     """`arrays` are those that the model's file may have. Ranks share the batches out among them."""
     import numpy as np
 
     from llamatrain.distributed.comm import world
     from llamatrain.io.mapped_file import files_of, unchanged
     from llamatrain.platform.terminal import bar
-    from llamatrain.train.evaluate import Scoring, Verdict, judged, judged_by_all
+    from llamatrain.train.evaluate import BatchLoss, LossMeter, judged, judged_by_all
 
     texts, files, among = tokenizer.lengths, files_of(arrays), world()
-    scoring, text = Scoring(), 0
+    scoring, text = LossMeter(), 0
 
-    def judging() -> Iterator[Verdict]:
+    def judging() -> Iterator[BatchLoss]:
         nonlocal text
         for each in rows.once(batch, among.rank, among.size):
             with unchanged(files):
@@ -162,7 +164,7 @@ def score(runner: "Runner", rows: "Rows", tokenizer: "Tokenizer", batch: int, ar
     return evaluation_of(scoring, sum(among.gathered(text)))
 
 
-def evaluation_of(scoring: "Scoring", text: int) -> Evaluation:
+def evaluation_of(scoring: "LossMeter", text: int) -> Evaluation:
     """Of so many bytes."""
     from llamatrain.platform.terminal import say
 

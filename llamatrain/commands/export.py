@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llamatrain.adapters.options import LoraOptions
+from llamatrain.adapters.options import AdapterOptions
 from llamatrain.commands.merge import NO_ADAPTER, ExportOptions, Merged, check_place, merged, opened
 from llamatrain.errors import FileError, UsageError
 from llamatrain.platform.terminal import say
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 OF_ADAPTERS = {"keep": "f32", "f32": "f32", "f16": "f16"}  # number types, by --type
 
 
-def exported(base: Path, options: ExportOptions, lora: LoraOptions) -> Merged:
+def exported(base: Path, options: ExportOptions, lora: AdapterOptions) -> Merged:
     from llamatrain.adapters.peft import check_pairs
 
     check_asked(options)
@@ -55,7 +55,7 @@ def check_asked(options: ExportOptions) -> None:
         )
 
 
-def check_folder(options: ExportOptions, folder: Path, lora: LoraOptions) -> None:
+def check_folder(options: ExportOptions, folder: Path, lora: AdapterOptions) -> None:
     """It replaces nothing that is read or was not asked for."""
     from llamatrain.adapters import peft
 
@@ -70,7 +70,7 @@ def summed(adapters: "list[Adapter]") -> "Adapter":
     """One that adds what all of them add: the ranks of pairs for the same weight come together."""
     import numpy as np
 
-    from llamatrain.adapters.adapter import Pair, turned
+    from llamatrain.adapters.adapter import LoraPair, turned
 
     first, pairs = adapters[0], dict(adapters[0].pairs)
     for each in adapters[1:]:
@@ -79,7 +79,7 @@ def summed(adapters: "list[Adapter]") -> "Adapter":
                 both, axis = (pairs[name], pair), 1 if turned(first.architecture, name) else 0
                 a = np.concatenate([part.a for part in both], axis)
                 b = np.concatenate([np.float32(part.scale) * part.b for part in both], 1)
-                pair = Pair(a, b, 1.0)
+                pair = LoraPair(a, b, 1.0)
             pairs[name] = pair
     return replace(first, pairs=pairs)
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from llamatrain.adapters.options import LoraOptions
+from llamatrain.adapters.options import AdapterOptions
 from llamatrain.config.common import CTX, THREADS
-from llamatrain.config.options import Checked
+from llamatrain.config.options import Options
 from llamatrain.errors import FileError, UsageError
 from llamatrain.sample.options import SamplingOptions
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from llamatrain.gguf.reader import Gguf
     from llamatrain.model.hyperparameters import Hyperparameters
     from llamatrain.sample.decoder import Decoder
-    from llamatrain.sample.text import Words
+    from llamatrain.sample.text import TextPieces
 
 FEWEST = 4  # tokens of a context that do not stay
 USUAL_CTX = 4096  # at most, where it is not given
@@ -27,7 +27,7 @@ PROMPT = "the model has no token that begins a text, so it needs a prompt to go 
 
 
 @dataclass(frozen=True)
-class LoadOptions(Checked, panel="Text"):
+class LoadOptions(Options, panel="Text"):
     ctx: Annotated[
         int | None,
         replace(CTX, sentence="Tokens of prompt and text together; else what the model was made for, at most 4096."),
@@ -38,7 +38,7 @@ class LoadOptions(Checked, panel="Text"):
 class TextModel:
     """A model, opened once for any number of texts."""
 
-    def __init__(self, path: Path, options: LoadOptions, lora: LoraOptions) -> None:
+    def __init__(self, path: Path, options: LoadOptions, lora: AdapterOptions) -> None:
         from llamatrain.adapters.load_adapted import opened
         from llamatrain.distributed.cores import cores
         from llamatrain.gguf.reader import open_gguf
@@ -53,7 +53,7 @@ class TextModel:
         self.tokenizer = tokenizer_of(self.gguf, self.h)
         self._free: list[Decoder] = []  # of texts that were begun before another had ended each has its own
 
-    def text(self, prompt: bytes, sampling: SamplingOptions) -> "Continuation":
+    def text(self, prompt: bytes, sampling: SamplingOptions) -> "TextStream":
         """One that goes on from the prompt, drawn while it is read."""
         tokens, count = first_tokens(self.gguf, self.tokenizer, prompt, self.ctx)
         if count > self.ctx:
@@ -63,7 +63,7 @@ class TextModel:
 
     def going_on(
         self, tokens: list[int], sampling: SamplingOptions, again: bool = False, shown: Collection[int] = ()
-    ) -> "Continuation":
+    ) -> "TextStream":
         """Go on from tokens.
 
         `again`: what a decoder holds of them, of the text before, is not computed again; that may round otherwise.
@@ -71,7 +71,7 @@ class TextModel:
         """
         if sampling.seed < 0:
             sampling = replace(sampling, seed=secrets.randbits(32))
-        return Continuation(self, tokens, sampling, again, shown)
+        return TextStream(self, tokens, sampling, again, shown)
 
     def taken(self) -> "Decoder":
         from llamatrain.sample.decoder import Decoder
@@ -85,7 +85,7 @@ class TextModel:
         self._free.append(decoder)
 
 
-class Continuation:
+class TextStream:
     """Its pieces, once; `notes` is what there is to be said of it so far."""
 
     def __init__(
@@ -105,10 +105,10 @@ class Continuation:
         from llamatrain.data.tokenizer import StreamDecoder
         from llamatrain.io.mapped_file import check, files_of, unchanged
         from llamatrain.sample.decoder import Generation
-        from llamatrain.sample.text import Numbers, stream
+        from llamatrain.sample.text import TokenNumbers, stream
 
         tokenizer, decoder, files = self.model.tokenizer, self.model.taken(), files_of(self.model.arrays.values())
-        words: Words = StreamDecoder(tokenizer, shown=self.shown) if tokenizer else Numbers()
+        words: TextPieces = StreamDecoder(tokenizer, shown=self.shown) if tokenizer else TokenNumbers()
         ends = tokenizer.ends.all if tokenizer else ()
         keep = self.kept(bool(tokenizer and tokenizer.add_bos))
         made = Generation(decoder, self.tokens, self.sampling, ends, keep, self.again)

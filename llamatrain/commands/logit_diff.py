@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from llamatrain.adapters.options import LoraOptions
+from llamatrain.adapters.options import AdapterOptions
 from llamatrain.errors import LlamatrainError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ SAME = 2e-3  # of the range of the logits: differences up to this come from floa
 CLOSE = 0.1  # nats: types of 4 bits and more usually stay below this mean divergence
 
 
-class Before(NamedTuple):
+class LogitsBefore(NamedTuple):
     tokens: list[int]
     logits: "np.ndarray"
 
@@ -50,7 +50,7 @@ class Comparison:
 
 def before_export(
     gguf: "Gguf", h: "Hyperparameters", adapters: "Sequence[Adapter]", threads: int, text: str, note: Callable[[str], None]
-) -> Before:
+) -> LogitsBefore:
     """Compute the logits of the base with its adapters beside it, on the first tokens of a text."""
     from llamatrain.adapters.load_adapted import adapted
     from llamatrain.commands.generate import first_tokens, tokenizer_of
@@ -62,10 +62,10 @@ def before_export(
         note(f"--check compares the first {CHECKED} of {count} tokens")
     weights, arrays = adapted(gguf, h, adapters, threads)
     with unchanged(gguf.files):
-        return Before(tokens, logits(gguf, h, weights, arrays, tokens, threads))
+        return LogitsBefore(tokens, logits(gguf, h, weights, arrays, tokens, threads))
 
 
-def compared(out: Path, before: Before, threads: int) -> Comparison:
+def compared(out: Path, before: LogitsBefore, threads: int) -> Comparison:
     """Compare the exported model with what was computed before."""
     import numpy as np
 
@@ -73,7 +73,7 @@ def compared(out: Path, before: Before, threads: int) -> Comparison:
     from llamatrain.gguf.reader import open_gguf
 
     gguf, (tokens, expected) = open_gguf(out), before
-    found = logits(gguf, *load_adapted.opened(gguf, LoraOptions(), threads), tokens, threads)
+    found = logits(gguf, *load_adapted.opened(gguf, AdapterOptions(), threads), tokens, threads)
     difference = np.abs(found - expected)
     wanted, got = log_softmax(expected), log_softmax(found)
     return Comparison(

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from llamatrain.adapters.options import LoraOptions
+from llamatrain.adapters.options import AdapterOptions
 from llamatrain.commands.logit_diff import Comparison, before_export, compared
 from llamatrain.config.common import THREADS
-from llamatrain.config.options import Checked, Option
+from llamatrain.config.options import Option, Options
 from llamatrain.config.units import Size
 from llamatrain.errors import FileError, MissingError, UsageError
 from llamatrain.platform.terminal import bar, say
@@ -28,7 +28,7 @@ ROUNDED = 0.25  # of what is added to a weight: how far off it may be, unsaid
 
 
 @dataclass(frozen=True)
-class ExportOptions(Checked, panel="The new model"):
+class ExportOptions(Options, panel="The new model"):
     out: Annotated[Path | None, Option("The file to write.", short="o")] = None
     only_adapter: Annotated[bool, Option("Write the adapters alone, as one that llama.cpp loads.")] = False
     peft: Annotated[
@@ -75,7 +75,7 @@ class Merged:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Merging:
+class MergePlan:
     """What is made one, and seen to fit together."""
 
     gguf: "Gguf"
@@ -91,7 +91,7 @@ class Merging:
         say(f"note: {line}")
 
 
-def merged(base: Path, options: ExportOptions, lora: LoraOptions) -> Merged:
+def merged(base: Path, options: ExportOptions, lora: AdapterOptions) -> Merged:
     """The new file, written; and compared, if that is asked for."""
     out = options.out
     assert out
@@ -112,7 +112,7 @@ def merged(base: Path, options: ExportOptions, lora: LoraOptions) -> Merged:
     )
 
 
-def opened(base: Path, lora: LoraOptions) -> "tuple[Gguf, Hyperparameters, list[Adapter]]":
+def opened(base: Path, lora: AdapterOptions) -> "tuple[Gguf, Hyperparameters, list[Adapter]]":
     """The base, and the adapters for it."""
     from llamatrain.gguf.reader import open_gguf
     from llamatrain.model.hyperparameters import read
@@ -124,7 +124,7 @@ def opened(base: Path, lora: LoraOptions) -> "tuple[Gguf, Hyperparameters, list[
     return gguf, h, read_adapters(lora, h, base)
 
 
-def prepared(base: Path, out: Path, options: ExportOptions, lora: LoraOptions) -> Merging:
+def prepared(base: Path, out: Path, options: ExportOptions, lora: AdapterOptions) -> MergePlan:
     from llamatrain.adapters import merge
     from llamatrain.distributed.cores import cores
     from llamatrain.gguf.types import by_name
@@ -136,7 +136,7 @@ def prepared(base: Path, out: Path, options: ExportOptions, lora: LoraOptions) -
     kind = None if options.type == "keep" else by_name(options.type.upper())
     made = merge.pieces(gguf, adapters, kind)
     check_room(out, size_of(made))
-    return Merging(gguf=gguf, h=h, adapters=adapters, made=made, kind=kind, threads=options.threads or cores())
+    return MergePlan(gguf=gguf, h=h, adapters=adapters, made=made, kind=kind, threads=options.threads or cores())
 
 
 def size_of(made: "Sequence[MergedTensor]") -> int:
@@ -147,7 +147,7 @@ def touched(made: "Sequence[MergedTensor]") -> int:
     return sum(bool(piece.adapters) for piece in made)
 
 
-def read_adapters(lora: LoraOptions, h: "Hyperparameters", base: Path) -> "list[Adapter]":
+def read_adapters(lora: AdapterOptions, h: "Hyperparameters", base: Path) -> "list[Adapter]":
     """Each checked to be one for this base."""
     from llamatrain.adapters.adapter import check
     from llamatrain.adapters.read import read
@@ -191,7 +191,7 @@ def check_room(out: Path, needed: int) -> None:
         raise FileError(f"{out}: takes {Size(needed).words}, and {Size(free).words} are free there")
 
 
-def note_rest(merging: Merging) -> None:
+def note_rest(merging: MergePlan) -> None:
     from llamatrain.model.hyperparameters import spare, unused
 
     if names := unused(merging.gguf, merging.h):
@@ -206,7 +206,7 @@ def note_rest(merging: Merging) -> None:
 # ---- writing ---------------------------------------------------------------
 
 
-def write(out: Path, merging: Merging) -> None:
+def write(out: Path, merging: MergePlan) -> None:
     from llamatrain.adapters import merge
 
     made, size = merging.made, size_of(merging.made)
@@ -220,7 +220,7 @@ def write(out: Path, merging: Merging) -> None:
     note_rounding(roundings, merging)
 
 
-def note_rounding(roundings: "dict[str, Rounding]", merging: Merging) -> None:
+def note_rounding(roundings: "dict[str, Rounding]", merging: MergePlan) -> None:
     worst = max(roundings, key=lambda name: roundings[name].share, default="")
     if worst and roundings[worst].share > ROUNDED:
         kinds = {piece.type.name for piece in merging.made if piece.rounds}

@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 
 from llamatrain.compiler.cache import code
-from llamatrain.run.request import Request
+from llamatrain.run.request import RunRequest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class RunPlan:
         return self.excess is None
 
 
-def plan_of(request: Request, measure: bool = False) -> RunPlan:
+def plan_of(request: RunRequest, measure: bool = False) -> RunPlan:
     """RunPlan a run; nothing is read of its data, trained, written or compiled."""
     from llamatrain.planner.time import expected
     from llamatrain.run.prepare import planned

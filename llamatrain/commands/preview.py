@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from llamatrain.config.common import BATCH, SEED
 from llamatrain.config.common import CTX as ROW
-from llamatrain.config.options import COUNT, Checked, Option
+from llamatrain.config.options import COUNT, Option, Options
 from llamatrain.data.options import DataOptions
 from llamatrain.errors import FileError
 from llamatrain.model.architectures import USUAL
-from llamatrain.preference.options import ComparedOptions
+from llamatrain.preference.options import PreferenceDataOptions
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from llamatrain.data.batches import Batch, Rows
-    from llamatrain.data.dataset import Corpus
+    from llamatrain.data.batches import Batch, Batches
+    from llamatrain.data.dataset import Dataset
     from llamatrain.data.tokenizer import Tokenizer
     from llamatrain.gguf.reader import Gguf
 
@@ -28,7 +28,7 @@ ASKED = 64  # answers that are looked at for an end token
 
 
 @dataclass(frozen=True)
-class PreviewOptions(Checked, panel="Rows"):
+class PreviewOptions(Options, panel="Rows"):
     model: Annotated[Path, Option("The GGUF file whose tokenizer and chat template are used.")]
     n: Annotated[int, Option("How many rows to show; --json goes on with the next epochs.", unit="ROWS", least=1, most=COUNT)] = 5
     ctx: Annotated[int | None, ROW] = None
@@ -36,11 +36,11 @@ class PreviewOptions(Checked, panel="Rows"):
     seed: Annotated[int, replace(SEED, sentence="What the order of the samples follows from.")] = 0
 
 
-class OpenedRows(NamedTuple):
-    rows: "Rows"
+class PreviewRows(NamedTuple):
+    rows: "Batches"
     tokenizer: "Tokenizer"
-    corpus: "Corpus"
-    validation: "Corpus | None"
+    corpus: "Dataset"
+    validation: "Dataset | None"
     warnings: list[str]
 
 
@@ -58,7 +58,7 @@ class PreviewRow:
 
 
 def previewed(
-    data: Sequence[str], options: PreviewOptions, data_options: DataOptions, compared: ComparedOptions
+    data: Sequence[str], options: PreviewOptions, data_options: DataOptions, compared: PreferenceDataOptions
 ) -> list[PreviewRow]:
     """The first rows; no sample is among them twice."""
     with waiting_for_no_compiler(data, data_options):
@@ -94,7 +94,9 @@ def waiting_for_no_compiler(data: Sequence[str], options: DataOptions) -> Iterat
         yield
 
 
-def open_rows(data: Sequence[str], options: PreviewOptions, data_options: DataOptions, compared: ComparedOptions) -> OpenedRows:
+def open_rows(
+    data: Sequence[str], options: PreviewOptions, data_options: DataOptions, compared: PreferenceDataOptions
+) -> PreviewRows:
     """Tokenize the data as a run would."""
     from llamatrain.data.dataset import open_corpus
     from llamatrain.gguf.reader import open_gguf
@@ -107,7 +109,7 @@ def open_rows(data: Sequence[str], options: PreviewOptions, data_options: DataOp
     corpus, validation = open_corpus(data, tokenizer, data_options, ctx, options.seed, kind=KINDS[compared.compare])
     rows = rows_of(compared.compare)(corpus, data_options, options.seed, tokenizer.eos, tokenizer.bos)
     told = f"{gguf.path}: tokenizer.ggml.eos_token_id is no token, so answers are trained without an end where models stop"
-    return OpenedRows(rows, tokenizer, corpus, validation, [told] if endless(corpus, tokenizer, gguf) else [])
+    return PreviewRows(rows, tokenizer, corpus, validation, [told] if endless(corpus, tokenizer, gguf) else [])
 
 
 def tokenizer_of(gguf: "Gguf") -> "Tokenizer":
@@ -126,7 +128,7 @@ def context_of(gguf: "Gguf") -> int:
     return length
 
 
-def endless(corpus: "Corpus", tokenizer: "Tokenizer", gguf: "Gguf") -> bool:
+def endless(corpus: "Dataset", tokenizer: "Tokenizer", gguf: "Gguf") -> bool:
     """Whether answers are trained to go on: what the file names as end is no token, and what stands in for it no end."""
     import numpy as np
 
@@ -139,7 +141,7 @@ def endless(corpus: "Corpus", tokenizer: "Tokenizer", gguf: "Gguf") -> bool:
     return bool(answers) and not any(np.any((tokens == tokenizer.eot) & (weights > 0)) for tokens, weights, _ in answers)
 
 
-def taken(rows: "Rows", options: PreviewOptions, once: bool = False) -> "Iterator[tuple[Batch, int]]":
+def taken(rows: "Batches", options: PreviewOptions, once: bool = False) -> "Iterator[tuple[Batch, int]]":
     """The first rows, each as its batch and its number therein; `once`: those of the first epoch, so that no sample repeats."""
     together, most = 1 if rows.packs else options.batch, options.n  # packed ones are all of one length
     if once and not rows.packs:

@@ -10,9 +10,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from llamatrain.compiler import prebuilt
-from llamatrain.compiler.declare import Brick, Compilable, Entry
+from llamatrain.compiler.declare import Compilable, KernelEntry, SharedKernel
 from llamatrain.compiler.loader import is_library, loaded
-from llamatrain.compiler.store import Shelf, name_of, sealed
+from llamatrain.compiler.store import ObjectStore, name_of, sealed
 from llamatrain.errors import LlamatrainError
 from llamatrain.platform.cache_dir import SWITCH, spare, wanted
 from llamatrain.platform.cache_prune import prune, used
@@ -63,7 +63,7 @@ class CompilerError(LlamatrainError):
     """A compiler that does not work here."""
 
 
-class Code:
+class CodeCache:
     """Finds and makes; counts and times what is made, and says so once."""
 
     def __init__(self) -> None:
@@ -77,8 +77,8 @@ class Code:
         self.passed: list[Compilable] = []  # that would have been compiled
 
     @cached_property
-    def shelf(self) -> Shelf:
-        return Shelf(wanted(cache_key()), spare(cache_key()))
+    def shelf(self) -> ObjectStore:
+        return ObjectStore(wanted(cache_key()), spare(cache_key()))
 
     @cached_property
     def library(self) -> Callable[[str], int]:
@@ -118,7 +118,7 @@ class Code:
         """The address of what need not be compiled; 0 if it must be. An entry is loaded with the bricks that it may call."""
         if declared not in self.there:
             address = self.library(declared.symbol)
-            if not address and compiles() and (not isinstance(declared, Entry) or all(map(self.found, Brick.made))):
+            if not address and compiles() and (not isinstance(declared, KernelEntry) or all(map(self.found, SharedKernel.made))):
                 address = self._kept(declared)
             if address:
                 self.there[declared] = address
@@ -158,7 +158,7 @@ class Code:
 
     def made(self, declared: Compilable) -> int:
         """Compiled here and now."""
-        for brick in Brick.made if isinstance(declared, Entry) else ():
+        for brick in SharedKernel.made if isinstance(declared, KernelEntry) else ():
             self.address(brick)
         self.announce()
         start = time.perf_counter()
@@ -202,7 +202,7 @@ class Code:
 
 
 def _loaded(declared: Compilable, code: bytes | memoryview) -> int:
-    return loaded(code, declared.symbol if isinstance(declared, Brick) else "")(declared.symbol)
+    return loaded(code, declared.symbol if isinstance(declared, SharedKernel) else "")(declared.symbol)
 
 
 def compiled(declared: Compilable) -> tuple[str, str, bytes]:
@@ -220,9 +220,9 @@ def compiled(declared: Compilable) -> tuple[str, str, bytes]:
 def missing(needed: Iterable[Compilable]) -> list[Compilable]:
     """What must be compiled, each once, with the bricks that entries call."""
     wanted = dict.fromkeys(needed)
-    if any(isinstance(each, Entry) and not code.library(each.symbol) for each in wanted):
-        wanted = dict.fromkeys([*Brick.made, *wanted])
+    if any(isinstance(each, KernelEntry) and not code.library(each.symbol) for each in wanted):
+        wanted = dict.fromkeys([*SharedKernel.made, *wanted])
     return [each for each in wanted if not code.found(each)]
 
 
-code = Code()
+code = CodeCache()

@@ -29,7 +29,7 @@ FAST = frozenset({"reassoc", "contract", "arcp", "nsz"})
 # ---- what only the compiler needs ------------------------------------
 
 
-class Later:
+class LazyCompiled:
     """Something that bodies name and the compiler knows, made when it is first asked for."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
@@ -43,10 +43,10 @@ class Later:
         raise TypeError("this is for compiled code alone")
 
 
-class LaterModule(ModuleType):
+class LazyModule(ModuleType):
     """A module that is imported when something of it is first asked for, or anything compiled."""
 
-    made: ClassVar[list["LaterModule"]] = []
+    made: ClassVar[list["LazyModule"]] = []
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -80,7 +80,7 @@ exact = partial(Helper, fast=frozenset())
 # ---- what the words of a call stand for ------------------------------------
 
 
-class Pointer(Later):
+class Pointer(LazyCompiled):
     """Words that are addresses of such elements; in a body, a function that makes a pointer of a word."""
 
     def __init__(self, element: str) -> None:
@@ -88,14 +88,14 @@ class Pointer(Later):
         self.element = element
 
 
-class Reals(Later):
+class Float64Arg(LazyCompiled):
     """Words that are the bits of a float64; in a body, a function that makes one of a word."""
 
     def __init__(self) -> None:
         super().__init__(lambda: import_module(KNOWN).real_of)
 
 
-class Axes:
+class ArrayArg:
     """An array of one or two axes, contiguous: a word with its address, and one with the length of each axis."""
 
     def __init__(self, element: str, axes: int = 1) -> None:
@@ -103,7 +103,7 @@ class Axes:
 
 
 f32, f64, u8, u16, i32, i64 = map(Pointer, ("float32", "float64", "uint8", "uint16", "int32", "int64"))
-real = Reals()
+real = Float64Arg()
 
 # How the arguments of entries are annotated, and those of functions.
 F32 = Annotated[Any, f32]
@@ -113,11 +113,11 @@ U16 = Annotated[Any, u16]
 I32 = Annotated[Any, i32]
 I64 = Annotated[Any, i64]
 Real = Annotated[Any, real]
-U8s = Annotated[Any, Axes("uint8")]
-U32s = Annotated[Any, Axes("uint32")]
-I32s = Annotated[Any, Axes("int32")]
-I64s = Annotated[Any, Axes("int64")]
-I64Rows = Annotated[Any, Axes("int64", 2)]
+U8s = Annotated[Any, ArrayArg("uint8")]
+U32s = Annotated[Any, ArrayArg("uint32")]
+I32s = Annotated[Any, ArrayArg("int32")]
+I64s = Annotated[Any, ArrayArg("int64")]
+I64Rows = Annotated[Any, ArrayArg("int64", 2)]
 Int = Annotated[Any, None]  # what functions give
 
 
@@ -176,21 +176,21 @@ class Routine(Compilable):
         return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * len(self.arguments.parameters))(self.address)
 
 
-class Brick(Routine):
+class SharedKernel(Routine):
     """A routine that entries call by name: compiled once, not into each of them.
 
     `brick.call` is that call for compiled code; it takes all the integers as one tuple.
     """
 
-    made: ClassVar[list["Brick"]] = []
+    made: ClassVar[list["SharedKernel"]] = []
 
     def __init__(self, body: Callable[..., None]) -> None:
         super().__init__(body)
         self.made.append(self)
 
     @cached_property
-    def call(self) -> Later:
-        return Later(lambda: import_module(KNOWN).call_by_name(self.symbol))
+    def call(self) -> LazyCompiled:
+        return LazyCompiled(lambda: import_module(KNOWN).call_by_name(self.symbol))
 
 
 class Function(Compilable):
@@ -213,23 +213,23 @@ class Function(Compilable):
     def __call__(self, *args: Any) -> Any:
         if not self.address:
             with np.errstate(over="ignore"):
-                return self.body(*(value.arrays if isinstance(value, Held) else value for value in args))
+                return self.body(*(value.arrays if isinstance(value, HeldFunction) else value for value in args))
         words: list[int] = []
         for value, kinds in zip(args, self.kinds, strict=True):
-            words += value.words if isinstance(value, Held) else _words_of(value, kinds)
+            words += value.words if isinstance(value, HeldFunction) else _words_of(value, kinds)
         block = (ctypes.c_int64 * max(2, len(words)))(*words)
         self.entered(block)
         return None if self.gives < 0 else block[0] if self.gives == 1 else tuple(block[: self.gives])
 
 
-class Held:
+class HeldFunction:
     """Arrays that are given to functions again and again: one, or a named tuple of them. Their words are made once."""
 
     def __init__(self, arrays: Any, annotation: Any) -> None:
         self.arrays, self.words = arrays, _words_of(arrays, kinds_of(annotation))
 
 
-class Entry(Compilable):
+class KernelEntry(Compilable):
     """A kernel's body `(lo, hi, thread, ...)`. Each further argument is a word: an integer or an address as it is, or what its
     annotation makes of it: a pointer (F32 and its like) or a number (Real). A named tuple is some words with names of their
     own; `*rest` are the words that are left."""
@@ -254,7 +254,7 @@ class Entry(Compilable):
 class Call(NamedTuple):
     """An entry with its arguments laid out as words, arrays by address (and kept alive here)."""
 
-    entry: Entry
+    entry: KernelEntry
     words: np.ndarray
     items: int
     block: int
@@ -276,7 +276,7 @@ def _word(value: Any, kind: Any, name: str) -> int:
 def _words_of(value: Any, kinds: list[Any]) -> list[int]:
     words: list[int] = []
     for part, kind in zip(value if isinstance(value, tuple) else (value,), kinds, strict=True):
-        if not isinstance(kind, Axes):
+        if not isinstance(kind, ArrayArg):
             words.append(int(part))
             continue
         if part.dtype != kind.dtype or part.ndim != kind.axes or not part.flags.c_contiguous:

@@ -11,8 +11,8 @@ from numba.core.compiler import Flags, compile_extra
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.cpu import FastMathOptions
 
-from llamatrain.compiler.declare import FAST, Compilable, Function, LaterModule, Routine
-from llamatrain.compiler.numba_types import WORDS, WordReader, type_of
+from llamatrain.compiler.declare import FAST, Compilable, Function, LazyModule, Routine
+from llamatrain.compiler.numba_types import WORDS, ArgReader, type_of
 from llamatrain.compiler.simd import vec16  # noqa: F401  what pointers can do
 from llamatrain.compiler.target import context, typing
 
@@ -21,7 +21,7 @@ LONG = ir.IntType(64)
 
 @global_compiler_lock
 def object_of(declared: Compilable) -> bytes:
-    for each in LaterModule.made:  # Numba does not see what an import brings in the midst of its work
+    for each in LazyModule.made:  # Numba does not see what an import brings in the midst of its work
         import_module(each.__name__)
     made = compile_extra(typing(), context(), declared.body, arguments(declared), None, flags(declared), {})
     library = context().codegen().create_library(declared.symbol)
@@ -61,7 +61,7 @@ def surround(module: Any, declared: Compilable, made: Any) -> None:
     values = list(function.args)
     if by_words:
         words = values.pop()
-        reader = WordReader(context(), builder, words)
+        reader = ArgReader(context(), builder, words)
         parameters = list(declared.arguments.parameters.values())
         for each, kind in zip(parameters, kinds[declared.own :], strict=True):
             values.append(reader.rest() if each.kind is each.VAR_POSITIONAL else reader.value(kind))

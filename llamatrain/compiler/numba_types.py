@@ -11,7 +11,7 @@ from numba.core.registry import CPUDispatcher, cpu_target
 from numba.core.typing.typeof import typeof_impl
 from numba.extending import intrinsic
 
-from llamatrain.compiler.declare import Axes, Helper, Later, Pointer, Reals, fields_of, is_named_tuple, kind_of
+from llamatrain.compiler.declare import ArrayArg, Float64Arg, Helper, LazyCompiled, Pointer, fields_of, is_named_tuple, kind_of
 
 WORDS = types.CPointer(types.int64)
 
@@ -46,8 +46,8 @@ def _helper(value: Helper, context: Any) -> Any:
     return types.Dispatcher(dispatcher_of(value))
 
 
-@typeof_impl.register(Later)
-def _later(value: Later, context: Any) -> Any:
+@typeof_impl.register(LazyCompiled)
+def _later(value: LazyCompiled, context: Any) -> Any:
     return resolved(value.made)
 
 
@@ -102,14 +102,14 @@ def type_of(annotation: Any) -> Any:
     match kind_of(annotation):
         case Pointer(element=element):
             return types.CPointer(getattr(types, element))
-        case Reals():
+        case Float64Arg():
             return types.float64
-        case Axes(element=element, axes=axes):
+        case ArrayArg(element=element, axes=axes):
             return types.Array(getattr(types, element), axes, "C")
     return types.int64
 
 
-class WordReader:
+class ArgReader:
     """Takes words one after the other, and makes values of them."""
 
     def __init__(self, context: Any, builder: Any, words: Any) -> None:

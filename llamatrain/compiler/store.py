@@ -40,7 +40,7 @@ def _seal(facts: str, code: bytes | memoryview) -> bytes:
     return made.digest()
 
 
-class Shelf:
+class ObjectStore:
     """The files of a folder, by name. What cannot be written there goes to the spare one, which is read, too; where there is
     none, it stays in memory, for this run alone."""
 

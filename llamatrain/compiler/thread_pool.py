@@ -25,7 +25,7 @@ from typing import ClassVar
 import numpy as np
 
 from llamatrain.compiler.cache import HELP, CompilerError, code, missing
-from llamatrain.compiler.declare import Call, Compilable, Later, Routine, inline
+from llamatrain.compiler.declare import Call, Compilable, LazyCompiled, Routine, inline
 from llamatrain.compiler.parallel import compile_ahead
 from llamatrain.platform.threads import launch
 
@@ -42,8 +42,8 @@ PATIENCE = 2000  # turns of waiting before others are let run
 LINGER = 10_000  # turns, some 200 microseconds, for which who helped waits for the next table: to be woken costs as much
 
 
-def _atomic(name: str) -> Later:
-    return Later(lambda: getattr(import_module("llamatrain.compiler.atomics"), name))
+def _atomic(name: str) -> LazyCompiled:
+    return LazyCompiled(lambda: getattr(import_module("llamatrain.compiler.atomics"), name))
 
 
 enter, fetch_add, load, store, give_way, pause = map(_atomic, ("enter", "fetch_add", "load", "store", "give_way", "pause"))
@@ -148,7 +148,7 @@ def processor_at() -> int:
 # ---- the team --------------------------------------------
 
 
-class Team:
+class ThreadPool:
     """Those who help a leader, as many as were ever needed at once."""
 
     def __init__(self) -> None:
@@ -204,7 +204,7 @@ class Team:
                 os.sched_setaffinity(helper.native_id or 0, others)
 
 
-class Table:
+class CallTable:
     """A list of calls, to be run again and again. What they need is found, or compiled, when one of them is made ready: with
     what all others need that are there by then, or foreseen, so that a run waits for the compiler once."""
 
@@ -247,12 +247,12 @@ class Table:
 @contextmanager
 def foreseeing(make: Callable[[], object]) -> Iterator[None]:
     """Meanwhile this is called before anything is compiled, to make the tables that will be run later."""
-    Table.foreseen.append(make)
+    CallTable.foreseen.append(make)
     try:
         yield
     finally:
         with suppress(ValueError):
-            Table.foreseen.remove(make)
+            CallTable.foreseen.remove(make)
 
 
 def aligned(words: np.ndarray) -> tuple[int, int]:
@@ -261,13 +261,13 @@ def aligned(words: np.ndarray) -> tuple[int, int]:
     return at, (at - words.ctypes.data) // 8
 
 
-team = Team()
+team = ThreadPool()
 
 
 def _anew() -> None:
     """A fork leaves the others behind, and what they held."""
     global team
-    team = Team()
+    team = ThreadPool()
 
 
 if hasattr(os, "register_at_fork"):

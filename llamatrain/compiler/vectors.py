@@ -4,7 +4,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from llamatrain.compiler.declare import Later, LaterModule
+from llamatrain.compiler.declare import LazyCompiled, LazyModule
 from llamatrain.platform.cpu import floats
 
 LANES = floats()
@@ -13,7 +13,7 @@ VECTORS = "llamatrain.compiler.simd"
 
 def named(module: str, *names: str) -> list[Any]:
     """What a module has by these names, when they are asked for."""
-    return [Later(partial(_found, module, name)) for name in names]
+    return [LazyCompiled(partial(_found, module, name)) for name in names]
 
 
 def _found(module: str, name: str) -> Any:
@@ -26,4 +26,4 @@ exp, tanh, sqrt = named("vector", "exp", "tanh", "sqrt")
 otherwise, within, between = named("vector", "otherwise", "within", "between")
 evens, odds, swapped, alternate = named("vector", "evens", "odds", "swapped", "alternate")
 to_bf16, from_bf16 = named("vector", "to_bf16", "from_bf16")
-sixteen = LaterModule(f"{VECTORS}.vec16")
+sixteen = LazyModule(f"{VECTORS}.vec16")

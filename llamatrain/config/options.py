@@ -20,7 +20,7 @@ from llamatrain.config.messages import worded
 from llamatrain.config.values import NAMES, UNITS, plainer, read, typed
 from llamatrain.errors import UsageError
 
-T = TypeVar("T", bound="Checked")
+T = TypeVar("T", bound="Options")
 Spelling = Callable[[str], str]  # how the name of an option is written where its value was found
 COUNT = (1 << 31) - 1  # the most that a number of steps, rows and the like may be
 
@@ -75,7 +75,7 @@ class Option:
 
 
 @dataclass(frozen=True)
-class Declared:
+class OptionSpec:
     """An option with what its field says."""
 
     name: str
@@ -159,17 +159,17 @@ class Declared:
         return OptionError(lambda spelt: spelt(self.name) + told)
 
 
-def declared(cls: type) -> dict[str, Declared]:
+def declared(cls: type) -> dict[str, OptionSpec]:
     """The options of a class, by name."""
     if cls not in _DECLARED:
         _DECLARED[cls] = _declared(cls)
     return _DECLARED[cls]
 
 
-_DECLARED: dict[type, dict[str, Declared]] = {}
+_DECLARED: dict[type, dict[str, OptionSpec]] = {}
 
 
-def _declared(cls: type) -> dict[str, Declared]:
+def _declared(cls: type) -> dict[str, OptionSpec]:
     hints = get_type_hints(cls, include_extras=True)
     found = {}
     for field in fields(cls):
@@ -178,7 +178,7 @@ def _declared(cls: type) -> dict[str, Declared]:
         if optional:
             kind = next(arg for arg in get_args(kind) if arg is not type(None))
         repeated = get_origin(kind) is tuple and get_args(kind)[-1] is Ellipsis
-        found[field.name] = Declared(
+        found[field.name] = OptionSpec(
             name=field.name,
             kind=get_args(kind)[0] if repeated else kind,
             default=field.default,
@@ -190,7 +190,7 @@ def _declared(cls: type) -> dict[str, Declared]:
     return found
 
 
-class Checked:
+class Options:
     """Options, none of which has a value that cannot be, whoever gives it."""
 
     PANEL: ClassVar[str]

@@ -6,14 +6,14 @@ from dataclasses import MISSING
 from textwrap import fill
 from typing import Any, TypeVar
 
-from llamatrain.config.options import Checked, Declared, declared, respelt
+from llamatrain.config.options import Options, OptionSpec, declared, respelt
 
 F = TypeVar("F", bound=Callable[..., Any])
 WIDTH = 100
 
 
 def documented(
-    *classes: type[Checked], defaults: Mapping[str, Any] | None = None, without: Collection[str] = ()
+    *classes: type[Options], defaults: Mapping[str, Any] | None = None, without: Collection[str] = ()
 ) -> Callable[[F], F]:
     """Show the options of these classes in a function's signature and docstring, where it has `**options`."""
     options = {name: each for cls in classes for name, each in declared(cls).items() if name not in without}
@@ -34,7 +34,7 @@ def of(default: Any) -> Any:
     return inspect.Parameter.empty if default is MISSING else list(default) if isinstance(default, tuple) else default
 
 
-def lines(name: str, option: Declared, default: Any) -> Iterator[str]:
+def lines(name: str, option: OptionSpec, default: Any) -> Iterator[str]:
     """An option in a docstring."""
     usual = "" if default in (MISSING, None, "", ()) else f" Default: {default!r}."
     choices = f" One of {', '.join(map(repr, option.choices))}." if option.choices else ""
@@ -42,6 +42,6 @@ def lines(name: str, option: Declared, default: Any) -> Iterator[str]:
     yield fill(text, WIDTH, initial_indent="    ", subsequent_indent="        ", break_on_hyphens=False)
 
 
-def sentence_of(option: Declared) -> str:
+def sentence_of(option: OptionSpec) -> str:
     """What it does, with other options as keywords."""
     return respelt(option.option.sentence, lambda name: f"{name.removeprefix('no_')}=False" if name.startswith("no_") else name)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from llamatrain.config.flag_hints import answered
 from llamatrain.config.messages import cut, nearest, worded
-from llamatrain.config.options import Checked, Option, OptionError, declared, plain
+from llamatrain.config.options import Option, OptionError, Options, declared, plain
 from llamatrain.config.read_limited import contents
 from llamatrain.errors import UsageError
 
@@ -15,7 +15,7 @@ LONGEST = 1 << 20  # bytes: of all options at their longest, and many names of f
 
 
 @dataclass(frozen=True)
-class DataArgument(Checked):
+class DataArgument(Options):
     """What has a place on the command line, and a name in a file only."""
 
     data: Annotated[tuple[str, ...], Option("The files to train on.")] = ()
@@ -26,7 +26,7 @@ class BaseArgument(DataArgument):
     base: Annotated[str, Option("The model that is tuned.")] = ""
 
 
-def read_config(path: Path, *classes: type[Checked]) -> dict[str, Any]:
+def read_config(path: Path, *classes: type[Options]) -> dict[str, Any]:
     """The options in a file, by field name, each of its field's type."""
     import tomllib
 

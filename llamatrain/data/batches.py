@@ -17,12 +17,12 @@ import numpy as np
 
 from llamatrain.data.best_fit import best_fit
 from llamatrain.data.options import DataOptions
-from llamatrain.data.row_cursor import Planned, Walk
+from llamatrain.data.row_cursor import Planned, RowCursor
 from llamatrain.data.shuffle import Order, mix
 from llamatrain.platform.terminal import bar
 
 if TYPE_CHECKING:
-    from llamatrain.data.dataset import Corpus
+    from llamatrain.data.dataset import Dataset
     from llamatrain.data.preference_records import Compare
 
 WINDOW = 512  # samples that are packed together
@@ -30,7 +30,7 @@ ENOUGH = 1 << 20  # tokens, to see how full rows are
 GRAIN = 32  # lengths of rows are multiples of it
 
 
-class Piece(NamedTuple):
+class Segment(NamedTuple):
     """A run of tokens that sees only itself."""
 
     tokens: np.ndarray
@@ -38,10 +38,10 @@ class Piece(NamedTuple):
     weights: np.ndarray
 
 
-Row = list[Piece]
+Row = list[Segment]
 
 
-class State(NamedTuple):
+class CursorState(NamedTuple):
     """What a checkpoint keeps of the data."""
 
     seed: int
@@ -64,12 +64,12 @@ class Batch:
     starts: np.ndarray  # int32: the first token of the row that each may see
     size: int  # tokens without padding
     samples: int = 0
-    compared: "Compared | None" = None
+    compared: "PreferenceBatch | None" = None
     empty: int = 0  # rows that are padding
 
 
 @dataclass(frozen=True)
-class Compared:
+class PreferenceBatch:
     """Which answer each token of a batch is of. Of pairs, those that are rejected have the numbers behind all chosen ones."""
 
     sequences: np.ndarray  # int32 (rows, length)
@@ -86,7 +86,7 @@ class Compared:
         return int(np.count_nonzero(self.chosen))
 
 
-class Filling(NamedTuple):
+class PackingStats(NamedTuple):
     """Of some rows: the part of what is computed that is no padding, and the part that is trained."""
 
     used: float
@@ -106,8 +106,10 @@ def lengths_of(ctx: int, options: DataOptions, full: bool, plain: bool, compare:
     return tuple(sorted({length for length in quarters if length < ctx} | {ctx}))
 
 
-class Rows:
-    def __init__(self, corpus: "Corpus", options: DataOptions, seed: int, eos: int | None = None, bos: int | None = None) -> None:
+class Batches:
+    def __init__(
+        self, corpus: "Dataset", options: DataOptions, seed: int, eos: int | None = None, bos: int | None = None
+    ) -> None:
         self.corpus, self.options, self.ctx = corpus, options, corpus.ctx
         self.padding = next((token for token in (eos, bos) if token is not None), 0)
         between = ((eos, options.separate_with_eos), (bos, options.separate_with_bos))
@@ -115,7 +117,7 @@ class Rows:
         self.eos = eos
         self.packs = options.packs(corpus.plain)
         self.seed = seed
-        self.restore(State(seed))
+        self.restore(CursorState(seed))
 
     @property
     def room(self) -> int:
@@ -134,21 +136,21 @@ class Rows:
     # ---- where training stands ---------------------------------------------
 
     @property
-    def state(self) -> State:
+    def state(self) -> CursorState:
         epoch, position = divmod(self._walk.place, len(self.corpus))
-        return State(self.seed, epoch, position, self._walk.row, self.corpus.fingerprint, self._walk.taken, self.end)
+        return CursorState(self.seed, epoch, position, self._walk.row, self.corpus.fingerprint, self._walk.taken, self.end)
 
-    def restore(self, state: State) -> bool:
+    def restore(self, state: CursorState) -> bool:
         """Go on where a state was; False where it belongs to other data, or a new shuffle is wanted: then from the start."""
         same = state.fingerprint in ("", self.corpus.fingerprint) and not (state.fingerprint and self.options.force_reshuffle)
         if not same:
             forced = state.fingerprint == self.corpus.fingerprint  # then the new shuffle is another one
-            state = State(mix(state.seed, state.epoch, state.position) >> 33 if forced else self.seed)
+            state = CursorState(mix(state.seed, state.epoch, state.position) >> 33 if forced else self.seed)
         self.seed, self.end = state.seed, state.end
         self.order = Order(len(self.corpus), self.seed, self.options.shuffle)
-        self._walk = Walk(self._plan, state.epoch * len(self.corpus) + state.position, state.row)
+        self._walk = RowCursor(self._plan, state.epoch * len(self.corpus) + state.position, state.row)
         if self._walk.lost:  # a state that was never given out
-            return self.restore(State(self.seed)) and False
+            return self.restore(CursorState(self.seed)) and False
         return same
 
     def batch(self, count: int) -> Batch:
@@ -177,7 +179,7 @@ class Rows:
                 told.update(place - told.n)
         return rows
 
-    def filling(self, count: int) -> Filling:
+    def filling(self, count: int) -> PackingStats:
         """Of the first batches of so many rows, those of a window, or of tokens enough."""
         rows = type(self)(self.corpus, self.options, self.seed, self.eos)
         samples = computed = used = trained = 0
@@ -185,7 +187,7 @@ class Rows:
             batch = rows.batch(count)
             samples, computed, used = samples + batch.samples, computed + batch.tokens.size, used + batch.size
             trained += int(np.count_nonzero(batch.weights))
-        return Filling(used / computed, trained / computed)
+        return PackingStats(used / computed, trained / computed)
 
     def once(self, count: int, mine: int = 0, of: int = 1) -> Iterator[Batch]:
         """All rows once, in the order of the files; the last batch is filled up with padding. Of so many who share the batches
@@ -232,9 +234,9 @@ class Rows:
             return tokens, weights
         return np.concatenate([[self.corpus.lead], tokens]), np.concatenate([[0], weights])
 
-    def _piece(self, tokens: np.ndarray, weights: np.ndarray) -> Piece:
+    def _piece(self, tokens: np.ndarray, weights: np.ndarray) -> Segment:
         end = self.ctx + 1
-        return Piece(tokens[: end - 1][: len(tokens) - 1], tokens[1:end], weights[1:end])
+        return Segment(tokens[: end - 1][: len(tokens) - 1], tokens[1:end], weights[1:end])
 
     def _filled(self, place: int) -> int:
         """The place after those that fill a row: a sample, and while there is room separators and the next one from its start."""
@@ -247,7 +249,7 @@ class Rows:
             size += len(between) + end - begin
         return place + 1
 
-    def _joined(self, places: Sequence[int]) -> Piece:
+    def _joined(self, places: Sequence[int]) -> Segment:
         tokens, weights = self._sample(places[0])
         for before, place in pairwise(places):
             between = self._between(before)

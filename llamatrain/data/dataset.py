@@ -18,7 +18,7 @@ from llamatrain.data.find_files import Use, check_apart, find_data, find_sources
 from llamatrain.data.options import DataOptions
 from llamatrain.data.preference_records import Compare
 from llamatrain.data.split import split
-from llamatrain.data.token_cache import Store
+from llamatrain.data.token_cache import TokenStore
 from llamatrain.errors import DataError
 from llamatrain.platform.terminal import say
 
@@ -27,11 +27,11 @@ GROUP = 64 * 10**6  # bytes of small files that share an entry of the cache
 
 
 @dataclass(frozen=True)
-class Part:
+class Shard:
     """Documents of some files. A row takes `ctx` targets of them; `lead` is 1 where a begin token stands before each row."""
 
     sources: list[DataFile]
-    store: Store
+    store: TokenStore
     documents: np.ndarray  # of cache.DOCUMENT
     ctx: int
     lead: int
@@ -90,10 +90,10 @@ class Part:
         weights = np.ones(len(tokens), np.float32) if marks is None else marks.read(begin, end).astype(np.float32)
         return Sample(tokens, weights, text)
 
-    def take(self, chosen: np.ndarray) -> "Part":
+    def take(self, chosen: np.ndarray) -> "Shard":
         return replace(self, documents=self.documents[chosen])
 
-    def dealt(self) -> "Part":
+    def dealt(self) -> "Shard":
         """What a split deals out: text as documents of one row each, or of many where rows overlap."""
         if not self.only_text:
             return self
@@ -138,10 +138,10 @@ class Sample(NamedTuple):
     text: bool  # may begin anywhere
 
 
-class Corpus:
+class Dataset:
     """The samples of all parts, numbered through."""
 
-    def __init__(self, parts: Sequence[Part], ctx: int, lead: int | None) -> None:
+    def __init__(self, parts: Sequence[Shard], ctx: int, lead: int | None) -> None:
         self.parts, self.ctx, self.lead = list(parts), ctx, lead
         self.ends = np.cumsum([len(part) for part in self.parts])
 
@@ -164,11 +164,11 @@ class Corpus:
                 for place in np.flatnonzero(part.documents["single"] & (part.counts > 0))[:most]:
                     yield self[end - len(part) + int(part.ends[place]) - 1]
 
-    def _find(self, number: int) -> tuple[Part, int, int, bool]:
+    def _find(self, number: int) -> tuple[Shard, int, int, bool]:
         part, number = self.part_of(number)
         return part, *part.span(number)
 
-    def part_of(self, number: int) -> tuple[Part, int]:
+    def part_of(self, number: int) -> tuple[Shard, int]:
         """The part that a sample is of, and its number there."""
         place = int(np.searchsorted(self.ends, number, side="right"))
         return self.parts[place], number - (int(self.ends[place - 1]) if place else 0)
@@ -215,15 +215,15 @@ class Corpus:
         return made.hexdigest()[:16]
 
 
-class Kind(NamedTuple):
+class DatasetKind(NamedTuple):
     """How documents become samples."""
 
-    part: type[Part] = Part
-    corpus: type[Corpus] = Corpus
+    part: type[Shard] = Shard
+    corpus: type[Dataset] = Dataset
     compare: Compare | None = None
 
 
-PLAIN = Kind()
+PLAIN = DatasetKind()
 
 
 def named(places: list[str]) -> str:
@@ -252,9 +252,9 @@ def open_corpus(
     options: DataOptions,
     ctx: int,
     seed: int,
-    kind: Kind = PLAIN,
+    kind: DatasetKind = PLAIN,
     use: Use = "train",
-) -> tuple[Corpus, Corpus | None]:
+) -> tuple[Dataset, Dataset | None]:
     """The samples to train on, and those to validate with."""
     found = find_data(data, options.mapping, use, options.raw)
     sources, others = found.sources, [] if options.val_split else found.offered
@@ -274,7 +274,7 @@ def open_corpus(
     return whole(parts), whole(open_parts(others, plain, kind)) if others else None
 
 
-def open_parts(sources: list[DataFile], encoder: Encoder, kind: Kind) -> list[Part]:
+def open_parts(sources: list[DataFile], encoder: Encoder, kind: DatasetKind) -> list[Shard]:
     """Files of a kind together, but no more than a large one at a time: a change makes only its own part anew."""
     groups = list[list[DataFile]]()
     room = 0
@@ -300,7 +300,7 @@ def open_parts(sources: list[DataFile], encoder: Encoder, kind: Kind) -> list[Pa
     ]
 
 
-def corpus_of(parts: list[Part], ctx: int, lead: int | None, kind: Kind) -> Corpus:
+def corpus_of(parts: list[Shard], ctx: int, lead: int | None, kind: DatasetKind) -> Dataset:
     """One that has something to train on."""
     corpus = kind.corpus(parts, ctx, lead)
     if not len(corpus):
@@ -309,13 +309,13 @@ def corpus_of(parts: list[Part], ctx: int, lead: int | None, kind: Kind) -> Corp
     return corpus
 
 
-def check_length(parts: list[Part], ctx: int, lead: int | None) -> None:
+def check_length(parts: list[Shard], ctx: int, lead: int | None) -> None:
     """Text must fill a row."""
     targets = sum(int(part.documents["size"].sum()) for part in parts) - (lead is None)
-    if Corpus(parts, ctx, lead).only_text and targets < ctx:
+    if Dataset(parts, ctx, lead).only_text and targets < ctx:
         less = f"take {flag_of('ctx')} {max(targets, 1)} or less, or more text"
         raise DataError(f"{name_of(parts)}: too short for a row of {ctx}; {less}")
 
 
-def name_of(parts: list[Part]) -> str:
+def name_of(parts: list[Shard]) -> str:
     return naming([source for part in parts for source in part.sources])

@@ -13,7 +13,7 @@ import numpy as np
 
 from llamatrain.data.chat.chatml import CHATML, CHATML_WITH_EOS
 from llamatrain.data.chat.encode import encode_chat, encode_prompt
-from llamatrain.data.chat.incremental import LARGE, Growing
+from llamatrain.data.chat.incremental import LARGE, IncrementalTokenizer
 from llamatrain.data.chat.mask import NEITHER, NOTHING, MarkedTokens, last_answer
 from llamatrain.data.chat.messages import UNTRAINED
 from llamatrain.data.chat.prompt import PromptReader, TokenizerLike
@@ -21,13 +21,13 @@ from llamatrain.data.chat.reasoning import unthought
 from llamatrain.data.chat.template import AHEAD, WANTED, Asked, ChatTemplate, TemplateError, TemplateStopped
 from llamatrain.data.files import DataFile
 from llamatrain.data.find_files import naming
-from llamatrain.data.json_values import TooMuch
+from llamatrain.data.json_values import RecordTooLarge
 from llamatrain.data.options import DataOptions
 from llamatrain.data.parallel_map import grouped, in_order, progress
-from llamatrain.data.preference_records import Compare, Judged, check_lines, judged_in
+from llamatrain.data.preference_records import Compare, PreferencePair, check_lines, judged_in
 from llamatrain.data.readers.text import JsonLine, Place, chunks_of, rows_of, samples_after
-from llamatrain.data.records import Chat, Document, Prompt, Text, parse_line
-from llamatrain.data.token_cache import Bounds, Store, StoreWriter, stored
+from llamatrain.data.records import ChatRecord, Document, PromptRecord, TextRecord, parse_line
+from llamatrain.data.token_cache import StoreLimits, TokenStore, TokenStoreWriter, stored
 from llamatrain.data.warnings import lines, marks_in, plain_marks
 from llamatrain.errors import DataError
 from llamatrain.platform.memory import give_back
@@ -36,7 +36,7 @@ from llamatrain.platform.terminal import say
 VERSION = 3  # of what this file makes of a text: with a new one, old entries of the cache are not found any more
 LINES = 4  # the same of JSON lines
 MANY = 2 << 20  # tokens that a task may make, besides two for each byte, before it leaves the rest to the one who takes them
-FORM_NAMES = {Text: "texts", Prompt: "prompts with answers", Chat: "chats"}
+FORM_NAMES = {TextRecord: "texts", PromptRecord: "prompts with answers", ChatRecord: "chats"}
 SHOWN = 3  # rows that were skipped, of which it is said why
 TOO_MUCH = -2  # in place of the first trained token of a row that is skipped for its size
 REFUSED = -3  # the same of one that is of no known form, or that the chat template refuses
@@ -77,14 +77,14 @@ class Encoder:
         keeps = self.options.thinking == "keep"
         return ChatTemplate(source, bos, eos, self.reader.ends.values(), keeps=keeps, day=self.date)
 
-    def _template_of(self, chat: Chat) -> ChatTemplate:
+    def _template_of(self, chat: ChatRecord) -> ChatTemplate:
         return self.tool_template or self.template if chat.tools else self.template
 
     def _close(self) -> None:
         for template in filter(None, (self.template, self.tool_template)):
             template.close()
 
-    def store(self, sources: list[DataFile]) -> Store:
+    def store(self, sources: list[DataFile]) -> TokenStore:
         """The tokens of some files of one kind."""
         if self.compare:
             check_lines(sources, self.compare)
@@ -103,10 +103,10 @@ class Encoder:
         fill = self._fill_samples if self.options.pattern else self._fill_text
         return stored(key, lambda writer: fill(sources, writer), bounds)
 
-    def _bounds(self, sources: list[DataFile]) -> Bounds:
+    def _bounds(self, sources: list[DataFile]) -> StoreLimits:
         """A document is a file, or some bytes of one."""
         files, size = len(sources), sum(source.most for source in sources)
-        return Bounds(ids=len(self.tokenizer), files=files, documents=files + size)
+        return StoreLimits(ids=len(self.tokenizer), files=files, documents=files + size)
 
     def _identity(self, sources: list[DataFile]) -> str:
         """What checkpoints know the data by."""
@@ -144,7 +144,7 @@ class Encoder:
 
     # ---- text --------------------------------------------------------------
 
-    def _fill_text(self, sources: list[DataFile], writer: StoreWriter) -> None:
+    def _fill_text(self, sources: list[DataFile], writer: TokenStoreWriter) -> None:
         """Each file is one document."""
         with progress(sources) as told:
             for number, source in enumerate(sources):
@@ -154,7 +154,7 @@ class Encoder:
                 writer.write(self._end(self.tokenizer.add_eos))
                 writer.end(number, 1)
 
-    def _fill_samples(self, sources: list[DataFile], writer: StoreWriter) -> None:
+    def _fill_samples(self, sources: list[DataFile], writer: TokenStoreWriter) -> None:
         options = self.options
         longest = self.ctx * PIECE if options.overlapping_samples else None
         kept = self.ctx + 1 if options.overlapping_samples and not options.sample_random_offsets else None
@@ -177,13 +177,13 @@ class Encoder:
 
     # ---- lines -------------------------------------------------------------
 
-    def _fill_lines(self, sources: list[DataFile], writer: StoreWriter) -> None:
+    def _fill_lines(self, sources: list[DataFile], writer: TokenStoreWriter) -> None:
         numbered = (
             (len(text) + 1, JsonLine(number, count, text, source.place(count)))
             for number, source in enumerate(sources)
             for count, text in rows_of(source)
         )
-        skipped, refused = Reasons(), Refusals()
+        skipped, refused = SkipReasons(), RefusedRows()
         self.notes, self.forms, self.template.notes = {}, set(), set()
         for made, left in in_order(self._lines, grouped(numbered), sources):
             self._write(chain(made, (pair for row in left for pair in self._row(row))), writer, skipped, refused)
@@ -214,12 +214,12 @@ class Encoder:
             notes["endless"] = "".join(self.reader.text_of(int(token)) for token in self.reader.end) or "nothing"
         return notes
 
-    def _write(self, made: Iterable[Made], writer: StoreWriter, skipped: "Reasons", refused: "Refusals") -> None:
+    def _write(self, made: Iterable[Made], writer: TokenStoreWriter, skipped: "SkipReasons", refused: "RefusedRows") -> None:
         """Write what became of rows, and note why some are skipped."""
         for line, sample in made:
             refused.seen += 1
             if isinstance(sample, DataError):
-                much = isinstance(sample, TooMuch)
+                much = isinstance(sample, RecordTooLarge)
                 skipped.add(f"{f'{line.place}: {sample}' if much else sample}; skipped")
                 if not much:
                     refused.add(line, sample)
@@ -234,7 +234,7 @@ class Encoder:
     def _lines(self, group: list[JsonLine]) -> tuple[list[Made], list[JsonLine]]:
         """What becomes of some lines, and those that are left because there are too many tokens to be held already."""
         made, room = list[Made](), MANY + 2 * sum(len(line.text) for line in group)
-        documents = dict[Place, Document | Judged | DataError]()
+        documents = dict[Place, Document | PreferencePair | DataError]()
         for at, line in enumerate(group):
             if room < 0:
                 return made, group[at:]
@@ -244,17 +244,19 @@ class Encoder:
             made += new
         return made, []
 
-    def _ahead(self, lines: list[JsonLine]) -> dict[Place, Document | Judged | DataError]:
+    def _ahead(self, lines: list[JsonLine]) -> dict[Place, Document | PreferencePair | DataError]:
         """Read the next lines as far as they are short, by their places, and have their chats rendered."""
-        documents = dict[Place, Document | Judged | DataError]()
+        documents = dict[Place, Document | PreferencePair | DataError]()
 
         def asked() -> Iterator[Asked]:
             sizes = accumulate(len(line.text) for line in lines)
             for line in (line for line, size in zip(lines, sizes, strict=True) if size <= AHEAD):
                 try:
                     documents[line.key] = document = self._taken(self._parsed(line))
-                    all_of_it = document.both if isinstance(document, Judged) else (document,)
-                    chats = [chat for chat in all_of_it if isinstance(chat, Chat) and self._template_of(chat) is self.template]
+                    all_of_it = document.both if isinstance(document, PreferencePair) else (document,)
+                    chats = [
+                        chat for chat in all_of_it if isinstance(chat, ChatRecord) and self._template_of(chat) is self.template
+                    ]
                 except DataError as error:  # which is told in its turn
                     documents[line.key] = error.with_traceback(None)
                     continue
@@ -263,7 +265,7 @@ class Encoder:
         self.template.ahead(asked())
         return documents
 
-    def _row(self, line: JsonLine, document: Document | Judged | DataError | None = None) -> list[Made]:
+    def _row(self, line: JsonLine, document: Document | PreferencePair | DataError | None = None) -> list[Made]:
         try:
             document = document or self._taken(self._parsed(line))
             if isinstance(document, DataError):
@@ -271,7 +273,7 @@ class Encoder:
             if len(line.text) > LARGE:
                 give_back()  # it took several times its size
             return [(line, sample) for sample in self._document(document, len(line.text))]
-        except TooMuch as error:
+        except RecordTooLarge as error:
             return [(line, error), *([(line, NEITHER)] if self.compare else [])]
         except TemplateStopped as error:
             raise DataError(f"{line.place}: {error}") from None
@@ -280,37 +282,37 @@ class Encoder:
         except DataError as error:
             return [(line, error), *([(line, NEITHER)] if self.compare else [])]
 
-    def _parsed(self, line: JsonLine) -> Document | Judged:
+    def _parsed(self, line: JsonLine) -> Document | PreferencePair:
         columns = self.options.mapping
         if self.compare:
             return judged_in(line.text, line.place, self.compare, columns)
         return parse_line(line.text, line.place, columns)
 
-    def _taken(self, document: Document | Judged) -> Document | Judged:
-        return document.changed(self._as_asked) if isinstance(document, Judged) else self._as_asked(document)
+    def _taken(self, document: Document | PreferencePair) -> Document | PreferencePair:
+        return document.changed(self._as_asked) if isinstance(document, PreferencePair) else self._as_asked(document)
 
     def _as_asked(self, document: Document) -> Document:
         self.forms.add(FORM_NAMES[type(document)])
-        if not isinstance(document, Text) and document.media:
+        if not isinstance(document, TextRecord) and document.media:
             self.notes["media"] = ""
-        if isinstance(document, Prompt) and self.as_chat:
+        if isinstance(document, PromptRecord) and self.as_chat:
             document = document.as_chat()
             self.notes["as_chat"] = ""
         return unthought(document) if self.options.thinking == "strip" else document
 
-    def _document(self, document: Document | Judged, size: int = 0) -> list[MarkedTokens]:
-        if isinstance(document, Judged):
+    def _document(self, document: Document | PreferencePair, size: int = 0) -> list[MarkedTokens]:
+        if isinstance(document, PreferencePair):
             return [last_answer(self._document(each, size)) if each else NEITHER for each in document.both]
-        if isinstance(document, Chat):
+        if isinstance(document, ChatRecord):
             return self._chat(document, size)
-        if isinstance(document, Prompt):
+        if isinstance(document, PromptRecord):
             return [self._prompt(document, size)]
         tokens = self._text(document.text, size)
         return [MarkedTokens(tokens, np.ones(len(tokens), np.uint8), single=False)]
 
     def _text(self, words: str, size: int) -> np.ndarray:
         read = self.options.parse_special
-        text = self.reader.growing(size, LARGE) if read else Growing(self._plain, self.tokenizer.cut, size, LARGE)
+        text = self.reader.growing(size, LARGE) if read else IncrementalTokenizer(self._plain, self.tokenizer.cut, size, LARGE)
         text.change(0, words.encode())
         if not read and "rendered" not in self.notes:
             marks = [mark for mark in marks_in(words) if self.reader.token_of(mark) is not None]
@@ -319,7 +321,7 @@ class Encoder:
             text.append(self._end(bool(words)))
         return text.tokens
 
-    def _prompt(self, document: Prompt, size: int) -> MarkedTokens:
+    def _prompt(self, document: PromptRecord, size: int) -> MarkedTokens:
         if document.system:
             self.notes["system_left"] = ""
         tokens, marks = encode_prompt(document, self.reader, size)
@@ -327,7 +329,7 @@ class Encoder:
             marks[:] = 1
         return MarkedTokens(tokens, marks, single=True)
 
-    def _chat(self, document: Chat, size: int) -> list[MarkedTokens]:
+    def _chat(self, document: ChatRecord, size: int) -> list[MarkedTokens]:
         if self.options.train_on == "all" and not self.compare:
             if any(UNTRAINED in message for message in document.messages):
                 raise TemplateError("a message has weight 0, and --train-on all trains every token; leave one of them out")
@@ -339,7 +341,7 @@ class Encoder:
             template = self._template_of(document)
             pairs = list(encode_chat(document, template, self.reader, size, noted, self.want)) or [NOTHING]
             if self.compare and "later" in noted:
-                raise TooMuch("what is compared stands behind more tokens than can be")
+                raise RecordTooLarge("what is compared stands behind more tokens than can be")
             self.notes |= dict.fromkeys(noted, "")
         self.notes["chats"] = ""
         return [MarkedTokens(tokens, marks, single=True) for tokens, marks in pairs]
@@ -349,7 +351,7 @@ class Encoder:
 
 
 @dataclass
-class Reasons:
+class SkipReasons:
     """Why rows are skipped: the first few reasons, and how many there are."""
 
     first: list[str] = field(default_factory=list)
@@ -362,7 +364,7 @@ class Reasons:
 
 
 @dataclass
-class Refusals:
+class RefusedRows:
     """The rows that cannot be used: the first error, the places of the next few, and how many there are."""
 
     error: str = ""

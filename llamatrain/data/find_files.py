@@ -15,7 +15,7 @@ from typing import BinaryIO, Literal
 from llamatrain.config.not_found import missing_data
 from llamatrain.data.file_kind import KNOWN, MARKS, TAKEN, Form, check_head, check_name, check_text, named
 from llamatrain.data.files import DataFile
-from llamatrain.data.folder_scan import Folder, counted, looked_into
+from llamatrain.data.folder_scan import ScannedFolder, counted, looked_into
 from llamatrain.data.readers import parquet
 from llamatrain.data.readers.compressed import NEEDED, WIDE, can_unzstd
 from llamatrain.distributed.comm import world
@@ -33,7 +33,7 @@ Use = Literal["train", "validate", "judge"]
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundFiles:
     """The files that are named, and those of their folders that are for something else."""
 
     sources: list[DataFile]
@@ -48,9 +48,9 @@ def find_sources(
     return find_data(data, columns, use, raw).sources
 
 
-def find_data(data: Sequence[str], columns: Mapping[str, str] | None = None, use: Use = "train", raw: bool = False) -> Found:
+def find_data(data: Sequence[str], columns: Mapping[str, str] | None = None, use: Use = "train", raw: bool = False) -> FoundFiles:
     """`raw`: all of it is text, whatever its name and its looks say."""
-    found = Found([], [], [])
+    found = FoundFiles([], [], [])
     for name in data:
         if Path(name).is_dir() and name:
             _folder(looked_into(Path(name)), use, found)
@@ -67,7 +67,7 @@ def find_data(data: Sequence[str], columns: Mapping[str, str] | None = None, use
     return found
 
 
-def _folder(folder: Folder, use: Use, found: Found) -> None:
+def _folder(folder: ScannedFolder, use: Use, found: FoundFiles) -> None:
     if not folder.held:
         found.sources.extend(map(_file, folder.train))
         return

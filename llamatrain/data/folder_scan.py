@@ -22,7 +22,7 @@ OLDER = (".txt", ".md", ".jsonl", ".ndjson")  # beside which others are not look
 
 
 @dataclass(frozen=True)
-class Folder:
+class ScannedFolder:
     path: Path
     train: list[Path]
     held: dict[str, list[Path]] = field(default_factory=dict)  # by what it is for
@@ -39,7 +39,7 @@ class Folder:
         return "test" if "test" in self.held else "validation"
 
 
-def looked_into(path: Path) -> Folder:
+def looked_into(path: Path) -> ScannedFolder:
     files = files_in(path)
     rows = [file for file in files if form_of(file) not in (None, "text") and file.name not in FACTS]
     splits = {file: split_of(file.relative_to(path)) for file in rows}
@@ -51,10 +51,10 @@ def looked_into(path: Path) -> Folder:
         return without_splits(path, files, rows)
     train = [file for file in rows if splits[file] == "train"] or [file for file in rows if splits[file] is None]
     taken = {*train, *(file for some in held.values() for file in some)}
-    return Folder(path, train, held, [file for file in files if file not in taken])
+    return ScannedFolder(path, train, held, [file for file in files if file not in taken])
 
 
-def without_splits(path: Path, files: list[Path], rows: list[Path]) -> Folder:
+def without_splits(path: Path, files: list[Path], rows: list[Path]) -> ScannedFolder:
     texts = [file for file in files if form_of(file) == "text"]
     if rows and all(ABOUT.match(file.name) for file in texts):
         texts = []
@@ -66,7 +66,7 @@ def without_splits(path: Path, files: list[Path], rows: list[Path]) -> Folder:
     if len(first) > 1:
         what = "JSON lines" if form_of(first["rows"]) == "lines" else "rows"
         raise DataError(f"{path}: mixes text ({first['text']}) and {what} ({first['rows']}); name the ones meant")
-    return Folder(path, train, {}, [file for file in files if file not in train])
+    return ScannedFolder(path, train, {}, [file for file in files if file not in train])
 
 
 def form_of(file: Path) -> Form | None:

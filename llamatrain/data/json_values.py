@@ -11,13 +11,13 @@ from llamatrain.errors import DataError
 VALUES = 1 << 18  # in a line: objects, lists and what they hold; each takes up to a hundred times its bytes in the file
 
 
-class TooMuch(DataError):
+class RecordTooLarge(DataError):
     """What takes more time or memory than one row of the data may: the row is skipped."""
 
 
 def parsed(text: bytes) -> Any:
     if len(text) > VALUES and (values := count_values(text)) > VALUES:
-        raise TooMuch(f"{values:,} JSON values in a line, where {VALUES:,} can be")
+        raise RecordTooLarge(f"{values:,} JSON values in a line, where {VALUES:,} can be")
     return json.loads(text)
 
 

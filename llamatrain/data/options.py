@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal
 
-from llamatrain.config.options import Checked, Option, OptionError
+from llamatrain.config.options import Option, OptionError, Options
 from llamatrain.data.chat.builtin import NAMED, layout_of
 from llamatrain.data.column_names import mapping_of
 from llamatrain.errors import DataError, MissingError, UsageError
@@ -19,7 +19,7 @@ TEMPLATE = Option(
 
 
 @dataclass(frozen=True)
-class DataOptions(Checked, panel="Data"):
+class DataOptions(Options, panel="Data"):
     train_on: Annotated[
         Literal["completion", "last", "all"],
         Option("Train on the answers of prompts and chats, on the last of a chat alone, or on all tokens; text is always all."),

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from llamatrain.data.chat.messages import Message, has_media, kind_of, listed, messages_of, tools_of
 from llamatrain.data.column_names import ANSWERS, ASKS, MESSAGES, renamed
 from llamatrain.data.files import DataFile
-from llamatrain.data.records import Chat, Prompt, history_of, prompt_of, row_of
+from llamatrain.data.records import ChatRecord, PromptRecord, history_of, prompt_of, row_of
 from llamatrain.errors import DataError
 from llamatrain.gguf.parser import cut
 
@@ -21,44 +21,44 @@ LEAVE = "leave the row out"
 
 
 @dataclass(frozen=True)
-class Judged:
+class PreferencePair:
     """Of a pair both; of an answer that was judged alone one of them."""
 
-    chosen: Prompt | Chat | None
-    rejected: Prompt | Chat | None
+    chosen: PromptRecord | ChatRecord | None
+    rejected: PromptRecord | ChatRecord | None
 
     @property
-    def both(self) -> tuple[Prompt | Chat | None, Prompt | Chat | None]:
+    def both(self) -> tuple[PromptRecord | ChatRecord | None, PromptRecord | ChatRecord | None]:
         return self.chosen, self.rejected
 
-    def changed(self, change: Callable[[Prompt | Chat], Any]) -> "Judged":
-        return Judged(*(change(each) if each else None for each in self.both))
+    def changed(self, change: Callable[[PromptRecord | ChatRecord], Any]) -> "PreferencePair":
+        return PreferencePair(*(change(each) if each else None for each in self.both))
 
 
-def judged_in(line: bytes, place: str, compare: Compare, columns: Mapping[str, str] | None = None) -> Judged:
+def judged_in(line: bytes, place: str, compare: Compare, columns: Mapping[str, str] | None = None) -> PreferencePair:
     return judged_of(renamed(row_of(line, place), columns or {}, place), place, compare)
 
 
-def judged_of(row: dict[str, Any], place: str, compare: Compare) -> Judged:
+def judged_of(row: dict[str, Any], place: str, compare: Compare) -> PreferencePair:
     row = unified(row, place)
     if "chosen" in row and "rejected" in row:
         chosen, rejected = (_answered(row, key, place) for key in ("chosen", "rejected"))
-        if isinstance(chosen, Chat) or isinstance(rejected, Chat):  # one is a string, and the other messages
-            chosen, rejected = (each.as_chat() if isinstance(each, Prompt) else each for each in (chosen, rejected))
+        if isinstance(chosen, ChatRecord) or isinstance(rejected, ChatRecord):  # one is a string, and the other messages
+            chosen, rejected = (each.as_chat() if isinstance(each, PromptRecord) else each for each in (chosen, rejected))
         if chosen == rejected:
             raise DataError(f'{place}: "chosen" and "rejected" are the same, so there is nothing to prefer; {LEAVE}')
         if _prompt_of(chosen) != _prompt_of(rejected):
             raise DataError(
                 f'{place}: "chosen" and "rejected" differ before their last message; answers to one prompt are compared'
             )
-        return Judged(chosen, rejected)
+        return PreferencePair(chosen, rejected)
     if "label" in row and "completion" in row:
         if compare == "pairs":
             raise DataError(f'{place}: an answer with a "label", where pairs are compared, {PAIR}; --objective kto takes it')
         if not isinstance(row["label"], bool):
             raise DataError(f'{place}: "label" is {kind_of(row["label"])} where true or false is expected')
         answer = _answered(row, "completion", place)
-        return Judged(answer, None) if row["label"] else Judged(None, answer)
+        return PreferencePair(answer, None) if row["label"] else PreferencePair(None, answer)
     keys = ", ".join(json.dumps(cut(key)) for key in list(row)[:8]) or "none"
     forms = f"{PAIR} or {LABELLED}" if compare == "answers" else PAIR
     raise DataError(f"{place}: nothing to compare: found {keys}; --objective {OBJECTIVES[compare]} takes {forms}")
@@ -91,7 +91,7 @@ def check_lines(sources: Iterable[DataFile], compare: Compare) -> None:
             raise DataError(f"{source.name}: plain text, in which nothing is compared; {known}")
 
 
-def _answered(row: dict[str, Any], key: str, place: str) -> Prompt | Chat:
+def _answered(row: dict[str, Any], key: str, place: str) -> PromptRecord | ChatRecord:
     """A prompt with one of its answers. Either may be messages; an answer may be a whole conversation."""
     prompt, answer = row.get("prompt"), row[key]
     if isinstance(answer, str):
@@ -100,7 +100,7 @@ def _answered(row: dict[str, Any], key: str, place: str) -> Prompt | Chat:
         if isinstance(prompt, str):
             system = row.get("system")
             spoken = system if isinstance(system, str) else ""
-            return Prompt(prompt, answer, system=spoken, media=has_media(row), history=history_of(row, place))
+            return PromptRecord(prompt, answer, system=spoken, media=has_media(row), history=history_of(row, place))
         answer = [{"role": ROLE, "content": answer}]
     elif not isinstance(answer, list):
         raise DataError(f"{place}: {json.dumps(key)} is {kind_of(answer)} where a string or a list of messages is expected")
@@ -111,13 +111,13 @@ def _answered(row: dict[str, Any], key: str, place: str) -> Prompt | Chat:
     if not said[-1]["content"] and not said[-1].get("tool_calls"):
         raise DataError(f"{place}: {json.dumps(key)} is empty, so there is nothing to learn from; {LEAVE}")
     before = [] if len(said) > 1 and said[0]["role"] != ROLE else _before(row, prompt, place)
-    return Chat([*before, *said], tools_of(row, place), has_media(row))
+    return ChatRecord([*before, *said], tools_of(row, place), has_media(row))
 
 
 def _before(row: dict[str, Any], prompt: Any, place: str) -> list[Message]:
     """The messages that an answer is to, where it does not bring them."""
     if isinstance(prompt, str):
-        *earlier, _ = Prompt(prompt, "", history=history_of(row, place)).as_chat().messages
+        *earlier, _ = PromptRecord(prompt, "", history=history_of(row, place)).as_chat().messages
         return _messages(row, earlier, "prompt", place)
     if isinstance(prompt, list) and prompt:
         return _messages(row, prompt, "prompt", place)
@@ -133,5 +133,5 @@ def _messages(row: dict[str, Any], value: Any, key: str, place: str) -> list[Mes
         raise DataError(str(error).replace(f"{place}: ", f"{place}: {json.dumps(key)}: ", 1)) from None
 
 
-def _prompt_of(document: Prompt | Chat) -> Any:
-    return document.prompt if isinstance(document, Prompt) else document.messages[:-1]
+def _prompt_of(document: PromptRecord | ChatRecord) -> Any:
+    return document.prompt if isinstance(document, PromptRecord) else document.messages[:-1]

@@ -16,12 +16,12 @@ GOOD = '{"messages"} or {"prompt", "completion"}'
 
 
 @dataclass(frozen=True)
-class Text:
+class TextRecord:
     text: str
 
 
 @dataclass(frozen=True)
-class Prompt:
+class PromptRecord:
     prompt: str
     answer: str
     joint: str = ""  # between the two where they are tokenized as they stand; it belongs to the prompt
@@ -34,21 +34,21 @@ class Prompt:
         """All that precedes the answer in plain text."""
         return "".join(f"{asked}\n{said}\n" for asked, said in self.history) + self.prompt + self.joint
 
-    def as_chat(self) -> "Chat":
+    def as_chat(self) -> "ChatRecord":
         opened = [{"role": "system", "content": self.system}] if self.system else []
         turns = (*self.history, (self.prompt, self.answer))
         said = ({"role": role, "content": words} for turn in turns for role, words in zip(ROLES, turn, strict=True))
-        return Chat([*opened, *said], media=self.media)
+        return ChatRecord([*opened, *said], media=self.media)
 
 
 @dataclass(frozen=True)
-class Chat:
+class ChatRecord:
     messages: list[Message]
     tools: list[Any] | None = None
     media: bool = False
 
 
-Document = Text | Prompt | Chat
+Document = TextRecord | PromptRecord | ChatRecord
 
 
 def parse_line(line: bytes, place: str, columns: Mapping[str, str] | None = None) -> Document:
@@ -86,15 +86,17 @@ def _document(row: dict[str, Any], place: str, meant: set[str]) -> Document:
     known = sorted(TRIED, key=lambda form: not meant & {*form}) if meant else TRIED
     form = next((form for found in (there, row) for form in known if found.keys() >= {*form}), None)
     if form and form[0] in MESSAGES:
-        return Chat(messages_of(row, place, form[0]), tools_of(row, place), has_media(row))
+        return ChatRecord(messages_of(row, place, form[0]), tools_of(row, place), has_media(row))
     if form == ("text",):
-        return Text(_string(row, "text", place))
+        return TextRecord(_string(row, "text", place))
     if form and all(holds_messages(row[key]) for key in form):  # TRL's chats in two halves
-        return Chat(halves_of(row, form[0], form[1], place), tools_of(row, place), has_media(row))
+        return ChatRecord(halves_of(row, form[0], form[1], place), tools_of(row, place), has_media(row))
     if form:
         prompt, answer = prompt_of(row, form[0], place), _string(row, form[1], place)
         joint, system = "" if form[0] == "prompt" else "\n", row.get("system")
-        return Prompt(prompt, answer, joint, system if isinstance(system, str) else "", has_media(row), history_of(row, place))
+        return PromptRecord(
+            prompt, answer, joint, system if isinstance(system, str) else "", has_media(row), history_of(row, place)
+        )
     raise DataError(f"{place}: no known keys: found {told(list(row))}; known are {FORMS}; --columns prompt=KEY,... names others")
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 Planned = tuple[Sequence[Sequence[int]], int]  # rows, each by the places of its samples, and the place after them
 
 
-class Walk:
+class RowCursor:
     """`plan` says of a place which rows begin there; they are kept until all are gone past."""
 
     def __init__(self, plan: Callable[[int], Planned], place: int, row: int) -> None:

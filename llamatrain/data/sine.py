@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from llamatrain.data.batches import Batch, Filling, State
+from llamatrain.data.batches import Batch, CursorState, PackingStats
 from llamatrain.data.shuffle import mix
 from llamatrain.errors import UsageError
 
@@ -30,11 +30,11 @@ class Sine:
         self._row = self.end = 0
 
     @property
-    def state(self) -> State:
+    def state(self) -> CursorState:
         epoch, position = divmod(self._row, self.ROWS)
-        return State(seed=self.seed, epoch=epoch, position=position, fingerprint=FINGERPRINT, end=self.end)
+        return CursorState(seed=self.seed, epoch=epoch, position=position, fingerprint=FINGERPRINT, end=self.end)
 
-    def restore(self, state: State) -> bool:
+    def restore(self, state: CursorState) -> bool:
         same = state.fingerprint in ("", FINGERPRINT)
         if same:
             self.seed, self.end = state.seed, state.end
@@ -44,8 +44,8 @@ class Sine:
     def count(self, epochs: int) -> int:
         return epochs * self.ROWS
 
-    def filling(self, count: int) -> Filling:
-        return Filling(1.0, 1.0)
+    def filling(self, count: int) -> PackingStats:
+        return PackingStats(1.0, 1.0)
 
     def batch(self, count: int) -> Batch:
         phases = [2 * np.pi * mix(self.seed, self._row + row) / 2**64 for row in range(count)]

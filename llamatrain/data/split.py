@@ -10,12 +10,12 @@ from llamatrain.data.shuffle import Permutation
 from llamatrain.errors import DataError
 
 if TYPE_CHECKING:
-    from llamatrain.data.dataset import Part
+    from llamatrain.data.dataset import Shard
 
 SPLIT = 0x5911  # keeps the shuffle of the split apart from those of the epochs
 
 
-def split(parts: "list[Part]", name: str, share: float, seed: int) -> "tuple[list[Part], list[Part]]":
+def split(parts: "list[Shard]", name: str, share: float, seed: int) -> "tuple[list[Shard], list[Shard]]":
     """Documents dealt to training and validation by the seed; those of one line stay together."""
     pieces = [part.dealt() for part in parts]
     units = [np.unique(part.documents[["file", "line"]], return_inverse=True)[1] for part in pieces]

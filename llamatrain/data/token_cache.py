@@ -58,7 +58,7 @@ def cache_folder() -> Path:
     return folder
 
 
-class Bounds(NamedTuple):
+class StoreLimits(NamedTuple):
     """What the numbers of an entry may be: compiled code takes them for what they say."""
 
     ids: int  # the vocabulary's size
@@ -66,7 +66,7 @@ class Bounds(NamedTuple):
     documents: int
 
 
-class OnDisk:
+class DiskArray:
     """An array in a file, read in pieces. A memory map would do it too, but its pages count as the program's memory:
     rows come from everywhere, and each may bring a megabyte with it. The file stays open: it may be removed meanwhile."""
 
@@ -108,13 +108,13 @@ def _allow_files(count: int) -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
 
 
-class Store:
+class TokenStore:
     """The documents of some files."""
 
     def __init__(self, folder: Path, key: str, most: int) -> None:
         self.key = self.identity = key  # the latter is what checkpoints know it by
-        self.tokens = OnDisk(folder / "tokens", TOKEN)
-        self.marks = OnDisk(folder / "marks", MARK) if os.path.lexists(folder / "marks") else None
+        self.tokens = DiskArray(folder / "tokens", TOKEN)
+        self.marks = DiskArray(folder / "marks", MARK) if os.path.lexists(folder / "marks") else None
         self.documents = np.frombuffer(content(folder / "documents", most * DOCUMENT.itemsize)[0], DOCUMENT)
         self.noted = content(folder / "notes", PIECE)[0] if os.path.lexists(folder / "notes") else b""
         self.notes = {str(kind): str(told) for kind, told in dict(json.loads(self.noted or b"{}")).items()}
@@ -124,14 +124,14 @@ class Store:
         notes = {"notes": len(self.noted)} if self.noted else {}
         return {"tokens": self.tokens.size, "documents": self.documents.nbytes, **marks, **notes}
 
-    def sums(self, bounds: Bounds) -> dict[str, list[int]]:
+    def sums(self, bounds: StoreLimits) -> dict[str, list[int]]:
         """What sizes.json says of these files."""
         documents = [self.documents.nbytes, zlib.crc32(self.documents.view(np.uint8).data)]
         marks = {} if self.marks is None else {"marks": self.marks.sum(2)}
         notes = {"notes": [len(self.noted), zlib.crc32(self.noted)]} if self.noted else {}
         return {"tokens": self.tokens.sum(bounds.ids), "documents": documents, **marks, **notes}
 
-    def fits(self, bounds: Bounds) -> bool:
+    def fits(self, bounds: StoreLimits) -> bool:
         """Whether the documents are those of these tokens, one after the other, and each has a mark."""
         count = self.tokens.size // TOKEN.itemsize
         if self.marks and self.marks.size != count:
@@ -165,7 +165,7 @@ def _keeping(folder: Path) -> Iterator[None]:
         ) from None
 
 
-class StoreWriter:
+class TokenStoreWriter:
     """Takes documents one after the other."""
 
     def __init__(self, folder: Path) -> None:
@@ -213,7 +213,7 @@ class StoreWriter:
                 file.close()
 
 
-def stored(key: str, fill: Callable[[StoreWriter], None], bounds: Bounds) -> Store:
+def stored(key: str, fill: Callable[[TokenStoreWriter], None], bounds: StoreLimits) -> TokenStore:
     """The entry of a key, be it where nothing can be written; made by `fill` where it is not there or not whole."""
     known = cache_dir.wanted("tokens")
     if known and (store := _whole(known / key, bounds)):
@@ -225,24 +225,24 @@ def stored(key: str, fill: Callable[[StoreWriter], None], bounds: Bounds) -> Sto
     return (_whole(place, bounds) if place.parent != known else None) or _made(place, fill, bounds)
 
 
-def _whole(place: Path, bounds: Bounds) -> Store | None:
+def _whole(place: Path, bounds: StoreLimits) -> TokenStore | None:
     """The entry there, if its files are what was written, and can be what is asked for."""
     try:
         sums = json.loads(content(place / "sizes.json", PIECE)[0])
         sizes = {name: size for name, (size, _) in sums.items()}
-        store = Store(place, place.name, bounds.documents)
+        store = TokenStore(place, place.name, bounds.documents)
         return store if store.sizes() == sizes and store.fits(bounds) and store.sums(bounds) == sums else None
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):  # the last: JSON that is nested too deep
         return None
 
 
-def _made(place: Path, fill: Callable[[StoreWriter], None], bounds: Bounds) -> Store:
+def _made(place: Path, fill: Callable[[TokenStoreWriter], None], bounds: StoreLimits) -> TokenStore:
     with ExitStack() as leaving:
         with _keeping(place.parent), held(place.parent):  # so that nobody sees the new folder before it is held
             sweep(place.parent, NEW)
             made = goes_with_program(Path(tempfile.mkdtemp(prefix=NEW, dir=place.parent)))
             leaving.callback(removed, made)
-        with closing(StoreWriter(made)) as writer:
+        with closing(TokenStoreWriter(made)) as writer:
             fill(writer)
             writer.finish()
             give_back()
@@ -252,9 +252,9 @@ def _made(place: Path, fill: Callable[[StoreWriter], None], bounds: Bounds) -> S
     return store
 
 
-def _placed(made: Path, place: Path, bounds: Bounds) -> Store:
+def _placed(made: Path, place: Path, bounds: StoreLimits) -> TokenStore:
     """The entry that has the place in the end: the one made, or that of a run that was faster."""
-    store = Store(made, place.name, bounds.documents)  # opened before others can see it, and move it
+    store = TokenStore(made, place.name, bounds.documents)  # opened before others can see it, and move it
     for attempt in range(ATTEMPTS):
         with suppress(OSError):
             made.rename(place)

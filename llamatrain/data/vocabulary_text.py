@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from llamatrain.data.chat.server_messages import words_of
 from llamatrain.data.files import DataFile
 from llamatrain.data.find_files import naming
-from llamatrain.data.json_values import TooMuch
+from llamatrain.data.json_values import RecordTooLarge
 from llamatrain.data.readers.text import chunks_of, rows_of
-from llamatrain.data.records import Chat, Prompt, parse_line
+from llamatrain.data.records import ChatRecord, PromptRecord, parse_line
 from llamatrain.platform.terminal import bar
 
 PACKED = 4  # times its size, a packed file holds of text, as a rule
@@ -43,13 +43,13 @@ def _lines(source: DataFile) -> Iterator[tuple[int, str]]:
     for number, line in rows_of(source):
         try:
             document, read = parse_line(line, source.place(number), source.columns), len(line) + 1
-        except TooMuch:  # told where it is skipped as a row
+        except RecordTooLarge:  # told where it is skipped as a row
             continue
-        if isinstance(document, Chat):
+        if isinstance(document, ChatRecord):
             for message in document.messages:
                 yield read, words_of(message)
                 read = 0
-        elif isinstance(document, Prompt):
+        elif isinstance(document, PromptRecord):
             yield read, document.before + document.answer
         else:
             yield read, document.text

@@ -6,26 +6,26 @@ What is called on all of them, in one order, says so; a process that is alone is
 
 from functools import cache
 
-from llamatrain.distributed.launcher import Launched, launched
-from llamatrain.distributed.single import Alone, Failure, World
+from llamatrain.distributed.launcher import LaunchInfo, launched
+from llamatrain.distributed.single import Comm, ExitStatus, SingleProcess
 from llamatrain.distributed.stderr import fault
 from llamatrain.errors import LlamatrainError, words_of
 
-__all__ = ["Failure", "Launched", "World", "close", "fault", "found", "is_told_here", "launched", "met", "told", "world"]
+__all__ = ["Comm", "ExitStatus", "LaunchInfo", "close", "fault", "found", "is_told_here", "launched", "met", "told", "world"]
 
 
 @cache
-def world() -> World:
+def world() -> Comm:
     """Those that this process was started with."""
     started = launched()
     if started is None:
-        return Alone()
+        return SingleProcess()
     from llamatrain.distributed.init import joined
 
     return joined(started)
 
 
-def found() -> World | None:
+def found() -> Comm | None:
     """Them, where this process has met them already."""
     return world() if world.cache_info().currsize else None
 
@@ -36,7 +36,7 @@ def is_told_here() -> bool:
     return started is None or started.rank == 0
 
 
-def told(failure: Failure, shared: bool = False) -> Failure | None:
+def told(failure: ExitStatus, shared: bool = False) -> ExitStatus | None:
     """What is to be said by this process, which has failed; where that is nothing, it is said elsewhere. Where the others know
     nothing of it all are ended here."""
     started = launched()
@@ -51,7 +51,7 @@ def told(failure: Failure, shared: bool = False) -> Failure | None:
     try:
         joined(started, failure)
     except LlamatrainError as error:  # what all have to say, or that there is nothing to speak by
-        failure = Failure(words_of(error), error.exit_code) if error.shared else failure
+        failure = ExitStatus(words_of(error), error.exit_code) if error.shared else failure
     return failure if is_told_here() else None
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from llamatrain.distributed.single import AGAIN, Failure
+from llamatrain.distributed.single import AGAIN, ExitStatus
 from llamatrain.distributed.stderr import fault
 from llamatrain.platform.threads import launch
 
@@ -24,19 +24,19 @@ ALONE = 1.5  # seconds after which one that has failed ends all by itself
 TURN = 0.1  # seconds between two that would say the same of the first
 
 
-class Heart:
+class Heartbeat:
     def __init__(self, comm: Any, called: Callable[[int], str], end: Callable[[int, str], None]) -> None:
         self.comm, self.called, self.end = comm, called, end
         self.rank, self.size = comm.rank, comm.size
         self.often = max(OFTEN, self.size / THOUSAND)
         self.doing = 0, "starting"
         self.timeout, self.words = TIMEOUT, lambda: ""
-        self.failure: Failure | None = None  # this process's own
+        self.failure: ExitStatus | None = None  # this process's own
         self._peers = range(1, self.size) if self.rank == 0 else range(1)
         self._watched = {*self._peers}
         self._silent = dict.fromkeys(self._peers, 0.0)  # seconds
         self._last = dict.fromkeys(self._peers, (0, "starting"))  # what they were doing
-        self._failed = dict[int, Failure]()
+        self._failed = dict[int, ExitStatus]()
         self._sent = dict[int, Any]()  # the last to each
         self._kept = list[Any]()  # a few that were not waited for
         self._leaving = self._left = False
@@ -46,7 +46,7 @@ class Heart:
         for each in self._threads:
             launch(each)
 
-    def fail(self, failure: Failure) -> None:
+    def fail(self, failure: ExitStatus) -> None:
         """The first of them says so, and ends all; where that does not come about, this one does."""
         self.failure = failure
         time.sleep(ALONE)
@@ -109,7 +109,7 @@ class Heart:
             if tag == BYE:
                 self._watched.discard(peer)
             elif tag == FAILED:
-                self._failed.setdefault(peer, Failure(*what))
+                self._failed.setdefault(peer, ExitStatus(*what))
             elif tag == OVER:
                 time.sleep(TURN * 5)  # the launcher ends it before
                 self.end(what, "")
@@ -135,7 +135,7 @@ class Heart:
             lost = [peer for peer in sorted(self._watched) if self._silent[peer] > max(self.timeout, LEAST)]
             if lost:
                 time.sleep(min(TURN * max(0, self.rank - 1), 2))
-                self._finish(None, Failure(self._told_of(lost), AGAIN))
+                self._finish(None, ExitStatus(self._told_of(lost), AGAIN))
 
     def _told_of(self, lost: list[int]) -> str:
         (step, what), more = self._last[lost[0]], f" (nor of {len(lost) - 1} more)" if lost[1:] else ""
@@ -144,7 +144,7 @@ class Heart:
         told = f"nothing was heard of {self.called(lost[0])}{more} for {self.timeout:g} s; it was last at {place}"
         return f"{told}; to go on: {words}" if words else told
 
-    def _finish(self, rank: int | None, failure: Failure) -> None:
+    def _finish(self, rank: int | None, failure: ExitStatus) -> None:
         with self._ending:  # never given back
             words = failure.words if rank is None or not failure.words else f"{self.called(rank)}: {failure.words}"
             if self.rank == 0:

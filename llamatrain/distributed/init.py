@@ -8,8 +8,8 @@ from pathlib import Path
 from types import ModuleType
 
 from llamatrain import __version__
-from llamatrain.distributed.launcher import Launched
-from llamatrain.distributed.single import AGAIN, Alone, Failure, World
+from llamatrain.distributed.launcher import LaunchInfo
+from llamatrain.distributed.single import AGAIN, Comm, ExitStatus, SingleProcess
 from llamatrain.distributed.stderr import complain
 from llamatrain.errors import UsageError
 from llamatrain.platform.terminal import if_longer
@@ -19,13 +19,13 @@ EXTRA = "pip install 'llamatrain[mpi]'"
 PATIENCE = 300.0  # seconds until all have come: the first that start on a cluster may read everything from one disk
 
 
-def joined(told: Launched, failure: Failure | None = None) -> World:
+def joined(told: LaunchInfo, failure: ExitStatus | None = None) -> Comm:
     """On all: also on those that have failed before they came here, so that nobody waits for them."""
     if not told.joined:
         raise UsageError(f"{told.words}, each as if it were alone: srun --mpi=pmix (or pmi2) lets them find each other")
     if find_spec("mpi4py") is None:
         if not told.several:
-            return Alone()
+            return SingleProcess()
         raise UsageError(f"{told.words}, and what they speak by is not installed: {EXTRA}")
     with patient(told):
         mpi = begun()
@@ -34,9 +34,9 @@ def joined(told: Launched, failure: Failure | None = None) -> World:
                 f"{told.words}, and found nobody: their launcher is of another MPI than mpi4py here; "
                 f"that of {EXTRA} is `mpiexec` beside it"
             )
-        from llamatrain.distributed.mpi import Mpi
+        from llamatrain.distributed.mpi import MpiComm
 
-        made = Mpi(failure)
+        made = MpiComm(failure)
         made.compared({"version": __version__, "source code": hash_of_sources()})
         return made
 
@@ -67,7 +67,7 @@ def begun() -> ModuleType:
     return MPI
 
 
-def patient(told: Launched) -> AbstractContextManager[None]:
+def patient(told: LaunchInfo) -> AbstractContextManager[None]:
     """MPI itself waits for ever."""
 
     def late() -> None:

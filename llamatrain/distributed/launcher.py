@@ -10,7 +10,7 @@ DIGITS = 9
 
 
 @dataclass(frozen=True)
-class Launched:
+class LaunchInfo:
     rank: int
     size: int | None  # None: it does not say
     joined: bool  # whether it is one that lets them find each other
@@ -24,13 +24,13 @@ class Launched:
         return f"{self.size if self.size and self.size > 1 else 'several'} processes were started together"
 
 
-def launched() -> Launched | None:
+def launched() -> LaunchInfo | None:
     """None where nobody has started several."""
     found, size = first_of(RANKS), first_of((*SIZES, STEP))
     if found is not None or first_of(SIZES) is not None:
-        return Launched(found or 0, size, joined=True)
+        return LaunchInfo(found or 0, size, joined=True)
     if size is not None and size > 1:
-        return Launched(first_of((TASK,)) or 0, size, joined=False)
+        return LaunchInfo(first_of((TASK,)) or 0, size, joined=False)
     return None
 
 

@@ -15,8 +15,8 @@ import numpy as np
 from mpi4py import MPI
 
 from llamatrain.config.messages import cut, worded
-from llamatrain.distributed.heartbeat import TIMEOUT, Heart
-from llamatrain.distributed.single import Failure
+from llamatrain.distributed.heartbeat import TIMEOUT, Heartbeat
+from llamatrain.distributed.single import ExitStatus
 from llamatrain.distributed.stderr import complain, fault
 from llamatrain.errors import LlamatrainError, words_of
 from llamatrain.platform import exit
@@ -29,7 +29,7 @@ GRACE = 1.0  # seconds for each thing that is done where all is ended
 PARTING = 60.0  # seconds for all to leave MPI together
 
 
-class Elsewhere(LlamatrainError):
+class RemoteError(LlamatrainError):
     """What another process has met; all know it."""
 
     shared = True
@@ -39,8 +39,8 @@ class Elsewhere(LlamatrainError):
         self.exit_code = exit_code
 
 
-class Mpi:
-    def __init__(self, failure: Failure | None = None) -> None:
+class MpiComm:
+    def __init__(self, failure: ExitStatus | None = None) -> None:
         told = MPI.COMM_WORLD.allgather((failure, socket.gethostname()))
         self._hosts = [host for _, host in told]
         self.rank, self.size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
@@ -52,7 +52,7 @@ class Mpi:
         self.here, self.ranks_here = self._here.rank, self._here.size
         own = os.sched_getaffinity(0)
         self.sharing = sum(not own.isdisjoint(each) for each in self._here.allgather(own))
-        self._heart = Heart(MPI.COMM_WORLD.Dup(), self.called, self._end) if self.size > 1 else None
+        self._heart = Heartbeat(MPI.COMM_WORLD.Dup(), self.called, self._end) if self.size > 1 else None
         exit.way_out, sys.excepthook = self.end, self._excepthook
         atexit.register(self._close)
 
@@ -85,10 +85,10 @@ class Mpi:
             if getattr(error, "shared", False):
                 raise
             failed = error
-        mine = Failure(words_of(failed), getattr(failed, "exit_code", 1)) if failed else None
+        mine = ExitStatus(words_of(failed), getattr(failed, "exit_code", 1)) if failed else None
         self._one_for_all(self.gathered(mine), failed)
 
-    def _one_for_all(self, told: list[Failure | None], mine: Exception | None = None) -> None:
+    def _one_for_all(self, told: list[ExitStatus | None], mine: Exception | None = None) -> None:
         """Fails where one of them has failed: in its words, with its own error where it is this process's."""
         rank, first = next(((rank, each) for rank, each in enumerate(told) if each), (0, None))
         if first is None:
@@ -97,7 +97,7 @@ class Mpi:
         if isinstance(mine, LlamatrainError) and everywhere:
             mine.shared = True
             raise mine
-        raise Elsewhere(first.words if everywhere else f"{self.called(rank)}: {first.words}", first.code) from mine
+        raise RemoteError(first.words if everywhere else f"{self.called(rank)}: {first.words}", first.code) from mine
 
     def compared(self, facts: Mapping[str, Any]) -> None:
         told = self.gathered({name: facts[name] for name in facts})
@@ -106,7 +106,7 @@ class Mpi:
                 if there := different(name, theirs.get(name), told[0][name]):
                     what, its, first = there
                     words = f"{self.called(rank)} is about to do something else: its {what} is {its}, and {first} on"
-                    raise Elsewhere(f"{words} {self.called(0)}", 1)
+                    raise RemoteError(f"{words} {self.called(0)}", 1)
 
     def met(self) -> None:
         """Who waits in MPI keeps a processor busy, which others may need for what is waited for."""
@@ -152,7 +152,7 @@ class Mpi:
 
     def _uncaught(self, error: BaseException) -> None:
         if isinstance(error, LlamatrainError | OSError | MemoryError):
-            self.failed(Failure(words_of(error), getattr(error, "exit_code", 1)))
+            self.failed(ExitStatus(words_of(error), getattr(error, "exit_code", 1)))
         elif isinstance(error, Exception):
             self.failed(fault(error))
 
@@ -160,7 +160,7 @@ class Mpi:
         if self._heart:
             self._heart.doing = self._heart.doing[0] if step is None else step, what
 
-    def failed(self, failure: Failure) -> Failure | None:
+    def failed(self, failure: ExitStatus) -> ExitStatus | None:
         if not self._heart:
             return failure
         self._heart.fail(failure)

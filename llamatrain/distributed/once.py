@@ -4,7 +4,7 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from llamatrain.distributed.comm import World, world
+from llamatrain.distributed.comm import Comm, world
 
 T = TypeVar("T")
 
@@ -40,7 +40,7 @@ def made_once_of_each(what: Hashable, make: Callable[[], T]) -> T:
 
 
 @contextmanager
-def _awaited(everyone: World) -> Iterator[None]:
+def _awaited(everyone: Comm) -> Iterator[None]:
     """By those who have nothing to do meanwhile, who leave the processor to whoever has."""
     with everyone.agreed():
         try:

@@ -11,7 +11,7 @@ T = TypeVar("T")
 AGAIN = 75  # the exit code of what may go well when it is tried again, as sendmail has it: a scheduler starts it once more
 
 
-class Failure(NamedTuple):
+class ExitStatus(NamedTuple):
     """How a process ends that cannot go on."""
 
     words: str
@@ -19,7 +19,7 @@ class Failure(NamedTuple):
     lost: bool = False  # it could not reach the others, which may have failed before
 
 
-class World(Protocol):
+class Comm(Protocol):
     """`rank` counts from 0 on. What is called on all is called in one order, and comes back where all have come to it."""
 
     rank: int
@@ -60,14 +60,14 @@ class World(Protocol):
     def doing(self, step: int | None, what: str) -> None:
         """What is said of this process should it fall silent from here on; None: in the step that it is in."""
 
-    def failed(self, failure: Failure) -> Failure | None:
+    def failed(self, failure: ExitStatus) -> ExitStatus | None:
         """Ends all, in these words, which one of them says."""
 
     def close(self, code: int) -> None:
         """On all: nothing more is to come, and the process ends with this."""
 
 
-class Alone:
+class SingleProcess:
     rank, size, here, ranks_here, sharing = 0, 1, 0, 1, 1
 
     def called(self, rank: int) -> str:
@@ -100,7 +100,7 @@ class Alone:
 
     def doing(self, step: int | None, what: str) -> None: ...
 
-    def failed(self, failure: Failure) -> Failure | None:
+    def failed(self, failure: ExitStatus) -> ExitStatus | None:
         return failure
 
     def close(self, code: int) -> None: ...

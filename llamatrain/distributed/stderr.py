@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import TextIO
 
 from llamatrain.config.messages import readable
-from llamatrain.distributed.single import AGAIN, Failure
+from llamatrain.distributed.single import AGAIN, ExitStatus
 from llamatrain.platform.escape import printable
 from llamatrain.platform.terminal import folded
 
@@ -36,10 +36,10 @@ def stream() -> TextIO:
     return _kept[0] if _kept else sys.stderr
 
 
-def fault(error: Exception) -> Failure:
+def fault(error: Exception) -> ExitStatus:
     """What no user can have meant: that the others cannot be reached any more, or a fault of the program, with its traceback."""
     words = " ".join(str(error).split())
     if type(error).__module__.startswith("mpi4py"):
-        return Failure(f"the other processes cannot be reached any more ({words})", AGAIN, lost=True)
+        return ExitStatus(f"the other processes cannot be reached any more ({words})", AGAIN, lost=True)
     tell("".join(traceback.format_exception(error)))
-    return Failure(f"{type(error).__name__}: {words}", 1)
+    return ExitStatus(f"{type(error).__name__}: {words}", 1)

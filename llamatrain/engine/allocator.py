@@ -26,7 +26,7 @@ def aligned(size: int) -> int:
 
 
 @dataclass
-class Block:
+class Allocation:
     """Memory that is one from the making of a value to the last reading of the last value that takes it over; or scratch."""
 
     size: int
@@ -34,7 +34,7 @@ class Block:
     last: int
 
 
-def placed(blocks: Sequence[Block], most: int = LIMITLESS) -> tuple[list[int], list[int]]:
+def placed(blocks: Sequence[Allocation], most: int = LIMITLESS) -> tuple[list[int], list[int]]:
     """An offset for each block, none over another that lives at the same time, and the sizes of the arenas.
 
     Those go first that are there when most is, the largest of them before others: what that moment takes is the least that can
@@ -50,7 +50,7 @@ def placed(blocks: Sequence[Block], most: int = LIMITLESS) -> tuple[list[int], l
     return found
 
 
-def loads_of(blocks: Sequence[Block]) -> np.ndarray:
+def loads_of(blocks: Sequence[Allocation]) -> np.ndarray:
     """How much is there, at each time."""
     changes = np.zeros(2 + max((block.last for block in blocks), default=0), np.int64)
     for block in blocks:
@@ -59,11 +59,11 @@ def loads_of(blocks: Sequence[Block]) -> np.ndarray:
     return np.cumsum(changes)
 
 
-def in_order(blocks: Sequence[Block], order: Sequence[int], most: int) -> tuple[list[int], list[int]]:
+def in_order(blocks: Sequence[Allocation], order: Sequence[int], most: int) -> tuple[list[int], list[int]]:
     """Each into the smallest gap that holds it between those that are there in its life. None lies across a multiple of `most`,
     where one arena ends and the next begins; none is larger."""
     offsets, arenas = [0] * len(blocks), [0]
-    taken = Taken(1 + max((block.last for block in blocks), default=0))
+    taken = LiveIntervals(1 + max((block.last for block in blocks), default=0))
     for number in order:
         block, size = blocks[number], aligned(blocks[number].size)
         if not size:
@@ -94,7 +94,7 @@ def within_one(place: int, size: int, most: int) -> int:
     return place if place % most + size <= most else place - place % most + most
 
 
-class Taken:
+class LiveIntervals:
     """Addresses, by the times when they are taken."""
 
     def __init__(self, times: int) -> None:
@@ -102,23 +102,23 @@ class Taken:
         self.always: defaultdict[int, Bounds] = defaultdict(list)  # by node: the root is 1, below n are 2n and 2n + 1
         self.ever: defaultdict[int, Bounds] = defaultdict(list)
 
-    def during(self, block: Block) -> list[tuple[int, int]]:
+    def during(self, block: Allocation) -> list[tuple[int, int]]:
         """What is taken at some time of a block's life, in order; some of it told twice."""
         found = [self.ever[node] for node in self._span(block) if node in self.ever]
         above = {end >> level for end in self._ends(block) for level in range(self.leaves.bit_length())}
         found += [self.always[node] for node in above if node in self.always]
         return sorted(pair for bounds in found for pair in zip(bounds[::2], bounds[1::2], strict=True))
 
-    def take(self, block: Block, start: int, end: int) -> None:
+    def take(self, block: Allocation, start: int, end: int) -> None:
         for node in self._span(block):
             add(self.always[node], start, end)
             while node and add(self.ever[node], start, end):  # what is there already is there above, too
                 node >>= 1
 
-    def _ends(self, block: Block) -> tuple[int, int]:
+    def _ends(self, block: Allocation) -> tuple[int, int]:
         return self.leaves + block.first, self.leaves + block.last
 
-    def _span(self, block: Block) -> Iterator[int]:
+    def _span(self, block: Allocation) -> Iterator[int]:
         """The nodes that a life is made of."""
         low, high = self._ends(block)
         high += 1

@@ -77,9 +77,9 @@ def backend_of(kernels: str = "cpu", threads: int = 1, drops: bool = False) -> B
     if threads < 1:
         raise GraphError(f"threads are 1 or more; received {threads}")
     if not is_compiled(kernels):
-        from llamatrain.kernels.reference.backend import Plain
+        from llamatrain.kernels.reference.backend import ReferenceBackend
 
-        return Plain(threads, drops)
+        return ReferenceBackend(threads, drops)
     from llamatrain.kernels.cpu.backend import Compiled
 
     return Compiled(threads, drops)

@@ -13,7 +13,7 @@ Kind = Literal["forward", "kept", "again", "backward", "gradient", "optimizer", 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
-class Life(NamedTuple):
+class Lifetime(NamedTuple):
     """Memory from the call that fills it to the last one that reads it, or before the one that takes it over."""
 
     kind: Kind
@@ -24,7 +24,7 @@ class Life(NamedTuple):
     size: int
 
 
-def lives_of(plan: Plan) -> Iterator[Life]:
+def lives_of(plan: Plan) -> Iterator[Lifetime]:
     outputs = list(plan.outputs.values())
     parts, dies, end = parts_of(outputs), last_uses(plan.nodes, outputs), len(plan.nodes) - 1
     places = {node: place for place, node in enumerate(plan.nodes)}
@@ -37,9 +37,9 @@ def lives_of(plan: Plan) -> Iterator[Life]:
         first = places[node]
         last = min(max(dies.get(tensor, first), first), end)
         last -= last > first and (offset, last) in taken
-        yield Life(_kind_of(tensor, parts[node], later, given), described(tensor), first, last, offset, tensor.nbytes)
+        yield Lifetime(_kind_of(tensor, parts[node], later, given), described(tensor), first, last, offset, tensor.nbytes)
     for node, (offset, size) in plan.scratch.items():
-        yield Life("scratch", f"scratch of {_named(node)}", places[node], places[node], offset, size)
+        yield Lifetime("scratch", f"scratch of {_named(node)}", places[node], places[node], offset, size)
 
 
 def peak_of(plan: Plan) -> tuple[int, str] | None:

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 
-from llamatrain.engine.allocator import LIMITLESS, Block, aligned, loads_of, placed
+from llamatrain.engine.allocator import LIMITLESS, Allocation, aligned, loads_of, placed
 from llamatrain.engine.schedule import make_contiguous, ordered, owner_of
 from llamatrain.errors import GraphError, MemoryPlanError
 from llamatrain.graph.dynamic_axis import cuts
 from llamatrain.graph.ops import cont
 from llamatrain.graph.printing import described, verify
-from llamatrain.graph.tensor import Node, Quantised, Tensor, leaves_of
+from llamatrain.graph.tensor import Node, QuantizedType, Tensor, leaves_of
 from llamatrain.platform.memory import ALIGNMENT
 
 Scratch = Callable[[Node], int]  # bytes that a node's kernel needs beside its outputs
@@ -48,7 +48,7 @@ class Plan:
 
     def bytes(self, role: str) -> int:
         """Of the leaves of a role; without weights that stay in their file."""
-        return sum(leaf.nbytes for leaf in self.leaves(role) if not isinstance(leaf.dtype, Quantised))
+        return sum(leaf.nbytes for leaf in self.leaves(role) if not isinstance(leaf.dtype, QuantizedType))
 
     @property
     def pinned_bytes(self) -> int:
@@ -103,7 +103,7 @@ def plan(
     ways = (True,) if order else (True, False)
     candidates = (ordered(list(laid.values()), left_to_right, order) for left_to_right in ways)
     best = min((_lay_out(nodes, laid, pins, scratch, naive, most) for nodes in candidates), key=lambda each: each.arena)
-    best.base_bytes = resident(leaf.nbytes for leaf in best.leaves("state") if isinstance(leaf.dtype, Quantised))
+    best.base_bytes = resident(leaf.nbytes for leaf in best.leaves("state") if isinstance(leaf.dtype, QuantizedType))
     return best
 
 
@@ -113,26 +113,26 @@ def _most_scratch(scratch: Scratch, node: Node) -> int:
 
 
 @dataclass
-class _Lives:
+class _Lifetimes:
     """When there is what, before anything has a place."""
 
     dies: dict[Tensor, int]
-    blocks: list[Block] = field(default_factory=list)
-    lies_in: dict[Tensor, Block] = field(default_factory=dict)  # tensors that own memory in the arena
-    needs: dict[Node, Block] = field(default_factory=dict)
+    blocks: list[Allocation] = field(default_factory=list)
+    lies_in: dict[Tensor, Allocation] = field(default_factory=dict)  # tensors that own memory in the arena
+    needs: dict[Node, Allocation] = field(default_factory=dict)
     taken_over: int = 0
 
 
 def _lives_of(
     nodes: Sequence[Node], outputs: Iterable[Tensor], pinned: frozenset[Tensor], scratch: Scratch, naive: bool
-) -> _Lives:
-    lives = _Lives(last_uses(nodes, outputs))
+) -> _Lifetimes:
+    lives = _Lifetimes(last_uses(nodes, outputs))
     for place, node in enumerate(nodes):
         if node.op.layout:
             continue
         if size := scratch(node):
             life = (0, len(nodes)) if naive else (place, place)
-            lives.blocks.append(lives.needs.setdefault(node, Block(size, *life)))
+            lives.blocks.append(lives.needs.setdefault(node, Allocation(size, *life)))
         over = {} if naive else _take_over(node, place, lives.dies, lives.lies_in)
         for output in node.outputs:
             if output in pinned or output.index in node.aliases:
@@ -143,7 +143,7 @@ def _lives_of(
                 lives.lies_in[output].last = ends
                 lives.taken_over += 1
             else:
-                lives.blocks.append(lives.lies_in.setdefault(output, Block(output.nbytes, 0 if naive else place, ends)))
+                lives.blocks.append(lives.lies_in.setdefault(output, Allocation(output.nbytes, 0 if naive else place, ends)))
     return lives
 
 
@@ -170,7 +170,7 @@ def _lay_out(
     return mine
 
 
-def _check_sizes(lives: _Lives, most: int) -> None:
+def _check_sizes(lives: _Lifetimes, most: int) -> None:
     if most < ALIGNMENT or most % ALIGNMENT:
         raise GraphError(f"an arena of {most:,} bytes cannot be: it takes a multiple of {ALIGNMENT}")
     for what, block in (*lives.lies_in.items(), *lives.needs.items()):
@@ -179,7 +179,7 @@ def _check_sizes(lives: _Lives, most: int) -> None:
             raise MemoryPlanError(f"{told} takes {block.size:,} bytes, and an arena has {most:,} at most")
 
 
-def _note_peak(mine: Plan, lives: _Lives, offsets: Sequence[int]) -> None:
+def _note_peak(mine: Plan, lives: _Lifetimes, offsets: Sequence[int]) -> None:
     """When the arena is used to its top, and most of it; and by what."""
     ends = [offset + aligned(each.size) for each, offset in zip(lives.blocks, offsets, strict=True)]
     top = max(ends, default=0)
@@ -200,7 +200,7 @@ def last_uses(nodes: Sequence[Node], outputs: Iterable[Tensor]) -> dict[Tensor, 
     return dies | {owner_of(output): len(nodes) for output in outputs}
 
 
-def _take_over(node: Node, place: int, dies: dict[Tensor, int], lies_in: dict[Tensor, Block]) -> dict[int, Tensor]:
+def _take_over(node: Node, place: int, dies: dict[Tensor, int], lies_in: dict[Tensor, Allocation]) -> dict[int, Tensor]:
     """Which outputs may lie where a source lies: the source ends here, fills its memory, and is not taken already."""
     over: dict[int, Tensor] = {}
     for index, number in node.op.in_place:

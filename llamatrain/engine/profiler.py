@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from llamatrain.graph.node_roles import Part
-from llamatrain.graph.op_cost import Work, work_of
+from llamatrain.graph.op_cost import OpCost, work_of
 from llamatrain.graph.tensor import Node
 
 Run = Callable[[], None]
@@ -30,7 +30,7 @@ NOTHING = nullcontext()
 _asked = list["Recorder"]()
 
 
-class Span(NamedTuple):
+class TraceSpan(NamedTuple):
     """Something that was done, in seconds of the clock."""
 
     name: str
@@ -41,7 +41,7 @@ class Span(NamedTuple):
 
 
 @dataclass
-class Phase:
+class OpenPhase:
     """One that is open."""
 
     name: str
@@ -50,12 +50,12 @@ class Phase:
 
 
 @dataclass(eq=False)
-class Timed:
+class OpTimer:
     """An op of a program, and what it took in whole steps."""
 
     node: Node
     part: Part
-    work: Work
+    work: OpCost
     calls: int = 0
     seconds: float = 0.0
     _runs: int = 0  # of the step that is under way
@@ -82,20 +82,20 @@ class Recorder:
         self.started: float | None = None  # the first op of the first step
         self.start: dict[str, float] = defaultdict(float)  # phases until then, each without those within it
         self.beside: dict[str, float] = defaultdict(float)  # those between steps, as wholes
-        self.ops: list[Timed] = []
+        self.ops: list[OpTimer] = []
         self.steps, self.seconds, self.waited = 0, 0.0, 0.0  # whole steps, and of these: for rows
-        self.spans: list[Span] = []
-        self.traced: list[Span] = []  # ops, of these steps
+        self.spans: list[TraceSpan] = []
+        self.traced: list[TraceSpan] = []  # ops, of these steps
         self.traced_steps: list[int] = []
         self.dropped = 0  # spans
         self.trace: Path | None = None  # where they were written
         self._thread = threading.get_ident()
-        self._open: list[Phase] = []
+        self._open: list[OpenPhase] = []
         self._mark = now  # where the step begins that comes next
         self._first: float | None = None  # op of the step that is under way
         if before:
             self.start[IMPORTS] = before
-            self._note(Span(IMPORTS, "start", self.begun, now))
+            self._note(TraceSpan(IMPORTS, "start", self.begun, now))
 
     @property
     def full(self) -> bool:
@@ -110,13 +110,13 @@ class Recorder:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        self._open.append(Phase(name, clock()))
+        self._open.append(OpenPhase(name, clock()))
         try:
             yield
         finally:
             self._took(self._open.pop(), clock())
 
-    def _took(self, phase: Phase, end: float) -> None:
+    def _took(self, phase: OpenPhase, end: float) -> None:
         name, start, between = phase.name, phase.start, not self._open and self._first is None
         if self._open:
             self._open[-1].within += end - start
@@ -127,9 +127,9 @@ class Recorder:
         if between:
             self._mark = end
         if end - start >= LEAST or name != IMPORTS:
-            self._note(Span(name, "start" if self.started is None else "beside", start, end))
+            self._note(TraceSpan(name, "start" if self.started is None else "beside", start, end))
 
-    def _note(self, span: Span) -> None:
+    def _note(self, span: TraceSpan) -> None:
         if len(self.spans) < SPANS:
             self.spans.append(span)
         else:
@@ -149,9 +149,9 @@ class Recorder:
 
     def timed(self, steps: Iterable[tuple[Node, Part, list[Run]]]) -> list[Run]:
         """Each op by itself, with the clock around it."""
-        return [self._timed(Timed(node, part, work_of(node)), runs) for node, part, runs in steps if runs]
+        return [self._timed(OpTimer(node, part, work_of(node)), runs) for node, part, runs in steps if runs]
 
-    def _timed(self, op: Timed, runs: Sequence[Run]) -> Run:
+    def _timed(self, op: OpTimer, runs: Sequence[Run]) -> Run:
         self.ops.append(op)
 
         def run() -> None:
@@ -163,7 +163,7 @@ class Recorder:
             end = clock()
             op.add(end - start)
             if self.steps < TRACED and not self.full:
-                self.traced.append(Span(op.node.op.name, op.part, start, end, op.node))
+                self.traced.append(TraceSpan(op.node.op.name, op.part, start, end, op.node))
 
         return run
 
@@ -180,7 +180,7 @@ class Recorder:
         self.waited += min(waited, max(0.0, first - self._mark))
         for op in self.ops:
             op.settle()
-        self._note(Span(f"step {number}", "step", self._mark, now))
+        self._note(TraceSpan(f"step {number}", "step", self._mark, now))
         if self.steps <= TRACED and self.traced and self.traced[-1].start >= self._mark:
             self.traced_steps.append(number)
         self._first = None

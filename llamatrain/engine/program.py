@@ -20,7 +20,7 @@ Run = Callable[[], None]
 
 
 @dataclass(frozen=True)
-class Stretch:
+class Segment:
     """Nodes one after the other that vary, in one length, or do not; with their calls, and those as a few things that run."""
 
     length: int
@@ -63,7 +63,7 @@ class Program:
             self._purposes = _purposes(plan) if current() else {}
             self._fixed = [None if varying else self._stretch(group, 0) for varying, group in self._groups]
             self.most = most_of(tensor for node in plan.nodes for tensor in (*node.sources, *node.outputs))
-            self._lengths: dict[int, list[Stretch]] = {}
+            self._lengths: dict[int, list[Segment]] = {}
             self._cut(self.most or 0)
 
     @classmethod
@@ -132,7 +132,7 @@ class Program:
                 return leaf
         return next((bad for stretch in self.stretches if (bad := self._not_finite(stretch))), None)
 
-    def _not_finite(self, stretch: Stretch) -> Tensor | None:
+    def _not_finite(self, stretch: Segment) -> Tensor | None:
         for node, calls in stretch.steps:
             for part in self.backend.grouped(calls):
                 part()
@@ -161,16 +161,16 @@ class Program:
             self.owned[owner] = self.backend.take(owner.nbytes)
         return self.owned[owner], 0
 
-    def _stretch(self, nodes: list[Node], length: int) -> Stretch:
+    def _stretch(self, nodes: list[Node], length: int) -> Segment:
         """Where somebody asked for the time of each, and it trains, node by node."""
         steps = [(node, self._bind(node, length)) for node in nodes]
         recorder = current()
         if not recorder or not self._purposes:
             parts = self._grouped(steps)
-            return Stretch(length, steps, parts, parts)
+            return Segment(length, steps, parts, parts)
         single = [(node, [*self.backend.grouped(calls), *self._told.get(node, ())]) for node, calls in steps]
         timed = ((cut(node, length) if length else node, self._purposes[node], parts) for node, parts in single)
-        return Stretch(length, steps, [part for _, parts in single for part in parts], recorder.timed(timed))
+        return Segment(length, steps, [part for _, parts in single for part in parts], recorder.timed(timed))
 
     def _grouped(self, steps: list[tuple[Node, list[Call]]]) -> list[Run]:
         runs, waiting = list[Run](), list[Call]()

@@ -32,7 +32,7 @@ EPSILON = 1e-5
 UNSAID = f"epsilon of its norms ({EPSILON:g} is taken), context length, vocabulary"
 
 
-class Opened(NamedTuple):
+class LegacyFile(NamedTuple):
     metadata: dict[str, Value]
     tensors: dict[str, FileTensor]
 
@@ -97,7 +97,7 @@ def read(cursor: Cursor, name: str) -> FileTensor:
 # ---- the optimizer ---------------------------------------------------------
 
 
-def optimizer_of(cursor: Cursor) -> Opened:
+def optimizer_of(cursor: Cursor) -> LegacyFile:
     cursor.reading = "the optimizer"
     version, said = cursor.u32(), dict[str, Value]()
     if version == 0:
@@ -134,7 +134,7 @@ def optimizer_of(cursor: Cursor) -> Opened:
         metadata |= {f"{prefix}{each}": whole(cursor) for each in counts}
     else:
         metadata[f"{prefix}previous_loss"] = real(cursor)
-    return Opened({**metadata, f"{prefix}no_improvement_count": u32(cursor.u32())}, tensors)
+    return LegacyFile({**metadata, f"{prefix}no_improvement_count": u32(cursor.u32())}, tensors)
 
 
 def is_adam(cursor: Cursor) -> bool:

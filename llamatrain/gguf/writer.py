@@ -11,7 +11,7 @@ from llamatrain.gguf.constants import ALIGNMENT, MAGIC, VERSION
 from llamatrain.gguf.parser import quoted
 from llamatrain.gguf.types import TensorInfo
 from llamatrain.gguf.values import LENGTH, U32, Value, packed
-from llamatrain.io.atomic_write import NewFile
+from llamatrain.io.atomic_write import AtomicFile
 
 LONGEST_NAME = 63  # bytes of a tensor's name: llama.cpp refuses longer ones
 
@@ -31,7 +31,7 @@ def new_gguf(
     alignment = metadata["general.alignment"].decode() if "general.alignment" in metadata else ALIGNMENT
     if unfit := unfit_name(infos):
         raise FileError(f"{path}: cannot be written: {unfit}")
-    with NewFile(path, check) as file:
+    with AtomicFile(path, check) as file:
         writer = Writer(file, infos, alignment)
         writer.pad(file.write(head(metadata, infos, alignment)))
         yield writer
@@ -40,7 +40,7 @@ def new_gguf(
 
 
 class Writer:
-    def __init__(self, file: NewFile, infos: list[TensorInfo], alignment: int) -> None:
+    def __init__(self, file: AtomicFile, infos: list[TensorInfo], alignment: int) -> None:
         self.left = infos
         self._file = file
         self._alignment = alignment

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from llamatrain.errors import GraphError
 from llamatrain.graph.ops import add, fill, sum_to
 from llamatrain.graph.rewrite import rebuild
-from llamatrain.graph.tensor import I32, Misfit, Node, Quantised, Tensor, nodes_of
+from llamatrain.graph.tensor import I32, Node, QuantizedType, ShapeError, Tensor, nodes_of
 
 
 def value_and_gradients(loss: Tensor, wrt: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
@@ -15,7 +15,7 @@ def value_and_gradients(loss: Tensor, wrt: Sequence[Tensor]) -> tuple[Tensor, li
     """
     if loss.shape != ():
         raise GraphError(f"a loss is one number, but {loss!r} is not")
-    if frozen := [tensor for tensor in wrt if isinstance(tensor.dtype, Quantised)]:
+    if frozen := [tensor for tensor in wrt if isinstance(tensor.dtype, QuantizedType)]:
         raise GraphError(f"{frozen[0]!r} is quantised and cannot be trained: there is no gradient of it")
     path = nodes_of([loss])
     needed = _needing(path, wrt)
@@ -56,7 +56,7 @@ def _of_sources(node: Node, dys: Sequence[Tensor | None], needed: set[Tensor]) -
     wanted = tuple(source in needed for source in node.sources)
     try:
         found = op.gradient(node, *dys, wanted=wanted) if op.selective else op.gradient(node, *dys)
-    except Misfit as misfit:
+    except ShapeError as misfit:
         raise GraphError(f"no gradient goes through {node!r}: {misfit}") from None
     if len(found) != len(node.sources):
         raise GraphError(f"the gradient rule of {op.name} gave {len(found)} gradients for {len(node.sources)} sources")

@@ -8,22 +8,22 @@ from collections.abc import Iterable, Iterator
 from math import ceil
 
 from llamatrain.errors import GraphError
-from llamatrain.graph.tensor import Most, Node, Spec, Tensor
+from llamatrain.graph.tensor import DynamicDim, Node, Spec, Tensor
 
 
-def most_of(tensors: Iterable[Tensor]) -> Most | None:
+def most_of(tensors: Iterable[Tensor]) -> DynamicDim | None:
     """How long that axis is at most, where one of these has it."""
-    found = {tensor.shape[0] for tensor in tensors if tensor.shape and isinstance(tensor.shape[0], Most)}
+    found = {tensor.shape[0] for tensor in tensors if tensor.shape and isinstance(tensor.shape[0], DynamicDim)}
     if len(found) > 1:
         raise GraphError(f"one axis may vary, not several of at most {', '.join(map(str, sorted(found)))}")
     return next(iter(found), None)
 
 
-def varies(node: Node) -> Most | None:
+def varies(node: Node) -> DynamicDim | None:
     return most_of((*node.sources, *node.outputs))
 
 
-def whole(most: Most, count: int) -> int:
+def whole(most: DynamicDim, count: int) -> int:
     """Of so many the next that can be."""
     return min(int(most), max(1, ceil(count / most.step)) * most.step)
 
@@ -45,5 +45,5 @@ def cuts(node: Node) -> Iterator[Node]:
 
 def shorter(tensor: Tensor, count: int) -> Tensor:
     """One of so many rows, if it varies."""
-    varying = tensor.shape and isinstance(tensor.shape[0], Most)
+    varying = tensor.shape and isinstance(tensor.shape[0], DynamicDim)
     return Tensor(Spec((count, *tensor.shape[1:]), tensor.dtype), tensor.role) if varying else tensor

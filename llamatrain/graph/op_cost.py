@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from llamatrain.graph.tensor import Node, Quantised, Tensor
+from llamatrain.graph.tensor import Node, QuantizedType, Tensor
 
 
 @dataclass(frozen=True)
-class Work:
+class OpCost:
     flops: int  # of products and attention; 0: what it takes is moving memory
     moved: int  # bytes read and written, each once
     made: int = 0  # of these, the results
@@ -15,11 +15,11 @@ class Work:
     unpacked: int = 0  # elements of quantised weights
 
 
-def work_of(node: Node) -> Work:
+def work_of(node: Node) -> OpCost:
     flops, moved, powers = FLOPS.get(node.op.name), MOVED.get(node.op.name, whole), POWERS.get(node.op.name)
     made = sum(output.nbytes for output in node.outputs if output.index not in node.aliases)
-    unpacked = sum(source.size for source in node.sources if isinstance(source.dtype, Quantised)) if flops else 0
-    return Work(flops(node) if flops else 0, moved(node), made, powers(node) if powers else 0, unpacked)
+    unpacked = sum(source.size for source in node.sources if isinstance(source.dtype, QuantizedType)) if flops else 0
+    return OpCost(flops(node) if flops else 0, moved(node), made, powers(node) if powers else 0, unpacked)
 
 
 # ---- operations ------------------------------------------------------------

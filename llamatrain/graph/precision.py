@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from llamatrain.graph.ops import cast, join_columns, reshape
 from llamatrain.graph.rewrite import rebuild
-from llamatrain.graph.tensor import BF16, F32, Node, Quantised, Tensor, seen_of
+from llamatrain.graph.tensor import BF16, F32, Node, QuantizedType, Tensor, seen_of
 
 
 def round_products(outputs: Sequence[Tensor]) -> list[Tensor]:
@@ -36,7 +36,7 @@ def round_products(outputs: Sequence[Tensor]) -> list[Tensor]:
         if not chosen or any(not _rounds(node.sources[index]) for index in chosen):
             return None
         weights = [index for index in chosen if seen_of(node.sources[index]).role in ("parameter", "state")]
-        weights.sort(key=lambda index: not isinstance(node.sources[index].dtype, Quantised))  # which cannot be rounded before
+        weights.sort(key=lambda index: not isinstance(node.sources[index].dtype, QuantizedType))  # which cannot be rounded before
         keep = weights[:1] if len(chosen) == 2 and not node.op.gives_rounded else []
         sources = [half(s) if index in chosen and index not in keep else s for index, s in enumerate(node.sources)]
         made = Node(node.op, tuple(sources), node.attrs, node.outputs[0].name)
@@ -48,4 +48,4 @@ def round_products(outputs: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _rounds(source: Tensor) -> bool:
-    return source.dtype in (F32, BF16) or isinstance(source.dtype, Quantised)
+    return source.dtype in (F32, BF16) or isinstance(source.dtype, QuantizedType)

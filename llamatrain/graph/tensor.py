@@ -37,7 +37,7 @@ class DType:
 
 
 @dataclass(frozen=True, repr=False)
-class Quantised(DType):
+class QuantizedType(DType):
     """A weight as a GGUF file holds it, of any of ggml's types: bytes, a row of blocks for each of its rows. It is only read."""
 
     kind: GgmlType
@@ -54,22 +54,22 @@ I32 = DType("i32", np.dtype(np.int32))
 Shape = tuple[int, ...]
 
 
-class Most(int):
+class DynamicDim(int):
     """The length of a first axis that varies (graph/varying.py): a run has so much of it at most, in multiples of a step."""
 
     step: int
 
-    def __new__(cls, length: int, step: int) -> "Most":
+    def __new__(cls, length: int, step: int) -> "DynamicDim":
         made = super().__new__(cls, length)
         made.step = step
         return made
 
 
 @cache
-def quantised(name: str) -> Quantised:
+def quantised(name: str) -> QuantizedType:
     """The type that ggml calls so, as in `quantised("Q4_0")`."""
     try:
-        return Quantised(name.lower(), np.dtype(np.uint8), by_name(name))
+        return QuantizedType(name.lower(), np.dtype(np.uint8), by_name(name))
     except KeyError:
         raise GraphError(f"ggml has no type called {name!r}") from None
 
@@ -83,12 +83,12 @@ class Spec:
 
     def __post_init__(self) -> None:
         if not all(isinstance(size, int) and size >= 0 for size in self.shape) or not isinstance(self.dtype, DType):
-            raise Misfit(f"{self.dtype}{list(self.shape)} is no type and shape that an array can have")
-        if isinstance(self.dtype, Quantised) and (len(self.shape) != 2 or self.shape[1] % self.dtype.kind.block):
-            raise Misfit(f"{list(self.shape)} is no matrix with rows of whole {self.dtype} blocks of {self.dtype.kind.block}")
+            raise ShapeError(f"{self.dtype}{list(self.shape)} is no type and shape that an array can have")
+        if isinstance(self.dtype, QuantizedType) and (len(self.shape) != 2 or self.shape[1] % self.dtype.kind.block):
+            raise ShapeError(f"{list(self.shape)} is no matrix with rows of whole {self.dtype} blocks of {self.dtype.kind.block}")
 
 
-class Misfit(Exception):
+class ShapeError(Exception):
     """Raised by a shape rule: what does not fit. The op adds its name and what it received."""
 
 
@@ -117,12 +117,12 @@ class Tensor:
 
 
 def leaf(role: str, name: str, shape: Iterable[int], dtype: DType = F32) -> Tensor:
-    if isinstance(dtype, Quantised) and role != "state":
+    if isinstance(dtype, QuantizedType) and role != "state":
         raise GraphError(f"{role} {name}: a {dtype} weight is only read; make it a state")
     try:
-        lengths = tuple(size if isinstance(size, Most) else int(size) for size in shape)
+        lengths = tuple(size if isinstance(size, DynamicDim) else int(size) for size in shape)
         return Tensor(Spec(lengths, dtype), role, name)
-    except Misfit as misfit:
+    except ShapeError as misfit:
         raise GraphError(f"{role} {name}: {misfit}") from None
 
 
@@ -216,14 +216,16 @@ class Op:
             raise GraphError(f"{self.name}{f' ({name})' if name else ''}: {foreign[0]!r} is no tensor of a graph")
         try:
             return self.specs_of(*(source.spec for source in sources), **attrs)
-        except (Misfit, TypeError, ValueError, IndexError) as misfit:
+        except (ShapeError, TypeError, ValueError, IndexError) as misfit:
             received = ", ".join(f"{s.name or f'source {i}'} {s.dtype}{list(s.shape)}" for i, s in enumerate(sources))
             raise GraphError(f"{self.name}{f' ({name})' if name else ''}: {misfit}; received {received or 'no source'}") from None
 
     def specs_of(self, *sources: Spec, **attrs: Any) -> tuple[Spec, ...]:
         for index, source in enumerate(sources):
-            if isinstance(source.dtype, Quantised) and index != self.blocks:
-                raise Misfit(f"a {source.dtype} weight is not taken as source {index}; {', '.join(reading_blocks())} read such")
+            if isinstance(source.dtype, QuantizedType) and index != self.blocks:
+                raise ShapeError(
+                    f"a {source.dtype} weight is not taken as source {index}; {', '.join(reading_blocks())} read such"
+                )
         specs = self.rule(*sources, **attrs)
         return specs if isinstance(specs, tuple) else (specs,)
 

@@ -20,7 +20,7 @@ DEVICES = "/dev"
 PASSED_OVER = ".passed-over"  # behind the name of what makes way
 
 
-class NewFile:
+class AtomicFile:
     """A file being written beside its place; leaving the `with` block without an error moves it there.
 
     A link in its place is replaced, and what it leads to stays as it is. Nobody may read or write it who could not do so with
@@ -117,7 +117,7 @@ def pass_over(file: Path) -> None:
 def copied(source: Path, target: Path) -> None:
     """A file as another, which takes its name when it is whole."""
     try:
-        with source.open("rb") as file, NewFile(target) as copy:
+        with source.open("rb") as file, AtomicFile(target) as copy:
             while piece := file.read(PIECE):
                 copy.write(piece)
     except OSError as error:

@@ -31,7 +31,7 @@ class ChangedError(FileError):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Identity:
+class FileIdentity:
     """Which file it is, how long, and when it was written to last."""
 
     device: int
@@ -53,13 +53,13 @@ class MappedFile(mmap.mmap):
     """It has a descriptor of its own, which knows the file under any name."""
 
     path: Path
-    opened: Identity
+    opened: FileIdentity
     start: int  # address
     lost: bool  # whether some of it could not be read, and is zeros
     _descriptor: int
 
     def __new__(cls, path: Path, descriptor: int) -> Self:
-        opened = Identity.of(descriptor)
+        opened = FileIdentity.of(descriptor)
         made = super().__new__(cls, descriptor, opened.size, access=mmap.ACCESS_READ)
         made.path, made.opened, made.lost, made._descriptor = path, opened, False, os.dup(descriptor)
         made.start = np.frombuffer(made, np.uint8).ctypes.data
@@ -69,8 +69,8 @@ class MappedFile(mmap.mmap):
         return made
 
     @property
-    def now(self) -> Identity:
-        return Identity.of(self._descriptor)
+    def now(self) -> FileIdentity:
+        return FileIdentity.of(self._descriptor)
 
     def piece(self, at: int, count: int) -> bytes:
         """Bytes read from the file, not from the mapping: fewer where it ends before."""
@@ -143,7 +143,7 @@ MAP_FIXED = 0x10
 SYSTEMS = {"linux": (128, 0x4 | 0x10000000, 16), "darwin": (4, 0x40 | 0x2, 24)}
 
 
-class Guard:
+class SigbusGuard:
     """Answers SIGBUS: of a mapped file's pages by zeros; any other goes to whoever had the signal before."""
 
     def __init__(self) -> None:
@@ -190,4 +190,4 @@ class Guard:
         self.before = self.default  # who has it now may hand it back
 
 
-guard = Guard()
+guard = SigbusGuard()

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from llamatrain.errors import GraphError
-from llamatrain.graph.tensor import Quantised, Tensor
+from llamatrain.graph.tensor import QuantizedType, Tensor
 from llamatrain.io.madvise import map_of, release
 from llamatrain.kernels.quantized import Blocks
 from llamatrain.platform.memory import ALIGNMENT, allocate
@@ -44,7 +44,7 @@ class Host:
         return memory.reshape(-1).view(np.uint8)
 
     def place(self, memory: np.ndarray, tensor: Tensor, offset: int, strides: Sequence[int]) -> np.ndarray | Blocks:
-        if isinstance(tensor.dtype, Quantised):
+        if isinstance(tensor.dtype, QuantizedType):
             return Blocks(tensor.dtype.kind, tensor.shape, memory.reshape(tensor.dtype.held(tensor.shape)))
         if tensor.size == 0:
             return np.zeros(tensor.shape, tensor.dtype.numpy)

@@ -70,7 +70,7 @@ class Key:
 
 
 @dataclass(frozen=True)
-class Period(Key):
+class WindowPattern(Key):
     """Which blocks have windows: all but the last of so many, again and again; 0: all. A file may list the blocks instead."""
 
     def read(self, gguf: Gguf, key: str, known: Mapping[str, Any]) -> Any:
@@ -91,7 +91,7 @@ def windowed(period: int, layer: int) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sight:
+class AttentionMask:
     """How the queries of a block see its keys."""
 
     scale: float  # of scores
@@ -99,8 +99,8 @@ class Sight:
     cap: float = 0.0  # what scores come near, and do not reach; 0: none
 
 
-def plain_sight(h: Any, layer: int) -> Sight:
-    return Sight(scale=h.head_size**-0.5)
+def plain_sight(h: Any, layer: int) -> AttentionMask:
+    return AttentionMask(scale=h.head_size**-0.5)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -118,7 +118,7 @@ class Architecture(Generic[H, F]):
     partly: bool = False  # whether a part of a head may turn, and the rest not
     rotations: Callable[[H], Sequence[Rope]] = lambda h: [h.rope]  # type: ignore[attr-defined]  # that its blocks know
     turned: Callable[[H, int], int | None] = lambda h, layer: 0  # which of them a block's heads take; None: none
-    sight: Callable[[H, int], Sight] = plain_sight
+    sight: Callable[[H, int], AttentionMask] = plain_sight
     cap: Callable[[H], float] = lambda h: 0.0  # of logits, likewise; 0: none
     new: Mapping[str, float] = field(default_factory=dict)  # numbers of new models, unlike those of missing keys
     refused: Mapping[str, Refused] = field(default_factory=dict)  # keys, the one value that is supported, and what others are

@@ -14,9 +14,9 @@ from llamatrain.gguf.parser import quoted
 from llamatrain.gguf.reader import Gguf
 from llamatrain.gguf.values import Value, f32, string, u32
 from llamatrain.model import rope
-from llamatrain.model.architecture import Architecture, Shape, Sight, WeightKind, pattern_of
+from llamatrain.model.architecture import Architecture, AttentionMask, Shape, WeightKind, pattern_of
 from llamatrain.model.architectures import find
-from llamatrain.model.limits import DEEPEST, LARGEST, Unfit
+from llamatrain.model.limits import DEEPEST, LARGEST, BadHyperparameter
 from llamatrain.model.rope import Rope, as_kept
 
 OUTPUT = "output.weight"
@@ -50,21 +50,23 @@ class Hyperparameters:
         for name in ("vocab", "embd", "layers", "heads", "kv_heads", "ff", "ctx", "head_size"):
             value, most = getattr(self, name), DEEPEST if name == "layers" else LARGEST
             if not 1 <= value <= most:
-                raise Unfit(name, f"{value}", f"it takes 1 to {most}")
+                raise BadHyperparameter(name, f"{value}", f"it takes 1 to {most}")
         if self.heads % self.kv_heads:
-            raise Unfit("kv_heads", f"{self.kv_heads}", f"it takes what divides the {self.heads} heads")
+            raise BadHyperparameter("kv_heads", f"{self.kv_heads}", f"it takes what divides the {self.heads} heads")
         if self.architecture.narrow and self.width != self.embd:
-            raise Unfit(
+            raise BadHyperparameter(
                 "head_size", f"{self.head_size}", f"all {self.heads} heads together are as wide as the model, {self.embd}"
             )
         if self.rope.size % 2 or not 0 < self.rope.size <= self.head_size:
-            raise Unfit("size", f"{self.rope.size}", f"the {self.head_size} elements of a head turn in pairs, all or some")
+            raise BadHyperparameter(
+                "size", f"{self.rope.size}", f"the {self.head_size} elements of a head turn in pairs, all or some"
+            )
         if self.rope.size != self.head_size and not self.architecture.partly:
-            raise Unfit(
+            raise BadHyperparameter(
                 "size", f"{self.rope.size}", f"the heads of a {self.architecture.name} turn whole, all {self.head_size} elements"
             )
         if not 0 < self.rms_eps < 1:
-            raise Unfit("rms_eps", f"{self.rms_eps:g}", "it lies between 0 and 1, such as 1e-5")
+            raise BadHyperparameter("rms_eps", f"{self.rms_eps:g}", "it lies between 0 and 1, such as 1e-5")
 
     @property
     def width(self) -> int:
@@ -99,7 +101,7 @@ class Hyperparameters:
     def parameters(self) -> int:
         return sum(math.prod(shape) for shape in self.shapes.values())
 
-    def sight(self, layer: int) -> Sight:
+    def sight(self, layer: int) -> AttentionMask:
         return self.architecture.sight(self, layer)
 
     @property
@@ -175,7 +177,7 @@ def read(gguf: Gguf) -> Hyperparameters:
         raise FileError(f"{gguf.path}: a checkpoint of an adapter, no model; {told}")
     try:
         found = _read(gguf, architecture)
-    except Unfit as error:
+    except BadHyperparameter as error:
         raise FileError(f"{gguf.path}: {error.named(_key_of(architecture, error.field))}") from None
     check_tensors(gguf, found)
     return found

@@ -7,7 +7,7 @@ DEEPEST = 1 << 12  # layers
 DEEP = 1 << 7  # layers, from which on what is done for each of them takes a while
 
 
-class Unfit(UsageError):
+class BadHyperparameter(UsageError):
     """`field` is the number's name here; whoever knows what it is called where it came from says so (`named`)."""
 
     def __init__(self, field: str, value: str, why: str) -> None:

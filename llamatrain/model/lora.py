@@ -24,7 +24,7 @@ class Delta:
 
 
 @dataclass(frozen=True)
-class Dropping:
+class DropoutDelta:
     """What adapters do not see of their inputs, by the key of a batch: its seed, and which row of the step its first one is."""
 
     key: Tensor  # (2,) i32
@@ -42,7 +42,7 @@ class Weights(Mapping[str, Tensor]):
 
     tensors: Mapping[str, Tensor]
     deltas: Mapping[str, Sequence[Delta]] = field(default_factory=dict)
-    dropping: "Dropping | None" = None  # in training
+    dropping: "DropoutDelta | None" = None  # in training
 
     def __getitem__(self, name: str) -> Tensor:
         return self.tensors[name]

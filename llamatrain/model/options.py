@@ -7,27 +7,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from llamatrain.config.common import CTX as ROW
-from llamatrain.config.options import Checked, Option, OptionError
+from llamatrain.config.options import Option, OptionError, Options
 from llamatrain.errors import UsageError
 from llamatrain.model.architectures import USUAL, find, supported
-from llamatrain.model.limits import DEEPEST, LARGEST, Unfit
+from llamatrain.model.limits import DEEPEST, LARGEST, BadHyperparameter
 
 if TYPE_CHECKING:
     from llamatrain.model.architecture import Architecture
     from llamatrain.model.hyperparameters import Hyperparameters
 
 
-class Dial(NamedTuple):
+class SizePreset(NamedTuple):
     embd: int
     head: int
     layer: int
 
 
 SIZES = {
-    "tiny": Dial(64, 4, 2),
-    "small": Dial(256, 8, 4),
-    "medium": Dial(512, 8, 8),
-    "large": Dial(768, 12, 12),
+    "tiny": SizePreset(64, 4, 2),
+    "small": SizePreset(256, 8, 4),
+    "medium": SizePreset(512, 8, 8),
+    "large": SizePreset(768, 12, 12),
 }
 CTX = 128
 VOCAB = "4096"
@@ -40,7 +40,7 @@ def is_size(text: str) -> bool:
 
 
 @dataclass(frozen=True)
-class ModelOptions(Checked, panel="A new model"):
+class ModelOptions(Options, panel="A new model"):
     arch: Annotated[str, Option(f"What it is built like: {', '.join(supported())}.", unit="NAME")] = USUAL
     size: Annotated[
         Literal["tiny", "small", "medium", "large"],
@@ -159,6 +159,6 @@ def as_options() -> Iterator[None]:
     """What a model cannot have is told by the option that says it."""
     try:
         yield
-    except Unfit as error:
+    except BadHyperparameter as error:
         unfit = error
         raise OptionError(lambda spelt: unfit.named(spelt(OPTIONS.get(unfit.field, unfit.field)))) from None

@@ -14,7 +14,7 @@ from llamatrain.errors import FileError
 from llamatrain.gguf.parser import quoted
 from llamatrain.gguf.reader import Gguf
 from llamatrain.gguf.values import Value, f32, string, u32
-from llamatrain.model.limits import Unfit
+from llamatrain.model.limits import BadHyperparameter
 
 TENSORS = {  # where a file has factors
     "factors": "rope_freqs.weight",
@@ -59,21 +59,21 @@ class Rope:
         for name in ("base", "factor", "length"):
             object.__setattr__(self, name, as_kept(getattr(self, name)))
         if not 1 <= self.base < math.inf:
-            raise Unfit("base", f"{self.base:g}", "it takes 1 or more, such as 10000")
+            raise BadHyperparameter("base", f"{self.base:g}", "it takes 1 or more, such as 10000")
         if self.kind not in KINDS:
-            raise Unfit("kind", quoted(self.kind), f"{', '.join(KINDS)} are supported")
+            raise BadHyperparameter("kind", quoted(self.kind), f"{', '.join(KINDS)} are supported")
         for name in ("factor", "length"):
             if not 0 < getattr(self, name) < math.inf:
-                raise Unfit(name, f"{getattr(self, name):g}", "it takes more than 0, such as 4")
+                raise BadHyperparameter(name, f"{getattr(self, name):g}", "it takes more than 0, such as 4")
         if self.scaled and not self.original_ctx > 0:
-            raise Unfit(
+            raise BadHyperparameter(
                 "original_ctx", f"{self.original_ctx}", "YaRN and LongRoPE take the context that a model was first trained for"
             )
         if self.kind == "yarn" and not self.base > 1:
-            raise Unfit("base", f"{self.base:g}", "YaRN takes more than 1")
+            raise BadHyperparameter("base", f"{self.base:g}", "YaRN takes more than 1")
         for name, found in self.tensors.items():
             if not (found.shape == (self.size // 2,) and np.all(found > 0)):
-                raise Unfit(name, f"{list(found.shape)}", f"it takes {self.size // 2} numbers above 0")
+                raise BadHyperparameter(name, f"{list(found.shape)}", f"it takes {self.size // 2} numbers above 0")
 
     @property
     def scaled(self) -> bool:

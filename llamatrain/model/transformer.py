@@ -21,8 +21,8 @@ from llamatrain.graph.ops import (
     soft_max,
     softcap,
 )
-from llamatrain.graph.tensor import F32, I32, DType, Most, Shape, Tensor, parameter, placeholder, state
-from llamatrain.model.architecture import Sight
+from llamatrain.graph.tensor import F32, I32, DType, DynamicDim, Shape, Tensor, parameter, placeholder, state
+from llamatrain.model.architecture import AttentionMask
 from llamatrain.model.distill import Teacher, distilled
 from llamatrain.model.forward import ForwardPass, rotation_of
 from llamatrain.model.hyperparameters import Hyperparameters
@@ -92,7 +92,7 @@ def training(
     inputs = inputs_of(batch, length, table.dtype, flash, sparse and not whole)
     weights = weights.for_rows(length, inputs.get("weighed"))
     x, borders = through(h, weights, inputs, table)
-    aimed = Aimed(x, inputs["targets"], inputs["weights"])
+    aimed = OutputTargets(x, inputs["targets"], inputs["weights"])
     if squared:
         wanted = state("wanted", (h.vocab, h.vocab), table.dtype)
         eye = 2 * np.eye(h.vocab, dtype=table.dtype.numpy) - 1
@@ -106,7 +106,7 @@ def training(
     return Training(inputs, table, borders, loss, {own: turns}, judged)
 
 
-class Aimed(NamedTuple):
+class OutputTargets(NamedTuple):
     """What the output weight reads, with the targets and weights of its rows."""
 
     x: Tensor
@@ -114,7 +114,7 @@ class Aimed(NamedTuple):
     shares: Tensor
 
 
-def cross_entropy(h: Hyperparameters, weights: Weights, aimed: Aimed, fused: bool) -> tuple[Tensor, Judged]:
+def cross_entropy(h: Hyperparameters, weights: Weights, aimed: OutputTargets, fused: bool) -> tuple[Tensor, Judged]:
     """Return the loss, and what programs that judge have of it."""
     x, *aims = aimed
     if fused and h.output not in weights.deltas:
@@ -128,7 +128,7 @@ def inputs_of(batch: int, length: int, dtype: DType, flash: bool, sparse: bool, 
     """What a way through a model is told of its rows; names begin with this one."""
     count = batch * length
     if sparse and count > UNIT:
-        count = Most(count, step=ceil(count / (PARTS * UNIT)) * UNIT)
+        count = DynamicDim(count, step=ceil(count / (PARTS * UNIT)) * UNIT)
     inputs = {each: placeholder(name + each, (batch, length), I32) for each in ("tokens", "positions")}
     if flash:
         inputs["starts"] = placeholder(f"{name}starts", (batch, length), I32)
@@ -136,7 +136,7 @@ def inputs_of(batch: int, length: int, dtype: DType, flash: bool, sparse: bool, 
         inputs["mask"] = placeholder(f"{name}mask", (batch, length, length), dtype)
     inputs["targets"] = placeholder(f"{name}targets", (count,), I32)
     inputs["weights"] = placeholder(f"{name}weights", (count,), dtype)
-    if isinstance(count, Most):
+    if isinstance(count, DynamicDim):
         inputs["weighed"] = placeholder(f"{name}weighed", (count,), I32)  # the numbers of those that have a weight
     return inputs
 
@@ -162,7 +162,7 @@ def through(h: Hyperparameters, weights: Weights, inputs: dict[str, Tensor], tab
     return hidden(way)
 
 
-def plain_attention(h: Hyperparameters, sight: Sight, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+def plain_attention(h: Hyperparameters, sight: AttentionMask, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """Attention as a product, a softmax and a product; `mask` (batch, length, length) is added to the scores."""
     batch, length, group = q.shape[0], q.shape[1], h.heads // h.kv_heads
 
@@ -201,7 +201,7 @@ def masks_of(starts: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
         yield queries, mask_of(starts, queries)
 
 
-def squared_error(h: Hyperparameters, weights: Weights, aimed: Aimed, wanted: Tensor) -> Tensor:
+def squared_error(h: Hyperparameters, weights: Weights, aimed: OutputTargets, wanted: Tensor) -> Tensor:
     """Of each logit against +1 for the target and -1 for every other token, as the ancestor's sine demo had it."""
     aims = O.get_rows(wanted, aimed.targets)
     errors = O.sum_rows(O.sqr(O.sub(logits_of(h, aimed.x, weights), aims)))
@@ -241,7 +241,7 @@ def decoding(h: Hyperparameters, weights: Weights, count: int, table: Tensor, ca
 
 
 @dataclass(frozen=True)
-class Shift:
+class CacheShift:
     """Some rows leave the caches, and those behind them follow: keys are turned back by as many positions."""
 
     places: Tensor  # (1, count): zeros, where `turn` has its one rotation
@@ -249,7 +249,7 @@ class Shift:
     moved: list[Tensor]  # the caches as they are then
 
 
-def shift(h: Hyperparameters, caches: list[Tensor], first: int, last: int, end: int) -> Shift:
+def shift(h: Hyperparameters, caches: list[Tensor], first: int, last: int, end: int) -> CacheShift:
     """The rows from `first` to `last` leave, of `end` in all."""
     count, width = end - last, h.kv_width
     places, turn = placeholder("places", (1, count), I32), placeholder("turn", rotations(h, 1), caches[0].dtype)
@@ -262,7 +262,9 @@ def shift(h: Hyperparameters, caches: list[Tensor], first: int, last: int, end: 
         return O.set(cache, rows, slices=((first, first + count, 1), (0, width, 1)), into=True)
 
     keys = [rotation_of(h, turn, layer) for layer in range(h.layers)]
-    return Shift(places, turn, [moved(cache, None if number % 2 else keys[number // 2]) for number, cache in enumerate(caches)])
+    return CacheShift(
+        places, turn, [moved(cache, None if number % 2 else keys[number // 2]) for number, cache in enumerate(caches)]
+    )
 
 
 def caches_of(h: Hyperparameters, ctx: int, dtype: DType = F32) -> list[Tensor]:

@@ -18,7 +18,7 @@ Values = Mapping[str, Any]  # arrays and numbers by their names in a checkpoint,
 RATE = ("lr", "lr_min", "warmup", "schedule", "decay_steps", "restart_growth", "lora_plus_ratio")
 
 
-class Descent(Protocol):
+class MinimizerState(Protocol):
     """Where a minimizer stands: point, loss and gradient belong together, after a failed step too."""
 
     x: np.ndarray
@@ -112,13 +112,13 @@ class Optimizer:
         """How many floats it holds for each that is trained."""
         return len(self.states)
 
-    def descent(self, x: np.ndarray) -> Descent | None:
+    def descent(self, x: np.ndarray) -> MinimizerState | None:
         """From this point, if it is a minimizer."""
         return None
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepRule(Optimizer):
+class ElementwiseRule(Optimizer):
     """Decoupled decay, only for tensors of enough dimensions."""
 
     heeds = (*RATE, "clip", "epochs")
@@ -152,5 +152,5 @@ class Minimizer(Optimizer):
 
     exact = True
 
-    def descent(self, x: np.ndarray) -> Descent:
+    def descent(self, x: np.ndarray) -> MinimizerState:
         raise NotImplementedError

@@ -15,13 +15,13 @@ from llamatrain.graph.ops import acc, clip_factor, cont, fill, get_rows_back, mu
 from llamatrain.graph.precision import round_products
 from llamatrain.graph.remat import rematerialise
 from llamatrain.graph.tensor import Tensor, placeholder, state
-from llamatrain.optim.optimizer import StepRule
+from llamatrain.optim.optimizer import ElementwiseRule
 
 Gradient = tuple[Tensor, ...]  # whole; or its rows that are not 0, and the places of all rows among them (`opt_rows`)
 
 
 @dataclass
-class Differentiated:
+class LossAndGradients:
     """A loss to run, and its gradients by parameter."""
 
     loss: Tensor
@@ -37,7 +37,7 @@ class Differentiated:
         """The gradients, as rows where that is less."""
         return {w: brief(grad) for w, grad in self.grads.items()}
 
-    def used_by(self, rule: StepRule) -> dict[Tensor, Gradient]:
+    def used_by(self, rule: ElementwiseRule) -> dict[Tensor, Gradient]:
         return self.brief if rule.brief else self.whole
 
 
@@ -63,7 +63,7 @@ def differentiate(
     borders: Sequence[Tensor] = (),
     remat: str | int = "none",
     beside: Sequence[Tensor] = (),
-) -> Differentiated:
+) -> LossAndGradients:
     """The loss with its gradients, in a precision, and with values between the `borders` of blocks made again (see remat)."""
     value, grads = value_and_gradients(loss, parameters)
     outputs = [value, *beside, *grads, loss, *borders]
@@ -75,11 +75,11 @@ def differentiate(
     asked, (forward, *marks) = outputs[:count], outputs[count:]
     value, *rest = rematerialise(asked, forward, marks, remat)
     told, grads = rest[: len(beside)], rest[len(beside) :]
-    return Differentiated(value, dict(zip(parameters, grads, strict=True)), told)
+    return LossAndGradients(value, dict(zip(parameters, grads, strict=True)), told)
 
 
 @dataclass
-class StepInputs:
+class ScheduleInputs:
     """What a step is told: the optimizer's own row of numbers."""
 
     schedule: Tensor
@@ -88,7 +88,7 @@ class StepInputs:
 Rates = Mapping[Tensor, Tensor]  # weight: a row, what its own schedule is multiplied by
 
 
-def row_of(rule: StepRule) -> Tensor:
+def row_of(rule: ElementwiseRule) -> Tensor:
     return placeholder("schedule", rule.schedule(1, 0.0).shape)
 
 
@@ -96,21 +96,21 @@ def scheduled(schedule: Tensor, weight: Tensor, rates: Rates | None) -> Tensor:
     return mul(schedule, rates[weight]) if rates and weight in rates else schedule
 
 
-def stream(made: Differentiated, rule: StepRule, rates: Rates | None = None) -> tuple[StepInputs, list[Tensor]]:
+def stream(made: LossAndGradients, rule: ElementwiseRule, rates: Rates | None = None) -> tuple[ScheduleInputs, list[Tensor]]:
     """One program: loss, and each weight changed as soon as its gradient is there. No clipping, no accumulation."""
     schedule = row_of(rule)
     one = fill(shape=(), value=1.0)
-    return StepInputs(schedule), [made.loss, *stepped(made.used_by(rule), rule, schedule, one, rates)]
+    return ScheduleInputs(schedule), [made.loss, *stepped(made.used_by(rule), rule, schedule, one, rates)]
 
 
 def stepped(
-    grads: Mapping[Tensor, Gradient], rule: StepRule, schedule: Tensor, factor: Tensor, rates: Rates | None
+    grads: Mapping[Tensor, Gradient], rule: ElementwiseRule, schedule: Tensor, factor: Tensor, rates: Rates | None
 ) -> list[Tensor]:
     return [step for w, (g, *places) in grads.items() for step in rule.step(w, g, scheduled(schedule, w, rates), factor, *places)]
 
 
 @dataclass
-class Kept:
+class HeldGradients:
     """Memory for gradients, states of each parameter, and what fills it."""
 
     loss: Tensor
@@ -124,7 +124,7 @@ class Kept:
         return [state for block in self.blocks.values() for state in block]
 
 
-def hold(made: Differentiated, whole: bool = True) -> Kept:
+def hold(made: LossAndGradients, whole: bool = True) -> HeldGradients:
     """Gradients that stay. `first` overwrites them, so that nothing need be zeroed; `more` adds to them, if they are `whole`."""
     grads = made.whole if whole else made.brief
     blocks = {
@@ -138,11 +138,13 @@ def hold(made: Differentiated, whole: bool = True) -> Kept:
         taken.add(part)
     all_of = {w: tuple((0, size, 1) for size in w.shape) for w in grads}
     more = [acc(*blocks[w], *grad, slices=all_of[w], into=True) for w, grad in grads.items()] if whole else []
-    return Kept(loss=made.loss, blocks=blocks, first=first, more=more, beside=made.beside)
+    return HeldGradients(loss=made.loss, blocks=blocks, first=first, more=more, beside=made.beside)
 
 
-def apply(kept: Kept, rule: StepRule, clip: float, rates: Rates | None = None) -> tuple[StepInputs, Tensor, list[Tensor]]:
+def apply(
+    kept: HeldGradients, rule: ElementwiseRule, clip: float, rates: Rates | None = None
+) -> tuple[ScheduleInputs, Tensor, list[Tensor]]:
     """The program that ends a step: the gradients' norm, and every weight changed by its kept gradient, clipped to that norm."""
     schedule = row_of(rule)
     factor, norm = clipped(kept.blocks.values(), clip)
-    return StepInputs(schedule), norm, [norm, *stepped(kept.blocks, rule, schedule, factor, rates)]
+    return ScheduleInputs(schedule), norm, [norm, *stepped(kept.blocks, rule, schedule, factor, rates)]

@@ -10,7 +10,7 @@ from llamatrain.graph.op_cost import work_of
 from llamatrain.graph.remat_policy import Policy, scaled
 from llamatrain.graph.tensor import Node, nodes_of, seen_of
 from llamatrain.planner.extrapolate import alike, shallow
-from llamatrain.train.graphs import Graph, RunGraphs, Setting
+from llamatrain.train.graphs import StepGraph, StepGraphs, StepSpec
 
 CALL, FLOP, BYTE, POWER, UNPACKED = 2e-6, 1.6e-11, 1e-10, 3e-9, 3.8e-10  # seconds of each, of a usual processor's thread
 HALF = 0.5  # of them for an operation in bf16
@@ -28,11 +28,11 @@ def nominal(node: Node) -> float:
     return CALL + products + BYTE * work.moved + POWER * work.powers + UNPACKED * work.unpacked
 
 
-class Prices:
+class StepCost:
     """Of steps on so many batches of rows so long, by policies that treat all blocks alike. Of layers that are alike few are
     asked, once for each policy."""
 
-    def __init__(self, setting: Setting, length: int, batches: int, of: Cost = nominal) -> None:
+    def __init__(self, setting: StepSpec, length: int, batches: int, of: Cost = nominal) -> None:
         self.layers, self.length, self.batches, self.of = setting.h.layers, length, batches, of
         many = self.layers > FEW[-1] and alike(setting)
         self.settings = [shallow(setting, n) for n in FEW] if many else [setting]
@@ -43,11 +43,11 @@ class Prices:
         """Layers that tell of a block that is made again."""
         return self.settings[-1].h.layers
 
-    def asked(self, policy: Policy, setting: Setting) -> tuple[float, int]:
+    def asked(self, policy: Policy, setting: StepSpec) -> tuple[float, int]:
         """What it costs, and the bytes that the forward part leaves for the gradients."""
         key = scaled(policy, self.layers, setting.h.layers), setting.h.layers
         if key not in self._made:
-            graphs = RunGraphs(setting, key[0])
+            graphs = StepGraphs(setting, key[0])
             cost = step_of(graphs, self.length, self.batches, self.of)
             streamed = setting.gradients == "streamed"
             self._made[key] = cost, kept_of(graphs.streamed(self.length) if streamed else graphs.gradients(self.length, True))
@@ -67,16 +67,16 @@ class Prices:
         return self.asked(policy, self.settings[-1])[1]
 
 
-def kept_of(graph: Graph) -> int:
+def kept_of(graph: StepGraph) -> int:
     parts = parts_of(graph.outputs)
     kept = {seen_of(source) for node, part in parts.items() if part != "forward" for source in node.sources}
     return sum(tensor.nbytes for tensor in kept if tensor.node and parts[tensor.node] == "forward")
 
 
-def step_of(graphs: RunGraphs, length: int, batches: int, of: Cost = nominal) -> float:
+def step_of(graphs: StepGraphs, length: int, batches: int, of: Cost = nominal) -> float:
     setting = graphs.setting
 
-    def whole(graph: Graph) -> float:
+    def whole(graph: StepGraph) -> float:
         return sum(map(of, nodes_of(graph.outputs)))
 
     if setting.gradients == "streamed":

@@ -16,8 +16,8 @@ from llamatrain.graph.remat_policy import scaled
 from llamatrain.graph.tensor import Tensor
 from llamatrain.model.architecture import pattern_of
 from llamatrain.model.lora import Delta, Weights
-from llamatrain.planner.memory import BOUND, NODES, Demand, Needs, Way, parted, way_with
-from llamatrain.train.graphs import Policy, RunGraphs, Setting
+from llamatrain.planner.memory import BOUND, NODES, MemoryBreakdown, MemoryDemand, MemoryPlan, parted, way_with
+from llamatrain.train.graphs import Policy, StepGraphs, StepSpec
 
 DEPTHS = (16, 32, 64)  # layers that are planned instead
 SPAN = DEPTHS[-1] - DEPTHS[0]
@@ -27,20 +27,20 @@ PARTS = 4  # of the layers, so many of which are made again
 V = TypeVar("V")
 
 
-def way_of_many(setting: Setting, policy: Policy, demand: Demand, splits: int = 1) -> Way:
+def way_of_many(setting: StepSpec, policy: Policy, demand: MemoryDemand, splits: int = 1) -> MemoryPlan:
     """As `way_with`, but that graphs are not built where that is not needed, and that a number counts parts of the layers."""
     needs = _carried_on(setting, policy, demand, splits) if alike(setting) else None
     policy, own = whole(policy, setting.h.layers), parted(setting, splits)
     if needs is None:
         return way_with(setting, policy, demand, splits)
-    return Way(setting=own, policy=policy, splits=splits, graphs=RunGraphs(own, policy), arena=needs.arena, needs=needs)
+    return MemoryPlan(setting=own, policy=policy, splits=splits, graphs=StepGraphs(own, policy), arena=needs.arena, needs=needs)
 
 
 def whole(policy: Policy, layers: int) -> Policy:
     return scaled(policy, PARTS, layers)
 
 
-def _carried_on(setting: Setting, policy: Policy, demand: Demand, splits: int) -> Needs | None:
+def _carried_on(setting: StepSpec, policy: Policy, demand: MemoryDemand, splits: int) -> MemoryBreakdown | None:
     """Where all but the arena grows evenly, and that as far as it matters."""
     found = list[dict[str, int]]()
     for n in DEPTHS:
@@ -56,7 +56,9 @@ def _carried_on(setting: Setting, policy: Policy, demand: Demand, splits: int) -
     if whole(policy, setting.h.layers) != policy and setting.h.layers % PARTS:
         more["interpreter"] += NODES * BOUND  # of a layer that is made again beyond the part
     arena = found[-1]["arena"] + more["arena"]
-    return Needs(**{**{name: value + more[name] for name, value in found[-1].items()}, "arena": arena + GAPS + arena // 1000})
+    return MemoryBreakdown(
+        **{**{name: value + more[name] for name, value in found[-1].items()}, "arena": arena + GAPS + arena // 1000}
+    )
 
 
 def line_through(values: Sequence[int]) -> tuple[Fraction, Fraction]:
@@ -81,7 +83,7 @@ def uncollected() -> Iterator[None]:
 # ---- layers ----------------------------------------------------------------
 
 
-def shallow(setting: Setting, layers: int) -> Setting:
+def shallow(setting: StepSpec, layers: int) -> StepSpec:
     """With the first layers alone."""
     weights = setting.weights
     fewer = Weights(first(weights, layers), first(weights.deltas, layers), weights.dropping)
@@ -93,7 +95,7 @@ def first(named: Mapping[str, V], layers: int) -> dict[str, V]:
     return {name: each for name, each in named.items() if int(pattern_of(name)[1] or 0) < layers}
 
 
-def alike(setting: Setting) -> bool:
+def alike(setting: StepSpec) -> bool:
     """Whether each layer has weights and adapters like those of the first, and as many of them are trained."""
     facts: list[set[object]] = [set() for _ in range(setting.h.layers)]
     for kind, named in (("weights", setting.weights), ("trained", setting.trained), ("deltas", setting.weights.deltas)):

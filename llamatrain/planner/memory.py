@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass, replace
 from llamatrain.config.units import Size
 from llamatrain.graph.dynamic_axis import varies
 from llamatrain.sample.decoder import Decoder
-from llamatrain.train.graphs import Policy, RunGraphs, Setting
+from llamatrain.train.graphs import Policy, StepGraphs, StepSpec
 from llamatrain.train.parallel.accumulate import turns_of
-from llamatrain.train.parallel.partition import BUCKET, Section, share
+from llamatrain.train.parallel.partition import BUCKET, ParamSlice, share
 from llamatrain.train.prefetch import ready
 
 ROW = 20  # bytes of a token in a batch: five arrays
@@ -26,7 +26,7 @@ SMALL = 256  # tokens: a batch of fewer is split no further, its products would 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Needs:
+class MemoryBreakdown:
     """Bytes, by what they are for."""
 
     weights: int
@@ -50,7 +50,7 @@ class Needs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Demand:
+class MemoryDemand:
     """What of a run decides its memory, beside the setting."""
 
     lengths: Sequence[int]
@@ -63,22 +63,22 @@ class Demand:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Way:
+class MemoryPlan:
     """A way to run: with its graphs, so that they are built once."""
 
-    setting: Setting
+    setting: StepSpec
     policy: Policy
     splits: int  # a batch is run in so many parts
-    graphs: RunGraphs
+    graphs: StepGraphs
     arena: int  # that programs share
-    needs: Needs
+    needs: MemoryBreakdown
 
     @property
     def total(self) -> int:
         return self.needs.total
 
 
-def fixed(setting: Setting, demand: Demand) -> int:
+def fixed(setting: StepSpec, demand: MemoryDemand) -> int:
     """What no way to run it can change: weights, gradients that stay, moments, and a graph of all layers."""
     size = {name: 4 * tensor.size for name, tensor in setting.trained.items()}
     trained = sum(size.values())
@@ -87,16 +87,16 @@ def fixed(setting: Setting, demand: Demand) -> int:
     return moments_of(setting) // setting.ranks + trained + gradients + demand.copies + NODES * BOUND * setting.h.layers
 
 
-def batches_of(setting: Setting, demand: Demand) -> int:
+def batches_of(setting: StepSpec, demand: MemoryDemand) -> int:
     """Bytes of a step's batches, which no way to run it can change."""
     return ROW * setting.batch * max(demand.lengths) * (demand.batches + ready(demand.batches))
 
 
-def moments_of(setting: Setting) -> int:
+def moments_of(setting: StepSpec) -> int:
     return 4 * setting.optimizer.floats(setting.shapes) if setting.optimizer else 0
 
 
-def exchange_of(graphs: RunGraphs, batches: int) -> int:
+def exchange_of(graphs: StepGraphs, batches: int) -> int:
     """Of a step with so many micro-batches."""
     setting, division = graphs.setting, graphs.division
     vectors = max(turns_of(share(setting.groups, setting.ranks, rank), setting.groups, batches).vectors for rank in some(setting))
@@ -105,42 +105,42 @@ def exchange_of(graphs: RunGraphs, batches: int) -> int:
     return 4 * (size * (vectors - 1) + room) + 4 * halves
 
 
-def held_of(graphs: RunGraphs) -> int:
+def held_of(graphs: StepGraphs) -> int:
     """Bytes of the optimizer's states, on the rank that holds most."""
     setting, rule = graphs.setting, graphs.setting.rule
     if not rule or setting.groups == 1:
         return moments_of(setting)
 
-    def held(cut: Section) -> int:
+    def held(cut: ParamSlice) -> int:
         return 4 * (cut.stop - cut.start) * sum(rule.holds(kind, cut.name, cut.shape) for kind in rule.states)
 
     return max(sum(map(held, graphs.division.cuts_of(rank))) for rank in some(setting))
 
 
-def some(setting: Setting) -> range:
+def some(setting: StepSpec) -> range:
     """Ranks that tell of all, the same ones whoever asks: what is planned must not depend on who plans it."""
     return range(0, setting.ranks, -(-setting.ranks // TOLD))
 
 
-def growth_of(setting: Setting, decoding: bool) -> int:
+def growth_of(setting: StepSpec, decoding: bool) -> int:
     """Return the bytes that a process grows by beside its programs and what they run over."""
     largest = max((4 * tensor.size for tensor in setting.trained.values()), default=0)
     return LOADED + min(FILLING, 6 * largest) + (SAMPLING if decoding else 0)
 
 
-def decoding_of(setting: Setting, positions: int) -> int:
+def decoding_of(setting: StepSpec, positions: int) -> int:
     return Decoder.plan(setting.h, positions, setting.threads, setting.kernels, setting.weights).total
 
 
-def parted(setting: Setting, splits: int) -> Setting:
+def parted(setting: StepSpec, splits: int) -> StepSpec:
     """For a batch in so many parts."""
     gradients = "flat" if splits > 1 else setting.gradients
     return replace(setting, batch=setting.batch // splits, gradients=gradients)
 
 
-def way_with(setting: Setting, policy: Policy, demand: Demand, splits: int = 1) -> Way:
+def way_with(setting: StepSpec, policy: Policy, demand: MemoryDemand, splits: int = 1) -> MemoryPlan:
     batches, setting = batches_of(setting, demand), parted(setting, splits)
-    graphs, gradients = RunGraphs(setting, policy), setting.gradients
+    graphs, gradients = StepGraphs(setting, policy), setting.gradients
     shared, own = graphs.all(demand.lengths, gradients == "flat", demand.validating)
     plans, updates = ([graphs.plan(graph) for graph in each] for each in (shared, own))
     size = 4 * sum(tensor.size for tensor in setting.trained.values())
@@ -155,7 +155,7 @@ def way_with(setting: Setting, policy: Policy, demand: Demand, splits: int = 1) 
     few = min(stepping, 2 * len(setting.trained) * len(updates))
     varying = sum(varies(node) is not None for plan in plans for node in plan.nodes)
     bound = BOUND * (nodes + few) + VARIED * LENGTHS * varying + STEPPED * (stepping - few)
-    needs = Needs(
+    needs = MemoryBreakdown(
         weights=size,
         gradients=kept,
         exchange=exchange_of(graphs, demand.batches * splits) if setting.groups > 1 else 0,
@@ -167,10 +167,10 @@ def way_with(setting: Setting, policy: Policy, demand: Demand, splits: int = 1) 
         decoding=decoding,
         interpreter=demand.interpreter + bound,
     )
-    return Way(setting=setting, policy=policy, splits=splits, graphs=graphs, arena=arena, needs=needs)
+    return MemoryPlan(setting=setting, policy=policy, splits=splits, graphs=graphs, arena=arena, needs=needs)
 
 
-def excess(way: Way, limit: int | None, most: int | None) -> str | None:
+def excess(way: MemoryPlan, limit: int | None, most: int | None) -> str | None:
     """What to say of a run that takes more than was allowed, or is free."""
     if most is None or way.total <= most:
         return None

@@ -9,27 +9,27 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from llamatrain.graph.remat_policy import NAMED, SEGMENT, WAYS, Policy, Stretch, told
-from llamatrain.planner.cost import Prices
+from llamatrain.planner.cost import StepCost
 
 
 @dataclass(frozen=True)
-class Road:
+class RematLadder:
     policies: list[Policy]
     costs: list[float]  # of them, about
     marks: list[int]  # the ends of its stages
 
-    def below(self, limit: float) -> "Road":
+    def below(self, limit: float) -> "RematLadder":
         """As far as it is cheaper than that."""
         count = sum(1 for cost in self.costs if cost < limit)
         marks = sorted({*(mark for mark in self.marks if mark < count), *([count - 1] if count else [])})
-        return Road(self.policies[:count], self.costs[:count], marks)
+        return RematLadder(self.policies[:count], self.costs[:count], marks)
 
-    def after(self, count: int) -> "Road":
+    def after(self, count: int) -> "RematLadder":
         """Without the first ones."""
-        return Road(self.policies[count:], self.costs[count:], [mark - count for mark in self.marks if mark >= count])
+        return RematLadder(self.policies[count:], self.costs[count:], [mark - count for mark in self.marks if mark >= count])
 
 
-def road_of(prices: Prices, units: int | None = None) -> Road:
+def road_of(prices: StepCost, units: int | None = None) -> RematLadder:
     """Where layers are counted in so many `units`, policies are of these, and there are no segments."""
     blocks = units or prices.layers - 1  # the last is never made again
     ways = worthwhile(prices) if blocks else []
@@ -47,14 +47,14 @@ def road_of(prices: Prices, units: int | None = None) -> Road:
         costs += [before + (reached - before) * place / len(stage) for place in range(1, len(stage) + 1)]
         policies += stage
         marks.append(len(policies) - 1)
-    return Road(policies, costs, marks)
+    return RematLadder(policies, costs, marks)
 
 
 def every(way: str, blocks: int) -> Policy:
     return way if way in NAMED else told([(way, blocks)])
 
 
-def worthwhile(prices: Prices) -> list[str]:
+def worthwhile(prices: StepCost) -> list[str]:
     """Of the ways to make a block again those that save much for what they cost, and all of it."""
     uniform = {way: every(way, prices.layers) for way in WAYS[1:]}
     kept = {way: prices.kept(policy) for way, policy in uniform.items()}

@@ -22,7 +22,7 @@ FLOAT = 4  # bytes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shared:
+class ShardedStep:
     """A step that ranks share: its micro-batches lie in groups, and these are divided among ranks."""
 
     ranks: int
@@ -67,7 +67,7 @@ class Shared:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tempo:
+class LinkModel:
     """Of a rank and its network, in seconds."""
 
     micro: float  # a micro-batch
@@ -79,7 +79,7 @@ class Tempo:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seconds:
+class StepTimeBreakdown:
     """Of a step, by what they go to."""
 
     computing: float
@@ -99,13 +99,13 @@ class Seconds:
         return self.exchanging + self.gathering + self.asking
 
 
-def seconds_of(step: Shared, tempo: Tempo, here: int = 1) -> Seconds:
+def seconds_of(step: ShardedStep, tempo: LinkModel, here: int = 1) -> StepTimeBreakdown:
     """With so many of the ranks on each host."""
     peers, meeting = step.ranks - 1, tempo.message * (step.ranks - 1).bit_length()
     bucket = step.gradients / step.buckets * here * tempo.byte + peers * tempo.message + meeting
     hidden = BACKWARD * tempo.micro
     computing = step.most * tempo.micro + (step.most - 1) * tempo.adding
-    return Seconds(
+    return StepTimeBreakdown(
         computing=computing,
         straggling=computing * tempo.spread * slowest(step.ranks),
         exchanging=bucket + max(0.0, (step.buckets - 1) * bucket - hidden),
@@ -124,16 +124,16 @@ def slowest(ranks: int) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class TimedStep:
     """A step that was run; ranks of one host beyond its processors take turns."""
 
-    step: Shared
+    step: ShardedStep
     seconds: float
     here: int = 1
     crowding: float = 1.0  # ranks for each processor, where that is more than one
 
 
-def predicted(each: Measured, tempo: Tempo) -> float:
+def predicted(each: TimedStep, tempo: LinkModel) -> float:
     slower = replace(tempo, micro=each.crowding * tempo.micro, update=each.crowding * tempo.update)
     return seconds_of(each.step, slower, each.here).total
 
@@ -141,7 +141,7 @@ def predicted(each: Measured, tempo: Tempo) -> float:
 STARTS = (1.0, 0.5, 0.1)  # shares of a step's seconds that computing may have, to begin with
 
 
-def tempo_of(cases: Sequence[Measured], rounds: int = 20) -> Tempo:
+def tempo_of(cases: Sequence[TimedStep], rounds: int = 20) -> LinkModel:
     """What comes nearest to them, each as a share of itself: the seconds grow evenly with each unknown, until what is hidden is
     so no more; therefore it is asked again from where it was found, and the best of all is taken."""
     seconds = [each.seconds for each in cases]
@@ -158,12 +158,12 @@ def tempo_of(cases: Sequence[Measured], rounds: int = 20) -> Tempo:
     return _tempo(min(found, key=lambda x: sum((predicted(each, _tempo(x)) / each.seconds - 1) ** 2 for each in cases)))
 
 
-def _tempo(x: np.ndarray) -> Tempo:
+def _tempo(x: np.ndarray) -> LinkModel:
     micro, update, byte, message, late = map(float, x)
-    return Tempo(micro=micro, update=update, byte=byte, message=message, spread=late / max(micro, 1e-12))
+    return LinkModel(micro=micro, update=update, byte=byte, message=message, spread=late / max(micro, 1e-12))
 
 
-def _slope(each: Measured, x: np.ndarray, number: int) -> float:
+def _slope(each: TimedStep, x: np.ndarray, number: int) -> float:
     """How the seconds grow with one of the unknowns."""
     more = x.copy()
     more[number] += max(1e-6 * x[number], 1e-12)

@@ -15,13 +15,13 @@ from typing import NamedTuple
 import numpy as np
 
 from llamatrain.compiler.cache import cache_key, code, missing
-from llamatrain.compiler.store import Shelf, name_of, sealed
-from llamatrain.compiler.thread_pool import Table
+from llamatrain.compiler.store import ObjectStore, name_of, sealed
+from llamatrain.compiler.thread_pool import CallTable
 from llamatrain.distributed.cores import cores
 from llamatrain.engine.backend import kind_of
 from llamatrain.engine.profiler import Recorder, recording
 from llamatrain.engine.program import Program
-from llamatrain.graph.op_cost import Work, work_of
+from llamatrain.graph.op_cost import OpCost, work_of
 from llamatrain.graph.tensor import F32, DType, Node, Tensor, leaves_of, nodes_of, parameter, state
 from llamatrain.model.architectures import USUAL, find
 from llamatrain.model.hyperparameters import Hyperparameters
@@ -33,7 +33,7 @@ from llamatrain.planner.disturbance import share_of_waiting
 from llamatrain.planner.scaling_model import least_squares
 from llamatrain.platform.cache_dir import wanted
 from llamatrain.platform.cpu import processor
-from llamatrain.train.graphs import Graph, RunGraphs, Setting
+from llamatrain.train.graphs import StepGraph, StepGraphs, StepSpec
 
 DAY = 86400.0  # seconds that a measurement serves
 MINUTES = 600.0  # seconds that one serves which other programs disturbed
@@ -56,23 +56,23 @@ ANY = ""  # in the place of an op's name: one that moves memory
 Cost = Sequence[float]  # seconds of a call, and of each thing that Work counts
 
 
-class OpSeen(NamedTuple):
+class OpTiming(NamedTuple):
     name: str
     kind: str  # with the types that it reads
-    work: Work
+    work: OpCost
     seconds: float
 
 
 class ModelTiming(NamedTuple):
     """The ops of a model that was trained for a moment."""
 
-    ops: Sequence[OpSeen]
+    ops: Sequence[OpTiming]
     disturbed: float = 0.0  # share of the time in which threads waited for a processor, where quiet runs were too few
     lost: float = 0.0  # seconds that disturbed runs took
 
 
 @dataclass(frozen=True)
-class Speeds:
+class OpSpeeds:
     costs: Mapping[str, Cost]
     when: float  # they were measured: seconds since 1970
     disturbed: float = 0.0  # share of the time in which threads waited for a processor, where there were no quiet runs
@@ -83,7 +83,7 @@ class Speeds:
         cost = self.costs.get(typed(node)) or self.costs.get(node.op.name) or self.costs[ANY]
         return sum(each * much for each, much in zip(cost, counted(work_of(node)), strict=False))
 
-    def of_graph(self, graph: Graph) -> float:
+    def of_graph(self, graph: StepGraph) -> float:
         """The seconds that all of it takes."""
         return sum(map(self.of, nodes_of(graph.outputs)))
 
@@ -95,20 +95,20 @@ def typed(node: Node) -> str:
     return f"{node.op.name} {' '.join(source.dtype.name for source in node.sources[:3])}"
 
 
-def counted(work: Work) -> tuple[int, ...]:
+def counted(work: OpCost) -> tuple[int, ...]:
     return 1, work.flops, work.moved, work.made, work.powers, work.unpacked
 
 
-def speeds_for(setting: Setting, anew: bool = False) -> Speeds | None:
+def speeds_for(setting: StepSpec, anew: bool = False) -> OpSpeeds | None:
     """The speeds for a model of this kind: those that were measured lately, unless they are to be measured anew, or now.
     None where kernels would have to be compiled, which may not be."""
     base, rule = frozen_type(setting), setting.rule
     how = (setting.precision, setting.threads, kind_of(setting.kernels), setting.flash, base.name if base else "")
     facts = repr((processor().name, cores(), cache_key(), *how, type(rule).__name__, SIZES, BLOCKS))
-    shelf, name = Shelf(wanted("speeds")), name_of(f"speeds-{setting.precision}-{setting.threads}", facts)
+    shelf, name = ObjectStore(wanted("speeds")), name_of(f"speeds-{setting.precision}-{setting.threads}", facts)
     if not anew and (kept := shelf.take(name, facts)):
         with suppress(ValueError, TypeError):
-            found = Speeds(**json.loads(bytes(kept)))
+            found = OpSpeeds(**json.loads(bytes(kept)))
             if 0 <= time.time() - found.when < (MINUTES if found.disturbed else DAY):
                 return found
     made = measured(setting, base)
@@ -117,7 +117,7 @@ def speeds_for(setting: Setting, anew: bool = False) -> Speeds | None:
     return made
 
 
-def frozen_type(setting: Setting) -> DType | None:
+def frozen_type(setting: StepSpec) -> DType | None:
     """Of most of what is not trained, if anything is not."""
     sizes: dict[DType, int] = {}
     for name, tensor in setting.weights.items():
@@ -129,17 +129,17 @@ def frozen_type(setting: Setting) -> DType | None:
 # ---- measuring -------------------------------------------------------------
 
 
-def measured(setting: Setting, base: DType | None) -> Speeds | None:
-    seen, disturbed, patience = list[OpSeen](), 0.0, PATIENCE
+def measured(setting: StepSpec, base: DType | None) -> OpSpeeds | None:
+    seen, disturbed, patience = list[OpTiming](), 0.0, PATIENCE
     for size in BLOCKS if base else SIZES:
         found = timed(small(setting, base, size), patience)
         seen += found.ops
         disturbed, patience = max(disturbed, found.disturbed), patience - found.lost
-    return Speeds(fitted(seen), time.time(), disturbed) if any(each.work.flops for each in seen) else None
+    return OpSpeeds(fitted(seen), time.time(), disturbed) if any(each.work.flops for each in seen) else None
 
 
-def fitted(seen: Iterable[OpSeen]) -> dict[str, Cost]:
-    groups: dict[str, list[OpSeen]] = {}
+def fitted(seen: Iterable[OpTiming]) -> dict[str, Cost]:
+    groups: dict[str, list[OpTiming]] = {}
     for each in seen:
         groups.setdefault(each.name, []).append(each)
         groups.setdefault(each.kind, []).append(each)
@@ -148,12 +148,12 @@ def fitted(seen: Iterable[OpSeen]) -> dict[str, Cost]:
     return {name: cost_of(group) for name, group in groups.items()}
 
 
-def cost_of(group: Sequence[OpSeen]) -> Cost:
+def cost_of(group: Sequence[OpTiming]) -> Cost:
     columns = list(zip(*(counted(each.work) for each in group), strict=True))
     return [float(each) for each in least_squares(columns, [each.seconds for each in group])]
 
 
-def small(setting: Setting, base: DType | None, size: Sequence[int]) -> Setting:
+def small(setting: StepSpec, base: DType | None, size: Sequence[int]) -> StepSpec:
     """A model of one layer, which is computed as another one."""
     embd, heads, ff, vocab, length, batch = size
     h = Hyperparameters(
@@ -170,7 +170,7 @@ def small(setting: Setting, base: DType | None, size: Sequence[int]) -> Setting:
     )
     weights = adapted(h, base) if base else parameters(h)
     factors = [factor for deltas in weights.deltas.values() for delta in deltas for factor in (delta.a, delta.b)]
-    return Setting(
+    return StepSpec(
         h=h,
         weights=weights,
         trained={each.name: each for each in (factors if base else weights.tensors.values())},
@@ -195,10 +195,10 @@ def adapted(h: Hyperparameters, base: DType) -> Weights:
     return Weights(tensors, deltas)
 
 
-def timed(setting: Setting, patience: float = PATIENCE) -> ModelTiming:
+def timed(setting: StepSpec, patience: float = PATIENCE) -> ModelTiming:
     """Time each op over zeros, which take as long as anything else: its least seconds in runs that nothing disturbed. Where
     disturbed runs have lost more seconds than `patience`, its least seconds in all runs."""
-    graphs, length = RunGraphs(setting), setting.positions
+    graphs, length = StepGraphs(setting), setting.positions
     made = [graphs.gradients(length, True), graphs.update(length)]
     if setting.gradients == "flat":
         made.insert(1, graphs.gradients(length, False))
@@ -237,7 +237,7 @@ def run_until_quiet(programs: Sequence[Program], recorder: Recorder, patience: f
     enough = len(quiet) >= min(RUNS, len(runs))
     least = np.min(quiet if enough else runs, axis=0)
     seen = [
-        OpSeen(op.node.op.name, typed(op.node), op.work, max(float(seconds), 1e-9))
+        OpTiming(op.node.op.name, typed(op.node), op.work, max(float(seconds), 1e-9))
         for op, seconds in zip(recorder.ops, least, strict=True)
     ]
     return ModelTiming(seen, 0.0 if enough else float(np.mean(shares)), lost)
@@ -245,15 +245,15 @@ def run_until_quiet(programs: Sequence[Program], recorder: Recorder, patience: f
 
 def lacks(program: Program) -> bool:
     """Whether something that it calls would have to be compiled."""
-    tables = (part for stretch in program.stretches for part in stretch.parts if isinstance(part, Table))
+    tables = (part for stretch in program.stretches for part in stretch.parts if isinstance(part, CallTable))
     return bool(missing(call.entry for table in tables for call in table.calls))
 
 
-def zeros_of(graphs: Iterable[Graph]) -> dict[Tensor, np.ndarray]:
+def zeros_of(graphs: Iterable[StepGraph]) -> dict[Tensor, np.ndarray]:
     """For weights, which are held once, and as their type has it."""
     leaves = {each for graph in graphs for each in leaves_of(graph.outputs) if each.role in ("state", "parameter")}
     return {each: np.zeros(each.dtype.held(each.shape), each.dtype.numpy) for each in leaves}
 
 
-def held_in(graph: Graph, weights: Mapping[Tensor, np.ndarray]) -> dict[Tensor, np.ndarray]:
+def held_in(graph: StepGraph, weights: Mapping[Tensor, np.ndarray]) -> dict[Tensor, np.ndarray]:
     return {each: weights[each] for each in leaves_of(graph.outputs) if each in weights}

@@ -3,21 +3,21 @@
 from dataclasses import dataclass
 
 from llamatrain.model.limits import DEEP
-from llamatrain.planner.cost import Prices, step_of
-from llamatrain.planner.memory import Way
-from llamatrain.planner.speeds import Speeds, speeds_for
+from llamatrain.planner.cost import StepCost, step_of
+from llamatrain.planner.memory import MemoryPlan
+from llamatrain.planner.speeds import OpSpeeds, speeds_for
 
 AROUND = 5e-4  # seconds of a step that are between its programs
 
 
 @dataclass(frozen=True, kw_only=True)
-class Expected:
+class TimeForecast:
     """Of a run's steps; what is done beside them takes its own time."""
 
     step: float  # seconds
     tokens: int  # of a step: with what rows are filled up with
     steps: int | None  # that are to come, where that is known
-    speeds: Speeds
+    speeds: OpSpeeds
 
     @property
     def rate(self) -> float:
@@ -28,7 +28,7 @@ class Expected:
         return None if self.steps is None else self.steps * self.step
 
 
-def expected(way: Way, batches: int, steps: int | None, anew: bool = False) -> Expected | str:
+def expected(way: MemoryPlan, batches: int, steps: int | None, anew: bool = False) -> TimeForecast | str:
     """Of steps of so many batches, each in the parts of the way; or why nothing can be said. `anew` measures again."""
     setting, optimizer = way.setting, way.setting.optimizer
     if optimizer and not setting.rule:
@@ -38,8 +38,8 @@ def expected(way: Way, batches: int, steps: int | None, anew: bool = False) -> E
         return "it is known once a first run has compiled the kernels"
     length, micro = setting.positions, batches * way.splits
     if setting.h.layers > DEEP:
-        seconds = Prices(setting, length, micro, speeds.of).cost(way.policy)
+        seconds = StepCost(setting, length, micro, speeds.of).cost(way.policy)
     else:
         seconds = step_of(way.graphs, length, micro, speeds.of)
     tokens = micro * setting.batch * length
-    return Expected(step=seconds + AROUND, tokens=tokens, steps=steps, speeds=speeds)
+    return TimeForecast(step=seconds + AROUND, tokens=tokens, steps=steps, speeds=speeds)

@@ -23,7 +23,7 @@ STAMP = ".pruned"  # the file whose date is that of the last pruning
 KERNELS, TOKENS, HELD = re.compile("[0-9a-f]{16}"), "tokens", "tokens"  # names: of a version, of all entries, of an entry's file
 
 
-class KeptFolder(NamedTuple):
+class CacheFolder(NamedTuple):
     """Of kernels or tokens: what is removed as a whole, what of it others hold, what it takes, and when it was last used."""
 
     path: Path
@@ -32,11 +32,11 @@ class KeptFolder(NamedTuple):
     used: float
 
 
-def kernels(root: Path) -> list[KeptFolder]:
+def kernels(root: Path) -> list[CacheFolder]:
     return [_folder(path, path) for path in _folders(root) if KERNELS.fullmatch(path.name)]
 
 
-def tokens(root: Path) -> list[KeptFolder]:
+def tokens(root: Path) -> list[CacheFolder]:
     return [_folder(path, path / HELD) for path in _folders(root / TOKENS) if (path / HELD).is_file()]
 
 
@@ -45,11 +45,11 @@ def _folders(place: Path) -> Iterator[Path]:
         yield from sorted(path for path in place.iterdir() if path.is_dir() and not path.is_symlink())
 
 
-def _folder(path: Path, held: Path) -> KeptFolder:
+def _folder(path: Path, held: Path) -> CacheFolder:
     used = 0.0
     with suppress(OSError):  # it is removed now
         used = path.stat().st_mtime
-    return KeptFolder(path, held, size_of(path), used)
+    return CacheFolder(path, held, size_of(path), used)
 
 
 def size_of(path: Path) -> int:
@@ -87,7 +87,7 @@ def used(folder: Path) -> None:
             os.utime(folder)
 
 
-def remove(folders: Iterable[KeptFolder]) -> list[KeptFolder]:
+def remove(folders: Iterable[CacheFolder]) -> list[CacheFolder]:
     """Those that nobody holds, and which are gone then."""
     gone = []
     for each in folders:
@@ -118,7 +118,7 @@ def prune(root: Path, version: str) -> None:
         remove(beyond(tokens(root)))
 
 
-def beyond(entries: list[KeptFolder]) -> list[KeptFolder]:
+def beyond(entries: list[CacheFolder]) -> list[CacheFolder]:
     """The entries that are old, and those used longest ago of the rest where these take more than they may."""
     total, going = 0, []
     for each in sorted(entries, key=lambda each: -each.used):
@@ -129,5 +129,5 @@ def beyond(entries: list[KeptFolder]) -> list[KeptFolder]:
     return going
 
 
-def _is_old(folder: KeptFolder) -> bool:
+def _is_old(folder: CacheFolder) -> bool:
     return time.time() - folder.used > UNUSED

@@ -92,13 +92,13 @@ def displaying(tell: Callable[[str], None]) -> Iterator[None]:
         _displays.pop()
 
 
-class Counted:
+class CountedProgress:
     """Counts in the display or bar that is on the terminal already: two of them would overdraw each other."""
 
     def __init__(self, title: str, total: int | None, tell: Callable[[str], None]) -> None:
         self.title, self.total, self.tell, self.n = title, total, tell, 0
 
-    def __enter__(self) -> "Counted":
+    def __enter__(self) -> "CountedProgress":
         self.update(0)
         return self
 
@@ -182,10 +182,10 @@ class Bar:
         return bool(self._bar.last_print_t >= self._bar.start_t + DELAY)
 
 
-def bar(title: str, **settings: Any) -> Counted | LoggedBar | Bar:
+def bar(title: str, **settings: Any) -> CountedProgress | LoggedBar | Bar:
     """Show a bar on a terminal, or its count in the display that stands there; elsewhere a line every so often."""
     if _displays:
-        return Counted(title, settings["total"], _displays[-1])
+        return CountedProgress(title, settings["total"], _displays[-1])
     if _asked and sys.stderr and not sys.stderr.isatty():
         return LoggedBar(title, **settings)
     return Bar(title, **settings)

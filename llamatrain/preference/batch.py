@@ -8,7 +8,7 @@ from llamatrain.data.batches import Batch
 from llamatrain.preference.loss import OTHERS, Objective
 
 
-class Totals(NamedTuple):
+class PreferenceTotals(NamedTuple):
     """Of all batches of a step, a share of which is each batch's own."""
 
     weight: float = 1.0
@@ -19,7 +19,7 @@ class Totals(NamedTuple):
 VARYING = "shares", f"{OTHERS}shares"  # as long as there are tokens whose loss is asked for
 
 
-def told_of(batch: Batch, objective: Objective, totals: Totals, sparse: bool) -> dict[str, np.ndarray]:
+def told_of(batch: Batch, objective: Objective, totals: PreferenceTotals, sparse: bool) -> dict[str, np.ndarray]:
     """The inputs of a comparison but those that any batch has; of tokens, if `sparse`, those alone whose loss is asked for."""
     compared = batch.compared
     assert compared
@@ -35,7 +35,7 @@ def told_of(batch: Batch, objective: Objective, totals: Totals, sparse: bool) ->
     return told
 
 
-def tokens_of(batch: Batch, objective: Objective, totals: Totals, sparse: bool) -> dict[str, np.ndarray]:
+def tokens_of(batch: Batch, objective: Objective, totals: PreferenceTotals, sparse: bool) -> dict[str, np.ndarray]:
     compared = batch.compared
     assert compared
     words = compared.chosen if objective.kind == "orpo" else np.zeros(batch.weights.shape, bool)
@@ -56,7 +56,7 @@ def shares_of(batch: Batch, objective: Objective) -> np.ndarray:
     return np.where(trained, 1 / np.maximum(counts, 1)[answers], 0).astype(np.float32)
 
 
-class Facts(TypedDict):
+class PreferenceMetrics(TypedDict):
     """What is told of a step, and of a validation."""
 
     margin: float | None
@@ -90,9 +90,9 @@ class Rewards(NamedTuple):
         return Rewards._make(one + another for one, another in zip(self, other, strict=True))
 
     @property
-    def facts(self) -> Facts:
+    def facts(self) -> PreferenceMetrics:
         chosen = self.chosen / self.good if self.good else None
         rejected = self.rejected / self.bad if self.bad else None
         margin = chosen - rejected if chosen is not None and rejected is not None else None
         right = self.right / self.judged if self.judged else None
-        return Facts(margin=margin, accuracy=right, reward_chosen=chosen, reward_rejected=rejected)
+        return PreferenceMetrics(margin=margin, accuracy=right, reward_chosen=chosen, reward_rejected=rejected)

@@ -10,19 +10,19 @@ from dataclasses import replace
 
 import numpy as np
 
-from llamatrain.data.batches import Batch, Compared, Piece, Row, Rows
+from llamatrain.data.batches import Batch, Batches, PreferenceBatch, Row, Segment
 from llamatrain.data.options import DataOptions
 from llamatrain.data.preference_records import Compare
-from llamatrain.preference.dataset import Comparisons
+from llamatrain.preference.dataset import PreferenceDataset
 
 
-def rows_of(compare: Compare | None) -> type[Rows]:
+def rows_of(compare: Compare | None) -> type[Batches]:
     """Those of a kind of data."""
-    return {None: Rows, "pairs": PairRows, "answers": JudgedRows}[compare]
+    return {None: Batches, "pairs": PairBatches, "answers": KtoBatches}[compare]
 
 
-class PairRows(Rows):
-    corpus: Comparisons
+class PairBatches(Batches):
+    corpus: PreferenceDataset
 
     @property
     def room(self) -> int:
@@ -47,16 +47,16 @@ class PairRows(Rows):
                 pairs += rejected
         sides = np.zeros(half, np.float32)
         sides[:pairs] = 1
-        return replace(batch, compared=Compared(sequences, chosen, sides), samples=pairs)
+        return replace(batch, compared=PreferenceBatch(sequences, chosen, sides), samples=pairs)
 
 
-class JudgedRows(Rows):
+class KtoBatches(Batches):
     """Weights of an answer that is not good are below 0 until its batch is laid."""
 
-    corpus: Comparisons
+    corpus: PreferenceDataset
 
     def __init__(
-        self, corpus: Comparisons, options: DataOptions, seed: int, eos: int | None = None, bos: int | None = None
+        self, corpus: PreferenceDataset, options: DataOptions, seed: int, eos: int | None = None, bos: int | None = None
     ) -> None:
         super().__init__(corpus, replace(options, pack=False), seed, eos, bos)
 
@@ -77,14 +77,16 @@ class JudgedRows(Rows):
         sides = np.sign(batch.weights.sum(axis=1))
         sequences = np.repeat(np.arange(len(rows), dtype=np.int32)[:, None], length, axis=1)
         chosen = np.zeros(sequences.shape, bool)
-        return replace(batch, weights=np.abs(batch.weights), compared=Compared(sequences, chosen, sides.astype(np.float32)))
+        return replace(
+            batch, weights=np.abs(batch.weights), compared=PreferenceBatch(sequences, chosen, sides.astype(np.float32))
+        )
 
     def _others(self, rows: list[Row]) -> Iterator[Row]:
         there = [row for row in rows if row]
         before = iter([*there[-1:], *there[:-1]])
         yield from ([self._exchanged(row[0], next(before)[0])] if row else [] for row in rows)
 
-    def _exchanged(self, one: Piece, other: Piece) -> Piece:
+    def _exchanged(self, one: Segment, other: Segment) -> Segment:
         """The prompt of one, the answer of another."""
         prompt, answer = prompt_of(one), prompt_of(other)
         tokens = np.concatenate([one.tokens[: prompt + 1], other.targets[answer:]])
@@ -92,7 +94,7 @@ class JudgedRows(Rows):
         return self._piece(tokens, weights)
 
 
-def prompt_of(piece: Piece) -> int:
+def prompt_of(piece: Segment) -> int:
     """How many of its targets are no answer."""
     return int(np.argmax(piece.weights != 0))
 

@@ -5,12 +5,12 @@ from functools import cached_property
 
 import numpy as np
 
-from llamatrain.data.dataset import PLAIN, Corpus, Kind, Part, Sample
+from llamatrain.data.dataset import PLAIN, Dataset, DatasetKind, Sample, Shard
 from llamatrain.data.preference_records import Compare
 
 
 @dataclass(frozen=True)
-class Couples(Part):
+class PairShard(Shard):
     """Each is one sample, counted with its chosen answer."""
 
     @cached_property
@@ -37,7 +37,7 @@ class Couples(Part):
 
 
 @dataclass(frozen=True)
-class Answers(Part):
+class LabelledShard(Shard):
     """Each is a sample."""
 
     @property
@@ -45,7 +45,7 @@ class Answers(Part):
         return super().unused & (self.documents["size"] > 0)
 
 
-class Comparisons(Corpus):
+class PreferenceDataset(Dataset):
     def is_chosen(self, number: int) -> bool:
         return self._place(number)[1] % 2 == 0
 
@@ -59,13 +59,13 @@ class Comparisons(Corpus):
         found: list[int] = part.documents["size"][place : place + 2].tolist()
         return found
 
-    def _place(self, number: int) -> tuple[Part, int]:
+    def _place(self, number: int) -> tuple[Shard, int]:
         part, number = self.part_of(number)
         return part, int(np.searchsorted(part.ends, number, side="right"))
 
 
-KINDS: dict[Compare | None, Kind] = {
+KINDS: dict[Compare | None, DatasetKind] = {
     None: PLAIN,
-    "pairs": Kind(Couples, Comparisons, "pairs"),
-    "answers": Kind(Answers, Comparisons, "answers"),
+    "pairs": DatasetKind(PairShard, PreferenceDataset, "pairs"),
+    "answers": DatasetKind(LabelledShard, PreferenceDataset, "answers"),
 }

@@ -59,7 +59,7 @@ class Objective:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ways:
+class PairForward:
     """Through one model, for all answers of a batch."""
 
     h: Hyperparameters
@@ -109,7 +109,7 @@ def comparing(
 ) -> Training:
     """`worth` says how much each pair, or answer, brings to the loss; `words` each token of those that are chosen, for ORPO."""
     answers = objective.answers(batch, length)
-    ways = Ways(h=h, table=table, batch=batch, length=length, answers=answers, sparse=sparse, flash=flash)
+    ways = PairForward(h=h, table=table, batch=batch, length=length, answers=answers, sparse=sparse, flash=flash)
     inputs = ways.inputs()
     losses, borders = ways.losses(weights, inputs)
     likely = ways.likely(losses, inputs)
@@ -129,7 +129,7 @@ def comparing(
 
 
 def of_answers(
-    objective: Objective, ways: Ways, models: tuple[Weights, Weights], rewards: Tensor, inputs: dict[str, Tensor]
+    objective: Objective, ways: PairForward, models: tuple[Weights, Weights], rewards: Tensor, inputs: dict[str, Tensor]
 ) -> Tensor:
     """The loss of each, against how far the model moved from the reference with answers to other prompts, if it moved up."""
     others = ways.inputs(OTHERS)

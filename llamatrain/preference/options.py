@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from llamatrain.config.options import Checked, Option, OptionError
+from llamatrain.config.options import Option, OptionError, Options
 
 if TYPE_CHECKING:
     from llamatrain.data.preference_records import Compare
@@ -15,7 +15,7 @@ OF_TEXT = ("sample_start", "include_sample_start", "escape", "overlapping_sample
 
 
 @dataclass(frozen=True)
-class ComparedOptions(Checked, panel="Preferences"):
+class PreferenceDataOptions(Options, panel="Preferences"):
     objective: Annotated[
         Literal["orpo", "dpo", "simpo", "kto"] | None,
         Option("Learn from answers that are compared: prompt, chosen and rejected; kto: or prompt, completion and label."),
@@ -28,7 +28,7 @@ class ComparedOptions(Checked, panel="Preferences"):
 
 
 @dataclass(frozen=True)
-class PreferenceOptions(ComparedOptions, panel="Preferences"):
+class PreferenceOptions(PreferenceDataOptions, panel="Preferences"):
     beta: Annotated[
         float | None,
         Option("How much an objective makes of them (ORPO's lambda); else 0.1, SimPO's 2.", above=0, below=MOST, example="0.1"),

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from llamatrain.report.escape import marked
 from llamatrain.report.format import amount, duration
 from llamatrain.report.html import NOISY, SMALL, framed, section, worded
-from llamatrain.report.html_chart import Curve, Field, chart
+from llamatrain.report.html_chart import Curve, PlotArea, chart
 from llamatrain.report.html_style import RUNS
 from llamatrain.report.loss_series import Losses, bounds
-from llamatrain.report.run_data import Recorded
+from llamatrain.report.run_data import RunData
 
 
-def runs_page(runs: Sequence[Recorded]) -> str:
+def runs_page(runs: Sequence[RunData]) -> str:
     names = names_of(runs)
     head = f'<header><h1>{len(runs)} runs</h1><p class="soft">{marked(", ".join(names))}</p></header>'
     losses = [run.figures.losses for run in runs]
@@ -21,7 +21,7 @@ def runs_page(runs: Sequence[Recorded]) -> str:
     )
 
 
-def names_of(runs: Sequence[Recorded]) -> list[str]:
+def names_of(runs: Sequence[RunData]) -> list[str]:
     """Folders of one name are called by their paths."""
     twice = Counter(run.name for run in runs)
     return [run.name if twice[run.name] == 1 else str(run.folder) for run in runs]
@@ -31,7 +31,7 @@ def key(number: int) -> str:
     return f'<i class="key c{number % RUNS}"></i>'
 
 
-def table(runs: Sequence[Recorded], names: Sequence[str], losses: Sequence[Losses]) -> str:
+def table(runs: Sequence[RunData], names: Sequence[str], losses: Sequence[Losses]) -> str:
     rows = []
     for number, (run, name, each) in enumerate(zip(runs, names, losses, strict=True)):
         speed, taken = run.figures.told("tokens_per_second"), run.figures.told("total_seconds")
@@ -50,7 +50,7 @@ def table(runs: Sequence[Recorded], names: Sequence[str], losses: Sequence[Losse
     return f'<section><div class="card wide"><table><tr><th>run</th>{head}</tr>{"".join(rows)}</table></div></section>'
 
 
-def curves(runs: Sequence[Recorded], names: Sequence[str], losses: Sequence[Losses]) -> str:
+def curves(runs: Sequence[RunData], names: Sequence[str], losses: Sequence[Losses]) -> str:
     keys = " &nbsp; ".join(f"{key(number)}{marked(name)}" for number, name in enumerate(names))
     trained = [Curve(series=each.smooth, kind=f"c{n % RUNS}") for n, each in enumerate(losses)]
     judged = [Curve(series=each.validation, kind=f"c{n % RUNS}", dotted=True, best=each.best) for n, each in enumerate(losses)]
@@ -68,10 +68,10 @@ def curves(runs: Sequence[Recorded], names: Sequence[str], losses: Sequence[Loss
 
 
 def over(title: str, told: str, lines: Sequence[Curve], size: str = "") -> str:
-    return chart(title, told, lines, Field.around(lines), size) if any(len(line.series) for line in lines) else ""
+    return chart(title, told, lines, PlotArea.around(lines), size) if any(len(line.series) for line in lines) else ""
 
 
-def differences(runs: Sequence[Recorded], names: Sequence[str]) -> str:
+def differences(runs: Sequence[RunData], names: Sequence[str]) -> str:
     """The options that not all of them have alike."""
     found = list(dict.fromkeys(name for run in runs for name in run.options))
     rows = ""

@@ -10,7 +10,7 @@ from llamatrain.report.devnull import nowhere
 WIDTH = 100  # where the output is no terminal
 
 
-class Said(Console):
+class QuietConsole(Console):
     """A console that goes silent when nobody reads it any more: a training is not to end for that."""
 
     def on_broken_pipe(self) -> None:
@@ -27,7 +27,9 @@ class Said(Console):
 def stderr() -> Console:
     """The terminal as it is, or a stream for plain lines: no colours and no movements in it, whatever the environment says."""
     terminal = sys.stderr.isatty()
-    return Said(stderr=True, force_terminal=terminal, force_jupyter=False, width=None if terminal else WIDTH, highlight=False)
+    return QuietConsole(
+        stderr=True, force_terminal=terminal, force_jupyter=False, width=None if terminal else WIDTH, highlight=False
+    )
 
 
 def nobody() -> Console:

@@ -7,12 +7,12 @@ import llamatrain
 from llamatrain.config.units import Size
 from llamatrain.report.escape import marked
 from llamatrain.report.format import amount, duration, time_of_step
-from llamatrain.report.html_chart import SIDE, Curve, Field, chart
+from llamatrain.report.html_chart import SIDE, Curve, PlotArea, chart
 from llamatrain.report.html_style import STYLE
 from llamatrain.report.loss_series import Losses, Series, bounds
 from llamatrain.report.memory_section import memory_map
-from llamatrain.report.run_data import Profile, Recorded, Shown
-from llamatrain.report.series import Figures
+from llamatrain.report.run_data import Profile, RunData, ShownSample
+from llamatrain.report.series import RunSeries
 
 HEAD = "<!doctype html>\n<!-- llamatrain -->"
 ALONE = "default-src 'none'; style-src 'unsafe-inline'"  # what a browser may do with it
@@ -27,7 +27,7 @@ SMALL = {
 NOISY = ("grad_norm", "tokens_per_second", "margin")
 
 
-def page(kept: Recorded) -> str:
+def page(kept: RunData) -> str:
     """Of one run."""
     sections = (
         standing(kept),
@@ -60,7 +60,7 @@ def section(title: str, body: str, told: str = "") -> str:
 # ---- where it stands -------------------------------------------------------
 
 
-def standing(kept: Recorded) -> str:
+def standing(kept: RunData) -> str:
     figures, iters = kept.figures, kept.iters
     step, whole = figures.step, max(iters or 0, figures.step, 1)
     tiles = "".join(
@@ -78,7 +78,7 @@ def standing(kept: Recorded) -> str:
     )
 
 
-def tiles_of(figures: Figures, iters: int | None) -> Iterator[tuple[str, str, str]]:
+def tiles_of(figures: RunSeries, iters: int | None) -> Iterator[tuple[str, str, str]]:
     step, losses = figures.step, figures.losses
     yield "step", f"{step:,}", f"of {iters:,}" if iters else ""
     if len(losses.smooth):
@@ -110,7 +110,7 @@ def tiles_of(figures: Figures, iters: int | None) -> Iterator[tuple[str, str, st
 # ---- curves ----------------------------------------------------------------
 
 
-def loss_lines(losses: Losses, figures: Figures) -> list[Curve]:
+def loss_lines(losses: Losses, figures: RunSeries) -> list[Curve]:
     errors = figures.series("val_loss_error")
     told = errors if len(errors) else None
     return [
@@ -120,7 +120,7 @@ def loss_lines(losses: Losses, figures: Figures) -> list[Curve]:
     ]
 
 
-def curves(figures: Figures) -> str:
+def curves(figures: RunSeries) -> str:
     losses = figures.losses
     if not len(losses.training) + len(losses.validation):
         return '<section><p class="card soft">no losses yet</p></section>'
@@ -128,7 +128,7 @@ def curves(figures: Figures) -> str:
     keys = '<i class="key training"></i>training, smoothed'
     if len(losses.validation):
         keys += ' &nbsp; <i class="key validation"></i>validation' + (" with its standard error" if lines[2].errors else "")
-    axes = Field.around(lines, (losses.low, losses.high))
+    axes = PlotArea.around(lines, (losses.low, losses.high))
     small = "".join(small_chart(title, figures.series(name), name in NOISY) for name, title in SMALL.items())
     return f'<section>{chart("loss", keys, lines, axes, "large")}<div class="charts">{small}</div></section>'
 
@@ -141,13 +141,13 @@ def small_chart(title: str, series: Series, noisy: bool) -> str:
     lines = [Curve(series=series.smoothed(low, high) if noisy else series, kind="training")]
     lines = [Curve(series=series, kind="training noise"), *lines] if noisy else lines
     told = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-    return chart(title, told, lines, Field.around(lines, (low, high)))
+    return chart(title, told, lines, PlotArea.around(lines, (low, high)))
 
 
 # ---- samples ---------------------------------------------------------------
 
 
-def samples(found: Sequence[Shown]) -> str:
+def samples(found: Sequence[ShownSample]) -> str:
     """The last ones first; those before at a click."""
     shown = [sample_of(each) for each in reversed(found)]
     more = (
@@ -156,7 +156,7 @@ def samples(found: Sequence[Shown]) -> str:
     return section("Samples", f'<div class="card">{"".join(shown[:OPEN])}{more}</div>' if shown else "")
 
 
-def sample_of(sample: Shown) -> str:
+def sample_of(sample: ShownSample) -> str:
     drawn = f"<pre>{marked(sample.text, lines=True)}</pre>" if sample.waves is None else waves(*sample.waves)
     return f'<div class="sample"><span class="soft">step {sample.step:,}</span>{drawn}</div>'
 
@@ -216,6 +216,6 @@ def worded(value: object) -> str:
     return text if len(text) <= 300 else f"{text[:300]}..."
 
 
-def files(kept: Recorded) -> str:
+def files(kept: RunData) -> str:
     rows = "".join(f'<tr><td>{marked(name)}</td><td class="n">{Size(size).words}</td></tr>' for name, size in kept.files)
     return section("Files", f'<div class="card"><table>{rows}</table></div>' if rows else "", marked(kept.folder))

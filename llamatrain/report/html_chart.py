@@ -25,7 +25,7 @@ class Curve:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Field:
+class PlotArea:
     """What a plot goes from and to."""
 
     low: float
@@ -34,7 +34,7 @@ class Field:
     last: float
 
     @classmethod
-    def around(cls, lines: Sequence[Curve], high: tuple[float, float] | None = None) -> "Field":
+    def around(cls, lines: Sequence[Curve], high: tuple[float, float] | None = None) -> "PlotArea":
         steps = np.concatenate([np.empty(0), *(line.series.steps for line in lines)])
         low, top = high or bounds(np.concatenate([np.empty(0), *(line.series.values for line in lines)]))
         first, last = (float(steps.min()), float(steps.max())) if len(steps) else (0.0, 1.0)
@@ -56,7 +56,7 @@ class Field:
         return " ".join(f"{self.x(step)},{self.y(value)}" for step, value in pairs)
 
 
-def chart(title: str, told: str, lines: Sequence[Curve], axes: Field, size: str = "") -> str:
+def chart(title: str, told: str, lines: Sequence[Curve], axes: PlotArea, size: str = "") -> str:
     """A figure with its caption, which is markup."""
     rows, columns = short(ticks(axes.low, axes.high, 5)), short(ticks(axes.first, axes.last, 5, whole=True))
     left = "".join(f'<span style="bottom:{place(SIDE - axes.y(at))}%">{label}</span>' for at, label in rows)
@@ -83,7 +83,7 @@ def place(at: float) -> str:
     return f"{100 * at / SIDE:.4g}"
 
 
-def drawn_of(line: Curve, axes: Field) -> Iterator[str]:
+def drawn_of(line: Curve, axes: PlotArea) -> Iterator[str]:
     """Its band, the line and its dots."""
     thin = line.series.thinned()
     if line.errors is not None:
@@ -96,7 +96,7 @@ def drawn_of(line: Curve, axes: Field) -> Iterator[str]:
         yield from dots(line.best, None, f"{line.kind} dot best", axes)
 
 
-def band(series: Series, errors: Series, kind: str, axes: Field) -> Iterator[str]:
+def band(series: Series, errors: Series, kind: str, axes: PlotArea) -> Iterator[str]:
     """As far as a standard error goes on both sides."""
     steps, here, there = np.intersect1d(series.steps, errors.steps, return_indices=True)
     if len(steps) < 2:
@@ -107,7 +107,7 @@ def band(series: Series, errors: Series, kind: str, axes: Field) -> Iterator[str
     yield f'<polygon class="{kind} band" points="{axes.points(above)} {axes.points(below)}"/>'
 
 
-def dots(series: Series, errors: Series | None, kind: str, axes: Field) -> Iterator[str]:
+def dots(series: Series, errors: Series | None, kind: str, axes: PlotArea) -> Iterator[str]:
     """Points of no length with round ends: they stay round however the plot is stretched."""
     spread = dict(zip(errors.steps.tolist(), errors.values.tolist(), strict=True)) if errors is not None else {}
     for step, value in zip(series.steps.tolist(), series.values.tolist(), strict=True):

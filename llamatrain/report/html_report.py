@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from llamatrain.errors import FileError
-from llamatrain.io.atomic_write import NewFile
+from llamatrain.io.atomic_write import AtomicFile
 from llamatrain.report.html import page
 from llamatrain.report.metrics import ENCODE, LONGEST, Metrics
 from llamatrain.report.output_file import put
@@ -72,7 +72,7 @@ class RunPage:
             if self.samples.goes_on:
                 self.samples.begin()
             if self._written != (self.folder, self.told):
-                with NewFile(self.folder / TOLD) as file:
+                with AtomicFile(self.folder / TOLD) as file:
                     file.write(json.dumps(self.told).encode())
                 self._written = self.folder, self.told
             put(self.folder / PAGE, page(kept_in(self.folder)))

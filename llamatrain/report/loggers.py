@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 from llamatrain.errors import FileError, UsageError
-from llamatrain.io.atomic_write import NewFile
+from llamatrain.io.atomic_write import AtomicFile
 
 MODULES = {"tensorboard": "tensorboardX", "wandb": "wandb", "trackio": "trackio"}
 KNOWN_AS = "loggers.json"  # in the run's folder: by what a run that goes on is known there
@@ -35,7 +35,7 @@ def check(names: Iterable[str]) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Logged:
+class LoggerContext:
     """What is told of a run before its lines."""
 
     folder: Callable[[], Path]  # where it is by now
@@ -59,7 +59,7 @@ class Logger(Protocol):
 class Loggers:
     """Those that were asked for, begun with the first line. What one of them cannot do ends that one, and is said."""
 
-    def __init__(self, names: Iterable[str], run: Logged, warn: Callable[[str], None]) -> None:
+    def __init__(self, names: Iterable[str], run: LoggerContext, warn: Callable[[str], None]) -> None:
         self.names, self.run, self.warn = list(dict.fromkeys(names)), run, warn
         self.open: dict[str, Logger] | None = None
         self.failed = False  # the run
@@ -113,7 +113,7 @@ class Csv:
 
     is_new = True
 
-    def __init__(self, run: Logged) -> None:
+    def __init__(self, run: LoggerContext) -> None:
         self.run = run
         self.file: TextIO | None = None
         self._begin()
@@ -125,7 +125,7 @@ class Csv:
             self.file = None
         self.names = list(dict.fromkeys(name for line in self.run.lines() for name in line))
         path = self.run.folder() / "metrics.csv"
-        with NewFile(path) as file:
+        with AtomicFile(path) as file:
             file.write((",".join(self.names) + "\n").encode())
         self.file = file_of_rows = path.open("a", encoding="utf-8", newline="")
         self.rows = csv.writer(file_of_rows, lineterminator="\n")
@@ -157,7 +157,7 @@ def shown(value: Any) -> Any:
 class TensorBoard:
     """Event files in the run's folder; of those of earlier processes what lies behind the checkpoint is passed over."""
 
-    def __init__(self, run: Logged) -> None:
+    def __init__(self, run: LoggerContext) -> None:
         from tensorboardX import summary
         from tensorboardX.event_file_writer import EventsWriter
         from tensorboardX.proto import event_pb2, summary_pb2
@@ -193,10 +193,10 @@ class TensorBoard:
         self.file.close()
 
 
-class Tracked:
+class WandbLogger:
     """Weights and Biases, and what has its interface."""
 
-    def __init__(self, name: str, run: Logged) -> None:
+    def __init__(self, name: str, run: LoggerContext) -> None:
         self.library = import_module(name)
         kept, self.known = known_as(run.folder()), 0
         self.is_new = name not in kept
@@ -212,7 +212,7 @@ class Tracked:
             self.known = step
 
     @staticmethod
-    def _named(name: str, run: Logged) -> dict[str, str]:
+    def _named(name: str, run: LoggerContext) -> dict[str, str]:
         project = os.environ.get(f"{name.upper()}_PROJECT") or PROJECT
         if name == "wandb":
             return {"project": project, "name": run.name, "id": secrets.token_hex(4)}
@@ -255,13 +255,13 @@ def is_known(each: object) -> bool:
 
 
 def keep(folder: Path, known: dict[str, dict[str, str]]) -> None:
-    with NewFile(folder / KNOWN_AS) as file:
+    with AtomicFile(folder / KNOWN_AS) as file:
         file.write(json.dumps(known).encode())
 
 
-LOGGERS: dict[str, Callable[[Logged], Logger]] = {
+LOGGERS: dict[str, Callable[[LoggerContext], Logger]] = {
     "tensorboard": TensorBoard,
-    "wandb": partial(Tracked, "wandb"),
-    "trackio": partial(Tracked, "trackio"),
+    "wandb": partial(WandbLogger, "wandb"),
+    "trackio": partial(WandbLogger, "trackio"),
     "csv": Csv,
 }

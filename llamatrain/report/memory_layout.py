@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from llamatrain.engine.lifetimes import KINDS, Life, lives_of, peak_of
+from llamatrain.engine.lifetimes import KINDS, Lifetime, lives_of, peak_of
 from llamatrain.engine.plan import Plan
 
 NAMED, SPECKS = 1000, 3000  # rectangles, at most: with names, and of the grid
@@ -20,7 +20,7 @@ ALIVE = 8  # that are told at the peak
 MOST = 1 << 60
 
 
-class Speck(NamedTuple):
+class MapCell(NamedTuple):
     """Cells of the grid that are side by side and of one kind."""
 
     kind: int
@@ -31,7 +31,7 @@ class Speck(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arena:
+class MemoryLayout:
     """What the map shows."""
 
     calls: int
@@ -40,9 +40,9 @@ class Arena:
     peak_name: str
     at_peak: dict[str, int]  # bytes by kind
     alive: tuple[tuple[str, int], ...]
-    named: tuple[Life, ...]
+    named: tuple[Lifetime, ...]
     grid: tuple[int, int]
-    specks: tuple[Speck, ...]
+    specks: tuple[MapCell, ...]
 
     @classmethod
     def of(cls, plan: Plan) -> Self | None:
@@ -87,7 +87,7 @@ class Arena:
                 alive=tuple((word(name), whole(size)) for name, size in kept["alive"][:ALIVE]),
                 named=tuple(life_of(*each) for each in kept["named"][:NAMED]),
                 grid=(whole(kept["grid"][0]), whole(kept["grid"][1])),
-                specks=tuple(Speck(*map(whole, each)) for each in kept["specks"][:SPECKS]),
+                specks=tuple(MapCell(*map(whole, each)) for each in kept["specks"][:SPECKS]),
             )
         except (KeyError, TypeError, ValueError, IndexError):
             return None
@@ -107,16 +107,16 @@ def word(value: Any) -> str:
     return value[:LONGEST]
 
 
-def life_of(kind: Any, name: Any, first: Any, last: Any, offset: Any, size: Any) -> Life:
+def life_of(kind: Any, name: Any, first: Any, last: Any, offset: Any, size: Any) -> Lifetime:
     if whole(first) > whole(last):
         raise ValueError
-    return Life(KINDS[whole(kind)], word(name), first, last, whole(offset), whole(size))
+    return Lifetime(KINDS[whole(kind)], word(name), first, last, whole(offset), whole(size))
 
 
 # ---- what is too small for a name -------------------------------------------
 
 
-def painted(lives: Sequence[Life], calls: int, size: int) -> tuple[tuple[int, int], tuple[Speck, ...]]:
+def painted(lives: Sequence[Lifetime], calls: int, size: int) -> tuple[tuple[int, int], tuple[MapCell, ...]]:
     """On the finest grid that is not too much to be drawn."""
     columns, rows = GRID
     while True:
@@ -131,18 +131,18 @@ def painted(lives: Sequence[Life], calls: int, size: int) -> tuple[tuple[int, in
         columns, rows = columns // 2, rows // 2
 
 
-def runs(cells: np.ndarray) -> Iterator[Speck]:
+def runs(cells: np.ndarray) -> Iterator[MapCell]:
     """Row by row, what is of one kind."""
     for y, row in enumerate(cells):
         begins = np.flatnonzero(np.diff(row, prepend=-2))
         for begin, end in zip(begins.tolist(), [*begins[1:].tolist(), len(row)], strict=True):
             if row[begin] >= 0:
-                yield Speck(int(row[begin]), begin, y, end - begin, 1)
+                yield MapCell(int(row[begin]), begin, y, end - begin, 1)
 
 
-def joined(found: Iterable[Speck]) -> Iterator[Speck]:
+def joined(found: Iterable[MapCell]) -> Iterator[MapCell]:
     """Runs of one kind over the same cells, row upon row, as one."""
-    open_ = dict[tuple[int, int, int], Speck]()
+    open_ = dict[tuple[int, int, int], MapCell]()
     for run in found:
         key = run.kind, run.x, run.width
         below = open_.get(key)

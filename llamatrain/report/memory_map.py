@@ -7,7 +7,7 @@ from llamatrain.config.units import Size
 from llamatrain.engine.lifetimes import KINDS, Kind
 from llamatrain.report.escape import marked
 from llamatrain.report.loss_series import ticks
-from llamatrain.report.memory_layout import Arena
+from llamatrain.report.memory_layout import MemoryLayout
 
 WIDE, HIGH = 1200, 600  # of the picture, in its own units
 LEFT, TOP, RIGHT, BOTTOM = 84, 92, 24, 132  # around it, in a file of its own
@@ -54,7 +54,7 @@ text {{ font: 13px {FACES}; fill: #5b6470 }}
 """
 
 
-def picture(arena: Arena, title: str) -> str:
+def picture(arena: MemoryLayout, title: str) -> str:
     """A file of its own."""
     width, height = LEFT + WIDE + RIGHT, TOP + HIGH + BOTTOM
     head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" role="img">'
@@ -75,12 +75,12 @@ def picture(arena: Arena, title: str) -> str:
     return "\n".join(parts)
 
 
-def told(arena: Arena) -> str:
+def told(arena: MemoryLayout) -> str:
     size = Size(arena.size).words
     return f"{arena.calls:,} calls in an arena of {size}; it is fullest at call {arena.peak + 1:,}, {arena.peak_name}"
 
 
-def body(arena: Arena) -> Iterator[str]:
+def body(arena: MemoryLayout) -> Iterator[str]:
     """All that lies in the arena, and the peak, on WIDE times HIGH."""
     columns, rows = arena.grid
     across, up = WIDE / columns, HIGH / rows
@@ -105,17 +105,17 @@ def body(arena: Arena) -> Iterator[str]:
     yield f'<line class="m-peak" x1="{x:.2f}" y1="0" x2="{x:.2f}" y2="{HIGH}" vector-effect="non-scaling-stroke"/>'
 
 
-def bytes_at(arena: Arena, count: int) -> list[tuple[float, str]]:
+def bytes_at(arena: MemoryLayout, count: int) -> list[tuple[float, str]]:
     """Round places on the axis of addresses, in one unit."""
     scale, unit = next((each for each in UNITS if arena.size >= each[0]), UNITS[-1])
     return [(place * scale / arena.size, f"{label} {unit}") for place, label in ticks(0.0, arena.size / scale, count)]
 
 
-def calls_at(arena: Arena, count: int) -> list[tuple[float, str]]:
+def calls_at(arena: MemoryLayout, count: int) -> list[tuple[float, str]]:
     return [(place / arena.calls, label) for place, label in ticks(0.0, float(max(arena.calls, 1)), count, whole=True)]
 
 
-def axes(arena: Arena) -> Iterator[str]:
+def axes(arena: MemoryLayout) -> Iterator[str]:
     bottom = TOP + HIGH
     for place, label in bytes_at(arena, 6):
         y = bottom - place * HIGH
@@ -130,7 +130,7 @@ def axes(arena: Arena) -> Iterator[str]:
     yield f'<text x="{peak:.1f}" y="{TOP - 8}" text-anchor="{anchor}">peak</text>'
 
 
-def legend(arena: Arena) -> Iterator[str]:
+def legend(arena: MemoryLayout) -> Iterator[str]:
     """The kinds with what they take at the peak, and the largest that are there then."""
     top = TOP + HIGH + 48
     for place, (kind, words) in enumerate(kinds_of(arena)):
@@ -142,7 +142,7 @@ def legend(arena: Arena) -> Iterator[str]:
         yield f'<text x="{x}" y="{top + place * LINE}">{Size(size).words}: {marked(cut(name, 38))}</text>'
 
 
-def kinds_of(arena: Arena) -> Iterator[tuple[Kind, str]]:
+def kinds_of(arena: MemoryLayout) -> Iterator[tuple[Kind, str]]:
     """Those that are in the picture, and in words what they take at the peak."""
     there = {life.kind for life in arena.named} | {KINDS[speck.kind] for speck in arena.specks}
     for kind in KINDS:

@@ -2,11 +2,11 @@
 
 from llamatrain.config.units import Size
 from llamatrain.report.escape import marked
-from llamatrain.report.memory_layout import Arena
+from llamatrain.report.memory_layout import MemoryLayout
 from llamatrain.report.memory_map import HIGH, WIDE, body, bytes_at, calls_at, kinds_of, told
 
 
-def memory_map(arena: Arena | None) -> str:
+def memory_map(arena: MemoryLayout | None) -> str:
     if arena is None:
         return ""
     left = "".join(f'<span style="bottom:{100 * at:.4g}%">{label}</span>' for at, label in bytes_at(arena, 6))

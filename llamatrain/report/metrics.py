@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, BinaryIO, Protocol, Self
 
 from llamatrain.errors import FileError
-from llamatrain.io.atomic_write import NewFile, pass_over
+from llamatrain.io.atomic_write import AtomicFile, pass_over
 from llamatrain.report import listener
 
 WAIT = 0.2  # seconds that lines may lie in the buffer while steps follow fast
@@ -21,7 +21,7 @@ FLAGS = os.O_RDWR | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_
 ENCODE = json.JSONEncoder(allow_nan=False, default=lambda number: number.item()).encode  # numbers of numpy are welcome
 
 
-class Also(Protocol):
+class LineSink(Protocol):
     """Whoever is told of each line, and that all lines so far are to stay."""
 
     failed: bool
@@ -43,7 +43,7 @@ class Metrics:
     def __init__(self, path: str | Path, before: Path | None = None, step: int = 0, owed: bool = False) -> None:
         self.path = Path(path)
         self.tell: Callable[[str], None] = lambda line: None
-        self.also: Also | None = None  # where lines go besides
+        self.also: LineSink | None = None  # where lines go besides
         self._before, self._step, self._owed = before, step, owed
         self._file: FileIO | None = None
         self._waiting = b""
@@ -74,7 +74,7 @@ class Metrics:
                 yield raw.strip() + b"\n"
 
     def _made(self, lines: Iterable[bytes]) -> FileIO:
-        with NewFile(self.path) as file:
+        with AtomicFile(self.path) as file:
             for line in lines:
                 file.write(line)
         try:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from llamatrain.errors import FileError, MissingError
-from llamatrain.io.atomic_write import DEVICES, NewFile
+from llamatrain.io.atomic_write import DEVICES, AtomicFile
 
 HEADS = (b"<svg ", b"<!doctype html>\n<!-- llamatrain -->")
 
@@ -28,5 +28,5 @@ def check_place(file: Path) -> None:
 
 
 def put(file: Path, text: str) -> None:
-    with NewFile(file) as out:
+    with AtomicFile(file) as out:
         out.write(text.encode())

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from llamatrain.engine.profiler import Recorder, Span
+from llamatrain.engine.profiler import Recorder, TraceSpan
 from llamatrain.graph.node_roles import Part
 
 NAME, COLUMN = 28, 10  # signs
@@ -18,7 +18,7 @@ HERE = {"pid": 1, "tid": 1}
 
 
 @dataclass
-class Sum:
+class OpTotal:
     """Of all nodes with one op that are for one thing."""
 
     calls: int = 0
@@ -34,9 +34,9 @@ class Sum:
         return f"{speed / self.seconds / 1e9:,.1f} {unit}"
 
 
-def sums_of(recorder: Recorder) -> dict[tuple[str, Part], Sum]:
+def sums_of(recorder: Recorder) -> dict[tuple[str, Part], OpTotal]:
     """By op and part, of whole steps; what takes most comes first."""
-    found: dict[tuple[str, Part], Sum] = defaultdict(Sum)
+    found: dict[tuple[str, Part], OpTotal] = defaultdict(OpTotal)
     for op in recorder.ops:
         if op.calls:
             each = found[op.node.op.name, op.part]
@@ -101,7 +101,7 @@ def trace(recorder: Recorder, title: str) -> bytes:
     return f'{head.removesuffix("}")}, "traceEvents": [\n{lines}\n]}}\n'.encode()
 
 
-def _event(recorder: Recorder, span: Span) -> dict[str, Any]:
+def _event(recorder: Recorder, span: TraceSpan) -> dict[str, Any]:
     """In tenths of microseconds, which is what the clock gives."""
     start, end = (round(1e6 * (each - recorder.begun), 1) for each in (span.start, span.end))
     event = {"name": span.name, "cat": span.kind, "ph": "X", "ts": start, "dur": round(end - start, 1), **HERE}

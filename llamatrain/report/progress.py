@@ -17,7 +17,7 @@ from llamatrain.platform.memory import resident
 from llamatrain.report.format import Pace, amount, duration
 from llamatrain.report.layout import GAP, Segment, assembled, fitted, width_of
 from llamatrain.report.records import Score, StepLine
-from llamatrain.report.terminal_plot import FINE, Signs
+from llamatrain.report.terminal_plot import FINE, Glyphs
 
 BAR, TRAIL = 32, 24  # signs
 KEPT = 1024  # losses: of a longer run neighbours are taken together
@@ -26,7 +26,7 @@ HEIGHT = 12  # lines of a terminal, from which on there is room for more than on
 HEIGHTS = "▁▂▃▄▅▆▇█"
 
 
-class Trail:
+class LossTrail:
     """The losses of a run, however long it is: each a mean of as many steps."""
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class Progress:
     saved: str = ""
     planned: int = 0  # bytes that it is to take at most; 0: that is not known
     pace: Pace = field(default_factory=Pace)
-    trail: Trail = field(default_factory=Trail)
+    trail: LossTrail = field(default_factory=LossTrail)
     speeds: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
 
     def step(self, line: StepLine, now: float) -> None:
@@ -88,7 +88,7 @@ class Progress:
 @dataclass(frozen=True)
 class Display:
     progress: Progress
-    signs: Signs
+    signs: Glyphs
     held: Callable[[], int] = resident  # bytes that the process has
 
     def lines(self, now: float, width: int, height: int) -> list[Text]:

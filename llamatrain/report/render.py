@@ -10,7 +10,7 @@ from llamatrain.platform.terminal import say
 from llamatrain.report.compare import runs_page
 from llamatrain.report.html import page
 from llamatrain.report.output_file import check_place, put
-from llamatrain.report.run_data import METRICS, PAGE, Recorded, kept_in
+from llamatrain.report.run_data import METRICS, PAGE, RunData, kept_in
 
 OF_SEVERAL = Path("runs.html")
 
@@ -42,7 +42,7 @@ def check_run(folder: Path) -> None:
         raise FileError(f"{folder}: cannot be looked into: {error.strerror}") from error
 
 
-def read(folder: Path) -> Recorded:
+def read(folder: Path) -> RunData:
     kept = kept_in(folder, lambda line: say(f"warning: {line}"))
     if not kept.figures.last and not kept.figures.scored:
         raise FileError(f"{folder / METRICS}: no step is in it yet, so there is nothing to draw")

@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.text import Text
 
 from llamatrain.errors import FileError
-from llamatrain.io.atomic_write import NewFile
+from llamatrain.io.atomic_write import AtomicFile
 from llamatrain.platform.escape import printable
 from llamatrain.platform.terminal import displaying
 from llamatrain.report import svg_plot, terminal_plot
@@ -174,7 +174,7 @@ class Report:
         if len(losses.training) + len(losses.validation) > 1:
             self._print(Text("\n").append_text(terminal_plot.draw_losses(losses, self.console.width, self._signs)))
         try:
-            with NewFile(folder / "loss.svg") as file:
+            with AtomicFile(folder / "loss.svg") as file:
                 file.write(svg_plot.picture(losses, str(folder)).encode())
         except FileError as error:  # the run itself is well, and nothing that it made is lost
             self.warn(str(error))

@@ -13,9 +13,9 @@ from typing import Any
 from llamatrain.config.read_limited import contents
 from llamatrain.errors import FileError, LlamatrainError
 from llamatrain.report.loss_series import number
-from llamatrain.report.memory_layout import Arena
+from llamatrain.report.memory_layout import MemoryLayout
 from llamatrain.report.metrics import lines_of
-from llamatrain.report.series import Figures
+from llamatrain.report.series import RunSeries
 
 METRICS, SAMPLES, TOLD, TRACE, CONFIG, PAGE = (
     "metrics.jsonl",
@@ -31,7 +31,7 @@ MANY = 2000  # samples that are held at once
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shown:
+class ShownSample:
     step: int
     text: str = ""
     waves: tuple[tuple[float, ...], tuple[float, ...]] | None = None  # the sine, and the model's
@@ -47,17 +47,17 @@ class Profile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recorded:
+class RunData:
     """A run, as its folder has it."""
 
     folder: Path
-    figures: Figures
+    figures: RunSeries
     options: dict[str, Any]
     command: str
     facts: list[tuple[str, str]]
     ended: str
-    arena: Arena | None
-    samples: list[Shown]
+    arena: MemoryLayout | None
+    samples: list[ShownSample]
     profile: Profile | None
     files: list[tuple[str, int]]
 
@@ -71,20 +71,20 @@ class Recorded:
         return found if type(found) is int and found > 0 else None
 
 
-def kept_in(folder: Path, tell: Callable[[str], None] = lambda line: None) -> Recorded:
+def kept_in(folder: Path, tell: Callable[[str], None] = lambda line: None) -> RunData:
     """All that is there. It is told which lines of the figures are damaged."""
     told = json_of(folder / TOLD)
-    figures = Figures.of(line for _, line in lines_of(folder / METRICS, tell))
+    figures = RunSeries.of(line for _, line in lines_of(folder / METRICS, tell))
     options, command = options_of(folder / CONFIG)
     ended = told.get("ended")
-    return Recorded(
+    return RunData(
         folder=folder,
         figures=figures,
         options=options,
         command=command,
         facts=list(facts_of(told.get("facts"))),
         ended=ended[:200] if isinstance(ended, str) else "",
-        arena=Arena.read(told.get("memory")),
+        arena=MemoryLayout.read(told.get("memory")),
         samples=samples_of(folder / SAMPLES, figures.step),
         profile=profile_of(json_of(folder / TRACE)),
         files=files_of(folder),
@@ -118,9 +118,9 @@ def facts_of(told: Any) -> Iterator[tuple[str, str]]:
                 yield name[:40], value[:1000]
 
 
-def samples_of(path: Path, last: int) -> list[Shown]:
+def samples_of(path: Path, last: int) -> list[ShownSample]:
     """By steps, of each the last one; of many some, the first and the last among them."""
-    found = dict[int, Shown]()
+    found = dict[int, ShownSample]()
     with suppress(FileError):
         for _, line in lines_of(path):
             if 0 <= line["step"] <= last and (sample := sample_of(line)):
@@ -134,13 +134,13 @@ def samples_of(path: Path, last: int) -> list[Shown]:
     return [sample for place, sample in enumerate(reversed(every)) if place % apart == 0 or place == len(every) - 1][::-1]
 
 
-def sample_of(line: dict[str, Any]) -> Shown | None:
+def sample_of(line: dict[str, Any]) -> ShownSample | None:
     match line:
         case {"step": int(step), "text": str(text)}:
-            return Shown(step=step, text=text)
+            return ShownSample(step=step, text=text)
         case {"step": int(step), "target": list(target), "model": list(model)} if target and len(target) == len(model):
             waves = tuple(tuple(number(each, 1e6) for each in wave) for wave in (target, model))
-            return Shown(step=step, waves=(waves[0], waves[1]))
+            return ShownSample(step=step, waves=(waves[0], waves[1]))
     return None
 
 

@@ -14,14 +14,14 @@ RECENT = 50  # steps that tell how fast it goes
 
 
 @dataclass
-class Figures:
+class RunSeries:
     points: dict[str, Points] = field(default_factory=dict)  # by name
     last: Mapping[str, Any] = field(default_factory=dict)  # step
     scored: Mapping[str, Any] = field(default_factory=dict)  # the last validation
     seconds: float | None = None  # of a step, of late
 
     @classmethod
-    def of(cls, lines: Iterable[Mapping[str, Any]]) -> "Figures":
+    def of(cls, lines: Iterable[Mapping[str, Any]]) -> "RunSeries":
         found = cls({name: Points() for name in (*TRAINED, *JUDGED)})
         recent = list[float]()
         for line in lines:

@@ -16,7 +16,7 @@ AXIS = "bright_black"
 
 
 @dataclass(frozen=True)
-class Signs:
+class Glyphs:
     """What is drawn with: a terminal may have no more than ASCII."""
 
     training: str
@@ -28,8 +28,8 @@ class Signs:
     dots: tuple[int, int]  # in a sign: across, down
 
 
-FINE = Signs("─", "●", "└", "─┬", "│┤", "·○●", (2, 4))
-PLAIN = Signs("*", "o", "+", "-+", "||", ".o#", (1, 1))
+FINE = Glyphs("─", "●", "└", "─┬", "│┤", "·○●", (2, 4))
+PLAIN = Glyphs("*", "o", "+", "-+", "||", ".o#", (1, 1))
 
 
 # ---- losses ----------------------------------------------------------------
@@ -52,7 +52,7 @@ class Frame:
         return np.rint((high - np.clip(values, low, high)) / (high - low) * (self.height - 1)).astype(int)
 
 
-def draw_losses(losses: Losses, width: int, signs: Signs) -> Text:
+def draw_losses(losses: Losses, width: int, signs: Glyphs) -> Text:
     """The smoothed training losses as a line, validations as marks."""
     across, down = signs.dots
     places = ticks(losses.low, losses.high, 5)
@@ -93,7 +93,7 @@ def line(losses: Losses, frame: Frame) -> Iterator[tuple[int, int]]:
         before = y
 
 
-def mark(bits: int, validation: bool, signs: Signs) -> tuple[str, str]:
+def mark(bits: int, validation: bool, signs: Glyphs) -> tuple[str, str]:
     if validation:
         return signs.validation, "yellow"
     if not bits:
@@ -101,7 +101,7 @@ def mark(bits: int, validation: bool, signs: Signs) -> tuple[str, str]:
     return (chr(BRAILLE + bits) if signs is FINE else signs.training), "cyan"
 
 
-def legend(losses: Losses, signs: Signs, wide: bool) -> Text:
+def legend(losses: Losses, signs: Glyphs, wide: bool) -> Text:
     text = Text("  loss by step" if wide else "")
     if len(losses.training):
         text.append(f"  {signs.training} ", "cyan").append("training")
@@ -110,7 +110,7 @@ def legend(losses: Losses, signs: Signs, wide: bool) -> Text:
     return text
 
 
-def foot(losses: Losses, frame: Frame, columns: int, signs: Signs) -> tuple[str, str]:
+def foot(losses: Losses, frame: Frame, columns: int, signs: Glyphs) -> tuple[str, str]:
     """The line below, and the steps that stand at its ticks."""
     axis, names = [signs.corner, *signs.below[0] * columns], ""
     for step, label in ticks(*losses.steps, max(2, columns // 10), whole=True):
@@ -125,7 +125,7 @@ def foot(losses: Losses, frame: Frame, columns: int, signs: Signs) -> tuple[str,
 # ---- waves -----------------------------------------------------------------
 
 
-def draw_waves(target: Sequence[float], model: Sequence[float], width: int, signs: Signs) -> Text:
+def draw_waves(target: Sequence[float], model: Sequence[float], width: int, signs: Glyphs) -> Text:
     """Two waves between -1 and 1, over each other."""
     columns = max(8, min(WAVE_COLUMNS, width - 5))
     cells: dict[tuple[int, int], int] = {}

@@ -11,24 +11,28 @@ from llamatrain.distributed.comm import world
 from llamatrain.engine.profiler import phase
 from llamatrain.report.report import Report
 from llamatrain.run.checkpointer import filled
-from llamatrain.run.input_watch import BesideRun
-from llamatrain.run.prepare import Prepared
+from llamatrain.run.input_watch import InputWatcher
+from llamatrain.run.prepare import PreparedRun
 from llamatrain.run.profiling import watched
-from llamatrain.run.rank_roles import Keeper, Silent
+from llamatrain.run.rank_roles import CheckpointSink, NullListener
 from llamatrain.run.restore import state_of
 from llamatrain.run.signals import Interrupts
-from llamatrain.train.config import Outcome
+from llamatrain.train.config import StopReason
 from llamatrain.train.loop import Loop
-from llamatrain.train.parallel.batch_shard import Dealt
-from llamatrain.train.parallel.programs import Divided
+from llamatrain.train.parallel.batch_shard import BatchShard
+from llamatrain.train.parallel.programs import ShardedPrograms
 from llamatrain.train.prefetch import ReadAhead, ready
-from llamatrain.train.programs import Programs
-from llamatrain.train.protocols import Batches, Skippable
+from llamatrain.train.programs import TrainPrograms
+from llamatrain.train.protocols import Batches, SkippableLoader
 
 
 def trained_in(
-    loop: Loop, rows: Skippable, keeper: Keeper, foresee: Callable[[], None], begun: Callable[[], None] = lambda: None
-) -> Outcome:
+    loop: Loop,
+    rows: SkippableLoader,
+    keeper: CheckpointSink,
+    foresee: Callable[[], None],
+    begun: Callable[[], None] = lambda: None,
+) -> StopReason:
     """From its first save to its last."""
     with reading(loop, rows) as loop.rows, foreseeing(foresee):
         loop.saved = keeper.begin(loop.state)
@@ -36,7 +40,7 @@ def trained_in(
         return loop.train()
 
 
-def programs_of(prepared: Prepared) -> Programs:
+def programs_of(prepared: PreparedRun) -> TrainPrograms:
     """Their memory taken and filled, where the run begins or goes on."""
     way, leaves, target, resumed = prepared.fitted.way, prepared.fitted.leaves, prepared.target, prepared.sources.resumed
     with phase("weights"):
@@ -44,9 +48,9 @@ def programs_of(prepared: Prepared) -> Programs:
         frozen = leaves.frozen | taught(prepared)
         if way.setting.groups > 1:
             batches = prepared.resolved.course(way.splits).grad_acc
-            programs: Programs = Divided(way.graphs, way.arena, frozen, world=world(), batches=batches)
+            programs: TrainPrograms = ShardedPrograms(way.graphs, way.arena, frozen, world=world(), batches=batches)
         else:
-            programs = Programs(way.graphs, way.arena, frozen)
+            programs = TrainPrograms(way.graphs, way.arena, frozen)
         if resumed:
             filled(resumed.checkpoint, programs.weights.parts)
         else:
@@ -55,7 +59,7 @@ def programs_of(prepared: Prepared) -> Programs:
     return programs
 
 
-def loop_of(prepared: Prepared, programs: Programs, listener: Report | Silent, interrupts: Interrupts) -> Loop:
+def loop_of(prepared: PreparedRun, programs: TrainPrograms, listener: Report | NullListener, interrupts: Interrupts) -> Loop:
     """Where it begins or goes on; it is still to be said who keeps it."""
     data, course = prepared.data, prepared.resolved.course(prepared.fitted.way.splits)
     descent = prepared.resolved.optimizer.descent(programs.weights.vector)
@@ -71,24 +75,24 @@ def loop_of(prepared: Prepared, programs: Programs, listener: Report | Silent, i
         show=lambda step: None,
         state=state_of(prepared, programs, descent, course, listener),
         signals=interrupts,
-        beside=BesideRun(inputs=sources.inputs, warn=listener.warn, frozen=arrays, is_same=sources.is_same_base),
+        beside=InputWatcher(inputs=sources.inputs, warn=listener.warn, frozen=arrays, is_same=sources.is_same_base),
         descent=descent,
         samples=data.samples,
         world=world(),
     )
 
 
-def taught(prepared: Prepared) -> dict[str, np.ndarray]:
+def taught(prepared: PreparedRun) -> dict[str, np.ndarray]:
     """What the teacher knows."""
     teacher, gguf = prepared.fitted.way.setting.teacher, prepared.sources.taught_by
     return teacher.load(gguf, prepared.resolved.threads) if teacher and gguf else {}
 
 
-def reading(loop: Loop, rows: Skippable) -> AbstractContextManager[Batches]:
+def reading(loop: Loop, rows: SkippableLoader) -> AbstractContextManager[Batches]:
     """Its rows, read ahead, but for those that are the same in every step; of each step those of this rank."""
     course, steps = loop.course, loop.course.iters - loop.state.counters.step
     own = loop.programs.share(course.grad_acc)
-    dealt: Batches = rows if len(own) == course.grad_acc else Dealt(rows, course.grad_acc, own)
+    dealt: Batches = rows if len(own) == course.grad_acc else BatchShard(rows, course.grad_acc, own)
     if loop.descent and not course.fresh:
         return nullcontext(dealt)
     return ReadAhead(dealt, loop.programs.setting.batch, ready(len(own)), max(0, steps) * len(own))

@@ -17,31 +17,31 @@ from llamatrain.engine.profiler import phase
 from llamatrain.errors import FileError
 from llamatrain.gguf.values import Value
 from llamatrain.graph.tensor import Tensor
-from llamatrain.io.atomic_write import NewFile
+from llamatrain.io.atomic_write import AtomicFile
 from llamatrain.io.madvise import release
 from llamatrain.io.mapped_file import unchanged
-from llamatrain.optim.optimizer import Descent
+from llamatrain.optim.optimizer import MinimizerState
 from llamatrain.report.metrics import Metrics
 from llamatrain.run.dataset import CountedBatches
-from llamatrain.run.extra_outputs import Outs, flags_of
-from llamatrain.run.resume import Resumed
-from llamatrain.run.trainable import Target
-from llamatrain.train.programs import Programs
+from llamatrain.run.extra_outputs import ExtraOutputs, flags_of
+from llamatrain.run.resume import ResumePoint
+from llamatrain.run.trainable import Trainable
+from llamatrain.train.programs import TrainPrograms
 from llamatrain.train.state import RunState
 
 
 @dataclass(frozen=True, kw_only=True)
-class Saver:
+class Checkpointer:
     """Writes a run as it stands."""
 
     options: dict[str, Any]  # JSON
     keep: int  # checkpoints
     keep_results: int
-    outs: Outs
-    target: Target
+    outs: ExtraOutputs
+    target: Trainable
     metadata: Mapping[str, Value]
-    programs: Programs
-    descent: Descent | None
+    programs: TrainPrograms
+    descent: MinimizerState | None
     folder: RunFolder
     metrics: Metrics  # which must not know less than a checkpoint
     config: bytes
@@ -172,7 +172,7 @@ class Saver:
         return why
 
     def _write_config(self) -> None:
-        with NewFile(self.folder.result("config.toml")) as file:
+        with AtomicFile(self.folder.result("config.toml")) as file:
             file.write(self.config)
 
     def checkpoint(self, state: RunState) -> Checkpoint:
@@ -198,7 +198,7 @@ class Saver:
         )
 
 
-def check_trained(resumed: Resumed, trained: Mapping[str, Tensor]) -> None:
+def check_trained(resumed: ResumePoint, trained: Mapping[str, Tensor]) -> None:
     """A checkpoint has all that is trained, and nothing else in its vectors."""
     weights, order = resumed.checkpoint.weights, resumed.checkpoint.order
     for name, tensor in trained.items():
@@ -217,7 +217,7 @@ def filled(checkpoint: Checkpoint, parts: Mapping[str, np.ndarray]) -> None:
 
 
 def restored(
-    checkpoint: Checkpoint, programs: Programs, descent: Descent | None, rows: CountedBatches, grad_acc: int
+    checkpoint: Checkpoint, programs: TrainPrograms, descent: MinimizerState | None, rows: CountedBatches, grad_acc: int
 ) -> tuple[RunState, list[str]]:
     """Vectors and rows put back where a checkpoint was, and its state; and what could not be."""
     optimizer, state, warnings = programs.setting.optimizer, checkpoint.state, list[str]()

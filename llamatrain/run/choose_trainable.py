@@ -10,19 +10,19 @@ from llamatrain.adapters.options import LARGEST
 from llamatrain.distributed.cores import cores
 from llamatrain.errors import FileError
 from llamatrain.model.hyperparameters import Hyperparameters
-from llamatrain.run.config import Asked
-from llamatrain.run.inputs import Sources
-from llamatrain.run.lora_options import FACTORS, TuneOptions, ranks_of
-from llamatrain.run.low_rank import Factored
-from llamatrain.run.model import Model
+from llamatrain.run.config import RunConfig
+from llamatrain.run.inputs import RunInputs
+from llamatrain.run.lora_options import FACTORS, LoraOptions, ranks_of
+from llamatrain.run.low_rank import LowRankModel
+from llamatrain.run.model import RunModel
 from llamatrain.run.resolve import precision_of
-from llamatrain.run.trainable import EveryWeight, NewAdapter, Target
+from llamatrain.run.trainable import FullModel, LoraAdapter, Trainable
 
 
-def target_of(asked: Asked, model: Model, sources: Sources, peft: Path | None) -> Target:
+def target_of(asked: RunConfig, model: RunModel, sources: RunInputs, peft: Path | None) -> Trainable:
     threads = asked.run.threads or cores()
     if asked.command == "from-scratch" or asked.tune.full:
-        made = partial(Factored, rank=asked.model.lora_r) if asked.model.lora_r else EveryWeight
+        made = partial(LowRankModel, rank=asked.model.lora_r) if asked.model.lora_r else FullModel
         return made(
             h=model.h,
             metadata=model.metadata,
@@ -35,7 +35,7 @@ def target_of(asked: Asked, model: Model, sources: Sources, peft: Path | None) -
     ranks, scales, alpha = numbers_of(asked.tune, model.h, sources)
     if peft:
         peft_files.check_pairs(peft, ranks, model.h)
-    return NewAdapter(
+    return LoraAdapter(
         h=model.h,
         base=sources.base,
         sources=sources,
@@ -54,7 +54,7 @@ def target_of(asked: Asked, model: Model, sources: Sources, peft: Path | None) -
 Numbers = tuple[dict[str, int], dict[str, float], float]
 
 
-def numbers_of(tune: TuneOptions, h: Hyperparameters, sources: Sources) -> Numbers:
+def numbers_of(tune: LoraOptions, h: Hyperparameters, sources: RunInputs) -> Numbers:
     """Ranks, scales and alpha: of the checkpoint, of the adapter that is gone on from, or by the options."""
     if sources.resumed:
         return kept_numbers(sources.resumed.checkpoint.extra, h, sources.resumed.path)

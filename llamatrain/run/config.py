@@ -8,7 +8,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from llamatrain.adapters.options import LoraOptions
+from llamatrain.adapters.options import AdapterOptions
 from llamatrain.config.options import from_plain, plain
 from llamatrain.data.options import DataOptions
 from llamatrain.errors import FileError, UsageError
@@ -18,8 +18,8 @@ from llamatrain.preference import options as preference
 from llamatrain.preference.options import PreferenceOptions
 from llamatrain.run import extra_output_options as outs
 from llamatrain.run import lora_options
-from llamatrain.run.extra_output_options import OutOptions
-from llamatrain.run.lora_options import TuneOptions
+from llamatrain.run.extra_output_options import ExtraOutputOptions
+from llamatrain.run.lora_options import LoraOptions
 from llamatrain.run.options import PASSING, RunOptions, TrainOptions
 
 PARTS = {
@@ -27,9 +27,9 @@ PARTS = {
     "data": DataOptions,
     "train": TrainOptions,
     "run": RunOptions,
-    "tune": TuneOptions,
-    "lora": LoraOptions,
-    "outs": OutOptions,
+    "tune": LoraOptions,
+    "lora": AdapterOptions,
+    "outs": ExtraOutputOptions,
     "preference": PreferenceOptions,
 }
 TUNED = ("data", "train", "run", "tune", "preference", "lora", "outs")
@@ -39,7 +39,7 @@ DECIDED = ("iters", "warmup", "decay_steps", "lr_min")  # of a run that has begu
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class RunConfig:
     """Options as they were given, or as a run has kept them. None and auto are open."""
 
     files: tuple[str, ...]
@@ -47,9 +47,9 @@ class Asked:
     train: TrainOptions
     run: RunOptions
     model: ModelOptions = field(default_factory=ModelOptions)
-    tune: TuneOptions = field(default_factory=TuneOptions)
-    lora: LoraOptions = field(default_factory=LoraOptions)
-    outs: OutOptions = field(default_factory=OutOptions)
+    tune: LoraOptions = field(default_factory=LoraOptions)
+    lora: AdapterOptions = field(default_factory=AdapterOptions)
+    outs: ExtraOutputOptions = field(default_factory=ExtraOutputOptions)
     preference: PreferenceOptions = field(default_factory=PreferenceOptions)
     command: str = "from-scratch"
     base: str = ""  # the model's file that is tuned, or that a new run takes its first weights from
@@ -83,7 +83,7 @@ class Asked:
         data = (*self.files, *self.data.val, template) if trains else ()
         return [str(each) for each in (*models, *data) if each and str(each) != "-"]
 
-    def settled(self, base: str = "") -> "Asked":
+    def settled(self, base: str = "") -> "RunConfig":
         """With paths that mean the same from any folder."""
         chosen = self.data.chat_template
         paths = (self.model.vocab_from, self.tune.lora_init, self.tune.peft, chosen, self.train.teacher)
@@ -103,7 +103,7 @@ class Asked:
                 date=self.data.date or (date.today().isoformat() if self.files else ""),
             ),
             tune=replace(self.tune, lora_init=first, peft=peft),
-            lora=LoraOptions((), tuple((_whole(path), scale) for path, scale in self.lora.scaled)),
+            lora=AdapterOptions((), tuple((_whole(path), scale) for path, scale in self.lora.scaled)),
             outs=self.outs.settled(lambda file: absolute([file])[0]),
         )
 
@@ -117,7 +117,7 @@ class Asked:
         return {"command": self.command, "base": self.base, "files": list(self.files), **parts}
 
     @classmethod
-    def from_plain(cls, kept: Mapping[str, Any], source: object) -> "Asked":
+    def from_plain(cls, kept: Mapping[str, Any], source: object) -> "RunConfig":
         """Of a run that has begun."""
         files, command, base = kept.get("files", []), kept.get("command"), kept.get("base", "")
         parts = {name: kept.get(name, {}) for name in PARTS}

@@ -6,22 +6,22 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
-from llamatrain.data.batches import Filling, State
+from llamatrain.data.batches import CursorState, PackingStats
 from llamatrain.data.options import DataOptions
 from llamatrain.data.sine import Sine
 from llamatrain.distributed.once import made_here_once
 from llamatrain.errors import DataError, UsageError
-from llamatrain.run.model import Model
-from llamatrain.train.protocols import Skippable
+from llamatrain.run.model import RunModel
+from llamatrain.train.protocols import SkippableLoader
 
 FIRST = 4  # rows
 
 if TYPE_CHECKING:
-    from llamatrain.data.dataset import Corpus
+    from llamatrain.data.dataset import Dataset
     from llamatrain.data.preference_records import Compare
 
 
-class CountedBatches(Skippable, Protocol):
+class CountedBatches(SkippableLoader, Protocol):
     """Whose batches can be counted, begun anywhere, and ended with an epoch."""
 
     end: int  # the epoch before which they end; 0: never
@@ -32,11 +32,11 @@ class CountedBatches(Skippable, Protocol):
     @property
     def sparse(self) -> bool: ...
 
-    def restore(self, state: State) -> bool: ...
+    def restore(self, state: CursorState) -> bool: ...
 
     def count(self, epochs: int) -> int: ...
 
-    def filling(self, count: int) -> Filling: ...
+    def filling(self, count: int) -> PackingStats: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,9 @@ class TrainingData:
         return f"rows are {used} full, {trained} of their tokens are trained"
 
 
-def data_of(files: Sequence[str], model: Model, data: DataOptions, seed: int, compare: "Compare | None" = None) -> TrainingData:
+def data_of(
+    files: Sequence[str], model: RunModel, data: DataOptions, seed: int, compare: "Compare | None" = None
+) -> TrainingData:
     """With the data opened: tokenized, counted, split."""
     if not files:
         sine = sine_of(model, seed)
@@ -91,7 +93,7 @@ def data_of(files: Sequence[str], model: Model, data: DataOptions, seed: int, co
 def check_begin(files: Sequence[str], data: DataOptions, compare: "Compare | None") -> None:
     """The first rows of each file, before anything is compiled to read them all."""
     from llamatrain.data.find_files import find_sources
-    from llamatrain.data.json_values import TooMuch
+    from llamatrain.data.json_values import RecordTooLarge
     from llamatrain.data.preference_records import check_lines, judged_in
     from llamatrain.data.readers.text import rows_of
     from llamatrain.data.records import parse_line
@@ -101,14 +103,14 @@ def check_begin(files: Sequence[str], data: DataOptions, compare: "Compare | Non
         check_lines(sources, compare)
     for source in sources:
         for number, line in islice(rows_of(source), FIRST) if source.kind == "lines" else ():
-            with suppress(TooMuch, *([DataError] if data.skip_bad_rows else [])):  # said where it is skipped as a row
+            with suppress(RecordTooLarge, *([DataError] if data.skip_bad_rows else [])):  # said where it is skipped as a row
                 if compare:
                     judged_in(line, source.place(number), compare, source.columns)
                 else:
                     parse_line(line, source.place(number), source.columns)
 
 
-def check_left(corpus: "Corpus", row: int) -> None:
+def check_left(corpus: "Dataset", row: int) -> None:
     """Of answers that are compared most are learned from."""
     from llamatrain.data.dataset import named
 
@@ -120,7 +122,7 @@ def check_left(corpus: "Corpus", row: int) -> None:
         )
 
 
-def sine_of(model: Model, seed: int) -> Sine:
+def sine_of(model: RunModel, seed: int) -> Sine:
     if model.tokenizer is not None:
         raise UsageError("no data: name files (text, JSON, CSV, Parquet), folders, globs, or - for standard input")
     return Sine(model.h.vocab, model.row, seed)

@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
-from llamatrain.config.options import COUNT, Checked, Option, OptionError
+from llamatrain.config.options import COUNT, Option, OptionError, Options
 
 NAMES = "; in its name ITERATION becomes the step, and LATEST in another one."
 FILES = ("checkpoint_out", "model_out", "lora_out")
 
 
 @dataclass(frozen=True)
-class OutOptions(Checked, panel="The run"):
+class ExtraOutputOptions(Options, panel="The run"):
     """They may change when a run goes on, and stay with it."""
 
     checkpoint_out: Annotated[str, Option(f"Write each checkpoint to this file, too{NAMES}", unit="FILE")] = ""
@@ -46,7 +46,7 @@ class OutOptions(Checked, panel="The run"):
         named = {name: getattr(self, name) for name in FILES}
         return {name: file for name, file in named.items() if file}
 
-    def settled(self, absolute: Callable[[str], str]) -> "OutOptions":
+    def settled(self, absolute: Callable[[str], str]) -> "ExtraOutputOptions":
         checkpoint, model, lora = (file and absolute(file) for file in (self.checkpoint_out, self.model_out, self.lora_out))
         return replace(self, checkpoint_out=checkpoint, model_out=model, lora_out=lora)
 

@@ -12,22 +12,22 @@ from llamatrain.checkpoints.filenames import is_of_a_run
 from llamatrain.config.options import flag_of
 from llamatrain.errors import FileError, UsageError
 from llamatrain.io.atomic_write import copied, linked
-from llamatrain.run.extra_output_options import OutOptions
-from llamatrain.run.options import PlaceOptions
-from llamatrain.run.resume import Resumed
+from llamatrain.run.extra_output_options import ExtraOutputOptions
+from llamatrain.run.options import RunFolderOptions
+from llamatrain.run.resume import ResumePoint
 
 # ---- before a run ----------------------------------------------------------
 
 
-def may_write(path: Path, folder: Path, resumed: Resumed | None) -> bool:
+def may_write(path: Path, folder: Path, resumed: ResumePoint | None) -> bool:
     """Tell whether a run writes to a place that only its checkpoint names: to one in its folder, if this user wrote that."""
     inside = Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
     return resumed is not None and resumed.own and inside
 
 
 def named_here(
-    options: OutOptions, given: Collection[str], folder: Path, resumed: Resumed | None
-) -> tuple[OutOptions, OutOptions, list[str]]:
+    options: ExtraOutputOptions, given: Collection[str], folder: Path, resumed: ResumePoint | None
+) -> tuple[ExtraOutputOptions, ExtraOutputOptions, list[str]]:
     """Leave out the files that only a checkpoint names. Return what is written, what is kept for the next run, and notes."""
     written, notes = options, list[str]()
     if resumed is None or not resumed.kept:
@@ -39,19 +39,23 @@ def named_here(
             notes.append(f"{file} is not written, since only the checkpoint names it; {flag_of(name)} {file} does that")
     if resumed.own:
         return written, options, notes
-    words: dict[str, Any] = {name: getattr(OutOptions, name) for name in ("pattern_fn_it", "fn_latest") if name not in given}
+    words: dict[str, Any] = {
+        name: getattr(ExtraOutputOptions, name) for name in ("pattern_fn_it", "fn_latest") if name not in given
+    }
     written = replace(written, **words)
     return written, written, notes
 
 
-def flags_of(options: OutOptions, peft: Path | None, folder: Path) -> str:
+def flags_of(options: ExtraOutputOptions, peft: Path | None, folder: Path) -> str:
     """Name the places outside a run's folder again, as the command that goes on with it needs them."""
     places = {**options.said, **({"peft": str(peft)} if peft else {})}
     outside = {name: file for name, file in places.items() if not Path(file).is_relative_to(folder.absolute())}
     return "".join(f" {flag_of(name)} {shlex.quote(file)}" for name, file in outside.items())
 
 
-def check(options: OutOptions, folder: Path, reads: Iterable[Path], resumed: Resumed | None, place: PlaceOptions) -> None:
+def check(
+    options: ExtraOutputOptions, folder: Path, reads: Iterable[Path], resumed: ResumePoint | None, place: RunFolderOptions
+) -> None:
     """That there is room for them, and that they replace nothing that is read, and without leave nothing of others."""
     kept, read, taken = outs_before(resumed), list(reads), dict[Path, str]()
     for name, said in options.said.items():
@@ -78,7 +82,7 @@ def is_one_of(path: Path, names: re.Pattern[str], home: str) -> bool:
     return names.fullmatch(path.name) is not None and os.path.realpath(path.parent) == home
 
 
-def outs_before(resumed: Resumed | None) -> Mapping[str, Any]:
+def outs_before(resumed: ResumePoint | None) -> Mapping[str, Any]:
     """As the run that goes on had them."""
     kept = resumed.checkpoint.options.get("outs") if resumed else None
     return kept if isinstance(kept, dict) else {}
@@ -88,10 +92,10 @@ def outs_before(resumed: Resumed | None) -> Mapping[str, Any]:
 
 
 @dataclass(frozen=True)
-class Outs:
+class ExtraOutputs:
     """Where they go at each save."""
 
-    options: OutOptions
+    options: ExtraOutputOptions
 
     def write(self, step: int, checkpoint: Path, result: Path) -> None:
         """Of what lies in the folder by now."""

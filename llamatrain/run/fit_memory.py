@@ -15,28 +15,28 @@ from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.limits import DEEP
 from llamatrain.planner.extrapolate import PARTS, way_of_many
 from llamatrain.planner.limits import allowed
-from llamatrain.planner.memory import Demand, Way, batches_of, excess, fixed, growth_of, way_with
+from llamatrain.planner.memory import MemoryDemand, MemoryPlan, batches_of, excess, fixed, growth_of, way_with
 from llamatrain.platform.memory import resident
 from llamatrain.platform.terminal import told_if_long
 from llamatrain.run.options import AUTO
-from llamatrain.run.resolve import Resolved
-from llamatrain.run.search import Offer, Parting, Search, Tried
-from llamatrain.run.trainable import Cache, Leaves, Target
-from llamatrain.train.graphs import Setting
+from llamatrain.run.resolve import ResolvedConfig
+from llamatrain.run.search import MicrobatchSplit, PlanCandidate, PlanSearch, PlanTrial
+from llamatrain.run.trainable import Cache, Trainable, TrainableWeights
+from llamatrain.train.graphs import StepSpec
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fitted:
-    way: Way
-    leaves: Leaves
+class FittedRun:
+    way: MemoryPlan
+    leaves: TrainableWeights
     cache: Cache  # whether the base's matrices are copied
     excess: str | None  # why it does not fit, if so
-    tried: Sequence[Tried] = ()  # ways that were planned, this one last
+    tried: Sequence[PlanTrial] = ()  # ways that were planned, this one last
     most: int | None = None  # that it may take
 
 
 @dataclass(frozen=True, kw_only=True)
-class Extent:
+class DataShape:
     """Of a run's rows, samples and past, what decides its memory."""
 
     lengths: Sequence[int]
@@ -49,7 +49,7 @@ class Extent:
     rough: bool = False  # nothing is to be run: of many layers some may speak for all
 
 
-def fitted(resolved: Resolved, target: Target, extent: Extent, refuse: bool = True) -> Fitted:
+def fitted(resolved: ResolvedConfig, target: Trainable, extent: DataShape, refuse: bool = True) -> FittedRun:
     """The usual way, or the fastest that fits the memory. At last one that does not fit: where that is to be refused, without
     planning it if so much is clear."""
     held, most = max(world().gathered(resident())) + extent.to_come, agreed(resolved.asked.train.memory)
@@ -62,7 +62,7 @@ def fitted(resolved: Resolved, target: Target, extent: Extent, refuse: bool = Tr
         search, found, way = way_of(resolved, offers, extent, most)
     told = excess(way, resolved.asked.train.memory, most)
     others = [each for each in search.tried.values() if each is not found]
-    return Fitted(way=way, leaves=found.offer.leaves, cache=found.offer.cache, excess=told, tried=[*others, found], most=most)
+    return FittedRun(way=way, leaves=found.offer.leaves, cache=found.offer.cache, excess=told, tried=[*others, found], most=most)
 
 
 def agreed(told: int | None) -> int | None:
@@ -71,7 +71,7 @@ def agreed(told: int | None) -> int | None:
     return min(found, default=None)
 
 
-def caches_of(resolved: Resolved, h: Hyperparameters, most: int | None) -> tuple[Cache, ...]:
+def caches_of(resolved: ResolvedConfig, h: Hyperparameters, most: int | None) -> tuple[Cache, ...]:
     """Whether the base's matrices are copied to bf16, for speed; where that is open: what to try, the first that fits."""
     asked, half = resolved.asked, resolved.precision == "bf16"
     tune = asked.tune
@@ -83,12 +83,12 @@ def caches_of(resolved: Resolved, h: Hyperparameters, most: int | None) -> tuple
     return ("off",) if large or not half else ("bf16", "off")
 
 
-def offer_of(resolved: Resolved, target: Target, extent: Extent, held: int, cache: Cache) -> Offer:
+def offer_of(resolved: ResolvedConfig, target: Trainable, extent: DataShape, held: int, cache: Cache) -> PlanCandidate:
     """Where the process has `held` so much already."""
     leaves = target.leaves(cache)
     matrices = [array for array in leaves.frozen.values() if array.dtype == np.float32 and array.ndim > 1]
     setting = setting_of(resolved, target.h, leaves, extent)
-    demand = Demand(
+    demand = MemoryDemand(
         lengths=extent.lengths,
         validating=extent.validating,
         decoding=extent.decoding,
@@ -97,22 +97,24 @@ def offer_of(resolved: Resolved, target: Target, extent: Extent, held: int, cach
         copies=leaves.copies + (extent.teacher.nbytes if extent.teacher else 0),
         pages=max((array.nbytes for array in matrices if map_of(array) is not None), default=0),
     )
-    return Offer(cache=cache, leaves=leaves, setting=setting, demand=demand)
+    return PlanCandidate(cache=cache, leaves=leaves, setting=setting, demand=demand)
 
 
-def least_of(offer: Offer) -> int:
+def least_of(offer: PlanCandidate) -> int:
     return fixed(offer.setting, offer.demand) + offer.demand.interpreter
 
 
-def way_of(resolved: Resolved, offers: Sequence[Offer], extent: Extent, most: int | None) -> tuple[Search, Tried, Way]:
+def way_of(
+    resolved: ResolvedConfig, offers: Sequence[PlanCandidate], extent: DataShape, most: int | None
+) -> tuple[PlanSearch, PlanTrial, MemoryPlan]:
     train, last = resolved.asked.train, offers[-1]
     open_ = not extent.goes_on and resolved.asked.preference.compare != "answers"  # which are compared within a batch
-    search = Search(remat=train.remat, most=most, parts=open_, planner=way_with)
+    search = PlanSearch(remat=train.remat, most=most, parts=open_, planner=way_with)
     if last.setting.h.layers <= DEEP or train.remat not in (AUTO, "none", "light", "block"):
         return search, *search.fastest(offers)
     search = replace(search, planner=way_of_many, units=PARTS)
     if most is not None and least_of(last) > most and train.remat == AUTO:  # nothing that is tried fits
-        search.plan(Parting(last, 1), "block")
+        search.plan(MicrobatchSplit(last, 1), "block")
         assert search.leanest
         return search, *search.leanest
     found, way = search.fastest(offers)
@@ -121,9 +123,9 @@ def way_of(resolved: Resolved, offers: Sequence[Offer], extent: Extent, most: in
     return search, found, way
 
 
-def setting_of(resolved: Resolved, h: Hyperparameters, leaves: Leaves, extent: Extent) -> Setting:
+def setting_of(resolved: ResolvedConfig, h: Hyperparameters, leaves: TrainableWeights, extent: DataShape) -> StepSpec:
     train = resolved.asked.train
-    return Setting(
+    return StepSpec(
         h=h,
         weights=leaves.weights,
         trained=leaves.trained,
@@ -150,7 +152,7 @@ def setting_of(resolved: Resolved, h: Hyperparameters, leaves: Leaves, extent: E
     )
 
 
-def check_batches(offer: Offer, most: int) -> None:
+def check_batches(offer: PlanCandidate, most: int) -> None:
     """Refuse a step whose batches alone take more than there is."""
     setting, demand = offer.setting, offer.demand
     if (size := batches_of(setting, demand)) > most:

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from llamatrain.run.prepare import Prepared
+from llamatrain.run.prepare import PreparedRun
 
 
-def facts(prepared: Prepared, folder: Path) -> list[tuple[str, str]]:
+def facts(prepared: PreparedRun, folder: Path) -> list[tuple[str, str]]:
     train, way, h = prepared.kept.train, prepared.fitted.way, prepared.model.h
     batches = f", {train.grad_acc} batches a step" if train.grad_acc > 1 else ""
     steps = f"{train.iters} step{'s' * (train.iters != 1)}"

@@ -20,7 +20,7 @@ from llamatrain.config.messages import worded
 from llamatrain.config.values import can_be_named
 from llamatrain.distributed.comm import launched
 from llamatrain.errors import UsageError
-from llamatrain.io.atomic_write import NewFile
+from llamatrain.io.atomic_write import AtomicFile
 from llamatrain.platform.temp_files import passing_folder, removed
 
 Place = str | os.PathLike[str]
@@ -135,7 +135,7 @@ def name_of(stem: str, rows: Sequence[Row]) -> str:
 
 def written(folder: Path, stem: str, rows: Sequence[Row]) -> Path:
     path = folder / name_of(stem, rows)
-    with NewFile(path) as file:
+    with AtomicFile(path) as file:
         for line in lines_of(rows):
             file.write(line)
     return path

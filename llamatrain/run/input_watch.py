@@ -8,19 +8,19 @@ from pathlib import Path
 import numpy as np
 
 from llamatrain.gguf.reader import PART_NAME
-from llamatrain.io.mapped_file import Identity, MappedFile, files_of
-from llamatrain.train.protocols import Changed
+from llamatrain.io.mapped_file import FileIdentity, MappedFile, files_of
+from llamatrain.train.protocols import InputChanged
 
 
 @dataclass(frozen=True, kw_only=True)
-class Input:
-    identity: Identity
+class WatchedFile:
+    identity: FileIdentity
     needed: bool  # again, when the run goes on with --resume
 
 
-def inputs_of(paths: Iterable[tuple[Path, bool]]) -> dict[Path, Input]:
+def inputs_of(paths: Iterable[tuple[Path, bool]]) -> dict[Path, WatchedFile]:
     """As they are before they are opened. One that is not there is told by whoever opens it."""
-    return {file: Input(identity=Identity.of(file), needed=needed) for path, needed in paths for file in there(path)}
+    return {file: WatchedFile(identity=FileIdentity.of(file), needed=needed) for path, needed in paths for file in there(path)}
 
 
 def there(path: Path) -> Iterator[Path]:
@@ -39,10 +39,10 @@ def parts_of(path: Path) -> Iterator[Path]:
 
 
 @dataclass(kw_only=True)
-class BesideRun:
+class InputWatcher:
     """What steps read in place is asked for in each of them, all else before a save, where it can do no harm any more."""
 
-    inputs: Mapping[Path, Input]
+    inputs: Mapping[Path, WatchedFile]
     warn: Callable[[str], None]
     frozen: Iterable[np.ndarray]  # arrays that the steps read
     is_same: Callable[[], bool]  # whether the base is, though it was written to
@@ -58,7 +58,7 @@ class BesideRun:
             if (what := file.changed()) is None:
                 continue
             if file.lost or now.size != file.opened.size or not self.is_same():
-                raise Changed(f"{file.path}: {what}, and the run is saved; once it is what it was, --resume goes on")
+                raise InputChanged(f"{file.path}: {what}, and the run is saved; once it is what it was, --resume goes on")
             file.opened = now
             self.blame = f"{file.path} was written to while it was being read, which may be why"
             if file.path not in self.told:
@@ -74,10 +74,10 @@ class BesideRun:
                 self.warn(f"{path}: {what}; {after}" + (", and --resume will need that" if began.needed else ""))
 
 
-def happened(path: Path, began: Identity, read: Iterable[MappedFile]) -> str:
+def happened(path: Path, began: FileIdentity, read: Iterable[MappedFile]) -> str:
     """To a file, since a run began with it."""
     try:
-        now = Identity.of(path)
+        now = FileIdentity.of(path)
     except OSError:
         return "is not there any more"
     if not now.is_file_of(began):

@@ -19,23 +19,23 @@ from llamatrain.io.madvise import release
 from llamatrain.io.mapped_file import unchanged
 from llamatrain.model import hyperparameters
 from llamatrain.platform.terminal import told_if_long
-from llamatrain.run.config import Asked
-from llamatrain.run.input_watch import Input, inputs_of
-from llamatrain.run.resume import Resumed
+from llamatrain.run.config import RunConfig
+from llamatrain.run.input_watch import WatchedFile, inputs_of
+from llamatrain.run.resume import ResumePoint
 
 TEACHER = "teacher"  # what it is known by again, in what a checkpoint keeps beside
 Factors = Mapping[str, tuple[np.ndarray, np.ndarray, float]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sources:
+class RunInputs:
     base: Gguf | None = None  # the model that is tuned, that weights are taken from, or that a checkpoint holds
-    resumed: Resumed | None = None
+    resumed: ResumePoint | None = None
     mixed: tuple[Adapter, ...] = ()  # which are there, and stay as they are
     factors: tuple[Factors, ...] = ()  # theirs
     first: Adapter | None = None  # which is gone on from
     taught_by: Gguf | None = None  # the teacher
-    inputs: Mapping[Path, Input] = field(default_factory=dict)  # the files that a run is begun with, as they were before
+    inputs: Mapping[Path, WatchedFile] = field(default_factory=dict)  # the files that a run is begun with, as they were before
 
     @property
     def checkpoint(self) -> Checkpoint | None:
@@ -71,29 +71,29 @@ class Sources:
         return [adapter_print(adapter) for adapter in self.mixed]
 
 
-def opened(asked: Asked, resumed: Resumed | None) -> Sources:
+def opened(asked: RunConfig, resumed: ResumePoint | None) -> RunInputs:
     """All of it, seen to fit together."""
     inputs = inputs_of(read_for(asked, resumed))
     base, teacher = base_of(asked, resumed), teacher_of(asked, resumed)
     if not is_adapter(asked) or base is None:
-        return Sources(base=base, resumed=resumed, taught_by=teacher, inputs=inputs)
+        return RunInputs(base=base, resumed=resumed, taught_by=teacher, inputs=inputs)
     h = hyperparameters.read(base)
     mixed = tuple(read.read(path, h).scaled(scale) for path, scale in asked.lora.scaled)
     first = read.read(asked.tune.lora_init, h) if asked.tune.lora_init and not resumed else None
     factors = tuple(factors_of(adapter, h, base.path) for adapter in mixed)
     if first:
         factors_of(first, h, base.path)
-    sources = Sources(base=base, resumed=resumed, mixed=mixed, factors=factors, first=first, taught_by=teacher, inputs=inputs)
+    sources = RunInputs(base=base, resumed=resumed, mixed=mixed, factors=factors, first=first, taught_by=teacher, inputs=inputs)
     if resumed and resumed.kept:
         check_same(sources, resumed, asked)
     return sources
 
 
-def is_adapter(asked: Asked) -> bool:
+def is_adapter(asked: RunConfig) -> bool:
     return asked.command == "finetune" and not asked.tune.full
 
 
-def read_for(asked: Asked, resumed: Resumed | None) -> Iterator[tuple[Path, bool]]:
+def read_for(asked: RunConfig, resumed: ResumePoint | None) -> Iterator[tuple[Path, bool]]:
     """The files, and whether they are needed again when the run goes on."""
     if asked.base and (is_adapter(asked) or not resumed):
         yield Path(asked.base), is_adapter(asked)
@@ -105,7 +105,7 @@ def read_for(asked: Asked, resumed: Resumed | None) -> Iterator[tuple[Path, bool
         yield asked.model.vocab_from, False
 
 
-def base_of(asked: Asked, resumed: Resumed | None) -> Gguf | None:
+def base_of(asked: RunConfig, resumed: ResumePoint | None) -> Gguf | None:
     """A run of every weight that goes on has it in its checkpoint."""
     if resumed and (asked.command != "finetune" or asked.tune.full or not asked.base):
         return open_gguf(resumed.path)
@@ -122,7 +122,7 @@ def base_of(asked: Asked, resumed: Resumed | None) -> Gguf | None:
     return gguf
 
 
-def teacher_of(asked: Asked, resumed: Resumed | None) -> Gguf | None:
+def teacher_of(asked: RunConfig, resumed: ResumePoint | None) -> Gguf | None:
     """That which the run began with, if it goes on."""
     path = asked.train.teacher
     if path is None:
@@ -135,7 +135,7 @@ def teacher_of(asked: Asked, resumed: Resumed | None) -> Gguf | None:
     return gguf
 
 
-def check_same(sources: Sources, resumed: Resumed, asked: Asked) -> None:
+def check_same(sources: RunInputs, resumed: ResumePoint, asked: RunConfig) -> None:
     """Base and adapters are those that the run began with."""
     extra = resumed.checkpoint.extra
     if extra.get("base") != sources.print_of_base:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from llamatrain.adapters.options import LARGEST
 from llamatrain.config.common import CTX
 from llamatrain.config.messages import cut
-from llamatrain.config.options import Checked, Option
+from llamatrain.config.options import Option, Options
 from llamatrain.errors import UsageError
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def is_rank(text: str) -> bool:
 
 
 @dataclass(frozen=True)
-class TuneOptions(Checked, panel="An adapter"):
+class LoraOptions(Options, panel="An adapter"):
     ctx: Annotated[int | None, CTX] = None
     full: Annotated[bool, Option("Train every weight of the model, in float32, instead of an adapter.")] = False
     lora_r: Annotated[int, Option("Rank of the adapter.", unit="RANK", least=1, most=HIGHEST)] = RANK
@@ -122,7 +122,7 @@ OF_ADAPTERS = (
 OF_INIT = ("lora_r", "lora_alpha", "target", "rank", "rslora")
 
 
-def idle(options: TuneOptions) -> dict[str, str]:
+def idle(options: LoraOptions) -> dict[str, str]:
     """The options that have no effect beside the others, and beside which."""
     found = dict.fromkeys(OF_ADAPTERS, "to --full") if options.full else {}
     if options.lora_init:
@@ -135,7 +135,7 @@ def rank_of(text: str) -> tuple[str, int]:
     return name, int(number)
 
 
-def ranks_of(options: TuneOptions, h: "Hyperparameters") -> dict[str, int]:
+def ranks_of(options: LoraOptions, h: "Hyperparameters") -> dict[str, int]:
     """The weights that get an adapter, in the file's order, and their ranks."""
     from llamatrain.model.lora_targets import linear, norms
 

@@ -14,7 +14,7 @@ from llamatrain.graph.tensor import Tensor, parameter
 from llamatrain.model import init
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.lora import Weights
-from llamatrain.run.trainable import Arrays, Cache, EveryWeight, Leaves
+from llamatrain.run.trainable import Arrays, Cache, FullModel, TrainableWeights
 
 
 def of_low_rank(h: Hyperparameters) -> list[str]:
@@ -23,10 +23,10 @@ def of_low_rank(h: Hyperparameters) -> list[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Factored(EveryWeight):
+class LowRankModel(FullModel):
     rank: int
 
-    def leaves(self, cache: Cache) -> Leaves:
+    def leaves(self, cache: Cache) -> TrainableWeights:
         trained, weights = dict[str, Tensor](), dict[str, Tensor]()
         for name, shape in self.h.shapes.items():
             if name not in of_low_rank(self.h):
@@ -35,7 +35,7 @@ class Factored(EveryWeight):
             b, a = parameter(f"{name}.lora_b", (shape[0], self.rank)), parameter(f"{name}.lora_a", (self.rank, shape[1]))
             trained |= {a.name: a, b.name: b}
             weights[name] = O.matmul_nn(b, a, name=name)
-        return Leaves(weights=Weights(weights), trained=trained)
+        return TrainableWeights(weights=Weights(weights), trained=trained)
 
     def begin(self, parts: Arrays) -> None:
         """Both factors are random; their products are as large as the matrices of any new model."""

@@ -19,9 +19,9 @@ from llamatrain.model import hyperparameters, rope
 from llamatrain.model.hyperparameters import ALL_F32, Hyperparameters, vocabulary_of
 from llamatrain.model.options import BYTES, CTX, as_options
 from llamatrain.planner.limits import within
-from llamatrain.run.config import Asked
-from llamatrain.run.inputs import Sources
-from llamatrain.run.lora_options import TuneOptions
+from llamatrain.run.config import RunConfig
+from llamatrain.run.inputs import RunInputs
+from llamatrain.run.lora_options import LoraOptions
 
 OF_A_FILE = ("split.", "training.", "optimizer.", "general.quantization_version")  # keys that a new model file has not
 OWN_SIZE = (
@@ -45,14 +45,14 @@ TUNED_CTX = 512  # at most, where it is not given
 
 
 @dataclass(frozen=True, kw_only=True)
-class Model:
+class RunModel:
     h: Hyperparameters
     metadata: dict[str, Value]  # of the model file
     tokenizer: Tokenizer | None  # None: its tokens stand for no text
     row: int  # tokens in a row
     untrained: dict[str, np.ndarray] = field(default_factory=dict)  # tensors that are no weights
 
-    def asked_by(self, options: DataOptions, files: Sequence[str] = ()) -> "Model":
+    def asked_by(self, options: DataOptions, files: Sequence[str] = ()) -> "RunModel":
         """With the template through which it is trained on chats: one that is named, or for a new model one that files need."""
         if self.tokenizer is None or not (options.chat_template or files):
             return self
@@ -67,7 +67,7 @@ class Model:
         return replace(self, metadata={**kept, "tokenizer.chat_template": string(template)})
 
 
-def model_for(asked: Asked, sources: Sources, altered: Collection[str], read: bool = True) -> Model:
+def model_for(asked: RunConfig, sources: RunInputs, altered: Collection[str], read: bool = True) -> RunModel:
     """The one in a file, or a new one; `read`: whether text may be, to learn a vocabulary from."""
     if not sources.base:
         return new_model(asked, read).asked_by(asked.data, asked.files if read else ())
@@ -77,7 +77,7 @@ def model_for(asked: Asked, sources: Sources, altered: Collection[str], read: bo
     return model.asked_by(asked.data)
 
 
-def model_in(base: Gguf, asked: Asked, sources: Sources, altered: Collection[str]) -> Model:
+def model_in(base: Gguf, asked: RunConfig, sources: RunInputs, altered: Collection[str]) -> RunModel:
     if asked.command == "finetune":
         model = model_of(base, asked.tune.ctx, TUNED_CTX)
         h = overridden(model.h, asked.tune)
@@ -101,7 +101,7 @@ def with_vocabulary(base: Gguf, path: Path | None) -> tuple[Gguf, dict[str, Valu
     return replace(base, metadata=Metadata(base.metadata.typed | vocabulary)), vocabulary
 
 
-def check_taught(model: Model, teacher: Gguf) -> None:
+def check_taught(model: RunModel, teacher: Gguf) -> None:
     """Its distributions are of the same tokens."""
     key, words = "tokenizer.ggml.tokens", hyperparameters.read(teacher).vocab
     tokens = [metadata[key].raw if key in metadata else None for metadata in (model.metadata, teacher.metadata.typed)]
@@ -116,7 +116,7 @@ def check_own(base: Gguf, altered: Collection[str]) -> None:
             raise UsageError(f"{flag_of(name)} has no effect on the model in {base.path}, which is as it is; leave it out")
 
 
-def overridden(h: Hyperparameters, options: TuneOptions) -> Hyperparameters:
+def overridden(h: Hyperparameters, options: LoraOptions) -> Hyperparameters:
     """Rope and epsilon, other than in the file."""
     turns = h.rope
     with as_options():
@@ -134,14 +134,14 @@ def rekeyed(metadata: Mapping[str, Value], h: Hyperparameters) -> dict[str, Valu
     return others | {key: value for key, value in h.metadata("").items() if not key.startswith("general.")}
 
 
-def new_model(asked: Asked, read: bool) -> Model:
+def new_model(asked: RunConfig, read: bool) -> RunModel:
     """By the options. Unread, the text gives as many tokens as may be."""
     vocabulary, tokenizer, size = new_vocabulary_of(asked, read)
     h = asked.model.hyperparameters(size)
-    return Model(h=h, metadata=h.metadata("llamatrain") | vocabulary, tokenizer=tokenizer, row=h.ctx)
+    return RunModel(h=h, metadata=h.metadata("llamatrain") | vocabulary, tokenizer=tokenizer, row=h.ctx)
 
 
-def model_of(gguf: Gguf, ctx: int | None, usual: int) -> Model:
+def model_of(gguf: Gguf, ctx: int | None, usual: int) -> RunModel:
     """The one in a file; without `ctx` rows have the `usual` length, or the model's."""
     h = hyperparameters.read(gguf)
     metadata = {key: value for key, value in gguf.metadata.typed.items() if not key.startswith(OF_A_FILE)}
@@ -150,10 +150,10 @@ def model_of(gguf: Gguf, ctx: int | None, usual: int) -> Model:
     if tokenizer and len(tokenizer) > h.vocab:
         raise UsageError(f"{gguf.path}: its vocabulary has {len(tokenizer)} tokens, its embeddings {h.vocab}")
     factors = {rope.TENSORS[name]: array for name, array in h.rope.tensors.items()}
-    return Model(h=h, metadata=metadata, tokenizer=tokenizer, row=ctx or min(usual, h.ctx), untrained=factors)
+    return RunModel(h=h, metadata=metadata, tokenizer=tokenizer, row=ctx or min(usual, h.ctx), untrained=factors)
 
 
-def new_vocabulary_of(asked: Asked, read: bool) -> tuple[dict[str, Value], Tokenizer | None, int]:
+def new_vocabulary_of(asked: RunConfig, read: bool) -> tuple[dict[str, Value], Tokenizer | None, int]:
     """Its keys, its tokenizer, and how many tokens it has."""
     options = asked.model
     if options.vocab_from:
@@ -169,7 +169,7 @@ def new_vocabulary_of(asked: Asked, read: bool) -> tuple[dict[str, Value], Token
     return made, tokenizer, len(tokenizer) if of_bytes or read else size
 
 
-def learned(asked: Asked, size: int) -> dict[str, Value]:
+def learned(asked: RunConfig, size: int) -> dict[str, Value]:
     from llamatrain.data.find_files import find_sources
     from llamatrain.data.tokenizer import learn_process
     from llamatrain.data.vocabulary_text import texts_of

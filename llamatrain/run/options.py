@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from llamatrain.config.common import BATCH, EVERY, SEED, THREADS
-from llamatrain.config.options import COUNT, Checked, Option, OptionError, flag_of
+from llamatrain.config.options import COUNT, Option, OptionError, Options, flag_of
 from llamatrain.config.units import Duration, Size
 from llamatrain.errors import UsageError
 from llamatrain.optim import registry
@@ -36,7 +36,7 @@ def is_recomputed(text: str) -> bool:
 
 
 @dataclass(frozen=True)
-class TrainOptions(Checked, panel="Training"):
+class TrainOptions(Options, panel="Training"):
     batch: Annotated[int, BATCH] = 8
     grad_acc: Annotated[int, Option("Batches whose gradients make one step.", unit="BATCHES", least=1, most=COUNT)] = 1
     iters: Annotated[
@@ -208,7 +208,7 @@ class TrainOptions(Checked, panel="Training"):
 
 
 @dataclass(frozen=True)
-class RunOptions(Checked, panel="The run"):
+class RunOptions(Options, panel="The run"):
     """What may change when a run is resumed: it decides nothing that is learned."""
 
     threads: Annotated[int | None, THREADS] = None
@@ -259,7 +259,7 @@ PASSING: dict[str, Any] = {"max_time": None, "profile": False}  # of these, what
 
 
 @dataclass(frozen=True)
-class PlaceOptions(Checked, panel="Where it lives"):
+class RunFolderOptions(Options, panel="Where it lives"):
     """Where a run lives, and what it goes on from. These are not kept with it."""
 
     out: Annotated[

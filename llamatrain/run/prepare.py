@@ -25,46 +25,46 @@ from llamatrain.platform.escape import printable
 from llamatrain.report.loggers import check as check_loggers
 from llamatrain.run.checkpointer import check_trained
 from llamatrain.run.choose_trainable import target_of
-from llamatrain.run.config import Asked
+from llamatrain.run.config import RunConfig
 from llamatrain.run.dataset import TrainingData, check_begin, data_of, sine_of
 from llamatrain.run.extra_outputs import may_write
-from llamatrain.run.fit_memory import Extent, Fitted, fitted
-from llamatrain.run.inputs import Sources, opened
-from llamatrain.run.model import OWN_SIZE, Model, check_taught, model_for
+from llamatrain.run.fit_memory import DataShape, FittedRun, fitted
+from llamatrain.run.inputs import RunInputs, opened
+from llamatrain.run.model import OWN_SIZE, RunModel, check_taught, model_for
 from llamatrain.run.options import PASSING
-from llamatrain.run.request import Request
-from llamatrain.run.resolve import Resolved, precision_of, resolve
-from llamatrain.run.resume import Resumed, check_inputs, gone_on_with, resumed_of
-from llamatrain.run.sampling import Samples, samples_of
-from llamatrain.run.trainable import Target
-from llamatrain.train.programs import Programs
+from llamatrain.run.request import RunRequest
+from llamatrain.run.resolve import ResolvedConfig, precision_of, resolve
+from llamatrain.run.resume import ResumePoint, check_inputs, gone_on_with, resumed_of
+from llamatrain.run.sampling import Sampler, samples_of
+from llamatrain.run.trainable import Trainable
+from llamatrain.train.programs import TrainPrograms
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prepared:
+class PreparedRun:
     """A run that could begin."""
 
-    resolved: Resolved
-    fitted: Fitted
-    kept: Asked  # what is written down of both
-    sources: Sources
-    model: Model
+    resolved: ResolvedConfig
+    fitted: FittedRun
+    kept: RunConfig  # what is written down of both
+    sources: RunInputs
+    model: RunModel
     data: TrainingData
-    target: Target
-    samples: Samples
+    target: Trainable
+    samples: Sampler
     notes: tuple[str, ...]
 
-    def foresee(self, programs: Programs) -> None:
+    def foresee(self, programs: TrainPrograms) -> None:
         """Make the programs that will be needed after the first step, too."""
         self.samples.foresee(self.fitted.leaves, programs.weights.parts)
         self.foresee_validation(programs)
 
-    def foresee_validation(self, programs: Programs) -> None:
+    def foresee_validation(self, programs: TrainPrograms) -> None:
         if self.data.validation:
             programs.judging(self.resolved.row)
 
 
-def begun(request: Request) -> tuple[Asked, Sources, list[str]]:
+def begun(request: RunRequest) -> tuple[RunConfig, RunInputs, list[str]]:
     """What is asked in the end, what it is made from, and what is to be said of the run that goes on."""
     asked, place = request.asked, request.place
     resumed = resumed_of(place, asked.command)
@@ -82,7 +82,7 @@ def begun(request: Request) -> tuple[Asked, Sources, list[str]]:
     return asked, opened(asked, resumed), notes
 
 
-def prepare(asked: Asked, sources: Sources, peft: Path | None, notes: list[str], altered: Collection[str]) -> Prepared:
+def prepare(asked: RunConfig, sources: RunInputs, peft: Path | None, notes: list[str], altered: Collection[str]) -> PreparedRun:
     with world().agreed():
         check(asked)
     with phase("tokenizer"):
@@ -97,7 +97,7 @@ def prepare(asked: Asked, sources: Sources, peft: Path | None, notes: list[str],
     resolved = resolve(asked, model.row, data.rows.count)
     data.rows.end = asked.train.epochs or 0
     samples = shown(resolved, model, data.rows if isinstance(data.rows, Sine) else None)
-    extent = Extent(
+    extent = DataShape(
         lengths=data.rows.lengths,
         sparse=data.rows.sparse or (data.validation is not None and data.validation.sparse),
         validating=data.validation is not None,
@@ -111,7 +111,7 @@ def prepare(asked: Asked, sources: Sources, peft: Path | None, notes: list[str],
         check_trained(sources.resumed, found.leaves.trained)
     if found.excess:
         raise MemoryPlanError(found.excess)
-    return Prepared(
+    return PreparedRun(
         resolved=resolved,
         fitted=found,
         kept=resolved.kept(str(found.way.policy), found.way.splits, found.cache),
@@ -124,7 +124,7 @@ def prepare(asked: Asked, sources: Sources, peft: Path | None, notes: list[str],
     )
 
 
-def check(asked: Asked) -> None:
+def check(asked: RunConfig) -> None:
     """What is found out in no time."""
     check_held(asked.train.memory)
     check_loggers(asked.run.log)
@@ -132,7 +132,7 @@ def check(asked: Asked) -> None:
         check_begin(asked.files, asked.data, asked.preference.compare)
 
 
-def teacher_for(asked: Asked, model: Model, sources: Sources) -> Teacher | None:
+def teacher_for(asked: RunConfig, model: RunModel, sources: RunInputs) -> Teacher | None:
     if sources.taught_by is None:
         return None
     check_taught(model, sources.taught_by)
@@ -140,12 +140,12 @@ def teacher_for(asked: Asked, model: Model, sources: Sources) -> Teacher | None:
     return Teacher(hyperparameters.read(sources.taught_by), asked.train.teacher_weight, half)
 
 
-def shown(resolved: Resolved, model: Model, sine: Sine | None) -> Samples:
+def shown(resolved: ResolvedConfig, model: RunModel, sine: Sine | None) -> Sampler:
     run, train = resolved.asked.run, resolved.asked.train
     return samples_of(model, sine, run.sample_prompt if run.sample_every else None, train.seed, resolved.threads, train.kernels)
 
 
-def remarks(resolved: Resolved, found: Fitted, sources: Sources, model: Model, target: Target) -> Iterator[str]:
+def remarks(resolved: ResolvedConfig, found: FittedRun, sources: RunInputs, model: RunModel, target: Trainable) -> Iterator[str]:
     """What a run's user should know of it."""
     asked, tune = resolved.asked, resolved.asked.tune
     if sources.resumed and sources.step >= resolved.iters:
@@ -172,16 +172,16 @@ def remarks(resolved: Resolved, found: Fitted, sources: Sources, model: Model, t
 
 
 @dataclass(frozen=True, kw_only=True)
-class Foreseen:
+class PlannedRun:
     """How a run would be run, and what is asked of it in the end."""
 
-    fitted: Fitted
-    asked: Asked
+    fitted: FittedRun
+    asked: RunConfig
     batches: int  # of a step
     steps: int | None  # that are to come; how many an epoch has is not known before its text is read
 
 
-def planned(request: Request, graphs: bool = True, ranks: int = 0) -> Foreseen:
+def planned(request: RunRequest, graphs: bool = True, ranks: int = 0) -> PlannedRun:
     """On so many ranks. The text is not read, and nothing is written."""
     with request.telling():
         return foreseen(request, graphs, ranks)
@@ -192,12 +192,12 @@ FEW = 1024  # tokens: products of fewer run below their speed
 TOKEN = 500  # bytes of each in a vocabulary that was read: texts, merges, and the tables to find them
 
 
-def unread_of(model: Model, sources: Sources) -> int:
+def unread_of(model: RunModel, sources: RunInputs) -> int:
     """What a vocabulary takes that is not learned yet."""
     return 0 if sources.base or not model.tokenizer else TOKEN * (model.h.vocab - len(model.tokenizer))
 
 
-def foreseen(request: Request, graphs: bool, ranks: int) -> Foreseen:
+def foreseen(request: RunRequest, graphs: bool, ranks: int) -> PlannedRun:
     asked, sources, _ = begun(request)
     check_held(asked.train.memory)
     named = [file for file in asked.files if file != "-"]
@@ -207,7 +207,7 @@ def foreseen(request: Request, graphs: bool, ranks: int) -> Foreseen:
     model = model_for(asked, sources, request.altered, read=False)
     sine = None if asked.files else sine_of(model, 0)
     resolved = resolve(asked, model.row, lambda epochs: epochs, ranks)
-    extent = Extent(
+    extent = DataShape(
         lengths=lengths_of(model.row, asked.data, whole, plain, asked.preference.compare),
         sparse=not whole,
         validating=bool(asked.data.val or asked.data.val_split or (files and files.offered)),
@@ -220,13 +220,13 @@ def foreseen(request: Request, graphs: bool, ranks: int) -> Foreseen:
     refuse = asked.train.memory is not None  # else it is told what would be needed
     found = fitted(resolved, target_of(asked, model, sources, None), extent, refuse)
     steps = None if asked.train.epochs is not None else max(0, resolved.iters - sources.step)
-    return Foreseen(fitted=found, asked=asked, batches=resolved.asked.train.grad_acc, steps=steps)
+    return PlannedRun(fitted=found, asked=asked, batches=resolved.asked.train.grad_acc, steps=steps)
 
 
 # ---- files -----------------------------------------------------------------
 
 
-def read_by(asked: Asked, sources: Sources, config: Path | None) -> Iterator[Path]:
+def read_by(asked: RunConfig, sources: RunInputs, config: Path | None) -> Iterator[Path]:
     """All files that a run is made from."""
     yield from (path for path in (asked.model.vocab_from, asked.train.teacher, config) if path)
     yield from (path for path in (sources.base and sources.base.path, sources.resumed and sources.resumed.path) if path)
@@ -237,7 +237,7 @@ def read_by(asked: Asked, sources: Sources, config: Path | None) -> Iterator[Pat
         yield from (source.path for source in ((*found.sources, *found.offered) if found else ()))
 
 
-def config_of(kept: Asked) -> str:
+def config_of(kept: RunConfig) -> str:
     """A file that says the same run again."""
     new = kept.command == "from-scratch"
     unsaid = {*kept.idle, *(OWN_SIZE if new and kept.base else ()), *PASSING}
@@ -246,7 +246,9 @@ def config_of(kept: Asked) -> str:
     return config_text(printable(head, "utf-8"), kept.files, list(kept.parts.values()), unsaid, base="" if new else kept.base)
 
 
-def peft_folder(asked: Asked, sources: Sources, folder: RunFolder, request: Request) -> tuple[Asked, Path | None, list[str]]:
+def peft_folder(
+    asked: RunConfig, sources: RunInputs, folder: RunFolder, request: RunRequest
+) -> tuple[RunConfig, Path | None, list[str]]:
     """Find the folder for PEFT, which replaces nothing that is read or was not asked for. That of another run is left to it, and
     so is one that only a checkpoint names, unless this user wrote that and the folder lies in the run's own. Return what is
     asked then, the folder, and what to say of it."""
@@ -274,7 +276,7 @@ def peft_folder(asked: Asked, sources: Sources, folder: RunFolder, request: Requ
     return asked, path, []
 
 
-def peft_before(resumed: Resumed | None) -> str | None:
+def peft_before(resumed: ResumePoint | None) -> str | None:
     before = resumed.checkpoint.options.get("tune") if resumed else None
     kept = before.get("peft") if isinstance(before, dict) else None
     return kept if isinstance(kept, str) else None

@@ -9,7 +9,7 @@ from pathlib import Path
 from llamatrain.checkpoints.run_folder import RunFolder
 from llamatrain.engine.profiler import Recorder, current, recording
 from llamatrain.errors import FileError
-from llamatrain.io.atomic_write import NewFile
+from llamatrain.io.atomic_write import AtomicFile
 from llamatrain.platform.terminal import say
 from llamatrain.report.records import StepLine
 from llamatrain.run.signals import Interrupts
@@ -57,7 +57,7 @@ def keep_trace(command: str, folder: RunFolder, warn: Callable[[str], None]) -> 
 
     recorder.trace = folder.result("trace.json")
     try:
-        with NewFile(recorder.trace) as file:
+        with AtomicFile(recorder.trace) as file:
             file.write(trace(recorder, f"llamatrain {command}"))
     except FileError as error:
         recorder.trace = None
@@ -67,10 +67,10 @@ def keep_trace(command: str, folder: RunFolder, warn: Callable[[str], None]) -> 
 def watched(listener: Listener) -> Listener:
     """The same, but that a profile is told, too."""
     recorder = current()
-    return Watched(listener, recorder) if recorder else listener
+    return ProfiledRun(listener, recorder) if recorder else listener
 
 
-class Watched:
+class ProfiledRun:
     """Where a step ends; what is told in between is of no step."""
 
     def __init__(self, listener: Listener, recorder: Recorder) -> None:

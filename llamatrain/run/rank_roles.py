@@ -4,14 +4,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from llamatrain.distributed.comm import World
+from llamatrain.distributed.comm import Comm
 from llamatrain.errors import FileError
 from llamatrain.report.records import Score, StepLine
-from llamatrain.train.programs import Programs
+from llamatrain.train.programs import TrainPrograms
 from llamatrain.train.state import RunState
 
 
-class Keeper(Protocol):
+class CheckpointSink(Protocol):
     """Whoever keeps a run, as it begins, at each save and when it has ended."""
 
     def begin(self, state: RunState) -> str: ...
@@ -24,11 +24,11 @@ class Keeper(Protocol):
 
 
 @dataclass
-class Leading:
+class RankZeroCheckpointer:
     """The first rank: what comes of its saves is told to all, and what fails there fails everywhere."""
 
-    saver: Keeper
-    world: World
+    saver: CheckpointSink
+    world: Comm
 
     def begin(self, state: RunState) -> str:
         return self._told(lambda: self.saver.begin(state))
@@ -58,11 +58,11 @@ class Leading:
 
 
 @dataclass
-class Serving:
+class FollowerCheckpointer:
     """Another one, while the first keeps the run."""
 
-    programs: Programs
-    world: World
+    programs: TrainPrograms
+    world: Comm
 
     def begin(self, state: RunState) -> str:
         return self._served()
@@ -88,7 +88,7 @@ class Serving:
             self.programs.serve(kind)
 
 
-class Silent:
+class NullListener:
     """A listener where another rank tells."""
 
     def step(self, line: StepLine) -> None: ...

@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from llamatrain.adapters.options import LoraOptions
+from llamatrain.adapters.options import AdapterOptions
 from llamatrain.config.not_found import missing_model
-from llamatrain.config.options import Checked, OptionError, altered, build, declared, flag_of, respelt
+from llamatrain.config.options import OptionError, Options, altered, build, declared, flag_of, respelt
 from llamatrain.config.toml import BaseArgument, DataArgument, read_config, told_there
 from llamatrain.data.options import DataOptions
 from llamatrain.errors import FileError, UsageError
@@ -19,26 +19,26 @@ from llamatrain.gguf.wrong_file import folder_told
 from llamatrain.model.options import BYTES, ModelOptions
 from llamatrain.optim import registry
 from llamatrain.preference.options import PreferenceOptions, check_fits
-from llamatrain.run.config import OF, PARTS, Asked
-from llamatrain.run.extra_output_options import OutOptions
-from llamatrain.run.lora_options import OF_ADAPTERS, TuneOptions
-from llamatrain.run.options import PlaceOptions, RunOptions, TrainOptions, refuse_idle
+from llamatrain.run.config import OF, PARTS, RunConfig
+from llamatrain.run.extra_output_options import ExtraOutputOptions
+from llamatrain.run.lora_options import OF_ADAPTERS, LoraOptions
+from llamatrain.run.options import RunFolderOptions, RunOptions, TrainOptions, refuse_idle
 from llamatrain.run.sine_demo import SINE
 
 WAVE = 3, 1024  # tokens of the sine wave: one to begin with, and levels
-NEW = (ModelOptions, DataOptions, TrainOptions, RunOptions, OutOptions)
-TUNING = (TuneOptions, LoraOptions, PreferenceOptions, DataOptions, TrainOptions, RunOptions, OutOptions)
+NEW = (ModelOptions, DataOptions, TrainOptions, RunOptions, ExtraOutputOptions)
+TUNING = (LoraOptions, AdapterOptions, PreferenceOptions, DataOptions, TrainOptions, RunOptions, ExtraOutputOptions)
 TUNING_DEFAULTS = {"batch": 4, "lr": 1e-4}
 
 Said = Mapping[str, Any]  # options by name, without those that are left to their defaults
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class RunRequest:
     """None of its options is without effect."""
 
-    asked: Asked
-    place: PlaceOptions
+    asked: RunConfig
+    place: RunFolderOptions
     given: Collection[str]  # the names of the options that were given
     altered: Collection[str]  # and of those of them that are not at their defaults
     said: Collection[str]  # and of those of them that are not from a file
@@ -63,27 +63,27 @@ def told_of(config: Path | None, given: Collection[str], said: Collection[str]) 
         raise UsageError(f"{config}: {words(told_there)}") from None
 
 
-def given_options(said: Said, *classes: type[Checked]) -> dict[str, Any]:
+def given_options(said: Said, *classes: type[Options]) -> dict[str, Any]:
     """What the config file says under what was said beside it."""
-    place = build(PlaceOptions, said)
+    place = build(RunFolderOptions, said)
     return {**(read_config(place.config, *classes) if place.config else {}), **said}
 
 
-def gone_on_from(said: Said, values: Said) -> tuple[PlaceOptions, tuple[str, ...]]:
+def gone_on_from(said: Said, values: Said) -> tuple[RunFolderOptions, tuple[str, ...]]:
     """A script that goes on from its LATEST each time finds none the first time."""
-    place = build(PlaceOptions, said)
+    place = build(RunFolderOptions, said)
     if place.trust and not (place.resume or place.checkpoint_in):
         raise UsageError("--trust is for the files that a checkpoint names: name it with --resume or --checkpoint-in")
-    path, latest = place.checkpoint_in, values.get("fn_latest", OutOptions.fn_latest)
+    path, latest = place.checkpoint_in, values.get("fn_latest", ExtraOutputOptions.fn_latest)
     if path is None or latest not in path.name or os.path.lexists(path) or not path.parent.is_dir():
         return place, ()
     return replace(place, checkpoint_in=None), (f"{path} is not there: the run begins anew",)
 
 
-def asked_of(command: str, files: tuple[str, ...], base: str, values: Said, altered: Collection[str], goes_on: bool) -> Asked:
+def asked_of(command: str, files: tuple[str, ...], base: str, values: Said, altered: Collection[str], goes_on: bool) -> RunConfig:
     """What has no effect beside the options of a run that goes on is seen where they are known."""
     parts: dict[str, Any] = {name: build(PARTS[name], values) for name in OF[command]}
-    options = Asked(files=files, command=command, base=base, **parts)
+    options = RunConfig(files=files, command=command, base=base, **parts)
     refuse_idle({} if goes_on else options.idle, altered)
     return options
 
@@ -91,7 +91,7 @@ def asked_of(command: str, files: tuple[str, ...], base: str, values: Said, alte
 # ---- a new model -----------------------------------------------------------
 
 
-def new_model(data: Sequence[str], said: Said) -> Request:
+def new_model(data: Sequence[str], said: Said) -> RunRequest:
     values = given_options(said, *NEW, DataArgument)
     place, notes = gone_on_from(said, values)
     given, files, other = {*values}, tuple(data or values.get("data", ())), altered(values, *NEW)
@@ -106,7 +106,7 @@ def new_model(data: Sequence[str], said: Said) -> Request:
             raise UsageError("--only-write-model writes the model of a checkpoint: name it with --resume or --checkpoint-in")
         if files and options.train.loss == "squared-error":
             raise UsageError("--loss squared-error is for the sine wave only; leave the data out, or the option")
-    return Request(asked=options, place=place, given=given, altered=other, said={*said}, notes=notes)
+    return RunRequest(asked=options, place=place, given=given, altered=other, said={*said}, notes=notes)
 
 
 def check_vocabulary(options: ModelOptions, of_text: bool) -> None:
@@ -119,7 +119,7 @@ def check_vocabulary(options: ModelOptions, of_text: bool) -> None:
     raise OptionError(lambda spelt: f"{spelt('vocab_size')} {size} cannot be; {takes}")
 
 
-def check_pupil(options: Asked, altered: Collection[str]) -> None:
+def check_pupil(options: RunConfig, altered: Collection[str]) -> None:
     """A new model that is taught has text to read, and its teacher's vocabulary."""
     if options.train.teacher is None:
         return
@@ -145,7 +145,7 @@ def of_the_sine_wave(values: Said) -> dict[str, Any]:
 # ---- a model that is there -------------------------------------------------
 
 
-def tuning(base: str | None, data: Sequence[str], said: Said) -> Request:
+def tuning(base: str | None, data: Sequence[str], said: Said) -> RunRequest:
     values = given_options(said, *TUNING, BaseArgument)
     place, notes = gone_on_from(said, values)
     named_there = None if place.checkpoint_in else values.get("base")
@@ -155,12 +155,12 @@ def tuning(base: str | None, data: Sequence[str], said: Said) -> Request:
     other = altered(values, *TUNING, **TUNING_DEFAULTS)
     with told_of(place.config, {*values}, said):
         asked, place = named(base or named_there, files, {**TUNING_DEFAULTS, **values}, other, place)
-    return Request(asked=asked, place=place, given={*values}, altered=other, said={*said}, notes=notes)
+    return RunRequest(asked=asked, place=place, given={*values}, altered=other, said={*said}, notes=notes)
 
 
 def named(
-    base: str | None, data: tuple[str, ...], values: Said, altered: set[str], place: PlaceOptions
-) -> tuple[Asked, PlaceOptions]:
+    base: str | None, data: tuple[str, ...], values: Said, altered: set[str], place: RunFolderOptions
+) -> tuple[RunConfig, RunFolderOptions]:
     """With a base and data, unless a run goes on that has them. A model as --checkpoint-in is a base that is trained whole."""
     from llamatrain.gguf.reader import open_gguf
 
@@ -205,7 +205,7 @@ def check_model(base: str | None, data: Sequence[str], command: str = "finetune"
         raise missing_model(Path(base))
 
 
-def check_whole(base: str | None, altered: set[str], place: PlaceOptions) -> None:
+def check_whole(base: str | None, altered: set[str], place: RunFolderOptions) -> None:
     """There is one model, and it gets no adapter."""
     if base and is_gguf(base):
         raise UsageError(f"--checkpoint-in {place.checkpoint_in} is a model, as {base} is; leave one of them out")

@@ -11,13 +11,13 @@ from llamatrain.distributed.cores import cores
 from llamatrain.engine.backend import is_compiled
 from llamatrain.errors import UsageError
 from llamatrain.optim.early_stop import StopRules
-from llamatrain.optim.optimizer import Optimizer, StepRule
+from llamatrain.optim.optimizer import ElementwiseRule, Optimizer
 from llamatrain.optim.registry import named
 from llamatrain.optim.schedule import Schedule
 from llamatrain.platform.cpu import units
-from llamatrain.run.config import Asked
+from llamatrain.run.config import RunConfig
 from llamatrain.run.options import FALL, ITERS, LR_MIN, WARMUP, TrainOptions
-from llamatrain.train.config import Course
+from llamatrain.train.config import LoopConfig
 from llamatrain.train.graphs import Gradients
 
 Precision = Literal["f32", "bf16"]
@@ -25,10 +25,10 @@ GROUPS = 8  # of a step, for up to so many ranks
 
 
 @dataclass(frozen=True, kw_only=True)
-class Resolved:
+class ResolvedConfig:
     """Made once of what was asked; what is still to be decided is how it is done in the memory that there is."""
 
-    asked: Asked
+    asked: RunConfig
     iters: int
     warmup: int
     decay_steps: int
@@ -55,10 +55,10 @@ class Resolved:
             end=self.iters,
         )
 
-    def course(self, splits: int) -> Course:
+    def course(self, splits: int) -> LoopConfig:
         """With batches in so many parts."""
         train, run = self.asked.train, self.asked.run
-        return Course(
+        return LoopConfig(
             iters=self.iters,
             grad_acc=train.grad_acc * splits,
             seed=train.seed,
@@ -72,7 +72,7 @@ class Resolved:
             fresh=train.lbfgs_fresh,
         )
 
-    def kept(self, policy: str, splits: int, cache: Literal["auto", "bf16", "off"]) -> Asked:
+    def kept(self, policy: str, splits: int, cache: Literal["auto", "bf16", "off"]) -> RunConfig:
         """As options in which nothing is open, for checkpoints and config.toml; with how it is done."""
         asked, train = self.asked, self.asked.train
         if (batches := train.grad_acc * splits) > COUNT:
@@ -98,7 +98,7 @@ class Resolved:
         )
 
 
-def resolve(asked: Asked, row: int, rows_of: Callable[[int], int], ranks: int = 0) -> Resolved:
+def resolve(asked: RunConfig, row: int, rows_of: Callable[[int], int], ranks: int = 0) -> ResolvedConfig:
     """`rows_of` counts those of so many epochs; `ranks` are to come, where they are not here."""
     before, asked = asked.train, divided(asked, ranks or world().size, ranks > 1)
     train, tune = asked.train, asked.tune
@@ -111,7 +111,7 @@ def resolve(asked: Asked, row: int, rows_of: Callable[[int], int], ranks: int = 
             raise OptionError(lambda spelt: spelt("epochs") + told)
     warmup = train.warmup if train.warmup is not None else round(WARMUP * iters)
     optimizer = named(train.optimizer).of(asdict(train)).in_precision(precision_of(train))
-    return Resolved(
+    return ResolvedConfig(
         asked=asked,
         iters=iters,
         warmup=warmup,
@@ -133,7 +133,7 @@ def decay_steps_of(kind: str, iters: int, warmup: int) -> int:
     return max(1, round(FALL * iters) if kind == "wsd" else iters - max(warmup, 1))
 
 
-def divided(asked: Asked, ranks: int, planned: bool = False) -> Asked:
+def divided(asked: RunConfig, ranks: int, planned: bool = False) -> RunConfig:
     """With --shards decided, and with batches in as many parts as that takes; `planned`: the ranks are to come."""
     train = asked.train
     splits = asked.preference.compare != "answers"  # which are compared within a batch
@@ -178,6 +178,6 @@ def precision_of(options: TrainOptions) -> Precision:
 
 def gradients_of(train: TrainOptions, optimizer: Optimizer, reads_base: bool) -> Gradients:
     """Those that a base was read for are not used before it was seen to be what it was."""
-    if not isinstance(optimizer, StepRule) or train.grad_acc > 1 or train.shards not in (None, 1):
+    if not isinstance(optimizer, ElementwiseRule) or train.grad_acc > 1 or train.shards not in (None, 1):
         return "flat"
     return "arena" if train.clip > 0 or reads_base else "streamed"

@@ -6,19 +6,19 @@ from typing import Any
 
 from llamatrain.errors import FileError
 from llamatrain.io.mapped_file import unchanged
-from llamatrain.optim.optimizer import Descent
+from llamatrain.optim.optimizer import MinimizerState
 from llamatrain.report.report import Report
 from llamatrain.run.checkpointer import restored
-from llamatrain.run.prepare import Prepared
-from llamatrain.run.rank_roles import Silent
-from llamatrain.run.resume import Resumed
-from llamatrain.train.config import Course
-from llamatrain.train.programs import Programs
+from llamatrain.run.prepare import PreparedRun
+from llamatrain.run.rank_roles import NullListener
+from llamatrain.run.resume import ResumePoint
+from llamatrain.train.config import LoopConfig
+from llamatrain.train.programs import TrainPrograms
 from llamatrain.train.state import Best, RunState
 
 
 @contextmanager
-def telling(resumed: Resumed) -> Iterator[None]:
+def telling(resumed: ResumePoint) -> Iterator[None]:
     """What a checkpoint says of itself may be nonsense, though its checksum holds."""
     try:
         yield
@@ -27,7 +27,11 @@ def telling(resumed: Resumed) -> Iterator[None]:
 
 
 def state_of(
-    prepared: Prepared, programs: Programs, descent: Descent | None, course: Course, report: Report | Silent
+    prepared: PreparedRun,
+    programs: TrainPrograms,
+    descent: MinimizerState | None,
+    course: LoopConfig,
+    report: Report | NullListener,
 ) -> RunState:
     """Where it begins: at nothing, or where a checkpoint was, whose vectors and rows are put back."""
     resumed, rows = prepared.sources.resumed, prepared.data.rows
@@ -51,7 +55,7 @@ def state_of(
     return state
 
 
-def kept_of(resumed: Resumed, part: str, name: str) -> Any:
+def kept_of(resumed: ResumePoint, part: str, name: str) -> Any:
     """An option of the run that goes on; an ancestor's had none."""
     options = resumed.checkpoint.options.get(part)
     return options.get(name) if isinstance(options, dict) else None

@@ -18,11 +18,11 @@ from llamatrain.engine.backend import kind_of
 from llamatrain.errors import FileError, UsageError
 from llamatrain.gguf.reader import open_gguf
 from llamatrain.platform.terminal import say
-from llamatrain.run.config import OF, PARTS, Asked
-from llamatrain.run.extra_output_options import OutOptions
+from llamatrain.run.config import OF, PARTS, RunConfig
+from llamatrain.run.extra_output_options import ExtraOutputOptions
 from llamatrain.run.in_memory_rows import found_again
 from llamatrain.run.lora_options import OF_INIT
-from llamatrain.run.options import AUTO, PlaceOptions, RunOptions, TrainOptions, refuse_idle
+from llamatrain.run.options import AUTO, RunFolderOptions, RunOptions, TrainOptions, refuse_idle
 
 # beside all of RunOptions and OutOptions: what may change when a run goes on, and the part that it is of
 FREE = {
@@ -46,7 +46,7 @@ SAID = ("iters", "threads", "shards", "precision", "cache_base")  # of those, wh
 
 
 @dataclass(frozen=True)
-class Resumed:
+class ResumePoint:
     """Where a run goes on."""
 
     checkpoint: Checkpoint
@@ -64,7 +64,7 @@ class Resumed:
         return bool(self.checkpoint.options)
 
 
-def resumed_of(place: PlaceOptions, command: str) -> Resumed | None:
+def resumed_of(place: RunFolderOptions, command: str) -> ResumePoint | None:
     """The checkpoint that there is to go on from, which must be of this command."""
     path = place.resume or place.checkpoint_in
     if path is None or (not place.resume and open_gguf(path).kind != "checkpoint"):
@@ -83,16 +83,18 @@ def resumed_of(place: PlaceOptions, command: str) -> Resumed | None:
     if max(counted) >= MOST:
         raise FileError(f"{found}: its counters are damaged: {max(counted)} cannot be")
     own = world().from_first(is_own(checkpoint.options, checkpoint.extra.get(SIGNATURE)))
-    return Resumed(checkpoint, found, own, tuple(notes))
+    return ResumePoint(checkpoint, found, own, tuple(notes))
 
 
-def gone_on_with(asked: Asked, resumed: Resumed, given: Collection[str], altered: Collection[str]) -> tuple[Asked, list[str]]:
+def gone_on_with(
+    asked: RunConfig, resumed: ResumePoint, given: Collection[str], altered: Collection[str]
+) -> tuple[RunConfig, list[str]]:
     """Return a run's own options, with those changed that may be; and what is to be said of it."""
     if not resumed.kept:
         check_begun_anew(asked, resumed, altered)
         refuse_idle(asked.idle, altered)
         return asked, []
-    kept, asked = Asked.from_plain(resumed.checkpoint.options, resumed.path), asked.settled()
+    kept, asked = RunConfig.from_plain(resumed.checkpoint.options, resumed.path), asked.settled()
     home = resumed.path.parent
     kept = replace(kept, files=found_again(kept.files, home), data=replace(kept.data, val=found_again(kept.data.val, home)))
     check_files(kept, asked)
@@ -138,7 +140,7 @@ def told_of_rate(kept: TrainOptions, made: TrainOptions, step: int) -> str:
     return f"the rate falls in the last {made.decay_steps} of {made.iters} steps{told}"
 
 
-def check_begun_anew(asked: Asked, resumed: Resumed, altered: Collection[str]) -> None:
+def check_begun_anew(asked: RunConfig, resumed: ResumePoint, altered: Collection[str]) -> None:
     """What an ancestor's checkpoint of an adapter does not know is said beside it, and nothing that it knows."""
     if asked.command != "finetune":
         return
@@ -148,7 +150,7 @@ def check_begun_anew(asked: Asked, resumed: Resumed, altered: Collection[str]) -
         raise UsageError(f"{flag_of(idle[0])} has no effect on the adapter in {resumed.path}, which is as it is; leave it out")
 
 
-def check_files(kept: Asked, asked: Asked) -> None:
+def check_files(kept: RunConfig, asked: RunConfig) -> None:
     if asked.files and asked.files != kept.files:
         before = cut(" ".join(kept.files), LINE) or "the sine wave"
         raise UsageError(f"the data may not change when a run goes on: it has {before}; leave it out")
@@ -160,7 +162,7 @@ def check_files(kept: Asked, asked: Asked) -> None:
         raise UsageError("the run's data came from standard input: give it there again")
 
 
-def check_inputs(asked: Asked, named: Asked, resumed: Resumed, place: PlaceOptions) -> None:
+def check_inputs(asked: RunConfig, named: RunConfig, resumed: ResumePoint, place: RunFolderOptions) -> None:
     """List the files that only the checkpoint names; of another user's checkpoint they are read with --trust alone."""
     trains, known = not (asked.tune.only_write_lora or place.only_write_model), {*named.inputs()}
     found = [each for each in asked.inputs(trains) if each not in known]
@@ -182,13 +184,13 @@ def check_inputs(asked: Asked, named: Asked, resumed: Resumed, place: PlaceOptio
         )
 
 
-def changes(kept: Asked, asked: Asked, given: Collection[str]) -> tuple[dict[str, dict[str, Any]], list[str]]:
+def changes(kept: RunConfig, asked: RunConfig, given: Collection[str]) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """By part, what is given anew; and what is to be said of it."""
     given = {"lora_scaled" if name == "lora" else name for name in given}  # as they are settled
     changed: dict[str, dict[str, Any]] = {name: {} for name in PARTS}
     said = list[str]()
     free: dict[str, str] = FREE | ({"decay_steps": "train"} if kept.train.schedule == "wsd" else {})
-    free |= {each.name: "run" for each in fields(RunOptions)} | {each.name: "outs" for each in fields(OutOptions)}
+    free |= {each.name: "run" for each in fields(RunOptions)} | {each.name: "outs" for each in fields(ExtraOutputOptions)}
     for part in asked.parts:
         for name in (each.name for each in fields(getattr(asked, part))):
             wanted, before = getattr(getattr(asked, part), name), getattr(getattr(kept, part), name)

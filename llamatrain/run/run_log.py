@@ -3,20 +3,20 @@
 from llamatrain.checkpoints.checkpoint import Checkpoint
 from llamatrain.checkpoints.run_folder import RunFolder
 from llamatrain.report.html_report import RunPage
-from llamatrain.report.loggers import Logged, Loggers
-from llamatrain.report.memory_layout import Arena
+from llamatrain.report.loggers import LoggerContext, Loggers
+from llamatrain.report.memory_layout import MemoryLayout
 from llamatrain.report.metrics import Metrics
 from llamatrain.run.header import facts
-from llamatrain.run.prepare import Prepared
+from llamatrain.run.prepare import PreparedRun
 
 
-def metrics_of(prepared: Prepared, folder: RunFolder) -> Metrics:
+def metrics_of(prepared: PreparedRun, folder: RunFolder) -> Metrics:
     """New, or those of the run so far; in a new folder its first part is told, too."""
     name, sources, run = "metrics.jsonl", prepared.sources, prepared.kept.run
     owed = sources.checkpoint is not None and sources.checkpoint.state.owed
     metrics = Metrics(folder.result(name), sources.home and sources.home / name, sources.step, owed)
     if run.log:
-        told = Logged(
+        told = LoggerContext(
             folder=lambda: metrics.path.parent,
             name=run.name or folder.path.resolve().name,
             note=run.note,
@@ -37,11 +37,11 @@ def shows_first(checkpoint: Checkpoint | None) -> bool:
     return checkpoint is not None and not checkpoint.state.counters.step and not checkpoint.state.partial
 
 
-def page_of(prepared: Prepared, folder: RunFolder, metrics: Metrics) -> RunPage:
+def page_of(prepared: PreparedRun, folder: RunFolder, metrics: Metrics) -> RunPage:
     """It shows the memory of a batch of the longest rows, too."""
     name, sources, graphs = "samples.jsonl", prepared.sources, prepared.fitted.way.graphs
     again = bool(prepared.kept.run.sample_every) and shows_first(sources.checkpoint)
     samples = Metrics(folder.result(name), sources.home and sources.home / name, sources.step - again)
-    arena = Arena.of(graphs.plan(graphs.longest))
+    arena = MemoryLayout.of(graphs.plan(graphs.longest))
     told = {"facts": facts(prepared, folder.path), "memory": arena.plain() if arena else None}
     return RunPage(metrics, samples, told, metrics.tell)

@@ -10,8 +10,8 @@ from llamatrain.data.tokenizer import StreamDecoder, Tokenizer
 from llamatrain.errors import UsageError
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.report.report import Report
-from llamatrain.run.model import Model
-from llamatrain.run.trainable import Arrays, Leaves
+from llamatrain.run.model import RunModel
+from llamatrain.run.trainable import Arrays, TrainableWeights
 from llamatrain.sample.decoder import Decoder, Generation
 from llamatrain.sample.options import SamplingOptions
 from llamatrain.sample.text import stream
@@ -20,28 +20,28 @@ TOKENS = 64  # that a model writes
 PHASE = 1.0  # where the wave begins that it goes on with
 
 
-class Samples(Protocol):
+class Sampler(Protocol):
     positions: int  # of the decoder's cache; 0: none
 
-    def foresee(self, leaves: Leaves, parts: Arrays) -> None:
+    def foresee(self, leaves: TrainableWeights, parts: Arrays) -> None:
         """Make what will be needed to show any."""
 
-    def show(self, step: int, leaves: Leaves, parts: Arrays, report: Report) -> None: ...
+    def show(self, step: int, leaves: TrainableWeights, parts: Arrays, report: Report) -> None: ...
 
-    def end(self, leaves: Leaves, parts: Arrays, report: Report) -> None: ...
+    def end(self, leaves: TrainableWeights, parts: Arrays, report: Report) -> None: ...
 
 
-class NoSamples:
+class NoSampler:
     positions = 0
 
-    def foresee(self, leaves: Leaves, parts: Arrays) -> None: ...
+    def foresee(self, leaves: TrainableWeights, parts: Arrays) -> None: ...
 
-    def show(self, step: int, leaves: Leaves, parts: Arrays, report: Report) -> None: ...
+    def show(self, step: int, leaves: TrainableWeights, parts: Arrays, report: Report) -> None: ...
 
-    def end(self, leaves: Leaves, parts: Arrays, report: Report) -> None: ...
+    def end(self, leaves: TrainableWeights, parts: Arrays, report: Report) -> None: ...
 
 
-class Texts:
+class TextSampler:
     """A text that goes on from a prompt, drawn anew each time by seed and step."""
 
     def __init__(self, h: Hyperparameters, tokenizer: Tokenizer, prompt: str, seed: int, threads: int, kernels: str) -> None:
@@ -55,10 +55,10 @@ class Texts:
         self.positions = min(h.ctx, len(self.prompt) + TOKENS)
         self.decoder: Decoder | None = None
 
-    def foresee(self, leaves: Leaves, parts: Arrays) -> None:
+    def foresee(self, leaves: TrainableWeights, parts: Arrays) -> None:
         self._decoder(leaves, parts).foresee(len(self.prompt), 1)
 
-    def _decoder(self, leaves: Leaves, parts: Arrays) -> Decoder:
+    def _decoder(self, leaves: TrainableWeights, parts: Arrays) -> Decoder:
         self.decoder = self.decoder or Decoder(
             self.h,
             {**leaves.frozen, **parts},
@@ -70,7 +70,7 @@ class Texts:
         )
         return self.decoder
 
-    def show(self, step: int, leaves: Leaves, parts: Arrays, report: Report) -> None:
+    def show(self, step: int, leaves: TrainableWeights, parts: Arrays, report: Report) -> None:
         options = SamplingOptions(n=TOKENS, seed=mix(self.seed, step) >> 33)
         ends = {*self.tokenizer.ends.all, *range(len(self.tokenizer), self.h.vocab)}  # the last stand for no text
         made = Generation(self._decoder(leaves, parts), self.prompt, options, ends)
@@ -78,10 +78,10 @@ class Texts:
         start = self.tokenizer.decode(self.prompt, special=False).decode("utf-8", "replace")
         report.sample(step, start + "".join(stream(made, words)))
 
-    def end(self, leaves: Leaves, parts: Arrays, report: Report) -> None: ...
+    def end(self, leaves: TrainableWeights, parts: Arrays, report: Report) -> None: ...
 
 
-class Waves:
+class SineSampler:
     """The wave that goes on greedily from one period of it."""
 
     def __init__(self, h: Hyperparameters, sine: Sine, threads: int, kernels: str) -> None:
@@ -90,26 +90,26 @@ class Waves:
         self.positions = len(self.prompt) + TOKENS
         self.decoder: Decoder | None = None
 
-    def foresee(self, leaves: Leaves, parts: Arrays) -> None:
+    def foresee(self, leaves: TrainableWeights, parts: Arrays) -> None:
         self._decoder(leaves, parts).foresee(len(self.prompt), 1)
 
-    def _decoder(self, leaves: Leaves, parts: Arrays) -> Decoder:
+    def _decoder(self, leaves: TrainableWeights, parts: Arrays) -> Decoder:
         self.decoder = self.decoder or Decoder(
             self.h, parts, ctx=self.positions, threads=self.threads, kernels=self.kernels, weights=leaves.weights
         )
         return self.decoder
 
-    def made(self, leaves: Leaves, parts: Arrays) -> tuple[np.ndarray, np.ndarray]:
+    def made(self, leaves: TrainableWeights, parts: Arrays) -> tuple[np.ndarray, np.ndarray]:
         """The true heights of the steps after the prompt, and the model's."""
         tokens = list(Generation(self._decoder(leaves, parts), self.prompt, SamplingOptions(n=TOKENS, temp=0.0)))
         places = PERIOD + np.arange(1, TOKENS + 1)
         return np.sin(PHASE + 2 * np.pi / PERIOD * places), self.sine.heights(np.array(tokens))
 
-    def show(self, step: int, leaves: Leaves, parts: Arrays, report: Report) -> None:
+    def show(self, step: int, leaves: TrainableWeights, parts: Arrays, report: Report) -> None:
         target, model = self.made(leaves, parts)
         report.wave(target.tolist(), model.tolist())
 
-    def end(self, leaves: Leaves, parts: Arrays, report: Report) -> None:
+    def end(self, leaves: TrainableWeights, parts: Arrays, report: Report) -> None:
         target, model = self.made(leaves, parts)
         report.wave(target.tolist(), model.tolist())
         with np.errstate(invalid="ignore"):  # a model that stays on one level has no correlation
@@ -117,10 +117,10 @@ class Waves:
         report.say(f"{TOKENS} steps generated greedily: their correlation with the sine is {correlation:.3f}")
 
 
-def samples_of(model: Model, sine: Sine | None, prompt: str | None, seed: int, threads: int, kernels: str) -> Samples:
+def samples_of(model: RunModel, sine: Sine | None, prompt: str | None, seed: int, threads: int, kernels: str) -> Sampler:
     """Of the sine wave itself, or what goes on from a prompt; without one, none."""
     if sine:
-        return Waves(model.h, sine, threads, kernels)
+        return SineSampler(model.h, sine, threads, kernels)
     if prompt is None or not model.tokenizer:
-        return NoSamples()
-    return Texts(model.h, model.tokenizer, prompt, seed, threads, kernels)
+        return NoSampler()
+    return TextSampler(model.h, model.tokenizer, prompt, seed, threads, kernels)

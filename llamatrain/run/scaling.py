@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 from llamatrain.config.options import COUNT
 from llamatrain.graph.remat_policy import NAMED
 from llamatrain.planner.extrapolate import alike, shallow
-from llamatrain.planner.memory import Way
-from llamatrain.planner.scaling_model import FLOAT, Seconds, Shared, Tempo, seconds_of
-from llamatrain.planner.speeds import Speeds, speeds_for
-from llamatrain.run.config import Asked
+from llamatrain.planner.memory import MemoryPlan
+from llamatrain.planner.scaling_model import FLOAT, LinkModel, ShardedStep, StepTimeBreakdown, seconds_of
+from llamatrain.planner.speeds import OpSpeeds, speeds_for
+from llamatrain.run.config import RunConfig
 from llamatrain.run.options import TrainOptions
 from llamatrain.run.resolve import divided, gradients_of
-from llamatrain.train.graphs import Policy, RunGraphs, Setting
+from llamatrain.train.graphs import Policy, StepGraphs, StepSpec
 
 MOST = 4096  # ranks that are told of
 MESSAGE = 20e-6  # seconds of one, over Ethernet
@@ -21,13 +21,13 @@ PAYS = 1.25  # times as fast, at least, that twice as many ranks should be
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ranked:
+class RankForecast:
     """So many ranks: on the step as it is, or on a row for each where there are more ranks; and where all have as many rows as
     one has alone."""
 
     ranks: int
     rows: int
-    seconds: Seconds
+    seconds: StepTimeBreakdown
     efficiency: float  # rows a second for each rank, of those that one does alone
     grown: float  # likewise, of the step that grows
 
@@ -38,12 +38,12 @@ class Ranked:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Foretold:
-    step: Shared  # of as many ranks as were asked for
-    rows: Sequence[Ranked]
+class ScalingForecast:
+    step: ShardedStep  # of as many ranks as were asked for
+    rows: Sequence[RankForecast]
     pays: int  # ranks up to which twice as many are worth it, for the step as it is
     more: float  # times as fast would those be, then; 0: the step has no rows for them
-    speeds: Speeds
+    speeds: OpSpeeds
 
     @property
     def sent(self) -> int:
@@ -55,10 +55,10 @@ class Foretold:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OneStep:
+class StepShape:
     """What is asked of one process alone, which other numbers of ranks divide each in its way."""
 
-    asked: Asked
+    asked: RunConfig
     trained: int
     wire: int
     most: int  # rows of a micro-batch, for which there is memory
@@ -67,7 +67,7 @@ class OneStep:
     def rows(self) -> int:
         return self.asked.train.batch * self.asked.train.grad_acc
 
-    def shared(self, ranks: int) -> tuple[Shared, int]:
+    def shared(self, ranks: int) -> tuple[ShardedStep, int]:
         """The same step on so many ranks, and the rows of its micro-batches; one row for each where it has fewer than that."""
         train = self.asked.train
         whole = self.asked.preference.compare == "answers"  # which are compared within a batch
@@ -75,25 +75,25 @@ class OneStep:
             train = replace(train, batch=train.batch if whole else 1, grad_acc=ranks)
         return self._divided(train, ranks)
 
-    def grown(self, ranks: int) -> tuple[Shared, int]:
+    def grown(self, ranks: int) -> tuple[ShardedStep, int]:
         """As many rows for each as one has alone."""
         return self._divided(replace(self.asked.train, grad_acc=ranks * self.asked.train.grad_acc), ranks)
 
-    def _divided(self, train: TrainOptions, ranks: int) -> tuple[Shared, int]:
+    def _divided(self, train: TrainOptions, ranks: int) -> tuple[ShardedStep, int]:
         if train.shards and (ranks > train.shards or ranks == 1):
             train = replace(train, shards=None)
         train = divided(replace(self.asked, train=train), ranks, planned=ranks > 1).train
         rows, micro = train.batch, train.grad_acc
         while rows > self.most and rows % 2 == 0:
             rows, micro = rows // 2, micro * 2
-        return Shared(ranks=ranks, micro=micro, groups=train.shards or 1, trained=self.trained, wire=self.wire), rows
+        return ShardedStep(ranks=ranks, micro=micro, groups=train.shards or 1, trained=self.trained, wire=self.wire), rows
 
 
 # ---- seconds ---------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
-class Effort:
+class StepTime:
     """Of a model, in seconds."""
 
     row: float
@@ -105,32 +105,32 @@ class Effort:
         return self.beside + self.row * rows
 
 
-def effort_of(setting: Setting, policy: Policy, speeds: Speeds) -> Effort:
+def effort_of(setting: StepSpec, policy: Policy, speeds: OpSpeeds) -> StepTime:
     """All grows evenly with rows and with layers, so that few of either will do."""
     if setting.h.layers > 2 and str(policy) in NAMED and alike(setting):
         one, two = (vars(_effort_of(shallow(setting, layers), policy, speeds)) for layers in (1, 2))
         more = setting.h.layers - 1
-        return Effort(**{name: value + more * (two[name] - value) for name, value in one.items()})
+        return StepTime(**{name: value + more * (two[name] - value) for name, value in one.items()})
     return _effort_of(setting, policy, speeds)
 
 
-def _effort_of(setting: Setting, policy: Policy, speeds: Speeds) -> Effort:
+def _effort_of(setting: StepSpec, policy: Policy, speeds: OpSpeeds) -> StepTime:
     length, trained = setting.positions, sum(4 * tensor.size for tensor in setting.trained.values())
-    small, large = (RunGraphs(replace(setting, batch=batch), policy) for batch in (1, 2))
+    small, large = (StepGraphs(replace(setting, batch=batch), policy) for batch in (1, 2))
     if setting.gradients == "streamed":
         one, two = (speeds.of_graph(graphs.streamed(length)) for graphs in (small, large))
-        return Effort(row=two - one, beside=2 * one - two, adding=0.0, update=0.0)
+        return StepTime(row=two - one, beside=2 * one - two, adding=0.0, update=0.0)
     one, two = (speeds.of_graph(graphs.gradients(length, True)) for graphs in (small, large))
     update = speeds.of_graph(small.update(length)) if setting.rule else speeds.of_bytes(4 * trained)
-    return Effort(row=two - one, beside=2 * one - two, adding=speeds.of_bytes(3 * trained), update=update)
+    return StepTime(row=two - one, beside=2 * one - two, adding=speeds.of_bytes(3 * trained), update=update)
 
 
-def foretold(way: Way, asked: Asked, bits: float, anew: bool = False) -> Foretold:
+def foretold(way: MemoryPlan, asked: RunConfig, bits: float, anew: bool = False) -> ScalingForecast:
     """Of a way to run it on several ranks, over links of so many bits a second."""
     setting, ranks = way.setting, way.setting.ranks
     trained = sum(tensor.size for tensor in setting.trained.values())
     most = setting.batch if way.splits > 1 else asked.train.batch
-    step = OneStep(asked=asked, trained=trained, wire=2 if setting.half_wire else FLOAT, most=most)
+    step = StepShape(asked=asked, trained=trained, wire=2 if setting.half_wire else FLOAT, most=most)
     speeds = speeds_for(setting, anew)
     assert speeds  # here all may be compiled
     shared, optimizer = replace(setting, groups=1, ranks=1), setting.optimizer
@@ -139,17 +139,17 @@ def foretold(way: Way, asked: Asked, bits: float, anew: bool = False) -> Foretol
     alone, among = (effort_of(replace(shared, gradients=each), way.policy, speeds) for each in (own, "flat"))
     rows = list(rows_of(step, alone, among, bits, ranks))
     pays, more = paying(step, rows)
-    return Foretold(step=step.shared(ranks)[0], rows=rows, pays=pays, more=more, speeds=speeds)
+    return ScalingForecast(step=step.shared(ranks)[0], rows=rows, pays=pays, more=more, speeds=speeds)
 
 
-def rows_of(step: OneStep, alone: Effort, among: Effort, bits: float, ranks: int) -> Iterator[Ranked]:
+def rows_of(step: StepShape, alone: StepTime, among: StepTime, bits: float, ranks: int) -> Iterator[RankForecast]:
     """For 1, 2, 4 and so on, and for those that are asked for, as far as rows can be counted."""
 
-    def seconds(of: Shared, rows: int) -> Seconds:
+    def seconds(of: ShardedStep, rows: int) -> StepTimeBreakdown:
         """With micro-batches of so many rows."""
         effort = alone if of.ranks == 1 else among
         own = {"micro": effort.micro(rows), "adding": effort.adding, "update": effort.update}
-        return seconds_of(of, Tempo(**own, byte=8 / bits, message=MESSAGE, spread=SPREAD))
+        return seconds_of(of, LinkModel(**own, byte=8 / bits, message=MESSAGE, spread=SPREAD))
 
     one = seconds(*step.shared(1)).total / step.rows
     for count in sorted({ranks, *(1 << power for power in range(MOST.bit_length()))}):
@@ -157,7 +157,7 @@ def rows_of(step: OneStep, alone: Effort, among: Effort, bits: float, ranks: int
             break
         same, batch = step.shared(count)
         found, rows = seconds(same, batch), same.micro * batch
-        yield Ranked(
+        yield RankForecast(
             ranks=count,
             rows=rows,
             seconds=found,
@@ -166,7 +166,7 @@ def rows_of(step: OneStep, alone: Effort, among: Effort, bits: float, ranks: int
         )
 
 
-def paying(step: OneStep, rows: Sequence[Ranked]) -> tuple[int, float]:
+def paying(step: StepShape, rows: Sequence[RankForecast]) -> tuple[int, float]:
     """Up to how many ranks twice as many are worth it for this step, and how many times as fast those would be; 0 where it has
     no rows for them."""
     rate = {row.ranks: row.rate for row in rows if row.rows == step.rows}

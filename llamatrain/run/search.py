@@ -7,28 +7,28 @@ from dataclasses import dataclass, field
 
 from llamatrain.engine.remat_budget import cheapest
 from llamatrain.graph.remat_policy import Policy
-from llamatrain.planner.cost import Prices, step_of
+from llamatrain.planner.cost import StepCost, step_of
 from llamatrain.planner.extrapolate import uncollected
-from llamatrain.planner.memory import SMALL, Demand, Way, parted
+from llamatrain.planner.memory import SMALL, MemoryDemand, MemoryPlan, parted
 from llamatrain.planner.remat_ladder import road_of
 from llamatrain.run.options import AUTO
-from llamatrain.run.trainable import Cache, Leaves
-from llamatrain.train.graphs import Setting
+from llamatrain.run.trainable import Cache, TrainableWeights
+from llamatrain.train.graphs import StepSpec
 
-Planner = Callable[[Setting, Policy, Demand, int], Way]
+Planner = Callable[[StepSpec, Policy, MemoryDemand, int], MemoryPlan]
 
 
 NEAR = 1.0625  # times the memory that there is: where light takes more, keeping more does, too
 
 
 @dataclass(frozen=True, kw_only=True)
-class Offer:
+class PlanCandidate:
     """What may be run: with copies of the base, or without."""
 
     cache: Cache
-    leaves: Leaves
-    setting: Setting
-    demand: Demand
+    leaves: TrainableWeights
+    setting: StepSpec
+    demand: MemoryDemand
 
     def splits(self) -> Iterator[int]:
         """Into how many parts a batch may be run: 1, and more where gradients can be added up."""
@@ -40,41 +40,41 @@ class Offer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tried:
+class PlanTrial:
     """A way that was planned; its graphs are not kept with it."""
 
-    offer: Offer
+    offer: PlanCandidate
     splits: int
     policy: Policy
     total: int
     cost: float  # nominal, of a step
 
 
-class Parting:
+class MicrobatchSplit:
     """An offer in so many parts, with what a step costs then."""
 
-    def __init__(self, offer: Offer, splits: int) -> None:
+    def __init__(self, offer: PlanCandidate, splits: int) -> None:
         self.offer, self.splits = offer, splits
         self.length, self.batches = max(offer.demand.lengths), offer.demand.batches * splits
-        self.prices = Prices(parted(offer.setting, splits), self.length, self.batches)
+        self.prices = StepCost(parted(offer.setting, splits), self.length, self.batches)
 
 
 @dataclass(kw_only=True)
-class Search:
+class PlanSearch:
     remat: str
     most: int | None
     parts: bool  # whether a batch may be run in several
     planner: Planner
     units: int | None = None  # that a planner counts layers in
-    tried: dict[tuple[Cache, int, Policy], Tried] = field(default_factory=dict)
-    found: tuple[Tried, Way] | None = None  # the cheapest that fits
-    leanest: tuple[Tried, Way] | None = None
+    tried: dict[tuple[Cache, int, Policy], PlanTrial] = field(default_factory=dict)
+    found: tuple[PlanTrial, MemoryPlan] | None = None  # the cheapest that fits
+    leanest: tuple[PlanTrial, MemoryPlan] | None = None
 
-    def fastest(self, offers: Sequence[Offer]) -> tuple[Tried, Way]:
+    def fastest(self, offers: Sequence[PlanCandidate]) -> tuple[PlanTrial, MemoryPlan]:
         """What is usual where it fits; else of all that fits the cheapest. Where nothing does, the leanest of what was tried."""
         usual = "light" if self.remat == AUTO else self.remat
-        if not self.fits(self.plan(Parting(offers[0], 1), usual)):
-            partings = [Parting(offer, splits) for offer in offers for splits in (offer.splits() if self.parts else (1,))]
+        if not self.fits(self.plan(MicrobatchSplit(offers[0], 1), usual)):
+            partings = [MicrobatchSplit(offer, splits) for offer in offers for splits in (offer.splits() if self.parts else (1,))]
             partings.sort(key=lambda parting: parting.prices.cost(usual))
             any(self.fits(self._alone(each, usual)) for each in partings)  # the cheapest: what is dearer need not be tried
             if self.remat == AUTO:
@@ -85,7 +85,7 @@ class Search:
         assert self.leanest
         return self.found or self.leanest
 
-    def _on_the_road(self, parting: Parting) -> None:
+    def _on_the_road(self, parting: MicrobatchSplit) -> None:
         """Whatever costs less than what was found."""
         limit = self.found[0].cost if self.found else math.inf
         if self.most is None or parting.prices.cost("none") >= limit:
@@ -95,19 +95,19 @@ class Search:
             road = road.after(2)
         cheapest(lambda policy: self._alone(parting, policy), road.policies, road.marks, self.most)
 
-    def _alone(self, parting: Parting, policy: Policy) -> Tried:
+    def _alone(self, parting: MicrobatchSplit, policy: Policy) -> PlanTrial:
         """What plans before it were made of would lie beside the run."""
         gc.collect()
         with uncollected():
             return self.plan(parting, policy)
 
-    def plan(self, parting: Parting, policy: Policy) -> Tried:
+    def plan(self, parting: MicrobatchSplit, policy: Policy) -> PlanTrial:
         offer, splits = parting.offer, parting.splits
         key = offer.cache, splits, policy
         if key not in self.tried:
             way = self.planner(offer.setting, policy, offer.demand, splits)
             cost = parting.prices.cost(way.policy) if self.units else step_of(way.graphs, parting.length, parting.batches)
-            made = Tried(offer=offer, splits=splits, policy=way.policy, total=way.total, cost=cost)
+            made = PlanTrial(offer=offer, splits=splits, policy=way.policy, total=way.total, cost=cost)
             self.tried[key] = made
             if self.fits(made) and (self.found is None or cost < self.found[0].cost):
                 self.found = made, way
@@ -115,5 +115,5 @@ class Search:
                 self.leanest = made, way
         return self.tried[key]
 
-    def fits(self, tried: Tried) -> bool:
+    def fits(self, tried: PlanTrial) -> bool:
         return self.most is None or tried.total <= self.most

@@ -8,11 +8,11 @@ from llamatrain.checkpoints.filenames import BEST, best_of
 from llamatrain.checkpoints.run_folder import RunFolder
 from llamatrain.platform.terminal import say
 from llamatrain.report.format import amount
-from llamatrain.train.config import DONE, Outcome
+from llamatrain.train.config import DONE, StopReason
 from llamatrain.train.state import RunState
 
 
-def tell_end(made: str, files: Sequence[Path], outcome: Outcome, to_go_on: str = "") -> None:
+def tell_end(made: str, files: Sequence[Path], outcome: StopReason, to_go_on: str = "") -> None:
     if not outcome.finished:
         say(f"{outcome.reason}; to go on: {to_go_on}")
         return

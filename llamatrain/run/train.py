@@ -25,31 +25,31 @@ from llamatrain.platform.terminal import is_shown, say
 from llamatrain.report.console import nobody
 from llamatrain.report.report import Report
 from llamatrain.run.build import loop_of, programs_of, trained_in
-from llamatrain.run.checkpointer import Saver, check_trained
+from llamatrain.run.checkpointer import Checkpointer, check_trained
 from llamatrain.run.choose_trainable import target_of
-from llamatrain.run.config import Asked
-from llamatrain.run.extra_output_options import OutOptions
-from llamatrain.run.extra_outputs import Outs, check, flags_of, named_here
+from llamatrain.run.config import RunConfig
+from llamatrain.run.extra_output_options import ExtraOutputOptions
+from llamatrain.run.extra_outputs import ExtraOutputs, check, flags_of, named_here
 from llamatrain.run.header import facts, in_a_line
-from llamatrain.run.inputs import TEACHER, Sources, fingerprint, identity_of, print_of_adapters, whole_print
+from llamatrain.run.inputs import TEACHER, RunInputs, fingerprint, identity_of, print_of_adapters, whole_print
 from llamatrain.run.model import model_for
-from llamatrain.run.options import PlaceOptions
-from llamatrain.run.prepare import Prepared, begun, config_of, peft_folder, prepare, read_by
+from llamatrain.run.options import RunFolderOptions
+from llamatrain.run.prepare import PreparedRun, begun, config_of, peft_folder, prepare, read_by
 from llamatrain.run.profiling import keep_trace, profiled
-from llamatrain.run.rank_roles import Keeper, Leading, Serving, Silent
-from llamatrain.run.request import Request
-from llamatrain.run.resume import Resumed
+from llamatrain.run.rank_roles import CheckpointSink, FollowerCheckpointer, NullListener, RankZeroCheckpointer
+from llamatrain.run.request import RunRequest
+from llamatrain.run.resume import ResumePoint
 from llamatrain.run.run_log import metrics_of, page_of
 from llamatrain.run.signals import Interrupts
 from llamatrain.run.summary import tell_best, tell_end
-from llamatrain.run.trainable import Target
-from llamatrain.train.config import DONE, Outcome
+from llamatrain.run.trainable import Trainable
+from llamatrain.train.config import DONE, StopReason
 from llamatrain.train.loop import Loop
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finished:
-    outcome: Outcome
+class RunResult:
+    outcome: StopReason
     folder: Path
     result: Path
     steps: int  # in all
@@ -57,13 +57,13 @@ class Finished:
     notes: tuple[str, ...] = ()  # what was said of it beside its figures
 
 
-def train(request: Request, interrupts: Interrupts) -> Finished:
+def train(request: RunRequest, interrupts: Interrupts) -> RunResult:
     """The run that is asked for, and in a line or two how it ended, and what is left to do."""
     with request.telling(), profiled(request.asked.run.profile, interrupts):
         return trained(request, interrupts)
 
 
-def trained(request: Request, interrupts: Interrupts) -> Finished:
+def trained(request: RunRequest, interrupts: Interrupts) -> RunResult:
     world().compared({"options": request.asked.plain()})
     with phase("files"):
         asked, sources, notes = begun(request)
@@ -81,7 +81,7 @@ def trained(request: Request, interrupts: Interrupts) -> Finished:
                 if outs.said:
                     check(outs, folder.path, read_by(asked, sources, place.config), sources.resumed, place)
                 asked, more = replace(asked, outs=kept), [*more, *named]
-                world().from_first(Led(asked.tune.peft, peft, folder.path))
+                world().from_first(RunFolderInfo(asked.tune.peft, peft, folder.path))
                 prepared = prepare(asked, sources, peft, [*notes, *more], request.altered)
                 compare(prepared)
                 settle(prepared, folder, place.config)
@@ -91,7 +91,7 @@ def trained(request: Request, interrupts: Interrupts) -> Finished:
 
 
 @dataclass(frozen=True)
-class Led:
+class RunFolderInfo:
     """What the first rank has found out for all."""
 
     kept: Path | None  # as PEFT's folder
@@ -99,24 +99,24 @@ class Led:
     folder: Path
 
 
-def followed(asked: Asked, sources: Sources, notes: list[str], request: Request, interrupts: Interrupts) -> Finished:
+def followed(asked: RunConfig, sources: RunInputs, notes: list[str], request: RunRequest, interrupts: Interrupts) -> RunResult:
     """The same run on another rank than the first, which has its folder."""
     with interrupts:
-        led = world().from_first(Led(None, None, Path()))
+        led = world().from_first(RunFolderInfo(None, None, Path()))
         asked = replace(asked, tune=replace(asked.tune, peft=led.kept))
         prepared = prepare(asked, sources, led.peft, notes, request.altered)
         compare(prepared)
-        listener, programs = Silent(), programs_of(prepared)
-        loop, keeper = loop_of(prepared, programs, listener, interrupts), Serving(programs, world())
+        listener, programs = NullListener(), programs_of(prepared)
+        loop, keeper = loop_of(prepared, programs, listener, interrupts), FollowerCheckpointer(programs, world())
         loop.save, loop.keep = keeper.save, keeper.keep_best
         with world().watch(prepared.kept.run.timeout, lambda: to_go_on(prepared, led.folder)):
             outcome = trained_in(loop, prepared.data.rows, keeper, lambda: prepared.foresee_validation(programs))
             keeper.end(loop.state)
     result = led.folder / prepared.target.result
-    return Finished(outcome=outcome, folder=led.folder, result=result, steps=loop.state.counters.step)
+    return RunResult(outcome=outcome, folder=led.folder, result=result, steps=loop.state.counters.step)
 
 
-def compare(prepared: Prepared) -> None:
+def compare(prepared: PreparedRun) -> None:
     """With what the other ranks are about to do."""
     if world().size == 1:
         return
@@ -135,7 +135,7 @@ def compare(prepared: Prepared) -> None:
     world().compared(facts)
 
 
-def written(asked: Asked, sources: Sources, request: Request, interrupts: Interrupts) -> Finished:
+def written(asked: RunConfig, sources: RunInputs, request: RunRequest, interrupts: Interrupts) -> RunResult:
     """What comes of a checkpoint, and nothing else."""
     place, (resumed, made) = request.place, written_of(sources, request.place)
     if world().size > 1:
@@ -147,7 +147,7 @@ def written(asked: Asked, sources: Sources, request: Request, interrupts: Interr
         raise UsageError(f"--only-write-{made} replaces no run: leave --overwrite out, and name a new folder with --out")
     with folder_of(asked.command, place, sources) as folder:
         named, _, notes = named_here(asked.outs, request.given, folder.path, resumed)
-        outs = Outs(named)
+        outs = ExtraOutputs(named)
         if alone := bool(outs.newest and not (place.out or place.resume)):
             folder.clear()  # it is for the time of writing
         interrupts.leaving = folder.discard
@@ -168,11 +168,11 @@ def written(asked: Asked, sources: Sources, request: Request, interrupts: Interr
         with suppress(OSError):  # there are others in it
             folder.path.parent.rmdir()
     files = outs.newest if alone else [folder.path / target.result, *outs.newest]
-    tell_end(made, files, Outcome(DONE))
-    return Finished(outcome=Outcome(DONE), folder=folder.path, result=files[0], steps=resumed.step, notes=tuple(notes))
+    tell_end(made, files, StopReason(DONE))
+    return RunResult(outcome=StopReason(DONE), folder=folder.path, result=files[0], steps=resumed.step, notes=tuple(notes))
 
 
-def write_result(resumed: Resumed, target: Target, folder: RunFolder, outs: Outs) -> None:
+def write_result(resumed: ResumePoint, target: Trainable, folder: RunFolder, outs: ExtraOutputs) -> None:
     """Write what comes of a checkpoint as it is."""
     trained = target.leaves("off").trained
     check_trained(resumed, trained)
@@ -183,7 +183,7 @@ def write_result(resumed: Resumed, target: Target, folder: RunFolder, outs: Outs
     target.write_elsewhere(parts)
 
 
-def written_of(sources: Sources, place: PlaceOptions) -> tuple[Resumed, str]:
+def written_of(sources: RunInputs, place: RunFolderOptions) -> tuple[ResumePoint, str]:
     """The checkpoint, and what is to be made of it."""
     resumed = sources.resumed
     option, made = ("only_write_model", "model") if place.only_write_model else ("only_write_lora", "adapter")
@@ -198,7 +198,7 @@ def written_of(sources: Sources, place: PlaceOptions) -> tuple[Resumed, str]:
 # ---- the folder ------------------------------------------------------------
 
 
-def folder_of(command: str, place: PlaceOptions, sources: Sources) -> RunFolder:
+def folder_of(command: str, place: RunFolderOptions, sources: RunInputs) -> RunFolder:
     """A new folder, or the one that the run has."""
     home = sources.home if place.resume else None
     if home is None or (place.out and os.path.realpath(place.out) != os.path.realpath(home)):
@@ -211,7 +211,7 @@ def folder_of(command: str, place: PlaceOptions, sources: Sources) -> RunFolder:
     return RunFolder(home)
 
 
-def settle(prepared: Prepared, folder: RunFolder, config: Path | None) -> None:
+def settle(prepared: PreparedRun, folder: RunFolder, config: Path | None) -> None:
     """Make the folder the run's own."""
     if folder.path == prepared.sources.home:
         folder.rewind(prepared.sources.step)  # past those that are damaged
@@ -222,7 +222,9 @@ def settle(prepared: Prepared, folder: RunFolder, config: Path | None) -> None:
 # ---- the run ---------------------------------------------------------------
 
 
-def run(prepared: Prepared, folder: RunFolder, interrupts: Interrupts, outs: OutOptions, verbose: bool = False) -> Finished:
+def run(
+    prepared: PreparedRun, folder: RunFolder, interrupts: Interrupts, outs: ExtraOutputOptions, verbose: bool = False
+) -> RunResult:
     resolved, target, leaves, metrics = prepared.resolved, prepared.target, prepared.fitted.leaves, metrics_of(prepared, folder)
 
     def command() -> str:  # as the folder is called by then
@@ -238,7 +240,7 @@ def run(prepared: Prepared, folder: RunFolder, interrupts: Interrupts, outs: Out
         programs = programs_of(prepared)
         loop = loop_of(prepared, programs, report, interrupts)
         saver = saver_of(prepared, loop, folder, report, outs)
-        keeper: Keeper = Leading(saver, world()) if world().size > 1 else saver
+        keeper: CheckpointSink = RankZeroCheckpointer(saver, world()) if world().size > 1 else saver
         loop.save, loop.keep = keeper.save, keeper.keep_best
         loop.show = partial(prepared.samples.show, leaves=leaves, parts=programs.weights.parts, report=report)
 
@@ -259,23 +261,23 @@ def run(prepared: Prepared, folder: RunFolder, interrupts: Interrupts, outs: Out
     for line in (told := list(target.notes())):
         say(f"note: {line}")
     notes = (*prepared.notes, *report.warnings, *told)
-    return Finished(outcome=outcome, folder=folder.path, result=result, steps=steps, best=best, notes=notes)
+    return RunResult(outcome=outcome, folder=folder.path, result=result, steps=steps, best=best, notes=notes)
 
 
-def to_go_on(prepared: Prepared, folder: Path) -> str:
+def to_go_on(prepared: PreparedRun, folder: Path) -> str:
     kept = prepared.kept
     return f"llamatrain {kept.command} --resume {shlex.quote(str(folder))}{flags_of(kept.outs, kept.tune.peft, folder)}"
 
 
-def saver_of(prepared: Prepared, loop: Loop, folder: RunFolder, report: Report, outs: OutOptions) -> Saver:
+def saver_of(prepared: PreparedRun, loop: Loop, folder: RunFolder, report: Report, outs: ExtraOutputOptions) -> Checkpointer:
     kept = prepared.kept
     options, teacher = kept.plain(), prepared.sources.taught_by
     extra = {TEACHER: fingerprint(teacher)} if teacher else {}
-    return Saver(
+    return Checkpointer(
         options=options,
         keep=kept.run.keep,
         keep_results=kept.outs.keep_results,
-        outs=Outs(outs),
+        outs=ExtraOutputs(outs),
         target=prepared.target,
         metadata=prepared.model.metadata,
         programs=loop.programs,

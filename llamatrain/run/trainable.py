@@ -10,7 +10,7 @@ import numpy as np
 
 from llamatrain.adapters import gguf as adapter_files
 from llamatrain.adapters import peft
-from llamatrain.adapters.adapter import Adapter, Pair, norms_of
+from llamatrain.adapters.adapter import Adapter, LoraPair, norms_of
 from llamatrain.checkpoints.write_model import write_model
 from llamatrain.gguf.reader import Gguf
 from llamatrain.gguf.values import Value
@@ -20,14 +20,14 @@ from llamatrain.model.frozen_weights import copies, frozen, with_pairs
 from llamatrain.model.hyperparameters import Hyperparameters, spare, unused
 from llamatrain.model.lora import Delta, Weights
 from llamatrain.model.transformer import parameters
-from llamatrain.run.inputs import Sources
+from llamatrain.run.inputs import RunInputs
 
 Arrays = Mapping[str, np.ndarray]
 Cache = Literal["auto", "bf16", "off"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Leaves:
+class TrainableWeights:
     """What the graphs of a run are built over, and the arrays of what is not trained."""
 
     weights: Weights
@@ -43,7 +43,7 @@ class Leaves:
         return sum(leaf.nbytes for leaf in self.copied)
 
 
-class Target(Protocol):
+class Trainable(Protocol):
     @property
     def kind(self) -> str:
         """training.type"""
@@ -55,10 +55,10 @@ class Target(Protocol):
     @property
     def h(self) -> Hyperparameters: ...
 
-    def leaves(self, cache: Cache) -> Leaves:
+    def leaves(self, cache: Cache) -> TrainableWeights:
         """With a base's matrices copied, or not."""
 
-    def load(self, leaves: Leaves) -> None:
+    def load(self, leaves: TrainableWeights) -> None:
         """Make the copies that a plan counts."""
 
     def begin(self, parts: Arrays) -> None:
@@ -81,7 +81,7 @@ class Target(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EveryWeight:
+class FullModel:
     """From a file or from a seed."""
 
     h: Hyperparameters
@@ -93,11 +93,11 @@ class EveryWeight:
     kind: str = "train_model"
     result: str = "model.gguf"
 
-    def leaves(self, cache: Cache) -> Leaves:
+    def leaves(self, cache: Cache) -> TrainableWeights:
         weights = parameters(self.h)
-        return Leaves(weights=weights, trained=weights.tensors)
+        return TrainableWeights(weights=weights, trained=weights.tensors)
 
-    def load(self, leaves: Leaves) -> None: ...
+    def load(self, leaves: TrainableWeights) -> None: ...
 
     def begin(self, parts: Arrays) -> None:
         if self.base:
@@ -126,12 +126,12 @@ class EveryWeight:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NewAdapter:
+class LoraAdapter:
     """Of low rank. What it is added to stays as it is."""
 
     h: Hyperparameters
     base: Gguf
-    sources: Sources
+    sources: RunInputs
     ranks: Mapping[str, int]
     scales: Mapping[str, float]
     alpha: float
@@ -144,16 +144,16 @@ class NewAdapter:
     kind: str = "finetune_lora"
     result: str = "adapter.gguf"
 
-    def leaves(self, cache: Cache) -> Leaves:
+    def leaves(self, cache: Cache) -> TrainableWeights:
         all_copied = cache == "bf16"
         weights, arrays = frozen(self.base, self.h, self.threads, all_copied, self.half)
         copied = [leaf for name, leaf in weights.tensors.items() if name not in arrays]
         reference, arrays = with_pairs(weights, arrays, self.sources.factors)
         weights, trained = adapted(reference, self.h, self.ranks, self.scales, self.dropout)
         drops = not all_copied
-        return Leaves(weights=weights, trained=trained, frozen=arrays, drops=drops, reference=reference, copied=copied)
+        return TrainableWeights(weights=weights, trained=trained, frozen=arrays, drops=drops, reference=reference, copied=copied)
 
-    def load(self, leaves: Leaves) -> None:
+    def load(self, leaves: TrainableWeights) -> None:
         leaves.frozen.update(copies(self.base, leaves.copied, self.threads))
 
     def begin(self, parts: Arrays) -> None:
@@ -175,7 +175,7 @@ class NewAdapter:
         return dict(parts)
 
     def adapter(self, parts: Arrays) -> Adapter:
-        pairs = {name: Pair(parts[f"{name}.lora_a"], parts[f"{name}.lora_b"], self.scales[name]) for name in self.ranks}
+        pairs = {name: LoraPair(parts[f"{name}.lora_a"], parts[f"{name}.lora_b"], self.scales[name]) for name in self.ranks}
         name = self.base.metadata.get("general.name", self.base.path.stem)
         return Adapter(
             source=self.base.path,

@@ -26,7 +26,7 @@ CHANGED = -1  # no token: one that followed others once
 
 
 @dataclass(frozen=True)
-class Cost:
+class DecodeCost:
     """What decoding takes beside the weights, in bytes."""
 
     caches: int
@@ -74,11 +74,11 @@ class Decoder:
         kernels: str = "cpu",
         weights: Weights | None = None,
         drop_base: bool = False,
-    ) -> Cost:
+    ) -> DecodeCost:
         """What a decoder will take; nothing is allocated."""
         graphs = DecodingGraphs(h, ctx, backend_of(kernels, threads, drop_base), weights)
         kept = sum(tensor.nbytes for tensor in (*graphs.caches, graphs.table))
-        return Cost(kept, graphs.arena())
+        return DecodeCost(kept, graphs.arena())
 
     def foresee(self, *counts: int) -> None:
         """Make the programs that as many tokens at once will need."""

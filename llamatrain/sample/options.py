@@ -4,13 +4,13 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 
 from llamatrain.config.common import SEED
-from llamatrain.config.options import Checked, Option, OptionError
+from llamatrain.config.options import Option, OptionError, Options
 
 LARGEST_SEED = (1 << 64) - 1
 
 
 @dataclass(frozen=True)
-class SamplingOptions(Checked, panel="Sampling"):
+class SamplingOptions(Options, panel="Sampling"):
     n: Annotated[int, Option("Tokens to generate; -1: until the text ends or the context is full.", unit="TOKENS", least=-1)] = -1
     ctx_shift: Annotated[bool, Option("Go on where the context is full: the older half of the text goes.")] = False
     keep: Annotated[

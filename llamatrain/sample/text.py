@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 
-class Words(Protocol):
+class TextPieces(Protocol):
     """Tokens to text, one after the other, as `data.tokenizer.StreamDecoder` does it."""
 
     def feed(self, token: int) -> str: ...
@@ -12,7 +12,7 @@ class Words(Protocol):
     def end(self) -> str: ...
 
 
-class Numbers:
+class TokenNumbers:
     """For models whose tokens stand for no text: their numbers, with a space between."""
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class Numbers:
         return ""
 
 
-class Stop:
+class StopText:
     """Lets text through up to the first of some texts that is complete, and holds back what may be the beginning of one."""
 
     def __init__(self, texts: Sequence[str]) -> None:
@@ -54,9 +54,9 @@ def _begun(text: str, stop: str) -> int:
     return next((size for size in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:size])), 0)
 
 
-def stream(tokens: Iterable[int], words: Words, stop: Sequence[str] = ()) -> Iterator[str]:
+def stream(tokens: Iterable[int], words: TextPieces, stop: Sequence[str] = ()) -> Iterator[str]:
     """The text of tokens as they come; it takes no further token once a stop text is complete."""
-    guard = Stop(stop)
+    guard = StopText(stop)
     for token in tokens:
         if passed := guard.feed(words.feed(token)):
             yield passed

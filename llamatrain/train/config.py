@@ -7,7 +7,7 @@ from llamatrain.optim.schedule import Schedule
 
 
 @dataclass(frozen=True, kw_only=True)
-class Course:
+class LoopConfig:
     """How far a run goes, at which rate, and what is done on its way."""
 
     iters: int
@@ -27,7 +27,7 @@ DONE = "done"  # of a run that ended as it was meant to
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StopReason:
     """Why a run ended, and by which signal, if by one."""
 
     reason: str

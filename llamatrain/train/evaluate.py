@@ -13,14 +13,14 @@ from typing import NamedTuple
 import numpy as np
 
 from llamatrain.data.batches import Batch
-from llamatrain.distributed.comm import World
+from llamatrain.distributed.comm import Comm
 from llamatrain.preference.batch import Rewards
 from llamatrain.report.records import Score
-from llamatrain.train.programs import Runner
-from llamatrain.train.protocols import Changed, Interrupted
+from llamatrain.train.programs import EvalPrograms
+from llamatrain.train.protocols import InputChanged, TrainingInterrupted
 
 
-class Verdict(NamedTuple):
+class BatchLoss(NamedTuple):
     """A batch's losses, added up, and those of its units: (units, 2), losses and weights."""
 
     loss: float
@@ -32,7 +32,7 @@ class Verdict(NamedTuple):
     words: tuple[float, float, np.ndarray] | None = None  # of chosen answers: loss, tokens, and both of each unit
 
 
-def judged(runner: Runner, batch: Batch) -> Verdict:
+def judged(runner: EvalPrograms, batch: Batch) -> BatchLoss:
     (loss, right), tokens = runner.judged(batch), int(np.count_nonzero(batch.weights))
     if batch.compared and (rewards := runner.rewards(batch)):
         there = np.flatnonzero(batch.compared.sides)
@@ -40,9 +40,9 @@ def judged(runner: Runner, batch: Batch) -> Verdict:
         if len(parts) > 1:
             counts = np.bincount(batch.compared.sequences[batch.compared.chosen], minlength=len(there))
             words = (runner.terms()[1], float(batch.compared.words), units_of(parts[1], counts))
-        return Verdict(loss, batch.compared.count, tokens, None, units_of(parts[0], np.ones(len(there))), rewards, words)
+        return BatchLoss(loss, batch.compared.count, tokens, None, units_of(parts[0], np.ones(len(there))), rewards, words)
     weight = float(batch.weights.sum(dtype=np.float64))
-    return Verdict(loss, weight, tokens, right, units_in(batch, runner.token_losses(batch)))
+    return BatchLoss(loss, weight, tokens, right, units_in(batch, runner.token_losses(batch)))
 
 
 def units_of(losses: np.ndarray, weights: np.ndarray) -> np.ndarray:
@@ -58,26 +58,26 @@ def units_in(batch: Batch, losses: np.ndarray) -> np.ndarray:
     return units_of(*(np.bincount(samples, each.astype(np.float64)) for each in (losses, batch.weights.reshape(-1)[chosen])))
 
 
-def judged_by_all(world: World, mine: Iterator[Verdict], asked: Callable[[], int] = int) -> Iterator[Verdict]:
+def judged_by_all(world: Comm, mine: Iterator[BatchLoss], asked: Callable[[], int] = int) -> Iterator[BatchLoss]:
     """Batch by batch, of which each rank has every so many-th; until a signal comes to one of them."""
     while True:
         one, changed = None, ""  # what has befallen one has befallen all
         try:
             one = next(mine, None)
-        except Changed as error:
+        except InputChanged as error:
             changed = str(error)
         told = world.gathered((one, asked(), changed))
         if found := next((changed for *_, changed in told if changed), ""):
-            raise Changed(found)
+            raise InputChanged(found)
         if signal := next((signal for _, signal, _ in told if signal), 0):
-            raise Interrupted(signal)
+            raise TrainingInterrupted(signal)
         yield from (each for each, *_ in told if each)
         if not all(each for each, *_ in told):
             return
 
 
 @dataclass
-class Scoring:
+class LossMeter:
     losses: list[float] = field(default_factory=list)  # of batches, sums
     weights: list[float] = field(default_factory=list)
     tokens: int = 0
@@ -86,7 +86,7 @@ class Scoring:
     units: list[np.ndarray] = field(default_factory=list)
     words: list[tuple[float, float, np.ndarray]] = field(default_factory=list)
 
-    def add(self, one: Verdict) -> None:
+    def add(self, one: BatchLoss) -> None:
         self.losses.append(one.loss)
         self.weights.append(one.weight)
         self.units.append(one.units)

@@ -21,11 +21,11 @@ from llamatrain.graph.tensor import I32, Tensor, parameter, placeholder, state
 from llamatrain.model import transformer
 from llamatrain.model.distill import Teacher
 from llamatrain.model.hyperparameters import Hyperparameters
-from llamatrain.model.lora import Dropping, Weights
-from llamatrain.optim.optimizer import Optimizer, StepRule
-from llamatrain.optim.update_graph import Differentiated, Kept, apply, clipped, differentiate, hold, row_of, stream
+from llamatrain.model.lora import DropoutDelta, Weights
+from llamatrain.optim.optimizer import ElementwiseRule, Optimizer
+from llamatrain.optim.update_graph import HeldGradients, LossAndGradients, apply, clipped, differentiate, hold, row_of, stream
 from llamatrain.preference.loss import Objective, comparing
-from llamatrain.train.parallel.partition import Division, Section
+from llamatrain.train.parallel.partition import ParamSlice, Partition
 
 P = ParamSpec("P")
 Policy = str | int
@@ -35,7 +35,7 @@ Gradients = Literal["flat", "arena", "streamed"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class StepSpec:
     """What the graphs are made of."""
 
     h: Hyperparameters
@@ -63,9 +63,9 @@ class Setting:
     half_wire: bool = False  # between ranks gradients are bf16
 
     @property
-    def rule(self) -> StepRule | None:
+    def rule(self) -> ElementwiseRule | None:
         """The optimizer, where its step is a graph too."""
-        return self.optimizer if isinstance(self.optimizer, StepRule) else None
+        return self.optimizer if isinstance(self.optimizer, ElementwiseRule) else None
 
     @property
     def whole(self) -> bool:
@@ -83,7 +83,7 @@ class Setting:
 
 
 @dataclass(frozen=True, eq=False)
-class Graph:
+class StepGraph:
     """Outputs to run, with what is written before and where the results are to lie."""
 
     first: Tensor  # of the outputs: the loss, or that of a step's own graph: the norm
@@ -106,13 +106,13 @@ def dropping(weights: Weights) -> bool:
     return any(delta.dropout for deltas in weights.deltas.values() for delta in deltas)
 
 
-Make = Callable[Concatenate["RunGraphs", P], Graph]
+Make = Callable[Concatenate["StepGraphs", P], StepGraph]
 
 
 def once(make: Make[P]) -> Make[P]:
     """A graph by its name and what it is made for."""
 
-    def made(graphs: "RunGraphs", /, *of: P.args, **more: P.kwargs) -> Graph:
+    def made(graphs: "StepGraphs", /, *of: P.args, **more: P.kwargs) -> StepGraph:
         key = make.__name__, *of, *more.values()
         if key not in graphs.made:
             graphs.made[key] = make(graphs, *of, **more)
@@ -121,16 +121,16 @@ def once(make: Make[P]) -> Make[P]:
     return made
 
 
-class RunGraphs:
+class StepGraphs:
     """Builds each once, and lays it out once."""
 
-    def __init__(self, setting: Setting, policy: Policy = "none") -> None:
+    def __init__(self, setting: StepSpec, policy: Policy = "none") -> None:
         self.setting, self.policy = setting, policy
         self.table = transformer.rope_state(setting.h, setting.positions)
         self.states: dict[str, np.ndarray] = {}
-        self._kept: dict[int, Kept] = {}
-        self.made: dict[tuple[object, ...], Graph] = {}
-        self._plans: dict[Graph, Plan] = {}
+        self._kept: dict[int, HeldGradients] = {}
+        self.made: dict[tuple[object, ...], StepGraph] = {}
+        self._plans: dict[StepGraph, Plan] = {}
         self._trainings: dict[tuple[int, bool], transformer.Training] = {}
         self.key = placeholder("dropout", (2,), I32) if dropping(setting.weights) else None
         self.rates: dict[Tensor, Tensor] = {}
@@ -144,7 +144,7 @@ class RunGraphs:
     def _training(self, length: int, dropping: bool = True) -> transformer.Training:
         if (length, dropping) not in self._trainings:
             key = self.key if dropping else None
-            made = self._made(replace(self.setting.weights, dropping=Dropping(key) if key else None), length)
+            made = self._made(replace(self.setting.weights, dropping=DropoutDelta(key) if key else None), length)
             if key:
                 made.inputs["dropout"] = key
             self.states |= {tensor.name: array for tensor, array in made.more_states.items()}
@@ -159,19 +159,19 @@ class RunGraphs:
         how = {"sparse": s.sparse, "flash": s.flash, "squared": s.squared}
         return transformer.training(s.h, weights, s.batch, length, self.table, teacher=s.teacher, **how)
 
-    def _differentiated(self, length: int) -> Differentiated:
+    def _differentiated(self, length: int) -> LossAndGradients:
         m, trained = self._training(length), list(self.setting.trained.values())
         beside = [m.rewards] if m.rewards else []
         precision = self.setting.precision
         return differentiate(m.loss, trained, precision=precision, borders=m.borders, remat=self.policy, beside=beside)
 
-    def _held(self, length: int) -> Kept:
+    def _held(self, length: int) -> HeldGradients:
         if length not in self._kept:
             self._kept[length] = hold(self._differentiated(length), whole=self.setting.whole)
         return self._kept[length]
 
     @once
-    def gradients(self, length: int, first: bool) -> Graph:
+    def gradients(self, length: int, first: bool) -> StepGraph:
         """A batch's gradients: written to their memory, or added to what is there."""
         kept, inputs = self._held(length), self._training(length).inputs
         made, named = kept.more, dict[Tensor, str]()
@@ -179,35 +179,35 @@ class RunGraphs:
             made, named = kept.first, {output: leaf.name for output, leaf in zip(kept.first, kept.memory, strict=True)}
         outputs = [kept.loss, *made, *kept.beside]
         grads = {weight.name: grad for weight, grad in zip(kept.blocks, made, strict=False)} if self.setting.whole else {}
-        return Graph(first=kept.loss, outputs=outputs, inputs=inputs, named=named, rewards=only(kept.beside), grads=grads)
+        return StepGraph(first=kept.loss, outputs=outputs, inputs=inputs, named=named, rewards=only(kept.beside), grads=grads)
 
     @once
-    def update(self, length: int) -> Graph:
+    def update(self, length: int) -> StepGraph:
         """The step that the kept gradients ask for."""
         assert self.setting.rule
         told, norm, outputs = apply(self._held(length), self.setting.rule, self.setting.clip, self.rates)
-        return Graph(norm, outputs, {"schedule": told.schedule})
+        return StepGraph(norm, outputs, {"schedule": told.schedule})
 
     # ---- of a step that is divided ------------------------------------------
 
     @cached_property
-    def division(self) -> Division:
+    def division(self) -> Partition:
         """Buckets are in the order in which the longest rows' gradients are final."""
         s, graph = self.setting, self.longest
         nodes = {node: place for place, node in enumerate(self.plan(graph).nodes)}
         places = {name: nodes[node] for name, grad in graph.grads.items() if (node := self.plan(graph).outputs[grad].node)}
         whole = s.rule is not None and not s.rule.apart
         order = sorted(s.trained, key=lambda name: places[name])
-        return Division(shapes=s.shapes, order=order, groups=s.groups, ranks=s.ranks, rank=s.rank, whole=whole)
+        return Partition(shapes=s.shapes, order=order, groups=s.groups, ranks=s.ranks, rank=s.rank, whole=whole)
 
     @property
-    def cuts(self) -> list[Section]:
+    def cuts(self) -> list[ParamSlice]:
         """Of the weights, that this process changes: all of them, where steps are not divided, and by a minimizer."""
         if self.setting.groups > 1 and self.setting.rule:
             return self.division.cuts_of(self.setting.rank)
         begins = accumulate((prod(shape) for shape in self.setting.shapes.values()), initial=0)
         return [
-            Section(name, at, at + prod(shape), shape, name)
+            ParamSlice(name, at, at + prod(shape), shape, name)
             for at, (name, shape) in zip(begins, self.setting.shapes.items(), strict=False)
         ]
 
@@ -220,13 +220,13 @@ class RunGraphs:
         return {kind: {cut.key: cut.shape for cut in cuts if rule and rule.holds(kind, cut.name, cut.shape)} for kind in kinds}
 
     @once
-    def squares(self, rank: int) -> Graph:
+    def squares(self, rank: int) -> StepGraph:
         """Of a rank's part of the gradient, cut by cut."""
         squares = [sum_sqr(state(f"{cut.key}.grad", cut.shape)) for cut in self.division.cuts_of(rank)]
-        return Graph(squares[0], squares, {})
+        return StepGraph(squares[0], squares, {})
 
     @once
-    def own_update(self, rank: int) -> Graph:
+    def own_update(self, rank: int) -> StepGraph:
         """The step that this part asks for, once what clipping leaves of it is known."""
         rule = self.setting.rule
         assert rule
@@ -236,31 +236,31 @@ class RunGraphs:
             weight, grad = parameter(cut.key, cut.shape), state(f"{cut.key}.grad", cut.shape)
             row = mul(schedule, faster[cut.name]) if cut.name in faster else schedule
             steps += rule.step(weight, grad, row, factor)
-        return Graph(steps[0], steps, {"schedule": schedule, "factor": factor})
+        return StepGraph(steps[0], steps, {"schedule": schedule, "factor": factor})
 
     @once
-    def streamed(self, length: int) -> Graph:
+    def streamed(self, length: int) -> StepGraph:
         """A batch's gradients, each used up at once."""
         assert self.setting.rule
         made = self._differentiated(length)
         told, outputs = stream(made, self.setting.rule, self.rates)
         _, norm = clipped(made.used_by(self.setting.rule).values(), 0.0)
         inputs = self._training(length).inputs | {"schedule": told.schedule}
-        return Graph(made.loss, [*outputs, norm, *made.beside], inputs, norm=norm, rewards=only(made.beside))
+        return StepGraph(made.loss, [*outputs, norm, *made.beside], inputs, norm=norm, rewards=only(made.beside))
 
     @once
-    def loss(self, length: int) -> Graph:
+    def loss(self, length: int) -> StepGraph:
         m = self._training(length, dropping=self.key is None)
         outputs = [*m.terms, *m.each, m.rewards] if m.rewards else [*(m.judged or (m.loss,))]
         if self.setting.precision == "bf16":
             outputs = round_products(outputs)
         if m.rewards:
             terms, each = outputs[: len(m.terms)], outputs[len(m.terms) : -1]
-            return Graph(outputs[0], outputs, m.inputs, rewards=outputs[-1], terms=tuple(terms), each=tuple(each))
+            return StepGraph(outputs[0], outputs, m.inputs, rewards=outputs[-1], terms=tuple(terms), each=tuple(each))
         right = outputs[1] if m.judged else None
-        return Graph(first=outputs[0], outputs=outputs, inputs=m.inputs, right=right, each=tuple(outputs[2:]))
+        return StepGraph(first=outputs[0], outputs=outputs, inputs=m.inputs, right=right, each=tuple(outputs[2:]))
 
-    def plan(self, graph: Graph) -> Plan:
+    def plan(self, graph: StepGraph) -> Plan:
         """Gradients have memory of their own where they are added up; otherwise they stay where the plan has them."""
         if graph not in self._plans:
             backend, pinned = self.setting.backend, graph.named if self.setting.gradients == "flat" else ()
@@ -268,15 +268,15 @@ class RunGraphs:
         return self._plans[graph]
 
     @property
-    def longest(self) -> Graph:
+    def longest(self) -> StepGraph:
         """Of what was built, a batch of the longest rows: to its gradients, or through the whole step where they are streamed."""
         length = max(length for length, _ in self._trainings)
         return self.streamed(length) if self.setting.gradients == "streamed" else self.gradients(length, True)
 
-    def all(self, lengths: Iterable[int], accumulating: bool, validating: bool) -> tuple[list[Graph], list[Graph]]:
+    def all(self, lengths: Iterable[int], accumulating: bool, validating: bool) -> tuple[list[StepGraph], list[StepGraph]]:
         """Every graph that a run will need: those that share an arena, and those of the step with one of their own."""
         lengths = list(lengths)
-        made, updates = list[Graph](), list[Graph]()
+        made, updates = list[StepGraph](), list[StepGraph]()
         for length in lengths:
             if self.setting.gradients != "streamed":
                 made.append(self.gradients(length, True))

@@ -13,24 +13,34 @@ from typing import TypedDict
 import numpy as np
 
 from llamatrain.data.batches import Batch
-from llamatrain.distributed.comm import World
-from llamatrain.distributed.single import Alone
+from llamatrain.distributed.comm import Comm
+from llamatrain.distributed.single import SingleProcess
 from llamatrain.engine.profiler import phase
 from llamatrain.errors import FileError
-from llamatrain.optim.optimizer import Descent
+from llamatrain.optim.optimizer import MinimizerState
 from llamatrain.preference.batch import Rewards
 from llamatrain.report.records import StepLine
-from llamatrain.train.config import DONE, Course, Outcome
-from llamatrain.train.evaluate import Scoring, Verdict, judged, judged_by_all
-from llamatrain.train.parallel.step_sync import Weighed
+from llamatrain.train.config import DONE, LoopConfig, StopReason
+from llamatrain.train.evaluate import BatchLoss, LossMeter, judged, judged_by_all
+from llamatrain.train.parallel.step_sync import MicrobatchInfo
 from llamatrain.train.prefetch import waited
-from llamatrain.train.programs import Programs
-from llamatrain.train.protocols import Batches, Beside, Changed, Interrupted, Listener, Nothing, Quiet, Signals, TrainingError
+from llamatrain.train.programs import TrainPrograms
+from llamatrain.train.protocols import (
+    Batches,
+    InputChanged,
+    InputGuard,
+    Listener,
+    NoInputGuard,
+    NoSignals,
+    Signals,
+    TrainingError,
+    TrainingInterrupted,
+)
 from llamatrain.train.state import RunState
-from llamatrain.train.step import Stepping, StepTaken
+from llamatrain.train.step import StepResult, StepRunner
 
 
-class Among(TypedDict):
+class RankStats(TypedDict):
     """Of a step that ranks have divided."""
 
     ranks: int | None
@@ -40,24 +50,24 @@ class Among(TypedDict):
 
 @dataclass(kw_only=True)
 class Loop:
-    programs: Programs
+    programs: TrainPrograms
     rows: Batches
     validation: Batches | None
-    course: Course
+    course: LoopConfig
     listener: Listener
     save: Callable[[RunState, bool], str]  # writes checkpoint and result, the last ones or not, and gives the checkpoint's name
     keep: Callable[[RunState], None]  # writes the result as the best so far
     show: Callable[[int], None]  # what the model makes by now
     state: RunState = field(default_factory=RunState)
-    signals: Signals = field(default_factory=Quiet)
-    beside: Beside = field(default_factory=Nothing)
-    descent: Descent | None = None  # of an optimizer that goes by whole evaluations
+    signals: Signals = field(default_factory=NoSignals)
+    beside: InputGuard = field(default_factory=NoInputGuard)
+    descent: MinimizerState | None = None  # of an optimizer that goes by whole evaluations
     samples: int | None = None  # that an epoch has
-    world: World = field(default_factory=Alone)
+    world: Comm = field(default_factory=SingleProcess)
 
     def __post_init__(self) -> None:
         self._fixed: list[Batch] | None = None  # the rows of a descent, the same in every step
-        self._stepping = Stepping(
+        self._stepping = StepRunner(
             programs=self.programs,
             course=self.course,
             signals=self.signals,
@@ -77,19 +87,19 @@ class Loop:
 
     # ---- the story ---------------------------------------------------------
 
-    def train(self) -> Outcome:
+    def train(self) -> StopReason:
         try:
             outcome = self._until_the_end()
-        except Interrupted:
-            outcome = Outcome("interrupted", self._asked(), finished=False)
-        except Changed as error:  # seen before its gradients were used
+        except TrainingInterrupted:
+            outcome = StopReason("interrupted", self._asked(), finished=False)
+        except InputChanged as error:  # seen before its gradients were used
             self.state.partial = None
             self._save(last=True)
             raise TrainingError(f"{error} from step {self.state.counters.step}: {self.saved}") from None
         self._save(last=True)
         return outcome
 
-    def _until_the_end(self) -> Outcome:
+    def _until_the_end(self) -> StopReason:
         state, course = self.state, self.course
         if state.owed:
             self._validate()
@@ -103,13 +113,13 @@ class Loop:
             if self._over():
                 break
             if self._asked():
-                raise Interrupted
+                raise TrainingInterrupted
             if self._stepping.late if self.world.size > 1 else self._stepping.out_of_time():
                 self._validate_at_the_end()
-                return Outcome("the time is up", finished=False)
+                return StopReason("the time is up", finished=False)
             if not (self._due(course.save_every, False) and self._save()):
                 self._keep_best()
-        return Outcome(self._ended or DONE)
+        return StopReason(self._ended or DONE)
 
     @property
     def _ended(self) -> str | None:
@@ -139,7 +149,7 @@ class Loop:
         weighed = self._stepping.agreed(batches)
         since = time.perf_counter() - ready  # without the time in which others were waited for
         if self._asked():
-            raise Interrupted
+            raise TrainingInterrupted
         self.world.doing(state.counters.step + 1, "computing")
         taken = self._stepping.take(state, batches, weighed, since)
         reason = taken.reason
@@ -154,7 +164,7 @@ class Loop:
         self._tell(taken, sum(each.tokens for each in weighed), seconds, round(seconds_waited, 4))
         return reason
 
-    def _tell(self, taken: StepTaken, tokens: int, seconds: float, seconds_waited: float) -> None:
+    def _tell(self, taken: StepResult, tokens: int, seconds: float, seconds_waited: float) -> None:
         counters = self.state.counters
         self.listener.step(
             StepLine(
@@ -196,12 +206,12 @@ class Loop:
         with phase("samples"):
             self.show(self.state.counters.step)
 
-    def _among(self, taken: StepTaken) -> "Among":
+    def _among(self, taken: StepResult) -> "RankStats":
         """Ranks, where there are others."""
         if self.world.size == 1:
-            return Among(ranks=None, seconds_exposed=None, slowest=None)
+            return RankStats(ranks=None, seconds_exposed=None, slowest=None)
         exposed = round(self.programs.exposed or 0.0, 4)
-        return Among(ranks=self.world.size, seconds_exposed=exposed, slowest=taken.slowest)
+        return RankStats(ranks=self.world.size, seconds_exposed=exposed, slowest=taken.slowest)
 
     def _asked(self) -> int:
         """The signal that all ranks know of."""
@@ -211,11 +221,11 @@ class Loop:
         batches = []
         for _ in self._stepping.own:
             if self.signals.asked and self.world.size == 1:
-                raise Interrupted
+                raise TrainingInterrupted
             batches.append(self.rows.batch(self.programs.setting.batch))
         return batches
 
-    def _count(self, weighed: list[Weighed], seconds: float) -> None:
+    def _count(self, weighed: list[MicrobatchInfo], seconds: float) -> None:
         counters = self.state.counters
         counters.step += 1
         counters.samples += sum(each.rows for each in weighed)
@@ -223,7 +233,7 @@ class Loop:
         counters.epoch = self.state.data.epoch if self.state.data else 0
         counters.seconds += seconds
 
-    def _on_new_rows(self, descent: Descent, reason: str | None) -> str | None:
+    def _on_new_rows(self, descent: MinimizerState, reason: str | None) -> str | None:
         """It goes on with others where these have had their iterations, or give no more; rows that gave none end the run."""
         fresh = self.course.fresh
         if not fresh or descent.iteration < (1 if reason else fresh):
@@ -247,12 +257,12 @@ class Loop:
         self.state.owed = True
         self.listener.evaluating()
         self.world.doing(self.state.counters.step, "validating")
-        scoring = Scoring()
+        scoring = LossMeter()
         with phase("validation"):
             try:
                 for each in judged_by_all(self.world, self._judged(self.validation), lambda: self.signals.asked):
                     scoring.add(each)
-            except Interrupted as signal:
+            except TrainingInterrupted as signal:
                 (self._stepping.asked,) = signal.args
                 raise
         self.state.owed = False
@@ -260,7 +270,7 @@ class Loop:
         best = self.state.best.observe(score.loss, step, due=self._due(self.course.eval_every, False))
         self.listener.validation(step, score, best)
 
-    def _judged(self, validation: Batches) -> Iterator[Verdict]:
+    def _judged(self, validation: Batches) -> Iterator[BatchLoss]:
         """This rank's batches."""
         for batch in validation.once(self.programs.setting.batch, self.world.rank, self.world.size):
             one = judged(self.programs, batch)

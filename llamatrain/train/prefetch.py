@@ -11,7 +11,7 @@ from threading import Thread
 from types import TracebackType
 from typing import Self
 
-from llamatrain.data.batches import Batch, State
+from llamatrain.data.batches import Batch, CursorState
 from llamatrain.platform.threads import launch
 from llamatrain.train.protocols import Batches
 
@@ -36,7 +36,7 @@ class ReadAhead:
         self.rows, self.state = rows, rows.state
         self.waited = 0.0  # seconds, in all
         self._count, self._left = count, left
-        self._wanted, self._made = SimpleQueue[bool](), SimpleQueue[tuple[Batch, State] | BaseException]()
+        self._wanted, self._made = SimpleQueue[bool](), SimpleQueue[tuple[Batch, CursorState] | BaseException]()
         self._ready, self._under_way = ready, 0
         self._thread = Thread(target=self._make, daemon=True)
 
@@ -62,7 +62,7 @@ class ReadAhead:
         batch, self.state = made
         return batch
 
-    def _next(self) -> tuple[Batch, State] | BaseException:
+    def _next(self) -> tuple[Batch, CursorState] | BaseException:
         if not self._made.empty():
             return self._made.get()
         start = time.perf_counter()

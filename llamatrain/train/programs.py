@@ -20,13 +20,13 @@ from llamatrain.io.madvise import release
 from llamatrain.model import transformer
 from llamatrain.model.limits import DEEP
 from llamatrain.platform.terminal import told_if_long
-from llamatrain.preference.batch import VARYING, Rewards, Totals, told_of
-from llamatrain.train.graphs import Graph, RunGraphs
+from llamatrain.preference.batch import VARYING, PreferenceTotals, Rewards, told_of
+from llamatrain.train.graphs import StepGraph, StepGraphs
 
 Key = tuple[int, int]  # what dropouts of a batch follow from
 
 
-class Flat:
+class FlatParams:
     """One vector for all weights, or for something that each has one of, which Python sees, too: first values, checkpoints and
     minimizers go over it."""
 
@@ -46,20 +46,20 @@ class Flat:
         return {f"{name}{kind}": part for name, part in self.parts.items()}
 
 
-class Runner:
+class EvalPrograms:
     """Runs graphs over some arrays; programs are made when they are first needed."""
 
-    def __init__(self, graphs: RunGraphs, arrays: Mapping[str, np.ndarray], arena: int) -> None:
+    def __init__(self, graphs: StepGraphs, arrays: Mapping[str, np.ndarray], arena: int) -> None:
         self.graphs, self.setting, self.arena = graphs, graphs.setting, graphs.setting.backend.take(arena)
         table = self.setting.h.table(self.setting.positions)
         self._arrays = {**arrays, graphs.table.name: table}
-        self._bound: dict[tuple[str, int], Bound] = {}
-        self._last: Bound | None = None
+        self._bound: dict[tuple[str, int], BoundGraph] = {}
+        self._last: BoundGraph | None = None
 
     def judged(self, batch: Batch) -> tuple[float, int | None]:
         """A batch's loss, a sum over its tokens; and how many of those were foretold, where that is asked for."""
         length = batch.tokens.shape[1]
-        bound = self.judging(length).feed(batch, Totals())
+        bound = self.judging(length).feed(batch, PreferenceTotals())
         loss, right = self.run(bound), bound.graph.right
         return loss, None if right is None else int(bound.program.read(right))
 
@@ -86,22 +86,22 @@ class Runner:
         assert self._last
         return losses[: len(chosen)] if "weighed" in self._last.graph.inputs else losses[chosen]
 
-    def judging(self, length: int) -> "Bound":
+    def judging(self, length: int) -> "BoundGraph":
         return self.bound("loss", length, lambda: self.graphs.loss(length))
 
-    def bound(self, kind: str, length: int, make: Callable[[], Graph]) -> "Bound":
+    def bound(self, kind: str, length: int, make: Callable[[], StepGraph]) -> "BoundGraph":
         if (kind, length) not in self._bound:
             with phase("planning"):
                 graph = make()
             told = self.told(graph)
-            self._bound[kind, length] = Bound(self.graphs, graph, self._arrays | self.graphs.states, self.arena, told)
+            self._bound[kind, length] = BoundGraph(self.graphs, graph, self._arrays | self.graphs.states, self.arena, told)
         return self._bound[kind, length]
 
-    def told(self, graph: Graph) -> dict[Tensor, Callable[[], None]]:
+    def told(self, graph: StepGraph) -> dict[Tensor, Callable[[], None]]:
         """Who waits for outputs of it."""
         return {}
 
-    def run(self, bound: "Bound") -> float:
+    def run(self, bound: "BoundGraph") -> float:
         self._last = bound
         return bound.run()
 
@@ -111,16 +111,16 @@ class Runner:
         return described(found) if found is not None else "none: it came up in the sum"
 
 
-class Programs(Runner):
+class TrainPrograms(EvalPrograms):
     """Those of a training: what is trained lies here, with gradients and moments; `vectors` has the optimizer's, by kind."""
 
     exposed: float | None = None  # seconds of this step in which other ranks were waited for
 
-    def __init__(self, graphs: RunGraphs, arena: int, frozen: Mapping[str, np.ndarray] | None = None) -> None:
+    def __init__(self, graphs: StepGraphs, arena: int, frozen: Mapping[str, np.ndarray] | None = None) -> None:
         setting, shapes, backend = graphs.setting, graphs.setting.shapes, graphs.setting.backend
-        self.weights = Flat(shapes, backend)
-        self.grads = Flat(shapes, backend) if setting.gradients == "flat" else None
-        self.vectors = {kind: Flat(held, backend) for kind, held in graphs.held.items()}
+        self.weights = FlatParams(shapes, backend)
+        self.grads = FlatParams(shapes, backend) if setting.gradients == "flat" else None
+        self.vectors = {kind: FlatParams(held, backend) for kind, held in graphs.held.items()}
         arrays = {**(frozen or {}), **self.weights.named("")}
         for kind, flat in self.vectors.items():
             arrays |= flat.named(f".{kind}")
@@ -166,7 +166,7 @@ class Programs(Runner):
         """Whether this one of a step's batches begins a sum, or is added to one."""
         return number == 0
 
-    def gradients(self, batch: Batch, total: Totals, number: int, key: Key = (0, 0)) -> float:
+    def gradients(self, batch: Batch, total: PreferenceTotals, number: int, key: Key = (0, 0)) -> float:
         """The batch's share of the step's loss, whose weights are `total` together; its gradients are kept."""
         self._newest = self._adding(batch.tokens.shape[1], self.overwrites(number))
         return self.run(self._newest.feed(batch, total, key))
@@ -180,7 +180,7 @@ class Programs(Runner):
         """Change the weights by the kept gradients; the gradients' norm before clipping."""
         return self.run(self._updating(self._newest).schedule(step, rate))
 
-    def streamed(self, batch: Batch, total: Totals, step: int, rate: float, key: Key = (0, 0)) -> tuple[float, float]:
+    def streamed(self, batch: Batch, total: PreferenceTotals, step: int, rate: float, key: Key = (0, 0)) -> tuple[float, float]:
         """A whole step, without memory for gradients: loss and norm."""
         bound = self._streaming(batch.tokens.shape[1])
         loss = self.run(bound.feed(batch, total, key).schedule(step, rate))
@@ -189,16 +189,16 @@ class Programs(Runner):
 
     # ---- programs, made once -----------------------------------------------
 
-    def _adding(self, length: int, first: bool) -> "Bound":
+    def _adding(self, length: int, first: bool) -> "BoundGraph":
         return self.bound("first" if first else "more", length, lambda: self.graphs.gradients(length, first))
 
-    def _streaming(self, length: int) -> "Bound":
+    def _streaming(self, length: int) -> "BoundGraph":
         return self.bound("streamed", length, lambda: self.graphs.streamed(length))
 
     def _updates(self) -> None:
         self._updating(self._newest)
 
-    def _updating(self, newest: "Bound") -> "Bound":
+    def _updating(self, newest: "BoundGraph") -> "BoundGraph":
         # gradients that lie in the arena are read where each length's program left them; the step's own arena is another one
         arena = self.setting.gradients == "arena"
         key = "update", newest.length if arena else 0
@@ -207,17 +207,17 @@ class Programs(Runner):
             arrays = there | self._arrays | self.graphs.states
             with phase("planning"):
                 graph = self.graphs.update(newest.length)
-            self._bound[key] = Bound(self.graphs, graph, arrays)
+            self._bound[key] = BoundGraph(self.graphs, graph, arrays)
         return self._bound[key]
 
 
-class Bound:
+class BoundGraph:
     """A graph as a program."""
 
     def __init__(
         self,
-        graphs: RunGraphs,
-        graph: Graph,
+        graphs: StepGraphs,
+        graph: StepGraph,
         arrays: Mapping[str, Memory],
         arena: Memory | None = None,
         told: Mapping[Tensor, Callable[[], None]] | None = None,
@@ -233,7 +233,7 @@ class Bound:
     def length(self) -> int:
         return self.graph.inputs["tokens"].shape[1]
 
-    def feed(self, batch: Batch, total: Totals, key: Key = (0, 0)) -> "Bound":
+    def feed(self, batch: Batch, total: PreferenceTotals, key: Key = (0, 0)) -> "BoundGraph":
         told = told_of(batch, self.objective, total, "weighed" in self.graph.inputs) if self.objective else {}
         chosen = np.flatnonzero(batch.weights) if "weighed" in self.graph.inputs else np.arange(batch.weights.size)
         self.program.cut(max(len(told.get(name, chosen)) for name in (*VARYING, "")))
@@ -259,7 +259,7 @@ class Bound:
                 self.program.write(tensor, getattr(batch, name).reshape(tensor.shape))
         return self
 
-    def schedule(self, step: int, rate: float) -> "Bound":
+    def schedule(self, step: int, rate: float) -> "BoundGraph":
         assert self.rule
         self.program.write(self.graph.inputs["schedule"], self.rule.schedule(step, rate))
         return self

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from llamatrain.data.batches import Batch, State
+from llamatrain.data.batches import Batch, CursorState
 from llamatrain.errors import LlamatrainError
 from llamatrain.report.records import Score, StepLine
 
@@ -13,11 +13,11 @@ class TrainingError(LlamatrainError):
     """A loss or a gradient that is no number, or one of what is not there any more."""
 
 
-class Interrupted(Exception):
+class TrainingInterrupted(Exception):
     """A signal came: the run is to be saved as it stands."""
 
 
-class Changed(Exception):
+class InputChanged(Exception):
     """What the steps read is not what it was: those before are to be saved. It says how a run goes on, from where is added."""
 
 
@@ -25,7 +25,7 @@ class Batches(Protocol):
     """Where they come from."""
 
     @property
-    def state(self) -> State: ...
+    def state(self) -> CursorState: ...
 
     def batch(self, count: int) -> Batch: ...
 
@@ -33,7 +33,7 @@ class Batches(Protocol):
         """All rows, in batches; of so many who share those out, each in its turn, only the ones that are `mine`."""
 
 
-class Skippable(Batches, Protocol):
+class SkippableLoader(Batches, Protocol):
     def skip(self, count: int) -> None:
         """Go past so many rows, which are not made."""
 
@@ -62,14 +62,14 @@ class Signals(Protocol):
 
 
 @dataclass
-class Quiet:
+class NoSignals:
     """No signals at all."""
 
     asked: int = 0
     saving: bool = False
 
 
-class Beside(Protocol):
+class InputGuard(Protocol):
     """What steps read beside their rows."""
 
     blame: str  # what was done to it so far that may be why a number is none
@@ -82,7 +82,7 @@ class Beside(Protocol):
 
 
 @dataclass
-class Nothing:
+class NoInputGuard:
     blame: str = ""
 
     def check(self) -> None: ...

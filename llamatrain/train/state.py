@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, field
 
-from llamatrain.data.batches import State
+from llamatrain.data.batches import CursorState
 from llamatrain.optim.early_stop import StopState
 from llamatrain.preference.batch import Rewards
 
@@ -63,7 +63,7 @@ class RunState:
     """What the loop advances, and a checkpoint keeps whole."""
 
     counters: Counters = field(default_factory=Counters)
-    data: State | None = None  # before a step that is under way, after one that is done; None: at its beginning
+    data: CursorState | None = None  # before a step that is under way, after one that is done; None: at its beginning
     stop: StopState = field(default_factory=StopState)
     best: Best = field(default_factory=Best)
     partial: Partial | None = None

@@ -8,18 +8,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from llamatrain.data.batches import Batch
-from llamatrain.distributed.comm import World
-from llamatrain.optim.optimizer import Descent
-from llamatrain.preference.batch import Rewards, Totals
-from llamatrain.train.config import Course
-from llamatrain.train.parallel.step_sync import Done, Weighed, totals_of, whole_of
-from llamatrain.train.programs import Programs
-from llamatrain.train.protocols import Beside, Changed, Interrupted, Signals, TrainingError
+from llamatrain.distributed.comm import Comm
+from llamatrain.optim.optimizer import MinimizerState
+from llamatrain.preference.batch import PreferenceTotals, Rewards
+from llamatrain.train.config import LoopConfig
+from llamatrain.train.parallel.step_sync import MicrobatchInfo, RankStep, totals_of, whole_of
+from llamatrain.train.programs import TrainPrograms
+from llamatrain.train.protocols import InputChanged, InputGuard, Signals, TrainingError, TrainingInterrupted
 from llamatrain.train.state import Partial, RunState
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepTaken:
+class StepResult:
     """What is to be told of it."""
 
     loss: float  # before it
@@ -32,13 +32,13 @@ class StepTaken:
 
 
 @dataclass(kw_only=True)
-class Stepping:
-    programs: Programs
-    course: Course
+class StepRunner:
+    programs: TrainPrograms
+    course: LoopConfig
     signals: Signals
-    beside: Beside
-    world: World
-    descent: Descent | None
+    beside: InputGuard
+    world: Comm
+    descent: MinimizerState | None
 
     def __post_init__(self) -> None:
         self._started = time.monotonic()
@@ -56,13 +56,13 @@ class Stepping:
     def out_of_time(self) -> bool:
         return self.course.max_time is not None and time.monotonic() - self._started >= self.course.max_time
 
-    def agreed(self, batches: Sequence[Batch]) -> list[Weighed]:
+    def agreed(self, batches: Sequence[Batch]) -> list[MicrobatchInfo]:
         """All micro-batches of the step that begins."""
-        told = self.world.gathered(([Weighed.of(batch) for batch in batches], self.signals.asked))
+        told = self.world.gathered(([MicrobatchInfo.of(batch) for batch in batches], self.signals.asked))
         self.asked = next((asked for _, asked in told if asked), 0)
         return [each for weighed, _ in told for each in weighed]
 
-    def take(self, state: RunState, batches: list[Batch], weighed: list[Weighed], start: float) -> StepTaken:
+    def take(self, state: RunState, batches: list[Batch], weighed: list[MicrobatchInfo], start: float) -> StepResult:
         self._rewards = []
         total = totals_of(weighed)
         if self.descent:
@@ -75,13 +75,15 @@ class Stepping:
         else:
             loss, norm = self._by_rate(state, batches, total, rate, start)
         self._sound(state, norm, "norm of the gradients")
-        return StepTaken(loss=loss, norm=norm, rate=rate, rewards=self._added, slowest=self._slowest)
+        return StepResult(loss=loss, norm=norm, rate=rate, rewards=self._added, slowest=self._slowest)
 
     @property
     def _added(self) -> Rewards | None:
         return self._rewards[0] if self._rewards else None
 
-    def _by_rate(self, state: RunState, batches: list[Batch], total: Totals, rate: float, start: float) -> tuple[float, float]:
+    def _by_rate(
+        self, state: RunState, batches: list[Batch], total: PreferenceTotals, rate: float, start: float
+    ) -> tuple[float, float]:
         """The loss before the update, and the gradients' norm."""
         partial, divided = state.partial, self.programs.setting.groups > 1
         losses = partial.losses if partial else []
@@ -89,7 +91,7 @@ class Stepping:
         for number in range(len(losses), len(batches)):
             if losses and self.signals.asked and self.world.size == 1:
                 state.partial = None if divided else Partial(losses, max(0.0, time.perf_counter() - start), self._added)
-                raise Interrupted
+                raise TrainingInterrupted
             losses.append(self._gradients(batches[number], total, number, self._key(state, number)))
             if not divided:
                 self.beside.check()
@@ -106,9 +108,9 @@ class Stepping:
         changed = ""
         try:
             self.beside.check()
-        except Changed as error:
+        except InputChanged as error:
             changed = str(error)
-        part = Done(
+        part = RankStep(
             losses=losses,
             rewards=self._rewards,
             seconds=seconds,
@@ -119,12 +121,12 @@ class Stepping:
         whole = whole_of(self.world.gathered(part))  # from here on it is others' sums that are waited for, not others
         self.programs.settle()
         if whole.changed:
-            raise Changed(whole.changed)
+            raise InputChanged(whole.changed)
         self.asked, self.late, self._slowest = self.asked or whole.asked, whole.late, whole.slowest
         self._rewards = [whole.rewards] if whole.rewards else []
         return whole.losses
 
-    def _gradients(self, batch: Batch, total: Totals, number: int, key: tuple[int, int]) -> float:
+    def _gradients(self, batch: Batch, total: PreferenceTotals, number: int, key: tuple[int, int]) -> float:
         loss = self.programs.gradients(batch, total, number, key)
         self._reward(batch)
         if not (math.isfinite(loss) or self._bad or self.descent):  # which may try points that have no loss
@@ -144,7 +146,7 @@ class Stepping:
 
     # ---- by whole evaluations ----------------------------------------------
 
-    def _by_descent(self, state: RunState, descent: Descent, batches: list[Batch], total: Totals) -> StepTaken:
+    def _by_descent(self, state: RunState, descent: MinimizerState, batches: list[Batch], total: PreferenceTotals) -> StepResult:
         """One iteration on rows that stay the same. Loss and norm before it, and the evaluations that gave them."""
         weights, divided = self.programs.weights.vector, self.programs.setting.groups > 1
 
@@ -156,12 +158,12 @@ class Stepping:
                 if not divided:
                     self.beside.check()
                     if self.signals.asked:
-                        raise Interrupted
+                        raise TrainingInterrupted
             if divided:
                 losses = self._whole(losses)
             gradient = self.programs.summed()
             if divided and self.asked:
-                raise Interrupted
+                raise TrainingInterrupted
             return math.fsum(losses), gradient
 
         try:
@@ -173,7 +175,9 @@ class Stepping:
             reason = descent.step(evaluate)
         finally:
             weights[:] = descent.x  # the best point, not the last that was tried
-        return StepTaken(loss=loss, norm=norm, rate=descent.length, evaluations=evaluations, reason=reason, slowest=self._slowest)
+        return StepResult(
+            loss=loss, norm=norm, rate=descent.length, evaluations=evaluations, reason=reason, slowest=self._slowest
+        )
 
     # ---- what is no number -------------------------------------------------
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from llamatrain.adapters import gguf
-from llamatrain.adapters.adapter import Adapter, Pair, check, factors_of
+from llamatrain.adapters.adapter import Adapter, LoraPair, check, factors_of
 from llamatrain.adapters.read import read
 from llamatrain.errors import FileError
 from llamatrain.gguf import quants
@@ -221,4 +221,4 @@ def test_numbers_that_are_none(value: float) -> None:
 
 def test_a_pair_knows_its_rank() -> None:
     a, b = np.zeros((3, 64), np.float32), np.zeros((64, 3), np.float32)
-    assert Pair(a, b, 1).rank == Pair(b, b, 1).rank == 3
+    assert LoraPair(a, b, 1).rank == LoraPair(b, b, 1).rank == 3

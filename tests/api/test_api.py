@@ -27,7 +27,7 @@ from llamatrain.platform.terminal import bar, shown
 from llamatrain.preference.options import PreferenceOptions
 from llamatrain.run.request import NEW, TUNING, TUNING_DEFAULTS
 from llamatrain.run.signals import CallerInterrupts
-from llamatrain.train.programs import Programs
+from llamatrain.train.programs import TrainPrograms
 from tests.helpers.cli import ROOT, ran, same_bits, started, steps, text, text_file, until
 from tests.helpers.cli import finished as ended
 from tests.helpers.cli import lines as lines_of_metrics
@@ -134,7 +134,7 @@ def test_what_a_call_took_is_let_go() -> None:
     gc.disable()
     try:
         llamatrain.from_scratch(iters=1)
-        assert not [each for each in gc.get_objects() if isinstance(each, Programs)]
+        assert not [each for each in gc.get_objects() if isinstance(each, TrainPrograms)]
     finally:
         gc.enable()
 

@@ -25,7 +25,7 @@ from llamatrain.errors import FileError
 from llamatrain.report import svg_plot
 from llamatrain.report.loss_series import Losses
 from llamatrain.report.metrics import Metrics
-from llamatrain.run.checkpointer import Saver
+from llamatrain.run.checkpointer import Checkpointer
 from llamatrain.train.state import RunState
 from tests.checkpoints.test_run_folder import at, names, newest_step, refused
 from tests.helpers.adapter_files import adapter
@@ -50,14 +50,14 @@ SCRATCH = ("from-scratch", "text.txt", *TINY, *PLAIN)
 
 def trained(iters: int, words: tuple[Argument, ...] = SCRATCH, **at_steps: Callable[[], object]) -> Done:
     """A run in the folder `run`, and what is done before the saves of some steps: `_2=` before that of step 2."""
-    before = Saver.save
+    before = Checkpointer.save
 
-    def save(saver: Saver, state: RunState, last: bool = False) -> str:
+    def save(saver: Checkpointer, state: RunState, last: bool = False) -> str:
         at_steps.get(f"_{state.counters.step}", lambda: None)()
         return before(saver, state, last)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Saver, "save", save)
+        patch.setattr(Checkpointer, "save", save)
         return run(*words, "--iters", iters, "--out", "run")
 
 

@@ -13,7 +13,7 @@ import typer
 from typer.testing import CliRunner
 
 from llamatrain import __version__
-from llamatrain.adapters.options import LoraOptions
+from llamatrain.adapters.options import AdapterOptions
 from llamatrain.cli import main as cli
 from llamatrain.cli.typer_app import Command, application, options_of
 from llamatrain.config.options import declared, flag_of
@@ -283,7 +283,7 @@ def test_options_said_one_way_or_another() -> None:
     command = application()
 
     @command.command(cls=Command)
-    @options_of(LoraOptions, DataOptions)
+    @options_of(AdapterOptions, DataOptions)
     def told(data: Annotated[list[str] | None, typer.Argument()] = None, **said: Any) -> None:
         found.clear()
         found.update(said, data=data)

@@ -233,7 +233,7 @@ def test_a_mistake_is_told_in_a_line(typed: str, code: int, says: str, monkeypat
         raise AssertionError("something is compiled before a mistake is told")
 
     if "falling" not in typed:  # which takes a tokenizer
-        monkeypatch.setattr("llamatrain.compiler.cache.Code.announce", compiled)
+        monkeypatch.setattr("llamatrain.compiler.cache.CodeCache.announce", compiled)
     done = run(*shlex.split(typed))
     assert (done.code, done.out) == (code, ""), done
     told = "".join(line for line in done.err.splitlines(keepends=True) if "falling" not in typed or not line.startswith("compil"))

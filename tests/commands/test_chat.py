@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llamatrain.adapters.options import LoraOptions
+from llamatrain.adapters.options import AdapterOptions
 from llamatrain.cli import generate as command
-from llamatrain.commands.chat import ChatOptions, Talk, line_for_llama, quoted
+from llamatrain.commands.chat import ChatOptions, Conversation, line_for_llama, quoted
 from llamatrain.commands.generate import LoadOptions, TextModel
 from llamatrain.data.chat.builtin import NAMED
 from llamatrain.data.tokenizer import load
@@ -162,7 +162,9 @@ def test_on_a_terminal_a_signal_ends_an_answer_and_not_the_talk(
     monkeypatch.setattr(sys, "stdin", Terminal())
     monkeypatch.setattr(sys, "stdout", shown)
     monkeypatch.setattr(command, "say", say)
-    talk = Talk(TextModel(Path("m.gguf"), LoadOptions(), LoraOptions()), ChatOptions(chat=True), SamplingOptions(n=5, temp=0.0))
+    talk = Conversation(
+        TextModel(Path("m.gguf"), LoadOptions(), AdapterOptions()), ChatOptions(chat=True), SamplingOptions(n=5, temp=0.0)
+    )
     command.talked(talk, "")
     talk.close()
     first = answered("u:first|a:", 1)
@@ -175,7 +177,7 @@ def test_the_same_in_the_words_of_llama_cpp() -> None:
     assert "in llama.cpp: llama-completion -m m.gguf -c 256 -n 5 -s -1 --temp 0 " in done.err
     assert done.err.splitlines()[0].endswith(r"-no-cnv -p $'a\\\\n\nb'")
     options = ChatOptions(chat=True, system="be kind", chat_template=Path("gemma"))
-    lora = LoraOptions((Path("a.gguf"), Path("c.gguf")), ((Path("b.gguf"), 0.5), (Path("d.gguf"), 2.0)))
+    lora = AdapterOptions((Path("a.gguf"), Path("c.gguf")), ((Path("b.gguf"), 0.5), (Path("d.gguf"), 2.0)))
     sampling = SamplingOptions(ctx_shift=True, keep=7, repeat_penalty=1.5, stop=("|", "x y"))
     line = line_for_llama(Path("m.gguf"), options, lora, sampling, 256, "")
     said = subprocess.run(["bash", "-c", f"printf '%s\\0' {line}"], capture_output=True, text=True, check=True).stdout.split(

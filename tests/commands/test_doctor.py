@@ -15,7 +15,7 @@ import pytest
 import llamatrain
 from llamatrain.commands.doctor import dependencies, system
 from llamatrain.commands.doctor.dependencies import Requirement
-from llamatrain.commands.doctor.problems import Fact, Finding, fact
+from llamatrain.commands.doctor.problems import Fact, Problem, fact
 from llamatrain.compiler import prebuilt
 from llamatrain.compiler.cache import cache_key, code, facts_of
 from llamatrain.compiler.inventory import declared, modules
@@ -198,7 +198,7 @@ def test_whatever_fails_is_told_and_the_rest_too(root: Path, monkeypatch: pytest
     monkeypatch.setitem(system.SECTIONS, "threads", failing)
     found = system.examined()
     assert found.sections["threads"] == [fact("before", 1)] and "gpu" in found.sections
-    assert found.findings == [Finding("threads cannot be told: the sky", "mend what else is found first")]
+    assert found.findings == [Problem("threads cannot be told: the sky", "mend what else is found first")]
 
 
 def test_a_dependency_that_is_missing_or_too_old(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from llamatrain.adapters.options import LoraOptions
+from llamatrain.adapters.options import AdapterOptions
 from llamatrain.cli import generate as command
 from llamatrain.cli.main import app
 from llamatrain.commands.generate import LoadOptions, TextModel
@@ -198,7 +198,7 @@ def test_what_cannot_be_meant(arguments: tuple[str, ...], told: str, run: Run) -
     ("model", "words", "count"), [("m.gguf", b"a few words\n", 600_001), ("numbers.gguf", b"0 3 5 7\n", 200_000)]
 )
 def test_a_prompt_that_is_too_long_is_counted_and_not_held(model: str, words: bytes, count: int, run: Run) -> None:
-    opened, prompt = TextModel(Path(model), LoadOptions(), LoraOptions()), words * 50_000
+    opened, prompt = TextModel(Path(model), LoadOptions(), AdapterOptions()), words * 50_000
     tracemalloc.start()
     with pytest.raises(UsageError, match=f"the prompt has {count} tokens, the context"):
         opened.text(prompt, SamplingOptions())

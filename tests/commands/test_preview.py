@@ -18,9 +18,9 @@ import llamatrain
 from llamatrain.cli.main import app
 from llamatrain.cli.typer_app import Command, application, options_of
 from llamatrain.commands.preview import PreviewOptions, taken
-from llamatrain.config.options import Checked, Option, build
+from llamatrain.config.options import Option, Options, build
 from llamatrain.data import token_cache
-from llamatrain.data.batches import Rows
+from llamatrain.data.batches import Batches
 from llamatrain.data.dataset import open_corpus
 from llamatrain.data.options import DataOptions
 from llamatrain.data.tokenizer import load
@@ -58,7 +58,7 @@ def test_json_rows_are_those_of_training(run: Run) -> None:
     shown = parsed(run("a.jsonl", "--json", "-n", "21", "--seed", "3", "--ctx", "48", "--batch", "2", "--no-pack"))
     tokenizer = load(open_gguf("m.gguf").metadata)
     corpus, _ = open_corpus(["a.jsonl"], tokenizer, DataOptions(), 48, 3)
-    rows = Rows(corpus, DataOptions(pack=False), 3, tokenizer.eos, tokenizer.bos)
+    rows = Batches(corpus, DataOptions(pack=False), 3, tokenizer.eos, tokenizer.bos)
     for number, row in enumerate(shown):
         if number % 2 == 0:
             batch = rows.batch(2)
@@ -199,7 +199,7 @@ def test_data_cannot_steer_the_terminal(run: Run, encoding: str, letter: str) ->
 
 
 @dataclass(frozen=True)
-class Some(Checked):
+class Some(Options):
     count: Annotated[int, Option("How many.")]
     rate: Annotated[float, Option("How fast.")] = 0.5
     kind: Annotated[Literal["a", "b"], Option("Which.")] = "a"

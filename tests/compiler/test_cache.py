@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from llamatrain.compiler.cache import code
-from llamatrain.compiler.declare import I32, Entry, Real, i32
-from llamatrain.compiler.thread_pool import Table
+from llamatrain.compiler.declare import I32, KernelEntry, Real, i32
+from llamatrain.compiler.thread_pool import CallTable
 from llamatrain.errors import UsageError
 from llamatrain.platform import cpu
 from tests.helpers.warm_cache import without_libraries
@@ -25,7 +25,7 @@ def count(lo, hi, thread, items: I32, before: I32, faults: I32, run, size):
             faults[0] += 1
 
 
-COUNT = Entry(count)
+COUNT = KernelEntry(count)
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -39,15 +39,15 @@ def test_each_block_is_done_once_and_rows_wait_for_each_other(threads: int, bloc
         COUNT.call(arrays[row], arrays[max(0, row - 1)], faults, run if row else 0, items, items=items, block=block)
         for row in range(rows)
     ]
-    Table(calls, threads)()
+    CallTable(calls, threads)()
     assert (arrays == 1).all() and faults[0] == 0
-    Table(calls[:1], threads)()
+    CallTable(calls[:1], threads)()
     assert (arrays[0] == 2).all()
 
 
 def test_a_program_runs_again() -> None:
     array = np.zeros(100, np.int32)
-    program = Table([COUNT.call(array, array, array, 0, 0, items=100, block=10)], 2)
+    program = CallTable([COUNT.call(array, array, array, 0, 0, items=100, block=10)], 2)
     for _ in range(50):
         program()
     assert (array == 50).all()
@@ -58,14 +58,14 @@ class Pair(NamedTuple):
     count: int
 
 
-@Entry
+@KernelEntry
 def spread(lo, hi, thread, out: I32, pair: Pair, factor: Real, *rest):
     out[0], out[1], out[2], out[3] = pair.first[0], pair.count, int(factor * 2), i32(rest[1])[0]
 
 
 def test_arguments_have_names_and_are_checked() -> None:
     out, one = np.zeros(4, np.int32), np.full(1, 7, np.int32)
-    Table([spread.call(out, Pair(one, 3), 2.5, 0, one + 1, items=1, block=1)], 1)()
+    CallTable([spread.call(out, Pair(one, 3), 2.5, 0, one + 1, items=1, block=1)], 1)()
     assert out.tolist() == [7, 3, 5, 8]
     again = COUNT.call(out, out, size=1, run=0, faults=out, items=1, block=1)
     assert (again.words == COUNT.call(out, out, out, 0, 1, items=1, block=1).words).all()
@@ -136,7 +136,7 @@ def test_a_body_that_cannot_be_compiled_is_no_fault_of_the_cache(monkeypatch: py
     said: list[str] = []
     monkeypatch.setattr(code, "say", said.append)
     with pytest.raises(NumbaError):
-        _ = Entry(wrong).address
+        _ = KernelEntry(wrong).address
     assert all(line.startswith("compiling") for line in said)
 
 

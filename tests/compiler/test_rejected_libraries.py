@@ -14,9 +14,9 @@ import pytest
 
 from llamatrain.compiler import cache as finding
 from llamatrain.compiler import loader, prebuilt
-from llamatrain.compiler.cache import Code
+from llamatrain.compiler.cache import CodeCache
 from llamatrain.compiler.declare import Function
-from llamatrain.compiler.store import Shelf
+from llamatrain.compiler.store import ObjectStore
 from tests.helpers import few_kernels
 from tests.helpers.cli import ROOT, environment
 from tests.helpers.few_kernels import FEW, GATES, NAME, flipped
@@ -39,8 +39,8 @@ def three(number: int) -> int:
 def looked(cache: Path, compiles: bool, monkeypatch: pytest.MonkeyPatch) -> tuple[bool, list[str]]:
     """Whether a process that begins now uses the library, and what it says; either way it does its work."""
     monkeypatch.setattr(finding, "compiles", lambda: compiles)
-    code, said = Code(), list[str]()
-    vars(code).update(shelf=Shelf(cache), say=said.append)
+    code, said = CodeCache(), list[str]()
+    vars(code).update(shelf=ObjectStore(cache), say=said.append)
     fresh = Function(three.body)
     vars(fresh)["address"] = code.address(three)
     assert fresh(4) == 7

@@ -15,7 +15,7 @@ import pytest
 from llamatrain.compiler import cache as code
 from llamatrain.compiler import prebuilt, store
 from llamatrain.compiler.declare import Function, Int
-from llamatrain.compiler.store import Shelf, sealed
+from llamatrain.compiler.store import ObjectStore, sealed
 from llamatrain.platform import cache_dir, temp_files
 
 CODE = bytes(range(256)) * 40
@@ -23,25 +23,25 @@ FILE = sealed("facts", CODE)
 
 
 @pytest.fixture
-def shelf(tmp_path: Path) -> Shelf:
-    made = Shelf(tmp_path / "kernels")
+def shelf(tmp_path: Path) -> ObjectStore:
+    made = ObjectStore(tmp_path / "kernels")
     made.put("name", FILE)
     return made
 
 
 def is_given_back(folder: Path, name: str = "name", facts: str = "facts") -> bool:
-    code = Shelf(folder).take(name, facts)
+    code = ObjectStore(folder).take(name, facts)
     assert code is None or bytes(code) == CODE
     return code is not None
 
 
-def test_what_was_kept_is_found_by_all_that_decides_it(shelf: Shelf) -> None:
+def test_what_was_kept_is_found_by_all_that_decides_it(shelf: ObjectStore) -> None:
     assert shelf.folder and is_given_back(shelf.folder)
     assert not is_given_back(shelf.folder, facts="other facts") and not is_given_back(shelf.folder, name="other")
     assert not shelf.loose and [path.name for path in shelf.folder.iterdir()] == ["name"]
 
 
-def test_no_damage_goes_unseen(shelf: Shelf) -> None:
+def test_no_damage_goes_unseen(shelf: ObjectStore) -> None:
     assert shelf.folder
     chance, place = random.Random(18), shelf.folder / "name"
     for _ in range(300):
@@ -61,7 +61,7 @@ def test_no_damage_goes_unseen(shelf: Shelf) -> None:
     assert is_given_back(shelf.folder)
 
 
-def test_a_function_s_file_is_no_other_s(shelf: Shelf) -> None:
+def test_a_function_s_file_is_no_other_s(shelf: ObjectStore) -> None:
     assert shelf.folder
     shelf.put("other", sealed("other facts", CODE))
     one, other = shelf.folder / "name", shelf.folder / "other"
@@ -73,17 +73,17 @@ def test_a_function_s_file_is_no_other_s(shelf: Shelf) -> None:
 
 @pytest.mark.parametrize("mode", [0o666, 0o622, 0o664, 0o646])
 @pytest.mark.skipif(os.name != "posix", reason="rights are of Unix")
-def test_code_that_others_may_change_is_not_run(mode: int, shelf: Shelf) -> None:
+def test_code_that_others_may_change_is_not_run(mode: int, shelf: ObjectStore) -> None:
     assert shelf.folder
     (shelf.folder / "name").chmod(mode)
-    found = Shelf(shelf.folder)
+    found = ObjectStore(shelf.folder)
     assert found.take("name", "facts") is None and found.damaged == {"name"}
     found.put("name", FILE)
     assert is_given_back(shelf.folder) and (shelf.folder / "name").stat().st_mode & 0o022 == 0
 
 
 @pytest.mark.parametrize("kind", ["empty", "folder", "pipe", "link to a device", "link to a file", "loop", "nowhere", "huge"])
-def test_what_is_no_file_is_neither_waited_for_nor_followed(shelf: Shelf, kind: str, tmp_path: Path) -> None:
+def test_what_is_no_file_is_neither_waited_for_nor_followed(shelf: ObjectStore, kind: str, tmp_path: Path) -> None:
     assert shelf.folder
     place, outside = shelf.folder / "name", tmp_path / "outside"
     outside.write_bytes(b"of somebody else")
@@ -98,13 +98,13 @@ def test_what_is_no_file_is_neither_waited_for_nor_followed(shelf: Shelf, kind: 
     else:
         goals = {"link to a device": "/dev/zero", "link to a file": outside, "loop": place, "nowhere": tmp_path / "no" / "thing"}
         place.symlink_to(goals[kind])
-    fresh = Shelf(shelf.folder)
+    fresh = ObjectStore(shelf.folder)
     assert fresh.take("name", "facts") is None and (fresh.damaged == {"name"}) == (kind != "nowhere")
     fresh.put("name", FILE)
     assert is_given_back(shelf.folder) and not place.is_symlink() and outside.read_bytes() == b"of somebody else"
 
 
-def test_a_folder_that_is_gone_is_made_again(shelf: Shelf) -> None:
+def test_a_folder_that_is_gone_is_made_again(shelf: ObjectStore) -> None:
     assert shelf.folder
     temp_files.removed(shelf.folder)
     assert shelf.take("name", "facts") is None
@@ -114,13 +114,13 @@ def test_a_folder_that_is_gone_is_made_again(shelf: Shelf) -> None:
 
 def test_a_file_in_place_of_the_folder_costs_the_keeping_alone(tmp_path: Path) -> None:
     (tmp_path / "kernels").write_text("no folder")
-    shelf = Shelf(tmp_path / "kernels")
+    shelf = ObjectStore(tmp_path / "kernels")
     assert shelf.take("name", "facts") is None and not shelf.damaged
     shelf.put("name", FILE)
     assert shelf.trouble and bytes(shelf.take("name", "facts") or b"") == CODE
 
 
-def test_a_full_disk_leaves_no_half_file(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_no_half_file(shelf: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
     assert shelf.folder
     monkeypatch.setattr(Path, "write_bytes", no_room)
     shelf.put("more", FILE)
@@ -136,12 +136,12 @@ def no_room(*_: object, **__: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_what_belongs_to_another_user_is_not_run(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_belongs_to_another_user_is_not_run(shelf: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Root may keep a folder for all; what another user put there may be anything."""
     assert shelf.folder
     mine = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: mine + 1)
-    stranger = Shelf(shelf.folder)
+    stranger = ObjectStore(shelf.folder)
     if mine:
         assert stranger.trouble == f"{shelf.folder} belongs to another user"
         assert stranger.take("name", "facts") is None
@@ -150,19 +150,19 @@ def test_what_belongs_to_another_user_is_not_run(shelf: Shelf, monkeypatch: pyte
         os.chown(shelf.folder / "name", 12345, 12345)
         assert not is_given_back(shelf.folder)
         os.chown(shelf.folder, 12345, 12345)
-        assert Shelf(shelf.folder).trouble == f"{shelf.folder} belongs to another user"
+        assert ObjectStore(shelf.folder).trouble == f"{shelf.folder} belongs to another user"
 
 
-def test_others_may_read_and_not_write(shelf: Shelf) -> None:
+def test_others_may_read_and_not_write(shelf: ObjectStore) -> None:
     assert shelf.folder and not stat.S_IMODE((shelf.folder / "name").stat().st_mode) & 0o022
 
 
-def test_many_write_at_once_and_all_read_whole_files(shelf: Shelf) -> None:
+def test_many_write_at_once_and_all_read_whole_files(shelf: ObjectStore) -> None:
     assert shelf.folder
     failed = list[str]()
 
     def work() -> None:
-        mine = Shelf(shelf.folder)
+        mine = ObjectStore(shelf.folder)
         for _ in range(40):
             mine.put("name", FILE)
             code = mine.take("name", "facts")
@@ -191,7 +191,7 @@ sys.stdin.read()
 """
 
 
-def test_what_a_killed_run_left_is_removed_by_the_next_and_not_before(shelf: Shelf, tmp_path: Path) -> None:
+def test_what_a_killed_run_left_is_removed_by_the_next_and_not_before(shelf: ObjectStore, tmp_path: Path) -> None:
     assert shelf.folder
     (tmp_path / "temporary").mkdir()
     environment = {**os.environ, "TMPDIR": str(tmp_path / "temporary")}
@@ -223,13 +223,13 @@ def two(number: int) -> Int:
     return number + 2
 
 
-def compiler(folder: Path) -> tuple[code.Code, list[str]]:
-    made, said = code.Code(), list[str]()
-    vars(made).update(shelf=Shelf(folder), library=prebuilt.nothing, say=said.append)
+def compiler(folder: Path) -> tuple[code.CodeCache, list[str]]:
+    made, said = code.CodeCache(), list[str]()
+    vars(made).update(shelf=ObjectStore(folder), library=prebuilt.nothing, say=said.append)
     return made, said
 
 
-def compiled(made: code.Code) -> int:
+def compiled(made: code.CodeCache) -> int:
     """How many had to be, so that all are there and do what they should."""
     before = made.compiled
     for number, function in enumerate((one, two), 1):

@@ -150,7 +150,7 @@ def test_what_would_help_is_said_of_it(machine: pytest.MonkeyPatch) -> None:
     machine.setattr(cpu, "features", lambda: LARGE - {"avx2"})
     machine.setattr(finding, "processor", cpu.processor)
     machine.setattr(finding, "compiles", lambda: False)
-    made, said = finding.Code(), list[str]()
+    made, said = finding.CodeCache(), list[str]()
     vars(made).update(library=prebuilt.nothing, say=said.append)
     assert not made.able() and not made.able()
     assert said == [f"no compiled kernels for {cpu.processor().name}: numpy does their work, many times slower; {HELP}"]

@@ -16,14 +16,14 @@ import numpy as np
 import pytest
 
 from llamatrain.compiler import thread_pool
-from llamatrain.compiler.declare import I32, Entry
-from llamatrain.compiler.thread_pool import INSIDE, OPEN, Table, Team, aligned, fetch_add, load, pause
+from llamatrain.compiler.declare import I32, KernelEntry
+from llamatrain.compiler.thread_pool import INSIDE, OPEN, CallTable, ThreadPool, aligned, fetch_add, load, pause
 from llamatrain.run.signals import ONE
 from tests.compiler.test_cache import COUNT
 from tests.helpers.cli import PROGRAM, ROOT, TINY, environment, text_file
 
 
-@Entry
+@KernelEntry
 def until(lo, hi, thread, word, inside):
     """Goes on until a word says so, and counts who has come."""
     fetch_add(inside, 1)
@@ -31,7 +31,7 @@ def until(lo, hi, thread, word, inside):
         pause()
 
 
-@Entry
+@KernelEntry
 def who(lo, hi, thread, seen: I32, inside, all_of_them):
     """Each thread notes itself, and waits for the others: a block for each, and none does two."""
     seen[thread] += 1
@@ -40,15 +40,15 @@ def who(lo, hi, thread, seen: I32, inside, all_of_them):
         pause()
 
 
-def held(blocks: int, count: int = 0) -> tuple[Table, np.ndarray]:
+def held(blocks: int, count: int = 0) -> tuple[CallTable, np.ndarray]:
     """A table of so many blocks that ends when its first word is set; the second counts those that were begun."""
     words = np.zeros(2, np.int64)
     at = words.ctypes.data
-    return Table([until.call(at, at + 8, items=blocks, block=1)], count or blocks), words
+    return CallTable([until.call(at, at + 8, items=blocks, block=1)], count or blocks), words
 
 
 @contextmanager
-def at_work(table: Table, words: np.ndarray) -> Iterator[np.ndarray]:
+def at_work(table: CallTable, words: np.ndarray) -> Iterator[np.ndarray]:
     """While this is open, two or more are in the table."""
     worker = threading.Thread(target=table)
     worker.start()
@@ -62,13 +62,13 @@ def at_work(table: Table, words: np.ndarray) -> Iterator[np.ndarray]:
         worker.join(10)
 
 
-def counting(rows: int, count: int, items: int = 300) -> tuple[Table, np.ndarray, np.ndarray]:
+def counting(rows: int, count: int, items: int = 300) -> tuple[CallTable, np.ndarray, np.ndarray]:
     arrays, faults = np.zeros((rows, items), np.int32), np.zeros(1, np.int32)
     calls = [
         COUNT.call(arrays[row], arrays[max(0, row - 1)], faults, 1 if row else 0, items, items=items, block=1 + row % 40)
         for row in range(rows)
     ]
-    return Table(calls, count), arrays, faults
+    return CallTable(calls, count), arrays, faults
 
 
 def is_right(rows: int, count: int) -> bool:
@@ -77,14 +77,14 @@ def is_right(rows: int, count: int) -> bool:
     return bool((arrays == 1).all() and not faults[0])
 
 
-def word(team: Team, at: int) -> int:
+def word(team: ThreadPool, at: int) -> int:
     return int(team.words[aligned(team.words)[1] + at // 8])
 
 
 @pytest.fixture
-def team(monkeypatch: pytest.MonkeyPatch) -> Iterator[Team]:
+def team(monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadPool]:
     """One of this test's own."""
-    made = Team()
+    made = ThreadPool()
     monkeypatch.setattr(thread_pool, "team", made)
     yield made
     assert not word(made, INSIDE) and not word(made, OPEN) and not made.turn.locked()
@@ -94,18 +94,18 @@ def team(monkeypatch: pytest.MonkeyPatch) -> Iterator[Team]:
 
 
 @pytest.mark.parametrize("count", [2, 3, 7])
-def test_each_thread_has_a_number_of_its_own(count: int, team: Team) -> None:
+def test_each_thread_has_a_number_of_its_own(count: int, team: ThreadPool) -> None:
     """More of them than processors, too."""
     for _ in range(3):
         seen, inside = np.zeros(count, np.int32), np.zeros(1, np.int64)
-        Table([who.call(seen, inside.ctypes.data, count, items=count, block=1)], count)()
+        CallTable([who.call(seen, inside.ctypes.data, count, items=count, block=1)], count)()
         assert (seen == 1).all()
     assert len(team.asleep) == count - 1
 
 
 def test_threads_keep_what_they_look_at() -> None:
     """A team that is gone left helpers behind who looked into memory that another team had by then."""
-    made = Team()
+    made = ThreadPool()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(thread_pool, "team", made)
         assert is_right(3, 2)
@@ -115,7 +115,7 @@ def test_threads_keep_what_they_look_at() -> None:
     assert words() is not None
 
 
-def test_no_more_help_than_was_asked_for(team: Team) -> None:
+def test_no_more_help_than_was_asked_for(team: ThreadPool) -> None:
     """Though others were hired before; who was late for that table, on a machine that is busy, is not the next time."""
     assert is_right(3, 6) and len(team.asleep) == 5
     begun = list[int]()
@@ -126,7 +126,7 @@ def test_no_more_help_than_was_asked_for(team: Team) -> None:
     assert 2 in begun, begun
 
 
-def test_one_table_at_a_time_has_the_team(team: Team) -> None:
+def test_one_table_at_a_time_has_the_team(team: ThreadPool) -> None:
     """Another waits; what needs no team does not."""
     table, arrays, faults = counting(5, 2)
     waiting = threading.Thread(target=table)
@@ -138,17 +138,17 @@ def test_one_table_at_a_time_has_the_team(team: Team) -> None:
     assert (arrays == 1).all() and not faults[0]
 
 
-def test_a_row_of_one_block_wakes_nobody(team: Team, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_of_one_block_wakes_nobody(team: ThreadPool, monkeypatch: pytest.MonkeyPatch) -> None:
     array = np.zeros(100, np.int32)
-    table = Table([COUNT.call(array, array, array, 0, 0, items=100, block=100)] * 5, 8)
+    table = CallTable([COUNT.call(array, array, array, 0, 0, items=100, block=100)] * 5, 8)
     table()
     assert table.threads == 1 and not team.asleep and (array == 5).all()
-    empty = Table([COUNT.call(array, array, array, 0, 0, items=0, block=8)], 8)
+    empty = CallTable([COUNT.call(array, array, array, 0, 0, items=0, block=8)], 8)
     empty()
     assert not team.asleep and (array == 5).all()
 
 
-def test_tables_of_ever_other_numbers_of_threads(team: Team) -> None:
+def test_tables_of_ever_other_numbers_of_threads(team: ThreadPool) -> None:
     tables = [counting(1 + at % 7, 1 + at % 5, items=60) for at in range(40)]
     for turn in range(10):
         for table, arrays, faults in tables:
@@ -158,7 +158,7 @@ def test_tables_of_ever_other_numbers_of_threads(team: Team) -> None:
     assert len(team.asleep) == 4
 
 
-def test_many_threads_of_python_run_tables_at_once(team: Team) -> None:
+def test_many_threads_of_python_run_tables_at_once(team: ThreadPool) -> None:
     wrong = list[int]()
 
     def work(count: int) -> None:
@@ -172,7 +172,7 @@ def test_many_threads_of_python_run_tables_at_once(team: Team) -> None:
     assert not wrong and not any(each.is_alive() for each in workers)
 
 
-def test_where_no_more_threads_can_be_had_those_that_are_there_do_it(team: Team, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_no_more_threads_can_be_had_those_that_are_there_do_it(team: ThreadPool, monkeypatch: pytest.MonkeyPatch) -> None:
     assert is_right(4, 2)
 
     def refused(*_: object) -> None:
@@ -188,7 +188,7 @@ def test_where_no_more_threads_can_be_had_those_that_are_there_do_it(team: Team,
 # ---- sleep -----------------------------------------------------------------
 
 
-def test_nobody_spins_between_runs(team: Team) -> None:
+def test_nobody_spins_between_runs(team: ThreadPool) -> None:
     assert is_right(50, 4)
     time.sleep(0.05)
     before = time.process_time()
@@ -203,7 +203,7 @@ class Interrupting:
         raise KeyboardInterrupt
 
 
-def test_an_interrupt_on_the_way_in_leaves_nobody_in_the_table(team: Team) -> None:
+def test_an_interrupt_on_the_way_in_leaves_nobody_in_the_table(team: ThreadPool) -> None:
     """Whose memory is another's by the time that somebody looks for work in it."""
     assert is_right(4, 3)
     first, second = team.asleep

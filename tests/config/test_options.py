@@ -9,33 +9,33 @@ from typing import Any
 import pytest
 import tomli_w
 
-from llamatrain.adapters.options import LoraOptions
-from llamatrain.config.options import Checked, OptionError, build, declared, from_plain, plain
+from llamatrain.adapters.options import AdapterOptions
+from llamatrain.config.options import OptionError, Options, build, declared, from_plain, plain
 from llamatrain.config.toml import BaseArgument, DataArgument, config_text, read_config
 from llamatrain.config.units import Duration, Size
 from llamatrain.data.options import DataOptions
 from llamatrain.errors import FileError, UsageError
 from llamatrain.graph.remat_policy import NAMED
 from llamatrain.model.options import ModelOptions
-from llamatrain.run.extra_output_options import OutOptions
-from llamatrain.run.lora_options import TuneOptions
-from llamatrain.run.options import PlaceOptions, RunOptions, TrainOptions
+from llamatrain.run.extra_output_options import ExtraOutputOptions
+from llamatrain.run.lora_options import LoraOptions
+from llamatrain.run.options import RunFolderOptions, RunOptions, TrainOptions
 from llamatrain.sample.options import SamplingOptions
 
 CLASSES = (
     ModelOptions,
-    TuneOptions,
     LoraOptions,
+    AdapterOptions,
     DataOptions,
     TrainOptions,
     RunOptions,
-    PlaceOptions,
-    OutOptions,
+    RunFolderOptions,
+    ExtraOutputOptions,
     SamplingOptions,
 )
 HUGE = 10**5000
 
-WRONG: list[tuple[type[Checked], dict[str, Any], str]] = [
+WRONG: list[tuple[type[Options], dict[str, Any], str]] = [
     (TrainOptions, {"batch": 0}, "0 cannot be; it takes 1 to 65536"),
     (TrainOptions, {"batch": 1 << 31}, "2147483648 cannot be; it takes 1 to 65536"),
     (TrainOptions, {"batch": HUGE}, "so large a number cannot be; it takes 1 to 65536"),
@@ -59,19 +59,19 @@ WRONG: list[tuple[type[Checked], dict[str, Any], str]] = [
     ),
     (ModelOptions, {"norm_rms_eps": 1.0}, "1 cannot be; it takes more than 0 and less than 1, such as 1e-5"),
     (ModelOptions, {"vocab_size": "many"}, "'many' cannot be; it takes a number of tokens, such as 4096, or the word bytes"),
-    (TuneOptions, {"ctx": 1 << 21}, "2097152 cannot be; it takes 1 to 1048576"),
-    (TuneOptions, {"rank": ("attn_q=16", "attn_k")}, "'attn_k' cannot be; it takes a weight and a rank, such as attn_q=16"),
-    (TuneOptions, {"target": "attn_q"}, "'attn_q' cannot be; it takes a list"),
-    (LoraOptions, {"lora_scaled": (("a", 1e9),)}, "a 1e+09 cannot be; it takes a file and a number such as 0.5"),
-    (LoraOptions, {"lora_scaled": (("a",),)}, "'a' cannot be; it takes a file and a number such as 0.5"),
+    (LoraOptions, {"ctx": 1 << 21}, "2097152 cannot be; it takes 1 to 1048576"),
+    (LoraOptions, {"rank": ("attn_q=16", "attn_k")}, "'attn_k' cannot be; it takes a weight and a rank, such as attn_q=16"),
+    (LoraOptions, {"target": "attn_q"}, "'attn_q' cannot be; it takes a list"),
+    (AdapterOptions, {"lora_scaled": (("a", 1e9),)}, "a 1e+09 cannot be; it takes a file and a number such as 0.5"),
+    (AdapterOptions, {"lora_scaled": (("a",),)}, "'a' cannot be; it takes a file and a number such as 0.5"),
     (SamplingOptions, {"stop": ("",)}, r"'' cannot be; it takes what ends the generated text, such as '\n\n'"),
-    (PlaceOptions, {"out": "a\0b"}, r"'a\x00b' cannot be; it takes a path"),
+    (RunFolderOptions, {"out": "a\0b"}, r"'a\x00b' cannot be; it takes a path"),
 ]
 
 
 @pytest.mark.parametrize(("cls", "values", "told"), WRONG)
 def test_what_cannot_be_is_told_by_the_name_that_it_has_there(
-    cls: type[Checked], values: dict[str, Any], told: str, tmp_path: Path
+    cls: type[Options], values: dict[str, Any], told: str, tmp_path: Path
 ) -> None:
     ((name, value),) = values.items()
     key = name.replace("_", "-")
@@ -90,16 +90,16 @@ def test_what_cannot_be_is_told_by_the_name_that_it_has_there(
         assert str(refused.value) == f"{toml}: {key} {told}"
 
 
-TOGETHER: list[tuple[type[Checked], dict[str, Any], str]] = [
+TOGETHER: list[tuple[type[Options], dict[str, Any], str]] = [
     (DataOptions, {"val": ("a",), "val_split": 0.1}, "--val and --val-split exclude each other: validation"),
     (DataOptions, {"pack": True, "fill_with_next_samples": True}, "--pack and --fill-with-next-samples exclude each other"),
     (DataOptions, {"overlapping_samples": True, "sample_start": "a", "val_split": 0.1}, "--val-split cannot keep samples"),
     (ModelOptions, {"vocab_size": "9", "vocab_from": "a"}, "--vocab-size and --vocab-from exclude each other: learn"),
     (ModelOptions, {"embd": 100}, "8 heads do not divide a width of 100 (--head, --embd)"),
     (ModelOptions, {"embd": 8}, "a head of 8 / 8 = 1 elements is odd; they turn in pairs (--head, --embd)"),
-    (PlaceOptions, {"resume": "a", "overwrite": True}, "--resume and --overwrite exclude each other: go on"),
-    (PlaceOptions, {"resume": "a", "config": "b"}, "--resume and --config exclude each other: a run that goes on"),
-    (PlaceOptions, {"resume": "a", "checkpoint_in": "b"}, "--resume and --checkpoint-in exclude each other: both"),
+    (RunFolderOptions, {"resume": "a", "overwrite": True}, "--resume and --overwrite exclude each other: go on"),
+    (RunFolderOptions, {"resume": "a", "config": "b"}, "--resume and --config exclude each other: a run that goes on"),
+    (RunFolderOptions, {"resume": "a", "checkpoint_in": "b"}, "--resume and --checkpoint-in exclude each other: both"),
     (TrainOptions, {"lr_min": 1.0}, "--lr-min 1 must not be more than --lr 0.001"),
     (TrainOptions, {"flash": False, "loss": "squared-error"}, "--no-flash and --loss squared-error exclude each other"),
     (TrainOptions, {"restart_growth": 2.0, "schedule": "linear"}, "--restart-growth 2 takes the cosine schedule"),
@@ -107,7 +107,7 @@ TOGETHER: list[tuple[type[Checked], dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("cls", "values", "told"), TOGETHER)
-def test_what_cannot_be_together(cls: type[Checked], values: dict[str, Any], told: str) -> None:
+def test_what_cannot_be_together(cls: type[Options], values: dict[str, Any], told: str) -> None:
     with pytest.raises(OptionError) as error:
         build(cls, values)
     assert str(error.value).startswith(told)
@@ -120,7 +120,7 @@ def test_values_become_what_their_fields_are() -> None:
     train = build(TrainOptions, {"lr": 1, "memory": "6GB", "iters": None, "another's": 3})
     assert (type(train.lr), train.memory, train.batch) == (float, Size(6_000_000_000), 8)
     assert build(RunOptions, {"max_time": "2h"}).max_time == Duration(7200)
-    assert build(LoraOptions, {"lora": ["a"], "lora_scaled": [["b", 2]]}) == LoraOptions((Path("a"),), ((Path("b"), 2.0),))
+    assert build(AdapterOptions, {"lora": ["a"], "lora_scaled": [["b", 2]]}) == AdapterOptions((Path("a"),), ((Path("b"), 2.0),))
     assert build(ModelOptions, {"vocab_size": 300, "vocab_from": None}).vocab_size == "300"
     assert replace(train, batch=3).batch == 3
     with pytest.raises(OptionError, match="--batch 0 cannot be"):
@@ -128,7 +128,7 @@ def test_values_become_what_their_fields_are() -> None:
 
 
 @pytest.mark.parametrize("cls", CLASSES)
-def test_every_option_is_declared_whole(cls: type[Checked]) -> None:
+def test_every_option_is_declared_whole(cls: type[Options]) -> None:
     """With a sentence and a panel; its default is one that can be, and is what is kept and read again."""
     made = build(cls, {})
     for each in declared(cls).values():
@@ -148,14 +148,14 @@ def test_what_is_computed_again_is_told_of() -> None:
 def test_a_file_of_options_is_read_as_it_was_written(tmp_path: Path) -> None:
     train = TrainOptions(lr=1e-5, memory=Size.parse("2GB"), remat="3")
     data = DataOptions(val=("a b", 'quo"te\\', "line\nbreak", "\x7fü"), shuffle=False)
-    lora = LoraOptions(lora_scaled=((Path("a"), 0.5), (Path("b"), 1.0)))
+    lora = AdapterOptions(lora_scaled=((Path("a"), 0.5), (Path("b"), 1.0)))
     text = config_text("two\nlines", ("x.txt", "-"), (train, data, lora), {"past", "delta"}, base="b.gguf")
     assert text.startswith('# two\n# lines\nbase = "b.gguf"\ndata = [') and "past" not in text
     assert tomllib.loads(text)["lr"] == 1e-5
     (tmp_path / "c.toml").write_text(text, "utf-8")
-    found = read_config(tmp_path / "c.toml", TrainOptions, DataOptions, LoraOptions, BaseArgument)
+    found = read_config(tmp_path / "c.toml", TrainOptions, DataOptions, AdapterOptions, BaseArgument)
     assert (found.pop("base"), found.pop("data")) == ("b.gguf", ("x.txt", "-"))
-    assert (build(TrainOptions, found), build(DataOptions, found), build(LoraOptions, found)) == (train, data, lora)
+    assert (build(TrainOptions, found), build(DataOptions, found), build(AdapterOptions, found)) == (train, data, lora)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llamatrain.data import token_cache
-from llamatrain.data.batches import Batch, Rows, State
+from llamatrain.data.batches import Batch, Batches, CursorState
 from llamatrain.data.dataset import open_corpus
 from llamatrain.data.options import DataOptions
 from llamatrain.data.shuffle import Permutation
@@ -29,10 +29,10 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     token_cache.cache_folder.cache_clear()
 
 
-def open_rows(name: str, ctx: int, seed: int = 0, add_bos: bool = True, **options: object) -> Rows:
+def open_rows(name: str, ctx: int, seed: int = 0, add_bos: bool = True, **options: object) -> Batches:
     chosen = DataOptions(**options)  # type: ignore[arg-type]
     corpus, _ = open_corpus([name], ByteTokenizer(add_bos=add_bos), chosen, ctx, seed)
-    return Rows(corpus, chosen, seed, EOS, BOS)
+    return Batches(corpus, chosen, seed, EOS, BOS)
 
 
 def text(content: str) -> str:
@@ -242,7 +242,7 @@ def test_resuming_gives_the_same_rows(
     rows, other = (open_rows(name, 24, seed, **options) for seed in (3, 4))
     for _ in range(done):
         rows.batch(batch)
-    kept = State(*json.loads(json.dumps(rows.state)))
+    kept = CursorState(*json.loads(json.dumps(rows.state)))
     assert other.restore(kept) and other.state == rows.state
     assert all(same(rows.batch(batch), other.batch(batch)) for _ in range(6))
 

@@ -14,7 +14,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from llamatrain.data import find_files, token_cache
-from llamatrain.data.dataset import Corpus, named, open_corpus
+from llamatrain.data.dataset import Dataset, named, open_corpus
 from llamatrain.data.find_files import DataFile, find_sources
 from llamatrain.data.options import DataOptions, unescape
 from llamatrain.data.readers import text as samples
@@ -44,15 +44,15 @@ def lines(*rows: object) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
-def corpus(*data: str, ctx: int = 64, tokenizer: ByteTokenizer | None = None, seed: int = 0, **options: object) -> Corpus:
+def corpus(*data: str, ctx: int = 64, tokenizer: ByteTokenizer | None = None, seed: int = 0, **options: object) -> Dataset:
     return open_corpus(data, tokenizer or ByteTokenizer(), DataOptions(**options), ctx, seed)[0]  # type: ignore[arg-type]
 
 
-def texts(made: Corpus) -> list[str]:
+def texts(made: Dataset) -> list[str]:
     return [ByteTokenizer().decode(made[number].tokens).decode() for number in range(len(made))]
 
 
-def trained(made: Corpus) -> list[str]:
+def trained(made: Dataset) -> list[str]:
     tokenizer = ByteTokenizer()
     return [tokenizer.decode(tokens[weights > 0]).decode() for tokens, weights, _ in (made[i] for i in range(len(made)))]
 

@@ -12,8 +12,8 @@ import pytest
 from llamatrain.data.encode import Encoder
 from llamatrain.data.find_files import find_sources
 from llamatrain.data.options import DataOptions
-from llamatrain.data.records import Chat
-from llamatrain.data.tokenizer.special_names import Ends
+from llamatrain.data.records import ChatRecord
+from llamatrain.data.tokenizer.special_names import EndTokens
 from tests.helpers.byte_tokenizer import CLOSE, EOS, ByteTokenizer
 
 LINE = json.dumps({"text": "some words"}) + "\n"
@@ -46,7 +46,7 @@ def test_a_pipe_is_read_once_and_kept(tmp_path: Path) -> None:
     assert (source.name, source.kind, source.path.read_text()) == (str(pipe), "lines", LINE)
 
 
-PLAIN_ENDS = Ends(frozenset({EOS}), frozenset({EOS}))
+PLAIN_ENDS = EndTokens(frozenset({EOS}), frozenset({EOS}))
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Plain(ByteTokenizer):
     """To this vocabulary the fallback's end mark is text."""
 
     eot: int | None = None
-    ends: Ends = PLAIN_ENDS
+    ends: EndTokens = PLAIN_ENDS
 
     def encode(self, text: str | bytes, *, special: bool = False, start: bool = True) -> np.ndarray:
         ids = super().encode(text, special=special)
@@ -68,6 +68,6 @@ def test_every_answer_ends_with_a_token_that_a_model_can_stop_at() -> None:
     tokenizer = Plain()
     encoder = Encoder(tokenizer, DataOptions(), ctx=512)
     with encoder.template:
-        samples = encoder._document(Chat(messages))
+        samples = encoder._document(ChatRecord(messages))
     assert [tokenizer.decode(sample.tokens[sample.marks == 1]) for sample in samples] == [b"hello</s>", b"bye</s>"]
     assert all(sample.tokens[-1] == EOS and (sample.tokens == EOS).sum() == 1 for sample in samples)

@@ -12,17 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llamatrain.data import token_cache
-from llamatrain.data.batches import Batch, State
+from llamatrain.data.batches import Batch, CursorState
 from llamatrain.data.dataset import open_corpus
 from llamatrain.data.options import DataOptions
 from llamatrain.data.preference_records import Compare
 from llamatrain.data.shuffle import Order
 from llamatrain.data.sine import Sine
-from llamatrain.data.token_cache import OnDisk
+from llamatrain.data.token_cache import DiskArray
 from llamatrain.preference.batches import rows_of
 from llamatrain.preference.dataset import KINDS
 from llamatrain.run.dataset import CountedBatches
-from llamatrain.train.parallel.batch_shard import Dealt
+from llamatrain.train.parallel.batch_shard import BatchShard
 from llamatrain.train.prefetch import ReadAhead
 from tests.helpers.byte_tokenizer import BOS, EOS, ByteTokenizer
 
@@ -105,7 +105,7 @@ def test_skipped_rows_change_nothing(kind: str, moves: list[tuple[bool, int]], f
             one.skip(count)
         assert one.state == other.state
         if data.draw(st.booleans()):
-            kept = State(*json.loads(json.dumps(one.state)))
+            kept = CursorState(*json.loads(json.dumps(one.state)))
             one = KIND[kind](4)
             assert one.restore(kept)
 
@@ -113,13 +113,13 @@ def test_skipped_rows_change_nothing(kind: str, moves: list[tuple[bool, int]], f
 @kinds
 def test_of_what_is_gone_past_nothing_is_read(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rows, reads = KIND[kind](0), list[int]()
-    read = OnDisk.read
+    read = DiskArray.read
 
-    def counted(array: OnDisk, begin: int, end: int) -> np.ndarray:
+    def counted(array: DiskArray, begin: int, end: int) -> np.ndarray:
         reads.append(end - begin)
         return read(array, begin, end)
 
-    monkeypatch.setattr(OnDisk, "read", counted)
+    monkeypatch.setattr(DiskArray, "read", counted)
     rows.skip(700)
     assert set(reads) <= ({1} if kind in ("text, filled", "text, filled, anywhere", "filled") else set()), "whether one ends"
     reads.clear()
@@ -139,8 +139,8 @@ def test_a_validation_is_shared_out(kind: str, of: int, monkeypatch: pytest.Monk
 
 
 def test_others_batches_of_a_validation_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    read, reads = OnDisk.read, list[int]()
-    monkeypatch.setattr(OnDisk, "read", lambda *place: (reads.append(0), read(*place))[1])
+    read, reads = DiskArray.read, list[int]()
+    monkeypatch.setattr(DiskArray, "read", lambda *place: (reads.append(0), read(*place))[1])
     for _ in KIND["packed"](1).once(5):
         pass
     every = len(reads)
@@ -155,7 +155,7 @@ def test_others_batches_of_a_validation_are_not_read(monkeypatch: pytest.MonkeyP
 @kinds
 def test_each_has_its_own_and_all_stand_alike(kind: str) -> None:
     batches, parts = 7, [range(1), range(1, 4), range(4, 7)]
-    whole, dealt = KIND[kind](2), [Dealt(KIND[kind](2), batches, own) for own in parts]
+    whole, dealt = KIND[kind](2), [BatchShard(KIND[kind](2), batches, own) for own in parts]
     for _ in range(30):
         assert all(each.state == whole.state for each in dealt)
         made = [arrays(whole.batch(3)) for _ in range(batches)]
@@ -165,14 +165,14 @@ def test_each_has_its_own_and_all_stand_alike(kind: str) -> None:
 
 def test_who_has_all_skips_none(monkeypatch: pytest.MonkeyPatch) -> None:
     rows, whole = KIND["packed"](2), KIND["packed"](2)
-    dealt = Dealt(rows, 3, range(3))
+    dealt = BatchShard(rows, 3, range(3))
     for _ in range(7):
         assert arrays(dealt.batch(2)) == arrays(whole.batch(2)) and dealt.state == whole.state
     assert list(map(arrays, dealt.once(9, 1, 2))) == list(map(arrays, whole.once(9, 1, 2)))
 
 
 def test_they_are_read_ahead() -> None:
-    whole, dealt = KIND["packed"](2), Dealt(KIND["packed"](2), 4, range(1, 3))
+    whole, dealt = KIND["packed"](2), BatchShard(KIND["packed"](2), 4, range(1, 3))
     with ReadAhead(dealt, 2, ready=4, left=12) as ahead:
         for _ in range(6):
             assert ahead.state == whole.state
@@ -184,7 +184,7 @@ def test_they_are_read_ahead() -> None:
 @pytest.mark.parametrize("own", [range(0), range(2, 2), range(3, 5), range(-1, 2), range(0, 4, 2)])
 def test_nobody_has_none(own: range) -> None:
     with pytest.raises(ValueError, match="of 4 batches: each process has some"):
-        Dealt(KIND["a wave"](0), 4, own)
+        BatchShard(KIND["a wave"](0), 4, own)
 
 
 # ---- the order ----------------------------------------------------------------
@@ -220,5 +220,5 @@ def test_rows_end_with_an_epoch(kind: str, count: int) -> None:
         taken += there
     assert (rows.state.epoch, rows.state.row) == (2, 0) or "filled" in kind
     for each in (rows, KIND[kind](4)):
-        assert each.restore(State(*json.loads(json.dumps(rows.state))))
+        assert each.restore(CursorState(*json.loads(json.dumps(rows.state))))
         assert each.batch(3).empty == 3 and each.state == rows.state

@@ -21,13 +21,13 @@ import numpy as np
 import pytest
 
 from llamatrain.data import token_cache
-from llamatrain.data.token_cache import Bounds, Store, StoreWriter, stored
+from llamatrain.data.token_cache import StoreLimits, TokenStore, TokenStoreWriter, stored
 from llamatrain.errors import DataError
 from llamatrain.platform import cache_dir, temp_files, terminal
 from llamatrain.platform.temp_files import removed
 
 TOKENS = np.arange(100_000, dtype=np.int32)
-BOUNDS = Bounds(ids=len(TOKENS), files=1, documents=100)
+BOUNDS = StoreLimits(ids=len(TOKENS), files=1, documents=100)
 
 
 @pytest.fixture(autouse=True)
@@ -39,12 +39,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     cache_dir.passing.cache_clear()
 
 
-def fill(writer: StoreWriter) -> None:
+def fill(writer: TokenStoreWriter) -> None:
     writer.write(TOKENS, (TOKENS % 2).astype(np.uint8))
     writer.end(0, 1)
 
 
-def never(writer: StoreWriter) -> None:
+def never(writer: TokenStoreWriter) -> None:
     raise AssertionError("the entry is there")
 
 
@@ -52,7 +52,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def check(store: Store) -> None:
+def check(store: TokenStore) -> None:
     assert store.marks is not None and store.key == "key"
     np.testing.assert_array_equal(store.tokens.read(0, len(TOKENS)), TOKENS)
     np.testing.assert_array_equal(store.tokens.read(70, 90), TOKENS[70:90])
@@ -262,7 +262,7 @@ def test_an_entry_that_is_cut_while_it_is_read_is_named(folder: Path) -> None:
 def test_a_faster_run_s_entry_stays_in_its_place(folder: Path) -> None:
     places = list[int]()
 
-    def slow(writer: StoreWriter) -> None:
+    def slow(writer: TokenStoreWriter) -> None:
         stored("key", fill, BOUNDS)
         places.append((folder / "key").stat().st_ino)
         fill(writer)
@@ -336,7 +336,7 @@ def test_runs_at_once_do_not_disturb_each_other(tmp_path: Path, folder: Path) ->
 
 
 def test_errors_of_the_sources_are_not_the_cache_s(folder: Path) -> None:
-    def broken(writer: StoreWriter) -> None:
+    def broken(writer: TokenStoreWriter) -> None:
         fill(writer)
         raise io.UnsupportedOperation("underlying stream is not seekable")
 
@@ -358,7 +358,7 @@ def test_errors_of_the_cache_name_its_folder(folder: Path, monkeypatch: pytest.M
 def test_a_disk_that_is_full_is_said_once(folder: Path) -> None:
     """What stays in the buffer fails a second time as the file is closed."""
 
-    def full(writer: StoreWriter) -> None:
+    def full(writer: TokenStoreWriter) -> None:
         writer.files["tokens"].close()
         writer.files["tokens"] = Path("/dev/full").open("wb")  # noqa: SIM115
         writer.write(TOKENS[:10])

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from llamatrain.distributed.launcher import Launched, launched
-from llamatrain.distributed.single import Alone
+from llamatrain.distributed.launcher import LaunchInfo, launched
+from llamatrain.distributed.single import SingleProcess
 from tests.helpers import mpi_programs
 from tests.helpers.cli import Done, environment
 from tests.helpers.mpi_programs import Started, alone, descendants, needs_mpi, python
@@ -43,20 +43,20 @@ def together(count: int, *words: object) -> Done:
     ("told", "found"),
     [
         ({}, None),
-        ({"PMI_RANK": "3", "PMI_SIZE": "4"}, Launched(3, 4, joined=True)),
-        ({"PMIX_RANK": "0"}, Launched(0, None, joined=True)),
-        ({"PMIX_RANK": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}, Launched(1, 2, joined=True)),
-        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "PMIX_RANK": "1"}, Launched(1, 2, joined=True)),
-        ({"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}, Launched(1, 2, joined=False)),
+        ({"PMI_RANK": "3", "PMI_SIZE": "4"}, LaunchInfo(3, 4, joined=True)),
+        ({"PMIX_RANK": "0"}, LaunchInfo(0, None, joined=True)),
+        ({"PMIX_RANK": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}, LaunchInfo(1, 2, joined=True)),
+        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "PMIX_RANK": "1"}, LaunchInfo(1, 2, joined=True)),
+        ({"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}, LaunchInfo(1, 2, joined=False)),
         ({"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, None),  # a shell on a node that was allocated
-        ({"PMI_RANK": "0", "PMI_SIZE": "2", "SLURM_STEP_NUM_TASKS": "9"}, Launched(0, 2, joined=True)),  # mpiexec within a step
+        ({"PMI_RANK": "0", "PMI_SIZE": "2", "SLURM_STEP_NUM_TASKS": "9"}, LaunchInfo(0, 2, joined=True)),  # mpiexec within a step
         ({"PMI_RANK": ""}, None),
         ({"PMI_RANK": "-1", "PMI_SIZE": "two"}, None),
         ({"PMI_RANK": "٣"}, None),
         ({"PMI_RANK": "9" * 5000, "SLURM_STEP_NUM_TASKS": "0x2"}, None),
     ],
 )
-def test_what_a_launcher_says(told: dict[str, str], found: Launched | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_launcher_says(told: dict[str, str], found: LaunchInfo | None, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in OURS:
         monkeypatch.delenv(name, raising=False)
     for name, value in told.items():
@@ -157,7 +157,7 @@ def test_what_differs_first_is_named(words: tuple[str, ...], code: int, told: st
 
 
 def test_one_that_is_alone_differs_from_nobody() -> None:
-    there = Alone()
+    there = SingleProcess()
     there.compared({"base": 1})
     there.doing(1, "anything")
     with there.watch(1, lambda: ""), there.agreed():

@@ -10,7 +10,7 @@ import pytest
 
 from llamatrain.data import find_files
 from llamatrain.data.find_files import find_sources
-from llamatrain.distributed.comm import Alone
+from llamatrain.distributed.comm import SingleProcess
 from llamatrain.distributed.once import made_here_once, made_once
 from llamatrain.errors import DataError
 from tests.helpers.mpi_programs import needs_mpi, python
@@ -77,7 +77,7 @@ def test_who_is_alone_makes_all() -> None:
 
 
 def test_what_only_one_can_read_is_refused_to_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    several = Alone()
+    several = SingleProcess()
     several.size = 4
     monkeypatch.setattr(find_files, "world", lambda: several)
     os.mkfifo(pipe := tmp_path / "pipe")

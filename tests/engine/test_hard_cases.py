@@ -8,7 +8,7 @@ import tempfile
 import numpy as np
 import pytest
 
-from llamatrain.compiler.store import Shelf
+from llamatrain.compiler.store import ObjectStore
 from llamatrain.engine.backend import backend_of
 from llamatrain.engine.plan import plan
 from llamatrain.engine.program import Program
@@ -188,7 +188,7 @@ def test_without_a_home_things_are_kept_while_the_program_runs(monkeypatch: pyte
     monkeypatch.setattr("os.path.expanduser", lambda path: path)  # as it is where the home is not known
     folder = cache_dir.cache_folder("x")
     assert folder is not None and folder.is_relative_to(tempfile.gettempdir()) and cache_dir.wanted("x") is None
-    kernels = Shelf(cache_dir.wanted("x"))
+    kernels = ObjectStore(cache_dir.wanted("x"))
     kernels.put("name", b"file")
     assert kernels.trouble == "there is no home" and kernels.loose == {"name": b"file"}
     monkeypatch.setattr("tempfile.mkdtemp", lambda **_: no_room())

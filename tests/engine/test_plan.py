@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from llamatrain.engine.allocator import LIMITLESS, Block, Taken, in_order, loads_of, placed
+from llamatrain.engine.allocator import LIMITLESS, Allocation, LiveIntervals, in_order, loads_of, placed
 from llamatrain.engine.backend import backend_of
 from llamatrain.engine.plan import Plan, Scratch, plan
 from llamatrain.engine.program import Program
@@ -184,7 +184,7 @@ def test_both_orders_can_be_run(graph: RandomGraph, left_to_right: bool) -> None
 @often
 @given(st.lists(st.tuples(st.integers(0, 700), st.integers(0, 20), st.integers(0, 20)), max_size=40))
 def test_places_for_random_lives(lives: list[tuple[int, int, int]]) -> None:
-    blocks = [Block(size, min(a, b), max(a, b)) for size, a, b in lives]
+    blocks = [Allocation(size, min(a, b), max(a, b)) for size, a, b in lives]
     offsets, (arena,) = placed(blocks)
     spans = [(at, at + rounded(block.size)) for at, block in zip(offsets, blocks, strict=True)]
     for (block, (start, end)), (other, (begin, close)) in combinations(zip(blocks, spans, strict=True), 2):
@@ -196,13 +196,19 @@ def test_places_for_random_lives(lives: list[tuple[int, int, int]]) -> None:
 
 def test_the_smallest_gap_that_will_do_is_taken() -> None:
     early, late, always = (0, 1), (2, 3), (0, 3)
-    blocks = [Block(960, *early), Block(896, *always), Block(832, *early), Block(768, *always), Block(640, *late)]
+    blocks = [
+        Allocation(960, *early),
+        Allocation(896, *always),
+        Allocation(832, *early),
+        Allocation(768, *always),
+        Allocation(640, *late),
+    ]
     offsets, (arena,) = placed(blocks)
     assert arena == 960 + 896 + 832 + 768
     assert offsets == [0, 960, 960 + 896, 960 + 896 + 832, 960 + 896]
 
 
-def by_looking_at_all(blocks: list[Block], order: list[int]) -> list[int]:
+def by_looking_at_all(blocks: list[Allocation], order: list[int]) -> list[int]:
     """The same rule in its plainest form."""
     offsets = [0] * len(blocks)
     done: list[int] = []
@@ -220,19 +226,19 @@ def by_looking_at_all(blocks: list[Block], order: list[int]) -> list[int]:
 @often
 @given(st.lists(st.tuples(st.integers(1, 700), st.integers(0, 40), st.integers(0, 40)), max_size=40), st.randoms())
 def test_places_are_those_that_looking_at_all_would_find(lives: list[tuple[int, int, int]], rng: random.Random) -> None:
-    blocks = [Block(size, min(a, b), max(a, b)) for size, a, b in lives]
+    blocks = [Allocation(size, min(a, b), max(a, b)) for size, a, b in lives]
     order = rng.sample(range(len(blocks)), len(blocks))
     assert in_order(blocks, order, LIMITLESS)[0] == by_looking_at_all(blocks, order)
 
 
-def largest_first(blocks: list[Block]) -> list[int]:
+def largest_first(blocks: list[Allocation]) -> list[int]:
     return sorted(range(len(blocks)), key=lambda number: (-blocks[number].size, blocks[number].first))
 
 
 @often
 @given(st.lists(st.tuples(st.integers(1, 700), st.integers(0, 40), st.integers(0, 40)), min_size=1, max_size=40))
 def test_an_arena_is_never_larger_than_with_the_largest_first(lives: list[tuple[int, int, int]]) -> None:
-    blocks = [Block(size, min(a, b), max(a, b)) for size, a, b in lives]
+    blocks = [Allocation(size, min(a, b), max(a, b)) for size, a, b in lives]
     fullest = max(sum(rounded(block.size) for block in blocks if block.first <= time <= block.last) for time in range(41))
     assert fullest == loads_of(blocks).max() <= sum(placed(blocks)[1])
     assert sum(placed(blocks)[1]) <= sum(in_order(blocks, largest_first(blocks), LIMITLESS)[1])
@@ -241,7 +247,7 @@ def test_an_arena_is_never_larger_than_with_the_largest_first(lives: list[tuple[
 @pytest.mark.parametrize("precision", ["f32", "bf16"])
 def test_no_gaps_are_left_beside_gradients_that_stay(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of layers that are made again, each between more of them: what is there at the fullest moment is all that is taken."""
-    model, seen = llama(M), list[list[Block]]()
+    model, seen = llama(M), list[list[Allocation]]()
     made = hold(differentiate(model.loss, model.trained, precision=precision, borders=model.borders, remat="block"), whole=False)
     monkeypatch.setattr("llamatrain.engine.plan.placed", lambda blocks, most: seen.append(blocks) or placed(blocks, most))
     laid = plan([made.loss, *made.first], scratch=backend_of("cpu", 2).scratch)
@@ -252,10 +258,10 @@ def test_no_gaps_are_left_beside_gradients_that_stay(precision: str, monkeypatch
 def looked_at(layers: int, monkeypatch: pytest.MonkeyPatch) -> int:
     """How many intervals are looked at to place what layers keep until their gradients, and what they need for a moment."""
     seen = list[int]()
-    during = Taken.during
-    monkeypatch.setattr(Taken, "during", lambda self, block: seen.append(len(during(self, block))) or during(self, block))
-    moments = [Block(320, time, time + 1) for time in range(2 * layers)]
-    placed([*(Block(size, layer, 2 * layers - layer) for layer in range(layers) for size in (640, 128)), *moments])
+    during = LiveIntervals.during
+    monkeypatch.setattr(LiveIntervals, "during", lambda self, block: seen.append(len(during(self, block))) or during(self, block))
+    moments = [Allocation(320, time, time + 1) for time in range(2 * layers)]
+    placed([*(Allocation(size, layer, 2 * layers - layer) for layer in range(layers) for size in (640, 128)), *moments])
     monkeypatch.undo()
     return sum(seen)
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from llamatrain.engine.allocator import Block, placed
+from llamatrain.engine.allocator import Allocation, placed
 from llamatrain.engine.backend import backend_of
 from llamatrain.engine.plan import Plan, plan
 from llamatrain.engine.program import Program
@@ -42,7 +42,7 @@ def assert_runs(laid: Plan, graph: RandomGraph) -> None:
 @given(st.lists(st.tuples(st.integers(0, 700), st.integers(0, 20), st.integers(0, 20)), max_size=40), st.integers(11, 40))
 def test_no_place_lies_across_two_arenas(lives: list[tuple[int, int, int]], units: int) -> None:
     most = 64 * units
-    blocks = [Block(size, min(a, b), max(a, b)) for size, a, b in lives]
+    blocks = [Allocation(size, min(a, b), max(a, b)) for size, a, b in lives]
     offsets, arenas = placed(blocks, most)
     spans = [(at, at + rounded(block.size)) for at, block in zip(offsets, blocks, strict=True)]
     assert all(start // most == (end - 1) // most for start, end in spans if start < end)

@@ -15,7 +15,7 @@ from llamatrain.graph.autodiff import value_and_gradients
 from llamatrain.graph.ops import flash_attn, silu, soft_max
 from llamatrain.graph.printing import described
 from llamatrain.graph.tensor import BF16, F32, F64, I32, Node, Tensor, parameter, placeholder, state
-from llamatrain.kernels.reference.backend import Plain
+from llamatrain.kernels.reference.backend import ReferenceBackend
 from llamatrain.platform.memory import allocate
 
 Arrays = dict[Tensor, np.ndarray]
@@ -128,7 +128,7 @@ class Elsewhere:
     """Arrays are copied to where nobody sees them, and all that was bound is captured, to be launched as one."""
 
     def __init__(self) -> None:
-        self.plain, self.launches = Plain(), 0
+        self.plain, self.launches = ReferenceBackend(), 0
         self.takes, self.scratch, self.resident = self.plain.takes, self.plain.scratch, self.plain.resident
 
     def take(self, size: int, within: Box | None = None, start: int = 0) -> Box:

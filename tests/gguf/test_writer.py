@@ -15,7 +15,7 @@ from llamatrain.gguf.reader import open_gguf
 from llamatrain.gguf.types import TensorInfo, by_name
 from llamatrain.gguf.values import string, u32
 from llamatrain.gguf.writer import new_gguf
-from llamatrain.io.atomic_write import NewFile
+from llamatrain.io.atomic_write import AtomicFile
 from tests.helpers.test_data import material
 from tests.helpers.tiny_gguf import every_kind, llama_metadata, llama_tensors, write_arrays
 
@@ -134,7 +134,7 @@ def test_a_folder_without_permission(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("place", ["/dev/stdout", "/dev/nothing", "/dev/shm/../stderr"])
 def test_names_of_devices_are_not_replaced(place: str) -> None:
-    with pytest.raises(FileError, match="no place for a file"), NewFile(place):
+    with pytest.raises(FileError, match="no place for a file"), AtomicFile(place):
         raise KeyError  # before it would be
 
 
@@ -144,7 +144,7 @@ def test_a_link_is_replaced_and_what_it_points_to_is_not(tmp_path: Path) -> None
     for target in ("there", "nowhere", ".", "link"):
         link.unlink(missing_ok=True)
         link.symlink_to(target)
-        with NewFile(link) as file:
+        with AtomicFile(link) as file:
             file.write(b"new")
         assert not link.is_symlink() and link.read_bytes() == b"new" and (tmp_path / "there").read_bytes() == b"mine"
     assert len(list(tmp_path.iterdir())) == 2
@@ -154,7 +154,7 @@ def test_a_file_that_cannot_be_read_again_does_not_take_its_name(tmp_path: Path)
     place = tmp_path / "m.gguf"
     place.write_bytes(b"before")
     with pytest.raises(FileError, match=f"^{place}: is not kept, since it could not be read again: the header"):  # noqa: SIM117
-        with NewFile(place, open_gguf) as file:
+        with AtomicFile(place, open_gguf) as file:
             file.write(b"no GGUF")
     assert place.read_bytes() == b"before" and len(list(tmp_path.iterdir())) == 1
 

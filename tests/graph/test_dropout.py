@@ -144,7 +144,7 @@ WAYS: dict[str, tuple[Argument, ...]] = {
 }
 
 
-class Watched(programs.Bound):
+class Watched(programs.BoundGraph):
     """A program of a run: before each time, the plain kernels do the same with what it was fed, and their masks are kept."""
 
     passes: list[Masks]
@@ -194,7 +194,7 @@ def watched(monkeypatch: pytest.MonkeyPatch, *more: Argument, seed: int = 3) -> 
     """The masks of each pass of a run of two steps."""
     monkeypatch.setattr(Watched, "passes", [], raising=False)
     monkeypatch.setattr(Watched, "pairs", [], raising=False)
-    monkeypatch.setattr(programs, "Bound", Watched)
+    monkeypatch.setattr(programs, "BoundGraph", Watched)
     finetuned(f"run-{seed}", *more, seed=seed)
     for loss, expected in Watched.pairs:
         assert loss == pytest.approx(expected, rel=1e-5)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from llamatrain.adapters.adapter import Adapter, Pair
+from llamatrain.adapters.adapter import Adapter, LoraPair
 from llamatrain.model.hyperparameters import Hyperparameters
 from tests.helpers.small_models import EMBEDDINGS
 
@@ -26,7 +26,7 @@ def adapter(
         out, into = h.shapes[name] if len(h.shapes[name]) == 2 else (1, *h.shapes[name])
         shapes = ((out, rank), (into, rank)) if name == EMBEDDINGS else ((rank, into), (out, rank))
         a, b = (0.1 * random.standard_normal(shape, np.float32) for shape in shapes)
-        pairs[name] = Pair(a, b, (alpha / rank if alpha else 1.0) if scale is None else scale)
+        pairs[name] = LoraPair(a, b, (alpha / rank if alpha else 1.0) if scale is None else scale)
     return Adapter(source=Path("made"), alpha=alpha, pairs=pairs, name="mine")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from llamatrain.adapters import gguf
-from llamatrain.adapters.adapter import Adapter, Pair
+from llamatrain.adapters.adapter import Adapter, LoraPair
 from llamatrain.model.architectures import find
 from tests.helpers.architecture_models import Arrays, Shape, linear, rows, weights, written
 from tests.helpers.cli import Argument, losses, ran, tensors, text
@@ -54,7 +54,7 @@ def factors(shape: Shape, seed: int = 3) -> Pairs:
 
 
 def adapter_of(shape: Shape, made: Pairs) -> Adapter:
-    pairs = {name: Pair(a, b, ALPHA / RANK) for name, (a, b) in made.items()}
+    pairs = {name: LoraPair(a, b, ALPHA / RANK) for name, (a, b) in made.items()}
     return Adapter(source=Path("made"), alpha=ALPHA, pairs=pairs, architecture=find(shape.arch))
 
 

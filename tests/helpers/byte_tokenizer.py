@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llamatrain.data.tokenizer.special_names import Ends
+from llamatrain.data.tokenizer.special_names import EndTokens
 
 BOS, EOS, OPEN, CLOSE = 256, 257, 258, 259
 CONTROLS = {BOS: b"<s>", EOS: b"</s>", OPEN: b"<|im_start|>", CLOSE: b"<|im_end|>"}
 MARKS = re.compile(b"(" + b"|".join(re.escape(text) for text in CONTROLS.values()) + b")")
 
 
-ENDS = Ends(frozenset({EOS, CLOSE}), frozenset({EOS, CLOSE}))
+ENDS = EndTokens(frozenset({EOS, CLOSE}), frozenset({EOS, CLOSE}))
 
 
 @dataclass
@@ -23,7 +23,7 @@ class ByteTokenizer:
     bos: int | None = BOS
     eos: int | None = EOS
     eot: int | None = CLOSE
-    ends: Ends = ENDS
+    ends: EndTokens = ENDS
     chat_template: str | None = None
     tool_template: str | None = None
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from llamatrain.adapters import gguf
-from llamatrain.adapters.adapter import Adapter, Pair
+from llamatrain.adapters.adapter import Adapter, LoraPair
 from llamatrain.data.tokenizer import new_vocab
 from llamatrain.gguf import quants
 from llamatrain.gguf.reader import open_gguf
@@ -89,6 +89,6 @@ def random_adapter(path: Path, h: Hyperparameters, names: Iterable[str], rank: i
         out, into = h.shapes[name]
         shapes = ((out, rank), (into, rank)) if name == EMBEDDINGS else ((rank, into), (out, rank))
         a, b = (np.float32(size) * random.standard_normal(shape, np.float32) for shape in shapes)
-        made[name] = Pair(a, b, 1.0)
+        made[name] = LoraPair(a, b, 1.0)
     gguf.write(path, Adapter(source=Path("made"), alpha=float(rank), pairs=made, name="random"))
     return path

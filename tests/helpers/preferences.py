@@ -13,8 +13,8 @@ from llamatrain.adapters.adapter import Adapter
 from llamatrain.data.batches import Batch as Laid
 from llamatrain.run.prepare import begun, prepare
 from llamatrain.run.request import tuning
-from llamatrain.train.parallel.step_sync import Weighed, totals_of
-from llamatrain.train.programs import Programs
+from llamatrain.train.parallel.step_sync import MicrobatchInfo, totals_of
+from llamatrain.train.programs import TrainPrograms
 from tests.helpers.adapter_files import adapter, linear
 from tests.helpers.lora_runs import base
 from tests.helpers.small_models import small, weights
@@ -103,10 +103,10 @@ def ours(case: str, folder: Path, *, batch: int = 4, **more: Any) -> tuple[Found
     prepared = prepare(asked, sources, None, notes, request.altered)
     way, leaves = prepared.fitted.way, prepared.fitted.leaves
     prepared.target.load(leaves)
-    programs = Programs(way.graphs, way.arena, leaves.frozen)
+    programs = TrainPrograms(way.graphs, way.arena, leaves.frozen)
     prepared.target.begin(programs.weights.parts)
     laid = prepared.data.rows.batch(batch)
-    loss = programs.gradients(laid, totals_of([Weighed.of(laid)]), 0)
+    loss = programs.gradients(laid, totals_of([MicrobatchInfo.of(laid)]), 0)
     rewards = programs.rewards(laid)
     assert programs.grads and rewards
     parts = programs.grads.parts

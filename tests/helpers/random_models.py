@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from llamatrain.gguf.quants import encode
-from llamatrain.graph.tensor import BF16, F32, DType, Quantised, Tensor, parameter, state
+from llamatrain.graph.tensor import BF16, F32, DType, QuantizedType, Tensor, parameter, state
 from llamatrain.kernels.reference.registry import to_bf16
 from llamatrain.model.architectures import USUAL, find
 from llamatrain.model.hyperparameters import Hyperparameters, own_of_new
@@ -110,7 +110,7 @@ def frozen_array(weight: Tensor, rng: np.random.Generator) -> np.ndarray:
     """Small numbers in the weight's type; of large ones, the same rows again and again."""
     rows, columns = weight.shape
     values = (rng.standard_normal((min(rows, 256), columns)) * (0.5 / columns**0.5)).astype(np.float32)
-    if isinstance(weight.dtype, Quantised):
+    if isinstance(weight.dtype, QuantizedType):
         values = encode(values, weight.dtype.kind)
     elif weight.dtype is BF16:
         values = to_bf16(values)

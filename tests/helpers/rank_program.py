@@ -14,7 +14,7 @@ import typer
 import llamatrain.cli.evaluate as command
 from llamatrain.__main__ import main
 from llamatrain.distributed import heartbeat
-from llamatrain.distributed.comm import World, world
+from llamatrain.distributed.comm import Comm, world
 from llamatrain.errors import FileError, LlamatrainError, UsageError
 from llamatrain.run.signals import CommandInterrupts
 
@@ -27,19 +27,19 @@ class OneForAll(LlamatrainError):
     exit_code = 3
 
 
-def says(there: World) -> None:
+def says(there: Comm) -> None:
     print(f"{there.rank} of {there.size}", flush=True)
     print(f"{there.rank} of {there.size}", file=sys.stderr, flush=True)
 
 
-def nobody(there: World) -> None:
+def nobody(there: Comm) -> None:
     print("mpi4py" in sys.modules, there.size)
 
 
 def patiently(what: Callable[..., None]) -> Callable[..., None]:
     """All fail: however long it takes until the last has, it is heard before one is chosen."""
 
-    def done(there: World) -> None:
+    def done(there: Comm) -> None:
         heartbeat.GATHER = heartbeat.ALONE = PATIENCE
         what(there)
 
@@ -47,23 +47,23 @@ def patiently(what: Callable[..., None]) -> Callable[..., None]:
 
 
 @patiently
-def shared(there: World) -> None:
+def shared(there: Comm) -> None:
     raise OneForAll("no step is left")
 
 
 @patiently
-def agreed(there: World) -> None:
+def agreed(there: Comm) -> None:
     with there.agreed():
         if there.rank == 1:
             raise FileError("a.txt: not UTF-8")
 
 
 @patiently
-def everywhere(there: World) -> None:
+def everywhere(there: Comm) -> None:
     raise UsageError("no such thing")
 
 
-def one(there: World, kind: str) -> None:
+def one(there: Comm, kind: str) -> None:
     """Fails on the second, while the others wait for it."""
     heartbeat.ALONE = PATIENCE
     if there.rank == 1:
@@ -73,7 +73,7 @@ def one(there: World, kind: str) -> None:
     there.gathered(0)
 
 
-def first(there: World) -> None:
+def first(there: Comm) -> None:
     """Fails on the first, which also prints."""
     heartbeat.ALONE = PATIENCE
     if there.rank == 0:
@@ -81,7 +81,7 @@ def first(there: World) -> None:
     there.met()
 
 
-def steps(there: World, timeout: str = "60", mark: str = "") -> None:
+def steps(there: Comm, timeout: str = "60", mark: str = "") -> None:
     """A run that is told nothing but when to end: it asks at each step, and leaves a mark where it is."""
     asked = 0
     with CommandInterrupts() as interrupts, there.watch(float(timeout), lambda: "llamatrain --resume runs/x"):
@@ -99,7 +99,7 @@ def steps(there: World, timeout: str = "60", mark: str = "") -> None:
     raise typer.Exit(128 + asked)
 
 
-def deaf(there: World, mark: str, saving: str) -> None:
+def deaf(there: Comm, mark: str, saving: str) -> None:
     """Asked to end, it goes on."""
     with CommandInterrupts() as interrupts:
         interrupts.saving = saving == "saving"
@@ -108,7 +108,7 @@ def deaf(there: World, mark: str, saving: str) -> None:
             time.sleep(0.005)
 
 
-def busy(there: World) -> None:
+def busy(there: Comm) -> None:
     """Longer than the timeout: in Python, in compiled code, in MPI."""
     with there.watch(2, lambda: ""):
         end = time.monotonic() + 3
@@ -121,7 +121,7 @@ def busy(there: World) -> None:
         print("all well")
 
 
-def differ(there: World, *names: str) -> None:
+def differ(there: Comm, *names: str) -> None:
     facts: dict[str, Any] = {"options": {"lr": 0.1, "batch": 8}, "version": "1", "base": "a" * 64}
     if there.rank == 1:
         facts |= {"options": {"lr": 0.1, "batch": 9}} if "options" in names else {}
@@ -131,7 +131,7 @@ def differ(there: World, *names: str) -> None:
         print("the same")
 
 
-def stuck(there: World, which: str) -> None:
+def stuck(there: Comm, which: str) -> None:
     """One stands still, and the others wait in MPI for it."""
     with there.watch(2, lambda: "llamatrain --resume runs/x"):
         there.doing(17, "bucket 3")

@@ -14,7 +14,7 @@ from llamatrain.checkpoints.checkpoint import (
     sum_of_file,
     tensor_infos,
 )
-from llamatrain.data.batches import State
+from llamatrain.data.batches import CursorState
 from llamatrain.gguf.reader import open_gguf
 from llamatrain.gguf.values import Value
 from llamatrain.gguf.writer import new_gguf
@@ -53,7 +53,7 @@ def tiny_checkpoint(optimizer: str = "adam", step: int = 7, partial: bool = Fals
         options={"lr": 1e-3, "data": ["a.txt", "\udcff ü"], "val": None, "flash": True},
         state=RunState(
             counters=Counters(step, 8 * step, 999, 1, 0.1 + 0.2),
-            data=State(3, 1, 40, 2, "00ff", end=7),
+            data=CursorState(3, 1, 40, 2, "00ff", end=7),
             best=Best(1 / 3, step - min(step, 2), min(step, 2), 2 / 3),
             stop=StopState(1.1, 1.3 / 3, 2, [0.1 * i for i in range(5)]),
             partial=Partial([1 / 3, 2 / 7], 0.1 + 0.7, Rewards(0.1, -1 / 3, 3, 2, 4, 5)) if partial else None,

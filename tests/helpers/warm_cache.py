@@ -7,7 +7,7 @@ from pathlib import Path
 import llamatrain.kernels.cpu.backend  # noqa: F401  brings the bricks
 from llamatrain.compiler import prebuilt
 from llamatrain.compiler.cache import cache_key, code
-from llamatrain.compiler.declare import Brick
+from llamatrain.compiler.declare import SharedKernel
 from llamatrain.compiler.parallel import compile_ahead
 from llamatrain.platform.cache_dir import NAME
 
@@ -19,7 +19,7 @@ def without_libraries(folder: Path, **more: str) -> dict[str, str]:
 
 def warm(place: Path, *without: str) -> Path:
     """The folder of a cache at this place: what this machine has, and all bricks, less the functions that are named."""
-    compile_ahead(Brick.made)
+    compile_ahead(SharedKernel.made)
     folder = place / NAME / cache_key()
     folder.mkdir(parents=True, exist_ok=True)
     if code.shelf.folder and code.shelf.folder.exists():

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from llamatrain.adapters import peft
-from llamatrain.io.atomic_write import NewFile
+from llamatrain.io.atomic_write import AtomicFile
 from llamatrain.io.partial_files import stem
 from tests.commands.test_export_process import large
 from tests.helpers.cli import finished, ran, started, text_file, until
@@ -20,7 +20,7 @@ def temporaries(folder: Path) -> set[str]:
 
 
 def write(path: Path) -> None:
-    with NewFile(path) as file:
+    with AtomicFile(path) as file:
         file.write(b"new")
 
 
@@ -39,7 +39,7 @@ def test_what_is_left_goes(name: str, tmp_path: Path) -> None:
 
 
 def test_what_another_writes_stays(tmp_path: Path) -> None:
-    with NewFile(tmp_path / "m.gguf") as first:
+    with AtomicFile(tmp_path / "m.gguf") as first:
         first.write(b"first")
         write(tmp_path / "m.gguf")
         assert len(temporaries(tmp_path)) == 1
@@ -89,7 +89,7 @@ def test_what_a_killed_run_began_for_peft_goes_with_the_one_that_goes_on(
     for name in (peft.CONFIG, peft.WEIGHTS):
         left_for(Path(out) / name)
     (Path(out) / f"{stem(Path('mine'))}0123abcd.tmp").write_text("mine")
-    with NewFile(Path(out) / peft.CONFIG) as file:  # of another run that works now
+    with AtomicFile(Path(out) / peft.CONFIG) as file:  # of another run that works now
         left_for(Path(out) / peft.CONFIG)
         file.write(b"{}")
         ran("finetune", "--resume", "run")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from llamatrain.compiler.thread_pool import Table
+from llamatrain.compiler.thread_pool import CallTable
 from llamatrain.kernels.cpu import attention  # noqa: F401 - it registers
 from llamatrain.kernels.cpu.registry import BINDINGS
 
@@ -17,7 +17,7 @@ def run(op, shapes, ins, scale, **how):
         outs, binding = [np.full(shape, 7, np.float32) for shape in shapes], BINDINGS[op]
         assert binding.takes(outs, ins, attrs)
         room = np.full(binding.scratch(outs, ins, attrs, threads) + 64, 0xFF, np.uint8)  # full of NaN
-        Table(binding.bind(outs, ins, attrs, room[-room.ctypes.data % 64 :], threads), threads)()
+        CallTable(binding.bind(outs, ins, attrs, room[-room.ctypes.data % 64 :], threads), threads)()
         results.append(outs)
     assert [each.tobytes() for each in results[0]] == [each.tobytes() for each in results[1]]
     return results[0]

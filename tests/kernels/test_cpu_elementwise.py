@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from llamatrain.compiler import vectors
-from llamatrain.compiler.declare import F32, Entry
-from llamatrain.compiler.thread_pool import Table
+from llamatrain.compiler.declare import F32, KernelEntry
+from llamatrain.compiler.thread_pool import CallTable
 from llamatrain.kernels.cpu import (
     reduce,  # noqa: F401 - they register
 )
@@ -23,7 +23,7 @@ def run_once(op, outs, ins, attrs, threads):
     assert binding.takes(outs, ins, attrs)
     scratch = np.full(binding.scratch(outs, ins, attrs, threads) + 64, 0xFF, np.uint8)
     scratch = scratch[-scratch.ctypes.data % 64 :]
-    Table(binding.bind(outs, ins, attrs, scratch, threads), threads)()
+    CallTable(binding.bind(outs, ins, attrs, scratch, threads), threads)()
 
 
 def run(op, shapes, ins, over=None, dtype=np.float32, more=(), **attrs):
@@ -49,7 +49,7 @@ def wide(*arrays):
     return [array.astype(np.float64) for array in arrays]
 
 
-@Entry
+@KernelEntry
 def exponentials(lo, hi, thread, x: F32, alone: F32, together: F32):
     for i in range(lo, hi):
         alone[i] = vectors.exp(x[i])
@@ -60,7 +60,7 @@ def exponentials(lo, hi, thread, x: F32, alone: F32, together: F32):
 def test_the_exponential():
     x = np.concatenate([RANDOM.uniform(-110, 95, 100_003), [-np.inf, np.inf, np.nan, 0, 88.7]]).astype(np.float32)
     alone, together = np.empty_like(x), np.empty_like(x)
-    Table([exponentials.call(x, alone, together, items=x.size, block=x.size)], 1)()
+    CallTable([exponentials.call(x, alone, together, items=x.size, block=x.size)], 1)()
     np.testing.assert_array_equal(alone, together)
     with np.errstate(over="ignore"):
         wanted = np.exp(x.astype(np.float64)).astype(np.float32)
@@ -69,7 +69,7 @@ def test_the_exponential():
     np.testing.assert_array_equal(np.isfinite(alone), np.isfinite(wanted))
 
 
-@Entry
+@KernelEntry
 def tangents(lo, hi, thread, x: F32, alone: F32, together: F32):
     for i in range(lo, hi):
         alone[i] = vectors.tanh(x[i])
@@ -81,7 +81,7 @@ def test_the_hyperbolic_tangent():
     tiny = RANDOM.choice([-1, 1], 50_000) * np.exp(RANDOM.uniform(-80, 3, 50_000))
     x = np.concatenate([RANDOM.uniform(-12, 12, 100_003), tiny, [-np.inf, np.inf, np.nan, 0, 1e38]]).astype(np.float32)
     alone, together = np.empty_like(x), np.empty_like(x)
-    Table([tangents.call(x, alone, together, items=x.size, block=x.size)], 1)()
+    CallTable([tangents.call(x, alone, together, items=x.size, block=x.size)], 1)()
     np.testing.assert_array_equal(alone, together)
     assert alone[-5:-3].tolist() == [-1, 1] and np.isnan(alone[-3]) and alone[-2:].tolist() == [0, 1]
     wanted = np.tanh(x.astype(np.float64)).astype(np.float32)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from llamatrain.compiler.thread_pool import Table
+from llamatrain.compiler.thread_pool import CallTable
 from llamatrain.kernels.cpu import fused_ce
 from llamatrain.kernels.cpu.registry import BINDINGS
 
@@ -32,7 +32,7 @@ def run_once(op, outs, ins, attrs, threads):
     binding = BINDINGS[op]
     assert binding.takes(outs, ins, attrs)
     room = np.full(binding.scratch(outs, ins, attrs, threads) + 64, 0xFF, np.uint8)  # full of NaN
-    Table(binding.bind(outs, ins, attrs, room[-room.ctypes.data % 64 :], threads), threads)()
+    CallTable(binding.bind(outs, ins, attrs, room[-room.ctypes.data % 64 :], threads), threads)()
 
 
 def both(ins, dloss=0.5, dx=True, dw=True, **how):

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from llamatrain.compiler.thread_pool import Table
+from llamatrain.compiler.thread_pool import CallTable
 from llamatrain.kernels.cpu import matmul
-from llamatrain.kernels.cpu.gemv import MOST, FewRows
+from llamatrain.kernels.cpu.gemv import MOST, GemvPlan
 from llamatrain.kernels.cpu.registry import BINDINGS
 from tests.kernels.test_matmul import halved, normal, widened
 
@@ -19,9 +19,9 @@ def product(x: np.ndarray, w: np.ndarray, *bias: np.ndarray) -> np.ndarray:
         around = np.full((*x.shape[:-1], len(w) + 2), UNTOUCHED, np.float32)
         out = np.ascontiguousarray(around[..., 1:-1])
         binding = BINDINGS["matmul"]
-        assert isinstance(matmul.matmul_way((x, w, *bias), threads), FewRows)
+        assert isinstance(matmul.matmul_way((x, w, *bias), threads), GemvPlan)
         room = np.full(binding.scratch([out], [x, w, *bias], {}, threads) + 64, 0xFF, np.uint8)
-        Table(binding.bind([out], [x, w, *bias], {}, room[-room.ctypes.data % 64 :], threads), threads)()
+        CallTable(binding.bind([out], [x, w, *bias], {}, room[-room.ctypes.data % 64 :], threads), threads)()
         results.append(out)
     assert results[0].tobytes() == results[1].tobytes()
     return results[0]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from llvmlite import ir
 
-from llamatrain.compiler.thread_pool import Table
+from llamatrain.compiler.thread_pool import CallTable
 from llamatrain.kernels.cpu import matmul, tiles
 from llamatrain.kernels.cpu.llvm import microkernel
 from llamatrain.kernels.cpu.registry import BINDINGS
@@ -49,7 +49,7 @@ def multiply(plan, shape):
         room = np.full(plan.scratch + 64, 0xFF, np.uint8)  # full of NaN
         around = np.full(int(np.prod(shape)) + 64, UNTOUCHED, np.float32)
         out = around[32:-32].reshape(shape)
-        Table(plan.calls(out, room[-room.ctypes.data % 64 :]), threads)()
+        CallTable(plan.calls(out, room[-room.ctypes.data % 64 :]), threads)()
         assert (around[:32] == UNTOUCHED).all() and (around[-32:] == UNTOUCHED).all()
         results.append(out)
     assert results[0].tobytes() == results[1].tobytes()
@@ -143,7 +143,7 @@ def run(op, a, b, *bias, threads=2):
     ins = [a, b, *bias]
     assert binding.takes([out], ins, {})
     room = np.zeros(binding.scratch([out], ins, {}, threads) + 64, np.uint8)
-    Table(binding.bind([out], ins, {}, room[-room.ctypes.data % 64 :], threads), threads)()
+    CallTable(binding.bind([out], ins, {}, room[-room.ctypes.data % 64 :], threads), threads)()
     return out
 
 

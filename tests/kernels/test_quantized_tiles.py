@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
-from llamatrain.compiler.declare import Entry
-from llamatrain.compiler.thread_pool import Table
+from llamatrain.compiler.declare import KernelEntry
+from llamatrain.compiler.thread_pool import CallTable
 from llamatrain.gguf.quants import decode
 from llamatrain.gguf.quants.kinds import COMPILED, F32
 from llamatrain.gguf.types import TYPES, GgmlType
@@ -43,12 +43,12 @@ def panel_bytes(mode: int, count: int, k: int) -> int:
     return int(tiles.panel_bytes.py_func(mode, count, k))
 
 
-@Entry
+@KernelEntry
 def pack_decoded(lo, hi, thread, mode, to, source, across, stride, count, k):
     tiles.pack_b(mode, to, source, 1, across, stride, count, k)
 
 
-@Entry
+@KernelEntry
 def pack_part(lo, hi, thread, mode, to, kind, raw, row_bytes, across, first, rows, start, columns, room):
     pack_quantised(mode, to, kind, raw, row_bytes, across, first, rows, start, columns, room)
 
@@ -58,7 +58,7 @@ def expected(mode: int, weight: np.ndarray, across: int) -> np.ndarray:
     weight = np.ascontiguousarray(weight)
     count, k = weight.shape[::-1] if across else weight.shape
     to = aligned(panel_bytes(mode, count, k))
-    Table([pack_decoded.call(mode, to, weight, across, weight.shape[1], count, k, items=1, block=1)], 1)()
+    CallTable([pack_decoded.call(mode, to, weight, across, weight.shape[1], count, k, items=1, block=1)], 1)()
     return to[:-64]
 
 
@@ -69,7 +69,7 @@ def check(kind: GgmlType, raw: np.ndarray, across: int, first: int, rows: int, s
         wanted = expected(mode, part, across)
         to, room = aligned(wanted.size), aligned(ROOM)
         args = (mode, to, kind.number, raw, raw.shape[1], across, first, rows, start, columns, room)
-        Table([pack_part.call(*args, items=1, block=1)], 1)()
+        CallTable([pack_part.call(*args, items=1, block=1)], 1)()
         assert_array_equal(to[:-64], wanted)
         assert (to[-64:] == UNTOUCHED).all() and (room[-64:] == UNTOUCHED).all()
 

@@ -17,7 +17,7 @@ from llamatrain.gguf.types import TYPES, GgmlType, by_name
 from llamatrain.graph import ops
 from llamatrain.graph.autodiff import value_and_gradients
 from llamatrain.graph.precision import round_products
-from llamatrain.graph.tensor import BF16, F32, F64, I32, Quantised, Tensor, parameter, placeholder, quantised, state
+from llamatrain.graph.tensor import BF16, F32, F64, I32, QuantizedType, Tensor, parameter, placeholder, quantised, state
 from llamatrain.io.madvise import release
 from llamatrain.model.frozen_weights import packed_copy
 
@@ -177,7 +177,7 @@ def test_a_plan_tells_the_base_apart() -> None:
     w, table = state("w", (3000, 4096), quantised("Q4_0")), state("table", (10,))
     x = placeholder("x", (512, 4096))
     made = plan([ops.matmul(x, w), ops.add(table, table)])
-    assert isinstance(w.dtype, Quantised) and w.nbytes == 3000 * 4096 // 32 * 18
+    assert isinstance(w.dtype, QuantizedType) and w.nbytes == 3000 * 4096 // 32 * 18
     assert (made.base_bytes, made.bytes("state")) == (w.nbytes, table.nbytes)
     assert made.total == made.arena + w.nbytes + x.nbytes + table.nbytes
 

@@ -13,11 +13,11 @@ from llamatrain.gguf.values import Kind, number, numbers, strings
 from llamatrain.model.architectures import find, supported
 from llamatrain.model.distill import Teacher
 from llamatrain.model.hyperparameters import Hyperparameters, own_of_new, read
-from llamatrain.model.limits import Unfit
+from llamatrain.model.limits import BadHyperparameter
 from llamatrain.model.options import ModelOptions
 from llamatrain.model.rope import Rope
 from llamatrain.model.transformer import parameters, rope_state, training
-from llamatrain.preference.loss import Ways
+from llamatrain.preference.loss import PairForward
 from tests.helpers.small_models import loss_of, small, weights, written
 
 OWN = {  # numbers that only some have, such that all of them matter
@@ -132,7 +132,7 @@ def test_heads_that_turn_in_part(name: str) -> None:
     if find(name).partly:
         assert replace(of(name), rope=Rope(8)).rope.size == 8
     else:
-        with pytest.raises(Unfit, match=f"size 8 cannot be; the heads of a {name} turn whole, all 16 elements$"):
+        with pytest.raises(BadHyperparameter, match=f"size 8 cannot be; the heads of a {name} turn whole, all 16 elements$"):
             replace(of(name), rope=Rope(8))
 
 
@@ -142,7 +142,7 @@ def test_every_fused_head_has_the_cap() -> None:
     weights, table = parameters(h), rope_state(h, 8)
     made = training(h, weights, 1, 8, table)
     assert made.judged
-    ways = Ways(h=h, table=table, batch=1, length=8, answers=2, sparse=False, flash=True)
+    ways = PairForward(h=h, table=table, batch=1, length=8, answers=2, sparse=False, flash=True)
     rows, _ = ways.losses(weights, ways.inputs())
     for name, each in (("", made.loss), ("_judged", made.judged[0]), ("_rows", rows)):
         assert each.node and each.node.op.name == f"linear_cross_entropy{name}" and each.node.attrs["cap"] == OWN["logit_cap"]

@@ -15,7 +15,7 @@ from llamatrain.errors import FileError
 from llamatrain.graph import ops as O
 from llamatrain.graph.tensor import leaves_of, parameter
 from llamatrain.optim import methods, registry
-from llamatrain.optim.optimizer import StepRule
+from llamatrain.optim.optimizer import ElementwiseRule
 from llamatrain.optim.update_graph import differentiate, stream
 from tests.helpers.cli import TINY, Done, environment, losses, same_bits, text_file
 from tests.helpers.tiny_checkpoint import tiny_checkpoint
@@ -170,7 +170,7 @@ def test_a_run_of_one_more(more: Path, name: str, given: tuple[object, ...], idl
 
 def test_a_step_of_one_more(more: Path) -> None:
     weight, rule = parameter("w", (2, 3)), registry.named("toy_adagrad").of({"eps": 0.5, "beta1": 0.5})
-    assert isinstance(rule, StepRule)
+    assert isinstance(rule, ElementwiseRule)
     inputs, outputs = stream(differentiate(O.sum(O.sqr(weight)), [weight]), rule)
     start = np.arange(6, dtype=np.float32).reshape(2, 3)
     last = next(leaf for leaf in leaves_of(outputs) if leaf.name == "w.g")

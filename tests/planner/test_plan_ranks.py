@@ -9,28 +9,28 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llamatrain.compiler.store import Shelf
+from llamatrain.compiler.store import ObjectStore
 from llamatrain.config.units import Bandwidth
 from llamatrain.data.options import DataOptions
 from llamatrain.errors import UsageError
-from llamatrain.graph.op_cost import Work, work_of
+from llamatrain.graph.op_cost import OpCost, work_of
 from llamatrain.graph.tensor import BF16, nodes_of
 from llamatrain.optim.registry import named
 from llamatrain.planner import speeds
-from llamatrain.planner.memory import Demand, way_with
-from llamatrain.planner.speeds import ANY, OpSeen, Speeds
+from llamatrain.planner.memory import MemoryDemand, way_with
+from llamatrain.planner.speeds import ANY, OpSpeeds, OpTiming
 from llamatrain.run import scaling
-from llamatrain.run.config import Asked
+from llamatrain.run.config import RunConfig
 from llamatrain.run.options import RunOptions, TrainOptions
-from llamatrain.run.scaling import Effort, OneStep, effort_of, paying, rows_of
-from llamatrain.train.graphs import RunGraphs, Setting
+from llamatrain.run.scaling import StepShape, StepTime, effort_of, paying, rows_of
+from llamatrain.train.graphs import StepGraphs, StepSpec
 from tests.helpers.cli import TINY, Argument, Done, ran, run, text_file
 from tests.helpers.lora_runs import base
 from tests.helpers.small_models import small
 from tests.run.test_from_scratch_errors import refused
 
-MADE_UP = Speeds({ANY: (1e-6, 1e-10, 1e-10)}, 1.8e9)
-EFFORT = Effort(row=0.1, beside=0.02, adding=0.01, update=0.05)
+MADE_UP = OpSpeeds({ANY: (1e-6, 1e-10, 1e-10)}, 1.8e9)
+EFFORT = StepTime(row=0.1, beside=0.02, adding=0.01, update=0.05)
 
 
 @pytest.fixture
@@ -155,9 +155,9 @@ def test_without_ranks_none_are_told_of(tmp_path: Path) -> None:
 # ---- how a step is shared -----------------------------------------------------
 
 
-def one_step(batch: int, grad_acc: int, trained: int = 1000, **more: Any) -> OneStep:
-    asked = Asked(files=(), data=DataOptions(), train=TrainOptions(batch=batch, grad_acc=grad_acc, **more), run=RunOptions())
-    return OneStep(asked=asked, trained=trained, wire=4, most=batch)
+def one_step(batch: int, grad_acc: int, trained: int = 1000, **more: Any) -> StepShape:
+    asked = RunConfig(files=(), data=DataOptions(), train=TrainOptions(batch=batch, grad_acc=grad_acc, **more), run=RunOptions())
+    return StepShape(asked=asked, trained=trained, wire=4, most=batch)
 
 
 @pytest.mark.parametrize(("batch", "grad_acc"), [(8, 1), (12, 1), (6, 4), (1, 16), (7, 3), (5, 2)])
@@ -212,14 +212,14 @@ def test_costs_are_found_again() -> None:
     for name, (call, flop, byte) in true.items():
         for _ in range(20):
             flops, moved = int(random.integers(10**5, 10**9)) if name == "matmul" else 0, int(random.integers(10**3, 10**8))
-            seen.append(OpSeen(name, f"{name} f32", Work(flops, moved), call + flop * flops + byte * moved))
+            seen.append(OpTiming(name, f"{name} f32", OpCost(flops, moved), call + flop * flops + byte * moved))
     found = speeds.fitted(seen)
     for name, costs in true.items():
         assert found[name] == found[f"{name} f32"] == pytest.approx([*costs, 0.0, 0.0, 0.0], rel=1e-6, abs=1e-15)
     assert found[ANY] == found["add"]
 
 
-def some(layers: int, **more: Any) -> Setting:
+def some(layers: int, **more: Any) -> StepSpec:
     setting = speeds.small(replace(TRAINED, **more) if more else TRAINED, None, (32, 4, 96, 64, 32, 4))
     h = replace(setting.h, layers=layers)
     weights = speeds.parameters(h)
@@ -227,7 +227,7 @@ def some(layers: int, **more: Any) -> Setting:
 
 
 TRAINED = speeds.small(
-    Setting(**dict.fromkeys(("h", "weights", "trained", "batch", "positions")), precision="f32", threads=1),  # type: ignore[arg-type]
+    StepSpec(**dict.fromkeys(("h", "weights", "trained", "batch", "positions")), precision="f32", threads=1),  # type: ignore[arg-type]
     None,
     (32, 4, 96, 64, 32, 4),
 )
@@ -237,15 +237,15 @@ TRAINED = speeds.small(
 def test_few_layers_and_rows_tell_of_many(policy: str) -> None:
     setting = some(7)
     found = effort_of(setting, policy, MADE_UP)
-    graphs = RunGraphs(replace(setting, batch=5), policy)
+    graphs = StepGraphs(replace(setting, batch=5), policy)
     whole = MADE_UP.of_graph(graphs.gradients(setting.positions, True))
     assert found.micro(5) == pytest.approx(whole, rel=0.01)
     assert found.update == pytest.approx(MADE_UP.of_graph(graphs.update(setting.positions)), rel=0.01)
 
 
 def test_a_graph_takes_what_its_nodes_take() -> None:
-    graph = RunGraphs(some(1)).gradients(32, True)
-    flops = Speeds({ANY: (0.0, 1.0, 0.0)}, 0.0).of_graph(graph)
+    graph = StepGraphs(some(1)).gradients(32, True)
+    flops = OpSpeeds({ANY: (0.0, 1.0, 0.0)}, 0.0).of_graph(graph)
     assert flops == sum(work_of(node).flops for node in nodes_of(graph.outputs)) > 6 * 128 * 32 * 4 * 32
 
 
@@ -255,9 +255,9 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], Pa
     monkeypatch.setenv("LLAMATRAIN_CACHE", str(tmp_path))
     counted = list[int]()
 
-    def measured(setting: Setting, base: Any) -> Speeds:
+    def measured(setting: StepSpec, base: Any) -> OpSpeeds:
         counted.append(1)
-        return Speeds({ANY: (1.0, 2.0, float(len(counted)))}, speeds.time.time())
+        return OpSpeeds({ANY: (1.0, 2.0, float(len(counted)))}, speeds.time.time())
 
     monkeypatch.setattr(speeds, "measured", measured)
     return counted, tmp_path / "llamatrain" / "speeds"
@@ -293,7 +293,7 @@ def test_a_damaged_measurement_is_made_again(kept: tuple[list[int], Path]) -> No
 
 def test_nowhere_to_keep_it(kept: tuple[list[int], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speeds, "wanted", lambda name: None)
-    assert speeds.speeds_for(TRAINED).of_bytes(1) == 1 and Shelf(None).trouble
+    assert speeds.speeds_for(TRAINED).of_bytes(1) == 1 and ObjectStore(None).trouble
 
 
 def test_something_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,7 +310,7 @@ def test_something_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("ranks", [3, 8])
 def test_every_rank_plans_alike(optimizer: str, ranks: int) -> None:
     """Those that have more to add up, too: else each would choose another way where memory is short."""
-    demand = Demand(lengths=[32], validating=False, decoding=0, interpreter=0, batches=16)
+    demand = MemoryDemand(lengths=[32], validating=False, decoding=0, interpreter=0, batches=16)
     more: dict[str, Any] = {"groups": 8, "ranks": ranks, "gradients": "flat", "optimizer": named(optimizer)()}
     needs = [way_with(replace(some(2), rank=rank, **more), "none", demand).needs for rank in range(ranks)]
     assert all(each == needs[0] for each in needs) and needs[0].exchange

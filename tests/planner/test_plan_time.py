@@ -16,7 +16,7 @@ from llamatrain.distributed.cores import cores
 from llamatrain.graph.remat_policy import is_policy
 from llamatrain.planner import disturbance, limits, speeds
 from llamatrain.planner import time as expected
-from llamatrain.planner.speeds import ANY, Speeds
+from llamatrain.planner.speeds import ANY, OpSpeeds
 from llamatrain.run import fit_memory
 from tests.helpers.cli import ROOT, TINY, ran, text_file
 from tests.planner.test_plan_command import planned
@@ -27,7 +27,7 @@ DEEPER = (*TINY, "--embd", 64, "--layer", 5, "--ctx", 128, "--batch", 16, "--thr
 @pytest.fixture
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is measured: an operation takes a billionth of a second, and nothing else any."""
-    monkeypatch.setattr(expected, "speeds_for", lambda setting, anew: Speeds({ANY: (0.0, 1e-9)}, time.time() - 7300))
+    monkeypatch.setattr(expected, "speeds_for", lambda setting, anew: OpSpeeds({ANY: (0.0, 1e-9)}, time.time() - 7300))
 
 
 @pytest.mark.usefixtures("known")

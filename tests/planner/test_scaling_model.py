@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from llamatrain.planner.scaling_model import (
-    Measured,
-    Shared,
-    Tempo,
+    LinkModel,
+    ShardedStep,
+    TimedStep,
     least_squares,
     predicted,
     seconds_of,
@@ -18,11 +18,11 @@ from llamatrain.planner.scaling_model import (
 )
 
 MB = 1 << 20
-TEMPO = Tempo(micro=0.3, update=0.08, byte=1e-9, message=1e-4, spread=0.1)
+TEMPO = LinkModel(micro=0.3, update=0.08, byte=1e-9, message=1e-4, spread=0.1)
 
 
-def step(ranks: int, **other: int) -> Shared:
-    return Shared(**{"ranks": ranks, "micro": 8, "groups": 8, "trained": 24 * MB, **other})
+def step(ranks: int, **other: int) -> ShardedStep:
+    return ShardedStep(**{"ranks": ranks, "micro": 8, "groups": 8, "trained": 24 * MB, **other})
 
 
 # ---- who has what ------------------------------------------------------------
@@ -92,7 +92,7 @@ def test_more_of_anything_takes_longer() -> None:
     for _ in range(30):
         ranks = random.choice([2, 3, 4, 16, 64])
         at = step(ranks, micro=random.randint(64, 200), groups=64, trained=random.randint(1, 10**9))
-        tempo = Tempo(**{name: 10 ** random.uniform(-9, 0) for name in ("micro", "update", "byte", "message", "spread")})
+        tempo = LinkModel(**{name: 10 ** random.uniform(-9, 0) for name in ("micro", "update", "byte", "message", "spread")})
         total = seconds_of(at, tempo).total
         for name in ("update", "byte", "message", "spread", "micro"):
             assert seconds_of(at, replace(tempo, **{name: 2 * getattr(tempo, name)})).total >= total, name
@@ -104,18 +104,18 @@ def test_more_of_anything_takes_longer() -> None:
 # ---- from measurements ------------------------------------------------------
 
 
-def made_up(tempo: Tempo, noise: float = 0.0) -> list[Measured]:
+def made_up(tempo: LinkModel, noise: float = 0.0) -> list[TimedStep]:
     random.seed(3)
     cases = []
     for ranks in (1, 2, 3, 4):
         for micro in (8, 16, 24):
             at = step(ranks, micro=micro)
-            cases.append(Measured(step=at, seconds=seconds_of(at, tempo).total * (1 + random.gauss(0, noise))))
+            cases.append(TimedStep(step=at, seconds=seconds_of(at, tempo).total * (1 + random.gauss(0, noise))))
     return cases
 
 
 @pytest.mark.parametrize("tempo", [TEMPO, replace(TEMPO, byte=1e-8), replace(TEMPO, spread=0.0), replace(TEMPO, micro=0.01)])
-def test_what_was_made_up_is_found_again(tempo: Tempo) -> None:
+def test_what_was_made_up_is_found_again(tempo: LinkModel) -> None:
     found = tempo_of(made_up(tempo))
     for at in (step(4), step(3, micro=80), step(8, micro=32)):
         assert seconds_of(at, found).total == pytest.approx(seconds_of(at, tempo).total, rel=1e-3)
@@ -131,8 +131,8 @@ def test_what_was_held_out_is_foretold() -> None:
 
 
 def test_ranks_that_take_turns_take_longer() -> None:
-    alone = [Measured(step=step(1, micro=m), seconds=0.3 * m) for m in (4, 8)]
-    crowded = [Measured(step=step(4, micro=m, trained=1), seconds=2 * 0.3 * m / 4, crowding=2) for m in (4, 8)]
+    alone = [TimedStep(step=step(1, micro=m), seconds=0.3 * m) for m in (4, 8)]
+    crowded = [TimedStep(step=step(4, micro=m, trained=1), seconds=2 * 0.3 * m / 4, crowding=2) for m in (4, 8)]
     found = tempo_of(alone + crowded)
     assert found.micro == pytest.approx(0.3) and found.spread == pytest.approx(0, abs=1e-6)
     assert [predicted(each, found) for each in alone + crowded] == pytest.approx([1.2, 2.4, 0.6, 1.2])

@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llamatrain.compiler.cache import Code, cache_key
+from llamatrain.compiler.cache import CodeCache, cache_key
 from llamatrain.data import token_cache
-from llamatrain.data.token_cache import Bounds, StoreWriter, stored
+from llamatrain.data.token_cache import StoreLimits, TokenStoreWriter, stored
 from llamatrain.platform import cache_dir, cache_prune
 from llamatrain.platform.cache_prune import OFTEN, STAMP, UNUSED, beyond, prune, remove, used
 from llamatrain.platform.temp_files import DAY, NEW
 
-BOUNDS = Bounds(ids=1000, files=1, documents=10)
+BOUNDS = StoreLimits(ids=1000, files=1, documents=10)
 OTHER, OWN = "0123456789abcdef", "f" * 16
 
 
@@ -41,12 +41,12 @@ def kernels(root: Path, name: str, age: float, nbytes: int = 100) -> Path:
     return aged(root / name, age)
 
 
-def fill(writer: StoreWriter) -> None:
+def fill(writer: TokenStoreWriter) -> None:
     writer.write(np.arange(100, dtype=np.int32))
     writer.end(0, 1)
 
 
-def never(writer: StoreWriter) -> None:
+def never(writer: TokenStoreWriter) -> None:
     raise AssertionError("it is there")
 
 
@@ -123,7 +123,7 @@ def test_use_is_noted_by_reading(root: Path) -> None:
 
 
 def test_use_of_kernels_is_noted_when_they_are_found(root: Path) -> None:
-    code = Code()
+    code = CodeCache()
     folder = kernels(root, code.shelf.folder.name if code.shelf.folder else "", 5 * DAY)
     assert folder.name == cache_key()
     code.note_use()
@@ -167,5 +167,5 @@ def test_where_nothing_can_be_noted_nothing_goes(root: Path, spoil: Callable[[Pa
 
 def test_bounds_are_of_all_that_stays() -> None:
     now = time.time()
-    entries = [cache_prune.KeptFolder(Path(str(age)), Path(str(age)), 3 << 30, now - age) for age in (0, 10, 20, UNUSED + 9)]
+    entries = [cache_prune.CacheFolder(Path(str(age)), Path(str(age)), 3 << 30, now - age) for age in (0, 10, 20, UNUSED + 9)]
     assert [each.path.name for each in beyond(entries)] == ["20", str(UNUSED + 9)]

@@ -9,11 +9,11 @@ import pytest
 
 from llamatrain.data.dataset import open_corpus
 from llamatrain.data.options import DataOptions
-from llamatrain.data.preference_records import Compare, Judged, judged_in
-from llamatrain.data.records import Chat, Prompt
+from llamatrain.data.preference_records import Compare, PreferencePair, judged_in
+from llamatrain.data.records import ChatRecord, PromptRecord
 from llamatrain.errors import DataError
-from llamatrain.preference.batches import JudgedRows, PairRows
-from llamatrain.preference.dataset import KINDS, Comparisons
+from llamatrain.preference.batches import KtoBatches, PairBatches
+from llamatrain.preference.dataset import KINDS, PreferenceDataset
 from tests.helpers.byte_tokenizer import ByteTokenizer
 from tests.helpers.chat_templates import LLAMA3
 from tests.helpers.cli import ran
@@ -24,7 +24,7 @@ HI, YES, NO = ({"role": role, "content": text} for role, text in (("user", "hi")
 BE = {"role": "system", "content": "be"}
 
 
-def judged(compare: Compare = "pairs", **row: Any) -> Judged:
+def judged(compare: Compare = "pairs", **row: Any) -> PreferencePair:
     return judged_in(json.dumps(row).encode(), "d.jsonl, line 3", compare)
 
 
@@ -32,7 +32,7 @@ def judged(compare: Compare = "pairs", **row: Any) -> Judged:
 
 
 def test_strings() -> None:
-    assert judged(prompt="a", chosen="b", rejected="c") == Judged(Prompt("a", "b"), Prompt("a", "c"))
+    assert judged(prompt="a", chosen="b", rejected="c") == PreferencePair(PromptRecord("a", "b"), PromptRecord("a", "c"))
 
 
 @pytest.mark.parametrize(
@@ -50,38 +50,42 @@ def test_strings() -> None:
     ],
 )
 def test_messages(row: dict[str, Any]) -> None:
-    assert judged(**row) == Judged(Chat([HI, YES]), Chat([HI, NO]))
+    assert judged(**row) == PreferencePair(ChatRecord([HI, YES]), ChatRecord([HI, NO]))
 
 
 def test_longer_conversations_and_what_stands_beside_them() -> None:
     long = [BE, HI, NO, HI]
-    assert judged(prompt=long, chosen=[YES], rejected=[NO]) == Judged(Chat([*long, YES]), Chat([*long, NO]))
-    assert judged(prompt="hi", chosen=[YES], rejected=[NO], system="be").chosen == Chat([BE, HI, YES])
+    assert judged(prompt=long, chosen=[YES], rejected=[NO]) == PreferencePair(ChatRecord([*long, YES]), ChatRecord([*long, NO]))
+    assert judged(prompt="hi", chosen=[YES], rejected=[NO], system="be").chosen == ChatRecord([BE, HI, YES])
 
 
 def test_labels() -> None:
     good, bad = (judged("answers", prompt="a", completion="b", label=label) for label in (True, False))
-    assert good == Judged(Prompt("a", "b"), None) and bad == Judged(None, Prompt("a", "b"))
-    assert judged("answers", prompt=[HI], completion=[YES], label=True).chosen == Chat([HI, YES])
-    assert judged("answers", prompt="a", chosen="b", rejected="c") == Judged(Prompt("a", "b"), Prompt("a", "c"))
+    assert good == PreferencePair(PromptRecord("a", "b"), None) and bad == PreferencePair(None, PromptRecord("a", "b"))
+    assert judged("answers", prompt=[HI], completion=[YES], label=True).chosen == ChatRecord([HI, YES])
+    assert judged("answers", prompt="a", chosen="b", rejected="c") == PreferencePair(
+        PromptRecord("a", "b"), PromptRecord("a", "c")
+    )
 
 
 def test_forms_of_other_trainers() -> None:
     asked = [{"from": "human", "value": "hi"}]
     yes, no = ({"from": "gpt", "value": text} for text in ("yes", "no"))
-    both = Judged(Chat([HI, YES]), Chat([HI, NO]))
+    both = PreferencePair(ChatRecord([HI, YES]), ChatRecord([HI, NO]))
     assert judged("pairs", conversations=asked, chosen=yes, rejected=no) == both
     assert judged("pairs", messages=[HI], chosen=YES, rejected=NO) == both
-    assert judged("answers", messages=[HI, YES], label=True) == Judged(Chat([HI, YES]), None)
-    assert judged("answers", conversations=[*asked, no], kto_tag=False) == Judged(None, Chat([HI, NO]))
+    assert judged("answers", messages=[HI, YES], label=True) == PreferencePair(ChatRecord([HI, YES]), None)
+    assert judged("answers", conversations=[*asked, no], kto_tag=False) == PreferencePair(None, ChatRecord([HI, NO]))
     alpaca = judged("pairs", instruction="a", input="b", chosen="c", rejected="d")
-    assert alpaca == Judged(Prompt("a\n\nb", "c"), Prompt("a\n\nb", "d"))
-    assert judged("pairs", question="a", chosen="c", rejected="d") == Judged(Prompt("a", "c"), Prompt("a", "d"))
+    assert alpaca == PreferencePair(PromptRecord("a\n\nb", "c"), PromptRecord("a\n\nb", "d"))
+    assert judged("pairs", question="a", chosen="c", rejected="d") == PreferencePair(
+        PromptRecord("a", "c"), PromptRecord("a", "d")
+    )
     earlier = judged("pairs", instruction="c", history=[["a", "b"]], chosen="d", rejected="e")
-    assert earlier.chosen == Prompt("c", "d", history=(("a", "b"),))
+    assert earlier.chosen == PromptRecord("c", "d", history=(("a", "b"),))
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, HI]
-    assert judged("pairs", prompt="hi", history=[["a", "b"]], chosen=[YES], rejected=[NO]).chosen == Chat([*turns, YES])
-    assert judged("answers", instruction="a", output="b", label=False) == Judged(None, Prompt("a", "b"))
+    assert judged("pairs", prompt="hi", history=[["a", "b"]], chosen=[YES], rejected=[NO]).chosen == ChatRecord([*turns, YES])
+    assert judged("answers", instruction="a", output="b", label=False) == PreferencePair(None, PromptRecord("a", "b"))
 
 
 BAD: list[tuple[Compare, dict[str, Any], str]] = [
@@ -126,11 +130,11 @@ def test_what_cannot_be_compared_is_told_by_its_place(compare: Compare, row: dic
 # ---- rows --------------------------------------------------------------------
 
 
-def opened(path: Path, compare: Compare, ctx: int = 96, pack: bool = False, **options: Any) -> PairRows | JudgedRows:
+def opened(path: Path, compare: Compare, ctx: int = 96, pack: bool = False, **options: Any) -> PairBatches | KtoBatches:
     said = DataOptions(shuffle=False, pack=pack, **{"as_chat": False, **options})
     corpus, _ = open_corpus([str(path)], ByteTokenizer(chat_template=LLAMA3), said, ctx, 0, KINDS[compare])
-    assert isinstance(corpus, Comparisons)
-    return (PairRows if compare == "pairs" else JudgedRows)(corpus, said, 0, eos=2, bos=1)
+    assert isinstance(corpus, PreferenceDataset)
+    return (PairBatches if compare == "pairs" else KtoBatches)(corpus, said, 0, eos=2, bos=1)
 
 
 @pytest.mark.parametrize("pack", [False, True])

@@ -13,7 +13,7 @@ import pytest
 import llamatrain
 from llamatrain.engine.program import Program
 from llamatrain.gguf.reader import open_gguf
-from llamatrain.train.programs import Programs
+from llamatrain.train.programs import TrainPrograms
 from tests.helpers.cli import Argument, Done, metrics, ran, run, same_bits, steps, timeless
 from tests.helpers.lora_runs import base
 from tests.helpers.preferences import NUMBERS, H, labelled, lines, rows
@@ -153,16 +153,16 @@ def test_a_step_left_half_way_is_gone_on_with(
     """Its rewards are those of all of its batches."""
     many = ("--grad-acc", 3, "--batch", 2, "--iters", 3, "--eval-every", 0)
     tuned(place, tmp_path / "whole", objective, *many)
-    calls, gradients = [], Programs.gradients
+    calls, gradients = [], TrainPrograms.gradients
 
-    def counted(self: Programs, *of: Any) -> float:
+    def counted(self: TrainPrograms, *of: Any) -> float:
         calls.append(of)
         if len(calls) == 5:
             os.kill(os.getpid(), signal.SIGTERM)
         return gradients(self, *of)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Programs, "gradients", counted)
+        patched.setattr(TrainPrograms, "gradients", counted)
         said = ("--objective", objective, *SAID, *many, "--out", tmp_path / "parts")
         assert run("finetune", place / "base.gguf", place / "pairs.jsonl", *said).code == 128 + signal.SIGTERM
     assert "rewards" in str(open_gguf(tmp_path / "parts" / "checkpoint-LATEST.gguf").metadata["training.partial"])

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 
 from llamatrain.report.html import curves, page
 from llamatrain.report.run_data import kept_in
-from llamatrain.report.series import Figures
+from llamatrain.report.series import RunSeries
 from tests.helpers.cli import TINY, Done, metrics, ran, run, steps, text_file
 from tests.report.test_plots import LINES
 
@@ -201,7 +201,7 @@ def test_a_run_that_goes_on_keeps_its_samples(whole: Path, tmp_path: Path) -> No
 def test_whatever_the_figures_are_they_are_drawn(lines: list[dict]) -> None:
     every = [{**line, **({"lr": line["loss"], "grad_norm": line["loss"]} if "loss" in line else {})} for line in lines]
     every = [{**line, **({"val_loss_error": line["val_loss"]} if "val_loss" in line else {})} for line in every]
-    drawn = curves(Figures.of(every))
+    drawn = curves(RunSeries.of(every))
     assert Seen(drawn).tags and not re.search(r"\b(nan|inf)\b", drawn)
 
 

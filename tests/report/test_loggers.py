@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from llamatrain.report.loggers import Logged, Loggers, tagged
+from llamatrain.report.loggers import LoggerContext, Loggers, tagged
 from llamatrain.report.metrics import Metrics
 from tests.helpers.cli import TINY, Argument, Done, ran, run, text_file
 
@@ -137,7 +137,7 @@ def lines(*steps: int) -> list[dict[str, Any]]:
 def loggers(metrics: Metrics, *names: str, step: int = 0, note: str = "") -> list[str]:
     """They are told what the metrics are; and what goes wrong."""
     said = list[str]()
-    told = Logged(folder=lambda: metrics.path.parent, name="a", note=note, options={}, step=step, lines=metrics.lines)
+    told = LoggerContext(folder=lambda: metrics.path.parent, name="a", note=note, options={}, step=step, lines=metrics.lines)
     metrics.also = Loggers(names, told, said.append)
     return said
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from llamatrain.engine.lifetimes import KINDS, Life, lives_of, peak_of
+from llamatrain.engine.lifetimes import KINDS, Lifetime, lives_of, peak_of
 from llamatrain.engine.plan import plan
 from llamatrain.report import memory_layout as arenas
-from llamatrain.report.memory_layout import Arena, painted
+from llamatrain.report.memory_layout import MemoryLayout, painted
 from llamatrain.report.memory_map import HIGH, WIDE, body, picture
 from llamatrain.report.memory_section import memory_map
 from tests.helpers.cli import TINY, ran, run, text_file
@@ -82,7 +82,7 @@ def test_it_replaces_its_like_and_nothing_else(drawn: tuple[Path, str]) -> None:
 
 def test_the_page_has_the_same_picture(drawn: tuple[Path, str], tmp_path: Path) -> None:
     ran("from-scratch", drawn[0] / "text.txt", *TASK, "--remat", "light", "--iters", 1, "--out", tmp_path / "run")
-    arena = Arena.read(json.loads((tmp_path / "run" / "report.json").read_text())["memory"])
+    arena = MemoryLayout.read(json.loads((tmp_path / "run" / "report.json").read_text())["memory"])
     assert arena
     text = (tmp_path / "run" / "report.html").read_text()
     for part in body(arena):
@@ -105,13 +105,13 @@ def test_of_any_graph_no_two_lives_meet(g: RandomGraph) -> None:
 # ---- its size --------------------------------------------------------------
 
 
-def many(count: int, seed: int) -> list[Life]:
+def many(count: int, seed: int) -> list[Lifetime]:
     """Anywhere, of any size: nothing that a plan would do is worse."""
-    chance, lives = random.Random(seed), list[Life]()
+    chance, lives = random.Random(seed), list[Lifetime]()
     for n in range(count):
         first, offset = chance.randrange(100_000), chance.randrange(1 << 30)
         length, size = int(chance.expovariate(0.01)), 1 + int(chance.expovariate(1e-5))
-        lives.append(Life(chance.choice(KINDS), f"value {n}", first, min(first + length, 99_999), offset, size))
+        lives.append(Lifetime(chance.choice(KINDS), f"value {n}", first, min(first + length, 99_999), offset, size))
     return lives
 
 
@@ -120,7 +120,7 @@ def test_whatever_a_model_is_the_picture_is_small() -> None:
     size = max(life.offset + life.size for life in lives)
     grid, specks = painted(lives[arenas.NAMED :], 100_000, size)
     assert 0 < len(specks) <= arenas.SPECKS
-    arena = Arena(
+    arena = MemoryLayout(
         calls=100_000,
         size=size,
         peak=5,
@@ -135,11 +135,11 @@ def test_whatever_a_model_is_the_picture_is_small() -> None:
     assert len(text) < 400_000 and "<script>" not in text and "<b>" not in memory_map(arena) and "<i>" not in memory_map(arena)
     assert ": linear_cross_entropy_ ... utput.weight</text>" in text, "a name is cut in its middle, and says so"
     ET.fromstring(text)
-    assert Arena.read(json.loads(json.dumps(arena.plain()))) == arena
+    assert MemoryLayout.read(json.loads(json.dumps(arena.plain()))) == arena
 
 
 def test_what_is_small_is_painted_where_it_lies() -> None:
-    life = Life("kept", "", 250, 499, 100, 50)  # of 1,000 calls and 200 bytes
+    life = Lifetime("kept", "", 250, 499, 100, 50)  # of 1,000 calls and 200 bytes
     (columns, rows), specks = painted([life], 1000, 200)
     assert [(speck.x / columns, speck.y / rows, speck.width / columns, speck.height / rows) for speck in specks] == [
         (0.25, 0.5, 0.25, 0.25)
@@ -170,6 +170,6 @@ def test_what_is_small_is_painted_where_it_lies() -> None:
 def test_what_anybody_may_have_written_is_no_map(damage: dict) -> None:
     sound = {"calls": 2, "size": 8, "peak": 1, "peak_name": "x", "at_peak": {"kept": 8}, "alive": [["x", 8]], "grid": [4, 4]}
     sound |= {"specks": [[0, 0, 0, 1, 1]], "named": [[0, "x", 0, 1, 0, 8]]}
-    assert Arena.read(sound)
-    assert Arena.read({**sound, **damage}) is None
-    assert Arena.read([]) is None and Arena.read(None) is None
+    assert MemoryLayout.read(sound)
+    assert MemoryLayout.read({**sound, **damage}) is None
+    assert MemoryLayout.read([]) is None and MemoryLayout.read(None) is None

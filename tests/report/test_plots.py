@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llamatrain.report.loss_series import MOST, Losses, ticks
-from llamatrain.report.series import Figures
+from llamatrain.report.series import RunSeries
 from llamatrain.report.svg_plot import picture
-from llamatrain.report.terminal_plot import FINE, PLAIN, ROWS, WAVE_ROWS, Signs, draw_losses, draw_waves
+from llamatrain.report.terminal_plot import FINE, PLAIN, ROWS, WAVE_ROWS, Glyphs, draw_losses, draw_waves
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -151,7 +151,7 @@ LINES = st.lists(
 
 @settings(max_examples=300, deadline=None)
 @given(LINES, st.integers(40, 120), st.sampled_from([FINE, PLAIN]))
-def test_whatever_the_losses_are_they_are_drawn(lines: list[dict], width: int, signs: Signs) -> None:
+def test_whatever_the_losses_are_they_are_drawn(lines: list[dict], width: int, signs: Glyphs) -> None:
     losses = Losses.of(lines)
     drawn = draw_losses(losses, width, signs).plain
     assert max(map(len, drawn.splitlines())) <= width
@@ -202,6 +202,6 @@ def test_a_run_of_any_length_takes_the_same_memory() -> None:
 
 def test_figures_of_many_steps_are_thinned_likewise() -> None:
     lines = ({"step": step, "loss": math.nan if step % 3 else 2.0, "lr": step / 1e6} for step in range(1, 100_000))
-    found = Figures.of(lines)
+    found = RunSeries.of(lines)
     assert found.step == 99_999 and len(found.series("lr")) < MOST and set(found.series("loss").values) == {2.0}
     assert (np.diff(found.series("lr").values) > 0).all() and found.series("lr").values[-1] == 99_999 / 1e6

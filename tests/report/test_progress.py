@@ -5,9 +5,9 @@ import math
 import pytest
 from rich.text import Text
 
-from llamatrain.report.progress import KEPT, TRAIL, Display, Progress, Trail
+from llamatrain.report.progress import KEPT, TRAIL, Display, LossTrail, Progress
 from llamatrain.report.records import Score, StepLine
-from llamatrain.report.terminal_plot import FINE, PLAIN, Signs
+from llamatrain.report.terminal_plot import FINE, PLAIN, Glyphs
 
 SCORE = Score(loss=2.5, loss_error=None, accuracy=None, accuracy_error=None, tokens=100)
 
@@ -17,7 +17,7 @@ def line(step: int, loss: float | None) -> StepLine:
     return StepLine(step=step, loss=loss, **known)  # type: ignore[arg-type]
 
 
-def display(steps: int = 40, planned: int = 100_000_000, signs: Signs = FINE) -> tuple[Progress, Display]:
+def display(steps: int = 40, planned: int = 100_000_000, signs: Glyphs = FINE) -> tuple[Progress, Display]:
     progress = Progress(iters=100, begun=0.0, planned=planned)
     for step in range(1, steps + 1):
         progress.step(line(step, 4.0 / step), float(step))
@@ -40,7 +40,7 @@ def test_all_of_it() -> None:
 
 @pytest.mark.parametrize("signs", [FINE, PLAIN])
 @pytest.mark.parametrize("width", [10, 20, 40, 59, 60, 79, 200])
-def test_no_line_is_too_wide(width: int, signs: Signs) -> None:
+def test_no_line_is_too_wide(width: int, signs: Glyphs) -> None:
     progress, told = display(signs=signs)
     progress.scored, progress.doing = SCORE, "validating"
     lines = shown(told.lines(40.0, width, 30))
@@ -63,7 +63,7 @@ def test_what_is_not_known_is_left_out() -> None:
 
 def test_a_trail_of_any_length() -> None:
     """What lies far back counts as much as what is near; memory stays as it is."""
-    trail = Trail()
+    trail = LossTrail()
     for step in range(10 * KEPT):
         trail.add(2.0 if step < 5 * KEPT else 1.0)
     drawn = trail.drawn(TRAIL)
@@ -72,7 +72,7 @@ def test_a_trail_of_any_length() -> None:
 
 
 def test_trails_of_little() -> None:
-    trail = Trail()
+    trail = LossTrail()
     assert trail.drawn(10) == ""
     for loss in (1.0, math.inf, math.nan, 1.0):
         trail.add(loss)

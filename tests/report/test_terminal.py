@@ -15,7 +15,7 @@ from rich.console import Console
 
 from llamatrain.distributed import stderr as voice
 from llamatrain.platform import terminal
-from llamatrain.report.console import Said, stderr
+from llamatrain.report.console import QuietConsole, stderr
 from llamatrain.report.metrics import Metrics
 from llamatrain.report.report import Report
 from tests.helpers.step_records import line_of
@@ -117,7 +117,7 @@ class Closed(io.TextIOBase):
 
 
 def test_what_nobody_can_read_any_more_ends_no_run(tmp_path: Path) -> None:
-    console = Said(file=Closed())  # type: ignore[arg-type]
+    console = QuietConsole(file=Closed())  # type: ignore[arg-type]
     with Report(Metrics.fresh(tmp_path / "metrics.jsonl"), iters=2, every=1, console=console) as report:
         for step in (1, 2):
             report.step(line_of(step, 2.0, 1e-3, 0.5, step, 1.0, 1.0))
@@ -155,7 +155,7 @@ def test_what_is_counted_meanwhile_stands_in_the_display(capsys: pytest.CaptureF
         with terminal.displaying(told.append), terminal.bar("compiling kernels", total=2, unit="kernel") as bar:
             bar.update()
         assert told == ["compiling kernels: 0 of 2", "compiling kernels: 1 of 2", ""]
-        assert not isinstance(terminal.bar("merging", total=1), terminal.Counted) and not capsys.readouterr().err
+        assert not isinstance(terminal.bar("merging", total=1), terminal.CountedProgress) and not capsys.readouterr().err
 
 
 LONG = "the run goes on with what it began with, and --resume will need that; nothing else is to be done about it here"
@@ -239,9 +239,9 @@ def test_a_display_that_stands_is_told_of_and_gone_with_the_report(tmp_path: Pat
             bar.update(12)
             assert report._live
             report._live.refresh()
-        assert isinstance(bar, terminal.Counted)
+        assert isinstance(bar, terminal.CountedProgress)
     assert "compiling kernels: 12 of 31" in stream.getvalue()
-    assert not isinstance(terminal.bar("merging", total=1), terminal.Counted)
+    assert not isinstance(terminal.bar("merging", total=1), terminal.CountedProgress)
 
 
 def test_work_that_goes_on_is_told_in_a_log_every_so_often(

@@ -10,12 +10,12 @@ import pytest
 
 from llamatrain.checkpoints import run_folder as folders
 from llamatrain.checkpoints.read import read
-from llamatrain.io.atomic_write import NewFile
+from llamatrain.io.atomic_write import AtomicFile
 from llamatrain.report.loss_series import Losses
 from llamatrain.report.svg_plot import picture
-from llamatrain.train.evaluate import Scoring
+from llamatrain.train.evaluate import LossMeter
 from llamatrain.train.state import Best
-from llamatrain.train.step import Stepping
+from llamatrain.train.step import StepRunner
 from tests.helpers.cli import TINY, Argument, metrics, ran, run, same_bits, steps, text_file, timeless
 from tests.helpers.lora_runs import base
 from tests.helpers.small_models import small
@@ -154,7 +154,7 @@ def test_what_is_no_number_is_no_better() -> None:
 def out_of_time_after(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the time be up after so many steps of a process."""
     taken = iter(range(1, 10**6))
-    monkeypatch.setattr(Stepping, "out_of_time", lambda stepping: next(taken) >= steps)
+    monkeypatch.setattr(StepRunner, "out_of_time", lambda stepping: next(taken) >= steps)
 
 
 @pytest.mark.parametrize("ended", [3, 4])
@@ -260,9 +260,9 @@ def test_a_validation_that_was_cut_short_counts_once(
     tuned: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given, counted = ("--iters", 24, "--eval-every", 2, "--patience", 3), 0
-    add = Scoring.add
+    add = LossMeter.add
 
-    def cut(scoring: Scoring, *more: Any) -> None:
+    def cut(scoring: LossMeter, *more: Any) -> None:
         nonlocal counted
         add(scoring, *more)
         counted += 1
@@ -271,7 +271,7 @@ def test_a_validation_that_was_cut_short_counts_once(
 
     assert tuned("whole", *given).code == 0
     with monkeypatch.context() as patched:
-        patched.setattr(Scoring, "add", cut)
+        patched.setattr(LossMeter, "add", cut)
         tuned("run", *given)
         run("finetune", "--resume", tmp_path / "run")
     ran("finetune", "--resume", tmp_path / "run")
@@ -298,13 +298,13 @@ def test_the_base_s_own_validation_is_counted_though_it_was_told(
 def test_a_full_disk_is_said_and_the_run_goes_on(
     tuned: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(file: NewFile) -> None:
+    def full(file: AtomicFile) -> None:
         if file.path.name.startswith("best-"):
             raise OSError(28, "No space left on device")
         keep(file)
 
-    keep = NewFile._keep
-    monkeypatch.setattr(NewFile, "_keep", full)
+    keep = AtomicFile._keep
+    monkeypatch.setattr(AtomicFile, "_keep", full)
     done = tuned("run", "--iters", 18, "--eval-every", 2, "--save-every", 0)
     assert done.code == 0 and len(steps(tmp_path / "run")) == 18
     assert done.err.count("No space left on device; so best.gguf is not that of step") >= 1

@@ -11,7 +11,7 @@ import pytest
 
 from llamatrain.data.batches import Batch
 from llamatrain.train.state import RunState
-from llamatrain.train.step import Stepping, StepTaken
+from llamatrain.train.step import StepResult, StepRunner
 from tests.helpers.cli import TINY, Argument, losses, ran, run, steps, text_file
 
 SINE = ("--loss", "squared-error", "--vocab-size", 8, "--embd", 16, "--head", 2, "--layer", 1, "--ff", 32, "--ctx", 16)
@@ -67,13 +67,13 @@ def test_a_third_of_the_evaluations_of_adamw(tmp_path: Path) -> None:
 
 def watched(monkeypatch: pytest.MonkeyPatch) -> list[Batch]:
     """The rows of each step."""
-    seen, take = list[Batch](), Stepping.take
+    seen, take = list[Batch](), StepRunner.take
 
-    def noted(stepping: Stepping, state: RunState, batches: list[Batch], *more: Any) -> StepTaken:
+    def noted(stepping: StepRunner, state: RunState, batches: list[Batch], *more: Any) -> StepResult:
         seen.extend(batches)
         return take(stepping, state, batches, *more)
 
-    monkeypatch.setattr(Stepping, "take", noted)
+    monkeypatch.setattr(StepRunner, "take", noted)
     return seen
 
 

@@ -13,17 +13,17 @@ from llamatrain.graph.tensor import BF16, DType, quantised
 from llamatrain.model.frozen_weights import copies_of
 from llamatrain.planner import speeds
 from llamatrain.planner.cost import step_of
-from llamatrain.planner.memory import Demand, Way, way_with
-from llamatrain.planner.remat_ladder import Road, longer, road_of
-from llamatrain.run.search import Offer, Parting, Search, Tried
-from llamatrain.run.trainable import Leaves
-from llamatrain.train.graphs import Setting
+from llamatrain.planner.memory import MemoryDemand, MemoryPlan, way_with
+from llamatrain.planner.remat_ladder import RematLadder, longer, road_of
+from llamatrain.run.search import MicrobatchSplit, PlanCandidate, PlanSearch, PlanTrial
+from llamatrain.run.trainable import TrainableWeights
+from llamatrain.train.graphs import StepSpec
 
 NAMED = ("none", "light", "block", "optimal")
 
 
-def setting_of(base: DType | None, layers: int = 5, batch: int = 8, length: int = 64, **more: Any) -> Setting:
-    start = Setting(**dict.fromkeys(("h", "weights", "trained", "batch", "positions")), precision="f32", threads=1)
+def setting_of(base: DType | None, layers: int = 5, batch: int = 8, length: int = 64, **more: Any) -> StepSpec:
+    start = StepSpec(**dict.fromkeys(("h", "weights", "trained", "batch", "positions")), precision="f32", threads=1)
     made = speeds.small(start, base, (64, 4, 192, 256, length, batch))
     h = replace(made.h, layers=layers)
     weights = speeds.adapted(h, base) if base else speeds.parameters(h)
@@ -33,35 +33,35 @@ def setting_of(base: DType | None, layers: int = 5, batch: int = 8, length: int 
 
 
 @cache
-def offers_of(name: str) -> list[Offer]:
+def offers_of(name: str) -> list[PlanCandidate]:
     caches = {"new": [("auto", None)], "adapter": [("bf16", BF16), ("off", quantised("Q8_0"))]}[name]
     made = []
     for copied, kind in caches:
         setting = setting_of(kind, precision="bf16", layers=4, batch=4) if kind else setting_of(None)
-        demand = Demand(
+        demand = MemoryDemand(
             lengths=[64], validating=False, decoding=0, interpreter=10**7, copies=copies_of(setting.h) if copied == "bf16" else 0
         )
-        leaves = Leaves(weights=setting.weights, trained=setting.trained)
-        offer = KNOWN[id(setting)] = Offer(cache=copied, leaves=leaves, setting=setting, demand=demand)  # type: ignore[arg-type]
+        leaves = TrainableWeights(weights=setting.weights, trained=setting.trained)
+        offer = KNOWN[id(setting)] = PlanCandidate(cache=copied, leaves=leaves, setting=setting, demand=demand)  # type: ignore[arg-type]
         made.append(offer)
     return made
 
 
 @cache
-def planned(setting: int, policy: str | int, splits: int) -> Way:
+def planned(setting: int, policy: str | int, splits: int) -> MemoryPlan:
     """Once for all limits."""
     offer = KNOWN[setting]
     return way_with(offer.setting, policy, offer.demand, splits)
 
 
-KNOWN = dict[int, Offer]()
+KNOWN = dict[int, PlanCandidate]()
 
 
-def planner(setting: Setting, policy: str | int, demand: Demand, splits: int = 1) -> Way:
+def planner(setting: StepSpec, policy: str | int, demand: MemoryDemand, splits: int = 1) -> MemoryPlan:
     return planned(id(setting), policy, splits)
 
 
-def usual(offers: list[Offer]) -> Iterator[tuple[int, float]]:
+def usual(offers: list[PlanCandidate]) -> Iterator[tuple[int, float]]:
     """Bytes and costs of the ways that have names."""
     for offer in offers:
         for splits in offer.splits():
@@ -70,8 +70,8 @@ def usual(offers: list[Offer]) -> Iterator[tuple[int, float]]:
                 yield way.total, step_of(way.graphs, 64, splits)
 
 
-def searched(offers: list[Offer], most: int | None, **more: Any) -> tuple[Search, Tried, Way]:
-    search = Search(**{"remat": "auto", "most": most, "parts": True, "planner": planner, **more})
+def searched(offers: list[PlanCandidate], most: int | None, **more: Any) -> tuple[PlanSearch, PlanTrial, MemoryPlan]:
+    search = PlanSearch(**{"remat": "auto", "most": most, "parts": True, "planner": planner, **more})
     return search, *search.fastest(offers)
 
 
@@ -112,7 +112,7 @@ def test_what_is_asked_for_is_done(remat: str) -> None:
 def test_halves_of_blocks_and_uneven_segments_are_on_the_road() -> None:
     """Dearer and dearer, and leaner: what is found between two usual ways costs less than the leaner of them."""
     (offer,) = offers_of("new")
-    road = road_of(Parting(offer, 1).prices)
+    road = road_of(MicrobatchSplit(offer, 1).prices)
     assert road.policies[:2] == ["none", "light"] and "4" in road.policies and road.policies[-1] == "segment:2,block:2"
     assert road.costs == sorted(road.costs)
     totals = {policy: planner(offer.setting, policy, offer.demand).total for policy in road.policies}
@@ -127,7 +127,7 @@ def test_few_layers_tell_what_many_cost(name: str) -> None:
     """And a road of what it comes to, nearly."""
     offer = offers_of(name)[-1]
     for splits in offer.splits():
-        parting = Parting(offer, splits)
+        parting = MicrobatchSplit(offer, splits)
         road = road_of(parting.prices)
         for policy in ("none", "light", "block"):
             whole = step_of(planner(offer.setting, policy, offer.demand, splits).graphs, 64, splits)
@@ -149,6 +149,6 @@ def test_segments_by_how_much_lives_at_a_time() -> None:
 
 
 def test_a_road_ends_where_it_is_too_dear() -> None:
-    road = Road(["none", "light", "1", "2", "3"], [1.0, 1.1, 1.2, 1.3, 1.4], [0, 1, 4])
-    assert road.below(1.25) == Road(["none", "light", "1"], [1.0, 1.1, 1.2], [0, 1, 2])
-    assert road.below(1.0) == Road([], [], []) and cheapest(lambda policy: 1 / 0, [], [], 1) is None  # type: ignore[arg-type]
+    road = RematLadder(["none", "light", "1", "2", "3"], [1.0, 1.1, 1.2, 1.3, 1.4], [0, 1, 4])
+    assert road.below(1.25) == RematLadder(["none", "light", "1"], [1.0, 1.1, 1.2], [0, 1, 2])
+    assert road.below(1.0) == RematLadder([], [], []) and cheapest(lambda policy: 1 / 0, [], [], 1) is None  # type: ignore[arg-type]

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llamatrain.adapters.options import LoraOptions
-from llamatrain.commands.generate import Continuation, LoadOptions, TextModel
+from llamatrain.adapters.options import AdapterOptions
+from llamatrain.commands.generate import LoadOptions, TextModel, TextStream
 from llamatrain.engine.plan import Plan
 from llamatrain.engine.program import Program
 from llamatrain.errors import LlamatrainError, UsageError
@@ -246,12 +246,12 @@ def test_llama_cpp_keeps_as_many_tokens(keep: int, tmp_path: Path) -> None:
     """Through many shifts; -1 and more than the prompt has, too."""
     h, path = small(), tmp_path / "m.gguf"
     written(path, h, weights(h, seed=2))
-    model, told = TextModel(path, LoadOptions(ctx=64), LoraOptions()), {"n_predict": 400, "temperature": 0, "ignore_eos": True}
+    model, told = TextModel(path, LoadOptions(ctx=64), AdapterOptions()), {"n_predict": 400, "temperature": 0, "ignore_eos": True}
     with served(path, ctx_shift=True) as server:
         for length in (3, 9, 40):
             ids = tokens(length, seed=length)
             follow = server.post("completion", prompt=[*map(int, ids)], **told, n_keep=keep, return_tokens=True)["tokens"]
-            stay = Continuation(model, ids, SamplingOptions(ctx_shift=True, keep=keep)).kept(True)
+            stay = TextStream(model, ids, SamplingOptions(ctx_shift=True, keep=keep)).kept(True)
             assert stay is not None
             found = likeliest(Decoder(*loaded(open_gguf(path)), ctx=64), ids, follow, stay)
             assert found == follow, keep

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llamatrain.sample.text import Numbers, Stop, stream
+from llamatrain.sample.text import StopText, TokenNumbers, stream
 
 
 class Letters:
@@ -62,7 +62,7 @@ def test_what_passes_is_what_is_before(text: str, stops: tuple[str, ...]) -> Non
 
 @given(st.lists(TEXT, max_size=5), STOPS)
 def test_pieces_make_no_difference(pieces: list[str], stops: tuple[str, ...]) -> None:
-    guard, given_out = Stop(stops), ""
+    guard, given_out = StopText(stops), ""
     for piece in pieces:
         given_out += guard.feed(piece)
         assert before("".join(pieces), stops).startswith(given_out)
@@ -73,4 +73,4 @@ def test_pieces_make_no_difference(pieces: list[str], stops: tuple[str, ...]) ->
 
 @pytest.mark.parametrize("tokens", [[], [3], [3, 0, 12]])
 def test_numbers(tokens: list[int]) -> None:
-    assert "".join(stream(tokens, Numbers())) == " ".join(map(str, tokens))
+    assert "".join(stream(tokens, TokenNumbers())) == " ".join(map(str, tokens))

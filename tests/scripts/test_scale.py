@@ -12,9 +12,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 import scale
 from scale import Job, Timings
 
-from llamatrain.planner.scaling_model import Tempo, predicted
+from llamatrain.planner.scaling_model import LinkModel, predicted
 
-TRUE = Tempo(micro=0.2, update=0.1, byte=1e-9, message=1e-4, spread=0.05)
+TRUE = LinkModel(micro=0.2, update=0.1, byte=1e-9, message=1e-4, spread=0.05)
 TRAINED = 20_000_000
 
 

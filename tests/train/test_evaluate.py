@@ -12,7 +12,7 @@ from llamatrain.engine.program import Program
 from llamatrain.graph import ops
 from llamatrain.graph.precision import round_products
 from llamatrain.graph.tensor import BF16, F32, I32, Tensor, placeholder
-from llamatrain.train.evaluate import Scoring, judged
+from llamatrain.train.evaluate import LossMeter, judged
 from tests.helpers.cli import TINY, metrics, pairs_file, ran, text, text_file
 from tests.helpers.lora_runs import base, random_adapter
 from tests.helpers.preferences import labelled
@@ -84,8 +84,8 @@ def batch_of(tokens: int) -> Batch:
     return Batch(tokens=rows, targets=rows, weights=weights, positions=rows, starts=rows, size=8)
 
 
-def scored(told: list[tuple[float, int | None]], sizes: list[int]) -> Scoring:
-    scoring, runner = Scoring(), Foretold(*told)
+def scored(told: list[tuple[float, int | None]], sizes: list[int]) -> LossMeter:
+    scoring, runner = LossMeter(), Foretold(*told)
     for size in sizes:
         scoring.add(judged(runner, batch_of(size)))  # type: ignore[arg-type]
     return scoring

@@ -5,15 +5,15 @@ import pytest
 from llamatrain.graph.node_roles import parts_of
 from llamatrain.graph.tensor import Node, nodes_of
 from llamatrain.optim.methods.adamw import AdamW
-from llamatrain.train.graphs import Graph, RunGraphs, Setting
+from llamatrain.train.graphs import StepGraph, StepGraphs, StepSpec
 from tests.helpers.small_models import small
 from tests.train.test_sparse_weights import BATCH, LENGTH, LINEAR, adapted
 
 
-def graphs_of(layers: int, names: list[str], **more: object) -> RunGraphs:
+def graphs_of(layers: int, names: list[str], **more: object) -> StepGraphs:
     h = small(layers=layers, tied=False)
     weights, trained = adapted(h, names)
-    setting = Setting(
+    setting = StepSpec(
         h=h,
         weights=weights,
         trained=trained,
@@ -23,10 +23,10 @@ def graphs_of(layers: int, names: list[str], **more: object) -> RunGraphs:
         threads=1,
         optimizer=AdamW(),
     )
-    return RunGraphs(setting, **more)  # type: ignore[arg-type]
+    return StepGraphs(setting, **more)  # type: ignore[arg-type]
 
 
-def by_purpose(graph: Graph, purpose: str) -> list[Node]:
+def by_purpose(graph: StepGraph, purpose: str) -> list[Node]:
     parts = parts_of(graph.outputs)
     return [node for node in nodes_of(graph.outputs) if parts[node] == purpose]
 

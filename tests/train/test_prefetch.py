@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llamatrain.data.batches import Batch, State
+from llamatrain.data.batches import Batch, CursorState
 from llamatrain.errors import DataError
 from llamatrain.train.prefetch import ReadAhead
 from tests.helpers.cli import TINY, Argument, losses, ran, run, same_bits, steps, text_file
@@ -24,8 +24,8 @@ class Counted:
         self.seconds, self.bad, self.given = seconds, bad, 0
 
     @property
-    def state(self) -> State:
-        return State(seed=0, position=self.given)
+    def state(self) -> CursorState:
+        return CursorState(seed=0, position=self.given)
 
     def batch(self, count: int) -> Batch:
         time.sleep(self.seconds)
@@ -136,17 +136,17 @@ def test_a_run_on_chats_never_waits_and_goes_on_with_the_same_bits(more: tuple[A
 
 def test_rows_that_cannot_be_read_end_the_run_in_their_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not in the one before, which runs while they are read."""
-    from llamatrain.data.batches import Rows
+    from llamatrain.data.batches import Batches
 
-    batch, calls = Rows.batch, list[int]()
+    batch, calls = Batches.batch, list[int]()
 
-    def failing(rows: Rows, count: int) -> Batch:
+    def failing(rows: Batches, count: int) -> Batch:
         calls.append(count)
         if len(calls) == 4:
             raise DataError("tokens there were cut short")
         return batch(rows, count)
 
-    monkeypatch.setattr(Rows, "batch", failing)
+    monkeypatch.setattr(Batches, "batch", failing)
     before = threading.active_count()
     done = run("from-scratch", text_file(tmp_path), *TINY, "--ctx", 32, "--batch", 2, "--iters", 9, "--out", tmp_path / "run")
     assert done.errors == ["error: tokens there were cut short"] and done.code == 1

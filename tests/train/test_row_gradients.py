@@ -13,7 +13,7 @@ from llamatrain.graph import ops as O
 from llamatrain.graph.tensor import F64, I32, parameter, placeholder
 from llamatrain.optim.methods.adamw import AdamW
 from llamatrain.optim.methods.sgd import SGD
-from llamatrain.optim.optimizer import StepRule
+from llamatrain.optim.optimizer import ElementwiseRule
 from llamatrain.optim.update_graph import apply, differentiate, hold, stream
 from tests.helpers.cli import TINY, losses, ran, same_bits, text_file
 from tests.helpers.random_models import TINY as SMALL
@@ -86,7 +86,9 @@ def first_values() -> list[np.ndarray]:
     return [np.random.default_rng(5).standard_normal(shape).astype(np.float32) for shape in ((WORDS, 20), (6, 20))]
 
 
-def steps(rule: StepRule, rate: float, clip: float, how: str, kernels: str = "cpu") -> tuple[dict[str, np.ndarray], list[float]]:
+def steps(
+    rule: ElementwiseRule, rate: float, clip: float, how: str, kernels: str = "cpu"
+) -> tuple[dict[str, np.ndarray], list[float]]:
     """Of a loss of rows of an embedding, times a matrix: weights and moments after some steps, and the norms."""
     w, a, ids = parameter("w", (WORDS, 20)), parameter("a", (6, 20)), placeholder("ids", (len(TWICE),), I32)
     made = differentiate(O.sum_sqr(O.matmul(O.get_rows(w, ids), a)), [w, a])
@@ -116,7 +118,7 @@ def steps(rule: StepRule, rate: float, clip: float, how: str, kernels: str = "cp
 @pytest.mark.parametrize(
     ("rule", "rate"), [(AdamW(weight_decay=0.3), 0.03), (SGD(momentum=0.8, weight_decay=0.2), 1e-4)], ids=["adamw", "sgd"]
 )
-def test_steps_give_the_bits_of_whole_gradients(rule: StepRule, rate: float, kernels: str) -> None:
+def test_steps_give_the_bits_of_whole_gradients(rule: ElementwiseRule, rate: float, kernels: str) -> None:
     for clip in (0.0, 1.5):
         whole, norms = steps(rule, rate, clip, "whole", kernels)
         ways = [steps(rule, rate, clip, how, kernels) for how in ("few", "streamed") if not clip or how == "few"]

@@ -7,15 +7,15 @@ from llamatrain.data.batches import Batch
 from llamatrain.errors import GraphError
 from llamatrain.graph import ops as O
 from llamatrain.graph.dynamic_axis import cut, cuts, whole
-from llamatrain.graph.tensor import Most, parameter, placeholder, state
+from llamatrain.graph.tensor import DynamicDim, parameter, placeholder, state
 from llamatrain.model import transformer
 from llamatrain.model.distill import NAMED, Teacher
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.lora import Delta, Weights
 from llamatrain.optim.methods.adamw import AdamW
-from llamatrain.preference.batch import Totals
-from llamatrain.train.graphs import RunGraphs, Setting
-from llamatrain.train.programs import Programs
+from llamatrain.preference.batch import PreferenceTotals
+from llamatrain.train.graphs import StepGraphs, StepSpec
+from llamatrain.train.programs import TrainPrograms
 from tests.helpers.small_models import small, weights
 
 BATCH, LENGTH = 4, 96
@@ -47,11 +47,11 @@ def adapted(h: Hyperparameters, names: list[str], rank: int = 4) -> tuple[Weight
     return Weights({name: state(name, shape) for name, shape in h.shapes.items()}, deltas), trained
 
 
-def programs_of(h: Hyperparameters, names: list[str] | None, **more: object) -> Programs:
+def programs_of(h: Hyperparameters, names: list[str] | None, **more: object) -> TrainPrograms:
     """Of all weights, or of adapters; their values are the same each time."""
     model = transformer.parameters(h)
     way, trained = (model, dict(model.tensors)) if names is None else adapted(h, names)
-    setting = Setting(
+    setting = StepSpec(
         h=h,
         weights=way,
         trained=trained,
@@ -61,20 +61,20 @@ def programs_of(h: Hyperparameters, names: list[str] | None, **more: object) -> 
         optimizer=AdamW(),
         **{"precision": "f32", **more},  # type: ignore[arg-type]
     )
-    graphs = RunGraphs(setting)
+    graphs = StepGraphs(setting)
     arena = max(graphs.plan(graph).arena for graph in graphs.all([LENGTH], True, True)[0])
     arrays = weights(h)
     told = {f"{NAMED}{name}": array for name, array in weights(setting.teacher.h, 5).items()} if setting.teacher else {}
-    made = Programs(graphs, arena, told if names is None else arrays | told)
+    made = TrainPrograms(graphs, arena, told if names is None else arrays | told)
     random = np.random.default_rng(3)
     for name, part in made.weights.parts.items():
         part[...] = arrays[name] if names is None else 0.1 * random.standard_normal(part.shape)
     return made
 
 
-def gradients_of(made: Programs, batch: Batch) -> tuple[float, dict[str, np.ndarray]]:
+def gradients_of(made: TrainPrograms, batch: Batch) -> tuple[float, dict[str, np.ndarray]]:
     total = float(batch.weights.sum(dtype=np.float64))
-    loss = made.gradients(batch, Totals(total), 0)
+    loss = made.gradients(batch, PreferenceTotals(total), 0)
     assert made.grads
     return loss, {name: part.copy() for name, part in made.grads.parts.items()}
 
@@ -121,8 +121,8 @@ def test_batches_of_other_shares_follow_each_other_in_one_program() -> None:
 def test_a_batch_without_any_weight_has_no_loss() -> None:
     made = programs_of(small(tied=False), None, sparse=True)
     batch = batch_of(0.0)
-    made.gradients(batch_of(0.9), Totals(), 0)
-    assert made.gradients(batch, Totals(), 0) == 0 and made.grads is not None and not made.grads.vector.any()
+    made.gradients(batch_of(0.9), PreferenceTotals(), 0)
+    assert made.gradients(batch, PreferenceTotals(), 0) == 0 and made.grads is not None and not made.grads.vector.any()
 
 
 def test_in_bf16_they_agree_as_far_as_it_reaches() -> None:
@@ -146,7 +146,7 @@ def test_the_head_s_work_follows_the_count() -> None:
     """Counted in its products: a tenth of the tokens makes no more than two sixteenths of the work."""
     made = programs_of(small(tied=False), None, sparse=True)
     batch = batch_of(0.1)
-    made.gradients(batch, Totals(), 0)
+    made.gradients(batch, PreferenceTotals(), 0)
     program = made.bound("first", LENGTH, lambda: made.graphs.gradients(LENGTH, True)).program
     heads = [stretch for stretch in program.stretches for node, _ in stretch.steps if "cross_entropy" in node.op.name]
     assert [stretch.length for stretch in heads] == [whole(program.most, np.count_nonzero(batch.weights))]
@@ -157,7 +157,7 @@ def test_the_head_s_work_follows_the_count() -> None:
 
 
 def test_what_computes_with_a_length_that_varies_is_refused() -> None:
-    x = placeholder("x", (Most(64, 16), 8))
+    x = placeholder("x", (DynamicDim(64, 16), 8))
     y = O.reshape(x, shape=(8, 64))
     with pytest.raises(GraphError):
         cut(y.node, 16)
@@ -165,6 +165,6 @@ def test_what_computes_with_a_length_that_varies_is_refused() -> None:
 
 
 def test_two_lengths_that_vary_are_refused() -> None:
-    x, y = placeholder("x", (Most(64, 16), 8)), placeholder("y", (Most(32, 16), 8))
+    x, y = placeholder("x", (DynamicDim(64, 16), 8)), placeholder("y", (DynamicDim(32, 16), 8))
     with pytest.raises(GraphError, match="one axis may vary"):
         list(cuts(O.matmul(x, y).node))

@@ -12,7 +12,7 @@ from llamatrain.graph.tensor import Tensor, parameter, placeholder
 from llamatrain.optim.methods.adamw import AdamW
 from llamatrain.optim.methods.lbfgs import LbfgsState
 from llamatrain.optim.methods.sgd import SGD
-from llamatrain.optim.update_graph import Kept, apply, differentiate, hold, stream
+from llamatrain.optim.update_graph import HeldGradients, apply, differentiate, hold, stream
 from tests.helpers.random_models import TINY, Llama, llama
 
 Arrays = dict[Tensor, np.ndarray]
@@ -86,7 +86,7 @@ def test_one_gradient_for_two_parameters_is_kept_twice() -> None:
 # ---- steps -----------------------------------------------------------------
 
 
-def problem() -> tuple[Kept, list[Tensor], Arrays]:
+def problem() -> tuple[HeldGradients, list[Tensor], Arrays]:
     a, b, bias = parameter("a", (5, 3)), parameter("b", (4, 3)), parameter("bias", (4,))
     c = placeholder("c", (5, 4))
     error = O.sub(c, O.add(O.matmul(a, b), bias))

@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from llamatrain.commands.doctor.problems import Fact, Finding, Told, fact, of_bytes, size
+from llamatrain.commands.doctor.problems import Fact, Problem, Told, fact, of_bytes, size
 
 
 def place() -> Path | None:
@@ -22,9 +22,9 @@ def caches() -> Told:
     root = place()
     yield fact("folder", None if root is None else str(root))
     if root is None:
-        yield Finding("there is no home to keep kernels and tokens in", f"{SWITCH} names a folder for them")
+        yield Problem("there is no home to keep kernels and tokens in", f"{SWITCH} names a folder for them")
     elif trouble := hindrance(root):
-        yield Finding(trouble, f"{SWITCH} names another folder")
+        yield Problem(trouble, f"{SWITCH} names another folder")
     if root is not None:
         with suppress(OSError):
             yield of_bytes("room", shutil.disk_usage(root).free)
@@ -80,7 +80,7 @@ def passing() -> Told:
     try:
         folder = Path(tempfile.gettempdir())
     except OSError as error:
-        yield Finding(f"there is no folder for temporary files: {error.strerror}", "TMPDIR names one")
+        yield Problem(f"there is no folder for temporary files: {error.strerror}", "TMPDIR names one")
         return
     yield fact("temporary files", str(folder))
     yield left_behind("left there by dead processes", left(folder, PASSING))
@@ -103,9 +103,9 @@ def cleaned() -> Told:
 def broken(folder: Path) -> list[Path]:
     from llamatrain.compiler.cache import facts_of
     from llamatrain.compiler.inventory import declared
-    from llamatrain.compiler.store import Shelf, name_of
+    from llamatrain.compiler.store import ObjectStore, name_of
 
-    shelf = Shelf(folder)
+    shelf = ObjectStore(folder)
     for each in declared():
         shelf.take(name_of(each.where.replace(":", "."), facts_of(each)), facts_of(each))
     return [folder / name for name in sorted(shelf.damaged)]

@@ -12,14 +12,14 @@ class Fact(NamedTuple):
     words: str
 
 
-class Finding(NamedTuple):
+class Problem(NamedTuple):
     """What is broken, and what would do."""
 
     what: str
     cure: str
 
 
-Told = Iterator[Fact | Finding]
+Told = Iterator[Fact | Problem]
 
 
 def fact(name: str, value: Any, words: str = "") -> Fact:

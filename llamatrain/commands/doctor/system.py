@@ -15,32 +15,32 @@ from typing import Any, NamedTuple
 
 from llamatrain import __version__
 from llamatrain.commands.doctor.caches import caches, cleaned
-from llamatrain.commands.doctor.problems import Fact, Finding, Told, fact, of_bytes
+from llamatrain.commands.doctor.problems import Fact, Problem, Told, fact, of_bytes
 from llamatrain.errors import LlamatrainError, words_of
 
 MORE = "llvmlite", "pyarrow", "zstandard"  # that are used where they are there
 
 
-class Examined(NamedTuple):
+class SystemReport(NamedTuple):
     sections: dict[str, list[Fact]]
-    findings: list[Finding]
+    findings: list[Problem]
 
 
-def examined(clean: bool = False) -> Examined:
-    sections, findings = dict[str, list[Fact]](), dict[Finding, None]()
+def examined(clean: bool = False) -> SystemReport:
+    sections, findings = dict[str, list[Fact]](), dict[Problem, None]()
     for name, look in (({"cleaned": cleaned} if clean else {}) | SECTIONS).items():
         try:
             for each in look():
-                if isinstance(each, Finding):
+                if isinstance(each, Problem):
                     findings[each] = None
                 else:
                     sections.setdefault(name, []).append(each)
         except LlamatrainError as error:  # it says what would do
-            findings[Finding(str(error), "")] = None
+            findings[Problem(str(error), "")] = None
         except Exception as error:
             words = (words_of(error).splitlines() or [type(error).__name__])[0]
-            findings[Finding(f"{name} cannot be told: {words}", "mend what else is found first")] = None
-    return Examined(sections, [*findings])
+            findings[Problem(f"{name} cannot be told: {words}", "mend what else is found first")] = None
+    return SystemReport(sections, [*findings])
 
 
 # ---- what there is -----------------------------------------------------------
@@ -56,9 +56,9 @@ def versions() -> Told:
         version = each.version
         yield fact(each.name, version, version or "not installed")
         if version is None and not each.extra:
-            yield Finding(f"{each.name} is not installed", f"pip install {each.whole}")
+            yield Problem(f"{each.name} is not installed", f"pip install {each.whole}")
         elif version is not None and not each.suits(version):
-            yield Finding(f"{each.name} {version} is not {each.bounds}", f"pip install {each.whole}")
+            yield Problem(f"{each.name} {version} is not {each.bounds}", f"pip install {each.whole}")
     for name in MORE:
         version = version_of(name)
         yield fact(name, version, version or "not installed")
@@ -95,14 +95,14 @@ def kernels() -> Told:
     yield fact("needed", len(wanted), f"{len(wanted)} functions")
     yield fact("from the package", len(wanted) - len(missing))
     if trouble:
-        yield Finding(trouble, "install llamatrain anew")
+        yield Problem(trouble, "install llamatrain anew")
     if compiles():
         yield from kept(missing)
     yield fact("compiler", compiler or None)
     if error:
-        yield Finding(f"the compiler that is installed does not work ({error})", f"{HELP} that does")
+        yield Problem(f"the compiler that is installed does not work ({error})", f"{HELP} that does")
     if missing and not compiler:
-        yield Finding("no compiled kernels for this processor: numpy does their work, many times slower", HELP)
+        yield Problem("no compiled kernels for this processor: numpy does their work, many times slower", HELP)
 
 
 def compiler_of() -> tuple[str, str]:
@@ -119,10 +119,10 @@ def compiler_of() -> tuple[str, str]:
 def kept(missing: list[Any]) -> Told:
     """Those that were compiled before; the others are compiled when they are first used."""
     from llamatrain.compiler.cache import cache_key, facts_of
-    from llamatrain.compiler.store import Shelf, name_of
+    from llamatrain.compiler.store import ObjectStore, name_of
     from llamatrain.platform.cache_dir import wanted
 
-    shelf, there = Shelf(wanted(cache_key())), 0
+    shelf, there = ObjectStore(wanted(cache_key())), 0
     for each in missing:
         facts = facts_of(each)
         there += shelf.take(name_of(each.where.replace(":", "."), facts), facts) is not None
@@ -130,7 +130,7 @@ def kept(missing: list[Any]) -> Told:
     yield fact("not compiled yet", len(missing) - there)
     if shelf.damaged:
         cure = "each is made again when it is needed; llamatrain doctor --clean removes them"
-        yield Finding(f"{len(shelf.damaged)} damaged kernels in {shelf.folder}, such as {min(shelf.damaged)}", cure)
+        yield Problem(f"{len(shelf.damaged)} damaged kernels in {shelf.folder}, such as {min(shelf.damaged)}", cure)
 
 
 def threads() -> Told:

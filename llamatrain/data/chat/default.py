@@ -7,7 +7,7 @@ from llamatrain.data.chat.prompt import PromptReader, TokenizerLike
 from llamatrain.data.files import DataFile
 from llamatrain.data.options import DataOptions
 from llamatrain.data.readers.text import rows_of
-from llamatrain.data.records import Chat, Prompt, parse_line
+from llamatrain.data.records import ChatRecord, PromptRecord, parse_line
 from llamatrain.errors import DataError
 
 KEYS = (b'"messages"', b'"conversations"')
@@ -30,6 +30,6 @@ def holds_chats(source: DataFile, as_chat: bool) -> bool:
                 document = parse_line(line, source.place(number), source.columns)
             except DataError:  # told where it is a row
                 continue
-            if isinstance(document, Chat) or (as_chat and isinstance(document, Prompt)):
+            if isinstance(document, ChatRecord) or (as_chat and isinstance(document, PromptRecord)):
                 return True
     return False

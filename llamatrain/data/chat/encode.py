@@ -18,8 +18,8 @@ from llamatrain.data.chat.incremental import LARGE
 from llamatrain.data.chat.messages import UNTRAINED, Message
 from llamatrain.data.chat.prompt import BORDER, PromptReader
 from llamatrain.data.chat.template import LAST, TURNS, ChatTemplate
-from llamatrain.data.json_values import TooMuch
-from llamatrain.data.records import Chat, Prompt
+from llamatrain.data.json_values import RecordTooLarge
+from llamatrain.data.records import ChatRecord, PromptRecord
 from llamatrain.platform.memory import give_back
 
 RENDERED = 2_100_000  # messages in all renderings of a chat: one of 2,000 messages that take turns is rendered so often
@@ -27,7 +27,7 @@ TOKENS = 6_000_000  # of all samples of a chat but its first: answers behind the
 Marked = tuple[np.ndarray, np.ndarray]  # tokens, and 1 where they are the assistant's
 
 
-class Dialogue:
+class ChatSample:
     """A sample in the making: what the assistant is given, and what it says, in turn."""
 
     def __init__(self) -> None:
@@ -64,8 +64,8 @@ class Dialogue:
         return tokens, marks
 
 
-def encode_prompt(row: Prompt, reader: PromptReader, size: int) -> Marked:
-    said, text = Dialogue(), reader.growing(size, LARGE)
+def encode_prompt(row: PromptRecord, reader: PromptReader, size: int) -> Marked:
+    said, text = ChatSample(), reader.growing(size, LARGE)
     text.change(0, row.before.encode())
     said.add(text.tokens, False)
     del text  # what is copied can be let go
@@ -81,13 +81,15 @@ def answers_in(messages: list[Message]) -> list[int]:
 
 
 def encode_chat(
-    chat: Chat, template: ChatTemplate, reader: PromptReader, size: int, notes: set[str], want: str = TURNS
+    chat: ChatRecord, template: ChatTemplate, reader: PromptReader, size: int, notes: set[str], want: str = TURNS
 ) -> Iterator[Marked]:
     """Samples of a chat in so many bytes; what is to be said of it is noted."""
     turns = answers_in(chat.messages)[-1 if want == LAST else 0 :]
     if sum(2 * turn + 1 for turn in turns) > RENDERED:
-        raise TooMuch(f"a chat of {len(chat.messages):,} messages, {len(turns):,} of them answers; about 2,000 can be: split it")
-    left, text, said, spoken, joined = TOKENS, reader.growing(size), Dialogue(), 0, True
+        raise RecordTooLarge(
+            f"a chat of {len(chat.messages):,} messages, {len(turns):,} of them answers; about 2,000 can be: split it"
+        )
+    left, text, said, spoken, joined = TOKENS, reader.growing(size), ChatSample(), 0, True
     with closing(template.turns(chat.messages, chat.tools, want)) as made:
         for turn in made:
             text.change(turn.same, turn.rest)
@@ -104,7 +106,7 @@ def encode_chat(
                 if left < 0:
                     notes.add("later")
                     return
-                said = Dialogue()
+                said = ChatSample()
                 said.add(text.tokens if len(turns) == 1 else text.tokens.copy(), False)  # the next change writes over them
             joined = reader.joins(said.parts[-1][0], bytes(turn.answer[:BORDER]))
             answer = reader.behind(bytes(turn.answer), False, said.last)

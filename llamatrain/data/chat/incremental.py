@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from llamatrain.data.json_values import TooMuch
+from llamatrain.data.json_values import RecordTooLarge
 
 SMALL = 1 << 10  # bytes that are tokenized again rather than cut
 LARGE = 1 << 16  # bytes that are looked at once for a place to cut
@@ -13,7 +13,7 @@ HELD = 1 << 17  # bytes that are looked at for one at most
 ENOUGH = 24 * 10**6  # bytes to tokenize for one text, besides thrice its own
 
 
-class Cut(NamedTuple):
+class SafeCut(NamedTuple):
     """A place that stays one while the text's first `seen` bytes do."""
 
     seen: int
@@ -21,7 +21,7 @@ class Cut(NamedTuple):
     tokens: int  # before it
 
 
-class Growing:
+class IncrementalTokenizer:
     """`encode` makes tokens of what stands at a text's start or behind a cut; `cut` finds where it can be, whatever follows."""
 
     def __init__(
@@ -30,7 +30,7 @@ class Growing:
         self.encode, self.cut, self.small = encode, cut, small
         self.left = ENOUGH + 3 * size
         self.text, self.changed = bytearray(), False
-        self.cuts = [Cut(0, 0, 0)]
+        self.cuts = [SafeCut(0, 0, 0)]
         self.made, self.count = np.empty(3 * size if size > LARGE else 0, np.int32), 0  # untouched, it takes no memory
 
     def change(self, same: int, rest: bytes | memoryview) -> None:
@@ -62,14 +62,14 @@ class Growing:
         at, size, look = self.cuts[-1].at, len(self.text), LARGE
         self.left -= size - at
         if self.left < 0:
-            raise TooMuch(f"its renderings differ so much that more than {ENOUGH:,} bytes would be tokenized again")
+            raise RecordTooLarge(f"its renderings differ so much that more than {ENOUGH:,} bytes would be tokenized again")
         while size - at > self.small:
             raw = bytes(self.text[at : at + look])
             whole = at + len(raw) == size
             if cut := self.cut(raw):
                 self.append(self.encode(raw[:cut], not at))
                 at, look = at + cut, LARGE
-                self.cuts.append(Cut(size, at, self.count))
+                self.cuts.append(SafeCut(size, at, self.count))
             elif look >= HELD:  # who encodes the rest cuts it anywhere
                 break
             else:

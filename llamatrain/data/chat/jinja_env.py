@@ -17,7 +17,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import SandboxedEnvironment
 
 
-class Missing(jinja2.ChainableUndefined):
+class MissingValue(jinja2.ChainableUndefined):
     """A value that is not there."""
 
     def __add__(self, other: Any) -> Any:
@@ -173,7 +173,7 @@ def as_text(escape: Callable) -> Callable:
 def make_environment(now: datetime) -> jinja2.Environment:
     """Make the environment in which it is `now` all the time."""
     extensions: list[Any] = [GenerationTag, loopcontrols]
-    made = Environment(trim_blocks=True, lstrip_blocks=True, extensions=extensions, undefined=Missing)
+    made = Environment(trim_blocks=True, lstrip_blocks=True, extensions=extensions, undefined=MissingValue)
     made.tests["string"] = is_string
     made.filters |= {name: as_list(name) for name in ("map", "select", "reject", "selectattr", "rejectattr")}
     made.filters |= {name: as_text(FILTERS[name]) for name in ("escape", "e", "forceescape", "urlize")}

@@ -6,8 +6,8 @@ from typing import Protocol
 
 import numpy as np
 
-from llamatrain.data.chat.incremental import SMALL, Growing
-from llamatrain.data.tokenizer.special_names import Ends
+from llamatrain.data.chat.incremental import SMALL, IncrementalTokenizer
+from llamatrain.data.tokenizer.special_names import EndTokens
 
 BLOCK = 1 << 16  # tokens that are looked at at once
 BORDER = 64  # bytes of a text that show how it is read behind others
@@ -19,7 +19,7 @@ class TokenizerLike(Protocol):
     bos: int | None
     eos: int | None
     eot: int | None
-    ends: Ends
+    ends: EndTokens
     add_bos: bool
     add_eos: bool
     chat_template: str | None
@@ -59,8 +59,8 @@ class PromptReader:
         eos = self.tokenizer.eos if self.tokenizer.eos is not None else self.tokenizer.eot
         return np.array([] if eos is None else [eos], np.int32)
 
-    def growing(self, size: int, small: int = SMALL) -> Growing:
-        return Growing(self.begun, self._cut, size, small)
+    def growing(self, size: int, small: int = SMALL) -> IncrementalTokenizer:
+        return IncrementalTokenizer(self.begun, self._cut, size, small)
 
     def begun(self, text: str | bytes, start: bool = True) -> np.ndarray:
         """Less the begin token, which is put before each row anyway."""
@@ -71,7 +71,9 @@ class PromptReader:
         """The tokens of what stands behind others, by itself; `token`: as behind a control token; `last`: the one before it."""
         if self.strips(last):
             text, token = text.lstrip(), True
-        made = Growing(lambda raw, start: self.tokenizer.encode(raw, special=True, start=start and token), self._cut, len(text))
+        made = IncrementalTokenizer(
+            lambda raw, start: self.tokenizer.encode(raw, special=True, start=start and token), self._cut, len(text)
+        )
         made.change(0, text)
         return made.tokens
 

@@ -4,15 +4,15 @@ from dataclasses import replace
 
 from llamatrain.data.chat.messages import THOUGHTS, Message
 from llamatrain.data.chat.server_messages import words_of
-from llamatrain.data.records import Chat, Document, Prompt
+from llamatrain.data.records import ChatRecord, Document, PromptRecord
 
 END = "</think>"
 
 
 def unthought(document: Document) -> Document:
-    if isinstance(document, Chat):
+    if isinstance(document, ChatRecord):
         return replace(document, messages=[said(message) for message in document.messages])
-    return replace(document, answer=said_of(document.answer)) if isinstance(document, Prompt) else document
+    return replace(document, answer=said_of(document.answer)) if isinstance(document, PromptRecord) else document
 
 
 def said(message: Message) -> Message:

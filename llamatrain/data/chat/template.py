@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from llamatrain.data.chat.limits import BYTES, START, seconds_for
 from llamatrain.data.chat.messages import Message
-from llamatrain.data.json_values import TooMuch
+from llamatrain.data.json_values import RecordTooLarge
 from llamatrain.errors import DataError
 from llamatrain.platform.memory import give_back
 
@@ -63,7 +63,7 @@ class Turn(NamedTuple):
     ended: bool  # by a token at which models stop
 
 
-class Known(threading.local):
+class VocabularyMarks(threading.local):
     """What a thread will ask for, with the messages: they are known by where they are, and stay there."""
 
     def __init__(self) -> None:
@@ -81,10 +81,10 @@ class ChatTemplate:
         self.ends = sorted(filter(None, {eos, *ends}), key=len, reverse=True)
         self.notes = set[str]()  # what was done otherwise than the template would have it
         self.worked = self.lost = 0
-        self._child: Child | None = None
+        self._child: RendererProcess | None = None
         self._broken: TemplateError | None = None
         self._begun = False
-        self._lock, self._known = threading.Lock(), Known()
+        self._lock, self._known = threading.Lock(), VocabularyMarks()
         self._apart = False  # whether small conversations are asked for one by one: there was one that took much
 
     def render(self, messages: list[Message], answer_next: bool = False, tools: list[Any] | None = None) -> bytes:
@@ -132,7 +132,7 @@ class ChatTemplate:
         room = ROOM
         answers = self._started().ask_all([text for _, text in wanted], patience(SECONDS))
         for ((messages, _, want), _), found in zip(wanted, answers, strict=False):
-            if isinstance(found, Lost):
+            if isinstance(found, RendererDied):
                 self._apart = True
                 self.close()
                 return False
@@ -149,19 +149,19 @@ class ChatTemplate:
             if isinstance(found, Exception):
                 raise found
             return found
-        except Lost:
+        except RendererDied:
             self.close()
             text = json.dumps(request).encode()
             raise self._gone(f"more than {seconds_for(text, SECONDS):.2g} s or too much memory", len(text)) from None
-        except TooMuch as error:
+        except RecordTooLarge as error:
             raise self._gone(str(error)) from None
 
-    def _started(self) -> "Child":
+    def _started(self) -> "RendererProcess":
         if self._broken:
             raise self._broken
         if self._child is None:
             try:
-                self._child = Child(self.source, self.constants, self.ends, self.keeps, self.day, new=not self._begun)
+                self._child = RendererProcess(self.source, self.constants, self.ends, self.keeps, self.day, new=not self._begun)
                 self._begun = True
             except TemplateError as error:
                 self._broken = error
@@ -173,7 +173,7 @@ class ChatTemplate:
         self.lost += 1 if size >= BYTES else 2  # small ones are more suspicious
         if self.lost > LOST + self.worked // WORKED:
             return TemplateStopped(f"the chat template was stopped: it takes {why}, and did so for other chats")
-        return TooMuch(f"the chat template takes {why} for this chat")
+        return RecordTooLarge(f"the chat template takes {why} for this chat")
 
     def close(self) -> None:
         if self._child is not None:
@@ -202,11 +202,11 @@ def patience(seconds: float) -> float:
     return WAIT if hasattr(signal, "setitimer") else seconds
 
 
-class Lost(Exception):
+class RendererDied(Exception):
     """The child did not answer: it hung, died or said too much."""
 
 
-class Child:
+class RendererProcess:
     def __init__(
         self, source: str, values: dict[str, Any], ends: Iterable[str] = (), keeps: bool = False, day: str = "", new: bool = True
     ) -> None:
@@ -243,10 +243,10 @@ class Child:
     def _begin(self, request: dict[str, Any]) -> None:
         try:
             self.ask(request, patience(START))
-        except Lost:
+        except RendererDied:
             limit = f"more than {min(START, SECONDS):g} s or too much memory"
             raise TemplateStopped(f"the chat template was stopped: it takes {limit}, even for a small chat") from None
-        except TooMuch as error:
+        except RecordTooLarge as error:
             raise TemplateStopped(f"the chat template was stopped: it takes {error}, even for a small chat") from None
         except TemplateError as error:
             raise TemplateStopped(f"the chat template is no template: {str(error).partition(': ')[2]}") from None
@@ -257,7 +257,7 @@ class Child:
             self._send(request)
             found = self._found(time.monotonic() + seconds)
         except (OSError, ValueError):
-            raise Lost from None
+            raise RendererDied from None
         if isinstance(found, Exception):
             raise found
         return found
@@ -276,8 +276,8 @@ class Child:
             self._write("".join(f'{request[:-1]}, "waits": true}}\n' for request in others).encode() + last.encode())
             for _ in requests:
                 yield self._found(time.monotonic() + seconds)
-        except (Lost, OSError, ValueError):
-            yield Lost()
+        except (RendererDied, OSError, ValueError):
+            yield RendererDied()
 
     def _write(self, text: bytes) -> None:
         assert self.process.stdin is not None
@@ -289,7 +289,7 @@ class Child:
         answer, rests = self._answer(deadline)
         if "error" in answer:
             return TemplateError(f"the chat template refuses it: {answer['error']}")
-        return TooMuch(answer["much"]) if "much" in answer else (answer, rests)
+        return RecordTooLarge(answer["much"]) if "much" in answer else (answer, rests)
 
     def _answer(self, deadline: float) -> Answer:
         answer = dict[str, Any]()
@@ -298,7 +298,7 @@ class Child:
                 answer = {"size": 0, **json.loads(self.got[:end])}
                 del self.got[: end + 1]
             elif len(self.got) > LONGEST:
-                raise Lost
+                raise RendererDied
             else:
                 self._read(deadline)
         if len(self.got) == answer["size"]:
@@ -314,9 +314,9 @@ class Child:
         with selectors.DefaultSelector() as selector:
             selector.register(pipe, selectors.EVENT_READ)
             if not selector.select(max(0.0, deadline - time.monotonic())):
-                raise Lost
+                raise RendererDied
         if not (block := os.read(pipe, 1 << 20)):
-            raise Lost
+            raise RendererDied
         self.got += block
 
     def kill(self) -> None:

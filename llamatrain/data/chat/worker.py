@@ -34,7 +34,7 @@ SIGN = PROBE + os.urandom(8).hex()  # which no data holds
 MARKED = re.compile(SIGN + r"q[0-9]+q")
 
 
-class TooLong(Exception):
+class RenderTooLong(Exception):
     """Renderings of more bytes than there may be."""
 
 
@@ -118,7 +118,7 @@ class Conversation:
             text = self.template.render(messages, self.tools, answer_next)
         self.room -= len(text)
         if len(text) > self.longest or self.room < 0:
-            raise TooLong
+            raise RenderTooLong
         return text
 
     def kept(self, messages: list[Any], answer_next: bool) -> str:
@@ -268,7 +268,7 @@ def clock(seconds: float) -> float:
     return signal.setitimer(signal.ITIMER_PROF, seconds)[0]
 
 
-class Server:
+class RenderServer:
     def __init__(self, memory: int, seconds: float) -> None:
         self.memory, self.seconds, self.left = memory, seconds, seconds
         self.template: JinjaTemplate | None = None
@@ -328,7 +328,7 @@ class Server:
     def refusal(self, error: Exception) -> dict[str, Any]:
         """Whatever a template does wrong is told to the parent."""
         self.chat = None
-        if isinstance(error, MemoryError | TooLong):
+        if isinstance(error, MemoryError | RenderTooLong):
             return {"much": "too much memory" if isinstance(error, MemoryError) else "too much text"}
         if isinstance(error, RecursionError):
             return {"error": "it nests too deeply"}
@@ -338,6 +338,6 @@ class Server:
 def main(memory: str, seconds: str, *pipes: str) -> None:
     for each in pipes:
         end_with(int(each))
-    server = Server(int(memory), float(seconds))
+    server = RenderServer(int(memory), float(seconds))
     while server.serve(sys.stdin.buffer.readline()):
         pass

@@ -27,7 +27,7 @@ def stream_of(path: Path, name: str, packed: Literal["gz", "zst"] | None = None)
         stream: Any = file
         if packed:
             most = max(FREE, RATIO * path.stat().st_size)
-            stream = buffered(Unpacked((gunzip if packed == "gz" else unzstd)(file), name, most))
+            stream = buffered(Decompressed((gunzip if packed == "gz" else unzstd)(file), name, most))
         yield unmarked(stream, name)
 
 
@@ -42,7 +42,7 @@ def unmarked(stream: Any, name: str) -> BinaryIO:
     elif head in WIDER:
         raise DataError(f"{name}: looks like UTF-32; save it as UTF-8")
     elif encoding := WIDE.get(head[:2]):
-        return buffered(Transcoded(stream, name, encoding))
+        return buffered(Utf16Stream(stream, name, encoding))
     return stream
 
 
@@ -50,7 +50,7 @@ class Readable(Protocol):
     def read(self, size: int, /) -> bytes: ...
 
 
-class Making(io.RawIOBase):
+class GeneratedStream(io.RawIOBase):
     """A stream of what another function gives, piece by piece, and nothing at the end."""
 
     def __init__(self, more: Callable[[], bytes]) -> None:
@@ -66,7 +66,7 @@ class Making(io.RawIOBase):
         return size
 
 
-class Unpacked(Making):
+class Decompressed(GeneratedStream):
     """What a packed file holds, which is no more than it can be."""
 
     def __init__(self, reader: Readable, name: str, most: int) -> None:
@@ -92,7 +92,7 @@ class Unpacked(Making):
         return found
 
 
-class Transcoded(Making):
+class Utf16Stream(GeneratedStream):
     """UTF-16 as UTF-8."""
 
     def __init__(self, stream: Readable, name: str, encoding: str) -> None:
@@ -139,17 +139,17 @@ def unzstd(file: BinaryIO) -> Readable:
     if has_own_zstd():
         from compression import zstd  # type: ignore[import-not-found, unused-ignore]
 
-        return OwnZstd(zstd, file)
+        return StdlibZstd(zstd, file)
     if find_spec("zstandard"):
         import zstandard
 
-        return Zstandard(zstandard, file)
+        return ZstandardZstd(zstandard, file)
     import pyarrow
 
-    return Arrow(pyarrow.CompressedInputStream(pyarrow.PythonFile(file, mode="r"), "zstd"))
+    return PyarrowZstd(pyarrow.CompressedInputStream(pyarrow.PythonFile(file, mode="r"), "zstd"))
 
 
-class OwnZstd:
+class StdlibZstd:
     def __init__(self, zstd: Any, file: BinaryIO) -> None:
         limits = {zstd.DecompressionParameter.window_log_max: WINDOW}
         self.file, self.error = zstd.ZstdFile(file, options=limits), zstd.ZstdError
@@ -161,7 +161,7 @@ class OwnZstd:
             raise ValueError(str(error)) from None
 
 
-class Arrow:
+class PyarrowZstd:
     def __init__(self, stream: Any) -> None:
         self.stream = stream
 
@@ -174,7 +174,7 @@ class Arrow:
             raise ValueError(str(error)) from None
 
 
-class Zstandard:
+class ZstandardZstd:
     """Its own streams end without a word where a file is cut short."""
 
     def __init__(self, zstandard: Any, file: BinaryIO) -> None:

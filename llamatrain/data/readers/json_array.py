@@ -22,7 +22,7 @@ WRAPPER = re.compile(rb'\s*\{\s*"(?:%s)"\s*:\s*\[(?=\s*\{)' % "|".join(WRAPPERS)
 NEXT = re.compile(rb'\s*,\s*"([^"\\]{1,40})"\s*:\s*\[\s*\{')  # behind the rows that are read: more of them
 
 
-class End(NamedTuple):
+class EndOfInput(NamedTuple):
     """In a chunk: where something ends, and how deep that is from there on."""
 
     at: int
@@ -35,7 +35,7 @@ class Scanner:
     def __init__(self) -> None:
         self.depth, self.within = 0, False
 
-    def ends(self, chunk: bytes, level: int) -> Iterator[End]:
+    def ends(self, chunk: bytes, level: int) -> Iterator[EndOfInput]:
         """The commas at a level, and the brackets that close what is at the lowest; a chunk ends in no half escape."""
         clean = chunk.replace(b"\\\\", b"__").replace(b'\\"', b"__") if b"\\" in chunk else chunk
         letters = np.frombuffer(clean, np.uint8)
@@ -46,7 +46,7 @@ class Scanner:
         ends = ((letters == ord(",")) & ~inside & (depth <= level)) | ((steps < 0) & (depth <= 0))
         places = np.flatnonzero(ends)
         self.depth, self.within = int(depth[-1]), bool(inside[-1])
-        yield from map(End, places.tolist(), depth[places].tolist())
+        yield from map(EndOfInput, places.tolist(), depth[places].tolist())
 
 
 def elements_of(stream: BinaryIO, name: str) -> Iterator[tuple[int, bytes]]:

@@ -4,12 +4,12 @@ from typing import Protocol
 
 import numpy as np
 
-from llamatrain.compiler.declare import Held, I64s
+from llamatrain.compiler.declare import HeldFunction, I64s
 from llamatrain.compiler.parallel import compile_ahead
-from llamatrain.data.tokenizer.bpe_merge import Row, last_seam, merge_text, merge_words, room, word_keys
+from llamatrain.data.tokenizer.bpe_merge import MergeBuffer, last_seam, merge_text, merge_words, room, word_keys
 from llamatrain.data.tokenizer.bpe_tables import byte_symbols, character_key, score_symbols, token_bytes
 from llamatrain.data.tokenizer.hash_tables import Characters, Symbols, WholeWords, fill, table
-from llamatrain.data.tokenizer.pretokenize import Splitter, Trial, code_points, in_bytes, split
+from llamatrain.data.tokenizer.pretokenize import RegexState, Splitter, code_points, in_bytes, split
 from llamatrain.data.tokenizer.vocabulary import SPACE, Vocabulary
 from llamatrain.errors import DataError
 
@@ -19,7 +19,7 @@ NO_WORDS = WholeWords(
 )
 
 
-class Engine(Protocol):
+class BpeEngine(Protocol):
     def tokens(self, raw: bytes, start: bool) -> np.ndarray:
         """The tokens of a text without special ones; `start`: nothing stands before it, or a special token does."""
         ...
@@ -49,14 +49,14 @@ class ByteLevel:
         words = [word_keys] if vocabulary.cutting.whole_words else []
         compile_ahead((fill, *words, code_points, split, in_bytes, merge_words))
         self.expressions = [Splitter.by(each) for each in vocabulary.cutting.expressions()]
-        self.symbols = Held(byte_symbols(vocabulary), Symbols)
-        self.words = Held(whole_words(vocabulary) if vocabulary.cutting.whole_words else NO_WORDS, WholeWords)
+        self.symbols = HeldFunction(byte_symbols(vocabulary), Symbols)
+        self.words = HeldFunction(whole_words(vocabulary) if vocabulary.cutting.whole_words else NO_WORDS, WholeWords)
 
     def tokens(self, raw: bytes, start: bool) -> np.ndarray:
         check_size(raw)
         clean, words = self._words(raw)
         out = np.empty(room(2 * len(clean)), np.int32)
-        row = Row.of(int(np.diff(words, prepend=0).max(initial=0)))
+        row = MergeBuffer.of(int(np.diff(words, prepend=0).max(initial=0)))
         made = merge_words(clean, words, self.symbols, self.words, row, out)
         return out[:made].copy()
 
@@ -88,12 +88,12 @@ class ByteLevel:
         return codes[:count], clean[:size]
 
     def _cut(
-        self, codes: np.ndarray, expression: Held, pieces: np.ndarray, marks: np.ndarray | None = None
+        self, codes: np.ndarray, expression: HeldFunction, pieces: np.ndarray, marks: np.ndarray | None = None
     ) -> tuple[np.ndarray, int]:
         """The words' ends in code points, and how many of these are settled."""
         marks = np.empty(len(codes), np.uint32) if marks is None else marks
         words = np.empty(len(codes), np.int64)
-        count, settled = split(codes, expression, pieces, words, marks, Trial.new())
+        count, settled = split(codes, expression, pieces, words, marks, RegexState.new())
         return words[:count], settled
 
 
@@ -108,7 +108,7 @@ def whole_words(vocabulary: Vocabulary) -> WholeWords:
     return WholeWords(*table(keys[there], np.flatnonzero(there)), text, ends)
 
 
-class Scored:
+class ScoredEngine:
     """A seam lies between two characters that never stand side by side in any token."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -116,14 +116,14 @@ class Scored:
         self.prefix = b" " if vocabulary.add_space_prefix else b""
         compile_ahead((fill, merge_text, last_seam))
         characters, symbols = score_symbols(vocabulary)
-        self.characters = Held(Characters(*characters), Characters)
-        self.symbols, self.pairs = Held(symbols, Symbols), Held(symbols.keys, I64s)
+        self.characters = HeldFunction(Characters(*characters), Characters)
+        self.symbols, self.pairs = HeldFunction(symbols, Symbols), HeldFunction(symbols.keys, I64s)
 
     def tokens(self, raw: bytes, start: bool) -> np.ndarray:
         check_size(raw)
         text = ((self.prefix if start else b"") + raw).replace(b" ", self.space)
         out = np.empty(room(len(text)), np.int32)
-        made = merge_text(np.frombuffer(text, np.uint8), self.characters, self.symbols, Row.of(len(text)), out)
+        made = merge_text(np.frombuffer(text, np.uint8), self.characters, self.symbols, MergeBuffer.of(len(text)), out)
         tokens = out[:made].copy()
         if made and tokens.min() < 0:
             raise DataError(f"the vocabulary has no token for the byte 0x{-1 - tokens[tokens < 0][0]:02X}, which the text needs")
@@ -134,5 +134,5 @@ class Scored:
         return int(last_seam(np.frombuffer(raw, np.uint8), space, self.characters, self.pairs))
 
 
-def engine(vocabulary: Vocabulary) -> Engine:
-    return Scored(vocabulary) if vocabulary.model == "llama" else ByteLevel(vocabulary)
+def engine(vocabulary: Vocabulary) -> BpeEngine:
+    return ScoredEngine(vocabulary) if vocabulary.model == "llama" else ByteLevel(vocabulary)

@@ -18,7 +18,7 @@ FAN = 64
 LEVELS = 12  # of a tree, at most
 
 
-class Row(NamedTuple):
+class MergeBuffer(NamedTuple):
     """Room for a row of symbols, its pairs where it is short, and where the levels of its tree begin where it is long."""
 
     symbols: I32s
@@ -26,8 +26,8 @@ class Row(NamedTuple):
     bases: I64s
 
     @staticmethod
-    def of(longest: int) -> "Row":
-        return Row(np.empty(longest, np.int32), np.empty(SCANNED, np.int64), np.empty(LEVELS, np.int64))
+    def of(longest: int) -> "MergeBuffer":
+        return MergeBuffer(np.empty(longest, np.int32), np.empty(SCANNED, np.int64), np.empty(LEVELS, np.int64))
 
 
 @inline
@@ -184,7 +184,7 @@ def word_keys(text: U8s, ends: I64s, keys: I64s) -> None:
 
 
 @Function
-def merge_words(text: U8s, ends: I64s, known: Symbols, whole: WholeWords, row: Row, tokens: I32s) -> Int:
+def merge_words(text: U8s, ends: I64s, known: Symbols, whole: WholeWords, row: MergeBuffer, tokens: I32s) -> Int:
     """Byte-level BPE of words, given by their ends in the text; how many tokens it made."""
     out = start = np.int64(0)
     for end in ends:
@@ -237,7 +237,7 @@ def _character(text, at):
 
 
 @Function
-def merge_text(text: U8s, characters: Characters, known: Symbols, row: Row, tokens: I32s) -> Int:
+def merge_text(text: U8s, characters: Characters, known: Symbols, row: MergeBuffer, tokens: I32s) -> Int:
     """BPE by score of a whole text; how many tokens it made. A byte that has no token gives -1 - byte.
 
     A row ends where two characters never stand side by side in any token, for nothing can be merged across.

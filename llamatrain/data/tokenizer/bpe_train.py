@@ -20,9 +20,9 @@ from llamatrain.data.tokenizer.pair_heap import (
     LISTED,
     PAIRED,
     TOKENS,
-    Pairs,
-    Pieces,
-    Queue,
+    PairHeap,
+    PairTable,
+    PieceList,
     begin,
     count_pairs,
     enter,
@@ -41,7 +41,7 @@ EFFORT = 1 << 24  # symbols that are looked at before Python has its turn
 
 
 @Function
-def learn(pieces: Pieces, pairs: Pairs, queue: Queue, tokens: TextTable, state: I64s, made: I64Rows, most: int) -> Int:
+def learn(pieces: PieceList, pairs: PairTable, queue: PairHeap, tokens: TextTable, state: I64s, made: I64Rows, most: int) -> Int:
     """Merge the first pairs of the heap, and say which; how many it were."""
     count, effort = np.int64(0), np.int64(0)
     while count < len(made) and effort < EFFORT and state[TOKENS] < most and state[HEAP] > 0 and state[FULL] == 0:
@@ -160,18 +160,18 @@ def _more(pairs, queue, state, left, right, count, piece, first, notes):
 # ---- all of it -------------------------------------------------------------
 
 
-class Learner:
+class BpeTrainer:
     """Learns from pieces; its first tokens are the bytes, in the order given."""
 
     def __init__(self, known: TextTable, counts: np.ndarray, letters: bytes, most: int) -> None:
         compile_ahead((count_pairs, begin, learn))
         bounds, order = known.ends[: len(counts) + 1].copy(), np.frombuffer(letters, np.uint8)
         symbols = np.argsort(order).astype(np.int32)[known.text[: bounds[-1]]]
-        self.pieces = Pieces(symbols, bounds[:-1], np.diff(bounds), counts.copy())
+        self.pieces = PieceList(symbols, bounds[:-1], np.diff(bounds), counts.copy())
         places = min(PAIRS, 1 << (4 * len(symbols) + 1000).bit_length())
-        self.pairs = Pairs(np.empty(places, np.int64), *(np.empty(places, np.int32) for _ in range(3)))
+        self.pairs = PairTable(np.empty(places, np.int64), *(np.empty(places, np.int32) for _ in range(3)))
         lengths = places, places, places + 1, places, min(5 * len(symbols) + 1000, LISTED_MOST)
-        self.queue = Queue(*(np.empty(length, np.int32) for length in lengths))
+        self.queue = PairHeap(*(np.empty(length, np.int32) for length in lengths))
         self.tokens, self.state = room_for(most, (most + 1) * LONGEST), np.zeros(6, np.int64)
         self.tokens.text[:256], self.tokens.ends[:257] = order, np.arange(257)
         self.most, self.state[TOKENS] = most, 256

@@ -18,7 +18,7 @@ from llamatrain.platform.memory import give_back
 from llamatrain.platform.terminal import bar
 
 if TYPE_CHECKING:
-    from llamatrain.data.tokenizer.bpe_train import Learner
+    from llamatrain.data.tokenizer.bpe_train import BpeTrainer
 
 BEGIN, END = "<|begin_of_text|>", "<|end_of_text|>"
 SMALLEST = 2 + len(ALPHABET)
@@ -41,15 +41,15 @@ def check_size(size: int) -> None:
 
 def merges(texts: Iterable[str | bytes], size: int) -> list[tuple[str, str]]:
     """The pairs that are merged, the most frequent first, until there are so many tokens or no pair comes twice."""
-    from llamatrain.data.tokenizer.bpe_train import Learner
-    from llamatrain.data.tokenizer.word_counts import Counter  # these are compiled
+    from llamatrain.data.tokenizer.bpe_train import BpeTrainer
+    from llamatrain.data.tokenizer.word_counts import WordCounter  # these are compiled
 
-    counter = Counter(PRE_TOKENIZERS[PRE].expressions()[0])
+    counter = WordCounter(PRE_TOKENIZERS[PRE].expressions()[0])
     for text in texts:
         counter.add(text)
     if not counter.pieces:
         raise DataError("there is no text to learn a vocabulary from")
-    learner = Learner(counter.known, counter.counts[: counter.pieces], letters(), size - 2)
+    learner = BpeTrainer(counter.known, counter.counts[: counter.pieces], letters(), size - 2)
     del counter  # its tables
     found = merged(learner)
     del learner
@@ -57,7 +57,7 @@ def merges(texts: Iterable[str | bytes], size: int) -> list[tuple[str, str]]:
     return found
 
 
-def merged(learner: "Learner") -> list[tuple[str, str]]:
+def merged(learner: "BpeTrainer") -> list[tuple[str, str]]:
     made = dict[tuple[int, int], None]()
     with bar("learning a vocabulary", total=learner.most - len(ALPHABET), unit=" tokens") as told:
         for pairs in learner:

@@ -10,14 +10,14 @@ from llamatrain.data.tokenizer.hash_tables import FREE, slot
 TOKENS, ENTRIES, HEAP, LISTED, PAIRED, FULL = range(6)  # numbers of a learner: how many there are, and whether a table is full
 
 
-class Pieces(NamedTuple):
+class PieceList(NamedTuple):
     symbols: I32s
     starts: I32s
     sizes: I32s  # in symbols, less with every merge
     counts: I32s
 
 
-class Pairs(NamedTuple):
+class PairTable(NamedTuple):
     """A table by `slot`: left above, right below."""
 
     keys: I64s
@@ -26,7 +26,7 @@ class Pairs(NamedTuple):
     entry: I32s  # its latest
 
 
-class Queue(NamedTuple):
+class PairHeap(NamedTuple):
     """Entries, each a pair with pieces to look for it in, and a heap of them."""
 
     pairs: I32s  # their places in the table
@@ -85,7 +85,7 @@ def found(pairs, state, key):
 
 
 @Function
-def count_pairs(pieces: Pieces, first: int, pairs: Pairs, state: I64s) -> Int:
+def count_pairs(pieces: PieceList, first: int, pairs: PairTable, state: I64s) -> Int:
     """Count the pairs from a piece on until the table is full; the piece to go on with."""
     for piece in range(first, len(pieces.sizes)):
         if state[FULL]:
@@ -97,7 +97,7 @@ def count_pairs(pieces: Pieces, first: int, pairs: Pairs, state: I64s) -> Int:
 
 
 @Function
-def begin(pieces: Pieces, pairs: Pairs, queue: Queue, state: I64s) -> None:
+def begin(pieces: PieceList, pairs: PairTable, queue: PairHeap, state: I64s) -> None:
     """Make an entry of each pair, with its pieces, and the heap."""
     entries = np.int64(0)
     for at in range(len(pairs.keys)):
@@ -136,6 +136,6 @@ def _list(pieces, piece, pairs, queue, noted):
 
 
 @Function
-def enter(keys: I64s, counts: I32s, pairs: Pairs, state: I64s) -> None:
+def enter(keys: I64s, counts: I32s, pairs: PairTable, state: I64s) -> None:
     for i in range(len(keys)):
         pairs.counts[found(pairs, state, keys[i])] = counts[i]

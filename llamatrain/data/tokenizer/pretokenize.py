@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from llamatrain.compiler.declare import Function, Held, I32s, I64Rows, I64s, Int, U8s, U32s, inline
+from llamatrain.compiler.declare import Function, HeldFunction, I32s, I64Rows, I64s, Int, U8s, U32s, inline
 from llamatrain.data.tokenizer.regex import MANY, Expression
 
 ITEMS, ALTERNATIVES = 16, 64  # more than any expression has
@@ -19,19 +19,19 @@ class Splitter(NamedTuple):
     program: I64s
 
     @staticmethod
-    def by(expression: Expression) -> Held:
-        return Held(Splitter(expression.marks, expression.program), Splitter)
+    def by(expression: Expression) -> HeldFunction:
+        return HeldFunction(Splitter(expression.marks, expression.program), Splitter)
 
 
-class Trial(NamedTuple):
+class RegexState(NamedTuple):
     """Of an alternative's items what was tried, and of alternatives up to where they cannot match."""
 
     tried: I64Rows
     dead: I64s
 
     @staticmethod
-    def new() -> "Trial":
-        return Trial(np.empty((ITEMS + 1, 5), np.int64), np.zeros(ALTERNATIVES, np.int64))
+    def new() -> "RegexState":
+        return RegexState(np.empty((ITEMS + 1, 5), np.int64), np.zeros(ALTERNATIVES, np.int64))
 
 
 @inline
@@ -171,7 +171,7 @@ def _first_match(marks, at, end, program, tried, dead):
 
 
 @Function
-def split(codes: I32s, cut: Splitter, pieces: I64s, words: I64s, marks: U32s, trial: Trial) -> tuple[Int, Int]:
+def split(codes: I32s, cut: Splitter, pieces: I64s, words: I64s, marks: U32s, trial: RegexState) -> tuple[Int, Int]:
     """Split pieces, given by their ends, into an expression's matches and what stands between them.
 
     Returns how many words there are, and how many code points more text behind the last piece could not cut otherwise.

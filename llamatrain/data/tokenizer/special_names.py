@@ -29,12 +29,12 @@ SHOWN = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")  # always u
 CHANNELS = ({"<|return|>", "<|call|>"}, {"<|return|>", "<|calls|>"}, {"<|call|>", "<|flush|>"}, {"<|calls|>", "<|flush|>"})
 
 
-class Ends(NamedTuple):
+class EndTokens(NamedTuple):
     turn: frozenset[int]  # of an answer
     all: frozenset[int]  # those, and what stops llama.cpp besides
 
 
-def known_by_text(index: Mapping[str, int], named: Mapping[str, int | None], kinds: np.ndarray) -> Ends:
+def known_by_text(index: Mapping[str, int], named: Mapping[str, int | None], kinds: np.ndarray) -> EndTokens:
     """The tokens that end something; what they are is put right in `kinds`. `named`: by the keys of the file."""
     there = index.keys()
     turn = {token for name in ("eos", "eot", "eom") if (token := named[name]) is not None}
@@ -54,4 +54,4 @@ def known_by_text(index: Mapping[str, int], named: Mapping[str, int | None], kin
     if "</s>" in there and ("<|tool_response>" in there or index.get("<|plamo:eos|>") in turn):  # the end of a word struck out
         turn.discard(index["</s>"])
         kinds[index["</s>"]] = TokenType.NORMAL
-    return Ends(frozenset(turn), frozenset(turn | stops))
+    return EndTokens(frozenset(turn), frozenset(turn | stops))

@@ -9,7 +9,7 @@ import numpy as np
 
 from llamatrain.data.chat.chatml import CHATML
 from llamatrain.data.tokenizer.pretokenizers import PreTokenizer, pre_tokenizer
-from llamatrain.data.tokenizer.special_names import ENDS_OF_TURN, FILLING, Ends, known_by_text
+from llamatrain.data.tokenizer.special_names import ENDS_OF_TURN, FILLING, EndTokens, known_by_text
 from llamatrain.errors import FileError
 from llamatrain.gguf.constants import TokenType
 from llamatrain.gguf.parser import quoted
@@ -48,7 +48,7 @@ class Vocabulary:
     bos: int | None
     eos: int | None
     eot: int | None
-    ends: Ends
+    ends: EndTokens
     add_bos: bool
     add_eos: bool
     add_space_prefix: bool

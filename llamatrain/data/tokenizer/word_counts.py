@@ -12,7 +12,7 @@ import numpy as np
 
 from llamatrain.compiler.declare import Function, I32s, I64s, Int, U8s
 from llamatrain.compiler.parallel import compile_ahead
-from llamatrain.data.tokenizer.pretokenize import Splitter, Trial, code_points, in_bytes, split
+from llamatrain.data.tokenizer.pretokenize import RegexState, Splitter, code_points, in_bytes, split
 from llamatrain.data.tokenizer.regex import Expression
 from llamatrain.data.tokenizer.string_table import TextTable, find, room_for
 from llamatrain.data.tokenizer.tokenizer import to_bytes
@@ -56,7 +56,7 @@ def count(source: U8s, ends: I64s, first: int, known: TextTable, counts: I32s, p
     return np.int64(len(ends)), pieces
 
 
-class Counter:
+class WordCounter:
     """Cuts texts into pieces by an expression, and counts them."""
 
     def __init__(self, expression: Expression) -> None:
@@ -81,7 +81,7 @@ class Counter:
             return np.zeros(0, np.int64), 0
         words, marks = np.empty(len(codes), np.int64), np.empty(len(codes), np.uint32)
         whole = np.array([len(codes)], np.int64)
-        number, settled = split(codes, self.cut, whole, words, marks, Trial.new())
+        number, settled = split(codes, self.cut, whole, words, marks, RegexState.new())
         taken = len(codes) if last or not settled else settled
         words = words[:number][words[:number] <= taken]
         in_bytes(raw, words)

@@ -68,12 +68,12 @@ def _is_compiled() -> bool:
 
 
 def _decode_compiled(rows: np.ndarray, kind: GgmlType, out: np.ndarray, threads: int) -> None:
-    from llamatrain.compiler.thread_pool import Table
+    from llamatrain.compiler.thread_pool import CallTable
     from llamatrain.gguf.quants.decoding import decode_rows
 
     bf16 = int(out.dtype == np.uint16)
     source, to, elements = (rows.ctypes.data, rows.strides[0]), (out.ctypes.data, out.strides[0]), out.shape[1]
-    Table([decode_rows.call(kind.number, bf16, *source, *to, elements, items=len(rows), block=SHARE // elements)], threads)()
+    CallTable([decode_rows.call(kind.number, bf16, *source, *to, elements, items=len(rows), block=SHARE // elements)], threads)()
 
 
 def _decode_plain(rows: np.ndarray, kind: GgmlType, out: np.ndarray) -> None:
@@ -184,7 +184,7 @@ def _encode_plain(values: np.ndarray, kind: GgmlType) -> np.ndarray:
 
 
 def _encode_compiled(values: np.ndarray, kind: GgmlType, out: np.ndarray, threads: int) -> None:
-    from llamatrain.compiler.thread_pool import Table
+    from llamatrain.compiler.thread_pool import CallTable
     from llamatrain.gguf.quants.encoding import encode_rows
     from llamatrain.gguf.quants.iq4 import encode_iq4_rows
     from llamatrain.gguf.quants.kquants import SHAPES, encode_k_rows
@@ -193,8 +193,8 @@ def _encode_compiled(values: np.ndarray, kind: GgmlType, out: np.ndarray, thread
     if kind.number == F32:
         out[:] = values.view(np.uint8)
     elif kind.number in SHAPES:
-        Table([encode_k_rows.call(*words, *SHAPES[kind.number], items=len(values), block=1)], threads)()
+        CallTable([encode_k_rows.call(*words, *SHAPES[kind.number], items=len(values), block=1)], threads)()
     elif kind.number in NON_LINEAR:
-        Table([encode_iq4_rows.call(*words, items=len(values), block=1)], threads)()
+        CallTable([encode_iq4_rows.call(*words, items=len(values), block=1)], threads)()
     else:
-        Table([encode_rows.call(*words, items=len(values), block=SHARE // values.shape[1])], threads)()
+        CallTable([encode_rows.call(*words, items=len(values), block=SHARE // values.shape[1])], threads)()

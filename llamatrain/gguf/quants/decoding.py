@@ -5,11 +5,11 @@
 subtracted, q the codes.
 """
 
-from llamatrain.compiler.declare import U8, Entry, Later, exact
+from llamatrain.compiler.declare import U8, KernelEntry, LazyCompiled, exact
 from llamatrain.compiler.vectors import sixteen as L
 from llamatrain.gguf.quants import kinds as K
 
-NON_LINEAR = Later(lambda: L.lookup(K.VALUES))
+NON_LINEAR = LazyCompiled(lambda: L.lookup(K.VALUES))
 
 
 @exact
@@ -229,7 +229,7 @@ def segment(kind, to, bf16, source, elements):
             block_of_256(kind, source + i * size, to + i * 256 * width, bf16)
 
 
-@Entry
+@KernelEntry
 def decode_rows(lo, hi, thread, kind, bf16, source: U8, source_pitch, to: U8, to_pitch, elements):
     """A pitch is what lies from row to row, in bytes."""
     for row in range(lo, hi):

@@ -6,7 +6,7 @@ A function encodes the block of floats at `x` to the bytes at `to`.
 import numpy as np
 from numpy import float32
 
-from llamatrain.compiler.declare import U8, Entry, exact
+from llamatrain.compiler.declare import U8, KernelEntry, exact
 from llamatrain.compiler.vectors import sixteen as L
 from llamatrain.gguf.quants import kinds as K
 
@@ -123,7 +123,7 @@ def halves(x, to, elements, brain):
             L.put_half(to + 2 * i, one)
 
 
-@Entry
+@KernelEntry
 def encode_rows(lo, hi, thread, kind, source: U8, source_pitch, target: U8, target_pitch, elements):
     """A pitch is what lies from row to row, in bytes."""
     for row in range(lo, hi):

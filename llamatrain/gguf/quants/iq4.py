@@ -8,7 +8,7 @@ scale, some guesses; for each every group takes the count near its real one that
 import numpy as np
 from numpy import float32
 
-from llamatrain.compiler.declare import U8, Entry, Later, exact
+from llamatrain.compiler.declare import U8, KernelEntry, LazyCompiled, exact
 from llamatrain.compiler.vectors import sixteen as L
 from llamatrain.gguf.quants import kinds as K
 from llamatrain.gguf.quants.kquants import half_step
@@ -17,8 +17,8 @@ GUESSES, SPACING, TURNS, ROUNDS = 12, 3.0, 2, 2
 STEPS = (-32, -31, 31)  # what the largest scale of 8 may count as
 LEAST, MOST = -32, 31
 
-reals, counts = Later(lambda: L.room("float32", 8)), Later(lambda: L.room("int64", 8))
-nearest, place = Later(lambda: L.nearest_of(K.VALUES)), Later(lambda: L.place_of(K.VALUES))
+reals, counts = LazyCompiled(lambda: L.room("float32", 8)), LazyCompiled(lambda: L.room("int64", 8))
+nearest, place = LazyCompiled(lambda: L.nearest_of(K.VALUES)), LazyCompiled(lambda: L.place_of(K.VALUES))
 
 
 @exact
@@ -123,7 +123,7 @@ def iq4_xs(x, to, real, taken, best):
         L.put_byte(to + (4 + i), best[2 * i] - LEAST & 15 | (best[2 * i + 1] - LEAST & 15) << 4)
 
 
-@Entry
+@KernelEntry
 def encode_iq4_rows(lo, hi, thread, kind, source: U8, source_pitch, target: U8, target_pitch, elements):
     real, taken, best = reals(), counts(), counts()
     for row in range(lo, hi):

@@ -11,7 +11,7 @@ A code q of a group stands for d * scale * q - dmin * offset.
 import numpy as np
 from numpy import float32
 
-from llamatrain.compiler.declare import U8, Entry, Later, exact
+from llamatrain.compiler.declare import U8, KernelEntry, LazyCompiled, exact
 from llamatrain.compiler.vectors import sixteen as L
 from llamatrain.gguf.quants import kinds as K
 from llamatrain.gguf.quants.kblocks import codes, write
@@ -28,7 +28,7 @@ SHAPES = {
     K.Q6_K: (1, -32, 31, 127),
 }
 
-reals, counts = Later(lambda: L.room("float32", 2, 16)), Later(lambda: L.room("int64", 2, 16))
+reals, counts = LazyCompiled(lambda: L.room("float32", 2, 16)), LazyCompiled(lambda: L.room("int64", 2, 16))
 
 
 @exact
@@ -173,7 +173,7 @@ def search(x, vectors, low, top, most, real, taken, best_taken):
     return best_d, best_dmin
 
 
-@Entry
+@KernelEntry
 def encode_k_rows(lo, hi, thread, kind, source: U8, source_pitch, target: U8, target_pitch, elements, vectors, low, top, most):
     real, taken, best = reals(), counts(), counts()
     for row in range(lo, hi):

@@ -6,7 +6,7 @@ The head h of H reads the key and value head h // (H / Hk). O(T) memory: lse, th
 """
 
 from llamatrain.graph.ops.shape_rules import SECOND, capped, floats, require
-from llamatrain.graph.tensor import BF16, F32, I32, Misfit, Node, Spec, Tensor, gradient, op
+from llamatrain.graph.tensor import BF16, F32, I32, Node, ShapeError, Spec, Tensor, gradient, op
 
 
 def _attention(q: Spec, k: Spec, v: Spec, *ranges: Spec, window: int, cap: float) -> None:
@@ -33,7 +33,7 @@ def flash_attn(q: Spec, k: Spec, v: Spec, *ranges: Spec, scale: float, window: i
 @gradient(flash_attn)
 def _(node: Node, dout: Tensor | None, dlse: Tensor | None):
     if dout is None or dlse is not None:
-        raise Misfit("there is no gradient through lse")
+        raise ShapeError("there is no gradient through lse")
     q, k, v, *ranges = node.sources
     grads = flash_attn_back(dout, q, k, v, *node.outputs, *ranges, **node.attrs)
     return (*grads, *(None for _ in ranges))

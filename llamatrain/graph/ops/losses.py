@@ -7,7 +7,7 @@ c tanh(x / c).
 from llamatrain.graph.ops.matmul import product
 from llamatrain.graph.ops.movement import fill
 from llamatrain.graph.ops.shape_rules import SECOND, capped, floats, require
-from llamatrain.graph.tensor import F32, F64, I32, Node, Quantised, Shape, Spec, Tensor, gradient, op
+from llamatrain.graph.tensor import F32, F64, I32, Node, QuantizedType, Shape, Spec, Tensor, gradient, op
 
 
 def _targets(logits: Shape, targets: Spec, weights: Spec) -> None:
@@ -83,7 +83,7 @@ def linear_cross_entropy_back(
 ) -> tuple[Spec, ...]:
     """The loss and its gradients in one pass."""
     require(dx or dw, "no gradient is wanted")
-    require(not dw or not isinstance(w.dtype, Quantised), "there is no gradient of a quantised weight")
+    require(not dw or not isinstance(w.dtype, QuantizedType), "there is no gradient of a quantised weight")
     require(dloss.shape == (), "needs one number as dloss")
     (loss,) = linear_cross_entropy.specs_of(x, w, targets, weights, cap=cap)
     return (loss, *(Spec(source.shape, loss.dtype) for source, asked in ((x, dx), (w, dw)) if asked))

@@ -8,13 +8,13 @@ frozen.
 
 from llamatrain.graph.ops.reduce import sum_to
 from llamatrain.graph.ops.shape_rules import broadcast, floats, require
-from llamatrain.graph.tensor import BF16, F32, Node, Quantised, Spec, Tensor, gradient, op
+from llamatrain.graph.tensor import BF16, F32, Node, QuantizedType, Spec, Tensor, gradient, op
 
 
 def product(a: Spec, b: Spec, rows: int, columns: int, shared: tuple[int, int]) -> Spec:
     require(len(a.shape) >= 2 and len(b.shape) >= 2, "needs matrices")
     require(shared[0] == shared[1], f"{shared[0]} does not match {shared[1]}")
-    if isinstance(b.dtype, Quantised):
+    if isinstance(b.dtype, QuantizedType):
         dtype = F32 if a.dtype is BF16 else floats(a)
     else:
         dtype = F32 if BF16 in (a.dtype, b.dtype) and {a.dtype, b.dtype} <= {BF16, F32} else floats(a, b)

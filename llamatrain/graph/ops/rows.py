@@ -4,7 +4,7 @@ import math
 
 from llamatrain.graph.ops.movement import fill, reshape
 from llamatrain.graph.ops.shape_rules import alike, floats, require
-from llamatrain.graph.tensor import BF16, F32, I32, Node, Quantised, Spec, Tensor, gradient, op
+from llamatrain.graph.tensor import BF16, F32, I32, Node, QuantizedType, Spec, Tensor, gradient, op
 
 
 def _ids(spec: Spec) -> None:
@@ -16,7 +16,7 @@ def get_rows(w: Spec, ids: Spec) -> Spec:
     """w's rows of these numbers: (V, D), any shape -> that shape + (D,)"""
     _ids(ids)
     require(len(w.shape) == 2 and w.dtype is not I32, "needs a matrix of floats")
-    return Spec((*ids.shape, w.shape[1]), F32 if w.dtype is BF16 or isinstance(w.dtype, Quantised) else w.dtype)
+    return Spec((*ids.shape, w.shape[1]), F32 if w.dtype is BF16 or isinstance(w.dtype, QuantizedType) else w.dtype)
 
 
 @gradient(get_rows)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from llamatrain.graph.tensor import BF16, I32, DType, Misfit, Most, Shape, Spec
+from llamatrain.graph.tensor import BF16, I32, DType, DynamicDim, Shape, ShapeError, Spec
 
 Slices = tuple[tuple[int, int, int], ...]  # (start, stop, step) for each axis, step > 0
 
@@ -11,7 +11,7 @@ def floats(*specs: Spec) -> DType:
     """The float type that all these share."""
     kinds = {spec.dtype for spec in specs}
     if len(kinds) > 1 or kinds & {BF16, I32}:
-        raise Misfit(f"needs sources of one float type, not {' and '.join(sorted(kind.name for kind in kinds))}")
+        raise ShapeError(f"needs sources of one float type, not {' and '.join(sorted(kind.name for kind in kinds))}")
     return kinds.pop()
 
 
@@ -19,8 +19,8 @@ def broadcast(*shapes: Shape) -> Shape:
     try:
         found = np.broadcast_shapes(*shapes)
     except ValueError:
-        raise Misfit(f"shapes {' and '.join(str(list(shape)) for shape in shapes)} do not broadcast") from None
-    return next((shape for shape in shapes if shape == found and any(isinstance(size, Most) for size in shape)), found)
+        raise ShapeError(f"shapes {' and '.join(str(list(shape)) for shape in shapes)} do not broadcast") from None
+    return next((shape for shape in shapes if shape == found and any(isinstance(size, DynamicDim) for size in shape)), found)
 
 
 def alike(x: Spec, y: Spec) -> Spec:
@@ -31,7 +31,7 @@ def alike(x: Spec, y: Spec) -> Spec:
 
 def require(holds: bool, what: str) -> None:
     if not holds:
-        raise Misfit(what)
+        raise ShapeError(what)
 
 
 def capped(cap: float) -> None:

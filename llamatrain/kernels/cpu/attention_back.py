@@ -5,7 +5,7 @@ p = exp(scores - lse), dp = dout vᵀ, ds = p (dp - sum of dout out) scale; dq =
 
 import numpy as np
 
-from llamatrain.compiler.declare import Entry, f32, i32, inline, u16, woven
+from llamatrain.compiler.declare import KernelEntry, f32, i32, inline, u16, woven
 from llamatrain.compiler.vectors import LANES, exp, load, load_to, store, store_to
 from llamatrain.kernels.cpu import tiles
 from llamatrain.kernels.cpu.attention_args import Forward, Gradients, Heads
@@ -117,7 +117,7 @@ def block_back(shape, lse, to, work, packed_q, packed_k, place, source, line, ro
     multiply(mode, to.dk + 4 * source, groups * size, turned, q_across, across, size, rows, MORE, BY_ROWS)
 
 
-@Entry
+@KernelEntry
 def attend_back(lo, hi, thread, given: Forward, starts, lasts, to: Gradients, scratch, thread_bytes, shape: Heads, out_half):
     """A job: one head of keys, with all heads of queries that read it."""
     length, keys, heads, groups, size, mode = shape.length, shape.keys, shape.heads, shape.groups, shape.size, shape.mode

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from llamatrain.compiler.declare import F32, Entry, f32, i32, inline, u16, woven
+from llamatrain.compiler.declare import F32, KernelEntry, f32, i32, inline, u16, woven
 from llamatrain.compiler.vectors import LANES, exp, larger, largest, load, load_to, splat, store_to, total
 from llamatrain.kernels.cpu import tiles
 from llamatrain.kernels.cpu.attention_args import Heads
@@ -160,7 +160,7 @@ def attend_directly(shape, q, k, v, out, scores, packed_p, state, place, rows, k
         add_values(f32(out), place, pitch, rows, f32(v), source, apart, across, size, f32(packed_p))
 
 
-@Entry
+@KernelEntry
 def attend(lo, hi, thread, q, k, v, starts, lasts, out, lse: F32, scratch, thread_bytes, shape: Heads):
     """A job: up to TOGETHER blocks of queries that read one head of keys."""
     length, keys, groups, size, mode, half = shape.length, shape.keys, shape.groups, shape.size, shape.mode, shape.half

@@ -10,10 +10,10 @@ import numpy as np
 
 from llamatrain.compiler import thread_pool as team
 from llamatrain.errors import GraphError
-from llamatrain.graph.tensor import Node, Quantised, Tensor
+from llamatrain.graph.tensor import Node, QuantizedType, Tensor
 from llamatrain.kernels.cpu.registry import BINDINGS, Binding
 from llamatrain.kernels.quantized import Blocks
-from llamatrain.kernels.reference.backend import Plain
+from llamatrain.kernels.reference.backend import ReferenceBackend
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Outline:
         return prod(self.shape)
 
 
-class Compiled(Plain):
+class Compiled(ReferenceBackend):
     """Consecutive calls become one table that the thread team runs without coming back to Python."""
 
     def takes(self, node: Node) -> bool:
@@ -54,12 +54,12 @@ class Compiled(Plain):
             if plain:
                 runs.extend(group)
             else:
-                runs.append(team.Table(list(group), self.threads))
+                runs.append(team.CallTable(list(group), self.threads))
         return runs
 
     def ready(self, runs: Iterable[Callable[[], None]]) -> None:
         for each in runs:
-            if isinstance(each, team.Table):
+            if isinstance(each, team.CallTable):
                 each.ready()
 
 
@@ -74,6 +74,6 @@ def _seen(node: Node) -> tuple[list[Any], list[Any]]:
 
 
 def _outline(tensor: Tensor) -> Outline | Blocks:
-    if isinstance(tensor.dtype, Quantised):
+    if isinstance(tensor.dtype, QuantizedType):
         return Blocks(tensor.dtype.kind, tensor.shape)
     return Outline(tensor.shape, tensor.dtype.numpy)

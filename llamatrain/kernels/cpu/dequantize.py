@@ -10,7 +10,7 @@ pack_quantised(mode, to, kind, raw, row_bytes, across, first, rows, start, colum
 
 import numpy as np
 
-from llamatrain.compiler.declare import Brick, inline, u8
+from llamatrain.compiler.declare import SharedKernel, inline, u8
 from llamatrain.gguf.quants import kinds as K
 from llamatrain.gguf.quants.decoding import segment
 from llamatrain.kernels.cpu import tiles
@@ -22,7 +22,7 @@ ROOM = 4 * HIGH * SHORT
 ALONG, ACROSS = np.int64(0), np.int64(1)  # typed, as a helper is compiled again for each plain constant
 
 
-@Brick
+@SharedKernel
 def decode_run(kind, to, half, source, elements):
     segment(kind, u8(to), half, u8(source), elements)
 
@@ -36,7 +36,7 @@ def decode(kind, to, half, source, elements):
     decode_call((kind, to, half, source, elements))
 
 
-@Brick
+@SharedKernel
 def pack_slabs(mode, to, kind, raw, row_bytes, across, first, rows, start, columns, room):
     block, size, depth = K.BLOCK[kind], K.SIZE[kind], tiles.tile_depth(mode)
     half, element = (0, 4) if mode == tiles.FLOAT32 else (1, 2)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from llamatrain.compiler.declare import F32, I32, Entry, Real, i32, inline
+from llamatrain.compiler.declare import F32, I32, KernelEntry, Real, i32, inline
 from llamatrain.kernels.cpu.chunking import portion
 from llamatrain.kernels.cpu.registry import kernel
 from llamatrain.kernels.reference.dropout import mixed
@@ -20,7 +20,7 @@ def spread(z):
     return z ^ (z >> HALF)
 
 
-@Entry
+@KernelEntry
 def leave_out(lo, hi, thread, x: F32, key: I32, out: F32, tokens, size, length, salt, limit, factor: Real):
     larger = np.float32(factor)
     seed = spread(np.uint32(np.uint32(salt) + np.uint32(key[0])))

@@ -5,7 +5,7 @@ from itertools import groupby
 
 import numpy as np
 
-from llamatrain.compiler.declare import F32, U16, Entry, Real, inline
+from llamatrain.compiler.declare import F32, U16, KernelEntry, Real, inline
 from llamatrain.compiler.vectors import LANES, load_to, splat, store_to
 from llamatrain.kernels.cpu.chunking import portion, streams
 from llamatrain.kernels.cpu.registry import Array, kernel
@@ -18,7 +18,7 @@ def operand(x, row, column, end, down, along):
     return load_to(x, row * down + column, row * down + end) if along else splat(x[row * down])
 
 
-@Entry
+@KernelEntry
 def combine(lo, hi, thread, x: F32, y: F32, out: F32, how, width, past, x_down, x_along, y_down, y_along):
     """Elements lo to hi of rows of `width`; an operand moves on by `down` a row, and by 1 or 0 (along) a column."""
     for row in range(lo // width, (hi + width - 1) // width):
@@ -93,7 +93,7 @@ def acc(outs, ins, attrs, scratch, threads):
     return binary(ADD, outs[0], *ins)
 
 
-@Entry
+@KernelEntry
 def fill_flat(lo, hi, thread, out: F32, value: Real):
     everywhere = splat(np.float32(value))
     for i in range(lo, hi, LANES):
@@ -108,13 +108,13 @@ def fill(outs, ins, attrs, scratch, threads):
 # ---- casts and copies ---------------------------------------------------------
 
 
-@Entry
+@KernelEntry
 def narrow(lo, hi, thread, x: F32, y: U16, past):
     for i in range(lo, hi, LANES):
         store_to(y, i, hi, load_to(x, i, hi), past)
 
 
-@Entry
+@KernelEntry
 def widen(lo, hi, thread, x: U16, y: F32, past):
     for i in range(lo, hi, LANES):
         store_to(y, i, hi, load_to(x, i, hi), past)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from llamatrain.compiler.declare import F32, F64, Call, Entry
+from llamatrain.compiler.declare import F32, F64, Call, KernelEntry
 from llamatrain.kernels.cpu import tiles
 from llamatrain.kernels.cpu.fused_ce_tiles import Chunk, finish_rows, judge_rows, logits_slices
 from llamatrain.kernels.cpu.matmul import Product, largest_slice
@@ -137,7 +137,7 @@ class Head:
         return sum(ceil(count * np.dtype(dtype).itemsize / LINE) * LINE for count, dtype in self.parts().values())
 
 
-@Entry
+@KernelEntry
 def narrowed(lo, hi, thread, losses: F64, out: F32):
     for row in range(lo, hi):
         out[row] = np.float32(losses[row])

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from llamatrain.compiler.declare import F32, F64, I32, Entry, Real, f32, inline, u16
+from llamatrain.compiler.declare import F32, F64, I32, KernelEntry, Real, f32, inline, u16
 from llamatrain.compiler.vectors import LANES, exp, load, load_to, splat, store, store_to, to_bf16, total, within
 from llamatrain.kernels.cpu import tiles
 from llamatrain.kernels.cpu.dequantize import ROOM
@@ -47,7 +47,7 @@ def exponentials(line, to, width, top, inverse):
     return total(so_far)
 
 
-@Entry
+@KernelEntry
 def logits_slices(lo, hi, thread, side: Side, packed: Packed, own, chunk: Chunk):
     """The side is the weight, a row for each of the vocabulary; what is made of a slice lies at `own` in a thread's memory."""
     mode, width, rows, logits, targets = side.mode, chunk.width, chunk.rows, chunk.logits, chunk.targets
@@ -90,7 +90,7 @@ def log_sum(partial, row, rows, slices):
     return top + math.log(so_far)
 
 
-@Entry
+@KernelEntry
 def judge_rows(lo, hi, thread, chunk: Chunk, weights: F32, right: F64, v, slices):
     """Whether no logit of a row is larger than its target's."""
     partial, chosen, targets, rows = chunk.partial, chunk.chosen, chunk.targets, chunk.rows
@@ -110,7 +110,7 @@ def turn_slice(line, first, end, factor):
         store_to(line, i, end, load_to(line, i, end) * factor if factor != 0 else splat(ZERO), 0)
 
 
-@Entry
+@KernelEntry
 def finish_rows(lo, hi, thread, chunk: Chunk, weights: F32, dloss: F32, losses: F64, v, slices):
     partial, chosen, targets = chunk.partial, chunk.chosen, chunk.targets
     width, rows, half, keeps, pitch, logits = chunk.width, chunk.rows, chunk.half, chunk.keeps, chunk.pitch, chunk.logits

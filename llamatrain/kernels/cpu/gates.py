@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from llamatrain.compiler.declare import F32, Entry, f32, inline, u16
+from llamatrain.compiler.declare import F32, KernelEntry, f32, inline, u16
 from llamatrain.compiler.vectors import LANES, exp, load_to, store_to
 from llamatrain.graph.ops.activations import A, B
 from llamatrain.kernels.cpu.chunking import portion, streams
@@ -33,14 +33,14 @@ def slope(kind, x, s):
     return s * (ONE + bent * (ONE - s))
 
 
-@Entry
+@KernelEntry
 def silu_flat(lo, hi, thread, x: F32, y: F32, past, half):
     for i in range(lo, hi, LANES):
         v = load_to(x, i, hi)
         store_to(y, i, hi, v * part(SILU, v), past)
 
 
-@Entry
+@KernelEntry
 def silu_back_flat(lo, hi, thread, dy: F32, x: F32, dx: F32, past, half):
     for i in range(lo, hi, LANES):
         v = load_to(x, i, hi)
@@ -62,12 +62,12 @@ def gate_in(kind, half, gate, up, y, lo, hi, past):
         gate_of(kind, f32(gate), f32(up), f32(y), lo, hi, past)
 
 
-@Entry
+@KernelEntry
 def swiglu_flat(lo, hi, thread, gate, up, y, past, half):
     gate_in(SILU, half, gate, up, y, lo, hi, past)
 
 
-@Entry
+@KernelEntry
 def geglu_flat(lo, hi, thread, gate, up, y, past, half):
     gate_in(GELU, half, gate, up, y, lo, hi, past)
 
@@ -89,12 +89,12 @@ def gate_back_in(kind, half, dy, gate, up, dgate, dup, lo, hi, past):
         gate_back_of(kind, f32(dy), f32(gate), f32(up), f32(dgate), f32(dup), lo, hi, past)
 
 
-@Entry
+@KernelEntry
 def swiglu_back_flat(lo, hi, thread, dy, gate, up, dgate, dup, past, half):
     gate_back_in(SILU, half, dy, gate, up, dgate, dup, lo, hi, past)
 
 
-@Entry
+@KernelEntry
 def geglu_back_flat(lo, hi, thread, dy, gate, up, dgate, dup, past, half):
     gate_back_in(GELU, half, dy, gate, up, dgate, dup, lo, hi, past)
 
@@ -128,7 +128,7 @@ for _name, _entry in ENTRIES.items():
 # ---- gate and up in one array, as the halves of its rows -----------------------------------------
 
 
-@Entry
+@KernelEntry
 def halves_flat(lo, hi, thread, x, y, width, past, half):
     """Elements lo to hi of the result, of rows of `width`."""
     size = 2 if half else 4
@@ -137,7 +137,7 @@ def halves_flat(lo, hi, thread, x, y, width, past, half):
         gate_in(SILU, half, gate, gate + width * size, y + row * width * size, first, end, past)
 
 
-@Entry
+@KernelEntry
 def halves_back_flat(lo, hi, thread, dy, x, dx, width, past, half):
     size = 2 if half else 4
     for row in range(lo // width, (hi + width - 1) // width):

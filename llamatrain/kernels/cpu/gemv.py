@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from llamatrain.compiler.declare import F32, Call, Entry, f32, inline, u16
+from llamatrain.compiler.declare import F32, Call, KernelEntry, f32, inline, u16
 from llamatrain.compiler.vectors import LANES, load, load_to, splat, total
 from llamatrain.gguf.quants import kinds as K
 from llamatrain.gguf.quants.decoding import decode_rows
@@ -25,7 +25,7 @@ ZERO = np.float32(0)
 
 
 @dataclass(frozen=True)
-class FewRows:
+class GemvPlan:
     x: Any  # (rows, k) after whatever leading axes
     w: Any  # (n, k)
     half: bool  # whether the product is one of bf16
@@ -90,7 +90,7 @@ def dot(x, w, count):
     return total((a + b) + (c + d))
 
 
-@Entry
+@KernelEntry
 def multiply_few(lo, hi, thread, half, x, rows, k, kind, w, row_bytes, y: F32, n, bias, scratch, room):
     mine = scratch + thread * room
     for column in range(lo, hi):

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from llamatrain.compiler.declare import I64, Call, Entry, f32, inline
+from llamatrain.compiler.declare import I64, Call, KernelEntry, f32, inline
 from llamatrain.compiler.vectors import LANES, load_to, store_to
 from llamatrain.kernels.cpu import tiles
 from llamatrain.kernels.cpu.dequantize import ROOM
-from llamatrain.kernels.cpu.gemv import MOST, FewRows
+from llamatrain.kernels.cpu.gemv import MOST, GemvPlan
 from llamatrain.kernels.cpu.pack import HALVES, WORTH, Operand, Packed, Side, entry_of, pack_call, pack_part, packs
 from llamatrain.kernels.cpu.registry import Array, kernel
 
@@ -152,7 +152,7 @@ def add_bias(c, ldc, bias, rows, columns):
             store_to(c, start + j, end, load_to(c, start + j, end) + load_to(bias, j, columns), 0)
 
 
-@Entry
+@KernelEntry
 def multiply_slices(
     lo,
     hi,
@@ -215,12 +215,12 @@ def matmul_plan(ins: Sequence[Any], threads: int) -> Product:
     return product(*with_weight(x, w, across=0), threads)
 
 
-def matmul_way(ins: Sequence[Any], threads: int) -> Product | FewRows:
+def matmul_way(ins: Sequence[Any], threads: int) -> Product | GemvPlan:
     made = matmul_plan(ins, threads)
     if made.lead or made.a.count > MOST or not made.a.k:
         return made
     x, w, *_ = ins
-    return FewRows(x, w, made.mode != tiles.FLOAT32, threads)
+    return GemvPlan(x, w, made.mode != tiles.FLOAT32, threads)
 
 
 def matmul_nn_plan(ins: Sequence[Any], threads: int) -> Product:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from llamatrain.compiler.declare import F32, Entry, Real, inline
+from llamatrain.compiler.declare import F32, KernelEntry, Real, inline
 from llamatrain.compiler.vectors import LANES, load_to, splat, sqrt, store_to, total
 from llamatrain.kernels.cpu.chunking import portion, streams
 from llamatrain.kernels.cpu.registry import kernel
@@ -30,7 +30,7 @@ def reciprocal_rms(x, start, width, eps):
     return ONE / sqrt(dot(x, start, x, start, width) / np.float32(width) + np.float32(eps))
 
 
-@Entry
+@KernelEntry
 def norm_rows(lo, hi, thread, x: F32, w: F32, y: F32, width, eps: Real, past):
     for row in range(lo, hi):
         start, end = row * width, (row + 1) * width
@@ -61,7 +61,7 @@ def weighted_dot(dy, w, x, start, width):
     return total(a + b)
 
 
-@Entry
+@KernelEntry
 def norm_rows_back(lo, hi, thread, dy: F32, x: F32, w: F32, dx: F32, sums: F32, width, eps: Real, chunk, past):
     dw = lo // chunk * width
     for i in range(0, width, LANES):
@@ -76,7 +76,7 @@ def norm_rows_back(lo, hi, thread, dy: F32, x: F32, w: F32, dx: F32, sums: F32, 
             store_to(dx, start + i, end, (up * load_to(w, i, width) - normal * (shared / r)) * r, past)
 
 
-@Entry
+@KernelEntry
 def add_rows(lo, hi, thread, x: F32, y: F32, rows, width):
     """Columns lo to hi of the sum of `rows` rows."""
     for i in range(lo, hi, LANES):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from llamatrain.compiler.declare import F32, F64, I32, Call, Entry, Real, f32, i32, inline
+from llamatrain.compiler.declare import F32, F64, I32, Call, KernelEntry, Real, f32, i32, inline
 from llamatrain.compiler.vectors import LANES, load_to, splat, sqrt, store_to
 from llamatrain.kernels.cpu.chunking import portion
 from llamatrain.kernels.cpu.norm import dot
@@ -17,7 +17,7 @@ from llamatrain.kernels.cpu.reduce import BLOCK, add_up
 from llamatrain.kernels.cpu.registry import kernel
 
 
-class Few(NamedTuple):
+class SparseRows(NamedTuple):
     """A gradient of `size` elements in rows: all of them, or with `places` those that have one."""
 
     values: F32
@@ -36,9 +36,21 @@ def row_of(g, row):
     return (place * g.width, place * g.width + size) if place >= 0 else (0, 0)
 
 
-@Entry
+@KernelEntry
 def adamw_rows(
-    lo, hi, thread, w: F32, m: F32, v: F32, g: Few, schedule: F32, factors: F32, beta1: Real, beta2: Real, eps: Real, decay: Real
+    lo,
+    hi,
+    thread,
+    w: F32,
+    m: F32,
+    v: F32,
+    g: SparseRows,
+    schedule: F32,
+    factors: F32,
+    beta1: Real,
+    beta2: Real,
+    eps: Real,
+    decay: Real,
 ):
     factor = factors[0]
     keep = np.float32(1 - schedule[0] * decay)
@@ -58,8 +70,8 @@ def adamw_rows(
             store_to(w, i, end, load_to(w, i, end) * keep + change * step, 0)
 
 
-@Entry
-def sgd_rows(lo, hi, thread, w: F32, m: F32, g: Few, schedule: F32, factors: F32, momentum: Real, decay: Real):
+@KernelEntry
+def sgd_rows(lo, hi, thread, w: F32, m: F32, g: SparseRows, schedule: F32, factors: F32, momentum: Real, decay: Real):
     rate, factor = schedule[0], factors[0]
     carried, keep = np.float32(momentum), np.float32(1 - rate * decay)
     for row in range(lo, hi):
@@ -72,12 +84,12 @@ def sgd_rows(lo, hi, thread, w: F32, m: F32, g: Few, schedule: F32, factors: F32
             store_to(w, i, end, load_to(w, i, end) * keep - change * rate, 0)
 
 
-def stepped(entry: Entry, beside: int, ins: list[np.ndarray], numbers: dict[str, float]) -> list[Call]:
+def stepped(entry: KernelEntry, beside: int, ins: list[np.ndarray], numbers: dict[str, float]) -> list[Call]:
     """An entry for a weight, so many states, its gradient, schedule, factor, and places where there are such."""
     own, (g, schedule, factor, *places) = ins[: 1 + beside], ins[1 + beside :]
     size = own[0].size
     width = own[0].shape[1] if places else max(1, min(size, portion(size, 8, LANES)))
-    few, rows = Few(g, places[0] if places else 0, width, size), -(-size // max(1, width))
+    few, rows = SparseRows(g, places[0] if places else 0, width, size), -(-size // max(1, width))
     return [entry.call(*own, few, schedule, factor, **numbers, items=rows, block=portion(rows, 8 * width))]
 
 
@@ -91,7 +103,7 @@ def opt_step_sgd(outs, ins, attrs, scratch, threads):
     return stepped(sgd_rows, 1, ins, {name: attrs[name] for name in ("momentum", "decay")})
 
 
-@Entry
+@KernelEntry
 def carry_flat(lo, hi, thread, m: F32, g: F32, out: F32, factors: F32, momentum: Real):
     factor, left = factors[0], np.float32(momentum)
     for i in range(lo, hi, LANES):
@@ -106,7 +118,7 @@ for _name in ("opt_momentum", "opt_ahead"):
         return [carry_flat.call(m, g, outs[0], factor, attrs["momentum"], items=m.size, block=block)]
 
 
-@Entry
+@KernelEntry
 def unit_flat(lo, hi, thread, x: F32, squares: F32, out: F32, eps: Real):
     part = np.float32(1.0 / (math.sqrt(squares[0]) + eps))
     for i in range(lo, hi, LANES):
@@ -119,7 +131,7 @@ def opt_unit(outs, ins, attrs, scratch, threads):
     return [unit_flat.call(x, squares, outs[0], attrs["eps"], items=x.size, block=portion(x.size, unit=LANES))]
 
 
-@Entry
+@KernelEntry
 def blend_flat(lo, hi, thread, x: F32, y: F32, out: F32, a: Real, b: Real):
     left, right = np.float32(a), np.float32(b)
     for i in range(lo, hi, LANES):
@@ -132,7 +144,7 @@ def opt_blend(outs, ins, attrs, scratch, threads):
     return [blend_flat.call(x, y, outs[0], attrs["a"], attrs["b"], items=x.size, block=portion(x.size, unit=LANES))]
 
 
-@Entry
+@KernelEntry
 def step_flat(lo, hi, thread, w: F32, change: F32, schedule: F32, by: Real, decay: Real):
     keep, rate = np.float32(1 - schedule[0] * decay), np.float32(schedule[0] * by)
     for i in range(lo, hi, LANES):
@@ -149,7 +161,7 @@ def opt_step(outs, ins, attrs, scratch, threads):
 # ---- gradients of few rows --------------------------------------------------
 
 
-@Entry
+@KernelEntry
 def find_places(lo, hi, thread, ids: I32, places: I32, count, rows):
     for row in range(rows):
         places[row] = -1
@@ -159,7 +171,7 @@ def find_places(lo, hi, thread, ids: I32, places: I32, count, rows):
             places[ids[row]] = row
 
 
-@Entry
+@KernelEntry
 def gather_rows(lo, hi, thread, dy: F32, ids: I32, out: F32, places: I32, count, width, rows):
     """Columns lo to hi: each row added where its number came first, in order and from 0 on."""
     for row in range(count):
@@ -184,8 +196,8 @@ def opt_rows(outs, ins, attrs, scratch, threads):
     return [find_places.call(**seen, items=1, block=1), added]
 
 
-@Entry
-def square_few(lo, hi, thread, g: Few, sums: F64, laid):
+@KernelEntry
+def square_few(lo, hi, thread, g: SparseRows, sums: F64, laid):
     """The blocks of `sum_sqr`, each laid out in the thread's own memory."""
     mine = f32(laid + thread * 4 * BLOCK)
     for block in range(lo, hi):
@@ -210,13 +222,13 @@ def sums_and_blocks(outs, ins, attrs, threads):
 @kernel("opt_sum_sqr", scratch=sums_and_blocks)
 def opt_sum_sqr(outs, ins, attrs, scratch, threads):
     g, places = ins
-    blocks, few = blocks_of(g, places), Few(g, places, g.shape[-1], places.size * g.shape[-1])
+    blocks, few = blocks_of(g, places), SparseRows(g, places, g.shape[-1], places.size * g.shape[-1])
     laid = scratch[8 * -(-blocks // LANES) * LANES :]
     each = square_few.call(few, scratch, laid, items=blocks, block=portion(blocks, 2 * BLOCK))
     return [each, add_up.call(scratch, outs[0], blocks, 1.0, items=1, block=1)]
 
 
-@Entry
+@KernelEntry
 def clip(lo, hi, thread, factor: F32, norm: F32, limit: Real, count, *sums):
     """The norm of what `count` sums of squares belong to, and what it leaves of a gradient."""
     squares = 0.0

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from llamatrain.compiler.declare import I64, Call, Entry, inline
+from llamatrain.compiler.declare import I64, Call, KernelEntry, inline
 from llamatrain.gguf.quants.kinds import COMPILED
 from llamatrain.kernels.cpu import tiles
 from llamatrain.kernels.cpu.dequantize import ROOM, pack_quantised
@@ -133,7 +133,7 @@ def entry_of(side, entry):
     return side.source + entry * (side.rows * side.k * (2 if side.form else 4))
 
 
-@Entry
+@KernelEntry
 def pack_whole(lo, hi, thread, side: Side, entries: I64, packed: Packed, is_a, strip):
     strips, blocks = (side.rows + strip - 1) // strip, max(1, (side.depth + side.k_block - 1) // side.k_block)
     room, turned = packed.memory + packed.spare + thread * packed.each, side.across if is_a else 1 - side.across

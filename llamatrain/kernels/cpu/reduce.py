@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from llamatrain.compiler.declare import F32, F64, Entry, Real
+from llamatrain.compiler.declare import F32, F64, KernelEntry, Real
 from llamatrain.compiler.vectors import LANES, load_to, splat, store_to, total
 from llamatrain.kernels.cpu.chunking import portion
 from llamatrain.kernels.cpu.norm import add_rows, chunk_of, dot
@@ -13,7 +13,7 @@ from llamatrain.kernels.cpu.registry import Array, kernel
 BLOCK = 8192
 
 
-@Entry
+@KernelEntry
 def sum_blocks(lo, hi, thread, x: F32, sums: F64, size):
     for block in range(lo, hi):
         start, end = block * BLOCK, min(size, (block + 1) * BLOCK)
@@ -24,13 +24,13 @@ def sum_blocks(lo, hi, thread, x: F32, sums: F64, size):
         sums[block] = total(even + odd)
 
 
-@Entry
+@KernelEntry
 def square_blocks(lo, hi, thread, x: F32, sums: F64, size):
     for block in range(lo, hi):
         sums[block] = dot(x, block * BLOCK, x, block * BLOCK, min(BLOCK, size - block * BLOCK))
 
 
-@Entry
+@KernelEntry
 def add_up(lo, hi, thread, sums: F64, out: F32, count, factor: Real):
     """One number: the sum of the blocks' sums, times a factor."""
     so_far = 0.0
@@ -67,7 +67,7 @@ def sum_sqr(outs, ins, attrs, scratch, threads):
 # ---- sums of rows, as a bias' gradient is: by chunks of rows first ---------------------------------
 
 
-@Entry
+@KernelEntry
 def sum_chunk(lo, hi, thread, x: F32, sums: F32, width, chunk):
     to = lo // chunk * width
     for i in range(0, width, LANES):

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from llamatrain.compiler.declare import F32, I32, Entry, Real, inline
+from llamatrain.compiler.declare import F32, I32, KernelEntry, Real, inline
 from llamatrain.compiler.vectors import LANES, alternate, evens, load_to, odds, splat, store_to, swapped
 from llamatrain.kernels.cpu.chunking import portion, streams
 from llamatrain.kernels.cpu.registry import kernel
@@ -13,7 +13,7 @@ def turn(v, angle, way):
     return v * evens(angle) + swapped(v) * alternate(odds(angle) * way)
 
 
-@Entry
+@KernelEntry
 def rotate(lo, hi, thread, x: F32, positions: I32, table: F32, y: F32, heads, size, turned, sign: Real, past, count):
     """Tokens lo to hi; `turned` elements of each head turn, the rest pass through."""
     way = np.float32(sign)
@@ -30,7 +30,7 @@ def rotate(lo, hi, thread, x: F32, positions: I32, table: F32, y: F32, heads, si
                 store_to(y, i, start + size, load_to(x, i, start + size), 0)
 
 
-@Entry
+@KernelEntry
 def rotate_halves(lo, hi, thread, x: F32, positions: I32, table: F32, y: F32, heads, size, turned, sign: Real, past, count):
     """The same where pairs lie half of `turned` apart, and a position's cosines before its sines."""
     way, pairs = np.float32(sign), turned // 2

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from llamatrain.compiler.declare import F32, I32, Entry, f32, u16
+from llamatrain.compiler.declare import F32, I32, KernelEntry, f32, u16
 from llamatrain.compiler.vectors import LANES, load_to, splat, store_to
 from llamatrain.kernels.cpu.chunking import portion, streams
 from llamatrain.kernels.cpu.dequantize import decode
@@ -13,7 +13,7 @@ from llamatrain.kernels.cpu.registry import kernel
 from llamatrain.kernels.quantized import Blocks
 
 
-@Entry
+@KernelEntry
 def take_rows(lo, hi, thread, w, ids: I32, y: F32, width, is_half, there):
     wide, half = f32(w), u16(w)
     for row in range(lo, hi):
@@ -27,7 +27,7 @@ def take_rows(lo, hi, thread, w, ids: I32, y: F32, width, is_half, there):
             store_to(y, start + i, start + width, v, 0)
 
 
-@Entry
+@KernelEntry
 def decode_taken(lo, hi, thread, kind, w, row_bytes, ids: I32, y, width, there):
     for row in range(lo, hi):
         if 0 <= ids[row] < there:
@@ -51,7 +51,7 @@ def get_rows(outs, ins, attrs, scratch, threads):
     return [take_rows.call(w, is_half=w.dtype == np.uint16, **taking, **how)]
 
 
-@Entry
+@KernelEntry
 def add_to_rows(lo, hi, thread, dy: F32, ids: I32, out: F32, count, width, past):
     """Rows lo to hi of the result: zeros, and each row of dy with such a number added, in order."""
     for i in range(lo * width, hi * width, LANES):
@@ -72,13 +72,13 @@ def get_rows_back(outs, ins, attrs, scratch, threads):
     return [add_to_rows.call(dy, ids, out, count=ids.size, width=width, past=streams(out), items=rows, block=block)]
 
 
-@Entry
+@KernelEntry
 def copy_words(lo, hi, thread, x: F32, y: F32, past):
     for i in range(lo, hi, LANES):
         store_to(y, i, hi, load_to(x, i, hi), past)
 
 
-@Entry
+@KernelEntry
 def put_rows(lo, hi, thread, rows: F32, ids: I32, y: F32, count, width, there):
     """Columns lo to hi of all rows, in order: of two with one number the last stays."""
     for row in range(count):

@@ -8,12 +8,12 @@ import math
 
 import numpy as np
 
-from llamatrain.compiler.declare import F32, Entry, f32, inline, woven
+from llamatrain.compiler.declare import F32, KernelEntry, f32, inline, woven
 from llamatrain.compiler.vectors import LANES, between, exp, larger, load, load_to, otherwise, splat, store, within
 from llamatrain.kernels.cpu.attention_args import Forward, Gradients, Heads
 from llamatrain.kernels.cpu.registry import share
 from llamatrain.kernels.cpu.small_attention_layout import (
-    Parts,
+    ScratchLayout,
     add_weighted,
     any_sees,
     clear,
@@ -48,7 +48,7 @@ def soften(scores, firsts, ends, low, high):
     return top, sums
 
 
-@Entry
+@KernelEntry
 def attend_small(lo, hi, thread, q, k, v, starts, lasts, out: F32, lse: F32, scratch, thread_bytes, shape: Heads):
     """A job: one head of keys, with all heads of queries that read it."""
     length, keys, heads, groups, size = shape.length, shape.keys, shape.heads, shape.groups, shape.size
@@ -143,7 +143,7 @@ def keys_back(shape, room, lse, line, pad):
         add_weighted(room.dv, key * pad, room.scores, room.dout, pad, low, high)
 
 
-@Entry
+@KernelEntry
 def attend_small_back(lo, hi, thread, given: Forward, starts, lasts, to: Gradients, scratch, thread_bytes, shape: Heads):
     """A job: as forward."""
     length, keys, heads, groups, size = shape.length, shape.keys, shape.heads, shape.groups, shape.size
@@ -178,7 +178,9 @@ def is_small(q, k) -> bool:
 
 
 def thread_bytes(q, k) -> int:
-    return len(Parts._fields) * 4 * LANES * (-(-max(q.shape[1], k.shape[1]) // LANES) * LANES + 1)  # of so many bytes, uncompiled
+    return (
+        len(ScratchLayout._fields) * 4 * LANES * (-(-max(q.shape[1], k.shape[1]) // LANES) * LANES + 1)
+    )  # of so many bytes, uncompiled
 
 
 def jobs_together(q, k) -> int:

@@ -125,7 +125,7 @@ def part_bytes(length, keys):
     return 4 * LANES * (whole(max(length, keys)) + 1)
 
 
-class Parts(NamedTuple):
+class ScratchLayout(NamedTuple):
     """Of a thread's memory: rows of arrays, scores and what is made of them, columns x and y, numbers for each query."""
 
     k: F32
@@ -147,7 +147,7 @@ class Parts(NamedTuple):
 @inline
 def parts(at, length, keys):
     size = part_bytes(length, keys)
-    return Parts(
+    return ScratchLayout(
         f32(at),
         f32(at + size),
         f32(at + 2 * size),

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from llamatrain.compiler.declare import F32, Entry, Real, inline
+from llamatrain.compiler.declare import F32, KernelEntry, Real, inline
 from llamatrain.compiler.vectors import LANES, load_to, store_to, tanh
 from llamatrain.kernels.cpu.chunking import portion, streams
 from llamatrain.kernels.cpu.registry import kernel
@@ -25,12 +25,12 @@ def bent(y, inverse):
     return ONE - part * part
 
 
-@Entry
+@KernelEntry
 def softcap_flat(lo, hi, thread, x: F32, y: F32, cap: Real, past):
     cap_flat(x, y, lo, hi, 1.0, cap, past)
 
 
-@Entry
+@KernelEntry
 def softcap_back_flat(lo, hi, thread, dy: F32, y: F32, dx: F32, cap: Real, past):
     inverse = np.float32(1 / cap)
     for i in range(lo, hi, LANES):

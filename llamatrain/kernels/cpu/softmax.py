@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from llamatrain.compiler.declare import F32, F64, I32, Entry, inline
+from llamatrain.compiler.declare import F32, F64, I32, KernelEntry, inline
 from llamatrain.compiler.vectors import LANES, exp, larger, largest, load_to, otherwise, splat, store_to, total, within
 from llamatrain.kernels.cpu.chunking import portion
 from llamatrain.kernels.cpu.norm import dot
@@ -45,13 +45,13 @@ def soft_max_row(x, y, start, end, factor):
         store_to(y, i, end, load_to(y, i, end) * scale, 0)
 
 
-@Entry
+@KernelEntry
 def soft_max_rows(lo, hi, thread, x: F32, y: F32, width):
     for row in range(lo, hi):
         soft_max_row(x, y, row * width, (row + 1) * width, ONE)
 
 
-@Entry
+@KernelEntry
 def soft_max_rows_back(lo, hi, thread, dy: F32, y: F32, dx: F32, width):
     for row in range(lo, hi):
         start, end = row * width, (row + 1) * width
@@ -75,7 +75,7 @@ def soft_max_back(outs, ins, attrs, scratch, threads):
 # ---- cross entropy: the sum over rows of weight (log(sum(exp(x))) - x[target]) ----
 
 
-@Entry
+@KernelEntry
 def entropy_of_ids(lo, hi, thread, x: F32, targets: I32, weights: F32, sums: F64, width, rows):
     so_far = 0.0
     for row in range(lo, hi):
@@ -88,7 +88,7 @@ def entropy_of_ids(lo, hi, thread, x: F32, targets: I32, weights: F32, sums: F64
     sums[lo // rows] = so_far
 
 
-@Entry
+@KernelEntry
 def entropy_of_each(lo, hi, thread, x: F32, targets: I32, out: F32, width):
     for row in range(lo, hi):
         start, out[row] = row * width, 0
@@ -98,13 +98,13 @@ def entropy_of_each(lo, hi, thread, x: F32, targets: I32, out: F32, width):
             out[row] = np.float32(top + math.log(sum_of_exp(x, start, start + width, top)) - chosen)
 
 
-@Entry
+@KernelEntry
 def weighed(lo, hi, thread, losses: F32, weights: F32):
     for row in range(lo, hi):
         losses[row] = losses[row] * weights[row] if weights[row] != 0 else np.float32(0)
 
 
-@Entry
+@KernelEntry
 def right_of_ids(lo, hi, thread, x: F32, targets: I32, weights: F32, sums: F64, width, rows):
     """Of each block, the rows whose target has no larger logit beside it."""
     right = 0
@@ -114,7 +114,7 @@ def right_of_ids(lo, hi, thread, x: F32, targets: I32, weights: F32, sums: F64, 
     sums[lo // rows] = right
 
 
-@Entry
+@KernelEntry
 def entropy_of_rows(lo, hi, thread, x: F32, targets: F32, weights: F32, sums: F64, width, rows):
     """Targets that are rows of a distribution."""
     so_far = 0.0
@@ -130,7 +130,7 @@ def entropy_of_rows(lo, hi, thread, x: F32, targets: F32, weights: F32, sums: F6
     sums[lo // rows] = so_far
 
 
-@Entry
+@KernelEntry
 def entropy_of_ids_back(lo, hi, thread, dloss: F32, x: F32, targets: I32, weights: F32, dx: F32, width):
     for row in range(lo, hi):
         start, end = row * width, (row + 1) * width
@@ -144,7 +144,7 @@ def entropy_of_ids_back(lo, hi, thread, dloss: F32, x: F32, targets: I32, weight
                 store_to(dx, i, end, splat(0.0), 0)
 
 
-@Entry
+@KernelEntry
 def entropy_of_rows_back(lo, hi, thread, dloss: F32, x: F32, targets: F32, weights: F32, dx: F32, width):
     for row in range(lo, hi):
         start, end = row * width, (row + 1) * width

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from llamatrain.compiler.declare import Call, Entry, f32, inline, u16
+from llamatrain.compiler.declare import Call, KernelEntry, f32, inline, u16
 from llamatrain.compiler.vectors import LANES, load_to, store_to
 from llamatrain.kernels.cpu.chunking import portion, streams
 from llamatrain.kernels.cpu.registry import Array, kernel
@@ -14,7 +14,7 @@ from llamatrain.kernels.cpu.registry import Array, kernel
 WHOLE = 32  # columns: of whole lines in either precision
 
 
-class Columns(NamedTuple):
+class ColumnCopy(NamedTuple):
     """Some of an array: the first of them, elements from one row to the next, and whether they are bf16."""
 
     memory: Any
@@ -34,8 +34,8 @@ def copy_row(x, y, count, past):
         store_to(y, i, count, load_to(x, i, count), past)
 
 
-@Entry
-def copy_columns(lo, hi, thread, x: Columns, y: Columns, count, past):
+@KernelEntry
+def copy_columns(lo, hi, thread, x: ColumnCopy, y: ColumnCopy, count, past):
     for row in range(lo, hi):
         source, to = address(x, row), address(y, row)
         if x.half:
@@ -46,7 +46,7 @@ def copy_columns(lo, hi, thread, x: Columns, y: Columns, count, past):
             copy_row(f32(source), f32(to), count, past)
 
 
-def moves(pairs: Sequence[tuple[Columns, Columns]], sizes: Sequence[int], past: bool) -> list[Call]:
+def moves(pairs: Sequence[tuple[ColumnCopy, ColumnCopy]], sizes: Sequence[int], past: bool) -> list[Call]:
     made = []
     for (x, y), count in zip(pairs, sizes, strict=True):
         rows = y.memory.size // y.pitch
@@ -55,8 +55,8 @@ def moves(pairs: Sequence[tuple[Columns, Columns]], sizes: Sequence[int], past: 
     return made
 
 
-def columns_of(array: np.ndarray, start: int = 0) -> Columns:
-    return Columns(memory=array, start=start, pitch=array.shape[-1], half=int(array.dtype == np.uint16))
+def columns_of(array: np.ndarray, start: int = 0) -> ColumnCopy:
+    return ColumnCopy(memory=array, start=start, pitch=array.shape[-1], half=int(array.dtype == np.uint16))
 
 
 def starts(parts: Sequence[np.ndarray]) -> tuple[list[int], list[int], bool]:

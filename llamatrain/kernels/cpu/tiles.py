@@ -19,11 +19,11 @@ integers and C's distance between rows, `ldc`, is in float32 elements.
 All of them sum in float32. `mode_of("bf16")` is the best that this machine has.
 """
 
-from llamatrain.compiler.declare import Brick, LaterModule, inline
+from llamatrain.compiler.declare import LazyModule, SharedKernel, inline
 from llamatrain.kernels.cpu.tile_shape import NARROW_ROWS, ROW, TILE, WIDE_ROWS
 from llamatrain.platform import cpu
 
-micro, tile_rows = (LaterModule(f"llamatrain.kernels.cpu.llvm.{name}") for name in ("microkernel", "tile_rows"))
+micro, tile_rows = (LazyModule(f"llamatrain.kernels.cpu.llvm.{name}") for name in ("microkernel", "tile_rows"))
 
 FLOAT32, ROUNDED, PAIRS, TILES = range(4)
 SIDE = 32  # of the block of C that is finished at once
@@ -109,7 +109,7 @@ def fill_edge(mode, to, source, half, across, pitch, rows, columns):
     fill_tile(mode, to, whole, half, across, 32 * size)
 
 
-@Brick
+@SharedKernel
 def pack_tiles(mode, to, source, half, across, turned, stride, count, k):
     size, depth = 2 if half else 4, tile_depth(mode)
     panels, tiles = (count + 15) // 16, panel_tiles(mode, k)
@@ -206,7 +206,7 @@ def by_vectors(mode, c, ldc, a, b, panel, m, n, words, accumulate):
             settle(space, c + i * ldc * 4, ldc, min(high, m - i), min(columns, n), accumulate)
 
 
-@Brick
+@SharedKernel
 def multiply_tiles(mode, c, ldc, a, b, m, n, k, accumulate, by_rows):
     panel = panel_bytes(mode, 16, k)
     words = (k + 1) // 2 if mode >= PAIRS else k

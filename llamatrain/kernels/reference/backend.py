@@ -12,7 +12,7 @@ from llamatrain.kernels.quantized import Blocks
 from llamatrain.kernels.reference.registry import KERNELS, run
 
 
-class Plain(Host):
+class ReferenceBackend(Host):
     def takes(self, node: Node) -> bool:
         return node.op.name in KERNELS
 

@@ -9,14 +9,14 @@ from llamatrain.graph import ops as O
 from llamatrain.graph.ops import geglu
 from llamatrain.graph.tensor import Tensor
 from llamatrain.model import layers
-from llamatrain.model.architecture import Architecture, Key, Period, Sight, windowed
+from llamatrain.model.architecture import Architecture, AttentionMask, Key, WindowPattern, windowed
 from llamatrain.model.forward import ForwardPass
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.rope import Rope
 
 KEYS = {
     "attention.sliding_window": Key("window", int, 4096),
-    "attention.sliding_window_pattern": Period("period", int, 2),
+    "attention.sliding_window_pattern": WindowPattern("period", int, 2),
     "rope.freq_base_swa": Key("near_base", float, 0.0),
     "attn_logit_softcapping": Key("score_cap", float, 50.0),
     "final_logit_softcapping": Key("logit_cap", float, 30.0),
@@ -44,10 +44,10 @@ def near(h: Hyperparameters, layer: int) -> bool:
     return bool(h.own["window"]) and windowed(int(h.own["period"]), layer)
 
 
-def sight(h: Hyperparameters, layer: int, unlike: int = UNLIKE) -> Sight:
+def sight(h: Hyperparameters, layer: int, unlike: int = UNLIKE) -> AttentionMask:
     size = h.embd // h.heads if h.layers == unlike else h.head_size
     window = int(h.own["window"]) if near(h, layer) else 0
-    return Sight(scale=size**-0.5, window=window, cap=h.own.get("score_cap", 0.0))
+    return AttentionMask(scale=size**-0.5, window=window, cap=h.own.get("score_cap", 0.0))
 
 
 def rotations(h: Hyperparameters) -> Sequence[Rope]:

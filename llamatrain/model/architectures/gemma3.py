@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from functools import partial
 
 from llamatrain.model import layers
-from llamatrain.model.architecture import Architecture, Key, Period
+from llamatrain.model.architecture import Architecture, Key, WindowPattern
 from llamatrain.model.architectures import gemma2
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.rope import Rope
 
 KEYS = {
     "attention.sliding_window": Key("window", int, 0),
-    "attention.sliding_window_pattern": Period("period", int, 6),
+    "attention.sliding_window_pattern": WindowPattern("period", int, 6),
     "rope.freq_base_swa": Key("near_base", float, 10000.0, least=1),
     "final_logit_softcapping": Key("logit_cap", float, 0.0),
 }

@@ -3,7 +3,7 @@
 from llamatrain.graph import ops as O
 from llamatrain.graph.tensor import Tensor
 from llamatrain.model import layers
-from llamatrain.model.architecture import Architecture, Key, Sight
+from llamatrain.model.architecture import Architecture, AttentionMask, Key
 from llamatrain.model.forward import ForwardPass
 from llamatrain.model.hyperparameters import Hyperparameters
 
@@ -38,8 +38,8 @@ def last(model: ForwardPass, x: Tensor) -> Tensor:
     return O.scale(model.norm(x, "output_norm"), by=1 / model.h.own["logit_scale"])
 
 
-def sight(h: Hyperparameters, layer: int) -> Sight:
-    return Sight(scale=h.own["attention_scale"] or h.head_size**-0.5)
+def sight(h: Hyperparameters, layer: int) -> AttentionMask:
+    return AttentionMask(scale=h.own["attention_scale"] or h.head_size**-0.5)
 
 
 ARCHITECTURE = Architecture(

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from llamatrain.graph import ops as O
 from llamatrain.graph.tensor import Tensor
 from llamatrain.model import layers
-from llamatrain.model.architecture import Architecture, Key, Period, Sight, windowed
+from llamatrain.model.architecture import Architecture, AttentionMask, Key, WindowPattern, windowed
 from llamatrain.model.forward import ForwardPass
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.rope import Rope
 
 KEYS = {
     "attention.sliding_window": Key("window", int, 0),
-    "attention.sliding_window_pattern": Period("period", int, 4),
+    "attention.sliding_window_pattern": WindowPattern("period", int, 4),
 }
 NORMS = {
     "blk.{}.attn_q_norm.weight": layers.row("norm", lambda h: h.width, "self_attn.q_norm"),
@@ -40,8 +40,8 @@ def near(h: Hyperparameters, layer: int) -> bool:
     return bool(h.own["window"]) and windowed(int(h.own["period"]), layer)
 
 
-def sight(h: Hyperparameters, layer: int) -> Sight:
-    return Sight(scale=h.head_size**-0.5, window=int(h.own["window"]) if near(h, layer) else 0)
+def sight(h: Hyperparameters, layer: int) -> AttentionMask:
+    return AttentionMask(scale=h.head_size**-0.5, window=int(h.own["window"]) if near(h, layer) else 0)
 
 
 def rotations(h: Hyperparameters) -> Sequence[Rope]:

@@ -8,11 +8,11 @@ import numpy as np
 
 from llamatrain.graph.ops import opt_step_adamw
 from llamatrain.graph.tensor import Tensor
-from llamatrain.optim.optimizer import StepRule
+from llamatrain.optim.optimizer import ElementwiseRule
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdamW(StepRule):
+class AdamW(ElementwiseRule):
     kept_as = "adam"
     states: ClassVar = {"m": "first_moments", "v": "second_moments"}
     squares = ("second_moments",)

@@ -6,11 +6,11 @@ from typing import ClassVar
 
 from llamatrain.graph.ops import opt_step_sgd
 from llamatrain.graph.tensor import Tensor
-from llamatrain.optim.optimizer import StepRule
+from llamatrain.optim.optimizer import ElementwiseRule
 
 
 @dataclass(frozen=True, kw_only=True)
-class SGD(StepRule):
+class SGD(ElementwiseRule):
     kept_as = "sgd"
     states: ClassVar = {"m": "momentum"}
     options: ClassVar = {"momentum": "beta1"}

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 
-from llamatrain.train.parallel.partition import Branch, share
+from llamatrain.train.parallel.partition import TreeNode, share
 
 
 @dataclass
-class GroupTurn:
+class GroupStep:
     """A group of so many micro-batches, and what is done behind the last of them."""
 
     batches: int
@@ -23,11 +23,11 @@ class GroupTurn:
 
 
 @dataclass(frozen=True)
-class Turns:
+class AccumulationPlan:
     """`sums` are what is there at the end, and in which vectors."""
 
-    turns: list[GroupTurn]
-    sums: list[tuple[Branch, int]]
+    turns: list[GroupStep]
+    sums: list[tuple[TreeNode, int]]
 
     @cached_property
     def _ends(self) -> list[int]:
@@ -47,20 +47,20 @@ class Turns:
         group = bisect_right(self._ends, number)
         return number == self._ends[group] - self.turns[group].batches and not self.turns[group].onto
 
-    def after(self, number: int) -> GroupTurn | None:
+    def after(self, number: int) -> GroupStep | None:
         """The group that it is the last one of."""
         group = bisect_right(self._ends, number)
         return self.turns[group] if number == self._ends[group] - 1 else None
 
 
-def turns_of(groups: range, count: int, batches: int) -> Turns:
+def turns_of(groups: range, count: int, batches: int) -> AccumulationPlan:
     """Of some of `count` groups, where a step has so many micro-batches."""
-    turns, waiting, free = list[GroupTurn](), list[tuple[Branch, int]](), list[int]()
+    turns, waiting, free = list[GroupStep](), list[tuple[TreeNode, int]](), list[int]()
     most = 1
     for group in groups:
-        branch, vector = Branch(group, 1), 0
+        branch, vector = TreeNode(group, 1), 0
         onto = bool(waiting) and waiting[-1][1] == 0  # the other half is still there
-        turns.append(GroupTurn(len(share(batches, count, group)), onto))
+        turns.append(GroupStep(len(share(batches, count, group)), onto))
         if onto:
             branch = waiting.pop()[0].joined()
         while waiting and waiting[-1][0].joins(branch):
@@ -69,9 +69,9 @@ def turns_of(groups: range, count: int, batches: int) -> Turns:
             free += [vector] if vector else []
             branch, vector = left.joined(), to
         follows = group + 1 in groups
-        if vector == 0 and follows and not (Branch(group, 1).left and len(share(batches, count, group + 1)) == 1):
+        if vector == 0 and follows and not (TreeNode(group, 1).left and len(share(batches, count, group + 1)) == 1):
             vector = free.pop() if free else most
             most = max(most, vector + 1)
             turns[-1].moved = vector
         waiting.append((branch, vector))
-    return Turns(turns, waiting)
+    return AccumulationPlan(turns, waiting)

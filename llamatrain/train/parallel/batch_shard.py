@@ -2,24 +2,24 @@
 
 from collections.abc import Iterator
 
-from llamatrain.data.batches import Batch, State
-from llamatrain.train.protocols import Skippable
+from llamatrain.data.batches import Batch, CursorState
+from llamatrain.train.protocols import SkippableLoader
 
 
-class Dealt:
+class BatchShard:
     """Each step is of so many batches, of which `own` are given out, in order.
 
     The rows stand at the step's begin until the first of them is asked for, and at its end once the last was given.
     """
 
-    def __init__(self, rows: Skippable, batches: int, own: range) -> None:
+    def __init__(self, rows: SkippableLoader, batches: int, own: range) -> None:
         if not 0 <= own.start < own.stop <= batches or own.step != 1:
             raise ValueError(f"{own} of {batches} batches: each process has some, one after the other")
         self.rows, self.batches, self.own = rows, batches, own
         self._next = own.start
 
     @property
-    def state(self) -> State:
+    def state(self) -> CursorState:
         return self.rows.state
 
     def batch(self, count: int) -> Batch:

@@ -4,19 +4,19 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from llamatrain.distributed.comm import World
-from llamatrain.train.parallel.partition import Section
-from llamatrain.train.programs import Flat
+from llamatrain.distributed.comm import Comm
+from llamatrain.train.parallel.partition import ParamSlice
+from llamatrain.train.programs import FlatParams
 
-Owned = Sequence[tuple[Section, int]]  # in the order of the vector, each with its rank
+Owned = Sequence[tuple[ParamSlice, int]]  # in the order of the vector, each with its rank
 
 
-class Gathered:
+class GatheredState:
     """Of a kind of state; whoever goes through it has all of it come once."""
 
     dtype = np.dtype(np.float32)
 
-    def __init__(self, world: World, kind: str, owned: Owned, own: Flat) -> None:
+    def __init__(self, world: Comm, kind: str, owned: Owned, own: FlatParams) -> None:
         self._world, self._kind, self._owned, self._own = world, kind, owned, own
         self.shape = (sum(cut.stop - cut.start for cut, _ in owned),)
 
@@ -34,7 +34,7 @@ class Gathered:
             for cut, rank in left:
                 self._come(cut, rank, room)
 
-    def _come(self, cut: Section, rank: int, room: np.ndarray) -> np.ndarray:
+    def _come(self, cut: ParamSlice, rank: int, room: np.ndarray) -> np.ndarray:
         """A piece, which is there until the next one comes."""
         if rank == self._world.rank:
             return self._own.parts[cut.key].reshape(-1)

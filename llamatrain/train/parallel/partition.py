@@ -22,7 +22,7 @@ def share(count: int, ranks: int, rank: int) -> range:
     return range(count * rank // ranks, count * (rank + 1) // ranks)
 
 
-class Branch(NamedTuple):
+class TreeNode(NamedTuple):
     """Of the tree over groups: those from `start` on."""
 
     start: int
@@ -33,26 +33,26 @@ class Branch(NamedTuple):
         """Whether it is the earlier half of what it is a half of."""
         return self.start % (2 * self.size) == 0
 
-    def joins(self, other: "Branch") -> bool:
+    def joins(self, other: "TreeNode") -> bool:
         """Whether the other one is its later half."""
         return self.left and self.size == other.size and self.start + self.size == other.start
 
-    def joined(self) -> "Branch":
-        return Branch(self.start, 2 * self.size)
+    def joined(self) -> "TreeNode":
+        return TreeNode(self.start, 2 * self.size)
 
 
-def branches(groups: range) -> list[Branch]:
+def branches(groups: range) -> list[TreeNode]:
     """The fewest that these groups are."""
-    found = list[Branch]()
+    found = list[TreeNode]()
     for group in groups:
-        branch = Branch(group, 1)
+        branch = TreeNode(group, 1)
         while found and found[-1].joins(branch):
             branch = found.pop().joined()
         found.append(branch)
     return found
 
 
-class Section(NamedTuple):
+class ParamSlice(NamedTuple):
     """Of one weight: these places of the flat vector."""
 
     name: str
@@ -62,11 +62,11 @@ class Section(NamedTuple):
     key: str  # what it is called
 
 
-Segment = list[Section]
+Segment = list[ParamSlice]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Division:
+class Partition:
     """`order`: weights as their gradients become final. Where the optimizer needs `whole` weights, none is cut."""
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -84,7 +84,7 @@ class Division:
     @cached_property
     def buckets(self) -> list[list[Segment]]:
         """As they become final, each in its segments."""
-        filled, room = [list[Section]()], BUCKET
+        filled, room = [list[ParamSlice]()], BUCKET
         for name in self.order:
             start, stop = self.begins[name], self.begins[name] + prod(self.shapes[name])
             while start < stop:
@@ -96,13 +96,13 @@ class Division:
                     room = BUCKET
         return [self._segments(sorted(cuts, key=lambda cut: cut.start)) for cuts in filled if cuts]
 
-    def _cut(self, name: str, start: int, stop: int) -> Section:
+    def _cut(self, name: str, start: int, stop: int) -> ParamSlice:
         shape = self.shapes[name]
         whole = stop - start == prod(shape)
         parted = shape if whole else (*(1 for _ in shape[1:]), stop - start)
-        return Section(name, start, stop, parted, f"{name}@{start}")
+        return ParamSlice(name, start, stop, parted, f"{name}@{start}")
 
-    def _segments(self, cuts: list[Section]) -> list[Segment]:
+    def _segments(self, cuts: list[ParamSlice]) -> list[Segment]:
         size, made = sum(cut.stop - cut.start for cut in cuts), [Segment() for _ in range(self.groups)]
         borders = [size * s // self.groups // LINE * LINE for s in range(self.groups)] + [size]
         at = 0
@@ -126,7 +126,7 @@ class Division:
             loads[found[name]] += prod(self.shapes[name])
         return found
 
-    def cuts(self, bucket: int, rank: int) -> list[Section]:
+    def cuts(self, bucket: int, rank: int) -> list[ParamSlice]:
         """Of a rank's own segments."""
         return [cut for number in share(self.groups, self.ranks, rank) for cut in self.buckets[bucket][number]]
 
@@ -134,11 +134,11 @@ class Division:
         """The same, as places of the flat vector that follow each other."""
         return joined(self.cuts(bucket, rank))
 
-    def cuts_of(self, rank: int) -> list[Section]:
+    def cuts_of(self, rank: int) -> list[ParamSlice]:
         return [cut for bucket in range(len(self.buckets)) for cut in self.cuts(bucket, rank)]
 
     @cached_property
-    def branches(self) -> list[list[Branch]]:
+    def branches(self) -> list[list[TreeNode]]:
         """Of each rank's groups."""
         return [branches(share(self.groups, self.ranks, rank)) for rank in range(self.ranks)]
 
@@ -149,7 +149,7 @@ class Division:
         return others * max(own)
 
 
-def joined(cuts: Iterable[Section]) -> list[slice]:
+def joined(cuts: Iterable[ParamSlice]) -> list[slice]:
     found = list[slice]()
     for cut in sorted(cuts, key=lambda cut: cut.start):
         if found and found[-1].stop == cut.start:

@@ -9,28 +9,28 @@ from typing import TypeVar
 import numpy as np
 
 from llamatrain.data.batches import Batch
-from llamatrain.distributed.comm import World
+from llamatrain.distributed.comm import Comm
 from llamatrain.engine.profiler import phase
 from llamatrain.graph.tensor import Tensor
 from llamatrain.io.madvise import release
-from llamatrain.preference.batch import Totals
-from llamatrain.train.graphs import Graph, RunGraphs
-from llamatrain.train.parallel.accumulate import GroupTurn, turns_of
-from llamatrain.train.parallel.gather import Gathered
+from llamatrain.preference.batch import PreferenceTotals
+from llamatrain.train.graphs import StepGraph, StepGraphs
+from llamatrain.train.parallel.accumulate import GroupStep, turns_of
+from llamatrain.train.parallel.gather import GatheredState
 from llamatrain.train.parallel.partition import share
-from llamatrain.train.parallel.reduce import Exchange
-from llamatrain.train.programs import Bound, Key, Programs
+from llamatrain.train.parallel.reduce import TreeReduce
+from llamatrain.train.programs import BoundGraph, Key, TrainPrograms
 
 T = TypeVar("T")
 SMALL = 1e-6  # beside a norm that is divided by, as in `clip_factor`
 
 
-class Divided(Programs):
+class ShardedPrograms(TrainPrograms):
     """Its gradients are summed over groups and ranks; the optimizer's states are those of the own segments alone, which it
     changes, and what it has changed goes to all others."""
 
     def __init__(
-        self, graphs: RunGraphs, arena: int, frozen: Mapping[str, np.ndarray] | None = None, *, world: World, batches: int
+        self, graphs: StepGraphs, arena: int, frozen: Mapping[str, np.ndarray] | None = None, *, world: Comm, batches: int
     ) -> None:
         """A step has so many micro-batches."""
         super().__init__(graphs, arena, frozen)
@@ -41,7 +41,7 @@ class Divided(Programs):
         size = self.grads.vector.nbytes
         more = [setting.backend.take(size).view(np.float32) for _ in range(1, self.turns.vectors)]
         self._sums = [self.grads.vector, *more]
-        self._exchange = Exchange(world, division, self.turns, self._sums, setting.half_wire)
+        self._exchange = TreeReduce(world, division, self.turns, self._sums, setting.half_wire)
         self.exposed = 0.0
         for cut in graphs.cuts if setting.rule else ():
             place = np.s_[cut.start : cut.stop]
@@ -56,12 +56,12 @@ class Divided(Programs):
     def settle(self) -> None:
         self.exposed = (self.exposed or 0.0) + self._exchange.finish()
 
-    def whole_of(self, kind: str) -> Gathered:
+    def whole_of(self, kind: str) -> GatheredState:
         rule, division = self.setting.optimizer, self.division
         assert rule
         cuts = ((cut, rank) for rank in range(division.ranks) for cut in division.cuts_of(rank))
         held = ((cut, rank) for cut, rank in cuts if rule.holds(kind, cut.name, cut.shape))
-        return Gathered(self.world, kind, sorted(held, key=lambda each: each[0].start), self.vectors[kind])
+        return GatheredState(self.world, kind, sorted(held, key=lambda each: each[0].start), self.vectors[kind])
 
     def serve(self, kind: str) -> None:
         self.whole_of(kind).serve()
@@ -78,7 +78,7 @@ class Divided(Programs):
     def overwrites(self, number: int) -> bool:
         return self.turns.overwrites(number)
 
-    def told(self, graph: Graph) -> dict[Tensor, Callable[[], None]]:
+    def told(self, graph: StepGraph) -> dict[Tensor, Callable[[], None]]:
         """The exchange waits for the last gradient of each bucket."""
         plan, found = self.graphs.plan(graph), dict[Tensor, Callable[[], None]]()
         if not graph.grads:
@@ -95,7 +95,7 @@ class Divided(Programs):
         for number in buckets:
             self._exchange.ready(number)
 
-    def gradients(self, batch: Batch, total: Totals, number: int, key: Key = (0, 0)) -> float:
+    def gradients(self, batch: Batch, total: PreferenceTotals, number: int, key: Key = (0, 0)) -> float:
         last = number == self.turns.count - 1
         if number == 0:
             self.exposed = 0.0
@@ -110,7 +110,7 @@ class Divided(Programs):
             self._move(turn)
         return loss
 
-    def _move(self, turn: GroupTurn) -> None:
+    def _move(self, turn: GroupStep) -> None:
         sums = self._sums
         for to, what in turn.added:
             sums[to] += sums[what]
@@ -163,16 +163,16 @@ class Divided(Programs):
             self._squares()
             self._stepping()
 
-    def _squares(self) -> Bound:
+    def _squares(self) -> BoundGraph:
         return self._own("squares", lambda: self.graphs.squares(self.setting.rank))
 
-    def _stepping(self) -> Bound:
+    def _stepping(self) -> BoundGraph:
         return self._own("own update", lambda: self.graphs.own_update(self.setting.rank))
 
-    def _own(self, kind: str, make: Callable[[], Graph]) -> Bound:
+    def _own(self, kind: str, make: Callable[[], StepGraph]) -> BoundGraph:
         """In an arena of its own."""
         if (kind, 0) not in self._bound:
             with phase("planning"):
                 graph = make()
-            self._bound[kind, 0] = Bound(self.graphs, graph, self._arrays | self.graphs.states)
+            self._bound[kind, 0] = BoundGraph(self.graphs, graph, self._arrays | self.graphs.states)
         return self._bound[kind, 0]

@@ -10,17 +10,19 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from llamatrain.distributed.comm import World
+from llamatrain.distributed.comm import Comm
 from llamatrain.kernels.reference.registry import from_bf16, to_bf16
 from llamatrain.platform.threads import launch
-from llamatrain.train.parallel.accumulate import Turns
-from llamatrain.train.parallel.partition import Branch, Division, joined
+from llamatrain.train.parallel.accumulate import AccumulationPlan
+from llamatrain.train.parallel.partition import Partition, TreeNode, joined
 
 Sent = list[np.ndarray]  # to one rank, or from it
 
 
-class Exchange:
-    def __init__(self, world: World, division: Division, turns: Turns, vectors: Sequence[np.ndarray], half: bool) -> None:
+class TreeReduce:
+    def __init__(
+        self, world: Comm, division: Partition, turns: AccumulationPlan, vectors: Sequence[np.ndarray], half: bool
+    ) -> None:
         """The sums are in the vectors as the last of the turns leaves them; half: they travel in bf16."""
         self.world, self.division, self.turns, self.vectors, self.half = world, division, turns, vectors, half
         self._numbers = range(len(division.buckets))
@@ -94,13 +96,13 @@ class Exchange:
                 vectors[0][run] = values
 
     @property
-    def sums(self) -> list[tuple[Branch, int]]:
+    def sums(self) -> list[tuple[TreeNode, int]]:
         return self.turns.sums
 
-    def _swapped(self, number: int) -> list[tuple[Branch, Sent]]:
+    def _swapped(self, number: int) -> list[tuple[TreeNode, Sent]]:
         """What the others have of this rank's segments."""
         division, runs = self.division, self.division.runs(number, self.division.rank)
-        out, into, came, at = list[Sent](), list[Sent](), list[tuple[Branch, Sent]](), 0
+        out, into, came, at = list[Sent](), list[Sent](), list[tuple[TreeNode, Sent]](), 0
         for rank, theirs in enumerate(division.branches):
             out.append([])
             into.append([])
@@ -120,9 +122,9 @@ class Exchange:
         return [(branch, [from_bf16(part) if self.half else part for part in parts]) for branch, parts in came]
 
 
-def added(parts: Sequence[tuple[Branch, Sent]]) -> Sent:
+def added(parts: Sequence[tuple[TreeNode, Sent]]) -> Sent:
     """Branches in their order, as the tree has them; each earlier half is written to."""
-    waiting = list[tuple[Branch, Sent]]()
+    waiting = list[tuple[TreeNode, Sent]]()
     for branch, values in parts:
         while waiting and waiting[-1][0].joins(branch):
             left, sums = waiting.pop()

@@ -5,34 +5,34 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from llamatrain.data.batches import Batch
-from llamatrain.preference.batch import Rewards, Totals
+from llamatrain.preference.batch import PreferenceTotals, Rewards
 
 
-class Weighed(NamedTuple):
+class MicrobatchInfo(NamedTuple):
     """A micro-batch, as all ranks know it."""
 
-    totals: Totals
+    totals: PreferenceTotals
     tokens: int
     rows: int
 
     @classmethod
-    def of(cls, batch: Batch) -> "Weighed":
+    def of(cls, batch: Batch) -> "MicrobatchInfo":
         compared, weight = batch.compared, float(batch.weights.sum(dtype="float64"))
-        totals = Totals(weight, compared.count if compared else 0, compared.words if compared else 0)
+        totals = PreferenceTotals(weight, compared.count if compared else 0, compared.words if compared else 0)
         return cls(totals, batch.size, len(batch.tokens) - batch.empty)
 
 
-def totals_of(weighed: Iterable[Weighed]) -> Totals:
+def totals_of(weighed: Iterable[MicrobatchInfo]) -> PreferenceTotals:
     weight = answers = words = 0.0
     for each in weighed:
         weight += each.totals.weight
         answers += each.totals.answers
         words += each.totals.words
-    return Totals(weight, answers, words)
+    return PreferenceTotals(weight, answers, words)
 
 
 @dataclass
-class Done:
+class RankStep:
     """What a rank has done of a step, or why it has not."""
 
     losses: list[float] = field(default_factory=list)  # of its micro-batches
@@ -43,7 +43,7 @@ class Done:
     late: bool = False  # its time is up
 
 
-class Whole(NamedTuple):
+class MergedStep(NamedTuple):
     """A step that all have done their part of."""
 
     losses: list[float]
@@ -54,11 +54,11 @@ class Whole(NamedTuple):
     slowest: int  # the rank
 
 
-def whole_of(parts: Sequence[Done]) -> Whole:
+def whole_of(parts: Sequence[RankStep]) -> MergedStep:
     rewards: Rewards | None = None
     for each in (each for part in parts for each in part.rewards):
         rewards = rewards.plus(each) if rewards else each
-    return Whole(
+    return MergedStep(
         losses=[loss for part in parts for loss in part.losses],
         rewards=rewards,
         asked=next((part.asked for part in parts if part.asked), 0),

@@ -8,7 +8,7 @@ from llamatrain.data.chat.builtin import ALIASES, NAMED
 from llamatrain.data.chat.template import ChatTemplate
 from llamatrain.data.encode import Encoder
 from llamatrain.data.options import DataOptions
-from llamatrain.data.records import Chat
+from llamatrain.data.records import ChatRecord
 from llamatrain.data.tokenizer import load
 from llamatrain.errors import DataError
 from llamatrain.gguf.reader import Metadata, open_gguf
@@ -78,7 +78,7 @@ def test_answers_are_trained_to_the_end_that_the_family_has(name: str) -> None:
     tokenizer = load(Metadata(FAMILIES[family].vocabulary()))
     encoder = Encoder(tokenizer, DataOptions(chat_template=Path(name)), 64)
     with encoder.template:
-        parts = list(encoder._document(Chat(messages(5), None)))
+        parts = list(encoder._document(ChatRecord(messages(5), None)))
     spoken = [tokenizer.decode(tokens[marks > 0]).decode() for tokens, marks, _ in parts]
     assert "".join(spoken).replace(" ", "") == f"said{end}end{end}"
     assert tokenizer.vocabulary.index[end] in tokenizer.ends.turn
@@ -130,7 +130,7 @@ def test_a_chat_is_read_whole_where_marks_take_white_space_along() -> None:
     tokenizer = load(Metadata(FAMILIES["phi 3"].vocabulary()))
     encoder = Encoder(tokenizer, DataOptions(chat_template=Path("phi3")), 64)
     with encoder.template:
-        ((tokens, marks, _),) = encoder._document(Chat(messages(5), None))
+        ((tokens, marks, _),) = encoder._document(ChatRecord(messages(5), None))
         whole = encoder.template.render(messages(5))
     expected = tokenizer.encode(whole, special=True)
     assert tokens.tolist() == expected.tolist()

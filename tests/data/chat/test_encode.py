@@ -14,9 +14,9 @@ from llamatrain.data.chat.messages import Message
 from llamatrain.data.chat.template import ChatTemplate, TemplateError
 from llamatrain.data.dataset import open_corpus
 from llamatrain.data.encode import Encoder
-from llamatrain.data.json_values import TooMuch
+from llamatrain.data.json_values import RecordTooLarge
 from llamatrain.data.options import DataOptions
-from llamatrain.data.records import Chat
+from llamatrain.data.records import ChatRecord
 from llamatrain.errors import DataError
 from tests.helpers.byte_tokenizer import ByteTokenizer
 
@@ -49,7 +49,7 @@ def trained(messages: list[Message], template: str | None, **options: str) -> li
     tokenizer = ByteTokenizer(chat_template=template)
     encoder = Encoder(tokenizer, DataOptions(**options), ctx=512)
     with encoder.template:
-        samples = encoder._document(Chat(messages))
+        samples = encoder._document(ChatRecord(messages))
     runs = []
     for sample in samples:
         pieces = np.split(np.arange(len(sample.tokens)), np.flatnonzero(np.diff(sample.marks)) + 1)
@@ -94,7 +94,7 @@ def test_without_an_answer_nothing_is_trained() -> None:
 def test_the_begin_token_is_not_doubled() -> None:
     encoder = Encoder(ByteTokenizer(chat_template=LLAMA3), DataOptions(), ctx=512)
     with encoder.template:
-        (sample,) = encoder._document(Chat(talk("hi", "hello")))
+        (sample,) = encoder._document(ChatRecord(talk("hi", "hello")))
     assert encoder.lead == 256 and 256 not in sample.tokens
 
 
@@ -156,7 +156,7 @@ def test_a_stopped_child_is_replaced(short: None) -> None:
     with ChatTemplate(source) as template:
         assert template.render(talk("hi")) == b"hi"
         first = template._child
-        with pytest.raises(TooMuch, match=r"more than 0\.5 s"):
+        with pytest.raises(RecordTooLarge, match=r"more than 0\.5 s"):
             template.render(talk("hang"))
         assert first is not None and first.process.returncode is not None
         assert template.render(talk("well")) == b"well"

@@ -19,15 +19,15 @@ from llamatrain.data.chat import incremental
 from llamatrain.data.chat import template as templates
 from llamatrain.data.chat.chatml import CHATML
 from llamatrain.data.chat.encode import encode_chat
-from llamatrain.data.chat.incremental import Growing
+from llamatrain.data.chat.incremental import IncrementalTokenizer
 from llamatrain.data.chat.messages import Message
 from llamatrain.data.chat.prompt import PromptReader
-from llamatrain.data.chat.template import ChatTemplate, Child, TemplateError
-from llamatrain.data.dataset import Corpus, open_corpus
+from llamatrain.data.chat.template import ChatTemplate, RendererProcess, TemplateError
+from llamatrain.data.dataset import Dataset, open_corpus
 from llamatrain.data.encode import Encoder
-from llamatrain.data.json_values import TooMuch
+from llamatrain.data.json_values import RecordTooLarge
 from llamatrain.data.options import DataOptions
-from llamatrain.data.records import Chat, parse_line
+from llamatrain.data.records import ChatRecord, parse_line
 from llamatrain.data.tokenizer import Tokenizer, load, new_vocab
 from llamatrain.errors import DataError
 from llamatrain.gguf.reader import Metadata
@@ -54,7 +54,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     token_cache.cache_folder.cache_clear()
 
 
-def opened(tmp_path: Path, rows: list[object], template: str | None = LLAMA3) -> Corpus:
+def opened(tmp_path: Path, rows: list[object], template: str | None = LLAMA3) -> Dataset:
     file = tmp_path / "c.jsonl"
     file.write_text("\n".join(map(json.dumps, rows)))
     return open_corpus([str(file)], ByteTokenizer(chat_template=template), DataOptions(), 64, 0)[0]
@@ -124,7 +124,7 @@ WORDS = [
 @pytest.mark.parametrize("name", ["overlapping", "apart", "byte level"])
 def test_what_is_kept_of_a_growing_text_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(incremental, "LARGE", 32)
-    monkeypatch.setattr(Growing.__init__, "__defaults__", (8,))
+    monkeypatch.setattr(IncrementalTokenizer.__init__, "__defaults__", (8,))
     monkeypatch.setattr(PromptReader.growing, "__defaults__", (8,))
     random, tokenizer, samples = np.random.default_rng(4), tokenizers()[name], 0
     for template in (CHATML, LLAMA3, THINKING, COUNTED, SWITCHED):
@@ -133,7 +133,7 @@ def test_what_is_kept_of_a_growing_text_changes_nothing(name: str, monkeypatch: 
         with encoder.template:
             for _ in range(6):
                 contents = ["".join(random.choice(WORDS, random.integers(0, 30))) for _ in range(random.integers(2, 9))]
-                made = list(encode_chat(Chat(talk(*contents)), encoder.template, encoder.reader, 0, set()))
+                made = list(encode_chat(ChatRecord(talk(*contents)), encoder.template, encoder.reader, 0, set()))
                 assert [(tokens.tolist(), marks.tolist()) for tokens, marks in made] == by_definition(talk(*contents), encoder)
                 samples += len(made)
     assert samples > 40
@@ -143,7 +143,7 @@ def test_a_text_is_tokenized_once_however_many_turns_it_has(monkeypatch: pytest.
     encoder, read = Encoder(ByteTokenizer(chat_template=None), DataOptions(), 64), list[int]()
     encode = ByteTokenizer.encode
     monkeypatch.setattr(ByteTokenizer, "encode", lambda self, text, **how: read.append(len(text)) or encode(self, text, **how))
-    chat = Chat(talk(*["word " * 400] * 60))
+    chat = ChatRecord(talk(*["word " * 400] * 60))
     with encoder.template:
         (sample,) = encoder._document(chat)
         assert sample.marks.sum() == 30 * (2000 + 1) and sum(read) < 2.5 * 60 * 2000  # by itself and in the next prompt
@@ -182,9 +182,9 @@ def test_samples_of_a_chat_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(chat, "TOKENS", 300)
     encoder = Encoder(ByteTokenizer(chat_template=THINKING), DataOptions(), 64)
     with encoder.template:
-        whole = encoder._document(Chat(talk(*["a</think>b"] * 6)))
+        whole = encoder._document(ChatRecord(talk(*["a</think>b"] * 6)))
         assert len(whole) == 3 and "later" not in encoder.notes
-        some = encoder._document(Chat(talk(*["a</think>b"] * 20)))
+        some = encoder._document(ChatRecord(talk(*["a</think>b"] * 20)))
         assert 3 < len(some) < 10 and "later" in encoder.notes
         assert all(np.array_equal(one.tokens, other.tokens) for one, other in zip(whole, some, strict=False))
 
@@ -193,15 +193,15 @@ def test_renderings_that_have_nothing_in_common_have_a_limit(monkeypatch: pytest
     monkeypatch.setattr(incremental, "ENOUGH", 20_000)
     encoder = Encoder(ByteTokenizer(chat_template=COUNTED), DataOptions(), 64)
     with encoder.template:
-        assert len(encoder._document(Chat(talk(*["a" * 100] * 10)))) == 5
-        with pytest.raises(TooMuch, match="differ so much"):
-            encoder._document(Chat(talk(*["a" * 100] * 30)))
+        assert len(encoder._document(ChatRecord(talk(*["a" * 100] * 10)))) == 5
+        with pytest.raises(RecordTooLarge, match="differ so much"):
+            encoder._document(ChatRecord(talk(*["a" * 100] * 30)))
 
 
 def test_small_chats_are_rendered_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And one that cannot be is told by its line, after those before it."""
-    sent, write = list[int](), Child._write
-    monkeypatch.setattr(Child, "_write", lambda self, text: sent.append(text.count(b"\n") + 1) or write(self, text))
+    sent, write = list[int](), RendererProcess._write
+    monkeypatch.setattr(RendererProcess, "_write", lambda self, text: sent.append(text.count(b"\n") + 1) or write(self, text))
     rows: list[object] = [{"messages": talk(f"hi {number}", "hello" * (number % 7))} for number in range(300)]
     together = opened(tmp_path, rows)
     assert sum(sent) == 300 + 2 and len(sent) < 30
@@ -222,7 +222,7 @@ def test_lines_of_one_number_in_two_files_stay_apart(tmp_path: Path) -> None:
     assert said == ["a0", "a1", "a2", "b0", "b1", "b2"]
 
 
-def sample(corpus: Corpus, number: int) -> tuple[list[int], list[float]]:
+def sample(corpus: Dataset, number: int) -> tuple[list[int], list[float]]:
     return corpus[number].tokens.tolist(), corpus[number].weights.tolist()
 
 
@@ -238,8 +238,8 @@ def test_the_first_line_that_is_wrong_is_told(wrong: str, told: str, tmp_path: P
 
 
 def test_long_renderings_of_small_chats_are_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sent, write = list[int](), Child._write
-    monkeypatch.setattr(Child, "_write", lambda self, text: sent.append(text.count(b"\n") + 1) or write(self, text))
+    sent, write = list[int](), RendererProcess._write
+    monkeypatch.setattr(RendererProcess, "_write", lambda self, text: sent.append(text.count(b"\n") + 1) or write(self, text))
     rows: list[object] = [{"messages": talk(f"hi {number}", "x")} for number in range(40)]
     long = "(message['content'] * (100000 if message['role'] == 'assistant' else 1))"
     assert len(opened(tmp_path, rows, CHATML.replace("message['content']", long))) == 40
@@ -277,7 +277,7 @@ def test_a_chat_that_takes_too_much_memory_is_skipped(tmp_path: Path) -> None:
     greedy = "{% if messages[0].content == 'much' %}{{ 'x' * 10 ** 9 }}{% endif %}" + LLAMA3
     corpus = opened(tmp_path, [FAIR, {"messages": talk("much", "x")}, FAIR], greedy)
     assert (len(corpus), corpus.excessive) == (2, [f"{tmp_path}/c.jsonl:2"])
-    with ChatTemplate(greedy) as template, pytest.raises(TooMuch, match="too much memory"):
+    with ChatTemplate(greedy) as template, pytest.raises(RecordTooLarge, match="too much memory"):
         template.render(talk("much"))
 
 
@@ -298,7 +298,7 @@ def test_a_conversation_that_is_left_disturbs_no_other() -> None:
 @pytest.mark.parametrize("value", ["{}", "[]", "1", '{"a":1}', '["x"]'])
 def test_a_line_of_too_many_values_is_skipped_before_it_is_read(value: str) -> None:
     line = f'{{"text": "a", "x": [{",".join([value] * 300_000)}]}}'.encode()
-    with pytest.raises(TooMuch, match="JSON values in a line, where 262,144 can be"):
+    with pytest.raises(RecordTooLarge, match="JSON values in a line, where 262,144 can be"):
         parse_line(line, "x")
 
 

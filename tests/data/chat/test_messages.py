@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from llamatrain.data.records import Chat, Prompt, parse_line
+from llamatrain.data.records import ChatRecord, PromptRecord, parse_line
 from llamatrain.errors import DataError
 from llamatrain.gguf.values import string
 from tests.helpers.chat_templates import GEMMA, LAYOUTS, ZEPHYR, Layout
@@ -15,9 +15,9 @@ from tests.helpers.conversations import CALL, CHATS, TOOL
 from tests.helpers.llama_cpp import model_with, served
 
 
-def chat(**row: Any) -> Chat:
+def chat(**row: Any) -> ChatRecord:
     document = parse_line(json.dumps(row).encode(), "d.jsonl, line 1")
-    assert isinstance(document, Chat)
+    assert isinstance(document, ChatRecord)
     return document
 
 
@@ -89,14 +89,14 @@ def test_a_chat_of_unknown_roles_names_them() -> None:
 )
 def test_prompts_and_answers_by_other_names(ask: str, answer: str) -> None:
     made = parse_line(json.dumps({ask: "a", answer: "b", "id": 7}).encode(), "x")
-    assert isinstance(made, Prompt) and (made.prompt, made.answer) == ("a", "b")
+    assert isinstance(made, PromptRecord) and (made.prompt, made.answer) == ("a", "b")
 
 
 def test_turns_before_a_prompt() -> None:
     """As LLaMA-Factory's data has them beside Alpaca's instruction."""
     row = {"instruction": "e", "input": "", "output": "f", "history": [["a", "b"], ["c", "d"]]}
     document = parse_line(json.dumps(row).encode(), "d.jsonl, line 1")
-    assert isinstance(document, Prompt) and document.before == "a\nb\nc\nd\ne\n"
+    assert isinstance(document, PromptRecord) and document.before == "a\nb\nc\nd\ne\n"
     turns = [(each["role"], each["content"]) for each in document.as_chat().messages]
     assert turns == [*zip(("user", "assistant") * 3, "abcdef", strict=True)]
     for wrong in ("ab", [["a"]], [["a", 1]], {"a": "b"}):

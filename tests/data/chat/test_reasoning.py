@@ -10,7 +10,7 @@ import pytest
 from llamatrain.data.dataset import open_corpus
 from llamatrain.data.encode import Encoder
 from llamatrain.data.options import DataOptions
-from llamatrain.data.records import Chat, parse_line
+from llamatrain.data.records import ChatRecord, parse_line
 from llamatrain.errors import DataError
 from tests.data.chat.test_encode import LLAMA3, MISTRAL, talk
 from tests.data.chat.test_messages import shown
@@ -155,7 +155,11 @@ def test_shared_chats_have_weights_too() -> None:
         ]
     }
     document = parse_line(json.dumps(row).encode(), "line 1")
-    assert isinstance(document, Chat) and [each.get("untrained", False) for each in document.messages] == [False, True, False]
+    assert isinstance(document, ChatRecord) and [each.get("untrained", False) for each in document.messages] == [
+        False,
+        True,
+        False,
+    ]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from llamatrain.data.encode import Encoder
 from llamatrain.data.find_files import find_sources
 from llamatrain.data.options import DataOptions
-from llamatrain.data.records import Chat
+from llamatrain.data.records import ChatRecord
 from llamatrain.run import config
 from tests.data.chat.test_encode import talk
 from tests.helpers.byte_tokenizer import ByteTokenizer
@@ -25,7 +25,7 @@ def text(day: str, template: str = DATED) -> str:
     tokenizer = ByteTokenizer(chat_template=template)
     encoder = Encoder(tokenizer, DataOptions(date=day), 64)
     with encoder.template:
-        (sample,) = encoder._document(Chat(talk("hi", "ho")))
+        (sample,) = encoder._document(ChatRecord(talk("hi", "ho")))
     return tokenizer.decode(sample.tokens).decode()
 
 

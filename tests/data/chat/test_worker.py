@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from llamatrain.data.chat.chatml import CHATML
-from llamatrain.data.chat.template import Child
+from llamatrain.data.chat.template import RendererProcess
 from tests.data.chat.test_encode import HOSTILE
 
 SLOW = "{% for i in range(1000) %}{% for j in range(3000) %}{% endfor %}{% endfor %}" + CHATML
@@ -18,7 +18,7 @@ REQUEST = json.dumps(ASKED).encode()
 
 
 def test_a_request_that_comes_while_another_is_worked_on() -> None:
-    child = Child(SLOW, {})
+    child = RendererProcess(SLOW, {})
     assert child.process.stdin is not None
     for wait in (0.02, 0.0):
         child.process.stdin.write(REQUEST + b"\n")

@@ -112,8 +112,8 @@ def test_samples_stop_at_every_end(end: str, monkeypatch: pytest.MonkeyPatch) ->
         raise Generated
 
     monkeypatch.setattr(sampling, "Generation", generation)
-    monkeypatch.setattr(sampling.Texts, "_decoder", lambda *_: None)
-    shown = sampling.Texts(small(), tokenizer, "a", 1, 1, "compiled")
+    monkeypatch.setattr(sampling.TextSampler, "_decoder", lambda *_: None)
+    shown = sampling.TextSampler(small(), tokenizer, "a", 1, 1, "compiled")
     with pytest.raises(Generated):
         shown.show(1, cast(Any, None), {}, cast(Any, None))
     assert tokenizer.vocabulary.index[end] in asked[0]

@@ -15,9 +15,9 @@ from llamatrain.data import vocabulary_text as files
 from llamatrain.data.find_files import find_sources
 from llamatrain.data.tokenizer import bpe_train, new_vocab, word_counts
 from llamatrain.data.tokenizer.bpe_tables import ALPHABET
-from llamatrain.data.tokenizer.bpe_train import Learner
+from llamatrain.data.tokenizer.bpe_train import BpeTrainer
 from llamatrain.data.tokenizer.pretokenizers import LLAMA3, PRE_TOKENIZERS
-from llamatrain.data.tokenizer.word_counts import Counter
+from llamatrain.data.tokenizer.word_counts import WordCounter
 from llamatrain.errors import DataError
 from llamatrain.gguf.reader import Metadata
 from tests.data.tokenizer.test_tokenizer import ROOT
@@ -42,8 +42,8 @@ def merges(texts: list[str], size: int) -> list[str]:
     return found
 
 
-def counted(texts: list[str]) -> Counter:
-    counter = Counter(PRE_TOKENIZERS["llama-bpe"].expressions()[0])
+def counted(texts: list[str]) -> WordCounter:
+    counter = WordCounter(PRE_TOKENIZERS["llama-bpe"].expressions()[0])
     for text in texts:
         counter.add(text)
     return counter
@@ -136,8 +136,8 @@ def test_rare_pieces_are_given_up_where_there_are_too_many(monkeypatch: pytest.M
 
 def test_rare_pairs_are_left_out_where_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [words(20_000) + drawn("abcdefghijklm", 30_000)]
-    whole, begun, count = merges(texts, 1500), list[int](), Learner._count_all
-    monkeypatch.setattr(Learner, "_count_all", lambda self: begun.append(1) or count(self))
+    whole, begun, count = merges(texts, 1500), list[int](), BpeTrainer._count_all
+    monkeypatch.setattr(BpeTrainer, "_count_all", lambda self: begun.append(1) or count(self))
     monkeypatch.setattr(bpe_train, "PAIRS", 1 << 12)
     tight = merges(texts, 1500)
     assert len(begun) > 2

@@ -157,11 +157,11 @@ compiled = cache(expression)
 
 
 def words_of(pattern: str, text: str) -> list[int]:
-    from llamatrain.data.tokenizer.pretokenize import Splitter, Trial, split
+    from llamatrain.data.tokenizer.pretokenize import RegexState, Splitter, split
 
     made, codes = compiled(pattern), np.array(list(map(ord, text)), np.int32)
     ends, marks = np.empty(len(text), np.int64), np.empty(len(text), np.uint32)
-    count, _ = split(codes, Splitter.by(made), np.array([len(text)], np.int64), ends, marks, Trial.new())
+    count, _ = split(codes, Splitter.by(made), np.array([len(text)], np.int64), ends, marks, RegexState.new())
     return ends[:count].tolist()
 
 

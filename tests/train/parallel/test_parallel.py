@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llamatrain.distributed.single import Alone
+from llamatrain.distributed.single import SingleProcess
 from llamatrain.run.resolve import groups_of
-from llamatrain.train.evaluate import Verdict, judged_by_all
+from llamatrain.train.evaluate import BatchLoss, judged_by_all
 from llamatrain.train.parallel import partition as dividing
 from llamatrain.train.parallel.accumulate import turns_of
-from llamatrain.train.parallel.gather import Gathered
-from llamatrain.train.parallel.partition import Branch, Division, branches, share
-from llamatrain.train.parallel.reduce import Exchange, added
-from llamatrain.train.protocols import Changed, Interrupted
+from llamatrain.train.parallel.gather import GatheredState
+from llamatrain.train.parallel.partition import Partition, TreeNode, branches, share
+from llamatrain.train.parallel.reduce import TreeReduce, added
+from llamatrain.train.protocols import InputChanged, TrainingInterrupted
 from tests.helpers.cli import ran, text_file
 from tests.helpers.small_models import small, weights, written
 
@@ -28,9 +28,9 @@ SIZE = sum(int(np.prod(shape)) for shape in SHAPES.values())
 NO_UNITS = np.zeros((0, 2))
 
 
-def divisions(ranks: int, groups: int = 8, whole: bool = False) -> list[Division]:
+def divisions(ranks: int, groups: int = 8, whole: bool = False) -> list[Partition]:
     more: dict[str, Any] = {"shapes": SHAPES, "order": ORDER, "groups": groups, "whole": whole}
-    return [Division(ranks=ranks, rank=rank, **more) for rank in range(ranks)]
+    return [Partition(ranks=ranks, rank=rank, **more) for rank in range(ranks)]
 
 
 @pytest.fixture(params=[1 << 23, 3000, 500])
@@ -127,7 +127,7 @@ def summed(groups: int, batches: list[np.ndarray]) -> np.ndarray:
     return tree(leaves)
 
 
-class Joined(Alone):
+class Joined(SingleProcess):
     """Several in one process: what is swapped goes by queues."""
 
     def __init__(self, rank: int, size: int, lines: dict[tuple[int, int], SimpleQueue], meeting: threading.Barrier) -> None:
@@ -174,7 +174,7 @@ def gradient(ranks: int, groups: int, batches: list[np.ndarray], half: bool = Fa
         own = share(groups, ranks, world.rank)
         turns = turns_of(own, groups, len(batches))
         vectors = [np.zeros(SIZE, np.float32) for _ in range(turns.vectors)]
-        exchange = Exchange(world, division, turns, vectors, half)
+        exchange = TreeReduce(world, division, turns, vectors, half)
         start = share(len(batches), groups, own[0])[0]
         for _ in range(2):
             for number in range(turns.count):
@@ -223,19 +223,19 @@ def test_vectors_that_sums_take() -> None:
 
 def test_branches_are_added_by_their_places() -> None:
     one, other, third = (np.array([value], np.float32) for value in (1e8, 1.0, -1e8))
-    (found,) = added([(Branch(0, 1), [one.copy()]), (Branch(1, 1), [other]), (Branch(2, 2), [third])])
+    (found,) = added([(TreeNode(0, 1), [one.copy()]), (TreeNode(1, 1), [other]), (TreeNode(2, 2), [third])])
     assert found == 0  # (1e8 + 1) - 1e8: the last bit is lost first
 
 
 def test_a_failure_beside_the_backward_pass_comes_to_it() -> None:
-    class Broken(Alone):
+    class Broken(SingleProcess):
         rank, size = 0, 2  # type: ignore[misc]
 
         def met(self) -> None:
             raise OSError("the line is dead")
 
     turns = turns_of(share(8, 2, 0), 8, 8)
-    exchange = Exchange(Broken(), divisions(2)[0], turns, [np.zeros(SIZE, np.float32)] * turns.vectors, False)
+    exchange = TreeReduce(Broken(), divisions(2)[0], turns, [np.zeros(SIZE, np.float32)] * turns.vectors, False)
     exchange.begin()
     with pytest.raises(OSError, match="the line is dead"):
         exchange.finish()
@@ -245,23 +245,23 @@ def test_a_failure_beside_the_backward_pass_comes_to_it() -> None:
 def test_a_bucket_is_final_when_that_is_said(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between two calls of the backward pass: nothing is added to it any more."""
     monkeypatch.setattr(dividing, "BUCKET", 700)
-    finish, seen, late = Exchange.finish, dict[int, list[np.ndarray]](), list[int]()
+    finish, seen, late = TreeReduce.finish, dict[int, list[np.ndarray]](), list[int]()
 
-    def values(exchange: Exchange, bucket: int) -> list[np.ndarray]:
+    def values(exchange: TreeReduce, bucket: int) -> list[np.ndarray]:
         return [exchange.vectors[0][run].copy() for run in exchange.division.runs(bucket, 0)]
 
-    def ready(exchange: Exchange, bucket: int) -> None:
+    def ready(exchange: TreeReduce, bucket: int) -> None:
         if exchange._thread:
             seen[bucket] = values(exchange, bucket)
 
-    def finished(exchange: Exchange) -> float:
+    def finished(exchange: TreeReduce) -> float:
         buckets = range(len(exchange.division.buckets))
         late.extend(b for b in buckets if any((x != y).any() for x, y in zip(seen[b], values(exchange, b), strict=True)))
         seen.clear()
         return finish(exchange)
 
-    monkeypatch.setattr(Exchange, "ready", ready)
-    monkeypatch.setattr(Exchange, "finish", finished)
+    monkeypatch.setattr(TreeReduce, "ready", ready)
+    monkeypatch.setattr(TreeReduce, "finish", finished)
     text = text_file(tmp_path)
     base = [written(tmp_path / "base.gguf", small(), weights(small()))] if command == "finetune" else []
     words = ("--lora-r", 16, "--ctx", 16) if base else ("--size", "tiny", "--vocab-size", "bytes", "--ctx", 16)
@@ -281,11 +281,11 @@ class Talking(Joined):
         return [self._lines[source, self.rank].get(timeout=10) for source in range(self.size)]
 
 
-def judging(befalls: Exception | None) -> Iterator[Verdict]:
-    yield Verdict(1.0, 2.0, 3, None, NO_UNITS)
+def judging(befalls: Exception | None) -> Iterator[BatchLoss]:
+    yield BatchLoss(1.0, 2.0, 3, None, NO_UNITS)
     if befalls:
         raise befalls
-    yield Verdict(4.0, 5.0, 6, None, NO_UNITS)
+    yield BatchLoss(4.0, 5.0, 6, None, NO_UNITS)
 
 
 @pytest.mark.parametrize("asked", [0, 15])
@@ -295,12 +295,12 @@ def test_what_befalls_one_in_a_validation_befalls_all(asked: int) -> None:
     ended = dict[int, tuple[int, str]]()
 
     def work(rank: int) -> None:
-        world, seen = Talking(rank, 3, lines, threading.Barrier(1)), list[Verdict]()
-        mine = judging(Changed("gone") if rank == 1 and not asked else None)
+        world, seen = Talking(rank, 3, lines, threading.Barrier(1)), list[BatchLoss]()
+        mine = judging(InputChanged("gone") if rank == 1 and not asked else None)
         try:
             for each in judged_by_all(world, mine, lambda: asked if rank == 1 and seen else 0):
                 seen.append(each)
-        except (Changed, Interrupted) as error:
+        except (InputChanged, TrainingInterrupted) as error:
             ended[rank] = len(seen), repr(error)
 
     threads = [threading.Thread(target=work, args=(rank,)) for rank in range(3)]
@@ -342,7 +342,7 @@ def test_a_vector_comes_in_its_own_order(bucket: int, stop: int | None) -> None:
     for rank in range(ranks):
         held = Held({cut.key: whole[cut.start : cut.stop].reshape(cut.shape) for cut in made[rank].cuts_of(rank)})
         world = Pieces(rank, ranks, lines, threading.Barrier(1))
-        vectors.append(Gathered(world, "m", owned, held))  # type: ignore[arg-type]
+        vectors.append(GatheredState(world, "m", owned, held))  # type: ignore[arg-type]
     for each in vectors[1:]:
         each.serve()
     pieces = iter(vectors[0])
