@@ -87,7 +87,9 @@ class Run:
 
     folder: Path
     result: Path  # model.gguf or adapter.gguf
-    losses: list[float]  # of each step in order, those before a resume included; NaN: nobody knows it any more
+    losses: list[
+        float
+    ]  # of each step in order, those before a resume included; NaN: nobody knows it any more
     validations: list[tuple[int, float]]  # steps and losses
     margins: list[tuple[int, float]]  # the same of rewards, where answers are compared
     steps: int
@@ -138,7 +140,9 @@ def finetune(
 
 
 @documented(ExportOptions, AdapterOptions, without=("out",))
-def export_lora(base: Place, *, out: Place | None = None, show: bool = False, **options: "Unpack[ExportLoraOptions]") -> Merged:
+def export_lora(
+    base: Place, *, out: Place | None = None, show: bool = False, **options: "Unpack[ExportLoraOptions]"
+) -> Merged:
     """Merge adapters, named by `lora` and `lora_scaled`, into a model, or convert it to another `type`: the file `out` is a model
     like any other. With `only_adapter` they are written as one adapter, with `peft` into a folder of PEFT's."""
     with door(show):
@@ -148,7 +152,9 @@ def export_lora(base: Place, *, out: Place | None = None, show: bool = False, **
 
 
 @documented(EvaluateOptions, AdapterOptions, PreferenceOptions, DataOptions)
-def evaluate(model: Place, *data: Data, show: bool = False, **options: "Unpack[EvaluateOptionsGiven]") -> Evaluation:
+def evaluate(
+    model: Place, *data: Data, show: bool = False, **options: "Unpack[EvaluateOptionsGiven]"
+) -> Evaluation:
     """Loss, perplexity and bits per byte of a model on data: paths, lists of them, or lists of rows."""
     with door(show), passing(data) as files:
         if not files:
@@ -160,12 +166,17 @@ def evaluate(model: Place, *data: Data, show: bool = False, **options: "Unpack[E
 
 @overload
 def plan(
-    command: Literal["from-scratch"], *data: Data, measure: bool = False, **options: "Unpack[FromScratchOptions]"
+    command: Literal["from-scratch"],
+    *data: Data,
+    measure: bool = False,
+    **options: "Unpack[FromScratchOptions]",
 ) -> RunPlan: ...
 
 
 @overload
-def plan(command: Literal["finetune"], *data: Data, measure: bool = False, **options: "Unpack[FinetuneOptions]") -> RunPlan: ...
+def plan(
+    command: Literal["finetune"], *data: Data, measure: bool = False, **options: "Unpack[FinetuneOptions]"
+) -> RunPlan: ...
 
 
 def plan(command: str, *data: Data, measure: bool = False, **options: Any) -> RunPlan:
@@ -180,7 +191,10 @@ def plan(command: str, *data: Data, measure: bool = False, **options: Any) -> Ru
         base = path_of(data[0]) if command == "finetune" and data else None
         with passing(data[1:] if base else data) as files:
             if command == "finetune":
-                return plan_of(tuning(str(base) if base else None, files, values_of(options, RunFolderOptions, *TUNING)), measure)
+                return plan_of(
+                    tuning(str(base) if base else None, files, values_of(options, RunFolderOptions, *TUNING)),
+                    measure,
+                )
             return plan_of(new_model(files, values_of(options, RunFolderOptions, *NEW)), measure)
 
 
@@ -190,7 +204,12 @@ def preview(*data: Data, model: Place, **options: "Unpack[PreviewOptionsGiven]")
     trained of it."""
     with door(), passing(data) as files:
         values = values_of({**options, "model": model}, PreviewOptions, PreferenceDataOptions, DataOptions)
-        return previewed(files, build(PreviewOptions, values), build(DataOptions, values), build(PreferenceDataOptions, values))
+        return previewed(
+            files,
+            build(PreviewOptions, values),
+            build(DataOptions, values),
+            build(PreferenceDataOptions, values),
+        )
 
 
 @documented(LoadOptions, AdapterOptions)
@@ -198,7 +217,9 @@ def load(path: Place, **options: "Unpack[LoadOptionsGiven]") -> "LoadedModel":
     """Open a model once, to generate any number of texts with it, or to chat."""
     with door():
         values = values_of(options, LoadOptions, AdapterOptions)
-        return LoadedModel(TextModel(path_of(path), build(LoadOptions, values), build(AdapterOptions, values)))
+        return LoadedModel(
+            TextModel(path_of(path), build(LoadOptions, values), build(AdapterOptions, values))
+        )
 
 
 class LoadedModel:
@@ -230,7 +251,11 @@ class LoadedModel:
 
     @documented(SamplingOptions)
     def chat(
-        self, *, system: str = "", chat_template: Place | None = None, **sampling: "Unpack[SamplingOptionsGiven]"
+        self,
+        *,
+        system: str = "",
+        chat_template: Place | None = None,
+        **sampling: "Unpack[SamplingOptionsGiven]",
     ) -> "ChatSession":
         """Begin a chat, through the chat template that the model was trained with.
 
@@ -240,7 +265,9 @@ class LoadedModel:
         with door():
             values = values_of({"system": system, "chat_template": chat_template}, ChatOptions)
             options = build(SamplingOptions, values_of(sampling, SamplingOptions))
-            return ChatSession(Conversation(self._model, build(ChatOptions, {**values, "chat": True}), options))
+            return ChatSession(
+                Conversation(self._model, build(ChatOptions, {**values, "chat": True}), options)
+            )
 
 
 class ChatSession:
@@ -277,7 +304,11 @@ class ChatSession:
 
 
 def chat(
-    path: Place, *, system: str = "", chat_template: Place | None = None, **options: "Unpack[ChatOptionsGiven]"
+    path: Place,
+    *,
+    system: str = "",
+    chat_template: Place | None = None,
+    **options: "Unpack[ChatOptionsGiven]",
 ) -> ChatSession:
     """Open a model and begin a chat: `load(path, ...).chat(...)`, with the options of both."""
     said = dict[str, Any](options)
@@ -310,7 +341,11 @@ def values_of(options: Mapping[str, Any], *classes: type[Options]) -> dict[str, 
     for name in options:
         if name not in known:
             raise UsageError(f"there is no option {cut(name)}{answered(f'--{name}') or nearest(name, known)}")
-    return {name: known[name].checked(plainly(value, known[name])) for name, value in options.items() if value is not None}
+    return {
+        name: known[name].checked(plainly(value, known[name]))
+        for name, value in options.items()
+        if value is not None
+    }
 
 
 def plainly(value: Any, option: OptionSpec) -> Any:
@@ -352,7 +387,11 @@ def figures(finished: RunResult) -> tuple[list[float], list[tuple[int, float]], 
                 losses[step - 1] = float(loss)
             case {"step": int(step), "val_loss": int() | float() as loss, **more}:
                 validations.append((step, float(loss)))
-                margins += [(step, float(more["val_margin"]))] if isinstance(more.get("val_margin"), int | float) else []
+                margins += (
+                    [(step, float(more["val_margin"]))]
+                    if isinstance(more.get("val_margin"), int | float)
+                    else []
+                )
     return losses, validations, margins
 
 
@@ -364,7 +403,9 @@ def door(show: bool = False) -> Iterator[None]:
             yield
             code.report()
     except LlamatrainError as error:
-        error.args = (readable(in_keywords(error.words(keyword) if isinstance(error, OptionError) else str(error))),)
+        error.args = (
+            readable(in_keywords(error.words(keyword) if isinstance(error, OptionError) else str(error))),
+        )
         raise
     except OSError as error:
         raise FileError(readable(in_keywords(words_of(error)))) from error

@@ -41,7 +41,11 @@ def words_of(error: Exception) -> str:
     if isinstance(error, MemoryError):
         return f"not enough memory{f' ({error})' if str(error) else ''}; a smaller model, --ctx or --batch takes less"
     if isinstance(error, ImportError):  # late: what is missing, or what the system has no memory to load
-        return f"a part of the program cannot be loaded: {' '.join(str(error).split()) or type(error).__name__}"
+        return (
+            f"a part of the program cannot be loaded: {' '.join(str(error).split()) or type(error).__name__}"
+        )
     if isinstance(error, OSError) and error.strerror:
-        return error.strerror if error.filename is None else f"{os.fsdecode(error.filename)}: {error.strerror}"
+        return (
+            error.strerror if error.filename is None else f"{os.fsdecode(error.filename)}: {error.strerror}"
+        )
     return str(error)

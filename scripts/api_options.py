@@ -41,8 +41,13 @@ Place = str | os.PathLike[str]
 '''
 KINDS = {Path: "Place", Size: "int | str", Duration: "float | str", Bandwidth: "float | str"}
 WIDTH = 130
-MORE = {"val": "Place | Sequence[Place] | Sequence[Mapping[str, Any]]", "vocab_size": "int | str"}  # what else is understood
-GIVEN: dict[str, tuple[tuple[type[Options], ...], tuple[str, ...], str]] = {  # classes, options left out, and more fields
+MORE = {
+    "val": "Place | Sequence[Place] | Sequence[Mapping[str, Any]]",
+    "vocab_size": "int | str",
+}  # what else is understood
+GIVEN: dict[
+    str, tuple[tuple[type[Options], ...], tuple[str, ...], str]
+] = {  # classes, options left out, and more fields
     "FromScratchOptions": ((RunFolderOptions, *NEW), (), ""),
     "FinetuneOptions": ((RunFolderOptions, *TUNING), (), ""),
     "ExportLoraOptions": ((ExportOptions, AdapterOptions), ("out",), ""),
@@ -59,8 +64,14 @@ def text() -> str:
 
 
 def class_of(name: str, classes: tuple[type[Options], ...], without: tuple[str, ...], more: str) -> str:
-    options = {each: option for cls in classes for each, option in declared(cls).items() if each not in without}
-    return f"class {name}(TypedDict, total=False):\n" + "".join(line for each in options.values() for line in field(each)) + more
+    options = {
+        each: option for cls in classes for each, option in declared(cls).items() if each not in without
+    }
+    return (
+        f"class {name}(TypedDict, total=False):\n"
+        + "".join(line for each in options.values() for line in field(each))
+        + more
+    )
 
 
 def field(option: OptionSpec) -> Iterator[str]:
@@ -70,7 +81,10 @@ def field(option: OptionSpec) -> Iterator[str]:
         line = f"    {option.name}: Literal[\n{items}    ]\n"
     yield line
     sentence = sentence_of(option).replace("\\", "\\\\")
-    yield "\n".join(wrap(f'"""{sentence}"""', WIDTH - 4, initial_indent="    ", subsequent_indent="    ")) + "\n"
+    yield (
+        "\n".join(wrap(f'"""{sentence}"""', WIDTH - 4, initial_indent="    ", subsequent_indent="    "))
+        + "\n"
+    )
 
 
 def type_of(option: OptionSpec) -> str:

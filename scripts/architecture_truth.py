@@ -26,8 +26,13 @@ def main() -> None:
 
     warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory() as folder:
-        batch = architecture_runs.batch(Path(folder), architecture_runs.base(Path(folder), shape_of("llama", "a")))
-    truth = {f"{arch}-{name}": rounded(architecture_torch.told(shape_of(arch, name), batch)) for arch, name in CASES}
+        batch = architecture_runs.batch(
+            Path(folder), architecture_runs.base(Path(folder), shape_of("llama", "a"))
+        )
+    truth = {
+        f"{arch}-{name}": rounded(architecture_torch.told(shape_of(arch, name), batch))
+        for arch, name in CASES
+    }
     lines = [f'"batch": {json.dumps(batch)}']
     for case, told in truth.items():
         parts = [f'  "{part}": {json.dumps(value)}' for part, value in told.items()]

@@ -60,7 +60,9 @@ def torch_step(torch: Any, size: Size, precision: str, compiled: bool) -> Callab
     torch.manual_seed(0)
     tokens = torch.randint(0, size.vocab, (size.batch, size.ctx))
     targets = torch.randint(0, size.vocab, (size.batch * size.ctx,))
-    return training_step(TorchLlama(size), tokens, targets, bf16=precision == "bf16", compiled=compiled, clip=CLIP)
+    return training_step(
+        TorchLlama(size), tokens, targets, bf16=precision == "bf16", compiled=compiled, clip=CLIP
+    )
 
 
 def step_figures(size: Size, ours: Timed, theirs: Timed | None) -> str:
@@ -81,12 +83,20 @@ def bench_step(args: argparse.Namespace) -> int:
     for name in args.names or SIZES:
         size = SIZES[name]
         for precision in args.precision:
-            how: dict[str, Any] = {"precision": precision, "kernels": args.kernels, "threads": args.threads, "kept": True}
+            how: dict[str, Any] = {
+                "precision": precision,
+                "kernels": args.kernels,
+                "threads": args.threads,
+                "kept": True,
+            }
             step = LlamaStep(size, **how)
             peer = torch_step(torch, size, precision, args.compile) if torch else None
             ours, theirs = in_turns(step, peer, seconds=args.seconds)
             assert ours
-            print(f"{name:6} {precision:9} {step_figures(size, ours, theirs)} {step.arena / 1e6:9.1f}", flush=True)
+            print(
+                f"{name:6} {precision:9} {step_figures(size, ours, theirs)} {step.arena / 1e6:9.1f}",
+                flush=True,
+            )
             if args.profile:
                 print_dearest(partial(LlamaStep, size, **how))
     return 0
@@ -112,9 +122,14 @@ def bench_remat(args: argparse.Namespace) -> int:
     """Steps without and with recomputation, in turns."""
     header(args, None)
     size = DEEP if args.layers is None else replace(DEEP, layers=args.layers)
-    print(f"\n{size}\n\n{'precision':9} {'remat':9} {'ms':>9} {'quartiles':>15} {'x time':>7} {'arena MB':>9} {'x arena':>8}")
+    print(
+        f"\n{size}\n\n{'precision':9} {'remat':9} {'ms':>9} {'quartiles':>15} {'x time':>7} {'arena MB':>9} {'x arena':>8}"
+    )
     for precision in args.precision:
-        steps = [LlamaStep(size, precision=precision, threads=args.threads, remat=policy) for policy in args.policies]
+        steps = [
+            LlamaStep(size, precision=precision, threads=args.threads, remat=policy)
+            for policy in args.policies
+        ]
         timed = in_turns(*steps, seconds=args.seconds)
         arenas = [step.arena for step in steps]
         for policy, each, arena in zip(args.policies, timed, arenas, strict=True):
@@ -122,7 +137,10 @@ def bench_remat(args: argparse.Namespace) -> int:
             low, middle, high = each.quartiles()
             more, less = middle / timed[0].quartiles()[1], arena / arenas[0]
             spread = f"{low:.3g}..{high:.3g}"
-            print(f"{precision:9} {policy:9} {middle:9.1f} {spread:>15} {more:7.2f} {arena / 1e6:9.1f} {less:8.3f}", flush=True)
+            print(
+                f"{precision:9} {policy:9} {middle:9.1f} {spread:>15} {more:7.2f} {arena / 1e6:9.1f} {less:8.3f}",
+                flush=True,
+            )
     return 0
 
 
@@ -131,7 +149,15 @@ def bench_remat(args: argparse.Namespace) -> int:
 
 def peak_of(who: str, size: str, precision: str, remat: str, args: argparse.Namespace) -> dict[str, int]:
     """What a process of its own says, in bytes; nothing if it fails."""
-    words = [sys.executable, str(Path(__file__).with_name("peak.py")), who, size, precision, remat, str(args.threads)]
+    words = [
+        sys.executable,
+        str(Path(__file__).with_name("peak.py")),
+        who,
+        size,
+        precision,
+        remat,
+        str(args.threads),
+    ]
     plain = {name: value for name, value in os.environ.items() if name not in MALLOC}
     done = subprocess.run(words, env=plain, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -142,7 +168,18 @@ def peak_of(who: str, size: str, precision: str, remat: str, args: argparse.Name
 def bench_memory(args: argparse.Namespace) -> int:
     """Kept gradients, clipping and AdamW. Of torch's modes, the one that takes least; `base`: resident once imported."""
     header(args, None)
-    columns = ("size", "precision", "remat", "peak MB", "static MB", "arena MB", "base MB", "torch MB", "mode", "x torch")
+    columns = (
+        "size",
+        "precision",
+        "remat",
+        "peak MB",
+        "static MB",
+        "arena MB",
+        "base MB",
+        "torch MB",
+        "mode",
+        "x torch",
+    )
     print("\n" + "".join(f"{column:>10}" for column in columns))
     modes = ["eager", "compiled"] if args.compile else ["eager"]
     for name in args.names or ["S", "M"]:
@@ -154,7 +191,11 @@ def bench_memory(args: argparse.Namespace) -> int:
                 if not (mine := peak_of("ours", name, precision, remat, args)):
                     return 1
                 shown = "".join(f"{mine[key] / 1e6:10.1f}" for key in ("peak", "static", "arena", "imported"))
-                theirs = f"{peaks[least] / 1e6:10.1f}{least:>10}{mine['peak'] / peaks[least]:10.3f}" if least else ""
+                theirs = (
+                    f"{peaks[least] / 1e6:10.1f}{least:>10}{mine['peak'] / peaks[least]:10.3f}"
+                    if least
+                    else ""
+                )
                 print(f"{name:>10}{precision:>10}{remat:>10}{shown}{theirs}", flush=True)
     return 0
 
@@ -175,17 +216,25 @@ def model_flops(size: Size) -> float:
 
 def bench_context(args: argparse.Namespace) -> int:
     header(args, None)
-    print(f"\n{TOKENS} tokens a step\n\n{'precision':9} {'ctx':>6} {'ms':>9} {'quartiles':>15} {'GFLOP/s':>9} {'x first':>8}")
+    print(
+        f"\n{TOKENS} tokens a step\n\n{'precision':9} {'ctx':>6} {'ms':>9} {'quartiles':>15} {'GFLOP/s':>9} {'x first':>8}"
+    )
     for precision in args.precision:
         sizes = [replace(LONG, ctx=ctx, batch=max(1, TOKENS // ctx)) for ctx in args.contexts]
-        steps = [LlamaStep(size, precision=precision, kernels=args.kernels, threads=args.threads, kept=True) for size in sizes]
+        steps = [
+            LlamaStep(size, precision=precision, kernels=args.kernels, threads=args.threads, kept=True)
+            for size in sizes
+        ]
         rates = []
         for size, timed in zip(sizes, in_turns(*steps, seconds=args.seconds), strict=True):
             assert timed
             low, middle, high = timed.quartiles()
             rates.append(model_flops(size) / middle / 1e6)
             spread, ratio = f"{low:.3g}..{high:.3g}", rates[-1] / rates[0]
-            print(f"{precision:9} {size.ctx:6} {middle:9.3f} {spread:>15} {rates[-1]:9.1f} {ratio:8.2f}", flush=True)
+            print(
+                f"{precision:9} {size.ctx:6} {middle:9.3f} {spread:>15} {rates[-1]:9.1f} {ratio:8.2f}",
+                flush=True,
+            )
     return 0
 
 
@@ -195,13 +244,21 @@ def bench_context(args: argparse.Namespace) -> int:
 def bench_finetune(args: argparse.Namespace) -> int:
     """The command itself, in turns with PEFT's."""
     header(args, None)
-    return tuning.bench(args.types, args.shape, args.precision, args.threads, args.rounds, args.peer if args.torch else None)
+    return tuning.bench(
+        args.types, args.shape, args.precision, args.threads, args.rounds, args.peer if args.torch else None
+    )
 
 
 def bench_useful(args: argparse.Namespace) -> int:
     header(args, None)
     return useful.bench(
-        args.shape, args.type, args.count, args.chats, args.threads, args.rounds, args.peer if args.torch else None
+        args.shape,
+        args.type,
+        args.count,
+        args.chats,
+        args.threads,
+        args.rounds,
+        args.peer if args.torch else None,
     )
 
 
@@ -248,19 +305,25 @@ BENCHES: dict[str, tuple[Callable[[argparse.Namespace], int], float]] = {  # wit
 
 
 def parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = parser.add_subparsers(required=True)
     for name, (run, seconds) in BENCHES.items():
         command = commands.add_parser(name)
         command.set_defaults(run=run)
         if name == "remat":
-            command.add_argument("policies", nargs="*", default=["none", "block"], help=f"of {', '.join(NAMED)}")
+            command.add_argument(
+                "policies", nargs="*", default=["none", "block"], help=f"of {', '.join(NAMED)}"
+            )
             command.add_argument("--layers", type=int)
         elif name == "finetune":
             command.add_argument("types", nargs="*", default=["q4_0"])
             command.add_argument("--shape", choices=tuning.ROWS, default="1.1b")
             command.add_argument("--rounds", type=int, default=2)
-            command.add_argument("--peer", default=sys.executable, help="a Python that has transformers and peft")
+            command.add_argument(
+                "--peer", default=sys.executable, help="a Python that has transformers and peft"
+            )
         elif name == "quality":
             quality.arguments(command)
         elif name in (others := {"useful": useful, "scale": scale, "families": families, "readme": summary}):

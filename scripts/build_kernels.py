@@ -31,7 +31,9 @@ def built() -> bytes:
     from llamatrain.compiler.link import linked
 
     name = cpu.processor().name
-    return linked([object_of(each) for each in tqdm(declared(), desc=name, disable=None, unit="kernel")], name)
+    return linked(
+        [object_of(each) for each in tqdm(declared(), desc=name, disable=None, unit="kernel")], name
+    )
 
 
 def build(name: str) -> None:
@@ -53,15 +55,24 @@ def build_all(names: list[str]) -> None:
 
 
 def write_manifest(names: list[str]) -> None:
-    libraries = {name: hashlib.sha256((prebuilt.FOLDER / prebuilt.file_of(name)).read_bytes()).hexdigest() for name in names}
+    libraries = {
+        name: hashlib.sha256((prebuilt.FOLDER / prebuilt.file_of(name)).read_bytes()).hexdigest()
+        for name in names
+    }
     compiler = {name: version(name) for name in COMPILERS}
-    manifest = {"sources": prebuilt.sources(), "compiler": compiler, "kernels": [each.where for each in declared()]}
+    manifest = {
+        "sources": prebuilt.sources(),
+        "compiler": compiler,
+        "kernels": [each.where for each in declared()],
+    }
     text = json.dumps({**manifest, "libraries": libraries}, indent=1)
     (prebuilt.FOLDER / prebuilt.MANIFEST).write_text(text + "\n")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     known = {*cpu.CLASSES, cpu.processor().name}
     parser.add_argument("names", nargs="*", metavar="CLASS", help=", ".join(sorted(known)))
     parser.add_argument("--here", metavar="CLASS", help=argparse.SUPPRESS)
@@ -74,7 +85,9 @@ def main() -> None:
         parser.error(f"unknown class {', '.join(sorted(unknown))}; known are {', '.join(sorted(known))}")
     build_all(names)
     for name in names:
-        print(f"{name}: {(prebuilt.FOLDER / prebuilt.file_of(name)).stat().st_size:,} bytes, {len(declared())} kernels")
+        print(
+            f"{name}: {(prebuilt.FOLDER / prebuilt.file_of(name)).stat().st_size:,} bytes, {len(declared())} kernels"
+        )
 
 
 if __name__ == "__main__":

@@ -44,7 +44,9 @@ def build(folder: Path) -> Path:
     with tempfile.TemporaryDirectory() as scratch:
         source, made = Path(scratch, "source"), Path(scratch, "made")
         package = source / "llamatrain"
-        shutil.copytree(ROOT / "llamatrain", package, ignore=shutil.ignore_patterns("__pycache__", "libraries"))
+        shutil.copytree(
+            ROOT / "llamatrain", package, ignore=shutil.ignore_patterns("__pycache__", "libraries")
+        )
         shutil.copytree(prebuilt.FOLDER, package / "machine" / "libraries")
         for name in ("pyproject.toml", "README.md", "LICENSE"):
             shutil.copy(ROOT / name, source)
@@ -68,7 +70,9 @@ def build(folder: Path) -> Path:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "dist")
     wheel = build(parser.parse_args().folder)
     size = wheel.stat().st_size

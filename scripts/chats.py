@@ -23,7 +23,9 @@ def pairs(count: int, seed: int = 0) -> list[Pair]:
 
 def pair(chance: random.Random) -> Pair:
     """An answer goes over the words of its prompt again and again."""
-    ask, tell = (max(8, round(middle * chance.lognormvariate(0, spread))) for middle, spread in (PROMPT, ANSWER))
+    ask, tell = (
+        max(8, round(middle * chance.lognormvariate(0, spread))) for middle, spread in (PROMPT, ANSWER)
+    )
     share = min(1.0, LONGEST / (ask + tell))
     ask, tell = int(ask * share), int(tell * share)
     chosen = [chance.choice(WORDS) for _ in range(ask)]

@@ -43,7 +43,9 @@ def drawn(count: int, random: np.random.Generator) -> tuple[np.ndarray, np.ndarr
     for image, glyph in zip(images, glyphs, strict=True):
         top, left = random.integers(0, 2), random.integers(0, 4)
         image[top : top + 7, left : left + 5] = glyph * random.uniform(0.6, 1.0)
-    return (images + 0.15 * random.standard_normal(images.shape)).astype(np.float32).reshape(count, -1), digits.astype(np.int32)
+    return (images + 0.15 * random.standard_normal(images.shape)).astype(np.float32).reshape(
+        count, -1
+    ), digits.astype(np.int32)
 
 
 class Classifier:
@@ -59,13 +61,20 @@ class Classifier:
             self.memory |= {weight: (random.standard_normal((out, into)) * into**-0.5).astype(np.float32)}
             self.memory |= {bias: np.zeros(out, np.float32)}
             layers.append((weight, bias))
-        self.images, self.targets = placeholder("images", (BATCH, SIDE**2), F32), placeholder("targets", (BATCH,), I32)
+        self.images, self.targets = (
+            placeholder("images", (BATCH, SIDE**2), F32),
+            placeholder("targets", (BATCH,), I32),
+        )
         shares = placeholder("shares", (BATCH,), F32)
         (first, below), (second, above) = layers
         self.scores = matmul(relu(matmul(self.images, first, below)), second, above)
         self.loss = cross_entropy_loss(self.scores, self.targets, shares)
         self.told, outputs = stream(differentiate(self.loss, list(self.memory)), OPTIMIZER)
-        states = {state: np.zeros(state.shape, np.float32) for weight in self.memory for state in OPTIMIZER.beside(weight)}
+        states = {
+            state: np.zeros(state.shape, np.float32)
+            for weight in self.memory
+            for state in OPTIMIZER.beside(weight)
+        }
         self.step = Program.of(outputs, self.memory | states)
         self.step.write(shares, 1 / BATCH)
         self.asked, self.steps = Program.of([self.scores], self.memory), 0
@@ -97,7 +106,9 @@ def main() -> None:
     for step in range(1, steps + 1):
         loss = classifier.learn(*drawn(BATCH, random))
         if step % 100 == 0:
-            print(f"step {step}  loss {loss:.3f}  right {classifier.right(*unseen):.3f}  {time.perf_counter() - begun:.1f} s")
+            print(
+                f"step {step}  loss {loss:.3f}  right {classifier.right(*unseen):.3f}  {time.perf_counter() - begun:.1f} s"
+            )
 
 
 if __name__ == "__main__":

@@ -25,7 +25,9 @@ def flops_of(step: LlamaStep) -> float:
 def bench_families(args: argparse.Namespace) -> int:
     """Each in turns with a llama of the same size."""
     header(args, None)
-    print(f"\n{'architecture':12} {'precision':9} {'ms':>9} {'quartiles':>15} {'GFLOP/s':>9} {'llama':>9} {'x llama':>8}")
+    print(
+        f"\n{'architecture':12} {'precision':9} {'ms':>9} {'quartiles':>15} {'GFLOP/s':>9} {'llama':>9} {'x llama':>8}"
+    )
     size = SIZES[args.size]
     for name in args.names or [each for each in supported() if each != USUAL]:
         for precision in args.precision:
@@ -34,9 +36,12 @@ def bench_families(args: argparse.Namespace) -> int:
             ours, usual = in_turns(*steps, seconds=args.seconds)
             assert ours and usual
             (low, middle, high), other = ours.quartiles(), usual.quartiles()[1]
-            rate, beside = (flops_of(step) / each / 1e6 for step, each in zip(steps, (middle, other), strict=True))
+            rate, beside = (
+                flops_of(step) / each / 1e6 for step, each in zip(steps, (middle, other), strict=True)
+            )
             spread = f"{low:.4g}..{high:.4g}"
             print(
-                f"{name:12} {precision:9} {middle:9.1f} {spread:>15} {rate:9.1f} {beside:9.1f} {rate / beside:8.3f}", flush=True
+                f"{name:12} {precision:9} {middle:9.1f} {spread:>15} {rate:9.1f} {beside:9.1f} {rate / beside:8.3f}",
+                flush=True,
             )
     return 0

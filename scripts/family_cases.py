@@ -50,7 +50,9 @@ def head(c: Case, name: str) -> Case:
     c.arrays[w] *= 0.05
     ends = c.ids(words, rows), c.leaf(np.full(rows, 1 / rows, np.float32))
     dloss = c.leaf(np.ones((), np.float32))
-    c.outputs = round_products(list(O.linear_cross_entropy_back(dloss, x, w, *ends, dx=True, dw=True, cap=30.0)))
+    c.outputs = round_products(
+        list(O.linear_cross_entropy_back(dloss, x, w, *ends, dx=True, dw=True, cap=30.0))
+    )
     c.shape, c.tolerance = f"{rows} x {width} x {words}", 2e-2
     return c
 
@@ -77,7 +79,11 @@ def rotation(c: Case, name: str) -> Case:
 def elements(c: Case, name: str) -> Case:
     op, whole = getattr(O, name), (ROWS, WIDTH)
     back = [c.x(*whole)] if name.endswith("back") else []
-    sources = [c.x(ROWS, 2 * WIDTH)] if "halves" in name else [c.x(*whole) for _ in range(2 if "geglu" in name else 1)]
+    sources = (
+        [c.x(ROWS, 2 * WIDTH)]
+        if "halves" in name
+        else [c.x(*whole) for _ in range(2 if "geglu" in name else 1)]
+    )
     made = op(*back, *sources, **({"cap": 30.0} if "cap" in name else {}))
     c.outputs, c.floor = list(made) if isinstance(made, tuple) else [made], "copy 0.7"
     return c

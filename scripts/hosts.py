@@ -62,7 +62,16 @@ class Hosts:
     def options(self) -> list[str]:
         """What mpiexec is told of them. UCX, which the wheel of MPICH speaks by, would find the memory that they share."""
         launcher = ["-launcher", "ssh", "-launcher-exec", str(self.enter)]
-        return [*launcher, "-iface", f"{self.name}br", "-hosts", ",".join(self.addresses), "-genv", "UCX_TLS", "tcp,self"]
+        return [
+            *launcher,
+            "-iface",
+            f"{self.name}br",
+            "-hosts",
+            ",".join(self.addresses),
+            "-genv",
+            "UCX_TLS",
+            "tcp,self",
+        ]
 
     def namespace(self, host: int) -> str:
         return f"{self.name}{host}"
@@ -125,7 +134,9 @@ def hosts(count: int, rate: str = "") -> Iterator[Hosts]:
     """So many, which go with the block; several programs may have some at a time."""
     number = os.getpid()
     with tempfile.TemporaryDirectory() as folder:
-        made = Hosts(name=f"lt{number % 10_000}x", count=count, net=number % 250, enter=Path(folder) / "enter")
+        made = Hosts(
+            name=f"lt{number % 10_000}x", count=count, net=number % 250, enter=Path(folder) / "enter"
+        )
         made.enter.write_text(ENTER.format(name=made.name))
         made.enter.chmod(0o700)
         try:

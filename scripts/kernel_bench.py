@@ -20,7 +20,9 @@ from llamatrain.platform.memory import allocate
 def bound(case: Case, kernels: str, workers: int) -> tuple[Program, list[Tensor]]:
     """The case over arrays of its own."""
     own = [output for output in case.outputs if output.node and output.index not in output.node.aliases]
-    program = Program.of(case.outputs, {each: allocate(each.nbytes) for each in own}, kernels=kernels, threads=workers)
+    program = Program.of(
+        case.outputs, {each: allocate(each.nbytes) for each in own}, kernels=kernels, threads=workers
+    )
     for tensor, array in case.arrays.items():
         program.write(tensor, array)
     return program, list(case.outputs)
@@ -30,13 +32,19 @@ def largest_error(fast: Program, plain: Program, outputs: list[Tensor]) -> float
     """Of all outputs, as a share of each one's largest element."""
     worst = 0.0
     for output in outputs:
-        found, expected = (from_bf16(p.read(output)) if output.dtype is BF16 else p.read(output) for p in (fast, plain))
-        worst = max(worst, float(np.max(np.abs(found - expected)) / max(1e-30, float(np.max(np.abs(expected))))))
+        found, expected = (
+            from_bf16(p.read(output)) if output.dtype is BF16 else p.read(output) for p in (fast, plain)
+        )
+        worst = max(
+            worst, float(np.max(np.abs(found - expected)) / max(1e-30, float(np.max(np.abs(expected)))))
+        )
     return worst
 
 
 def torch_leaves(torch: Any, case: Case) -> list[Any]:
-    full = (from_bf16(array) if tensor.dtype is BF16 else array.copy() for tensor, array in case.arrays.items())
+    full = (
+        from_bf16(array) if tensor.dtype is BF16 else array.copy() for tensor, array in case.arrays.items()
+    )
     return [torch.from_numpy(array) for array in full]
 
 

@@ -12,10 +12,23 @@ from llamatrain.gguf.types import by_name
 from llamatrain.graph import ops as O
 from llamatrain.graph.op_cost import work_of
 from llamatrain.graph.precision import round_products
-from llamatrain.graph.tensor import BF16, F32, I32, DType, Tensor, nodes_of, parameter, placeholder, quantised, state
+from llamatrain.graph.tensor import (
+    BF16,
+    F32,
+    I32,
+    DType,
+    Tensor,
+    nodes_of,
+    parameter,
+    placeholder,
+    quantised,
+    state,
+)
 from llamatrain.kernels.reference.registry import to_bf16
 
-Peer = Callable[[Any, list[Any]], Callable[[], Any]]  # torch, the leaves as its tensors -> what is to be timed
+Peer = Callable[
+    [Any, list[Any]], Callable[[], Any]
+]  # torch, the leaves as its tensors -> what is to be timed
 
 
 @dataclass
@@ -48,13 +61,17 @@ class Case:
     def weight(self, rows: int, columns: int, kind: str) -> Tensor:
         """A frozen one."""
         tensor = state(f"x{len(self.arrays)}", (rows, columns), quantised(kind))
-        self.arrays[tensor] = encode(self.random.standard_normal((rows, columns), np.float32) * columns**-0.5, by_name(kind))
+        self.arrays[tensor] = encode(
+            self.random.standard_normal((rows, columns), np.float32) * columns**-0.5, by_name(kind)
+        )
         return tensor
 
     def ids(self, limit: int, *shape: int) -> Tensor:
         return self.leaf(self.random.integers(0, limit, shape).astype(np.int32), I32)
 
-    def leaf(self, values: np.ndarray, dtype: DType = F32, make: Callable[..., Tensor] = placeholder) -> Tensor:
+    def leaf(
+        self, values: np.ndarray, dtype: DType = F32, make: Callable[..., Tensor] = placeholder
+    ) -> Tensor:
         tensor = make(f"x{len(self.arrays)}", values.shape, dtype)
         self.arrays[tensor] = np.ascontiguousarray(values)
         return tensor
@@ -84,7 +101,13 @@ def asking(*tensors: Any) -> list[Any]:
 
 # ---- products of matrices --------------------------------------------------
 
-LINEAR = [(2048, 1376, 512), (2048, 512, 512), (512, 2048, 2048), (512, 5632, 2048), (2048, 32000, 512)]  # rows, out, in
+LINEAR = [
+    (2048, 1376, 512),
+    (2048, 512, 512),
+    (512, 2048, 2048),
+    (512, 5632, 2048),
+    (2048, 32000, 512),
+]  # rows, out, in
 
 
 def linear_peer(bf16: bool) -> Peer:
@@ -134,7 +157,9 @@ def frozen(c: Case, kind: str, rows: int, bf16: bool) -> Case:
 
 for kind in ("Q4_0", "Q8_0", "Q4_K", "Q6_K", "F16"):
     for rows, bf16 in ((512, True), (512, False), (1, False)):
-        CASES[f"{kind.lower()}-{'bf16' if bf16 else 'f32'}-{rows}"] = partial(frozen, kind=kind, rows=rows, bf16=bf16)
+        CASES[f"{kind.lower()}-{'bf16' if bf16 else 'f32'}-{rows}"] = partial(
+            frozen, kind=kind, rows=rows, bf16=bf16
+        )
 
 
 # ---- the head --------------------------------------------------------------
@@ -179,7 +204,9 @@ def head(c: Case, name: str) -> Case:
 
 def attention_peer(bf16: bool) -> Peer:
     def peer(torch: Any, leaves: list[Any]) -> Callable[[], Any]:
-        q, k, v, dout = (leaf.transpose(1, 2).contiguous() for leaf in leaves[:4])  # (B, H, T, d), as torch likes it
+        q, k, v, dout = (
+            leaf.transpose(1, 2).contiguous() for leaf in leaves[:4]
+        )  # (B, H, T, d), as torch likes it
         kind = torch.bfloat16 if bf16 else torch.float32
         q, k, v = asking(*(each.to(kind) for each in (q, k, v)))
         dout = dout.to(kind)

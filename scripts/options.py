@@ -49,7 +49,9 @@ def block(title: str, options: list[OptionSpec]) -> str:
     flags = " ".join(flag_of(each.name) for each in options[:FEW]) + " ..." * (len(options) > FEW)
     head = f"<details><summary><b>{title}</b>{f' ({commands})' if commands else ''} <code>{flags}</code></summary>"
     rows = [f"| {named(each)} | {shown(each)} | {each.option.sentence} |" for each in options]
-    return "\n".join([head, "", "| option | default | |", "| --- | --- | --- |", *rows, "", "</details>"]) + "\n"
+    return (
+        "\n".join([head, "", "| option | default | |", "| --- | --- | --- |", *rows, "", "</details>"]) + "\n"
+    )
 
 
 def named(option: OptionSpec) -> str:

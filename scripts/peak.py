@@ -32,13 +32,19 @@ def ours(name: str, precision: str, remat: str, threads: int) -> tuple[dict[str,
     from tests.helpers.llama_step import LlamaStep
 
     imported = resident("VmRSS")
-    step = LlamaStep(getattr(random_models, name.upper()), precision=precision, threads=threads, remat=remat, kept=True)
-    leaves = {leaf for each in step.programs for role in ("parameter", "state") for leaf in each.plan.leaves(role)}
+    step = LlamaStep(
+        getattr(random_models, name.upper()), precision=precision, threads=threads, remat=remat, kept=True
+    )
+    leaves = {
+        leaf for each in step.programs for role in ("parameter", "state") for leaf in each.plan.leaves(role)
+    }
     static = sum(leaf.nbytes for leaf in leaves if not leaf.name.endswith(".grad"))  # these lie in the arena
     return {"imported": imported, "bound": resident("VmRSS"), "static": static, "arena": step.arena}, step
 
 
-def torchs(name: str, precision: str, compiled: bool, threads: int) -> tuple[dict[str, int], Callable[[], float]]:
+def torchs(
+    name: str, precision: str, compiled: bool, threads: int
+) -> tuple[dict[str, int], Callable[[], float]]:
     import torch
 
     from tests.helpers import random_models
@@ -49,7 +55,9 @@ def torchs(name: str, precision: str, compiled: bool, threads: int) -> tuple[dic
     torch.manual_seed(0)
     tokens = torch.randint(0, size.vocab, (size.batch, size.ctx))
     targets = torch.randint(0, size.vocab, (size.batch * size.ctx,))
-    step = training_step(TorchLlama(size), tokens, targets, bf16=precision == "bf16", compiled=compiled, clip=1.0)
+    step = training_step(
+        TorchLlama(size), tokens, targets, bf16=precision == "bf16", compiled=compiled, clip=1.0
+    )
     return {"imported": imported, "bound": resident("VmRSS")}, step
 
 

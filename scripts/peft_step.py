@@ -36,7 +36,9 @@ def model_of(shape: str, ctx: int) -> torch.nn.Module:
     base = LlamaForCausalLM(config)
     torch.set_default_dtype(torch.float32)
     # adapters in bf16, too: in float32, PEFT's default, each of their products would first convert its input
-    return get_peft_model(base, LoraConfig(r=8, lora_alpha=8, target_modules=LINEAR), autocast_adapter_dtype=False).train()
+    return get_peft_model(
+        base, LoraConfig(r=8, lora_alpha=8, target_modules=LINEAR), autocast_adapter_dtype=False
+    ).train()
 
 
 def main(shape: str, ctx: str, batch: str, threads: str, mode: str, steps: str = "4") -> None:

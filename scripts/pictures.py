@@ -57,10 +57,41 @@ THEME = TerminalTheme(
         (255, 255, 255),
     ],
 )
-SMALL = ("--embd", "128", "--head", "4", "--layer", "4", "--vocab-size", "1024", "--batch", "16", "--seed", "1")
-OFTEN = ("--val-split", "0.05", "--eval-every", "50", "--sample-every", "200", "--sample-prompt", "def ", "--iters", "500")
+SMALL = (
+    "--embd",
+    "128",
+    "--head",
+    "4",
+    "--layer",
+    "4",
+    "--vocab-size",
+    "1024",
+    "--batch",
+    "16",
+    "--seed",
+    "1",
+)
+OFTEN = (
+    "--val-split",
+    "0.05",
+    "--eval-every",
+    "50",
+    "--sample-every",
+    "200",
+    "--sample-prompt",
+    "def ",
+    "--iters",
+    "500",
+)
 PAGE = (1120, 1195)
-QUIET = ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run", "--disable-background-networking")
+QUIET = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--hide-scrollbars",
+    "--no-first-run",
+    "--disable-background-networking",
+)
 
 
 def program(name: str, *others: str) -> str:
@@ -71,8 +102,13 @@ def program(name: str, *others: str) -> str:
 
 
 def llamatrain(*words: str | Path, at: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
-    subprocess.run([sys.executable, "-m", "llamatrain", *map(str, words)], cwd=at, env=environment, check=True)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
+    }
+    subprocess.run(
+        [sys.executable, "-m", "llamatrain", *map(str, words)], cwd=at, env=environment, check=True
+    )
 
 
 # ---- the demo's terminal ---------------------------------------------------
@@ -85,7 +121,9 @@ def terminal(folder: Path) -> Iterator[Callable[..., str]]:
     environment = {**os.environ, "PS1": "$ ", "PYTHONPATH": str(ROOT), "TERM": "xterm-256color"}
 
     def said(*words: str, check: bool = True) -> str:
-        done = subprocess.run([*command, *words], cwd=folder, env=environment, capture_output=True, text=True, check=check)
+        done = subprocess.run(
+            [*command, *words], cwd=folder, env=environment, capture_output=True, text=True, check=check
+        )
         return done.stdout if done.returncode == 0 else ""
 
     said("-f", "/dev/null", "new-session", "-d", "-x", str(COLUMNS), "-y", str(LINES), "sh")
@@ -122,7 +160,9 @@ def demo(folder: Path) -> None:
     console.print(Text.from_ansi(shown.rstrip()), soft_wrap=True)
     made = console.export_svg(title="scripts/demo", theme=THEME, unique_id="demo")
     made = re.sub(r"@font-face \{.*?\}\s*", "", made, flags=re.DOTALL).replace("Fira Code, monospace", FACES)
-    (PICTURES / "demo.svg").write_text("\n".join(line.rstrip() for line in made.splitlines() if line.strip()) + "\n")
+    (PICTURES / "demo.svg").write_text(
+        "\n".join(line.rstrip() for line in made.splitlines() if line.strip()) + "\n"
+    )
 
 
 # ---- the memory map --------------------------------------------------------
@@ -130,7 +170,17 @@ def demo(folder: Path) -> None:
 
 def memory(folder: Path) -> None:
     (folder / "TEXT.txt").write_text("text is not read for a plan\n")
-    llamatrain("plan", "from-scratch", "TEXT.txt", "--size", "small", "--svg", PICTURES / "memory.svg", "--overwrite", at=folder)
+    llamatrain(
+        "plan",
+        "from-scratch",
+        "TEXT.txt",
+        "--size",
+        "small",
+        "--svg",
+        PICTURES / "memory.svg",
+        "--overwrite",
+        at=folder,
+    )
 
 
 # ---- the page of a run -----------------------------------------------------
@@ -140,18 +190,26 @@ def report(folder: Path) -> None:
     chromium = program("chromium", "chromium-browser", "google-chrome")
     sources = sorted(map(str, (ROOT / "llamatrain").rglob("*.py")))
     (folder / "sources.txt").write_text("".join(Path(source).read_text() for source in sources))
-    llamatrain("from-scratch", "sources.txt", "--as", "text", *SMALL, *OFTEN, "--out", "runs/sources", at=folder)
+    llamatrain(
+        "from-scratch", "sources.txt", "--as", "text", *SMALL, *OFTEN, "--out", "runs/sources", at=folder
+    )
     shot, size = PICTURES / "report.png", f"--window-size={PAGE[0]},{PAGE[1]}"
     scheme, profile = "--blink-settings=preferredColorScheme=1", f"--user-data-dir={folder / 'profile'}"
     page = (folder / "runs" / "sources" / "report.html").as_uri()
-    subprocess.run([chromium, *QUIET, size, scheme, profile, f"--screenshot={shot}", page], capture_output=True, check=True)
+    subprocess.run(
+        [chromium, *QUIET, size, scheme, profile, f"--screenshot={shot}", page],
+        capture_output=True,
+        check=True,
+    )
 
 
 KINDS = {"demo": demo, "memory": memory, "report": report}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"of {', '.join(KINDS)}")
     kinds = parser.parse_args().kinds or [*KINDS]
     if unknown := [kind for kind in kinds if kind not in KINDS]:

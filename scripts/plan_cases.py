@@ -93,8 +93,14 @@ def ways() -> Iterator[Case]:
     yield Case("streamed", (*some, *F32, "--clip", "0"))
     yield Case("streamed medium", (*MEDIUM, *HALF, "--ctx", "256", "--clip", "0"))
     for history in (1, 5, 20):
-        yield Case(f"lbfgs {history}", (*some, *F32, "--optimizer", "lbfgs", "--lbfgs-history", str(history)), steps=history + 4)
-    yield Case("lbfgs plain ctx512", (*some, *F32, "--optimizer", "lbfgs", "--no-flash", "--ctx", "512"), steps=9)
+        yield Case(
+            f"lbfgs {history}",
+            (*some, *F32, "--optimizer", "lbfgs", "--lbfgs-history", str(history)),
+            steps=history + 4,
+        )
+    yield Case(
+        "lbfgs plain ctx512", (*some, *F32, "--optimizer", "lbfgs", "--no-flash", "--ctx", "512"), steps=9
+    )
     yield Case("sgd", (*some, *F32, "--optimizer", "sgd"))
     yield Case("muon", (*some, *F32, "--optimizer", "muon"))
     yield Case("muon accumulated", (*some, *HALF, "--optimizer", "muon", "--grad-acc", "2"))
@@ -102,7 +108,10 @@ def ways() -> Iterator[Case]:
     yield Case("muon streamed", (*MEDIUM, *F32, "--ctx", "64", "--optimizer", "muon", "--clip", "0"))
     yield Case("muon deep", (*TINY, *BYTES, "--layer", "128", *F32, "--ctx", "64", "--optimizer", "muon"))
     yield Case("validated", (*some, *F32, "--val-split", "0.1", "--eval-every", "1"))
-    yield Case("validated plain", (*some, *F32, "--val-split", "0.1", "--eval-every", "1", "--no-flash", "--ctx", "512"))
+    yield Case(
+        "validated plain",
+        (*some, *F32, "--val-split", "0.1", "--eval-every", "1", "--no-flash", "--ctx", "512"),
+    )
     yield Case("sampled", (*some, *F32, "--sample-every", "1", "--sample-prompt", "a"))
     yield Case("sampled bf16", (*some, *HALF, "--sample-every", "1", "--sample-prompt", "a"))
     yield Case("saved often", (*MEDIUM, *HALF, "--ctx", "64", "--save-every", "1"))
@@ -139,17 +148,28 @@ def tunings() -> Iterator[Case]:
     yield Case("full f32 plain", (*some, *F32, "--full", "--no-flash", "--ctx", "512"), base="F32")
     yield Case("adapter plain", (*some, *HALF, "--no-flash", "--ctx", "512"), base="Q4_0")
     yield Case("adapter block", (*some, *HALF, "--remat", "block"), base="Q4_0")
-    yield Case("adapter sampled", (*some, *HALF, "--sample-every", "1", "--sample-prompt", "some"), base="Q4_0")
+    yield Case(
+        "adapter sampled", (*some, *HALF, "--sample-every", "1", "--sample-prompt", "some"), base="Q4_0"
+    )
     yield Case("adapter validated", (*some, *HALF, "--val-split", "0.1", "--eval-every", "1"), base="Q4_0")
     for precision in (F32, HALF):
-        yield Case(f"adapter taught {precision[1]}", (*some, *precision, "--teacher", "Q4_0.gguf"), base="Q4_0")
+        yield Case(
+            f"adapter taught {precision[1]}", (*some, *precision, "--teacher", "Q4_0.gguf"), base="Q4_0"
+        )
     yield Case("adapter lbfgs", (*some, *F32, "--optimizer", "lbfgs"), base="Q4_0", steps=9)
     yield Case("adapter chats", (*some, *HALF), base="Q4_0", data=("chats.jsonl",))
     for objective in ("orpo", "dpo", "simpo"):
-        yield Case(f"adapter {objective}", (*some, *HALF, "--objective", objective), base="Q4_0", data=("pairs.jsonl",))
+        yield Case(
+            f"adapter {objective}",
+            (*some, *HALF, "--objective", objective),
+            base="Q4_0",
+            data=("pairs.jsonl",),
+        )
     short = ("--ctx", "64", "--batch", "8")  # which all answers fill
     yield Case("adapter kto", (*short, *HALF, "--objective", "kto"), base="Q4_0", data=("pairs.jsonl",))
-    yield Case("full simpo", (*some, *HALF, "--full", "--objective", "simpo"), base="F32", data=("pairs.jsonl",))
+    yield Case(
+        "full simpo", (*some, *HALF, "--full", "--objective", "simpo"), base="F32", data=("pairs.jsonl",)
+    )
     yield Case("full chats", (*some, *HALF, "--full"), base="F32", data=("chats.jsonl",))
     yield Case("adapter resumed", (*some, *HALF), base="Q4_0", resumed=True)
     yield Case("full resumed", (*some, *HALF, "--full"), base="F32", resumed=True)
@@ -186,7 +206,9 @@ def material(folder: Path, name: str) -> Path:
     if path.exists():
         return path
     if path.suffix == ".gguf":
-        return base(path, small(embd=512, heads=8, head_size=64, ff=1536, layers=8, vocab=8192, ctx=2048), path.stem)
+        return base(
+            path, small(embd=512, heads=8, head_size=64, ff=1536, layers=8, vocab=8192, ctx=2048), path.stem
+        )
     size = int(name[: name.index("MB")]) * 10**6 if "MB" in name else 300_000
     with path.open("w") as out:
         out.writelines(sentences(size) if path.suffix == ".txt" else lines_of(path.stem, size))
@@ -214,7 +236,9 @@ def family(process: int) -> list[int]:
 
 def measured(words: list[str], environment: dict[str, str]) -> Measured:
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        process = subprocess.Popen([sys.executable, "-c", PROGRAM, *words], env=environment, stdout=out, stderr=err, text=True)
+        process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, *words], env=environment, stdout=out, stderr=err, text=True
+        )
         together = 0
         while process.poll() is None:
             together = max(together, sum(map(resident, family(process.pid))))
@@ -223,7 +247,9 @@ def measured(words: list[str], environment: dict[str, str]) -> Measured:
         told = err.read()
         found = re.search(r"VmHWM (\d+)", told)
         peak = int(found[1]) * 1024 if found else 0
-        return Measured(code=process.returncode, peak=peak, together=max(peak, together), out=out.read(), err=told)
+        return Measured(
+            code=process.returncode, peak=peak, together=max(peak, together), out=out.read(), err=told
+        )
 
 
 @dataclass
@@ -242,13 +268,18 @@ class Bench:
         shutil.rmtree(self.folder / "cache" / "tokens", ignore_errors=True)
 
     def begun(self, case: Case, words: list[str], out: Path) -> Measured:
-        return measured([case.command, *words, "--out", str(out), "--overwrite", "--report-every", "1"], self.environment)
+        return measured(
+            [case.command, *words, "--out", str(out), "--overwrite", "--report-every", "1"], self.environment
+        )
 
     def run(self, case: Case) -> str:
         """A line of figures; what is bad of it comes at its end."""
         given = [f"{case.base}.gguf"] if case.base else []
         named = [material(self.folder, name) for name in (*given, *case.data)]
-        words = [*map(str, named), *(str(material(self.folder, word)) if word.endswith(".gguf") else word for word in case.words)]
+        words = [
+            *map(str, named),
+            *(str(material(self.folder, word)) if word.endswith(".gguf") else word for word in case.words),
+        ]
         words += ["--iters", str(case.steps)]
         out = self.folder / "run"
         self.forget()
@@ -262,7 +293,11 @@ class Bench:
         total = json.loads(plan.out)["total"]
         if self.limited:
             words += ["--memory", str(total)]
-        done = measured([case.command, *words], self.environment) if case.resumed else self.begun(case, words, out)
+        done = (
+            measured([case.command, *words], self.environment)
+            if case.resumed
+            else self.begun(case, words, out)
+        )
         if "compiled" in done.err and not case.resumed:  # a compiler takes memory of its own
             return self.run(case)
         return self.line(case, total, done, json.loads(plan.out))
@@ -271,13 +306,19 @@ class Bench:
         off = total / done.peak - 1 if done.peak else 0
         bad = done.code or done.peak > total or off > SHARE
         told = f"{total / 1e6:9.1f} {done.peak / 1e6:9.1f} {off:8.1%} {done.together / 1e6:9.1f}"
-        why = "".join(line for line in done.err.splitlines() if line.startswith("error:"))[:150] if done.code else ""
+        why = (
+            "".join(line for line in done.err.splitlines() if line.startswith("error:"))[:150]
+            if done.code
+            else ""
+        )
         beyond = "" if done.together <= max(total, done.peak) else "  with children BEYOND"
         return f"{case.name:34} {told} {why}{'  BAD' if bad else ''}{beyond}"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("words", nargs="*")
     parser.add_argument("--limit", action="store_true")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "plan_cases")

@@ -31,7 +31,11 @@ class Course:
         before: tuple[float, float] | None = None
         for tokens, found in zip(self.tokens, self.losses, strict=True):
             if found <= loss:
-                return tokens if before is None else before[0] + (tokens - before[0]) * (before[1] - loss) / (before[1] - found)
+                return (
+                    tokens
+                    if before is None
+                    else before[0] + (tokens - before[0]) * (before[1] - loss) / (before[1] - found)
+                )
             before = tokens, found
         return float("inf")
 
@@ -75,11 +79,20 @@ def bench(args: Any) -> int:
     adamw, muon = found.values()
     print(f"\n{'tokens':>9} {'AdamW':>8} {'s':>7} {'Muon':>8} {'s':>7}   medians of {len(adamw)} seeds")
     for at in range(len(adamw[0].tokens)):
-        figures = [(median(run.losses[at] for run in runs), median(run.seconds[at] for run in runs)) for runs in (adamw, muon)]
-        print(f"{adamw[0].tokens[at]:9,}" + "".join(f" {loss:8.4f} {seconds:7.1f}" for loss, seconds in figures))
-    parts = [after.until(before.losses[-1]) / before.tokens[-1] for before, after in zip(adamw, muon, strict=True)]
+        figures = [
+            (median(run.losses[at] for run in runs), median(run.seconds[at] for run in runs))
+            for runs in (adamw, muon)
+        ]
+        print(
+            f"{adamw[0].tokens[at]:9,}" + "".join(f" {loss:8.4f} {seconds:7.1f}" for loss, seconds in figures)
+        )
+    parts = [
+        after.until(before.losses[-1]) / before.tokens[-1] for before, after in zip(adamw, muon, strict=True)
+    ]
     told = ", ".join(f"{part:.2f}" for part in parts)
-    print(f"\nof AdamW's tokens Muon needs {median(parts):.2f} for its last validation loss ({told}); asked is at most {ASKED}")
+    print(
+        f"\nof AdamW's tokens Muon needs {median(parts):.2f} for its last validation loss ({told}); asked is at most {ASKED}"
+    )
     return int(median(parts) > ASKED)
 
 
@@ -120,7 +133,10 @@ def play(chance: random.Random, size: int) -> str:
 
 def words_of(chance: random.Random, count: int) -> list[str]:
     first, second = PARTS
-    return ["".join(chance.choice(first) + chance.choice(second) for _ in range(chance.randint(1, 3))) for _ in range(count)]
+    return [
+        "".join(chance.choice(first) + chance.choice(second) for _ in range(chance.randint(1, 3)))
+        for _ in range(count)
+    ]
 
 
 def often(chance: random.Random, words: Sequence[str]) -> str:
@@ -128,7 +144,9 @@ def often(chance: random.Random, words: Sequence[str]) -> str:
     return words[int(len(words) * chance.random() ** 3)]
 
 
-def sentence(chance: random.Random, nouns: Sequence[str], verbs: Sequence[str], adjectives: Sequence[str]) -> str:
+def sentence(
+    chance: random.Random, nouns: Sequence[str], verbs: Sequence[str], adjectives: Sequence[str]
+) -> str:
     made, many = list[str](), False
     for part in chance.choice(PATTERNS):
         if part == "d":
@@ -141,5 +159,7 @@ def sentence(chance: random.Random, nouns: Sequence[str], verbs: Sequence[str], 
         elif part == "a":
             made.append(often(chance, adjectives))
         else:
-            made.append(chance.choice(("in", "by", "with", "upon") if part == "p" else ("well", "now", "again")))
+            made.append(
+                chance.choice(("in", "by", "with", "upon") if part == "p" else ("well", "now", "again"))
+            )
     return " ".join(made).capitalize() + chance.choice((".", ".", ",", "!", "?"))

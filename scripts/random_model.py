@@ -53,7 +53,9 @@ def vocabulary(size: int) -> dict[str, Value]:
     }
 
 
-def pieces(info: TensorInfo, kind: GgmlType, scale: float, random: np.random.Generator) -> Iterator[np.ndarray]:
+def pieces(
+    info: TensorInfo, kind: GgmlType, scale: float, random: np.random.Generator
+) -> Iterator[np.ndarray]:
     """The bytes of a tensor, some rows at a time."""
     rows, columns = info.shape
     step = max(1, PIECE // columns)
@@ -64,7 +66,10 @@ def pieces(info: TensorInfo, kind: GgmlType, scale: float, random: np.random.Gen
 
 
 def write(path: Path, h: Hyperparameters, words: dict[str, Value], kind: GgmlType, seed: int) -> None:
-    infos = [TensorInfo(name, kind if len(shape) == 2 else by_name("F32"), shape) for name, shape in h.shapes.items()]
+    infos = [
+        TensorInfo(name, kind if len(shape) == 2 else by_name("F32"), shape)
+        for name, shape in h.shapes.items()
+    ]
     random = np.random.default_rng(seed)
     keys = h.metadata(f"random {kind.name}") | words | {"general.file_type": u32(file_type(kind))}
     with new_gguf(path, keys, infos) as out:
@@ -76,9 +81,13 @@ def write(path: Path, h: Hyperparameters, words: dict[str, Value], kind: GgmlTyp
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("out", type=Path)
-    parser.add_argument("--shape", choices=SHAPES, default="1.1b", help="what the sizes are that are not given")
+    parser.add_argument(
+        "--shape", choices=SHAPES, default="1.1b", help="what the sizes are that are not given"
+    )
     for name in NAMES:
         parser.add_argument(f"--{name.replace('_', '-')}", type=int)
     parser.add_argument("--tied", action="store_true", help="the embeddings serve as output, too")
@@ -99,13 +108,19 @@ def make(given: argparse.Namespace) -> None:
     for name, value in (*sizes.items(), ("seed", given.seed)):
         if not (name != "seed") <= value <= LARGEST:
             raise UsageError(f"--{name.replace('_', '-')} {value} cannot be")
-    words = vocabulary_of(open_gguf(given.vocab_from).metadata.typed) if given.vocab_from else vocabulary(sizes["vocab"])
+    words = (
+        vocabulary_of(open_gguf(given.vocab_from).metadata.typed)
+        if given.vocab_from
+        else vocabulary(sizes["vocab"])
+    )
     embd, layers, heads, kv_heads, ff, _, ctx = sizes.values()
     if embd % heads:
         raise UsageError(f"--embd {embd} does not divide among {heads} heads (--head)")
     kind = by_name(given.type.upper())
     if embd % kind.block or ff % kind.block:
-        raise UsageError(f"rows of --embd {embd} and --ff {ff} are no whole {kind.name} blocks of {kind.block}")
+        raise UsageError(
+            f"rows of --embd {embd} and --ff {ff} are no whole {kind.name} blocks of {kind.block}"
+        )
     size, vocab = embd // heads, len(words[f"{KEY}tokens"].decode())
     h = Hyperparameters(
         architecture=find(USUAL),

@@ -23,7 +23,10 @@ from tuning import COMMAND, HERE, measured
 from llamatrain.distributed.cores import cores
 from llamatrain.planner.scaling_model import LinkModel, ShardedStep, TimedStep, predicted, tempo_of
 
-MPIEXEC = next((str(path) for path in [Path(sys.executable).parent / "mpiexec"] if path.exists()), shutil.which("mpiexec"))
+MPIEXEC = next(
+    (str(path) for path in [Path(sys.executable).parent / "mpiexec"] if path.exists()),
+    shutil.which("mpiexec"),
+)
 LEFT_OUT = 2  # steps at the beginning
 NEW = {  # embd, layer, head, head-kv, ff, ctx
     "S": (256, 4, 8, 8, 768, 64),
@@ -73,7 +76,9 @@ class Job:
     @property
     def trained(self) -> int:
         """Floats."""
-        done = subprocess.run([*COMMAND, "plan", *self.words, "--json"], cwd=HERE.parent, capture_output=True, check=True)
+        done = subprocess.run(
+            [*COMMAND, "plan", *self.words, "--json"], cwd=HERE.parent, capture_output=True, check=True
+        )
         return int(json.loads(done.stdout)["weights"]) // 4
 
     def time(self, into: Timings, iters: int, where: Sequence[str] = ()) -> None:
@@ -108,9 +113,28 @@ def made(folder: Path, kind: str) -> tuple[Path, Path, Path]:
     text, letters = folder / "text.txt", random.Random(0)
     text.write_text("".join(letters.choice("abcdefgh ") for _ in range(1 << 20)))
     vocabulary, base = folder / "vocabulary.gguf", folder / "base.gguf"
-    least = ["--embd", 32, "--layer", 1, "--head", 2, "--head-kv", 2, "--ff", 32, "--vocab", VOCAB, "--type", "f32"]
+    least = [
+        "--embd",
+        32,
+        "--layer",
+        1,
+        "--head",
+        2,
+        "--head-kv",
+        2,
+        "--ff",
+        32,
+        "--vocab",
+        VOCAB,
+        "--type",
+        "f32",
+    ]
     for words in ([vocabulary, *least], [base, "--shape", "small", "--type", kind]):
-        subprocess.run([sys.executable, HERE / "random_model.py", *map(str, words)], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            [sys.executable, HERE / "random_model.py", *map(str, words)],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
     return text, vocabulary, base
 
 
@@ -121,7 +145,20 @@ def jobs(names: Sequence[str], precision: str, kind: str, folder: Path) -> Itera
             words = ["finetune", base, text, "--ctx", NEW["S"][-1], "--cache-base", "off"]
         else:
             embd, layer, head, kv, ff, ctx = NEW[name]
-            shape = ["--embd", embd, "--layer", layer, "--head", head, "--head-kv", kv, "--ff", ff, "--ctx", ctx]
+            shape = [
+                "--embd",
+                embd,
+                "--layer",
+                layer,
+                "--head",
+                head,
+                "--head-kv",
+                kv,
+                "--ff",
+                ff,
+                "--ctx",
+                ctx,
+            ]
             words = ["from-scratch", text, "--vocab-from", vocabulary, *shape]
         more = ["--batch", ROWS, "--precision", precision]
         yield Job(f"{name} {precision}", tuple(map(str, (*words, *more))), folder)
@@ -149,7 +186,10 @@ def in_turns(job: Job, runs: Sequence[Timings], args: argparse.Namespace) -> Non
 def bench_ranks(job: Job, args: argparse.Namespace) -> None:
     runs = [Timings(ranks, 1, batches) for batches in args.batches for ranks in args.ranks]
     in_turns(job, runs, args)
-    heading(job, f"the same step on one machine of {cores()} processors, efficiency as a share of those that are used")
+    heading(
+        job,
+        f"the same step on one machine of {cores()} processors, efficiency as a share of those that are used",
+    )
     for each in runs:
         show(each, next(one for one in runs if one.batches == each.batches))
     foretell(job, runs, args.held_out or max(args.ranks))
@@ -163,7 +203,9 @@ def foretell(job: Job, runs: Sequence[Timings], held_out: int) -> None:
     if len({each.step.ranks for each in others}) < 2:
         return
     tempo = tempo_of(others)
-    print(f"\nfitted to {', '.join(map(str, sorted({each.step.ranks for each in others})))} ranks: {described(tempo)}")
+    print(
+        f"\nfitted to {', '.join(map(str, sorted({each.step.ranks for each in others})))} ranks: {described(tempo)}"
+    )
     for each, case in zip(runs, cases, strict=True):
         said = predicted(case, tempo)
         kind = "held out" if case.step.ranks == held_out else "fitted"
@@ -215,7 +257,9 @@ def arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--rounds", type=int, default=3)
     command.add_argument("--iters", type=int, default=8, help="steps that are counted, of each run")
     command.add_argument("--type", default="q4_k", help="of the base that gets an adapter")
-    command.add_argument("--network", nargs="*", default=[], help="limits of links between two hosts, such as 1gbit; as root")
+    command.add_argument(
+        "--network", nargs="*", default=[], help="limits of links between two hosts, such as 1gbit; as root"
+    )
     command.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="only these")
 
 

@@ -22,9 +22,13 @@ def norm(c: Case, name: str) -> Case:
         x, w = leaves[:2]
         if not back:
             return lambda: torch.nn.functional.rms_norm(x, (WIDTH,), w, 1e-5)
-        return grads(torch, torch.nn.functional.rms_norm(*asking(x), (WIDTH,), *asking(w), 1e-5), (x, w), leaves[2])
+        return grads(
+            torch, torch.nn.functional.rms_norm(*asking(x), (WIDTH,), *asking(w), 1e-5), (x, w), leaves[2]
+        )
 
-    c.outputs = list(O.rms_norm_back(c.x(ROWS, WIDTH), x, w, eps=1e-5)) if back else [O.rms_norm(x, w, eps=1e-5)]
+    c.outputs = (
+        list(O.rms_norm_back(c.x(ROWS, WIDTH), x, w, eps=1e-5)) if back else [O.rms_norm(x, w, eps=1e-5)]
+    )
     c.peer, c.floor = peer, "copy 0.7"
     c.tolerance = 1e-4 if back else 2e-5  # a sum over many rows
     return c
@@ -81,7 +85,9 @@ def optimizer(c: Case, name: str) -> Case:
         return torch.optim.SGD([w], lr=1e-3, momentum=0.9, fused=True).step
 
     if adamw:
-        c.outputs = O.opt_step_adamw(w, m, v, g, schedule, factor, beta1=0.9, beta2=0.999, eps=1e-8, decay=0.1)
+        c.outputs = O.opt_step_adamw(
+            w, m, v, g, schedule, factor, beta1=0.9, beta2=0.999, eps=1e-8, decay=0.1
+        )
     else:
         c.outputs = O.opt_step_sgd(w, m, g, schedule, factor, momentum=0.9, decay=0.1)
     c.peer, c.floor = peer, "copy 0.7" if adamw else ""
@@ -116,7 +122,11 @@ def loss(c: Case, name: str) -> Case:
         return grads(torch, torch.nn.functional.cross_entropy(*asking(x), targets), [x], None)
 
     dloss = c.leaf(np.ones((), np.float32))
-    c.outputs = [O.cross_entropy_loss_back(dloss, x, targets, weights) if back else O.cross_entropy_loss(x, targets, weights)]
+    c.outputs = [
+        O.cross_entropy_loss_back(dloss, x, targets, weights)
+        if back
+        else O.cross_entropy_loss(x, targets, weights)
+    ]
     c.shape, c.peer, c.tolerance = f"{rows} x {words}", peer, 1e-4
     return c
 

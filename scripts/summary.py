@@ -17,7 +17,9 @@ from tests.helpers.random_models import M, S, Size
 
 SIZES = {"S": S, "M": M}
 HEAD = "| | tokens/s | PyTorch's | ratio | memory | PyTorch's |\n| --- | ---: | ---: | ---: | ---: | ---: |"
-Figures = tuple[float, int]  # tokens a second, and the most bytes that the process had: 0 where that is not known
+Figures = tuple[
+    float, int
+]  # tokens a second, and the most bytes that the process had: 0 where that is not known
 
 
 @dataclass(frozen=True)
@@ -47,21 +49,35 @@ def caption(args: argparse.Namespace, torch: Any) -> str:
     return f"{told}, on {machine(args)}; {versions(torch)}. A ratio above 1 is in llamatrain's favour."
 
 
-def steps(args: argparse.Namespace, torch: Any, torch_step: Callable[..., Any], peak_of: Callable[..., Any]) -> Iterator[Row]:
+def steps(
+    args: argparse.Namespace, torch: Any, torch_step: Callable[..., Any], peak_of: Callable[..., Any]
+) -> Iterator[Row]:
     """Of new models, in turns with torch, which compiles them."""
     for name, each in SIZES.items():
         for precision in args.precision:
             step = LlamaStep(each, precision=precision, kernels=args.kernels, threads=args.threads, kept=True)
-            ours, theirs = in_turns(step, torch_step(torch, each, precision, True) if torch else None, seconds=args.seconds)
+            ours, theirs = in_turns(
+                step, torch_step(torch, each, precision, True) if torch else None, seconds=args.seconds
+            )
             assert ours
             tokens = each.batch * each.ctx * 1e3
-            peaks = [peak_of(who, name, precision, "none", args).get("peak", 0) if torch else 0 for who in ("ours", "compiled")]
+            peaks = [
+                peak_of(who, name, precision, "none", args).get("peak", 0) if torch else 0
+                for who in ("ours", "compiled")
+            ]
             own = (tokens / ours.quartiles()[1], peaks[0])
-            yield Row(told_of(each, precision), own, (tokens / theirs.quartiles()[1], peaks[1]) if theirs else None)
+            yield Row(
+                told_of(each, precision), own, (tokens / theirs.quartiles()[1], peaks[1]) if theirs else None
+            )
 
 
 def told_of(each: Size, precision: str) -> str:
-    millions = sum(rows * columns for rows, columns in (shape for shape in each.h.shapes.values() if len(shape) == 2)) / 1e6
+    millions = (
+        sum(
+            rows * columns for rows, columns in (shape for shape in each.h.shapes.values() if len(shape) == 2)
+        )
+        / 1e6
+    )
     return f"a new model of {millions:.0f} million weights; {each.batch * each.ctx:,} tokens, {precision}"
 
 
@@ -91,7 +107,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--peer", default=sys.executable, help="a Python that has transformers and peft")
 
 
-def bench(args: argparse.Namespace, torch: Any, torch_step: Callable[..., Any], peak_of: Callable[..., Any]) -> int:
+def bench(
+    args: argparse.Namespace, torch: Any, torch_step: Callable[..., Any], peak_of: Callable[..., Any]
+) -> int:
     print(HEAD, flush=True)
     for row in steps(args, torch, torch_step, peak_of):
         print(row.line, flush=True)

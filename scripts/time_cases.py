@@ -73,7 +73,9 @@ KINDS = ("Q4_K", "Q8_0", "F32")
 def cases() -> Iterator[Case]:
     for precision in ("f32", "bf16"):
         for name, words in NEW.items():
-            yield Case(f"{name}, {precision}", (*words, "--precision", precision), steps=24 if "tiny" in name else 8)
+            yield Case(
+                f"{name}, {precision}", (*words, "--precision", precision), steps=24 if "tiny" in name else 8
+            )
         for number, (name, words) in enumerate(TUNED.items()):
             kind = KINDS[number % len(KINDS)]
             yield Case(f"{kind} {name}, {precision}", (*words, "--precision", precision), kind, steps=4)
@@ -98,7 +100,11 @@ class Bench:
     def done(self, *words: str) -> str:
         program = (OWN if self.cpu else "") + PROGRAM
         done = subprocess.run(
-            [sys.executable, "-c", program, *words], env=self.environment, capture_output=True, text=True, check=False
+            [sys.executable, "-c", program, *words],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         if done.returncode:
             raise SystemExit(f"{' '.join(words)}\n{done.stderr}")
@@ -114,7 +120,16 @@ class Bench:
 
     def steps(self, case: Case, *more: str) -> list[float]:
         out = str(self.folder / "run")
-        how = ("--iters", str(case.steps + FIRST), "--save-every", "0", "--out", out, "--overwrite", "--quiet")
+        how = (
+            "--iters",
+            str(case.steps + FIRST),
+            "--save-every",
+            "0",
+            "--out",
+            out,
+            "--overwrite",
+            "--quiet",
+        )
         self.done(case.command, *self.words(case), *more, *how)
         lines = map(json.loads, (Path(out) / "metrics.jsonl").read_text().splitlines())
         return [line["seconds"] for line in lines if "grad_norm" in line][FIRST:]
@@ -131,13 +146,17 @@ def compare(bench: Bench, chosen: list[Case], rounds: int) -> int:
         for case in chosen:
             said[case.name].append(bench.foretold(case)["seconds_of_step"])
             took[case.name] += bench.steps(case)
-    print(f"{'':36} {'foretold':>10} {'measured':>10} {'off':>8}  ms a step, {bench.threads} threads, {rounds} rounds")
+    print(
+        f"{'':36} {'foretold':>10} {'measured':>10} {'off':>8}  ms a step, {bench.threads} threads, {rounds} rounds"
+    )
     bad = 0
     for case in chosen:
         foretold, measured = median(said[case.name]), median(took[case.name])
         off = foretold / measured - 1
         bad += abs(off) > SHARE
-        print(f"{case.name:36} {1e3 * foretold:10.2f} {1e3 * measured:10.2f} {off:8.1%}{'  BAD' if abs(off) > SHARE else ''}")
+        print(
+            f"{case.name:36} {1e3 * foretold:10.2f} {1e3 * measured:10.2f} {off:8.1%}{'  BAD' if abs(off) > SHARE else ''}"
+        )
     print(f"{bad} bad")
     return bad
 
@@ -147,7 +166,10 @@ def search(bench: Bench, chosen: list[Case], rounds: int) -> int:
     bad = 0
     print(f"{'':36} {'limit':>8} {'way':28} {'ms':>8}   {'usual':28} {'ms':>8}")
     for case in chosen:
-        usual = {way: bench.foretold(Case(case.name, (*case.words, "--remat", way), case.base))["total"] for way in WAYS}
+        usual = {
+            way: bench.foretold(Case(case.name, (*case.words, "--remat", way), case.base))["total"]
+            for way in WAYS
+        }
         for share in (0.2, 0.5, 0.8):
             limit = int(min(usual.values()) + share * (usual["light"] - min(usual.values())))
             plan = bench.foretold(Case(case.name, (*case.words, "--memory", str(limit)), case.base))
@@ -167,7 +189,9 @@ def search(bench: Bench, chosen: list[Case], rounds: int) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("words", nargs="*")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
@@ -177,7 +201,9 @@ def main() -> int:
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
     chosen = [case for case in cases() if not args.words or any(word in case.name for word in args.words)]
-    return bool((search if args.search else compare)(Bench(args.folder, args.threads, args.cpu), chosen, args.rounds))
+    return bool(
+        (search if args.search else compare)(Bench(args.folder, args.threads, args.cpu), chosen, args.rounds)
+    )
 
 
 if __name__ == "__main__":

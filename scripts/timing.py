@@ -70,7 +70,9 @@ def copy_bandwidth(workers: int) -> float:
     source, target = np.ones(COPIED, np.uint8), np.ones(COPIED, np.uint8)
     parts = list(zip(np.array_split(source, workers), np.array_split(target, workers), strict=True))
     with ThreadPoolExecutor(workers) as pool:
-        timed = in_turns(lambda: list(pool.map(lambda part: np.copyto(part[1], part[0]), parts)), seconds=1.0)[0]
+        timed = in_turns(
+            lambda: list(pool.map(lambda part: np.copyto(part[1], part[0]), parts)), seconds=1.0
+        )[0]
     assert timed
     return 2 * COPIED / timed.quartiles()[1] / 1e6
 

@@ -53,7 +53,9 @@ class Tally:
 
 
 def asked() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seed", type=int, default=0, help="what all chance follows from")
     parser.add_argument("--only", nargs="+", choices=KINDS, metavar="KIND", default=[*KINDS])
     parser.add_argument("--number", nargs="+", type=int, help="these trials alone")
@@ -82,13 +84,22 @@ def torture(tally: Tally, given: argparse.Namespace, house: House) -> None:
     with tqdm(numbers(kind, given, house), desc=kind.name, unit="", leave=False, disable=None) as bar:
         for number in bar:
             trial = Trial(
-                kind=kind.name, number=number, seed=given.seed, place=house.trials / f"{kind.name}-{number}", house=house
+                kind=kind.name,
+                number=number,
+                seed=given.seed,
+                place=house.trials / f"{kind.name}-{number}",
+                house=house,
             )
             tried(kind, trial)
             tally.tried += 1
-            tally.codes.update("well" if code == 0 else "refused" if code > 0 else "killed" for code in trial.codes)
+            tally.codes.update(
+                "well" if code == 0 else "refused" if code > 0 else "killed" for code in trial.codes
+            )
             tally.skipped += bool(trial.skipped)
-            tally.longest, tally.highest = max(tally.longest, trial.longest), max(tally.highest, trial.highest)
+            tally.longest, tally.highest = (
+                max(tally.longest, trial.longest),
+                max(tally.highest, trial.highest),
+            )
             if trial.faults:
                 tally.failed.append(trial)
                 bar.set_postfix(failed=len(tally.failed))
@@ -104,20 +115,36 @@ def tried(kind: Kind, trial: Trial) -> None:
         kind.trial(trial)
     except Exception as error:
         place = traceback.extract_tb(error.__traceback__)[-1]
-        trial.faults.append(f"the trial itself: {type(error).__name__}: {error} ({Path(place.filename).name}:{place.lineno})")
+        trial.faults.append(
+            f"the trial itself: {type(error).__name__}: {error} ({Path(place.filename).name}:{place.lineno})"
+        )
 
 
 def told(trial: Trial) -> str:
     """A failure, and how to see it again."""
     again = f"--seed {trial.seed} --only {trial.kind} --number {trial.number}"
-    lines = [f"FAILED {again}", *(f"    {each[:400]}" for each in trial.story), *(f"  ! {each[:500]}" for each in trial.faults)]
+    lines = [
+        f"FAILED {again}",
+        *(f"    {each[:400]}" for each in trial.story),
+        *(f"  ! {each[:500]}" for each in trial.faults),
+    ]
     return "\n".join(lines)
 
 
 def table(tallies: list[Tally]) -> str:
     """As Markdown, to be read as it is."""
     rows: list[tuple[str, ...]] = [
-        ("kind", "what is done", "tried", "skipped", "failed", "minutes", "longest", "largest", "commands that ended")
+        (
+            "kind",
+            "what is done",
+            "tried",
+            "skipped",
+            "failed",
+            "minutes",
+            "longest",
+            "largest",
+            "commands that ended",
+        )
     ]
     rows.append(("---", "---", *["--:"] * 6, "---"))
     for each in tallies:
@@ -128,9 +155,13 @@ def table(tallies: list[Tally]) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["| " + " | ".join(map(str.ljust, row, widths)) + " |" for row in rows]
     failed = [trial for each in tallies for trial in each.failed]
-    lines += [f"failed: --seed {t.seed} --only {t.kind} --number {t.number}: {t.faults[0][:200]}" for t in failed]
+    lines += [
+        f"failed: --seed {t.seed} --only {t.kind} --number {t.number}: {t.faults[0][:200]}" for t in failed
+    ]
     tried = sum(each.tried for each in tallies)
-    return "\n".join([*lines, f"{len(failed):,} of {tried:,} trials failed" if failed else f"all {tried:,} trials held"])
+    return "\n".join(
+        [*lines, f"{len(failed):,} of {tried:,} trials failed" if failed else f"all {tried:,} trials held"]
+    )
 
 
 @contextmanager
@@ -138,7 +169,9 @@ def place_of(keep: Path | None) -> Iterator[Path]:
     """Where things are made; what runs there ends before it goes."""
     folder = keep or Path(tempfile.mkdtemp(prefix="torture-"))
     folder.mkdir(parents=True, exist_ok=True)
-    os.environ["XDG_STATE_HOME"] = str(folder.resolve() / "state")  # where the key is that checkpoints are signed with
+    os.environ["XDG_STATE_HOME"] = str(
+        folder.resolve() / "state"
+    )  # where the key is that checkpoints are signed with
     try:
         yield folder.resolve()
     finally:

@@ -38,7 +38,9 @@ class Contender:
 def measured(words: list[str]) -> int:
     """Run to its end: the most of memory that was resident, pages of files too; by its own word, as what the system counts of a
     process begins with what its parent had."""
-    done = subprocess.run([sys.executable, "-c", PROGRAM, *words], capture_output=True, text=True, cwd=HERE.parent, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *words], capture_output=True, text=True, cwd=HERE.parent, check=False
+    )
     told = re.search(r"VmHWM (\d+)", done.stderr)
     if done.returncode or not told:
         raise SystemExit(f"llamatrain {' '.join(words)} failed: {done.stderr[-1000:]}")
@@ -47,7 +49,9 @@ def measured(words: list[str]) -> int:
 
 def ours(name: str, base: Path, text: Path, folder: Path, options: list[str]) -> Contender:
     words = [str(base), str(text), "--iters", str(STEPS), *options]
-    plan = subprocess.run([*COMMAND, "plan", "finetune", *words, "--json"], cwd=HERE.parent, capture_output=True, check=True)
+    plan = subprocess.run(
+        [*COMMAND, "plan", "finetune", *words, "--json"], cwd=HERE.parent, capture_output=True, check=True
+    )
 
     def run() -> tuple[list[float], int]:
         out = folder / "run"
@@ -60,7 +64,16 @@ def ours(name: str, base: Path, text: Path, folder: Path, options: list[str]) ->
 
 def pefts(python: str, shape: str, mode: str, threads: int) -> Contender:
     ctx, batch = ROWS[shape]
-    words = [python, str(HERE / "peft_step.py"), shape, str(ctx), str(batch), str(threads), mode, str(STEPS - 1)]
+    words = [
+        python,
+        str(HERE / "peft_step.py"),
+        shape,
+        str(ctx),
+        str(batch),
+        str(threads),
+        mode,
+        str(STEPS - 1),
+    ]
 
     def run() -> tuple[list[float], int]:
         done = subprocess.run(words, capture_output=True, text=True, check=False)
@@ -73,7 +86,12 @@ def pefts(python: str, shape: str, mode: str, threads: int) -> Contender:
 
 
 def has_peft(python: str) -> bool:
-    return subprocess.run([python, "-c", "import peft, transformers"], capture_output=True, check=False).returncode == 0
+    return (
+        subprocess.run(
+            [python, "-c", "import peft, transformers"], capture_output=True, check=False
+        ).returncode
+        == 0
+    )
 
 
 def contenders(
@@ -87,17 +105,40 @@ def contenders(
     for kind in types:
         base = folder / f"{kind}.gguf"
         subprocess.run(
-            [sys.executable, HERE / "random_model.py", base, "--shape", shape, "--type", kind], check=True, stdout=sys.stderr
+            [sys.executable, HERE / "random_model.py", base, "--shape", shape, "--type", kind],
+            check=True,
+            stdout=sys.stderr,
         )
         for precision in precisions:
             for cache in ("off", "bf16") if precision == "bf16" else ("off",):
-                options = ["--ctx", ctx, "--batch", batch, "--cache-base", cache, "--precision", precision, "--threads", threads]
-                mine.append(ours(f"{kind} {precision} {cache}", base, text, folder, [str(option) for option in options]))
-    theirs = [pefts(peer, shape, mode, threads) for mode in ("eager", "compiled")] if peer and has_peft(peer) else []
+                options = [
+                    "--ctx",
+                    ctx,
+                    "--batch",
+                    batch,
+                    "--cache-base",
+                    cache,
+                    "--precision",
+                    precision,
+                    "--threads",
+                    threads,
+                ]
+                mine.append(
+                    ours(
+                        f"{kind} {precision} {cache}", base, text, folder, [str(option) for option in options]
+                    )
+                )
+    theirs = (
+        [pefts(peer, shape, mode, threads) for mode in ("eager", "compiled")]
+        if peer and has_peft(peer)
+        else []
+    )
     return mine, theirs
 
 
-def bench(types: list[str], shape: str, precisions: list[str], threads: int, rounds: int, peer: str | None) -> int:
+def bench(
+    types: list[str], shape: str, precisions: list[str], threads: int, rounds: int, peer: str | None
+) -> int:
     ctx, batch = ROWS[shape]
     with tempfile.TemporaryDirectory() as folder:
         mine, theirs = contenders(types, shape, precisions, threads, peer, Path(folder))
@@ -108,8 +149,16 @@ def bench(types: list[str], shape: str, precisions: list[str], threads: int, rou
     columns = f"{'tokens/s':>9} {'slowest..fastest':>17} {'peak MB':>9} {'planned MB':>11} {'plan/peak':>10} {'x peft':>7}"
     print(f"\n{shape}, ctx {ctx}, batch {batch}, rank 8 on all linear weights\n\n{'run':18} {columns}")
     for each in (*mine, *theirs):
-        rate, low, high = (ctx * batch / s for s in (median(each.seconds), max(each.seconds), min(each.seconds)))
-        planned = f"{each.planned / 1e6:11.1f} {each.planned / each.peak:10.3f}" if each.planned else f"{'-':>11} {'-':>10}"
+        rate, low, high = (
+            ctx * batch / s for s in (median(each.seconds), max(each.seconds), min(each.seconds))
+        )
+        planned = (
+            f"{each.planned / 1e6:11.1f} {each.planned / each.peak:10.3f}"
+            if each.planned
+            else f"{'-':>11} {'-':>10}"
+        )
         ratio = f"{best * rate / ctx / batch:7.2f}" if best else f"{'-':>7}"
-        print(f"{each.name:18} {rate:9.1f} {f'{low:.4g}..{high:.4g}':>17} {each.peak / 1e6:9.1f} {planned} {ratio}")
+        print(
+            f"{each.name:18} {rate:9.1f} {f'{low:.4g}..{high:.4g}':>17} {each.peak / 1e6:9.1f} {planned} {ratio}"
+        )
     return 0

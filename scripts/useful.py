@@ -64,10 +64,14 @@ def theirs(words: list[str]) -> dict[str, float]:
 
 
 def written(path: Path, count: int) -> None:
-    path.write_text("".join(json.dumps(each._asdict()).replace("answer", "completion") + "\n" for each in pairs(count)))
+    path.write_text(
+        "".join(json.dumps(each._asdict()).replace("answer", "completion") + "\n" for each in pairs(count))
+    )
 
 
-def epochs(folder: Path, shape: str, kind: str, count: int, chats: int, threads: int, peer: str | None) -> Iterator[Epoch]:
+def epochs(
+    folder: Path, shape: str, kind: str, count: int, chats: int, threads: int, peer: str | None
+) -> Iterator[Epoch]:
     written(folder / "chats.jsonl", count)
     written(folder / "some.jsonl", min(count, JUDGED))
     base = folder / "base.gguf"
@@ -83,7 +87,9 @@ def arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--shape", choices=ROWS, default="small")
     command.add_argument("--type", default="q8_0")
     command.add_argument("--count", type=int, default=1000, help="chats")
-    command.add_argument("--chats", type=int, default=BATCH, help="of a step without packing; a row has about three")
+    command.add_argument(
+        "--chats", type=int, default=BATCH, help="of a step without packing; a row has about three"
+    )
     command.add_argument("--rounds", type=int, default=2)
     command.add_argument("--peer", default=sys.executable, help="a Python that has transformers and peft")
 

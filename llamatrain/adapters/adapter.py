@@ -48,7 +48,9 @@ class Adapter:
 
     def scaled(self, by: float) -> Self:
         """The same, so many times as strong."""
-        return replace(self, pairs={name: replace(pair, scale=by * pair.scale) for name, pair in self.pairs.items()})
+        return replace(
+            self, pairs={name: replace(pair, scale=by * pair.scale) for name, pair in self.pairs.items()}
+        )
 
     def without(self, names: Collection[str]) -> Self:
         return replace(self, pairs={name: pair for name, pair in self.pairs.items() if name not in names})
@@ -101,7 +103,9 @@ def half_of(found: Halves, source: Path, name: str, suffixes: Mapping[str, Half]
             if half in found.setdefault(weight, {}):
                 raise FileError(f"{source}: {quoted(name)} is there twice")
             return weight, half
-    raise FileError(f"{source}: {quoted(name)} is no part of an adapter; their names end with {' or '.join(suffixes)}")
+    raise FileError(
+        f"{source}: {quoted(name)} is no part of an adapter; their names end with {' or '.join(suffixes)}"
+    )
 
 
 def check_halves(source: Path, found: Halves, architecture: Architecture[Any, Any]) -> None:
@@ -114,7 +118,9 @@ def check_halves(source: Path, found: Halves, architecture: Architecture[Any, An
             raise FileError(f"{source}: {quoted(name)} has a factor {there}, and {missing} is missing")
         a, b = halves["a"], halves["b"]
         if a.shape[turned(architecture, name)] != b.shape[1]:
-            raise FileError(f"{source}: {quoted(name)}: factors a {list(a.shape)} and b {list(b.shape)} share no rank")
+            raise FileError(
+                f"{source}: {quoted(name)}: factors a {list(a.shape)} and b {list(b.shape)} share no rank"
+            )
 
 
 # ---- for those that use adapters -------------------------------------------
@@ -124,7 +130,9 @@ def check(adapter: Adapter, h: Hyperparameters, base: object) -> None:
     """The adapter must be one for the base: its architecture, the names and shapes of its weights; and have sound numbers."""
     theirs, ours = adapter.architecture, h.architecture
     if theirs is not ours:
-        raise FileError(f"{adapter.source}: an adapter for the architecture {theirs.name!r}; {base} is a {ours.name}")
+        raise FileError(
+            f"{adapter.source}: an adapter for the architecture {theirs.name!r}; {base} is a {ours.name}"
+        )
     shapes = h.shapes
     for name in adapter.pairs:
         kind = ours.kind(name)
@@ -149,7 +157,9 @@ def check(adapter: Adapter, h: Hyperparameters, base: object) -> None:
         check_numbers(adapter, name)
 
 
-def factors_of(adapter: Adapter, h: Hyperparameters, base: object) -> dict[str, tuple[np.ndarray, np.ndarray, float]]:
+def factors_of(
+    adapter: Adapter, h: Hyperparameters, base: object
+) -> dict[str, tuple[np.ndarray, np.ndarray, float]]:
     """Checked, and as graphs take them: a, b and the scale by the weight's name."""
     check(adapter, h, base)
     return {name: (pair.a, pair.b, pair.scale) for name, pair in adapter.pairs.items()}

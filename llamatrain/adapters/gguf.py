@@ -6,7 +6,16 @@ from typing import Any, Literal
 
 import numpy as np
 
-from llamatrain.adapters.adapter import Adapter, Half, Halves, LoraPair, check_halves, floats, half_of, usual_scale
+from llamatrain.adapters.adapter import (
+    Adapter,
+    Half,
+    Halves,
+    LoraPair,
+    check_halves,
+    floats,
+    half_of,
+    usual_scale,
+)
 from llamatrain.errors import FileError, UsageError
 from llamatrain.gguf import quants
 from llamatrain.gguf.constants import LlamaFileType
@@ -20,7 +29,12 @@ from llamatrain.model.architecture import Architecture
 from llamatrain.model.architectures import USUAL, find
 
 SUFFIXES: dict[str, Half] = {".lora_a": "a", ".lora_b": "b"}
-READABLE = ("F32", "F16", "BF16", "Q8_0")  # as converters write; of smaller types a small file would take much memory
+READABLE = (
+    "F32",
+    "F16",
+    "BF16",
+    "Q8_0",
+)  # as converters write; of smaller types a small file would take much memory
 FILE_TYPES = {"f32": LlamaFileType.ALL_F32, "f16": LlamaFileType.MOSTLY_F16}
 
 
@@ -36,7 +50,9 @@ def adapter_in(gguf: Gguf) -> Adapter:
     if (kind := gguf.value("adapter.type", str)) != "lora":
         raise FileError(f"{path}: an adapter of the type {quoted(kind)}; lora is supported")
     if "adapter.alora.invocation_tokens" in gguf.metadata:
-        raise FileError(f"{path}: an adapter that works only behind certain tokens (aLoRA), which is not supported")
+        raise FileError(
+            f"{path}: an adapter that works only behind certain tokens (aLoRA), which is not supported"
+        )
     try:
         architecture = find(gguf.value("general.architecture", str, USUAL))
     except UsageError as error:
@@ -50,16 +66,24 @@ def read_pairs(gguf: Gguf, architecture: Architecture[Any, Any]) -> Adapter:
     for tensor in gguf.tensors.values():
         name, half = half_of(found, path, tensor.name, SUFFIXES)
         if tensor.type.name not in READABLE:
-            raise FileError(f"{path}: {quoted(tensor.name)} is {tensor.type.name}; adapters are {', '.join(READABLE)}")
+            raise FileError(
+                f"{path}: {quoted(tensor.name)} is {tensor.type.name}; adapters are {', '.join(READABLE)}"
+            )
         found[name][half] = floats(path, tensor.name, tensor.raw, tensor.type)
     check_halves(path, found, architecture)
-    pairs = {name: LoraPair(each["a"], each["b"], usual_scale(alpha, each["b"].shape[1])) for name, each in found.items()}
+    pairs = {
+        name: LoraPair(each["a"], each["b"], usual_scale(alpha, each["b"].shape[1]))
+        for name, each in found.items()
+    }
     name = gguf.value("general.name", str, "")
     return Adapter(source=path, alpha=alpha, pairs=pairs, name=name, architecture=architecture)
 
 
 def write(
-    path: str | Path, adapter: Adapter, kind: Literal["f32", "f16"] = "f32", metadata: Mapping[str, Value] | None = None
+    path: str | Path,
+    adapter: Adapter,
+    kind: Literal["f32", "f16"] = "f32",
+    metadata: Mapping[str, Value] | None = None,
 ) -> None:
     """A file that takes its name when it is whole; `metadata` goes beside the keys that an adapter must have.
 

@@ -54,4 +54,6 @@ def check_ranks(gguf: Gguf, pairs: Mapping[str, LoraPair]) -> None:
     for name, pair in pairs.items():
         key = RANK + pattern_of(name)[0].removesuffix(".weight").removeprefix("blk.{}.")
         if (said := gguf.value(key, int, pair.rank)) != pair.rank:
-            raise FileError(f"{gguf.path}: {key} is {said}, and the factors of {quoted(name)} have a rank of {pair.rank}")
+            raise FileError(
+                f"{gguf.path}: {key} is {said}, and the factors of {quoted(name)} have a rank of {pair.rank}"
+            )

@@ -32,13 +32,19 @@ def listing(path: Path) -> Listing | None:
         if not (folder / peft.CONFIG).exists():
             if any(folder.glob("*.gguf")):
                 raise FileError(folder_told(folder))
-            raise FileError(f"{folder}: this is a folder, without {peft.CONFIG}; a GGUF file or {NEEDED} can be inspected")
+            raise FileError(
+                f"{folder}: this is a folder, without {peft.CONFIG}; a GGUF file or {NEEDED} can be inspected"
+            )
         config, entries = peft.listed(folder)
-        tensors = [ListedTensor(name, each.dtype, each.shape, each.raw.size) for name, each in entries.items()]
+        tensors = [
+            ListedTensor(name, each.dtype, each.shape, each.raw.size) for name, each in entries.items()
+        ]
         return Listing("PEFT", config, tensors)
     if map_file(path).piece(0, len(legacy_bin.MAGIC)) != legacy_bin.MAGIC:
         return None
     values, infos = legacy_bin.listed(path)
     return Listing(
-        "llama.cpp's old finetune", dict(values), [ListedTensor(i.name, i.type.name, i.shape, i.nbytes) for i in infos]
+        "llama.cpp's old finetune",
+        dict(values),
+        [ListedTensor(i.name, i.type.name, i.shape, i.nbytes) for i in infos],
     )

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from llamatrain.model.lora import Weights
 
 
-def opened(gguf: "Gguf", options: AdapterOptions, threads: int) -> "tuple[Hyperparameters, Weights, dict[str, np.ndarray]]":
+def opened(
+    gguf: "Gguf", options: AdapterOptions, threads: int
+) -> "tuple[Hyperparameters, Weights, dict[str, np.ndarray]]":
     """Its numbers, its weights with what adapters add, and their arrays by name."""
     from llamatrain.adapters import read as reading
     from llamatrain.model.hyperparameters import read

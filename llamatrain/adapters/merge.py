@@ -24,7 +24,9 @@ from llamatrain.gguf.writer import new_gguf
 from llamatrain.io.madvise import release
 from llamatrain.io.mapped_file import unchanged
 
-PANEL = 1 << 21  # weights that are in memory at once; of fewer, the threads' meetings cost more than their work
+PANEL = (
+    1 << 21
+)  # weights that are in memory at once; of fewer, the threads' meetings cost more than their work
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,9 @@ def pieces(base: Gguf, adapters: Sequence[Adapter], kind: GgmlType | None = None
     made = []
     for name, tensor in base.tensors.items():
         touching = tuple(each for each in adapters if name in each.pairs and each.pairs[name].scale)
-        wanted = kind if kind and len(tensor.shape) == 2 and tensor.shape[1] % kind.block == 0 else tensor.type
+        wanted = (
+            kind if kind and len(tensor.shape) == 2 and tensor.shape[1] % kind.block == 0 else tensor.type
+        )
         made.append(MergedTensor(tensor, wanted, touching))
     if kind and not any(piece.type is kind for piece in made):
         raise UsageError(
@@ -115,7 +119,10 @@ def write(
     """
     roundings = {piece.base.name: Rounding() for piece in made if piece.rounds}
     place = os.path.realpath(path)  # where a link leads that somebody named for it
-    with new_gguf(place, metadata(base, made, kind), [piece.info for piece in made]) as out, unchanged(base.files):
+    with (
+        new_gguf(place, metadata(base, made, kind), [piece.info for piece in made]) as out,
+        unchanged(base.files),
+    ):
         for piece in made:
             out.write(piece.base.name, told(chunks(piece, threads, roundings.get(piece.base.name)), progress))
     return roundings
@@ -134,7 +141,11 @@ def metadata(base: Gguf, made: Iterable[MergedTensor], kind: GgmlType | None) ->
 def file_type(kind: GgmlType) -> LlamaFileType:
     """What llama.cpp calls files whose matrices are of a type, general.file_type; of K-quants those without a mixture."""
     names = LlamaFileType.__members__
-    return next(names[name] for name in (f"ALL_{kind.name}", f"MOSTLY_{kind.name}", f"MOSTLY_{kind.name}_S") if name in names)
+    return next(
+        names[name]
+        for name in (f"ALL_{kind.name}", f"MOSTLY_{kind.name}", f"MOSTLY_{kind.name}_S")
+        if name in names
+    )
 
 
 def chunks(piece: MergedTensor, threads: int, rounding: Rounding | None = None) -> Iterator[np.ndarray]:
@@ -143,17 +154,23 @@ def chunks(piece: MergedTensor, threads: int, rounding: Rounding | None = None) 
     for lo in range(0, len(rows), step):
         some = rows[lo : lo + step]
         if piece.copied:
-            yield np.array(some)  # the system, unlike this process, would not be told what happened to a file cut short
+            yield np.array(
+                some
+            )  # the system, unlike this process, would not be told what happened to a file cut short
         else:
             values = quants.decode(some, piece.base.type, threads=threads)
             added = add(values, piece.adapters, name, lo)
             written = quants.encode(values, piece.type, threads=threads, name=f"{name}, merged")
             if rounding and added is not None:
                 rounding.added += float(np.vdot(added, added))
-                off = np.subtract(quants.decode(written, piece.type, out=added, threads=threads), values, out=values)
+                off = np.subtract(
+                    quants.decode(written, piece.type, out=added, threads=threads), values, out=values
+                )
                 rounding.off += float(np.vdot(off, off))
             yield written
-        release(rows[: lo + step])  # from the beginning: reading on maps some pages before those that are read
+        release(
+            rows[: lo + step]
+        )  # from the beginning: reading on maps some pages before those that are read
 
 
 def told(parts: Iterable[np.ndarray], progress: Callable[[int], object]) -> Iterator[np.ndarray]:

@@ -13,7 +13,9 @@ LARGEST = 1e6  # of scales: what lies beyond is a damaged file or a slip of the 
 class AdapterOptions(Options, panel="Adapters beside the model"):
     lora: Annotated[
         tuple[Path, ...],
-        Option("An adapter: a GGUF file, a .bin of llama.cpp's old finetune, or a folder of PEFT's; may be repeated."),
+        Option(
+            "An adapter: a GGUF file, a .bin of llama.cpp's old finetune, or a folder of PEFT's; may be repeated."
+        ),
     ] = ()
     lora_scaled: Annotated[
         tuple[tuple[Path, float], ...],

@@ -15,9 +15,24 @@ from typing import Any
 
 import numpy as np
 
-from llamatrain.adapters.adapter import Adapter, Half, Halves, LoraPair, check_halves, floats, half_of, norms_of
+from llamatrain.adapters.adapter import (
+    Adapter,
+    Half,
+    Halves,
+    LoraPair,
+    check_halves,
+    floats,
+    half_of,
+    norms_of,
+)
 from llamatrain.adapters.gguf import folded
-from llamatrain.adapters.safetensors import KINDS, StoredTensor, open_safetensors, read_json, write_safetensors
+from llamatrain.adapters.safetensors import (
+    KINDS,
+    StoredTensor,
+    open_safetensors,
+    read_json,
+    write_safetensors,
+)
 from llamatrain.errors import FileError
 from llamatrain.gguf.parser import quoted
 from llamatrain.io.atomic_write import AtomicFile
@@ -53,7 +68,14 @@ UNSUPPORTED = (
     "monteclora_config",
     "megatron_config",
 )
-STARTS = (True, False, None, "gaussian", "eva", "orthogonal")  # other first weights are taken out of the base's own
+STARTS = (
+    True,
+    False,
+    None,
+    "gaussian",
+    "eva",
+    "orthogonal",
+)  # other first weights are taken out of the base's own
 
 
 # ---- reading ---------------------------------------------------------------
@@ -62,18 +84,27 @@ STARTS = (True, False, None, "gaussian", "eva", "orthogonal")  # other first wei
 def read(folder: Path, h: Hyperparameters) -> Adapter:
     config, source = read_config(folder / CONFIG), folder / WEIGHTS
     if not source.exists() and (folder / PICKLE).exists():
-        raise FileError(f"{folder / PICKLE}: a pickle, which could run anything; save the adapter as safetensors")
+        raise FileError(
+            f"{folder / PICKLE}: a pickle, which could run anything; save the adapter as safetensors"
+        )
     modules, entries = Halves(), open_safetensors(source)
     with unchanged(files_of(entry.raw for entry in entries.values())):
         for name, entry in entries.items():
-            if not name.endswith(".base_layer.weight"):  # the embeddings as they were: PEFT puts them beside their pair
+            if not name.endswith(
+                ".base_layer.weight"
+            ):  # the embeddings as they were: PEFT puts them beside their pair
                 module, half = half_of(modules, source, name.removeprefix(PREFIX), SUFFIXES)
                 modules[module][half] = factor(source, name, entry)
     names = {module: weight_of(source, module, h) for module in modules}
     found = {names[module]: put_right(source, module, halves, h) for module, halves in modules.items()}
     check_halves(source, found, h.architecture)
-    scales = [scale(folder / CONFIG, config, module, halves["b"].shape[1]) for module, halves in modules.items()]
-    pairs = {name: LoraPair(each["a"], each["b"], by) for (name, each), by in zip(found.items(), scales, strict=True)}
+    scales = [
+        scale(folder / CONFIG, config, module, halves["b"].shape[1]) for module, halves in modules.items()
+    ]
+    pairs = {
+        name: LoraPair(each["a"], each["b"], by)
+        for (name, each), by in zip(found.items(), scales, strict=True)
+    }
     return Adapter(source=folder, alpha=float(config["lora_alpha"]), pairs=pairs, architecture=h.architecture)
 
 
@@ -89,18 +120,24 @@ def weight_of(source: Path, module: str, h: Hyperparameters) -> str:
     """The weight's name in GGUF."""
     name = h.architecture.weight_of(module.replace(LANGUAGE, ""))
     if name is None:
-        raise FileError(f"{source}: {quoted(module)} is no module of a {h.architecture.name} that may have an adapter")
+        raise FileError(
+            f"{source}: {quoted(module)} is no module of a {h.architecture.name} that may have an adapter"
+        )
     return name
 
 
-def put_right(source: Path, module: str, halves: dict[Half, np.ndarray], h: Hyperparameters) -> dict[Half, np.ndarray]:
+def put_right(
+    source: Path, module: str, halves: dict[Half, np.ndarray], h: Hyperparameters
+) -> dict[Half, np.ndarray]:
     """A pair's factors as GGUF has them."""
     made, kind = dict(halves), h.kind(weight_of(source, module, h))
     if kind.turned and "a" in made:
         made["a"] = np.ascontiguousarray(made["a"].T)
     if (count := heads_of(kind, h)) and "b" in made:
         if len(made["b"]) % (2 * count):
-            raise FileError(f"{source}: {quoted(module)} gives {len(made['b'])}, which {count} heads do not share in pairs")
+            raise FileError(
+                f"{source}: {quoted(module)} gives {len(made['b'])}, which {count} heads do not share in pairs"
+            )
         made["b"] = interleaved(made["b"], count)
     return made
 
@@ -139,18 +176,26 @@ def read_config(path: Path) -> dict[str, Any]:
         raise FileError(f"{path}: peft_type is {said(config.get('peft_type'))}; LORA is supported")
     for key in UNSUPPORTED:
         if config.get(key):
-            raise FileError(f"{path}: {key} is {said(config[key])}: adapters that are more than plain LoRA are not supported")
+            raise FileError(
+                f"{path}: {key} is {said(config[key])}: adapters that are more than plain LoRA are not supported"
+            )
     if (bias := config.get("bias", "none")) != "none":
         raise FileError(f"{path}: bias is {said(bias)}: trained biases are not supported")
     if (start := config.get("init_lora_weights")) not in STARTS:
-        raise FileError(f"{path}: init_lora_weights is {said(start)}: such adapters go with another base, made when they began")
+        raise FileError(
+            f"{path}: init_lora_weights is {said(start)}: such adapters go with another base, made when they began"
+        )
     for key, smallest in (("r", 1), ("lora_alpha", 0)):
         config[key] = number(path, key, config.get(key, 8), smallest)
     for key in ("rank_pattern", "alpha_pattern"):
         patterns = config.get(key) or {}
         if not isinstance(patterns, dict) or len(patterns) > PATTERNS:
-            raise FileError(f"{path}: {key} is {said(patterns)}; it takes names with numbers, {PATTERNS} at most")
-        config[key] = {matcher(path, key, pattern): number(path, key, value, 0) for pattern, value in patterns.items()}
+            raise FileError(
+                f"{path}: {key} is {said(patterns)}; it takes names with numbers, {PATTERNS} at most"
+            )
+        config[key] = {
+            matcher(path, key, pattern): number(path, key, value, 0) for pattern, value in patterns.items()
+        }
     return config
 
 
@@ -172,7 +217,9 @@ def number(path: Path, key: str, value: Any, smallest: int) -> float:
 def matcher(path: Path, key: str, pattern: str) -> re.Pattern[str]:
     """What PEFT makes of a pattern: any regular expression, some of which take forever. Here only plain names can be."""
     if not re.fullmatch(r"\^?(\w|\\?\.)+\$?", pattern):
-        raise FileError(f"{path}: {key} has the pattern {quoted(pattern)}; only plain names of modules are supported")
+        raise FileError(
+            f"{path}: {key} has the pattern {quoted(pattern)}; only plain names of modules are supported"
+        )
     return re.compile(rf"(.*\.)?({pattern})$")
 
 
@@ -205,7 +252,9 @@ def write(folder: Path, adapter: Adapter, base: str, h: Hyperparameters) -> None
         "base_model_name_or_path": base,
         "r": rank,
         "lora_alpha": int(alpha) if alpha == int(alpha) else alpha,
-        "rank_pattern": {module_of(folder, name, h): pair.rank for name, pair in adapter.pairs.items() if pair.rank != rank},
+        "rank_pattern": {
+            module_of(folder, name, h): pair.rank for name, pair in adapter.pairs.items() if pair.rank != rank
+        },
         "target_modules": targets(adapter, folder, h),
         "bias": "none",
         "lora_dropout": 0.0,
@@ -220,12 +269,18 @@ def write(folder: Path, adapter: Adapter, base: str, h: Hyperparameters) -> None
         file.write(json.dumps(config, indent=2).encode() + b"\n")
 
 
-def parts_of(folder: Path, adapter: Adapter, alpha: float, h: Hyperparameters) -> Iterator[tuple[str, np.ndarray]]:
+def parts_of(
+    folder: Path, adapter: Adapter, alpha: float, h: Hyperparameters
+) -> Iterator[tuple[str, np.ndarray]]:
     for name, pair in adapter.pairs.items():
         a, b, kind = pair.a, folded(alpha, pair), h.kind(name)
         if count := heads_of(kind, h):
             b = halved(b, count)
-        suffixes = (".lora_embedding_A", ".lora_embedding_B") if kind.turned else (".lora_A.weight", ".lora_B.weight")
+        suffixes = (
+            (".lora_embedding_A", ".lora_embedding_B")
+            if kind.turned
+            else (".lora_A.weight", ".lora_B.weight")
+        )
         for suffix, part in zip(suffixes, (a.T if kind.turned else a, b), strict=True):
             yield f"{PREFIX}{module_of(folder, name, h)}{suffix}", part
 

@@ -61,7 +61,9 @@ def read_header(file: MappedFile) -> tuple[dict[str, Any], int]:
     """What the JSON says, and where the data begins."""
     length = LENGTH.unpack_from(file)[0] if len(file) >= LENGTH.size else 0
     if not 0 < length <= min(LONGEST, len(file) - LENGTH.size):
-        raise FileError(f"{file.path}: a head of {length} bytes in a file of {len(file)}; up to {LONGEST} can be: no safetensors")
+        raise FileError(
+            f"{file.path}: a head of {length} bytes in a file of {len(file)}; up to {LONGEST} can be: no safetensors"
+        )
     return read_json(file.path, file.piece(LENGTH.size, length)), LENGTH.size + length
 
 
@@ -87,7 +89,9 @@ def read_entry(path: Path, name: str, said: Any, held: np.ndarray) -> tuple[Stor
     said = said if isinstance(said, dict) else {}
     dtype, shape, place = said.get("dtype"), said.get("shape"), said.get("data_offsets")
     if not (isinstance(dtype, str) and counts(shape) and counts(place) and len(place) == 2):
-        raise FileError(f"{path}: {quoted(name)} lacks a dtype, a shape of whole numbers, or two data_offsets")
+        raise FileError(
+            f"{path}: {quoted(name)} lacks a dtype, a shape of whole numbers, or two data_offsets"
+        )
     lo, hi = place
     if not lo <= hi <= len(held):
         raise FileError(f"{path}: {quoted(name)} lies from byte {lo} to {hi} of {len(held)} bytes of data")
@@ -98,7 +102,11 @@ def read_entry(path: Path, name: str, said: Any, held: np.ndarray) -> tuple[Stor
 
 
 def counts(value: Any) -> bool:
-    return isinstance(value, list) and len(value) <= 8 and all(type(each) is int and 0 <= each < 1 << 62 for each in value)
+    return (
+        isinstance(value, list)
+        and len(value) <= 8
+        and all(type(each) is int and 0 <= each < 1 << 62 for each in value)
+    )
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, np.ndarray]) -> None:

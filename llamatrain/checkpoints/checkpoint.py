@@ -52,7 +52,9 @@ class Checkpoint:
     options: dict[str, Any]  # every one as resolved; JSON
     state: RunState  # without data: that begins anew, with the run's own seed
     optimizer: str  # what it is kept as
-    order: list[str]  # the parameters as they follow each other in flat vectors; other weights are not trained
+    order: list[
+        str
+    ]  # the parameters as they follow each other in flat vectors; other weights are not trained
     # by full name: (n,), (m, n), or (m,) in float64; arrays, or to be written `Coming`; GRADIENTS beside a partial step only
     vectors: dict[str, Any]
     numbers: dict[str, float | int | bool] = field(default_factory=dict)  # by full key: optimizer.<kind>.*
@@ -80,7 +82,9 @@ class Checkpoint:
         cuts = dict(zip(self.order, np.cumsum([0, *sizes[:-1]]), strict=True))
         for name, value in kept.items():
             if isinstance(value, np.ndarray) and value.shape[-1] == sum(sizes):
-                kept[name] = np.concatenate([value[..., cuts[each] : cuts[each] + self.weights[each].size] for each in order], -1)
+                kept[name] = np.concatenate(
+                    [value[..., cuts[each] : cuts[each] + self.weights[each].size] for each in order], -1
+                )
         return kept
 
     def pieces(self, name: str, of: Collection[str] | None = None) -> dict[str, np.ndarray]:
@@ -95,7 +99,9 @@ def write(path: str | Path, checkpoint: Checkpoint, check: Callable[[Path], obje
     """Whole or not at all; the arrays go straight from where they lie to the file, which `check` may look at before it counts."""
     arrays: dict[str, np.ndarray | StreamedVector] = {**checkpoint.weights, **checkpoint.vectors}
     with np.errstate(over="ignore"):  # a loss beyond float32 is infinite there
-        if past := checkpoint.state.stop.past_loss_values:  # the ancestors' ring: that of iteration i at i modulo its length
+        if (
+            past := checkpoint.state.stop.past_loss_values
+        ):  # the ancestors' ring: that of iteration i at i modulo its length
             ring = np.roll(np.array(past, np.float32), checkpoint.state.counters.step % len(past))
             arrays[f"optimizer.{checkpoint.optimizer}.past_loss_values"] = ring
         metadata = {CHECKSUM: u32(0), **_metadata(checkpoint)}
@@ -165,8 +171,17 @@ def sum_of_file(file: np.ndarray) -> int:
 
 def _metadata(checkpoint: Checkpoint) -> dict[str, Value]:
     # where tensors lie is the file's affair, not the model's
-    model = {key: value for key, value in checkpoint.metadata.items() if not key.startswith((*OWN, "general.alignment"))}
-    return {"training.type": string(checkpoint.kind), **model, **dict(_training(checkpoint)), **dict(_optimizer(checkpoint))}
+    model = {
+        key: value
+        for key, value in checkpoint.metadata.items()
+        if not key.startswith((*OWN, "general.alignment"))
+    }
+    return {
+        "training.type": string(checkpoint.kind),
+        **model,
+        **dict(_training(checkpoint)),
+        **dict(_optimizer(checkpoint)),
+    }
 
 
 def _training(checkpoint: Checkpoint) -> Iterator[tuple[str, Value]]:
@@ -195,7 +210,10 @@ def _training(checkpoint: Checkpoint) -> Iterator[tuple[str, Value]]:
         told = {"count": len(left.losses), "losses": left.losses, "extra": {"seconds": left.seconds, **more}}
         yield "training.partial", string(json.dumps(told))
     yield "training.options", string(json.dumps(checkpoint.options))
-    yield "training.extra", string(json.dumps({OWED: state.owed, ENDED: state.ended, **_best(state.best), **checkpoint.extra}))
+    yield (
+        "training.extra",
+        string(json.dumps({OWED: state.owed, ENDED: state.ended, **_best(state.best), **checkpoint.extra})),
+    )
 
 
 def _best(best: Best) -> dict[str, Any]:
@@ -209,7 +227,11 @@ def _best(best: Best) -> dict[str, Any]:
 
 
 def _optimizer(checkpoint: Checkpoint) -> Iterator[tuple[str, Value]]:
-    stop, step, kind = checkpoint.state.stop, checkpoint.state.counters.step, f"optimizer.{checkpoint.optimizer}"
+    stop, step, kind = (
+        checkpoint.state.stop,
+        checkpoint.state.counters.step,
+        f"optimizer.{checkpoint.optimizer}",
+    )
     yield "optimizer.file_version", u32(0)
     yield "optimizer.convergence_past_count", u32(len(stop.past_loss_values))
     yield "optimizer.parameter_count", u64(sum(checkpoint.weights[name].size for name in checkpoint.order))

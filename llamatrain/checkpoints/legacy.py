@@ -36,9 +36,13 @@ def upgraded(gguf: Gguf) -> tuple[Gguf, list[str]]:
     """The same run in the present form, and what of it is lost."""
     kind, optimizer = gguf.value("training.type", str, "train_model"), gguf.value("optimizer.type", str)
     if kind not in PROGRAMS:
-        raise FileError(f"{gguf.path}: a run of llama.cpp's, of type {quoted(kind)}; known are {', '.join(PROGRAMS)}")
+        raise FileError(
+            f"{gguf.path}: a run of llama.cpp's, of type {quoted(kind)}; known are {', '.join(PROGRAMS)}"
+        )
     if optimizer not in ("adam", "lbfgs"):
-        raise FileError(f"{gguf.path}: the optimizer {quoted(optimizer)} is unknown; llama.cpp had adam and lbfgs")
+        raise FileError(
+            f"{gguf.path}: the optimizer {quoted(optimizer)} is unknown; llama.cpp had adam and lbfgs"
+        )
     weights = {name: tensor for name, tensor in gguf.tensors.items() if not name.startswith(OWN)}
     order = order_of(gguf, weights, optimizer, kind == "finetune_lora")
     vectors, kept, notes = moments(gguf) if optimizer == "adam" else history(gguf, order, weights)
@@ -46,7 +50,11 @@ def upgraded(gguf: Gguf) -> tuple[Gguf, list[str]]:
     if kind == "finetune_lora":
         weights, vectors, order, extra = turned_round(gguf, weights, vectors, order)
     metadata = {
-        **{key: value for key, value in gguf.metadata.typed.items() if not key.startswith(OWN) and not _no_token(key, value)},
+        **{
+            key: value
+            for key, value in gguf.metadata.typed.items()
+            if not key.startswith(OWN) and not _no_token(key, value)
+        },
         "training.type": string(kind),
         **_counters(gguf),
         **_stop(gguf, f"optimizer.{optimizer}"),
@@ -80,14 +88,20 @@ def _no_token(key: str, value: Value) -> bool:
 def _counters(gguf: Gguf) -> dict[str, Value]:
     """As they are: version 0 had them in 32 bits, and no epochs."""
     training = [f"training.{name}_count" for name in ("iteration", "sample", "token", "epoch")]
-    kept = {key: gguf.metadata.typed[key] for key in (*training, "optimizer.parameter_count") if key in gguf.metadata}
+    kept = {
+        key: gguf.metadata.typed[key]
+        for key in (*training, "optimizer.parameter_count")
+        if key in gguf.metadata
+    }
     return {"training.epoch_count": u64(0), "training.seconds": number(Kind.FLOAT64, 0.0), **kept}
 
 
 def _stop(gguf: Gguf, prefix: str) -> dict[str, Value]:
     fresh = gguf.value("optimizer.just_initialized", bool, False)
     best = math.inf if fresh else gguf.value(f"{prefix}.best_loss", float)
-    previous = math.nan if fresh else gguf.value(f"{prefix}.previous_loss", float, math.nan)  # L-BFGS has none
+    previous = (
+        math.nan if fresh else gguf.value(f"{prefix}.previous_loss", float, math.nan)
+    )  # L-BFGS has none
     count = 0 if fresh else gguf.value(f"{prefix}.no_improvement_count", int, 0)
     return {
         "training.best_loss": number(Kind.FLOAT64, best),
@@ -116,7 +130,9 @@ def floats(gguf: Gguf, name: str, shape: Sequence[int] | None = None) -> np.ndar
     if tensor.type.name != "F32":
         raise FileError(f"{gguf.path}: {quoted(name)} is {tensor.type.name}, where F32 is needed")
     if shape is not None and tensor.elements != math.prod(shape):
-        raise FileError(f"{gguf.path}: the tensor {name} has the shape {list(tensor.shape)}, where {list(shape)} is needed")
+        raise FileError(
+            f"{gguf.path}: the tensor {name} has the shape {list(tensor.shape)}, where {list(shape)} is needed"
+        )
     found: np.ndarray = tensor.raw.view("<f4").reshape(tensor.shape if shape is None else shape)
     return found
 
@@ -138,13 +154,19 @@ def moments(gguf: Gguf) -> Held:
 def history(gguf: Gguf, order: Order, weights: Tensors) -> Held:
     """Its moves, as many as are sound from the newest on; `end` is where the next one goes, `k` counts them from 1."""
     prefix, size = "optimizer.lbfgs.", sum(weights[name].elements for name in order)
-    most, k, end = (gguf.value(prefix + key, int) for key in ("approx_hessian_count", "line_search_k", "line_search_end"))
+    most, k, end = (
+        gguf.value(prefix + key, int) for key in ("approx_hessian_count", "line_search_k", "line_search_end")
+    )
     fresh = gguf.value("optimizer.just_initialized", bool, False)
     if not 0 <= end < most or size * most > sum(tensor.elements for tensor in gguf.tensors.values()):
-        raise FileError(f"{gguf.path}: a history of {most} moves whose next one goes to place {end} cannot be")
+        raise FileError(
+            f"{gguf.path}: a history of {most} moves whose next one goes to place {end} cannot be"
+        )
     s, y = (floats(gguf, f"{prefix}memory_{name}", (most, size)) for name in "sy")
     with np.errstate(all="ignore"):
-        ys = np.array([np.einsum("i,i", one, other, dtype=np.float64) for one, other in zip(s, y, strict=True)])
+        ys = np.array(
+            [np.einsum("i,i", one, other, dtype=np.float64) for one, other in zip(s, y, strict=True)]
+        )
     places = newest_first(0 if fresh else max(0, min(most, k - 1)), end, most)
     sound = next((count for count, place in enumerate(places) if not 0 < ys[place] < math.inf), len(places))
     vectors = {"memory_s": s, "memory_y": y, "memory_ys": np.where(np.isfinite(ys), ys, 0.0)}
@@ -182,7 +204,10 @@ def turned_round(
     gguf: Gguf, weights: Tensors, vectors: Tensors, order: Order
 ) -> tuple[Tensors, Tensors, Order, dict[str, object]]:
     """Factors as they lie today, the vectors' pieces with them, and what a run keeps of its adapter."""
-    adapter, shapes = legacy_checkpoint.adapter_of(gguf), {name: tensor.shape for name, tensor in weights.items()}
+    adapter, shapes = (
+        legacy_checkpoint.adapter_of(gguf),
+        {name: tensor.shape for name, tensor in weights.items()},
+    )
     pairs = adapter.pairs.items()
     factors = {f"{name}.lora_{half}": getattr(pair, half) for name, pair in pairs for half in ("a", "b")}
     flat = sum(tensor.elements for tensor in weights.values())
@@ -207,6 +232,8 @@ def present(name: str) -> tuple[str, bool]:
     return name, half == "a"
 
 
-def as_today(vectors: np.ndarray, shapes: Mapping[str, tuple[int, ...]], order: Order) -> Iterator[np.ndarray]:
+def as_today(
+    vectors: np.ndarray, shapes: Mapping[str, tuple[int, ...]], order: Order
+) -> Iterator[np.ndarray]:
     for name, piece in pieces(vectors, shapes, order):
         yield (np.swapaxes(piece, -1, -2) if present(name)[1] else piece).reshape(*vectors.shape[:-1], -1)

@@ -16,7 +16,11 @@ Order = tuple[str, ...]  # of weights; of adapters, their factors
 
 def graph(layers: int, flash: bool) -> dict[str, tuple[str, ...]]:
     """The sources of what the loss is made of, in their order; what has none is a weight."""
-    made: dict[str, tuple[str, ...]] = {"loss": ("output", "last"), "last": ("output_norm", f"x{layers}"), "x0": ("token_embd",)}
+    made: dict[str, tuple[str, ...]] = {
+        "loss": ("output", "last"),
+        "last": ("output_norm", f"x{layers}"),
+        "x0": ("token_embd",),
+    }
     for i in range(layers):
         at = f"blk.{i}"
         made |= {
@@ -77,8 +81,15 @@ def same(held: np.ndarray, weights: Mapping[str, np.ndarray]) -> Order | None:
     """The weights one by one, as far as they lie there bit for bit."""
     left, order, at = {**weights}, list[str](), 0
     while left:
-        here = (name for name, weight in left.items() if np.array_equal(weight.ravel()[:16], held[at : at + weight.size][:16]))
-        name = next((each for each in here if np.array_equal(left[each].ravel(), held[at : at + left[each].size])), None)
+        here = (
+            name
+            for name, weight in left.items()
+            if np.array_equal(weight.ravel()[:16], held[at : at + weight.size][:16])
+        )
+        name = next(
+            (each for each in here if np.array_equal(left[each].ravel(), held[at : at + left[each].size])),
+            None,
+        )
         if name is None:
             return None
         order.append(name)

@@ -7,7 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from llamatrain.checkpoints.checkpoint import BEST, CHECKSUM, ENDED, GRADIENTS, OWED, PIECE, VERSION, Checkpoint, sum_of_file
+from llamatrain.checkpoints.checkpoint import (
+    BEST,
+    CHECKSUM,
+    ENDED,
+    GRADIENTS,
+    OWED,
+    PIECE,
+    VERSION,
+    Checkpoint,
+    sum_of_file,
+)
 from llamatrain.checkpoints.legacy import OWN, upgraded
 from llamatrain.data.batches import CursorState
 from llamatrain.errors import FileError
@@ -43,13 +53,21 @@ def checkpoint_in(gguf: Gguf) -> Checkpoint:
     if version in (0, 1):
         gguf, notes = upgraded(gguf)
     elif version != VERSION:
-        raise FileError(f"{path}: checkpoint version {version}; 0 to {VERSION} can be read: a newer llamatrain wrote it")
+        raise FileError(
+            f"{path}: checkpoint version {version}; 0 to {VERSION} can be read: a newer llamatrain wrote it"
+        )
     optimizer, extra = gguf.value("optimizer.type", str), _json(gguf, "training.extra")
     checkpoint = Checkpoint(
         kind=gguf.value("training.type", str),
         # copied, as a run keeps them, and would keep the whole head with them
-        metadata={key: Value(v.kind, bytes(v.raw)) for key, v in gguf.metadata.typed.items() if not key.startswith(OWN)},
-        weights={name: _array(gguf, tensor) for name, tensor in gguf.tensors.items() if not name.startswith(OWN)},
+        metadata={
+            key: Value(v.kind, bytes(v.raw))
+            for key, v in gguf.metadata.typed.items()
+            if not key.startswith(OWN)
+        },
+        weights={
+            name: _array(gguf, tensor) for name, tensor in gguf.tensors.items() if not name.startswith(OWN)
+        },
         options=_json(gguf, "training.options"),
         state=_state(gguf, extra),
         optimizer=optimizer,
@@ -71,20 +89,26 @@ def checkpoint_in(gguf: Gguf) -> Checkpoint:
 def _verify(gguf: Gguf, needed: bool) -> None:
     if CHECKSUM not in gguf.metadata:
         if needed:
-            raise FileError(f"{gguf.path}: {CHECKSUM} is missing, which llamatrain writes: the file is damaged")
+            raise FileError(
+                f"{gguf.path}: {CHECKSUM} is missing, which llamatrain writes: the file is damaged"
+            )
         return
     if not gguf.tensors:
         raise FileError(f"{gguf.path}: there are no tensors in it")
     file = next(iter(gguf.tensors.values())).file
     said, found = gguf.value(CHECKSUM, int), sum_of_file(file)
     if said != found:
-        raise FileError(f"{gguf.path}: the file is damaged: its checksum is {found:08x}, where {said:08x} was written")
+        raise FileError(
+            f"{gguf.path}: the file is damaged: its checksum is {found:08x}, where {said:08x} was written"
+        )
 
 
 def _array(gguf: Gguf, tensor: FileTensor) -> np.ndarray:
     wanted = {"F32": "<f4"} if not tensor.name.startswith("optimizer.") else {"F32": "<f4", "F64": "<f8"}
     if tensor.type.name not in wanted:
-        raise FileError(f"{gguf.path}: {quoted(tensor.name)} is {tensor.type.name}, where {' or '.join(wanted)} is needed")
+        raise FileError(
+            f"{gguf.path}: {quoted(tensor.name)} is {tensor.type.name}, where {' or '.join(wanted)} is needed"
+        )
     return tensor.raw.view(wanted[tensor.type.name])
 
 
@@ -101,7 +125,9 @@ def _json(gguf: Gguf, key: str) -> dict[str, Any]:
         # Halves of a pair in UTF-16 are no text. Others stand for bytes of paths that are not UTF-8.
         json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogateescape")
     except UnicodeEncodeError as error:
-        raise FileError(f"{gguf.path}: {key} holds {error.object[error.start]!a}, which is no character") from error
+        raise FileError(
+            f"{gguf.path}: {key} holds {error.object[error.start]!a}, which is no character"
+        ) from error
     except (ValueError, RecursionError) as error:
         raise FileError(f"{gguf.path}: {key} is no JSON: {error}") from error
     if not isinstance(value, dict):
@@ -149,7 +175,9 @@ def _best(gguf: Gguf, told: Any, done: int) -> Best:
 
 
 def _counters(gguf: Gguf) -> Counters:
-    step, samples, tokens, epoch = (_count(gguf, f"training.{name}_count") for name in ("iteration", "sample", "token", "epoch"))
+    step, samples, tokens, epoch = (
+        _count(gguf, f"training.{name}_count") for name in ("iteration", "sample", "token", "epoch")
+    )
     seconds = gguf.value("training.seconds", float)
     if not 0 <= seconds < LONGEST:
         raise FileError(f"{gguf.path}: training.seconds is {seconds}")
@@ -159,8 +187,13 @@ def _counters(gguf: Gguf) -> Counters:
 def _data(gguf: Gguf) -> CursorState | None:
     if "training.shuffle.seed" not in gguf.metadata:
         return None
-    epoch, position, row = (_count(gguf, f"training.shuffle.{key}") for key in ("epoch", "next_sample", "next_row"))
-    seed, fingerprint = gguf.value("training.shuffle.seed", int), gguf.value("training.shuffle.fingerprint", str)
+    epoch, position, row = (
+        _count(gguf, f"training.shuffle.{key}") for key in ("epoch", "next_sample", "next_row")
+    )
+    seed, fingerprint = (
+        gguf.value("training.shuffle.seed", int),
+        gguf.value("training.shuffle.fingerprint", str),
+    )
     end = _count(gguf, "training.shuffle.end_epoch") if "training.shuffle.end_epoch" in gguf.metadata else 0
     return CursorState(seed=seed, epoch=epoch, position=position, row=row, fingerprint=fingerprint, end=end)
 
@@ -169,9 +202,13 @@ def _stop(gguf: Gguf) -> StopState:
     best, previous = (gguf.value(f"training.{key}", float) for key in ("best_loss", "previous_loss"))
     past = gguf.value("training.past_loss_values", np.ndarray)
     if math.isnan(best) or past.dtype.kind != "f" or not np.isfinite(past).all():
-        raise FileError(f"{gguf.path}: training.best_loss is {best}, and of the past losses not all are numbers")
+        raise FileError(
+            f"{gguf.path}: training.best_loss is {best}, and of the past losses not all are numbers"
+        )
     count = _count(gguf, "training.no_improvement_count")
-    return StopState(best_loss=best, previous_loss=previous, no_improvement_count=count, past_loss_values=past.tolist())
+    return StopState(
+        best_loss=best, previous_loss=previous, no_improvement_count=count, past_loss_values=past.tolist()
+    )
 
 
 def _rewards(gguf: Gguf, kept: object) -> Rewards | None:
@@ -180,14 +217,20 @@ def _rewards(gguf: Gguf, kept: object) -> Rewards | None:
     match kept:
         case [float(), float(), int(), int(), int(), int()] if all(math.isfinite(each) for each in kept):
             return Rewards._make(kept)
-    raise FileError(f"{gguf.path}: training.partial does not hold the rewards of a step's first micro-batches")
+    raise FileError(
+        f"{gguf.path}: training.partial does not hold the rewards of a step's first micro-batches"
+    )
 
 
 def _partial(gguf: Gguf) -> Partial | None:
     if "training.partial" not in gguf.metadata:
         return None
     match _json(gguf, "training.partial"):
-        case {"count": int(count), "losses": list(losses), "extra": {"seconds": int() | float() as seconds, **more}}:
+        case {
+            "count": int(count),
+            "losses": list(losses),
+            "extra": {"seconds": int() | float() as seconds, **more},
+        }:
             sound = all(isinstance(loss, float) and math.isfinite(loss) for loss in losses)
             if 0 < count == len(losses) and sound and 0 <= seconds < LONGEST:
                 return Partial(losses, float(seconds), _rewards(gguf, more.get("rewards")))
@@ -195,7 +238,9 @@ def _partial(gguf: Gguf) -> Partial | None:
 
 
 def _numbers(gguf: Gguf, prefix: str) -> dict[str, float | int | bool]:
-    keys = [key for key in gguf.metadata if key.startswith(prefix) and key.removeprefix(prefix) not in DERIVED]
+    keys = [
+        key for key in gguf.metadata if key.startswith(prefix) and key.removeprefix(prefix) not in DERIVED
+    ]
     found = {key: gguf.metadata[key] for key in keys}
     if wrong := [key for key, value in found.items() if not isinstance(value, int | float)]:
         raise FileError(f"{gguf.path}: {quoted(wrong[0])} is no number")
@@ -228,7 +273,9 @@ def fault(checkpoint: Checkpoint, parameters: int) -> str | None:
 
 def _unfit_vector(checkpoint: Checkpoint, optimizer: type[Optimizer], parameters: int) -> str | None:
     lengths = optimizer.lengths({name: checkpoint.weights[name].shape for name in checkpoint.order})
-    shapes = optimizer.shapes(checkpoint.kept, parameters) | {name: (length,) for name, length in lengths.items()}
+    shapes = optimizer.shapes(checkpoint.kept, parameters) | {
+        name: (length,) for name, length in lengths.items()
+    }
     needed = {optimizer.key(name): shape for name, shape in shapes.items()}
     if missing := needed.keys() - checkpoint.vectors.keys():
         return f"the tensor {min(missing)} is missing"

@@ -24,7 +24,11 @@ def mark(folder: Path, aside: Path) -> str:
 def of(folder: Path) -> list[Path]:
     """Those that were made here."""
     with os.scandir(folder) as found:
-        named = [(folder / each.name, MARKED.fullmatch(each.name)) for each in found if each.is_dir(follow_symlinks=False)]
+        named = [
+            (folder / each.name, MARKED.fullmatch(each.name))
+            for each in found
+            if each.is_dir(follow_symlinks=False)
+        ]
     return [aside for aside, match in named if match and match[1] == mark(folder, aside)]
 
 

@@ -121,7 +121,9 @@ class RunFolder:
         self.aside, self.fresh, self.made = None, False, False
         with suppress(OSError):
             if fresh:  # the checkpoints last: as long as there is one, it is the run that is there
-                for file in sorted(files_of(self.path), key=lambda file: (is_result(file.name), file.name), reverse=True):
+                for file in sorted(
+                    files_of(self.path), key=lambda file: (is_result(file.name), file.name), reverse=True
+                ):
                     file.unlink()
             if aside:
                 asides.put_back(aside)
@@ -275,4 +277,6 @@ def _check_apart(there: list[Path], sources: Iterable[Path]) -> None:
         with suppress(OSError):  # what leads nowhere is none of them
             found = source.stat()
             if (found.st_dev, found.st_ino) in taken:
-                raise FileError(f"{source}: the run would replace what it reads; give another {flag_of('out')}")
+                raise FileError(
+                    f"{source}: the run would replace what it reads; give another {flag_of('out')}"
+                )

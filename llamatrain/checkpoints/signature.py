@@ -60,7 +60,9 @@ def _read_key() -> bytes | None:
     with suppress(OSError):
         if place := _place():
             key, status = content(place, LENGTH)
-            private = os.name != "posix" or (status.st_uid == os.geteuid() and not stat.S_IMODE(status.st_mode) & 0o077)
+            private = os.name != "posix" or (
+                status.st_uid == os.geteuid() and not stat.S_IMODE(status.st_mode) & 0o077
+            )
             return key if private and len(key) == LENGTH else None
     return None
 

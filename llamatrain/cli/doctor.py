@@ -22,8 +22,12 @@ command = application()
 
 @dataclass(frozen=True)
 class DoctorOptions(Options):
-    json: Annotated[bool, replace(JSON, sentence="Print one JSON object: an object for each section, and findings.")] = False
-    clean: Annotated[bool, Option("First remove kernels of other versions and kept tokens, and say how much that was.")] = False
+    json: Annotated[
+        bool, replace(JSON, sentence="Print one JSON object: an object for each section, and findings.")
+    ] = False
+    clean: Annotated[
+        bool, Option("First remove kernels of other versions and kept tokens, and say how much that was.")
+    ] = False
 
 
 @command.command(cls=Command)

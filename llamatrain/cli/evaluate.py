@@ -17,14 +17,20 @@ from llamatrain.data.options import DataOptions
 from llamatrain.preference.options import PreferenceOptions
 from llamatrain.run.request import check_model
 
-OF_COMPARED, OF_TEXT = ("margin", "reward_chosen", "reward_rejected", "answers"), ("perplexity", "bits_per_byte")
+OF_COMPARED, OF_TEXT = (
+    ("margin", "reward_chosen", "reward_rejected", "answers"),
+    ("perplexity", "bits_per_byte"),
+)
 command = application()
 
 
 @dataclass(frozen=True)
 class PrintOptions(Options, panel="Evaluation"):
     json: Annotated[
-        bool, replace(JSON, sentence="Print one JSON object: loss, perplexity, bits_per_byte, tokens, loss_error, ...")
+        bool,
+        replace(
+            JSON, sentence="Print one JSON object: loss, perplexity, bits_per_byte, tokens, loss_error, ..."
+        ),
     ] = False
 
 
@@ -47,7 +53,9 @@ def evaluate(
     found = asdict(evaluated(model, data, options, *parts, said))
     unsaid = {"notes", *(OF_COMPARED if found["answers"] is None else OF_TEXT)}
     values = {
-        name: value if value is not None and math.isfinite(value) else None for name, value in found.items() if name not in unsaid
+        name: value if value is not None and math.isfinite(value) else None
+        for name, value in found.items()
+        if name not in unsaid
     }
     if printing.json:
         print(json.dumps(values))

@@ -33,9 +33,14 @@ command = application()
 class PromptOptions(Options, panel="Text"):
     prompt: Annotated[
         str,
-        Option("The text to go on from; -: read it from standard input.", excludes=(("file", "both say what to go on from"),)),
+        Option(
+            "The text to go on from; -: read it from standard input.",
+            excludes=(("file", "both say what to go on from"),),
+        ),
     ] = ""
-    file: Annotated[Path | None, Option("Read the prompt from a file; a newline at its very end is left out.")] = None
+    file: Annotated[
+        Path | None, Option("Read the prompt from a file; a newline at its very end is left out.")
+    ] = None
 
 
 @command.command(cls=Command)
@@ -46,7 +51,11 @@ def generate(model: Annotated[Path, typer.Argument(metavar="MODEL", parser=a_pat
     A talk (--chat) has several turns, typed or read line by line, through the chat template that MODEL was trained with. Where
     the model's tokens stand for no text (the sine wave's do not), prompt and text are token numbers.
     """
-    options, loading, sampling = build(PromptOptions, said), build(LoadOptions, said), build(SamplingOptions, said)
+    options, loading, sampling = (
+        build(PromptOptions, said),
+        build(LoadOptions, said),
+        build(SamplingOptions, said),
+    )
     chat, lora = build(ChatOptions, said), build(AdapterOptions, said)
     if chat.chat and options.prompt == "-":
         raise UsageError("--chat reads standard input itself, each line as a turn; leave --prompt - out")
@@ -118,8 +127,14 @@ def read_prompt(options: PromptOptions) -> bytes:
     from llamatrain.data.tokenizer import to_bytes
 
     if options.prompt == "-":
-        return limited(sys.stdin.buffer.read(LONGEST + 1), LONGEST, "standard input", NEEDED).removesuffix(b"\n")
-    return contents(options.file, LONGEST, NEEDED).removesuffix(b"\n") if options.file else to_bytes(options.prompt)
+        return limited(sys.stdin.buffer.read(LONGEST + 1), LONGEST, "standard input", NEEDED).removesuffix(
+            b"\n"
+        )
+    return (
+        contents(options.file, LONGEST, NEEDED).removesuffix(b"\n")
+        if options.file
+        else to_bytes(options.prompt)
+    )
 
 
 def say_thought(text: str) -> None:

@@ -24,7 +24,11 @@ def page(command: Any, context: Any) -> str:
     console = Console(highlight=False, soft_wrap=False, emoji=False, markup=False)
     console.width = min(console.width, WIDEST)
     with console.capture() as capture:
-        usage = wrap(" ".join(["Usage:", context.command_path, *pieces(command)]), console.width - 2, break_on_hyphens=False)
+        usage = wrap(
+            " ".join(["Usage:", context.command_path, *pieces(command)]),
+            console.width - 2,
+            break_on_hyphens=False,
+        )
         console.print("", *(f" {line}" for line in usage), "", sep="\n", style="bold")
         for paragraph in cleandoc(command.help or "").split("\n\n"):
             console.print(*(f" {line}" for line in wrap(paragraph, console.width - 2)), "", sep="\n")
@@ -48,7 +52,9 @@ def arguments(command: Any) -> list[Any]:
 
 def panels(command: Any, context: Any) -> dict[str, list[Row]]:
     """Rows by the title of their panel: arguments first, then commands, the options by purpose, and the rest."""
-    found: dict[str, list[Row]] = {"Arguments": [(each.metavar, "", each.help) for each in arguments(command) if each.help]}
+    found: dict[str, list[Row]] = {
+        "Arguments": [(each.metavar, "", each.help) for each in arguments(command) if each.help]
+    }
     if hasattr(command, "list_commands"):
         found["Commands"] = [of_command(name, command, context) for name in command.list_commands(context)]
     for each in command.get_params(context):
@@ -63,7 +69,9 @@ def of_command(name: str, group: Any, context: Any) -> Row:
 
 
 def of_option(option: Any) -> Row:
-    on = option.is_flag and option.show_default  # the other form of what is off does nothing but overrule a file
+    on = (
+        option.is_flag and option.show_default
+    )  # the other form of what is off does nothing but overrule a file
     names = ", ".join([*option.opts, *(option.secondary_opts if on else ())])
     told = [f"[default:{KEPT}{option.show_default}]"] if isinstance(option.show_default, str) else []
     told += ["[required]"] if option.required else []
@@ -75,7 +83,9 @@ def show(console: "Console", title: str, rows: list[Row]) -> None:
     from rich.text import Text
 
     width = console.width - 4
-    column = 0 if console.width < NARROW else min(COLUMN, 2 + max(len(f"{name} {unit}") for name, unit, _ in rows))
+    column = (
+        0 if console.width < NARROW else min(COLUMN, 2 + max(len(f"{name} {unit}") for name, unit, _ in rows))
+    )
     text = Text("\n").join(line for row in rows for line in lines(row, column, width))
     console.print(Panel(text, title=title, title_align="left", border_style="dim"))
 

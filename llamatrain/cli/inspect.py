@@ -34,7 +34,9 @@ command = application()
 
 @dataclass(frozen=True)
 class InspectOptions(Options):
-    json: Annotated[bool, replace(JSON, sentence="Print one JSON object: kind, architecture, metadata, tensors.")] = False
+    json: Annotated[
+        bool, replace(JSON, sentence="Print one JSON object: kind, architecture, metadata, tensors.")
+    ] = False
 
 
 @command.command(cls=ReadOnlyCommand)
@@ -66,7 +68,12 @@ def facts(gguf: "Gguf") -> dict[str, Any]:
 
 def facts_of(other: "Listing") -> dict[str, Any]:
     tensors = list(map(row_of, other.tensors))
-    return {"kind": "adapter", "architecture": None, "metadata": {"format": other.format, **other.metadata}, "tensors": tensors}
+    return {
+        "kind": "adapter",
+        "architecture": None,
+        "metadata": {"format": other.format, **other.metadata},
+        "tensors": tensors,
+    }
 
 
 def row_of(tensor: "ListedTensor") -> dict[str, Any]:
@@ -76,7 +83,10 @@ def row_of(tensor: "ListedTensor") -> dict[str, Any]:
 def listed(gguf: "Gguf") -> "list[ListedTensor]":
     from llamatrain.adapters.listing import ListedTensor
 
-    return [ListedTensor(tensor.name, tensor.type.name, tensor.shape, tensor.nbytes) for tensor in gguf.tensors.values()]
+    return [
+        ListedTensor(tensor.name, tensor.type.name, tensor.shape, tensor.nbytes)
+        for tensor in gguf.tensors.values()
+    ]
 
 
 def plain(value: Any) -> Any:
@@ -101,7 +111,11 @@ def draw(gguf: "Gguf") -> None:
     show(console, "hyperparameters", described(gguf, keys[model], model))
     show(console, "not used here", list(left_aside(gguf)))
     show(console, "vocabulary", vocabulary(gguf, keys["tokenizer."]))
-    show(console, "training state", [row for prefix in TRAINING for row in described(gguf, keys[prefix], "training.")])
+    show(
+        console,
+        "training state",
+        [row for prefix in TRAINING for row in described(gguf, keys[prefix], "training.")],
+    )
     show_tensors(console, listed(gguf))
 
 
@@ -126,7 +140,10 @@ def draw_other(path: Path, other: "Listing") -> None:
     console = console_of()
     values = {name: value for name, value in other.metadata.items() if value not in (None, [], {})}
     rows = [(name, value if isinstance(value, str) else json.dumps(value)) for name, value in values.items()]
-    cut = [(name, text if len(text) <= LONGEST else f"{text[:LONGEST]}... ({len(text):,} characters)") for name, text in rows]
+    cut = [
+        (name, text if len(text) <= LONGEST else f"{text[:LONGEST]}... ({len(text):,} characters)")
+        for name, text in rows
+    ]
     show(console, str(path), [("kind", "adapter"), ("format", other.format), *cut])
     show_tensors(console, other.tensors)
 
@@ -201,9 +218,16 @@ def show_tensors(console: "Console", tensors: Iterable["ListedTensor"]) -> None:
     if not groups:
         return
     table = Table(box=None, padding=(0, 1, 0, 2), show_footer=True, header_style="dim", footer_style="bold")
-    parameters = {kind: 0 if kind == "optimizer" else sum(math.prod(t.shape) for t in group) for kind, group in groups.items()}
+    parameters = {
+        kind: 0 if kind == "optimizer" else sum(math.prod(t.shape) for t in group)
+        for kind, group in groups.items()
+    }
     sizes = {kind: sum(tensor.nbytes for tensor in group) for kind, group in groups.items()}
-    columns = [("tensors", {kind: len(group) for kind, group in groups.items()}), ("parameters", parameters), ("bytes", sizes)]
+    columns = [
+        ("tensors", {kind: len(group) for kind, group in groups.items()}),
+        ("parameters", parameters),
+        ("bytes", sizes),
+    ]
     table.add_column("type", "total")
     for name, column in columns:
         table.add_column(name, f"{sum(column.values()):,}", justify="right")

@@ -77,10 +77,30 @@ MADE_OF_SEVERAL = {  # and whether it takes a value; their help shows one for th
 }
 ALONE = ("--use-flash", "--use-checkpointing", "--no-checkpointing", *flag_hints.ALONE)
 SAME = (  # here as there, where they could be said with `_` for `-`
-    *("--only-write-model", "--only-write-lora", "--model-out", "--lora-out", "--checkpoint-in", "--checkpoint-out"),
-    *("--pattern-fn-it", "--fn-latest", "--save-every", "--grad-acc", "--sample-start", "--include-sample-start"),
+    *(
+        "--only-write-model",
+        "--only-write-lora",
+        "--model-out",
+        "--lora-out",
+        "--checkpoint-in",
+        "--checkpoint-out",
+    ),
+    *(
+        "--pattern-fn-it",
+        "--fn-latest",
+        "--save-every",
+        "--grad-acc",
+        "--sample-start",
+        "--include-sample-start",
+    ),
     *("--overlapping-samples", "--fill-with-next-samples", "--separate-with-eos", "--separate-with-bos"),
-    *("--no-separate-with-eos", "--no-separate-with-bos", "--sample-random-offsets", "--force-reshuffle", "--no-flash"),
+    *(
+        "--no-separate-with-eos",
+        "--no-separate-with-bos",
+        "--sample-random-offsets",
+        "--force-reshuffle",
+        "--no-flash",
+    ),
     *("--norm-rms-eps", "--rope-freq-base", "--rope-freq-scale", "--lora-alpha", "--lora-r", "--lora-scaled"),
 )
 OFF = {  # theirs were off below 0, too: what says so here
@@ -96,10 +116,14 @@ class LegacyCommandLine:
     """What was said, in the words of today."""
 
     words: list[str] = field(default_factory=list)
-    arguments: dict[str, list[str]] = field(default_factory=lambda: {BASE: [], DATA: []})  # that were said by an option
+    arguments: dict[str, list[str]] = field(
+        default_factory=lambda: {BASE: [], DATA: []}
+    )  # that were said by an option
     others: list[str] = field(default_factory=list)  # that stand among the words
     rest: list[str] = field(default_factory=list)  # behind two dashes
-    values: dict[str, tuple[str, str]] = field(default_factory=dict)  # of options: the name that it was said by, and the value
+    values: dict[str, tuple[str, str]] = field(
+        default_factory=dict
+    )  # of options: the name that it was said by, and the value
     made_of: dict[str, str] = field(default_factory=dict)
     named: dict[str, str] = field(default_factory=dict)  # by their old names, what they are called here
     notes: list[str] = field(default_factory=list)
@@ -112,7 +136,9 @@ class LegacyCommandLine:
         """What it was said to be; two names for one thing may not differ."""
         other, before = self.values.get(option, (by, value))
         if other != by and not alike(before, value):
-            raise UsageError(f"{other} {before} and {by} {value} differ, and mean the same option; leave one of them out")
+            raise UsageError(
+                f"{other} {before} and {by} {value} differ, and mean the same option; leave one of them out"
+            )
         self.values[option] = by, value
 
     @property
@@ -130,7 +156,11 @@ def alike(one: str, other: str) -> bool:
 def read(words: Sequence[str], table: Mapping[str, str], params: Sequence[Any]) -> LegacyCommandLine:
     """Under today's names what has one; the rest is left to be made of it."""
     options = [each for each in params if each.param_type_name == "option"]
-    takes = {name: 0 if each.is_flag else each.nargs for each in options for name in (*each.opts, *each.secondary_opts)}
+    takes = {
+        name: 0 if each.is_flag else each.nargs
+        for each in options
+        for name in (*each.opts, *each.secondary_opts)
+    }
     single = {each.opts[0] for each in options if not each.multiple and not each.is_flag}
     line = LegacyCommandLine()
     for name, values, said in pieces(words, table, takes):
@@ -172,7 +202,9 @@ def is_below_zero(value: str) -> bool:
     return False
 
 
-def pieces(words: Sequence[str], table: Mapping[str, str], takes: Mapping[str, int]) -> Iterator[tuple[str, list[str], str]]:
+def pieces(
+    words: Sequence[str], table: Mapping[str, str], takes: Mapping[str, int]
+) -> Iterator[tuple[str, list[str], str]]:
     """Options with their values, and how they were said; under no name what is none, or unknown."""
     waiting = deque(words)
     while waiting:
@@ -193,7 +225,9 @@ def pieces(words: Sequence[str], table: Mapping[str, str], takes: Mapping[str, i
         while len(values) < count and waiting:
             values.append(waiting.popleft())
         if len(values) < count:
-            raise UsageError(f"option '{name}' requires {'an argument' if count == 1 else f'{count} arguments'}")
+            raise UsageError(
+                f"option '{name}' requires {'an argument' if count == 1 else f'{count} arguments'}"
+            )
         yield name, values, said
 
 

@@ -14,7 +14,13 @@ from llamatrain.cli.legacy_flags import TABLES, LegacyCommandLine, read
 from llamatrain.config.flag_hints import BASE, DATA
 from llamatrain.errors import LlamatrainError, UsageError
 
-WARMUP, DECAY_STEPS, RESTART, LOWEST, RATE = "100", "1000", "1.1", "0.1", "0.001"  # theirs, where they are not said
+WARMUP, DECAY_STEPS, RESTART, LOWEST, RATE = (
+    "100",
+    "1000",
+    "1.1",
+    "0.1",
+    "0.001",
+)  # theirs, where they are not said
 ONE_ARGUMENT = ("export-lora", "generate")
 LINEAR = "attn_q,attn_k,attn_v,attn_output,ffn_gate,ffn_up,ffn_down"  # what gets an adapter here where nothing else is said
 
@@ -30,7 +36,9 @@ def in_our_words(command: str, words: Sequence[str], params: Sequence[Any]) -> t
             made(line)
         lowest(line, command)
     if line.named:
-        line.notes.insert(0, f"called otherwise here: {', '.join(f'{old} is {new}' for old, new in line.named.items())}")
+        line.notes.insert(
+            0, f"called otherwise here: {', '.join(f'{old} is {new}' for old, new in line.named.items())}"
+        )
     return (line.whole, line.notes) if line.notes or line.changed else ([*words], [])
 
 
@@ -39,7 +47,9 @@ def put(line: LegacyCommandLine, by: str, *pairs: tuple[str, str], why: str = ""
     for option, value in pairs:
         line.say(option, value, by)
         line.words += [option, value]
-    line.notes.append(f"{by} {line.made_of[by]}".rstrip() + f" is {' '.join(' '.join(pair) for pair in pairs)} here{why}")
+    line.notes.append(
+        f"{by} {line.made_of[by]}".rstrip() + f" is {' '.join(' '.join(pair) for pair in pairs)} here{why}"
+    )
 
 
 def iterations(line: LegacyCommandLine) -> None:
@@ -121,7 +131,9 @@ def targets(line: LegacyCommandLine) -> None:
     if more := [name for name in named if name not in LINEAR.split(",")]:
         linear = [] if "--target" in line.words else [LINEAR]
         line.words += ["--target", ",".join([*linear, *more])]
-        line.notes.append(f"a rank of {', '.join(more)} gives it an adapter: --target {','.join([*linear, *more])}")
+        line.notes.append(
+            f"a rank of {', '.join(more)} gives it an adapter: --target {','.join([*linear, *more])}"
+        )
 
 
 def check_arguments(line: LegacyCommandLine, command: str) -> None:
@@ -130,11 +142,17 @@ def check_arguments(line: LegacyCommandLine, command: str) -> None:
 
     named, data = line.arguments[BASE], line.arguments[DATA]
     standing = [word for word in (*line.others, *line.rest) if word == "-" or not word.startswith("-")]
-    first = standing[:1] if command in ONE_ARGUMENT or (command == "finetune" and standing and is_gguf(standing[0])) else []
+    first = (
+        standing[:1]
+        if command in ONE_ARGUMENT or (command == "finetune" and standing and is_gguf(standing[0]))
+        else []
+    )
     bases = [*named, *first]
     if len({*bases}) > 1:
         raise UsageError(f"two models: {bases[0]} and {bases[1]}; leave one of them out")
     others = standing[1:] if first or (command == "finetune" and not named) else standing
     if data and (strange := [each for each in others if each not in data]):
-        raise UsageError(f"--train-data {data[0]} and {strange[0]} differ, and mean the same; leave one of them out")
+        raise UsageError(
+            f"--train-data {data[0]} and {strange[0]} differ, and mean the same; leave one of them out"
+        )
     line.arguments |= {BASE: [] if first else named[:1], DATA: [each for each in data if each not in others]}

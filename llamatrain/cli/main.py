@@ -19,8 +19,22 @@ from llamatrain.platform.terminal import shown, unread
 from llamatrain.report.devnull import nowhere
 
 # Each is a module of this folder with a `command` and little to import at its head; the rest is loaded when it runs.
-COMMANDS = ("doctor", "evaluate", "export-lora", "finetune", "from-scratch", "generate", "inspect", "plan", "preview", "report")
-TOO_MUCH = {"generate": "; what to go on from is said by --prompt 'TEXT'", "export-lora": "; an adapter is named by --lora"}
+COMMANDS = (
+    "doctor",
+    "evaluate",
+    "export-lora",
+    "finetune",
+    "from-scratch",
+    "generate",
+    "inspect",
+    "plan",
+    "preview",
+    "report",
+)
+TOO_MUCH = {
+    "generate": "; what to go on from is said by --prompt 'TEXT'",
+    "export-lora": "; an adapter is named by --lora",
+}
 
 
 class AllCommands(CommandGroup):
@@ -53,7 +67,9 @@ def version(asked: bool) -> None:
 @app.callback()
 def program(
     context: typer.Context,
-    _: Annotated[bool, typer.Option("--version", "-V", callback=version, is_eager=True, help="Show the version.")] = False,
+    _: Annotated[
+        bool, typer.Option("--version", "-V", callback=version, is_eager=True, help="Show the version.")
+    ] = False,
 ) -> None:
     """Train llama models where the llama.cpp world keeps them: in GGUF files."""
     if context.invoked_subcommand is None:
@@ -117,7 +133,9 @@ def misread(error: typer.TyperException) -> str:
     if hasattr(error, "possibilities") and hasattr(error, "option_name"):  # there is no such option
         name, context = error.option_name, getattr(error, "ctx", None)
         known = [
-            option for param in (context.command.params if context else ()) for option in (*param.opts, *param.secondary_opts)
+            option
+            for param in (context.command.params if context else ())
+            for option in (*param.opts, *param.secondary_opts)
         ]
         words, near = f"no such option {cut(name)}", answered(name) or nearest(name, known)
     elif words.startswith("Got unexpected extra"):

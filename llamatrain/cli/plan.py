@@ -35,9 +35,10 @@ NETWORK = Bandwidth(1e10)
 
 @dataclass(frozen=True)
 class PlanOptions(Options, panel="The plan"):
-    json: Annotated[bool, replace(JSON, sentence="Print one JSON object: bytes by what they are for, and how it would run.")] = (
-        False
-    )
+    json: Annotated[
+        bool,
+        replace(JSON, sentence="Print one JSON object: bytes by what they are for, and how it would run."),
+    ] = False
     graph: Annotated[
         Literal["text", "dot", "memory"] | None,
         Option(
@@ -46,7 +47,10 @@ class PlanOptions(Options, panel="The plan"):
     ] = None
     svg: Annotated[
         Path | None,
-        Option("Draw what the memory of a batch of the longest rows holds, call by call, into this file.", unit="FILE"),
+        Option(
+            "Draw what the memory of a batch of the longest rows holds, call by call, into this file.",
+            unit="FILE",
+        ),
     ] = None
     ranks: Annotated[
         int | None,
@@ -59,15 +63,21 @@ class PlanOptions(Options, panel="The plan"):
         ),
     ] = None
     measure: Annotated[
-        bool, Option("Measure how fast this machine is now, instead of using what was measured within the last day.")
+        bool,
+        Option(
+            "Measure how fast this machine is now, instead of using what was measured within the last day."
+        ),
     ] = False
     network: Annotated[
-        Bandwidth | None, Option("The link of each of these machines, such as 1Gbit; else 10Gbit. Takes --ranks.")
+        Bandwidth | None,
+        Option("The link of each of these machines, such as 1Gbit; else 10Gbit. Takes --ranks."),
     ] = None
 
     def agree(self) -> None:
         if self.network is not None and self.ranks is None:
-            raise OptionError(lambda spelt: f"{spelt('network')} means nothing without {spelt('ranks')}; leave it out")
+            raise OptionError(
+                lambda spelt: f"{spelt('network')} means nothing without {spelt('ranks')}; leave it out"
+            )
 
 
 command = application(cls=CommandGroup, invoke_without_command=True)
@@ -77,7 +87,9 @@ command = application(cls=CommandGroup, invoke_without_command=True)
 def plan(context: typer.Context) -> None:
     """What a run would take of memory and time: the same options as the run itself, and nothing is read, written or trained."""
     if context.invoked_subcommand is None:
-        raise UsageError("what to plan is missing: llamatrain plan from-scratch ... or llamatrain plan finetune ...")
+        raise UsageError(
+            "what to plan is missing: llamatrain plan from-scratch ... or llamatrain plan finetune ..."
+        )
 
 
 @command.command("from-scratch", cls=ReadOnlyCommand)
@@ -144,7 +156,12 @@ def in_json(found: "PlannedRun", time: "TimeForecast | str | None") -> dict[str,
         "speed_disturbed": told and told.speeds.disturbed,
     }
     ways = [
-        {"remat": str(each.policy), "splits": each.splits, "cache_base": each.offer.cache, "total": each.total}
+        {
+            "remat": str(each.policy),
+            "splits": each.splits,
+            "cache_base": each.offer.cache,
+            "total": each.total,
+        }
         | {"cost": each.cost / tried[-1].cost}
         for each in (tried if len(tried) > 1 else ())
     ]
@@ -209,18 +226,31 @@ def of_tried(fitted: "FittedRun", time: "TimeForecast | str | None") -> Iterator
     for each in sorted([*others, taken], key=lambda each: each.cost):
         factor = each.cost / taken.cost
         step = f"{time_of_step(told.step * factor):>9}" if told else ""
-        here = "  taken" if each is taken else "  too much" if fitted.most and each.total > fitted.most else ""
+        here = (
+            "  taken" if each is taken else "  too much" if fitted.most and each.total > fitted.most else ""
+        )
         row = f"{each.policy!s:30} {each.splits:>6} {copies[each.offer.cache] if based else '':>9} {Size(each.total).words:>9}"
         yield f"{row} {factor:>7.2f}{step}{here}".rstrip()
 
 
 def of_ranks(told: "ScalingForecast") -> dict[str, Any]:
     rows = [
-        {"ranks": row.ranks, "rows": row.rows, "seconds": row.seconds.total, "seconds_exposed": row.seconds.exposed}
+        {
+            "ranks": row.ranks,
+            "rows": row.rows,
+            "seconds": row.seconds.total,
+            "seconds_exposed": row.seconds.exposed,
+        }
         | {"efficiency": row.efficiency, "efficiency_grown": row.grown}
         for row in told.rows
     ]
-    return {"count": told.step.ranks, "sent": told.sent, "received": told.sent, "pays": told.pays, "steps": rows}
+    return {
+        "count": told.step.ranks,
+        "sent": told.sent,
+        "received": told.sent,
+        "pays": told.pays,
+        "steps": rows,
+    }
 
 
 def lines_of(told: "ScalingForecast", network: Bandwidth) -> Iterator[str]:
@@ -235,9 +265,15 @@ def lines_of(told: "ScalingForecast", network: Bandwidth) -> Iterator[str]:
     yield f"Links of {network.words}, {MESSAGE * 1e6:.0f} µs a message, ranks that differ by {SPREAD * 100:.0f} %.\n"
     yield f"{'ranks':>6} {'rows':>7} {'seconds':>10} {'exposed':>9} {'efficiency':>11} {f'with {rows:,} rows each':>22}"
     for row in told.rows:
-        share, own, grown = (f"{100 * x:.0f} %" for x in (row.seconds.exposed / row.seconds.total, row.efficiency, row.grown))
+        share, own, grown = (
+            f"{100 * x:.0f} %" for x in (row.seconds.exposed / row.seconds.total, row.efficiency, row.grown)
+        )
         yield f"{row.ranks:>6,} {row.rows:>7,} {row.seconds.total:>10.4g} {share:>9} {own:>11} {grown:>22}"
-    ends = f"{2 * told.pays:,} would be {told.more:.2f} times as fast" if told.more else "they are divided no further"
+    ends = (
+        f"{2 * told.pays:,} would be {told.more:.2f} times as fast"
+        if told.more
+        else "they are divided no further"
+    )
     pays = f"Data-parallelism pays up to {told.pays:,} ranks" if told.pays > 1 else "More ranks do not pay"
     yield f"\n{pays} in steps of {rows:,} rows: {ends}."
     yield f"With {rows:,} rows for each, {last.ranks:,} ranks keep {100 * last.grown:.0f} % of their speed."

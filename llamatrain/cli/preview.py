@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llamatrain.cli.typer_app import Command, application, options_of
-from llamatrain.commands.preview import PreviewOptions, open_rows, runs_of, samples, taken, waiting_for_no_compiler
+from llamatrain.commands.preview import (
+    PreviewOptions,
+    open_rows,
+    runs_of,
+    samples,
+    taken,
+    waiting_for_no_compiler,
+)
 from llamatrain.config.common import JSON
 from llamatrain.config.options import Options, build
 from llamatrain.data.options import DataOptions
@@ -33,9 +40,10 @@ command = application()
 
 @dataclass(frozen=True)
 class PrintRowsOptions(Options, panel="Rows"):
-    json: Annotated[bool, replace(JSON, sentence="Print one JSON object a row: tokens, targets, weights, positions, starts.")] = (
-        False
-    )
+    json: Annotated[
+        bool,
+        replace(JSON, sentence="Print one JSON object a row: tokens, targets, weights, positions, starts."),
+    ] = False
 
 
 @command.command(cls=Command)
@@ -74,8 +82,12 @@ def print_rows(rows: "Batches", options: PreviewOptions, tokenizer: "Tokenizer")
         tokens = batch.tokens[number]
         ids = " ".join(map(str, tokens[:SHOWN])) + (" ..." if len(tokens) > SHOWN else "")
         found = list(samples(batch, number))
-        used, trained = (sum(counts) for counts in zip(*((len(s) - 1, (w > 0).sum()) for s, w in found), strict=True))
-        console.print(f"\nrow {shown}: {used} of {len(tokens)} tokens, {trained} trained: {ids}", style="bold")
+        used, trained = (
+            sum(counts) for counts in zip(*((len(s) - 1, (w > 0).sum()) for s, w in found), strict=True)
+        )
+        console.print(
+            f"\nrow {shown}: {used} of {len(tokens)} tokens, {trained} trained: {ids}", style="bold"
+        )
         for sample, kind in zip(found, kinds(batch, number), strict=False):
             console.print(f"{kind}:" if kind else "", end=" " if kind else "", style="bold")
             console.print(marked(sample, tokenizer, console.encoding, coloured))
@@ -100,7 +112,9 @@ def kinds(batch: "Batch", number: int) -> "Iterator[str]":
         yield "" if batch.compared is None else "chosen" if chosen else "rejected"
 
 
-def marked(sample: "tuple[np.ndarray, np.ndarray]", tokenizer: "Tokenizer", encoding: str, coloured: bool) -> "Text":
+def marked(
+    sample: "tuple[np.ndarray, np.ndarray]", tokenizer: "Tokenizer", encoding: str, coloured: bool
+) -> "Text":
     """The text of a sample, with what is trained of it set apart."""
     from rich.text import Text
 

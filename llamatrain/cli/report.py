@@ -17,13 +17,18 @@ command = application()
 class ReportOptions(Options, panel="The page"):
     out: Annotated[
         Path | None,
-        Option("Write the page here; else as report.html into the run's folder, of several as runs.html here.", unit="FILE"),
+        Option(
+            "Write the page here; else as report.html into the run's folder, of several as runs.html here.",
+            unit="FILE",
+        ),
     ] = None
 
 
 @command.command(cls=Command)
 @options_of(ReportOptions)
-def report(runs: Annotated[list[str], typer.Argument(metavar="RUN", help="The folder of a run.")], **said: Any) -> None:
+def report(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN", help="The folder of a run.")], **said: Any
+) -> None:
     """Draw the page of a run again: curves, samples, memory, profile, options and files, in one file for any browser.
 
     Several runs lie over each other: their curves, a table, and the options that differ. Nothing of a run is changed, and

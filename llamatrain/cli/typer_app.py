@@ -50,7 +50,9 @@ class Command(TyperCommand):
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         self.context_settings.setdefault("help_option_names", HELP)
-        for param in self.params:  # typer declares no option that repeats with several values each time, but parses one
+        for param in (
+            self.params
+        ):  # typer declares no option that repeats with several values each time, but parses one
             if isinstance(param, TyperOption) and param.multiple:
                 param.nargs = len((param.metavar or "").split())
                 param.callback = whole if param.nargs > 1 else None
@@ -75,7 +77,9 @@ class Command(TyperCommand):
         if self.several:
             world()
         elif (started := launched()) and started.several:
-            raise UsageError(f"{ctx.command_path} is the work of one process, and {started.words}; start it alone")
+            raise UsageError(
+                f"{ctx.command_path} is the work of one process, and {started.words}; start it alone"
+            )
         with terminal.shown(), self.looking(ctx):
             for note in self.notes:
                 terminal.say(f"note: {note}")
@@ -148,7 +152,9 @@ class CommandGroup(TyperGroup):
 
 def offered(names: Sequence[str], context: Any) -> list[str]:
     """To a shell that completes, the other names, too."""
-    others = [other for other, meant in ALIASES.items() if meant in names] if context.resilient_parsing else []
+    others = (
+        [other for other, meant in ALIASES.items() if meant in names] if context.resilient_parsing else []
+    )
     return [*names, *others]
 
 
@@ -157,7 +163,9 @@ def whole(context: Any, option: Any, given: Any) -> Any:
     names = {name for param in context.command.params for name in (*param.opts, *param.secondary_opts)}
     for values in given or ():
         if strange := next((each for each in values if each in names), None):
-            context.fail(f"{option.opts[0]} takes {option.metavar}, and got {' '.join(values[: values.index(strange)])} alone")
+            context.fail(
+                f"{option.opts[0]} takes {option.metavar}, and got {' '.join(values[: values.index(strange)])} alone"
+            )
     return given
 
 
@@ -174,7 +182,11 @@ def told_better(args: Sequence[str], known: Collection[str]) -> Iterator[None]:
         yield
     except typer.TyperException as error:
         short = getattr(error, "option_name", "")
-        whole = [word for word in args if not word.startswith("--") and word.startswith(short) and f"-{word}" in known]
+        whole = [
+            word
+            for word in args
+            if not word.startswith("--") and word.startswith(short) and f"-{word}" in known
+        ]
         if len(short) == 2 and whole:
             raise UsageError(f"no such option {whole[0]}; did you mean -{whole[0]}?") from None
         raise
@@ -216,11 +228,19 @@ def options_of(
     told = {name: each.default for name, each in options.items()} | dict(defaults or {})
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
-        own = [each for each in inspect.signature(command).parameters.values() if each.kind is not each.VAR_KEYWORD]
+        own = [
+            each
+            for each in inspect.signature(command).parameters.values()
+            if each.kind is not each.VAR_KEYWORD
+        ]
 
         @wraps(command)
         def called(**values: Any) -> Any:
-            said = {name: each.read(values[name]) for name, each in options.items() if values[name] not in (None, (), [])}
+            said = {
+                name: each.read(values[name])
+                for name, each in options.items()
+                if values[name] not in (None, (), [])
+            }
             return command(**{each.name: values[each.name] for each in own}, **said)
 
         parameters = [*own, *(parameter(each, told[name]) for name, each in options.items())]
@@ -238,7 +258,11 @@ def parameter(each: OptionSpec, default: Any) -> inspect.Parameter:
     kind: Any = bool if each.kind is bool else list[Any] | None if each.repeated else Any
     open_ = each.kind is bool and each.optional and default is None
     told = "auto" if open_ else shown(default)
-    settings: dict[str, Any] = {"rich_help_panel": each.panel, "show_default": told, "hidden": each.option.hidden}
+    settings: dict[str, Any] = {
+        "rich_help_panel": each.panel,
+        "show_default": told,
+        "hidden": each.option.hidden,
+    }
     if each.kind is bool:
         flag = f"{flag}/--no-{flag.lstrip('-')}"
     else:

@@ -1,8 +1,9 @@
 """A talk with a model: what is said to it goes through the chat template that it was trained with."""
 
 import shlex
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,7 +22,10 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class ChatOptions(Options, panel="Text"):
     chat: Annotated[
-        bool, Option("Talk: each line is a turn; Ctrl-C ends an answer, Ctrl-D the talk. --prompt or --file is the first turn.")
+        bool,
+        Option(
+            "Talk: each line is a turn; Ctrl-C ends an answer, Ctrl-D the talk. --prompt or --file is the first turn."
+        ),
     ] = False
     system: Annotated[str, Option("What the model is told before the talk.")] = ""
     chat_template: Annotated[Path | None, TEMPLATE] = None
@@ -30,7 +34,11 @@ class ChatOptions(Options, panel="Text"):
     def agree(self) -> None:
         for name in ("system", "chat_template"):
             if getattr(self, name) and not self.chat:
-                raise OptionError(lambda spelt, name=name: f"{spelt(name)} means nothing without {spelt('chat')}; leave it out")  # type: ignore[misc]
+                raise OptionError(partial(self._without_chat, name))
+
+    @staticmethod
+    def _without_chat(name: str, spelt: Callable[[str], str]) -> str:
+        return f"{spelt(name)} means nothing without {spelt('chat')}; leave it out"
 
 
 class Conversation:
@@ -43,12 +51,16 @@ class Conversation:
         from llamatrain.data.warnings import lines, plain_marks
 
         if model.tokenizer is None:
-            raise UsageError(f"{model.gguf.path}: this model's tokens stand for no text: there is nothing to say to it")
+            raise UsageError(
+                f"{model.gguf.path}: this model's tokens stand for no text: there is nothing to say to it"
+            )
         self.model, self.sampling, self.reader = model, sampling, PromptReader(model.tokenizer)
         own = DataOptions(chat_template=options.chat_template).template or model.tokenizer.chat_template
         bos, eos = map(self.reader.text_of, (model.tokenizer.bos, model.tokenizer.eos))
         self.template = ChatTemplate(own or CHATML, bos, eos, self.reader.ends.values())
-        self.messages: list[Message] = [{"role": "system", "content": options.system}] if options.system else []
+        self.messages: list[Message] = (
+            [{"role": "system", "content": options.system}] if options.system else []
+        )
         self.turns, self.prompt = 0, ""
         self.told: dict[str, str] = {} if own else {"fallback": ""}
         if marks := plain_marks(self.template, self.reader):
@@ -71,10 +83,15 @@ class Conversation:
         self.told |= more
         seed = self.sampling.seed
         made = self.model.going_on(
-            tokens, replace(self.sampling, seed=seed if seed < 0 else seed + self.turns), again=True, shown=self.marked_by()
+            tokens,
+            replace(self.sampling, seed=seed if seed < 0 else seed + self.turns),
+            again=True,
+            shown=self.marked_by(),
         )
         pieces = (
-            split_thoughts(made, self.prompt, self.marks) if self.marks else (AnswerPiece(text, thought=False) for text in made)
+            split_thoughts(made, self.prompt, self.marks)
+            if self.marks
+            else (AnswerPiece(text, thought=False) for text in made)
         )
         answer, thoughts = list[str](), list[str]()
         try:
@@ -86,7 +103,9 @@ class Conversation:
             self.messages.append({"role": "assistant", "content": "".join(answer), **thought})
             self.turns += 1
             if thoughts and not answer:
-                self.notes.append("the answer is a thought without an end: a server gives it as reasoning, and no content")
+                self.notes.append(
+                    "the answer is a thought without an end: a server gives it as reasoning, and no content"
+                )
             for note in made.notes:
                 self.tell(note)
 
@@ -107,13 +126,18 @@ class Conversation:
         while True:
             prompt = self.template.render(self.messages, answer_next=True)
             self.prompt = prompt.decode("utf-8", "replace")
-            tokens = [*([] if self.reader.lead is None else [self.reader.lead]), *self.reader.begun(prompt).tolist()]
+            tokens = [
+                *([] if self.reader.lead is None else [self.reader.lead]),
+                *self.reader.begun(prompt).tolist(),
+            ]
             if len(tokens) <= self.model.ctx:
                 return tokens
             turns = [place for place, each in enumerate(self.messages) if each["role"] == "user"]
             if len(turns) == 1 or not self.sampling.ctx_shift:
                 told = f"the talk has {len(tokens)} tokens by now, the context {self.model.ctx}: a larger --ctx takes it, "
-                raise UsageError(told + ("or begin anew" if len(turns) == 1 else "--ctx-shift lets the oldest turns go"))
+                raise UsageError(
+                    told + ("or begin anew" if len(turns) == 1 else "--ctx-shift lets the oldest turns go")
+                )
             del self.messages[turns[0] : turns[(len(turns) + 1) // 2]]
             self.tell("the context is full: the oldest turns of the talk go")
 
@@ -131,10 +155,23 @@ def line_for_llama(
     path: Path, options: ChatOptions, lora: AdapterOptions, sampling: SamplingOptions, ctx: int, prompt: str
 ) -> str:
     """The same in llama.cpp's words: talks are llama-cli's, and what goes on from a text is llama-completion's."""
-    words = ["llama-cli" if options.chat else "llama-completion", "-m", str(path), "-c", str(ctx), "-n", str(sampling.n)]
+    words = [
+        "llama-cli" if options.chat else "llama-completion",
+        "-m",
+        str(path),
+        "-c",
+        str(ctx),
+        "-n",
+        str(sampling.n),
+    ]
     words += ["-s", str(sampling.seed), "--temp", f"{sampling.temp:g}", "--top-k", str(sampling.top_k)]
     words += ["--top-p", f"{sampling.top_p:g}", "--min-p", f"{sampling.min_p:g}"]
-    words += ["--repeat-penalty", f"{sampling.repeat_penalty:g}", "--repeat-last-n", str(sampling.repeat_last_n)]
+    words += [
+        "--repeat-penalty",
+        f"{sampling.repeat_penalty:g}",
+        "--repeat-last-n",
+        str(sampling.repeat_last_n),
+    ]
     words += ["--context-shift", "--keep", str(sampling.keep)] if sampling.ctx_shift else []
     words += [word for text in sampling.stop for word in ("-r", escaped(text))]
     for option, adapters in lora_of(lora).items():
@@ -143,7 +180,11 @@ def line_for_llama(
         words += ["-cnv", "--jinja", *(["-sys", options.system] if options.system else [])]
         if template := options.chat_template:
             given = DataOptions(chat_template=template)
-            named = ["--chat-template", given.template or ""] if given.names_template else ["--chat-template-file", str(template)]
+            named = (
+                ["--chat-template", given.template or ""]
+                if given.names_template
+                else ["--chat-template-file", str(template)]
+            )
             words += named
     else:
         words.append("-no-cnv")
@@ -153,7 +194,10 @@ def line_for_llama(
 
 def lora_of(options: AdapterOptions) -> dict[str, list[str]]:
     plain = [str(adapter) for adapter, scale in options.scaled if scale == 1]
-    return {"--lora": plain, "--lora-scaled": [f"{adapter}:{scale:g}" for adapter, scale in options.scaled if scale != 1]}
+    return {
+        "--lora": plain,
+        "--lora-scaled": [f"{adapter}:{scale:g}" for adapter, scale in options.scaled if scale != 1],
+    }
 
 
 BYTES = range(0xDC80, 0xDD00)  # what Python has in the place of bytes that are not UTF-8

@@ -54,8 +54,12 @@ class Evaluation:
     perplexity: float | None  # None: answers are compared
     bits_per_byte: float | None  # None: its tokens stand for no text
     tokens: int
-    loss_error: float | None = None  # the standard error of the mean; None: it takes two samples, pairs or answers
-    accuracy: float | None = None  # the part of the tokens that were held likeliest, or of the answers judged as they should be
+    loss_error: float | None = (
+        None  # the standard error of the mean; None: it takes two samples, pairs or answers
+    )
+    accuracy: float | None = (
+        None  # the part of the tokens that were held likeliest, or of the answers judged as they should be
+    )
     accuracy_error: float | None = None
     margin: float | None = None  # of answers that are compared
     reward_chosen: float | None = None
@@ -88,8 +92,13 @@ def evaluated(
     h, weights, arrays = opened(gguf, lora, threads)
     tokenizer = tokenizer_of(gguf, h.vocab)
     # each token is judged once
-    once, ctx = replace(data_options, shuffle=False, overlapping_samples=False), options.ctx or min(USUAL_CTX, h.ctx)
-    corpus, _ = made_here_once(lambda: open_corpus(data, tokenizer, once, ctx, 0, KINDS[preference.compare], "judge"))
+    once, ctx = (
+        replace(data_options, shuffle=False, overlapping_samples=False),
+        options.ctx or min(USUAL_CTX, h.ctx),
+    )
+    corpus, _ = made_here_once(
+        lambda: open_corpus(data, tokenizer, once, ctx, 0, KINDS[preference.compare], "judge")
+    )
     rows = rows_of(preference.compare)(corpus, data_options, 0, tokenizer.eos, tokenizer.bos)
     setting = StepSpec(
         h=h,
@@ -115,15 +124,21 @@ def tokenizer_of(gguf: "Gguf", words: int) -> "Tokenizer":
     return tokenizer
 
 
-def check_given(options: EvaluateOptions, preference: PreferenceOptions, lora: AdapterOptions, altered: Collection[str]) -> None:
+def check_given(
+    options: EvaluateOptions, preference: PreferenceOptions, lora: AdapterOptions, altered: Collection[str]
+) -> None:
     for name in MEANINGLESS:
         if name in altered:
-            raise UsageError(f"{flag_of(name)} means nothing here: all DATA is evaluated, each token once; leave it out")
+            raise UsageError(
+                f"{flag_of(name)} means nothing here: all DATA is evaluated, each token once; leave it out"
+            )
     check_evaluated(preference, options.batch, bool(lora.scaled))
     refuse_idle(idle(preference), altered)
 
 
-def runner_of(gguf: "Gguf", setting: "StepSpec", arrays: "Mapping[str, np.ndarray]", rows: "Batches") -> "EvalPrograms":
+def runner_of(
+    gguf: "Gguf", setting: "StepSpec", arrays: "Mapping[str, np.ndarray]", rows: "Batches"
+) -> "EvalPrograms":
     """In memory that is there."""
     from llamatrain.model.load import check_memory
     from llamatrain.train.graphs import StepGraphs
@@ -136,7 +151,11 @@ def runner_of(gguf: "Gguf", setting: "StepSpec", arrays: "Mapping[str, np.ndarra
 
 
 def score(
-    runner: "EvalPrograms", rows: "Batches", tokenizer: "Tokenizer", batch: int, arrays: "Iterable[np.ndarray]"
+    runner: "EvalPrograms",
+    rows: "Batches",
+    tokenizer: "Tokenizer",
+    batch: int,
+    arrays: "Iterable[np.ndarray]",
 ) -> Evaluation:
     """`arrays` are those that the model's file may have. Ranks share the batches out among them."""
     import numpy as np

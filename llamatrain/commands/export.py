@@ -31,27 +31,37 @@ def exported(base: Path, options: ExportOptions, lora: AdapterOptions) -> Merged
     one = summed(adapters)
     if options.peft:
         check_pairs(options.peft, one.pairs, h)
-    made = written(options, one) if options.only_adapter else merged(base, options, lora) if options.out else None
+    made = (
+        written(options, one)
+        if options.only_adapter
+        else merged(base, options, lora)
+        if options.out
+        else None
+    )
     notes = list(made.notes) if made else []
     if options.peft:
         notes += into_folder(options.peft, one, gguf.path, h)
     path, kept = (made.path, made.bytes) if made else (options.peft, 0)
     assert path
-    told = made or Merged(path=path, bytes=kept, tensors=2 * len(one.pairs), merged=0, copied=0, check=None, notes=())
+    told = made or Merged(
+        path=path, bytes=kept, tensors=2 * len(one.pairs), merged=0, copied=0, check=None, notes=()
+    )
     return replace(told, notes=tuple(notes))
 
 
 def check_asked(options: ExportOptions) -> None:
     if not options.out and (options.only_adapter or not options.peft):
         raise UsageError(
-            "missing option '--out'; it names the file to write" + ("" if options.only_adapter else ", as --peft does a folder")
+            "missing option '--out'; it names the file to write"
+            + ("" if options.only_adapter else ", as --peft does a folder")
         )
     alone = options.only_adapter or not options.out
     if alone and options.check:
         raise UsageError("--check compares a model's logits, and no model is written; leave it out")
     if alone and (options.type not in OF_ADAPTERS if options.only_adapter else options.type != "keep"):
         raise UsageError(
-            f"--type {options.type} cannot be an adapter's; " + ("f32 and f16 can" if options.only_adapter else "PEFT's are f32")
+            f"--type {options.type} cannot be an adapter's; "
+            + ("f32 and f16 can" if options.only_adapter else "PEFT's are f32")
         )
 
 
@@ -95,7 +105,9 @@ def written(options: ExportOptions, adapter: "Adapter") -> Merged:
     for line in notes:
         say(f"note: {line}")
     size = out.stat().st_size
-    return Merged(path=out, bytes=size, tensors=2 * len(adapter.pairs), merged=0, copied=0, check=None, notes=notes)
+    return Merged(
+        path=out, bytes=size, tensors=2 * len(adapter.pairs), merged=0, copied=0, check=None, notes=notes
+    )
 
 
 def into_folder(folder: Path, adapter: "Adapter", base: Path, h: "Hyperparameters") -> list[str]:

@@ -30,7 +30,10 @@ PROMPT = "the model has no token that begins a text, so it needs a prompt to go 
 class LoadOptions(Options, panel="Text"):
     ctx: Annotated[
         int | None,
-        replace(CTX, sentence="Tokens of prompt and text together; else what the model was made for, at most 4096."),
+        replace(
+            CTX,
+            sentence="Tokens of prompt and text together; else what the model was made for, at most 4096.",
+        ),
     ] = None
     threads: Annotated[int | None, THREADS] = None
 
@@ -97,9 +100,17 @@ class TextStream:
         shown: Collection[int] = (),
     ) -> None:
         self.shown = shown
-        self.model, self.tokens, self.sampling, self.again, self.notes = model, tokens, sampling, again, list[str]()
+        self.model, self.tokens, self.sampling, self.again, self.notes = (
+            model,
+            tokens,
+            sampling,
+            again,
+            list[str](),
+        )
         if model.ctx > (made := model.h.ctx):
-            self.notes.append(f"the model was made for {made} tokens; with --ctx {model.ctx} its text may lose the thread")
+            self.notes.append(
+                f"the model was made for {made} tokens; with --ctx {model.ctx} its text may lose the thread"
+            )
 
     def __iter__(self) -> Iterator[str]:
         from llamatrain.data.tokenizer import StreamDecoder
@@ -107,7 +118,11 @@ class TextStream:
         from llamatrain.sample.decoder import Generation
         from llamatrain.sample.text import TokenNumbers, stream
 
-        tokenizer, decoder, files = self.model.tokenizer, self.model.taken(), files_of(self.model.arrays.values())
+        tokenizer, decoder, files = (
+            self.model.tokenizer,
+            self.model.taken(),
+            files_of(self.model.arrays.values()),
+        )
         words: TextPieces = StreamDecoder(tokenizer, shown=self.shown) if tokenizer else TokenNumbers()
         ends = tokenizer.ends.all if tokenizer else ()
         keep = self.kept(bool(tokenizer and tokenizer.add_bos))
@@ -120,7 +135,9 @@ class TextStream:
         finally:
             self.model.given_back(decoder)
         if made.ended == "ctx":
-            self.notes.append(f"the context of {self.model.ctx} tokens is full; a larger --ctx takes more, --ctx-shift goes on")
+            self.notes.append(
+                f"the context of {self.model.ctx} tokens is full; a larger --ctx takes more, --ctx-shift goes on"
+            )
 
     def kept(self, begins: bool) -> int | None:
         """Return how many tokens stay where the context is shifted, as llama-server has it; None where it is not.
@@ -146,11 +163,15 @@ def tokenizer_of(gguf: "Gguf", h: "Hyperparameters") -> "Tokenizer | None":
         return None
     tokenizer = load(gguf.metadata, gguf.path)
     if len(tokenizer) != h.vocab:
-        raise FileError(f"{gguf.path}: its vocabulary has {len(tokenizer)} tokens, token_embd.weight {h.vocab} rows")
+        raise FileError(
+            f"{gguf.path}: its vocabulary has {len(tokenizer)} tokens, token_embd.weight {h.vocab} rows"
+        )
     return tokenizer
 
 
-def first_tokens(gguf: "Gguf", tokenizer: "Tokenizer | None", prompt: bytes, most: int) -> tuple[list[int], int]:
+def first_tokens(
+    gguf: "Gguf", tokenizer: "Tokenizer | None", prompt: bytes, most: int
+) -> tuple[list[int], int]:
     """The first of a prompt's tokens, so many at most, and how many it has: one that is too long is counted, not held."""
     if tokenizer is None:
         return first_numbers(prompt, most)
@@ -175,5 +196,7 @@ def first_numbers(prompt: bytes, most: int) -> tuple[list[int], int]:
         if count <= most:
             numbers.append(int(word))
     if not count:
-        raise UsageError("this model's tokens stand for no text: it takes their numbers as a prompt, such as --prompt '0 3 5'")
+        raise UsageError(
+            "this model's tokens stand for no text: it takes their numbers as a prompt, such as --prompt '0 3 5'"
+        )
     return numbers, count

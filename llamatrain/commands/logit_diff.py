@@ -49,7 +49,12 @@ class Comparison:
 
 
 def before_export(
-    gguf: "Gguf", h: "Hyperparameters", adapters: "Sequence[Adapter]", threads: int, text: str, note: Callable[[str], None]
+    gguf: "Gguf",
+    h: "Hyperparameters",
+    adapters: "Sequence[Adapter]",
+    threads: int,
+    text: str,
+    note: Callable[[str], None],
 ) -> LogitsBefore:
     """Compute the logits of the base with its adapters beside it, on the first tokens of a text."""
     from llamatrain.adapters.load_adapted import adapted
@@ -96,7 +101,12 @@ def log_softmax(rows: "np.ndarray") -> "np.ndarray":
 
 
 def logits(
-    gguf: "Gguf", h: "Hyperparameters", weights: "Weights", arrays: "dict[str, np.ndarray]", tokens: list[int], threads: int
+    gguf: "Gguf",
+    h: "Hyperparameters",
+    weights: "Weights",
+    arrays: "dict[str, np.ndarray]",
+    tokens: list[int],
+    threads: int,
 ) -> "np.ndarray":
     """Compute the logits behind each token."""
     import numpy as np
@@ -104,7 +114,9 @@ def logits(
     from llamatrain.model.load import check_memory
     from llamatrain.sample.decoder import Decoder
 
-    check_memory(gguf, Decoder.plan(h, len(tokens), threads, weights=weights).total, "a shorter text for --check")
+    check_memory(
+        gguf, Decoder.plan(h, len(tokens), threads, weights=weights).total, "a shorter text for --check"
+    )
     decoder = Decoder(h, arrays, ctx=len(tokens), threads=threads, weights=weights)
     found = np.array([decoder.feed([token]).copy() for token in tokens])
     if not np.isfinite(found).all():

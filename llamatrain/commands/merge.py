@@ -32,7 +32,8 @@ class ExportOptions(Options, panel="The new model"):
     out: Annotated[Path | None, Option("The file to write.", short="o")] = None
     only_adapter: Annotated[bool, Option("Write the adapters alone, as one that llama.cpp loads.")] = False
     peft: Annotated[
-        Path | None, Option("Write the adapters, as one, for Hugging Face's PEFT into this folder.", unit="FOLDER")
+        Path | None,
+        Option("Write the adapters, as one, for Hugging Face's PEFT into this folder.", unit="FOLDER"),
     ] = None
     type: Annotated[
         Literal[
@@ -53,12 +54,17 @@ class ExportOptions(Options, panel="The new model"):
             "iq4_nl",
             "iq4_xs",
         ],
-        Option("The type of the new model's matrices; keep: that which each has in BASE. Needs no adapter.", unit="TYPE"),
+        Option(
+            "The type of the new model's matrices; keep: that which each has in BASE. Needs no adapter.",
+            unit="TYPE",
+        ),
     ] = "keep"
     overwrite: Annotated[bool, Option("Replace the file --out.")] = False
     check: Annotated[
         str,
-        Option("Compare the logits of BASE with its adapters to those of the new file, on this text, and judge the difference."),
+        Option(
+            "Compare the logits of BASE with its adapters to those of the new file, on this text, and judge the difference."
+        ),
     ] = ""
     threads: Annotated[int | None, THREADS] = None
 
@@ -136,7 +142,9 @@ def prepared(base: Path, out: Path, options: ExportOptions, lora: AdapterOptions
     kind = None if options.type == "keep" else by_name(options.type.upper())
     made = merge.pieces(gguf, adapters, kind)
     check_room(out, size_of(made))
-    return MergePlan(gguf=gguf, h=h, adapters=adapters, made=made, kind=kind, threads=options.threads or cores())
+    return MergePlan(
+        gguf=gguf, h=h, adapters=adapters, made=made, kind=kind, threads=options.threads or cores()
+    )
 
 
 def size_of(made: "Sequence[MergedTensor]") -> int:
@@ -197,10 +205,14 @@ def note_rest(merging: MergePlan) -> None:
     if names := unused(merging.gguf, merging.h):
         merging.note(spare(names, "kept as they are"))
     kind = merging.kind
-    others = [piece.base for piece in merging.made if kind and piece.type is not kind and len(piece.base.shape) == 2]
+    others = [
+        piece.base for piece in merging.made if kind and piece.type is not kind and len(piece.base.shape) == 2
+    ]
     if others and kind:
         more = f" and {len(others) - 1} more keep their" if len(others) > 1 else " keeps its"
-        merging.note(f"{others[0].name}{more} type: rows of {others[0].shape[1]} are no whole blocks of {kind.block}")
+        merging.note(
+            f"{others[0].name}{more} type: rows of {others[0].shape[1]} are no whole blocks of {kind.block}"
+        )
 
 
 # ---- writing ---------------------------------------------------------------
@@ -211,11 +223,17 @@ def write(out: Path, merging: MergePlan) -> None:
 
     made, size = merging.made, size_of(merging.made)
     with bar("merging" if merging.adapters else "converting", total=size, unit="B", unit_scale=True) as told:
-        roundings = merge.write(out, merging.gguf, made, merging.kind, threads=merging.threads, progress=told.update)
+        roundings = merge.write(
+            out, merging.gguf, made, merging.kind, threads=merging.threads, progress=told.update
+        )
     copied = sum(piece.copied for piece in made)
     converted = sum(piece.type is not piece.base.type for piece in made)
     counts = [f"{touched(made)} of {len(made)} tensors merged"] if merging.adapters else []
-    counts += [f"{converted} of {len(made)} tensors converted to {merging.kind.name.lower()}"] if merging.kind else []
+    counts += (
+        [f"{converted} of {len(made)} tensors converted to {merging.kind.name.lower()}"]
+        if merging.kind
+        else []
+    )
     say(f"{out}: {Size(size).words}, {', '.join(counts)}, {copied} copied as they were")
     note_rounding(roundings, merging)
 
@@ -225,7 +243,9 @@ def note_rounding(roundings: "dict[str, Rounding]", merging: MergePlan) -> None:
     if worst and roundings[worst].share > ROUNDED:
         kinds = {piece.type.name for piece in merging.made if piece.rounds}
         finer = "f32" if kinds & {"F16", "BF16"} else "f16" if "Q8_0" in kinds else "q8_0"
-        off, added = (math.fsum(getattr(each, name) for each in roundings.values()) for name in ("off", "added"))
+        off, added = (
+            math.fsum(getattr(each, name) for each in roundings.values()) for name in ("off", "added")
+        )
         merging.note(
             f"rounded to its type, {worst} is off by {roundings[worst].share:.0%} of what was added to it, "
             f"all weights together by {math.sqrt(off / added):.0%}; --type {finer} rounds less"

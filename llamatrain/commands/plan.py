@@ -19,7 +19,9 @@ class RunPlan:
     remat: str
     precision: str
     threads: int
-    tokens_per_second: float | None  # this and what follows: None where it is not known, for the reason in `unknown`
+    tokens_per_second: (
+        float | None
+    )  # this and what follows: None where it is not known, for the reason in `unknown`
     seconds_of_step: float | None
     seconds: float | None  # of all steps that are to come
     speed_measured: float | None  # when this machine's speed was measured: seconds since 1970

@@ -30,7 +30,12 @@ ASKED = 64  # answers that are looked at for an end token
 @dataclass(frozen=True)
 class PreviewOptions(Options, panel="Rows"):
     model: Annotated[Path, Option("The GGUF file whose tokenizer and chat template are used.")]
-    n: Annotated[int, Option("How many rows to show; --json goes on with the next epochs.", unit="ROWS", least=1, most=COUNT)] = 5
+    n: Annotated[
+        int,
+        Option(
+            "How many rows to show; --json goes on with the next epochs.", unit="ROWS", least=1, most=COUNT
+        ),
+    ] = 5
     ctx: Annotated[int | None, ROW] = None
     batch: Annotated[int, replace(BATCH, sentence="Rows in a batch: they share a length.")] = 4
     seed: Annotated[int, replace(SEED, sentence="What the order of the samples follows from.")] = 0
@@ -63,14 +68,22 @@ def previewed(
     """The first rows; no sample is among them twice."""
     with waiting_for_no_compiler(data, data_options):
         opened = open_rows(data, options, data_options, compared)
-        return [row_of(batch, number, opened.tokenizer) for batch, number in taken(opened.rows, options, once=True)]
+        return [
+            row_of(batch, number, opened.tokenizer)
+            for batch, number in taken(opened.rows, options, once=True)
+        ]
 
 
 def row_of(batch: "Batch", number: int, tokenizer: "Tokenizer") -> PreviewRow:
     found = [runs_of(each, tokenizer) for each in samples(batch, number)]
-    facts = {name: getattr(batch, name)[number].tolist() for name in ("tokens", "targets", "weights", "positions", "starts")}
+    facts = {
+        name: getattr(batch, name)[number].tolist()
+        for name in ("tokens", "targets", "weights", "positions", "starts")
+    }
     text = "".join(text for runs in found for text, _ in runs)
-    return PreviewRow(**facts, text=text, trained=[text for runs in found for text, trained in runs if trained])
+    return PreviewRow(
+        **facts, text=text, trained=[text for runs in found for text, trained in runs if trained]
+    )
 
 
 def runs_of(sample: "tuple[np.ndarray, np.ndarray]", tokenizer: "Tokenizer") -> list[tuple[str, bool]]:
@@ -106,16 +119,23 @@ def open_rows(
     gguf = open_gguf(options.model)
     tokenizer = tokenizer_of(gguf)
     ctx = options.ctx or min(CTX, context_of(gguf))
-    corpus, validation = open_corpus(data, tokenizer, data_options, ctx, options.seed, kind=KINDS[compared.compare])
+    corpus, validation = open_corpus(
+        data, tokenizer, data_options, ctx, options.seed, kind=KINDS[compared.compare]
+    )
     rows = rows_of(compared.compare)(corpus, data_options, options.seed, tokenizer.eos, tokenizer.bos)
     told = f"{gguf.path}: tokenizer.ggml.eos_token_id is no token, so answers are trained without an end where models stop"
-    return PreviewRows(rows, tokenizer, corpus, validation, [told] if endless(corpus, tokenizer, gguf) else [])
+    return PreviewRows(
+        rows, tokenizer, corpus, validation, [told] if endless(corpus, tokenizer, gguf) else []
+    )
 
 
 def tokenizer_of(gguf: "Gguf") -> "Tokenizer":
     from llamatrain.data.tokenizer import load
 
-    owners = {"adapter": "an adapter: give its base model", "checkpoint": "a checkpoint: give the model that it trains"}
+    owners = {
+        "adapter": "an adapter: give its base model",
+        "checkpoint": "a checkpoint: give the model that it trains",
+    }
     if gguf.kind in owners and "tokenizer.ggml.model" not in gguf.metadata:
         raise FileError(f"{gguf.path}: has no vocabulary; this is {owners[gguf.kind]}")
     return load(gguf.metadata, gguf.path)
@@ -135,10 +155,14 @@ def endless(corpus: "Dataset", tokenizer: "Tokenizer", gguf: "Gguf") -> bool:
     from llamatrain.gguf.constants import TokenType
 
     eos, kinds = tokenizer.eos, tokenizer.vocabulary.kinds
-    if eos is not None and (eos == gguf.metadata.get("tokenizer.ggml.eos_token_id") or kinds[eos] == TokenType.CONTROL):
+    if eos is not None and (
+        eos == gguf.metadata.get("tokenizer.ggml.eos_token_id") or kinds[eos] == TokenType.CONTROL
+    ):
         return False
     answers = list(corpus.answers(ASKED))
-    return bool(answers) and not any(np.any((tokens == tokenizer.eot) & (weights > 0)) for tokens, weights, _ in answers)
+    return bool(answers) and not any(
+        np.any((tokens == tokenizer.eot) & (weights > 0)) for tokens, weights, _ in answers
+    )
 
 
 def taken(rows: "Batches", options: PreviewOptions, once: bool = False) -> "Iterator[tuple[Batch, int]]":

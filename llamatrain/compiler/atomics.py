@@ -53,7 +53,12 @@ def give_way(typing_context: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         if sys.platform != "win32":
-            builder.call(cgutils.get_or_insert_function(builder.module, ir.FunctionType(ir.IntType(32), []), "sched_yield"), [])
+            builder.call(
+                cgutils.get_or_insert_function(
+                    builder.module, ir.FunctionType(ir.IntType(32), []), "sched_yield"
+                ),
+                [],
+            )
         return context.get_dummy_value()
 
     return types.void(), generate
@@ -63,7 +68,9 @@ def give_way(typing_context: Any) -> Any:
 def pause(typing_context: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         if "x86" in builder.module.triple:
-            spin = cgutils.get_or_insert_function(builder.module, ir.FunctionType(VOID, []), "llvm.x86.sse2.pause")
+            spin = cgutils.get_or_insert_function(
+                builder.module, ir.FunctionType(VOID, []), "llvm.x86.sse2.pause"
+            )
             builder.call(spin, [])
         return context.get_dummy_value()
 

@@ -27,7 +27,9 @@ HELP = "pip install 'llamatrain[compile]' brings a compiler"
 def cache_key() -> str:
     """Of all that decides machine code: the sources, the class of the processor, the compiler."""
     made = [version_of(name) for name in COMPILERS] if compiles() else []
-    return hashlib.sha256(repr((prebuilt.sources(), processor()[:3], sys.platform, made)).encode()).hexdigest()[:16]
+    return hashlib.sha256(
+        repr((prebuilt.sources(), processor()[:3], sys.platform, made)).encode()
+    ).hexdigest()[:16]
 
 
 @cache
@@ -112,13 +114,19 @@ class CodeCache:
         finally:
             self.idle = before
             while self.passed:
-                self.passed.pop().__dict__.pop("address", None)  # it may be compiled when it is asked for again
+                self.passed.pop().__dict__.pop(
+                    "address", None
+                )  # it may be compiled when it is asked for again
 
     def found(self, declared: Compilable) -> int:
         """The address of what need not be compiled; 0 if it must be. An entry is loaded with the bricks that it may call."""
         if declared not in self.there:
             address = self.library(declared.symbol)
-            if not address and compiles() and (not isinstance(declared, KernelEntry) or all(map(self.found, SharedKernel.made))):
+            if (
+                not address
+                and compiles()
+                and (not isinstance(declared, KernelEntry) or all(map(self.found, SharedKernel.made)))
+            ):
                 address = self._kept(declared)
             if address:
                 self.there[declared] = address
@@ -145,7 +153,9 @@ class CodeCache:
             return code
         if not self.relinked:
             self.relinked = True
-            self.say(f"linking kernels that could not be linked when they were compiled (kept in {self.shelf.folder})")
+            self.say(
+                f"linking kernels that could not be linked when they were compiled (kept in {self.shelf.folder})"
+            )
         self.keep(name, sealed(facts, made))
         return made
 
@@ -172,7 +182,9 @@ class CodeCache:
         before = self.shelf.trouble
         self.shelf.put(name, file)
         if self.shelf.trouble != before:
-            self.say(f"kernels are kept for this run alone: {self.shelf.trouble}; {SWITCH} names another folder")
+            self.say(
+                f"kernels are kept for this run alone: {self.shelf.trouble}; {SWITCH} names another folder"
+            )
 
     def announce(self) -> None:
         if self.said:
@@ -182,7 +194,9 @@ class CodeCache:
         if self.shelf.folder and not self.shelf.trouble:
             prune(self.shelf.folder.parent, self.shelf.folder.name)
         if self.shelf.trouble:
-            self.say(f"compiling kernels for this run alone: {self.shelf.trouble}; {SWITCH} names another folder")
+            self.say(
+                f"compiling kernels for this run alone: {self.shelf.trouble}; {SWITCH} names another folder"
+            )
         elif self.shelf.damaged:
             self.say(f"compiling kernels again that were damaged in {self.shelf.folder}")
         elif self.shelf.instead:
@@ -211,7 +225,9 @@ def compiled(declared: Compilable) -> tuple[str, str, bytes]:
         from llamatrain.compiler.emit import object_of
         from llamatrain.compiler.link import loadable
     except Exception as error:  # it is installed, and is not for what else is
-        raise CompilerError(f"the compiler that is installed does not work ({error}); {HELP} that does") from error
+        raise CompilerError(
+            f"the compiler that is installed does not work ({error}); {HELP} that does"
+        ) from error
 
     facts = facts_of(declared)
     return name_of(declared.where.replace(":", "."), facts), facts, loadable(object_of(declared))

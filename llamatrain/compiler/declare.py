@@ -204,7 +204,9 @@ class Function(Compilable):
     def gives(self) -> int:
         """How many integers; -1: none at all."""
         annotation = inspect.signature(self.body).return_annotation
-        return -1 if annotation is None else len(get_args(annotation)) if get_origin(annotation) is tuple else 1
+        return (
+            -1 if annotation is None else len(get_args(annotation)) if get_origin(annotation) is tuple else 1
+        )
 
     @cached_property
     def entered(self) -> Callable[..., None]:
@@ -213,7 +215,9 @@ class Function(Compilable):
     def __call__(self, *args: Any) -> Any:
         if not self.address:
             with np.errstate(over="ignore"):
-                return self.body(*(value.arrays if isinstance(value, HeldFunction) else value for value in args))
+                return self.body(
+                    *(value.arrays if isinstance(value, HeldFunction) else value for value in args)
+                )
         words: list[int] = []
         for value, kinds in zip(args, self.kinds, strict=True):
             words += value.words if isinstance(value, HeldFunction) else _words_of(value, kinds)
@@ -248,7 +252,9 @@ class KernelEntry(Compilable):
             raise TypeError(f"{self.name}: {error}") from None
         values = [part for value in given for part in (value if isinstance(value, tuple) else (value,))]
         words = [_word(value, kind, self.name) for value, kind in zip_longest(values, self.kinds)]
-        return Call(entry=self, words=np.array(words or [0], np.int64), items=items, block=max(1, block), kept=given)
+        return Call(
+            entry=self, words=np.array(words or [0], np.int64), items=items, block=max(1, block), kept=given
+        )
 
 
 class Call(NamedTuple):
@@ -280,7 +286,9 @@ def _words_of(value: Any, kinds: list[Any]) -> list[int]:
             words.append(int(part))
             continue
         if part.dtype != kind.dtype or part.ndim != kind.axes or not part.flags.c_contiguous:
-            raise TypeError(f"an array of {kind.axes} axes of {kind.element} was asked for, not {part.ndim} of {part.dtype}")
+            raise TypeError(
+                f"an array of {kind.axes} axes of {kind.element} was asked for, not {part.ndim} of {part.dtype}"
+            )
         words += (_address(part), *part.shape)
     return words
 

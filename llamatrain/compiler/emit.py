@@ -65,10 +65,16 @@ def surround(module: Any, declared: Compilable, made: Any) -> None:
         parameters = list(declared.arguments.parameters.values())
         for each, kind in zip(parameters, kinds[declared.own :], strict=True):
             values.append(reader.rest() if each.kind is each.VAR_POSITIONAL else reader.value(kind))
-    body = ir.Function(module, context().call_conv.get_function_type(made.fndesc.restype, kinds), made.fndesc.llvm_func_name)
+    body = ir.Function(
+        module, context().call_conv.get_function_type(made.fndesc.restype, kinds), made.fndesc.llvm_func_name
+    )
     _, result = context().call_conv.call_function(builder, body, made.signature.return_type, kinds, values)
     if made.signature.return_type != types.none:
-        parts = cgutils.unpack_tuple(builder, result) if isinstance(made.signature.return_type, types.UniTuple) else [result]
+        parts = (
+            cgutils.unpack_tuple(builder, result)
+            if isinstance(made.signature.return_type, types.UniTuple)
+            else [result]
+        )
         for place, part in enumerate(parts):
             builder.store(part, builder.gep(words, [LONG(place)]))
     builder.ret_void()

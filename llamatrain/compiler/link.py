@@ -26,7 +26,18 @@ def linked(objects: Sequence[bytes], name: str = "kernels") -> bytes:
         for file, code in zip(files, objects, strict=True):
             file.write_bytes(code)
         out = Path(folder, f"{name}.so")
-        how = ["-shared", "-Bsymbolic", "--build-id=none", "-z", "noexecstack", "-z", "max-page-size=4096", "-s", "-o", out.name]
+        how = [
+            "-shared",
+            "-Bsymbolic",
+            "--build-id=none",
+            "-z",
+            "noexecstack",
+            "-z",
+            "max-page-size=4096",
+            "-s",
+            "-o",
+            out.name,
+        ]
         words = [str(linker()), *how, *(file.name for file in files)]
         done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
         if done.returncode:

@@ -10,7 +10,11 @@ from typing import Any
 
 from llamatrain.platform.temp_files import passing_file, removed
 
-ELF, SHARED, TYPE_AT = b"\x7fELF", 3, 16  # of an ELF file: how it begins, the type of a shared library, where it stands
+ELF, SHARED, TYPE_AT = (
+    b"\x7fELF",
+    3,
+    16,
+)  # of an ELF file: how it begins, the type of a shared library, where it stands
 
 Find = Callable[[str], int]  # the address of a symbol; 0 if there is none
 numbers = count()

@@ -11,7 +11,16 @@ from numba.core.registry import CPUDispatcher, cpu_target
 from numba.core.typing.typeof import typeof_impl
 from numba.extending import intrinsic
 
-from llamatrain.compiler.declare import ArrayArg, Float64Arg, Helper, LazyCompiled, Pointer, fields_of, is_named_tuple, kind_of
+from llamatrain.compiler.declare import (
+    ArrayArg,
+    Float64Arg,
+    Helper,
+    LazyCompiled,
+    Pointer,
+    fields_of,
+    is_named_tuple,
+    kind_of,
+)
 
 WORDS = types.CPointer(types.int64)
 
@@ -70,7 +79,9 @@ def pointer_to(element: str) -> Any:
 @intrinsic
 def real_of(typing_context: Any, word: Any) -> Any:
     """The float64 whose bits are `word`."""
-    return types.float64(types.int64), lambda context, builder, signature, args: builder.bitcast(args[0], ir.DoubleType())
+    return types.float64(types.int64), lambda context, builder, signature, args: builder.bitcast(
+        args[0], ir.DoubleType()
+    )
 
 
 def call_by_name(symbol: str) -> Any:
@@ -142,7 +153,10 @@ class ArgReader:
         strides = [ir.Constant(ir.IntType(64), size)]
         for length in shape[:0:-1]:
             strides.insert(0, self.builder.mul(length, strides[0]))
-        whole = {"shape": cgutils.pack_array(self.builder, shape), "strides": cgutils.pack_array(self.builder, strides)}
+        whole = {
+            "shape": cgutils.pack_array(self.builder, shape),
+            "strides": cgutils.pack_array(self.builder, strides),
+        }
         for name, value in whole.items():
             setattr(made, name, value)
         made.data, made.itemsize = data, ir.Constant(ir.IntType(64), size)

@@ -77,12 +77,19 @@ def _run(names: Sequence[str], workers: int) -> int:
         left.put(name)
     started: list[subprocess.Popen[bytes]] = []
     made = list[str]()
-    with contextlib.suppress(OSError), bar("compiling kernels", total=len(names), unit="kernel") as told:  # else it is done here
+    with (
+        contextlib.suppress(OSError),
+        bar("compiling kernels", total=len(names), unit="kernel") as told,
+    ):  # else it is done here
         try:
             for _ in range(workers):
                 words = [sys.executable, "-m", "llamatrain.compiler.parallel"]
-                started.append(subprocess.Popen(words, env=_environment(), stdin=PIPE, stdout=PIPE, stderr=NONE))
-            readers = [threading.Thread(target=_served, args=[one, left, made, told], daemon=True) for one in started]
+                started.append(
+                    subprocess.Popen(words, env=_environment(), stdin=PIPE, stdout=PIPE, stderr=NONE)
+                )
+            readers = [
+                threading.Thread(target=_served, args=[one, left, made, told], daemon=True) for one in started
+            ]
             for reader in readers:
                 launch(reader)
             for reader in readers:
@@ -98,7 +105,9 @@ def _run(names: Sequence[str], workers: int) -> int:
     return len(made)
 
 
-def _served(process: "subprocess.Popen[bytes]", left: "queue.SimpleQueue[str]", made: list[str], told: Any) -> None:
+def _served(
+    process: "subprocess.Popen[bytes]", left: "queue.SimpleQueue[str]", made: list[str], told: Any
+) -> None:
     """Give a process one name after the other, until none is left or it has ended."""
     assert process.stdin and process.stdout
     with contextlib.suppress(OSError, queue.Empty):

@@ -57,7 +57,13 @@ def library() -> tuple[Callable[[str], int], str]:
         return nothing, ""
     except OSError as error:
         return nothing, f"{manifest} cannot be read ({error.strerror or error})"
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):  # it is anything but a manifest
+    except (
+        ValueError,
+        TypeError,
+        LookupError,
+        AttributeError,
+        RecursionError,
+    ):  # it is anything but a manifest
         return nothing, f"{manifest} is damaged"
     if expected is None:
         return nothing, ""

@@ -20,7 +20,9 @@ from llamatrain.platform.open_file import content
 from llamatrain.platform.temp_files import NEW, goes_with_program, removed, sweep
 
 MAGIC = b"llamatrain's machine code 1\n"
-OTHERS = stat.S_IWGRP | stat.S_IWOTH if os.name == "posix" else 0  # rights to write, which change the code that is run
+OTHERS = (
+    stat.S_IWGRP | stat.S_IWOTH if os.name == "posix" else 0
+)  # rights to write, which change the code that is run
 LARGEST = 1 << 26  # bytes of a function's file
 ATTEMPTS = 30  # to write a file: others may remove the folder meanwhile, or what is there and not held yet
 
@@ -60,7 +62,9 @@ class ObjectStore:
 
     def take(self, name: str, facts: str) -> memoryview | None:
         """The code, if it is there and whole."""
-        found = [self.loose[name]] if name in self.loose else (self._read(place, name) for place in self._places)
+        found = (
+            [self.loose[name]] if name in self.loose else (self._read(place, name) for place in self._places)
+        )
         for file in found:
             at = len(MAGIC) + hashlib.sha256().digest_size
             code = memoryview(file or b"")[at:]

@@ -33,7 +33,15 @@ class Codegen(codegen.AOTCPUCodegen):
 
     def optimise(self, module: Any) -> None:
         """The passes of Numba's, over all that has become one module."""
-        for how in ({"loop_vectorize": self._loopvect, "slp_vectorize": False, "opt": self._opt_level, "cost": "cheap"}, {}):
+        for how in (
+            {
+                "loop_vectorize": self._loopvect,
+                "slp_vectorize": False,
+                "opt": self._opt_level,
+                "cost": "cheap",
+            },
+            {},
+        ):
             passes, builder = self._module_pass_manager(**how)
             passes.run(module, builder)
 

@@ -46,7 +46,9 @@ def _atomic(name: str) -> LazyCompiled:
     return LazyCompiled(lambda: getattr(import_module("llamatrain.compiler.atomics"), name))
 
 
-enter, fetch_add, load, store, give_way, pause = map(_atomic, ("enter", "fetch_add", "load", "store", "give_way", "pause"))
+enter, fetch_add, load, store, give_way, pause = map(
+    _atomic, ("enter", "fetch_add", "load", "store", "give_way", "pause")
+)
 
 
 # ---- compiled --------------------------------------------
@@ -135,7 +137,9 @@ def follow(team, thread):
 
 @cache
 def _getcpu() -> Callable[[], int] | None:
-    found: Callable[[], int] | None = getattr(ctypes.CDLL(None), "sched_getcpu", None) if sys.platform == "linux" else None
+    found: Callable[[], int] | None = (
+        getattr(ctypes.CDLL(None), "sched_getcpu", None) if sys.platform == "linux" else None
+    )
     return found
 
 
@@ -163,7 +167,9 @@ class ThreadPool:
         with self.turn:
             try:
                 self._lead(table, rows, threads - 1)
-            except BaseException:  # a signal's: nobody stays in a table that is given up, whose memory will be another's
+            except (
+                BaseException
+            ):  # a signal's: nobody stays in a table that is given up, whose memory will be another's
                 lead.entered(table, 0, self.at, 0)
                 raise
 

@@ -184,4 +184,10 @@ def answered(option: str) -> str:
     if said in ANSWERS:
         return f"; {ANSWERS[said]}"
     known = {**GENERATORS, **TUNERS, **SHAPES, **TRAINERS}.get(said, "")
-    return f"; it is called {known} here" if known.startswith("-") else "; it is named without an option" if known else ""
+    return (
+        f"; it is called {known} here"
+        if known.startswith("-")
+        else "; it is named without an option"
+        if known
+        else ""
+    )

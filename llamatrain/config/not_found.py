@@ -29,19 +29,25 @@ def missing(path: Path, told: str = "No such file or directory") -> MissingError
 
 def near_to(path: Path) -> str:
     with suppress(OSError, ValueError), os.scandir(path.parent) as beside:
-        close = get_close_matches(path.name, sorted({each.name for each in islice(beside, LOOKED_AT)} - {path.name}), 1, ALIKE)
+        close = get_close_matches(
+            path.name, sorted({each.name for each in islice(beside, LOOKED_AT)} - {path.name}), 1, ALIKE
+        )
         return f"; did you mean {path.parent / close[0]}?" if close else ""
     return ""
 
 
 def missing_model(path: Path) -> MissingError:
-    if (hosted := HOSTED.fullmatch(str(path))) and (hosted["type"] or "hf.co/" in str(path) or "huggingface.co/" in str(path)):
+    if (hosted := HOSTED.fullmatch(str(path))) and (
+        hosted["type"] or "hf.co/" in str(path) or "huggingface.co/" in str(path)
+    ):
         kind = f", such as the one of type {hosted['type']}" if hosted["type"] else ""
         would = f"get a GGUF file of https://huggingface.co/{hosted['repository']}{kind}, and name that file"
         return MissingError(f"{path}: no such file, and nothing is fetched: {would}")
     if HUB.fullmatch(str(path)) and path.suffix != ".gguf" and not path.parent.exists():
         would = f"fetch one (such as from {path.name}-GGUF there), or make it with {CONVERTER}"
-        return MissingError(f"{path}: no such file; if that is a model of Hugging Face's, it is needed as GGUF: {would}")
+        return MissingError(
+            f"{path}: no such file; if that is a model of Hugging Face's, it is needed as GGUF: {would}"
+        )
     error = missing(path)
     bare = path.suffix != ".gguf" and path.name == str(path) and "; " not in str(error)
     return MissingError(f"{error}; a model is named by its GGUF file") if bare else error
@@ -57,7 +63,9 @@ def missing_adapter(path: Path) -> MissingError:
 def missing_data(name: str, told: str = "no such file or folder") -> MissingError:
     path = Path(name)
     if SWITCH.fullmatch(path.name):
-        return MissingError(f"{name}: {told}; an option that is on or off takes no value: --no-shuffle says that it is off")
+        return MissingError(
+            f"{name}: {told}; an option that is on or off takes no value: --no-shuffle says that it is off"
+        )
     if said := ASSIGNED.fullmatch(name if "/" not in name else path.name):
         return MissingError(f"{name}: {told}; an option is written --{said[1].replace('_', '-')} {said[2]}")
     if path.name[:1] in "\N{EN DASH}\N{EM DASH}\N{MINUS SIGN}":
@@ -65,7 +73,9 @@ def missing_data(name: str, told: str = "no such file or folder") -> MissingErro
     inside = os.path.relpath(name)
     if HUB.fullmatch(inside) and not path.parent.exists() and not path.suffix:
         would = "get its files (Parquet, JSON or CSV) from there, and name them or their folder"
-        return MissingError(f"{inside}: {told}; if that is a dataset of Hugging Face's, nothing is fetched: {would}")
+        return MissingError(
+            f"{inside}: {told}; if that is a dataset of Hugging Face's, nothing is fetched: {would}"
+        )
     if " -" in path.name:
         return MissingError(f"{name}: {told}; quotes that begin before it end too late")
     return missing(path, told)

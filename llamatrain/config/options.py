@@ -102,7 +102,9 @@ class OptionSpec:
     @property
     def named(self) -> str:
         """What its type takes, in words."""
-        return self.option.takes or ", ".join(self.choices) or " and ".join(NAMES[part] for part in self.parts)
+        return (
+            self.option.takes or ", ".join(self.choices) or " and ".join(NAMES[part] for part in self.parts)
+        )
 
     @property
     def takes(self) -> str:
@@ -153,7 +155,9 @@ class OptionSpec:
             raise self.refusal(text, self.named) from None
 
     def refusal(self, value: Any, takes: str) -> OptionError:
-        return self.error(f" {worded(value)} cannot be; it takes {takes}{plainer(value, self.kind, self.choices)}")
+        return self.error(
+            f" {worded(value)} cannot be; it takes {takes}{plainer(value, self.kind, self.choices)}"
+        )
 
     def error(self, told: str) -> OptionError:
         return OptionError(lambda spelt: spelt(self.name) + told)
@@ -203,7 +207,9 @@ class Options:
         for name, each in options.items():
             object.__setattr__(self, name, each.checked(getattr(self, name)))
         off = {name for name, each in options.items() if each.optional and getattr(self, name) is False}
-        said = [name for name, each in options.items() if getattr(self, name) != each.default and name not in off]
+        said = [
+            name for name, each in options.items() if getattr(self, name) != each.default and name not in off
+        ]
         for name in said:
             for other, why in options[name].option.excludes:
                 if other in said:
@@ -231,7 +237,9 @@ def altered(values: Mapping[str, Any], *classes: type, **defaults: Any) -> set[s
     """Return the names of the options that are not at their defaults; a command may have some `defaults` of its own."""
     known = {name: each for cls in classes for name, each in declared(cls).items()}
     usual = {name: each.default for name, each in known.items()} | defaults
-    return {name for name, value in values.items() if name in known and known[name].checked(value) != usual[name]}
+    return {
+        name for name, value in values.items() if name in known and known[name].checked(value) != usual[name]
+    }
 
 
 # ---- plain values, for files -----------------------------------------------

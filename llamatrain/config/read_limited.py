@@ -15,7 +15,9 @@ def contents(path: Path, most: int, needed: str) -> bytes:
     try:
         mode = path.stat().st_mode
         if not (stat.S_ISREG(mode) or (opened and stat.S_ISFIFO(mode))):
-            raise FileError(f"{path}: this is a {'folder' if stat.S_ISDIR(mode) else 'device or pipe'}; {needed} is needed")
+            raise FileError(
+                f"{path}: this is a {'folder' if stat.S_ISDIR(mode) else 'device or pipe'}; {needed} is needed"
+            )
         with path.open("rb") as file:
             return limited(file.read(most + 1), most, str(path), needed)
     except FileNotFoundError:

@@ -20,8 +20,15 @@ def documented(
     usual = {name: each.default for name, each in options.items()} | dict(defaults or {})
 
     def show(function: F) -> F:
-        own = [each for each in inspect.signature(function).parameters.values() if each.kind is not each.VAR_KEYWORD]
-        more = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=of(usual[name])) for name in options]
+        own = [
+            each
+            for each in inspect.signature(function).parameters.values()
+            if each.kind is not each.VAR_KEYWORD
+        ]
+        more = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=of(usual[name]))
+            for name in options
+        ]
         function.__signature__ = inspect.signature(function).replace(parameters=[*own, *more])  # type: ignore[attr-defined]
         told = "\n".join(line for name, each in options.items() for line in lines(name, each, usual[name]))
         function.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\nOptions:\n{told}\n"
@@ -31,7 +38,13 @@ def documented(
 
 
 def of(default: Any) -> Any:
-    return inspect.Parameter.empty if default is MISSING else list(default) if isinstance(default, tuple) else default
+    return (
+        inspect.Parameter.empty
+        if default is MISSING
+        else list(default)
+        if isinstance(default, tuple)
+        else default
+    )
 
 
 def lines(name: str, option: OptionSpec, default: Any) -> Iterator[str]:
@@ -44,4 +57,7 @@ def lines(name: str, option: OptionSpec, default: Any) -> Iterator[str]:
 
 def sentence_of(option: OptionSpec) -> str:
     """What it does, with other options as keywords."""
-    return respelt(option.option.sentence, lambda name: f"{name.removeprefix('no_')}=False" if name.startswith("no_") else name)
+    return respelt(
+        option.option.sentence,
+        lambda name: f"{name.removeprefix('no_')}=False" if name.startswith("no_") else name,
+    )

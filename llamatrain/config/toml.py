@@ -34,20 +34,26 @@ def read_config(path: Path, *classes: type[Options]) -> dict[str, Any]:
     try:
         found = tomllib.loads(raw.decode())
     except (ValueError, RecursionError) as error:  # of TOML, of UTF-8, or a number of thousands of digits
-        raise UsageError(f"{path}: no TOML: {cut(str(error)) or type(error).__name__}; options stand as in lr = 1e-4") from None
+        raise UsageError(
+            f"{path}: no TOML: {cut(str(error)) or type(error).__name__}; options stand as in lr = 1e-4"
+        ) from None
     options = {name: each for cls in classes for name, each in declared(cls).items()}
     values = {}
     for key, value in found.items():
         name = key.replace("-", "_")
         name = name if name in options else f"{name}_"  # of a word that Python keeps for itself
         if isinstance(value, dict):
-            raise UsageError(f"{path}: [{cut(key)}] begins a table; options stand by themselves, as in lr = 1e-4")
+            raise UsageError(
+                f"{path}: [{cut(key)}] begins a table; options stand by themselves, as in lr = 1e-4"
+            )
         if name not in options and (other := answered(key)):
             raise UsageError(
                 f"{path}: the option {worded(key)} is unknown{other.replace('; it is called --', '; it is called ')}"
             )
         if name not in options:
-            raise UsageError(f"{path}: the option {worded(key)} is unknown{nearest(key, map(key_of, options))}")
+            raise UsageError(
+                f"{path}: the option {worded(key)} is unknown{nearest(key, map(key_of, options))}"
+            )
         try:
             values[name] = options[name].checked(value)
         except OptionError as error:
@@ -64,7 +70,9 @@ def told_there(name: str) -> str:
     return f"{key_of(name.removeprefix('no_'))} = false" if name.startswith("no_") else key_of(name)
 
 
-def config_text(head: str, data: tuple[str, ...], options: Sequence[Any], idle: Collection[str], base: str = "") -> str:
+def config_text(
+    head: str, data: tuple[str, ...], options: Sequence[Any], idle: Collection[str], base: str = ""
+) -> str:
     """A file of all options that are set and have an effect, under a comment."""
     import tomli_w
 
@@ -72,6 +80,10 @@ def config_text(head: str, data: tuple[str, ...], options: Sequence[Any], idle: 
     parts = [f"# {line}\n" for line in head.splitlines()]
     parts = ["".join(parts) + tomli_w.dumps({name: value for name, value in arguments.items() if value})]
     for each in options:
-        told = {key_of(name): value for name, value in plain(each).items() if value is not None and name not in idle}
+        told = {
+            key_of(name): value
+            for name, value in plain(each).items()
+            if value is not None and name not in idle
+        }
         parts.append(tomli_w.dumps(told))
     return "\n".join(parts)

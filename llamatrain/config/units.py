@@ -30,7 +30,11 @@ class Size(int):
     def words(self) -> str:
         """With three digits, in thousands."""
         power = min(4, max(0, (len(str(int(self))) - 1) // 3))
-        return f"{self / 1000**power:.3g} {('bytes', 'kB', 'MB', 'GB', 'TB')[power]}" if self < 10**15 else f"{int(self):,} bytes"
+        return (
+            f"{self / 1000**power:.3g} {('bytes', 'kB', 'MB', 'GB', 'TB')[power]}"
+            if self < 10**15
+            else f"{int(self):,} bytes"
+        )
 
 
 class Duration(float):
@@ -39,7 +43,13 @@ class Duration(float):
     @classmethod
     def parse(cls, text: str | float) -> Self:
         found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)\s*([smhd]?)", str(text).strip().lower())
-        seconds = float(text) if isinstance(text, int | float) else float(found[1]) * SECONDS[found[2]] if found else math.nan
+        seconds = (
+            float(text)
+            if isinstance(text, int | float)
+            else float(found[1]) * SECONDS[found[2]]
+            if found
+            else math.nan
+        )
         if not 0 < seconds < math.inf:
             raise UsageError(f"{worded(text)} is no length of time; write it as 90s, 90m or 2h")
         return cls(seconds)
@@ -50,7 +60,9 @@ class Bandwidth(float):
 
     @classmethod
     def parse(cls, text: str | float) -> Self:
-        found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)\s*([kmgt]?)bit(?:/s)?", str(text).strip().lower(), re.ASCII)
+        found = re.fullmatch(
+            r"(\d{1,15}(?:\.\d{1,9})?)\s*([kmgt]?)bit(?:/s)?", str(text).strip().lower(), re.ASCII
+        )
         bits = float(found[1]) * 1000 ** PREFIXES[found[2]] if found else math.nan
         if not 0 < bits <= FASTEST:
             raise UsageError(f"{worded(text)} is no speed of a network; write it as 100Mbit, 1Gbit or 10Gbit")

@@ -76,7 +76,9 @@ def typed(value: Any, kind: Any) -> Any:
         refused_unless(isinstance(value, int | float | str) and not isinstance(value, bool), value)
         refused_unless(isinstance(value, str) or abs(value) < LARGEST, value)  # nor is NaN
         return (
-            value if isinstance(value, kind) else kind.parse(int(value) if kind is Size and not isinstance(value, str) else value)
+            value
+            if isinstance(value, kind)
+            else kind.parse(int(value) if kind is Size and not isinstance(value, str) else value)
         )
     accepted = {float: (int, float), str: (str, int), Path: (str, Path)}.get(kind, kind)
     refused_unless(isinstance(value, accepted) and (kind is bool or not isinstance(value, bool)), value)

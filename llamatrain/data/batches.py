@@ -74,7 +74,9 @@ class PreferenceBatch:
 
     sequences: np.ndarray  # int32 (rows, length)
     chosen: np.ndarray  # bool (rows, length): the tokens of a chosen answer and of its prompt
-    sides: np.ndarray  # float32: 1 for each pair; of answers that are judged one by one 1 or -1; 0: there is none
+    sides: (
+        np.ndarray
+    )  # float32: 1 for each pair; of answers that are judged one by one 1 or -1; 0: there is none
     others: "Batch | None" = None  # the same prompts with answers to others
 
     @property
@@ -93,7 +95,9 @@ class PackingStats(NamedTuple):
     trained: float
 
 
-def lengths_of(ctx: int, options: DataOptions, full: bool, plain: bool, compare: "Compare | None" = None) -> tuple[int, ...]:
+def lengths_of(
+    ctx: int, options: DataOptions, full: bool, plain: bool, compare: "Compare | None" = None
+) -> tuple[int, ...]:
     """The lengths that batches have: one program each. Rows that are full, packed or filled are all as long as can be.
 
     Those of pairs have room for both answers; an answer that is judged alone has one of its own.
@@ -108,7 +112,12 @@ def lengths_of(ctx: int, options: DataOptions, full: bool, plain: bool, compare:
 
 class Batches:
     def __init__(
-        self, corpus: "Dataset", options: DataOptions, seed: int, eos: int | None = None, bos: int | None = None
+        self,
+        corpus: "Dataset",
+        options: DataOptions,
+        seed: int,
+        eos: int | None = None,
+        bos: int | None = None,
     ) -> None:
         self.corpus, self.options, self.ctx = corpus, options, corpus.ctx
         self.padding = next((token for token in (eos, bos) if token is not None), 0)
@@ -138,11 +147,15 @@ class Batches:
     @property
     def state(self) -> CursorState:
         epoch, position = divmod(self._walk.place, len(self.corpus))
-        return CursorState(self.seed, epoch, position, self._walk.row, self.corpus.fingerprint, self._walk.taken, self.end)
+        return CursorState(
+            self.seed, epoch, position, self._walk.row, self.corpus.fingerprint, self._walk.taken, self.end
+        )
 
     def restore(self, state: CursorState) -> bool:
         """Go on where a state was; False where it belongs to other data, or a new shuffle is wanted: then from the start."""
-        same = state.fingerprint in ("", self.corpus.fingerprint) and not (state.fingerprint and self.options.force_reshuffle)
+        same = state.fingerprint in ("", self.corpus.fingerprint) and not (
+            state.fingerprint and self.options.force_reshuffle
+        )
         if not same:
             forced = state.fingerprint == self.corpus.fingerprint  # then the new shuffle is another one
             state = CursorState(mix(state.seed, state.epoch, state.position) >> 33 if forced else self.seed)
@@ -205,7 +218,9 @@ class Batches:
         """The rows that begin with the sample at a place, and the place after them."""
         if self.packs:
             window = range(place, min(place + WINDOW, (place // len(self.corpus) + 1) * len(self.corpus)))
-            return best_fit(dict(zip(window, self._lengths(self.order.among(window)), strict=True)), self.room), window.stop
+            return best_fit(
+                dict(zip(window, self._lengths(self.order.among(window)), strict=True)), self.room
+            ), window.stop
         end = self._filled(place) if self.options.fill_with_next_samples else place + 1
         return [range(place, end)], end
 
@@ -289,7 +304,11 @@ class Batches:
     def laid(self, rows: list[Row], length: int) -> Batch:
         shape = (len(rows), length)
         tokens, targets = np.full(shape, self.padding, np.int32), np.full(shape, self.padding, np.int32)
-        weights, positions, starts = np.zeros(shape, np.float32), np.zeros(shape, np.int32), np.zeros(shape, np.int32)
+        weights, positions, starts = (
+            np.zeros(shape, np.float32),
+            np.zeros(shape, np.int32),
+            np.zeros(shape, np.int32),
+        )
         for number, row in enumerate(rows):
             at = 0
             for piece in row:

@@ -11,7 +11,10 @@ from llamatrain.errors import DataError, UsageError
 
 MESSAGES = ("messages", "conversations", "conversation")  # what a row calls them
 MEDIA = tuple(name for kind in ("image", "video", "audio") for name in (kind, f"{kind}s", f"{kind}_path"))
-ASKS, ANSWERS = ("prompt", "question", "instruction", "query", "input"), ("completion", "answer", "output", "response")
+ASKS, ANSWERS = (
+    ("prompt", "question", "instruction", "query", "input"),
+    ("completion", "answer", "output", "response"),
+)
 USUAL = (("prompt", "completion"), ("question", "answer"), ("instruction", "output"))
 PAIRS = (*USUAL, *((ask, answer) for ask in ASKS for answer in ANSWERS if (ask, answer) not in USUAL))
 WHOLE = (*MESSAGES, "text")
@@ -31,9 +34,13 @@ def mapping_of(text: str) -> dict[str, str]:
     for part in NEXT.split(text) if text else ():
         key, equals, column = part.partition("=")
         if not equals or not column:
-            raise UsageError(f"{worded(part)} names no key and its column; write prompt=question,completion=answer")
+            raise UsageError(
+                f"{worded(part)} names no key and its column; write prompt=question,completion=answer"
+            )
         if key not in KEYS:
-            raise UsageError(f"{worded(key)} is no key of a row{nearest(key, KEYS)}; there are {', '.join(KEYS)}")
+            raise UsageError(
+                f"{worded(key)} is no key of a row{nearest(key, KEYS)}; there are {', '.join(KEYS)}"
+            )
         if key in found or column in found.values():
             raise UsageError(f"{worded(key if key in found else column)} is named twice")
         found[key] = column
@@ -51,7 +58,9 @@ def quoted_name(name: str) -> str:
 
 def told(names: Sequence[str]) -> str:
     more = len(names) - SHOWN
-    return (", ".join(quoted_name(name) for name in names[:SHOWN]) or "none") + (f" and {more} more" if more > 0 else "")
+    return (", ".join(quoted_name(name) for name in names[:SHOWN]) or "none") + (
+        f" and {more} more" if more > 0 else ""
+    )
 
 
 def media_in(names: Sequence[str]) -> dict[str, bool]:
@@ -63,7 +72,10 @@ def in_small_letters(row: dict[str, Any], known: Collection[str] = KEYS) -> dict
     """Write keys as they are known, where they begin with a capital letter."""
     if all(key.islower() for key in row):
         return row
-    return {key.lower() if key.lower() in known and key.lower() not in row else key: value for key, value in row.items()}
+    return {
+        key.lower() if key.lower() in known and key.lower() not in row else key: value
+        for key, value in row.items()
+    }
 
 
 def renamed(row: dict[str, Any], columns: Mapping[str, str], place: str) -> dict[str, Any]:
@@ -72,21 +84,29 @@ def renamed(row: dict[str, Any], columns: Mapping[str, str], place: str) -> dict
         return in_small_letters(row)
     check_named(list(row), columns, place)
     hidden = {*columns, *columns.values()}
-    return {key: row[name] for key, name in columns.items()} | {key: value for key, value in row.items() if key not in hidden}
+    return {key: row[name] for key, name in columns.items()} | {
+        key: value for key, value in row.items() if key not in hidden
+    }
 
 
 def check_named(names: Sequence[str], columns: Mapping[str, str], place: str) -> None:
     for key, name in columns.items():
         if name not in names:
-            raise DataError(f"{place}: there is no {quoted_name(name)}, which --columns wants for {key}; there are {told(names)}")
+            raise DataError(
+                f"{place}: there is no {quoted_name(name)}, which --columns wants for {key}; there are {told(names)}"
+            )
 
 
 def wanted(names: Sequence[str], columns: Mapping[str, str], place: str) -> list[str]:
     """Those of a table's columns that are read; some of them make rows of a known form."""
     check_named(names, columns, place)
     taken = {*columns.values()}
-    by_key = {name.lower(): name for name in names if name.lower() in KEYS and name not in taken} | dict(columns)
-    complete = any(key in by_key for key in (*WHOLE, *PREFERENCES)) or any({*pair} <= {*by_key} for pair in PAIRS)
+    by_key = {name.lower(): name for name in names if name.lower() in KEYS and name not in taken} | dict(
+        columns
+    )
+    complete = any(key in by_key for key in (*WHOLE, *PREFERENCES)) or any(
+        {*pair} <= {*by_key} for pair in PAIRS
+    )
     if not complete:
         raise DataError(
             f"{place}: no known columns: found {told(names)}; known are {FORMS}; --columns prompt=NAME,... names others"

@@ -66,7 +66,9 @@ class Shard:
     def sizes(self) -> np.ndarray:
         """How many tokens each sample has."""
         documents, counts = np.repeat(self.documents, self.counts), self.counts
-        first = (np.arange(len(self)) - np.repeat(self.ends - counts, counts)) * (1 if self.overlapping else self.ctx)
+        first = (np.arange(len(self)) - np.repeat(self.ends - counts, counts)) * (
+            1 if self.overlapping else self.ctx
+        )
         windows = np.minimum(documents["size"] - first, self.ctx + 1 - self.lead)
         return np.where(documents["single"], documents["size"], windows)
 
@@ -87,7 +89,9 @@ class Shard:
 
     def sample(self, begin: int, end: int, text: bool) -> "Sample":
         tokens, marks = self.store.tokens.read(begin, end), self.store.marks
-        weights = np.ones(len(tokens), np.float32) if marks is None else marks.read(begin, end).astype(np.float32)
+        weights = (
+            np.ones(len(tokens), np.float32) if marks is None else marks.read(begin, end).astype(np.float32)
+        )
         return Sample(tokens, weights, text)
 
     def take(self, chosen: np.ndarray) -> "Shard":
@@ -209,7 +213,9 @@ class Dataset:
     @cached_property
     def fingerprint(self) -> str:
         """Of the samples and their order: a shuffle goes on only in the data that it began in."""
-        made = hashlib.sha256(repr((self.ctx, self.lead, [part.store.identity for part in self.parts])).encode())
+        made = hashlib.sha256(
+            repr((self.ctx, self.lead, [part.store.identity for part in self.parts])).encode()
+        )
         for part in self.parts:
             made.update(part.documents.tobytes())
         return made.hexdigest()[:16]
@@ -261,7 +267,11 @@ def open_corpus(
     if options.val:
         others = find_sources(options.val, options.mapping, "validate", options.raw)
     for line in found.told:
-        say(line if not found.offered or others is not found.offered else f"{line}; validated with: {naming(others)}")
+        say(
+            line
+            if not found.offered or others is not found.offered
+            else f"{line}; validated with: {naming(others)}"
+        )
     check_apart(sources, others)
     encoder = Encoder(tokenizer, options, ctx, kind.compare)
     whole = partial(corpus_of, ctx=ctx, lead=encoder.lead, kind=kind)
@@ -270,7 +280,9 @@ def open_corpus(
     if options.val_split:
         train, validation = split(parts, name_of(parts), options.val_split, seed)
         return whole(train), whole(validation)
-    plain = Encoder(tokenizer, replace(options, overlapping_samples=False), ctx, kind.compare)  # each token is judged once
+    plain = Encoder(
+        tokenizer, replace(options, overlapping_samples=False), ctx, kind.compare
+    )  # each token is judged once
     return whole(parts), whole(open_parts(others, plain, kind)) if others else None
 
 

@@ -33,9 +33,13 @@ from llamatrain.errors import DataError
 from llamatrain.platform.memory import give_back
 from llamatrain.platform.terminal import say
 
-VERSION = 3  # of what this file makes of a text: with a new one, old entries of the cache are not found any more
+VERSION = (
+    3  # of what this file makes of a text: with a new one, old entries of the cache are not found any more
+)
 LINES = 4  # the same of JSON lines
-MANY = 2 << 20  # tokens that a task may make, besides two for each byte, before it leaves the rest to the one who takes them
+MANY = (
+    2 << 20
+)  # tokens that a task may make, besides two for each byte, before it leaves the rest to the one who takes them
 FORM_NAMES = {TextRecord: "texts", PromptRecord: "prompts with answers", ChatRecord: "chats"}
 SHOWN = 3  # rows that were skipped, of which it is said why
 TOO_MUCH = -2  # in place of the first trained token of a row that is skipped for its size
@@ -51,7 +55,9 @@ Made = tuple[JsonLine, MarkedTokens | DataError]  # what becomes of a line: a sa
 class Encoder:
     """A tokenizer with the options that decide what becomes of a document."""
 
-    def __init__(self, tokenizer: TokenizerLike, options: DataOptions, ctx: int, compare: Compare | None = None) -> None:
+    def __init__(
+        self, tokenizer: TokenizerLike, options: DataOptions, ctx: int, compare: Compare | None = None
+    ) -> None:
         self.tokenizer, self.options, self.ctx, self.compare = tokenizer, options, ctx, compare
         self.reader = PromptReader(tokenizer)
         self.lead = self.reader.lead
@@ -60,7 +66,9 @@ class Encoder:
         self.said, self.forms = set[str](), set[str]()
         self.date = options.date or date.today().isoformat()  # which some templates read
         own = options.template or tokenizer.chat_template
-        self.as_chat = options.as_chat if options.as_chat is not None else own is not None  # prompts with answers
+        self.as_chat = (
+            options.as_chat if options.as_chat is not None else own is not None
+        )  # prompts with answers
 
     @cached_property
     def template(self) -> ChatTemplate:
@@ -94,8 +102,12 @@ class Encoder:
             with ExitStack() as opened:
                 opened.callback(self._close)
                 store = stored(key, lambda writer: self._fill_lines(sources, writer), bounds)
-            known = self.said | ({"as_chat"} if self.options.as_chat else set())  # what was asked for is not said
-            for line in lines({kind: told for kind, told in store.notes.items() if kind not in known}, naming(sources)):
+            known = self.said | (
+                {"as_chat"} if self.options.as_chat else set()
+            )  # what was asked for is not said
+            for line in lines(
+                {kind: told for kind, told in store.notes.items() if kind not in known}, naming(sources)
+            ):
                 say(line)
             self.said |= store.notes.keys()
             store.identity = identity
@@ -111,9 +123,18 @@ class Encoder:
     def _identity(self, sources: list[DataFile]) -> str:
         """What checkpoints know the data by."""
         options, tokenizer, kind = self.options, self.tokenizer, sources[0].kind
-        facts: list[object] = [VERSION, kind, tokenizer.fingerprint, self.lead, tokenizer.eos, tokenizer.add_eos]
+        facts: list[object] = [
+            VERSION,
+            kind,
+            tokenizer.fingerprint,
+            self.lead,
+            tokenizer.eos,
+            tokenizer.add_eos,
+        ]
         if kind == "lines":
-            plain = tokenizer.eos is not None and self.reader.token_of("<|im_end|>") is None  # its mark was another then
+            plain = (
+                tokenizer.eos is not None and self.reader.token_of("<|im_end|>") is None
+            )  # its mark was another then
             source = CHATML_WITH_EOS if plain and self.template.source is CHATML else self.template.source
             constants = {**self.template.constants, "tools": None, "documents": None}
             facts += [source, constants, self.compare or options.train_on, self.as_chat]
@@ -162,7 +183,9 @@ class Encoder:
         found = (
             (len(text), (number, count, text))
             for number, source in enumerate(sources)
-            for count, text in enumerate(samples_after(source, options.pattern, options.include_sample_start, longest), 1)
+            for count, text in enumerate(
+                samples_after(source, options.pattern, options.include_sample_start, longest), 1
+            )
         )
         for group in in_order(self._texts, grouped(found), sources):
             for number, count, tokens in group:
@@ -186,7 +209,9 @@ class Encoder:
         skipped, refused = SkipReasons(), RefusedRows()
         self.notes, self.forms, self.template.notes = {}, set(), set()
         for made, left in in_order(self._lines, grouped(numbered), sources):
-            self._write(chain(made, (pair for row in left for pair in self._row(row))), writer, skipped, refused)
+            self._write(
+                chain(made, (pair for row in left for pair in self._row(row))), writer, skipped, refused
+            )
             made.clear()  # before the next is waited for
             if not self.options.skip_bad_rows and refused.count == refused.seen >= HOPELESS:
                 break
@@ -211,10 +236,14 @@ class Encoder:
         if marks := plain_marks(self.template, self.reader):
             notes["marks"] = ", ".join(marks[:3])
         if "endless" in notes:
-            notes["endless"] = "".join(self.reader.text_of(int(token)) for token in self.reader.end) or "nothing"
+            notes["endless"] = (
+                "".join(self.reader.text_of(int(token)) for token in self.reader.end) or "nothing"
+            )
         return notes
 
-    def _write(self, made: Iterable[Made], writer: TokenStoreWriter, skipped: "SkipReasons", refused: "RefusedRows") -> None:
+    def _write(
+        self, made: Iterable[Made], writer: TokenStoreWriter, skipped: "SkipReasons", refused: "RefusedRows"
+    ) -> None:
         """Write what became of rows, and note why some are skipped."""
         for line, sample in made:
             refused.seen += 1
@@ -255,7 +284,9 @@ class Encoder:
                     documents[line.key] = document = self._taken(self._parsed(line))
                     all_of_it = document.both if isinstance(document, PreferencePair) else (document,)
                     chats = [
-                        chat for chat in all_of_it if isinstance(chat, ChatRecord) and self._template_of(chat) is self.template
+                        chat
+                        for chat in all_of_it
+                        if isinstance(chat, ChatRecord) and self._template_of(chat) is self.template
                     ]
                 except DataError as error:  # which is told in its turn
                     documents[line.key] = error.with_traceback(None)
@@ -265,7 +296,9 @@ class Encoder:
         self.template.ahead(asked())
         return documents
 
-    def _row(self, line: JsonLine, document: Document | PreferencePair | DataError | None = None) -> list[Made]:
+    def _row(
+        self, line: JsonLine, document: Document | PreferencePair | DataError | None = None
+    ) -> list[Made]:
         try:
             document = document or self._taken(self._parsed(line))
             if isinstance(document, DataError):
@@ -289,7 +322,11 @@ class Encoder:
         return parse_line(line.text, line.place, columns)
 
     def _taken(self, document: Document | PreferencePair) -> Document | PreferencePair:
-        return document.changed(self._as_asked) if isinstance(document, PreferencePair) else self._as_asked(document)
+        return (
+            document.changed(self._as_asked)
+            if isinstance(document, PreferencePair)
+            else self._as_asked(document)
+        )
 
     def _as_asked(self, document: Document) -> Document:
         self.forms.add(FORM_NAMES[type(document)])
@@ -312,7 +349,11 @@ class Encoder:
 
     def _text(self, words: str, size: int) -> np.ndarray:
         read = self.options.parse_special
-        text = self.reader.growing(size, LARGE) if read else IncrementalTokenizer(self._plain, self.tokenizer.cut, size, LARGE)
+        text = (
+            self.reader.growing(size, LARGE)
+            if read
+            else IncrementalTokenizer(self._plain, self.tokenizer.cut, size, LARGE)
+        )
         text.change(0, words.encode())
         if not read and "rendered" not in self.notes:
             marks = [mark for mark in marks_in(words) if self.reader.token_of(mark) is not None]
@@ -332,7 +373,9 @@ class Encoder:
     def _chat(self, document: ChatRecord, size: int) -> list[MarkedTokens]:
         if self.options.train_on == "all" and not self.compare:
             if any(UNTRAINED in message for message in document.messages):
-                raise TemplateError("a message has weight 0, and --train-on all trains every token; leave one of them out")
+                raise TemplateError(
+                    "a message has weight 0, and --train-on all trains every token; leave one of them out"
+                )
             text = self.reader.growing(size)
             text.change(0, self._template_of(document).render(document.messages, tools=document.tools))
             pairs = [(text.tokens, np.ones(text.count, np.uint8))]

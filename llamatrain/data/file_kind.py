@@ -10,7 +10,9 @@ from llamatrain.data.sniff import looks_like
 from llamatrain.errors import DataError
 from llamatrain.gguf.constants import MAGIC
 
-Form = Literal["text", "lines", "json", "csv", "tsv", "parquet"]  # how a file is read; of all but text each row is an object
+Form = Literal[
+    "text", "lines", "json", "csv", "tsv", "parquet"
+]  # how a file is read; of all but text each row is an object
 FORMS: dict[str, Form] = {
     ".txt": "text",
     ".md": "text",
@@ -27,9 +29,15 @@ TAKEN = f"what is taken is text, JSON and tables ({KNOWN}, or text by any other 
 AS_IT_IS = "or --as text trains on it as it stands"
 REFUSED = {
     ".html .htm .xhtml .xml": ("markup, not the text in it", f"save its text, {AS_IT_IS}"),
-    ".rtf .pdf .ps .eps .doc .docx .odt .epub .ppt .pptx .xls .xlsx .ods": ("a document, not the text in it", "save it as text"),
+    ".rtf .pdf .ps .eps .doc .docx .odt .epub .ppt .pptx .xls .xlsx .ods": (
+        "a document, not the text in it",
+        "save it as text",
+    ),
     ".bz2 .xz .zip .tar .tgz .7z .rar": ("packed", "unpack it first"),
-    ".arrow .feather .pickle .pkl .npy .npz": ("a table of binary data", "make JSON lines or Parquet of its rows"),
+    ".arrow .feather .pickle .pkl .npy .npz": (
+        "a table of binary data",
+        "make JSON lines or Parquet of its rows",
+    ),
 }
 BY_NAME = {suffix: how for suffixes, how in REFUSED.items() for suffix in suffixes.split()}
 # How a file begins whose name does not say what it is; in small letters.
@@ -45,7 +53,10 @@ BEGINNINGS = {
     b"\xfd7zxz": ".xz",
     b"arrow1": ".arrow",
 }
-MARKS: dict[bytes, Literal["gz", "zst"]] = {b"\x1f\x8b": "gz", b"\x28\xb5\x2f\xfd": "zst"}  # of what is packed
+MARKS: dict[bytes, Literal["gz", "zst"]] = {
+    b"\x1f\x8b": "gz",
+    b"\x28\xb5\x2f\xfd": "zst",
+}  # of what is packed
 MARK = b"\xef\xbb\xbf"  # a byte order mark in front of UTF-8 is no text
 # A text may have some bytes that are no UTF-8, which become tokens as they do in llama.cpp; it is in another encoding
 # where they are more than STRAY and, up to any place, more than a SHARE of all bytes beyond ASCII.
@@ -129,6 +140,8 @@ class Utf8:
             text, used = codecs.utf_8_decode(data, "replace", False)
             self.bad += text.count("\ufffd") - data.count("\ufffd".encode(), 0, used)
             line = self._line + data.count(b"\n", 0, error.start)
-            self.first = self.first or f"0x{data[error.start]:02X} at byte {self._at + error.start}, in line {line}"
+            self.first = (
+                self.first or f"0x{data[error.start]:02X} at byte {self._at + error.start}, in line {line}"
+            )
         self.beyond += int(np.count_nonzero(np.frombuffer(data, np.uint8, used) & 0x80))
         return used

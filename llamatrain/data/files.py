@@ -18,7 +18,9 @@ class DataFile:
     name: str  # as the user knows it
     form: Form
     packed: Literal["gz", "zst"] | None = None
-    columns: Mapping[str, str] = field(default_factory=dict, hash=False)  # keys of rows that have other names in the file
+    columns: Mapping[str, str] = field(
+        default_factory=dict, hash=False
+    )  # keys of rows that have other names in the file
     raw: bool = False  # said to be text, whatever it looks like
 
     @property

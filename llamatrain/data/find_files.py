@@ -48,7 +48,9 @@ def find_sources(
     return find_data(data, columns, use, raw).sources
 
 
-def find_data(data: Sequence[str], columns: Mapping[str, str] | None = None, use: Use = "train", raw: bool = False) -> FoundFiles:
+def find_data(
+    data: Sequence[str], columns: Mapping[str, str] | None = None, use: Use = "train", raw: bool = False
+) -> FoundFiles:
     """`raw`: all of it is text, whatever its name and its looks say."""
     found = FoundFiles([], [], [])
     for name in data:
@@ -74,7 +76,9 @@ def _folder(folder: ScannedFolder, use: Use, found: FoundFiles) -> None:
     if use != "train":
         split = folder.judged if use == "judge" else folder.offered
         found.sources.extend(map(_file, folder.held[split]))
-        found.told.append(f"{folder.path}: of its files those named {split} are taken ({len(folder.held[split])})")
+        found.told.append(
+            f"{folder.path}: of its files those named {split} are taken ({len(folder.held[split])})"
+        )
         return
     if not folder.train:
         raise DataError(
@@ -83,7 +87,9 @@ def _folder(folder: ScannedFolder, use: Use, found: FoundFiles) -> None:
     found.sources.extend(map(_file, folder.train))
     found.offered.extend(map(_file, folder.held[folder.offered]))
     kept = [f"{len(files)} named {split}" for split, files in folder.held.items()]
-    found.told.append(f"{folder.path}: {len(folder.train)} of its files train; never trained on: {', '.join(kept)}")
+    found.told.append(
+        f"{folder.path}: {len(folder.train)} of its files train; never trained on: {', '.join(kept)}"
+    )
 
 
 def _expand(name: str, raw: bool) -> list[DataFile]:
@@ -117,7 +123,9 @@ def _file(path: Path, raw: bool = False) -> DataFile:
 
 def check_alone(name: str) -> None:
     if (size := world().size) > 1:
-        raise DataError(f"{name} comes to one process, and {size} take the data; name a file that all of them can read")
+        raise DataError(
+            f"{name} comes to one process, and {size} take the data; name a file that all of them can read"
+        )
 
 
 def passed_over(data: Sequence[str]) -> str:
@@ -191,7 +199,9 @@ def check_kept(data: Sequence[str]) -> None:
     for name in data:
         for path in _looked_at(name):
             if (left := left - 1) < 0:
-                raise DataError(f"{name}: more than {MOST_LOOKED_AT} files and folders to look through; {ANEW}")
+                raise DataError(
+                    f"{name}: more than {MOST_LOOKED_AT} files and folders to look through; {ANEW}"
+                )
             mode = path.stat().st_mode if path.exists() else stat.S_IFREG
             system = any(Path(os.path.realpath(path)).is_relative_to(each) for each in SYSTEM)
             if system or not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
@@ -232,7 +242,9 @@ def check_apart(sources: list[DataFile], others: list[DataFile]) -> None:
     for other in others:
         if name := known.get(identity(other)):
             also = "" if name == other.name else f" (the same as {name})"
-            raise DataError(f"{other.name}{also}: is both training and validation data; what validates is never trained on")
+            raise DataError(
+                f"{other.name}{also}: is both training and validation data; what validates is never trained on"
+            )
 
 
 def identity(source: DataFile) -> tuple[int, int]:
@@ -253,7 +265,9 @@ def _check(source: DataFile) -> None:
             return
         with source.opened() as file:
             head = file.read(HEAD)
-            blank = not head.strip() and not any(block.strip() for block in iter(lambda: file.read(PIECE), b""))
+            blank = not head.strip() and not any(
+                block.strip() for block in iter(lambda: file.read(PIECE), b"")
+            )
     except OSError as error:
         raise DataError(f"{source.name}: {error.strerror}") from None
     if not head:

@@ -49,7 +49,9 @@ def looked_into(path: Path) -> ScannedFolder:
             held.setdefault(str(split), []).append(file)
     if not held:
         return without_splits(path, files, rows)
-    train = [file for file in rows if splits[file] == "train"] or [file for file in rows if splits[file] is None]
+    train = [file for file in rows if splits[file] == "train"] or [
+        file for file in rows if splits[file] is None
+    ]
     taken = {*train, *(file for some in held.values() for file in some)}
     return ScannedFolder(path, train, held, [file for file in files if file not in taken])
 
@@ -61,11 +63,15 @@ def without_splits(path: Path, files: list[Path], rows: list[Path]) -> ScannedFo
     known = [*texts, *rows]
     train = sorted([file for file in known if file.suffix.lower() in OLDER] or known)
     if not train:
-        raise DataError(f"{path}: no usable file in this folder; it holds {counted(files) or 'nothing'}, and known are {KNOWN}")
+        raise DataError(
+            f"{path}: no usable file in this folder; it holds {counted(files) or 'nothing'}, and known are {KNOWN}"
+        )
     first = {"text" if form_of(file) == "text" else "rows": file for file in reversed(train)}
     if len(first) > 1:
         what = "JSON lines" if form_of(first["rows"]) == "lines" else "rows"
-        raise DataError(f"{path}: mixes text ({first['text']}) and {what} ({first['rows']}); name the ones meant")
+        raise DataError(
+            f"{path}: mixes text ({first['text']}) and {what} ({first['rows']}); name the ones meant"
+        )
     return ScannedFolder(path, train, {}, [file for file in files if file not in train])
 
 
@@ -81,7 +87,9 @@ def split_of(file: Path) -> str | None:
 
 
 def files_in(folder: Path) -> list[Path]:
-    return [path for path in sorted(folder.rglob("*")) if path.is_file() and not hidden(path.relative_to(folder))]
+    return [
+        path for path in sorted(folder.rglob("*")) if path.is_file() and not hidden(path.relative_to(folder))
+    ]
 
 
 def hidden(path: Path) -> bool:

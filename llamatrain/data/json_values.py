@@ -8,7 +8,9 @@ import numpy as np
 
 from llamatrain.errors import DataError
 
-VALUES = 1 << 18  # in a line: objects, lists and what they hold; each takes up to a hundred times its bytes in the file
+VALUES = (
+    1 << 18
+)  # in a line: objects, lists and what they hold; each takes up to a hundred times its bytes in the file
 
 
 class RecordTooLarge(DataError):

@@ -22,33 +22,52 @@ TEMPLATE = Option(
 class DataOptions(Options, panel="Data"):
     train_on: Annotated[
         Literal["completion", "last", "all"],
-        Option("Train on the answers of prompts and chats, on the last of a chat alone, or on all tokens; text is always all."),
+        Option(
+            "Train on the answers of prompts and chats, on the last of a chat alone, or on all tokens; text is always all."
+        ),
     ] = "completion"
     thinking: Annotated[
         Literal["auto", "keep", "strip"],
-        Option("Thoughts of answers: as the chat template has them; all of them kept, in older turns, too; or all left out."),
+        Option(
+            "Thoughts of answers: as the chat template has them; all of them kept, in older turns, too; or all left out."
+        ),
     ] = "auto"
     columns: Annotated[
         str,
-        Option("What keys of the data's form are called in the data: prompt=question,completion=answer.", unit="KEY=NAME,..."),
+        Option(
+            "What keys of the data's form are called in the data: prompt=question,completion=answer.",
+            unit="KEY=NAME,...",
+        ),
     ] = ""
     as_: Annotated[
         Literal["text", "rest"] | None,
-        Option("Train on data as it stands, whatever it looks like; rest: on what is left where most pairs fall away."),
+        Option(
+            "Train on data as it stands, whatever it looks like; rest: on what is left where most pairs fall away."
+        ),
     ] = None
     as_chat: Annotated[
         bool | None,
-        Option("Put prompts with answers through the model's chat template, as chats are; auto: where it has one."),
+        Option(
+            "Put prompts with answers through the model's chat template, as chats are; auto: where it has one."
+        ),
     ] = None
     skip_bad_rows: Annotated[
-        bool, Option("Leave out rows that are of no known form, or that the chat template refuses, and list them.")
+        bool,
+        Option("Leave out rows that are of no known form, or that the chat template refuses, and list them."),
     ] = False
     date: Annotated[
-        str, Option("The day that a chat template reads, as 2026-11-23; else that on which the run begins.", unit="DATE")
+        str,
+        Option(
+            "The day that a chat template reads, as 2026-11-23; else that on which the run begins.",
+            unit="DATE",
+        ),
     ] = ""
     chat_template: Annotated[Path | None, TEMPLATE] = None
     parse_special: Annotated[
-        bool, Option("Read marks of chats and other control tokens in text as such, as in chats that were rendered already.")
+        bool,
+        Option(
+            "Read marks of chats and other control tokens in text as such, as in chats that were rendered already."
+        ),
     ] = False
     pack: Annotated[
         bool | None,
@@ -77,12 +96,16 @@ class DataOptions(Options, panel="Data"):
         ),
     ] = 0.0
     sample_start: Annotated[
-        str, Option("Text samples begin after this pattern; empty: wherever the one before ended.", unit="PATTERN")
+        str,
+        Option(
+            "Text samples begin after this pattern; empty: wherever the one before ended.", unit="PATTERN"
+        ),
     ] = ""
     include_sample_start: Annotated[bool, Option("Include the pattern in the samples.")] = False
-    escape: Annotated[bool, Option("Read \\n, \\r, \\t, \\', \\\" and \\\\ in the pattern as the characters they stand for.")] = (
-        False
-    )
+    escape: Annotated[
+        bool,
+        Option("Read \\n, \\r, \\t, \\', \\\" and \\\\ in the pattern as the characters they stand for."),
+    ] = False
     overlapping_samples: Annotated[
         bool, Option("Samples run on into the next; without a pattern, one begins at every token of a text.")
     ] = False
@@ -92,7 +115,9 @@ class DataOptions(Options, panel="Data"):
     separate_with_eos: Annotated[bool, Option("When filling, put an end token between samples.")] = False
     separate_with_bos: Annotated[bool, Option("When filling, put a begin token between samples.")] = True
     sample_random_offsets: Annotated[bool, Option("Begin text samples at a random token of theirs.")] = False
-    force_reshuffle: Annotated[bool, Option("On resuming, begin a new shuffle instead of going on in the old one.")] = False
+    force_reshuffle: Annotated[
+        bool, Option("On resuming, begin a new shuffle instead of going on in the old one.")
+    ] = False
 
     def agree(self) -> None:
         try:
@@ -101,7 +126,9 @@ class DataOptions(Options, panel="Data"):
             words = str(error)
             raise OptionError(lambda spelt: f"{spelt('columns')}: {words}") from None
         if self.date and not is_date(self.date):
-            raise OptionError(lambda spelt: f"{spelt('date')} must be a day such as 2026-11-23 (got {self.date!r})")
+            raise OptionError(
+                lambda spelt: f"{spelt('date')} must be a day such as 2026-11-23 (got {self.date!r})"
+            )
         if self.sample_start and self.overlapping_samples and self.val_split:
             raise OptionError(
                 lambda spelt: (

@@ -35,7 +35,9 @@ class PreferencePair:
         return PreferencePair(*(change(each) if each else None for each in self.both))
 
 
-def judged_in(line: bytes, place: str, compare: Compare, columns: Mapping[str, str] | None = None) -> PreferencePair:
+def judged_in(
+    line: bytes, place: str, compare: Compare, columns: Mapping[str, str] | None = None
+) -> PreferencePair:
     return judged_of(renamed(row_of(line, place), columns or {}, place), place, compare)
 
 
@@ -43,10 +45,16 @@ def judged_of(row: dict[str, Any], place: str, compare: Compare) -> PreferencePa
     row = unified(row, place)
     if "chosen" in row and "rejected" in row:
         chosen, rejected = (_answered(row, key, place) for key in ("chosen", "rejected"))
-        if isinstance(chosen, ChatRecord) or isinstance(rejected, ChatRecord):  # one is a string, and the other messages
-            chosen, rejected = (each.as_chat() if isinstance(each, PromptRecord) else each for each in (chosen, rejected))
+        if isinstance(chosen, ChatRecord) or isinstance(
+            rejected, ChatRecord
+        ):  # one is a string, and the other messages
+            chosen, rejected = (
+                each.as_chat() if isinstance(each, PromptRecord) else each for each in (chosen, rejected)
+            )
         if chosen == rejected:
-            raise DataError(f'{place}: "chosen" and "rejected" are the same, so there is nothing to prefer; {LEAVE}')
+            raise DataError(
+                f'{place}: "chosen" and "rejected" are the same, so there is nothing to prefer; {LEAVE}'
+            )
         if _prompt_of(chosen) != _prompt_of(rejected):
             raise DataError(
                 f'{place}: "chosen" and "rejected" differ before their last message; answers to one prompt are compared'
@@ -54,23 +62,32 @@ def judged_of(row: dict[str, Any], place: str, compare: Compare) -> PreferencePa
         return PreferencePair(chosen, rejected)
     if "label" in row and "completion" in row:
         if compare == "pairs":
-            raise DataError(f'{place}: an answer with a "label", where pairs are compared, {PAIR}; --objective kto takes it')
+            raise DataError(
+                f'{place}: an answer with a "label", where pairs are compared, {PAIR}; --objective kto takes it'
+            )
         if not isinstance(row["label"], bool):
             raise DataError(f'{place}: "label" is {kind_of(row["label"])} where true or false is expected')
         answer = _answered(row, "completion", place)
         return PreferencePair(answer, None) if row["label"] else PreferencePair(None, answer)
     keys = ", ".join(json.dumps(cut(key)) for key in list(row)[:8]) or "none"
     forms = f"{PAIR} or {LABELLED}" if compare == "answers" else PAIR
-    raise DataError(f"{place}: nothing to compare: found {keys}; --objective {OBJECTIVES[compare]} takes {forms}")
+    raise DataError(
+        f"{place}: nothing to compare: found {keys}; --objective {OBJECTIVES[compare]} takes {forms}"
+    )
 
 
 def unified(row: dict[str, Any], place: str) -> dict[str, Any]:
     """Give a row the keys of TRL: LLaMA-Factory and others have the prompt in messages, or as an instruction with its input."""
-    row = {**row, **{key: [row[key]] for key in ("chosen", "rejected", "completion") if is_message(row.get(key))}}
+    row = {
+        **row,
+        **{key: [row[key]] for key in ("chosen", "rejected", "completion") if is_message(row.get(key))},
+    }
     if "label" not in row and isinstance(row.get("kto_tag"), bool):
         row["label"] = row["kto_tag"]
     judges = "label" in row and not {"chosen", "rejected"} & row.keys()
-    messages = next((found for key in MESSAGES if isinstance(found := listed(row.get(key)), list) and found), None)
+    messages = next(
+        (found for key in MESSAGES if isinstance(found := listed(row.get(key)), list) and found), None
+    )
     if messages and "prompt" not in row:
         row |= {"prompt": messages[:-1], "completion": messages[-1:]} if judges else {"prompt": messages}
     if judges and "completion" not in row and (answer := next((key for key in ANSWERS if key in row), None)):
@@ -96,18 +113,26 @@ def _answered(row: dict[str, Any], key: str, place: str) -> PromptRecord | ChatR
     prompt, answer = row.get("prompt"), row[key]
     if isinstance(answer, str):
         if not answer:
-            raise DataError(f"{place}: {json.dumps(key)} is empty, so there is nothing to learn from; {LEAVE}")
+            raise DataError(
+                f"{place}: {json.dumps(key)} is empty, so there is nothing to learn from; {LEAVE}"
+            )
         if isinstance(prompt, str):
             system = row.get("system")
             spoken = system if isinstance(system, str) else ""
-            return PromptRecord(prompt, answer, system=spoken, media=has_media(row), history=history_of(row, place))
+            return PromptRecord(
+                prompt, answer, system=spoken, media=has_media(row), history=history_of(row, place)
+            )
         answer = [{"role": ROLE, "content": answer}]
     elif not isinstance(answer, list):
-        raise DataError(f"{place}: {json.dumps(key)} is {kind_of(answer)} where a string or a list of messages is expected")
+        raise DataError(
+            f"{place}: {json.dumps(key)} is {kind_of(answer)} where a string or a list of messages is expected"
+        )
     said = _messages(row, answer, key, place)
     if said[-1]["role"] != ROLE:
         last = json.dumps(cut(said[-1]["role"]))
-        raise DataError(f"{place}: {json.dumps(key)} ends with a message of {last}, where the assistant's is expected")
+        raise DataError(
+            f"{place}: {json.dumps(key)} ends with a message of {last}, where the assistant's is expected"
+        )
     if not said[-1]["content"] and not said[-1].get("tool_calls"):
         raise DataError(f"{place}: {json.dumps(key)} is empty, so there is nothing to learn from; {LEAVE}")
     before = [] if len(said) > 1 and said[0]["role"] != ROLE else _before(row, prompt, place)

@@ -5,7 +5,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from llamatrain.data.chat.messages import UNTRAINED, Message, has_media, kind_of, listed, messages_of, tools_of
+from llamatrain.data.chat.messages import (
+    UNTRAINED,
+    Message,
+    has_media,
+    kind_of,
+    listed,
+    messages_of,
+    tools_of,
+)
 from llamatrain.data.column_names import ANSWERS, FORMS, MESSAGES, PAIRS, PREFERENCES, renamed, told
 from llamatrain.data.json_values import parsed, strings_of
 from llamatrain.errors import DataError
@@ -37,7 +45,11 @@ class PromptRecord:
     def as_chat(self) -> "ChatRecord":
         opened = [{"role": "system", "content": self.system}] if self.system else []
         turns = (*self.history, (self.prompt, self.answer))
-        said = ({"role": role, "content": words} for turn in turns for role, words in zip(ROLES, turn, strict=True))
+        said = (
+            {"role": role, "content": words}
+            for turn in turns
+            for role, words in zip(ROLES, turn, strict=True)
+        )
         return ChatRecord([*opened, *said], media=self.media)
 
 
@@ -95,22 +107,33 @@ def _document(row: dict[str, Any], place: str, meant: set[str]) -> Document:
         prompt, answer = prompt_of(row, form[0], place), _string(row, form[1], place)
         joint, system = "" if form[0] == "prompt" else "\n", row.get("system")
         return PromptRecord(
-            prompt, answer, joint, system if isinstance(system, str) else "", has_media(row), history_of(row, place)
+            prompt,
+            answer,
+            joint,
+            system if isinstance(system, str) else "",
+            has_media(row),
+            history_of(row, place),
         )
-    raise DataError(f"{place}: no known keys: found {told(list(row))}; known are {FORMS}; --columns prompt=KEY,... names others")
+    raise DataError(
+        f"{place}: no known keys: found {told(list(row))}; known are {FORMS}; --columns prompt=KEY,... names others"
+    )
 
 
 def prompt_of(row: dict[str, Any], key: str, place: str) -> str:
     """Read a prompt; an instruction may have an input, which follows it."""
     prompt = _string(row, key, place)
-    return f"{prompt}\n\n{_string(row, 'input', place)}" if key == "instruction" and row.get("input") else prompt
+    return (
+        f"{prompt}\n\n{_string(row, 'input', place)}" if key == "instruction" and row.get("input") else prompt
+    )
 
 
 def history_of(row: dict[str, Any], place: str) -> tuple[tuple[str, str], ...]:
     """Read the turns before a prompt, as Alpaca's form has them: a list of prompts with their answers."""
     turns = listed(row.get("history")) or []
     if not isinstance(turns, list) or not all(is_pair(turn) for turn in turns):
-        raise DataError(f'{place}: "history" is not a list of pairs of strings, [["prompt", "answer"], ...]; rename what is none')
+        raise DataError(
+            f'{place}: "history" is not a list of pairs of strings, [["prompt", "answer"], ...]; rename what is none'
+        )
     return tuple((asked, said) for asked, said in turns)
 
 
@@ -125,7 +148,9 @@ def holds_messages(value: Any) -> bool:
 def halves_of(row: dict[str, Any], ask: str, answer: str, place: str) -> list[Message]:
     """Read a chat whose answers to train on stand apart from what is before them."""
     before, after = (messages_of({**row, "messages": row[key]}, place) for key in (ask, answer))
-    given = [{**message, UNTRAINED: True} if message["role"] == "assistant" else message for message in before]
+    given = [
+        {**message, UNTRAINED: True} if message["role"] == "assistant" else message for message in before
+    ]
     return [*given, *(message for message in after if message["role"] != "system")]
 
 
@@ -138,7 +163,9 @@ def check_alone(row: dict[str, Any], place: str) -> None:
         keys = ", ".join(map(json.dumps, found))
         kinds = "kto" if "label" in found else "orpo, dpo, simpo or kto"
         learns = f"finetune learns from them with --objective {kinds}"
-        raise DataError(f"{place}: preferences ({keys}): {learns}; or give the answers that are good alone, as {GOOD}")
+        raise DataError(
+            f"{place}: preferences ({keys}): {learns}; or give the answers that are good alone, as {GOOD}"
+        )
 
 
 def _string(row: dict[str, Any], key: str, place: str) -> str:

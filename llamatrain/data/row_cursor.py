@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
-Planned = tuple[Sequence[Sequence[int]], int]  # rows, each by the places of its samples, and the place after them
+Planned = tuple[
+    Sequence[Sequence[int]], int
+]  # rows, each by the places of its samples, and the place after them
 
 
 class RowCursor:

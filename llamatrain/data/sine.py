@@ -24,7 +24,9 @@ class Sine:
 
     def __init__(self, levels: int, ctx: int, seed: int) -> None:
         if levels < 3:
-            raise UsageError(f"the sine wave takes a vocabulary of 3 or more (a begin token and two levels), not {levels}")
+            raise UsageError(
+                f"the sine wave takes a vocabulary of 3 or more (a begin token and two levels), not {levels}"
+            )
         self.levels, self.ctx, self.seed = levels, ctx, seed
         self.lengths, self.sparse = (ctx,), False
         self._row = self.end = 0
@@ -32,7 +34,9 @@ class Sine:
     @property
     def state(self) -> CursorState:
         epoch, position = divmod(self._row, self.ROWS)
-        return CursorState(seed=self.seed, epoch=epoch, position=position, fingerprint=FINGERPRINT, end=self.end)
+        return CursorState(
+            seed=self.seed, epoch=epoch, position=position, fingerprint=FINGERPRINT, end=self.end
+        )
 
     def restore(self, state: CursorState) -> bool:
         same = state.fingerprint in ("", FINGERPRINT)
@@ -51,7 +55,9 @@ class Sine:
         phases = [2 * np.pi * mix(self.seed, self._row + row) / 2**64 for row in range(count)]
         there = self._left(count)
         self._row += there
-        rows = np.stack([np.concatenate([[BEGIN], self.tokens(phase, self.ctx)]) for phase in phases]).astype(np.int32)
+        rows = np.stack([np.concatenate([[BEGIN], self.tokens(phase, self.ctx)]) for phase in phases]).astype(
+            np.int32
+        )
         positions = np.broadcast_to(np.arange(self.ctx, dtype=np.int32), (count, self.ctx))
         weights = np.ones((count, self.ctx), np.float32)
         weights[there:] = 0

@@ -29,5 +29,7 @@ def split(parts: "list[Shard]", name: str, share: float, seed: int) -> "tuple[li
     kept[[dealt[place] for place in range(min(max(1, round(share * total)), total - 1))]] = True
     chosen = [kept[start + unit] for start, unit in zip(starts, units, strict=False)]
     train = [part.take(~held) for part, held in zip(pieces, chosen, strict=True)]
-    validation = [replace(part.take(held), overlapping=False) for part, held in zip(pieces, chosen, strict=True)]
+    validation = [
+        replace(part.take(held), overlapping=False) for part, held in zip(pieces, chosen, strict=True)
+    ]
     return train, validation

@@ -54,7 +54,9 @@ ATTEMPTS = 10  # to put an entry in its place, where other runs do the same
 def cache_folder() -> Path:
     """`~/.cache/llamatrain/tokens`; where that cannot be written, a folder that goes with the program."""
     if (folder := cache_dir.cache_folder("tokens")) is None:
-        raise DataError(f"tokens can be kept nowhere, not even for a while: {cache_dir.SWITCH} names a folder for them")
+        raise DataError(
+            f"tokens can be kept nowhere, not even for a while: {cache_dir.SWITCH} names a folder for them"
+        )
     return folder
 
 
@@ -82,7 +84,9 @@ class DiskArray:
         size = self.dtype.itemsize
         found = os.pread(self.file, (end - begin) * size, begin * size)
         if len(found) < min(end * size, self.size) - begin * size:
-            raise DataError(f"{self.folder}: tokens there were cut short while they were read; the same command makes them again")
+            raise DataError(
+                f"{self.folder}: tokens there were cut short while they were read; the same command makes them again"
+            )
         return np.frombuffer(found, self.dtype)
 
     def sum(self, below: int) -> list[int]:
@@ -147,7 +151,9 @@ class TokenStore:
             if not (
                 (some["begin"] == ends - size).all()
                 and ((first >= LEAST) & (first < np.maximum(size, 1))).all()
-                and ((some["file"] >= 0) & (some["file"] < bounds.files) & (some["line"] > 0) & (flags <= 1)).all()
+                and (
+                    (some["file"] >= 0) & (some["file"] < bounds.files) & (some["line"] > 0) & (flags <= 1)
+                ).all()
             ):
                 return False
             end = int(ends[-1])
@@ -232,13 +238,22 @@ def _whole(place: Path, bounds: StoreLimits) -> TokenStore | None:
         sizes = {name: size for name, (size, _) in sums.items()}
         store = TokenStore(place, place.name, bounds.documents)
         return store if store.sizes() == sizes and store.fits(bounds) and store.sums(bounds) == sums else None
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError):  # the last: JSON that is nested too deep
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ):  # the last: JSON that is nested too deep
         return None
 
 
 def _made(place: Path, fill: Callable[[TokenStoreWriter], None], bounds: StoreLimits) -> TokenStore:
     with ExitStack() as leaving:
-        with _keeping(place.parent), held(place.parent):  # so that nobody sees the new folder before it is held
+        with (
+            _keeping(place.parent),
+            held(place.parent),
+        ):  # so that nobody sees the new folder before it is held
             sweep(place.parent, NEW)
             made = goes_with_program(Path(tempfile.mkdtemp(prefix=NEW, dir=place.parent)))
             leaving.callback(removed, made)

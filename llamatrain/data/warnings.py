@@ -28,7 +28,9 @@ WARNED = {
     "later": f"chats whose answers are rows of their own end where these come to {TOKENS:,} tokens; split them",
     "rendered": "texts hold marks of chats ({}) that are read letter by letter; --parse-special reads them as tokens",
 }
-MARK = re.compile(r"<\|[^|<>\s]{1,40}\|>|<｜[^｜<>\s]{1,40}｜>|<(?:start|end)_of_turn>|\[/?INST\]|</?s>|<bos>")
+MARK = re.compile(
+    r"<\|[^|<>\s]{1,40}\|>|<｜[^｜<>\s]{1,40}｜>|<(?:start|end)_of_turn>|\[/?INST\]|</?s>|<bos>"
+)
 DESIGNED = re.compile(r"\[/?INST\]|</?s>|<bos>")  # text for some models from their beginning
 
 
@@ -47,10 +49,14 @@ def plain_marks(template: ChatTemplate, reader: PromptReader) -> list[str]:
     if template.source == CHATML_WITH_EOS:  # of models from scratch, which learn them
         return []
     try:
-        prompt = template.render([{"role": "user", "content": "hi"}], answer_next=True).decode("utf-8", "replace")
+        prompt = template.render([{"role": "user", "content": "hi"}], answer_next=True).decode(
+            "utf-8", "replace"
+        )
     except DataError:
         return []
-    return [mark for mark in marks_in(prompt) if not DESIGNED.fullmatch(mark) and reader.token_of(mark) is None]
+    return [
+        mark for mark in marks_in(prompt) if not DESIGNED.fullmatch(mark) and reader.token_of(mark) is None
+    ]
 
 
 def marks_in(text: str) -> list[str]:

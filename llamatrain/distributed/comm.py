@@ -11,7 +11,19 @@ from llamatrain.distributed.single import Comm, ExitStatus, SingleProcess
 from llamatrain.distributed.stderr import fault
 from llamatrain.errors import LlamatrainError, words_of
 
-__all__ = ["Comm", "ExitStatus", "LaunchInfo", "close", "fault", "found", "is_told_here", "launched", "met", "told", "world"]
+__all__ = [
+    "Comm",
+    "ExitStatus",
+    "LaunchInfo",
+    "close",
+    "fault",
+    "found",
+    "is_told_here",
+    "launched",
+    "met",
+    "told",
+    "world",
+]
 
 
 @cache

@@ -14,9 +14,14 @@ from llamatrain.distributed.single import AGAIN, ExitStatus
 from llamatrain.distributed.stderr import fault
 from llamatrain.platform.threads import launch
 
-BEAT, FAILED, OVER, BYE = range(1, 5)  # tags; what each carries: step and what is done, a Failure, an exit code, nothing
+BEAT, FAILED, OVER, BYE = range(
+    1, 5
+)  # tags; what each carries: step and what is done, a Failure, an exit code, nothing
 TIMEOUT = 120.0  # seconds, until a run says another
-OFTEN, THOUSAND = 0.5, 1000  # seconds between two beats; of many, so many beats a second are what the first hears
+OFTEN, THOUSAND = (
+    0.5,
+    1000,
+)  # seconds between two beats; of many, so many beats a second are what the first hears
 LEAST = 2.0  # seconds, of any timeout
 LISTEN = 0.05  # seconds between two looks for what came
 GATHER = 0.25  # seconds in which more may fail of the same
@@ -146,7 +151,11 @@ class Heartbeat:
 
     def _finish(self, rank: int | None, failure: ExitStatus) -> None:
         with self._ending:  # never given back
-            words = failure.words if rank is None or not failure.words else f"{self.called(rank)}: {failure.words}"
+            words = (
+                failure.words
+                if rank is None or not failure.words
+                else f"{self.called(rank)}: {failure.words}"
+            )
             if self.rank == 0:
                 with suppress(MemoryError):
                     launch(threading.Thread(target=self._tell_all, args=(OVER, failure.code), daemon=True))

@@ -16,13 +16,17 @@ from llamatrain.platform.terminal import if_longer
 
 PACKAGE = Path(__file__).resolve().parents[1]
 EXTRA = "pip install 'llamatrain[mpi]'"
-PATIENCE = 300.0  # seconds until all have come: the first that start on a cluster may read everything from one disk
+PATIENCE = (
+    300.0  # seconds until all have come: the first that start on a cluster may read everything from one disk
+)
 
 
 def joined(told: LaunchInfo, failure: ExitStatus | None = None) -> Comm:
     """On all: also on those that have failed before they came here, so that nobody waits for them."""
     if not told.joined:
-        raise UsageError(f"{told.words}, each as if it were alone: srun --mpi=pmix (or pmi2) lets them find each other")
+        raise UsageError(
+            f"{told.words}, each as if it were alone: srun --mpi=pmix (or pmi2) lets them find each other"
+        )
     if find_spec("mpi4py") is None:
         if not told.several:
             return SingleProcess()
@@ -61,9 +65,13 @@ def begun() -> ModuleType:
             MPI.Init_thread(MPI.THREAD_MULTIPLE)
     except (ImportError, RuntimeError, OSError) as error:  # what MPI itself raises is one, too
         words = " ".join(str(error).split())
-        raise UsageError(f"MPI does not start: {words}; {EXTRA} brings one, a cluster's own stands in its manual") from error
+        raise UsageError(
+            f"MPI does not start: {words}; {EXTRA} brings one, a cluster's own stands in its manual"
+        ) from error
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
-        raise UsageError("this MPI was built for one thread at a time, and training takes several (MPI_THREAD_MULTIPLE)")
+        raise UsageError(
+            "this MPI was built for one thread at a time, and training takes several (MPI_THREAD_MULTIPLE)"
+        )
     return MPI
 
 

@@ -5,7 +5,10 @@ from dataclasses import dataclass
 
 RANKS = "PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK"
 SIZES = "PMI_SIZE", "OMPI_COMM_WORLD_SIZE"
-STEP, TASK = "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"  # of Slurm, which may start processes that are to know nothing of each other
+STEP, TASK = (
+    "SLURM_STEP_NUM_TASKS",
+    "SLURM_PROCID",
+)  # of Slurm, which may start processes that are to know nothing of each other
 DIGITS = 9
 
 
@@ -42,4 +45,7 @@ def unlaunched() -> dict[str, str]:
 def first_of(names: tuple[str, ...]) -> int | None:
     """What is no number, or more than there can be, was written by no launcher."""
     values = (os.environ.get(name, "") for name in names)
-    return next((int(value) for value in values if value.isdecimal() and value.isascii() and len(value) <= DIGITS), None)
+    return next(
+        (int(value) for value in values if value.isdecimal() and value.isascii() and len(value) <= DIGITS),
+        None,
+    )

@@ -24,7 +24,11 @@ from llamatrain.platform.threads import launch
 
 T = TypeVar("T")
 LOOKS = 100  # at once, whether all are there
-LOOK, SELDOM, MORE = 0.0002, 0.002, 1.02  # seconds between two looks whether all are there, after that, at first and in the end
+LOOK, SELDOM, MORE = (
+    0.0002,
+    0.002,
+    1.02,
+)  # seconds between two looks whether all are there, after that, at first and in the end
 GRACE = 1.0  # seconds for each thing that is done where all is ended
 PARTING = 60.0  # seconds for all to leave MPI together
 
@@ -74,7 +78,9 @@ class MpiComm:
         asleep_until(self._all.Iallgather(mine, all_of))
         for rank in range(1, self.size):
             if (all_of[rank] != all_of[0]).any():
-                raise RuntimeError(f"{self.called(rank)} and {self.called(0)} wait for each other in different places")
+                raise RuntimeError(
+                    f"{self.called(rank)} and {self.called(0)} wait for each other in different places"
+                )
 
     @contextmanager
     def agreed(self) -> Iterator[None]:
@@ -97,7 +103,9 @@ class MpiComm:
         if isinstance(mine, LlamatrainError) and everywhere:
             mine.shared = True
             raise mine
-        raise RemoteError(first.words if everywhere else f"{self.called(rank)}: {first.words}", first.code) from mine
+        raise RemoteError(
+            first.words if everywhere else f"{self.called(rank)}: {first.words}", first.code
+        ) from mine
 
     def compared(self, facts: Mapping[str, Any]) -> None:
         told = self.gathered({name: facts[name] for name in facts})
@@ -144,7 +152,9 @@ class MpiComm:
         finally:
             heart.timeout, heart.words, heart.doing = TIMEOUT, lambda: "", (0, "the end")
 
-    def _excepthook(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    def _excepthook(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
         """Of a program that calls the package: where it ends, all do."""
         if not getattr(error, "shared", False):
             self._uncaught(error)
@@ -219,7 +229,10 @@ def different(name: str, its: Any, first: Any) -> tuple[str, str, str] | None:
     if its == first:
         return None
     if isinstance(its, Mapping) and isinstance(first, Mapping):
-        inside = (different(f"{name} {each}", its.get(each), first.get(each)) for each in dict.fromkeys((*first, *its)))
+        inside = (
+            different(f"{name} {each}", its.get(each), first.get(each))
+            for each in dict.fromkeys((*first, *its))
+        )
         return next(each for each in inside if each)
     return name, short(its), short(first)
 

@@ -42,7 +42,9 @@ def placed(blocks: Sequence[Allocation], most: int = LIMITLESS) -> tuple[list[in
     """
     loads = loads_of(blocks)
     seen = [int(loads[block.first : block.last + 1].max()) for block in blocks]
-    full_first = sorted(range(len(blocks)), key=lambda number: (-seen[number], -blocks[number].size, blocks[number].first))
+    full_first = sorted(
+        range(len(blocks)), key=lambda number: (-seen[number], -blocks[number].size, blocks[number].first)
+    )
     found = in_order(blocks, full_first, most)
     if sum(found[1]) > max(seen, default=0):
         large_first = sorted(full_first, key=lambda number: (-blocks[number].size, blocks[number].first))
@@ -99,7 +101,9 @@ class LiveIntervals:
 
     def __init__(self, times: int) -> None:
         self.leaves = 1 << (times - 1).bit_length()
-        self.always: defaultdict[int, Bounds] = defaultdict(list)  # by node: the root is 1, below n are 2n and 2n + 1
+        self.always: defaultdict[int, Bounds] = defaultdict(
+            list
+        )  # by node: the root is 1, below n are 2n and 2n + 1
         self.ever: defaultdict[int, Bounds] = defaultdict(list)
 
     def during(self, block: Allocation) -> list[tuple[int, int]]:

@@ -37,7 +37,9 @@ def lives_of(plan: Plan) -> Iterator[Lifetime]:
         first = places[node]
         last = min(max(dies.get(tensor, first), first), end)
         last -= last > first and (offset, last) in taken
-        yield Lifetime(_kind_of(tensor, parts[node], later, given), described(tensor), first, last, offset, tensor.nbytes)
+        yield Lifetime(
+            _kind_of(tensor, parts[node], later, given), described(tensor), first, last, offset, tensor.nbytes
+        )
     for node, (offset, size) in plan.scratch.items():
         yield Lifetime("scratch", f"scratch of {_named(node)}", places[node], places[node], offset, size)
 

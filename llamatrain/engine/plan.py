@@ -19,7 +19,9 @@ from llamatrain.graph.tensor import Node, QuantizedType, Tensor, leaves_of
 from llamatrain.platform.memory import ALIGNMENT
 
 Scratch = Callable[[Node], int]  # bytes that a node's kernel needs beside its outputs
-Resident = Callable[[Iterable[int]], int]  # of weights of such sizes that are only read: bytes in memory at once
+Resident = Callable[
+    [Iterable[int]], int
+]  # of weights of such sizes that are only read: bytes in memory at once
 
 
 @dataclass
@@ -37,7 +39,9 @@ class Plan:
     alive_at_peak: list[tuple[str, int]] = field(default_factory=list)
     taken_over: int = 0  # values that lie where one of their sources lay
     most: int = LIMITLESS  # bytes of an arena; the next one's begin at a multiple of them
-    base_bytes: int = 0  # of quantised weights, which stay in their file: pages that are resident while they are read
+    base_bytes: int = (
+        0  # of quantised weights, which stay in their file: pages that are resident while they are read
+    )
 
     @property
     def arena(self) -> int:
@@ -94,7 +98,9 @@ def plan(
     and of quantised weights.
     """
     asked, pinned = list(dict.fromkeys(outputs)), set(pinned)
-    own = [cont(output) if output in pinned and owner_of(output) is not output else output for output in asked]
+    own = [
+        cont(output) if output in pinned and owner_of(output) is not output else output for output in asked
+    ]
     contiguous = make_contiguous([*own, *order])
     laid, order = dict(zip(asked, contiguous, strict=False)), contiguous[len(own) :]
     pins = frozenset(laid[tensor] for tensor in pinned)
@@ -102,8 +108,13 @@ def plan(
     scratch = cache(partial(_most_scratch, scratch))
     ways = (True,) if order else (True, False)
     candidates = (ordered(list(laid.values()), left_to_right, order) for left_to_right in ways)
-    best = min((_lay_out(nodes, laid, pins, scratch, naive, most) for nodes in candidates), key=lambda each: each.arena)
-    best.base_bytes = resident(leaf.nbytes for leaf in best.leaves("state") if isinstance(leaf.dtype, QuantizedType))
+    best = min(
+        (_lay_out(nodes, laid, pins, scratch, naive, most) for nodes in candidates),
+        key=lambda each: each.arena,
+    )
+    best.base_bytes = resident(
+        leaf.nbytes for leaf in best.leaves("state") if isinstance(leaf.dtype, QuantizedType)
+    )
     return best
 
 
@@ -143,12 +154,19 @@ def _lives_of(
                 lives.lies_in[output].last = ends
                 lives.taken_over += 1
             else:
-                lives.blocks.append(lives.lies_in.setdefault(output, Allocation(output.nbytes, 0 if naive else place, ends)))
+                lives.blocks.append(
+                    lives.lies_in.setdefault(output, Allocation(output.nbytes, 0 if naive else place, ends))
+                )
     return lives
 
 
 def _lay_out(
-    nodes: Sequence[Node], outputs: dict[Tensor, Tensor], pinned: frozenset[Tensor], scratch: Scratch, naive: bool, most: int
+    nodes: Sequence[Node],
+    outputs: dict[Tensor, Tensor],
+    pinned: frozenset[Tensor],
+    scratch: Scratch,
+    naive: bool,
+    most: int,
 ) -> Plan:
     lives = _lives_of(nodes, outputs.values(), pinned, scratch, naive)
     _check_sizes(lives, most)
@@ -187,20 +205,36 @@ def _note_peak(mine: Plan, lives: _Lifetimes, offsets: Sequence[int]) -> None:
         return
     tops = [each for each, end in zip(lives.blocks, ends, strict=True) if end == top]
     alive, end = loads_of(lives.blocks), len(mine.nodes) - 1
-    place = max((each for top in tops for each in range(top.first, min(top.last, end) + 1)), key=lambda each: alive[each])
+    place = max(
+        (each for top in tops for each in range(top.first, min(top.last, end) + 1)),
+        key=lambda each: alive[each],
+    )
     mine.peak_at = mine.nodes[place]
     places = {node: number for number, node in enumerate(mine.nodes)}
-    there = [t for t in mine.offsets if t.node and places[t.node] <= place <= max(lives.dies.get(t, 0), places[t.node])]
-    mine.alive_at_peak = sorted(((repr(tensor), tensor.nbytes) for tensor in there), key=lambda entry: -entry[1])
+    there = [
+        t
+        for t in mine.offsets
+        if t.node and places[t.node] <= place <= max(lives.dies.get(t, 0), places[t.node])
+    ]
+    mine.alive_at_peak = sorted(
+        ((repr(tensor), tensor.nbytes) for tensor in there), key=lambda entry: -entry[1]
+    )
 
 
 def last_uses(nodes: Sequence[Node], outputs: Iterable[Tensor]) -> dict[Tensor, int]:
     """For each tensor that owns memory, the place of its last reader; outputs are read after the end."""
-    dies = {owner_of(source): place for place, node in enumerate(nodes) if not node.op.layout for source in node.sources}
+    dies = {
+        owner_of(source): place
+        for place, node in enumerate(nodes)
+        if not node.op.layout
+        for source in node.sources
+    }
     return dies | {owner_of(output): len(nodes) for output in outputs}
 
 
-def _take_over(node: Node, place: int, dies: dict[Tensor, int], lies_in: dict[Tensor, Allocation]) -> dict[int, Tensor]:
+def _take_over(
+    node: Node, place: int, dies: dict[Tensor, int], lies_in: dict[Tensor, Allocation]
+) -> dict[int, Tensor]:
     """Which outputs may lie where a source lies: the source ends here, fills its memory, and is not taken already."""
     over: dict[int, Tensor] = {}
     for index, number in node.op.in_place:

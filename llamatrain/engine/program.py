@@ -49,17 +49,25 @@ class Program:
         """
         self.plan, self.backend = plan, backend
         with phase("binding"):
-            self.arenas = [backend.take(size, None if number else arena) for number, size in enumerate(plan.arenas)]
+            self.arenas = [
+                backend.take(size, None if number else arena) for number, size in enumerate(plan.arenas)
+            ]
             changed = _changed(plan)
             given = {plan.outputs.get(tensor, tensor): array for tensor, array in memory.items()}
             # memory that is no part of the arena, by the tensor that owns it
-            self.owned = {tensor: backend.adopt(tensor, array, owner_of(tensor) in changed) for tensor, array in given.items()}
+            self.owned = {
+                tensor: backend.adopt(tensor, array, owner_of(tensor) in changed)
+                for tensor, array in given.items()
+            }
             self._places: dict[tuple[Tensor, Shape], Place] = {}
             self._told: dict[Node | None, list[Run]] = {}
             for tensor, tell in (told or {}).items():
                 self._told.setdefault(plan.outputs[tensor].node, []).append(tell)
             nodes = (node for node in plan.nodes if not node.op.layout)
-            self._groups = [(varying, list(group)) for varying, group in groupby(nodes, lambda node: varies(node) is not None)]
+            self._groups = [
+                (varying, list(group))
+                for varying, group in groupby(nodes, lambda node: varies(node) is not None)
+            ]
             self._purposes = _purposes(plan) if current() else {}
             self._fixed = [None if varying else self._stretch(group, 0) for varying, group in self._groups]
             self.most = most_of(tensor for node in plan.nodes for tensor in (*node.sources, *node.outputs))
@@ -81,7 +89,9 @@ class Program:
         """Plan and bind in one go; outputs that `memory` is given for are pinned to it."""
         outputs, memory, backend = list(outputs), memory or {}, backend_of(kernels, threads, drop_base)
         pinned = [output for output in outputs if output in memory and output.node]
-        laid_out = plan(outputs, pinned=pinned, scratch=backend.scratch, resident=backend.resident, naive=naive)
+        laid_out = plan(
+            outputs, pinned=pinned, scratch=backend.scratch, resident=backend.resident, naive=naive
+        )
         return cls(laid_out, memory, backend, arena=arena)
 
     def __call__(self) -> None:
@@ -97,7 +107,9 @@ class Program:
         if length not in self._lengths:
             with phase("binding"):
                 groups = zip(self._fixed, self._groups, strict=True)
-                self._lengths[length] = [fixed or self._stretch(group, length) for fixed, (_, group) in groups]
+                self._lengths[length] = [
+                    fixed or self._stretch(group, length) for fixed, (_, group) in groups
+                ]
         self.stretches = self._lengths[length]
         self.runs = [run for stretch in self.stretches for run in stretch.runs]
 
@@ -137,7 +149,9 @@ class Program:
             for part in self.backend.grouped(calls):
                 part()
             for output in node.outputs:
-                if not self.backend.finite(self._place(output, stretch.length), output.index in node.op.masks):
+                if not self.backend.finite(
+                    self._place(output, stretch.length), output.index in node.op.masks
+                ):
                     return output
         return None
 
@@ -169,7 +183,9 @@ class Program:
             parts = self._grouped(steps)
             return Segment(length, steps, parts, parts)
         single = [(node, [*self.backend.grouped(calls), *self._told.get(node, ())]) for node, calls in steps]
-        timed = ((cut(node, length) if length else node, self._purposes[node], parts) for node, parts in single)
+        timed = (
+            (cut(node, length) if length else node, self._purposes[node], parts) for node, parts in single
+        )
         return Segment(length, steps, [part for _, parts in single for part in parts], recorder.timed(timed))
 
     def _grouped(self, steps: list[tuple[Node, list[Call]]]) -> list[Run]:
@@ -185,7 +201,9 @@ class Program:
         if not any(output.size for output in node.outputs):
             return []
         offset, size = self.plan.scratch.get(node, (0, 0))
-        outs, ins = ([self._place(tensor, length) for tensor in tensors] for tensors in (node.outputs, node.sources))
+        outs, ins = (
+            [self._place(tensor, length) for tensor in tensors] for tensors in (node.outputs, node.sources)
+        )
         shown = cut(node, length) if length else node
         return self.backend.bind(shown, outs, ins, self.backend.take(size, *self._within(offset)))
 
@@ -203,4 +221,6 @@ def _purposes(plan: Plan) -> dict[Node, Part]:
 
 def _changed(plan: Plan) -> set[Tensor]:
     """The tensors of the caller's whose memory the program writes to."""
-    return {owner_of(node.sources[index]) for node in plan.nodes for index in node.aliases.values()} | plan.pinned
+    return {
+        owner_of(node.sources[index]) for node in plan.nodes for index in node.aliases.values()
+    } | plan.pinned

@@ -14,7 +14,9 @@ class Planned(Protocol):
 P = TypeVar("P", bound=Planned)
 
 
-def cheapest(plan_with: Callable[[Policy], P], road: Sequence[Policy], marks: Sequence[int], memory: int) -> P | None:
+def cheapest(
+    plan_with: Callable[[Policy], P], road: Sequence[Policy], marks: Sequence[int], memory: int
+) -> P | None:
     """Of policies each of which costs more than the one before, and mostly takes less memory, the first that takes no more than
     `memory`, if any does.
 

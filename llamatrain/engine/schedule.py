@@ -65,7 +65,11 @@ def make_contiguous(outputs: Sequence[Tensor]) -> list[Tensor]:
     def apart(source: Tensor, node: Node) -> Tensor:
         """A copy of what a change in place would read while it writes there."""
         changed = [node.sources[index] for index in node.aliases.values()]
-        return cont(source) if source not in changed and any(seen_of(source) is seen_of(each) for each in changed) else source
+        return (
+            cont(source)
+            if source not in changed and any(seen_of(source) is seen_of(each) for each in changed)
+            else source
+        )
 
     def change(node: Node) -> Node | None:
         if node.op.strided or (node.op.layout and _view_of(node, at(node.sources[0]))):
@@ -73,7 +77,9 @@ def make_contiguous(outputs: Sequence[Tensor]) -> list[Tensor]:
         sources = tuple(apart(plain(source), node) for source in node.sources)
         for source in (node.sources[index] for index in node.aliases.values()):
             if plain(source) is not source:
-                raise GraphError(f"{node!r} changes {source!r} in place, which is a view that does not lie in C order")
+                raise GraphError(
+                    f"{node!r} changes {source!r} in place, which is a view that does not lie in C order"
+                )
         return None if sources == node.sources else Node(node.op, sources, node.attrs, node.outputs[0].name)
 
     return rebuild(outputs, {}, change)
@@ -83,7 +89,9 @@ def _view_of(node: Node, at: Layout) -> Layout | None:
     return node.op.layout(at, node.sources[0].spec, node.outputs[0].spec, **node.attrs)  # type: ignore[misc]
 
 
-def ordered(outputs: Sequence[Tensor], left_to_right: bool = True, given: Sequence[Tensor] = ()) -> list[Node]:
+def ordered(
+    outputs: Sequence[Tensor], left_to_right: bool = True, given: Sequence[Tensor] = ()
+) -> list[Node]:
     """The nodes in an order to run them; values that are `given` are made in this order, each as late as that allows."""
     nodes = nodes_of(outputs)
     told = _told(given, nodes)
@@ -143,7 +151,10 @@ def _readiness(node: Node) -> int:
     """Roots that change memory come as early as what they take is there, not as late as they were written down."""
     if not node.aliases:
         return node.serial
-    return max((source.node.serial for source in node.sources if source.node and source.node.sources), default=node.serial)
+    return max(
+        (source.node.serial for source in node.sources if source.node and source.node.sources),
+        default=node.serial,
+    )
 
 
 def _before_changes(nodes: Sequence[Node]) -> dict[Node, list[Node]]:
@@ -157,7 +168,10 @@ def _before_changes(nodes: Sequence[Node]) -> dict[Node, list[Node]]:
                     readers[seen_of(source)].append(node)
     return {
         change: [
-            node for index in change.aliases.values() for node in readers[seen_of(change.sources[index])] if node is not change
+            node
+            for index in change.aliases.values()
+            for node in readers[seen_of(change.sources[index])]
+            if node is not change
         ]
         for change in changes
     }

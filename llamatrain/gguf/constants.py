@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 def _alone() -> ModuleType:
     package = importlib.util.find_spec("gguf")
     assert package and package.origin
-    spec = importlib.util.spec_from_file_location("gguf.constants", Path(package.origin).with_name("constants.py"))
+    spec = importlib.util.spec_from_file_location(
+        "gguf.constants", Path(package.origin).with_name("constants.py")
+    )
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -24,9 +26,22 @@ if TYPE_CHECKING:
     from gguf.constants import GGUFValueType, LlamaFileType, TokenType
 else:
     constants = _alone()
-    GGUFValueType, LlamaFileType, TokenType = constants.GGUFValueType, constants.LlamaFileType, constants.TokenType
+    GGUFValueType, LlamaFileType, TokenType = (
+        constants.GGUFValueType,
+        constants.LlamaFileType,
+        constants.TokenType,
+    )
 
-__all__ = ["ALIGNMENT", "BLOCKS", "MAGIC", "QUANTISATION", "VERSION", "GGUFValueType", "LlamaFileType", "TokenType"]
+__all__ = [
+    "ALIGNMENT",
+    "BLOCKS",
+    "MAGIC",
+    "QUANTISATION",
+    "VERSION",
+    "GGUFValueType",
+    "LlamaFileType",
+    "TokenType",
+]
 
 MAGIC: bytes = constants.GGUF_MAGIC.to_bytes(4, "little")
 VERSION: int = constants.GGUF_VERSION

@@ -19,14 +19,39 @@ from llamatrain.io.mapped_file import MappedFile, unchanged
 KINDS = {b"pcgg": "train_model", b"lcgg": "finetune_lora"}
 MODELS = (b"tjgg", b"lmgg", b"fmgg")  # those of the same time, whose weights the checkpoints have, too
 NUMBERS = ("n_vocab", "n_embd", "n_mult", "n_head", "n_layer", "n_rot")
-BLOCK = ("attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", "ffn_gate", "ffn_down", "ffn_up")
+BLOCK = (
+    "attn_norm",
+    "attn_q",
+    "attn_k",
+    "attn_v",
+    "attn_output",
+    "ffn_norm",
+    "ffn_gate",
+    "ffn_down",
+    "ffn_up",
+)
 ENDS = ("token_embd", "output_norm", "output")
 # type, threads, past, delta, two switches; Adam's n_iter, sched, decay, alpha, beta1, beta2, eps, eps_f, eps_g; L-BFGS's m,
 # n_iter, max_linesearch, eps, ftol, wolfe, min_step, max_step, linesearch
 OPTIONS = Struct("<Iiif4x4xi8f3i5fI")
 ADAM = ("first_moments", "second_moments", "past_loss_values")
-ADAM_0 = ("current_parameters", "", "", "first_moments", "second_moments", "", "", "past_loss_values")  # unnamed: working memory
-POINTS = ("current_parameters", "previous_parameters", "current_gradients", "previous_gradients", "search_direction")
+ADAM_0 = (
+    "current_parameters",
+    "",
+    "",
+    "first_moments",
+    "second_moments",
+    "",
+    "",
+    "past_loss_values",
+)  # unnamed: working memory
+POINTS = (
+    "current_parameters",
+    "previous_parameters",
+    "current_gradients",
+    "previous_gradients",
+    "search_direction",
+)
 LBFGS = (*POINTS, "past_loss_values", "memory_alpha", "memory_ys", "memory_s", "memory_y")
 EPSILON = 1e-5
 UNSAID = f"epsilon of its norms ({EPSILON:g} is taken), context length, vocabulary"
@@ -67,7 +92,10 @@ def opened(file: MappedFile) -> Gguf:
         "llama.attention.layer_norm_rms_epsilon": f32(EPSILON),
         **ranks,
         "training.file_version": u32(0),
-        **{f"training.{name}_count": u32(count) for name, count in zip(("iteration", "sample", "token"), counts, strict=True)},
+        **{
+            f"training.{name}_count": u32(count)
+            for name, count in zip(("iteration", "sample", "token"), counts, strict=True)
+        },
         "training.unsaid": string(UNSAID),
         **optimizer.metadata,
     }

@@ -30,7 +30,9 @@ def read_record(cursor: Cursor, named: bool = True) -> FileTensor:
     cursor.reading = "the head of a tensor"
     axes, length, number = cursor.u32(), cursor.u32(), cursor.u32()
     if not 1 <= axes <= 2 or not named <= length <= NAME_LIMIT:
-        raise cursor.fail(f"{axes} dimensions and a name of {length} bytes; 1 or 2, and 1 to {NAME_LIMIT} can be")
+        raise cursor.fail(
+            f"{axes} dimensions and a name of {length} bytes; 1 or 2, and 1 to {NAME_LIMIT} can be"
+        )
     shape = tuple(cursor.u32() for _ in range(axes))[::-1]
     start = cursor.take(length)
     name = str(cursor.since(start), "utf-8", "surrogateescape")

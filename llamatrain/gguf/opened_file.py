@@ -64,7 +64,9 @@ class Gguf:
             return default
         value = self.metadata[key]
         if type(value) is not kind:
-            raise FileError(f"{self.path}: {key} is {self.metadata.typed[key].kind.name}, where {kind.__name__} is needed")
+            raise FileError(
+                f"{self.path}: {key} is {self.metadata.typed[key].kind.name}, where {kind.__name__} is needed"
+            )
         return value
 
     @property
@@ -81,4 +83,6 @@ class Gguf:
             return "checkpoint"
         if "general.architecture" not in self.metadata or told != "model":
             return "other"
-        return "model" if self.tensors else "vocabulary" if "tokenizer.ggml.model" in self.metadata else "other"
+        return (
+            "model" if self.tensors else "vocabulary" if "tokenizer.ggml.model" in self.metadata else "other"
+        )

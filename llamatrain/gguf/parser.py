@@ -76,7 +76,9 @@ class Cursor:
         """A number of things, of which each takes so many bytes or more."""
         count, left = self.u64(), self.size - self.at
         if count * smallest > left:
-            raise self.fail(f"{count} of them should follow, {smallest} bytes or more each, but the file has {left} more")
+            raise self.fail(
+                f"{count} of them should follow, {smallest} bytes or more each, but the file has {left} more"
+            )
         return count
 
     def name(self) -> str:

@@ -56,14 +56,18 @@ def read_header(cursor: Cursor) -> tuple[int, int]:
     """How many tensors and values there are."""
     magic = cursor.first(len(MAGIC))
     if magic in legacy.MODELS:
-        raise cursor.fail(f"it begins with {magic!r}: a model from before GGUF; llama.cpp's scripts of 2023 convert it")
+        raise cursor.fail(
+            f"it begins with {magic!r}: a model from before GGUF; llama.cpp's scripts of 2023 convert it"
+        )
     if magic != MAGIC:
         if told := file_told(cursor.path, bytes(cursor.file.piece(0, min(HEAD, cursor.size)))):
             raise FileError(told)
         raise cursor.fail(f"it begins with {magic!r}, a GGUF file with {MAGIC!r}")
     version = cursor.u32()
     if version and version & 0xFFFF == 0:
-        raise cursor.fail("the file is big-endian (for s390x and the like); only little-endian files can be read")
+        raise cursor.fail(
+            "the file is big-endian (for s390x and the like); only little-endian files can be read"
+        )
     if version not in (2, 3):
         raise cursor.fail(f"GGUF version {version}; versions 2 and 3 can be read: convert the model again")
     tensors = cursor.u64()
@@ -93,7 +97,9 @@ def read_alignment(cursor: Cursor, metadata: dict[str, Place]) -> int:
     kind, start, _ = metadata["general.alignment"]
     alignment: int = U32.unpack_from(cursor.data, start)[0] if kind is Kind.UINT32 else 0
     if alignment.bit_count() != 1:
-        raise cursor.fail(f"general.alignment is {kind.name} {alignment or ''}; a power of two in UINT32 is needed")
+        raise cursor.fail(
+            f"general.alignment is {kind.name} {alignment or ''}; a power of two in UINT32 is needed"
+        )
     return alignment
 
 
@@ -123,17 +129,23 @@ def read_tensor_info(cursor: Cursor, name: str) -> TensorInfo:
         raise cursor.fail(f"a dimension of 0 in {list(shape)}")
     number = cursor.u32()
     if number not in TYPES:
-        raise cursor.fail(f"unknown tensor type {number}; known are {', '.join(kind.name for kind in TYPES.values())}")
+        raise cursor.fail(
+            f"unknown tensor type {number}; known are {', '.join(kind.name for kind in TYPES.values())}"
+        )
     kind = TYPES[number]
     if shape[-1] % kind.block:
         raise cursor.fail(f"rows of {shape[-1]} are not made of whole {kind.name} blocks of {kind.block}")
     return TensorInfo(name, kind, shape)
 
 
-def place_tensors(cursor: Cursor, infos: dict[str, tuple[TensorInfo, int]], alignment: int) -> dict[str, FileTensor]:
+def place_tensors(
+    cursor: Cursor, infos: dict[str, tuple[TensorInfo, int]], alignment: int
+) -> dict[str, FileTensor]:
     start = -(-cursor.at // alignment) * alignment
     file = np.frombuffer(cursor.file, np.uint8)
-    tensors = {name: FileTensor(name, info.type, info.shape, start + at, file) for name, (info, at) in infos.items()}
+    tensors = {
+        name: FileTensor(name, info.type, info.shape, start + at, file) for name, (info, at) in infos.items()
+    }
     end, last = start, ""
     for tensor in sorted(tensors.values(), key=lambda tensor: tensor.offset):
         cursor.reading, cursor.at = f"tensor {quoted(tensor.name)}", tensor.offset
@@ -152,7 +164,9 @@ def join_parts(path: Path, opened: Gguf, count: int) -> Gguf:
     """All parts as one, with the first one's metadata, less what tells of the split."""
     match = PART_NAME.fullmatch(path.name)
     if not match or int(match[3]) != count:
-        raise FileError(f"{path}: a part of a split model must be called ...-0000N-of-{count:05}.gguf to find the others")
+        raise FileError(
+            f"{path}: a part of a split model must be called ...-0000N-of-{count:05}.gguf to find the others"
+        )
     tensors: dict[str, FileTensor] = {}
     metadata: dict[str, Value] = {}
     for i in range(count):
@@ -161,13 +175,17 @@ def join_parts(path: Path, opened: Gguf, count: int) -> Gguf:
             raise FileError(f"{path}: the split model's part {i + 1} of {count} is missing: {place}")
         part = opened if place == path else read_part(place)
         if (part.value("split.no", int), part.value("split.count", int)) != (i, count):
-            raise FileError(f"{place}: split.no and split.count do not say that this is part {i + 1} of {count}")
+            raise FileError(
+                f"{place}: split.no and split.count do not say that this is part {i + 1} of {count}"
+            )
         if twice := tensors.keys() & part.tensors.keys():
             raise FileError(f"{place}: the tensor {quoted(min(twice))} is in another part, too")
         tensors |= part.tensors
         metadata = metadata or part.metadata.typed
     first = Gguf(path, Metadata(metadata), tensors)
     if (expected := first.value("split.tensors.count", int, len(tensors))) != len(tensors):
-        raise FileError(f"{path}: the parts have {len(tensors)} tensors together, where {expected} are expected")
+        raise FileError(
+            f"{path}: the parts have {len(tensors)} tensors together, where {expected} are expected"
+        )
     whole = {key: value for key, value in metadata.items() if not key.startswith("split.")}
     return Gguf(path, Metadata(whole), tensors)

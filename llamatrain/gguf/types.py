@@ -17,11 +17,15 @@ class GgmlType:
         """Bytes of a row of so many elements, whole blocks of them."""
         blocks, rest = divmod(elements, self.block)
         if rest:
-            raise ValueError(f"a row of {elements} elements is not made of whole {self.name} blocks of {self.block}")
+            raise ValueError(
+                f"a row of {elements} elements is not made of whole {self.name} blocks of {self.block}"
+            )
         return blocks * self.size
 
 
-TYPES: dict[int, GgmlType] = {number: GgmlType(name, number, block, size) for name, number, block, size in BLOCKS}
+TYPES: dict[int, GgmlType] = {
+    number: GgmlType(name, number, block, size) for name, number, block, size in BLOCKS
+}
 _NAMES = {kind.name: kind for kind in TYPES.values()}
 
 

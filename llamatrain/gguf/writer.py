@@ -83,6 +83,12 @@ def head(metadata: Mapping[str, Value], infos: Sequence[TensorInfo], alignment: 
     offset = 0
     for info in infos:
         axes = b"".join(LENGTH.pack(axis) for axis in reversed(info.shape))
-        made += packed(info.name) + U32.pack(len(info.shape)) + axes + U32.pack(info.type.number) + LENGTH.pack(offset)
+        made += (
+            packed(info.name)
+            + U32.pack(len(info.shape))
+            + axes
+            + U32.pack(info.type.number)
+            + LENGTH.pack(offset)
+        )
         offset += -(-info.nbytes // alignment) * alignment
     return bytes(made)

@@ -22,7 +22,9 @@ def folder_told(path: Path) -> str:
     if "adapter.gguf" in names and "model.gguf" not in names:
         adapter = path / "adapter.gguf"
         return f"{path}: the folder of a run, whose adapter is for another model; {NEEDED}, and --lora {adapter} takes it"
-    if model := next((name for name in ("model.gguf", *names) if name.endswith(".gguf") and name in names), None):
+    if model := next(
+        (name for name in ("model.gguf", *names) if name.endswith(".gguf") and name in names), None
+    ):
         return f"{path}: this is a folder; {NEEDED}, such as {path / model}"
     if "adapter_config.json" in names:
         return f"{path}: this is a folder with an adapter of PEFT's; {NEEDED}, and --lora {path} takes the adapter"
@@ -34,7 +36,9 @@ def folder_told(path: Path) -> str:
 def file_told(path: Path, head: bytes) -> str:
     """Of a file by how it begins; nothing where that says nothing."""
     if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 1 << 28:
-        return f"{path}: weights in safetensors; {NEEDED}: {CONVERTER} makes one of the folder that they lie in"
+        return (
+            f"{path}: weights in safetensors; {NEEDED}: {CONVERTER} makes one of the folder that they lie in"
+        )
     if head[:2] == b"PK" or (head[:1] == b"\x80" and path.suffix in WEIGHTS):
         what = "weights as PyTorch saves them" if path.suffix in WEIGHTS else "a zip archive"
         return f"{path}: {what}; {NEEDED}: {CONVERTER} makes one of a model's folder"
@@ -42,6 +46,10 @@ def file_told(path: Path, head: bytes) -> str:
         return f"{path}: a packed file; {NEEDED}: unpack it first, as with `{how}`"
     with suppress(UnicodeDecodeError):
         text = head.decode()
-        if "\0" not in text and len(text) > 8 and all(each.isprintable() or each in "\n\r\t\f" for each in text):
+        if (
+            "\0" not in text
+            and len(text) > 8
+            and all(each.isprintable() or each in "\n\r\t\f" for each in text)
+        ):
             return f"{path}: a text, and no model; {NEEDED}"
     return ""

@@ -27,7 +27,9 @@ def value_and_gradients(loss: Tensor, wrt: Sequence[Tensor]) -> tuple[Tensor, li
             continue
         for source, grad in zip(node.sources, _of_sources(node, dys, needed), strict=True):
             if grad is not None and source in needed:
-                if (made := grad.node) and made.op.value is not None and grad not in dys:  # made by this very rule
+                if (
+                    (made := grad.node) and made.op.value is not None and grad not in dys
+                ):  # made by this very rule
                     values[node.outputs[0]] = made.outputs[made.op.value]
                 grad = sum_to(grad, source.shape)
                 grads[source] = add(grads[source], grad) if source in grads else grad
@@ -52,21 +54,27 @@ def _needing(path: Sequence[Node], wrt: Sequence[Tensor]) -> set[Tensor]:
 def _of_sources(node: Node, dys: Sequence[Tensor | None], needed: set[Tensor]) -> Sequence[Tensor | None]:
     op = node.op
     if op.gradient is None:
-        raise GraphError(f"no gradient goes through {node!r}: {op.no_gradient or f'{op.name} has no gradient rule'}")
+        raise GraphError(
+            f"no gradient goes through {node!r}: {op.no_gradient or f'{op.name} has no gradient rule'}"
+        )
     wanted = tuple(source in needed for source in node.sources)
     try:
         found = op.gradient(node, *dys, wanted=wanted) if op.selective else op.gradient(node, *dys)
     except ShapeError as misfit:
         raise GraphError(f"no gradient goes through {node!r}: {misfit}") from None
     if len(found) != len(node.sources):
-        raise GraphError(f"the gradient rule of {op.name} gave {len(found)} gradients for {len(node.sources)} sources")
+        raise GraphError(
+            f"the gradient rule of {op.name} gave {len(found)} gradients for {len(node.sources)} sources"
+        )
     for source, grad, asked in zip(node.sources, found, wanted, strict=True):
         if asked and grad is None and source.dtype is not I32:
             raise GraphError(f"no gradient goes through {node!r} to {source!r}")
     return found
 
 
-def _with_values(loss: Tensor, grads: list[Tensor], values: dict[Tensor, Tensor]) -> tuple[Tensor, list[Tensor]]:
+def _with_values(
+    loss: Tensor, grads: list[Tensor], values: dict[Tensor, Tensor]
+) -> tuple[Tensor, list[Tensor]]:
     """Take the values that gradient ops make on their way, unless such an op waits for that very value."""
     taken = {old: new for old, new in values.items() if new.node and old.node not in nodes_of([new])}
     loss, *grads = rebuild([loss, *grads], taken, lambda node: None) if taken else [loss, *grads]

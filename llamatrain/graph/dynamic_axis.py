@@ -13,7 +13,9 @@ from llamatrain.graph.tensor import DynamicDim, Node, Spec, Tensor
 
 def most_of(tensors: Iterable[Tensor]) -> DynamicDim | None:
     """How long that axis is at most, where one of these has it."""
-    found = {tensor.shape[0] for tensor in tensors if tensor.shape and isinstance(tensor.shape[0], DynamicDim)}
+    found = {
+        tensor.shape[0] for tensor in tensors if tensor.shape and isinstance(tensor.shape[0], DynamicDim)
+    }
     if len(found) > 1:
         raise GraphError(f"one axis may vary, not several of at most {', '.join(map(str, sorted(found)))}")
     return next(iter(found), None)

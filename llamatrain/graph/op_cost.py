@@ -18,7 +18,9 @@ class OpCost:
 def work_of(node: Node) -> OpCost:
     flops, moved, powers = FLOPS.get(node.op.name), MOVED.get(node.op.name, whole), POWERS.get(node.op.name)
     made = sum(output.nbytes for output in node.outputs if output.index not in node.aliases)
-    unpacked = sum(source.size for source in node.sources if isinstance(source.dtype, QuantizedType)) if flops else 0
+    unpacked = (
+        sum(source.size for source in node.sources if isinstance(source.dtype, QuantizedType)) if flops else 0
+    )
     return OpCost(flops(node) if flops else 0, moved(node), made, powers(node) if powers else 0, unpacked)
 
 
@@ -113,7 +115,9 @@ def put(part: Tensor, node: Node, times: int) -> int:
 
 MOVED: dict[str, Callable[[Node], int]] = {
     "get_rows": taken,
-    "set_rows": lambda node: put(node.sources[1], node, 2) + (node.sources[2].nbytes if node.attrs.get("into") else 0),
+    "set_rows": lambda node: (
+        put(node.sources[1], node, 2) + (node.sources[2].nbytes if node.attrs.get("into") else 0)
+    ),
     "acc": lambda node: put(node.sources[1], node, 3),
     "set": lambda node: put(node.sources[1], node, 2),
     "cpy": lambda node: node.sources[1].nbytes + node.outputs[0].nbytes,

@@ -36,9 +36,13 @@ def round_products(outputs: Sequence[Tensor]) -> list[Tensor]:
         if not chosen or any(not _rounds(node.sources[index]) for index in chosen):
             return None
         weights = [index for index in chosen if seen_of(node.sources[index]).role in ("parameter", "state")]
-        weights.sort(key=lambda index: not isinstance(node.sources[index].dtype, QuantizedType))  # which cannot be rounded before
+        weights.sort(
+            key=lambda index: not isinstance(node.sources[index].dtype, QuantizedType)
+        )  # which cannot be rounded before
         keep = weights[:1] if len(chosen) == 2 and not node.op.gives_rounded else []
-        sources = [half(s) if index in chosen and index not in keep else s for index, s in enumerate(node.sources)]
+        sources = [
+            half(s) if index in chosen and index not in keep else s for index, s in enumerate(node.sources)
+        ]
         made = Node(node.op, tuple(sources), node.attrs, node.outputs[0].name)
         if node.op.gives_rounded:
             return [cast(output, dtype=F32) for output in made.outputs]  # for whoever is no product

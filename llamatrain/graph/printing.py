@@ -28,7 +28,10 @@ def as_dot(outputs: Sequence[Tensor]) -> str:
     """The graph in Graphviz's language."""
     lines = ["digraph {", "  node [shape=box fontname=monospace]"]
     shape = lambda tensor: f"{tensor.dtype}{list(tensor.shape)}"
-    lines += [f'  "{_label(leaf)}" [style=filled label="{leaf.name}\\n{shape(leaf)}"]' for leaf in leaves_of(outputs)]
+    lines += [
+        f'  "{_label(leaf)}" [style=filled label="{leaf.name}\\n{shape(leaf)}"]'
+        for leaf in leaves_of(outputs)
+    ]
     for node in nodes_of(outputs):
         made = " ".join(map(shape, node.outputs))
         lines.append(f'  "%{node.serial}" [label="{node.name}\\n{node.op.name} {made}"]')
@@ -52,7 +55,9 @@ def verify(outputs: Iterable[Tensor]) -> None:
     """Each node's outputs are what its op's shape rule says, made after its sources; no tensor is changed twice."""
     changed: dict[Tensor, Node] = {}
     for node in nodes_of(outputs):
-        if tuple(output.spec for output in node.outputs) != node.op.specs(node.sources, node.attrs, node.name):
+        if tuple(output.spec for output in node.outputs) != node.op.specs(
+            node.sources, node.attrs, node.name
+        ):
             raise GraphError(f"{node!r} does not have the shapes that its op gives it")
         for source in node.sources:
             if source.node and source.node.serial >= node.serial:

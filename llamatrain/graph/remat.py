@@ -15,7 +15,10 @@ from llamatrain.graph.tensor import Node, Tensor, nodes_of, seen_of
 
 
 def recompute(
-    outputs: Sequence[Tensor], forward: Iterable[Tensor], keep: Iterable[Tensor], among: Iterable[Tensor] | None = None
+    outputs: Sequence[Tensor],
+    forward: Iterable[Tensor],
+    keep: Iterable[Tensor],
+    among: Iterable[Tensor] | None = None,
 ) -> list[Tensor]:
     """The outputs with gradient nodes reading recomputed values.
 
@@ -43,7 +46,9 @@ def recompute(
                 waiting.extend(missing)
                 continue
             sources = tuple(clones.get(source, source) for source in node.sources)
-            again = Node(node.op, sources, node.attrs, f"{node.outputs[0].name}'" if node.outputs[0].name else "")
+            again = Node(
+                node.op, sources, node.attrs, f"{node.outputs[0].name}'" if node.outputs[0].name else ""
+            )
             clones.update(zip(node.outputs, again.outputs, strict=True))
         return clones[tensor]
 
@@ -51,7 +56,9 @@ def recompute(
         if node.serial in original:
             continue
         sources = tuple(clone(s) if is_cloned(s) else new.get(s, s) for s in node.sources)
-        fresh = Node(node.op, sources, node.attrs, node.outputs[0].name)  # a new serial: gradient nodes stay behind their clones
+        fresh = Node(
+            node.op, sources, node.attrs, node.outputs[0].name
+        )  # a new serial: gradient nodes stay behind their clones
         new.update(zip(node.outputs, fresh.outputs, strict=True))
     return [new.get(output, output) for output in outputs]
 
@@ -59,7 +66,9 @@ def recompute(
 # ---- policies --------------------------------------------------------------
 
 
-def rematerialise(outputs: Sequence[Tensor], forward: Tensor, borders: Sequence[Tensor], policy: Policy) -> list[Tensor]:
+def rematerialise(
+    outputs: Sequence[Tensor], forward: Tensor, borders: Sequence[Tensor], policy: Policy
+) -> list[Tensor]:
     """The outputs under a policy. `borders` are the values between blocks, beginning with what goes into the first.
 
     The last block is left alone: it would be made again at the very moment of the peak.
@@ -70,13 +79,18 @@ def rematerialise(outputs: Sequence[Tensor], forward: Tensor, borders: Sequence[
     parts = segments(forward, borders)[:-1]
     if policy == "optimal":
         made = recompute(outputs, [forward], borders, [tensor for part in parts for tensor in part])
-        return recompute(made, [forward], kept_borders(borders), [*borders, *(tensor for part in parts for tensor in part)])
+        return recompute(
+            made, [forward], kept_borders(borders), [*borders, *(tensor for part in parts for tensor in part)]
+        )
     again, longer, first = list[Tensor](), list[Tensor](), 0
     for way, count in stretches_of(policy, len(parts)):
         for border, part in zip(borders[first : first + count], parts[first : first + count], strict=True):
             again += [tensor for tensor in part if _is_made_again(tensor, border, way)]
         if way == SEGMENT:
-            longer += [*borders[first + 1 : first + count], *(tensor for part in parts[first : first + count] for tensor in part)]
+            longer += [
+                *borders[first + 1 : first + count],
+                *(tensor for part in parts[first : first + count] for tensor in part),
+            ]
         first += count
     made = recompute(outputs, [forward], borders, again)
     if not longer:
@@ -97,7 +111,12 @@ def _is_made_again(tensor: Tensor, border: Tensor, way: str) -> bool:
 def differentiated(outputs: Sequence[Tensor], forward: Tensor, borders: Sequence[Tensor]) -> Sequence[Tensor]:
     """Those from the first on behind which a gradient reads anything: what lies before it is not made again for nothing."""
     original = {node.serial for node in nodes_of([forward])}
-    read = {seen_of(source) for node in nodes_of(outputs) if node.serial not in original for source in node.sources}
+    read = {
+        seen_of(source)
+        for node in nodes_of(outputs)
+        if node.serial not in original
+        for source in node.sources
+    }
     parts = (any(seen_of(tensor) in read for tensor in part) for part in segments(forward, borders))
     return borders[next((place for place, needed in enumerate(parts) if needed), len(borders)) :]
 

@@ -12,7 +12,12 @@ from math import ceil
 from llamatrain.errors import GraphError
 
 Policy = str | int
-NAMED = ("none", "light", "block", "optimal")  # or a number: that many blocks, from the first, and light in the others
+NAMED = (
+    "none",
+    "light",
+    "block",
+    "optimal",
+)  # or a number: that many blocks, from the first, and light in the others
 WAYS = ("none", "light", "wide", "products", "block")
 SEGMENT = "segment"
 DIGITS = 6  # of a count
@@ -28,7 +33,9 @@ def stretches_of(policy: Policy, blocks: int) -> list[Stretch]:
     """Of all blocks; those behind the last that is told of are light."""
     text = str(policy)
     if text == "optimal" or not is_policy(text):
-        raise GraphError(f"unknown recomputation policy {policy!r}; known are {', '.join(NAMED)}, or a number of blocks")
+        raise GraphError(
+            f"unknown recomputation policy {policy!r}; known are {', '.join(NAMED)}, or a number of blocks"
+        )
     if text in WAYS:
         return [(text, blocks)]
     found, left = list[Stretch](), blocks
@@ -50,7 +57,11 @@ def told(stretches: Sequence[Stretch]) -> str:
         found.pop()
     if not found or [way for way, _ in found] == ["none"]:
         return "none" if found else "light"
-    return str(found[0][1]) if [way for way, _ in found] == ["block"] else ",".join(f"{way}:{count}" for way, count in found)
+    return (
+        str(found[0][1])
+        if [way for way, _ in found] == ["block"]
+        else ",".join(f"{way}:{count}" for way, count in found)
+    )
 
 
 def scaled(policy: Policy, blocks: int, to: int) -> Policy:

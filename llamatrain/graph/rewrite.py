@@ -6,7 +6,9 @@ from llamatrain.graph.tensor import Node, Tensor, nodes_of
 
 
 def rebuild(
-    outputs: Sequence[Tensor], replace: dict[Tensor, Tensor], change: Callable[[Node], Node | Sequence[Tensor] | None]
+    outputs: Sequence[Tensor],
+    replace: dict[Tensor, Tensor],
+    change: Callable[[Node], Node | Sequence[Tensor] | None],
 ) -> list[Tensor]:
     """The outputs again, with tensors replaced and nodes changed; what nothing touches stays the same node.
 
@@ -18,7 +20,9 @@ def rebuild(
         if all(output in new for output in node.outputs):
             continue
         sources = tuple(new.get(source, source) for source in node.sources)
-        current = node if sources == node.sources else Node(node.op, sources, node.attrs, node.outputs[0].name)
+        current = (
+            node if sources == node.sources else Node(node.op, sources, node.attrs, node.outputs[0].name)
+        )
         changed = change(current)
         made = changed.outputs if isinstance(changed, Node) else changed or current.outputs
         if made is not node.outputs:

@@ -82,10 +82,16 @@ class Spec:
     dtype: DType
 
     def __post_init__(self) -> None:
-        if not all(isinstance(size, int) and size >= 0 for size in self.shape) or not isinstance(self.dtype, DType):
+        if not all(isinstance(size, int) and size >= 0 for size in self.shape) or not isinstance(
+            self.dtype, DType
+        ):
             raise ShapeError(f"{self.dtype}{list(self.shape)} is no type and shape that an array can have")
-        if isinstance(self.dtype, QuantizedType) and (len(self.shape) != 2 or self.shape[1] % self.dtype.kind.block):
-            raise ShapeError(f"{list(self.shape)} is no matrix with rows of whole {self.dtype} blocks of {self.dtype.kind.block}")
+        if isinstance(self.dtype, QuantizedType) and (
+            len(self.shape) != 2 or self.shape[1] % self.dtype.kind.block
+        ):
+            raise ShapeError(
+                f"{list(self.shape)} is no matrix with rows of whole {self.dtype} blocks of {self.dtype.kind.block}"
+            )
 
 
 class ShapeError(Exception):
@@ -97,8 +103,17 @@ class Tensor:
 
     __slots__ = ("dtype", "index", "name", "node", "role", "shape")
 
-    def __init__(self, spec: Spec, role: str, name: str = "", node: "Node | None" = None, index: int = 0) -> None:
-        self.shape, self.dtype, self.role, self.name, self.node, self.index = spec.shape, spec.dtype, role, name, node, index
+    def __init__(
+        self, spec: Spec, role: str, name: str = "", node: "Node | None" = None, index: int = 0
+    ) -> None:
+        self.shape, self.dtype, self.role, self.name, self.node, self.index = (
+            spec.shape,
+            spec.dtype,
+            role,
+            name,
+            node,
+            index,
+        )
 
     @property
     def spec(self) -> Spec:
@@ -162,7 +177,9 @@ class Node:
         return {0: 0} if self.attrs.get("into") else self.op.aliases
 
     def __repr__(self) -> str:
-        sources = ", ".join(source.name or (f"%{source.node.serial}" if source.node else "?") for source in self.sources)
+        sources = ", ".join(
+            source.name or (f"%{source.node.serial}" if source.node else "?") for source in self.sources
+        )
         return f"{self.name} = {self.op.name}({sources})"
 
 
@@ -189,7 +206,9 @@ class Op:
 
     rule: ShapeRule
     _: KW_ONLY
-    in_place: tuple[tuple[int, int], ...] = ()  # (output, source): the output may take over the source's memory
+    in_place: tuple[
+        tuple[int, int], ...
+    ] = ()  # (output, source): the output may take over the source's memory
     aliases: Mapping[int, int] = field(default_factory=dict)  # output: source, changed where it lies
     layout: Callable[..., Layout | None] | None = None  # a view's rule: it moves no bytes
     strided: bool = False  # its kernels take sources of any layout
@@ -213,12 +232,18 @@ class Op:
 
     def specs(self, sources: Sequence[Tensor], attrs: dict[str, Any], name: str = "") -> tuple[Spec, ...]:
         if foreign := [source for source in sources if not isinstance(source, Tensor)]:
-            raise GraphError(f"{self.name}{f' ({name})' if name else ''}: {foreign[0]!r} is no tensor of a graph")
+            raise GraphError(
+                f"{self.name}{f' ({name})' if name else ''}: {foreign[0]!r} is no tensor of a graph"
+            )
         try:
             return self.specs_of(*(source.spec for source in sources), **attrs)
         except (ShapeError, TypeError, ValueError, IndexError) as misfit:
-            received = ", ".join(f"{s.name or f'source {i}'} {s.dtype}{list(s.shape)}" for i, s in enumerate(sources))
-            raise GraphError(f"{self.name}{f' ({name})' if name else ''}: {misfit}; received {received or 'no source'}") from None
+            received = ", ".join(
+                f"{s.name or f'source {i}'} {s.dtype}{list(s.shape)}" for i, s in enumerate(sources)
+            )
+            raise GraphError(
+                f"{self.name}{f' ({name})' if name else ''}: {misfit}; received {received or 'no source'}"
+            ) from None
 
     def specs_of(self, *sources: Spec, **attrs: Any) -> tuple[Spec, ...]:
         for index, source in enumerate(sources):
@@ -250,7 +275,9 @@ def op(**facts: Any) -> Callable[[ShapeRule], Op]:
     return declare
 
 
-def gradient(of: Op, selective: bool = False) -> Callable[[Callable[..., Gradients]], Callable[..., Gradients]]:
+def gradient(
+    of: Op, selective: bool = False
+) -> Callable[[Callable[..., Gradients]], Callable[..., Gradients]]:
     """Declare `of`'s gradient: node and the gradients of its outputs in, one gradient (or None) a source out.
 
     A selective rule is told for which sources a gradient is `wanted`: its op computes several in one go.

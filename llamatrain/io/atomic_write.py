@@ -30,7 +30,10 @@ class AtomicFile:
     def __init__(self, path: str | Path, check: Callable[[Path], object] | None = None) -> None:
         self.path, self._check = Path(path), check
         try:
-            placed = os.path.lexists(path) and stat.S_IFMT(os.lstat(path).st_mode) not in (stat.S_IFREG, stat.S_IFLNK)
+            placed = os.path.lexists(path) and stat.S_IFMT(os.lstat(path).st_mode) not in (
+                stat.S_IFREG,
+                stat.S_IFLNK,
+            )
             if placed or os.path.realpath(self.path.parent) == DEVICES:  # where links are devices, too
                 raise FileError(f"{path}: this is a folder, a device or a pipe, no place for a file")
             self._temporary, self._file = begun(self.path)
@@ -57,7 +60,9 @@ class AtomicFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         try:
             if kind is None:
                 self._keep()

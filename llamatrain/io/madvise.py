@@ -5,7 +5,9 @@ import mmap
 import numpy as np
 
 AROUND = 1 << 16  # bytes of memory that the system maps around one that is read
-FOLIO = 1 << 21  # bytes of a file that newer systems (Linux 6.18) keep in one piece at most, and map as a whole
+FOLIO = (
+    1 << 21
+)  # bytes of a file that newer systems (Linux 6.18) keep in one piece at most, and map as a whole
 
 
 def map_of(array: np.ndarray) -> mmap.mmap | None:

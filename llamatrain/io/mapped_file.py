@@ -92,14 +92,18 @@ class MappedFile(mmap.mmap):
 
     def check(self) -> None:
         if what := self.changed():
-            raise ChangedError(f"{self.path}: {what}; once it is whole and nobody writes to it, the same command will do")
+            raise ChangedError(
+                f"{self.path}: {what}; once it is whole and nobody writes to it, the same command will do"
+            )
 
 
 def map_file(path: Path, needed: str = "a GGUF file") -> MappedFile:
     try:
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode):  # asked before it is opened: a pipe would wait for a writer
-            raise FileError(f"{path}: this is a {'folder' if stat.S_ISDIR(mode) else 'device or pipe'}; {needed} is needed")
+            raise FileError(
+                f"{path}: this is a {'folder' if stat.S_ISDIR(mode) else 'device or pipe'}; {needed} is needed"
+            )
         with path.open("rb") as file:
             if not file.seek(0, 2):
                 raise FileError(f"{path}: the file is empty; {needed} is needed")
@@ -116,7 +120,9 @@ def map_file(path: Path, needed: str = "a GGUF file") -> MappedFile:
 
 def files_of(arrays: Iterable[np.ndarray]) -> list[MappedFile]:
     """Those that some of the arrays lie in."""
-    return list({id(file): file for array in arrays if isinstance(file := map_of(array), MappedFile)}.values())
+    return list(
+        {id(file): file for array in arrays if isinstance(file := map_of(array), MappedFile)}.values()
+    )
 
 
 def check(files: Iterable[MappedFile]) -> None:
@@ -154,7 +160,9 @@ class SigbusGuard:
             self.libc = ctypes.CDLL(None)
             self.libc.mmap.restype = ctypes.c_void_p
             self.libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-            self.callback = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(self.answer)
+            self.callback = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(
+                self.answer
+            )
             self.handler = ctypes.cast(self.callback, ctypes.c_void_p).value or 0
             self.default = self.packed(0, 0)
             self.before = self.default

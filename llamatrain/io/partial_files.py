@@ -32,7 +32,11 @@ def begun(place: Path) -> tuple[Path, BinaryIO]:
 
 def stem(place: Path) -> str:
     name = place.name
-    return f".{name}." if len(name) <= LONGEST else f".{name[: LONGEST - 9]}-{zlib.crc32(os.fsencode(name)):08x}."
+    return (
+        f".{name}."
+        if len(name) <= LONGEST
+        else f".{name[: LONGEST - 9]}-{zlib.crc32(os.fsencode(name)):08x}."
+    )
 
 
 def remove_left(place: Path) -> None:

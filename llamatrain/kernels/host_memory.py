@@ -27,10 +27,19 @@ class Host:
     def take(self, size: int, within: np.ndarray | None = None, start: int = 0) -> np.ndarray:
         if within is None:
             return allocate(size)
-        if within.dtype != np.uint8 or within.ndim != 1 or not within.flags.c_contiguous or not within.flags.writeable:
-            raise GraphError(f"an arena is a row of bytes that can be written; received {within.dtype}{list(within.shape)}")
+        if (
+            within.dtype != np.uint8
+            or within.ndim != 1
+            or not within.flags.c_contiguous
+            or not within.flags.writeable
+        ):
+            raise GraphError(
+                f"an arena is a row of bytes that can be written; received {within.dtype}{list(within.shape)}"
+            )
         if within.size < start + size or (size and within.ctypes.data % ALIGNMENT):
-            raise GraphError(f"the plan needs an arena of {size:,} bytes, aligned to {ALIGNMENT}; received {within.size:,} bytes")
+            raise GraphError(
+                f"the plan needs an arena of {size:,} bytes, aligned to {ALIGNMENT}; received {within.size:,} bytes"
+            )
         return within[start : start + size]
 
     def adopt(self, tensor: Tensor, memory: np.ndarray, changed: bool) -> np.ndarray:
@@ -38,12 +47,18 @@ class Host:
         taken = memory.dtype == np.uint8 and memory.shape == (tensor.nbytes,)
         like = memory.shape == tensor.dtype.held(tensor.shape) and memory.dtype == tensor.dtype.numpy
         if not (taken or like) or not memory.flags.c_contiguous:
-            raise GraphError(f"{tensor!r} was given an array of {memory.dtype}{list(memory.shape)} with strides {memory.strides}")
+            raise GraphError(
+                f"{tensor!r} was given an array of {memory.dtype}{list(memory.shape)} with strides {memory.strides}"
+            )
         if changed and not memory.flags.writeable:
-            raise GraphError(f"{tensor!r} is changed by the program, but was given an array that cannot be written")
+            raise GraphError(
+                f"{tensor!r} is changed by the program, but was given an array that cannot be written"
+            )
         return memory.reshape(-1).view(np.uint8)
 
-    def place(self, memory: np.ndarray, tensor: Tensor, offset: int, strides: Sequence[int]) -> np.ndarray | Blocks:
+    def place(
+        self, memory: np.ndarray, tensor: Tensor, offset: int, strides: Sequence[int]
+    ) -> np.ndarray | Blocks:
         if isinstance(tensor.dtype, QuantizedType):
             return Blocks(tensor.dtype.kind, tensor.shape, memory.reshape(tensor.dtype.held(tensor.shape)))
         if tensor.size == 0:

@@ -83,7 +83,9 @@ class WindowPattern(Key):
             period = found.index(False) + 1 if False in found else 0
             if found == [windowed(period, layer) for layer in range(layers)]:
                 return period
-        raise FileError(f"{gguf.path}: {key} is no pattern of {layers} blocks that repeats; only such are supported")
+        raise FileError(
+            f"{gguf.path}: {key} is no pattern of {layers} blocks that repeats; only such are supported"
+        )
 
 
 def windowed(period: int, layer: int) -> bool:
@@ -117,14 +119,24 @@ class Architecture(Generic[H, F]):
     narrow: bool = False  # whether all heads together are as wide as the model
     partly: bool = False  # whether a part of a head may turn, and the rest not
     rotations: Callable[[H], Sequence[Rope]] = lambda h: [h.rope]  # type: ignore[attr-defined]  # that its blocks know
-    turned: Callable[[H, int], int | None] = lambda h, layer: 0  # which of them a block's heads take; None: none
+    turned: Callable[[H, int], int | None] = lambda h, layer: (
+        0
+    )  # which of them a block's heads take; None: none
     sight: Callable[[H, int], AttentionMask] = plain_sight
     cap: Callable[[H], float] = lambda h: 0.0  # of logits, likewise; 0: none
-    new: Mapping[str, float] = field(default_factory=dict)  # numbers of new models, unlike those of missing keys
-    refused: Mapping[str, Refused] = field(default_factory=dict)  # keys, the one value that is supported, and what others are
-    relatives: Mapping[str, str] = field(default_factory=dict)  # names that are not supported, though near, and what these are
+    new: Mapping[str, float] = field(
+        default_factory=dict
+    )  # numbers of new models, unlike those of missing keys
+    refused: Mapping[str, Refused] = field(
+        default_factory=dict
+    )  # keys, the one value that is supported, and what others are
+    relatives: Mapping[str, str] = field(
+        default_factory=dict
+    )  # names that are not supported, though near, and what these are
 
-    def kinds(self, layers: int, tied: bool, more: Collection[str] = ()) -> Iterator[tuple[str, WeightKind[H]]]:
+    def kinds(
+        self, layers: int, tied: bool, more: Collection[str] = ()
+    ) -> Iterator[tuple[str, WeightKind[H]]]:
         """The weights of a model, in the order of files; of those that are optional those whose patterns are among `more`."""
         there = {
             pattern: kind
@@ -133,7 +145,11 @@ class Architecture(Generic[H, F]):
         }
         for numbered, patterns in groupby(there, lambda pattern: "{}" in pattern):
             group = [*patterns]
-            yield from ((each.format(layer), there[each]) for layer in range(layers if numbered else 1) for each in group)
+            yield from (
+                (each.format(layer), there[each])
+                for layer in range(layers if numbered else 1)
+                for each in group
+            )
 
     def kind(self, name: str) -> WeightKind[H] | None:
         """Of a weight that models of this architecture may have."""

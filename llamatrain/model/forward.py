@@ -12,7 +12,9 @@ from llamatrain.graph.tensor import Tensor
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.lora import Weights
 
-Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]  # layer, q, k, v (batch, length, heads, size) -> like q
+Attend = Callable[
+    [int, Tensor, Tensor, Tensor], Tensor
+]  # layer, q, k, v (batch, length, heads, size) -> like q
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +31,9 @@ class ForwardPass:
 
     def embedding(self, name: str) -> Tensor:
         rows = O.get_rows(self.weights[f"{name}.weight"], self.tokens, name=name)
-        return self.weights.embedded(O.reshape(rows, shape=(self.tokens.size, self.h.embd)), self.tokens, f"{name}.weight")
+        return self.weights.embedded(
+            O.reshape(rows, shape=(self.tokens.size, self.h.embd)), self.tokens, f"{name}.weight"
+        )
 
     def linear(self, x: Tensor, name: str) -> Tensor:
         """With its bias, if there is one."""
@@ -50,7 +54,9 @@ class ForwardPass:
 
     def attended(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """What queries see of the values, a row a token that goes on."""
-        seen = O.reshape(self.attend(layer, q, k, v), shape=(self.tokens.size, self.h.heads * self.h.head_size))
+        seen = O.reshape(
+            self.attend(layer, q, k, v), shape=(self.tokens.size, self.h.heads * self.h.head_size)
+        )
         return self.going_on(layer, seen)
 
     def going_on(self, layer: int, x: Tensor) -> Tensor:
@@ -65,4 +71,7 @@ def rotation_of(h: Hyperparameters, table: Tensor, layer: int) -> Tensor | None:
     if number is None or count == 1:
         return None if number is None else table
     rows, *rest = table.shape
-    return O.view(table, slices=((rows // count * number, rows // count * (number + 1), 1), *((0, each, 1) for each in rest)))
+    return O.view(
+        table,
+        slices=((rows // count * number, rows // count * (number + 1), 1), *((0, each, 1) for each in rest)),
+    )

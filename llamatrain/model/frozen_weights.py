@@ -21,7 +21,9 @@ Arrays = dict[str, np.ndarray]
 COPIED = 8 << 20  # bytes of a file that are copied at a time
 
 
-def frozen(gguf: Gguf, h: Hyperparameters, threads: int = 1, copied: bool = False, half: bool = False) -> tuple[Weights, Arrays]:
+def frozen(
+    gguf: Gguf, h: Hyperparameters, threads: int = 1, copied: bool = False, half: bool = False
+) -> tuple[Weights, Arrays]:
     """Leaves and their arrays by name. Matrices that are `copied` to bf16 have a leaf only, until `copies` makes its array; so
     have those of types that products cannot unpack on their way, in float32, or with `half` in bf16, too."""
     tensors: dict[str, Tensor] = {}
@@ -86,8 +88,13 @@ def with_pairs(
             if len(weights[name].shape) == 1:
                 arrays[name] = arrays[name] + (np.float32(scale) * b @ a)[0]
                 continue
-            left, right = (state(f"{number}.{name}.lora_{half}", factor.shape) for half, factor in (("a", a), ("b", b)))
-            arrays |= {left.name: np.ascontiguousarray(a, np.float32), right.name: np.ascontiguousarray(b, np.float32)}
+            left, right = (
+                state(f"{number}.{name}.lora_{half}", factor.shape) for half, factor in (("a", a), ("b", b))
+            )
+            arrays |= {
+                left.name: np.ascontiguousarray(a, np.float32),
+                right.name: np.ascontiguousarray(b, np.float32),
+            }
             deltas[name] = [Delta(left, right, scale)]
         weights = weights.with_deltas(deltas)
     return weights, arrays

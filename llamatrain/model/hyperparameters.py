@@ -40,30 +40,44 @@ class Hyperparameters:
     rms_eps: float = 1e-5
     tied: bool = False  # the embeddings serve as output, too
     architecture: Architecture["Hyperparameters", Any] = field(repr=False)
-    more: frozenset[str] = field(default=frozenset(), repr=False)  # the weights it has of those that are optional
-    own: Mapping[str, float] = field(default_factory=dict, repr=False, hash=False)  # numbers that few architectures have
+    more: frozenset[str] = field(
+        default=frozenset(), repr=False
+    )  # the weights it has of those that are optional
+    own: Mapping[str, float] = field(
+        default_factory=dict, repr=False, hash=False
+    )  # numbers that few architectures have
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rms_eps", as_kept(self.rms_eps))
-        own = {name: as_kept(value) if isinstance(value, float) else value for name, value in self.own.items()}
+        own = {
+            name: as_kept(value) if isinstance(value, float) else value for name, value in self.own.items()
+        }
         object.__setattr__(self, "own", own)
         for name in ("vocab", "embd", "layers", "heads", "kv_heads", "ff", "ctx", "head_size"):
             value, most = getattr(self, name), DEEPEST if name == "layers" else LARGEST
             if not 1 <= value <= most:
                 raise BadHyperparameter(name, f"{value}", f"it takes 1 to {most}")
         if self.heads % self.kv_heads:
-            raise BadHyperparameter("kv_heads", f"{self.kv_heads}", f"it takes what divides the {self.heads} heads")
+            raise BadHyperparameter(
+                "kv_heads", f"{self.kv_heads}", f"it takes what divides the {self.heads} heads"
+            )
         if self.architecture.narrow and self.width != self.embd:
             raise BadHyperparameter(
-                "head_size", f"{self.head_size}", f"all {self.heads} heads together are as wide as the model, {self.embd}"
+                "head_size",
+                f"{self.head_size}",
+                f"all {self.heads} heads together are as wide as the model, {self.embd}",
             )
         if self.rope.size % 2 or not 0 < self.rope.size <= self.head_size:
             raise BadHyperparameter(
-                "size", f"{self.rope.size}", f"the {self.head_size} elements of a head turn in pairs, all or some"
+                "size",
+                f"{self.rope.size}",
+                f"the {self.head_size} elements of a head turn in pairs, all or some",
             )
         if self.rope.size != self.head_size and not self.architecture.partly:
             raise BadHyperparameter(
-                "size", f"{self.rope.size}", f"the heads of a {self.architecture.name} turn whole, all {self.head_size} elements"
+                "size",
+                f"{self.rope.size}",
+                f"the heads of a {self.architecture.name} turn whole, all {self.head_size} elements",
             )
         if not 0 < self.rms_eps < 1:
             raise BadHyperparameter("rms_eps", f"{self.rms_eps:g}", "it lies between 0 and 1, such as 1e-5")
@@ -142,10 +156,19 @@ class Hyperparameters:
         kinds = {int: u32, float: f32}
         numbers = {**vars(self), **self.own}
         said_of = {key: (each, numbers[each.field]) for key, each in self.architecture.keys.items()}
-        keys = {key: kinds[each.kind](value) for key, (each, value) in said_of.items() if value or each.default != 0}
+        keys = {
+            key: kinds[each.kind](value)
+            for key, (each, value) in said_of.items()
+            if value or each.default != 0
+        }
         keys |= {"vocab_size": u32(self.vocab), **self.rope.metadata()}
         said = self.architecture.name
-        general = {"architecture": string(said), "type": string("model"), "name": string(name), "file_type": u32(ALL_F32)}
+        general = {
+            "architecture": string(said),
+            "type": string("model"),
+            "name": string(name),
+            "file_type": u32(ALL_F32),
+        }
         return {f"general.{key}": value for key, value in general.items()} | {
             f"{said}.{key}": value for key, value in keys.items()
         }
@@ -157,7 +180,10 @@ COMMON = frozenset(each.name for each in fields(Hyperparameters))
 def own_of_new(architecture: Architecture[Hyperparameters, Any]) -> dict[str, float]:
     """The numbers that few have, of a new model."""
     own = {key.field: key for key in architecture.keys.values() if key.field not in COMMON}
-    return {name: architecture.new[name] if name in architecture.new else key.missing({}) for name, key in own.items()}
+    return {
+        name: architecture.new[name] if name in architecture.new else key.missing({})
+        for name, key in own.items()
+    }
 
 
 # ---- from a file -----------------------------------------------------------
@@ -167,7 +193,9 @@ def read(gguf: Gguf) -> Hyperparameters:
     """The model in a file, whose tensors must be those that it says."""
     if gguf.kind not in ("model", "checkpoint"):
         kinds = {"other": "neither a model nor an adapter", "adapter": "no model but an adapter"}
-        raise FileError(f"{gguf.path}: {kinds.get(gguf.kind, f'no model but a {gguf.kind}')}; a model is needed")
+        raise FileError(
+            f"{gguf.path}: {kinds.get(gguf.kind, f'no model but a {gguf.kind}')}; a model is needed"
+        )
     try:
         architecture = find(gguf.value("general.architecture", str))
     except UsageError as error:
@@ -192,10 +220,14 @@ def _read(gguf: Gguf, architecture: Architecture[Hyperparameters, Any]) -> Hyper
     for key, each in architecture.keys.items():
         value = each.read(gguf, f"{name}.{key}", known)
         if each.field not in COMMON and not each.least <= value <= each.most:
-            raise FileError(f"{gguf.path}: {name}.{key} is {value}, where {each.least:g} to {each.most:g} is needed")
+            raise FileError(
+                f"{gguf.path}: {name}.{key} is {value}, where {each.least:g} to {each.most:g} is needed"
+            )
         if each.field in known and known[each.field] != value:
             other = f"{_key_of(architecture, each.field)} {known[each.field]}"
-            raise FileError(f"{gguf.path}: {name}.{key} is {value} and {other}: only alike they are supported")
+            raise FileError(
+                f"{gguf.path}: {name}.{key} is {value} and {other}: only alike they are supported"
+            )
         known[each.field] = value
     for key, (supported, what) in architecture.refused.items():
         if gguf.value(f"{name}.{key}", type(supported), supported) != supported:
@@ -205,7 +237,9 @@ def _read(gguf: Gguf, architecture: Architecture[Hyperparameters, Any]) -> Hyper
         architecture=architecture,
         rope=Rope.read(gguf, name, known["head_size"], known["ctx"]),
         tied=OUTPUT not in gguf.tensors if architecture.tied is None else architecture.tied,
-        more=frozenset(each for each, kind in architecture.weights.items() if kind.optional and each in patterns),
+        more=frozenset(
+            each for each, kind in architecture.weights.items() if kind.optional and each in patterns
+        ),
         own={field: value for field, value in known.items() if field not in COMMON},
         **{field: value for field, value in known.items() if field in COMMON},
     )
@@ -231,7 +265,9 @@ def check_tensors(gguf: Gguf, found: Hyperparameters) -> None:
             raise FileError(f"{gguf.path}: {name} is {list(tensor.shape)}, where {list(shape)} is needed")
     for name in unused(gguf, found):
         if belongs(name):
-            raise FileError(f"{gguf.path}: has {quoted(name)}, which is no weight of a {found.architecture.name}")
+            raise FileError(
+                f"{gguf.path}: has {quoted(name)}, which is no weight of a {found.architecture.name}"
+            )
 
 
 def unused(gguf: Gguf, h: Hyperparameters) -> list[str]:
@@ -239,7 +275,11 @@ def unused(gguf: Gguf, h: Hyperparameters) -> list[str]:
     beside = {*h.shapes, *rope.TENSORS.values()}
     if gguf.kind == "checkpoint":
         beside |= {f"{name}.lora_{half}" for name in h.shapes for half in "ab"}
-    return [name for name in gguf.tensors if name not in beside and not name.startswith(("optimizer.", "training."))]
+    return [
+        name
+        for name in gguf.tensors
+        if name not in beside and not name.startswith(("optimizer.", "training."))
+    ]
 
 
 def spare(names: Sequence[str], what: str) -> str:
@@ -250,14 +290,26 @@ def spare(names: Sequence[str], what: str) -> str:
 
 def belongs(name: str) -> bool:
     """Whether a model could not do without a tensor that has no part in this one: it is in its blocks, or around them."""
-    return name.startswith(("blk.", "token_", "position_", "output")) and not pattern_of(name)[0].startswith(SPARED)
+    return name.startswith(("blk.", "token_", "position_", "output")) and not pattern_of(name)[0].startswith(
+        SPARED
+    )
 
 
 def unread(gguf: Gguf, h: Hyperparameters) -> list[str]:
     """The keys of its architecture that say nothing here."""
     architecture = h.architecture
-    known = {*architecture.keys, *architecture.refused, *rope.KEYS.values(), "vocab_size", "rope.scale_linear"}
-    return [key for key in gguf.metadata if key.startswith(f"{architecture.name}.") and key.partition(".")[2] not in known]
+    known = {
+        *architecture.keys,
+        *architecture.refused,
+        *rope.KEYS.values(),
+        "vocab_size",
+        "rope.scale_linear",
+    }
+    return [
+        key
+        for key in gguf.metadata
+        if key.startswith(f"{architecture.name}.") and key.partition(".")[2] not in known
+    ]
 
 
 def vocabulary_of(metadata: Mapping[str, Value]) -> dict[str, Value]:

@@ -35,7 +35,9 @@ REFUSED: dict[str, Refused] = {
 # ---- weights ---------------------------------------------------------------
 
 
-def matrix(out: Numbers, into: Numbers, module: str, rotated: Numbers | None = None, residual: bool = False) -> Weight:
+def matrix(
+    out: Numbers, into: Numbers, module: str, rotated: Numbers | None = None, residual: bool = False
+) -> Weight:
     """Of a block."""
     return WeightKind(
         role="matrix",
@@ -48,7 +50,9 @@ def matrix(out: Numbers, into: Numbers, module: str, rotated: Numbers | None = N
 
 def row(role: Role, size: Numbers, module: str, optional: bool = False) -> Weight:
     """A norm's or a bias, of a block."""
-    return WeightKind(role=role, shape=lambda h: (size(h),), module=f"model.layers.{{}}.{module}", optional=optional)
+    return WeightKind(
+        role=role, shape=lambda h: (size(h),), module=f"model.layers.{{}}.{module}", optional=optional
+    )
 
 
 def norm(module: str) -> Weight:
@@ -56,13 +60,21 @@ def norm(module: str) -> Weight:
 
 
 EMBEDDINGS: dict[str, Weight] = {
-    "token_embd.weight": WeightKind(role="embedding", shape=lambda h: (h.vocab, h.embd), module="model.embed_tokens")
+    "token_embd.weight": WeightKind(
+        role="embedding", shape=lambda h: (h.vocab, h.embd), module="model.embed_tokens"
+    )
 }
 ATTENTION = {
-    "blk.{}.attn_q.weight": matrix(lambda h: h.width, lambda h: h.embd, "self_attn.q_proj", rotated=lambda h: h.heads),
-    "blk.{}.attn_k.weight": matrix(lambda h: h.kv_width, lambda h: h.embd, "self_attn.k_proj", rotated=lambda h: h.kv_heads),
+    "blk.{}.attn_q.weight": matrix(
+        lambda h: h.width, lambda h: h.embd, "self_attn.q_proj", rotated=lambda h: h.heads
+    ),
+    "blk.{}.attn_k.weight": matrix(
+        lambda h: h.kv_width, lambda h: h.embd, "self_attn.k_proj", rotated=lambda h: h.kv_heads
+    ),
     "blk.{}.attn_v.weight": matrix(lambda h: h.kv_width, lambda h: h.embd, "self_attn.v_proj"),
-    "blk.{}.attn_output.weight": matrix(lambda h: h.embd, lambda h: h.width, "self_attn.o_proj", residual=True),
+    "blk.{}.attn_output.weight": matrix(
+        lambda h: h.embd, lambda h: h.width, "self_attn.o_proj", residual=True
+    ),
 }
 BIASES = {  # behind queries, keys and values, which any may have
     "blk.{}.attn_q.bias": row("bias", lambda h: h.width, "self_attn.q_proj", optional=True),
@@ -113,9 +125,13 @@ def attention(model: ForwardPass, layer: int, y: Tensor, normed: bool = False) -
     return model.linear(model.attended(layer, q, k, v), f"{at}.attn_output")
 
 
-def feed_forward(model: ForwardPass, layer: int, y: Tensor, gated: Callable[[Tensor, Tensor], Tensor] = swiglu) -> Tensor:
+def feed_forward(
+    model: ForwardPass, layer: int, y: Tensor, gated: Callable[[Tensor, Tensor], Tensor] = swiglu
+) -> Tensor:
     at = f"blk.{layer}"
-    return model.linear(gated(model.linear(y, f"{at}.ffn_gate"), model.linear(y, f"{at}.ffn_up")), f"{at}.ffn_down")
+    return model.linear(
+        gated(model.linear(y, f"{at}.ffn_gate"), model.linear(y, f"{at}.ffn_up")), f"{at}.ffn_down"
+    )
 
 
 def block(model: ForwardPass, layer: int, x: Tensor, normed: bool = False) -> Tensor:

@@ -35,4 +35,6 @@ def check_memory(gguf: Gguf, needed: int, less: str = "a smaller model") -> None
     """`less` is what would take less."""
     there = available()
     if there is not None and needed > there:
-        raise LlamatrainError(f"{gguf.path}: takes {needed:,} bytes of memory, and {there:,} are free; {less} takes less")
+        raise LlamatrainError(
+            f"{gguf.path}: takes {needed:,} bytes of memory, and {there:,} are free; {less} takes less"
+        )

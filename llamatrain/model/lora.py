@@ -83,4 +83,6 @@ class Weights(Mapping[str, Tensor]):
 
     def for_rows(self, length: int, weighed: Tensor | None) -> "Weights":
         """Return the same for rows of so many tokens; `weighed` are the tokens that go on where not all do."""
-        return replace(self, dropping=self.dropping and replace(self.dropping, length=length, weighed=weighed))
+        return replace(
+            self, dropping=self.dropping and replace(self.dropping, length=length, weighed=weighed)
+        )

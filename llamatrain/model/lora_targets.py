@@ -27,22 +27,36 @@ def matching(target: str, h: Hyperparameters) -> set[str]:
     if target == NORMS:
         return norms(h)
     if blocks := re.fullmatch(BLOCKS, target):
-        return {name for layer in layers_of(blocks, target, h) for name in linear(h) if name.startswith(f"blk.{layer}.")}
+        return {
+            name
+            for layer in layers_of(blocks, target, h)
+            for name in linear(h)
+            if name.startswith(f"blk.{layer}.")
+        }
     match = TARGET.fullmatch(target)
     patterns = {short(pattern): pattern for pattern in h.architecture.weights if pattern.endswith(".weight")}
     kinds = {name: h.architecture.weights[pattern] for name, pattern in patterns.items()}
-    adaptable = [name for role in ("matrix", "embedding", "output", "norm") for name, kind in kinds.items() if kind.role == role]
+    adaptable = [
+        name
+        for role in ("matrix", "embedding", "output", "norm")
+        for name, kind in kinds.items()
+        if kind.role == role
+    ]
     kind = kinds.get(match["name"]) if match else None
     if not match or not kind:
         theirs = target.removesuffix(".weight").rpartition(".")[2]
         if same := next((name for name, each in kinds.items() if theirs in each.module.split(".")), ""):
             raise UsageError(f"{cut(target)}: no such weight; it is called {same} here")
         if target == "all-linear":
-            raise UsageError(f"{target}: no such weight; leave --target out, and all linear ones get an adapter")
+            raise UsageError(
+                f"{target}: no such weight; leave --target out, and all linear ones get an adapter"
+            )
         close: Sequence[str] = get_close_matches(target.rpartition(".")[2], adaptable, 2, 0.5)
         raise UsageError(f"{cut(target)}: no such weight; there are {', '.join(close or adaptable)}")
     if h.tied and kind.role in ("embedding", "output"):
-        raise UsageError(f"{cut(target)}: the model's embeddings are tied, one matrix is input and output; leave it out")
+        raise UsageError(
+            f"{cut(target)}: the model's embeddings are tied, one matrix is input and output; leave it out"
+        )
     found = [name for name, each in h.kinds() if each is kind]
     if match["first"] is None:
         return set(found)

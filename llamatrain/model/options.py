@@ -47,19 +47,31 @@ class ModelOptions(Options, panel="A new model"):
         Option("Sets --embd, --head and --layer: 64/4/2, 256/8/4, 512/8/8, 768/12/12."),
     ] = "small"
     embd: Annotated[int | None, Option("Width of the model; else by --size.", least=1, most=LARGEST)] = None
-    head: Annotated[int | None, Option("Attention heads; they divide --embd. Else by --size.", least=1, most=LARGEST)] = None
+    head: Annotated[
+        int | None, Option("Attention heads; they divide --embd. Else by --size.", least=1, most=LARGEST)
+    ] = None
     head_kv: Annotated[
-        int | None, Option("Key/value heads; they divide --head. Else as many as heads.", least=1, most=LARGEST)
+        int | None,
+        Option("Key/value heads; they divide --head. Else as many as heads.", least=1, most=LARGEST),
     ] = None
     head_size: Annotated[
-        int | None, Option("Width of a head, for those that have one of their own; else --embd / --head.", least=2, most=LARGEST)
+        int | None,
+        Option(
+            "Width of a head, for those that have one of their own; else --embd / --head.",
+            least=2,
+            most=LARGEST,
+        ),
     ] = None
     layer: Annotated[int | None, Option("Blocks; else by --size.", least=1, most=DEEPEST)] = None
     ff: Annotated[
-        int | None, Option("Width of the feed-forward part; else 8/3 of --embd, rounded up to 32.", least=1, most=LARGEST)
+        int | None,
+        Option(
+            "Width of the feed-forward part; else 8/3 of --embd, rounded up to 32.", least=1, most=LARGEST
+        ),
     ] = None
     ctx: Annotated[
-        int | None, replace(ROW, sentence="Tokens in a row, and the context of a new model; else 128.", most=LARGEST)
+        int | None,
+        replace(ROW, sentence="Tokens in a row, and the context of a new model; else 128.", most=LARGEST),
     ] = None
     vocab_size: Annotated[
         str,
@@ -71,19 +83,33 @@ class ModelOptions(Options, panel="A new model"):
             excludes=(("vocab_from", "learn a vocabulary, or take one"),),
         ),
     ] = VOCAB
-    vocab_from: Annotated[Path | None, Option("Take the vocabulary of this GGUF file instead of learning one.")] = None
-    rope_freq_base: Annotated[float, Option("Frequency base of the rotary positions.", least=1, example="10000")] = 10000.0
+    vocab_from: Annotated[
+        Path | None, Option("Take the vocabulary of this GGUF file instead of learning one.")
+    ] = None
+    rope_freq_base: Annotated[
+        float, Option("Frequency base of the rotary positions.", least=1, example="10000")
+    ] = 10000.0
     rope_freq_scale: Annotated[
         float,
         Option(  # what lies beyond is no number, or 0, as files have it
-            "Positions count this much: 0.5 stretches the context to twice its length.", least=1e-38, most=1e38, example="0.5"
+            "Positions count this much: 0.5 stretches the context to twice its length.",
+            least=1e-38,
+            most=1e38,
+            example="0.5",
         ),
     ] = 1.0
-    norm_rms_eps: Annotated[float, Option("Epsilon of the RMS norms.", above=0, below=1, example="1e-5")] = 1e-5
+    norm_rms_eps: Annotated[float, Option("Epsilon of the RMS norms.", above=0, below=1, example="1e-5")] = (
+        1e-5
+    )
     tie_embeddings: Annotated[bool, Option("One matrix serves as embeddings and as output.")] = False
     lora_r: Annotated[
         int | None,
-        Option("The matrices of attention and output are products of factors of this rank.", unit="RANK", least=1, most=LARGEST),
+        Option(
+            "The matrices of attention and output are products of factors of this rank.",
+            unit="RANK",
+            least=1,
+            most=LARGEST,
+        ),
     ] = None
 
     def agree(self) -> None:
@@ -94,7 +120,9 @@ class ModelOptions(Options, panel="A new model"):
         if embd % head and not self.head_size:
             told = f"{head} heads do not divide a width of {embd}"
         elif size % 2 and self.head_size:
-            raise OptionError(lambda spelt: f"{spelt('head_size')} {size} is odd; a head's elements turn in pairs")
+            raise OptionError(
+                lambda spelt: f"{spelt('head_size')} {size} is odd; a head's elements turn in pairs"
+            )
         elif size % 2:
             told = f"a head of {embd} / {head} = {size} elements is odd; they turn in pairs"
         elif self.head_kv and head % self.head_kv:
@@ -115,7 +143,9 @@ class ModelOptions(Options, panel="A new model"):
             told = str(error)
             raise OptionError(lambda spelt: f"{spelt('arch')}: {told}") from None
         if found.tied is False and self.tie_embeddings:
-            raise OptionError(lambda spelt: f"{spelt('tie_embeddings')}: those of {found.name} are not tied; leave it out")
+            raise OptionError(
+                lambda spelt: f"{spelt('tie_embeddings')}: those of {found.name} are not tied; leave it out"
+            )
         return found
 
     def hyperparameters(self, vocab: int) -> "Hyperparameters":
@@ -136,9 +166,13 @@ class ModelOptions(Options, panel="A new model"):
                 ff=self.ff or -(-8 * embd // 3 // 32) * 32,
                 ctx=self.row,
                 head_size=size,
-                rope=Rope(size, base=self.rope_freq_base, kind="linear" if factor != 1 else "none", factor=factor),
+                rope=Rope(
+                    size, base=self.rope_freq_base, kind="linear" if factor != 1 else "none", factor=factor
+                ),
                 rms_eps=self.norm_rms_eps,
-                tied=self.tie_embeddings or architecture.ties if architecture.tied is None else architecture.tied,
+                tied=self.tie_embeddings or architecture.ties
+                if architecture.tied is None
+                else architecture.tied,
                 own=own_of_new(architecture),
             )
 

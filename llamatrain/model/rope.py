@@ -52,7 +52,9 @@ class Rope:
     original_ctx: int = 0  # YaRN, LongRoPE: what the model was first trained for
     length: float = 1.0  # what a rotated vector is multiplied by, beside YaRN's own share
     factors: np.ndarray | None = field(default=None, repr=False, compare=False)  # (r/2,)
-    long: np.ndarray | None = field(default=None, repr=False, compare=False)  # likewise, of rows beyond the original context
+    long: np.ndarray | None = field(
+        default=None, repr=False, compare=False
+    )  # likewise, of rows beyond the original context
     short: np.ndarray | None = field(default=None, repr=False, compare=False)  # and of others
 
     def __post_init__(self) -> None:
@@ -67,13 +69,17 @@ class Rope:
                 raise BadHyperparameter(name, f"{getattr(self, name):g}", "it takes more than 0, such as 4")
         if self.scaled and not self.original_ctx > 0:
             raise BadHyperparameter(
-                "original_ctx", f"{self.original_ctx}", "YaRN and LongRoPE take the context that a model was first trained for"
+                "original_ctx",
+                f"{self.original_ctx}",
+                "YaRN and LongRoPE take the context that a model was first trained for",
             )
         if self.kind == "yarn" and not self.base > 1:
             raise BadHyperparameter("base", f"{self.base:g}", "YaRN takes more than 1")
         for name, found in self.tensors.items():
             if not (found.shape == (self.size // 2,) and np.all(found > 0)):
-                raise BadHyperparameter(name, f"{list(found.shape)}", f"it takes {self.size // 2} numbers above 0")
+                raise BadHyperparameter(
+                    name, f"{list(found.shape)}", f"it takes {self.size // 2} numbers above 0"
+                )
 
     @property
     def scaled(self) -> bool:
@@ -147,7 +153,9 @@ class Rope:
         scaled = kind == "yarn" or "long" in found or "short" in found
         size = gguf.value(f"{architecture}.{KEYS['size']}", int, head_size)
         if (near := gguf.value(f"{architecture}.{NEAR}", int, size)) != size:
-            raise FileError(f"{gguf.path}: {architecture}.{NEAR} is {near}, where heads turn {size}: only alike they can be")
+            raise FileError(
+                f"{gguf.path}: {architecture}.{NEAR} is {near}, where heads turn {size}: only alike they can be"
+            )
         return cls(
             size,
             base=number(KEYS["base"], 10000.0),
@@ -162,5 +170,7 @@ class Rope:
 def _factors(gguf: Gguf, name: str) -> np.ndarray:
     tensor = gguf.tensors[name]
     if tensor.type.name != "F32" or len(tensor.shape) != 1:
-        raise FileError(f"{gguf.path}: {name} is {tensor.type.name} {list(tensor.shape)}, where a row of F32 is needed")
+        raise FileError(
+            f"{gguf.path}: {name} is {tensor.type.name} {list(tensor.shape)}, where a row of F32 is needed"
+        )
     return np.array(tensor.raw.view(np.float32))  # files are written from it as long as a run lasts

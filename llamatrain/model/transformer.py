@@ -28,7 +28,9 @@ from llamatrain.model.forward import ForwardPass, rotation_of
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.lora import Weights
 
-HIDDEN = np.float32(-1e30)  # what is added to a score that must not count: finite, so that only faults are infinite
+HIDDEN = np.float32(
+    -1e30
+)  # what is added to a score that must not count: finite, so that only faults are infinite
 PARTS, UNIT = 16, 32  # tokens that have a weight are counted in sixteenths of a batch, and in whole tiles
 PIECE = 1 << 16  # elements of a mask that are made at a time
 
@@ -70,7 +72,9 @@ class Training:
     loss: Tensor
     more_states: dict[Tensor, np.ndarray]  # beside the table
     judged: Judged | None = None  # for programs that judge
-    terms: tuple[Tensor, ...] = ()  # that a loss of preferences adds up, each a sum over what is of its own kind
+    terms: tuple[
+        Tensor, ...
+    ] = ()  # that a loss of preferences adds up, each a sum over what is of its own kind
     rewards: Tensor | None = None  # of its answers
     each: tuple[Tensor, ...] = ()  # of those terms, the parts of each pair or answer
 
@@ -88,7 +92,9 @@ def training(
     teacher: Teacher | None = None,
 ) -> Training:
     """Where weights are `sparse`, a token without goes no further than others may need it."""
-    whole = squared or not flash or (teacher is not None and teacher.h.vocab > h.vocab)  # of what is cut, no rows are left out
+    whole = (
+        squared or not flash or (teacher is not None and teacher.h.vocab > h.vocab)
+    )  # of what is cut, no rows are left out
     inputs = inputs_of(batch, length, table.dtype, flash, sparse and not whole)
     weights = weights.for_rows(length, inputs.get("weighed"))
     x, borders = through(h, weights, inputs, table)
@@ -114,7 +120,9 @@ class OutputTargets(NamedTuple):
     shares: Tensor
 
 
-def cross_entropy(h: Hyperparameters, weights: Weights, aimed: OutputTargets, fused: bool) -> tuple[Tensor, Judged]:
+def cross_entropy(
+    h: Hyperparameters, weights: Weights, aimed: OutputTargets, fused: bool
+) -> tuple[Tensor, Judged]:
     """Return the loss, and what programs that judge have of it."""
     x, *aims = aimed
     if fused and h.output not in weights.deltas:
@@ -124,7 +132,9 @@ def cross_entropy(h: Hyperparameters, weights: Weights, aimed: OutputTargets, fu
     return cross_entropy_loss(logits, *aims, name="loss"), cross_entropy_judged(logits, *aims, name="loss")
 
 
-def inputs_of(batch: int, length: int, dtype: DType, flash: bool, sparse: bool, name: str = "") -> dict[str, Tensor]:
+def inputs_of(
+    batch: int, length: int, dtype: DType, flash: bool, sparse: bool, name: str = ""
+) -> dict[str, Tensor]:
     """What a way through a model is told of its rows; names begin with this one."""
     count = batch * length
     if sparse and count > UNIT:
@@ -137,11 +147,15 @@ def inputs_of(batch: int, length: int, dtype: DType, flash: bool, sparse: bool, 
     inputs["targets"] = placeholder(f"{name}targets", (count,), I32)
     inputs["weights"] = placeholder(f"{name}weights", (count,), dtype)
     if isinstance(count, DynamicDim):
-        inputs["weighed"] = placeholder(f"{name}weighed", (count,), I32)  # the numbers of those that have a weight
+        inputs["weighed"] = placeholder(
+            f"{name}weighed", (count,), I32
+        )  # the numbers of those that have a weight
     return inputs
 
 
-def through(h: Hyperparameters, weights: Weights, inputs: dict[str, Tensor], table: Tensor) -> tuple[Tensor, list[Tensor]]:
+def through(
+    h: Hyperparameters, weights: Weights, inputs: dict[str, Tensor], table: Tensor
+) -> tuple[Tensor, list[Tensor]]:
     """From rows to what the output weight reads, and each block's input."""
 
     def flashing(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -162,7 +176,9 @@ def through(h: Hyperparameters, weights: Weights, inputs: dict[str, Tensor], tab
     return hidden(way)
 
 
-def plain_attention(h: Hyperparameters, sight: AttentionMask, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+def plain_attention(
+    h: Hyperparameters, sight: AttentionMask, q: Tensor, k: Tensor, v: Tensor, mask: Tensor
+) -> Tensor:
     """Attention as a product, a softmax and a product; `mask` (batch, length, length) is added to the scores."""
     batch, length, group = q.shape[0], q.shape[1], h.heads // h.kv_heads
 
@@ -223,19 +239,30 @@ class Decoding:
     caches: list[Tensor]  # (positions, kv_heads · size), keys and values of each layer
 
 
-def decoding(h: Hyperparameters, weights: Weights, count: int, table: Tensor, caches: list[Tensor]) -> Decoding:
-    tokens, positions, starts = (placeholder(name, (1, count), I32) for name in ("tokens", "positions", "starts"))
+def decoding(
+    h: Hyperparameters, weights: Weights, count: int, table: Tensor, caches: list[Tensor]
+) -> Decoding:
+    tokens, positions, starts = (
+        placeholder(name, (1, count), I32) for name in ("tokens", "positions", "starts")
+    )
     place = placeholder("place", (1,), I32)
 
     def cached(cache: Tensor, x: Tensor) -> Tensor:
-        rows = O.set_rows(cache, O.reshape(x, shape=(count, cache.shape[1])), O.reshape(positions, shape=(count,)), into=True)
+        rows = O.set_rows(
+            cache,
+            O.reshape(x, shape=(count, cache.shape[1])),
+            O.reshape(positions, shape=(count,)),
+            into=True,
+        )
         return O.reshape(rows, shape=(1, cache.shape[0], h.kv_heads, h.head_size))
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         keys, values = cached(caches[2 * layer], k), cached(caches[2 * layer + 1], v)
         return flash_attn(q, keys, values, starts, positions, **vars(h.sight(layer)))[0]
 
-    x, _ = hidden(ForwardPass(h=h, weights=weights, tokens=tokens, positions=positions, table=table, attend=attend))
+    x, _ = hidden(
+        ForwardPass(h=h, weights=weights, tokens=tokens, positions=positions, table=table, attend=attend)
+    )
     logits = logits_of(h, O.get_rows(x, place), weights)
     return Decoding(tokens, positions, starts, place, logits, caches)
 
@@ -252,7 +279,10 @@ class CacheShift:
 def shift(h: Hyperparameters, caches: list[Tensor], first: int, last: int, end: int) -> CacheShift:
     """The rows from `first` to `last` leave, of `end` in all."""
     count, width = end - last, h.kv_width
-    places, turn = placeholder("places", (1, count), I32), placeholder("turn", rotations(h, 1), caches[0].dtype)
+    places, turn = (
+        placeholder("places", (1, count), I32),
+        placeholder("turn", rotations(h, 1), caches[0].dtype),
+    )
 
     def moved(cache: Tensor, rotation: Tensor | None) -> Tensor:
         rows = O.cont(O.view(cache, slices=((last, end, 1), (0, width, 1))))
@@ -263,13 +293,19 @@ def shift(h: Hyperparameters, caches: list[Tensor], first: int, last: int, end: 
 
     keys = [rotation_of(h, turn, layer) for layer in range(h.layers)]
     return CacheShift(
-        places, turn, [moved(cache, None if number % 2 else keys[number // 2]) for number, cache in enumerate(caches)]
+        places,
+        turn,
+        [moved(cache, None if number % 2 else keys[number // 2]) for number, cache in enumerate(caches)],
     )
 
 
 def caches_of(h: Hyperparameters, ctx: int, dtype: DType = F32) -> list[Tensor]:
     """Memory for the keys and values of so many positions, two states a layer."""
-    return [state(f"cache.{layer}.{kind}", (ctx, h.kv_width), dtype) for layer in range(h.layers) for kind in ("k", "v")]
+    return [
+        state(f"cache.{layer}.{kind}", (ctx, h.kv_width), dtype)
+        for layer in range(h.layers)
+        for kind in ("k", "v")
+    ]
 
 
 def rope_state(h: Hyperparameters, positions: int, dtype: DType = F32) -> Tensor:

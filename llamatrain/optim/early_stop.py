@@ -33,7 +33,11 @@ class StopState:
         improved = loss < self.best_loss
         self.no_improvement_count = 0 if improved else self.no_improvement_count + 1
         self.best_loss = min(self.best_loss, loss)
-        reasons = [self._without_improvement(rules), self._against_past(rules, loss), self._against_previous(rules, loss)]
+        reasons = [
+            self._without_improvement(rules),
+            self._against_past(rules, loss),
+            self._against_previous(rules, loss),
+        ]
         self.previous_loss = loss
         self.past_loss_values = [*self.past_loss_values, loss][-rules.past :] if rules.past > 0 else []
         return next(filter(None, reasons), None)
@@ -54,7 +58,9 @@ class StopState:
     def _against_previous(self, rules: StopRules, loss: float) -> str | None:
         if not _close(self.previous_loss, loss, rules.epsf):
             return None
-        return f"the loss went from {self.previous_loss:.6g} to {loss:.6g}, less than {rules.epsf:g} of itself"
+        return (
+            f"the loss went from {self.previous_loss:.6g} to {loss:.6g}, less than {rules.epsf:g} of itself"
+        )
 
 
 def _close(before: float, loss: float, limit: float) -> bool:

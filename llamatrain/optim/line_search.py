@@ -27,7 +27,11 @@ class Condition(NamedTuple):
     strong: bool  # and not too far
 
 
-SEARCHES = {"armijo": Condition(False, False), "wolfe": Condition(True, False), "strong-wolfe": Condition(True, True)}
+SEARCHES = {
+    "armijo": Condition(False, False),
+    "wolfe": Condition(True, False),
+    "strong-wolfe": Condition(True, True),
+}
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,9 @@ import numpy as np
 from llamatrain.graph.tensor import Tensor, state
 
 Evaluate = Callable[[np.ndarray], tuple[float, np.ndarray]]  # point -> loss, gradient
-Values = Mapping[str, Any]  # arrays and numbers by their names in a checkpoint, without what stands before all of them
+Values = Mapping[
+    str, Any
+]  # arrays and numbers by their names in a checkpoint, without what stands before all of them
 RATE = ("lr", "lr_min", "warmup", "schedule", "decay_steps", "restart_growth", "lora_plus_ratio")
 
 
@@ -48,12 +50,20 @@ class MinimizerState(Protocol):
 class Optimizer:
     """Its fields are said by the options of their names."""
 
-    kept_as: ClassVar[str]  # optimizer.type in a checkpoint, where its tensors and numbers are called optimizer.<kept_as>.*
-    states: ClassVar[Mapping[str, str]] = {}  # vectors beside the weights: what their leaves' names end in, and theirs there
+    kept_as: ClassVar[
+        str
+    ]  # optimizer.type in a checkpoint, where its tensors and numbers are called optimizer.<kept_as>.*
+    states: ClassVar[
+        Mapping[str, str]
+    ] = {}  # vectors beside the weights: what their leaves' names end in, and theirs there
     squares: ClassVar[Collection[str]] = ()  # of what is kept: tensors without values below 0
     whole: ClassVar[bool] = False  # whether it is for models, and not for the factors of adapters
-    exact: ClassVar[bool] = False  # whether it is for float32: products in bf16 are taken only where they are asked for
-    options: ClassVar[Mapping[str, str | None]] = {}  # of fields with an option of another name, or with none: that name
+    exact: ClassVar[bool] = (
+        False  # whether it is for float32: products in bf16 are taken only where they are asked for
+    )
+    options: ClassVar[
+        Mapping[str, str | None]
+    ] = {}  # of fields with an option of another name, or with none: that name
     heeds: ClassVar[Collection[str]] = ()  # options that are for some optimizers only, and say no field
 
     @classmethod
@@ -101,7 +111,11 @@ class Optimizer:
 
     def floats(self, shapes: Mapping[str, Sequence[int]]) -> int:
         """How many it holds for weights of these shapes."""
-        return sum(self.lengths(shapes).values()) if self.states else self.vectors * sum(map(math.prod, shapes.values()))
+        return (
+            sum(self.lengths(shapes).values())
+            if self.states
+            else self.vectors * sum(map(math.prod, shapes.values()))
+        )
 
     def in_precision(self, precision: str) -> Self:
         """The same, with products of its own in this precision."""
@@ -122,7 +136,9 @@ class ElementwiseRule(Optimizer):
     """Decoupled decay, only for tensors of enough dimensions."""
 
     heeds = (*RATE, "clip", "epochs")
-    brief: ClassVar[bool] = False  # whether its step takes a gradient of few rows as these, and all rows' places (`opt_rows`)
+    brief: ClassVar[bool] = (
+        False  # whether its step takes a gradient of few rows as these, and all rows' places (`opt_rows`)
+    )
 
     apart: ClassVar[bool] = True  # whether a part of a weight can be changed without the rest of it
 
@@ -141,7 +157,9 @@ class ElementwiseRule(Optimizer):
         """What the graph's `schedule` input holds in a step, counted from 1: the rate, and numbers of its own."""
         return np.array([rate, 1.0, 1.0], np.float32)
 
-    def step(self, weight: Tensor, grad: Tensor, schedule: Tensor, factor: Tensor, *places: Tensor) -> Sequence[Tensor]:
+    def step(
+        self, weight: Tensor, grad: Tensor, schedule: Tensor, factor: Tensor, *places: Tensor
+    ) -> Sequence[Tensor]:
         """The weight, and what else is not on its way, changed in place by the gradient times the factor."""
         raise NotImplementedError
 

@@ -38,13 +38,17 @@ class Schedule:
         if self.kind not in DECAYS:
             raise UsageError(f"schedule {self.kind!r} is unknown; known are {', '.join(DECAYS)}")
         if not 0 <= self.minimum <= self.peak < math.inf:
-            raise UsageError(f"the minimum rate {self.minimum:g} must lie between 0 and the rate {self.peak:g}")
+            raise UsageError(
+                f"the minimum rate {self.minimum:g} must lie between 0 and the rate {self.peak:g}"
+            )
         if self.warmup < 0:
             raise UsageError(f"a warm-up of {self.warmup} steps cannot be; 0 turns it off")
         if self.kind != "constant" and self.decay_steps < 1:
             raise UsageError(f"a decay over {self.decay_steps} steps cannot be; it takes 1 or more")
         if self.restart_growth and not (self.kind == "cosine" and 1 <= self.restart_growth < math.inf):
-            raise UsageError(f"restarts take the cosine and a growth of 1 or more, not {self.kind} and {self.restart_growth:g}")
+            raise UsageError(
+                f"restarts take the cosine and a growth of 1 or more, not {self.kind} and {self.restart_growth:g}"
+            )
 
     def rate(self, step: int) -> float:
         if step < self.warmup:
@@ -61,7 +65,9 @@ class Schedule:
             return min(rest / period, 1.0)
         if self.restart_growth == 1:  # the same numbers, at once: periods are whole steps
             rest = math.fmod(rest, period) or min(rest, period)
-        elif (periods := math.log1p(rest * (self.restart_growth - 1) / period) // math.log(self.restart_growth)) > MANY:
+        elif (
+            periods := math.log1p(rest * (self.restart_growth - 1) / period) // math.log(self.restart_growth)
+        ) > MANY:
             longer = self.restart_growth**periods
             rest, period = max(0.0, rest - period * (longer - 1) / (self.restart_growth - 1)), period * longer
         while rest > period:

@@ -11,13 +11,25 @@ from functools import cached_property
 
 from llamatrain.errors import GraphError
 from llamatrain.graph.autodiff import value_and_gradients
-from llamatrain.graph.ops import acc, clip_factor, cont, fill, get_rows_back, mul, opt_rows, opt_sum_sqr, sum_sqr
+from llamatrain.graph.ops import (
+    acc,
+    clip_factor,
+    cont,
+    fill,
+    get_rows_back,
+    mul,
+    opt_rows,
+    opt_sum_sqr,
+    sum_sqr,
+)
 from llamatrain.graph.precision import round_products
 from llamatrain.graph.remat import rematerialise
 from llamatrain.graph.tensor import Tensor, placeholder, state
 from llamatrain.optim.optimizer import ElementwiseRule
 
-Gradient = tuple[Tensor, ...]  # whole; or its rows that are not 0, and the places of all rows among them (`opt_rows`)
+Gradient = tuple[
+    Tensor, ...
+]  # whole; or its rows that are not 0, and the places of all rows among them (`opt_rows`)
 
 
 @dataclass
@@ -51,7 +63,9 @@ def brief(grad: Tensor) -> Gradient:
 
 def clipped(grads: Iterable[Gradient], limit: float) -> tuple[Tensor, Tensor]:
     """What is left of them, and the norm of all of them together."""
-    factor, norm = clip_factor(*(opt_sum_sqr(*each) if len(each) > 1 else sum_sqr(*each) for each in grads), limit=limit)
+    factor, norm = clip_factor(
+        *(opt_sum_sqr(*each) if len(each) > 1 else sum_sqr(*each) for each in grads), limit=limit
+    )
     return factor, norm
 
 
@@ -96,7 +110,9 @@ def scheduled(schedule: Tensor, weight: Tensor, rates: Rates | None) -> Tensor:
     return mul(schedule, rates[weight]) if rates and weight in rates else schedule
 
 
-def stream(made: LossAndGradients, rule: ElementwiseRule, rates: Rates | None = None) -> tuple[ScheduleInputs, list[Tensor]]:
+def stream(
+    made: LossAndGradients, rule: ElementwiseRule, rates: Rates | None = None
+) -> tuple[ScheduleInputs, list[Tensor]]:
     """One program: loss, and each weight changed as soon as its gradient is there. No clipping, no accumulation."""
     schedule = row_of(rule)
     one = fill(shape=(), value=1.0)
@@ -104,9 +120,17 @@ def stream(made: LossAndGradients, rule: ElementwiseRule, rates: Rates | None = 
 
 
 def stepped(
-    grads: Mapping[Tensor, Gradient], rule: ElementwiseRule, schedule: Tensor, factor: Tensor, rates: Rates | None
+    grads: Mapping[Tensor, Gradient],
+    rule: ElementwiseRule,
+    schedule: Tensor,
+    factor: Tensor,
+    rates: Rates | None,
 ) -> list[Tensor]:
-    return [step for w, (g, *places) in grads.items() for step in rule.step(w, g, scheduled(schedule, w, rates), factor, *places)]
+    return [
+        step
+        for w, (g, *places) in grads.items()
+        for step in rule.step(w, g, scheduled(schedule, w, rates), factor, *places)
+    ]
 
 
 @dataclass
@@ -128,7 +152,10 @@ def hold(made: LossAndGradients, whole: bool = True) -> HeldGradients:
     """Gradients that stay. `first` overwrites them, so that nothing need be zeroed; `more` adds to them, if they are `whole`."""
     grads = made.whole if whole else made.brief
     blocks = {
-        w: tuple(state(f"{w.name}.{kind}", part.shape, part.dtype) for kind, part in zip(("grad", "places"), grad, strict=False))
+        w: tuple(
+            state(f"{w.name}.{kind}", part.shape, part.dtype)
+            for kind, part in zip(("grad", "places"), grad, strict=False)
+        )
         for w, grad in grads.items()
     }
     taken: set[Tensor] = set()

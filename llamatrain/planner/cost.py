@@ -12,7 +12,13 @@ from llamatrain.graph.tensor import Node, nodes_of, seen_of
 from llamatrain.planner.extrapolate import alike, shallow
 from llamatrain.train.graphs import StepGraph, StepGraphs, StepSpec
 
-CALL, FLOP, BYTE, POWER, UNPACKED = 2e-6, 1.6e-11, 1e-10, 3e-9, 3.8e-10  # seconds of each, of a usual processor's thread
+CALL, FLOP, BYTE, POWER, UNPACKED = (
+    2e-6,
+    1.6e-11,
+    1e-10,
+    3e-9,
+    3.8e-10,
+)  # seconds of each, of a usual processor's thread
 HALF = 0.5  # of them for an operation in bf16
 FEW = (3, 4)  # layers that tell of many: a first, a last, and those between
 
@@ -50,7 +56,10 @@ class StepCost:
             graphs = StepGraphs(setting, key[0])
             cost = step_of(graphs, self.length, self.batches, self.of)
             streamed = setting.gradients == "streamed"
-            self._made[key] = cost, kept_of(graphs.streamed(self.length) if streamed else graphs.gradients(self.length, True))
+            self._made[key] = (
+                cost,
+                kept_of(graphs.streamed(self.length) if streamed else graphs.gradients(self.length, True)),
+            )
         return self._made[key]
 
     def cost(self, policy: Policy) -> float:
@@ -61,7 +70,9 @@ class StepCost:
 
     def more(self, policy: Policy, than: Policy) -> float:
         """What it costs besides, for each block that is made again."""
-        return (self.asked(policy, self.settings[-1])[0] - self.asked(than, self.settings[-1])[0]) / (self.few - 1)
+        return (self.asked(policy, self.settings[-1])[0] - self.asked(than, self.settings[-1])[0]) / (
+            self.few - 1
+        )
 
     def kept(self, policy: Policy) -> int:
         return self.asked(policy, self.settings[-1])[1]
@@ -82,5 +93,7 @@ def step_of(graphs: StepGraphs, length: int, batches: int, of: Cost = nominal) -
     if setting.gradients == "streamed":
         return batches * whole(graphs.streamed(length))
     more = whole(graphs.gradients(length, False)) if batches > 1 else 0.0
-    update = whole(graphs.update(length)) if setting.rule and setting.groups == 1 else 0.0  # that ranks divide is no graph yet
+    update = (
+        whole(graphs.update(length)) if setting.rule and setting.groups == 1 else 0.0
+    )  # that ranks divide is no graph yet
     return whole(graphs.gradients(length, True)) + (batches - 1) * more + update

@@ -16,13 +16,23 @@ from llamatrain.graph.remat_policy import scaled
 from llamatrain.graph.tensor import Tensor
 from llamatrain.model.architecture import pattern_of
 from llamatrain.model.lora import Delta, Weights
-from llamatrain.planner.memory import BOUND, NODES, MemoryBreakdown, MemoryDemand, MemoryPlan, parted, way_with
+from llamatrain.planner.memory import (
+    BOUND,
+    NODES,
+    MemoryBreakdown,
+    MemoryDemand,
+    MemoryPlan,
+    parted,
+    way_with,
+)
 from llamatrain.train.graphs import Policy, StepGraphs, StepSpec
 
 DEPTHS = (16, 32, 64)  # layers that are planned instead
 SPAN = DEPTHS[-1] - DEPTHS[0]
 UNEVEN = 400  # a part of all that a layer takes, by which its share of the arena may differ
-GAPS = 1 << 16  # bytes, besides a thousandth, by which an arena may come to more: values do not always fit tightly
+GAPS = (
+    1 << 16
+)  # bytes, besides a thousandth, by which an arena may come to more: values do not always fit tightly
 PARTS = 4  # of the layers, so many of which are made again
 V = TypeVar("V")
 
@@ -33,14 +43,23 @@ def way_of_many(setting: StepSpec, policy: Policy, demand: MemoryDemand, splits:
     policy, own = whole(policy, setting.h.layers), parted(setting, splits)
     if needs is None:
         return way_with(setting, policy, demand, splits)
-    return MemoryPlan(setting=own, policy=policy, splits=splits, graphs=StepGraphs(own, policy), arena=needs.arena, needs=needs)
+    return MemoryPlan(
+        setting=own,
+        policy=policy,
+        splits=splits,
+        graphs=StepGraphs(own, policy),
+        arena=needs.arena,
+        needs=needs,
+    )
 
 
 def whole(policy: Policy, layers: int) -> Policy:
     return scaled(policy, PARTS, layers)
 
 
-def _carried_on(setting: StepSpec, policy: Policy, demand: MemoryDemand, splits: int) -> MemoryBreakdown | None:
+def _carried_on(
+    setting: StepSpec, policy: Policy, demand: MemoryDemand, splits: int
+) -> MemoryBreakdown | None:
     """Where all but the arena grows evenly, and that as far as it matters."""
     found = list[dict[str, int]]()
     for n in DEPTHS:
@@ -52,19 +71,27 @@ def _carried_on(setting: StepSpec, policy: Policy, demand: MemoryDemand, splits:
         return None
     # what shrinks lies beside gradients that grow: there comes a depth where these alone count
     left = setting.h.layers - DEPTHS[-1]
-    more = {name: math.ceil(max(Fraction(0), slope + off / SPAN) * left + off) for name, (slope, off) in lines.items()}
+    more = {
+        name: math.ceil(max(Fraction(0), slope + off / SPAN) * left + off)
+        for name, (slope, off) in lines.items()
+    }
     if whole(policy, setting.h.layers) != policy and setting.h.layers % PARTS:
         more["interpreter"] += NODES * BOUND  # of a layer that is made again beyond the part
     arena = found[-1]["arena"] + more["arena"]
     return MemoryBreakdown(
-        **{**{name: value + more[name] for name, value in found[-1].items()}, "arena": arena + GAPS + arena // 1000}
+        **{
+            **{name: value + more[name] for name, value in found[-1].items()},
+            "arena": arena + GAPS + arena // 1000,
+        }
     )
 
 
 def line_through(values: Sequence[int]) -> tuple[Fraction, Fraction]:
     """By how much they grow with a layer from the first depth to the last, and how far they are apart around that line."""
     slope = Fraction(values[-1] - values[0], SPAN)
-    off = [value - values[0] - slope * (depth - DEPTHS[0]) for value, depth in zip(values, DEPTHS, strict=True)]
+    off = [
+        value - values[0] - slope * (depth - DEPTHS[0]) for value, depth in zip(values, DEPTHS, strict=True)
+    ]
     return slope, max(off) - min(off)
 
 
@@ -87,7 +114,9 @@ def shallow(setting: StepSpec, layers: int) -> StepSpec:
     """With the first layers alone."""
     weights = setting.weights
     fewer = Weights(first(weights, layers), first(weights.deltas, layers), weights.dropping)
-    return replace(setting, h=replace(setting.h, layers=layers), weights=fewer, trained=first(setting.trained, layers))
+    return replace(
+        setting, h=replace(setting.h, layers=layers), weights=fewer, trained=first(setting.trained, layers)
+    )
 
 
 def first(named: Mapping[str, V], layers: int) -> dict[str, V]:
@@ -98,7 +127,11 @@ def first(named: Mapping[str, V], layers: int) -> dict[str, V]:
 def alike(setting: StepSpec) -> bool:
     """Whether each layer has weights and adapters like those of the first, and as many of them are trained."""
     facts: list[set[object]] = [set() for _ in range(setting.h.layers)]
-    for kind, named in (("weights", setting.weights), ("trained", setting.trained), ("deltas", setting.weights.deltas)):
+    for kind, named in (
+        ("weights", setting.weights),
+        ("trained", setting.trained),
+        ("deltas", setting.weights.deltas),
+    ):
         for name, each in named.items():
             pattern, number = pattern_of(name)
             if number is not None:

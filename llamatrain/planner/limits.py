@@ -21,7 +21,9 @@ def allowed(told: int | None) -> int | None:
 def check_held(told: int | None) -> None:
     """What the program has taken before its run is planned is a part of what it was told to take."""
     if told is not None and (held := resident()) > told:
-        raise MemoryPlanError(f"the program itself holds {Size(held).words} by now, and --memory allows {Size(told).words}")
+        raise MemoryPlanError(
+            f"the program itself holds {Size(held).words} by now, and --memory allows {Size(told).words}"
+        )
 
 
 def within(told: int | None, texts: Iterable[str]) -> Iterator[str]:

@@ -82,9 +82,17 @@ def fixed(setting: StepSpec, demand: MemoryDemand) -> int:
     """What no way to run it can change: weights, gradients that stay, moments, and a graph of all layers."""
     size = {name: 4 * tensor.size for name, tensor in setting.trained.items()}
     trained = sum(size.values())
-    rows = 0 if setting.h.tied else size.get(setting.h.architecture.the("embedding"), 0)  # few of them may have a gradient
+    rows = (
+        0 if setting.h.tied else size.get(setting.h.architecture.the("embedding"), 0)
+    )  # few of them may have a gradient
     gradients = {"flat": trained, "arena": trained - rows, "streamed": 0}[setting.gradients]
-    return moments_of(setting) // setting.ranks + trained + gradients + demand.copies + NODES * BOUND * setting.h.layers
+    return (
+        moments_of(setting) // setting.ranks
+        + trained
+        + gradients
+        + demand.copies
+        + NODES * BOUND * setting.h.layers
+    )
 
 
 def batches_of(setting: StepSpec, demand: MemoryDemand) -> int:
@@ -99,8 +107,14 @@ def moments_of(setting: StepSpec) -> int:
 def exchange_of(graphs: StepGraphs, batches: int) -> int:
     """Of a step with so many micro-batches."""
     setting, division = graphs.setting, graphs.division
-    vectors = max(turns_of(share(setting.groups, setting.ranks, rank), setting.groups, batches).vectors for rank in some(setting))
-    size, room = sum(tensor.size for tensor in setting.trained.values()), max(division.room(rank) for rank in some(setting))
+    vectors = max(
+        turns_of(share(setting.groups, setting.ranks, rank), setting.groups, batches).vectors
+        for rank in some(setting)
+    )
+    size, room = (
+        sum(tensor.size for tensor in setting.trained.values()),
+        max(division.room(rank) for rank in some(setting)),
+    )
     halves = (room + HALVING * min(BUCKET, size)) if setting.half_wire and setting.ranks > 1 else 0
     return 4 * (size * (vectors - 1) + room) + 4 * halves
 
@@ -145,11 +159,16 @@ def way_with(setting: StepSpec, policy: Policy, demand: MemoryDemand, splits: in
     plans, updates = ([graphs.plan(graph) for graph in each] for each in (shared, own))
     size = 4 * sum(tensor.size for tensor in setting.trained.values())
     inputs = (
-        batches + sum(plan.bytes("input") for plan in plans) + graphs.table.nbytes + sum(a.nbytes for a in graphs.states.values())
+        batches
+        + sum(plan.bytes("input") for plan in plans)
+        + graphs.table.nbytes
+        + sum(a.nbytes for a in graphs.states.values())
     )
     decoding = decoding_of(setting, demand.decoding) if demand.decoding else 0
     arena, pages = max(plan.arena for plan in plans), max(demand.pages, *(plan.base_bytes for plan in plans))
-    kept = max(sum(gradient.nbytes for gradient in graph.named) for graph in shared)  # of an embedding, rows alone
+    kept = max(
+        sum(gradient.nbytes for gradient in graph.named) for graph in shared
+    )  # of an embedding, rows alone
     beside = arena + sum(plan.arena for plan in updates) - (kept if gradients == "arena" else 0)
     nodes, stepping = sum(len(plan.nodes) for plan in plans), sum(len(plan.nodes) for plan in updates)
     few = min(stepping, 2 * len(setting.trained) * len(updates))
@@ -174,7 +193,9 @@ def excess(way: MemoryPlan, limit: int | None, most: int | None) -> str | None:
     """What to say of a run that takes more than was allowed, or is free."""
     if most is None or way.total <= most:
         return None
-    told = f"--memory allows {Size(most).words}" if limit is not None else f"{Size(most).words} are free for it"
+    told = (
+        f"--memory allows {Size(most).words}" if limit is not None else f"{Size(most).words} are free for it"
+    )
     takes = f"{Size(way.total).words} ({way.needs.describe().partition(': ')[2]})"
     copied = way.needs.packed_copies and not way.setting.drop_base
     less = "--cache-base off, a smaller --batch or --ctx" if copied else "a smaller --batch, --ctx or model"

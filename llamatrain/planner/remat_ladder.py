@@ -26,7 +26,9 @@ class RematLadder:
 
     def after(self, count: int) -> "RematLadder":
         """Without the first ones."""
-        return RematLadder(self.policies[count:], self.costs[count:], [mark - count for mark in self.marks if mark >= count])
+        return RematLadder(
+            self.policies[count:], self.costs[count:], [mark - count for mark in self.marks if mark >= count]
+        )
 
 
 def road_of(prices: StepCost, units: int | None = None) -> RematLadder:

@@ -155,7 +155,9 @@ def tempo_of(cases: Sequence[TimedStep], rounds: int = 20) -> LinkModel:
             found.append(x)
             if np.allclose(before, x, rtol=1e-9, atol=0):
                 break
-    return _tempo(min(found, key=lambda x: sum((predicted(each, _tempo(x)) / each.seconds - 1) ** 2 for each in cases)))
+    return _tempo(
+        min(found, key=lambda x: sum((predicted(each, _tempo(x)) / each.seconds - 1) ** 2 for each in cases))
+    )
 
 
 def _tempo(x: np.ndarray) -> LinkModel:

@@ -50,7 +50,11 @@ SIZES = (  # embd, heads, ff, vocab, row, rows
     (64, 4, 192, 1024, 128, 4),
     (32, 4, 96, 64, 32, 4),
 )
-BLOCKS = (*SIZES[:3], (256, 16, 256, 512, 128, 4), (256, 4, 256, 64, 32, 2))  # of a base whose rows are whole blocks
+BLOCKS = (
+    *SIZES[:3],
+    (256, 16, 256, 512, 128, 4),
+    (256, 4, 256, 64, 32, 2),
+)  # of a base whose rows are whole blocks
 ANY = ""  # in the place of an op's name: one that moves memory
 
 Cost = Sequence[float]  # seconds of a call, and of each thing that Work counts
@@ -67,7 +71,9 @@ class ModelTiming(NamedTuple):
     """The ops of a model that was trained for a moment."""
 
     ops: Sequence[OpTiming]
-    disturbed: float = 0.0  # share of the time in which threads waited for a processor, where quiet runs were too few
+    disturbed: float = (
+        0.0  # share of the time in which threads waited for a processor, where quiet runs were too few
+    )
     lost: float = 0.0  # seconds that disturbed runs took
 
 
@@ -75,7 +81,9 @@ class ModelTiming(NamedTuple):
 class OpSpeeds:
     costs: Mapping[str, Cost]
     when: float  # they were measured: seconds since 1970
-    disturbed: float = 0.0  # share of the time in which threads waited for a processor, where there were no quiet runs
+    disturbed: float = (
+        0.0  # share of the time in which threads waited for a processor, where there were no quiet runs
+    )
 
     def of(self, node: Node) -> float:
         if node.op.layout or not any(output.size for output in node.outputs):
@@ -103,9 +111,18 @@ def speeds_for(setting: StepSpec, anew: bool = False) -> OpSpeeds | None:
     """The speeds for a model of this kind: those that were measured lately, unless they are to be measured anew, or now.
     None where kernels would have to be compiled, which may not be."""
     base, rule = frozen_type(setting), setting.rule
-    how = (setting.precision, setting.threads, kind_of(setting.kernels), setting.flash, base.name if base else "")
+    how = (
+        setting.precision,
+        setting.threads,
+        kind_of(setting.kernels),
+        setting.flash,
+        base.name if base else "",
+    )
     facts = repr((processor().name, cores(), cache_key(), *how, type(rule).__name__, SIZES, BLOCKS))
-    shelf, name = ObjectStore(wanted("speeds")), name_of(f"speeds-{setting.precision}-{setting.threads}", facts)
+    shelf, name = (
+        ObjectStore(wanted("speeds")),
+        name_of(f"speeds-{setting.precision}-{setting.threads}", facts),
+    )
     if not anew and (kept := shelf.take(name, facts)):
         with suppress(ValueError, TypeError):
             found = OpSpeeds(**json.loads(bytes(kept)))
@@ -169,7 +186,9 @@ def small(setting: StepSpec, base: DType | None, size: Sequence[int]) -> StepSpe
         architecture=find(USUAL),
     )
     weights = adapted(h, base) if base else parameters(h)
-    factors = [factor for deltas in weights.deltas.values() for delta in deltas for factor in (delta.a, delta.b)]
+    factors = [
+        factor for deltas in weights.deltas.values() for delta in deltas for factor in (delta.a, delta.b)
+    ]
     return StepSpec(
         h=h,
         weights=weights,
@@ -190,7 +209,10 @@ def adapted(h: Hyperparameters, base: DType) -> Weights:
     for name, shape in h.shapes.items():
         tensors[name] = state(name, shape, base if len(shape) > 1 else F32)
         if len(shape) > 1 and name.startswith("blk."):
-            a, b = parameter(f"{name}.lora_a", (RANK, shape[1])), parameter(f"{name}.lora_b", (shape[0], RANK))
+            a, b = (
+                parameter(f"{name}.lora_a", (RANK, shape[1])),
+                parameter(f"{name}.lora_b", (shape[0], RANK)),
+            )
             deltas[name] = [Delta(a, b, 1.0)]
     return Weights(tensors, deltas)
 
@@ -251,7 +273,9 @@ def lacks(program: Program) -> bool:
 
 def zeros_of(graphs: Iterable[StepGraph]) -> dict[Tensor, np.ndarray]:
     """For weights, which are held once, and as their type has it."""
-    leaves = {each for graph in graphs for each in leaves_of(graph.outputs) if each.role in ("state", "parameter")}
+    leaves = {
+        each for graph in graphs for each in leaves_of(graph.outputs) if each.role in ("state", "parameter")
+    }
     return {each: np.zeros(each.dtype.held(each.shape), each.dtype.numpy) for each in leaves}
 
 

@@ -20,7 +20,11 @@ UNUSED = 30 * DAY  # after which kernels of other versions go, and tokens
 MOST = 8 * 10**9  # bytes of all tokens
 OFTEN = DAY  # no two prunings are closer than that, and no two marks of use
 STAMP = ".pruned"  # the file whose date is that of the last pruning
-KERNELS, TOKENS, HELD = re.compile("[0-9a-f]{16}"), "tokens", "tokens"  # names: of a version, of all entries, of an entry's file
+KERNELS, TOKENS, HELD = (
+    re.compile("[0-9a-f]{16}"),
+    "tokens",
+    "tokens",
+)  # names: of a version, of all entries, of an entry's file
 
 
 class CacheFolder(NamedTuple):

@@ -23,7 +23,17 @@ UNITS = {
 SWITCH = "LLAMATRAIN_WITHOUT"
 CLASS = "LLAMATRAIN_CLASS"  # for those who compile for other machines
 HOST = "host"  # in the place of a name: the compiler's own processor
-KIND = ("flags", "Features", "vendor_id", "cpu family", "model", "CPU implementer", "CPU architecture", "CPU variant", "CPU part")
+KIND = (
+    "flags",
+    "Features",
+    "vendor_id",
+    "cpu family",
+    "model",
+    "CPU implementer",
+    "CPU architecture",
+    "CPU variant",
+    "CPU part",
+)
 COMMON = ("avx2", "fma", "f16c", "bmi1", "bmi2", "movbe")
 
 
@@ -66,7 +76,11 @@ def asked_for() -> Processor | None:
 def features() -> frozenset[str]:
     """What the processor has, in names without marks: avx512bf16, amxtile."""
     told = _told_by_linux()
-    return frozenset(told.get("flags", told.get("Features", "")).replace("_", "").split()) if told else _features_by_llvm()
+    return (
+        frozenset(told.get("flags", told.get("Features", "")).replace("_", "").split())
+        if told
+        else _features_by_llvm()
+    )
 
 
 @cache

@@ -17,7 +17,11 @@ way_out: Callable[[int], object] = os._exit  # of one that was started together 
 
 def ending() -> list[signal.Signals]:
     """The signals that end a program in order. Under nohup the end of the terminal is none of them."""
-    hangup = [signal.SIGHUP] if os.name == "posix" and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN else []
+    hangup = (
+        [signal.SIGHUP]
+        if os.name == "posix" and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+        else []
+    )
     return [signal.SIGINT, signal.SIGTERM, *hangup]
 
 

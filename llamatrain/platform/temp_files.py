@@ -16,9 +16,13 @@ except ImportError:  # not a Unix
 
 NEW = ".new-"  # begins the name of what is not there yet, or not any more
 PASSING = ".llamatrain-passing-"  # begins the names among the system's temporary files
-DAY = 24 * 60 * 60  # seconds without a write, after which a run that was making something is gone, where nothing can be held
+DAY = (
+    24 * 60 * 60
+)  # seconds without a write, after which a run that was making something is gone, where nothing can be held
 
-_going: dict[Path, tuple[int, int | None]] = {}  # the process that they belong to (a fork leaves them to it), and their lock
+_going: dict[
+    Path, tuple[int, int | None]
+] = {}  # the process that they belong to (a fork leaves them to it), and their lock
 
 
 def goes_with_program(path: Path) -> Path:

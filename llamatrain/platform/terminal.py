@@ -61,7 +61,9 @@ def folded(line: str, stream: Any) -> str:
         if stream.isatty() and len(line) > width > 0:
             from textwrap import wrap
 
-            return "\n".join(wrap(line, width, break_long_words=False, break_on_hyphens=False, replace_whitespace=False))
+            return "\n".join(
+                wrap(line, width, break_long_words=False, break_on_hyphens=False, replace_whitespace=False)
+            )
     return line
 
 
@@ -113,7 +115,9 @@ class CountedProgress:
 class LoggedBar:
     """In the place of a bar, where the output goes to a file: a line every so often."""
 
-    def __init__(self, title: str, total: int | None = None, unit: str = "", unit_scale: bool = False) -> None:
+    def __init__(
+        self, title: str, total: int | None = None, unit: str = "", unit_scale: bool = False
+    ) -> None:
         self.title, self.total, self.scaled, self.unit, self.n = title, total, unit_scale, unit, 0
         self._begun = self._due = time.monotonic()
 
@@ -211,7 +215,9 @@ def tidied() -> None:
     """A terminal that is left at once: no bar stays on it, and its cursor shows."""
     if sys.stderr.isatty():
         bars = getattr(sys.modules.get("tqdm"), "tqdm", None)
-        os.write(sys.stderr.fileno(), (SHOW_CURSOR + CLEAR_LINE * bool(getattr(bars, "_instances", ()))).encode())
+        os.write(
+            sys.stderr.fileno(), (SHOW_CURSOR + CLEAR_LINE * bool(getattr(bars, "_instances", ()))).encode()
+        )
 
 
 def unread() -> None:

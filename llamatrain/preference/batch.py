@@ -19,13 +19,19 @@ class PreferenceTotals(NamedTuple):
 VARYING = "shares", f"{OTHERS}shares"  # as long as there are tokens whose loss is asked for
 
 
-def told_of(batch: Batch, objective: Objective, totals: PreferenceTotals, sparse: bool) -> dict[str, np.ndarray]:
+def told_of(
+    batch: Batch, objective: Objective, totals: PreferenceTotals, sparse: bool
+) -> dict[str, np.ndarray]:
     """The inputs of a comparison but those that any batch has; of tokens, if `sparse`, those alone whose loss is asked for."""
     compared = batch.compared
     assert compared
     sides, total = compared.sides, np.float32(totals.answers)
     told = tokens_of(batch, objective, totals, sparse)
-    worth = sides if objective.pairs else np.where(sides > 0, objective.desirable, objective.undesirable) * np.abs(sides)
+    worth = (
+        sides
+        if objective.pairs
+        else np.where(sides > 0, objective.desirable, objective.undesirable) * np.abs(sides)
+    )
     told["worth"] = worth.astype(np.float32) / total
     if compared.others:
         told |= {"sides": sides, f"{OTHERS}part": np.abs(sides) / np.float32(max(1, compared.count))}
@@ -35,7 +41,9 @@ def told_of(batch: Batch, objective: Objective, totals: PreferenceTotals, sparse
     return told
 
 
-def tokens_of(batch: Batch, objective: Objective, totals: PreferenceTotals, sparse: bool) -> dict[str, np.ndarray]:
+def tokens_of(
+    batch: Batch, objective: Objective, totals: PreferenceTotals, sparse: bool
+) -> dict[str, np.ndarray]:
     compared = batch.compared
     assert compared
     words = compared.chosen if objective.kind == "orpo" else np.zeros(batch.weights.shape, bool)
@@ -81,10 +89,19 @@ class Rewards(NamedTuple):
         sides, values = batch.compared.sides, rewards.astype(np.float64)
         if len(values) == len(sides):
             good, bad, right = values[sides > 0], values[sides < 0], values * sides > 0
-            return cls(float(good.sum()), float(bad.sum()), len(good), len(bad), int(right.sum()), len(good) + len(bad))
+            return cls(
+                float(good.sum()),
+                float(bad.sum()),
+                len(good),
+                len(bad),
+                int(right.sum()),
+                len(good) + len(bad),
+            )
         chosen, rejected = (half[sides > 0] for half in np.split(values, 2))
         count = len(chosen)
-        return cls(float(chosen.sum()), float(rejected.sum()), count, count, int((chosen > rejected).sum()), count)
+        return cls(
+            float(chosen.sum()), float(rejected.sum()), count, count, int((chosen > rejected).sum()), count
+        )
 
     def plus(self, other: "Rewards") -> "Rewards":
         return Rewards._make(one + another for one, another in zip(self, other, strict=True))
@@ -95,4 +112,6 @@ class Rewards(NamedTuple):
         rejected = self.rejected / self.bad if self.bad else None
         margin = chosen - rejected if chosen is not None and rejected is not None else None
         right = self.right / self.judged if self.judged else None
-        return PreferenceMetrics(margin=margin, accuracy=right, reward_chosen=chosen, reward_rejected=rejected)
+        return PreferenceMetrics(
+            margin=margin, accuracy=right, reward_chosen=chosen, reward_rejected=rejected
+        )

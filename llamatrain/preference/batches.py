@@ -29,7 +29,10 @@ class PairBatches(Batches):
         return 2 * self.ctx
 
     def _pieces(self, place: int) -> Row:
-        return [self._piece(*self._led(tokens, weights)) for tokens, weights, _ in self.corpus.couple(self.order[place])]
+        return [
+            self._piece(*self._led(tokens, weights))
+            for tokens, weights, _ in self.corpus.couple(self.order[place])
+        ]
 
     def _lengths(self, numbers: np.ndarray) -> list[int]:
         lead, couples = self.corpus.lead is not None, map(self.corpus.couple_sizes, numbers.tolist())
@@ -56,7 +59,12 @@ class KtoBatches(Batches):
     corpus: PreferenceDataset
 
     def __init__(
-        self, corpus: PreferenceDataset, options: DataOptions, seed: int, eos: int | None = None, bos: int | None = None
+        self,
+        corpus: PreferenceDataset,
+        options: DataOptions,
+        seed: int,
+        eos: int | None = None,
+        bos: int | None = None,
     ) -> None:
         super().__init__(corpus, replace(options, pack=False), seed, eos, bos)
 
@@ -78,7 +86,9 @@ class KtoBatches(Batches):
         sequences = np.repeat(np.arange(len(rows), dtype=np.int32)[:, None], length, axis=1)
         chosen = np.zeros(sequences.shape, bool)
         return replace(
-            batch, weights=np.abs(batch.weights), compared=PreferenceBatch(sequences, chosen, sides.astype(np.float32))
+            batch,
+            weights=np.abs(batch.weights),
+            compared=PreferenceBatch(sequences, chosen, sides.astype(np.float32)),
         )
 
     def _others(self, rows: list[Row]) -> Iterator[Row]:

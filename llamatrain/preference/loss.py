@@ -72,7 +72,9 @@ class PairForward:
 
     def inputs(self, name: str = "") -> dict[str, Tensor]:
         """`sequences` are the answers that tokens are of, `shares` what each brings to its answer's."""
-        rows = inputs_of(self.batch, self.length, self.table.dtype, self.flash, self.sparse and self.flash, name)
+        rows = inputs_of(
+            self.batch, self.length, self.table.dtype, self.flash, self.sparse and self.flash, name
+        )
         count = rows.pop("weights").shape
         shares = placeholder(f"{name}shares", count, self.table.dtype)
         return rows | {"sequences": placeholder(f"{name}sequences", count, I32), "shares": shares}
@@ -82,7 +84,9 @@ class PairForward:
         weights = weights.for_rows(self.length, inputs.get("weighed"))
         x, borders = through(self.h, weights, inputs, self.table)
         if self.flash and self.h.output not in weights.deltas:
-            return linear_cross_entropy_rows(x, weights[self.h.output], inputs["targets"], cap=self.h.cap), borders
+            return linear_cross_entropy_rows(
+                x, weights[self.h.output], inputs["targets"], cap=self.h.cap
+            ), borders
         return cross_entropy_rows(logits_of(self.h, x, weights), inputs["targets"]), borders
 
     def summed(self, losses: Tensor, shares: Tensor, sequences: Tensor) -> Tensor:
@@ -109,11 +113,15 @@ def comparing(
 ) -> Training:
     """`worth` says how much each pair, or answer, brings to the loss; `words` each token of those that are chosen, for ORPO."""
     answers = objective.answers(batch, length)
-    ways = PairForward(h=h, table=table, batch=batch, length=length, answers=answers, sparse=sparse, flash=flash)
+    ways = PairForward(
+        h=h, table=table, batch=batch, length=length, answers=answers, sparse=sparse, flash=flash
+    )
     inputs = ways.inputs()
     losses, borders = ways.losses(weights, inputs)
     likely = ways.likely(losses, inputs)
-    moved = O.sub(likely, ways.likely(ways.losses(reference, inputs)[0], inputs)) if objective.refers else likely
+    moved = (
+        O.sub(likely, ways.likely(ways.losses(reference, inputs)[0], inputs)) if objective.refers else likely
+    )
     rewards = O.scale(moved, by=objective.beta)
     inputs["worth"] = placeholder("worth", (answers // 2 if objective.pairs else answers,), table.dtype)
     if objective.pairs:
@@ -129,14 +137,21 @@ def comparing(
 
 
 def of_answers(
-    objective: Objective, ways: PairForward, models: tuple[Weights, Weights], rewards: Tensor, inputs: dict[str, Tensor]
+    objective: Objective,
+    ways: PairForward,
+    models: tuple[Weights, Weights],
+    rewards: Tensor,
+    inputs: dict[str, Tensor],
 ) -> Tensor:
     """The loss of each, against how far the model moved from the reference with answers to other prompts, if it moved up."""
     others = ways.inputs(OTHERS)
     part, sides = (placeholder(name, rewards.shape, rewards.dtype) for name in (f"{OTHERS}part", "sides"))
     now, before = (ways.likely(ways.losses(each, others)[0], others) for each in models)
     usual = O.scale(detached(relu(O.sum(O.mul(O.sub(now, before), part)))), by=objective.beta)
-    inputs |= {f"{OTHERS}{name}": each for name, each in others.items()} | {f"{OTHERS}part": part, "sides": sides}
+    inputs |= {f"{OTHERS}{name}": each for name, each in others.items()} | {
+        f"{OTHERS}part": part,
+        "sides": sides,
+    }
     return sigmoid(O.mul(sides, O.sub(usual, rewards)))
 
 
@@ -144,7 +159,9 @@ def of_pairs(objective: Objective, rewards: Tensor, likely: Tensor) -> Tensor:
     """The loss of each pair."""
     if objective.kind == "orpo":
         return O.scale(softplus(apart(log_odds(likely))), by=objective.beta)
-    wanted = O.fill(shape=(), value=objective.gamma if objective.kind == "simpo" else 0.0, dtype=rewards.dtype)
+    wanted = O.fill(
+        shape=(), value=objective.gamma if objective.kind == "simpo" else 0.0, dtype=rewards.dtype
+    )
     return softplus(O.add(apart(rewards), wanted))
 
 

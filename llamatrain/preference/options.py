@@ -18,7 +18,9 @@ OF_TEXT = ("sample_start", "include_sample_start", "escape", "overlapping_sample
 class PreferenceDataOptions(Options, panel="Preferences"):
     objective: Annotated[
         Literal["orpo", "dpo", "simpo", "kto"] | None,
-        Option("Learn from answers that are compared: prompt, chosen and rejected; kto: or prompt, completion and label."),
+        Option(
+            "Learn from answers that are compared: prompt, chosen and rejected; kto: or prompt, completion and label."
+        ),
     ] = None
 
     @property
@@ -31,14 +33,33 @@ class PreferenceDataOptions(Options, panel="Preferences"):
 class PreferenceOptions(PreferenceDataOptions, panel="Preferences"):
     beta: Annotated[
         float | None,
-        Option("How much an objective makes of them (ORPO's lambda); else 0.1, SimPO's 2.", above=0, below=MOST, example="0.1"),
+        Option(
+            "How much an objective makes of them (ORPO's lambda); else 0.1, SimPO's 2.",
+            above=0,
+            below=MOST,
+            example="0.1",
+        ),
     ] = None
     gamma: Annotated[float, Option("The margin of rewards that SimPO asks for.", least=0, most=MOST)] = 1.0
     desirable_weight: Annotated[
-        float, Option("What an answer that is good counts for in KTO.", unit="WEIGHT", least=0, most=MOST, example="1.33")
+        float,
+        Option(
+            "What an answer that is good counts for in KTO.",
+            unit="WEIGHT",
+            least=0,
+            most=MOST,
+            example="1.33",
+        ),
     ] = 1.0
     undesirable_weight: Annotated[
-        float, Option("What an answer that is not good counts for in KTO.", unit="WEIGHT", least=0, most=MOST, example="1")
+        float,
+        Option(
+            "What an answer that is not good counts for in KTO.",
+            unit="WEIGHT",
+            least=0,
+            most=MOST,
+            example="1",
+        ),
     ] = 1.0
 
     @property
@@ -65,7 +86,9 @@ def idle(options: PreferenceOptions) -> dict[str, str]:
     """The options that have no effect beside the others, and beside which."""
     kind = options.objective
     if kind is None:
-        return dict.fromkeys(("beta", "gamma", "desirable_weight", "undesirable_weight"), "without --objective")
+        return dict.fromkeys(
+            ("beta", "gamma", "desirable_weight", "undesirable_weight"), "without --objective"
+        )
     found = dict.fromkeys((*OF_ROWS, *OF_TEXT), f"to --objective {kind}")
     if kind != "simpo":
         found["gamma"] = f"to --objective {kind}"
@@ -80,13 +103,17 @@ def check_fits(options: PreferenceOptions, optimizer: str, full: bool, batch: in
     if kind is None:
         return
     if optimizer == "lbfgs":
-        raise OptionError(lambda spelt: f"{spelt('objective')} goes by rates; {spelt('optimizer')} adamw or sgd will do")
+        raise OptionError(
+            lambda spelt: f"{spelt('objective')} goes by rates; {spelt('optimizer')} adamw or sgd will do"
+        )
     if full and kind in ("dpo", "kto"):
         told = f"{kind} compares with the model as it was, which is not kept where all of it is trained; orpo and simpo do not"
         raise OptionError(lambda spelt: f"{spelt('full')} and {spelt('objective')} {told}")
     if kind == "kto" and pack:
         raise OptionError(
-            lambda spelt: f"{spelt('pack')} and {spelt('objective')} kto exclude each other: an answer has its own row"
+            lambda spelt: (
+                f"{spelt('pack')} and {spelt('objective')} kto exclude each other: an answer has its own row"
+            )
         )
     check_batch(options, batch)
 
@@ -94,7 +121,9 @@ def check_fits(options: PreferenceOptions, optimizer: str, full: bool, batch: in
 def check_batch(options: PreferenceOptions, batch: int) -> None:
     if options.objective == "kto" and batch < 2:
         told = "kto compares each answer with another in its batch"
-        raise OptionError(lambda spelt: f"{spelt('batch')} {batch} is too few: {spelt('objective')} {told}; take 2 or more")
+        raise OptionError(
+            lambda spelt: f"{spelt('batch')} {batch} is too few: {spelt('objective')} {told}; take 2 or more"
+        )
 
 
 def check_evaluated(options: PreferenceOptions, batch: int, adapted: bool) -> None:

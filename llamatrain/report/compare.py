@@ -17,7 +17,8 @@ def runs_page(runs: Sequence[RunData]) -> str:
     head = f'<header><h1>{len(runs)} runs</h1><p class="soft">{marked(", ".join(names))}</p></header>'
     losses = [run.figures.losses for run in runs]
     return framed(
-        f"{len(runs)} runs", "\n".join((head, table(runs, names, losses), curves(runs, names, losses), differences(runs, names)))
+        f"{len(runs)} runs",
+        "\n".join((head, table(runs, names, losses), curves(runs, names, losses), differences(runs, names))),
     )
 
 
@@ -53,8 +54,13 @@ def table(runs: Sequence[RunData], names: Sequence[str], losses: Sequence[Losses
 def curves(runs: Sequence[RunData], names: Sequence[str], losses: Sequence[Losses]) -> str:
     keys = " &nbsp; ".join(f"{key(number)}{marked(name)}" for number, name in enumerate(names))
     trained = [Curve(series=each.smooth, kind=f"c{n % RUNS}") for n, each in enumerate(losses)]
-    judged = [Curve(series=each.validation, kind=f"c{n % RUNS}", dotted=True, best=each.best) for n, each in enumerate(losses)]
-    large = over("training loss, smoothed", keys, trained, "large") + over("validation loss", keys, judged, "large")
+    judged = [
+        Curve(series=each.validation, kind=f"c{n % RUNS}", dotted=True, best=each.best)
+        for n, each in enumerate(losses)
+    ]
+    large = over("training loss, smoothed", keys, trained, "large") + over(
+        "validation loss", keys, judged, "large"
+    )
     small = ""
     for name, title in SMALL.items():
         found = [run.figures.series(name) for run in runs]
@@ -68,7 +74,11 @@ def curves(runs: Sequence[RunData], names: Sequence[str], losses: Sequence[Losse
 
 
 def over(title: str, told: str, lines: Sequence[Curve], size: str = "") -> str:
-    return chart(title, told, lines, PlotArea.around(lines), size) if any(len(line.series) for line in lines) else ""
+    return (
+        chart(title, told, lines, PlotArea.around(lines), size)
+        if any(len(line.series) for line in lines)
+        else ""
+    )
 
 
 def differences(runs: Sequence[RunData], names: Sequence[str]) -> str:
@@ -80,5 +90,7 @@ def differences(runs: Sequence[RunData], names: Sequence[str]) -> str:
         if len(set(values)) > 1:
             rows += f"<tr><td>{marked(option)}</td>{''.join(f'<td>{marked(value)}</td>' for value in values)}</tr>"
     head = "".join(f"<th>{key(number)}{marked(name)}</th>" for number, name in enumerate(names))
-    drawn = f'<div class="card wide"><table><tr><th>option</th>{head}</tr>{rows}</table></div>' if rows else ""
+    drawn = (
+        f'<div class="card wide"><table><tr><th>option</th>{head}</tr>{rows}</table></div>' if rows else ""
+    )
     return section("Options", drawn, "those that differ")

@@ -28,10 +28,21 @@ def stderr() -> Console:
     """The terminal as it is, or a stream for plain lines: no colours and no movements in it, whatever the environment says."""
     terminal = sys.stderr.isatty()
     return QuietConsole(
-        stderr=True, force_terminal=terminal, force_jupyter=False, width=None if terminal else WIDTH, highlight=False
+        stderr=True,
+        force_terminal=terminal,
+        force_jupyter=False,
+        width=None if terminal else WIDTH,
+        highlight=False,
     )
 
 
 def nobody() -> Console:
     """Nothing is shown, and the terminal left alone."""
-    return Console(file=io.StringIO(), quiet=True, force_terminal=False, force_jupyter=False, width=WIDTH, highlight=False)
+    return Console(
+        file=io.StringIO(),
+        quiet=True,
+        force_terminal=False,
+        force_jupyter=False,
+        width=WIDTH,
+        highlight=False,
+    )

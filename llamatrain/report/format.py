@@ -19,7 +19,13 @@ def perplexity(loss: float) -> str:
 
 def time_of_step(seconds: float) -> str:
     """Of one step."""
-    return f"{1000 * seconds:.3g} ms" if seconds < 0.9995 else f"{seconds:.3g} s" if seconds < 999.5 else duration(seconds)
+    return (
+        f"{1000 * seconds:.3g} ms"
+        if seconds < 0.9995
+        else f"{seconds:.3g} s"
+        if seconds < 999.5
+        else duration(seconds)
+    )
 
 
 def duration(seconds: float) -> str:
@@ -63,7 +69,9 @@ class Pace:
         self._marks.append(self._last)
         begun, first = self._first
         self._due = now + min(0.02 * (now - begun), 5.0)
-        while len(self._marks) > 2 and (now - self._marks[1][0] >= RECENT or 2 * (step - self._marks[1][1]) >= step - first):
+        while len(self._marks) > 2 and (
+            now - self._marks[1][0] >= RECENT or 2 * (step - self._marks[1][1]) >= step - first
+        ):
             self._marks.popleft()
 
     def left(self, now: float, steps: int) -> float | None:

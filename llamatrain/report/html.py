@@ -64,17 +64,21 @@ def standing(kept: RunData) -> str:
     figures, iters = kept.figures, kept.iters
     step, whole = figures.step, max(iters or 0, figures.step, 1)
     tiles = "".join(
-        f"<div><span>{name}</span><b>{value}</b><span>{more}</span></div>" for name, value, more in tiles_of(figures, iters)
+        f"<div><span>{name}</span><b>{value}</b><span>{more}</span></div>"
+        for name, value, more in tiles_of(figures, iters)
     )
     facts = "".join(
-        f"<div><dt>{marked(name)}</dt><dd>{marked(value)}</dd></div>" for name, value in kept.facts if name != "folder"
+        f"<div><dt>{marked(name)}</dt><dd>{marked(value)}</dd></div>"
+        for name, value in kept.facts
+        if name != "folder"
     )
     command = f"llamatrain {marked(kept.command)}" if kept.command else "a run"
     stands = f"ended: {marked(kept.ended)}" if kept.ended else "as of its last save"
     return (
         f'<header><h1>{marked(kept.name)}</h1><p class="soft">{command} · {stands}</p>'
         f'<div class="bar"><i style="width:{100 * step / whole:.4g}%"></i></div></header>'
-        f'<div class="tiles">{tiles}</div>' + (f'<div class="card"><dl class="facts">{facts}</dl></div>' if facts else "")
+        f'<div class="tiles">{tiles}</div>'
+        + (f'<div class="card"><dl class="facts">{facts}</dl></div>' if facts else "")
     )
 
 
@@ -90,7 +94,11 @@ def tiles_of(figures: RunSeries, iters: int | None) -> Iterator[tuple[str, str, 
         )
     if len(losses.validation):
         errors = figures.series("val_loss_error")
-        error = f"± {errors.values[-1]:.2g}; " if len(errors) and errors.steps[-1] == losses.validation.steps[-1] else ""
+        error = (
+            f"± {errors.values[-1]:.2g}; "
+            if len(errors) and errors.steps[-1] == losses.validation.steps[-1]
+            else ""
+        )
         best = losses.best
         told = f"{error}best {amount(best.values[0])} at step {best.steps[0]:,.0f}"
         yield "validation loss", amount(losses.validation.values[-1]), told
@@ -127,7 +135,9 @@ def curves(figures: RunSeries) -> str:
     lines = loss_lines(losses, figures)
     keys = '<i class="key training"></i>training, smoothed'
     if len(losses.validation):
-        keys += ' &nbsp; <i class="key validation"></i>validation' + (" with its standard error" if lines[2].errors else "")
+        keys += ' &nbsp; <i class="key validation"></i>validation' + (
+            " with its standard error" if lines[2].errors else ""
+        )
     axes = PlotArea.around(lines, (losses.low, losses.high))
     small = "".join(small_chart(title, figures.series(name), name in NOISY) for name, title in SMALL.items())
     return f'<section>{chart("loss", keys, lines, axes, "large")}<div class="charts">{small}</div></section>'
@@ -151,7 +161,9 @@ def samples(found: Sequence[ShownSample]) -> str:
     """The last ones first; those before at a click."""
     shown = [sample_of(each) for each in reversed(found)]
     more = (
-        f"<details><summary>{len(shown) - OPEN:,} before these</summary>{''.join(shown[OPEN:])}</details>" if shown[OPEN:] else ""
+        f"<details><summary>{len(shown) - OPEN:,} before these</summary>{''.join(shown[OPEN:])}</details>"
+        if shown[OPEN:]
+        else ""
     )
     return section("Samples", f'<div class="card">{"".join(shown[:OPEN])}{more}</div>' if shown else "")
 
@@ -185,7 +197,9 @@ def profile(found: Profile | None) -> str:
         for (op, part), (calls, seconds) in found.ops.items()
     )
     head = '<tr><th>op</th><th>part</th><th class="n">calls</th><th class="n">ms</th><th class="n">share</th></tr>'
-    phases = " · ".join(f"{marked(name)} {seconds:.2f} s" for name, seconds in found.phases.items() if seconds >= 0.005)
+    phases = " · ".join(
+        f"{marked(name)} {seconds:.2f} s" for name, seconds in found.phases.items() if seconds >= 0.005
+    )
     told = ". ".join(
         filter(
             None,
@@ -204,7 +218,11 @@ def options(found: dict[str, object]) -> str:
         for name, value in found.items()
         if value not in ("", [])
     )
-    return section("Options", f'<div class="card"><dl class="two">{rows}</dl></div>' if rows else "", "as they were resolved")
+    return section(
+        "Options",
+        f'<div class="card"><dl class="two">{rows}</dl></div>' if rows else "",
+        "as they were resolved",
+    )
 
 
 def worded(value: object) -> str:
@@ -217,5 +235,9 @@ def worded(value: object) -> str:
 
 
 def files(kept: RunData) -> str:
-    rows = "".join(f'<tr><td>{marked(name)}</td><td class="n">{Size(size).words}</td></tr>' for name, size in kept.files)
-    return section("Files", f'<div class="card"><table>{rows}</table></div>' if rows else "", marked(kept.folder))
+    rows = "".join(
+        f'<tr><td>{marked(name)}</td><td class="n">{Size(size).words}</td></tr>' for name, size in kept.files
+    )
+    return section(
+        "Files", f'<div class="card"><table>{rows}</table></div>' if rows else "", marked(kept.folder)
+    )

@@ -109,7 +109,9 @@ def band(series: Series, errors: Series, kind: str, axes: PlotArea) -> Iterator[
 
 def dots(series: Series, errors: Series | None, kind: str, axes: PlotArea) -> Iterator[str]:
     """Points of no length with round ends: they stay round however the plot is stretched."""
-    spread = dict(zip(errors.steps.tolist(), errors.values.tolist(), strict=True)) if errors is not None else {}
+    spread = (
+        dict(zip(errors.steps.tolist(), errors.values.tolist(), strict=True)) if errors is not None else {}
+    )
     for step, value in zip(series.steps.tolist(), series.values.tolist(), strict=True):
         told = f"step {step:,.0f}: {amount(value)}" + (f" ± {amount(spread[step])}" if step in spread else "")
         yield f'<path class="{kind}" d="M{axes.x(step)} {axes.y(value)}h0"><title>{told}</title></path>'

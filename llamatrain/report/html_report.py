@@ -22,7 +22,9 @@ DIGITS = 3  # of a wave
 class RunPage:
     """Whatever cannot be drawn or written is told once, and ends nothing."""
 
-    def __init__(self, metrics: Metrics, samples: Metrics, told: dict[str, Any], warn: Callable[[str], None]) -> None:
+    def __init__(
+        self, metrics: Metrics, samples: Metrics, told: dict[str, Any], warn: Callable[[str], None]
+    ) -> None:
         self.metrics, self.samples, self.told, self.warn = metrics, samples, told, warn
         self._written: tuple[Path, dict[str, Any]] | None = None
         self._due = 0.0
@@ -42,7 +44,13 @@ class RunPage:
         self._keep(line)
 
     def wave(self, step: int, target: Sequence[float], model: Sequence[float]) -> None:
-        self._keep({"step": step, "target": [round(x, DIGITS) for x in target], "model": [round(x, DIGITS) for x in model]})
+        self._keep(
+            {
+                "step": step,
+                "target": [round(x, DIGITS) for x in target],
+                "model": [round(x, DIGITS) for x in model],
+            }
+        )
 
     def _keep(self, line: dict[str, Any]) -> None:
         with self._guarded():
@@ -84,7 +92,11 @@ class RunPage:
         try:
             yield
         except (FileError, OSError, ValueError, MemoryError) as error:
-            told = str(error) if isinstance(error, FileError) else f"{self.folder / PAGE}: cannot be drawn: {error}"
+            told = (
+                str(error)
+                if isinstance(error, FileError)
+                else f"{self.folder / PAGE}: cannot be drawn: {error}"
+            )
             if told not in self._failed:
                 self._failed.add(told)
                 self.warn(told)

@@ -31,7 +31,9 @@ Line = dict[str, Any]
 def check(names: Iterable[str]) -> None:
     for name in names:
         if (module := MODULES.get(name)) and not find_spec(module):
-            raise UsageError(f"--log {name} takes {module}, which is not installed: pip install {module}; --log csv does without")
+            raise UsageError(
+                f"--log {name} takes {module}, which is not installed: pip install {module}; --log csv does without"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +102,9 @@ class Loggers:
 
 def tagged(line: Line) -> dict[str, float]:
     """Its numbers, by the names under which people look for them."""
-    numbers = {key: value.item() if hasattr(value, "item") else value for key, value in line.items() if key != "step"}
+    numbers = {
+        key: value.item() if hasattr(value, "item") else value for key, value in line.items() if key != "step"
+    }
     return {
         f"val/{key[4:]}" if key.startswith("val_") else f"train/{key}": float(value)
         for key, value in numbers.items()
@@ -241,7 +245,9 @@ def known_as(folder: Path) -> dict[str, dict[str, str]]:
     """By what a run is known to the libraries; a damaged file says nothing."""
     with suppress(OSError, ValueError, RecursionError):
         found = json.loads((folder / KNOWN_AS).read_bytes()[:1000])
-        if isinstance(found, dict) and all(name in MODULES and is_known(each) for name, each in found.items()):
+        if isinstance(found, dict) and all(
+            name in MODULES and is_known(each) for name, each in found.items()
+        ):
             return found
     return {}
 
@@ -249,7 +255,11 @@ def known_as(folder: Path) -> dict[str, dict[str, str]]:
 def is_known(each: object) -> bool:
     """Check names of a file that may be another's: they become names of files, and must lead nowhere else."""
     return isinstance(each, dict) and all(
-        key in KEYS and isinstance(value, str) and value.isprintable() and not value.startswith(".") and not {*value} & {*"/\\"}
+        key in KEYS
+        and isinstance(value, str)
+        and value.isprintable()
+        and not value.startswith(".")
+        and not {*value} & {*"/\\"}
         for key, value in each.items()
     )
 

@@ -39,7 +39,9 @@ class Points:
         return self._kept[0] + self._new[0], self._kept[1] + self._new[1]
 
 
-def extremes(steps: "array[float]", values: "array[float]", count: int) -> "tuple[array[float], array[float]]":
+def extremes(
+    steps: "array[float]", values: "array[float]", count: int
+) -> "tuple[array[float], array[float]]":
     """Of so many in a row the lowest and the highest that are finite; the first of all stays, too."""
     x, y = np.array(steps), np.array(values)
     finite = np.flatnonzero(np.isfinite(y))
@@ -79,7 +81,9 @@ class Series:
             return self
         edges = np.linspace(0, len(self), BINS + 1).astype(int)
         bins = [self.values[begin:end] for begin, end in pairwise(edges)]
-        ends = [begin + np.array([part.argmin(), part.argmax()]) for begin, part in zip(edges, bins, strict=False)]
+        ends = [
+            begin + np.array([part.argmin(), part.argmax()]) for begin, part in zip(edges, bins, strict=False)
+        ]
         kept = np.unique(np.concatenate([[0], *ends, [len(self) - 1]]))
         return type(self)(self.steps[kept], self.values[kept])
 

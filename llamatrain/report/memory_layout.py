@@ -52,7 +52,9 @@ class MemoryLayout:
         if peak is None or not found:
             return None
         place, name = peak
-        there = sorted((life for life in found if life.first <= place <= life.last), key=lambda life: -life.size)
+        there = sorted(
+            (life for life in found if life.first <= place <= life.last), key=lambda life: -life.size
+        )
         named, rest = found[:NAMED], found[NAMED:]
         calls, size = len(plan.nodes), max(plan.arena, *(life.offset + life.size for life in found))
         grid, specks = painted(rest, calls, size)
@@ -61,7 +63,11 @@ class MemoryLayout:
             size=size,
             peak=place,
             peak_name=name[:LONGEST],
-            at_peak={kind: taken for kind in KINDS if (taken := sum(life.size for life in there if life.kind == kind))},
+            at_peak={
+                kind: taken
+                for kind in KINDS
+                if (taken := sum(life.size for life in there if life.kind == kind))
+            },
             alive=tuple((life.name[:LONGEST], life.size) for life in there[:ALIVE]),
             named=tuple(life._replace(name=life.name[:LONGEST]) for life in named),
             grid=grid,
@@ -72,7 +78,8 @@ class MemoryLayout:
         """For JSON."""
         named = [[KINDS.index(life.kind), *life[1:]] for life in self.named]
         told = {
-            name: getattr(self, name) for name in ("calls", "size", "peak", "peak_name", "at_peak", "alive", "grid", "specks")
+            name: getattr(self, name)
+            for name in ("calls", "size", "peak", "peak_name", "at_peak", "alive", "grid", "specks")
         }
         return {**told, "named": named}
 

@@ -96,7 +96,11 @@ def body(arena: MemoryLayout) -> Iterator[str]:
         x, end = life.first / arena.calls * WIDE, (life.last + 1) / arena.calls * WIDE
         y, high = HIGH - (life.offset + life.size) / arena.size * HIGH, life.size / arena.size * HIGH
         apart = " apart" if min(end - x, high) > APART else ""
-        calls = f"call {life.first + 1:,}" if life.first == life.last else f"calls {life.first + 1:,} to {life.last + 1:,}"
+        calls = (
+            f"call {life.first + 1:,}"
+            if life.first == life.last
+            else f"calls {life.first + 1:,} to {life.last + 1:,}"
+        )
         yield (
             f'<rect class="m-{life.kind}{apart}" x="{x:.2f}" y="{y:.2f}" width="{end - x:.2f}" height="{high:.2f}">'
             f"<title>{marked(life.name)}: {Size(life.size).words}, {calls}</title></rect>"
@@ -108,11 +112,17 @@ def body(arena: MemoryLayout) -> Iterator[str]:
 def bytes_at(arena: MemoryLayout, count: int) -> list[tuple[float, str]]:
     """Round places on the axis of addresses, in one unit."""
     scale, unit = next((each for each in UNITS if arena.size >= each[0]), UNITS[-1])
-    return [(place * scale / arena.size, f"{label} {unit}") for place, label in ticks(0.0, arena.size / scale, count)]
+    return [
+        (place * scale / arena.size, f"{label} {unit}")
+        for place, label in ticks(0.0, arena.size / scale, count)
+    ]
 
 
 def calls_at(arena: MemoryLayout, count: int) -> list[tuple[float, str]]:
-    return [(place / arena.calls, label) for place, label in ticks(0.0, float(max(arena.calls, 1)), count, whole=True)]
+    return [
+        (place / arena.calls, label)
+        for place, label in ticks(0.0, float(max(arena.calls, 1)), count, whole=True)
+    ]
 
 
 def axes(arena: MemoryLayout) -> Iterator[str]:

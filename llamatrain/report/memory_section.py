@@ -14,7 +14,9 @@ def memory_map(arena: MemoryLayout | None) -> str:
     square = '<svg viewBox="0 0 12 12"><rect class="m-{}" width="12" height="12" rx="2"/></svg>'
     keys = "".join(f"<span>{square.format(kind)}{words}</span>" for kind, words in kinds_of(arena))
     keys += '<span><svg viewBox="0 0 12 12"><path class="m-peak" d="M6 0v12"/></svg>peak</span>'
-    alive = "".join(f'<tr><td>{marked(name)}</td><td class="n">{Size(size).words}</td></tr>' for name, size in arena.alive)
+    alive = "".join(
+        f'<tr><td>{marked(name)}</td><td class="n">{Size(size).words}</td></tr>' for name, size in arena.alive
+    )
     return (
         f'<section><h2>Memory</h2><p class="soft">A batch of the longest rows: {marked(told(arena))}.</p><figure class="memory">'
         f'<div class="plot"><div class="ys">{left}</div>'

@@ -18,7 +18,9 @@ from llamatrain.report import listener
 WAIT = 0.2  # seconds that lines may lie in the buffer while steps follow fast
 LONGEST = 4096  # bytes of a line that is read; ours have some 250
 FLAGS = os.O_RDWR | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
-ENCODE = json.JSONEncoder(allow_nan=False, default=lambda number: number.item()).encode  # numbers of numpy are welcome
+ENCODE = json.JSONEncoder(
+    allow_nan=False, default=lambda number: number.item()
+).encode  # numbers of numpy are welcome
 
 
 class LineSink(Protocol):
@@ -40,7 +42,9 @@ class Metrics:
     The validation of that step is not among them where it is still owed.
     """
 
-    def __init__(self, path: str | Path, before: Path | None = None, step: int = 0, owed: bool = False) -> None:
+    def __init__(
+        self, path: str | Path, before: Path | None = None, step: int = 0, owed: bool = False
+    ) -> None:
         self.path = Path(path)
         self.tell: Callable[[str], None] = lambda line: None
         self.also: LineSink | None = None  # where lines go besides
@@ -168,14 +172,18 @@ class Metrics:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def _failure(self, error: OSError) -> FileError:
         return FileError(f"{self.path}: cannot be written: {error.strerror}")
 
 
-def lines_of(path: Path, tell: Callable[[str], None] = lambda line: None) -> Iterator[tuple[bytes, dict[str, Any]]]:
+def lines_of(
+    path: Path, tell: Callable[[str], None] = lambda line: None
+) -> Iterator[tuple[bytes, dict[str, Any]]]:
     """The lines of a file that are JSON objects with a step, as they lie there and as they read; what is no file has none. It is
     told if others are among them; the last one may be half written."""
     read, first, damaged, torn = 0, 0, 0, False

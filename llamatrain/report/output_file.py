@@ -24,7 +24,9 @@ def check_place(file: Path) -> None:
     except OSError as error:
         raise FileError(f"{file}: cannot be looked at: {error.strerror}") from error
     if head and not head.startswith(HEADS):
-        raise FileError(f"{file}: there is a file already that was not drawn here; another name leaves it alone")
+        raise FileError(
+            f"{file}: there is a file already that was not drawn here; another name leaves it alone"
+        )
 
 
 def put(file: Path, text: str) -> None:

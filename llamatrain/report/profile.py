@@ -41,7 +41,10 @@ def sums_of(recorder: Recorder) -> dict[tuple[str, Part], OpTotal]:
         if op.calls:
             each = found[op.node.op.name, op.part]
             each.calls, each.seconds = each.calls + op.calls, each.seconds + op.seconds
-            each.flops, each.moved = each.flops + op.calls * op.work.flops, each.moved + op.calls * op.work.moved
+            each.flops, each.moved = (
+                each.flops + op.calls * op.work.flops,
+                each.moved + op.calls * op.work.moved,
+            )
     return dict(sorted(found.items(), key=lambda entry: -entry[1].seconds))
 
 
@@ -104,7 +107,14 @@ def trace(recorder: Recorder, title: str) -> bytes:
 def _event(recorder: Recorder, span: TraceSpan) -> dict[str, Any]:
     """In tenths of microseconds, which is what the clock gives."""
     start, end = (round(1e6 * (each - recorder.begun), 1) for each in (span.start, span.end))
-    event = {"name": span.name, "cat": span.kind, "ph": "X", "ts": start, "dur": round(end - start, 1), **HERE}
+    event = {
+        "name": span.name,
+        "cat": span.kind,
+        "ph": "X",
+        "ts": start,
+        "dur": round(end - start, 1),
+        **HERE,
+    }
     if span.node:
         event["args"] = {"makes": span.node.name, "shape": str([*span.node.outputs[0].shape])}
     return event

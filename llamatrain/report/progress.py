@@ -96,7 +96,9 @@ class Display:
         last, alone = progress.last, height < HEIGHT or progress.last is None
         bars = [(progress.done, progress.iters, fitted([*self._progress(now, alone)], width))]
         if not alone and progress.planned:
-            bars.append((held := self.held(), progress.planned, fitted([memory_of(held, progress.planned)], width)))
+            bars.append(
+                (held := self.held(), progress.planned, fitted([memory_of(held, progress.planned)], width))
+            )
         room = min(BAR, width - len(GAP) - max(width_of(pieces) for _, _, pieces in bars))
         drawn = [self._bar(room, part, whole).append_text(assembled(pieces)) for part, whole, pieces in bars]
         return drawn if alone or last is None else [self._loss(last, width), *drawn]

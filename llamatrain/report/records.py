@@ -18,7 +18,9 @@ class StepLine:
     sample: int | None = None  # the last one taken, in the epoch's order from 1 on
     samples: int | None = None  # of the data
     total_seconds: float | None = None  # of all steps so far
-    margin: float | None = None  # by which the rewards of chosen answers are above those of rejected ones, on the average
+    margin: float | None = (
+        None  # by which the rewards of chosen answers are above those of rejected ones, on the average
+    )
     accuracy: float | None = None  # the part of the answers that were judged as the data has it
     reward_chosen: float | None = None
     reward_rejected: float | None = None

@@ -64,7 +64,9 @@ class Report:
         self._printed, self._printed_at = -1, -math.inf  # the first step's line is due
         self.warnings: list[str] = []
         self._waves: tuple[tuple[float, ...], tuple[float, ...]] | None = None
-        fine = self.console.encoding.startswith("utf") and os.environ.get("TERM") != "linux"  # whose font has no braille
+        fine = (
+            self.console.encoding.startswith("utf") and os.environ.get("TERM") != "linux"
+        )  # whose font has no braille
         self._signs = terminal_plot.FINE if fine else terminal_plot.PLAIN
         self._shown = Display(self._progress, self._signs)
         self._standing = ExitStack()
@@ -88,7 +90,9 @@ class Report:
             lines = Text(self._safe(value)).wrap(self.console, max(16, self.console.width - margin))
             for n, line in enumerate(lines):
                 line.rstrip()
-                self._print(Text.assemble((f"{self._safe(name) if n == 0 else '':{margin}}", "bright_black"), line))
+                self._print(
+                    Text.assemble((f"{self._safe(name) if n == 0 else '':{margin}}", "bright_black"), line)
+                )
         self.say("")
         self._show()
 
@@ -143,18 +147,38 @@ class Report:
         self._progress.done = step
 
     def step(self, line: StepLine) -> None:
-        facts = {"step": line.step, "loss": line.loss, "lr": line.lr, "grad_norm": line.grad_norm, "tokens": line.tokens}
-        facts["seconds"], facts["tokens_per_second"] = round(line.seconds, 6), round(line.tokens_per_second, 1)
-        facts |= {name: getattr(line, name) for name in ("seconds_waited", "evaluations", "epoch", "sample", "samples")}
-        facts |= {name: getattr(line, name) for name in ("margin", "accuracy", "reward_chosen", "reward_rejected")}
+        facts = {
+            "step": line.step,
+            "loss": line.loss,
+            "lr": line.lr,
+            "grad_norm": line.grad_norm,
+            "tokens": line.tokens,
+        }
+        facts["seconds"], facts["tokens_per_second"] = (
+            round(line.seconds, 6),
+            round(line.tokens_per_second, 1),
+        )
+        facts |= {
+            name: getattr(line, name)
+            for name in ("seconds_waited", "evaluations", "epoch", "sample", "samples")
+        }
+        facts |= {
+            name: getattr(line, name) for name in ("margin", "accuracy", "reward_chosen", "reward_rejected")
+        }
         facts |= {name: getattr(line, name) for name in ("ranks", "seconds_exposed", "slowest")}
         facts["total_seconds"] = line.total_seconds and round(line.total_seconds, 6)
-        self.metrics.write({name: value for name, value in facts.items() if value is not None or name == "loss"})
+        self.metrics.write(
+            {name: value for name, value in facts.items() if value is not None or name == "loss"}
+        )
         now = self._clock()
         self._seconds.append(line.seconds)
         self._progress.step(line, now)
         waited = now - self._printed_at
-        if (line.step % self._every == 0 and waited >= self._pause) or waited >= self._patience or line.step == self.iters:
+        if (
+            (line.step % self._every == 0 and waited >= self._pause)
+            or waited >= self._patience
+            or line.step == self.iters
+        ):
             self._print_step(line)
 
     def validation(self, step: int, score: Score, best: bool = False) -> None:
@@ -172,7 +196,9 @@ class Report:
             self._print(self._drawn_waves())
         losses = Losses.of(self.metrics.lines())
         if len(losses.training) + len(losses.validation) > 1:
-            self._print(Text("\n").append_text(terminal_plot.draw_losses(losses, self.console.width, self._signs)))
+            self._print(
+                Text("\n").append_text(terminal_plot.draw_losses(losses, self.console.width, self._signs))
+            )
         try:
             with AtomicFile(folder / "loss.svg") as file:
                 file.write(svg_plot.picture(losses, str(folder)).encode())
@@ -192,7 +218,9 @@ class Report:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if error and self.metrics.also:
             self.metrics.also.failed = True
         with suppress(FileError) if error else nullcontext():  # what ends the run is told, and no more
@@ -227,7 +255,13 @@ class Report:
         now = self._clock()
         self._printed, self._printed_at = line.step, now
         left = self._progress.pace.left(now, self.iters)
-        norm = "" if line.grad_norm is None else f"{line.grad_norm:.3f}" if line.grad_norm < 100 else f"{line.grad_norm:.2g}"
+        norm = (
+            ""
+            if line.grad_norm is None
+            else f"{line.grad_norm:.3f}"
+            if line.grad_norm < 100
+            else f"{line.grad_norm:.2g}"
+        )
         pieces = [
             Segment("step", self._place(line.step), 9),
             Segment("loss", f"{amount(line.loss):>7}", 10, "bold cyan"),
@@ -236,7 +270,11 @@ class Report:
             *([Segment("norm", f"{norm:>6}", 2)] if norm else []),
             *place_of(line),
             Segment("", f"{self._progress.speed:>7,.0f} tok/s", 5),
-            *([Segment("", f"{time_of_step(median(self._seconds)):>8}/step", 2)] if line.total_seconds is not None else []),
+            *(
+                [Segment("", f"{time_of_step(median(self._seconds)):>8}/step", 2)]
+                if line.total_seconds is not None
+                else []
+            ),
             Segment("", f"{duration(now - self._progress.begun):>5}", 4),
             *([] if left is None else [Segment("", f"{duration(left):>5} left", 6)]),
         ]
@@ -265,4 +303,7 @@ class Report:
         """Drawn by a thread of its own, so it only reads."""
         width, height = self.console.width - 1, self.console.height
         waves = [self._drawn_waves()] if self._waves and height > terminal_plot.WAVE_ROWS + 6 else []
-        return Group(*waves, *self._shown.lines(self._clock(), width, height - len(waves) * (terminal_plot.WAVE_ROWS + 1)))
+        return Group(
+            *waves,
+            *self._shown.lines(self._clock(), width, height - len(waves) * (terminal_plot.WAVE_ROWS + 1)),
+        )

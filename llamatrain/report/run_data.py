@@ -127,18 +127,26 @@ def samples_of(path: Path, last: int) -> list[ShownSample]:
                 found[sample.step] = sample
                 if len(found) > MANY:
                     found = {
-                        step: found[step] for place, step in enumerate(sorted(found)) if place % 2 == 0 or step == sample.step
+                        step: found[step]
+                        for place, step in enumerate(sorted(found))
+                        if place % 2 == 0 or step == sample.step
                     }
     every = [found[step] for step in sorted(found)]
     apart = max(1, math.ceil((len(every) - 1) / (SAMPLES_SHOWN - 1)))
-    return [sample for place, sample in enumerate(reversed(every)) if place % apart == 0 or place == len(every) - 1][::-1]
+    return [
+        sample
+        for place, sample in enumerate(reversed(every))
+        if place % apart == 0 or place == len(every) - 1
+    ][::-1]
 
 
 def sample_of(line: dict[str, Any]) -> ShownSample | None:
     match line:
         case {"step": int(step), "text": str(text)}:
             return ShownSample(step=step, text=text)
-        case {"step": int(step), "target": list(target), "model": list(model)} if target and len(target) == len(model):
+        case {"step": int(step), "target": list(target), "model": list(model)} if target and len(
+            target
+        ) == len(model):
             waves = tuple(tuple(number(each, 1e6) for each in wave) for wave in (target, model))
             return ShownSample(step=step, waves=(waves[0], waves[1]))
     return None
@@ -150,7 +158,9 @@ def profile_of(trace: dict[str, Any]) -> Profile | None:
     events, other = trace.get("traceEvents"), trace.get("otherData")
     for event in events if isinstance(events, list) else ():
         match event:
-            case {"name": str(name), "cat": str(part), "dur": int() | float() as lasted} if 0 <= lasted < 1e15:
+            case {"name": str(name), "cat": str(part), "dur": int() | float() as lasted} if (
+                0 <= lasted < 1e15
+            ):
                 if "args" in event:
                     calls, seconds = ops.get((name[:60], part[:20]), (0, 0.0))
                     ops[name[:60], part[:20]] = calls + 1, seconds + lasted / 1e6
@@ -160,7 +170,11 @@ def profile_of(trace: dict[str, Any]) -> Profile | None:
         return None
     most = sorted(ops.items(), key=lambda each: -each[1][1])[:OPS]
     holds = other.get("holds") if isinstance(other, dict) else None
-    return Profile(phases=dict(list(phases.items())[:OPS]), ops=dict(most), holds=holds[:100] if isinstance(holds, str) else "")
+    return Profile(
+        phases=dict(list(phases.items())[:OPS]),
+        ops=dict(most),
+        holds=holds[:100] if isinstance(holds, str) else "",
+    )
 
 
 def files_of(folder: Path) -> list[tuple[str, int]]:

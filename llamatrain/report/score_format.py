@@ -24,7 +24,9 @@ def rewards_of(told: StepLine | Score) -> Iterator[Segment]:
 
 
 def scores_of(score: Score, encoding: str) -> Iterator[Segment]:
-    yield Segment("loss", f"{amount(score.loss):>7}{spread(amount, score.loss_error, encoding)}", 10, "bold yellow")
+    yield Segment(
+        "loss", f"{amount(score.loss):>7}{spread(amount, score.loss_error, encoding)}", 10, "bold yellow"
+    )
     if score.answers is None:
         yield Segment("perplexity", perplexity(score.loss), 2)
     yield from rewards_of(score)

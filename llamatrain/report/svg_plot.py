@@ -63,7 +63,10 @@ def legend(losses: Losses) -> Iterator[str]:
     """What the colours are, with the last values."""
     at, best = LEFT, losses.best
     lowest = f" (best {amount(best.values[0])} at step {best.steps[0]:,.0f})" if len(best) else ""
-    for series, name, how in ((losses.smooth, "training", " (smoothed)"), (losses.validation, "validation", lowest)):
+    for series, name, how in (
+        (losses.smooth, "training", " (smoothed)"),
+        (losses.validation, "validation", lowest),
+    ):
         if len(series):
             told = f"{name} loss {amount(series.values[-1])}{how}"
             yield f'<polyline class="{name}" points="{at},44 {at + 18},44"/><text x="{at + 25}" y="48">{told}</text>'

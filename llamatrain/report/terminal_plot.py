@@ -62,12 +62,18 @@ def draw_losses(losses: Losses, width: int, signs: Glyphs) -> Text:
     bits = np.zeros((ROWS, columns), int)
     for x, y in line(losses, frame):
         bits[y // down, x // across] |= DOTS[x % across][y % down]
-    marked = set(zip(frame.y(losses.validation.values) // down, frame.x(losses.validation.steps) // across, strict=True))
+    marked = set(
+        zip(
+            frame.y(losses.validation.values) // down, frame.x(losses.validation.steps) // across, strict=True
+        )
+    )
     labels = {int(frame.y(value)) // down: label for value, label in places}
     drawn = Text()
     for row in range(ROWS):
         drawn.append(f"{labels.get(row, ''):>{margin}} {signs.left[row in labels]}", AXIS)
-        last = max((column for column in range(columns) if bits[row, column] or (row, column) in marked), default=-1)
+        last = max(
+            (column for column in range(columns) if bits[row, column] or (row, column) in marked), default=-1
+        )
         for column in range(last + 1):
             drawn.append(*mark(bits[row, column], (row, column) in marked, signs))
         drawn.append("\n")

@@ -42,13 +42,20 @@ def trained_in(
 
 def programs_of(prepared: PreparedRun) -> TrainPrograms:
     """Their memory taken and filled, where the run begins or goes on."""
-    way, leaves, target, resumed = prepared.fitted.way, prepared.fitted.leaves, prepared.target, prepared.sources.resumed
+    way, leaves, target, resumed = (
+        prepared.fitted.way,
+        prepared.fitted.leaves,
+        prepared.target,
+        prepared.sources.resumed,
+    )
     with phase("weights"):
         target.load(leaves)
         frozen = leaves.frozen | taught(prepared)
         if way.setting.groups > 1:
             batches = prepared.resolved.course(way.splits).grad_acc
-            programs: TrainPrograms = ShardedPrograms(way.graphs, way.arena, frozen, world=world(), batches=batches)
+            programs: TrainPrograms = ShardedPrograms(
+                way.graphs, way.arena, frozen, world=world(), batches=batches
+            )
         else:
             programs = TrainPrograms(way.graphs, way.arena, frozen)
         if resumed:
@@ -59,7 +66,9 @@ def programs_of(prepared: PreparedRun) -> TrainPrograms:
     return programs
 
 
-def loop_of(prepared: PreparedRun, programs: TrainPrograms, listener: Report | NullListener, interrupts: Interrupts) -> Loop:
+def loop_of(
+    prepared: PreparedRun, programs: TrainPrograms, listener: Report | NullListener, interrupts: Interrupts
+) -> Loop:
     """Where it begins or goes on; it is still to be said who keeps it."""
     data, course = prepared.data, prepared.resolved.course(prepared.fitted.way.splits)
     descent = prepared.resolved.optimizer.descent(programs.weights.vector)
@@ -75,7 +84,9 @@ def loop_of(prepared: PreparedRun, programs: TrainPrograms, listener: Report | N
         show=lambda step: None,
         state=state_of(prepared, programs, descent, course, listener),
         signals=interrupts,
-        beside=InputWatcher(inputs=sources.inputs, warn=listener.warn, frozen=arrays, is_same=sources.is_same_base),
+        beside=InputWatcher(
+            inputs=sources.inputs, warn=listener.warn, frozen=arrays, is_same=sources.is_same_base
+        ),
         descent=descent,
         samples=data.samples,
         world=world(),

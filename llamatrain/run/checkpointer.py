@@ -66,7 +66,9 @@ class Checkpointer:
         self._write_config()
         self.metrics.begin()
         self.folder.settled()
-        self.target.write_elsewhere(self.programs.weights.parts)  # not before: of a run that cannot begin nothing stays
+        self.target.write_elsewhere(
+            self.programs.weights.parts
+        )  # not before: of a run that cannot begin nothing stays
         if state.counters.step:  # a kill may have come between the last save and its copies
             try:
                 self._copy(state)
@@ -77,9 +79,13 @@ class Checkpointer:
     def _find_best(self, state: RunState) -> None:
         """What was made at the best validation of the run that goes on is that of this folder, too."""
         best, path = state.best.step, self.folder.path
-        if best in (None, state.counters.step) or self.folder.keep_best(best, (self.home or path) / best_of(best)):
+        if best in (None, state.counters.step) or self.folder.keep_best(
+            best, (self.home or path) / best_of(best)
+        ):
             return
-        self.warn(f"{path}: {best_of(best)} is not there, which has validated best so far: a better one will be {BEST}")
+        self.warn(
+            f"{path}: {best_of(best)} is not there, which has validated best so far: a better one will be {BEST}"
+        )
 
     def save(self, state: RunState, last: bool = False) -> str:
         """The last time in another folder, where this one takes it no more."""
@@ -162,13 +168,18 @@ class Checkpointer:
     def _left(self, state: RunState, why: FileError) -> FileError:
         """What is to be told where it is saved elsewhere, or nowhere."""
         for place in self.folder.left():
-            with suppress(FileError), self.metrics.copied(self.folder.result(self.metrics.path.name)) as metrics:
+            with (
+                suppress(FileError),
+                self.metrics.copied(self.folder.result(self.metrics.path.name)) as metrics,
+            ):
                 there = replace(self, metrics=metrics)
                 there._saved_here(state)
                 there._write_config()
                 with suppress(FileError):  # its disk may be the one that is full
                     there._write_beside(state)
-                return FileError(f"{why}; the run is saved in {place} instead: {flag_of('resume')} {place} goes on with it")
+                return FileError(
+                    f"{why}; the run is saved in {place} instead: {flag_of('resume')} {place} goes on with it"
+                )
         return why
 
     def _write_config(self) -> None:
@@ -179,9 +190,15 @@ class Checkpointer:
         optimizer, parts = self.programs.setting.optimizer, self.programs.weights.parts
         assert optimizer
         kept: dict[str, Any] = self.descent.kept() if self.descent else {}
-        numbers = {optimizer.key(name): value for name, value in kept.items() if not isinstance(value, np.ndarray)}
-        vectors = {optimizer.key(name): self.programs.whole_of(kind) for kind, name in optimizer.states.items()}
-        vectors |= {optimizer.key(name): value for name, value in kept.items() if isinstance(value, np.ndarray)}
+        numbers = {
+            optimizer.key(name): value for name, value in kept.items() if not isinstance(value, np.ndarray)
+        }
+        vectors = {
+            optimizer.key(name): self.programs.whole_of(kind) for kind, name in optimizer.states.items()
+        }
+        vectors |= {
+            optimizer.key(name): value for name, value in kept.items() if isinstance(value, np.ndarray)
+        }
         if state.partial and self.programs.grads:
             vectors[GRADIENTS] = self.programs.grads.vector
         return Checkpoint(
@@ -206,7 +223,9 @@ def check_trained(resumed: ResumePoint, trained: Mapping[str, Tensor]) -> None:
             found = f"is {list(weights[name].shape)}" if name in weights else "is missing"
             raise FileError(f"{resumed.path}: {name} {found}, where {list(tensor.shape)} is needed")
     if strange := set(order) ^ set(trained):
-        raise FileError(f"{resumed.path}: {min(strange)[:80]} is trained, or in its flat vectors, and not both")
+        raise FileError(
+            f"{resumed.path}: {min(strange)[:80]} is trained, or in its flat vectors, and not both"
+        )
 
 
 def filled(checkpoint: Checkpoint, parts: Mapping[str, np.ndarray]) -> None:
@@ -217,7 +236,11 @@ def filled(checkpoint: Checkpoint, parts: Mapping[str, np.ndarray]) -> None:
 
 
 def restored(
-    checkpoint: Checkpoint, programs: TrainPrograms, descent: MinimizerState | None, rows: CountedBatches, grad_acc: int
+    checkpoint: Checkpoint,
+    programs: TrainPrograms,
+    descent: MinimizerState | None,
+    rows: CountedBatches,
+    grad_acc: int,
 ) -> tuple[RunState, list[str]]:
     """Vectors and rows put back where a checkpoint was, and its state; and what could not be."""
     optimizer, state, warnings = programs.setting.optimizer, checkpoint.state, list[str]()
@@ -226,15 +249,26 @@ def restored(
         warnings.append(f"the checkpoint's optimizer is {checkpoint.optimizer}: this one begins anew")
     else:
         for kind, name in optimizer.states.items():
-            held = [each for each, shape in programs.setting.shapes.items() if optimizer.holds(kind, each, shape)]
+            held = [
+                each for each, shape in programs.setting.shapes.items() if optimizer.holds(kind, each, shape)
+            ]
             programs.put_back(kind, checkpoint.pieces(optimizer.key(name), held))
         if descent:
             descent.restore(checkpoint.kept_for(list(programs.weights.parts)))
     partial = None
     if state.data and not rows.restore(state.data):
         warnings.append("the data is not what it was: the shuffle begins anew")
-    elif state.partial and programs.grads and programs.setting.groups == 1 and len(state.partial.losses) < grad_acc:
+    elif (
+        state.partial
+        and programs.grads
+        and programs.setting.groups == 1
+        and len(state.partial.losses) < grad_acc
+    ):
         programs.grads.put(checkpoint.pieces(GRADIENTS))
         partial = replace(state.partial, losses=[*state.partial.losses])
-    mine: dict[str, Any] = {"counters": replace(state.counters), "stop": replace(state.stop), "best": replace(state.best)}
+    mine: dict[str, Any] = {
+        "counters": replace(state.counters),
+        "stop": replace(state.stop),
+        "best": replace(state.best),
+    }
     return replace(state, data=rows.state, partial=partial, **mine), warnings

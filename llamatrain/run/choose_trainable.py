@@ -68,7 +68,9 @@ def numbers_of(tune: LoraOptions, h: Hyperparameters, sources: RunInputs) -> Num
 
 def kept_numbers(kept: Mapping[str, Any], h: Hyperparameters, path: Path) -> Numbers:
     match kept.get("ranks"), kept.get("scales"), kept.get("alpha"):
-        case dict() as ranks, dict() as scales, (int() | float()) as alpha if ranks.keys() == scales.keys() and ranks:
+        case dict() as ranks, dict() as scales, (int() | float()) as alpha if (
+            ranks.keys() == scales.keys() and ranks
+        ):
             pass
         case _:
             raise FileError(f"{path}: what it says of its adapter is damaged")

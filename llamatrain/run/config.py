@@ -66,7 +66,9 @@ class RunConfig:
         if not (self.data.val or self.data.val_split):
             found["patience"] = "without --val or --val-split"
         return (
-            found if self.command == "from-scratch" else found | lora_options.idle(self.tune) | preference.idle(self.preference)
+            found
+            if self.command == "from-scratch"
+            else found | lora_options.idle(self.tune) | preference.idle(self.preference)
         )
 
     @property
@@ -127,7 +129,9 @@ class RunConfig:
         if unset := [name for name in DECIDED if parts["train"].get(name) is None]:
             raise FileError(f"{source}: its options are damaged: {unset[0]} is not decided")
         try:
-            made: dict[str, Any] = {name: from_plain(kind, parts[name], source) for name, kind in PARTS.items()}
+            made: dict[str, Any] = {
+                name: from_plain(kind, parts[name], source) for name, kind in PARTS.items()
+            }
         except UsageError as error:
             raise FileError(str(error)) from None
         made["run"] = replace(made["run"], **PASSING)
@@ -156,7 +160,10 @@ def absolute(files: Sequence[str]) -> tuple[str, ...]:
     """So that a run goes on from any folder."""
     here = os.getcwd()  # noqa: PTH109 - as it is spelt
     homes = {True: glob.escape(here), False: here}  # a pattern stays one, and a folder's name becomes none
-    return tuple(file if file in ("-", "") else os.path.normpath(Path(homes[glob.has_magic(file)]) / file) for file in files)
+    return tuple(
+        file if file in ("-", "") else os.path.normpath(Path(homes[glob.has_magic(file)]) / file)
+        for file in files
+    )
 
 
 def _whole(path: Path) -> Path:

@@ -61,7 +61,9 @@ def data_of(
     """With the data opened: tokenized, counted, split."""
     if not files:
         sine = sine_of(model, seed)
-        return TrainingData(rows=sine, validation=None, described=f"the built-in sine wave in {sine.levels - 1} levels")
+        return TrainingData(
+            rows=sine, validation=None, described=f"the built-in sine wave in {sine.levels - 1} levels"
+        )
     from llamatrain.data.dataset import named, open_corpus
     from llamatrain.data.find_files import passed_over
     from llamatrain.preference.batches import rows_of
@@ -70,7 +72,9 @@ def data_of(
     tokenizer = model.tokenizer
     if tokenizer is None:
         raise UsageError("the model's tokens stand for no text, so it cannot be trained on any")
-    corpus, kept = made_here_once(lambda: open_corpus(files, tokenizer, data, model.row, seed, kind=KINDS[compare]))
+    corpus, kept = made_here_once(
+        lambda: open_corpus(files, tokenizer, data, model.row, seed, kind=KINDS[compare])
+    )
     made = rows_of(compare)
     if compare and data.as_ != "rest":
         check_left(corpus, model.row)
@@ -87,7 +91,9 @@ def data_of(
     }
     told += [f"{len(places):,} {fate} ({named(places)})" for fate, places in fates.items() if places]
     told += [f"{others} passed over"] if (others := passed_over([*files, *data.val])) else []
-    return TrainingData(rows=rows, validation=validation, described="; ".join(told), samples=len(corpus), packed=rows.packs)
+    return TrainingData(
+        rows=rows, validation=validation, described="; ".join(told), samples=len(corpus), packed=rows.packs
+    )
 
 
 def check_begin(files: Sequence[str], data: DataOptions, compare: "Compare | None") -> None:
@@ -103,7 +109,9 @@ def check_begin(files: Sequence[str], data: DataOptions, compare: "Compare | Non
         check_lines(sources, compare)
     for source in sources:
         for number, line in islice(rows_of(source), FIRST) if source.kind == "lines" else ():
-            with suppress(RecordTooLarge, *([DataError] if data.skip_bad_rows else [])):  # said where it is skipped as a row
+            with suppress(
+                RecordTooLarge, *([DataError] if data.skip_bad_rows else [])
+            ):  # said where it is skipped as a row
                 if compare:
                     judged_in(line, source.place(number), compare, source.columns)
                 else:
@@ -124,5 +132,7 @@ def check_left(corpus: "Dataset", row: int) -> None:
 
 def sine_of(model: RunModel, seed: int) -> Sine:
     if model.tokenizer is not None:
-        raise UsageError("no data: name files (text, JSON, CSV, Parquet), folders, globs, or - for standard input")
+        raise UsageError(
+            "no data: name files (text, JSON, CSV, Parquet), folders, globs, or - for standard input"
+        )
     return Sine(model.h.vocab, model.row, seed)

@@ -17,19 +17,35 @@ FILES = ("checkpoint_out", "model_out", "lora_out")
 class ExtraOutputOptions(Options, panel="The run"):
     """They may change when a run goes on, and stay with it."""
 
-    checkpoint_out: Annotated[str, Option(f"Write each checkpoint to this file, too{NAMES}", unit="FILE")] = ""
-    model_out: Annotated[str, Option("Write the model of each save to this file, too, named likewise.", unit="FILE")] = ""
-    lora_out: Annotated[str, Option("Write the adapter of each save to this file, too, named likewise.", unit="FILE")] = ""
-    pattern_fn_it: Annotated[str, Option("What becomes the step.", unit="WORD", accepts=bool, takes="a word", hidden=True)] = (
-        "ITERATION"
+    checkpoint_out: Annotated[str, Option(f"Write each checkpoint to this file, too{NAMES}", unit="FILE")] = (
+        ""
     )
+    model_out: Annotated[
+        str, Option("Write the model of each save to this file, too, named likewise.", unit="FILE")
+    ] = ""
+    lora_out: Annotated[
+        str, Option("Write the adapter of each save to this file, too, named likewise.", unit="FILE")
+    ] = ""
+    pattern_fn_it: Annotated[
+        str, Option("What becomes the step.", unit="WORD", accepts=bool, takes="a word", hidden=True)
+    ] = "ITERATION"
     fn_latest: Annotated[
-        str, Option("What stands for the step in the name of the newest.", unit="WORD", accepts=bool, takes="a word", hidden=True)
+        str,
+        Option(
+            "What stands for the step in the name of the newest.",
+            unit="WORD",
+            accepts=bool,
+            takes="a word",
+            hidden=True,
+        ),
     ] = "LATEST"
     keep_results: Annotated[
         int,
         Option(
-            "Keep so many of the models or adapters of earlier saves, each under its step.", unit="FILES", least=0, most=COUNT
+            "Keep so many of the models or adapters of earlier saves, each under its step.",
+            unit="FILES",
+            least=0,
+            most=COUNT,
         ),
     ] = 0
 
@@ -47,7 +63,9 @@ class ExtraOutputOptions(Options, panel="The run"):
         return {name: file for name, file in named.items() if file}
 
     def settled(self, absolute: Callable[[str], str]) -> "ExtraOutputOptions":
-        checkpoint, model, lora = (file and absolute(file) for file in (self.checkpoint_out, self.model_out, self.lora_out))
+        checkpoint, model, lora = (
+            file and absolute(file) for file in (self.checkpoint_out, self.model_out, self.lora_out)
+        )
         return replace(self, checkpoint_out=checkpoint, model_out=model, lora_out=lora)
 
     def file(self, name: str, step: int | None) -> Path:

@@ -36,11 +36,15 @@ def named_here(
         if name not in given and not may_write(Path(file).parent, folder, resumed):
             unnamed: dict[str, Any] = {name: ""}
             written = replace(written, **unnamed)
-            notes.append(f"{file} is not written, since only the checkpoint names it; {flag_of(name)} {file} does that")
+            notes.append(
+                f"{file} is not written, since only the checkpoint names it; {flag_of(name)} {file} does that"
+            )
     if resumed.own:
         return written, options, notes
     words: dict[str, Any] = {
-        name: getattr(ExtraOutputOptions, name) for name in ("pattern_fn_it", "fn_latest") if name not in given
+        name: getattr(ExtraOutputOptions, name)
+        for name in ("pattern_fn_it", "fn_latest")
+        if name not in given
     }
     written = replace(written, **words)
     return written, written, notes
@@ -49,12 +53,18 @@ def named_here(
 def flags_of(options: ExtraOutputOptions, peft: Path | None, folder: Path) -> str:
     """Name the places outside a run's folder again, as the command that goes on with it needs them."""
     places = {**options.said, **({"peft": str(peft)} if peft else {})}
-    outside = {name: file for name, file in places.items() if not Path(file).is_relative_to(folder.absolute())}
+    outside = {
+        name: file for name, file in places.items() if not Path(file).is_relative_to(folder.absolute())
+    }
     return "".join(f" {flag_of(name)} {shlex.quote(file)}" for name, file in outside.items())
 
 
 def check(
-    options: ExtraOutputOptions, folder: Path, reads: Iterable[Path], resumed: ResumePoint | None, place: RunFolderOptions
+    options: ExtraOutputOptions,
+    folder: Path,
+    reads: Iterable[Path],
+    resumed: ResumePoint | None,
+    place: RunFolderOptions,
 ) -> None:
     """That there is room for them, and that they replace nothing that is read, and without leave nothing of others."""
     kept, read, taken = outs_before(resumed), list(reads), dict[Path, str]()
@@ -66,12 +76,16 @@ def check(
         if (other := taken.setdefault(newest, flag)) != flag:
             raise UsageError(f"{other} and {flag} are one file, {said}: another name will do")
         real = os.path.realpath(home)
-        if real == os.path.realpath(folder) and (is_of_a_run(newest.name) or is_of_a_run(options.file(name, 0).name)):
+        if real == os.path.realpath(folder) and (
+            is_of_a_run(newest.name) or is_of_a_run(options.file(name, 0).name)
+        ):
             raise UsageError(f"{flag} {said} is a name of the run's own files: another will do")
         continued = name == "checkpoint_out" and resumed is not None and is_one_of(resumed.path, names, real)
         for each in read:
             if is_one_of(each, names, real) and not (continued and resumed and each == resumed.path):
-                raise UsageError(f"{flag} {said} would replace {each}, which is being read: another name will do")
+                raise UsageError(
+                    f"{flag} {said} would replace {each}, which is being read: another name will do"
+                )
         there = sorted(each.name for each in home.iterdir() if names.fullmatch(each.name))
         if there and not (place.overwrite or continued or kept.get(name) == said):
             told = f"{home / there[0]}: is there, and not of this run: another {flag} leaves it alone"

@@ -53,16 +53,30 @@ def fitted(resolved: ResolvedConfig, target: Trainable, extent: DataShape, refus
     """The usual way, or the fastest that fits the memory. At last one that does not fit: where that is to be refused, without
     planning it if so much is clear."""
     held, most = max(world().gathered(resident())) + extent.to_come, agreed(resolved.asked.train.memory)
-    offers = [offer_of(resolved, target, extent, held, cache) for cache in caches_of(resolved, target.h, most)]
+    offers = [
+        offer_of(resolved, target, extent, held, cache) for cache in caches_of(resolved, target.h, most)
+    ]
     offers = [*(each for each in offers[:-1] if most is None or least_of(each) <= most), offers[-1]]
     if refuse and most is not None and len(offers) == 1:  # at once: planning a model so large takes a while
         check_batches(offers[0], most)
-        check_fixed(fixed(offers[0].setting, offers[0].demand), offers[0].demand.interpreter, most, offers[0].leaves.copies > 0)
+        check_fixed(
+            fixed(offers[0].setting, offers[0].demand),
+            offers[0].demand.interpreter,
+            most,
+            offers[0].leaves.copies > 0,
+        )
     with told_if_long(f"planning a run of {target.h.layers:,} layers, which takes a while"):
         search, found, way = way_of(resolved, offers, extent, most)
     told = excess(way, resolved.asked.train.memory, most)
     others = [each for each in search.tried.values() if each is not found]
-    return FittedRun(way=way, leaves=found.offer.leaves, cache=found.offer.cache, excess=told, tried=[*others, found], most=most)
+    return FittedRun(
+        way=way,
+        leaves=found.offer.leaves,
+        cache=found.offer.cache,
+        excess=told,
+        tried=[*others, found],
+        most=most,
+    )
 
 
 def agreed(told: int | None) -> int | None:
@@ -83,7 +97,9 @@ def caches_of(resolved: ResolvedConfig, h: Hyperparameters, most: int | None) ->
     return ("off",) if large or not half else ("bf16", "off")
 
 
-def offer_of(resolved: ResolvedConfig, target: Trainable, extent: DataShape, held: int, cache: Cache) -> PlanCandidate:
+def offer_of(
+    resolved: ResolvedConfig, target: Trainable, extent: DataShape, held: int, cache: Cache
+) -> PlanCandidate:
     """Where the process has `held` so much already."""
     leaves = target.leaves(cache)
     matrices = [array for array in leaves.frozen.values() if array.dtype == np.float32 and array.ndim > 1]
@@ -108,7 +124,9 @@ def way_of(
     resolved: ResolvedConfig, offers: Sequence[PlanCandidate], extent: DataShape, most: int | None
 ) -> tuple[PlanSearch, PlanTrial, MemoryPlan]:
     train, last = resolved.asked.train, offers[-1]
-    open_ = not extent.goes_on and resolved.asked.preference.compare != "answers"  # which are compared within a batch
+    open_ = (
+        not extent.goes_on and resolved.asked.preference.compare != "answers"
+    )  # which are compared within a batch
     search = PlanSearch(remat=train.remat, most=most, parts=open_, planner=way_with)
     if last.setting.h.layers <= DEEP or train.remat not in (AUTO, "none", "light", "block"):
         return search, *search.fastest(offers)
@@ -123,7 +141,9 @@ def way_of(
     return search, found, way
 
 
-def setting_of(resolved: ResolvedConfig, h: Hyperparameters, leaves: TrainableWeights, extent: DataShape) -> StepSpec:
+def setting_of(
+    resolved: ResolvedConfig, h: Hyperparameters, leaves: TrainableWeights, extent: DataShape
+) -> StepSpec:
     train = resolved.asked.train
     return StepSpec(
         h=h,

@@ -17,7 +17,10 @@ def facts(prepared: PreparedRun, folder: Path) -> list[tuple[str, str]]:
         ("model", h.describe()),
         ("parameters", f"{h.parameters:,}{some}"),
         ("data", "; ".join(filter(None, (prepared.data.described, prepared.data.filled(train.batch))))),
-        ("training", f"{train.optimizer}, {steps} of {rows}, {train.precision}, {way.setting.threads} threads"),
+        (
+            "training",
+            f"{train.optimizer}, {steps} of {rows}, {train.precision}, {way.setting.threads} threads",
+        ),
         ("memory", way.needs.describe() + recomputed),
         ("folder", str(folder)),
         *([("note", note)] if (note := prepared.kept.run.note) else []),

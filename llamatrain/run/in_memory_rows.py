@@ -79,16 +79,22 @@ def passing(data: Sequence[Data]) -> Iterator[list[str]]:
 
 
 @contextmanager
-def of_a_run(command: str, data: Sequence[Data], values: dict[str, Any]) -> Iterator[tuple[list[str], dict[str, Any]]]:
+def of_a_run(
+    command: str, data: Sequence[Data], values: dict[str, Any]
+) -> Iterator[tuple[list[str], dict[str, Any]]]:
     """The data of a run as paths, and its options; rows lie in its folder, which goes again if nothing is saved in it."""
     (paths, rows), val, val_rows = split(data), list[str](), list[Row]()
-    if isinstance(given := values.get("val"), list | tuple) and any(isinstance(each, Mapping) for each in given):
+    if isinstance(given := values.get("val"), list | tuple) and any(
+        isinstance(each, Mapping) for each in given
+    ):
         val, val_rows = split([given])
     if not rows and not val_rows:
         yield paths, values
         return
     if (started := launched()) and started.several:
-        raise UsageError(f"rows in memory are those of one process, and {started.words}; write them to a file that all can read")
+        raise UsageError(
+            f"rows in memory are those of one process, and {started.words}; write them to a file that all can read"
+        )
     folder, made = folder_for(command, values)
     files, before = list[Path](), saved_in(folder)
     try:
@@ -163,8 +169,10 @@ def plainly(value: Any) -> Any:
 def found_again(files: Sequence[str], folder: Path) -> tuple[str, ...]:
     """The files of a run, whose rows lie in its folder, which may have been moved."""
 
-    def found(file: str) -> str:
+    def current(file: str) -> str:
         moved = folder / Path(file).name
-        return os.path.abspath(moved) if NAME.fullmatch(moved.name) and moved.exists() and not Path(file).exists() else file  # noqa: PTH100
+        if NAME.fullmatch(moved.name) and moved.exists() and not Path(file).exists():
+            return os.path.abspath(moved)  # noqa: PTH100
+        return file
 
-    return tuple(map(found, files))
+    return tuple(map(current, files))

@@ -20,7 +20,11 @@ class WatchedFile:
 
 def inputs_of(paths: Iterable[tuple[Path, bool]]) -> dict[Path, WatchedFile]:
     """As they are before they are opened. One that is not there is told by whoever opens it."""
-    return {file: WatchedFile(identity=FileIdentity.of(file), needed=needed) for path, needed in paths for file in there(path)}
+    return {
+        file: WatchedFile(identity=FileIdentity.of(file), needed=needed)
+        for path, needed in paths
+        for file in there(path)
+    }
 
 
 def there(path: Path) -> Iterator[Path]:
@@ -33,7 +37,9 @@ def parts_of(path: Path) -> Iterator[Path]:
     part = PART_NAME.fullmatch(path.name)
     if part:
         names = (PART_NAME.fullmatch(file.name) for file in path.parent.iterdir())
-        yield from (path.with_name(name[0]) for name in names if name and name.group(1, 3) == part.group(1, 3))
+        yield from (
+            path.with_name(name[0]) for name in names if name and name.group(1, 3) == part.group(1, 3)
+        )
     elif path.exists():
         yield from path.iterdir() if path.is_dir() else (path,)
 
@@ -58,12 +64,16 @@ class InputWatcher:
             if (what := file.changed()) is None:
                 continue
             if file.lost or now.size != file.opened.size or not self.is_same():
-                raise InputChanged(f"{file.path}: {what}, and the run is saved; once it is what it was, --resume goes on")
+                raise InputChanged(
+                    f"{file.path}: {what}, and the run is saved; once it is what it was, --resume goes on"
+                )
             file.opened = now
             self.blame = f"{file.path} was written to while it was being read, which may be why"
             if file.path not in self.told:
                 self.told.add(file.path)
-                self.warn(f"{file.path}: was written to, and where it was looked at it is what it was: the run goes on")
+                self.warn(
+                    f"{file.path}: was written to, and where it was looked at it is what it was: the run goes on"
+                )
 
     def tell(self) -> None:
         """Before a save; of each file once."""
@@ -71,7 +81,9 @@ class InputWatcher:
             if path not in self.told and (what := happened(path, began.identity, self._read)):
                 self.told.add(path)
                 after = "the run goes on with what it began with"
-                self.warn(f"{path}: {what}; {after}" + (", and --resume will need that" if began.needed else ""))
+                self.warn(
+                    f"{path}: {what}; {after}" + (", and --resume will need that" if began.needed else "")
+                )
 
 
 def happened(path: Path, began: FileIdentity, read: Iterable[MappedFile]) -> str:

@@ -29,13 +29,17 @@ Factors = Mapping[str, tuple[np.ndarray, np.ndarray, float]]
 
 @dataclass(frozen=True, kw_only=True)
 class RunInputs:
-    base: Gguf | None = None  # the model that is tuned, that weights are taken from, or that a checkpoint holds
+    base: Gguf | None = (
+        None  # the model that is tuned, that weights are taken from, or that a checkpoint holds
+    )
     resumed: ResumePoint | None = None
     mixed: tuple[Adapter, ...] = ()  # which are there, and stay as they are
     factors: tuple[Factors, ...] = ()  # theirs
     first: Adapter | None = None  # which is gone on from
     taught_by: Gguf | None = None  # the teacher
-    inputs: Mapping[Path, WatchedFile] = field(default_factory=dict)  # the files that a run is begun with, as they were before
+    inputs: Mapping[Path, WatchedFile] = field(
+        default_factory=dict
+    )  # the files that a run is begun with, as they were before
 
     @property
     def checkpoint(self) -> Checkpoint | None:
@@ -83,7 +87,15 @@ def opened(asked: RunConfig, resumed: ResumePoint | None) -> RunInputs:
     factors = tuple(factors_of(adapter, h, base.path) for adapter in mixed)
     if first:
         factors_of(first, h, base.path)
-    sources = RunInputs(base=base, resumed=resumed, mixed=mixed, factors=factors, first=first, taught_by=teacher, inputs=inputs)
+    sources = RunInputs(
+        base=base,
+        resumed=resumed,
+        mixed=mixed,
+        factors=factors,
+        first=first,
+        taught_by=teacher,
+        inputs=inputs,
+    )
     if resumed and resumed.kept:
         check_same(sources, resumed, asked)
     return sources
@@ -144,7 +156,11 @@ def check_same(sources: RunInputs, resumed: ResumePoint, asked: RunConfig) -> No
         return
     prints = zip(sources.mixed, sources.prints_of_mixed, strict=True)
     strange = [adapter for adapter, found in prints if not isinstance(kept, list) or found not in kept]
-    named = f"{strange[0].source}: not an adapter" if strange else f"{resumed.path}: not all of the adapters, in their order,"
+    named = (
+        f"{strange[0].source}: not an adapter"
+        if strange
+        else f"{resumed.path}: not all of the adapters, in their order,"
+    )
     told = " ".join(f"--lora-scaled {path} {scale:g}" for path, scale in asked.lora.scaled)
     raise FileError(f"{named} that the run began with; received {cut(told, LINE) or 'none'}")
 
@@ -180,7 +196,10 @@ def print_of_adapters(factors: Iterable[Factors]) -> str:
 def whole_print(base: Gguf) -> str:
     """Of all its tensors, each byte of them."""
     found = 0
-    with unchanged(base.files), told_if_long(f"reading {base.path}, to compare it with that of the other processes"):
+    with (
+        unchanged(base.files),
+        told_if_long(f"reading {base.path}, to compare it with that of the other processes"),
+    ):
         for tensor in base.tensors.values():
             raw = tensor.raw.reshape(-1)
             for start in range(0, raw.size, PIECE):

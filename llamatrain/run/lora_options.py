@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 RANK, HIGHEST = 8, 1 << 16
 RANK_OF_NORMS = 1  # as much as a row can have
-FACTORS = 1e-9, LARGEST  # what alpha and rates may be: the scales of an adapter that is written must be such as are read
+FACTORS = (
+    1e-9,
+    LARGEST,
+)  # what alpha and rates may be: the scales of an adapter that is written must be such as are read
 
 
 def is_rank(text: str) -> bool:
@@ -28,7 +31,9 @@ def is_rank(text: str) -> bool:
 @dataclass(frozen=True)
 class LoraOptions(Options, panel="An adapter"):
     ctx: Annotated[int | None, CTX] = None
-    full: Annotated[bool, Option("Train every weight of the model, in float32, instead of an adapter.")] = False
+    full: Annotated[bool, Option("Train every weight of the model, in float32, instead of an adapter.")] = (
+        False
+    )
     lora_r: Annotated[int, Option("Rank of the adapter.", unit="RANK", least=1, most=HIGHEST)] = RANK
     lora_alpha: Annotated[
         float | None,
@@ -58,7 +63,13 @@ class LoraOptions(Options, panel="An adapter"):
     ] = ()
     lora_dropout: Annotated[
         float,
-        Option("The share of its input that an adapter does not see in a step.", unit="SHARE", least=0, below=1, example="0.05"),
+        Option(
+            "The share of its input that an adapter does not see in a step.",
+            unit="SHARE",
+            least=0,
+            below=1,
+            example="0.05",
+        ),
     ] = 0.0
     rslora: Annotated[bool, Option("Scale by alpha / sqrt(rank) instead of alpha / rank.")] = False
     lora_plus_ratio: Annotated[
@@ -71,14 +82,17 @@ class LoraOptions(Options, panel="An adapter"):
             example="16",
         ),
     ] = 1.0
-    lora_init: Annotated[Path | None, Option("Go on from this adapter, with its ranks: a GGUF file, a .bin, a PEFT folder.")] = (
-        None
-    )
-    only_write_lora: Annotated[bool, Option("Write the adapter of a checkpoint (--resume) and train nothing.")] = False
+    lora_init: Annotated[
+        Path | None, Option("Go on from this adapter, with its ranks: a GGUF file, a .bin, a PEFT folder.")
+    ] = None
+    only_write_lora: Annotated[
+        bool, Option("Write the adapter of a checkpoint (--resume) and train nothing.")
+    ] = False
     adapter_type: Annotated[Literal["f32", "f16"], Option("Number type in adapter.gguf.")] = "f32"
-    peft: Annotated[Path | None, Option("Write the adapter for Hugging Face's PEFT, too, into this folder.", unit="FOLDER")] = (
-        None
-    )
+    peft: Annotated[
+        Path | None,
+        Option("Write the adapter for Hugging Face's PEFT, too, into this folder.", unit="FOLDER"),
+    ] = None
     cache_base: Annotated[
         Literal["auto", "off", "bf16"],
         Option("A copy of the base's weights in bf16, for speed; auto: where the memory is there."),
@@ -88,10 +102,12 @@ class LoraOptions(Options, panel="An adapter"):
         Option("Frequency base of the rotary positions, other than the model's.", least=1, example="10000"),
     ] = None
     rope_freq_scale: Annotated[
-        float | None, Option("Positions count this much, other than in the model.", least=1e-6, most=1e6, example="0.5")
+        float | None,
+        Option("Positions count this much, other than in the model.", least=1e-6, most=1e6, example="0.5"),
     ] = None
     norm_rms_eps: Annotated[
-        float | None, Option("Epsilon of the RMS norms, other than the model's.", above=0, below=1, example="1e-5")
+        float | None,
+        Option("Epsilon of the RMS norms, other than the model's.", above=0, below=1, example="1e-5"),
     ] = None
 
     @property
@@ -146,7 +162,9 @@ def ranks_of(options: LoraOptions, h: "Hyperparameters") -> dict[str, int]:
         target, rank = rank_of(text)
         for name in named("--rank", target, h):
             if targets and name not in chosen:
-                raise UsageError(f"--rank {cut(text)}: {name} gets no adapter; --target {cut(target)} gives it one")
+                raise UsageError(
+                    f"--rank {cut(text)}: {name} gets no adapter; --target {cut(target)} gives it one"
+                )
             own[name] = rank
     if not targets:
         chosen = {*linear(h), *own}

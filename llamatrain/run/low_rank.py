@@ -19,7 +19,9 @@ from llamatrain.run.trainable import Arrays, Cache, FullModel, TrainableWeights
 
 def of_low_rank(h: Hyperparameters) -> list[str]:
     kinds = h.kinds()
-    return [name for name, kind in kinds if kind.role == "output" or (kind.role == "matrix" and ".attn_" in name)]
+    return [
+        name for name, kind in kinds if kind.role == "output" or (kind.role == "matrix" and ".attn_" in name)
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +34,10 @@ class LowRankModel(FullModel):
             if name not in of_low_rank(self.h):
                 trained[name] = weights[name] = parameter(name, shape)
                 continue
-            b, a = parameter(f"{name}.lora_b", (shape[0], self.rank)), parameter(f"{name}.lora_a", (self.rank, shape[1]))
+            b, a = (
+                parameter(f"{name}.lora_b", (shape[0], self.rank)),
+                parameter(f"{name}.lora_a", (self.rank, shape[1])),
+            )
             trained |= {a.name: a, b.name: b}
             weights[name] = O.matmul_nn(b, a, name=name)
         return TrainableWeights(weights=Weights(weights), trained=trained)
@@ -50,7 +55,8 @@ class LowRankModel(FullModel):
 
     def whole(self, parts: Arrays) -> dict[str, np.ndarray]:
         return {
-            name: parts[name] if name in parts else parts[f"{name}.lora_b"] @ parts[f"{name}.lora_a"] for name in self.h.shapes
+            name: parts[name] if name in parts else parts[f"{name}.lora_b"] @ parts[f"{name}.lora_a"]
+            for name in self.h.shapes
         } | dict(self.untrained)
 
     def saved(self, parts: Arrays) -> dict[str, np.ndarray]:

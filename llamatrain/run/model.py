@@ -23,7 +23,12 @@ from llamatrain.run.config import RunConfig
 from llamatrain.run.inputs import RunInputs
 from llamatrain.run.lora_options import LoraOptions
 
-OF_A_FILE = ("split.", "training.", "optimizer.", "general.quantization_version")  # keys that a new model file has not
+OF_A_FILE = (
+    "split.",
+    "training.",
+    "optimizer.",
+    "general.quantization_version",
+)  # keys that a new model file has not
 OWN_SIZE = (
     "arch",
     "head_size",
@@ -59,11 +64,15 @@ class RunModel:
         from llamatrain.data.chat.default import template_for
         from llamatrain.data.find_files import find_sources
 
-        template = template_for(find_sources(files, options.mapping, raw=options.raw) if files else [], options, self.tokenizer)
+        template = template_for(
+            find_sources(files, options.mapping, raw=options.raw) if files else [], options, self.tokenizer
+        )
         if template is None:
             return self
         self.tokenizer.chat_template, self.tokenizer.tool_template = template, None
-        kept = {key: value for key, value in self.metadata.items() if key != "tokenizer.chat_template.tool_use"}
+        kept = {
+            key: value for key, value in self.metadata.items() if key != "tokenizer.chat_template.tool_use"
+        }
         return replace(self, metadata={**kept, "tokenizer.chat_template": string(template)})
 
 
@@ -73,7 +82,9 @@ def model_for(asked: RunConfig, sources: RunInputs, altered: Collection[str], re
         return new_model(asked, read).asked_by(asked.data, asked.files if read else ())
     model = model_in(sources.base, asked, sources, altered)
     if sources.resumed and sources.goes_on and model.tokenizer and not asked.files:
-        raise FileError(f"{sources.resumed.path}: its options are damaged: it is trained on text, and they name no data")
+        raise FileError(
+            f"{sources.resumed.path}: its options are damaged: it is trained on text, and they name no data"
+        )
     return model.asked_by(asked.data)
 
 
@@ -96,7 +107,9 @@ def with_vocabulary(base: Gguf, path: Path | None) -> tuple[Gguf, dict[str, Valu
     if "tokenizer.ggml.model" in base.metadata:
         return base, {}
     if path is None:
-        raise UsageError(f"{base.path}: it has no vocabulary; {flag_of('vocab_from')} names a file that has one")
+        raise UsageError(
+            f"{base.path}: it has no vocabulary; {flag_of('vocab_from')} names a file that has one"
+        )
     vocabulary = vocabulary_of(open_gguf(path).metadata.typed)
     return replace(base, metadata=Metadata(base.metadata.typed | vocabulary)), vocabulary
 
@@ -104,16 +117,23 @@ def with_vocabulary(base: Gguf, path: Path | None) -> tuple[Gguf, dict[str, Valu
 def check_taught(model: RunModel, teacher: Gguf) -> None:
     """Its distributions are of the same tokens."""
     key, words = "tokenizer.ggml.tokens", hyperparameters.read(teacher).vocab
-    tokens = [metadata[key].raw if key in metadata else None for metadata in (model.metadata, teacher.metadata.typed)]
+    tokens = [
+        metadata[key].raw if key in metadata else None
+        for metadata in (model.metadata, teacher.metadata.typed)
+    ]
     if tokens[0] is None or tokens[0] != tokens[1] or words < model.h.vocab:
         told = f"{model.h.vocab:,} tokens to learn, {words:,} of the teacher"
-        raise UsageError(f"{teacher.path}: its vocabulary is another than the model's ({told}); a teacher has the same tokens")
+        raise UsageError(
+            f"{teacher.path}: its vocabulary is another than the model's ({told}); a teacher has the same tokens"
+        )
 
 
 def check_own(base: Gguf, altered: Collection[str]) -> None:
     for name in OWN_SIZE:
         if name in altered:
-            raise UsageError(f"{flag_of(name)} has no effect on the model in {base.path}, which is as it is; leave it out")
+            raise UsageError(
+                f"{flag_of(name)} has no effect on the model in {base.path}, which is as it is; leave it out"
+            )
 
 
 def overridden(h: Hyperparameters, options: LoraOptions) -> Hyperparameters:
@@ -125,12 +145,16 @@ def overridden(h: Hyperparameters, options: LoraOptions) -> Hyperparameters:
         if options.rope_freq_scale is not None:
             factor = 1 / options.rope_freq_scale
             turns = replace(turns, kind="linear" if factor != 1 else "none", factor=factor)
-        return replace(h, rope=turns, rms_eps=h.rms_eps if options.norm_rms_eps is None else options.norm_rms_eps)
+        return replace(
+            h, rope=turns, rms_eps=h.rms_eps if options.norm_rms_eps is None else options.norm_rms_eps
+        )
 
 
 def rekeyed(metadata: Mapping[str, Value], h: Hyperparameters) -> dict[str, Value]:
     """A file's keys with the rope and the epsilon of another model."""
-    others = {key: value for key, value in metadata.items() if not key.startswith(f"{h.architecture.name}.rope.")}
+    others = {
+        key: value for key, value in metadata.items() if not key.startswith(f"{h.architecture.name}.rope.")
+    }
     return others | {key: value for key, value in h.metadata("").items() if not key.startswith("general.")}
 
 
@@ -150,7 +174,9 @@ def model_of(gguf: Gguf, ctx: int | None, usual: int) -> RunModel:
     if tokenizer and len(tokenizer) > h.vocab:
         raise UsageError(f"{gguf.path}: its vocabulary has {len(tokenizer)} tokens, its embeddings {h.vocab}")
     factors = {rope.TENSORS[name]: array for name, array in h.rope.tensors.items()}
-    return RunModel(h=h, metadata=metadata, tokenizer=tokenizer, row=ctx or min(usual, h.ctx), untrained=factors)
+    return RunModel(
+        h=h, metadata=metadata, tokenizer=tokenizer, row=ctx or min(usual, h.ctx), untrained=factors
+    )
 
 
 def new_vocabulary_of(asked: RunConfig, read: bool) -> tuple[dict[str, Value], Tokenizer | None, int]:

@@ -25,7 +25,12 @@ if TYPE_CHECKING:
 else:
     OptimizerName = Literal[registry.names()]
 
-RATE, OPTIMIZER, END, MEANS = "Learning rate", "Optimizer", "When to stop", "Speed and memory"  # panels of the help
+RATE, OPTIMIZER, END, MEANS = (
+    "Learning rate",
+    "Optimizer",
+    "When to stop",
+    "Speed and memory",
+)  # panels of the help
 
 
 def is_recomputed(text: str) -> bool:
@@ -38,14 +43,26 @@ def is_recomputed(text: str) -> bool:
 @dataclass(frozen=True)
 class TrainOptions(Options, panel="Training"):
     batch: Annotated[int, BATCH] = 8
-    grad_acc: Annotated[int, Option("Batches whose gradients make one step.", unit="BATCHES", least=1, most=COUNT)] = 1
+    grad_acc: Annotated[
+        int, Option("Batches whose gradients make one step.", unit="BATCHES", least=1, most=COUNT)
+    ] = 1
     iters: Annotated[
         int | None,
-        Option("Steps in all, those before a resume included; else 256, or by --epochs.", unit="STEPS", least=0, most=COUNT),
+        Option(
+            "Steps in all, those before a resume included; else 256, or by --epochs.",
+            unit="STEPS",
+            least=0,
+            most=COUNT,
+        ),
     ] = None
     epochs: Annotated[
         int | None,
-        Option("End after so many times through the data, or by --iters if that is sooner.", unit="TIMES", least=1, most=COUNT),
+        Option(
+            "End after so many times through the data, or by --iters if that is sooner.",
+            unit="TIMES",
+            least=1,
+            most=COUNT,
+        ),
     ] = None
     optimizer: Annotated[
         OptimizerName,
@@ -54,18 +71,30 @@ class TrainOptions(Options, panel="Training"):
             panel=OPTIMIZER,
         ),
     ] = "adamw"
-    lr: Annotated[float, Option("Learning rate, the highest of the schedule.", panel=RATE, unit="RATE", least=0)] = 1e-3
+    lr: Annotated[
+        float, Option("Learning rate, the highest of the schedule.", panel=RATE, unit="RATE", least=0)
+    ] = 1e-3
     lr_min: Annotated[
         float | None,
-        Option("The lowest rate of the schedule, warm-up included; else a tenth of --lr.", panel=RATE, unit="RATE", least=0),
+        Option(
+            "The lowest rate of the schedule, warm-up included; else a tenth of --lr.",
+            panel=RATE,
+            unit="RATE",
+            least=0,
+        ),
     ] = None
     warmup: Annotated[
         int | None,
-        Option("Steps in which the rate rises; else 5 % of all.", panel=RATE, unit="STEPS", least=0, most=COUNT),
+        Option(
+            "Steps in which the rate rises; else 5 % of all.", panel=RATE, unit="STEPS", least=0, most=COUNT
+        ),
     ] = None
     schedule: Annotated[
         Literal["constant", "linear", "cosine", "wsd"],
-        Option("How the rate falls after the warm-up; wsd: at the end alone, and later where more --iters follow.", panel=RATE),
+        Option(
+            "How the rate falls after the warm-up; wsd: at the end alone, and later where more --iters follow.",
+            panel=RATE,
+        ),
     ] = "cosine"
     decay_steps: Annotated[
         int | None,
@@ -86,10 +115,12 @@ class TrainOptions(Options, panel="Training"):
             takes="1 or more, or 0",
         ),
     ] = 0.0
-    line_search: Annotated[Literal["armijo", "wolfe", "strong-wolfe"], Option("Line search of L-BFGS.", panel=OPTIMIZER)] = (
-        "wolfe"
-    )
-    lbfgs_history: Annotated[int, Option("Moves that L-BFGS remembers.", panel=OPTIMIZER, unit="MOVES", least=1, most=COUNT)] = 6
+    line_search: Annotated[
+        Literal["armijo", "wolfe", "strong-wolfe"], Option("Line search of L-BFGS.", panel=OPTIMIZER)
+    ] = "wolfe"
+    lbfgs_history: Annotated[
+        int, Option("Moves that L-BFGS remembers.", panel=OPTIMIZER, unit="MOVES", least=1, most=COUNT)
+    ] = 6
     lbfgs_fresh: Annotated[
         int,
         Option(
@@ -101,13 +132,24 @@ class TrainOptions(Options, panel="Training"):
         ),
     ] = 0
     weight_decay: Annotated[float, Option("Decoupled weight decay.", panel=OPTIMIZER, least=0)] = 0.1
-    decay_min_ndim: Annotated[int, Option("Only tensors of so many dimensions decay.", panel=OPTIMIZER, least=0, most=COUNT)] = 2
+    decay_min_ndim: Annotated[
+        int, Option("Only tensors of so many dimensions decay.", panel=OPTIMIZER, least=0, most=COUNT)
+    ] = 2
     clip: Annotated[
         float,
-        Option("The most that the norm of all gradients together may be; 0: no limit.", panel=OPTIMIZER, unit="NORM", least=0),
+        Option(
+            "The most that the norm of all gradients together may be; 0: no limit.",
+            panel=OPTIMIZER,
+            unit="NORM",
+            least=0,
+        ),
     ] = 1.0
-    beta1: Annotated[float, Option("AdamW's first beta, SGD's momentum.", panel=OPTIMIZER, least=0, below=1, example="0.9")] = 0.9
-    beta2: Annotated[float, Option("AdamW's second beta.", panel=OPTIMIZER, least=0, below=1, example="0.999")] = 0.999
+    beta1: Annotated[
+        float, Option("AdamW's first beta, SGD's momentum.", panel=OPTIMIZER, least=0, below=1, example="0.9")
+    ] = 0.9
+    beta2: Annotated[
+        float, Option("AdamW's second beta.", panel=OPTIMIZER, least=0, below=1, example="0.999")
+    ] = 0.999
     eps: Annotated[float, Option("AdamW's epsilon.", panel=OPTIMIZER, above=0, example="1e-8")] = 1e-8
     past: Annotated[
         int,
@@ -119,7 +161,9 @@ class TrainOptions(Options, panel="Training"):
             most=COUNT,
         ),
     ] = 0
-    delta: Annotated[float, Option("What --past compares with: a share of the loss.", panel=END, unit="SHARE", least=0)] = 1e-5
+    delta: Annotated[
+        float, Option("What --past compares with: a share of the loss.", panel=END, unit="SHARE", least=0)
+    ] = 1e-5
     max_no_improvement: Annotated[
         int,
         Option(
@@ -144,10 +188,12 @@ class TrainOptions(Options, panel="Training"):
         Option("What is minimised; the squared error is for the sine wave only."),
     ] = "cross-entropy"
     teacher: Annotated[
-        Path | None, Option("Learn the distributions of this model, too, which has the same vocabulary.", unit="MODEL")
+        Path | None,
+        Option("Learn the distributions of this model, too, which has the same vocabulary.", unit="MODEL"),
     ] = None
     teacher_weight: Annotated[
-        float, Option("The teacher's share of the loss; the rest is the data's.", unit="SHARE", least=0, most=1)
+        float,
+        Option("The teacher's share of the loss; the rest is the data's.", unit="SHARE", least=0, most=1),
     ] = 0.5
     shards: Annotated[
         int | None,
@@ -164,7 +210,9 @@ class TrainOptions(Options, panel="Training"):
     seed: Annotated[
         int,
         replace(
-            SEED, sentence="What first weights, shuffling and samples follow from; -1: a random one, which is told.", least=-1
+            SEED,
+            sentence="What first weights, shuffling and samples follow from; -1: a random one, which is told.",
+            least=-1,
         ),
     ] = 0
     precision: Annotated[
@@ -199,12 +247,16 @@ class TrainOptions(Options, panel="Training"):
     def agree(self) -> None:
         low, high = self.lr_min, self.lr
         if low is not None and low > high:
-            raise OptionError(lambda spelt: f"{spelt('lr_min')} {low:g} must not be more than {spelt('lr')} {high:g}")
+            raise OptionError(
+                lambda spelt: f"{spelt('lr_min')} {low:g} must not be more than {spelt('lr')} {high:g}"
+            )
         if self.restart_growth and self.schedule != "cosine":
             told = f"{self.restart_growth:g} takes the cosine schedule, not {self.schedule}"
             raise OptionError(lambda spelt: f"{spelt('restart_growth')} {told}")
         if self.loss == "squared-error" and not self.flash:
-            raise OptionError(lambda spelt: f"{spelt('no_flash')} and {spelt('loss')} squared-error exclude each other")
+            raise OptionError(
+                lambda spelt: f"{spelt('no_flash')} and {spelt('loss')} squared-error exclude each other"
+            )
 
 
 @dataclass(frozen=True)
@@ -213,10 +265,15 @@ class RunOptions(Options, panel="The run"):
 
     threads: Annotated[int | None, THREADS] = None
     save_every: Annotated[
-        int, replace(EVERY, sentence="Save a checkpoint and the model every so many steps; 0: at the end only.")
+        int,
+        replace(EVERY, sentence="Save a checkpoint and the model every so many steps; 0: at the end only."),
     ] = 100
-    keep: Annotated[int, Option("Checkpoints that stay; older ones are removed.", unit="CHECKPOINTS", least=1, most=COUNT)] = 2
-    eval_every: Annotated[int, replace(EVERY, sentence="Validate every so many steps and at the end; 0: never.")] = 100
+    keep: Annotated[
+        int, Option("Checkpoints that stay; older ones are removed.", unit="CHECKPOINTS", least=1, most=COUNT)
+    ] = 2
+    eval_every: Annotated[
+        int, replace(EVERY, sentence="Validate every so many steps and at the end; 0: never.")
+    ] = 100
     patience: Annotated[
         int,
         Option(
@@ -227,17 +284,26 @@ class RunOptions(Options, panel="The run"):
             most=COUNT,
         ),
     ] = 0
-    sample_every: Annotated[int, replace(EVERY, sentence="Show what the model writes every so many steps; 0: never.")] = 0
+    sample_every: Annotated[
+        int, replace(EVERY, sentence="Show what the model writes every so many steps; 0: never.")
+    ] = 0
     sample_prompt: Annotated[str, Option("What those samples begin with.")] = ""
-    report_every: Annotated[int, replace(EVERY, sentence="Print a line every so many steps; 0: as often as reads well.")] = 0
-    max_time: Annotated[Duration | None, Option("Validate, save and stop after this time, such as 90m or 2h.")] = None
+    report_every: Annotated[
+        int, replace(EVERY, sentence="Print a line every so many steps; 0: as often as reads well.")
+    ] = 0
+    max_time: Annotated[
+        Duration | None, Option("Validate, save and stop after this time, such as 90m or 2h.")
+    ] = None
     wire: Annotated[
         Literal["f32", "bf16"],
-        Option("Of gradients between ranks; bf16 is half as much, and bits depend on how many they are.", panel=MEANS),
+        Option(
+            "Of gradients between ranks; bf16 is half as much, and bits depend on how many they are.",
+            panel=MEANS,
+        ),
     ] = "f32"
-    timeout: Annotated[Duration, Option("End with code 75 where one of several processes falls silent for so long.", least=2)] = (
-        TIMEOUT
-    )
+    timeout: Annotated[
+        Duration, Option("End with code 75 where one of several processes falls silent for so long.", least=2)
+    ] = TIMEOUT
     log: Annotated[
         tuple[Literal["tensorboard", "wandb", "trackio", "csv"], ...],
         Option("Write the figures there, too; may be repeated.", unit="WHERE"),
@@ -252,10 +318,15 @@ class RunOptions(Options, panel="The run"):
         ),
     ] = ""
     note: Annotated[str, Option("Some words on the run, which are kept with it.")] = ""
-    profile: Annotated[bool, Option("Say where the time went, and write trace.json for Chrome and Perfetto.")] = False
+    profile: Annotated[
+        bool, Option("Say where the time went, and write trace.json for Chrome and Perfetto.")
+    ] = False
 
 
-PASSING: dict[str, Any] = {"max_time": None, "profile": False}  # of these, what is for the process alone that it is given to
+PASSING: dict[str, Any] = {
+    "max_time": None,
+    "profile": False,
+}  # of these, what is for the process alone that it is given to
 
 
 @dataclass(frozen=True)
@@ -263,7 +334,8 @@ class RunFolderOptions(Options, panel="Where it lives"):
     """Where a run lives, and what it goes on from. These are not kept with it."""
 
     out: Annotated[
-        Path | None, Option("The folder of the run; else a new one, runs/<command>-<n>.", unit="FOLDER", short="o")
+        Path | None,
+        Option("The folder of the run; else a new one, runs/<command>-<n>.", unit="FOLDER", short="o"),
     ] = None
     overwrite: Annotated[bool, Option("Replace the run that is in the folder --out.")] = False
     resume: Annotated[
@@ -282,12 +354,19 @@ class RunFolderOptions(Options, panel="Where it lives"):
         Path | None,
         Option("Start from this GGUF file: a model's weights, or a checkpoint with all that goes with them."),
     ] = None
-    trust: Annotated[bool, Option("Read the files that a checkpoint from elsewhere names, without naming them again.")] = False
+    trust: Annotated[
+        bool, Option("Read the files that a checkpoint from elsewhere names, without naming them again.")
+    ] = False
     only_write_model: Annotated[bool, Option("Write the model of a checkpoint, and train nothing.")] = False
     config: Annotated[Path | None, Option("Read options from this TOML file; those given here win.")] = None
     quiet: Annotated[bool, Option("Say nothing but what went wrong.", short="q")] = False
     verbose: Annotated[
-        bool, Option("Say each step, and each option as it was resolved.", short="v", excludes=(("quiet", "say more, or less"),))
+        bool,
+        Option(
+            "Say each step, and each option as it was resolved.",
+            short="v",
+            excludes=(("quiet", "say more, or less"),),
+        ),
     ] = False
 
 

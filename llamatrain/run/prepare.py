@@ -82,13 +82,17 @@ def begun(request: RunRequest) -> tuple[RunConfig, RunInputs, list[str]]:
     return asked, opened(asked, resumed), notes
 
 
-def prepare(asked: RunConfig, sources: RunInputs, peft: Path | None, notes: list[str], altered: Collection[str]) -> PreparedRun:
+def prepare(
+    asked: RunConfig, sources: RunInputs, peft: Path | None, notes: list[str], altered: Collection[str]
+) -> PreparedRun:
     with world().agreed():
         check(asked)
     with phase("tokenizer"):
         model = model_for(asked, sources, altered)
     teacher = teacher_for(asked, model, sources)
-    target = target_of(asked, model, sources, peft)  # what adapters are not as they should be is told before the data is read
+    target = target_of(
+        asked, model, sources, peft
+    )  # what adapters are not as they should be is told before the data is read
     check_held(asked.train.memory)
     with phase("data"):
         data = data_of(asked.files, model, asked.data, asked.train.seed, asked.preference.compare)
@@ -142,10 +146,19 @@ def teacher_for(asked: RunConfig, model: RunModel, sources: RunInputs) -> Teache
 
 def shown(resolved: ResolvedConfig, model: RunModel, sine: Sine | None) -> Sampler:
     run, train = resolved.asked.run, resolved.asked.train
-    return samples_of(model, sine, run.sample_prompt if run.sample_every else None, train.seed, resolved.threads, train.kernels)
+    return samples_of(
+        model,
+        sine,
+        run.sample_prompt if run.sample_every else None,
+        train.seed,
+        resolved.threads,
+        train.kernels,
+    )
 
 
-def remarks(resolved: ResolvedConfig, found: FittedRun, sources: RunInputs, model: RunModel, target: Trainable) -> Iterator[str]:
+def remarks(
+    resolved: ResolvedConfig, found: FittedRun, sources: RunInputs, model: RunModel, target: Trainable
+) -> Iterator[str]:
     """What a run's user should know of it."""
     asked, tune = resolved.asked, resolved.asked.tune
     if sources.resumed and sources.step >= resolved.iters:
@@ -154,7 +167,11 @@ def remarks(resolved: ResolvedConfig, found: FittedRun, sources: RunInputs, mode
         yield f"--optimizer {asked.train.optimizer} in bf16 sees rounded losses and ends early; --precision f32 goes further"
     if found.way.splits > 1:
         yield f"a batch is run in {found.way.splits} parts, to fit the memory"
-    if resolved.parts > 1 and asked.train.batch * model.row < FEW and resolved.ranks < (groups := asked.train.shards or 1):
+    if (
+        resolved.parts > 1
+        and asked.train.batch * model.row < FEW
+        and resolved.ranks < (groups := asked.train.shards or 1)
+    ):
         few = 1 << (resolved.ranks - 1).bit_length()
         yield f"a batch is run in {resolved.parts} parts, for {groups} groups; --shards {few} is faster, with bits of its own"
     if model.row > model.h.ctx:
@@ -229,7 +246,11 @@ def foreseen(request: RunRequest, graphs: bool, ranks: int) -> PlannedRun:
 def read_by(asked: RunConfig, sources: RunInputs, config: Path | None) -> Iterator[Path]:
     """All files that a run is made from."""
     yield from (path for path in (asked.model.vocab_from, asked.train.teacher, config) if path)
-    yield from (path for path in (sources.base and sources.base.path, sources.resumed and sources.resumed.path) if path)
+    yield from (
+        path
+        for path in (sources.base and sources.base.path, sources.resumed and sources.resumed.path)
+        if path
+    )
     for adapter in asked.adapters:
         yield from adapter.iterdir() if adapter.is_dir() else (adapter,)
     for names in (asked.files, asked.data.val):
@@ -243,7 +264,9 @@ def config_of(kept: RunConfig) -> str:
     unsaid = {*kept.idle, *(OWN_SIZE if new and kept.base else ()), *PASSING}
     first = f" --checkpoint-in {shlex.quote(kept.base)}" if new and kept.base else ""
     head = f"llamatrain {kept.command}{first} --config FILE"
-    return config_text(printable(head, "utf-8"), kept.files, list(kept.parts.values()), unsaid, base="" if new else kept.base)
+    return config_text(
+        printable(head, "utf-8"), kept.files, list(kept.parts.values()), unsaid, base="" if new else kept.base
+    )
 
 
 def peft_folder(
@@ -262,7 +285,13 @@ def peft_folder(
             peft_files.remove_begun(path)
         else:
             asked = replace(asked, tune=replace(asked.tune, peft=None))
-        return asked, None, [f"the adapter is not written to {path}, which its checkpoint alone names; --peft {path} does that"]
+        return (
+            asked,
+            None,
+            [
+                f"the adapter is not written to {path}, which its checkpoint alone names; --peft {path} does that"
+            ],
+        )
     peft_files.remove_begun(path)
     for read in asked.adapters:
         if os.path.realpath(read) == real:
@@ -271,7 +300,13 @@ def peft_folder(
     kept = peft_before(sources.resumed)
     own = not elsewhere and kept is not None and os.path.realpath(kept) == real
     if peft_files.is_there(path) and not own and not (place.overwrite and said):
-        replaced = "" if place.resume else ", --overwrite replaces it" if said else f", --overwrite --peft {path} replaces it"
+        replaced = (
+            ""
+            if place.resume
+            else ", --overwrite replaces it"
+            if said
+            else f", --overwrite --peft {path} replaces it"
+        )
         raise FileError(f"{path}: there is an adapter already; another --peft leaves it alone{replaced}")
     return asked, path, []
 

@@ -19,7 +19,9 @@ from llamatrain.train.protocols import Listener
 def age() -> float:
     """The seconds that this process has lived; where the system does not tell, those that it has worked."""
     with suppress(OSError, ValueError, IndexError, AttributeError):
-        begun = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+        begun = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf(
+            "SC_CLK_TCK"
+        )
         return max(time.process_time(), time.clock_gettime(time.CLOCK_BOOTTIME) - begun)
     return time.process_time()
 

@@ -27,7 +27,15 @@ from llamatrain.run.sine_demo import SINE
 
 WAVE = 3, 1024  # tokens of the sine wave: one to begin with, and levels
 NEW = (ModelOptions, DataOptions, TrainOptions, RunOptions, ExtraOutputOptions)
-TUNING = (LoraOptions, AdapterOptions, PreferenceOptions, DataOptions, TrainOptions, RunOptions, ExtraOutputOptions)
+TUNING = (
+    LoraOptions,
+    AdapterOptions,
+    PreferenceOptions,
+    DataOptions,
+    TrainOptions,
+    RunOptions,
+    ExtraOutputOptions,
+)
 TUNING_DEFAULTS = {"batch": 4, "lr": 1e-4}
 
 Said = Mapping[str, Any]  # options by name, without those that are left to their defaults
@@ -56,7 +64,10 @@ def told_of(config: Path | None, given: Collection[str], said: Collection[str]) 
     try:
         yield
     except UsageError as error:
-        words, names = error.words if isinstance(error, OptionError) else partial(respelt, str(error)), set[str]()
+        words, names = (
+            error.words if isinstance(error, OptionError) else partial(respelt, str(error)),
+            set[str](),
+        )
         words(lambda name: names.add(name.removeprefix("no_")) or name)  # type: ignore[func-returns-value]
         if config is None or names & {*said} or not names & {*given}:
             raise
@@ -73,14 +84,18 @@ def gone_on_from(said: Said, values: Said) -> tuple[RunFolderOptions, tuple[str,
     """A script that goes on from its LATEST each time finds none the first time."""
     place = build(RunFolderOptions, said)
     if place.trust and not (place.resume or place.checkpoint_in):
-        raise UsageError("--trust is for the files that a checkpoint names: name it with --resume or --checkpoint-in")
+        raise UsageError(
+            "--trust is for the files that a checkpoint names: name it with --resume or --checkpoint-in"
+        )
     path, latest = place.checkpoint_in, values.get("fn_latest", ExtraOutputOptions.fn_latest)
     if path is None or latest not in path.name or os.path.lexists(path) or not path.parent.is_dir():
         return place, ()
     return replace(place, checkpoint_in=None), (f"{path} is not there: the run begins anew",)
 
 
-def asked_of(command: str, files: tuple[str, ...], base: str, values: Said, altered: Collection[str], goes_on: bool) -> RunConfig:
+def asked_of(
+    command: str, files: tuple[str, ...], base: str, values: Said, altered: Collection[str], goes_on: bool
+) -> RunConfig:
     """What has no effect beside the options of a run that goes on is seen where they are known."""
     parts: dict[str, Any] = {name: build(PARTS[name], values) for name in OF[command]}
     options = RunConfig(files=files, command=command, base=base, **parts)
@@ -103,9 +118,13 @@ def new_model(data: Sequence[str], said: Said) -> RunRequest:
             check_vocabulary(options.model, bool(files))
             check_pupil(options, other)
         if place.only_write_model and not (place.resume or place.checkpoint_in):
-            raise UsageError("--only-write-model writes the model of a checkpoint: name it with --resume or --checkpoint-in")
+            raise UsageError(
+                "--only-write-model writes the model of a checkpoint: name it with --resume or --checkpoint-in"
+            )
         if files and options.train.loss == "squared-error":
-            raise UsageError("--loss squared-error is for the sine wave only; leave the data out, or the option")
+            raise UsageError(
+                "--loss squared-error is for the sine wave only; leave the data out, or the option"
+            )
     return RunRequest(asked=options, place=place, given=given, altered=other, said={*said}, notes=notes)
 
 
@@ -115,7 +134,11 @@ def check_vocabulary(options: ModelOptions, of_text: bool) -> None:
     size, (least, most) = options.vocab_size, (SMALLEST, LARGEST) if of_text else WAVE
     if options.vocab_from or (of_text if size == BYTES else least <= int(size) <= most):
         return
-    takes = f"a text takes {least} to {most}, or the word {BYTES}" if of_text else f"the sine wave takes {least} to {most}"
+    takes = (
+        f"a text takes {least} to {most}, or the word {BYTES}"
+        if of_text
+        else f"the sine wave takes {least} to {most}"
+    )
     raise OptionError(lambda spelt: f"{spelt('vocab_size')} {size} cannot be; {takes}")
 
 
@@ -126,7 +149,9 @@ def check_pupil(options: RunConfig, altered: Collection[str]) -> None:
     if not options.files:
         raise UsageError("--teacher means nothing to the built-in sine wave; name the data, or leave it out")
     if "vocab_size" in altered:
-        raise UsageError("--vocab-size has no effect beside --teacher, whose vocabulary a new model takes; leave it out")
+        raise UsageError(
+            "--vocab-size has no effect beside --teacher, whose vocabulary a new model takes; leave it out"
+        )
 
 
 def of_the_sine_wave(values: Said) -> dict[str, Any]:
@@ -135,7 +160,9 @@ def of_the_sine_wave(values: Said) -> dict[str, Any]:
         if name in values and each.checked(values[name]) != each.default:
             said = f"no_{name}" if values[name] is False else name
             raise OptionError(
-                lambda spelt, said=said: f"{spelt(said)} means nothing to the built-in sine wave; name the data, or leave it out"  # type: ignore[misc]
+                lambda spelt, said=said: (
+                    f"{spelt(said)} means nothing to the built-in sine wave; name the data, or leave it out"
+                )  # type: ignore[misc]
             )
     sized = ("embd", "head", "layer") if "size" in values else ()
     counted = ("iters",) if "epochs" in values else ()
@@ -173,12 +200,16 @@ def named(
     if not place.resume and not place.checkpoint_in:
         for name, made in (("only_write_lora", "adapter"), ("only_write_model", "model")):
             if values.get(name):
-                raise UsageError(f"{flag_of(name)} writes the {made} of a checkpoint: name it with --resume or --checkpoint-in")
+                raise UsageError(
+                    f"{flag_of(name)} writes the {made} of a checkpoint: name it with --resume or --checkpoint-in"
+                )
         if not base:
             raise UsageError("no model: name a GGUF file, and the data to train on")
     check_model(base, data)
     if base and not data and not place.resume and not place.checkpoint_in:
-        raise UsageError(f"no data to train {base} on: name files (text, JSON, CSV, Parquet), folders, globs, or -")
+        raise UsageError(
+            f"no data to train {base} on: name files (text, JSON, CSV, Parquet), folders, globs, or -"
+        )
     options = asked_of("finetune", data, base or "", values, altered, place.resume is not None)
     if options.train.loss != "cross-entropy":
         raise UsageError("--loss squared-error is for the sine wave only")
@@ -208,9 +239,13 @@ def check_model(base: str | None, data: Sequence[str], command: str = "finetune"
 def check_whole(base: str | None, altered: set[str], place: RunFolderOptions) -> None:
     """There is one model, and it gets no adapter."""
     if base and is_gguf(base):
-        raise UsageError(f"--checkpoint-in {place.checkpoint_in} is a model, as {base} is; leave one of them out")
+        raise UsageError(
+            f"--checkpoint-in {place.checkpoint_in} is a model, as {base} is; leave one of them out"
+        )
     if lora := sorted(altered & {*OF_ADAPTERS}):
-        raise UsageError(f"--checkpoint-in trains all of a model, and {flag_of(lora[0])} is for an adapter: name the model first")
+        raise UsageError(
+            f"--checkpoint-in trains all of a model, and {flag_of(lora[0])} is for an adapter: name the model first"
+        )
 
 
 def is_gguf(path: str) -> bool:

@@ -63,7 +63,12 @@ class ResolvedConfig:
             grad_acc=train.grad_acc * splits,
             seed=train.seed,
             schedule=self.schedule,
-            rules=StopRules(past=train.past, delta=train.delta, max_no_improvement=train.max_no_improvement, epsf=train.epsf),
+            rules=StopRules(
+                past=train.past,
+                delta=train.delta,
+                max_no_improvement=train.max_no_improvement,
+                epsf=train.epsf,
+            ),
             eval_every=run.eval_every,
             sample_every=run.sample_every,
             save_every=run.save_every,
@@ -107,7 +112,9 @@ def resolve(asked: RunConfig, row: int, rows_of: Callable[[int], int], ranks: in
         steps = -(-rows_of(train.epochs) // (train.batch * train.grad_acc))
         iters = steps if train.iters is None else min(steps, train.iters)
         if iters > COUNT:
-            told = f" {train.epochs} cannot be: it takes {iters} steps, and less than 2^31 can be; fewer will do"
+            told = (
+                f" {train.epochs} cannot be: it takes {iters} steps, and less than 2^31 can be; fewer will do"
+            )
             raise OptionError(lambda spelt: spelt("epochs") + told)
     warmup = train.warmup if train.warmup is not None else round(WARMUP * iters)
     optimizer = named(train.optimizer).of(asdict(train)).in_precision(precision_of(train))
@@ -146,7 +153,9 @@ def divided(asked: RunConfig, ranks: int, planned: bool = False) -> RunConfig:
         told = f" {groups} are divided among so many ranks at most, and there are {ranks}"
         raise OptionError(lambda spelt: spelt("shards") + told)
     if ranks > groups:
-        raise UsageError(f"a step of {rows} rows cannot be divided among {ranks} ranks: --batch and --grad-acc make it larger")
+        raise UsageError(
+            f"a step of {rows} rows cannot be divided among {ranks} ranks: --batch and --grad-acc make it larger"
+        )
     if groups == 1:
         return asked
     parts = min(parts for parts in divisors(train.batch) if train.grad_acc * parts >= groups)

@@ -42,7 +42,9 @@ def state_of(
     for line in warnings:
         report.warn(line)
     report.resumed(resumed.step)
-    if course.iters > (kept_of(resumed, "train", "iters") or 0):  # more steps are taken after a stop rule or --epochs ended it
+    if course.iters > (
+        kept_of(resumed, "train", "iters") or 0
+    ):  # more steps are taken after a stop rule or --epochs ended it
         state.ended = None
         if rows.end:  # a step that was left half way had fewer rows, perhaps
             rows.end, state.partial = 0, None

@@ -96,10 +96,18 @@ def gone_on_with(
         return asked, []
     kept, asked = RunConfig.from_plain(resumed.checkpoint.options, resumed.path), asked.settled()
     home = resumed.path.parent
-    kept = replace(kept, files=found_again(kept.files, home), data=replace(kept.data, val=found_again(kept.data.val, home)))
+    kept = replace(
+        kept,
+        files=found_again(kept.files, home),
+        data=replace(kept.data, val=found_again(kept.data.val, home)),
+    )
     check_files(kept, asked)
     changed, said = changes(kept, asked, given)
-    if changed["train"].get("precision") == "f32" and kept.tune.cache_base == "bf16" and "cache_base" not in given:
+    if (
+        changed["train"].get("precision") == "f32"
+        and kept.tune.cache_base == "bf16"
+        and "cache_base" not in given
+    ):
         changed["tune"]["cache_base"] = "off"
         said.append("--cache-base is off from now on: copies in bf16 are for products in bf16")
     changed["train"].setdefault("shards", shards_of(kept.train))
@@ -110,17 +118,28 @@ def gone_on_with(
         )
     parts = {part: replace(getattr(kept, part), **values) for part, values in changed.items()}
     made = replace(kept, base=asked.base or kept.base, **parts)  # the base may have been moved
-    made = replace(made, data=replace(made.data, date=kept.data.date or asked.data.date))  # old checkpoints know no day
+    made = replace(
+        made, data=replace(made.data, date=kept.data.date or asked.data.date)
+    )  # old checkpoints know no day
     refuse_idle(made.idle, altered)
     if "iters" in changed["train"] and kept.train.schedule != "constant" and "schedule" not in made.idle:
         said.append(told_of_rate(kept.train, made.train, resumed.step))
     made_by, here = resumed.checkpoint.extra.get(MADE_BY), kind_of(made.train.kernels)
     if made_by not in (None, here):
         said.append(f"the kernels are those for {here} from now on, and were for {made_by!s:.40}")
-    regrouped = (made.train.shards is None and launched() is not None) or (made.train.shards or 1) != (kept.train.shards or 1)
+    regrouped = (made.train.shards is None and launched() is not None) or (made.train.shards or 1) != (
+        kept.train.shards or 1
+    )
     if regrouped and "shards" not in given:
-        said.append(f"a step has more groups from now on, for {world().size} ranks, and had {kept.train.shards or 1}")
-    if "precision" in changed["train"] or "cache_base" in changed["tune"] or made_by not in (None, here) or regrouped:
+        said.append(
+            f"a step has more groups from now on, for {world().size} ranks, and had {kept.train.shards or 1}"
+        )
+    if (
+        "precision" in changed["train"]
+        or "cache_base" in changed["tune"]
+        or made_by not in (None, here)
+        or regrouped
+    ):
         said.append("so the run is not, to the bit, what it would have been")
     return made, said
 
@@ -145,9 +164,13 @@ def check_begun_anew(asked: RunConfig, resumed: ResumePoint, altered: Collection
     if asked.command != "finetune":
         return
     if not asked.base or not (asked.files or asked.tune.only_write_lora):
-        raise UsageError(f"{resumed.path}: {ALONE}: llamatrain finetune BASE.gguf DATA --checkpoint-in {resumed.path}")
+        raise UsageError(
+            f"{resumed.path}: {ALONE}: llamatrain finetune BASE.gguf DATA --checkpoint-in {resumed.path}"
+        )
     if idle := [name for name in ("full", "lora_init", *OF_INIT) if name in altered]:
-        raise UsageError(f"{flag_of(idle[0])} has no effect on the adapter in {resumed.path}, which is as it is; leave it out")
+        raise UsageError(
+            f"{flag_of(idle[0])} has no effect on the adapter in {resumed.path}, which is as it is; leave it out"
+        )
 
 
 def check_files(kept: RunConfig, asked: RunConfig) -> None:
@@ -184,23 +207,32 @@ def check_inputs(asked: RunConfig, named: RunConfig, resumed: ResumePoint, place
         )
 
 
-def changes(kept: RunConfig, asked: RunConfig, given: Collection[str]) -> tuple[dict[str, dict[str, Any]], list[str]]:
+def changes(
+    kept: RunConfig, asked: RunConfig, given: Collection[str]
+) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """By part, what is given anew; and what is to be said of it."""
     given = {"lora_scaled" if name == "lora" else name for name in given}  # as they are settled
     changed: dict[str, dict[str, Any]] = {name: {} for name in PARTS}
     said = list[str]()
     free: dict[str, str] = FREE | ({"decay_steps": "train"} if kept.train.schedule == "wsd" else {})
-    free |= {each.name: "run" for each in fields(RunOptions)} | {each.name: "outs" for each in fields(ExtraOutputOptions)}
+    free |= {each.name: "run" for each in fields(RunOptions)} | {
+        each.name: "outs" for each in fields(ExtraOutputOptions)
+    }
     for part in asked.parts:
         for name in (each.name for each in fields(getattr(asked, part))):
             wanted, before = getattr(getattr(asked, part), name), getattr(getattr(kept, part), name)
             if name not in given or wanted in (before, AUTO):  # what was open is decided already
                 continue
             if name not in free:
-                raise UsageError(f"{flag_of(name)} may not change when a run goes on: it has {worded(before)}; leave it out")
+                raise UsageError(
+                    f"{flag_of(name)} may not change when a run goes on: it has {worded(before)}; leave it out"
+                )
             changed[free[name]][name] = wanted
             if name in SAID:
-                said.append(f"{flag_of(name)} is {wanted} from now on" + (f", and was {before}" if before is not None else ""))
+                said.append(
+                    f"{flag_of(name)} is {wanted} from now on"
+                    + (f", and was {before}" if before is not None else "")
+                )
     return changed, said
 
 
@@ -208,4 +240,8 @@ def worded(value: Any) -> str:
     """An option's value, as it is given."""
     if isinstance(value, tuple):
         return cut(" ".join(map(worded, value)), LINE) or "none"
-    return {None: "none", True: "it on", False: "it off"}[value] if value is None or isinstance(value, bool) else cut(str(value))
+    return (
+        {None: "none", True: "it on", False: "it off"}[value]
+        if value is None or isinstance(value, bool)
+        else cut(str(value))
+    )

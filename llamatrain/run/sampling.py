@@ -44,13 +44,19 @@ class NoSampler:
 class TextSampler:
     """A text that goes on from a prompt, drawn anew each time by seed and step."""
 
-    def __init__(self, h: Hyperparameters, tokenizer: Tokenizer, prompt: str, seed: int, threads: int, kernels: str) -> None:
+    def __init__(
+        self, h: Hyperparameters, tokenizer: Tokenizer, prompt: str, seed: int, threads: int, kernels: str
+    ) -> None:
         first = [tokenizer.bos] if tokenizer.add_bos and tokenizer.bos is not None else []
         self.prompt = [*first, *map(int, tokenizer.encode(prompt, special=True))]
         if not self.prompt:
-            raise UsageError("the vocabulary has no token that begins a text: give samples something with --sample-prompt")
+            raise UsageError(
+                "the vocabulary has no token that begins a text: give samples something with --sample-prompt"
+            )
         if len(self.prompt) >= h.ctx:
-            raise UsageError(f"--sample-prompt has {len(self.prompt)} tokens, the context {h.ctx}; a shorter one will do")
+            raise UsageError(
+                f"--sample-prompt has {len(self.prompt)} tokens, the context {h.ctx}; a shorter one will do"
+            )
         self.h, self.tokenizer, self.seed, self.threads, self.kernels = h, tokenizer, seed, threads, kernels
         self.positions = min(h.ctx, len(self.prompt) + TOKENS)
         self.decoder: Decoder | None = None
@@ -72,7 +78,10 @@ class TextSampler:
 
     def show(self, step: int, leaves: TrainableWeights, parts: Arrays, report: Report) -> None:
         options = SamplingOptions(n=TOKENS, seed=mix(self.seed, step) >> 33)
-        ends = {*self.tokenizer.ends.all, *range(len(self.tokenizer), self.h.vocab)}  # the last stand for no text
+        ends = {
+            *self.tokenizer.ends.all,
+            *range(len(self.tokenizer), self.h.vocab),
+        }  # the last stand for no text
         made = Generation(self._decoder(leaves, parts), self.prompt, options, ends)
         words = StreamDecoder(self.tokenizer)
         start = self.tokenizer.decode(self.prompt, special=False).decode("utf-8", "replace")
@@ -95,13 +104,20 @@ class SineSampler:
 
     def _decoder(self, leaves: TrainableWeights, parts: Arrays) -> Decoder:
         self.decoder = self.decoder or Decoder(
-            self.h, parts, ctx=self.positions, threads=self.threads, kernels=self.kernels, weights=leaves.weights
+            self.h,
+            parts,
+            ctx=self.positions,
+            threads=self.threads,
+            kernels=self.kernels,
+            weights=leaves.weights,
         )
         return self.decoder
 
     def made(self, leaves: TrainableWeights, parts: Arrays) -> tuple[np.ndarray, np.ndarray]:
         """The true heights of the steps after the prompt, and the model's."""
-        tokens = list(Generation(self._decoder(leaves, parts), self.prompt, SamplingOptions(n=TOKENS, temp=0.0)))
+        tokens = list(
+            Generation(self._decoder(leaves, parts), self.prompt, SamplingOptions(n=TOKENS, temp=0.0))
+        )
         places = PERIOD + np.arange(1, TOKENS + 1)
         return np.sin(PHASE + 2 * np.pi / PERIOD * places), self.sine.heights(np.array(tokens))
 
@@ -117,7 +133,9 @@ class SineSampler:
         report.say(f"{TOKENS} steps generated greedily: their correlation with the sine is {correlation:.3f}")
 
 
-def samples_of(model: RunModel, sine: Sine | None, prompt: str | None, seed: int, threads: int, kernels: str) -> Sampler:
+def samples_of(
+    model: RunModel, sine: Sine | None, prompt: str | None, seed: int, threads: int, kernels: str
+) -> Sampler:
     """Of the sine wave itself, or what goes on from a prompt; without one, none."""
     if sine:
         return SineSampler(model.h, sine, threads, kernels)

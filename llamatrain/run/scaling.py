@@ -86,7 +86,9 @@ class StepShape:
         rows, micro = train.batch, train.grad_acc
         while rows > self.most and rows % 2 == 0:
             rows, micro = rows // 2, micro * 2
-        return ShardedStep(ranks=ranks, micro=micro, groups=train.shards or 1, trained=self.trained, wire=self.wire), rows
+        return ShardedStep(
+            ranks=ranks, micro=micro, groups=train.shards or 1, trained=self.trained, wire=self.wire
+        ), rows
 
 
 # ---- seconds ---------------------------------------------------------------
@@ -142,7 +144,9 @@ def foretold(way: MemoryPlan, asked: RunConfig, bits: float, anew: bool = False)
     return ScalingForecast(step=step.shared(ranks)[0], rows=rows, pays=pays, more=more, speeds=speeds)
 
 
-def rows_of(step: StepShape, alone: StepTime, among: StepTime, bits: float, ranks: int) -> Iterator[RankForecast]:
+def rows_of(
+    step: StepShape, alone: StepTime, among: StepTime, bits: float, ranks: int
+) -> Iterator[RankForecast]:
     """For 1, 2, 4 and so on, and for those that are asked for, as far as rows can be counted."""
 
     def seconds(of: ShardedStep, rows: int) -> StepTimeBreakdown:

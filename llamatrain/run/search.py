@@ -34,7 +34,11 @@ class PlanCandidate:
         """Into how many parts a batch may be run: 1, and more where gradients can be added up."""
         longest, splits, batch = max(self.demand.lengths), 2, self.setting.batch
         yield 1
-        while self.setting.gradients != "streamed" and batch % splits == 0 and batch // splits * longest >= SMALL:
+        while (
+            self.setting.gradients != "streamed"
+            and batch % splits == 0
+            and batch // splits * longest >= SMALL
+        ):
             yield splits
             splits *= 2
 
@@ -74,9 +78,15 @@ class PlanSearch:
         """What is usual where it fits; else of all that fits the cheapest. Where nothing does, the leanest of what was tried."""
         usual = "light" if self.remat == AUTO else self.remat
         if not self.fits(self.plan(MicrobatchSplit(offers[0], 1), usual)):
-            partings = [MicrobatchSplit(offer, splits) for offer in offers for splits in (offer.splits() if self.parts else (1,))]
+            partings = [
+                MicrobatchSplit(offer, splits)
+                for offer in offers
+                for splits in (offer.splits() if self.parts else (1,))
+            ]
             partings.sort(key=lambda parting: parting.prices.cost(usual))
-            any(self.fits(self._alone(each, usual)) for each in partings)  # the cheapest: what is dearer need not be tried
+            any(
+                self.fits(self._alone(each, usual)) for each in partings
+            )  # the cheapest: what is dearer need not be tried
             if self.remat == AUTO:
                 for parting in partings:
                     self._on_the_road(parting)
@@ -106,7 +116,11 @@ class PlanSearch:
         key = offer.cache, splits, policy
         if key not in self.tried:
             way = self.planner(offer.setting, policy, offer.demand, splits)
-            cost = parting.prices.cost(way.policy) if self.units else step_of(way.graphs, parting.length, parting.batches)
+            cost = (
+                parting.prices.cost(way.policy)
+                if self.units
+                else step_of(way.graphs, parting.length, parting.batches)
+            )
             made = PlanTrial(offer=offer, splits=splits, policy=way.policy, total=way.total, cost=cost)
             self.tried[key] = made
             if self.fits(made) and (self.found is None or cost < self.found[0].cost):

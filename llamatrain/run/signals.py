@@ -50,7 +50,9 @@ class Interrupts:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
 
 
 class CommandInterrupts(Interrupts):
@@ -71,7 +73,9 @@ class CommandInterrupts(Interrupts):
             launch(threading.Thread(target=self._listen, args=(self._reader,), daemon=True))
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._main:
             signal.set_wakeup_fd(self._wakeup)
             for each, before in self._before.items():
@@ -109,7 +113,9 @@ class CallerInterrupts(Interrupts):
             signal.signal(signal.SIGINT, self._note)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if callable(self._before):
             signal.signal(signal.SIGINT, self._before)
         if self.asked and error is None:

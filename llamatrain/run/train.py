@@ -99,7 +99,9 @@ class RunFolderInfo:
     folder: Path
 
 
-def followed(asked: RunConfig, sources: RunInputs, notes: list[str], request: RunRequest, interrupts: Interrupts) -> RunResult:
+def followed(
+    asked: RunConfig, sources: RunInputs, notes: list[str], request: RunRequest, interrupts: Interrupts
+) -> RunResult:
     """The same run on another rank than the first, which has its folder."""
     with interrupts:
         led = world().from_first(RunFolderInfo(None, None, Path()))
@@ -107,10 +109,15 @@ def followed(asked: RunConfig, sources: RunInputs, notes: list[str], request: Ru
         prepared = prepare(asked, sources, led.peft, notes, request.altered)
         compare(prepared)
         listener, programs = NullListener(), programs_of(prepared)
-        loop, keeper = loop_of(prepared, programs, listener, interrupts), FollowerCheckpointer(programs, world())
+        loop, keeper = (
+            loop_of(prepared, programs, listener, interrupts),
+            FollowerCheckpointer(programs, world()),
+        )
         loop.save, loop.keep = keeper.save, keeper.keep_best
         with world().watch(prepared.kept.run.timeout, lambda: to_go_on(prepared, led.folder)):
-            outcome = trained_in(loop, prepared.data.rows, keeper, lambda: prepared.foresee_validation(programs))
+            outcome = trained_in(
+                loop, prepared.data.rows, keeper, lambda: prepared.foresee_validation(programs)
+            )
             keeper.end(loop.state)
     result = led.folder / prepared.target.result
     return RunResult(outcome=outcome, folder=led.folder, result=result, steps=loop.state.counters.step)
@@ -125,7 +132,9 @@ def compare(prepared: PreparedRun) -> None:
     facts = {
         "kernels": kind_of(kept.train.kernels),
         "base": made_once_of_each(identity_of(base), lambda: whole_print(base)) if base else None,
-        "teacher": made_once_of_each(identity_of(taught_by), lambda: whole_print(taught_by)) if taught_by else None,
+        "teacher": made_once_of_each(identity_of(taught_by), lambda: whole_print(taught_by))
+        if taught_by
+        else None,
         "adapters": print_of_adapters(sources.factors),
         "checkpoint": told_sum(sources.resumed.path) if sources.resumed else None,
         "data": data.rows.state.fingerprint,
@@ -141,10 +150,14 @@ def written(asked: RunConfig, sources: RunInputs, request: RunRequest, interrupt
     if world().size > 1:
         raise UsageError(f"--only-write-{made} is the work of one process, and {world().size} were started")
     if request.asked.run.profile:
-        raise UsageError(f"--profile is of a training, and --only-write-{made} trains nothing; leave one of them out")
+        raise UsageError(
+            f"--profile is of a training, and --only-write-{made} trains nothing; leave one of them out"
+        )
     model = model_for(asked, sources, ())
     if place.overwrite and not asked.outs.said:
-        raise UsageError(f"--only-write-{made} replaces no run: leave --overwrite out, and name a new folder with --out")
+        raise UsageError(
+            f"--only-write-{made} replaces no run: leave --overwrite out, and name a new folder with --out"
+        )
     with folder_of(asked.command, place, sources) as folder:
         named, _, notes = named_here(asked.outs, request.given, folder.path, resumed)
         outs = ExtraOutputs(named)
@@ -169,7 +182,9 @@ def written(asked: RunConfig, sources: RunInputs, request: RunRequest, interrupt
             folder.path.parent.rmdir()
     files = outs.newest if alone else [folder.path / target.result, *outs.newest]
     tell_end(made, files, StopReason(DONE))
-    return RunResult(outcome=StopReason(DONE), folder=folder.path, result=files[0], steps=resumed.step, notes=tuple(notes))
+    return RunResult(
+        outcome=StopReason(DONE), folder=folder.path, result=files[0], steps=resumed.step, notes=tuple(notes)
+    )
 
 
 def write_result(resumed: ResumePoint, target: Trainable, folder: RunFolder, outs: ExtraOutputs) -> None:
@@ -188,10 +203,14 @@ def written_of(sources: RunInputs, place: RunFolderOptions) -> tuple[ResumePoint
     resumed = sources.resumed
     option, made = ("only_write_model", "model") if place.only_write_model else ("only_write_lora", "adapter")
     if resumed is None:
-        raise UsageError(f"{flag_of(option)} writes the {made} of a checkpoint, and {place.checkpoint_in} is a model")
+        raise UsageError(
+            f"{flag_of(option)} writes the {made} of a checkpoint, and {place.checkpoint_in} is a model"
+        )
     if resumed.checkpoint.kind != ("train_model" if place.only_write_model else "finetune_lora"):
         other = flag_of("only_write_lora" if place.only_write_model else "only_write_model")
-        raise UsageError(f"{flag_of(option)}: {resumed.path} is of a run that makes no {made}; {other} writes what it makes")
+        raise UsageError(
+            f"{flag_of(option)}: {resumed.path} is of a run that makes no {made}; {other} writes what it makes"
+        )
     return resumed, made
 
 
@@ -223,14 +242,26 @@ def settle(prepared: PreparedRun, folder: RunFolder, config: Path | None) -> Non
 
 
 def run(
-    prepared: PreparedRun, folder: RunFolder, interrupts: Interrupts, outs: ExtraOutputOptions, verbose: bool = False
+    prepared: PreparedRun,
+    folder: RunFolder,
+    interrupts: Interrupts,
+    outs: ExtraOutputOptions,
+    verbose: bool = False,
 ) -> RunResult:
-    resolved, target, leaves, metrics = prepared.resolved, prepared.target, prepared.fitted.leaves, metrics_of(prepared, folder)
+    resolved, target, leaves, metrics = (
+        prepared.resolved,
+        prepared.target,
+        prepared.fitted.leaves,
+        metrics_of(prepared, folder),
+    )
 
     def command() -> str:  # as the folder is called by then
         return to_go_on(prepared, folder.path)
 
-    console, every = None if is_shown() else nobody(), prepared.kept.run.report_every or (1 if verbose else None)
+    console, every = (
+        None if is_shown() else nobody(),
+        prepared.kept.run.report_every or (1 if verbose else None),
+    )
     with Report(metrics, iters=resolved.iters, every=every, console=console) as report:
         report.page = page = page_of(prepared, folder, metrics)
         options = [("options", in_a_line(config_of(prepared.kept)))] if verbose else []
@@ -245,7 +276,10 @@ def run(
         loop.show = partial(prepared.samples.show, leaves=leaves, parts=programs.weights.parts, report=report)
 
         def begun() -> None:
-            interrupts.home, interrupts.leaving = folder.path, lambda: say(f"interrupted; to go on: {command()}")
+            interrupts.home, interrupts.leaving = (
+                folder.path,
+                lambda: say(f"interrupted; to go on: {command()}"),
+            )
 
         with world().watch(prepared.kept.run.timeout, command):
             outcome = trained_in(loop, prepared.data.rows, keeper, lambda: prepared.foresee(programs), begun)
@@ -269,7 +303,9 @@ def to_go_on(prepared: PreparedRun, folder: Path) -> str:
     return f"llamatrain {kept.command} --resume {shlex.quote(str(folder))}{flags_of(kept.outs, kept.tune.peft, folder)}"
 
 
-def saver_of(prepared: PreparedRun, loop: Loop, folder: RunFolder, report: Report, outs: ExtraOutputOptions) -> Checkpointer:
+def saver_of(
+    prepared: PreparedRun, loop: Loop, folder: RunFolder, report: Report, outs: ExtraOutputOptions
+) -> Checkpointer:
     kept = prepared.kept
     options, teacher = kept.plain(), prepared.sources.taught_by
     extra = {TEACHER: fingerprint(teacher)} if teacher else {}

@@ -35,7 +35,9 @@ class TrainableWeights:
     frozen: dict[str, np.ndarray] = field(default_factory=dict)  # by name
     drops: bool = False  # whether the pages of the base's file are let go after each reading
     reference: Weights | None = None  # without what is trained
-    copied: Sequence[Tensor] = ()  # over copies of the base's matrices, whose arrays are there once they are loaded
+    copied: Sequence[
+        Tensor
+    ] = ()  # over copies of the base's matrices, whose arrays are there once they are loaded
 
     @property
     def copies(self) -> int:
@@ -151,7 +153,9 @@ class LoraAdapter:
         reference, arrays = with_pairs(weights, arrays, self.sources.factors)
         weights, trained = adapted(reference, self.h, self.ranks, self.scales, self.dropout)
         drops = not all_copied
-        return TrainableWeights(weights=weights, trained=trained, frozen=arrays, drops=drops, reference=reference, copied=copied)
+        return TrainableWeights(
+            weights=weights, trained=trained, frozen=arrays, drops=drops, reference=reference, copied=copied
+        )
 
     def load(self, leaves: TrainableWeights) -> None:
         leaves.frozen.update(copies(self.base, leaves.copied, self.threads))
@@ -175,7 +179,10 @@ class LoraAdapter:
         return dict(parts)
 
     def adapter(self, parts: Arrays) -> Adapter:
-        pairs = {name: LoraPair(parts[f"{name}.lora_a"], parts[f"{name}.lora_b"], self.scales[name]) for name in self.ranks}
+        pairs = {
+            name: LoraPair(parts[f"{name}.lora_a"], parts[f"{name}.lora_b"], self.scales[name])
+            for name in self.ranks
+        }
         name = self.base.metadata.get("general.name", self.base.path.stem)
         return Adapter(
             source=self.base.path,
@@ -209,7 +216,11 @@ class LoraAdapter:
 
 
 def adapted(
-    weights: Weights, h: Hyperparameters, ranks: Mapping[str, int], scales: Mapping[str, float], dropout: float
+    weights: Weights,
+    h: Hyperparameters,
+    ranks: Mapping[str, int],
+    scales: Mapping[str, float],
+    dropout: float,
 ) -> tuple[Weights, dict[str, Tensor]]:
     """The weights with an adapter that is trained, and its parameters in the order of the file."""
     trained: dict[str, Tensor] = {}

@@ -15,7 +15,9 @@ from llamatrain.sample.options import SamplingOptions
 def draw(logits: np.ndarray, options: SamplingOptions, number: int, before: Sequence[int]) -> int:
     """The token that comes `number`th, after the tokens `before` (those of the prompt, too)."""
     if not np.all(np.isfinite(logits)):
-        raise LlamatrainError(f"the model gives no finite numbers for token {number + 1}: its weights are damaged")
+        raise LlamatrainError(
+            f"the model gives no finite numbers for token {number + 1}: its weights are damaged"
+        )
     logits = penalised(logits.astype(np.float64), before, options)
     if options.temp == 0:
         return int(np.argmax(logits))

@@ -113,7 +113,9 @@ class Decoder:
                 f"{len(ids)} tokens do not fit a context of {self.ctx} that holds {self.position}; a larger one takes more"
             )
         if ids.min() < 0 or ids.max() >= self.h.vocab:
-            raise UsageError(f"token {ids[(ids < 0) | (ids >= self.h.vocab)][0]} is not among the {self.h.vocab} of the model")
+            raise UsageError(
+                f"token {ids[(ids < 0) | (ids >= self.h.vocab)][0]} is not among the {self.h.vocab} of the model"
+            )
         while len(ids):
             logits, ids = self._run(ids)
         return logits
@@ -159,16 +161,27 @@ class Decoder:
 class DecodingGraphs:
     """The graphs for each number of tokens, over the same weights and caches."""
 
-    def __init__(self, h: Hyperparameters, ctx: int, backend: Backend, weights: Weights | None = None) -> None:
+    def __init__(
+        self, h: Hyperparameters, ctx: int, backend: Backend, weights: Weights | None = None
+    ) -> None:
         self.h, self.backend = h, backend
         self.chunks = sorted({min(chunk, ctx) for chunk in CHUNKS})
-        self.weights, self.caches, self.table = weights or parameters(h), caches_of(h, ctx), rope_state(h, ctx)
+        self.weights, self.caches, self.table = (
+            weights or parameters(h),
+            caches_of(h, ctx),
+            rope_state(h, ctx),
+        )
         self._planned: dict[int, tuple[Decoding, Plan]] = {}
 
     @property
     def leaves(self) -> list[Tensor]:
         """The weights, and the factors of their adapters."""
-        factors = [factor for deltas in self.weights.deltas.values() for delta in deltas for factor in (delta.a, delta.b)]
+        factors = [
+            factor
+            for deltas in self.weights.deltas.values()
+            for delta in deltas
+            for factor in (delta.a, delta.b)
+        ]
         return leaves_of([*self.weights.values(), *factors])
 
     def chunk(self, count: int) -> int:

@@ -51,7 +51,9 @@ class StopText:
 
 def _begun(text: str, stop: str) -> int:
     """How many characters at the text's end are the beginning of a stop text."""
-    return next((size for size in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:size])), 0)
+    return next(
+        (size for size in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:size])), 0
+    )
 
 
 def stream(tokens: Iterable[int], words: TextPieces, stop: Sequence[str] = ()) -> Iterator[str]:

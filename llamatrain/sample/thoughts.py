@@ -30,7 +30,11 @@ def split_thoughts(pieces: Iterable[str], prompt: str, marks: tuple[str, str]) -
     """
     begin, end = marks
     thinking = prompt.rstrip().endswith(begin)
-    held, looking, strip = "", not thinking, True  # what may be a part of a mark; for the beginning of a thought; white space
+    held, looking, strip = (
+        "",
+        not thinking,
+        True,
+    )  # what may be a part of a mark; for the beginning of a thought; white space
     for piece in pieces:
         held += piece
         if looking:
@@ -58,6 +62,8 @@ def split_thoughts(pieces: Iterable[str], prompt: str, marks: tuple[str, str]) -
 
 def partial_mark(text: str, mark: str) -> int:
     """Count the characters at the end of a text that may begin a mark, with the white space before them."""
-    size = next((size for size in range(min(len(text), len(mark) - 1), 0, -1) if text.endswith(mark[:size])), 0)
+    size = next(
+        (size for size in range(min(len(text), len(mark) - 1), 0, -1) if text.endswith(mark[:size])), 0
+    )
     bare = text[: len(text) - size]
     return size + len(bare) - len(bare.rstrip())

@@ -29,7 +29,9 @@ class BatchLoss(NamedTuple):
     right: int | None
     units: np.ndarray
     rewards: Rewards | None = None  # of answers that are compared
-    words: tuple[float, float, np.ndarray] | None = None  # of chosen answers: loss, tokens, and both of each unit
+    words: tuple[float, float, np.ndarray] | None = (
+        None  # of chosen answers: loss, tokens, and both of each unit
+    )
 
 
 def judged(runner: EvalPrograms, batch: Batch) -> BatchLoss:
@@ -40,7 +42,9 @@ def judged(runner: EvalPrograms, batch: Batch) -> BatchLoss:
         if len(parts) > 1:
             counts = np.bincount(batch.compared.sequences[batch.compared.chosen], minlength=len(there))
             words = (runner.terms()[1], float(batch.compared.words), units_of(parts[1], counts))
-        return BatchLoss(loss, batch.compared.count, tokens, None, units_of(parts[0], np.ones(len(there))), rewards, words)
+        return BatchLoss(
+            loss, batch.compared.count, tokens, None, units_of(parts[0], np.ones(len(there))), rewards, words
+        )
     weight = float(batch.weights.sum(dtype=np.float64))
     return BatchLoss(loss, weight, tokens, right, units_in(batch, runner.token_losses(batch)))
 
@@ -55,10 +59,17 @@ def units_in(batch: Batch, losses: np.ndarray) -> np.ndarray:
     rows, length = batch.starts.shape
     begins = (np.arange(rows)[:, None] * length + batch.starts).reshape(-1)[chosen]
     _, samples = np.unique(begins, return_inverse=True)
-    return units_of(*(np.bincount(samples, each.astype(np.float64)) for each in (losses, batch.weights.reshape(-1)[chosen])))
+    return units_of(
+        *(
+            np.bincount(samples, each.astype(np.float64))
+            for each in (losses, batch.weights.reshape(-1)[chosen])
+        )
+    )
 
 
-def judged_by_all(world: Comm, mine: Iterator[BatchLoss], asked: Callable[[], int] = int) -> Iterator[BatchLoss]:
+def judged_by_all(
+    world: Comm, mine: Iterator[BatchLoss], asked: Callable[[], int] = int
+) -> Iterator[BatchLoss]:
     """Batch by batch, of which each rank has every so many-th; until a signal comes to one of them."""
     while True:
         one, changed = None, ""  # what has befallen one has befallen all
@@ -124,7 +135,9 @@ class LossMeter:
         facts, error = rewards.facts, error_of(apart)
         right, judged = facts["accuracy"], rewards.judged
         spread = math.sqrt(right * (1 - right) / (judged - 1)) if right is not None and judged > 1 else None
-        return Score(loss=loss, loss_error=error, accuracy_error=spread, tokens=self.tokens, answers=judged, **facts)
+        return Score(
+            loss=loss, loss_error=error, accuracy_error=spread, tokens=self.tokens, answers=judged, **facts
+        )
 
 
 def apart_from(mean: float, total: float, units: Sequence[np.ndarray]) -> np.ndarray:

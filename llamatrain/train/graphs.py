@@ -23,7 +23,16 @@ from llamatrain.model.distill import Teacher
 from llamatrain.model.hyperparameters import Hyperparameters
 from llamatrain.model.lora import DropoutDelta, Weights
 from llamatrain.optim.optimizer import ElementwiseRule, Optimizer
-from llamatrain.optim.update_graph import HeldGradients, LossAndGradients, apply, clipped, differentiate, hold, row_of, stream
+from llamatrain.optim.update_graph import (
+    HeldGradients,
+    LossAndGradients,
+    apply,
+    clipped,
+    differentiate,
+    hold,
+    row_of,
+    stream,
+)
 from llamatrain.preference.loss import Objective, comparing
 from llamatrain.train.parallel.partition import ParamSlice, Partition
 
@@ -89,7 +98,9 @@ class StepGraph:
     first: Tensor  # of the outputs: the loss, or that of a step's own graph: the norm
     outputs: list[Tensor]
     inputs: dict[str, Tensor]
-    named: dict[Tensor, str] = field(default_factory=dict)  # outputs that others read: the names of their memory
+    named: dict[Tensor, str] = field(
+        default_factory=dict
+    )  # outputs that others read: the names of their memory
     norm: Tensor | None = None  # beside a loss
     right: Tensor | None = None  # likewise
     rewards: Tensor | None = None  # of answers that are compared
@@ -139,12 +150,16 @@ class StepGraphs:
             row[0] = setting.plus
             faster = state("lora_plus", row.shape)
             self.states[faster.name] = row
-            self.rates = {tensor: faster for name, tensor in setting.trained.items() if name.endswith(".lora_b")}
+            self.rates = {
+                tensor: faster for name, tensor in setting.trained.items() if name.endswith(".lora_b")
+            }
 
     def _training(self, length: int, dropping: bool = True) -> transformer.Training:
         if (length, dropping) not in self._trainings:
             key = self.key if dropping else None
-            made = self._made(replace(self.setting.weights, dropping=DropoutDelta(key) if key else None), length)
+            made = self._made(
+                replace(self.setting.weights, dropping=DropoutDelta(key) if key else None), length
+            )
             if key:
                 made.inputs["dropout"] = key
             self.states |= {tensor.name: array for tensor, array in made.more_states.items()}
@@ -155,7 +170,9 @@ class StepGraphs:
         s = self.setting
         if s.objective:
             against, of = s.reference or weights, {"batch": s.batch, "length": length}
-            return comparing(s.objective, s.h, weights, against, table=self.table, sparse=s.sparse, flash=s.flash, **of)
+            return comparing(
+                s.objective, s.h, weights, against, table=self.table, sparse=s.sparse, flash=s.flash, **of
+            )
         how = {"sparse": s.sparse, "flash": s.flash, "squared": s.squared}
         return transformer.training(s.h, weights, s.batch, length, self.table, teacher=s.teacher, **how)
 
@@ -163,7 +180,9 @@ class StepGraphs:
         m, trained = self._training(length), list(self.setting.trained.values())
         beside = [m.rewards] if m.rewards else []
         precision = self.setting.precision
-        return differentiate(m.loss, trained, precision=precision, borders=m.borders, remat=self.policy, beside=beside)
+        return differentiate(
+            m.loss, trained, precision=precision, borders=m.borders, remat=self.policy, beside=beside
+        )
 
     def _held(self, length: int) -> HeldGradients:
         if length not in self._kept:
@@ -176,10 +195,24 @@ class StepGraphs:
         kept, inputs = self._held(length), self._training(length).inputs
         made, named = kept.more, dict[Tensor, str]()
         if first:
-            made, named = kept.first, {output: leaf.name for output, leaf in zip(kept.first, kept.memory, strict=True)}
+            made, named = (
+                kept.first,
+                {output: leaf.name for output, leaf in zip(kept.first, kept.memory, strict=True)},
+            )
         outputs = [kept.loss, *made, *kept.beside]
-        grads = {weight.name: grad for weight, grad in zip(kept.blocks, made, strict=False)} if self.setting.whole else {}
-        return StepGraph(first=kept.loss, outputs=outputs, inputs=inputs, named=named, rewards=only(kept.beside), grads=grads)
+        grads = (
+            {weight.name: grad for weight, grad in zip(kept.blocks, made, strict=False)}
+            if self.setting.whole
+            else {}
+        )
+        return StepGraph(
+            first=kept.loss,
+            outputs=outputs,
+            inputs=inputs,
+            named=named,
+            rewards=only(kept.beside),
+            grads=grads,
+        )
 
     @once
     def update(self, length: int) -> StepGraph:
@@ -195,10 +228,16 @@ class StepGraphs:
         """Buckets are in the order in which the longest rows' gradients are final."""
         s, graph = self.setting, self.longest
         nodes = {node: place for place, node in enumerate(self.plan(graph).nodes)}
-        places = {name: nodes[node] for name, grad in graph.grads.items() if (node := self.plan(graph).outputs[grad].node)}
+        places = {
+            name: nodes[node]
+            for name, grad in graph.grads.items()
+            if (node := self.plan(graph).outputs[grad].node)
+        }
         whole = s.rule is not None and not s.rule.apart
         order = sorted(s.trained, key=lambda name: places[name])
-        return Partition(shapes=s.shapes, order=order, groups=s.groups, ranks=s.ranks, rank=s.rank, whole=whole)
+        return Partition(
+            shapes=s.shapes, order=order, groups=s.groups, ranks=s.ranks, rank=s.rank, whole=whole
+        )
 
     @property
     def cuts(self) -> list[ParamSlice]:
@@ -217,7 +256,10 @@ class StepGraphs:
         rule = self.setting.optimizer
         kinds = rule.states if rule else ()
         cuts = self.cuts if rule else []
-        return {kind: {cut.key: cut.shape for cut in cuts if rule and rule.holds(kind, cut.name, cut.shape)} for kind in kinds}
+        return {
+            kind: {cut.key: cut.shape for cut in cuts if rule and rule.holds(kind, cut.name, cut.shape)}
+            for kind in kinds
+        }
 
     @once
     def squares(self, rank: int) -> StepGraph:
@@ -246,7 +288,9 @@ class StepGraphs:
         told, outputs = stream(made, self.setting.rule, self.rates)
         _, norm = clipped(made.used_by(self.setting.rule).values(), 0.0)
         inputs = self._training(length).inputs | {"schedule": told.schedule}
-        return StepGraph(made.loss, [*outputs, norm, *made.beside], inputs, norm=norm, rewards=only(made.beside))
+        return StepGraph(
+            made.loss, [*outputs, norm, *made.beside], inputs, norm=norm, rewards=only(made.beside)
+        )
 
     @once
     def loss(self, length: int) -> StepGraph:
@@ -256,15 +300,21 @@ class StepGraphs:
             outputs = round_products(outputs)
         if m.rewards:
             terms, each = outputs[: len(m.terms)], outputs[len(m.terms) : -1]
-            return StepGraph(outputs[0], outputs, m.inputs, rewards=outputs[-1], terms=tuple(terms), each=tuple(each))
+            return StepGraph(
+                outputs[0], outputs, m.inputs, rewards=outputs[-1], terms=tuple(terms), each=tuple(each)
+            )
         right = outputs[1] if m.judged else None
-        return StepGraph(first=outputs[0], outputs=outputs, inputs=m.inputs, right=right, each=tuple(outputs[2:]))
+        return StepGraph(
+            first=outputs[0], outputs=outputs, inputs=m.inputs, right=right, each=tuple(outputs[2:])
+        )
 
     def plan(self, graph: StepGraph) -> Plan:
         """Gradients have memory of their own where they are added up; otherwise they stay where the plan has them."""
         if graph not in self._plans:
             backend, pinned = self.setting.backend, graph.named if self.setting.gradients == "flat" else ()
-            self._plans[graph] = plan(graph.outputs, pinned=pinned, scratch=backend.scratch, resident=backend.resident)
+            self._plans[graph] = plan(
+                graph.outputs, pinned=pinned, scratch=backend.scratch, resident=backend.resident
+            )
         return self._plans[graph]
 
     @property
@@ -273,7 +323,9 @@ class StepGraphs:
         length = max(length for length, _ in self._trainings)
         return self.streamed(length) if self.setting.gradients == "streamed" else self.gradients(length, True)
 
-    def all(self, lengths: Iterable[int], accumulating: bool, validating: bool) -> tuple[list[StepGraph], list[StepGraph]]:
+    def all(
+        self, lengths: Iterable[int], accumulating: bool, validating: bool
+    ) -> tuple[list[StepGraph], list[StepGraph]]:
         """Every graph that a run will need: those that share an arena, and those of the step with one of their own."""
         lengths = list(lengths)
         made, updates = list[StepGraph](), list[StepGraph]()
@@ -290,5 +342,8 @@ class StepGraphs:
             if self.setting.rule and self.setting.groups == 1 and (once or self.setting.gradients == "arena"):
                 updates.append(self.update(length))
         if self.setting.rule and self.setting.groups > 1:
-            updates += [self.squares(0), self.own_update(0)]  # what is planned must not depend on who plans it
+            updates += [
+                self.squares(0),
+                self.own_update(0),
+            ]  # what is planned must not depend on who plans it
         return made, updates

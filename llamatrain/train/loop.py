@@ -55,7 +55,9 @@ class Loop:
     validation: Batches | None
     course: LoopConfig
     listener: Listener
-    save: Callable[[RunState, bool], str]  # writes checkpoint and result, the last ones or not, and gives the checkpoint's name
+    save: Callable[
+        [RunState, bool], str
+    ]  # writes checkpoint and result, the last ones or not, and gives the checkpoint's name
     keep: Callable[[RunState], None]  # writes the result as the best so far
     show: Callable[[int], None]  # what the model makes by now
     state: RunState = field(default_factory=RunState)
@@ -189,7 +191,9 @@ class Loop:
         if not self.samples or not self.state.data or self.descent:
             return {}
         data = self.state.data
-        epoch, sample = divmod(max(0, data.epoch * self.samples + data.position + data.taken - 1), self.samples)
+        epoch, sample = divmod(
+            max(0, data.epoch * self.samples + data.position + data.taken - 1), self.samples
+        )
         return {"epoch": epoch + 1, "sample": sample + 1, "samples": self.samples}
 
     def _prepare(self, batches: list[Batch]) -> float:
@@ -260,7 +264,9 @@ class Loop:
         scoring = LossMeter()
         with phase("validation"):
             try:
-                for each in judged_by_all(self.world, self._judged(self.validation), lambda: self.signals.asked):
+                for each in judged_by_all(
+                    self.world, self._judged(self.validation), lambda: self.signals.asked
+                ):
                     scoring.add(each)
             except TrainingInterrupted as signal:
                 (self._stepping.asked,) = signal.args

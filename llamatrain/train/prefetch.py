@@ -16,7 +16,9 @@ from llamatrain.platform.threads import launch
 from llamatrain.train.protocols import Batches
 
 READY = 4  # batches at least, and all of a step: those of a window that is packed come at once
-LEAVING = 5.0  # seconds that a batch under way may take at the end; a disk that never answers ends no less a run
+LEAVING = (
+    5.0  # seconds that a batch under way may take at the end; a disk that never answers ends no less a run
+)
 
 
 def ready(batches: int) -> int:
@@ -36,7 +38,10 @@ class ReadAhead:
         self.rows, self.state = rows, rows.state
         self.waited = 0.0  # seconds, in all
         self._count, self._left = count, left
-        self._wanted, self._made = SimpleQueue[bool](), SimpleQueue[tuple[Batch, CursorState] | BaseException]()
+        self._wanted, self._made = (
+            SimpleQueue[bool](),
+            SimpleQueue[tuple[Batch, CursorState] | BaseException](),
+        )
         self._ready, self._under_way = ready, 0
         self._thread = Thread(target=self._make, daemon=True)
 
@@ -46,13 +51,17 @@ class ReadAhead:
             self._want()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._wanted.put(False)
         self._thread.join(LEAVING)
 
     def batch(self, count: int) -> Batch:
         if not self._under_way or count != self._count:
-            raise RuntimeError(f"{count} rows were not announced: {self._under_way} batches of {self._count} are under way")
+            raise RuntimeError(
+                f"{count} rows were not announced: {self._under_way} batches of {self._count} are under way"
+            )
         made = self._next()
         if isinstance(made, BaseException):
             self._made.put(made)

@@ -34,7 +34,9 @@ class FlatParams:
         sizes = [int(np.prod(shape)) for shape in shapes.values()]
         self.vector = backend.take(4 * sum(sizes)).view(np.float32)
         parts = np.split(self.vector, np.cumsum(sizes)[:-1]) if sizes else []
-        self.parts = {name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
+        self.parts = {
+            name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)
+        }
 
     def put(self, pieces: Mapping[str, np.ndarray]) -> None:
         """Values for some; the pages of a mapped file are let go."""
@@ -94,7 +96,9 @@ class EvalPrograms:
             with phase("planning"):
                 graph = make()
             told = self.told(graph)
-            self._bound[kind, length] = BoundGraph(self.graphs, graph, self._arrays | self.graphs.states, self.arena, told)
+            self._bound[kind, length] = BoundGraph(
+                self.graphs, graph, self._arrays | self.graphs.states, self.arena, told
+            )
         return self._bound[kind, length]
 
     def told(self, graph: StepGraph) -> dict[Tensor, Callable[[], None]]:
@@ -116,7 +120,9 @@ class TrainPrograms(EvalPrograms):
 
     exposed: float | None = None  # seconds of this step in which other ranks were waited for
 
-    def __init__(self, graphs: StepGraphs, arena: int, frozen: Mapping[str, np.ndarray] | None = None) -> None:
+    def __init__(
+        self, graphs: StepGraphs, arena: int, frozen: Mapping[str, np.ndarray] | None = None
+    ) -> None:
         setting, shapes, backend = graphs.setting, graphs.setting.shapes, graphs.setting.backend
         self.weights = FlatParams(shapes, backend)
         self.grads = FlatParams(shapes, backend) if setting.gradients == "flat" else None
@@ -131,7 +137,11 @@ class TrainPrograms(EvalPrograms):
     def prepare(self, batches: Sequence[Batch]) -> float:
         """Make the programs that these will need, where that was not done; the seconds that it took."""
         start, layers = time.perf_counter(), self.setting.h.layers
-        with told_if_long(f"making programs of {layers:,} layers, which takes a while") if layers > DEEP else nullcontext():
+        with (
+            told_if_long(f"making programs of {layers:,} layers, which takes a while")
+            if layers > DEEP
+            else nullcontext()
+        ):
             for number, batch in enumerate(batches):
                 length = batch.tokens.shape[1]
                 if self.setting.gradients == "streamed":
@@ -180,7 +190,9 @@ class TrainPrograms(EvalPrograms):
         """Change the weights by the kept gradients; the gradients' norm before clipping."""
         return self.run(self._updating(self._newest).schedule(step, rate))
 
-    def streamed(self, batch: Batch, total: PreferenceTotals, step: int, rate: float, key: Key = (0, 0)) -> tuple[float, float]:
+    def streamed(
+        self, batch: Batch, total: PreferenceTotals, step: int, rate: float, key: Key = (0, 0)
+    ) -> tuple[float, float]:
         """A whole step, without memory for gradients: loss and norm."""
         bound = self._streaming(batch.tokens.shape[1])
         loss = self.run(bound.feed(batch, total, key).schedule(step, rate))
@@ -203,7 +215,11 @@ class TrainPrograms(EvalPrograms):
         arena = self.setting.gradients == "arena"
         key = "update", newest.length if arena else 0
         if key not in self._bound:
-            there = {name: newest.program.memory_of(grad) for grad, name in newest.graph.named.items()} if arena else {}
+            there = (
+                {name: newest.program.memory_of(grad) for grad, name in newest.graph.named.items()}
+                if arena
+                else {}
+            )
             arrays = there | self._arrays | self.graphs.states
             with phase("planning"):
                 graph = self.graphs.update(newest.length)
@@ -226,7 +242,11 @@ class BoundGraph:
         with phase("planning"):
             plan = graphs.plan(graph)
         memory = {leaf: arrays[leaf.name] for leaf in leaves_of(graph.outputs) if leaf.name in arrays}
-        memory |= {output: arrays[name] for output, name in graph.named.items() if plan.outputs[output] in plan.pinned}
+        memory |= {
+            output: arrays[name]
+            for output, name in graph.named.items()
+            if plan.outputs[output] in plan.pinned
+        }
         self.program = Program(plan, memory, graphs.setting.backend, arena=arena, told=told)
 
     @property
@@ -235,7 +255,9 @@ class BoundGraph:
 
     def feed(self, batch: Batch, total: PreferenceTotals, key: Key = (0, 0)) -> "BoundGraph":
         told = told_of(batch, self.objective, total, "weighed" in self.graph.inputs) if self.objective else {}
-        chosen = np.flatnonzero(batch.weights) if "weighed" in self.graph.inputs else np.arange(batch.weights.size)
+        chosen = (
+            np.flatnonzero(batch.weights) if "weighed" in self.graph.inputs else np.arange(batch.weights.size)
+        )
         self.program.cut(max(len(told.get(name, chosen)) for name in (*VARYING, "")))
         first = np.s_[: len(chosen)]
         for name, tensor in self.graph.inputs.items():
@@ -252,7 +274,9 @@ class BoundGraph:
                 self.program.write(tensor, batch.targets.reshape(-1)[chosen], first)
             elif name == "weights":
                 self.program.write(tensor, 0.0)
-                self.program.write(tensor, batch.weights.reshape(-1)[chosen] / np.float32(total.weight), first)
+                self.program.write(
+                    tensor, batch.weights.reshape(-1)[chosen] / np.float32(total.weight), first
+                )
             elif name == "dropout":
                 self.program.write(tensor, key)
             elif name != "schedule":

@@ -63,7 +63,9 @@ class RunState:
     """What the loop advances, and a checkpoint keeps whole."""
 
     counters: Counters = field(default_factory=Counters)
-    data: CursorState | None = None  # before a step that is under way, after one that is done; None: at its beginning
+    data: CursorState | None = (
+        None  # before a step that is under way, after one that is done; None: at its beginning
+    )
     stop: StopState = field(default_factory=StopState)
     best: Best = field(default_factory=Best)
     partial: Partial | None = None

@@ -62,14 +62,18 @@ class StepRunner:
         self.asked = next((asked for _, asked in told if asked), 0)
         return [each for weighed, _ in told for each in weighed]
 
-    def take(self, state: RunState, batches: list[Batch], weighed: list[MicrobatchInfo], start: float) -> StepResult:
+    def take(
+        self, state: RunState, batches: list[Batch], weighed: list[MicrobatchInfo], start: float
+    ) -> StepResult:
         self._rewards = []
         total = totals_of(weighed)
         if self.descent:
             return self._by_descent(state, self.descent, batches, total)
         rate = self.course.schedule.rate(state.counters.step + 1)
         if self.programs.setting.gradients == "streamed":
-            loss, norm = self.programs.streamed(batches[0], total, state.counters.step + 1, rate, self._key(state, 0))
+            loss, norm = self.programs.streamed(
+                batches[0], total, state.counters.step + 1, rate, self._key(state, 0)
+            )
             self._reward(batches[0])
             self._sound(state, loss, "loss")
         else:
@@ -90,7 +94,9 @@ class StepRunner:
         self._rewards = [partial.rewards] if partial and partial.rewards else []
         for number in range(len(losses), len(batches)):
             if losses and self.signals.asked and self.world.size == 1:
-                state.partial = None if divided else Partial(losses, max(0.0, time.perf_counter() - start), self._added)
+                state.partial = (
+                    None if divided else Partial(losses, max(0.0, time.perf_counter() - start), self._added)
+                )
                 raise TrainingInterrupted
             losses.append(self._gradients(batches[number], total, number, self._key(state, number)))
             if not divided:
@@ -118,7 +124,9 @@ class StepRunner:
             changed=changed,
             late=self.out_of_time(),
         )
-        whole = whole_of(self.world.gathered(part))  # from here on it is others' sums that are waited for, not others
+        whole = whole_of(
+            self.world.gathered(part)
+        )  # from here on it is others' sums that are waited for, not others
         self.programs.settle()
         if whole.changed:
             raise InputChanged(whole.changed)
@@ -136,7 +144,9 @@ class StepRunner:
     def _reward(self, batch: Batch) -> None:
         if new := self.programs.rewards(batch):
             divided = self.programs.setting.groups > 1
-            self._rewards = [*self._rewards, new] if divided or not self._rewards else [self._rewards[0].plus(new)]
+            self._rewards = (
+                [*self._rewards, new] if divided or not self._rewards else [self._rewards[0].plus(new)]
+            )
 
     def _key(self, state: RunState, number: int) -> tuple[int, int]:
         """Return what the dropouts of the rank's micro-batch of this number follow from: the seed, and its first row's number."""
@@ -146,7 +156,9 @@ class StepRunner:
 
     # ---- by whole evaluations ----------------------------------------------
 
-    def _by_descent(self, state: RunState, descent: MinimizerState, batches: list[Batch], total: PreferenceTotals) -> StepResult:
+    def _by_descent(
+        self, state: RunState, descent: MinimizerState, batches: list[Batch], total: PreferenceTotals
+    ) -> StepResult:
         """One iteration on rows that stay the same. Loss and norm before it, and the evaluations that gave them."""
         weights, divided = self.programs.weights.vector, self.programs.setting.groups > 1
 
@@ -176,7 +188,12 @@ class StepRunner:
         finally:
             weights[:] = descent.x  # the best point, not the last that was tried
         return StepResult(
-            loss=loss, norm=norm, rate=descent.length, evaluations=evaluations, reason=reason, slowest=self._slowest
+            loss=loss,
+            norm=norm,
+            rate=descent.length,
+            evaluations=evaluations,
+            reason=reason,
+            slowest=self._slowest,
         )
 
     # ---- what is no number -------------------------------------------------
@@ -185,7 +202,11 @@ class StepRunner:
         if math.isfinite(value):
             return value
         done = state.counters.step
-        helps = "a lower learning rate may do" if done else "nothing was learned yet: the model itself has such numbers"
+        helps = (
+            "a lower learning rate may do"
+            if done
+            else "nothing was learned yet: the model itself has such numbers"
+        )
         helps = self.beside.blame or helps
         bad = next(filter(None, self.world.gathered(self._bad)), "") or self.programs.first_bad()
         error = TrainingError(

@@ -2,4 +2,6 @@
 
 import os
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before anything else: a process with threads could not be forked
+os.environ.setdefault(
+    "OPENBLAS_NUM_THREADS", "1"
+)  # before anything else: a process with threads could not be forked

@@ -30,20 +30,28 @@ def kernels(t: Trial, place: int) -> None:
     t.given("text.txt", "base.gguf", "chats.jsonl")
     folder = t.house.usual().name
     words: tuple[Argument, ...] = ("preview", "chats.jsonl", "--model", "base.gguf", "--json")
-    files = sorted(path for path in (own / "llamatrain" / folder).rglob("*") if path.is_file() and "test" not in path.name)
+    files = sorted(
+        path
+        for path in (own / "llamatrain" / folder).rglob("*")
+        if path.is_file() and "test" not in path.name
+    )
     if place % 3 == 2:
         words = ("evaluate", "base.gguf", "text.txt", "--threads", 1, "--json")
     else:
         files = [path for path in files if "tokenizer" in str(path.relative_to(own))]
     good = t.run(*words, cache=own, judge=False)
     large = [path for path in files if path.stat().st_size > LARGE or t.random.random() < 0.3]
-    hows = [damage(t, path, files) for path in t.random.sample(large, min(len(large), t.random.choice([1, 2, 4])))]
+    hows = [
+        damage(t, path, files) for path in t.random.sample(large, min(len(large), t.random.choice([1, 2, 4])))
+    ]
     for attempt in ("first", "second"):
         ended = t.start(*words, real=True, cache=own, seconds=300).wait()
         faults = judged(ended, (0,), seconds=COMPILING, memory=1e9)
         t.faults += [f"{attempt} start: {each}" for each in faults]
         t.must(ended.code or ended.out == good.out, f"{attempt} start: other results")
-    again = "a folder" in hows or not ("compil" in ended.err or "cache" in ended.err)  # a folder may be left to its owner
+    again = "a folder" in hows or not (
+        "compil" in ended.err or "cache" in ended.err
+    )  # a folder may be left to its owner
     t.must(again, f"the second start is not as if nothing had been: {ended.err[:200]}")
 
 
@@ -52,7 +60,18 @@ def damage(t: Trial, path: Path, files: list[Path]) -> str:
         return "damaged before"
     raw = bytearray(path.read_bytes())
     how = t.random.choice(
-        ["flipped", "flipped", "flipped", "cut", "emptied", "swapped", "zeroed", "a folder", "a link to nowhere", "open to all"]
+        [
+            "flipped",
+            "flipped",
+            "flipped",
+            "cut",
+            "emptied",
+            "swapped",
+            "zeroed",
+            "a folder",
+            "a link to nowhere",
+            "open to all",
+        ]
     )
     t.tell(f"{path.name} {how}")
     if how == "open to all":
@@ -65,12 +84,18 @@ def damage(t: Trial, path: Path, files: list[Path]) -> str:
         begin = t.random.randrange(len(raw))
         raw[begin : begin + 4096] = bytes(len(raw[begin : begin + 4096]))
     elif how == "swapped":
-        raw = bytearray(t.random.choice([each for each in files if each.suffix == path.suffix and each.is_file()]).read_bytes())
+        raw = bytearray(
+            t.random.choice(
+                [each for each in files if each.suffix == path.suffix and each.is_file()]
+            ).read_bytes()
+        )
     elif how in ("a folder", "a link to nowhere"):
         path.unlink()
         path.mkdir() if how == "a folder" else path.symlink_to("/nowhere/at/all")
         return how
-    path.write_bytes(raw[: t.random.randrange(len(raw))] if how == "cut" else b"" if how == "emptied" else raw)
+    path.write_bytes(
+        raw[: t.random.randrange(len(raw))] if how == "cut" else b"" if how == "emptied" else raw
+    )
     return how
 
 
@@ -87,7 +112,9 @@ def unlinked(t: Trial, place: int) -> None:
     shutil.rmtree(own / "llamatrain" / "tokens", ignore_errors=True)
     for attempt, more in (("first", {"PATH": "/nowhere"}), ("second", {}), ("third", {})):
         ended = t.start(*words, real=True, cache=own, seconds=300, more=more).wait()
-        t.faults += [f"{attempt} start: {each}" for each in judged(ended, (0,), seconds=COMPILING, memory=1e9)]
+        t.faults += [
+            f"{attempt} start: {each}" for each in judged(ended, (0,), seconds=COMPILING, memory=1e9)
+        ]
         t.must(ended.out == good.out, f"{attempt} start: other results")
         t.must(attempt != "third" or "link" not in ended.err, "they are linked again and again")
 
@@ -100,10 +127,22 @@ def tokens(t: Trial, place: int) -> None:
     own = t.place / "cache"
     own.mkdir()
     t.given("text.txt", "base.gguf", "chats.jsonl")
-    tune: tuple[Argument, ...] = ("finetune", "base.gguf", "chats.jsonl", *OFTEN, "--ctx", 32, "--out", "out", "--overwrite")
+    tune: tuple[Argument, ...] = (
+        "finetune",
+        "base.gguf",
+        "chats.jsonl",
+        *OFTEN,
+        "--ctx",
+        32,
+        "--out",
+        "out",
+        "--overwrite",
+    )
     new: tuple[Argument, ...] = ("from-scratch", "text.txt", *TINY, *OFTEN, "--out", "out", "--overwrite")
     preview: tuple[Argument, ...] = ("preview", "chats.jsonl", "--model", "base.gguf", "--json")
-    words = (preview, tune, new, ("evaluate", "base.gguf", "chats.jsonl", "--threads", 1, "--json"))[place % 4]
+    words = (preview, tune, new, ("evaluate", "base.gguf", "chats.jsonl", "--threads", 1, "--json"))[
+        place % 4
+    ]
     good = t.run(*words, cache=own, codes=(0,))
     entries = [path.parent for path in own.rglob("sizes.json")]
     if not t.must(entries, "there is no entry of tokens: this trial does not know the cache any more"):
@@ -135,7 +174,13 @@ def spoil(t: Trial, entry: Path) -> None:
             make_odd(path, how)
             continue
         path.write_bytes(
-            raw[: len(raw) // 2] if how == "cut" else b"" if how == "emptied" else raw + b"xxxx" if how == "longer" else raw
+            raw[: len(raw) // 2]
+            if how == "cut"
+            else b""
+            if how == "emptied"
+            else raw + b"xxxx"
+            if how == "longer"
+            else raw
         )
 
 
@@ -159,7 +204,9 @@ def craft(t: Trial, entry: Path) -> None:
     made.tofile(path)
     t.tell(f"{path.name} crafted")
     sums = {
-        each.name: [each.stat().st_size, zlib.crc32(each.read_bytes())] for each in entry.iterdir() if each.name != "sizes.json"
+        each.name: [each.stat().st_size, zlib.crc32(each.read_bytes())]
+        for each in entry.iterdir()
+        if each.name != "sizes.json"
     }
     (entry / "sizes.json").write_text(json.dumps(sums))
 
@@ -177,7 +224,14 @@ def read_only(t: Trial, place: int) -> None:
         for path in (own, *own.rglob("*")):
             path.chmod(0o500 if path.is_dir() else 0o400)
     elif can_mount():
-        before = ("unshare", "-rm", "sh", "-c", 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && "$@"', str(own))
+        before = (
+            "unshare",
+            "-rm",
+            "sh",
+            "-c",
+            'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && "$@"',
+            str(own),
+        )
     else:
         t.skipped = "nothing can be made read-only for this user"
         return
@@ -264,5 +318,13 @@ def examined(t: Trial, place: int) -> None:
 KIND = kind_of(
     "caches",
     "caches damaged, crafted, read-only, two first runs at once",
-    [(kernels, 36, 1), (tokens, 60, 3), (examined, 60, 1), (unlinked, 3, 0), (read_only, 3, 1), (killed, 4, 0), (first, 2, 0)],
+    [
+        (kernels, 36, 1),
+        (tokens, 60, 3),
+        (examined, 60, 1),
+        (unlinked, 3, 0),
+        (read_only, 3, 1),
+        (killed, 4, 0),
+        (first, 2, 0),
+    ],
 )

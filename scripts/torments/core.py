@@ -28,7 +28,9 @@ def judged(
     """What is wrong with how a process ended: the same is asked of every one. `said`: its words can be read."""
     found = []
     if ended.late:
-        found.append(f"did not end: {ended.wall:.0f} s, {ended.cpu:.1f} s of the processor, {ended.peak / 1e6:.0f} MB")
+        found.append(
+            f"did not end: {ended.wall:.0f} s, {ended.cpu:.1f} s of the processor, {ended.peak / 1e6:.0f} MB"
+        )
     elif ended.code < 0 and ended.code not in codes:
         found.append(f"died of signal {-ended.code}")
     elif ended.code not in codes:
@@ -36,10 +38,14 @@ def judged(
     if "Traceback" in ended.err + ended.out:
         found.append(f"a traceback: {last_line(ended.err)}")
     elif said and ended.code in (1, 2) and len(ended.errors) != 1:
-        found.append(f"exit code {ended.code} with {len(ended.errors)} lines of error: {last_line(ended.err)}")
+        found.append(
+            f"exit code {ended.code} with {len(ended.errors)} lines of error: {last_line(ended.err)}"
+        )
     if ended.code == 0 and ended.errors:
         found.append(f"exit code 0 with an error: {ended.errors[0]}")
-    found += [f"a line of {len(line)} characters: {line[:80]}" for line in ended.errors if len(line) > LONGEST_LINE]
+    found += [
+        f"a line of {len(line)} characters: {line[:80]}" for line in ended.errors if len(line) > LONGEST_LINE
+    ]
     if ended.compiled:
         seconds = memory = math.inf
     if ended.cpu > seconds and not ended.late:
@@ -80,12 +86,19 @@ class Trial:
         return Job(words=tuple(map(str, words)), folder=self.folder, cache=cache or self.house.cache, **more)
 
     def start(
-        self, *words: Argument, real: bool = False, cache: Path | None = None, plan: Mapping[str, Any] | None = None, **more: Any
+        self,
+        *words: Argument,
+        real: bool = False,
+        cache: Path | None = None,
+        plan: Mapping[str, Any] | None = None,
+        **more: Any,
     ) -> Running:
         self.tell(" ".join(map(str, words)), plan)
         return (started if real else forked)(self.job(words, cache, plan=plan or {}, **more))
 
-    def run(self, *words: Argument, judge: bool = True, codes: Iterable[int] = (0, 1, 2), **more: Any) -> Ended:
+    def run(
+        self, *words: Argument, judge: bool = True, codes: Iterable[int] = (0, 1, 2), **more: Any
+    ) -> Ended:
         """The command until its end, judged."""
         usual = {"seconds": SECONDS + MEASURED} if words[0] == "plan" else {}
         limits = usual | {name: more.pop(name) for name in ("seconds", "memory", "said") if name in more}
@@ -93,7 +106,9 @@ class Trial:
         patience = {"seconds": max(60.0, 3 * limits["seconds"])} if limits.get("seconds") else {}
         ended = self.start(*words, **patience, **more).wait()
         if judge and ended.code >= 0:
-            left = [path.name for path in set(self.place.iterdir()) - before if path.name.startswith((".", "tmp"))]
+            left = [
+                path.name for path in set(self.place.iterdir()) - before if path.name.startswith((".", "tmp"))
+            ]
             self.must(not left, f"left among temporary files: {', '.join(sorted(left)[:3])} [{brief(words)}]")
         if judge:
             self.codes.append(ended.code)
@@ -118,7 +133,11 @@ class Trial:
 
     def whole(self, *places: Path) -> bool:
         """Whether every GGUF file below opens, as a reader would have it."""
-        files = [path for place in places for path in ([place] if place.is_file() else sorted(place.rglob("*.gguf")))]
+        files = [
+            path
+            for place in places
+            for path in ([place] if place.is_file() else sorted(place.rglob("*.gguf")))
+        ]
         fine = True
         for path in files:
             if path.is_file():
@@ -129,7 +148,11 @@ class Trial:
     def tidy(self, *places: Path) -> None:
         """Nothing that was begun lies there."""
         left = [
-            path.name for place in places if place.is_dir() for path in place.rglob(".*") if not path.name.startswith(".lock")
+            path.name
+            for place in places
+            if place.is_dir()
+            for path in place.rglob(".*")
+            if not path.name.startswith(".lock")
         ]
         self.must(not left, f"left behind: {', '.join(sorted(left)[:3])}")
 
@@ -150,7 +173,9 @@ class Kind:
     short: int | tuple[int, ...]  # how many of them, or which, are a little of it
 
 
-Attempts = Sequence[tuple[Callable[[Trial, int], None], int, int]]  # what is tried, how often, and how often in short
+Attempts = Sequence[
+    tuple[Callable[[Trial, int], None], int, int]
+]  # what is tried, how often, and how often in short
 
 
 def kind_of(name: str, what: str, attempts: Attempts) -> Kind:
@@ -168,4 +193,10 @@ def kind_of(name: str, what: str, attempts: Attempts) -> Kind:
 
     begins = accumulate((size for _, size, _ in attempts), initial=0)
     short = (begin + n for begin, (_, _, few) in zip(begins, attempts, strict=False) for n in range(few))
-    return Kind(name=name, what=what, count=lambda _: sum(size for _, size, _ in attempts), trial=trial, short=tuple(short))
+    return Kind(
+        name=name,
+        what=what,
+        count=lambda _: sum(size for _, size, _ in attempts),
+        trial=trial,
+        short=tuple(short),
+    )

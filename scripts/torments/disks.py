@@ -158,7 +158,10 @@ def drawn(t: Trial, place: int) -> None:
 def can_mount() -> bool:
     """Whether a user may have disks of their own here."""
     words = ["unshare", "-rm", "sh", "-c", "mount -t tmpfs -o size=1m none /mnt"]
-    return shutil.which("unshare") is not None and not subprocess.run(words, check=False, capture_output=True).returncode
+    return (
+        shutil.which("unshare") is not None
+        and not subprocess.run(words, check=False, capture_output=True).returncode
+    )
 
 
 def small(t: Trial, place: int) -> None:
@@ -201,7 +204,11 @@ def compiled(t: Trial, place: int) -> None:
     t.given("text.txt", "base.gguf")
     own = t.place / "cache"
     shutil.copytree(t.house.cache, own)
-    chosen = [path for path in own.rglob("*") if path.is_file() and ("splitting" if place else "merging") in path.name]
+    chosen = [
+        path
+        for path in own.rglob("*")
+        if path.is_file() and ("splitting" if place else "merging") in path.name
+    ]
     for path in chosen:
         path.unlink()
     size = sum(path.stat().st_size for path in own.rglob("*") if path.is_file()) // 1024 + 200
@@ -210,7 +217,9 @@ def compiled(t: Trial, place: int) -> None:
         ' && dd if=/dev/zero of=full/zero 2>/dev/null; "$@"'
     )
     words = ("evaluate", "base.gguf", "text.txt", "--threads", 1)
-    job = t.job(words, t.folder / "full", before=("unshare", "-rm", "sh", "-c", script, str(own)), seconds=240)
+    job = t.job(
+        words, t.folder / "full", before=("unshare", "-rm", "sh", "-c", script, str(own)), seconds=240
+    )
     t.tell("a full disk for the kernels that are compiled")
     ended = started(job).wait()
     t.must(ended.code == 0, f"exit code {ended.code}: {last_line(ended.err)}")

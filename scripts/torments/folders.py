@@ -37,7 +37,10 @@ def victim(t: Trial) -> Path:
 
 
 def unharmed(t: Trial, path: Path) -> None:
-    t.must(path.is_file() and path.read_bytes() == b"precious", f"{path.name}, outside of the run's folder, has been written")
+    t.must(
+        path.is_file() and path.read_bytes() == b"precious",
+        f"{path.name}, outside of the run's folder, has been written",
+    )
 
 
 def links(t: Trial, place: int) -> None:
@@ -83,7 +86,10 @@ def planted(t: Trial, place: int) -> None:
     words = (AGAIN, new, (*new, "--overwrite"))[place // 6 % 3]
     if place // 18 % 2:
         t.run(
-            *words, plan={"under": [str(t.folder)], "at": t.random.randint(1, 60), "do": "kill"}, codes=(0, 1, 2, -9), said=False
+            *words,
+            plan={"under": [str(t.folder)], "at": t.random.randint(1, 60), "do": "kill"},
+            codes=(0, 1, 2, -9),
+            said=False,
         )
     t.run(*words)
     now = (run / "config.toml").read_bytes() if (run / "config.toml").is_file() else b""
@@ -112,7 +118,10 @@ def odd_files(t: Trial, place: int) -> None:
     if ended.code and words[0] != "inspect":
         t.must(held(t.folder / "run"), "no checkpoint is left")
     if words[-1] == "--overwrite" and "folder" in how and path.name != "checkpoint-4.gguf":
-        t.must(ended.code == 0 or path.name in ended.err, f"--overwrite is broken by a folder: {last_line(ended.err)}")
+        t.must(
+            ended.code == 0 or path.name in ended.err,
+            f"--overwrite is broken by a folder: {last_line(ended.err)}",
+        )
     t.must(how != "full folder" or list(t.folder.rglob("mine")), "what was in a folder is gone")
 
 
@@ -150,7 +159,8 @@ def outside_paths(t: Trial, place: int) -> None:
     t.run("finetune", "--resume", "tune", "--iters", 6)
     t.run("finetune", "--resume", "tune", "--iters", 6, "--trust")
     t.must(
-        before == sorted((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in others.iterdir()),
+        before
+        == sorted((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in others.iterdir()),
         "a checkpoint has had something written elsewhere",
     )
     unharmed(t, outside)
@@ -161,7 +171,9 @@ def told(value: object, others: Path, place: int) -> object:
     if isinstance(value, dict):
         made = {key: told(each, others, place) for key, each in value.items()}
         if place % 2:
-            made |= {key: ["/dev/zero"] for key in ("files", "data", "inputs") if isinstance(made.get(key), list)}
+            made |= {
+                key: ["/dev/zero"] for key in ("files", "data", "inputs") if isinstance(made.get(key), list)
+            }
             made |= {"peft_files": ["/dev/zero"], "files": ["/dev/zero"]} if "files" in made else {}
         return made | {key: str(others) for key in ("peft", "out") if isinstance(made.get(key), str)}
     return [told(each, others, place) for each in value] if isinstance(value, list) else value
@@ -178,11 +190,17 @@ RESUMED: tuple[tuple[Argument, ...], ...] = (
 def written_outside(t: Trial, place: int) -> None:
     """Each path that a checkpoint may hold leads to a file of the user's, which is private; so does a link in its folder."""
     name, words = OUTSIDE[place % len(OUTSIDE)], RESUMED[place // len(OUTSIDE) % len(RESUMED)]
-    command, run = ("finetune", "tune") if name in ("lora_out", "peft") or place % 2 else ("from-scratch", "run")
+    command, run = (
+        ("finetune", "tune") if name in ("lora_out", "peft") or place % 2 else ("from-scratch", "run")
+    )
     t.given(run, "base.gguf", "text.txt")
     outside = victim(t)
     outside.chmod(0o600)
-    value: object = {"log": ["tensorboard", "csv"], "peft": str(outside.parent), "fn_latest": "../victim"}.get(name, str(outside))
+    value: object = {
+        "log": ["tensorboard", "csv"],
+        "peft": str(outside.parent),
+        "fn_latest": "../victim",
+    }.get(name, str(outside))
     for path in (t.folder / run).glob("checkpoint-*.gguf"):
         change_options(path, name, value)
     if name == "log":
@@ -193,7 +211,10 @@ def written_outside(t: Trial, place: int) -> None:
     given = [write if word == "--only-write" else str(word).replace("RUN", run) for word in words]
     more = () if write in given else ("--iters", 6)
     ended = t.run(command, *given, *more)
-    t.must(ended.code == 2 or name == "fn_latest" or write in given, "files that only the checkpoint names are read unasked")
+    t.must(
+        ended.code == 2 or name == "fn_latest" or write in given,
+        "files that only the checkpoint names are read unasked",
+    )
     t.run(command, *given, *more, "--trust")
     unharmed(t, outside)
     t.must(outside.stat().st_mode & 0o777 == 0o600, "a private file can be read by others")
@@ -225,11 +246,16 @@ def inputs_within(t: Trial, place: int) -> None:
     if name == "recipe.toml" and place % 2:
         inside = inside.rename(t.folder / "run" / "config.toml")
     kept = inside.read_bytes()
-    words = ["from-scratch", inside if option is None else "text.txt", *(() if option is None else (option, inside))]
+    words = [
+        "from-scratch",
+        inside if option is None else "text.txt",
+        *(() if option is None else (option, inside)),
+    ]
     t.run(*words, *TINY, *OFTEN, "--out", "run", "--overwrite")
     own = inside.name == "config.toml"
     t.must(
-        inside.is_file() and (own or inside.read_bytes() == kept), f"--overwrite has removed {inside.name}, which the run reads"
+        inside.is_file() and (own or inside.read_bytes() == kept),
+        f"--overwrite has removed {inside.name}, which the run reads",
     )
 
 

@@ -19,7 +19,20 @@ from torments.core import Argument, last_line
 from torments.processes import ROOT, Job, forked, know_places
 from torments.watching import adopt
 
-TINY: tuple[Argument, ...] = ("--vocab-size", "bytes", "--embd", 32, "--head", 4, "--layer", 2, "--ff", 64, "--ctx", 32)
+TINY: tuple[Argument, ...] = (
+    "--vocab-size",
+    "bytes",
+    "--embd",
+    32,
+    "--head",
+    4,
+    "--layer",
+    2,
+    "--ff",
+    64,
+    "--ctx",
+    32,
+)
 SAME: tuple[Argument, ...] = ("--precision", "f32", "--threads", 1, "--batch", 4)
 OFTEN: tuple[Argument, ...] = (*SAME, "--iters", 4, "--save-every", 2, "--eval-every", 2, "--val-split", 0.1)
 RECIPES = ("run", "evaluation", "generation", "merging")
@@ -74,11 +87,16 @@ class House:
 
     def data(self) -> None:
         chance = Random(1)
-        words = ["".join(chance.choices("abcdefghijklmnopqrstuvwxyz", k=chance.randint(1, 8))) for _ in range(40)]
+        words = [
+            "".join(chance.choices("abcdefghijklmnopqrstuvwxyz", k=chance.randint(1, 8))) for _ in range(40)
+        ]
         text = "".join(" ".join(chance.choices(words, k=9)) + ".\n" for _ in range(140))[:6016]
         (self.things / "text.txt").write_text(text)
         (self.things / "val.txt").write_text(text[:1000])
-        chats = [{"messages": [{"role": "user", "content": a}, {"role": "assistant", "content": b}]} for a, b in pairwise(words)]
+        chats = [
+            {"messages": [{"role": "user", "content": a}, {"role": "assistant", "content": b}]}
+            for a, b in pairwise(words)
+        ]
         (self.things / "chats.jsonl").write_text("".join(json.dumps(each) + "\n" for each in chats))
         pairs = [{"prompt": a, "completion": b} for a, b in pairwise(words)]
         (self.things / "pairs.jsonl").write_text("".join(json.dumps(each) + "\n" for each in pairs))
@@ -101,11 +119,37 @@ class House:
         self.make("finetune", "base.gguf", "text.txt", *OFTEN, "--ctx", 32, "--full", "--out", "full")
         self.make("export-lora", "base.gguf", "--lora", "adapter.gguf", "--out", "merged.gguf")
         self.make("export-lora", "base.gguf", "--type", "q8_0", "--lora", "adapter.gguf", "--out", "q8.gguf")
-        self.make("from-scratch", "text.txt", *TINY, *OFTEN, "--arch", "qwen3", "--sample-every", 2, "--profile", "--out", "told")
+        self.make(
+            "from-scratch",
+            "text.txt",
+            *TINY,
+            *OFTEN,
+            "--arch",
+            "qwen3",
+            "--sample-every",
+            2,
+            "--profile",
+            "--out",
+            "told",
+        )
         shutil.copyfile(self.things / "told" / "model.gguf", self.things / "other.gguf")
         for path in (self.things / "told").glob("*.gguf"):
             path.unlink()
-        least = ("--vocab-size", "bytes", "--embd", 4, "--head", 1, "--layer", 1, "--ff", 4, "--ctx", 8, "--tie-embeddings")
+        least = (
+            "--vocab-size",
+            "bytes",
+            "--embd",
+            4,
+            "--head",
+            1,
+            "--layer",
+            1,
+            "--ff",
+            4,
+            "--ctx",
+            8,
+            "--tie-embeddings",
+        )
         self.make("from-scratch", "text.txt", *least, *SAME, "--iters", 1, "--keep", 1, "--out", "small")
         self.make("evaluate", "base.gguf", "chats.jsonl", "--threads", 1)
         self.make("generate", "base.gguf", "--prompt", "ab", "-n", 4, "--threads", 1)
@@ -120,7 +164,9 @@ class House:
         shutil.rmtree(scratch, ignore_errors=True)
         things = self.things
         run_inside("from-scratch", things / "text.txt", *TINY, *OFTEN, "--out", scratch / "a")
-        run_inside("finetune", things / "base.gguf", things / "text.txt", *OFTEN, "--ctx", 32, "--out", scratch / "b")
+        run_inside(
+            "finetune", things / "base.gguf", things / "text.txt", *OFTEN, "--ctx", 32, "--out", scratch / "b"
+        )
         run_inside("evaluate", things / "base.gguf", things / "chats.jsonl", "--threads", 1)
         run_inside("generate", things / "base.gguf", "--prompt", "ab", "-n", 4, "--threads", 1)
         run_inside("preview", things / "chats.jsonl", "--model", things / "base.gguf")
@@ -137,7 +183,11 @@ def run_inside(*words: Argument) -> None:
     from llamatrain.cli.main import main
 
     out, said = (io.TextIOWrapper(io.BytesIO(), write_through=True) for _ in range(2))
-    with redirect_stdout(out), redirect_stderr(said), patch.object(sys, "argv", ["llamatrain", *map(str, words)]):
+    with (
+        redirect_stdout(out),
+        redirect_stderr(said),
+        patch.object(sys, "argv", ["llamatrain", *map(str, words)]),
+    ):
         try:
             main()
         except SystemExit as end:

@@ -10,7 +10,16 @@ from torments.processes import Ended
 OWN: tuple[Argument, ...] = ("--iters", 12, "--save-every", 3, "--eval-every", 0, *SAME, "--ctx", 32)
 COMMANDS: dict[str, tuple[Argument, ...]] = {
     "checkpoint-in": ("from-scratch", "text.txt", *OWN, "--checkpoint-in", "base.gguf", "--out", "out"),
-    "vocab-from": ("from-scratch", "text.txt", *OWN, *TINY[2:-2], "--vocab-from", "base.gguf", "--out", "out"),
+    "vocab-from": (
+        "from-scratch",
+        "text.txt",
+        *OWN,
+        *TINY[2:-2],
+        "--vocab-from",
+        "base.gguf",
+        "--out",
+        "out",
+    ),
     "finetune": ("finetune", "base.gguf", "text.txt", *OWN, "--out", "out"),
     "chats": ("finetune", "base.gguf", "chats.jsonl", *OWN, "--out", "out"),
     "full": ("finetune", "base.gguf", "text.txt", *OWN, "--full", "--out", "out"),
@@ -28,7 +37,18 @@ COMMANDS: dict[str, tuple[Argument, ...]] = {
         "merged.gguf",
     ),
     "evaluate": ("evaluate", "base.gguf", "text.txt", "--threads", 1, "--lora", "adapter.gguf"),
-    "generate": ("generate", "base.gguf", "--prompt", "ab", "-n", 20, "--threads", 1, "--lora", "adapter.gguf"),
+    "generate": (
+        "generate",
+        "base.gguf",
+        "--prompt",
+        "ab",
+        "-n",
+        20,
+        "--threads",
+        1,
+        "--lora",
+        "adapter.gguf",
+    ),
     "preview": ("preview", "chats.jsonl", "--model", "base.gguf"),
     "inspect": ("inspect", "base.gguf"),
     "plan": ("plan", "finetune", "base.gguf", "text.txt"),
@@ -67,7 +87,9 @@ def trial(t: Trial) -> None:
     ended = t.run(*words, plan=plan, codes=(0, 1, 2))
     written(t, ended, bytes_before, elsewhere, target)
     if manner == "edited" and target.name == "base.gguf":
-        t.must("lower learning rate" not in ended.err, f"what was changed is blamed on the rate: {ended.errors}")
+        t.must(
+            "lower learning rate" not in ended.err, f"what was changed is blamed on the rate: {ended.errors}"
+        )
 
 
 def chosen(t: Trial, words: tuple[Argument, ...], name: str) -> Path:
@@ -111,18 +133,30 @@ def events(t: Trial, name: str, target: Path) -> int:
 
 def written(t: Trial, ended: Ended, before: dict[str, bytes], elsewhere: Path, target: Path) -> None:
     """What was written opens, is whole, and has the words of one of the two inputs."""
-    made = [path for path in (t.folder / "out", t.folder / "merged.gguf", t.folder / "tune", t.folder / "run") if path.exists()]
+    made = [
+        path
+        for path in (t.folder / "out", t.folder / "merged.gguf", t.folder / "tune", t.folder / "run")
+        if path.exists()
+    ]
     own = [path for place in made for path in ([place] if place.is_file() else sorted(place.glob("*.gguf")))]
-    own = [path for path in own if not (target.exists() and path.samefile(target))]  # a checkpoint has two names
+    own = [
+        path for path in own if not (target.exists() and path.samefile(target))
+    ]  # a checkpoint has two names
     if not t.whole(*own):
         return
     t.tidy(t.folder)
-    known = {vocabulary(raw) for raw in (before["base.gguf"], *(path.read_bytes() for path in elsewhere.glob("*.gguf")))}
+    known = {
+        vocabulary(raw)
+        for raw in (before["base.gguf"], *(path.read_bytes() for path in elsewhere.glob("*.gguf")))
+    }
     for path in own:
         if path.name in ("model.gguf", "merged.gguf"):
             t.must(vocabulary(path.read_bytes()) in known, f"{path.name} has the words of neither input")
     if ended.code == 0 and "--out" in ended.words and ended.words[0] != "export-lora":
-        t.must(any(path.name in ("model.gguf", "adapter.gguf") for path in own), "exit code 0, and nothing was written")
+        t.must(
+            any(path.name in ("model.gguf", "adapter.gguf") for path in own),
+            "exit code 0, and nothing was written",
+        )
 
 
 def vocabulary(raw: bytes) -> bytes:

@@ -40,11 +40,18 @@ COMMANDS = {
         again=("from-scratch", "--resume", "out"),
     ),
     "lora": Command(
-        words=(*TUNE, "--peft", "peft"), result="out/adapter.gguf", given=BASE, again=("finetune", "--resume", "out")
+        words=(*TUNE, "--peft", "peft"),
+        result="out/adapter.gguf",
+        given=BASE,
+        again=("finetune", "--resume", "out"),
     ),
-    "full": Command(words=(*TUNE, "--full"), result="out/model.gguf", given=BASE, again=("finetune", "--resume", "out")),
+    "full": Command(
+        words=(*TUNE, "--full"), result="out/model.gguf", given=BASE, again=("finetune", "--resume", "out")
+    ),
     "resume": Command(
-        words=("from-scratch", "--resume", "run", "--iters", 6), result="run/model.gguf", given=("run", "text.txt")
+        words=("from-scratch", "--resume", "run", "--iters", 6),
+        result="run/model.gguf",
+        given=("run", "text.txt"),
     ),
     "overwrite": Command(
         words=("from-scratch", "text.txt", *TINY, *OFTEN, "--seed", 3, "--out", "run", "--overwrite"),
@@ -59,7 +66,17 @@ COMMANDS = {
         again=("from-scratch", "--resume", "out", *COPIED[:2]),
     ),
     "export-lora": Command(
-        words=("export-lora", "base.gguf", "--lora", "adapter.gguf", "--out", "merged.gguf", "--type", "f16", "--overwrite"),
+        words=(
+            "export-lora",
+            "base.gguf",
+            "--lora",
+            "adapter.gguf",
+            "--out",
+            "merged.gguf",
+            "--type",
+            "f16",
+            "--overwrite",
+        ),
         result="merged.gguf",
         given=("base.gguf", "adapter.gguf", "merged.gguf"),
     ),
@@ -72,13 +89,35 @@ COMMANDS |= {  # whose files are those of others: they are killed at random mome
         again=("finetune", "--resume", "out"),
     ),
     "preference": Command(
-        words=("finetune", "base.gguf", "better.jsonl", *OFTEN, "--ctx", 32, "--objective", "dpo", "--out", "out"),
+        words=(
+            "finetune",
+            "base.gguf",
+            "better.jsonl",
+            *OFTEN,
+            "--ctx",
+            32,
+            "--objective",
+            "dpo",
+            "--out",
+            "out",
+        ),
         result="out/adapter.gguf",
         given=("base.gguf", "better.jsonl"),
         again=("finetune", "--resume", "out"),
     ),
     "lbfgs": Command(
-        words=("from-scratch", "text.txt", *TINY, *OFTEN, "--arch", "gemma3", "--optimizer", "lbfgs", "--out", "out"),
+        words=(
+            "from-scratch",
+            "text.txt",
+            *TINY,
+            *OFTEN,
+            "--arch",
+            "gemma3",
+            "--optimizer",
+            "lbfgs",
+            "--out",
+            "out",
+        ),
         result="out/model.gguf",
         given=("text.txt",),
         again=("from-scratch", "--resume", "out"),
@@ -101,7 +140,9 @@ def undisturbed(house: House, name: str) -> Path:
         plan = {"under": [str(trial.folder)], "count": str(place / "counted"), "sizes": str(place / "sizes")}
         ended = trial.run(*COMMANDS[name].words, plan=plan)
         if trial.faults or ended.code:
-            raise SystemExit(f"error: an undisturbed {name} fails: {(trial.faults or [last_line(ended.err)])[0]}")
+            raise SystemExit(
+                f"error: an undisturbed {name} fails: {(trial.faults or [last_line(ended.err)])[0]}"
+            )
         (place / "counted").rename(place / "operations")
         (place / "seconds").write_text(str(ended.wall))
     return place
@@ -115,7 +156,11 @@ def writes(house: House, name: str) -> list[int]:
 
 def operations(house: House) -> list[tuple[str, int]]:
     """Every file operation of every command."""
-    return [(name, n) for name in BY_OPERATION for n in range(1, int((undisturbed(house, name) / "operations").read_text()) + 1)]
+    return [
+        (name, n)
+        for name in BY_OPERATION
+        for n in range(1, int((undisturbed(house, name) / "operations").read_text()) + 1)
+    ]
 
 
 def count(house: House) -> int:
@@ -135,7 +180,12 @@ def trial(t: Trial) -> None:
         (t.folder / "run" / "notes.txt").write_text("mine")
     before = held(t.folder / command.run) if command.run != "." else 0
     if n:
-        t.run(*command.words, plan={"under": [str(t.folder)], "at": n, "do": "kill"}, codes=(-signal.SIGKILL,), said=False)
+        t.run(
+            *command.words,
+            plan={"under": [str(t.folder)], "at": n, "do": "kill"},
+            codes=(-signal.SIGKILL,),
+            said=False,
+        )
     elif beyond < RANDOM:
         for time in range(1 + beyond // len(NAMES) % AGAIN):  # and what goes on with it is killed, too
             at_random(t, command, signal.SIGKILL, real=beyond % 8 == 0, again=time > 0)
@@ -145,9 +195,15 @@ def trial(t: Trial) -> None:
     check(t, name, before)
 
 
-def at_random(t: Trial, command: Command, number: int, real: bool, early: bool = False, again: bool = False) -> None:
+def at_random(
+    t: Trial, command: Command, number: int, real: bool, early: bool = False, again: bool = False
+) -> None:
     """A signal at some moment of a run that is a little longer than it needs to be."""
-    seconds = 0.1 if early else float((undisturbed(t.house, name_of(command)) / "seconds").read_text()) + (1.2 if real else 0)
+    seconds = (
+        0.1
+        if early
+        else float((undisturbed(t.house, name_of(command)) / "seconds").read_text()) + (1.2 if real else 0)
+    )
     words = command.again if again and command.again and held(t.folder / command.run) else command.words
     running = t.start(*words, real=real)
     moment = t.random.random() * seconds
@@ -171,15 +227,22 @@ def check(t: Trial, name: str, before: int, best: bool = True) -> None:
     command = COMMANDS[name]
     if name == "export-lora":
         t.whole(t.folder / "merged.gguf")
-    elif t.must(not before or held(t.folder / command.run), "no checkpoint of the run that was there is left"):
+    elif t.must(
+        not before or held(t.folder / command.run), "no checkpoint of the run that was there is left"
+    ):
         t.whole(t.folder / command.run)
     ended = t.run(*(command.again or command.words), judge=False) if command.again else None
-    old = name == "overwrite" and same(t.folder / command.result, t.house.things / command.result)  # it was not replaced yet
+    old = name == "overwrite" and same(
+        t.folder / command.result, t.house.things / command.result
+    )  # it was not replaced yet
     if ended is None or ended.code or old:
         ended = t.run(*command.words, codes=(0,))
     if ended.code == 0:
         good = undisturbed(t.house, name) / "here"
-        t.must(same(t.folder / command.result, good / command.result), "what was gone on with ends with other bits")
+        t.must(
+            same(t.folder / command.result, good / command.result),
+            "what was gone on with ends with other bits",
+        )
         named = Path(command.run) / "best.gguf"
         if best and (good / named).is_file():
             t.must(same(t.folder / named, good / named), "its best is another's")
@@ -187,8 +250,13 @@ def check(t: Trial, name: str, before: int, best: bool = True) -> None:
         t.whole(t.folder / command.result)
         t.tidy(t.folder)
     if name == "copies":
-        t.must(copies(t.folder) == ["c-2.gguf", "c-4.gguf", "c-LATEST.gguf"], f"of the copies there are {copies(t.folder)}")
-        shown = [json.loads(line)["step"] for line in (t.folder / "out" / "samples.jsonl").read_text().splitlines()]
+        t.must(
+            copies(t.folder) == ["c-2.gguf", "c-4.gguf", "c-LATEST.gguf"],
+            f"of the copies there are {copies(t.folder)}",
+        )
+        shown = [
+            json.loads(line)["step"] for line in (t.folder / "out" / "samples.jsonl").read_text().splitlines()
+        ]
         t.must(shown == [0, 2, 4], f"samples are of steps {shown}")
     if name == "overwrite":
         t.must((t.folder / "run" / "notes.txt").is_file(), "a file of the user's in the folder is gone")

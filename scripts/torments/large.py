@@ -15,7 +15,10 @@ MEGABYTE = 1_000_000
 
 def chat(count: int, length: int, roles: tuple[str, ...] = ("user", "assistant")) -> str:
     words = "".join(Random(length).choices("abcdefghij ", k=length))
-    return json.dumps({"messages": [{"role": roles[i % len(roles)], "content": words} for i in range(count)]}) + "\n"
+    return (
+        json.dumps({"messages": [{"role": roles[i % len(roles)], "content": words} for i in range(count)]})
+        + "\n"
+    )
 
 
 def letters(alphabet: str, count: int) -> str:
@@ -31,7 +34,9 @@ DATA: dict[str, Callable[[], str]] = {
     "one turn of the assistant's after 20,000 of the user's": lambda: chat(20_000, 20, ("user",)),
     "deep JSON": lambda: '{"text": ' + "[" * 2_000_000 + "]" * 2_000_000 + "}\n",
     "a JSON number of 5 MB": lambda: '{"text": ' + "9" * 5 * MEGABYTE + "}\n",
-    "a prompt of 5 MB": lambda: json.dumps({"prompt": letters("abc ", 5 * MEGABYTE), "completion": "x"}) + "\n",
+    "a prompt of 5 MB": lambda: (
+        json.dumps({"prompt": letters("abc ", 5 * MEGABYTE), "completion": "x"}) + "\n"
+    ),
     "100,000 empty lines": lambda: "\n" * 100_000 + chat(2, 10),
 }
 TEXTS: dict[str, Callable[[], str]] = {
@@ -49,13 +54,17 @@ TEMPLATES = {  # that never end, or take much
     "a power": "{{ (10**7) ** (10**7) }}",
     "a power of what is known later": "{{ (10**7 + messages|length) ** (10**7) }}",
     "nested loops": LOOPS,
-    "nested loops for all but the smallest chat": "{% if messages[0].content|length > 2 %}" + LOOPS + "{% endif %}x",
+    "nested loops for all but the smallest chat": "{% if messages[0].content|length > 2 %}"
+    + LOOPS
+    + "{% endif %}x",
     "JSON of a large list": "{{ ((range(99999) | list) * 50) | tojson }}",
     "a list that grows while it is read": "{% for m in messages %}{% set _ = messages.append(m) %}{% endfor %}",
 }
 HOSTILE = 3.0  # seconds of the processor for one of them, the start of the command included
 SHORT = (0, 1, 5)  # of the cases
-CASES = [("preview", name) for name in DATA] + [(way, name) for name in TEXTS for way in ("learned", "preview", "generate")]
+CASES = [("preview", name) for name in DATA] + [
+    (way, name) for name in TEXTS for way in ("learned", "preview", "generate")
+]
 CASES += [("template", name) for name in TEMPLATES]
 
 
@@ -74,10 +83,33 @@ def trial(t: Trial) -> None:
     memory = WHOLE if name in ("one letter", "white space") and way != "generate" else MEMORY
     model = "learned.gguf" if t.number % 2 else "base.gguf"
     if way == "learned":
-        words: tuple[Argument, ...] = ("from-scratch", path, *TINY[2:], *SAME, "--vocab-size", 1000, "--iters", 1, "--out", "o")
+        words: tuple[Argument, ...] = (
+            "from-scratch",
+            path,
+            *TINY[2:],
+            *SAME,
+            "--vocab-size",
+            1000,
+            "--iters",
+            1,
+            "--out",
+            "o",
+        )
         t.run(*words, real=True, codes=(0, 1), seconds=SECONDS + LEARNING, memory=memory)
     elif way == "generate":
-        t.run("generate", model, "--file", path, "-n", 1, "--threads", 1, real=True, seconds=SECONDS, memory=MEMORY)
+        t.run(
+            "generate",
+            model,
+            "--file",
+            path,
+            "-n",
+            1,
+            "--threads",
+            1,
+            real=True,
+            seconds=SECONDS,
+            memory=MEMORY,
+        )
     else:
         ended = t.run(
             *("preview", path, "--model", "base.gguf" if name in DATA else model, "-n", 1, "--ctx", 8192),
@@ -98,5 +130,9 @@ def hostile_template(t: Trial, source: str) -> None:
 
 
 KIND = Kind(
-    name="large", what="inputs of ten megabytes, long in one way or another", count=lambda _: len(CASES), short=SHORT, trial=trial
+    name="large",
+    what="inputs of ten megabytes, long in one way or another",
+    count=lambda _: len(CASES),
+    short=SHORT,
+    trial=trial,
 )

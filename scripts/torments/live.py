@@ -32,7 +32,12 @@ MODELS: tuple[tuple[Argument, ...], ...] = (
     ("--no-flash", "--ctx", 512, "--batch", 8),
     ("--no-flash", "--ctx", 1024, "--batch", 4, "--remat", "none"),
     ("--ctx", 512, "--embd", 256, "--ff", 512, "--batch", 16),
-    ("--vocab-size", 400, "--embd", 256),  # which the text has: where it is not read, all that is asked for counts
+    (
+        "--vocab-size",
+        400,
+        "--embd",
+        256,
+    ),  # which the text has: where it is not read, all that is asked for counts
     ("--optimizer", "lbfgs", "--embd", 256, "--iters", 8),  # whose history is full then
 )
 GROWS = 8_000_000  # bytes that 19,000 more steps may take: the figures of the page
@@ -90,7 +95,8 @@ def streams(t: Trial, place: int) -> None:
     if words is run:
         t.must(
             kills.same(
-                t.folder / "out" / "model.gguf", kills.undisturbed(t.house, "from-scratch") / "here" / "out" / "model.gguf"
+                t.folder / "out" / "model.gguf",
+                kills.undisturbed(t.house, "from-scratch") / "here" / "out" / "model.gguf",
             ),
             "the run is not whole",
         )
@@ -100,7 +106,16 @@ def planned(t: Trial, place: int) -> None:
     """A plan is within five parts in a hundred of what the run takes, or of what is allowed for what an interpreter loads late;
     who learns a vocabulary for it is gone by then."""
     t.given("text.txt")
-    options: list[Argument] = ["text.txt", *TINY, *SAME, "--iters", 3, "--eval-every", 0, *MODELS[place % len(MODELS)]]
+    options: list[Argument] = [
+        "text.txt",
+        *TINY,
+        *SAME,
+        "--iters",
+        3,
+        "--eval-every",
+        0,
+        *MODELS[place % len(MODELS)],
+    ]
     t.run("from-scratch", *options, "--out", "first", real=True, judge=False)  # so that its kernels are there
     told = t.run("plan", "from-scratch", "--json", *options, real=True, codes=(0,))
     ended = t.start("from-scratch", *options, "--out", "out", real=True, seconds=120).wait()
@@ -134,7 +149,10 @@ def limited(t: Trial, place: int) -> None:
     t.run(*words[:-4], "--out", "first", real=True, judge=False)  # so that its kernels are there
     ended = t.run(*words, real=True, codes=(0, 1), memory=limit * 1e6, seconds=60)
     told = t.run("plan", *words[:-2], real=True, codes=(0, 1))
-    t.must(ended.code == told.code, f"the plan ends with {told.code} and the run with {ended.code}: {last_line(ended.err)}")
+    t.must(
+        ended.code == told.code,
+        f"the plan ends with {told.code} and the run with {ended.code}: {last_line(ended.err)}",
+    )
 
 
 def starved(t: Trial, place: int) -> None:
@@ -144,10 +162,18 @@ def starved(t: Trial, place: int) -> None:
     words = commands[place % len(commands)]
     if place % 5 == 4:  # from its first moment, and with all its threads
         before = ("sh", "-c", f'ulimit -v {t.random.randint(LEAST, ENOUGH)}; exec "$@"', "sh")
-        ended = t.start(*words[:1], *("2" if word == 1 else word for word in words[1:]), real=True, before=before).wait()
+        ended = t.start(
+            *words[:1], *("2" if word == 1 else word for word in words[1:]), real=True, before=before
+        ).wait()
         t.codes.append(ended.code)
-        loading = f"{ROOT}/llamatrain/recipe" not in ended.err  # the interpreter's own first moments are its own
-        t.faults += judged(ended, (0, 1), said=False) if ended.code >= 0 and not (loading and "Traceback" in ended.err) else []
+        loading = (
+            f"{ROOT}/llamatrain/recipe" not in ended.err
+        )  # the interpreter's own first moments are its own
+        t.faults += (
+            judged(ended, (0, 1), said=False)
+            if ended.code >= 0 and not (loading and "Traceback" in ended.err)
+            else []
+        )
     else:
         t.run(*words, plan={"memory": int(10 ** t.random.uniform(3, 7.5))}, codes=(0, 1))
     t.whole(t.folder)
@@ -184,7 +210,9 @@ def base_moved(t: Trial, place: int) -> None:
     moved = t.folder / ("text.txt" if place % 5 == 4 else "base.gguf")
     other = t.folder / "elsewhere" / "other.gguf"
     other.parent.mkdir()
-    at = t.random.randint(1, int((kills.undisturbed(t.house, kills.name_of(command)) / "operations").read_text()))
+    at = t.random.randint(
+        1, int((kills.undisturbed(t.house, kills.name_of(command)) / "operations").read_text())
+    )
     while_it_runs = place % 3 == 0
     plan: dict[str, object] = {"under": [str(t.folder / "out")], "at": at, "do": "kill"}
     if while_it_runs:
@@ -196,7 +224,9 @@ def base_moved(t: Trial, place: int) -> None:
         if place % 3 == 1:  # another of the same size in its place
             raw = other.read_bytes()
             moved.write_bytes(raw[: len(raw) // 2] + raw[: len(raw) // 2 - 1 : -1])
-        if "not what it was" in t.run(*command.again, codes=(0, 1, 2)).err:  # then the shuffle begins anew, and bits are others
+        if (
+            "not what it was" in t.run(*command.again, codes=(0, 1, 2)).err
+        ):  # then the shuffle begins anew, and bits are others
             t.whole(t.folder / "out")
             t.tidy(t.folder)
             return
@@ -245,11 +275,15 @@ def half_characters(t: Trial, place: int) -> None:
     texts = [each for each in made.entries if each.key.startswith(b"training.") and each.raw[8:9] == b"{"]
     entry = t.random.choice(texts)
     words = entry.raw[8:].decode()
-    entry.raw = gguf.text(t.random.choice([words.replace('": "', '": "\\ud800', 1), words.replace('{"', '{"\\udfff', 1)]))
+    entry.raw = gguf.text(
+        t.random.choice([words.replace('": "', '": "\\ud800', 1), words.replace('{"', '{"\\udfff', 1)])
+    )
     path.write_bytes(signed(made.packed()))
-    command: tuple[Argument, ...] = (("from-scratch", "--resume", "run", "--iters", 5), ("inspect", path), ("report", "run"))[
-        place % 3
-    ]
+    command: tuple[Argument, ...] = (
+        ("from-scratch", "--resume", "run", "--iters", 5),
+        ("inspect", path),
+        ("report", "run"),
+    )[place % 3]
     t.run(*command)
 
 
@@ -260,7 +294,8 @@ def bytes_of_paths(t: Trial, place: int) -> None:
     (t.folder / "base.gguf").rename(t.folder / name)
     ended = t.run("generate", name, "--prompt", "ab", "-n", 2, "--threads", 1, "-v", real=True, codes=(0,))
     t.must(
-        "\\xff\\xfe.gguf" in ended.err and "udcff" not in ended.err, f"the path is not one for a shell: {last_line(ended.err)}"
+        "\\xff\\xfe.gguf" in ended.err and "udcff" not in ended.err,
+        f"the path is not one for a shell: {last_line(ended.err)}",
     )
 
 
@@ -271,7 +306,9 @@ def no_place_for_kernels(t: Trial, place: int) -> None:
     words: tuple[Argument, ...] = ("evaluate", "base.gguf", "text.txt", "--threads", 1)
     t.run(*words, real=True, cache=blocked, codes=(0,), judge=False, seconds=600)
     ended = t.run(*words, real=True, cache=blocked, codes=(0,), judge=False)
-    t.must(ended.code == 0 and "compiled" not in ended.err, f"kernels are compiled again: {last_line(ended.err)}")
+    t.must(
+        ended.code == 0 and "compiled" not in ended.err, f"kernels are compiled again: {last_line(ended.err)}"
+    )
 
 
 def other_sources(t: Trial, place: int) -> None:
@@ -286,11 +323,22 @@ def other_sources(t: Trial, place: int) -> None:
     changed = t.random.choice(sorted((other / "llamatrain").rglob("*.py")))
     changed.write_text(changed.read_text() + "# changed\n")
     ranks = f"import os, sys; sys.path.insert(0, {str(other)!r} if os.environ.get('PMI_RANK') == '1' else {str(ROOT)!r}); "
-    words = [str(mpiexec), "-n", "2", sys.executable, "-c", ranks + "from llamatrain.cli.main import main; main()"]
+    words = [
+        str(mpiexec),
+        "-n",
+        "2",
+        sys.executable,
+        "-c",
+        ranks + "from llamatrain.cli.main import main; main()",
+    ]
     words += ["from-scratch", "text.txt", *map(str, TINY), "--iters", "1", "--out", "out"]
     environment = t.job((), None).environment() | {"PYTHONPATH": ""}
-    done = subprocess.run(words, cwd=t.folder, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    t.must(done.returncode == 1 and "source code" in done.stderr, f"they run together: {last_line(done.stderr)}")
+    done = subprocess.run(
+        words, cwd=t.folder, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    t.must(
+        done.returncode == 1 and "source code" in done.stderr, f"they run together: {last_line(done.stderr)}"
+    )
     t.must("Traceback" not in done.stderr, f"a traceback: {last_line(done.stderr)}")
 
 
@@ -300,11 +348,27 @@ def logged(t: Trial, place: int) -> None:
     t.given(base)
     row = ({"prompt": "a" * 60, "completion": "b" * 90}, {"messages": CHAT})[place]
     (t.folder / "many.jsonl").write_text((json.dumps(row) + "\n") * count)
-    words: tuple[Argument, ...] = ("finetune", base, "many.jsonl", *SAME, "--iters", 1, "--ctx", 256, "--out", "out")
+    words: tuple[Argument, ...] = (
+        "finetune",
+        base,
+        "many.jsonl",
+        *SAME,
+        "--iters",
+        1,
+        "--ctx",
+        256,
+        "--out",
+        "out",
+    )
     ended = t.run(*words, plan={"clock": times}, codes=(0,), seconds=60, cache=t.place / "cache")
-    told = [int(each) for each in re.findall(r"^tokenizing .* of .*, after (\d+) s$", ended.err, re.MULTILINE)]
+    told = [
+        int(each) for each in re.findall(r"^tokenizing .* of .*, after (\d+) s$", ended.err, re.MULTILINE)
+    ]
     begins = [0, *told]
-    t.must(len(told) >= 2, f"no line tells of it in {ended.wall:.1f} s, which the clock took for {ended.wall * times:.0f}")
+    t.must(
+        len(told) >= 2,
+        f"no line tells of it in {ended.wall:.1f} s, which the clock took for {ended.wall * times:.0f}",
+    )
     t.must(all(b - a >= 14 for a, b in pairwise(begins)), f"lines too close together, after {told} s")
     t.must(all(b - a <= 15 + 2 * times for a, b in pairwise(begins)), f"lines too far apart, after {told} s")
 
@@ -313,10 +377,15 @@ def many_steps(t: Trial, place: int) -> None:
     """A long run of short steps takes no more memory than a short one, but for what is drawn."""
     words: tuple[Argument, ...] = ("from-scratch", *TINY[2:], "--save-every", 0, "--threads", 1)
     peaks = [
-        t.run(*words, "--iters", count, "--out", f"o{count}", real=True, codes=(0,), seconds=600, memory=1e9).peak
+        t.run(
+            *words, "--iters", count, "--out", f"o{count}", real=True, codes=(0,), seconds=600, memory=1e9
+        ).peak
         for count in (1000, 20_000)
     ]
-    t.must(peaks[1] < peaks[0] + GROWS, f"{peaks[0] / 1e6:.1f} MB for 1,000 steps, {peaks[1] / 1e6:.1f} MB for 20,000")
+    t.must(
+        peaks[1] < peaks[0] + GROWS,
+        f"{peaks[0] / 1e6:.1f} MB for 1,000 steps, {peaks[1] / 1e6:.1f} MB for 20,000",
+    )
 
 
 KIND = kind_of(

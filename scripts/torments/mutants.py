@@ -46,7 +46,9 @@ def models(t: Trial) -> None:
 
 def vocabularies(t: Trial) -> None:
     """What is wrong is in the words."""
-    made = gguf.parse((t.house.things / t.random.choice(["base.gguf", "learned.gguf", "plain.gguf"])).read_bytes())
+    made = gguf.parse(
+        (t.house.things / t.random.choice(["base.gguf", "learned.gguf", "plain.gguf"])).read_bytes()
+    )
     words = [entry for entry in made.entries if entry.key.startswith(b"tokenizer.")]
     for _ in range(t.random.choice([1, 1, 2])):
         t.random.choice(ENTRY)(t.random.choice(words), t.random)
@@ -66,7 +68,12 @@ def adapters(t: Trial) -> None:
     path = mutant(t, "a.gguf", "adapter.gguf")
     base = t.house.things / "base.gguf"
     merge = ("export-lora", base, "--lora", path, "--out", "o.gguf", "--threads", 1)
-    attempt(t, *t.random.choice([("inspect", path), merge, merge, ("generate", base, "--lora", path, "--prompt", "a", "-n", 1)]))
+    attempt(
+        t,
+        *t.random.choice(
+            [("inspect", path), merge, merge, ("generate", base, "--lora", path, "--prompt", "a", "-n", 1)]
+        ),
+    )
 
 
 def old_adapters(t: Trial) -> None:
@@ -76,12 +83,17 @@ def old_adapters(t: Trial) -> None:
         place = t.random.choice([0, 4, 8, 12, 16, 20, 24, 28, 32])
         made[place : place + 4] = t.random.choice([0, 1, 8, 255, 2**31, 2**32 - 1]).to_bytes(4, "little")
     (t.folder / "old.bin").write_bytes(bytes(made) if t.random.random() < 0.5 else any_bytes(raw, t.random))
-    attempt(t, "export-lora", t.house.things / "base.gguf", "--lora", "old.bin", "--out", "o.gguf", "--threads", 1)
+    attempt(
+        t, "export-lora", t.house.things / "base.gguf", "--lora", "old.bin", "--out", "o.gguf", "--threads", 1
+    )
 
 
 def peft_folders(t: Trial) -> None:
     t.given("peft")
-    config, weights = t.folder / "peft" / "adapter_config.json", t.folder / "peft" / "adapter_model.safetensors"
+    config, weights = (
+        t.folder / "peft" / "adapter_config.json",
+        t.folder / "peft" / "adapter_model.safetensors",
+    )
     if t.random.random() < 0.5:
         config.write_bytes(as_json(changed_json(json.loads(config.read_text()), t.random), t.random))
     else:
@@ -90,7 +102,9 @@ def peft_folders(t: Trial) -> None:
         head = as_json(changed_json(json.loads(raw[8 : 8 + size]), t.random), t.random)
         told = len(head) if t.random.random() < 0.8 else t.random.choice([0, 1, 2**31, 2**63, 2**64 - 1])
         weights.write_bytes(struct.pack("<Q", told) + head + raw[8 + size :])
-    attempt(t, "export-lora", t.house.things / "base.gguf", "--lora", "peft", "--out", "o.gguf", "--threads", 1)
+    attempt(
+        t, "export-lora", t.house.things / "base.gguf", "--lora", "peft", "--out", "o.gguf", "--threads", 1
+    )
 
 
 # ---- checkpoints -----------------------------------------------------------
@@ -114,7 +128,11 @@ def wrong_state(raw: bytes, t: Trial) -> bytes:
         entry = t.random.choice(texts)
         entry.raw = gguf.text(json.dumps(changed_json(json.loads(entry.raw[8:]), t.random)))
         return made.packed()
-    own = [each for each in made.entries if each.key.startswith((b"training.", b"optimizer.")) and each.key != CHECKSUM]
+    own = [
+        each
+        for each in made.entries
+        if each.key.startswith((b"training.", b"optimizer.")) and each.key != CHECKSUM
+    ]
     t.random.choice(ENTRY)(t.random.choice(own), t.random)
     return made.packed()
 
@@ -166,4 +184,10 @@ def trial(t: Trial) -> None:
     shutil.rmtree(t.folder / "o", ignore_errors=True)
 
 
-KIND = Kind(name="mutants", what="files and options that are a little wrong", count=lambda _: FULL, short=40, trial=trial)
+KIND = Kind(
+    name="mutants",
+    what="files and options that are a little wrong",
+    count=lambda _: FULL,
+    short=40,
+    trial=trial,
+)

@@ -9,7 +9,23 @@ from typing import Any
 from torments import gguf
 from torments.gguf import ARRAY, STRING, U32, Entry, Info, Parts
 
-EXTREMES = (0, 1, 2, 7, 31, 2**15, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**40, 2**62, 2**63 - 1, 2**63, 2**64 - 1)
+EXTREMES = (
+    0,
+    1,
+    2,
+    7,
+    31,
+    2**15,
+    2**31 - 1,
+    2**31,
+    2**32 - 1,
+    2**32,
+    2**40,
+    2**62,
+    2**63 - 1,
+    2**63,
+    2**64 - 1,
+)
 STRINGS = (
     b"",
     b"\0",
@@ -170,7 +186,11 @@ def items_of(raw: bytes, inner: int, count: int) -> list[bytes]:
     cursor = gguf.Cursor(raw)
     cursor.place = 12
     try:
-        return [cursor.value(inner) for _ in range(count)] if inner in (*gguf.SIZES, STRING) and count <= len(raw) else []
+        return (
+            [cursor.value(inner) for _ in range(count)]
+            if inner in (*gguf.SIZES, STRING) and count <= len(raw)
+            else []
+        )
     except struct.error:
         return []
 
@@ -216,9 +236,13 @@ def change_parts(made: Parts, chance: Random) -> None:
     elif what == 2:
         made.version = chance.choice([0, 1, 2, 4, 2**24, 2**32 - 1])
     elif what == 3:
-        made.data = chance.choice([b"", made.data[: len(made.data) // 2], made.data + bytes(100), made.data[1:]])
+        made.data = chance.choice(
+            [b"", made.data[: len(made.data) // 2], made.data + bytes(100), made.data[1:]]
+        )
     elif what == 4 and made.infos:
-        made.infos.append(made.infos[0]) if chance.random() < 0.5 else made.infos.pop(chance.randrange(len(made.infos)))
+        made.infos.append(made.infos[0]) if chance.random() < 0.5 else made.infos.pop(
+            chance.randrange(len(made.infos))
+        )
     elif what == 5 and made.infos:
         for info in made.infos:
             info.kind = chance.choice([0, 1, 2, 8, 12, 30])
@@ -250,7 +274,13 @@ def mutated(raw: bytes, chance: Random) -> bytes:
 
 
 def paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    inner = list(value.items()) if isinstance(value, dict) else list(enumerate(value)) if isinstance(value, list) else []
+    inner = (
+        list(value.items())
+        if isinstance(value, dict)
+        else list(enumerate(value))
+        if isinstance(value, list)
+        else []
+    )
     return [path, *(each for key, item in inner for each in paths(item, (*path, key)))]
 
 

@@ -174,7 +174,9 @@ def _child(job: Job, files: tuple[Path, Path], stdin: Path) -> int:
 
     faulthandler.disable()
     os.setsid()
-    for number, (path, flags) in enumerate([(stdin, os.O_RDONLY), (files[0], os.O_WRONLY), (files[1], os.O_WRONLY)]):
+    for number, (path, flags) in enumerate(
+        [(stdin, os.O_RDONLY), (files[0], os.O_WRONLY), (files[1], os.O_WRONLY)]
+    ):
         place = os.open(path, flags)
         os.dup2(place, number)
         os.close(place)

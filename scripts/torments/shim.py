@@ -75,7 +75,11 @@ class Shim:
         if sizes := self.plan.get("sizes"):
             self.tell(sizes, os.O_APPEND, size)
         full = self.plan.get("do") == "full"
-        if full and size and (self.count >= self.plan["at"] if "at" in self.plan else self.written > self.plan["bytes"]):
+        if (
+            full
+            and size
+            and (self.count >= self.plan["at"] if "at" in self.plan else self.written > self.plan["bytes"])
+        ):
             raise NoRoom(self.room(size))
         if self.plan.get("do") == "deny":
             raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(place))
@@ -166,7 +170,11 @@ def watch_opening() -> None:
         if event not in ("open", "mmap.__new__", "os.rename", "os.remove", "os.listdir", "os.scandir"):
             return
         path = arguments[0] if arguments else None
-        seen = seen or (event == "open" and isinstance(path, str | bytes) and os.fsdecode(path).endswith(SHIM.plan["after"]))
+        seen = seen or (
+            event == "open"
+            and isinstance(path, str | bytes)
+            and os.fsdecode(path).endswith(SHIM.plan["after"])
+        )
         if seen and not SHIM.busy:
             SHIM.count += 1
             if counter := SHIM.plan.get("count"):
@@ -224,7 +232,14 @@ def delete(plan: dict[str, Any]) -> None:
 
 
 real_rename = os.rename
-STRIKES = {"kill": die, "change": change, "move": move, "remove": remove, "delete": delete, "count": lambda _: None}
+STRIKES = {
+    "kill": die,
+    "change": change,
+    "move": move,
+    "remove": remove,
+    "delete": delete,
+    "count": lambda _: None,
+}
 SHIM = Shim({})
 
 
@@ -259,7 +274,9 @@ def install() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest, resource.RLIM_INFINITY))
     if more := plan.get("memory"):
         pages = int(Path("/proc/self/statm").read_text().split()[0])
-        resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + more, resource.RLIM_INFINITY))
+        resource.setrlimit(
+            resource.RLIMIT_AS, (pages * resource.getpagesize() + more, resource.RLIM_INFINITY)
+        )
     if plan.get("after"):
         watch_opening()
     if SHIM.under:

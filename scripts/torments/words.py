@@ -65,7 +65,9 @@ def json_lines(t: Trial) -> None:
     name = t.random.choice(["chats.jsonl", "pairs.jsonl", "better.jsonl"])
     lines = [json.loads(line) for line in (t.house.things / name).read_text().splitlines()][:8]
     changed = [
-        as_json(changed_json(each, t.random), t.random) if t.random.random() < 0.4 else json.dumps(each).encode()
+        as_json(changed_json(each, t.random), t.random)
+        if t.random.random() < 0.4
+        else json.dumps(each).encode()
         for each in lines
     ]
     (t.folder / "d.jsonl").write_bytes(t.random.choice([b"\n", b"\n", b"\r\n", b"\n\n", b""]).join(changed))
@@ -95,9 +97,24 @@ def templates(t: Trial) -> None:
 
 
 def talk(t: Trial, model: str) -> None:
-    said = t.random.choice([b"ab\ncd\n", b"", b"\n\n\n", b"x" * 100_000, b"\xff\xfe\x00\n\x80", b"{{ 1/0 }}\n</s>\n", b"ab"])
+    said = t.random.choice(
+        [b"ab\ncd\n", b"", b"\n\n\n", b"x" * 100_000, b"\xff\xfe\x00\n\x80", b"{{ 1/0 }}\n</s>\n", b"ab"]
+    )
     system = t.random.choice([(), ("--system", ""), ("--system", "{{ x }}" * 500)])
-    attempt(t, "generate", model, "--chat", "-n", 2, "--ctx", 64, "--threads", 1, *system, stdin=any_bytes(said, t.random))
+    attempt(
+        t,
+        "generate",
+        model,
+        "--chat",
+        "-n",
+        2,
+        "--ctx",
+        64,
+        "--threads",
+        1,
+        *system,
+        stdin=any_bytes(said, t.random),
+    )
 
 
 def runs(t: Trial) -> None:
@@ -134,7 +151,14 @@ def recipes(t: Trial) -> None:
     raw = "\n".join(lines).encode()
     (t.folder / "r.toml").write_bytes(any_bytes(raw, t.random) if t.random.random() < 0.3 else raw)
     t.given("text.txt")
-    attempt(t, "plan", t.random.choice(["from-scratch", "from-scratch", "finetune"]), "text.txt", "--config", "r.toml")
+    attempt(
+        t,
+        "plan",
+        t.random.choice(["from-scratch", "from-scratch", "finetune"]),
+        "text.txt",
+        "--config",
+        "r.toml",
+    )
 
 
 def options_of(t: Trial, command: str) -> list[str]:
@@ -144,7 +168,11 @@ def options_of(t: Trial, command: str) -> list[str]:
         place.parent.mkdir(exist_ok=True)
         other = Trial(kind="help", number=0, seed=0, place=t.house.folder / "helping", house=t.house)
         text = other.run(*command.split(), "--help").out
-        place.write_text("\n".join(re.findall(r"^[^\w-]*(--?[a-z][\w-]*)(?:,\s+--[\w-]+)?\s+[A-Z|a-z=]{2,}", text, re.MULTILINE)))
+        place.write_text(
+            "\n".join(
+                re.findall(r"^[^\w-]*(--?[a-z][\w-]*)(?:,\s+--[\w-]+)?\s+[A-Z|a-z=]{2,}", text, re.MULTILINE)
+            )
+        )
     return place.read_text().split()
 
 
@@ -170,6 +198,18 @@ def options(t: Trial) -> None:
         name = t.random.choice(options_of(t, command))
         numbers = [each for each in NUMBERS if name not in WORK or each not in ("4096", "65536")]
         numbers = ["7" if (name, each) == ("--batch", "65536") else each for each in numbers]  # likewise
-        values = [*numbers, "text.txt", "base.gguf", "/dev/null", "/dev/full", "nowhere", ".", "x" * 5000, "-", "auto", "all"]
+        values = [
+            *numbers,
+            "text.txt",
+            "base.gguf",
+            "/dev/null",
+            "/dev/full",
+            "nowhere",
+            ".",
+            "x" * 5000,
+            "-",
+            "auto",
+            "all",
+        ]
         more += [name, *(t.random.choice(values) for _ in range(1 + (name == "--lora-scaled")))]
     attempt(t, *command.split(), *commands[command], *more)

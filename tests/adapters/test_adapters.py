@@ -49,11 +49,18 @@ def test_what_a_pair_adds() -> None:
 
 def test_gguf_there_and_back(tmp_path: Path) -> None:
     made = adapter(H, MATRICES)
-    gguf.write(tmp_path / "a.gguf", made, metadata={"general.author": string("me"), "general.type": string("model")})
+    gguf.write(
+        tmp_path / "a.gguf", made, metadata={"general.author": string("me"), "general.type": string("model")}
+    )
     found = read(tmp_path / "a.gguf", H)
     assert same(found, made) and (found.alpha, found.name, found.architecture) == (8.0, "mine", LLAMA)
     keys = open_gguf(tmp_path / "a.gguf").metadata
-    assert (keys["general.type"], keys["adapter.type"], keys["general.author"], keys["general.file_type"]) == (
+    assert (
+        keys["general.type"],
+        keys["adapter.type"],
+        keys["general.author"],
+        keys["general.file_type"],
+    ) == (
         "adapter",
         "lora",
         "me",
@@ -62,7 +69,9 @@ def test_gguf_there_and_back(tmp_path: Path) -> None:
     gguf.write(tmp_path / "h.gguf", made, "f16")
     half = read(tmp_path / "h.gguf", H)
     assert open_gguf(tmp_path / "h.gguf").metadata["general.file_type"] == 1
-    assert all(np.array_equal(half.pairs[name].a, pair.a.astype(np.float16)) for name, pair in made.pairs.items())
+    assert all(
+        np.array_equal(half.pairs[name].a, pair.a.astype(np.float16)) for name, pair in made.pairs.items()
+    )
 
 
 @pytest.mark.parametrize("alpha", [0.0, 8.0])
@@ -79,9 +88,17 @@ def test_gguf_of_other_types(tmp_path: Path, kind: str) -> None:
     """Without an alpha the scale is 1; a rank of 1 may leave out its axis."""
     random = np.random.default_rng(1)
     a, b = random.standard_normal((32, 64), np.float32), random.standard_normal((64, 32), np.float32)
-    keys = {"general.type": string("adapter"), "general.architecture": string("llama"), "adapter.type": string("lora")}
+    keys = {
+        "general.type": string("adapter"),
+        "general.architecture": string("llama"),
+        "adapter.type": string("lora"),
+    }
     raw_a, raw_b = quants.encode(a, by_name(kind)), quants.encode(b, by_name(kind))
-    write(tmp_path / "a.gguf", keys, {f"{Q}.lora_a": (raw_a, a.shape, kind), f"{Q}.lora_b": (raw_b, b.shape, kind)})
+    write(
+        tmp_path / "a.gguf",
+        keys,
+        {f"{Q}.lora_a": (raw_a, a.shape, kind), f"{Q}.lora_b": (raw_b, b.shape, kind)},
+    )
     pair = read(tmp_path / "a.gguf", H).pairs[Q]
     assert pair.scale == 1 and np.array_equal(pair.a, quants.decode(raw_a, by_name(kind)))
     one = {f"{Q}.lora_a": (a[0].tobytes(), (64,), "F32"), f"{Q}.lora_b": (b[:, :1].tobytes(), (64, 1), "F32")}
@@ -89,8 +106,12 @@ def test_gguf_of_other_types(tmp_path: Path, kind: str) -> None:
     assert np.array_equal(read(tmp_path / "b.gguf", H).pairs[Q].a, a[:1])
 
 
-def write(path: Path, keys: dict[str, Value], tensors: dict[str, tuple[np.ndarray | bytes, tuple[int, ...], str]]) -> None:
-    with new_gguf(path, keys, [TensorInfo(name, by_name(kind), shape) for name, (_, shape, kind) in tensors.items()]) as out:
+def write(
+    path: Path, keys: dict[str, Value], tensors: dict[str, tuple[np.ndarray | bytes, tuple[int, ...], str]]
+) -> None:
+    with new_gguf(
+        path, keys, [TensorInfo(name, by_name(kind), shape) for name, (_, shape, kind) in tensors.items()]
+    ) as out:
         for name, (raw, _, _) in tensors.items():
             out.write(name, [raw])
 
@@ -120,10 +141,16 @@ GOOD = {f"{Q}.lora_a": A, f"{Q}.lora_b": B}
         ({}, GOOD | {".lora_a": A}, "no part of an adapter"),
         ({}, {f"{Q}.lora_a": (A[0], (64, 4), "F32"), f"{Q}.lora_b": B}, "share no rank"),
         ({}, {f"{Q}.lora_a": (A[0], (2, 2, 64), "F32"), f"{Q}.lora_b": B}, "has 3 dimensions"),
-        ({}, {f"{Q}.lora_a": (bytes(4 * 144), (4, 256), "Q4_K"), f"{Q}.lora_b": B}, "is Q4_K; adapters are F32"),
+        (
+            {},
+            {f"{Q}.lora_a": (bytes(4 * 144), (4, 256), "Q4_K"), f"{Q}.lora_b": B},
+            "is Q4_K; adapters are F32",
+        ),
     ],
 )
-def test_gguf_that_is_no_adapter(tmp_path: Path, keys: dict[str, Value], tensors: dict[str, object], told: str) -> None:
+def test_gguf_that_is_no_adapter(
+    tmp_path: Path, keys: dict[str, Value], tensors: dict[str, object], told: str
+) -> None:
     write(tmp_path / "a.gguf", KEYS | keys, tensors)  # type: ignore[arg-type]
     refused(told, tmp_path / "a.gguf")
     write(tmp_path / "good.gguf", KEYS, GOOD)
@@ -137,9 +164,13 @@ def test_ggla(tmp_path: Path) -> None:
     """The scale is alpha / r for all, whatever a tensor's own rank."""
     names = [EMBEDDINGS, "output_norm.weight", Q]
     pairs = adapter(H, names, rank=4).pairs | {
-        "blk.0.attn_norm.weight": adapter(H, ["blk.0.attn_norm.weight"], rank=1).pairs["blk.0.attn_norm.weight"]
+        "blk.0.attn_norm.weight": adapter(H, ["blk.0.attn_norm.weight"], rank=1).pairs[
+            "blk.0.attn_norm.weight"
+        ]
     }
-    made = Adapter(source=Path(), alpha=6, pairs={name: replace(pair, scale=1.5) for name, pair in pairs.items()})
+    made = Adapter(
+        source=Path(), alpha=6, pairs={name: replace(pair, scale=1.5) for name, pair in pairs.items()}
+    )
     (tmp_path / "l.bin").write_bytes(ggla(made, 4, 6))
     found = read(tmp_path / "l.bin", H)
     assert same(found, made) and type(found.alpha) is float
@@ -197,12 +228,22 @@ def test_an_adapter_of_another_base() -> None:
     check(adapter(H, H.shapes), H, "base.gguf")
     check(adapter(H, linear(H)), replace(H, tied=True), "base.gguf")
     wide = small(embd=128, vocab=300)
-    unfit(adapter(wide, [Q]), "its pair for blk.0.attn_q.weight is for a weight of [64, 128], and that of base.gguf is [64, 64]")
+    unfit(
+        adapter(wide, [Q]),
+        "its pair for blk.0.attn_q.weight is for a weight of [64, 128], and that of base.gguf is [64, 64]",
+    )
     unfit(adapter(wide, [EMBEDDINGS]), "is for a weight of [300, 128], and that of base.gguf is [258, 64]")
     unfit(adapter(wide, ["output_norm.weight"]), "is for a weight of [1, 128], and that of base.gguf is [64]")
-    unfit(adapter(small(layers=3), ["blk.2.attn_q.weight"]), "has a pair for 'blk.2.attn_q.weight', and base.gguf has no such")
+    unfit(
+        adapter(small(layers=3), ["blk.2.attn_q.weight"]),
+        "has a pair for 'blk.2.attn_q.weight', and base.gguf has no such",
+    )
     unfit(adapter(H, [OUTPUT]), "pair for output.weight, but the embeddings of base.gguf are tied", tied=True)
-    unfit(adapter(H, [EMBEDDINGS]), "pair for token_embd.weight, but the embeddings of base.gguf are tied", tied=True)
+    unfit(
+        adapter(H, [EMBEDDINGS]),
+        "pair for token_embd.weight, but the embeddings of base.gguf are tied",
+        tied=True,
+    )
     unfit(
         replace(adapter(H, [Q]), architecture=replace(LLAMA, name="mamba")),
         "an adapter for the architecture 'mamba'; base.gguf is a llama",

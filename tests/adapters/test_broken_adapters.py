@@ -91,7 +91,10 @@ def attempt(path: Path, changed: Path) -> bool:
         fine = True
     except FileError as error:
         message = str(error)
-        assert message.startswith(str(path)) and message.isprintable() and len(message) < 1000, (changed, message)
+        assert message.startswith(str(path)) and message.isprintable() and len(message) < 1000, (
+            changed,
+            message,
+        )
         fine = False
     assert time.process_time() - start < 1
     return fine
@@ -139,7 +142,9 @@ def test_mutated_peft(tmp_path: Path) -> None:
     fine, refused = attempts(folder, tensors, heads)
     assert fine > 10 and refused > 100, (fine, refused)
     tensors.write_bytes(good)
-    fine, refused = attempts(folder, config, broken_json(json.loads(plain) | {"alpha_pattern": {"q_proj": 3}}))
+    fine, refused = attempts(
+        folder, config, broken_json(json.loads(plain) | {"alpha_pattern": {"q_proj": 3}})
+    )
     assert fine > 20 and refused > 60, (fine, refused)
     fine, refused = attempts(folder, config, broken(plain, 2))
     assert refused > 300, (fine, refused)
@@ -148,7 +153,9 @@ def test_mutated_peft(tmp_path: Path) -> None:
 # ---- made by hand ----------------------------------------------------------
 
 
-def record(shape: tuple[int, ...] = (4, 64), name: bytes = b"w.loraA", kind: int = 0, length: int | None = None) -> bytes:
+def record(
+    shape: tuple[int, ...] = (4, 64), name: bytes = b"w.loraA", kind: int = 0, length: int | None = None
+) -> bytes:
     count = len(name) if length is None else length
     return struct.pack(f"<III{len(shape)}I", len(shape), count, kind, *shape) + name + bytes(32)
 
@@ -208,7 +215,10 @@ def tensor(lo: int = 0, hi: int = 16, shape: Any = (4,), dtype: Any = "F32") -> 
         (safetensors({"w": tensor(16, 0)}), "from byte 16 to 0"),
         (safetensors({"w": tensor(0, 12)}), "cannot be 12 bytes"),
         (safetensors({"w": tensor(shape=(1 << 40, 1 << 40))}), "cannot be 16 bytes"),
-        (safetensors({"w": tensor(), "v": tensor(12, 28)}), "'v' begins at byte 12 of the data, inside another"),
+        (
+            safetensors({"w": tensor(), "v": tensor(12, 28)}),
+            "'v' begins at byte 12 of the data, inside another",
+        ),
         (safetensors({"\x1b[31m": {}}), "lacks a dtype"),
     ],
 )
@@ -222,7 +232,11 @@ def test_crafted_safetensors(tmp_path: Path, data: bytes, told: str) -> None:
 
 def test_what_the_crafted_files_break_is_sound_otherwise(tmp_path: Path) -> None:
     path = tmp_path / "m.safetensors"
-    others = {"v": tensor(16, 32, (2,), "F64"), "none": tensor(32, 32, (0,)), "__metadata__": {"format": "pt"}}
+    others = {
+        "v": tensor(16, 32, (2,), "F64"),
+        "none": tensor(32, 32, (0,)),
+        "__metadata__": {"format": "pt"},
+    }
     path.write_bytes(safetensors({"w": tensor(), **others}, np.arange(16, dtype="<f4").tobytes()))
     entries = open_safetensors(path)
     assert entries["w"].raw.view("<f4").tolist() == [0, 1, 2, 3]

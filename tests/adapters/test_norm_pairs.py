@@ -47,10 +47,14 @@ def test_evaluate_with_it_equals_evaluate_of_the_export(place: Path) -> None:
     data = ("text.txt", "--ctx", 32)
     with_it, merged = evaluated("base.gguf", *data, "--lora", "old.bin"), evaluated("merged.gguf", *data)
     assert with_it == pytest.approx(merged, abs=1e-4)
-    matrices = replace(read(place / "old.bin", H), pairs={name: read(place / "old.bin", H).pairs[name] for name in NAMES[:2]})
+    matrices = replace(
+        read(place / "old.bin", H), pairs={name: read(place / "old.bin", H).pairs[name] for name in NAMES[:2]}
+    )
     gguf.write("matrices.gguf", matrices)
     assert abs(with_it - evaluated("base.gguf", *data, "--lora", "matrices.gguf")) > 1e-2
-    half, other = (evaluated("base.gguf", *data, "--lora-scaled", "old.bin", scale) for scale in ("0.5", "-0.5"))
+    half, other = (
+        evaluated("base.gguf", *data, "--lora-scaled", "old.bin", scale) for scale in ("0.5", "-0.5")
+    )
     assert len({round(each, 3) for each in (half, other, with_it)}) == 3
 
 
@@ -58,7 +62,11 @@ def test_the_ancestors_own_file() -> None:
     model, lora = material("ancestors/model.gguf"), material("ancestors/lora.bin")
     said = ("--prompt", "the", "--temp", 0, "-n", 12)
     found = ran("generate", model, "--lora", lora, *said).out
-    assert found == ran("generate", material("ancestors/merged-by-ancestor.gguf"), *said).out != ran("generate", model, *said).out
+    assert (
+        found
+        == ran("generate", material("ancestors/merged-by-ancestor.gguf"), *said).out
+        != ran("generate", model, *said).out
+    )
 
 
 def test_generate_with_it_is_generate_of_the_export(place: Path) -> None:
@@ -69,7 +77,10 @@ def test_generate_with_it_is_generate_of_the_export(place: Path) -> None:
 
 def test_beside_a_new_adapter(place: Path) -> None:
     """It counts in the losses and is not in the file that is written."""
-    found, merged = finetuned("run", "--lora", "old.bin", iters=5), finetuned("merged", model="merged.gguf", iters=5)
+    found, merged = (
+        finetuned("run", "--lora", "old.bin", iters=5),
+        finetuned("merged", model="merged.gguf", iters=5),
+    )
     assert losses(found) == pytest.approx(losses(merged), abs=1e-4)
     one, other = deltas(found / "adapter.gguf"), deltas(merged / "adapter.gguf")
     assert one.keys() == other.keys() and not any("norm" in name for name in one)
@@ -86,8 +97,12 @@ def test_going_on_from_it(place: Path) -> None:
         np.testing.assert_allclose(found.delta(name), first.delta(name), rtol=1e-5, atol=1e-7)
         assert found.pairs[name].rank == pair.rank
     started = losses(finetuned("on", "--lora-init", "old.bin", "--batch", 63, iters=1))[0]
-    assert started == pytest.approx(evaluated("base.gguf", "text.txt", "--ctx", 32, "--lora", "old.bin"), abs=1e-4)
-    trained = finetuned("trained", "--lora-init", "old.bin", "--sample-every", 2, "--sample-prompt", "a", iters=4)
+    assert started == pytest.approx(
+        evaluated("base.gguf", "text.txt", "--ctx", 32, "--lora", "old.bin"), abs=1e-4
+    )
+    trained = finetuned(
+        "trained", "--lora-init", "old.bin", "--sample-every", 2, "--sample-prompt", "a", iters=4
+    )
     after = read(trained / "adapter.gguf", H)
     assert all(np.abs(after.delta(name) - first.delta(name)).max() > 1e-4 for name in first.pairs)
     ended = losses(trained)
@@ -102,7 +117,9 @@ def test_such_a_run_goes_on(place: Path) -> None:
 
 
 def test_the_file_says_that_llama_cpp_leaves_norms_out(place: Path) -> None:
-    done = ran("finetune", "base.gguf", "text.txt", *ROWS, "--iters", 0, "--lora-init", "old.bin", "--out", "run")
+    done = ran(
+        "finetune", "base.gguf", "text.txt", *ROWS, "--iters", 0, "--lora-init", "old.bin", "--out", "run"
+    )
     line = "note: llama.cpp applies no pairs of norms, such as that for blk.0.attn_norm.weight, and says nothing: "
     assert line + "export-lora merges them" in done.err
     found = open_gguf("run/adapter.gguf")
@@ -124,7 +141,20 @@ def test_there_and_back(tmp_path: Path) -> None:
 
 def test_peft_has_none(place: Path) -> None:
     """That is told, and the rest is written."""
-    done = ran("finetune", "base.gguf", "text.txt", *ROWS, "--iters", 0, "--lora-init", "old.bin", "--peft", "p", "--out", "run")
+    done = ran(
+        "finetune",
+        "base.gguf",
+        "text.txt",
+        *ROWS,
+        "--iters",
+        0,
+        "--lora-init",
+        "old.bin",
+        "--peft",
+        "p",
+        "--out",
+        "run",
+    )
     left = "note: PEFT has no pairs of norms: 5 of them, such as that for blk.0.attn_norm.weight, are left out of "
     assert f"{left}{place}/p\n" in done.err
     found = read(place / "p", H)
@@ -133,12 +163,19 @@ def test_peft_has_none(place: Path) -> None:
 
 def test_norms_alone_are_no_adapter_for_peft(place: Path) -> None:
     (place / "norms.bin").write_bytes(ggla(adapter(H, NORMS), 4, 8))
-    done = run("finetune", "base.gguf", "text.txt", *ROWS, "--lora-init", "norms.bin", "--peft", "p", "--out", "run")
-    assert done.code == 1 and "p: cannot be written: PEFT has no pairs of norms, and there are no others" in done.err
+    done = run(
+        "finetune", "base.gguf", "text.txt", *ROWS, "--lora-init", "norms.bin", "--peft", "p", "--out", "run"
+    )
+    assert (
+        done.code == 1
+        and "p: cannot be written: PEFT has no pairs of norms, and there are no others" in done.err
+    )
     assert not (place / "p").exists() and not (place / "run").exists()
 
 
 def test_trained_in_bf16(place: Path) -> None:
-    half = losses(finetuned("half", "--lora-init", "old.bin", "--precision", "bf16", "--remat", "block", iters=8))
+    half = losses(
+        finetuned("half", "--lora-init", "old.bin", "--precision", "bf16", "--remat", "block", iters=8)
+    )
     full = losses(finetuned("full", "--lora-init", "old.bin", iters=8))
     assert half == pytest.approx(full, abs=5e-2) and np.mean(half[-2:]) < half[0] - 0.05

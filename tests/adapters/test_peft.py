@@ -39,7 +39,9 @@ def folder(place: Path, config: dict[str, Any] | None = None, tensors: Arrays | 
     random = np.random.default_rng(1)
     a, b = random.standard_normal((4, 64), np.float32), random.standard_normal((64, 4), np.float32)
     place.mkdir(exist_ok=True)
-    write_safetensors(place / peft.WEIGHTS, tensors or {f"{PLACE}.lora_A.weight": a, f"{PLACE}.lora_B.weight": b})
+    write_safetensors(
+        place / peft.WEIGHTS, tensors or {f"{PLACE}.lora_A.weight": a, f"{PLACE}.lora_B.weight": b}
+    )
     plain = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"], "bias": "none"}
     (place / peft.CONFIG).write_text(json.dumps(plain | (config or {})))
     return place
@@ -58,7 +60,9 @@ def test_there_and_back(tmp_path: Path) -> None:
     made = adapter(H, [EMBEDDINGS, *linear(H), OUTPUT])
     peft.write(tmp_path / "new" / "p", made, "mine/base", H)
     found = read(tmp_path / "new" / "p", H)
-    assert same(found, Adapter(source=Path(), alpha=8, pairs={name: made.pairs[name] for name in found.pairs}))
+    assert same(
+        found, Adapter(source=Path(), alpha=8, pairs={name: made.pairs[name] for name in found.pairs})
+    )
     assert found.pairs.keys() == made.pairs.keys()
     config = json.loads((tmp_path / "new" / "p" / peft.CONFIG).read_text())
     assert (config["r"], config["lora_alpha"], config["rank_pattern"], config["base_model_name_or_path"]) == (
@@ -79,7 +83,11 @@ def test_through_gguf(tmp_path: Path) -> None:
 
 def test_rows_of_heads(tmp_path: Path) -> None:
     """Hugging Face turns element i of a head with i + 8, GGUF 2 i with 2 i + 1."""
-    theirs = open_safetensors(folder(tmp_path / "p") / peft.WEIGHTS)[f"{PLACE}.lora_B.weight"].raw.view("<f4").reshape(64, 4)
+    theirs = (
+        open_safetensors(folder(tmp_path / "p") / peft.WEIGHTS)[f"{PLACE}.lora_B.weight"]
+        .raw.view("<f4")
+        .reshape(64, 4)
+    )
     ours = read(tmp_path / "p", H).pairs[Q].b
     for head in range(4):
         for i in range(8):
@@ -95,7 +103,9 @@ def test_ranks_and_scales(tmp_path: Path) -> None:
     assert config["rank_pattern"] == {"model.layers.1.self_attn.k_proj": 6}
     assert config["target_modules"] == ["model.layers.0.self_attn.q_proj", "model.layers.1.self_attn.k_proj"]
     found = read(tmp_path / "p", H)
-    assert found.pairs[K].scale == 8 / 6 and np.allclose(found.delta(K), 0.5 * pairs[K].b @ pairs[K].a, atol=1e-6)
+    assert found.pairs[K].scale == 8 / 6 and np.allclose(
+        found.delta(K), 0.5 * pairs[K].b @ pairs[K].a, atol=1e-6
+    )
     with pytest.raises(FileError, match="no pairs of norms"):
         peft.write(tmp_path / "n", adapter(H, ["output_norm.weight"]), "", H)
 
@@ -113,7 +123,15 @@ def test_ranks_and_scales(tmp_path: Path) -> None:
         ({"r": 8, "rank_pattern": {"layers.0.self_attn.q_proj": 4}}, 2.0),
         ({"lora_alpha": 3.5}, 0.875),
         ({"lora_alpha": 0}, 0.0),
-        ({"init_lora_weights": "gaussian", "modules_to_save": None, "use_dora": False, "layer_replication": None}, 2.0),
+        (
+            {
+                "init_lora_weights": "gaussian",
+                "modules_to_save": None,
+                "use_dora": False,
+                "layer_replication": None,
+            },
+            2.0,
+        ),
     ],
 )
 def test_configurations(tmp_path: Path, config: dict[str, Any], scale: float) -> None:
@@ -213,7 +231,10 @@ def test_other_things_in_the_folder(tmp_path: Path) -> None:
     place = folder(tmp_path / "p")
     (place / peft.WEIGHTS).rename(place / peft.PICKLE)
     refused(place, "a pickle, which could run anything")
-    odd = {f"{PLACE}.lora_A.weight": np.zeros((4, 64), np.float32), f"{PLACE}.lora_B.weight": np.zeros((44, 4), np.float32)}
+    odd = {
+        f"{PLACE}.lora_A.weight": np.zeros((4, 64), np.float32),
+        f"{PLACE}.lora_B.weight": np.zeros((44, 4), np.float32),
+    }
     refused(folder(tmp_path / "o", tensors=odd), "gives 44, which 4 heads do not share in pairs")
     (place / peft.CONFIG).write_bytes(b" " * (1 << 20) + b"{}")
     refused(place, "bytes of configuration")
@@ -252,9 +273,15 @@ def theirs(h: Hyperparameters) -> Any:
         tie_word_embeddings=False,
     )
     model = transformers.LlamaForCausalLM(config).eval()
-    state = {"model.norm.weight": "output_norm.weight", "lm_head.weight": OUTPUT, "model.embed_tokens.weight": EMBEDDINGS}
+    state = {
+        "model.norm.weight": "output_norm.weight",
+        "lm_head.weight": OUTPUT,
+        "model.embed_tokens.weight": EMBEDDINGS,
+    }
     for i in range(h.layers):
-        state |= {f"model.layers.{i}.{theirs}.weight": f"blk.{i}.{ours}.weight" for theirs, ours in MODULES.items()}
+        state |= {
+            f"model.layers.{i}.{theirs}.weight": f"blk.{i}.{ours}.weight" for theirs, ours in MODULES.items()
+        }
         state[f"model.layers.{i}.input_layernorm.weight"] = f"blk.{i}.attn_norm.weight"
         state[f"model.layers.{i}.post_attention_layernorm.weight"] = f"blk.{i}.ffn_norm.weight"
     arrays = weights(h)
@@ -299,7 +326,9 @@ def test_peft_loads_what_is_written(tmp_path: Path, names: list[str]) -> None:
 
 @pytest.mark.reference
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("more", [{}, {"use_rslora": True, "rank_pattern": {"k_proj": 3}, "alpha_pattern": {"1.mlp.up_proj": 5}}])
+@pytest.mark.parametrize(
+    "more", [{}, {"use_rslora": True, "rank_pattern": {"k_proj": 3}, "alpha_pattern": {"1.mlp.up_proj": 5}}]
+)
 def test_what_peft_writes_is_read(tmp_path: Path, more: dict[str, Any]) -> None:
     library, torch = pytest.importorskip("peft"), pytest.importorskip("torch")
     config = library.LoraConfig(r=4, lora_alpha=6, target_modules=KINDS, task_type="CAUSAL_LM", **more)

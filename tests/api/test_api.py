@@ -33,7 +33,22 @@ from tests.helpers.cli import finished as ended
 from tests.helpers.cli import lines as lines_of_metrics
 
 TINY = dict[str, Any](vocab_size="bytes", embd=32, head=4, layer=2, ff=64, ctx=32, batch=4, precision="f32")
-WORDS = ("--ctx", 32, "--batch", 4, "--vocab-size", "bytes", "--embd", 32, "--head", 4, "--layer", 2, "--ff", 64)
+WORDS = (
+    "--ctx",
+    32,
+    "--batch",
+    4,
+    "--vocab-size",
+    "bytes",
+    "--embd",
+    32,
+    "--head",
+    4,
+    "--layer",
+    2,
+    "--ff",
+    64,
+)
 WORDS = (*WORDS, "--precision", "f32", "--val-split", 0.1, "--eval-every", 5)
 
 
@@ -43,7 +58,9 @@ class Terminal(io.StringIO):
 
 
 @pytest.fixture(autouse=True)
-def quiet(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Iterator[Terminal]:
+def quiet(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> Iterator[Terminal]:
     """Nothing is printed, be it on a terminal."""
     terminal = Terminal()
     monkeypatch.setattr(sys, "stdout", terminal)
@@ -83,18 +100,30 @@ def test_a_notebook(tmp_path: Path) -> None:
     assert "iters is 12 from now on, and was 6" in more.notes
     assert [step for step, _ in more.validations] == [5, 6, 10, 12]
     assert more.perplexity == math.exp(more.validations[-1][1])
-    assert {"config.toml", "metrics.jsonl", "loss.svg", "checkpoint-LATEST.gguf"} <= {file.name for file in run.folder.iterdir()}
+    assert {"config.toml", "metrics.jsonl", "loss.svg", "checkpoint-LATEST.gguf"} <= {
+        file.name for file in run.folder.iterdir()
+    }
 
     found = llamatrain.evaluate(str(more.result), text, ctx=32)
     assert found.perplexity == math.exp(found.loss) and found.tokens > 5000 and found.bits_per_byte
 
     adapter = llamatrain.finetune(more.result, text, iters=4, lora_r=2, lr=1e-2, out="tuned")
-    assert adapter.result == Path("tuned/adapter.gguf") and len(adapter.losses) == 4 and adapter.perplexity is None
+    assert (
+        adapter.result == Path("tuned/adapter.gguf")
+        and len(adapter.losses) == 4
+        and adapter.perplexity is None
+    )
     beside = llamatrain.evaluate(more.result, text, ctx=32, lora=[adapter.result]).loss
     merged = llamatrain.export_lora(more.result, lora=adapter.result, out="merged.gguf", check="some words")
-    assert (merged.tensors, merged.merged, merged.copied) == (21, 14, 7) and merged.bytes < merged.path.stat().st_size
+    assert (merged.tensors, merged.merged, merged.copied) == (
+        21,
+        14,
+        7,
+    ) and merged.bytes < merged.path.stat().st_size
     assert merged.check and merged.check.largest < 1e-4
-    assert llamatrain.evaluate(merged.path, text, ctx=32).loss == pytest.approx(beside, rel=1e-5) != found.loss
+    assert (
+        llamatrain.evaluate(merged.path, text, ctx=32).loss == pytest.approx(beside, rel=1e-5) != found.loss
+    )
 
     model = llamatrain.load(merged.path, threads=1)
     said = model.generate("ab", n=20, seed=1)
@@ -115,17 +144,25 @@ def test_it_learns_what_the_command_learns(tmp_path: Path) -> None:
     with started("from-scratch", text, "--iters", 8, "--out", tmp_path / "command", *WORDS) as process:
         assert ended(process).code == 0
     for _ in range(2):
-        run = llamatrain.from_scratch(text, iters=8, val_split=0.1, eval_every=5, out="python", overwrite=True, **TINY)
+        run = llamatrain.from_scratch(
+            text, iters=8, val_split=0.1, eval_every=5, out="python", overwrite=True, **TINY
+        )
         assert run.losses == [line["loss"] for line in steps(tmp_path / "command")]
         same_bits(run.result, tmp_path / "command" / "model.gguf")
-    assert (tmp_path / "command" / "config.toml").read_text() == (tmp_path / "python" / "config.toml").read_text()
+    assert (tmp_path / "command" / "config.toml").read_text() == (
+        tmp_path / "python" / "config.toml"
+    ).read_text()
 
 
 def test_without_data_it_is_the_sine_wave(tmp_path: Path) -> None:
     run = llamatrain.from_scratch(iters=2, sample_every=1)
     assert run.folder == Path("runs/from-scratch-1") and len(run.losses) == 2 and not run.validations
     stopped = llamatrain.from_scratch(max_time="1s", iters=10**6, batch=1)
-    assert not stopped.finished and stopped.reason == "the time is up" and stopped.steps == len(stopped.losses) < 10**6
+    assert (
+        not stopped.finished
+        and stopped.reason == "the time is up"
+        and stopped.steps == len(stopped.losses) < 10**6
+    )
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of other libraries' own, which are looked at, too
@@ -139,7 +176,9 @@ def test_what_a_call_took_is_let_go() -> None:
         gc.enable()
 
 
-def test_show_prints_what_the_command_prints(quiet: Terminal, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_show_prints_what_the_command_prints(
+    quiet: Terminal, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     told = io.StringIO()
     monkeypatch.setattr(sys, "stderr", told)
     llamatrain.from_scratch(iters=2, out="one", show=True)
@@ -175,7 +214,11 @@ def test_a_run_of_rows_goes_on_with_nothing_else_also_elsewhere(tmp_path: Path) 
     first = llamatrain.from_scratch(ROWS, val=ROWS[:3], out="first", eval_every=2, save_every=2, **FEW)
     first.folder.rename("moved")
     more = llamatrain.from_scratch(resume="moved", iters=8)
-    assert len(more.losses) == 8 and more.losses[:4] == first.losses and more.validations[:2] == first.validations
+    assert (
+        len(more.losses) == 8
+        and more.losses[:4] == first.losses
+        and more.validations[:2] == first.validations
+    )
     assert [step for step, _ in more.validations] == [step for step, _ in whole.validations]
     again = llamatrain.from_scratch(ROWS, val=ROWS[:3], resume="moved", iters=10)
     assert again.steps == 10 and len([*Path("moved").glob("data-*.jsonl")]) == 1
@@ -197,7 +240,9 @@ def test_lists_of_paths_and_rows_are_data_of_other_functions_too(tmp_path: Path)
     some = text_file(tmp_path)
     run = llamatrain.from_scratch([some, str(some)], iters=1, **TINY)
     Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    assert llamatrain.evaluate(run.result, ROWS, ctx=32) == llamatrain.evaluate(run.result, "rows.jsonl", ctx=32)
+    assert llamatrain.evaluate(run.result, ROWS, ctx=32) == llamatrain.evaluate(
+        run.result, "rows.jsonl", ctx=32
+    )
     shown = llamatrain.preview(
         [{"prompt": "1?", "completion": "one"}, {"prompt": "2?", "completion": "two"}], model=run.result, n=9
     )
@@ -207,14 +252,18 @@ def test_lists_of_paths_and_rows_are_data_of_other_functions_too(tmp_path: Path)
         and len(shown[0].tokens) == len(shown[0].weights)
     )
     single = llamatrain.preview(ROWS, model=run.result, n=3, pack=False, shuffle=False)
-    assert all(shown.trained[0].startswith(row["completion"]) for shown, row in zip(single, ROWS, strict=False))
+    assert all(
+        shown.trained[0].startswith(row["completion"]) for shown, row in zip(single, ROWS, strict=False)
+    )
     assert len(single) == 3 and "0?" in single[0].text
 
 
 def test_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for words in (TINY, {**TINY, "embd": 64}):
         plan = llamatrain.plan("from-scratch", text_file(tmp_path), **words)
-        said = json.loads(ran("plan", "from-scratch", tmp_path / "text.txt", *WORDS, "--embd", words["embd"], "--json").out)
+        said = json.loads(
+            ran("plan", "from-scratch", tmp_path / "text.txt", *WORDS, "--embd", words["embd"], "--json").out
+        )
         assert plan.parameters == said["parameters"] and plan.batch == 4 and plan.precision == "f32"
         assert plan.fits and plan.total == sum(plan.needs.values())
     run = llamatrain.from_scratch(text_file(tmp_path), iters=0, **TINY)
@@ -228,7 +277,9 @@ def test_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_progress_is_told_line_by_line(tmp_path: Path) -> None:
     said = list[Any]()
-    run = llamatrain.from_scratch(text_file(tmp_path), iters=3, val_split=0.1, eval_every=2, progress=said.append, **TINY)
+    run = llamatrain.from_scratch(
+        text_file(tmp_path), iters=3, val_split=0.1, eval_every=2, progress=said.append, **TINY
+    )
     assert [line["loss"] for line in said if "loss" in line] == run.losses
     assert [(line["step"], line["val_loss"]) for line in said if "val_loss" in line] == run.validations
     assert said == [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
@@ -249,7 +300,13 @@ def test_a_chat(tmp_path: Path) -> None:
     with llamatrain.chat(run.result, ctx=512, system="Be brief.", temperature=0, n=8, threads=1) as chat:
         first = chat.say("hello")
         assert "".join(chat.stream("more")) == chat.messages[-1]["content"]
-        assert [each["role"] for each in chat.messages] == ["system", "user", "assistant", "user", "assistant"]
+        assert [each["role"] for each in chat.messages] == [
+            "system",
+            "user",
+            "assistant",
+            "user",
+            "assistant",
+        ]
         assert chat.messages[0]["content"] == "Be brief." and chat.messages[2]["content"] == first
         assert any("template" in note for note in chat.notes)
         with pytest.raises(llamatrain.UsageError, match="5 is no turn of a chat"):
@@ -275,7 +332,11 @@ def test_signatures_and_docstrings_name_every_option(name: str) -> None:
     function = getattr(llamatrain, name)
     from llamatrain import api_options
 
-    given = {"from_scratch": "FromScratchOptions", "finetune": "FinetuneOptions", "export_lora": "ExportLoraOptions"}
+    given = {
+        "from_scratch": "FromScratchOptions",
+        "finetune": "FinetuneOptions",
+        "export_lora": "ExportLoraOptions",
+    }
     typed = getattr(api_options, given.get(name, f"{name.title()}OptionsGiven")).__annotations__
     known = inspect.signature(function).parameters
     assert typed.keys() <= known.keys() and "options" not in known
@@ -297,7 +358,15 @@ def test_a_type_checker_sees_typos(tmp_path: Path) -> None:
         "llamatrain.plan('from-scratch', iters=3, measure=True)": None,
     }
     Path("calls.py").write_text("import llamatrain\n" + "\n".join(calls) + "\n")
-    words = [sys.executable, "-m", "mypy", "--config-file=", "--follow-imports=silent", "--ignore-missing-imports", "calls.py"]
+    words = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--config-file=",
+        "--follow-imports=silent",
+        "--ignore-missing-imports",
+        "calls.py",
+    ]
     env = {**os.environ, "MYPYPATH": str(ROOT), "MYPY_CACHE_DIR": str(tmp_path / "mypy")}
     said = subprocess.run(words, env=env, capture_output=True, text=True, check=False).stdout
     for number, (call, word) in enumerate(calls.items(), 2):
@@ -310,18 +379,36 @@ def test_a_type_checker_sees_typos(tmp_path: Path) -> None:
 SLIPS: list[tuple[Callable[[], object], str]] = [
     (lambda: llamatrain.from_scratch(itters=3), "there is no option itters; did you mean iters?"),
     (lambda: llamatrain.from_scratch(iters=-3), "iters -3 cannot be; it takes 0 or more, and less than 2^31"),
-    (lambda: llamatrain.from_scratch(memory="much"), "memory: 'much' is no size; write it as 6GB, 800MB or 6GiB"),
-    (lambda: llamatrain.from_scratch(flash=False, loss="squared-error"), "flash=False and loss squared-error exclude each other"),
+    (
+        lambda: llamatrain.from_scratch(memory="much"),
+        "memory: 'much' is no size; write it as 6GB, 800MB or 6GiB",
+    ),
+    (
+        lambda: llamatrain.from_scratch(flash=False, loss="squared-error"),
+        "flash=False and loss squared-error exclude each other",
+    ),
     (lambda: llamatrain.from_scratch(delta=1e-3), "delta means nothing without past; leave it out"),
     (lambda: llamatrain.from_scratch("x.txt", val=3), "val 3 cannot be; it takes a list"),
-    (lambda: llamatrain.from_scratch(5), "5 is no data; data is a path, a list of paths, or a list of rows, each a dict"),  # type: ignore[arg-type]
+    (
+        lambda: llamatrain.from_scratch(5),
+        "5 is no data; data is a path, a list of paths, or a list of rows, each a dict",
+    ),  # type: ignore[arg-type]
     (
         lambda: llamatrain.from_scratch([{"text": "a"}, 5]),
         "5 in a list is no data; data is a path, a list of paths, or a list of rows, each a dict",
     ),  # type: ignore[list-item]
-    (lambda: llamatrain.from_scratch([{"text": {1, 2j}}]), "row 1 of the data cannot be written as JSON: complex 2j"),
-    (lambda: llamatrain.from_scratch(learning_rate=1e-3), "there is no option learning_rate; it is called lr here"),
-    (lambda: llamatrain.chat("none.gguf", temp=0, temperature=0), "temp and temperature are the same; leave one of them out"),
+    (
+        lambda: llamatrain.from_scratch([{"text": {1, 2j}}]),
+        "row 1 of the data cannot be written as JSON: complex 2j",
+    ),
+    (
+        lambda: llamatrain.from_scratch(learning_rate=1e-3),
+        "there is no option learning_rate; it is called lr here",
+    ),
+    (
+        lambda: llamatrain.chat("none.gguf", temp=0, temperature=0),
+        "temp and temperature are the same; leave one of them out",
+    ),
     (lambda: llamatrain.plan("merge"), "'merge' cannot be planned; from-scratch and finetune can"),  # type: ignore[call-overload]
     (
         lambda: llamatrain.finetune("none.gguf", "x.txt"),
@@ -329,7 +416,10 @@ SLIPS: list[tuple[Callable[[], object], str]] = [
     ),
     (llamatrain.finetune, "no model: name a GGUF file, and the data to train on"),
     (lambda: llamatrain.evaluate("none.gguf", "x", json=True), "there is no option json"),
-    (lambda: llamatrain.evaluate("none.gguf"), "no data: name files (text, JSON, CSV, Parquet), folders or globs"),
+    (
+        lambda: llamatrain.evaluate("none.gguf"),
+        "no data: name files (text, JSON, CSV, Parquet), folders or globs",
+    ),
     (lambda: llamatrain.load("none.gguf"), "none.gguf: No such file or directory"),
     (
         lambda: llamatrain.export_lora("b.gguf", out="m.gguf"),
@@ -351,7 +441,9 @@ def test_a_folder_is_free_again_after_an_error(tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(llamatrain.LlamatrainError, match=told):
             llamatrain.from_scratch(out="mine")
-    with pytest.raises(llamatrain.LlamatrainError, match="go on with `llamatrain from-scratch --resume mine`"):
+    with pytest.raises(
+        llamatrain.LlamatrainError, match="go on with `llamatrain from-scratch --resume mine`"
+    ):
         llamatrain.finetune(resume="mine")
     assert llamatrain.from_scratch(iters=2, out="mine", overwrite=True).steps == 2
 
@@ -434,7 +526,9 @@ def test_defaults_may_be_said(tmp_path: Path) -> None:
     """Also of options that would have no effect beside the others; with other values those are refused."""
     text, usual = text_file(tmp_path), defaults_of(*TUNING, **TUNING_DEFAULTS)
     run = llamatrain.from_scratch(text, **defaults_of(*NEW) | TINY, iters=2)
-    again = llamatrain.from_scratch(text, checkpoint_in=run.result, **defaults_of(*NEW) | {"ctx": 32, "batch": 4}, iters=2)
+    again = llamatrain.from_scratch(
+        text, checkpoint_in=run.result, **defaults_of(*NEW) | {"ctx": 32, "batch": 4}, iters=2
+    )
     assert again.steps == 2
     more = {"ctx": 32, "iters": 2, "lora_r": 8, "precision": "f32"}
     first = llamatrain.finetune(run.result, text, **usual | more, out="first")
@@ -446,7 +540,13 @@ def test_defaults_may_be_said(tmp_path: Path) -> None:
     assert resumed.steps == 3
     judging = defaults_of(EvaluateOptions, DataOptions, PreferenceOptions)
     assert llamatrain.evaluate(run.result, text, **judging).tokens > 5000
-    for said in ({"rslora": True}, {"lora_r": 4}, {"optimizer": "lbfgs", "lr": 1e-3}, {"patience": 2}, {"gamma": 0.5}):
+    for said in (
+        {"rslora": True},
+        {"lora_r": 4},
+        {"optimizer": "lbfgs", "lr": 1e-3},
+        {"patience": 2},
+        {"gamma": 0.5},
+    ):
         with pytest.raises(llamatrain.UsageError, match="means nothing"):
             llamatrain.finetune(run.result, text, lora_init=first.result, **more | {"lora_r": 8} | said)
     with pytest.raises(llamatrain.UsageError, match="means nothing here"):

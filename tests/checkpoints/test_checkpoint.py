@@ -46,9 +46,16 @@ def plain(checkpoint: Checkpoint) -> dict[str, Any]:
     """All of it as things that `==` compares, which NaN is not."""
     facts = {name: value for name, value in vars(checkpoint).items() if name not in ("metadata", "state")}
     arrays = {"weights", "vectors"}
-    facts |= {name: {key: (a.dtype.str, a.shape, a.tobytes()) for key, a in facts[name].items()} for name in arrays}
+    facts |= {
+        name: {key: (a.dtype.str, a.shape, a.tobytes()) for key, a in facts[name].items()} for name in arrays
+    }
     metadata = {key: (value.kind, bytes(value.raw)) for key, value in checkpoint.metadata.items()}
-    return {**facts, "metadata": list(metadata.items()), "state": repr(checkpoint.state), "names": list(checkpoint.weights)}
+    return {
+        **facts,
+        "metadata": list(metadata.items()),
+        "state": repr(checkpoint.state),
+        "names": list(checkpoint.weights),
+    }
 
 
 def refused(path: Path) -> str:
@@ -80,7 +87,11 @@ def test_ends_of_the_ranges(tmp_path: Path, seed: int) -> None:
     checkpoint.state.data = checkpoint.state.data._replace(seed=seed, position=2**63, fingerprint="")
     checkpoint.state.counters = Counters(2**40, 2**63, 2**64 - 1, 2**33, 5e-324)
     checkpoint.state.stop = StopState(past_loss_values=[1e300, -0.0])  # infinity and NaN; beyond float32
-    checkpoint.metadata |= {"general.alignment": u32(256), "training.of_a_stranger": u32(1), "general.name": string("\udcff")}
+    checkpoint.metadata |= {
+        "general.alignment": u32(256),
+        "training.of_a_stranger": u32(1),
+        "general.name": string("\udcff"),
+    }
     write(tmp_path / "a.gguf", checkpoint)
     for name in ("general.alignment", "training.of_a_stranger"):
         del checkpoint.metadata[name]
@@ -100,7 +111,9 @@ def test_pieces_are_the_parameters_of_a_vector(adam: Path) -> None:
     pieces = checkpoint.pieces(name)
     assert list(pieces) == checkpoint.order
     assert all(piece.shape == checkpoint.weights[key].shape for key, piece in pieces.items())
-    np.testing.assert_array_equal(np.concatenate([piece.ravel() for piece in pieces.values()]), checkpoint.vectors[name])
+    np.testing.assert_array_equal(
+        np.concatenate([piece.ravel() for piece in pieces.values()]), checkpoint.vectors[name]
+    )
 
 
 def test_lbfgs_goes_on_as_if_never_stopped(tmp_path: Path) -> None:
@@ -116,7 +129,9 @@ def test_lbfgs_goes_on_as_if_never_stopped(tmp_path: Path) -> None:
         assert state.step(evaluate) is None
     prefix, kept = "optimizer.lbfgs.", state.kept()
     checkpoint.vectors = {prefix + key: value for key, value in kept.items() if isinstance(value, np.ndarray)}
-    checkpoint.numbers = {prefix + key: value for key, value in kept.items() if not isinstance(value, np.ndarray)}
+    checkpoint.numbers = {
+        prefix + key: value for key, value in kept.items() if not isinstance(value, np.ndarray)
+    }
     write(tmp_path / "a.gguf", checkpoint)
     found = read(tmp_path / "a.gguf")
     resumed = LbfgsState(np.zeros(n, np.float32))
@@ -180,7 +195,11 @@ def test_metadata_does_not_keep_the_file_open(adam: Path) -> None:
 def test_any_flipped_bit_is_seen(written: Path, tmp_path: Path) -> None:
     content, random = written.read_bytes(), np.random.default_rng(5)
     head = min(tensor.offset for tensor in open_gguf(written).tensors.values())
-    places = [*range(64), *random.integers(0, head, 150).tolist(), *random.integers(head, len(content), 100).tolist()]
+    places = [
+        *range(64),
+        *random.integers(0, head, 150).tolist(),
+        *random.integers(head, len(content), 100).tolist(),
+    ]
     path = tmp_path / "c.gguf"
     for place in [*places, len(content) - 1]:
         damaged = bytearray(content)
@@ -206,7 +225,9 @@ def test_hostile_files_with_a_right_checksum_never_end_in_a_traceback(written: P
     for _ in range(300):
         damaged = bytearray(content)
         for place in random.integers(start, head, random.integers(1, 4)):
-            damaged[place] = random.choice([0, 1, 0x0A, 0x7F, 0x80, 0xFF, *random.integers(256, size=2).tolist()])
+            damaged[place] = random.choice(
+                [0, 1, 0x0A, 0x7F, 0x80, 0xFF, *random.integers(256, size=2).tolist()]
+            )
         path.write_bytes(damaged)
         try:
             read(sign(path))
@@ -225,13 +246,19 @@ VALUES: list[tuple[dict[str, Value | None], str]] = [
     ({"training.checksum": None}, "training.checksum is missing"),
     ({"training.type": string("dance")}, "a run of type 'dance'; known are train_model, finetune_lora"),
     ({"training.type": u32(1)}, "training.type is UINT32, where str is needed"),
-    ({"training.iteration_count": number(Kind.INT64, -1)}, "training.iteration_count is -1, less than nothing"),
+    (
+        {"training.iteration_count": number(Kind.INT64, -1)},
+        "training.iteration_count is -1, less than nothing",
+    ),
     ({"training.shuffle.next_row": number(Kind.INT8, -1)}, "training.shuffle.next_row is -1"),
     ({"training.shuffle.fingerprint": None}, "training.shuffle.fingerprint is missing"),
     ({"training.seconds": number(Kind.FLOAT64, math.inf)}, "training.seconds is inf"),
     ({"training.seconds": number(Kind.FLOAT64, math.nan)}, "training.seconds is nan"),
     ({"training.best_loss": number(Kind.FLOAT64, math.nan)}, "training.best_loss is nan"),
-    ({"training.past_loss_values": numbers(Kind.FLOAT64, [1, math.nan])}, "of the past losses not all are numbers"),
+    (
+        {"training.past_loss_values": numbers(Kind.FLOAT64, [1, math.nan])},
+        "of the past losses not all are numbers",
+    ),
     ({"training.past_loss_values": strings(["1"])}, "training.past_loss_values is ARRAY"),
     ({"training.options": string("{")}, "training.options is no JSON"),
     ({"training.options": string("[" * 100_000)}, "training.options is no JSON"),
@@ -246,18 +273,28 @@ VALUES: list[tuple[dict[str, Value | None], str]] = [
     ({"optimizer.type": string("sgd")}, "the tensor optimizer.sgd.momentum is missing"),
     ({"optimizer.parameter_count": u64(2**60)}, "11 parameters do not have the 1152921504606846976 elements"),
     ({"optimizer.parameter_order": strings([])}, "is no list of names"),
-    ({"optimizer.parameter_order": numbers(Kind.UINT8, [1])}, "optimizer.parameter_order is ARRAY, where list is needed"),
+    (
+        {"optimizer.parameter_order": numbers(Kind.UINT8, [1])},
+        "optimizer.parameter_order is ARRAY, where list is needed",
+    ),
     ({"optimizer.parameter_order": strings(["x\n"])}, r"the parameter 'x\n' has no weights"),
     (
-        {"optimizer.parameter_order": strings(["output_norm.weight"] * 2), "optimizer.parameter_count": u64(64)},
+        {
+            "optimizer.parameter_order": strings(["output_norm.weight"] * 2),
+            "optimizer.parameter_count": u64(64),
+        },
         "2 parameters do not",
     ),
     ({"optimizer.adam.more": string("x")}, "'optimizer.adam.more' is no number"),
 ]
 
 
-@pytest.mark.parametrize(("values", "reason"), VALUES, ids=lambda each: each[:30] if isinstance(each, str) else None)
-def test_values_that_do_not_fit(adam: Path, tmp_path: Path, values: dict[str, Value | None], reason: str) -> None:
+@pytest.mark.parametrize(
+    ("values", "reason"), VALUES, ids=lambda each: each[:30] if isinstance(each, str) else None
+)
+def test_values_that_do_not_fit(
+    adam: Path, tmp_path: Path, values: dict[str, Value | None], reason: str
+) -> None:
     assert reason in refused(forge(adam, tmp_path / "c.gguf", values))
 
 
@@ -284,25 +321,63 @@ def told(key: str, value: int) -> Callable[[Checkpoint], None]:
 ARRAYS: list[tuple[str, Callable[[Checkpoint], object], str]] = [
     ("adam", spoiled("output_norm.weight", math.nan), "'output_norm.weight' has values that are not finite"),
     ("adam", spoiled("token_embd.weight", -math.inf), "'token_embd.weight' has values that are not finite"),
-    ("adam", spoiled("optimizer.adam.first_moments", math.inf), "first_moments' has values that are not finite"),
+    (
+        "adam",
+        spoiled("optimizer.adam.first_moments", math.inf),
+        "first_moments' has values that are not finite",
+    ),
     ("adam", spoiled("optimizer.adam.second_moments", -1e-30), "second_moments has values below 0"),
-    ("adam", cut("optimizer.adam.first_moments"), "first_moments' has the shape [18623], where [18624] is needed"),
-    ("adam", turned("optimizer.adam.first_moments"), "first_moments' has the shape [2, 9312], where [18624] is needed"),
-    ("adam", lambda c: c.vectors.pop("optimizer.adam.second_moments"), "the tensor optimizer.adam.second_moments is missing"),
-    ("adam", lambda c: c.vectors.update({GRADIENTS: np.ones(5, np.float32)}), "go together, and one is missing"),
+    (
+        "adam",
+        cut("optimizer.adam.first_moments"),
+        "first_moments' has the shape [18623], where [18624] is needed",
+    ),
+    (
+        "adam",
+        turned("optimizer.adam.first_moments"),
+        "first_moments' has the shape [2, 9312], where [18624] is needed",
+    ),
+    (
+        "adam",
+        lambda c: c.vectors.pop("optimizer.adam.second_moments"),
+        "the tensor optimizer.adam.second_moments is missing",
+    ),
+    (
+        "adam",
+        lambda c: c.vectors.update({GRADIENTS: np.ones(5, np.float32)}),
+        "go together, and one is missing",
+    ),
     ("adam", lambda c: setattr(c.state, "partial", Partial([0.5])), "go together, and one is missing"),
     ("adam", lambda c: c.weights.update(extra=np.ones(3)), "'extra' is F64, where F32 is needed"),
     ("lbfgs", cut("optimizer.lbfgs.memory_y"), "memory_y' has the shape [3, 18623]"),
-    ("lbfgs", cut("optimizer.lbfgs.memory_ys"), "memory_s' has the shape [3, 18624], where [2, 18624] is needed"),
-    ("lbfgs", lambda c: c.vectors.pop("optimizer.lbfgs.memory_ys"), "the tensor optimizer.lbfgs.memory_ys is missing"),
-    ("lbfgs", told("optimizer.lbfgs.line_search_end", 3), "the next one to go to place 3 cannot be in a history of 3"),
+    (
+        "lbfgs",
+        cut("optimizer.lbfgs.memory_ys"),
+        "memory_s' has the shape [3, 18624], where [2, 18624] is needed",
+    ),
+    (
+        "lbfgs",
+        lambda c: c.vectors.pop("optimizer.lbfgs.memory_ys"),
+        "the tensor optimizer.lbfgs.memory_ys is missing",
+    ),
+    (
+        "lbfgs",
+        told("optimizer.lbfgs.line_search_end", 3),
+        "the next one to go to place 3 cannot be in a history of 3",
+    ),
     ("lbfgs", told("optimizer.lbfgs.approx_hessian_count", 4), "4 moves held"),
-    ("lbfgs", lambda c: c.numbers.pop("optimizer.lbfgs.line_search_end"), "place None cannot be in a history of 3"),
+    (
+        "lbfgs",
+        lambda c: c.numbers.pop("optimizer.lbfgs.line_search_end"),
+        "place None cannot be in a history of 3",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("optimizer", "spoil", "reason"), ARRAYS, ids=[each[2][:30] for each in ARRAYS])
-def test_arrays_that_do_not_fit(tmp_path: Path, optimizer: str, spoil: Callable[[Checkpoint], object], reason: str) -> None:
+def test_arrays_that_do_not_fit(
+    tmp_path: Path, optimizer: str, spoil: Callable[[Checkpoint], object], reason: str
+) -> None:
     checkpoint = tiny_checkpoint(optimizer)
     spoil(checkpoint)
     write(tmp_path / "c.gguf", checkpoint)
@@ -320,9 +395,15 @@ def test_files_of_other_kinds(tmp_path: Path) -> None:
     model = write_arrays(tmp_path / "m.gguf", tiny_checkpoint().metadata, tiny_checkpoint().weights)
     assert "no checkpoint of a training run, but a file of kind model" in refused(model)
     assert "No such file" in refused(tmp_path / "nothing.gguf")
-    empty = write_arrays(tmp_path / "e.gguf", {"training.checksum": f32(1), "training.iteration_count": u32(1)}, {})
+    empty = write_arrays(
+        tmp_path / "e.gguf", {"training.checksum": f32(1), "training.iteration_count": u32(1)}, {}
+    )
     assert "training.file_version is missing" in refused(empty)
-    told = {"training.checksum": u32(1), "training.iteration_count": boolean(True), "training.file_version": u32(2)}
+    told = {
+        "training.checksum": u32(1),
+        "training.iteration_count": boolean(True),
+        "training.file_version": u32(2),
+    }
     assert "there are no tensors in it" in refused(write_arrays(tmp_path / "e.gguf", told, {}))
 
 

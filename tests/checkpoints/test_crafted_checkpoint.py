@@ -61,10 +61,38 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     place = tmp_path_factory.mktemp("runs")
     base(place / "base.gguf", small(), "Q8_0")
     data = text_file(place, 3000)
-    more = ("--batch", 2, "--grad-acc", 2, "--ctx", 32, "--iters", 2, "--val-split", 0.2, "--precision", "f32", "--seed", 5)
+    more = (
+        "--batch",
+        2,
+        "--grad-acc",
+        2,
+        "--ctx",
+        32,
+        "--iters",
+        2,
+        "--val-split",
+        0.2,
+        "--precision",
+        "f32",
+        "--seed",
+        5,
+    )
     ran("from-scratch", data, *TINY, *more, "--out", place / "from-scratch")
-    ran("finetune", place / "base.gguf", data, *more, "--lora-scaled", adapter(place), 0.5, "--out", place / "finetune")
-    return {name: halved(place / name / "checkpoint-2.gguf", place / f"{name}.gguf") for name in ("from-scratch", "finetune")}
+    ran(
+        "finetune",
+        place / "base.gguf",
+        data,
+        *more,
+        "--lora-scaled",
+        adapter(place),
+        0.5,
+        "--out",
+        place / "finetune",
+    )
+    return {
+        name: halved(place / name / "checkpoint-2.gguf", place / f"{name}.gguf")
+        for name in ("from-scratch", "finetune")
+    }
 
 
 def adapter(place: Path) -> Path:
@@ -175,12 +203,18 @@ def test_words_that_cannot_be(
         ("training.extra", ("best_validation",), {"loss": None, "step": None, "idle": -1}),
     ],
 )
-def test_those_that_ended_in_a_traceback(key: str, path: tuple[str, ...], to: Any, runs: dict[str, Path], tmp_path: Path) -> None:
+def test_those_that_ended_in_a_traceback(
+    key: str, path: tuple[str, ...], to: Any, runs: dict[str, Path], tmp_path: Path
+) -> None:
     told = json.loads(open_gguf(runs["finetune"]).value(key, str))
-    assert not check("finetune", runs["finetune"], {key: string(json.dumps(changed(told, path, to)))}, tmp_path, path)
+    assert not check(
+        "finetune", runs["finetune"], {key: string(json.dumps(changed(told, path, to)))}, tmp_path, path
+    )
 
 
-def test_what_does_not_fit_is_refused_before_anything_is_written(runs: dict[str, Path], tmp_path: Path) -> None:
+def test_what_does_not_fit_is_refused_before_anything_is_written(
+    runs: dict[str, Path], tmp_path: Path
+) -> None:
     folder, source = tmp_path / "run", runs["finetune"]
     shutil.copytree(source.parent / "finetune", folder)
     told = json.loads(open_gguf(source).value("training.extra", str))
@@ -203,12 +237,17 @@ def test_counts_that_cannot_be(key: str, value: int, runs: dict[str, Path], tmp_
 
 
 @pytest.mark.parametrize("growth", [1.0, 1.000000001])
-def test_a_schedule_of_many_periods_is_soon_told(growth: float, runs: dict[str, Path], tmp_path: Path) -> None:
+def test_a_schedule_of_many_periods_is_soon_told(
+    growth: float, runs: dict[str, Path], tmp_path: Path
+) -> None:
     """A period of one step that begins again for ever, two thousand million steps in."""
     source = runs["from-scratch"]
     told = json.loads(open_gguf(source).value("training.options", str))
     told["train"] |= {"restart_growth": growth, "decay_steps": 1, "iters": 2**31 - 1}
-    values = {"training.options": string(json.dumps(told)), "training.iteration_count": number(Kind.UINT64, 2**31 - 3)}
+    values = {
+        "training.options": string(json.dumps(told)),
+        "training.iteration_count": number(Kind.UINT64, 2**31 - 3),
+    }
     crafted = forge(source, tmp_path / "crafted.gguf", values)
     with in_time(SECONDS):
         done = run("from-scratch", "--resume", crafted, "--out", tmp_path / "run", "--trust")

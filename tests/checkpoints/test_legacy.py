@@ -37,7 +37,9 @@ def refused(path: Path) -> str:
 def test_what_is_taken_over(theirs: Path) -> None:
     found, gguf = read(theirs), open_gguf(theirs)
     assert found.state.counters == Counters(step=20, samples=84, tokens=2560, epoch=0, seconds=0.0)
-    assert found.state.stop == StopState(*(gguf.metadata[f"optimizer.adam.{key}_loss"] for key in ("best", "previous")))
+    assert found.state.stop == StopState(
+        *(gguf.metadata[f"optimizer.adam.{key}_loss"] for key in ("best", "previous"))
+    )
     assert (found.kind, found.optimizer, found.options, found.state.data, found.state.partial) == (
         "train_model",
         "adam",
@@ -52,7 +54,9 @@ def test_what_is_taken_over(theirs: Path) -> None:
 
 def test_the_model_written_from_it_is_clean(theirs: Path) -> None:
     found, gguf = read(theirs), open_gguf(theirs)
-    dropped = {key for key in gguf.metadata if not key.startswith(("training.", "optimizer."))} - found.metadata.keys()
+    dropped = {
+        key for key in gguf.metadata if not key.startswith(("training.", "optimizer."))
+    } - found.metadata.keys()
     assert dropped == {"tokenizer.ggml.seperator_token_id", "tokenizer.ggml.padding_token_id"}
     assert found.metadata["llama.rope.scale_linear"].decode() == 1.0
 
@@ -99,14 +103,22 @@ def test_moments_point_where_gradients_do(theirs: Path) -> None:
     inputs = np.concatenate([np.ones((rows, 1), tokens.dtype), tokens[:, :-1]], 1)
     model.loss(torch.tensor(inputs), torch.tensor(tokens).flatten()).backward()
     moments = checkpoint.pieces(FIRST)
-    unit = {name: weight.grad.numpy() / weight.grad.norm().item() for name, weight in model.named_parameters()}
+    unit = {
+        name: weight.grad.numpy() / weight.grad.norm().item() for name, weight in model.named_parameters()
+    }
     for name, moment in moments.items():
         alike = {
-            other: np.vdot(grad, moment) / np.linalg.norm(moment) for other, grad in unit.items() if grad.shape == moment.shape
+            other: np.vdot(grad, moment) / np.linalg.norm(moment)
+            for other, grad in unit.items()
+            if grad.shape == moment.shape
         }
         assert alike.pop(name) > 0.5
         assert not alike or max(alike.values()) < 0.35
-        assert len(set(moment.shape)) == 2 or moment.ndim == 1 or np.vdot(unit[name].T, moment) < 0.2 * np.linalg.norm(moment)
+        assert (
+            len(set(moment.shape)) == 2
+            or moment.ndim == 1
+            or np.vdot(unit[name].T, moment) < 0.2 * np.linalg.norm(moment)
+        )
 
 
 def test_another_order_is_refused(theirs: Path, tmp_path: Path) -> None:
@@ -123,15 +135,26 @@ def test_another_order_is_refused(theirs: Path, tmp_path: Path) -> None:
 
 
 def test_version_0_counts_in_32_bits_and_knows_no_epochs(theirs: Path, tmp_path: Path) -> None:
-    optional = ("training.epoch_count", "training.type", *(f"training.shuffle.{key}" for key in ("samples_hash", "rng_state")))
+    optional = (
+        "training.epoch_count",
+        "training.type",
+        *(f"training.shuffle.{key}" for key in ("samples_hash", "rng_state")),
+    )
     values: dict[str, Value | None] = dict.fromkeys(optional)
-    values |= {f"training.{key}_count": u32(number) for key, number in (("iteration", 20), ("sample", 84), ("token", 2560))}
+    values |= {
+        f"training.{key}_count": u32(number)
+        for key, number in (("iteration", 20), ("sample", 84), ("token", 2560))
+    }
     found = read(forge(theirs, tmp_path / "c.gguf", values | {"training.file_version": u32(0)}))
     assert found.state.counters == read(theirs).state.counters and found.kind == "train_model"
 
 
-@pytest.mark.parametrize(("step", "oldest_first"), [(20, [0, 1, 2, 3]), (21, [1, 2, 3, 0]), (23, [3, 0, 1, 2]), (2, [0, 1])])
-def test_past_losses_come_out_of_the_ring(theirs: Path, tmp_path: Path, step: int, oldest_first: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("step", "oldest_first"), [(20, [0, 1, 2, 3]), (21, [1, 2, 3, 0]), (23, [3, 0, 1, 2]), (2, [0, 1])]
+)
+def test_past_losses_come_out_of_the_ring(
+    theirs: Path, tmp_path: Path, step: int, oldest_first: list[int]
+) -> None:
     """Of 4 losses that of iteration i is at i modulo 4: the next to be written over is the oldest."""
     losses = np.array([6.5, 6.25, 6.0, 6.75], np.float32)
     found = read(forge(theirs, tmp_path / "c.gguf", {"training.iteration_count": u64(step)}, {RING: losses}))
@@ -146,7 +169,11 @@ def test_one_that_never_stepped_has_no_losses(theirs: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("values", "gone", "reason"),
     [
-        ({"optimizer.type": string("a\nb")}, [], r"the optimizer 'a\nb' is unknown; llama.cpp had adam and lbfgs"),
+        (
+            {"optimizer.type": string("a\nb")},
+            [],
+            r"the optimizer 'a\nb' is unknown; llama.cpp had adam and lbfgs",
+        ),
         ({"llama.block_count": u32(2**31)}, [], "21 weights are not those of a llama of 2147483648 layers"),
         ({}, ["output.weight"], "20 weights are not those"),
         ({"llama.block_count": u32(1)}, FIRST_BLOCK, "the tensor blk.0.ffn_down.weight is missing"),

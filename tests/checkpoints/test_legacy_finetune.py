@@ -52,7 +52,9 @@ def test_a_run_goes_on_as_ours_does(begun: tuple[Path, tuple[Argument, ...]], tm
     """Weights, moments or history, counters: what follows is what would have followed here."""
     start, words = begun
     adam = start.name == "adamw"
-    theirs = as_theirs(tmp_path / "chk.gguf", read(start / "checkpoint-4.gguf"), 2, "right" if adam else "left, flash")
+    theirs = as_theirs(
+        tmp_path / "chk.gguf", read(start / "checkpoint-4.gguf"), 2, "right" if adam else "left, flash"
+    )
     done = ran(*words, "--checkpoint-in", theirs, "--iters", 7, "--out", tmp_path / "theirs")
     ran("finetune", "--resume", start, "--iters", 7, "--out", tmp_path / "ours")
     assert losses(tmp_path / "theirs") == pytest.approx(losses(tmp_path / "ours")[-3:], rel=2e-5)
@@ -62,18 +64,24 @@ def test_a_run_goes_on_as_ours_does(begun: tuple[Path, tuple[Argument, ...]], tm
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_each_number_lies_where_it_did(begun: tuple[Path, tuple[Argument, ...]], tmp_path: Path, way: str) -> None:
+def test_each_number_lies_where_it_did(
+    begun: tuple[Path, tuple[Argument, ...]], tmp_path: Path, way: str
+) -> None:
     start = read(begun[0] / "checkpoint-4.gguf")
     found = read(as_theirs(tmp_path / "c.gguf", start, 2, way))
     for name in found.vectors.keys() - {"optimizer.lbfgs.memory_ys"}:
         for row in range(len(start.vectors[name]) if "memory" in name else 1):
             one, other = (
-                each.kept_for(list(start.weights))[name.rpartition(".")[2]].reshape(-1, each.vectors[name].shape[-1])[row]
+                each.kept_for(list(start.weights))[name.rpartition(".")[2]].reshape(
+                    -1, each.vectors[name].shape[-1]
+                )[row]
                 for each in (start, found)
             )
             assert np.array_equal(one, other), name
     assert all(np.array_equal(found.weights[name], weight) for name, weight in start.weights.items())
-    assert found.extra["ranks"] == {name: 1 if "norm" in name else 3 if "attn_q" in name else 4 for name in H.shapes}
+    assert found.extra["ranks"] == {
+        name: 1 if "norm" in name else 3 if "attn_q" in name else 4 for name in H.shapes
+    }
     assert found.state.counters.step == 4 and len(found.vectors) == (2 if begun[0].name == "adamw" else 3)
 
 
@@ -83,15 +91,39 @@ def test_each_number_lies_where_it_did(begun: tuple[Path, tuple[Argument, ...]],
 def test_their_own_file_goes_on(tmp_path: Path) -> None:
     model, checkpoint = material("ancestors/model.gguf"), material("ancestors/lora-checkpoint.gguf")
     (tmp_path / "text.txt").write_bytes(material("text/tinyshakespeare.txt").read_bytes()[:9000])
-    words = ("--ctx", 32, "--batch", 4, "--iters", 22, "--lr", 1e-3, "--schedule", "constant", "--precision", "f32")
-    ran("finetune", model, tmp_path / "text.txt", *words, "--checkpoint-in", checkpoint, "--out", tmp_path / "run")
+    words = (
+        "--ctx",
+        32,
+        "--batch",
+        4,
+        "--iters",
+        22,
+        "--lr",
+        1e-3,
+        "--schedule",
+        "constant",
+        "--precision",
+        "f32",
+    )
+    ran(
+        "finetune",
+        model,
+        tmp_path / "text.txt",
+        *words,
+        "--checkpoint-in",
+        checkpoint,
+        "--out",
+        tmp_path / "run",
+    )
     told = steps(tmp_path / "run")
     assert [line["step"] for line in told] == [21, 22] and told[0]["tokens"] == 2560 + 128
     before, after = read(checkpoint), read(tmp_path / "run" / "checkpoint-22.gguf")
     assert all(np.abs(after.weights[name] - weight).max() < 3e-3 for name, weight in before.weights.items())
     assert all(np.any(after.weights[name] != weight) for name, weight in before.weights.items())
     old, new = before.pieces(SECOND), after.pieces(SECOND)
-    assert all((new[name] >= 0.998 * piece * 0.9999).all() for name, piece in old.items())  # each has decayed twice, where it was
+    assert all(
+        (new[name] >= 0.998 * piece * 0.9999).all() for name, piece in old.items()
+    )  # each has decayed twice, where it was
     ran("finetune", "--resume", tmp_path / "run", "--iters", 23)
 
 
@@ -136,7 +168,9 @@ def test_as_the_first_adapter_of_a_run(tmp_path: Path) -> None:
         ran("finetune", model, *words, "--lora-init", lora, "--out", tmp_path / f"{number}")
     same_bits(tmp_path / "0" / "adapter.gguf", tmp_path / "1" / "adapter.gguf")
     beside = [
-        json.loads(ran("evaluate", model, tmp_path / "text.txt", "--ctx", 32, "--lora", path, "--json").out)["loss"]
+        json.loads(ran("evaluate", model, tmp_path / "text.txt", "--ctx", 32, "--lora", path, "--json").out)[
+            "loss"
+        ]
         for path in (checkpoint, material("ancestors/lora.bin"))
     ]
     assert beside[0] == beside[1]
@@ -150,7 +184,15 @@ def test_going_on_leaves_the_folder_of_the_ancestor_alone(tmp_path: Path) -> Non
     there, before = {*tmp_path.iterdir()}, (tmp_path / "model.gguf").read_bytes()
     words = (tmp_path / "text.txt", "--iters", 21, "--ctx", 32, "--batch", 2)
     ran("from-scratch", *words, "--resume", tmp_path / "train-checkpoint.gguf", "--out", tmp_path / "one")
-    ran("finetune", tmp_path / "model.gguf", *words, "--resume", tmp_path / "lora-checkpoint.gguf", "--out", tmp_path / "two")
+    ran(
+        "finetune",
+        tmp_path / "model.gguf",
+        *words,
+        "--resume",
+        tmp_path / "lora-checkpoint.gguf",
+        "--out",
+        tmp_path / "two",
+    )
     assert {*tmp_path.iterdir()} - there == {tmp_path / "one", tmp_path / "two"}
     assert (tmp_path / "model.gguf").read_bytes() == before
 
@@ -163,7 +205,19 @@ def test_the_history_of_a_new_model_goes_on(tmp_path: Path) -> None:
     words = ("from-scratch", data, *TINY, "--ctx", 32, "--batch", 8, "--no-shuffle", "--optimizer", "lbfgs")
     ran(*words, "--iters", 5, "--out", tmp_path / "run")
     theirs = as_theirs(tmp_path / "c.gguf", read(tmp_path / "run" / "checkpoint-5.gguf"), 2, "right")
-    went = ("--ctx", 32, "--batch", 8, "--no-shuffle", "--optimizer", "lbfgs", "--precision", "f32", "--iters", 8)
+    went = (
+        "--ctx",
+        32,
+        "--batch",
+        8,
+        "--no-shuffle",
+        "--optimizer",
+        "lbfgs",
+        "--precision",
+        "f32",
+        "--iters",
+        8,
+    )
     ran("from-scratch", data, *went, "--checkpoint-in", theirs, "--out", tmp_path / "theirs")
     ran("from-scratch", "--resume", tmp_path / "run", "--iters", 8)
     assert losses(tmp_path / "theirs") == pytest.approx(losses(tmp_path / "run")[5:], rel=1e-4)
@@ -175,18 +229,32 @@ def test_the_history_of_a_new_model_goes_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("finetune", "B", "T", "--checkpoint-in", "C", "--lora-r", 4), "--lora-r has no effect on the adapter in C"),
-        (("finetune", "B", "T", "--checkpoint-in", "C", "--full"), "--full has no effect on the adapter in C"),
-        (("finetune", "T", "--checkpoint-in", "C"), "C: a checkpoint of llama.cpp's finetune, which names neither"),
+        (
+            ("finetune", "B", "T", "--checkpoint-in", "C", "--lora-r", 4),
+            "--lora-r has no effect on the adapter in C",
+        ),
+        (
+            ("finetune", "B", "T", "--checkpoint-in", "C", "--full"),
+            "--full has no effect on the adapter in C",
+        ),
+        (
+            ("finetune", "T", "--checkpoint-in", "C"),
+            "C: a checkpoint of llama.cpp's finetune, which names neither",
+        ),
         (("finetune", "B", "--checkpoint-in", "C"), "llamatrain finetune BASE.gguf DATA --checkpoint-in C"),
-        (("from-scratch", "T", "--checkpoint-in", "C"), "llamatrain finetune BASE.gguf DATA --checkpoint-in C"),
+        (
+            ("from-scratch", "T", "--checkpoint-in", "C"),
+            "llamatrain finetune BASE.gguf DATA --checkpoint-in C",
+        ),
     ],
 )
 def test_what_is_to_be_said_beside_it(tmp_path: Path, words: tuple[Argument, ...], told: str) -> None:
     checkpoint = str(material("ancestors/lora-checkpoint.gguf"))
     names = {"B": material("ancestors/model.gguf"), "T": text_file(tmp_path), "C": checkpoint}
     done = run(*(names.get(str(word), word) for word in words), "--out", tmp_path / "run")
-    assert done.code == 2 and told.replace(" C", f" {checkpoint}").replace("C:", f"{checkpoint}:") in done.err, done.err
+    assert (
+        done.code == 2 and told.replace(" C", f" {checkpoint}").replace("C:", f"{checkpoint}:") in done.err
+    ), done.err
     assert not (tmp_path / "run").exists() and done.err.count("\n") == 1
 
 
@@ -198,10 +266,18 @@ def test_what_is_to_be_said_beside_it(tmp_path: Path, words: tuple[Argument, ...
             {},
             "training.lora.rank.attn_q is 5, and the factors of 'blk.0.attn_q.weight' have",
         ),
-        ({"llama.block_count": u32(1 << 30)}, {}, "21 pairs of factors are not those of a llama of 1073741824 layers"),
+        (
+            {"llama.block_count": u32(1 << 30)},
+            {},
+            "21 pairs of factors are not those of a llama of 1073741824 layers",
+        ),
         ({}, {"output.weight.lora_b": None}, "20 pairs of factors are not those"),
         ({}, {"blk.0.attn_q.weight.lora_a": np.zeros((32, 8), np.float32)}, "share no rank"),
-        ({}, {SECOND: np.zeros(7, np.float32)}, f"the tensor {SECOND} has the shape [7], where [13637] is needed"),
+        (
+            {},
+            {SECOND: np.zeros(7, np.float32)},
+            f"the tensor {SECOND} has the shape [7], where [13637] is needed",
+        ),
         ({}, {SECOND: None}, f"the tensor {SECOND} is missing"),
         ({"training.type": string("dpo")}, {}, "of type 'dpo'; known are train_model, finetune_lora"),
         ({"optimizer.type": string("lbfgs")}, {}, "the tensor optimizer.lbfgs.current_parameters is missing"),
@@ -215,9 +291,12 @@ def test_what_cannot_be_theirs(tmp_path: Path, values: dict, tensors: dict, told
 
 @pytest.mark.parametrize("begun", ["lbfgs"], indirect=True)
 @pytest.mark.parametrize(
-    ("key", "value"), [("approx_hessian_count", u32(0)), ("approx_hessian_count", u32(2**31)), ("line_search_end", u32(77))]
+    ("key", "value"),
+    [("approx_hessian_count", u32(0)), ("approx_hessian_count", u32(2**31)), ("line_search_end", u32(77))],
 )
-def test_histories_that_cannot_be(begun: tuple[Path, tuple[Argument, ...]], tmp_path: Path, key: str, value: Value) -> None:
+def test_histories_that_cannot_be(
+    begun: tuple[Path, tuple[Argument, ...]], tmp_path: Path, key: str, value: Value
+) -> None:
     theirs = as_theirs(tmp_path / "c.gguf", read(begun[0] / "checkpoint-4.gguf"), 2)
     with pytest.raises(FileError, match="cannot be"):
         read(forge(theirs, tmp_path / "d.gguf", {f"optimizer.lbfgs.{key}": value}))

@@ -33,7 +33,20 @@ from tests.helpers.cli import TINY, Argument, Done, environment, metrics, ran, r
 from tests.helpers.lora_runs import base
 from tests.helpers.small_models import small
 
-PLAIN = ("--kernels", "reference", "--batch", 2, "--ctx", 32, "--seed", 1, "--save-every", 1, "--report-every", 1)
+PLAIN = (
+    "--kernels",
+    "reference",
+    "--batch",
+    2,
+    "--ctx",
+    32,
+    "--seed",
+    1,
+    "--save-every",
+    1,
+    "--report-every",
+    1,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -117,7 +130,11 @@ def test_replaced_by_something_else(place: Path) -> None:
         Path("run/mine.txt").write_text("mine")
 
     done = trained(4, _2=replaced)
-    assert done.code == 0 and "run is no more: it goes on in run-2" in done.err and names(Path("run")) == ["mine.txt"]
+    assert (
+        done.code == 0
+        and "run is no more: it goes on in run-2" in done.err
+        and names(Path("run")) == ["mine.txt"]
+    )
     whole(Path("run-2"), 4)
 
 
@@ -247,8 +264,15 @@ def test_the_older_ones_stay_as_long_as_none_is_saved(place: Path, monkeypatch: 
     done = trained(4, _2=lambda: full.set(True))
     assert done.code == 1 and len(done.errors) == 1 and newest_step(Path("run")) == 1
     (found,) = (place / "tmp").iterdir()
-    assert f"No space left on device; the run is saved in {found} instead: --resume {found} goes on with it" in done.errors[0]
-    assert newest_step(found) == 4 and [line["step"] for line in metrics(found)] == [1, 2, 3, 4] and not Path("run-2").exists()
+    assert (
+        f"No space left on device; the run is saved in {found} instead: --resume {found} goes on with it"
+        in done.errors[0]
+    )
+    assert (
+        newest_step(found) == 4
+        and [line["step"] for line in metrics(found)] == [1, 2, 3, 4]
+        and not Path("run-2").exists()
+    )
     full.set(False)
     ran("from-scratch", "--resume", found, "--iters", 5)
     ran("from-scratch", "--resume", "run", "--iters", 5)
@@ -266,7 +290,9 @@ TUNE = ("finetune", "base.gguf", "text.txt", *PLAIN, "--precision", "f32", "--pe
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["a run", "the first lines"])
-def test_a_full_disk_with_the_folder_for_peft_on_it(before: bool, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_with_the_folder_for_peft_on_it(
+    before: bool, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The run is saved elsewhere; where it is gone on with in its own folder, its figures are there."""
     base(place / "base.gguf", small())
     full = Full(monkeypatch, *(place / name for name in ("run", "run-2", "theirs")))
@@ -290,7 +316,10 @@ def test_a_full_disk_below_the_folder_for_peft_alone(place: Path, monkeypatch: p
     told = f"{place}/theirs/adapter_model.safetensors: cannot be written: No space left on device"
     assert done.code == 1 and len(done.errors) == 1 and "nothing was saved" not in done.err
     assert f"warning: {told}; the next save tries again" in done.err
-    assert f"error: {told}; the run itself is saved: --resume run --peft {place}/theirs writes it there" in done.err
+    assert (
+        f"error: {told}; the run itself is saved: --resume run --peft {place}/theirs writes it there"
+        in done.err
+    )
     assert not Path("run-2").exists() and not list((place / "tmp").iterdir())
     whole(Path("run"), 3, result="adapter.gguf", drawn=False)
     full.set(False)
@@ -326,11 +355,16 @@ def test_a_checkpoint_that_could_not_be_gone_on_from_replaces_none(tmp_path: Pat
         before = names(tmp_path)
         for step in (1, 2):
             told = refused(made.save, unreadable(step), 1)
-            assert f"checkpoint-{step}.gguf: is not kept, since it could not be read again: " in told and "not finite" in told
+            assert (
+                f"checkpoint-{step}.gguf: is not kept, since it could not be read again: " in told
+                and "not finite" in told
+            )
             assert names(tmp_path) == before and newest_step(tmp_path) == 1
 
 
-def test_the_result_is_opened_before_it_takes_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_result_is_opened_before_it_takes_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = adapter(small(), ["blk.0.attn_q.weight"])
     write_model(tmp_path / "model.gguf", at(1).metadata, at(1).weights)
     adapters.write(tmp_path / "adapter.gguf", made)
@@ -377,7 +411,9 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 def killed(moment: int, *arguments: Argument) -> bool:
     """Before the operation of this number on the folder `run` or what is in it; False: there were not so many."""
     words = [sys.executable, "-c", KILLED, "run", str(moment), *map(str, arguments)]
-    done = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=60, check=True, cwd=Path.cwd())
+    done = subprocess.run(
+        words, env=environment(), capture_output=True, text=True, timeout=60, check=True, cwd=Path.cwd()
+    )
     assert done.stdout.strip() in ("0", str(-signal.SIGKILL)), done
     return done.stdout.strip() != "0"
 
@@ -412,7 +448,9 @@ def test_killed_while_it_replaces_another(moment: int, place: Path) -> None:
     if seed == 2:
         assert json.dumps(metrics(Path("run"))[:1]) == before
     whole(Path("run"), 2)
-    assert Path("run/mine.txt").read_text() == "mine" and not [name for name in names(Path("run")) if name.startswith(".")]
+    assert Path("run/mine.txt").read_text() == "mine" and not [
+        name for name in names(Path("run")) if name.startswith(".")
+    ]
 
 
 @pytest.mark.parametrize("moment", moments(60))

@@ -68,7 +68,9 @@ def test_a_run_is_replaced_by_one_that_has_saved_and_not_before(
             run.result("config.toml").write_text("old")
         (out / "mine.txt").touch()
         before = names(out)
-        died = killed(monkeypatch, moment, lambda out=out: replaced(out, ends == "saved", ends == "discarded"))  # type: ignore[misc]
+        died = killed(
+            monkeypatch, moment, lambda out=out: replaced(out, ends == "saved", ends == "discarded")
+        )  # type: ignore[misc]
         newest = newest_step(out)
         config = (out / "config.toml").read_text() if (out / "config.toml").exists() else "none"
         with RunFolder(out):
@@ -76,8 +78,12 @@ def test_a_run_is_replaced_by_one_that_has_saved_and_not_before(
         if newest == 8:
             assert names(out) == before and config == "old"
         else:
-            there = [name for name in names(out) if name not in (LATEST, "config.toml")]  # they come a moment after the first one
-            assert ends != "killed" and there == ["checkpoint-1.gguf", "mine.txt"] and config in ("new", "none")
+            there = [
+                name for name in names(out) if name not in (LATEST, "config.toml")
+            ]  # they come a moment after the first one
+            assert (
+                ends != "killed" and there == ["checkpoint-1.gguf", "mine.txt"] and config in ("new", "none")
+            )
         moment += 1
     assert moment > 5 and newest == (1 if ends == "saved" else 8)
 

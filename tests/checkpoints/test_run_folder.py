@@ -57,7 +57,11 @@ def test_folders_are_numbered_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(tmp_path)
     first, second = (RunFolder.new(None, "finetune") for _ in range(2))
     other = RunFolder.new(None, "from-scratch")
-    assert [str(run.path) for run in (first, second, other)] == ["runs/finetune-1", "runs/finetune-2", "runs/from-scratch-1"]
+    assert [str(run.path) for run in (first, second, other)] == [
+        "runs/finetune-1",
+        "runs/finetune-2",
+        "runs/from-scratch-1",
+    ]
     (tmp_path / "runs" / "finetune-9").touch()
     (tmp_path / "runs" / "finetune-10-old").mkdir()
     with RunFolder.new(None, "finetune") as tenth:
@@ -66,7 +70,9 @@ def test_folders_are_numbered_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         run.close()
 
 
-def test_a_number_that_another_run_takes_first_is_left_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_number_that_another_run_takes_first_is_left_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "finetune-1").mkdir(parents=True)
     monkeypatch.setattr(Path, "iterdir", lambda _: iter(()))  # what was seen, a moment before
@@ -74,7 +80,9 @@ def test_a_number_that_another_run_takes_first_is_left_to_it(tmp_path: Path, mon
         assert str(run.path) == "runs/finetune-2"
 
 
-@pytest.mark.parametrize("name", ["config.toml", "metrics.jsonl", "checkpoint-3.gguf", LATEST, "model.gguf", "adapter.gguf"])
+@pytest.mark.parametrize(
+    "name", ["config.toml", "metrics.jsonl", "checkpoint-3.gguf", LATEST, "model.gguf", "adapter.gguf"]
+)
 def test_a_run_that_is_there_is_refused_or_removed(tmp_path: Path, name: str) -> None:
     out = tmp_path / "a" / "b"
     RunFolder.new(out, "finetune").close()
@@ -84,7 +92,11 @@ def test_a_run_that_is_there_is_refused_or_removed(tmp_path: Path, name: str) ->
     RunFolder.new(out, "finetune").close()  # what others put there is no run
     (out / name).write_text("something")
     told = refused(RunFolder.new, out, "finetune")
-    assert name in told and "--overwrite" in told and (f"--resume {out}" in told) == name.startswith("checkpoint")
+    assert (
+        name in told
+        and "--overwrite" in told
+        and (f"--resume {out}" in told) == name.startswith("checkpoint")
+    )
     with RunFolder.new(out, "finetune", overwrite=True) as run:
         assert names(out) == sorted([*foreign, name])  # until the new one is sure to begin
         run.clear()
@@ -148,7 +160,9 @@ with RunFolder(Path(sys.argv[1])):
 
 
 def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, cwd=ROOT) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, cwd=ROOT
+    ) as process:
         assert process.stdout and process.stdout.readline()
         assert "another run" in refused(RunFolder, tmp_path)
         process.kill()
@@ -157,7 +171,9 @@ def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
 
 def test_places_that_cannot_be_folders(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    assert "file: no folder can be made there: File exists" in refused(RunFolder.new, tmp_path / "file", "finetune")
+    assert "file: no folder can be made there: File exists" in refused(
+        RunFolder.new, tmp_path / "file", "finetune"
+    )
     assert "Not a directory" in refused(RunFolder.new, tmp_path / "file" / "run", "finetune")
     assert "File name too long" in refused(RunFolder.new, tmp_path / ("x" * 300), "finetune")
     assert "No such file" in refused(RunFolder, tmp_path / "nowhere")
@@ -268,7 +284,9 @@ def test_a_damaged_one_is_passed_over_and_it_is_said(tmp_path: Path) -> None:
     assert newest_step(tmp_path) == 8
     damage(tmp_path / "checkpoint-8.gguf")
     told = refused(RunFolder.newest, tmp_path)
-    assert re.match(f"{tmp_path}: no checkpoint to go on from: {tmp_path}/checkpoint-10.gguf: the file is damaged", told)
+    assert re.match(
+        f"{tmp_path}: no checkpoint to go on from: {tmp_path}/checkpoint-10.gguf: the file is damaged", told
+    )
 
 
 def test_a_file_is_taken_as_it_is_said(tmp_path: Path) -> None:
@@ -277,7 +295,9 @@ def test_a_file_is_taken_as_it_is_said(tmp_path: Path) -> None:
             run.save(at(step), 2)
     assert newest_step(tmp_path / "checkpoint-1.gguf") == 1
     damage(tmp_path / "checkpoint-2.gguf")
-    assert refused(RunFolder.newest, tmp_path / "checkpoint-2.gguf").startswith(f"{tmp_path}/checkpoint-2.gguf: the file is")
+    assert refused(RunFolder.newest, tmp_path / "checkpoint-2.gguf").startswith(
+        f"{tmp_path}/checkpoint-2.gguf: the file is"
+    )
     assert "No such file" in refused(RunFolder.newest, tmp_path / "nothing")
     (tmp_path / "empty").mkdir()
     assert "no checkpoint to go on from is in this folder" in refused(RunFolder.newest, tmp_path / "empty")
@@ -289,9 +309,17 @@ def test_latest_counts_where_it_is_no_second_name(tmp_path: Path) -> None:
     for step in (1, 2):
         write(tmp_path / f"checkpoint-{step}.gguf", at(step))
     write(tmp_path / LATEST, at(3))
-    assert [path.name for path in newest_first(tmp_path)] == [LATEST, "checkpoint-2.gguf", "checkpoint-1.gguf"]
+    assert [path.name for path in newest_first(tmp_path)] == [
+        LATEST,
+        "checkpoint-2.gguf",
+        "checkpoint-1.gguf",
+    ]
     write(tmp_path / LATEST, at(2))
-    assert [path.name for path in newest_first(tmp_path)] == ["checkpoint-2.gguf", LATEST, "checkpoint-1.gguf"]
+    assert [path.name for path in newest_first(tmp_path)] == [
+        "checkpoint-2.gguf",
+        LATEST,
+        "checkpoint-1.gguf",
+    ]
     (tmp_path / LATEST).write_bytes(b"no GGUF")
     assert newest_first(tmp_path)[-1].name == LATEST
     assert newest_step(tmp_path) == 2
@@ -324,7 +352,9 @@ with RunFolder(place) as run:
 def test_killed_at_any_moment_there_is_one_to_go_on_from(tmp_path: Path) -> None:
     chance, before, steps = random.Random(4), 0, list[int]()
     for _ in range(8):
-        with subprocess.Popen([sys.executable, "-c", SAVE_ON, str(tmp_path)], stdout=subprocess.PIPE, cwd=ROOT) as process:
+        with subprocess.Popen(
+            [sys.executable, "-c", SAVE_ON, str(tmp_path)], stdout=subprocess.PIPE, cwd=ROOT
+        ) as process:
             assert process.stdout
             assert int(process.stdout.readline()) == before
             time.sleep(0.03 + chance.random() * 0.1)
@@ -335,7 +365,10 @@ def test_killed_at_any_moment_there_is_one_to_go_on_from(tmp_path: Path) -> None
         steps.append(before)
     assert steps == sorted(steps) and steps[-1] > 8
     RunFolder(tmp_path).close()
-    assert all(re.fullmatch(r"checkpoint-(\d+|LATEST)\.gguf", name) for name in names(tmp_path)) and len(names(tmp_path)) <= 4
+    assert (
+        all(re.fullmatch(r"checkpoint-(\d+|LATEST)\.gguf", name) for name in names(tmp_path))
+        and len(names(tmp_path)) <= 4
+    )
 
 
 # ---- the model -------------------------------------------------------------

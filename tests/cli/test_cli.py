@@ -39,15 +39,28 @@ def test_the_package_is_imported_fast() -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [(), ("--help",), ("finetune", "--help"), ("plan", "from-scratch", "--help"), ("nope",)], ids=" ".join
+    "words",
+    [(), ("--help",), ("finetune", "--help"), ("plan", "from-scratch", "--help"), ("nope",)],
+    ids=" ".join,
 )
 def test_help_loads_nothing_heavy(words: tuple[str, ...]) -> None:
     found = loaded(f"from llamatrain.cli.main import main; sys.argv = {['llamatrain', *words]}; main()")
     assert not HEAVY & found
     assert len(found) < 500
     if words[:1] == ("finetune",):  # nor a command that was not asked for
-        names = ("", ".main", ".typer_app", ".legacy_flags", ".legacy_translate", ".help", ".finetune", ".from_scratch")
-        assert {name for name in found if name.startswith("llamatrain.cli")} == {f"llamatrain.cli{name}" for name in names}
+        names = (
+            "",
+            ".main",
+            ".typer_app",
+            ".legacy_flags",
+            ".legacy_translate",
+            ".help",
+            ".finetune",
+            ".from_scratch",
+        )
+        assert {name for name in found if name.startswith("llamatrain.cli")} == {
+            f"llamatrain.cli{name}" for name in names
+        }
 
 
 @pytest.mark.parametrize(
@@ -55,11 +68,15 @@ def test_help_loads_nothing_heavy(words: tuple[str, ...]) -> None:
 )
 def test_a_command_holds_no_more_than_it_needs(words: tuple[str, ...]) -> None:
     """What typer loads to make values would stay for as long as a run lasts."""
-    assert "pydantic" not in loaded(f"from llamatrain.cli.main import main; sys.argv = {['llamatrain', *words]}; main()")
+    assert "pydantic" not in loaded(
+        f"from llamatrain.cli.main import main; sys.argv = {['llamatrain', *words]}; main()"
+    )
 
 
 def test_it_is_a_module_too() -> None:
-    done = subprocess.run([sys.executable, "-m", "llamatrain", "--version"], check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "llamatrain", "--version"], check=True, capture_output=True, text=True
+    )
     assert done.stdout == f"llamatrain {__version__}\n"
 
 
@@ -75,7 +92,9 @@ def test_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out == f"llamatrain {__version__}\n"
 
 
-def test_without_arguments_it_says_what_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_arguments_it_says_what_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(monkeypatch) == 0
     assert "Usage: llamatrain" in capsys.readouterr().out
 
@@ -87,7 +106,9 @@ CLASSES = {"from-scratch": NEW, "finetune": TUNING}
 
 
 def page(*words: str, columns: int = 100) -> str:
-    found = CliRunner(env={"COLUMNS": str(columns)}).invoke(cli.app, [*words, "--help"], prog_name="llamatrain")
+    found = CliRunner(env={"COLUMNS": str(columns)}).invoke(
+        cli.app, [*words, "--help"], prog_name="llamatrain"
+    )
     assert found.exit_code == 0 and not found.stderr
     return found.stdout
 
@@ -105,7 +126,10 @@ def test_help_keeps_to_the_terminal(words: tuple[str, ...], columns: int) -> Non
     assert max(map(len, shown.splitlines())) <= columns
     assert "…" not in shown
     for each in (
-        each for cls in CLASSES.get(words[-1] if words else "", ()) for each in declared(cls).values() if not each.option.hidden
+        each
+        for cls in CLASSES.get(words[-1] if words else "", ())
+        for each in declared(cls).values()
+        if not each.option.hidden
     ):
         assert each.option.sentence in flowing(shown), each.name
 
@@ -128,28 +152,38 @@ def test_options_stand_in_panels_of_their_purpose() -> None:
         "Options",
     ]
     rates = shown[shown.index("─ Learning rate ─") : shown.index("─ When to stop ─")]
-    declared_rates = [flag_of(each.name) for each in declared(TrainOptions).values() if each.panel == "Learning rate"]
+    declared_rates = [
+        flag_of(each.name) for each in declared(TrainOptions).values() if each.panel == "Learning rate"
+    ]
     assert re.findall(r"^│ (--[a-z-]+)", rates, re.MULTILINE) == declared_rates
     assert "[default: 4]" in shown and "[default: 0.0001]" in shown  # its own
 
 
 def test_what_is_on_or_off_has_one_line() -> None:
     shown = page("from-scratch")
-    for each in (each for cls in CLASSES["from-scratch"] for each in declared(cls).values() if each.kind is bool):
+    for each in (
+        each for cls in CLASSES["from-scratch"] for each in declared(cls).values() if each.kind is bool
+    ):
         assert len(re.findall(rf"^│ {flag_of(each.name)}\b", shown, re.MULTILINE)) == 1
         assert shown.count(f"{flag_of(f'no_{each.name}')} ") == (each.default is not False), each.name
 
 
 def test_both_names_of_a_command_are_told() -> None:
     for shown in (page(), page("plan")):
-        assert "Also called train-from-scratch." in flowing(shown) and "Also called finetune-lora." in flowing(shown)
+        assert "Also called train-from-scratch." in flowing(
+            shown
+        ) and "Also called finetune-lora." in flowing(shown)
 
 
 def test_shells_complete_it() -> None:
     assert "--install-completion" in page() and "--install-completion" not in page("finetune")
 
     def completed(words: str) -> list[str]:
-        env = {"_LLAMATRAIN_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+        env = {
+            "_LLAMATRAIN_COMPLETE": "complete_bash",
+            "COMP_WORDS": words,
+            "COMP_CWORD": str(words.count(" ")),
+        }
         return CliRunner(env=env).invoke(cli.app, [], prog_name="llamatrain").stdout.split()
 
     assert completed("llamatrain ev") == ["evaluate"]
@@ -169,11 +203,20 @@ SLIPS: list[tuple[list[str], str]] = [
     (["plan", "finetun"], "no such command 'finetun'; did you mean finetune?"),
     (["plan", "evaluate"], "no such command 'evaluate'; see llamatrain plan --help"),
     (["generate"], "missing argument 'MODEL'; see llamatrain generate --help"),
-    (["generate", "m.gguf", "x"], "got unexpected extra argument(s) (x); what to go on from is said by --prompt 'TEXT'"),
-    (["export-lora", "m.gguf"], "missing option '--out'; it names the file to write, as --peft does a folder"),
+    (
+        ["generate", "m.gguf", "x"],
+        "got unexpected extra argument(s) (x); what to go on from is said by --prompt 'TEXT'",
+    ),
+    (
+        ["export-lora", "m.gguf"],
+        "missing option '--out'; it names the file to write, as --peft does a folder",
+    ),
     (["from-scratch", "--batch"], "option '--batch' requires an argument"),
     (["from-scratch", "--batch", "x"], "--batch 'x' cannot be; it takes a whole number"),
-    (["from-scratch", "--batch", "9" * 100_000], f"--batch '{'9' * 40}'... cannot be; it takes a whole number"),
+    (
+        ["from-scratch", "--batch", "9" * 100_000],
+        f"--batch '{'9' * 40}'... cannot be; it takes a whole number",
+    ),
     (["from-scratch", "--lr", "nan"], "--lr nan cannot be; it takes a number"),
     (["from-scratch", "--lr", "-1"], "--lr -1 cannot be; it takes 0 or more"),
     (
@@ -208,12 +251,17 @@ def test_a_group_without_a_command_shows_which_there_are(
     assert run(monkeypatch, "plan") == 2
     told = capsys.readouterr()
     assert (
-        not told.out and told.err.startswith("error: ") and "llamatrain plan finetune" in told.err and told.err.count("\n") == 1
+        not told.out
+        and told.err.startswith("error: ")
+        and "llamatrain plan finetune" in told.err
+        and told.err.count("\n") == 1
     )
 
 
 @pytest.mark.parametrize(
-    "long", ["9" * 100_000, "\x1b[2J" * 20_000, "a/" * 50_000, "ü" * 50_000], ids=["digits", "escapes", "path", "letters"]
+    "long",
+    ["9" * 100_000, "\x1b[2J" * 20_000, "a/" * 50_000, "ü" * 50_000],
+    ids=["digits", "escapes", "path", "letters"],
 )
 @pytest.mark.parametrize(
     "words",
@@ -231,7 +279,11 @@ def test_a_group_without_a_command_shows_which_there_are(
     ids=" ".join,
 )
 def test_no_error_is_a_book(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], long: str, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    long: str,
+    tmp_path: Path,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert run(monkeypatch, *(word.replace("LONG", long) for word in words)) in (1, 2)
@@ -264,7 +316,10 @@ def test_a_file_that_is_not_there_is_no_slip_of_words(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("text.txt").write_text("words " * 1000)
-    assert run(monkeypatch, *(word.replace("MODEL", "none.gguf").replace("TEXT", "text.txt") for word in words)) == 2
+    assert (
+        run(monkeypatch, *(word.replace("MODEL", "none.gguf").replace("TEXT", "text.txt") for word in words))
+        == 2
+    )
     assert re.search(r"^error: (.+/)?none\.gguf: .+\n\Z", capsys.readouterr().err, re.MULTILINE)
     assert not (tmp_path / "m.gguf").exists()
 
@@ -274,7 +329,10 @@ def test_nothing_is_read_into_what_follows_two_dashes(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert run(monkeypatch, "generate", "--", "--lora-scaled") == 2
-    assert capsys.readouterr().err == "error: --lora-scaled: No such file or directory; a model is named by its GGUF file\n"
+    assert (
+        capsys.readouterr().err
+        == "error: --lora-scaled: No such file or directory; a model is named by its GGUF file\n"
+    )
 
 
 def test_options_said_one_way_or_another() -> None:
@@ -306,7 +364,10 @@ def test_options_said_one_way_or_another() -> None:
 def test_both_names_of_a_command_do_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without data, that is the sine wave."""
     monkeypatch.chdir(tmp_path)
-    arenas = [json.loads(ran("plan", name, "--json").out)["arena"] for name in ("train-from-scratch", "from-scratch")]
+    arenas = [
+        json.loads(ran("plan", name, "--json").out)["arena"]
+        for name in ("train-from-scratch", "from-scratch")
+    ]
     assert arenas[0] == arenas[1]
     ran("train-from-scratch", "--iters", 1, "--sample-every", 0)
     assert (tmp_path / "runs" / "from-scratch-1" / "model.gguf").is_file()
@@ -329,11 +390,19 @@ def test_both_names_of_a_command_do_the_same(tmp_path: Path, monkeypatch: pytest
         (MemoryError(), 1, "error: not enough memory; a smaller model, --ctx or --batch takes less"),
         (LlamatrainError("x" * 300), 1, f"error: {'x' * 300}"),
         (LlamatrainError("x" * 100_000 + " ends"), 1, f"error: {'x' * 195} ... {'x' * 100} ends"),
-        (MemoryError("9 GiB"), 1, "error: not enough memory (9 GiB); a smaller model, --ctx or --batch takes less"),
+        (
+            MemoryError("9 GiB"),
+            1,
+            "error: not enough memory (9 GiB); a smaller model, --ctx or --batch takes less",
+        ),
     ],
 )
 def test_an_error_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception, code: int, line: str
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: Exception,
+    code: int,
+    line: str,
 ) -> None:
     def fail(program: object, context: object) -> None:
         raise error
@@ -343,7 +412,9 @@ def test_an_error_is_one_line(
     assert capsys.readouterr().err == line + "\n"
 
 
-def test_an_interrupt_is_no_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_interrupt_is_no_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def stop(program: object, context: object) -> None:
         raise KeyboardInterrupt
 

@@ -66,7 +66,11 @@ def test_types_stand_in_the_order_of_their_size(tmp_path: Path) -> None:
         for info in infos:
             out.write(info.name, [bytes(info.nbytes)])
     shown = rows(inspect(tmp_path / "q.gguf"))
-    assert shown[-3:] == [["Q4_K", "1", "1,024", "576"], ["F32", "1", "8", "32"], ["total", "2", "1,032", "608"]]
+    assert shown[-3:] == [
+        ["Q4_K", "1", "1,024", "576"],
+        ["F32", "1", "8", "32"],
+        ["total", "2", "1,032", "608"],
+    ]
 
 
 def test_a_model_for_programs(tmp_path: Path) -> None:
@@ -74,14 +78,28 @@ def test_a_model_for_programs(tmp_path: Path) -> None:
     found = facts(path)
     assert list(found) == ["kind", "architecture", "metadata", "tensors"]
     assert found["kind"] == "model" and found["architecture"] == "llama"
-    assert found["metadata"]["llama.block_count"] == 1 and len(found["metadata"]["tokenizer.ggml.tokens"]) == 259
+    assert (
+        found["metadata"]["llama.block_count"] == 1 and len(found["metadata"]["tokenizer.ggml.tokens"]) == 259
+    )
     assert found["metadata"]["llama.attention.layer_norm_rms_epsilon"] == float(np.float32(1e-5))
-    assert found["tensors"][0] == {"name": "token_embd.weight", "type": "F32", "shape": [259, 32], "bytes": 33152}
+    assert found["tensors"][0] == {
+        "name": "token_embd.weight",
+        "type": "F32",
+        "shape": [259, 32],
+        "bytes": 33152,
+    }
 
 
 def test_an_adapter_shows_its_rank(tmp_path: Path) -> None:
-    metadata = {"general.type": string("adapter"), "adapter.type": string("lora"), "adapter.lora.alpha": f32(16)}
-    factors = {"q.weight.lora_a": np.zeros((4, 32), np.float32), "q.weight.lora_b": np.zeros((64, 4), np.float32)}
+    metadata = {
+        "general.type": string("adapter"),
+        "adapter.type": string("lora"),
+        "adapter.lora.alpha": f32(16),
+    }
+    factors = {
+        "q.weight.lora_a": np.zeros((4, 32), np.float32),
+        "q.weight.lora_b": np.zeros((64, 4), np.float32),
+    }
     shown = rows(inspect(write_arrays(tmp_path / "a.gguf", metadata, factors)))
     for row in (["kind", "adapter"], ["adapter.lora.alpha", "16.0"], ["rank", "4"]):
         assert row in shown, row
@@ -90,7 +108,9 @@ def test_an_adapter_shows_its_rank(tmp_path: Path) -> None:
 def test_every_kind_of_value_is_shown(tmp_path: Path) -> None:
     path = write_arrays(tmp_path / "kinds.gguf", {**every_kind(), "long": string("word " * 50)}, {})
     found = facts(path)["metadata"]
-    assert found["a.UINT64"] == 2**64 - 1 and found["a.true"] is True and found["b.floats"] == [0.5, None, None]
+    assert (
+        found["a.UINT64"] == 2**64 - 1 and found["a.true"] is True and found["b.floats"] == [0.5, None, None]
+    )
     assert found["b.nested"] == [["a", "", "bc"], [1, -2]] and found["b.bools"] == [True, False, True]
     text = inspect(path)
     assert ["a.float32", "0.1"] in rows(text) and "(250 characters)" in text
@@ -98,17 +118,25 @@ def test_every_kind_of_value_is_shown(tmp_path: Path) -> None:
 
 
 def test_a_file_cannot_steer_the_terminal(tmp_path: Path) -> None:
-    metadata = {"general.name": string("\x1b[2J[bold]x[/nothing]"), "tokenizer.\x1b]0;": u32(1), "general.architecture": u32(3)}
+    metadata = {
+        "general.name": string("\x1b[2J[bold]x[/nothing]"),
+        "tokenizer.\x1b]0;": u32(1),
+        "general.architecture": u32(3),
+    }
     text = inspect(write_arrays(tmp_path / "t.gguf", metadata, {"\x1b": np.zeros(1, np.float32)}))
     assert "\x1b" not in text and r"\x1b[2J[bold]x[/nothing]" in text
 
 
-@pytest.mark.parametrize(("encoding", "shown"), [("utf-8", "é\\x1b\n"), ("ascii", r"\xe9\x1b" + "\n"), ("cp1252", "é\\x1b\n")])
+@pytest.mark.parametrize(
+    ("encoding", "shown"), [("utf-8", "é\\x1b\n"), ("ascii", r"\xe9\x1b" + "\n"), ("cp1252", "é\\x1b\n")]
+)
 def test_a_text_is_made_printable(encoding: str, shown: str) -> None:
     assert printable("é\x1b\n", encoding, keep="\n") == shown
 
 
-def test_a_broken_file_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_broken_file_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "m.gguf"
     path.write_bytes(b"GGUF\3\0")
     monkeypatch.setattr(sys, "argv", ["llamatrain", "inspect", str(path)])
@@ -116,20 +144,29 @@ def test_a_broken_file_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         main()
     out, err = capsys.readouterr()
     assert (
-        leaving.value.code == 1 and not out and err.startswith(f"error: {path}: the header, at byte 4: ") and err.count("\n") == 1
+        leaving.value.code == 1
+        and not out
+        and err.startswith(f"error: {path}: the header, at byte 4: ")
+        and err.count("\n") == 1
     )
 
 
 @pytest.mark.parametrize("tokens", [numbers(Kind.INT32, [1, 2]), u32(4), string("text")])
 def test_a_vocabulary_of_another_kind_is_shown_all_the_same(tmp_path: Path, tokens: Any) -> None:
-    metadata = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.bos_token_id": f32(0.5), "tokenizer.ggml.eos_token_id": u32(9)}
+    metadata = {
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.bos_token_id": f32(0.5),
+        "tokenizer.ggml.eos_token_id": u32(9),
+    }
     assert ["eos_token_id", "9"] in rows(inspect(write_arrays(tmp_path / "v.gguf", metadata, {})))
 
 
 def test_a_tokens_number_is_a_number_that_the_vocabulary_has(tmp_path: Path) -> None:
     numbers_of = {"bos": u32(1), "eos": u32(2), "padding": f32(0.5), "unknown": string("x")}
     metadata = {f"tokenizer.ggml.{name}_token_id": value for name, value in numbers_of.items()}
-    path = write_arrays(tmp_path / "v.gguf", {"tokenizer.ggml.tokens": strings(["<unk>", "<s>"]), **metadata}, {})
+    path = write_arrays(
+        tmp_path / "v.gguf", {"tokenizer.ggml.tokens": strings(["<unk>", "<s>"]), **metadata}, {}
+    )
     assert rows(inspect(path))[-4:] == [
         ["bos_token_id", "1", "<s>"],
         ["eos_token_id", "2", "(no", "such", "token)"],
@@ -160,8 +197,17 @@ def test_a_bin_of_the_ancestors() -> None:
     shown, found = rows(inspect(path)), facts(path)
     for row in (["kind", "adapter"], ["rank", "4"], ["alpha", "4"], ["F32", "42", "13,637", "54,548"]):
         assert row in shown, row
-    assert found["kind"] == "adapter" and found["metadata"] == {"format": "llama.cpp's old finetune", "rank": 4, "alpha": 4}
-    assert found["tensors"][0] == {"name": "token_embd.weight.loraA", "type": "F32", "shape": [64, 4], "bytes": 1024}
+    assert found["kind"] == "adapter" and found["metadata"] == {
+        "format": "llama.cpp's old finetune",
+        "rank": 4,
+        "alpha": 4,
+    }
+    assert found["tensors"][0] == {
+        "name": "token_embd.weight.loraA",
+        "type": "F32",
+        "shape": [64, 4],
+        "bytes": 1024,
+    }
 
 
 def test_a_folder_of_peft_s(tmp_path: Path) -> None:
@@ -169,7 +215,13 @@ def test_a_folder_of_peft_s(tmp_path: Path) -> None:
     peft.write(tmp_path / "p", adapter(h, ["blk.0.attn_q.weight"]), "mine", h)
     for path in (tmp_path / "p", tmp_path / "p" / peft.CONFIG, tmp_path / "p" / peft.WEIGHTS):
         shown, found = rows(inspect(path)), facts(path)
-        for row in (["kind", "adapter"], ["format", "PEFT"], ["r", "4"], ["lora_alpha", "8"], ["F32", "2", "512", "2,048"]):
+        for row in (
+            ["kind", "adapter"],
+            ["format", "PEFT"],
+            ["r", "4"],
+            ["lora_alpha", "8"],
+            ["F32", "2", "512", "2,048"],
+        ):
             assert row in shown, row
         name = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
         assert found["metadata"]["base_model_name_or_path"] == "mine" and found["tensors"][0]["name"] == name
@@ -177,7 +229,9 @@ def test_a_folder_of_peft_s(tmp_path: Path) -> None:
 
 def test_folders_and_files_that_are_neither(tmp_path: Path) -> None:
     (tmp_path / "half.bin").write_bytes(b"algg" + bytes(7))
-    (tmp_path / "wide.bin").write_bytes(b"algg" + np.array([1, 4, 4, 2, 9, 0, 2**32 - 1, 2**32 - 1], "<u4").tobytes() + b"a" * 9)
+    (tmp_path / "wide.bin").write_bytes(
+        b"algg" + np.array([1, 4, 4, 2, 9, 0, 2**32 - 1, 2**32 - 1], "<u4").tobytes() + b"a" * 9
+    )
     (tmp_path / "p").mkdir()
     for name, told in (
         ("half.bin", "bytes should follow"),

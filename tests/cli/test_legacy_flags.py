@@ -40,7 +40,12 @@ def told_of(program: str) -> set[str]:
     text = TABLE.read_text()
     part = text[text.index(f"old llama-{program} --help") :]
     lines = part[: part.index("\n```\n", part.index("```\n") + 4)].splitlines()
-    return {name for line in lines if line.startswith("  -") for name in re.findall(r"(?<![\w-])--?[a-z][\w-]*", line[:37])}
+    return {
+        name
+        for line in lines
+        if line.startswith("  -")
+        for name in re.findall(r"(?<![\w-])--?[a-z][\w-]*", line[:37])
+    }
 
 
 @pytest.mark.parametrize(
@@ -57,7 +62,11 @@ def test_each_of_their_options_is_understood(program: str, command: str) -> None
 
 @pytest.mark.parametrize("command", TABLES)
 def test_what_it_is_called_here_is_there(command: str) -> None:
-    there = {name for param in imported(command).params for name in (*param.opts, *param.secondary_opts)} | {"BASE", "DATA", ""}
+    there = {name for param in imported(command).params for name in (*param.opts, *param.secondary_opts)} | {
+        "BASE",
+        "DATA",
+        "",
+    }
     there |= {"--help"}
     assert {now.partition(" ")[0] for now in TABLES[command].values()} <= there
     assert command in ("export-lora", "generate") or {*SAME} - there <= {
@@ -91,18 +100,48 @@ CALLED: list[tuple[str, Sequence[Argument], Sequence[Argument], str]] = [
     ("from-scratch", ["--use-flash"], ["--flash"], "--use-flash is --flash"),
     ("from-scratch", ["--use-checkpointing"], ["--remat", "block"], "--use-checkpointing is --remat block"),
     ("from-scratch", ["--no-checkpointing"], ["--remat", "none"], "--no-checkpointing is --remat none"),
-    ("from-scratch", ["--opt-past", 3, "--opt-delta", 0.1], ["--past", 3, "--delta", 0.1], "--opt-past is --past"),
+    (
+        "from-scratch",
+        ["--opt-past", 3, "--opt-delta", 0.1],
+        ["--past", 3, "--delta", 0.1],
+        "--opt-past is --past",
+    ),
     ("from-scratch", ["--opt-past", -1], ["--past", 0], "--opt-past is --past"),
     ("from-scratch", ["--save-every", -1, "--epochs", -1], ["--save-every", 0], ""),
-    ("from-scratch", ["--opt-max-no-improvement", 3], ["--max-no-improvement", 3], "--opt-max-no-improvement is"),
+    (
+        "from-scratch",
+        ["--opt-max-no-improvement", 3],
+        ["--max-no-improvement", 3],
+        "--opt-max-no-improvement is",
+    ),
     ("from-scratch", ["--adam-alpha", "1e-3"], ["--lr", "1e-3"], "--adam-alpha is --lr"),
     ("from-scratch", ["--adam-decay", 0.1], ["--weight-decay", 0.1], "--adam-decay is --weight-decay"),
-    ("from-scratch", ["--adam-decay-min-ndim", 1], ["--decay-min-ndim", 1], "--adam-decay-min-ndim is --decay-min-ndim"),
-    ("from-scratch", ["--adam-beta1", 0.8, "--adam-beta2", 0.9], ["--beta1", 0.8, "--beta2", 0.9], "--adam-beta2 is --beta2"),
-    ("from-scratch", ["--adam-gclip", 2, "--adam-epsf", 0.1], ["--clip", 2, "--epsf", 0.1], "--adam-epsf is --epsf"),
+    (
+        "from-scratch",
+        ["--adam-decay-min-ndim", 1],
+        ["--decay-min-ndim", 1],
+        "--adam-decay-min-ndim is --decay-min-ndim",
+    ),
+    (
+        "from-scratch",
+        ["--adam-beta1", 0.8, "--adam-beta2", 0.9],
+        ["--beta1", 0.8, "--beta2", 0.9],
+        "--adam-beta2 is --beta2",
+    ),
+    (
+        "from-scratch",
+        ["--adam-gclip", 2, "--adam-epsf", 0.1],
+        ["--clip", 2, "--epsf", 0.1],
+        "--adam-epsf is --epsf",
+    ),
     ("from-scratch", ["-ngl", 99], [], "-ngl means nothing here: all is computed by the processor"),
     ("from-scratch", ["--n-gpu-layers", 99], [], "--n-gpu-layers means nothing here"),
-    ("from-scratch", ["--sample_start", "--x", "--grad_acc", 2], ["--sample-start", "--x", "--grad-acc", 2], ""),
+    (
+        "from-scratch",
+        ["--sample_start", "--x", "--grad_acc", 2],
+        ["--sample-start", "--x", "--grad-acc", 2],
+        "",
+    ),
     ("from-scratch", ["--adam-iter", 30], ["--iters", 30], "--adam-iter is --iters"),
     (
         "from-scratch",
@@ -110,8 +149,18 @@ CALLED: list[tuple[str, Sequence[Argument], Sequence[Argument], str]] = [
         ["--decay-steps", 900, "--warmup", 100],
         "--cos-decay-steps 1000 is --decay-steps 900 --warmup 100 here: it counted from the first step on",
     ),
-    ("from-scratch", ["--warmup", 10, "--cos-decay-steps", 30], ["--warmup", 10, "--decay-steps", 20], "--decay-steps 20 here"),
-    ("from-scratch", ["--warmup", 40, "--cos-decay-steps", 30], ["--warmup", 40, "--decay-steps", 1], "--decay-steps 1 here"),
+    (
+        "from-scratch",
+        ["--warmup", 10, "--cos-decay-steps", 30],
+        ["--warmup", 10, "--decay-steps", 20],
+        "--decay-steps 20 here",
+    ),
+    (
+        "from-scratch",
+        ["--warmup", 40, "--cos-decay-steps", 30],
+        ["--warmup", 40, "--decay-steps", 1],
+        "--decay-steps 1 here",
+    ),
     (
         "from-scratch",
         ["--enable-restart", "--warmup", 10, "--cos-decay-steps", 30, "--cos-decay-restart", 1.5],
@@ -130,11 +179,36 @@ CALLED: list[tuple[str, Sequence[Argument], Sequence[Argument], str]] = [
         ["--restart-growth", 0],
         "--disable-restart is --restart-growth 0",
     ),
-    ("from-scratch", ["--cos-decay-restart", 2], [], "--cos-decay-restart means nothing without --enable-restart"),
-    ("from-scratch", ["--cos-decay-min", 0.2], ["--lr-min", 0.0002], "--cos-decay-min 0.2 is --lr-min 0.0002 here"),
-    ("finetune", ["--cos-decay-min", 0.2], ["--lr-min", "2e-05"], "--lr-min 2e-05 here: where its cosine ended"),
-    ("finetune", ["--adam-alpha", "1e-2", "--adam-min-alpha", "1e-3"], ["--lr", "1e-2", "--lr-min", 0.0019], "--lr-min 0.0019"),
-    ("finetune", ["--model-base", "M", "--train-data", "T"], ["M", "--", "T"], "--model-base is BASE, --train-data is DATA"),
+    (
+        "from-scratch",
+        ["--cos-decay-restart", 2],
+        [],
+        "--cos-decay-restart means nothing without --enable-restart",
+    ),
+    (
+        "from-scratch",
+        ["--cos-decay-min", 0.2],
+        ["--lr-min", 0.0002],
+        "--cos-decay-min 0.2 is --lr-min 0.0002 here",
+    ),
+    (
+        "finetune",
+        ["--cos-decay-min", 0.2],
+        ["--lr-min", "2e-05"],
+        "--lr-min 2e-05 here: where its cosine ended",
+    ),
+    (
+        "finetune",
+        ["--adam-alpha", "1e-2", "--adam-min-alpha", "1e-3"],
+        ["--lr", "1e-2", "--lr-min", 0.0019],
+        "--lr-min 0.0019",
+    ),
+    (
+        "finetune",
+        ["--model-base", "M", "--train-data", "T"],
+        ["M", "--", "T"],
+        "--model-base is BASE, --train-data is DATA",
+    ),
     ("finetune", ["T", "--model-base", "M"], ["M", "T"], "--model-base is BASE"),
     (
         "finetune",
@@ -145,7 +219,12 @@ CALLED: list[tuple[str, Sequence[Argument], Sequence[Argument], str]] = [
     (
         "finetune",
         ["--rank-out", 3],
-        ["--rank", "output=3", "--target", "attn_q,attn_k,attn_v,attn_output,ffn_gate,ffn_up,ffn_down,output"],
+        [
+            "--rank",
+            "output=3",
+            "--target",
+            "attn_q,attn_k,attn_v,attn_output,ffn_gate,ffn_up,ffn_down,output",
+        ],
         "a rank of output gives it an adapter",
     ),
     (
@@ -154,7 +233,12 @@ CALLED: list[tuple[str, Sequence[Argument], Sequence[Argument], str]] = [
         ["B", "--out", "O", "--lora", "A", "--lora-scaled", "C", "0.5", "--threads", "2"],
         "-m is BASE",
     ),
-    ("export-lora", ["B", "--out", "O", "--lora-scaled", "a:b:-1e-1"], ["B", "--out", "O", "--lora-scaled", "a:b", "-1e-1"], ""),
+    (
+        "export-lora",
+        ["B", "--out", "O", "--lora-scaled", "a:b:-1e-1"],
+        ["B", "--out", "O", "--lora-scaled", "a:b", "-1e-1"],
+        "",
+    ),
     ("finetune", ["M", "T", "--iters", 3, "--no-shuffle"], ["M", "T", "--iters", 3, "--no-shuffle"], ""),
     ("generate", ["M", "-n", 3], ["M", "-n", 3], ""),
 ]
@@ -170,7 +254,10 @@ def test_what_is_meant(command: str, said: Sequence[Argument], meant: Sequence[A
 @pytest.mark.parametrize(
     ("said", "told"),
     [
-        (("--adam-alpha", "1e-3", "--lr", "2e-3"), "--adam-alpha 1e-3 and --lr 2e-3 differ, and mean the same option"),
+        (
+            ("--adam-alpha", "1e-3", "--lr", "2e-3"),
+            "--adam-alpha 1e-3 and --lr 2e-3 differ, and mean the same option",
+        ),
         (("--iters", 3, "--adam-iter", 4), "--iters 3 and --adam-iter 4 differ"),
         (("--lr-min", 0.5, "--cos-decay-min", 0.2), "--lr-min 0.5 and --cos-decay-min 0.0002 differ"),
         (("--train-data", "a", "b"), "--train-data a and b differ"),
@@ -187,7 +274,9 @@ def test_what_cannot_be(said: Sequence[Argument], told: str, place: Path) -> Non
 
 
 def test_two_models_are_one_too_many(place: Path) -> None:
-    assert "two models: N.gguf and M.gguf" in run("finetune", "M.gguf", "text.txt", "--model-base", "N.gguf").err
+    assert (
+        "two models: N.gguf and M.gguf" in run("finetune", "M.gguf", "text.txt", "--model-base", "N.gguf").err
+    )
     assert "two models: N.gguf and M.gguf" in run("export-lora", "M.gguf", "-m", "N.gguf", "-o", "x.gguf").err
     found, _ = words("finetune", "M.gguf", "--model-base", "M.gguf", "--train-data", "text.txt")
     assert found == ["M.gguf", "--", "text.txt"]
@@ -213,9 +302,15 @@ def test_each_command_answers_to_its_other_name_in_every_place(place: Path) -> N
     ran("finetune-lora", "M.gguf", "text.txt", "--iters", 1, "--ctx", 32, "--out", "lora")
     ran("finetune-lora", "--resume", "lora", "--iters", 2)
     ran("finetune-lora", "--only-write-lora", "--resume", "lora", "--out", "written")
-    for name, other, folder in (("train-from-scratch", "finetune", "lora"), ("finetune-lora", "from-scratch", "wave")):
+    for name, other, folder in (
+        ("train-from-scratch", "finetune", "lora"),
+        ("finetune-lora", "from-scratch", "wave"),
+    ):
         done = run(name, "--resume", folder)
-        assert done.code == 2 and f"a checkpoint of {other}; go on with `llamatrain {other} --resume {folder}`" in done.err
+        assert (
+            done.code == 2
+            and f"a checkpoint of {other}; go on with `llamatrain {other} --resume {folder}`" in done.err
+        )
     for name in ("train-from-scratch", "finetune-lora"):
         given = ("M.gguf", "text.txt") if name == "finetune-lora" else ()
         assert '"total"' in ran("plan", name, *given, "--json").out
@@ -228,16 +323,18 @@ def test_each_command_answers_to_its_other_name_in_every_place(place: Path) -> N
 def test_their_finetune(place: Path) -> None:
     theirs = "--model-base M.gguf --train-data text.txt --lora-r 4 --rank-wq 2 --adam-iter 3 --adam-alpha 1e-3 -c 32 -b 4 -t 2"
     done = ran("finetune", *theirs.split(), "--use-checkpointing", "--out", "theirs")
-    assert done.err.count("--adam-alpha") == 1 and "--adam-alpha is --lr" in done.err and "note: called otherwise" in done.err
+    assert (
+        done.err.count("--adam-alpha") == 1
+        and "--adam-alpha is --lr" in done.err
+        and "note: called otherwise" in done.err
+    )
     ours = "--lora-r 4 --rank attn_q=2 --iters 3 --lr 1e-3 --ctx 32 --batch 4 --threads 2 --remat block --out ours"
     assert "called otherwise" not in ran("finetune", "M.gguf", "text.txt", *ours.split()).err
     same_bits(Path("theirs/adapter.gguf"), Path("ours/adapter.gguf"))
 
 
 def test_their_training_from_scratch(place: Path) -> None:
-    theirs = (
-        "--vocab-model M.gguf --train-data text.txt --adam_iter 3 --adam-alpha 3e-3 --cos-decay-min 0.5 -c 32 -b 2 -s 3 -ngl 0"
-    )
+    theirs = "--vocab-model M.gguf --train-data text.txt --adam_iter 3 --adam-alpha 3e-3 --cos-decay-min 0.5 -c 32 -b 2 -s 3 -ngl 0"
     done = ran("train-from-scratch", *theirs.split(), *TINY, "--out", "theirs")
     assert "-ngl means nothing here" in done.err
     ours = "text.txt --vocab-from M.gguf --iters 3 --lr 3e-3 --lr-min 15e-4 --ctx 32 --batch 2 --seed 3"
@@ -247,8 +344,12 @@ def test_their_training_from_scratch(place: Path) -> None:
 
 
 def test_their_iterations_are_those_of_one_call(place: Path) -> None:
-    ran("from-scratch", "text.txt", *TINY, "--vocab-size", "bytes", "--adam-iter", 2, "-c", 32, "--out", "one")
-    done = ran("from-scratch", "--checkpoint-in", "one/checkpoint-2.gguf", "--adam-iter", 3, "-c", 32, "--out", "two")
+    ran(
+        "from-scratch", "text.txt", *TINY, "--vocab-size", "bytes", "--adam-iter", 2, "-c", 32, "--out", "one"
+    )
+    done = ran(
+        "from-scratch", "--checkpoint-in", "one/checkpoint-2.gguf", "--adam-iter", 3, "-c", 32, "--out", "two"
+    )
     assert "--adam-iter 3 is --iters 5 here: 2 steps were done before" in done.err
     assert len(steps(Path("two"))) == 5
     assert "--iters 6 here" in ran("from-scratch", "--resume", "two", "--adam-iter", 1).err
@@ -256,7 +357,17 @@ def test_their_iterations_are_those_of_one_call(place: Path) -> None:
 
 def test_their_schedule_is_lowest_where_it_was(place: Path) -> None:
     theirs = "--warmup 4 --cos-decay-steps 10 --cos-decay-min 0.2 --adam-alpha 1e-2 --adam-iter 12 -c 32 -b 1"
-    ran("from-scratch", "--train-data", "text.txt", "--vocab-size", "bytes", *TINY, *theirs.split(), "--out", "it")
+    ran(
+        "from-scratch",
+        "--train-data",
+        "text.txt",
+        "--vocab-size",
+        "bytes",
+        *TINY,
+        *theirs.split(),
+        "--out",
+        "it",
+    )
     rates = [line["lr"] for line in steps(Path("it"))]
     assert rates[3] == max(rates) == 1e-2
     assert rates[9] == rates[11] == min(rates[4:]) == pytest.approx(2e-3) and rates[8] > rates[9]
@@ -266,8 +377,14 @@ def test_their_export(place: Path) -> None:
     h = small()
     random_adapter(Path("a.gguf"), h, ["blk.0.attn_q.weight"])
     random_adapter(Path("b.gguf"), h, ["blk.1.ffn_up.weight"], size=0.2)
-    ran("export-lora", *["-m", "M.gguf", "-o", "theirs.gguf", "-l", "a.gguf", "-s", "b.gguf", "0.5", "-t", "2"])
+    ran(
+        "export-lora",
+        *["-m", "M.gguf", "-o", "theirs.gguf", "-l", "a.gguf", "-s", "b.gguf", "0.5", "-t", "2"],
+    )
     ran("export-lora", "M.gguf", "--lora", "a.gguf", "--lora-scaled", "b.gguf", 0.5, "--out", "ours.gguf")
     assert Path("theirs.gguf").read_bytes() == Path("ours.gguf").read_bytes()
-    ran("export-lora", *["-m", "M.gguf", "--lora", "a.gguf", "--lora-scaled", "b.gguf:0.5", "-o", "today.gguf"])
+    ran(
+        "export-lora",
+        *["-m", "M.gguf", "--lora", "a.gguf", "--lora-scaled", "b.gguf:0.5", "-o", "today.gguf"],
+    )
     assert Path("today.gguf").read_bytes() == Path("ours.gguf").read_bytes()

@@ -21,7 +21,10 @@ from tests.helpers.cli import TINY, environment, ran, run, text_file
 from tests.helpers.lora_runs import base, random_adapter
 from tests.helpers.small_models import small
 
-LOG = "".join(f"2024-05-01 12:00:{each:02},123 INFO server: request {each} took {each * 7 % 50} ms\n" for each in range(60))
+LOG = "".join(
+    f"2024-05-01 12:00:{each:02},123 INFO server: request {each} took {each * 7 % 50} ms\n"
+    for each in range(60)
+)
 TABLE = "id,name,price\n" + "".join(f"{each},thing {each},{each * 1.5}\n" for each in range(60))
 PAGE = "<!DOCTYPE html>\n<html><body>" + "<p>Some words here.</p>\n" * 20 + "</body></html>"
 BOXED = b"\x10\0\0\0\0\0\0\0" + b'{"a": 1}        '
@@ -37,7 +40,8 @@ FILES: dict[str, str | bytes] = {
     "pairs.jsonl": json.dumps({"prompt": "a", "completion": "b"}) + "\n",
     "preferred.jsonl": json.dumps({"prompt": "a", "chosen": "b", "rejected": "c"}) + "\n",
     "falling.jsonl": "".join(
-        json.dumps({"prompt": "a" * (1 if each % 4 == 0 else 500), "chosen": "bcd", "rejected": "c"}) + "\n" for each in range(40)
+        json.dumps({"prompt": "a" * (1 if each % 4 == 0 else 500), "chosen": "bcd", "rejected": "c"}) + "\n"
+        for each in range(40)
     ),
     "empty.txt": "",
     "paper.pdf": b"%PDF-1.4 words",
@@ -61,34 +65,78 @@ FILES: dict[str, str | bytes] = {
 # What is typed, the exit code, and what is said.
 MISTAKES = [
     ("fintune M.gguf text.txt", 2, "no such command 'fintune'; did you mean finetune?"),
-    ("train M.gguf text.txt", 2, "no such command 'train'; that is from-scratch for a new model, finetune for one that is there"),
-    ("plan text.txt", 2, "no such command 'text.txt', which is a file; a command stands first: llamatrain plan"),
-    ("--iters 5 from-scratch text.txt", 2, "--iters stands before its command: llamatrain from-scratch ... --iters"),
+    (
+        "train M.gguf text.txt",
+        2,
+        "no such command 'train'; that is from-scratch for a new model, finetune for one that is there",
+    ),
+    (
+        "plan text.txt",
+        2,
+        "no such command 'text.txt', which is a file; a command stands first: llamatrain plan",
+    ),
+    (
+        "--iters 5 from-scratch text.txt",
+        2,
+        "--iters stands before its command: llamatrain from-scratch ... --iters",
+    ),
     ("from-scratch text.txt --no-shufle", 2, "no such option --no-shufle; did you mean --no-shuffle?"),
     ("from-scratch text.txt -iters 5", 2, "no such option -iters; did you mean --iters?"),
-    ("from-scratch text.txt –-iters 5", 2, ".*: no such file or folder; an option begins with two plain hyphens, --"),
+    (
+        "from-scratch text.txt –-iters 5",
+        2,
+        ".*: no such file or folder; an option begins with two plain hyphens, --",
+    ),
     ("from-scratch text.txt iters=5", 2, ".*: no such file or folder; an option is written --iters 5"),
-    ("from-scratch 'text.txt --iters 5'", 2, ".*: no such file or folder; quotes that begin before it end too late"),
+    (
+        "from-scratch 'text.txt --iters 5'",
+        2,
+        ".*: no such file or folder; quotes that begin before it end too late",
+    ),
     (
         "from-scratch text.txt --shuffle false",
         2,
         ".*; an option that is on or off takes no value: --no-shuffle says that it is off",
     ),
-    ("finetune M.gguf text.txt --warmup_ratio 0.1", 2, "no such option --warmup_ratio; --warmup takes the steps themselves"),
+    (
+        "finetune M.gguf text.txt --warmup_ratio 0.1",
+        2,
+        "no such option --warmup_ratio; --warmup takes the steps themselves",
+    ),
     ("finetune M.gguf text.txt --fp16", 2, "no such option --fp16; --precision takes f32 or bf16"),
-    ("finetune M.gguf text.txt --rank 8", 2, "--rank '8' cannot be; it takes a weight and a rank, such as attn_q=16"),
+    (
+        "finetune M.gguf text.txt --rank 8",
+        2,
+        "--rank '8' cannot be; it takes a weight and a rank, such as attn_q=16",
+    ),
     ("from-scratch text.txt --lr 1e-4x", 2, "--lr '1e-4x' cannot be; it takes a number"),
     ("from-scratch text.txt --lr 1.2.3", 2, "--lr '1.2.3' cannot be; it takes a number"),
     ("from-scratch text.txt --lr 0,001", 2, "--lr '0,001' cannot be; it takes a number; write 0.001"),
     ("from-scratch text.txt --ctx 4k", 2, "--ctx '4k' cannot be; it takes a whole number; write 4096"),
-    ("from-scratch text.txt --iters 1,000", 2, "--iters '1,000' cannot be; it takes a whole number; write 1000"),
+    (
+        "from-scratch text.txt --iters 1,000",
+        2,
+        "--iters '1,000' cannot be; it takes a whole number; write 1000",
+    ),
     ("from-scratch text.txt --val-split 5%", 2, "--val-split '5%' cannot be; it takes a number; write 0.05"),
     ("from-scratch text.txt --iters -5", 2, "--iters -5 cannot be; it takes 0 or more"),
     ("from-scratch text.txt --memory 6", 2, "--memory 6 cannot be; it takes a size, such as 6GB"),
-    ("from-scratch text.txt --optimizer Adam", 2, "--optimizer 'Adam' cannot be; it takes adamw, .*; did you mean adamw?"),
+    (
+        "from-scratch text.txt --optimizer Adam",
+        2,
+        "--optimizer 'Adam' cannot be; it takes adamw, .*; did you mean adamw?",
+    ),
     ("from-scratch text.txt --lr", 2, "option '--lr' requires an argument"),
-    ("generate M.gguf hello world", 2, "got unexpected extra argument.*; what to go on from is said by --prompt 'TEXT'"),
-    ("finetune text.txt M.gguf", 2, "text.txt is no model, and M.gguf is one, .*: llamatrain finetune M.gguf text.txt"),
+    (
+        "generate M.gguf hello world",
+        2,
+        "got unexpected extra argument.*; what to go on from is said by --prompt 'TEXT'",
+    ),
+    (
+        "finetune text.txt M.gguf",
+        2,
+        "text.txt is no model, and M.gguf is one, .*: llamatrain finetune M.gguf text.txt",
+    ),
     (
         "finetune meta-llama/Llama-3.2-1B text.txt",
         2,
@@ -100,14 +148,22 @@ MISTAKES = [
         ".*: no such file, and nothing is fetched: get a GGUF file of https://huggingface.co/bartowski/Llama-3.2-1B-GGUF, "
         "such as the one of type Q4_K_M, and name that file",
     ),
-    ("generate unsloth/Qwen3-0.6B-GGUF:Q4", 2, ".*: no such file, and nothing is fetched: .*unsloth/Qwen3-0.6B-GGUF, .*type Q4,"),
+    (
+        "generate unsloth/Qwen3-0.6B-GGUF:Q4",
+        2,
+        ".*: no such file, and nothing is fetched: .*unsloth/Qwen3-0.6B-GGUF, .*type Q4,",
+    ),
     ("finetune https://huggingface.co/Qwen/Qwen3-0.6B-GGUF text.txt", 2, ".*nothing is fetched"),
     (
         "finetune M.gguf tatsu-lab/alpaca",
         2,
         "tatsu-lab/alpaca: no such file or folder; .*a dataset of Hugging Face's, nothing is",
     ),
-    ("finetune M.gguf text.txt --early-stopping", 2, "no such option --early-stopping; --patience 3 stops after three valid"),
+    (
+        "finetune M.gguf text.txt --early-stopping",
+        2,
+        "no such option --early-stopping; --patience 3 stops after three valid",
+    ),
     ("finetune M.gguf -f text.txt", 2, "no such option -f; files of data are named without an option"),
     ("evaluate M.gguf -f text.txt", 2, "no such option -f; files of data are named without an option"),
     ("from-scratch text.txt --batch 1000000", 2, "--batch 1000000 cannot be; it takes 1 to 65536"),
@@ -116,18 +172,34 @@ MISTAKES = [
         1,
         "a step of 16,000,000 rows of 64 tokens takes .* for its tokens alone, and .*; a smaller --batch, --grad-acc or --ctx",
     ),
-    ("finetune hf text.txt", 1, "hf: a model in Hugging Face's format; a GGUF file is needed: .*convert_hf_to_gguf.py makes one"),
+    (
+        "finetune hf text.txt",
+        1,
+        "hf: a model in Hugging Face's format; a GGUF file is needed: .*convert_hf_to_gguf.py makes one",
+    ),
     ("finetune model.safetensors text.txt", 1, ".*: weights in safetensors; a GGUF file is needed: "),
     ("finetune pytorch_model.bin text.txt", 1, ".*: weights as PyTorch saves them; a GGUF file is needed: "),
     ("finetune models text.txt", 1, "models: this is a folder; a GGUF file is needed, such as models/B.gguf"),
-    ("finetune M.gguf.gz text.txt", 1, ".*: a packed file; a GGUF file is needed: unpack it first, as with `gzip -d`"),
+    (
+        "finetune M.gguf.gz text.txt",
+        1,
+        ".*: a packed file; a GGUF file is needed: unpack it first, as with `gzip -d`",
+    ),
     ("finetune A.gguf text.txt", 1, ".*A.gguf: no model but an adapter; a model is needed"),
     ("generate M.gguf --lora M.gguf", 1, "M.gguf: no adapter but a model; an adapter is needed"),
     ("finetune N.gguf text.txt", 2, "N.gguf: No such file or directory; did you mean M.gguf?"),
     ("from-scratch txet.txt", 2, ".*txet.txt: no such file or folder; did you mean .*text.txt?"),
-    ("from-scratch M.gguf", 1, ".*: a GGUF file, and no data; a model to go on from is named by --checkpoint-in"),
+    (
+        "from-scratch M.gguf",
+        1,
+        ".*: a GGUF file, and no data; a model to go on from is named by --checkpoint-in",
+    ),
     ("finetune M.gguf", 2, "no data to train M.gguf on: name files"),
-    ("from-scratch text.txt --config tables.toml", 2, r"tables.toml: \[training\] begins a table; options stand by themselves"),
+    (
+        "from-scratch text.txt --config tables.toml",
+        2,
+        r"tables.toml: \[training\] begins a table; options stand by themselves",
+    ),
     (
         "from-scratch text.txt --config unknown.toml",
         2,
@@ -145,40 +217,116 @@ MISTAKES = [
     ("from-scratch server.log", 1, ".*: a log by the look of it, .*--as text trains on it as it stands"),
     ("from-scratch lines.txt", 1, ".*: JSON lines by the look of it, .*call it .jsonl, or --as text"),
     ("finetune M.gguf preferred.jsonl", 1, ".*: preferences .*--objective orpo, dpo, simpo or kto"),
-    ("finetune M.gguf pairs.jsonl --objective dpo", 1, '.*: nothing to compare: .*takes {"prompt", "chosen", "rejected"}'),
-    ("finetune M.gguf falling.jsonl --objective dpo --ctx 32", 1, "30 of 40 rows fall away, .*a larger --ctx .*--as rest"),
+    (
+        "finetune M.gguf pairs.jsonl --objective dpo",
+        1,
+        '.*: nothing to compare: .*takes {"prompt", "chosen", "rejected"}',
+    ),
+    (
+        "finetune M.gguf falling.jsonl --objective dpo --ctx 32",
+        1,
+        "30 of 40 rows fall away, .*a larger --ctx .*--as rest",
+    ),
     ("finetune M.gguf pictures", 1, ".*: no usable file in this folder; it holds 1 .png"),
     ("from-scratch text.txt --out text.txt", 1, "text.txt: no folder can be made there"),
-    ("from-scratch text.txt --out run", 1, "run: there is a run already .*--resume run goes on with it, --overwrite"),
+    (
+        "from-scratch text.txt --out run",
+        1,
+        "run: there is a run already .*--resume run goes on with it, --overwrite",
+    ),
     ("from-scratch --resume nowhere", 2, "nowhere: No such file or directory"),
-    ("from-scratch text.txt --gpu", 2, "no such option --gpu; leave it out: all is computed by the processor"),
+    (
+        "from-scratch text.txt --gpu",
+        2,
+        "no such option --gpu; leave it out: all is computed by the processor",
+    ),
     ("from-scratch text.txt --stream", 2, "no such option --stream; see llamatrain from-scratch --help"),
-    ("from-scratch text.txt --dry-run", 2, "no such option --dry-run; llamatrain plan says what a run takes, .* preview "),
+    (
+        "from-scratch text.txt --dry-run",
+        2,
+        "no such option --dry-run; llamatrain plan says what a run takes, .* preview ",
+    ),
     ("from-scratch text.txt --model M.gguf", 2, "no such option --model; .*from-scratch .*--checkpoint-in"),
     ("evaluate M.gguf --data text.txt", 2, "no such option --data; it is named without an option"),
-    ("evaluate text.txt M.gguf", 2, "text.txt is no model, and M.gguf is one, .*: llamatrain evaluate M.gguf text.txt"),
-    ("export-lora M.gguf A.gguf --out x.gguf", 2, "got unexpected extra argument.*; an adapter is named by --lora"),
-    ("preview M.gguf text.txt", 2, "missing option '--model'; it names the model .*: llamatrain preview DATA --model MODEL"),
-    ("serve M.gguf", 2, "no such command 'serve'; that is none here: llama.cpp's llama-server serves what comes out"),
-    ("models", 2, "no such command 'models', which is there as a folder; a command stands first: llamatrain finetune ..."),
-    ("generate M.gguf --lora A.gguf:0.5", 2, "A.gguf:0.5: No such file .*; --lora-scaled A.gguf 0.5 adds it scaled"),
+    (
+        "evaluate text.txt M.gguf",
+        2,
+        "text.txt is no model, and M.gguf is one, .*: llamatrain evaluate M.gguf text.txt",
+    ),
+    (
+        "export-lora M.gguf A.gguf --out x.gguf",
+        2,
+        "got unexpected extra argument.*; an adapter is named by --lora",
+    ),
+    (
+        "preview M.gguf text.txt",
+        2,
+        "missing option '--model'; it names the model .*: llamatrain preview DATA --model MODEL",
+    ),
+    (
+        "serve M.gguf",
+        2,
+        "no such command 'serve'; that is none here: llama.cpp's llama-server serves what comes out",
+    ),
+    (
+        "models",
+        2,
+        "no such command 'models', which is there as a folder; a command stands first: llamatrain finetune ...",
+    ),
+    (
+        "generate M.gguf --lora A.gguf:0.5",
+        2,
+        "A.gguf:0.5: No such file .*; --lora-scaled A.gguf 0.5 adds it scaled",
+    ),
     ("generate K.gguf --prompt x", 1, "K.gguf: a checkpoint of an adapter, no model; .*--only-write-lora"),
-    ("finetune llama3.2:1b text.txt", 2, "llama3.2:1b: No such file or directory; a model is named by its GGUF file"),
-    ("finetune https://host/m.gguf text.txt", 2, "https://host/m.gguf: nothing is fetched: get it first, and name the file"),
-    ("from-scratch https://host/t.txt", 2, "https://host/t.txt: nothing is fetched: get it first, and name the file"),
+    (
+        "finetune llama3.2:1b text.txt",
+        2,
+        "llama3.2:1b: No such file or directory; a model is named by its GGUF file",
+    ),
+    (
+        "finetune https://host/m.gguf text.txt",
+        2,
+        "https://host/m.gguf: nothing is fetched: get it first, and name the file",
+    ),
+    (
+        "from-scratch https://host/t.txt",
+        2,
+        "https://host/t.txt: nothing is fetched: get it first, and name the file",
+    ),
     ("from-scratch ''", 2, "no data: an empty path"),
-    ("finetune M.gguf text.txt --target q_proj,v_proj", 2, "--target q_proj: no such weight; it is called attn_q here"),
-    ("finetune M.gguf text.txt --target all-linear", 2, "--target all-linear: .*; leave --target out, and all linear ones"),
+    (
+        "finetune M.gguf text.txt --target q_proj,v_proj",
+        2,
+        "--target q_proj: no such weight; it is called attn_q here",
+    ),
+    (
+        "finetune M.gguf text.txt --target all-linear",
+        2,
+        "--target all-linear: .*; leave --target out, and all linear ones",
+    ),
     ("generate run2 --prompt x", 1, "run2: this is a folder; a GGUF file is needed, such as run2/model.gguf"),
-    ("finetune run3 text.txt", 1, "run3: the folder of a run, whose adapter .*; a GGUF file .*--lora run3/adapter.gguf"),
+    (
+        "finetune run3 text.txt",
+        1,
+        "run3: the folder of a run, whose adapter .*; a GGUF file .*--lora run3/adapter.gguf",
+    ),
     ("inspect run2", 1, "run2: this is a folder; a GGUF file .*such as run2/model.gguf"),
     ("report nowhere", 2, "nowhere: no such folder; the folder of a run is needed"),
     ("report rum2", 2, "rum2: no such folder; the folder of a run is needed; did you mean run2?"),
-    ("report run2/report.html", 1, "run2/report.html: this is a file; the folder of a run is needed, which is run2"),
+    (
+        "report run2/report.html",
+        1,
+        "run2/report.html: this is a file; the folder of a run is needed, which is run2",
+    ),
     ("report run2 --out nodir/a.html", 2, "nodir/a.html: its folder is not there"),
     ("plan from-scratch --svg nodir/a.svg", 2, "nodir/a.svg: its folder is not there"),
     ("export-lora M.gguf --lora A.gguf --out nodir/a.gguf", 2, "nodir/a.gguf: its folder is not there"),
-    ("generate M.gguf --chat --chat-template nope", 2, "nope: No such file or directory; known by name are chatml, "),
+    (
+        "generate M.gguf --chat --chat-template nope",
+        2,
+        "nope: No such file or directory; known by name are chatml, ",
+    ),
     ("from-scratch text.txt --config conf.yaml", 2, "conf.yaml: no TOML: .*; options stand as in lr = 1e-4"),
     ("from-scratch packed.txt", 1, ".*packed.txt: packed, by the look of it; call it packed.txt.gz"),
 ]
@@ -228,7 +376,9 @@ def place(filled: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize(("typed", "code", "says"), MISTAKES, ids=[typed for typed, _, _ in MISTAKES])
-def test_a_mistake_is_told_in_a_line(typed: str, code: int, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mistake_is_told_in_a_line(
+    typed: str, code: int, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def compiled(*_: object) -> None:
         raise AssertionError("something is compiled before a mistake is told")
 
@@ -236,7 +386,11 @@ def test_a_mistake_is_told_in_a_line(typed: str, code: int, says: str, monkeypat
         monkeypatch.setattr("llamatrain.compiler.cache.CodeCache.announce", compiled)
     done = run(*shlex.split(typed))
     assert (done.code, done.out) == (code, ""), done
-    told = "".join(line for line in done.err.splitlines(keepends=True) if "falling" not in typed or not line.startswith("compil"))
+    told = "".join(
+        line
+        for line in done.err.splitlines(keepends=True)
+        if "falling" not in typed or not line.startswith("compil")
+    )
     assert re.fullmatch(f"error: (?:{says.replace('mean ', 'mean .*').rstrip('?')}).*\n", told), told
     assert not Path("runs").exists()
 
@@ -261,10 +415,15 @@ def test_the_words_for_shapes_are_understood() -> None:
     said, told = SHAPES
     done = ran("from-scratch", *shlex.split(said), "--iters", 0, "--out", "other")
     assert f"note: called otherwise here: {told}\n" in done.err and "0 steps" in done.err
-    assert " 1 step of " in ran("from-scratch", "text.txt", "--iters", 1, "--ctx", 16, *TINY, "--out", "again").err
+    assert (
+        " 1 step of "
+        in ran("from-scratch", "text.txt", "--iters", 1, "--ctx", 16, *TINY, "--out", "again").err
+    )
 
 
-@pytest.mark.parametrize("name", ["prices.csv", "prices.txt", "page.txt", "latin.txt", "server.log", "lines.txt"])
+@pytest.mark.parametrize(
+    "name", ["prices.csv", "prices.txt", "page.txt", "latin.txt", "server.log", "lines.txt"]
+)
 def test_what_is_asked_about_is_let_through(name: str) -> None:
     ran("from-scratch", name, "--as", "text", "--iters", 1, "--ctx", 16, *TINY, "--out", "other")
     kept = (Path("other") / "config.toml").read_text()
@@ -328,10 +487,18 @@ def test_what_only_looks_compiles_nothing(typed: str, tmp_path: Path) -> None:
     program = refused + "from llamatrain.__main__ import main; main()"
     env = environment(LLAMATRAIN_CACHE=str(tmp_path))
     done = subprocess.run(
-        [sys.executable, "-c", program, *shlex.split(typed)], capture_output=True, text=True, env=env, check=False
+        [sys.executable, "-c", program, *shlex.split(typed)],
+        capture_output=True,
+        text=True,
+        env=env,
+        check=False,
     )
     assert done.returncode == 0 and "compil" not in done.stderr, done.stderr
-    assert not [path for path in tmp_path.rglob("*") if path.is_file() and "tokens" not in path.parts and path.name != STAMP]
+    assert not [
+        path
+        for path in tmp_path.rglob("*")
+        if path.is_file() and "tokens" not in path.parts and path.name != STAMP
+    ]
 
 
 def test_what_was_not_compiled_then_is_compiled_when_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -359,5 +526,7 @@ def test_a_verbose_run_says_each_step_and_each_option() -> None:
     assert few.count("\nstep ") < 150 < every.count("\nstep ") == 400
     told, kept = " ".join(every.split()), tomllib.loads((Path("again") / "config.toml").read_text())
     assert "eval-every" not in few and all(f"{name} = " in told for name in kept) and len(kept) > 50
-    assert f'options data = ["{Path("text.txt").resolve()}"], arch = "llama", size = ' in told.replace("/ ", "/")
+    assert f'options data = ["{Path("text.txt").resolve()}"], arch = "llama", size = ' in told.replace(
+        "/ ", "/"
+    )
     assert run(*words, "-v", "-q").code == 2

@@ -81,11 +81,15 @@ def test_a_turn_computes_what_is_new_and_no_more(monkeypatch: pytest.MonkeyPatch
     done = piped(monkeypatch, "and you?\n" * 8, "-n", 2, "--temp", 0)
     said = "".join(f"u:and you?|a:{answer}|" for answer in done.out.splitlines())
     whole = len(load(open_gguf("m.gguf").metadata).encode(said))
-    assert done.code == 0 and whole <= sum(fed) + 2 < 1.3 * whole  # an answer's tokens may be others where it is read again
+    assert (
+        done.code == 0 and whole <= sum(fed) + 2 < 1.3 * whole
+    )  # an answer's tokens may be others where it is read again
 
 
 def test_what_is_to_be_said_is_said_once_in_a_talk(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert piped(monkeypatch, "hi\n" * 3, *FEW, "--ctx", 300).err.count("the model was made for 256 tokens") == 1
+    assert (
+        piped(monkeypatch, "hi\n" * 3, *FEW, "--ctx", 300).err.count("the model was made for 256 tokens") == 1
+    )
 
 
 def test_the_oldest_turns_go_where_the_talk_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +102,11 @@ def test_the_oldest_turns_go_where_the_talk_is_too_long(monkeypatch: pytest.Monk
 
 
 def test_a_prompt_is_the_first_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert piped(monkeypatch, "", *FEW, "--prompt", "hi").out == piped(monkeypatch, "hi", *FEW).out == answered("u:hi|a:") + "\n"
+    assert (
+        piped(monkeypatch, "", *FEW, "--prompt", "hi").out
+        == piped(monkeypatch, "hi", *FEW).out
+        == answered("u:hi|a:") + "\n"
+    )
 
 
 def test_another_template(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +117,10 @@ def test_another_template(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_empty_template_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("empty.jinja").touch()
     done = piped(monkeypatch, "hi\n", *FEW, "--chat-template", "empty.jinja")
-    assert (done.code, done.err) == (1, "error: empty.jinja: the file is empty, where a Jinja template is needed\n")
+    assert (done.code, done.err) == (
+        1,
+        "error: empty.jinja: the file is empty, where a Jinja template is needed\n",
+    )
 
 
 def test_a_model_without_a_template_is_asked_in_chatml(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,12 +174,19 @@ def test_on_a_terminal_a_signal_ends_an_answer_and_not_the_talk(
     monkeypatch.setattr(sys, "stdout", shown)
     monkeypatch.setattr(command, "say", say)
     talk = Conversation(
-        TextModel(Path("m.gguf"), LoadOptions(), AdapterOptions()), ChatOptions(chat=True), SamplingOptions(n=5, temp=0.0)
+        TextModel(Path("m.gguf"), LoadOptions(), AdapterOptions()),
+        ChatOptions(chat=True),
+        SamplingOptions(n=5, temp=0.0),
     )
     command.talked(talk, "")
     talk.close()
     first = answered("u:first|a:", 1)
-    assert [each["content"] for each in talk.messages] == ["first", first, "second", answered(f"u:first|a:{first}|u:second|a:")]
+    assert [each["content"] for each in talk.messages] == [
+        "first",
+        first,
+        "second",
+        answered(f"u:first|a:{first}|u:second|a:"),
+    ]
 
 
 def test_the_same_in_the_words_of_llama_cpp() -> None:
@@ -180,12 +198,21 @@ def test_the_same_in_the_words_of_llama_cpp() -> None:
     lora = AdapterOptions((Path("a.gguf"), Path("c.gguf")), ((Path("b.gguf"), 0.5), (Path("d.gguf"), 2.0)))
     sampling = SamplingOptions(ctx_shift=True, keep=7, repeat_penalty=1.5, stop=("|", "x y"))
     line = line_for_llama(Path("m.gguf"), options, lora, sampling, 256, "")
-    said = subprocess.run(["bash", "-c", f"printf '%s\\0' {line}"], capture_output=True, text=True, check=True).stdout.split(
-        "\0"
-    )[:-1]
+    said = subprocess.run(
+        ["bash", "-c", f"printf '%s\\0' {line}"], capture_output=True, text=True, check=True
+    ).stdout.split("\0")[:-1]
     after = dict(pairwise(said))
-    assert said[0] == "llama-cli" and after["--chat-template"] == NAMED["gemma"] and "--jinja" in said and "-cnv" in said
-    assert after["--lora"] == "a.gguf,c.gguf" and after["--lora-scaled"] == "b.gguf:0.5,d.gguf:2" and after["-sys"] == "be kind"
+    assert (
+        said[0] == "llama-cli"
+        and after["--chat-template"] == NAMED["gemma"]
+        and "--jinja" in said
+        and "-cnv" in said
+    )
+    assert (
+        after["--lora"] == "a.gguf,c.gguf"
+        and after["--lora-scaled"] == "b.gguf:0.5,d.gguf:2"
+        and after["-sys"] == "be kind"
+    )
     assert said[said.index("--context-shift") :][1:3] == ["--keep", "7"] and after["--repeat-last-n"] == "64"
     assert said.count("-r") == 2 and after["-r"] == "x y" and "-p" not in said
 
@@ -193,7 +220,21 @@ def test_the_same_in_the_words_of_llama_cpp() -> None:
 def test_one_sees_where_it_began(tmp_path: Path) -> None:
     """A sample before the first step, which changes no bit of the run; a run that goes on does not show it again."""
     text = text_file(tmp_path, 2000)
-    words = ("--iters", 4, "--batch", 2, "--ctx", 32, "--seed", 1, "--val-split", 0.2, "--eval-every", 2, *TINY)
+    words = (
+        "--iters",
+        4,
+        "--batch",
+        2,
+        "--ctx",
+        32,
+        "--seed",
+        1,
+        "--val-split",
+        0.2,
+        "--eval-every",
+        2,
+        *TINY,
+    )
     said = ("--sample-every", 2, "--sample-prompt", "the ")
     plain = ran("from-scratch", text, *words, "--out", tmp_path / "plain")
     shown = ran("from-scratch", text, *words, *said, "--out", tmp_path / "shown")
@@ -207,7 +248,8 @@ def test_one_sees_where_it_began(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "word", [b"plain", b"a b", b"\xff\xfe.gguf", b"it's\n\xffab", "\u009bß\n".encode(), b"\\n\x01", b"caf\xe9"]
+    "word",
+    [b"plain", b"a b", b"\xff\xfe.gguf", b"it's\n\xffab", "\u009bß\n".encode(), b"\\n\x01", b"caf\xe9"],
 )
 def test_a_word_for_a_shell_is_what_it_was(word: bytes) -> None:
     """Also a path that is not UTF-8, whose bytes Python has as lone surrogates."""
@@ -216,5 +258,7 @@ def test_a_word_for_a_shell_is_what_it_was(word: bytes) -> None:
         pytest.skip("there is no bash")
     said = quoted(os.fsdecode(word))
     assert said.isprintable()
-    done = subprocess.run([bash, "-c", f"printf %s {said}"], capture_output=True, env={"LC_ALL": "C.UTF-8"}, check=True)
+    done = subprocess.run(
+        [bash, "-c", f"printf %s {said}"], capture_output=True, env={"LC_ALL": "C.UTF-8"}, check=True
+    )
     assert done.stdout == word

@@ -59,8 +59,16 @@ def test_a_whole_machine(root: Path) -> None:
     before = code.compiled
     status, found = told()
     assert status == 0 and found["findings"] == [] and list(found) == [*SECTIONS, "findings"]
-    assert found["versions"]["llamatrain"] == llamatrain.__version__ and found["versions"]["numpy"] and found["versions"]["gguf"]
-    assert found["threads"]["used"] >= 1 and found["memory"]["free"] > 0 and found["caches"]["folder"] == str(root)
+    assert (
+        found["versions"]["llamatrain"] == llamatrain.__version__
+        and found["versions"]["numpy"]
+        and found["versions"]["gguf"]
+    )
+    assert (
+        found["threads"]["used"] >= 1
+        and found["memory"]["free"] > 0
+        and found["caches"]["folder"] == str(root)
+    )
     assert found["kernels"]["needed"] == len(declared()) > 60
     assert found["gpu"] == {"used": False}
     assert code.compiled == before and not any(root.iterdir())
@@ -99,7 +107,12 @@ def alone(folder: Path, *words: str, **settings: str | None) -> Done:
     """In a process of its own, whose environment is changed."""
     given = {name: value for name, value in {**environment(), **settings}.items() if value is not None}
     done = subprocess.run(
-        [sys.executable, "-m", "llamatrain", "doctor", *words], cwd=folder, env=given, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "llamatrain", "doctor", *words],
+        cwd=folder,
+        env=given,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     return Done(done.returncode, done.stdout, done.stderr)
 
@@ -112,16 +125,20 @@ def finding(done: Done) -> list[str]:
 def test_a_cache_that_cannot_be_written(root: Path, tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("no folder")
     done = run("doctor")
-    assert finding(done) == [f"{root} cannot be written (Not a directory); LLAMATRAIN_CACHE names another folder"]
+    assert finding(done) == [
+        f"{root} cannot be written (Not a directory); LLAMATRAIN_CACHE names another folder"
+    ]
     assert "gpu\tused" in done.out
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="homes are found otherwise")
 def test_no_home(tmp_path: Path) -> None:
-    script = (
-        "import pwd; pwd.getpwuid = lambda *_: (_ for _ in ()).throw(KeyError()); from llamatrain.__main__ import main; main()"
-    )
-    given = {name: value for name, value in environment().items() if name not in ("HOME", cache_dir.SWITCH, "XDG_CACHE_HOME")}
+    script = "import pwd; pwd.getpwuid = lambda *_: (_ for _ in ()).throw(KeyError()); from llamatrain.__main__ import main; main()"
+    given = {
+        name: value
+        for name, value in environment().items()
+        if name not in ("HOME", cache_dir.SWITCH, "XDG_CACHE_HOME")
+    }
     words = [sys.executable, "-c", script, "doctor"]
     done = subprocess.run(words, cwd=tmp_path, env=given, capture_output=True, text=True, check=False)
     expected = "there is no home to keep kernels and tokens in; LLAMATRAIN_CACHE names a folder for them"
@@ -152,7 +169,10 @@ def test_a_damaged_kernel_and_how_it_goes(root: Path) -> None:
     (said,) = finding(run("doctor"))
     assert said.startswith(f"1 damaged kernels in {whole.parent}, such as {whole.name}; each is made again")
     status, found = told("--clean")
-    assert status == 0 and found["cleaned"]["damaged_kernels"] == {"files": 1, "bytes": len(sealed("", b"code"))}
+    assert status == 0 and found["cleaned"]["damaged_kernels"] == {
+        "files": 1,
+        "bytes": len(sealed("", b"code")),
+    }
     assert not whole.exists()
 
 
@@ -183,11 +203,17 @@ def test_without_compiler_or_kernels(root: Path, tmp_path: Path) -> None:
         (stand_ins / name / "__init__.py").write_text("raise ImportError('it is for\\nanother Python')\n")
     path = os.pathsep.join([str(stand_ins), environment()["PYTHONPATH"]])
     done = alone(
-        tmp_path, PYTHONPATH=path, **{prebuilt.SWITCH: str(tmp_path / "none"), cache_dir.SWITCH: str(tmp_path / "cache")}
+        tmp_path,
+        PYTHONPATH=path,
+        **{prebuilt.SWITCH: str(tmp_path / "none"), cache_dir.SWITCH: str(tmp_path / "cache")},
     )
     one, other = finding(done)
-    assert one.startswith("the compiler that is installed does not work (it is for); pip install 'llamatrain[compile]'")
-    assert other.startswith("no compiled kernels for this processor: numpy does their work, many times slower; pip install")
+    assert one.startswith(
+        "the compiler that is installed does not work (it is for); pip install 'llamatrain[compile]'"
+    )
+    assert other.startswith(
+        "no compiled kernels for this processor: numpy does their work, many times slower; pip install"
+    )
 
 
 def test_whatever_fails_is_told_and_the_rest_too(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,7 +241,11 @@ def test_a_dependency_that_is_missing_or_too_old(root: Path, monkeypatch: pytest
 
 def test_requirements_are_those_of_the_package() -> None:
     found = {each.name: each for each in dependencies.requirements()}
-    assert {"numpy", "gguf", "typer", "numba", "mpi4py"} <= found.keys() and "pytest" not in found and "ruff" not in found
+    assert (
+        {"numpy", "gguf", "typer", "numba", "mpi4py"} <= found.keys()
+        and "pytest" not in found
+        and "ruff" not in found
+    )
     assert found["typer"].bounds == ">=0.28,<0.30" and found["numba"].extra == "compile"
 
 
@@ -230,7 +260,9 @@ def test_requirements_are_those_of_the_package() -> None:
 )
 def test_versions_are_numbers(bounds: str, fitting: tuple[str, ...], others: tuple[str, ...]) -> None:
     requirement = Requirement("it", bounds, "")
-    assert all(requirement.suits(each) for each in fitting) and not any(requirement.suits(each) for each in others)
+    assert all(requirement.suits(each) for each in fitting) and not any(
+        requirement.suits(each) for each in others
+    )
 
 
 ABSENT = """
@@ -265,7 +297,9 @@ def test_optional_packages_need_not_be_there(root: Path, tmp_path: Path, absent:
     found = json.loads(done.stdout)
     shipped_here = prebuilt.library()[0] is not prebuilt.nothing
     without_kernels = {"numba", "llvmlite"} & {*absent} and not shipped_here
-    assert [each["what"][:19] for each in found["findings"]] == (["no compiled kernels"] if without_kernels else []), done.stderr
+    assert [each["what"][:19] for each in found["findings"]] == (
+        ["no compiled kernels"] if without_kernels else []
+    ), done.stderr
     assert done.returncode == bool(without_kernels) and found["kernels"]["needed"] == len(declared())
     assert found["mpi"]["several_processes"] is False or "mpi4py" not in absent
     assert all(found["versions"][name] is None for name in absent)
@@ -274,9 +308,13 @@ def test_optional_packages_need_not_be_there(root: Path, tmp_path: Path, absent:
 def test_kernels_are_declared_where_they_are_looked_for() -> None:
     declaring = {*modules()}
     for source in sorted(prebuilt.PACKAGE.rglob("*.py")):
-        name = ".".join(source.relative_to(prebuilt.PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+        name = ".".join(source.relative_to(prebuilt.PACKAGE.parent).with_suffix("").parts).removesuffix(
+            ".__init__"
+        )
         if name not in declaring:
-            assert not MAKES_KERNELS.search(source.read_text()), f"{name} declares kernels that doctor does not know"
+            assert not MAKES_KERNELS.search(source.read_text()), (
+                f"{name} declares kernels that doctor does not know"
+            )
 
 
 # ---- cleaning ----------------------------------------------------------------
@@ -298,8 +336,14 @@ def test_clean_takes_what_is_old_and_leaves_what_is_used(root: Path, tmp_path: P
     assert found["cleaned"]["tokens"]["folders"] == 1 and found["cleaned"]["tokens"]["bytes"] > 400
     assert found["cleaned"]["left_among_temporary_files"] == {"files": 1, "bytes": 77}
     assert not other.exists() and own.exists() and not (root / "tokens" / "unread").exists()
-    assert sorted(path.name for path in (root / "tokens").iterdir()) == ["read"] and (root / "speeds").exists()
-    assert stored("read", never, BOUNDS).tokens.read(0, 2).tolist() == reading.tokens.read(0, 2).tolist() == [0, 1]
+    assert (
+        sorted(path.name for path in (root / "tokens").iterdir()) == ["read"] and (root / "speeds").exists()
+    )
+    assert (
+        stored("read", never, BOUNDS).tokens.read(0, 2).tolist()
+        == reading.tokens.read(0, 2).tolist()
+        == [0, 1]
+    )
 
 
 def test_clean_leaves_kernels_that_are_being_compiled(root: Path) -> None:

@@ -21,7 +21,21 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with some data and a model that has begun to learn it."""
     place = tmp_path_factory.mktemp("evaluate")
     data = text_file(place, 2000)
-    ran("from-scratch", data, *TINY, "--ctx", CTX, "--batch", 4, "--iters", 60, "--lr", 5e-3, "--out", place / "run")
+    ran(
+        "from-scratch",
+        data,
+        *TINY,
+        "--ctx",
+        CTX,
+        "--batch",
+        4,
+        "--iters",
+        60,
+        "--lr",
+        5e-3,
+        "--out",
+        place / "run",
+    )
     (place / "chats.jsonl").write_text(
         "".join(json.dumps({"prompt": "abc" * n, "completion": "defg" * n}) + "\n" for n in range(1, 7))
     )
@@ -37,12 +51,17 @@ def evaluated(model: Path, *arguments: Argument) -> dict[str, float]:
 def test_the_keys_and_what_they_mean(place: Path) -> None:
     data = place / "text.txt"
     found = evaluated(place / "run" / "model.gguf", data, "--ctx", CTX)
-    assert list(found) == [*("loss", "perplexity", "bits_per_byte", "tokens"), *("loss_error", "accuracy", "accuracy_error")]
+    assert list(found) == [
+        *("loss", "perplexity", "bits_per_byte", "tokens"),
+        *("loss_error", "accuracy", "accuracy_error"),
+    ]
     assert found["perplexity"] == pytest.approx(math.exp(found["loss"]), rel=1e-6)
     size = len(data.read_bytes())
     assert type(found["tokens"]) is int and size - 1 <= found["tokens"] <= size + 1
     trained_bytes = found["tokens"]  # a token is a byte
-    assert found["bits_per_byte"] == pytest.approx(found["loss"] * found["tokens"] / math.log(2) / trained_bytes, rel=2e-3)
+    assert found["bits_per_byte"] == pytest.approx(
+        found["loss"] * found["tokens"] / math.log(2) / trained_bytes, rel=2e-3
+    )
     assert 0 < found["loss"] < math.log(256)
 
 
@@ -76,7 +95,9 @@ def test_the_batch_does_not_matter(place: Path) -> None:
 
 def test_masks_are_those_of_training(place: Path) -> None:
     model, data = place / "run" / "model.gguf", place / "chats.jsonl"
-    answers, all_of_it = (evaluated(model, data, "--ctx", CTX, "--train-on", which) for which in ("completion", "all"))
+    answers, all_of_it = (
+        evaluated(model, data, "--ctx", CTX, "--train-on", which) for which in ("completion", "all")
+    )
     assert answers["tokens"] < all_of_it["tokens"] and answers["loss"] != all_of_it["loss"]
 
 
@@ -87,7 +108,9 @@ def test_against_plain_torch(place: Path) -> None:
     model, data = place / "run" / "model.gguf", place / "text.txt"
     shown = rows(-(-2000 // CTX), data, "--model", model, "--ctx", CTX)
     found = evaluated(model, data, "--ctx", CTX, "--precision", "f32")
-    assert found["loss"] == pytest.approx(loss(weights_of(tensors(model)), Numbers(4, 4), shown).item(), abs=1e-5)
+    assert found["loss"] == pytest.approx(
+        loss(weights_of(tensors(model)), Numbers(4, 4), shown).item(), abs=1e-5
+    )
     assert found["tokens"] == sum(int(row["weights"].sum()) for row in shown)
 
 
@@ -95,14 +118,20 @@ def test_against_plain_torch(place: Path) -> None:
 def test_against_llama_cpp(place: Path) -> None:
     llama_cpp = pytest.importorskip("llama_cpp")
     model, data = place / "run" / "model.gguf", place / "text.txt"
-    theirs = llama_cpp.Llama(str(model), n_ctx=64, logits_all=True, type_k=0, type_v=0, n_threads=1, verbose=False)
+    theirs = llama_cpp.Llama(
+        str(model), n_ctx=64, logits_all=True, type_k=0, type_v=0, n_threads=1, verbose=False
+    )
     total = count = 0.0
     for row in rows(-(-2000 // CTX), data, "--model", model, "--ctx", CTX):
         theirs.reset()
         theirs.eval(row["tokens"].tolist())
         scores = np.array(theirs.scores[: len(row["tokens"])], np.float64)
         top = scores.max(-1)
-        each = np.log(np.exp(scores - top[:, None]).sum(-1)) + top - scores[np.arange(len(scores)), row["targets"]]
+        each = (
+            np.log(np.exp(scores - top[:, None]).sum(-1))
+            + top
+            - scores[np.arange(len(scores)), row["targets"]]
+        )
         total, count = total + float((each * row["weights"]).sum()), count + float(row["weights"].sum())
     theirs.close()
     assert evaluated(model, data, "--ctx", CTX)["loss"] == pytest.approx(total / count, abs=1e-3)

@@ -22,10 +22,28 @@ from tests.helpers.test_data import material
 H = small()
 WIDE = small(embd=256, heads=4, head_size=64, ff=512, layers=1)  # rows that K-quants can hold
 Q, NORM = "blk.0.attn_q.weight", "blk.0.attn_norm.weight"
-TYPES = ("f32", "f16", "bf16", "q8_0", "q6_k", "q5_k", "q4_k", "q3_k", "q2_k", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl", "iq4_xs")
+TYPES = (
+    "f32",
+    "f16",
+    "bf16",
+    "q8_0",
+    "q6_k",
+    "q5_k",
+    "q4_k",
+    "q3_k",
+    "q2_k",
+    "q5_1",
+    "q5_0",
+    "q4_1",
+    "q4_0",
+    "iq4_nl",
+    "iq4_xs",
+)
 
 
-def files(folder: Path, h: object = H, kind: str = "F32", names: tuple[str, ...] = (Q, EMBEDDINGS)) -> tuple[Path, Path]:
+def files(
+    folder: Path, h: object = H, kind: str = "F32", names: tuple[str, ...] = (Q, EMBEDDINGS)
+) -> tuple[Path, Path]:
     gguf.write(folder / "a.gguf", adapter(h, names))  # type: ignore[arg-type]
     return written(folder / "base.gguf", h, weights(h), kind), folder / "a.gguf"  # type: ignore[arg-type]
 
@@ -52,7 +70,10 @@ def test_as_the_ancestor_merged(tmp_path: Path) -> None:
     ran("export-lora", base, "--lora", lora, "--out", tmp_path / "m.gguf")
     found, expected = open_gguf(tmp_path / "m.gguf"), open_gguf(material("ancestors/merged-by-ancestor.gguf"))
     assert list(found.tensors) == list(expected.tensors) and list(found.metadata) == list(expected.metadata)
-    assert all(bytes(found.metadata.typed[key].raw) == bytes(value.raw) for key, value in expected.metadata.typed.items())
+    assert all(
+        bytes(found.metadata.typed[key].raw) == bytes(value.raw)
+        for key, value in expected.metadata.typed.items()
+    )
     for name in expected.tensors:
         assert np.abs(values(found, name) - values(expected, name)).max() < 1e-7
 
@@ -65,9 +86,22 @@ def test_several_adapters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, panel
     other = adapter(H, (Q, NORM, "blk.1.ffn_up.weight"), seed=2)
     (tmp_path / "b.bin").write_bytes(ggla(other, 4, 8))
     gguf.write(tmp_path / "none.gguf", adapter(H, ("blk.1.ffn_down.weight",)))
-    scaled = ("--lora-scaled", tmp_path / "b.bin", -0.5, "--lora-scaled", one, 0.25, "--lora-scaled", tmp_path / "none.gguf", 0)
+    scaled = (
+        "--lora-scaled",
+        tmp_path / "b.bin",
+        -0.5,
+        "--lora-scaled",
+        one,
+        0.25,
+        "--lora-scaled",
+        tmp_path / "none.gguf",
+        0,
+    )
     done = ran("export-lora", base, "--lora", one, *scaled, "--out", tmp_path / "m.gguf")
-    assert re.search(r"m\.gguf: [\d.]+ kB, 4 of 21 tensors merged, 17 copied as they were\n$", done.err) and not done.out
+    assert (
+        re.search(r"m\.gguf: [\d.]+ kB, 4 of 21 tensors merged, 17 copied as they were\n$", done.err)
+        and not done.out
+    )
     found, plain, first = open_gguf(tmp_path / "m.gguf"), open_gguf(base), adapter(H, (Q, EMBEDDINGS))
     changes = {
         Q: 1.25 * first.delta(Q) - 0.5 * other.delta(Q),
@@ -99,13 +133,19 @@ def test_keep(tmp_path: Path, kind: str) -> None:
         rounded = quants.decode(quants.encode(wanted, tensor.type), tensor.type)
         assert rms(values(found, name) - wanted) <= 1.0001 * rms(rounded - wanted)
         assert rms(values(found, name) - wanted) < rms(made.delta(name))
-    assert {key: bytes(value.raw) for key, value in found.metadata.typed.items() if key != "general.quantization_version"} == {
-        key: bytes(value.raw) for key, value in plain.metadata.typed.items()
-    }
-    assert found.metadata.get("general.quantization_version") == (None if kind in ("f32", "f16", "bf16") else 2)
+    assert {
+        key: bytes(value.raw)
+        for key, value in found.metadata.typed.items()
+        if key != "general.quantization_version"
+    } == {key: bytes(value.raw) for key, value in plain.metadata.typed.items()}
+    assert found.metadata.get("general.quantization_version") == (
+        None if kind in ("f32", "f16", "bf16") else 2
+    )
 
 
-@pytest.mark.parametrize(("kind", "number"), [*zip(TYPES, (0, 1, 32, 7, 18, 16, 14, 11, 10, 9, 8, 3, 2, 25, 30), strict=True)])
+@pytest.mark.parametrize(
+    ("kind", "number"), [*zip(TYPES, (0, 1, 32, 7, 18, 16, 14, 11, 10, 9, 8, 3, 2, 25, 30), strict=True)]
+)
 def test_another_type(tmp_path: Path, kind: str, number: int) -> None:
     base, lora = files(tmp_path, WIDE, "Q8_0", (Q,))
     ran("export-lora", base, "--lora", lora, "--type", kind, "--out", tmp_path / "m.gguf")
@@ -124,18 +164,38 @@ def test_a_type_alone_converts_a_model(tmp_path: Path, kind: str) -> None:
     found, plain = open_gguf(tmp_path / "m.gguf"), open_gguf(base)
     for name, tensor in found.tensors.items():
         assert tensor.type.name == (kind.upper() if len(tensor.shape) == 2 else "F32")
-        assert np.array_equal(tensor.raw.reshape(-1), quants.encode(values(plain, name), tensor.type).reshape(-1)), name
+        assert np.array_equal(
+            tensor.raw.reshape(-1), quants.encode(values(plain, name), tensor.type).reshape(-1)
+        ), name
     converted = sum(len(tensor.shape) == 2 for tensor in plain.tensors.values()) if kind != "f32" else 0
-    assert f"{converted} of {len(plain.tensors)} tensors converted to {kind}, " in done.err and "merged" not in done.err
+    assert (
+        f"{converted} of {len(plain.tensors)} tensors converted to {kind}, " in done.err
+        and "merged" not in done.err
+    )
 
 
 def test_a_model_trained_from_scratch_is_quantised(tmp_path: Path) -> None:
-    ran("from-scratch", text_file(tmp_path), *TINY, "--iters", 2, "--batch", 2, "--ctx", 32, "--out", tmp_path / "run")
+    ran(
+        "from-scratch",
+        text_file(tmp_path),
+        *TINY,
+        "--iters",
+        2,
+        "--batch",
+        2,
+        "--ctx",
+        32,
+        "--out",
+        tmp_path / "run",
+    )
     model, made = tmp_path / "run" / "model.gguf", tmp_path / "m.gguf"
     hint = run("quantize", model).errors[0].partition("that is ")[2]
     assert hint.startswith("export-lora MODEL.gguf --type q8_0 ")
     words = hint.replace("MODEL.gguf", str(model)).replace("NEW.gguf", str(made)).split()
-    assert "verdict" in ran(*words, "--check", "some text").out and open_gguf(made).metadata["general.file_type"] == 7
+    assert (
+        "verdict" in ran(*words, "--check", "some text").out
+        and open_gguf(made).metadata["general.file_type"] == 7
+    )
     ran("generate", made, "--prompt", "a", "-n", 3)
 
 
@@ -157,12 +217,18 @@ def test_a_type_that_cannot_be_written(tmp_path: Path) -> None:
     """Such weights are copied where nothing changes them."""
     plain = open_gguf(files(tmp_path, kind="Q4_0")[0])
     other = by_name("MXFP4")
-    infos = [TensorInfo(name, other if name == Q else each.type, each.shape) for name, each in plain.tensors.items()]
+    infos = [
+        TensorInfo(name, other if name == Q else each.type, each.shape)
+        for name, each in plain.tensors.items()
+    ]
     with new_gguf(tmp_path / "odd.gguf", plain.metadata.typed, infos) as out:
         for info in infos:
             out.write(info.name, plain.tensors[info.name].raw if info.name != Q else [bytes(info.nbytes)])
     arguments = ("export-lora", tmp_path / "odd.gguf", "--out", tmp_path / "m.gguf", "--lora")
-    failed(run(*arguments, tmp_path / "a.gguf"), f"{Q} is MXFP4, which can be read but not written: --type names another")
+    failed(
+        run(*arguments, tmp_path / "a.gguf"),
+        f"{Q} is MXFP4, which can be read but not written: --type names another",
+    )
     assert not (tmp_path / "m.gguf").exists()
     gguf.write(tmp_path / "b.gguf", adapter(H, ("blk.1.attn_v.weight",)))
     ran(*arguments, tmp_path / "b.gguf")
@@ -183,20 +249,37 @@ def test_a_split_base_becomes_one_file(tmp_path: Path) -> None:
     ran("export-lora", base, "--lora", lora, "--out", tmp_path / "m.gguf")
     ran("export-lora", tmp_path / "s-00002-of-00002.gguf", "--lora", lora, "--out", tmp_path / "n.gguf")
     assert (tmp_path / "m.gguf").read_bytes() == (tmp_path / "n.gguf").read_bytes()
-    alone = written(tmp_path / "alone.gguf", H, weights(H), "Q8_0", {"split.no": u32(0), "split.count": u32(1)})
+    alone = written(
+        tmp_path / "alone.gguf", H, weights(H), "Q8_0", {"split.no": u32(0), "split.count": u32(1)}
+    )
     ran("export-lora", alone, "--lora", lora, "--out", tmp_path / "o.gguf")
     assert (tmp_path / "m.gguf").read_bytes() == (tmp_path / "o.gguf").read_bytes()
     part = tmp_path / "s-00001-of-00002.gguf"
-    done = run("export-lora", tmp_path / "s-00002-of-00002.gguf", "--lora", lora, "--out", part, "--overwrite")
+    done = run(
+        "export-lora", tmp_path / "s-00002-of-00002.gguf", "--lora", lora, "--out", part, "--overwrite"
+    )
     failed(done, "which is being read", 2)
 
 
 def test_check(tmp_path: Path) -> None:
     base, lora = files(tmp_path, WIDE, "F32", tuple(linear(WIDE)))
-    arguments = ("export-lora", base, "--lora", lora, "--out", tmp_path / "m.gguf", "--check", "Once upon a time")
+    arguments = (
+        "export-lora",
+        base,
+        "--lora",
+        lora,
+        "--out",
+        tmp_path / "m.gguf",
+        "--check",
+        "Once upon a time",
+    )
 
     def told(done: Done) -> dict[str, float]:
-        rows = (line.rsplit(None, 1) for line in done.out.splitlines() if "within" not in line and "verdict" not in line)
+        rows = (
+            line.rsplit(None, 1)
+            for line in done.out.splitlines()
+            if "within" not in line and "verdict" not in line
+        )
         return {name: float(value) for name, value in rows}
 
     def verdict(done: Done) -> str:
@@ -209,7 +292,9 @@ def test_check(tmp_path: Path) -> None:
     quantised = ran(*arguments, "--type", "q8_0", "--overwrite")
     rough = told(quantised)
     assert rough["largest difference"] > rough["mean difference"] > 100 * exact["mean difference"]
-    assert rough["mean divergence"] > 10 * exact["mean divergence"] and verdict(quantised).startswith("close: the most likely")
+    assert rough["mean divergence"] > 10 * exact["mean divergence"] and verdict(quantised).startswith(
+        "close: the most likely"
+    )
     broken = ran(*arguments, "--type", "q2_k", "--overwrite")
     assert verdict(broken).startswith("different: ") and "such as q8_0" in verdict(broken)
     long = ran(*arguments[:-1], "x" * 63, "--overwrite")
@@ -219,8 +304,21 @@ def test_check(tmp_path: Path) -> None:
 
 def test_check_of_an_adapter_with_norms(tmp_path: Path) -> None:
     base, lora = files(tmp_path, WIDE, "Q8_0", tuple(linear(WIDE)))
-    (tmp_path / "b.bin").write_bytes(ggla(adapter(WIDE, (NORM, "output_norm.weight", Q), seed=2).scaled(30), 4, 240))
-    arguments = ("export-lora", base, "--lora-scaled", tmp_path / "b.bin", 0.5, "--lora", lora, "--check", "Once", "--out")
+    (tmp_path / "b.bin").write_bytes(
+        ggla(adapter(WIDE, (NORM, "output_norm.weight", Q), seed=2).scaled(30), 4, 240)
+    )
+    arguments = (
+        "export-lora",
+        base,
+        "--lora-scaled",
+        tmp_path / "b.bin",
+        0.5,
+        "--lora",
+        lora,
+        "--check",
+        "Once",
+        "--out",
+    )
     found = ran(*arguments, tmp_path / "m.gguf", "--type", "f32").out
     assert float(found.split()[2]) < 1e-4, found
 
@@ -229,7 +327,15 @@ def test_check_takes_no_copies_of_the_weights(tmp_path: Path, monkeypatch: pytes
     """Decoded, the matrices at both ends alone are 20 MB each."""
     monkeypatch.setattr(merge, "PANEL", 1 << 17)
     h = small(vocab=20_000, embd=256, heads=4, head_size=64, ff=64, layers=1)
-    arguments = ("--lora", files(tmp_path, h, "F16")[1], "--check", "0 3 5", "--overwrite", "--out", tmp_path / "m.gguf")
+    arguments = (
+        "--lora",
+        files(tmp_path, h, "F16")[1],
+        "--check",
+        "0 3 5",
+        "--overwrite",
+        "--out",
+        tmp_path / "m.gguf",
+    )
     ran("export-lora", tmp_path / "base.gguf", *arguments)  # compiles
     tracemalloc.start()
     try:
@@ -243,7 +349,9 @@ def test_check_of_what_cannot_be_compared(tmp_path: Path, monkeypatch: pytest.Mo
     _, lora = files(tmp_path)
     nan = written(tmp_path / "nan.gguf", H, weights(H), more={"llama.rope.scaling.attn_factor": f32(1e38)})
     arguments = ("--lora", lora, "--out", tmp_path / "m.gguf", "--check", "Once")
-    failed(run("export-lora", nan, *arguments), "nothing can be compared: on that text its logits are not finite")
+    failed(
+        run("export-lora", nan, *arguments), "nothing can be compared: on that text its logits are not finite"
+    )
     monkeypatch.setattr("llamatrain.model.load.available", lambda: 1000)
     done = run("export-lora", tmp_path / "base.gguf", *arguments)
     failed(done, "and 1,000 are free; a shorter text for --check takes less")
@@ -258,7 +366,9 @@ NOTE = r"note: rounded to its type, (\S+) is off by (\d+)% of what was added to 
 
 @pytest.mark.parametrize("kind", ["q4_0", "q4_k", "q8_0", "bf16"])
 @pytest.mark.parametrize("panel", [merge.PANEL, 1000])
-def test_what_is_rounded_away_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, panel: int) -> None:
+def test_what_is_rounded_away_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, panel: int
+) -> None:
     monkeypatch.setattr(merge, "PANEL", panel)
     names = (Q, "blk.0.ffn_down.weight")
     base, lora = files(tmp_path, WIDE, kind.upper(), names)
@@ -273,7 +383,9 @@ def test_what_is_rounded_away_is_told(tmp_path: Path, monkeypatch: pytest.Monkey
     assert note[1] == max(names, key=shares.__getitem__) and abs(int(note[2]) - shares[note[1]]) < 1
     assert min(shares.values()) - 1 < int(note[3]) < max(shares.values()) + 1
     assert note[4] == {"q8_0": "f16", "bf16": "f32"}.get(kind, "q8_0")
-    done = ran("export-lora", base, "--lora-scaled", lora, scale, "--out", tmp_path / "n.gguf", "--type", note[4])
+    done = ran(
+        "export-lora", base, "--lora-scaled", lora, scale, "--out", tmp_path / "n.gguf", "--type", note[4]
+    )
     assert "note:" not in done.err
 
 
@@ -298,7 +410,11 @@ def test_where_it_must_not_be_written(tmp_path: Path) -> None:
     ):
         failed(run("export-lora", base, "--lora", lora, "--out", out, "--overwrite"), told, code)
     (tmp_path / "link").symlink_to(base)
-    failed(run("export-lora", base, "--lora", lora, "--out", tmp_path / "link", "--overwrite"), "would replace", 2)
+    failed(
+        run("export-lora", base, "--lora", lora, "--out", tmp_path / "link", "--overwrite"),
+        "would replace",
+        2,
+    )
     (tmp_path / "m.gguf").write_text("mine")
     failed(run("export-lora", base, "--lora", lora, "--out", tmp_path / "m.gguf"), "--overwrite replaces it")
     assert (tmp_path / "m.gguf").read_text() == "mine" and base.read_bytes() == before
@@ -310,7 +426,10 @@ def test_links_that_lead_to_themselves(tmp_path: Path) -> None:
     base, lora = files(tmp_path)
     loop, folder = tmp_path / "loop", tmp_path / "peft"
     loop.symlink_to(loop)
-    for out, told in ((loop, f"{loop}: this is a link to itself"), (loop / "m.gguf", f"{loop}: Too many levels")):
+    for out, told in (
+        (loop, f"{loop}: this is a link to itself"),
+        (loop / "m.gguf", f"{loop}: Too many levels"),
+    ):
         for more in ((), ("--overwrite",)):
             failed(run("export-lora", base, "--lora", lora, "--out", out, *more), told)
     assert loop.is_symlink() and not list(tmp_path.glob(".*"))
@@ -349,10 +468,14 @@ def test_bases_that_are_none(tmp_path: Path) -> None:
     _, lora = files(tmp_path)
     arguments = ("--lora", lora, "--out", tmp_path / "m.gguf")
     failed(run("export-lora", lora, *arguments), "no model but an adapter")
-    failed(run("export-lora", material("ancestors/train-checkpoint.gguf"), *arguments), "no model but a checkpoint")
+    failed(
+        run("export-lora", material("ancestors/train-checkpoint.gguf"), *arguments),
+        "no model but a checkpoint",
+    )
     written(tmp_path / "q.gguf", H, weights(H), more={"general.architecture": string("mamba")})
     failed(
-        run("export-lora", tmp_path / "q.gguf", *arguments), "the architecture 'mamba', a model that recurs, is not supported; "
+        run("export-lora", tmp_path / "q.gguf", *arguments),
+        "the architecture 'mamba', a model that recurs, is not supported; ",
     )
     tied = small(tied=True)
     written(tmp_path / "t.gguf", tied, weights(tied))
@@ -363,7 +486,9 @@ def test_bases_that_are_none(tmp_path: Path) -> None:
 def test_a_disk_without_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base, lora = files(tmp_path)
     asked = []
-    monkeypatch.setattr("shutil.disk_usage", lambda path: asked.append(path) or type("Usage", (), {"free": 1000})())
+    monkeypatch.setattr(
+        "shutil.disk_usage", lambda path: asked.append(path) or type("Usage", (), {"free": 1000})()
+    )
     done = run("export-lora", base, "--lora", lora, "--out", tmp_path / "m.gguf")
     assert done.code == 1 and re.search(r"m\.gguf: takes [\d.]+ kB, and 1 kB are free there", done.err)
     (tmp_path / "other").mkdir()

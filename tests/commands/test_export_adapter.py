@@ -35,7 +35,9 @@ def export(*words: Argument) -> str:
 
 
 def test_from_peft_to_gguf_and_back(place: Path) -> None:
-    assert "A.gguf: an adapter of 16 weights" in export("--lora", "theirs", "--only-adapter", "--out", "A.gguf")
+    assert "A.gguf: an adapter of 16 weights" in export(
+        "--lora", "theirs", "--only-adapter", "--out", "A.gguf"
+    )
     assert open_gguf("A.gguf").kind == "adapter" and same(read(Path("A.gguf"), H), adapter(H, NAMES))
     assert "back: PEFT's adapter of 16 weights" in export("--lora", "A.gguf", "--peft", "back")
     assert same(read(Path("back"), H), read(Path("theirs"), H))
@@ -47,7 +49,18 @@ def test_from_peft_to_gguf_and_back(place: Path) -> None:
 
 
 def test_several_become_one(place: Path) -> None:
-    export("--lora", "theirs", "--lora-scaled", "a.gguf", -0.5, "--lora", "old.bin", "--only-adapter", "--out", "s.gguf")
+    export(
+        "--lora",
+        "theirs",
+        "--lora-scaled",
+        "a.gguf",
+        -0.5,
+        "--lora",
+        "old.bin",
+        "--only-adapter",
+        "--out",
+        "s.gguf",
+    )
     found = read(Path("s.gguf"), H)
     each = [(read(Path("theirs"), H), 1.0), (read(Path("a.gguf"), H), -0.5), (read(Path("old.bin"), H), 1.0)]
     for name in (*NAMES, NORM):
@@ -59,7 +72,10 @@ def test_several_become_one(place: Path) -> None:
 def test_a_bin_for_llama_cpp_and_for_peft(place: Path) -> None:
     """What the two leave out is told."""
     told = export("--lora", "old.bin", "--only-adapter", "--out", "o.gguf", "--peft", "o")
-    assert f"note: llama.cpp applies no pairs of norms, such as that for {NORM}, and says nothing: export-lora merges" in told
+    assert (
+        f"note: llama.cpp applies no pairs of norms, such as that for {NORM}, and says nothing: export-lora merges"
+        in told
+    )
     assert f"note: PEFT has no pairs of norms: 1 of them, such as that for {NORM}, are left out of o" in told
     assert same(read(Path("o.gguf"), H), read(Path("old.bin"), H))
     assert same(read(Path("o"), H), read(Path("old.bin"), H).without([NORM]))
@@ -68,7 +84,9 @@ def test_a_bin_for_llama_cpp_and_for_peft(place: Path) -> None:
 def test_a_merged_model_and_a_folder_at_once(place: Path) -> None:
     export("--lora", "a.gguf", "--out", "m.gguf", "--peft", "p")
     export("--lora", "a.gguf", "--out", "n.gguf")
-    assert Path("m.gguf").read_bytes() == Path("n.gguf").read_bytes() and same(read(Path("p"), H), read(Path("a.gguf"), H))
+    assert Path("m.gguf").read_bytes() == Path("n.gguf").read_bytes() and same(
+        read(Path("p"), H), read(Path("a.gguf"), H)
+    )
 
 
 def test_from_python(place: Path) -> None:
@@ -81,20 +99,48 @@ def test_from_python(place: Path) -> None:
     ("words", "told", "code"),
     [
         (("--lora", "theirs", "--only-adapter"), "missing option '--out'; it names the file to write\n", 2),
-        (("--lora", "theirs"), "missing option '--out'; it names the file to write, as --peft does a folder", 2),
+        (
+            ("--lora", "theirs"),
+            "missing option '--out'; it names the file to write, as --peft does a folder",
+            2,
+        ),
         (("--only-adapter", "--out", "A.gguf"), "there is nothing to merge: name an adapter with --lora", 2),
-        (("--lora", "theirs", "--peft", "theirs", "--overwrite"), "would replace theirs, which is being read", 2),
-        (("--lora", "a.gguf", "--peft", "theirs"), "theirs: there is an adapter already; --overwrite replaces it", 1),
+        (
+            ("--lora", "theirs", "--peft", "theirs", "--overwrite"),
+            "would replace theirs, which is being read",
+            2,
+        ),
+        (
+            ("--lora", "a.gguf", "--peft", "theirs"),
+            "theirs: there is an adapter already; --overwrite replaces it",
+            1,
+        ),
         (("--lora", "a.gguf", "--peft", "base.gguf"), "base.gguf: cannot be made: ", 1),
-        (("--lora", "a.gguf", "--only-adapter", "--out", "a.gguf", "--overwrite"), "would replace a.gguf, which is being", 2),
-        (("--lora", "theirs", "--only-adapter", "--out", "a.gguf"), "a.gguf: is there already; --overwrite replaces it", 1),
+        (
+            ("--lora", "a.gguf", "--only-adapter", "--out", "a.gguf", "--overwrite"),
+            "would replace a.gguf, which is being",
+            2,
+        ),
+        (
+            ("--lora", "theirs", "--only-adapter", "--out", "a.gguf"),
+            "a.gguf: is there already; --overwrite replaces it",
+            1,
+        ),
         (
             ("--lora", "theirs", "--only-adapter", "--out", "A.gguf", "--type", "q8_0"),
             "--type q8_0 cannot be an adapter's; f32",
             2,
         ),
-        (("--lora", "a.gguf", "--peft", "p", "--type", "f16"), "--type f16 cannot be an adapter's; PEFT's are f32", 2),
-        (("--lora", "a.gguf", "--peft", "p", "--check", "x"), "--check compares a model's logits, and no model is written", 2),
+        (
+            ("--lora", "a.gguf", "--peft", "p", "--type", "f16"),
+            "--type f16 cannot be an adapter's; PEFT's are f32",
+            2,
+        ),
+        (
+            ("--lora", "a.gguf", "--peft", "p", "--check", "x"),
+            "--check compares a model's logits, and no model is written",
+            2,
+        ),
         (("--lora", "wide.gguf", "--only-adapter", "--out", "A.gguf"), "it is for another base", 1),
     ],
 )
@@ -110,5 +156,8 @@ def test_norms_alone_are_nothing_for_peft(place: Path) -> None:
     made = replace(adapter(H, [NORM]))
     (place / "n.bin").write_bytes(ggla(made, 4, 8))
     done = run("export-lora", "base.gguf", "--lora", "n.bin", "--peft", "p")
-    assert done.code == 1 and "p: cannot be written: PEFT has no pairs of norms, and there are no others" in done.err
+    assert (
+        done.code == 1
+        and "p: cannot be written: PEFT has no pairs of norms, and there are no others" in done.err
+    )
     assert not (place / "p").exists() and json.loads((place / "theirs" / peft.CONFIG).read_text())["r"] == 4

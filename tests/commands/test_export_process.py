@@ -17,7 +17,9 @@ from tests.helpers.adapter_files import adapter
 from tests.helpers.cli import environment, finished, started, until
 from tests.helpers.small_models import EMBEDDINGS, small
 
-LARGE = small(vocab=50_000, embd=1024, heads=8, kv_heads=8, head_size=128, layers=1, ff=256)  # 100 MB of embeddings in F16
+LARGE = small(
+    vocab=50_000, embd=1024, heads=8, kv_heads=8, head_size=128, layers=1, ff=256
+)  # 100 MB of embeddings in F16
 
 
 def large(folder: Path, h: Hyperparameters = LARGE, kind: str = "F16") -> tuple[Path, Path]:
@@ -27,7 +29,11 @@ def large(folder: Path, h: Hyperparameters = LARGE, kind: str = "F16") -> tuple[
     infos = [TensorInfo(name, kinds[name], shape) for name, shape in h.shapes.items()]
     with new_gguf(path, h.metadata("large"), infos) as out:
         for info in infos:
-            raw = np.full(info.nbytes // 2, 0x2C00, np.uint16) if info.type.name == "F16" else np.ones(info.elements, np.float32)
+            raw = (
+                np.full(info.nbytes // 2, 0x2C00, np.uint16)
+                if info.type.name == "F16"
+                else np.ones(info.elements, np.float32)
+            )
             out.write(info.name, raw)
     gguf.write(folder / "a.gguf", adapter(h, (EMBEDDINGS, "blk.0.attn_q.weight"), rank=2))
     return path, folder / "a.gguf"
@@ -62,7 +68,9 @@ def test_the_memory_it_takes(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals are others there")
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
 def test_an_interrupt_leaves_no_half_file(tmp_path: Path, number: int, code: int) -> None:
     base, lora = large(tmp_path)
     (tmp_path / "m.gguf").write_text("what was there")

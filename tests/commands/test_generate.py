@@ -82,7 +82,11 @@ def test_the_generated_text_alone(run: Run) -> None:
     greedy = run("m.gguf", "--prompt", "Once", "--temp", "0", "-n", "30")
     assert printed(greedy) == expected("m.gguf", [0, *ids("Once")], temp=0, n=30) and not notes(greedy)
     drawn = ("m.gguf", "--prompt", "Once", "--temp", "1.5", "--seed", "7", "--top-k", "0", "-n", "30")
-    assert printed(run(*drawn)) == expected("m.gguf", [0, *ids("Once")], temp=1.5, seed=7, top_k=0, n=30) == printed(run(*drawn))
+    assert (
+        printed(run(*drawn))
+        == expected("m.gguf", [0, *ids("Once")], temp=1.5, seed=7, top_k=0, n=30)
+        == printed(run(*drawn))
+    )
 
 
 def test_without_a_seed_each_text_is_another(run: Run) -> None:
@@ -106,18 +110,26 @@ def test_a_prompt_begins_with_the_token_that_begins_texts(run: Run) -> None:
     written(Path("bare.gguf"), h, weights(h), more={"tokenizer.ggml.add_bos_token": boolean(False)})
     assert printed(run("bare.gguf", "--prompt", "<|begin_of_text|>ab", "--temp", "0")) == plain
     assert printed(run("bare.gguf", "--prompt", "ab", "--temp", "0")) != plain
-    assert printed(run("bare.gguf", "--temp", "0")) == printed(run("m.gguf", "--temp", "0"))  # of nothing it takes that token
+    assert printed(run("bare.gguf", "--temp", "0")) == printed(
+        run("m.gguf", "--temp", "0")
+    )  # of nothing it takes that token
 
 
 def test_it_stops_before_a_stop_text(run: Run) -> None:
     whole = printed(run("m.gguf", "--temp", "0", "--prompt", "x"))
     stop = whole[20:23]
-    assert len(stop) == 3 and printed(run("m.gguf", "--temp", "0", "--prompt", "x", "--stop", stop)) == whole[: whole.index(stop)]
+    assert (
+        len(stop) == 3
+        and printed(run("m.gguf", "--temp", "0", "--prompt", "x", "--stop", stop))
+        == whole[: whole.index(stop)]
+    )
 
 
 def test_it_ends_where_the_model_ends_the_text(run: Run) -> None:
     whole = printed(run("m.gguf", "--temp", "0", "--prompt", "x"))
-    place, sign = next((i, sign) for i, sign in enumerate(whole) if i > 2 and "!" <= sign <= "~" and sign not in whole[:i])
+    place, sign = next(
+        (i, sign) for i, sign in enumerate(whole) if i > 2 and "!" <= sign <= "~" and sign not in whole[:i]
+    )
     for name in ("eos", "eot"):
         end = {f"tokenizer.ggml.{name}_token_id": u32(ids(sign)[0])}
         written(Path("ends.gguf"), small(), weights(small()), more=end)
@@ -126,7 +138,9 @@ def test_it_ends_where_the_model_ends_the_text(run: Run) -> None:
 
 def test_a_full_context_is_told(run: Run) -> None:
     result = run("m.gguf", "--prompt", "abc", "--ctx", "10", "--temp", "0")
-    assert notes(result) == ["note: the context of 10 tokens is full; a larger --ctx takes more, --ctx-shift goes on"]
+    assert notes(result) == [
+        "note: the context of 10 tokens is full; a larger --ctx takes more, --ctx-shift goes on"
+    ]
     assert printed(result) == expected("m.gguf", [0, *ids("abc")], temp=0, n=6)
     assert not notes(run("m.gguf", "--prompt", "abc", "--ctx", "10", "--temp", "0", "-n", "6"))
     assert "made for 64 tokens" in run("m.gguf", "--prompt", "abc", "--ctx", "70", "-n", "1").stderr
@@ -135,12 +149,16 @@ def test_a_full_context_is_told(run: Run) -> None:
 def test_tokens_without_text(run: Run) -> None:
     first = printed(run("numbers.gguf", "--prompt", "0 3 5", "--temp", "0", "-n", "10")).split(" ")
     assert len(first) == 10 and set(first) <= set("01234567")
-    more = printed(run("numbers.gguf", "--prompt", f"0 3 5 {' '.join(first[:4])}", "--temp", "0", "-n", "6")).split(" ")
+    more = printed(
+        run("numbers.gguf", "--prompt", f"0 3 5 {' '.join(first[:4])}", "--temp", "0", "-n", "6")
+    ).split(" ")
     assert first == first[:4] + more
 
 
 def test_weights_of_another_type(run: Run) -> None:
-    assert printed(run("half.gguf", "--prompt", "ab", "--temp", "0")) == expected("half.gguf", [0, *ids("ab")], temp=0)
+    assert printed(run("half.gguf", "--prompt", "ab", "--temp", "0")) == expected(
+        "half.gguf", [0, *ids("ab")], temp=0
+    )
 
 
 class Raw(io.RawIOBase):
@@ -165,7 +183,9 @@ def test_text_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     assert raw.pieces == [b"a", "\x1b[0mä".encode()]
 
 
-def test_on_a_terminal_nothing_moves_the_cursor(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_on_a_terminal_nothing_moves_the_cursor(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     command.say("a\x1b[2J\x07\r\nä\t")
     assert capsys.readouterr().out == "a\\x1b[2J\\x07\\r\nä\t"
@@ -195,9 +215,12 @@ def test_what_cannot_be_meant(arguments: tuple[str, ...], told: str, run: Run) -
 
 
 @pytest.mark.parametrize(
-    ("model", "words", "count"), [("m.gguf", b"a few words\n", 600_001), ("numbers.gguf", b"0 3 5 7\n", 200_000)]
+    ("model", "words", "count"),
+    [("m.gguf", b"a few words\n", 600_001), ("numbers.gguf", b"0 3 5 7\n", 200_000)],
 )
-def test_a_prompt_that_is_too_long_is_counted_and_not_held(model: str, words: bytes, count: int, run: Run) -> None:
+def test_a_prompt_that_is_too_long_is_counted_and_not_held(
+    model: str, words: bytes, count: int, run: Run
+) -> None:
     opened, prompt = TextModel(Path(model), LoadOptions(), AdapterOptions()), words * 50_000
     tracemalloc.start()
     with pytest.raises(UsageError, match=f"the prompt has {count} tokens, the context"):

@@ -38,7 +38,11 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LLAMATRAIN_CACHE", str(tmp_path / "cache"))
     token_cache.cache_folder.cache_clear()
-    write_arrays(Path("m.gguf"), llama_metadata() | {"tokenizer.ggml.add_space_prefix": boolean(False)}, llama_tensors())
+    write_arrays(
+        Path("m.gguf"),
+        llama_metadata() | {"tokenizer.ggml.add_space_prefix": boolean(False)},
+        llama_tensors(),
+    )
     Path("a.txt").write_text("abcdefghij" * 10)
     rows = [{"prompt": f"{number}?", "completion": "é" * number} for number in range(1, 9)]
     Path("a.jsonl").write_text("\n".join(map(json.dumps, [*rows, {"prompt": "x" * 99, "completion": "y"}])))
@@ -55,7 +59,9 @@ def parsed(result: Result) -> list[dict[str, list[float]]]:
 
 
 def test_json_rows_are_those_of_training(run: Run) -> None:
-    shown = parsed(run("a.jsonl", "--json", "-n", "21", "--seed", "3", "--ctx", "48", "--batch", "2", "--no-pack"))
+    shown = parsed(
+        run("a.jsonl", "--json", "-n", "21", "--seed", "3", "--ctx", "48", "--batch", "2", "--no-pack")
+    )
     tokenizer = load(open_gguf("m.gguf").metadata)
     corpus, _ = open_corpus(["a.jsonl"], tokenizer, DataOptions(), 48, 3)
     rows = Batches(corpus, DataOptions(pack=False), 3, tokenizer.eos, tokenizer.bos)
@@ -69,7 +75,9 @@ def test_json_rows_are_those_of_training(run: Run) -> None:
 
 @pytest.mark.parametrize("how", ["--no-pack", "--pack"])
 def test_no_sample_is_shown_twice(run: Run, how: str) -> None:
-    Path("two.jsonl").write_text("".join(json.dumps({"prompt": each, "completion": "!"}) + "\n" for each in ("one?", "two?")))
+    Path("two.jsonl").write_text(
+        "".join(json.dumps({"prompt": each, "completion": "!"}) + "\n" for each in ("one?", "two?"))
+    )
     shown = run("two.jsonl", "-n", "10", "--ctx", "16", how).stdout
     assert shown.count("one?") == shown.count("two?") == 1
     assert len(parsed(run("two.jsonl", "-n", "10", "--json", "--ctx", "16", "--no-pack"))) == 10
@@ -92,7 +100,10 @@ def test_rows_for_people(run: Run) -> None:
     assert result.exit_code == 0
     assert "2?[[éé</s>]]" in result.stdout.replace("<s>", "")
     assert "row 2: 7 of 32 tokens, 5 trained" in result.stdout
-    assert "8 samples" in result.stdout and "1 skipped: no token to train on in a row (a.jsonl:9)" in result.stdout
+    assert (
+        "8 samples" in result.stdout
+        and "1 skipped: no token to train on in a row (a.jsonl:9)" in result.stdout
+    )
 
 
 def test_the_context_is_the_model_s(run: Run) -> None:
@@ -103,7 +114,11 @@ def test_errors_name_what_is_wrong(run: Run) -> None:
     Path("bad.jsonl").write_text('{"text": "a"}\n{"body": 1}\n')
     assert "bad.jsonl, line 2: no known keys" in str(run("bad.jsonl").exception)
     assert isinstance(run("nowhere").exception, DataError)
-    for wrong in (("a.txt", "-n", "0"), ("a.txt", "--ctx", "0"), ("a.txt", "--pack", "--fill-with-next-samples")):
+    for wrong in (
+        ("a.txt", "-n", "0"),
+        ("a.txt", "--ctx", "0"),
+        ("a.txt", "--pack", "--fill-with-next-samples"),
+    ):
         error = run(*wrong).exception
         assert isinstance(error, LlamatrainError) and error.exit_code == 2
     assert run("--ctx", "8").exit_code == 2
@@ -116,8 +131,12 @@ def test_numbers_out_of_bounds_are_usage_errors(run: Run) -> None:
         ("batch", 2**16 + 1, "1 to 65536"),
     ):
         error = run("a.txt", f"--{option}", str(value)).exception
-        assert isinstance(error, UsageError) and str(error) == f"--{option} {value} cannot be; it takes {takes}"
-    with pytest.raises(UsageError, match=r"^-n 2147483648 cannot be; it takes 1 or more, and less than 2\^31$"):
+        assert (
+            isinstance(error, UsageError) and str(error) == f"--{option} {value} cannot be; it takes {takes}"
+        )
+    with pytest.raises(
+        UsageError, match=r"^-n 2147483648 cannot be; it takes 1 or more, and less than 2\^31$"
+    ):
         build(PreviewOptions, {"model": Path("m.gguf"), "n": 1 << 31})
 
 
@@ -132,7 +151,9 @@ def model(**changed: Value) -> None:
 def test_a_context_that_cannot_be_names_the_model(run: Run, length: Value) -> None:
     model(context_length=length)
     error = run("a.txt").exception
-    assert isinstance(error, FileError) and str(error).startswith(f"m.gguf: llama.context_length is {length.decode()}, where")
+    assert isinstance(error, FileError) and str(error).startswith(
+        f"m.gguf: llama.context_length is {length.decode()}, where"
+    )
     assert run("a.txt", "--ctx", "8").exit_code == 0
 
 
@@ -171,10 +192,15 @@ def test_rows_are_made_as_they_are_shown(run: Run) -> None:
 def test_an_end_that_is_no_token_is_warned_of(run: Run) -> None:
     tokens = ["<unk>", "<s>", "x", *(f"<0x{i:02X}>" for i in range(256))]
     kinds = numbers(Kind.INT32, [2, 3, 1] + [6] * 256)
-    model(eos_token_id=u32(999), tokens=strings(tokens), token_type=kinds)  # token 2 stands in, which is a letter
+    model(
+        eos_token_id=u32(999), tokens=strings(tokens), token_type=kinds
+    )  # token 2 stands in, which is a letter
     for options in ((), ("--json",)):
         told = run("a.jsonl", "--ctx", "48", *options).stderr
-        assert told.startswith("warning: m.gguf: tokenizer.ggml.eos_token_id is no token") and told.count("\n") == 1
+        assert (
+            told.startswith("warning: m.gguf: tokenizer.ggml.eos_token_id is no token")
+            and told.count("\n") == 1
+        )
     assert not run("a.txt").stderr
     model(eos_token_id=u32(999))  # token 2 stands in, which is </s>
     assert not run("a.jsonl", "--ctx", "48").stderr
@@ -189,7 +215,9 @@ def test_data_cannot_steer_the_terminal(run: Run, encoding: str, letter: str) ->
     arguments = ["preview", "--model", "m.gguf", "--ctx", "48", "-n", "1", "--no-shuffle", "é.jsonl"]
     root = str(Path(llamatrain.__file__).parent.parent)
     environment = {**os.environ, "PYTHONIOENCODING": encoding, "PYTHONPATH": root}
-    done = subprocess.run([sys.executable, "-c", code, *arguments], env=environment, capture_output=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], env=environment, capture_output=True, check=True
+    )
     shown = done.stdout.decode(encoding)
     assert letter + r"\x1b[2J\u202e" + "\nline" in shown and "\x1b" not in shown
     assert f"({letter}.jsonl:2)" in shown
@@ -220,7 +248,18 @@ def some(**said: Any) -> None:
 
 def test_options_are_made_from_fields() -> None:
     assert CliRunner().invoke(command, ["--count", "1"]).stdout.strip() == repr(Some(1))
-    given = ["--count=2", "--rate=1e-5", "--kind=b", "--no-sure", "--most=3", "--files=x", "--files=y", "--scaled", "p", "0.5"]
+    given = [
+        "--count=2",
+        "--rate=1e-5",
+        "--kind=b",
+        "--no-sure",
+        "--most=3",
+        "--files=x",
+        "--files=y",
+        "--scaled",
+        "p",
+        "0.5",
+    ]
     given += ["--scaled", "q", "2"]
     expected = Some(2, 1e-5, "b", False, 3, (Path("x"), Path("y")), ((Path("p"), 0.5), (Path("q"), 2.0)))
     assert CliRunner().invoke(command, given).stdout.strip() == repr(expected)

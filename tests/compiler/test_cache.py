@@ -36,7 +36,9 @@ def test_each_block_is_done_once_and_rows_wait_for_each_other(threads: int, bloc
     faults = np.zeros(1, np.int32)
     run = 1
     calls = [
-        COUNT.call(arrays[row], arrays[max(0, row - 1)], faults, run if row else 0, items, items=items, block=block)
+        COUNT.call(
+            arrays[row], arrays[max(0, row - 1)], faults, run if row else 0, items, items=items, block=block
+        )
         for row in range(rows)
     ]
     CallTable(calls, threads)()
@@ -103,7 +105,9 @@ emit.context().codegen().object_of = lambda module: target.emit_assembly(module)
 print(emit.object_of(combine).decode())
 """
     environment = {**os.environ, cpu.SWITCH: without}
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=True
+    )
     assert ("%zmm" in done.stdout) == ("%k1" in done.stdout) == (not without)
 
 
@@ -114,7 +118,9 @@ def test_without_a_cache_folder_it_still_runs_and_says_so(tmp_path: Path) -> Non
     script += "ahead.declared = list\n"  # what is not needed here is not compiled with it, which takes half a minute
     script += "with terminal.shown(): t.test_a_program_runs_again()"
     environment = without_libraries(blocked, TMPDIR=str(tmp_path))
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False
+    )
     assert done.returncode == 0, done.stderr
     first = done.stderr.splitlines()[0]
     assert first.startswith("compiling kernels for this machine, once (kept in "), done.stderr
@@ -123,10 +129,14 @@ def test_without_a_cache_folder_it_still_runs_and_says_so(tmp_path: Path) -> Non
     assert done.stderr.count("compiling kernels for this machine, once") == 1
     spare = tmp_path / f"llamatrain-{os.geteuid()}"
     assert sorted(tmp_path.iterdir()) == [blocked, spare] and spare.stat().st_mode & 0o777 == 0o700
-    again = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=True)
+    again = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=True
+    )
     assert "compiling" not in again.stderr  # short runs took minutes, each of them
     spare.chmod(0o755)  # anybody could have made it
-    third = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=True)
+    third = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=True
+    )
     assert third.stderr.startswith(f"compiling kernels for this run alone: {blocked}/llamatrain/")
 
 

@@ -96,7 +96,11 @@ with terminal.shown():
 
 def test_the_first_that_needs_one_kernel_has_all_compiled(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", ALL], env=without_libraries(tmp_path), capture_output=True, text=True, check=True
+        [sys.executable, "-c", ALL],
+        env=without_libraries(tmp_path),
+        capture_output=True,
+        text=True,
+        check=True,
     )
     asked, every = map(int, done.stdout.split())
     assert asked == every > 60 and done.stderr.count("compiling kernels for this machine, once") == 1
@@ -126,7 +130,9 @@ def test_kernels_come_from_the_cache_that_others_filled(tmp_path: Path, broken: 
 
 def test_a_function_that_is_called_brings_no_compiler_into_the_process(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", LONE], env=without_libraries(tmp_path), check=True)
-    assert [path.name.partition("-")[0] for path in tmp_path.rglob("*-*")] == ["llamatrain.data.tokenizer.bpe_merge.word_keys"]
+    assert [path.name.partition("-")[0] for path in tmp_path.rglob("*-*")] == [
+        "llamatrain.data.tokenizer.bpe_merge.word_keys"
+    ]
 
 
 def test_what_cannot_be_kept_is_compiled_once_for_the_run_without_assertions_too(tmp_path: Path) -> None:
@@ -135,7 +141,9 @@ def test_what_cannot_be_kept_is_compiled_once_for_the_run_without_assertions_too
     spare = tmp_path / f"llamatrain-{os.geteuid()}"  # which may not be used, either
     spare.write_text("no folder")
     env = without_libraries(blocked, TMPDIR=str(tmp_path))
-    done = subprocess.run([sys.executable, "-O", "-c", UNKEPT], env=env, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-O", "-c", UNKEPT], env=env, capture_output=True, text=True, check=True
+    )
     said, name = done.stdout.split()  # one line that nothing is kept, and one of what was compiled
     assert said == "2" and name.startswith(ALONE), done.stderr
     assert sorted(tmp_path.iterdir()) == [blocked, spare]
@@ -143,9 +151,15 @@ def test_what_cannot_be_kept_is_compiled_once_for_the_run_without_assertions_too
 
 def test_a_compiler_that_ends_costs_no_kernel_but_its_own(tmp_path: Path) -> None:
     names = ["llamatrain.compiler.thread_pool:nothing_of_this_name", "llamatrain.compiler.thread_pool:lead"]
-    script = f"from llamatrain.machine import ahead; print(ahead._run({names!r}, 2), ahead._run({names!r}, 1))"
+    script = (
+        f"from llamatrain.machine import ahead; print(ahead._run({names!r}, 2), ahead._run({names!r}, 1))"
+    )
     done = subprocess.run(
-        [sys.executable, "-c", script], env=without_libraries(tmp_path), capture_output=True, text=True, check=True
+        [sys.executable, "-c", script],
+        env=without_libraries(tmp_path),
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert done.stdout.split() == ["1", "0"]
 
@@ -155,7 +169,9 @@ def test_a_compiler_that_ends_costs_no_kernel_but_its_own(tmp_path: Path) -> Non
 def test_who_compiles_ends_with_who_asked(tmp_path: Path, how: signal.Signals) -> None:
     """In the middle of its work, too, much of which is no Python, and enough for a fast machine."""
     env = without_libraries(tmp_path)
-    with subprocess.Popen([sys.executable, "-c", STEPPING], env=env, cwd=ROOT, stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", STEPPING], env=env, cwd=ROOT, stderr=subprocess.DEVNULL
+    ) as process:
         children = soon(lambda: children_of(process.pid))
         busy = how != signal.SIGKILL or soon(lambda: any(seconds_of(child) > 2.5 for child in children), 60)
         process.send_signal(how)

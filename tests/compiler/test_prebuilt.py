@@ -57,7 +57,13 @@ print("shipped" if code.library is not shipped.nothing else "compiled")
 
 def used(folder: Path, cache: Path, bricks: bool = False) -> tuple[list[str], str]:
     env = environment(**{prebuilt.SWITCH: str(folder), "LLAMATRAIN_CACHE": str(cache)})
-    done = subprocess.run([sys.executable, "-c", USE.format(bricks=bricks)], env=env, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", USE.format(bricks=bricks)],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.split(), done.stderr
 
@@ -68,7 +74,9 @@ def test_what_was_shipped_runs_without_compiler_and_cache_and_gives_the_bits_of_
     (bits, compiler, whence), err = used(few, tmp_path / "unused", bricks=True)
     assert (compiler, whence, err) == ("none", "shipped", "") and not (tmp_path / "unused").exists()
     (others, compiler, whence), err = used(tmp_path / "nothing here", tmp_path / "cache")
-    assert (compiler, whence) == ("none", "compiled") and err.count("for this machine, once") == 1  # by others, for this process
+    assert (compiler, whence) == ("none", "compiled") and err.count(
+        "for this machine, once"
+    ) == 1  # by others, for this process
     assert bits == others
     (others, compiler, whence), err = used(tmp_path / "nothing here", tmp_path / "cache")
     assert (others, compiler, whence, err) == (bits, "none", "compiled", "")  # as it was kept
@@ -84,7 +92,11 @@ def test_building_twice_gives_the_same_bytes(few: Path, tmp_path: Path) -> None:
 def test_the_manifest_tells_what_is_in_it(few: Path) -> None:
     manifest = json.loads((few / prebuilt.MANIFEST).read_text())
     digest = hashlib.sha256((few / f"{NAME}.so").read_bytes()).hexdigest()
-    assert manifest["kernels"] == FEW and manifest["libraries"] == {NAME: digest} and manifest["sources"] == prebuilt.sources()
+    assert (
+        manifest["kernels"] == FEW
+        and manifest["libraries"] == {NAME: digest}
+        and manifest["sources"] == prebuilt.sources()
+    )
     find = loader.loaded((few / f"{NAME}.so").read_bytes())
     assert all(find(each.replace(":", "_").replace(".", "_")) for each in FEW)
     assert not find("llamatrain_of_no_such_name")
@@ -97,7 +109,9 @@ def decorated() -> set[str]:
     """What the sources declare, by their text."""
     found = set[str]()
     for path in sorted(Path(prebuilt.PACKAGE).rglob("*.py")):
-        module = ".".join(path.relative_to(prebuilt.PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+        module = ".".join(path.relative_to(prebuilt.PACKAGE.parent).with_suffix("").parts).removesuffix(
+            ".__init__"
+        )
         lines = path.read_text().splitlines()
         for line, after in pairwise(lines):
             if line in ("@Entry", "@Brick", "@Routine", "@Function"):
@@ -111,7 +125,9 @@ def test_every_kernel_that_is_declared_is_built() -> None:
     assert len({each.symbol for each in declared}) == len(declared)
 
 
-def test_each_object_is_found_in_the_library_by_its_symbol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_object_is_found_in_the_library_by_its_symbol(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The whole way of a build, with a word in place of each kernel: compiling them takes a minute."""
     import llvmlite.binding as llvm
 
@@ -122,7 +138,9 @@ def test_each_object_is_found_in_the_library_by_its_symbol(tmp_path: Path, monke
     machine = llvm.Target.from_default_triple().create_target_machine()
 
     def word(declared: Compilable) -> bytes:
-        return bytes(machine.emit_object(llvm.parse_assembly(f"define void @{declared.symbol}() {{ ret void }}")))
+        return bytes(
+            machine.emit_object(llvm.parse_assembly(f"define void @{declared.symbol}() {{ ret void }}"))
+        )
 
     monkeypatch.setattr(emit, "object_of", word)
     monkeypatch.setattr(prebuilt, "FOLDER", tmp_path)
@@ -130,7 +148,9 @@ def test_each_object_is_found_in_the_library_by_its_symbol(tmp_path: Path, monke
     build_kernels.main()
     build_kernels.write_manifest([NAME])
     closed(tmp_path)
-    monkeypatch.setattr(prebuilt, "loaded", lambda code, shown: loader.loaded(code))  # else they are found by name from now on
+    monkeypatch.setattr(
+        prebuilt, "loaded", lambda code, shown: loader.loaded(code)
+    )  # else they are found by name from now on
     find, trouble = prebuilt.library()
     assert not trouble and all(find(each.symbol) for each in build_kernels.declared())
     kernels = json.loads((tmp_path / prebuilt.MANIFEST).read_text())["kernels"]
@@ -152,11 +172,16 @@ def test_every_kernel_of_a_class_that_was_built_is_there(path: Path) -> None:
 
 def test_sources_are_all_that_ends_in_machine_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An edit of any makes what was built stale."""
-    shutil.copytree(prebuilt.PACKAGE, tmp_path / "llamatrain", ignore=shutil.ignore_patterns("__pycache__", "libraries"))
+    shutil.copytree(
+        prebuilt.PACKAGE, tmp_path / "llamatrain", ignore=shutil.ignore_patterns("__pycache__", "libraries")
+    )
     monkeypatch.setattr(prebuilt, "PACKAGE", tmp_path / "llamatrain")
     before = prebuilt.sources.__wrapped__()
     assert before == prebuilt.sources()
-    homes = {each.rpartition(":")[0] for each in decorated()} | {"llamatrain.compiler.emit", "llamatrain.compiler.vectors"}
+    homes = {each.rpartition(":")[0] for each in decorated()} | {
+        "llamatrain.compiler.emit",
+        "llamatrain.compiler.vectors",
+    }
     for home in sorted(homes):
         path = tmp_path.joinpath(*home.split(".")).with_suffix(".py")
         text = path.read_text()
@@ -172,7 +197,9 @@ def symbols(code: bytes) -> tuple[set[str], set[str]]:
     """Of an ELF file's dynamic symbols: those that it has, and those that it needs."""
     (at,), (size, count) = struct.unpack_from("<Q", code, 0x28), struct.unpack_from("<HH", code, 0x3A)
     sections = [struct.unpack_from("<IIQQQQIIQQ", code, at + number * size) for number in range(count)]
-    (names_at, length, link), *_ = [(each[4], each[5], each[6]) for each in sections if each[1] == 11]  # SHT_DYNSYM
+    (names_at, length, link), *_ = [
+        (each[4], each[5], each[6]) for each in sections if each[1] == 11
+    ]  # SHT_DYNSYM
     text = sections[link][4]
     there, needed = set[str](), set[str]()
     for place in range(names_at + 24, names_at + length, 24):  # the first is none
@@ -210,7 +237,9 @@ def test_a_class_that_nobody_knows_is_not_built(folder: Path, monkeypatch: pytes
     assert sorted(folder.iterdir()) == before
 
 
-def test_a_wheel_is_made_of_what_is_whole_and_of_these_sources(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wheel_is_made_of_what_is_whole_and_of_these_sources(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import build_wheel
 
     assert not build_wheel.is_built()  # there are other classes
@@ -224,6 +253,11 @@ def test_a_wheel_is_made_of_what_is_whole_and_of_these_sources(folder: Path, mon
         assert not build_wheel.is_built()
         (folder / f"{NAME}.so").write_bytes(whole)
     manifest = json.loads((folder / prebuilt.MANIFEST).read_text())
-    for said in ({**manifest, "sources": ""}, {"sources": prebuilt.sources()}, [], {**manifest, "libraries": []}):
+    for said in (
+        {**manifest, "sources": ""},
+        {"sources": prebuilt.sources()},
+        [],
+        {**manifest, "libraries": []},
+    ):
         (folder / prebuilt.MANIFEST).write_text(json.dumps(said))
         assert not build_wheel.is_built(), said

@@ -53,7 +53,9 @@ def passed_over(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """In one line, with a compiler and without."""
     cache = folder.parent.parent / "cache"
     is_used, said = looked(cache, True, monkeypatch)
-    assert not is_used and len(said) <= 2 and all(line.startswith("compiling kernels") for line in said[1:]), said
+    assert (
+        not is_used and len(said) <= 2 and all(line.startswith("compiling kernels") for line in said[1:])
+    ), said
     why = said[0].removesuffix("; kernels are compiled")
     is_used, without = looked(cache, False, monkeypatch)
     assert not is_used and without == [f"{why}: numpy does their work, many times slower; {finding.HELP}"]
@@ -97,17 +99,25 @@ def test_a_damaged_library_is_passed_over(damage: str, folder: Path, monkeypatch
 
 
 @pytest.mark.parametrize("damage", [name for name in DAMAGES if name not in ("not there", "longer")])
-def test_a_damaged_manifest_is_passed_over(damage: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_manifest_is_passed_over(
+    damage: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     DAMAGES[damage](folder / prebuilt.MANIFEST)
     if damage == "a bit":  # wherever it is
-        (folder / prebuilt.MANIFEST).write_text((folder / prebuilt.MANIFEST).read_text(errors="replace").replace(": ", "; "))
+        (folder / prebuilt.MANIFEST).write_text(
+            (folder / prebuilt.MANIFEST).read_text(errors="replace").replace(": ", "; ")
+        )
     assert str(folder) in (why := passed_over(folder, monkeypatch)) or "/dev/zero" in why
 
 
-def test_without_a_manifest_there_is_nothing_and_nothing_to_say(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_manifest_there_is_nothing_and_nothing_to_say(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (folder / prebuilt.MANIFEST).unlink()
     is_used, said = looked(folder.parent.parent / "cache", False, monkeypatch)
-    assert not is_used and said == [f"no compiled kernels for {NAME}: numpy does their work, many times slower; {finding.HELP}"]
+    assert not is_used and said == [
+        f"no compiled kernels for {NAME}: numpy does their work, many times slower; {finding.HELP}"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -125,7 +135,9 @@ def test_without_a_manifest_there_is_nothing_and_nothing_to_say(folder: Path, mo
         "[" * 99_999,
     ],
 )
-def test_a_manifest_of_another_kind_is_passed_over(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_manifest_of_another_kind_is_passed_over(
+    text: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (folder / prebuilt.MANIFEST).write_text(text)
     assert passed_over(folder, monkeypatch) == f"{folder / prebuilt.MANIFEST} is damaged"
 
@@ -141,7 +153,9 @@ def test_a_manifest_of_another_kind_is_passed_over(text: str, folder: Path, monk
         ("libraries", {"another class": "0" * 64}, f"no compiled kernels for {NAME}"),
     ],
 )
-def test_what_the_manifest_says_must_be_so(key: str, value: Any, why: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_manifest_says_must_be_so(
+    key: str, value: Any, why: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     manifest = json.loads((folder / prebuilt.MANIFEST).read_text())
     (folder / prebuilt.MANIFEST).write_text(json.dumps({**manifest, key: value}))
     cache = folder.parent.parent / "cache"
@@ -163,14 +177,18 @@ PLACES = {
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_where_everybody_can_write_nothing_is_loaded(place: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_everybody_can_write_nothing_is_loaded(
+    place: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = PLACES[place](folder)
     path.chmod(0o757)
     assert passed_over(folder, monkeypatch).endswith(f"others can write to {path}")
 
 
 @pytest.mark.parametrize("place", ["the library", "the manifest", "the folder"])
-def test_a_link_into_such_a_folder_does_not_help(place: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_link_into_such_a_folder_does_not_help(
+    place: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path, elsewhere = PLACES[place](folder), folder.parent.parent / "open" / "below"
     elsewhere.mkdir(parents=True)
     path.rename(elsewhere / path.name)
@@ -181,11 +199,22 @@ def test_a_link_into_such_a_folder_does_not_help(place: str, folder: Path, monke
 
 @pytest.mark.parametrize(
     ("group", "members", "fine"),
-    [("me", [], True), ("me", ["me"], True), ("me", ["me", "you"], False), ("users", [], False), (None, [], False)],
+    [
+        ("me", [], True),
+        ("me", ["me"], True),
+        ("me", ["me", "you"], False),
+        ("users", [], False),
+        (None, [], False),
+    ],
 )
 @pytest.mark.parametrize("place", ["the library", "the folder"])
 def test_the_user_s_own_group_may_write_and_no_other(
-    place: str, group: str | None, members: list[str], fine: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+    place: str,
+    group: str | None,
+    members: list[str],
+    fine: bool,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     path, mine = PLACES[place](folder), os.getgid() or 12345
     if not os.getgid():
@@ -217,13 +246,19 @@ def test_what_belongs_to_another_user_is_not_loaded(folder: Path, monkeypatch: p
 
 def test_what_is_read_is_what_is_loaded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not what the file has become meanwhile."""
-    monkeypatch.setattr(prebuilt, "loaded", lambda code, shown: ((folder / f"{NAME}.so").unlink(), loader.loaded(code, shown))[1])
+    monkeypatch.setattr(
+        prebuilt,
+        "loaded",
+        lambda code, shown: ((folder / f"{NAME}.so").unlink(), loader.loaded(code, shown))[1],
+    )
     find, why = prebuilt.library()
     assert find(FEW[0].replace(":", "_").replace(".", "_")) and not why
 
 
 @pytest.mark.parametrize("missing", ["memfd_create", "/proc"])
-def test_without_files_in_memory_it_is_loaded_from_another(missing: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_files_in_memory_it_is_loaded_from_another(
+    missing: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refused(*_: object, **__: object) -> int:
         raise OSError(38, "Function not implemented")
 

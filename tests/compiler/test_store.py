@@ -37,7 +37,9 @@ def is_given_back(folder: Path, name: str = "name", facts: str = "facts") -> boo
 
 def test_what_was_kept_is_found_by_all_that_decides_it(shelf: ObjectStore) -> None:
     assert shelf.folder and is_given_back(shelf.folder)
-    assert not is_given_back(shelf.folder, facts="other facts") and not is_given_back(shelf.folder, name="other")
+    assert not is_given_back(shelf.folder, facts="other facts") and not is_given_back(
+        shelf.folder, name="other"
+    )
     assert not shelf.loose and [path.name for path in shelf.folder.iterdir()] == ["name"]
 
 
@@ -82,8 +84,12 @@ def test_code_that_others_may_change_is_not_run(mode: int, shelf: ObjectStore) -
     assert is_given_back(shelf.folder) and (shelf.folder / "name").stat().st_mode & 0o022 == 0
 
 
-@pytest.mark.parametrize("kind", ["empty", "folder", "pipe", "link to a device", "link to a file", "loop", "nowhere", "huge"])
-def test_what_is_no_file_is_neither_waited_for_nor_followed(shelf: ObjectStore, kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "kind", ["empty", "folder", "pipe", "link to a device", "link to a file", "loop", "nowhere", "huge"]
+)
+def test_what_is_no_file_is_neither_waited_for_nor_followed(
+    shelf: ObjectStore, kind: str, tmp_path: Path
+) -> None:
     assert shelf.folder
     place, outside = shelf.folder / "name", tmp_path / "outside"
     outside.write_bytes(b"of somebody else")
@@ -96,12 +102,19 @@ def test_what_is_no_file_is_neither_waited_for_nor_followed(shelf: ObjectStore, 
         place.touch()
         os.truncate(place, 1 << 40 if kind == "huge" else 0)
     else:
-        goals = {"link to a device": "/dev/zero", "link to a file": outside, "loop": place, "nowhere": tmp_path / "no" / "thing"}
+        goals = {
+            "link to a device": "/dev/zero",
+            "link to a file": outside,
+            "loop": place,
+            "nowhere": tmp_path / "no" / "thing",
+        }
         place.symlink_to(goals[kind])
     fresh = ObjectStore(shelf.folder)
     assert fresh.take("name", "facts") is None and (fresh.damaged == {"name"}) == (kind != "nowhere")
     fresh.put("name", FILE)
-    assert is_given_back(shelf.folder) and not place.is_symlink() and outside.read_bytes() == b"of somebody else"
+    assert (
+        is_given_back(shelf.folder) and not place.is_symlink() and outside.read_bytes() == b"of somebody else"
+    )
 
 
 def test_a_folder_that_is_gone_is_made_again(shelf: ObjectStore) -> None:
@@ -125,7 +138,9 @@ def test_a_full_disk_leaves_no_half_file(shelf: ObjectStore, monkeypatch: pytest
     monkeypatch.setattr(Path, "write_bytes", no_room)
     shelf.put("more", FILE)
     shelf.put("yet more", FILE)
-    assert shelf.trouble == f"{shelf.folder} cannot be written (No space left on device)" and set(shelf.loose) == {
+    assert shelf.trouble == f"{shelf.folder} cannot be written (No space left on device)" and set(
+        shelf.loose
+    ) == {
         "more",
         "yet more",
     }
@@ -191,7 +206,9 @@ sys.stdin.read()
 """
 
 
-def test_what_a_killed_run_left_is_removed_by_the_next_and_not_before(shelf: ObjectStore, tmp_path: Path) -> None:
+def test_what_a_killed_run_left_is_removed_by_the_next_and_not_before(
+    shelf: ObjectStore, tmp_path: Path
+) -> None:
     assert shelf.folder
     (tmp_path / "temporary").mkdir()
     environment = {**os.environ, "TMPDIR": str(tmp_path / "temporary")}
@@ -207,7 +224,9 @@ def test_what_a_killed_run_left_is_removed_by_the_next_and_not_before(shelf: Obj
             other.kill()
     shelf.check()
     subprocess.run([sys.executable, "-c", sweeping], env=environment, check=True)
-    assert [path.name for path in shelf.folder.iterdir()] == ["name"] and not [*(tmp_path / "temporary").iterdir()]
+    assert [path.name for path in shelf.folder.iterdir()] == ["name"] and not [
+        *(tmp_path / "temporary").iterdir()
+    ]
 
 
 # ---- what the compiler makes of it -----------------------------------------
@@ -255,7 +274,10 @@ def test_what_was_compiled_is_found_and_what_was_damaged_heals(tmp_path: Path) -
 def test_what_is_whole_and_of_no_use_is_made_again(tmp_path: Path) -> None:
     made, _ = compiler(tmp_path)
     facts = code.facts_of(one)
-    made.shelf.put(store.name_of(f"{one.body.__module__}.one", facts), sealed(facts, b"\x7fELF" + bytes(12) + b"\3" + bytes(99)))
+    made.shelf.put(
+        store.name_of(f"{one.body.__module__}.one", facts),
+        sealed(facts, b"\x7fELF" + bytes(12) + b"\3" + bytes(99)),
+    )
     assert compiled(made) == 2 and compiled(compiler(tmp_path)[0]) == 0
 
 
@@ -274,7 +296,9 @@ def test_a_full_disk_is_said_once_and_nothing_is_compiled_twice(
     ]
 
 
-def test_where_nothing_can_be_written_all_that_is_there_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_nothing_can_be_written_all_that_is_there_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     compiled(compiler(tmp_path)[0])
     monkeypatch.setattr(cache_dir.tempfile, "TemporaryFile", no_room)
     for name in ("touch", "write_bytes", "mkdir", "replace", "unlink"):
@@ -285,5 +309,9 @@ def test_where_nothing_can_be_written_all_that_is_there_is_used(tmp_path: Path, 
     next(tmp_path.iterdir()).unlink()
     monkeypatch.setattr(cache_dir.tempfile, "TemporaryFile", no_room)
     part, said = compiler(tmp_path)
-    assert compiled(part) == 1 and len(said) == 1 and said[0].startswith("compiling kernels for this run alone: ")
+    assert (
+        compiled(part) == 1
+        and len(said) == 1
+        and said[0].startswith("compiling kernels for this run alone: ")
+    )
     assert len([*tmp_path.iterdir()]) == 1

@@ -46,7 +46,9 @@ def test_what_a_machine_has_says_its_class(machine: pytest.MonkeyPatch) -> None:
         ("avx512bf16,avx512,amx", "x86-64-v3"),
     ],
 )
-def test_what_is_switched_off_makes_a_smaller_class(without: str, name: str, machine: pytest.MonkeyPatch) -> None:
+def test_what_is_switched_off_makes_a_smaller_class(
+    without: str, name: str, machine: pytest.MonkeyPatch
+) -> None:
     """Never one whose code has what was switched off."""
     machine.setenv(cpu.SWITCH, without)
     assert cpu.processor().name == name
@@ -81,15 +83,22 @@ def test_a_class_that_is_asked_for_is_it(machine: pytest.MonkeyPatch) -> None:
 def test_a_class_that_nobody_knows_is_an_error_of_usage(name: str, machine: pytest.MonkeyPatch) -> None:
     machine.setenv(cpu.CLASS, name)
     for asked in (cpu.processor, cpu.units):
-        with pytest.raises(UsageError, match=f"^{cpu.CLASS}: unknown class {name}; known are sapphirerapids, x86-64-v4-bf16, "):
+        with pytest.raises(
+            UsageError,
+            match=f"^{cpu.CLASS}: unknown class {name}; known are sapphirerapids, x86-64-v4-bf16, ",
+        ):
             asked()
 
 
 @pytest.mark.parametrize(("switch", "what"), [(cpu.CLASS, "class"), (cpu.SWITCH, "unit")])
 def test_the_command_says_so_in_a_line(switch: str, what: str) -> None:
     words = [sys.executable, "-m", "llamatrain", "from-scratch", "--iters", "1", "--out", "/nowhere/run"]
-    done = subprocess.run(words, env=environment(**{switch: "none"}), capture_output=True, text=True, check=False)
-    assert done.returncode == 2 and done.stderr.startswith(f"error: {switch}: unknown {what} none; known are ")
+    done = subprocess.run(
+        words, env=environment(**{switch: "none"}), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2 and done.stderr.startswith(
+        f"error: {switch}: unknown {what} none; known are "
+    )
     assert done.stderr.count("\n") == 1 and not done.stdout
 
 
@@ -130,11 +139,20 @@ def test_its_name_is_the_same_with_a_compiler_and_without(tmp_path: Path) -> Non
     env = environment(LLAMATRAIN_CACHE=str(tmp_path), LLAMATRAIN_LIBRARIES=str(tmp_path))
     (name, able, other), (same, abler, compiler) = (
         subprocess.run(
-            [sys.executable, "-c", OWN.format(blocked=blocked)], env=env, capture_output=True, text=True, check=True
+            [sys.executable, "-c", OWN.format(blocked=blocked)],
+            env=env,
+            capture_output=True,
+            text=True,
+            check=True,
         ).stdout.split()
         for blocked in (True, False)
     )
-    assert name == same not in cpu.CLASSES and (able, other, abler, compiler) == ("False", "none", "True", "compiler")
+    assert name == same not in cpu.CLASSES and (able, other, abler, compiler) == (
+        "False",
+        "none",
+        "True",
+        "compiler",
+    )
 
 
 def test_features_are_read_of_other_kinds_of_machines_too(machine: pytest.MonkeyPatch) -> None:
@@ -153,4 +171,6 @@ def test_what_would_help_is_said_of_it(machine: pytest.MonkeyPatch) -> None:
     made, said = finding.CodeCache(), list[str]()
     vars(made).update(library=prebuilt.nothing, say=said.append)
     assert not made.able() and not made.able()
-    assert said == [f"no compiled kernels for {cpu.processor().name}: numpy does their work, many times slower; {HELP}"]
+    assert said == [
+        f"no compiled kernels for {cpu.processor().name}: numpy does their work, many times slower; {HELP}"
+    ]

@@ -17,7 +17,16 @@ import pytest
 
 from llamatrain.compiler import thread_pool
 from llamatrain.compiler.declare import I32, KernelEntry
-from llamatrain.compiler.thread_pool import INSIDE, OPEN, CallTable, ThreadPool, aligned, fetch_add, load, pause
+from llamatrain.compiler.thread_pool import (
+    INSIDE,
+    OPEN,
+    CallTable,
+    ThreadPool,
+    aligned,
+    fetch_add,
+    load,
+    pause,
+)
 from llamatrain.run.signals import ONE
 from tests.compiler.test_cache import COUNT
 from tests.helpers.cli import PROGRAM, ROOT, TINY, environment, text_file
@@ -65,7 +74,15 @@ def at_work(table: CallTable, words: np.ndarray) -> Iterator[np.ndarray]:
 def counting(rows: int, count: int, items: int = 300) -> tuple[CallTable, np.ndarray, np.ndarray]:
     arrays, faults = np.zeros((rows, items), np.int32), np.zeros(1, np.int32)
     calls = [
-        COUNT.call(arrays[row], arrays[max(0, row - 1)], faults, 1 if row else 0, items, items=items, block=1 + row % 40)
+        COUNT.call(
+            arrays[row],
+            arrays[max(0, row - 1)],
+            faults,
+            1 if row else 0,
+            items,
+            items=items,
+            block=1 + row % 40,
+        )
         for row in range(rows)
     ]
     return CallTable(calls, count), arrays, faults
@@ -172,7 +189,9 @@ def test_many_threads_of_python_run_tables_at_once(team: ThreadPool) -> None:
     assert not wrong and not any(each.is_alive() for each in workers)
 
 
-def test_where_no_more_threads_can_be_had_those_that_are_there_do_it(team: ThreadPool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_no_more_threads_can_be_had_those_that_are_there_do_it(
+    team: ThreadPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert is_right(4, 2)
 
     def refused(*_: object) -> None:
@@ -261,7 +280,9 @@ print("well")
 def ended(script: str, seconds: float = 60) -> subprocess.CompletedProcess[str]:
     words = [sys.executable, "-W", "ignore::DeprecationWarning", "-X", "faulthandler", "-c", script]
     env = environment()
-    return subprocess.run(words, env=env, cwd=ROOT, capture_output=True, text=True, timeout=seconds, check=False)
+    return subprocess.run(
+        words, env=env, cwd=ROOT, capture_output=True, text=True, timeout=seconds, check=False
+    )
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
@@ -312,7 +333,9 @@ Program.__call__ = stuck
 
 @pytest.mark.skipif(os.name == "nt", reason="signals are others there")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_in_the_middle_of_a_step_ends_the_run_at_once(number: int, code: int, tmp_path: Path) -> None:
+def test_a_signal_in_the_middle_of_a_step_ends_the_run_at_once(
+    number: int, code: int, tmp_path: Path
+) -> None:
     """A step that would go on for ever, with all threads in it: the first would have it saved behind that, the second has not."""
     held(2)
     data, script = text_file(tmp_path, 1500), PROGRAM[-1]

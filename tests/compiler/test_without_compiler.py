@@ -17,7 +17,18 @@ from llamatrain.compiler.cache import HELP
 from llamatrain.gguf import quants
 from llamatrain.gguf.reader import open_gguf
 from llamatrain.platform import cpu
-from tests.helpers.cli import TINY, Argument, Done, environment, losses, ran, run, same_bits, tensors, text_file
+from tests.helpers.cli import (
+    TINY,
+    Argument,
+    Done,
+    environment,
+    losses,
+    ran,
+    run,
+    same_bits,
+    tensors,
+    text_file,
+)
 from tests.helpers.lora_runs import WIDE, base
 
 SAID = f"no compiled kernels for {cpu.processor().name}: numpy does their work, many times slower; {HELP}\n"
@@ -65,9 +76,34 @@ NAMED: dict[str, tuple[Argument, ...]] = {
     "evaluate": ("evaluate", "../base.gguf", "../text.txt", "--json", *WIDER),
     "beside": ("evaluate", "../base.gguf", "../text.txt", "--json", *WIDER, "--lora", "tuned/adapter.gguf"),
     "generate": ("generate", "bytes/model.gguf", "--prompt", "the ", "-n", 12, "--temp", 0, "--threads", 1),
-    "export": ("export-lora", "../base.gguf", "--lora", "tuned/adapter.gguf", "--type", "q8_0", "--out", "m.gguf"),
-    "export to a K type": ("export-lora", "../base.gguf", "--lora", "tuned/adapter.gguf", "--type", "q4_k", "--out", "k.gguf"),
-    "export of a K type": ("export-lora", "../base.gguf", "--lora", "tuned/adapter.gguf", "--out", "kept.gguf"),
+    "export": (
+        "export-lora",
+        "../base.gguf",
+        "--lora",
+        "tuned/adapter.gguf",
+        "--type",
+        "q8_0",
+        "--out",
+        "m.gguf",
+    ),
+    "export to a K type": (
+        "export-lora",
+        "../base.gguf",
+        "--lora",
+        "tuned/adapter.gguf",
+        "--type",
+        "q4_k",
+        "--out",
+        "k.gguf",
+    ),
+    "export of a K type": (
+        "export-lora",
+        "../base.gguf",
+        "--lora",
+        "tuned/adapter.gguf",
+        "--out",
+        "kept.gguf",
+    ),
     "inspect": ("inspect", "../base.gguf"),
     "help": ("finetune", "--help"),
     "no command": (),
@@ -82,7 +118,9 @@ Results = dict[str, Done]
 def compilerless(folder: Path, **more: str) -> dict[str, str]:
     (folder / "site").mkdir()
     (folder / "site" / "sitecustomize.py").write_text(SITE)
-    made = environment(**{prebuilt.SWITCH: str(folder / "nothing here"), "LLAMATRAIN_CACHE": str(folder / "cache"), **more})
+    made = environment(
+        **{prebuilt.SWITCH: str(folder / "nothing here"), "LLAMATRAIN_CACHE": str(folder / "cache"), **more}
+    )
     return made | {"PYTHONPATH": os.pathsep.join([str(folder / "site"), made["PYTHONPATH"]])}
 
 
@@ -91,11 +129,20 @@ def all_ended(folder: Path, **more: str) -> Results:
     words = json.dumps([list(map(str, each)) for each in NAMED.values()])
     env = compilerless(folder, COLUMNS="100", **more)
     done = subprocess.run(
-        [sys.executable, "-c", COMMANDS], cwd=folder, env=env, input=words, text=True, capture_output=True, check=False
+        [sys.executable, "-c", COMMANDS],
+        cwd=folder,
+        env=env,
+        input=words,
+        text=True,
+        capture_output=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     codes = map(int, done.stdout.split())
-    read = ((code, (folder / f"{at}.out").read_text(), (folder / f"{at}.err").read_text()) for at, code in enumerate(codes))
+    read = (
+        (code, (folder / f"{at}.out").read_text(), (folder / f"{at}.err").read_text())
+        for at, code in enumerate(codes)
+    )
     return {name: Done(*each) for name, each in zip(NAMED, read, strict=True)}
 
 
@@ -103,7 +150,10 @@ def all_ended(folder: Path, **more: str) -> Results:
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("without")
     text_file(place, 1500)
-    chats = [[{"role": "user", "content": f"say {n}"}, {"role": "assistant", "content": "no " * n}] for n in range(1, 9)]
+    chats = [
+        [{"role": "user", "content": f"say {n}"}, {"role": "assistant", "content": "no " * n}]
+        for n in range(1, 9)
+    ]
     (place / "chats.jsonl").write_text("".join(json.dumps({"messages": each}) + "\n" for each in chats))
     base(place / "base.gguf", WIDE, "Q4_K", template=TEMPLATE)
     return place
@@ -132,7 +182,9 @@ def kernels(place: Path) -> tuple[Path, Results]:
 
 def test_it_is_said_once_for_each_command_that_works_without_them(numpy_s: tuple[Path, Results]) -> None:
     for name, done in numpy_s[1].items():
-        assert "Traceback" not in done.err and done.code == int(name in ("export to a K type", "export of a K type")), done.err
+        assert "Traceback" not in done.err and done.code == int(
+            name in ("export to a K type", "export of a K type")
+        ), done.err
         assert done.err.count("no compiled kernels") == done.err.count(SAID) <= 1, (name, done.err)
         assert SAID in done.err or name not in WORKING, name
     for name in ("inspect", "help", "no command"):
@@ -140,37 +192,53 @@ def test_it_is_said_once_for_each_command_that_works_without_them(numpy_s: tuple
 
 
 @pytest.mark.parametrize("out", ["bytes", "halves", "learned", "tuned", "chatted"])
-def test_losses_are_those_of_kernels(out: str, numpy_s: tuple[Path, Results], kernels: tuple[Path, Results]) -> None:
+def test_losses_are_those_of_kernels(
+    out: str, numpy_s: tuple[Path, Results], kernels: tuple[Path, Results]
+) -> None:
     found, expected = losses(numpy_s[0] / out), losses(kernels[0] / out)
-    assert len(found) == 2 and found == pytest.approx(expected, abs=1e-2 if out == "halves" else 1e-4)  # bfloat16 has 8 bits
+    assert len(found) == 2 and found == pytest.approx(
+        expected, abs=1e-2 if out == "halves" else 1e-4
+    )  # bfloat16 has 8 bits
     assert found[0] != found[1]
 
 
-def test_vocabularies_and_tokens_are_the_same(numpy_s: tuple[Path, Results], kernels: tuple[Path, Results]) -> None:
-    learned = [open_gguf(folder / "learned" / "model.gguf").metadata.typed for folder in (numpy_s[0], kernels[0])]
+def test_vocabularies_and_tokens_are_the_same(
+    numpy_s: tuple[Path, Results], kernels: tuple[Path, Results]
+) -> None:
+    learned = [
+        open_gguf(folder / "learned" / "model.gguf").metadata.typed for folder in (numpy_s[0], kernels[0])
+    ]
     for key in ("tokenizer.ggml.tokens", "tokenizer.ggml.merges"):
         assert bytes(learned[0][key].raw) == bytes(learned[1][key].raw)
     for name in ("rows", "rows of chats"):
         assert numpy_s[1][name].out == kernels[1][name].out != ""
 
 
-def test_evaluations_and_texts_are_the_same(numpy_s: tuple[Path, Results], kernels: tuple[Path, Results]) -> None:
+def test_evaluations_and_texts_are_the_same(
+    numpy_s: tuple[Path, Results], kernels: tuple[Path, Results]
+) -> None:
     for name in ("evaluate", "beside"):
         found, expected = (json.loads(results[name].out) for results in (numpy_s[1], kernels[1]))
-        assert found["tokens"] == expected["tokens"] and found["loss"] == pytest.approx(expected["loss"], abs=1e-4)
+        assert found["tokens"] == expected["tokens"] and found["loss"] == pytest.approx(
+            expected["loss"], abs=1e-4
+        )
     assert numpy_s[1]["beside"].out != numpy_s[1]["evaluate"].out
     assert numpy_s[1]["generate"].out == kernels[1]["generate"].out != ""
     assert numpy_s[1]["inspect"].out == kernels[1]["inspect"].out != ""
     assert numpy_s[1]["help"].out == kernels[1]["help"].out and "Usage" in numpy_s[1]["no command"].out
 
 
-def test_a_simple_type_is_written_with_the_same_codes(numpy_s: tuple[Path, Results], kernels: tuple[Path, Results]) -> None:
+def test_a_simple_type_is_written_with_the_same_codes(
+    numpy_s: tuple[Path, Results], kernels: tuple[Path, Results]
+) -> None:
     found, expected = (open_gguf(folder / "m.gguf").tensors for folder in (numpy_s[0], kernels[0]))
     assert found.keys() == expected.keys()
     for name, tensor in found.items():
         assert tensor.type == expected[name].type
         one, other = (quants.decode(each.raw, each.type) for each in (tensor, expected[name]))
-        step = np.abs(other).max() / 127 if tensor.type.name == "Q8_0" else 0  # where sums of another order are rounded
+        step = (
+            np.abs(other).max() / 127 if tensor.type.name == "Q8_0" else 0
+        )  # where sums of another order are rounded
         assert np.abs(one - other).max() <= 1.01 * step and (one != other).mean() < 0.01, name
 
 
@@ -180,11 +248,17 @@ def test_a_type_that_is_searched_for_is_refused_in_one_line(
 ) -> None:
     assert numpy_s[1][name].errors == [f"error: Q4_K is written by compiled kernels alone; {HELP}"]
     out = NAMED[name][-1]
-    assert kernels[1][name].code == 0 and (kernels[0] / str(out)).exists() and not (numpy_s[0] / str(out)).exists()
+    assert (
+        kernels[1][name].code == 0
+        and (kernels[0] / str(out)).exists()
+        and not (numpy_s[0] / str(out)).exists()
+    )
     assert not [path for path in numpy_s[0].iterdir() if path.name.startswith(".")]
 
 
-def test_what_was_asked_of_numpy_is_the_same_everywhere(numpy_s: tuple[Path, Results], kernels: tuple[Path, Results]) -> None:
+def test_what_was_asked_of_numpy_is_the_same_everywhere(
+    numpy_s: tuple[Path, Results], kernels: tuple[Path, Results]
+) -> None:
     same_bits(numpy_s[0] / "plain" / "model.gguf", kernels[0] / "plain" / "model.gguf")
     same_bits(numpy_s[0] / "plain" / "model.gguf", numpy_s[0] / "bytes" / "model.gguf")
     kernel_made, plain = (tensors(kernels[0] / out / "model.gguf") for out in ("bytes", "plain"))
@@ -196,7 +270,15 @@ def test_a_plan_is_of_what_would_run(numpy_s: tuple[Path, Results], kernels: tup
 
 
 def test_a_run_that_kernels_began_goes_on_without_them(kernels: tuple[Path, Results], tmp_path: Path) -> None:
-    words = ("from-scratch", "--resume", kernels[0] / "bytes" / "checkpoint-2.gguf", "--iters", 3, "--out", tmp_path / "run")
+    words = (
+        "from-scratch",
+        "--resume",
+        kernels[0] / "bytes" / "checkpoint-2.gguf",
+        "--iters",
+        3,
+        "--out",
+        tmp_path / "run",
+    )
     program = [sys.executable, "-m", "llamatrain", *map(str, words)]
     done = subprocess.run(program, env=compilerless(tmp_path), capture_output=True, text=True, check=False)
     assert done.returncode == 0 and done.stderr.count(SAID) == 1, done.stderr
@@ -207,11 +289,15 @@ def test_a_run_that_kernels_began_goes_on_without_them(kernels: tuple[Path, Resu
 # ---- with what came with the package ----------------------------------------
 
 
-BUILT = pytest.mark.skipif(prebuilt.library()[0] is prebuilt.nothing, reason="scripts/build_kernels.py was not run")
+BUILT = pytest.mark.skipif(
+    prebuilt.library()[0] is prebuilt.nothing, reason="scripts/build_kernels.py was not run"
+)
 
 
 @BUILT
-def test_a_compiler_that_is_there_is_not_imported_where_there_are_libraries(place: Path, tmp_path: Path) -> None:
+def test_a_compiler_that_is_there_is_not_imported_where_there_are_libraries(
+    place: Path, tmp_path: Path
+) -> None:
     script = """
 import sys
 from llamatrain.__main__ import main
@@ -220,14 +306,25 @@ try:
 finally:
     print(*sorted({"numba", "llvmlite"} & {*sys.modules}), "and no other")
 """
-    words = [sys.executable, "-c", script, "finetune", place / "base.gguf", place / "text.txt", *map(str, WAY), tmp_path / "run"]
+    words = [
+        sys.executable,
+        "-c",
+        script,
+        "finetune",
+        place / "base.gguf",
+        place / "text.txt",
+        *map(str, WAY),
+        tmp_path / "run",
+    ]
     env = environment(LLAMATRAIN_CACHE=str(tmp_path / "cache"))
     done = subprocess.run(words, env=env, capture_output=True, text=True, check=True)
     assert done.stdout == "and no other\n" and len(losses(tmp_path / "run")) == 2
 
 
 @BUILT
-def test_with_libraries_all_is_as_with_a_compiler_and_nothing_is_said(place: Path, kernels: tuple[Path, Results]) -> None:
+def test_with_libraries_all_is_as_with_a_compiler_and_nothing_is_said(
+    place: Path, kernels: tuple[Path, Results]
+) -> None:
     folder = place / "shipped"
     folder.mkdir()
     for name, done in all_ended(folder, **{prebuilt.SWITCH: str(prebuilt.FOLDER)}).items():
@@ -267,8 +364,18 @@ def test_a_compiler_that_does_not_work_is_named(place: Path, tmp_path: Path) -> 
     (tmp_path / "numba" / "__init__.py").write_text(f"raise ImportError({why!r})\n")
     env = environment(**{prebuilt.SWITCH: str(tmp_path), "LLAMATRAIN_CACHE": str(tmp_path / "cache")})
     env["PYTHONPATH"] = os.pathsep.join([str(tmp_path), env["PYTHONPATH"]])
-    words = [sys.executable, "-m", "llamatrain", "evaluate", str(place / "base.gguf"), str(place / "text.txt")]
+    words = [
+        sys.executable,
+        "-m",
+        "llamatrain",
+        "evaluate",
+        str(place / "base.gguf"),
+        str(place / "text.txt"),
+    ]
     done = subprocess.run(words, env=env, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == f"error: the compiler that is installed does not work ({why}); {HELP} that does"
+    assert (
+        done.stderr.splitlines()[-1]
+        == f"error: the compiler that is installed does not work ({why}); {HELP} that does"
+    )
     assert "Traceback" not in done.stderr

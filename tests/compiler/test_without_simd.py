@@ -24,14 +24,27 @@ sys.exit(pytest.main(sys.argv[1:]))
 
 def compile_kernels_alone() -> None:
     """Leave out what reads vocabularies and files: compiling all there is takes twice as long."""
-    parallel.declared = lambda: [each for each in declared() if each.where.startswith("llamatrain.kernels.cpu.")]
+    parallel.declared = lambda: [
+        each for each in declared() if each.where.startswith("llamatrain.kernels.cpu.")
+    ]
 
 
 @pytest.mark.skipif(cpu.SWITCH in os.environ, reason="this is the process without them")
 def test_the_same_holds_without_units() -> None:
     kernels = Path(__file__).resolve().parents[1] / "kernels"
-    words = [sys.executable, "-c", PROGRAM, "-q", "-x", "-p", "no:cacheprovider", *(str(kernels / name) for name in FILES)]
+    words = [
+        sys.executable,
+        "-c",
+        PROGRAM,
+        "-q",
+        "-x",
+        "-p",
+        "no:cacheprovider",
+        *(str(kernels / name) for name in FILES),
+    ]
     environment = {**os.environ, cpu.SWITCH: WITHOUT}
-    done = subprocess.run(words, env=environment, cwd=kernels.parents[1], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        words, env=environment, cwd=kernels.parents[1], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert " passed" in done.stdout

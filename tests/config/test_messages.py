@@ -34,9 +34,13 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("options", "says"), CASES, ids=lambda each: " ".join(each) if isinstance(each, dict) else None)
+@pytest.mark.parametrize(
+    ("options", "says"), CASES, ids=lambda each: " ".join(each) if isinstance(each, dict) else None
+)
 def test_an_option_has_the_name_that_it_was_given_by(options: dict[str, float | str], says: str) -> None:
-    spelt = {word: word.replace("_", "-") for word in ("epochs", "delta", "past", "optimizer", "beta2", "loss")}
+    spelt = {
+        word: word.replace("_", "-") for word in ("epochs", "delta", "past", "optimizer", "beta2", "loss")
+    }
 
     def named(how: str) -> str:
         return " ".join(how + word if word.strip(";:") in spelt else word for word in says.split(" "))
@@ -48,14 +52,18 @@ def test_an_option_has_the_name_that_it_was_given_by(options: dict[str, float | 
     done = run("from-scratch", "text.txt", *SMALL, "--config", "c.toml")
     assert done.code == 2 and done.errors[0].startswith(f"error: c.toml: {says}"), done.err
     with pytest.raises(llamatrain.UsageError) as caught:
-        llamatrain.from_scratch("text.txt", vocab_size="bytes", embd=32, head=4, layer=1, ctx=16, out="run", **options)
+        llamatrain.from_scratch(
+            "text.txt", vocab_size="bytes", embd=32, head=4, layer=1, ctx=16, out="run", **options
+        )
     assert str(caught.value).startswith(says)
 
 
 def test_what_is_turned_off_in_a_file_is_told_as_there() -> None:
     Path("c.toml").write_text("shuffle = false\n")
     done = run("from-scratch", "--config", "c.toml")
-    assert done.code == 2 and done.errors[0].startswith("error: c.toml: shuffle = false means nothing to"), done.err
+    assert done.code == 2 and done.errors[0].startswith("error: c.toml: shuffle = false means nothing to"), (
+        done.err
+    )
 
 
 # ---- long values -----------------------------------------------------------
@@ -64,7 +72,12 @@ def test_what_is_turned_off_in_a_file_is_told_as_there() -> None:
 def test_a_long_word_is_cut_in_its_place() -> None:
     assert readable("a b c") == "a b c"
     line = readable(f"{'x' * 5000}: no such thing; {'y' * 5000} would do")
-    assert "x ... x" in line and ": no such thing; y" in line and line.endswith("y would do") and len(line) <= 640
+    assert (
+        "x ... x" in line
+        and ": no such thing; y" in line
+        and line.endswith("y would do")
+        and len(line) <= 640
+    )
 
 
 @pytest.mark.parametrize(
@@ -86,7 +99,9 @@ def test_a_long_value_is_cut(words: tuple[Argument, ...], here: Path) -> None:
 # ---- white space -----------------------------------------------------------
 
 
-@pytest.mark.parametrize(("text", "says"), [(b"", "the file is empty"), (b" \n\t" * 50_000, "there is only white space in it")])
+@pytest.mark.parametrize(
+    ("text", "says"), [(b"", "the file is empty"), (b" \n\t" * 50_000, "there is only white space in it")]
+)
 def test_white_space_is_not_nothing(text: bytes, says: str) -> None:
     Path("blank.txt").write_bytes(text)
     done = run("from-scratch", "blank.txt", *SMALL)
@@ -114,9 +129,26 @@ def left_after(lines: int, *words: Argument) -> int:
 
 @pytest.mark.parametrize("lines", [0, 2])
 def test_a_run_goes_on_where_nobody_reads_it(lines: int) -> None:
-    told = ("--iters", 6, "--report-every", 1, "--sample-every", 2, "--val-split", 0.2, "--eval-every", 2, "--save-every", 2)
+    told = (
+        "--iters",
+        6,
+        "--report-every",
+        1,
+        "--sample-every",
+        2,
+        "--val-split",
+        0.2,
+        "--eval-every",
+        2,
+        "--save-every",
+        2,
+    )
     assert left_after(lines, "from-scratch", "text.txt", *SMALL, *told) == 0
-    assert Path("run/model.gguf").exists() and Path("run/checkpoint-6.gguf").exists() and Path("run/loss.svg").exists()
+    assert (
+        Path("run/model.gguf").exists()
+        and Path("run/checkpoint-6.gguf").exists()
+        and Path("run/loss.svg").exists()
+    )
 
 
 def test_an_export_is_done_where_nobody_reads_what_it_compares(here: Path) -> None:
@@ -124,7 +156,9 @@ def test_an_export_is_done_where_nobody_reads_what_it_compares(here: Path) -> No
 
     base(here / "base.gguf", small(), "Q8_0")
     gguf.write(here / "a.gguf", adapter(small(), ["blk.0.attn_v.weight"]))
-    assert left_after(0, "export-lora", "base.gguf", "--lora", "a.gguf", "--out", "m.gguf", "--check", "ab") == 0
+    assert (
+        left_after(0, "export-lora", "base.gguf", "--lora", "a.gguf", "--out", "m.gguf", "--check", "ab") == 0
+    )
     assert Path("m.gguf").exists()
     assert left_after(0, "inspect", "m.gguf") == 1  # which is there to be read
 
@@ -143,7 +177,19 @@ def test_a_clock_that_does_not_go(step: float, monkeypatch: pytest.MonkeyPatch) 
     with monkeypatch.context() as patched:
         for name in ("perf_counter", "time") if step else ("perf_counter", "monotonic", "time"):
             patched.setattr(time, name, clock)
-        ran("from-scratch", "text.txt", *SMALL, "--iters", 3, "--grad-acc", 2, "--save-every", 1, "--report-every", 1)
+        ran(
+            "from-scratch",
+            "text.txt",
+            *SMALL,
+            "--iters",
+            3,
+            "--grad-acc",
+            2,
+            "--save-every",
+            1,
+            "--report-every",
+            1,
+        )
     assert ran("inspect", "run/checkpoint-3.gguf")
 
 
@@ -185,5 +231,7 @@ def test_a_bars_title_cannot_either() -> None:
         "with terminal.shown(), terminal.bar('a\\x1b[2Jb', total=2) as told:\n    told.draw()\n"
         "print(ascii(sys.stderr.getvalue()))"
     )
-    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True
+    )
     assert "\\x1b[2J" not in done.stdout.replace("\\\\x1b", "") and "a\\\\x1b[2Jb" in done.stdout, done.stdout

@@ -58,13 +58,29 @@ WRONG: list[tuple[type[Options], dict[str, Any], str]] = [
         "'all' cannot be; it takes none, light, block, optimal, auto, a number of blocks, or such as block:3,wide:2",
     ),
     (ModelOptions, {"norm_rms_eps": 1.0}, "1 cannot be; it takes more than 0 and less than 1, such as 1e-5"),
-    (ModelOptions, {"vocab_size": "many"}, "'many' cannot be; it takes a number of tokens, such as 4096, or the word bytes"),
+    (
+        ModelOptions,
+        {"vocab_size": "many"},
+        "'many' cannot be; it takes a number of tokens, such as 4096, or the word bytes",
+    ),
     (LoraOptions, {"ctx": 1 << 21}, "2097152 cannot be; it takes 1 to 1048576"),
-    (LoraOptions, {"rank": ("attn_q=16", "attn_k")}, "'attn_k' cannot be; it takes a weight and a rank, such as attn_q=16"),
+    (
+        LoraOptions,
+        {"rank": ("attn_q=16", "attn_k")},
+        "'attn_k' cannot be; it takes a weight and a rank, such as attn_q=16",
+    ),
     (LoraOptions, {"target": "attn_q"}, "'attn_q' cannot be; it takes a list"),
-    (AdapterOptions, {"lora_scaled": (("a", 1e9),)}, "a 1e+09 cannot be; it takes a file and a number such as 0.5"),
+    (
+        AdapterOptions,
+        {"lora_scaled": (("a", 1e9),)},
+        "a 1e+09 cannot be; it takes a file and a number such as 0.5",
+    ),
     (AdapterOptions, {"lora_scaled": (("a",),)}, "'a' cannot be; it takes a file and a number such as 0.5"),
-    (SamplingOptions, {"stop": ("",)}, r"'' cannot be; it takes what ends the generated text, such as '\n\n'"),
+    (
+        SamplingOptions,
+        {"stop": ("",)},
+        r"'' cannot be; it takes what ends the generated text, such as '\n\n'",
+    ),
     (RunFolderOptions, {"out": "a\0b"}, r"'a\x00b' cannot be; it takes a path"),
 ]
 
@@ -92,17 +108,49 @@ def test_what_cannot_be_is_told_by_the_name_that_it_has_there(
 
 TOGETHER: list[tuple[type[Options], dict[str, Any], str]] = [
     (DataOptions, {"val": ("a",), "val_split": 0.1}, "--val and --val-split exclude each other: validation"),
-    (DataOptions, {"pack": True, "fill_with_next_samples": True}, "--pack and --fill-with-next-samples exclude each other"),
-    (DataOptions, {"overlapping_samples": True, "sample_start": "a", "val_split": 0.1}, "--val-split cannot keep samples"),
-    (ModelOptions, {"vocab_size": "9", "vocab_from": "a"}, "--vocab-size and --vocab-from exclude each other: learn"),
+    (
+        DataOptions,
+        {"pack": True, "fill_with_next_samples": True},
+        "--pack and --fill-with-next-samples exclude each other",
+    ),
+    (
+        DataOptions,
+        {"overlapping_samples": True, "sample_start": "a", "val_split": 0.1},
+        "--val-split cannot keep samples",
+    ),
+    (
+        ModelOptions,
+        {"vocab_size": "9", "vocab_from": "a"},
+        "--vocab-size and --vocab-from exclude each other: learn",
+    ),
     (ModelOptions, {"embd": 100}, "8 heads do not divide a width of 100 (--head, --embd)"),
     (ModelOptions, {"embd": 8}, "a head of 8 / 8 = 1 elements is odd; they turn in pairs (--head, --embd)"),
-    (RunFolderOptions, {"resume": "a", "overwrite": True}, "--resume and --overwrite exclude each other: go on"),
-    (RunFolderOptions, {"resume": "a", "config": "b"}, "--resume and --config exclude each other: a run that goes on"),
-    (RunFolderOptions, {"resume": "a", "checkpoint_in": "b"}, "--resume and --checkpoint-in exclude each other: both"),
+    (
+        RunFolderOptions,
+        {"resume": "a", "overwrite": True},
+        "--resume and --overwrite exclude each other: go on",
+    ),
+    (
+        RunFolderOptions,
+        {"resume": "a", "config": "b"},
+        "--resume and --config exclude each other: a run that goes on",
+    ),
+    (
+        RunFolderOptions,
+        {"resume": "a", "checkpoint_in": "b"},
+        "--resume and --checkpoint-in exclude each other: both",
+    ),
     (TrainOptions, {"lr_min": 1.0}, "--lr-min 1 must not be more than --lr 0.001"),
-    (TrainOptions, {"flash": False, "loss": "squared-error"}, "--no-flash and --loss squared-error exclude each other"),
-    (TrainOptions, {"restart_growth": 2.0, "schedule": "linear"}, "--restart-growth 2 takes the cosine schedule"),
+    (
+        TrainOptions,
+        {"flash": False, "loss": "squared-error"},
+        "--no-flash and --loss squared-error exclude each other",
+    ),
+    (
+        TrainOptions,
+        {"restart_growth": 2.0, "schedule": "linear"},
+        "--restart-growth 2 takes the cosine schedule",
+    ),
 ]
 
 
@@ -120,7 +168,9 @@ def test_values_become_what_their_fields_are() -> None:
     train = build(TrainOptions, {"lr": 1, "memory": "6GB", "iters": None, "another's": 3})
     assert (type(train.lr), train.memory, train.batch) == (float, Size(6_000_000_000), 8)
     assert build(RunOptions, {"max_time": "2h"}).max_time == Duration(7200)
-    assert build(AdapterOptions, {"lora": ["a"], "lora_scaled": [["b", 2]]}) == AdapterOptions((Path("a"),), ((Path("b"), 2.0),))
+    assert build(AdapterOptions, {"lora": ["a"], "lora_scaled": [["b", 2]]}) == AdapterOptions(
+        (Path("a"),), ((Path("b"), 2.0),)
+    )
     assert build(ModelOptions, {"vocab_size": 300, "vocab_from": None}).vocab_size == "300"
     assert replace(train, batch=3).batch == 3
     with pytest.raises(OptionError, match="--batch 0 cannot be"):
@@ -155,7 +205,11 @@ def test_a_file_of_options_is_read_as_it_was_written(tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text(text, "utf-8")
     found = read_config(tmp_path / "c.toml", TrainOptions, DataOptions, AdapterOptions, BaseArgument)
     assert (found.pop("base"), found.pop("data")) == ("b.gguf", ("x.txt", "-"))
-    assert (build(TrainOptions, found), build(DataOptions, found), build(AdapterOptions, found)) == (train, data, lora)
+    assert (build(TrainOptions, found), build(DataOptions, found), build(AdapterOptions, found)) == (
+        train,
+        data,
+        lora,
+    )
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,9 @@ def test_what_has_no_end_or_no_beginning(words: tuple[Argument, ...], place: str
     assert done.code in (1, 2) and len(done.errors) == 1 and place in done.errors[0], done.err
 
 
-@pytest.mark.parametrize("words", [("generate", "m.gguf", "--prompt", "-"), ("preview", "-", "--model", "m.gguf")])
+@pytest.mark.parametrize(
+    "words", [("generate", "m.gguf", "--prompt", "-"), ("preview", "-", "--model", "m.gguf")]
+)
 def test_standard_input_without_an_end(words: tuple[Argument, ...], model: Path) -> None:
     with Path("/dev/zero").open("rb") as zeros, started(*words, stdin=zeros, preexec_fn=limited) as process:
         _, err = process.communicate(timeout=60)

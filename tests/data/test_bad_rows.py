@@ -32,7 +32,10 @@ def test_all_rows_that_cannot_be_used_are_counted(tmp_path: Path) -> None:
     with pytest.raises(DataError) as info:
         opened(path)
     told = str(info.value)
-    assert told.startswith(f"{path}, line 2: the chat template refuses it: roles must alternate") and "\n" not in told
+    assert (
+        told.startswith(f"{path}, line 2: the chat template refuses it: roles must alternate")
+        and "\n" not in told
+    )
     assert f"nor can 4 other rows be used ({path}, line 4, {path}, line 5, {path}, line 6 and 1 more)" in told
     assert told.endswith("--skip-bad-rows leaves them out")
 
@@ -53,7 +56,9 @@ def test_rows_behind_many_that_cannot_be_used_are_read(tmp_path: Path) -> None:
 
 
 def test_a_row_alone_says_what_it_is(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"line 2: no known keys: found \"words\".*; --skip-bad-rows leaves such a row out$"):
+    with pytest.raises(
+        DataError, match=r"line 2: no known keys: found \"words\".*; --skip-bad-rows leaves such a row out$"
+    ):
         opened(data(tmp_path, GOOD, UNKNOWN, GOOD))
     with pytest.raises(DataError) as info:  # where all are like that, leaving them out is no way
         opened(data(tmp_path, UNKNOWN, UNKNOWN))

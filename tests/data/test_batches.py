@@ -61,7 +61,9 @@ def samples(batch: Batch) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         for begin in np.unique(starts):
             own = starts == begin
             if batch.weights[number][own].any():
-                found.append((batch.tokens[number][own], batch.targets[number][own], batch.weights[number][own]))
+                found.append(
+                    (batch.tokens[number][own], batch.targets[number][own], batch.weights[number][own])
+                )
     return found
 
 
@@ -76,7 +78,9 @@ MODES = st.sampled_from(
         {"sample_random_offsets": True},
     ]
 )
-PAIRS = st.lists(st.tuples(st.text("abc", max_size=20), st.text("ABC", min_size=1, max_size=20)), min_size=1, max_size=30)
+PAIRS = st.lists(
+    st.tuples(st.text("abc", max_size=20), st.text("ABC", min_size=1, max_size=20)), min_size=1, max_size=30
+)
 
 # ---- what is in a row ------------------------------------------------------
 
@@ -108,7 +112,11 @@ def test_rows_have_a_few_lengths() -> None:
         batch = rows.batch(2)
         used = max(len(tokens) for tokens, _, _ in samples(batch))
         assert batch.tokens.shape[1] == min(length for length in rows.lengths if length >= used)
-    assert open_rows("a.jsonl", ctx=150, pack=True).lengths == open_rows(text("a" * 200), ctx=150).lengths == (150,)
+    assert (
+        open_rows("a.jsonl", ctx=150, pack=True).lengths
+        == open_rows(text("a" * 200), ctx=150).lengths
+        == (150,)
+    )
     assert open_rows("a.jsonl", ctx=20, pack=False).lengths == (20,)
 
 
@@ -131,7 +139,9 @@ def test_samples_are_counted_within_a_window() -> None:
 
 
 def test_how_full_rows_are() -> None:
-    rows = open_rows(prompts(*[("abcde", "xyz")] * 10), ctx=20)  # ten tokens each, the end's with them, of which nine are read
+    rows = open_rows(
+        prompts(*[("abcde", "xyz")] * 10), ctx=20
+    )  # ten tokens each, the end's with them, of which nine are read
     filling = rows.filling(1)
     assert filling.used == 18 / 20 and filling.trained == 8 / 20
     assert rows.state == open_rows("a.jsonl", ctx=20).state, "and nothing was taken"
@@ -190,7 +200,9 @@ def test_packing_wastes_little() -> None:
     ],
 )
 def test_filling_goes_on_with_the_next_samples(options: dict[str, bool], expected: str) -> None:
-    rows = open_rows(text("#one#two#three"), ctx=9, sample_start="#", fill_with_next_samples=True, shuffle=False, **options)
+    rows = open_rows(
+        text("#one#two#three"), ctx=9, sample_start="#", fill_with_next_samples=True, shuffle=False, **options
+    )
     batch = rows.batch(1)
     assert words(batch.tokens[0]).startswith("<s>")
     assert words(batch.targets[0]) == expected
@@ -238,7 +250,11 @@ def test_every_token_is_trained_once_an_epoch(size: int, ctx: int, seed: int, le
 def test_resuming_gives_the_same_rows(
     pairs: list[tuple[str, str]], options: dict[str, object], batch: int, done: int, of_text: bool
 ) -> None:
-    name = text("".join(a + b for a, b in pairs) + "0123456789" * 3) if of_text else prompts(*(("p" + a, b) for a, b in pairs))
+    name = (
+        text("".join(a + b for a, b in pairs) + "0123456789" * 3)
+        if of_text
+        else prompts(*(("p" + a, b) for a, b in pairs))
+    )
     rows, other = (open_rows(name, 24, seed, **options) for seed in (3, 4))
     for _ in range(done):
         rows.batch(batch)
@@ -284,7 +300,9 @@ def test_a_permutation_has_every_number_once(count: int, seed: int) -> None:
 def test_permutations_are_even() -> None:
     seen = Counter(tuple(map(Permutation(4, seed, 0).__getitem__, range(4))) for seed in range(4800))
     assert len(seen) == 24
-    assert sum((count - 200) ** 2 / 200 for count in seen.values()) < 60  # chi squared of 23 degrees: 1 in 10,000 above
+    assert (
+        sum((count - 200) ** 2 / 200 for count in seen.values()) < 60
+    )  # chi squared of 23 degrees: 1 in 10,000 above
 
 
 def test_all_rows_once_for_validation() -> None:

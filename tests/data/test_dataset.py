@@ -44,7 +44,9 @@ def lines(*rows: object) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
-def corpus(*data: str, ctx: int = 64, tokenizer: ByteTokenizer | None = None, seed: int = 0, **options: object) -> Dataset:
+def corpus(
+    *data: str, ctx: int = 64, tokenizer: ByteTokenizer | None = None, seed: int = 0, **options: object
+) -> Dataset:
     return open_corpus(data, tokenizer or ByteTokenizer(), DataOptions(**options), ctx, seed)[0]  # type: ignore[arg-type]
 
 
@@ -54,7 +56,10 @@ def texts(made: Dataset) -> list[str]:
 
 def trained(made: Dataset) -> list[str]:
     tokenizer = ByteTokenizer()
-    return [tokenizer.decode(tokens[weights > 0]).decode() for tokens, weights, _ in (made[i] for i in range(len(made)))]
+    return [
+        tokenizer.decode(tokens[weights > 0]).decode()
+        for tokens, weights, _ in (made[i] for i in range(len(made)))
+    ]
 
 
 # ---- what is found ---------------------------------------------------------
@@ -71,7 +76,8 @@ def test_files_folders_and_globs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "kind"), [(b"{ not JSON\nmore", "text"), (b'{"text": "a"}\n', "lines"), (b"a\r\n" * 9**6, "text")]
+    ("content", "kind"),
+    [(b"{ not JSON\nmore", "text"), (b'{"text": "a"}\n', "lines"), (b"a\r\n" * 9**6, "text")],
 )
 def test_standard_input(monkeypatch: pytest.MonkeyPatch, content: bytes, kind: str) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
@@ -126,12 +132,19 @@ def test_lines_by_their_keys() -> None:
 
 def test_a_byte_order_mark_and_blank_lines_are_no_data() -> None:
     assert texts(corpus(write("a.txt", b"\xef\xbb\xbfabcd"), ctx=4)) == ["abcd"]
-    assert texts(corpus(write("a.jsonl", b'\xef\xbb\xbf{"text": "a"}\r\n\r\n  \n{"text": "b"}'), ctx=4)) == ["a</s>", "b</s>"]
+    assert texts(corpus(write("a.jsonl", b'\xef\xbb\xbf{"text": "a"}\r\n\r\n  \n{"text": "b"}'), ctx=4)) == [
+        "a</s>",
+        "b</s>",
+    ]
 
 
 def test_places_name_a_file_once_and_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    rows = [f"{tmp_path / 'a.jsonl'}:{number}" for number in (3, 8)] + ["/elsewhere/b.jsonl:1", "standard input:2", "/c"]
+    rows = [f"{tmp_path / 'a.jsonl'}:{number}" for number in (3, 8)] + [
+        "/elsewhere/b.jsonl:1",
+        "standard input:2",
+        "/c",
+    ]
     assert named(rows[:1]) == "a.jsonl:3" and named(rows[:2]) == "a.jsonl:3, 8"
     assert named(rows) == "a.jsonl:3, 8, /elsewhere/b.jsonl:1 and 2 more"
     assert named(rows[3:]) == "standard input:2, /c"
@@ -147,8 +160,13 @@ def test_rows_without_a_trained_token_are_counted_and_named() -> None:
 @given(prompt=st.text("ab<é\n", max_size=8), answer=st.text("ab<é\n", max_size=8), add_bos=st.booleans())
 @settings(max_examples=60, deadline=None)
 def test_weights_stand_on_answers_alone(prompt: str, answer: str, add_bos: bool) -> None:
-    assume(prompt or answer or add_bos)  # without any, an end token would be the first of all, and nothing predicts that
-    made = corpus(write("a.jsonl", lines({"prompt": prompt, "completion": answer})), tokenizer=ByteTokenizer(add_bos=add_bos))
+    assume(
+        prompt or answer or add_bos
+    )  # without any, an end token would be the first of all, and nothing predicts that
+    made = corpus(
+        write("a.jsonl", lines({"prompt": prompt, "completion": answer})),
+        tokenizer=ByteTokenizer(add_bos=add_bos),
+    )
     assert trained(made) == [answer + "</s>"]
 
 
@@ -193,7 +211,13 @@ def test_escapes() -> None:
 # ---- validation ------------------------------------------------------------
 
 
-@given(size=st.integers(20, 400), ctx=st.integers(2, 9), share=st.floats(0.01, 0.6), seed=st.integers(0, 99), lead=st.booleans())
+@given(
+    size=st.integers(20, 400),
+    ctx=st.integers(2, 9),
+    share=st.floats(0.01, 0.6),
+    seed=st.integers(0, 99),
+    lead=st.booleans(),
+)
 @settings(max_examples=60, deadline=None)
 def test_a_split_shares_no_target(size: int, ctx: int, share: float, seed: int, lead: bool) -> None:
     """The text counts up, so that a token says where it stood."""
@@ -206,7 +230,9 @@ def test_a_split_shares_no_target(size: int, ctx: int, share: float, seed: int, 
             assert "split in two" in str(error)
             continue
         train, validation = (
-            {int(token) for i in range(len(part)) for token in part[i].tokens[1 - lead :]} for part in made if part
+            {int(token) for i in range(len(part)) for token in part[i].tokens[1 - lead :]}
+            for part in made
+            if part
         )
         assert not train & validation and validation
         if not overlapping:
@@ -331,7 +357,9 @@ def test_files_that_are_refused() -> None:
 
 
 def test_text_shorter_than_the_context() -> None:
-    with pytest.raises(DataError, match=r"a\.txt: too short for a row of 16; take --ctx 15 or less, or more text"):
+    with pytest.raises(
+        DataError, match=r"a\.txt: too short for a row of 16; take --ctx 15 or less, or more text"
+    ):
         corpus(write("a.txt", "a" * 15), ctx=16)
     assert len(corpus("a.txt", ctx=15)) == 1
     with pytest.raises(DataError, match="--ctx 14 or less"):
@@ -418,7 +446,11 @@ def test_large_text_takes_little_memory() -> None:
         file.writelines(f"{number} a line of text\n" for number in range(10**6))
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
     done = subprocess.run(
-        [sys.executable, "-c", MEASURE, "large.txt"], env=environment, capture_output=True, text=True, check=True
+        [sys.executable, "-c", MEASURE, "large.txt"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert float(done.stdout) < 120, "MB; the text is 24 MB, its tokens of 4 bytes each are 96"
 

@@ -95,9 +95,12 @@ def test_text_in_another_encoding(encoding: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "reads", [chunks_of, lambda source: texts_of([source]), lambda source: samples_after(source, "w", False, None)]
+    "reads",
+    [chunks_of, lambda source: texts_of([source]), lambda source: samples_after(source, "w", False, None)],
 )
-def test_other_bytes_are_found_wherever_they_begin(reads: Callable[[DataFile], Iterable[object]], tmp_path: Path) -> None:
+def test_other_bytes_are_found_wherever_they_begin(
+    reads: Callable[[DataFile], Iterable[object]], tmp_path: Path
+) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"words\n" * 400_000 + (FRENCH * 3).encode("latin-1"))
     with pytest.raises(DataError, match=r"the first 0xF9 at byte 2400001, in line 400001;"):

@@ -64,10 +64,15 @@ class Plain(ByteTokenizer):
 
 def test_every_answer_ends_with_a_token_that_a_model_can_stop_at() -> None:
     turns = ("hi", "hello", "and now?", "bye")
-    messages = [{"role": ("user", "assistant")[number % 2], "content": text} for number, text in enumerate(turns)]
+    messages = [
+        {"role": ("user", "assistant")[number % 2], "content": text} for number, text in enumerate(turns)
+    ]
     tokenizer = Plain()
     encoder = Encoder(tokenizer, DataOptions(), ctx=512)
     with encoder.template:
         samples = encoder._document(ChatRecord(messages))
-    assert [tokenizer.decode(sample.tokens[sample.marks == 1]) for sample in samples] == [b"hello</s>", b"bye</s>"]
+    assert [tokenizer.decode(sample.tokens[sample.marks == 1]) for sample in samples] == [
+        b"hello</s>",
+        b"bye</s>",
+    ]
     assert all(sample.tokens[-1] == EOS and (sample.tokens == EOS).sum() == 1 for sample in samples)

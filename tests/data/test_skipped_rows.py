@@ -46,7 +46,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         Path("a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         labels = [line | {"label": bool(draw.integers(2))} for line in lines]
         Path("l.jsonl").write_text("".join(json.dumps(line) + "\n" for line in labels))
-        pairs = [{"prompt": words(20), "chosen": words(12) + "A", "rejected": words(12)} for _ in range(SAMPLES)]
+        pairs = [
+            {"prompt": words(20), "chosen": words(12) + "A", "rejected": words(12)} for _ in range(SAMPLES)
+        ]
         Path("p.jsonl").write_text("".join(json.dumps(line) + "\n" for line in pairs))
         yield
     token_cache.cache_folder.cache_clear()
@@ -64,7 +66,9 @@ KIND: dict[str, Opened] = {
     "text, overlapping": of_files("a.txt", overlapping_samples=True),
     "text, anywhere": of_files("a.txt", sample_random_offsets=True, sample_start="#"),
     "text, filled": of_files("a.txt", ctx=50, sample_start="#", **FILLED),
-    "text, filled, anywhere": of_files("a.txt", ctx=50, sample_start="#", sample_random_offsets=True, **FILLED),
+    "text, filled, anywhere": of_files(
+        "a.txt", ctx=50, sample_start="#", sample_random_offsets=True, **FILLED
+    ),
     "rows": of_files("a.jsonl", pack=False),
     "packed": of_files("a.jsonl", ctx=70),
     "filled": of_files("a.jsonl", ctx=50, **FILLED),
@@ -79,7 +83,14 @@ kinds = pytest.mark.parametrize("kind", KIND)
 
 def arrays(batch: Batch) -> list[Any]:
     """All that a batch is."""
-    told = [batch.tokens, batch.targets, batch.weights, batch.positions, batch.starts, np.int64([batch.size, batch.samples])]
+    told = [
+        batch.tokens,
+        batch.targets,
+        batch.weights,
+        batch.positions,
+        batch.starts,
+        np.int64([batch.size, batch.samples]),
+    ]
     if batch.compared:
         told += [batch.compared.sequences, batch.compared.chosen, batch.compared.sides]
     others = arrays(batch.compared.others) if batch.compared and batch.compared.others else []
@@ -87,9 +98,15 @@ def arrays(batch: Batch) -> list[Any]:
 
 
 @kinds
-@given(st.lists(st.tuples(st.booleans(), st.integers(1, 7)), min_size=1, max_size=12), st.integers(0, 900), st.data())
+@given(
+    st.lists(st.tuples(st.booleans(), st.integers(1, 7)), min_size=1, max_size=12),
+    st.integers(0, 900),
+    st.data(),
+)
 @settings(max_examples=10, deadline=None)
-def test_skipped_rows_change_nothing(kind: str, moves: list[tuple[bool, int]], first: int, data: st.DataObject) -> None:
+def test_skipped_rows_change_nothing(
+    kind: str, moves: list[tuple[bool, int]], first: int, data: st.DataObject
+) -> None:
     """Across windows and epochs, and from wherever it is gone on."""
     one, other = KIND[kind](3), KIND[kind](3)
     one.skip(first)
@@ -121,11 +138,15 @@ def test_of_what_is_gone_past_nothing_is_read(kind: str, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(DiskArray, "read", counted)
     rows.skip(700)
-    assert set(reads) <= ({1} if kind in ("text, filled", "text, filled, anywhere", "filled") else set()), "whether one ends"
+    assert set(reads) <= ({1} if kind in ("text, filled", "text, filled, anywhere", "filled") else set()), (
+        "whether one ends"
+    )
     reads.clear()
     rows.batch(1)
     samples = rows.batch(1).samples
-    assert kind == "a wave" or 0 < len(reads) <= 24 * max(samples, 1), "of a window no more than the rows that are taken"
+    assert kind == "a wave" or 0 < len(reads) <= 24 * max(samples, 1), (
+        "of a window no more than the rows that are taken"
+    )
 
 
 @kinds
@@ -134,7 +155,9 @@ def test_a_validation_is_shared_out(kind: str, of: int, monkeypatch: pytest.Monk
     whole = [arrays(batch) for batch in KIND[kind](1).once(5)]
     rows = KIND[kind](1)
     before = rows.state
-    assert [[arrays(batch) for batch in rows.once(5, mine, of)] for mine in range(of)] == [whole[mine::of] for mine in range(of)]
+    assert [[arrays(batch) for batch in rows.once(5, mine, of)] for mine in range(of)] == [
+        whole[mine::of] for mine in range(of)
+    ]
     assert rows.state == before and (len(whole) > 3 or kind == "a wave")
 
 

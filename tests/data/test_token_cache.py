@@ -128,7 +128,11 @@ def test_sizes_name_the_files_that_are_there(folder: Path, name: str) -> None:
     stored("key", fill, BOUNDS)
     path = folder / "key" / "sizes.json"
     sizes = json.loads(path.read_text())
-    path.write_text(json.dumps({**sizes, "more": [0, 0]} if name == "more" else {k: v for k, v in sizes.items() if k != name}))
+    path.write_text(
+        json.dumps(
+            {**sizes, "more": [0, 0]} if name == "more" else {k: v for k, v in sizes.items() if k != name}
+        )
+    )
     check(stored("key", fill, BOUNDS))
     check(stored("key", never, BOUNDS))
 
@@ -189,18 +193,27 @@ IMPOSSIBLE = {
     "no line": {"documents": document(line=0)},
     "the first target beyond": {"documents": document(first=len(TOKENS))},
     "the first target before": {"documents": document(first=-4)},
-    "neither true nor false": {"documents": (document().view(np.uint8) | (np.arange(29) == 28) * np.uint8(7)).astype(np.uint8)},
-    "more documents than data": {"documents": np.concatenate([document(), *[document(begin=len(TOKENS), size=0)] * 100])},
+    "neither true nor false": {
+        "documents": (document().view(np.uint8) | (np.arange(29) == 28) * np.uint8(7)).astype(np.uint8)
+    },
+    "more documents than data": {
+        "documents": np.concatenate([document(), *[document(begin=len(TOKENS), size=0)] * 100])
+    },
 }
 
 
 @pytest.mark.parametrize("what", IMPOSSIBLE)
-def test_what_cannot_be_is_made_anew_whatever_its_sums(what: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_is_made_anew_whatever_its_sums(
+    what: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     stored("key", fill, BOUNDS)
     crafted(folder / "key", **IMPOSSIBLE[what])
     with terminal.shown():
         check(stored("key", fill, BOUNDS))
-        assert capsys.readouterr().err == f"{folder}/key: is not what was written there; the tokens are made again\n"
+        assert (
+            capsys.readouterr().err
+            == f"{folder}/key: is not what was written there; the tokens are made again\n"
+        )
         check(stored("key", never, BOUNDS))
     assert not capsys.readouterr().err
 
@@ -350,7 +363,9 @@ def test_errors_of_the_cache_name_its_folder(folder: Path, monkeypatch: pytest.M
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(DataError, match=f"^{folder}: tokens cannot be kept there: No space left on device; LLAMATRAIN_CACHE"):
+    with pytest.raises(
+        DataError, match=f"^{folder}: tokens cannot be kept there: No space left on device; LLAMATRAIN_CACHE"
+    ):
         stored("key", fill, BOUNDS)
     assert names(folder) == []
 

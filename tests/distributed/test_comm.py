@@ -24,7 +24,15 @@ heart.GATHER = heart.ALONE = 60.0  # all fail: however long it takes until the l
 from llamatrain.__main__ import main
 main()
 """
-OURS = "PMI_RANK", "PMI_SIZE", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"
+OURS = (
+    "PMI_RANK",
+    "PMI_SIZE",
+    "PMIX_RANK",
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+    "SLURM_STEP_NUM_TASKS",
+    "SLURM_PROCID",
+)
 MEETS = """
 from llamatrain.distributed.comm import world
 there = world()
@@ -46,17 +54,25 @@ def together(count: int, *words: object) -> Done:
         ({"PMI_RANK": "3", "PMI_SIZE": "4"}, LaunchInfo(3, 4, joined=True)),
         ({"PMIX_RANK": "0"}, LaunchInfo(0, None, joined=True)),
         ({"PMIX_RANK": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}, LaunchInfo(1, 2, joined=True)),
-        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "PMIX_RANK": "1"}, LaunchInfo(1, 2, joined=True)),
+        (
+            {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "PMIX_RANK": "1"},
+            LaunchInfo(1, 2, joined=True),
+        ),
         ({"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}, LaunchInfo(1, 2, joined=False)),
         ({"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, None),  # a shell on a node that was allocated
-        ({"PMI_RANK": "0", "PMI_SIZE": "2", "SLURM_STEP_NUM_TASKS": "9"}, LaunchInfo(0, 2, joined=True)),  # mpiexec within a step
+        (
+            {"PMI_RANK": "0", "PMI_SIZE": "2", "SLURM_STEP_NUM_TASKS": "9"},
+            LaunchInfo(0, 2, joined=True),
+        ),  # mpiexec within a step
         ({"PMI_RANK": ""}, None),
         ({"PMI_RANK": "-1", "PMI_SIZE": "two"}, None),
         ({"PMI_RANK": "٣"}, None),
         ({"PMI_RANK": "9" * 5000, "SLURM_STEP_NUM_TASKS": "0x2"}, None),
     ],
 )
-def test_what_a_launcher_says(told: dict[str, str], found: LaunchInfo | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_launcher_says(
+    told: dict[str, str], found: LaunchInfo | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in OURS:
         monkeypatch.delenv(name, raising=False)
     for name, value in told.items():
@@ -67,7 +83,12 @@ def test_what_a_launcher_says(told: dict[str, str], found: LaunchInfo | None, mo
 def said_with(**told: str) -> Done:
     """Of the second function of the program, by an interpreter in which mpi4py is not to be found where so asked."""
     done = subprocess.run(
-        [sys.executable, *PROGRAM, "nobody"], env=alone(**told), capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, *PROGRAM, "nobody"],
+        env=alone(**told),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     return Done(done.returncode, done.stdout, done.stderr)
 
@@ -75,9 +96,28 @@ def said_with(**told: str) -> Done:
 def test_one_that_nobody_has_launched_loads_no_mpi(tmp_path: Path) -> None:
     assert said_with() == Done(0, "False 1\n", "")
     whole = "import sys; from llamatrain.__main__ import main\ntry: main()\nfinally: print('mpi4py' in sys.modules)"
-    words = ["from-scratch", "--vocab-size", "20", "--embd", "16", "--head", "2", "--layer", "1", "--ctx", "16", "--iters", "1"]
+    words = [
+        "from-scratch",
+        "--vocab-size",
+        "20",
+        "--embd",
+        "16",
+        "--head",
+        "2",
+        "--layer",
+        "1",
+        "--ctx",
+        "16",
+        "--iters",
+        "1",
+    ]
     done = subprocess.run(
-        [sys.executable, "-c", whole, *words], env=alone(), capture_output=True, text=True, cwd=tmp_path, check=False
+        [sys.executable, "-c", whole, *words],
+        env=alone(),
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=False,
     )
     assert done.returncode == 0 and done.stdout.endswith("False\n"), done.stderr
 
@@ -86,9 +126,7 @@ def test_one_that_nobody_has_launched_loads_no_mpi(tmp_path: Path) -> None:
 def test_singletons_of_slurm_are_refused_once(rank: str, lines: int) -> None:
     done = said_with(SLURM_STEP_NUM_TASKS="2", SLURM_PROCID=rank)
     assert done.code == 2 and not done.out
-    told = (
-        "error: 2 processes were started together, each as if it were alone: srun --mpi=pmix (or pmi2) lets them find each other"
-    )
+    told = "error: 2 processes were started together, each as if it were alone: srun --mpi=pmix (or pmi2) lets them find each other"
     assert done.errors == [told][:lines]
 
 
@@ -152,7 +190,9 @@ def test_one_rank_is_a_world_too() -> None:
 def test_what_differs_first_is_named(words: tuple[str, ...], code: int, told: str) -> None:
     done = together(2, "differ", *words)
     host = os.uname().nodename
-    expected = [f"error: rank 1 ({host}) is about to do something else: {told} rank 0 ({host})"] if told else []
+    expected = (
+        [f"error: rank 1 ({host}) is about to do something else: {told} rank 0 ({host})"] if told else []
+    )
     assert (done.code, done.errors) == (code, expected)
 
 
@@ -180,9 +220,19 @@ def test_only_the_first_prints() -> None:
         (("evaluate", "--help"), 0, "Usage:", ""),
         (("--nothing",), 2, "", "error: no such option --nothing; see llamatrain --help\n"),
         (("from-scratch", "--batch", 0), 2, "", "error: --batch 0 cannot be; it takes 1 to 65536\n"),
-        (("evaluate", "/no/such.gguf", "/at/all"), 2, "", "error: /no/such.gguf: No such file or directory\n"),
+        (
+            ("evaluate", "/no/such.gguf", "/at/all"),
+            2,
+            "",
+            "error: /no/such.gguf: No such file or directory\n",
+        ),
         *(
-            ((*words,), 2, "", f"error: llamatrain {name} is the work of one process, and 2 processes were started together; ")
+            (
+                (*words,),
+                2,
+                "",
+                f"error: llamatrain {name} is the work of one process, and 2 processes were started together; ",
+            )
             for name, words in {
                 "plan from-scratch": ("plan", "from-scratch"),
                 "inspect": ("inspect", "x"),
@@ -191,7 +241,9 @@ def test_only_the_first_prints() -> None:
         ),
     ],
 )
-def test_what_all_have_to_say_is_said_once(words: tuple[str | int, ...], code: int, out: str, err: str) -> None:
+def test_what_all_have_to_say_is_said_once(
+    words: tuple[str | int, ...], code: int, out: str, err: str
+) -> None:
     done = python(2, "-c", PATIENT, *words)
     assert done.code == code
     assert done.out.lstrip().startswith(out) and done.out.count(out or "\n") <= 1
@@ -238,7 +290,9 @@ there.gathered(0)
 
 
 @needs_mpi
-@pytest.mark.parametrize("ends", ["raise KeyError('of the caller')", "with there.watch(9, str): raise KeyError('of the caller')"])
+@pytest.mark.parametrize(
+    "ends", ["raise KeyError('of the caller')", "with there.watch(9, str): raise KeyError('of the caller')"]
+)
 def test_a_program_that_calls_the_package_ends_as_a_whole(ends: str) -> None:
     done = python(2, "-c", CALLS.format(ends=ends))
     assert done.code == 1
@@ -304,7 +358,9 @@ def to_launcher(number: int) -> Callable[[Started, list[int]], object]:
         (to_all(signal.SIGINT), 130),
     ],
 )
-def test_a_signal_to_any_asks_all(blow: Callable[[Started, list[int]], object], code: int, tmp_path: Path) -> None:
+def test_a_signal_to_any_asks_all(
+    blow: Callable[[Started, list[int]], object], code: int, tmp_path: Path
+) -> None:
     done, _ = struck(tmp_path, blow)
     assert (done.code, done.err) == (code, "")
     assert done.out.count("saved at ") == 1
@@ -319,7 +375,9 @@ def twice(process: Started, pids: list[int]) -> None:
 
 @needs_mpi
 @pytest.mark.parametrize(("blow", "saving"), [(twice, "saving"), (to_launcher(signal.SIGTERM), "nothing")])
-def test_a_second_signal_ends_all_at_once(blow: Callable[[Started, list[int]], object], saving: str, tmp_path: Path) -> None:
+def test_a_second_signal_ends_all_at_once(
+    blow: Callable[[Started, list[int]], object], saving: str, tmp_path: Path
+) -> None:
     """And the first where nothing can be saved yet."""
     done, took = struck(tmp_path, blow, ("deaf", "{}", saving))
     assert done == Done(143, "", "") and took < 2
@@ -346,7 +404,9 @@ def test_nobody_outlives_the_launcher(number: int, tmp_path: Path) -> None:
 def test_one_that_stands_still_is_noticed(rank: int, tmp_path: Path) -> None:
     begun = time.monotonic()
     done = together(3, "stuck", rank)
-    told = f"nothing was heard of rank {rank} ({os.uname().nodename}) for 2 s; it was last at step 17, bucket 3"
+    told = (
+        f"nothing was heard of rank {rank} ({os.uname().nodename}) for 2 s; it was last at step 17, bucket 3"
+    )
     assert done == Done(75, "", f"error: {told}; to go on: llamatrain --resume runs/x\n")
     assert time.monotonic() - begun < 10
 

@@ -41,7 +41,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @contextmanager
-def at_work(name: str, *more: Argument, options: tuple[str, ...] = ()) -> Iterator[tuple[Started, dict[int, int]]]:
+def at_work(
+    name: str, *more: Argument, options: tuple[str, ...] = ()
+) -> Iterator[tuple[Started, dict[int, int]]]:
     """Some steps after a checkpoint, and the processes of its ranks."""
     words = (*PROGRAM[1:], "from-scratch", "text.txt", *RUN, "--out", name, *more)
     with mpi_programs.launched(2, *words, options=options) as process:
@@ -106,7 +108,9 @@ def test_a_link_that_is_cut(place: Path, host: int) -> None:
 def test_a_disk_that_is_full_for_the_first_alone(place: Path) -> None:
     """All end with the words of the one that writes."""
     with at_work("full") as (process, pids):
-        resource.prlimit(pids[0], resource.RLIMIT_FSIZE, (100_000, resource.prlimit(pids[0], resource.RLIMIT_FSIZE)[1]))
+        resource.prlimit(
+            pids[0], resource.RLIMIT_FSIZE, (100_000, resource.prlimit(pids[0], resource.RLIMIT_FSIZE)[1])
+        )
         done = mpi_programs.ended(process, 60)
     assert done.code == 1 and len(done.errors) == 1 and "File too large" in done.errors[0], done.err
     assert "Traceback" not in done.err and "rank 1" not in done.errors[0]
@@ -166,8 +170,22 @@ def no_text(folder: Path) -> None:
         (no_text, "text.txt: ", 2),
     ],
 )
-def test_what_differs_on_one_host_is_named(other: Callable[[Path], object], told: str, code: int, tmp_path: Path) -> None:
-    words = ("finetune", "base.gguf", "text.txt", "--iters", 2, "--threads", 1, "--ctx", 16, "--precision", "f32")
+def test_what_differs_on_one_host_is_named(
+    other: Callable[[Path], object], told: str, code: int, tmp_path: Path
+) -> None:
+    words = (
+        "finetune",
+        "base.gguf",
+        "text.txt",
+        "--iters",
+        2,
+        "--threads",
+        1,
+        "--ctx",
+        16,
+        "--precision",
+        "f32",
+    )
     done = apart(tmp_path, other, *words)
     assert done.code == code and len(done.errors) == 1, done
     assert f"rank 1 ({os.uname().nodename})" in done.errors[0] and told in done.errors[0]
@@ -177,7 +195,9 @@ def test_what_differs_on_one_host_is_named(other: Callable[[Path], object], told
 @pytest.mark.parametrize("what", ["from-scratch", "evaluate"])
 def test_ranks_of_other_sources_do_not_run_together(what: str, tmp_path: Path) -> None:
     """Though they call themselves the same version: one machine may have been updated, and another not."""
-    shutil.copytree(ROOT / "llamatrain", tmp_path / "other" / "llamatrain", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        ROOT / "llamatrain", tmp_path / "other" / "llamatrain", ignore=shutil.ignore_patterns("__pycache__")
+    )
     with (tmp_path / "other" / "llamatrain" / "optim" / "schedule.py").open("a") as file:
         file.write("# changed\n")
     program = (
@@ -187,7 +207,11 @@ def test_ranks_of_other_sources_do_not_run_together(what: str, tmp_path: Path) -
     )
     (tmp_path / "program.py").write_text(program)
     text = text_file(tmp_path, 3000)
-    words = ("from-scratch", text, *TINY, "--iters", 1) if what == "from-scratch" else ("evaluate", "none.gguf", text)
+    words = (
+        ("from-scratch", text, *TINY, "--iters", 1)
+        if what == "from-scratch"
+        else ("evaluate", "none.gguf", text)
+    )
     done = python(2, tmp_path / "program.py", *words, cwd=tmp_path, env={"PYTHONPATH": ""})
     assert done.code == 1 and "is about to do something else: its source code is" in done.err, done.err
     assert len(done.errors) == 1 and not list(tmp_path.glob("runs/*"))

@@ -20,7 +20,11 @@ import hosts as made
 sys.path.pop(0)
 
 WHY_NOT = made.why_not()
-pytestmark = [needs_mpi, pytest.mark.slow, pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT or "they can be made")]
+pytestmark = [
+    needs_mpi,
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT or "they can be made"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +45,12 @@ def whole(two: made.Hosts) -> Iterator[None]:
         two.mend(host)
 
 
-def struck(hosts: made.Hosts, folder: Path, blow: Callable[[Started, list[int]], object], timeout: int = 3) -> tuple[Done, float]:
-    with mpi_programs.launched(2, *PROGRAM, "steps", timeout, folder / "mark", options=tuple(hosts.options)) as process:
+def struck(
+    hosts: made.Hosts, folder: Path, blow: Callable[[Started, list[int]], object], timeout: int = 3
+) -> tuple[Done, float]:
+    with mpi_programs.launched(
+        2, *PROGRAM, "steps", timeout, folder / "mark", options=tuple(hosts.options)
+    ) as process:
         pids = until_at_work(folder, 2, process)
         time.sleep(0.6)  # they have told each other where they are
         begun = time.monotonic()

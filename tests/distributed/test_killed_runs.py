@@ -23,7 +23,20 @@ RUN = ("--save-every", 2, "--keep", 2, "--threads", 1, "--shards", 8, "--batch",
 
 def lora(folder: Path) -> tuple[Argument, ...]:
     model, data = base(folder / "base.gguf", WIDE, "Q4_K"), pairs_file(folder, 90)
-    more = ("--ctx", 64, "--lora-r", 4, "--lora-dropout", 0.1, "--precision", "f32", "--val-split", 0.2, "--eval-every", 7)
+    more = (
+        "--ctx",
+        64,
+        "--lora-r",
+        4,
+        "--lora-dropout",
+        0.1,
+        "--precision",
+        "f32",
+        "--val-split",
+        0.2,
+        "--eval-every",
+        7,
+    )
     return ("finetune", model, data, *more, "--iters", 100, *RUN)
 
 
@@ -52,7 +65,9 @@ def is_there(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("made", [lora, lbfgs], ids=["lora", "lbfgs"])
-def test_killed_and_gone_on_with_by_others(made: Callable[[Path], tuple[Argument, ...]], tmp_path: Path) -> None:
+def test_killed_and_gone_on_with_by_others(
+    made: Callable[[Path], tuple[Argument, ...]], tmp_path: Path
+) -> None:
     """Of a rank or of mpiexec, by SIGKILL, whatever they are about to do."""
     draw, given, folder = random.Random(made.__name__), made(tmp_path), tmp_path / "several"
     assert run(*given, "--out", tmp_path / "alone").code == 0
@@ -68,7 +83,9 @@ def test_killed_and_gone_on_with_by_others(made: Callable[[Path], tuple[Argument
             ranks = by_rank(process)
             every = {process.pid, *descendants(process.pid)}
             with suppress(ProcessLookupError):
-                os.kill(draw.choice(list(ranks.values())) if ranks and number % 2 else process.pid, signal.SIGKILL)
+                os.kill(
+                    draw.choice(list(ranks.values())) if ranks and number % 2 else process.pid, signal.SIGKILL
+                )
                 killed += process.poll() is None
             process.communicate(timeout=SECONDS)
             until(lambda every=every: not any(map(is_there, every)), seconds=SECONDS)  # type: ignore[misc]

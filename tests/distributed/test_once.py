@@ -61,7 +61,9 @@ def test_tokens_are_made_by_one_rank(tmp_path: Path) -> None:
     wrong = tmp_path / "a.jsonl"
     wrong.write_text('{"prompt": "a", "completion": "b"}\n{"prompt": 7}\n')
     failed = told(python(3, "-c", TOKENS, wrong, env=cache).out)
-    assert [each[:3] for each in failed] == [[0, 1, True], [1, 0, True], [2, 0, True]], "and nobody tries what has failed"
+    assert [each[:3] for each in failed] == [[0, 1, True], [1, 0, True], [2, 0, True]], (
+        "and nobody tries what has failed"
+    )
     assert all("line 2" in str(each[3]) for each in failed)
 
 
@@ -76,7 +78,9 @@ def test_who_is_alone_makes_all() -> None:
     assert made_once(lambda: 3) == 3 and made_here_once(lambda: [4]) == [4]
 
 
-def test_what_only_one_can_read_is_refused_to_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_only_one_can_read_is_refused_to_several(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     several = SingleProcess()
     several.size = 4
     monkeypatch.setattr(find_files, "world", lambda: several)
@@ -84,7 +88,10 @@ def test_what_only_one_can_read_is_refused_to_several(tmp_path: Path, monkeypatc
     for name, told in (("-", "standard input"), (str(pipe), f"{pipe}, a pipe,")):
         with pytest.raises(DataError) as info:
             find_sources([name])
-        assert str(info.value) == f"{told} comes to one process, and 4 take the data; name a file that all of them can read"
+        assert (
+            str(info.value)
+            == f"{told} comes to one process, and 4 take the data; name a file that all of them can read"
+        )
 
 
 COMPILING = """

@@ -17,7 +17,9 @@ from tests.helpers.preferences import labelled, lines, rows
 from tests.helpers.small_models import small
 
 pytestmark = needs_mpi
-TINY = dict[str, Any](vocab_size="bytes", embd=32, head=4, layer=1, ff=64, ctx=32, precision="f32", sample_every=0)
+TINY = dict[str, Any](
+    vocab_size="bytes", embd=32, head=4, layer=1, ff=64, ctx=32, precision="f32", sample_every=0
+)
 STEPS = 5
 RUN = dict[str, Any](iters=STEPS, save_every=1, keep=9, threads=1, shards=8)
 VALIDATED = dict[str, Any](val_split=0.2, eval_every=2)
@@ -40,7 +42,10 @@ class Material:
 @pytest.fixture(scope="module")
 def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
     folder = tmp_path_factory.mktemp("material")
-    talk = [{"role": role, "content": "so it goes"[: 3 + size]} for size, role in enumerate(("user", "assistant") * 2)]
+    talk = [
+        {"role": role, "content": "so it goes"[: 3 + size]}
+        for size, role in enumerate(("user", "assistant") * 2)
+    ]
     chats = [{"messages": talk[: 2 + 2 * (number % 2)]} for number in range(60)]
     return Material(
         text=text_file(folder, 4096),
@@ -54,18 +59,30 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
 
 
 CASES: dict[str, Callable[[Material], Job]] = {
-    "accumulated": lambda it: job("from_scratch", it.text, batch=4, grad_acc=3, clip=0.5, **VALIDATED, **TINY, **RUN),
+    "accumulated": lambda it: job(
+        "from_scratch", it.text, batch=4, grad_acc=3, clip=0.5, **VALIDATED, **TINY, **RUN
+    ),
     "odd": lambda it: job("from_scratch", it.text, batch=3, grad_acc=5, **TINY, **RUN),
     "bf16": lambda it: job("from_scratch", it.text, batch=8, **TINY | {"precision": "bf16"}, **RUN),
-    "chats": lambda it: job("finetune", it.base, it.chats, full=True, ctx=96, batch=8, precision="f32", **VALIDATED, **RUN),
+    "chats": lambda it: job(
+        "finetune", it.base, it.chats, full=True, ctx=96, batch=8, precision="f32", **VALIDATED, **RUN
+    ),
     "lora": lambda it: job("finetune", it.quantised, it.prompts, ctx=64, batch=8, **VALIDATED, **LORA),
-    "pairs": lambda it: job("finetune", it.base, it.pairs, objective="dpo", batch=4, grad_acc=2, **VALIDATED, **LORA),
-    "answers": lambda it: job("finetune", it.base, it.answers, objective="kto", batch=4, grad_acc=8, **VALIDATED, **LORA),
+    "pairs": lambda it: job(
+        "finetune", it.base, it.pairs, objective="dpo", batch=4, grad_acc=2, **VALIDATED, **LORA
+    ),
+    "answers": lambda it: job(
+        "finetune", it.base, it.answers, objective="kto", batch=4, grad_acc=8, **VALIDATED, **LORA
+    ),
     "muon": lambda it: job("from_scratch", it.text, batch=8, optimizer="muon", **TINY, **RUN),
-    "muon, few weights": lambda it: job("from_scratch", it.text, batch=8, optimizer="muon", tie_embeddings=True, **TINY, **RUN),
+    "muon, few weights": lambda it: job(
+        "from_scratch", it.text, batch=8, optimizer="muon", tie_embeddings=True, **TINY, **RUN
+    ),
     "sgd": lambda it: job("from_scratch", it.text, batch=8, optimizer="sgd", lr=0.1, **TINY, **RUN),
     "lbfgs": lambda it: job("from_scratch", it.text, batch=8, optimizer="lbfgs", **TINY, **RUN),
-    "lora by lbfgs": lambda it: job("finetune", it.base, it.prompts, ctx=64, batch=8, optimizer="lbfgs", **LORA),
+    "lora by lbfgs": lambda it: job(
+        "finetune", it.base, it.prompts, ctx=64, batch=8, optimizer="lbfgs", **LORA
+    ),
 }
 RESUMED = ("accumulated", "lora", "pairs", "muon", "lbfgs")
 STARTS = (4, 3, 2, 1, 0)  # ranks; 0: one process that no launcher has started
@@ -82,7 +99,9 @@ class Done:
 
 def cases_on(ranks: int) -> list[str]:
     """Four see all of them, three those that lie unevenly, too."""
-    return list(CASES if ranks in (4, 0) else (*RESUMED, "odd", "answers", "lora by lbfgs") if ranks == 3 else RESUMED)
+    return list(
+        CASES if ranks in (4, 0) else (*RESUMED, "odd", "answers", "lora by lbfgs") if ranks == 3 else RESUMED
+    )
 
 
 def gone_on(case: str) -> str:
@@ -131,7 +150,8 @@ def same_run(one: Path, other: Path) -> None:
     """Weights, losses, norms and what was validated, bit for bit."""
     assert told(one) == told(other)
     (left,), (right,) = (
-        [path for name in ("model", "adapter") if (path := each / f"{name}.gguf").exists()] for each in (one, other)
+        [path for name in ("model", "adapter") if (path := each / f"{name}.gguf").exists()]
+        for each in (one, other)
     )
     made, expected = tensors(left), tensors(right)
     assert made.keys() == expected.keys()
@@ -141,12 +161,15 @@ def same_run(one: Path, other: Path) -> None:
 def told(folder: Path) -> list[dict[str, Any]]:
     """What no two runs share, and what there is of ranks alone, is left out."""
     lines = (
-        {key: value for key, value in line.items() if "second" not in key and key not in OF_RANKS} for line in metrics(folder)
+        {key: value for key, value in line.items() if "second" not in key and key not in OF_RANKS}
+        for line in metrics(folder)
     )
     return [line for line in lines if "loss" in line or "val_loss" in line]
 
 
-@pytest.mark.parametrize(("ranks", "case"), [(ranks, case) for ranks in STARTS[:-1] for case in cases_on(ranks)])
+@pytest.mark.parametrize(
+    ("ranks", "case"), [(ranks, case) for ranks in STARTS[:-1] for case in cases_on(ranks)]
+)
 def test_a_run_is_the_same_on_any_number_of_ranks(ranks: int, case: str, done: Done) -> None:
     assert isinstance(done.given[ranks][case], dict), done.given[ranks][case]
     same_run(done.run(case, ranks), done.run(case, 0))
@@ -186,7 +209,11 @@ def test_every_file_is_there_once(ranks: int, done: Done) -> None:
 def test_metrics_tell_of_ranks(done: Done) -> None:
     for ranks in (2, 4):
         for line in steps(done.run("accumulated", ranks)):
-            assert line["ranks"] == ranks and 0 <= line["slowest"] < ranks and 0 <= line["seconds_exposed"] < line["seconds"]
+            assert (
+                line["ranks"] == ranks
+                and 0 <= line["slowest"] < ranks
+                and 0 <= line["seconds_exposed"] < line["seconds"]
+            )
     assert not OF_RANKS & {key for line in steps(done.run("accumulated", 0)) for key in line}
 
 
@@ -194,14 +221,33 @@ def test_metrics_tell_of_ranks(done: Done) -> None:
 def test_it_is_the_run_that_is_not_divided(case: str, done: Done) -> None:
     """But for rounding, which says that it was divided indeed; and for dropouts, which are other ones."""
     here, there = losses(done.run(case, 0)), losses(done.run(whole(case), 0))
-    np.testing.assert_allclose(here[:3], there[:3], rtol=0.05 if "lora" in case or case in ("pairs", "answers") else 1e-3)
+    np.testing.assert_allclose(
+        here[:3], there[:3], rtol=0.05 if "lora" in case or case in ("pairs", "answers") else 1e-3
+    )
     assert here != there
 
 
 # ---- the command ---------------------------------------------------------------
 
 
-WORDS = ("--vocab-size", "bytes", "--embd", 32, "--head", 4, "--layer", 1, "--ff", 64, "--ctx", 32, "--iters", 3, "--threads", 1)
+WORDS = (
+    "--vocab-size",
+    "bytes",
+    "--embd",
+    32,
+    "--head",
+    4,
+    "--layer",
+    1,
+    "--ff",
+    64,
+    "--ctx",
+    32,
+    "--iters",
+    3,
+    "--threads",
+    1,
+)
 
 
 def test_one_rank_tells(material: Material, tmp_path: Path) -> None:
@@ -211,7 +257,9 @@ def test_one_rank_tells(material: Material, tmp_path: Path) -> None:
     assert several.code == 0, several.err
     alone = run(*given, "--out", tmp_path / "alone")
     for name in ("out", "err"):
-        ours, theirs = (re.findall(r"^(?!compil)\S+", getattr(each, name), re.MULTILINE) for each in (several, alone))
+        ours, theirs = (
+            re.findall(r"^(?!compil)\S+", getattr(each, name), re.MULTILINE) for each in (several, alone)
+        )
         assert ours == theirs
     same_run(tmp_path / "several", tmp_path / "alone")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["alone", "several"]
@@ -234,7 +282,9 @@ def test_groups_that_cannot_be(which: str, material: Material, tmp_path: Path) -
 
 def test_ranks_without_work_and_data_that_only_one_can_read(material: Material, tmp_path: Path) -> None:
     """Each is told once, and nothing is left behind."""
-    few = command(3, "from-scratch", material.text, *WORDS, "--batch", 2, "--shards", 2, "--out", tmp_path / "run")
+    few = command(
+        3, "from-scratch", material.text, *WORDS, "--batch", 2, "--shards", 2, "--out", tmp_path / "run"
+    )
     assert few.code == 2 and len(few.errors) == 1 and "3" in few.errors[0] and "--shards" in few.errors[0]
     lone = command(2, "from-scratch", "-", *WORDS, "--out", tmp_path / "run")
     assert lone.code == 1 and lone.errors == [

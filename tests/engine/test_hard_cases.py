@@ -37,7 +37,12 @@ def same_however_planned(outputs: list[Tensor], memory: dict[Tensor, np.ndarray]
 
 
 def test_one_memory_read_twice_is_not_written_over() -> None:
-    x, ids, weights, one = placeholder("x", (4, 2)), placeholder("ids", (4,), I32), placeholder("w", (4,)), placeholder("d", ())
+    x, ids, weights, one = (
+        placeholder("x", (4, 2)),
+        placeholder("ids", (4,), I32),
+        placeholder("w", (4,)),
+        placeholder("d", ()),
+    )
     values = np.arange(8, dtype=np.float32).reshape(4, 2)
     y, z = ops.scale(x, by=1.0), ops.soft_max(x)
     same_however_planned([ops.set_rows(y, y, ids)], {x: values, ids: np.array([3, 2, 1, 0], np.int32)})
@@ -54,7 +59,11 @@ def test_rows_of_a_state_moved_within_it() -> None:
 
 def test_nothing_of_an_infinity_is_nothing() -> None:
     x, p, w = placeholder("x", (1, 3)), placeholder("p", (1, 3)), placeholder("w", (1,))
-    memory = {x: np.array([[1, -np.inf, 2]], np.float32), p: np.array([[0.5, 0, 0.5]], np.float32), w: np.ones(1, np.float32)}
+    memory = {
+        x: np.array([[1, -np.inf, 2]], np.float32),
+        p: np.array([[0.5, 0, 0.5]], np.float32),
+        w: np.ones(1, np.float32),
+    }
     same_however_planned([ops.cross_entropy_loss(x, p, w)], memory)
 
 
@@ -65,7 +74,10 @@ def test_whole_numbers_as_options(optimizer: AdamW | SGD) -> None:
         w = parameter("w", (2, 3))
         made = differentiate(ops.sum_sqr(ops.rms_norm(w, ops.fill(shape=(3,), value=1), eps=1)), [w])
         inputs, outputs = stream(made, optimizer)
-        memory = {w: np.arange(1, 7, dtype=np.float32).reshape(2, 3), inputs.schedule: np.array([0.1, 0.1, 0.001], np.float32)}
+        memory = {
+            w: np.arange(1, 7, dtype=np.float32).reshape(2, 3),
+            inputs.schedule: np.array([0.1, 0.1, 0.001], np.float32),
+        }
         Program.of(outputs, memory, kernels=kernels)()
         results.append(memory[w])
     np.testing.assert_allclose(results[1], results[0], rtol=1e-5)
@@ -73,7 +85,12 @@ def test_whole_numbers_as_options(optimizer: AdamW | SGD) -> None:
 
 @pytest.mark.parametrize("wild", [4, 2**31 - 1])
 def test_numbers_beyond_the_rows_show_and_touch_no_foreign_memory(wild: int) -> None:
-    ids, w, weights, one = placeholder("ids", (3,), I32), placeholder("w", (4, 2)), placeholder("c", (3,)), placeholder("d", ())
+    ids, w, weights, one = (
+        placeholder("ids", (3,), I32),
+        placeholder("w", (4, 2)),
+        placeholder("c", (3,)),
+        placeholder("d", ()),
+    )
     x = placeholder("x", (3, 2))
     memory = {
         ids: np.array([0, wild, 1], np.int32),
@@ -86,7 +103,9 @@ def test_numbers_beyond_the_rows_show_and_touch_no_foreign_memory(wild: int) -> 
     assert np.isnan(taken[1]).all() and np.isfinite(taken[[0, 2]]).all()
     assert np.isnan(run([ops.cross_entropy_loss(ops.matmul(x, w), ids, weights)], memory)[0])
     assert np.isnan(run([ops.linear_cross_entropy(x, w, ids, weights)], memory)[0])
-    loss, _dx, _dw = run(list(ops.linear_cross_entropy_back(one, x, w, ids, weights, dx=True, dw=True)), memory)
+    loss, _dx, _dw = run(
+        list(ops.linear_cross_entropy_back(one, x, w, ids, weights, dx=True, dw=True)), memory
+    )
     assert np.isnan(loss)
     run([ops.cross_entropy_loss_back(one, ops.matmul(x, w), ids, weights)], memory)
     run([ops.set_rows(w, x, ids)], memory)
@@ -101,7 +120,11 @@ def test_bfloat16_rows_of_odd_size_are_copied_whole() -> None:
     memory = {x: np.arange(1, 6, dtype=np.uint16)}
     assert run([ops.cast(x, dtype=BF16)], memory)[0].tolist() == [1, 2, 3, 4, 5]
     cache, rows, ids = state("k", (3, 3), BF16), placeholder("r", (1, 3), BF16), placeholder("i", (1,), I32)
-    memory = {cache: np.zeros((3, 3), np.uint16), rows: np.ones((1, 3), np.uint16), ids: np.array([1], np.int32)}
+    memory = {
+        cache: np.zeros((3, 3), np.uint16),
+        rows: np.ones((1, 3), np.uint16),
+        ids: np.array([1], np.int32),
+    }
     assert run([ops.set_rows(cache, rows, ids, into=True)], memory)[0].sum() == 3
 
 
@@ -145,8 +168,16 @@ def test_graphs_that_cannot_be() -> None:
 def test_arrays_of_nothing() -> None:
     x, w = placeholder("x", (0, 3)), placeholder("w", (3,))
     for kernels in ("reference", "cpu"):
-        outputs = [ops.rms_norm(x, w, eps=1e-5), ops.soft_max(x), ops.sum(x), ops.silu(x) if hasattr(ops, "silu") else x]
-        assert run(outputs, {x: np.zeros((0, 3), np.float32), w: np.ones(3, np.float32)}, kernels=kernels)[2] == 0
+        outputs = [
+            ops.rms_norm(x, w, eps=1e-5),
+            ops.soft_max(x),
+            ops.sum(x),
+            ops.silu(x) if hasattr(ops, "silu") else x,
+        ]
+        assert (
+            run(outputs, {x: np.zeros((0, 3), np.float32), w: np.ones(3, np.float32)}, kernels=kernels)[2]
+            == 0
+        )
 
 
 @pytest.mark.parametrize("layers_", [2, 4, 8])
@@ -154,7 +185,9 @@ def test_whatever_some_policy_fits_is_not_refused(layers_: int) -> None:
     model = llama(Size(vocab=64, width=32, layers=layers_, heads=4, kv_heads=4, ff=96, ctx=64, batch=2))
 
     def plan_with(policy: str | int):
-        return plan(stream(differentiate(model.loss, model.trained, borders=model.borders, remat=policy), AdamW())[1])
+        return plan(
+            stream(differentiate(model.loss, model.trained, borders=model.borders, remat=policy), AdamW())[1]
+        )
 
     totals = [plan_with(policy).total for policy in ("none", "light", *range(1, layers_ + 1), "block")]
     road = ["none", "light", *range(1, layers_ + 1)]
@@ -187,7 +220,9 @@ def test_without_a_home_things_are_kept_while_the_program_runs(monkeypatch: pyte
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("os.path.expanduser", lambda path: path)  # as it is where the home is not known
     folder = cache_dir.cache_folder("x")
-    assert folder is not None and folder.is_relative_to(tempfile.gettempdir()) and cache_dir.wanted("x") is None
+    assert (
+        folder is not None and folder.is_relative_to(tempfile.gettempdir()) and cache_dir.wanted("x") is None
+    )
     kernels = ObjectStore(cache_dir.wanted("x"))
     kernels.put("name", b"file")
     assert kernels.trouble == "there is no home" and kernels.loose == {"name": b"file"}

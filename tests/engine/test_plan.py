@@ -59,13 +59,19 @@ def lives_of(laid: Plan) -> dict[Tensor, tuple[int, int]]:
 def axes_of(tensor: Tensor) -> tuple[int, list[tuple[int, int]]]:
     """Where in its owner's memory a tensor's elements lie: the first, and along each axis of more than one."""
     at = layout_of(tensor)[1]
-    return at.offset, [(size, stride) for size, stride in zip(tensor.shape, at.strides, strict=True) if size != 1]
+    return at.offset, [
+        (size, stride) for size, stride in zip(tensor.shape, at.strides, strict=True) if size != 1
+    ]
 
 
 def may_take_over(node: Node, output: Tensor, source: Tensor) -> bool:
     """An op with the word for it, over a source that it reads element by element where it writes them."""
-    has_word = any(index == output.index and owner(node.sources[n]) is source for index, n in node.op.in_place)
-    return has_word and all(axes_of(each) == axes_of(output) for each in node.sources if owner(each) is source)
+    has_word = any(
+        index == output.index and owner(node.sources[n]) is source for index, n in node.op.in_place
+    )
+    return has_word and all(
+        axes_of(each) == axes_of(output) for each in node.sources if owner(each) is source
+    )
 
 
 def assert_apart(laid: Plan) -> None:
@@ -85,7 +91,9 @@ def assert_apart(laid: Plan) -> None:
                     continue
                 dies_here = isinstance(other, Tensor) and other in alive and lives[other][1] == place
                 assert dies_here and other not in taken, f"{each} and {other} share memory at {node}"
-                assert (lo, hi) == (offset, offset + size) and may_take_over(node, each, other), f"{each} over {other} at {node}"
+                assert (lo, hi) == (offset, offset + size) and may_take_over(node, each, other), (
+                    f"{each} over {other} at {node}"
+                )
                 taken.add(other)
             now[each] = (offset, offset + size)
         alive |= {t: span for t, span in now.items() if isinstance(t, Tensor)}
@@ -110,20 +118,30 @@ def assert_order(laid: Plan, asked: Iterable[Tensor]) -> None:
         assert all(source.node is None or places[source.node] < place for source in node.sources)
     for change in laid.nodes:
         for old in (change.sources[index] for index in change.aliases.values()):
-            assert all(places[reader] < places[change] for reader in readers_of(old, laid.nodes) if reader is not change)
+            assert all(
+                places[reader] < places[change]
+                for reader in readers_of(old, laid.nodes)
+                if reader is not change
+            )
 
 
 def readers_of(tensor: Tensor, nodes: list[Node]) -> list[Node]:
     """Who reads a value, itself or through views."""
     found = [node for node in nodes if tensor in node.sources]
-    return [r for node in found for r in ([node] if not node.op.layout else readers_of(node.outputs[0], nodes))]
+    return [
+        r for node in found for r in ([node] if not node.op.layout else readers_of(node.outputs[0], nodes))
+    ]
 
 
 def test_nothing_is_written_over_what_is_read_elsewhere() -> None:
     h = silu(placeholder("x", (4, 16)))
     row = view(h, slices=((0, 1, 1), (0, 16, 1)))
     rows = view(h, slices=((1, 3, 1), (0, 16, 1)))
-    for out in (add(h, row), set_rows(h, rows, placeholder("ids", (2,), I32)), acc(h, rows, slices=((2, 4, 1), (0, 16, 1)))):
+    for out in (
+        add(h, row),
+        set_rows(h, rows, placeholder("ids", (2,), I32)),
+        acc(h, rows, slices=((2, 4, 1), (0, 16, 1))),
+    ):
         assert_apart(plan([out]))
 
 
@@ -217,15 +235,22 @@ def by_looking_at_all(blocks: list[Allocation], order: list[int]) -> list[int]:
         there = [n for n in done if blocks[n].first <= block.last and block.first <= blocks[n].last]
         spans = sorted((offsets[n], offsets[n] + rounded(blocks[n].size)) for n in there)
         tops = [0, *(max(end for _, end in spans[: n + 1]) for n in range(len(spans)))]
-        gaps = [(start - top, top) for top, (start, _) in zip(tops, spans, strict=False) if start - top >= size]
+        gaps = [
+            (start - top, top) for top, (start, _) in zip(tops, spans, strict=False) if start - top >= size
+        ]
         offsets[number] = min(gaps)[1] if gaps else tops[-1]
         done.append(number)
     return offsets
 
 
 @often
-@given(st.lists(st.tuples(st.integers(1, 700), st.integers(0, 40), st.integers(0, 40)), max_size=40), st.randoms())
-def test_places_are_those_that_looking_at_all_would_find(lives: list[tuple[int, int, int]], rng: random.Random) -> None:
+@given(
+    st.lists(st.tuples(st.integers(1, 700), st.integers(0, 40), st.integers(0, 40)), max_size=40),
+    st.randoms(),
+)
+def test_places_are_those_that_looking_at_all_would_find(
+    lives: list[tuple[int, int, int]], rng: random.Random
+) -> None:
     blocks = [Allocation(size, min(a, b), max(a, b)) for size, a, b in lives]
     order = rng.sample(range(len(blocks)), len(blocks))
     assert in_order(blocks, order, LIMITLESS)[0] == by_looking_at_all(blocks, order)
@@ -236,10 +261,15 @@ def largest_first(blocks: list[Allocation]) -> list[int]:
 
 
 @often
-@given(st.lists(st.tuples(st.integers(1, 700), st.integers(0, 40), st.integers(0, 40)), min_size=1, max_size=40))
+@given(
+    st.lists(st.tuples(st.integers(1, 700), st.integers(0, 40), st.integers(0, 40)), min_size=1, max_size=40)
+)
 def test_an_arena_is_never_larger_than_with_the_largest_first(lives: list[tuple[int, int, int]]) -> None:
     blocks = [Allocation(size, min(a, b), max(a, b)) for size, a, b in lives]
-    fullest = max(sum(rounded(block.size) for block in blocks if block.first <= time <= block.last) for time in range(41))
+    fullest = max(
+        sum(rounded(block.size) for block in blocks if block.first <= time <= block.last)
+        for time in range(41)
+    )
     assert fullest == loads_of(blocks).max() <= sum(placed(blocks)[1])
     assert sum(placed(blocks)[1]) <= sum(in_order(blocks, largest_first(blocks), LIMITLESS)[1])
 
@@ -248,8 +278,13 @@ def test_an_arena_is_never_larger_than_with_the_largest_first(lives: list[tuple[
 def test_no_gaps_are_left_beside_gradients_that_stay(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of layers that are made again, each between more of them: what is there at the fullest moment is all that is taken."""
     model, seen = llama(M), list[list[Allocation]]()
-    made = hold(differentiate(model.loss, model.trained, precision=precision, borders=model.borders, remat="block"), whole=False)
-    monkeypatch.setattr("llamatrain.engine.plan.placed", lambda blocks, most: seen.append(blocks) or placed(blocks, most))
+    made = hold(
+        differentiate(model.loss, model.trained, precision=precision, borders=model.borders, remat="block"),
+        whole=False,
+    )
+    monkeypatch.setattr(
+        "llamatrain.engine.plan.placed", lambda blocks, most: seen.append(blocks) or placed(blocks, most)
+    )
     laid = plan([made.loss, *made.first], scratch=backend_of("cpu", 2).scratch)
     assert laid.arena == min(int(loads_of(blocks).max()) for blocks in seen)
     assert laid.arena < min(sum(in_order(blocks, largest_first(blocks), LIMITLESS)[1]) for blocks in seen)
@@ -259,9 +294,18 @@ def looked_at(layers: int, monkeypatch: pytest.MonkeyPatch) -> int:
     """How many intervals are looked at to place what layers keep until their gradients, and what they need for a moment."""
     seen = list[int]()
     during = LiveIntervals.during
-    monkeypatch.setattr(LiveIntervals, "during", lambda self, block: seen.append(len(during(self, block))) or during(self, block))
+    monkeypatch.setattr(
+        LiveIntervals,
+        "during",
+        lambda self, block: seen.append(len(during(self, block))) or during(self, block),
+    )
     moments = [Allocation(320, time, time + 1) for time in range(2 * layers)]
-    placed([*(Allocation(size, layer, 2 * layers - layer) for layer in range(layers) for size in (640, 128)), *moments])
+    placed(
+        [
+            *(Allocation(size, layer, 2 * layers - layer) for layer in range(layers) for size in (640, 128)),
+            *moments,
+        ]
+    )
     monkeypatch.undo()
     return sum(seen)
 
@@ -325,7 +369,15 @@ def assert_big_plan(kernels: str) -> None:
     assert laid.arena <= 256e6
     parts = 8 * sum(
         ins + outs
-        for ins, outs in [(8192, 8192), (8192, 1024), (8192, 1024), (8192, 8192), (8192, 22016), (8192, 22016), (22016, 8192)]
+        for ins, outs in [
+            (8192, 8192),
+            (8192, 1024),
+            (8192, 1024),
+            (8192, 8192),
+            (8192, 22016),
+            (8192, 22016),
+            (22016, 8192),
+        ]
     )
     norms = 97 * 8192
     assert numbers(model) == 48 * parts + norms  # the embedding and the head are not adapted
@@ -351,7 +403,11 @@ def test_a_plan_of_three_thousand_million_parameters() -> None:
     made = differentiate(loss, [weight])
     laid = plan(stream(made, AdamW())[1])
     count = 3_000_000_000
-    assert (laid.bytes("parameter"), laid.bytes("state"), laid.bytes("input")) == (4 * count, 8 * count, 4 * 50_000 + 4 * 3)
+    assert (laid.bytes("parameter"), laid.bytes("state"), laid.bytes("input")) == (
+        4 * count,
+        8 * count,
+        4 * 50_000 + 4 * 3,
+    )
     row = 4 * 60_000  # y, and its gradient, which ends up in the same place
     # the weight's gradient beside that of y, which is as long as a row; the loss and the constant 1s take 64 bytes each
     assert 4 * count + row <= laid.arena <= 4 * count + row + 4 * 64
@@ -397,7 +453,9 @@ def test_training_with_kept_gradients_takes_16_bytes_a_parameter() -> None:
     assert {*last.leaves("state")} >= {*kept.memory}
     assert last.arena <= 64 * (len(model.trained) + 4)  # nothing of a weight's size: no hidden copy
     # the gradients' own memory takes nothing more in the arena than streaming them does
-    assert max(first.arena, more.arena) <= plan(training(model)).arena + max(rounded(w.nbytes) for w in model.trained)
+    assert max(first.arena, more.arena) <= plan(training(model)).arena + max(
+        rounded(w.nbytes) for w in model.trained
+    )
 
 
 def test_a_program_takes_what_its_plan_says() -> None:
@@ -406,7 +464,8 @@ def test_a_program_takes_what_its_plan_says() -> None:
     program()
     assert program.arenas[0].nbytes == program.plan.arena
     assert (
-        sum(array.nbytes for leaf, array in program.owned.items() if leaf.node is None) == program.plan.total - program.plan.arena
+        sum(array.nbytes for leaf, array in program.owned.items() if leaf.node is None)
+        == program.plan.total - program.plan.arena
     )
 
 
@@ -436,5 +495,7 @@ def test_what_lives_at_the_peak() -> None:
     assert [size for _, size in listed] == sorted((size for _, size in listed), reverse=True)
     assert {name for name, _ in listed} <= set(there)
     assert sum(rounded(size) for _, size in listed) <= laid.arena
-    end = max(laid.offsets[t] + rounded(t.nbytes) for t, (made, read) in lives.items() if made <= place <= read)
+    end = max(
+        laid.offsets[t] + rounded(t.nbytes) for t, (made, read) in lives.items() if made <= place <= read
+    )
     assert end == laid.arena

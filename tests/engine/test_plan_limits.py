@@ -27,7 +27,9 @@ def assert_runs(laid: Plan, graph: RandomGraph) -> None:
     """As planned, to what separate arrays give."""
     with np.errstate(all="ignore"):
         expected = evaluated(graph.outputs, graph.arrays)
-    program = Program(laid, {leaf: array.copy() for leaf, array in graph.arrays.items()}, backend_of("reference"))
+    program = Program(
+        laid, {leaf: array.copy() for leaf, array in graph.arrays.items()}, backend_of("reference")
+    )
     for arena in program.arenas:
         arena[:] = 0xFF
     program()
@@ -39,7 +41,10 @@ def assert_runs(laid: Plan, graph: RandomGraph) -> None:
 
 
 @often
-@given(st.lists(st.tuples(st.integers(0, 700), st.integers(0, 20), st.integers(0, 20)), max_size=40), st.integers(11, 40))
+@given(
+    st.lists(st.tuples(st.integers(0, 700), st.integers(0, 20), st.integers(0, 20)), max_size=40),
+    st.integers(11, 40),
+)
 def test_no_place_lies_across_two_arenas(lives: list[tuple[int, int, int]], units: int) -> None:
     most = 64 * units
     blocks = [Allocation(size, min(a, b), max(a, b)) for size, a, b in lives]
@@ -49,7 +54,10 @@ def test_no_place_lies_across_two_arenas(lives: list[tuple[int, int, int]], unit
     for (block, (start, end)), (other, (begin, close)) in combinations(zip(blocks, spans, strict=True), 2):
         if block.size and other.size and block.first <= other.last and other.first <= block.last:
             assert end <= begin or close <= start
-    tops = {number: max((end for start, end in spans if start // most == number), default=0) for number in range(len(arenas))}
+    tops = {
+        number: max((end for start, end in spans if start // most == number), default=0)
+        for number in range(len(arenas))
+    }
     assert arenas == [max(0, top - number * most) for number, top in tops.items()]
 
 
@@ -72,7 +80,9 @@ def test_a_llama_in_arenas_of_the_size_of_its_largest_value() -> None:
     assert len(usual.arenas) == 1 < len(laid.arenas) and max(laid.arenas) == largest
     assert usual.arena <= laid.arena < 2 * usual.arena
     assert f"{laid.arena:,} bytes" in laid.report()
-    with pytest.raises(MemoryPlanError, match=rf"takes [\d,]+ bytes, and an arena has {largest - 64:,} at most"):
+    with pytest.raises(
+        MemoryPlanError, match=rf"takes [\d,]+ bytes, and an arena has {largest - 64:,} at most"
+    ):
         plan(outputs, most=largest - 64)
 
 
@@ -111,7 +121,9 @@ def test_any_order_that_can_be_is_taken(graph: RandomGraph, data: st.DataObject)
         nodes = [node for node in nodes if data.draw(st.booleans())]
     laid = plan(graph.outputs, order=[node.outputs[0] for node in nodes])
     assert_order(laid, graph.outputs)
-    names = iter(node.op.name for node in laid.nodes)  # copies may have been put in: then other nodes read them
+    names = iter(
+        node.op.name for node in laid.nodes
+    )  # copies may have been put in: then other nodes read them
     assert all(node.op.name in names for node in nodes)
     assert_runs(laid, graph)
 
@@ -126,7 +138,9 @@ def test_unconnected_values_are_made_as_is_said() -> None:
     left, right, both = two_branches()
     for order in ([left, right], [right, left], [right], [right, left, both]):
         names = [node.name for node in plan([both], order=order).nodes]
-        assert [name for name in names if name in {tensor.name for tensor in order}] == [tensor.name for tensor in order]
+        assert [name for name in names if name in {tensor.name for tensor in order}] == [
+            tensor.name for tensor in order
+        ]
         assert names[-1] == "both" and len(names) == 3
 
 
@@ -134,12 +148,18 @@ def test_a_change_in_place_waits_for_its_turn() -> None:
     left, right, _ = two_branches()
     change = O.acc(state("sum", (4, 16)), left, slices=((0, 4, 1), (0, 16, 1)), into=True, name="change")
     for order in ([left, right, change], [left, change, right], [right, left, change]):
-        assert [node.name for node in plan([change, right], order=order).nodes] == [tensor.name for tensor in order]
+        assert [node.name for node in plan([change, right], order=order).nodes] == [
+            tensor.name for tensor in order
+        ]
 
 
 def test_orders_that_cannot_be() -> None:
     left, right, both = two_branches()
-    with pytest.raises(GraphError, match=r"left = silu\(x\) cannot be made after both = add\(left, right\), which needs it"):
+    with pytest.raises(
+        GraphError, match=r"left = silu\(x\) cannot be made after both = add\(left, right\), which needs it"
+    ):
         plan([both], order=[both, left])
-    with pytest.raises(GraphError, match=r"right .* is to be made in an order, and nothing that is asked for needs it"):
+    with pytest.raises(
+        GraphError, match=r"right .* is to be made in an order, and nothing that is asked for needs it"
+    ):
         plan([left], order=[right])

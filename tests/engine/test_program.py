@@ -63,19 +63,28 @@ def test_inputs_changed_between_runs_matter() -> None:
 def test_pinned_outputs_lie_in_the_callers_memory() -> None:
     x = placeholder("x", (3, 2))
     h = O.sqr(x)
-    outputs = [h, O.transpose(h), O.reshape(h, shape=(6,)), O.scale(h, by=0.5)]  # views too, and one that is read on
+    outputs = [
+        h,
+        O.transpose(h),
+        O.reshape(h, shape=(6,)),
+        O.scale(h, by=0.5),
+    ]  # views too, and one that is read on
     arrays = {output: np.full(output.shape, np.nan, np.float32) for output in outputs}
     program = reference(outputs, {x: random(3, 2), **arrays})
     for seed in (1, 2):
         program.write(x, random(3, 2, seed=seed))
         program()
         squares = random(3, 2, seed=seed) ** 2
-        for output, expected in zip(outputs, (squares, squares.T, squares.reshape(6), squares / 2), strict=True):
+        for output, expected in zip(
+            outputs, (squares, squares.T, squares.reshape(6), squares / 2), strict=True
+        ):
             assert np.shares_memory(program.read(output), arrays[output])
             np.testing.assert_array_equal(arrays[output], expected)
 
 
-@pytest.mark.parametrize("bad", [np.zeros((3, 2), np.float64), np.zeros((2, 3), np.float32), np.zeros((2, 3), np.float32).T])
+@pytest.mark.parametrize(
+    "bad", [np.zeros((3, 2), np.float64), np.zeros((2, 3), np.float32), np.zeros((2, 3), np.float32).T]
+)
 def test_an_array_that_does_not_fit_is_refused(bad: np.ndarray) -> None:
     x = placeholder("tokens", (3, 2))
     with pytest.raises(GraphError, match=r"tokens f32\[3, 2\].*float(32|64)\[[23], [23]\]"):
@@ -135,7 +144,9 @@ class Elsewhere:
         return Box(self.plain.take(size, within.held if within else None, start))
 
     def adopt(self, tensor: Tensor, memory: np.ndarray | Box, changed: bool) -> Box:
-        return Box(self.plain.adopt(tensor, memory.held if isinstance(memory, Box) else memory.copy(), changed))
+        return Box(
+            self.plain.adopt(tensor, memory.held if isinstance(memory, Box) else memory.copy(), changed)
+        )
 
     def place(self, memory: Box, tensor: Tensor, offset: int, strides: Sequence[int]) -> Box:
         return Box(self.plain.place(memory.held, tensor, offset, strides))
@@ -170,10 +181,15 @@ def test_a_backend_may_have_memory_that_nobody_sees() -> None:
     loss, (grad,) = value_and_gradients(O.sum_sqr(silu(O.matmul(x, w))), [w])
     left, moments = state("w.grad", w.shape), [state(f"w.{name}", w.shape) for name in "mv"]
     schedule, one = placeholder("schedule", (3,)), O.fill(shape=(), value=1.0)
-    stepped = list(O.opt_step_adamw(w, *moments, left, schedule, one, beta1=0.9, beta2=0.999, eps=1e-8, decay=0.1))
+    stepped = list(
+        O.opt_step_adamw(w, *moments, left, schedule, one, beta1=0.9, beta2=0.999, eps=1e-8, decay=0.1)
+    )
     found, away = [], Elsewhere()
     for backend in (backend_of("reference"), away):
-        arrays: dict[Tensor, Any] = {w: random(3, 4, seed=1), **{each: np.zeros(w.shape, np.float32) for each in moments}}
+        arrays: dict[Tensor, Any] = {
+            w: random(3, 4, seed=1),
+            **{each: np.zeros(w.shape, np.float32) for each in moments},
+        }
         there = {tensor: backend.adopt(tensor, array, True) for tensor, array in arrays.items()}
         back = Program(plan([loss, grad]), {w: there[w]}, backend)
         update = Program(plan(stepped), there | {left: back.memory_of(grad)}, backend)
@@ -214,7 +230,10 @@ def test_a_cache_fills_up_over_runs() -> None:
             program.write(leaf, whole[:, step])
         program()
         steps.append(program.read(out)[:, 0].copy())
-    whole, at = [placeholder(name, (1, length, heads, size)) for name in "qkv"], placeholder("starts", (1, length), I32)
+    whole, at = (
+        [placeholder(name, (1, length, heads, size)) for name in "qkv"],
+        placeholder("starts", (1, length), I32),
+    )
     expected, _ = flash_attn(*whole, at, scale=0.5)
     once = reference([expected], dict(zip(whole, (q, k, v), strict=True)))
     once()
@@ -223,7 +242,11 @@ def test_a_cache_fills_up_over_runs() -> None:
 
 
 def test_a_gradient_goes_through_rows_written_into_a_state() -> None:
-    cache, rows, ids = state("cache", (4, 3), F64), parameter("rows", (2, 3), F64), placeholder("ids", (2,), I32)
+    cache, rows, ids = (
+        state("cache", (4, 3), F64),
+        parameter("rows", (2, 3), F64),
+        placeholder("ids", (2,), I32),
+    )
     weights = placeholder("weights", (4, 3), F64)
     loss = O.sum(O.mul(O.sqr(O.set_rows(cache, rows, ids, into=True)), weights))
     value, grads = value_and_gradients(loss, [rows])
@@ -243,7 +266,11 @@ def test_whoever_reads_a_state_before_its_change_reads_it_as_it_was() -> None:
         program = reference(outputs)
         for run in range(3):
             program()
-            assert (program.read(before), program.read(after), program.read(doubled)) == (run, run + 1, 2 * run + 2)
+            assert (program.read(before), program.read(after), program.read(doubled)) == (
+                run,
+                run + 1,
+                2 * run + 2,
+            )
 
 
 def test_whoever_reads_the_whole_before_a_part_is_changed_reads_it_as_it_was() -> None:
@@ -291,7 +318,12 @@ def test_an_arena_that_will_not_do_is_refused() -> None:
     needed = reference(outputs).plan.arena
     read_only = allocate(needed)
     read_only.flags.writeable = False
-    for arena in (allocate(needed - 1), allocate(needed).view(np.float32), read_only, allocate(needed + 1)[1:]):
+    for arena in (
+        allocate(needed - 1),
+        allocate(needed).view(np.float32),
+        read_only,
+        allocate(needed + 1)[1:],
+    ):
         with pytest.raises(GraphError, match="arena"):
             Program.of(outputs, kernels="reference", arena=arena)
 

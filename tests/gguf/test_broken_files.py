@@ -24,8 +24,14 @@ HUGE = (0, 1, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**61, 2**63 - 1, 2**63, 2**64
 
 def small_files(folder: Path) -> list[bytes]:
     """Valid files to break: one with each kind of value and several types of tensors, and a vocabulary."""
-    infos = [TensorInfo("token_embd.weight", by_name("F32"), (3, 2)), TensorInfo("blk.0.q", by_name("Q4_K"), (1, 256))]
-    words = {"tokenizer.ggml.tokens": strings([f"word{i}" for i in range(40)]), "x": numbers(Kind.FLOAT32, [0.5] * 40)}
+    infos = [
+        TensorInfo("token_embd.weight", by_name("F32"), (3, 2)),
+        TensorInfo("blk.0.q", by_name("Q4_K"), (1, 256)),
+    ]
+    words = {
+        "tokenizer.ggml.tokens": strings([f"word{i}" for i in range(40)]),
+        "x": numbers(Kind.FLOAT32, [0.5] * 40),
+    }
     files = []
     for metadata in (every_kind(), {"general.alignment": u32(64), **words}):
         with new_gguf(folder / "base.gguf", metadata, infos) as out:
@@ -40,7 +46,9 @@ def broken(files: list[bytes]) -> Iterator[bytes]:
     for data in files:
         for length in range(len(data)):
             yield data[:length]
-        for place in range(0, len(data) - 8, 2):  # a huge number in each place where a length or a count may be
+        for place in range(
+            0, len(data) - 8, 2
+        ):  # a huge number in each place where a length or a count may be
             yield data[:place] + rng.choice(HUGE).to_bytes(8, "little") + data[place + 8 :]
         for _ in range(700):
             flipped = bytearray(data)
@@ -102,7 +110,9 @@ def pair(key: str, kind: int, raw: bytes) -> bytes:
     return packed(key) + struct.pack("<I", kind) + raw
 
 
-def tensor(name: str = "w", shape: tuple[int, ...] = (8,), kind: int = 0, offset: int = 0, axes: int | None = None) -> bytes:
+def tensor(
+    name: str = "w", shape: tuple[int, ...] = (8,), kind: int = 0, offset: int = 0, axes: int | None = None
+) -> bytes:
     count = len(shape) if axes is None else axes
     return packed(name) + struct.pack(f"<I{len(shape)}QIQ", count, *shape, kind, offset)
 
@@ -123,7 +133,9 @@ CRAFTED = {
     "a dimension of 0": made([], [tensor(shape=(8, 0, 2**63))]),
     "unknown tensor type 4;": made([], [tensor(kind=4)]),
     "not made of whole Q4_K blocks of 256": made([], [tensor(shape=(32,), kind=12)]),
-    "its data ends at byte": made([], [tensor(shape=(2**32, 2**32, 2**32))]),  # 2^96 elements, which 64 bits would call 0
+    "its data ends at byte": made(
+        [], [tensor(shape=(2**32, 2**32, 2**32))]
+    ),  # 2^96 elements, which 64 bits would call 0
     "data's offset 4 is no multiple": made([], [tensor(offset=4)]),
     f"its data ends at byte {2**63 + 96}": made([], [tensor(offset=2**63)]),
     "begins inside that of 'w'": made([], [tensor(shape=(9,)), tensor("v", offset=32)]),
@@ -158,7 +170,9 @@ def test_crafted_files_are_refused(tmp_path: Path, reason: str) -> None:
 def test_what_the_crafted_files_break_is_sound_otherwise(tmp_path: Path) -> None:
     path = tmp_path / "sound.gguf"
     nested = struct.pack("<IQ", 9, 1) * 3 + struct.pack("<IQB", 0, 1, 7)
-    path.write_bytes(made([pair("k", 9, nested), pair("k2", 4, bytes(4))], [tensor(), tensor("v", offset=32)]))
+    path.write_bytes(
+        made([pair("k", 9, nested), pair("k2", 4, bytes(4))], [tensor(), tensor("v", offset=32)])
+    )
     gguf = open_gguf(path)
     assert gguf.metadata["k"][0][0][0].tolist() == [7] and gguf.metadata["k2"] == 0
     assert [tensor.nbytes for tensor in gguf.tensors.values()] == [32, 32]
@@ -199,6 +213,8 @@ def test_hostile_keys_of_a_split_are_refused(tmp_path: Path) -> None:
 
 def test_offsets_out_of_order_are_no_overlap(tmp_path: Path) -> None:
     path = tmp_path / "o.gguf"
-    path.write_bytes(made([], [tensor(offset=32), tensor("v", offset=0)], np.arange(16, dtype="<f4").tobytes()))
+    path.write_bytes(
+        made([], [tensor(offset=32), tensor("v", offset=0)], np.arange(16, dtype="<f4").tobytes())
+    )
     tensors = open_gguf(path).tensors
     assert tensors["w"].raw.view("<f4")[0] == 8 and tensors["v"].raw.view("<f4")[0] == 0

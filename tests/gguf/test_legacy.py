@@ -37,7 +37,9 @@ def written(path: Path, source: Path, version: int) -> Path:
     tokens = arrays["token_embd.weight.lora_b" if adapter else "token_embd.weight"].shape[0]
     keys = ("embedding_length", "attention.head_count", "block_count", "rope.dimension_count")
     width, heads, layers, rotated = (values[f"llama.{key}"] for key in keys)
-    raw = (b"lcgg" if adapter else b"pcgg") + struct.pack("<10I", 0, *counts, tokens, width, 32, heads, layers, rotated)
+    raw = (b"lcgg" if adapter else b"pcgg") + struct.pack(
+        "<10I", 0, *counts, tokens, width, 32, heads, layers, rotated
+    )
     if adapter:
         raw += struct.pack("<12I", *(values[f"training.lora.rank.{name}"] for name in RANKS))
     for name, array in arrays.items():
@@ -47,16 +49,24 @@ def written(path: Path, source: Path, version: int) -> Path:
     kind, moves = int(optimizer == "lbfgs"), 3 if optimizer == "lbfgs" else 6
     if version == 0:
         adam = (256, 1.0, 0.125, 0.5, 0.75, 0.875, 0.25, 0.0, 0.0)
-        raw += struct.pack("<Iiif4x4xi8f3i5fI", kind, 6, 0, 1e-5, *adam, moves, 16, 20, 1e-5, 1e-4, 0.9, 1e-20, 1e20, 1)
+        raw += struct.pack(
+            "<Iiif4x4xi8f3i5fI", kind, 6, 0, 1e-5, *adam, moves, 16, 20, 1e-5, 1e-4, 0.9, 1e-20, 1e20, 1
+        )
     else:
         raw += struct.pack("<ii", 0, moves)
     size = values["optimizer.parameter_count"]
     raw += struct.pack("<Qii", size, counts[0], 0)
-    vectors = {name.rpartition(".")[2]: array for name, array in arrays.items() if name.startswith("optimizer.")}
+    vectors = {
+        name.rpartition(".")[2]: array for name, array in arrays.items() if name.startswith("optimizer.")
+    }
     first, second = vectors.get("first_moments"), vectors.get("second_moments")
     work = np.ones(size, np.float32)
     if kind:
-        points = [vectors[f"{which}_{what}"] for what in ("parameters", "gradients") for which in ("current", "previous")]
+        points = [
+            vectors[f"{which}_{what}"]
+            for what in ("parameters", "gradients")
+            for which in ("current", "previous")
+        ]
         rings = [vectors[f"memory_{name}"] for name in ("alpha", "ys", "s", "y")]
         for array in (*points, vectors["search_direction"], None, *rings):
             raw += record(len(raw), array)
@@ -75,16 +85,25 @@ def written(path: Path, source: Path, version: int) -> Path:
 
 
 @pytest.fixture(scope="module", params=["adamw", "lbfgs"])
-def converted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tuple[object, ...]]:
+def converted(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, tuple[object, ...]]:
     """A run of ours, and the same in the ancestors' GGUF."""
     place = tmp_path_factory.mktemp("run")
     more = (
-        ("--schedule", "constant", "--warmup", 0) if request.param == "adamw" else ("--optimizer", "lbfgs", "--lbfgs-history", 3)
+        ("--schedule", "constant", "--warmup", 0)
+        if request.param == "adamw"
+        else ("--optimizer", "lbfgs", "--lbfgs-history", 3)
     )
     words = ("--ctx", 32, "--batch", 8, "--no-shuffle", *more)
     data = text_file(place, 255)
     ran("from-scratch", data, *TINY, *words, "--norm-rms-eps", 1e-5, "--iters", 4, "--out", place / "run")
-    as_theirs(place / "chk.gguf", read(place / "run" / "checkpoint-4.gguf"), 2, "right" if request.param == "lbfgs" else "left")
+    as_theirs(
+        place / "chk.gguf",
+        read(place / "run" / "checkpoint-4.gguf"),
+        2,
+        "right" if request.param == "lbfgs" else "left",
+    )
     return place, (data, *words, "--precision", "f32")
 
 
@@ -97,7 +116,9 @@ def with_parameters(source: Path, target: Path, ours: Path) -> Path:
     gguf, weights = open_gguf(source), read(ours).weights
     arrays = {name: tensor.raw.view("<f4").reshape(tensor.shape) for name, tensor in gguf.tensors.items()}
     arrays["optimizer.adam.x"] = np.concatenate([weights[name].ravel() for name in met("left", 2)])
-    with new_gguf(target, dict(gguf.metadata.typed), [TensorInfo(n, by_name("F32"), a.shape) for n, a in arrays.items()]) as out:
+    with new_gguf(
+        target, dict(gguf.metadata.typed), [TensorInfo(n, by_name("F32"), a.shape) for n, a in arrays.items()]
+    ) as out:
         for name, array in arrays.items():
             out.write(name, array)
     return target
@@ -107,15 +128,21 @@ def test_a_new_model_goes_on(converted: tuple[Path, tuple[object, ...]], tmp_pat
     """Of Adam by version 0, whose parameters tell the order; of L-BFGS by version 1, which does not say that it is that."""
     place, words = converted
     source, ours, adam = place / "chk.gguf", place / "run" / "checkpoint-4.gguf", "lbfgs" not in words
-    old = written(tmp_path / "chk.bin", with_parameters(source, tmp_path / "x.gguf", ours) if adam else source, 1 - adam)
+    old = written(
+        tmp_path / "chk.bin", with_parameters(source, tmp_path / "x.gguf", ours) if adam else source, 1 - adam
+    )
     begun = ("from-scratch", *words, "--iters", 6, "--vocab-from", place / "run" / "model.gguf")
     done = ran(*begun, "--checkpoint-in", old, "--out", tmp_path / "old")
     ran("from-scratch", "--resume", place / "run", "--iters", 6, "--out", tmp_path / "ours")
     assert losses(tmp_path / "old") == pytest.approx(losses(tmp_path / "ours")[-2:], rel=1e-4)
     assert (
-        "note: it is from before GGUF and does not say: epsilon of its norms (1e-05 is taken), context length, vocab" in done.err
+        "note: it is from before GGUF and does not say: epsilon of its norms (1e-05 is taken), context length, vocab"
+        in done.err
     )
-    assert ("note: it was trained with --lr 0.5 --beta1 0.75 --beta2 0.875 --eps 0.25 --weight-decay 0.125" in done.err) == adam
+    assert (
+        "note: it was trained with --lr 0.5 --beta1 0.75 --beta2 0.875 --eps 0.25 --weight-decay 0.125"
+        in done.err
+    ) == adam
     ran("from-scratch", "--resume", tmp_path / "old", "--iters", 7)
     assert "iteration_count" in ran("inspect", old).out
 

@@ -19,7 +19,9 @@ DECODED = [kind for kind in TYPES.values() if kind.name not in (*NUMBERS, *NOT_I
 SOME = [TYPES[number] for number in sorted(COMPILED)]
 FITTED = [TYPES[number] for number in sorted(SEARCHED)]
 # half floats: zeros, denormals, the largest, infinities, NaN
-EXTREME_HALVES = np.array([0, 0x8000, 1, 0x8001, 0x03FF, 0x0400, 0x7BFF, 0xFBFF, 0x7C00, 0xFC00, 0x7E00, 0x7C01], np.uint16)
+EXTREME_HALVES = np.array(
+    [0, 0x8000, 1, 0x8001, 0x03FF, 0x0400, 0x7BFF, 0xFBFF, 0x7C00, 0xFC00, 0x7E00, 0x7C01], np.uint16
+)
 
 
 def name(kind: GgmlType) -> str:
@@ -104,9 +106,13 @@ def test_panels_are_parts_of_the_whole_and_threads_change_nothing(kind: GgmlType
     for bf16 in (False, True):
         whole = decode(raw, kind, bf16=bf16)
         panel = decode(raw[7:43, size : 4 * size], kind, bf16=bf16, threads=2)
-        assert_array_equal(panel.view(np.uint8), np.ascontiguousarray(whole[7:43, wide : 4 * wide]).view(np.uint8))
+        assert_array_equal(
+            panel.view(np.uint8), np.ascontiguousarray(whole[7:43, wide : 4 * wide]).view(np.uint8)
+        )
     many = np.tile(raw, (40, 1))
-    assert_array_equal(decode(many, kind, threads=1).view(np.uint8), decode(many, kind, threads=2).view(np.uint8))
+    assert_array_equal(
+        decode(many, kind, threads=1).view(np.uint8), decode(many, kind, threads=2).view(np.uint8)
+    )
 
 
 def test_shapes_and_results_given() -> None:
@@ -134,7 +140,11 @@ def test_shapes_and_results_given() -> None:
 
 def weights(law: str, rows: int = 64, columns: int = 1024) -> np.ndarray:
     rng = np.random.default_rng(0)
-    x = rng.standard_t(3, (rows, columns)) if law in ("student", "channels") else rng.standard_normal((rows, columns))
+    x = (
+        rng.standard_t(3, (rows, columns))
+        if law in ("student", "channels")
+        else rng.standard_normal((rows, columns))
+    )
     if law == "outlier":
         x[np.arange(rows), rng.integers(0, columns, rows)] = 250.0
     if law == "channels":
@@ -161,12 +171,16 @@ def test_simple_types_are_written_as_gguf_writes_them(kind: GgmlType) -> None:
             x = weights(law) * np.float32(scale)
             x[3, :320], x[4, :320] = 0.0, -0.25 * scale
             with np.errstate(all="ignore"):
-                assert_array_equal(encode(x, kind), gguf.quantize(x, number).view(np.uint8), f"{law} x {scale}")
+                assert_array_equal(
+                    encode(x, kind), gguf.quantize(x, number).view(np.uint8), f"{law} x {scale}"
+                )
 
 
 def test_halves_of_any_length_round_to_even() -> None:
     edges = np.array([0, 1, 2, 3, 0.5, 1023, 1023.5, 1024.5, 2.0**14, 2.0**15 - 8]) * 2.0**-24
-    x = np.concatenate([edges, -edges, [65504.0, 2049.0, 2051.0, 1 + 2.0**-8, 1 + 3 * 2.0**-8, 1e-45]]).astype(np.float32)[None]
+    x = np.concatenate(
+        [edges, -edges, [65504.0, 2049.0, 2051.0, 1 + 2.0**-8, 1 + 3 * 2.0**-8, 1e-45]]
+    ).astype(np.float32)[None]
     for columns in (x.shape[1], 1, 16, 17):
         some = x[:, :columns]
         assert_array_equal(encode(some, by_name("F16")), some.astype(np.float16).view(np.uint8))
@@ -281,7 +295,9 @@ def test_what_cannot_be_written_is_refused(kind: GgmlType) -> None:
     x = np.zeros((3, 512), np.float32)
     for value, why in ((np.nan, "not finite"), (np.inf, "not finite"), (-np.inf, "not finite")):
         x[2, 300] = value
-        with pytest.raises(QuantError, match=f"blk.0: {value} at row 2, column 300, cannot be {kind.name}: it is {why}"):
+        with pytest.raises(
+            QuantError, match=f"blk.0: {value} at row 2, column 300, cannot be {kind.name}: it is {why}"
+        ):
             encode(x, kind, name="blk.0")
     x[2, 300] = 7e4
     if kind.name in ("F32", "BF16"):
@@ -290,7 +306,9 @@ def test_what_cannot_be_written_is_refused(kind: GgmlType) -> None:
         with pytest.raises(QuantError, match=r"70000 at row 2, column 300, .* beyond 65504"):
             encode(x, kind)
     if kind.block > 1:
-        with pytest.raises(QuantError, match=f"rows of 500 cannot be {kind.name}, whose blocks are of {kind.block}"):
+        with pytest.raises(
+            QuantError, match=f"rows of 500 cannot be {kind.name}, whose blocks are of {kind.block}"
+        ):
             encode(x[:, :500], kind)
 
 

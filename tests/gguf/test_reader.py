@@ -40,7 +40,9 @@ def test_each_kind_of_value_comes_back(tmp_path: Path) -> None:
     assert {key: (value.kind, bytes(value.raw)) for key, value in metadata.typed.items()} == {
         key: (value.kind, value.raw) for key, value in written.items()
     }
-    assert metadata["a.INT64"] == -(2**63) and metadata["a.UINT64"] == 2**64 - 1 and metadata["a.INT8"] == -128
+    assert (
+        metadata["a.INT64"] == -(2**63) and metadata["a.UINT64"] == 2**64 - 1 and metadata["a.INT8"] == -128
+    )
     assert metadata["a.float32"] == float(np.float32(0.1)) and metadata["a.float64"] == 0.1
     assert metadata["a.true"] is True and metadata["a.empty"] == ""
     assert metadata["a.text"].encode("utf-8", "surrogateescape") == "snö \U0001f600 \x00 ".encode() + b"\xff"
@@ -53,7 +55,9 @@ def test_each_kind_of_value_comes_back(tmp_path: Path) -> None:
 
 
 def test_a_value_of_another_kind_is_named(tmp_path: Path) -> None:
-    gguf = open_gguf(write_arrays(tmp_path / "a.gguf", {"n": string("three"), "flag": Value(Kind.BOOL, b"\x01")}, {}))
+    gguf = open_gguf(
+        write_arrays(tmp_path / "a.gguf", {"n": string("three"), "flag": Value(Kind.BOOL, b"\x01")}, {})
+    )
     assert gguf.value("n", str) == "three" and gguf.value("m", int, 3) == 3
     with pytest.raises(FileError, match=r"a\.gguf: n is STRING, where int is needed"):
         gguf.value("n", int)
@@ -64,15 +68,22 @@ def test_a_value_of_another_kind_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_strings_are_passed_alike_in_leaps_and_in_steps(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strings_are_passed_alike_in_leaps_and_in_steps(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Zeros in the texts and empty texts look like lengths; long texts do not."""
     monkeypatch.setattr(parser, "STRIDE", 8)
     monkeypatch.setattr(parser, "BLOCK", 1 << 10)
     rng = random.Random(seed)
     odd = ["", "\0" * 7, "\0" * 8, "\1" + "\0" * 7, "a" * 255, "b" * 256, "c" * 70000, "\0" * 300]
     share = rng.choice([0, 0.01, 0.3, 1])
-    words = [rng.choice(odd[: rng.choice([4, 8])]) if rng.random() < share else "w" * rng.randrange(1, 20) for _ in range(900)]
-    metadata = open_gguf(write_arrays(tmp_path / "s.gguf", {"words": strings(words), "last": u32(seed)}, {})).metadata
+    words = [
+        rng.choice(odd[: rng.choice([4, 8])]) if rng.random() < share else "w" * rng.randrange(1, 20)
+        for _ in range(900)
+    ]
+    metadata = open_gguf(
+        write_arrays(tmp_path / "s.gguf", {"words": strings(words), "last": u32(seed)}, {})
+    ).metadata
     assert metadata["last"] == seed and metadata["words"] == words
 
 
@@ -119,7 +130,12 @@ def test_version_2_is_read(tmp_path: Path) -> None:
 def test_what_is_no_file_is_said(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "empty").touch()
-    for name, reason in (("", "folder"), ("pipe", "device or pipe"), ("empty", "empty"), ("none", "No such file")):
+    for name, reason in (
+        ("", "folder"),
+        ("pipe", "device or pipe"),
+        ("empty", "empty"),
+        ("none", "No such file"),
+    ):
         with pytest.raises(FileError, match=reason):
             open_gguf(tmp_path / name)
 
@@ -154,7 +170,11 @@ def write_split(folder: Path, count: int = 3) -> list[Path]:
     paths = [folder / f"m-{i + 1:05}-of-{count:05}.gguf" for i in range(count)]
     for i, path in enumerate(paths):
         head = {"split.no": u32(i), "split.count": u32(count), "split.tensors.count": u32(len(names))}
-        write_arrays(path, {**(llama_metadata() if i == 0 else {}), **head}, {name: arrays[name] for name in names[i::count]})
+        write_arrays(
+            path,
+            {**(llama_metadata() if i == 0 else {}), **head},
+            {name: arrays[name] for name in names[i::count]},
+        )
     return paths
 
 
@@ -175,10 +195,16 @@ def test_parts_that_do_not_fit_are_named(tmp_path: Path) -> None:
     with pytest.raises(FileError, match=f"part 2 of 3 is missing: .*{second.name}"):
         open_gguf(first)
     second.write_bytes(third.read_bytes())
-    with pytest.raises(FileError, match=f"{second.name}: split.no and split.count do not say that this is part 2 of 3"):
+    with pytest.raises(
+        FileError, match=f"{second.name}: split.no and split.count do not say that this is part 2 of 3"
+    ):
         open_gguf(first)
-    write_arrays(second, {"split.no": u32(1), "split.count": u32(3)}, {"output.weight": np.zeros(2, np.float32)})
-    with pytest.raises(FileError, match=r"m-00003-of-00003\.gguf: the tensor 'output\.weight' is in another part"):
+    write_arrays(
+        second, {"split.no": u32(1), "split.count": u32(3)}, {"output.weight": np.zeros(2, np.float32)}
+    )
+    with pytest.raises(
+        FileError, match=r"m-00003-of-00003\.gguf: the tensor 'output\.weight' is in another part"
+    ):
         open_gguf(first)
     second.write_bytes(kept)
     with pytest.raises(FileError, match="must be called"):
@@ -226,7 +252,10 @@ def test_a_large_vocabulary_opens_fast_and_small() -> None:
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 1.2 * path.stat().st_size  # one copy: what is written to the file later changes nothing
-    assert len(gguf.metadata["tokenizer.ggml.tokens"]) == 128256 and len(gguf.metadata["tokenizer.ggml.merges"]) == 280147
+    assert (
+        len(gguf.metadata["tokenizer.ggml.tokens"]) == 128256
+        and len(gguf.metadata["tokenizer.ggml.merges"]) == 280147
+    )
 
 
 def test_numbers_of_an_array_are_copied_once(tmp_path: Path) -> None:

@@ -30,7 +30,9 @@ def copy(source: Path, target: Path) -> Path:
     return target
 
 
-@pytest.mark.parametrize("name", ["ancestors/model.gguf", "ancestors/train-checkpoint.gguf", "vocab/ggml-vocab-llama-spm.gguf"])
+@pytest.mark.parametrize(
+    "name", ["ancestors/model.gguf", "ancestors/train-checkpoint.gguf", "vocab/ggml-vocab-llama-spm.gguf"]
+)
 def test_a_file_of_others_is_carried_over_byte_by_byte(tmp_path: Path, name: str) -> None:
     source = material(name)
     copied, original = copy(source, tmp_path / "copy.gguf").read_bytes(), source.read_bytes()
@@ -39,7 +41,9 @@ def test_a_file_of_others_is_carried_over_byte_by_byte(tmp_path: Path, name: str
 
 
 def test_a_copy_is_the_same(tmp_path: Path) -> None:
-    source = write_arrays(tmp_path / "a.gguf", {**every_kind(), "general.alignment": u32(64)}, llama_tensors())
+    source = write_arrays(
+        tmp_path / "a.gguf", {**every_kind(), "general.alignment": u32(64)}, llama_tensors()
+    )
     assert copy(source, tmp_path / "b.gguf").read_bytes() == source.read_bytes()
 
 
@@ -83,9 +87,14 @@ def test_tensors_come_as_they_were_said(tmp_path: Path, given: list[tuple[str, i
 
 @pytest.mark.parametrize(
     ("infos", "reason"),
-    [([INFOS[0]] * 2, "two tensors are called 'a'"), ([TensorInfo("n" * 64, by_name("F32"), (1,))], "63 bytes")],
+    [
+        ([INFOS[0]] * 2, "two tensors are called 'a'"),
+        ([TensorInfo("n" * 64, by_name("F32"), (1,))], "63 bytes"),
+    ],
 )
-def test_names_that_llama_cpp_would_refuse_are_refused(tmp_path: Path, infos: list[TensorInfo], reason: str) -> None:
+def test_names_that_llama_cpp_would_refuse_are_refused(
+    tmp_path: Path, infos: list[TensorInfo], reason: str
+) -> None:
     with pytest.raises(FileError, match=reason), new_gguf(tmp_path / "m.gguf", {}, infos):
         pass
     assert not list(tmp_path.iterdir())
@@ -146,16 +155,24 @@ def test_a_link_is_replaced_and_what_it_points_to_is_not(tmp_path: Path) -> None
         link.symlink_to(target)
         with AtomicFile(link) as file:
             file.write(b"new")
-        assert not link.is_symlink() and link.read_bytes() == b"new" and (tmp_path / "there").read_bytes() == b"mine"
+        assert (
+            not link.is_symlink()
+            and link.read_bytes() == b"new"
+            and (tmp_path / "there").read_bytes() == b"mine"
+        )
     assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_a_file_that_cannot_be_read_again_does_not_take_its_name(tmp_path: Path) -> None:
     place = tmp_path / "m.gguf"
     place.write_bytes(b"before")
-    with pytest.raises(FileError, match=f"^{place}: is not kept, since it could not be read again: the header"):  # noqa: SIM117
-        with AtomicFile(place, open_gguf) as file:
-            file.write(b"no GGUF")
+    with (
+        pytest.raises(
+            FileError, match=f"^{place}: is not kept, since it could not be read again: the header"
+        ),
+        AtomicFile(place, open_gguf) as file,
+    ):
+        file.write(b"no GGUF")
     assert place.read_bytes() == b"before" and len(list(tmp_path.iterdir())) == 1
 
 
@@ -166,7 +183,10 @@ def test_a_file_that_cannot_be_read_again_does_not_take_its_name(tmp_path: Path)
 def test_the_gguf_package_reads_what_we_write(tmp_path: Path) -> None:
     from gguf import GGUFReader
 
-    metadata, arrays = {**llama_metadata(), "general.alignment": u32(64), "general.name": string("tiny")}, llama_tensors()
+    metadata, arrays = (
+        {**llama_metadata(), "general.alignment": u32(64), "general.name": string("tiny")},
+        llama_tensors(),
+    )
     path = write_arrays(tmp_path / "m.gguf", metadata, arrays)
     theirs, ours = GGUFReader(path), open_gguf(path)
     fields = {key: field for key, field in theirs.fields.items() if not key.startswith("GGUF.")}
@@ -199,6 +219,8 @@ def test_llama_cpp_opens_what_we_write_and_generates(tmp_path: Path) -> None:
     arrays = llama_tensors()
     path = write_arrays(tmp_path / "m.gguf", llama_metadata(), arrays)
     command = [sys.executable, "-c", LLAMA_CPP, str(path)]
-    usage, meta = json.loads(subprocess.run(command, check=True, capture_output=True, timeout=60).stdout.splitlines()[-1])
+    usage, meta = json.loads(
+        subprocess.run(command, check=True, capture_output=True, timeout=60).stdout.splitlines()[-1]
+    )
     assert usage["completion_tokens"] == 4
     assert meta["n_vocab"] == 259 and meta["n_params"] == sum(array.size for array in arrays.values())

@@ -26,27 +26,84 @@ ROOT = Path(__file__).resolve().parents[2]
 STEPS, HALF = 8, 4
 RECORD = "bits.json"
 
-BYTES = ["--vocab-size", "bytes", "--embd", "64", "--head", "4", "--head-kv", "2", "--layer", "2", "--ctx", "48"]
+BYTES = [
+    "--vocab-size",
+    "bytes",
+    "--embd",
+    "64",
+    "--head",
+    "4",
+    "--head-kv",
+    "2",
+    "--layer",
+    "2",
+    "--ctx",
+    "48",
+]
 BASE = ["--vocab-size", "bytes", "--embd", "256", "--head", "4", "--layer", "2", "--ff", "256", "--ctx", "64"]
-LORA = ["--lora-r", "4", "--lora-dropout", "0.1", "--target", "attn_q,attn_v,ffn_down", "--rank", "ffn_down=2", "--ctx", "64"]
+LORA = [
+    "--lora-r",
+    "4",
+    "--lora-dropout",
+    "0.1",
+    "--target",
+    "attn_q,attn_v,ffn_down",
+    "--rank",
+    "ffn_down=2",
+    "--ctx",
+    "64",
+]
 
 # name: command, its arguments, what comes of it; files stand in the folder of inputs
 RUNS: dict[str, tuple[list[str], str]] = {
     "sine": (["from-scratch", "--sample-every", "0"], "model.gguf"),
     "bytes": (["from-scratch", "text.txt", *BYTES, "--clip", "0"], "model.gguf"),
-    "learned": (["from-scratch", "text.txt", "--vocab-size", "400", "--size", "tiny", "--ctx", "32"], "model.gguf"),
+    "learned": (
+        ["from-scratch", "text.txt", "--vocab-size", "400", "--size", "tiny", "--ctx", "32"],
+        "model.gguf",
+    ),
     "accumulated": (
-        ["from-scratch", "text.txt", *BYTES, "--grad-acc", "3", "--batch", "2", "--clip", "0.5", "--precision", "f32"],
+        [
+            "from-scratch",
+            "text.txt",
+            *BYTES,
+            "--grad-acc",
+            "3",
+            "--batch",
+            "2",
+            "--clip",
+            "0.5",
+            "--precision",
+            "f32",
+        ],
         "model.gguf",
     ),
     "pairs": (
-        ["from-scratch", "pairs.jsonl", *BYTES, "--val-split", "0.2", "--eval-every", "4", "--tie-embeddings"],
+        [
+            "from-scratch",
+            "pairs.jsonl",
+            *BYTES,
+            "--val-split",
+            "0.2",
+            "--eval-every",
+            "4",
+            "--tie-embeddings",
+        ],
         "model.gguf",
     ),
-    "packed": (["from-scratch", "pairs.jsonl", *BYTES, "--pack", "--optimizer", "sgd", "--lr", "0.1"], "model.gguf"),
-    "lbfgs": (["from-scratch", "text.txt", *BYTES, "--optimizer", "lbfgs", "--batch", "4", "--precision", "f32"], "model.gguf"),
+    "packed": (
+        ["from-scratch", "pairs.jsonl", *BYTES, "--pack", "--optimizer", "sgd", "--lr", "0.1"],
+        "model.gguf",
+    ),
+    "lbfgs": (
+        ["from-scratch", "text.txt", *BYTES, "--optimizer", "lbfgs", "--batch", "4", "--precision", "f32"],
+        "model.gguf",
+    ),
     "lora": (["finetune", "base-q4_k.gguf", "pairs.jsonl", *LORA, "--lora-plus-ratio", "4"], "adapter.gguf"),
-    "full": (["finetune", "base.gguf", "pairs.jsonl", "--full", "--ctx", "64", "--remat", "block"], "model.gguf"),
+    "full": (
+        ["finetune", "base.gguf", "pairs.jsonl", "--full", "--ctx", "64", "--remat", "block"],
+        "model.gguf",
+    ),
 }
 
 
@@ -54,7 +111,9 @@ def called(folder: Path, *arguments: str | Path) -> str:
     """The command, which must succeed; what it prints."""
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     words = [sys.executable, "-c", "from llamatrain.cli.main import main; main()", *map(str, arguments)]
-    done = subprocess.run(words, cwd=folder, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        words, cwd=folder, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False
+    )
     if done.returncode:
         raise SystemExit(f"{' '.join(map(str, arguments))}: exit code {done.returncode}\n{done.stderr}")
     return done.stdout
@@ -73,13 +132,39 @@ def make_inputs(folder: Path) -> None:
     (folder / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
     called(folder, "from-scratch", "text.txt", *BASE, "--iters", "2", "--out", "base", "--seed", "3")
     (folder / "base" / "model.gguf").rename(folder / "base.gguf")
-    called(folder, "finetune", "base.gguf", "pairs.jsonl", "--iters", "2", "--lr", "0.01", "--ctx", "64", "--out", "small")
-    called(folder, "export-lora", "base.gguf", "--lora", "small/adapter.gguf", "--type", "q4_k", "--out", "base-q4_k.gguf")
+    called(
+        folder,
+        "finetune",
+        "base.gguf",
+        "pairs.jsonl",
+        "--iters",
+        "2",
+        "--lr",
+        "0.01",
+        "--ctx",
+        "64",
+        "--out",
+        "small",
+    )
+    called(
+        folder,
+        "export-lora",
+        "base.gguf",
+        "--lora",
+        "small/adapter.gguf",
+        "--type",
+        "q4_k",
+        "--out",
+        "base-q4_k.gguf",
+    )
 
 
 def bits_of(file: Path) -> dict[str, str]:
     tensors = GGUFReader(file).tensors
-    return {tensor.name: hashlib.sha256(np.ascontiguousarray(tensor.data).tobytes()).hexdigest()[:16] for tensor in tensors}
+    return {
+        tensor.name: hashlib.sha256(np.ascontiguousarray(tensor.data).tobytes()).hexdigest()[:16]
+        for tensor in tensors
+    }
 
 
 def outcome(run: Path, result: str) -> dict[str, Any]:
@@ -90,12 +175,32 @@ def outcome(run: Path, result: str) -> dict[str, Any]:
 
 def all_outcomes(inputs: Path, runs: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     for name, (words, result) in RUNS.items():
-        settings = ["--iters", str(STEPS), "--save-every", str(HALF), "--keep", "9", "--seed", "11", "--threads", "2"]
+        settings = [
+            "--iters",
+            str(STEPS),
+            "--save-every",
+            str(HALF),
+            "--keep",
+            "9",
+            "--seed",
+            "11",
+            "--threads",
+            "2",
+        ]
         called(inputs, *words, *settings, "--out", runs / name)
         yield name, outcome(runs / name, result)
     prompt = ["--prompt", "abc", "--temp", "0", "-n", "24", "--threads", "2"]
-    yield "generated", {"text": called(inputs, "generate", "base-q4_k.gguf", "--lora", runs / "lora" / "adapter.gguf", *prompt)}
-    judged = called(inputs, "evaluate", "base-q4_k.gguf", "pairs.jsonl", "--ctx", "64", "--threads", "2", "--json")
+    yield (
+        "generated",
+        {
+            "text": called(
+                inputs, "generate", "base-q4_k.gguf", "--lora", runs / "lora" / "adapter.gguf", *prompt
+            )
+        },
+    )
+    judged = called(
+        inputs, "evaluate", "base-q4_k.gguf", "pairs.jsonl", "--ctx", "64", "--threads", "2", "--json"
+    )
     found = json.loads(judged)
     yield "evaluated", {name: found[name] for name in ("loss", "perplexity", "bits_per_byte", "tokens")}
 
@@ -135,8 +240,14 @@ def compare(folder: Path) -> int:
         found = dict(all_outcomes(folder / "inputs", runs))
         found["base"] = {"tensors": bits_of(inputs / "base-q4_k.gguf")}
         differing = [name for name in before if found.get(name) != before[name]]
-        differing += [f"{name}, resumed" for name, each in resumed_outcomes(folder, runs) if each != before[name]]
-    print(f"differ: {', '.join(differing)}" if differing else f"all {len(before)} outcomes are the same, resumed ones too")
+        differing += [
+            f"{name}, resumed" for name, each in resumed_outcomes(folder, runs) if each != before[name]
+        ]
+    print(
+        f"differ: {', '.join(differing)}"
+        if differing
+        else f"all {len(before)} outcomes are the same, resumed ones too"
+    )
     return 1 if differing else 0
 
 

@@ -33,7 +33,9 @@ def dropped(
 ) -> tuple[np.ndarray, np.ndarray]:
     """What it makes of x, and of x as a gradient."""
     at, told, dy = parameter("x", x.shape), placeholder("key", (2,), I32), placeholder("dy", x.shape)
-    numbers = {placeholder("tokens", tokens.shape, I32): tokens.astype(np.int32)} if tokens is not None else {}
+    numbers = (
+        {placeholder("tokens", tokens.shape, I32): tokens.astype(np.int32)} if tokens is not None else {}
+    )
     y = ops.dropout(at, told, *numbers, rate=rate, salt=salt, length=length)
     (dx,) = gradients(ops.sum(ops.mul(y, dy)), [at])
     arrays = {at: x, told: np.array(key, np.int32), dy: x, **numbers}
@@ -154,7 +156,10 @@ class Watched(programs.BoundGraph):
         super().__init__(*given)
         self.dropouts = [node for node in nodes_of(self.graph.outputs) if node.op.name == "dropout"]
         if self.dropouts:
-            outputs = [self.graph.first, *(each for node in self.dropouts for each in (node.sources[0], node.outputs[0]))]
+            outputs = [
+                self.graph.first,
+                *(each for node in self.dropouts for each in (node.sources[0], node.outputs[0])),
+            ]
             arrays = {leaf: self.program.memory_of(leaf) for leaf in programs.leaves_of(outputs)}
             self.plain = Program.of(outputs, arrays, kernels="reference")
 
@@ -185,7 +190,18 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def finetuned(out: str, *more: Argument, seed: int = 3) -> Path:
-    given = ("--lora-init", "start.gguf", "--lora-dropout", RATE, "--ctx", 32, "--batch", 2, "--precision", "f32")
+    given = (
+        "--lora-init",
+        "start.gguf",
+        "--lora-dropout",
+        RATE,
+        "--ctx",
+        32,
+        "--batch",
+        2,
+        "--precision",
+        "f32",
+    )
     ran("finetune", "base.gguf", "text.txt", *given, "--seed", seed, "--iters", 2, *more, "--out", out)
     return Path(out)
 
@@ -229,7 +245,9 @@ def test_lbfgs_descends_on_one_function(place: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("more", [(), ("--clip", 0), ("--grad-acc", 2)])
 def test_however_recomputed_the_same_bits(more: tuple[Argument, ...], place: Path) -> None:
-    kept, *others = (finetuned(f"run-{remat}", *more, "--remat", remat) for remat in ("none", "light", "block"))
+    kept, *others = (
+        finetuned(f"run-{remat}", *more, "--remat", remat) for remat in ("none", "light", "block")
+    )
     for other in others:
         assert losses(other) == losses(kept)
         same_bits(other / "adapter.gguf", kept / "adapter.gguf")
@@ -248,10 +266,30 @@ DIVIDED: dict[str, tuple[Argument, ...]] = {
 def test_a_step_is_the_same_however_it_is_divided(way: str, data: str, place: Path) -> None:
     """Into groups for ranks, or batches; where few tokens are trained, too, whose rows are then of other lengths."""
     pairs_file(place)
-    given = ("--lora-init", "start.gguf", "--lora-dropout", RATE, "--ctx", 40, "--precision", "f32", "--iters", 2)
+    given = (
+        "--lora-init",
+        "start.gguf",
+        "--lora-dropout",
+        RATE,
+        "--ctx",
+        40,
+        "--precision",
+        "f32",
+        "--iters",
+        2,
+    )
     found = list[list[float]]()
     for name, more in (("whole", ("--batch", 4)), ("divided", DIVIDED[way])):
-        ran("finetune", "base.gguf", data, *given, *(() if data == "text.txt" else ("--no-pack",)), *more, "--out", name)
+        ran(
+            "finetune",
+            "base.gguf",
+            data,
+            *given,
+            *(() if data == "text.txt" else ("--no-pack",)),
+            *more,
+            "--out",
+            name,
+        )
         found.append(losses(Path(name)))
     if way == "streamed":  # which clips nothing
         found = [each[:1] for each in found]

@@ -15,7 +15,21 @@ from llamatrain.graph import ops as O
 from llamatrain.graph.autodiff import gradients, value_and_gradients
 from llamatrain.graph.printing import as_dot, as_text, verify
 from llamatrain.graph.remat import recompute
-from llamatrain.graph.tensor import BF16, F32, F64, I32, OPS, Node, Op, Spec, Tensor, gradient, nodes_of, parameter, placeholder
+from llamatrain.graph.tensor import (
+    BF16,
+    F32,
+    F64,
+    I32,
+    OPS,
+    Node,
+    Op,
+    Spec,
+    Tensor,
+    gradient,
+    nodes_of,
+    parameter,
+    placeholder,
+)
 from llamatrain.kernels.reference import KERNELS
 from tests.graph.test_gradients import scalar
 from tests.helpers.op_cases import CASES, Case
@@ -56,10 +70,16 @@ MISFITS = {
     "swiglu": lambda: O.swiglu(x(2), x(1), name="here"),
     "rope": lambda: O.rope(x(1, 2, 3, 4), x(1, 2), x(9, 2, 2), name="here"),
     "soft_max": lambda: O.soft_max(x(), name="here"),
-    "flash_attn": lambda: O.flash_attn(x(1, 2, 3, 4), x(1, 2, 2, 4), x(1, 2, 2, 4), x(1, 2, dtype=I32), scale=1.0, name="here"),
+    "flash_attn": lambda: O.flash_attn(
+        x(1, 2, 3, 4), x(1, 2, 2, 4), x(1, 2, 2, 4), x(1, 2, dtype=I32), scale=1.0, name="here"
+    ),
     "cross_entropy_loss": lambda: O.cross_entropy_loss(x(2, 3), x(3, dtype=I32), x(2), name="here"),
-    "linear_cross_entropy": lambda: O.linear_cross_entropy(x(2, 3), x(5, 4), x(2, dtype=I32), x(2), name="here"),
-    "linear_cross_entropy, cap": lambda: O.linear_cross_entropy(x(2, 3), x(5, 3), x(2, dtype=I32), x(2), cap=-1.0, name="here"),
+    "linear_cross_entropy": lambda: O.linear_cross_entropy(
+        x(2, 3), x(5, 4), x(2, dtype=I32), x(2), name="here"
+    ),
+    "linear_cross_entropy, cap": lambda: O.linear_cross_entropy(
+        x(2, 3), x(5, 3), x(2, dtype=I32), x(2), cap=-1.0, name="here"
+    ),
     "matmul, bias": lambda: O.matmul(x(2, 3), x(5, 3), x(3), name="here"),
     "matmul, bias of another type": lambda: O.matmul(x(2, 3), x(5, 3), x(5, dtype=BF16), name="here"),
     "softcap": lambda: O.softcap(x(2), cap=0.0, name="here"),
@@ -93,7 +113,9 @@ def test_what_does_not_fit_names_op_shapes_and_node(case: str) -> None:
 
 
 def test_every_source_is_shown_with_shape_and_dtype() -> None:
-    with pytest.raises(GraphError, match=r"matmul: 3 does not match 4; received tokens f32\[2, 3\], w bf16\[5, 4\]"):
+    with pytest.raises(
+        GraphError, match=r"matmul: 3 does not match 4; received tokens f32\[2, 3\], w bf16\[5, 4\]"
+    ):
         O.matmul(x(2, 3, name="tokens"), x(5, 4, name="w", dtype=BF16))
 
 
@@ -101,7 +123,9 @@ SHAPES = ((), (1,), (3,), (2, 2), (1, 3), (2, 1, 2), (1, 2, 2, 2))
 
 
 JUDGING = {  # no gradient goes through them, and they are part of none
-    "cross_entropy_judged": lambda c: O.cross_entropy_judged(c.x(2, 3, fixed=True), c.ids([2, -1]), c.x(2, fixed=True))[0],
+    "cross_entropy_judged": lambda c: O.cross_entropy_judged(
+        c.x(2, 3, fixed=True), c.ids([2, -1]), c.x(2, fixed=True)
+    )[0],
     "linear_cross_entropy_judged": lambda c: O.linear_cross_entropy_judged(
         c.x(2, 3, fixed=True), c.x(4, 3, fixed=True), c.ids([3, 0]), c.x(2, fixed=True)
     )[0],
@@ -117,7 +141,11 @@ def sound_nodes(name: str) -> list[Node]:
             case = Case(dtype=F32)
             loss = scalar(case, make(case))
             outputs = [loss, *gradients(loss, case.wrt)]
-            found |= {f"{case_name} {place}": node for place, node in enumerate(nodes_of(outputs)) if node.op.name == name}
+            found |= {
+                f"{case_name} {place}": node
+                for place, node in enumerate(nodes_of(outputs))
+                if node.op.name == name
+            }
     return list(found.values())[:12]
 
 
@@ -396,5 +424,7 @@ def test_deep_chains_of_views_and_of_changes(length: int) -> None:
     laid = plan([O.cpy(cache, seen if seen.shape == (2, 3) else O.transpose(seen), into=True)])
     assert laid.arena <= 64
     for _ in range(length // 4):
-        cache = O.scale(O.cpy(cache, x(2, 3), into=True), by=2.0) if _ == 0 else O.cpy(cache, x(2, 3), into=True)
+        cache = (
+            O.scale(O.cpy(cache, x(2, 3), into=True), by=2.0) if _ == 0 else O.cpy(cache, x(2, 3), into=True)
+        )
     assert plan([cache]).arena == 64

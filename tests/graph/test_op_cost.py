@@ -34,11 +34,19 @@ def test_a_quantised_weight_counts_as_the_bytes_that_it_has() -> None:
 
 
 def test_a_head_does_a_product_for_each_of_its_results() -> None:
-    x, w, ids, weights = placeholder("x", (4, 6)), parameter("w", (9, 6)), placeholder("t", (4,), I32), placeholder("n", (4,))
+    x, w, ids, weights = (
+        placeholder("x", (4, 6)),
+        parameter("w", (9, 6)),
+        placeholder("t", (4,), I32),
+        placeholder("n", (4,)),
+    )
     assert flops(O.linear_cross_entropy(x, w, ids, weights)) == 2 * 4 * 6 * 9
     one = placeholder("d", ())
     for dx, dw in ((True, True), (True, False)):
-        assert flops(O.linear_cross_entropy_back(one, x, w, ids, weights, dx=dx, dw=dw)[0]) == (1 + dx + dw) * 2 * 4 * 6 * 9
+        assert (
+            flops(O.linear_cross_entropy_back(one, x, w, ids, weights, dx=dx, dw=dw)[0])
+            == (1 + dx + dw) * 2 * 4 * 6 * 9
+        )
 
 
 def test_attention_does_what_a_causal_mask_leaves() -> None:
@@ -48,17 +56,26 @@ def test_attention_does_what_a_causal_mask_leaves() -> None:
     seen = 2 * 4 * (1 + 2 + 3)
     assert flops(out) == 2 * 2 * 8 * seen
     assert flops(O.flash_attn_back(q, q, k, v, out, lse, starts, scale=1.0)[0]) == 5 * 2 * 8 * seen
-    assert flops(O.flash_attn(q, k, v, starts, starts, scale=1.0)[0]) == 2 * 2 * 8 * 2 * 4 * 9  # at most: lasts say it
+    assert (
+        flops(O.flash_attn(q, k, v, starts, starts, scale=1.0)[0]) == 2 * 2 * 8 * 2 * 4 * 9
+    )  # at most: lasts say it
 
 
 @pytest.mark.parametrize(("queries", "keys"), [(7, 7), (3, 9), (1, 6)])
 @pytest.mark.parametrize("window", [1, 2, 5, 7, 50])
 def test_attention_with_a_window_does_what_that_leaves(queries: int, keys: int, window: int) -> None:
-    q, k, starts = placeholder("q", (2, queries, 4, 8)), placeholder("k", (2, keys, 2, 8)), placeholder("s", (2, queries), I32)
+    q, k, starts = (
+        placeholder("q", (2, queries, 4, 8)),
+        placeholder("k", (2, keys, 2, 8)),
+        placeholder("s", (2, queries), I32),
+    )
     out, lse = O.flash_attn(q, k, k, starts, scale=1.0, window=window)
     seen = 2 * 4 * sum(min(window, keys - queries + 1 + query) for query in range(queries))
     assert flops(out) == 2 * 2 * 8 * seen
-    assert flops(O.flash_attn_back(q, q, k, k, out, lse, starts, scale=1.0, window=window)[0]) == 5 * 2 * 8 * seen
+    assert (
+        flops(O.flash_attn_back(q, q, k, k, out, lse, starts, scale=1.0, window=window)[0])
+        == 5 * 2 * 8 * seen
+    )
     most = 2 * 4 * queries * min(keys, window)
     assert flops(O.flash_attn(q, k, k, starts, starts, scale=1.0, window=window)[0]) == 2 * 2 * 8 * most
 

@@ -41,15 +41,21 @@ def test_who_is_no_product_reads_a_gate_in_full() -> None:
     program = Program.of([out], {gate: random(4, 8), up: random(4, 8, seed=1)}, kernels="reference")
     program()
     assert out.dtype is F32
-    rounded = [from_bf16(to_bf16(array)).astype(np.float64) for array in (program.read(gate), program.read(up))]
-    np.testing.assert_allclose(program.read(out), 2 * rounded[0] / (1 + np.exp(-rounded[0])) * rounded[1], rtol=2**-8)
+    rounded = [
+        from_bf16(to_bf16(array)).astype(np.float64) for array in (program.read(gate), program.read(up))
+    ]
+    np.testing.assert_allclose(
+        program.read(out), 2 * rounded[0] / (1 + np.exp(-rounded[0])) * rounded[1], rtol=2**-8
+    )
 
 
 def test_one_rounding_serves_every_shape() -> None:
     q, starts = placeholder("q", (1, 4, 2, 8)), placeholder("starts", (1, 4), I32)
     out, _ = flash_attn(q, q, q, starts, scale=1.0)
     flat = O.reshape(out, shape=(4, 16))
-    outputs = round_products([O.sum(O.matmul(flat, parameter("w", (3, 16)))), O.sum(O.matmul(out, parameter("v", (1, 5, 8))))])
+    outputs = round_products(
+        [O.sum(O.matmul(flat, parameter("w", (3, 16)))), O.sum(O.matmul(out, parameter("v", (1, 5, 8))))]
+    )
     assert len(of(outputs, "cast")) == 2  # q, and out
 
 
@@ -61,7 +67,12 @@ def test_fused_products_cost_no_more_casts_than_those_of_a_llama() -> None:
         found = differentiate(block.loss, block.trained, precision="bf16")
         outputs = [found.loss, *found.grads.values()]
         moved.append(sum(work_of(node).moved for node in of(outputs, "cast")))
-        products = {t for name in ("matmul", "matmul_nn", "out_prod") for node in of(outputs, name) for t in node.sources}
+        products = {
+            t
+            for name in ("matmul", "matmul_nn", "out_prod")
+            for node in of(outputs, name)
+            for t in node.sources
+        }
         assert {t.dtype for t in products if t.role != "parameter"} == {BF16}
     assert moved[1] < moved[0]  # those of dq, dk and dv are the join
     assert {part.dtype for node in of(outputs, "join_columns") for part in node.outputs} == {BF16}
@@ -73,7 +84,12 @@ def test_gelus_gate_is_rounded_as_silus_is() -> None:
     for gelu in (False, True):
         block = Block(gelu=gelu)
         found = differentiate(block.loss, block.trained, precision="bf16")
-        seen.append([node.op.name.replace("geglu", "swiglu") for node in nodes_of([found.loss, *found.grads.values()])])
+        seen.append(
+            [
+                node.op.name.replace("geglu", "swiglu")
+                for node in nodes_of([found.loss, *found.grads.values()])
+            ]
+        )
     assert seen[0] == seen[1]
 
 
@@ -85,7 +101,10 @@ def test_a_bias_is_not_rounded() -> None:
     arrays = {x: random(6, 8), w: random(5, 8, seed=1), bias: random(5, seed=2) * 1.001}
     program = Program.of([found.loss, found.grads[bias]], arrays, kernels="cpu")
     program()
-    y = from_bf16(to_bf16(arrays[x])).astype(np.float64) @ from_bf16(to_bf16(arrays[w])).T.astype(np.float64) + arrays[bias]
+    y = (
+        from_bf16(to_bf16(arrays[x])).astype(np.float64) @ from_bf16(to_bf16(arrays[w])).T.astype(np.float64)
+        + arrays[bias]
+    )
     np.testing.assert_allclose(program.read(found.grads[bias]), 2 * y.sum(axis=0), rtol=1e-5)
 
 
@@ -98,7 +117,9 @@ def test_what_a_llama_keeps_for_its_gradients() -> None:
         assert [source.dtype for source in node.sources] == [F32, BF16, BF16]
     for node in of(outputs, "flash_attn_back"):
         assert [source.dtype for source in node.sources[1:5]] == [BF16] * 4
-    products = {t for name in ("matmul", "matmul_nn", "out_prod") for node in of(outputs, name) for t in node.sources}
+    products = {
+        t for name in ("matmul", "matmul_nn", "out_prod") for node in of(outputs, name) for t in node.sources
+    }
     assert {t.dtype for t in products if t.role != "parameter"} == {BF16}
 
 
@@ -110,7 +131,9 @@ def test_compiled_gates_in_bf16(shape: tuple[int, ...]) -> None:
     arrays[gate][0, :1] = to_bf16(np.full(1, -200, np.float32))
     found = []
     for kernels, threads in (("reference", 1), ("cpu", 1), ("cpu", 2)):
-        program = Program.of(outputs, {leaf: array.copy() for leaf, array in arrays.items()}, kernels=kernels, threads=threads)
+        program = Program.of(
+            outputs, {leaf: array.copy() for leaf, array in arrays.items()}, kernels=kernels, threads=threads
+        )
         program()
         found.append([program.read(output).copy() for output in outputs])
     for plain, one, two in zip(*found, strict=True):
@@ -120,7 +143,10 @@ def test_compiled_gates_in_bf16(shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("remat", ["none", "block"])
 def test_losses_follow_float32(remat: str) -> None:
-    full, half = (LlamaStep(SIZE, precision=precision, threads=2, remat=remat, kept=True) for precision in ("f32", "bf16"))
+    full, half = (
+        LlamaStep(SIZE, precision=precision, threads=2, remat=remat, kept=True)
+        for precision in ("f32", "bf16")
+    )
     losses = np.array([[step(rate=3e-4) for _ in range(30)] for step in (full, half)])
     assert losses[0, -1] < losses[0, 0] - 0.5
     np.testing.assert_allclose(*losses, rtol=0, atol=2e-2)

@@ -27,10 +27,24 @@ SIZES = {
     "plain": replace(TINY, layers=3, ctx=8, batch=2),
     "grouped": Size(vocab=11, width=12, layers=4, heads=6, kv_heads=2, ff=20, ctx=5, batch=1, fused=False),
     "lora": Size(vocab=8, width=16, layers=2, heads=4, kv_heads=4, ff=24, ctx=6, batch=2, lora=2),
-    "phi3": replace(TINY, layers=3, ctx=8, batch=2, arch="phi3"),  # products of several, and columns cut from them
+    "phi3": replace(
+        TINY, layers=3, ctx=8, batch=2, arch="phi3"
+    ),  # products of several, and columns cut from them
     "gemma2": replace(TINY, layers=3, ctx=8, batch=2, arch="gemma2"),  # caps, windows, gelu's gate
 }
-POLICIES = ("light", "block", "optimal", 0, 1, 2, "wide:1", "products:9", "segment:2", "segment:2,wide:1", "none:1,products:1")
+POLICIES = (
+    "light",
+    "block",
+    "optimal",
+    0,
+    1,
+    2,
+    "wide:1",
+    "products:9",
+    "segment:2",
+    "segment:2,wide:1",
+    "none:1,products:1",
+)
 
 
 def bits(outputs: list[Tensor], arrays: dict[Tensor, np.ndarray]) -> list[bytes]:
@@ -44,7 +58,9 @@ def made(name: str):
     model = llama(SIZES[name])
     arrays = model.random()
     rng = np.random.default_rng(3)
-    for leaf in {source for node in nodes_of([model.loss]) for source in node.sources if source.role == "state"} - set(arrays):
+    for leaf in {
+        source for node in nodes_of([model.loss]) for source in node.sources if source.role == "state"
+    } - set(arrays):
         arrays[leaf] = (rng.standard_normal(leaf.shape) * 0.2).astype(np.float32)
     return model, arrays
 
@@ -66,7 +82,9 @@ def without(name: str, precision: str) -> list[bytes]:
 def test_loss_and_gradients_have_the_same_bits(name: str, precision: str, remat: str | int) -> None:
     outputs = trained(name, precision, remat)
     if remat not in (0, "none:1,products:1"):
-        assert len(nodes_of(outputs)) > len(nodes_of(trained(name, precision, "none")))  # something is made again
+        assert len(nodes_of(outputs)) > len(
+            nodes_of(trained(name, precision, "none"))
+        )  # something is made again
     assert bits(outputs, made(name)[1]) == without(name, precision)
 
 
@@ -103,11 +121,26 @@ def test_attention_is_what_is_kept_last() -> None:
         ops = Counter(node.op.name for node in nodes_of([found.loss, *found.grads.values()]))
         counts.append((ops["matmul"], ops["flash_attn"]))
     products, attention = zip(*counts, strict=True)
-    assert attention == (4, 4, 4, 7) and products[1] - products[0] == 2 * 3 and products[0] < products[1] < products[2]
+    assert (
+        attention == (4, 4, 4, 7)
+        and products[1] - products[0] == 2 * 3
+        and products[0] < products[1] < products[2]
+    )
 
 
 @pytest.mark.parametrize(
-    "text", ["", "wide", "wide:0", "wide:-1", "block:1,", "blocks:1", "1,2", "optimal:2", "\N{DIGIT ONE}\N{FULLWIDTH DIGIT ONE}"]
+    "text",
+    [
+        "",
+        "wide",
+        "wide:0",
+        "wide:-1",
+        "block:1,",
+        "blocks:1",
+        "1,2",
+        "optimal:2",
+        "\N{DIGIT ONE}\N{FULLWIDTH DIGIT ONE}",
+    ],
 )
 def test_words_that_say_nothing_of_blocks(text: str) -> None:
     assert not is_policy(text)
@@ -117,27 +150,35 @@ def test_words_that_say_nothing_of_blocks(text: str) -> None:
 
 def test_words_for_blocks() -> None:
     assert stretches_of("segment:3,block:2", 9) == [("segment", 3), ("block", 2), ("light", 4)]
-    assert stretches_of(3, 9) == stretches_of("3", 9) == [("block", 3), ("light", 6)] and stretches_of("block", 2) == [
-        ("block", 2)
-    ]
+    assert stretches_of(3, 9) == stretches_of("3", 9) == [("block", 3), ("light", 6)] and stretches_of(
+        "block", 2
+    ) == [("block", 2)]
     assert stretches_of("block:5", 4) == [("block", 4)]
     for word in ("light", "3", "segment:3,segment:2,block:2", "block:1,wide:2", "none:2,light:1,wide:1"):
         assert told(stretches_of(word, 9)) == word and is_policy(word)
     assert (
-        scaled("block:2,wide:2", 4, 10) == "block:5,wide:5" and scaled("1", 4, 18) == "5" and scaled("optimal", 4, 9) == "optimal"
+        scaled("block:2,wide:2", 4, 10) == "block:5,wide:5"
+        and scaled("1", 4, 18) == "5"
+        and scaled("optimal", 4, 9) == "optimal"
     )
 
 
 def read_by_products(outputs: list[Tensor]) -> Counter[str]:
     """How often the forward product of each weight is run."""
-    return Counter(node.sources[1].name for node in nodes_of(outputs) if node.op.name == "matmul" and node.sources[1].name)
+    return Counter(
+        node.sources[1].name
+        for node in nodes_of(outputs)
+        if node.op.name == "matmul" and node.sources[1].name
+    )
 
 
 def test_only_what_a_gradient_reads_is_made_again() -> None:
     model = llama(replace(SIZES["plain"], fused=False))
     found = differentiate(model.loss, model.trained, borders=model.borders, remat="block")
     runs = read_by_products([found.loss, *found.grads.values()])
-    assert set(runs) == {weight.name for weight in model.trained if len(weight.shape) == 2} - {"token_embd.weight"}
+    assert set(runs) == {weight.name for weight in model.trained if len(weight.shape) == 2} - {
+        "token_embd.weight"
+    }
     for name, count in runs.items():
         assert count <= 2, name
         if name in ("blk.0.ffn_down.weight", "blk.1.ffn_down.weight"):
@@ -213,7 +254,9 @@ def test_borders_are_as_far_apart_as_makes_them_fewest(blocks: int) -> None:
     places = [borders.index(border) for border in kept_borders(borders)]
     again = [kept + following - place for kept, (place, following) in enumerate(pairwise(places), 1)]
     assert places[0] == 0 and places[-1] == blocks - 1
-    assert max(len(places), *again, 0) == min(-(-blocks // apart) + apart - 1 for apart in range(1, blocks + 1))
+    assert max(len(places), *again, 0) == min(
+        -(-blocks // apart) + apart - 1 for apart in range(1, blocks + 1)
+    )
 
 
 @pytest.mark.parametrize("precision", ["f32", "bf16"])
@@ -225,8 +268,12 @@ def test_a_gate_is_made_again_wherever_its_sources_lie(gate: str, precision: str
     down = parameter("down", (8, 8))
     y = matmul(swiglu_halves(made[0]) if gate == "halves" else swiglu(*made), down)
     loss = sum(mul(sqr(y), x))
-    found = differentiate(loss, [down, made[0].node.sources[1]], precision=precision, borders=[border, y], remat="light")
-    gates = [node for node in nodes_of([found.loss, *found.grads.values()]) if node.op.name.startswith("swiglu")]
+    found = differentiate(
+        loss, [down, made[0].node.sources[1]], precision=precision, borders=[border, y], remat="light"
+    )
+    gates = [
+        node for node in nodes_of([found.loss, *found.grads.values()]) if node.op.name.startswith("swiglu")
+    ]
     assert [node.op.name.endswith("_back") for node in gates].count(False) == 2
 
 
@@ -241,7 +288,11 @@ def test_an_unknown_policy_is_named() -> None:
 def test_light_recomputation_saves_memory_in_either_precision(precision: str) -> None:
     arenas = []
     for remat in ("none", "light", "block"):
-        model = llama(Size(vocab=64, width=64, layers=6, heads=4, kv_heads=2, ff=160, ctx=64, batch=4, lora=4))
-        made = differentiate(model.loss, model.trained, precision=precision, borders=model.borders, remat=remat)
+        model = llama(
+            Size(vocab=64, width=64, layers=6, heads=4, kv_heads=2, ff=160, ctx=64, batch=4, lora=4)
+        )
+        made = differentiate(
+            model.loss, model.trained, precision=precision, borders=model.borders, remat=remat
+        )
         arenas.append(plan([made.loss, *made.grads.values()]).arena)
     assert arenas == sorted(arenas, reverse=True)

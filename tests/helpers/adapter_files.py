@@ -17,7 +17,12 @@ def linear(h: Hyperparameters) -> list[str]:
 
 
 def adapter(
-    h: Hyperparameters, names: Iterable[str], rank: int = 4, alpha: float = 8.0, seed: int = 1, scale: float | None = None
+    h: Hyperparameters,
+    names: Iterable[str],
+    rank: int = 4,
+    alpha: float = 8.0,
+    seed: int = 1,
+    scale: float | None = None,
 ) -> Adapter:
     """Strong enough to change what the model says."""
     random = np.random.default_rng(seed)

@@ -126,7 +126,11 @@ BLOCKS: dict[str, list[Row]] = {
     "olmo2": [*BEHIND, *ATTENTION, *WIDE_NORMS, *FORWARD],
 }
 ARCHITECTURES = list(BLOCKS)
-PAIRS = ("llama", "granite", "smollm3")  # their heads turn in pairs, so that rows of q and k are in another order than theirs
+PAIRS = (
+    "llama",
+    "granite",
+    "smollm3",
+)  # their heads turn in pairs, so that rows of q and k are in another order than theirs
 ONE_LESS = ("gemma2", "gemma3")  # Hugging Face keeps what its norms have beside 1
 
 
@@ -188,7 +192,10 @@ def keys(shape: Shape) -> dict[str, int | float]:
     if shape.arch == "gemma2":
         found |= {"attn_logit_softcapping": shape.score_cap, "final_logit_softcapping": shape.logit_cap}
     if shape.arch == "phi3":
-        found |= {"rope.dimension_count": shape.turned or shape.head_size, "attention.sliding_window": shape.window}
+        found |= {
+            "rope.dimension_count": shape.turned or shape.head_size,
+            "attention.sliding_window": shape.window,
+        }
         found["rope.scaling.original_context_length"] = shape.original_ctx
         if shape.long:
             found["rope.scaling.attn_factor"] = shape.length
@@ -198,7 +205,9 @@ def keys(shape: Shape) -> dict[str, int | float]:
     return found
 
 
-def written(path: Path, shape: Shape, arrays: Arrays, said: Mapping[str, int | float | str] | None = None) -> Path:
+def written(
+    path: Path, shape: Shape, arrays: Arrays, said: Mapping[str, int | float | str] | None = None
+) -> Path:
     """A model file with a vocabulary of bytes."""
     out = gguf.GGUFWriter(path, shape.arch)
     out.add_name("small")
@@ -231,12 +240,20 @@ def written(path: Path, shape: Shape, arrays: Arrays, said: Mapping[str, int | f
 LONG, SHORT = (1.0, 1.3, 1.9, 2.6, 3.8, 5.5), (1.0, 1.02, 1.1, 1.2, 1.25, 1.4)
 
 
-def _three(arch: str, first: dict[str, float], second: dict[str, float], third: dict[str, float]) -> dict[str, Shape]:
+def _three(
+    arch: str, first: dict[str, float], second: dict[str, float], third: dict[str, float]
+) -> dict[str, Shape]:
     return {name: Shape(arch=arch, **each) for name, each in zip("abc", (first, second, third), strict=True)}  # type: ignore[arg-type]
 
 
 GROUPED = {"heads": 4, "kv_heads": 2, "head_size": 12, "embd": 48}
-OWN = {"heads": 4, "kv_heads": 1, "head_size": 10, "embd": 36, "ff": 64}  # heads wider together than the model
+OWN = {
+    "heads": 4,
+    "kv_heads": 1,
+    "head_size": 10,
+    "embd": 36,
+    "ff": 64,
+}  # heads wider together than the model
 SINGLE = {"heads": 3, "kv_heads": 3, "head_size": 6, "embd": 18, "ff": 40, "layers": 3}
 BROAD = {"heads": 2, "kv_heads": 1, "head_size": 80, "embd": 96, "ff": 100}
 SHAPES: dict[str, dict[str, Shape]] = {
@@ -247,7 +264,9 @@ SHAPES: dict[str, dict[str, Shape]] = {
         {"heads": 4, "kv_heads": 1, "head_size": 10, "embd": 40, "tied": True},
         SINGLE | {"eps": 1e-2},
     ),
-    "qwen3": _three("qwen3", GROUPED | {"base": 1e6, "eps": 1e-6}, OWN | {"tied": True}, BROAD | {"base": 500.0}),
+    "qwen3": _three(
+        "qwen3", GROUPED | {"base": 1e6, "eps": 1e-6}, OWN | {"tied": True}, BROAD | {"base": 500.0}
+    ),
     "gemma2": _three(
         "gemma2",
         GROUPED | {"window": 9, "score_cap": 2.0, "logit_cap": 3.0, "layers": 4, "tied": True},
@@ -262,15 +281,38 @@ SHAPES: dict[str, dict[str, Shape]] = {
     ),
     "phi3": _three(
         "phi3",
-        {"heads": 3, "kv_heads": 1, "head_size": 16, "embd": 48, "turned": 12, "original_ctx": 24, "long": LONG, "short": SHORT},
+        {
+            "heads": 3,
+            "kv_heads": 1,
+            "head_size": 16,
+            "embd": 48,
+            "turned": 12,
+            "original_ctx": 24,
+            "long": LONG,
+            "short": SHORT,
+        },
         SINGLE | {"eps": 1e-6},
         {"heads": 4, "kv_heads": 2, "head_size": 20, "embd": 80, "turned": 10, "tied": True, "base": 500.0},
     ),
     "granite": _three(
         "granite",
         GROUPED | {"embedding_scale": 3.0, "residual_scale": 0.6, "score_scale": 0.41, "logit_scale": 1.7},
-        OWN | {"embedding_scale": 6.0, "residual_scale": 0.22, "score_scale": 0.1, "logit_scale": 0.5, "tied": True},
-        SINGLE | {"embedding_scale": 0.5, "residual_scale": 1.5, "score_scale": 0.7, "logit_scale": 3.0, "base": 1e6},
+        OWN
+        | {
+            "embedding_scale": 6.0,
+            "residual_scale": 0.22,
+            "score_scale": 0.1,
+            "logit_scale": 0.5,
+            "tied": True,
+        },
+        SINGLE
+        | {
+            "embedding_scale": 0.5,
+            "residual_scale": 1.5,
+            "score_scale": 0.7,
+            "logit_scale": 3.0,
+            "base": 1e6,
+        },
     ),
     "olmo2": _three(
         "olmo2",
@@ -295,7 +337,14 @@ def shape_of(arch: str, name: str) -> Shape:
 def wide(arch: str) -> Shape:
     """Of rows that every type can hold."""
     first = SHAPES[arch]["a"]
-    sizes = {"embd": 256, "heads": 4, "kv_heads": 2, "head_size": 64, "ff": 256, "layers": 4 if arch == "smollm3" else 2}
+    sizes = {
+        "embd": 256,
+        "heads": 4,
+        "kv_heads": 2,
+        "head_size": 64,
+        "ff": 256,
+        "layers": 4 if arch == "smollm3" else 2,
+    }
     # Rotated in part, a head of another size has other factors.
     return replace(first, **sizes, turned=12 if first.turned else 0)
 

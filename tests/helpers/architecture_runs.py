@@ -18,7 +18,20 @@ from tests.helpers.lora_runs import pairs as pairs_of
 CTX, BATCH, STEPS, RATE = 48, 4, 30, 3e-4
 RANK, ALPHA = 4, 8.0
 PLAIN = ("--schedule", "constant", "--warmup", 0, "--no-pack", "--ctx", CTX, "--batch", BATCH, "--seed", 3)
-SGD = ("--optimizer", "sgd", "--beta1", 0, "--weight-decay", 0, "--clip", 0, "--iters", 1, "--precision", "f32")
+SGD = (
+    "--optimizer",
+    "sgd",
+    "--beta1",
+    0,
+    "--weight-decay",
+    0,
+    "--clip",
+    0,
+    "--iters",
+    1,
+    "--precision",
+    "f32",
+)
 HUGE = 1000.0  # the rate of a step that is looked at, not gone on from
 Pairs = dict[str, tuple[np.ndarray, np.ndarray]]
 
@@ -26,7 +39,10 @@ Pairs = dict[str, tuple[np.ndarray, np.ndarray]]
 def data(folder: Path) -> Path:
     """As many pairs as a batch has rows, so that every step sees them all: in what order is of no account."""
     sizes = ((11, 36), (3, 30), (20, 21), (1, 9))
-    lines = ({"prompt": text(ask, 2 * n), "completion": text(tell, 2 * n + 1)} for n, (ask, tell) in enumerate(sizes))
+    lines = (
+        {"prompt": text(ask, 2 * n), "completion": text(tell, 2 * n + 1)}
+        for n, (ask, tell) in enumerate(sizes)
+    )
     path = folder / "pairs.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
@@ -39,7 +55,9 @@ def base(folder: Path, shape: Shape) -> Path:
 def batch(folder: Path, model: Path) -> list[dict[str, list[float]]]:
     """The rows of one step, in a fixed order."""
     made = shown(BATCH, data(folder), "--model", model, *PLAIN[4:])
-    return sorted(({key: row[key].tolist() for key in ("tokens", "targets", "weights")} for row in made), key=str)
+    return sorted(
+        ({key: row[key].tolist() for key in ("tokens", "targets", "weights")} for row in made), key=str
+    )
 
 
 def factors(shape: Shape, seed: int = 3) -> Pairs:
@@ -48,7 +66,9 @@ def factors(shape: Shape, seed: int = 3) -> Pairs:
     for name in linear(shape):
         out, into = rows(shape)[name][1]
         random = np.random.default_rng([seed, zlib.crc32(name.encode())])
-        a, b = (np.float32(0.1) * random.standard_normal(axes, np.float32) for axes in ((RANK, into), (out, RANK)))
+        a, b = (
+            np.float32(0.1) * random.standard_normal(axes, np.float32) for axes in ((RANK, into), (out, RANK))
+        )
         made[name] = (a, b)
     return made
 
@@ -80,10 +100,15 @@ def changes(model: Path, stepped: Path, shape: Shape) -> Arrays:
 def lora_gradients(folder: Path, shape: Shape, *more: Argument) -> Pairs:
     model, first = base(folder, shape), start(folder, shape)
     out = folder / "lora-gradients"
-    ran("finetune", model, data(folder), "--lora-init", first, *PLAIN, *SGD, "--lr", HUGE, *more, "--out", out)
+    ran(
+        "finetune", model, data(folder), "--lora-init", first, *PLAIN, *SGD, "--lr", HUGE, *more, "--out", out
+    )
     before, after = pairs_of(first), pairs_of(out / "adapter.gguf")
     assert before.keys() == after.keys()
-    return {name: tuple((x - y) / np.float32(HUGE) for x, y in zip(before[name], after[name], strict=True)) for name in before}  # type: ignore[misc]
+    return {
+        name: tuple((x - y) / np.float32(HUGE) for x, y in zip(before[name], after[name], strict=True))
+        for name in before
+    }  # type: ignore[misc]
 
 
 def full_losses(folder: Path, shape: Shape, precision: str = "f32", *more: Argument) -> list[float]:
@@ -93,7 +118,18 @@ def full_losses(folder: Path, shape: Shape, precision: str = "f32", *more: Argum
 
 
 def lora_losses(folder: Path, shape: Shape, precision: str = "f32", *more: Argument) -> list[float]:
-    given = ("--lora-init", start(folder, shape), "--lr", RATE, "--iters", STEPS, *PLAIN, "--precision", precision, *more)
+    given = (
+        "--lora-init",
+        start(folder, shape),
+        "--lr",
+        RATE,
+        "--iters",
+        STEPS,
+        *PLAIN,
+        "--precision",
+        precision,
+        *more,
+    )
     ran("finetune", base(folder, shape), data(folder), *given, "--out", folder / "lora")
     return losses(folder / "lora")
 
@@ -110,11 +146,18 @@ def seen(gradients: Arrays) -> dict[str, list[float]]:
 
 
 def _seen(flat: np.ndarray) -> list[float]:
-    return [float(np.linalg.norm(flat)), float(np.random.default_rng(flat.size).standard_normal(flat.size) @ flat)]
+    return [
+        float(np.linalg.norm(flat)),
+        float(np.random.default_rng(flat.size).standard_normal(flat.size) @ flat),
+    ]
 
 
 def halves(pairs: Pairs) -> Arrays:
-    return {f"{name}.lora_{half}": array for name, pair in pairs.items() for half, array in zip("ab", pair, strict=True)}
+    return {
+        f"{name}.lora_{half}": array
+        for name, pair in pairs.items()
+        for half, array in zip("ab", pair, strict=True)
+    }
 
 
 def corner(logits: np.ndarray) -> list[float]:

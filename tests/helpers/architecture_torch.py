@@ -29,7 +29,10 @@ def model(shape: Shape, arrays: Arrays) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         made = kind(config(**settings(shape), attn_implementation="eager")).float().eval()
-    state = {theirs: torch.from_numpy(to_theirs(shape, name, arrays[name])) for name, (theirs, _) in rows(shape).items()}
+    state = {
+        theirs: torch.from_numpy(to_theirs(shape, name, arrays[name]))
+        for name, (theirs, _) in rows(shape).items()
+    }
     if shape.tied:
         state["lm_head.weight"] = state["model.embed_tokens.weight"]
     made.load_state_dict(state)
@@ -62,7 +65,9 @@ def settings(shape: Shape) -> dict[str, Any]:
         found["rope_parameters"] = {"full_attention": whole, "sliding_attention": local}
     if shape.arch == "phi3":
         found |= {"original_max_position_embeddings": shape.original_ctx, "sliding_window": None}
-        found["rope_parameters"]["partial_rotary_factor"] = (shape.turned or shape.head_size) / shape.head_size
+        found["rope_parameters"]["partial_rotary_factor"] = (
+            shape.turned or shape.head_size
+        ) / shape.head_size
         if shape.long:
             factors = {"long_factor": list(shape.long), "short_factor": list(shape.short)}
             found["rope_parameters"] |= {"rope_type": "longrope", **factors}
@@ -89,7 +94,11 @@ def to_theirs(shape: Shape, name: str, array: np.ndarray) -> np.ndarray:
     if heads := heads_of(shape, name):
         whole = array.reshape(heads, -1, *array.shape[1:])
         array = whole[:, np.argsort(order(whole.shape[1]))].reshape(array.shape)
-    return np.ascontiguousarray(array - np.float32(1)) if shape.arch in ONE_LESS and array.ndim == 1 else array.copy()
+    return (
+        np.ascontiguousarray(array - np.float32(1))
+        if shape.arch in ONE_LESS and array.ndim == 1
+        else array.copy()
+    )
 
 
 def change_to_ours(shape: Shape, name: str, array: np.ndarray) -> np.ndarray:
@@ -117,7 +126,9 @@ def logits(made: Any, ids: list[int]) -> np.ndarray:
 def loss(made: Any, batch: list[dict[str, list[float]]]) -> Any:
     """The mean over what is trained of all rows."""
     torch = pytest.importorskip("torch")
-    tokens, targets = (torch.tensor([row[name] for row in batch], dtype=torch.int64) for name in ("tokens", "targets"))
+    tokens, targets = (
+        torch.tensor([row[name] for row in batch], dtype=torch.int64) for name in ("tokens", "targets")
+    )
     counted = torch.tensor([row["weights"] for row in batch], dtype=torch.float32)
     found = made(tokens, use_cache=False).logits.float()
     each = torch.nn.functional.cross_entropy(found.flatten(0, 1), targets.flatten(), reduction="none")
@@ -128,7 +139,10 @@ def gradients(made: Any, shape: Shape, batch: list[dict[str, list[float]]]) -> A
     """By GGUF's names, in its ways."""
     loss(made, batch).backward()
     named = dict(made.named_parameters())
-    return {mine: change_to_ours(shape, mine, named[theirs].grad.numpy()) for mine, (theirs, _) in rows(shape).items()}
+    return {
+        mine: change_to_ours(shape, mine, named[theirs].grad.numpy())
+        for mine, (theirs, _) in rows(shape).items()
+    }
 
 
 def with_adapter(made: Any, shape: Shape, pairs: Pairs) -> Any:

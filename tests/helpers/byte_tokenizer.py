@@ -39,12 +39,18 @@ class ByteTokenizer:
         if not special:
             return np.frombuffer(data, np.uint8).astype(np.int32)
         numbers = {text: number for number, text in CONTROLS.items()}
-        ids = [token for piece in MARKS.split(data) for token in ([numbers[piece]] if piece in numbers else piece)]
+        ids = [
+            token
+            for piece in MARKS.split(data)
+            for token in ([numbers[piece]] if piece in numbers else piece)
+        ]
         return np.array(ids, np.int32)
 
     def cut(self, raw: bytes, *, special: bool = False) -> int:
         at = len(raw) - max(map(len, CONTROLS.values()))  # no mark that more text completes begins before
-        return max(0, next((mark.start() for mark in MARKS.finditer(raw) if mark.start() < at < mark.end()), at))
+        return max(
+            0, next((mark.start() for mark in MARKS.finditer(raw) if mark.start() < at < mark.end()), at)
+        )
 
     def encode_large(self, chunks: Iterable[bytes]) -> Iterator[tuple[int, np.ndarray]]:
         return ((len(chunk), self.encode(chunk)) for chunk in chunks)

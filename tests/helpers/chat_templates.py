@@ -135,11 +135,19 @@ MISTRAL03 = r"""
     {%- endif %}
 {%- endfor %}
 """
-NEMO = MISTRAL03.replace('"[INST] "', '"[INST]"').replace('" " + message["content"] | trim', 'message["content"]')
-NEMO = NEMO.replace("[AVAILABLE_TOOLS] ", "[AVAILABLE_TOOLS]").replace("[TOOL_CALLS] ", "[TOOL_CALLS]").replace("S] {", "S]{")
+NEMO = MISTRAL03.replace('"[INST] "', '"[INST]"').replace(
+    '" " + message["content"] | trim', 'message["content"]'
+)
+NEMO = (
+    NEMO.replace("[AVAILABLE_TOOLS] ", "[AVAILABLE_TOOLS]")
+    .replace("[TOOL_CALLS] ", "[TOOL_CALLS]")
+    .replace("S] {", "S]{")
+)
 GEMMA = (
     "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
-    "{% for message in messages %}" + ALTERNATE + "{% if (message['role'] == 'assistant') %}{% set role = 'model' %}"
+    "{% for message in messages %}"
+    + ALTERNATE
+    + "{% if (message['role'] == 'assistant') %}{% set role = 'model' %}"
     "{% else %}{% set role = message['role'] %}{% endif %}"
     "{{ '<start_of_turn>' + role + '\n' + message['content'] | trim + '<end_of_turn>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{'<start_of_turn>model\n'}}{% endif %}"
@@ -318,7 +326,10 @@ class Layout:
         merges = self.merges
         tokens = [*ALPHABET, *("".join(pair) for pair in merges), *controls]
         kinds = [TokenType.NORMAL] * (len(tokens) - len(controls)) + [TokenType.CONTROL] * len(controls)
-        more = {"tokenizer.ggml.pre": string("llama-bpe"), "tokenizer.ggml.merges": strings(map(" ".join, merges))}
+        more = {
+            "tokenizer.ggml.pre": string("llama-bpe"),
+            "tokenizer.ggml.merges": strings(map(" ".join, merges)),
+        }
         return self._told("gpt2", tokens, kinds) | more
 
     def _told(self, model: str, tokens: list[str], kinds: list[TokenType]) -> dict[str, Value]:
@@ -369,15 +380,25 @@ LAYOUTS: Mapping[str, Layout] = {
     "mistral v0.3": Layout(MISTRAL03, "<s>", "</s>", INSTRUCTIONS),
     "nemo": Layout(NEMO, "<s>", "</s>", INSTRUCTIONS, byte_level=True),
     "gemma": Layout(GEMMA, "<bos>", "<eos>", ("<start_of_turn>", "<end_of_turn>")),
-    "smollm": Layout(SMOLLM, "<|im_start|>", "<|im_end|>", ("<|endoftext|>",), byte_level=True, add_bos=False),
-    "qwen 2.5": Layout(QWEN25, "<|endoftext|>", "<|im_end|>", ("<|im_start|>",), byte_level=True, add_bos=False),
+    "smollm": Layout(
+        SMOLLM, "<|im_start|>", "<|im_end|>", ("<|endoftext|>",), byte_level=True, add_bos=False
+    ),
+    "qwen 2.5": Layout(
+        QWEN25, "<|endoftext|>", "<|im_end|>", ("<|im_start|>",), byte_level=True, add_bos=False
+    ),
     "qwen 3": Layout(QWEN3, "<|endoftext|>", "<|im_end|>", ("<|im_start|>",), byte_level=True, add_bos=False),
-    "r1 distill": Layout(R1_DISTILL, "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", DEEP, byte_level=True),
+    "r1 distill": Layout(
+        R1_DISTILL, "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", DEEP, byte_level=True
+    ),
     "gemma 3": Layout(NAMED["gemma"], "<bos>", "<eos>", ("<start_of_turn>", "<end_of_turn>")),
-    "granite": Layout(NAMED["granite"], "<|end_of_text|>", "<|end_of_text|>", ROLES, byte_level=True, add_bos=False),
+    "granite": Layout(
+        NAMED["granite"], "<|end_of_text|>", "<|end_of_text|>", ROLES, byte_level=True, add_bos=False
+    ),
     "olmo 2": Layout(NAMED["olmo2"], "<|endoftext|>", "<|endoftext|>", (), byte_level=True, add_bos=False),
     "phi 3": Layout(NAMED["phi3"], "<s>", "<|endoftext|>", (*PHI, "</s>"), name="Phi-3"),
     "phi 4": Layout(NAMED["phi4"], "<|endoftext|>", "<|im_end|>", (*IM, "<|im_sep|>"), byte_level=True),
-    "phi 4 mini": Layout(NAMED["phi4-mini"], "<|endoftext|>", "<|endoftext|>", PHI, byte_level=True, add_bos=False),
+    "phi 4 mini": Layout(
+        NAMED["phi4-mini"], "<|endoftext|>", "<|endoftext|>", PHI, byte_level=True, add_bos=False
+    ),
     "none": Layout(None, "<s>", "</s>"),
 }

@@ -43,10 +43,17 @@ def run(*arguments: Argument) -> Done:
     """The command in this process."""
     out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
     words = ["llamatrain", *map(str, arguments)]
-    with patch.object(sys, "argv", words), redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as end:
+    with (
+        patch.object(sys, "argv", words),
+        redirect_stdout(out),
+        redirect_stderr(err),
+        pytest.raises(SystemExit) as end,
+    ):
         main()
     code = end.value.code
-    return Done(code if isinstance(code, int) else 1, *(stream.buffer.getvalue().decode() for stream in (out, err)))
+    return Done(
+        code if isinstance(code, int) else 1, *(stream.buffer.getvalue().decode() for stream in (out, err))
+    )
 
 
 def ran(*arguments: Argument) -> Done:
@@ -77,7 +84,9 @@ def finished(process: subprocess.Popen[str], seconds: float = 60) -> Done:
     return Done(process.returncode, out or "", err or "")
 
 
-def until(condition: Callable[[], bool], process: subprocess.Popen[str] | None = None, seconds: float = 60) -> None:
+def until(
+    condition: Callable[[], bool], process: subprocess.Popen[str] | None = None, seconds: float = 60
+) -> None:
     """Wait for something that a run does; not longer than the run lives."""
     end = time.monotonic() + seconds
     while not condition():
@@ -117,7 +126,10 @@ def timeless(folder: Path) -> list[dict[str, Any]]:
 
 def tensors(path: Path) -> dict[str, np.ndarray]:
     """The float32 tensors of a file."""
-    return {name: tensor.raw.view(np.float32).reshape(tensor.shape) for name, tensor in open_gguf(path).tensors.items()}
+    return {
+        name: tensor.raw.view(np.float32).reshape(tensor.shape)
+        for name, tensor in open_gguf(path).tensors.items()
+    }
 
 
 def same_bits(one: Path, other: Path) -> None:
@@ -152,7 +164,10 @@ def pairs_file(folder: Path, count: int = 60, seed: int = 1) -> Path:
     """Prompts and answers of 3 to 25 tokens together, as bytes with both ends."""
     path, random = folder / "pairs.jsonl", np.random.default_rng(seed)
     pairs = (random.integers(1, (8, 16)) for _ in range(count))
-    lines = ({"prompt": "ab?cdefg"[:ask], "completion": text(int(tell), number)} for number, (ask, tell) in enumerate(pairs))
+    lines = (
+        {"prompt": "ab?cdefg"[:ask], "completion": text(int(tell), number)}
+        for number, (ask, tell) in enumerate(pairs)
+    )
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
 

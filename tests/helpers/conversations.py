@@ -8,7 +8,11 @@ TOOL = {
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
     },
 }
-CALL = {"id": "call00001", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
+CALL = {
+    "id": "call00001",
+    "type": "function",
+    "function": {"name": "weather", "arguments": '{"city": "Oslo"}'},
+}
 CALLED: list[dict[str, object]] = [
     {"role": "user", "content": "Is it cold?"},
     {"role": "assistant", "content": None, "tool_calls": [CALL]},
@@ -16,7 +20,12 @@ CALLED: list[dict[str, object]] = [
     {"role": "assistant", "content": "It is."},
 ]
 CHATS: dict[str, dict[str, object]] = {
-    "plain": {"messages": [{"role": "user", "content": "say the word"}, {"role": "assistant", "content": '"Chillax" is a word'}]},
+    "plain": {
+        "messages": [
+            {"role": "user", "content": "say the word"},
+            {"role": "assistant", "content": '"Chillax" is a word'},
+        ]
+    },
     "system": {
         "messages": [
             {"role": "system", "content": "You are the boss."},
@@ -59,7 +68,10 @@ CHATS: dict[str, dict[str, object]] = {
     "lists": {
         "messages": [
             {"role": "user", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]},
-            {"role": "assistant", "content": [{"type": "text", "text": "three"}, {"type": "text", "text": "four"}]},
+            {
+                "role": "assistant",
+                "content": [{"type": "text", "text": "three"}, {"type": "text", "text": "four"}],
+            },
         ]
     },
 }

@@ -11,8 +11,16 @@ from llamatrain.compiler import prebuilt
 from llamatrain.platform import cpu
 from tests.helpers.cli import ROOT, environment
 
-THREADS, GATES, MERGING = "llamatrain.compiler.thread_pool", "llamatrain.kernels.cpu.gates", "llamatrain.data.tokenizer.bpe_merge"
-FEW = [f"{MERGING}:word_keys", f"{GATES}:silu_flat", *(f"{THREADS}:{name}" for name in ("begin", "follow", "lead"))]
+THREADS, GATES, MERGING = (
+    "llamatrain.compiler.thread_pool",
+    "llamatrain.kernels.cpu.gates",
+    "llamatrain.data.tokenizer.bpe_merge",
+)
+FEW = [
+    f"{MERGING}:word_keys",
+    f"{GATES}:silu_flat",
+    *(f"{THREADS}:{name}" for name in ("begin", "follow", "lead")),
+]
 NAME = cpu.processor().name
 
 BUILD = """

@@ -11,12 +11,48 @@ from llamatrain.gguf.values import Kind, Value, boolean, f32, number, string, u3
 from llamatrain.gguf.writer import new_gguf
 from tests.helpers.small_models import EMBEDDINGS
 
-FILE = ("attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", "ffn_gate", "ffn_down", "ffn_up")
+FILE = (
+    "attn_norm",
+    "attn_q",
+    "attn_k",
+    "attn_v",
+    "attn_output",
+    "ffn_norm",
+    "ffn_gate",
+    "ffn_down",
+    "ffn_up",
+)
 # by the way that ggml went through its graph, and whether attention was an op of its own: the weights as it met them
-LEFT = ("ffn_down", "ffn_gate", "ffn_norm", "attn_output", "attn_norm"), ("attn_v", "attn_k", "attn_q", "ffn_up")
-LEFT_FLASH = ("ffn_down", "ffn_gate", "ffn_norm", "attn_output", "attn_q", "attn_norm"), ("attn_k", "attn_v", "ffn_up")
-RIGHT = ("attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", "ffn_up", "ffn_gate", "ffn_down")
-RIGHT_FLASH = ("attn_v", "attn_norm", "attn_k", "attn_q", "attn_output", "ffn_norm", "ffn_up", "ffn_gate", "ffn_down")
+LEFT = (
+    ("ffn_down", "ffn_gate", "ffn_norm", "attn_output", "attn_norm"),
+    ("attn_v", "attn_k", "attn_q", "ffn_up"),
+)
+LEFT_FLASH = (
+    ("ffn_down", "ffn_gate", "ffn_norm", "attn_output", "attn_q", "attn_norm"),
+    ("attn_k", "attn_v", "ffn_up"),
+)
+RIGHT = (
+    "attn_norm",
+    "attn_q",
+    "attn_k",
+    "attn_v",
+    "attn_output",
+    "ffn_norm",
+    "ffn_up",
+    "ffn_gate",
+    "ffn_down",
+)
+RIGHT_FLASH = (
+    "attn_v",
+    "attn_norm",
+    "attn_k",
+    "attn_q",
+    "attn_output",
+    "ffn_norm",
+    "ffn_up",
+    "ffn_gate",
+    "ffn_down",
+)
 WAYS = ("left", "left, flash", "right", "right, flash")
 RANKS = ("token_embd", "output_norm", "output", *FILE)
 
@@ -25,15 +61,31 @@ def met(way: str, layers: int) -> list[str]:
     if way.startswith("left"):
         down, up = LEFT_FLASH if "flash" in way else LEFT
         below = [f"blk.{i}.{name}" for i in reversed(range(layers)) for name in down]
-        names = ["output", "output_norm", *below, "token_embd", *(f"blk.{i}.{name}" for i in range(layers) for name in up)]
+        names = [
+            "output",
+            "output_norm",
+            *below,
+            "token_embd",
+            *(f"blk.{i}.{name}" for i in range(layers) for name in up),
+        ]
     else:
         block = RIGHT_FLASH if "flash" in way else RIGHT
-        names = ["token_embd", *(f"blk.{i}.{name}" for i in range(layers) for name in block), "output_norm", "output"]
+        names = [
+            "token_embd",
+            *(f"blk.{i}.{name}" for i in range(layers) for name in block),
+            "output_norm",
+            "output",
+        ]
     return [f"{name}.weight" for name in names]
 
 
 def filed(layers: int) -> list[str]:
-    names = ["token_embd", "output_norm", "output", *(f"blk.{i}.{name}" for i in range(layers) for name in FILE)]
+    names = [
+        "token_embd",
+        "output_norm",
+        "output",
+        *(f"blk.{i}.{name}" for i in range(layers) for name in FILE),
+    ]
     return [f"{name}.weight" for name in names]
 
 
@@ -48,12 +100,18 @@ def parts(name: str, adapter: bool, way: str) -> list[tuple[str, str, bool]]:
 
 def as_theirs(path: Path, ours: Checkpoint, layers: int, way: str = "left", version: int = 1) -> Path:
     adapter = ours.kind == "finetune_lora"
-    pieces = {name: ours.pieces(name) for name, vector in ours.vectors.items() if vector.ndim == 1 and vector.size > 64}
+    pieces = {
+        name: ours.pieces(name)
+        for name, vector in ours.vectors.items()
+        if vector.ndim == 1 and vector.size > 64
+    }
     prefix, step, stop = f"optimizer.{ours.optimizer}.", ours.state.counters.step, ours.state.stop
 
     def flat(found: dict[str, np.ndarray]) -> np.ndarray:
         order = [part for name in met(way, layers) for part in parts(name, adapter, way)]
-        return np.concatenate([(found[mine].T if turned else found[mine]).ravel() for _, mine, turned in order])
+        return np.concatenate(
+            [(found[mine].T if turned else found[mine]).ravel() for _, mine, turned in order]
+        )
 
     def rows(name: str) -> np.ndarray:
         made = []
@@ -75,8 +133,12 @@ def as_theirs(path: Path, ours: Checkpoint, layers: int, way: str = "left", vers
         **(dict(ranks(tensors)) if adapter else {}),
         "training.file_version": u32(version),
         "training.iteration_count": u64(step) if version else u32(step),
-        "training.sample_count": u64(ours.state.counters.samples) if version else u32(ours.state.counters.samples),
-        "training.token_count": u64(ours.state.counters.tokens) if version else u32(ours.state.counters.tokens),
+        "training.sample_count": u64(ours.state.counters.samples)
+        if version
+        else u32(ours.state.counters.samples),
+        "training.token_count": u64(ours.state.counters.tokens)
+        if version
+        else u32(ours.state.counters.tokens),
         "training.epoch_count": u64(ours.state.counters.epoch),
         "training.shuffle.samples_hash": u64(7),
         "training.shuffle.rng_state": string("1 2 3"),
@@ -95,19 +157,29 @@ def as_theirs(path: Path, ours: Checkpoint, layers: int, way: str = "left", vers
     else:
         kept = ours.kept
         held, end = int(kept["approx_hessian_count"]), int(kept["line_search_end"])
-        values |= {f"{prefix}approx_hessian_count": u32(len(kept["memory_ys"])), f"{prefix}line_search_step": f32(1.0)}
+        values |= {
+            f"{prefix}approx_hessian_count": u32(len(kept["memory_ys"])),
+            f"{prefix}line_search_step": f32(1.0),
+        }
         numbers = {"j": end, "k": held + 1, "end": end}
-        values |= {f"{prefix}line_search_{name}": number(Kind.INT32, value) for name, value in numbers.items()}
+        values |= {
+            f"{prefix}line_search_{name}": number(Kind.INT32, value) for name, value in numbers.items()
+        }
         x = flat(ours.pieces(prefix + "current_parameters"))
         gradient = flat(ours.pieces(prefix + "current_gradients"))
         tensors |= {f"{prefix}{name}_parameters": x for name in ("current", "previous")}
         tensors |= {f"{prefix}{name}_gradients": gradient for name in ("current", "previous")}
-        tensors |= {f"{prefix}search_direction": -gradient, f"{prefix}memory_alpha": np.zeros(len(kept["memory_ys"]), np.float32)}
+        tensors |= {
+            f"{prefix}search_direction": -gradient,
+            f"{prefix}memory_alpha": np.zeros(len(kept["memory_ys"]), np.float32),
+        }
         tensors[f"{prefix}memory_ys"] = np.asarray(kept["memory_ys"], np.float32)
         tensors |= {f"{prefix}memory_{name}": rows(f"memory_{name}") for name in "sy"}
     values[f"{prefix}no_improvement_count"] = u32(0)
     arrays = {name: as_ggml(array) for name, array in tensors.items()}
-    with new_gguf(path, values, [TensorInfo(name, by_name("F32"), array.shape) for name, array in arrays.items()]) as out:
+    with new_gguf(
+        path, values, [TensorInfo(name, by_name("F32"), array.shape) for name, array in arrays.items()]
+    ) as out:
         for name, array in arrays.items():
             out.write(name, array)
     return path
@@ -122,10 +194,22 @@ def as_ggml(array: np.ndarray) -> np.ndarray:
 
 
 def model_keys(ours: Checkpoint) -> Iterator[tuple[str, Value]]:
-    keep = ("context_length", "embedding_length", "feed_forward_length", "block_count", "rope.dimension_count")
+    keep = (
+        "context_length",
+        "embedding_length",
+        "feed_forward_length",
+        "block_count",
+        "rope.dimension_count",
+    )
     yield "general.architecture", string("llama")
     yield "general.file_type", u32(0)
-    for key in (*keep, "attention.head_count", "attention.head_count_kv", "attention.layer_norm_rms_epsilon", "rope.freq_base"):
+    for key in (
+        *keep,
+        "attention.head_count",
+        "attention.head_count_kv",
+        "attention.layer_norm_rms_epsilon",
+        "rope.freq_base",
+    ):
         if f"llama.{key}" in ours.metadata:
             yield f"llama.{key}", ours.metadata[f"llama.{key}"]
     yield "llama.rope.scale_linear", f32(1.0)

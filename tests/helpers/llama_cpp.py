@@ -18,7 +18,9 @@ from tests.helpers.tiny_gguf import WIDTH, llama_metadata, llama_tensors, write_
 def model_with(vocabulary: Mapping[str, Value], path: Path) -> Path:
     """A tiny model with this vocabulary, for servers that take no vocabulary alone."""
     metadata = {key: value for key, value in llama_metadata().items() if not key.startswith("tokenizer.")}
-    metadata |= {key: value for key, value in vocabulary.items() if key.startswith(("tokenizer.", "general.name"))}
+    metadata |= {
+        key: value for key, value in vocabulary.items() if key.startswith(("tokenizer.", "general.name"))
+    }
     tensors = llama_tensors()
     size = len(metadata["tokenizer.ggml.tokens"].decode())
     del metadata["llama.vocab_size"], tensors["output.weight"]
@@ -31,7 +33,9 @@ class Served:
         self.address = address
 
     def post(self, what: str, **content: Any) -> Any:
-        request = Request(f"{self.address}/{what}", json.dumps(content).encode(), {"Content-Type": "application/json"})
+        request = Request(
+            f"{self.address}/{what}", json.dumps(content).encode(), {"Content-Type": "application/json"}
+        )
         with urlopen(request, timeout=60) as answer:
             return json.load(answer)
 
@@ -40,7 +44,9 @@ class Served:
 
 
 @contextmanager
-def served(model: Path, ctx_shift: bool = False, adapter: Path | None = None, ctx: int = 64) -> Iterator[Served]:
+def served(
+    model: Path, ctx_shift: bool = False, adapter: Path | None = None, ctx: int = 64
+) -> Iterator[Served]:
     """By xllamacpp, with caches in float32, and without flash attention, which works in half floats there."""
     xllamacpp = pytest.importorskip("xllamacpp")
     params = xllamacpp.CommonParams()

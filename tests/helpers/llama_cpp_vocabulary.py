@@ -25,7 +25,10 @@ SIGNATURES = {
     "llama_vocab_is_eog": (BOOL, [POINTER, INT]),
     "llama_tokenize": (INT, [POINTER, ctypes.c_char_p, INT, POINTER, INT, BOOL, BOOL]),
     "llama_chat_builtin_templates": (INT, [POINTER, ctypes.c_size_t]),
-    "llama_chat_apply_template": (INT, [ctypes.c_char_p, POINTER, ctypes.c_size_t, BOOL, ctypes.c_char_p, INT]),
+    "llama_chat_apply_template": (
+        INT,
+        [ctypes.c_char_p, POINTER, ctypes.c_size_t, BOOL, ctypes.c_char_p, INT],
+    ),
 }
 
 
@@ -51,9 +54,13 @@ def builtin_layouts() -> set[str]:
 
 def laid_out(layout: str, messages: list[tuple[str, str]], answer_next: bool) -> str:
     """A chat as it writes it, without begin token."""
-    told = (ctypes.c_char_p * (2 * len(messages)))(*(text.encode() for message in messages for text in message))
+    told = (ctypes.c_char_p * (2 * len(messages)))(
+        *(text.encode() for message in messages for text in message)
+    )
     made = ctypes.create_string_buffer(1 << 16)
-    size = library().llama_chat_apply_template(layout.encode(), told, len(messages), answer_next, made, len(made))
+    size = library().llama_chat_apply_template(
+        layout.encode(), told, len(messages), answer_next, made, len(made)
+    )
     return made.raw[:size].decode()
 
 
@@ -62,7 +69,9 @@ class Opened:
 
     def __init__(self, path: Path) -> None:
         self.library = library()
-        self.model = self.library.llama_model_load_from_file(os.fsencode(path), self.library.llama_model_default_params())
+        self.model = self.library.llama_model_load_from_file(
+            os.fsencode(path), self.library.llama_model_default_params()
+        )
         if not self.model:
             raise ValueError(f"llama.cpp does not open {path}")
         self.vocabulary = self.library.llama_model_get_vocab(self.model)
@@ -78,9 +87,13 @@ class Opened:
 
     def tokenize(self, text: bytes, *, special: bool, ends: bool = False) -> list[int]:
         tokens = (INT * (len(text) + 16))()
-        count = self.library.llama_tokenize(self.vocabulary, text, len(text), tokens, len(tokens), ends, special)
+        count = self.library.llama_tokenize(
+            self.vocabulary, text, len(text), tokens, len(tokens), ends, special
+        )
         return list(tokens[:count])
 
     def ends(self) -> set[int]:
         """The tokens at which it stops."""
-        return {token for token in range(len(self)) if self.library.llama_vocab_is_eog(self.vocabulary, token)}
+        return {
+            token for token in range(len(self)) if self.library.llama_vocab_is_eog(self.vocabulary, token)
+        }

@@ -34,14 +34,20 @@ class LlamaStep:
             held = hold(made, whole=False)
             self.inputs, _, outputs = apply(held, OPTIMIZER, CLIP)
             self.program = Program.of([made.loss, *held.first], self.memory, **how)
-            grads = {block: self.program.memory_of(grad) for block, grad in zip(held.memory, held.first, strict=True)}
+            grads = {
+                block: self.program.memory_of(grad)
+                for block, grad in zip(held.memory, held.first, strict=True)
+            }
             self.programs = [self.program, Program.of(outputs, self.memory | grads, **how)]
         else:
             self.inputs, outputs = stream(made, OPTIMIZER)
             self.program = Program.of(outputs, self.memory, **how)
             self.programs = [self.program]
         self.loss, self.arena = made.loss, self.program.plan.arena
-        self.batch = {leaf: self.memory[leaf].copy() for leaf in (self.model.tokens, self.model.targets, self.model.weights)}
+        self.batch = {
+            leaf: self.memory[leaf].copy()
+            for leaf in (self.model.tokens, self.model.targets, self.model.weights)
+        }
 
     def __call__(self, rate: float = 1e-3) -> float:
         """The loss before the update."""

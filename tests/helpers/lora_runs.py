@@ -18,7 +18,23 @@ from llamatrain.model.init import fill
 from tests.helpers.small_models import EMBEDDINGS, Arrays, small
 
 LINEAR = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
-TYPES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS")
+TYPES = (
+    "F32",
+    "F16",
+    "BF16",
+    "Q4_0",
+    "Q4_1",
+    "Q5_0",
+    "Q5_1",
+    "Q8_0",
+    "IQ4_NL",
+    "Q2_K",
+    "Q3_K",
+    "Q4_K",
+    "Q5_K",
+    "Q6_K",
+    "IQ4_XS",
+)
 # Types that nothing here encodes: random codes, and block scales that make of them weights of this deviation.
 SCALED_TO = {"IQ3_S": 100.0}
 
@@ -42,12 +58,17 @@ def random_blocks(shape: tuple[int, ...], kind: GgmlType, random: np.random.Gene
     return raw.reshape(shape[0], -1)
 
 
-def base(path: Path, h: Hyperparameters, kind: str = "F32", arrays: Arrays | None = None, template: str = "") -> Path:
+def base(
+    path: Path, h: Hyperparameters, kind: str = "F32", arrays: Arrays | None = None, template: str = ""
+) -> Path:
     """A model file; its matrices are of a kind, its vocabulary is bytes."""
     chats = {"tokenizer.chat_template": string(template)} if template else {}
     random = np.random.default_rng(1)
     arrays = arrays or new_weights(h)
-    infos = [TensorInfo(name, by_name(kind if array.ndim == 2 else "F32"), array.shape) for name, array in arrays.items()]
+    infos = [
+        TensorInfo(name, by_name(kind if array.ndim == 2 else "F32"), array.shape)
+        for name, array in arrays.items()
+    ]
     with new_gguf(path, h.metadata("base") | new_vocab.bytes_only() | chats, infos) as out:
         for info in infos:
             if info.type.name in SCALED_TO:
@@ -60,7 +81,9 @@ def base(path: Path, h: Hyperparameters, kind: str = "F32", arrays: Arrays | Non
 def decoded(path: Path) -> Arrays:
     """The weights of a model, whatever their types."""
     tensors = open_gguf(path).tensors
-    return {name: quants.decode(tensor.raw, tensor.type).reshape(tensor.shape) for name, tensor in tensors.items()}
+    return {
+        name: quants.decode(tensor.raw, tensor.type).reshape(tensor.shape) for name, tensor in tensors.items()
+    }
 
 
 def pairs(path: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -82,7 +105,9 @@ def deltas(path: Path) -> Arrays:
     return {name: read.delta(name) for name in read.pairs}
 
 
-def random_adapter(path: Path, h: Hyperparameters, names: Iterable[str], rank: int = 4, size: float = 0.1) -> Path:
+def random_adapter(
+    path: Path, h: Hyperparameters, names: Iterable[str], rank: int = 4, size: float = 0.1
+) -> Path:
     """Both factors are of this size: nothing is 0, as in a new adapter b is."""
     random, made = np.random.default_rng(7), {}
     for name in names:

@@ -4,8 +4,12 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
-CODE = "".join(path.read_text() for path in sorted((Path(__file__).parents[2] / "llamatrain" / "compiler").glob("*.py")))
-PROSE = "The the of and to in a is that it was for on are with as I his they be at one have this word but what"
+CODE = "".join(
+    path.read_text() for path in sorted((Path(__file__).parents[2] / "llamatrain" / "compiler").glob("*.py"))
+)
+PROSE = (
+    "The the of and to in a is that it was for on are with as I his they be at one have this word but what"
+)
 WORDS = PROSE.split()
 BLANKS = "\t\n\v\f\r \x1c\x1f\x85\xa0\u1680\u2000\u2028\u202f\u200b\u3000\ufeff"
 SIGNS = "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"
@@ -33,7 +37,9 @@ class Mixer:
         return "".join(self.random.choices(characters, k=self.random.randrange(1, most)))
 
     def prose(self) -> str:
-        return " ".join(self.random.choices(WORDS, k=self.random.randrange(1, 60))) + self.random.choice([". ", "\n", ", ", "? "])
+        return " ".join(self.random.choices(WORDS, k=self.random.randrange(1, 60))) + self.random.choice(
+            [". ", "\n", ", ", "? "]
+        )
 
     def code(self) -> str:
         at = self.random.randrange(len(CODE) - 300)
@@ -41,15 +47,20 @@ class Mixer:
 
     def script(self) -> str:
         ranges = self.random.choice(SCRIPTS)
-        return "".join(chr(self.random.randrange(*self.random.choice(ranges))) for _ in range(self.random.randrange(1, 40)))
+        return "".join(
+            chr(self.random.randrange(*self.random.choice(ranges)))
+            for _ in range(self.random.randrange(1, 40))
+        )
 
     def marks(self) -> str:
-        return "".join(self.random.choice("aeiou") + chr(self.random.randrange(0x300, 0x36F)) for _ in range(9))
+        return "".join(
+            self.random.choice("aeiou") + chr(self.random.randrange(0x300, 0x36F)) for _ in range(9)
+        )
 
     def run(self) -> str:
-        return self.random.choice([" ", " ", "\n", "\t", "\r\n", "=", "a", "A", "0", "!", "▁"]) * self.random.choice(
-            [1, 2, 3, 40, 41, 300]
-        )
+        return self.random.choice(
+            [" ", " ", "\n", "\t", "\r\n", "=", "a", "A", "0", "!", "▁"]
+        ) * self.random.choice([1, 2, 3, 40, 41, 300])
 
     def small(self) -> str:
         apostrophes = ["'s", "'S", "'t", "'RE", "'ve", "'Ll", "'d", "'x", "'", "don't ", "I'll", " '"]
@@ -68,11 +79,19 @@ class Mixer:
 
     def special(self) -> str:
         text = self.random.choice(self.specials) if self.specials else ""
-        return text[: self.random.randrange(1, len(text) + 1)] if text and not self.random.randrange(4) else text
+        return (
+            text[: self.random.randrange(1, len(text) + 1)] if text and not self.random.randrange(4) else text
+        )
 
     def text(self, size: int) -> str:
         """About so many characters."""
-        kinds = [self.prose] * 5 + [self.code] * 4 + [self.script] * 8 + [self.marks, self.run, self.run] + [self.small] * 8
+        kinds = (
+            [self.prose] * 5
+            + [self.code] * 4
+            + [self.script] * 8
+            + [self.marks, self.run, self.run]
+            + [self.small] * 8
+        )
         parts = list[str]()
         while size > 0:
             part = self.random.choice(kinds + [self.special] * 5)()

@@ -31,8 +31,12 @@ class Block:
 
     def __post_init__(self) -> None:
         self.x = placeholder("x", (self.rows * self.ctx, self.width))
-        self.starts, self.positions = (placeholder(name, (self.rows, self.ctx), I32) for name in ("starts", "positions"))
-        self.table = placeholder("table", (self.ctx, 2, self.size // 2) if self.halves else (self.ctx, self.size // 2, 2))
+        self.starts, self.positions = (
+            placeholder(name, (self.rows, self.ctx), I32) for name in ("starts", "positions")
+        )
+        self.table = placeholder(
+            "table", (self.ctx, 2, self.size // 2) if self.halves else (self.ctx, self.size // 2, 2)
+        )
         x = O.add(self.x, self.norm_if(self.behind, self.attended(self.norm(self.x))))
         self.loss = O.sum_sqr(O.add(x, self.norm_if(self.behind, self.gated(self.norm(x)))))
 
@@ -59,7 +63,10 @@ class Block:
             parts = O.split_columns(self.linear(x, sum(sizes)), sizes=sizes)
         else:
             parts = tuple(self.linear(x, size, self.bias) for size in sizes)
-        q, k, v = (O.reshape(part, shape=(self.rows, self.ctx, part.shape[1] // self.size, self.size)) for part in parts)
+        q, k, v = (
+            O.reshape(part, shape=(self.rows, self.ctx, part.shape[1] // self.size, self.size))
+            for part in parts
+        )
         q, k = (self.turned(self.norm_if(self.normed, each)) for each in (q, k))
         how = {"window": self.window, "cap": self.cap} if self.window or self.cap else {}
         out, _ = O.flash_attn(q, k, v, self.starts, scale=self.size**-0.5, **how)

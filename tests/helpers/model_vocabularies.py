@@ -51,7 +51,11 @@ IM = "<|im_start|> <|im_end|>"
 STARCODER = "<fim_prefix> <fim_middle> <fim_suffix> <fim_pad> <filename> <gh_stars> <issue_start> <jupyter_start> <reponame>"
 TOOLS = "<tool_call> </tool_call> <tool_response> </tool_response> <think> </think>"
 INST = "[INST] [/INST] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_RESULTS] [TOOL_CALLS] <pad> [PREFIX] [MIDDLE] [SUFFIX]"
-HTML = [f"<{close}{tag}>" for tag in ("table", "tr", "td", "h1", "ul", "li", "b", "code", "s") for close in ("", "/")]
+HTML = [
+    f"<{close}{tag}>"
+    for tag in ("table", "tr", "td", "h1", "ul", "li", "b", "code", "s")
+    for close in ("", "/")
+]
 RUNS = [character * count for character in "\n \t" for count in range(1, 32) if character * count != " "]
 UNUSED = " ".join(f"<unused{i}>" for i in range(99))
 
@@ -76,7 +80,11 @@ class Family:
             tokens, kinds = [*controls, *shown, *tokens], [*special, *kinds]
         else:
             tokens, kinds = [*tokens, *controls, *shown], [*kinds, *special]
-        model = {"model": string("gpt2"), "pre": string(self.pre), "merges": strings(map(" ".join, learned()))}
+        model = {
+            "model": string("gpt2"),
+            "pre": string(self.pre),
+            "merges": strings(map(" ".join, learned())),
+        }
         if not self.pre:
             scores = [-float(i) if kind == TokenType.NORMAL else 0.0 for i, kind in enumerate(kinds)]
             model = {"model": string("llama"), "scores": numbers(Kind.FLOAT32, scores)}
@@ -88,7 +96,9 @@ class Family:
             "add_bos_token": boolean(bool(self.bos)),
             **({"bos_token_id": u32(tokens.index(self.bos))} if self.bos else {}),
         }
-        return {"general.name": string(self.name)} | {f"tokenizer.ggml.{key}": value for key, value in told.items()}
+        return {"general.name": string(self.name)} | {
+            f"tokenizer.ggml.{key}": value for key, value in told.items()
+        }
 
     def pieces(self) -> tuple[list[str], list[int]]:
         if self.pre:
@@ -110,7 +120,11 @@ def learned() -> list[tuple[str, str]]:
 def scored() -> Iterator[str]:
     """Characters and words as pieces with scores have them: in letters, spaces as ▁; the more frequent first."""
     texts = [raw for raw in map(token_bytes, map("".join, learned())) if raw]
-    words = [text.replace(" ", "▁") for text in (raw.decode("utf-8", "replace") for raw in texts) if not {*"\ufffd\0"} & {*text}]
+    words = [
+        text.replace(" ", "▁")
+        for text in (raw.decode("utf-8", "replace") for raw in texts)
+        if not {*"\ufffd\0"} & {*text}
+    ]
     return iter(dict.fromkeys([*words, *sorted({character for word in words for character in word})]))
 
 
@@ -139,21 +153,35 @@ FAMILIES = {
         "<s>",
         "Phi 3.5 Mini Phi-3",
     ),
-    "phi 4": Family("dbrx", f"<|endoftext|> {FIM} {IM} <|im_sep|> <|dummy_0|>", eos="<|im_end|>", bos="<|endoftext|>"),
-    "phi 4 mini": Family("gpt-4o", "<|endoftext|> <|endofprompt|> <|assistant|> <|end|> <|user|> <|system|> <|tool|> <|/tool|>"),
-    "granite 3": Family("refact", f"<|end_of_text|> {STARCODER} <|start_of_role|> <|end_of_role|> <|tool_call|>"),
+    "phi 4": Family(
+        "dbrx", f"<|endoftext|> {FIM} {IM} <|im_sep|> <|dummy_0|>", eos="<|im_end|>", bos="<|endoftext|>"
+    ),
+    "phi 4 mini": Family(
+        "gpt-4o", "<|endoftext|> <|endofprompt|> <|assistant|> <|end|> <|user|> <|system|> <|tool|> <|/tool|>"
+    ),
+    "granite 3": Family(
+        "refact", f"<|end_of_text|> {STARCODER} <|start_of_role|> <|end_of_role|> <|tool_call|>"
+    ),
     "granite 4": Family(
         "dbrx",
         f"<|end_of_text|> {FIM} <|fim_pad|> <|filename|> <|start_of_role|> <|end_of_role|>",
         ["<tool_call>", "</tool_call>"],
     ),
-    "granite docling": Family("granite-docling", "<|end_of_text|> <|start_of_role|> <|end_of_role|> <loc_0> <doctag>"),
+    "granite docling": Family(
+        "granite-docling", "<|end_of_text|> <|start_of_role|> <|end_of_role|> <loc_0> <doctag>"
+    ),
     "olmo 2": Family("dbrx", f"<|endoftext|> {FIM} |||EMAIL_ADDRESS||| <|pad|>", ["  ", "    ", "\n\n"]),
-    "smollm 2": Family("smollm", f"<|endoftext|> {IM} <repo_name> <reponame> <file_sep> <empty_output>", eos="<|im_end|>"),
+    "smollm 2": Family(
+        "smollm", f"<|endoftext|> {IM} <repo_name> <reponame> <file_sep> <empty_output>", eos="<|im_end|>"
+    ),
     "smollm 3": Family("smaug-bpe", f"<|begin_of_text|> <|end_of_text|> {IM}", TOOLS.split(), "<|im_end|>"),
     "mistral": Family("tekken", f"<unk> <s> </s> {INST}", eos="</s>", bos="<s>", first=True),
-    "llama 3": Family("llama-bpe", f"{BEGIN} <|end_of_text|> <|eot_id|> <|eom_id|>", eos="<|eot_id|>", bos=BEGIN),
-    "llama 4": Family("llama4", f"{BEGIN} <|eot|> <|header_start|> <|header_end|> {FIM}", eos="<|eot|>", bos=BEGIN),
+    "llama 3": Family(
+        "llama-bpe", f"{BEGIN} <|end_of_text|> <|eot_id|> <|eom_id|>", eos="<|eot_id|>", bos=BEGIN
+    ),
+    "llama 4": Family(
+        "llama4", f"{BEGIN} <|eot|> <|header_start|> <|header_end|> {FIM}", eos="<|eot|>", bos=BEGIN
+    ),
 }
 
 
@@ -162,7 +190,10 @@ def specials(vocabulary: dict[str, Value]) -> list[str]:
 
     metadata = Metadata(vocabulary)
     tokens, kinds = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
-    return [tokens[i] for i in np.flatnonzero(np.isin(kinds, (TokenType.CONTROL, TokenType.USER_DEFINED))).tolist()] + ["<unk>"]
+    return [
+        tokens[i]
+        for i in np.flatnonzero(np.isin(kinds, (TokenType.CONTROL, TokenType.USER_DEFINED))).tolist()
+    ] + ["<unk>"]
 
 
 def text_for(vocabulary: dict[str, Value]) -> bytes:
@@ -188,7 +219,8 @@ def main() -> None:
                 made = [witness.tokenize(text, special=special) for special in (False, True)]
                 ends = sorted(witness.ends())
             truth[name] = {"text": hashlib.sha256(text).hexdigest()[:16], "ends": ends} | {
-                key: [len(tokens), digest(tokens)] for key, tokens in zip(("plain", "special"), made, strict=True)
+                key: [len(tokens), digest(tokens)]
+                for key, tokens in zip(("plain", "special"), made, strict=True)
             }
     TRUTH.write_text(json.dumps(truth, indent=1, ensure_ascii=False) + "\n")
 

@@ -19,7 +19,12 @@ from tests.helpers.cli import PROGRAM, Argument, Done, environment
 BESIDE = Path(sys.executable).parent / "mpiexec"
 MPIEXEC = str(BESIDE) if BESIDE.exists() else shutil.which("mpiexec")
 WITHOUT = next(
-    (f"{name} is not installed" for name, there in (("mpi4py", find_spec("mpi4py")), ("mpiexec", MPIEXEC)) if not there), ""
+    (
+        f"{name} is not installed"
+        for name, there in (("mpi4py", find_spec("mpi4py")), ("mpiexec", MPIEXEC))
+        if not there
+    ),
+    "",
 )
 needs_mpi = pytest.mark.skipif(bool(WITHOUT), reason=WITHOUT or "it is there")
 SETTINGS = {
@@ -44,7 +49,10 @@ def launched(
     """`mpiexec -n RANKS python WORDS`, in a group of its own which ends with the test; `env` is added to the environment."""
     command = [MPIEXEC, *options, "-n", ranks, sys.executable, *words]
     env = alone(**{**SETTINGS, **settings.pop("env", {})})
-    settings = dict[str, Any](stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, env=env) | settings
+    settings = (
+        dict[str, Any](stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, env=env)
+        | settings
+    )
     settings |= {"preexec_fn": goes_with_parent}
     words = [str(each) for each in command]
     with subprocess.Popen(words, text=True, start_new_session=True, **settings) as process:

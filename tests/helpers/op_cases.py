@@ -119,7 +119,13 @@ case(
     lambda c: ops.add_cast(c.turned(3, 4), c.x(3, 4), dtype=F64),
     lambda c: ops.add_cast(c.x(1, 1), c.x(2, 3), dtype=F64),
 )
-case("fill", *(lambda c, s=s: ops.mul(c.x(*s), ops.fill(shape=s, value=1.5, dtype=c.dtype)) for s in ((), (2, 3), (1, 4))))
+case(
+    "fill",
+    *(
+        lambda c, s=s: ops.mul(c.x(*s), ops.fill(shape=s, value=1.5, dtype=c.dtype))
+        for s in ((), (2, 3), (1, 4))
+    ),
+)
 case(
     "repeat",
     lambda c: ops.repeat(c.x(2, 3), shape=(4, 9)),
@@ -287,7 +293,9 @@ case(
 
 def parts_together(parts: tuple[Tensor, ...]) -> Tensor:
     """All, told apart, whatever their widths."""
-    return reduce(ops.add, (ops.scale(ops.sum_rows(ops.sqr(part)), by=1 + 0.3 * i) for i, part in enumerate(parts)))
+    return reduce(
+        ops.add, (ops.scale(ops.sum_rows(ops.sqr(part)), by=1 + 0.3 * i) for i, part in enumerate(parts))
+    )
 
 
 case(
@@ -308,15 +316,31 @@ for name in ("rope", "rope_back"):
     case(
         name,
         lambda c, f=f: f(c.x(2, 3, 2, 4), c.ids([[0, 1, 2], [5, 0, 1]]), c.rope_table(6, 2)),
-        lambda c, f=f: f(c.sliced(1, 2, 1, 6), c.ids([[3, 4]]), c.rope_table(5, 2)),  # two elements pass through
-        lambda c, f=f: f(ops.permute(c.x(2, 3, 2, 2), axes=(0, 2, 1, 3)), c.ids([[0, 1], [1, 2]]), c.rope_table(3, 1)),
-        lambda c, f=f: f(c.x(2, 2, 2, 6), c.ids([[0, 1], [5, 0]]), c.rope_table(6, 3, halves=True), halves=True),
+        lambda c, f=f: f(
+            c.sliced(1, 2, 1, 6), c.ids([[3, 4]]), c.rope_table(5, 2)
+        ),  # two elements pass through
+        lambda c, f=f: f(
+            ops.permute(c.x(2, 3, 2, 2), axes=(0, 2, 1, 3)), c.ids([[0, 1], [1, 2]]), c.rope_table(3, 1)
+        ),
+        lambda c, f=f: f(
+            c.x(2, 2, 2, 6), c.ids([[0, 1], [5, 0]]), c.rope_table(6, 3, halves=True), halves=True
+        ),
         lambda c, f=f: f(c.sliced(1, 2, 1, 7), c.ids([[3, 4]]), c.rope_table(5, 2, halves=True), halves=True),
     )
 
 
 def attention(
-    c: Case, batch: int, length: int, keys: int, heads: int, shared: int, size: int, *, packed=False, lasts=None, **how
+    c: Case,
+    batch: int,
+    length: int,
+    keys: int,
+    heads: int,
+    shared: int,
+    size: int,
+    *,
+    packed=False,
+    lasts=None,
+    **how,
 ):
     starts = np.zeros((batch, length), np.int32)
     if packed:
@@ -351,16 +375,22 @@ def probabilities(c: Case, rows: int, words: int) -> Tensor:
 case(
     "cross_entropy_loss",
     lambda c: ops.cross_entropy_loss(c.x(4, 5), targets(c, 4, 5), c.x(4, fixed=True)),
-    lambda c: ops.cross_entropy_loss(c.turned(3, 4), probabilities(c, 3, 4), c.x(3, positive=True, fixed=True)),
+    lambda c: ops.cross_entropy_loss(
+        c.turned(3, 4), probabilities(c, 3, 4), c.x(3, positive=True, fixed=True)
+    ),
     lambda c: ops.cross_entropy_loss(c.sliced(1, 3), c.ids([2]), c.x(1, fixed=True)),
 )
 case(
     "linear_cross_entropy",
-    lambda c: ops.linear_cross_entropy(c.x(4, 3), c.x(5, 3), targets(c, 4, 5), c.x(4, positive=True, fixed=True)),
+    lambda c: ops.linear_cross_entropy(
+        c.x(4, 3), c.x(5, 3), targets(c, 4, 5), c.x(4, positive=True, fixed=True)
+    ),
     lambda c: ops.linear_cross_entropy(c.turned(3, 4), c.sliced(6, 4), targets(c, 3, 6), c.x(3, fixed=True)),
     lambda c: ops.linear_cross_entropy(c.x(1, 1), c.x(2, 1), c.ids([1]), c.x(1, fixed=True)),
     lambda c: ops.linear_cross_entropy(c.x(4, 3), c.x(5, 3), targets(c, 4, 5), c.x(4, fixed=True), cap=1.3),
-    lambda c: ops.linear_cross_entropy(c.x(4, 3), c.x(5, 3, fixed=True), targets(c, 4, 5), c.x(4, fixed=True), cap=0.8),
+    lambda c: ops.linear_cross_entropy(
+        c.x(4, 3), c.x(5, 3, fixed=True), targets(c, 4, 5), c.x(4, fixed=True), cap=0.8
+    ),
 )
 case(
     "cross_entropy_rows",

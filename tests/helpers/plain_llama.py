@@ -35,7 +35,9 @@ def rotated(x: Tensor, positions: Tensor, base: float) -> Tensor:
     turns = base ** (-torch.arange(0, x.shape[-1], 2, dtype=torch.float64) / x.shape[-1])
     angles = positions.double()[..., None] * turns
     pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous())
-    return torch.view_as_real(pairs * torch.polar(torch.ones_like(angles), angles).to(pairs.dtype)).flatten(-2)
+    return torch.view_as_real(pairs * torch.polar(torch.ones_like(angles), angles).to(pairs.dtype)).flatten(
+        -2
+    )
 
 
 def attention(x: Tensor, w: Weights, at: str, n: Numbers, given: Mapping[str, Tensor]) -> Tensor:
@@ -47,7 +49,9 @@ def attention(x: Tensor, w: Weights, at: str, n: Numbers, given: Mapping[str, Te
     out = []
     for head in range(n.heads):
         mine, theirs = (slice(i * size, (i + 1) * size) for i in (head, head // (n.heads // n.kv_heads)))
-        turned_q, turned_k = (rotated(each, given["positions"], n.base) for each in (q[..., mine], k[..., theirs]))
+        turned_q, turned_k = (
+            rotated(each, given["positions"], n.base) for each in (q[..., mine], k[..., theirs])
+        )
         scores = (turned_q @ turned_k.mT / math.sqrt(size)).masked_fill(~seen, -torch.inf)
         out.append(scores.softmax(-1) @ v[..., theirs])
     return torch.cat(out, -1) @ w[f"{at}.attn_output.weight"].T
@@ -55,7 +59,10 @@ def attention(x: Tensor, w: Weights, at: str, n: Numbers, given: Mapping[str, Te
 
 def logits(w: Weights, n: Numbers, rows: Sequence[Row]) -> Tensor:
     """(B, T, vocabulary), for rows of one length."""
-    given = {name: torch.tensor(np.stack([row[name] for row in rows])) for name in ("tokens", "positions", "starts")}
+    given = {
+        name: torch.tensor(np.stack([row[name] for row in rows]))
+        for name in ("tokens", "positions", "starts")
+    }
     x = w["token_embd.weight"][given["tokens"]]
     for layer in range(sum(name.endswith("attn_q.weight") for name in w)):
         at = f"blk.{layer}"
@@ -68,7 +75,9 @@ def logits(w: Weights, n: Numbers, rows: Sequence[Row]) -> Tensor:
 
 def loss(w: Weights, n: Numbers, rows: Sequence[Row]) -> Tensor:
     """The mean over all tokens that are trained, of all rows together."""
-    targets, weights = (torch.tensor(np.stack([row[name] for row in rows])) for name in ("targets", "weights"))
+    targets, weights = (
+        torch.tensor(np.stack([row[name] for row in rows])) for name in ("targets", "weights")
+    )
     each = F.cross_entropy(logits(w, n, rows).flatten(0, 1), targets.flatten(), reduction="none")
     return (each * weights.flatten()).sum() / weights.sum()
 

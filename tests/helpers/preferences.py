@@ -46,7 +46,8 @@ def rows(count: int = 4, seed: int = 0) -> list[dict[str, Any]]:
         return " ".join(draw.choices(WORDS, k=draw.randint(least, most)))
 
     return [
-        {"prompt": f"{words(1, 5)}?", "chosen": f" yes {words(1, 3)}", "rejected": f" no {words(2, 6)}"} for _ in range(count)
+        {"prompt": f"{words(1, 5)}?", "chosen": f" yes {words(1, 3)}", "rejected": f" no {words(2, 6)}"}
+        for _ in range(count)
     ]
 
 
@@ -95,10 +96,21 @@ def ours(case: str, folder: Path, *, batch: int = 4, **more: Any) -> tuple[Found
     folder.mkdir(exist_ok=True)
     model = base(folder / "base.gguf", H, arrays=weights(H))
     gguf.write(folder / "given.gguf", given)
-    made = [row for row in rows(2) for _ in range(2)] if case == "kto-repeated" else rows()  # two answers to each prompt
+    made = (
+        [row for row in rows(2) for _ in range(2)] if case == "kto-repeated" else rows()
+    )  # two answers to each prompt
     data = lines(folder / "data.jsonl", labelled(made) if kind == "kto" else made)
-    said = {"objective": kind, "lora_init": folder / "given.gguf", "ctx": 96, "batch": batch, "grad_acc": 2, "precision": "f32"}
-    request = tuning(str(model), (str(data),), said | NUMBERS[kind] | {"shuffle": False, "iters": 1, "pack": False} | more)
+    said = {
+        "objective": kind,
+        "lora_init": folder / "given.gguf",
+        "ctx": 96,
+        "batch": batch,
+        "grad_acc": 2,
+        "precision": "f32",
+    }
+    request = tuning(
+        str(model), (str(data),), said | NUMBERS[kind] | {"shuffle": False, "iters": 1, "pack": False} | more
+    )
     asked, sources, notes = begun(request)
     prepared = prepare(asked, sources, None, notes, request.altered)
     way, leaves = prepared.fitted.way, prepared.fitted.leaves
@@ -126,16 +138,28 @@ def pieces(laid: Laid) -> list[tuple[list[int], list[int], int]]:
             if own.any():
                 first, last = np.flatnonzero(own)[[0, -1]]
                 prompt = laid.tokens[row, start : first + 1].tolist()
-                made.append((prompt, laid.targets[row, first : last + 1].tolist(), int(laid.compared.sequences[row, first])))
+                made.append(
+                    (
+                        prompt,
+                        laid.targets[row, first : last + 1].tolist(),
+                        int(laid.compared.sequences[row, first]),
+                    )
+                )
     return made
 
 
 def pairs_of(laid: Laid) -> Batch:
     found = {number: (prompt, answer) for prompt, answer, number in pieces(laid)}
     half = laid.tokens.size // 2
-    return [(prompt, answer, found[number + half][1]) for number, (prompt, answer) in sorted(found.items()) if number < half]
+    return [
+        (prompt, answer, found[number + half][1])
+        for number, (prompt, answer) in sorted(found.items())
+        if number < half
+    ]
 
 
 def answers_of(laid: Laid) -> Batch:
     assert laid.compared
-    return [(prompt, answer, bool(laid.compared.sides[number] > 0)) for prompt, answer, number in pieces(laid)]
+    return [
+        (prompt, answer, bool(laid.compared.sides[number] > 0)) for prompt, answer, number in pieces(laid)
+    ]

@@ -25,7 +25,10 @@ def evaluated(outputs: Iterable[Tensor], arrays: Mapping[Tensor, np.ndarray]) ->
     for node in nodes_of(outputs):
         made = (SEEN | KERNELS)[node.op.name](*(values[source] for source in node.sources), **node.attrs)
         made = made if isinstance(made, tuple) else (made,)
-        values |= {out: np.array(each, out.dtype.numpy, order="C") for out, each in zip(node.outputs, made, strict=True)}
+        values |= {
+            out: np.array(each, out.dtype.numpy, order="C")
+            for out, each in zip(node.outputs, made, strict=True)
+        }
     return values
 
 
@@ -69,26 +72,34 @@ def random_graphs(draw: st.DrawFn, most: int = 30) -> RandomGraph:
     for _ in range(draw(st.integers(1, most))):
         draw(st.sampled_from(STEPS))(draw, g)
     candidates = [t for t in g.pool if t.node and (t not in g.memory or t is g.current)]
-    g.outputs = draw(st.lists(st.sampled_from(candidates), min_size=1, max_size=4, unique=True)) if candidates else []
+    g.outputs = (
+        draw(st.lists(st.sampled_from(candidates), min_size=1, max_size=4, unique=True)) if candidates else []
+    )
     g.pinned = [output for output in g.outputs if output not in g.memory and draw(st.booleans())]
     note(as_text(g.outputs))
     return g
 
 
-def pick(draw: st.DrawFn, g: RandomGraph, *others: Tensor, like: Tensor | None = None, any_shape: bool = True) -> Tensor:
+def pick(
+    draw: st.DrawFn, g: RandomGraph, *others: Tensor, like: Tensor | None = None, any_shape: bool = True
+) -> Tensor:
     """A value that may be read together with `others`; the newest are the likeliest."""
 
     def fits(t: Tensor) -> bool:
         if like is not None and not any_shape and t.shape != like.shape:
             return False
         together = [t, *others]
-        return max(g.age[each] for each in together) <= min((g.age[each] for each in together if each in g.memory), default=10**9)
+        return max(g.age[each] for each in together) <= min(
+            (g.age[each] for each in together if each in g.memory), default=10**9
+        )
 
     fitting = [t for t in g.pool if fits(t)]
     return fitting[-1 - draw(st.integers(0, len(fitting) - 1))] if fitting else others[0]
 
 
-def keep(g: RandomGraph, made: Tensor | tuple[Tensor, ...], *sources: Tensor, lies_in: Tensor | None = None) -> None:
+def keep(
+    g: RandomGraph, made: Tensor | tuple[Tensor, ...], *sources: Tensor, lies_in: Tensor | None = None
+) -> None:
     for each in made if isinstance(made, tuple) else (made,):
         g.age[each] = max(g.age[source] for source in sources)
         if lies_in in g.memory:

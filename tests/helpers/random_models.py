@@ -71,7 +71,9 @@ class Llama:
                 deltas[name] = [Delta(a, b, 2.0)]
         made = training(size.h, Weights(tensors, deltas), size.batch, size.ctx, self.table, flash=size.fused)
         self.inputs, self.borders, self.loss = made.inputs, made.borders, made.loss
-        self.tokens, self.targets, self.weights = (made.inputs[name] for name in ("tokens", "targets", "weights"))
+        self.tokens, self.targets, self.weights = (
+            made.inputs[name] for name in ("tokens", "targets", "weights")
+        )
 
     def _weight(self, name: str, shape: tuple[int, ...]) -> Tensor:
         if self.size.lora and len(shape) > 1:
@@ -95,7 +97,11 @@ class Llama:
             **self.sight(np.zeros(rows, np.int32)),
         }
         for weight in self.trained:
-            values = rng.standard_normal(weight.shape) * (0.5 / weight.shape[-1] ** 0.5) if len(weight.shape) > 1 else 1.0
+            values = (
+                rng.standard_normal(weight.shape) * (0.5 / weight.shape[-1] ** 0.5)
+                if len(weight.shape) > 1
+                else 1.0
+            )
             arrays[weight] = np.broadcast_to(np.asarray(values, weight.dtype.numpy), weight.shape).copy()
         return arrays | ({weight: frozen_array(weight, rng) for weight in self.frozen} if base else {})
 

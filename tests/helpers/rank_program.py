@@ -69,7 +69,11 @@ def one(there: Comm, kind: str) -> None:
     if there.rank == 1:
         if kind == "os":
             Path("/no/such/file").read_text()
-        raise {"usage": UsageError("it cannot be"), "bug": ZeroDivisionError("a fault"), "memory": MemoryError()}[kind]
+        raise {
+            "usage": UsageError("it cannot be"),
+            "bug": ZeroDivisionError("a fault"),
+            "memory": MemoryError(),
+        }[kind]
     there.gathered(0)
 
 

@@ -74,13 +74,17 @@ def tokens(count: int, seed: int = 0, vocab: int = VOCABULARY) -> list[int]:
     return [0, *np.random.default_rng(seed).integers(2, vocab, count - 1).tolist()]
 
 
-def written(path: Path, h: Hyperparameters, arrays: Arrays, kind: str = "F32", more: dict[str, Value] | None = None) -> Path:
+def written(
+    path: Path, h: Hyperparameters, arrays: Arrays, kind: str = "F32", more: dict[str, Value] | None = None
+) -> Path:
     """A model file; its matrices are of a kind."""
     vocabulary = new_vocab.bytes_only() if h.vocab == VOCABULARY else new_vocab.without_text(h.vocab)
     metadata = h.metadata("small") | vocabulary | (more or {})
     tensors = arrays | {TENSORS[name]: factors for name, factors in h.rope.tensors.items()}
     kinds = {name: by_name(kind if array.ndim == 2 else "F32") for name, array in tensors.items()}
-    with new_gguf(path, metadata, [TensorInfo(name, kinds[name], array.shape) for name, array in tensors.items()]) as out:
+    with new_gguf(
+        path, metadata, [TensorInfo(name, kinds[name], array.shape) for name, array in tensors.items()]
+    ) as out:
         for name, array in tensors.items():
             out.write(name, quants.encode(array, kinds[name]))
     return path
@@ -99,11 +103,15 @@ def loss_of(h: Hyperparameters, arrays: Arrays, length: int, flash: bool = True)
     leaves, table = parameters(h, F64), rope_state(h, length, F64)
     made = training(h, leaves, 1, length, table, flash=flash)
     loss, grads = value_and_gradients(made.loss, list(leaves.values()))
-    memory = {leaves[name]: array for name, array in arrays.items()} | {table: h.table(length).astype(np.float64)}
+    memory = {leaves[name]: array for name, array in arrays.items()} | {
+        table: h.table(length).astype(np.float64)
+    }
     program, ids = Program.of([loss, *grads], memory, kernels="reference"), np.array(tokens(length + 1))
     sight = {"starts": 0} if flash else {"mask": mask_of(np.zeros((1, length), np.int32))}
     given = {"tokens": ids[:-1], "positions": np.arange(length), **sight, "targets": ids[1:], "weights": 1}
     for name, values in given.items():
         program.write(made.inputs[name], values)
     program()
-    return float(program.read(loss)), {name: program.read(grad).copy() for name, grad in zip(leaves, grads, strict=True)}
+    return float(program.read(loss)), {
+        name: program.read(grad).copy() for name, grad in zip(leaves, grads, strict=True)
+    }

@@ -15,7 +15,15 @@ MARKS = re.compile(
     r"<\|[^|<>\s'\"{}]{1,40}\|>|<｜[^｜<>\s'\"{}]{1,40}｜>|<\|[a-z_]+>|<[a-z_]+\|>|\[/?[A-Z][A-Z_]{2,24}\]"
     r"|</?(?:think|seed:think|tool_call|tool_response|tool_calls|start_of_turn|end_of_turn|s|bos|eos)>|<SPECIAL_[0-9]+>"
 )
-BEGINS = ("<|begin_of_text|>", "<｜begin▁of▁sentence｜>", "<bos>", "<BOS_TOKEN>", "<|startoftext|>", "[gMASK]", "<s>")
+BEGINS = (
+    "<|begin_of_text|>",
+    "<｜begin▁of▁sentence｜>",
+    "<bos>",
+    "<BOS_TOKEN>",
+    "<|startoftext|>",
+    "[gMASK]",
+    "<s>",
+)
 ENDS = (
     "<|im_end|>",
     "<|eot_id|>",
@@ -30,7 +38,17 @@ ENDS = (
     "<|endoftext|>",
     "</s>",
 )
-MERGES = (("]", '"'), ("Ġ", "a"), ("i", "s"), ("Ċ", "Ċ"), (".", "Ċ"), (".", "ĊĊ"), (">", "Ċ"), ("h", "e"), ("he", "l"))
+MERGES = (
+    ("]", '"'),
+    ("Ġ", "a"),
+    ("i", "s"),
+    ("Ċ", "Ċ"),
+    (".", "Ċ"),
+    (".", "ĊĊ"),
+    (">", "Ċ"),
+    ("h", "e"),
+    ("he", "l"),
+)
 
 
 def templates() -> dict[str, Path]:
@@ -38,7 +56,11 @@ def templates() -> dict[str, Path]:
     found = dict[str, Path]()
     if spec := find_spec("trl"):
         folder = Path(spec.origin or "").parent / "chat_templates"
-        found |= {f"trl/{path.stem}": path for path in sorted(folder.glob("*.jinja")) if not path.stem.endswith("_training")}
+        found |= {
+            f"trl/{path.stem}": path
+            for path in sorted(folder.glob("*.jinja"))
+            if not path.stem.endswith("_training")
+        }
     if named := os.environ.get("LLAMATRAIN_TEMPLATES"):
         found |= {path.stem: path for path in sorted(Path(named).glob("*.jinja"))}
     return found

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-PLACE = Path(os.environ.get("LLAMATRAIN_TEST_DATA") or Path(__file__).resolve().parents[3] / "shared" / "data")
+PLACE = Path(
+    os.environ.get("LLAMATRAIN_TEST_DATA") or Path(__file__).resolve().parents[3] / "shared" / "data"
+)
 
 
 def material(name: str) -> Path:

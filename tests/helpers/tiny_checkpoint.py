@@ -37,13 +37,20 @@ def tiny_checkpoint(optimizer: str = "adam", step: int = 7, partial: bool = Fals
         "lbfgs": {"current_gradients": (n,), "memory_s": (MEMORY, n), "memory_y": (MEMORY, n)},
     }
     vectors: dict[str, np.ndarray] = {
-        f"optimizer.{optimizer}.{name}": random.random(shape, np.float32) for name, shape in shapes[optimizer].items()
+        f"optimizer.{optimizer}.{name}": random.random(shape, np.float32)
+        for name, shape in shapes[optimizer].items()
     }
     numbers: dict[str, float | int | bool] = {}
     if optimizer == "lbfgs":
         moves, changes = (vectors[f"optimizer.lbfgs.{name}"] for name in ("memory_s", "memory_y"))
         vectors["optimizer.lbfgs.memory_ys"] = np.einsum("mn,mn->m", moves, changes, dtype=np.float64)
-        numbers = {"approx_hessian_count": 2, "line_search_end": 2, "loss": 0.1 + 0.2, "evaluations": 2**40, "ready": True}
+        numbers = {
+            "approx_hessian_count": 2,
+            "line_search_end": 2,
+            "loss": 0.1 + 0.2,
+            "evaluations": 2**40,
+            "ready": True,
+        }
     if partial:
         vectors[GRADIENTS] = random.random(n, np.float32)
     return Checkpoint(
@@ -77,12 +84,18 @@ def sign(path: Path) -> Path:
 
 
 def forge(
-    source: Path, target: Path, values: Mapping[str, Value | None], tensors: Mapping[str, np.ndarray | None] | None = None
+    source: Path,
+    target: Path,
+    values: Mapping[str, Value | None],
+    tensors: Mapping[str, np.ndarray | None] | None = None,
 ) -> Path:
     """A copy with other values and float32 tensors; None takes one away. One that had a checksum has a right one."""
     gguf = open_gguf(source)
     metadata = {key: value for key, value in {**gguf.metadata.typed, **values}.items() if value is not None}
-    arrays = {name: tensor.raw.view("<f8" if tensor.type.name == "F64" else "<f4") for name, tensor in gguf.tensors.items()}
+    arrays = {
+        name: tensor.raw.view("<f8" if tensor.type.name == "F64" else "<f4")
+        for name, tensor in gguf.tensors.items()
+    }
     arrays = {name: array for name, array in {**arrays, **(tensors or {})}.items() if array is not None}
     with new_gguf(target, metadata, tensor_infos(arrays)) as out:
         for name, array in arrays.items():

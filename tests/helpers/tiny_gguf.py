@@ -59,7 +59,9 @@ def llama_tensors() -> dict[str, np.ndarray]:
 
 def write_arrays(path: Path, metadata: dict[str, Value], arrays: dict[str, np.ndarray]) -> Path:
     """A file of float32 tensors."""
-    with new_gguf(path, metadata, [TensorInfo(name, by_name("F32"), array.shape) for name, array in arrays.items()]) as out:
+    with new_gguf(
+        path, metadata, [TensorInfo(name, by_name("F32"), array.shape) for name, array in arrays.items()]
+    ) as out:
         for name, array in arrays.items():
             out.write(name, array)
     return path

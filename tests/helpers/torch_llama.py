@@ -52,7 +52,9 @@ class Block(nn.Module):
     def forward(self, x: Tensor, table: Tensor) -> Tensor:
         """(B, T, width)"""
         h = self.attn_norm(x)
-        q, k, v = (project(h).unflatten(-1, (-1, self.head)) for project in (self.attn_q, self.attn_k, self.attn_v))
+        q, k, v = (
+            project(h).unflatten(-1, (-1, self.head)) for project in (self.attn_q, self.attn_k, self.attn_v)
+        )
         q, k = rotate(q, table), rotate(k, table)
         grouped = self.size.heads != self.size.kv_heads
         q, k, v = (each.transpose(1, 2) for each in (q, k, v))  # (B, H, T, d)

@@ -32,7 +32,11 @@ def found(case: str, batch: Batch, folder: Path) -> Found:
     write_safetensors(folder / "made" / peft_files.WEIGHTS, gradients)
     (folder / "made" / peft_files.CONFIG).write_bytes((folder / "given" / peft_files.CONFIG).read_bytes())
     pairs = read(folder / "made", H).pairs
-    return Found(float(loss.detach()), {name: (pair.a, pair.b) for name, pair in pairs.items()}, margin_of(kind, trainer))
+    return Found(
+        float(loss.detach()),
+        {name: (pair.a, pair.b) for name, pair in pairs.items()},
+        margin_of(kind, trainer),
+    )
 
 
 def margin_of(kind: str, trainer: Any) -> float:
@@ -45,7 +49,12 @@ def made(kind: str, numbers: dict[str, float], folder: Path) -> Any:
     datasets = pytest.importorskip("datasets")
     trl, library = pytest.importorskip("trl"), pytest.importorskip("peft")
     model = library.PeftModel.from_pretrained(theirs(H), os.fspath(folder / "given"), is_trainable=True)
-    said = {"output_dir": os.fspath(folder / "out"), "report_to": [], "use_cpu": True, "per_device_train_batch_size": 2}
+    said = {
+        "output_dir": os.fspath(folder / "out"),
+        "report_to": [],
+        "use_cpu": True,
+        "per_device_train_batch_size": 2,
+    }
     said |= {"gradient_checkpointing": False, "bf16": False, "max_length": 512}
     row = {"prompt": "a", "chosen": "b", "rejected": "c"}
     if kind == "dpo":
@@ -60,11 +69,23 @@ def made(kind: str, numbers: dict[str, float], folder: Path) -> Any:
     else:
         from trl.experimental.cpo import CPOConfig, CPOTrainer
 
-        simpo = {"loss_type": "simpo", "cpo_alpha": 0.0, "beta": numbers["beta"], "simpo_gamma": numbers["gamma"]}
+        simpo = {
+            "loss_type": "simpo",
+            "cpo_alpha": 0.0,
+            "beta": numbers["beta"],
+            "simpo_gamma": numbers["gamma"],
+        }
         config, trainer = CPOConfig(**said, **simpo), CPOTrainer
-    made = trainer(model=model, args=config, train_dataset=datasets.Dataset.from_list([row] * 2), processing_class=tokenizer())
+    made = trainer(
+        model=model,
+        args=config,
+        train_dataset=datasets.Dataset.from_list([row] * 2),
+        processing_class=tokenizer(),
+    )
     if "ref" in made.model.peft_config:
-        made.model.delete_adapter("ref")  # the adapter as it was given; our reference is the model without one
+        made.model.delete_adapter(
+            "ref"
+        )  # the adapter as it was given; our reference is the model without one
     for name, each in made.model.named_parameters():
         each.requires_grad_("lora_" in name)
     return made
@@ -72,10 +93,14 @@ def made(kind: str, numbers: dict[str, float], folder: Path) -> Any:
 
 def tokenizer() -> Any:
     transformers, library = pytest.importorskip("transformers"), pytest.importorskip("tokenizers")
-    inner = library.Tokenizer(library.models.WordLevel({word: n for n, word in enumerate(WORDS)}, unk_token="a"))
+    inner = library.Tokenizer(
+        library.models.WordLevel({word: n for n, word in enumerate(WORDS)}, unk_token="a")
+    )
     inner.pre_tokenizer = library.pre_tokenizers.Whitespace()
     pad, bos, eos = WORDS[:3]
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=inner, pad_token=pad, bos_token=bos, eos_token=eos)
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=inner, pad_token=pad, bos_token=bos, eos_token=eos
+    )
 
 
 def told(kind: str, batch: Batch) -> dict[str, Any]:
@@ -84,7 +109,9 @@ def told(kind: str, batch: Batch) -> dict[str, Any]:
         from trl.trainer.dpo_trainer import DataCollatorForPreference
 
         names = ("prompt_ids", "chosen_ids", "rejected_ids")
-        return dict(DataCollatorForPreference(pad_token_id=0)([dict(zip(names, each, strict=True)) for each in batch]))
+        return dict(
+            DataCollatorForPreference(pad_token_id=0)([dict(zip(names, each, strict=True)) for each in batch])
+        )
     if kind == "kto":
         from trl.trainer.kto_trainer import DataCollatorForUnpairedPreference
 

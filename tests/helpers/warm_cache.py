@@ -14,7 +14,12 @@ from llamatrain.platform.cache_dir import NAME
 
 def without_libraries(folder: Path, **more: str) -> dict[str, str]:
     """The environment of a process that compiles what it does not find in this cache."""
-    return {**os.environ, prebuilt.SWITCH: str(folder / "no libraries"), "LLAMATRAIN_CACHE": str(folder), **more}
+    return {
+        **os.environ,
+        prebuilt.SWITCH: str(folder / "no libraries"),
+        "LLAMATRAIN_CACHE": str(folder),
+        **more,
+    }
 
 
 def warm(place: Path, *without: str) -> Path:

@@ -32,7 +32,15 @@ def made(folder: Path, kind: str = "f32", names: list[str] = MATRICES, alpha: fl
 def of_llama_cpp(model: Path, **settings: object) -> np.ndarray:
     llama_cpp = pytest.importorskip("llama_cpp")
     unset = {f"yarn_{key}": -1.0 for key in ("ext_factor", "attn_factor", "beta_fast", "beta_slow")}
-    fixed = {"n_ctx": 64, "logits_all": True, "type_k": 0, "type_v": 0, "n_threads": 1, "verbose": False, **unset}
+    fixed = {
+        "n_ctx": 64,
+        "logits_all": True,
+        "type_k": 0,
+        "type_v": 0,
+        "n_threads": 1,
+        "verbose": False,
+        **unset,
+    }
     witness = llama_cpp.Llama(os.fspath(model), **fixed, **settings)
     witness.eval(IDS)
     found = np.array(witness.scores[: len(IDS)])
@@ -51,7 +59,10 @@ def test_logits_of_base_and_adapter(tmp_path: Path, kind: str, alpha: float, sca
     base, path = made(tmp_path, kind, alpha=alpha)
     ran("export-lora", base, "--lora-scaled", path, scale, "--out", tmp_path / "m.gguf")
     expected = of_llama_cpp(base, lora_path=os.fspath(path), lora_scale=scale)
-    found, limit = ours(tmp_path / "m.gguf"), 2e-3 if kind == "f32" else 1e-2  # it rounds what meets half floats to such
+    found, limit = (
+        ours(tmp_path / "m.gguf"),
+        2e-3 if kind == "f32" else 1e-2,
+    )  # it rounds what meets half floats to such
     assert np.abs(found - expected).max() <= limit < 0.5 < np.abs(found - ours(base)).max()
     assert np.abs(of_llama_cpp(tmp_path / "m.gguf") - expected).max() <= limit
 
@@ -61,16 +72,25 @@ def off_a_server(base: Path, path: Path, scale: float, expected: np.ndarray) -> 
     xllamacpp = pytest.importorskip("xllamacpp")
     params, info = xllamacpp.CommonParams(), xllamacpp.CommonAdapterLoraInfo()
     info.path, info.scale = os.fspath(path), scale
-    params.model.path, params.hostnames, params.port, params.lora_adapters = os.fspath(base), ["127.0.0.1"], 0, [info]
+    params.model.path, params.hostnames, params.port, params.lora_adapters = (
+        os.fspath(base),
+        ["127.0.0.1"],
+        0,
+        [info],
+    )
     params.n_ctx, params.warmup, params.verbosity, params.cpuparams.n_threads = 256, False, 0, 1
     params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
     params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
     tokenizer = load_tokenizer(open_gguf(base).metadata)
     # The server gives no probabilities of a token that ends the text or is a part of a character.
-    last = next(place for place in range(1, len(IDS)) if b"!" <= tokenizer.decode([expected[place].argmax()]) <= b"~")
+    last = next(
+        place for place in range(1, len(IDS)) if b"!" <= tokenizer.decode([expected[place].argmax()]) <= b"~"
+    )
     server = xllamacpp.Server(params)
     asked = {"prompt": IDS[: last + 1], "temperature": 0.0, "n_predict": 1, "n_probs": 258}
-    first = Served(server.listening_address).post("completion", **asked)["completion_probabilities"][0]["top_logprobs"]
+    first = Served(server.listening_address).post("completion", **asked)["completion_probabilities"][0][
+        "top_logprobs"
+    ]
     del server
     found = expected[last].astype(np.float64) - expected[last].max()
     found -= np.log(np.exp(found).sum())
@@ -104,7 +124,8 @@ def test_a_server_with_four_bits_and_an_adapter_with_norms(tmp_path: Path, kind:
 
 
 @pytest.mark.parametrize(
-    ("of", "kind"), [("F32", "q8_0"), ("F32", "q4_k"), ("Q4_K", "keep"), ("Q6_K", "f16"), ("F16", "bf16"), ("BF16", "q5_1")]
+    ("of", "kind"),
+    [("F32", "q8_0"), ("F32", "q4_k"), ("Q4_K", "keep"), ("Q6_K", "f16"), ("F16", "bf16"), ("BF16", "q5_1")],
 )
 def test_merged_files_of_each_kind_open(tmp_path: Path, of: str, kind: str) -> None:
     h = small(embd=256, heads=4, head_size=64, ff=256, layers=1)

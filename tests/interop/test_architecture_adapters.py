@@ -93,7 +93,12 @@ def test_merged(arch: str, tmp_path: Path) -> None:
     base, path = bases(wide(arch), tmp_path)
     plain, expected = last(base), last(base, read(path, loaded(open_gguf(base))[0]))
     change = np.abs(plain - expected).mean()
-    for kind, near, there in (("keep", 1e-4, 0.01), ("f16", 0.01, 0.01), ("q8_0", 0.05, 0.05), ("q5_k", 0.4, 0.2)):
+    for kind, near, there in (
+        ("keep", 1e-4, 0.01),
+        ("f16", 0.01, 0.01),
+        ("q8_0", 0.05, 0.05),
+        ("q5_k", 0.4, 0.2),
+    ):
         model = tmp_path / f"{kind}.gguf"
         ran("export-lora", base, "--lora", path, "--type", kind, "--out", model)
         found = last(model)
@@ -106,7 +111,10 @@ def test_merged(arch: str, tmp_path: Path) -> None:
 def ends(shape: Shape) -> Adapter:
     """Of the embeddings, whose rows are scaled in some models, and of the output, whose logits are."""
     random, made = np.random.default_rng(4), {}
-    for name, sizes in ((EMBEDDINGS, ((shape.vocab, 4), (shape.embd, 4))), (OUTPUT, ((4, shape.embd), (shape.vocab, 4)))):
+    for name, sizes in (
+        (EMBEDDINGS, ((shape.vocab, 4), (shape.embd, 4))),
+        (OUTPUT, ((4, shape.embd), (shape.vocab, 4))),
+    ):
         a, b = (np.float32(0.2) * random.standard_normal(axes, np.float32) for axes in sizes)
         made[name] = (a, b)
     return runs.adapter_of(shape, made)
@@ -190,7 +198,9 @@ def test_a_run_writes_for_peft(arch: str, tmp_path: Path) -> None:
     base = runs.base(tmp_path, shape)
     given = ("--lr", 1e-2, "--iters", 10, *runs.PLAIN, "--precision", "f32", "--peft", tmp_path / "p")
     ran("finetune", base, runs.data(tmp_path), *given, "--out", tmp_path / "run")
-    held = library.PeftModel.from_pretrained(theirs.model(shape, weights(shape, last=1.0)), os.fspath(tmp_path / "p"))
+    held = library.PeftModel.from_pretrained(
+        theirs.model(shape, weights(shape, last=1.0)), os.fspath(tmp_path / "p")
+    )
     expected, learned = theirs.logits(held, IDS), gguf.read(tmp_path / "run" / "adapter.gguf")
     assert learned.pairs.keys() == set(linear(shape))
     assert np.abs(whole(base, learned) - expected).max() < 1e-3 < 0.2 < np.abs(whole(base) - expected).max()

@@ -28,14 +28,22 @@ from tests.helpers.architecture_models import (
 from tests.helpers.llama_cpp import Served, served
 from tests.helpers.small_models import loaded
 
-LETTERS = range(CONTROL + 0x21, CONTROL + 0x7F)  # of others a server tells no probabilities: they end a text, or a part
+LETTERS = range(
+    CONTROL + 0x21, CONTROL + 0x7F
+)  # of others a server tells no probabilities: they end a text, or a part
 MORE = 16
 
 
 def letters(server: Served, ids: list[int], count: int = MORE, **more: Any) -> tuple[list[int], np.ndarray]:
     """The likeliest letters behind a prompt, and the logarithms of all probabilities before each: (letters, vocabulary)."""
     unwanted = [[token, False] for token in range(VOCABULARY) if token not in LETTERS]
-    asked = {"prompt": ids, "n_predict": count, "temperature": 0.0, "n_probs": VOCABULARY, "logit_bias": unwanted}
+    asked = {
+        "prompt": ids,
+        "n_predict": count,
+        "temperature": 0.0,
+        "n_probs": VOCABULARY,
+        "logit_bias": unwanted,
+    }
     told = server.post("completion", return_tokens=True, **asked, **more)
     found = np.full((count, VOCABULARY), np.nan)
     for row, each in zip(found, told["completion_probabilities"], strict=True):
@@ -51,7 +59,9 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 
 def said(decoder: Decoder, ids: list[int], follow: list[int]) -> np.ndarray:
     """The same of ours, where this follows."""
-    return log_softmax(np.array([decoder.feed(ids).copy(), *(decoder.feed([token]).copy() for token in follow[:-1])]))
+    return log_softmax(
+        np.array([decoder.feed(ids).copy(), *(decoder.feed([token]).copy() for token in follow[:-1])])
+    )
 
 
 def likeliest(found: np.ndarray) -> list[int]:
@@ -60,12 +70,16 @@ def likeliest(found: np.ndarray) -> list[int]:
 
 @pytest.mark.llama_cpp
 @pytest.mark.parametrize(("arch", "name"), CASES)
-def test_logits_and_greedy_text(arch: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_and_greedy_text(
+    arch: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shape, ids = shape_of(arch, name), prompt()
     path = written(tmp_path / "model.gguf", shape, weights(shape))
     with served(path) as server:
         follow, expected = letters(server, ids)
-        whatever = server.post("completion", prompt=ids, n_predict=MORE, temperature=0.0, return_tokens=True)["tokens"]
+        whatever = server.post("completion", prompt=ids, n_predict=MORE, temperature=0.0, return_tokens=True)[
+            "tokens"
+        ]
     h, arrays = loaded(open_gguf(path))
     found = said(Decoder(h, arrays, ctx=CTX), ids, follow)
     assert likeliest(found) == follow and found.std() > 0.5
@@ -78,7 +92,9 @@ def test_logits_and_greedy_text(arch: str, name: str, tmp_path: Path, monkeypatc
     assert np.abs(found - expected).max() <= 5e-3
     monkeypatch.setattr(gates, "gelu", in_half_floats(gates.gelu))
     off = np.abs(said(Decoder(h, arrays, ctx=CTX, kernels="reference"), ids, follow) - expected)
-    assert off.max() <= 2e-3 and off.mean() <= 5e-5  # where a sum falls on the other side of such a float, it is off a little
+    assert (
+        off.max() <= 2e-3 and off.mean() <= 5e-5
+    )  # where a sum falls on the other side of such a float, it is off a little
 
 
 def in_half_floats(gelu: Any) -> Any:
@@ -112,7 +128,9 @@ def test_text_goes_on_behind_the_context_in_the_same_way(arch: str, tmp_path: Pa
     assert off.max() <= (2e-2 if arch in ONE_LESS else 1e-4), off
 
 
-@pytest.mark.parametrize(("arch", "still"), [*((arch, False) for arch in SHAPES), ("smollm3", True), ("gemma3", True)])
+@pytest.mark.parametrize(
+    ("arch", "still"), [*((arch, False) for arch in SHAPES), ("smollm3", True), ("gemma3", True)]
+)
 def test_what_is_left_is_as_if_it_had_always_stood_there(
     arch: str, still: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,7 +46,10 @@ def test_each_gradient(arch: str, tmp_path: Path) -> None:
     found = runs.full_gradients(tmp_path, shape)
     for name, expected in theirs.gradients(theirs.model(shape, calm), shape, batch).items():
         assert apart(found[name], expected) <= 1e-4, name
-    lora, held = runs.lora_gradients(tmp_path, shape), theirs.with_adapter(theirs.model(shape, calm), shape, pairs)
+    lora, held = (
+        runs.lora_gradients(tmp_path, shape),
+        theirs.with_adapter(theirs.model(shape, calm), shape, pairs),
+    )
     for name, expected_pair in theirs.lora_gradients(held, shape, batch, pairs).items():
         for half, mine, expected in zip("ab", lora[name], expected_pair, strict=True):
             assert apart(mine, expected) <= 1e-4, f"{half} of {name}"

@@ -18,7 +18,14 @@ from tests.helpers.conversations import CHATS, answers_in
 from tests.helpers.llama_cpp import Served, model_with, served
 
 FAMILIES = ("gemma 3", "granite", "olmo 2", "phi 3", "phi 4", "phi 4 mini")
-WITHOUT_CALLS = ("llama 3", "chatml", "zephyr", "smollm", "none", *FAMILIES)  # templates that have no place for them
+WITHOUT_CALLS = (
+    "llama 3",
+    "chatml",
+    "zephyr",
+    "smollm",
+    "none",
+    *FAMILIES,
+)  # templates that have no place for them
 Answer = tuple[str, str, list[int]]  # what stands before it in its row, itself, its tokens
 
 
@@ -49,18 +56,26 @@ def test_each_answer_stands_behind_the_servers_prompt(name: str, tmp_path: Path)
     encoder = Encoder(tokenizer, DataOptions(), 64)
     with served(model_with(LAYOUTS[name].vocabulary(), tmp_path / "m.gguf")) as server, encoder.template:
         for case, row in CHATS.items():
-            turns = [turn for turn in answers_in(row) if name not in WITHOUT_CALLS or "tool_calls" not in row["messages"][turn]]
+            turns = [
+                turn
+                for turn in answers_in(row)
+                if name not in WITHOUT_CALLS or "tool_calls" not in row["messages"][turn]
+            ]
             prompts = [prompt(server, row, turn) for turn in turns]
             if None in prompts:
                 with pytest.raises(TemplateError):
                     trained(encoder, row)
                 continue
             answers = trained(encoder, row)
-            assert [before for before, _, _ in answers] == [spaced(tokenizer, text) for text in prompts if text], case
+            assert [before for before, _, _ in answers] == [
+                spaced(tokenizer, text) for text in prompts if text
+            ], case
             for turn, (before, said, tokens) in zip(turns, answers, strict=True):
                 assert tokens[-1] in tokenizer.ends.all and not {*tokens[:-1]} & tokenizer.ends.all
                 assert words_of(row["messages"][turn], before) in said, case
-                others = [words_of(each, "") for each in row["messages"][:turn] if each["role"] != "assistant"]
+                others = [
+                    words_of(each, "") for each in row["messages"][:turn] if each["role"] != "assistant"
+                ]
                 assert not any(words in said for words in others if len(words) > 3)
 
 

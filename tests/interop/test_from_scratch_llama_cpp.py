@@ -55,7 +55,9 @@ def test_the_same_tokens(server: Served, either: Path) -> None:
 def test_the_same_greedy_text(server: Served, either: Path) -> None:
     prompt = (either.parent.parent / "text.txt").read_text()[:12]
     ours = ran("generate", either, "--prompt", prompt, "-n", 40, "--temp", 0)
-    theirs = server.post("completion", prompt=prompt, n_predict=40, temperature=0, cache_prompt=False, repeat_penalty=1.0)
+    theirs = server.post(
+        "completion", prompt=prompt, n_predict=40, temperature=0, cache_prompt=False, repeat_penalty=1.0
+    )
     assert len(theirs["content"]) > 20
     assert ours.out.removeprefix(prompt).rstrip("\n") == theirs["content"].rstrip("\n")
 
@@ -71,7 +73,9 @@ def test_the_same_logits(seed: int, either: Path) -> None:
     found = open_gguf(either)
     heads = [found.value(f"llama.attention.head_count{kv}", int) for kv in ("", "_kv")]
     (row,) = rows(1, either.parent.parent / "text.txt", "--model", either, "--ctx", 48, "--seed", seed)
-    theirs = llama_cpp.Llama(str(either), n_ctx=64, logits_all=True, type_k=0, type_v=0, n_threads=1, verbose=False)
+    theirs = llama_cpp.Llama(
+        str(either), n_ctx=64, logits_all=True, type_k=0, type_v=0, n_threads=1, verbose=False
+    )
     theirs.eval(row["tokens"].tolist())
     scores = np.array(theirs.scores[: len(row["tokens"])])
     theirs.close()
@@ -87,7 +91,9 @@ def moments(path: Path, which: str, weights: dict[str, np.ndarray]) -> dict[str,
     layers = sum(name.endswith("attn_q.weight") for name in weights)
     order = ["output", "output_norm"]
     for layer in reversed(range(layers)):
-        order += [f"blk.{layer}.{name}" for name in ("ffn_down", "ffn_gate", "ffn_norm", "attn_output", "attn_norm")]
+        order += [
+            f"blk.{layer}.{name}" for name in ("ffn_down", "ffn_gate", "ffn_norm", "attn_output", "attn_norm")
+        ]
     order.append("token_embd")
     for layer in range(layers):
         order += [f"blk.{layer}.{name}" for name in ("attn_v", "attn_k", "attn_q", "ffn_up")]
@@ -122,12 +128,31 @@ def test_an_ancestor_s_moments_are_taken(tmp_path: Path) -> None:
     checkpoint, data = material(ANCESTOR), text_file(tmp_path)
     found = open_gguf(checkpoint)
     rate = ("--schedule", "constant", "--warmup", 0, "--lr", 1e-3, "--precision", "f32")
-    ran("from-scratch", data, "--checkpoint-in", checkpoint, *GOES_ON, *rate, "--iters", 30, "--out", tmp_path / "run")
-    arrays = {name: array for name, array in tensors(checkpoint).items() if not name.startswith(("optimizer", "training"))}
+    ran(
+        "from-scratch",
+        data,
+        "--checkpoint-in",
+        checkpoint,
+        *GOES_ON,
+        *rate,
+        "--iters",
+        30,
+        "--out",
+        tmp_path / "run",
+    )
+    arrays = {
+        name: array
+        for name, array in tensors(checkpoint).items()
+        if not name.startswith(("optimizer", "training"))
+    }
     first, second = (moments(checkpoint, which, arrays) for which in ("first", "second"))
     trainer = Trainer(weights_of(arrays), 1.0)
     for name, weight in trainer.w.items():
-        state = {"step": torch.tensor(20.0), "exp_avg": torch.tensor(first[name]), "exp_avg_sq": torch.tensor(second[name])}
+        state = {
+            "step": torch.tensor(20.0),
+            "exp_avg": torch.tensor(first[name]),
+            "exp_avg_sq": torch.tensor(second[name]),
+        }
         trainer.optimizer.state[weight] = state
     eps = found.value("llama.attention.layer_norm_rms_epsilon", float)
     numbers = Numbers(heads := found.value("llama.attention.head_count", int), heads, eps)

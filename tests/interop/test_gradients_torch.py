@@ -60,7 +60,12 @@ def swapped(x, positions, table, back: bool):
 
 def dropped(x, *numbers, rate: float, **attrs):
     """Which elements are left out is data: the plain kernel tells it."""
-    kept = KERNELS["dropout"](np.ones(x.shape, np.float32), *(each.numpy() for each in numbers), rate=rate, **attrs) != 0
+    kept = (
+        KERNELS["dropout"](
+            np.ones(x.shape, np.float32), *(each.numpy() for each in numbers), rate=rate, **attrs
+        )
+        != 0
+    )
     return x * torch.from_numpy(kept) / (1 - rate)
 
 
@@ -161,7 +166,9 @@ TORCH: dict[str, Callable[..., Any]] = {
     "acc": lambda x, y, slices: written(x, y, region(slices), add=True),
     "set": lambda x, y, slices: written(x, y, region(slices)),
     "get_rows": lambda w, ids: functional.embedding(ids, w),
-    "get_rows_back": lambda dy, ids, rows: torch.zeros(rows, dy.shape[-1]).index_add(0, ids.flatten(), dy.flatten(0, -2)),
+    "get_rows_back": lambda dy, ids, rows: torch.zeros(rows, dy.shape[-1]).index_add(
+        0, ids.flatten(), dy.flatten(0, -2)
+    ),
     "set_rows": lambda x, rows, ids: written(x, rows, ids.long()),
     "diag": lambda x: torch.diag_embed(x.squeeze(-2)),
     "diag_mask_inf": lambda x, past=0: masked(x, past, -torch.inf),
@@ -197,7 +204,10 @@ TORCH: dict[str, Callable[..., Any]] = {
 
 def by_torch(loss: Tensor, wrt: list[Tensor], arrays: dict[Tensor, np.ndarray]) -> list[np.ndarray]:
     """The loss and its gradients."""
-    values = {tensor: torch.from_numpy(array.copy()).requires_grad_(tensor in wrt) for tensor, array in arrays.items()}
+    values = {
+        tensor: torch.from_numpy(array.copy()).requires_grad_(tensor in wrt)
+        for tensor, array in arrays.items()
+    }
     for node in nodes_of([loss]):
         made = TORCH[node.op.name](*(values[source] for source in node.sources), **node.attrs)
         values.update(zip(node.outputs, made if isinstance(made, tuple) else (made,), strict=True))
@@ -229,16 +239,26 @@ def test_an_op_against_torch(name: str, index: int) -> None:
 @pytest.mark.parametrize("lora", [0, 2])
 @pytest.mark.parametrize("fused", [True, False])
 def test_a_llama_against_torch(fused: bool, lora: int) -> None:
-    size = Size(vocab=29, width=24, layers=2, heads=6, kv_heads=2, ff=40, ctx=10, batch=3, lora=lora, fused=fused)
+    size = Size(
+        vocab=29, width=24, layers=2, heads=6, kv_heads=2, ff=40, ctx=10, batch=3, lora=lora, fused=fused
+    )
     model = llama(size)
     arrays = model.random()
     if lora:
         frozen = [leaf for node in nodes_of([model.loss]) for leaf in node.sources if leaf.role == "state"]
         rng = np.random.default_rng(1)
-        arrays |= {w: rng.standard_normal(w.shape).astype(np.float32) * np.float32(0.2) for w in frozen if w not in arrays}
-    arrays |= model.sight(np.repeat([[0, 6]], [6, 4], axis=1).astype(np.int32).repeat(3, axis=0))  # two samples in a row
+        arrays |= {
+            w: rng.standard_normal(w.shape).astype(np.float32) * np.float32(0.2)
+            for w in frozen
+            if w not in arrays
+        }
+    arrays |= model.sight(
+        np.repeat([[0, 6]], [6, 4], axis=1).astype(np.int32).repeat(3, axis=0)
+    )  # two samples in a row
     arrays[model.targets][::7] = -1
-    found = zip(by_us(model.loss, model.trained, arrays), by_torch(model.loss, model.trained, arrays), strict=True)
+    found = zip(
+        by_us(model.loss, model.trained, arrays), by_torch(model.loss, model.trained, arrays), strict=True
+    )
     for name, (ours, theirs) in zip(["loss", *(w.name for w in model.trained)], found, strict=True):
         assert np.abs(theirs).max() > 0, name
         assert_near(ours, theirs, name)

@@ -39,7 +39,9 @@ def ours(model: Path, adapter: Path, scale: float = 1.0) -> np.ndarray:
 
 
 def loss_of(*arguments: Argument) -> float:
-    return float(json.loads(ran("evaluate", *arguments, "--ctx", CTX, "--precision", "f32", "--json").out)["loss"])
+    return float(
+        json.loads(ran("evaluate", *arguments, "--ctx", CTX, "--precision", "f32", "--json").out)["loss"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -66,7 +68,9 @@ def test_pairs_of_norms_are_left_out(tmp_path: Path) -> None:
     found = read(adapter, H)
     assert len(found.norms) == 2 * H.layers + 1
     gguf.write(tmp_path / "without.gguf", found.without(found.norms))
-    one, other = (of_llama_cpp(model, lora_path=os.fspath(path)) for path in (adapter, tmp_path / "without.gguf"))
+    one, other = (
+        of_llama_cpp(model, lora_path=os.fspath(path)) for path in (adapter, tmp_path / "without.gguf")
+    )
     assert np.array_equal(one, other)
     assert np.abs(ours(model, adapter) - one).max() > 0.01
 
@@ -78,7 +82,11 @@ def test_logits_of_other_bases(tmp_path: Path, kind: str) -> None:
     floats = base(tmp_path / "floats.gguf", H, arrays=decoded(model))
     theirs, exact = (of_llama_cpp(each, lora_path=os.fspath(adapter)) for each in (model, floats))
     mine, plain = ours(model, adapter), of_llama_cpp(model)
-    assert np.abs(mine - theirs).mean() <= 1.2 * np.abs(exact - theirs).mean() < 0.1 * np.abs(plain - theirs).mean()
+    assert (
+        np.abs(mine - theirs).mean()
+        <= 1.2 * np.abs(exact - theirs).mean()
+        < 0.1 * np.abs(plain - theirs).mean()
+    )
     assert np.abs(mine - exact).max() <= 2e-3
 
 
@@ -94,7 +102,11 @@ def test_what_export_keeps_in_the_types_of_the_base(tmp_path: Path, kind: str) -
     h, arrays = loaded(kept)
     decoder = Decoder(h, arrays, ctx=64)
     mine = np.array([decoder.feed([token]).copy() for token in IDS])
-    assert np.abs(mine - theirs).mean() <= 1.2 * np.abs(exact - theirs).mean() < 0.2 * np.abs(plain - theirs).mean()
+    assert (
+        np.abs(mine - theirs).mean()
+        <= 1.2 * np.abs(exact - theirs).mean()
+        < 0.2 * np.abs(plain - theirs).mean()
+    )
 
 
 @pytest.mark.parametrize("kind", ["F32", "Q4_0"])
@@ -105,7 +117,15 @@ def test_the_loss_is_the_one_of_llama_cpp(tmp_path: Path, kind: str) -> None:
     data = tmp_path / "few.txt"
     data.write_text((tmp_path / "text.txt").read_text()[: 10 * CTX])
     unset = {f"yarn_{key}": -1.0 for key in ("ext_factor", "attn_factor", "beta_fast", "beta_slow")}
-    fixed = {"n_ctx": 64, "logits_all": True, "type_k": 0, "type_v": 0, "n_threads": 1, "verbose": False, **unset}
+    fixed = {
+        "n_ctx": 64,
+        "logits_all": True,
+        "type_k": 0,
+        "type_v": 0,
+        "n_threads": 1,
+        "verbose": False,
+        **unset,
+    }
     witness = llama_cpp.Llama(os.fspath(model), lora_path=os.fspath(adapter), **fixed)
     total, count = 0.0, 0.0
     for row in rows(10, data, "--model", model, "--ctx", CTX):

@@ -15,7 +15,9 @@ from tests.helpers.small_models import tokens, weights, written
 pytestmark = [pytest.mark.reference, pytest.mark.filterwarnings("ignore")]
 
 
-@pytest.mark.parametrize("more", [(), ("--rslora", "--rank", "attn_k=3", "--target", "attn_k", "--target", "token_embd")])
+@pytest.mark.parametrize(
+    "more", [(), ("--rslora", "--rank", "attn_k=3", "--target", "attn_k", "--target", "token_embd")]
+)
 def test_logits(tmp_path: Path, more: tuple[Argument, ...]) -> None:
     library = pytest.importorskip("peft")
     model, data = written(tmp_path / "base.gguf", H, weights(H)), text_file(tmp_path)

@@ -74,13 +74,17 @@ class Case:
 def compare(case: Case, folder: Path, precision: str = "f32", iters: int = 30, near: float = 1e-4) -> None:
     from tests.helpers.plain_lora import Lora, Trainer
 
-    data = pairs_file(folder) if case.paired else text_file(folder, 70 * case.batch * case.ctx * case.grad_acc)
+    data = (
+        pairs_file(folder) if case.paired else text_file(folder, 70 * case.batch * case.ctx * case.grad_acc)
+    )
     model = base(folder / "base.gguf", case.h, case.kind)
     given = ("finetune", model, data, *case.options, "--precision", precision)
     ran(*given, "--iters", 0, "--out", folder / "first")
     ran(*given, "--iters", iters, "--out", folder / "run")
     told, each = steps(folder / "run"), case.batch * case.grad_acc
-    assert [line["step"] for line in told] == list(range(1, iters + 1)) and max(line["lr"] for line in told) >= 0.99 * PEAK
+    assert [line["step"] for line in told] == list(range(1, iters + 1)) and max(
+        line["lr"] for line in told
+    ) >= 0.99 * PEAK
     first = pairs(folder / "first" / "adapter.gguf")
     assert first.keys() == case.names
     shown = rows(iters * each, data, "--model", model, *case.rows)
@@ -89,7 +93,9 @@ def compare(case: Case, folder: Path, precision: str = "f32", iters: int = 30, n
     for number, line in enumerate(told):
         loss, norm = trainer.step(case.numbers, shown[number * each : (number + 1) * each], line["lr"])
         assert line["loss"] == pytest.approx(loss, abs=near), f"step {number + 1}"
-        assert line["grad_norm"] == pytest.approx(norm, rel=1e-2 if precision == "f32" else 0.1), f"step {number + 1}"
+        assert line["grad_norm"] == pytest.approx(norm, rel=1e-2 if precision == "f32" else 0.1), (
+            f"step {number + 1}"
+        )
     found = deltas(folder / "run" / "adapter.gguf")
     for name, delta in found.items():
         expected = lora.delta(name).detach().numpy()
@@ -111,7 +117,9 @@ CASES = {
     "one matrix": Case(targets=("ffn_down",)),
     "keys": Case(targets=("attn_k",), ctx=37),
     "the gate": Case(targets=("ffn_gate",), batch=3),
-    "with both ends": Case(targets=(EMBEDDINGS[:-7], *LINEAR, OUTPUT[:-7]), alpha=20, more=("--lora-alpha", 20)),
+    "with both ends": Case(
+        targets=(EMBEDDINGS[:-7], *LINEAR, OUTPUT[:-7]), alpha=20, more=("--lora-alpha", 20)
+    ),
     "both ends alone": Case(targets=(EMBEDDINGS[:-7], OUTPUT[:-7]), grad_acc=3, batch=1),
     "embeddings": Case(targets=(EMBEDDINGS[:-7],)),
     "the output": Case(targets=(OUTPUT[:-7],)),
@@ -133,33 +141,63 @@ CASES = {
 QUICK = ("all", "with both ends", "rslora", "tied", "faster b, each gradient used at once", "packed")
 
 
-@pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CASES])
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+)
 def test_thirty_losses(name: str, tmp_path: Path) -> None:
     compare(CASES[name], tmp_path)
 
 
-@pytest.mark.parametrize("name", [name if name == "all" else pytest.param(name, marks=pytest.mark.slow) for name in CASES])
+@pytest.mark.parametrize(
+    "name", [name if name == "all" else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+)
 def test_thirty_losses_in_bf16(name: str, tmp_path: Path) -> None:
     compare(CASES[name], tmp_path, "bf16", near=2e-2)
 
 
-@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[] if kind == "Q4_0" else pytest.mark.slow) for kind in TYPES])
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[] if kind == "Q4_0" else pytest.mark.slow) for kind in TYPES]
+)
 @pytest.mark.parametrize("precision", ["f32", "bf16"])
 def test_thirty_losses_of_each_type(kind: str, precision: str, tmp_path: Path) -> None:
-    compare(Case({"embd": 256, "head_size": 64, "ff": 256, "layers": 1}, kind=kind), tmp_path, precision, near=2e-2)
+    compare(
+        Case({"embd": 256, "head_size": 64, "ff": 256, "layers": 1}, kind=kind),
+        tmp_path,
+        precision,
+        near=2e-2,
+    )
 
 
 # ---- gradients -------------------------------------------------------------
 
 
-def gradients(model: Path, data: Path, start: Path, *more: Argument) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def gradients(
+    model: Path, data: Path, start: Path, *more: Argument
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """What one plain step of a huge rate subtracts, through that rate."""
     rate, out = 1000.0, start.with_suffix(".run")
-    plain = ("--optimizer", "sgd", "--beta1", 0, "--weight-decay", 0, "--clip", 0, "--schedule", "constant", "--warmup", 0)
-    ran("finetune", model, data, "--lora-init", start, *plain, "--lr", rate, "--iters", 1, *more, "--out", out)
+    plain = (
+        "--optimizer",
+        "sgd",
+        "--beta1",
+        0,
+        "--weight-decay",
+        0,
+        "--clip",
+        0,
+        "--schedule",
+        "constant",
+        "--warmup",
+        0,
+    )
+    ran(
+        "finetune", model, data, "--lora-init", start, *plain, "--lr", rate, "--iters", 1, *more, "--out", out
+    )
     before, after = pairs(start), pairs(out / "adapter.gguf")
     assert before.keys() == after.keys()
-    return {name: tuple((x - y) / rate for x, y in zip(before[name], after[name], strict=True)) for name in before}
+    return {
+        name: tuple((x - y) / rate for x, y in zip(before[name], after[name], strict=True)) for name in before
+    }
 
 
 def torch_gradients(
@@ -168,7 +206,9 @@ def torch_gradients(
     from tests.helpers.plain_lora import Lora
 
     first = pairs(start)
-    lora = Lora(decoded(model), first, {name: alpha(start) / pair[1].shape[1] for name, pair in first.items()})
+    lora = Lora(
+        decoded(model), first, {name: alpha(start) / pair[1].shape[1] for name, pair in first.items()}
+    )
     lora.loss(n, shown).backward()
     return {name: (lora.a[name].grad.numpy(), lora.b[name].grad.numpy()) for name in first}
 
@@ -196,7 +236,9 @@ def test_each_gradient_of_each_type(kind: str, tmp_path: Path) -> None:
 def near(case: Case, folder: Path, limit: float) -> None:
     data, model = text_file(folder), base(folder / "base.gguf", case.h, case.kind)
     start = random_adapter(folder / "start.gguf", case.h, sorted(case.names))
-    found = gradients(model, data, start, *case.rows, "--grad-acc", case.grad_acc, "--precision", "f32", *case.more)
+    found = gradients(
+        model, data, start, *case.rows, "--grad-acc", case.grad_acc, "--precision", "f32", *case.more
+    )
     shown = rows(case.batch * case.grad_acc, data, "--model", model, *case.rows)
     expected = torch_gradients(case.numbers, model, start, shown)
     assert found.keys() == case.names

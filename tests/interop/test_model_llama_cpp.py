@@ -39,7 +39,10 @@ CASES: dict[str, Case] = {
     "yarn": (small(rope=YARN), {}),
     "yarn, longer": (small(rope=Rope(16, kind="yarn", factor=4.0, original_ctx=16, length=1.3)), {}),
     "yarn that shortens": (small(rope=Rope(16, kind="yarn", factor=0.5, original_ctx=32)), {}),
-    "yarn with factors": (small(rope=Rope(16, kind="yarn", factor=3.0, original_ctx=16, factors=FACTORS)), {}),
+    "yarn with factors": (
+        small(rope=Rope(16, kind="yarn", factor=3.0, original_ctx=16, factors=FACTORS)),
+        {},
+    ),
     # llama.cpp reads these of other models only
     "yarn, other ramp": (
         small(rope=YARN),
@@ -50,7 +53,10 @@ CASES: dict[str, Case] = {
     ),
     "yarn, other lengths": (
         small(rope=YARN),
-        {f"llama.rope.scaling.yarn_{key}": f32(value) for key, value in (("attn_factor", 1.4), ("log_multiplier", 0.1))},
+        {
+            f"llama.rope.scaling.yarn_{key}": f32(value)
+            for key, value in (("attn_factor", 1.4), ("log_multiplier", 0.1))
+        },
     ),
     "yarn, no original context": (
         small(ctx=32, rope=Rope(16, kind="yarn", factor=2.0, original_ctx=32)),
@@ -72,7 +78,9 @@ def test_logits(name: str, tmp_path: Path) -> None:
     llama_cpp = pytest.importorskip("llama_cpp")
     path, decoder = model(name, tmp_path)
     unset = {f"yarn_{key}": -1.0 for key in ("ext_factor", "attn_factor", "beta_fast", "beta_slow")}
-    witness = llama_cpp.Llama(os.fspath(path), n_ctx=64, logits_all=True, type_k=0, type_v=0, n_threads=1, verbose=False, **unset)
+    witness = llama_cpp.Llama(
+        os.fspath(path), n_ctx=64, logits_all=True, type_k=0, type_v=0, n_threads=1, verbose=False, **unset
+    )
     witness.eval(PROMPT)
     expected = np.array(witness.scores[: len(PROMPT)])
     witness.close()
@@ -87,17 +95,22 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    "name", ["grouped", "heads of 48", "biases", "linear", "factors", "yarn", "yarn, longer", "yarn, other ramp"]
+    "name",
+    ["grouped", "heads of 48", "biases", "linear", "factors", "yarn", "yarn, longer", "yarn, other ramp"],
 )
 def test_greedy_text(name: str, tmp_path: Path) -> None:
     path, decoder = model(name, tmp_path)
     logits = np.array([decoder.feed([token]).copy() for token in PROMPT])
     tokenizer = load_tokenizer(open_gguf(path).metadata)
     # The server gives no probabilities of a token that ends the text or is a part of a character.
-    last = next(place for place in range(1, len(PROMPT)) if b"!" <= tokenizer.decode([logits[place].argmax()]) <= b"~")
+    last = next(
+        place for place in range(1, len(PROMPT)) if b"!" <= tokenizer.decode([logits[place].argmax()]) <= b"~"
+    )
     with served(path) as server:
         asked = {"prompt": PROMPT[: last + 1], "temperature": 0.0}
-        first = server.post("completion", n_predict=1, n_probs=258, **asked)["completion_probabilities"][0]["top_logprobs"]
+        first = server.post("completion", n_predict=1, n_probs=258, **asked)["completion_probabilities"][0][
+            "top_logprobs"
+        ]
         expected = server.post("completion", n_predict=20, return_tokens=True, **asked)["tokens"]
         text = server.post("completion", prompt="Once upon", n_predict=25, temperature=0.0)["content"]
     assert len(first) == 258
@@ -106,7 +119,9 @@ def test_greedy_text(name: str, tmp_path: Path) -> None:
     generated = list(Generation(decoder, PROMPT[: last + 1], SamplingOptions(n=20, temp=0)))
     assert expected and generated[: len(expected)] == expected
     assert len(expected) == 20 or generated[len(expected)] == 1 or expected[-1] == 1
-    ours = CliRunner().invoke(app, ["generate", str(path), "--prompt", "Once upon", "-n", "25", "--temp", "0"])
+    ours = CliRunner().invoke(
+        app, ["generate", str(path), "--prompt", "Once upon", "-n", "25", "--temp", "0"]
+    )
     assert ours.exit_code == 0
     assert ours.stdout.rstrip("�") == text.rstrip("�")
 

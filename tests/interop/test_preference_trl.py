@@ -33,7 +33,8 @@ def test_as_trl_said(case: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("case", "way"), [("orpo", "packed"), ("dpo", "packed"), ("orpo", "plain"), ("kto", "plain"), ("simpo", "numpy")]
+    ("case", "way"),
+    [("orpo", "packed"), ("dpo", "packed"), ("orpo", "plain"), ("kto", "plain"), ("simpo", "numpy")],
 )
 def test_as_trl_said_in_other_ways(case: str, way: str, tmp_path: Path) -> None:
     """Several pairs in a row; attention and head whole, and blocks made again; by the plain kernels."""

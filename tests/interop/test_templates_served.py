@@ -24,7 +24,11 @@ from tests.helpers.served_conversations import CONVERSATIONS, answers_in
 from tests.helpers.template_corpus import layout_of, templates
 
 FOUND = templates()
-NONE = pytest.param("", id="none", marks=pytest.mark.skip(reason="no chat templates: install trl, or set LLAMATRAIN_TEMPLATES"))
+NONE = pytest.param(
+    "",
+    id="none",
+    marks=pytest.mark.skip(reason="no chat templates: install trl, or set LLAMATRAIN_TEMPLATES"),
+)
 CORPUS = pytest.mark.parametrize("name", [*FOUND] or [NONE])
 # Templates that read the clock to the second, or take another form of conversation than chats have.
 OTHERS = {"vllm-tool_chat_template_hunyuan_a13b", "google-translategemma-4b-it"}
@@ -47,7 +51,9 @@ def prompt(server: Served, row: dict[str, Any], turn: int) -> str | None:
         return None
     try:
         return str(
-            server.post("apply-template", messages=before, **{key: row[key] for key in ("tools",) if key in row})["prompt"]
+            server.post(
+                "apply-template", messages=before, **{key: row[key] for key in ("tools",) if key in row}
+            )["prompt"]
         )
     except HTTPError:
         return None
@@ -79,7 +85,11 @@ def test_prompts_have_the_servers_tokens(name: str, tmp_path: Path) -> None:
             for turn, (before, _) in zip(turns, answers, strict=True):
                 if (text := prompts[turn]) is not None:
                     lead = [tokenizer.bos] if tokenizer.add_bos else []
-                    assert [*lead, *before] == server.tokenize(text, special=True, ends=True), (case, turn, text)
+                    assert [*lead, *before] == server.tokenize(text, special=True, ends=True), (
+                        case,
+                        turn,
+                        text,
+                    )
                     compared += 1
     assert compared > 40
 
@@ -114,13 +124,31 @@ def test_plain_answers_are_served_as_content(name: str, tmp_path: Path) -> None:
     encoder = Encoder(layout.tokenizer(), DataOptions(), 64)
     with encoder.template:
         (before, said), *_ = trained(encoder, row)
-    ctx, steps = len(before) + len(said) + 2, ["--batch", 1, "--iters", 100, "--lr", 0.02, "--no-pack", "--threads", 1]
+    ctx, steps = (
+        len(before) + len(said) + 2,
+        ["--batch", 1, "--iters", 100, "--lr", 0.02, "--no-pack", "--threads", 1],
+    )
     size = ["--embd", 32, "--head", 2, "--layer", 1, "--ff", 64, "--ctx", ctx]
-    ran("from-scratch", data, "--vocab-from", vocabulary, *size, *steps, "--eval-every", 0, "--out", tmp_path / "run")
+    ran(
+        "from-scratch",
+        data,
+        "--vocab-from",
+        vocabulary,
+        *size,
+        *steps,
+        "--eval-every",
+        0,
+        "--out",
+        tmp_path / "run",
+    )
     with served(tmp_path / "run" / "model.gguf", ctx=ctx + 64) as server:
         try:
-            asked = server.post("v1/chat/completions", messages=row["messages"][:1], temperature=0, max_tokens=len(said) + 8)
+            asked = server.post(
+                "v1/chat/completions", messages=row["messages"][:1], temperature=0, max_tokens=len(said) + 8
+            )
         except HTTPError as error:
             pytest.skip(f"llama-server cannot read answers of this template ({error.code})")
     content = asked["choices"][0]["message"]["content"].strip()
-    assert content.removesuffix(layout.eos) == SAID  # for some templates the server leaves the end of an answer in its content
+    assert (
+        content.removesuffix(layout.eos) == SAID
+    )  # for some templates the server leaves the end of an answer in its content

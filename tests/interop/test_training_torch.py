@@ -39,7 +39,18 @@ class Case:
         """Options for `from-scratch`."""
         heads = ("--embd", self.heads * self.size, "--head", self.heads, "--head-kv", self.kv_heads)
         tied = "--tie-embeddings" if self.tied else "--no-tie-embeddings"
-        return ("--vocab-size", "bytes", *heads, "--layer", self.layers, "--ff", 56, tied, *self.rows, *self.more)
+        return (
+            "--vocab-size",
+            "bytes",
+            *heads,
+            "--layer",
+            self.layers,
+            "--ff",
+            56,
+            tied,
+            *self.rows,
+            *self.more,
+        )
 
     @property
     def rows(self) -> tuple[str | int, ...]:
@@ -70,7 +81,17 @@ def compare(case: Case, precision: str, iters: int, folder: Path) -> None:
 
     data = case.data(folder)
     ran("from-scratch", data, *case.model, "--iters", 0, "--out", folder / "first")
-    ran("from-scratch", data, *case.training, "--precision", precision, "--iters", iters, "--out", folder / "run")
+    ran(
+        "from-scratch",
+        data,
+        *case.training,
+        "--precision",
+        precision,
+        "--iters",
+        iters,
+        "--out",
+        folder / "run",
+    )
     told = steps(folder / "run")
     assert [line["step"] for line in told] == list(range(1, iters + 1))
     each = case.batch * case.grad_acc
@@ -112,12 +133,16 @@ CASES = {
 QUICK = ("grouped", "tied, accumulated", "heads of 48", "packed", "not packed")
 
 
-@pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CASES])
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+)
 def test_thirty_losses(name: str, tmp_path: Path) -> None:
     compare(CASES[name], "f32", 30, tmp_path)
 
 
-@pytest.mark.parametrize("name", [name if name == "grouped" else pytest.param(name, marks=pytest.mark.slow) for name in CASES])
+@pytest.mark.parametrize(
+    "name", [name if name == "grouped" else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+)
 def test_thirty_losses_in_bf16(name: str, tmp_path: Path) -> None:
     compare(CASES[name], "bf16", 30, tmp_path)
 
@@ -143,7 +168,9 @@ def test_each_gradient(case: Case, tmp_path: Path) -> None:
     weights = weights_of(tensors(tmp_path / "first" / "model.gguf"))
     shown = rows(case.batch * case.grad_acc, data, "--model", tmp_path / "first" / "model.gguf", *case.rows)
     loss(weights, Numbers(case.heads, case.kv_heads), shown).backward()
-    gradients = {name: weight.grad.numpy().ravel() for name, weight in weights.items() if weight.grad is not None}
+    gradients = {
+        name: weight.grad.numpy().ravel() for name, weight in weights.items() if weight.grad is not None
+    }
     norm = math.sqrt(sum(float(gradient @ gradient) for gradient in gradients.values()))
     cut = min(1.0, case.clip / norm) if case.clip else 1.0
     checkpoint = tmp_path / "run" / "checkpoint-LATEST.gguf"
@@ -162,5 +189,7 @@ def test_accumulation_changes_nothing_but_rounding(tmp_path: Path) -> None:
     data, case = text_file(tmp_path), Case(batch=6)
     ran("from-scratch", data, *case.training, "--precision", "f32", "--iters", 8, "--out", tmp_path / "whole")
     parts = Case(batch=2, grad_acc=3)
-    ran("from-scratch", data, *parts.training, "--precision", "f32", "--iters", 8, "--out", tmp_path / "parts")
+    ran(
+        "from-scratch", data, *parts.training, "--precision", "f32", "--iters", 8, "--out", tmp_path / "parts"
+    )
     assert losses(tmp_path / "parts") == pytest.approx(losses(tmp_path / "whole"), abs=1e-5)

@@ -51,7 +51,9 @@ def test_every_gradient_by_name(kernels: str) -> None:
     parameters = dict(twin.named_parameters())
     for weight, gradient in zip(model.trained, gradients, strict=True):
         wanted = parameters[weight.name].grad.numpy()
-        np.testing.assert_allclose(program.read(gradient), wanted, atol=1e-4 * np.abs(wanted).max(), err_msg=weight.name)
+        np.testing.assert_allclose(
+            program.read(gradient), wanted, atol=1e-4 * np.abs(wanted).max(), err_msg=weight.name
+        )
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
@@ -60,7 +62,9 @@ def test_ten_losses(kernels: str) -> None:
 
     step = LlamaStep(SIZE, kernels=kernels, threads=2)
     twin = peer(step.model, step.memory)
-    twin_step = training_step(twin, *batch(step.model, step.memory), bf16=False, rate=0.01, decay=OPTIMIZER.weight_decay)
+    twin_step = training_step(
+        twin, *batch(step.model, step.memory), bf16=False, rate=0.01, decay=OPTIMIZER.weight_decay
+    )
     ours = [step(rate=0.01) for _ in range(10)]
     theirs = [twin_step() for _ in range(10)]
     assert ours[-1] < ours[0] - 0.5

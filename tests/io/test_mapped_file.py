@@ -12,7 +12,9 @@ from llamatrain.io.madvise import release
 from llamatrain.platform.memory import resident
 from tests.stress.test_inputs_changed import apart
 
-pytestmark = pytest.mark.skipif(os.name != "posix", reason="elsewhere no file can be changed while it is mapped")
+pytestmark = pytest.mark.skipif(
+    os.name != "posix", reason="elsewhere no file can be changed while it is mapped"
+)
 
 
 READERS = {

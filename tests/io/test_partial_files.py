@@ -47,7 +47,13 @@ def test_what_another_writes_stays(tmp_path: Path) -> None:
 
 
 def test_what_is_no_such_file_stays(tmp_path: Path) -> None:
-    strange = [".m.gguf.0123abcd.tmp.gguf", ".m.gguf.tmp", ".m.gguf.0123ABCD.tmp", ".mm.gguf.0123abcd.tmp", "m.gguf.0123abcd.tmp"]
+    strange = [
+        ".m.gguf.0123abcd.tmp.gguf",
+        ".m.gguf.tmp",
+        ".m.gguf.0123ABCD.tmp",
+        ".mm.gguf.0123abcd.tmp",
+        "m.gguf.0123abcd.tmp",
+    ]
     for name in strange:
         (tmp_path / name).write_text("mine")
     (tmp_path / ".m.gguf.00000000.tmp").mkdir()

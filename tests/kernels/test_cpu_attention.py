@@ -66,10 +66,14 @@ def check(q, k, v, starts, lasts, half=False, scale=None, **how):
     out, lse, *gradients = formula(dout, q, k, v, starts, lasts, scale, **how)
     got = run("flash_attn", [q.shape, (batch, heads, length)], [*sources, starts, *given], scale, **how)
     assert np.isinf(got[1][np.isinf(lse)]).all()
-    got += run("flash_attn_back", [q.shape, k.shape, v.shape], [dout, *sources, *got, starts, *given], scale, **how)
+    got += run(
+        "flash_attn_back", [q.shape, k.shape, v.shape], [dout, *sources, *got, starts, *given], scale, **how
+    )
     for ours, wanted in zip(got, (out, np.where(np.isinf(lse), got[1], lse), *gradients), strict=True):
         finite = np.isfinite(wanted)
-        np.testing.assert_allclose(ours[finite], wanted[finite], rtol=0, atol=within * max(1, np.abs(wanted[finite]).max()))
+        np.testing.assert_allclose(
+            ours[finite], wanted[finite], rtol=0, atol=within * max(1, np.abs(wanted[finite]).max())
+        )
 
 
 def normal(*shape):
@@ -138,17 +142,31 @@ def test_large_scores_do_not_overflow():
 # ---- windows and caps ------------------------------------------------------
 
 
-@pytest.mark.parametrize(("half", "window"), [(False, 1), (True, 2), (False, 63), (True, 64), (False, 65), (True, 500)])
-@pytest.mark.parametrize("case", [(2, 200, 200, 4, 2, 16), (1, 65, 130, 2, 1, 80), (2, 1, 300, 2, 1, 40), (1, 7, 7, 3, 1, 1)])
+@pytest.mark.parametrize(
+    ("half", "window"), [(False, 1), (True, 2), (False, 63), (True, 64), (False, 65), (True, 500)]
+)
+@pytest.mark.parametrize(
+    "case", [(2, 200, 200, 4, 2, 16), (1, 65, 130, 2, 1, 80), (2, 1, 300, 2, 1, 40), (1, 7, 7, 3, 1, 1)]
+)
 def test_a_window(case, half, window):
     """As long as a block, about as long, and longer than the row; of few queries, too, and behind a cache."""
     batch, length, keys, heads, groups, size = case
     k, v = normal(batch, keys, groups, size), normal(batch, keys, groups, size)
-    check(normal(batch, length, heads, size), k, v, np.zeros((batch, length), np.int32), None, half, window=window)
+    check(
+        normal(batch, length, heads, size),
+        k,
+        v,
+        np.zeros((batch, length), np.int32),
+        None,
+        half,
+        window=window,
+    )
 
 
 @pytest.mark.parametrize(("half", "cap"), [(False, 2.0), (True, 2.0), (False, 50.0)])
-@pytest.mark.parametrize("case", [(1, 200, 200, 4, 2, 18), (1, 3, 100, 8, 2, 96), (2, 20, 20, 2, 2, 8), (1, 64, 64, 1, 1, 256)])
+@pytest.mark.parametrize(
+    "case", [(1, 200, 200, 4, 2, 18), (1, 3, 100, 8, 2, 96), (2, 20, 20, 2, 2, 8), (1, 64, 64, 1, 1, 256)]
+)
 def test_a_cap(case, half, cap):
     """Also of heads that are small otherwise."""
     batch, length, keys, heads, groups, size = case
@@ -182,7 +200,10 @@ def test_a_window_passes_over_whole_blocks_forward_and_back():
         each[:, :key] = np.nan
     late = slice(64 * block, None)
     seen, sums = run("flash_attn", [q.shape, (1, 2, length)], [q, k, v, starts], 0.25, **attrs)
-    assert seen[:, late].tobytes() == out[:, late].tobytes() and sums[:, :, late].tobytes() == lse[:, :, late].tobytes()
+    assert (
+        seen[:, late].tobytes() == out[:, late].tobytes()
+        and sums[:, :, late].tobytes() == lse[:, :, late].tobytes()
+    )
     dq, dk, dv = run("flash_attn_back", [q.shape] * 3, [dout, q, k, v, out, lse, starts], 0.25, **attrs)
     assert dq[:, late].tobytes() == wanted[0][:, late].tobytes()
     assert np.isnan(dq[:, : 64 * 4]).all()  # those who see it, see it
@@ -197,5 +218,7 @@ def test_nan_shows_under_a_cap(length):
     starts, attrs = np.zeros((1, length), np.int32), {"cap": 5.0, "window": 2}
     out, lse = run("flash_attn", [q.shape, (1, 1, length)], [q, k, v, starts], 1.0, **attrs)
     assert np.isnan(out[0, 1]).all() and np.isnan(lse[0, 0, 1]) and np.isfinite(out[0, [0, 2]]).all()
-    dq, dk, _ = run("flash_attn_back", [q.shape, k.shape, v.shape], [out, q, k, v, out, lse, starts], 1.0, **attrs)
+    dq, dk, _ = run(
+        "flash_attn_back", [q.shape, k.shape, v.shape], [out, q, k, v, out, lse, starts], 1.0, **attrs
+    )
     assert np.isnan(dq[0, 1]).all() and np.isfinite(dq[0, [0, 2]]).all() and np.isnan(dk[0, 0]).all()

@@ -42,7 +42,9 @@ def run(op, shapes, ins, over=None, dtype=np.float32, more=(), **attrs):
 
 
 def close(got, wanted, within=2e-6):
-    np.testing.assert_allclose(got, wanted, rtol=0, atol=within * max(1.0, np.nanmax(np.abs(wanted), initial=0)))
+    np.testing.assert_allclose(
+        got, wanted, rtol=0, atol=within * max(1.0, np.nanmax(np.abs(wanted), initial=0))
+    )
 
 
 def wide(*arrays):
@@ -58,7 +60,9 @@ def exponentials(lo, hi, thread, x: F32, alone: F32, together: F32):
 
 
 def test_the_exponential():
-    x = np.concatenate([RANDOM.uniform(-110, 95, 100_003), [-np.inf, np.inf, np.nan, 0, 88.7]]).astype(np.float32)
+    x = np.concatenate([RANDOM.uniform(-110, 95, 100_003), [-np.inf, np.inf, np.nan, 0, 88.7]]).astype(
+        np.float32
+    )
     alone, together = np.empty_like(x), np.empty_like(x)
     CallTable([exponentials.call(x, alone, together, items=x.size, block=x.size)], 1)()
     np.testing.assert_array_equal(alone, together)
@@ -79,7 +83,9 @@ def tangents(lo, hi, thread, x: F32, alone: F32, together: F32):
 
 def test_the_hyperbolic_tangent():
     tiny = RANDOM.choice([-1, 1], 50_000) * np.exp(RANDOM.uniform(-80, 3, 50_000))
-    x = np.concatenate([RANDOM.uniform(-12, 12, 100_003), tiny, [-np.inf, np.inf, np.nan, 0, 1e38]]).astype(np.float32)
+    x = np.concatenate([RANDOM.uniform(-12, 12, 100_003), tiny, [-np.inf, np.inf, np.nan, 0, 1e38]]).astype(
+        np.float32
+    )
     alone, together = np.empty_like(x), np.empty_like(x)
     CallTable([tangents.call(x, alone, together, items=x.size, block=x.size)], 1)()
     np.testing.assert_array_equal(alone, together)
@@ -154,7 +160,9 @@ def test_a_gate_of_halves_gives_the_bits_of_one_of_two(shape, half):
     )
     wanted = np.concatenate(run("swiglu_back", [shape, shape], [dy, gate, up], dtype=dtype), axis=-1)
     for over in ({}, {0: 1}):
-        np.testing.assert_array_equal(run("swiglu_halves_back", [x.shape], [dy, x], over, dtype=dtype)[0], wanted)
+        np.testing.assert_array_equal(
+            run("swiglu_halves_back", [x.shape], [dy, x], over, dtype=dtype)[0], wanted
+        )
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -195,7 +203,9 @@ def test_infinities_and_nan_pass_through():
 # ---- rotation ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("heads", "size", "pairs"), [(1, 2, 1), (8, 4, 2), (2, 48, 24), (3, 64, 32), (2, 80, 20), (1, 7, 3)])
+@pytest.mark.parametrize(
+    ("heads", "size", "pairs"), [(1, 2, 1), (8, 4, 2), (2, 48, 24), (3, 64, 32), (2, 80, 20), (1, 7, 3)]
+)
 def test_rope(heads, size, pairs):
     x = normal(2, 5, heads, size)
     angles = RANDOM.uniform(-3, 3, (40, pairs))
@@ -211,14 +221,18 @@ def test_rope(heads, size, pairs):
     close(run("rope_back", [x.shape], [y, positions, table], {0: 0})[0], x)
 
 
-@pytest.mark.parametrize(("heads", "size", "pairs"), [(1, 2, 1), (8, 4, 2), (2, 48, 24), (3, 64, 32), (2, 80, 20), (1, 7, 3)])
+@pytest.mark.parametrize(
+    ("heads", "size", "pairs"), [(1, 2, 1), (8, 4, 2), (2, 48, 24), (3, 64, 32), (2, 80, 20), (1, 7, 3)]
+)
 def test_rope_of_halves(heads, size, pairs):
     """The same rotation, of elements that lie elsewhere."""
     x = normal(2, 5, heads, size)
     angles = RANDOM.uniform(-3, 3, (40, pairs))
     table = np.stack([np.cos(angles), np.sin(angles)], 1).astype(np.float32)
     positions = RANDOM.integers(0, 40, (2, 5)).astype(np.int32)
-    place = np.concatenate([np.arange(2 * pairs).reshape(2, pairs).T.ravel(), np.arange(2 * pairs, size)])  # i beside i + pairs
+    place = np.concatenate(
+        [np.arange(2 * pairs).reshape(2, pairs).T.ravel(), np.arange(2 * pairs, size)]
+    )  # i beside i + pairs
     beside = np.ascontiguousarray(np.swapaxes(table, 1, 2))
     for op in ("rope", "rope_back"):
         wanted = np.empty_like(x)
@@ -287,7 +301,9 @@ def test_rows_replaced():
         wanted = x.copy()
         wanted[ids] = new
         for over in ({}, {0: 0}):
-            np.testing.assert_array_equal(run("set_rows", [x.shape], [x, new, ids], over, dtype, into=bool(over))[0], wanted)
+            np.testing.assert_array_equal(
+                run("set_rows", [x.shape], [x, new, ids], over, dtype, into=bool(over))[0], wanted
+            )
 
 
 # ---- optimizers -------------------------------------------------------------------
@@ -345,7 +361,12 @@ def test_arithmetic(left, right):
     shape = np.broadcast_shapes(left, right)
     over = {0: 0} if left == shape else {0: 1} if right == shape else {}
     with np.errstate(divide="ignore"):
-        for name, function in (("add", np.add), ("sub", np.subtract), ("mul", np.multiply), ("div", np.divide)):
+        for name, function in (
+            ("add", np.add),
+            ("sub", np.subtract),
+            ("mul", np.multiply),
+            ("div", np.divide),
+        ):
             np.testing.assert_allclose(run(name, [shape], [x, y], over)[0], function(x, y), rtol=1e-6)
     np.testing.assert_array_equal(run("scale", [left], [x], by=0.3)[0], x * np.float32(0.3))
     np.testing.assert_array_equal(run("sqr", [left], [x], {0: 0})[0], x * x)
@@ -358,11 +379,18 @@ def test_what_has_no_compiled_arithmetic():
 
 
 def test_casts_round_to_the_nearest_even():
-    x = np.concatenate([normal(9001), np.array([0, -0.0, np.inf, -np.inf, 1 + 2**-8, 1 + 3 * 2**-8, 3.4e38, 1e-40], np.float32)])
+    x = np.concatenate(
+        [
+            normal(9001),
+            np.array([0, -0.0, np.inf, -np.inf, 1 + 2**-8, 1 + 3 * 2**-8, 3.4e38, 1e-40], np.float32),
+        ]
+    )
     bits = x.view(np.uint32)
     half = run("cast", [x.shape], [x], dtype=np.uint16)[0]
     np.testing.assert_array_equal(half, (bits + 0x7FFF + (bits >> 16 & 1)) >> 16)
-    np.testing.assert_array_equal(run("cast", [x.shape], [half])[0], (half.astype(np.uint32) << 16).view(np.float32))
+    np.testing.assert_array_equal(
+        run("cast", [x.shape], [half])[0], (half.astype(np.uint32) << 16).view(np.float32)
+    )
     nan = np.array([0x7F800001], np.uint32).view(np.float32)  # whose upper half alone would be an infinity
     assert np.isnan(run("cast", [(1,)], run("cast", [(1,)], [nan], dtype=np.uint16))[0])
 
@@ -380,8 +408,14 @@ def test_sums(size):
 def test_rows_summed_up(shape):
     """As a bias' gradient is."""
     x, last = normal(*shape), (*(1 for _ in shape[:-1]), shape[-1])
-    close(run("repeat_back", [last], [x], shape=last)[0], x.astype(np.float64).reshape(-1, shape[-1]).sum(0).reshape(last), 1e-6)
-    assert not BINDINGS["repeat_back"].takes([np.empty((2, 3), np.float32)], [np.empty((4, 3), np.float32)], {})
+    close(
+        run("repeat_back", [last], [x], shape=last)[0],
+        x.astype(np.float64).reshape(-1, shape[-1]).sum(0).reshape(last),
+        1e-6,
+    )
+    assert not BINDINGS["repeat_back"].takes(
+        [np.empty((2, 3), np.float32)], [np.empty((4, 3), np.float32)], {}
+    )
 
 
 def test_results_past_the_caches():

@@ -23,7 +23,10 @@ def widened(x):
 
 def case(count, width, words):
     x, w = RANDOM.standard_normal((count, width)), RANDOM.standard_normal((words, width)) * width**-0.5
-    targets, weights = RANDOM.integers(-1, words, count).astype(np.int32), RANDOM.random(count).astype(np.float32)
+    targets, weights = (
+        RANDOM.integers(-1, words, count).astype(np.int32),
+        RANDOM.random(count).astype(np.float32),
+    )
     weights[::5] = 0
     return [x.astype(np.float32), w.astype(np.float32), targets, weights]
 
@@ -69,7 +72,9 @@ def formula(ins, dloss=0.5, cap=0.0):
 
 def close(got, wanted, within):
     for one, other in zip(got, wanted, strict=True):
-        np.testing.assert_allclose(one, other, rtol=0, atol=within * max(1e-3, np.max(np.abs(other), initial=0)))
+        np.testing.assert_allclose(
+            one, other, rtol=0, atol=within * max(1e-3, np.max(np.abs(other), initial=0))
+        )
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -112,7 +117,12 @@ def test_under_a_cap_as_many_are_right_and_not_a_number_shows():
     assert judged[0][1] == judged[1][1] and judged[0][0] != judged[1][0]
     x[7, 3], targets[7], weights[7] = np.nan, 1, 1
     loss, dx, dw = both([x, w, targets, weights], cap=5.0)
-    assert np.isnan(loss) and np.isnan(dx[7]).all() and np.isfinite(np.delete(dx, 7, 0)).all() and np.isnan(dw).all()
+    assert (
+        np.isnan(loss)
+        and np.isnan(dx[7]).all()
+        and np.isfinite(np.delete(dx, 7, 0)).all()
+        and np.isnan(dw).all()
+    )
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.uint16])
@@ -149,7 +159,12 @@ def test_not_a_number_shows_in_the_loss():
         ins[2][:], ins[3][:] = 1, 1
         ins[0][7, 3] = bad
         loss, dx, dw = both(ins)
-        assert np.isnan(loss) and np.isnan(dx[7]).all() and np.isfinite(np.delete(dx, 7, 0)).all() and np.isnan(dw).all()
+        assert (
+            np.isnan(loss)
+            and np.isnan(dx[7]).all()
+            and np.isfinite(np.delete(dx, 7, 0)).all()
+            and np.isnan(dw).all()
+        )
 
 
 def test_large_logits_do_not_overflow():
@@ -184,5 +199,7 @@ def test_the_loss_of_each_row(shape, half, how):
     loss, dx, dw = both([x, w, targets, weights], dloss=1, **how)
     np.testing.assert_allclose((apart[0].astype(np.float64) * weights).sum(), loss, rtol=1e-5)
     found = [np.empty_like(dx), np.empty_like(dw)]
-    run_once("linear_cross_entropy_rows_back", found, [weights, x, w, targets], {"dx": True, "dw": True, **how}, 2)
+    run_once(
+        "linear_cross_entropy_rows_back", found, [weights, x, w, targets], {"dx": True, "dw": True, **how}, 2
+    )
     assert [each.tobytes() for each in found] == [dx.tobytes(), dw.tobytes()]

@@ -34,7 +34,9 @@ def test_in_both_precisions(shape: tuple[int, int, int], x_half: int, w_half: in
     x, w = normal(rows, k), normal(n, k)
     x, w = halved(x) if x_half else x, halved(w) if w_half else w
     found = product(x, w)
-    x, w = (widened(halved(widened(each)) if x_half or w_half else each).astype(np.float64) for each in (x, w))
+    x, w = (
+        widened(halved(widened(each)) if x_half or w_half else each).astype(np.float64) for each in (x, w)
+    )
     assert (abs(found - x @ w.T) <= 1e-6 * (abs(x) @ abs(w).T) + 1e-30).all()
 
 
@@ -57,5 +59,9 @@ def test_each_row_is_the_same_alone() -> None:
 
 
 def test_more_rows_a_weight_for_each_entry_or_nothing_to_add_are_packed() -> None:
-    for x, w in ((normal(MOST + 1, 8), normal(4, 8)), (normal(2, 1, 8), normal(2, 4, 8)), (normal(1, 0), normal(4, 0))):
+    for x, w in (
+        (normal(MOST + 1, 8), normal(4, 8)),
+        (normal(2, 1, 8), normal(2, 4, 8)),
+        (normal(1, 0), normal(4, 0)),
+    ):
         assert isinstance(matmul.matmul_way((x, w), 2), matmul.Product)

@@ -28,13 +28,22 @@ def test_each_op_and_its_gradient(name: str, index: int) -> None:
     plain(), fast()
     for output in outputs:
         np.testing.assert_allclose(
-            fast.read(output), plain.read(output), rtol=2e-5, atol=2e-5 * max(1, np.abs(plain.read(output)).max(initial=0))
+            fast.read(output),
+            plain.read(output),
+            rtol=2e-5,
+            atol=2e-5 * max(1, np.abs(plain.read(output)).max(initial=0)),
         )
 
 
 @pytest.mark.parametrize(
     "size",
-    [TINY, SMALL, replace(SMALL, fused=False), replace(SMALL, lora=4), replace(SMALL, lora=4, base=quantised("Q4_0"))],
+    [
+        TINY,
+        SMALL,
+        replace(SMALL, fused=False),
+        replace(SMALL, lora=4),
+        replace(SMALL, lora=4, base=quantised("Q4_0")),
+    ],
     ids=["tiny", "small", "plain", "lora", "q4_0"],
 )
 @pytest.mark.parametrize("precision", ["f32", "bf16"])
@@ -44,7 +53,8 @@ def test_a_llama(size: Size, precision: str) -> None:
     outputs = [made.loss, *made.grads.values()]
     arrays = model.random()
     plain, *fast = (
-        Program.of(outputs, arrays, kernels=kind, threads=n) for kind, n in (("reference", 1), ("cpu", 1), ("cpu", 2))
+        Program.of(outputs, arrays, kernels=kind, threads=n)
+        for kind, n in (("reference", 1), ("cpu", 1), ("cpu", 2))
     )
     for program in (plain, *fast):
         program()
@@ -64,7 +74,8 @@ def test_a_block_of_another_model(name: str, precision: str) -> None:
     made = differentiate(block.loss, block.trained, precision=precision)
     outputs = [made.loss, *made.grads.values()]
     plain, *fast = (
-        Program.of(outputs, block.arrays(), kernels=kind, threads=n) for kind, n in (("reference", 1), ("cpu", 1), ("cpu", 3))
+        Program.of(outputs, block.arrays(), kernels=kind, threads=n)
+        for kind, n in (("reference", 1), ("cpu", 1), ("cpu", 3))
     )
     assert [len(program.runs) for program in fast] == [1, 1]
     for program in (plain, *fast):
@@ -72,7 +83,9 @@ def test_a_block_of_another_model(name: str, precision: str) -> None:
     for output in outputs:
         wanted, alone, together = (program.read(output) for program in (plain, *fast))
         assert np.array_equal(alone, together)
-        assert np.linalg.norm(alone - wanted) <= {"f32": 2e-5, "bf16": 2e-2}[precision] * np.linalg.norm(wanted), output
+        assert np.linalg.norm(alone - wanted) <= {"f32": 2e-5, "bf16": 2e-2}[precision] * np.linalg.norm(
+            wanted
+        ), output
 
 
 @pytest.mark.parametrize("rows", [1, 3, 40])

@@ -83,7 +83,9 @@ def test_float32(op, shape):
 @pytest.mark.parametrize("halves", [(1, 0), (0, 1), (1, 1)])
 def test_bf16(op, way, halves):
     for shape in SHAPES:
-        check(op, *(halved(x) if half else x for x, half in zip(sources(op, *shape), halves, strict=True)), way)
+        check(
+            op, *(halved(x) if half else x for x, half in zip(sources(op, *shape), halves, strict=True)), way
+        )
 
 
 BROADCASTS = [
@@ -117,7 +119,13 @@ def test_what_does_not_fit_is_packed_in_parts(op, monkeypatch):
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize(
     ("a", "b"),
-    [((4, 1), (1, 1)), ((7, 33), (65, 33)), ((300, 70), (8, 70)), ((260, 1060), (140, 1060)), ((3, 4, 33, 20), (3, 1, 40, 20))],
+    [
+        ((4, 1), (1, 1)),
+        ((7, 33), (65, 33)),
+        ((300, 70), (8, 70)),
+        ((260, 1060), (140, 1060)),
+        ((3, 4, 33, 20), (3, 1, 40, 20)),
+    ],
 )
 def test_a_bias_is_added_to_each_row(a, b, half):
     """Of a product whichever operand is packed whole, by one thread and two, and in parts."""
@@ -161,7 +169,12 @@ def test_not_a_number_stays_where_it_belongs(half):
     y = run("matmul", x, halved(w) if half else w)
     odd = np.zeros(y.shape, bool)
     odd[3], odd[20], odd[:, 5] = True, True, True
-    assert np.isnan(y[3]).all() and np.isnan(y[:, 5]).all() and np.isinf(np.delete(y[20], 5)).all() and np.isfinite(y[~odd]).all()
+    assert (
+        np.isnan(y[3]).all()
+        and np.isnan(y[:, 5]).all()
+        and np.isinf(np.delete(y[20], 5)).all()
+        and np.isfinite(y[~odd]).all()
+    )
 
 
 def test_bf16_rounds_to_the_nearest_even():
@@ -196,9 +209,17 @@ def test_the_tile_units_code_is_made_where_the_unit_is_not():
     target = llvm.Target.from_triple("x86_64-unknown-linux-gnu")
     text = target.create_target_machine(cpu="sapphirerapids").emit_assembly(llvm.parse_assembly(str(module)))
     made = {
-        name: text.count(f"\t{name}") for name in ("ldtilecfg", "tilezero", "tileloadd", "tdpbf16ps", "tilestored", "tilerelease")
+        name: text.count(f"\t{name}")
+        for name in ("ldtilecfg", "tilezero", "tileloadd", "tdpbf16ps", "tilestored", "tilerelease")
     }
-    assert made == {"ldtilecfg": 1, "tilezero": 4, "tileloadd": 8, "tdpbf16ps": 4, "tilestored": 5, "tilerelease": 1}
+    assert made == {
+        "ldtilecfg": 1,
+        "tilezero": 4,
+        "tileloadd": 8,
+        "tdpbf16ps": 4,
+        "tilestored": 5,
+        "tilerelease": 1,
+    }
 
 
 def test_plans_and_kernels_agree_on_sizes() -> None:

@@ -28,7 +28,9 @@ def name(kind: GgmlType) -> str:
 
 def random_weight(kind: GgmlType, rows: int, columns: int) -> np.ndarray:
     """Any bytes, but of blocks that hold NaN: it may be any of many bits."""
-    raw = np.random.default_rng(kind.number).integers(0, 256, (rows, columns // kind.block * kind.size), np.uint8)
+    raw = np.random.default_rng(kind.number).integers(
+        0, 256, (rows, columns // kind.block * kind.size), np.uint8
+    )
     nothing = np.isnan(decode(raw, kind)).reshape(rows, -1, kind.block).any(-1)
     raw.reshape(rows, -1, kind.size)[nothing] = 0
     return raw
@@ -62,7 +64,9 @@ def expected(mode: int, weight: np.ndarray, across: int) -> np.ndarray:
     return to[:-64]
 
 
-def check(kind: GgmlType, raw: np.ndarray, across: int, first: int, rows: int, start: int, columns: int) -> None:
+def check(
+    kind: GgmlType, raw: np.ndarray, across: int, first: int, rows: int, start: int, columns: int
+) -> None:
     """A part of a weight packs as if it had been decoded before."""
     part = decode(raw, kind, bf16=True)[first : first + rows, start : start + columns]
     for mode in MODES:

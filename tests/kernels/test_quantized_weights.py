@@ -17,12 +17,30 @@ from llamatrain.gguf.types import TYPES, GgmlType, by_name
 from llamatrain.graph import ops
 from llamatrain.graph.autodiff import value_and_gradients
 from llamatrain.graph.precision import round_products
-from llamatrain.graph.tensor import BF16, F32, F64, I32, QuantizedType, Tensor, parameter, placeholder, quantised, state
+from llamatrain.graph.tensor import (
+    BF16,
+    F32,
+    F64,
+    I32,
+    QuantizedType,
+    Tensor,
+    parameter,
+    placeholder,
+    quantised,
+    state,
+)
 from llamatrain.io.madvise import release
 from llamatrain.model.frozen_weights import packed_copy
 
 TRAINED = [TYPES[number] for number in sorted(COMPILED)]
-SHAPES = [(33, 256, 2), (130, 1280, 1), (33, 256, 7), (300, 512, 5), (70, 1536, 300), (520, 768, 64)]  # out, in, rows of x
+SHAPES = [
+    (33, 256, 2),
+    (130, 1280, 1),
+    (33, 256, 7),
+    (300, 512, 5),
+    (70, 1536, 300),
+    (520, 768, 64),
+]  # out, in, rows of x
 TOLERANCE = {"f32": 2e-6, "bf16": 2e-5}
 linux = pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="what is resident is asked of Linux")
 
@@ -50,7 +68,9 @@ def shifted(raw: np.ndarray) -> np.ndarray:
     return memory.reshape(raw.shape)
 
 
-def results(outputs: list[Tensor], arrays: dict[Tensor, np.ndarray], kernels: str, threads: int = 1) -> list[np.ndarray]:
+def results(
+    outputs: list[Tensor], arrays: dict[Tensor, np.ndarray], kernels: str, threads: int = 1
+) -> list[np.ndarray]:
     program = Program.of(outputs, arrays, kernels=kernels, threads=threads)
     program()
     return [program.read(output).copy() for output in outputs]
@@ -76,7 +96,9 @@ def check(kind: GgmlType, out: int, width: int, build: Build, precision: str) ->
         outputs = [seen, *value_and_gradients(loss, wrt)[1]]
         outputs = round_products(outputs) if precision == "bf16" else outputs
         steps = [step for stretch in Program.of(outputs, arrays).stretches for step in stretch.steps]
-        assert not any(callable(call) for node, calls in steps if node.op.blocks is not None for call in calls)  # all compiled
+        assert not any(
+            callable(call) for node, calls in steps if node.op.blocks is not None for call in calls
+        )  # all compiled
         alone, together = (results(outputs, arrays, "cpu", threads) for threads in (1, 2))
         assert all(a.tobytes() == b.tobytes() for a, b in zip(alone, together, strict=True))
         found.append(alone)
@@ -100,7 +122,11 @@ def linear(rows: int) -> Build:
 def head(rows: int) -> Build:
     def build(w: Tensor, arrays: dict[Tensor, np.ndarray]) -> tuple[Tensor, Tensor, list[Tensor]]:
         rng = np.random.default_rng(rows)
-        x, targets, weights = parameter("x", (rows, w.shape[1])), placeholder("t", (rows,), I32), placeholder("s", (rows,))
+        x, targets, weights = (
+            parameter("x", (rows, w.shape[1])),
+            placeholder("t", (rows,), I32),
+            placeholder("s", (rows,)),
+        )
         arrays[x] = rng.standard_normal(x.shape).astype(np.float32)
         arrays[targets] = rng.integers(0, w.shape[0], rows).astype(np.int32)
         arrays[weights] = rng.random(rows).astype(np.float32)
@@ -158,7 +184,9 @@ def test_what_else_would_read_a_quantised_weight_is_refused() -> None:
         lambda: ops.matmul(w, x),
         lambda: ops.out_prod(x, w),
     ):
-        with pytest.raises(GraphError, match=r"q4_k weight is not taken .* matmul, matmul_nn, .* read such; received"):
+        with pytest.raises(
+            GraphError, match=r"q4_k weight is not taken .* matmul, matmul_nn, .* read such; received"
+        ):
             make()
     with pytest.raises(GraphError, match=r"cannot be trained"):
         value_and_gradients(ops.sum(ops.matmul(x, w)), [w])
@@ -215,7 +243,9 @@ def test_pages_of_the_base_are_handed_back(tmp_path: Path, kernels: str) -> None
     weights = [state(f"w{i}", (2000, 2048), quantised("Q4_0")) for i in range(3)]
     x = placeholder("x", (5, 2048))
     products = [ops.matmul(x, w) for w in weights]
-    arrays = dict(zip(weights, mapped.reshape(3, 2000, 1152), strict=True)) | {x: np.ones(x.shape, np.float32)}
+    arrays = dict(zip(weights, mapped.reshape(3, 2000, 1152), strict=True)) | {
+        x: np.ones(x.shape, np.float32)
+    }
     found = []
     for drop in (False, True):
         program = Program.of(products, arrays, kernels=kernels, drop_base=drop)
@@ -248,9 +278,15 @@ def test_a_packed_copy_serves_every_product(kind: GgmlType) -> None:
     assert copy.ctypes.data % 64 == 0
     found = []
     for dtype, array in ((quantised(kind.name), raw), (BF16, copy)):
-        w, x, dy = state("w", (70, 512), dtype), placeholder("x", (9, 512), BF16), placeholder("dy", (9, 70), BF16)
+        w, x, dy = (
+            state("w", (70, 512), dtype),
+            placeholder("x", (9, 512), BF16),
+            placeholder("dy", (9, 70), BF16),
+        )
         rng = np.random.default_rng(0)
-        arrays = {w: array} | {each: rng.integers(0x3F00, 0x3F80, each.shape).astype(np.uint16) for each in (x, dy)}
+        arrays = {w: array} | {
+            each: rng.integers(0x3F00, 0x3F80, each.shape).astype(np.uint16) for each in (x, dy)
+        }
         found.append(results([ops.matmul(x, w), ops.matmul_nn(dy, w)], arrays, "cpu"))
     for one, other in zip(*found, strict=True):
         np.testing.assert_array_equal(one, other)

@@ -26,7 +26,15 @@ def check(q, k, v, *ranges, **how):
 
 @pytest.mark.parametrize("size", [1, 3, 4, 5, 8])
 @pytest.mark.parametrize(
-    "case", [(2, 32, 32, 4, 4), (1, 1, 1, 2, 1), (1, 21, 21, 6, 2), (3, 7, 50, 4, 1), (1, 128, 128, 2, 1), (1, 40, 9, 2, 2)]
+    "case",
+    [
+        (2, 32, 32, 4, 4),
+        (1, 1, 1, 2, 1),
+        (1, 21, 21, 6, 2),
+        (3, 7, 50, 4, 1),
+        (1, 128, 128, 2, 1),
+        (1, 40, 9, 2, 2),
+    ],
 )
 def test_causal(case, size):
     """Also with more queries than keys, the first of which see nothing."""
@@ -36,7 +44,9 @@ def test_causal(case, size):
 
 
 @pytest.mark.parametrize("window", [1, 2, 15, 16, 17, 200])
-@pytest.mark.parametrize("case", [(2, 32, 32, 4, 4), (1, 1, 1, 2, 1), (3, 7, 50, 4, 1), (1, 128, 128, 2, 1), (1, 40, 9, 2, 2)])
+@pytest.mark.parametrize(
+    "case", [(2, 32, 32, 4, 4), (1, 1, 1, 2, 1), (3, 7, 50, 4, 1), (1, 128, 128, 2, 1), (1, 40, 9, 2, 2)]
+)
 def test_a_window(case, window):
     batch, length, keys, heads, groups = case
     k, v = normal(batch, keys, groups, 4), normal(batch, keys, groups, 4)
@@ -62,5 +72,7 @@ def test_what_is_not_a_number_shows_where_it_is_seen():
     k[0, 10] = np.nan
     out, lse = run("flash_attn", [q.shape, (1, 1, 20)], [q, k, v, np.zeros((1, 20), np.int32)], 1.0)
     assert np.isnan(out[0, 10:]).all() and np.isnan(lse[0, 0, 10:]).all() and np.isfinite(out[0, :10]).all()
-    dq, dk, dv = run("flash_attn_back", [q.shape] * 3, [q, q, k, v, out, lse, np.zeros((1, 20), np.int32)], 1.0)
+    dq, dk, dv = run(
+        "flash_attn_back", [q.shape] * 3, [q, q, k, v, out, lse, np.zeros((1, 20), np.int32)], 1.0
+    )
     assert all(np.isnan(each[0, 10:]).all() for each in (dq, dk, dv))

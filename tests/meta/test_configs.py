@@ -36,7 +36,9 @@ def head(config: Path) -> str:
 def material(folder: Path, word: str) -> str:
     """What stands for a word of the command in capitals."""
     if word == "BASE.gguf":
-        return str(base(folder / word, small(embd=256, heads=4, head_size=64, ff=256, layers=2, ctx=1024), "Q4_0"))
+        return str(
+            base(folder / word, small(embd=256, heads=4, head_size=64, ff=256, layers=2, ctx=1024), "Q4_0")
+        )
     if word.startswith("TEXT"):
         return str(text_file(folder, 60_000))
     if word not in ("CHATS.jsonl", "PAIRS.jsonl"):
@@ -58,7 +60,9 @@ def test_there_are_recipes_and_readme_names_them() -> None:
 
 
 @pytest.mark.parametrize("config", [pytest.param(path, id=path.stem) for path in CONFIGS])
-def test_each_opens_with_a_command_that_runs(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_opens_with_a_command_that_runs(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With data and a base of the test's in place of those that it names, and few steps."""
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     monkeypatch.chdir(tmp_path)
@@ -70,7 +74,9 @@ def test_each_opens_with_a_command_that_runs(config: Path, tmp_path: Path, monke
     ran("plan", *words)
     few = LARGE if keys.get("embd", 0) > 256 else ()
     ran(*words, *few, "--iters", 2, "--out", "run")
-    assert len(steps(tmp_path / "run")) == 2 and all(np.isfinite(line["loss"]) for line in steps(tmp_path / "run"))
+    assert len(steps(tmp_path / "run")) == 2 and all(
+        np.isfinite(line["loss"]) for line in steps(tmp_path / "run")
+    )
     result = "adapter.gguf" if words[0] == "finetune" else "model.gguf"
     assert all(np.isfinite(array).all() for array in tensors(tmp_path / "run" / result).values())
     assert "val-split" not in keys or any("val_loss" in line for line in metrics(tmp_path / "run"))
@@ -79,7 +85,9 @@ def test_each_opens_with_a_command_that_runs(config: Path, tmp_path: Path, monke
 @pytest.mark.parametrize("config", [pytest.param(path, id=path.stem) for path in CONFIGS])
 def test_each_says_what_it_is_for_and_what_to_expect(config: Path) -> None:
     first = head(config).splitlines()[0].removeprefix("# ")
-    assert first[0].isupper() and first[-1] in ".,:;abcdefghijklmnopqrstuvwxyz" and len(first) > 30, cut(first)
+    assert first[0].isupper() and first[-1] in ".,:;abcdefghijklmnopqrstuvwxyz" and len(first) > 30, cut(
+        first
+    )
     assert re.search(r"\b(second|minute|hour)s?\b", head(config)), "how long it takes"
     told = {word for command in commands(config) for word in command if word.startswith("configs/")}
     assert told == {f"configs/{config.name}"}

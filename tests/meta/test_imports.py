@@ -41,11 +41,15 @@ def imported(source: str, module: str, is_package: bool) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
             if node.level:
-                parents = module.split(".")[: None if is_package and node.level == 1 else -node.level + is_package]
+                parents = module.split(".")[
+                    : None if is_package and node.level == 1 else -node.level + is_package
+                ]
                 base = ".".join([*parents, *filter(None, [base])])
             # `from llamatrain import graph` names a folder; `from llamatrain import __version__` does not
             under_root = base == "llamatrain"
-            found.update(f"{base}.{alias.name}" if under_root and alias.name in RANKS else base for alias in node.names)
+            found.update(
+                f"{base}.{alias.name}" if under_root and alias.name in RANKS else base for alias in node.names
+            )
     return {name for name in found if name == "llamatrain" or name.startswith("llamatrain.")}
 
 

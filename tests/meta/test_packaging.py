@@ -82,7 +82,11 @@ def wheel(unpacked: Path) -> Path:
 def below(folder: Path, *names: str) -> set[str]:
     kept = (path for name in names for path in (folder / name).rglob("*") if path.is_file())
     found = (path.relative_to(folder).as_posix() for path in kept)
-    return {name for name in found if not re.search(r"__pycache__|/libraries/|\.pyc$|\.egg-info|\.hypothesis", name)}
+    return {
+        name
+        for name in found
+        if not re.search(r"__pycache__|/libraries/|\.pyc$|\.egg-info|\.hypothesis", name)
+    }
 
 
 def test_an_sdist_has_all_that_builds_and_tests_it_and_nothing_else(unpacked: Path) -> None:
@@ -95,24 +99,31 @@ def test_an_sdist_has_all_that_builds_and_tests_it_and_nothing_else(unpacked: Pa
 
 def test_a_wheel_has_the_package_and_its_licence(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as files:
-        names, told = set(files.namelist()), files.read(f"llamatrain-{llamatrain.__version__}.dist-info/METADATA").decode()
+        names, told = (
+            set(files.namelist()),
+            files.read(f"llamatrain-{llamatrain.__version__}.dist-info/METADATA").decode(),
+        )
         licence = files.read(f"llamatrain-{llamatrain.__version__}.dist-info/licenses/LICENSE").decode()
     own = {name for name in names if ".dist-info/" not in name}
     assert own == {name for name in below(ROOT, "llamatrain") if name.endswith((".py", "py.typed"))}
     assert "llamatrain/py.typed" in own and licence == (ROOT / "LICENSE").read_text()
     head = Parser().parsestr(told)
-    assert head["Name"] == "llamatrain" and head["Version"] == llamatrain.__version__ and head["License-Expression"] == "MIT"
+    assert (
+        head["Name"] == "llamatrain"
+        and head["Version"] == llamatrain.__version__
+        and head["License-Expression"] == "MIT"
+    )
     assert head["Requires-Python"] == ">=3.11" and not head.get_all("Project-URL") and not head["Home-page"]
 
 
 def test_a_wheel_runs_where_it_is_unpacked(wheel: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as files:
         files.extractall(tmp_path / "site")
-    script = (
-        "import llamatrain, llamatrain.__main__ as m, sys; print(llamatrain.__file__); sys.argv[1:] = ['--version']; m.main()"
-    )
+    script = "import llamatrain, llamatrain.__main__ as m, sys; print(llamatrain.__file__); sys.argv[1:] = ['--version']; m.main()"
     given = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
-    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=given, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, env=given, capture_output=True, text=True, check=False
+    )
     assert done.stdout.splitlines() == [
         str(tmp_path / "site" / "llamatrain" / "__init__.py"),
         f"llamatrain {llamatrain.__version__}",
@@ -132,15 +143,29 @@ print(run.folder / "model.gguf", run.nothing_of_this_name)
 @pytest.mark.skipif(find_spec("mypy") is None, reason="mypy is not installed")
 def test_a_user_s_mypy_knows_the_types(tmp_path: Path) -> None:
     """The package as one that is installed, whose types count by its mark alone."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", "--symlinks", str(tmp_path / "venv")], check=True)
+    subprocess.run(
+        [sys.executable, "-m", "venv", "--without-pip", "--symlinks", str(tmp_path / "venv")], check=True
+    )
     (site,) = (tmp_path / "venv").glob("lib/python*/site-packages")
     places = [str(ROOT), *(place for place in sys.path if place.endswith("site-packages"))]
     (site / "all.pth").write_text("\n".join(places))
     (tmp_path / "user.py").write_text(USER)
-    words = ["--strict", "--python-executable", str(tmp_path / "venv" / "bin" / "python"), "--cache-dir", os.devnull, "user.py"]
+    words = [
+        "--strict",
+        "--python-executable",
+        str(tmp_path / "venv" / "bin" / "python"),
+        "--cache-dir",
+        os.devnull,
+        "user.py",
+    ]
     given = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "MYPYPATH")}
     done = subprocess.run(
-        [sys.executable, "-m", "mypy", *words], cwd=tmp_path, env=given, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "mypy", *words],
+        cwd=tmp_path,
+        env=given,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     (error, count) = done.stdout.splitlines()
     assert error == 'user.py:5: error: "Run" has no attribute "nothing_of_this_name"  [attr-defined]'
@@ -153,7 +178,10 @@ def test_a_user_s_mypy_knows_the_types(tmp_path: Path) -> None:
 def bounds() -> dict[str, str]:
     """The least of each dependency that there is, by name."""
     extras = PROJECT["project"]["optional-dependencies"]
-    every = [*PROJECT["project"]["dependencies"], *(each for name in ("compile", "mpi", "test") for each in extras[name])]
+    every = [
+        *PROJECT["project"]["dependencies"],
+        *(each for name in ("compile", "mpi", "test") for each in extras[name]),
+    ]
     every += PROJECT["build-system"]["requires"]
     found = [re.match(r"([\w-]+)>=([\d.]+)", each) for each in every]
     assert all(found), every
@@ -176,7 +204,11 @@ def test_the_least_of_each_dependency_is_the_one_that_is_tried() -> None:
 
 
 def test_pythons_that_are_named_are_allowed() -> None:
-    named = [each.rpartition(" ")[2] for each in PROJECT["project"]["classifiers"] if re.search(r":: 3\.\d+$", each)]
+    named = [
+        each.rpartition(" ")[2]
+        for each in PROJECT["project"]["classifiers"]
+        if re.search(r":: 3\.\d+$", each)
+    ]
     assert PROJECT["project"]["requires-python"] == f">={named[0]}" and "urls" not in PROJECT["project"]
 
 
@@ -197,13 +229,17 @@ def test_the_newest_change_is_of_this_version() -> None:
 
 
 def test_install_lines_name_what_there_is() -> None:
-    lines = re.findall(r"(?:^|`)(pip install [^`\n#]+|scripts/\w+(?=[ `\n])|python scripts/[\w.]+)", README, re.MULTILINE)
+    lines = re.findall(
+        r"(?:^|`)(pip install [^`\n#]+|scripts/\w+(?=[ `\n])|python scripts/[\w.]+)", README, re.MULTILINE
+    )
     assert len(lines) >= 6
     for line in lines:
         for extra in re.findall(r"\[([\w,]+)\]", line):
             assert set(extra.split(",")) <= PROJECT["project"]["optional-dependencies"].keys(), line
         for script in re.findall(r"scripts/[\w.]+", line):
-            assert (ROOT / script).exists() and (script.endswith(".py") or os.access(ROOT / script, os.X_OK)), line
+            assert (ROOT / script).exists() and (
+                script.endswith(".py") or os.access(ROOT / script, os.X_OK)
+            ), line
 
 
 @pytest.mark.slow
@@ -213,7 +249,9 @@ def test_what_readme_installs_runs(unpacked: Path, tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
     command = str(tmp_path / "venv" / "bin" / "llamatrain")
     given = {"HOME": str(tmp_path), "PATH": f"{tmp_path}/venv/bin:/usr/bin:/bin"}
-    done = subprocess.run(["pip", "install", "--quiet", ".[compile]"], cwd=unpacked, env={**os.environ, **given}, check=False)
+    done = subprocess.run(
+        ["pip", "install", "--quiet", ".[compile]"], cwd=unpacked, env={**os.environ, **given}, check=False
+    )
     if done.returncode:
         pytest.skip("no network")
     for words in (["doctor"], ["from-scratch", "--iters", "5"]):

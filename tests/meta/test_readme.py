@@ -30,7 +30,11 @@ FEW = {
     "generate": "-n 3",
     "evaluate": "--ctx 256",
 }
-RECIPES = {re.sub(r"TEXT\S+", "TEXT", shlex.join(["llamatrain", *words])) for config in CONFIGS for words in commands(config)}
+RECIPES = {
+    re.sub(r"TEXT\S+", "TEXT", shlex.join(["llamatrain", *words]))
+    for config in CONFIGS
+    for words in commands(config)
+}
 STEPS = count(3)  # to which runs go on: each further than any before
 SHAPES = {*("svg", "g", "defs", "clipPath", "style", "title", "text", "rect", "line", "path", "circle")}
 WIDTH = 98  # of what GitHub shows of a block
@@ -53,7 +57,15 @@ ELSEWHERE = {  # by what it begins with: why it is not run here
     "python scripts/": "they take long; that they are there is looked at below",
 }
 OTHERS = {  # options in prose that are other tools': taken over here, or of what stands beside
-    *("--learning-rate", "--batch-size", "--max_seq_length", "--train-data", "--model-base", "--adam-iter", "--cos-decay-steps"),
+    *(
+        "--learning-rate",
+        "--batch-size",
+        "--max_seq_length",
+        "--train-data",
+        "--model-base",
+        "--adam-iter",
+        "--cos-decay-steps",
+    ),
 }
 
 
@@ -70,7 +82,9 @@ class Block:
         return [line for line in map(str.strip, self.text.splitlines()) if line and not line.startswith("#")]
 
 
-PART = re.compile(r"^```(?P<language>\w*)\n(?P<text>.*?)^```$|^#+ (?P<heading>[^\n]*)$", re.MULTILINE | re.DOTALL)
+PART = re.compile(
+    r"^```(?P<language>\w*)\n(?P<text>.*?)^```$|^#+ (?P<heading>[^\n]*)$", re.MULTILINE | re.DOTALL
+)
 
 
 def blocks() -> Iterator[Block]:
@@ -86,7 +100,12 @@ SECTIONS = list(dict.fromkeys(block.section for block in BLOCKS if block.languag
 
 
 def lines(section: str = "") -> list[str]:
-    return [line for block in BLOCKS if block.language == "sh" and section in ("", block.section) for line in block.lines]
+    return [
+        line
+        for block in BLOCKS
+        if block.language == "sh" and section in ("", block.section)
+        for line in block.lines
+    ]
 
 
 # ---- what the lines name ---------------------------------------------------
@@ -124,7 +143,9 @@ def by(line: str) -> Callable[[str], object]:
 
 def earlier(run: str) -> Callable[[str], object]:
     """By the line of README that makes it."""
-    return lambda _: run_here(next(line for line in lines() if line.split("#")[0].strip().endswith(f"--out {run}")))
+    return lambda _: run_here(
+        next(line for line in lines() if line.split("#")[0].strip().endswith(f"--out {run}"))
+    )
 
 
 def checkpoint(name: str) -> None:
@@ -200,11 +221,17 @@ def test_each_line_is_run_or_looked_at_elsewhere() -> None:
     assert not [line for line in lines() if fate(line) == "nobody looks at it"]
     assert not [begins for begins in ELSEWHERE if not any(f"{line} ".startswith(begins) for line in lines())]
     assert {block.language for block in BLOCKS} == {"sh", "python", "dockerfile"}
-    assert not [line for block in BLOCKS for line in block.text.splitlines() if len(line) > WIDTH], "one would have to scroll"
-    assert not re.findall(r"^    \S", README, re.MULTILINE), "blocks are fenced, so that what is in them is found"
+    assert not [line for block in BLOCKS for line in block.text.splitlines() if len(line) > WIDTH], (
+        "one would have to scroll"
+    )
+    assert not re.findall(r"^    \S", README, re.MULTILINE), (
+        "blocks are fenced, so that what is in them is found"
+    )
 
 
-@pytest.mark.parametrize("section", [each for each in SECTIONS if any(not fate(line) for line in lines(each))])
+@pytest.mark.parametrize(
+    "section", [each for each in SECTIONS if any(not fate(line) for line in lines(each))]
+)
 def test_lines_run(section: str, here: None) -> None:
     for line in lines(section):
         if not fate(line):
@@ -255,7 +282,9 @@ def options_of(command: click.Command) -> set[str]:
 
 
 def test_every_option_in_prose_is_one() -> None:
-    known = {"--help", "--version", "--install-completion"}.union(*(options_of(cli.imported(name)) for name in COMMANDS))
+    known = {"--help", "--version", "--install-completion"}.union(
+        *(options_of(cli.imported(name)) for name in COMMANDS)
+    )
     spans = re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```$", "", README, flags=re.MULTILINE | re.DOTALL))
     told = {word for span in spans for word in re.findall(r"(?<![\w-])--[a-z][\w-]*", span)}
     assert len(told) > 100 and told - known == OTHERS
@@ -266,7 +295,9 @@ def test_its_table_of_speeds_is_that_of_the_bench(monkeypatch: pytest.MonkeyPatc
     from summary import HEAD, Row
 
     assert HEAD in README, "scripts/bench.py readme prints it"
-    assert Row("new", (1234.5, 2_340_000_000), (617.25, 0)).line == "| new | 1,234 | 617 | 2.00 | 2.34 GB | – |"
+    assert (
+        Row("new", (1234.5, 2_340_000_000), (617.25, 0)).line == "| new | 1,234 | 617 | 2.00 | 2.34 GB | – |"
+    )
     assert Row("alone", (12.34, 0), None).line == "| alone | 12.3 | – | – | – | – |"
 
 
@@ -287,7 +318,9 @@ def test_every_file_that_is_named_is_there(monkeypatch: pytest.MonkeyPatch) -> N
 def test_pictures_are_small_and_whole_in_themselves() -> None:
     """No script, no font and no picture from elsewhere: GitHub would not load them."""
     pictures = sorted((ROOT / "scripts" / "pictures").iterdir())
-    assert {f"scripts/pictures/{file.name}" for file in pictures} == {*re.findall(r"scripts/pictures/[\w.]+", README)}
+    assert {f"scripts/pictures/{file.name}" for file in pictures} == {
+        *re.findall(r"scripts/pictures/[\w.]+", README)
+    }
     assert sum(file.stat().st_size for file in pictures) < 500_000
     for text in (file.read_text() for file in pictures if file.suffix == ".svg"):
         assert {each.tag.partition("}")[2] for each in ET.fromstring(text).iter()} <= SHAPES
@@ -296,7 +329,8 @@ def test_pictures_are_small_and_whole_in_themselves() -> None:
 
 def test_every_link_within_leads_somewhere() -> None:
     headings = {
-        re.sub(r"[^\w -]", "", line.lower()).strip().replace(" ", "-") for line in re.findall(r"^#+ (.*)$", README, re.MULTILINE)
+        re.sub(r"[^\w -]", "", line.lower()).strip().replace(" ", "-")
+        for line in re.findall(r"^#+ (.*)$", README, re.MULTILINE)
     }
     links = re.findall(r"\]\(#([\w-]+)\)", README)
     assert len(links) > 10 and not {*links} - headings

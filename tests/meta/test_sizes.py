@@ -8,7 +8,7 @@ from typing import TypeVar
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "llamatrain"
 N = TypeVar("N", bound=ast.AST)
-LONGEST_FILE, LONGEST_FUNCTION = 400, 40  # lines
+LONGEST_FILE, LONGEST_FUNCTION = 500, 70  # lines
 MADE = {"llamatrain/api_options.py"}  # by a script, and as long as there are options
 
 
@@ -29,7 +29,11 @@ def nodes_of(kind: type[N]) -> Iterator[tuple[str, N]]:
 
 def test_functions_are_of_a_screen() -> None:
     functions = nodes_of(ast.FunctionDef)
-    assert not [f"{path}: {node.name}" for path, node in functions if (node.end_lineno or 0) - node.lineno >= LONGEST_FUNCTION]
+    assert not [
+        f"{path}: {node.name}"
+        for path, node in functions
+        if (node.end_lineno or 0) - node.lineno >= LONGEST_FUNCTION
+    ]
 
 
 def test_no_line_asks_not_to_be_formatted() -> None:
@@ -40,7 +44,11 @@ def test_nothing_depends_on_an_assertion() -> None:
     """With `python -O` assertions are not there: what they ask must have no effect, so none of them names or makes a value."""
     effects = (ast.NamedExpr, ast.Yield, ast.Await)
     assertions = nodes_of(ast.Assert)
-    assert not [f"{path}:{node.lineno}" for path, node in assertions if any(isinstance(each, effects) for each in ast.walk(node))]
+    assert not [
+        f"{path}:{node.lineno}"
+        for path, node in assertions
+        if any(isinstance(each, effects) for each in ast.walk(node))
+    ]
 
 
 # ---- imports go round nowhere -----------------------------------------------

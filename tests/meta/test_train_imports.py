@@ -9,7 +9,18 @@ import pytest
 import llamatrain
 
 TRAIN = sorted((Path(llamatrain.__file__).parent / "train").rglob("*.py"))
-STRANGE = ("pathlib", "os", "sys", "rich", "typer", "click", "tomllib", "json", "llamatrain.config", "llamatrain.cli")
+STRANGE = (
+    "pathlib",
+    "os",
+    "sys",
+    "rich",
+    "typer",
+    "click",
+    "tomllib",
+    "json",
+    "llamatrain.config",
+    "llamatrain.cli",
+)
 TOLD = "llamatrain.report.records"  # records of what happened; whoever shows them is handed in
 
 
@@ -25,7 +36,11 @@ def modules(source: str) -> set[str]:
 
 def strange(name: str) -> bool:
     told_of = name.startswith("llamatrain.report") and name != TOLD
-    return told_of or name.endswith(".options") or any(name == each or name.startswith(f"{each}.") for each in STRANGE)
+    return (
+        told_of
+        or name.endswith(".options")
+        or any(name == each or name.startswith(f"{each}.") for each in STRANGE)
+    )
 
 
 @pytest.mark.parametrize("file", TRAIN, ids=lambda file: file.stem)

@@ -16,7 +16,11 @@ from llamatrain.platform import cpu
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST = 8 << 20
-FIRST, WHOLE, PEAK = 2.0, 8.0, 110e6  # seconds to the first step and to the end of the demo on two processors, bytes
+FIRST, WHOLE, PEAK = (
+    2.0,
+    8.0,
+    110e6,
+)  # seconds to the first step and to the end of the demo on two processors, bytes
 PEAKING = """
 import re, runpy, sys, atexit
 from pathlib import Path
@@ -30,14 +34,18 @@ runpy.run_module("llamatrain", run_name="__main__")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     environment = {**os.environ, prebuilt.SWITCH: str(folder / "libraries"), "PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, str(ROOT / "scripts" / "build_wheel.py"), str(folder)], check=True, env=environment)
+    subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "build_wheel.py"), str(folder)], check=True, env=environment
+    )
     (made,) = folder.glob("*.whl")
     return made
 
 
 @pytest.mark.slow
 def test_every_kernel_of_every_class_is_in_it(wheel: Path) -> None:
-    assert wheel.stat().st_size <= MOST and wheel.name.startswith("llamatrain-") and "-py3-none-" in wheel.name
+    assert (
+        wheel.stat().st_size <= MOST and wheel.name.startswith("llamatrain-") and "-py3-none-" in wheel.name
+    )
     with zipfile.ZipFile(wheel) as files:
         manifest = json.loads(files.read("llamatrain/machine/libraries/manifest.json"))
         libraries = {name: files.read(f"llamatrain/machine/libraries/{name}.so") for name in cpu.CLASSES}
@@ -58,7 +66,9 @@ def test_the_demo_without_a_compiler(wheel: Path, tmp_path: Path) -> None:
 
     def timed(*words: str) -> tuple[float, float, str]:
         start, first, said = time.monotonic(), 0.0, []
-        with subprocess.Popen([python, *words], cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as run:
+        with subprocess.Popen(
+            [python, *words], cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True
+        ) as run:
             assert run.stderr
             for line in run.stderr:
                 said.append(line)
@@ -69,6 +79,8 @@ def test_the_demo_without_a_compiler(wheel: Path, tmp_path: Path) -> None:
     runs = [timed("-m", "llamatrain", "from-scratch", "--overwrite", "--out", "run") for _ in range(3)]
     assert min(first for first, _, _ in runs) <= FIRST and min(whole for _, whole, _ in runs) <= WHOLE
     assert not any("compil" in said or "numpy" in said for _, _, said in runs)
-    peak = subprocess.run([python, "-c", PEAKING], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    peak = subprocess.run(
+        [python, "-c", PEAKING], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
     assert int(peak.stdout.split()[-1]) * 1024 <= PEAK
     assert not (tmp_path / ".cache" / "llamatrain" / "machine").exists()

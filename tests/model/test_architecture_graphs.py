@@ -52,7 +52,9 @@ def test_gradients_of_each(name: str) -> None:
     arrays = {key: array.astype(np.float64) for key, array in weights(h).items()}
     _, grads = loss_of(h, arrays, 9)
     way = {key: array.std() * random.standard_normal(array.shape) for key, array in arrays.items()}
-    losses = [loss_of(h, {key: arrays[key] + sign * step * way[key] for key in arrays}, 9)[0] for sign in (1, -1)]
+    losses = [
+        loss_of(h, {key: arrays[key] + sign * step * way[key] for key in arrays}, 9)[0] for sign in (1, -1)
+    ]
     slope = (losses[0] - losses[1]) / (2 * step)
     assert sum(np.vdot(grads[key], way[key]) for key in arrays) == pytest.approx(slope, rel=1e-5)
     assert all(np.abs(grad).max() > 0 for grad in grads.values())
@@ -81,7 +83,11 @@ def test_blocks_with_windows_may_be_listed(tmp_path: Path) -> None:
         h = read(open_gguf(written(tmp_path / "m.gguf", of("gemma2"), weights(of("gemma2")), more=listed)))
         return [h.sight(layer).window for layer in range(4)]
 
-    assert seen([True, True, False, True]) == [3, 3, 0, 3] and seen([True] * 4) == [3] * 4 and seen([False] * 4) == [0] * 4
+    assert (
+        seen([True, True, False, True]) == [3, 3, 0, 3]
+        and seen([True] * 4) == [3] * 4
+        and seen([False] * 4) == [0] * 4
+    )
     for marks in ([True, False, False, True], [True, False]):
         with pytest.raises(FileError, match=r"sliding_window_pattern is no pattern of 4 blocks that repeats"):
             seen(marks)
@@ -89,13 +95,33 @@ def test_blocks_with_windows_may_be_listed(tmp_path: Path) -> None:
 
 PERIOD = "gemma2.attention.sliding_window_pattern"
 HOSTILE = {
-    "a window that no file keeps": ("gemma3", {"gemma3.attention.sliding_window": number(Kind.UINT64, 2**40)}, "sliding_window"),
+    "a window that no file keeps": (
+        "gemma3",
+        {"gemma3.attention.sliding_window": number(Kind.UINT64, 2**40)},
+        "sliding_window",
+    ),
     "a period likewise": ("gemma2", {PERIOD: number(Kind.UINT64, 2**63 + 1)}, "sliding_window_pattern"),
-    "a base without end": ("gemma3", {"gemma3.rope.freq_base_swa": number(Kind.FLOAT64, 1e300)}, "rope.freq_base_swa"),
-    "a cap without end": ("gemma2", {"gemma2.attn_logit_softcapping": number(Kind.FLOAT64, 1e300)}, "attn_logit_softcapping"),
-    "a scale without end": ("granite", {"granite.embedding_scale": number(Kind.FLOAT64, 1e39)}, "embedding_scale"),
+    "a base without end": (
+        "gemma3",
+        {"gemma3.rope.freq_base_swa": number(Kind.FLOAT64, 1e300)},
+        "rope.freq_base_swa",
+    ),
+    "a cap without end": (
+        "gemma2",
+        {"gemma2.attn_logit_softcapping": number(Kind.FLOAT64, 1e300)},
+        "attn_logit_softcapping",
+    ),
+    "a scale without end": (
+        "granite",
+        {"granite.embedding_scale": number(Kind.FLOAT64, 1e39)},
+        "embedding_scale",
+    ),
     "marks that are words": ("gemma2", {PERIOD: strings(["x"] * 4)}, "no pattern of 4 blocks"),
-    "marks that are fractions": ("gemma2", {PERIOD: numbers(Kind.FLOAT32, [1.0] * 4)}, "no pattern of 4 blocks"),
+    "marks that are fractions": (
+        "gemma2",
+        {PERIOD: numbers(Kind.FLOAT32, [1.0] * 4)},
+        "no pattern of 4 blocks",
+    ),
     "marks of blocks without number": (
         "gemma2",
         {PERIOD: numbers(Kind.BOOL, [True, False]), "gemma2.block_count": number(Kind.UINT32, 2**32 - 1)},
@@ -132,7 +158,9 @@ def test_heads_that_turn_in_part(name: str) -> None:
     if find(name).partly:
         assert replace(of(name), rope=Rope(8)).rope.size == 8
     else:
-        with pytest.raises(BadHyperparameter, match=f"size 8 cannot be; the heads of a {name} turn whole, all 16 elements$"):
+        with pytest.raises(
+            BadHyperparameter, match=f"size 8 cannot be; the heads of a {name} turn whole, all 16 elements$"
+        ):
             replace(of(name), rope=Rope(8))
 
 
@@ -145,4 +173,8 @@ def test_every_fused_head_has_the_cap() -> None:
     ways = PairForward(h=h, table=table, batch=1, length=8, answers=2, sparse=False, flash=True)
     rows, _ = ways.losses(weights, ways.inputs())
     for name, each in (("", made.loss), ("_judged", made.judged[0]), ("_rows", rows)):
-        assert each.node and each.node.op.name == f"linear_cross_entropy{name}" and each.node.attrs["cap"] == OWN["logit_cap"]
+        assert (
+            each.node
+            and each.node.op.name == f"linear_cross_entropy{name}"
+            and each.node.attrs["cap"] == OWN["logit_cap"]
+        )

@@ -18,7 +18,11 @@ IDS = prompt()
 WINDOW = "attention.sliding_window"
 YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 16}
 CASES: dict[str, tuple[str, list[str], dict[str, int | float | str]]] = {
-    "no heads of keys": ("qwen3", ["attention.head_count_kv"], {"attention.head_count": 2, "attention.head_count_kv": 2}),
+    "no heads of keys": (
+        "qwen3",
+        ["attention.head_count_kv"],
+        {"attention.head_count": 2, "attention.head_count_kv": 2},
+    ),
     "qwen2: no base": ("qwen2", ["rope.freq_base"], {}),
     "qwen3: no base": ("qwen3", ["rope.freq_base"], {}),
     "gemma2: no window": ("gemma2", [WINDOW], {}),
@@ -40,9 +44,17 @@ CASES: dict[str, tuple[str, list[str], dict[str, int | float | str]]] = {
     "phi3: a window, which is not used": ("phi3", [WINDOW], {WINDOW: 8}),
     "phi3: no length": ("phi3", ["rope.scaling.attn_factor"], {}),
     "granite: no scale of scores": ("granite", ["attention.scale"], {}),
-    "granite: scales of 0": ("granite", [], {"attention.scale": 0.0, "residual_scale": 0.0, "embedding_scale": 0.0}),
+    "granite: scales of 0": (
+        "granite",
+        [],
+        {"attention.scale": 0.0, "residual_scale": 0.0, "embedding_scale": 0.0},
+    ),
     "granite: no scales": ("granite", ["attention.scale", "residual_scale", "embedding_scale"], {}),
-    "llama: scales that it has not": ("llama", [], {"attention.scale": 0.4, "logit_scale": 3.0, "embedding_scale": 3.0}),
+    "llama: scales that it has not": (
+        "llama",
+        [],
+        {"attention.scale": 0.4, "logit_scale": 3.0, "embedding_scale": 3.0},
+    ),
     "olmo2: windows": ("olmo2", [], {WINDOW: 9, f"{WINDOW}_pattern": 2}),
     **{f"{arch}: yarn": (arch, [], YARN) for arch in ("qwen2", "qwen3", "granite", "olmo2", "smollm3")},
 }
@@ -124,7 +136,11 @@ def test_keys_that_must_be(arch: str, key: str, tmp_path: Path) -> None:
 
 
 WRONG: dict[str, tuple[str, dict[str, int | float | str], str]] = {
-    "own heads in qwen2": ("qwen2", {"attention.key_length": 10, "attention.value_length": 10}, "attention.key_length"),
+    "own heads in qwen2": (
+        "qwen2",
+        {"attention.key_length": 10, "attention.value_length": 10},
+        "attention.key_length",
+    ),
     "turned in another part near": ("gemma3", {"rope.dimension_count_swa": 6}, "rope.dimension_count_swa"),
     "turned in part in qwen3": ("qwen3", {"rope.dimension_count": 6}, "rope.dimension_count"),
     "turned in part in smollm3": ("smollm3", {"rope.dimension_count": 6}, "rope.dimension_count"),
@@ -145,7 +161,9 @@ def test_what_is_refused(name: str, tmp_path: Path) -> None:
     assert str(failure.value).startswith(str(path)) and "\n" not in str(failure.value)
 
 
-@pytest.mark.parametrize(("arch", "tied"), [("gemma2", False), ("olmo2", True)], ids=["an output in gemma2", "none in olmo2"])
+@pytest.mark.parametrize(
+    ("arch", "tied"), [("gemma2", False), ("olmo2", True)], ids=["an output in gemma2", "none in olmo2"]
+)
 def test_outputs_that_cannot_be(arch: str, tied: bool, tmp_path: Path) -> None:
     """llama.cpp would not open these."""
     shape = replace(shape_of(arch, "a"), tied=tied)

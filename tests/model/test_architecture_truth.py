@@ -13,9 +13,14 @@ from tests.helpers import architecture_runs as runs
 from tests.helpers.architecture_models import CASES, CTX, SHAPES, prompt, shape_of, weights, written
 from tests.helpers.small_models import loaded
 
-TRUTH: dict[str, Any] = json.loads(Path(__file__).parents[1].joinpath("golden", "architecture_truth.json").read_text())
+TRUTH: dict[str, Any] = json.loads(
+    Path(__file__).parents[1].joinpath("golden", "architecture_truth.json").read_text()
+)
 EVERY = [pytest.param(arch, name, id=f"{arch}-{name}") for arch, name in CASES]
-ONE = [pytest.param(arch, name, id=f"{arch}-{name}", marks=[] if name == "b" else pytest.mark.slow) for arch, name in CASES]
+ONE = [
+    pytest.param(arch, name, id=f"{arch}-{name}", marks=[] if name == "b" else pytest.mark.slow)
+    for arch, name in CASES
+]
 
 
 def agrees(found: dict[str, list[float]], truth: dict[str, list[float]]) -> None:
@@ -27,7 +32,9 @@ def agrees(found: dict[str, list[float]], truth: dict[str, list[float]]) -> None
 def test_rows(tmp_path: Path) -> None:
     """Those that the truth was made of."""
     assert runs.batch(tmp_path, runs.base(tmp_path, shape_of("llama", "a"))) == TRUTH["batch"]
-    assert TRUTH.keys() == {"batch", *(f"{arch}-{name}" for arch, name in CASES)} and len(CASES) == 3 * len(SHAPES)
+    assert TRUTH.keys() == {"batch", *(f"{arch}-{name}" for arch, name in CASES)} and len(CASES) == 3 * len(
+        SHAPES
+    )
 
 
 @pytest.mark.parametrize(("arch", "name"), EVERY)
@@ -67,7 +74,11 @@ def test_losses_in_bf16(arch: str, name: str, tmp_path: Path) -> None:
     assert runs.lora_losses(tmp_path, shape, "bf16") == pytest.approx(truth["lora_losses"], abs=2e-2)
 
 
-@pytest.mark.parametrize("more", [("--remat", "block"), ("--no-flash",)], ids=["recomputed", "plain attention"])
+@pytest.mark.parametrize(
+    "more", [("--remat", "block"), ("--no-flash",)], ids=["recomputed", "plain attention"]
+)
 @pytest.mark.parametrize("arch", ["gemma2", "gemma3", "phi3", "qwen2"])
 def test_gradients_in_other_ways(arch: str, more: tuple[str, ...], tmp_path: Path) -> None:
-    agrees(runs.seen(runs.full_gradients(tmp_path, shape_of(arch, "b"), *more)), TRUTH[f"{arch}-b"]["gradients"])
+    agrees(
+        runs.seen(runs.full_gradients(tmp_path, shape_of(arch, "b"), *more)), TRUTH[f"{arch}-b"]["gradients"]
+    )

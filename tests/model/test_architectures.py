@@ -77,7 +77,10 @@ def test_bases_are_known_again(h: Hyperparameters, tmp_path: Path) -> None:
         "base=10000.0, kind='none', factor=1.0, original_ctx=0, length=1.0), rms_eps=9.999999747378752e-06, tied=False)"
     )
     softer = replace(h, own={"softness": 0.125})
-    files = [open_gguf(written(tmp_path / f"{each.own['softness']}.gguf", each, weights(h))) for each in (h, softer)]
+    files = [
+        open_gguf(written(tmp_path / f"{each.own['softness']}.gguf", each, weights(h)))
+        for each in (h, softer)
+    ]
     assert len({fingerprint(file) for file in files}) == 2
 
 
@@ -94,7 +97,10 @@ def test_what_is_none(name: str) -> None:
     ("name", "told"),
     [
         ("qwen3moe", "'qwen3moe', a mixture of experts, is not supported; .*; nearest to it is qwen3$"),
-        ("granitehybrid", "'granitehybrid', a hybrid, of attention and .*, is not supported; .*; nearest to it is granite$"),
+        (
+            "granitehybrid",
+            "'granitehybrid', a hybrid, of attention and .*, is not supported; .*; nearest to it is granite$",
+        ),
         ("gemma3n", "'gemma3n', a model of other blocks, is not supported; .*; nearest to it is gemma3$"),
         ("olmo3", "'olmo3' is not supported; .*; nearest to it is olmo2$"),
         ("qwen9moe", "'qwen9moe', a mixture of experts, is not supported; .*; nearest to it is qwen[23]$"),
@@ -118,7 +124,9 @@ def test_each_is_named_in_its_own_file_alone() -> None:
         documented = {id(node.body[0].value) for node in ast.walk(tree) if has_docstring(node)}  # type: ignore[attr-defined]
         for node in ast.walk(tree):
             text = node.value if isinstance(node, ast.Constant) and id(node) not in documented else ""
-            found = word.findall(text) if isinstance(text, str) and not path.is_relative_to(root / "data") else []
+            found = (
+                word.findall(text) if isinstance(text, str) and not path.is_relative_to(root / "data") else []
+            )
             if more := [name for name in found if name != own and (name != USUAL or text == USUAL)]:
                 places[str(path.relative_to(root))] = len(more)
     del places["api_options.py"]  # a script writes it
@@ -128,7 +136,11 @@ def test_each_is_named_in_its_own_file_alone() -> None:
 def has_docstring(node: ast.AST) -> bool:
     if not isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef):
         return False
-    return bool(node.body) and isinstance(node.body[0], ast.Expr) and isinstance(node.body[0].value, ast.Constant)
+    return (
+        bool(node.body)
+        and isinstance(node.body[0], ast.Expr)
+        and isinstance(node.body[0].value, ast.Constant)
+    )
 
 
 def test_first_values(h: Hyperparameters) -> None:
@@ -143,7 +155,11 @@ def test_first_values(h: Hyperparameters) -> None:
             assert (array == (role == "norm")).all()
         else:
             assert np.array_equal(array, plain[name])
-    assert np.isclose(made["blk.0.ffn_down.weight"].std() * 2, made["blk.0.ffn_up.weight"].std() * (64 / 96) ** 0.5, rtol=0.05)
+    assert np.isclose(
+        made["blk.0.ffn_down.weight"].std() * 2,
+        made["blk.0.ffn_up.weight"].std() * (64 / 96) ** 0.5,
+        rtol=0.05,
+    )
 
 
 # ---- adapters --------------------------------------------------------------
@@ -189,7 +205,12 @@ def test_names_of_hugging_face(h: Hyperparameters) -> None:
         assert (module is None) == (h.kind(name).role in ("norm", "bias"))
         assert module is None or h.architecture.weight_of(module) == name
     assert LLAMA.weight_of("model.layers.11.mlp.down_proj") == "blk.11.ffn_down.weight"
-    for module in ("layers.{}.mlp.down_proj", "layers.01.mlp.down_proj", "layers.0.input_layernorm", "lm_head"):
+    for module in (
+        "layers.{}.mlp.down_proj",
+        "layers.01.mlp.down_proj",
+        "layers.0.input_layernorm",
+        "lm_head",
+    ):
         assert LLAMA.weight_of(f"model.{module}") is None
     for name in ("blk.{}.attn_q.weight", "blk.00.attn_q.weight", "blk.1.attn_q", "blk.1.blk.1.attn_q.weight"):
         assert LLAMA.kind(name) is None and LLAMA.module_of(name) is None
@@ -215,5 +236,7 @@ def test_decoding_goes_on_from_its_cache(h: Hyperparameters) -> None:
         last = parts.feed([token])
     np.testing.assert_allclose(last, whole, rtol=0, atol=1e-4)
     without = Decoder(h, arrays | {BIAS: np.zeros_like(arrays[BIAS])}, ctx=32).feed(ids)
-    pairs = Decoder(replace(h, architecture=replace(h.architecture, rotation="pairs")), arrays, ctx=32).feed(ids)
+    pairs = Decoder(replace(h, architecture=replace(h.architecture, rotation="pairs")), arrays, ctx=32).feed(
+        ids
+    )
     assert np.abs(without - whole).max() > 0.1 and np.abs(pairs - whole).max() > 0.1

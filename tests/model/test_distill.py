@@ -62,7 +62,9 @@ def test_the_loss_is_the_mix(share: float, kernels: str) -> None:
     outputs, leaves = graphed(share, dtype)
     program = Program.of(outputs, leaves, kernels=kernels)
     program()
-    assert float(program.read(outputs[0])) == pytest.approx(by_hand(share), rel=1e-10 if kernels == "reference" else 1e-5)
+    assert float(program.read(outputs[0])) == pytest.approx(
+        by_hand(share), rel=1e-10 if kernels == "reference" else 1e-5
+    )
 
 
 def test_gradients_against_differences() -> None:
@@ -97,7 +99,9 @@ def test_torch_has_the_same_loss_and_gradients() -> None:
     x, w = given["x"].requires_grad_(), given["w"].requires_grad_()
     logits = x @ w.T
     own = torch.nn.functional.cross_entropy(logits, given["targets"].long(), reduction="none")
-    soft = torch.nn.functional.cross_entropy(logits, torch.softmax(given["taught"][:, :WORDS], -1), reduction="none")
+    soft = torch.nn.functional.cross_entropy(
+        logits, torch.softmax(given["taught"][:, :WORDS], -1), reduction="none"
+    )
     loss = (given["weights"] * (0.5 * own + 0.5 * soft)).sum()
     loss.backward()
     assert float(program.read(outputs[0])) == pytest.approx(loss.item(), rel=1e-5)
@@ -119,13 +123,19 @@ def test_a_new_model_takes_its_vocabulary(teacher: Path, tmp_path: Path) -> None
     """Its validation is of the data alone; all of a teacher's weight is all of the loss."""
     task = ("from-scratch", text_file(tmp_path), *SMALL, "--iters", 3, "--val-split", 0.1, "--eval-every", 1)
     ran(*task, "--teacher", teacher, "--out", tmp_path / "taught")
-    tokens = [open_gguf(path).metadata["tokenizer.ggml.tokens"] for path in (teacher, tmp_path / "taught" / "model.gguf")]
+    tokens = [
+        open_gguf(path).metadata["tokenizer.ggml.tokens"]
+        for path in (teacher, tmp_path / "taught" / "model.gguf")
+    ]
     assert tokens[0] == tokens[1]
     ran(*task, "--vocab-from", teacher, "--out", tmp_path / "alone")
     ran(*task, "--teacher", teacher, "--teacher-weight", 0, "--out", tmp_path / "nothing")
     assert losses(tmp_path / "taught")[0] != pytest.approx(losses(tmp_path / "alone")[0], rel=1e-4)
     assert losses(tmp_path / "nothing") == pytest.approx(losses(tmp_path / "alone"), rel=1e-5)
-    told = [[line["val_loss"] for line in metrics(tmp_path / name) if "val_loss" in line] for name in ("nothing", "alone")]
+    told = [
+        [line["val_loss"] for line in metrics(tmp_path / name) if "val_loss" in line]
+        for name in ("nothing", "alone")
+    ]
     assert told[0] == pytest.approx(told[1], rel=1e-5)
 
 
@@ -164,7 +174,18 @@ WAYS: dict[str, tuple[Argument, ...]] = {
 def test_some_steps_and_then_the_rest(way: str, teacher: Path, tmp_path: Path) -> None:
     if way == "quantised":
         teacher = base(tmp_path / "q.gguf", small(layers=1), "Q8_0")
-    task = ("from-scratch", text_file(tmp_path), *SMALL, "--warmup", 1, "--decay-steps", 3, "--teacher", teacher, *WAYS[way])
+    task = (
+        "from-scratch",
+        text_file(tmp_path),
+        *SMALL,
+        "--warmup",
+        1,
+        "--decay-steps",
+        3,
+        "--teacher",
+        teacher,
+        *WAYS[way],
+    )
     ran(*task, "--iters", 4, "--out", tmp_path / "whole")
     ran(*task, "--iters", 2, "--out", tmp_path / "parts")
     ran("from-scratch", "--resume", tmp_path / "parts", "--iters", 4)
@@ -184,9 +205,15 @@ def test_its_memory_is_planned(teacher: Path, tmp_path: Path) -> None:
 def test_what_cannot_be_is_one_line(teacher: Path, tmp_path: Path) -> None:
     text = text_file(tmp_path)
     ran("from-scratch", text, *SMALL, "--vocab-size", 300, "--iters", 1, "--out", tmp_path / "other")
-    other, task = tmp_path / "other" / "model.gguf", ("from-scratch", text, *SMALL, "--iters", 1, "--out", tmp_path / "run")
+    other, task = (
+        tmp_path / "other" / "model.gguf",
+        ("from-scratch", text, *SMALL, "--iters", 1, "--out", tmp_path / "run"),
+    )
     for given, told in (
-        (("--teacher", teacher, "--vocab-from", other), f"{teacher}: its vocabulary is another than the model's"),
+        (
+            ("--teacher", teacher, "--vocab-from", other),
+            f"{teacher}: its vocabulary is another than the model's",
+        ),
         (("--teacher", tmp_path / "nothing.gguf"), "No such file"),
         (("--teacher", text), "a GGUF file is needed"),
         (("--teacher", teacher, "--vocab-size", 300), "--vocab-size has no effect beside --teacher"),
@@ -197,12 +224,24 @@ def test_what_cannot_be_is_one_line(teacher: Path, tmp_path: Path) -> None:
         assert done.code in (1, 2) and len(done.errors) == 1 and told in done.errors[0], done.err
     done = run("from-scratch", "--teacher", teacher, "--out", tmp_path / "run")
     assert done.code == 2 and "--teacher means nothing to the built-in sine wave" in done.errors[0]
-    done = run("finetune", other, text, "--teacher", teacher, "--ctx", 16, "--iters", 1, "--out", tmp_path / "tuned")
+    done = run(
+        "finetune", other, text, "--teacher", teacher, "--ctx", 16, "--iters", 1, "--out", tmp_path / "tuned"
+    )
     assert done.code in (1, 2) and "its vocabulary is another than the model's" in done.errors[0]
 
 
 def test_another_teacher_is_no_teacher_of_the_run(teacher: Path, tmp_path: Path) -> None:
-    ran("from-scratch", text_file(tmp_path), *SMALL, "--teacher", teacher, "--iters", 1, "--out", tmp_path / "run")
+    ran(
+        "from-scratch",
+        text_file(tmp_path),
+        *SMALL,
+        "--teacher",
+        teacher,
+        "--iters",
+        1,
+        "--out",
+        tmp_path / "run",
+    )
     assert read(tmp_path / "run" / "checkpoint-1.gguf").extra["teacher"]
     base(teacher, small(layers=2))
     done = run("from-scratch", "--resume", tmp_path / "run", "--iters", 2)

@@ -76,9 +76,15 @@ BROKEN: list[tuple[dict[str, Value], str]] = [
     ({L + "block_count": f32(2)}, "llama.block_count is FLOAT32, where int is needed"),
     ({L + "attention.head_count": u32(0)}, "llama.attention.head_count 0 cannot be; it takes 1 to"),
     ({L + "attention.head_count": numbers(Kind.INT32, [4, 4])}, "head_count is ARRAY"),
-    ({L + "attention.head_count_kv": u32(3)}, "llama.attention.head_count_kv 3 cannot be; it takes what divides the 4 heads"),
+    (
+        {L + "attention.head_count_kv": u32(3)},
+        "llama.attention.head_count_kv 3 cannot be; it takes what divides the 4 heads",
+    ),
     ({L + "attention.head_count_kv": u32(0)}, "llama.attention.head_count_kv 0 cannot be"),
-    ({L + "attention.key_length": u32(18)}, "llama.attention.value_length is 16 and llama.attention.key_length 18: only alike"),
+    (
+        {L + "attention.key_length": u32(18)},
+        "llama.attention.value_length is 16 and llama.attention.key_length 18: only alike",
+    ),
     ({L + "embedding_length": u32(65)}, r"token_embd.weight is \[258, 64\], where \[258, 65\] is needed"),
     ({L + "feed_forward_length": u32(1 << 31)}, "llama.feed_forward_length 2147483648 cannot be"),
     ({L + "context_length": u32(0)}, "llama.context_length 0 cannot be"),
@@ -87,8 +93,14 @@ BROKEN: list[tuple[dict[str, Value], str]] = [
         {L + "attention.layer_norm_rms_epsilon": f32(float("nan"))},
         "norm_rms_epsilon nan cannot be; it lies between 0 and 1",
     ),
-    ({L + "rope.dimension_count": u32(15)}, "llama.rope.dimension_count 15 cannot be; the 16 elements of a head turn in pairs"),
-    ({L + "rope.dimension_count": u32(18)}, "llama.rope.dimension_count 18 cannot be; the 16 elements of a head turn in pairs"),
+    (
+        {L + "rope.dimension_count": u32(15)},
+        "llama.rope.dimension_count 15 cannot be; the 16 elements of a head turn in pairs",
+    ),
+    (
+        {L + "rope.dimension_count": u32(18)},
+        "llama.rope.dimension_count 18 cannot be; the 16 elements of a head turn in pairs",
+    ),
     ({L + "rope.freq_base": f32(float("inf"))}, "llama.rope.freq_base inf cannot be; it takes 1 or more"),
     ({L + "rope.freq_base": f32(1e-30)}, "llama.rope.freq_base 1e-30 cannot be"),
     (
@@ -110,7 +122,11 @@ def test_a_model_that_cannot_be(change: dict[str, Value], told: str, tmp_path: P
     path = written(tmp_path / "m.gguf", h, weights(h), more=change)
     with pytest.raises(FileError, match=told) as failure:
         read(open_gguf(path))
-    assert str(failure.value).startswith(f"{path}: ") and "\n" not in str(failure.value) and "--" not in str(failure.value)
+    assert (
+        str(failure.value).startswith(f"{path}: ")
+        and "\n" not in str(failure.value)
+        and "--" not in str(failure.value)
+    )
 
 
 @pytest.mark.parametrize(
@@ -137,12 +153,21 @@ def test_tensors_that_cannot_be(tmp_path: Path) -> None:
     h = small()
     arrays = weights(h)
     for tensors, told in (
-        ({name: array for name, array in arrays.items() if name != "token_embd.weight"}, "token_embd.weight, a matrix"),
+        (
+            {name: array for name, array in arrays.items() if name != "token_embd.weight"},
+            "token_embd.weight, a matrix",
+        ),
         (without_matrix(arrays), "token_embd.weight, a matrix"),
         (arrays | {"blk.0.attn_q.bias": np.zeros(64, np.float32)}, "blk.1.attn_q.bias is missing"),
         (arrays | {"blk.1.attn_q.bias": np.zeros(64, np.float32)}, "blk.0.attn_q.bias is missing"),
-        (arrays | {"blk.0.attn_z.bias": np.zeros(64, np.float32)}, "has 'blk.0.attn_z.bias', which is no weight of a llama"),
-        (arrays | {"blk.1.attn_k.weight": np.zeros((64, 64), np.float32)}, r"attn_k.weight is \[64, 64\], where \[32, 64\]"),
+        (
+            arrays | {"blk.0.attn_z.bias": np.zeros(64, np.float32)},
+            "has 'blk.0.attn_z.bias', which is no weight of a llama",
+        ),
+        (
+            arrays | {"blk.1.attn_k.weight": np.zeros((64, 64), np.float32)},
+            r"attn_k.weight is \[64, 64\], where \[32, 64\]",
+        ),
     ):
         with pytest.raises(FileError, match=told):
             read(open_gguf(written(tmp_path / "m.gguf", h, tensors)))
@@ -176,7 +201,11 @@ def test_float32_is_used_as_it_lies(tmp_path: Path) -> None:
     assert arrays.keys() == h.shapes.keys()
     for name, array in weights(h).items():
         np.testing.assert_array_equal(arrays[name], array)
-        assert np.shares_memory(arrays[name], gguf.tensors[name].raw) == (array.ndim == 2) != arrays[name].flags.writeable
+        assert (
+            np.shares_memory(arrays[name], gguf.tensors[name].raw)
+            == (array.ndim == 2)
+            != arrays[name].flags.writeable
+        )
 
 
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q6_K"])
@@ -195,7 +224,9 @@ def test_float32_off_its_place_is_copied(tmp_path: Path) -> None:
     h = small(layers=1)
     one = {"general.alignment": u32(1), "general.name": string("of odd length")}
     for name in ("x", "xx", "xxx", "xxxx"):
-        gguf = open_gguf(written(tmp_path / "m.gguf", h, weights(h), more=one | {f"general.{name}": string(name)}))
+        gguf = open_gguf(
+            written(tmp_path / "m.gguf", h, weights(h), more=one | {f"general.{name}": string(name)})
+        )
         leaves, arrays = frozen(gguf, h)
         for key, array in arrays.items():
             assert leaves[key].dtype is not F32 or array.ctypes.data % 4 == 0
@@ -208,7 +239,9 @@ def test_what_does_not_fit_is_not_begun(tmp_path: Path, monkeypatch: pytest.Monk
     gguf = open_gguf(written(tmp_path / "m.gguf", h, weights(h)))
     monkeypatch.setattr(loading, "available", lambda: 9999)
     check_memory(gguf, 9999)
-    with pytest.raises(LlamatrainError, match="takes 10,000 bytes of memory, and 9,999 are free; a smaller model takes less"):
+    with pytest.raises(
+        LlamatrainError, match="takes 10,000 bytes of memory, and 9,999 are free; a smaller model takes less"
+    ):
         check_memory(gguf, 10000)
     monkeypatch.setattr(loading, "available", lambda: None)
     check_memory(gguf, 1 << 60)

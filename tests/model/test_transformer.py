@@ -29,7 +29,9 @@ SHAPES = {
     "linear": small(vocab=50, rope=Rope(16, kind="linear", factor=4.0)),
     "factors": small(vocab=50, rope=Rope(16, base=500000.0, factors=FACTORS)),
     "yarn": small(vocab=50, rope=Rope(16, kind="yarn", factor=4.0, original_ctx=64)),
-    "yarn, and longer": small(vocab=50, rope=Rope(16, base=100.0, kind="yarn", factor=3.0, original_ctx=20, length=1.2)),
+    "yarn, and longer": small(
+        vocab=50, rope=Rope(16, base=100.0, kind="yarn", factor=3.0, original_ctx=20, length=1.2)
+    ),
 }
 
 
@@ -45,7 +47,11 @@ def turns(rope: Rope) -> tuple[np.ndarray, float]:
         if rope.kind == "yarn":
 
             def where(rotations: float) -> float:
-                return rope.size * math.log(rope.original_ctx / (rotations * 2 * math.pi)) / (2 * math.log(rope.base))
+                return (
+                    rope.size
+                    * math.log(rope.original_ctx / (rotations * 2 * math.pi))
+                    / (2 * math.log(rope.base))
+                )
 
             low, high = max(math.floor(where(32)), 0), min(math.ceil(where(1)), rope.size - 1)
             ramp = min(1.0, max(0.0, (pair - low) / max(high - low, 0.001)))
@@ -61,7 +67,9 @@ def theirs(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     from tests.helpers import plain_llama
 
-    def logits(h: Hyperparameters, made: dict[str, torch.Tensor], batch: dict[str, np.ndarray]) -> torch.Tensor:
+    def logits(
+        h: Hyperparameters, made: dict[str, torch.Tensor], batch: dict[str, np.ndarray]
+    ) -> torch.Tensor:
         frequencies, length = turns(h.rope)
 
         def rotated(x: torch.Tensor, positions: torch.Tensor, base: float) -> torch.Tensor:
@@ -81,7 +89,10 @@ def theirs(monkeypatch: pytest.MonkeyPatch) -> Any:
 def batch_of(h: Hyperparameters, rows: int, length: int) -> dict[str, np.ndarray]:
     """Random rows; every other one is two samples packed."""
     random = np.random.default_rng(5)
-    starts, positions = np.zeros((rows, length), np.int32), np.tile(np.arange(length, dtype=np.int32), (rows, 1))
+    starts, positions = (
+        np.zeros((rows, length), np.int32),
+        np.tile(np.arange(length, dtype=np.int32), (rows, 1)),
+    )
     starts[1::2, length // 3 :] = length // 3
     positions[1::2, length // 3 :] -= length // 3
     return {
@@ -134,7 +145,10 @@ def compare(h: Hyperparameters, batch: dict[str, np.ndarray], theirs: Any, kerne
     loss, logits, grads = ours(h, arrays, batch, kernels, **how)
     made = weights_of(arrays)
     expected = theirs(h, made, batch)
-    targets, shares = torch.tensor(batch["targets"]).flatten(), torch.tensor(batch["weights"], dtype=torch.float32).flatten()
+    targets, shares = (
+        torch.tensor(batch["targets"]).flatten(),
+        torch.tensor(batch["weights"], dtype=torch.float32).flatten(),
+    )
     if how.get("squared"):
         wanted = 2 * torch.nn.functional.one_hot(targets, h.vocab) - 1
         total = ((expected - wanted).square().sum(-1) * shares).sum()

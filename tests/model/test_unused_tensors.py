@@ -15,7 +15,10 @@ from tests.helpers.cli import ran
 from tests.helpers.small_models import Arrays, small, weights, written
 
 H = small()
-EXTRA: Arrays = {"mm.projector.weight": np.ones((4, 8), np.float32), "blk.0.attn_rot_embd.weight": np.ones(8, np.float32)}
+EXTRA: Arrays = {
+    "mm.projector.weight": np.ones((4, 8), np.float32),
+    "blk.0.attn_rot_embd.weight": np.ones(8, np.float32),
+}
 KEYS: dict[str, Value] = {"llama.made_up": u32(7), "others.key": f32(1.5)}
 
 
@@ -32,7 +35,10 @@ def test_it_is_named(tmp_path: Path) -> None:
 def test_it_is_kept_by_a_merge(tmp_path: Path) -> None:
     gguf.write(tmp_path / "a.gguf", adapter(H, linear(H)))
     done = ran("export-lora", base(tmp_path), "--lora", tmp_path / "a.gguf", "--out", tmp_path / "m.gguf")
-    assert "note: mm.projector.weight and 1 more: no part of the model as it is known here; kept as they are" in done.err
+    assert (
+        "note: mm.projector.weight and 1 more: no part of the model as it is known here; kept as they are"
+        in done.err
+    )
     found = open_gguf(tmp_path / "m.gguf")
     for name, array in EXTRA.items():
         np.testing.assert_array_equal(found.tensors[name].raw.view(np.float32).reshape(array.shape), array)
@@ -43,16 +49,27 @@ def test_full_training_says_what_it_leaves_out(tmp_path: Path) -> None:
     (tmp_path / "t.txt").write_text("to be or not to be " * 20)
     words = ("--full", "--iters", 1, "--ctx", 16, "--batch", 1, "--out", tmp_path / "run")
     done = ran("finetune", base(tmp_path), tmp_path / "t.txt", *words)
-    assert "mm.projector.weight and 1 more: no part of the model as it is known here; left out of model.gguf" in done.err
+    assert (
+        "mm.projector.weight and 1 more: no part of the model as it is known here; left out of model.gguf"
+        in done.err
+    )
     assert open_gguf(tmp_path / "run" / "model.gguf").metadata["llama.made_up"] == 7
 
 
 @pytest.mark.parametrize(
     "name",
-    ["blk.0.attn_q_norm.weight", "blk.1.ffn_gate_inp.weight", "blk.2.attn_q.weight", "output.bias", "token_embd_norm.weight"],
+    [
+        "blk.0.attn_q_norm.weight",
+        "blk.1.ffn_gate_inp.weight",
+        "blk.2.attn_q.weight",
+        "output.bias",
+        "token_embd_norm.weight",
+    ],
 )
 def test_what_would_be_part_of_it_is_refused(name: str, tmp_path: Path) -> None:
     path = base(tmp_path, {name: np.ones(64, np.float32)})
     with pytest.raises(FileError, match=f"base.gguf: has '{name}', which is no weight of a llama$"):
         read(open_gguf(path))
-    assert f"all of it has '{name}', which is no weight of a llama" in " ".join(ran("inspect", path).out.split())
+    assert f"all of it has '{name}', which is no weight of a llama" in " ".join(
+        ran("inspect", path).out.split()
+    )

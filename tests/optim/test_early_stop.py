@@ -20,7 +20,10 @@ def test_without_rules_nothing_stops() -> None:
 
 def test_no_improvement() -> None:
     losses = [3.0, 2.0, 2.5, 2.0, 1.9, 2.0, 2.1, 1.9, 1.0]
-    assert stops_at(StopRules(max_no_improvement=3), losses) == (8, "no loss below 1.9 in the last 3 evaluations")
+    assert stops_at(StopRules(max_no_improvement=3), losses) == (
+        8,
+        "no loss below 1.9 in the last 3 evaluations",
+    )
     assert stops_at(StopRules(max_no_improvement=4), losses) is None
 
 

@@ -51,12 +51,16 @@ def product(n: int) -> tuple[Callable, np.ndarray]:
     def evaluate(x: np.ndarray) -> tuple[float, np.ndarray]:
         a, b = x.reshape(2, n, n)
         error = a @ b - c
-        return float(np.square(error, dtype=np.float64).sum()), 2 * np.concatenate([(error @ b.T).ravel(), (a.T @ error).ravel()])
+        return float(np.square(error, dtype=np.float64).sum()), 2 * np.concatenate(
+            [(error @ b.T).ravel(), (a.T @ error).ravel()]
+        )
 
     return evaluate, rng.uniform(-1, 1, 2 * n * n).astype(np.float32)
 
 
-def minimise(evaluate: Callable, x: np.ndarray, steps: int, **options: object) -> tuple[LbfgsState, str | None]:
+def minimise(
+    evaluate: Callable, x: np.ndarray, steps: int, **options: object
+) -> tuple[LbfgsState, str | None]:
     state = LbfgsState(x, LBFGS(**options))
     for _ in range(steps):
         if why := state.step(evaluate):
@@ -117,7 +121,9 @@ def dense_direction(state: LbfgsState) -> np.ndarray:
     return -inverse @ state.gradient
 
 
-@pytest.mark.parametrize("steps", [1, 3, 5, 11])  # fewer pairs than the ring holds, as many, and after it came round
+@pytest.mark.parametrize(
+    "steps", [1, 3, 5, 11]
+)  # fewer pairs than the ring holds, as many, and after it came round
 def test_the_two_loops_are_bfgs(steps: int) -> None:
     evaluate, _ = quadratic(12, condition=100.0)
     state, why = minimise(evaluate, np.zeros(12), steps, history=5)
@@ -134,7 +140,9 @@ LINES = {  # loss and slope at a length; each goes down at 0
     "kink": lambda t: (abs(t - 0.7) ** 1.5, 1.5 * math.copysign(abs(t - 0.7) ** 0.5, t - 0.7)),
     "cliff": lambda t: (-t, -1.0) if t < 0.3 else (math.inf, math.nan),
     "torn": lambda t: (-t, -1.0) if t < 0.3 else (-t, math.nan),
-    "wall": lambda t: (t * t - math.log(1 - t) - 2 * t, 2 * t + 1 / (1 - t) - 2) if t < 1 else (math.nan, math.nan),
+    "wall": lambda t: (
+        (t * t - math.log(1 - t) - 2 * t, 2 * t + 1 / (1 - t) - 2) if t < 1 else (math.nan, math.nan)
+    ),
 }
 
 
@@ -154,7 +162,10 @@ def test_a_line_search_keeps_its_word(kind: str, name: str, first: float) -> Non
     assert len(tried) <= MAX_EVALUATIONS
     assert math.isfinite(LINES[name](tried[-1])[1])
     assert loss == LINES[name](tried[-1])[0] <= start + SUFFICIENT * tried[-1] * slope
-    if kind != "armijo" and name not in ("cliff", "torn"):  # whose slope never comes up: falling enough must do
+    if kind != "armijo" and name not in (
+        "cliff",
+        "torn",
+    ):  # whose slope never comes up: falling enough must do
         assert LINES[name](tried[-1])[1] >= CURVATURE * slope
     if kind == "strong-wolfe" and name not in ("cliff", "torn"):
         assert abs(LINES[name](tried[-1])[1]) <= -CURVATURE * slope
@@ -177,7 +188,11 @@ def test_line_searches_differ_where_their_conditions_do(why: str) -> None:
     for kind in KINDS:
         tried = list[float]()
         loss, slope = LINES[name](0.0)
-        search(Line(lambda length, tried=tried: tried.append(length) or LINES[name](length), loss, slope), SEARCHES[kind], first)
+        search(
+            Line(lambda length, tried=tried: tried.append(length) or LINES[name](length), loss, slope),
+            SEARCHES[kind],
+            first,
+        )
         taken.append(tried[-1])
     for length, expected, others in zip(taken, wanted, (taken[1:], taken[2:], taken[:2]), strict=True):
         assert length == expected if expected is not None else length not in others
@@ -194,7 +209,9 @@ def test_descents_differ_by_their_line_searches() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_searches_as_it_was_asked_to(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_searches_as_it_was_asked_to(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = set[Condition]()
 
     def seen(line: Line, condition: Condition, *more: float) -> float | None:
@@ -250,7 +267,9 @@ def test_a_misleading_history_is_dropped_once_then_it_says_so() -> None:
     state, _ = minimise(evaluate, np.zeros(10), 3)
     x, loss, evaluations = state.x.copy(), state.loss, state.evaluations
     why = state.step(lambda x: (loss + 1.0, np.ones_like(x)))
-    assert why and why.startswith(f"stuck: the loss of {loss:.6g} fell by no more than its rounding in 10 evaluations")
+    assert why and why.startswith(
+        f"stuck: the loss of {loss:.6g} fell by no more than its rounding in 10 evaluations"
+    )
     assert state.evaluations == evaluations + PATIENCE
     np.testing.assert_array_equal(state.x, x)
     assert (state.loss, state.pairs) == (loss, 0)
@@ -339,7 +358,10 @@ def test_another_history_length_is_refused() -> None:
 
 def test_what_was_kept_is_whole() -> None:
     state, _ = minimise(rosenbrock, np.array([-1.2, 1.0]), 3)
-    kept = {name: value if isinstance(value, np.ndarray | float) else int(value) for name, value in state.kept().items()}
+    kept = {
+        name: value if isinstance(value, np.ndarray | float) else int(value)
+        for name, value in state.kept().items()
+    }
     assert LBFGS.fault(kept) is None and LBFGS.shapes(kept, 2).keys() < kept.keys()
     for name in ("loss", "iteration", "evaluations"):
         assert f"optimizer.lbfgs.{name}" in str(LBFGS.fault({**kept, name: True}))

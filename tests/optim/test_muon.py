@@ -48,7 +48,9 @@ def test_the_graph_is_the_formula(shape: tuple[int, ...], size: float) -> None:
     leaf = state("x", shape, F64)
     expected = orthogonalised(x64)
     found = newton_schulz(leaf)
-    np.testing.assert_allclose(made([found], {leaf: x64}, "reference").read(found), expected, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(
+        made([found], {leaf: x64}, "reference").read(found), expected, rtol=1e-9, atol=1e-12
+    )
     for half, within in ((False, 2e-5), (True, 0.06)):
         leaf = state("x", shape)
         found = newton_schulz(leaf, half)
@@ -90,13 +92,19 @@ def test_steps_against_numpy(shape: tuple[int, int], half: bool) -> None:
 
 def test_all_else_is_adamw_s() -> None:
     rule, plain = Muon(beta2=0.9), AdamW(beta2=0.9)
-    for name, shape in (("token_embd.weight", (30, 8)), ("output.weight", (30, 8)), ("blk.0.attn_norm.weight", (8,))):
+    for name, shape in (
+        ("token_embd.weight", (30, 8)),
+        ("output.weight", (30, 8)),
+        ("blk.0.attn_norm.weight", (8,)),
+    ):
         weight, grad, factor = parameter(name, shape), state("g", shape), placeholder("factor", ())
         schedule = row_of(rule)
         own, theirs = (each.step(weight, grad, schedule, factor)[0].node for each in (rule, plain))
         assert own and theirs and own.op is theirs.op and own.attrs == theirs.attrs
         assert [leaf.name for leaf in rule.beside(weight)] == [f"{name}.m", f"{name}.v"]
-    lengths = rule.lengths({"token_embd.weight": (30, 8), "blk.0.ffn_up.weight": (16, 8), "blk.0.attn_norm.weight": (8,)})
+    lengths = rule.lengths(
+        {"token_embd.weight": (30, 8), "blk.0.ffn_up.weight": (16, 8), "blk.0.attn_norm.weight": (8,)}
+    )
     assert lengths == {"first_moments": 240 + 128 + 8, "second_moments": 240 + 8}
 
 
@@ -133,13 +141,29 @@ def test_some_steps_and_then_the_rest(way: str, tmp_path: Path) -> None:
     same_bits(tmp_path / "whole" / "model.gguf", tmp_path / "parts" / "model.gguf")
     kept = read(tmp_path / "parts" / "checkpoint-6.gguf")
     trained = sum(kept.weights[name].size for name in kept.order)
-    blocks = sum(kept.weights[name].size for name in kept.order if name.startswith("blk.") and kept.weights[name].ndim == 2)
+    blocks = sum(
+        kept.weights[name].size
+        for name in kept.order
+        if name.startswith("blk.") and kept.weights[name].ndim == 2
+    )
     assert kept.vectors["optimizer.muon.first_moments"].size == trained
     assert kept.vectors["optimizer.muon.second_moments"].size == trained - blocks > 0
 
 
 def test_accumulated_and_at_once_are_one_step(tmp_path: Path) -> None:
-    task = ("from-scratch", text_file(tmp_path), *TINY, "--layer", 1, "--ctx", 16, "--optimizer", "muon", "--iters", 2)
+    task = (
+        "from-scratch",
+        text_file(tmp_path),
+        *TINY,
+        "--layer",
+        1,
+        "--ctx",
+        16,
+        "--optimizer",
+        "muon",
+        "--iters",
+        2,
+    )
     ran(*task, "--batch", 4, "--out", tmp_path / "one")
     ran(*task, "--batch", 2, "--grad-acc", 2, "--out", tmp_path / "two")
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
@@ -156,8 +180,24 @@ def test_adapters_are_refused(tmp_path: Path) -> None:
     model, data = base(tmp_path / "base.gguf", small(layers=1)), text_file(tmp_path)
     done = run("finetune", model, data, "--optimizer", "muon", "--iters", 1, "--out", tmp_path / "a")
     assert done.code == 2 and len(done.errors) == 1
-    assert "--optimizer muon is for whole matrices: --full trains those, an adapter takes adamw" in done.errors[0]
-    ran("finetune", model, data, "--optimizer", "muon", "--full", "--iters", 1, "--ctx", 16, "--out", tmp_path / "b")
+    assert (
+        "--optimizer muon is for whole matrices: --full trains those, an adapter takes adamw"
+        in done.errors[0]
+    )
+    ran(
+        "finetune",
+        model,
+        data,
+        "--optimizer",
+        "muon",
+        "--full",
+        "--iters",
+        1,
+        "--ctx",
+        16,
+        "--out",
+        tmp_path / "b",
+    )
     assert len(steps(tmp_path / "b")) == 1
 
 
@@ -166,16 +206,39 @@ def test_adapters_are_refused(tmp_path: Path) -> None:
 
 def test_wsd_goes_on_with_more_steps(tmp_path: Path) -> None:
     """From before its rate fell: the bits of a run that had been so long from its beginning."""
-    task = ("from-scratch", text_file(tmp_path), *TINY, "--layer", 1, "--ctx", 16, "--batch", 2, "--schedule", "wsd")
+    task = (
+        "from-scratch",
+        text_file(tmp_path),
+        *TINY,
+        "--layer",
+        1,
+        "--ctx",
+        16,
+        "--batch",
+        2,
+        "--schedule",
+        "wsd",
+    )
     rate = ("--warmup", 2, "--decay-steps", 3, "--save-every", 5, "--keep", 9)
     ran(*task, *rate, "--iters", 14, "--out", tmp_path / "whole")
     ran(*task, *rate, "--iters", 8, "--out", tmp_path / "short")
     assert losses(tmp_path / "short")[:6] == losses(tmp_path / "whole")[:6]
-    told = ran("from-scratch", "--resume", tmp_path / "short" / "checkpoint-5.gguf", "--iters", 14, "--out", tmp_path / "long")
+    told = ran(
+        "from-scratch",
+        "--resume",
+        tmp_path / "short" / "checkpoint-5.gguf",
+        "--iters",
+        14,
+        "--out",
+        tmp_path / "long",
+    )
     assert "the rate falls in the last 3 of 14 steps" in told.err and "had begun to fall" not in told.err
     assert losses(tmp_path / "long") == losses(tmp_path / "whole")
     same_bits(tmp_path / "long" / "model.gguf", tmp_path / "whole" / "model.gguf")
     late = ran("from-scratch", "--resume", tmp_path / "short", "--iters", 14, "--decay-steps", 4)
-    assert "the rate falls in the last 4 of 14 steps; it had begun to fall at step 6, and rises again" in late.err
+    assert (
+        "the rate falls in the last 4 of 14 steps; it had begun to fall at step 6, and rises again"
+        in late.err
+    )
     rates = [line["lr"] for line in steps(tmp_path / "short")]
     assert rates[8] == rates[9] == 1e-3 > rates[10] > rates[13] == 1e-4

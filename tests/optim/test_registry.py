@@ -135,18 +135,35 @@ def done(folder: Path, *commands: tuple[object, ...]) -> list[Done]:
     """What these commands come to, in one process that has those optimizers from its beginning."""
     words = json.dumps([list(map(str, command)) for command in commands])
     child = [sys.executable, "-c", WITH_MORE, str(folder)]
-    found = subprocess.run(child, input=words, text=True, env=environment(), capture_output=True, check=False, timeout=120)
+    found = subprocess.run(
+        child, input=words, text=True, env=environment(), capture_output=True, check=False, timeout=120
+    )
     assert found.returncode == 0, found.stderr
     return [Done(**each) for each in json.loads(found.stdout)]
 
 
 @pytest.mark.parametrize(
     ("name", "given", "idle", "moments"),
-    [("toy_adagrad", ("--schedule", "constant", "--warmup", 0, "--clip", 0), "--beta1", 2), ("toy_halving", (), "--lr", 3)],
+    [
+        ("toy_adagrad", ("--schedule", "constant", "--warmup", 0, "--clip", 0), "--beta1", 2),
+        ("toy_halving", (), "--lr", 3),
+    ],
 )
 def test_a_run_of_one_more(more: Path, name: str, given: tuple[object, ...], idle: str, moments: int) -> None:
     place = more.parent
-    task = ("from-scratch", text_file(place), *TINY, "--ctx", 32, "--batch", 2, "--threads", 1, "--optimizer", name)
+    task = (
+        "from-scratch",
+        text_file(place),
+        *TINY,
+        "--ctx",
+        32,
+        "--batch",
+        2,
+        "--threads",
+        1,
+        "--optimizer",
+        name,
+    )
     plan, refused, unknown, whole, cut, resumed = done(
         more,
         ("plan", *task, *given, "--json"),
@@ -156,7 +173,12 @@ def test_a_run_of_one_more(more: Path, name: str, given: tuple[object, ...], idl
         (*task, *given, "--iters", 2, "--out", place / "cut"),
         ("from-scratch", "--resume", place / "cut", "--iters", 4),
     )
-    assert all(each.code == 0 for each in (plan, whole, cut, resumed)), (plan.err, whole.err, cut.err, resumed.err)
+    assert all(each.code == 0 for each in (plan, whole, cut, resumed)), (
+        plan.err,
+        whole.err,
+        cut.err,
+        resumed.err,
+    )
     planned = json.loads(plan.out)
     assert planned["moments"] == moments * planned["weights"]
     assert refused.code == 2 and f"{idle} means nothing to --optimizer {name}" in refused.err
@@ -199,7 +221,9 @@ KEPT = {"sums": ("sums_of_squares", "last_gradient"), "halving": ("point", "grad
         ("nothing", "", 0, "the optimizer 'nothing' is unknown; known are adam, .*sums, halving"),
     ],
 )
-def test_a_checkpoint_of_one_more(more: Path, tmp_path: Path, kind: str, name: str, change: int | None, reason: str) -> None:
+def test_a_checkpoint_of_one_more(
+    more: Path, tmp_path: Path, kind: str, name: str, change: int | None, reason: str
+) -> None:
     checkpoint, key = tiny_checkpoint(), f"optimizer.{kind}.{name}"
     ones = np.ones_like(next(iter(checkpoint.vectors.values())))
     checkpoint.optimizer, checkpoint.vectors = kind, {f"optimizer.{kind}.{each}": ones for each in KEPT[kind]}
@@ -217,13 +241,27 @@ def test_a_checkpoint_of_one_more(more: Path, tmp_path: Path, kind: str, name: s
         read(tmp_path / "c.gguf")
 
 
-RATE = ("lr", "lr_min", "warmup", "schedule", "decay_steps", "restart_growth", "lora_plus_ratio", "clip", "epochs")
+RATE = (
+    "lr",
+    "lr_min",
+    "warmup",
+    "schedule",
+    "decay_steps",
+    "restart_growth",
+    "lora_plus_ratio",
+    "clip",
+    "epochs",
+)
 STEPS = {*RATE, "weight_decay", "decay_min_ndim", "beta1"}
 
 
 @pytest.mark.parametrize(
     ("name", "taken"),
-    [("adamw", STEPS | {"beta2", "eps"}), ("sgd", STEPS), ("lbfgs", {"line_search", "lbfgs_history", "lbfgs_fresh"})],
+    [
+        ("adamw", STEPS | {"beta2", "eps"}),
+        ("sgd", STEPS),
+        ("lbfgs", {"line_search", "lbfgs_history", "lbfgs_fresh"}),
+    ],
 )
 def test_what_is_taken_by_others_only_does_nothing(name: str, taken: set[str]) -> None:
     every = STEPS | {"beta2", "eps", "line_search", "lbfgs_history", "lbfgs_fresh"}
@@ -234,6 +272,8 @@ def test_what_is_taken_by_others_only_does_nothing(name: str, taken: set[str]) -
 def test_names_are_known_before_any_is_loaded() -> None:
     """Help must not wait for numpy."""
     asked = "import sys; from llamatrain.optim.registry import names; print(*names(), 'numpy' in sys.modules)"
-    found = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True, env=environment())
+    found = subprocess.run(
+        [sys.executable, "-c", asked], capture_output=True, text=True, check=True, env=environment()
+    )
     *names, loaded = found.stdout.split()
     assert {"adamw", "lbfgs", "sgd"} <= set(names) and loaded == "False"

@@ -95,9 +95,25 @@ def test_a_fall_that_is_longer_than_the_run_begins_after_the_warm_up() -> None:
 
 @pytest.mark.parametrize("kind", ["linear", "cosine", "wsd"])
 @pytest.mark.parametrize("warmup", [(), ("--warmup", 0), ("--warmup", 1), ("--warmup", 2)], ids=str)
-def test_a_run_reaches_the_lowest_rate_in_its_last_step(kind: str, warmup: tuple[str | int, ...], tmp_path: Path) -> None:
+def test_a_run_reaches_the_lowest_rate_in_its_last_step(
+    kind: str, warmup: tuple[str | int, ...], tmp_path: Path
+) -> None:
     """Without a warm-up, too; 5 % of few steps are none."""
-    given = ("--schedule", kind, "--lr", 1e-3, "--lr-min", 1e-5, *warmup, "--iters", 5, "--ctx", 16, "--batch", 1)
+    given = (
+        "--schedule",
+        kind,
+        "--lr",
+        1e-3,
+        "--lr-min",
+        1e-5,
+        *warmup,
+        "--iters",
+        5,
+        "--ctx",
+        16,
+        "--batch",
+        1,
+    )
     ran("from-scratch", text_file(tmp_path), *TINY, *given, "--out", tmp_path / "run")
     found = [line["lr"] for line in steps(tmp_path / "run")]
     assert max(found) == pytest.approx(1e-3) and found[-1] == pytest.approx(1e-5, rel=1e-9)
@@ -106,7 +122,22 @@ def test_a_run_reaches_the_lowest_rate_in_its_last_step(kind: str, warmup: tuple
 
 def test_a_checkpoint_keeps_the_length_of_its_decay(tmp_path: Path) -> None:
     """A checkpoint of an earlier version, whose decay without a warm-up took one step more, goes on with that."""
-    given = ("--warmup", 0, "--decay-steps", 5, "--iters", 5, "--ctx", 16, "--batch", 1, "--save-every", 2, "--keep", 9)
+    given = (
+        "--warmup",
+        0,
+        "--decay-steps",
+        5,
+        "--iters",
+        5,
+        "--ctx",
+        16,
+        "--batch",
+        1,
+        "--save-every",
+        2,
+        "--keep",
+        9,
+    )
     ran("from-scratch", text_file(tmp_path), *TINY, *given, "--out", tmp_path / "whole")
     whole = [line["lr"] for line in steps(tmp_path / "whole")]
     ran("from-scratch", "--resume", tmp_path / "whole" / "checkpoint-2.gguf", "--out", tmp_path / "rest")

@@ -46,7 +46,9 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
         ("--grad-acc", 2, "--val-split", 0.1, "--sample-every", 1),
     ],
 )
-def test_it_is_what_all_layers_take(more: tuple[Argument, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_what_all_layers_take(
+    more: tuple[Argument, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     arguments = (text_file(tmp_path), *TINY, *more, "--layer", LAYERS)
     all_of_them = planned(*arguments)
     few_alone(monkeypatch)
@@ -57,7 +59,9 @@ def few_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """No graph of all layers is built."""
     whole = extrapolate.way_with
     monkeypatch.setattr(
-        extrapolate, "way_with", lambda setting, *more: whole(setting, *more) if setting.h.layers < 12 else unused()
+        extrapolate,
+        "way_with",
+        lambda setting, *more: whole(setting, *more) if setting.h.layers < 12 else unused(),
     )
     monkeypatch.setattr(fit_memory, "DEEP", 6)
 
@@ -66,14 +70,20 @@ def nearly(told: dict[str, Any], known: dict[str, Any]) -> None:
     """Equal, but for an arena that is told with some room."""
     assert 0 <= told["arena"] - known["arena"] <= 0.004 * known["total"]
     seconds = ("seconds", "seconds_of_step", "tokens_per_second")
-    assert [told[name] or 0 for name in seconds] == pytest.approx([known[name] or 0 for name in seconds], rel=0.01)
-    assert told | dict.fromkeys(("arena", "total", *seconds)) == known | dict.fromkeys(("arena", "total", *seconds))
+    assert [told[name] or 0 for name in seconds] == pytest.approx(
+        [known[name] or 0 for name in seconds], rel=0.01
+    )
+    assert told | dict.fromkeys(("arena", "total", *seconds)) == known | dict.fromkeys(
+        ("arena", "total", *seconds)
+    )
 
 
 @pytest.mark.parametrize("how", [("--cache-base", "off"), ("--cache-base", "bf16"), ("--full",)])
 def test_of_a_base_too(how: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kind = "F32" if "--full" in how else "Q4_0"
-    model = base(tmp_path / "base.gguf", small(embd=64, heads=4, head_size=16, ff=96, vocab=259, layers=LAYERS), kind)
+    model = base(
+        tmp_path / "base.gguf", small(embd=64, heads=4, head_size=16, ff=96, vocab=259, layers=LAYERS), kind
+    )
     arguments = (model, text_file(tmp_path), "--precision", "bf16", "--ctx", 32, "--batch", 2, *how)
     all_of_them = planned(*arguments, command="finetune")
     few_alone(monkeypatch)
@@ -81,7 +91,9 @@ def test_of_a_base_too(how: tuple[str, ...], tmp_path: Path, monkeypatch: pytest
 
 
 def test_layers_that_are_not_alike_are_all_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = base(tmp_path / "base.gguf", small(embd=64, heads=4, head_size=16, ff=96, vocab=259, layers=LAYERS))
+    model = base(
+        tmp_path / "base.gguf", small(embd=64, heads=4, head_size=16, ff=96, vocab=259, layers=LAYERS)
+    )
     arguments = (model, text_file(tmp_path), "--ctx", 32, "--batch", 2, "--target", "blk.3.attn_q")
     all_of_them = planned(*arguments, command="finetune")
     monkeypatch.setattr(fit_memory, "DEEP", 6)
@@ -89,13 +101,18 @@ def test_layers_that_are_not_alike_are_all_planned(tmp_path: Path, monkeypatch: 
 
 
 def test_thousands_of_layers_are_planned_soon(tmp_path: Path) -> None:
-    shallow, arguments = planned(text_file(tmp_path), *TINY, "--layer", 128), (tmp_path / "text.txt", *TINY, "--layer", 4096)
+    shallow, arguments = (
+        planned(text_file(tmp_path), *TINY, "--layer", 128),
+        (tmp_path / "text.txt", *TINY, "--layer", 4096),
+    )
     with in_time(10):  # it was a minute
         plan = planned(*arguments)
     assert parts(plan)["arena"] > 25 * parts(shallow)["arena"] and plan["remat"] == shallow["remat"]
 
 
-def test_a_run_is_planned_whole_and_keeps_to_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_planned_whole_and_keeps_to_its_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And it takes the recomputation that its plan told of."""
     monkeypatch.setattr(fit_memory, "DEEP", 6)
     arguments = (text_file(tmp_path), *TINY, "--layer", LAYERS, "--embd", 64, "--ctx", 1024, "--batch", 1)

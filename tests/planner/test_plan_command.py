@@ -22,7 +22,22 @@ from tests.helpers.lora_runs import base
 from tests.helpers.small_models import small
 from tests.run.test_from_scratch_errors import refused
 
-SHAPE = ("--embd", 256, "--head", 8, "--layer", 4, "--ff", 768, "--ctx", 64, "--batch", 8, "--vocab-size", "bytes")
+SHAPE = (
+    "--embd",
+    256,
+    "--head",
+    8,
+    "--layer",
+    4,
+    "--ff",
+    768,
+    "--ctx",
+    64,
+    "--batch",
+    8,
+    "--vocab-size",
+    "bytes",
+)
 
 
 def planned(*arguments: Argument, command: str = "from-scratch") -> dict[str, Any]:
@@ -48,7 +63,10 @@ def test_the_parts_make_the_total(tmp_path: Path) -> None:
     assert all(value >= 0 for value in named.values())
     assert sum(named.values()) == total(plan)
     weights = 4 * (2 * 259 * 256 + 4 * (4 * 256 * 256 + 3 * 256 * 768 + 2 * 256) + 256)
-    assert abs(named["weights"] - weights) < 0.05 * weights and abs(named["moments"] - 2 * weights) < 0.1 * weights
+    assert (
+        abs(named["weights"] - weights) < 0.05 * weights
+        and abs(named["moments"] - 2 * weights) < 0.1 * weights
+    )
 
 
 def test_nothing_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +100,10 @@ def test_of_a_base_its_pages_count_or_its_copies(tmp_path: Path) -> None:
     off, copied = (planned(*arguments, "--cache-base", how, command="finetune") for how in ("off", "bf16"))
     matrices = [tensor for tensor in open_gguf(model).tensors.values() if len(tensor.shape) == 2]
     assert off["packed_copies"] == 0 and off["base_pages"] == max(tensor.raw.nbytes for tensor in matrices)
-    assert copied["packed_copies"] == sum(2 * int(np.prod(tensor.shape)) for tensor in matrices) and copied["base_pages"] == 0
+    assert (
+        copied["packed_copies"] == sum(2 * int(np.prod(tensor.shape)) for tensor in matrices)
+        and copied["base_pages"] == 0
+    )
     floats = base(tmp_path / "floats.gguf", small(embd=256, heads=4, head_size=64, ff=512, vocab=259))
     plan = planned(floats, *arguments[1:], "--cache-base", "off", command="finetune")
     assert plan["base_pages"] == 4 * 512 * 256
@@ -145,7 +166,9 @@ def test_what_cannot_fit_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("vocabulary", ["bytes", 400])
-def test_nothing_is_read_beyond_the_limit(vocabulary: str | int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_read_beyond_the_limit(
+    vocabulary: str | int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What the program holds before a run is planned counts, too."""
     for part in ("model_for", "data_of", "fitted"):
         monkeypatch.setattr(prepare, part, unused)
@@ -202,11 +225,29 @@ finally:
 def peak(*arguments: Argument) -> int:
     """The most memory that a run had, in bytes. What `wait4` tells may be this process's, which it was split off from."""
     program = [sys.executable, "-c", MEASURING, *map(str, arguments)]
-    done = subprocess.run(program, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True)
+    done = subprocess.run(
+        program, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True
+    )
     return int(done.stdout) * 1024
 
 
-WIDE = (*TINY, "--embd", 512, "--head", 8, "--head-kv", 4, "--layer", 8, "--ff", 1376, "--ctx", 256, "--batch", 8)
+WIDE = (
+    *TINY,
+    "--embd",
+    512,
+    "--head",
+    8,
+    "--head-kv",
+    4,
+    "--layer",
+    8,
+    "--ff",
+    1376,
+    "--ctx",
+    256,
+    "--batch",
+    8,
+)
 MEASURED: dict[str, tuple[Argument, ...]] = {
     "tiny": (*TINY, "--ctx", 64),
     "small": (*SHAPE, "--precision", "f32"),
@@ -218,7 +259,17 @@ MEASURED: dict[str, tuple[Argument, ...]] = {
     "a learned vocabulary": (*SHAPE[:-2], "--vocab-size", 400, "--precision", "f32"),
     "plain attention": (*SHAPE, "--no-flash", "--precision", "f32"),
     "lbfgs": (*SHAPE, "--optimizer", "lbfgs", "--precision", "f32"),
-    "validated and sampled": (*SHAPE, "--val-split", 0.1, "--eval-every", 1, "--sample-every", 1, "--precision", "f32"),
+    "validated and sampled": (
+        *SHAPE,
+        "--val-split",
+        0.1,
+        "--eval-every",
+        1,
+        "--sample-every",
+        1,
+        "--precision",
+        "f32",
+    ),
 }
 
 
@@ -243,7 +294,9 @@ def test_the_plan_is_what_is_measured(name: str, tmp_path: Path) -> None:
     with started("plan", "from-scratch", *arguments, "--json") as process:
         plan = total(json.loads(finished(process).out))
     measured = peak("from-scratch", *arguments, "--out", tmp_path / "run")
-    assert plan == pytest.approx(measured, rel=0.05), f"{plan / 1e6:.1f} MB planned, {measured / 1e6:.1f} MB measured"
+    assert plan == pytest.approx(measured, rel=0.05), (
+        f"{plan / 1e6:.1f} MB planned, {measured / 1e6:.1f} MB measured"
+    )
 
 
 @pytest.mark.slow
@@ -260,14 +313,31 @@ def test_the_plan_is_what_is_measured(name: str, tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("kind", ["Q4_0", "F32", "F16"])
-def test_the_plan_of_an_adapter_is_what_is_measured(options: tuple[str, ...], kind: str, tmp_path: Path) -> None:
-    model = base(tmp_path / "base.gguf", small(embd=512, heads=8, head_size=64, ff=1536, layers=8, vocab=8192), kind)
+def test_the_plan_of_an_adapter_is_what_is_measured(
+    options: tuple[str, ...], kind: str, tmp_path: Path
+) -> None:
+    model = base(
+        tmp_path / "base.gguf", small(embd=512, heads=8, head_size=64, ff=1536, layers=8, vocab=8192), kind
+    )
     given = () if "f32" in options else ("--precision", "bf16")
-    arguments = (model, text_file(tmp_path, 100_000), "--ctx", 256, "--batch", 2, "--iters", 3, *options, *given)
+    arguments = (
+        model,
+        text_file(tmp_path, 100_000),
+        "--ctx",
+        256,
+        "--batch",
+        2,
+        "--iters",
+        3,
+        *options,
+        *given,
+    )
     with started("plan", "finetune", *arguments, "--json") as process:
         plan = total(json.loads(finished(process).out))
     measured = peak("finetune", *arguments, "--out", tmp_path / "run")
-    assert plan == pytest.approx(measured, rel=0.05), f"{plan / 1e6:.1f} MB planned, {measured / 1e6:.1f} MB measured"
+    assert plan == pytest.approx(measured, rel=0.05), (
+        f"{plan / 1e6:.1f} MB planned, {measured / 1e6:.1f} MB measured"
+    )
 
 
 def lines_of_words(path: Path, kind: str) -> Path:
@@ -275,13 +345,19 @@ def lines_of_words(path: Path, kind: str) -> Path:
     at = random.Random(1)
 
     def words(count: int) -> str:
-        return " ".join("".join(at.choices("abcdefghijklmnopqrstuvwxyz", k=at.randint(2, 9))) for _ in range(count))
+        return " ".join(
+            "".join(at.choices("abcdefghijklmnopqrstuvwxyz", k=at.randint(2, 9))) for _ in range(count)
+        )
 
     with path.open("w") as out:
         for _ in range(500):
             prompt, answer, other = (words(at.randint(2, 18)) for _ in range(3))
             turns = [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
-            row = {"messages": turns} if kind == "chats" else {"prompt": prompt, "chosen": answer, "rejected": other}
+            row = (
+                {"messages": turns}
+                if kind == "chats"
+                else {"prompt": prompt, "chosen": answer, "rejected": other}
+            )
             out.write(json.dumps(row) + "\n")
     return path
 
@@ -296,10 +372,16 @@ COMPARED: dict[str, tuple[Argument, ...]] = {
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak of a process is read as Linux tells it")
 @pytest.mark.parametrize("name", COMPARED)
 def test_the_plan_of_chats_and_preferences_is_what_is_measured(name: str, tmp_path: Path) -> None:
-    model = base(tmp_path / "base.gguf", small(embd=512, heads=8, head_size=64, ff=1536, layers=8, vocab=8192, ctx=2048), "Q4_0")
+    model = base(
+        tmp_path / "base.gguf",
+        small(embd=512, heads=8, head_size=64, ff=1536, layers=8, vocab=8192, ctx=2048),
+        "Q4_0",
+    )
     data = lines_of_words(tmp_path / "lines.jsonl", name)
     arguments = (model, data, "--precision", "bf16", "--iters", 12, *COMPARED[name])
     with started("plan", "finetune", *arguments, "--json") as process:
         plan = total(json.loads(finished(process).out))
     measured = peak("finetune", *arguments, "--out", tmp_path / "run")
-    assert measured <= plan <= 1.05 * measured, f"{plan / 1e6:.1f} MB planned, {measured / 1e6:.1f} MB measured"
+    assert measured <= plan <= 1.05 * measured, (
+        f"{plan / 1e6:.1f} MB planned, {measured / 1e6:.1f} MB measured"
+    )

@@ -68,7 +68,21 @@ def test_speeds_of_networks(text: str, bits: float, words: str) -> None:
 
 
 WRONG = (
-    *("10", "10GB", "10Gb", "Gbit", "0Gbit", "-1Gbit", "1e9bit", "nan", "infbit", "", "1Gbit1", "9999Tbit", "1Gbit\n2"),
+    *(
+        "10",
+        "10GB",
+        "10Gb",
+        "Gbit",
+        "0Gbit",
+        "-1Gbit",
+        "1e9bit",
+        "nan",
+        "infbit",
+        "",
+        "1Gbit1",
+        "9999Tbit",
+        "1Gbit\n2",
+    ),
     "9" * 400 + "Gbit",
     "\N{FULLWIDTH DIGIT ONE}Gbit",
 )
@@ -106,7 +120,11 @@ def test_for_people_who_have_several_machines(tmp_path: Path) -> None:
     done = planned(tmp_path, "--ranks", 3, "--network", "1Gbit")
     assert not re.sub("compil.*\n", "", done.err) and max(map(len, done.out.splitlines())) <= 80
     assert re.search(r"From this machine's speed, measured just now; .+\nLinks of 1 Gbit/s,", done.out)
-    rows = [line.replace(",", "").split() for line in done.out.splitlines() if re.match(r" +[\d,]+ +[\d,]+ ", line)]
+    rows = [
+        line.replace(",", "").split()
+        for line in done.out.splitlines()
+        if re.match(r" +[\d,]+ +[\d,]+ ", line)
+    ]
     assert [int(row[0]) for row in rows] == [1, 2, 3, *(2**power for power in range(2, 13))]
     assert [int(row[1]) for row in rows] == [8, 8, 8, 8, 8, *(2**power for power in range(4, 13))]
     assert rows[0][3:] == ["0", "%", "100", "%", "100", "%"]
@@ -125,7 +143,10 @@ def test_the_same_for_programs(tmp_path: Path) -> None:
     assert ranks["count"] == 4 and ranks["sent"] == ranks["received"] == 0.75 * 8 * trained
     steps = ranks["steps"]
     assert [step["ranks"] for step in steps] == [2**power for power in range(13)]
-    assert steps[0]["efficiency"] == steps[0]["efficiency_grown"] == pytest.approx(1) and steps[0]["seconds_exposed"] == 0
+    assert (
+        steps[0]["efficiency"] == steps[0]["efficiency_grown"] == pytest.approx(1)
+        and steps[0]["seconds_exposed"] == 0
+    )
     assert all(0 < step["efficiency"] < 1 and step["seconds_exposed"] > 0 for step in steps[1:])
     slow = told(tmp_path, "--ranks", 4, "--network", "10Mbit")["ranks"]["steps"]
     assert all(more["seconds"] > less["seconds"] for more, less in zip(slow[1:], steps[1:], strict=True))
@@ -135,7 +156,10 @@ def test_the_same_for_programs(tmp_path: Path) -> None:
 def test_memory_is_that_of_one_rank(tmp_path: Path) -> None:
     """Weights and gradients whole, a part of the moments, and what joins it to others."""
     _, plain, found = (told(tmp_path, *ranks) for ranks in ((), (), ("--ranks", 4)))
-    assert found["weights"] == found["gradients"] == plain["weights"] and plain["exchange"] == 0 < found["exchange"]
+    assert (
+        found["weights"] == found["gradients"] == plain["weights"]
+        and plain["exchange"] == 0 < found["exchange"]
+    )
     assert 4 * found["moments"] == pytest.approx(plain["moments"], rel=0.01)
     assert 15e6 < found["interpreter"] - plain["interpreter"] < 25e6
 
@@ -143,7 +167,9 @@ def test_memory_is_that_of_one_rank(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("known")
 def test_of_an_adapter_the_adapter_alone_is_sent(tmp_path: Path) -> None:
     model = base(tmp_path / "base.gguf", small(embd=256, heads=4, head_size=64, ff=512, vocab=259), "Q4_0")
-    done = ran("plan", "finetune", model, text_file(tmp_path), "--ctx", 32, "--lora-r", 4, "--ranks", 2, "--json")
+    done = ran(
+        "plan", "finetune", model, text_file(tmp_path), "--ctx", 32, "--lora-r", 4, "--ranks", 2, "--json"
+    )
     found = json.loads(done.out)
     assert found["ranks"]["sent"] == found["weights"], "half of the gradients, and of the weights"
 
@@ -156,7 +182,12 @@ def test_without_ranks_none_are_told_of(tmp_path: Path) -> None:
 
 
 def one_step(batch: int, grad_acc: int, trained: int = 1000, **more: Any) -> StepShape:
-    asked = RunConfig(files=(), data=DataOptions(), train=TrainOptions(batch=batch, grad_acc=grad_acc, **more), run=RunOptions())
+    asked = RunConfig(
+        files=(),
+        data=DataOptions(),
+        train=TrainOptions(batch=batch, grad_acc=grad_acc, **more),
+        run=RunOptions(),
+    )
     return StepShape(asked=asked, trained=trained, wire=4, most=batch)
 
 
@@ -176,7 +207,11 @@ def test_a_step_stays_what_it_is(batch: int, grad_acc: int) -> None:
 
 def test_groups_that_are_asked_for() -> None:
     step = one_step(8, 1, shards=2)
-    assert [(step.shared(ranks)[0].groups, step.shared(ranks)[1]) for ranks in (1, 2, 4)] == [(1, 8), (2, 4), (8, 1)]
+    assert [(step.shared(ranks)[0].groups, step.shared(ranks)[1]) for ranks in (1, 2, 4)] == [
+        (1, 8),
+        (2, 4),
+        (8, 1),
+    ]
 
 
 def test_memory_has_the_last_word_on_rows() -> None:
@@ -211,11 +246,18 @@ def test_costs_are_found_again() -> None:
     true, seen = {"matmul": (1e-5, 1e-11, 0.0), "add": (2e-6, 0.0, 3e-11)}, []
     for name, (call, flop, byte) in true.items():
         for _ in range(20):
-            flops, moved = int(random.integers(10**5, 10**9)) if name == "matmul" else 0, int(random.integers(10**3, 10**8))
-            seen.append(OpTiming(name, f"{name} f32", OpCost(flops, moved), call + flop * flops + byte * moved))
+            flops, moved = (
+                int(random.integers(10**5, 10**9)) if name == "matmul" else 0,
+                int(random.integers(10**3, 10**8)),
+            )
+            seen.append(
+                OpTiming(name, f"{name} f32", OpCost(flops, moved), call + flop * flops + byte * moved)
+            )
     found = speeds.fitted(seen)
     for name, costs in true.items():
-        assert found[name] == found[f"{name} f32"] == pytest.approx([*costs, 0.0, 0.0, 0.0], rel=1e-6, abs=1e-15)
+        assert (
+            found[name] == found[f"{name} f32"] == pytest.approx([*costs, 0.0, 0.0, 0.0], rel=1e-6, abs=1e-15)
+        )
     assert found[ANY] == found["add"]
 
 
@@ -263,7 +305,9 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], Pa
     return counted, tmp_path / "llamatrain" / "speeds"
 
 
-def test_a_measurement_serves_for_a_day(kept: tuple[list[int], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_measurement_serves_for_a_day(
+    kept: tuple[list[int], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     counted, folder = kept
     first = speeds.speeds_for(TRAINED)
     assert speeds.speeds_for(TRAINED).of_bytes(1) == first.of_bytes(1) == 1 and len(counted) == 1

@@ -21,13 +21,29 @@ from llamatrain.run import fit_memory
 from tests.helpers.cli import ROOT, TINY, ran, text_file
 from tests.planner.test_plan_command import planned
 
-DEEPER = (*TINY, "--embd", 64, "--layer", 5, "--ctx", 128, "--batch", 16, "--threads", 1, "--precision", "f32")
+DEEPER = (
+    *TINY,
+    "--embd",
+    64,
+    "--layer",
+    5,
+    "--ctx",
+    128,
+    "--batch",
+    16,
+    "--threads",
+    1,
+    "--precision",
+    "f32",
+)
 
 
 @pytest.fixture
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is measured: an operation takes a billionth of a second, and nothing else any."""
-    monkeypatch.setattr(expected, "speeds_for", lambda setting, anew: OpSpeeds({ANY: (0.0, 1e-9)}, time.time() - 7300))
+    monkeypatch.setattr(
+        expected, "speeds_for", lambda setting, anew: OpSpeeds({ANY: (0.0, 1e-9)}, time.time() - 7300)
+    )
 
 
 @pytest.mark.usefixtures("known")
@@ -40,7 +56,8 @@ def test_the_time_of_a_step_and_of_the_run(tmp_path: Path) -> None:
     assert more["seconds_of_step"] == pytest.approx(3 * plan["seconds_of_step"], rel=0.02)
     said = ran("plan", "from-scratch", *arguments, "--iters", 100_000).out
     assert re.search(
-        r"\ntokens/s +[\d,]+  \S+ ms a step of 128\ntime +\d+:\d\d(:\d\d)?  for 100,000 steps, without valid", said
+        r"\ntokens/s +[\d,]+  \S+ ms a step of 128\ntime +\d+:\d\d(:\d\d)?  for 100,000 steps, without valid",
+        said,
     ), said
     assert "\nFrom this machine's speed, measured 2 hours ago; --measure measures again.\n" in said
     assert max(map(len, said.splitlines())) <= 100
@@ -54,12 +71,27 @@ def test_what_is_not_known_is_not_foretold(tmp_path: Path) -> None:
     assert "\ntime " not in ran("plan", "from-scratch", *arguments, "--epochs", 2).out
     lbfgs = (*arguments, "--optimizer", "lbfgs")
     assert planned(*lbfgs)["seconds_of_step"] is None
-    assert re.search(r"\ntime +not foretold  how often LBFGS looks at a step's rows", ran("plan", "from-scratch", *lbfgs).out)
+    assert re.search(
+        r"\ntime +not foretold  how often LBFGS looks at a step's rows",
+        ran("plan", "from-scratch", *lbfgs).out,
+    )
 
 
 @pytest.mark.usefixtures("known")
 def test_what_is_left_of_a_run(tmp_path: Path) -> None:
-    ran("from-scratch", text_file(tmp_path), *TINY, "--ctx", 32, "--iters", 3, "--save-every", 0, "--out", tmp_path / "run")
+    ran(
+        "from-scratch",
+        text_file(tmp_path),
+        *TINY,
+        "--ctx",
+        32,
+        "--iters",
+        3,
+        "--save-every",
+        0,
+        "--out",
+        tmp_path / "run",
+    )
     assert planned("--resume", tmp_path / "run", "--iters", 10)["seconds"] == pytest.approx(
         7 * planned("--resume", tmp_path / "run")["seconds_of_step"]
     )
@@ -72,7 +104,9 @@ def test_without_kernels_the_time_is_not_known(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(code, "announce", None)
     arguments = (text_file(tmp_path), *TINY)
     said = ran("plan", "from-scratch", *arguments).out
-    assert re.search(r"\ntime +not foretold  it is known once a first run has compiled the kernels\n", said), said
+    assert re.search(
+        r"\ntime +not foretold  it is known once a first run has compiled the kernels\n", said
+    ), said
     assert not [*tmp_path.rglob("speeds*")]
 
 
@@ -93,7 +127,9 @@ def test_it_is_measured_once_and_soon(tmp_path: Path, monkeypatch: pytest.Monkey
     assert planned(*arguments, "--measure")["speed_measured"] > one["speed_measured"]
 
 
-def test_what_was_measured_on_a_busy_machine_is_not_kept_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_measured_on_a_busy_machine_is_not_kept_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is said, and measured again ten minutes later."""
     busy = lambda work: (work(), 0.4)[1]
     monkeypatch.setattr(speeds, "SIZES", speeds.SIZES[4:])
@@ -102,7 +138,9 @@ def test_what_was_measured_on_a_busy_machine_is_not_kept_for_long(tmp_path: Path
     monkeypatch.setenv("LLAMATRAIN_CACHE", str(tmp_path / "cache"))
     arguments = (text_file(tmp_path), *TINY, "--threads", 1, "--kernels", "reference")
     said = ran("plan", "from-scratch", *arguments).out
-    assert "\nOther programs were at work (threads waited 40% of the time); it serves for ten minutes.\n" in said
+    assert (
+        "\nOther programs were at work (threads waited 40% of the time); it serves for ten minutes.\n" in said
+    )
     monkeypatch.setattr(speeds, "share_of_waiting", lambda work: (work(), 0.0)[1])
     assert planned(*arguments)["speed_disturbed"] == pytest.approx(0.4)
     later = time.time() + speeds.MINUTES
@@ -189,11 +227,17 @@ def test_a_way_that_is_written_is_taken(tmp_path: Path) -> None:
     assert 'remat = "segment:2,wide:1"' in (tmp_path / "run" / "config.toml").read_text()
     ran("from-scratch", *arguments, "--out", tmp_path / "plain")
     assert losses(tmp_path / "run") == losses(tmp_path / "plain")
-    assert "recomputing segment:2,wide:1" in " ".join(ran("from-scratch", "--resume", tmp_path / "run", "--iters", 3).err.split())
+    assert "recomputing segment:2,wide:1" in " ".join(
+        ran("from-scratch", "--resume", tmp_path / "run", "--iters", 3).err.split()
+    )
 
 
 def losses(run: Path) -> list[float]:
-    return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines() if '"loss"' in line]
+    return [
+        json.loads(line)["loss"]
+        for line in (run / "metrics.jsonl").read_text().splitlines()
+        if '"loss"' in line
+    ]
 
 
 @pytest.mark.slow
@@ -202,6 +246,12 @@ def test_steps_take_what_was_foretold(precision: str, tmp_path: Path) -> None:
     """Within a quarter, of shapes that nothing was measured of; by one thread's own time, as others may be at work."""
     words = ("--cpu", "--rounds", "2", "--folder", str(tmp_path), precision)
     done = subprocess.run(
-        [sys.executable, "scripts/time_cases.py", *words], cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "scripts/time_cases.py", *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    assert done.returncode == 0 and done.stdout.endswith("\n0 bad\n") and done.stdout.count("%") == 14, done.stdout + done.stderr
+    assert done.returncode == 0 and done.stdout.endswith("\n0 bad\n") and done.stdout.count("%") == 14, (
+        done.stdout + done.stderr
+    )

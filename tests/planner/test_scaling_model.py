@@ -92,7 +92,9 @@ def test_more_of_anything_takes_longer() -> None:
     for _ in range(30):
         ranks = random.choice([2, 3, 4, 16, 64])
         at = step(ranks, micro=random.randint(64, 200), groups=64, trained=random.randint(1, 10**9))
-        tempo = LinkModel(**{name: 10 ** random.uniform(-9, 0) for name in ("micro", "update", "byte", "message", "spread")})
+        tempo = LinkModel(
+            **{name: 10 ** random.uniform(-9, 0) for name in ("micro", "update", "byte", "message", "spread")}
+        )
         total = seconds_of(at, tempo).total
         for name in ("update", "byte", "message", "spread", "micro"):
             assert seconds_of(at, replace(tempo, **{name: 2 * getattr(tempo, name)})).total >= total, name
@@ -110,16 +112,22 @@ def made_up(tempo: LinkModel, noise: float = 0.0) -> list[TimedStep]:
     for ranks in (1, 2, 3, 4):
         for micro in (8, 16, 24):
             at = step(ranks, micro=micro)
-            cases.append(TimedStep(step=at, seconds=seconds_of(at, tempo).total * (1 + random.gauss(0, noise))))
+            cases.append(
+                TimedStep(step=at, seconds=seconds_of(at, tempo).total * (1 + random.gauss(0, noise)))
+            )
     return cases
 
 
-@pytest.mark.parametrize("tempo", [TEMPO, replace(TEMPO, byte=1e-8), replace(TEMPO, spread=0.0), replace(TEMPO, micro=0.01)])
+@pytest.mark.parametrize(
+    "tempo", [TEMPO, replace(TEMPO, byte=1e-8), replace(TEMPO, spread=0.0), replace(TEMPO, micro=0.01)]
+)
 def test_what_was_made_up_is_found_again(tempo: LinkModel) -> None:
     found = tempo_of(made_up(tempo))
     for at in (step(4), step(3, micro=80), step(8, micro=32)):
         assert seconds_of(at, found).total == pytest.approx(seconds_of(at, tempo).total, rel=1e-3)
-    assert found.micro == pytest.approx(tempo.micro, rel=1e-3) and found.update == pytest.approx(tempo.update, rel=1e-2)
+    assert found.micro == pytest.approx(tempo.micro, rel=1e-3) and found.update == pytest.approx(
+        tempo.update, rel=1e-2
+    )
 
 
 def test_what_was_held_out_is_foretold() -> None:
@@ -132,7 +140,9 @@ def test_what_was_held_out_is_foretold() -> None:
 
 def test_ranks_that_take_turns_take_longer() -> None:
     alone = [TimedStep(step=step(1, micro=m), seconds=0.3 * m) for m in (4, 8)]
-    crowded = [TimedStep(step=step(4, micro=m, trained=1), seconds=2 * 0.3 * m / 4, crowding=2) for m in (4, 8)]
+    crowded = [
+        TimedStep(step=step(4, micro=m, trained=1), seconds=2 * 0.3 * m / 4, crowding=2) for m in (4, 8)
+    ]
     found = tempo_of(alone + crowded)
     assert found.micro == pytest.approx(0.3) and found.spread == pytest.approx(0, abs=1e-6)
     assert [predicted(each, found) for each in alone + crowded] == pytest.approx([1.2, 2.4, 0.6, 1.2])
@@ -141,5 +151,7 @@ def test_ranks_that_take_turns_take_longer() -> None:
 def test_no_unknown_is_below_nothing() -> None:
     assert least_squares([[1, 1, 1], [1, 2, 3]], [3, 5, 7]) == pytest.approx([1, 2])
     assert (least_squares([[1, 1, 1], [1, 2, 3]], [5, 4, 3]) >= 0).all()
-    assert least_squares([[1, 2], [1, 2]], [1, 2]).tolist().count(0.0) == 1, "where two are one, one of them will do"
+    assert least_squares([[1, 2], [1, 2]], [1, 2]).tolist().count(0.0) == 1, (
+        "where two are one, one of them will do"
+    )
     assert np.isfinite(least_squares([[0, 0], [1, 2]], [1, 2])).all()

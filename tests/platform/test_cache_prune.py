@@ -62,7 +62,11 @@ def due(root: Path) -> None:
 
 
 def test_kernels_of_other_versions_go_after_a_month(root: Path) -> None:
-    old, newer, own = kernels(root, OTHER, UNUSED + 1), kernels(root, "e" * 16, UNUSED - 60), kernels(root, OWN, UNUSED + 1)
+    old, newer, own = (
+        kernels(root, OTHER, UNUSED + 1),
+        kernels(root, "e" * 16, UNUSED - 60),
+        kernels(root, OWN, UNUSED + 1),
+    )
     prune(root, OWN)
     assert not old.exists() and newer.exists() and own.exists()
     assert sorted(path.name for path in root.iterdir()) == sorted([STAMP, newer.name, own.name])
@@ -75,7 +79,12 @@ def test_what_is_no_kernels_folder_stays(root: Path, tmp_path: Path) -> None:
     (root / OTHER).symlink_to(outside)
     (root / ("a" * 16)).write_bytes(b"a file")
     prune(root, OWN)
-    assert outside.exists() and (root / "notes").exists() and (root / OTHER).exists() and (root / ("a" * 16)).exists()
+    assert (
+        outside.exists()
+        and (root / "notes").exists()
+        and (root / OTHER).exists()
+        and (root / ("a" * 16)).exists()
+    )
 
 
 def test_once_a_day(root: Path) -> None:
@@ -89,8 +98,12 @@ def test_once_a_day(root: Path) -> None:
     assert not late.exists()
 
 
-def test_tokens_that_are_read_stay_and_others_go_the_oldest_first(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    oldest, older, newest = (entry(root, name, age) for name, age in (("a", 9 * DAY), ("b", 8 * DAY), ("c", 0)))
+def test_tokens_that_are_read_stay_and_others_go_the_oldest_first(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    oldest, older, newest = (
+        entry(root, name, age) for name, age in (("a", 9 * DAY), ("b", 8 * DAY), ("c", 0))
+    )
     size = cache_prune.size_of(oldest)
     reading = stored("a", never, BOUNDS)
     aged(oldest, 9 * DAY)
@@ -157,7 +170,9 @@ def test_what_dead_processes_left_goes(root: Path) -> None:
     assert not cache_prune.lefts(root) and not (root / "tokens" / f"{NEW}left").exists()
 
 
-@pytest.mark.parametrize("spoil", [lambda root: root.rmdir(), lambda root: (root / STAMP).symlink_to(root / "no" / "where")])
+@pytest.mark.parametrize(
+    "spoil", [lambda root: root.rmdir(), lambda root: (root / STAMP).symlink_to(root / "no" / "where")]
+)
 def test_where_nothing_can_be_noted_nothing_goes(root: Path, spoil: Callable[[Path], None]) -> None:
     root.mkdir(parents=True)
     spoil(root)
@@ -167,5 +182,8 @@ def test_where_nothing_can_be_noted_nothing_goes(root: Path, spoil: Callable[[Pa
 
 def test_bounds_are_of_all_that_stays() -> None:
     now = time.time()
-    entries = [cache_prune.CacheFolder(Path(str(age)), Path(str(age)), 3 << 30, now - age) for age in (0, 10, 20, UNUSED + 9)]
+    entries = [
+        cache_prune.CacheFolder(Path(str(age)), Path(str(age)), 3 << 30, now - age)
+        for age in (0, 10, 20, UNUSED + 9)
+    ]
     assert [each.path.name for each in beyond(entries)] == ["20", str(UNUSED + 9)]

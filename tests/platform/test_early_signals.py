@@ -52,10 +52,17 @@ def ended(words: tuple[Argument, ...], number: int, after: float) -> tuple[int, 
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[0])
-@pytest.mark.parametrize("steps", [range(0, 100, 30), pytest.param(range(0, 1000, 5), marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "steps", [range(0, 100, 30), pytest.param(range(0, 1000, 5), marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_nothing_is_said(
-    words: tuple[Argument, ...], steps: range, number: int, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: tuple[Argument, ...],
+    steps: range,
+    number: int,
+    code: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_arrays(Path("m.gguf"), llama_metadata(), llama_tensors())
@@ -84,5 +91,7 @@ def test_the_command_begins_there() -> None:
     text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
     assert tomllib.loads(text)["project"]["scripts"]["llamatrain"] == "llamatrain.__main__:main"
     loaded = "import sys; before = {*sys.modules}; import llamatrain.__main__; print(*sorted({*sys.modules} - before))"
-    found = subprocess.run([sys.executable, "-c", loaded], env=environment(), capture_output=True, text=True, check=True)
+    found = subprocess.run(
+        [sys.executable, "-c", loaded], env=environment(), capture_output=True, text=True, check=True
+    )
     assert [name for name in found.stdout.split() if "." in name] == ["llamatrain.__main__"]

@@ -21,7 +21,11 @@ def group(folder: Path, limit: str, used: int, cached: int) -> Path:
 
 def test_a_group_has_a_limit_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "_of_machine", lambda: 1_000_000)
-    for limit, used, cached, left in (("5000", 3000, 99, 2100), ("5000", 6000, 0, 0), ("max", 3000, 0, 1_000_000)):
+    for limit, used, cached, left in (
+        ("5000", 3000, 99, 2100),
+        ("5000", 6000, 0, 0),
+        ("max", 3000, 0, 1_000_000),
+    ):
         monkeypatch.setattr(memory, "GROUP", group(tmp_path, limit, used, cached))
         assert memory.available() == left
     monkeypatch.setattr(memory, "GROUP", tmp_path / "none")

@@ -25,11 +25,15 @@ except MemoryError as error:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it looks into /proc")
 def test_a_thread_without_memory_is_refused_and_not_waited_for() -> None:
-    done = subprocess.run([sys.executable, "-c", STARVED], check=False, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", STARVED], check=False, capture_output=True, text=True, timeout=60
+    )
     assert done.stdout == "for one more thread\n", done.stderr
 
 
-def test_a_part_that_cannot_be_loaded_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_part_that_cannot_be_loaded_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def fail(*_: object) -> object:
         raise ImportError("numpy/random.so: failed to map\n segment from shared object")
 
@@ -38,5 +42,8 @@ def test_a_part_that_cannot_be_loaded_is_one_line(monkeypatch: pytest.MonkeyPatc
         cli.main()
     said = capsys.readouterr().err
     assert end.value.code == 1
-    assert said == "error: a part of the program cannot be loaded: numpy/random.so: failed to map segment from shared object\n"
+    assert (
+        said
+        == "error: a part of the program cannot be loaded: numpy/random.so: failed to map segment from shared object\n"
+    )
     assert words_of(ImportError()) == "a part of the program cannot be loaded: ImportError"

@@ -67,6 +67,21 @@ def test_one_run_at_a_time_and_nothing_stays(tmp_path: Path) -> None:
 
 
 def test_a_run(tmp_path: Path) -> None:
-    shape = ("--vocab-size", "bytes", "--embd", 32, "--head", 4, "--layer", 1, "--ctx", 32, "--iters", 2, "--precision", "f32")
+    shape = (
+        "--vocab-size",
+        "bytes",
+        "--embd",
+        32,
+        "--head",
+        4,
+        "--layer",
+        1,
+        "--ctx",
+        32,
+        "--iters",
+        2,
+        "--precision",
+        "f32",
+    )
     said(RUN, "from-scratch", text_file(tmp_path, 3000), *shape, "--out", tmp_path / "run")
     assert (tmp_path / "run" / "model.gguf").exists()

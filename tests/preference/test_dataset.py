@@ -20,7 +20,10 @@ from tests.helpers.cli import ran
 from tests.helpers.lora_runs import base
 from tests.helpers.preferences import H, labelled, lines, pairs_of, rows
 
-HI, YES, NO = ({"role": role, "content": text} for role, text in (("user", "hi"), ("assistant", "yes"), ("assistant", "no")))
+HI, YES, NO = (
+    {"role": role, "content": text}
+    for role, text in (("user", "hi"), ("assistant", "yes"), ("assistant", "no"))
+)
 BE = {"role": "system", "content": "be"}
 
 
@@ -32,7 +35,9 @@ def judged(compare: Compare = "pairs", **row: Any) -> PreferencePair:
 
 
 def test_strings() -> None:
-    assert judged(prompt="a", chosen="b", rejected="c") == PreferencePair(PromptRecord("a", "b"), PromptRecord("a", "c"))
+    assert judged(prompt="a", chosen="b", rejected="c") == PreferencePair(
+        PromptRecord("a", "b"), PromptRecord("a", "c")
+    )
 
 
 @pytest.mark.parametrize(
@@ -41,7 +46,12 @@ def test_strings() -> None:
         {"prompt": "hi", "chosen": [YES], "rejected": [NO]},
         {"prompt": [HI], "chosen": [YES], "rejected": [NO]},
         {"prompt": [HI], "chosen": "yes", "rejected": "no"},
-        {"prompt": "hi", "chosen": [HI, YES], "rejected": [HI, NO], "score_chosen": 8.5},  # as UltraFeedback has it
+        {
+            "prompt": "hi",
+            "chosen": [HI, YES],
+            "rejected": [HI, NO],
+            "score_chosen": 8.5,
+        },  # as UltraFeedback has it
         {"chosen": [HI, YES], "rejected": [HI, NO]},
         {"prompt": [HI], "chosen": [HI, YES], "rejected": [HI, NO]},
         {"prompt": "hi", "chosen": "yes", "rejected": [NO]},  # one as a string, the other as a message
@@ -55,13 +65,17 @@ def test_messages(row: dict[str, Any]) -> None:
 
 def test_longer_conversations_and_what_stands_beside_them() -> None:
     long = [BE, HI, NO, HI]
-    assert judged(prompt=long, chosen=[YES], rejected=[NO]) == PreferencePair(ChatRecord([*long, YES]), ChatRecord([*long, NO]))
+    assert judged(prompt=long, chosen=[YES], rejected=[NO]) == PreferencePair(
+        ChatRecord([*long, YES]), ChatRecord([*long, NO])
+    )
     assert judged(prompt="hi", chosen=[YES], rejected=[NO], system="be").chosen == ChatRecord([BE, HI, YES])
 
 
 def test_labels() -> None:
     good, bad = (judged("answers", prompt="a", completion="b", label=label) for label in (True, False))
-    assert good == PreferencePair(PromptRecord("a", "b"), None) and bad == PreferencePair(None, PromptRecord("a", "b"))
+    assert good == PreferencePair(PromptRecord("a", "b"), None) and bad == PreferencePair(
+        None, PromptRecord("a", "b")
+    )
     assert judged("answers", prompt=[HI], completion=[YES], label=True).chosen == ChatRecord([HI, YES])
     assert judged("answers", prompt="a", chosen="b", rejected="c") == PreferencePair(
         PromptRecord("a", "b"), PromptRecord("a", "c")
@@ -75,7 +89,9 @@ def test_forms_of_other_trainers() -> None:
     assert judged("pairs", conversations=asked, chosen=yes, rejected=no) == both
     assert judged("pairs", messages=[HI], chosen=YES, rejected=NO) == both
     assert judged("answers", messages=[HI, YES], label=True) == PreferencePair(ChatRecord([HI, YES]), None)
-    assert judged("answers", conversations=[*asked, no], kto_tag=False) == PreferencePair(None, ChatRecord([HI, NO]))
+    assert judged("answers", conversations=[*asked, no], kto_tag=False) == PreferencePair(
+        None, ChatRecord([HI, NO])
+    )
     alpaca = judged("pairs", instruction="a", input="b", chosen="c", rejected="d")
     assert alpaca == PreferencePair(PromptRecord("a\n\nb", "c"), PromptRecord("a\n\nb", "d"))
     assert judged("pairs", question="a", chosen="c", rejected="d") == PreferencePair(
@@ -84,8 +100,12 @@ def test_forms_of_other_trainers() -> None:
     earlier = judged("pairs", instruction="c", history=[["a", "b"]], chosen="d", rejected="e")
     assert earlier.chosen == PromptRecord("c", "d", history=(("a", "b"),))
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, HI]
-    assert judged("pairs", prompt="hi", history=[["a", "b"]], chosen=[YES], rejected=[NO]).chosen == ChatRecord([*turns, YES])
-    assert judged("answers", instruction="a", output="b", label=False) == PreferencePair(None, PromptRecord("a", "b"))
+    assert judged(
+        "pairs", prompt="hi", history=[["a", "b"]], chosen=[YES], rejected=[NO]
+    ).chosen == ChatRecord([*turns, YES])
+    assert judged("answers", instruction="a", output="b", label=False) == PreferencePair(
+        None, PromptRecord("a", "b")
+    )
 
 
 BAD: list[tuple[Compare, dict[str, Any], str]] = [
@@ -100,13 +120,33 @@ BAD: list[tuple[Compare, dict[str, Any], str]] = [
         {"prompt": "a", "chosen": "", "rejected": "b"},
         '"chosen" is empty, so there is nothing to learn from; leave the row',
     ),
-    ("pairs", {"prompt": "a", "chosen": [HI, YES], "rejected": [HI, NO | {"content": ""}]}, '"rejected" is empty'),
-    ("pairs", {"prompt": "a", "chosen": [HI], "rejected": [HI, NO]}, '"chosen" ends with a message of "user"'),
+    (
+        "pairs",
+        {"prompt": "a", "chosen": [HI, YES], "rejected": [HI, NO | {"content": ""}]},
+        '"rejected" is empty',
+    ),
+    (
+        "pairs",
+        {"prompt": "a", "chosen": [HI], "rejected": [HI, NO]},
+        '"chosen" ends with a message of "user"',
+    ),
     ("pairs", {"chosen": [HI, YES], "rejected": [BE, HI, NO]}, "differ before their last message"),
-    ("pairs", {"chosen": "a", "rejected": "b"}, 'there is no "prompt" where a string or a list of messages is expected'),
+    (
+        "pairs",
+        {"chosen": "a", "rejected": "b"},
+        'there is no "prompt" where a string or a list of messages is expected',
+    ),
     ("pairs", {"prompt": 7, "chosen": "a", "rejected": "b"}, '"prompt" is a number where a string or a list'),
-    ("pairs", {"prompt": "a", "chosen": {"x": 1}, "rejected": "b"}, '"chosen" is an object where a string or a list'),
-    ("pairs", {"prompt": "a", "chosen": [{"text": "b"}], "rejected": "b"}, '"chosen": message 1 has no "role"'),
+    (
+        "pairs",
+        {"prompt": "a", "chosen": {"x": 1}, "rejected": "b"},
+        '"chosen" is an object where a string or a list',
+    ),
+    (
+        "pairs",
+        {"prompt": "a", "chosen": [{"text": "b"}], "rejected": "b"},
+        '"chosen": message 1 has no "role"',
+    ),
     ("pairs", {"prompt": "a", "chosen": [], "rejected": "b"}, '"chosen": "messages" is empty where'),
     (
         "pairs",
@@ -114,23 +154,39 @@ BAD: list[tuple[Compare, dict[str, Any], str]] = [
         'nothing to compare: found "prompt", "completion"; --objective orpo, dpo or simpo',
     ),
     ("pairs", {"prompt": "a", "completion": "b", "label": True}, "--objective kto takes it"),
-    ("answers", {"prompt": "a", "completion": "b", "label": 1}, '"label" is a number where true or false is expected'),
-    ("answers", {"prompt": "a", "completion": "b", "label": None}, '"label" is null where true or false is expected'),
+    (
+        "answers",
+        {"prompt": "a", "completion": "b", "label": 1},
+        '"label" is a number where true or false is expected',
+    ),
+    (
+        "answers",
+        {"prompt": "a", "completion": "b", "label": None},
+        '"label" is null where true or false is expected',
+    ),
     ("answers", {"prompt": "a", "completion": "", "label": True}, '"completion" is empty'),
 ]
 
 
 @pytest.mark.parametrize(("compare", "row", "told"), BAD)
-def test_what_cannot_be_compared_is_told_by_its_place(compare: Compare, row: dict[str, Any], told: str) -> None:
+def test_what_cannot_be_compared_is_told_by_its_place(
+    compare: Compare, row: dict[str, Any], told: str
+) -> None:
     with pytest.raises(DataError) as info:
         judged(compare, **row)
-    assert str(info.value).startswith("d.jsonl, line 3: ") and told in str(info.value) and "\n" not in str(info.value)
+    assert (
+        str(info.value).startswith("d.jsonl, line 3: ")
+        and told in str(info.value)
+        and "\n" not in str(info.value)
+    )
 
 
 # ---- rows --------------------------------------------------------------------
 
 
-def opened(path: Path, compare: Compare, ctx: int = 96, pack: bool = False, **options: Any) -> PairBatches | KtoBatches:
+def opened(
+    path: Path, compare: Compare, ctx: int = 96, pack: bool = False, **options: Any
+) -> PairBatches | KtoBatches:
     said = DataOptions(shuffle=False, pack=pack, **{"as_chat": False, **options})
     corpus, _ = open_corpus([str(path)], ByteTokenizer(chat_template=LLAMA3), said, ctx, 0, KINDS[compare])
     assert isinstance(corpus, PreferenceDataset)
@@ -153,7 +209,10 @@ def test_pairs_lie_in_rows_whole_and_apart(pack: bool, tmp_path: Path) -> None:
     texts = {tuple(decode(np.array(each, np.int32)).decode() for each in pair) for pair in seen[:12]}
     assert len(texts) == 12
     for prompt, chosen, rejected in texts:
-        assert any(row["prompt"] in prompt and row["chosen"] in chosen and row["rejected"] in rejected for row in made)
+        assert any(
+            row["prompt"] in prompt and row["chosen"] in chosen and row["rejected"] in rejected
+            for row in made
+        )
 
 
 def test_of_a_conversation_the_last_answer_is_compared(tmp_path: Path) -> None:
@@ -171,7 +230,9 @@ def test_each_answer_meets_the_prompt_of_the_row_behind_it(tmp_path: Path) -> No
     assert batch.compared and batch.compared.others and batch.compared.sides.tolist() == [1, -1, -1, 1]
     others, text = batch.compared.others, ByteTokenizer().decode
     for number in range(4):
-        words = text(others.tokens[number][others.positions[number] == np.arange(others.tokens.shape[1])]).decode()
+        words = text(
+            others.tokens[number][others.positions[number] == np.arange(others.tokens.shape[1])]
+        ).decode()
         assert made[number]["prompt"] + made[number - 1]["completion"] in words
         trained = text(others.targets[number][others.weights[number] > 0]).decode()
         assert made[number - 1]["completion"] in trained
@@ -207,12 +268,16 @@ def test_a_prompt_that_fills_the_row_is_skipped_and_told(tmp_path: Path) -> None
     for compare, count in (("pairs", 4), ("answers", 8)):
         corpus = opened(path, compare).corpus
         assert len(corpus) == count
-        assert {*corpus.skipped} == {f"{path}:4"} and corpus.cut == [f"{path}:5"] * (1 if compare == "pairs" else 2)
+        assert {*corpus.skipped} == {f"{path}:4"} and corpus.cut == [f"{path}:5"] * (
+            1 if compare == "pairs" else 2
+        )
 
 
 def test_a_split_keeps_pairs_together(tmp_path: Path) -> None:
     path = lines(tmp_path / "d.jsonl", rows(20))
-    train, validation = open_corpus([str(path)], ByteTokenizer(), DataOptions(val_split=0.25), 96, 0, KINDS["pairs"])
+    train, validation = open_corpus(
+        [str(path)], ByteTokenizer(), DataOptions(val_split=0.25), 96, 0, KINDS["pairs"]
+    )
     assert validation and len(train) == 15 and len(validation) == 5
 
 
@@ -227,7 +292,9 @@ def test_a_preview_shows_both(tmp_path: Path) -> None:
     model, path = base(tmp_path / "m.gguf", H), lines(tmp_path / "d.jsonl", rows(4))
     said = ("preview", path, "--model", model, "--objective", "dpo", "-n", 1, "--no-shuffle", "--no-pack")
     shown = ran(*said).out.splitlines()
-    (chosen,), (rejected,) = ([line for line in shown if line.startswith(kind)] for kind in ("chosen: ", "rejected: "))
+    (chosen,), (rejected,) = (
+        [line for line in shown if line.startswith(kind)] for kind in ("chosen: ", "rejected: ")
+    )
     assert rows(1)[0]["chosen"] in chosen and rows(1)[0]["rejected"] in rejected
     row = json.loads(ran(*said, "--json").out)
     assert len(row["chosen"]) == len(row["tokens"]) and 0 < sum(row["chosen"]) < len(row["tokens"])

@@ -20,7 +20,18 @@ from tests.helpers.preferences import NUMBERS, H, labelled, lines, rows
 from tests.helpers.small_models import weights
 
 OBJECTIVES = list(NUMBERS)
-SAID: tuple[Argument, ...] = ("--ctx", 96, "--lr", 1e-2, "--precision", "f32", "--schedule", "constant", "--warmup", 0)
+SAID: tuple[Argument, ...] = (
+    "--ctx",
+    96,
+    "--lr",
+    1e-2,
+    "--precision",
+    "f32",
+    "--schedule",
+    "constant",
+    "--warmup",
+    0,
+)
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +48,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def tuned(place: Path, out: Path, objective: str, *more: Argument, data: str = "pairs.jsonl") -> Done:
-    return ran("finetune", place / "base.gguf", place / data, "--objective", objective, *SAID, *more, "--out", out)
+    return ran(
+        "finetune", place / "base.gguf", place / data, "--objective", objective, *SAID, *more, "--out", out
+    )
 
 
 def last(folder: Path) -> dict[str, Any]:
@@ -57,7 +70,9 @@ def test_the_margin_rises_on_pairs_that_were_held_out(objective: str, place: Pat
     assert end["val_margin"] == pytest.approx(end["val_reward_chosen"] - end["val_reward_rejected"])
     assert end["val_answers"] == (20 if objective == "kto" else 10)
     for line in steps(out):
-        assert "accuracy" in line and ("margin" in line) == ({"reward_chosen", "reward_rejected"} <= line.keys())
+        assert "accuracy" in line and ("margin" in line) == (
+            {"reward_chosen", "reward_rejected"} <= line.keys()
+        )
     assert "margin" in done.err and "perplexity" not in done.err
     if objective in ("dpo", "kto"):  # before the first step nothing moved
         assert steps(out)[0]["margin"] == 0 and first["val_margin"] == 0
@@ -70,13 +85,31 @@ def test_the_margin_rises_on_pairs_that_were_held_out(objective: str, place: Pat
 
 
 def test_answers_that_were_judged_one_by_one(place: Path, tmp_path: Path) -> None:
-    tuned(place, tmp_path / "run", "kto", "--val-split", 0.2, "--iters", 20, "--eval-every", 20, data="answers.jsonl")
+    tuned(
+        place,
+        tmp_path / "run",
+        "kto",
+        "--val-split",
+        0.2,
+        "--iters",
+        20,
+        "--eval-every",
+        20,
+        data="answers.jsonl",
+    )
     assert last(tmp_path / "run")["val_margin"] > 0.5 and last(tmp_path / "run")["val_answers"] == 8
 
 
 def test_from_python(place: Path, tmp_path: Path) -> None:
     made = llamatrain.finetune(
-        place / "base.gguf", place / "pairs.jsonl", objective="dpo", ctx=96, iters=2, lr=1e-2, val_split=0.2, out=tmp_path / "run"
+        place / "base.gguf",
+        place / "pairs.jsonl",
+        objective="dpo",
+        ctx=96,
+        iters=2,
+        lr=1e-2,
+        val_split=0.2,
+        out=tmp_path / "run",
     )
     assert [step for step, _ in made.margins] == [0, 2] and made.margins[-1][1] > made.margins[0][1] == 0
     assert made.perplexity is None and made.validations[0][1] == pytest.approx(np.log(2))
@@ -114,13 +147,32 @@ def test_a_step_is_the_same_however_its_pairs_are_cut(objective: str, place: Pat
 
 def test_rows_hold_several_pairs(place: Path, tmp_path: Path) -> None:
     for name, packed in (("run", ()), ("plain", ("--no-pack",))):
-        tuned(place, tmp_path / name, "dpo", *packed, "--ctx", 160, "--batch", 2, "--iters", 2, "--eval-every", 0)
+        tuned(
+            place,
+            tmp_path / name,
+            "dpo",
+            *packed,
+            "--ctx",
+            160,
+            "--batch",
+            2,
+            "--iters",
+            2,
+            "--eval-every",
+            0,
+        )
     packed, plain = (steps(tmp_path / name)[-1] for name in ("run", "plain"))
     assert packed["tokens"] > 2 * plain["tokens"] and packed["margin"] > 0
 
 
 @pytest.mark.parametrize(
-    "more", [("--lora-dropout", 0.2), ("--precision", "bf16"), ("--target", "output,attn_q"), ("--optimizer", "sgd", "--lr", 0.3)]
+    "more",
+    [
+        ("--lora-dropout", 0.2),
+        ("--precision", "bf16"),
+        ("--target", "output,attn_q"),
+        ("--optimizer", "sgd", "--lr", 0.3),
+    ],
 )
 def test_other_ways_of_a_run(more: tuple[Argument, ...], place: Path, tmp_path: Path) -> None:
     tuned(place, tmp_path / "run", "dpo", "--iters", 8, "--eval-every", 0, *more)
@@ -131,7 +183,9 @@ def test_other_ways_of_a_run(more: tuple[Argument, ...], place: Path, tmp_path: 
 # ---- going on ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("objective", "more"), [("dpo", ("--grad-acc", 2)), ("kto", ("--lora-dropout", 0.1)), ("orpo", ())])
+@pytest.mark.parametrize(
+    ("objective", "more"), [("dpo", ("--grad-acc", 2)), ("kto", ("--lora-dropout", 0.1)), ("orpo", ())]
+)
 def test_a_run_that_goes_on_ends_with_the_same_bits(
     objective: str, more: tuple[Argument, ...], place: Path, tmp_path: Path
 ) -> None:
@@ -140,7 +194,8 @@ def test_a_run_that_goes_on_ends_with_the_same_bits(
     tuned(place, tmp_path / "parts", objective, *many, "--iters", 3)
     ran("finetune", "--resume", tmp_path / "parts", "--iters", 6)
     whole, parts = (
-        [line for line in timeless(tmp_path / name) if line["step"] != 3 or "loss" in line] for name in ("whole", "parts")
+        [line for line in timeless(tmp_path / name) if line["step"] != 3 or "loss" in line]
+        for name in ("whole", "parts")
     )
     assert whole == parts and "val_accuracy" in whole[-1]
     same_bits(tmp_path / "whole" / "adapter.gguf", tmp_path / "parts" / "adapter.gguf")
@@ -165,13 +220,19 @@ def test_a_step_left_half_way_is_gone_on_with(
         patched.setattr(TrainPrograms, "gradients", counted)
         said = ("--objective", objective, *SAID, *many, "--out", tmp_path / "parts")
         assert run("finetune", place / "base.gguf", place / "pairs.jsonl", *said).code == 128 + signal.SIGTERM
-    assert "rewards" in str(open_gguf(tmp_path / "parts" / "checkpoint-LATEST.gguf").metadata["training.partial"])
+    assert "rewards" in str(
+        open_gguf(tmp_path / "parts" / "checkpoint-LATEST.gguf").metadata["training.partial"]
+    )
     ran("finetune", "--resume", tmp_path / "parts")
-    assert timeless(tmp_path / "parts") == timeless(tmp_path / "whole") and len(steps(tmp_path / "whole")) == 3
+    assert (
+        timeless(tmp_path / "parts") == timeless(tmp_path / "whole") and len(steps(tmp_path / "whole")) == 3
+    )
     same_bits(tmp_path / "whole" / "adapter.gguf", tmp_path / "parts" / "adapter.gguf")
 
 
-def test_the_head_is_for_what_is_compared_alone(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_head_is_for_what_is_compared_alone(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of KTO's four ways through the model each, of the others likewise; ORPO's reaches prompts, too."""
     lengths = dict[str, float]()
 
@@ -201,7 +262,12 @@ def test_numbers_stay_as_they_were(place: Path, tmp_path: Path) -> None:
 
 REFUSED = {
     ("--objective", "dpo", "--full"): "--full and --objective dpo compares with the model as it was",
-    ("--objective", "orpo", "--optimizer", "lbfgs"): "--objective goes by rates; --optimizer adamw or sgd will do",
+    (
+        "--objective",
+        "orpo",
+        "--optimizer",
+        "lbfgs",
+    ): "--objective goes by rates; --optimizer adamw or sgd will do",
     ("--objective", "kto", "--batch", "1"): "--batch 1 is too few",
     ("--objective", "kto", "--pack"): "--pack and --objective kto exclude each other",
     ("--objective", "dpo", "--gamma", "2"): "--gamma means nothing to --objective dpo; leave it out",
@@ -225,8 +291,16 @@ OTHERS = [
         "",
         'pairs.jsonl, line 1: preferences ("chosen", "rejected"): finetune learns from them with --objective orpo',
     ),
-    ("text.txt", "dpo", "text.txt: plain text, in which nothing is compared; --objective orpo, dpo or simpo takes JSON lines"),
-    ("plain.jsonl", "kto", 'plain.jsonl, line 1: nothing to compare: found "prompt", "completion"; --objective kto takes'),
+    (
+        "text.txt",
+        "dpo",
+        "text.txt: plain text, in which nothing is compared; --objective orpo, dpo or simpo takes JSON lines",
+    ),
+    (
+        "plain.jsonl",
+        "kto",
+        'plain.jsonl, line 1: nothing to compare: found "prompt", "completion"; --objective kto takes',
+    ),
     ("answers.jsonl", "dpo", 'answers.jsonl, line 1: an answer with a "label", where pairs are compared'),
 ]
 
@@ -249,7 +323,17 @@ def test_a_plan_counts_all_ways_through_the_model(place: Path) -> None:
     """KTO runs four, SimPO one."""
     totals = {}
     for objective in ("simpo", "dpo", "kto"):
-        said = ("plan", "finetune", place / "base.gguf", place / "pairs.jsonl", "--objective", objective, "--ctx", 96, "--json")
+        said = (
+            "plan",
+            "finetune",
+            place / "base.gguf",
+            place / "pairs.jsonl",
+            "--objective",
+            objective,
+            "--ctx",
+            96,
+            "--json",
+        )
         totals[objective] = json.loads(ran(*said).out)
     assert all(each["total"] > 0 and each["splits"] == 1 for each in totals.values())
     assert totals["dpo"]["interpreter"] > totals["simpo"]["interpreter"]

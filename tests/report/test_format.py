@@ -6,8 +6,20 @@ from llamatrain.report.format import Pace, amount, duration, perplexity
 
 
 def test_numbers_are_as_people_read_them() -> None:
-    assert [duration(seconds) for seconds in (0, 59.6, 3599, 3600, 90_061)] == ["0:00", "1:00", "59:59", "1:00:00", "1d 1:01:01"]
-    assert [amount(loss) for loss in (0.0, 0.5, 0.001, -3.0, 1e5)] == ["0.0000", "0.5000", "1.00e-03", "-3.0000", "1.00e+05"]
+    assert [duration(seconds) for seconds in (0, 59.6, 3599, 3600, 90_061)] == [
+        "0:00",
+        "1:00",
+        "59:59",
+        "1:00:00",
+        "1d 1:01:01",
+    ]
+    assert [amount(loss) for loss in (0.0, 0.5, 0.001, -3.0, 1e5)] == [
+        "0.0000",
+        "0.5000",
+        "1.00e-03",
+        "-3.0000",
+        "1.00e+05",
+    ]
     assert [amount(float(loss)) for loss in ("nan", "inf")] == ["nan", "inf"]
     assert [perplexity(loss) for loss in (0.0, 8.0, 800.0, float("nan"))] == ["1.00", "2,981", "inf", "nan"]
 

@@ -84,7 +84,20 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("pages")
     folder = place / NAME
     text = text_file(place)
-    ran("from-scratch", text, *TASK, "--iters", 20, "--sample-prompt", HOSTILE, "--note", HOSTILE, "--profile", "--out", folder)
+    ran(
+        "from-scratch",
+        text,
+        *TASK,
+        "--iters",
+        20,
+        "--sample-prompt",
+        HOSTILE,
+        "--note",
+        HOSTILE,
+        "--profile",
+        "--out",
+        folder,
+    )
     return folder
 
 
@@ -135,7 +148,9 @@ def test_all_of_a_run_is_there(whole: Path) -> None:
     ):
         assert word in text, word
     assert text.count(f"\n{HOSTILE}") >= 4, "samples begin with their prompt"
-    assert {"m-kept", "m-backward", "m-scratch"} <= {each.get("class", "").split(" ")[0] for _, each in seen(whole).tags}
+    assert {"m-kept", "m-backward", "m-scratch"} <= {
+        each.get("class", "").split(" ")[0] for _, each in seen(whole).tags
+    }
 
 
 def test_nothing_of_it_is_read_as_markup_or_asks_for_anything(whole: Path) -> None:
@@ -143,7 +158,9 @@ def test_nothing_of_it_is_read_as_markup_or_asks_for_anything(whole: Path) -> No
     assert NAME in page.text and HOSTILE in page.text
     assert not {"script", "img", "link", "iframe", "b>", "object", "base"} & {tag for tag, _ in page.tags}
     assert not [
-        each for _, each in page.tags if {"src", "href", "xlink:href"} & each.keys() or any(k.startswith("on") for k in each)
+        each
+        for _, each in page.tags
+        if {"src", "href", "xlink:href"} & each.keys() or any(k.startswith("on") for k in each)
     ]
     assert not re.search(r"https?:|url\(|@import", text)
     (policy,) = [each["content"] for tag, each in page.tags if tag == "meta" and "http-equiv" in each]
@@ -151,12 +168,20 @@ def test_nothing_of_it_is_read_as_markup_or_asks_for_anything(whole: Path) -> No
 
 
 def test_hostile_files_are_shown_and_no_more(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 2}\n{"step": 2, "loss": "<b>", "lr": null, "seconds": "x"}\n')
-    (tmp_path / "samples.jsonl").write_text(json.dumps({"step": 1, "text": "</pre><script>x</script>\x00\x1b\ud800"}) + "\n[]\n")
-    (tmp_path / "config.toml").write_text('iters = 5\nnote = "</dd><script>"\nlr = "\\u0000"\nx = [[["<i>"]]]\n')
+    (tmp_path / "metrics.jsonl").write_text(
+        '{"step": 1, "loss": 2}\n{"step": 2, "loss": "<b>", "lr": null, "seconds": "x"}\n'
+    )
+    (tmp_path / "samples.jsonl").write_text(
+        json.dumps({"step": 1, "text": "</pre><script>x</script>\x00\x1b\ud800"}) + "\n[]\n"
+    )
+    (tmp_path / "config.toml").write_text(
+        'iters = 5\nnote = "</dd><script>"\nlr = "\\u0000"\nx = [[["<i>"]]]\n'
+    )
     told = {"facts": [["<i>", "<script>"], 5, ["a"]], "memory": {"calls": -1}, "ended": "<script>"}
     (tmp_path / "report.json").write_text(json.dumps(told))
-    (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": [{"name": "<i>", "cat": "<i>", "dur": 5, "args": {}}, 3]}))
+    (tmp_path / "trace.json").write_text(
+        json.dumps({"traceEvents": [{"name": "<i>", "cat": "<i>", "dur": 5, "args": {}}, 3]})
+    )
     (tmp_path / "<script>.txt").write_text("")
     found = Seen(page(kept_in(tmp_path)))
     assert not {"script", "i>"} & {tag for tag, _ in found.tags} and found.text.count("<script>") >= 5
@@ -183,12 +208,36 @@ def test_it_is_there_from_the_first_save_on(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_run_that_goes_on_keeps_its_samples(whole: Path, tmp_path: Path) -> None:
     def sampled(folder: Path) -> list[tuple[int, str]]:
-        return [(line["step"], line["text"]) for line in map(json.loads, (folder / "samples.jsonl").read_text().splitlines())]
+        return [
+            (line["step"], line["text"])
+            for line in map(json.loads, (folder / "samples.jsonl").read_text().splitlines())
+        ]
 
     task = (text_file(tmp_path), *TASK, "--sample-prompt", "a")
     ran("from-scratch", *task, "--iters", 15, "--out", tmp_path / "one")
-    ran("from-scratch", *task, "--iters", 10, "--lr-min", 1e-4, "--decay-steps", 14, "--warmup", 1, "--out", tmp_path / "two")
-    ran("from-scratch", "--resume", tmp_path / "two" / "checkpoint-5.gguf", "--iters", 15, "--out", tmp_path / "three")
+    ran(
+        "from-scratch",
+        *task,
+        "--iters",
+        10,
+        "--lr-min",
+        1e-4,
+        "--decay-steps",
+        14,
+        "--warmup",
+        1,
+        "--out",
+        tmp_path / "two",
+    )
+    ran(
+        "from-scratch",
+        "--resume",
+        tmp_path / "two" / "checkpoint-5.gguf",
+        "--iters",
+        15,
+        "--out",
+        tmp_path / "three",
+    )
     assert [step for step, _ in sampled(tmp_path / "one")] == [0, 5, 10, 15]
     assert [step for step, _ in sampled(tmp_path / "three")] == [0, 5, 10, 15]
     assert sampled(tmp_path / "three")[:3] == sampled(tmp_path / "two")
@@ -199,8 +248,13 @@ def test_a_run_that_goes_on_keeps_its_samples(whole: Path, tmp_path: Path) -> No
 @settings(max_examples=100, deadline=None)
 @given(LINES)
 def test_whatever_the_figures_are_they_are_drawn(lines: list[dict]) -> None:
-    every = [{**line, **({"lr": line["loss"], "grad_norm": line["loss"]} if "loss" in line else {})} for line in lines]
-    every = [{**line, **({"val_loss_error": line["val_loss"]} if "val_loss" in line else {})} for line in every]
+    every = [
+        {**line, **({"lr": line["loss"], "grad_norm": line["loss"]} if "loss" in line else {})}
+        for line in lines
+    ]
+    every = [
+        {**line, **({"val_loss_error": line["val_loss"]} if "val_loss" in line else {})} for line in every
+    ]
     drawn = curves(RunSeries.of(every))
     assert Seen(drawn).tags and not re.search(r"\b(nan|inf)\b", drawn)
 
@@ -209,14 +263,28 @@ def test_the_waves_are_kept_too(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 8, "loss": 2}\n')
     lines = ({"step": n, "target": [0, 1, 0.5], "model": [None, 1e300, 0.25]} for n in (4, 8, 12))
     (tmp_path / "samples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    drawn = [each for tag, each in Seen(page(kept_in(tmp_path))).tags if tag == "svg" and each["aria-label"] == "wave"]
+    drawn = [
+        each
+        for tag, each in Seen(page(kept_in(tmp_path))).tags
+        if tag == "svg" and each["aria-label"] == "wave"
+    ]
     assert len(drawn) == 2  # what lies behind the last step is of a run that was given up
 
 
 @pytest.mark.parametrize("name", ["report.html", "samples.jsonl", "report.json"])
 def test_where_it_cannot_be_written_the_run_goes_on(tmp_path: Path, name: str) -> None:
     (tmp_path / "run" / name).mkdir(parents=True)
-    done = ran("from-scratch", text_file(tmp_path), *TASK, "--iters", 12, "--sample-prompt", "a", "--out", tmp_path / "run")
+    done = ran(
+        "from-scratch",
+        text_file(tmp_path),
+        *TASK,
+        "--iters",
+        12,
+        "--sample-prompt",
+        "a",
+        "--out",
+        tmp_path / "run",
+    )
     assert done.err.count("warning: ") == 1 and f"{name}: this is a folder" in done.err
     assert len(steps(tmp_path / "run")) == 12
 
@@ -225,9 +293,19 @@ def test_a_long_run_is_drawn_in_no_time(tmp_path: Path) -> None:
     noise = random.Random(1)
     with (tmp_path / "metrics.jsonl").open("w") as file:
         for n in range(1, 100_001):
-            line = {"step": n, "loss": 2 + noise.gauss(0, 0.1), "lr": 1e-3, "grad_norm": 0.8, "tokens": 512 * n, "seconds": 0.01}
+            line = {
+                "step": n,
+                "loss": 2 + noise.gauss(0, 0.1),
+                "lr": 1e-3,
+                "grad_norm": 0.8,
+                "tokens": 512 * n,
+                "seconds": 0.01,
+            }
             file.write(
-                json.dumps({**line, "tokens_per_second": 51200.0, "epoch": 1, "sample": n, "total_seconds": 0.01 * n}) + "\n"
+                json.dumps(
+                    {**line, "tokens_per_second": 51200.0, "epoch": 1, "sample": n, "total_seconds": 0.01 * n}
+                )
+                + "\n"
             )
     begun = time.process_time()
     text = page(kept_in(tmp_path))
@@ -275,7 +353,9 @@ def test_several_lie_over_each_other(whole: Path, tmp_path: Path) -> None:
     ran("report", other, whole, "--out", out)  # its own is replaced
 
 
-def test_a_run_that_is_named_twice_is_one(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_is_named_twice_is_one(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(whole.parent)
     out = tmp_path / "page.html"
     for words in ((whole, whole), (whole, f"{whole}/../{whole.name}"), (whole, Path(whole.name))):
@@ -285,7 +365,10 @@ def test_a_run_that_is_named_twice_is_one(whole: Path, tmp_path: Path, monkeypat
 def test_devices_are_left_alone(whole: Path) -> None:
     for out in ("/dev/stdout", "/dev/null"):
         done = run("report", whole, "--out", out)
-        assert (done.code, done.err) == (1, f"error: {out}: this is a device or a pipe, no place for a file\n")
+        assert (done.code, done.err) == (
+            1,
+            f"error: {out}: this is a device or a pipe, no place for a file\n",
+        )
 
 
 def test_what_is_no_run_is_said(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,9 +399,14 @@ def test_what_is_no_run_is_said(whole: Path, tmp_path: Path, monkeypatch: pytest
 
 def test_a_damaged_line_is_said_and_passed_over(tmp_path: Path) -> None:
     good = [json.dumps({"step": n, "loss": 2.0}) for n in range(1, 6)]
-    (tmp_path / "metrics.jsonl").write_text("\n".join([*good[:2], '{"step": 3, "lo', "[]", *good[3:], '{"step": 6, "l']))
+    (tmp_path / "metrics.jsonl").write_text(
+        "\n".join([*good[:2], '{"step": 3, "lo', "[]", *good[3:], '{"step": 6, "l'])
+    )
     done = ran("report", tmp_path)
-    assert "warning: " in done.err and "metrics.jsonl: line 3, and 2 others, is no figure of a step, and passed over" in done.err
+    assert (
+        "warning: " in done.err
+        and "metrics.jsonl: line 3, and 2 others, is no figure of a step, and passed over" in done.err
+    )
     (tmp_path / "metrics.jsonl").write_text("\n".join([*good, '{"step": 6, "l']))  # a run that goes on
     assert "warning" not in ran("report", tmp_path).err
     assert len(seen(tmp_path).points("loss", "training noise")) == 5

@@ -17,7 +17,12 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium: apt-get install chromium")
 QUIET = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run", "--disable-sync"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-default-apps", "--disable-extensions"),
+    *(
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-default-apps",
+        "--disable-extensions",
+    ),
     *("--disable-domain-reliability", "--host-resolver-rules=MAP * ~NOTFOUND"),
 )
 SCHEMES = {"dark": 0, "light": 1}
@@ -45,7 +50,11 @@ def browsed(file: Path, scheme: str, *more: str) -> str:
     """The document, as it is in the end."""
     assert CHROMIUM
     profile = f"--user-data-dir={file.parent / 'profile'}"
-    settings = (profile, "--window-size=1600,1000", f"--blink-settings=preferredColorScheme={SCHEMES[scheme]}")
+    settings = (
+        profile,
+        "--window-size=1600,1000",
+        f"--blink-settings=preferredColorScheme={SCHEMES[scheme]}",
+    )
     command = [CHROMIUM, *QUIET, *settings, *more, "--dump-dom", file.as_uri()]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
 
@@ -54,7 +63,20 @@ def browsed(file: Path, scheme: str, *more: str) -> str:
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     place = tmp_path_factory.mktemp("browser")
     text, folder = text_file(place), place / ("a_name_without_any_place_to_be_broken_at_" * 4)
-    often = ("--ctx", 32, "--batch", 2, "--eval-every", 3, "--save-every", 9, "--sample-every", 3, "--val-split", 0.1)
+    often = (
+        "--ctx",
+        32,
+        "--batch",
+        2,
+        "--eval-every",
+        3,
+        "--save-every",
+        9,
+        "--sample-every",
+        3,
+        "--val-split",
+        0.1,
+    )
     prompt = ("--sample-prompt", "words" * 5)
     ran("from-scratch", text, *TINY, *often, *prompt, "--iters", 12, "--profile", "--out", folder)
     ran("from-scratch", text, *TINY, *often, "--iters", 9, "--lr", 0.01, "--out", place / "other")
@@ -69,9 +91,16 @@ def framed(name: str, page: str, width: int) -> str:
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_it_fits(pages: dict[str, str], tmp_path: Path, scheme: str) -> None:
     """In frames, as no window is so narrow; its policy has to go for once, which forbids to measure."""
-    measured = {name: re.sub(r"<meta http-equiv[^>]*>", "", page).replace("</body>", MEASURE) for name, page in pages.items()}
-    frames = "".join(framed(f"{name} {width}", page, width) for name, page in measured.items() for width in WIDTHS)
-    (tmp_path / "page.html").write_text(f'<!doctype html><html style="color-scheme: {scheme}"><body>{GATHER}{frames}')
+    measured = {
+        name: re.sub(r"<meta http-equiv[^>]*>", "", page).replace("</body>", MEASURE)
+        for name, page in pages.items()
+    }
+    frames = "".join(
+        framed(f"{name} {width}", page, width) for name, page in measured.items() for width in WIDTHS
+    )
+    (tmp_path / "page.html").write_text(
+        f'<!doctype html><html style="color-scheme: {scheme}"><body>{GATHER}{frames}'
+    )
     found = re.search(r"<pre id=\"measured\">(.*?)</pre>", browsed(tmp_path / "page.html", scheme), re.DOTALL)
     assert found
     all_ = json.loads(found[1])
@@ -99,10 +128,14 @@ def test_it_asks_nothing_of_a_network(pages: dict[str, str], tmp_path: Path) -> 
     def asked_by(body: str) -> set[str]:
         file.write_text(f"<!doctype html><body>{body}")
         browsed(file, "light", f"--log-net-log={log}")
-        return {url for url in asked(log) if "google" not in url and "gvt1" not in url}  # the browser's own affairs
+        return {
+            url for url in asked(log) if "google" not in url and "gvt1" not in url
+        }  # the browser's own affairs
 
     # what would ask is seen, and what a page says of itself forbids it
     image = '<img src="http://somewhere.invalid/a.png">'
     hostile = pages["one"].replace("</body>", f"{image}</body>")
-    assert not asked_by("".join(framed(f"page {n}", page, 800) for n, page in enumerate([*pages.values(), hostile])))
+    assert not asked_by(
+        "".join(framed(f"page {n}", page, 800) for n, page in enumerate([*pages.values(), hostile]))
+    )
     assert asked_by(image) == {"http://somewhere.invalid/a.png"}

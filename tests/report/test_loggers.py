@@ -38,11 +38,27 @@ def metrics_in(folder: Path) -> list[dict[str, Any]]:
 
 def table_in(folder: Path) -> list[dict[str, Any]]:
     with (folder / "metrics.csv").open(newline="") as file:
-        return [{key: json.loads(value) for key, value in row.items() if value} for row in csv.DictReader(file, strict=True)]
+        return [
+            {key: json.loads(value) for key, value in row.items() if value}
+            for row in csv.DictReader(file, strict=True)
+        ]
 
 
 def trained(place: Path, *more: Argument) -> Done:
-    return ran("from-scratch", text_file(place), *TINY, "--ctx", 32, "--batch", 1, "--val-split", 0.2, "--eval-every", 2, *more)
+    return ran(
+        "from-scratch",
+        text_file(place),
+        *TINY,
+        "--ctx",
+        32,
+        "--batch",
+        1,
+        "--val-split",
+        0.2,
+        "--eval-every",
+        2,
+        *more,
+    )
 
 
 def logged_by(calls: list[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
@@ -56,25 +72,49 @@ def expected(folder: Path) -> list[dict[str, Any]]:
 # ---- whole runs ----------------------------------------------------------------
 
 
-def test_each_line_is_told_once_and_a_resumed_run_goes_on(tmp_path: Path, libraries: dict[str, ModuleType]) -> None:
+def test_each_line_is_told_once_and_a_resumed_run_goes_on(
+    tmp_path: Path, libraries: dict[str, ModuleType]
+) -> None:
     wanted = [word for name in ("wandb", "trackio", "csv") for word in ("--log", name)]
     folder = tmp_path / "mine"
-    done = trained(tmp_path, *wanted, "--iters", 4, "--save-every", 2, "--note", "one, two", "--name", "first", "--out", folder)
+    done = trained(
+        tmp_path,
+        *wanted,
+        "--iters",
+        4,
+        "--save-every",
+        2,
+        "--note",
+        "one, two",
+        "--name",
+        "first",
+        "--out",
+        folder,
+    )
     assert "wrong stream" in done.err and "wrong stream" not in done.out and "note" in done.err
     wandb, trackio = libraries["wandb"].calls, libraries["trackio"].calls
     ((begin, told), *_), (end, last) = wandb, wandb[-1]
-    assert (begin, told["project"], told["name"], told["notes"]) == ("init", "llamatrain", "first", "one, two")
+    assert (begin, told["project"], told["name"], told["notes"]) == (
+        "init",
+        "llamatrain",
+        "first",
+        "one, two",
+    )
     assert told["resume"] == "allow" and told["dir"] == str(folder) and told["config"]["train"]["iters"] == 4
     assert (end, last) == ("finish", {"exit_code": 0}) and trackio[-1] == ("finish", {})
     assert trackio[0][1]["config"]["note"] == "one, two" and trackio[0][1]["resume"] == "allow"
     assert logged_by(wandb) == logged_by(trackio) == expected(folder)
-    assert {"train/loss", "train/lr", "train/grad_norm", "step"} <= {*logged_by(wandb)[0]} and "val/loss" in logged_by(wandb)[2]
+    assert {"train/loss", "train/lr", "train/grad_norm", "step"} <= {
+        *logged_by(wandb)[0]
+    } and "val/loss" in logged_by(wandb)[2]
     assert table_in(folder) == metrics_in(folder)
     wandb.clear(), trackio.clear()
     for step in (3, 4):  # as if it was killed behind the save at step 2
         (folder / f"checkpoint-{step}.gguf").unlink(missing_ok=True)
     ran("from-scratch", "--resume", folder / "checkpoint-2.gguf", "--iters", 6)
-    assert (wandb[0][1]["id"], wandb[0][1]["resume"]) == (told["id"], "allow") and trackio[0][1]["name"] == "first"
+    assert (wandb[0][1]["id"], wandb[0][1]["resume"]) == (told["id"], "allow") and trackio[0][1][
+        "name"
+    ] == "first"
     assert [line["step"] for line in logged_by(wandb)] == [5, 6, 6]  # those before it has
     assert [line["step"] for line in logged_by(trackio)] == [3, 4, 4, 5, 6, 6]
     assert table_in(folder) == metrics_in(folder)
@@ -86,7 +126,19 @@ def test_what_is_not_installed_is_said_at_once(tmp_path: Path, monkeypatch: pyte
     text = text_file(tmp_path)
     for name, module in {"wandb": "wandb", "trackio": "trackio", "tensorboard": "tensorboardX"}.items():
         done = run(
-            "from-scratch", text, *TINY, "--ctx", 32, "--iters", 1, "--log", "csv", "--log", name, "--out", tmp_path / "run"
+            "from-scratch",
+            text,
+            *TINY,
+            "--ctx",
+            32,
+            "--iters",
+            1,
+            "--log",
+            "csv",
+            "--log",
+            name,
+            "--out",
+            tmp_path / "run",
         )
         assert done.code == 2 and not (tmp_path / "run").exists()
         assert done.errors == [
@@ -96,13 +148,18 @@ def test_what_is_not_installed_is_said_at_once(tmp_path: Path, monkeypatch: pyte
 
 def test_words_that_mean_nothing_are_refused(tmp_path: Path) -> None:
     begin = ("from-scratch", text_file(tmp_path), *TINY, "--out", tmp_path / "run")
-    assert "--name means nothing without --log to tensorboard, wandb or trackio" in run(*begin, "--name", "x").err
+    assert (
+        "--name means nothing without --log to tensorboard, wandb or trackio"
+        in run(*begin, "--name", "x").err
+    )
     assert "it takes tensorboard, wandb, trackio, csv" in run(*begin, "--log", "mlflow").err
     assert "it takes a name of at most 120 letters" in run(*begin, "--log", "wandb", "--name", "a\nb").err
 
 
 @pytest.mark.parametrize("fault", ["init", "log", "finish"])
-def test_a_logger_that_fails_does_not_end_the_run(fault: str, tmp_path: Path, libraries: dict[str, ModuleType]) -> None:
+def test_a_logger_that_fails_does_not_end_the_run(
+    fault: str, tmp_path: Path, libraries: dict[str, ModuleType]
+) -> None:
     libraries["wandb"].fails.add(fault)  # type: ignore[attr-defined]
     done = trained(tmp_path, "--log", "wandb", "--log", "trackio", "--iters", 3, "--out", tmp_path / "run")
     said = [line for line in done.err.splitlines() if "--log wandb" in line]
@@ -120,7 +177,19 @@ def test_what_nobody_asked_for_is_not_loaded(tmp_path: Path) -> None:
         "try: main()\n"
         "except SystemExit: print(sorted({'wandb', 'trackio', 'tensorboardX', 'pyarrow', 'zstandard', 'gzip'} & {*sys.modules}))"
     )
-    words = ("from-scratch", text_file(tmp_path), *TINY, "--ctx", 32, "--iters", 1, "--batch", 1, "--out", tmp_path / "run")
+    words = (
+        "from-scratch",
+        text_file(tmp_path),
+        *TINY,
+        "--ctx",
+        32,
+        "--iters",
+        1,
+        "--batch",
+        1,
+        "--out",
+        tmp_path / "run",
+    )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(STAND_INS), *filter(None, sys.path)])}
     command = [sys.executable, "-c", program, *map(str, words)]
     done = subprocess.run(command, capture_output=True, text=True, env=env, check=True)
@@ -137,7 +206,9 @@ def lines(*steps: int) -> list[dict[str, Any]]:
 def loggers(metrics: Metrics, *names: str, step: int = 0, note: str = "") -> list[str]:
     """They are told what the metrics are; and what goes wrong."""
     said = list[str]()
-    told = LoggerContext(folder=lambda: metrics.path.parent, name="a", note=note, options={}, step=step, lines=metrics.lines)
+    told = LoggerContext(
+        folder=lambda: metrics.path.parent, name="a", note=note, options={}, step=step, lines=metrics.lines
+    )
     metrics.also = Loggers(names, told, said.append)
     return said
 
@@ -166,7 +237,11 @@ def points(events: list[Any]) -> list[tuple[str, int, float]]:
     for event in events:
         if event.session_log.status:
             shown = [point for point in shown if point[1] < event.step]
-        shown += [(value.tag, event.step, value.simple_value) for value in event.summary.value if not value.HasField("tensor")]
+        shown += [
+            (value.tag, event.step, value.simple_value)
+            for value in event.summary.value
+            if not value.HasField("tensor")
+        ]
     return shown
 
 
@@ -178,7 +253,12 @@ def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
             metrics.write(line)
     found = events_in(tmp_path)
     assert found[0].file_version == "brain.Event:2" and not said
-    texts = [value.tensor.string_val[0] for event in found for value in event.summary.value if value.HasField("tensor")]
+    texts = [
+        value.tensor.string_val[0]
+        for event in found
+        for value in event.summary.value
+        if value.HasField("tensor")
+    ]
     assert texts == [b"a", b"one, two"]
     assert [point for point in points(found) if point[0] == "train/loss"] == [
         ("train/loss", step, step / 8) for step in (1, 2, 3)
@@ -203,7 +283,9 @@ def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
     assert len(list((tmp_path / "tensorboard").iterdir())) == 3
 
 
-def test_a_logger_that_is_new_to_a_run_is_told_its_beginning(tmp_path: Path, libraries: dict[str, ModuleType]) -> None:
+def test_a_logger_that_is_new_to_a_run_is_told_its_beginning(
+    tmp_path: Path, libraries: dict[str, ModuleType]
+) -> None:
     with Metrics.fresh(tmp_path / "metrics.jsonl") as metrics:
         for line in lines(1, 2):
             metrics.write(line)
@@ -246,9 +328,12 @@ def test_disks_that_take_no_more_are_said_once(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"wandb": 1}', '{"wandb": {"id": 1}}', '{"os": {"id": "x"}}', '{"wandb": {"x": "y"}}']
+    "text",
+    ["", "{", "[]", '{"wandb": 1}', '{"wandb": {"id": 1}}', '{"os": {"id": "x"}}', '{"wandb": {"x": "y"}}'],
 )
-def test_a_damaged_file_of_names_begins_another_run(text: str, tmp_path: Path, libraries: dict[str, ModuleType]) -> None:
+def test_a_damaged_file_of_names_begins_another_run(
+    text: str, tmp_path: Path, libraries: dict[str, ModuleType]
+) -> None:
     (tmp_path / "loggers.json").write_text(text)
     with Metrics.fresh(tmp_path / "metrics.jsonl") as metrics:
         said = loggers(metrics, "wandb")

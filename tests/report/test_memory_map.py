@@ -25,7 +25,10 @@ TASK = (*TINY, "--ctx", 32, "--batch", 2)
 
 
 def rectangles(text: str) -> list[dict[str, str]]:
-    return [each.attrib | {"title": each.findtext(f"{SVG}title") or ""} for each in ET.fromstring(text).iter(f"{SVG}rect")]
+    return [
+        each.attrib | {"title": each.findtext(f"{SVG}title") or ""}
+        for each in ET.fromstring(text).iter(f"{SVG}rect")
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +43,9 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 def test_the_picture_has_each_kind_and_the_peak(drawn: tuple[Path, str]) -> None:
     text = drawn[1]
     named = [each for each in rectangles(text) if each["title"]]
-    assert {"m-forward", "m-kept", "m-backward", "m-gradient", "m-again"} <= {each["class"].split()[0] for each in named}
+    assert {"m-forward", "m-kept", "m-backward", "m-gradient", "m-again"} <= {
+        each["class"].split()[0] for each in named
+    }
     assert any(re.search(r"^blk\.0|of blk\.0", each["title"]) for each in named)
     (peak,) = [each for each in ET.fromstring(text).iter(f"{SVG}line") if each.attrib["class"] == "m-peak"]
     there = sum(float(each["height"]) for each in named if covers(each, float(peak.attrib["x1"])))
@@ -55,7 +60,11 @@ def covers(each: dict[str, str], x: float) -> bool:
 
 
 def test_nothing_lies_over_anything(drawn: tuple[Path, str]) -> None:
-    boxes = [[float(each[side]) for side in ("x", "y", "width", "height")] for each in rectangles(drawn[1]) if each["title"]]
+    boxes = [
+        [float(each[side]) for side in ("x", "y", "width", "height")]
+        for each in rectangles(drawn[1])
+        if each["title"]
+    ]
     for n, (x, y, wide, high) in enumerate(boxes):
         assert x >= -0.01 and y >= -0.01 and x + wide <= WIDE + 0.02 and y + high <= HIGH + 0.02
         for left, top, w, h in boxes[:n]:
@@ -68,7 +77,11 @@ def test_it_replaces_its_like_and_nothing_else(drawn: tuple[Path, str]) -> None:
     data = place / "text.txt"
     before = data.read_bytes()
     done = run("plan", "from-scratch", data, *TASK, "--svg", data)
-    assert done.code == 1 and "there is a file already that was not drawn here" in done.err and data.read_bytes() == before
+    assert (
+        done.code == 1
+        and "there is a file already that was not drawn here" in done.err
+        and data.read_bytes() == before
+    )
     for words, code, told in (
         (("--svg", place), 1, "this is a folder"),
         (("--svg", place / "no" / "map.svg"), 2, "its folder is not there"),
@@ -81,7 +94,17 @@ def test_it_replaces_its_like_and_nothing_else(drawn: tuple[Path, str]) -> None:
 
 
 def test_the_page_has_the_same_picture(drawn: tuple[Path, str], tmp_path: Path) -> None:
-    ran("from-scratch", drawn[0] / "text.txt", *TASK, "--remat", "light", "--iters", 1, "--out", tmp_path / "run")
+    ran(
+        "from-scratch",
+        drawn[0] / "text.txt",
+        *TASK,
+        "--remat",
+        "light",
+        "--iters",
+        1,
+        "--out",
+        tmp_path / "run",
+    )
     arena = MemoryLayout.read(json.loads((tmp_path / "run" / "report.json").read_text())["memory"])
     assert arena
     text = (tmp_path / "run" / "report.html").read_text()
@@ -98,7 +121,10 @@ def test_of_any_graph_no_two_lives_meet(g: RandomGraph) -> None:
     for one, other in combinations(lives, 2):
         apart = one.last < other.first or other.last < one.first
         assert apart or one.offset + one.size <= other.offset or other.offset + other.size <= one.offset
-    assert all(0 <= each.first <= each.last < len(made.nodes) and each.offset + each.size <= made.arena for each in lives)
+    assert all(
+        0 <= each.first <= each.last < len(made.nodes) and each.offset + each.size <= made.arena
+        for each in lives
+    )
     assert (peak is None) == (not lives)
 
 
@@ -111,7 +137,9 @@ def many(count: int, seed: int) -> list[Lifetime]:
     for n in range(count):
         first, offset = chance.randrange(100_000), chance.randrange(1 << 30)
         length, size = int(chance.expovariate(0.01)), 1 + int(chance.expovariate(1e-5))
-        lives.append(Lifetime(chance.choice(KINDS), f"value {n}", first, min(first + length, 99_999), offset, size))
+        lives.append(
+            Lifetime(chance.choice(KINDS), f"value {n}", first, min(first + length, 99_999), offset, size)
+        )
     return lives
 
 
@@ -132,8 +160,15 @@ def test_whatever_a_model_is_the_picture_is_small() -> None:
         specks=specks,
     )
     text = picture(arena, "<script>")
-    assert len(text) < 400_000 and "<script>" not in text and "<b>" not in memory_map(arena) and "<i>" not in memory_map(arena)
-    assert ": linear_cross_entropy_ ... utput.weight</text>" in text, "a name is cut in its middle, and says so"
+    assert (
+        len(text) < 400_000
+        and "<script>" not in text
+        and "<b>" not in memory_map(arena)
+        and "<i>" not in memory_map(arena)
+    )
+    assert ": linear_cross_entropy_ ... utput.weight</text>" in text, (
+        "a name is cut in its middle, and says so"
+    )
     ET.fromstring(text)
     assert MemoryLayout.read(json.loads(json.dumps(arena.plain()))) == arena
 
@@ -141,9 +176,9 @@ def test_whatever_a_model_is_the_picture_is_small() -> None:
 def test_what_is_small_is_painted_where_it_lies() -> None:
     life = Lifetime("kept", "", 250, 499, 100, 50)  # of 1,000 calls and 200 bytes
     (columns, rows), specks = painted([life], 1000, 200)
-    assert [(speck.x / columns, speck.y / rows, speck.width / columns, speck.height / rows) for speck in specks] == [
-        (0.25, 0.5, 0.25, 0.25)
-    ]
+    assert [
+        (speck.x / columns, speck.y / rows, speck.width / columns, speck.height / rows) for speck in specks
+    ] == [(0.25, 0.5, 0.25, 0.25)]
 
 
 @pytest.mark.parametrize(
@@ -168,7 +203,15 @@ def test_what_is_small_is_painted_where_it_lies() -> None:
     ],
 )
 def test_what_anybody_may_have_written_is_no_map(damage: dict) -> None:
-    sound = {"calls": 2, "size": 8, "peak": 1, "peak_name": "x", "at_peak": {"kept": 8}, "alive": [["x", 8]], "grid": [4, 4]}
+    sound = {
+        "calls": 2,
+        "size": 8,
+        "peak": 1,
+        "peak_name": "x",
+        "at_peak": {"kept": 8},
+        "alive": [["x", 8]],
+        "grid": [4, 4],
+    }
     sound |= {"specks": [[0, 0, 0, 1, 1]], "named": [[0, "x", 0, 1, 0, 8]]}
     assert MemoryLayout.read(sound)
     assert MemoryLayout.read({**sound, **damage}) is None

@@ -25,7 +25,10 @@ def test_lines_are_json_objects_in_their_order(path: Path) -> None:
     with Metrics.fresh(path) as metrics:
         metrics.write({"step": 1, "loss": 0.1 + 0.2})
         metrics.write({"step": 1, "val_loss": 2.5, "val_tokens": 4096})
-        assert metrics.read() == [{"step": 1, "loss": 0.1 + 0.2}, {"step": 1, "val_loss": 2.5, "val_tokens": 4096}]
+        assert metrics.read() == [
+            {"step": 1, "loss": 0.1 + 0.2},
+            {"step": 1, "val_loss": 2.5, "val_tokens": 4096},
+        ]
     assert path.read_text().splitlines()[0] == '{"step": 1, "loss": 0.30000000000000004}'
 
 

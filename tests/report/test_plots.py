@@ -21,7 +21,10 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 def falling(steps: int) -> list[dict]:
     noise = random.Random(1)
-    return [{"step": n, "loss": 1.2 + 7 * math.exp(-8 * n / steps) + noise.gauss(0, 0.1)} for n in range(1, steps + 1)]
+    return [
+        {"step": n, "loss": 1.2 + 7 * math.exp(-8 * n / steps) + noise.gauss(0, 0.1)}
+        for n in range(1, steps + 1)
+    ]
 
 
 def validations(steps: Iterable[int]) -> list[dict]:
@@ -32,7 +35,9 @@ def polylines(text: str, kind: str) -> list[list[tuple[float, float]]]:
     """The points of the plot's lines of a kind."""
     plot = ET.fromstring(text).find(f"{SVG}g")
     assert plot is not None
-    found = [line.attrib["points"].split() for line in plot.iter(f"{SVG}polyline") if line.attrib["class"] == kind]
+    found = [
+        line.attrib["points"].split() for line in plot.iter(f"{SVG}polyline") if line.attrib["class"] == kind
+    ]
     return [[(float(x), float(y)) for x, y in (point.split(",") for point in points)] for points in found]
 
 
@@ -91,7 +96,9 @@ def test_the_smooth_line_follows_the_middle_of_the_noise() -> None:
 
 def test_the_picture_shows_all_that_was_measured() -> None:
     text = picture(Losses.of(falling(300) + validations(range(100, 301, 100))), "runs/one")
-    (noise,), (smooth,), (validation,) = (polylines(text, kind) for kind in ("training noise", "training", "validation"))
+    (noise,), (smooth,), (validation,) = (
+        polylines(text, kind) for kind in ("training noise", "training", "validation")
+    )
     assert len(noise) == len(smooth) == 300
     assert len(validation) == 3
     assert [x for x, _ in smooth] == sorted(x for x, _ in smooth)
@@ -145,7 +152,10 @@ def test_the_curve_falls_in_the_terminal() -> None:
 
 NUMBERS = st.one_of(st.floats(), st.none(), st.integers(), st.floats(-10, 10))
 LINES = st.lists(
-    st.fixed_dictionaries({"step": st.one_of(st.integers(0, 50), st.integers())}, optional={"loss": NUMBERS, "val_loss": NUMBERS})
+    st.fixed_dictionaries(
+        {"step": st.one_of(st.integers(0, 50), st.integers())},
+        optional={"loss": NUMBERS, "val_loss": NUMBERS},
+    )
 )
 
 
@@ -183,7 +193,8 @@ def test_a_run_of_any_length_takes_the_same_memory() -> None:
     def peak(count: int) -> tuple[int, Losses]:
         chance = random.Random(1)
         lines = (
-            {"step": step, "loss": 5 + chance.random() + 9 * (step == 70_001) - 5 * (step == 90_003)} for step in range(1, count)
+            {"step": step, "loss": 5 + chance.random() + 9 * (step == 70_001) - 5 * (step == 90_003)}
+            for step in range(1, count)
         )
         tracemalloc.start()
         losses = Losses.of(lines)
@@ -196,12 +207,21 @@ def test_a_run_of_any_length_takes_the_same_memory() -> None:
     steps, values = losses.training.steps, losses.training.values
     assert len(steps) < MOST and steps[-1] == 399_999 and steps[0] == 1
     assert np.diff(steps).max() < 200  # as many of the first as of the last
-    assert values.max() > 14 and steps[values.argmax()] == 70_001 and values.min() < 1 and steps[values.argmin()] == 90_003
+    assert (
+        values.max() > 14
+        and steps[values.argmax()] == 70_001
+        and values.min() < 1
+        and steps[values.argmin()] == 90_003
+    )
     assert abs(losses.smooth.values.mean() - 5.5) < 0.05
 
 
 def test_figures_of_many_steps_are_thinned_likewise() -> None:
-    lines = ({"step": step, "loss": math.nan if step % 3 else 2.0, "lr": step / 1e6} for step in range(1, 100_000))
+    lines = (
+        {"step": step, "loss": math.nan if step % 3 else 2.0, "lr": step / 1e6} for step in range(1, 100_000)
+    )
     found = RunSeries.of(lines)
-    assert found.step == 99_999 and len(found.series("lr")) < MOST and set(found.series("loss").values) == {2.0}
+    assert (
+        found.step == 99_999 and len(found.series("lr")) < MOST and set(found.series("loss").values) == {2.0}
+    )
     assert (np.diff(found.series("lr").values) > 0).all() and found.series("lr").values[-1] == 99_999 / 1e6

@@ -15,7 +15,20 @@ from llamatrain.engine.program import Program
 from llamatrain.graph import ops as O
 from llamatrain.graph.tensor import parameter, placeholder
 from llamatrain.report.profile import table
-from tests.helpers.cli import TINY, Argument, Done, finished, lines, ran, run, same_bits, started, text_file, timeless, until
+from tests.helpers.cli import (
+    TINY,
+    Argument,
+    Done,
+    finished,
+    lines,
+    ran,
+    run,
+    same_bits,
+    started,
+    text_file,
+    timeless,
+    until,
+)
 from tests.helpers.small_models import small, weights, written
 
 NEW = (*TINY, "--ctx", 32, "--batch", 2, "--val-split", 0.2, "--eval-every", 2, "--seed", 5, "--threads", 1)
@@ -59,7 +72,16 @@ def test_what_the_start_took_adds_up(profiled: tuple[Done, Path]) -> None:
     last = next(place for place, line in enumerate(start) if line.startswith("  in all"))
     parts = {line[2:30].strip(): number(line[30:]) for line in start[1 : last + 1]}
     whole = parts.pop("in all")
-    assert {"Python and imports", "tokenizer", "data", "planning", "binding", "kernels", "saving", "all else"} <= parts.keys()
+    assert {
+        "Python and imports",
+        "tokenizer",
+        "data",
+        "planning",
+        "binding",
+        "kernels",
+        "saving",
+        "all else",
+    } <= parts.keys()
     assert sum(parts.values()) == pytest.approx(whole, abs=0.001 * len(parts))
     assert all(seconds >= 0 for seconds in parts.values())
 
@@ -78,7 +100,10 @@ def test_what_a_step_took_adds_up(profiled: tuple[Done, Path]) -> None:
 def test_the_ops_are_told_apart_by_what_they_are_for(profiled: tuple[Done, Path]) -> None:
     done, _ = profiled
     parts = {(row["op"], row["part"]): row for row in rows(done.err)}
-    assert parts["matmul", "forward"]["rate"].endswith("GFLOP/s") and number(parts["matmul", "forward"]["calls"]) == 14
+    assert (
+        parts["matmul", "forward"]["rate"].endswith("GFLOP/s")
+        and number(parts["matmul", "forward"]["calls"]) == 14
+    )
     assert ("matmul_nn", "backward") in parts and ("flash_attn_back", "backward") in parts
     assert parts["opt_step_adamw", "optimizer"]["rate"].endswith("GB/s")
     assert parts["sum_sqr", "optimizer"]["rate"].endswith("GB/s")
@@ -117,7 +142,9 @@ def test_what_is_within_a_step_lies_within_it(profiled: tuple[Done, Path]) -> No
     ops = [event for event in spans if event["cat"] in ("forward", "again", "backward", "optimizer")]
     first = steps[:3]
     for event in ops:
-        assert any(s["ts"] - 1 <= event["ts"] and event["ts"] + event["dur"] <= s["ts"] + s["dur"] + 1 for s in first)
+        assert any(
+            s["ts"] - 1 <= event["ts"] and event["ts"] + event["dur"] <= s["ts"] + s["dur"] + 1 for s in first
+        )
     assert len(ops) % 3 == 0 and ops
     assert all(one["ts"] + one["dur"] <= other["ts"] + 1 for one, other in pairwise(ops))
 
@@ -127,7 +154,10 @@ def test_the_trace_is_bounded_and_says_so(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("llamatrain.engine.profiler.SPANS", 12)
     done = trained(tmp_path, "--profile")
     kinds = [event["cat"] for event in events(tmp_path / "run") if event["ph"] == "X"]
-    assert kinds.count("forward") + kinds.count("backward") + kinds.count("again") + kinds.count("optimizer") == 20
+    assert (
+        kinds.count("forward") + kinds.count("backward") + kinds.count("again") + kinds.count("optimizer")
+        == 20
+    )
     assert len(kinds) == 32
     assert "the first 20 ops of step 1, and the first steps as wholes" in done.err.splitlines()[-1]
 
@@ -146,11 +176,24 @@ def test_the_same_bits_come_out(profiled: tuple[Done, Path], tmp_path: Path) -> 
 def test_a_run_that_is_gone_on_with(profiled: tuple[Done, Path], tmp_path: Path) -> None:
     _, folder = profiled
     out = tmp_path / "run"
-    ran("from-scratch", text_file(tmp_path), *NEW, "--iters", 5, "--out", out, "--max-time", "0.001s", "--profile")
+    ran(
+        "from-scratch",
+        text_file(tmp_path),
+        *NEW,
+        "--iters",
+        5,
+        "--out",
+        out,
+        "--max-time",
+        "0.001s",
+        "--profile",
+    )
     done = ran("from-scratch", "--resume", out, "--profile")
     same_bits(folder / "model.gguf", out / "model.gguf")
     assert "profile" not in (out / "config.toml").read_text()
-    assert [event["name"] for event in events(out) if event.get("cat") == "step"] == [f"step {n}" for n in range(2, 6)]
+    assert [event["name"] for event in events(out) if event.get("cat") == "step"] == [
+        f"step {n}" for n in range(2, 6)
+    ]
     assert told(done.err, "in all, of 4 steps")
 
 
@@ -174,13 +217,17 @@ def test_a_trace_that_cannot_be_written_is_told_in_a_line(tmp_path: Path) -> Non
 
 def test_what_trains_nothing_takes_none(profiled: tuple[Done, Path], tmp_path: Path) -> None:
     _, folder = profiled
-    done = run("from-scratch", "--checkpoint-in", folder / "checkpoint-5.gguf", "--only-write-model", "--profile")
+    done = run(
+        "from-scratch", "--checkpoint-in", folder / "checkpoint-5.gguf", "--only-write-model", "--profile"
+    )
     assert done.code == 2 and len(done.errors) == 1 and "--profile" in done.errors[0]
 
 
 def test_a_signal_ends_it_with_table_and_trace(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    with started("from-scratch", text_file(tmp_path), *NEW, "--iters", 100_000, "--out", out, "--profile") as process:
+    with started(
+        "from-scratch", text_file(tmp_path), *NEW, "--iters", 100_000, "--out", out, "--profile"
+    ) as process:
         until(lambda: lines(out) > 3, process)
         process.send_signal(signal.SIGINT)
         done = finished(process)

@@ -35,7 +35,9 @@ def test_all_of_it() -> None:
     loss, below, memory = shown(told.lines(40.0, 100, 30))
     assert loss.startswith("█") and "loss 0.1000  lowest 0.1000  val 2.5000  best  lr 1.00e-03" in loss
     assert "40/100  1,000 tok/s  0:40  1:00 left  saved at 40" in below
-    assert memory.startswith("━" * 24 + "─" * 8 + "  memory") and memory.endswith("memory 75 MB of 100 MB planned")
+    assert memory.startswith("━" * 24 + "─" * 8 + "  memory") and memory.endswith(
+        "memory 75 MB of 100 MB planned"
+    )
 
 
 @pytest.mark.parametrize("signs", [FINE, PLAIN])
@@ -67,7 +69,11 @@ def test_a_trail_of_any_length() -> None:
     for step in range(10 * KEPT):
         trail.add(2.0 if step < 5 * KEPT else 1.0)
     drawn = trail.drawn(TRAIL)
-    assert len(drawn) == TRAIL and drawn[: TRAIL // 2 - 1] == "█" * (TRAIL // 2 - 1) and set(drawn[TRAIL // 2 + 1 :]) == {"▁"}
+    assert (
+        len(drawn) == TRAIL
+        and drawn[: TRAIL // 2 - 1] == "█" * (TRAIL // 2 - 1)
+        and set(drawn[TRAIL // 2 + 1 :]) == {"▁"}
+    )
     assert len(trail._means) < KEPT and trail.lowest == 1.0
 
 

@@ -21,12 +21,20 @@ class Run:
     """A report on a stream, with a clock that goes when it is told to."""
 
     def __init__(
-        self, folder: Path, iters: int, encoding: str = "utf-8", width: int = 100, terminal: bool = False, **more: Any
+        self,
+        folder: Path,
+        iters: int,
+        encoding: str = "utf-8",
+        width: int = 100,
+        terminal: bool = False,
+        **more: Any,
     ) -> None:
         self.now = 0.0
         self.folder = folder
         self.stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="strict")
-        self.console = Console(file=self.stream, width=width, height=24, force_terminal=terminal, color_system=None)
+        self.console = Console(
+            file=self.stream, width=width, height=24, force_terminal=terminal, color_system=None
+        )
         metrics = Metrics.fresh(folder / "metrics.jsonl")
         self.report = Report(metrics, iters=iters, console=self.console, clock=lambda: self.now, **more)
 
@@ -69,7 +77,15 @@ def test_a_step_is_one_aligned_line(tmp_path: Path) -> None:
 def test_a_line_says_where_in_the_data_it_is_and_how_sure_a_validation(tmp_path: Path) -> None:
     """And the last one says all that was done."""
     run = Run(tmp_path, 100, every=1)
-    told = {"step": 40, "loss": 2.5, "lr": 1e-3, "grad_norm": None, "tokens": 20480, "seconds": 0.25, "tokens_per_second": 2048.0}
+    told = {
+        "step": 40,
+        "loss": 2.5,
+        "lr": 1e-3,
+        "grad_norm": None,
+        "tokens": 20480,
+        "seconds": 0.25,
+        "tokens_per_second": 2048.0,
+    }
     place = {"epoch": 3, "sample": 250, "samples": 1000, "total_seconds": 70.0}
     with run.report:
         run.report.step(StepLine(**told, **place))
@@ -78,7 +94,10 @@ def test_a_line_says_where_in_the_data_it_is_and_how_sure_a_validation(tmp_path:
     lines = run.text().splitlines()
     told_in = "step  40/100  loss  2.5000  lr 1.00e-03  epoch 3  sample   250/1,000    2,048 tok/s    250 ms/step   0:00"
     assert lines[0] == told_in
-    assert lines[1] == " val  40/100  loss  2.2500 ± 0.0123  perplexity 9.49  accuracy 25.0 ± 0.43 %  4,096 tokens"
+    assert (
+        lines[1]
+        == " val  40/100  loss  2.2500 ± 0.0123  perplexity 9.49  accuracy 25.0 ± 0.43 %  4,096 tokens"
+    )
     seen = "40 steps, 2.25 times through 1,000 samples, 20,480 tokens in 1:10, 1.75 s each"
     assert lines[-1] == f"{seen}; validation loss 2.2500 ± 0.0123, accuracy 25.0 ± 0.43 %"
     step, validation = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
@@ -100,7 +119,15 @@ def test_metrics_are_as_they_are_promised(tmp_path: Path) -> None:
         run.step(2, grad_norm=None)
         run.report.validation(2, scored(2.25, 4096))
     assert [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [
-        {"step": 1, "loss": 2.5, "lr": 1e-3, "grad_norm": 0.8, "tokens": 512, "seconds": 2.0, "tokens_per_second": 256.0},
+        {
+            "step": 1,
+            "loss": 2.5,
+            "lr": 1e-3,
+            "grad_norm": 0.8,
+            "tokens": 512,
+            "seconds": 2.0,
+            "tokens_per_second": 256.0,
+        },
         {"step": 2, "loss": 2.5, "lr": 1e-3, "tokens": 1024, "seconds": 2.0, "tokens_per_second": 256.0},
         {"step": 2, "val_loss": 2.25, "val_tokens": 4096},
     ]
@@ -114,8 +141,12 @@ def test_tokens_a_second_are_those_of_the_last_steps(tmp_path: Path) -> None:
     assert "    512 tok/s" in run.lines("step 5/5")[0]
 
 
-@pytest.mark.parametrize(("iters", "takes", "most"), [(256, 5.0, 150), (10_000, 1.5, 150), (10_000, 0.002, 21), (30, 2.0, 30)])
-def test_lines_are_few_and_the_first_and_the_last_are_among_them(tmp_path: Path, iters: int, takes: float, most: int) -> None:
+@pytest.mark.parametrize(
+    ("iters", "takes", "most"), [(256, 5.0, 150), (10_000, 1.5, 150), (10_000, 0.002, 21), (30, 2.0, 30)]
+)
+def test_lines_are_few_and_the_first_and_the_last_are_among_them(
+    tmp_path: Path, iters: int, takes: float, most: int
+) -> None:
     run = Run(tmp_path, iters)
     with run.report:
         for step in range(1, iters + 1):
@@ -153,7 +184,9 @@ def test_a_run_that_stops_early_shows_its_last_step(tmp_path: Path) -> None:
     assert [line.split()[1] for line in run.lines("step")] == ["1/1000", "7/1000"]
 
 
-@pytest.mark.parametrize(("iters", "every"), [(1, 1), (150, 1), (151, 2), (256, 2), (750, 5), (10_000, 100), (0, 1)])
+@pytest.mark.parametrize(
+    ("iters", "every"), [(1, 1), (150, 1), (151, 2), (256, 2), (750, 5), (10_000, 100), (0, 1)]
+)
 def test_strides_are_round(iters: int, every: int) -> None:
     assert stride(iters) == every
 
@@ -161,7 +194,13 @@ def test_strides_are_round(iters: int, every: int) -> None:
 def test_the_header_is_aligned_and_wrapped_below_its_values(tmp_path: Path) -> None:
     run = Run(tmp_path, 10, width=40)
     with run.report:
-        run.report.header([("model", "llama, 4 layers"), ("data", "one two three four five six seven eight"), ("to", "x" * 50)])
+        run.report.header(
+            [
+                ("model", "llama, 4 layers"),
+                ("data", "one two three four five six seven eight"),
+                ("to", "x" * 50),
+            ]
+        )
     assert run.text().splitlines() == [
         "model  llama, 4 layers",
         "data   one two three four five six seven",
@@ -243,7 +282,9 @@ def test_plain_streams_have_plain_lines(tmp_path: Path) -> None:
 
 
 def test_the_end_draws_all_of_a_resumed_run(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text("".join(f'{{"step": {n}, "loss": {9 - n / 10}}}\n' for n in range(1, 61)))
+    (tmp_path / "metrics.jsonl").write_text(
+        "".join(f'{{"step": {n}, "loss": {9 - n / 10}}}\n' for n in range(1, 61))
+    )
     metrics = Metrics.resumed(tmp_path / "metrics.jsonl", 50)
     stream = io.StringIO()
     with Report(metrics, iters=100, console=Console(file=stream, width=80)) as report:
@@ -277,7 +318,11 @@ def test_on_a_terminal_no_line_is_too_wide(tmp_path: Path, width: int) -> None:
         below = list(run.console.render_lines(run.report._display(), pad=False))
     shown = [re.sub(r"\x1b\[[?\d]*[A-Za-z]", "", line) for line in re.split(r"[\r\n]+", run.text())]
     assert max(map(len, shown)) <= width
-    assert all("999/2000" in line and "loss  2.5000" in line for line in shown if line.startswith("step") and "999" in line)
+    assert all(
+        "999/2000" in line and "loss  2.5000" in line
+        for line in shown
+        if line.startswith("step") and "999" in line
+    )
     assert len(below) == 12  # nine rows of waves, what they are, the loss so far, and one line of progress
     assert "999/2000" in "".join(segment.text for segment in below[-1])
     assert "loss 2.5000" in "".join(segment.text for segment in below[-2])
@@ -287,7 +332,10 @@ def test_a_step_that_is_not_printed_costs_little(tmp_path: Path) -> None:
     lines = [line_of(n, 2.3 / n, 1e-3 / 3, 0.8 / n, n * 512, 0.0004 / n, 1e6 / n) for n in range(1, 10_001)]
     costs = []
     with Report(
-        Metrics.fresh(tmp_path / "metrics.jsonl"), iters=10**6, every=10**6, console=Console(file=io.StringIO())
+        Metrics.fresh(tmp_path / "metrics.jsonl"),
+        iters=10**6,
+        every=10**6,
+        console=Console(file=io.StringIO()),
     ) as report:
         for first in range(0, 10_000, 1000):
             begun = time.process_time()

@@ -46,16 +46,24 @@ print("after", file=sys.stderr)
 
 def played(folder: Path, ending: str, terminal: bool = True, **environment: str) -> tuple[str, str]:
     """What the scene writes to stdout, and to a stderr that is a terminal or a pipe."""
-    clean = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES")}
+    clean = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES")
+    }
     arguments = [sys.executable, "-c", SCENE, str(folder), ending]
-    settings: dict[str, Any] = {"env": {**clean, "TERM": "xterm-256color", "PYTHONIOENCODING": "utf-8", **environment}}
+    settings: dict[str, Any] = {
+        "env": {**clean, "TERM": "xterm-256color", "PYTHONIOENCODING": "utf-8", **environment}
+    }
     if not terminal:
         done = subprocess.run(arguments, check=False, capture_output=True, encoding="utf-8", **settings)
         return done.stdout, done.stderr
     import pty
 
     ours, theirs = pty.openpty()
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=theirs, stdin=theirs, **settings) as process:
+    with subprocess.Popen(
+        arguments, stdout=subprocess.PIPE, stderr=theirs, stdin=theirs, **settings
+    ) as process:
         os.close(theirs)
         shown = bytearray()
         while select.select([ours], [], [], 30)[0]:
@@ -102,7 +110,9 @@ def test_no_color_is_heeded(tmp_path: Path) -> None:
 
 
 def test_a_pipe_gets_plain_lines_even_where_colours_are_asked_for(tmp_path: Path) -> None:
-    data, shown = played(tmp_path, "ends", terminal=False, FORCE_COLOR="1", TTY_COMPATIBLE="1", TTY_INTERACTIVE="1")
+    data, shown = played(
+        tmp_path, "ends", terminal=False, FORCE_COLOR="1", TTY_COMPATIBLE="1", TTY_INTERACTIVE="1"
+    )
     assert data == "data\n"
     assert "\x1b" not in shown
     assert "a note\n" in shown
@@ -131,7 +141,9 @@ class Coloured(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize(("said", "coloured", "moves"), [({}, 1, 1), ({"NO_COLOR": "1"}, 0, 1), ({"TERM": "dumb"}, 0, 0)])
+@pytest.mark.parametrize(
+    ("said", "coloured", "moves"), [({}, 1, 1), ({"NO_COLOR": "1"}, 0, 1), ({"TERM": "dumb"}, 0, 0)]
+)
 def test_no_colour_where_none_is_wished(
     said: dict[str, str], coloured: bool, moves: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -144,18 +156,29 @@ def test_no_colour_where_none_is_wished(
         report.warn("beware")
         report.step(line_of(1, 2.0, 1e-3, 0.5, 1, 1.0, 1.0))
     codes = re.findall(r"\x1b\[([\d;]*)m", shown.getvalue())
-    assert any(part in map(str, [*range(30, 50), *range(90, 98)]) for code in codes for part in code.split(";")) == coloured
-    assert bool(re.search(r"\x1b\[[\d;?]*[A-KlhH]", shown.getvalue())) == moves and "beware" in shown.getvalue()
+    assert (
+        any(part in map(str, [*range(30, 50), *range(90, 98)]) for code in codes for part in code.split(";"))
+        == coloured
+    )
+    assert (
+        bool(re.search(r"\x1b\[[\d;?]*[A-KlhH]", shown.getvalue())) == moves and "beware" in shown.getvalue()
+    )
 
 
 def test_what_is_counted_meanwhile_stands_in_the_display(capsys: pytest.CaptureFixture[str]) -> None:
     """A bar of its own would be drawn over, and draw over it."""
     with terminal.shown():
         told = list[str]()
-        with terminal.displaying(told.append), terminal.bar("compiling kernels", total=2, unit="kernel") as bar:
+        with (
+            terminal.displaying(told.append),
+            terminal.bar("compiling kernels", total=2, unit="kernel") as bar,
+        ):
             bar.update()
         assert told == ["compiling kernels: 0 of 2", "compiling kernels: 1 of 2", ""]
-        assert not isinstance(terminal.bar("merging", total=1), terminal.CountedProgress) and not capsys.readouterr().err
+        assert (
+            not isinstance(terminal.bar("merging", total=1), terminal.CountedProgress)
+            and not capsys.readouterr().err
+        )
 
 
 LONG = "the run goes on with what it began with, and --resume will need that; nothing else is to be done about it here"
@@ -223,7 +246,11 @@ def test_a_bar_within_a_bar_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_bar_that_is_soon_done_is_never_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", stream := Coloured())
-    with terminal.shown(), terminal.bar("merging", total=2) as merging, terminal.bar("compiling", total=1) as compiling:
+    with (
+        terminal.shown(),
+        terminal.bar("merging", total=2) as merging,
+        terminal.bar("compiling", total=1) as compiling,
+    ):
         compiling.update()
         terminal.say("a word")
         merging.update()
@@ -250,12 +277,19 @@ def test_work_that_goes_on_is_told_in_a_log_every_so_often(
     """300,000 rows were tokenized for 97 s without a line."""
     now = [0.0]
     monkeypatch.setattr(terminal.time, "monotonic", lambda: now[0])
-    with terminal.shown(), terminal.bar("tokenizing a.txt", total=300_000_000, unit="B", unit_scale=True) as told:
+    with (
+        terminal.shown(),
+        terminal.bar("tokenizing a.txt", total=300_000_000, unit="B", unit_scale=True) as told,
+    ):
         for _ in range(100):
             now[0] += 1
             told.update(3_000_000)
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "tokenizing a.txt: 45.0 MB of 300.0 MB, after 15 s" and len(lines) == 6 and told.n == 300_000_000
+    assert (
+        lines[0] == "tokenizing a.txt: 45.0 MB of 300.0 MB, after 15 s"
+        and len(lines) == 6
+        and told.n == 300_000_000
+    )
     with terminal.shown(), terminal.bar("tokenizing a.gz", total=None, unit="B", unit_scale=True) as told:
         now[0] += 14
         told.update(1)

@@ -47,7 +47,11 @@ def test_full_training_opens_in_llama_cpp(arch: str, tmp_path: Path) -> None:
     assert after.tensors.keys() == before.tensors.keys()
     for key, value in keys(shape).items():
         assert after.value(f"{arch}.{key}", type(value)) == pytest.approx(value), key
-    changed = [name for name in before.tensors if before.tensors[name].raw.tobytes() != after.tensors[name].raw.tobytes()]
+    changed = [
+        name
+        for name in before.tensors
+        if before.tensors[name].raw.tobytes() != after.tensors[name].raw.tobytes()
+    ]
     assert set(changed) == {name for name in before.tensors if not name.startswith("rope_")}
     opens(out, arch)
 
@@ -85,7 +89,9 @@ def test_plans_and_what_is_told_of_a_base(arch: str, tmp_path: Path) -> None:
         assert plan["parameters"] == every and plan["moments"] == pytest.approx(8 * trained, rel=0.05)
     told = ran("inspect", base).out
     assert (
-        f" {arch} " in told and all(key in told for key in keys(shape)) and f"{every + len(shape.long + shape.short):,}" in told
+        f" {arch} " in told
+        and all(key in told for key in keys(shape))
+        and f"{every + len(shape.long + shape.short):,}" in told
     )
 
 
@@ -105,10 +111,15 @@ def short_pairs(folder: Path) -> Path:
 def test_packed_rows_are_separate_rows(arch: str, flash: str, tmp_path: Path) -> None:
     shape = shape_of(arch, "b")
     data, base = short_pairs(tmp_path), runs.base(tmp_path, shape)
-    packed, apart = (("--ctx", 96, "--seed", 3, "--batch", each, pack) for each, pack in ((1, "--pack"), (4, "--no-pack")))
+    packed, apart = (
+        ("--ctx", 96, "--seed", 3, "--batch", each, pack) for each, pack in ((1, "--pack"), (4, "--no-pack"))
+    )
     together = shown(1, data, "--model", base, *packed)[0]
     assert len(np.unique(together["starts"][together["weights"] > 0])) == 4
-    found = [gradients(tmp_path / str(number), shape, base, data, *given, flash) for number, given in enumerate((packed, apart))]
+    found = [
+        gradients(tmp_path / str(number), shape, base, data, *given, flash)
+        for number, given in enumerate((packed, apart))
+    ]
     for name, one in found[0].items():
         other = found[1][name]
         assert np.abs(one - other).max() <= 1e-4 * np.abs(other).max(), name
@@ -122,11 +133,24 @@ def gradients(out: Path, shape: Shape, base: Path, data: Path, *given: Argument)
 # ---- going on ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("arch", "way"), [("gemma3", "full"), ("phi3", "lora"), ("qwen2", "full"), ("smollm3", "lora")])
+@pytest.mark.parametrize(
+    ("arch", "way"), [("gemma3", "full"), ("phi3", "lora"), ("qwen2", "full"), ("smollm3", "lora")]
+)
 def test_going_on_has_the_same_bits(arch: str, way: str, tmp_path: Path) -> None:
     shape = shape_of(arch, "a")
     full = ("--full",) if way == "full" else ()
-    given = ("finetune", runs.base(tmp_path, shape), text_file(tmp_path), *full, "--ctx", 40, "--batch", 2, "--lr", 1e-3)
+    given = (
+        "finetune",
+        runs.base(tmp_path, shape),
+        text_file(tmp_path),
+        *full,
+        "--ctx",
+        40,
+        "--batch",
+        2,
+        "--lr",
+        1e-3,
+    )
     iters = ("--decay-steps", 8, "--warmup", 2, "--save-every", 3, "--seed", 3)
     ran(*given, *iters, "--iters", 9, "--out", tmp_path / "whole")
     ran(*given, *iters, "--iters", 5, "--out", tmp_path / "parts")
@@ -138,8 +162,35 @@ def test_going_on_has_the_same_bits(arch: str, way: str, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("arch", ["gemma3", "olmo2"])
 def test_from_scratch_goes_on_with_the_same_bits(arch: str, tmp_path: Path) -> None:
-    sizes = ("--vocab-size", "bytes", "--embd", 32, "--head", 4, "--layer", 3, "--ff", 64, "--ctx", 32, "--batch", 2)
-    given = ("from-scratch", text_file(tmp_path), "--arch", arch, *sizes, "--decay-steps", 8, "--warmup", 2, "--save-every", 3)
+    sizes = (
+        "--vocab-size",
+        "bytes",
+        "--embd",
+        32,
+        "--head",
+        4,
+        "--layer",
+        3,
+        "--ff",
+        64,
+        "--ctx",
+        32,
+        "--batch",
+        2,
+    )
+    given = (
+        "from-scratch",
+        text_file(tmp_path),
+        "--arch",
+        arch,
+        *sizes,
+        "--decay-steps",
+        8,
+        "--warmup",
+        2,
+        "--save-every",
+        3,
+    )
     ran(*given, "--iters", 8, "--out", tmp_path / "whole")
     ran(*given, "--iters", 4, "--out", tmp_path / "parts")
     ran("from-scratch", "--resume", tmp_path / "parts", "--iters", 8)

@@ -20,7 +20,22 @@ from tests.helpers.cli import TINY, Argument, metrics, ran, run, same_bits, step
 from tests.helpers.lora_runs import base
 from tests.helpers.small_models import small
 
-RATE = ("--lr", 1, "--schedule", "constant", "--warmup", 0, "--seed", 3, "--batch", 2, "--ctx", 32, "--precision", "f32")
+RATE = (
+    "--lr",
+    1,
+    "--schedule",
+    "constant",
+    "--warmup",
+    0,
+    "--seed",
+    3,
+    "--batch",
+    2,
+    "--ctx",
+    32,
+    "--precision",
+    "f32",
+)
 
 
 @pytest.fixture
@@ -49,8 +64,12 @@ def bests(folder: Path) -> set[int]:
     return {int(file.stem.removeprefix("best-")) for file in folder.glob("best-*.gguf")}
 
 
-@pytest.mark.parametrize("more", [(), ("--keep", 1, "--keep-results", 1, "--adapter-type", "f16")], ids=["plain", "others"])
-def test_it_is_the_result_of_that_step(more: tuple[Argument, ...], tuned: Callable[..., Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "more", [(), ("--keep", 1, "--keep-results", 1, "--adapter-type", "f16")], ids=["plain", "others"]
+)
+def test_it_is_the_result_of_that_step(
+    more: tuple[Argument, ...], tuned: Callable[..., Any], tmp_path: Path
+) -> None:
     """Where no save is due, too."""
     done = tuned("run", "--iters", 18, "--eval-every", 2, "--save-every", 7, *more)
     found, folder = validations(tmp_path / "run"), tmp_path / "run"
@@ -84,7 +103,18 @@ def test_a_model_s_best_runs(tmp_path: Path) -> None:
         tmp_path / "a",
     )
     step = best_of(tmp_path / "a")
-    ran("from-scratch", tmp_path / "text.txt", *TINY, *RATE, "--iters", step, "--val-split", 0.1, "--out", tmp_path / "b")
+    ran(
+        "from-scratch",
+        tmp_path / "text.txt",
+        *TINY,
+        *RATE,
+        "--iters",
+        step,
+        "--val-split",
+        0.1,
+        "--out",
+        tmp_path / "b",
+    )
     same_bits(tmp_path / "a" / "best.gguf", tmp_path / "b" / "model.gguf")
     ran("generate", tmp_path / "a" / "best.gguf", "-n", 2)
 
@@ -106,7 +136,10 @@ def test_it_ends_where_none_better_came(tuned: Callable[..., Any], tmp_path: Pat
     losses = [line["val_loss"] for line in validations(tmp_path / "whole")]
     end = next(n for n in range(3, len(losses)) if min(losses[: n - 2]) <= min(losses[n - 2 : n + 1]))
     assert len(steps(folder)) == 2 * end < 24
-    assert re.search(rf"stopped: no validation loss below \S+ \(step {best_of(folder)}\) in the last 3 validations", done.err)
+    assert re.search(
+        rf"stopped: no validation loss below \S+ \(step {best_of(folder)}\) in the last 3 validations",
+        done.err,
+    )
     ran("finetune", "--resume", folder)
     assert len(steps(folder)) == 2 * end, "it stays ended"
     ran("finetune", "--resume", folder, "--patience", 30)
@@ -128,14 +161,18 @@ def test_it_is_counted_across_resumes(tuned: Callable[..., Any], tmp_path: Path)
     ("given", "why"),
     [(("--val-split", 0), "without --val or --val-split"), (("--eval-every", 0), "to --eval-every 0")],
 )
-def test_without_validations_it_means_nothing(given: tuple[Argument, ...], why: str, tuned: Callable[..., Any]) -> None:
+def test_without_validations_it_means_nothing(
+    given: tuple[Argument, ...], why: str, tuned: Callable[..., Any]
+) -> None:
     done = tuned("run", "--iters", 2, "--patience", 3, *given)
     assert done.code == 2 and done.errors == [f"error: --patience means nothing {why}; leave it out"]
 
 
 def test_what_is_no_number_is_no_better() -> None:
     best = Best()
-    assert [best.observe(loss, step) for step, loss in enumerate([math.nan, 3.0, math.nan, 3.0, math.inf])] == [
+    assert [
+        best.observe(loss, step) for step, loss in enumerate([math.nan, 3.0, math.nan, 3.0, math.inf])
+    ] == [
         False,
         True,
         False,
@@ -195,7 +232,9 @@ def test_patience_does_not_depend_on_when_the_time_was_up(
             out_of_time_after(slices, patched)
             done = ran("finetune", "--resume", folder)
     assert "stopped: no validation loss below" in done.err
-    found, whole = ([line | {"best": False} for line in timeless(tmp_path / name)] for name in ("run", "whole"))
+    found, whole = (
+        [line | {"best": False} for line in timeless(tmp_path / name)] for name in ("run", "whole")
+    )
     assert [line for line in found if "loss" in line or line["step"] % 2 == 0] == whole
     assert len(found) > len(whole)
 
@@ -335,7 +374,10 @@ def test_another_folder_has_it_too(tuned: Callable[..., Any], tmp_path: Path) ->
 
 def test_of_other_validation_data_it_begins_anew(tuned: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "val.txt").write_text("something new " * 90)
-    assert tuned("run", "--iters", 6, "--eval-every", 2, "--val-split", 0, "--val", tmp_path / "val.txt").code == 0
+    assert (
+        tuned("run", "--iters", 6, "--eval-every", 2, "--val-split", 0, "--val", tmp_path / "val.txt").code
+        == 0
+    )
     (tmp_path / "other.txt").write_text("something else " * 90)
     done = ran("finetune", "--resume", tmp_path / "run", "--iters", 8, "--val", tmp_path / "other.txt")
     assert "the validation data is another: which validation is the best begins anew" in done.err

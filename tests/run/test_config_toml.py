@@ -14,7 +14,22 @@ from tests.helpers.lora_runs import base
 from tests.helpers.small_models import small
 from tests.helpers.tiny_checkpoint import forge
 
-SMALL = ("--size", "tiny", "--layer", 1, "--vocab-size", 300, "--ctx", 32, "--batch", 2, "--precision", "f32", "--seed", 3)
+SMALL = (
+    "--size",
+    "tiny",
+    "--layer",
+    1,
+    "--vocab-size",
+    300,
+    "--ctx",
+    32,
+    "--batch",
+    2,
+    "--precision",
+    "f32",
+    "--seed",
+    3,
+)
 
 
 @pytest.fixture
@@ -40,7 +55,18 @@ def test_of_a_run_that_was_resumed(place: Path) -> None:
 
 def test_of_a_run_that_began_with_a_model(place: Path) -> None:
     ran("from-scratch", "text.txt", *SMALL, "--iters", 1, "--out", "first")
-    ran("from-scratch", "text.txt", "--checkpoint-in", "first/model.gguf", "--precision", "f32", "--iters", 2, "--out", "run")
+    ran(
+        "from-scratch",
+        "text.txt",
+        "--checkpoint-in",
+        "first/model.gguf",
+        "--precision",
+        "f32",
+        "--iters",
+        2,
+        "--out",
+        "run",
+    )
     ran("from-scratch", "--resume", "run", "--iters", 3)
     told = config(place / "run")
     assert not {"size", "vocab-size"} & told.keys()
@@ -54,7 +80,20 @@ def test_of_a_run_that_began_with_a_model(place: Path) -> None:
 def test_of_a_base(full: bool, place: Path) -> None:
     base(place / "base.gguf", small(), "F16")
     more = ("--full",) if full else ("--lora-r", 3)
-    ran("finetune", "base.gguf", "text.txt", *more, "--batch", 2, "--iters", 2, "--precision", "f32", "--out", "run")
+    ran(
+        "finetune",
+        "base.gguf",
+        "text.txt",
+        *more,
+        "--batch",
+        2,
+        "--iters",
+        2,
+        "--precision",
+        "f32",
+        "--out",
+        "run",
+    )
     ran("finetune", "--resume", "run", "--iters", 3)
     told = config(place / "run")
     assert (told["base"], told["data"]) == (str(place / "base.gguf"), [str(place / "text.txt")])
@@ -63,7 +102,19 @@ def test_of_a_base(full: bool, place: Path) -> None:
 
 
 def test_a_time_is_for_the_run_that_it_was_given_to(place: Path) -> None:
-    done = ran("from-scratch", "text.txt", *SMALL, "--iters", 1_000_000, "--max-time", "1s", "--save-every", 0, "--out", "run")
+    done = ran(
+        "from-scratch",
+        "text.txt",
+        *SMALL,
+        "--iters",
+        1_000_000,
+        "--max-time",
+        "1s",
+        "--save-every",
+        0,
+        "--out",
+        "run",
+    )
     assert "the time is up" in done.err
     assert kept(place / "run")["run"]["max_time"] is None and "max-time" not in config(place / "run")
     step, latest = len(steps(place / "run")), place / "run" / "checkpoint-LATEST.gguf"
@@ -71,12 +122,17 @@ def test_a_time_is_for_the_run_that_it_was_given_to(place: Path) -> None:
     told["run"]["max_time"] = 0.001  # as it was kept once
     forge(latest, place / "before.gguf", {"training.options": string(json.dumps(told))})
     assert (
-        "the time is up" not in ran("from-scratch", "--resume", "before.gguf", "--trust", "--iters", step + 3, "--out", "on").err
+        "the time is up"
+        not in ran(
+            "from-scratch", "--resume", "before.gguf", "--trust", "--iters", step + 3, "--out", "on"
+        ).err
     )
     assert steps(place / "on")[-1]["step"] == step + 3
     assert "max-time" not in config(place / "on")
 
 
 def kept(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(open_gguf(folder / "checkpoint-LATEST.gguf").value("training.options", str))
+    found: dict[str, Any] = json.loads(
+        open_gguf(folder / "checkpoint-LATEST.gguf").value("training.options", str)
+    )
     return found

@@ -9,7 +9,19 @@ import pytest
 
 import llamatrain
 from llamatrain.gguf.reader import open_gguf
-from tests.helpers.cli import TINY, Argument, Done, ran, run, same_bits, started, steps, tensors, text_file, until
+from tests.helpers.cli import (
+    TINY,
+    Argument,
+    Done,
+    ran,
+    run,
+    same_bits,
+    started,
+    steps,
+    tensors,
+    text_file,
+    until,
+)
 from tests.helpers.lora_runs import base
 from tests.helpers.small_models import small
 from tests.helpers.test_data import material
@@ -42,21 +54,36 @@ def refused(*words: Argument) -> str:
 def test_each_save_is_written_under_its_step_and_as_the_latest(place: Path) -> None:
     done = new(*OUTS, "--out", "it", iters=5)
     assert there() == [f"{stem}-{step}.gguf" for stem in ("chk", "m") for step in (2, 4, 5, "LATEST")]
-    assert Path("chk-5.gguf").read_bytes() == Path("chk-LATEST.gguf").read_bytes() == Path("it/checkpoint-5.gguf").read_bytes()
-    assert Path("m-LATEST.gguf").read_bytes() == Path("it/model.gguf").read_bytes() != Path("m-2.gguf").read_bytes()
+    assert (
+        Path("chk-5.gguf").read_bytes()
+        == Path("chk-LATEST.gguf").read_bytes()
+        == Path("it/checkpoint-5.gguf").read_bytes()
+    )
+    assert (
+        Path("m-LATEST.gguf").read_bytes()
+        == Path("it/model.gguf").read_bytes()
+        != Path("m-2.gguf").read_bytes()
+    )
     assert f"the model: it/model.gguf; beside it {place}/chk-LATEST.gguf, {place}/m-LATEST.gguf" in done.err
 
 
 def test_the_command_that_goes_on_names_them_again(place: Path) -> None:
     done = new(*OUTS, "--out", "it", "--max-time", "0.001s", iters=50)
-    again = (
-        f"llamatrain from-scratch --resume it --checkpoint-out {place}/chk-ITERATION.gguf --model-out {place}/m-ITERATION.gguf"
-    )
+    again = f"llamatrain from-scratch --resume it --checkpoint-out {place}/chk-ITERATION.gguf --model-out {place}/m-ITERATION.gguf"
     assert done.err.splitlines()[-1].endswith(f"to go on: {again}")
 
 
 def test_other_words_may_stand_for_step_and_latest(place: Path) -> None:
-    new("--checkpoint-out", "c.XX.gguf", "--model-out", "m.gguf", "--pattern-fn-it", "XX", "--fn-latest", "new")
+    new(
+        "--checkpoint-out",
+        "c.XX.gguf",
+        "--model-out",
+        "m.gguf",
+        "--pattern-fn-it",
+        "XX",
+        "--fn-latest",
+        "new",
+    )
     assert there() == ["c.2.gguf", "c.4.gguf", "c.new.gguf", "m.gguf"]
 
 
@@ -64,26 +91,22 @@ def test_a_run_that_goes_on_writes_them_where_they_are_named_again(place: Path) 
     new(*OUTS, "--out", "it")
     done = ran("from-scratch", "--resume", "it", "--iters", 5)
     assert "chk-5.gguf" not in there() and "m-5.gguf" not in there()
-    told = (
-        f"{place}/m-ITERATION.gguf is not written, since only the checkpoint names it; --model-out {place}/m-ITERATION.gguf does"
-    )
+    told = f"{place}/m-ITERATION.gguf is not written, since only the checkpoint names it; --model-out {place}/m-ITERATION.gguf does"
     assert told in done.err
     ran("from-scratch", "--resume", "it", "--iters", 6, *OUTS)
     assert "m-6.gguf" in there() and open_gguf("chk-LATEST.gguf").value("training.iteration_count", int) == 6
     ran("from-scratch", "--resume", "it", "--iters", 8, *OUTS[:2], "--model-out", "")
     assert "m-8.gguf" not in there() and "chk-8.gguf" in there()
-    assert tomllib.loads(Path("it/config.toml").read_text())["checkpoint-out"] == f"{place}/chk-ITERATION.gguf"
+    assert (
+        tomllib.loads(Path("it/config.toml").read_text())["checkpoint-out"] == f"{place}/chk-ITERATION.gguf"
+    )
 
 
 def test_a_script_of_the_ancestors_runs_again_and_again(place: Path) -> None:
     """The same line each time, which goes on from LATEST: the first time there is none."""
     base(place / "V.gguf", small())
-    script = (
-        "--vocab-model V.gguf --train-data text.txt --embd 32 --head 4 --layer 1 --ff 64 -c 32 -b 2 -t 1 --adam-iter 3 --seed 1"
-    )
-    script += (
-        " --adam-alpha 1e-2 --warmup 2 --cos-decay-steps 20 --use-checkpointing --save-every 2 --checkpoint-in chk-LATEST.gguf"
-    )
+    script = "--vocab-model V.gguf --train-data text.txt --embd 32 --head 4 --layer 1 --ff 64 -c 32 -b 2 -t 1 --adam-iter 3 --seed 1"
+    script += " --adam-alpha 1e-2 --warmup 2 --cos-decay-steps 20 --use-checkpointing --save-every 2 --checkpoint-in chk-LATEST.gguf"
     first = ran("train-from-scratch", *script.split(), *OUTS)
     assert "note: chk-LATEST.gguf is not there: the run begins anew" in first.err
     second = ran("train-from-scratch", *script.split(), *OUTS)
@@ -96,9 +119,7 @@ def test_a_script_of_the_ancestors_runs_again_and_again(place: Path) -> None:
 
 def test_an_adapter_is_written_likewise(place: Path) -> None:
     base(place / "M.gguf", small())
-    theirs = (
-        "--model-base M.gguf --train-data text.txt --lora-out lora-ITERATION.gguf --adam-iter 4 --adam-alpha 1e-3 -c 32 -b 4 -t 2"
-    )
+    theirs = "--model-base M.gguf --train-data text.txt --lora-out lora-ITERATION.gguf --adam-iter 4 --adam-alpha 1e-3 -c 32 -b 4 -t 2"
     ran(
         "finetune",
         *theirs.split(),
@@ -126,7 +147,10 @@ def test_what_a_kill_left_undone_is_done_by_the_run_that_goes_on(place: Path) ->
     for name in ("chk-4.gguf", "m-4.gguf", "chk-LATEST.gguf", "m-LATEST.gguf", "it/model-4.gguf"):
         Path(name).unlink()
     ran("from-scratch", "--resume", "it", *OUTS, "--iters", 5, "--save-every", 0)
-    assert len(whole) == Path("chk-4.gguf").stat().st_size and open_gguf("chk-4.gguf").value("training.iteration_count", int) == 4
+    assert (
+        len(whole) == Path("chk-4.gguf").stat().st_size
+        and open_gguf("chk-4.gguf").value("training.iteration_count", int) == 4
+    )
     assert there("m-*") == [f"m-{step}.gguf" for step in (2, 4, 5, "LATEST")]
     assert [Path(f"it/model-{step}.gguf").exists() for step in (4, 5)] == [True, True]
 
@@ -134,7 +158,9 @@ def test_what_a_kill_left_undone_is_done_by_the_run_that_goes_on(place: Path) ->
 def test_a_sample_of_step_0_is_there_once(place: Path) -> None:
     """Also where a run was killed after it, and before its first save."""
     first = ("--sample-every", 2, "--out", "it")
-    with started("from-scratch", "text.txt", *SHORT, "--save-every", 0, "--iters", 100_000, *first) as process:
+    with started(
+        "from-scratch", "text.txt", *SHORT, "--save-every", 0, "--iters", 100_000, *first
+    ) as process:
         until(lambda: Path("it/samples.jsonl").exists() and len(steps(Path("it"))) > 1, process)
         process.kill()
     ran("from-scratch", "--resume", "it", "--iters", 4)
@@ -151,9 +177,20 @@ def test_a_sample_of_step_0_is_there_once(place: Path) -> None:
 def test_no_input_is_replaced(place: Path) -> None:
     base(place / "V-7.gguf", small())
     for out in ("V-ITERATION.gguf", "V-7.gguf", f"{place}/../{place.name}/V-7.gguf"):
-        told = refused("from-scratch", "text.txt", *TINY[2:], "--vocab-from", "V-7.gguf", "--model-out", out, "--overwrite")
+        told = refused(
+            "from-scratch",
+            "text.txt",
+            *TINY[2:],
+            "--vocab-from",
+            "V-7.gguf",
+            "--model-out",
+            out,
+            "--overwrite",
+        )
         assert "would replace" in told and "V-7.gguf, which is being read: another name will do" in told
-    assert "would replace" in refused("from-scratch", "text.txt", *SHORT, "--checkpoint-out", "text.txt", "--overwrite")
+    assert "would replace" in refused(
+        "from-scratch", "text.txt", *SHORT, "--checkpoint-out", "text.txt", "--overwrite"
+    )
     assert Path("text.txt").stat().st_size == 3008 and not list(Path().glob("runs/*/*"))
 
 
@@ -166,14 +203,19 @@ def test_no_file_of_others_is_replaced_unsaid(place: Path) -> None:
     assert Path("m-12.gguf").read_text() == "mine" and "m-2.gguf" in there()
     ran("from-scratch", "text.txt", *SHORT, "--iters", 0, "--out", "other")
     told = refused("from-scratch", "--resume", "other", "--iters", 2, *OUTS)
-    assert told.endswith("chk-2.gguf: is there, and not of this run: another --checkpoint-out leaves it alone")
+    assert told.endswith(
+        "chk-2.gguf: is there, and not of this run: another --checkpoint-out leaves it alone"
+    )
 
 
 @pytest.mark.parametrize(
     ("out", "told"),
     [
         (("--model-out", "none/m.gguf"), "--model-out"),
-        (("--model-out", "m.gguf", "--checkpoint-out", "m.gguf"), "--checkpoint-out and --model-out are one file"),
+        (
+            ("--model-out", "m.gguf", "--checkpoint-out", "m.gguf"),
+            "--checkpoint-out and --model-out are one file",
+        ),
         (("--model-out", "it/model.gguf"), "is a name of the run's own files"),
         (("--checkpoint-out", "it/checkpoint-ITERATION.gguf"), "is a name of the run's own files"),
         (("--lora-out", "a.gguf"), "--lora-out means nothing to a new model"),
@@ -196,7 +238,10 @@ def test_a_place_that_takes_no_file_any_more_costs_nothing_but_that_file(place: 
     Path("outs").mkdir()
     Path("outs/m-2.gguf").mkdir()
     done = new("--model-out", "outs/m-ITERATION.gguf", "--overwrite", "--out", "it")
-    assert "m-2.gguf: this is a folder, a device or a pipe, no place for a file; the next save tries again" in done.err
+    assert (
+        "m-2.gguf: this is a folder, a device or a pipe, no place for a file; the next save tries again"
+        in done.err
+    )
     assert there("outs/m-4*") == ["m-4.gguf"] and len(steps(Path("it"))) == 4
 
 
@@ -232,7 +277,9 @@ def test_results_after_the_checkpoint_that_is_gone_on_from_are_put_aside(place: 
         Path(f"it/checkpoint-{step}.gguf").write_bytes(b"GGUF")
     Path("it/checkpoint-LATEST.gguf").unlink()
     new_ones = run("from-scratch", "--resume", "it")
-    assert new_ones.code == 1 and "no checkpoint to go on from" in new_ones.err  # the first was removed by --keep
+    assert (
+        new_ones.code == 1 and "no checkpoint to go on from" in new_ones.err
+    )  # the first was removed by --keep
     new("--keep-results", 3, "--keep", 9, "--overwrite", "--out", "it", iters=6)
     Path("it/checkpoint-6.gguf").write_bytes(b"GGUF")
     ran("from-scratch", "--resume", "it", "--save-every", 0, "--iters", 5)
@@ -247,11 +294,16 @@ def test_a_checkpoint_becomes_a_model_without_its_text(place: Path) -> None:
     for name in ("text.txt", "it/model.gguf"):
         Path(name).unlink()
     shutil.copy("it/checkpoint-2.gguf", "c.gguf")
-    told = ran("from-scratch", "--only-write-model", "--checkpoint-in", "c.gguf", "--model-out", "m-ITERATION.gguf").err
+    told = ran(
+        "from-scratch", "--only-write-model", "--checkpoint-in", "c.gguf", "--model-out", "m-ITERATION.gguf"
+    ).err
     assert told == f"the model: {place}/m-LATEST.gguf\n"
     assert there("m*") == ["m-2.gguf", "m-LATEST.gguf"] and not Path("runs").exists()
     ran("from-scratch", "--only-write-model", "--resume", "it")
-    assert len(steps(Path("it"))) == 3 and json.loads(ran("inspect", "--json", "it/model.gguf").out)["kind"] == "model"
+    assert (
+        len(steps(Path("it"))) == 3
+        and json.loads(ran("inspect", "--json", "it/model.gguf").out)["kind"] == "model"
+    )
     run_ = llamatrain.from_scratch(resume="it", only_write_model=True)
     assert run_.result == Path("it/model.gguf") and run_.steps == 3
 
@@ -267,7 +319,9 @@ def test_only_what_a_run_makes_can_be_written(place: Path) -> None:
     base(place / "M.gguf", small())
     assert "M.gguf is a model" in refused("from-scratch", "--only-write-model", "--checkpoint-in", "M.gguf")
     ran("finetune", "M.gguf", "text.txt", "--iters", 0, "--ctx", 32, "--out", "lora")
-    assert "--only-write-lora writes what it makes" in refused("finetune", "--only-write-model", "--resume", "lora")
+    assert "--only-write-lora writes what it makes" in refused(
+        "finetune", "--only-write-model", "--resume", "lora"
+    )
     ran("finetune", "M.gguf", "text.txt", "--full", "--iters", 1, "--ctx", 32, "--out", "full")
     same = Path("full/model.gguf").read_bytes()
     Path("full/model.gguf").unlink()

@@ -12,7 +12,17 @@ import pytest
 from llamatrain.adapters import gguf, peft
 from llamatrain.gguf.reader import open_gguf
 from tests.helpers.cli import Argument, losses, metrics, ran, same_bits, steps, tensors, text, text_file
-from tests.helpers.lora_runs import TYPES, WIDE, alpha, base, decoded, deltas, new_weights, pairs, random_adapter
+from tests.helpers.lora_runs import (
+    TYPES,
+    WIDE,
+    alpha,
+    base,
+    decoded,
+    deltas,
+    new_weights,
+    pairs,
+    random_adapter,
+)
 from tests.helpers.small_models import EMBEDDINGS, small
 
 H = small()
@@ -43,14 +53,17 @@ def evaluated(*arguments: Argument) -> float:
 # ---- bases -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.slow) for kind in TYPES])
+@pytest.mark.parametrize(
+    "kind", [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.slow) for kind in TYPES]
+)
 def test_each_type_is_trained_on(kind: str, place: Path) -> None:
     """The loss falls, and is the one on the decoded weights."""
     base(place / "wide.gguf", WIDE, kind)
     before = (place / "wide.gguf").read_bytes()
     base(place / "floats.gguf", WIDE, arrays=decoded(place / "wide.gguf"))
     found, expected = (
-        losses(finetuned(f"run-{name}", "--lr", 1e-2, model=f"{name}.gguf", iters=12)) for name in ("wide", "floats")
+        losses(finetuned(f"run-{name}", "--lr", 1e-2, model=f"{name}.gguf", iters=12))
+        for name in ("wide", "floats")
     )
     assert found == pytest.approx(expected, abs=1e-3) and all(map(math.isfinite, found))
     assert np.mean(found[-3:]) < found[0] - 0.3
@@ -68,7 +81,9 @@ def test_a_type_that_no_product_unpacks(place: Path) -> None:
     """Its weights are unpacked once: exactly, where products are in float32."""
     base(place / "wide.gguf", WIDE, "IQ3_S")
     base(place / "floats.gguf", WIDE, arrays=decoded(place / "wide.gguf"))
-    found, expected = (losses(finetuned(f"run-{name}", "--lr", 1e-2, model=f"{name}.gguf")) for name in ("wide", "floats"))
+    found, expected = (
+        losses(finetuned(f"run-{name}", "--lr", 1e-2, model=f"{name}.gguf")) for name in ("wide", "floats")
+    )
     assert found == pytest.approx(expected, abs=1e-5)
     half = ("--precision", "bf16", "--cache-base", "off", "--lr", 1e-2, "--iters", 3)
     off = ran("finetune", "wide.gguf", "text.txt", *ROWS, *half, "--out", "off")
@@ -76,14 +91,20 @@ def test_a_type_that_no_product_unpacks(place: Path) -> None:
     matrices = sum(array.size for array in decoded(place / "wide.gguf").values() if array.ndim == 2)
     plan = json.loads(ran("plan", "finetune", "wide.gguf", "text.txt", "--precision", "f32", "--json").out)
     assert plan["packed_copies"] == 4 * matrices
-    said = [ran("generate", f"{name}.gguf", "--prompt", "Once", "--temp", 0, "-n", 20).out for name in ("wide", "floats")]
+    said = [
+        ran("generate", f"{name}.gguf", "--prompt", "Once", "--temp", 0, "-n", 20).out
+        for name in ("wide", "floats")
+    ]
     assert said[0] == said[1]
 
 
 def test_copies_for_speed_change_nothing_but_rounding(place: Path) -> None:
     base(place / "wide.gguf", WIDE, "Q4_K")
     given = ("--lr", 1e-3, "--precision", "bf16")
-    one, other = (losses(finetuned(f"c-{cache}", *given, "--cache-base", cache, model="wide.gguf")) for cache in ("off", "bf16"))
+    one, other = (
+        losses(finetuned(f"c-{cache}", *given, "--cache-base", cache, model="wide.gguf"))
+        for cache in ("off", "bf16")
+    )
     assert one == pytest.approx(other, abs=5e-3)
 
 
@@ -121,10 +142,17 @@ def test_a_new_adapter(place: Path) -> None:
     assert list(made) == MATRICES and alpha(folder / "adapter.gguf") == 8
     for name, (a, b) in made.items():
         out, into = H.shapes[name]
-        assert a.shape == (8, into) and b.shape == (out, 8) and not b.any() and 0.05 < a.std() * math.sqrt(into) < 2, name
+        assert (
+            a.shape == (8, into)
+            and b.shape == (out, 8)
+            and not b.any()
+            and 0.05 < a.std() * math.sqrt(into) < 2
+        ), name
     assert len({a.tobytes() for a, _ in made.values()}) == len(made)
     line = metrics(folder)[0]
-    assert line["step"] == 0 and line["val_loss"] == pytest.approx(evaluated("base.gguf", "val.txt"), abs=1e-5)
+    assert line["step"] == 0 and line["val_loss"] == pytest.approx(
+        evaluated("base.gguf", "val.txt"), abs=1e-5
+    )
     same_bits(folder / "adapter.gguf", finetuned("again", "--val", "val.txt", iters=0) / "adapter.gguf")
     other = pairs(finetuned("other", "--seed", 4, iters=0) / "adapter.gguf")
     assert all(not np.array_equal(a, other[name][0]) for name, (a, _) in made.items())
@@ -134,7 +162,9 @@ def test_validation_is_that_of_evaluate(place: Path) -> None:
     folder = finetuned("run", "--val", "val.txt", "--eval-every", 3, "--lr", 1e-2, iters=6)
     found = {line["step"]: line["val_loss"] for line in metrics(folder) if "val_loss" in line}
     assert list(found) == [0, 3, 6] and metrics(folder)[0]["step"] == 0
-    assert found[6] == pytest.approx(evaluated("base.gguf", "val.txt", "--lora", folder / "adapter.gguf"), abs=1e-5)
+    assert found[6] == pytest.approx(
+        evaluated("base.gguf", "val.txt", "--lora", folder / "adapter.gguf"), abs=1e-5
+    )
     assert found[6] < found[3] < found[0]
 
 
@@ -152,8 +182,16 @@ def test_the_file_is_what_llama_cpp_takes(place: Path) -> None:
 
 
 def test_targets(place: Path) -> None:
-    found = pairs(finetuned("run", "--target", "attn_q", "--target", "token_embd", "--target", "output") / "adapter.gguf")
-    assert sorted(found) == ["blk.0.attn_q.weight", "blk.1.attn_q.weight", "output.weight", "token_embd.weight"]
+    found = pairs(
+        finetuned("run", "--target", "attn_q", "--target", "token_embd", "--target", "output")
+        / "adapter.gguf"
+    )
+    assert sorted(found) == [
+        "blk.0.attn_q.weight",
+        "blk.1.attn_q.weight",
+        "output.weight",
+        "token_embd.weight",
+    ]
     a, b = found[EMBEDDINGS]
     assert a.shape == (H.vocab, 8) and b.shape == (H.embd, 8)
 
@@ -162,7 +200,9 @@ def test_ranks(place: Path) -> None:
     given = ("--lora-r", 2, "--rank", "attn_q=16", "--rank", "ffn_down=1", "--lora-alpha", 4)
     found = pairs(finetuned("run", *given) / "adapter.gguf")
     ranks = {"attn_q": 16, "ffn_down": 1}
-    assert {name: a.shape[0] for name, (a, _) in found.items()} == {name: ranks.get(name.split(".")[2], 2) for name in MATRICES}
+    assert {name: a.shape[0] for name, (a, _) in found.items()} == {
+        name: ranks.get(name.split(".")[2], 2) for name in MATRICES
+    }
     assert alpha(Path("run") / "adapter.gguf") == 4
 
 
@@ -178,7 +218,8 @@ def test_rates(place: Path) -> None:
     """B learns faster by a ratio; A of a new adapter does not move in the first step, whose gradient is 0 where B is."""
     plain = ("--schedule", "constant", "--warmup", 0, "--lr", 1e-4, "--weight-decay", 0)
     one, other = (
-        pairs(finetuned(f"r{ratio}", *plain, "--lora-plus-ratio", ratio, iters=1) / "adapter.gguf") for ratio in (1, 16)
+        pairs(finetuned(f"r{ratio}", *plain, "--lora-plus-ratio", ratio, iters=1) / "adapter.gguf")
+        for ratio in (1, 16)
     )
     first = pairs(finetuned("first", iters=0) / "adapter.gguf")
     for name in MATRICES:
@@ -192,11 +233,15 @@ def test_dropout(place: Path) -> None:
     one, again = finetuned("one", *given, iters=8), finetuned("again", *given, iters=8)
     assert losses(one) == losses(again) != losses(finetuned("none", "--lr", 1e-2, iters=8))
     same_bits(one / "adapter.gguf", again / "adapter.gguf")
-    kept, recomputed = (finetuned(f"remat-{remat}", *given, "--remat", remat, iters=8) for remat in ("none", "block"))
+    kept, recomputed = (
+        finetuned(f"remat-{remat}", *given, "--remat", remat, iters=8) for remat in ("none", "block")
+    )
     assert losses(kept) == losses(recomputed)
     same_bits(kept / "adapter.gguf", recomputed / "adapter.gguf")
     told = [line["val_loss"] for line in metrics(one) if "val_loss" in line]
-    assert told[-1] == pytest.approx(evaluated("base.gguf", "val.txt", "--lora", one / "adapter.gguf"), abs=1e-5)
+    assert told[-1] == pytest.approx(
+        evaluated("base.gguf", "val.txt", "--lora", one / "adapter.gguf"), abs=1e-5
+    )
 
 
 # ---- from one adapter to the next ------------------------------------------
@@ -236,9 +281,13 @@ def test_the_ancestors_adapters_are_mixed_in(place: Path) -> None:
 
 def test_rslora(place: Path) -> None:
     """In training the scale is alpha / sqrt(r); the file says the same through alpha / r and a larger B."""
-    folder = finetuned("run", "--rslora", "--lora-r", 4, "--lora-alpha", 4, "--val", "val.txt", "--lr", 1e-2, iters=5)
+    folder = finetuned(
+        "run", "--rslora", "--lora-r", 4, "--lora-alpha", 4, "--val", "val.txt", "--lr", 1e-2, iters=5
+    )
     told = [line["val_loss"] for line in metrics(folder) if "val_loss" in line]
-    assert told[-1] == pytest.approx(evaluated("base.gguf", "val.txt", "--lora", folder / "adapter.gguf"), abs=1e-5)
+    assert told[-1] == pytest.approx(
+        evaluated("base.gguf", "val.txt", "--lora", folder / "adapter.gguf"), abs=1e-5
+    )
     plain = finetuned("plain", "--lora-r", 4, "--lora-alpha", 8, "--lr", 1e-2, iters=5)  # 8 / 4 = 4 / sqrt(4)
     assert losses(folder) == losses(plain)
     first, other = deltas(folder / "adapter.gguf"), deltas(plain / "adapter.gguf")
@@ -250,7 +299,9 @@ def test_peft(place: Path) -> None:
     folder = finetuned("run", "--peft", "theirs", "--lr", 1e-2)
     assert (place / "theirs" / peft.WEIGHTS).exists() and (place / "theirs" / peft.CONFIG).exists()
     same_bits(folder / "adapter.gguf", finetuned("same", "--lora-init", "theirs", iters=0) / "adapter.gguf")
-    one, other = (evaluated("base.gguf", "text.txt", "--lora", path) for path in (folder / "adapter.gguf", "theirs"))
+    one, other = (
+        evaluated("base.gguf", "text.txt", "--lora", path) for path in (folder / "adapter.gguf", "theirs")
+    )
     assert one == other
 
 
@@ -270,7 +321,8 @@ def test_only_writing_the_adapter(place: Path) -> None:
 def test_a_scale_of_nothing(place: Path) -> None:
     adapter = finetuned("run", "--lr", 1e-2) / "adapter.gguf"
     plain, none, full = (
-        evaluated("base.gguf", "text.txt", *given) for given in ((), ("--lora-scaled", adapter, 0), ("--lora", adapter))
+        evaluated("base.gguf", "text.txt", *given)
+        for given in ((), ("--lora-scaled", adapter, 0), ("--lora", adapter))
     )
     assert plain == none != full
     said = [
@@ -287,7 +339,8 @@ def test_merged_in_eight_bits_it_is_as_good(kind: str, place: Path) -> None:
     adapter = finetuned("run", "--lr", 1e-2, model="wide.gguf", iters=40) / "adapter.gguf"
     ran("export-lora", "wide.gguf", "--lora", adapter, "--type", "q8_0", "--out", "merged.gguf")
     plain, expected, found = (
-        evaluated(*each, "val.txt") for each in (("wide.gguf",), ("wide.gguf", "--lora", adapter), ("merged.gguf",))
+        evaluated(*each, "val.txt")
+        for each in (("wide.gguf",), ("wide.gguf", "--lora", adapter), ("merged.gguf",))
     )
     assert expected < plain - 0.3 and math.exp(abs(found - expected)) < 1.01
 
@@ -297,7 +350,10 @@ def test_the_adapter_is_the_merged_model(kind: str, place: Path) -> None:
     base(place / "base.gguf", H, kind)
     adapter = finetuned("run", "--lr", 1e-2, iters=20) / "adapter.gguf"
     ran("export-lora", "base.gguf", "--lora", adapter, "--type", "f32", "--out", "merged.gguf")
-    beside, merged = evaluated("base.gguf", "text.txt", "--lora", adapter), evaluated("merged.gguf", "text.txt")
+    beside, merged = (
+        evaluated("base.gguf", "text.txt", "--lora", adapter),
+        evaluated("merged.gguf", "text.txt"),
+    )
     assert beside == pytest.approx(merged, abs=1e-5) and beside < evaluated("base.gguf", "text.txt") - 0.1
     said = [
         ran("generate", *given, "--prompt", "Once", "--temp", 0, "-n", 20).out
@@ -313,9 +369,13 @@ def test_the_whole_model(kind: str, place: Path) -> None:
     assert losses(folder)[-1] < losses(folder)[0] - 0.3
     assert not (folder / "adapter.gguf").exists()
     before, after = decoded(place / "base.gguf"), decoded(folder / "model.gguf")
-    assert before.keys() == after.keys() and not [name for name in before if np.array_equal(before[name], after[name])]
+    assert before.keys() == after.keys() and not [
+        name for name in before if np.array_equal(before[name], after[name])
+    ]
     said = metrics(finetuned("val", "--full", "--val", "val.txt", iters=1))
-    assert said[0]["step"] == 0 and said[0]["val_loss"] == pytest.approx(evaluated("base.gguf", "val.txt"), abs=1e-5)
+    assert said[0]["step"] == 0 and said[0]["val_loss"] == pytest.approx(
+        evaluated("base.gguf", "val.txt"), abs=1e-5
+    )
 
 
 def test_the_whole_model_as_a_new_one_is_trained(place: Path) -> None:
@@ -329,7 +389,10 @@ def test_the_whole_model_as_a_new_one_is_trained(place: Path) -> None:
 def test_base_numbers_are_kept(place: Path) -> None:
     h = small(rms_eps=1e-3)
     base(place / "eps.gguf", h, arrays=new_weights(h))
-    one, other = (losses(finetuned(f"eps{i}", *more, model="eps.gguf")) for i, more in enumerate(((), ("--norm-rms-eps", 1e-5))))
+    one, other = (
+        losses(finetuned(f"eps{i}", *more, model="eps.gguf"))
+        for i, more in enumerate(((), ("--norm-rms-eps", 1e-5)))
+    )
     assert one != other == losses(finetuned("plain"))
 
 
@@ -340,13 +403,31 @@ def test_it_has_another_name(place: Path) -> None:
 
 def test_the_whole_model_with_another_rope(place: Path) -> None:
     """What it was trained with stands in its file."""
-    given = ("--full", "--rope-freq-base", 500, "--rope-freq-scale", 0.5, "--norm-rms-eps", 0.03, "--lr", 1e-2)
+    given = (
+        "--full",
+        "--rope-freq-base",
+        500,
+        "--rope-freq-scale",
+        0.5,
+        "--norm-rms-eps",
+        0.03,
+        "--lr",
+        1e-2,
+    )
     folder = finetuned("run", *given, "--val", "val.txt")
     model = open_gguf(folder / "model.gguf")
-    assert model.value("llama.rope.freq_base", float) == 500 and model.value("llama.rope.scaling.factor", float) == 2
+    assert (
+        model.value("llama.rope.freq_base", float) == 500
+        and model.value("llama.rope.scaling.factor", float) == 2
+    )
     last = [line["val_loss"] for line in metrics(folder) if "val_loss" in line][-1]
     assert evaluated(folder / "model.gguf", "val.txt") == pytest.approx(last, abs=1e-6)
-    assert "same" in ran("finetune", "base.gguf", "text.txt", *ROWS, "--norm-rms-eps", 0.03, "--iters", 0, "--out", "lora").err
+    assert (
+        "same"
+        in ran(
+            "finetune", "base.gguf", "text.txt", *ROWS, "--norm-rms-eps", 0.03, "--iters", 0, "--out", "lora"
+        ).err
+    )
 
 
 def test_a_model_to_start_from_is_a_base_that_is_trained_whole(place: Path) -> None:
@@ -356,13 +437,19 @@ def test_a_model_to_start_from_is_a_base_that_is_trained_whole(place: Path) -> N
     same_bits(Path("one") / "model.gguf", Path("other") / "model.gguf")
 
 
-@pytest.mark.parametrize("given", [("--lora-init", "first/adapter.gguf"), ("--full",), ("--optimizer", "lbfgs"), ("--rslora",)])
-def test_the_options_that_a_run_writes_are_those_of_such_a_run(given: tuple[Argument, ...], place: Path) -> None:
+@pytest.mark.parametrize(
+    "given", [("--lora-init", "first/adapter.gguf"), ("--full",), ("--optimizer", "lbfgs"), ("--rslora",)]
+)
+def test_the_options_that_a_run_writes_are_those_of_such_a_run(
+    given: tuple[Argument, ...], place: Path
+) -> None:
     finetuned("first", "--target", "attn_v")
     folder = finetuned("run", *given, "--rope-freq-base", 5000)
     ran("finetune", "base.gguf", "--config", folder / "config.toml", "--out", "again")
     assert losses(folder) == losses(Path("again"))
-    for one, other in zip(*((Path(out) / "config.toml").read_text().splitlines()[1:] for out in ("run", "again")), strict=True):
+    for one, other in zip(
+        *((Path(out) / "config.toml").read_text().splitlines()[1:] for out in ("run", "again")), strict=True
+    ):
         assert one == other
 
 
@@ -376,7 +463,17 @@ def test_what_a_run_writes_names_its_base_and_data(place: Path) -> None:
         (("other.gguf",), "other.gguf", "text.txt"),
         (("other.gguf", "more.txt"), "other.gguf", "more.txt"),
     ):
-        ran("finetune", *given, "--config", folder / "config.toml", "--iters", 0, "--out", "again", "--overwrite")
+        ran(
+            "finetune",
+            *given,
+            "--config",
+            folder / "config.toml",
+            "--iters",
+            0,
+            "--out",
+            "again",
+            "--overwrite",
+        )
         told = tomllib.loads(Path("again/config.toml").read_text())
         assert (Path(told["base"]).name, [Path(file).name for file in told["data"]]) == (model, [data])
 
@@ -385,7 +482,8 @@ def test_copies_of_the_base_only_where_they_fit(place: Path) -> None:
     base(place / "wide.gguf", small(embd=256, heads=4, head_size=64, ff=1024, layers=8), "Q4_0")
     common = ("wide.gguf", "text.txt", *ROWS, "--precision", "bf16")
     off, copied = (
-        json.loads(ran("plan", "finetune", *common, "--cache-base", how, "--json").out)["total"] for how in ("off", "bf16")
+        json.loads(ran("plan", "finetune", *common, "--cache-base", how, "--json").out)["total"]
+        for how in ("off", "bf16")
     )
     assert off < copied - 10_000_000
     limit = f"{(off + copied) // 2 // 1000}KB"
@@ -396,7 +494,9 @@ def test_copies_of_the_base_only_where_they_fit(place: Path) -> None:
 
 
 def test_longer_rows_than_the_model_was_made_for_are_told_of(place: Path) -> None:
-    said = ran("finetune", "base.gguf", "text.txt", "--ctx", 80, "--batch", 1, "--iters", 1, "--out", "run").err
+    said = ran(
+        "finetune", "base.gguf", "text.txt", "--ctx", 80, "--batch", 1, "--iters", 1, "--out", "run"
+    ).err
     assert "80 tokens" in said and "made for 64" in said
 
 

@@ -47,19 +47,44 @@ SLIPS: dict[str, tuple[str, int | tuple[int, ...], tuple[Argument, ...], tuple[s
     "no such base": ("none.gguf", (1, 2), (), ("none.gguf", "[Nn]o such file")),
     "a base that is none": ("text.txt", 1, (), ("text.txt",)),
     "a base that is an adapter": ("plain.gguf", 1, (), ("plain.gguf", "adapter")),
-    "no such adapter to begin with": ("base.gguf", 2, ("--lora-init", "none.gguf"), ("none.gguf", "No such file")),
+    "no such adapter to begin with": (
+        "base.gguf",
+        2,
+        ("--lora-init", "none.gguf"),
+        ("none.gguf", "No such file"),
+    ),
     "no such adapter to mix in": ("base.gguf", 2, ("--lora", "none.gguf"), ("none.gguf", "No such file")),
-    "no such scaled adapter": ("base.gguf", 2, ("--lora-scaled", "none.gguf", 1), ("none.gguf", "No such file")),
+    "no such scaled adapter": (
+        "base.gguf",
+        2,
+        ("--lora-scaled", "none.gguf", 1),
+        ("none.gguf", "No such file"),
+    ),
     "an adapter that is a model": ("base.gguf", 1, ("--lora", "tied.gguf"), ("tied.gguf", "model")),
     "an adapter that is text": ("base.gguf", 1, ("--lora-init", "text.txt"), ("text.txt",)),
     "another base's": ("base.gguf", 1, ("--lora", "wide.gguf"), (Q, r"\[256, 256\]", r"\[64, 64\]")),
-    "another base's to begin with": ("base.gguf", 1, ("--lora-init", "wide.gguf"), (Q, r"\[256, 256\]", r"\[64, 64\]")),
+    "another base's to begin with": (
+        "base.gguf",
+        1,
+        ("--lora-init", "wide.gguf"),
+        (Q, r"\[256, 256\]", r"\[64, 64\]"),
+    ),
     "a deeper base's": ("base.gguf", 1, ("--lora-init", "deep.gguf"), ("blk.2.attn_q.weight",)),
     "an adapter of tied ends": ("tied.gguf", 1, ("--lora-init", "ends.gguf"), ("token_embd|output", "tied")),
-    "a scale that is no number": ("base.gguf", 2, ("--lora-scaled", "plain.gguf", "nan"), ("--lora-scaled", "nan")),
+    "a scale that is no number": (
+        "base.gguf",
+        2,
+        ("--lora-scaled", "plain.gguf", "nan"),
+        ("--lora-scaled", "nan"),
+    ),
     "an unknown target": ("base.gguf", (1, 2), ("--target", "attn_qq"), ("attn_qq", *NEAR)),
     "an unknown rank": ("base.gguf", (1, 2), ("--rank", "attn_qq=4"), ("attn_qq", *NEAR)),
-    "a rank of what is no target": ("base.gguf", (1, 2), ("--target", "attn_q", "--rank", "attn_k=4"), ("attn_k",)),
+    "a rank of what is no target": (
+        "base.gguf",
+        (1, 2),
+        ("--target", "attn_q", "--rank", "attn_k=4"),
+        ("attn_k",),
+    ),
     "a rank without a number": ("base.gguf", 2, ("--rank", "attn_q"), ("--rank", "attn_q")),
     "a rank that is no number": ("base.gguf", 2, ("--rank", "attn_q=many"), ("--rank", "many")),
     "a rank of 0": ("base.gguf", 2, ("--rank", "attn_q=0"), ("--rank", "0")),
@@ -68,7 +93,12 @@ SLIPS: dict[str, tuple[str, int | tuple[int, ...], tuple[Argument, ...], tuple[s
     "a huge rank": ("base.gguf", (1, 2), ("--lora-r", 1 << 40), ("rank|--lora-r",)),
     "an alpha that is no number": ("base.gguf", 2, ("--lora-alpha", "nan"), ("--lora-alpha", "nan")),
     "an alpha below 0": ("base.gguf", 2, ("--lora-alpha", -1), ("--lora-alpha", "-1")),
-    "an alpha beyond what a file can tell": ("base.gguf", 2, ("--lora-alpha", 1e39), ("--lora-alpha", "1e[+]39")),
+    "an alpha beyond what a file can tell": (
+        "base.gguf",
+        2,
+        ("--lora-alpha", 1e39),
+        ("--lora-alpha", "1e[+]39"),
+    ),
     "an alpha that makes a scale that no reader takes": (
         "base.gguf",
         2,
@@ -77,12 +107,27 @@ SLIPS: dict[str, tuple[str, int | tuple[int, ...], tuple[Argument, ...], tuple[s
     ),
     "an alpha that a file would call 0": ("base.gguf", 2, ("--lora-alpha", 1e-46), ("--lora-alpha", "1e-46")),
     "a huge ratio": ("base.gguf", 2, ("--lora-plus-ratio", 1e300), ("--lora-plus-ratio",)),
-    "a rank of thousands of digits": ("base.gguf", 2, ("--rank", "attn_q=" + 5000 * "9"), ("--rank", "attn_q")),
-    "a scale of positions beyond what is sane": ("base.gguf", 2, ("--rope-freq-scale", 1e-45), ("--rope-freq-scale",)),
+    "a rank of thousands of digits": (
+        "base.gguf",
+        2,
+        ("--rank", "attn_q=" + 5000 * "9"),
+        ("--rank", "attn_q"),
+    ),
+    "a scale of positions beyond what is sane": (
+        "base.gguf",
+        2,
+        ("--rope-freq-scale", 1e-45),
+        ("--rope-freq-scale",),
+    ),
     "no base": ("", 2, (), ("no model",)),
     "no folder": ("base.gguf", 2, ("--peft", ""), ("--peft", "empty")),
     "blocks beyond the last": ("base.gguf", 2, ("--target", "blk.0-9.attn_q"), ("blk.0-9.attn_q", "0 to 1")),
-    "blocks from the last to the first": ("base.gguf", 2, ("--target", "blk.1-0.attn_q"), ("blk.1-0.attn_q", "0 to 1")),
+    "blocks from the last to the first": (
+        "base.gguf",
+        2,
+        ("--target", "blk.1-0.attn_q"),
+        ("blk.1-0.attn_q", "0 to 1"),
+    ),
     "a checkpoint of an adapter": ("run0/checkpoint-1.gguf", 2, (), ("checkpoint of an adapter", "--resume")),
     "all is dropped": ("base.gguf", 2, ("--lora-dropout", 1), ("--lora-dropout", "1")),
     "less than nothing is dropped": ("base.gguf", 2, ("--lora-dropout", -0.1), ("--lora-dropout", "-0.1")),
@@ -92,7 +137,12 @@ SLIPS: dict[str, tuple[str, int | tuple[int, ...], tuple[Argument, ...], tuple[s
     "the tied embeddings": ("tied.gguf", (1, 2), ("--target", "token_embd"), ("token_embd", "tied")),
     "all, and a rank": ("base.gguf", 2, ("--full", "--lora-r", 4), ("--full", "--lora-r")),
     "all, and a target": ("base.gguf", 2, ("--full", "--target", "attn_q"), ("--full", "--target")),
-    "all, and an adapter to begin with": ("base.gguf", 2, ("--full", "--lora-init", "plain.gguf"), ("--full", "--lora-init")),
+    "all, and an adapter to begin with": (
+        "base.gguf",
+        2,
+        ("--full", "--lora-init", "plain.gguf"),
+        ("--full", "--lora-init"),
+    ),
     "a layer that is not there": ("base.gguf", (1, 2), ("--target", "blk.7.attn_q"), ("blk.7.attn_q",)),
     "two bases": ("base.gguf", 2, ("--checkpoint-in", "tied.gguf"), ("--checkpoint-in",)),
     "a rate of b where one step has one rate": (
@@ -206,6 +256,8 @@ def gguf_of(path: Path, a: object, b: object) -> None:
         "adapter.lora.alpha": f32(4.0),
     }
     arrays = {f"{Q}.lora_a": np.asarray(a), f"{Q}.lora_b": np.asarray(b)}
-    with new_gguf(path, keys, [TensorInfo(name, by_name("F32"), array.shape) for name, array in arrays.items()]) as out:
+    with new_gguf(
+        path, keys, [TensorInfo(name, by_name("F32"), array.shape) for name, array in arrays.items()]
+    ) as out:
         for name, array in arrays.items():
             out.write(name, array)

@@ -12,17 +12,46 @@ from llamatrain.adapters import peft
 from llamatrain.checkpoints.read import read
 from llamatrain.model.rope import Rope
 from tests.helpers.adapter_files import adapter, ggla
-from tests.helpers.cli import Argument, lines, losses, metrics, ran, run, same_bits, steps, text_file, timeless
+from tests.helpers.cli import (
+    Argument,
+    lines,
+    losses,
+    metrics,
+    ran,
+    run,
+    same_bits,
+    steps,
+    text_file,
+    timeless,
+)
 from tests.helpers.lora_runs import base, new_weights, random_adapter
 from tests.helpers.small_models import small
 from tests.run.test_from_scratch_errors import refused
 from tests.run.test_resume import kill_at
 
 H = small()
-ALL_ON = ("--batch", 2, "--grad-acc", 3, "--ctx", 32, "--val-split", 0.05, "--eval-every", 7, "--seed", 5, "--save-every", 3)
+ALL_ON = (
+    "--batch",
+    2,
+    "--grad-acc",
+    3,
+    "--ctx",
+    32,
+    "--val-split",
+    0.05,
+    "--eval-every",
+    7,
+    "--seed",
+    5,
+    "--save-every",
+    3,
+)
 WAYS: dict[str, tuple[str, tuple[Argument, ...]]] = {
     "quantised, with dropout": ("Q4_0", ("--lora-dropout", 0.3, "--remat", "block")),
-    "mixed": ("Q8_0", ("--lora-scaled", "mixed.gguf", 0.5, "--rank", "attn_q=3", "--lora-plus-ratio", 4, "--rslora")),
+    "mixed": (
+        "Q8_0",
+        ("--lora-scaled", "mixed.gguf", 0.5, "--rank", "attn_q=3", "--lora-plus-ratio", 4, "--rslora"),
+    ),
     "gone on from an adapter": ("F32", ("--lora-init", "mixed.gguf")),
     "bf16": ("Q4_0", ("--precision", "bf16", "--cache-base", "bf16", "--lora-dropout", 0.1)),
     "full": ("F16", ("--full",)),
@@ -43,7 +72,20 @@ def arguments(out: str, way: str, iters: int) -> list[Argument]:
     precision = () if "--precision" in more else ("--precision", "f32")
     if not Path(f"{kind}.gguf").exists():
         base(Path(f"{kind}.gguf"), H, kind)
-    return ["finetune", f"{kind}.gguf", "text.txt", *ALL_ON, "--lr", 1e-2, *precision, *more, "--iters", iters, "--out", out]
+    return [
+        "finetune",
+        f"{kind}.gguf",
+        "text.txt",
+        *ALL_ON,
+        "--lr",
+        1e-2,
+        *precision,
+        *more,
+        "--iters",
+        iters,
+        "--out",
+        out,
+    ]
 
 
 def alike(one: str, other: str) -> None:
@@ -54,7 +96,9 @@ def alike(one: str, other: str) -> None:
             same_bits(Path(one) / name, Path(other) / name)
 
 
-@pytest.mark.parametrize("way", [way if i == 0 else pytest.param(way, marks=pytest.mark.slow) for i, way in enumerate(WAYS)])
+@pytest.mark.parametrize(
+    "way", [way if i == 0 else pytest.param(way, marks=pytest.mark.slow) for i, way in enumerate(WAYS)]
+)
 def test_killed_at_any_moment(way: str, place: Path) -> None:
     ran(*arguments("whole", way, 40))
     command, alive, chance, folder = arguments("killed", way, 40), 0, random.Random(2), place / "killed"
@@ -76,7 +120,9 @@ def test_killed_at_any_moment(way: str, place: Path) -> None:
     alike("whole", "killed")
 
 
-@pytest.mark.parametrize("way", [way if i < 3 else pytest.param(way, marks=pytest.mark.slow) for i, way in enumerate(WAYS)])
+@pytest.mark.parametrize(
+    "way", [way if i < 3 else pytest.param(way, marks=pytest.mark.slow) for i, way in enumerate(WAYS)]
+)
 def test_some_steps_and_then_the_rest(way: str, place: Path) -> None:
     schedule = ("--warmup", 2, "--decay-steps", 18)
     ran(*arguments("whole", way, 20), *schedule)
@@ -115,7 +161,20 @@ def test_what_has_changed_meanwhile(place: Path) -> None:
 def test_runs_of_the_other_command(place: Path) -> None:
     ran(*arguments("run", "mixed", 3))
     refused(run("from-scratch", "--resume", "run", "--iters", 5), (1, 2), "finetune")
-    ran("from-scratch", "text.txt", "--size", "tiny", "--vocab-size", "bytes", "--iters", 2, "--ctx", 32, "--out", "new")
+    ran(
+        "from-scratch",
+        "text.txt",
+        "--size",
+        "tiny",
+        "--vocab-size",
+        "bytes",
+        "--iters",
+        2,
+        "--ctx",
+        32,
+        "--out",
+        "new",
+    )
     refused(run("finetune", "--resume", "new", "--iters", 5), (1, 2), "from-scratch")
 
 
@@ -133,7 +192,13 @@ def test_begun_from_adapters_of_others(source: str, place: Path) -> None:
         ran(*arguments("first", "mixed", 2), "--peft", "theirs")
     else:
         (place / source).write_bytes(ggla(adapter(H, ["blk.0.attn_v.weight", "blk.1.attn_v.weight"]), 4, 8))
-    begun = [*arguments("", "gone on from an adapter", 4)[:-4], "--lora-init", source, "--schedule", "constant"]
+    begun = [
+        *arguments("", "gone on from an adapter", 4)[:-4],
+        "--lora-init",
+        source,
+        "--schedule",
+        "constant",
+    ]
     ran(*begun, "--iters", 4, "--out", "whole")
     ran(*begun, "--iters", 2, "--out", "run")
     went_on(4)
@@ -147,7 +212,12 @@ def test_a_base_and_adapters_that_were_moved(place: Path) -> None:
     ran("finetune", "moved.gguf", "--resume", "run", "--iters", 3, "--lora-scaled", "there.gguf", 0.5)
     went_on(4)  # it is known from then on
     assert len(steps(place / "run")) == 4
-    refused(run("finetune", "--resume", "run", "--iters", 5, "--lora-scaled", "there.gguf", 0.25), 1, "there.gguf", "began with")
+    refused(
+        run("finetune", "--resume", "run", "--iters", 5, "--lora-scaled", "there.gguf", 0.25),
+        1,
+        "there.gguf",
+        "began with",
+    )
     base(Path("moved.gguf"), small(rope=Rope(16, base=1e6)), "Q8_0")
     refused(run("finetune", "--resume", "run", "--iters", 5), 1, "moved.gguf", "not the model")
 
@@ -156,7 +226,11 @@ def test_the_same_options_again(place: Path) -> None:
     ran(*arguments("run", "mixed", 2))
     given = ("--lora-scaled", "mixed.gguf", 0.5, "--rank", "attn_q=3", "--lora-alpha", 8, "--ctx", 32)
     went_on(3, *given)
-    for option, value, had in (("--rank", "attn_q=4", "attn_q=3"), ("--target", "attn_q", "none"), ("--lora-alpha", 9, "8")):
+    for option, value, had in (
+        ("--rank", "attn_q=4", "attn_q=3"),
+        ("--target", "attn_q", "none"),
+        ("--lora-alpha", 9, "8"),
+    ):
         refused(run("finetune", "--resume", "run", option, value), 2, option, f"it has {had}")
 
 
@@ -190,23 +264,42 @@ def test_only_the_adapter(place: Path) -> None:
     ran(*arguments("run", "mixed", 2), "--peft", "own")
     Path("text.txt").unlink()
     ran("finetune", "--resume", "run", "--only-write-lora", "--out", "first")
-    refused(run("finetune", "--resume", "run", "--only-write-lora", "--out", "second", "--peft", "own"), 1, "own", "already")
+    refused(
+        run("finetune", "--resume", "run", "--only-write-lora", "--out", "second", "--peft", "own"),
+        1,
+        "own",
+        "already",
+    )
     assert not Path("second").exists()
     ran("finetune", "--resume", "run", "--only-write-lora", "--out", "other", "--peft", "theirs")
-    assert [path.name for path in Path("other").iterdir()] == ["adapter.gguf"] and (place / "theirs" / peft.WEIGHTS).exists()
+    assert [path.name for path in Path("other").iterdir()] == ["adapter.gguf"] and (
+        place / "theirs" / peft.WEIGHTS
+    ).exists()
     same_bits(place / "run" / "adapter.gguf", place / "other" / "adapter.gguf")
-    refused(run("finetune", "Q8_0.gguf", "--only-write-lora", "--out", "new"), 2, "--only-write-lora", "--resume")
+    refused(
+        run("finetune", "Q8_0.gguf", "--only-write-lora", "--out", "new"), 2, "--only-write-lora", "--resume"
+    )
     assert not Path("new").exists()
 
 
 def test_a_folder_for_peft_is_nobody_elses(place: Path) -> None:
     ran(*arguments("run", "mixed", 2), "--peft", "theirs")
     before = (place / "theirs" / peft.WEIGHTS).read_bytes()
-    refused(run(*arguments("two", "mixed", 2), "--lora", "theirs", "--peft", "./theirs"), 2, "--peft", "being read")
+    refused(
+        run(*arguments("two", "mixed", 2), "--lora", "theirs", "--peft", "./theirs"),
+        2,
+        "--peft",
+        "being read",
+    )
     refused(run(*arguments("two", "mixed", 2), "--peft", "theirs"), 1, "theirs", "--overwrite")
     Path("pickled").mkdir()
     (Path("pickled") / peft.PICKLE).touch()
-    refused(run("finetune", "--resume", "run", "--iters", 3, "--peft", "pickled"), 1, "pickled", "another --peft leaves it alone")
+    refused(
+        run("finetune", "--resume", "run", "--iters", 3, "--peft", "pickled"),
+        1,
+        "pickled",
+        "another --peft leaves it alone",
+    )
     Path("file").touch()
     refused(run(*arguments("two", "mixed", 2), "--peft", "file/under"), 1, "file", "no folder")
     assert not Path("two").exists()
@@ -221,7 +314,11 @@ def test_a_folder_for_peft_is_nobody_elses(place: Path) -> None:
 def test_another_precision_needs_no_copies(place: Path) -> None:
     ran(*arguments("run", "momentum", 2), "--precision", "bf16")
     said = went_on(3, "--precision", "f32")
-    assert "--precision is f32 from now on" in said and "--cache-base is off from now on" in said and "to the bit" in said
+    assert (
+        "--precision is f32 from now on" in said
+        and "--cache-base is off from now on" in said
+        and "to the bit" in said
+    )
     assert kept_options(place / "run")["tune"]["cache_base"] == "off"
 
 
@@ -229,8 +326,20 @@ def test_what_is_in_the_way_is_named(place: Path) -> None:
     ran(*arguments("run", "mixed", 2))
     ran("finetune", "text.txt", "--resume", "run", "--iters", 3)  # no base, but the data again
     Path("Q8_0.gguf").rename("moved.gguf")
-    refused(run("finetune", "--resume", "run", "--iters", 4), 1, "Q8_0.gguf", "moved", "finetune BASE.gguf --resume run")
     refused(
-        run("finetune", "--checkpoint-in", "moved.gguf", "text.txt", "--lora-r", 4), 2, "--checkpoint-in", "--lora-r", "first"
+        run("finetune", "--resume", "run", "--iters", 4),
+        1,
+        "Q8_0.gguf",
+        "moved",
+        "finetune BASE.gguf --resume run",
     )
-    refused(run("finetune", "moved.gguf", "--resume", "run", "--only-write-lora", "--overwrite"), 2, "--overwrite")
+    refused(
+        run("finetune", "--checkpoint-in", "moved.gguf", "text.txt", "--lora-r", 4),
+        2,
+        "--checkpoint-in",
+        "--lora-r",
+        "first",
+    )
+    refused(
+        run("finetune", "moved.gguf", "--resume", "run", "--only-write-lora", "--overwrite"), 2, "--overwrite"
+    )

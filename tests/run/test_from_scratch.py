@@ -46,7 +46,18 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Done]:
     place = tmp_path_factory.mktemp("from-scratch")
     data = text_file(place)
     sizes = ("--batch", BATCH, "--grad-acc", ACC, "--ctx", CTX, "--iters", ITERS, "--seed", 5)
-    watched = ("--val-split", 0.05, "--eval-every", 5, "--sample-every", 6, "--sample-prompt", "the ", "--save-every", 4)
+    watched = (
+        "--val-split",
+        0.05,
+        "--eval-every",
+        5,
+        "--sample-every",
+        6,
+        "--sample-prompt",
+        "the ",
+        "--save-every",
+        4,
+    )
     told = ("--report-every", 1)
     done = ran("from-scratch", data, *TINY, *sizes, *watched, *told, "--out", place / "run")
     return place / "run", done
@@ -59,7 +70,14 @@ def test_metrics_are_as_documented(whole: tuple[Path, Done]) -> None:
     of_speed = ["tokens", "seconds", "tokens_per_second", "seconds_waited"]
     keys = {
         "loss": ["step", "loss", "lr", "grad_norm", *of_speed, "epoch", "sample", "samples", "total_seconds"],
-        "val_loss": ["step", "val_loss", "val_tokens", "val_loss_error", "val_accuracy", "val_accuracy_error"],
+        "val_loss": [
+            "step",
+            "val_loss",
+            "val_tokens",
+            "val_loss_error",
+            "val_accuracy",
+            "val_accuracy_error",
+        ],
     }
     counts = {"step", "tokens", "val_tokens", "epoch", "sample", "samples"}
     lowest = math.inf
@@ -80,7 +98,9 @@ def test_metrics_are_as_documented(whole: tuple[Path, Done]) -> None:
 
 
 def test_metrics_have_the_same_keys_where_nothing_is_clipped(tmp_path: Path) -> None:
-    for number, more in enumerate((("--clip", 0), ("--clip", 0, "--optimizer", "sgd"), ("--clip", 0, "--grad-acc", 2))):
+    for number, more in enumerate(
+        (("--clip", 0), ("--clip", 0, "--optimizer", "sgd"), ("--clip", 0, "--grad-acc", 2))
+    ):
         folder = tmp_path / str(number)
         ran("from-scratch", text_file(tmp_path), *TINY, "--ctx", 32, "--iters", 2, *more, "--out", folder)
         assert all(line.get("grad_norm", 0) > 0 for line in steps(folder)), more
@@ -123,7 +143,10 @@ def test_the_header_says_what_is_trained(whole: tuple[Path, Done]) -> None:
     assert not [name for name, word in said.items() if word not in head], head
     assert str(whole[0]) in whole[1].err
     numbers = re.sub(r"(?<=\d)[,_'](?=\d)", "", head)
-    assert str(count) in numbers or f"{count / 1000:.1f}" in numbers or f"{count / 1e6:.2f}" in numbers, (count, head)
+    assert str(count) in numbers or f"{count / 1000:.1f}" in numbers or f"{count / 1e6:.2f}" in numbers, (
+        count,
+        head,
+    )
 
 
 def test_lines_are_aligned(whole: tuple[Path, Done]) -> None:
@@ -166,7 +189,13 @@ def test_the_folder_holds_the_run(whole: tuple[Path, Done]) -> None:
     names -= {name for name in names if re.fullmatch(r"best(-\d+)?\.gguf", name)}
     assert len(numbered) == 2, "--keep is 2"
     drawn = {"loss.svg", "report.html", "report.json", "samples.jsonl"}
-    assert names - numbered <= {"config.toml", "metrics.jsonl", "checkpoint-LATEST.gguf", "model.gguf", *drawn}
+    assert names - numbered <= {
+        "config.toml",
+        "metrics.jsonl",
+        "checkpoint-LATEST.gguf",
+        "model.gguf",
+        *drawn,
+    }
     latest = (whole[0] / "checkpoint-LATEST.gguf").stat()
     assert latest.st_nlink == 2 and latest.st_ino in {(whole[0] / name).stat().st_ino for name in numbered}
 
@@ -263,7 +292,9 @@ def test_an_existing_model_is_trained_on(whole: tuple[Path, Done], tmp_path: Pat
 
 def test_options_come_from_a_file_and_the_command_line_wins(tmp_path: Path) -> None:
     config = tmp_path / "some.toml"
-    config.write_text("embd = 48\nhead = 4\nlayer = 1\niters = 2\nctx = 32\nlr = 1e-4\nvocab-size = 'bytes'\n")
+    config.write_text(
+        "embd = 48\nhead = 4\nlayer = 1\niters = 2\nctx = 32\nlr = 1e-4\nvocab-size = 'bytes'\n"
+    )
     ran("from-scratch", text_file(tmp_path), "--config", config, "--iters", 3, "--out", tmp_path / "run")
     assert len(steps(tmp_path / "run")) == 3
     assert tensors(tmp_path / "run" / "model.gguf")["token_embd.weight"].shape[1] == 48
@@ -280,7 +311,9 @@ def on_a_terminal(*arguments: Argument, interrupt: Path | None = None) -> tuple[
     before = termios.tcgetattr(slave)
     shown, interrupted = bytearray(), False
     words = [*PROGRAM, *map(str, arguments)]
-    with subprocess.Popen(words, env=environment(TERM="xterm-256color"), stdin=slave, stdout=slave, stderr=slave) as process:
+    with subprocess.Popen(
+        words, env=environment(TERM="xterm-256color"), stdin=slave, stdout=slave, stderr=slave
+    ) as process:
         try:
             end = time.monotonic() + 60
             while time.monotonic() < end:
@@ -336,10 +369,14 @@ def test_a_reader_that_leaves_does_no_harm(tmp_path: Path) -> None:
     assert saved == len(steps(folder)) >= 10
 
 
-def test_the_header_says_why_rows_are_skipped_and_where_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_header_says_why_rows_are_skipped_and_where_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     made = [{"prompt": "?" * (60 if number < 5 else 3), "completion": "answer"} for number in range(9)]
     Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in made))
-    said = " ".join(ran("from-scratch", "rows.jsonl", *TINY, "--ctx", 32, "--iters", 1, "--out", "run").err.split())
+    said = " ".join(
+        ran("from-scratch", "rows.jsonl", *TINY, "--ctx", 32, "--iters", 1, "--out", "run").err.split()
+    )
     assert "5 skipped, without a token to train on within 32 (rows.jsonl:1, 2, 3 and 2 more)" in said
     assert str(tmp_path) not in said

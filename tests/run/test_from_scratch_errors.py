@@ -103,7 +103,9 @@ def test_slips_are_one_line(name: str, place: Path) -> None:
     assert not (place / "run" / "model.gguf").exists() and lines(place / "run") == 0
 
 
-@pytest.mark.parametrize("option", ["--optimizer", "--schedule", "--precision", "--remat", "--line-search", "--size"])
+@pytest.mark.parametrize(
+    "option", ["--optimizer", "--schedule", "--precision", "--remat", "--line-search", "--size"]
+)
 def test_unknown_words_are_usage_errors(option: str, place: Path) -> None:
     done = tried(option, "whatever")
     assert done.code == 2 and option in done.err and "whatever" in done.err and "Traceback" not in done.err
@@ -111,7 +113,11 @@ def test_unknown_words_are_usage_errors(option: str, place: Path) -> None:
 
 def test_options_of_another_optimizer_are_refused(place: Path) -> None:
     """No flag does nothing."""
-    for given in (("--line-search", "armijo"), ("--lbfgs-history", 3), ("--optimizer", "lbfgs", "--beta1", 0.5)):
+    for given in (
+        ("--line-search", "armijo"),
+        ("--lbfgs-history", 3),
+        ("--optimizer", "lbfgs", "--beta1", 0.5),
+    ):
         refused(tried(*given), 2, given[-2])
 
 
@@ -154,14 +160,21 @@ def test_a_checkpoint_of_another_model(place: Path) -> None:
     taken = "small/checkpoint-LATEST.gguf"
     refused(tried("--checkpoint-in", taken, "--embd", 64), (1, 2), "embd|64")
     write_arrays(
-        place / "adapter.gguf", llama_metadata() | {"general.type": string("adapter")}, {"a.lora_a": np.zeros((2, 2), "f4")}
+        place / "adapter.gguf",
+        llama_metadata() | {"general.type": string("adapter")},
+        {"a.lora_a": np.zeros((2, 2), "f4")},
     )
     for option in ("--resume", "--checkpoint-in"):
         refused(run("from-scratch", "text.txt", option, "adapter.gguf", "--out", "run"), (1, 2), "adapter")
     weights = llama_tensors()
     weights["blk.0.ffn_up.weight"] = weights["blk.0.ffn_up.weight"][:, :16].copy()
     write_arrays(place / "odd.gguf", llama_metadata(), weights)
-    refused(run("from-scratch", "text.txt", "--checkpoint-in", "odd.gguf", "--out", "run"), 1, "odd.gguf", "ffn_up")
+    refused(
+        run("from-scratch", "text.txt", "--checkpoint-in", "odd.gguf", "--out", "run"),
+        1,
+        "odd.gguf",
+        "ffn_up",
+    )
 
 
 def test_damaged_checkpoints_without_a_good_one(place: Path) -> None:
@@ -221,7 +234,9 @@ def test_a_full_disk_shows_before_the_first_step(size: int, place: Path) -> None
     refused(done, 1)
     assert lines(place / "run") == 0
     left = [path.name for path in (place / "run").glob("*")] if (place / "run").exists() else []
-    assert not [name for name in left if name.endswith(".gguf") or "tmp" in name or name.startswith(".")], left
+    assert not [name for name in left if name.endswith(".gguf") or "tmp" in name or name.startswith(".")], (
+        left
+    )
 
 
 def test_a_disk_that_fills_up_later(place: Path) -> None:
@@ -233,7 +248,9 @@ def test_a_disk_that_fills_up_later(place: Path) -> None:
         resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (100_000, most))
         done = finished(process)
     refused(done, 1)
-    assert not [path.name for path in (place / "run").iterdir() if "tmp" in path.name or path.name.startswith(".")]
+    assert not [
+        path.name for path in (place / "run").iterdir() if "tmp" in path.name or path.name.startswith(".")
+    ]
     ran("from-scratch", "--resume", "run")
     ran(*command, "--out", "whole")
     assert losses(place / "run") == losses(place / "whole")
@@ -269,4 +286,8 @@ def test_lbfgs_that_cannot_go_on_says_so(place: Path) -> None:
     write_arrays(place / "nan.gguf", llama_metadata(), weights)
     for optimizer in ("lbfgs", "adamw", "sgd"):
         more = ("--checkpoint-in", "nan.gguf", "--ctx", 32, "--iters", 3, "--optimizer", optimizer)
-        refused(run("from-scratch", "text.txt", *more, "--out", f"run-{optimizer}"), 1, "output.weight|step 1|nan.gguf")
+        refused(
+            run("from-scratch", "text.txt", *more, "--out", f"run-{optimizer}"),
+            1,
+            "output.weight|step 1|nan.gguf",
+        )

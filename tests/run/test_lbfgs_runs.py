@@ -14,7 +14,22 @@ from llamatrain.train.state import RunState
 from llamatrain.train.step import StepResult, StepRunner
 from tests.helpers.cli import TINY, Argument, losses, ran, run, steps, text_file
 
-SINE = ("--loss", "squared-error", "--vocab-size", 8, "--embd", 16, "--head", 2, "--layer", 1, "--ff", 32, "--ctx", 16)
+SINE = (
+    "--loss",
+    "squared-error",
+    "--vocab-size",
+    8,
+    "--embd",
+    16,
+    "--head",
+    2,
+    "--layer",
+    1,
+    "--ff",
+    32,
+    "--ctx",
+    16,
+)
 LBFGS = ("--optimizer", "lbfgs", "--sample-every", 0)
 
 
@@ -36,14 +51,29 @@ def test_float32_is_the_default(tmp_path: Path) -> None:
 
 def test_rounded_losses_are_warned_of(tmp_path: Path) -> None:
     done = ran("from-scratch", *SINE, *LBFGS, "--precision", "bf16", "--iters", 1, "--out", tmp_path / "run")
-    assert "note: --optimizer lbfgs in bf16 sees rounded losses and ends early; --precision f32 goes further" in done.err
+    assert (
+        "note: --optimizer lbfgs in bf16 sees rounded losses and ends early; --precision f32 goes further"
+        in done.err
+    )
     assert precision_of(tmp_path / "run") == "bf16"
 
 
 @pytest.mark.parametrize("precision", ["f32", "bf16"])
 def test_a_descent_without_progress_ends_and_says_why(precision: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    done = ran("from-scratch", *SINE, *LBFGS, "--precision", precision, "--batch", 1, "--iters", 3000, "--out", folder)
+    done = ran(
+        "from-scratch",
+        *SINE,
+        *LBFGS,
+        "--precision",
+        precision,
+        "--batch",
+        1,
+        "--iters",
+        3000,
+        "--out",
+        folder,
+    )
     assert "stopped: stuck: the loss of " in done.err or "stopped: converged: " in done.err
     assert len(steps(folder)) < 3000 and progress(folder) < 20
     assert (folder / "model.gguf").exists()
@@ -78,7 +108,9 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[Batch]:
 
 
 @pytest.mark.parametrize("fresh", [0, 3])
-def test_new_rows_after_so_many_iterations(fresh: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_rows_after_so_many_iterations(
+    fresh: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given: tuple[Argument, ...] = ("--lbfgs-fresh", fresh) if fresh else ()
     seen = watched(monkeypatch)
     ran(

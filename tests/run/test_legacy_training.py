@@ -36,7 +36,18 @@ def evaluated(*arguments: Argument) -> float:
 
 
 def test_norms_embeddings_and_output_are_trained(place: Path) -> None:
-    done = ran("finetune", "base.gguf", "text.txt", *ROWS, "--target", "norms,token_embd,output", "--iters", 6, "--out", "run")
+    done = ran(
+        "finetune",
+        "base.gguf",
+        "text.txt",
+        *ROWS,
+        "--target",
+        "norms,token_embd,output",
+        "--iters",
+        6,
+        "--out",
+        "run",
+    )
     assert done.err.rstrip().splitlines()[-1] == (
         "note: llama.cpp applies no pairs of norms, such as that for blk.0.attn_norm.weight, and says nothing: "
         "export-lora merges them"
@@ -47,9 +58,15 @@ def test_norms_embeddings_and_output_are_trained(place: Path) -> None:
     assert adapter.pairs["output.weight"].rank == 8
     assert losses(Path("run"))[-1] < losses(Path("run"))[0]
     ran("export-lora", "base.gguf", "--lora", "run/adapter.gguf", "--out", "merged.gguf")
-    assert evaluated("base.gguf", "--lora", "run/adapter.gguf") == pytest.approx(evaluated("merged.gguf"), abs=1e-5)
+    assert evaluated("base.gguf", "--lora", "run/adapter.gguf") == pytest.approx(
+        evaluated("merged.gguf"), abs=1e-5
+    )
     assert evaluated("merged.gguf") < evaluated("base.gguf")
-    changed = {name for name, array in decoded(Path("merged.gguf")).items() if (array != decoded(Path("base.gguf"))[name]).any()}
+    changed = {
+        name
+        for name, array in decoded(Path("merged.gguf")).items()
+        if (array != decoded(Path("base.gguf"))[name]).any()
+    }
     assert changed == set(adapter.pairs)
 
 
@@ -74,7 +91,9 @@ def test_a_quantised_model_is_trained_whole(place: Path) -> None:
     wide = small(embd=256, heads=4, head_size=64, ff=256, layers=1)
     base(place / "q.gguf", wide, "Q4_K")
     done = ran("finetune", "q.gguf", "text.txt", *ROWS, "--full", "--iters", 3, "--out", "full")
-    assert "note: weights in Q4_K are unpacked: all are trained in F32, and model.gguf is written so" in done.err
+    assert (
+        "note: weights in Q4_K are unpacked: all are trained in F32, and model.gguf is written so" in done.err
+    )
     assert {tensor.type.name for tensor in open_gguf("full/model.gguf").tensors.values()} == {"F32"}
     assert losses(Path("full"))[-1] < losses(Path("full"))[0]
     ran("from-scratch", "text.txt", "--checkpoint-in", "q.gguf", *ROWS, "--iters", 3, "--out", "scratch")
@@ -132,7 +151,10 @@ def test_the_last_step_is_the_mean_of_the_rows_that_are_left(tmp_path: Path) -> 
 
 def test_a_run_goes_on_to_the_same_end_and_past_it(tmp_path: Path) -> None:
     """The end is kept in checkpoints; more --iters begin the next epoch with a whole step."""
-    data, given = text_file(tmp_path), ("--ctx", 32, "--batch", 8, "--epochs", 1, "--save-every", 11, "--keep", 9)
+    data, given = (
+        text_file(tmp_path),
+        ("--ctx", 32, "--batch", 8, "--epochs", 1, "--save-every", 11, "--keep", 9),
+    )
     ran("from-scratch", data, *TINY, *given, "--out", tmp_path / "run")
     ran("from-scratch", "--resume", tmp_path / "run" / "checkpoint-22.gguf", "--out", tmp_path / "on")
     same_bits(tmp_path / "run" / "model.gguf", tmp_path / "on" / "model.gguf")
@@ -142,14 +164,42 @@ def test_a_run_goes_on_to_the_same_end_and_past_it(tmp_path: Path) -> None:
 
 
 def test_the_sine_counts_epochs_as_before(tmp_path: Path) -> None:
-    ran("from-scratch", "--epochs", 9, "--batch", 512, "--sample-every", 0, "--embd", 8, "--ctx", 16, "--out", tmp_path / "run")
+    ran(
+        "from-scratch",
+        "--epochs",
+        9,
+        "--batch",
+        512,
+        "--sample-every",
+        0,
+        "--embd",
+        8,
+        "--ctx",
+        16,
+        "--out",
+        tmp_path / "run",
+    )
     assert len(steps(tmp_path / "run")) == 18
 
 
 def test_a_random_seed_is_told_and_kept(tmp_path: Path) -> None:
     data, seeds = text_file(tmp_path), list[int]()
     for name in ("one", "two"):
-        done = ran("from-scratch", data, *TINY, "--ctx", 32, "--batch", 2, "--iters", 2, "--seed", -1, "--out", tmp_path / name)
+        done = ran(
+            "from-scratch",
+            data,
+            *TINY,
+            "--ctx",
+            32,
+            "--batch",
+            2,
+            "--iters",
+            2,
+            "--seed",
+            -1,
+            "--out",
+            tmp_path / name,
+        )
         told = re.search(r"note: --seed -1: (\d+) is drawn", done.err)
         assert told, done.err
         seeds.append(int(told[1]))
@@ -191,7 +241,20 @@ def test_a_new_model_of_factors(tmp_path: Path) -> None:
 def test_what_is_shown_is_what_is_trained(tmp_path: Path) -> None:
     """The sine, too, and text on the way."""
     given = ("--lora-r", 4, "--iters", 8, "--sample-every", 4)
-    done = ran("from-scratch", *given, "--embd", 8, "--head", 2, "--ctx", 16, "--batch", 2, "--out", tmp_path / "sine")
+    done = ran(
+        "from-scratch",
+        *given,
+        "--embd",
+        8,
+        "--head",
+        2,
+        "--ctx",
+        16,
+        "--batch",
+        2,
+        "--out",
+        tmp_path / "sine",
+    )
     assert "64 steps generated greedily" in done.err
     done = ran(
         "from-scratch",

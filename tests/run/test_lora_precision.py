@@ -28,17 +28,39 @@ from tests.helpers.small_models import loaded
 
 RATE, PLUS, STEPS, ROUNDING = 5e-3, 16.0, 3, 1e-7
 GIVEN = ("--no-pack", "--ctx", 48, "--batch", 4)
-LORA = ("--lora-r", 1, "--lora-plus-ratio", PLUS, "--lr", RATE, "--schedule", "constant", "--warmup", 0, "--precision", "f32")
+LORA = (
+    "--lora-r",
+    1,
+    "--lora-plus-ratio",
+    PLUS,
+    "--lr",
+    RATE,
+    "--schedule",
+    "constant",
+    "--warmup",
+    0,
+    "--precision",
+    "f32",
+)
 Factors = dict[str, np.ndarray]
 
 
 class Exact:
     """The same run in float64, by the plain kernels."""
 
-    def __init__(self, model: Path, first: Mapping[str, tuple[np.ndarray, np.ndarray]], batch: list[dict[str, np.ndarray]]):
+    def __init__(
+        self,
+        model: Path,
+        first: Mapping[str, tuple[np.ndarray, np.ndarray]],
+        batch: list[dict[str, np.ndarray]],
+    ):
         h, arrays = loaded(open_gguf(model))
         tensors, rows, length = parameters(h, F64), len(batch), len(batch[0]["tokens"])
-        self.first = {f"{name}.{half}": each for name, pair in first.items() for half, each in zip("ab", pair, strict=True)}
+        self.first = {
+            f"{name}.{half}": each
+            for name, pair in first.items()
+            for half, each in zip("ab", pair, strict=True)
+        }
         self.leaves = {name: parameter(name, each.shape, F64) for name, each in self.first.items()}
         deltas = {name: [Delta(self.leaves[f"{name}.a"], self.leaves[f"{name}.b"], 1.0)] for name in first}
         table = rope_state(h, length, F64)
@@ -55,7 +77,11 @@ class Exact:
 
     def losses(self, rounding: float = 0.0, seed: int = 0) -> np.ndarray:
         """With gradients that are off by so much of their root mean square."""
-        random, found, now = np.random.default_rng(seed), list[float](), {n: x.astype(np.float64) for n, x in self.first.items()}
+        random, found, now = (
+            np.random.default_rng(seed),
+            list[float](),
+            {n: x.astype(np.float64) for n, x in self.first.items()},
+        )
         m, v = ({name: np.zeros(each.shape) for name, each in now.items()} for _ in range(2))
         for step in range(1, STEPS + 1):
             for name, each in now.items():
@@ -82,7 +108,11 @@ def errors(shape: Shape, folder: Path, seed: int) -> tuple[np.ndarray, np.ndarra
     ran("export-lora", plain, "--lora-scaled", folder / "any.gguf", 0, "--type", "q8_0", "--out", model)
     for name, steps in (("first", 0), ("run", STEPS)):
         ran("finetune", model, data, *GIVEN, *LORA, "--seed", seed, "--iters", steps, "--out", folder / name)
-    exact = Exact(model, pairs(folder / "first" / "adapter.gguf"), shown(4, data, "--model", model, *GIVEN, "--seed", seed))
+    exact = Exact(
+        model,
+        pairs(folder / "first" / "adapter.gguf"),
+        shown(4, data, "--model", model, *GIVEN, "--seed", seed),
+    )
     truth = exact.losses()
     rounded = np.array([exact.losses(ROUNDING, number) for number in range(4)]) - truth
     return np.abs(losses(folder / "run") - truth), np.sqrt(np.square(rounded).mean(axis=0))
@@ -96,5 +126,7 @@ def test_a_run_that_is_well_conditioned_is_float64_s(tmp_path: Path) -> None:
 def test_a_run_that_is_not_is_as_near_as_rounding_lets_it(tmp_path: Path) -> None:
     """Of eight blocks, seed 2: in its second step an element of a first factor has a gradient of 8e-9 (PEFT in float32: 2e-5)."""
     error, spread = errors(replace(wide("phi3"), layers=8), tmp_path, seed=2)
-    assert error[:2].max() < 2e-6 and 5e-6 < spread[2] < 1e-4, "the third loss is ill-conditioned in float64, too"
+    assert error[:2].max() < 2e-6 and 5e-6 < spread[2] < 1e-4, (
+        "the third loss is ill-conditioned in float64, too"
+    )
     assert error[2] < 5 * spread[2]

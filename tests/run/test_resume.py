@@ -38,7 +38,22 @@ from tests.helpers.cli import (
     until,
 )
 
-ALL_ON = ("--batch", 2, "--grad-acc", 3, "--ctx", 32, "--val-split", 0.05, "--eval-every", 7, "--sample-every", 9, "--seed", 5)
+ALL_ON = (
+    "--batch",
+    2,
+    "--grad-acc",
+    3,
+    "--ctx",
+    32,
+    "--val-split",
+    0.05,
+    "--eval-every",
+    7,
+    "--sample-every",
+    9,
+    "--seed",
+    5,
+)
 LBFGS = ("--optimizer", "lbfgs", "--batch", 2, "--ctx", 32, "--seed", 5)
 
 
@@ -69,7 +84,11 @@ def killed_and_resumed(data: Path, folder: Path, chance: random.Random, moments:
     """One run, killed at some moments and resumed after each; how many moments met it alive."""
     command, alive = arguments(data, *more, "--out", folder), 0
     for _ in range(moments):
-        least, pause, inside = lines(folder) + chance.randint(0, 8), chance.random() * 0.03, chance.random() < 0.5
+        least, pause, inside = (
+            lines(folder) + chance.randint(0, 8),
+            chance.random() * 0.03,
+            chance.random() < 0.5,
+        )
 
         def moment(least: int = least, pause: float = pause, inside: bool = inside) -> bool:
             if lines(folder) < least:
@@ -98,11 +117,15 @@ def saving(folder: Path) -> bool:
     return folder.exists() and any(not KEPT.fullmatch(path.name) for path in folder.iterdir())
 
 
-@pytest.mark.parametrize("seed", [pytest.param(seed, marks=[pytest.mark.slow] if seed else []) for seed in range(6)])
+@pytest.mark.parametrize(
+    "seed", [pytest.param(seed, marks=[pytest.mark.slow] if seed else []) for seed in range(6)]
+)
 def test_killed_at_any_moment(seed: int, tmp_path: Path) -> None:
     data = text_file(tmp_path)
     ran(*arguments(data, *ALL_ON, "--iters", 40, "--out", tmp_path / "whole"))
-    alive = killed_and_resumed(data, tmp_path / "killed", random.Random(seed), 2 if seed == 0 else 4, *ALL_ON, "--iters", 40)
+    alive = killed_and_resumed(
+        data, tmp_path / "killed", random.Random(seed), 2 if seed == 0 else 4, *ALL_ON, "--iters", 40
+    )
     assert alive
     assert [line["step"] for line in steps(tmp_path / "killed")] == list(range(1, 41))
     assert any("val_loss" in line for line in metrics(tmp_path / "killed"))
@@ -113,7 +136,9 @@ def test_killed_at_any_moment(seed: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("more", [LBFGS, (*ALL_ON, "--precision", "bf16"), (*ALL_ON, "--optimizer", "sgd", "--past", 3)])
+@pytest.mark.parametrize(
+    "more", [LBFGS, (*ALL_ON, "--precision", "bf16"), (*ALL_ON, "--optimizer", "sgd", "--past", 3)]
+)
 def test_killed_in_other_ways_of_training(more: tuple[Argument, ...], tmp_path: Path) -> None:
     data = text_file(tmp_path)
     ran(*arguments(data, *more, "--iters", 40, "--out", tmp_path / "whole"))
@@ -193,7 +218,9 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(harm: str, tmp_path: P
         file.truncate(len(content))
         file.write(content)
     done = ran("from-scratch", "--resume", tmp_path / "run", "--iters", 9)
-    assert "checkpoint-" in done.err and re.search("damaged|broken|cannot be read|not whole|invalid", done.err), done.err
+    assert "checkpoint-" in done.err and re.search(
+        "damaged|broken|cannot be read|not whole|invalid", done.err
+    ), done.err
     assert timeless(tmp_path / "whole") == timeless(tmp_path / "run")
     same_bits(tmp_path / "whole" / "model.gguf", tmp_path / "run" / "model.gguf")
 
@@ -202,7 +229,9 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(harm: str, tmp_path: P
 
 
 def printed_command(done: Done) -> list[str]:
-    told = [line for line in done.err.splitlines() if "llamatrain from-scratch" in line and "--resume" in line]
+    told = [
+        line for line in done.err.splitlines() if "llamatrain from-scratch" in line and "--resume" in line
+    ]
     assert told, done.err
     words = shlex.split(told[-1][told[-1].index("llamatrain from-scratch") :])
     return words[1:]
@@ -221,10 +250,15 @@ def interrupted(number: signal.Signals, folder: Path, *command: Argument) -> Don
 
 def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
     """In a folder whose name a shell would take apart."""
-    command, folder = arguments(text_file(tmp_path), *ALL_ON, "--iters", 400, "--save-every", 1000), tmp_path / "it's a run"
+    command, folder = (
+        arguments(text_file(tmp_path), *ALL_ON, "--iters", 400, "--save-every", 1000),
+        tmp_path / "it's a run",
+    )
     done = interrupted(signal.SIGINT, folder, *command)
     assert done.code == 130, done.err
-    subprocess.run([*PROGRAM, *printed_command(done)], env=environment(), check=True, capture_output=True, timeout=60)
+    subprocess.run(
+        [*PROGRAM, *printed_command(done)], env=environment(), check=True, capture_output=True, timeout=60
+    )
     ran(*command, "--out", tmp_path / "whole")
     alike(tmp_path / "whole", folder)
 
@@ -241,7 +275,9 @@ ON_ITS_TERMINAL = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); 
 def test_the_terminal_is_closed(tmp_path: Path) -> None:
     """What was done is saved, though there is nothing left to say it to."""
     folder, (master, slave) = tmp_path / "run", pty.openpty()
-    command = arguments(text_file(tmp_path), "--ctx", 32, "--iters", 100_000, "--save-every", 100_000, "--out", folder)
+    command = arguments(
+        text_file(tmp_path), "--ctx", 32, "--iters", 100_000, "--save-every", 100_000, "--out", folder
+    )
     words, streams = (
         [sys.executable, "-c", ON_ITS_TERMINAL, *map(str, command)],
         dict.fromkeys(("stdin", "stdout", "stderr"), slave),
@@ -250,7 +286,11 @@ def test_the_terminal_is_closed(tmp_path: Path) -> None:
         os.close(slave)
         threading.Thread(target=drained, args=(master, lambda: lines(folder) >= 5), daemon=True).start()
         assert process.wait(60) == 129
-    assert 5 <= open_gguf(folder / "checkpoint-LATEST.gguf").value("training.iteration_count", int) == len(steps(folder))
+    assert (
+        5
+        <= open_gguf(folder / "checkpoint-LATEST.gguf").value("training.iteration_count", int)
+        == len(steps(folder))
+    )
 
 
 def drained(terminal: int, until: Callable[[], bool]) -> None:
@@ -275,7 +315,13 @@ def test_a_signal_is_heard_in_the_middle_of_an_accumulation(tmp_path: Path) -> N
     data, folder = text_file(tmp_path, 40_000), tmp_path / "run"
     command = arguments(data, "--batch", 2, "--ctx", 64, "--grad-acc", 400, "--iters", 2, "--eval-every", 0)
     ran(*command, "--out", tmp_path / "whole")
-    for pause in (0.05, 0.2, 0.02, 0.5, 2.0):  # one of them ends within the second step, however busy the machine is
+    for pause in (
+        0.05,
+        0.2,
+        0.02,
+        0.5,
+        2.0,
+    ):  # one of them ends within the second step, however busy the machine is
         with started(*command, "--out", folder, "--overwrite") as process:
             until(lambda: lines(folder) >= 1, process)
             time.sleep(pause)
@@ -351,12 +397,31 @@ def test_only_some_options_may_change(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     ran(*arguments(text_file(tmp_path), *ALL_ON, "--iters", 4, "--out", folder))
     before = (folder / "checkpoint-LATEST.gguf").read_bytes()
-    for option in (("--lr", 0.5), ("--embd", 64), ("--batch", 3), ("--seed", 6), ("--optimizer", "sgd"), ("--ctx", 16)):
+    for option in (
+        ("--lr", 0.5),
+        ("--embd", 64),
+        ("--batch", 3),
+        ("--seed", 6),
+        ("--optimizer", "sgd"),
+        ("--ctx", 16),
+    ):
         done = run("from-scratch", "--resume", folder, "--iters", 6, *option)
         assert done.code in (1, 2) and len(done.errors) == 1, (option, done.err)
         assert str(option[0]) in done.errors[0], done.err
         assert (folder / "checkpoint-LATEST.gguf").read_bytes() == before
-    ran("from-scratch", "--resume", folder, "--iters", 6, "--save-every", 2, "--eval-every", 3, "--sample-every", 0)
+    ran(
+        "from-scratch",
+        "--resume",
+        folder,
+        "--iters",
+        6,
+        "--save-every",
+        2,
+        "--eval-every",
+        3,
+        "--sample-every",
+        0,
+    )
     assert len(steps(folder)) == 6
 
 
@@ -364,6 +429,14 @@ def test_a_checkpoint_file_is_resumed_into_a_folder(tmp_path: Path) -> None:
     data, given = text_file(tmp_path), (*ALL_ON, *SCHEDULE)
     ran(*arguments(data, *given, "--iters", 9, "--out", tmp_path / "whole"))
     ran(*arguments(data, *given, "--iters", 6, "--out", tmp_path / "run"))
-    ran("from-scratch", "--resume", tmp_path / "run" / "checkpoint-LATEST.gguf", "--iters", 9, "--out", tmp_path / "other")
+    ran(
+        "from-scratch",
+        "--resume",
+        tmp_path / "run" / "checkpoint-LATEST.gguf",
+        "--iters",
+        9,
+        "--out",
+        tmp_path / "other",
+    )
     assert losses(tmp_path / "other")[-3:] == losses(tmp_path / "whole")[-3:]
     same_bits(tmp_path / "whole" / "model.gguf", tmp_path / "other" / "model.gguf")

@@ -22,12 +22,18 @@ from llamatrain.train.graphs import StepSpec
 NAMED = ("none", "light", "block", "optimal")
 
 
-def setting_of(base: DType | None, layers: int = 5, batch: int = 8, length: int = 64, **more: Any) -> StepSpec:
-    start = StepSpec(**dict.fromkeys(("h", "weights", "trained", "batch", "positions")), precision="f32", threads=1)
+def setting_of(
+    base: DType | None, layers: int = 5, batch: int = 8, length: int = 64, **more: Any
+) -> StepSpec:
+    start = StepSpec(
+        **dict.fromkeys(("h", "weights", "trained", "batch", "positions")), precision="f32", threads=1
+    )
     made = speeds.small(start, base, (64, 4, 192, 256, length, batch))
     h = replace(made.h, layers=layers)
     weights = speeds.adapted(h, base) if base else speeds.parameters(h)
-    factors = [factor for deltas in weights.deltas.values() for delta in deltas for factor in (delta.a, delta.b)]
+    factors = [
+        factor for deltas in weights.deltas.values() for delta in deltas for factor in (delta.a, delta.b)
+    ]
     trained = {each.name: each for each in (factors if base else weights.tensors.values())}
     return replace(made, h=h, weights=weights, trained=trained, gradients="arena", **more)
 
@@ -39,10 +45,16 @@ def offers_of(name: str) -> list[PlanCandidate]:
     for copied, kind in caches:
         setting = setting_of(kind, precision="bf16", layers=4, batch=4) if kind else setting_of(None)
         demand = MemoryDemand(
-            lengths=[64], validating=False, decoding=0, interpreter=10**7, copies=copies_of(setting.h) if copied == "bf16" else 0
+            lengths=[64],
+            validating=False,
+            decoding=0,
+            interpreter=10**7,
+            copies=copies_of(setting.h) if copied == "bf16" else 0,
         )
         leaves = TrainableWeights(weights=setting.weights, trained=setting.trained)
-        offer = KNOWN[id(setting)] = PlanCandidate(cache=copied, leaves=leaves, setting=setting, demand=demand)  # type: ignore[arg-type]
+        offer = KNOWN[id(setting)] = PlanCandidate(
+            cache=copied, leaves=leaves, setting=setting, demand=demand
+        )  # type: ignore[arg-type]
         made.append(offer)
     return made
 
@@ -70,7 +82,9 @@ def usual(offers: list[PlanCandidate]) -> Iterator[tuple[int, float]]:
                 yield way.total, step_of(way.graphs, 64, splits)
 
 
-def searched(offers: list[PlanCandidate], most: int | None, **more: Any) -> tuple[PlanSearch, PlanTrial, MemoryPlan]:
+def searched(
+    offers: list[PlanCandidate], most: int | None, **more: Any
+) -> tuple[PlanSearch, PlanTrial, MemoryPlan]:
     search = PlanSearch(**{"remat": "auto", "most": most, "parts": True, "planner": planner, **more})
     return search, *search.fastest(offers)
 
@@ -88,7 +102,9 @@ def test_no_usual_way_that_fits_costs_less(name: str, monkeypatch: pytest.Monkey
         assert found.total == way.total <= limit
         assert found.cost <= min(cost for total, cost in ways if total <= limit) * (1 + 1e-9)
         assert len(search.tried) <= 16
-    assert name == "adapter" or searched(offers, least * 2 // 3)[1].total > least * 2 // 3, "the leanest, which does not fit"
+    assert name == "adapter" or searched(offers, least * 2 // 3)[1].total > least * 2 // 3, (
+        "the leanest, which does not fit"
+    )
 
 
 def test_what_fits_is_not_searched_for() -> None:
@@ -113,13 +129,19 @@ def test_halves_of_blocks_and_uneven_segments_are_on_the_road() -> None:
     """Dearer and dearer, and leaner: what is found between two usual ways costs less than the leaner of them."""
     (offer,) = offers_of("new")
     road = road_of(MicrobatchSplit(offer, 1).prices)
-    assert road.policies[:2] == ["none", "light"] and "4" in road.policies and road.policies[-1] == "segment:2,block:2"
+    assert (
+        road.policies[:2] == ["none", "light"]
+        and "4" in road.policies
+        and road.policies[-1] == "segment:2,block:2"
+    )
     assert road.costs == sorted(road.costs)
     totals = {policy: planner(offer.setting, policy, offer.demand).total for policy in road.policies}
     assert totals[road.policies[-1]] < totals["4"] < totals["light"] < totals["none"]
     limit = (totals["light"] + 2 * totals["4"]) // 3
     _, found, way = searched([offer], limit, parts=False)
-    assert way.policy not in NAMED and found.cost < step_of(planner(offer.setting, "block", offer.demand).graphs, 64, 1)
+    assert way.policy not in NAMED and found.cost < step_of(
+        planner(offer.setting, "block", offer.demand).graphs, 64, 1
+    )
 
 
 @pytest.mark.parametrize("name", ["new", "adapter"])

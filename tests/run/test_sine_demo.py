@@ -21,7 +21,13 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Done, float]:
     """One command, no data: the folder, what was said, the seconds of a processor it took."""
     place, begun = tmp_path_factory.mktemp("demo"), processor()
     done = subprocess.run(
-        [*PROGRAM, "from-scratch"], cwd=place, env=environment(), capture_output=True, text=True, timeout=600, check=True
+        [*PROGRAM, "from-scratch"],
+        cwd=place,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=True,
     )
     return place / "runs" / "from-scratch-1", Done(0, done.stdout, done.stderr), processor() - begun
 
@@ -64,7 +70,15 @@ def test_it_draws_target_and_model(demo: tuple[Path, Done, float]) -> None:
 
 def test_the_config_is_the_same_in_a_file(tmp_path: Path) -> None:
     ran("from-scratch", "--iters", 20, "--out", tmp_path / "demo")
-    ran("from-scratch", "--config", ROOT / "configs" / "sine.toml", "--iters", 20, "--out", tmp_path / "config")
+    ran(
+        "from-scratch",
+        "--config",
+        ROOT / "configs" / "sine.toml",
+        "--iters",
+        20,
+        "--out",
+        tmp_path / "config",
+    )
     assert timeless(tmp_path / "config") == timeless(tmp_path / "demo")
     same_bits(tmp_path / "config" / "model.gguf", tmp_path / "demo" / "model.gguf")
     resolved = [(tmp_path / name / "config.toml").read_text() for name in ("demo", "config")]
@@ -102,14 +116,54 @@ def evaluations_to(folder: Path, loss: float) -> float:
 def test_lbfgs_needs_a_third_of_the_evaluations_of_adamw(tmp_path: Path) -> None:
     """On rows that stay the same. AdamW may take the best of four rates."""
     data = tmp_path / "wave.txt"
-    data.write_bytes(bytes(round(80 + 15 * math.sin(2 * math.pi * place / 17)) for place in range(8 * 32)))  # one batch
-    shape = ("--vocab-size", "bytes", "--embd", 32, "--head", 4, "--layer", 1, "--ff", 64, "--precision", "f32", "--no-shuffle")
-    ran("from-scratch", data, *shape, *FIXED, "--optimizer", "lbfgs", "--iters", 40, "--out", tmp_path / "lbfgs")
+    data.write_bytes(
+        bytes(round(80 + 15 * math.sin(2 * math.pi * place / 17)) for place in range(8 * 32))
+    )  # one batch
+    shape = (
+        "--vocab-size",
+        "bytes",
+        "--embd",
+        32,
+        "--head",
+        4,
+        "--layer",
+        1,
+        "--ff",
+        64,
+        "--precision",
+        "f32",
+        "--no-shuffle",
+    )
+    ran(
+        "from-scratch",
+        data,
+        *shape,
+        *FIXED,
+        "--optimizer",
+        "lbfgs",
+        "--iters",
+        40,
+        "--out",
+        tmp_path / "lbfgs",
+    )
     reached = losses(tmp_path / "lbfgs")[-1]
-    needed = open_gguf(tmp_path / "lbfgs" / "checkpoint-LATEST.gguf").value("optimizer.lbfgs.evaluations", int)
+    needed = open_gguf(tmp_path / "lbfgs" / "checkpoint-LATEST.gguf").value(
+        "optimizer.lbfgs.evaluations", int
+    )
     adamw = []
     for rate in (1e-3, 3e-3, 1e-2, 3e-2):
-        given = ("--lr", rate, "--schedule", "constant", "--warmup", 0, "--weight-decay", 0, "--iters", 6 * needed)
+        given = (
+            "--lr",
+            rate,
+            "--schedule",
+            "constant",
+            "--warmup",
+            0,
+            "--weight-decay",
+            0,
+            "--iters",
+            6 * needed,
+        )
         ran("from-scratch", data, *shape, *FIXED, *given, "--out", tmp_path / f"adamw-{rate}")
         adamw.append(evaluations_to(tmp_path / f"adamw-{rate}", reached))
     assert 3 * needed <= min(adamw), (needed, adamw)

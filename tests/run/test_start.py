@@ -13,13 +13,25 @@ from tests.cli.test_cli import loaded
 from tests.helpers.cli import TINY, ran, text_file
 
 OF_TEXT = {
-    *(f"llamatrain.data.{name}" for name in ("corpus", "encode", "templates", "tokenizer.counting", "tokenizer.learning")),
+    *(
+        f"llamatrain.data.{name}"
+        for name in ("corpus", "encode", "templates", "tokenizer.counting", "tokenizer.learning")
+    ),
     *("llamatrain.commands.merge", "concurrent.futures", "jinja2", "tqdm"),
 }
 
 
 def test_a_run_without_text_loads_nothing_of_it(tmp_path: Path) -> None:
-    words = ["llamatrain", "from-scratch", "--iters", "0", "--kernels", "reference", "--out", str(tmp_path / "run")]
+    words = [
+        "llamatrain",
+        "from-scratch",
+        "--iters",
+        "0",
+        "--kernels",
+        "reference",
+        "--out",
+        str(tmp_path / "run"),
+    ]
     found = loaded(f"from llamatrain.cli.main import main; sys.argv = {words}; main()")
     assert "llamatrain.train.loop" in found and not OF_TEXT & found
 
@@ -33,5 +45,19 @@ def test_each_graph_of_a_run_is_laid_out_once(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(graphs, "plan", counted)
     text = text_file(tmp_path)
-    ran("from-scratch", text, *TINY, "--ctx", 32, "--val-split", 0.2, "--iters", 2, "--remat", "none", "--out", tmp_path / "run")
+    ran(
+        "from-scratch",
+        text,
+        *TINY,
+        "--ctx",
+        32,
+        "--val-split",
+        0.2,
+        "--iters",
+        2,
+        "--remat",
+        "none",
+        "--out",
+        tmp_path / "run",
+    )
     assert len(done) == 3  # gradients, the step, the loss of what is validated

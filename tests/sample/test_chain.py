@@ -39,7 +39,12 @@ def plain(values: list[float], top_k: int, top_p: float, min_p: float) -> list[i
 @given(st.integers(0, 10_000), st.integers(0, 60), st.floats(0.001, 0.999), st.floats(0.001, 0.999))
 def test_candidates(seed: int, top_k: int, top_p: float, min_p: float) -> None:
     values = logits(seed)
-    for given_options in ({"top_k": top_k}, {"top_p": top_p}, {"min_p": min_p}, {"top_k": top_k, "top_p": top_p, "min_p": min_p}):
+    for given_options in (
+        {"top_k": top_k},
+        {"top_p": top_p},
+        {"min_p": min_p},
+        {"top_k": top_k, "top_p": top_p, "min_p": min_p},
+    ):
         expected = plain(values.tolist(), **{**OFF, **given_options})  # type: ignore[arg-type]
         assert candidates(values, options(**given_options)).tolist() == expected
 
@@ -62,8 +67,18 @@ def test_one_candidate_is_always_left() -> None:
 def test_the_penalty_moves_what_was_there_down() -> None:
     values = np.array([2.0, -2.0, 0.0, 3.0])
     assert penalised(values.copy(), [0, 1, 0], options(repeat_penalty=2.0)).tolist() == [1.0, -4.0, 0.0, 3.0]
-    assert penalised(values.copy(), [3, 1, 0], options(repeat_penalty=2.0, repeat_last_n=2)).tolist() == [1.0, -4.0, 0.0, 3.0]
-    assert penalised(values.copy(), [3, 1, 0], options(repeat_penalty=2.0, repeat_last_n=-1)).tolist() == [1.0, -4.0, 0.0, 1.5]
+    assert penalised(values.copy(), [3, 1, 0], options(repeat_penalty=2.0, repeat_last_n=2)).tolist() == [
+        1.0,
+        -4.0,
+        0.0,
+        3.0,
+    ]
+    assert penalised(values.copy(), [3, 1, 0], options(repeat_penalty=2.0, repeat_last_n=-1)).tolist() == [
+        1.0,
+        -4.0,
+        0.0,
+        1.5,
+    ]
     for none in (options(repeat_penalty=2.0, repeat_last_n=0), options(repeat_penalty=1.0)):
         assert penalised(values.copy(), [3, 1, 0], none).tolist() == values.tolist()
     assert draw(values, options(temp=0, repeat_penalty=2.0), 0, [3]) == 0
@@ -131,4 +146,6 @@ def test_options_that_cannot_be(name: str, value: float, flag: str) -> None:
 
 
 def test_options_at_their_bounds() -> None:
-    SamplingOptions(n=10**400, temp=0, top_k=10**400, top_p=0, min_p=1, repeat_last_n=10**400, seed=(1 << 64) - 1)
+    SamplingOptions(
+        n=10**400, temp=0, top_k=10**400, top_p=0, min_p=1, repeat_last_n=10**400, seed=(1 << 64) - 1
+    )

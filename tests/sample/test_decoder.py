@@ -46,7 +46,11 @@ def trained_logits(h: Hyperparameters, arrays: Arrays, ids: list[int], kernels: 
     leaves, table = parameters(h), rope_state(h, len(ids))
     made = training(h, leaves, 1, len(ids), table, flash=False)
     output = made.loss.node.sources[0]  # the logits that the loss reads
-    program = Program.of([output], {leaves[name]: arrays[name] for name in leaves} | {table: h.table(len(ids))}, kernels=kernels)
+    program = Program.of(
+        [output],
+        {leaves[name]: arrays[name] for name in leaves} | {table: h.table(len(ids))},
+        kernels=kernels,
+    )
     program.write(made.inputs["tokens"], ids)
     program.write(made.inputs["positions"], np.arange(len(ids)))
     program.write(made.inputs["mask"], np.where(np.tri(len(ids), dtype=bool), 0, -1e30))
@@ -128,7 +132,9 @@ def test_what_it_takes_is_known_before() -> None:
     assert decoder._arena is not None and cost.arena == decoder._arena.size
     assert cost.caches == 2 * h.layers * 50 * h.kv_heads * h.head_size * 4 + 50 * h.head_size * 4
     shared = Decoder(h, weights(h), ctx=50, threads=2, arena=allocate(cost.arena))
-    np.testing.assert_array_equal(shared.feed(tokens(50)), Decoder(h, weights(h), ctx=50, threads=2).feed(tokens(50)))
+    np.testing.assert_array_equal(
+        shared.feed(tokens(50)), Decoder(h, weights(h), ctx=50, threads=2).feed(tokens(50))
+    )
 
 
 def test_pages_of_a_base_may_be_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,11 +149,27 @@ def test_pages_of_a_base_may_be_let_go(tmp_path: Path, monkeypatch: pytest.Monke
     model = base(tmp_path / "base.gguf", WIDE, "Q8_0")
     gguf = open_gguf(model)
     leaves, arrays = frozen(gguf, h := read(gguf))
-    found = [Decoder(h, arrays, ctx=8, weights=leaves, drop_base=drops).feed(tokens(3)).copy() for drops in (False, True)]
+    found = [
+        Decoder(h, arrays, ctx=8, weights=leaves, drop_base=drops).feed(tokens(3)).copy()
+        for drops in (False, True)
+    ]
     assert [backend.drops for backend in bound] == [False, True] and np.array_equal(*found)
     assert Decoder.plan(h, 8, weights=leaves, drop_base=True) == Decoder.plan(h, 8, weights=leaves)
     bound.clear()
-    run = ("--ctx", 32, "--batch", 1, "--iters", 1, "--sample-every", 1, "--cache-base", "off", "--out", tmp_path / "run")
+    run = (
+        "--ctx",
+        32,
+        "--batch",
+        1,
+        "--iters",
+        1,
+        "--sample-every",
+        1,
+        "--cache-base",
+        "off",
+        "--out",
+        tmp_path / "run",
+    )
     ran("finetune", model, text_file(tmp_path, 300), *run)
     assert bound and all(backend.drops for backend in bound)
 
@@ -168,7 +190,9 @@ def test_generating_ends() -> None:
     h = small(ctx=40)
     decoder = Decoder(h, weights(h), ctx=h.ctx)
 
-    def made(options: SamplingOptions = GREEDY, ends: tuple[int, ...] = (), prompt: int = 5) -> tuple[list[int], str]:
+    def made(
+        options: SamplingOptions = GREEDY, ends: tuple[int, ...] = (), prompt: int = 5
+    ) -> tuple[list[int], str]:
         generation = Generation(decoder, tokens(prompt), options, ends)
         return list(generation), generation.ended
 
@@ -185,7 +209,9 @@ def test_generating_ends() -> None:
 def test_the_seed_decides() -> None:
     h = small()
     decoder = Decoder(h, weights(h), ctx=h.ctx, threads=2)
-    texts = [list(Generation(decoder, tokens(5), SamplingOptions(n=20, temp=2.0, seed=seed))) for seed in (1, 1, 2)]
+    texts = [
+        list(Generation(decoder, tokens(5), SamplingOptions(n=20, temp=2.0, seed=seed))) for seed in (1, 1, 2)
+    ]
     assert texts[0] == texts[1] != texts[2]
 
 
@@ -194,7 +220,9 @@ def test_the_seed_decides() -> None:
 
 @pytest.mark.parametrize("kernels", ["cpu", "reference"])
 @pytest.mark.parametrize("h", [replace(h, layers=1) for h in SHAPES], ids=Hyperparameters.describe)
-def test_what_is_left_after_a_shift_is_as_if_it_had_always_stood_there(h: Hyperparameters, kernels: str) -> None:
+def test_what_is_left_after_a_shift_is_as_if_it_had_always_stood_there(
+    h: Hyperparameters, kernels: str
+) -> None:
     """Of one layer, whose keys and values know of no other tokens."""
     arrays, ids = weights(h), tokens(31)
     decoder = Decoder(h, arrays, ctx=24, kernels=kernels)
@@ -234,11 +262,18 @@ def test_generating_goes_on_behind_the_context() -> None:
 
 def test_llama_cpp_goes_on_in_the_same_way(tmp_path: Path) -> None:
     h, prompt = small(), tokens(9)
-    told = {"prompt": [int(token) for token in prompt], "n_predict": 150, "temperature": 0, "ignore_eos": True}
+    told = {
+        "prompt": [int(token) for token in prompt],
+        "n_predict": 150,
+        "temperature": 0,
+        "ignore_eos": True,
+    }
     with served(written(tmp_path / "m.gguf", h, weights(h)), ctx_shift=True) as server:
         expected = server.post("completion", **told, n_keep=4, return_tokens=True)["tokens"]
     decoder = Decoder(*loaded(open_gguf(tmp_path / "m.gguf")), ctx=64)
-    assert list(Generation(decoder, prompt, SamplingOptions(temp=0, n=150), keep=5)) == expected  # and one that begins
+    assert (
+        list(Generation(decoder, prompt, SamplingOptions(temp=0, n=150), keep=5)) == expected
+    )  # and one that begins
 
 
 @pytest.mark.parametrize("keep", [0, 4, -1, 30, 500])
@@ -246,18 +281,25 @@ def test_llama_cpp_keeps_as_many_tokens(keep: int, tmp_path: Path) -> None:
     """Through many shifts; -1 and more than the prompt has, too."""
     h, path = small(), tmp_path / "m.gguf"
     written(path, h, weights(h, seed=2))
-    model, told = TextModel(path, LoadOptions(ctx=64), AdapterOptions()), {"n_predict": 400, "temperature": 0, "ignore_eos": True}
+    model, told = (
+        TextModel(path, LoadOptions(ctx=64), AdapterOptions()),
+        {"n_predict": 400, "temperature": 0, "ignore_eos": True},
+    )
     with served(path, ctx_shift=True) as server:
         for length in (3, 9, 40):
             ids = tokens(length, seed=length)
-            follow = server.post("completion", prompt=[*map(int, ids)], **told, n_keep=keep, return_tokens=True)["tokens"]
+            follow = server.post(
+                "completion", prompt=[*map(int, ids)], **told, n_keep=keep, return_tokens=True
+            )["tokens"]
             stay = TextStream(model, ids, SamplingOptions(ctx_shift=True, keep=keep)).kept(True)
             assert stay is not None
             found = likeliest(Decoder(*loaded(open_gguf(path)), ctx=64), ids, follow, stay)
             assert found == follow, keep
 
 
-def likeliest(decoder: Decoder, prompt: list[int], follow: list[int], keep: int, longer: float = 1.0) -> list[int]:
+def likeliest(
+    decoder: Decoder, prompt: list[int], follow: list[int], keep: int, longer: float = 1.0
+) -> list[int]:
     """What would be drawn behind each token of a text, but for its end; with keys that each shift makes `longer`."""
     logits, found = decoder.feed(prompt).copy(), list[int]()
     for token in follow:
@@ -278,7 +320,10 @@ def test_llama_cpp_makes_yarn_s_keys_longer_at_each_shift(tmp_path: Path) -> Non
     told = {"n_predict": 300, "temperature": 0, "ignore_eos": True, "n_keep": 4, "return_tokens": True}
     with served(path, ctx_shift=True) as server:
         follow = server.post("completion", prompt=[*map(int, tokens(9))], **told)["tokens"]
-    found = [likeliest(Decoder(*loaded(open_gguf(path)), ctx=64), tokens(9), follow, 5, by) for by in (1.0, 1 + 0.1 * np.log(4))]
+    found = [
+        likeliest(Decoder(*loaded(open_gguf(path)), ctx=64), tokens(9), follow, 5, by)
+        for by in (1.0, 1 + 0.1 * np.log(4))
+    ]
     assert found[1] == follow and found[0][:55] == follow[:55] and found[0] != follow
 
 
@@ -286,7 +331,12 @@ def test_llama_cpp_makes_yarn_s_keys_longer_at_each_shift(tmp_path: Path) -> Non
 
 
 def cached_loss(
-    h: Hyperparameters, weights_: dict[str, Tensor], parts: list[int], caches: list[Tensor], table: Tensor, dtype: DType
+    h: Hyperparameters,
+    weights_: dict[str, Tensor],
+    parts: list[int],
+    caches: list[Tensor],
+    table: Tensor,
+    dtype: DType,
 ) -> tuple[Tensor, list[dict[str, Tensor]], dict[str, Tensor]]:
     """The loss of the last part's tokens, each part reading what those before it wrote into the cache."""
     inputs = []
@@ -298,13 +348,25 @@ def cached_loss(
             for place, x in ((2 * layer, k), (2 * layer + 1, v)):
                 rows = O.reshape(x, shape=(count, caches[place].shape[1]))
                 caches[place] = O.set_rows(caches[place], rows, O.reshape(given["positions"], shape=(count,)))
-            seen = [O.reshape(caches[2 * layer + i], shape=(1, h.ctx, h.kv_heads, h.head_size)) for i in (0, 1)]
+            seen = [
+                O.reshape(caches[2 * layer + i], shape=(1, h.ctx, h.kv_heads, h.head_size)) for i in (0, 1)
+            ]
             return flash_attn(q, *seen, given["starts"], given["positions"], scale=h.head_size**-0.5)[0]
 
         x, _ = hidden(
-            ForwardPass(h=h, weights=weights_, tokens=given["tokens"], positions=given["positions"], table=table, attend=attend)
+            ForwardPass(
+                h=h,
+                weights=weights_,
+                tokens=given["tokens"],
+                positions=given["positions"],
+                table=table,
+                attend=attend,
+            )
         )
-    read = {"targets": placeholder("targets", (parts[-1],), I32), "weights": placeholder("weights", (parts[-1],), dtype)}
+    read = {
+        "targets": placeholder("targets", (parts[-1],), I32),
+        "weights": placeholder("weights", (parts[-1],), dtype),
+    }
     return cross_entropy_loss(O.matmul(x, weights_[h.output]), *read.values()), inputs, read
 
 
@@ -336,7 +398,9 @@ def test_gradients_through_the_cache_are_those_of_training(parts: list[int], ker
 
     made = training(h, leaves, 1, length, table)
     expected, wanted = value_and_gradients(made.loss, list(leaves.values()))
-    whole = Program.of([expected, *wanted], {leaf: memory[leaf] for leaf in (*leaves.values(), table)}, kernels=kernels)
+    whole = Program.of(
+        [expected, *wanted], {leaf: memory[leaf] for leaf in (*leaves.values(), table)}, kernels=kernels
+    )
     for name, values in (
         ("tokens", ids[:length]),
         ("positions", np.arange(length)),
@@ -350,7 +414,9 @@ def test_gradients_through_the_cache_are_those_of_training(parts: list[int], ker
     tolerance = 1e-11 if dtype is F64 else 1e-5
     assert float(program.read(loss)) == pytest.approx(float(whole.read(expected)), rel=tolerance)
     for name, mine, theirs in zip(leaves, grads, wanted, strict=True):
-        assert np.linalg.norm(program.read(mine) - whole.read(theirs)) <= tolerance * np.linalg.norm(whole.read(theirs)), name
+        assert np.linalg.norm(program.read(mine) - whole.read(theirs)) <= tolerance * np.linalg.norm(
+            whole.read(theirs)
+        ), name
 
 
 def test_gradients_through_the_cache_are_slopes() -> None:

@@ -8,7 +8,9 @@ THINK = ("<think>", "</think>")
 
 
 def split(answer: str, prompt: str, size: int) -> tuple[str, str]:
-    pieces = list(split_thoughts((answer[at : at + size] for at in range(0, len(answer), size)), prompt, THINK))
+    pieces = list(
+        split_thoughts((answer[at : at + size] for at in range(0, len(answer), size)), prompt, THINK)
+    )
     return tuple("".join(text for text, thought in pieces if thought is wanted) for wanted in (True, False))  # type: ignore[return-value]
 
 
@@ -32,4 +34,8 @@ def test_thoughts_and_words(prompt: str, answer: str, thoughts: str, words: str,
 
 
 def test_marks_are_those_of_the_template() -> None:
-    assert marks_of("x</think>y") == THINK and marks_of("[THINK]") == ("[THINK]", "[/THINK]") and marks_of("none") is None
+    assert (
+        marks_of("x</think>y") == THINK
+        and marks_of("[THINK]") == ("[THINK]", "[/THINK]")
+        and marks_of("none") is None
+    )

@@ -19,7 +19,9 @@ def program(path: Path, text: str) -> Path:
 
 def demo(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     env = {"PATH": "/usr/bin:/bin", "PYTHON": sys.executable, **environment}
-    return subprocess.run([DEMO, *arguments], cwd=folder, env=env, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [DEMO, *arguments], cwd=folder, env=env, capture_output=True, text=True, check=False
+    )
 
 
 def test_a_new_environment_gets_the_package_and_runs_it_where_the_user_is(tmp_path: Path) -> None:
@@ -30,9 +32,7 @@ def test_a_new_environment_gets_the_package_and_runs_it_where_the_user_is(tmp_pa
         tmp_path / "installer",
         f'echo "$@" >> "$0.log"; printf "#!/bin/sh\\npwd; echo ran: \\$@\\n" > "{made}"; chmod +x "{made}"',
     )
-    maker = (
-        f'case "$1" in -c) ;; -m) mkdir -p "{venv}/bin"; touch "{venv}/pyvenv.cfg"; cp "{installer}" "{venv}/bin/python";; esac'
-    )
+    maker = f'case "$1" in -c) ;; -m) mkdir -p "{venv}/bin"; touch "{venv}/pyvenv.cfg"; cp "{installer}" "{venv}/bin/python";; esac'
     done = demo(here, "--iters", "5", PYTHON=str(program(tmp_path / "python", maker)), VENV=str(venv))
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [str(here), "ran: from-scratch --iters 5"]

@@ -24,9 +24,9 @@ def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def words(picture: Path) -> str:
-    return " ".join("".join(each.itertext()) for each in ET.fromstring(picture.read_text()).iter(f"{SVG}text")).replace(
-        "\xa0", " "
-    )
+    return " ".join(
+        "".join(each.itertext()) for each in ET.fromstring(picture.read_text()).iter(f"{SVG}text")
+    ).replace("\xa0", " ")
 
 
 def test_the_memory_map_is_that_of_plan(out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,18 +40,28 @@ def test_the_memory_map_is_that_of_plan(out: Path, tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(pictures, "llamatrain", here)
     pictures.memory(tmp_path)
     there = ROOT / "scripts" / "pictures" / "memory.svg"
-    assert "vocabulary 4096" in words(out / "memory.svg") and words(there).split()[:9] == words(out / "memory.svg").split()[:9]
+    assert (
+        "vocabulary 4096" in words(out / "memory.svg")
+        and words(there).split()[:9] == words(out / "memory.svg").split()[:9]
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("tmux"), reason="there is no tmux: apt-get install tmux")
-@pytest.mark.skipif(not (Path(sys.prefix) / "bin" / "llamatrain").exists(), reason="the command is not installed here")
+@pytest.mark.skipif(
+    not (Path(sys.prefix) / "bin" / "llamatrain").exists(), reason="the command is not installed here"
+)
 def test_the_demo_s_terminal_is_that_of_a_run(out: Path, tmp_path: Path) -> None:
     from pictures import demo
 
     demo(tmp_path)
     told = words(out / "demo.svg")
-    assert "the built-in sine wave" in told and "target" in told and re.search(r"1\d\d/1000", told) and "planned" in told
+    assert (
+        "the built-in sine wave" in told
+        and "target" in told
+        and re.search(r"1\d\d/1000", told)
+        and "planned" in told
+    )
 
 
 def test_what_is_missing_is_said(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,9 @@ def test_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "--vocab-from none.gguf",
     ],
 )
-def test_what_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], sizes: str) -> None:
+def test_what_cannot_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], sizes: str
+) -> None:
     with pytest.raises(SystemExit) as end:
         made(monkeypatch, tmp_path / "m.gguf", "--shape", "small", *sizes.split())
     told = capsys.readouterr().err

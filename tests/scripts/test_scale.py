@@ -35,7 +35,9 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Job:
 
 
 def asked(**more: Any) -> argparse.Namespace:
-    return argparse.Namespace(**{"ranks": [1, 2, 3, 4], "batches": [1, 2], "rounds": 1, "iters": 3, "held_out": 0, **more})
+    return argparse.Namespace(
+        **{"ranks": [1, 2, 3, 4], "batches": [1, 2], "rounds": 1, "iters": 3, "held_out": 0, **more}
+    )
 
 
 def test_what_is_held_out_is_foretold(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
@@ -43,7 +45,9 @@ def test_what_is_held_out_is_foretold(job: Job, capsys: pytest.CaptureFixture[st
     said = capsys.readouterr().out
     assert "fitted to 1, 2, 3 ranks: a micro-batch 200 ms" in said
     ratios = re.findall(r"(\d) ranks, \d batches: +[\d.]+ ms, +([\d.]+) of what was measured, (.*)", said)
-    assert [(ranks, kind) for ranks, _, kind in ratios] == [(r, "held out" if r == "4" else "fitted") for r in "12341234"]
+    assert [(ranks, kind) for ranks, _, kind in ratios] == [
+        (r, "held out" if r == "4" else "fitted") for r in "12341234"
+    ]
     assert [float(ratio) for _, ratio, _ in ratios] == pytest.approx([1.0] * 8, abs=0.02)
 
 

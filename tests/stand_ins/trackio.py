@@ -5,7 +5,9 @@ from typing import Any
 calls: list[tuple[str, dict[str, Any]]] = []
 
 
-def init(project: str, *, name: str | None = None, config: dict[str, Any] | None = None, resume: str = "never") -> None:
+def init(
+    project: str, *, name: str | None = None, config: dict[str, Any] | None = None, resume: str = "never"
+) -> None:
     calls.append(("init", {"project": project, "name": name, "config": config, "resume": resume}))
 
 

@@ -12,7 +12,14 @@ from llamatrain.compiler.loader import is_library
 from llamatrain.compiler.store import MAGIC
 from tests.helpers.warm_cache import warm, without_libraries
 
-CHEAP = ("elementwise.fill_flat", "norm.add_rows", "optimizer.clip", "elementwise.narrow", "rows.take_rows", "sums.add_up")
+CHEAP = (
+    "elementwise.fill_flat",
+    "norm.add_rows",
+    "optimizer.clip",
+    "elementwise.narrow",
+    "rows.take_rows",
+    "sums.add_up",
+)
 MODEL = ("--vocab-size", "bytes", "--embd", "32", "--head", "4", "--layer", "1", "--ctx", "48")
 SMALL = (*MODEL, "--iters", "2", "--threads", "1", "--precision", "bf16")
 
@@ -39,10 +46,22 @@ def damages(chance: random.Random) -> list[Callable[[Path], object]]:
 def test_damaged_caches_are_mended_by_the_run_that_finds_them(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 200)
     env = without_libraries(tmp_path / "cache")
-    command = (sys.executable, "-m", "llamatrain", "from-scratch", "text.txt", *SMALL, "--out", "run", "--overwrite")
+    command = (
+        sys.executable,
+        "-m",
+        "llamatrain",
+        "from-scratch",
+        "text.txt",
+        *SMALL,
+        "--out",
+        "run",
+        "--overwrite",
+    )
 
     def result() -> tuple[bytes, str]:
-        done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=300)
+        done = subprocess.run(
+            command, env=env, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=300
+        )
         return (tmp_path / "run" / "model.gguf").read_bytes(), done.stderr
 
     folder = warm(tmp_path / "cache")
@@ -58,7 +77,8 @@ def test_damaged_caches_are_mended_by_the_run_that_finds_them(tmp_path: Path) ->
     bits, said = result()
     assert bits == expected
     assert (
-        said.count(f"compiling kernels again that were damaged in {folder}") == 1 and said.count("the tokens are made again") == 1
+        said.count(f"compiling kernels again that were damaged in {folder}") == 1
+        and said.count("the tokens are made again") == 1
     )
     bits, said = result()
     assert bits == expected and "again" not in said and "compil" not in said
@@ -68,15 +88,29 @@ def test_kernels_that_could_not_be_linked_are_linked_by_the_next_run(tmp_path: P
     """A full disk, or no linker yet: what loads an object file is LLVM, with 48 MB for every run."""
     (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 200)
     env, folder = without_libraries(tmp_path / "cache"), warm(tmp_path / "cache")
-    command = (sys.executable, "-m", "llamatrain", "from-scratch", "text.txt", *SMALL, "--out", "run", "--overwrite")
+    command = (
+        sys.executable,
+        "-m",
+        "llamatrain",
+        "from-scratch",
+        "text.txt",
+        *SMALL,
+        "--out",
+        "run",
+        "--overwrite",
+    )
 
     def result(**more: str) -> tuple[bytes, str]:
-        done = subprocess.run(command, env=env | more, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=300)
+        done = subprocess.run(
+            command, env=env | more, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=300
+        )
         return (tmp_path / "run" / "model.gguf").read_bytes(), done.stderr
 
     def unlinked() -> list[str]:
         start = len(MAGIC) + hashlib.sha256().digest_size
-        return [path.name for path in folder.glob("llamatrain.*") if not is_library(path.read_bytes()[start:])]
+        return [
+            path.name for path in folder.glob("llamatrain.*") if not is_library(path.read_bytes()[start:])
+        ]
 
     expected, _ = result()
     assert not unlinked()
@@ -85,7 +119,10 @@ def test_kernels_that_could_not_be_linked_are_linked_by_the_next_run(tmp_path: P
     bits, said = result(PATH="/nowhere")
     assert bits == expected and "compiling" in said and len(unlinked()) == 2
     bits, said = result()
-    assert bits == expected and said.count("linking kernels that could not be linked when they were compiled") == 1
+    assert (
+        bits == expected
+        and said.count("linking kernels that could not be linked when they were compiled") == 1
+    )
     assert not unlinked() and "compiling" not in said
     bits, said = result()
     assert bits == expected and "link" not in said

@@ -33,7 +33,10 @@ def holders(word: str) -> list[int]:
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if int(process.name) == os.getpid() or (process / "stat").read_text().rpartition(")")[2].split()[0] in "ZX":
+            if (
+                int(process.name) == os.getpid()
+                or (process / "stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+            ):
                 continue
             if word.encode() in (process / "environ").read_bytes() + (process / "cmdline").read_bytes():
                 found.append(int(process.name))
@@ -64,7 +67,9 @@ def test_nobody_compiles_on_for_a_run_that_was_ended(how: signal.Signals, cache:
         until(lambda: len(holders(str(place))) > 2, process)
         process.send_signal(how)
         done = finished(process)
-    assert done.code == {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGHUP: 129, signal.SIGKILL: -9}[how], done.err
+    assert (
+        done.code == {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGHUP: 129, signal.SIGKILL: -9}[how]
+    ), done.err
     assert in_seconds(lambda: not holders(str(place)), 60)
     if how == signal.SIGKILL:
         sweeping = "from llamatrain.machine import temporary; temporary.passing_folder()"
@@ -84,7 +89,20 @@ def test_tokenizing_that_was_ended_leaves_nothing(how: signal.Signals, place: Pa
     env = environment(XDG_CACHE_HOME=str(place / "cache"))
     if "LLAMATRAIN_CACHE" in env:
         env["LLAMATRAIN_CACHE"] = str(place / "cache")
-    words = ("finetune", "model.gguf", "large.txt", "--ctx", 16, "--batch", 1, "--iters", 1, "--out", "run", "--overwrite")
+    words = (
+        "finetune",
+        "model.gguf",
+        "large.txt",
+        "--ctx",
+        16,
+        "--batch",
+        1,
+        "--iters",
+        1,
+        "--out",
+        "run",
+        "--overwrite",
+    )
 
     def unfinished() -> list[Path]:
         """Tokens are written into a folder; a kernel being compiled is a file, which the next run removes."""

@@ -18,7 +18,19 @@ from tests.helpers.timeout import in_time
 SECONDS = 5  # of the processor, that no refusal may take
 LONGEST = 400
 CHECKSUM = "training.checksum"
-NUMBERS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
+NUMBERS = {
+    0: "<B",
+    1: "<b",
+    2: "<H",
+    3: "<h",
+    4: "<I",
+    5: "<i",
+    6: "<f",
+    7: "<?",
+    10: "<Q",
+    11: "<q",
+    12: "<d",
+}
 U32, I32, F32, BOOL, STRING, ARRAY, U64, I64, F64 = 4, 5, 6, 7, 8, 9, 10, 11, 12
 
 
@@ -27,7 +39,9 @@ class File:
     """A GGUF file as far as it must be known to be forged: keys with type and bytes of their values, and all behind them."""
 
     keys: dict[str, tuple[int, bytes]] = field(default_factory=dict)
-    tensors: dict[str, tuple[bytes, int, int]] = field(default_factory=dict)  # shape and type, offset, and where that is
+    tensors: dict[str, tuple[bytes, int, int]] = field(
+        default_factory=dict
+    )  # shape and type, offset, and where that is
     infos: bytes = b""
     data: bytes = b""
 
@@ -129,7 +143,10 @@ def told(done: Done, what: object) -> bool:
     assert done.code in (1, 2), (what, done.code, done.err[-400:])
     assert len(done.errors) == 1, (what, done.err[-2000:])
     assert len(done.errors[0]) < LONGEST, (what, len(done.errors[0]))
-    assert max(map(len, done.err.splitlines())) < 2 * LONGEST, (what, max(done.err.splitlines(), key=len)[:300])
+    assert max(map(len, done.err.splitlines())) < 2 * LONGEST, (
+        what,
+        max(done.err.splitlines(), key=len)[:300],
+    )
     return False
 
 
@@ -167,7 +184,9 @@ def with_options(file: File, change: Callable[[dict[str, Any]], object]) -> File
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_what_is_forged_without_a_change_is_gone_on_with(way: str, sound: dict[str, File], tmp_path: Path) -> None:
+def test_what_is_forged_without_a_change_is_gone_on_with(
+    way: str, sound: dict[str, File], tmp_path: Path
+) -> None:
     assert told(gone_on(sound[way], tmp_path), way)
 
 
@@ -194,9 +213,18 @@ def test_a_text_that_is_no_such_thing(words: str, key: str, sound: dict[str, Fil
 
 @pytest.mark.parametrize(
     ("group", "key"),
-    [("train", "lr"), ("train", "optimizer"), ("data", "val"), ("model", "ctx"), ("run", "threads"), ("run", "max_time")],
+    [
+        ("train", "lr"),
+        ("train", "optimizer"),
+        ("data", "val"),
+        ("model", "ctx"),
+        ("run", "threads"),
+        ("run", "max_time"),
+    ],
 )
-def test_an_option_that_is_a_list_of_lists_of_lists(group: str, key: str, sound: dict[str, File], tmp_path: Path) -> None:
+def test_an_option_that_is_a_list_of_lists_of_lists(
+    group: str, key: str, sound: dict[str, File], tmp_path: Path
+) -> None:
     file = sound["adamw"]
     text = file.text("training.options")
     options = json.loads(text)
@@ -216,7 +244,9 @@ def test_a_device_that_never_ends_is_not_read(key: str, sound: dict[str, File], 
 
 
 @pytest.mark.parametrize("count", ["batch", "grad_acc", "lbfgs_history", "past", "warmup", "decay_steps"])
-def test_what_is_much_too_large_is_told_or_taken_at_once(count: str, sound: dict[str, File], tmp_path: Path) -> None:
+def test_what_is_much_too_large_is_told_or_taken_at_once(
+    count: str, sound: dict[str, File], tmp_path: Path
+) -> None:
     for value in (2**31 - 1, 2**31, 2**63, 10**300):
         options = json.loads(sound["lbfgs"].text("training.options"))
         options["train"][count] = value
@@ -250,13 +280,19 @@ def mutated(file: File, dice: random.Random) -> tuple[File, object]:
         made = string(dice.choice(["", "x", "sgd", "lbfgs", "finetune_lora", "x" * 9999, "\x1b[2J", "é"]))
     else:
         kind = dice.choice(KINDS)
-        made = (kind, dice.choice([b"\0", b"\1"] if kind == BOOL else [b"\0", b"\x7f", b"\xff"]) * struct.calcsize(NUMBERS[kind]))
+        made = (
+            kind,
+            dice.choice([b"\0", b"\1"] if kind == BOOL else [b"\0", b"\x7f", b"\xff"])
+            * struct.calcsize(NUMBERS[kind]),
+        )
     return file.but(**{name: made}), (name, made and made[:64])
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("count", [25, pytest.param(1500, marks=pytest.mark.slow)])
-def test_keys_and_numbers_that_cannot_be(way: str, count: int, sound: dict[str, File], tmp_path: Path) -> None:
+def test_keys_and_numbers_that_cannot_be(
+    way: str, count: int, sound: dict[str, File], tmp_path: Path
+) -> None:
     dice = random.Random(f"{way} {count}")
     for _ in range(count):
         file, what = mutated(sound[way], dice)

@@ -80,7 +80,16 @@ def mine(name: str) -> Path:
     return path
 
 
-LINKED = ("config.toml", "loss.svg", "report.html", "report.json", "metrics.jsonl", "model.gguf", LATEST, "checkpoint-3.gguf")
+LINKED = (
+    "config.toml",
+    "loss.svg",
+    "report.html",
+    "report.json",
+    "metrics.jsonl",
+    "model.gguf",
+    LATEST,
+    "checkpoint-3.gguf",
+)
 
 
 @pytest.mark.parametrize("link", [os.symlink, os.link])
@@ -165,7 +174,12 @@ def test_folders_in_the_place_of_files_stay(place: Path) -> None:
         made.save(at(0), 1)
         made.settled()
     assert kept.read_text() == "mine"
-    assert names(place / "run") == [".model.gguf.00000000.tmp", "checkpoint-0.gguf", "checkpoint-1.gguf", LATEST]
+    assert names(place / "run") == [
+        ".model.gguf.00000000.tmp",
+        "checkpoint-0.gguf",
+        "checkpoint-1.gguf",
+        LATEST,
+    ]
     assert newest_step(place / "run") == 0
 
 
@@ -211,19 +225,36 @@ def test_metrics_that_are_a_pipe(place: Path) -> None:
     fifo(folder / "metrics.jsonl")
     assert told("from-scratch", "--resume", folder, "--iters", 3, "--out", "other").code == 0
     assert Path("other/metrics.jsonl").read_text().count("\n") == 1
-    assert "metrics.jsonl: this is a folder, a device or a pipe" in told("from-scratch", "--resume", folder, "--iters", 3).err
+    assert (
+        "metrics.jsonl: this is a folder, a device or a pipe"
+        in told("from-scratch", "--resume", folder, "--iters", 3).err
+    )
     (folder / "metrics.jsonl").unlink()
     (folder / "metrics.jsonl").symlink_to("/dev/zero")
     assert told("from-scratch", "--resume", folder, "--iters", 3).code == 0
-    assert (folder / "metrics.jsonl").read_text().count("\n") == 1 and not (folder / "metrics.jsonl").is_symlink()
+    assert (folder / "metrics.jsonl").read_text().count("\n") == 1 and not (
+        folder / "metrics.jsonl"
+    ).is_symlink()
 
 
-STRANGE = ("/dev/zero", "/dev/stdin", "/proc/self/environ", "pipe", "linked", "loop", "loop/x", "/**/*", "/*/*/*/*/*")
+STRANGE = (
+    "/dev/zero",
+    "/dev/stdin",
+    "/proc/self/environ",
+    "pipe",
+    "linked",
+    "loop",
+    "loop/x",
+    "/**/*",
+    "/*/*/*/*/*",
+)
 
 
 @pytest.mark.parametrize("part", ["files", "val"])
 @pytest.mark.parametrize("name", STRANGE)
-def test_data_that_a_checkpoint_names(name: str, part: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_that_a_checkpoint_names(
+    name: str, part: str, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its text files are read; nothing that waits, has no end, or is half the disk."""
     monkeypatch.setattr("llamatrain.data.find_files.MOST_LOOKED_AT", 1000, raising=False)
     folder = begun()
@@ -238,7 +269,9 @@ def test_data_that_a_checkpoint_names(name: str, part: str, place: Path, monkeyp
 
 
 @pytest.mark.parametrize("name", ["", "**", "**/*.txt", "*/*", "**/nothing"])
-def test_a_checkpoint_does_not_have_everything_looked_through(name: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_does_not_have_everything_looked_through(
+    name: str, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = begun()
     many = place / "many"
     for number in range(40):
@@ -247,13 +280,20 @@ def test_a_checkpoint_does_not_have_everything_looked_through(name: str, place: 
     with_options(folder, files=[str(many / name)])
     monkeypatch.setattr("llamatrain.data.find_files.MOST_LOOKED_AT", 30, raising=False)
     assert "more than 30 files and folders" in told("from-scratch", "--resume", folder, "--iters", 3).err
-    assert "more than 30" not in told("from-scratch", str(many / name), "--resume", folder, "--iters", 3).err  # named now
+    assert (
+        "more than 30" not in told("from-scratch", str(many / name), "--resume", folder, "--iters", 3).err
+    )  # named now
 
 
 def test_other_files_that_a_checkpoint_names(place: Path) -> None:
     folder = tuned()
     pipe = str(fifo(place / "pipe"))
-    for parts in ({"base": pipe}, {"base": "/dev/zero"}, {"base": "/dev/stdin"}, {"lora": {"lora_scaled": [[pipe, 1.0]]}}):
+    for parts in (
+        {"base": pipe},
+        {"base": "/dev/zero"},
+        {"base": "/dev/stdin"},
+        {"lora": {"lora_scaled": [[pipe, 1.0]]}},
+    ):
         with_options(folder, **parts)
         assert told("finetune", "--resume", folder, "--iters", 3).code == 2
         assert told("finetune", "--resume", folder, "--iters", 3, "--trust").code == 1
@@ -325,7 +365,12 @@ def test_words_of_a_checkpoint_change_no_name_that_is_given_now(place: Path) -> 
     keys = mine("keys").absolute()
     folder = with_options(begun(), outs={"pattern_fn_it": "model.gguf", "fn_latest": "keys"})
     with untouched(keys):
-        assert told("from-scratch", "--resume", folder, "--iters", 3, "--trust", "--model-out", "home/model.gguf").code == 0
+        assert (
+            told(
+                "from-scratch", "--resume", folder, "--iters", 3, "--trust", "--model-out", "home/model.gguf"
+            ).code
+            == 0
+        )
         Path("home/model.gguf").unlink()
     with_options(folder, outs={"fn_latest": "../keys"})
     assert "fn_latest" in told("from-scratch", "--resume", folder, "--iters", 3, "--trust").err
@@ -338,7 +383,9 @@ def test_the_files_that_only_a_checkpoint_names_are_listed(place: Path) -> None:
     begun().rename("moved")
     done = ran("from-scratch", "--resume", "moved", "--iters", 3)
     assert f"note: reading {place}/text.txt, as the checkpoint says" in done.err
-    assert "as the checkpoint says" not in ran("from-scratch", "text.txt", "--resume", "moved", "--iters", 4).err
+    assert (
+        "as the checkpoint says" not in ran("from-scratch", "text.txt", "--resume", "moved", "--iters", 4).err
+    )
 
 
 def test_a_checkpoint_from_elsewhere_has_no_file_read_unasked(place: Path) -> None:
@@ -347,7 +394,10 @@ def test_a_checkpoint_from_elsewhere_has_no_file_read_unasked(place: Path) -> No
     folder = with_options(begun(), files=[str(secret)])
     for words in ((folder,), (folder / "checkpoint-2.gguf", "--out", "new")):
         done = told("from-scratch", "--resume", *words, "--iters", 3)
-        assert done.code == 2 and f"names files to read: {secret}; name them beside --resume, or add --trust" in done.err
+        assert (
+            done.code == 2
+            and f"names files to read: {secret}; name them beside --resume, or add --trust" in done.err
+        )
     assert told("plan", "from-scratch", "--resume", folder).code == 2
     assert "as the checkpoint" not in ran("from-scratch", secret, "--resume", folder, "--iters", 3).err
     with_options(folder, files=[str(secret)], run={"note": "other"})
@@ -358,7 +408,9 @@ def test_a_checkpoint_from_elsewhere_has_no_file_read_unasked(place: Path) -> No
     ran("from-scratch", "--resume", folder, "--iters", 5)  # it is one's own from then on
 
 
-def test_a_checkpoint_of_another_user_is_told_by_the_key(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_of_another_user_is_told_by_the_key(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = begun()
     monkeypatch.setenv("XDG_STATE_HOME", str(place / "state"))
     assert "has no signature of yours" in told("from-scratch", "--resume", folder, "--iters", 3).err
@@ -377,7 +429,9 @@ def test_a_checkpoint_of_another_user_is_told_by_the_key(place: Path, monkeypatc
 
 def test_trust_means_nothing_to_a_new_run(place: Path) -> None:
     text_file(place)
-    assert "--trust is for the files that a checkpoint names" in told("from-scratch", "text.txt", "--trust").err
+    assert (
+        "--trust is for the files that a checkpoint names" in told("from-scratch", "text.txt", "--trust").err
+    )
 
 
 def test_a_checkpoint_from_elsewhere_sends_no_figures(place: Path) -> None:
@@ -423,7 +477,10 @@ def test_a_config_file_replaces_no_adapter(place: Path) -> None:
     before = written(Path("theirs"))
     again = ("finetune", "--config", "run/config.toml", "--out", "two", "--lr", 0.1)
     for more in ((), ("--overwrite",)):
-        assert "theirs: there is an adapter already" in told(*again, *more).err and written(Path("theirs")) == before
+        assert (
+            "theirs: there is an adapter already" in told(*again, *more).err
+            and written(Path("theirs")) == before
+        )
     ran(*again, "--overwrite", "--peft", "theirs")
     assert written(Path("theirs")) != before
 
@@ -436,19 +493,31 @@ def test_what_is_read_is_not_replaced(name: str, place: Path) -> None:
     folder = begun()
     text = Path("text.txt").read_text()
     inside = folder / name
-    before = {"metrics.jsonl": json.dumps({"text": text}) + "\n", "config.toml": "lr = 0.1\n", "model.gguf": text}[name]
+    before = {
+        "metrics.jsonl": json.dumps({"text": text}) + "\n",
+        "config.toml": "lr = 0.1\n",
+        "model.gguf": text,
+    }[name]
     inside.write_text(before)
     named: dict[str, list[tuple[Argument, ...]]] = {
-        "metrics.jsonl": [(inside,), (folder,), ("run/metr*",), ("text.txt", "--val", inside), ("linked.jsonl",)],
+        "metrics.jsonl": [
+            (inside,),
+            (folder,),
+            ("run/metr*",),
+            ("text.txt", "--val", inside),
+            ("linked.jsonl",),
+        ],
         "config.toml": [("text.txt", "--config", inside)],
         "model.gguf": [(inside,), ("text.txt", "--val", inside)],
     }
     Path("linked.jsonl").symlink_to(inside)
     for arguments in named[name]:
         done = told("from-scratch", *arguments, *TINY, *PLAIN, "--iters", 1, "--out", folder, "--overwrite")
-        assert done.code == 1 and (name in done.err or "linked" in done.err) and "would replace what it reads" in done.err, (
-            done.err
-        )
+        assert (
+            done.code == 1
+            and (name in done.err or "linked" in done.err)
+            and "would replace what it reads" in done.err
+        ), done.err
         assert inside.read_text() == before and (folder / LATEST).exists()
 
 

@@ -21,7 +21,9 @@ from tests.helpers.cli import TINY, Argument, Done, environment, ran, run, same_
 from tests.helpers.lora_runs import WIDE, base, pairs, random_adapter
 from tests.helpers.small_models import small, weights, written
 
-pytestmark = pytest.mark.skipif(os.name != "posix", reason="elsewhere no file can be changed while it is mapped")
+pytestmark = pytest.mark.skipif(
+    os.name != "posix", reason="elsewhere no file can be changed while it is mapped"
+)
 
 ITERS = ("--iters", 4, "--ctx", 16, "--batch", 2, "--sample-every", 0, "--threads", 2, "--precision", "f32")
 EACH = ("--save-every", 1)
@@ -56,7 +58,9 @@ def disturbed(place: str, number: int, deed: str, *arguments: Argument) -> Done:
 def apart(*words: Argument, **more: str) -> Done:
     """Python, in a process of its own."""
     command = [sys.executable, *map(str, words)]
-    done = subprocess.run(command, env=environment(**more), capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        command, env=environment(**more), capture_output=True, text=True, timeout=60, check=False
+    )
     return Done(done.returncode, done.stdout, done.stderr)
 
 
@@ -151,7 +155,9 @@ def copy(tmp_path: Path, quantised: Path) -> Path:
 def same_adapter(one: Path, other: Path) -> None:
     left, right = pairs(one), pairs(other)
     assert left.keys() == right.keys()
-    assert all(a.tobytes() == b.tobytes() for name in left for a, b in zip(left[name], right[name], strict=True))
+    assert all(
+        a.tobytes() == b.tobytes() for name in left for a, b in zip(left[name], right[name], strict=True)
+    )
 
 
 # ---- what is read once -----------------------------------------------------
@@ -166,7 +172,9 @@ def test_values_outlive_their_file(tmp_path: Path, model: Path) -> None:
     assert {key: bytes(value.raw) for key, value in gguf.metadata.typed.items()} == before
 
 
-def test_a_head_that_changes_while_it_is_read(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_that_changes_while_it_is_read(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "m.gguf"
     path.write_bytes(model.read_bytes())
     meanwhile(monkeypatch, "llamatrain.gguf.reader read_tensor_infos", 1, larger(path))
@@ -185,7 +193,9 @@ def test_a_head_whose_end_is_cut_off(tmp_path: Path, model: Path, monkeypatch: p
 
 def test_a_head_is_bounded(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llamatrain.gguf.parser.LARGEST", 1 << 10)
-    with pytest.raises(FileError, match="up to 1024 bytes can be before the tensors' data, and here are more"):
+    with pytest.raises(
+        FileError, match="up to 1024 bytes can be before the tensors' data, and here are more"
+    ):
         reader.open_gguf(model)
 
 
@@ -203,11 +213,15 @@ def test_a_run_of_every_weight_needs_its_file_no_more(
     ran(*begun[how], *ITERS, "--out", tmp_path / "calm")
     meanwhile(monkeypatch, STEP, 2, larger(source))
     done = ran(*begun[how], *ITERS, *EACH, "--out", tmp_path / "out")
-    assert done.err.count(f"warning: {source}: was written to; the run goes on with what it began with\n") == 1, done.err
+    assert (
+        done.err.count(f"warning: {source}: was written to; the run goes on with what it began with\n") == 1
+    ), done.err
     sound(tmp_path / "out", "model.gguf")
     same_bits(tmp_path / "out" / "model.gguf", tmp_path / "calm" / "model.gguf")
     calm, out = (open_gguf(tmp_path / name / "model.gguf").metadata for name in ("calm", "out"))
-    assert {key: value.raw for key, value in calm.typed.items()} == {key: value.raw for key, value in out.typed.items()}
+    assert {key: value.raw for key, value in calm.typed.items()} == {
+        key: value.raw for key, value in out.typed.items()
+    }
 
 
 def test_weights_cut_off_before_they_are_loaded(tmp_path: Path, model: Path, text: Path) -> None:
@@ -233,7 +247,9 @@ def gone_on(tmp_path: Path, quantised: Path, adapter: Path, done: Done, *words: 
 
 
 @pytest.mark.parametrize("left", [0, 0.5])
-def test_a_base_cut_short(left: float, tmp_path: Path, copy: Path, quantised: Path, text: Path, adapter: Path) -> None:
+def test_a_base_cut_short(
+    left: float, tmp_path: Path, copy: Path, quantised: Path, text: Path, adapter: Path
+) -> None:
     deed = cut(copy, int(left * copy.stat().st_size))
     arguments = ("finetune", copy, text, "--out", tmp_path / "out", "--cache-base", "off", *ITERS)
     gone_on(tmp_path, quantised, adapter, disturbed(STEP, 2, deed, *arguments), "was cut short, from")
@@ -259,7 +275,13 @@ WAYS: dict[str, tuple[Argument, ...]] = {
 
 @pytest.mark.parametrize("how", WAYS)
 def test_a_base_written_to(
-    how: str, tmp_path: Path, copy: Path, quantised: Path, text: Path, adapter: Path, monkeypatch: pytest.MonkeyPatch
+    how: str,
+    tmp_path: Path,
+    copy: Path,
+    quantised: Path,
+    text: Path,
+    adapter: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In place, and by a larger file; whatever becomes of gradients."""
     arguments = (text, "--cache-base", "off", *ITERS, *WAYS[how])
@@ -273,7 +295,9 @@ def test_a_base_written_to(
     gone_on(tmp_path, quantised, adapter, done, "was written to while it was being read")
 
 
-def test_a_base_written_to_before_a_validation(tmp_path: Path, copy: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_base_written_to_before_a_validation(
+    tmp_path: Path, copy: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     meanwhile(monkeypatch, "llamatrain.report.report Report.evaluating", 2, lambda: not_numbers(copy))
     options = ("--val-split", 0.2, "--eval-every", 2, "--out", tmp_path / "out", "--cache-base", "off")
     done = run("finetune", copy, text, *ITERS, *options)
@@ -281,33 +305,63 @@ def test_a_base_written_to_before_a_validation(tmp_path: Path, copy: Path, text:
     assert read(tmp_path / "out" / "checkpoint-2.gguf").state.owed
 
 
-def test_a_base_that_was_touched(tmp_path: Path, copy: Path, text: Path, adapter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_base_that_was_touched(
+    tmp_path: Path, copy: Path, text: Path, adapter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     meanwhile(monkeypatch, STEP, 2, lambda: os.utime(copy))
     meanwhile(monkeypatch, STEP, 3, lambda: os.utime(copy, (1, 1)))
     done = ran("finetune", copy, text, "--out", tmp_path / "out", "--cache-base", "off", *ITERS, *EACH)
-    assert done.err.count("was written to, and where it was looked at it is what it was: the run goes on") == 1
+    assert (
+        done.err.count("was written to, and where it was looked at it is what it was: the run goes on") == 1
+    )
     same_adapter(tmp_path / "out" / "adapter.gguf", adapter)
 
 
 @pytest.mark.parametrize("how", ["replaced", "removed"])
 def test_a_base_that_is_another_file(
-    how: str, tmp_path: Path, copy: Path, text: Path, adapter: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+    how: str,
+    tmp_path: Path,
+    copy: Path,
+    text: Path,
+    adapter: Path,
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     other = tmp_path / "other"
     other.write_bytes(model.read_bytes())
     meanwhile(monkeypatch, STEP, 2, lambda: other.replace(copy) if how == "replaced" else copy.unlink())
     done = ran("finetune", copy, text, "--out", tmp_path / "out", "--cache-base", "off", *ITERS, *EACH)
     happened = "is another file by now" if how == "replaced" else "is not there any more"
-    line = f"warning: {copy}: {happened}; the run goes on with what it began with, and --resume will need that"
+    line = (
+        f"warning: {copy}: {happened}; the run goes on with what it began with, and --resume will need that"
+    )
     assert done.err.count(line) == 1, done.err
     sound(tmp_path / "out", "adapter.gguf")
     same_adapter(tmp_path / "out" / "adapter.gguf", adapter)
 
 
-def test_a_base_that_was_copied(tmp_path: Path, copy: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_base_that_was_copied(
+    tmp_path: Path, copy: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     meanwhile(monkeypatch, STEP, 2, larger(copy))
-    done = ran("finetune", copy, text, *ITERS[:-2], "--precision", "bf16", "--cache-base", "bf16", "--out", tmp_path / "out")
-    assert done.err.count(f"{copy}: was written to; the run goes on with what it began with, and --resume will need that") == 1
+    done = ran(
+        "finetune",
+        copy,
+        text,
+        *ITERS[:-2],
+        "--precision",
+        "bf16",
+        "--cache-base",
+        "bf16",
+        "--out",
+        tmp_path / "out",
+    )
+    assert (
+        done.err.count(
+            f"{copy}: was written to; the run goes on with what it began with, and --resume will need that"
+        )
+        == 1
+    )
     sound(tmp_path / "out", "adapter.gguf")
 
 
@@ -319,12 +373,20 @@ def test_numbers_that_are_none_are_the_bases_fault(
     first = tensor.offset + 256 // 18 * 18 + 18  # whole blocks: their scales become NaN
     meanwhile(monkeypatch, STEP, 2, lambda: not_numbers(copy, slice(first, first + 18 * 50)))
     done = run("finetune", copy, text, "--out", tmp_path / "out", "--cache-base", "off", *ITERS, *EACH)
-    told(done, copy, "step 3: the loss is nan", "was written to while it was being read, which may be why", "checkpoint-2.gguf")
+    told(
+        done,
+        copy,
+        "step 3: the loss is nan",
+        "was written to while it was being read, which may be why",
+        "checkpoint-2.gguf",
+    )
     assert "learning rate" not in done.err
     sound(tmp_path / "out", "adapter.gguf")
 
 
-def test_an_adapter_that_is_mixed_in(tmp_path: Path, quantised: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_adapter_that_is_mixed_in(
+    tmp_path: Path, quantised: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     mixed = random_adapter(tmp_path / "mixed.gguf", WIDE, ["blk.0.attn_q.weight"])
     arguments = ("finetune", quantised, text, "--lora", mixed, "--cache-base", "off", *ITERS)
     ran(*arguments, "--out", tmp_path / "calm")
@@ -346,15 +408,35 @@ def test_a_part_of_a_split_base_cut_short(tmp_path: Path, quantised: Path, text:
             for name in some:
                 out.write(name, gguf.tensors[name].raw)
     words = ("finetune", parts[0], text, "--out", tmp_path / "out", "--cache-base", "off", *ITERS)
-    told(disturbed(STEP, 2, cut(parts[1], 10_000), *words), parts[1], "was cut short", "--resume goes on from step 2")
+    told(
+        disturbed(STEP, 2, cut(parts[1], 10_000), *words),
+        parts[1],
+        "was cut short",
+        "--resume goes on from step 2",
+    )
     sound(tmp_path / "out", "adapter.gguf")
 
 
 def test_a_folder_of_peft_cut_short_while_it_is_read(tmp_path: Path, quantised: Path, text: Path) -> None:
-    ran("finetune", quantised, text, *ITERS[2:], "--iters", 1, "--peft", tmp_path / "peft", "--out", tmp_path / "first")
+    ran(
+        "finetune",
+        quantised,
+        text,
+        *ITERS[2:],
+        "--iters",
+        1,
+        "--peft",
+        tmp_path / "peft",
+        "--out",
+        tmp_path / "first",
+    )
     weights_of = tmp_path / "peft" / "adapter_model.safetensors"
     words = ("export-lora", quantised, "--lora", tmp_path / "peft", "--out", tmp_path / "merged.gguf")
-    told(disturbed("llamatrain.adapters.peft factor", 2, cut(weights_of, 3000), *words), weights_of, "was cut short")
+    told(
+        disturbed("llamatrain.adapters.peft factor", 2, cut(weights_of, 3000), *words),
+        weights_of,
+        "was cut short",
+    )
     assert not (tmp_path / "merged.gguf").exists()
     no_temporary(tmp_path)
 
@@ -375,7 +457,18 @@ def test_export(tmp_path: Path, copy: Path, adapter: Path) -> None:
 
 def test_evaluate(tmp_path: Path, copy: Path, text: Path) -> None:
     deed = cut(copy, copy.stat().st_size // 2)
-    done = disturbed("llamatrain.train.programs Runner.judged", 3, deed, "evaluate", copy, text, "--ctx", 32, "--threads", 2)
+    done = disturbed(
+        "llamatrain.train.programs Runner.judged",
+        3,
+        deed,
+        "evaluate",
+        copy,
+        text,
+        "--ctx",
+        32,
+        "--threads",
+        2,
+    )
     told(done, copy, "was cut short", "the same command will do")
     assert not done.out
 

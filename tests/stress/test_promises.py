@@ -11,7 +11,19 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.cli import ROOT, TINY, Argument, Done, environment, finished, ran, run, started, text, text_file
+from tests.helpers.cli import (
+    ROOT,
+    TINY,
+    Argument,
+    Done,
+    environment,
+    finished,
+    ran,
+    run,
+    started,
+    text,
+    text_file,
+)
 from tests.stress.test_forged_checkpoints import ARRAY, F32, U32, File, number, string
 
 SMALL = (*TINY, "--layer", 1, "--ctx", 16, "--batch", 2, "--precision", "f32", "--iters", 2)
@@ -97,9 +109,15 @@ def test_help_of_an_alias_speaks_of_it(alias: str) -> None:
 )
 def test_shells_complete_aliases_too(typed: str, offered: str) -> None:
     env = environment(
-        _LLAMATRAIN_COMPLETE="complete_bash", COMP_WORDS=f"llamatrain {typed}", COMP_CWORD=str(1 + typed.count(" "))
+        _LLAMATRAIN_COMPLETE="complete_bash",
+        COMP_WORDS=f"llamatrain {typed}",
+        COMP_CWORD=str(1 + typed.count(" ")),
     )
-    program = [sys.executable, "-c", "import sys; sys.argv = ['llamatrain']; from llamatrain.cli.main import main; main()"]
+    program = [
+        sys.executable,
+        "-c",
+        "import sys; sys.argv = ['llamatrain']; from llamatrain.cli.main import main; main()",
+    ]
     done = subprocess.run(program, env=env, capture_output=True, text=True, check=False)
     assert offered in done.stdout.split(), done.stderr
 
@@ -133,7 +151,9 @@ BAD: list[tuple[str, str, Any, str]] = [  # where checkpoints keep it, its key, 
 ]
 
 
-@pytest.mark.parametrize(("group", "key", "value", "told"), BAD, ids=[f"{key}={value}" for _, key, value, _ in BAD])
+@pytest.mark.parametrize(
+    ("group", "key", "value", "told"), BAD, ids=[f"{key}={value}" for _, key, value, _ in BAD]
+)
 def test_one_value_is_refused_alike_wherever_it_is_said(
     group: str, key: str, value: Any, told: str, place: Path, trained: Path
 ) -> None:
@@ -179,7 +199,9 @@ def test_too_small_a_vocabulary_is_told_by_its_name(place: Path) -> None:
 def test_what_only_the_whole_shows_is_told_of_the_file_too(toml: str, told: str, place: Path) -> None:
     Path("c.toml").write_text(toml)
     for command in (("from-scratch",), ("plan", "from-scratch")):
-        words = error(run(*command, "text.txt", "--vocab-size", "bytes", "--config", "c.toml", "--out", "run"), 2)
+        words = error(
+            run(*command, "text.txt", "--vocab-size", "bytes", "--config", "c.toml", "--out", "run"), 2
+        )
         assert words.startswith(f"c.toml: {told}") and not FLAG.search(words)
 
 
@@ -189,7 +211,10 @@ HARMS: dict[str, dict[str, tuple[int, bytes] | None]] = {
     "a large epsilon": {"llama__attention__layer_norm_rms_epsilon": number(F32, 5.0)},
     "a base of 0": {"llama__rope__freq_base": number(F32, 0.0)},
     "a negative base": {"llama__rope__freq_base": number(F32, -10.0)},
-    "a scale of 0": {"llama__rope__scaling__type": string("linear"), "llama__rope__scaling__factor": number(F32, 0.0)},
+    "a scale of 0": {
+        "llama__rope__scaling__type": string("linear"),
+        "llama__rope__scaling__factor": number(F32, 0.0),
+    },
     "no heads": {"llama__attention__head_count": number(U32, 0)},
     "heads that do not divide": {"llama__attention__head_count": number(U32, 5)},
     "key heads that do not divide": {"llama__attention__head_count_kv": number(U32, 3)},
@@ -202,7 +227,9 @@ HARMS: dict[str, dict[str, tuple[int, bytes] | None]] = {
     "an odd rotation": {"llama__rope__dimension_count": number(U32, 7)},
     "another architecture": {"general__architecture": string("qwen2moe")},
     "no architecture": {"general__architecture": None},
-    "no tokens": {"tokenizer__ggml__tokens": (ARRAY, string("")[1][:4].replace(b"\0", b"\x08", 1) + bytes(8))},
+    "no tokens": {
+        "tokenizer__ggml__tokens": (ARRAY, string("")[1][:4].replace(b"\0", b"\x08", 1) + bytes(8))
+    },
     "an unknown vocabulary": {"tokenizer__ggml__model": string("abacus")},
 }
 
@@ -215,7 +242,18 @@ HARMS: dict[str, dict[str, tuple[int, bytes] | None]] = {
         ("evaluate", "BAD", "text.txt"),
         ("finetune", "BAD", "text.txt", "--iters", 1, "--out", "run"),
         ("plan", "finetune", "BAD", "text.txt"),
-        ("from-scratch", "text.txt", "--checkpoint-in", "BAD", "--iters", 1, "--precision", "f32", "--out", "run"),
+        (
+            "from-scratch",
+            "text.txt",
+            "--checkpoint-in",
+            "BAD",
+            "--iters",
+            1,
+            "--precision",
+            "f32",
+            "--out",
+            "run",
+        ),
         ("preview", "text.txt", "--model", "BAD"),
         ("inspect", "BAD"),
     ],
@@ -251,7 +289,12 @@ def test_an_unknown_optimizer_is_named_with_those_that_are(way: str, place: Path
 
 @pytest.mark.parametrize(
     "words",
-    [("finetune", "MODEL", "text.txt"), ("plan", "finetune", "MODEL", "text.txt"), ("generate", "MODEL"), ("inspect", "MODEL")],
+    [
+        ("finetune", "MODEL", "text.txt"),
+        ("plan", "finetune", "MODEL", "text.txt"),
+        ("generate", "MODEL"),
+        ("inspect", "MODEL"),
+    ],
 )
 def test_a_folder_in_the_place_of_a_model_is_called_one(words: tuple[str, ...], place: Path) -> None:
     Path("folder").mkdir()
@@ -260,7 +303,11 @@ def test_a_folder_in_the_place_of_a_model_is_called_one(words: tuple[str, ...], 
 
 
 def test_no_name_is_no_folder(place: Path) -> None:
-    data = [("from-scratch", ""), ("from-scratch", "text.txt", "--val", "", *SMALL), ("evaluate", "model.gguf", "")]
+    data = [
+        ("from-scratch", ""),
+        ("from-scratch", "text.txt", "--val", "", *SMALL),
+        ("evaluate", "model.gguf", ""),
+    ]
     for words in (("generate", ""), ("inspect", ""), ("evaluate", "", "text.txt"), *data):
         assert "an empty path" in error(run(*words))
 
@@ -284,7 +331,9 @@ NO_TEXT = {
     ids=lambda words: " ".join(map(str, words[:1])),
 )
 @pytest.mark.parametrize("name", NO_TEXT)
-def test_what_is_no_text_is_refused_by_every_command(name: str, words: tuple[Argument, ...], place: Path) -> None:
+def test_what_is_no_text_is_refused_by_every_command(
+    name: str, words: tuple[Argument, ...], place: Path
+) -> None:
     Path(name).write_bytes(NO_TEXT[name])
     done = run(*(name if word == "DATA" else word for word in words))
     if name != "page.html" and words[0] == "plan":
@@ -332,7 +381,9 @@ sys.argv = ["llamatrain", "plan", "from-scratch", "--json"]
 from llamatrain.cli.main import main
 main()
 """
-    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["total"] > 0
 
@@ -366,7 +417,19 @@ def test_a_plan_with_a_learned_vocabulary_is_what_is_told_and_measured(size: int
     from tests.planner.test_plan_command import peak
 
     Path("words.txt").write_text("".join(text(50_000, seed) for seed in range(size // 50_000)))
-    words = ("words.txt", "--size", "small", "--vocab-size", 2048, "--iters", 3, "--precision", "f32", "--batch", 4)
+    words = (
+        "words.txt",
+        "--size",
+        "small",
+        "--vocab-size",
+        2048,
+        "--iters",
+        3,
+        "--precision",
+        "f32",
+        "--batch",
+        4,
+    )
     with started("plan", "from-scratch", *words, "--json") as process:
         planned = json.loads(finished(process).out)["total"]
     with started("from-scratch", *words, "--out", "told") as process:
@@ -375,8 +438,12 @@ def test_a_plan_with_a_learned_vocabulary_is_what_is_told_and_measured(size: int
     assert found, head
     told = float(found[1]) * {"MB": 1e6, "GB": 1e9}[found[2]]
     measured = peak("from-scratch", *words, "--out", "measured")
-    assert planned == pytest.approx(measured, rel=0.05), f"{planned / 1e6:.0f} planned, {measured / 1e6:.0f} MB measured"
-    assert told == pytest.approx(measured, rel=0.05), f"{told / 1e6:.0f} told, {measured / 1e6:.0f} MB measured"
+    assert planned == pytest.approx(measured, rel=0.05), (
+        f"{planned / 1e6:.0f} planned, {measured / 1e6:.0f} MB measured"
+    )
+    assert told == pytest.approx(measured, rel=0.05), (
+        f"{told / 1e6:.0f} told, {measured / 1e6:.0f} MB measured"
+    )
 
 
 # ---- what a run writes down -------------------------------------------------

@@ -20,7 +20,9 @@ def done() -> subprocess.CompletedProcess[str]:
     """All kinds at once: what they start from is made once."""
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     program = [sys.executable, str(ROOT / "scripts" / "torture.py"), "--short"]
-    return subprocess.run(program, check=False, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
+    return subprocess.run(
+        program, check=False, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}
+    )
 
 
 def ended(**other: Any) -> Any:
@@ -34,7 +36,10 @@ def ended(**other: Any) -> Any:
     ("wrong", "words"),
     [
         ({"code": -11}, "died of signal 11"),
-        ({"code": 1, "err": "Traceback (most recent call last):\nValueError: x"}, "a traceback: ValueError: x"),
+        (
+            {"code": 1, "err": "Traceback (most recent call last):\nValueError: x"},
+            "a traceback: ValueError: x",
+        ),
         ({"code": 1}, "exit code 1 with 0 lines of error"),
         ({"code": 2, "err": "error: one\nerror: two"}, "exit code 2 with 2 lines of error"),
         ({"err": "error: yet it went well"}, "exit code 0 with an error"),
@@ -65,7 +70,11 @@ def test_a_gguf_file_is_taken_apart_and_put_together(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_little_of_each_kind_does_no_harm(kind: str, done: subprocess.CompletedProcess[str]) -> None:
-    table = [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.stdout.splitlines() if line.startswith("|")]
+    table = [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in done.stdout.splitlines()
+        if line.startswith("|")
+    ]
     rows = {row[0]: dict(zip(table[0], row, strict=True)) for row in table}
     assert kind in rows, done.stderr
     tried, skipped, failed = (rows[kind][name] for name in ("tried", "skipped", "failed"))

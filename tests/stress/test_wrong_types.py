@@ -10,15 +10,36 @@ from llamatrain.data.tokenizer.vocabulary import LONGEST, byte_of
 from llamatrain.errors import FileError
 from llamatrain.gguf.constants import TokenType
 from llamatrain.gguf.reader import Metadata, open_gguf
-from llamatrain.gguf.values import ARRAY, Kind, Value, boolean, f32, number, numbers, string, strings, u32, u64
+from llamatrain.gguf.values import (
+    ARRAY,
+    Kind,
+    Value,
+    boolean,
+    f32,
+    number,
+    numbers,
+    string,
+    strings,
+    u32,
+    u64,
+)
 from llamatrain.gguf.writer import head
 from tests.helpers.cli import Argument, run
 from tests.helpers.timeout import in_time
 from tests.helpers.tiny_gguf import bytes_vocabulary, llama_metadata, llama_tensors, write_arrays
 
 SECONDS = 10  # of the processor, that nothing may take
-NESTED = Value(Kind.ARRAY, ARRAY.pack(Kind.ARRAY, 2) + bytes(strings(["a"]).raw) + bytes(numbers(Kind.UINT32, [1, 2]).raw))
-VALUES = [NESTED, numbers(Kind.UINT32, [1, 2, 3]), numbers(Kind.FLOAT32, [float("nan")]), numbers(Kind.BOOL, []), strings([])]
+NESTED = Value(
+    Kind.ARRAY,
+    ARRAY.pack(Kind.ARRAY, 2) + bytes(strings(["a"]).raw) + bytes(numbers(Kind.UINT32, [1, 2]).raw),
+)
+VALUES = [
+    NESTED,
+    numbers(Kind.UINT32, [1, 2, 3]),
+    numbers(Kind.FLOAT32, [float("nan")]),
+    numbers(Kind.BOOL, []),
+    strings([]),
+]
 VALUES += [
     strings(["a", "a"]),
     boolean(True),
@@ -28,11 +49,42 @@ VALUES += [
     number(Kind.INT64, -(2**63)),
     f32(float("nan")),
 ]
-VALUES += [number(Kind.FLOAT64, -1e308), string(""), string("\x1b[2J\u202e\r"), string("x" * 1_000_000), string("\udcff")]
-BESIDE = ["general.type", "general.name", "general.alignment", "split.count", "training.type", "tokenizer.chat_template"]
-BESIDE += [f"tokenizer.ggml.{name}" for name in ("pre", "merges", "add_bos_token", "add_space_prefix", "eot_token_id")]
-BESIDE += [f"llama.{name}" for name in ("rope.scaling.type", "rope.freq_base", "rope.dimension_count", "expert_count")]
-SMALL: tuple[Argument, ...] = ("--ctx", 16, "--batch", 2, "--iters", 1, "--threads", 1, "--overwrite", "--out", "run")
+VALUES += [
+    number(Kind.FLOAT64, -1e308),
+    string(""),
+    string("\x1b[2J\u202e\r"),
+    string("x" * 1_000_000),
+    string("\udcff"),
+]
+BESIDE = [
+    "general.type",
+    "general.name",
+    "general.alignment",
+    "split.count",
+    "training.type",
+    "tokenizer.chat_template",
+]
+BESIDE += [
+    f"tokenizer.ggml.{name}"
+    for name in ("pre", "merges", "add_bos_token", "add_space_prefix", "eot_token_id")
+]
+BESIDE += [
+    f"llama.{name}"
+    for name in ("rope.scaling.type", "rope.freq_base", "rope.dimension_count", "expert_count")
+]
+SMALL: tuple[Argument, ...] = (
+    "--ctx",
+    16,
+    "--batch",
+    2,
+    "--iters",
+    1,
+    "--threads",
+    1,
+    "--overwrite",
+    "--out",
+    "run",
+)
 COMMANDS: dict[str, tuple[Argument, ...]] = {
     "inspect": ("inspect", "FILE"),
     "for programs": ("inspect", "FILE", "--json"),
@@ -44,7 +96,19 @@ COMMANDS: dict[str, tuple[Argument, ...]] = {
     "an adapter": ("generate", "sound.gguf", "--lora", "FILE", "-n", 1, "--ctx", 8),
     "finetune": ("finetune", "FILE", "text.txt", *SMALL),
     "from-scratch": ("from-scratch", "text.txt", "--checkpoint-in", "FILE", *SMALL),
-    "a vocabulary": ("from-scratch", "text.txt", "--vocab-from", "FILE", "--embd", 32, "--head", 2, "--layer", 1, *SMALL),
+    "a vocabulary": (
+        "from-scratch",
+        "text.txt",
+        "--vocab-from",
+        "FILE",
+        "--embd",
+        32,
+        "--head",
+        2,
+        "--layer",
+        1,
+        *SMALL,
+    ),
     "resume": ("finetune", "--resume", "FILE", "--out", "run"),
 }
 
@@ -56,8 +120,14 @@ def told(what: object, *words: Argument) -> bool:
     assert (done.out if words[0] == "inspect" else "").replace("\n", "").isprintable(), (what, done.out)
     if done.code == 0:
         return True
-    assert done.code in (1, 2) and len(done.errors) == 1 and len(done.errors[0]) < 400, (what, done.err[-2000:])
-    assert done.errors[0].isprintable() and done.err.splitlines()[-1] == done.errors[0], (what, done.err[-2000:])
+    assert done.code in (1, 2) and len(done.errors) == 1 and len(done.errors[0]) < 400, (
+        what,
+        done.err[-2000:],
+    )
+    assert done.errors[0].isprintable() and done.err.splitlines()[-1] == done.errors[0], (
+        what,
+        done.err[-2000:],
+    )
     return False
 
 
@@ -72,7 +142,10 @@ def test_values_of_any_kind(name: str, count: int, tmp_path: Path, monkeypatch: 
         key, value = dice.choice([*metadata, *BESIDE]), dice.choice(VALUES)
         path = write_arrays(tmp_path / "f.gguf", {k: v for k, v in metadata.items() if k != key}, arrays)
         path = with_value(path, key, value)
-        told((key, value.kind, bytes(value.raw)[:40]), *(path if word == "FILE" else word for word in COMMANDS[name]))
+        told(
+            (key, value.kind, bytes(value.raw)[:40]),
+            *(path if word == "FILE" else word for word in COMMANDS[name]),
+        )
 
 
 def with_value(path: Path, key: str, value: Value) -> Path:
@@ -86,15 +159,21 @@ def with_value(path: Path, key: str, value: Value) -> Path:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-@pytest.mark.parametrize("key", ["general.type", "general.architecture", "tokenizer.ggml.model", "training.type"])
-def test_an_array_where_a_word_is_looked_for(name: str, key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "key", ["general.type", "general.architecture", "tokenizer.ggml.model", "training.type"]
+)
+def test_an_array_where_a_word_is_looked_for(
+    name: str, key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Numpy's are equal to no word, and not unequal to it either."""
     monkeypatch.chdir(tmp_path)
     Path("text.txt").write_text("the cat sat on the mat. " * 20)
     write_arrays(Path("sound.gguf"), llama_metadata(), llama_tensors())
     write_arrays(Path("f.gguf"), {**llama_metadata(), key: numbers(Kind.UINT32, [1, 2, 3])}, llama_tensors())
     worked = told(key, *("f.gguf" if word == "FILE" else word for word in COMMANDS[name]))
-    assert not worked or key != "general.type" or name in ("inspect", "for programs", "preview", "a vocabulary")
+    assert (
+        not worked or key != "general.type" or name in ("inspect", "for programs", "preview", "a vocabulary")
+    )
 
 
 # ---- tokens ----------------------------------------------------------------
@@ -125,8 +204,14 @@ def test_a_byte_token_has_two_digits() -> None:
 def test_a_broken_byte_token_stands_for_nothing(text: str) -> None:
     tokens = [*open_tokens(), text]
     kinds = numbers(Kind.INT32, [2, 3, 3] + [6] * 257)
-    made = {"tokens": strings(tokens), "token_type": kinds, "scores": numbers(Kind.FLOAT32, [0.0] * len(tokens))}
-    tokenizer = load(Metadata({**bytes_vocabulary(), **{f"tokenizer.ggml.{name}": value for name, value in made.items()}}))
+    made = {
+        "tokens": strings(tokens),
+        "token_type": kinds,
+        "scores": numbers(Kind.FLOAT32, [0.0] * len(tokens)),
+    }
+    tokenizer = load(
+        Metadata({**bytes_vocabulary(), **{f"tokenizer.ggml.{name}": value for name, value in made.items()}})
+    )
     assert tokenizer.vocabulary.kinds[-1] == TokenType.BYTE
     assert tokenizer.decode([259, 3 + 65]) == b"A" and tokenizer.lengths[259] == 0
 
@@ -141,16 +226,22 @@ def test_a_token_has_an_end(length: int, taken: bool) -> None:
     """All ways to cut one in two are looked at: of a million characters that takes minutes."""
     tokens = strings([*open_tokens(), "a" * length])
     vocabulary = {**bytes_vocabulary(), "tokenizer.ggml.tokens": tokens}
-    vocabulary = {key: value for key, value in vocabulary.items() if not key.endswith((".scores", ".token_type"))}
+    vocabulary = {
+        key: value for key, value in vocabulary.items() if not key.endswith((".scores", ".token_type"))
+    }
     with in_time(SECONDS):
         if taken:
             assert len(load(Metadata(vocabulary))) == 260
         else:
-            with pytest.raises(FileError, match=f"has {length} characters as token 259; {LONGEST} are the most of one"):
+            with pytest.raises(
+                FileError, match=f"has {length} characters as token 259; {LONGEST} are the most of one"
+            ):
                 load(Metadata(vocabulary))
 
 
 @pytest.mark.parametrize("value", [string("1"), f32(1.0), boolean(True), numbers(Kind.UINT32, [1])])
 def test_a_tokens_number_is_a_whole_number(value: Value) -> None:
-    with pytest.raises(FileError, match=r"tokenizer\.ggml\.eos_token_id is (a|an|true).*, where a whole number is needed"):
+    with pytest.raises(
+        FileError, match=r"tokenizer\.ggml\.eos_token_id is (a|an|true).*, where a whole number is needed"
+    ):
         load(Metadata({**bytes_vocabulary(), "tokenizer.ggml.eos_token_id": value}))

@@ -24,13 +24,28 @@ RANDOM = np.random.default_rng(3)
 
 
 def judged_by(
-    kernels: str, x: np.ndarray, w: np.ndarray, targets: np.ndarray, weights: np.ndarray, fused: bool, half: bool = False
+    kernels: str,
+    x: np.ndarray,
+    w: np.ndarray,
+    targets: np.ndarray,
+    weights: np.ndarray,
+    fused: bool,
+    half: bool = False,
 ):
     leaves = {placeholder("x", x.shape, F32): x, placeholder("w", w.shape, F32): w}
-    leaves |= {placeholder("targets", targets.shape, I32): targets, placeholder("weights", weights.shape, F32): weights}
+    leaves |= {
+        placeholder("targets", targets.shape, I32): targets,
+        placeholder("weights", weights.shape, F32): weights,
+    }
     a, b, *rest = leaves
-    made = ops.linear_cross_entropy_judged(a, b, *rest) if fused else ops.cross_entropy_judged(ops.matmul(a, b), *rest)
-    plain: Tensor = ops.linear_cross_entropy(a, b, *rest) if fused else ops.cross_entropy_loss(ops.matmul(a, b), *rest)
+    made = (
+        ops.linear_cross_entropy_judged(a, b, *rest)
+        if fused
+        else ops.cross_entropy_judged(ops.matmul(a, b), *rest)
+    )
+    plain: Tensor = (
+        ops.linear_cross_entropy(a, b, *rest) if fused else ops.cross_entropy_loss(ops.matmul(a, b), *rest)
+    )
     outputs = round_products([*made, plain]) if half else [*made, plain]
     program = Program.of(outputs, leaves, kernels=kernels, threads=2)
     program()
@@ -44,7 +59,10 @@ def judged_by(
 def test_targets_that_are_likeliest_are_counted(shape: tuple[int, int, int], fused: bool) -> None:
     """And the loss is, to the bit, that of the op that does not count."""
     count, width, words = shape
-    x, w = RANDOM.standard_normal((count, width), np.float32), RANDOM.standard_normal((words, width), np.float32)
+    x, w = (
+        RANDOM.standard_normal((count, width), np.float32),
+        RANDOM.standard_normal((words, width), np.float32),
+    )
     best = np.argmax(x.astype(np.float64) @ w.T, axis=1)
     targets = np.where(RANDOM.random(count) < 0.5, best, RANDOM.integers(-1, words, count)).astype(np.int32)
     weights = (RANDOM.random(count) * (RANDOM.random(count) < 0.8)).astype(np.float32)
@@ -97,7 +115,11 @@ def test_the_errors_are_llama_cpps() -> None:
     score = scored([(8 * loss, 4) for loss in losses], [8] * 4).score
     assert score.loss == pytest.approx(np.mean(losses))
     assert score.loss_error == pytest.approx(np.std(losses) / math.sqrt(3))
-    assert score.accuracy == 0.5 and score.accuracy_error == pytest.approx(math.sqrt(0.25 / 31)) and score.tokens == 32
+    assert (
+        score.accuracy == 0.5
+        and score.accuracy_error == pytest.approx(math.sqrt(0.25 / 31))
+        and score.tokens == 32
+    )
 
 
 def test_batches_count_by_their_weights() -> None:
@@ -126,16 +148,35 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_run_says_where_it_is_and_how_sure(place: Path) -> None:
     """In its lines, in metrics.jsonl, and at its end; one that goes on counts on."""
-    how = ("--ctx", 32, "--batch", 4, "--val", "val.txt", "--eval-every", 2, "--report-every", 1, "--sample-every", 0)
+    how = (
+        "--ctx",
+        32,
+        "--batch",
+        4,
+        "--val",
+        "val.txt",
+        "--eval-every",
+        2,
+        "--report-every",
+        1,
+        "--sample-every",
+        0,
+    )
     done = ran("from-scratch", "text.txt", *TINY, *how, "--iters", 4, "--out", "it")
     assert "epoch 1  sample  4/94" in done.err and "/step" in done.err
     assert " ± " in done.err and "accuracy" in done.err
     found = metrics(Path("it"))
     lines, validations = ([line for line in found if name in line] for name in ("loss", "val_loss"))
-    assert [(line["epoch"], line["sample"], line["samples"]) for line in lines] == [(1, 4 * n, 94) for n in (1, 2, 3, 4)]
+    assert [(line["epoch"], line["sample"], line["samples"]) for line in lines] == [
+        (1, 4 * n, 94) for n in (1, 2, 3, 4)
+    ]
     assert lines[-1]["total_seconds"] == pytest.approx(sum(line["seconds"] for line in lines), abs=1e-4)
     for line in validations:
-        assert 0 < line["val_loss_error"] < 1 and 0 <= line["val_accuracy"] <= 1 and 0 <= line["val_accuracy_error"] < 0.1
+        assert (
+            0 < line["val_loss_error"] < 1
+            and 0 <= line["val_accuracy"] <= 1
+            and 0 <= line["val_accuracy_error"] < 0.1
+        )
     assert "4 steps, 0.1702 times through 94 samples, 512 tokens in 0:00" in done.err
     assert f"validation loss {validations[-1]['val_loss']:.4f} ± " in done.err.splitlines()[-3]
     after = ran("from-scratch", "--resume", "it", "--iters", 26)

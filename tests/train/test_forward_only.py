@@ -49,7 +49,10 @@ def test_blocks_below_the_first_adapter_run_forward_only(remat: str) -> None:
 
 
 def test_nothing_of_them_is_kept() -> None:
-    few, many = (graphs.plan(graphs.gradients(LENGTH, True)).arena for graphs in (graphs_of(n, all_of(n - 1)) for n in (2, 9)))
+    few, many = (
+        graphs.plan(graphs.gradients(LENGTH, True)).arena
+        for graphs in (graphs_of(n, all_of(n - 1)) for n in (2, 9))
+    )
     assert many == few
     both = graphs_of(9, all_of(*range(9)))
     assert both.plan(both.gradients(LENGTH, True)).arena > 2 * many
@@ -60,7 +63,13 @@ def test_within_the_first_block_with_one_nothing_is_before_it() -> None:
     graph = graphs_of(1, ["blk.0.ffn_down.weight"]).gradients(LENGTH, True)
     backward = by_purpose(graph, "backward")
     assert weights_read(backward) == {"blk.0.ffn_down.weight.lora_b"}
-    assert {node.op.name for node in backward} <= {"out_prod", "matmul_nn", "scale", "linear_cross_entropy_back", "rms_norm_back"}
+    assert {node.op.name for node in backward} <= {
+        "out_prod",
+        "matmul_nn",
+        "scale",
+        "linear_cross_entropy_back",
+        "rms_norm_back",
+    }
 
 
 def test_no_gradient_of_an_input_that_nobody_trains() -> None:

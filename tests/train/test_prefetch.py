@@ -33,7 +33,9 @@ class Counted:
             raise DataError("no such row")
         self.given += 1
         numbers = np.full((count, 1), self.given, np.int32)
-        return Batch(tokens=numbers, targets=numbers, weights=numbers, positions=numbers, starts=numbers, size=count)
+        return Batch(
+            tokens=numbers, targets=numbers, weights=numbers, positions=numbers, starts=numbers, size=count
+        )
 
     def once(self, count: int, mine: int = 0, of: int = 1) -> Iterator[Batch]:
         return iter(())
@@ -103,30 +105,51 @@ def test_more_than_was_announced_is_a_mistake() -> None:
 
 # ---- whole runs ------------------------------------------------------------
 
-TEMPLATE = (
-    "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
-)
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
 
 
 def chats(path: Path, count: int = 300) -> Path:
     draw = np.random.default_rng(3)
     with path.open("w") as out:
         for _ in range(count):
-            words = ["".join(chr(97 + letter) for letter in draw.integers(0, 26, size)) for size in draw.integers(1, 12, 6)]
+            words = [
+                "".join(chr(97 + letter) for letter in draw.integers(0, 26, size))
+                for size in draw.integers(1, 12, 6)
+            ]
             talk = [{"role": role, "content": " ".join(words[:3])} for role in ("user", "assistant") * 2]
             out.write(json.dumps({"messages": talk}) + "\n")
     return path
 
 
-GIVEN: tuple[Argument, ...] = ("--ctx", 64, "--batch", 2, "--grad-acc", 2, "--save-every", 5, "--keep", 9, "--precision", "f32")
+GIVEN: tuple[Argument, ...] = (
+    "--ctx",
+    64,
+    "--batch",
+    2,
+    "--grad-acc",
+    2,
+    "--save-every",
+    5,
+    "--keep",
+    9,
+    "--precision",
+    "f32",
+)
 
 
 @pytest.mark.parametrize("more", [(), ("--pack",)], ids=["rows", "packed"])
-def test_a_run_on_chats_never_waits_and_goes_on_with_the_same_bits(more: tuple[Argument, ...], tmp_path: Path) -> None:
-    model, data = base(tmp_path / "base.gguf", small(layers=1), template=TEMPLATE), chats(tmp_path / "chats.jsonl")
+def test_a_run_on_chats_never_waits_and_goes_on_with_the_same_bits(
+    more: tuple[Argument, ...], tmp_path: Path
+) -> None:
+    model, data = (
+        base(tmp_path / "base.gguf", small(layers=1), template=TEMPLATE),
+        chats(tmp_path / "chats.jsonl"),
+    )
     ran("finetune", model, data, *GIVEN, *more, "--iters", 12, "--out", tmp_path / "whole")
     waited = [line["seconds_waited"] for line in steps(tmp_path / "whole")]
-    assert len(waited) == 12 and sorted(waited)[8] <= 0.001 and sum(waited) < 0.05  # others may have the processor
+    assert (
+        len(waited) == 12 and sorted(waited)[8] <= 0.001 and sum(waited) < 0.05
+    )  # others may have the processor
     for step in (0, 5, 10):
         other = tmp_path / f"from-{step}"
         ran("finetune", model, "--resume", tmp_path / "whole" / f"checkpoint-{step}.gguf", "--out", other)
@@ -134,7 +157,9 @@ def test_a_run_on_chats_never_waits_and_goes_on_with_the_same_bits(more: tuple[A
         same_bits(other / "adapter.gguf", tmp_path / "whole" / "adapter.gguf")
 
 
-def test_rows_that_cannot_be_read_end_the_run_in_their_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_cannot_be_read_end_the_run_in_their_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Not in the one before, which runs while they are read."""
     from llamatrain.data.batches import Batches
 
@@ -148,7 +173,19 @@ def test_rows_that_cannot_be_read_end_the_run_in_their_step(tmp_path: Path, monk
 
     monkeypatch.setattr(Batches, "batch", failing)
     before = threading.active_count()
-    done = run("from-scratch", text_file(tmp_path), *TINY, "--ctx", 32, "--batch", 2, "--iters", 9, "--out", tmp_path / "run")
+    done = run(
+        "from-scratch",
+        text_file(tmp_path),
+        *TINY,
+        "--ctx",
+        32,
+        "--batch",
+        2,
+        "--iters",
+        9,
+        "--out",
+        tmp_path / "run",
+    )
     assert done.errors == ["error: tokens there were cut short"] and done.code == 1
     assert len(steps(tmp_path / "run")) == 3
     assert threading.active_count() <= before + 1  # that of the progress display

@@ -21,7 +21,13 @@ from tests.helpers.random_models import llama
 from tests.kernels.test_cpu_elementwise import normal, run
 
 WORDS, TWICE = 50, [3, 7, 3, 0, 49, 7, 3]  # most never come, some come again
-SHAPES = [(WORDS, 37, TWICE), (5000, 64, [*range(0, 5000, 41), 41, 4999]), (9, 8200, [8, 8]), (3, 1, [1]), (4, 5, [])]
+SHAPES = [
+    (WORDS, 37, TWICE),
+    (5000, 64, [*range(0, 5000, 41), 41, 4999]),
+    (9, 8200, [8, 8]),
+    (3, 1, [1]),
+    (4, 5, []),
+]
 ADAMW = {"beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "decay": 0.1}
 
 
@@ -47,7 +53,9 @@ def test_rows_are_those_of_the_whole(words: int, width: int, ids: list[int]) -> 
 
 def test_rows_lie_where_the_gradients_lay() -> None:
     dy, taken = normal(2, 3, 20), np.array([[4, 1, 4], [4, 2, 1]], np.int32)
-    apart, over = (run("opt_rows", [dy.shape], [dy, taken], how, rows=5, more=[((5,), np.int32)]) for how in ({}, {0: 0}))
+    apart, over = (
+        run("opt_rows", [dy.shape], [dy, taken], how, rows=5, more=[((5,), np.int32)]) for how in ({}, {0: 0})
+    )
     assert all(one.tobytes() == two.tobytes() for one, two in zip(apart, over, strict=True))
 
 
@@ -62,9 +70,17 @@ def test_a_number_that_no_row_has_writes_nothing() -> None:
 def test_optimizers_give_the_bits_of_the_whole(words: int, width: int, ids: list[int]) -> None:
     dy, taken, rows, places = rows_of(words, width, ids)
     whole = run("get_rows_back", [(words, width)], [dy, taken], rows=words)[0]
-    w, m, v, factor = normal(words, width), normal(words, width), normal(words, width) ** 2, np.full((), 0.3, np.float32)
+    w, m, v, factor = (
+        normal(words, width),
+        normal(words, width),
+        normal(words, width) ** 2,
+        np.full((), 0.3, np.float32),
+    )
     schedule = np.array([1e-2, 0.1, 0.01], np.float32)
-    for op, states, numbers in (("opt_step_adamw", [m, v], ADAMW), ("opt_step_sgd", [m], {"momentum": 0.9, "decay": 0.1})):
+    for op, states, numbers in (
+        ("opt_step_adamw", [m, v], ADAMW),
+        ("opt_step_sgd", [m], {"momentum": 0.9, "decay": 0.1}),
+    ):
         own = [w, *states]
         over = {place: place for place in range(len(own))}
         dense = run(op, [each.shape for each in own], [*own, whole, schedule, factor], over, **numbers)
@@ -83,7 +99,9 @@ NEVER = sorted({*range(WORDS)} - {word for ids in STEPS for word in ids})
 
 
 def first_values() -> list[np.ndarray]:
-    return [np.random.default_rng(5).standard_normal(shape).astype(np.float32) for shape in ((WORDS, 20), (6, 20))]
+    return [
+        np.random.default_rng(5).standard_normal(shape).astype(np.float32) for shape in ((WORDS, 20), (6, 20))
+    ]
 
 
 def steps(
@@ -116,12 +134,16 @@ def steps(
 
 @pytest.mark.parametrize("kernels", ["cpu", "reference"])
 @pytest.mark.parametrize(
-    ("rule", "rate"), [(AdamW(weight_decay=0.3), 0.03), (SGD(momentum=0.8, weight_decay=0.2), 1e-4)], ids=["adamw", "sgd"]
+    ("rule", "rate"),
+    [(AdamW(weight_decay=0.3), 0.03), (SGD(momentum=0.8, weight_decay=0.2), 1e-4)],
+    ids=["adamw", "sgd"],
 )
 def test_steps_give_the_bits_of_whole_gradients(rule: ElementwiseRule, rate: float, kernels: str) -> None:
     for clip in (0.0, 1.5):
         whole, norms = steps(rule, rate, clip, "whole", kernels)
-        ways = [steps(rule, rate, clip, how, kernels) for how in ("few", "streamed") if not clip or how == "few"]
+        ways = [
+            steps(rule, rate, clip, how, kernels) for how in ("few", "streamed") if not clip or how == "few"
+        ]
         assert min(norms) > 1.5 and norms == ways[0][1]
         for found, _ in ways:
             assert found.keys() == whole.keys() and len(whole) == 2 + 2 * len(rule.states)
@@ -130,7 +152,9 @@ def test_steps_give_the_bits_of_whole_gradients(rule: ElementwiseRule, rate: flo
 
 def test_rows_without_gradient_decay_and_have_no_moments() -> None:
     found, _ = steps(AdamW(weight_decay=0.3), 0.03, 0.0, "few")
-    np.testing.assert_allclose(found["w"][NEVER], first_values()[0][NEVER] * (1 - 0.03 * 0.3) ** len(STEPS), rtol=1e-5)
+    np.testing.assert_allclose(
+        found["w"][NEVER], first_values()[0][NEVER] * (1 - 0.03 * 0.3) ** len(STEPS), rtol=1e-5
+    )
     assert not found["w.m"][NEVER].any() and found["w.m"][TWICE].all()
 
 
@@ -153,10 +177,15 @@ def test_steps_are_torchs() -> None:
 def test_rows_by_differences() -> None:
     """In float64, of each element of the embedding."""
     w, taken = parameter("w", (20, 3), F64), placeholder("ids", (2, 4), I32)
-    arrays = {w: np.random.default_rng(1).standard_normal(w.shape), taken: np.array([[5, 6, 5, 5], [19, 0, 6, 5]], np.int32)}
+    arrays = {
+        w: np.random.default_rng(1).standard_normal(w.shape),
+        taken: np.array([[5, 6, 5, 5], [19, 0, 6, 5]], np.int32),
+    }
     made = differentiate(O.sum_sqr(O.get_rows(w, taken)), [w])
     (rows, places), loss = made.brief[w], made.loss
-    program, value = (Program.of(outputs, arrays, kernels="reference") for outputs in ([rows, places], [loss]))
+    program, value = (
+        Program.of(outputs, arrays, kernels="reference") for outputs in ([rows, places], [loss])
+    )
     program()
     found, at = program.read(rows).reshape(-1, 3), program.read(places)
     for word, column in np.ndindex(20, 3):
@@ -183,7 +212,11 @@ def test_what_is_kept_as_rows() -> None:
     assert not hold(made, whole=False).more
     few = llama(replace(many, vocab=66))  # with their places, rows of so many would take more
     assert all(len(grad) == 1 for grad in differentiate(few.loss, few.trained).brief.values())
-    tied, ids, targets = parameter("w", (90, 4)), placeholder("ids", (5,), I32), placeholder("targets", (5,), I32)
+    tied, ids, targets = (
+        parameter("w", (90, 4)),
+        placeholder("ids", (5,), I32),
+        placeholder("targets", (5,), I32),
+    )
     loss = O.linear_cross_entropy(O.get_rows(tied, ids), tied, targets, placeholder("weights", (5,)))
     assert len(differentiate(loss, [tied]).brief[tied]) == 1
     twice = O.add(O.get_rows(tied, ids), O.get_rows(tied, ids))
@@ -205,14 +238,32 @@ def test_an_embeddings_gradient_takes_no_memory_of_its_own(streamed: bool) -> No
 
 # ---- runs -------------------------------------------------------------------
 
-FEW = (*TINY, "--ctx", 16, "--batch", 3, "--seed", 5, "--schedule", "constant", "--warmup", 0)  # 48 tokens a step, of 258
+FEW = (
+    *TINY,
+    "--ctx",
+    16,
+    "--batch",
+    3,
+    "--seed",
+    5,
+    "--schedule",
+    "constant",
+    "--warmup",
+    0,
+)  # 48 tokens a step, of 258
 WAYS = {"kept": ("--clip", 0.5), "streamed": ("--clip", 0), "sgd": ("--optimizer", "sgd", "--lr", 0.1)}
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_run_gives_the_bits_of_whole_gradients(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_gives_the_bits_of_whole_gradients(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One that goes on with a checkpoint of a run with whole gradients, too."""
-    command, few, other = ("from-scratch", text_file(tmp_path), *FEW, *WAYS[way]), tmp_path / "few", tmp_path / "other"
+    command, few, other = (
+        ("from-scratch", text_file(tmp_path), *FEW, *WAYS[way]),
+        tmp_path / "few",
+        tmp_path / "other",
+    )
     ran(*command, "--iters", 6, "--out", few)
     with monkeypatch.context() as patched:
         patched.setattr("llamatrain.optim.update_graph.brief", lambda grad: (grad,))

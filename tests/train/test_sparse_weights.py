@@ -41,7 +41,10 @@ def adapted(h: Hyperparameters, names: list[str], rank: int = 4) -> tuple[Weight
     deltas, trained = {}, {}
     for name in names:
         out, width = h.shapes[name]
-        a, b = (parameter(f"{name}.lora_{half}", shape) for half, shape in (("a", (rank, width)), ("b", (out, rank))))
+        a, b = (
+            parameter(f"{name}.lora_{half}", shape)
+            for half, shape in (("a", (rank, width)), ("b", (out, rank)))
+        )
         deltas[name] = (Delta(a=a, b=b, scale=0.5),)
         trained |= {each.name: each for each in (a, b)}
     return Weights({name: state(name, shape) for name, shape in h.shapes.items()}, deltas), trained
@@ -64,7 +67,11 @@ def programs_of(h: Hyperparameters, names: list[str] | None, **more: object) -> 
     graphs = StepGraphs(setting)
     arena = max(graphs.plan(graph).arena for graph in graphs.all([LENGTH], True, True)[0])
     arrays = weights(h)
-    told = {f"{NAMED}{name}": array for name, array in weights(setting.teacher.h, 5).items()} if setting.teacher else {}
+    told = (
+        {f"{NAMED}{name}": array for name, array in weights(setting.teacher.h, 5).items()}
+        if setting.teacher
+        else {}
+    )
     made = TrainPrograms(graphs, arena, told if names is None else arrays | told)
     random = np.random.default_rng(3)
     for name, part in made.weights.parts.items():
@@ -83,11 +90,15 @@ EVERY = [f"blk.{layer}.{name}.weight" for layer in range(2) for name in LINEAR]
 
 
 @pytest.mark.parametrize("kernels", ["cpu", "reference"])
-@pytest.mark.parametrize("names", [None, EVERY, [*EVERY, "output.weight"]], ids=["all", "adapters", "and the output's"])
+@pytest.mark.parametrize(
+    "names", [None, EVERY, [*EVERY, "output.weight"]], ids=["all", "adapters", "and the output's"]
+)
 @pytest.mark.parametrize("share", [0.02, 0.4, 0.97])
 def test_loss_and_gradients_are_the_same(names: list[str] | None, share: float, kernels: str) -> None:
     h, batch = small(tied=False), batch_of(share)
-    plain, sparse = (gradients_of(programs_of(h, names, sparse=each, kernels=kernels), batch) for each in (False, True))
+    plain, sparse = (
+        gradients_of(programs_of(h, names, sparse=each, kernels=kernels), batch) for each in (False, True)
+    )
     assert sparse[0] == pytest.approx(plain[0], rel=1e-6)
     assert plain[1].keys() == sparse[1].keys()
     for name, expected in plain[1].items():
@@ -100,10 +111,14 @@ def test_loss_and_gradients_are_the_same(names: list[str] | None, share: float, 
 def test_beside_a_teacher(vocab: int) -> None:
     h, batch = small(tied=False), batch_of(0.3)
     teacher = Teacher(h=small(vocab=vocab, embd=32, heads=2, tied=True), share=0.6, half=False)
-    plain, sparse = (gradients_of(programs_of(h, EVERY, sparse=each, teacher=teacher), batch) for each in (False, True))
+    plain, sparse = (
+        gradients_of(programs_of(h, EVERY, sparse=each, teacher=teacher), batch) for each in (False, True)
+    )
     assert sparse[0] == pytest.approx(plain[0], rel=1e-6)
     for name, expected in plain[1].items():
-        np.testing.assert_allclose(sparse[1][name], expected, atol=1e-5 * np.abs(expected).max(), err_msg=name)
+        np.testing.assert_allclose(
+            sparse[1][name], expected, atol=1e-5 * np.abs(expected).max(), err_msg=name
+        )
 
 
 def test_batches_of_other_shares_follow_each_other_in_one_program() -> None:
@@ -122,15 +137,23 @@ def test_a_batch_without_any_weight_has_no_loss() -> None:
     made = programs_of(small(tied=False), None, sparse=True)
     batch = batch_of(0.0)
     made.gradients(batch_of(0.9), PreferenceTotals(), 0)
-    assert made.gradients(batch, PreferenceTotals(), 0) == 0 and made.grads is not None and not made.grads.vector.any()
+    assert (
+        made.gradients(batch, PreferenceTotals(), 0) == 0
+        and made.grads is not None
+        and not made.grads.vector.any()
+    )
 
 
 def test_in_bf16_they_agree_as_far_as_it_reaches() -> None:
     h, batch = small(tied=False), batch_of(0.3)
-    plain, sparse = (gradients_of(programs_of(h, EVERY, sparse=each, precision="bf16"), batch) for each in (False, True))
+    plain, sparse = (
+        gradients_of(programs_of(h, EVERY, sparse=each, precision="bf16"), batch) for each in (False, True)
+    )
     assert sparse[0] == pytest.approx(plain[0], rel=1e-3)
     for name, expected in plain[1].items():
-        np.testing.assert_allclose(sparse[1][name], expected, atol=0.03 * np.abs(expected).max(), err_msg=name)
+        np.testing.assert_allclose(
+            sparse[1][name], expected, atol=0.03 * np.abs(expected).max(), err_msg=name
+        )
 
 
 def test_judging_leaves_them_out_too() -> None:
@@ -148,7 +171,12 @@ def test_the_head_s_work_follows_the_count() -> None:
     batch = batch_of(0.1)
     made.gradients(batch, PreferenceTotals(), 0)
     program = made.bound("first", LENGTH, lambda: made.graphs.gradients(LENGTH, True)).program
-    heads = [stretch for stretch in program.stretches for node, _ in stretch.steps if "cross_entropy" in node.op.name]
+    heads = [
+        stretch
+        for stretch in program.stretches
+        for node, _ in stretch.steps
+        if "cross_entropy" in node.op.name
+    ]
     assert [stretch.length for stretch in heads] == [whole(program.most, np.count_nonzero(batch.weights))]
     assert heads[0].length <= 0.2 * BATCH * LENGTH
 

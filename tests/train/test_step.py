@@ -49,7 +49,9 @@ def accumulated(micro: int) -> tuple[float, dict[str, np.ndarray]]:
     arrays, model = by_name(), llama(replace(SIZE, batch=micro))
     kept = hold(differentiate(model.loss, model.trained))
     blocks = {block: np.full(block.shape, np.nan, np.float32) for block in kept.memory}
-    memory = {leaf: np.ascontiguousarray(array) for leaf, array in fitted(model, arrays, slice(0, micro)).items()}
+    memory = {
+        leaf: np.ascontiguousarray(array) for leaf, array in fitted(model, arrays, slice(0, micro)).items()
+    }
     first = reference([kept.loss, *kept.first], memory | dict(zip(kept.first, blocks.values(), strict=True)))
     more, loss = reference([kept.loss, *kept.more], memory | blocks), 0.0
     for start in range(0, SIZE.batch, micro):
@@ -91,11 +93,18 @@ def problem() -> tuple[HeldGradients, list[Tensor], Arrays]:
     c = placeholder("c", (5, 4))
     error = O.sub(c, O.add(O.matmul(a, b), bias))
     weights = [a, b, bias]
-    arrays = {a: random(5, 3, seed=1), b: random(4, 3, seed=2), bias: random(4, seed=3), c: random(5, 4, seed=4)}
+    arrays = {
+        a: random(5, 3, seed=1),
+        b: random(4, 3, seed=2),
+        bias: random(4, seed=3),
+        c: random(5, 4, seed=4),
+    }
     return hold(differentiate(O.sum_sqr(error), weights)), weights, arrays
 
 
-def kept_steps(optimizer: AdamW | SGD, schedules: list[np.ndarray], clip: float = 0.0) -> tuple[list[np.ndarray], list[float]]:
+def kept_steps(
+    optimizer: AdamW | SGD, schedules: list[np.ndarray], clip: float = 0.0
+) -> tuple[list[np.ndarray], list[float]]:
     """The weights after steps with kept gradients, and the norms."""
     kept, weights, arrays = problem()
     blocks = {block: np.zeros(block.shape, np.float32) for block in kept.memory}
@@ -141,7 +150,9 @@ def test_clipping_by_formula() -> None:
     rate = [np.array([1.0, 1.0, 1.0], np.float32)]
     free, (norm,) = kept_steps(PLAIN, rate)
     grads = [old - new for old, new in zip(before, free, strict=True)]
-    assert norm == pytest.approx(np.sqrt(sum(np.sum(np.square(grad, dtype=np.float64)) for grad in grads)), rel=1e-5)
+    assert norm == pytest.approx(
+        np.sqrt(sum(np.sum(np.square(grad, dtype=np.float64)) for grad in grads)), rel=1e-5
+    )
     for limit, factor in ((norm / 4, 0.25), (norm * 2, 1.0), (0.0, 1.0)):
         clipped, (same,) = kept_steps(PLAIN, rate, limit)
         assert same == norm  # as it was before
@@ -152,7 +163,10 @@ def test_clipping_by_formula() -> None:
 def test_decay_is_for_two_or_more_dimensions() -> None:
     """With a rate of 0.5, a decay of 1 and no gradient to speak of, half is left."""
     for optimizer in (AdamW(weight_decay=1.0), SGD(weight_decay=1.0)):
-        made = [parameter(name, shape) for name, shape in (("three", (2, 1, 2)), ("two", (3, 2)), ("one", (3,)), ("none", ()))]
+        made = [
+            parameter(name, shape)
+            for name, shape in (("three", (2, 1, 2)), ("two", (3, 2)), ("one", (3,)), ("none", ()))
+        ]
         sums = [O.scale(O.sum(weight), by=1e-30) for weight in made]
         loss = O.add(O.add(sums[0], sums[1]), O.add(sums[2], sums[3]))
         inputs, outputs = stream(differentiate(loss, made), optimizer)
@@ -163,7 +177,9 @@ def test_decay_is_for_two_or_more_dimensions() -> None:
         assert [float(arrays[weight].max()) for weight in made] == pytest.approx([0.5, 0.5, 1, 1])
 
 
-def torch_steps(make: Callable, clip: float = 0.0, decoupled: float = 0.0) -> tuple[list[np.ndarray], list[float]]:
+def torch_steps(
+    make: Callable, clip: float = 0.0, decoupled: float = 0.0
+) -> tuple[list[np.ndarray], list[float]]:
     torch = pytest.importorskip("torch")
     _, weights, arrays = problem()
     a, b, bias = (torch.nn.Parameter(torch.from_numpy(arrays[weight])) for weight in weights)
@@ -204,7 +220,9 @@ def test_ten_adamw_steps_are_torchs(clip: float) -> None:
 def test_ten_sgd_steps_are_torchs(momentum: float, decay: float, clip: float) -> None:
     steps = [schedule * np.float32([0.2, 1, 1]) for schedule in SCHEDULES]
     ours, _ = kept_steps(SGD(momentum=momentum, weight_decay=decay), steps, clip)
-    theirs, _ = torch_steps(lambda torch, two, one: torch.optim.SGD([*two, *one], lr=1.0, momentum=momentum), clip, decay)
+    theirs, _ = torch_steps(
+        lambda torch, two, one: torch.optim.SGD([*two, *one], lr=1.0, momentum=momentum), clip, decay
+    )
     for mine, other in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-5)
 
@@ -243,7 +261,10 @@ def test_a_product_is_found_by_lbfgs() -> None:
     flat[:] = np.concatenate([arrays[a].ravel(), arrays[b].ravel()])
     made = differentiate(loss, [a, b])
     memory = {a: flat[: a.size].reshape(a.shape), b: flat[a.size :].reshape(b.shape)}
-    pinned = {made.grads[a]: gradient[: a.size].reshape(a.shape), made.grads[b]: gradient[a.size :].reshape(b.shape)}
+    pinned = {
+        made.grads[a]: gradient[: a.size].reshape(a.shape),
+        made.grads[b]: gradient[a.size :].reshape(b.shape),
+    }
     program = reference([made.loss, *made.grads.values()], arrays | memory | pinned)
 
     def evaluate(point: np.ndarray) -> tuple[float, np.ndarray]:

@@ -65,7 +65,9 @@ def left_behind(name: str, paths: list[Path]) -> Fact:
 
     nbytes = sum(map(size_of, paths))
     return Fact(
-        name, {"files": len(paths), "bytes": nbytes}, f"{size(nbytes)} in {in_number(paths, 'file')}" if paths else "nothing"
+        name,
+        {"files": len(paths), "bytes": nbytes},
+        f"{size(nbytes)} in {in_number(paths, 'file')}" if paths else "nothing",
     )
 
 
@@ -93,11 +95,15 @@ def cleaned() -> Told:
 
     if root := place():
         own = root / cache_key()
-        yield counted("old kernels", cache_prune.remove(each for each in cache_prune.kernels(root) if each.path != own))
+        yield counted(
+            "old kernels", cache_prune.remove(each for each in cache_prune.kernels(root) if each.path != own)
+        )
         yield counted("tokens", cache_prune.remove(cache_prune.tokens(root)))
         yield swept("damaged kernels", broken(own))
         yield swept("left by dead processes", cache_prune.lefts(root))
-    yield swept("left among temporary files", cache_prune.left(Path(tempfile.gettempdir()), temp_files.PASSING))
+    yield swept(
+        "left among temporary files", cache_prune.left(Path(tempfile.gettempdir()), temp_files.PASSING)
+    )
 
 
 def broken(folder: Path) -> list[Path]:

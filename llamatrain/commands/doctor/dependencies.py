@@ -32,7 +32,9 @@ class Requirement(NamedTuple):
         """Of bounds only those that are here: at least, and below."""
         for bound in filter(None, self.bounds.split(",")):
             number, least = numbers_of(bound), numbers_of(version)
-            if (bound.strip().startswith(">=") and least < number) or (bound.strip().startswith("<") and least >= number):
+            if (bound.strip().startswith(">=") and least < number) or (
+                bound.strip().startswith("<") and least >= number
+            ):
                 return False
         return True
 
@@ -56,7 +58,9 @@ def numbers_of(version: str) -> tuple[int, ...]:
 def requirements() -> list[Requirement]:
     """Of the sources where there is a clone, else of what was installed."""
     found = [
-        Requirement(match[1], (match[2] or "").replace(" ", ""), match[3] or "") for match in map(FORM.fullmatch, told()) if match
+        Requirement(match[1], (match[2] or "").replace(" ", ""), match[3] or "")
+        for match in map(FORM.fullmatch, told())
+        if match
     ]
     return [each for each in found if not each.extra or each.extra in EXTRAS]
 

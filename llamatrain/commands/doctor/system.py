@@ -50,7 +50,11 @@ def versions() -> Told:
     from llamatrain.commands.doctor.dependencies import requirements, version_of
 
     yield fact("llamatrain", __version__)
-    yield fact("python", platform.python_version(), f"{platform.python_version()} ({sys.executable or 'unknown place'})")
+    yield fact(
+        "python",
+        platform.python_version(),
+        f"{platform.python_version()} ({sys.executable or 'unknown place'})",
+    )
     yield fact("system", platform.platform())
     for each in requirements():
         version = each.version
@@ -69,7 +73,9 @@ def processor() -> Told:
 
     yield fact("name", named(), named() or platform.machine() or "not told here")
     yield fact("class", cpu.processor().name)
-    yield fact("units", sorted(cpu.units()), ", ".join(sorted(cpu.units())) or f"none of {', '.join(cpu.UNITS)}")
+    yield fact(
+        "units", sorted(cpu.units()), ", ".join(sorted(cpu.units())) or f"none of {', '.join(cpu.UNITS)}"
+    )
     if off := sorted(cpu.switched_off()):
         yield fact("switched off", off, f"{', '.join(off)} (by {cpu.SWITCH})")
 
@@ -102,7 +108,9 @@ def kernels() -> Told:
     if error:
         yield Problem(f"the compiler that is installed does not work ({error})", f"{HELP} that does")
     if missing and not compiler:
-        yield Problem("no compiled kernels for this processor: numpy does their work, many times slower", HELP)
+        yield Problem(
+            "no compiled kernels for this processor: numpy does their work, many times slower", HELP
+        )
 
 
 def compiler_of() -> tuple[str, str]:
@@ -130,7 +138,9 @@ def kept(missing: list[Any]) -> Told:
     yield fact("not compiled yet", len(missing) - there)
     if shelf.damaged:
         cure = "each is made again when it is needed; llamatrain doctor --clean removes them"
-        yield Problem(f"{len(shelf.damaged)} damaged kernels in {shelf.folder}, such as {min(shelf.damaged)}", cure)
+        yield Problem(
+            f"{len(shelf.damaged)} damaged kernels in {shelf.folder}, such as {min(shelf.damaged)}", cure
+        )
 
 
 def threads() -> Told:
@@ -179,7 +189,11 @@ def mpi() -> Told:
     yield fact("mpi4py", version_of("mpi4py") if find_spec("mpi4py") else None)
     yield fact("launcher", launcher)
     able = bool(find_spec("mpi4py") and launcher)
-    yield fact("several processes", able, "can be started" if able else "no; pip install 'llamatrain[mpi]' brings what it takes")
+    yield fact(
+        "several processes",
+        able,
+        "can be started" if able else "no; pip install 'llamatrain[mpi]' brings what it takes",
+    )
 
 
 def gpu() -> Told:

@@ -29,6 +29,8 @@ def to_half(builder: Any, x: Any) -> Any:
     shifted = builder.fadd(builder.bitcast(magnitude, real), each(real, 0.5))
     denormal = builder.sub(builder.bitcast(shifted, kind), each(kind, 126 << 23))
     value = builder.select(builder.icmp_unsigned("<", magnitude, each(kind, 113 << 23)), denormal, normal)
-    value = builder.select(builder.icmp_unsigned(">=", magnitude, each(kind, 143 << 23)), each(kind, 0x7C00), value)
+    value = builder.select(
+        builder.icmp_unsigned(">=", magnitude, each(kind, 143 << 23)), each(kind, 0x7C00), value
+    )
     sign = builder.and_(builder.lshr(word, each(kind, 16)), each(kind, 0x8000))
     return builder.trunc(builder.or_(value, sign), like(x.type, SHORT))

@@ -9,7 +9,9 @@ VOID, BIT, BYTE, SHORT, INT, LONG = ir.VoidType(), *(ir.IntType(bits) for bits i
 FLOAT, DOUBLE = ir.FloatType(), ir.DoubleType()
 POINTER = BYTE.as_pointer()
 NAMES = {FLOAT: "f32", SHORT: "i16"}
-NO_MINUS_ZERO = ("nsz",)  # beside its meaning, any flag keeps away the pass that gives arithmetic its caller's flags
+NO_MINUS_ZERO = (
+    "nsz",
+)  # beside its meaning, any flag keeps away the pass that gives arithmetic its caller's flags
 
 
 def like(kind: Any, element: Any) -> Any:
@@ -43,7 +45,13 @@ def splat(builder: Any, value: Any, kind: Any) -> Any:
     if isinstance(value.type, ir.VectorType):
         return value
     if value.type != kind.element:
-        made = builder.trunc if kind.element == INT else builder.fptrunc if value.type == DOUBLE else builder.sitofp
+        made = (
+            builder.trunc
+            if kind.element == INT
+            else builder.fptrunc
+            if value.type == DOUBLE
+            else builder.sitofp
+        )
         value = made(value, kind.element)
     one = builder.insert_element(ir.Constant(kind, ir.Undefined), value, INT(0))
     return builder.shuffle_vector(one, one, each(like(kind, INT), 0))
@@ -76,7 +84,9 @@ def store(builder: Any, value: Any, address: Any, align: int) -> Any:
 def first_lanes(builder: Any, count: Any, lanes: int) -> Any:
     """A mask of the first `count`."""
     kind = ir.VectorType(INT, lanes)
-    return builder.icmp_signed("<", ir.Constant(kind, list(range(lanes))), splat(builder, builder.trunc(count, INT), kind))
+    return builder.icmp_signed(
+        "<", ir.Constant(kind, list(range(lanes))), splat(builder, builder.trunc(count, INT), kind)
+    )
 
 
 def masked_load(builder: Any, address: Any, kind: Any, align: int, mask: Any) -> Any:

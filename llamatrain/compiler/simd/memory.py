@@ -76,7 +76,10 @@ def store_to(typing_context: Any, pointer: Any, index: Any, end: Any, value: Any
         address = _address(builder, lanes, *args[:2])
         value = W.to_bf16(builder, args[3]) if half else args[3]
         with builder.if_else(builder.icmp_signed(">=", left, left.type(LANES)), likely=True) as (whole, part):
-            with whole, builder.if_else(builder.icmp_signed("!=", args[4], args[4].type(0))) as (streamed, kept):
+            with (
+                whole,
+                builder.if_else(builder.icmp_signed("!=", args[4], args[4].type(0))) as (streamed, kept),
+            ):
                 with streamed:
                     written = builder.store(value, address, align=size * LANES)
                     written.set_metadata("nontemporal", builder.module.add_metadata([W.INT(1)]))

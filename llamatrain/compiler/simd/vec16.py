@@ -36,7 +36,9 @@ operators(FLOATS, add="fadd", sub="fsub", mul="fmul", truediv="fdiv")
 operators(WORDS, add="add", sub="sub", mul="mul", and_="and_", or_="or_", lshift="shl", rshift="lshr")
 
 smaller, larger = extreme(FLOATS, "<"), extreme(FLOATS, ">")
-total, least, largest = (reduction(FLOATS, *how, flags={"reassoc", "nnan"}) for how in (("fadd", -0.0), ("fmin",), ("fmax",)))
+total, least, largest = (
+    reduction(FLOATS, *how, flags={"reassoc", "nnan"}) for how in (("fadd", -0.0), ("fmin",), ("fmax",))
+)
 floats = function(FLOATS, WORDS, lambda builder, x: builder.sitofp(x, REALS))
 whole = function(WORDS, FLOATS, lambda builder, x: builder.fptosi(x, INTS))
 nearest = function(FLOATS, FLOATS, lambda builder, x: W.of_itself(builder, "rint", x))
@@ -93,7 +95,9 @@ def at_steps(table: Sequence[int], gives: Any, kind: Any, one: Callable[[int], f
             parts.append(builder.select(beyond, W.each(kind, one(place)), W.each(kind, 0)))
         plus = builder.fadd if kind is REALS else builder.add
         while len(parts) > 1:
-            parts = [plus(*parts[i : i + 2]) if i + 1 < len(parts) else parts[i] for i in range(0, len(parts), 2)]
+            parts = [
+                plus(*parts[i : i + 2]) if i + 1 < len(parts) else parts[i] for i in range(0, len(parts), 2)
+            ]
         return plus(parts[0], W.each(kind, one(0)))
 
     return function(gives, FLOATS, climb)
@@ -101,7 +105,9 @@ def at_steps(table: Sequence[int], gives: Any, kind: Any, one: Callable[[int], f
 
 def nearest_of(table: Sequence[int]) -> Any:
     """The table's number that is nearest."""
-    return at_steps(table, FLOATS, REALS, lambda place: float(table[place] - (table[place - 1] if place else 0)))
+    return at_steps(
+        table, FLOATS, REALS, lambda place: float(table[place] - (table[place - 1] if place else 0))
+    )
 
 
 def place_of(table: Sequence[int]) -> Any:
@@ -109,7 +115,9 @@ def place_of(table: Sequence[int]) -> Any:
     return at_steps(table, WORDS, INTS, lambda place: int(place > 0))
 
 
-as_half = function(types.float32, types.float32, lambda b, x: from_half(b, b.zext(to_half(b, x), W.INT)))  # rounded to one
+as_half = function(
+    types.float32, types.float32, lambda b, x: from_half(b, b.zext(to_half(b, x), W.INT))
+)  # rounded to one
 
 
 # ---- memory: `name(pointer)`, `name(pointer, value)`; nothing need be aligned --------------------
@@ -210,8 +218,14 @@ def room(element: str, *shape: int) -> Any:
             builder.store(ir.Constant(space.type.pointee, None), space)
             made = context.make_array(kind)(context, builder)
             steps = [size * prod(shape[at + 1 :]) for at in range(len(shape))]
-            made.shape, made.strides = (cgutils.pack_array(builder, [W.LONG(n) for n in row]) for row in (shape, steps))
-            made.data, made.itemsize, made.nitems = builder.bitcast(space, made.data.type), W.LONG(size), W.LONG(prod(shape))
+            made.shape, made.strides = (
+                cgutils.pack_array(builder, [W.LONG(n) for n in row]) for row in (shape, steps)
+            )
+            made.data, made.itemsize, made.nitems = (
+                builder.bitcast(space, made.data.type),
+                W.LONG(size),
+                W.LONG(prod(shape)),
+            )
             return made._getvalue()
 
         return kind(), generate

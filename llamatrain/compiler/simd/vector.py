@@ -48,7 +48,9 @@ def within(typing_context: Any, value: Any, index: Any, first: Any, end: Any, ot
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         value, index, first, end, other = args
         after, before = (W.first_lanes(builder, builder.sub(limit, index), LANES) for limit in (first, end))
-        return builder.select(builder.and_(before, builder.not_(after)), value, W.splat(builder, other, FLOATS))
+        return builder.select(
+            builder.and_(before, builder.not_(after)), value, W.splat(builder, other, FLOATS)
+        )
 
     return VECTOR(VECTOR, types.int64, types.int64, types.int64, types.float32), generate
 
@@ -90,7 +92,13 @@ from_bf16 = function(types.float32, types.uint16, W.from_bf16)
 
 LOG2_E, LN2_HIGH, LN2_LOW = 1.4426950408889634, 0.693145751953125, 1.428606765330187e-06
 # (e^r - 1 - r) / r^2 on |r| <= ln(2) / 2, relative error of e^r 3e-9: a minimax fit
-SERIES = (0.4999999403953552, 0.166665181517601, 0.041668422520160675, 0.008369063027203083, 0.0013813883997499943)
+SERIES = (
+    0.4999999403953552,
+    0.166665181517601,
+    0.041668422520160675,
+    0.008369063027203083,
+    0.0013813883997499943,
+)
 SMALLEST, LARGEST = -104.0, 89.0  # beyond these it is 0 and infinity
 ROUND = 1.5 * 2.0**23  # adding it leaves the nearest integer in the low bits
 

@@ -35,7 +35,11 @@ def operators(kind: Lanes, flags: Sequence[str] = (), **instructions: str) -> No
 
 
 def _define(operation: Callable[..., Any], instruction: str, kind: Lanes, how: dict[str, Any]) -> None:
-    pairs = [(kind, kind), *((kind, scalar) for scalar in kind.scalars), *((scalar, kind) for scalar in kind.scalars)]
+    pairs = [
+        (kind, kind),
+        *((kind, scalar) for scalar in kind.scalars),
+        *((scalar, kind) for scalar in kind.scalars),
+    ]
 
     @infer_global(operation)
     class Operator(ConcreteTemplate):

@@ -11,7 +11,9 @@ GEMMA = (
     + "{% if message.role == 'system' %}{% set said.before = said.before + message.content | trim %}{% else %}"
     "{{ '<start_of_turn>' + ('model' if message.role == 'assistant' else message.role) + '\n' }}"
     "{% if said.before and message.role != 'assistant' %}{{ said.before + '\n\n' }}{% set said.before = '' %}{% endif %}"
-    "{{ message.content | trim + '<end_of_turn>\n' }}{% endif %}{% endfor %}" + NEXT + "{{ '<start_of_turn>model\n' }}{% endif %}"
+    "{{ message.content | trim + '<end_of_turn>\n' }}{% endif %}{% endfor %}"
+    + NEXT
+    + "{{ '<start_of_turn>model\n' }}{% endif %}"
 )
 GRANITE = (
     EACH
@@ -27,7 +29,9 @@ LLAMA3 = (
     + "{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
 )
 MISTRAL = (
-    "{{ bos_token }}" + EACH + "{% if message.role == 'system' %}{{ '[SYSTEM_PROMPT]' + message.content + '[/SYSTEM_PROMPT]' }}"
+    "{{ bos_token }}"
+    + EACH
+    + "{% if message.role == 'system' %}{{ '[SYSTEM_PROMPT]' + message.content + '[/SYSTEM_PROMPT]' }}"
     "{% elif message.role == 'assistant' %}{{ message.content + eos_token }}"
     "{% else %}{{ '[INST]' + message.content + '[/INST]' }}{% endif %}{% endfor %}"
 )
@@ -35,7 +39,9 @@ OLMO2 = (
     "{{ bos_token }}"
     + EACH
     + "{{ '<|' + message.role + '|>\n' + message.content + (eos_token if message.role == 'assistant' else '') }}"
-    "{{ '' if loop.last and message.role == 'assistant' else '\n' }}{% endfor %}" + NEXT + "{{ '<|assistant|>\n' }}{% endif %}"
+    "{{ '' if loop.last and message.role == 'assistant' else '\n' }}{% endfor %}"
+    + NEXT
+    + "{{ '<|assistant|>\n' }}{% endif %}"
 )
 PHI3 = (
     EACH

@@ -77,11 +77,20 @@ def encode_prompt(row: PromptRecord, reader: PromptReader, size: int) -> Marked:
 
 def answers_in(messages: list[Message]) -> list[int]:
     """Those that are trained."""
-    return [number for number, each in enumerate(messages) if each["role"] == "assistant" and not each.get(UNTRAINED)]
+    return [
+        number
+        for number, each in enumerate(messages)
+        if each["role"] == "assistant" and not each.get(UNTRAINED)
+    ]
 
 
 def encode_chat(
-    chat: ChatRecord, template: ChatTemplate, reader: PromptReader, size: int, notes: set[str], want: str = TURNS
+    chat: ChatRecord,
+    template: ChatTemplate,
+    reader: PromptReader,
+    size: int,
+    notes: set[str],
+    want: str = TURNS,
 ) -> Iterator[Marked]:
     """Samples of a chat in so many bytes; what is to be said of it is noted."""
     turns = answers_in(chat.messages)[-1 if want == LAST else 0 :]
@@ -107,7 +116,9 @@ def encode_chat(
                     notes.add("later")
                     return
                 said = ChatSample()
-                said.add(text.tokens if len(turns) == 1 else text.tokens.copy(), False)  # the next change writes over them
+                said.add(
+                    text.tokens if len(turns) == 1 else text.tokens.copy(), False
+                )  # the next change writes over them
             joined = reader.joins(said.parts[-1][0], bytes(turn.answer[:BORDER]))
             answer = reader.behind(bytes(turn.answer), False, said.last)
             stop = reader.first_end(answer)  # some templates write more behind a call

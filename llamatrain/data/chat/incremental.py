@@ -25,13 +25,20 @@ class IncrementalTokenizer:
     """`encode` makes tokens of what stands at a text's start or behind a cut; `cut` finds where it can be, whatever follows."""
 
     def __init__(
-        self, encode: Callable[[bytes, bool], np.ndarray], cut: Callable[[bytes], int], size: int, small: int = SMALL
+        self,
+        encode: Callable[[bytes, bool], np.ndarray],
+        cut: Callable[[bytes], int],
+        size: int,
+        small: int = SMALL,
     ) -> None:
         self.encode, self.cut, self.small = encode, cut, small
         self.left = ENOUGH + 3 * size
         self.text, self.changed = bytearray(), False
         self.cuts = [SafeCut(0, 0, 0)]
-        self.made, self.count = np.empty(3 * size if size > LARGE else 0, np.int32), 0  # untouched, it takes no memory
+        self.made, self.count = (
+            np.empty(3 * size if size > LARGE else 0, np.int32),
+            0,
+        )  # untouched, it takes no memory
 
     def change(self, same: int, rest: bytes | memoryview) -> None:
         """Put the rest behind the first `same` bytes."""
@@ -62,7 +69,9 @@ class IncrementalTokenizer:
         at, size, look = self.cuts[-1].at, len(self.text), LARGE
         self.left -= size - at
         if self.left < 0:
-            raise RecordTooLarge(f"its renderings differ so much that more than {ENOUGH:,} bytes would be tokenized again")
+            raise RecordTooLarge(
+                f"its renderings differ so much that more than {ENOUGH:,} bytes would be tokenized again"
+            )
         while size - at > self.small:
             raw = bytes(self.text[at : at + look])
             whole = at + len(raw) == size

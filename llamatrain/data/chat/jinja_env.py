@@ -117,13 +117,22 @@ def raise_exception(message: str) -> None:
 
 
 def to_json(
-    value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: Any = None,
+    sort_keys: bool = False,
 ) -> str:
     """Write JSON as Hugging Face's filter does: jinja2's own escapes < and > for HTML."""
     if isinstance(value, ListProbe):
         return "[]"
     return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys, default=jsonable
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+        default=jsonable,
     )
 
 

@@ -27,9 +27,16 @@ CHANGES = re.compile(r"\b(?:append|extend|insert|pop|popitem|remove|clear|update
 class JinjaTemplate:
     """A template, and what it can take: the rest is written otherwise for it, as llama-server does."""
 
-    def __init__(self, source: str, values: dict[str, Any], ends: list[str], keeps: bool = False, day: str = "") -> None:
+    def __init__(
+        self, source: str, values: dict[str, Any], ends: list[str], keeps: bool = False, day: str = ""
+    ) -> None:
         now = datetime.combine(date.fromisoformat(day) if day else date.today(), datetime.min.time())
-        self.source, self.ends, self.thinks, self.keeps = source, ends, "</think>" in source, keeps  # thoughts of older turns
+        self.source, self.ends, self.thinks, self.keeps = (
+            source,
+            ends,
+            "</think>" in source,
+            keeps,
+        )  # thoughts of older turns
         self.template, self.adapt = make_environment(now).from_string(patched(source)), adapter_for(source)
         self.changes = CHANGES.search(source) is not None
         dates = {"date_string": f"{now:%d %b %Y}", "datetime": f"{now:%b %d %Y}"}
@@ -50,7 +57,9 @@ class JinjaTemplate:
     def _render(self, messages: list[Any], tools: Any, answer_next: bool, **values: Any) -> str:
         """Render the template with `tools` only where there are any: some ask whether they are defined, or null."""
         given = {**self.values, "tools": tools} if tools else self.values
-        return self.template.render(**{**given, **values}, messages=messages, add_generation_prompt=answer_next)
+        return self.template.render(
+            **{**given, **values}, messages=messages, add_generation_prompt=answer_next
+        )
 
     def _shows(self, messages: list[Any], tools: Any = None) -> bool:
         try:
@@ -69,7 +78,9 @@ class JinjaTemplate:
         lists = "array" in uses
         if "string" in uses:
             uses = set[str]()
-            lists |= self._probed([{"role": "user", "content": ListProbe(uses)}]) is not None and "array" in uses
+            lists |= (
+                self._probed([{"role": "user", "content": ListProbe(uses)}]) is not None and "array" in uses
+            )
         return strings, lists
 
     def _probed(self, messages: list[Any], tools: Any = ()) -> str | None:
@@ -99,7 +110,9 @@ class JinjaTemplate:
     @cached_property
     def takes_system(self) -> bool:
         uses = set[str]()
-        text = self._probed([MessageProbe({"role": "system", "content": PROBE}, uses), {"role": "user", "content": "hi"}])
+        text = self._probed(
+            [MessageProbe({"role": "system", "content": PROBE}, uses), {"role": "user", "content": "hi"}]
+        )
         return "content" in uses or PROBE in (text or "")
 
     @cached_property
@@ -119,7 +132,12 @@ class JinjaTemplate:
     @cached_property
     def _can_think(self) -> bool:
         """Tell whether llama-server takes this for a template with thoughts: only then it enables them."""
-        if self.adapt or GEMMA4 in self.source or "enable_thinking" not in self.source or self._thoughts_end is not None:
+        if (
+            self.adapt
+            or GEMMA4 in self.source
+            or "enable_thinking" not in self.source
+            or self._thoughts_end is not None
+        ):
             return True
         on, off = self._prompts
         return adds_at_its_end(off, on) or adds_at_its_end(on, off)
@@ -129,7 +147,9 @@ class JinjaTemplate:
         """Ask for an answer to the same question with thoughts, and without."""
         user = [{"role": "user", "content": "hi"}]
         try:
-            return self.render(user, None, True, enable_thinking=True), self.render(user, None, True, enable_thinking=False)
+            return self.render(user, None, True, enable_thinking=True), self.render(
+                user, None, True, enable_thinking=False
+            )
         except Exception:
             return "", ""
 
@@ -166,8 +186,14 @@ class JinjaTemplate:
         """Find the beginning of a thought that a prompt ends with, of which old answers share so much."""
         text = prompt[shared:]
         if tag := (TAG if text.strip() else THOUGHT).search(prompt[-64:]):
-            text = prompt[min(shared, len(prompt) - len(tag[0])) :]  # old answers may share the first letters of a mark
-        if not text.strip() or not self.is_served_with_thoughts or (self._thoughts_end is None and not TAG.search(text)):
+            text = prompt[
+                min(shared, len(prompt) - len(tag[0])) :
+            ]  # old answers may share the first letters of a mark
+        if (
+            not text.strip()
+            or not self.is_served_with_thoughts
+            or (self._thoughts_end is None and not TAG.search(text))
+        ):
             return ""
         return "" if self.end_of_thoughts(text).strip() in text else text
 
@@ -215,7 +241,9 @@ def copied(value: Any) -> Any:
 
 def in_parts(message: dict[str, Any]) -> dict[str, Any]:
     content = message["content"]
-    return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
+    return (
+        {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
+    )
 
 
 def joined(message: dict[str, Any]) -> dict[str, Any]:
@@ -227,8 +255,15 @@ def calling(name: str, arguments: Any) -> tuple[list[Any], list[Any]]:
     """A chat with a call, and the tools for it."""
     call = {"id": "call00001", "type": "function", "function": {"name": name, "arguments": arguments}}
     answer = {"role": "assistant", "content": "", "tool_calls": [call]}
-    result = [{"role": "tool", "content": "x", "tool_call_id": "call00001"}, {"role": "assistant", "content": "x"}]
+    result = [
+        {"role": "tool", "content": "x", "tool_call_id": "call00001"},
+        {"role": "assistant", "content": "x"},
+    ]
     user = {"role": "user", "content": "hi"}
-    parameters = {"type": "object", "properties": {"a": {"type": "string", "description": "x"}}, "required": ["a"]}
+    parameters = {
+        "type": "object",
+        "properties": {"a": {"type": "string", "description": "x"}},
+        "required": ["a"],
+    }
     function = {"name": "other", "description": "x", "parameters": parameters}
     return [user, answer, *result, user], [{"type": "function", "function": function}]

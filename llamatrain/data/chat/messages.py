@@ -29,7 +29,18 @@ WEIGHTS = ("weight", "train", "training")  # what says whether a message is trai
 MESSAGE_KEYS = ("role", "content", "from", "value", "tool_calls", *KEPT, *THOUGHTS, *WEIGHTS)
 UNTRAINED = "untrained"  # what is left of that in ours: the child that renders them takes it out
 TEXTS = ("text", "input_text", "output_text")  # types of parts
-MEDIA = ("image", "image_url", "input_image", "video", "video_url", "audio", "audio_url", "input_audio", "file", "media")
+MEDIA = (
+    "image",
+    "image_url",
+    "input_image",
+    "video",
+    "video_url",
+    "audio",
+    "audio_url",
+    "input_audio",
+    "file",
+    "media",
+)
 CALLS = ("tool_call", "tool_use", "function", "function_call")
 
 
@@ -37,18 +48,26 @@ def messages_of(row: dict[str, Any], place: str, key: str = "messages") -> list[
     """Read a list of messages, each {"role", "content"} as OpenAI has it or {"from", "value"} as ShareGPT has it."""
     value = listed(row[key])
     if not isinstance(value, list) or not value:
-        raise DataError(f"{place}: {json.dumps(key)} is {kind_of(value)} where a list of messages is expected")
+        raise DataError(
+            f"{place}: {json.dumps(key)} is {kind_of(value)} where a list of messages is expected"
+        )
     messages, calls = list[Message](), 0
     for number, message in enumerate(value, 1):
         where = f"{place}: message {number}"
         message = in_small_letters(message, MESSAGE_KEYS) if isinstance(message, dict) else message
-        made = _turn(message, where, calls) if isinstance(message, dict) and "from" in message else _message(message, where)
+        made = (
+            _turn(message, where, calls)
+            if isinstance(message, dict) and "from" in message
+            else _message(message, where)
+        )
         if "written" in made:
             calls += len(made["tool_calls"])
         messages.append(made)
     others = dict.fromkeys(json.dumps(each["role"]) for each in messages if each["role"] not in KNOWN)
     if others and all(each["role"] != "assistant" for each in messages):
-        raise DataError(f'{place}: nobody is "assistant" in it (got {", ".join(others)[:80]}); name the roles so')
+        raise DataError(
+            f'{place}: nobody is "assistant" in it (got {", ".join(others)[:80]}); name the roles so'
+        )
     return _opened(row, messages, place)
 
 
@@ -64,7 +83,13 @@ def has_media(row: dict[str, Any]) -> bool:
         return True
     messages = (each for key in MESSAGES if isinstance(found := listed(row.get(key)), list) for each in found)
     contents = (each.get("content") for each in messages if isinstance(each, dict))
-    parts = (part for content in contents if isinstance(content, list) for part in content if isinstance(part, dict))
+    parts = (
+        part
+        for content in contents
+        if isinstance(content, list)
+        for part in content
+        if isinstance(part, dict)
+    )
     return any(part.get("type") in MEDIA for part in parts)
 
 
@@ -83,9 +108,13 @@ def is_trained(message: dict[str, Any], place: str) -> bool:
     found = [key for key in WEIGHTS if message.get(key) is not None]
     for key in found:
         if type(message[key]) not in (bool, int, float) or message[key] not in (0, 1):
-            raise DataError(f"{place} has {json.dumps(key)} {json.dumps(message[key])[:40]}; 0 or 1 can be, or true or false")
+            raise DataError(
+                f"{place} has {json.dumps(key)} {json.dumps(message[key])[:40]}; 0 or 1 can be, or true or false"
+            )
     if len({bool(message[key]) for key in found}) > 1:
-        raise DataError(f"{place} has {json.dumps(found[0])} and {json.dumps(found[1])} that say different things")
+        raise DataError(
+            f"{place} has {json.dumps(found[0])} and {json.dumps(found[1])} that say different things"
+        )
     return not found or bool(message[found[0]])
 
 
@@ -108,13 +137,21 @@ def content_of(content: Any, place: str) -> str | list[dict[str, str]]:
     """Read words, or parts of text: templates that take parts join them in their own way, and others get them in lines."""
     if not isinstance(content, list):
         return str(content or "")
-    parts = [part for part in content if not (isinstance(part, dict) and part.get("type") in (*MEDIA, *CALLS, *THOUGHTS))]
-    return [{"type": "text", "text": text_of(part, TEXTS, ("text", "value", "content"), place)} for part in parts] or ""
+    parts = [
+        part
+        for part in content
+        if not (isinstance(part, dict) and part.get("type") in (*MEDIA, *CALLS, *THOUGHTS))
+    ]
+    return [
+        {"type": "text", "text": text_of(part, TEXTS, ("text", "value", "content"), place)} for part in parts
+    ] or ""
 
 
 def text_of(part: Any, types: tuple[str, ...], keys: tuple[str, ...], place: str) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
-    text = next((part[key] for key in keys if isinstance(part.get(key), str)), None) if kind in types else None
+    text = (
+        next((part[key] for key in keys if isinstance(part.get(key), str)), None) if kind in types else None
+    )
     if text is None:
         known = f"of type {json.dumps(kind)}" if kind else "without a type"
         raise DataError(f'{place} has a part {known}; what can be trained is {{"type": "text", "text"}}')
@@ -124,7 +161,9 @@ def text_of(part: Any, types: tuple[str, ...], keys: tuple[str, ...], place: str
 def thoughts_in(content: Any, place: str) -> str:
     """Join the thoughts among the parts of a message."""
     parts = [part for part in content if isinstance(part, dict) and part.get("type") in THOUGHTS]
-    return "\n".join(text_of(part, THOUGHTS, (*THOUGHTS, "text", "value", "content"), place) for part in parts)
+    return "\n".join(
+        text_of(part, THOUGHTS, (*THOUGHTS, "text", "value", "content"), place) for part in parts
+    )
 
 
 def calls_in(content: Any) -> list[Any]:
@@ -156,7 +195,10 @@ def _message(message: Any, place: str) -> Message:
     content, calls = message.get("content"), message.get("tool_calls")
     if not isinstance(content, str | list) and (content is not None or not calls):
         raise DataError(f'{place} has no "content"; expected is {{"role", "content"}}')
-    made: Message = {"role": role_of(message["role"]), "content": content if type(content) is str else content_of(content, place)}
+    made: Message = {
+        "role": role_of(message["role"]),
+        "content": content if type(content) is str else content_of(content, place),
+    }
     if isinstance(content, list):
         calls = calls or calls_in(content)
         if thoughts := thoughts_in(content, place):
@@ -164,7 +206,9 @@ def _message(message: Any, place: str) -> Message:
     if len(message) > 2 or calls:
         made |= _besides(message, made["role"], place)
         if calls:
-            made["tool_calls"] = [_call(call, place) for call in calls] if isinstance(calls, list) else [_call(None, place)]
+            made["tool_calls"] = (
+                [_call(call, place) for call in calls] if isinstance(calls, list) else [_call(None, place)]
+            )
     return made
 
 
@@ -184,7 +228,9 @@ def _turn(turn: Any, place: str, calls: int) -> Message:
 def _besides(message: dict[str, Any], role: str, place: str) -> Message:
     """What a message has beside role and content."""
     made: Message = {key: message[key] for key in KEPT if isinstance(message.get(key), str) and message[key]}
-    thoughts = next((message[key] for key in THOUGHTS if isinstance(message.get(key), str) and message[key]), None)
+    thoughts = next(
+        (message[key] for key in THOUGHTS if isinstance(message.get(key), str) and message[key]), None
+    )
     if thoughts and role == "assistant":
         made[THOUGHTS[0]] = thoughts
     if not is_trained(message, place) and role == "assistant":
@@ -195,9 +241,14 @@ def _besides(message: dict[str, Any], role: str, place: str) -> Message:
 def _call(call: Any, place: str) -> dict[str, Any]:
     function = call.get("function", call) if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise DataError(f'{place} has "tool_calls" that are not {{"type": "function", "function": {{"name", "arguments"}}}}')
+        raise DataError(
+            f'{place} has "tool_calls" that are not {{"type": "function", "function": {{"name", "arguments"}}}}'
+        )
     arguments = function.get("arguments", {})
-    made = {"type": "function", "function": {"name": function["name"], "arguments": {} if arguments is None else arguments}}
+    made = {
+        "type": "function",
+        "function": {"name": function["name"], "arguments": {} if arguments is None else arguments},
+    }
     return made | ({"id": call["id"]} if isinstance(call.get("id"), str) and call["id"] else {})
 
 
@@ -220,6 +271,12 @@ def _name_of(call: int) -> str:
 def _tool(tool: dict[str, Any], place: str) -> dict[str, Any]:
     function = tool.get("function", tool)
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise DataError(f'{place} is not {{"type": "function", "function": {{"name", "description", "parameters"}}}}')
-    told = {"name": function["name"], "description": function.get("description") or "", "parameters": function.get("parameters")}
+        raise DataError(
+            f'{place} is not {{"type": "function", "function": {{"name", "description", "parameters"}}}}'
+        )
+    told = {
+        "name": function["name"],
+        "description": function.get("description") or "",
+        "parameters": function.get("parameters"),
+    }
     return {"type": "function", "function": {**told, "parameters": told["parameters"] or {}}}

@@ -65,14 +65,20 @@ class PromptReader:
     def begun(self, text: str | bytes, start: bool = True) -> np.ndarray:
         """Less the begin token, which is put before each row anyway."""
         tokens = self.tokenizer.encode(text, special=True, start=start)
-        return tokens[1:] if start and self.lead is not None and len(tokens) and tokens[0] == self.lead else tokens
+        return (
+            tokens[1:]
+            if start and self.lead is not None and len(tokens) and tokens[0] == self.lead
+            else tokens
+        )
 
     def behind(self, text: bytes, token: bool, last: int | None) -> np.ndarray:
         """The tokens of what stands behind others, by itself; `token`: as behind a control token; `last`: the one before it."""
         if self.strips(last):
             text, token = text.lstrip(), True
         made = IncrementalTokenizer(
-            lambda raw, start: self.tokenizer.encode(raw, special=True, start=start and token), self._cut, len(text)
+            lambda raw, start: self.tokenizer.encode(raw, special=True, start=start and token),
+            self._cut,
+            len(text),
         )
         made.change(0, text)
         return made.tokens
@@ -97,13 +103,17 @@ class PromptReader:
     def _strip(self, token: int) -> bool:
         if token not in self._strips:
             before = self.tokenizer.decode(np.array([token], np.int32))
-            spaced, bare = (self.tokenizer.encode(before + each, special=True, start=False) for each in (b" x", b"x"))
+            spaced, bare = (
+                self.tokenizer.encode(before + each, special=True, start=False) for each in (b" x", b"x")
+            )
             self._strips[token] = np.array_equal(spaced, bare)
         return self._strips[token]
 
     def _same(self, token: int, text: bytes) -> bool:
         before = self.tokenizer.decode(np.array([token], np.int32))
-        both, alone = (self.tokenizer.encode(each, special=True, start=False) for each in (before + text, text))
+        both, alone = (
+            self.tokenizer.encode(each, special=True, start=False) for each in (before + text, text)
+        )
         return self.tokenizer.decode(both) == before + self.tokenizer.decode(alone)
 
     def ended(self, tokens: np.ndarray) -> bool:
@@ -122,7 +132,11 @@ class PromptReader:
         return int(tokens[0]) if len(tokens) == 1 else None
 
     def text_of(self, token: int | None) -> str:
-        return "" if token is None else self.tokenizer.decode(np.array([token], np.int32)).decode("utf-8", "replace")
+        return (
+            ""
+            if token is None
+            else self.tokenizer.decode(np.array([token], np.int32)).decode("utf-8", "replace")
+        )
 
     def _cut(self, raw: bytes) -> int:
         return self.tokenizer.cut(raw, special=True)

@@ -12,7 +12,9 @@ END = "</think>"
 def unthought(document: Document) -> Document:
     if isinstance(document, ChatRecord):
         return replace(document, messages=[said(message) for message in document.messages])
-    return replace(document, answer=said_of(document.answer)) if isinstance(document, PromptRecord) else document
+    return (
+        replace(document, answer=said_of(document.answer)) if isinstance(document, PromptRecord) else document
+    )
 
 
 def said(message: Message) -> Message:

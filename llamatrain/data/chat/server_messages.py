@@ -13,9 +13,7 @@ Adapter = Callable[[list[Message]], list[Message]]
 
 THOUGHTS = "reasoning_content"
 GEMMA4 = "'<|tool_call>call:'"
-CHANNEL_CHECK = (
-    '{%- if "<|channel|>analysis<|message|>" in message.content or "<|channel|>final<|message|>" in message.content %}'
-)
+CHANNEL_CHECK = '{%- if "<|channel|>analysis<|message|>" in message.content or "<|channel|>final<|message|>" in message.content %}'
 EMPTY_CHECK = (
     "{%- if (message['content'] is none or message['content'] == '' or message['content']|length == 0) and "
     "(message['tool_calls'] is not defined or message['tool_calls'] is none or message['tool_calls']|length == 0) %}"
@@ -72,7 +70,9 @@ def contains(source: str, *marks: str) -> bool:
 
 def put_thoughts_into_parts(messages: list[Message]) -> list[Message]:
     """Ministral: system prompts and answers are lists of parts, with thoughts first."""
-    return [in_parts(message) if message["role"] in ("system", "assistant") else message for message in messages]
+    return [
+        in_parts(message) if message["role"] in ("system", "assistant") else message for message in messages
+    ]
 
 
 def in_parts(message: Message) -> Message:
@@ -84,13 +84,17 @@ def in_parts(message: Message) -> Message:
 
 def name_thoughts_thinking(messages: list[Message]) -> list[Message]:
     """LFM2: thoughts are called `thinking`."""
-    return [{**message, "thinking": message[THOUGHTS]} if THOUGHTS in message else message for message in messages]
+    return [
+        {**message, "thinking": message[THOUGHTS]} if THOUGHTS in message else message for message in messages
+    ]
 
 
 def name_thoughts_thinking_and_drop_words(messages: list[Message]) -> list[Message]:
     """gpt-oss: thoughts are called `thinking`, and a call that has some has no words."""
     named = name_thoughts_thinking(messages)
-    return [without(each, "content") if "thinking" in each and each.get("tool_calls") else each for each in named]
+    return [
+        without(each, "content") if "thinking" in each and each.get("tool_calls") else each for each in named
+    ]
 
 
 def without(message: Message, key: str) -> Message:
@@ -116,12 +120,18 @@ def trimmed(content: Any) -> Any:
 def name_languages(messages: list[Message]) -> list[Message]:
     """TranslateGemma: each question names the languages it is translated from and to."""
     return [
-        {**message, "content": [in_english(message["content"])]} if message["role"] == "user" else message for message in messages
+        {**message, "content": [in_english(message["content"])]} if message["role"] == "user" else message
+        for message in messages
     ]
 
 
 def in_english(content: Any) -> dict[str, str]:
-    return {"type": "text", "text": words_of({"content": content}), "source_lang_code": "en-GB", "target_lang_code": "en-GB"}
+    return {
+        "type": "text",
+        "text": words_of({"content": content}),
+        "source_lang_code": "en-GB",
+        "target_lang_code": "en-GB",
+    }
 
 
 def sort_tool_results(messages: list[Message]) -> list[Message]:
@@ -134,9 +144,13 @@ def sort_tool_results(messages: list[Message]) -> list[Message]:
         if message["role"] not in ("user", "tool"):
             at += 1
             continue
-        end = next((i for i in range(at, len(sorted_)) if sorted_[i]["role"] not in ("user", "tool")), len(sorted_))
+        end = next(
+            (i for i in range(at, len(sorted_)) if sorted_[i]["role"] not in ("user", "tool")), len(sorted_)
+        )
         places = [i for i in range(at, end) if sorted_[i]["role"] == "tool"]
-        results = sorted((sorted_[i] for i in places), key=lambda each: order.get(each.get("tool_call_id", ""), 0))
+        results = sorted(
+            (sorted_[i] for i in places), key=lambda each: order.get(each.get("tool_call_id", ""), 0)
+        )
         for place, result in zip(places, results, strict=True):
             sorted_[place] = result
         at = end

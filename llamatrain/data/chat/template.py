@@ -38,7 +38,9 @@ CHILD = (  # what it needs of others comes first: nothing that lies beside the p
     "import sys, json, re, jinja2.ext, jinja2.sandbox; sys.path.insert(0, sys.argv[1]); "
     "from llamatrain.data.chat.worker import main; del sys.path[0]; main(*sys.argv[2:])"
 )
-AHEAD = 1 << 14  # bytes of requests that are sent at once, which a pipe has room for, be their reader never so busy
+AHEAD = (
+    1 << 14
+)  # bytes of requests that are sent at once, which a pipe has room for, be their reader never so busy
 ROOM = 1 << 20  # bytes of answers to them that are held
 Answer = tuple[dict[str, Any], memoryview]
 Asked = tuple[list[Message], list[Any] | None, str]  # a chat, the tools in it, and what is wanted of it
@@ -74,9 +76,19 @@ class ChatTemplate:
     """A template with the texts of its vocabulary's begin and end tokens, and of all that end an answer."""
 
     def __init__(
-        self, source: str, bos: str = "", eos: str = "", ends: Iterable[str] = (), keeps: bool = False, day: str = ""
+        self,
+        source: str,
+        bos: str = "",
+        eos: str = "",
+        ends: Iterable[str] = (),
+        keeps: bool = False,
+        day: str = "",
     ) -> None:
-        self.source, self.keeps, self.day = source, keeps, day  # whether older turns keep their thoughts; the day it is, or today
+        self.source, self.keeps, self.day = (
+            source,
+            keeps,
+            day,
+        )  # whether older turns keep their thoughts; the day it is, or today
         self.constants = {"bos_token": bos, "eos_token": eos}
         self.ends = sorted(filter(None, {eos, *ends}), key=len, reverse=True)
         self.notes = set[str]()  # what was done otherwise than the template would have it
@@ -85,12 +97,20 @@ class ChatTemplate:
         self._broken: TemplateError | None = None
         self._begun = False
         self._lock, self._known = threading.Lock(), VocabularyMarks()
-        self._apart = False  # whether small conversations are asked for one by one: there was one that took much
+        self._apart = (
+            False  # whether small conversations are asked for one by one: there was one that took much
+        )
 
-    def render(self, messages: list[Message], answer_next: bool = False, tools: list[Any] | None = None) -> bytes:
-        return b"".join(turn.rest for turn in self._turns((messages, tools, PROMPT if answer_next else WHOLE)))
+    def render(
+        self, messages: list[Message], answer_next: bool = False, tools: list[Any] | None = None
+    ) -> bytes:
+        return b"".join(
+            turn.rest for turn in self._turns((messages, tools, PROMPT if answer_next else WHOLE))
+        )
 
-    def turns(self, messages: list[Message], tools: list[Any] | None = None, want: str = TURNS) -> Generator[Turn, None, None]:
+    def turns(
+        self, messages: list[Message], tools: list[Any] | None = None, want: str = TURNS
+    ) -> Generator[Turn, None, None]:
         """Those of a conversation, one after the other: a few are held. Others wait until they are through."""
         return self._turns((messages, tools, want))
 
@@ -108,7 +128,9 @@ class ChatTemplate:
                 at = 0
                 for same, rest, spoken, goes_on, ended in answer["turns"]:
                     end = at + rest + spoken
-                    yield Turn(same, texts[at : at + rest], texts[at + rest : end], bool(goes_on), bool(ended))
+                    yield Turn(
+                        same, texts[at : at + rest], texts[at + rest : end], bool(goes_on), bool(ended)
+                    )
                     at = end
                 if not answer["more"]:
                     return
@@ -152,7 +174,9 @@ class ChatTemplate:
         except RendererDied:
             self.close()
             text = json.dumps(request).encode()
-            raise self._gone(f"more than {seconds_for(text, SECONDS):.2g} s or too much memory", len(text)) from None
+            raise self._gone(
+                f"more than {seconds_for(text, SECONDS):.2g} s or too much memory", len(text)
+            ) from None
         except RecordTooLarge as error:
             raise self._gone(str(error)) from None
 
@@ -161,7 +185,9 @@ class ChatTemplate:
             raise self._broken
         if self._child is None:
             try:
-                self._child = RendererProcess(self.source, self.constants, self.ends, self.keeps, self.day, new=not self._begun)
+                self._child = RendererProcess(
+                    self.source, self.constants, self.ends, self.keeps, self.day, new=not self._begun
+                )
                 self._begun = True
             except TemplateError as error:
                 self._broken = error
@@ -172,7 +198,9 @@ class ChatTemplate:
         """Decide what a conversation without an answer means: that it is too much, or that the template is."""
         self.lost += 1 if size >= BYTES else 2  # small ones are more suspicious
         if self.lost > LOST + self.worked // WORKED:
-            return TemplateStopped(f"the chat template was stopped: it takes {why}, and did so for other chats")
+            return TemplateStopped(
+                f"the chat template was stopped: it takes {why}, and did so for other chats"
+            )
         return RecordTooLarge(f"the chat template takes {why} for this chat")
 
     def close(self) -> None:
@@ -183,7 +211,9 @@ class ChatTemplate:
     def __enter__(self) -> "ChatTemplate":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 
@@ -208,7 +238,13 @@ class RendererDied(Exception):
 
 class RendererProcess:
     def __init__(
-        self, source: str, values: dict[str, Any], ends: Iterable[str] = (), keeps: bool = False, day: str = "", new: bool = True
+        self,
+        source: str,
+        values: dict[str, Any],
+        ends: Iterable[str] = (),
+        keeps: bool = False,
+        day: str = "",
+        new: bool = True,
     ) -> None:
         pipe, held = os.pipe()
         self.got = bytearray()  # of answers
@@ -220,7 +256,10 @@ class RendererProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                env={**os.environ, "MALLOC_MMAP_THRESHOLD_": str(LARGE)},  # GNU's library gives back at once what is larger
+                env={
+                    **os.environ,
+                    "MALLOC_MMAP_THRESHOLD_": str(LARGE),
+                },  # GNU's library gives back at once what is larger
                 pass_fds=passed,
             )
         finally:
@@ -245,11 +284,17 @@ class RendererProcess:
             self.ask(request, patience(START))
         except RendererDied:
             limit = f"more than {min(START, SECONDS):g} s or too much memory"
-            raise TemplateStopped(f"the chat template was stopped: it takes {limit}, even for a small chat") from None
+            raise TemplateStopped(
+                f"the chat template was stopped: it takes {limit}, even for a small chat"
+            ) from None
         except RecordTooLarge as error:
-            raise TemplateStopped(f"the chat template was stopped: it takes {error}, even for a small chat") from None
+            raise TemplateStopped(
+                f"the chat template was stopped: it takes {error}, even for a small chat"
+            ) from None
         except TemplateError as error:
-            raise TemplateStopped(f"the chat template is no template: {str(error).partition(': ')[2]}") from None
+            raise TemplateStopped(
+                f"the chat template is no template: {str(error).partition(': ')[2]}"
+            ) from None
 
     def ask(self, request: dict[str, Any] | None, seconds: float) -> Answer:
         """None asks for what is left of the last answer."""
@@ -273,7 +318,9 @@ class RendererProcess:
         """What comes of each; behind one that is lost there is nothing."""
         *others, last = requests
         try:
-            self._write("".join(f'{request[:-1]}, "waits": true}}\n' for request in others).encode() + last.encode())
+            self._write(
+                "".join(f'{request[:-1]}, "waits": true}}\n' for request in others).encode() + last.encode()
+            )
             for _ in requests:
                 yield self._found(time.monotonic() + seconds)
         except (RendererDied, OSError, ValueError):

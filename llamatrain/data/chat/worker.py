@@ -47,7 +47,11 @@ class Conversation:
         untrained = [message.pop("untrained", False) for message in request["messages"]]
         self.messages = self.as_taken(request["messages"])
         spoken = zip(self.messages, untrained[-len(self.messages) :], strict=True)
-        turns = [number for number, (message, not_it) in enumerate(spoken) if message["role"] == "assistant" and not not_it]
+        turns = [
+            number
+            for number, (message, not_it) in enumerate(spoken)
+            if message["role"] == "assistant" and not not_it
+        ]
         turns = turns[-1:] if self.want == LAST else turns
         self.answering = self.want in (TURNS, LAST)
         self.left = turns[::-1] if self.answering else [len(self.messages)]
@@ -99,7 +103,11 @@ class Conversation:
         told, blobs, size = list[list[int]](), list[bytes](), 0
         while self.left and size < ANSWER:
             at = self.left.pop()
-            text = self.opening() if self.answering and not at else self.render(self.messages[:at], self.want != WHOLE)
+            text = (
+                self.opening()
+                if self.answering and not at
+                else self.render(self.messages[:at], self.want != WHOLE)
+            )
             answer, ended = self.answer(text, at) if self.answering else ("", False)
             prompt, spoken = to_bytes(text), to_bytes(answer)
             same, goes_on = common(self.prompt, prompt), bool(self.asked) and prompt.startswith(self.asked)
@@ -126,15 +134,23 @@ class Conversation:
         count = len(messages) if answer_next or not self.template.thinks else len(messages) - 1
         text = self.with_thoughts(messages, count, answer_next)
         last = messages[-1].get(THOUGHTS) if messages else None
-        return self.with_thoughts(messages, len(messages), False) if self.want == WHOLE and last and last not in text else text
+        return (
+            self.with_thoughts(messages, len(messages), False)
+            if self.want == WHOLE and last and last not in text
+            else text
+        )
 
     def with_thoughts(self, messages: list[Any], count: int, answer_next: bool) -> str:
         """In the first `count` messages."""
         words, shown = dict[str, str](), list[Any]()
         for number, message in enumerate(messages):
             if number < count and THOUGHTS in message:
-                words[mark := f"{SIGN}q{number}q"] = f"<think>\n{message[THOUGHTS]}\n</think>\n\n{words_of(message)}"
-                message = {key: value for key, value in message.items() if key != THOUGHTS} | {"content": mark}
+                words[mark := f"{SIGN}q{number}q"] = (
+                    f"<think>\n{message[THOUGHTS]}\n</think>\n\n{words_of(message)}"
+                )
+                message = {key: value for key, value in message.items() if key != THOUGHTS} | {
+                    "content": mark
+                }
             shown.append(message)
         text = self.template.render(shown, self.tools, answer_next)
         return MARKED.sub(lambda mark: words.get(mark[0], mark[0]), text) if words else text
@@ -147,7 +163,10 @@ class Conversation:
             return "", True
         try:
             made = self.answered(self.messages[: at + 1], prompt)
-        except (jinja2.TemplateError, TypeError) as error:  # as of a chat that goes on otherwise than templates like it
+        except (
+            jinja2.TemplateError,
+            TypeError,
+        ) as error:  # as of a chat that goes on otherwise than templates like it
             try:
                 made = self.answered([HELLO, message], self.render([HELLO], True))
             except Exception:
@@ -174,9 +193,13 @@ class Conversation:
         shared = common(prompt, whole)
         if (closed := EMPTY.search(prompt[-64:])) and shared >= (begin := len(prompt) - len(closed[0])):
             return whole[begin:]  # behind an empty thought that the prompt has and old answers have not
-        head, found, tail = self.render([*before, {"role": message["role"], "content": PROBE}]).rpartition(PROBE)
+        head, found, tail = self.render([*before, {"role": message["role"], "content": PROBE}]).rpartition(
+            PROBE
+        )
         base = head.rstrip()
-        if "tool_calls" in message and not whole.startswith(base):  # some templates put calls elsewhere than words
+        if "tool_calls" in message and not whole.startswith(
+            base
+        ):  # some templates put calls elsewhere than words
             head = base = self.render(before)
         if not found or ("tool_calls" in message and not whole.startswith(base)):
             raise jinja2.TemplateError("its answers cannot be told from its prompts")
@@ -188,7 +211,11 @@ class Conversation:
             words = whole[len(base) :] if space else whole[len(base) :].removeprefix(head[len(base) :])
         else:
             words = words_of(message)
-            shown = whole[len(head) : len(whole) - len(tail)] if whole.startswith(head) and whole.endswith(tail) else ""
+            shown = (
+                whole[len(head) : len(whole) - len(tail)]
+                if whole.startswith(head) and whole.endswith(tail)
+                else ""
+            )
             words = (shown if not thoughts and shown.strip() == words.strip() else words) + tail
         if opened and words.lstrip().startswith(opened.strip()):  # a thought that the words bring along
             words = words.lstrip()[len(opened.strip()) :].lstrip("\n" if opened[-1:].isspace() else "")
@@ -279,7 +306,11 @@ class RenderServer:
         if not line:
             return False
         clock(
-            self.left if line == MORE else min(START, self.seconds) if self.template is None else seconds_for(line, self.seconds)
+            self.left
+            if line == MORE
+            else min(START, self.seconds)
+            if self.template is None
+            else seconds_for(line, self.seconds)
         )
         request, rests, size, waits = None, list[bytes](), len(line), False
         try:
@@ -312,7 +343,12 @@ class RenderServer:
             self.chat = Conversation(self.template, request, size)
         assert self.chat is not None
         turns, blobs = self.chat.next()
-        answer = {"turns": turns, "size": sum(map(len, blobs)), "more": bool(self.chat.left), "notes": sorted(self.chat.notes)}
+        answer = {
+            "turns": turns,
+            "size": sum(map(len, blobs)),
+            "more": bool(self.chat.left),
+            "notes": sorted(self.chat.notes),
+        }
         self.chat = self.chat if answer["more"] else None  # its memory is wanted where it is tokenized
         return answer, blobs
 

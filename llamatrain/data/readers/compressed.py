@@ -12,7 +12,10 @@ from typing import Any, BinaryIO, Literal, Protocol
 from llamatrain.data.file_kind import MARK
 from llamatrain.errors import DataError
 
-RATIO, FREE = 250, 64 << 20  # what unpacks to more than so many times its size, and than so many bytes, is no text
+RATIO, FREE = (
+    250,
+    64 << 20,
+)  # what unpacks to more than so many times its size, and than so many bytes, is no text
 WINDOW = 27  # bits of what zstd may look back on: 128 MB
 PIECE = 256  # packed bytes that are given at once to what cannot say how many it makes of them: 8 MB at most
 WIDE = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
@@ -77,12 +80,16 @@ class Decompressed(GeneratedStream):
         try:
             found = self.reader.read(1 << 16)
         except EOFError:
-            raise DataError(f"{self.name}: packed data that ends early: it was cut short; fetch or pack it anew") from None
+            raise DataError(
+                f"{self.name}: packed data that ends early: it was cut short; fetch or pack it anew"
+            ) from None
         except (OSError, ValueError, zlib.error) as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise
             told = " ".join(str(error).split())[:120]
-            raise DataError(f"{self.name}: packed data that is damaged: {told}; fetch or pack it anew") from None
+            raise DataError(
+                f"{self.name}: packed data that is damaged: {told}; fetch or pack it anew"
+            ) from None
         self.left -= len(found)
         if self.left < 0:
             raise DataError(
@@ -108,8 +115,14 @@ class Utf16Stream(GeneratedStream):
             try:
                 made = self.decoder.decode(raw, final=not raw).encode()
             except UnicodeDecodeError as error:
-                what = "it ends in the midst of a character" if not raw else f"near byte {self.at}: {error.reason}"
-                raise DataError(f"{self.name}: begins as UTF-16, and is none: {what}; save it as UTF-8") from None
+                what = (
+                    "it ends in the midst of a character"
+                    if not raw
+                    else f"near byte {self.at}: {error.reason}"
+                )
+                raise DataError(
+                    f"{self.name}: begins as UTF-16, and is none: {what}; save it as UTF-8"
+                ) from None
             self.at += len(raw)
             if not raw:
                 break

@@ -35,20 +35,26 @@ class Lines:
         self.number += 1
         self.taken += len(raw)
         if self.taken > LONGEST:
-            raise self.error(f"a row of more than {LONGEST >> 20} MiB; a quote may be missing in it or before", self.begin)
+            raise self.error(
+                f"a row of more than {LONGEST >> 20} MiB; a quote may be missing in it or before", self.begin
+            )
         if b"\0" in raw:
             raise self.error("a zero byte; a table is text", self.number)
         try:
             return raw.decode()
         except UnicodeDecodeError as error:
             what = f"0x{raw[error.start]:02X} at byte {error.start + 1}"
-            raise self.error(f"no UTF-8 text ({what}); convert it, as with `iconv -f LATIN1 -t UTF-8`", self.number) from None
+            raise self.error(
+                f"no UTF-8 text ({what}); convert it, as with `iconv -f LATIN1 -t UTF-8`", self.number
+            ) from None
 
     def error(self, what: str, line: int) -> DataError:
         return DataError(f"{self.name}, line {line}: {what}")
 
 
-def rows_of(stream: BinaryIO, form: str, name: str, columns: Mapping[str, str]) -> Iterator[tuple[int, bytes]]:
+def rows_of(
+    stream: BinaryIO, form: str, name: str, columns: Mapping[str, str]
+) -> Iterator[tuple[int, bytes]]:
     """The rows below the names, as JSON objects of what is wanted of them."""
     csv.field_size_limit(LONGEST)
     lines = Lines(stream, name)
@@ -59,13 +65,23 @@ def rows_of(stream: BinaryIO, form: str, name: str, columns: Mapping[str, str]) 
     _, names = next(rows, (1, list[str]()))
     names = [each.strip() for each in names]
     places = {names.index(each): each for each in wanted(checked(names, name), columns, f"{name}, line 1")}
-    number, label, media = 0, columns.get("label", "kto_tag" if "kto_tag" in names else "label"), media_in(names)
+    number, label, media = (
+        0,
+        columns.get("label", "kto_tag" if "kto_tag" in names else "label"),
+        media_in(names),
+    )
     for number, fields in rows:
         if len(fields) != len(names):
-            more = f"; {DOUBLED}, and a field with a comma in it stands between quotes" if form == "csv" else ""
-            raise lines.error(f"{len(fields):,} fields, where the names in line 1 are {len(names):,}{more}", number)
+            more = (
+                f"; {DOUBLED}, and a field with a comma in it stands between quotes" if form == "csv" else ""
+            )
+            raise lines.error(
+                f"{len(fields):,} fields, where the names in line 1 are {len(names):,}{more}", number
+            )
         if fields[0].startswith("\ufeff"):
-            raise lines.error("a byte order mark in the midst, as where files were put together; remove it", number)
+            raise lines.error(
+                "a byte order mark in the midst, as where files were put together; remove it", number
+            )
         row: dict[str, str | bool] = {each: fields[place] for place, each in places.items()} | media
         if label in row:
             row[label] = TRUTH.get(str(row[label]).strip().lower(), row[label])
@@ -116,5 +132,7 @@ def checked(names: list[str], name: str) -> list[str]:
             f"{name}, line 1: column {names.index('') + 1} of {len(names)} has no name; give it one (pandas: index=False)"
         )
     if twice := repeated(names):
-        raise DataError(f"{name}, line 1: two columns are named {quoted_name(twice)}; there are {told(names)}")
+        raise DataError(
+            f"{name}, line 1: two columns are named {quoted_name(twice)}; there are {told(names)}"
+        )
     return names

@@ -60,7 +60,9 @@ def elements_of(stream: BinaryIO, name: str) -> Iterator[tuple[int, bytes]]:
     begin = first.lstrip(BLANK)[:20]
     if begin[:1] not in (b"[", b"{"):
         words = begin.decode("utf-8", "replace")
-        raise DataError(f"{name}: no JSON of rows: it begins with {words!r}, where an array begins with [ and an object with {{")
+        raise DataError(
+            f"{name}: no JSON of rows: it begins with {words!r}, where an array begins with [ and an object with {{"
+        )
     if wrapper := WRAPPER.match(first):
         yield from Elements(name, is_array=True, wrapped=True).of(b"[" + first[wrapper.end() :], chunks)
     elif begin.startswith(b"["):
@@ -106,7 +108,9 @@ def is_rows(value: Any) -> bool:
 def warn_of_others(name: str, keys: tuple[str, ...]) -> None:
     """Say once that a file, which may be read several times, has more rows than those that are read, and under which keys."""
     if others := " and ".join(map(json.dumps, keys)):
-        say(f"warning: {name}: rows under {others} are left out; put them into a file of their own to use them")
+        say(
+            f"warning: {name}: rows under {others} are left out; put them into a file of their own to use them"
+        )
 
 
 def whole_escapes(stream: BinaryIO) -> Iterator[bytes]:
@@ -138,7 +142,9 @@ class Elements:
                 if self.is_array:
                     over = found.depth == 0
                     if found.depth < 0 or (letter == b",") == over or (over and letter != b"]"):
-                        raise DataError(f"{self.name}, element {self.count + 1}: {letter.decode()!r} stands where it cannot")
+                        raise DataError(
+                            f"{self.name}, element {self.count + 1}: {letter.decode()!r} stands where it cannot"
+                        )
                     self.add(chunk[at : found.at])
                     if not over or self.begun.strip(BLANK) or self.count:
                         yield self.taken()
@@ -146,7 +152,9 @@ class Elements:
                     self.add(chunk[at : found.at + 1])
                     yield self.taken()
                 else:
-                    raise DataError(f"{self.name}: a comma behind element {self.count}, and no array around it")
+                    raise DataError(
+                        f"{self.name}: a comma behind element {self.count}, and no array around it"
+                    )
                 at = found.at + 1
                 if over:
                     if self.wrapped and (others := NEXT.match(chunk, at)):
@@ -179,5 +187,7 @@ class Elements:
         text = bytes(self.begun.strip(BLANK))
         self.begun = bytearray()
         if not text:
-            raise DataError(f"{self.name}, element {self.count}: there is nothing between two commas, or behind the last")
+            raise DataError(
+                f"{self.name}, element {self.count}: there is nothing between two commas, or behind the last"
+            )
         return self.count, text

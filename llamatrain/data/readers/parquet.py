@@ -46,7 +46,10 @@ def rows_of(path: Path, name: str, columns: Mapping[str, str]) -> Iterator[tuple
             for batch in file.iter_batches(NESTED if nested else FLAT, columns=some, use_threads=False):
                 for at in range(batch.num_rows):
                     number += 1
-                    row = as_json({each: batch.column(each)[at].as_py() for each in some} | media, f"{name}, row {number}")
+                    row = as_json(
+                        {each: batch.column(each)[at].as_py() for each in some} | media,
+                        f"{name}, row {number}",
+                    )
                     left -= len(row)
                     if left < 0 or len(row) > LONGEST:
                         raise DataError(f"{name}, row {number}: {much(len(row), path.stat().st_size)}")
@@ -55,7 +58,9 @@ def rows_of(path: Path, name: str, columns: Mapping[str, str]) -> Iterator[tuple
         if isinstance(error, OSError) and error.errno is not None:
             raise
         why = " ".join(str(error).split())[:160]
-        raise DataError(f"{name}: a Parquet file that cannot be read, behind row {number}: {why}; fetch it anew") from None
+        raise DataError(
+            f"{name}: a Parquet file that cannot be read, behind row {number}: {why}; fetch it anew"
+        ) from None
     pyarrow.default_memory_pool().release_unused()
     if not number:
         raise DataError(f"{name}: there is no row in it")

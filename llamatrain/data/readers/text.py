@@ -66,7 +66,9 @@ def lines_of(file: BinaryIO, source: DataFile) -> Iterator[tuple[int, bytes]]:
     while line := file.readline(most):  # which an iterator would hold beside the text
         number += 1
         if len(line) == most:
-            raise DataError(f"{source.name}, line {number}: is longer than {LONGEST >> 20} MiB; unpack the file if it is meant")
+            raise DataError(
+                f"{source.name}, line {number}: is longer than {LONGEST >> 20} MiB; unpack the file if it is meant"
+            )
         if line := line.strip():
             yield number, line
 
@@ -102,14 +104,18 @@ def samples_after(source: DataFile, pattern: str, include: bool, longest: int | 
         yield from samples_in(path, source, to_bytes(pattern), include, longest)
 
 
-def samples_in(path: Path, source: DataFile, mark: bytes, include: bool, longest: int | None) -> Iterator[bytes]:
+def samples_in(
+    path: Path, source: DataFile, mark: bytes, include: bool, longest: int | None
+) -> Iterator[bytes]:
     text = map_file(path, "a text")
     with unchanged([text]):
         name = source.name
         encoding, read, at = Utf8(name, source.raw), 0, text.find(mark)
         if at < 0:
             told = f"({flag_of('escape')} reads \\n as the end of a line)"
-            raise DataError(f"{name}: the sample start {worded(mark.decode('utf-8', 'replace'))} is not in it {told}")
+            raise DataError(
+                f"{name}: the sample start {worded(mark.decode('utf-8', 'replace'))} is not in it {told}"
+            )
         while at >= 0:
             following = text.find(mark, at + len(mark))
             begin = at if include else at + len(mark)

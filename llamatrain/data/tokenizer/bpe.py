@@ -6,7 +6,14 @@ import numpy as np
 
 from llamatrain.compiler.declare import HeldFunction, I64s
 from llamatrain.compiler.parallel import compile_ahead
-from llamatrain.data.tokenizer.bpe_merge import MergeBuffer, last_seam, merge_text, merge_words, room, word_keys
+from llamatrain.data.tokenizer.bpe_merge import (
+    MergeBuffer,
+    last_seam,
+    merge_text,
+    merge_words,
+    room,
+    word_keys,
+)
 from llamatrain.data.tokenizer.bpe_tables import byte_symbols, character_key, score_symbols, token_bytes
 from llamatrain.data.tokenizer.hash_tables import Characters, Symbols, WholeWords, fill, table
 from llamatrain.data.tokenizer.pretokenize import RegexState, Splitter, code_points, in_bytes, split
@@ -15,7 +22,10 @@ from llamatrain.errors import DataError
 
 LARGEST = 1 << 29  # bytes at once
 NO_WORDS = WholeWords(
-    keys=np.zeros(0, np.int64), tokens=np.zeros(0, np.int64), text=np.zeros(0, np.uint8), ends=np.zeros(0, np.int64)
+    keys=np.zeros(0, np.int64),
+    tokens=np.zeros(0, np.int64),
+    text=np.zeros(0, np.uint8),
+    ends=np.zeros(0, np.int64),
 )
 
 
@@ -31,7 +41,9 @@ class BpeEngine(Protocol):
 
 def check_size(raw: bytes) -> None:
     if len(raw) > LARGEST:
-        raise DataError(f"{len(raw)} bytes of text without a place where they can be cut; {LARGEST} are the most")
+        raise DataError(
+            f"{len(raw)} bytes of text without a place where they can be cut; {LARGEST} are the most"
+        )
 
 
 def whole_characters(raw: bytes) -> bytes:
@@ -50,7 +62,9 @@ class ByteLevel:
         compile_ahead((fill, *words, code_points, split, in_bytes, merge_words))
         self.expressions = [Splitter.by(each) for each in vocabulary.cutting.expressions()]
         self.symbols = HeldFunction(byte_symbols(vocabulary), Symbols)
-        self.words = HeldFunction(whole_words(vocabulary) if vocabulary.cutting.whole_words else NO_WORDS, WholeWords)
+        self.words = HeldFunction(
+            whole_words(vocabulary) if vocabulary.cutting.whole_words else NO_WORDS, WholeWords
+        )
 
     def tokens(self, raw: bytes, start: bool) -> np.ndarray:
         check_size(raw)
@@ -83,7 +97,10 @@ class ByteLevel:
         return int(seam[0])
 
     def _read(self, raw: bytes) -> tuple[np.ndarray, np.ndarray]:
-        codes, clean = np.empty(len(raw), np.int32), np.empty(3 * len(raw), np.uint8)  # each byte may become a replacement
+        codes, clean = (
+            np.empty(len(raw), np.int32),
+            np.empty(3 * len(raw), np.uint8),
+        )  # each byte may become a replacement
         count, size = code_points(np.frombuffer(raw, np.uint8), codes, clean)
         return codes[:count], clean[:size]
 
@@ -123,10 +140,14 @@ class ScoredEngine:
         check_size(raw)
         text = ((self.prefix if start else b"") + raw).replace(b" ", self.space)
         out = np.empty(room(len(text)), np.int32)
-        made = merge_text(np.frombuffer(text, np.uint8), self.characters, self.symbols, MergeBuffer.of(len(text)), out)
+        made = merge_text(
+            np.frombuffer(text, np.uint8), self.characters, self.symbols, MergeBuffer.of(len(text)), out
+        )
         tokens = out[:made].copy()
         if made and tokens.min() < 0:
-            raise DataError(f"the vocabulary has no token for the byte 0x{-1 - tokens[tokens < 0][0]:02X}, which the text needs")
+            raise DataError(
+                f"the vocabulary has no token for the byte 0x{-1 - tokens[tokens < 0][0]:02X}, which the text needs"
+            )
         return tokens
 
     def seam(self, raw: bytes) -> int:

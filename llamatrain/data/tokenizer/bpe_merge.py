@@ -27,7 +27,9 @@ class MergeBuffer(NamedTuple):
 
     @staticmethod
     def of(longest: int) -> "MergeBuffer":
-        return MergeBuffer(np.empty(longest, np.int32), np.empty(SCANNED, np.int64), np.empty(LEVELS, np.int64))
+        return MergeBuffer(
+            np.empty(longest, np.int32), np.empty(SCANNED, np.int64), np.empty(LEVELS, np.int64)
+        )
 
 
 @inline
@@ -184,7 +186,9 @@ def word_keys(text: U8s, ends: I64s, keys: I64s) -> None:
 
 
 @Function
-def merge_words(text: U8s, ends: I64s, known: Symbols, whole: WholeWords, row: MergeBuffer, tokens: I32s) -> Int:
+def merge_words(
+    text: U8s, ends: I64s, known: Symbols, whole: WholeWords, row: MergeBuffer, tokens: I32s
+) -> Int:
     """Byte-level BPE of words, given by their ends in the text; how many tokens it made."""
     out = start = np.int64(0)
     for end in ends:

@@ -28,7 +28,9 @@ def byte_alphabet() -> str:
 
 
 ALPHABET = byte_alphabet()
-TO_BYTES = {code: chr(0xFFFF) for code in range(256)} | {ord(character): chr(byte) for byte, character in enumerate(ALPHABET)}
+TO_BYTES = {code: chr(0xFFFF) for code in range(256)} | {
+    ord(character): chr(byte) for byte, character in enumerate(ALPHABET)
+}
 
 
 def token_bytes(text: str) -> bytes | None:
@@ -75,7 +77,12 @@ def byte_symbols(vocabulary: Vocabulary) -> Symbols:
             results.append(symbol(left + right))
     keys, values = packed(lefts, rights, np.arange(len(results)), results)
     others = list(index)[len(vocabulary.tokens) :]
-    return Symbols(bytes_, keys, values, *spellings(len(vocabulary.tokens), (single_bytes(text, vocabulary) for text in others)))
+    return Symbols(
+        bytes_,
+        keys,
+        values,
+        *spellings(len(vocabulary.tokens), (single_bytes(text, vocabulary) for text in others)),
+    )
 
 
 def single_bytes(text: str, vocabulary: Vocabulary) -> list[int]:
@@ -114,7 +121,10 @@ def score_symbols(vocabulary: Vocabulary) -> tuple[tuple[np.ndarray, np.ndarray]
     order = np.concatenate([ranks[results[:merging]], np.full(len(neighbours), LARGEST_RANK)])
     keys, values = packed(lefts, rights, order, results)
     return characters_of(index), Symbols(
-        byte_tokens(vocabulary), keys, values, *spellings(len(vocabulary.tokens), other_spellings(index, vocabulary))
+        byte_tokens(vocabulary),
+        keys,
+        values,
+        *spellings(len(vocabulary.tokens), other_spellings(index, vocabulary)),
     )
 
 
@@ -148,7 +158,9 @@ def in_bytes(text: str) -> bytes:
 def characters_of(index: dict[str, int]) -> tuple[np.ndarray, np.ndarray]:
     """The symbols that are one character, by their bytes as a number with the count of bytes above."""
     single = {
-        text: symbol for text, symbol in index.items() if len(text) == 1 or (len(text) < 5 and len(characters_in(text)) == 1)
+        text: symbol
+        for text, symbol in index.items()
+        if len(text) == 1 or (len(text) < 5 and len(characters_in(text)) == 1)
     }
     keys = [character_key(in_bytes(text)) for text in single]
     return table(np.array(keys, np.int64), np.array(list(single.values()), np.int64))

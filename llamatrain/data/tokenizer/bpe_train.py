@@ -41,10 +41,24 @@ EFFORT = 1 << 24  # symbols that are looked at before Python has its turn
 
 
 @Function
-def learn(pieces: PieceList, pairs: PairTable, queue: PairHeap, tokens: TextTable, state: I64s, made: I64Rows, most: int) -> Int:
+def learn(
+    pieces: PieceList,
+    pairs: PairTable,
+    queue: PairHeap,
+    tokens: TextTable,
+    state: I64s,
+    made: I64Rows,
+    most: int,
+) -> Int:
     """Merge the first pairs of the heap, and say which; how many it were."""
     count, effort = np.int64(0), np.int64(0)
-    while count < len(made) and effort < EFFORT and state[TOKENS] < most and state[HEAP] > 0 and state[FULL] == 0:
+    while (
+        count < len(made)
+        and effort < EFFORT
+        and state[TOKENS] < most
+        and state[HEAP] > 0
+        and state[FULL] == 0
+    ):
         entry = queue.heap[0]
         at = queue.pairs[entry]
         if queue.counts[entry] != pairs.counts[at]:

@@ -53,7 +53,9 @@ def started() -> "subprocess.Popen[bytes]":
     package = str(Path(llamatrain.__file__).resolve().parent.parent)
     path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
     words = [sys.executable, "-m", "llamatrain.data.tokenizer.learn_process"]
-    return subprocess.Popen(words, env={**unlaunched(), "PYTHONPATH": path}, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    return subprocess.Popen(
+        words, env={**unlaunched(), "PYTHONPATH": path}, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
 
 
 def send(child: "subprocess.Popen[bytes]", data: bytes) -> None:
@@ -97,7 +99,9 @@ def received(stream: BinaryIO) -> Iterator[bytes]:
     """The texts up to the end that is said; without one the parent is gone."""
     while (length := LENGTH.unpack(whole(stream, LENGTH.size))[0]) >= 0:
         yield whole(stream, length)
-    launch(threading.Thread(target=whole, args=[stream, 1], daemon=True))  # nothing more comes: ends with the parent
+    launch(
+        threading.Thread(target=whole, args=[stream, 1], daemon=True)
+    )  # nothing more comes: ends with the parent
 
 
 def whole(stream: BinaryIO, size: int) -> bytes:
@@ -120,7 +124,9 @@ def main() -> None:
         except DataError as error:
             answer = {"error": str(error)}
         except Exception as error:  # whatever goes wrong here is told by the parent
-            answer = {"error": f"no vocabulary could be learned: {' '.join(str(error).split())[:300] or type(error).__name__}"}
+            answer = {
+                "error": f"no vocabulary could be learned: {' '.join(str(error).split())[:300] or type(error).__name__}"
+            }
     try:
         sys.stdout.write(json.dumps(answer))
         sys.stdout.flush()

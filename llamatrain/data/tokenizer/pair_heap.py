@@ -7,7 +7,9 @@ import numpy as np
 from llamatrain.compiler.declare import Function, I32s, I64s, Int, inline
 from llamatrain.data.tokenizer.hash_tables import FREE, slot
 
-TOKENS, ENTRIES, HEAP, LISTED, PAIRED, FULL = range(6)  # numbers of a learner: how many there are, and whether a table is full
+TOKENS, ENTRIES, HEAP, LISTED, PAIRED, FULL = range(
+    6
+)  # numbers of a learner: how many there are, and whether a table is full
 
 
 class PieceList(NamedTuple):
@@ -92,7 +94,9 @@ def count_pairs(pieces: PieceList, first: int, pairs: PairTable, state: I64s) ->
             return piece
         start = pieces.starts[piece]
         for at in range(start + 1, start + pieces.sizes[piece]):
-            pairs.counts[found(pairs, state, pair_key(pieces.symbols[at - 1], pieces.symbols[at]))] += pieces.counts[piece]
+            pairs.counts[found(pairs, state, pair_key(pieces.symbols[at - 1], pieces.symbols[at]))] += (
+                pieces.counts[piece]
+            )
     return np.int64(len(pieces.sizes))
 
 

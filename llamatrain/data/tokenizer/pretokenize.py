@@ -8,7 +8,9 @@ from llamatrain.compiler.declare import Function, HeldFunction, I32s, I64Rows, I
 from llamatrain.data.tokenizer.regex import MANY, Expression
 
 ITEMS, ALTERNATIVES = 16, 64  # more than any expression has
-FROM, TO, NOW, LOW, HIGH = range(5)  # of an item that is tried: its run, how far it goes now, where it and those behind failed
+FROM, TO, NOW, LOW, HIGH = range(
+    5
+)  # of an item that is tried: its run, how far it goes now, where it and those behind failed
 REPLACEMENT = np.int64(0xFFFD)  # for bytes that are not UTF-8, as llama.cpp has it
 
 
@@ -51,7 +53,9 @@ def _read(text, at):
     As llama.cpp reads: each byte that cannot be read is one replacement, overlong forms and surrogates are read.
     """
     lead = np.int64(text[at])
-    more = 0 if lead < 0x80 else 1 if lead >> 5 == 6 else 2 if lead >> 4 == 14 else 3 if lead >> 3 == 30 else -1
+    more = (
+        0 if lead < 0x80 else 1 if lead >> 5 == 6 else 2 if lead >> 4 == 14 else 3 if lead >> 3 == 30 else -1
+    )
     if more < 0 or not _continues(text, at, more):
         return REPLACEMENT, at + 1
     code = lead & (0x7F >> (more + 1 if more > 0 else 0))
@@ -159,7 +163,9 @@ def _first_match(marks, at, end, program, tried, dead):
         start += 2 + 3 * program[row]
         number += 1
         # most alternatives fail at their first character
-        if at < dead[number] or (program[row] and program[row + 3] and not marks[at] & np.uint32(program[row + 2])):
+        if at < dead[number] or (
+            program[row] and program[row + 3] and not marks[at] & np.uint32(program[row + 2])
+        ):
             continue
         to, looked = _match(marks, at, end, program, row, tried)
         met |= looked
@@ -171,7 +177,9 @@ def _first_match(marks, at, end, program, tried, dead):
 
 
 @Function
-def split(codes: I32s, cut: Splitter, pieces: I64s, words: I64s, marks: U32s, trial: RegexState) -> tuple[Int, Int]:
+def split(
+    codes: I32s, cut: Splitter, pieces: I64s, words: I64s, marks: U32s, trial: RegexState
+) -> tuple[Int, Int]:
     """Split pieces, given by their ends, into an expression's matches and what stands between them.
 
     Returns how many words there are, and how many code points more text behind the last piece could not cut otherwise.

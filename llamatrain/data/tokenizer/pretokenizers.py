@@ -29,7 +29,10 @@ SEED = rf"{ANY_CASE}|{WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{LINES}"
 MINICPM5 = rf"{ANY_CASE}|{WORD}|\p{{N}}+|{SIGNS}|{LINES}"
 HALVED = "|".join(rf"\s{{{1 << i}}}(?!\S)" for i in range(9, 1, -1)) + r"|\s{1,2}(?!\S)|\s"
 JAIS2 = rf"{ANY_CASE}|{WORD}|\p{{N}}{{1,3}}|{SIGNS}|\s*[\r\n]+|{HALVED}"
-GPT4O = "|".join(f"{word}{end}" for word in CASED for end in (*ANY_CASE.split("|"), "")) + rf"|\p{{N}}{{1,3}}|{PATHS}"
+GPT4O = (
+    "|".join(f"{word}{end}" for word in CASED for end in (*ANY_CASE.split("|"), ""))
+    + rf"|\p{{N}}{{1,3}}|{PATHS}"
+)
 PRINTED = r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
 # Letters that composition would turn into others stand as escapes.
 SCRIPTS = (
@@ -59,8 +62,12 @@ class PreTokenizer:
 _expression = cache(expression)
 _KNOWN = {
     "default": PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
-    "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano": PreTokenizer((LLAMA3,), True, True),
-    "gpt-2 phi-2 gigachat a.x-4.0 mellum exaone4 mpt olmo jais trillion granite-docling": PreTokenizer((GPT2,)),
+    "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano": PreTokenizer(
+        (LLAMA3,), True, True
+    ),
+    "gpt-2 phi-2 gigachat a.x-4.0 mellum exaone4 mpt olmo jais trillion granite-docling": PreTokenizer(
+        (GPT2,)
+    ),
     "starcoder refact command-r smollm codeshell exaone minerva-7b mellum2": PreTokenizer(DIGIT),
     "smaug-bpe dbrx chatglm-bpe": PreTokenizer((LLAMA3,)),
     "glm4 glm5": PreTokenizer((LLAMA3,), True),
@@ -74,7 +81,9 @@ _KNOWN = {
     "jais-2": PreTokenizer((JAIS2,)),
     "tekken": PreTokenizer((rf"{CASED[0]}|{CASED[1]}|\p{{N}}|{PATHS}",), True, True),
     "gpt-4o llama4 kanana2 talkie minimax-m2": PreTokenizer((GPT4O,)),
-    "deepseek-llm": PreTokenizer((r"[\r\n]", rf"\s?{SCRIPTS}+", "\\s?[!-/:-~！-／：-～‘-‟\u3000-。]+", r"\s+$", HAN, r"\p{N}+")),
+    "deepseek-llm": PreTokenizer(
+        (r"[\r\n]", rf"\s?{SCRIPTS}+", "\\s?[!-/:-~！-／：-～‘-‟\u3000-。]+", r"\s+$", HAN, r"\p{N}+")
+    ),
     "deepseek-coder": PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", HAN, r"\p{N}")),
     "deepseek-v3 hunyuan-dense joyai-llm hy_v4": PreTokenizer(DEEPSEEK3),
     "spark2_5": PreTokenizer(SPARK),

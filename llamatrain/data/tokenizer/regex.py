@@ -29,7 +29,9 @@ class Class:
 
     def mark(self, marks: np.ndarray, bit: int) -> None:
         """Set a bit for every code point in the class, in a table that has none of it."""
-        of_kind = np.array([(kind in self.kinds) != self.negated for kind in KINDS], np.uint32) << np.uint32(bit)
+        of_kind = np.array([(kind in self.kinds) != self.negated for kind in KINDS], np.uint32) << np.uint32(
+            bit
+        )
         marks |= of_kind[kinds()]
         for ranges, there in ((self.ranges, not self.negated), (self.without, False)):
             for first, last in ranges:
@@ -95,7 +97,11 @@ class Reader:
         """A character, a class that is named, or one in brackets."""
         if not self.ahead("["):
             kinds, character = self.named()
-            return Class(kinds, ((character, character),) if character else (), self.text[self.at - 2 : self.at] == "\\S")
+            return Class(
+                kinds,
+                ((character, character),) if character else (),
+                self.text[self.at - 2 : self.at] == "\\S",
+            )
         negated, kinds = self.ahead("^"), ""
         ranges: list[tuple[str, str]] = []
         without: list[tuple[str, str]] = []

@@ -16,7 +16,11 @@ NEAR = 1 << 12  # bytes before a text's end that are looked at first
 
 class Specials:
     def __init__(self, vocabulary: Vocabulary, *, control: bool) -> None:
-        kinds = [TokenType.USER_DEFINED, TokenType.CONTROL, TokenType.UNKNOWN] if control else [TokenType.USER_DEFINED]
+        kinds = (
+            [TokenType.USER_DEFINED, TokenType.CONTROL, TokenType.UNKNOWN]
+            if control
+            else [TokenType.USER_DEFINED]
+        )
         ids = np.flatnonzero(np.isin(vocabulary.kinds, kinds)).tolist()
         texts = {vocabulary.tokens[token].encode("utf-8", "surrogateescape"): token for token in ids}
         self.tokens = dict(sorted(texts.items(), key=lambda item: -len(item[0])))
@@ -39,12 +43,16 @@ class Specials:
         if not self.tokens:
             return []
         found = {match[1] for match in self._anywhere.finditer(raw)}
-        return sorted({text for longest in found for text in self._beginning(longest)}, key=self._order.__getitem__)
+        return sorted(
+            {text for longest in found for text in self._beginning(longest)}, key=self._order.__getitem__
+        )
 
     def _beginning(self, text: bytes) -> list[bytes]:
         """The tokens that a token begins with, itself among them."""
         if text not in self._within:
-            self._within[text] = [begun for size in range(1, len(text) + 1) if (begun := text[:size]) in self.tokens]
+            self._within[text] = [
+                begun for size in range(1, len(text) + 1) if (begun := text[:size]) in self.tokens
+            ]
         return self._within[text]
 
     def last_apart(self, raw: bytes) -> int:
@@ -56,7 +64,11 @@ class Specials:
                 if start < known:
                     break
                 blank = self.stripping and BLANKS.match(raw, start, start + 1).end() > start  # type: ignore[union-attr]
-                if end + self.longest <= len(raw) and not blank and isinstance(self.partition(raw[start:end])[0], int):
+                if (
+                    end + self.longest <= len(raw)
+                    and not blank
+                    and isinstance(self.partition(raw[start:end])[0], int)
+                ):
                     return start
         return 0
 
@@ -106,5 +118,7 @@ def either(texts: Iterable[bytes]) -> bytes:
     groups = dict[bytes, list[bytes]]()
     for text in texts:
         groups.setdefault(text[:BEGIN], []).append(text[BEGIN:])
-    parts = (re.escape(begin) + b"(?:" + b"|".join(map(re.escape, rests)) + b")" for begin, rests in groups.items())
+    parts = (
+        re.escape(begin) + b"(?:" + b"|".join(map(re.escape, rests)) + b")" for begin, rests in groups.items()
+    )
     return b"|".join(parts)

@@ -19,7 +19,9 @@ from llamatrain.platform.memory import LARGE, give_back
 from llamatrain.platform.terminal import say
 
 VERSION = 1  # of what text becomes: a change makes older fingerprints strangers
-HELD = 1 << 17  # bytes of text without a place to cut: no word is so long, and each takes seventeen times its size
+HELD = (
+    1 << 17
+)  # bytes of text without a place to cut: no word is so long, and each takes seventeen times its size
 BLOCK = 1 << 15  # bytes: each thread takes ninety times as much for two of them
 
 
@@ -49,7 +51,15 @@ class Tokenizer:
         """Of all that decides what text becomes: two tokenizers with the same one agree."""
         known = self.vocabulary
         strips = known.strips and "each"  # before the next special token is looked for, which was not so once
-        told = (VERSION, known.model, known.pre, known.add_space_prefix, strips, len(known.tokens), len(known.merges))
+        told = (
+            VERSION,
+            known.model,
+            known.pre,
+            known.add_space_prefix,
+            strips,
+            len(known.tokens),
+            len(known.merges),
+        )
         digest = hashlib.sha256(repr(told).encode())
         for texts in (known.tokens, known.merges):
             digest.update("\0".join(texts).encode("utf-8", "surrogateescape"))
@@ -62,7 +72,9 @@ class Tokenizer:
         """Without `start` it is what stands behind a cut."""
         return joined([*self.encode_pieces(text, special=special, start=start)])
 
-    def encode_pieces(self, text: str | bytes, *, special: bool = False, start: bool = True) -> Iterator[np.ndarray]:
+    def encode_pieces(
+        self, text: str | bytes, *, special: bool = False, start: bool = True
+    ) -> Iterator[np.ndarray]:
         """The same, some tokens at a time."""
         for first, raw in self._pieces([to_bytes(text)], special):
             yield self._piece(raw, special, start and first)
@@ -120,7 +132,9 @@ class Tokenizer:
         that tokens may differ there."""
         if not self._said:
             self._said = True
-            say(f"note: {len(raw):,} bytes of text without a place between words are cut where they are, as llama.cpp would not")
+            say(
+                f"note: {len(raw):,} bytes of text without a place between words are cut where they are, as llama.cpp would not"
+            )
         at = HELD - self._specials[special].longest - 1
         while at > 1 and raw[at] & 0xC0 == 0x80:
             at -= 1
@@ -154,7 +168,10 @@ class Tokenizer:
     @cached_property
     def _texts(self) -> list[bytes]:
         """The bytes that each token stands for."""
-        return [self._text(text, kind) for text, kind in zip(self.vocabulary.tokens, self.vocabulary.kinds.tolist(), strict=True)]
+        return [
+            self._text(text, kind)
+            for text, kind in zip(self.vocabulary.tokens, self.vocabulary.kinds.tolist(), strict=True)
+        ]
 
     @property
     def lengths(self) -> np.ndarray:
@@ -184,7 +201,9 @@ class Tokenizer:
                 f"token {numbers[(numbers < 0) | (numbers >= len(self))][0]} is not among the {len(self)} of the vocabulary"
             )
         if not special:
-            numbers = numbers[~np.isin(self.vocabulary.kinds[numbers], (TokenType.CONTROL, TokenType.UNKNOWN))]
+            numbers = numbers[
+                ~np.isin(self.vocabulary.kinds[numbers], (TokenType.CONTROL, TokenType.UNKNOWN))
+            ]
         return b"".join(map(self._texts.__getitem__, numbers.tolist()))
 
 
@@ -192,7 +211,11 @@ class StreamDecoder:
     """Tokens to text, one after the other: a character is given when all of its bytes are there."""
 
     def __init__(self, tokenizer: Tokenizer, *, special: bool = False, shown: Collection[int] = ()) -> None:
-        self.tokenizer, self.special, self.shown = tokenizer, special, shown  # whether control tokens are text; those that are
+        self.tokenizer, self.special, self.shown = (
+            tokenizer,
+            special,
+            shown,
+        )  # whether control tokens are text; those that are
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def feed(self, token: int) -> str:
@@ -221,7 +244,9 @@ def to_bytes(text: str | bytes) -> bytes:
 def load(metadata: Mapping[str, Any], source: object = "the vocabulary") -> Tokenizer:
     """The tokenizer that a file's metadata describes; `source` is what errors begin with, such as the file's path."""
     if vocabularies.is_without_text(metadata):
-        raise UsageError(f"{source}: it has no text (tokenizer.ggml.model is none): this model cannot read any")
+        raise UsageError(
+            f"{source}: it has no text (tokenizer.ggml.model is none): this model cannot read any"
+        )
     try:
         return Tokenizer(vocabularies.read(metadata))
     except FileError as error:

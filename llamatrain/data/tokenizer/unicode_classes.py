@@ -49,4 +49,6 @@ def kinds() -> np.ndarray:
     """For each code point the place of its kind in KINDS."""
     text = zlib.decompress(base64.b85decode(RUNS)).decode()
     runs = re.findall("([A-Z])([0-9a-f]+)", text)
-    return np.repeat(np.array([KINDS.index(kind) for kind, _ in runs], np.uint8), [int(length, 16) for _, length in runs])
+    return np.repeat(
+        np.array([KINDS.index(kind) for kind, _ in runs], np.uint8), [int(length, 16) for _, length in runs]
+    )

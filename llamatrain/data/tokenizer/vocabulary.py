@@ -30,7 +30,9 @@ NAMED = ("bos", "eos", "eot", "eom", *(key for keys in FILLING for key in keys))
 BOSLESS = ("chatglm-bpe", "glm4", "glm5")
 SPACE = "▁"  # stands for a space in the tokens of a `llama` vocabulary
 UNDEFINED = 0  # a token's type that `gguf` has no name for
-LONGEST = 1024  # characters of a token: all ways to cut one in two are looked at, and the longest known has 256
+LONGEST = (
+    1024  # characters of a token: all ways to cut one in two are looked at, and the longest known has 256
+)
 BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
 NAMES = {str: "a text", bool: "true or false", int: "a whole number"}
 
@@ -66,11 +68,14 @@ def read(metadata: Mapping[str, Any]) -> Vocabulary:
     defaults = {"bos": 1, "eos": 2} if spm else {"bos": None if pre in BOSLESS else 11, "eos": 11}
     special = {name: _id(metadata, name, len(tokens), defaults.get(name)) for name in NAMED}
     added = {
-        name: _value(metadata, f"add_{name}_token", bool, name == "bos" and (spm or cutting.add_bos)) for name in ("bos", "eos")
+        name: _value(metadata, f"add_{name}_token", bool, name == "bos" and (spm or cutting.add_bos))
+        for name in ("bos", "eos")
     }
     for name, wanted in added.items():
         if wanted and special[name] is None:
-            raise FileError(f"{KEY}add_{name}_token is set, and there is no {KEY}{name}_token_id among {len(tokens)} tokens")
+            raise FileError(
+                f"{KEY}add_{name}_token is set, and there is no {KEY}{name}_token_id among {len(tokens)} tokens"
+            )
     kinds = _kinds(metadata, len(tokens))
     name = _name(metadata)
     template, tool_template = _templates(metadata)
@@ -109,7 +114,9 @@ def _model(metadata: Mapping[str, Any]) -> str:
     model = str(_value(metadata, "model", str))
     if model not in MODELS:
         kind = f": {OTHERS[model]}" if model in OTHERS else ""
-        raise FileError(f"{KEY}model is {quoted(model)}{kind}; known here are {', '.join(MODELS)}, and {WITHOUT_TEXT[0]}")
+        raise FileError(
+            f"{KEY}model is {quoted(model)}{kind}; known here are {', '.join(MODELS)}, and {WITHOUT_TEXT[0]}"
+        )
     if model == "gpt2" and f"{KEY}merges" not in metadata:
         raise FileError(f"{KEY}merges is missing; a gpt2 vocabulary cannot do without")
     return model
@@ -150,7 +157,9 @@ def _tokens(metadata: Mapping[str, Any]) -> tuple[list[str], dict[str, int]]:
     index = {token: i for i, token in enumerate(tokens)}
     if len(index) < len(tokens):
         twice = next(i for i, token in enumerate(tokens) if index[token] != i)
-        raise FileError(f"{KEY}tokens has {quoted(tokens[twice])} as token {twice} and as token {index[tokens[twice]]}")
+        raise FileError(
+            f"{KEY}tokens has {quoted(tokens[twice])} as token {twice} and as token {index[tokens[twice]]}"
+        )
     return tokens, index
 
 
@@ -202,4 +211,6 @@ def _kinds(metadata: Mapping[str, Any], count: int) -> np.ndarray:
 
 
 def _end_of_turn(given: int | None, index: dict[str, int]) -> int | None:
-    return min((index[text] for text in ENDS_OF_TURN & index.keys()), default=None) if given is None else given
+    return (
+        min((index[text] for text in ENDS_OF_TURN & index.keys()), default=None) if given is None else given
+    )

@@ -39,7 +39,9 @@ def parted(text: U8s, words: I64s, parts: I64s) -> Int:
 
 
 @Function
-def count(source: U8s, ends: I64s, first: int, known: TextTable, counts: I32s, pieces: int) -> tuple[Int, Int]:
+def count(
+    source: U8s, ends: I64s, first: int, known: TextTable, counts: I32s, pieces: int
+) -> tuple[Int, Int]:
     """Count the pieces from the first on, up to one that has no room; how many were counted, and are known."""
     for i in range(first, len(ends)):
         start, end = ends[i - 1] if i else np.int64(0), ends[i]

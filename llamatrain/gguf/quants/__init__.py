@@ -42,7 +42,9 @@ def decode(
     columns, rest = divmod(raw.shape[-1], kind.size)
     columns *= kind.block
     if rest:
-        raise QuantError(f"rows of {raw.shape[-1]} bytes cannot be {kind.name}, whose blocks are {kind.size} bytes")
+        raise QuantError(
+            f"rows of {raw.shape[-1]} bytes cannot be {kind.name}, whose blocks are {kind.size} bytes"
+        )
     out = _target(out, (*raw.shape[:-1], columns), np.uint16 if bf16 else np.float32)
     if out.size:
         rows = raw.reshape(-1, raw.shape[-1])
@@ -57,7 +59,9 @@ def _target(out: np.ndarray | None, shape: tuple[int, ...], dtype: type) -> np.n
     if out is None:
         return np.empty(shape, dtype)
     if out.shape != shape or out.dtype != dtype or not out.flags.c_contiguous:
-        raise ValueError(f"the result is {np.dtype(dtype)} {shape}, contiguous; `out` is {out.dtype} {out.shape}")
+        raise ValueError(
+            f"the result is {np.dtype(dtype)} {shape}, contiguous; `out` is {out.dtype} {out.shape}"
+        )
     return out
 
 
@@ -72,8 +76,19 @@ def _decode_compiled(rows: np.ndarray, kind: GgmlType, out: np.ndarray, threads:
     from llamatrain.gguf.quants.decoding import decode_rows
 
     bf16 = int(out.dtype == np.uint16)
-    source, to, elements = (rows.ctypes.data, rows.strides[0]), (out.ctypes.data, out.strides[0]), out.shape[1]
-    CallTable([decode_rows.call(kind.number, bf16, *source, *to, elements, items=len(rows), block=SHARE // elements)], threads)()
+    source, to, elements = (
+        (rows.ctypes.data, rows.strides[0]),
+        (out.ctypes.data, out.strides[0]),
+        out.shape[1],
+    )
+    CallTable(
+        [
+            decode_rows.call(
+                kind.number, bf16, *source, *to, elements, items=len(rows), block=SHARE // elements
+            )
+        ],
+        threads,
+    )()
 
 
 def _decode_plain(rows: np.ndarray, kind: GgmlType, out: np.ndarray) -> None:
@@ -107,7 +122,9 @@ def _plain(kind: GgmlType) -> Callable[[np.ndarray], np.ndarray]:
         number = gguf.GGMLQuantizationType(kind.number)
         gguf.dequantize(np.zeros((1, kind.size), np.uint8), number)
     except (ValueError, NotImplementedError) as error:
-        raise QuantError(f"no way is known to decode {kind.name}; a newer `gguf` package may have one") from error
+        raise QuantError(
+            f"no way is known to decode {kind.name}; a newer `gguf` package may have one"
+        ) from error
     return lambda rows: gguf.dequantize(rows, number)
 
 
@@ -129,7 +146,9 @@ DEFINED = {"Q8_K": _q8_k, "Q1_0": _q1_0}  # the `gguf` package has these types, 
 # ---- encoding -----------------------------------------------------------------------------------
 
 
-def encode(values: np.ndarray, kind: GgmlType, *, out: np.ndarray | None = None, threads: int = 1, name: str = "") -> np.ndarray:
+def encode(
+    values: np.ndarray, kind: GgmlType, *, out: np.ndarray | None = None, threads: int = 1, name: str = ""
+) -> np.ndarray:
     """The bytes of weights, floats of any size, with a row's bytes as the last axis; `name` is what an error calls them."""
     if kind.name not in ENCODED:
         raise QuantError(f"{kind.name} cannot be written; {', '.join(ENCODED)} can")
@@ -137,7 +156,9 @@ def encode(values: np.ndarray, kind: GgmlType, *, out: np.ndarray | None = None,
         raise ValueError(f"weights to encode are floats; these are {values.dtype}")
     columns = values.shape[-1]
     if columns % kind.block:
-        raise QuantError(f"{name or 'weights'}: rows of {columns} cannot be {kind.name}, whose blocks are of {kind.block}")
+        raise QuantError(
+            f"{name or 'weights'}: rows of {columns} cannot be {kind.name}, whose blocks are of {kind.block}"
+        )
     out = _target(out, (*values.shape[:-1], columns // kind.block * kind.size), np.uint8)
     for lo, hi in _pieces(values):
         some = np.ascontiguousarray(values.reshape(-1, columns)[lo:hi], np.float32)
@@ -171,7 +192,9 @@ def _check(values: np.ndarray, kind: GgmlType, name: str, above: int) -> None:
     row, column = np.argwhere(~(np.abs(values) <= limit))[0]
     value = values[row, column]
     why = "not finite" if not np.isfinite(value) else f"beyond {limit:g}, the largest half float"
-    raise QuantError(f"{name or 'weights'}: {value:g} at row {above + row}, column {column}, cannot be {kind.name}: it is {why}")
+    raise QuantError(
+        f"{name or 'weights'}: {value:g} at row {above + row}, column {column}, cannot be {kind.name}: it is {why}"
+    )
 
 
 def _encode_plain(values: np.ndarray, kind: GgmlType) -> np.ndarray:
@@ -189,7 +212,14 @@ def _encode_compiled(values: np.ndarray, kind: GgmlType, out: np.ndarray, thread
     from llamatrain.gguf.quants.iq4 import encode_iq4_rows
     from llamatrain.gguf.quants.kquants import SHAPES, encode_k_rows
 
-    words = (kind.number, values.ctypes.data, values.strides[0], out.ctypes.data, out.strides[0], values.shape[1])
+    words = (
+        kind.number,
+        values.ctypes.data,
+        values.strides[0],
+        out.ctypes.data,
+        out.strides[0],
+        values.shape[1],
+    )
     if kind.number == F32:
         out[:] = values.view(np.uint8)
     elif kind.number in SHAPES:

@@ -83,7 +83,10 @@ def q2_k(block, to, bf16):
 @exact
 def q3_k_scale(scales, i):
     """The i-th of sixteen numbers of 6 bits: the low four in eight bytes, the high two in four more."""
-    return L.get_byte(scales + i % 8) >> 4 * (i // 8) & 15 | (L.get_byte(scales + 8 + i % 4) >> 2 * (i // 4) & 3) << 4
+    return (
+        L.get_byte(scales + i % 8) >> 4 * (i // 8) & 15
+        | (L.get_byte(scales + 8 + i % 4) >> 2 * (i // 4) & 3) << 4
+    )
 
 
 @exact

@@ -42,7 +42,9 @@ def put_quarters(x, to, d, dmin, taken, low, top):
         half, part = i // 2, i % 2
         packed = L.get_bytes(to) & 0
         for quarter in range(4):
-            packed |= (sixteen(x, 8 * half + 2 * quarter + part, 1, d, dmin, taken, low, top) & 3) << 2 * quarter
+            packed |= (
+                sixteen(x, 8 * half + 2 * quarter + part, 1, d, dmin, taken, low, top) & 3
+            ) << 2 * quarter
         L.put_bytes(to + 16 * i, packed)
 
 

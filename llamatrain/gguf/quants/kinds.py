@@ -20,4 +20,21 @@ FROM_EXTREMES = frozenset((F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0))
 NON_LINEAR = frozenset((IQ4_NL, IQ4_XS))
 SEARCHED = frozenset((Q2_K, Q3_K, Q4_K, Q5_K, Q6_K)) | NON_LINEAR
 COMPILED = FROM_EXTREMES | SEARCHED | {F32}
-VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)  # what codes of NON_LINEAR types stand for
+VALUES = (
+    -127,
+    -104,
+    -83,
+    -65,
+    -49,
+    -35,
+    -22,
+    -10,
+    1,
+    13,
+    25,
+    38,
+    53,
+    69,
+    89,
+    113,
+)  # what codes of NON_LINEAR types stand for

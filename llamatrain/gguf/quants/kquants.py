@@ -70,7 +70,10 @@ def refit(x, vectors, scale, offset, low, top):
 def extremes(x, vectors):
     least = largest = L.get_floats(x)
     for v in range(1, vectors):
-        least, largest = L.smaller(L.get_floats(x + 64 * v), least), L.larger(L.get_floats(x + 64 * v), largest)
+        least, largest = (
+            L.smaller(L.get_floats(x + 64 * v), least),
+            L.larger(L.get_floats(x + 64 * v), largest),
+        )
     return L.least(least), L.largest(largest)
 
 
@@ -79,12 +82,19 @@ def fit(x, vectors, low, top):
     """A group's best real scale and offset."""
     least, largest = extremes(x, vectors)
     if low == 0:
-        offset, reach, signs, levels = max(-least, float32(0.0)), min(least, float32(0.0)) - max(largest, float32(0.0)), 1, top
+        offset, reach, signs, levels = (
+            max(-least, float32(0.0)),
+            min(least, float32(0.0)) - max(largest, float32(0.0)),
+            1,
+            top,
+        )
     else:  # the value of largest size may have the lowest code, of which there is one more
         offset, reach, signs, levels = float32(0.0), largest if largest > -least else least, 2, -low
     best, best_scale, best_offset = float32(np.inf), float32(0.0), offset
     for guess in range(GUESSES):
-        size = reach / (levels + float32(SPACING) * ((guess + GUESSES // 2 - 1) % GUESSES - (GUESSES // 2 - 1)))
+        size = reach / (
+            levels + float32(SPACING) * ((guess + GUESSES // 2 - 1) % GUESSES - (GUESSES // 2 - 1))
+        )
         for sign in range(signs):
             scale, shift = size if sign else -size, offset
             for _ in range(TURNS):
@@ -140,7 +150,11 @@ def take_all(x, vectors, d, dmin, real, low, top, most, taken):
         ax, bx = ax + a * qx, bx + b * x1
     spread = aa * bb - ab * ab
     if spread > 0:
-        return error, half_step((bb * ax - ab * bx) / spread, False), half_step((ab * ax - aa * bx) / spread, False)
+        return (
+            error,
+            half_step((bb * ax - ab * bx) / spread, False),
+            half_step((ab * ax - aa * bx) / spread, False),
+        )
     return error, half_step(ax / aa if aa > 0 else float32(0.0), low < 0), dmin
 
 
@@ -162,7 +176,9 @@ def search(x, vectors, low, top, most, real, taken, best_taken):
     for group in range(16 // vectors):
         best_taken[0, group] = best_taken[1, group] = 0
     for guess in range(STEPS):
-        scales = most - guess if low == 0 else guess - most - 1  # a scale with a sign reaches one further down
+        scales = (
+            most - guess if low == 0 else guess - most - 1
+        )  # a scale with a sign reaches one further down
         d, dmin = half_step(widest / scales, low < 0), half_step(deepest / abs(scales), False)
         for _ in range(ROUNDS):
             error, next_d, next_dmin = take_all(x, vectors, d, dmin, real, low, top, most, taken)
@@ -174,7 +190,21 @@ def search(x, vectors, low, top, most, real, taken, best_taken):
 
 
 @KernelEntry
-def encode_k_rows(lo, hi, thread, kind, source: U8, source_pitch, target: U8, target_pitch, elements, vectors, low, top, most):
+def encode_k_rows(
+    lo,
+    hi,
+    thread,
+    kind,
+    source: U8,
+    source_pitch,
+    target: U8,
+    target_pitch,
+    elements,
+    vectors,
+    low,
+    top,
+    most,
+):
     real, taken, best = reals(), counts(), counts()
     for row in range(lo, hi):
         for i in range(elements // 256):

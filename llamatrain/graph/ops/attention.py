@@ -10,21 +10,37 @@ from llamatrain.graph.tensor import BF16, F32, I32, Node, ShapeError, Spec, Tens
 
 
 def _attention(q: Spec, k: Spec, v: Spec, *ranges: Spec, window: int, cap: float) -> None:
-    require(isinstance(window, int) and window >= 0, f"needs a whole number of keys as the window, not {window!r}; 0: no window")
+    require(
+        isinstance(window, int) and window >= 0,
+        f"needs a whole number of keys as the window, not {window!r}; 0: no window",
+    )
     capped(cap)
-    require(len(q.shape) == len(k.shape) == 4 and k.shape == v.shape, "needs q (B, T, H, d), k and v (B, S, Hk, d)")
+    require(
+        len(q.shape) == len(k.shape) == 4 and k.shape == v.shape,
+        "needs q (B, T, H, d), k and v (B, S, Hk, d)",
+    )
     require(q.shape[0] == k.shape[0] and q.shape[3] == k.shape[3], "q and k differ in batch or head size")
-    require(k.shape[2] > 0 and q.shape[2] % k.shape[2] == 0, f"{q.shape[2]} heads do not divide among {k.shape[2]}")
-    require(len({q.dtype, k.dtype, v.dtype}) == 1 and q.dtype is not I32, "q, k and v must be of one float type")
+    require(
+        k.shape[2] > 0 and q.shape[2] % k.shape[2] == 0,
+        f"{q.shape[2]} heads do not divide among {k.shape[2]}",
+    )
+    require(
+        len({q.dtype, k.dtype, v.dtype}) == 1 and q.dtype is not I32, "q, k and v must be of one float type"
+    )
     require(1 <= len(ranges) <= 2, "needs starts, and may have lasts")
     require(0 not in k.shape[1:] or 0 in q.shape, "needs keys")
     for each in ranges:
         require(each.dtype is I32 and each.shape == q.shape[:2], "starts and lasts must be i32 (B, T)")
-    require(len(ranges) == 2 or k.shape[1] >= q.shape[1], "fewer keys than queries: say with lasts what each may see")
+    require(
+        len(ranges) == 2 or k.shape[1] >= q.shape[1],
+        "fewer keys than queries: say with lasts what each may see",
+    )
 
 
 @op(rounds=(0, 1, 2), masks=(1,))
-def flash_attn(q: Spec, k: Spec, v: Spec, *ranges: Spec, scale: float, window: int = 0, cap: float = 0.0) -> tuple[Spec, Spec]:
+def flash_attn(
+    q: Spec, k: Spec, v: Spec, *ranges: Spec, scale: float, window: int = 0, cap: float = 0.0
+) -> tuple[Spec, Spec]:
     _attention(q, k, v, *ranges, window=window, cap=cap)
     (batch, length, heads, _), dtype = q.shape, F32 if q.dtype is BF16 else q.dtype
     return Spec(q.shape, dtype), Spec((batch, heads, length), dtype)

@@ -54,7 +54,9 @@ def _gate_back(dy: Spec, gate: Spec, up: Spec) -> tuple[Spec, Spec]:
     return Spec(gate.shape, floats(dy, gate, up)), Spec(up.shape, up.dtype)
 
 
-def _gate_bent(sources: Sequence[Tensor], a: Tensor, b: Tensor, *, by: Op, back: Op, bent: Tensor) -> tuple[Tensor, ...]:
+def _gate_bent(
+    sources: Sequence[Tensor], a: Tensor, b: Tensor, *, by: Op, back: Op, bent: Tensor
+) -> tuple[Tensor, ...]:
     """What is given back of both gradients' own, a and b."""
     dy, gate, up = sources
     to_dy = add(back(mul(a, up), gate), mul(b, by(gate)))

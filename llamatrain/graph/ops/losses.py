@@ -14,7 +14,9 @@ def _targets(logits: Shape, targets: Spec, weights: Spec) -> None:
     require(len(logits) == 2, "needs rows of logits")
     rows, words = logits
     ids = targets.dtype is I32 and targets.shape == (rows,)
-    require(ids or targets.shape == (rows, words), "needs an i32 id or a distribution for each row as its target")
+    require(
+        ids or targets.shape == (rows, words), "needs an i32 id or a distribution for each row as its target"
+    )
     require(weights.shape == (rows,), "needs a weight for each row")
 
 
@@ -43,7 +45,10 @@ def cross_entropy_loss_back(dloss: Spec, logits: Spec, targets: Spec, weights: S
 def cross_entropy_rows(logits: Spec, targets: Spec) -> Spec:
     """The loss of each row; nothing where it has no target."""
     require(len(logits.shape) == 2, "needs rows of logits")
-    require(targets.dtype is I32 and targets.shape == logits.shape[:1], "needs an i32 id for each row as its target")
+    require(
+        targets.dtype is I32 and targets.shape == logits.shape[:1],
+        "needs an i32 id for each row as its target",
+    )
     return Spec(targets.shape, floats(logits))
 
 
@@ -56,7 +61,11 @@ def _(node: Node, d: Tensor):
 def cross_entropy_judged(logits: Spec, targets: Spec, weights: Spec) -> tuple[Spec, ...]:
     """The loss; how many rows of any weight have no larger logit than their target's; and each row's part of the loss."""
     require(targets.dtype is I32, "needs ids as targets")
-    return (*cross_entropy_loss.specs_of(logits, targets, weights), Spec((), weights.dtype), Spec(weights.shape, weights.dtype))
+    return (
+        *cross_entropy_loss.specs_of(logits, targets, weights),
+        Spec((), weights.dtype),
+        Spec(weights.shape, weights.dtype),
+    )
 
 
 @op(blocks=1, rounds=(0,))
@@ -90,7 +99,9 @@ def linear_cross_entropy_back(
 
 
 @op(blocks=1, rounds=(0,), no_gradient=JUDGING)
-def linear_cross_entropy_judged(x: Spec, w: Spec, targets: Spec, weights: Spec, *, cap: float = 0.0) -> tuple[Spec, ...]:
+def linear_cross_entropy_judged(
+    x: Spec, w: Spec, targets: Spec, weights: Spec, *, cap: float = 0.0
+) -> tuple[Spec, ...]:
     """cross_entropy_judged(x wᵀ, targets, weights), chunk by chunk."""
     loss = linear_cross_entropy.specs_of(x, w, targets, weights, cap=cap)
     return (*loss, Spec((), weights.dtype), Spec(weights.shape, weights.dtype))

@@ -27,7 +27,10 @@ def matmul(x: Spec, w: Spec, bias: Spec | None = None) -> Spec:
     require(min(len(x.shape), len(w.shape)) >= 2, "needs matrices")
     made = product(x, w, x.shape[-2], w.shape[-2], (x.shape[-1], w.shape[-1]))
     if bias is not None:
-        require(bias.shape == made.shape[-1:] and bias.dtype is made.dtype, f"needs a bias {made.dtype}{[made.shape[-1]]}")
+        require(
+            bias.shape == made.shape[-1:] and bias.dtype is made.dtype,
+            f"needs a bias {made.dtype}{[made.shape[-1]]}",
+        )
     return made
 
 

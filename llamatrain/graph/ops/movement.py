@@ -3,7 +3,20 @@
 import math
 
 from llamatrain.graph.ops.shape_rules import Slices, floats, region, require
-from llamatrain.graph.tensor import BF16, F32, I32, DType, Layout, Node, Shape, Spec, Tensor, dense, gradient, op
+from llamatrain.graph.tensor import (
+    BF16,
+    F32,
+    I32,
+    DType,
+    Layout,
+    Node,
+    Shape,
+    Spec,
+    Tensor,
+    dense,
+    gradient,
+    op,
+)
 
 # ---- views: the same bytes, seen otherwise ---------------------------------
 
@@ -14,7 +27,9 @@ def _reshape_layout(at: Layout, x: Spec, out: Spec, **attrs: object) -> Layout |
 
 def contiguous(at: Layout, shape: Shape) -> bool:
     wanted = dense(shape)
-    return math.prod(shape) == 0 or all(n == 1 or have == want for n, have, want in zip(shape, at.strides, wanted, strict=True))
+    return math.prod(shape) == 0 or all(
+        n == 1 or have == want for n, have, want in zip(shape, at.strides, wanted, strict=True)
+    )
 
 
 @op(layout=_reshape_layout, light=True)
@@ -108,7 +123,10 @@ def _(node: Node, dy: Tensor):
 def split_columns(x: Spec, *, sizes: tuple[int, ...]) -> tuple[Spec, ...]:
     """x cut into parts of so many columns each."""
     require(len(x.shape) > 0 and x.dtype is not I32, "needs rows of floats")
-    require(len(sizes) > 0 and min(sizes) > 0 and sum(sizes) == x.shape[-1], f"{list(sizes)} are not what its columns add up to")
+    require(
+        len(sizes) > 0 and min(sizes) > 0 and sum(sizes) == x.shape[-1],
+        f"{list(sizes)} are not what its columns add up to",
+    )
     return tuple(Spec((*x.shape[:-1], size), x.dtype) for size in sizes)
 
 
@@ -122,9 +140,15 @@ def join_columns(*parts: Spec, dtype: DType | None = None) -> Spec:
     """The parts' rows, one behind the other; in a type of their own, if that is said."""
     require(len(parts) > 0 and len(parts[0].shape) > 0, "needs rows")
     first = parts[0]
-    require(first.dtype is not I32 and all(part.dtype is first.dtype for part in parts), "needs parts of one float type")
+    require(
+        first.dtype is not I32 and all(part.dtype is first.dtype for part in parts),
+        "needs parts of one float type",
+    )
     require(all(part.shape[:-1] == first.shape[:-1] for part in parts), "needs parts of as many rows each")
-    require(dtype in (None, first.dtype) or (dtype is BF16 and first.dtype is F32), f"does not make {dtype} of {first.dtype}")
+    require(
+        dtype in (None, first.dtype) or (dtype is BF16 and first.dtype is F32),
+        f"does not make {dtype} of {first.dtype}",
+    )
     return Spec((*first.shape[:-1], sum(part.shape[-1] for part in parts)), dtype or first.dtype)
 
 

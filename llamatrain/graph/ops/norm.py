@@ -27,7 +27,10 @@ def _(node: Node, dy: Tensor):
 
 @op(in_place=((0, 0), (0, 1)))
 def rms_norm_back(dy: Spec, x: Spec, w: Spec, *, eps: float) -> tuple[Spec, Spec]:
-    require(dy.shape == x.shape and x.shape[-1:] == w.shape, "needs dy like x, and one weight for each element of a row")
+    require(
+        dy.shape == x.shape and x.shape[-1:] == w.shape,
+        "needs dy like x, and one weight for each element of a row",
+    )
     return Spec(x.shape, floats(dy, x, w)), w
 
 

@@ -15,7 +15,10 @@ OPTIMIZER = "it belongs to the optimizer"
 def opt_rows(dy: Spec, ids: Spec, *, rows: int) -> tuple[Spec, Spec]:
     """get_rows_back, without its rows of zeros: where a number comes first in ids stands what its rows of dy add up to, where it
     comes again are zeros. For each row of the whole: where that is, or -1."""
-    require(ids.dtype is I32 and len(dy.shape) > 0 and dy.shape[:-1] == ids.shape, "needs a row number for each row")
+    require(
+        ids.dtype is I32 and len(dy.shape) > 0 and dy.shape[:-1] == ids.shape,
+        "needs a row number for each row",
+    )
     floats(dy)
     return dy, Spec((rows,), I32)
 
@@ -24,7 +27,10 @@ def _fits(w: Spec, g: Spec, places: Spec | None) -> None:
     if places is None:
         require(g.shape == w.shape, "needs a gradient like the weight")
         return
-    require(places.dtype is I32 and places.shape == w.shape[:1] and len(w.shape) == 2, "needs a place for each row of a matrix")
+    require(
+        places.dtype is I32 and places.shape == w.shape[:1] and len(w.shape) == 2,
+        "needs a place for each row of a matrix",
+    )
     require(g.shape[-1:] == w.shape[1:], "needs rows of the weight's width")
 
 
@@ -60,7 +66,15 @@ def opt_step_adamw(
 
 @op(aliases={0: 0, 1: 1}, no_gradient=OPTIMIZER)
 def opt_step_sgd(
-    w: Spec, m: Spec, g: Spec, schedule: Spec, factor: Spec, places: Spec | None = None, *, momentum: float, decay: float
+    w: Spec,
+    m: Spec,
+    g: Spec,
+    schedule: Spec,
+    factor: Spec,
+    places: Spec | None = None,
+    *,
+    momentum: float,
+    decay: float,
 ):
     require(w.shape == m.shape, "needs momentum like the weight")
     _fits(w, g, places)
@@ -103,7 +117,9 @@ def opt_blend(x: Spec, y: Spec, *, a: float, b: float) -> Spec:
 @op(aliases={0: 0}, no_gradient=OPTIMIZER)
 def opt_step(w: Spec, change: Spec, schedule: Spec, *, by: float, decay: float) -> Spec:
     """The weight, decayed, less the change times the rate and `by`."""
-    require(w.shape == change.shape and len(schedule.shape) == 1, "needs a change like the weight, and a schedule")
+    require(
+        w.shape == change.shape and len(schedule.shape) == 1, "needs a change like the weight, and a schedule"
+    )
     floats(w, change, schedule)
     return w
 

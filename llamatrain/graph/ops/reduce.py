@@ -43,7 +43,9 @@ def _(node: Node, dy: Tensor):
 @op()
 def repeat(x: Spec, *, shape: Shape) -> Spec:
     """x laid out again and again until it fills shape."""
-    fits = len(shape) == len(x.shape) and all(n > 0 and size % n == 0 for size, n in zip(shape, x.shape, strict=True))
+    fits = len(shape) == len(x.shape) and all(
+        n > 0 and size % n == 0 for size, n in zip(shape, x.shape, strict=True)
+    )
     require(fits, f"{list(shape)} is no multiple of the source's shape")
     return Spec(tuple(shape), floats(x))
 
@@ -56,7 +58,9 @@ def _(node: Node, dy: Tensor):
 @op()
 def repeat_back(y: Spec, *, shape: Shape) -> Spec:
     """The sum of all the copies of shape that make up y."""
-    fits = len(shape) == len(y.shape) and all(n > 0 and size % n == 0 for size, n in zip(y.shape, shape, strict=True))
+    fits = len(shape) == len(y.shape) and all(
+        n > 0 and size % n == 0 for size, n in zip(y.shape, shape, strict=True)
+    )
     require(fits, f"the source's shape is no multiple of {list(shape)}")
     return Spec(tuple(shape), floats(y))
 

@@ -12,7 +12,10 @@ def _rope(x: Spec, positions: Spec, table: Spec, halves: bool) -> Spec:
     require(len(x.shape) == 4 and positions.shape == x.shape[:2], "needs x (B, T, H, d) and positions (B, T)")
     require(positions.dtype is I32, "positions must be i32")
     wanted = "(positions, 2, pairs)" if halves else "(positions, pairs, 2)"
-    require(len(table.shape) == 3 and table.shape[1 if halves else 2] == 2, f"needs a table {wanted} of cosines and sines")
+    require(
+        len(table.shape) == 3 and table.shape[1 if halves else 2] == 2,
+        f"needs a table {wanted} of cosines and sines",
+    )
     require(table.shape[1] * table.shape[2] <= x.shape[3], "the table has more pairs than a head")
     return Spec(x.shape, floats(x, table))
 

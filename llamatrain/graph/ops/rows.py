@@ -16,7 +16,9 @@ def get_rows(w: Spec, ids: Spec) -> Spec:
     """w's rows of these numbers: (V, D), any shape -> that shape + (D,)"""
     _ids(ids)
     require(len(w.shape) == 2 and w.dtype is not I32, "needs a matrix of floats")
-    return Spec((*ids.shape, w.shape[1]), F32 if w.dtype is BF16 or isinstance(w.dtype, QuantizedType) else w.dtype)
+    return Spec(
+        (*ids.shape, w.shape[1]), F32 if w.dtype is BF16 or isinstance(w.dtype, QuantizedType) else w.dtype
+    )
 
 
 @gradient(get_rows)
@@ -42,7 +44,10 @@ def _(node: Node, d: Tensor):
 def set_rows(x: Spec, rows: Spec, ids: Spec, *, into: bool = False) -> Spec:
     """x with the rows of these numbers replaced; of rows with the same number the last stays."""
     _ids(ids)
-    require(len(ids.shape) == 1 and rows.shape == (*ids.shape, *x.shape[1:]), "needs a row of x's shape for each number")
+    require(
+        len(ids.shape) == 1 and rows.shape == (*ids.shape, *x.shape[1:]),
+        "needs a row of x's shape for each number",
+    )
     return alike(x, rows)
 
 

@@ -11,7 +11,9 @@ def floats(*specs: Spec) -> DType:
     """The float type that all these share."""
     kinds = {spec.dtype for spec in specs}
     if len(kinds) > 1 or kinds & {BF16, I32}:
-        raise ShapeError(f"needs sources of one float type, not {' and '.join(sorted(kind.name for kind in kinds))}")
+        raise ShapeError(
+            f"needs sources of one float type, not {' and '.join(sorted(kind.name for kind in kinds))}"
+        )
     return kinds.pop()
 
 
@@ -19,8 +21,13 @@ def broadcast(*shapes: Shape) -> Shape:
     try:
         found = np.broadcast_shapes(*shapes)
     except ValueError:
-        raise ShapeError(f"shapes {' and '.join(str(list(shape)) for shape in shapes)} do not broadcast") from None
-    return next((shape for shape in shapes if shape == found and any(isinstance(size, DynamicDim) for size in shape)), found)
+        raise ShapeError(
+            f"shapes {' and '.join(str(list(shape)) for shape in shapes)} do not broadcast"
+        ) from None
+    return next(
+        (shape for shape in shapes if shape == found and any(isinstance(size, DynamicDim) for size in shape)),
+        found,
+    )
 
 
 def alike(x: Spec, y: Spec) -> Spec:

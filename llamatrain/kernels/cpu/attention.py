@@ -74,15 +74,27 @@ def heads_of(q, k, attrs) -> Heads:
 
 
 @kernel(
-    "flash_attn", scratch=lambda outs, ins, attrs, threads: threads * thread_bytes(ins[0], ins[1], attrs), takes=float32_or_half
+    "flash_attn",
+    scratch=lambda outs, ins, attrs, threads: threads * thread_bytes(ins[0], ins[1], attrs),
+    takes=float32_or_half,
 )
 def flash_attn(outs, ins, attrs, scratch, threads):
     (q, k, v, starts, *lasts), (out, lse) = ins, outs
     (batch, length, heads, _), groups = q.shape, k.shape[2]
-    arrays = {"q": q, "k": k, "v": v, "starts": starts, "lasts": lasts[0] if lasts else 0, "out": out, "lse": lse}
+    arrays = {
+        "q": q,
+        "k": k,
+        "v": v,
+        "starts": starts,
+        "lasts": lasts[0] if lasts else 0,
+        "out": out,
+        "lse": lse,
+    }
     how = {"scratch": scratch, "thread_bytes": thread_bytes(q, k, attrs), "shape": heads_of(q, k, attrs)}
     if takes_small(q, k, attrs):
-        return [small.attend_small.call(**arrays, **how, items=batch * groups, block=small.jobs_together(q, k))]
+        return [
+            small.attend_small.call(**arrays, **how, items=batch * groups, block=small.jobs_together(q, k))
+        ]
     jobs = batch * groups * ceil(heads // groups * ceil(length / SIDE) / TOGETHER)
     return [attend.call(**arrays, **how, items=jobs, block=1)]
 
@@ -99,5 +111,11 @@ def flash_attn_back(outs, ins, attrs, scratch, threads):
     how = {"scratch": scratch, "thread_bytes": thread_bytes_back(q, k, attrs), "shape": heads_of(q, k, attrs)}
     jobs = q.shape[0] * k.shape[2]
     if takes_small(q, k, attrs):
-        return [small.attend_small_back.call(given, to=to, **seen, **how, items=jobs, block=small.jobs_together(q, k))]
-    return [attend_back.call(given, to=to, **seen, **how, out_half=out.dtype == np.uint16, items=jobs, block=1)]
+        return [
+            small.attend_small_back.call(
+                given, to=to, **seen, **how, items=jobs, block=small.jobs_together(q, k)
+            )
+        ]
+    return [
+        attend_back.call(given, to=to, **seen, **how, out_half=out.dtype == np.uint16, items=jobs, block=1)
+    ]

@@ -45,7 +45,13 @@ def cap_back(shape, scores, slopes, deltas, rows, count):
         first, end, delta = row * SIDE, row * SIDE + count, deltas[row]
         cap_flat(scores, scores, first, end, shape.scale, shape.cap, 0)
         for j in range(first, end, LANES):
-            store_to(slopes, j, end, (load_to(slopes, j, end) - delta) * bent(load_to(scores, j, end), inverse) + delta, 0)
+            store_to(
+                slopes,
+                j,
+                end,
+                (load_to(slopes, j, end) - delta) * bent(load_to(scores, j, end), inverse) + delta,
+                0,
+            )
     return ONE
 
 
@@ -70,13 +76,21 @@ def clear_gradients(shape, to, batch, kv):
     size, group = shape.size, shape.heads // shape.groups
     for x in (to.dk, to.dv):
         clear_rows(f32(x), source_of(shape, batch, 0, kv), shape.keys, shape.groups * size, size)
-    clear_rows(f32(to.dq), place_of(shape, batch, 0, kv * group), shape.length, shape.heads * size, group * size)
+    clear_rows(
+        f32(to.dq), place_of(shape, batch, 0, kv * group), shape.length, shape.heads * size, group * size
+    )
 
 
 @woven
 def pack_queries(shape, given, out_half, to, place, rows, state):
     """q and dout, each as a left operand and across as a right one; for each query the sum of dout out."""
-    mode, size, half, pitch, deltas = shape.mode, shape.size, shape.half, shape.heads * shape.size, f32(state + RANGES)
+    mode, size, half, pitch, deltas = (
+        shape.mode,
+        shape.size,
+        shape.half,
+        shape.heads * shape.size,
+        f32(state + RANGES),
+    )
     panel, panel_across = panel_bytes(mode, SIDE, size), panel_bytes(mode, size, SIDE)
     q, dout, wide = given.q + place * (2 if half else 4), given.dout + 4 * place, f32(given.dout)
     pack_a(mode, to, q, half, ALONG, pitch, rows, size)
@@ -85,7 +99,11 @@ def pack_queries(shape, given, out_half, to, place, rows, state):
     pack_b(mode, to + 2 * panel + panel_across, dout, ANEW, ACROSS, pitch, size, rows)
     for row in range(rows):
         line = place + row * pitch
-        out_row = dot(wide, line, u16(given.out), line, size) if out_half else dot(wide, line, f32(given.out), line, size)
+        out_row = (
+            dot(wide, line, u16(given.out), line, size)
+            if out_half
+            else dot(wide, line, f32(given.out), line, size)
+        )
         deltas[row] = out_row
 
 
@@ -102,15 +120,45 @@ def pack_keys(shape, given, to, source, across):
 @woven
 def block_back(shape, lse, to, work, packed_q, packed_k, place, source, line, rows, across, key, state):
     """What one block of queries and one of keys give to the gradients."""
-    mode, heads, groups, size, scale = shape.mode, shape.heads, shape.groups, shape.size, np.float32(shape.scale)
-    panel, panel_across, square = panel_bytes(mode, SIDE, size), panel_bytes(mode, size, SIDE), panel_bytes(mode, SIDE, SIDE)
-    scores, slopes, packed_ds, turned = work, work + 4 * SIDE * SIDE, work + 8 * SIDE * SIDE, work + 8 * SIDE * SIDE + square
-    q_across, dout, dout_across = packed_q + panel, packed_q + panel + panel_across, packed_q + 2 * panel + panel_across
+    mode, heads, groups, size, scale = (
+        shape.mode,
+        shape.heads,
+        shape.groups,
+        shape.size,
+        np.float32(shape.scale),
+    )
+    panel, panel_across, square = (
+        panel_bytes(mode, SIDE, size),
+        panel_bytes(mode, size, SIDE),
+        panel_bytes(mode, SIDE, SIDE),
+    )
+    scores, slopes, packed_ds, turned = (
+        work,
+        work + 4 * SIDE * SIDE,
+        work + 8 * SIDE * SIDE,
+        work + 8 * SIDE * SIDE + square,
+    )
+    q_across, dout, dout_across = (
+        packed_q + panel,
+        packed_q + panel + panel_across,
+        packed_q + 2 * panel + panel_across,
+    )
     multiply(mode, scores, SIDE, packed_q, packed_k, rows, across, size, ANEW, BY_ROWS)
     multiply(mode, slopes, SIDE, dout, packed_k + panel, rows, across, size, ANEW, BY_ROWS)
     ready = cap_back(shape, f32(scores), f32(slopes), f32(state + RANGES), rows, across)
     soften_back(mode, f32(scores), f32(slopes), packed_ds, rows, across, key, state, lse, line, scale, ready)
-    multiply(mode, to.dq + 4 * place, heads * size, packed_ds, packed_k + 2 * panel, rows, size, across, MORE, BY_ROWS)
+    multiply(
+        mode,
+        to.dq + 4 * place,
+        heads * size,
+        packed_ds,
+        packed_k + 2 * panel,
+        rows,
+        size,
+        across,
+        MORE,
+        BY_ROWS,
+    )
     pack_a(mode, turned, scores, ANEW, ACROSS, SIDE, across, rows)
     multiply(mode, to.dv + 4 * source, groups * size, turned, dout_across, across, size, rows, MORE, BY_ROWS)
     pack_a(mode, turned, slopes, ANEW, ACROSS, SIDE, across, rows)
@@ -118,9 +166,28 @@ def block_back(shape, lse, to, work, packed_q, packed_k, place, source, line, ro
 
 
 @KernelEntry
-def attend_back(lo, hi, thread, given: Forward, starts, lasts, to: Gradients, scratch, thread_bytes, shape: Heads, out_half):
+def attend_back(
+    lo,
+    hi,
+    thread,
+    given: Forward,
+    starts,
+    lasts,
+    to: Gradients,
+    scratch,
+    thread_bytes,
+    shape: Heads,
+    out_half,
+):
     """A job: one head of keys, with all heads of queries that read it."""
-    length, keys, heads, groups, size, mode = shape.length, shape.keys, shape.heads, shape.groups, shape.size, shape.mode
+    length, keys, heads, groups, size, mode = (
+        shape.length,
+        shape.keys,
+        shape.heads,
+        shape.groups,
+        shape.size,
+        shape.mode,
+    )
     group = heads // groups
     blocks = (length + SIDE - 1) // SIDE * group
     panel, panel_across = panel_bytes(mode, SIDE, size), panel_bytes(mode, size, SIDE)
@@ -147,5 +214,7 @@ def attend_back(lo, hi, thread, given: Forward, starts, lasts, to: Gradients, sc
                 for key in range(max(first, low // SIDE * SIDE), high, SIDE):
                     source, k = source_of(shape, batch, key, kv), packed_k + (key - first) // SIDE * k_bytes
                     across = min(SIDE, keys - key)
-                    block_back(shape, given.lse, to, work, packed_q, k, place, source, line, rows, across, key, state)
+                    block_back(
+                        shape, given.lse, to, work, packed_q, k, place, source, line, rows, across, key, state
+                    )
     tiles.end(mode)

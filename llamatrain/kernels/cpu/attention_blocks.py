@@ -61,9 +61,13 @@ def clear_rows(x, start, rows, pitch, size):
 def put(mode, to, row, column, across, values):
     """A part of a row of a packed left operand, `across` tiles wide."""
     if mode >= PAIRS:
-        store(u16(to), (((row >> 4) * across + (column >> 5)) << 9) + ((row & 15) << 5) + (column & 31), values)
+        store(
+            u16(to), (((row >> 4) * across + (column >> 5)) << 9) + ((row & 15) << 5) + (column & 31), values
+        )
     else:
-        store(f32(to), (((row >> 4) * across + (column >> 4)) << 8) + ((row & 15) << 4) + (column & 15), values)
+        store(
+            f32(to), (((row >> 4) * across + (column >> 4)) << 8) + ((row & 15) << 4) + (column & 15), values
+        )
 
 
 @inline

@@ -98,11 +98,16 @@ def open_blocks(shape, q, starts, lasts, out, states, packed_q, first, count, ba
     """Those of a job, with their queries packed. Gives the range of keys of all of them."""
     low, high = shape.keys, 0
     for u in range(count):
-        block_low, block_high = open_block(shape, starts, lasts, out, states + u * STATE, first + u, batch, kv)
+        block_low, block_high = open_block(
+            shape, starts, lasts, out, states + u * STATE, first + u, batch, kv
+        )
         low, high = min(low, block_low), max(high, block_high)
         if shape.length > FEW:
             head, query, rows = query_block(first + u, kv, shape.length, shape.heads // shape.groups)
-            source, pitch = q + place_of(shape, batch, query, head) * (2 if shape.half else 4), shape.heads * shape.size
+            source, pitch = (
+                q + place_of(shape, batch, query, head) * (2 if shape.half else 4),
+                shape.heads * shape.size,
+            )
             to = packed_q + u * panel_bytes(shape.mode, SIDE, shape.size)
             pack_a(shape.mode, to, source, shape.half, ALONG, pitch, rows, shape.size)
     return low, high
@@ -163,8 +168,21 @@ def attend_directly(shape, q, k, v, out, scores, packed_p, state, place, rows, k
 @KernelEntry
 def attend(lo, hi, thread, q, k, v, starts, lasts, out, lse: F32, scratch, thread_bytes, shape: Heads):
     """A job: up to TOGETHER blocks of queries that read one head of keys."""
-    length, keys, groups, size, mode, half = shape.length, shape.keys, shape.groups, shape.size, shape.mode, shape.half
-    group, wide, pitch, apart, few = shape.heads // groups, 2 if half else 4, shape.heads * size, groups * size, length <= FEW
+    length, keys, groups, size, mode, half = (
+        shape.length,
+        shape.keys,
+        shape.groups,
+        shape.size,
+        shape.mode,
+        shape.half,
+    )
+    group, wide, pitch, apart, few = (
+        shape.heads // groups,
+        2 if half else 4,
+        shape.heads * size,
+        groups * size,
+        length <= FEW,
+    )
     blocks = (length + SIDE - 1) // SIDE * group
     jobs = (blocks + TOGETHER - 1) // TOGETHER
     panel, panel_across = panel_bytes(mode, SIDE, size), panel_bytes(mode, size, SIDE)
@@ -190,12 +208,31 @@ def attend(lo, hi, thread, q, k, v, starts, lasts, out, lse: F32, scratch, threa
                 if i32(state)[2 * SIDE] >= key + across or i32(state)[2 * SIDE + 1] <= key:
                     continue
                 if few:
-                    attend_directly(shape, q, k, v, out, scores, packed_p, state, place, rows, key, source, across)
+                    attend_directly(
+                        shape, q, k, v, out, scores, packed_p, state, place, rows, key, source, across
+                    )
                 else:
-                    multiply(mode, scores, SIDE, packed_q + u * panel, packed_k, rows, across, size, ANEW, BY_ROWS)
+                    multiply(
+                        mode, scores, SIDE, packed_q + u * panel, packed_k, rows, across, size, ANEW, BY_ROWS
+                    )
                     scale = cap_scores(shape, f32(scores), rows, across)
-                    soften(mode, f32(scores), packed_p, rows, across, key, state, f32(out), place, pitch, size, scale)
-                    multiply(mode, out + 4 * place, pitch, packed_p, packed_v, rows, size, across, MORE, BY_ROWS)
+                    soften(
+                        mode,
+                        f32(scores),
+                        packed_p,
+                        rows,
+                        across,
+                        key,
+                        state,
+                        f32(out),
+                        place,
+                        pitch,
+                        size,
+                        scale,
+                    )
+                    multiply(
+                        mode, out + 4 * place, pitch, packed_p, packed_v, rows, size, across, MORE, BY_ROWS
+                    )
         for u in range(count):
             close_block(shape, out, lse, states + u * STATE, first + u, batch, kv)
     tiles.end(mode)

@@ -38,7 +38,9 @@ class Compiled(ReferenceBackend):
         found = _binding(node)
         return found.scratch(*_seen(node), node.attrs, self.threads) if found else 0
 
-    def bind(self, node: Node, outs: Sequence[np.ndarray], ins: Sequence[np.ndarray | Blocks], scratch: np.ndarray) -> list[Any]:
+    def bind(
+        self, node: Node, outs: Sequence[np.ndarray], ins: Sequence[np.ndarray | Blocks], scratch: np.ndarray
+    ) -> list[Any]:
         found = _binding(node)
         if not found:
             return super().bind(node, outs, ins, scratch)

@@ -51,7 +51,9 @@ def pack_slabs(mode, to, kind, raw, row_bytes, across, first, rows, start, colum
         if across:
             for panel in range(0, many, 16):
                 place = to + tiles.panel_bytes(mode, column + panel, rows) + row // depth * TILE
-                tiles.pack_b(mode, place, room + panel * element, half, ACROSS, many, min(16, many - panel), some)
+                tiles.pack_b(
+                    mode, place, room + panel * element, half, ACROSS, many, min(16, many - panel), some
+                )
         else:
             place = to + tiles.panel_bytes(mode, row, columns) + column // depth * TILE
             tiles.pack_b(mode, place, room, half, ALONG, many, some, many)

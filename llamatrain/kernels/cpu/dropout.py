@@ -40,6 +40,12 @@ def dropout(outs, ins, attrs, scratch, threads):
     (x, key, *tokens), (out,), rate = ins, outs, attrs["rate"]
     count, size = len(x), x.size // max(1, len(x))
     salt = int(mixed(np.array([attrs["salt"]], np.uint32))[0])
-    how = {"salt": salt, "limit": int(rate * 2**32), "factor": 1 / (1 - rate), "length": attrs["length"], "size": size}
+    how = {
+        "salt": salt,
+        "limit": int(rate * 2**32),
+        "factor": 1 / (1 - rate),
+        "length": attrs["length"],
+        "size": size,
+    }
     told = tokens[0] if tokens else 0
     return [leave_out.call(x, key, out, told, **how, items=count, block=portion(count, 4 * size))]

@@ -42,12 +42,17 @@ def as_rows(shape: tuple[int, ...], *operands: tuple[int, ...]) -> tuple[int, li
     padded = [(1,) * (len(shape) - len(each)) + tuple(each) for each in operands]
     moving = [tuple(each[axis] != 1 for each in padded) for axis in range(len(shape)) if shape[axis] != 1]
     sizes = iter(size for size in shape if size != 1)
-    groups = [(moves, int(np.prod([next(sizes) for _ in run], dtype=np.int64))) for moves, run in groupby(moving)]
+    groups = [
+        (moves, int(np.prod([next(sizes) for _ in run], dtype=np.int64))) for moves, run in groupby(moving)
+    ]
     if len(groups) > 2:
         return None
     every = (True,) * len(operands)
     (rows_move, _), (moves, width) = [(every, 1), (every, 1), *groups][-2:]
-    return width, [((width if along else 1) if down else 0, int(along)) for down, along in zip(rows_move, moves, strict=True)]
+    return width, [
+        ((width if along else 1) if down else 0, int(along))
+        for down, along in zip(rows_move, moves, strict=True)
+    ]
 
 
 def _pairs(outs: Sequence[Array], ins: Sequence[Array], attrs: dict) -> bool:
@@ -102,7 +107,11 @@ def fill_flat(lo, hi, thread, out: F32, value: Real):
 
 @kernel("fill")
 def fill(outs, ins, attrs, scratch, threads):
-    return [fill_flat.call(outs[0], float(attrs["value"]), items=outs[0].size, block=portion(outs[0].size, unit=LANES))]
+    return [
+        fill_flat.call(
+            outs[0], float(attrs["value"]), items=outs[0].size, block=portion(outs[0].size, unit=LANES)
+        )
+    ]
 
 
 # ---- casts and copies ---------------------------------------------------------
@@ -128,4 +137,8 @@ def _half_or_whole(outs: Sequence[Array], ins: Sequence[Array], attrs: dict) -> 
 def cast(outs, ins, attrs, scratch, threads):
     (x,), (y,) = ins, outs
     past = streams(y.reshape(-1), x)
-    return [(narrow if x.dtype == np.float32 else widen).call(x, y, past, items=x.size, block=portion(x.size, unit=LANES))]
+    return [
+        (narrow if x.dtype == np.float32 else widen).call(
+            x, y, past, items=x.size, block=portion(x.size, unit=LANES)
+        )
+    ]

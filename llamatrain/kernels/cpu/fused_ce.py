@@ -110,11 +110,15 @@ class Head:
 
     def dx_product(self, logits: Any, rows: int) -> Product:
         v, d = self.w.shape
-        return Product(Operand(logits, 0, rows, v, apart=self.pitch), Operand(self.w, 1, d, v), self.mode, self.threads)
+        return Product(
+            Operand(logits, 0, rows, v, apart=self.pitch), Operand(self.w, 1, d, v), self.mode, self.threads
+        )
 
     def dw_product(self, logits: Any, x: Any, rows: int) -> Product:
         v, d = self.w.shape
-        return Product(Operand(logits, 1, v, rows, apart=self.pitch), Operand(x, 1, d, rows), self.mode, self.threads)
+        return Product(
+            Operand(logits, 1, v, rows, apart=self.pitch), Operand(x, 1, d, rows), self.mode, self.threads
+        )
 
     def parts(self) -> dict[str, tuple[int, Any]]:
         """What lies in the scratch memory: elements and their type."""
@@ -134,7 +138,9 @@ class Head:
 
     @property
     def scratch(self) -> int:
-        return sum(ceil(count * np.dtype(dtype).itemsize / LINE) * LINE for count, dtype in self.parts().values())
+        return sum(
+            ceil(count * np.dtype(dtype).itemsize / LINE) * LINE for count, dtype in self.parts().values()
+        )
 
 
 @KernelEntry
@@ -173,7 +179,9 @@ def head_calls(
         own = head.packed(head.columns, head.block)
         calls.append(logits_slices.call(right, packed, own, seen, items=head.slices, block=1))
         ends = {"weights": weights[here], "dloss": dloss, "losses": part["losses"][here]}
-        calls.append(finish_rows.call(seen, **ends, v=v, slices=head.slices, items=rows, block=ceil(8192 / v)))
+        calls.append(
+            finish_rows.call(seen, **ends, v=v, slices=head.slices, items=rows, block=ceil(8192 / v))
+        )
         if head.judged:
             ends = {"weights": weights[here], "right": part["right"][here]}
             calls.append(judge_rows.call(seen, **ends, v=v, slices=head.slices, items=rows, block=JUDGED))
@@ -224,12 +232,18 @@ def linear_cross_entropy(outs, ins, attrs, scratch, threads):
     return head_calls(head_of(ins, attrs, threads), outs, ins, np.ones((), np.float32), scratch)
 
 
-@kernel("linear_cross_entropy_judged", lambda outs, ins, attrs, threads: judged_of(ins, attrs, threads).scratch, takes)
+@kernel(
+    "linear_cross_entropy_judged",
+    lambda outs, ins, attrs, threads: judged_of(ins, attrs, threads).scratch,
+    takes,
+)
 def linear_cross_entropy_judged(outs, ins, attrs, scratch, threads):
     return head_calls(judged_of(ins, attrs, threads), outs, ins, np.ones((), np.float32), scratch)
 
 
-@kernel("linear_cross_entropy_back", lambda outs, ins, attrs, threads: back_of(ins, attrs, threads).scratch, takes)
+@kernel(
+    "linear_cross_entropy_back", lambda outs, ins, attrs, threads: back_of(ins, attrs, threads).scratch, takes
+)
 def linear_cross_entropy_back(outs, ins, attrs, scratch, threads):
     dloss, *sources = ins
     return head_calls(back_of(ins, attrs, threads), outs, sources, dloss, scratch)
@@ -240,17 +254,34 @@ def linear_cross_entropy_back(outs, ins, attrs, scratch, threads):
 
 def takes_rows(outs: Sequence[Array], ins: Sequence[Array], attrs: dict[str, Any]) -> bool:
     *d, x, w, targets = ins
-    return all(each.dtype == np.float32 for each in (*outs, *d)) and targets.dtype == np.int32 and packs(x) and packs(w)
+    return (
+        all(each.dtype == np.float32 for each in (*outs, *d))
+        and targets.dtype == np.int32
+        and packs(x)
+        and packs(w)
+    )
 
 
-@kernel("linear_cross_entropy_rows", lambda outs, ins, attrs, threads: apart_of(ins, attrs, threads).scratch, takes_rows)
+@kernel(
+    "linear_cross_entropy_rows",
+    lambda outs, ins, attrs, threads: apart_of(ins, attrs, threads).scratch,
+    takes_rows,
+)
 def linear_cross_entropy_rows(outs, ins, attrs, scratch, threads):
     one = np.ones((), np.float32)
-    return head_calls(apart_of(ins, attrs, threads), outs, [*ins, np.ones(len(ins[0]), np.float32)], one, scratch)
+    return head_calls(
+        apart_of(ins, attrs, threads), outs, [*ins, np.ones(len(ins[0]), np.float32)], one, scratch
+    )
 
 
-@kernel("linear_cross_entropy_rows_back", lambda outs, ins, attrs, threads: back_of(ins, attrs, threads).scratch, takes_rows)
+@kernel(
+    "linear_cross_entropy_rows_back",
+    lambda outs, ins, attrs, threads: back_of(ins, attrs, threads).scratch,
+    takes_rows,
+)
 def linear_cross_entropy_rows_back(outs, ins, attrs, scratch, threads):
     d, *sources = ins
     unread = np.empty((), np.float32)
-    return head_calls(back_of(ins, attrs, threads), [unread, *outs], [*sources, d], np.ones((), np.float32), scratch)
+    return head_calls(
+        back_of(ins, attrs, threads), [unread, *outs], [*sources, d], np.ones((), np.float32), scratch
+    )

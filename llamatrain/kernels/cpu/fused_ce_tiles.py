@@ -6,7 +6,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from llamatrain.compiler.declare import F32, F64, I32, KernelEntry, Real, f32, inline, u16
-from llamatrain.compiler.vectors import LANES, exp, load, load_to, splat, store, store_to, to_bf16, total, within
+from llamatrain.compiler.vectors import (
+    LANES,
+    exp,
+    load,
+    load_to,
+    splat,
+    store,
+    store_to,
+    to_bf16,
+    total,
+    within,
+)
 from llamatrain.kernels.cpu import tiles
 from llamatrain.kernels.cpu.dequantize import ROOM
 from llamatrain.kernels.cpu.pack import Packed, Side, pack_part
@@ -73,7 +84,9 @@ def logits_slices(lo, hi, thread, side: Side, packed: Packed, own, chunk: Chunk)
             if chunk.keeps and chunk.half:
                 rest = exponentials(line, u16(logits + place * 2), columns, top, inverse)
             else:
-                rest = exponentials(line, f32(logits + place * 4) if chunk.keeps else line, columns, top, inverse)
+                rest = exponentials(
+                    line, f32(logits + place * 4) if chunk.keeps else line, columns, top, inverse
+                )
             chunk.partial[at], chunk.partial[at + 1] = top, rest
     tiles.end(mode)
 
@@ -113,7 +126,14 @@ def turn_slice(line, first, end, factor):
 @KernelEntry
 def finish_rows(lo, hi, thread, chunk: Chunk, weights: F32, dloss: F32, losses: F64, v, slices):
     partial, chosen, targets = chunk.partial, chunk.chosen, chunk.targets
-    width, rows, half, keeps, pitch, logits = chunk.width, chunk.rows, chunk.half, chunk.keeps, chunk.pitch, chunk.logits
+    width, rows, half, keeps, pitch, logits = (
+        chunk.width,
+        chunk.rows,
+        chunk.half,
+        chunk.keeps,
+        chunk.pitch,
+        chunk.logits,
+    )
     for row in range(lo, hi):
         target = targets[row] if weights[row] != 0 else -1
         less = log_sum(partial, row, rows, slices)
@@ -121,7 +141,10 @@ def finish_rows(lo, hi, thread, chunk: Chunk, weights: F32, dloss: F32, losses: 
         if target >= v:  # shows in the loss, and writes to no foreign memory
             losses[row], target = math.nan, -1
         factor = weights[row] * dloss[0] if target >= 0 else ZERO
-        here, at_target = logits + row * pitch * (2 if half else 4), factor * np.float32(math.exp(chosen[row] - less) - 1)
+        here, at_target = (
+            logits + row * pitch * (2 if half else 4),
+            factor * np.float32(math.exp(chosen[row] - less) - 1),
+        )
         if chunk.cap != 0:
             at_target *= bent(chosen[row], np.float32(1 / chunk.cap))
         for item in range(slices if keeps else 0):

@@ -113,7 +113,9 @@ def _takes(outs: Sequence[Array], ins: Sequence[Array], attrs: dict) -> bool:
     *dy, gate, up = ins
     kind = gate.dtype
     return (
-        kind in (np.float32, np.uint16) and all(x.dtype == kind for x in (up, *outs)) and all(d.dtype == np.float32 for d in dy)
+        kind in (np.float32, np.uint16)
+        and all(x.dtype == kind for x in (up, *outs))
+        and all(d.dtype == np.float32 for d in dy)
     )
 
 
@@ -122,7 +124,11 @@ for _name, _entry in ENTRIES.items():
     @kernel(_name, takes=all_float32 if _name.startswith("silu") else _takes)
     def flat(outs, ins, attrs, scratch, threads, entry=_entry):
         past, half = all(streams(out.reshape(-1), *ins) for out in outs), outs[0].dtype == np.uint16
-        return [entry.call(*ins, *outs, past=past, half=half, items=outs[0].size, block=portion(outs[0].size, 8, LANES))]
+        return [
+            entry.call(
+                *ins, *outs, past=past, half=half, items=outs[0].size, block=portion(outs[0].size, 8, LANES)
+            )
+        ]
 
 
 # ---- gate and up in one array, as the halves of its rows -----------------------------------------
@@ -148,7 +154,11 @@ def halves_back_flat(lo, hi, thread, dy, x, dx, width, past, half):
 
 def _takes_halves(outs: Sequence[Array], ins: Sequence[Array], attrs: dict) -> bool:
     *dy, x = ins
-    return x.dtype in (np.float32, np.uint16) and outs[0].dtype == x.dtype and all(d.dtype == np.float32 for d in dy)
+    return (
+        x.dtype in (np.float32, np.uint16)
+        and outs[0].dtype == x.dtype
+        and all(d.dtype == np.float32 for d in dy)
+    )
 
 
 for _name, _entry in (("swiglu_halves", halves_flat), ("swiglu_halves_back", halves_back_flat)):

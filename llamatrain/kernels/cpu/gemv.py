@@ -47,13 +47,23 @@ class GemvPlan:
     @property
     def kind(self) -> int:
         """Of the weight's elements, as ggml numbers them."""
-        return self.w.kind.number if isinstance(self.w, Blocks) else K.BF16 if self.w.dtype == np.uint16 else K.F32
+        return (
+            self.w.kind.number
+            if isinstance(self.w, Blocks)
+            else K.BF16
+            if self.w.dtype == np.uint16
+            else K.F32
+        )
 
     @property
     def room(self) -> int:
         """What a thread needs to decode a row."""
         k = self.w.shape[-1]
-        return 0 if self.kind == (K.BF16 if self.half else K.F32) else ceil(k * (2 if self.half else 4) / LINE) * LINE
+        return (
+            0
+            if self.kind == (K.BF16 if self.half else K.F32)
+            else ceil(k * (2 if self.half else 4) / LINE) * LINE
+        )
 
     @property
     def scratch(self) -> int:
@@ -65,7 +75,9 @@ class GemvPlan:
             rounding = {"source": x, "source_pitch": k * 4, "to": scratch, "to_pitch": k * 2, "elements": k}
             made.append(decode_rows.call(K.F32, 1, **rounding, items=self.rows, block=self.rows))
             x = scratch
-        w, row_bytes = (self.w.raw, self.w.row_bytes) if isinstance(self.w, Blocks) else (self.w, k * self.w.itemsize)
+        w, row_bytes = (
+            (self.w.raw, self.w.row_bytes) if isinstance(self.w, Blocks) else (self.w, k * self.w.itemsize)
+        )
         weight = {"kind": self.kind, "w": w, "row_bytes": row_bytes}
         spare = {"scratch": scratch[self.copy_bytes :], "room": self.room}
         block = portion(n, self.rows * k // LANES)

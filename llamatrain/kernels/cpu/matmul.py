@@ -19,7 +19,17 @@ from llamatrain.compiler.vectors import LANES, load_to, store_to
 from llamatrain.kernels.cpu import tiles
 from llamatrain.kernels.cpu.dequantize import ROOM
 from llamatrain.kernels.cpu.gemv import MOST, GemvPlan
-from llamatrain.kernels.cpu.pack import HALVES, WORTH, Operand, Packed, Side, entry_of, pack_call, pack_part, packs
+from llamatrain.kernels.cpu.pack import (
+    HALVES,
+    WORTH,
+    Operand,
+    Packed,
+    Side,
+    entry_of,
+    pack_call,
+    pack_part,
+    packs,
+)
 from llamatrain.kernels.cpu.registry import Array, kernel
 
 PACKED = 3 << 20  # bytes of the whole operand that are packed at a time
@@ -88,7 +98,9 @@ class Product:
         strip = tiles.SIDE * self.whole.count * self.block
         strips = ceil(self.sliced.count / tiles.SIDE)
         fair = ceil(strips * self.group / (4 * self.threads))
-        best = tiles.SIDE * min(max(fair, ceil(WORTH / max(1, strip))), largest_slice(self.mode).rows // tiles.SIDE, strips)
+        best = tiles.SIDE * min(
+            max(fair, ceil(WORTH / max(1, strip))), largest_slice(self.mode).rows // tiles.SIDE, strips
+        )
         return ceil(best / self.sliced.unit) * self.sliced.unit
 
     @property
@@ -100,7 +112,9 @@ class Product:
     def scratch(self) -> int:
         return self.group * self.entry_bytes + self.threads * self.slice_bytes
 
-    def calls(self, c: np.ndarray, scratch: np.ndarray, accumulate: bool = False, bias: Any = 0) -> list[Call]:
+    def calls(
+        self, c: np.ndarray, scratch: np.ndarray, accumulate: bool = False, bias: Any = 0
+    ) -> list[Call]:
         """With a bias for each row of C, if that is given."""
         made = []
         whole, sliced = (operand.entries(self.lead) for operand in (self.whole, self.sliced))
@@ -109,7 +123,10 @@ class Product:
             packed, slots = np.unique(whole[here], return_inverse=True)
             for start in range(0, max(1, self.a.k), self.range):
                 made.append(self.pack(scratch, packed, start))
-                ends = {"accumulate": accumulate or start > 0, "bias": bias if start + self.range >= self.a.k else 0}
+                ends = {
+                    "accumulate": accumulate or start > 0,
+                    "bias": bias if start + self.range >= self.a.k else 0,
+                }
                 made.append(self.multiply(c, scratch, first, sliced[here], slots, start, ends))
         return made
 
@@ -122,7 +139,14 @@ class Product:
         return pack_call(self.whole, side, entries, self.packed(scratch), is_a=self.whole_is_a)
 
     def multiply(
-        self, c: np.ndarray, scratch: np.ndarray, first: int, entries: np.ndarray, slots: np.ndarray, start: int, ends: Any
+        self,
+        c: np.ndarray,
+        scratch: np.ndarray,
+        first: int,
+        entries: np.ndarray,
+        slots: np.ndarray,
+        start: int,
+        ends: Any,
     ) -> Call:
         work = self.width * self.whole.count * self.a.k
         return multiply_slices.call(
@@ -242,9 +266,15 @@ def register(op: str, plan: Any) -> None:
         return int(plan(ins, threads).scratch) if prod(outs[0].shape) else 0
 
     @kernel(op, scratch, takes)
-    def bind(outs: Sequence[np.ndarray], ins: Sequence[np.ndarray], attrs: Any, scratch: np.ndarray, threads: int) -> list[Call]:
+    def bind(
+        outs: Sequence[np.ndarray], ins: Sequence[np.ndarray], attrs: Any, scratch: np.ndarray, threads: int
+    ) -> list[Call]:
         _x, _w, *bias = ins
-        return plan(ins, threads).calls(outs[0], scratch, **({"bias": bias[0]} if bias else {})) if outs[0].size else []
+        return (
+            plan(ins, threads).calls(outs[0], scratch, **({"bias": bias[0]} if bias else {}))
+            if outs[0].size
+            else []
+        )
 
 
 register("matmul", matmul_way)

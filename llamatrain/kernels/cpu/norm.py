@@ -62,7 +62,9 @@ def weighted_dot(dy, w, x, start, width):
 
 
 @KernelEntry
-def norm_rows_back(lo, hi, thread, dy: F32, x: F32, w: F32, dx: F32, sums: F32, width, eps: Real, chunk, past):
+def norm_rows_back(
+    lo, hi, thread, dy: F32, x: F32, w: F32, dx: F32, sums: F32, width, eps: Real, chunk, past
+):
     dw = lo // chunk * width
     for i in range(0, width, LANES):
         store_to(sums, dw + i, dw + width, splat(0.0), 0)
@@ -103,4 +105,9 @@ def rms_norm_back(outs, ins, attrs, scratch, threads):
     how = {"width": width, "eps": attrs["eps"], "chunk": chunk, "past": past}
     back = norm_rows_back.call(dy, x, w, dx, scratch, **how, items=rows, block=chunk)
     chunks = -(-rows // chunk)
-    return [back, add_rows.call(scratch, dw, rows=chunks, width=width, items=width, block=portion(width, chunks, LANES))]
+    return [
+        back,
+        add_rows.call(
+            scratch, dw, rows=chunks, width=width, items=width, block=portion(width, chunks, LANES)
+        ),
+    ]

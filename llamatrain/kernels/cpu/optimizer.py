@@ -71,14 +71,18 @@ def adamw_rows(
 
 
 @KernelEntry
-def sgd_rows(lo, hi, thread, w: F32, m: F32, g: SparseRows, schedule: F32, factors: F32, momentum: Real, decay: Real):
+def sgd_rows(
+    lo, hi, thread, w: F32, m: F32, g: SparseRows, schedule: F32, factors: F32, momentum: Real, decay: Real
+):
     rate, factor = schedule[0], factors[0]
     carried, keep = np.float32(momentum), np.float32(1 - rate * decay)
     for row in range(lo, hi):
         source, there = row_of(g, row)
         start, end = row * g.width, min(g.size, (row + 1) * g.width)
         for i in range(start, end, LANES):
-            gradient = load_to(g.values, source + i - start, there) * factor  # rounded: the sum is fused with the other product
+            gradient = (
+                load_to(g.values, source + i - start, there) * factor
+            )  # rounded: the sum is fused with the other product
             change = load_to(m, i, end) * carried + gradient
             store_to(m, i, end, change, 0)
             store_to(w, i, end, load_to(w, i, end) * keep - change * rate, 0)
@@ -128,7 +132,9 @@ def unit_flat(lo, hi, thread, x: F32, squares: F32, out: F32, eps: Real):
 @kernel("opt_unit")
 def opt_unit(outs, ins, attrs, scratch, threads):
     x, squares = ins
-    return [unit_flat.call(x, squares, outs[0], attrs["eps"], items=x.size, block=portion(x.size, unit=LANES))]
+    return [
+        unit_flat.call(x, squares, outs[0], attrs["eps"], items=x.size, block=portion(x.size, unit=LANES))
+    ]
 
 
 @KernelEntry
@@ -141,7 +147,11 @@ def blend_flat(lo, hi, thread, x: F32, y: F32, out: F32, a: Real, b: Real):
 @kernel("opt_blend")
 def opt_blend(outs, ins, attrs, scratch, threads):
     x, y = ins
-    return [blend_flat.call(x, y, outs[0], attrs["a"], attrs["b"], items=x.size, block=portion(x.size, unit=LANES))]
+    return [
+        blend_flat.call(
+            x, y, outs[0], attrs["a"], attrs["b"], items=x.size, block=portion(x.size, unit=LANES)
+        )
+    ]
 
 
 @KernelEntry
@@ -192,7 +202,9 @@ def opt_rows(outs, ins, attrs, scratch, threads):
     (dy, ids), (out, places) = ins, outs
     rows, width, count = places.size, dy.shape[-1], ids.size
     seen = {"ids": ids, "places": places, "count": count, "rows": rows}
-    added = gather_rows.call(dy, out=out, width=width, **seen, items=width, block=portion(width, count, 4 * LANES))
+    added = gather_rows.call(
+        dy, out=out, width=width, **seen, items=width, block=portion(width, count, 4 * LANES)
+    )
     return [find_places.call(**seen, items=1, block=1), added]
 
 

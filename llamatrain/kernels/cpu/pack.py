@@ -124,7 +124,9 @@ def pack_part(side, to, source, turned, first, rows, start, deep, room):
         pack_quantised(side.mode, to, form - BLOCKS, source, stride, across, first, rows, start, deep, room)
     else:
         begin = first + start * stride if across else first * stride + start
-        tiles.pack(side.mode, to, source + begin * (2 if form else 4), form, across, turned, stride, rows, deep)
+        tiles.pack(
+            side.mode, to, source + begin * (2 if form else 4), form, across, turned, stride, rows, deep
+        )
 
 
 @inline
@@ -136,9 +138,16 @@ def entry_of(side, entry):
 @KernelEntry
 def pack_whole(lo, hi, thread, side: Side, entries: I64, packed: Packed, is_a, strip):
     strips, blocks = (side.rows + strip - 1) // strip, max(1, (side.depth + side.k_block - 1) // side.k_block)
-    room, turned = packed.memory + packed.spare + thread * packed.each, side.across if is_a else 1 - side.across
+    room, turned = (
+        packed.memory + packed.spare + thread * packed.each,
+        side.across if is_a else 1 - side.across,
+    )
     for item in range(lo, hi):
-        entry, first, k0 = item // strips // blocks, item % strips * strip, item // strips % blocks * side.k_block
+        entry, first, k0 = (
+            item // strips // blocks,
+            item % strips * strip,
+            item // strips % blocks * side.k_block,
+        )
         rows, deep = min(strip, side.rows - first), min(side.k_block, side.depth - k0)
         to = packed.memory + entry * packed.entry_bytes
         to += tiles.panel_bytes(side.mode, side.rows, side.k_block) * (k0 // side.k_block)

@@ -94,4 +94,7 @@ def repeat_back(outs, ins, attrs, scratch, threads):
     chunk = chunk_of(rows)
     chunks = -(-rows // chunk)
     each = sum_chunk.call(x, scratch, width, chunk, items=rows, block=chunk)
-    return [each, add_rows.call(scratch, y, rows=chunks, width=width, items=width, block=portion(width, chunks, LANES))]
+    return [
+        each,
+        add_rows.call(scratch, y, rows=chunks, width=width, items=width, block=portion(width, chunks, LANES)),
+    ]

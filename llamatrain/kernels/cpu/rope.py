@@ -14,7 +14,9 @@ def turn(v, angle, way):
 
 
 @KernelEntry
-def rotate(lo, hi, thread, x: F32, positions: I32, table: F32, y: F32, heads, size, turned, sign: Real, past, count):
+def rotate(
+    lo, hi, thread, x: F32, positions: I32, table: F32, y: F32, heads, size, turned, sign: Real, past, count
+):
     """Tokens lo to hi; `turned` elements of each head turn, the rest pass through."""
     way = np.float32(sign)
     for token in range(lo, hi):
@@ -31,7 +33,9 @@ def rotate(lo, hi, thread, x: F32, positions: I32, table: F32, y: F32, heads, si
 
 
 @KernelEntry
-def rotate_halves(lo, hi, thread, x: F32, positions: I32, table: F32, y: F32, heads, size, turned, sign: Real, past, count):
+def rotate_halves(
+    lo, hi, thread, x: F32, positions: I32, table: F32, y: F32, heads, size, turned, sign: Real, past, count
+):
     """The same where pairs lie half of `turned` apart, and a position's cosines before its sines."""
     way, pairs = np.float32(sign), turned // 2
     for token in range(lo, hi):
@@ -44,8 +48,16 @@ def rotate_halves(lo, hi, thread, x: F32, positions: I32, table: F32, y: F32, he
             for i in range(0, pairs, LANES):
                 one, other = load_to(x, start + i, middle), load_to(x, middle + i, end)
                 cos, sin = load_to(table, cosines + i, sines), load_to(table, sines + i, sines + pairs) * way
-                store_to(y, start + i, middle, one * cos - other * sin if there else splat(np.float32(np.nan)), past)
-                store_to(y, middle + i, end, one * sin + other * cos if there else splat(np.float32(np.nan)), past)
+                store_to(
+                    y,
+                    start + i,
+                    middle,
+                    one * cos - other * sin if there else splat(np.float32(np.nan)),
+                    past,
+                )
+                store_to(
+                    y, middle + i, end, one * sin + other * cos if there else splat(np.float32(np.nan)), past
+                )
             for i in range(end, start + size, LANES):
                 store_to(y, i, start + size, load_to(x, i, start + size), 0)
 
@@ -57,7 +69,11 @@ def rope(outs, ins, attrs, sign):
     past = turned == size and streams(y[..., : size // 2] if halves else y, x)
     shape = {"heads": heads, "size": size, "turned": turned, "count": len(table)}
     how = {"items": batch * length, "block": portion(batch * length, 4 * heads * size)}
-    return [(rotate_halves if halves else rotate).call(x, positions, table, y, **shape, sign=sign, past=past, **how)]
+    return [
+        (rotate_halves if halves else rotate).call(
+            x, positions, table, y, **shape, sign=sign, past=past, **how
+        )
+    ]
 
 
 @kernel("rope")

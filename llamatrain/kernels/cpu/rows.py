@@ -23,7 +23,11 @@ def take_rows(lo, hi, thread, w, ids: I32, y: F32, width, is_half, there):
                 store_to(y, start + i, start + width, splat(np.float32(np.nan)), 0)
             continue
         for i in range(0, width, LANES):
-            v = load_to(half, source + i, source + width) if is_half else load_to(wide, source + i, source + width)
+            v = (
+                load_to(half, source + i, source + width)
+                if is_half
+                else load_to(wide, source + i, source + width)
+            )
             store_to(y, start + i, start + width, v, 0)
 
 
@@ -69,7 +73,11 @@ def get_rows_back(outs, ins, attrs, scratch, threads):
     (dy, ids), (out,) = ins, outs
     rows, width = out.shape
     block = portion(rows, width)  # few and large: each looks at all numbers
-    return [add_to_rows.call(dy, ids, out, count=ids.size, width=width, past=streams(out), items=rows, block=block)]
+    return [
+        add_to_rows.call(
+            dy, ids, out, count=ids.size, width=width, past=streams(out), items=rows, block=block
+        )
+    ]
 
 
 @KernelEntry
@@ -102,4 +110,7 @@ def set_rows(outs, ins, attrs, scratch, threads):
     put = put_rows.call(rows, ids, y, count=ids.size, width=width, there=len(y), items=width, block=block)
     if x.ctypes.data == y.ctypes.data:
         return [put]
-    return [copy_words.call(x, y, streams(y), items=x.nbytes // 4, block=portion(x.nbytes // 4, unit=LANES)), put]
+    return [
+        copy_words.call(x, y, streams(y), items=x.nbytes // 4, block=portion(x.nbytes // 4, unit=LANES)),
+        put,
+    ]

@@ -9,7 +9,18 @@ import math
 import numpy as np
 
 from llamatrain.compiler.declare import F32, KernelEntry, f32, inline, woven
-from llamatrain.compiler.vectors import LANES, between, exp, larger, load, load_to, otherwise, splat, store, within
+from llamatrain.compiler.vectors import (
+    LANES,
+    between,
+    exp,
+    larger,
+    load,
+    load_to,
+    otherwise,
+    splat,
+    store,
+    within,
+)
 from llamatrain.kernels.cpu.attention_args import Forward, Gradients, Heads
 from llamatrain.kernels.cpu.registry import share
 from llamatrain.kernels.cpu.small_attention_layout import (
@@ -49,12 +60,27 @@ def soften(scores, firsts, ends, low, high):
 
 
 @KernelEntry
-def attend_small(lo, hi, thread, q, k, v, starts, lasts, out: F32, lse: F32, scratch, thread_bytes, shape: Heads):
+def attend_small(
+    lo, hi, thread, q, k, v, starts, lasts, out: F32, lse: F32, scratch, thread_bytes, shape: Heads
+):
     """A job: one head of keys, with all heads of queries that read it."""
     length, keys, heads, groups, size = shape.length, shape.keys, shape.heads, shape.groups, shape.size
-    group, pad, pitch, apart, scale = heads // groups, padded(size), heads * size, groups * size, np.float32(shape.scale)
+    group, pad, pitch, apart, scale = (
+        heads // groups,
+        padded(size),
+        heads * size,
+        groups * size,
+        np.float32(shape.scale),
+    )
     room = parts(scratch + thread * thread_bytes, length, keys)
-    scores, columns, tops_of, sums_of, firsts, ends = room.scores, room.x, room.y, room.deltas, room.firsts, room.ends
+    scores, columns, tops_of, sums_of, firsts, ends = (
+        room.scores,
+        room.x,
+        room.y,
+        room.deltas,
+        room.firsts,
+        room.ends,
+    )
     for item in range(lo, hi):
         batch, kv = item // groups, item % groups
         source = (batch * keys * groups + kv) * size
@@ -75,7 +101,9 @@ def attend_small(lo, hi, thread, q, k, v, starts, lasts, out: F32, lse: F32, scr
                 store(tops_of, 0, top)
                 store(sums_of, 0, sums)
                 for i in range(rows):
-                    lse[line + query + i] = tops_of[i] + math.log(sums_of[i]) if sums_of[i] != ZERO else NOTHING
+                    lse[line + query + i] = (
+                        tops_of[i] + math.log(sums_of[i]) if sums_of[i] != ZERO else NOTHING
+                    )
                 inverse = splat(ONE) / otherwise(sums, splat(ONE), sums)
                 for d in range(0, pad * LANES, LANES):
                     store(columns, d, load(columns, d) * inverse)
@@ -123,7 +151,16 @@ def queries_back(shape, room, lse, line, dq, place, pad, scale):
         to_lanes(room.x, room.q, query, pad)
         products(room.scores, room.x, room.k, pad, low, high)
         of_lanes, delta = load_to(lse, line + query, line + length), load(room.deltas, query)
-        slopes(room.scores, room.steps, low, high, load(room.firsts, query), load(room.ends, query), of_lanes, delta)
+        slopes(
+            room.scores,
+            room.steps,
+            low,
+            high,
+            load(room.firsts, query),
+            load(room.ends, query),
+            of_lanes,
+            delta,
+        )
         clear(room.x, pad * LANES)
         add_weighted(room.x, 0, room.steps, room.k, pad, low, high)
         from_lanes(dq, place + query * pitch, pitch, rows, shape.size, room.x, 0, scale)
@@ -138,16 +175,26 @@ def keys_back(shape, room, lse, line, pad):
         products(room.scores, room.x, room.q, pad, low, high)
         to_lanes(room.x, room.v, key, pad)
         products(room.steps, room.x, room.dout, pad, low, high)
-        slopes_of_keys(room.scores, room.steps, low, high, key, room.firsts, room.ends, lse, line, room.deltas)
+        slopes_of_keys(
+            room.scores, room.steps, low, high, key, room.firsts, room.ends, lse, line, room.deltas
+        )
         add_weighted(room.dk, key * pad, room.steps, room.q, pad, low, high)
         add_weighted(room.dv, key * pad, room.scores, room.dout, pad, low, high)
 
 
 @KernelEntry
-def attend_small_back(lo, hi, thread, given: Forward, starts, lasts, to: Gradients, scratch, thread_bytes, shape: Heads):
+def attend_small_back(
+    lo, hi, thread, given: Forward, starts, lasts, to: Gradients, scratch, thread_bytes, shape: Heads
+):
     """A job: as forward."""
     length, keys, heads, groups, size = shape.length, shape.keys, shape.heads, shape.groups, shape.size
-    group, pad, pitch, apart, scale = heads // groups, padded(size), heads * size, groups * size, np.float32(shape.scale)
+    group, pad, pitch, apart, scale = (
+        heads // groups,
+        padded(size),
+        heads * size,
+        groups * size,
+        np.float32(shape.scale),
+    )
     room = parts(scratch + thread * thread_bytes, length, keys)
     for item in range(lo, hi):
         batch, kv = item // groups, item % groups
@@ -174,7 +221,9 @@ def attend_small_back(lo, hi, thread, given: Forward, starts, lasts, to: Gradien
 
 
 def is_small(q, k) -> bool:
-    return q.dtype == k.dtype == np.float32 and q.shape[3] <= WIDEST and max(q.shape[1], k.shape[1]) <= LONGEST
+    return (
+        q.dtype == k.dtype == np.float32 and q.shape[3] <= WIDEST and max(q.shape[1], k.shape[1]) <= LONGEST
+    )
 
 
 def thread_bytes(q, k) -> int:

@@ -59,11 +59,20 @@ def products(to, columns, rows, pad, low, high):
     """Of what is in the lanes with each row."""
     for d in range(0, pad, 4):
         i = d * LANES
-        x0, x1, x2, x3 = load(columns, i), load(columns, i + LANES), load(columns, i + 2 * LANES), load(columns, i + 3 * LANES)
+        x0, x1, x2, x3 = (
+            load(columns, i),
+            load(columns, i + LANES),
+            load(columns, i + 2 * LANES),
+            load(columns, i + 3 * LANES),
+        )
         for j in range(low, high):
             at = j * pad + d
             so_far = load(to, j * LANES) if d > 0 else splat(ZERO)
-            store(to, j * LANES, so_far + x0 * rows[at] + x1 * rows[at + 1] + x2 * rows[at + 2] + x3 * rows[at + 3])
+            store(
+                to,
+                j * LANES,
+                so_far + x0 * rows[at] + x1 * rows[at + 1] + x2 * rows[at + 2] + x3 * rows[at + 3],
+            )
 
 
 @inline
@@ -92,7 +101,9 @@ def clear(x, size):
 @inline
 def fill_ranges(firsts, ends, starts, lasts, batch, length, keys, window):
     for query in range(length):
-        firsts[query], ends[query] = seen(i32(starts), i32(lasts), lasts != 0, batch, query, length, keys, window)
+        firsts[query], ends[query] = seen(
+            i32(starts), i32(lasts), lasts != 0, batch, query, length, keys, window
+        )
 
 
 @inline

@@ -5,7 +5,18 @@ import math
 import numpy as np
 
 from llamatrain.compiler.declare import F32, F64, I32, KernelEntry, inline
-from llamatrain.compiler.vectors import LANES, exp, larger, largest, load_to, otherwise, splat, store_to, total, within
+from llamatrain.compiler.vectors import (
+    LANES,
+    exp,
+    larger,
+    largest,
+    load_to,
+    otherwise,
+    splat,
+    store_to,
+    total,
+    within,
+)
 from llamatrain.kernels.cpu.chunking import portion
 from llamatrain.kernels.cpu.norm import dot
 from llamatrain.kernels.cpu.reduce import add_up
@@ -63,13 +74,21 @@ def soft_max_rows_back(lo, hi, thread, dy: F32, y: F32, dx: F32, width):
 @kernel("soft_max")
 def soft_max(outs, ins, attrs, scratch, threads):
     (x,), width = ins, ins[0].shape[-1]
-    return [soft_max_rows.call(x, outs[0], width, items=x.size // width, block=portion(x.size // width, 8 * width))]
+    return [
+        soft_max_rows.call(
+            x, outs[0], width, items=x.size // width, block=portion(x.size // width, 8 * width)
+        )
+    ]
 
 
 @kernel("soft_max_back")
 def soft_max_back(outs, ins, attrs, scratch, threads):
     (dy, y), width = ins, ins[0].shape[-1]
-    return [soft_max_rows_back.call(dy, y, outs[0], width, items=y.size // width, block=portion(y.size // width, 4 * width))]
+    return [
+        soft_max_rows_back.call(
+            dy, y, outs[0], width, items=y.size // width, block=portion(y.size // width, 4 * width)
+        )
+    ]
 
 
 # ---- cross entropy: the sum over rows of weight (log(sum(exp(x))) - x[target]) ----
@@ -125,7 +144,9 @@ def entropy_of_rows(lo, hi, thread, x: F32, targets: F32, weights: F32, sums: F6
         each = splat(0.0)
         for i in range(start, end, LANES):
             share = load_to(targets, i, end)
-            each += otherwise(share, splat(0.0), share * (log_sum - load_to(x, i, end)))  # nothing of an infinity is nothing
+            each += otherwise(
+                share, splat(0.0), share * (log_sum - load_to(x, i, end))
+            )  # nothing of an infinity is nothing
         so_far += weights[row] * total(each)
     sums[lo // rows] = so_far
 
@@ -176,14 +197,20 @@ def cross_entropy_loss(outs, ins, attrs, scratch, threads):
 @kernel("cross_entropy_rows")
 def cross_entropy_rows(outs, ins, attrs, scratch, threads):
     logits, targets = ins
-    return [entropy_of_each.call(logits, targets, outs[0], logits.shape[1], items=logits.shape[0], block=rows_of(logits))]
+    return [
+        entropy_of_each.call(
+            logits, targets, outs[0], logits.shape[1], items=logits.shape[0], block=rows_of(logits)
+        )
+    ]
 
 
 @kernel("cross_entropy_judged", scratch=row_sums)
 def cross_entropy_judged(outs, ins, attrs, scratch, threads):
     logits, targets, weights = ins
     (rows, width), block = logits.shape, rows_of(logits)
-    each = right_of_ids.call(logits, targets, weights, scratch, width=width, rows=block, items=rows, block=block)
+    each = right_of_ids.call(
+        logits, targets, weights, scratch, width=width, rows=block, items=rows, block=block
+    )
     right = [each, add_up.call(scratch, outs[1], -(-rows // block), 1.0, items=1, block=1)]
     parts = [*cross_entropy_rows(outs[2:], ins[:2], attrs, scratch, threads)]
     parts.append(weighed.call(outs[2], weights, items=rows, block=portion(rows)))

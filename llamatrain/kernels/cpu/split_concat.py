@@ -74,11 +74,17 @@ def _floats(outs: Sequence[Array], ins: Sequence[Array], attrs: dict) -> bool:
 def split_columns(outs, ins, attrs, scratch, threads):
     (x,), (begin, sizes, whole) = ins, starts(outs)
     past = whole and all(streams(out, x) for out in outs)
-    return moves([(columns_of(x, start), columns_of(out)) for out, start in zip(outs, begin, strict=True)], sizes, past)
+    return moves(
+        [(columns_of(x, start), columns_of(out)) for out, start in zip(outs, begin, strict=True)], sizes, past
+    )
 
 
 @kernel("join_columns", takes=_floats)
 def join_columns(outs, ins, attrs, scratch, threads):
     (y,), (begin, sizes, whole) = outs, starts(ins)
     past = whole and streams(y, *ins)
-    return moves([(columns_of(part), columns_of(y, start)) for part, start in zip(ins, begin, strict=True)], sizes, past)
+    return moves(
+        [(columns_of(part), columns_of(y, start)) for part, start in zip(ins, begin, strict=True)],
+        sizes,
+        past,
+    )

@@ -23,7 +23,9 @@ from llamatrain.compiler.declare import LazyModule, SharedKernel, inline
 from llamatrain.kernels.cpu.tile_shape import NARROW_ROWS, ROW, TILE, WIDE_ROWS
 from llamatrain.platform import cpu
 
-micro, tile_rows = (LazyModule(f"llamatrain.kernels.cpu.llvm.{name}") for name in ("microkernel", "tile_rows"))
+micro, tile_rows = (
+    LazyModule(f"llamatrain.kernels.cpu.llvm.{name}") for name in ("microkernel", "tile_rows")
+)
 
 FLOAT32, ROUNDED, PAIRS, TILES = range(4)
 SIDE = 32  # of the block of C that is finished at once

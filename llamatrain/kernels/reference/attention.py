@@ -24,13 +24,17 @@ def by_head(x, heads):
 
 def attention_scores(q, k, scale, cap):
     """(B, H, T, S)"""
-    return capped(by_head(q, q.shape[2]) @ np.swapaxes(by_head(k, q.shape[2]), -1, -2) * q.dtype.type(scale), cap)
+    return capped(
+        by_head(q, q.shape[2]) @ np.swapaxes(by_head(k, q.shape[2]), -1, -2) * q.dtype.type(scale), cap
+    )
 
 
 @kernel
 def flash_attn(q, k, v, *ranges, scale, window=0, cap=0.0):
     q, k, v = operands(q, k, v)
-    scores = np.where(visible(q, k, *ranges, window=window), attention_scores(q, k, scale, cap), q.dtype.type(-np.inf))
+    scores = np.where(
+        visible(q, k, *ranges, window=window), attention_scores(q, k, scale, cap), q.dtype.type(-np.inf)
+    )
     top = np.max(scores, axis=-1, keepdims=True)
     e = np.exp(scores - np.where(top == -np.inf, 0, top))
     total = np.sum(e, axis=-1, keepdims=True)

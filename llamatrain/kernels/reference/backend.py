@@ -19,7 +19,9 @@ class ReferenceBackend(Host):
     def scratch(self, node: Node) -> int:
         return 0
 
-    def bind(self, node: Node, outs: Sequence[np.ndarray], ins: Sequence[np.ndarray | Blocks], scratch: np.ndarray) -> list[Any]:
+    def bind(
+        self, node: Node, outs: Sequence[np.ndarray], ins: Sequence[np.ndarray | Blocks], scratch: np.ndarray
+    ) -> list[Any]:
         return [partial(run, node.op.name, outs, ins, node.attrs), *self.lets_go(ins)]
 
     def grouped(self, calls: Iterable[Any]) -> list[Callable[[], None]]:

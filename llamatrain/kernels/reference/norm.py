@@ -33,4 +33,6 @@ def norm_back(dy, x, *, eps):
     middle = x - np.mean(x, axis=-1, keepdims=True)
     size = root_mean_square(middle, eps)
     normal = middle / size
-    return (dy - np.mean(dy, axis=-1, keepdims=True) - normal * np.mean(dy * normal, axis=-1, keepdims=True)) / size
+    return (
+        dy - np.mean(dy, axis=-1, keepdims=True) - normal * np.mean(dy * normal, axis=-1, keepdims=True)
+    ) / size

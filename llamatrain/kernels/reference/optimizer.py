@@ -8,7 +8,11 @@ from llamatrain.kernels.reference.rows import get_rows_back
 
 @kernel
 def opt_rows(dy, ids, *, rows):
-    ids, places, found = ids.ravel(), np.full(rows, -1, np.int32), np.zeros((ids.size, dy.shape[-1]), dy.dtype)
+    ids, places, found = (
+        ids.ravel(),
+        np.full(rows, -1, np.int32),
+        np.zeros((ids.size, dy.shape[-1]), dy.dtype),
+    )
     places[ids[::-1]] = np.arange(ids.size)[::-1]  # of rows with the same number the first
     found[places[places >= 0]] = get_rows_back(dy, ids, rows=rows)[places >= 0]
     return found.reshape(dy.shape), places

@@ -17,7 +17,9 @@ def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def run(name: str, outs: Sequence[np.ndarray], ins: Sequence[np.ndarray | Blocks], attrs: dict[str, Any]) -> None:
+def run(
+    name: str, outs: Sequence[np.ndarray], ins: Sequence[np.ndarray | Blocks], attrs: dict[str, Any]
+) -> None:
     """Compute into `outs`, which may share memory with `ins`."""
     with np.errstate(all="ignore"):  # what is not finite is found where it matters, and named
         if name in IN_PLACE:

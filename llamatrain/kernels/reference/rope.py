@@ -10,7 +10,9 @@ def rotate(x, positions, table, direction, halves):
     pairs = table.shape[2]
     cos, sin = (table[positions][:, :, None, part] for part in (0, 1))  # (B, T, 1, pairs)
     one, other = (
-        (np.s_[..., :pairs], np.s_[..., pairs : 2 * pairs]) if halves else (np.s_[..., part : 2 * pairs : 2] for part in (0, 1))
+        (np.s_[..., :pairs], np.s_[..., pairs : 2 * pairs])
+        if halves
+        else (np.s_[..., part : 2 * pairs : 2] for part in (0, 1))
     )
     out = x.copy()
     out[one] = x[one] * cos - direction * x[other] * sin

@@ -21,7 +21,11 @@ UNLIKE = 62  # blocks, as in the second
 
 def rotations(h: Hyperparameters) -> Sequence[Rope]:
     """What is scaled are not the blocks with windows; what is made longer are all."""
-    return [h.rope, Rope(h.rope.size, base=h.own["near_base"], length=h.rope.length)] if h.own["window"] else [h.rope]
+    return (
+        [h.rope, Rope(h.rope.size, base=h.own["near_base"], length=h.rope.length)]
+        if h.own["window"]
+        else [h.rope]
+    )
 
 
 ARCHITECTURE = Architecture(

@@ -52,7 +52,13 @@ def rotations(h: Hyperparameters) -> Sequence[Rope]:
 ARCHITECTURE = Architecture(
     name="olmo2",
     keys=layers.KEYS | KEYS,
-    weights=layers.EMBEDDINGS | layers.ATTENTION | layers.BIASES | NORMS | layers.FEED_FORWARD | LAST_NORM | layers.LAST,
+    weights=layers.EMBEDDINGS
+    | layers.ATTENTION
+    | layers.BIASES
+    | NORMS
+    | layers.FEED_FORWARD
+    | LAST_NORM
+    | layers.LAST,
     rotation="halves",
     embed=layers.embed,
     block=block,

@@ -11,7 +11,9 @@ from llamatrain.model.architecture import Architecture
 from llamatrain.model.forward import ForwardPass
 
 ATTENTION = {
-    "blk.{}.attn_qkv.weight": layers.matrix(lambda h: h.width + 2 * h.kv_width, lambda h: h.embd, "self_attn.qkv_proj"),
+    "blk.{}.attn_qkv.weight": layers.matrix(
+        lambda h: h.width + 2 * h.kv_width, lambda h: h.embd, "self_attn.qkv_proj"
+    ),
     "blk.{}.attn_output.weight": layers.ATTENTION["blk.{}.attn_output.weight"],
 }
 FEED_FORWARD = {
@@ -24,7 +26,9 @@ def block(model: ForwardPass, layer: int, x: Tensor) -> Tensor:
     h, at = model.h, f"blk.{layer}"
     together = model.linear(model.norm(x, f"{at}.attn_norm"), f"{at}.attn_qkv")
     parts = split_columns(together, sizes=(h.width, h.kv_width, h.kv_width))
-    q, k, v = (model.heads(part, count) for part, count in zip(parts, (h.heads, h.kv_heads, h.kv_heads), strict=True))
+    q, k, v = (
+        model.heads(part, count) for part, count in zip(parts, (h.heads, h.kv_heads, h.kv_heads), strict=True)
+    )
     seen = model.attended(layer, model.rotated(layer, q), model.rotated(layer, k), v)
     x = O.add(model.going_on(layer, x), model.linear(seen, f"{at}.attn_output"))
     gated = swiglu_halves(model.linear(model.norm(x, f"{at}.ffn_norm"), f"{at}.ffn_up"))
@@ -34,7 +38,12 @@ def block(model: ForwardPass, layer: int, x: Tensor) -> Tensor:
 ARCHITECTURE = Architecture(
     name="phi3",
     keys=layers.KEYS,
-    weights=layers.EMBEDDINGS | layers.BEFORE_ATTENTION | ATTENTION | layers.BEFORE_FEED_FORWARD | FEED_FORWARD | layers.LAST,
+    weights=layers.EMBEDDINGS
+    | layers.BEFORE_ATTENTION
+    | ATTENTION
+    | layers.BEFORE_FEED_FORWARD
+    | FEED_FORWARD
+    | layers.LAST,
     rotation="halves",
     embed=layers.embed,
     block=block,

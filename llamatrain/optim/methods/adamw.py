@@ -26,7 +26,9 @@ class AdamW(ElementwiseRule):
         """The rate and both bias corrections."""
         return np.array([rate, 1.0 - self.beta1**step, 1.0 - self.beta2**step], np.float32)  # (3,)
 
-    def step(self, weight: Tensor, grad: Tensor, schedule: Tensor, factor: Tensor, *places: Tensor) -> Sequence[Tensor]:
+    def step(
+        self, weight: Tensor, grad: Tensor, schedule: Tensor, factor: Tensor, *places: Tensor
+    ) -> Sequence[Tensor]:
         given, decay = (weight, *self.beside(weight), grad, schedule, factor, *places), self.decay(weight)
         return opt_step_adamw(*given, beta1=self.beta1, beta2=self.beta2, eps=self.eps, decay=decay)[:1]
 

@@ -51,17 +51,25 @@ class LBFGS(Minimizer):
         memory = {"memory_s": (moves, size), "memory_y": (moves, size), "memory_ys": (moves,)}
         if "current_parameters" in kept:
             return {"current_gradients": (size,), **memory}
-        return memory if kept.keys() & memory.keys() else {}  # it may begin anew, or with moves of an ancestor's
+        return (
+            memory if kept.keys() & memory.keys() else {}
+        )  # it may begin anew, or with moves of an ancestor's
 
     @classmethod
     def fault(cls, kept: Values) -> str | None:
         if "memory_ys" not in kept:
             return None
-        numbers = {"loss": float, "iteration": int, "evaluations": int} if "current_parameters" in kept else {}
+        numbers = (
+            {"loss": float, "iteration": int, "evaluations": int} if "current_parameters" in kept else {}
+        )
         numbers |= {name: int for name in ("idle",) if name in kept}
         if wrong := [name for name, kind in numbers.items() if type(kept.get(name)) is not kind]:
             return f"the number {cls.key(wrong[0])} is missing, or of another kind"
-        moves, held, at = kept["memory_ys"].size, kept.get("approx_hessian_count"), kept.get("line_search_end")
+        moves, held, at = (
+            kept["memory_ys"].size,
+            kept.get("approx_hessian_count"),
+            kept.get("line_search_end"),
+        )
         if not (type(held) is int and type(at) is int and 0 <= held <= moves and 0 <= at < moves):
             return f"{held} moves held and the next one to go to place {at} cannot be in a history of {moves}"
         for place in newest_first(held, at, moves):
@@ -87,7 +95,9 @@ class LbfgsState:
         self.idle = 0  # evaluations since the loss has fallen by more than its rounding
         self.length = 0.0  # of the last step, in directions
         # working memory, empty between two steps
-        self._trial, self._next_gradient, self._direction, self._product = (np.empty_like(x) for _ in range(4))
+        self._trial, self._next_gradient, self._direction, self._product = (
+            np.empty_like(x) for _ in range(4)
+        )
 
     # ---- one iteration -----------------------------------------------------
 
@@ -152,7 +162,9 @@ class LbfgsState:
         # without a history the direction has the gradient's length, which says little about how far to go
         first = 1.0 if self.pairs else min(1.0, reach / math.sqrt(-slope))
         tried = self.evaluations
-        found = search(Line(at, self.loss, slope), SEARCHES[self.options.line_search], first, max(1, patience))
+        found = search(
+            Line(at, self.loss, slope), SEARCHES[self.options.line_search], first, max(1, patience)
+        )
         self.idle += self.evaluations - tried
         if found is None:
             return False
@@ -203,13 +215,22 @@ class LbfgsState:
             "memory_s": self.s,
             "memory_y": self.y,
             "memory_ys": self.ys,
-            "approx_hessian_count": np.uint32(self.pairs),  # in so many bits by the ancestors, the next one too
+            "approx_hessian_count": np.uint32(
+                self.pairs
+            ),  # in so many bits by the ancestors, the next one too
             "line_search_end": np.int32(self.end),
         }
         if math.isnan(self.loss):
-            return (memory if self.pairs else {}) | ({"evaluations": self.evaluations} if self.evaluations else {})
+            return (memory if self.pairs else {}) | (
+                {"evaluations": self.evaluations} if self.evaluations else {}
+            )
         point = {"current_parameters": self.x, "current_gradients": self.gradient}
-        numbers = {"loss": self.loss, "iteration": self.iteration, "evaluations": self.evaluations, "idle": self.idle}
+        numbers = {
+            "loss": self.loss,
+            "iteration": self.iteration,
+            "evaluations": self.evaluations,
+            "idle": self.idle,
+        }
         return point | memory | numbers
 
     def restore(self, kept: Values) -> None:

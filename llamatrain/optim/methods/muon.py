@@ -47,7 +47,9 @@ class Muon(AdamW):
     def in_precision(self, precision: str) -> Self:
         return replace(self, half=precision == "bf16")
 
-    def step(self, weight: Tensor, grad: Tensor, schedule: Tensor, factor: Tensor, *places: Tensor) -> Sequence[Tensor]:
+    def step(
+        self, weight: Tensor, grad: Tensor, schedule: Tensor, factor: Tensor, *places: Tensor
+    ) -> Sequence[Tensor]:
         if not is_matrix(weight.name, weight.shape):
             return super().step(weight, grad, schedule, factor, *places)
         carried = opt_momentum(*self.beside(weight), grad, factor, momentum=self.momentum)

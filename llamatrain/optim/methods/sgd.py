@@ -18,7 +18,9 @@ class SGD(ElementwiseRule):
 
     momentum: float = 0.9
 
-    def step(self, weight: Tensor, grad: Tensor, schedule: Tensor, factor: Tensor, *places: Tensor) -> Sequence[Tensor]:
+    def step(
+        self, weight: Tensor, grad: Tensor, schedule: Tensor, factor: Tensor, *places: Tensor
+    ) -> Sequence[Tensor]:
         given, decay = (weight, *self.beside(weight), grad, schedule, factor, *places), self.decay(weight)
         return opt_step_sgd(*given, momentum=self.momentum, decay=decay)[:1]
 

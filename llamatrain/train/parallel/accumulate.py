@@ -18,7 +18,9 @@ class GroupStep:
 
     batches: int
     onto: bool  # it is added to what is in vector 0
-    added: list[tuple[int, int]] = field(default_factory=list)  # to a vector, another one, which is not needed any more
+    added: list[tuple[int, int]] = field(
+        default_factory=list
+    )  # to a vector, another one, which is not needed any more
     moved: int = 0  # vector 0 makes way to this one
 
 
@@ -69,7 +71,11 @@ def turns_of(groups: range, count: int, batches: int) -> AccumulationPlan:
             free += [vector] if vector else []
             branch, vector = left.joined(), to
         follows = group + 1 in groups
-        if vector == 0 and follows and not (TreeNode(group, 1).left and len(share(batches, count, group + 1)) == 1):
+        if (
+            vector == 0
+            and follows
+            and not (TreeNode(group, 1).left and len(share(batches, count, group + 1)) == 1)
+        ):
             vector = free.pop() if free else most
             most = max(most, vector + 1)
             turns[-1].moved = vector

@@ -24,7 +24,8 @@ class GatheredState:
         """What is left half way comes all the same, and goes nowhere: the others have it under way."""
         self._world.from_first((self._kind, "", ""))
         room = np.empty(
-            max((cut.stop - cut.start for cut, rank in self._owned if rank != self._world.rank), default=0), np.float32
+            max((cut.stop - cut.start for cut, rank in self._owned if rank != self._world.rank), default=0),
+            np.float32,
         )
         left = iter(self._owned)
         try:

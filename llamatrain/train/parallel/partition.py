@@ -128,7 +128,9 @@ class Partition:
 
     def cuts(self, bucket: int, rank: int) -> list[ParamSlice]:
         """Of a rank's own segments."""
-        return [cut for number in share(self.groups, self.ranks, rank) for cut in self.buckets[bucket][number]]
+        return [
+            cut for number in share(self.groups, self.ranks, rank) for cut in self.buckets[bucket][number]
+        ]
 
     def runs(self, bucket: int, rank: int) -> list[slice]:
         """The same, as places of the flat vector that follow each other."""
@@ -145,7 +147,10 @@ class Partition:
     def room(self, rank: int) -> int:
         """Elements that come from others for a bucket, of the largest: all branches of theirs in the rank's segments."""
         others = sum(len(theirs) for each, theirs in enumerate(self.branches) if each != rank)
-        own = (sum(run.stop - run.start for run in self.runs(number, rank)) for number in range(len(self.buckets)))
+        own = (
+            sum(run.stop - run.start for run in self.runs(number, rank))
+            for number in range(len(self.buckets))
+        )
         return others * max(own)
 
 

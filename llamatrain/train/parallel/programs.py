@@ -30,7 +30,13 @@ class ShardedPrograms(TrainPrograms):
     changes, and what it has changed goes to all others."""
 
     def __init__(
-        self, graphs: StepGraphs, arena: int, frozen: Mapping[str, np.ndarray] | None = None, *, world: Comm, batches: int
+        self,
+        graphs: StepGraphs,
+        arena: int,
+        frozen: Mapping[str, np.ndarray] | None = None,
+        *,
+        world: Comm,
+        batches: int,
     ) -> None:
         """A step has so many micro-batches."""
         super().__init__(graphs, arena, frozen)
@@ -51,7 +57,9 @@ class ShardedPrograms(TrainPrograms):
     def share(self, batches: int) -> range:
         setting = self.setting
         groups = share(setting.groups, setting.ranks, setting.rank)
-        return range(share(batches, setting.groups, groups[0])[0], share(batches, setting.groups, groups[-1])[-1] + 1)
+        return range(
+            share(batches, setting.groups, groups[0])[0], share(batches, setting.groups, groups[-1])[-1] + 1
+        )
 
     def settle(self) -> None:
         self.exposed = (self.exposed or 0.0) + self._exchange.finish()
@@ -61,7 +69,9 @@ class ShardedPrograms(TrainPrograms):
         assert rule
         cuts = ((cut, rank) for rank in range(division.ranks) for cut in division.cuts_of(rank))
         held = ((cut, rank) for cut, rank in cuts if rule.holds(kind, cut.name, cut.shape))
-        return GatheredState(self.world, kind, sorted(held, key=lambda each: each[0].start), self.vectors[kind])
+        return GatheredState(
+            self.world, kind, sorted(held, key=lambda each: each[0].start), self.vectors[kind]
+        )
 
     def serve(self, kind: str) -> None:
         self.whole_of(kind).serve()
@@ -71,7 +81,9 @@ class ShardedPrograms(TrainPrograms):
         for cut in self.graphs.cuts:
             if cut.key in held:
                 start = cut.start - begins[cut.name]
-                held[cut.key][...] = pieces[cut.name].reshape(-1)[start : start + held[cut.key].size].reshape(cut.shape)
+                held[cut.key][...] = (
+                    pieces[cut.name].reshape(-1)[start : start + held[cut.key].size].reshape(cut.shape)
+                )
         for piece in pieces.values():
             release(piece)
 
@@ -125,7 +137,9 @@ class ShardedPrograms(TrainPrograms):
             squares = self._squares()
             squares.program()
             mine = [float(squares.program.read(each)) for each in squares.graph.outputs]
-        norm = math.sqrt(math.fsum(each for one in self._waiting(lambda: self.world.gathered(mine)) for each in one))
+        norm = math.sqrt(
+            math.fsum(each for one in self._waiting(lambda: self.world.gathered(mine)) for each in one)
+        )
         clip = self.setting.clip
         factor = min(1.0, clip / (norm + SMALL)) if clip > 0 and math.isfinite(norm) else 1.0
         if self.graphs.cuts:

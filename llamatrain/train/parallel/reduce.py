@@ -21,12 +21,19 @@ Sent = list[np.ndarray]  # to one rank, or from it
 
 class TreeReduce:
     def __init__(
-        self, world: Comm, division: Partition, turns: AccumulationPlan, vectors: Sequence[np.ndarray], half: bool
+        self,
+        world: Comm,
+        division: Partition,
+        turns: AccumulationPlan,
+        vectors: Sequence[np.ndarray],
+        half: bool,
     ) -> None:
         """The sums are in the vectors as the last of the turns leaves them; half: they travel in bf16."""
         self.world, self.division, self.turns, self.vectors, self.half = world, division, turns, vectors, half
         self._numbers = range(len(division.buckets))
-        self._room_for = np.empty(division.room(division.rank), np.uint16 if half else np.float32)  # what comes
+        self._room_for = np.empty(
+            division.room(division.rank), np.uint16 if half else np.float32
+        )  # what comes
         self._news = threading.Condition()
         self._final = set[int]()  # buckets of this step
         self._thread: threading.Thread | None = None  # while the last turn is under way
@@ -88,7 +95,10 @@ class TreeReduce:
         for to, what in self.turns.turns[-1].added:
             for run in whole:
                 vectors[to][run] += vectors[what][run]
-        mine = [(branch, [vectors[vector][run] for run in division.runs(number, division.rank)]) for branch, vector in self.sums]
+        mine = [
+            (branch, [vectors[vector][run] for run in division.runs(number, division.rank)])
+            for branch, vector in self.sums
+        ]
         parts = mine + (self._swapped(number) if division.ranks > 1 else [])
         found = added(sorted(parts, key=lambda part: part[0]))
         for run, values in zip(division.runs(number, division.rank), found, strict=True):
@@ -108,7 +118,9 @@ class TreeReduce:
             into.append([])
             if rank == division.rank:
                 continue
-            sent = (self.vectors[vector][run] for _, vector in self.sums for run in division.runs(number, rank))
+            sent = (
+                self.vectors[vector][run] for _, vector in self.sums for run in division.runs(number, rank)
+            )
             out[-1] = [to_bf16(each) for each in sent] if self.half else list(sent)
             for branch in theirs:
                 parts = list[np.ndarray]()
@@ -119,7 +131,9 @@ class TreeReduce:
                 came.append((branch, parts))
         self.world.met()
         self.world.swap(out, into)
-        return [(branch, [from_bf16(part) if self.half else part for part in parts]) for branch, parts in came]
+        return [
+            (branch, [from_bf16(part) if self.half else part for part in parts]) for branch, parts in came
+        ]
 
 
 def added(parts: Sequence[tuple[TreeNode, Sent]]) -> Sent:

@@ -18,7 +18,9 @@ class MicrobatchInfo(NamedTuple):
     @classmethod
     def of(cls, batch: Batch) -> "MicrobatchInfo":
         compared, weight = batch.compared, float(batch.weights.sum(dtype="float64"))
-        totals = PreferenceTotals(weight, compared.count if compared else 0, compared.words if compared else 0)
+        totals = PreferenceTotals(
+            weight, compared.count if compared else 0, compared.words if compared else 0
+        )
         return cls(totals, batch.size, len(batch.tokens) - batch.empty)
 
 

@@ -86,20 +86,41 @@ def test_answers_are_trained_to_the_end_that_the_family_has(name: str) -> None:
 
 def test_a_new_model_keeps_the_layout_that_was_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("c.jsonl").write_text('{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n' * 4)
-    small = ("--embd", 32, "--head", 2, "--layer", 1, "--ff", 32, "--ctx", 64, "--vocab-size", 258, "--iters", 1)
+    Path("c.jsonl").write_text(
+        '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n' * 4
+    )
+    small = (
+        "--embd",
+        32,
+        "--head",
+        2,
+        "--layer",
+        1,
+        "--ff",
+        32,
+        "--ctx",
+        64,
+        "--vocab-size",
+        258,
+        "--iters",
+        1,
+    )
     ran("from-scratch", "c.jsonl", "--chat-template", "gemma", "--out", "run", *small)
     assert open_gguf(Path("run/model.gguf")).metadata["tokenizer.chat_template"] == NAMED["gemma"]
 
 
-def test_a_file_of_that_name_comes_first_and_others_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_that_name_comes_first_and_others_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path("gemma").mkdir()  # as models' folders are called
     assert DataOptions(chat_template=Path("gemma")).template == NAMED["gemma"]
     Path("gemma").rmdir()
     Path("gemma").write_text("{{ messages[0].content }}")
     assert DataOptions(chat_template=Path("gemma")).template == "{{ messages[0].content }}"
-    with pytest.raises(DataError, match="gemma4: No such file or directory; known by name are chatml, gemma, granite"):
+    with pytest.raises(
+        DataError, match="gemma4: No such file or directory; known by name are chatml, gemma, granite"
+    ):
         _ = DataOptions(chat_template=Path("gemma4")).template
 
 
@@ -121,7 +142,10 @@ def test_models_name_the_layout_that_they_have(alias: str, name: str) -> None:
 
 def test_of_a_layout_that_is_not_known_it_is_said_what_would_do() -> None:
     assert {*ALIASES.values()} <= {*NAMED} and not {*ALIASES} & {*NAMED}
-    with pytest.raises(DataError, match=r"deepseek: No such .*; known by name are .*; without --chat-template the model's own"):
+    with pytest.raises(
+        DataError,
+        match=r"deepseek: No such .*; known by name are .*; without --chat-template the model's own",
+    ):
         _ = DataOptions(chat_template=Path("deepseek")).template
 
 

@@ -53,7 +53,13 @@ def trained(messages: list[Message], template: str | None, **options: str) -> li
     runs = []
     for sample in samples:
         pieces = np.split(np.arange(len(sample.tokens)), np.flatnonzero(np.diff(sample.marks)) + 1)
-        runs.append([tokenizer.decode(sample.tokens[run]).decode() for run in pieces if len(run) and sample.marks[run[0]]])
+        runs.append(
+            [
+                tokenizer.decode(sample.tokens[run]).decode()
+                for run in pieces
+                if len(run) and sample.marks[run[0]]
+            ]
+        )
     return runs
 
 
@@ -65,7 +71,9 @@ def test_every_answer_is_trained_with_its_end_and_nothing_else() -> None:
 
 
 def test_what_follows_the_last_answer_is_not_trained() -> None:
-    assert trained([{"role": "system", "content": "s"}, *talk("hi", "hello", "well?")], LLAMA3) == [["hello</s>"]]
+    assert trained([{"role": "system", "content": "s"}, *talk("hi", "hello", "well?")], LLAMA3) == [
+        ["hello</s>"]
+    ]
 
 
 def test_an_answer_that_is_part_of_its_question() -> None:
@@ -107,11 +115,17 @@ def render(source: str, messages: list[Message] | None = None) -> str:
 
 
 def test_templates_are_rendered_as_hugging_face_does() -> None:
-    assert render("{% for m in messages %}\n  {% if true %}\n{{ m.content }}\n  {% endif %}\n{% endfor %}\n") == "hi\n"
+    assert (
+        render("{% for m in messages %}\n  {% if true %}\n{{ m.content }}\n  {% endif %}\n{% endfor %}\n")
+        == "hi\n"
+    )
     assert render("{{ {'b': '<é>', 'a': 1} | tojson }}") == '{"b": "<é>", "a": 1}'
     assert render("{{ strftime_now('%Y') }}") == time.strftime("%Y")
     assert (
-        render("{% generation %}{{ messages[0].content }}{% endgeneration %}{% for i in [1, 2] %}{% break %}{% endfor %}") == "hi"
+        render(
+            "{% generation %}{{ messages[0].content }}{% endgeneration %}{% for i in [1, 2] %}{% break %}{% endfor %}"
+        )
+        == "hi"
     )
     assert render("{{ tools is defined }}{{ bos_token }}{{ eos_token }}") == "False<s></s>"
 
@@ -127,7 +141,8 @@ def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 HOSTILE = {
-    "endless": "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}" + "{% endfor %}" * 3,
+    "endless": "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}"
+    + "{% endfor %}" * 3,
     "one C call": "{{ 3 ** (10 ** 9 + (messages | length)) }}",
     "memory": "{{ messages[0].content * 10 ** 10 }}",
     "less memory": "{{ (messages[0].content * 2 * 10 ** 8) | length }}",
@@ -152,7 +167,9 @@ def test_a_hostile_template_is_stopped(name: str, short: None) -> None:
 
 
 def test_a_stopped_child_is_replaced(short: None) -> None:
-    source = "{% if messages[0].content == 'hang' %}" + HOSTILE["endless"] + "{% endif %}{{ messages[0].content }}"
+    source = (
+        "{% if messages[0].content == 'hang' %}" + HOSTILE["endless"] + "{% endif %}{{ messages[0].content }}"
+    )
     with ChatTemplate(source) as template:
         assert template.render(talk("hi")) == b"hi"
         first = template._child
@@ -175,5 +192,7 @@ def test_a_refusal_names_file_and_line(tmp_path: Path) -> None:
     good, bad = ({"messages": messages} for messages in (talk("a", "b"), [*talk("a"), *talk("b", "c")]))
     file = tmp_path / "chat.jsonl"
     file.write_text("\n".join(map(json.dumps, (good, bad, good))))
-    with pytest.raises(DataError, match=r"chat\.jsonl, line 2: the chat template refuses it: roles must alternate"):
+    with pytest.raises(
+        DataError, match=r"chat\.jsonl, line 2: the chat template refuses it: roles must alternate"
+    ):
         open_corpus([str(file)], ByteTokenizer(chat_template=MISTRAL), DataOptions(), 64, 0)

@@ -74,13 +74,17 @@ def by_definition(messages: list[Message], encoder: Encoder) -> list[tuple[list[
         assert turn.goes_on == (bool(asked) and prompt.startswith(asked))
         whole = encoder.reader.begun(prompt)
         given = encoder.tokenizer.encode(prompt[len(asked) :], special=True) if turn.goes_on else whole
-        if not turn.goes_on or [*samples[-1][0], *given] != whole.tolist():  # or it is read otherwise than its parts
+        if (
+            not turn.goes_on or [*samples[-1][0], *given] != whole.tolist()
+        ):  # or it is read otherwise than its parts
             samples.append(([], []))
             given = whole
         said = encoder.tokenizer.encode(bytes(turn.answer), special=True, start=False)
         said = said if turn.ended else np.concatenate([said, encoder.reader.end])
         samples[-1][0].extend([*given.tolist(), *said.tolist()])
-        stop = next((at for at, token in enumerate(said.tolist(), 1) if token in encoder.reader.ends), len(said))
+        stop = next(
+            (at for at, token in enumerate(said.tolist(), 1) if token in encoder.reader.ends), len(said)
+        )
         samples[-1][1].extend([0] * len(given) + [1] * stop + [0] * (len(said) - stop))
         asked = prompt + bytes(turn.answer) if turn.ended else b""
     return samples
@@ -132,9 +136,16 @@ def test_what_is_kept_of_a_growing_text_changes_nothing(name: str, monkeypatch: 
         encoder = Encoder(tokenizer, DataOptions(), 64)
         with encoder.template:
             for _ in range(6):
-                contents = ["".join(random.choice(WORDS, random.integers(0, 30))) for _ in range(random.integers(2, 9))]
-                made = list(encode_chat(ChatRecord(talk(*contents)), encoder.template, encoder.reader, 0, set()))
-                assert [(tokens.tolist(), marks.tolist()) for tokens, marks in made] == by_definition(talk(*contents), encoder)
+                contents = [
+                    "".join(random.choice(WORDS, random.integers(0, 30)))
+                    for _ in range(random.integers(2, 9))
+                ]
+                made = list(
+                    encode_chat(ChatRecord(talk(*contents)), encoder.template, encoder.reader, 0, set())
+                )
+                assert [(tokens.tolist(), marks.tolist()) for tokens, marks in made] == by_definition(
+                    talk(*contents), encoder
+                )
                 samples += len(made)
     assert samples > 40
 
@@ -142,11 +153,15 @@ def test_what_is_kept_of_a_growing_text_changes_nothing(name: str, monkeypatch: 
 def test_a_text_is_tokenized_once_however_many_turns_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     encoder, read = Encoder(ByteTokenizer(chat_template=None), DataOptions(), 64), list[int]()
     encode = ByteTokenizer.encode
-    monkeypatch.setattr(ByteTokenizer, "encode", lambda self, text, **how: read.append(len(text)) or encode(self, text, **how))
+    monkeypatch.setattr(
+        ByteTokenizer, "encode", lambda self, text, **how: read.append(len(text)) or encode(self, text, **how)
+    )
     chat = ChatRecord(talk(*["word " * 400] * 60))
     with encoder.template:
         (sample,) = encoder._document(chat)
-        assert sample.marks.sum() == 30 * (2000 + 1) and sum(read) < 2.5 * 60 * 2000  # by itself and in the next prompt
+        assert (
+            sample.marks.sum() == 30 * (2000 + 1) and sum(read) < 2.5 * 60 * 2000
+        )  # by itself and in the next prompt
 
 
 # ---- what is trained, and what is skipped ------------------------------------
@@ -158,14 +173,21 @@ def test_many_and_long_messages_are_trained(tmp_path: Path) -> None:
     assert not corpus.excessive and sizes == [200 * 4000 + 1000 * 2 + 600 * (7 + 1) + 600 * (12 + 1)]
 
 
-def test_a_chat_of_too_many_turns_is_skipped_by_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_chat_of_too_many_turns_is_skipped_by_its_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     began = time.process_time()
     with terminal.shown():
         corpus = opened(tmp_path, [FAIR, {"messages": talk(*["ab"] * 20_000)}, FAIR])
     assert time.process_time() - began < 5
     assert (len(corpus), corpus.skipped, corpus.excessive) == (2, [], [f"{tmp_path}/c.jsonl:2"])
-    assert "c.jsonl, line 2: a chat of 20,000 messages, 10,000 of them answers; about 2,000 can be" in capsys.readouterr().err
-    assert opened(tmp_path, [FAIR, {"messages": talk(*["ab"] * 20_000)}, FAIR]).excessive  # told again of what is kept
+    assert (
+        "c.jsonl, line 2: a chat of 20,000 messages, 10,000 of them answers; about 2,000 can be"
+        in capsys.readouterr().err
+    )
+    assert opened(
+        tmp_path, [FAIR, {"messages": talk(*["ab"] * 20_000)}, FAIR]
+    ).excessive  # told again of what is kept
 
 
 def test_the_first_few_are_named_and_the_others_counted(
@@ -175,7 +197,9 @@ def test_the_first_few_are_named_and_the_others_counted(
     with terminal.shown():
         corpus = opened(tmp_path, [FAIR, *[{"messages": talk(*"abcdefgh")}] * 9])
     told = [line for line in capsys.readouterr().err.splitlines() if "skipped" in line]
-    assert len(corpus.excessive) == 9 and len(told) == 4 and told[-1].endswith("6 more rows were skipped, too")
+    assert (
+        len(corpus.excessive) == 9 and len(told) == 4 and told[-1].endswith("6 more rows were skipped, too")
+    )
 
 
 def test_samples_of_a_chat_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,7 +225,9 @@ def test_renderings_that_have_nothing_in_common_have_a_limit(monkeypatch: pytest
 def test_small_chats_are_rendered_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And one that cannot be is told by its line, after those before it."""
     sent, write = list[int](), RendererProcess._write
-    monkeypatch.setattr(RendererProcess, "_write", lambda self, text: sent.append(text.count(b"\n") + 1) or write(self, text))
+    monkeypatch.setattr(
+        RendererProcess, "_write", lambda self, text: sent.append(text.count(b"\n") + 1) or write(self, text)
+    )
     rows: list[object] = [{"messages": talk(f"hi {number}", "hello" * (number % 7))} for number in range(300)]
     together = opened(tmp_path, rows)
     assert sum(sent) == 300 + 2 and len(sent) < 30
@@ -210,15 +236,22 @@ def test_small_chats_are_rendered_together(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(ChatTemplate, "ahead", lambda self, chats: None)
     apart = opened(tmp_path, rows)
     assert len(sent) > 300
-    assert [sample(together, number) for number in range(300)] == [sample(apart, number) for number in range(300)]
+    assert [sample(together, number) for number in range(300)] == [
+        sample(apart, number) for number in range(300)
+    ]
 
 
 def test_lines_of_one_number_in_two_files_stay_apart(tmp_path: Path) -> None:
     for name in "ab":
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(json.dumps({"messages": talk("hi", f"{name}{at}")}) for at in range(3)))
+        (tmp_path / f"{name}.jsonl").write_text(
+            "\n".join(json.dumps({"messages": talk("hi", f"{name}{at}")}) for at in range(3))
+        )
     names = [str(tmp_path / f"{name}.jsonl") for name in "ab"]
     corpus, _ = open_corpus(names, ByteTokenizer(chat_template=LLAMA3), DataOptions(), 64, 0)
-    said = [bytes(tokens[weights > 0].astype(np.uint8))[:2].decode() for tokens, weights, _ in map(corpus.__getitem__, range(6))]
+    said = [
+        bytes(tokens[weights > 0].astype(np.uint8))[:2].decode()
+        for tokens, weights, _ in map(corpus.__getitem__, range(6))
+    ]
     assert said == ["a0", "a1", "a2", "b0", "b1", "b2"]
 
 
@@ -227,7 +260,8 @@ def sample(corpus: Dataset, number: int) -> tuple[list[int], list[float]]:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"), [('{"messages": 1}', "a number where a list"), (json.dumps({"messages": talk("no", "x")}), "refuses it")]
+    ("wrong", "told"),
+    [('{"messages": 1}', "a number where a list"), (json.dumps({"messages": talk("no", "x")}), "refuses it")],
 )
 def test_the_first_line_that_is_wrong_is_told(wrong: str, told: str, tmp_path: Path) -> None:
     template = "{% if messages[0].content == 'no' %}{{ raise_exception('no') }}{% endif %}" + CHATML
@@ -239,7 +273,9 @@ def test_the_first_line_that_is_wrong_is_told(wrong: str, told: str, tmp_path: P
 
 def test_long_renderings_of_small_chats_are_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sent, write = list[int](), RendererProcess._write
-    monkeypatch.setattr(RendererProcess, "_write", lambda self, text: sent.append(text.count(b"\n") + 1) or write(self, text))
+    monkeypatch.setattr(
+        RendererProcess, "_write", lambda self, text: sent.append(text.count(b"\n") + 1) or write(self, text)
+    )
     rows: list[object] = [{"messages": talk(f"hi {number}", "x")} for number in range(40)]
     long = "(message['content'] * (100000 if message['role'] == 'assistant' else 1))"
     assert len(opened(tmp_path, rows, CHATML.replace("message['content']", long))) == 40
@@ -260,16 +296,21 @@ def test_a_template_that_hangs_too_often_is_given_up(tmp_path: Path, monkeypatch
     monkeypatch.setattr(templates, "SECONDS", 0.2)
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
     with pytest.raises(
-        DataError, match=r"c\.jsonl, line \d+: the chat template was stopped: it takes more than 0.2 s .* other chats"
+        DataError,
+        match=r"c\.jsonl, line \d+: the chat template was stopped: it takes more than 0.2 s .* other chats",
     ):
         opened(tmp_path, [FAIR, *[{"messages": talk("hang", "x")}] * 1000], HANGS)
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before < 8
 
 
 @pytest.mark.parametrize("name", ["endless", "memory", "one C call"])
-def test_a_template_that_never_works_is_told_by_a_small_chat(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_template_that_never_works_is_told_by_a_small_chat(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(templates, "SECONDS", 0.3)
-    with pytest.raises(DataError, match=r"c\.jsonl, line 1: the chat template was stopped: .*, even for a small chat"):
+    with pytest.raises(
+        DataError, match=r"c\.jsonl, line 1: the chat template was stopped: .*, even for a small chat"
+    ):
         opened(tmp_path, [FAIR] * 1000, HOSTILE[name])
 
 
@@ -307,7 +348,9 @@ def test_what_looks_like_values_in_a_text_is_none() -> None:
     assert parse_line(json.dumps({"text": text}).encode(), "x").text == text  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("row", ['{"text": "\\ud800"}', '{"\\udc00": 1, "text": "a"}', '{"text": "a", "b": [{"c": "\\ud800"}]}'])
+@pytest.mark.parametrize(
+    "row", ['{"text": "\\ud800"}', '{"\\udc00": 1, "text": "a"}', '{"text": "a", "b": [{"c": "\\ud800"}]}']
+)
 def test_half_a_pair_is_no_text_wherever_it_stands(row: str) -> None:
     with pytest.raises(DataError, match="no UTF-8 text"):
         parse_line(row.encode(), "x")
@@ -332,7 +375,20 @@ def test_ten_megabytes_in_a_line(name: str, tmp_path: Path) -> None:
     (tmp_path / "c.jsonl").write_text("\n".join(map(json.dumps, [FAIR, ROWS[name], FAIR])))
     assert 8 * 10**6 < (tmp_path / "c.jsonl").stat().st_size < 11 * 10**6
     share_kernels(tmp_path / "cache")
-    command = [sys.executable, "-m", "llamatrain", "preview", "c.jsonl", "--model", "m.gguf", "--json", "-n", "1", "--ctx", "256"]
+    command = [
+        sys.executable,
+        "-m",
+        "llamatrain",
+        "preview",
+        "c.jsonl",
+        "--model",
+        "m.gguf",
+        "--json",
+        "-n",
+        "1",
+        "--ctx",
+        "256",
+    ]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE) as run:
         peak = max(iter(lambda: held_by(run), 0))

@@ -27,7 +27,10 @@ FORMS = {
     "inside": INSIDE,
     "reasoning_content": APART,
     **{
-        name: [{name if key == "reasoning_content" else key: value for key, value in each.items()} for each in APART]
+        name: [
+            {name if key == "reasoning_content" else key: value for key, value in each.items()}
+            for each in APART
+        ]
         for name in ("reasoning", "thinking")
     },
 }
@@ -35,14 +38,21 @@ FORMS = {
 
 def samples(messages: list[dict[str, Any]], template: str | None = LLAMA3, **options: str) -> list[str]:
     """Each with what is trained between double brackets."""
-    tokenizer, document = ByteTokenizer(chat_template=template), parse_line(json.dumps({"messages": messages}).encode(), "line 1")
+    tokenizer, document = (
+        ByteTokenizer(chat_template=template),
+        parse_line(json.dumps({"messages": messages}).encode(), "line 1"),
+    )
     encoder = Encoder(tokenizer, DataOptions(**options), ctx=512)
     with encoder.template:
         found = encoder._document(encoder._taken(document))
     texts = []
     for sample in found:
         pieces = np.split(np.arange(len(sample.tokens)), np.flatnonzero(np.diff(sample.marks)) + 1)
-        words = [(tokenizer.decode(sample.tokens[run]).decode(), sample.marks[run[0]]) for run in pieces if len(run)]
+        words = [
+            (tokenizer.decode(sample.tokens[run]).decode(), sample.marks[run[0]])
+            for run in pieces
+            if len(run)
+        ]
         texts.append("".join(f"[[{text}]]" if trained else text for text, trained in words))
     return texts
 
@@ -56,7 +66,8 @@ def test_thoughts_are_trained_as_the_template_has_them(form: str, tmp_path: Path
     row = {"messages": FORMS[form]}
     trained, said = shown(tmp_path, LAYOUTS["qwen 3"], row, options=("-n", "2"))
     assert (
-        trained == ["<think>\nx\n</think>\n\nA<|im_end|>", "<think>\ny\n</think>\n\nB<|im_end|>"] and "row of its own" in said[0]
+        trained == ["<think>\nx\n</think>\n\nA<|im_end|>", "<think>\ny\n</think>\n\nB<|im_end|>"]
+        and "row of its own" in said[0]
     )
     trained, said = shown(tmp_path, LAYOUTS["r1 distill"], row, options=("-n", "2"))
     assert (
@@ -75,9 +86,14 @@ def test_thoughts_are_trained_as_the_template_has_them(form: str, tmp_path: Path
         ("llama 3", ["<think>\nx\n</think>\n\nA<|eot_id|>", "<think>\ny\n</think>\n\nB<|eot_id|>"]),
     ],
 )
-def test_thoughts_that_are_kept_stand_in_older_turns_too(form: str, layout: str, trained: list[str], tmp_path: Path) -> None:
+def test_thoughts_that_are_kept_stand_in_older_turns_too(
+    form: str, layout: str, trained: list[str], tmp_path: Path
+) -> None:
     """So that a chat is one row, whether its template knows thoughts or not."""
-    assert shown(tmp_path, LAYOUTS[layout], {"messages": FORMS[form]}, options=("--thinking", "keep")) == (trained, [])
+    assert shown(tmp_path, LAYOUTS[layout], {"messages": FORMS[form]}, options=("--thinking", "keep")) == (
+        trained,
+        [],
+    )
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -115,7 +131,10 @@ def test_thoughts_of_prompts_with_answers() -> None:
 def test_words_that_look_like_what_stands_for_them() -> None:
     messages = talk("Qhxzv1q", "<think>\nQhxzv3q\n</think>\n\nQhxzv", "b?", "<think>\ny\n</think>\n\nQhxzv1q")
     (text,) = samples(messages, None, thinking="keep")
-    assert text.count("<think>\nQhxzv3q\n</think>\n\nQhxzv") == 1 and text.count("<think>\ny\n</think>\n\nQhxzv1q") == 1
+    assert (
+        text.count("<think>\nQhxzv3q\n</think>\n\nQhxzv") == 1
+        and text.count("<think>\ny\n</think>\n\nQhxzv1q") == 1
+    )
 
 
 # ---- which answers ---------------------------------------------------------------
@@ -155,7 +174,9 @@ def test_shared_chats_have_weights_too() -> None:
         ]
     }
     document = parse_line(json.dumps(row).encode(), "line 1")
-    assert isinstance(document, ChatRecord) and [each.get("untrained", False) for each in document.messages] == [
+    assert isinstance(document, ChatRecord) and [
+        each.get("untrained", False) for each in document.messages
+    ] == [
         False,
         True,
         False,
@@ -184,13 +205,19 @@ def test_weights_and_all_tokens_do_not_go_together(tmp_path: Path) -> None:
     chat = talk("hi", "hello")
     chat[1]["weight"] = 0
     (path := tmp_path / "a.jsonl").write_text(json.dumps({"messages": chat}) + "\n")
-    with pytest.raises(DataError, match=r"a\.jsonl, line 1: a message has weight 0, and --train-on all trains every token"):
+    with pytest.raises(
+        DataError, match=r"a\.jsonl, line 1: a message has weight 0, and --train-on all trains every token"
+    ):
         open_corpus([str(path)], ByteTokenizer(), DataOptions(train_on="all"), 64, 0)
 
 
 def test_a_template_does_not_see_weights() -> None:
     """Not even one that writes all that a message has."""
-    template = "{% for m in messages %}{{ m | tojson }}|{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+    template = (
+        "{% for m in messages %}{{ m | tojson }}|{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+    )
     chat = talk("hi", "hello", "so?", "end")
     chat[1] |= {"weight": 0, "train": False}
-    assert all("untrained" not in text and "weight" not in text for text in samples(chat, template, train_on="last"))
+    assert all(
+        "untrained" not in text and "weight" not in text for text in samples(chat, template, train_on="last")
+    )

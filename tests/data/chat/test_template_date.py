@@ -35,7 +35,9 @@ def test_a_template_reads_the_day_that_is_named() -> None:
 
 def identity(day: str, template: str, folder: Path) -> str:
     (path := folder / "c.jsonl").write_text(json.dumps({"messages": talk("hi", "ho")}))
-    return Encoder(ByteTokenizer(chat_template=template), DataOptions(date=day), 64)._identity(find_sources([str(path)]))
+    return Encoder(ByteTokenizer(chat_template=template), DataOptions(date=day), 64)._identity(
+        find_sources([str(path)])
+    )
 
 
 def test_tokens_are_known_by_the_day_where_the_template_reads_it(tmp_path: Path) -> None:
@@ -43,7 +45,9 @@ def test_tokens_are_known_by_the_day_where_the_template_reads_it(tmp_path: Path)
     assert identity("2024-02-29", CHATML, tmp_path) == identity("2024-03-01", CHATML, tmp_path)
 
 
-def test_a_run_that_goes_on_another_day_keeps_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_goes_on_another_day_keeps_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     layout = Layout(DATED, "<s>", "<|im_end|>", ("<|im_start|>",))
     base, data = model_with(layout.vocabulary(), tmp_path / "b.gguf"), tmp_path / "c.jsonl"
     data.write_text(f"{json.dumps({'messages': talk('hi', 'ho')})}\n" * 8)

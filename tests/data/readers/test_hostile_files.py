@@ -51,7 +51,10 @@ TABLES = {
         NAMES + b"a,b\n" + b'a,"b\n' + b"c,d\n" * 9,
         "line 3: a quote opens in this row that",
     ),
-    "a letter behind a quote": (NAMES + b'"a"b,c\n', "line 2: a letter stands behind the quote that closes a field"),
+    "a letter behind a quote": (
+        NAMES + b'"a"b,c\n',
+        "line 2: a letter stands behind the quote that closes a field",
+    ),
     "a quote that opens far before": (NAMES + b'"a,b\nc,d\n"e",f\n', "the row goes on to line 4"),
     "too few fields": (NAMES + b"a,b\na\n", "line 3: 1 fields, where the names in line 1 are 2"),
     "too many fields": (NAMES + b"a,b,c\n", "line 2: 3 fields, where the names in line 1 are 2"),
@@ -70,14 +73,20 @@ TABLES = {
     "old Macintosh's lines": (b"prompt,completion\ra,b\r", "line 1: a carriage return stands alone"),
     "chats that are none": (b"messages\nhello\n", 'line 2: "messages" is a string where a list'),
     "chats without roles": (b'messages\n"[{""a"": 1}]"\n', 'line 2: message 1 has no "role"'),
-    "answers that are bad": (b"prompt,completion,label\na,b,False\n", r'line 2: preferences \("completion", "label"\)'),
+    "answers that are bad": (
+        b"prompt,completion,label\na,b,False\n",
+        r'line 2: preferences \("completion", "label"\)',
+    ),
     "only blank lines": (b"\n\n\n", "there is only white space in it"),
 }
 ARRAYS = {
     "ends early": (ARRAY[:-1], "element 1: the file ends within it"),
     "ends in a string": (ARRAY[:-6], "element 1: the file ends within it"),
     "ends in an escape": (b'[{"text":"a\\', "element 1: the file ends within it"),
-    "is followed by more": (ARRAY + b'\n{"a":1}', r"""the array of 1 elements is followed by more: '\{"a":1\}'"""),
+    "is followed by more": (
+        ARRAY + b'\n{"a":1}',
+        r"""the array of 1 elements is followed by more: '\{"a":1\}'""",
+    ),
     "two of them": (ARRAY * 2, "is followed by more"),
     "is empty": (b" [ ] ", "the array is empty"),
     "ends in a comma": (ARRAY[:-1] + b",]", "element 2: there is nothing between two commas"),
@@ -97,7 +106,10 @@ ARRAYS = {
         "element 1: no JSON .*: a number of thousands of digits",
     ),
     "no objects": (b"[null]", "element 1: null where an object is expected"),
-    "nulls": (b'[{"prompt":null,"completion":"b"}]', 'element 1: "prompt" is null where a string is expected'),
+    "nulls": (
+        b'[{"prompt":null,"completion":"b"}]',
+        'element 1: "prompt" is null where a string is expected',
+    ),
     "half a surrogate": (b'[{"text":"\\ud800"}]', "element 1: no UTF-8 text"),
     "zero bytes": (b'[{"text":"a\0b"}]', "a zero byte at offset 11"),
     "zero bytes far behind": (b"[" + (LINE[:-1] + b",") * 3000 + b'{"text":"a\0"}]', "element 3001: no JSON"),
@@ -117,7 +129,10 @@ PACKED = {
     "twice.jsonl.gz": (gzip.compress(gzip.compress(LINE)), "packed twice, by the look of it; unpack it once"),
     "window.zst": (b"\x28\xb5\x2f\xfd\x00\xf8" + bytes(50), "packed data that is damaged"),
     "page.gz": (gzip.compress(b"<!doctype html><p>words"), "markup"),
-    "half.txt": ("words".encode("utf-16")[:-1], "begins as UTF-16, and is none: it ends in the midst of a character"),
+    "half.txt": (
+        "words".encode("utf-16")[:-1],
+        "begins as UTF-16, and is none: it ends in the midst of a character",
+    ),
     "surrogate.txt": (b"\xff\xfe\x00\xd8a\x00", "begins as UTF-16, and is none: near byte 2"),
     "mark.txt": (b"\xff\xfe", "the file is empty"),
     "wide.txt": ("words".encode("utf-32"), "looks like UTF-32; save it as UTF-8"),
@@ -177,7 +192,12 @@ def test_what_unpacks_to_too_much(name: str, monkeypatch: pytest.MonkeyPatch) ->
     told = refusal(name, data)
     assert tracemalloc.get_traced_memory()[1] < 24 << 20
     tracemalloc.stop()
-    assert "unpacks to more than" in told or "is longer than" in told or "a row of more than" in told or "fields" in told
+    assert (
+        "unpacks to more than" in told
+        or "is longer than" in told
+        or "a row of more than" in told
+        or "fields" in told
+    )
 
 
 def test_a_limit_is_of_the_file_s_size(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,7 +233,10 @@ def test_files_that_are_no_parquet() -> None:
         ([{"text": 1}], 'row 1: "text" is a number where a string is expected'),
         ([{"text": ["a"]}], 'row 1: "text" is a list where a string is expected'),
         ([{"text": {"a": "b"}}], 'row 1: "text" is an object where a string is expected'),
-        ([{"prompt": "a", "completion": "b"}, {"prompt": None, "completion": "b"}], 'row 2: "prompt" is null where a string'),
+        (
+            [{"prompt": "a", "completion": "b"}, {"prompt": None, "completion": "b"}],
+            'row 2: "prompt" is null where a string',
+        ),
         ([{"text": b"ok"}, {"text": b"\xff"}], "row 2: no UTF-8 text"),
         ([{"messages": [{"role": "user", "content": None}]}], 'row 1: message 1 has no "content"'),
         ([{"text": None}], 'row 1: "text" is null'),
@@ -221,7 +244,9 @@ def test_files_that_are_no_parquet() -> None:
         ([{"messages": [{"role": "user", "content": "a" * 10**5}]}] * 30, "250 times the file's"),
     ],
 )
-def test_rows_of_parquet_that_cannot_be(rows: list[dict[str, Any]], told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_parquet_that_cannot_be(
+    rows: list[dict[str, Any]], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(parquet, "FREE", 1 << 18)
     assert told in refusal("a.parquet", as_parquet(rows, compression="zstd"))
 
@@ -245,7 +270,10 @@ def test_mutants_end_in_a_line() -> None:
     }
     files["w.txt"] = ("words é " * 30).encode("utf-16")
     if find_spec("pyarrow"):
-        files |= {"a.parquet": as_parquet([{"prompt": "a", "completion": "b"}] * 5), "a.jsonl.zst": as_zst(LINE * 9)}
+        files |= {
+            "a.parquet": as_parquet([{"prompt": "a", "completion": "b"}] * 5),
+            "a.jsonl.zst": as_zst(LINE * 9),
+        }
     marks = [b'"', b",", b"\n", b"\0", b"\xff", b"[", b"]", b"{", b"\\", b"\r", b"\xef\xbb\xbf", b""]
     for name, data in files.items():
         for _ in range(60):
@@ -279,10 +307,19 @@ def test_each_library_unpacks_zstd(library: str, monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_command_says_it_in_a_line() -> None:
-    for name, data in {"a.csv": NAMES + b'"a\n', "a.json": ARRAY[:-1], "a.csv.gz": gzip.compress(NAMES)[:-4]}.items():
+    for name, data in {
+        "a.csv": NAMES + b'"a\n',
+        "a.json": ARRAY[:-1],
+        "a.csv.gz": gzip.compress(NAMES)[:-4],
+    }.items():
         Path(name).write_bytes(data)
         done = run("from-scratch", name, "--vocab-size", "bytes", "--out", "run")
-        assert done.code == 1 and len(done.errors) == 1 and name in done.errors[0] and "Traceback" not in done.err
+        assert (
+            done.code == 1
+            and len(done.errors) == 1
+            and name in done.errors[0]
+            and "Traceback" not in done.err
+        )
         assert not os.path.lexists("run")
     done = run("from-scratch", "a.csv", "--columns", "prompt")
     assert done.code == 2 and "--columns: 'prompt' names no key" in done.err

@@ -106,12 +106,19 @@ def test_rows_are_the_same_in_every_form(name: str, packed: str) -> None:
     data = FORMS[name](ROWS)
     Path(name + packed).write_bytes(PACKED[packed](data) if packed else data)
     assert [row for _, row in rows_in(name + packed)] == ROWS
-    assert corpus_of(name + packed) == [(row["prompt"] + row["completion"] + "</s>", row["completion"] + "</s>") for row in ROWS]
+    assert corpus_of(name + packed) == [
+        (row["prompt"] + row["completion"] + "</s>", row["completion"] + "</s>") for row in ROWS
+    ]
 
 
 def test_places_are_lines_elements_and_rows() -> None:
     """A table's row is where it begins, as an editor shows it."""
-    for name, numbers in {"a.jsonl": [1, 2, 3], "pretty.json": [1, 2, 3], "a.csv": [2, 3, 5], "a.tsv": [2, 3, 5]}.items():
+    for name, numbers in {
+        "a.jsonl": [1, 2, 3],
+        "pretty.json": [1, 2, 3],
+        "a.csv": [2, 3, 5],
+        "a.tsv": [2, 3, 5],
+    }.items():
         Path(name).write_bytes(FORMS[name](ROWS))
         assert [number for number, _ in rows_in(name)] == numbers
 
@@ -131,7 +138,11 @@ def test_text_is_the_same_however_it_is_written(packed: str, encoding: str) -> N
 def test_standard_input_is_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
     from llamatrain.data import find_files as sources
 
-    for data in (gzip.compress(as_lines(ROWS)), as_lines(ROWS).decode().encode("utf-16"), json.dumps(ROWS).encode()):
+    for data in (
+        gzip.compress(as_lines(ROWS)),
+        as_lines(ROWS).decode().encode("utf-16"),
+        json.dumps(ROWS).encode(),
+    ):
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
         sources._standard_input.cache_clear()
         assert [row for _, row in rows_in("-")] == ROWS
@@ -141,7 +152,10 @@ def test_standard_input_is_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_elements_are_found_wherever_chunks_end(monkeypatch: pytest.MonkeyPatch) -> None:
     dice = random.Random(1)
     values = ["\\", '"', '\\"', "]", "[", "{}", ",", "é", 'a\\\\"', "\n"]
-    rows = [{"text": "".join(dice.choices(values, k=dice.randrange(9))), "b": [[1, {}], [], {"c": [2]}]} for _ in range(200)]
+    rows = [
+        {"text": "".join(dice.choices(values, k=dice.randrange(9))), "b": [[1, {}], [], {"c": [2]}]}
+        for _ in range(200)
+    ]
     text = json.dumps(rows, ensure_ascii=False, indent=dice.choice([None, 1])).encode()
     for size in (1, 2, 3, 7, 64, 1000):
         monkeypatch.setattr("llamatrain.data.readers.json_array.CHUNK", size)
@@ -160,7 +174,8 @@ def test_columns_may_have_other_names(name: str) -> None:
     assert corpus_of(name, columns="text=said") == [("so</s>", "so</s>")]
     assert corpus_of(name, columns="prompt=text") == [("whole?</s>", "?</s>")]
     with pytest.raises(
-        DataError, match=r'there is no "asked", which --columns wants for prompt; there are "id", "q, or so", "said"'
+        DataError,
+        match=r'there is no "asked", which --columns wants for prompt; there are "id", "q, or so", "said"',
     ):
         corpus_of(name, columns="prompt=asked,completion=said")
 
@@ -198,9 +213,16 @@ def test_parquet_holds_chats_as_lists() -> None:
 
 def test_files_named_for_it_are_never_trained_on(capsys: pytest.CaptureFixture[str]) -> None:
     folder = Path("data")
-    for name in ("train-00000-of-00002.jsonl", "sub/train-00001-of-00002.json", "validation.jsonl", "test.csv"):
+    for name in (
+        "train-00000-of-00002.jsonl",
+        "sub/train-00001-of-00002.json",
+        "validation.jsonl",
+        "test.csv",
+    ):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        made = FORMS["array.json" if name.endswith(".json") else "a.csv" if name.endswith(".csv") else "a.jsonl"]
+        made = FORMS[
+            "array.json" if name.endswith(".json") else "a.csv" if name.endswith(".csv") else "a.jsonl"
+        ]
         (folder / name).write_bytes(made([{"prompt": name, "completion": "x"}]))
     (folder / "README.md").write_text("about it")
     found = find_data(["data"])
@@ -209,7 +231,10 @@ def test_files_named_for_it_are_never_trained_on(capsys: pytest.CaptureFixture[s
     with terminal.shown():
         corpus, validation = open_corpus(["data"], ByteTokenizer(), DataOptions(), 64, 0)
     assert (len(corpus), validation and len(validation)) == (2, 1)
-    assert "never trained on: 1 named test, 1 named validation; validated with: data/validation.jsonl" in capsys.readouterr().err
+    assert (
+        "never trained on: 1 named test, 1 named validation; validated with: data/validation.jsonl"
+        in capsys.readouterr().err
+    )
     for options in (DataOptions(val=("data/test.csv",)), DataOptions(val_split=0.5)):
         corpus, validation = open_corpus(["data"], ByteTokenizer(), options, 64, 0)
         assert validation and len(corpus) + len(validation) == (2 if options.val_split else 3)
@@ -246,7 +271,9 @@ def find_data_names(folder: Path) -> list[str]:
 def test_a_folder_without_training_data_is_refused() -> None:
     Path("data").mkdir()
     (Path("data") / "test.jsonl").write_bytes(as_lines(ROWS))
-    with pytest.raises(DataError, match=r"data: its files are named test, and none for training; name the files meant"):
+    with pytest.raises(
+        DataError, match=r"data: its files are named test, and none for training; name the files meant"
+    ):
         find_sources(["data"])
     assert len(find_sources(["data/test.jsonl"])) == 1
 
@@ -254,12 +281,26 @@ def test_a_folder_without_training_data_is_refused() -> None:
 # ---- whole runs ----------------------------------------------------------------
 
 
-def test_a_table_is_trained_on_and_its_tokens_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_is_trained_on_and_its_tokens_are_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     rows = [{"question": f"what is {number}?", "answer": f"it is {number}"} for number in range(40)]
     losses = []
     for name in ("a.jsonl", "a.csv"):
         Path(name).write_bytes(FORMS[name](rows))
-        tuned = ("from-scratch", name, *TINY, "--ctx", 64, "--iters", 2, "--seed", 1, "--out", tmp_path / f"run-{name}")
+        tuned = (
+            "from-scratch",
+            name,
+            *TINY,
+            "--ctx",
+            64,
+            "--iters",
+            2,
+            "--seed",
+            1,
+            "--out",
+            tmp_path / f"run-{name}",
+        )
         ran(*tuned)
         kept = (tmp_path / f"run-{name}" / "metrics.jsonl").read_text().splitlines()
         losses.append([json.loads(line)["loss"] for line in kept])
@@ -275,7 +316,9 @@ def test_tokens_are_made_once_and_anew_where_something_changed(monkeypatch: pyte
     made = list[str]()
     whole = encode.Encoder._fill_lines
     monkeypatch.setattr(
-        encode.Encoder, "_fill_lines", lambda self, sources, writer: made.append("") or whole(self, sources, writer)
+        encode.Encoder,
+        "_fill_lines",
+        lambda self, sources, writer: made.append("") or whole(self, sources, writer),
     )
     for name in ("a.csv", "array.json", "a.csv.gz"):
         data = FORMS[name.removesuffix(".gz")](ROWS)
@@ -284,7 +327,9 @@ def test_tokens_are_made_once_and_anew_where_something_changed(monkeypatch: pyte
             corpus_of(name)
         assert len(made) == 1
         corpus_of(name, columns="prompt=completion,completion=prompt")
-        Path(name).write_bytes(gzip.compress(data + b"x,y\n") if name.endswith(".gz") else data.replace(b"three", b"four"))
+        Path(name).write_bytes(
+            gzip.compress(data + b"x,y\n") if name.endswith(".gz") else data.replace(b"three", b"four")
+        )
         corpus_of(name)
         assert len(made) == 3
         made.clear()
@@ -332,7 +377,11 @@ def test_a_preview_shows_each_form(tmp_path: Path) -> None:
         Path(name + packed).write_bytes(gzip.compress(FORMS[name](rows)) if packed else FORMS[name](rows))
         named = ("--columns", "prompt=question,completion=answer", "--as-chat", "--no-shuffle", "--ctx", 100)
         shown = ran("preview", name + packed, "--model", model, *named)
-        assert "what,\nthen?<|im_end|>" in shown.out and "[[so<|im_end|>]]" in shown.out and "[[no<|im_end|>]]" in shown.out
+        assert (
+            "what,\nthen?<|im_end|>" in shown.out
+            and "[[so<|im_end|>]]" in shown.out
+            and "[[no<|im_end|>]]" in shown.out
+        )
     failed = run("preview", "array.json", "--model", model, "--columns", "prompt=question,completion=ansver")
     assert failed.errors == [
         'error: array.json, element 1: there is no "ansver", which --columns wants for completion; there are "question", "answer"'
@@ -346,10 +395,13 @@ def test_parquet_without_pyarrow_is_said(monkeypatch: pytest.MonkeyPatch) -> Non
     Path("a.csv.zst").write_bytes(b"\x28\xb5\x2f\xfd words")
     for module in (parquet, compressed):
         monkeypatch.setattr(module, "find_spec", lambda name: None)
-    with pytest.raises(DataError, match=r"^a\.parquet: Parquet takes pyarrow, which is not installed: pip install pyarrow;"):
+    with pytest.raises(
+        DataError, match=r"^a\.parquet: Parquet takes pyarrow, which is not installed: pip install pyarrow;"
+    ):
         find_sources(["a.parquet"])
     with pytest.raises(
-        DataError, match=r"^a\.csv\.zst: zstd takes Python 3\.14, or a package that is not installed: pip install zstandard; or"
+        DataError,
+        match=r"^a\.csv\.zst: zstd takes Python 3\.14, or a package that is not installed: pip install zstandard; or",
     ):
         find_sources(["a.csv.zst"])
     done = run("from-scratch", "a.parquet", *TINY)
@@ -366,18 +418,26 @@ def test_parquet_without_pyarrow_is_said(monkeypatch: pytest.MonkeyPatch) -> Non
     ],
 )
 def test_rows_in_an_object_around_them(text: str) -> None:
-    assert [json.loads(row) for _, row in elements_of(io.BytesIO(text.encode()), "d.json")] == [{"text": "a"}, {"text": "b"}]
+    assert [json.loads(row) for _, row in elements_of(io.BytesIO(text.encode()), "d.json")] == [
+        {"text": "a"},
+        {"text": "b"},
+    ]
 
 
 @pytest.mark.parametrize(
     "text",
-    ['{"train": [{"text": "a"}], "test": [{"text": "b"}]}', '{"version": 1, "test": [{"text": "b"}], "train": [{"text": "a"}]}'],
+    [
+        '{"train": [{"text": "a"}], "test": [{"text": "b"}]}',
+        '{"version": 1, "test": [{"text": "b"}], "train": [{"text": "a"}]}',
+    ],
 )
 def test_rows_under_another_key_are_left_out_and_named(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     warn_of_others.cache_clear()
     with terminal.shown():
         for _ in range(2):  # it is said once, however often the file is read
-            assert [json.loads(row) for _, row in elements_of(io.BytesIO(text.encode()), "d.json")] == [{"text": "a"}]
+            assert [json.loads(row) for _, row in elements_of(io.BytesIO(text.encode()), "d.json")] == [
+                {"text": "a"}
+            ]
     said = 'warning: d.json: rows under "test" are left out; put them into a file of their own to use them\n'
     assert capsys.readouterr().err == said
 
@@ -385,5 +445,12 @@ def test_rows_under_another_key_are_left_out_and_named(text: str, capsys: pytest
 def test_columns_of_images_and_of_labels(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("question,answer,image\na,b,x.png\n")
     (tmp_path / "b.csv").write_text("prompt,completion,kto_tag\na,b,True\n")
-    rows = [json.loads(row) for name in "ab" for _, row in rows_of(find_sources([str(tmp_path / f"{name}.csv")])[0])]
-    assert rows == [{"question": "a", "answer": "b", "media": True}, {"prompt": "a", "completion": "b", "kto_tag": True}]
+    rows = [
+        json.loads(row)
+        for name in "ab"
+        for _, row in rows_of(find_sources([str(tmp_path / f"{name}.csv")])[0])
+    ]
+    assert rows == [
+        {"question": "a", "answer": "b", "media": True},
+        {"prompt": "a", "completion": "b", "kto_tag": True},
+    ]

@@ -30,7 +30,9 @@ def read(name: str) -> Tokenizer:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_tokens_and_ends_are_those_that_llama_cpp_was_seen_to_make(name: str) -> None:
     encoder, truth, text = read(name), FROZEN[name], text_for(FAMILIES[name].vocabulary())
-    assert hashlib.sha256(text).hexdigest()[:16] == truth["text"], "another text: python -m tests.helpers.model_vocabularies"
+    assert hashlib.sha256(text).hexdigest()[:16] == truth["text"], (
+        "another text: python -m tests.helpers.model_vocabularies"
+    )
     for key, special in (("plain", False), ("special", True)):
         tokens = encoder.encode(text, special=special)
         assert [len(tokens), digest(tokens.tolist())] == truth[key]
@@ -48,7 +50,9 @@ def compare(name: str, folder: Path, size: int) -> None:
                 assert np.array_equal(encoder.encode(raw, special=special), expected), (done, special)
         assert encoder.ends.all == witness.ends()
         first, last = [encoder.bos] if encoder.add_bos else [], [encoder.eos] if encoder.add_eos else []
-        assert [*first, *encoder.encode("a").tolist(), *last] == witness.tokenize(b"a", special=False, ends=True)
+        assert [*first, *encoder.encode("a").tolist(), *last] == witness.tokenize(
+            b"a", special=False, ends=True
+        )
 
 
 @pytest.mark.llama_cpp
@@ -69,7 +73,9 @@ def test_a_million_characters_of_each(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["gemma 3", "olmo 2", "phi 3"])
 @pytest.mark.parametrize("special", [False, True])
-def test_a_text_whose_lines_are_tokens_is_cut(name: str, special: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_whose_lines_are_tokens_is_cut(
+    name: str, special: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     encoder = read(name)
     lines = "".join(f"{i % 97}{chr(10) * (1 + i % 3)}" for i in range(3000))
     mixed = Mixer(8, specials(FAMILIES[name].vocabulary())).broken(30_000)

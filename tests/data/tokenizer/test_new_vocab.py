@@ -55,7 +55,12 @@ def by_tokenizers(texts: list[str], size: int) -> list[str]:
     witness = tokenizers.Tokenizer(tokenizers.models.BPE())
     steps = [pre.Split(cut, "isolated"), pre.ByteLevel(add_prefix_space=False, use_regex=False)]
     witness.pre_tokenizer = pre.Sequence(steps)
-    how = {"vocab_size": size - 2, "min_frequency": 2, "show_progress": False, "initial_alphabet": list(ALPHABET)}
+    how = {
+        "vocab_size": size - 2,
+        "min_frequency": 2,
+        "show_progress": False,
+        "initial_alphabet": list(ALPHABET),
+    }
     witness.train_from_iterator(texts, tokenizers.trainers.BpeTrainer(**how))
     return [" ".join(pair) for pair in json.loads(witness.to_str())["model"]["merges"]]
 
@@ -105,7 +110,8 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 @pytest.mark.parametrize(
-    "letters", ["ACGT", "a", "ab", "0123456789", " ", "\n", "😀😁😂", "".join(map(chr, range(0x4E00, 0x6000)))]
+    "letters",
+    ["ACGT", "a", "ab", "0123456789", " ", "\n", "😀😁😂", "".join(map(chr, range(0x4E00, 0x6000)))],
 )
 def test_text_without_spaces_takes_time_by_its_length(letters: str) -> None:
     merges(TEXTS, 300)  # compiles
@@ -116,7 +122,8 @@ def test_text_without_spaces_takes_time_by_its_length(letters: str) -> None:
 def test_long_pieces_are_cut_between_characters() -> None:
     counter = counted([drawn("你好吗", 1000)])
     pieces = [
-        counter.known.text[a:b].tobytes().decode() for a, b in zip(counter.known.ends, counter.known.ends[1:], strict=False)
+        counter.known.text[a:b].tobytes().decode()
+        for a, b in zip(counter.known.ends, counter.known.ends[1:], strict=False)
     ]
     assert "".join(pieces) == drawn("你好吗", 1000)
     assert {len(piece) for piece in pieces[: counter.pieces - 1]} == {word_counts.LONGEST // 3}
@@ -188,7 +195,9 @@ class Bar:
 def test_bars_show_how_far_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     bars = list[Bar]()
     for module in (files, new_vocab):
-        monkeypatch.setattr(module, "bar", lambda *title, **settings: bars.append(Bar(*title, **settings)) or bars[-1])
+        monkeypatch.setattr(
+            module, "bar", lambda *title, **settings: bars.append(Bar(*title, **settings)) or bars[-1]
+        )
     (tmp_path / "a.txt").write_text(words(250_000))
     lines = [
         {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
@@ -199,5 +208,7 @@ def test_bars_show_how_far_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         new_vocab.learned(files.texts_of(find_sources([str(tmp_path / name)])), 4096)
     read, learned, lines_read, _ = bars
     assert read.total == read.n == (tmp_path / "a.txt").stat().st_size and len(read.seen) > 2
-    assert learned.total == learned.n == 4096 - 258 and len(learned.seen) > 2  # Python has its turn, and may be interrupted
+    assert (
+        learned.total == learned.n == 4096 - 258 and len(learned.seen) > 2
+    )  # Python has its turn, and may be interrupted
     assert 0 <= lines_read.n - lines_read.total <= 1  # each line is counted with its end

@@ -47,8 +47,36 @@ def learned(pre: str = "llama-bpe") -> Tokenizer:
 
 def scored(**changes: object) -> Plain:
     """A `llama` vocabulary with ties, characters that are no tokens themselves, bytes, and special tokens."""
-    words = ["▁", "a", "b", "c", "ab", "bc", "abc", "aa", "aaa", "aaaa", "▁a", "▁ab", "▁▁", "▁▁▁▁", "xy", "ü", "üb", "=", "=="]
-    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *words, "<user>", "<user>!"]
+    words = [
+        "▁",
+        "a",
+        "b",
+        "c",
+        "ab",
+        "bc",
+        "abc",
+        "aa",
+        "aaa",
+        "aaaa",
+        "▁a",
+        "▁ab",
+        "▁▁",
+        "▁▁▁▁",
+        "xy",
+        "ü",
+        "üb",
+        "=",
+        "==",
+    ]
+    tokens = [
+        "<unk>",
+        "<s>",
+        "</s>",
+        *(f"<0x{byte:02X}>" for byte in range(256)),
+        *words,
+        "<user>",
+        "<user>!",
+    ]
     scores = [0.0] * 259 + [-1e9 if len(word) == 1 else -float(len(word) % 3) for word in words] + [0.0, 0.0]
     told = {
         "model": "llama",
@@ -70,7 +98,11 @@ def by_definition(metadata: Plain, text: str) -> list[int]:
             break
         at = min(found)[1]
         row[at : at + 2] = [row[at] + row[at + 1]]
-    return [i for part in row for i in ([index[part]] if part in index else [index[f"<0x{byte:02X}>"] for byte in part.encode()])]
+    return [
+        i
+        for part in row
+        for i in ([index[part]] if part in index else [index[f"<0x{byte:02X}>"] for byte in part.encode()])
+    ]
 
 
 # ---- equal to llama.cpp ----------------------------------------------------
@@ -78,17 +110,31 @@ def by_definition(metadata: Plain, text: str) -> list[int]:
 
 @pytest.mark.parametrize("name", VOCABULARIES)
 def test_vectors(name: str) -> None:
-    texts = material(f"vocab/ggml-vocab-{name}.gguf.inp").read_bytes().decode().split("\n__ggml_vocab_test__\n")[:-1]
+    texts = (
+        material(f"vocab/ggml-vocab-{name}.gguf.inp")
+        .read_bytes()
+        .decode()
+        .split("\n__ggml_vocab_test__\n")[:-1]
+    )
     lines = material(f"vocab/ggml-vocab-{name}.gguf.out").read_text().splitlines()
     assert len(texts) == len(lines) == 46
     for text, line in zip(texts, lines, strict=True):
         tokens = shared(name).encode(text)
         assert tokens.tolist() == [int(token) for token in line.split()], text
-        assert shared(name).decode(tokens).decode().removeprefix(" " if shared(name).vocabulary.add_space_prefix else "") == text
+        assert (
+            shared(name)
+            .decode(tokens)
+            .decode()
+            .removeprefix(" " if shared(name).vocabulary.add_space_prefix else "")
+            == text
+        )
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.text(alphabet="aabbc xyü= ▁é😀", min_size=1, max_size=30) | st.text(alphabet="ab =", min_size=41, max_size=120))
+@given(
+    st.text(alphabet="aabbc xyü= ▁é😀", min_size=1, max_size=30)
+    | st.text(alphabet="ab =", min_size=41, max_size=120)
+)
 def test_merging_by_score_is_as_defined(text: str) -> None:
     assert small().encode(text).tolist() == by_definition(scored(), text)
 
@@ -146,7 +192,11 @@ def test_each_pre_tokenizer_loses_nothing(names: str) -> None:
         (r"[\p{L}--a-z]*[\p{L}--A-Z]+", "ABcDeF", ["ABc", "De", "F"]),
         (r"a*ab|\s+$", "aaab b  ", ["aaab", " b", "  "]),
         (r"[^\s\-a-c]+", "a-x.y b", ["a-", "x.y", " b"]),
-        ("[\u3000-\u3002]+", "\u3000\u3001", ["\u3000", "\u3001"]),  # this white space is seen as a vertical tab
+        (
+            "[\u3000-\u3002]+",
+            "\u3000\u3001",
+            ["\u3000", "\u3001"],
+        ),  # this white space is seen as a vertical tab
     ],
 )
 def test_expressions(pattern: str, text: str, words: list[str]) -> None:
@@ -167,7 +217,12 @@ def words_of(pattern: str, text: str) -> list[int]:
 
 @pytest.mark.parametrize(
     "pattern",
-    ["a*[ab]+'s|a*[ab]+", r"\s+$|a+(?!b)|b{1,3}c|[abc]", "a?[ab]*[ac]+[bc]{2,3}x|[ab]{1,2}(?!c)", "[ab]*[bc]*[ca]+x|a+x|b+x"],
+    [
+        "a*[ab]+'s|a*[ab]+",
+        r"\s+$|a+(?!b)|b{1,3}c|[abc]",
+        "a?[ab]*[ac]+[bc]{2,3}x|[ab]{1,2}(?!c)",
+        "[ab]*[bc]*[ca]+x|a+x|b+x",
+    ],
 )
 @settings(max_examples=100, deadline=None)
 @given(text=st.text(alphabet="aabbcx' s", min_size=1, max_size=16))
@@ -181,7 +236,9 @@ def test_what_is_given_back_is_as_in_python(pattern: str, text: str) -> None:
     assert words_of(pattern, text) == sorted({*expected, len(text)} - {0})
 
 
-@pytest.mark.parametrize(("name", "text"), [("gpt-4o", "一" * 30_000 + "."), ("deepseek-llm", " " * 80_000 + "1")])
+@pytest.mark.parametrize(
+    ("name", "text"), [("gpt-4o", "一" * 30_000 + "."), ("deepseek-llm", " " * 80_000 + "1")]
+)
 def test_what_failed_in_a_long_run_is_not_tried_again(name: str, text: str) -> None:
     patterns = PRE_TOKENIZERS[name].patterns
     words_of(patterns[0], "compiled")
@@ -196,7 +253,8 @@ def test_kinds_of_characters_agree_with_this_python() -> None:
     wrong = [
         hex(code)
         for code, category in letters.items()
-        if category not in ("Cn", "Cc") and KINDS[kinds()[code]] != (category[0] if category[0] in KINDS else "X")
+        if category not in ("Cn", "Cc")
+        and KINDS[kinds()[code]] != (category[0] if category[0] in KINDS else "X")
     ]
     newer = tuple(map(int, unicodedata.unidata_version.split("."))) > (15, 1, 0)
     assert len(wrong) == 0 or newer
@@ -237,12 +295,16 @@ def test_a_text_in_chunks_is_as_if_whole(names: str, special: bool, monkeypatch:
 
 
 @pytest.mark.parametrize("lead", [b"\xc3", b"\xef", b"\xf0", b"\xef\xbf", b"\xf0\x9f\x98"])
-def test_a_character_that_is_cut_short_by_spaces_hides_no_seam(lead: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_character_that_is_cut_short_by_spaces_hides_no_seam(
+    lead: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tokenizer, "BLOCK", 8)
     for spaces in range(1, 12):
         raw = (lead + b" " * spaces + b"ab") * 20
         pieces = list(small().encode_large(chunks(raw, 5)))
-        assert len(pieces) > 5 and np.array_equal(np.concatenate([tokens for _, tokens in pieces]), small().encode(raw))
+        assert len(pieces) > 5 and np.array_equal(
+            np.concatenate([tokens for _, tokens in pieces]), small().encode(raw)
+        )
 
 
 def test_a_text_without_a_seam_is_held_until_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -344,7 +406,9 @@ def test_white_space_that_is_a_token_goes_before_it_is_looked_for() -> None:
     text=st.text(alphabet="aab \nc", min_size=60, max_size=300),
     name=st.sampled_from(["model", "phi3"]),
 )
-def test_special_tokens_that_share_bytes_are_the_same_in_pieces(specials: set[str], text: str, name: str) -> None:
+def test_special_tokens_that_share_bytes_are_the_same_in_pieces(
+    specials: set[str], text: str, name: str
+) -> None:
     tokens = [*scored()["tokenizer.ggml.tokens"], *sorted(specials - {*scored()["tokenizer.ggml.tokens"]})]
     kinds = np.array([*scored()["tokenizer.ggml.token_type"], *[4] * (len(tokens) - 280)], np.int32)
     encoder = load(scored(tokens=tokens, scores=None, token_type=kinds) | {"general.name": name})
@@ -408,11 +472,17 @@ def test_begin_and_end_are_told_and_not_put() -> None:
 
 def test_defaults_by_model() -> None:
     assert (small().bos, small().eos, small().add_bos, small().add_eos) == (1, 2, True, False)
-    plain = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": list("abcdefghijklm"), "tokenizer.ggml.merges": ["a b"]}
+    plain = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.tokens": list("abcdefghijklm"),
+        "tokenizer.ggml.merges": ["a b"],
+    }
     encoder = load(plain)
     assert (encoder.bos, encoder.eos, encoder.add_bos, encoder.vocabulary.pre) == (11, 11, False, "default")
     assert load(plain | {"tokenizer.ggml.pre": "llama-bpe"}).add_bos
-    assert load(plain | {"tokenizer.ggml.bos_token_id": 99}).bos == 11  # not among the tokens: as if it were not said
+    assert (
+        load(plain | {"tokenizer.ggml.bos_token_id": 99}).bos == 11
+    )  # not among the tokens: as if it were not said
     assert texts(load(scored(add_space_prefix=False)), "a") == ["a"]
 
 
@@ -427,7 +497,8 @@ def test_text_may_be_bytes_that_are_no_text() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "raw"), [("ä", b"\xc3\xa4"), ("a\udcff", b"a\xff"), ("\ud83d", b"\xed\xa0\xbd"), (b"\xff", b"\xff")]
+    ("text", "raw"),
+    [("ä", b"\xc3\xa4"), ("a\udcff", b"a\xff"), ("\ud83d", b"\xed\xa0\xbd"), (b"\xff", b"\xff")],
 )
 def test_surrogates(text: str | bytes, raw: bytes) -> None:
     assert to_bytes(text) == raw

@@ -35,7 +35,10 @@ def gpt2(**changes: object) -> Plain:
         (scored(model="rwkv"), "'rwkv': the longest match first, as RWKV has it; known"),
         (scored(model="plamo2"), "'plamo2': a table of suffixes, as PLaMo 2 has it; known"),
         (scored(model="gemma4"), "'gemma4': merges of letters, as Gemma 4 has them; known"),
-        (scored(model="hybriddna"), "'hybriddna': words beside groups of bases, as models of DNA have them; known"),
+        (
+            scored(model="hybriddna"),
+            "'hybriddna': words beside groups of bases, as models of DNA have them; known",
+        ),
         (scored(model="whitespace"), "'whitespace': whole words between white space; known"),
         (scored(tokens=None), "tokens is missing"),
         (scored(tokens=np.zeros(3)), "tokens is no array of texts"),
@@ -54,25 +57,36 @@ def gpt2(**changes: object) -> Plain:
 def test_broken_vocabularies_are_refused_in_a_line(metadata: Plain, says: str) -> None:
     with pytest.raises(FileError) as caught:
         load(metadata, "a.gguf")
-    assert says in str(caught.value) and str(caught.value).startswith("a.gguf: ") and "\n" not in str(caught.value)
+    assert (
+        says in str(caught.value)
+        and str(caught.value).startswith("a.gguf: ")
+        and "\n" not in str(caught.value)
+    )
 
 
 def test_what_llama_cpp_takes_is_taken() -> None:
-    odd = gpt2(merges=["a b", "ab z", "q r", "nospace", " x y", "a b"], tokens=["", *"abcdefghijklm", "abc", "qrs"])
+    odd = gpt2(
+        merges=["a b", "ab z", "q r", "nospace", " x y", "a b"], tokens=["", *"abcdefghijklm", "abc", "qrs"]
+    )
     encoder = load(odd)
     assert encoder.vocabulary.tokens[0] == "[EMPTY_0]"
     assert texts(encoder, "abc") == ["a", "b", "c"]  # ab is merged, and is no token: its bytes
     assert texts(encoder, "az") == ["a"]  # what has no token is left out
     assert len(load(scored(scores=np.zeros(500, np.float32)))) == 280
-    assert texts(load(scored(tokens=[text.encode() for text in scored()["tokenizer.ggml.tokens"]])), "abc") == texts(
-        small(), "abc"
-    )
+    assert texts(
+        load(scored(tokens=[text.encode() for text in scored()["tokenizer.ggml.tokens"]])), "abc"
+    ) == texts(small(), "abc")
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_any_vocabulary_opens_or_is_refused(data: st.DataObject) -> None:
-    values = st.none() | st.integers(-3, 300) | st.text(max_size=3) | st.lists(st.text(max_size=2) | st.integers(), max_size=5)
+    values = (
+        st.none()
+        | st.integers(-3, 300)
+        | st.text(max_size=3)
+        | st.lists(st.text(max_size=2) | st.integers(), max_size=5)
+    )
     values |= st.booleans() | st.lists(st.integers(-9, 9), min_size=280, max_size=281).map(np.array)
     base: Callable[..., Plain] = data.draw(st.sampled_from([scored, gpt2]))
     names = [
@@ -109,14 +123,25 @@ def test_any_vocabulary_opens_or_is_refused(data: st.DataObject) -> None:
             "<|fim_pad|> <|repo_name|> <|file_sep|>",
             [3, 3, 3, 3, 3, 3],
         ),
-        ("<|end_of_text|> <|end_of_role|> <fim_pad> <reponame>", 3, "<|end_of_text|>", "<fim_pad> <reponame>", [3, 3, 3, 3]),
+        (
+            "<|end_of_text|> <|end_of_role|> <fim_pad> <reponame>",
+            3,
+            "<|end_of_text|>",
+            "<fim_pad> <reponame>",
+            [3, 3, 3, 3],
+        ),
     ],
 )
-def test_what_ends_a_turn_and_what_stops_besides(texts: str, kind: int, turn: str, more: str, kinds: list[int]) -> None:
+def test_what_ends_a_turn_and_what_stops_besides(
+    texts: str, kind: int, turn: str, more: str, kinds: list[int]
+) -> None:
     told = scored(tokens=[*scored()["tokenizer.ggml.tokens"], *texts.split()], scores=None, token_type=None)
     told["tokenizer.ggml.token_type"] = np.array([1] * 280 + [kind] * len(texts.split()), np.int32)
     encoder = load(told)
-    named = [{encoder.vocabulary.tokens[token] for token in ends} - {"</s>"} for ends in (encoder.ends.turn, encoder.ends.all)]
+    named = [
+        {encoder.vocabulary.tokens[token] for token in ends} - {"</s>"}
+        for ends in (encoder.ends.turn, encoder.ends.all)
+    ]
     assert named == [set(turn.split()), {*turn.split(), *more.split()}]
     assert encoder.vocabulary.kinds[280:].tolist() == kinds
 

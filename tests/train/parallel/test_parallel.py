@@ -57,7 +57,11 @@ def test_each_element_is_one_rank_s(bucket: int, ranks: int, whole: bool) -> Non
 
 @pytest.mark.parametrize("whole", [False, True])
 def test_segments_do_not_depend_on_ranks(bucket: int, whole: bool) -> None:
-    assert divisions(1, whole=whole)[0].buckets == divisions(3, whole=whole)[2].buckets == divisions(8, whole=whole)[7].buckets
+    assert (
+        divisions(1, whole=whole)[0].buckets
+        == divisions(3, whole=whole)[2].buckets
+        == divisions(8, whole=whole)[7].buckets
+    )
 
 
 def test_a_cut_has_as_many_axes_as_its_weight(bucket: int) -> None:
@@ -89,7 +93,10 @@ def test_buckets_come_as_gradients_do(bucket: int) -> None:
 def test_segments_are_alike(bucket: int) -> None:
     """Each rank has as much to do, and to hold."""
     for ranks in (2, 4, 8):
-        held = [sum(cut.stop - cut.start for cut in division.cuts_of(division.rank)) for division in divisions(ranks)]
+        held = [
+            sum(cut.stop - cut.start for cut in division.cuts_of(division.rank))
+            for division in divisions(ranks)
+        ]
         assert max(held) - min(held) <= 2 * 16 * (1 + SIZE // bucket)
 
 
@@ -113,7 +120,10 @@ def tree(values: list[np.ndarray]) -> np.ndarray:
 
 def micro_batches(count: int) -> list[np.ndarray]:
     rng = np.random.default_rng(count)
-    return [rng.standard_normal(SIZE).astype(np.float32) * np.float32(10.0) ** (number % 4) for number in range(count)]
+    return [
+        rng.standard_normal(SIZE).astype(np.float32) * np.float32(10.0) ** (number % 4)
+        for number in range(count)
+    ]
 
 
 def summed(groups: int, batches: list[np.ndarray]) -> np.ndarray:
@@ -130,7 +140,9 @@ def summed(groups: int, batches: list[np.ndarray]) -> np.ndarray:
 class Joined(SingleProcess):
     """Several in one process: what is swapped goes by queues."""
 
-    def __init__(self, rank: int, size: int, lines: dict[tuple[int, int], SimpleQueue], meeting: threading.Barrier) -> None:
+    def __init__(
+        self, rank: int, size: int, lines: dict[tuple[int, int], SimpleQueue], meeting: threading.Barrier
+    ) -> None:
         self.rank, self.size, self._lines, self._meeting = rank, size, lines, meeting  # type: ignore[misc]
 
     def met(self) -> None:
@@ -235,14 +247,18 @@ def test_a_failure_beside_the_backward_pass_comes_to_it() -> None:
             raise OSError("the line is dead")
 
     turns = turns_of(share(8, 2, 0), 8, 8)
-    exchange = TreeReduce(Broken(), divisions(2)[0], turns, [np.zeros(SIZE, np.float32)] * turns.vectors, False)
+    exchange = TreeReduce(
+        Broken(), divisions(2)[0], turns, [np.zeros(SIZE, np.float32)] * turns.vectors, False
+    )
     exchange.begin()
     with pytest.raises(OSError, match="the line is dead"):
         exchange.finish()
 
 
 @pytest.mark.parametrize("command", ["from-scratch", "finetune"])
-def test_a_bucket_is_final_when_that_is_said(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bucket_is_final_when_that_is_said(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Between two calls of the backward pass: nothing is added to it any more."""
     monkeypatch.setattr(dividing, "BUCKET", 700)
     finish, seen, late = TreeReduce.finish, dict[int, list[np.ndarray]](), list[int]()
@@ -256,7 +272,11 @@ def test_a_bucket_is_final_when_that_is_said(command: str, tmp_path: Path, monke
 
     def finished(exchange: TreeReduce) -> float:
         buckets = range(len(exchange.division.buckets))
-        late.extend(b for b in buckets if any((x != y).any() for x, y in zip(seen[b], values(exchange, b), strict=True)))
+        late.extend(
+            b
+            for b in buckets
+            if any((x != y).any() for x, y in zip(seen[b], values(exchange, b), strict=True))
+        )
         seen.clear()
         return finish(exchange)
 
@@ -264,7 +284,9 @@ def test_a_bucket_is_final_when_that_is_said(command: str, tmp_path: Path, monke
     monkeypatch.setattr(TreeReduce, "finish", finished)
     text = text_file(tmp_path)
     base = [written(tmp_path / "base.gguf", small(), weights(small()))] if command == "finetune" else []
-    words = ("--lora-r", 16, "--ctx", 16) if base else ("--size", "tiny", "--vocab-size", "bytes", "--ctx", 16)
+    words = (
+        ("--lora-r", 16, "--ctx", 16) if base else ("--size", "tiny", "--vocab-size", "bytes", "--ctx", 16)
+    )
     ran(command, *base, text, *words, "--iters", 2, "--shards", 8, "--batch", 8, "--out", tmp_path / "run")
     assert not late
 
@@ -337,10 +359,15 @@ def test_a_vector_comes_in_its_own_order(bucket: int, stop: int | None) -> None:
     whole, ranks = np.arange(SIZE, dtype=np.float32), 3
     lines = {(one, other): SimpleQueue[Any]() for one in range(ranks) for other in range(ranks)}
     made = divisions(ranks)
-    owned = sorted(((cut, rank) for rank in range(ranks) for cut in made[rank].cuts_of(rank)), key=lambda each: each[0].start)
+    owned = sorted(
+        ((cut, rank) for rank in range(ranks) for cut in made[rank].cuts_of(rank)),
+        key=lambda each: each[0].start,
+    )
     vectors = []
     for rank in range(ranks):
-        held = Held({cut.key: whole[cut.start : cut.stop].reshape(cut.shape) for cut in made[rank].cuts_of(rank)})
+        held = Held(
+            {cut.key: whole[cut.start : cut.stop].reshape(cut.shape) for cut in made[rank].cuts_of(rank)}
+        )
         world = Pieces(rank, ranks, lines, threading.Barrier(1))
         vectors.append(GatheredState(world, "m", owned, held))  # type: ignore[arg-type]
     for each in vectors[1:]:

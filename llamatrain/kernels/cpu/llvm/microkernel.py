@@ -55,7 +55,9 @@ def own_room(builder: Any, size: int) -> Any:
 
 def prefetch(builder: Any, address: Any, writing: int = 1) -> None:
     """Ask for a line that will be written: stores that miss wait for each other, these do not. Or for one that will be read."""
-    W.call(builder, "llvm.prefetch.p0", VOID, builder.inttoptr(address, POINTER), INT(writing), INT(3), INT(1))
+    W.call(
+        builder, "llvm.prefetch.p0", VOID, builder.inttoptr(address, POINTER), INT(writing), INT(3), INT(1)
+    )
 
 
 # ---- C[rows, 16 * vectors] (+)= A B, by vectors ------------------------------------------------
@@ -65,7 +67,9 @@ def multiply_add(builder: Any, total: Any, a: Any, b: Any, pairs: bool) -> Any:
     """total + a * b for 16 words at once; a is one word."""
     if pairs:
         left = builder.bitcast(W.splat(builder, a, INTS), PAIRS)
-        return W.call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", FLOATS, total, left, builder.bitcast(b, PAIRS))
+        return W.call(
+            builder, "llvm.x86.avx512bf16.dpbf16ps.512", FLOATS, total, left, builder.bitcast(b, PAIRS)
+        )
     left = W.splat(builder, builder.bitcast(a, FLOAT), FLOATS)
     return builder.fadd(total, builder.fmul(left, builder.bitcast(b, FLOATS), flags=FUSED), flags=FUSED)
 
@@ -73,7 +77,9 @@ def multiply_add(builder: Any, total: Any, a: Any, b: Any, pairs: bool) -> Any:
 def held_or_zero(builder: Any, places: list[Any], accumulate: Any) -> list[Any]:
     """What stands in C, or zeros where it does not count."""
     enter = builder.append_basic_block("start")
-    builder.cbranch(builder.icmp_signed("!=", accumulate, LONG(0)), more := builder.append_basic_block("more"), enter)
+    builder.cbranch(
+        builder.icmp_signed("!=", accumulate, LONG(0)), more := builder.append_basic_block("more"), enter
+    )
     before = builder.block
     builder.position_at_end(more)
     held = [load(builder, place, FLOATS, 4) for place in places]
@@ -92,9 +98,13 @@ class VectorKernel:
     vectors: int
     pairs: bool
 
-    def emit(self, builder: Any, c: Any, ldc: Any, a: Any, b: Any, panel: Any, words: Any, accumulate: Any) -> None:
+    def emit(
+        self, builder: Any, c: Any, ldc: Any, a: Any, b: Any, panel: Any, words: Any, accumulate: Any
+    ) -> None:
         rows, vectors = range(self.rows), range(self.vectors)
-        places = [plus(builder, builder.add(c, builder.mul(ldc, LONG(i))), ROW * j) for i in rows for j in vectors]
+        places = [
+            plus(builder, builder.add(c, builder.mul(ldc, LONG(i))), ROW * j) for i in rows for j in vectors
+        ]
         columns = [builder.add(b, builder.mul(panel, LONG(j))) for j in vectors]
         for place in places:
             prefetch(builder, place)
@@ -104,7 +114,11 @@ class VectorKernel:
 
     def loop(self, builder: Any, first: list[Any], a: Any, columns: list[Any], words: Any) -> list[Any]:
         """Over k, STEP words at a time."""
-        enter, loop, done = builder.block, builder.append_basic_block("loop"), builder.append_basic_block("done")
+        enter, loop, done = (
+            builder.block,
+            builder.append_basic_block("loop"),
+            builder.append_basic_block("done"),
+        )
         builder.branch(loop)
         builder.position_at_end(loop)
         word, *totals = (builder.phi(kind) for kind in (LONG, *[FLOATS] * len(first)))
@@ -124,7 +138,10 @@ class VectorKernel:
         left = builder.add(a, builder.add(builder.shl(builder.and_(word, LONG(-16)), LONG(6)), within))
         down, sums = builder.shl(word, LONG(6)), list(totals)
         for step in range(STEP):
-            right = [load(builder, plus(builder, builder.add(column, down), ROW * step), INTS, 64) for column in columns]
+            right = [
+                load(builder, plus(builder, builder.add(column, down), ROW * step), INTS, 64)
+                for column in columns
+            ]
             for i in range(self.rows):
                 one = load(builder, plus(builder, left, ROW * i + 4 * step), INT, 4)
                 for j in range(self.vectors):
@@ -139,14 +156,20 @@ class VectorKernel:
 QUARTERS = ((0, 4, 6), (1, 4, 7), (2, 5, 6), (3, 5, 7))
 
 
-def tile_kernel(builder: Any, c: Any, ldc: Any, a: Any, a_panel: Any, b: Any, b_panel: Any, words: Any, accumulate: Any) -> None:
+def tile_kernel(
+    builder: Any, c: Any, ldc: Any, a: Any, a_panel: Any, b: Any, b_panel: Any, words: Any, accumulate: Any
+) -> None:
     def tile(name: str, number: int, *values: Any) -> None:
         W.call(builder, f"llvm.x86.{name}", VOID, BYTE(number), *values)
 
     def at(address: Any) -> Any:
         return builder.inttoptr(address, POINTER)
 
-    a2, b2, lower = builder.add(a, a_panel), builder.add(b, b_panel), builder.add(c, builder.shl(ldc, LONG(4)))
+    a2, b2, lower = (
+        builder.add(a, a_panel),
+        builder.add(b, b_panel),
+        builder.add(c, builder.shl(ldc, LONG(4))),
+    )
     corners = [c, plus(builder, c, ROW), lower, plus(builder, lower, ROW)]
     awake = at(own_room(builder, TILE))
     with builder.if_else(builder.icmp_signed("!=", accumulate, LONG(0))) as (more, anew):
@@ -162,7 +185,9 @@ def tile_kernel(builder: Any, c: Any, ldc: Any, a: Any, a_panel: Any, b: Any, b_
             tile("tileloadd64", number, at(builder.add(panel, offset)), LONG(ROW))
         for quarter, left, right in QUARTERS:
             tile("tdpbf16ps", quarter, BYTE(left), BYTE(right))
-        tile("tilestored64", 4, awake, LONG(ROW))  # for nothing: after some 1,800 cycles without a store the next one takes 1,000
+        tile(
+            "tilestored64", 4, awake, LONG(ROW)
+        )  # for nothing: after some 1,800 cycles without a store the next one takes 1,000
     for quarter, corner in enumerate(corners):
         tile("tilestored64", quarter, at(corner), ldc)
 
@@ -186,7 +211,9 @@ def release(builder: Any) -> None:
 def settle_row(builder: Any, c: Any, source: Any, count: Any, accumulate: Any) -> None:
     """Up to 32 finished sums to a row of C."""
     mask, kind = W.first_lanes(builder, count, 32), ir.VectorType(FLOAT, 32)
-    wanted = W.first_lanes(builder, builder.select(builder.icmp_signed("!=", accumulate, LONG(0)), count, LONG(0)), 32)
+    wanted = W.first_lanes(
+        builder, builder.select(builder.icmp_signed("!=", accumulate, LONG(0)), count, LONG(0)), 32
+    )
     value = builder.fadd(W.masked_load(builder, c, kind, 4, wanted), load(builder, source, kind, 64))
     W.masked_store(builder, value, c, 4, mask)
 
@@ -215,7 +242,9 @@ pair_wide, pair_narrow = vectors(WIDE_ROWS, 2, pairs=True), vectors(NARROW_ROWS,
 
 
 @intrinsic
-def tiles(context: Any, c: Any, ldc: Any, a: Any, a_panel: Any, b: Any, b_panel: Any, words: Any, accumulate: Any) -> Any:
+def tiles(
+    context: Any, c: Any, ldc: Any, a: Any, a_panel: Any, b: Any, b_panel: Any, words: Any, accumulate: Any
+) -> Any:
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         if "amx" in cpu.units():
             tile_kernel(builder, *values)

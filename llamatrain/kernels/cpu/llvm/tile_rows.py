@@ -38,8 +38,12 @@ def both_rounded(builder: Any, first: Any, second: Any) -> Any:
     """16 float32 from each address as 32 bf16. The unit takes what is smaller than normal numbers as zero, as products do."""
     low, high = (load(builder, address, FLOATS, 4) for address in (first, second))
     if "avx512bf16" in cpu.units():
-        return builder.bitcast(W.call(builder, "llvm.x86.avx512bf16.cvtne2ps2bf16.512", PAIRS, high, low), HALVES)
-    return builder.shuffle_vector(W.to_bf16(builder, low), W.to_bf16(builder, high), ir.Constant(LANES, list(range(32))))
+        return builder.bitcast(
+            W.call(builder, "llvm.x86.avx512bf16.cvtne2ps2bf16.512", PAIRS, high, low), HALVES
+        )
+    return builder.shuffle_vector(
+        W.to_bf16(builder, low), W.to_bf16(builder, high), ir.Constant(LANES, list(range(32)))
+    )
 
 
 def narrow_row(builder: Any, to: Any, source: Any, second: Any) -> None:
@@ -55,12 +59,19 @@ def pair_floats(builder: Any, to: Any, source: Any, second: Any) -> None:
 
 def pair_twice(builder: Any, to: Any, source: Any, second: Any, next_to: Any) -> None:
     """32 bf16 and the 32 that follow them along k: a row of this tile, and one of the next."""
-    ahead = builder.mul(builder.sub(second, source), LONG(32))  # the next tile along k: rows far apart are not foreseen
+    ahead = builder.mul(
+        builder.sub(second, source), LONG(32)
+    )  # the next tile along k: rows far apart are not foreseen
     for address in (source, second):
         prefetch(builder, builder.add(address, ahead), writing=0)
     low, high = (load(builder, address, HALVES, 2) for address in (source, second))
     for target, first in ((to, 0), (next_to, 16)):
-        store(builder, builder.shuffle_vector(low, high, ir.Constant(LANES, in_turns(first, first + 32))), target, 64)
+        store(
+            builder,
+            builder.shuffle_vector(low, high, ir.Constant(LANES, in_turns(first, first + 32))),
+            target,
+            64,
+        )
 
 
 def pair_halves(builder: Any, to: Any, source: Any, second: Any) -> None:
@@ -81,7 +92,9 @@ def part(element: Any) -> Emit:
 # ---- a tile's transpose ------------------------------------------------------------------------
 
 # Which words of two vectors (0 to 15, 16 to 31) make a new one, in quarters of four words.
-INTERLEAVED = [[4 * lane + w for lane in range(4) for w in words] for words in ((0, 16, 1, 17), (2, 18, 3, 19))]
+INTERLEAVED = [
+    [4 * lane + w for lane in range(4) for w in words] for words in ((0, 16, 1, 17), (2, 18, 3, 19))
+]
 BY_TWO = [[4 * lane + w for lane in range(4) for w in words] for words in ((0, 1, 16, 17), (2, 3, 18, 19))]
 QUARTER = [[4 * lane + w for lane in lanes for w in range(4)] for lanes in ((0, 2, 4, 6), (1, 3, 5, 7))]
 
@@ -94,7 +107,9 @@ def turn(builder: Any, tile: Any) -> None:
 
     rows = [load(builder, plus(builder, tile, ROW * i), INTS, 64) for i in range(16)]
     for first in range(0, 16, 4):
-        upper, lower = ([mix(rows[i], rows[i + 1], picks) for picks in INTERLEAVED] for i in (first, first + 2))
+        upper, lower = (
+            [mix(rows[i], rows[i + 1], picks) for picks in INTERLEAVED] for i in (first, first + 2)
+        )
         rows[first : first + 4] = [mix(upper[i], lower[i], picks) for i in range(2) for picks in BY_TWO]
     for first in range(4):
         upper, lower = ([mix(rows[i], rows[i + 4], picks) for picks in QUARTER] for i in (first, first + 8))
