@@ -22,7 +22,7 @@ from torments.watching import adopt
 TINY: tuple[Argument, ...] = ("--vocab-size", "bytes", "--embd", 32, "--head", 4, "--layer", 2, "--ff", 64, "--ctx", 32)
 SAME: tuple[Argument, ...] = ("--precision", "f32", "--threads", 1, "--batch", 4)
 OFTEN: tuple[Argument, ...] = (*SAME, "--iters", 4, "--save-every", 2, "--eval-every", 2, "--val-split", 0.1)
-RECIPES = ("run", "evaluation", "generation", "merging")
+WORK = ("run.train", "commands.evaluate", "commands.generate", "commands.merge")
 TEMPLATE = (
     "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}</>\n{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
@@ -172,5 +172,5 @@ def warm() -> None:
 
     for name in COMMANDS:
         imported(name)
-    for name in RECIPES:
-        import_module(f"llamatrain.recipe.{name}")
+    for name in WORK:
+        import_module(f"llamatrain.{name}")

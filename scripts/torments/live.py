@@ -146,7 +146,7 @@ def starved(t: Trial, place: int) -> None:
         before = ("sh", "-c", f'ulimit -v {t.random.randint(LEAST, ENOUGH)}; exec "$@"', "sh")
         ended = t.start(*words[:1], *("2" if word == 1 else word for word in words[1:]), real=True, before=before).wait()
         t.codes.append(ended.code)
-        loading = f"{ROOT}/llamatrain/recipe" not in ended.err  # the interpreter's own first moments are its own
+        loading = f"{ROOT}/llamatrain/run" not in ended.err  # the interpreter's own first moments are its own
         t.faults += judged(ended, (0, 1), said=False) if ended.code >= 0 and not (loading and "Traceback" in ended.err) else []
     else:
         t.run(*words, plan={"memory": int(10 ** t.random.uniform(3, 7.5))}, codes=(0, 1))

@@ -12,7 +12,7 @@ from llamatrain.compiler.loader import is_library
 from llamatrain.compiler.store import MAGIC
 from tests.helpers.warm_cache import warm, without_libraries
 
-CHEAP = ("elementwise.fill_flat", "norm.add_rows", "optimizer.clip", "elementwise.narrow", "rows.take_rows", "sums.add_up")
+CHEAP = ("elementwise.fill_flat", "norm.add_rows", "optimizer.clip", "elementwise.narrow", "rows.take_rows", "reduce.add_up")
 MODEL = ("--vocab-size", "bytes", "--embd", "32", "--head", "4", "--layer", "1", "--ctx", "48")
 SMALL = (*MODEL, "--iters", "2", "--threads", "1", "--precision", "bf16")
 
