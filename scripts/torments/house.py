@@ -35,7 +35,7 @@ TINY: tuple[Argument, ...] = (
 )
 SAME: tuple[Argument, ...] = ("--precision", "f32", "--threads", 1, "--batch", 4)
 OFTEN: tuple[Argument, ...] = (*SAME, "--iters", 4, "--save-every", 2, "--eval-every", 2, "--val-split", 0.1)
-RECIPES = ("run", "evaluation", "generation", "merging")
+WORK = ("run.train", "commands.evaluate", "commands.generate", "commands.merge")
 TEMPLATE = (
     "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}</>\n{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
@@ -222,5 +222,5 @@ def warm() -> None:
 
     for name in COMMANDS:
         imported(name)
-    for name in RECIPES:
-        import_module(f"llamatrain.recipe.{name}")
+    for name in WORK:
+        import_module(f"llamatrain.{name}")

@@ -167,7 +167,7 @@ def starved(t: Trial, place: int) -> None:
         ).wait()
         t.codes.append(ended.code)
         loading = (
-            f"{ROOT}/llamatrain/recipe" not in ended.err
+            f"{ROOT}/llamatrain/run" not in ended.err
         )  # the interpreter's own first moments are its own
         t.faults += (
             judged(ended, (0, 1), said=False)

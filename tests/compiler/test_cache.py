@@ -86,7 +86,7 @@ def test_arrays_with_gaps_are_refused() -> None:
 
 def test_units_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(cpu.SWITCH, "avx512")
-    script = "from llamatrain.machine import units; print(sorted(units.units()), units.processor().units)"
+    script = "from llamatrain.platform import cpu; print(sorted(cpu.units()), cpu.processor().units)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["[]", "frozenset()"]
     monkeypatch.setenv(cpu.SWITCH, "avx1024")
@@ -99,7 +99,7 @@ def test_units_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_code_is_for_the_processor_that_is_left(without: str, tmp_path: Path) -> None:
     script = """
 from llamatrain.kernels.cpu.elementwise import combine
-from llamatrain.machine.compiler import emit
+from llamatrain.compiler import emit
 target = emit.context().codegen()._tm
 emit.context().codegen().object_of = lambda module: target.emit_assembly(module).encode()
 print(emit.object_of(combine).decode())
@@ -114,8 +114,8 @@ print(emit.object_of(combine).decode())
 def test_without_a_cache_folder_it_still_runs_and_says_so(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("no folder")
-    script = "import tests.compiler.test_cache as t\nfrom llamatrain.machine import ahead, terminal\n"
-    script += "ahead.declared = list\n"  # what is not needed here is not compiled with it, which takes half a minute
+    script = "import tests.compiler.test_cache as t\nfrom llamatrain.compiler import parallel; from llamatrain.platform import terminal\n"
+    script += "parallel.declared = list\n"  # what is not needed here is not compiled with it, which takes half a minute
     script += "with terminal.shown(): t.test_a_program_runs_again()"
     environment = without_libraries(blocked, TMPDIR=str(tmp_path))
     done = subprocess.run(

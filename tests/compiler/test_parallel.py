@@ -21,10 +21,10 @@ import numpy as np
 from llamatrain.engine.program import Program
 from llamatrain.graph.ops import scale
 from llamatrain.graph.tensor import placeholder
-from llamatrain.machine import ahead, terminal
+from llamatrain.compiler import parallel; from llamatrain.platform import terminal
 from llamatrain.compiler.cache import code
 if {broken}:
-    ahead._run = lambda names, workers: 0
+    parallel._run = lambda names, workers: 0
 here, make = [], code.made
 code.made = lambda declared: here.append(declared) or make(declared)
 x = placeholder("x", (64,))
@@ -52,14 +52,14 @@ LlamaStep(TINY)()
 """
 
 UNKEPT = """
-from llamatrain.machine import ahead, threads
+from llamatrain.compiler import parallel, thread_pool
 from llamatrain.compiler.cache import code
 said = []
 code.say = said.append
 for _ in range(2):
-    ahead.compile_ahead([threads.lead])
+    parallel.compile_ahead([thread_pool.lead])
     code.report()
-threads.lead.address
+thread_pool.lead.address
 print(len(said), *code.shelf.loose)
 """
 
@@ -73,8 +73,8 @@ with ChatTemplate("{% for m in messages %}{% if m.content | length > 99999 %}" +
 LONE = """
 import sys
 import numpy as np
-from llamatrain.machine import ahead
-ahead.declared = list
+from llamatrain.compiler import parallel
+parallel.declared = list
 from llamatrain.data.tokenizer.bpe_merge import word_keys
 word_keys(np.frombuffer(b"abc", np.uint8), np.array([3]), keys := np.zeros(1, np.int64))
 assert keys[0] and "numba" not in sys.modules
@@ -85,12 +85,12 @@ T = TypeVar("T")
 
 
 ALL = """
-from llamatrain.machine import ahead, terminal, threads
+from llamatrain.compiler import parallel, thread_pool; from llamatrain.platform import terminal
 from llamatrain.compiler.cache import code
 from llamatrain.compiler.inventory import declared
-ahead._run = lambda names, workers: print(len(names), len(declared())) or 0
+parallel._run = lambda names, workers: print(len(names), len(declared())) or 0
 with terminal.shown():
-    ahead.compile_ahead([threads.lead])
+    parallel.compile_ahead([thread_pool.lead])
 """
 
 
@@ -152,7 +152,7 @@ def test_what_cannot_be_kept_is_compiled_once_for_the_run_without_assertions_too
 def test_a_compiler_that_ends_costs_no_kernel_but_its_own(tmp_path: Path) -> None:
     names = ["llamatrain.compiler.thread_pool:nothing_of_this_name", "llamatrain.compiler.thread_pool:lead"]
     script = (
-        f"from llamatrain.machine import ahead; print(ahead._run({names!r}, 2), ahead._run({names!r}, 1))"
+        f"from llamatrain.compiler import parallel; print(parallel._run({names!r}, 2), parallel._run({names!r}, 1))"
     )
     done = subprocess.run(
         [sys.executable, "-c", script],

@@ -33,11 +33,11 @@ import hashlib, sys
 import numpy as np
 from llamatrain.data.tokenizer.bpe_merge import word_keys
 from llamatrain.kernels.cpu.gates import silu_flat
-from llamatrain.machine import ahead, shipped, terminal
+from llamatrain.compiler import parallel, prebuilt; from llamatrain.platform import terminal
 from llamatrain.compiler.cache import code
 from llamatrain.compiler.declare import Brick
 from llamatrain.compiler.thread_pool import Table
-ahead.declared = list  # what is not needed here is not compiled with it
+parallel.declared = list  # what is not needed here is not compiled with it
 if not {bricks}:
     Brick.made.clear()  # they are called by none of these, and take their time
 x, keys = np.linspace(-20, 20, 1003, dtype=np.float32), np.zeros(2, np.int64)
@@ -48,7 +48,7 @@ with terminal.shown():
 assert np.allclose(y, x / (1 + np.exp(-x)), atol=1e-5)
 print(hashlib.sha256(y.tobytes() + keys.tobytes()).hexdigest())
 print("compiler" if sys.modules.get("numba") or sys.modules.get("llvmlite") else "none")
-print("shipped" if code.library is not shipped.nothing else "compiled")
+print("shipped" if code.library is not prebuilt.nothing else "compiled")
 """
 
 

@@ -196,11 +196,11 @@ def test_many_write_at_once_and_all_read_whole_files(shelf: ObjectStore) -> None
 KILLED = """
 import os, sys
 from pathlib import Path
-from llamatrain.machine import temporary
+from llamatrain.platform import temp_files
 folder = Path(sys.argv[1])
-for path in (folder / ".new-x", temporary.passing_folder() / "file", temporary.passing_file()):
+for path in (folder / ".new-x", temp_files.passing_folder() / "file", temp_files.passing_file()):
     path.write_text("half")
-    temporary.goes_with_program(path)
+    temp_files.goes_with_program(path)
 print("written", flush=True)
 sys.stdin.read()
 """
@@ -213,7 +213,7 @@ def test_what_a_killed_run_left_is_removed_by_the_next_and_not_before(
     (tmp_path / "temporary").mkdir()
     environment = {**os.environ, "TMPDIR": str(tmp_path / "temporary")}
     words = [sys.executable, "-c", KILLED, str(shelf.folder)]
-    sweeping = "from llamatrain.machine import temporary; temporary.passing_folder()"
+    sweeping = "from llamatrain.platform import temp_files; temp_files.passing_folder()"
     with subprocess.Popen(words, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         try:
             assert other.stdout and other.stdout.readline()

@@ -123,13 +123,13 @@ OWN = """
 import sys
 if {blocked}:
     sys.modules["numba"] = sys.modules["llvmlite"] = None
-from llamatrain.machine import units
-units.features = lambda: frozenset({{"sse2"}})
+from llamatrain.platform import cpu
+cpu.features = lambda: frozenset({{"sse2"}})
 from llamatrain.data.tokenizer.bpe_merge import word_keys
 from llamatrain.compiler.cache import code, compiled
 if not {blocked}:
     assert b"ELF" in compiled(word_keys)[2]
-print(units.processor().name, code.able())
+print(cpu.processor().name, code.able())
 print("compiler" if sys.modules.get("llvmlite") else "none")
 """
 

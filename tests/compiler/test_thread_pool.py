@@ -244,7 +244,7 @@ def test_an_interrupt_on_the_way_in_leaves_nobody_in_the_table(team: ThreadPool)
 
 FORKING = """
 import os, threading
-from llamatrain.machine import threads
+from llamatrain.compiler import thread_pool
 from tests.compiler.test_thread_pool import counting, held, is_right
 stop = []
 assert is_right(2, 2)  # what is looked up once is there
@@ -255,10 +255,10 @@ worker = threading.Thread(target=busy, daemon=True)
 worker.start()
 for at in range(12):
     if not (child := os.fork()):
-        assert not threads.team.asleep
-        fine = all(is_right(6, 3) for _ in range(5)) and len(threads.team.asleep) == 2
+        assert not thread_pool.team.asleep
+        fine = all(is_right(6, 3) for _ in range(5)) and len(thread_pool.team.asleep) == 2
         if not (grandchild := os.fork()):
-            os._exit(not (not threads.team.asleep and is_right(6, 2)))
+            os._exit(not (not thread_pool.team.asleep and is_right(6, 2)))
         os._exit(not fine or os.waitpid(grandchild, 0)[1])
     assert os.waitpid(child, 0)[1] == 0 and is_right(6, 3), at
 stop.append(1)
@@ -296,9 +296,9 @@ def test_parent_and_child_go_on_after_a_fork_in_the_middle() -> None:
 
 ENDING = """
 import atexit, sys, threading
-from llamatrain.machine import threads
+from llamatrain.compiler import thread_pool
 from tests.compiler.test_thread_pool import held, is_right
-assert is_right(6, 3) and len(threads.team.asleep) == 2
+assert is_right(6, 3) and len(thread_pool.team.asleep) == 2
 if {running}:
     table, words = held(3)
     threading.Thread(target=table, daemon=True).start()

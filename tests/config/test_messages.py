@@ -226,7 +226,7 @@ def test_a_sample_starts_with_any_bytes() -> None:
 def test_a_bars_title_cannot_either() -> None:
     code = (
         "import io, sys; sys.stderr = type('T', (io.StringIO,), {'isatty': lambda self: True})()\n"
-        "from llamatrain.machine import terminal\n"
+        "from llamatrain.platform import terminal\n"
         "terminal.DELAY = 0\n"
         "with terminal.shown(), terminal.bar('a\\x1b[2Jb', total=2) as told:\n    told.draw()\n"
         "print(ascii(sys.stderr.getvalue()))"

@@ -19,8 +19,8 @@ from tests.helpers.mpi_programs import Started, alone, descendants, needs_mpi, p
 
 PROGRAM = "-m", "tests.helpers.rank_program"
 PATIENT = """
-from llamatrain.distributed.comm import heart
-heart.GATHER = heart.ALONE = 60.0  # all fail: however long it takes until the last has, on a machine that is busy
+from llamatrain.distributed import heartbeat
+heartbeat.GATHER = heartbeat.ALONE = 60.0  # all fail: however long it takes until the last has, on a machine that is busy
 from llamatrain.__main__ import main
 main()
 """

@@ -18,14 +18,14 @@ from tests.helpers.warm_cache import without_libraries
 
 TOKENS = """
 import json, sys, time
-from llamatrain.data import cache
+from llamatrain.data import token_cache
 from llamatrain.data.dataset import open_corpus
 from llamatrain.data.options import DataOptions
 from llamatrain.distributed.comm import world
 from llamatrain.distributed.once import made_here_once
 from tests.helpers.byte_tokenizer import ByteTokenizer
-made, make = [], cache._made
-cache._made = lambda *given: made.append(1) or time.sleep(0.5) or make(*given)
+made, make = [], token_cache._made
+token_cache._made = lambda *given: made.append(1) or time.sleep(0.5) or make(*given)
 before = time.process_time()
 try:
     corpus, kept = made_here_once(lambda: open_corpus(sys.argv[1:], ByteTokenizer(), DataOptions(val_split=0.2), 16, 0))
@@ -37,10 +37,10 @@ except Exception as error:
 
 VOCABULARY = """
 import os
-from llamatrain.data.tokenizer import apart
+from llamatrain.data.tokenizer import learn_process
 from llamatrain.distributed.comm import world
 from llamatrain.distributed.once import made_once
-made = made_once(lambda: print("learns", world().rank, flush=True) or apart.merges(["so it goes, so it went " * 9], 280))
+made = made_once(lambda: print("learns", world().rank, flush=True) or learn_process.merges(["so it goes, so it went " * 9], 280))
 print(made, flush=True)
 """
 
@@ -95,14 +95,14 @@ def test_what_only_one_can_read_is_refused_to_several(
 
 
 COMPILING = """
-from llamatrain.machine import ahead
+from llamatrain.compiler import parallel
 from llamatrain.compiler.parallel import compile_ahead
 from llamatrain.compiler.cache import code
 from llamatrain.data.tokenizer.bpe_merge import word_keys
 from llamatrain.compiler.thread_pool import begin, follow
 made, keep = [], code.keep
 code.keep = lambda name, file: made.append(name) or keep(name, file)
-ahead.declared = lambda: [word_keys]  # not all that there are, which takes half a minute
+parallel.declared = lambda: [word_keys]  # not all that there are, which takes half a minute
 input()
 compile_ahead([word_keys, begin, follow])
 print(len(made), all(map(code.found, [word_keys, begin, follow])))

@@ -16,21 +16,21 @@ THREADS, GATES, MERGING = (
     "llamatrain.kernels.cpu.gates",
     "llamatrain.data.tokenizer.bpe_merge",
 )
-FEW = [
+FEW = sorted([
     f"{MERGING}:word_keys",
     f"{GATES}:silu_flat",
     *(f"{THREADS}:{name}" for name in ("begin", "follow", "lead")),
-]
+])
 NAME = cpu.processor().name
 
 BUILD = """
 import sys
 sys.path.insert(0, "scripts")
 import build_kernels
-from llamatrain.machine import shipped
+from llamatrain.compiler import prebuilt
 every = build_kernels.declared()
 build_kernels.declared = lambda: [each for each in every if each.where in {few}]
-shipped.FOLDER.mkdir()
+prebuilt.FOLDER.mkdir()
 sys.argv = ["build_kernels", "--here", "{name}"]
 build_kernels.main()
 build_kernels.write_manifest(["{name}"])

@@ -28,7 +28,7 @@ READING = """
 import os, sys, zlib
 from pathlib import Path
 import numpy as np
-from llamatrain.files import quants
+from llamatrain.gguf import quants
 from llamatrain.io.mapped_file import files_of, map_file
 from llamatrain.gguf.types import by_name
 for reader in sys.argv[2:]:

@@ -47,8 +47,8 @@ def test_every_kernel_of_every_class_is_in_it(wheel: Path) -> None:
         wheel.stat().st_size <= MOST and wheel.name.startswith("llamatrain-") and "-py3-none-" in wheel.name
     )
     with zipfile.ZipFile(wheel) as files:
-        manifest = json.loads(files.read("llamatrain/machine/libraries/manifest.json"))
-        libraries = {name: files.read(f"llamatrain/machine/libraries/{name}.so") for name in cpu.CLASSES}
+        manifest = json.loads(files.read("llamatrain/compiler/libraries/manifest.json"))
+        libraries = {name: files.read(f"llamatrain/compiler/libraries/{name}.so") for name in cpu.CLASSES}
     assert manifest["libraries"].keys() == cpu.CLASSES.keys() and len(manifest["kernels"]) > 60
     for code in libraries.values():
         for where in manifest["kernels"]:

@@ -18,7 +18,7 @@ CHEAP = (
     "optimizer.clip",
     "elementwise.narrow",
     "rows.take_rows",
-    "sums.add_up",
+    "reduce.add_up",
 )
 MODEL = ("--vocab-size", "bytes", "--embd", "32", "--head", "4", "--layer", "1", "--ctx", "48")
 SMALL = (*MODEL, "--iters", "2", "--threads", "1", "--precision", "bf16")

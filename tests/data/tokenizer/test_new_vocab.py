@@ -157,12 +157,12 @@ def test_rare_pairs_are_left_out_where_there_are_too_many(monkeypatch: pytest.Mo
 def test_its_memory_is_bounded_and_nothing_of_it_is_left() -> None:
     told = """
 import random
-from llamatrain.data.tokenizer import new_vocabulary
+from llamatrain.data.tokenizer import new_vocab
 from llamatrain.platform.memory import resident
 from tests.data.tokenizer.test_tokenizer import highest
-new_vocabulary.learned(["a a a"], 300)
+new_vocab.learned(["a a a"], 300)
 before, top = resident(), highest()
-new_vocabulary.learned(["".join(map(chr, random.Random(1).choices(range(0x4E00, 0xA000), k=120_000)))], 8000)
+new_vocab.learned(["".join(map(chr, random.Random(1).choices(range(0x4E00, 0xA000), k=120_000)))], 8000)
 print(highest() - top, resident() - before)
 """
     if sys.platform != "linux":
