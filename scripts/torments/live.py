@@ -166,9 +166,7 @@ def starved(t: Trial, place: int) -> None:
             *words[:1], *("2" if word == 1 else word for word in words[1:]), real=True, before=before
         ).wait()
         t.codes.append(ended.code)
-        loading = (
-            f"{ROOT}/llamatrain/run" not in ended.err
-        )  # the interpreter's own first moments are its own
+        loading = f"{ROOT}/llamatrain/run" not in ended.err  # the interpreter's own first moments are its own
         t.faults += (
             judged(ended, (0, 1), said=False)
             if ended.code >= 0 and not (loading and "Traceback" in ended.err)

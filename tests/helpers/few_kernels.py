@@ -16,11 +16,13 @@ THREADS, GATES, MERGING = (
     "llamatrain.kernels.cpu.gates",
     "llamatrain.data.tokenizer.bpe_merge",
 )
-FEW = sorted([
-    f"{MERGING}:word_keys",
-    f"{GATES}:silu_flat",
-    *(f"{THREADS}:{name}" for name in ("begin", "follow", "lead")),
-])
+FEW = sorted(
+    [
+        f"{MERGING}:word_keys",
+        f"{GATES}:silu_flat",
+        *(f"{THREADS}:{name}" for name in ("begin", "follow", "lead")),
+    ]
+)
 NAME = cpu.processor().name
 
 BUILD = """
