@@ -35,15 +35,15 @@ from llamatrain.data.tokenizer.bpe_merge import word_keys
 from llamatrain.kernels.cpu.gates import silu_flat
 from llamatrain.compiler import parallel, prebuilt; from llamatrain.platform import terminal
 from llamatrain.compiler.cache import code
-from llamatrain.compiler.declare import Brick
-from llamatrain.compiler.thread_pool import Table
+from llamatrain.compiler.declare import SharedKernel
+from llamatrain.compiler.thread_pool import CallTable
 parallel.declared = list  # what is not needed here is not compiled with it
 if not {bricks}:
-    Brick.made.clear()  # they are called by none of these, and take their time
+    SharedKernel.made.clear()  # they are called by none of these, and take their time
 x, keys = np.linspace(-20, 20, 1003, dtype=np.float32), np.zeros(2, np.int64)
 y = np.zeros_like(x)
 with terminal.shown():
-    Table([silu_flat.call(x, y, 0, 0, items=1003, block=64)], 2)()
+    CallTable([silu_flat.call(x, y, 0, 0, items=1003, block=64)], 2)()
     word_keys(np.frombuffer(b"abcdefgh", np.uint8), np.array([3, 8]), keys)
 assert np.allclose(y, x / (1 + np.exp(-x)), atol=1e-5)
 print(hashlib.sha256(y.tobytes() + keys.tobytes()).hexdigest())

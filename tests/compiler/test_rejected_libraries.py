@@ -277,10 +277,10 @@ def test_a_kernel_that_no_library_has_is_never_called(folder: Path, monkeypatch:
 import numpy as np
 from llamatrain.kernels.cpu.gates import silu_back_flat
 from llamatrain.compiler.cache import CompilerError
-from llamatrain.compiler.thread_pool import Table
+from llamatrain.compiler.thread_pool import CallTable
 x = np.ones(8, np.float32)
 try:
-    Table([silu_back_flat.call(x, x, x, 0, 0, items=8, block=8)], 1)()
+    CallTable([silu_back_flat.call(x, x, x, 0, 0, items=8, block=8)], 1)()
 except CompilerError as error:
     print(error)
 """

@@ -426,14 +426,14 @@ MEASURE = """
 import resource, sys
 from llamatrain.data.dataset import open_corpus
 from llamatrain.data.options import DataOptions
-from llamatrain.data.batches import Rows
+from llamatrain.data.batches import Batches
 from tests.helpers.byte_tokenizer import ByteTokenizer
 options = DataOptions()
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000
 start = peak()
 made, _ = open_corpus(sys.argv[1:], ByteTokenizer(), options, 128, 0)
-rows = Rows(made, options, 0, 257)
+rows = Batches(made, options, 0, 257)
 for _ in range(len(made) // 8):
     rows.batch(8)
 print(peak() - start)

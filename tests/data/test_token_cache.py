@@ -402,14 +402,14 @@ def test_what_killed_runs_left_is_removed_by_its_age(folder: Path, monkeypatch: 
 MAKING = """
 import time
 import numpy as np
-from llamatrain.data.token_cache import Bounds, stored
+from llamatrain.data.token_cache import StoreLimits, stored
 
 def slow(writer):
     writer.write(np.arange(9, dtype=np.int32))
     print(writer.folder.name, flush=True)
     time.sleep(100)
 
-stored("slow", slow, Bounds(9, 1, 9))
+stored("slow", slow, StoreLimits(9, 1, 9))
 """
 
 

@@ -27,11 +27,11 @@ from typing import ClassVar
 import numpy as np
 
 from llamatrain.graph.ops import acc, add, cpy, div, fill, mul, sqr, sqrt
-from llamatrain.optim.optimizer import StepRule
+from llamatrain.optim.optimizer import ElementwiseRule
 
 
 @dataclass(frozen=True, kw_only=True)
-class Adagrad(StepRule):
+class Adagrad(ElementwiseRule):
     kept_as = "sums"
     states: ClassVar = {"s": "sums_of_squares", "g": "last_gradient"}
     squares = ("sums_of_squares",)

@@ -31,8 +31,8 @@ def test_a_request_that_comes_while_another_is_worked_on() -> None:
 
 ASKS = """
 import sys
-from llamatrain.data.chat.template import Child
-child = Child(sys.argv[1], {})
+from llamatrain.data.chat.template import RendererProcess
+child = RendererProcess(sys.argv[1], {})
 print(child.process.pid, flush=True)
 child.ask({"messages": [{"role": "user", "content": "hang"}], "want": "whole"}, 60)
 """
