@@ -114,7 +114,7 @@ def decorated() -> set[str]:
         )
         lines = path.read_text().splitlines()
         for line, after in pairwise(lines):
-            if line in ("@Entry", "@Brick", "@Routine", "@Function"):
+            if line in ("@KernelEntry", "@SharedKernel", "@Routine", "@Function"):
                 found.add(f"{module}:{after.removeprefix('def ').partition('(')[0]}")
     return found
 

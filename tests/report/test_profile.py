@@ -201,7 +201,7 @@ def test_nothing_is_left_behind(profiled: tuple[Done, Path]) -> None:
     assert builtins.__import__.__module__ == "builtins"
     x = placeholder("x", (4, 4))
     program = Program.of([O.matmul(x, parameter("w", (4, 4)))])
-    assert program.runs[0].__class__.__name__ == "Table"
+    assert program.runs[0].__class__.__name__ == "CallTable"
 
 
 # ---- where it cannot be as it should ---------------------------------------

@@ -458,7 +458,7 @@ def test_export(tmp_path: Path, copy: Path, adapter: Path) -> None:
 def test_evaluate(tmp_path: Path, copy: Path, text: Path) -> None:
     deed = cut(copy, copy.stat().st_size // 2)
     done = disturbed(
-        "llamatrain.train.programs Runner.judged",
+        "llamatrain.train.programs EvalPrograms.judged",
         3,
         deed,
         "evaluate",

@@ -331,7 +331,7 @@ def test_what_befalls_one_in_a_validation_befalls_all(asked: int) -> None:
     for each in threads:
         each.join(20)
     assert len(ended) == 3 and len({*ended.values()}) == 1
-    assert ended[0] == (3, "Interrupted(15)" if asked else "Changed('gone')")
+    assert ended[0] == (3, "TrainingInterrupted(15)" if asked else "InputChanged('gone')")
 
 
 # ---- vectors that nobody has whole -----------------------------------------
