@@ -173,6 +173,7 @@ def test_it_is_there_from_the_first_save_on(tmp_path: Path, monkeypatch: pytest.
     from llamatrain.report import run_page
 
     before = run_page.put
+    monkeypatch.setattr(run_page, "LONG", 60.0)  # a busy machine may draw slowly
     monkeypatch.setattr(run_page, "put", lambda file, text: (pages.append(text), before(file, text))[1])
     ran("from-scratch", text_file(tmp_path), *TASK, "--iters", 12, "--out", tmp_path / "run")
     shown = [re.search(r"<span>step</span><b>(\d+)</b><span>of 12", each) for each in pages]
