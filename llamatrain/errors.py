@@ -1,43 +1,51 @@
-"""The errors that a user may meet; whatever else comes up is a fault of the program."""
+"""Errors that a user may meet. Any other exception is a bug in the program."""
 
 import os
 
 
 class LlamatrainError(Exception):
-    """Something that failed for a reason the user can act on: one line, exit code 1."""
+    """A failure that the user can act on. The command line prints it as one line and exits with code 1.
+
+    `code` is a short name of the problem, such as "truncated-file". It stays the same when the message is
+    reworded; the command line prints it behind the message, and tests compare it.
+    """
 
     exit_code = 1
-    shared = False  # whether all processes of a run have met it
+    shared = False  # True if every process of the run met the same error
+
+    def __init__(self, message: str = "", *, code: str = "") -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class UsageError(LlamatrainError):
-    """An option or argument that cannot be meant: exit code 2."""
+    """An option or argument is invalid. The exit code is 2."""
 
     exit_code = 2
 
 
 class GraphError(LlamatrainError):
-    """A graph that cannot be: shapes, dtypes, or a gradient that is not there."""
+    """A graph is invalid: a shape, a dtype, or a missing gradient."""
 
 
 class MemoryPlanError(LlamatrainError):
-    """A plan that does not fit the memory it was given."""
+    """A plan does not fit the memory limit."""
 
 
 class FileError(LlamatrainError):
-    """A file that cannot be read or written: its name, the place in it, and what was found there."""
+    """A file cannot be read or written. The message names the file and the position."""
 
 
 class DataError(LlamatrainError):
-    """Training data that cannot be used: names the file and, where there is one, the line."""
+    """Training data cannot be used. The message names the file and, if there is one, the line."""
 
 
 class MissingError(FileError, DataError, UsageError):
-    """A path that leads nowhere: it was not meant so, and exit code 2 says that."""
+    """A path does not exist. The exit code is 2, because the user gave the path."""
 
 
 def words_of(error: Exception) -> str:
-    """Also of the errors of Python's own that a user may meet."""
+    """Return the message of an error, also of Python's own errors that a user may meet."""
     if isinstance(error, MemoryError):
         return f"not enough memory{f' ({error})' if str(error) else ''}; a smaller model, --ctx or --batch takes less"
     if isinstance(error, ImportError):  # late: what is missing, or what the system has no memory to load
@@ -49,3 +57,9 @@ def words_of(error: Exception) -> str:
             error.strerror if error.filename is None else f"{os.fsdecode(error.filename)}: {error.strerror}"
         )
     return str(error)
+
+
+def describe(error: Exception) -> str:
+    """Return the message of an error with its code, as the command line prints it."""
+    code = getattr(error, "code", "")
+    return f"{words_of(error)} [{code}]" if code else words_of(error)

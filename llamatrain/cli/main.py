@@ -14,7 +14,7 @@ from llamatrain.config.messages import cut, nearest
 from llamatrain.distributed import comm as together
 from llamatrain.distributed import stderr
 from llamatrain.distributed.comm import ExitStatus
-from llamatrain.errors import LlamatrainError, words_of
+from llamatrain.errors import LlamatrainError, describe
 from llamatrain.platform.terminal import shown, unread
 from llamatrain.report.devnull import nowhere
 
@@ -124,7 +124,7 @@ def open_what_is_closed() -> None:
 
 
 def said(error: Exception) -> str:
-    return misread(error) if isinstance(error, typer.TyperException) else words_of(error)
+    return misread(error) if isinstance(error, typer.TyperException) else describe(error)
 
 
 def misread(error: typer.TyperException) -> str:

@@ -39,10 +39,10 @@ def respelt(message: str, spelt: Spelling) -> str:
 
 
 class OptionError(UsageError):
-    """A value that cannot be, or values that cannot be together."""
+    """An option has an invalid value, or options contradict each other."""
 
-    def __init__(self, words: Callable[[Spelling], str]) -> None:
-        super().__init__(words(flag_of))
+    def __init__(self, words: Callable[[Spelling], str], *, code: str = "invalid-option") -> None:
+        super().__init__(words(flag_of), code=code)
         self.words = words
 
 
