@@ -11,7 +11,7 @@ class BadHyperparameter(UsageError):
     """`field` is the number's name here; whoever knows what it is called where it came from says so (`named`)."""
 
     def __init__(self, field: str, value: str, why: str) -> None:
-        super().__init__(field, value, why)
+        super().__init__(code="invalid-hyperparameter")
         self.field, self.value, self.why = field, value, why
 
     def named(self, name: str) -> str:
