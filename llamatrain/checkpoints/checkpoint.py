@@ -25,6 +25,7 @@ import numpy as np
 
 from llamatrain.checkpoints.legacy import OWN
 from llamatrain.gguf.constants import ALIGNMENT
+from llamatrain.gguf.reader import open_gguf
 from llamatrain.gguf.types import TensorInfo, by_name
 from llamatrain.gguf.values import Kind, Value, boolean, f32, number, numbers, string, strings, u32, u64
 from llamatrain.gguf.writer import head, new_gguf
@@ -248,3 +249,13 @@ def _optimizer(checkpoint: Checkpoint) -> Iterator[tuple[str, Value]]:
 
 def _exactly(value: float) -> Value:
     return number(Kind.FLOAT64, value)
+
+
+# ---- the model of a run that trains every weight ---------------------------
+
+
+def write_model(path: Path, metadata: Mapping[str, Value], weights: Mapping[str, np.ndarray]) -> None:
+    """A model's file in float32, for llama.cpp."""
+    with new_gguf(path, {**metadata, "general.file_type": u32(0)}, tensor_infos(weights), open_gguf) as out:
+        for name, array in weights.items():
+            out.write(name, array)

@@ -1,11 +1,15 @@
 """Folders that are made for a run."""
 
 import re
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
+from tempfile import mkdtemp
 
 from llamatrain.checkpoints.filenames import telling
+from llamatrain.checkpoints.lock import FolderLock, locked
+from llamatrain.errors import FileError
 
 
 def missing_above(path: Path) -> list[Path]:
@@ -38,4 +42,39 @@ def next_folder(runs: Path, command: str) -> Path:
                 path = runs / f"{command}-{number}"
                 path.mkdir(parents=True)  # the folder above goes with a run that is refused beside this one
                 return path
+    raise AssertionError
+
+
+# ---- a folder in place of a lost one ----------------------------------------
+
+
+def again(folder: Path) -> Iterator[tuple[Path, FolderLock]]:
+    """In the old place, where nothing has taken it; else as `instead`."""
+    with suppress(OSError, FileError):
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = locked(folder)
+        if not any(folder.iterdir()):
+            yield folder, lock
+            return
+        lock.release()
+    yield from instead(folder)
+
+
+def instead(folder: Path) -> Iterator[tuple[Path, FolderLock]]:
+    """Beside it, and last in the folder for temporary files."""
+    with suppress(OSError, FileError):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        beside = _beside(folder)
+        yield beside, locked(beside)
+    with suppress(OSError, FileError):
+        temporary = Path(mkdtemp(prefix="llamatrain-run-"))
+        yield temporary, locked(temporary)
+
+
+def _beside(folder: Path) -> Path:
+    for number in count(2):
+        with suppress(FileExistsError):
+            path = folder.with_name(f"{folder.name}-{number}")
+            path.mkdir()
+            return path
     raise AssertionError

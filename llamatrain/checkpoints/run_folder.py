@@ -25,7 +25,6 @@ from typing import Self
 
 from llamatrain.checkpoints import replaced_run as asides
 from llamatrain.checkpoints.checkpoint import Checkpoint, write
-from llamatrain.checkpoints.fallback_dir import again, instead
 from llamatrain.checkpoints.filenames import (
     BEST,
     BEST_STEM,
@@ -45,7 +44,7 @@ from llamatrain.checkpoints.filenames import (
     telling,
 )
 from llamatrain.checkpoints.lock import FolderLock, locked
-from llamatrain.checkpoints.new_run_dir import made_here, missing_above, next_folder
+from llamatrain.checkpoints.new_run_dir import again, instead, made_here, missing_above, next_folder
 from llamatrain.checkpoints.read import read
 from llamatrain.checkpoints.replaced_run import ASIDE
 from llamatrain.config.options import flag_of

@@ -3,13 +3,12 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from llamatrain.report.escape import marked
-from llamatrain.report.format import amount, duration
+from llamatrain.report.format import amount, duration, marked
 from llamatrain.report.html import NOISY, SMALL, framed, section, worded
 from llamatrain.report.html_chart import Curve, PlotArea, chart
 from llamatrain.report.html_style import RUNS
-from llamatrain.report.loss_series import Losses, bounds
 from llamatrain.report.run_data import RunData
+from llamatrain.report.series import Losses, bounds
 
 
 def runs_page(runs: Sequence[RunData]) -> str:

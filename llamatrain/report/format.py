@@ -2,6 +2,9 @@
 
 import math
 from collections import deque
+from html import escape
+
+from llamatrain.platform.escape import printable
 
 LINES = 150  # that a run prints, at most, unless told how many
 RECENT = 300.0  # seconds, at most, that tell how fast it goes
@@ -82,3 +85,11 @@ class Pace:
         if last == first:
             return None
         return max(0.0, (steps - last) * (ended - begun) / (last - first) - (now - ended))
+
+
+# ---- text from files and users ---------------------------------------------
+
+
+def marked(text: object, lines: bool = False) -> str:
+    """Escaped, and without signs that XML forbids; `lines` and tabs stay where they are asked for."""
+    return escape(printable(str(text), "utf-8", keep="\n\t" if lines else ""))

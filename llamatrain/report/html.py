@@ -5,14 +5,12 @@ from datetime import datetime
 
 import llamatrain
 from llamatrain.config.units import Size
-from llamatrain.report.escape import marked
-from llamatrain.report.format import amount, duration, time_of_step
+from llamatrain.report.format import amount, duration, marked, time_of_step
 from llamatrain.report.html_chart import SIDE, Curve, PlotArea, chart
 from llamatrain.report.html_style import STYLE
-from llamatrain.report.loss_series import Losses, Series, bounds
-from llamatrain.report.memory_section import memory_map
+from llamatrain.report.memory_map import memory_map
 from llamatrain.report.run_data import Profile, RunData, ShownSample
-from llamatrain.report.series import RunSeries
+from llamatrain.report.series import Losses, RunSeries, Series, bounds
 
 HEAD = "<!doctype html>\n<!-- llamatrain -->"
 ALONE = "default-src 'none'; style-src 'unsafe-inline'"  # what a browser may do with it

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llamatrain.report.escape import marked
-from llamatrain.report.format import amount
-from llamatrain.report.loss_series import Series, bounds, ticks
+from llamatrain.report.format import amount, marked
+from llamatrain.report.series import Series, bounds, ticks
 
 SIDE = 1000  # of a plot, in its own units
 DOTS = 60  # that a line has at most

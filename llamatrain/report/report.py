@@ -23,12 +23,21 @@ from llamatrain.report import svg_plot, terminal_plot
 from llamatrain.report.console import stderr
 from llamatrain.report.format import amount, duration, stride, time_of_step
 from llamatrain.report.html_report import RunPage
-from llamatrain.report.layout import GAP, Segment, assembled, fitted
-from llamatrain.report.loss_series import Losses
+from llamatrain.report.layout import (
+    GAP,
+    Segment,
+    assembled,
+    figures_of,
+    fitted,
+    place_of,
+    rewards_of,
+    scores_of,
+    summary,
+)
 from llamatrain.report.metrics import Metrics
 from llamatrain.report.progress import RECENT, Display, Progress
 from llamatrain.report.records import Score, StepLine
-from llamatrain.report.score_format import figures_of, place_of, rewards_of, scores_of, summary
+from llamatrain.report.series import Losses
 
 PAUSE, PATIENCE = 1.0, 300.0  # seconds between lines: at least, at most
 SAMPLE_SIGNS, SAMPLE_LINES = 1000, 12

@@ -12,10 +12,9 @@ from typing import Any
 
 from llamatrain.config.read_limited import contents
 from llamatrain.errors import FileError, LlamatrainError
-from llamatrain.report.loss_series import number
 from llamatrain.report.memory_layout import MemoryLayout
 from llamatrain.report.metrics import lines_of
-from llamatrain.report.series import RunSeries
+from llamatrain.report.series import RunSeries, number
 
 METRICS, SAMPLES, TOLD, TRACE, CONFIG, PAGE = (
     "metrics.jsonl",

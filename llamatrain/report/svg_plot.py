@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator
 
-from llamatrain.report.escape import marked
-from llamatrain.report.format import amount
-from llamatrain.report.loss_series import Losses, Series, ticks
+from llamatrain.report.format import amount, marked
+from llamatrain.report.series import Losses, Series, ticks
 
 WIDTH, HEIGHT = 720, 400
 LEFT, RIGHT, TOP, BOTTOM = 64, 24, 64, 48

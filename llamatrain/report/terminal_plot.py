@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from rich.text import Text
 
-from llamatrain.report.loss_series import Losses, ticks
+from llamatrain.report.series import Losses, ticks
 
 COLUMNS, ROWS = 60, 12  # of the losses
 WAVE_COLUMNS, WAVE_ROWS = 64, 9

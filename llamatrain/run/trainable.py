@@ -11,7 +11,7 @@ import numpy as np
 from llamatrain.adapters import gguf as adapter_files
 from llamatrain.adapters import peft
 from llamatrain.adapters.adapter import Adapter, LoraPair, norms_of
-from llamatrain.checkpoints.write_model import write_model
+from llamatrain.checkpoints.checkpoint import write_model
 from llamatrain.gguf.reader import Gguf
 from llamatrain.gguf.values import Value
 from llamatrain.graph.tensor import Tensor, parameter

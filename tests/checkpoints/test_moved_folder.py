@@ -17,14 +17,13 @@ import numpy as np
 import pytest
 
 from llamatrain.adapters import gguf as adapters
-from llamatrain.checkpoints.checkpoint import Checkpoint
+from llamatrain.checkpoints.checkpoint import Checkpoint, write_model
 from llamatrain.checkpoints.filenames import LATEST
 from llamatrain.checkpoints.run_folder import RunFolder
-from llamatrain.checkpoints.write_model import write_model
 from llamatrain.errors import FileError
 from llamatrain.report import svg_plot
-from llamatrain.report.loss_series import Losses
 from llamatrain.report.metrics import Metrics
+from llamatrain.report.series import Losses
 from llamatrain.run.checkpointer import Checkpointer
 from llamatrain.train.state import RunState
 from tests.checkpoints.test_run_folder import at, names, newest_step, refused

@@ -13,11 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llamatrain.checkpoints.checkpoint import Checkpoint, write
+from llamatrain.checkpoints.checkpoint import Checkpoint, write, write_model
 from llamatrain.checkpoints.filenames import LATEST, newest_first, numbered
 from llamatrain.checkpoints.read import read
 from llamatrain.checkpoints.run_folder import RunFolder
-from llamatrain.checkpoints.write_model import write_model
 from llamatrain.errors import FileError
 from llamatrain.gguf.reader import open_gguf
 from tests.helpers.tiny_checkpoint import tiny_checkpoint

@@ -15,8 +15,7 @@ from llamatrain.engine.lifetimes import KINDS, Lifetime, lives_of, peak_of
 from llamatrain.engine.plan import plan
 from llamatrain.report import memory_layout as arenas
 from llamatrain.report.memory_layout import MemoryLayout, painted
-from llamatrain.report.memory_map import HIGH, WIDE, body, picture
-from llamatrain.report.memory_section import memory_map
+from llamatrain.report.memory_map import HIGH, WIDE, body, memory_map, picture
 from tests.helpers.cli import TINY, ran, run, text_file
 from tests.helpers.random_graphs import RandomGraph, random_graphs
 

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llamatrain.report.loss_series import MOST, Losses, ticks
-from llamatrain.report.series import RunSeries
+from llamatrain.report.series import MOST, Losses, RunSeries, ticks
 from llamatrain.report.svg_plot import picture
 from llamatrain.report.terminal_plot import FINE, PLAIN, ROWS, WAVE_ROWS, Glyphs, draw_losses, draw_waves
 

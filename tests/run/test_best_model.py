@@ -11,7 +11,7 @@ import pytest
 from llamatrain.checkpoints import run_folder as folders
 from llamatrain.checkpoints.read import read
 from llamatrain.io.atomic_write import AtomicFile
-from llamatrain.report.loss_series import Losses
+from llamatrain.report.series import Losses
 from llamatrain.report.svg_plot import picture
 from llamatrain.train.evaluate import LossMeter
 from llamatrain.train.state import Best
