@@ -45,7 +45,7 @@ class Conversation:
     """With what was said so far; `notes` is what there is to be said of it."""
 
     def __init__(self, model: TextModel, options: ChatOptions, sampling: SamplingOptions) -> None:
-        from llamatrain.data.chat.chatml import CHATML
+        from llamatrain.data.chat.builtin import CHATML
         from llamatrain.data.chat.prompt import PromptReader
         from llamatrain.data.chat.template import ChatTemplate
         from llamatrain.data.warnings import lines, plain_marks

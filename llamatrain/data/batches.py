@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from llamatrain.data.best_fit import best_fit
 from llamatrain.data.options import DataOptions
-from llamatrain.data.row_cursor import Planned, RowCursor
+from llamatrain.data.packing import Planned, RowCursor, best_fit
 from llamatrain.data.shuffle import Order, mix
 from llamatrain.platform.terminal import bar
 

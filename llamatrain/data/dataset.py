@@ -17,7 +17,7 @@ from llamatrain.data.files import DataFile
 from llamatrain.data.find_files import Use, check_apart, find_data, find_sources, naming
 from llamatrain.data.options import DataOptions
 from llamatrain.data.preference_records import Compare
-from llamatrain.data.split import split
+from llamatrain.data.shuffle import Permutation
 from llamatrain.data.token_cache import TokenStore
 from llamatrain.errors import DataError
 from llamatrain.platform.terminal import say
@@ -331,3 +331,28 @@ def check_length(parts: list[Shard], ctx: int, lead: int | None) -> None:
 
 def name_of(parts: list[Shard]) -> str:
     return naming([source for part in parts for source in part.sources])
+
+
+# ---- validation split ------------------------------------------------------------
+
+SPLIT = 0x5911  # makes the shuffle of the split differ from those of the epochs
+
+
+def split(parts: list[Shard], name: str, share: float, seed: int) -> tuple[list[Shard], list[Shard]]:
+    """Documents dealt to training and validation by the seed; those of one line stay together."""
+    pieces = [part.dealt() for part in parts]
+    units = [np.unique(part.documents[["file", "line"]], return_inverse=True)[1] for part in pieces]
+    starts = np.cumsum([0, *(int(unit.max()) + 1 if len(unit) else 0 for unit in units)])
+    total = int(starts[-1])
+    if total < 2:
+        more = f"give more data, or a file with {flag_of('val')}"
+        raise DataError(f"{name}: one sample cannot be split in two; {more}")
+    dealt = Permutation(total, seed, SPLIT)
+    kept = np.zeros(total, bool)
+    kept[[dealt[place] for place in range(min(max(1, round(share * total)), total - 1))]] = True
+    chosen = [kept[start + unit] for start, unit in zip(starts, units, strict=False)]
+    train = [part.take(~held) for part, held in zip(pieces, chosen, strict=True)]
+    validation = [
+        replace(part.take(held), overlapping=False) for part, held in zip(pieces, chosen, strict=True)
+    ]
+    return train, validation

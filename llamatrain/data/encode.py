@@ -11,13 +11,17 @@ from itertools import accumulate, chain
 
 import numpy as np
 
-from llamatrain.data.chat.chatml import CHATML, CHATML_WITH_EOS
-from llamatrain.data.chat.encode import encode_chat, encode_prompt
-from llamatrain.data.chat.incremental import LARGE, IncrementalTokenizer
-from llamatrain.data.chat.mask import NEITHER, NOTHING, MarkedTokens, last_answer
+from llamatrain.data.chat.builtin import CHATML, CHATML_WITH_EOS
+from llamatrain.data.chat.encode import (
+    NEITHER,
+    NOTHING,
+    MarkedTokens,
+    encode_chat,
+    encode_prompt,
+    last_answer,
+)
 from llamatrain.data.chat.messages import UNTRAINED
-from llamatrain.data.chat.prompt import PromptReader, TokenizerLike
-from llamatrain.data.chat.reasoning import unthought
+from llamatrain.data.chat.prompt import LARGE, IncrementalTokenizer, PromptReader, TokenizerLike
 from llamatrain.data.chat.template import AHEAD, WANTED, Asked, ChatTemplate, TemplateError, TemplateStopped
 from llamatrain.data.files import DataFile
 from llamatrain.data.find_files import naming
@@ -26,7 +30,7 @@ from llamatrain.data.options import DataOptions
 from llamatrain.data.parallel_map import grouped, in_order, progress
 from llamatrain.data.preference_records import Compare, PreferencePair, check_lines, judged_in
 from llamatrain.data.readers.text import JsonLine, Place, chunks_of, rows_of, samples_after
-from llamatrain.data.records import ChatRecord, Document, PromptRecord, TextRecord, parse_line
+from llamatrain.data.records import ChatRecord, Document, PromptRecord, TextRecord, parse_line, unthought
 from llamatrain.data.token_cache import StoreLimits, TokenStore, TokenStoreWriter, stored
 from llamatrain.data.warnings import lines, marks_in, plain_marks
 from llamatrain.errors import DataError

@@ -2,10 +2,11 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from llamatrain.data.chat.messages import (
+    THOUGHTS,
     UNTRAINED,
     Message,
     has_media,
@@ -14,6 +15,7 @@ from llamatrain.data.chat.messages import (
     messages_of,
     tools_of,
 )
+from llamatrain.data.chat.server_messages import words_of
 from llamatrain.data.column_names import ANSWERS, FORMS, MESSAGES, PAIRS, PREFERENCES, renamed, told
 from llamatrain.data.json_values import parsed, strings_of
 from llamatrain.errors import DataError
@@ -173,3 +175,28 @@ def _string(row: dict[str, Any], key: str, place: str) -> str:
     if not isinstance(value, str):
         raise DataError(f"{place}: {json.dumps(key)} is {kind_of(value)} where a string is expected")
     return value
+
+
+# ---- reasoning -------------------------------------------------------------------
+
+END = "</think>"
+
+
+def unthought(document: Document) -> Document:
+    if isinstance(document, ChatRecord):
+        return replace(document, messages=[said(message) for message in document.messages])
+    return (
+        replace(document, answer=said_of(document.answer)) if isinstance(document, PromptRecord) else document
+    )
+
+
+def said(message: Message) -> Message:
+    if message["role"] != "assistant":
+        return message
+    kept = {key: value for key, value in message.items() if key != THOUGHTS[0]}
+    return {**kept, "content": said_of(words_of(message))}
+
+
+def said_of(text: str) -> str:
+    """An answer behind its thoughts."""
+    return text.rpartition(END)[2].lstrip("\n") if END in text else text

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping
 
-from llamatrain.data.chat.chatml import CHATML_WITH_EOS
+from llamatrain.data.chat.builtin import CHATML_WITH_EOS
 from llamatrain.data.chat.encode import TOKENS
 from llamatrain.data.chat.prompt import PromptReader
 from llamatrain.data.chat.template import ChatTemplate

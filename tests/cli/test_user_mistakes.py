@@ -15,7 +15,7 @@ import pytest
 
 from llamatrain.compiler.cache import code
 from llamatrain.compiler.declare import Function
-from llamatrain.data.sniff import looks_like
+from llamatrain.data.file_kind import looks_like
 from llamatrain.platform.cache_prune import STAMP
 from tests.helpers.cli import TINY, environment, ran, run, text_file
 from tests.helpers.lora_runs import base, random_adapter

@@ -13,7 +13,7 @@ from llamatrain.data.encode import Encoder
 from llamatrain.data.find_files import find_sources
 from llamatrain.data.options import DataOptions
 from llamatrain.data.records import ChatRecord
-from llamatrain.data.tokenizer.special_names import EndTokens
+from llamatrain.data.tokenizer.vocabulary import EndTokens
 from tests.helpers.byte_tokenizer import CLOSE, EOS, ByteTokenizer
 
 LINE = json.dumps({"text": "some words"}) + "\n"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llamatrain.data.tokenizer.special_names import EndTokens
+from llamatrain.data.tokenizer.vocabulary import EndTokens
 
 BOS, EOS, OPEN, CLOSE = 256, 257, 258, 259
 CONTROLS = {BOS: b"<s>", EOS: b"</s>", OPEN: b"<|im_start|>", CLOSE: b"<|im_end|>"}

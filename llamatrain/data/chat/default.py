@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from llamatrain.data.chat.chatml import CHATML, CHATML_WITH_EOS
+from llamatrain.data.chat.builtin import CHATML, CHATML_WITH_EOS
 from llamatrain.data.chat.prompt import PromptReader, TokenizerLike
 from llamatrain.data.files import DataFile
 from llamatrain.data.options import DataOptions

@@ -11,16 +11,37 @@ All that takes renderings whose messages grow with the square of the turns: ther
 from collections import deque
 from collections.abc import Iterator
 from contextlib import closing
+from typing import NamedTuple
 
 import numpy as np
 
-from llamatrain.data.chat.incremental import LARGE
 from llamatrain.data.chat.messages import UNTRAINED, Message
-from llamatrain.data.chat.prompt import BORDER, PromptReader
+from llamatrain.data.chat.prompt import BORDER, LARGE, PromptReader
 from llamatrain.data.chat.template import LAST, TURNS, ChatTemplate
 from llamatrain.data.json_values import RecordTooLarge
 from llamatrain.data.records import ChatRecord, PromptRecord
 from llamatrain.platform.memory import give_back
+
+NOTHING = (np.zeros(0, np.int32), np.zeros(0, np.uint8))  # a document that is counted, and skipped
+
+
+class MarkedTokens(NamedTuple):
+    tokens: np.ndarray
+    marks: np.ndarray  # 1 where trained
+    single: bool  # one row at most
+
+
+NEITHER = MarkedTokens(*NOTHING, single=True)
+
+
+def last_answer(samples: list[MarkedTokens]) -> MarkedTokens:
+    """What is compared of a conversation."""
+    *_, (tokens, marks, _) = samples
+    told = np.flatnonzero(np.diff(marks, prepend=0))  # where answers begin and end
+    before = int(told[-2 if len(told) % 2 == 0 else -1]) if len(told) else 0
+    marks[:before] = 0
+    return MarkedTokens(tokens, marks, single=True)
+
 
 RENDERED = 2_100_000  # messages in all renderings of a chat: one of 2,000 messages that take turns is rendered so often
 TOKENS = 6_000_000  # of all samples of a chat but its first: answers behind them are left out

@@ -7,15 +7,19 @@ import numpy as np
 from llamatrain.compiler.declare import HeldFunction, I64s
 from llamatrain.compiler.parallel import compile_ahead
 from llamatrain.data.tokenizer.bpe_merge import (
+    Characters,
     MergeBuffer,
+    Symbols,
+    WholeWords,
+    fill,
     last_seam,
     merge_text,
     merge_words,
     room,
+    table,
     word_keys,
 )
 from llamatrain.data.tokenizer.bpe_tables import byte_symbols, character_key, score_symbols, token_bytes
-from llamatrain.data.tokenizer.hash_tables import Characters, Symbols, WholeWords, fill, table
 from llamatrain.data.tokenizer.pretokenize import RegexState, Splitter, code_points, in_bytes, split
 from llamatrain.data.tokenizer.vocabulary import SPACE, Vocabulary
 from llamatrain.errors import DataError

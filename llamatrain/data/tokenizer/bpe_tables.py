@@ -11,8 +11,7 @@ from itertools import accumulate, chain, islice, pairwise
 
 import numpy as np
 
-from llamatrain.data.tokenizer.bpe_merge import NEVER
-from llamatrain.data.tokenizer.hash_tables import Symbols, table
+from llamatrain.data.tokenizer.bpe_merge import NEVER, Symbols, table
 from llamatrain.data.tokenizer.vocabulary import Vocabulary
 
 LARGEST_RANK = int(NEVER)

@@ -15,13 +15,12 @@ import pytest
 
 from llamatrain.data import token_cache
 from llamatrain.data.chat import encode as chat
-from llamatrain.data.chat import incremental
+from llamatrain.data.chat import prompt as incremental
 from llamatrain.data.chat import template as templates
-from llamatrain.data.chat.chatml import CHATML
+from llamatrain.data.chat.builtin import CHATML
 from llamatrain.data.chat.encode import encode_chat
-from llamatrain.data.chat.incremental import IncrementalTokenizer
 from llamatrain.data.chat.messages import Message
-from llamatrain.data.chat.prompt import PromptReader
+from llamatrain.data.chat.prompt import IncrementalTokenizer, PromptReader
 from llamatrain.data.chat.template import ChatTemplate, RendererProcess, TemplateError
 from llamatrain.data.dataset import Dataset, open_corpus
 from llamatrain.data.encode import Encoder

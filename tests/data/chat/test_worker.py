@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from llamatrain.data.chat.chatml import CHATML
+from llamatrain.data.chat.builtin import CHATML
 from llamatrain.data.chat.template import RendererProcess
 from tests.data.chat.test_encode import HOSTILE
 

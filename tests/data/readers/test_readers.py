@@ -263,7 +263,7 @@ def test_a_folder_s_other_files_stay_what_they_were(tmp_path: Path) -> None:
 
 
 def find_data_names(folder: Path) -> list[str]:
-    from llamatrain.data.folder_scan import looked_into
+    from llamatrain.data.find_files import looked_into
 
     return sorted(path.name for path in looked_into(folder).train)
 
