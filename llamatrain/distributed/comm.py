@@ -1,7 +1,7 @@
-"""How many processes a run is of, and what they tell each other. Only `mpi` knows MPI, and it is imported only where a launcher
-has started the process.
+"""The processes of a run and how they communicate.
 
-What is called on all of them, in one order, says so; a process that is alone is all of them.
+Only `mpi` knows MPI, and it is imported only if a launcher started the process. Functions marked "collective"
+must be called by all processes in the same order; with one process they return at once.
 """
 
 from functools import cache
@@ -28,7 +28,7 @@ __all__ = [
 
 @cache
 def world() -> Comm:
-    """Those that this process was started with."""
+    """Return the communicator of the processes that were launched together with this one."""
     started = launched()
     if started is None:
         return SingleProcess()
@@ -38,19 +38,21 @@ def world() -> Comm:
 
 
 def found() -> Comm | None:
-    """Them, where this process has met them already."""
+    """Return the communicator, if it exists already."""
     return world() if world.cache_info().currsize else None
 
 
 def is_told_here() -> bool:
-    """Of several only the first prints what all have to say."""
+    """Return True if this process prints: only rank 0 does."""
     started = launched()
     return started is None or started.rank == 0
 
 
 def told(failure: ExitStatus, shared: bool = False) -> ExitStatus | None:
-    """What is to be said by this process, which has failed; where that is nothing, it is said elsewhere. Where the others know
-    nothing of it all are ended here."""
+    """Return the failure that this process must print, or None if another one prints it.
+
+    If the other processes do not know of the failure, end all of them.
+    """
     started = launched()
     if started is None or not started.several or shared:
         return failure if is_told_here() else None
@@ -68,12 +70,12 @@ def told(failure: ExitStatus, shared: bool = False) -> ExitStatus | None:
 
 
 def met() -> None:
-    """On all, at the end: the first may have more to do than the others."""
+    """Wait for all processes at the end of a run (collective): rank 0 may have more to do."""
     if there := found():
         there.met()
 
 
 def close(code: int) -> None:
-    """On all: nothing more is to come, and the process ends with this."""
+    """Finish communication and end the process with this exit code (collective)."""
     if there := found():
         there.close(code)

@@ -1,7 +1,7 @@
-"""Whether the others are still there: each process tells the first, and the first all, what it is doing, twice a second, whatever
-its main thread is at. Who is silent for too long, or says that it has failed, ends all of them.
+"""Detects failed and silent processes: each one reports to rank 0, and rank 0 to all, twice a second.
 
-One thread speaks with MPI; another looks how long it has been silent, and ends the process though MPI itself hangs.
+A process that is silent for too long, or reports a failure, ends all of them. One thread communicates over
+MPI; another measures the silence, and ends the process even if MPI itself hangs.
 """
 
 import threading
@@ -30,6 +30,8 @@ TURN = 0.1  # seconds between two that would say the same of the first
 
 
 class Heartbeat:
+    """Exchanges heartbeats with the other processes, and ends all when one is lost."""
+
     def __init__(self, comm: Any, called: Callable[[int], str], end: Callable[[int, str], None]) -> None:
         self.comm, self.called, self.end = comm, called, end
         self.rank, self.size = comm.rank, comm.size
@@ -52,13 +54,13 @@ class Heartbeat:
             launch(each)
 
     def fail(self, failure: ExitStatus) -> None:
-        """The first of them says so, and ends all; where that does not come about, this one does."""
+        """Report a failure to rank 0, which ends all; end all from here if that does not happen in time."""
         self.failure = failure
         time.sleep(ALONE)
         self._finish(self.rank, failure)
 
     def stop(self) -> None:
-        """On all: comes back when all have said so, and nothing that was sent is still on its way."""
+        """Stop the threads (collective): returns when all have stopped and no message is under way."""
         self._leaving = True
         for each in self._threads:
             each.join()
@@ -122,7 +124,9 @@ class Heartbeat:
                 self._last[peer], self._silent[peer] = what, 0.0
 
     def _choose(self) -> None:
-        """Of what has failed: what is no mere consequence; and what failed everywhere is nobody's own."""
+        """Pick the root failure: prefer errors that are not "peer lost"; if all ranks report the same, blame
+        none.
+        """
         rank = min(self._failed, key=lambda each: self._failed[each].lost)
         same = len(self._failed) == self.size and len({*self._failed.values()}) == 1
         self._finish(None if same else rank, self._failed[rank])
@@ -130,7 +134,7 @@ class Heartbeat:
     # ---- who is silent -----------------------------------------------------
 
     def _look(self) -> None:
-        """Time in which this process itself stood still is nobody's silence."""
+        """Measure silence. Time in which this process itself was suspended does not count."""
         before = time.monotonic()
         while not self._over.wait(self.often):
             now = time.monotonic()

@@ -1,4 +1,4 @@
-"""The processes that a launcher has started, once they have found each other."""
+"""Initialization of MPI for the processes that a launcher started."""
 
 import hashlib
 import os
@@ -22,7 +22,7 @@ PATIENCE = (
 
 
 def joined(told: LaunchInfo, failure: ExitStatus | None = None) -> Comm:
-    """On all: also on those that have failed before they came here, so that nobody waits for them."""
+    """Join the other processes (collective); processes that failed before join as well, so that nobody waits."""
     if not told.joined:
         raise UsageError(
             f"{told.words}, each as if it were alone: srun --mpi=pmix (or pmi2) lets them find each other"
@@ -54,7 +54,7 @@ def hash_of_sources() -> str:
 
 
 def begun() -> ModuleType:
-    """MPI, of which several threads may make use."""
+    """Import and initialize MPI for use by several threads."""
     import mpi4py
 
     mpi4py.rc.initialize, mpi4py.rc.finalize = False, True
@@ -76,9 +76,10 @@ def begun() -> ModuleType:
 
 
 def patient(told: LaunchInfo) -> AbstractContextManager[None]:
-    """MPI itself waits for ever."""
+    """Return a context that ends the process if initialization takes too long: MPI itself waits forever."""
 
     def late() -> None:
+        """Report the timeout and exit."""
         complain(f"rank {told.rank}: the other processes did not come within {PATIENCE:g} s")
         os._exit(AGAIN)
 

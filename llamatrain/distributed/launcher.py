@@ -1,4 +1,4 @@
-"""What a launcher says of the processes that it has started: mpiexec, srun, and whatever starts them on a cluster."""
+"""Reads from the environment if a launcher (mpiexec, srun) started this process, and as which rank."""
 
 import os
 from dataclasses import dataclass
@@ -14,21 +14,25 @@ DIGITS = 9
 
 @dataclass(frozen=True)
 class LaunchInfo:
+    """The rank and the number of processes as the launcher gives them."""
+
     rank: int
     size: int | None  # None: it does not say
     joined: bool  # whether it is one that lets them find each other
 
     @property
     def several(self) -> bool:
+        """True if more than one process was started."""
         return self.rank > 0 or (self.size or 0) > 1
 
     @property
     def words(self) -> str:
+        """A description of the launch for messages."""
         return f"{self.size if self.size and self.size > 1 else 'several'} processes were started together"
 
 
 def launched() -> LaunchInfo | None:
-    """None where nobody has started several."""
+    """Return the launch info, or None if no launcher started several processes."""
     found, size = first_of(RANKS), first_of((*SIZES, STEP))
     if found is not None or first_of(SIZES) is not None:
         return LaunchInfo(found or 0, size, joined=True)
@@ -38,12 +42,14 @@ def launched() -> LaunchInfo | None:
 
 
 def unlaunched() -> dict[str, str]:
-    """The environment of a process that works for one of them and is none itself: it would wait to be joined."""
+    """Return the environment for a helper process, without the launcher's variables: it must not join the
+    run.
+    """
     return {name: value for name, value in os.environ.items() if name not in (*RANKS, *SIZES, STEP)}
 
 
 def first_of(names: tuple[str, ...]) -> int | None:
-    """What is no number, or more than there can be, was written by no launcher."""
+    """Return the first of these variables that is a valid number, or None."""
     values = (os.environ.get(name, "") for name in names)
     return next(
         (int(value) for value in values if value.isdecimal() and value.isascii() and len(value) <= DIGITS),

@@ -1,4 +1,4 @@
-"""Processes that MPI joins."""
+"""Communication over MPI."""
 
 import atexit
 import os
@@ -34,7 +34,7 @@ PARTING = 60.0  # seconds for all to leave MPI together
 
 
 class RemoteError(LlamatrainError):
-    """What another process has met; all know it."""
+    """The error of another process, raised on all processes."""
 
     shared = True
 
@@ -44,6 +44,8 @@ class RemoteError(LlamatrainError):
 
 
 class MpiComm:
+    """The communicator of all processes of an MPI launch. See `Comm` for its methods."""
+
     def __init__(self, failure: ExitStatus | None = None) -> None:
         told = MPI.COMM_WORLD.allgather((failure, socket.gethostname()))
         self._hosts = [host for _, host in told]
@@ -61,18 +63,21 @@ class MpiComm:
         atexit.register(self._close)
 
     def called(self, rank: int) -> str:
+        """Return rank and host in words."""
         return f"rank {rank} ({cut(self._hosts[rank])})"
 
     def gathered(self, mine: T) -> list[T]:
+        """Return the values of all ranks."""
         self._come(1)
         return self._all.allgather(mine)
 
     def from_first(self, mine: T) -> T:
+        """Return the value of rank 0."""
         self._come(2)
         return self._all.bcast(mine)
 
     def _come(self, to: int) -> None:
-        """Where all are, who have come to the same: a rank that takes another path would be waited for in vain."""
+        """Check that all ranks are in the same collective call; a rank on another path would wait forever."""
         self._met += 1
         mine, all_of = np.array([to, self._met], np.int64), np.empty((self.size, 2), np.int64)
         asleep_until(self._all.Iallgather(mine, all_of))
@@ -84,6 +89,7 @@ class MpiComm:
 
     @contextmanager
     def agreed(self) -> Iterator[None]:
+        """Raise an error of one rank on all ranks."""
         failed: Exception | None = None
         try:
             yield
@@ -95,7 +101,7 @@ class MpiComm:
         self._one_for_all(self.gathered(mine), failed)
 
     def _one_for_all(self, told: list[ExitStatus | None], mine: Exception | None = None) -> None:
-        """Fails where one of them has failed: in its words, with its own error where it is this process's."""
+        """Raise if any rank failed: this rank's own error if all failed alike, else a RemoteError."""
         rank, first = next(((rank, each) for rank, each in enumerate(told) if each), (0, None))
         if first is None:
             return
@@ -108,6 +114,7 @@ class MpiComm:
         ) from mine
 
     def compared(self, facts: Mapping[str, Any]) -> None:
+        """Raise if these facts differ between ranks."""
         told = self.gathered({name: facts[name] for name in facts})
         for name in told[0]:
             for rank, theirs in enumerate(told):
@@ -117,10 +124,11 @@ class MpiComm:
                     raise RemoteError(f"{words} {self.called(0)}", 1)
 
     def met(self) -> None:
-        """Who waits in MPI keeps a processor busy, which others may need for what is waited for."""
+        """Wait for all ranks without spinning: MPI busy-waits, and ranks share cores."""
         asleep_until(self._data.Ibarrier())
 
     def swap(self, out: Sequence[Sequence[np.ndarray]], into: Sequence[Sequence[np.ndarray]]) -> None:
+        """Exchange arrays with all other ranks."""
         requests = []
         for step in range(1, self.size):
             source, to = (self.rank - step) % self.size, (self.rank + step) % self.size
@@ -129,16 +137,18 @@ class MpiComm:
         MPI.Request.Waitall(requests)
 
     def send(self, array: np.ndarray, to: int) -> None:
+        """Send an array to a rank."""
         self._all.Send(array.view(np.uint8), to)
 
     def receive(self, into: np.ndarray, of: int) -> None:
+        """Receive an array from a rank."""
         self._all.Recv(into.view(np.uint8), of)
 
     # ---- whether all go on -------------------------------------------------
 
     @contextmanager
     def watch(self, timeout: float, words: Callable[[], str]) -> Iterator[None]:
-        """They are watched from the time on when they have met; here it is said for how long, and what follows."""
+        """Set timeout and resume command of the heartbeat for the time of a run."""
         if not (heart := self._heart):
             yield
             return
@@ -155,7 +165,7 @@ class MpiComm:
     def _excepthook(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
-        """Of a program that calls the package: where it ends, all do."""
+        """End all processes on an uncaught error of a program that uses the package."""
         if not getattr(error, "shared", False):
             self._uncaught(error)
         sys.__excepthook__(kind, error, trace)
@@ -167,17 +177,19 @@ class MpiComm:
             self.failed(fault(error))
 
     def doing(self, step: int | None, what: str) -> None:
+        """Set the status that heartbeats carry."""
         if self._heart:
             self._heart.doing = self._heart.doing[0] if step is None else step, what
 
     def failed(self, failure: ExitStatus) -> ExitStatus | None:
+        """End all processes; return the failure if this one must print it."""
         if not self._heart:
             return failure
         self._heart.fail(failure)
         return None
 
     def close(self, code: int) -> None:
-        """Not even the end of MPI may take for ever."""
+        """Leave MPI, and exit after a time limit even if that hangs."""
         timer = threading.Timer(PARTING, os._exit, [code])
         timer.daemon = True
         with suppress(MemoryError):
@@ -191,10 +203,11 @@ class MpiComm:
             heart.stop()
 
     def end(self, code: int) -> None:
+        """End all processes with this exit code."""
         self._end(code, "")
 
     def _end(self, code: int, words: str) -> None:
-        """Whatever hangs: each thing that is still to be done has its time. What MPI says of an end is no news."""
+        """Clean up with a time limit per step, silence MPI's abort message, then exit."""
         for act in (exit.tidy, lambda: last_words(words), lambda: quiet() and MPI.COMM_WORLD.Abort(code)):
             thread = threading.Thread(target=act, daemon=True)
             with suppress(MemoryError):
@@ -204,6 +217,7 @@ class MpiComm:
 
 
 def asleep_until(request: MPI.Request) -> None:
+    """Wait for a request with short sleeps instead of spinning."""
     for _ in range(LOOKS):
         if request.Test():
             return
@@ -214,18 +228,19 @@ def asleep_until(request: MPI.Request) -> None:
 
 
 def last_words(words: str) -> None:
+    """Print the message, if there is one."""
     if words:
         complain(words)
 
 
 def quiet() -> bool:
-    """Nothing of this process is read any more on standard error."""
+    """Redirect standard error to the null device, and return True."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     return True
 
 
 def different(name: str, its: Any, first: Any) -> tuple[str, str, str] | None:
-    """What differs, by name, and both values in short; of mappings the first that does in them."""
+    """Return the name and both values of the first difference, in short; mappings are compared by key."""
     if its == first:
         return None
     if isinstance(its, Mapping) and isinstance(first, Mapping):
@@ -238,4 +253,5 @@ def different(name: str, its: Any, first: Any) -> tuple[str, str, str] | None:
 
 
 def short(value: Any) -> str:
+    """Return a value in words."""
     return "not there" if value is None else worded(value)

@@ -1,4 +1,4 @@
-"""What one of several processes makes for others. All of them come here, in one order; what fails for one fails for all."""
+"""Runs a function on one process for all. The calls are collective; an error on one is raised on all."""
 
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def made_once(make: Callable[[], T]) -> T:
-    """By the first, who tells the others what came of it."""
+    """Run a function on rank 0 and return its result on all ranks."""
     everyone, made = world(), list[T]()
     with _awaited(everyone):
         if everyone.rank == 0:
@@ -19,7 +19,7 @@ def made_once(make: Callable[[], T]) -> T:
 
 
 def made_here_once(make: Callable[[], T]) -> T:
-    """By the first of each machine; the others there come after it, and find what it left."""
+    """Run a function first on one rank of each host, then on the others, which find the files it left."""
     everyone, made = world(), list[T]()
     for first in (True, False):
         with _awaited(everyone):
@@ -29,7 +29,7 @@ def made_here_once(make: Callable[[], T]) -> T:
 
 
 def made_once_of_each(what: Hashable, make: Callable[[], T]) -> T:
-    """By the first of those that have the same; what is made of it is the same for all of them."""
+    """Run a function on the first rank of each distinct value, and share the results."""
     everyone = world()
     having, made = everyone.gathered(what), list[T]()
     first = having.index(what)
@@ -41,7 +41,7 @@ def made_once_of_each(what: Hashable, make: Callable[[], T]) -> T:
 
 @contextmanager
 def _awaited(everyone: Comm) -> Iterator[None]:
-    """By those who have nothing to do meanwhile, who leave the processor to whoever has."""
+    """Raise an error of one rank on all, and wait for all without using a processor."""
     with everyone.agreed():
         try:
             yield

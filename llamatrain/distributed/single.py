@@ -1,4 +1,4 @@
-"""What processes of a run may ask of each other, and the answers of one that is alone."""
+"""The communicator interface, and its implementation for a single process."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -12,7 +12,7 @@ AGAIN = 75  # the exit code of what may go well when it is tried again, as sendm
 
 
 class ExitStatus(NamedTuple):
-    """How a process ends that cannot go on."""
+    """The message and exit code of a process that failed."""
 
     words: str
     code: int
@@ -20,7 +20,10 @@ class ExitStatus(NamedTuple):
 
 
 class Comm(Protocol):
-    """`rank` counts from 0 on. What is called on all is called in one order, and comes back where all have come to it."""
+    """A communicator. `rank` counts from 0.
+
+    Collective methods must be called by all ranks in the same order, and return when all have called them.
+    """
 
     rank: int
     size: int
@@ -29,78 +32,100 @@ class Comm(Protocol):
     ranks_here: int
 
     def called(self, rank: int) -> str:
-        """It, and its host, in words."""
+        """Return rank and host in words."""
 
     def gathered(self, mine: T) -> list[T]:
-        """On all: what each has, by rank."""
+        """Return the values of all ranks, by rank (collective)."""
 
     def from_first(self, mine: T) -> T:
-        """On all: what the first has."""
+        """Return the value of rank 0 (collective)."""
 
     def agreed(self) -> AbstractContextManager[None]:
-        """On all: what fails on one fails on all, in its words."""
+        """Raise an error of one rank on all ranks when the context ends (collective)."""
 
     def compared(self, facts: Mapping[str, Any]) -> None:
-        """On all: fails where one is about to do something else, and names the first of these facts that differs there. A fact
-        may be a mapping itself."""
+        """Raise if a fact differs between ranks, and name the first one (collective).
+
+        A fact may be a mapping.
+        """
 
     def met(self) -> None:
-        """On all: come back when all are there, and leave the processor to others until then."""
+        """Wait for all ranks without using a processor (collective)."""
 
     def swap(self, out: "Sequence[Sequence[np.ndarray]]", into: "Sequence[Sequence[np.ndarray]]") -> None:
-        """On all: arrays to each of the others, and from each; by rank, in one order on both sides."""
+        """Send arrays to each other rank and receive from each (collective); both lists are indexed by rank."""
 
-    def send(self, array: "np.ndarray", to: int) -> None: ...
+    def send(self, array: "np.ndarray", to: int) -> None:
+        """Send an array to a rank."""
 
-    def receive(self, into: "np.ndarray", of: int) -> None: ...
+    def receive(self, into: "np.ndarray", of: int) -> None:
+        """Receive an array from a rank."""
 
     def watch(self, timeout: float, words: Callable[[], str]) -> AbstractContextManager[None]:
-        """While this is open, one that is silent for so many seconds ends all; the words are the command that goes on."""
+        """Watch for silent ranks while the context is open: one that is silent for `timeout` seconds ends all.
+
+        `words` gives the command that resumes the run.
+        """
 
     def doing(self, step: int | None, what: str) -> None:
-        """What is said of this process should it fall silent from here on; None: in the step that it is in."""
+        """Set the status to report if this process falls silent; step None keeps the present step."""
 
     def failed(self, failure: ExitStatus) -> ExitStatus | None:
-        """Ends all, in these words, which one of them says."""
+        """End all ranks with this failure, which one of them prints."""
 
     def close(self, code: int) -> None:
-        """On all: nothing more is to come, and the process ends with this."""
+        """Finish communication and end the process (collective)."""
 
 
 class SingleProcess:
+    """The communicator of a single process."""
+
     rank, size, here, ranks_here, sharing = 0, 1, 0, 1, 1
 
     def called(self, rank: int) -> str:
+        """Return the name of this process."""
         return "this process"
 
     def gathered(self, mine: T) -> list[T]:
+        """Return a list with the own value."""
         return [mine]
 
     def from_first(self, mine: T) -> T:
+        """Return the value."""
         return mine
 
     @contextmanager
     def agreed(self) -> Iterator[None]:
+        """Let errors through."""
         yield
 
-    def compared(self, facts: Mapping[str, Any]) -> None: ...
+    def compared(self, facts: Mapping[str, Any]) -> None:
+        """Do nothing."""
 
-    def met(self) -> None: ...
+    def met(self) -> None:
+        """Do nothing."""
 
-    def swap(self, out: "Sequence[Sequence[np.ndarray]]", into: "Sequence[Sequence[np.ndarray]]") -> None: ...
+    def swap(self, out: "Sequence[Sequence[np.ndarray]]", into: "Sequence[Sequence[np.ndarray]]") -> None:
+        """Do nothing."""
 
     def send(self, array: "np.ndarray", to: int) -> None:
+        """Raise, since there is no other process."""
         raise RuntimeError("nobody is there")
 
     def receive(self, into: "np.ndarray", of: int) -> None:
+        """Raise, since there is no other process."""
         raise RuntimeError("nobody is there")
 
     def watch(self, timeout: float, words: Callable[[], str]) -> AbstractContextManager[None]:
+        """Return an empty context."""
         return nullcontext()
 
-    def doing(self, step: int | None, what: str) -> None: ...
+    def doing(self, step: int | None, what: str) -> None:
+        """Do nothing."""
 
     def failed(self, failure: ExitStatus) -> ExitStatus | None:
+        """Return the failure, to be printed by the caller."""
         return failure
 
-    def close(self, code: int) -> None: ...
+    def close(self, code: int) -> None:
+        """Do nothing."""

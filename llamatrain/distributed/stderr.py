@@ -1,4 +1,6 @@
-"""The last words of a process whose own streams may lead nowhere, since only the first of several prints."""
+"""Prints the final message of a failing process, whose own streams may be redirected, since only rank 0
+prints.
+"""
 
 import sys
 import traceback
@@ -14,30 +16,34 @@ _kept = list[TextIO]()
 
 
 def keep(stream: TextIO) -> None:
-    """Where last words go from now on, whatever standard error is."""
+    """Set the stream for final messages, whatever standard error becomes later."""
     _kept[:] = [stream]
 
 
 def complain(words: str) -> None:
+    """Print an error message."""
     tell(folded(f"error: {readable(printable(words, encoding()))}", stream()) + "\n")
 
 
 def tell(text: str) -> None:
+    """Write text and ignore a closed stream."""
     with suppress(OSError, ValueError):  # nobody reads it
         stream().write(text)
         stream().flush()
 
 
 def encoding() -> str:
+    """Return the encoding of the stream."""
     return getattr(stream(), "encoding", None) or "utf-8"
 
 
 def stream() -> TextIO:
+    """Return the stream for final messages."""
     return _kept[0] if _kept else sys.stderr
 
 
 def fault(error: Exception) -> ExitStatus:
-    """What no user can have meant: that the others cannot be reached any more, or a fault of the program, with its traceback."""
+    """Return the exit status for an unexpected error: lost processes, or a bug, whose traceback is printed."""
     words = " ".join(str(error).split())
     if type(error).__module__.startswith("mpi4py"):
         return ExitStatus(f"the other processes cannot be reached any more ({words})", AGAIN, lost=True)

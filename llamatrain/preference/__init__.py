@@ -1,0 +1,1 @@
+"""Learning from preferences: ORPO, DPO, SimPO and KTO."""

@@ -1,4 +1,4 @@
-"""Batches of answers that are compared: what their graphs are told beside their rows, and what comes of them."""
+"""Inputs and metrics of preference batches."""
 
 from typing import NamedTuple, Self, TypedDict
 
@@ -9,7 +9,7 @@ from llamatrain.preference.loss import OTHERS, Objective
 
 
 class PreferenceTotals(NamedTuple):
-    """Of all batches of a step, a share of which is each batch's own."""
+    """Sums over all micro-batches of a step; each batch contributes a share."""
 
     weight: float = 1.0
     answers: float = 1.0  # or pairs
@@ -22,7 +22,7 @@ VARYING = "shares", f"{OTHERS}shares"  # as long as there are tokens whose loss 
 def told_of(
     batch: Batch, objective: Objective, totals: PreferenceTotals, sparse: bool
 ) -> dict[str, np.ndarray]:
-    """The inputs of a comparison but those that any batch has; of tokens, if `sparse`, those alone whose loss is asked for."""
+    """Return the preference inputs of a batch by name; if `sparse`, only tokens with a loss are included."""
     compared = batch.compared
     assert compared
     sides, total = compared.sides, np.float32(totals.answers)
@@ -44,6 +44,7 @@ def told_of(
 def tokens_of(
     batch: Batch, objective: Objective, totals: PreferenceTotals, sparse: bool
 ) -> dict[str, np.ndarray]:
+    """Return the per-token inputs of a batch by name."""
     compared = batch.compared
     assert compared
     words = compared.chosen if objective.kind == "orpo" else np.zeros(batch.weights.shape, bool)
@@ -55,7 +56,7 @@ def tokens_of(
 
 
 def shares_of(batch: Batch, objective: Objective) -> np.ndarray:
-    """Of each token in what its answer is worth."""
+    """Return the weight of each token in the log-probability of its answer."""
     assert batch.compared
     answers, trained = batch.compared.sequences, batch.weights > 0
     if not objective.averages:
@@ -65,7 +66,7 @@ def shares_of(batch: Batch, objective: Objective) -> np.ndarray:
 
 
 class PreferenceMetrics(TypedDict):
-    """What is told of a step, and of a validation."""
+    """The metrics of a step or a validation."""
 
     margin: float | None
     accuracy: float | None
@@ -74,7 +75,7 @@ class PreferenceMetrics(TypedDict):
 
 
 class Rewards(NamedTuple):
-    """Sums over answers of each kind, which add up over batches."""
+    """Sums of rewards over answers of each kind; they add up over batches."""
 
     chosen: float = 0.0
     rejected: float = 0.0
@@ -85,6 +86,9 @@ class Rewards(NamedTuple):
 
     @classmethod
     def of(cls, batch: Batch, rewards: np.ndarray) -> Self:
+        """Sum the rewards of a batch: one per answer, or those of chosen answers followed by those of
+        rejected ones.
+        """
         assert batch.compared
         sides, values = batch.compared.sides, rewards.astype(np.float64)
         if len(values) == len(sides):
@@ -104,10 +108,12 @@ class Rewards(NamedTuple):
         )
 
     def plus(self, other: "Rewards") -> "Rewards":
+        """Return the sum with another batch's rewards."""
         return Rewards._make(one + another for one, another in zip(self, other, strict=True))
 
     @property
     def facts(self) -> PreferenceMetrics:
+        """The metrics, with None for what cannot be computed."""
         chosen = self.chosen / self.good if self.good else None
         rejected = self.rejected / self.bad if self.bad else None
         margin = chosen - rejected if chosen is not None and rejected is not None else None

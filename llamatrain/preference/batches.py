@@ -1,8 +1,8 @@
-"""Answers that are compared, as rows: both of a pair beside each other, each seeing only itself; or one by one.
+"""Batches of preference data: both answers of a pair in one row with separate attention, or one answer per row.
 
-Where answers are judged one by one, each batch brings its prompts once more, each with the answer of the row before, as far as a
-row goes: they show how far a model moved with answers in general. That row's prompt may be the same; as in TRL, the answers are
-those of the batch, each once.
+If answers are judged one by one (KTO), each batch also contains its prompts with the answer of the previous
+row, truncated to the row: they measure how far the model moved for answers in general. The prompt of that row
+may be the same; as in TRL, the answers are those of the batch, each once.
 """
 
 from collections.abc import Iterator
@@ -17,15 +17,18 @@ from llamatrain.preference.dataset import PreferenceDataset
 
 
 def rows_of(compare: Compare | None) -> type[Batches]:
-    """Those of a kind of data."""
+    """Return the class of batches for a kind of data."""
     return {None: Batches, "pairs": PairBatches, "answers": KtoBatches}[compare]
 
 
 class PairBatches(Batches):
+    """Batches of pairs: chosen and rejected answer in one row."""
+
     corpus: PreferenceDataset
 
     @property
     def room(self) -> int:
+        """The number of tokens of a row, for two answers."""
         return 2 * self.ctx
 
     def _pieces(self, place: int) -> Row:
@@ -39,6 +42,7 @@ class PairBatches(Batches):
         return [sum(min(size - 1 + lead, self.ctx) for size in sizes) for sizes in couples]
 
     def laid(self, rows: list[Row], length: int) -> Batch:
+        """Return the batch, with the answer that each token belongs to."""
         batch = super().laid(rows, length)
         half, pairs = batch.tokens.size // 2, 0
         sequences, chosen = np.zeros(batch.tokens.shape, np.int32), np.zeros(batch.tokens.shape, bool)
@@ -54,7 +58,7 @@ class PairBatches(Batches):
 
 
 class KtoBatches(Batches):
-    """Weights of an answer that is not good are below 0 until its batch is laid."""
+    """Batches of labelled answers. Until a batch is collated, rejected answers have negative weights."""
 
     corpus: PreferenceDataset
 
@@ -74,6 +78,7 @@ class KtoBatches(Batches):
         return [self._piece(*self._led(tokens, weights if self.corpus.is_chosen(number) else -weights))]
 
     def lay(self, rows: list[Row]) -> Batch:
+        """Return the batch, with the mismatched answers for KTO's reference point."""
         others = list(self._others(rows))
         length = max(self.length_for(rows), self.length_for(others))
         batch = self._told(rows, length)
@@ -97,7 +102,7 @@ class KtoBatches(Batches):
         yield from ([self._exchanged(row[0], next(before)[0])] if row else [] for row in rows)
 
     def _exchanged(self, one: Segment, other: Segment) -> Segment:
-        """The prompt of one, the answer of another."""
+        """Return the prompt of one segment with the answer of another."""
         prompt, answer = prompt_of(one), prompt_of(other)
         tokens = np.concatenate([one.tokens[: prompt + 1], other.targets[answer:]])
         weights = np.concatenate([np.zeros(prompt + 1), np.abs(other.weights[answer:])])
@@ -105,12 +110,12 @@ class KtoBatches(Batches):
 
 
 def prompt_of(piece: Segment) -> int:
-    """How many of its targets are no answer."""
+    """Return the number of targets before the answer."""
     return int(np.argmax(piece.weights != 0))
 
 
 def places(row: Row) -> Iterator[tuple[int, int, int]]:
-    """Of each piece its number, begin and end."""
+    """Yield index, begin and end of each segment of a row."""
     begin = 0
     for number, piece in enumerate(row):
         end = begin + len(piece.tokens)

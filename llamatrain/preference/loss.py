@@ -1,11 +1,12 @@
-"""Losses of preferences: of two answers to a prompt the better one is to become likelier than the other, each as a whole.
+"""Losses of preferences: the better of two answers to a prompt must become more likely than the other.
 
-    orpo    Hong et al. 2024: cross entropy of the chosen, and beta times the odds of both; needs no reference
-    dpo     Rafailov et al. 2023: how far both moved from the reference, times beta
-    simpo   Meng et al. 2024: the mean of each one's tokens, times beta, gamma apart; needs no reference
-    kto     Ethayarajh et al. 2024: answers one by one, against how far the model moved with answers to other prompts
+    orpo    Hong et al. 2024: cross entropy of the chosen answer, plus beta times the log odds ratio; no reference
+    dpo     Rafailov et al. 2023: beta times how far both moved from the reference
+    simpo   Meng et al. 2024: beta times the mean log-probability per token, with a margin gamma; no reference
+    kto     Ethayarajh et al. 2024: single answers, relative to how far the model moved for mismatched answers
 
-A reward is beta times what an objective compares. The reference is the model without what is trained of it.
+A reward is beta times the quantity that an objective compares. The reference is the model without its trained
+adapter.
 """
 
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ OTHERS = "others."  # what inputs of answers to other prompts are called
 
 @dataclass(frozen=True, kw_only=True)
 class Objective:
+    """A preference objective with its parameters."""
+
     kind: Kind
     beta: float
     gamma: float = 1.0  # the margin that SimPO asks for
@@ -41,26 +44,30 @@ class Objective:
 
     @property
     def refers(self) -> bool:
-        """Whether it compares with the reference."""
+        """True if it compares with the reference model."""
         return self.kind in ("dpo", "kto")
 
     @property
     def averages(self) -> bool:
-        """Whether an answer is as likely as its tokens on the average."""
+        """True if an answer's log-probability is the mean over its tokens, not the sum."""
         return self.kind in ("orpo", "simpo")
 
     @property
     def pairs(self) -> bool:
+        """True if it compares pairs, False for single answers."""
         return self.kind != "kto"
 
     def answers(self, batch: int, length: int) -> int:
-        """The most that rows have: first all that are chosen, then those that are rejected. A piece has a token at least."""
+        """Return the largest number of answers in a batch; chosen ones first, then rejected ones.
+
+        Each segment has at least one token.
+        """
         return batch * length // 2 * 2 if self.pairs else batch
 
 
 @dataclass(frozen=True, kw_only=True)
 class PairForward:
-    """Through one model, for all answers of a batch."""
+    """The forward pass of a model over all answers of a batch."""
 
     h: Hyperparameters
     table: Tensor
@@ -71,7 +78,7 @@ class PairForward:
     flash: bool
 
     def inputs(self, name: str = "") -> dict[str, Tensor]:
-        """`sequences` are the answers that tokens are of, `shares` what each brings to its answer's."""
+        """Return the inputs by name: `sequences` is each token's answer, `shares` its weight in that answer."""
         rows = inputs_of(
             self.batch, self.length, self.table.dtype, self.flash, self.sparse and self.flash, name
         )
@@ -80,7 +87,7 @@ class PairForward:
         return rows | {"sequences": placeholder(f"{name}sequences", count, I32), "shares": shares}
 
     def losses(self, weights: Weights, inputs: dict[str, Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """Of each token; and the blocks' inputs."""
+        """Return the loss of each token, and the inputs of the blocks."""
         weights = weights.for_rows(self.length, inputs.get("weighed"))
         x, borders = through(self.h, weights, inputs, self.table)
         if self.flash and self.h.output not in weights.deltas:
@@ -90,12 +97,12 @@ class PairForward:
         return cross_entropy_rows(logits_of(self.h, x, weights), inputs["targets"]), borders
 
     def summed(self, losses: Tensor, shares: Tensor, sequences: Tensor) -> Tensor:
-        """Over the tokens of each answer."""
+        """Return the sum over the tokens of each answer: (answers,)."""
         shared = O.reshape(O.mul(losses, shares), shape=(losses.shape[0], 1))
         return O.reshape(O.get_rows_back(shared, sequences, rows=self.answers), shape=(self.answers,))
 
     def likely(self, losses: Tensor, inputs: dict[str, Tensor]) -> Tensor:
-        """The logarithm of each answer's probability."""
+        """Return the log-probability of each answer: (answers,)."""
         return O.scale(self.summed(losses, inputs["shares"], inputs["sequences"]), by=-1.0)
 
 
@@ -111,7 +118,11 @@ def comparing(
     sparse: bool = False,
     flash: bool = True,
 ) -> Training:
-    """`worth` says how much each pair, or answer, brings to the loss; `words` each token of those that are chosen, for ORPO."""
+    """Build the graph of a preference loss.
+
+    The input `worth` is the weight of each pair or answer in the loss; `words` that of each token of the
+    chosen answers, for ORPO.
+    """
     answers = objective.answers(batch, length)
     ways = PairForward(
         h=h, table=table, batch=batch, length=length, answers=answers, sparse=sparse, flash=flash
@@ -143,7 +154,7 @@ def of_answers(
     rewards: Tensor,
     inputs: dict[str, Tensor],
 ) -> Tensor:
-    """The loss of each, against how far the model moved from the reference with answers to other prompts, if it moved up."""
+    """Return KTO's loss of each answer, relative to the mean reward of mismatched answers (at least 0)."""
     others = ways.inputs(OTHERS)
     part, sides = (placeholder(name, rewards.shape, rewards.dtype) for name in (f"{OTHERS}part", "sides"))
     now, before = (ways.likely(ways.losses(each, others)[0], others) for each in models)
@@ -156,7 +167,7 @@ def of_answers(
 
 
 def of_pairs(objective: Objective, rewards: Tensor, likely: Tensor) -> Tensor:
-    """The loss of each pair."""
+    """Return the loss of each pair."""
     if objective.kind == "orpo":
         return O.scale(softplus(apart(log_odds(likely))), by=objective.beta)
     wanted = O.fill(
@@ -166,7 +177,7 @@ def of_pairs(objective: Objective, rewards: Tensor, likely: Tensor) -> Tensor:
 
 
 def apart(answers: Tensor) -> Tensor:
-    """How much larger it is for the rejected than for the chosen."""
+    """Return rejected minus chosen, for each pair."""
     half = answers.size // 2
     chosen, rejected = (O.view(answers, slices=((first, first + half, 1),)) for first in (0, half))
     return O.sub(rejected, chosen)

@@ -1,4 +1,4 @@
-"""The options of learning from preferences, and what they exclude."""
+"""The options of preference training, and which of them exclude each other."""
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -16,6 +16,8 @@ OF_TEXT = ("sample_start", "include_sample_start", "escape", "overlapping_sample
 
 @dataclass(frozen=True)
 class PreferenceDataOptions(Options, panel="Preferences"):
+    """The option that decides how preference data is read."""
+
     objective: Annotated[
         Literal["orpo", "dpo", "simpo", "kto"] | None,
         Option(
@@ -25,12 +27,14 @@ class PreferenceDataOptions(Options, panel="Preferences"):
 
     @property
     def compare(self) -> "Compare | None":
-        """How its data is read."""
+        """The kind of data that the objective needs, or None without one."""
         return None if self.objective is None else "answers" if self.objective == "kto" else "pairs"
 
 
 @dataclass(frozen=True)
 class PreferenceOptions(PreferenceDataOptions, panel="Preferences"):
+    """The objective and its parameters."""
+
     beta: Annotated[
         float | None,
         Option(
@@ -64,11 +68,12 @@ class PreferenceOptions(PreferenceDataOptions, panel="Preferences"):
 
     @property
     def decided(self) -> "PreferenceOptions":
-        """Nothing of it is open."""
+        """The same options with beta set."""
         return replace(self, beta=self.made.beta) if self.made else self
 
     @property
     def made(self) -> "Objective | None":
+        """The objective, or None."""
         from llamatrain.preference.loss import BETA, Objective
 
         if self.objective is None:
@@ -83,7 +88,7 @@ class PreferenceOptions(PreferenceDataOptions, panel="Preferences"):
 
 
 def idle(options: PreferenceOptions) -> dict[str, str]:
-    """The options that have no effect beside the others, and beside which."""
+    """Return the options that have no effect, and why."""
     kind = options.objective
     if kind is None:
         return dict.fromkeys(
@@ -98,7 +103,7 @@ def idle(options: PreferenceOptions) -> dict[str, str]:
 
 
 def check_fits(options: PreferenceOptions, optimizer: str, full: bool, batch: int, pack: bool | None) -> None:
-    """What an objective cannot be done with."""
+    """Raise if the objective cannot be combined with the other options."""
     kind = options.objective
     if kind is None:
         return
@@ -119,6 +124,7 @@ def check_fits(options: PreferenceOptions, optimizer: str, full: bool, batch: in
 
 
 def check_batch(options: PreferenceOptions, batch: int) -> None:
+    """Raise if the batch is too small for the objective."""
     if options.objective == "kto" and batch < 2:
         told = "kto compares each answer with another in its batch"
         raise OptionError(
@@ -127,6 +133,7 @@ def check_batch(options: PreferenceOptions, batch: int) -> None:
 
 
 def check_evaluated(options: PreferenceOptions, batch: int, adapted: bool) -> None:
+    """Raise if the objective cannot be evaluated with these options."""
     check_batch(options, batch)
     if options.objective in ("dpo", "kto") and not adapted:
         told = f"{options.objective} compares a model with its adapter to the model without; name one with"

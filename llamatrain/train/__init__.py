@@ -1,0 +1,1 @@
+"""The training loop, the graphs of a step, and the programs that run them."""

@@ -1,4 +1,4 @@
-"""How far a run goes, and how it ended."""
+"""The configuration of the training loop, and the reason why it stopped."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from llamatrain.optim.schedule import Schedule
 
 @dataclass(frozen=True, kw_only=True)
 class LoopConfig:
-    """How far a run goes, at which rate, and what is done on its way."""
+    """The length of a run, its learning rate, and how often it validates, samples and saves."""
 
     iters: int
     grad_acc: int  # micro-batches of a step
@@ -28,7 +28,7 @@ DONE = "done"  # of a run that ended as it was meant to
 
 @dataclass(frozen=True)
 class StopReason:
-    """Why a run ended, and by which signal, if by one."""
+    """Why a run stopped, and the signal that stopped it (0: none)."""
 
     reason: str
     signal: int = 0

@@ -1,8 +1,9 @@
-"""How well a model foretells data, over its batches.
+"""Measures the loss and accuracy of a model on data, batch by batch.
 
-The loss is a sum over tokens, weighted, by the sum of the weights. Its standard error is that of such a ratio over units that
-are independent of each other: a row of text, a sample of any other data, a pair, or an answer that is judged alone. So neither
-the size of a batch nor packing changes it. The accuracy's is that of a share of the tokens.
+The loss is the weighted sum over tokens divided by the sum of the weights. Its standard error is that of a
+ratio over independent units: a row of text, a sample of any other data, a pair, or an answer that is judged
+alone. So neither the batch size nor packing changes it. The standard error of the accuracy is that of a share
+of the tokens.
 """
 
 import math
@@ -21,7 +22,7 @@ from llamatrain.train.protocols import InputChanged, TrainingInterrupted
 
 
 class BatchLoss(NamedTuple):
-    """A batch's losses, added up, and those of its units: (units, 2), losses and weights."""
+    """The summed loss of a batch, and of each unit: (units, 2), loss and weight."""
 
     loss: float
     weight: float
@@ -35,6 +36,7 @@ class BatchLoss(NamedTuple):
 
 
 def judged(runner: EvalPrograms, batch: Batch) -> BatchLoss:
+    """Run a batch through the evaluation program and return its losses."""
     (loss, right), tokens = runner.judged(batch), int(np.count_nonzero(batch.weights))
     if batch.compared and (rewards := runner.rewards(batch)):
         there = np.flatnonzero(batch.compared.sides)
@@ -50,11 +52,12 @@ def judged(runner: EvalPrograms, batch: Batch) -> BatchLoss:
 
 
 def units_of(losses: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Stack losses and weights of units to (units, 2) in float64."""
     return np.stack([losses.astype(np.float64), weights.astype(np.float64)], axis=1)
 
 
 def units_in(batch: Batch, losses: np.ndarray) -> np.ndarray:
-    """Add up the tokens of each sample; `losses` are those of the tokens that have a weight."""
+    """Sum the losses of each sample's tokens; `losses` has one entry per token with a weight."""
     chosen = np.flatnonzero(batch.weights)
     rows, length = batch.starts.shape
     begins = (np.arange(rows)[:, None] * length + batch.starts).reshape(-1)[chosen]
@@ -70,7 +73,10 @@ def units_in(batch: Batch, losses: np.ndarray) -> np.ndarray:
 def judged_by_all(
     world: Comm, mine: Iterator[BatchLoss], asked: Callable[[], int] = int
 ) -> Iterator[BatchLoss]:
-    """Batch by batch, of which each rank has every so many-th; until a signal comes to one of them."""
+    """Yield the batch losses of all ranks in order; each rank evaluates every n-th batch.
+
+    If a signal or a changed input reaches one rank, the error is raised on every rank.
+    """
     while True:
         one, changed = None, ""  # what has befallen one has befallen all
         try:
@@ -89,6 +95,8 @@ def judged_by_all(
 
 @dataclass
 class LossMeter:
+    """Accumulates batch losses into a score."""
+
     losses: list[float] = field(default_factory=list)  # of batches, sums
     weights: list[float] = field(default_factory=list)
     tokens: int = 0
@@ -98,6 +106,7 @@ class LossMeter:
     words: list[tuple[float, float, np.ndarray]] = field(default_factory=list)
 
     def add(self, one: BatchLoss) -> None:
+        """Add the losses of a batch."""
         self.losses.append(one.loss)
         self.weights.append(one.weight)
         self.units.append(one.units)
@@ -110,6 +119,7 @@ class LossMeter:
 
     @property
     def score(self) -> Score:
+        """The mean loss and accuracy so far, with their standard errors."""
         if self.rewards:
             return self._compared(self.rewards)
         total, tokens = math.fsum(self.weights), self.tokens
@@ -122,7 +132,7 @@ class LossMeter:
         return Score(loss=loss, loss_error=error, accuracy=accuracy, accuracy_error=spread, tokens=tokens)
 
     def _compared(self, rewards: Rewards) -> Score:
-        """Each term is a mean over what is of its kind; how they err is reckoned of both together."""
+        """Return the score of preference data: the sum of the terms' means, with a joint standard error."""
         kinds = [(self.losses, self.weights, self.units)]
         if self.words:
             sums, counts, units = zip(*self.words, strict=True)
@@ -141,13 +151,13 @@ class LossMeter:
 
 
 def apart_from(mean: float, total: float, units: Sequence[np.ndarray]) -> np.ndarray:
-    """Return how far each unit draws a mean of losses by weights of so much in `total`."""
+    """Return each unit's contribution to the deviation of a weighted mean; `total` is the sum of the weights."""
     losses, weights = np.concatenate(units).T
     return (losses - mean * weights) / total
 
 
 def error_of(apart: np.ndarray) -> float | None:
-    """Return the standard error of a mean that independent units draw so far; of one it cannot be said."""
+    """Return the standard error of a mean from its units' deviations; None with fewer than two units."""
     count = len(apart)
     if count < 2 or not np.isfinite(apart).all():
         return None

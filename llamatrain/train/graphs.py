@@ -1,7 +1,7 @@
-"""The graphs of a run: a batch's gradients, the optimizer's step, a batch's loss. Nothing here takes memory.
+"""The graphs of a run: gradients of a batch, the optimizer step, the loss of a batch. No memory is allocated.
 
-Leaves are known by their names: weights under their GGUF names, with `.grad`, `.m` and `.v` behind them for what belongs to
-each.
+Leaves are identified by name: weights by their GGUF names, with `.grad`, `.m` and `.v` appended for what
+belongs to each.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -45,7 +45,7 @@ Gradients = Literal["flat", "arena", "streamed"]
 
 @dataclass(frozen=True, kw_only=True)
 class StepSpec:
-    """What the graphs are made of."""
+    """The model, sizes, precision and optimizer that the graphs of a run are built from."""
 
     h: Hyperparameters
     weights: Weights
@@ -73,27 +73,28 @@ class StepSpec:
 
     @property
     def rule(self) -> ElementwiseRule | None:
-        """The optimizer, where its step is a graph too."""
+        """The optimizer, if its step is a graph as well."""
         return self.optimizer if isinstance(self.optimizer, ElementwiseRule) else None
 
     @property
     def whole(self) -> bool:
-        """Whether gradients of few rows are kept with all the others of their weight."""
+        """True if sparse gradients (few rows) are stored densely, like those of all other weights."""
         return self.gradients == "flat" or not (self.rule and self.rule.brief)
 
     @cached_property
     def backend(self) -> Backend:
+        """The backend that the graphs run on."""
         return backend_of(self.kernels, self.threads, self.drop_base)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of what is trained."""
+        """The shapes of the trained weights, by name."""
         return {name: tensor.shape for name, tensor in self.trained.items()}
 
 
 @dataclass(frozen=True, eq=False)
 class StepGraph:
-    """Outputs to run, with what is written before and where the results are to lie."""
+    """A graph: the outputs to run, its inputs, and the memory where results must go."""
 
     first: Tensor  # of the outputs: the loss, or that of a step's own graph: the norm
     outputs: list[Tensor]
@@ -110,10 +111,12 @@ class StepGraph:
 
 
 def only(found: Sequence[Tensor]) -> Tensor | None:
+    """Return the only element, or None if there is none."""
     return found[0] if found else None
 
 
 def dropping(weights: Weights) -> bool:
+    """Return True if any adapter uses dropout."""
     return any(delta.dropout for deltas in weights.deltas.values() for delta in deltas)
 
 
@@ -121,9 +124,10 @@ Make = Callable[Concatenate["StepGraphs", P], StepGraph]
 
 
 def once(make: Make[P]) -> Make[P]:
-    """A graph by its name and what it is made for."""
+    """Cache the graph that a method builds, by the method's name and arguments."""
 
     def made(graphs: "StepGraphs", /, *of: P.args, **more: P.kwargs) -> StepGraph:
+        """Return the cached graph, or build it."""
         key = make.__name__, *of, *more.values()
         if key not in graphs.made:
             graphs.made[key] = make(graphs, *of, **more)
@@ -133,7 +137,7 @@ def once(make: Make[P]) -> Make[P]:
 
 
 class StepGraphs:
-    """Builds each once, and lays it out once."""
+    """Builds each graph of a run once, and plans its memory once."""
 
     def __init__(self, setting: StepSpec, policy: Policy = "none") -> None:
         self.setting, self.policy = setting, policy
@@ -191,7 +195,7 @@ class StepGraphs:
 
     @once
     def gradients(self, length: int, first: bool) -> StepGraph:
-        """A batch's gradients: written to their memory, or added to what is there."""
+        """Return the graph of a batch's gradients, which overwrites (`first`) or adds to their memory."""
         kept, inputs = self._held(length), self._training(length).inputs
         made, named = kept.more, dict[Tensor, str]()
         if first:
@@ -216,7 +220,7 @@ class StepGraphs:
 
     @once
     def update(self, length: int) -> StepGraph:
-        """The step that the kept gradients ask for."""
+        """Return the graph of the optimizer step from the stored gradients."""
         assert self.setting.rule
         told, norm, outputs = apply(self._held(length), self.setting.rule, self.setting.clip, self.rates)
         return StepGraph(norm, outputs, {"schedule": told.schedule})
@@ -225,7 +229,7 @@ class StepGraphs:
 
     @cached_property
     def division(self) -> Partition:
-        """Buckets are in the order in which the longest rows' gradients are final."""
+        """The partition of the gradient; buckets are in the order in which gradients become final."""
         s, graph = self.setting, self.longest
         nodes = {node: place for place, node in enumerate(self.plan(graph).nodes)}
         places = {
@@ -241,7 +245,7 @@ class StepGraphs:
 
     @property
     def cuts(self) -> list[ParamSlice]:
-        """Of the weights, that this process changes: all of them, where steps are not divided, and by a minimizer."""
+        """The slices of the weights that this process updates: all, unless a step is sharded and uses a rule."""
         if self.setting.groups > 1 and self.setting.rule:
             return self.division.cuts_of(self.setting.rank)
         begins = accumulate((prod(shape) for shape in self.setting.shapes.values()), initial=0)
@@ -252,7 +256,7 @@ class StepGraphs:
 
     @property
     def held(self) -> dict[str, dict[str, tuple[int, ...]]]:
-        """Of the optimizer's states, by kind."""
+        """The shapes of the optimizer states, by kind and by weight."""
         rule = self.setting.optimizer
         kinds = rule.states if rule else ()
         cuts = self.cuts if rule else []
@@ -263,13 +267,13 @@ class StepGraphs:
 
     @once
     def squares(self, rank: int) -> StepGraph:
-        """Of a rank's part of the gradient, cut by cut."""
+        """Return the graph of the sums of squares of a rank's gradient, one per slice."""
         squares = [sum_sqr(state(f"{cut.key}.grad", cut.shape)) for cut in self.division.cuts_of(rank)]
         return StepGraph(squares[0], squares, {})
 
     @once
     def own_update(self, rank: int) -> StepGraph:
-        """The step that this part asks for, once what clipping leaves of it is known."""
+        """Return the graph that updates a rank's slices, given the clipping factor."""
         rule = self.setting.rule
         assert rule
         schedule, factor = row_of(rule), placeholder("factor", ())
@@ -282,7 +286,7 @@ class StepGraphs:
 
     @once
     def streamed(self, length: int) -> StepGraph:
-        """A batch's gradients, each used up at once."""
+        """Return the graph of a whole step in which each gradient is used and freed at once."""
         assert self.setting.rule
         made = self._differentiated(length)
         told, outputs = stream(made, self.setting.rule, self.rates)
@@ -294,6 +298,7 @@ class StepGraphs:
 
     @once
     def loss(self, length: int) -> StepGraph:
+        """Return the graph of a batch's loss without gradients, for validation."""
         m = self._training(length, dropping=self.key is None)
         outputs = [*m.terms, *m.each, m.rewards] if m.rewards else [*(m.judged or (m.loss,))]
         if self.setting.precision == "bf16":
@@ -309,7 +314,10 @@ class StepGraphs:
         )
 
     def plan(self, graph: StepGraph) -> Plan:
-        """Gradients have memory of their own where they are added up; otherwise they stay where the plan has them."""
+        """Return the memory plan of a graph.
+
+        Accumulated gradients have memory of their own; otherwise they stay in the arena.
+        """
         if graph not in self._plans:
             backend, pinned = self.setting.backend, graph.named if self.setting.gradients == "flat" else ()
             self._plans[graph] = plan(
@@ -319,14 +327,16 @@ class StepGraphs:
 
     @property
     def longest(self) -> StepGraph:
-        """Of what was built, a batch of the longest rows: to its gradients, or through the whole step where they are streamed."""
+        """The graph with the longest rows that was built: gradients, or the whole step if they are streamed."""
         length = max(length for length, _ in self._trainings)
         return self.streamed(length) if self.setting.gradients == "streamed" else self.gradients(length, True)
 
     def all(
         self, lengths: Iterable[int], accumulating: bool, validating: bool
     ) -> tuple[list[StepGraph], list[StepGraph]]:
-        """Every graph that a run will need: those that share an arena, and those of the step with one of their own."""
+        """Build every graph that a run needs: those that share an arena, and the update graphs with their
+        own.
+        """
         lengths = list(lengths)
         made, updates = list[StepGraph](), list[StepGraph]()
         for length in lengths:

@@ -1,7 +1,7 @@
-"""The training loop: batches, steps, validation, saves, and when to stop. It is given everything and opens nothing.
+"""The training loop: batches, steps, validation, saves, and when to stop.
 
-A step is taken on all of its micro-batches, which are read first, so that each token's weight is a share of the whole step's.
-Between two micro-batches a run can be left and gone on with.
+The loop is given everything and opens nothing. All micro-batches of a step are read first, so that each
+token's weight is a share of the whole step's. A run can be interrupted and resumed between two micro-batches.
 """
 
 import math
@@ -41,7 +41,7 @@ from llamatrain.train.step import StepResult, StepRunner
 
 
 class RankStats(TypedDict):
-    """Of a step that ranks have divided."""
+    """Fields of a step's metrics that exist only with several ranks."""
 
     ranks: int | None
     seconds_exposed: float | None
@@ -50,6 +50,8 @@ class RankStats(TypedDict):
 
 @dataclass(kw_only=True)
 class Loop:
+    """Runs steps until the run is complete, stopped by a rule, out of time or interrupted."""
+
     programs: TrainPrograms
     rows: Batches
     validation: Batches | None
@@ -80,16 +82,18 @@ class Loop:
 
     @property
     def saved(self) -> str:
-        """The newest checkpoint."""
+        """The name of the newest checkpoint."""
         return self._stepping.saved
 
     @saved.setter
     def saved(self, name: str) -> None:
+        """The name of the newest checkpoint."""
         self._stepping.saved = name
 
     # ---- the story ---------------------------------------------------------
 
     def train(self) -> StopReason:
+        """Train, save the final checkpoint, and return why the run stopped."""
         try:
             outcome = self._until_the_end()
         except TrainingInterrupted:
@@ -125,7 +129,7 @@ class Loop:
 
     @property
     def _ended(self) -> str | None:
-        """By a rule, and why."""
+        """Why a stop rule ended the run, or None."""
         return self.state.ended or self.state.best.out_of_patience(self.course.patience)
 
     def _over(self) -> bool:
@@ -137,7 +141,7 @@ class Loop:
     # ---- one step ----------------------------------------------------------
 
     def _step(self) -> str | None:
-        """Take a step and tell of it; the reason to stop, if there is one."""
+        """Take one step and report it; return the reason to stop, if there is one."""
         state, course = self.state, self.course
         start = time.perf_counter() - (state.partial.seconds if state.partial else 0.0)
         if not self._fixed:  # those rows are read again after a resume
@@ -187,7 +191,7 @@ class Loop:
         )
 
     def _place(self) -> dict[str, int]:
-        """In the data, where there is an end to it: the epoch and the sample of it that was taken last."""
+        """Return epoch and sample of the last sample taken, if the data has an end."""
         if not self.samples or not self.state.data or self.descent:
             return {}
         data = self.state.data
@@ -197,7 +201,10 @@ class Loop:
         return {"epoch": epoch + 1, "sample": sample + 1, "samples": self.samples}
 
     def _prepare(self, batches: list[Batch]) -> float:
-        """The seconds it took. Until then a run that begins has nothing that is not saved, and a signal ends it at once."""
+        """Compile the programs for these batches, and return the seconds that took.
+
+        Until then a new run has nothing to save, and a signal ends the process at once.
+        """
         seconds = self.programs.prepare(batches)
         self.signals.saving = True
         if self.course.sample_every and not self.state.counters.step and not self.state.partial:
@@ -211,14 +218,14 @@ class Loop:
             self.show(self.state.counters.step)
 
     def _among(self, taken: StepResult) -> "RankStats":
-        """Ranks, where there are others."""
+        """Return the statistics of the ranks; all None with one rank."""
         if self.world.size == 1:
             return RankStats(ranks=None, seconds_exposed=None, slowest=None)
         exposed = round(self.programs.exposed or 0.0, 4)
         return RankStats(ranks=self.world.size, seconds_exposed=exposed, slowest=taken.slowest)
 
     def _asked(self) -> int:
-        """The signal that all ranks know of."""
+        """Return the signal that all ranks know about (0: none)."""
         return self._stepping.asked if self.world.size > 1 else self.signals.asked
 
     def _batches(self) -> list[Batch]:
@@ -238,7 +245,10 @@ class Loop:
         counters.seconds += seconds
 
     def _on_new_rows(self, descent: MinimizerState, reason: str | None) -> str | None:
-        """It goes on with others where these have had their iterations, or give no more; rows that gave none end the run."""
+        """Switch L-BFGS to new rows once the present ones had their iterations or are exhausted.
+
+        Rows that gave no iteration at all end the run.
+        """
         fresh = self.course.fresh
         if not fresh or descent.iteration < (1 if reason else fresh):
             return reason
@@ -251,7 +261,7 @@ class Loop:
     # ---- beside the steps --------------------------------------------------
 
     def _validate_at_the_end(self) -> None:
-        """Validate the last step, where its own validation was not due, so that the summary and the best file are not older."""
+        """Validate the last step unless that was done, so that the summary and the best file are current."""
         if self.course.eval_every and not self._due(self.course.eval_every, False):
             self._validate()
 
@@ -277,20 +287,20 @@ class Loop:
         self.listener.validation(step, score, best)
 
     def _judged(self, validation: Batches) -> Iterator[BatchLoss]:
-        """This rank's batches."""
+        """Yield the losses of this rank's validation batches."""
         for batch in validation.once(self.programs.setting.batch, self.world.rank, self.world.size):
             one = judged(self.programs, batch)
             self.beside.check()
             yield one
 
     def _keep_best(self) -> None:
-        """Where no save does it."""
+        """Write the best result, if this step has the best validation and no save did it."""
         if self.state.best.step == self.state.counters.step:
             with phase("saving"):
                 self.keep(self.state)
 
     def _save(self, last: bool = False) -> bool:
-        """Whether it was; where there is no other time it must be."""
+        """Save a checkpoint and return True. A failure raises if this is the last chance to save."""
         if not math.isfinite(float(self.programs.weights.vector.sum(dtype=np.float64))):
             raise TrainingError(
                 f"step {self.state.counters.step}: a weight is NaN or infinite; the last good checkpoint: {self.saved}; "

@@ -1,7 +1,7 @@
-"""The batches of the next step, made by a thread while this one runs.
+"""Reads the batches of the next step in a thread while the present step runs.
 
-They are those that there would be without it, and where the rows stand is told as of what was taken: what lies ready is no
-part of a run's state. What fails is told by the step that would have had the batch.
+The batches are the same as without the thread, and `state` is that of the last batch taken: batches waiting
+in the queue are not part of a run's state. An error is raised by the step that would have used the batch.
 """
 
 import time
@@ -22,17 +22,17 @@ LEAVING = (
 
 
 def ready(batches: int) -> int:
-    """How many lie there for steps of so many."""
+    """Return how many batches to keep ready for steps of `batches` micro-batches."""
     return max(batches, READY)
 
 
 def waited(rows: Batches) -> float:
-    """A clock that stands still but where rows are waited for: those that are read when they are wanted are so all the time."""
+    """Return the seconds spent waiting for data so far (wall clock if there is no prefetch thread)."""
     return rows.waited if isinstance(rows, ReadAhead) else time.perf_counter()
 
 
 class ReadAhead:
-    """While it is open, `ready` batches of so many rows at most, of the `left` that will be asked for."""
+    """A context manager that prefetches up to `ready` of the `left` batches that will be requested."""
 
     def __init__(self, rows: Batches, count: int, ready: int, left: int) -> None:
         self.rows, self.state = rows, rows.state
@@ -58,6 +58,7 @@ class ReadAhead:
         self._thread.join(LEAVING)
 
     def batch(self, count: int) -> Batch:
+        """Return the next batch, which must have the announced number of rows."""
         if not self._under_way or count != self._count:
             raise RuntimeError(
                 f"{count} rows were not announced: {self._under_way} batches of {self._count} are under way"
@@ -80,6 +81,7 @@ class ReadAhead:
         return made
 
     def once(self, count: int, mine: int = 0, of: int = 1) -> Iterator[Batch]:
+        """Yield all rows once, without prefetching."""
         return self.rows.once(count, mine, of)
 
     def _want(self) -> None:

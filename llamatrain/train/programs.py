@@ -1,6 +1,6 @@
-"""The programs of a run, over memory that they share: leaves of their graphs are bound by name.
+"""The programs of a run over shared memory. Leaves of their graphs are bound by name.
 
-Parameters, gradients and moments are flat vectors of one layout, in the order of the weights.
+Parameters, gradients and moments are flat vectors with one layout, in the order of the weights.
 """
 
 import time
@@ -27,8 +27,10 @@ Key = tuple[int, int]  # what dropouts of a batch follow from
 
 
 class FlatParams:
-    """One vector for all weights, or for something that each has one of, which Python sees, too: first values, checkpoints and
-    minimizers go over it."""
+    """One flat vector for all weights, or for one value per weight, as a NumPy array.
+
+    Initialization, checkpoints and minimizers read and write it.
+    """
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]], backend: Backend) -> None:
         sizes = [int(np.prod(shape)) for shape in shapes.values()]
@@ -39,17 +41,18 @@ class FlatParams:
         }
 
     def put(self, pieces: Mapping[str, np.ndarray]) -> None:
-        """Values for some; the pages of a mapped file are let go."""
+        """Copy values for some weights, and release the pages of the mapped file they come from."""
         for name, piece in pieces.items():
             self.parts[name][...] = piece
             release(piece)
 
     def named(self, kind: str) -> dict[str, np.ndarray]:
+        """Return the arrays by name, with a suffix such as ".grad"."""
         return {f"{name}{kind}": part for name, part in self.parts.items()}
 
 
 class EvalPrograms:
-    """Runs graphs over some arrays; programs are made when they are first needed."""
+    """Runs evaluation graphs over given arrays. Programs are compiled when they are first needed."""
 
     def __init__(self, graphs: StepGraphs, arrays: Mapping[str, np.ndarray], arena: int) -> None:
         self.graphs, self.setting, self.arena = graphs, graphs.setting, graphs.setting.backend.take(arena)
@@ -59,39 +62,41 @@ class EvalPrograms:
         self._last: BoundGraph | None = None
 
     def judged(self, batch: Batch) -> tuple[float, int | None]:
-        """A batch's loss, a sum over its tokens; and how many of those were foretold, where that is asked for."""
+        """Return the loss of a batch, a sum over tokens, and the number of correct predictions if counted."""
         length = batch.tokens.shape[1]
         bound = self.judging(length).feed(batch, PreferenceTotals())
         loss, right = self.run(bound), bound.graph.right
         return loss, None if right is None else int(bound.program.read(right))
 
     def rewards(self, batch: Batch) -> Rewards | None:
-        """Of the answers in the batch that ran last."""
+        """Return the rewards of the answers in the last batch, or None without preferences."""
         graph = self._last.graph if self._last else None
         if not (self._last and graph and graph.rewards):
             return None
         return Rewards.of(batch, self._last.program.read(graph.rewards))
 
     def terms(self) -> list[float]:
-        """What the loss that was judged last adds up."""
+        """Return the terms that the last evaluated loss is the sum of."""
         assert self._last
         return [float(self._last.program.read(term)) for term in self._last.graph.terms]
 
     def parts(self) -> list[np.ndarray]:
-        """Return what each pair or answer brings to the terms that were judged last."""
+        """Return what each pair or answer adds to the terms that were evaluated last."""
         assert self._last
         return [self._last.program.read(each) for each in self._last.graph.each]
 
     def token_losses(self, batch: Batch) -> np.ndarray:
-        """Return what each token that has a weight brings to the loss that was judged last."""
+        """Return what each token with a weight adds to the loss that was evaluated last."""
         (losses,), chosen = self.parts(), np.flatnonzero(batch.weights)
         assert self._last
         return losses[: len(chosen)] if "weighed" in self._last.graph.inputs else losses[chosen]
 
     def judging(self, length: int) -> "BoundGraph":
+        """Return the evaluation program for rows of this length."""
         return self.bound("loss", length, lambda: self.graphs.loss(length))
 
     def bound(self, kind: str, length: int, make: Callable[[], StepGraph]) -> "BoundGraph":
+        """Return the program of a kind and length, and build it if it is missing."""
         if (kind, length) not in self._bound:
             with phase("planning"):
                 graph = make()
@@ -102,21 +107,25 @@ class EvalPrograms:
         return self._bound[kind, length]
 
     def told(self, graph: StepGraph) -> dict[Tensor, Callable[[], None]]:
-        """Who waits for outputs of it."""
+        """Return callbacks to run as soon as an output of the graph is computed."""
         return {}
 
     def run(self, bound: "BoundGraph") -> float:
+        """Run a program and return its first output."""
         self._last = bound
         return bound.run()
 
     def first_bad(self) -> str:
-        """Where NaN or infinity came up first in what ran last. Weights are not to be used after it."""
+        """Describe the first tensor with NaN or infinity in the last run.
+
+        The weights are unusable afterwards.
+        """
         found = self._last.program.first_not_finite() if self._last else None
         return described(found) if found is not None else "none: it came up in the sum"
 
 
 class TrainPrograms(EvalPrograms):
-    """Those of a training: what is trained lies here, with gradients and moments; `vectors` has the optimizer's, by kind."""
+    """The programs of training, with the memory of weights, gradients and optimizer states."""
 
     exposed: float | None = None  # seconds of this step in which other ranks were waited for
 
@@ -135,7 +144,7 @@ class TrainPrograms(EvalPrograms):
         super().__init__(graphs, arrays, arena)
 
     def prepare(self, batches: Sequence[Batch]) -> float:
-        """Make the programs that these will need, where that was not done; the seconds that it took."""
+        """Compile the programs that these batches need, and return the seconds that took."""
         start, layers = time.perf_counter(), self.setting.h.layers
         with (
             told_if_long(f"making programs of {layers:,} layers, which takes a while")
@@ -155,45 +164,51 @@ class TrainPrograms(EvalPrograms):
         return time.perf_counter() - start
 
     def whole_of(self, kind: str) -> Any:
-        """A state of the optimizer's, of all weights."""
+        """Return an optimizer state of all weights as one vector."""
         return self.vectors[kind].vector
 
     def serve(self, kind: str) -> None:
-        """The own part of it, to the rank that keeps it."""
+        """Send this rank's part of a state to rank 0, which saves it.
+
+        With one rank there is nothing to do.
+        """
 
     def put_back(self, kind: str, pieces: Mapping[str, np.ndarray]) -> None:
-        """The same, from where it was kept."""
+        """Load an optimizer state from a checkpoint."""
         self.vectors[kind].put(pieces)
 
     def share(self, batches: int) -> range:
-        """Which of a step's micro-batches are this process's."""
+        """Return the indices of a step's micro-batches that this process runs."""
         return range(batches)
 
     def settle(self) -> None:
-        """Wait until what was begun beside the gradients is done."""
+        """Wait until the reduction that runs in parallel to the gradients is done."""
 
     def overwrites(self, number: int) -> bool:
-        """Whether this one of a step's batches begins a sum, or is added to one."""
+        """Return True if this micro-batch starts a sum of gradients, instead of adding to one."""
         return number == 0
 
     def gradients(self, batch: Batch, total: PreferenceTotals, number: int, key: Key = (0, 0)) -> float:
-        """The batch's share of the step's loss, whose weights are `total` together; its gradients are kept."""
+        """Return the batch's share of the step's loss, and store or add its gradients.
+
+        `total` has the sums of weights of the whole step.
+        """
         self._newest = self._adding(batch.tokens.shape[1], self.overwrites(number))
         return self.run(self._newest.feed(batch, total, key))
 
     def summed(self) -> np.ndarray:
-        """The gradient of the whole step."""
+        """Return the gradient of the whole step."""
         assert self.grads
         return self.grads.vector
 
     def update(self, step: int, rate: float) -> float:
-        """Change the weights by the kept gradients; the gradients' norm before clipping."""
+        """Update the weights by the stored gradients; return the gradients' norm before clipping."""
         return self.run(self._updating(self._newest).schedule(step, rate))
 
     def streamed(
         self, batch: Batch, total: PreferenceTotals, step: int, rate: float, key: Key = (0, 0)
     ) -> tuple[float, float]:
-        """A whole step, without memory for gradients: loss and norm."""
+        """Run a whole step without memory for gradients; return loss and norm."""
         bound = self._streaming(batch.tokens.shape[1])
         loss = self.run(bound.feed(batch, total, key).schedule(step, rate))
         assert bound.graph.norm
@@ -228,7 +243,7 @@ class TrainPrograms(EvalPrograms):
 
 
 class BoundGraph:
-    """A graph as a program."""
+    """A graph with its plan and memory, compiled to a program."""
 
     def __init__(
         self,
@@ -251,9 +266,11 @@ class BoundGraph:
 
     @property
     def length(self) -> int:
+        """The number of tokens per row."""
         return self.graph.inputs["tokens"].shape[1]
 
     def feed(self, batch: Batch, total: PreferenceTotals, key: Key = (0, 0)) -> "BoundGraph":
+        """Write the inputs for a batch."""
         told = told_of(batch, self.objective, total, "weighed" in self.graph.inputs) if self.objective else {}
         chosen = (
             np.flatnonzero(batch.weights) if "weighed" in self.graph.inputs else np.arange(batch.weights.size)
@@ -284,10 +301,12 @@ class BoundGraph:
         return self
 
     def schedule(self, step: int, rate: float) -> "BoundGraph":
+        """Write the optimizer's numbers for a step."""
         assert self.rule
         self.program.write(self.graph.inputs["schedule"], self.rule.schedule(step, rate))
         return self
 
     def run(self) -> float:
+        """Run the program and return its first output, such as the loss."""
         self.program()
         return float(self.program.read(self.graph.first))

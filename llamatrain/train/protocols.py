@@ -1,4 +1,4 @@
-"""Whom the training loop deals with: where batches come from, who is told, what may end a run before its end."""
+"""Interfaces between the training loop and the rest: batches, listeners, signals, input guards."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,52 +10,68 @@ from llamatrain.report.records import Score, StepLine
 
 
 class TrainingError(LlamatrainError):
-    """A loss or a gradient that is no number, or one of what is not there any more."""
+    """The loss, a gradient or a weight is NaN or infinite, or an input file changed."""
 
 
 class TrainingInterrupted(Exception):
-    """A signal came: the run is to be saved as it stands."""
+    """A signal arrived. The run must be saved as it is."""
 
 
 class InputChanged(Exception):
-    """What the steps read is not what it was: those before are to be saved. It says how a run goes on, from where is added."""
+    """A file that the steps read has changed. The steps before it must be saved.
+
+    The message says how to resume; the loop adds the checkpoint.
+    """
 
 
 class Batches(Protocol):
-    """Where they come from."""
+    """A source of batches with a position that can be saved."""
 
     @property
-    def state(self) -> CursorState: ...
+    def state(self) -> CursorState:
+        """The position in the data, for a checkpoint."""
 
-    def batch(self, count: int) -> Batch: ...
+    def batch(self, count: int) -> Batch:
+        """Return the next batch of `count` rows."""
 
     def once(self, count: int, mine: int = 0, of: int = 1) -> Iterator[Batch]:
-        """All rows, in batches; of so many who share those out, each in its turn, only the ones that are `mine`."""
+        """Yield all rows once, in batches of `count`.
+
+        With several ranks, yield only the batches of rank `mine` of `of` ranks.
+        """
 
 
 class SkippableLoader(Batches, Protocol):
+    """A source of batches that can skip rows."""
+
     def skip(self, count: int) -> None:
-        """Go past so many rows, which are not made."""
+        """Skip `count` rows without building them."""
 
 
 class Listener(Protocol):
-    """Whoever is told of the run."""
+    """Receives the events of a run, for the terminal and the logs."""
 
-    def step(self, line: StepLine) -> None: ...
+    def step(self, line: StepLine) -> None:
+        """Report a completed step."""
 
-    def say(self, line: str) -> None: ...
+    def say(self, line: str) -> None:
+        """Print a line."""
 
-    def evaluating(self) -> None: ...
+    def evaluating(self) -> None:
+        """Report that a validation begins."""
 
-    def validation(self, step: int, score: Score, best: bool = False) -> None: ...
+    def validation(self, step: int, score: Score, best: bool = False) -> None:
+        """Report the score of a validation, and if it is the best so far."""
 
-    def saved(self, step: int, path: str) -> None: ...
+    def saved(self, step: int, path: str) -> None:
+        """Report a checkpoint."""
 
-    def unsaved(self, step: int, why: str) -> None: ...
+    def unsaved(self, step: int, why: str) -> None:
+        """Report that a checkpoint could not be written, and why."""
 
 
 class Signals(Protocol):
-    """Those that end a run in order."""
+    """The signals that end a run in order."""
 
     asked: int  # the number of the one that came, or 0
     saving: bool  # whether there is something to save; until then a signal ends the process at once
@@ -63,28 +79,32 @@ class Signals(Protocol):
 
 @dataclass
 class NoSignals:
-    """No signals at all."""
+    """Never receives a signal."""
 
     asked: int = 0
     saving: bool = False
 
 
 class InputGuard(Protocol):
-    """What steps read beside their rows."""
+    """Guards input files that steps read in place (the mapped base)."""
 
     blame: str  # what was done to it so far that may be why a number is none
 
     def check(self) -> None:
-        """Raise `Changed` where it is not what it was."""
+        """Raise InputChanged if an input is not what it was."""
 
     def tell(self) -> None:
-        """What became of the rest, before a save."""
+        """Report the state of the other input files, before a save."""
 
 
 @dataclass
 class NoInputGuard:
+    """Guards nothing."""
+
     blame: str = ""
 
-    def check(self) -> None: ...
+    def check(self) -> None:
+        """Do nothing."""
 
-    def tell(self) -> None: ...
+    def tell(self) -> None:
+        """Do nothing."""

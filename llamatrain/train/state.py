@@ -1,4 +1,4 @@
-"""Where a run stands between two of its micro-batches: with the vectors of its programs, all that it needs to go on."""
+"""The state of a run between two micro-batches: with the vectors of its programs, all that resuming needs."""
 
 import math
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from llamatrain.preference.batch import Rewards
 
 @dataclass
 class Counters:
-    """Of the whole run so far."""
+    """Totals of the whole run so far."""
 
     step: int = 0
     samples: int = 0
@@ -21,7 +21,9 @@ class Counters:
 
 @dataclass
 class Partial:
-    """A step left half way: the loss of each micro-batch whose gradients are added up already, and the seconds that they took."""
+    """A step that was interrupted: the losses of the micro-batches whose gradients are accumulated, and their
+    time.
+    """
 
     losses: list[float]
     seconds: float = 0.0
@@ -30,10 +32,10 @@ class Partial:
 
 @dataclass
 class Best:
-    """The validation of the lowest loss so far.
+    """The validation with the lowest loss so far.
 
-    Patience goes by the validations that were asked for. Where a run was left, by its time or its number of steps, there is one
-    more, which must not change when the run ends that goes on from there.
+    Patience counts only the scheduled validations. A run that stops by time or number of steps validates once
+    more, which must not change when the resumed run ends.
     """
 
     loss: float = math.inf
@@ -42,7 +44,7 @@ class Best:
     due: float = math.inf  # which had this loss
 
     def observe(self, loss: float, step: int, due: bool = True) -> bool:
-        """Count a validation, and return whether it is the best so far; NaN is not."""
+        """Count a validation and return True if it is the best so far. NaN never is."""
         if due:
             self.idle = 0 if loss < self.due else self.idle + 1
             self.due = min(self.due, loss)
@@ -51,7 +53,7 @@ class Best:
         return better
 
     def out_of_patience(self, patience: int) -> str | None:
-        """Why it is waited for a better one no longer."""
+        """Return why patience has run out, or None."""
         if not 0 < patience <= self.idle:
             return None
         known = f"below {self.loss:.6g} (step {self.step})" if self.step is not None else "that is a number"
@@ -60,7 +62,7 @@ class Best:
 
 @dataclass
 class RunState:
-    """What the loop advances, and a checkpoint keeps whole."""
+    """The state that the loop advances and a checkpoint saves."""
 
     counters: Counters = field(default_factory=Counters)
     data: CursorState | None = (

@@ -1,4 +1,7 @@
-"""One step: on all of its micro-batches, by a rate or by whole evaluations; with other ranks, each on its own ones."""
+"""One training step over all its micro-batches: a gradient step, or an iteration of a minimizer.
+
+With several ranks each one runs its own micro-batches.
+"""
 
 import math
 import time
@@ -20,7 +23,7 @@ from llamatrain.train.state import Partial, RunState
 
 @dataclass(frozen=True, kw_only=True)
 class StepResult:
-    """What is to be told of it."""
+    """The numbers of a step to report."""
 
     loss: float  # before it
     norm: float
@@ -33,6 +36,8 @@ class StepResult:
 
 @dataclass(kw_only=True)
 class StepRunner:
+    """Runs steps; keeps what all ranks agree on: the signal and the time limit."""
+
     programs: TrainPrograms
     course: LoopConfig
     signals: Signals
@@ -50,14 +55,15 @@ class StepRunner:
 
     @property
     def own(self) -> range:
-        """The numbers of its micro-batches, of those of a step."""
+        """The indices of this rank's micro-batches among those of a step."""
         return self.programs.share(self.course.grad_acc)
 
     def out_of_time(self) -> bool:
+        """Return True if the time limit is reached."""
         return self.course.max_time is not None and time.monotonic() - self._started >= self.course.max_time
 
     def agreed(self, batches: Sequence[Batch]) -> list[MicrobatchInfo]:
-        """All micro-batches of the step that begins."""
+        """Exchange the weights and sizes of all ranks' micro-batches, and any signal."""
         told = self.world.gathered(([MicrobatchInfo.of(batch) for batch in batches], self.signals.asked))
         self.asked = next((asked for _, asked in told if asked), 0)
         return [each for weighed, _ in told for each in weighed]
@@ -65,6 +71,10 @@ class StepRunner:
     def take(
         self, state: RunState, batches: list[Batch], weighed: list[MicrobatchInfo], start: float
     ) -> StepResult:
+        """Run one step on this rank's batches.
+
+        `weighed` has the totals of all micro-batches; `start` is when the step began.
+        """
         self._rewards = []
         total = totals_of(weighed)
         if self.descent:
@@ -88,7 +98,7 @@ class StepRunner:
     def _by_rate(
         self, state: RunState, batches: list[Batch], total: PreferenceTotals, rate: float, start: float
     ) -> tuple[float, float]:
-        """The loss before the update, and the gradients' norm."""
+        """Run gradients and update; return the loss before the update and the gradients' norm."""
         partial, divided = state.partial, self.programs.setting.groups > 1
         losses = partial.losses if partial else []
         self._rewards = [partial.rewards] if partial and partial.rewards else []
@@ -110,7 +120,7 @@ class StepRunner:
         return math.fsum(losses), self.programs.update(state.counters.step + 1, rate)
 
     def _whole(self, losses: list[float], seconds: float = 0.0) -> list[float]:
-        """Those of all; what has befallen one has befallen all."""
+        """Merge the losses of all ranks; raise on every rank if one rank's input changed."""
         changed = ""
         try:
             self.beside.check()
@@ -149,7 +159,7 @@ class StepRunner:
             )
 
     def _key(self, state: RunState, number: int) -> tuple[int, int]:
-        """Return what the dropouts of the rank's micro-batch of this number follow from: the seed, and its first row's number."""
+        """Return the key of a micro-batch's dropout: the seed, and the number of its first row."""
         step = 0 if self.descent else state.counters.step  # whose line searches compare losses
         batches = step * self.course.grad_acc + self.own[number]
         return self.course.seed, batches * self.programs.setting.batch % (1 << 31)
@@ -159,7 +169,7 @@ class StepRunner:
     def _by_descent(
         self, state: RunState, descent: MinimizerState, batches: list[Batch], total: PreferenceTotals
     ) -> StepResult:
-        """One iteration on rows that stay the same. Loss and norm before it, and the evaluations that gave them."""
+        """Run one iteration of a minimizer on fixed rows; the result has loss and norm before it."""
         weights, divided = self.programs.weights.vector, self.programs.setting.groups > 1
 
         def evaluate(x: np.ndarray) -> tuple[float, np.ndarray]:

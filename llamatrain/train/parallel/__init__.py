@@ -1,0 +1,1 @@
+"""Sharding of a step among ranks: partition, accumulation, reduction and gathering."""

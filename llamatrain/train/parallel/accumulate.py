@@ -1,7 +1,7 @@
-"""In which order a rank adds up its groups, with as few vectors as that takes.
+"""The order in which a rank adds up the gradients of its groups, with as few vectors as possible.
 
-Gradients are made in vector 0. The sum of a branch that waits for its other half lies in another one; a group of one micro-batch
-is added to the group before it where that is its other half, without being anywhere else.
+Gradients are computed into vector 0. The sum of a tree node that waits for its sibling is in another vector;
+a group with one micro-batch is added directly to the previous group if that is its sibling.
 """
 
 from bisect import bisect_right
@@ -14,7 +14,7 @@ from llamatrain.train.parallel.partition import TreeNode, share
 
 @dataclass
 class GroupStep:
-    """A group of so many micro-batches, and what is done behind the last of them."""
+    """A group of micro-batches, and the additions after its last one."""
 
     batches: int
     onto: bool  # it is added to what is in vector 0
@@ -26,7 +26,7 @@ class GroupStep:
 
 @dataclass(frozen=True)
 class AccumulationPlan:
-    """`sums` are what is there at the end, and in which vectors."""
+    """The steps of a rank's groups; `sums` lists the remaining tree nodes and their vectors."""
 
     turns: list[GroupStep]
     sums: list[tuple[TreeNode, int]]
@@ -37,26 +37,27 @@ class AccumulationPlan:
 
     @property
     def count(self) -> int:
-        """Micro-batches."""
+        """The number of micro-batches."""
         return self._ends[-1]
 
     @property
     def vectors(self) -> int:
+        """The number of vectors that the plan needs."""
         return 1 + max(max((turn.moved, *(to for to, _ in turn.added))) for turn in self.turns)
 
     def overwrites(self, number: int) -> bool:
-        """Whether this micro-batch begins a sum in vector 0."""
+        """Return True if this micro-batch starts a sum in vector 0."""
         group = bisect_right(self._ends, number)
         return number == self._ends[group] - self.turns[group].batches and not self.turns[group].onto
 
     def after(self, number: int) -> GroupStep | None:
-        """The group that it is the last one of."""
+        """Return the group that ends with this micro-batch, or None."""
         group = bisect_right(self._ends, number)
         return self.turns[group] if number == self._ends[group] - 1 else None
 
 
 def turns_of(groups: range, count: int, batches: int) -> AccumulationPlan:
-    """Of some of `count` groups, where a step has so many micro-batches."""
+    """Plan the accumulation of some of `count` groups, for a step of `batches` micro-batches."""
     turns, waiting, free = list[GroupStep](), list[tuple[TreeNode, int]](), list[int]()
     most = 1
     for group in groups:

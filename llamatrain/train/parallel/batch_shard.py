@@ -1,4 +1,4 @@
-"""Of each step's micro-batches those that are this process's own; the others' rows are gone past unread."""
+"""Reads only this process's micro-batches of each step, and skips the rows of other ranks."""
 
 from collections.abc import Iterator
 
@@ -7,9 +7,10 @@ from llamatrain.train.protocols import SkippableLoader
 
 
 class BatchShard:
-    """Each step is of so many batches, of which `own` are given out, in order.
+    """A loader that returns the `own` batches of each step, in order.
 
-    The rows stand at the step's begin until the first of them is asked for, and at its end once the last was given.
+    The position stays at the beginning of the step until its first batch is requested, and moves to the end
+    of the step with the last one.
     """
 
     def __init__(self, rows: SkippableLoader, batches: int, own: range) -> None:
@@ -20,9 +21,11 @@ class BatchShard:
 
     @property
     def state(self) -> CursorState:
+        """The position in the data."""
         return self.rows.state
 
     def batch(self, count: int) -> Batch:
+        """Return the next of the own batches."""
         if self._next == self.own.start:
             self.rows.skip(count * self._next)
         batch = self.rows.batch(count)
@@ -33,4 +36,5 @@ class BatchShard:
         return batch
 
     def once(self, count: int, mine: int = 0, of: int = 1) -> Iterator[Batch]:
+        """Yield all rows once, without sharding by step."""
         return self.rows.once(count, mine, of)

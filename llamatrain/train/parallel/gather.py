@@ -1,4 +1,4 @@
-"""A vector of which each rank holds its segments: the first rank has it come piece by piece, while the others serve it."""
+"""Gathers a sharded optimizer state on rank 0, piece by piece, for a checkpoint."""
 
 from collections.abc import Iterator, Sequence
 
@@ -12,7 +12,7 @@ Owned = Sequence[tuple[ParamSlice, int]]  # in the order of the vector, each wit
 
 
 class GatheredState:
-    """Of a kind of state; whoever goes through it has all of it come once."""
+    """A state whose pieces are sent to rank 0 while it is iterated."""
 
     dtype = np.dtype(np.float32)
 
@@ -21,7 +21,10 @@ class GatheredState:
         self.shape = (sum(cut.stop - cut.start for cut, _ in owned),)
 
     def __iter__(self) -> Iterator[np.ndarray]:
-        """What is left half way comes all the same, and goes nowhere: the others have it under way."""
+        """Yield all pieces in order.
+
+        If iteration stops early, the rest is received and dropped, because the other ranks are sending it.
+        """
         self._world.from_first((self._kind, "", ""))
         room = np.empty(
             max((cut.stop - cut.start for cut, rank in self._owned if rank != self._world.rank), default=0),
@@ -36,7 +39,7 @@ class GatheredState:
                 self._come(cut, rank, room)
 
     def _come(self, cut: ParamSlice, rank: int, room: np.ndarray) -> np.ndarray:
-        """A piece, which is there until the next one comes."""
+        """Return a piece, valid until the next one is requested."""
         if rank == self._world.rank:
             return self._own.parts[cut.key].reshape(-1)
         piece = room[: cut.stop - cut.start]
@@ -44,7 +47,7 @@ class GatheredState:
         return piece
 
     def serve(self) -> None:
-        """By all but the first."""
+        """Send this rank's pieces to rank 0."""
         for cut, rank in self._owned:
             if rank == self._world.rank:
                 self._world.send(self._own.parts[cut.key].reshape(-1), 0)

@@ -1,9 +1,10 @@
-"""How a step is divided: its micro-batches into groups, its gradient into buckets of segments, and both among ranks.
+"""The partition of a step: micro-batches into groups, the gradient into buckets of segments, both among ranks.
 
-Groups and segments are as many, whatever the number of ranks, and what is added to what follows from them alone: so a step has
-the same bits for any number of ranks. A group's gradient is the sum of its micro-batches in order; groups are added in a binary
-tree, in which a rank has the sums of some whole branches. A segment is what one rank adds up, and holds the moments of; with
-buckets it can do so for a part of the gradient as soon as this part is there.
+The numbers of groups and segments do not depend on the number of ranks, and they alone determine the order of
+additions: so a step gives the same bits for any number of ranks. A group's gradient is the sum of its micro-
+batches in order; groups are added in a binary tree, of which each rank has the sums of some whole subtrees. A
+segment is what one rank reduces and holds the moments of; a bucket can be reduced as soon as its part of the
+gradient is final.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,31 +19,32 @@ LINE = 16  # elements of a cache line: where segments are cut
 
 
 def share(count: int, ranks: int, rank: int) -> range:
-    """Of so many in a row: those of a rank."""
+    """Return the range of `count` items that belongs to a rank."""
     return range(count * rank // ranks, count * (rank + 1) // ranks)
 
 
 class TreeNode(NamedTuple):
-    """Of the tree over groups: those from `start` on."""
+    """A node of the binary tree over groups: `size` groups from `start` on."""
 
     start: int
     size: int
 
     @property
     def left(self) -> bool:
-        """Whether it is the earlier half of what it is a half of."""
+        """True if it is the left child of its parent."""
         return self.start % (2 * self.size) == 0
 
     def joins(self, other: "TreeNode") -> bool:
-        """Whether the other one is its later half."""
+        """Return True if `other` is its right sibling."""
         return self.left and self.size == other.size and self.start + self.size == other.start
 
     def joined(self) -> "TreeNode":
+        """Return the parent of this left child."""
         return TreeNode(self.start, 2 * self.size)
 
 
 def branches(groups: range) -> list[TreeNode]:
-    """The fewest that these groups are."""
+    """Return the fewest tree nodes that cover these groups."""
     found = list[TreeNode]()
     for group in groups:
         branch = TreeNode(group, 1)
@@ -53,7 +55,7 @@ def branches(groups: range) -> list[TreeNode]:
 
 
 class ParamSlice(NamedTuple):
-    """Of one weight: these places of the flat vector."""
+    """A slice of one weight, in positions of the flat vector."""
 
     name: str
     start: int
@@ -67,7 +69,11 @@ Segment = list[ParamSlice]
 
 @dataclass(frozen=True, kw_only=True)
 class Partition:
-    """`order`: weights as their gradients become final. Where the optimizer needs `whole` weights, none is cut."""
+    """Assigns slices of the flat gradient vector to buckets, segments and ranks.
+
+    `order` lists weights in the order in which their gradients become final. With `whole`, no weight is
+    split, as some optimizers require.
+    """
 
     shapes: Mapping[str, tuple[int, ...]]
     order: Sequence[str]
@@ -78,12 +84,13 @@ class Partition:
 
     @cached_property
     def begins(self) -> dict[str, int]:
+        """The offset of each weight in the flat vector."""
         sizes = accumulate((prod(shape) for shape in self.shapes.values()), initial=0)
         return dict(zip(self.shapes, sizes, strict=False))
 
     @cached_property
     def buckets(self) -> list[list[Segment]]:
-        """As they become final, each in its segments."""
+        """The buckets in the order in which they become final, each a list of segments."""
         filled, room = [list[ParamSlice]()], BUCKET
         for name in self.order:
             start, stop = self.begins[name], self.begins[name] + prod(self.shapes[name])
@@ -119,7 +126,7 @@ class Partition:
 
     @cached_property
     def _places(self) -> dict[str, int]:
-        """The segments that whole weights are of, in all buckets: each of the largest that are left goes to the lightest."""
+        """The segment of each unsplit weight: greedy, largest first, to the least loaded."""
         loads, found = [0] * self.groups, dict[str, int]()
         for name in sorted(self.shapes, key=lambda name: -prod(self.shapes[name])):
             found[name] = loads.index(min(loads))
@@ -127,25 +134,28 @@ class Partition:
         return found
 
     def cuts(self, bucket: int, rank: int) -> list[ParamSlice]:
-        """Of a rank's own segments."""
+        """Return the slices of a bucket that belong to a rank."""
         return [
             cut for number in share(self.groups, self.ranks, rank) for cut in self.buckets[bucket][number]
         ]
 
     def runs(self, bucket: int, rank: int) -> list[slice]:
-        """The same, as places of the flat vector that follow each other."""
+        """Return the same as contiguous ranges of the flat vector."""
         return joined(self.cuts(bucket, rank))
 
     def cuts_of(self, rank: int) -> list[ParamSlice]:
+        """Return all slices of a rank."""
         return [cut for bucket in range(len(self.buckets)) for cut in self.cuts(bucket, rank)]
 
     @cached_property
     def branches(self) -> list[list[TreeNode]]:
-        """Of each rank's groups."""
+        """The tree nodes of each rank's groups."""
         return [branches(share(self.groups, self.ranks, rank)) for rank in range(self.ranks)]
 
     def room(self, rank: int) -> int:
-        """Elements that come from others for a bucket, of the largest: all branches of theirs in the rank's segments."""
+        """Return the elements that a rank receives for the largest bucket: all nodes of others in its
+        segments.
+        """
         others = sum(len(theirs) for each, theirs in enumerate(self.branches) if each != rank)
         own = (
             sum(run.stop - run.start for run in self.runs(number, rank))
@@ -155,6 +165,7 @@ class Partition:
 
 
 def joined(cuts: Iterable[ParamSlice]) -> list[slice]:
+    """Merge adjacent slices into contiguous ranges."""
     found = list[slice]()
     for cut in sorted(cuts, key=lambda cut: cut.start):
         if found and found[-1].stop == cut.start:

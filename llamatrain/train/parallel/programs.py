@@ -1,4 +1,4 @@
-"""The programs of a step that is divided into groups, and those among ranks."""
+"""The programs of a step that is sharded into groups and among ranks."""
 
 import math
 import time
@@ -26,8 +26,11 @@ SMALL = 1e-6  # beside a norm that is divided by, as in `clip_factor`
 
 
 class ShardedPrograms(TrainPrograms):
-    """Its gradients are summed over groups and ranks; the optimizer's states are those of the own segments alone, which it
-    changes, and what it has changed goes to all others."""
+    """Programs whose gradients are summed over groups and ranks.
+
+    Each rank holds the optimizer states of its own segments, updates them, and sends the updated weights to
+    all others.
+    """
 
     def __init__(
         self,
@@ -38,7 +41,7 @@ class ShardedPrograms(TrainPrograms):
         world: Comm,
         batches: int,
     ) -> None:
-        """A step has so many micro-batches."""
+        """Allocate the vectors of the accumulation plan for `batches` micro-batches per step."""
         super().__init__(graphs, arena, frozen)
         setting, division = graphs.setting, graphs.division
         assert self.grads
@@ -55,6 +58,7 @@ class ShardedPrograms(TrainPrograms):
             self._arrays[f"{cut.key}.grad"] = self.grads.vector[place].reshape(cut.shape)
 
     def share(self, batches: int) -> range:
+        """Return the indices of a step's micro-batches that this rank runs."""
         setting = self.setting
         groups = share(setting.groups, setting.ranks, setting.rank)
         return range(
@@ -62,9 +66,11 @@ class ShardedPrograms(TrainPrograms):
         )
 
     def settle(self) -> None:
+        """Wait until the reduction is done."""
         self.exposed = (self.exposed or 0.0) + self._exchange.finish()
 
     def whole_of(self, kind: str) -> GatheredState:
+        """Return an optimizer state of all ranks, to be gathered while it is written."""
         rule, division = self.setting.optimizer, self.division
         assert rule
         cuts = ((cut, rank) for rank in range(division.ranks) for cut in division.cuts_of(rank))
@@ -74,9 +80,11 @@ class ShardedPrograms(TrainPrograms):
         )
 
     def serve(self, kind: str) -> None:
+        """Send this rank's part of a state to rank 0."""
         self.whole_of(kind).serve()
 
     def put_back(self, kind: str, pieces: Mapping[str, np.ndarray]) -> None:
+        """Load this rank's slices of an optimizer state."""
         held, begins = self.vectors[kind].parts, self.division.begins
         for cut in self.graphs.cuts:
             if cut.key in held:
@@ -88,10 +96,11 @@ class ShardedPrograms(TrainPrograms):
             release(piece)
 
     def overwrites(self, number: int) -> bool:
+        """Return True if this micro-batch starts a sum in vector 0."""
         return self.turns.overwrites(number)
 
     def told(self, graph: StepGraph) -> dict[Tensor, Callable[[], None]]:
-        """The exchange waits for the last gradient of each bucket."""
+        """Return callbacks that mark a bucket as final after its last gradient."""
         plan, found = self.graphs.plan(graph), dict[Tensor, Callable[[], None]]()
         if not graph.grads:
             return found
@@ -108,6 +117,7 @@ class ShardedPrograms(TrainPrograms):
             self._exchange.ready(number)
 
     def gradients(self, batch: Batch, total: PreferenceTotals, number: int, key: Key = (0, 0)) -> float:
+        """Run a micro-batch; the last one of a step starts the reduction."""
         last = number == self.turns.count - 1
         if number == 0:
             self.exposed = 0.0
@@ -132,6 +142,7 @@ class ShardedPrograms(TrainPrograms):
     # ---- the step ----------------------------------------------------------
 
     def update(self, step: int, rate: float) -> float:
+        """Update this rank's slices and exchange the weights; return the norm of the whole gradient."""
         mine = list[float]()
         if self.graphs.cuts:  # where weights stay whole, a rank may have none
             squares = self._squares()
@@ -151,6 +162,7 @@ class ShardedPrograms(TrainPrograms):
         return norm
 
     def summed(self) -> np.ndarray:
+        """Return the whole gradient on every rank."""
         self._waiting(lambda: self._spread(self._sums[0]))
         return self._sums[0]
 
@@ -161,7 +173,7 @@ class ShardedPrograms(TrainPrograms):
         return found
 
     def _spread(self, vector: np.ndarray) -> None:
-        """Each rank has its own segments of it, and then all."""
+        """Share a vector's segments: afterwards every rank has all of them."""
         division = self.division
         if division.ranks == 1:
             return
@@ -184,7 +196,7 @@ class ShardedPrograms(TrainPrograms):
         return self._own("own update", lambda: self.graphs.own_update(self.setting.rank))
 
     def _own(self, kind: str, make: Callable[[], StepGraph]) -> BoundGraph:
-        """In an arena of its own."""
+        """Return a program with its own arena."""
         if (kind, 0) not in self._bound:
             with phase("planning"):
                 graph = make()

@@ -1,7 +1,8 @@
-"""Sums of a step's gradient over all ranks, made by a thread while the backward pass goes on.
+"""Reduces a step's gradient over all ranks, in a thread, while the backward pass runs.
 
-A bucket is exchanged when its part of the gradient is final: what a rank has of the others' segments goes to them, what they
-have of its own comes, and is added in the tree. All ranks take the buckets in one order.
+A bucket is exchanged as soon as its part of the gradient is final: each rank sends its share of the other
+ranks' segments, receives theirs of its own, and adds them in the order of the tree. All ranks process the
+buckets in the same order.
 """
 
 import threading
@@ -20,6 +21,8 @@ Sent = list[np.ndarray]  # to one rank, or from it
 
 
 class TreeReduce:
+    """A tree reduction of gradient buckets over ranks."""
+
     def __init__(
         self,
         world: Comm,
@@ -28,7 +31,10 @@ class TreeReduce:
         vectors: Sequence[np.ndarray],
         half: bool,
     ) -> None:
-        """The sums are in the vectors as the last of the turns leaves them; half: they travel in bf16."""
+        """Allocate the receive buffer.
+
+        `vectors` hold the sums as the last group leaves them; with `half` they are sent in bf16.
+        """
         self.world, self.division, self.turns, self.vectors, self.half = world, division, turns, vectors, half
         self._numbers = range(len(division.buckets))
         self._room_for = np.empty(
@@ -42,17 +48,17 @@ class TreeReduce:
     # ---- by the thread that computes ---------------------------------------
 
     def begin(self) -> None:
-        """The last turn comes now."""
+        """Start the thread for the last group of a step."""
         self._final, self._failed = set(), None
         self._thread = threading.Thread(target=self._exchange, name="llamatrain-exchange", daemon=True)
         launch(self._thread)
 
     def ready(self, bucket: int) -> None:
-        """It is final, if this is the last turn."""
+        """Mark a bucket as final, if the last group is running."""
         self._tell([bucket])
 
     def finish(self) -> float:
-        """All are there: each rank has the sums of its own segments in vector 0. The seconds that this was waited for."""
+        """Wait for the thread; then vector 0 has the sums of the own segments. Return the seconds waited."""
         start = time.perf_counter()
         self._tell(self._numbers)
         if self._thread:
@@ -63,7 +69,7 @@ class TreeReduce:
         return time.perf_counter() - start
 
     def give_up(self) -> None:
-        """There will be no more of this step."""
+        """Stop the thread: the step failed."""
         with self._news:
             self._failed = self._failed or RuntimeError("the step was given up")
             self._news.notify()
@@ -107,10 +113,11 @@ class TreeReduce:
 
     @property
     def sums(self) -> list[tuple[TreeNode, int]]:
+        """The tree nodes of this rank, and the vectors with their sums."""
         return self.turns.sums
 
     def _swapped(self, number: int) -> list[tuple[TreeNode, Sent]]:
-        """What the others have of this rank's segments."""
+        """Exchange a bucket: return the other ranks' values in this rank's segments."""
         division, runs = self.division, self.division.runs(number, self.division.rank)
         out, into, came, at = list[Sent](), list[Sent](), list[tuple[TreeNode, Sent]](), 0
         for rank, theirs in enumerate(division.branches):
@@ -137,7 +144,7 @@ class TreeReduce:
 
 
 def added(parts: Sequence[tuple[TreeNode, Sent]]) -> Sent:
-    """Branches in their order, as the tree has them; each earlier half is written to."""
+    """Add tree nodes in order; the array of each left child is overwritten."""
     waiting = list[tuple[TreeNode, Sent]]()
     for branch, values in parts:
         while waiting and waiting[-1][0].joins(branch):

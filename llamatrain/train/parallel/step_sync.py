@@ -1,4 +1,4 @@
-"""What the ranks of a run tell each other in a step. Of one that is alone it is what it knows itself."""
+"""The data that ranks exchange in a step. With one rank it is only its own."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from llamatrain.preference.batch import PreferenceTotals, Rewards
 
 
 class MicrobatchInfo(NamedTuple):
-    """A micro-batch, as all ranks know it."""
+    """The weight and size of a micro-batch, as all ranks know them."""
 
     totals: PreferenceTotals
     tokens: int
@@ -17,6 +17,7 @@ class MicrobatchInfo(NamedTuple):
 
     @classmethod
     def of(cls, batch: Batch) -> "MicrobatchInfo":
+        """Return the info of a batch."""
         compared, weight = batch.compared, float(batch.weights.sum(dtype="float64"))
         totals = PreferenceTotals(
             weight, compared.count if compared else 0, compared.words if compared else 0
@@ -25,6 +26,7 @@ class MicrobatchInfo(NamedTuple):
 
 
 def totals_of(weighed: Iterable[MicrobatchInfo]) -> PreferenceTotals:
+    """Sum the weights of all micro-batches of a step."""
     weight = answers = words = 0.0
     for each in weighed:
         weight += each.totals.weight
@@ -35,7 +37,7 @@ def totals_of(weighed: Iterable[MicrobatchInfo]) -> PreferenceTotals:
 
 @dataclass
 class RankStep:
-    """What a rank has done of a step, or why it has not."""
+    """The result of a rank's part of a step, or why it has none."""
 
     losses: list[float] = field(default_factory=list)  # of its micro-batches
     rewards: list[Rewards] = field(default_factory=list)
@@ -46,7 +48,7 @@ class RankStep:
 
 
 class MergedStep(NamedTuple):
-    """A step that all have done their part of."""
+    """The result of a step over all ranks."""
 
     losses: list[float]
     rewards: Rewards | None
@@ -57,6 +59,7 @@ class MergedStep(NamedTuple):
 
 
 def whole_of(parts: Sequence[RankStep]) -> MergedStep:
+    """Merge the results of all ranks, in the order of ranks."""
     rewards: Rewards | None = None
     for each in (each for part in parts for each in part.rewards):
         rewards = rewards.plus(each) if rewards else each
